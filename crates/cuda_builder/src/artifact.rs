@@ -1,0 +1,223 @@
+//! What a build leaves: one PTX module a kernel file, its sidecar, and an index to include.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::error::Error;
+use crate::metadata::Declared;
+use crate::ptx::{self, Ptx};
+use crate::ptxas::Resources;
+
+/// The sidecar of a PTX module: what it was made with, and its kernels. Written as JSON beside the
+/// PTX.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sidecar {
+    /// The architecture, `sm_90`.
+    pub arch: String,
+    /// The PTX version, `8.6`: the oldest that the driver must know.
+    pub ptx_isa: String,
+    /// The compiler, as `rustc -V` prints it.
+    pub rustc: String,
+    /// The version of the LLVM that linked and compiled.
+    pub llvm: String,
+    /// NCCL's device code in the module; `None` when it uses none.
+    pub nccl: Option<NcclCode>,
+    /// The kernels, by name.
+    pub kernels: Vec<Kernel>,
+}
+
+/// Which NCCL's device code is in a module.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NcclCode {
+    /// NCCL's version, `2.32.3`.
+    pub version: String,
+    /// SHA-256 of `libnccl_device.bc`, in hexadecimal.
+    pub bitcode_sha256: String,
+}
+
+/// A kernel of a module.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kernel {
+    /// The name of the entry.
+    pub name: String,
+    /// Stem of the source file, and of the PTX.
+    pub file: String,
+    /// The parameters, in order.
+    pub params: Vec<Param>,
+    /// What `ptxas` says that it takes; `None` when there was no `ptxas`.
+    pub resources: Option<Resources>,
+}
+
+/// A parameter of a kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Param {
+    /// The name in the source; `param_0` and so on for a kernel without `#[kernel]`.
+    pub name: String,
+    /// The Rust type; PTX's for a kernel without `#[kernel]`.
+    #[serde(rename = "type")]
+    pub ty: String,
+    /// In bytes.
+    pub size: usize,
+    /// In bytes.
+    pub align: usize,
+}
+
+/// The result of a build.
+#[derive(Clone, Debug)]
+pub struct Artifacts {
+    /// The folder with everything.
+    pub folder: PathBuf,
+    /// A Rust file with one expression, of type `(&[(&str, &str, &str)], Option<&str>)`, to
+    /// `include!`: for each module its name, PTX and sidecar, and the reason when kernels
+    /// could not be built.
+    pub index: PathBuf,
+    /// The modules, by name. Empty when kernels were skipped or could not be built.
+    pub modules: Vec<ModuleArtifact>,
+    /// Why there are no modules, and what to do.
+    pub missing: Option<String>,
+}
+
+/// One PTX module.
+#[derive(Clone, Debug)]
+pub struct ModuleArtifact {
+    /// Stem of the kernel file.
+    pub file: String,
+    /// The PTX.
+    pub ptx: PathBuf,
+    /// The sidecar, as JSON.
+    pub sidecar: PathBuf,
+    /// The assembled module; `None` when there was no `ptxas`.
+    pub cubin: Option<PathBuf>,
+    /// What the sidecar says.
+    pub info: Sidecar,
+    /// Whether this build linked it; otherwise it came from the cache.
+    pub linked: bool,
+}
+
+/// What one kernel costs, for a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelReport {
+    /// The name of the entry.
+    pub name: String,
+    /// Stem of the kernel file.
+    pub file: String,
+    /// What it takes; `None` when there was no `ptxas`.
+    pub resources: Option<Resources>,
+    /// The most threads of a block that the register file holds; `None` when there was no `ptxas`.
+    pub max_threads: Option<u32>,
+    /// Calls in the kernel's body. A kernel with everything inlined has none.
+    pub calls: usize,
+    /// Indirect calls in the kernel's module.
+    pub call_prototypes: usize,
+}
+
+impl Artifacts {
+    /// What each kernel costs, in the order of the modules.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] or [`Error::Ptx`] when the PTX on disk cannot be read.
+    pub fn report(&self) -> Result<Vec<KernelReport>, Error> {
+        let mut reports = Vec::new();
+        for module in &self.modules {
+            let text = fs::read_to_string(&module.ptx).map_err(Error::io("read", &module.ptx))?;
+            let ptx = read_ptx(&module.file, &text)?;
+            for kernel in &module.info.kernels {
+                let entry = ptx.entries.iter().find(|entry| entry.name == kernel.name);
+                reports.push(KernelReport {
+                    name: kernel.name.clone(),
+                    file: kernel.file.clone(),
+                    resources: kernel.resources,
+                    max_threads: kernel.resources.map(|resources| resources.max_threads()),
+                    calls: entry.map_or(0, |entry| entry.calls),
+                    call_prototypes: ptx.call_prototypes,
+                });
+            }
+        }
+        Ok(reports)
+    }
+}
+
+pub(crate) fn read_ptx(file: &str, text: &str) -> Result<Ptx, Error> {
+    ptx::read(text).map_err(|message| Error::Ptx { file: file.to_owned(), message })
+}
+
+/// The sidecar's kernels: what the source declares, with what the PTX says of their parameters.
+pub(crate) fn kernels(
+    file: &str,
+    declared: &[Declared],
+    ptx: &Ptx,
+    resources: Option<&[(String, Resources)]>,
+) -> Result<Vec<Kernel>, Error> {
+    let wrong = |message: String| Error::Ptx { file: file.to_owned(), message };
+    let mut kernels = Vec::new();
+    for kernel in declared {
+        let entry = ptx.entries.iter().find(|entry| entry.name == kernel.name);
+        let entry = entry.ok_or_else(|| wrong(format!("it has no entry `{}`", kernel.name)))?;
+        let names: Vec<(String, String)> = match &kernel.params {
+            Some(params) => params.iter().map(|p| (p.name.clone(), p.ty.clone())).collect(),
+            None => (entry.params.iter().enumerate())
+                .map(|(index, param)| (format!("param_{index}"), param.ty.clone()))
+                .collect(),
+        };
+        if names.len() != entry.params.len() {
+            return Err(wrong(format!(
+                "kernel `{}` declares {} parameters and its PTX has {}: a parameter of no size \
+                 has no place in PTX, remove it",
+                kernel.name,
+                names.len(),
+                entry.params.len()
+            )));
+        }
+        let params = names.into_iter().zip(&entry.params);
+        let found = resources.and_then(|all| all.iter().find(|(name, _)| *name == kernel.name));
+        kernels.push(Kernel {
+            name: kernel.name.clone(),
+            file: kernel.file.clone(),
+            params: params
+                .map(|((name, ty), param)| Param { name, ty, size: param.size, align: param.align })
+                .collect(),
+            resources: found.map(|(_, resources)| *resources),
+        });
+    }
+    Ok(kernels)
+}
+
+/// The text of the index.
+pub(crate) fn index(modules: &[ModuleArtifact], missing: Option<&str>) -> String {
+    let mut text = "(&[\n".to_owned();
+    for module in modules {
+        text += &format!(
+            "    ({:?}, include_str!({:?}), include_str!({:?})),\n",
+            module.file, module.ptx, module.sidecar
+        );
+    }
+    text + &format!("] as &[(&str, &str, &str)], {missing:?} as Option<&str>)\n")
+}
+
+/// SHA-256 of some bytes, in hexadecimal.
+pub(crate) fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// SHA-256 of a file's contents, in hexadecimal.
+pub(crate) fn sha256_of(path: &Path) -> Result<String, Error> {
+    Ok(sha256(&fs::read(path).map_err(Error::io("read", path))?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::index;
+
+    #[test]
+    fn an_index_of_nothing_gives_the_reason() {
+        let text = index(&[], Some("run \"setup\""));
+        assert_eq!(
+            text,
+            "(&[\n] as &[(&str, &str, &str)], Some(\"run \\\"setup\\\"\") as Option<&str>)\n"
+        );
+    }
+}

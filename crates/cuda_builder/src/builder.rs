@@ -1,0 +1,452 @@
+//! The builder itself: from a package's name to PTX.
+
+use std::collections::VecDeque;
+use std::env;
+use std::fs;
+use std::panic::resume_unwind;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::thread;
+
+use devcomm_locate::{Part as NcclPart, find_nccl};
+
+use crate::arch::NvvmArch;
+use crate::artifact::{self, Artifacts, ModuleArtifact, NcclCode, Sidecar};
+use crate::cache::{Cache, copy_if_changed, write_if_changed};
+use crate::compile::Compile;
+use crate::error::Error;
+use crate::link::{self, Link, PrepareNccl};
+use crate::metadata;
+use crate::package::{self, KernelPackage};
+use crate::ptxas::Ptxas;
+use crate::script;
+use crate::split::{Part, Split};
+use crate::toolchain::Toolchain;
+use crate::worker::{Job, Workers, link_worker};
+
+/// Builds a kernel package. See the [crate](crate) for an example.
+#[derive(Clone, Debug)]
+#[must_use = "nothing is built before `build` is called"]
+pub struct CudaBuilder {
+    package: String,
+    arch: Option<NvvmArch>,
+    copy_to: Option<PathBuf>,
+    debug: bool,
+    out_dir: Option<PathBuf>,
+    manifest_dir: Option<PathBuf>,
+    target_dir: Option<PathBuf>,
+    rustc: Option<PathBuf>,
+    nccl_home: Option<PathBuf>,
+}
+
+impl CudaBuilder {
+    /// A builder for the kernel package of this name: one of the calling package's workspace, or a
+    /// path dependency.
+    pub fn new(package: impl Into<String>) -> Self {
+        Self {
+            package: package.into(),
+            arch: None,
+            copy_to: None,
+            debug: false,
+            out_dir: None,
+            manifest_dir: None,
+            target_dir: None,
+            rustc: None,
+            nccl_home: None,
+        }
+    }
+
+    /// The architecture, [`NvvmArch::Compute90`] unless told. `DEVCOMM_CUDA_ARCH` goes before this
+    /// in a build script. A kernel that asks for its own gets that.
+    pub fn arch(mut self, arch: NvvmArch) -> Self {
+        self.arch = Some(arch);
+        self
+    }
+
+    /// Also copies the PTX, sidecars and cubins into this folder.
+    pub fn copy_to(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.copy_to = Some(folder.into());
+        self
+    }
+
+    /// Adds checks to the kernels: debug assertions, overflow, messages of panics. Device code is
+    /// optimised all the same.
+    pub fn debug(mut self, debug: bool) -> Self {
+        self.debug = debug;
+        self
+    }
+
+    /// Writes into this folder and says nothing to cargo: for use outside a build script, where
+    /// whatever is missing is an error.
+    pub fn out_dir(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.out_dir = Some(folder.into());
+        self
+    }
+
+    /// The folder of the manifest whose workspace has the kernel package; the calling package's
+    /// unless told.
+    pub fn manifest_dir(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.manifest_dir = Some(folder.into());
+        self
+    }
+
+    /// The folder for intermediate results, shared between builds; `devcomm-kernels` in the target
+    /// folder unless told.
+    pub fn target_dir(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.target_dir = Some(folder.into());
+        self
+    }
+
+    /// The compiler; the one that cargo runs unless told.
+    pub fn rustc(mut self, rustc: impl Into<PathBuf>) -> Self {
+        self.rustc = Some(rustc.into());
+        self
+    }
+
+    /// A folder with NCCL's `lib/` and `include/`, to be tried before the usual places.
+    pub fn nccl_home(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.nccl_home = Some(folder.into());
+        self
+    }
+
+    /// Builds the kernels.
+    ///
+    /// In a build script, a missing part (NCCL, rust-src) is a warning and an empty
+    /// [index](Artifacts::index) that gives the reason, unless `DEVCOMM_REQUIRE_KERNELS=1`;
+    /// `DEVCOMM_BUILD_SKIP=1` and docs.rs give an empty index too. LLVM runs in child
+    /// processes, for which this program is started again and ends [here](link_worker).
+    ///
+    /// # Errors
+    ///
+    /// [`Error`] says what could not be done. A fault in a kernel's source is printed by rustc
+    /// itself before [`Error::Compile`] comes back.
+    pub fn build(self) -> Result<Artifacts, Error> {
+        link_worker();
+        let in_script = self.out_dir.is_none();
+        let folder = match &self.out_dir {
+            Some(folder) => folder.clone(),
+            None => script_variable("OUT_DIR", "out_dir")?.join("kernels"),
+        };
+        fs::create_dir_all(&folder).map_err(Error::io("create", &folder))?;
+        if in_script {
+            script::watch_variables();
+        }
+        for variable in ["DEVCOMM_BUILD_SKIP", "DOCS_RS"] {
+            if in_script && script::is_on(variable) {
+                return without_kernels(
+                    folder,
+                    format!("kernels were not built: {variable} is set"),
+                );
+            }
+        }
+        let result = self.build_into(&folder);
+        match result {
+            Err(error) if in_script && error.is_missing_part() => {
+                if script::is_on("DEVCOMM_REQUIRE_KERNELS") {
+                    return Err(error);
+                }
+                let reason = format!("kernels were not built: {error}");
+                script::warn(&reason);
+                script::try_again_next_time(&folder);
+                without_kernels(folder, reason)
+            }
+            other => other,
+        }
+    }
+
+    fn build_into(&self, folder: &Path) -> Result<Artifacts, Error> {
+        let in_script = self.out_dir.is_none();
+        let manifest_dir = match &self.manifest_dir {
+            Some(folder) => folder.clone(),
+            None => script_variable("CARGO_MANIFEST_DIR", "manifest_dir")?,
+        };
+        let package = package::find(&self.package, &manifest_dir)?;
+        if in_script {
+            script::watch(&package.sources);
+        }
+        let toolchain = Toolchain::find(self.rustc.as_deref())?;
+        let arch = self.chosen_arch()?;
+        let target = self.target_folder(&package);
+        fs::create_dir_all(&target).map_err(Error::io("create", &target))?;
+        let compile = Compile {
+            toolchain: &toolchain,
+            package: &package,
+            arch,
+            debug: self.debug,
+            target_dir: &target,
+            quiet: in_script,
+        };
+        let compiled = compile.run()?;
+
+        let scratch = tempfile::Builder::new().prefix("link-").tempdir_in(&target);
+        let scratch = scratch.map_err(Error::io("create a folder in", &target))?;
+        let workers = Workers { toolchain: &toolchain, folder: scratch.path().to_owned() };
+        let split = Job::Split(Split {
+            kernels: compiled.kernels,
+            libraries: compiled.libraries,
+            default_file: package.name.replace('-', "_"),
+            folder: scratch.path().to_owned(),
+        });
+        let what = format!("cannot take the bitcode of `{}` apart", package.name);
+        let parts: Vec<Part> = workers.run("split", &what, split)?;
+        let nccl = match parts.iter().any(uses_nccl) {
+            true => Some(self.prepare_nccl(&workers, &target)?),
+            false => None,
+        };
+        if let (true, Some(nccl)) = (in_script, &nccl) {
+            script::watch(std::slice::from_ref(&nccl.source));
+        }
+        let modules = Modules {
+            toolchain: &toolchain,
+            workers: &workers,
+            nccl,
+            ptxas: Ptxas::find()?,
+            cache: Cache { folder: target.join("modules") },
+            arch,
+            debug: self.debug,
+            dump: dump_folder()?,
+        };
+        let modules = modules.build(&parts, folder)?;
+        self.finish(folder, modules)
+    }
+
+    fn chosen_arch(&self) -> Result<NvvmArch, Error> {
+        let wanted = env::var("DEVCOMM_CUDA_ARCH").ok().filter(|text| !text.is_empty());
+        match (wanted, self.arch) {
+            // A program that names the architecture got it from its user.
+            (Some(_), Some(arch)) if self.out_dir.is_some() => Ok(arch),
+            (Some(text), _) => text.parse(),
+            (None, arch) => Ok(arch.unwrap_or(NvvmArch::Compute90)),
+        }
+    }
+
+    /// `core` is compiled once a toolchain and set of flags, into a folder that builds share.
+    fn target_folder(&self, package: &KernelPackage) -> PathBuf {
+        if let Some(folder) = &self.target_dir {
+            return folder.clone();
+        }
+        let of_script = match &self.out_dir {
+            Some(_) => None,
+            None => env::var_os("OUT_DIR").and_then(|out| script::target_folder(Path::new(&out))),
+        };
+        of_script.unwrap_or_else(|| package.target.clone()).join("devcomm-kernels")
+    }
+
+    /// Finds NCCL's bitcode and has it prepared, once a bitcode and LLVM.
+    fn prepare_nccl(&self, workers: &Workers<'_>, target: &Path) -> Result<Nccl, Error> {
+        let tree = find_nccl(self.nccl_home.as_deref(), NcclPart::Bitcode, |tree| {
+            tree.version.map(|_| ()).ok_or("it has no include/nccl.h that says its version".into())
+        })?;
+        let (Some(source), Some(version)) = (tree.bitcode, tree.version) else {
+            return Err(Error::Llvm {
+                what: format!("cannot use the NCCL in {}", tree.root.display()),
+                message: "it has no device bitcode".to_owned(),
+            });
+        };
+        let bitcode_sha256 = artifact::sha256_of(&source)?;
+        let llvm = &workers.toolchain.llvm_version;
+        let key = format!("{bitcode_sha256}-{llvm}-{}", link::REVISION);
+        let prepared = target.join(format!("nccl-{}.bc", &artifact::sha256(key.as_bytes())[..16]));
+        if !prepared.is_file() {
+            let unfinished = workers.folder.join("prepared.nccl.bc");
+            let job = PrepareNccl { bitcode: source.clone(), prepared: unfinished.clone() };
+            let what = format!("cannot use NCCL's device bitcode {}", source.display());
+            let _marked: usize = workers.run("nccl", &what, Job::PrepareNccl(job))?;
+            fs::rename(&unfinished, &prepared).map_err(Error::io("create", &prepared))?;
+        }
+        let code = NcclCode { version: version.to_string(), bitcode_sha256 };
+        Ok(Nccl { source, prepared, code })
+    }
+
+    fn finish(&self, folder: &Path, modules: Vec<ModuleArtifact>) -> Result<Artifacts, Error> {
+        let files = |module: &ModuleArtifact| {
+            [Some(module.ptx.clone()), Some(module.sidecar.clone()), module.cubin.clone()]
+        };
+        let current: Vec<PathBuf> = modules.iter().flat_map(files).flatten().collect();
+        remove_stale(folder, &current)?;
+        if let Some(copy) = &self.copy_to {
+            fs::create_dir_all(copy).map_err(Error::io("create", copy))?;
+            for file in &current {
+                copy_if_changed(file, &copy.join(file.file_name().unwrap_or_default()))?;
+            }
+        }
+        let index = folder.join("kernels.rs");
+        write_if_changed(&index, artifact::index(&modules, None).as_bytes())?;
+        Ok(Artifacts { folder: folder.to_owned(), index, modules, missing: None })
+    }
+}
+
+/// NCCL's device code, ready to link.
+#[derive(Debug)]
+struct Nccl {
+    source: PathBuf,
+    prepared: PathBuf,
+    code: NcclCode,
+}
+
+/// All C functions of NCCL begin like this, and nothing else does.
+fn uses_nccl(part: &Part) -> bool {
+    part.wanted.iter().any(|name| name.starts_with("nccl"))
+}
+
+/// Makes the modules of one build.
+struct Modules<'a> {
+    toolchain: &'a Toolchain,
+    workers: &'a Workers<'a>,
+    nccl: Option<Nccl>,
+    ptxas: Option<Ptxas>,
+    cache: Cache,
+    arch: NvvmArch,
+    debug: bool,
+    dump: Option<PathBuf>,
+}
+
+impl Modules<'_> {
+    /// Makes all modules, as many at a time as there are processors.
+    fn build(&self, parts: &[Part], folder: &Path) -> Result<Vec<ModuleArtifact>, Error> {
+        let waiting = Mutex::new(parts.iter().collect::<VecDeque<_>>());
+        let next = || waiting.lock().ok()?.pop_front();
+        let work = || {
+            let mut made = Vec::new();
+            while let Some(part) = next() {
+                made.push(self.module(part, folder));
+            }
+            made
+        };
+        let count = thread::available_parallelism().map_or(1, |n| n.get()).min(parts.len());
+        let made = thread::scope(|scope| {
+            let threads: Vec<_> = (0..count).map(|_| scope.spawn(work)).collect();
+            let joined = threads.into_iter().map(|thread| thread.join());
+            let made = joined.map(|made| made.unwrap_or_else(|panic| resume_unwind(panic)));
+            made.flatten().collect::<Vec<_>>()
+        });
+        let mut modules = made.into_iter().collect::<Result<Vec<_>, _>>()?;
+        modules.sort_by(|a, b| a.file.cmp(&b.file));
+        Ok(modules)
+    }
+
+    fn module(&self, part: &Part, folder: &Path) -> Result<ModuleArtifact, Error> {
+        let arch = metadata::arch_of(&part.file, &part.kernels, self.arch)?;
+        let nccl = self.nccl.as_ref().filter(|_| uses_nccl(part));
+        let key = self.key(part, arch, nccl)?;
+        // A dump is wanted of each module, so each must pass through LLVM.
+        let kept = if self.dump.is_none() { self.cache.find(&key) } else { None };
+        let linked = kept.is_none();
+        let (entry, info) = match kept {
+            Some(kept) => kept,
+            None => self
+                .cache
+                .make(&key, |entry| self.link(part, arch, nccl, &entry.ptx(), &entry.cubin()))?,
+        };
+        let place = |extension: &str| folder.join(format!("{}.{extension}", part.file));
+        let (ptx, sidecar, cubin) = (place("ptx"), place("json"), place("cubin"));
+        copy_if_changed(&entry.ptx(), &ptx)?;
+        copy_if_changed(&entry.sidecar(), &sidecar)?;
+        let assembled = entry.cubin().is_file();
+        if assembled {
+            copy_if_changed(&entry.cubin(), &cubin)?;
+        }
+        let cubin = assembled.then_some(cubin);
+        Ok(ModuleArtifact { file: part.file.clone(), ptx, sidecar, cubin, info, linked })
+    }
+
+    /// The hash of everything that a module is made of.
+    fn key(&self, part: &Part, arch: NvvmArch, nccl: Option<&Nccl>) -> Result<String, Error> {
+        let made_of = serde_json::json!([
+            link::REVISION,
+            env!("CARGO_PKG_VERSION"),
+            artifact::sha256_of(&part.bitcode)?,
+            part.kernels,
+            nccl.map(|nccl| &nccl.code),
+            self.toolchain.version,
+            self.toolchain.llvm_version,
+            arch.name(),
+            self.debug,
+            self.ptxas.as_ref().map(|ptxas| &ptxas.version),
+        ]);
+        Ok(artifact::sha256(made_of.to_string().as_bytes()))
+    }
+
+    fn link(
+        &self,
+        part: &Part,
+        arch: NvvmArch,
+        nccl: Option<&Nccl>,
+        ptx_path: &Path,
+        cubin: &Path,
+    ) -> Result<Sidecar, Error> {
+        let names: Vec<String> = part.kernels.iter().map(|kernel| kernel.name.clone()).collect();
+        let job = Job::Link(Link {
+            file: part.file.clone(),
+            kernels: names.clone(),
+            bitcode: part.bitcode.clone(),
+            nccl: nccl.map(|nccl| nccl.prepared.clone()),
+            cpu: arch.name().to_owned(),
+            features: arch.ptx_feature(),
+            dump: self.dump.clone(),
+        });
+        let what = format!("cannot link {}.rs (kernels: {})", part.file, names.join(", "));
+        let text: String = self.workers.run(&part.file, &what, job)?;
+        fs::write(ptx_path, &text).map_err(Error::io("write", ptx_path))?;
+        let ptx = artifact::read_ptx(&part.file, &text)?;
+        if ptx.call_prototypes > 0 && !self.debug {
+            return Err(Error::Ptx {
+                file: part.file.clone(),
+                message: format!(
+                    "{} indirect calls are left (.callprototype) in the code of {}: a `dyn` or \
+                     function-pointer call that LLVM cannot resolve, or a function declared with \
+                     other types than NCCL's",
+                    ptx.call_prototypes,
+                    names.join(", ")
+                ),
+            });
+        }
+        let resources = match &self.ptxas {
+            Some(ptxas) => Some(ptxas.assemble(&part.file, arch.name(), ptx_path, cubin)?),
+            None => None,
+        };
+        Ok(Sidecar {
+            arch: ptx.target.clone(),
+            ptx_isa: ptx.version.clone(),
+            rustc: self.toolchain.version.clone(),
+            llvm: self.toolchain.llvm_version.clone(),
+            nccl: nccl.map(|nccl| nccl.code.clone()),
+            kernels: artifact::kernels(&part.file, &part.kernels, &ptx, resources.as_deref())?,
+        })
+    }
+}
+
+/// The folder that `DEVCOMM_DUMP_IR` names, made.
+fn dump_folder() -> Result<Option<PathBuf>, Error> {
+    let folder = env::var_os("DEVCOMM_DUMP_IR").filter(|value| !value.is_empty());
+    let folder = folder.map(PathBuf::from);
+    if let Some(folder) = &folder {
+        fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
+    }
+    Ok(folder)
+}
+
+fn script_variable(variable: &'static str, instead: &'static str) -> Result<PathBuf, Error> {
+    let value = env::var_os(variable).map(PathBuf::from);
+    value.ok_or(Error::NotInBuildScript { variable, instead })
+}
+
+fn without_kernels(folder: PathBuf, reason: String) -> Result<Artifacts, Error> {
+    remove_stale(&folder, &[])?;
+    let index = folder.join("kernels.rs");
+    write_if_changed(&index, artifact::index(&[], Some(&reason)).as_bytes())?;
+    Ok(Artifacts { folder, index, modules: Vec::new(), missing: Some(reason) })
+}
+
+/// Removes modules of kernel files that are no more.
+fn remove_stale(folder: &Path, current: &[PathBuf]) -> Result<(), Error> {
+    let entries = fs::read_dir(folder).map_err(Error::io("read", folder))?;
+    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+        let extension = path.extension().unwrap_or_default();
+        let ours = ["ptx", "json", "cubin"].iter().any(|ours| extension == *ours);
+        if ours && !current.contains(&path) {
+            fs::remove_file(&path).map_err(Error::io("remove", &path))?;
+        }
+    }
+    Ok(())
+}

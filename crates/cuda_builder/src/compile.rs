@@ -1,0 +1,209 @@
+//! Compiles the kernel package to LLVM bitcode with cargo, in a target folder of its own.
+
+use std::env;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use cargo_metadata::{CrateType, Message};
+
+use crate::arch::NvvmArch;
+use crate::error::Error;
+use crate::package::KernelPackage;
+use crate::toolchain::Toolchain;
+
+const TARGET: &str = "nvptx64-nvidia-cuda";
+
+/// Features that every kernel crate needs and no stable crate may name. A crate that turns one on
+/// itself may not be given it a second time.
+const FEATURES: [&str; 2] = ["abi_ptx", "asm_experimental_arch"];
+
+/// How to compile.
+#[derive(Debug)]
+pub(crate) struct Compile<'a> {
+    pub(crate) toolchain: &'a Toolchain,
+    pub(crate) package: &'a KernelPackage,
+    pub(crate) arch: NvvmArch,
+    pub(crate) debug: bool,
+    pub(crate) target_dir: &'a Path,
+    /// Whether cargo may say what it does.
+    pub(crate) quiet: bool,
+}
+
+/// The bitcode of the kernel package and of each crate below it.
+#[derive(Debug)]
+pub(crate) struct Compiled {
+    pub(crate) kernels: PathBuf,
+    pub(crate) libraries: Vec<PathBuf>,
+}
+
+impl Compile<'_> {
+    /// Runs cargo. Its messages, and rustc's, go to this process's standard error as they are.
+    pub(crate) fn run(&self) -> Result<Compiled, Error> {
+        let cargo = &self.toolchain.cargo;
+        let failed = |reason: String| Error::Program {
+            program: cargo.to_string_lossy().into_owned(),
+            reason,
+        };
+        let stderr = if self.quiet { Stdio::piped() } else { Stdio::inherit() };
+        let mut command = self.command();
+        let output = command.stdin(Stdio::null()).stderr(stderr).output();
+        let output = output.map_err(|e| failed(e.to_string()))?;
+        let messages = String::from_utf8_lossy(&output.stderr);
+        eprint!("{messages}");
+        if !output.status.success() {
+            let package = self.package.name.clone();
+            // Cargo reports the end of each build that it began.
+            let begun = String::from_utf8_lossy(&output.stdout).contains("\"build-finished\"");
+            return Err(if begun {
+                Error::Compile { package }
+            } else {
+                Error::NotBegun { package, messages: messages.trim().to_owned() }
+            });
+        }
+        let (mut kernels, mut libraries) = (None, Vec::new());
+        for message in Message::parse_stream(&output.stdout[..]) {
+            let Message::CompilerArtifact(artifact) = message.map_err(|e| failed(e.to_string()))?
+            else {
+                continue;
+            };
+            let is_rlib = |kind: &CrateType| matches!(kind, CrateType::Lib | CrateType::RLib);
+            let for_gpu = artifact.filenames.iter().any(|name| name.as_str().contains(TARGET));
+            if !for_gpu || !artifact.target.crate_types.iter().any(is_rlib) {
+                continue;
+            }
+            let bitcode = artifact.filenames.iter().find_map(|name| bitcode_of(name.as_std_path()));
+            let Some(bitcode) = bitcode else {
+                return Err(failed(format!(
+                    "it left no bitcode of `{}` in {}; remove that folder and build again",
+                    artifact.target.name,
+                    self.target_dir.display()
+                )));
+            };
+            if artifact.target.src_path.as_std_path() == self.package.root_file {
+                kernels = Some(bitcode);
+            } else {
+                libraries.push(bitcode);
+            }
+        }
+        let kernels = kernels
+            .ok_or_else(|| failed(format!("it did not report package `{}`", self.package.name)))?;
+        Ok(Compiled { kernels, libraries })
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.toolchain.cargo);
+        for (name, _) in env::vars_os() {
+            if steers_the_outer_build(&name) {
+                command.env_remove(name);
+            }
+        }
+        let switch = |on: bool| if on { "true" } else { "false" };
+        command
+            .env("RUSTC", &self.toolchain.rustc)
+            // Unstable features for this child alone: kernels need them, stable rustc has them.
+            .env("RUSTC_BOOTSTRAP", "1")
+            // An empty wrapper also overrides one in a configuration file.
+            .env("RUSTC_WRAPPER", "")
+            .env("RUSTC_WORKSPACE_WRAPPER", "")
+            // The encoded form overrides flags in configuration files, which are for the host.
+            .env("CARGO_ENCODED_RUSTFLAGS", self.rustflags().join("\x1f"))
+            // The profile belongs to the user's workspace; the environment goes before it.
+            .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "3")
+            // Lines for profilers. Anything more makes the PTX `debug`, which ptxas optimises less.
+            .env("CARGO_PROFILE_RELEASE_DEBUG", "line-directives-only")
+            .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
+            .env("CARGO_PROFILE_RELEASE_LTO", "off")
+            .env("CARGO_PROFILE_RELEASE_STRIP", "none")
+            .env("CARGO_INCREMENTAL", "0")
+            .env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", switch(self.debug))
+            .env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", switch(self.debug))
+            .args(["rustc", "--release", "--lib", "--crate-type", "rlib", "-Zbuild-std=core"])
+            .args(["--target", TARGET, "--message-format=json-render-diagnostics"])
+            .args(["--package", &self.package.name, "--manifest-path"])
+            .arg(&self.package.manifest)
+            .arg("--target-dir")
+            .arg(self.target_dir);
+        if self.quiet {
+            command.arg("--quiet");
+        }
+        command.arg("--");
+        for feature in self.missing_features() {
+            command.arg(format!("-Zcrate-attr=feature({feature})"));
+        }
+        command
+    }
+
+    /// See the crate's documentation on barriers for the two flags that keep rustc from optimising.
+    fn rustflags(&self) -> Vec<String> {
+        let mut flags = vec![
+            format!("-Ctarget-cpu={}", self.arch),
+            "--emit=llvm-bc".to_owned(),
+            "-Ccodegen-units=1".to_owned(),
+            "-Cno-prepopulate-passes".to_owned(),
+            "-Zmir-enable-passes=-JumpThreading".to_owned(),
+        ];
+        if !self.debug {
+            // A failed check becomes a trap, with no code for its message.
+            flags.extend(["-Zunstable-options".to_owned(), "-Cpanic=immediate-abort".to_owned()]);
+        }
+        flags
+    }
+
+    fn missing_features(&self) -> impl Iterator<Item = &'static str> {
+        let root = fs::read_to_string(&self.package.root_file).unwrap_or_default();
+        FEATURES.into_iter().filter(move |feature| !root.contains(feature))
+    }
+}
+
+/// rustc writes the bitcode beside the metadata, under the crate's name without the `lib` of the
+/// others.
+fn bitcode_of(artifact: &Path) -> Option<PathBuf> {
+    let stem = artifact.file_stem()?.to_str()?.strip_prefix("lib")?;
+    Some(artifact.with_file_name(format!("{stem}.bc"))).filter(|path| path.is_file())
+}
+
+/// Whether a variable tells cargo or rustc how to build the crate whose build script this is.
+/// Cargo's own home, network, registry, terminal and job-server settings stay.
+fn steers_the_outer_build(name: &OsStr) -> bool {
+    const KEPT: [&str; 6] = [
+        "CARGO_HOME",
+        "CARGO_HTTP_",
+        "CARGO_NET_",
+        "CARGO_REGISTR",
+        "CARGO_TERM_",
+        "CARGO_MAKEFLAGS",
+    ];
+    const OTHERS: [&str; 6] = ["OUT_DIR", "TARGET", "HOST", "PROFILE", "DEBUG", "OPT_LEVEL"];
+    let name = name.to_string_lossy();
+    let of_cargo = name.starts_with("CARGO_") && !KEPT.iter().any(|kept| name.starts_with(kept));
+    of_cargo
+        || name.starts_with("RUSTC")
+        || name.starts_with("RUSTDOC")
+        || name == "RUSTFLAGS"
+        || OTHERS.contains(&&*name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::steers_the_outer_build;
+
+    #[test]
+    fn the_outer_builds_settings_do_not_reach_the_kernels() {
+        for name in [
+            "CARGO_ENCODED_RUSTFLAGS",
+            "CARGO_TARGET_DIR",
+            "CARGO_BUILD_TARGET",
+            "CARGO_PROFILE_RELEASE_LTO",
+            "RUSTFLAGS",
+            "RUSTC_WORKSPACE_WRAPPER",
+            "OUT_DIR",
+        ] {
+            assert!(steers_the_outer_build(name.as_ref()), "{name}");
+        }
+        for name in ["PATH", "CARGO_HOME", "CARGO_NET_OFFLINE", "RUSTUP_TOOLCHAIN", "HOME"] {
+            assert!(!steers_the_outer_build(name.as_ref()), "{name}");
+        }
+    }
+}

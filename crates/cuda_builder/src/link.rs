@@ -1,0 +1,185 @@
+//! Links one kernel file with NCCL's device code and makes PTX of it.
+//!
+//! The order of the steps is the point. rustc marks nothing `convergent`, so LLVM would copy a
+//! barrier into both branches of a condition: nothing may optimise before the marks are set. The
+//! crates are compiled without LLVM passes, and [`link`] sets the marks before it runs the first.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::coop;
+use crate::llvm::{At, Context, Failure, Function, Linkage, Llvm, Machine, Module, Result};
+use crate::split::{self, DRIVER_FUNCTIONS};
+
+/// The array that `cuda_std` declares for the shared memory that a launch asks for.
+pub(crate) const DYNAMIC_SHARED: &str = "__cuda_std_dynamic_shared";
+
+/// Sections whose statics live in shared memory.
+const SHARED_SECTION: &str = ".shared";
+
+/// Dead code goes first, so that no time is spent on it. No panic unwinds on a GPU: a call that
+/// could becomes a plain one. The second O3 is needed: after one, arrays that are indexed in loops
+/// stay in local memory.
+const PASSES: &str = "globaldce,function(lower-invoke),default<O3>,default<O3>";
+
+/// rustc names it on each function that a panic could pass through. Nothing unwinds on a GPU, and PTX
+/// does not mention it.
+const PERSONALITY: &str = "rust_eh_personality";
+
+/// Part of each cache key: change it when the same input gives another result.
+pub(crate) const REVISION: u32 = 2;
+
+/// What to prepare.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct PrepareNccl {
+    pub(crate) bitcode: PathBuf,
+    pub(crate) prepared: PathBuf,
+}
+
+/// Makes NCCL's bitcode ready to be linked, once for all modules: its calls through cooperative
+/// groups are marked, and each of its functions is taken only when needed.
+pub(crate) fn prepare_nccl(llvm: &Llvm, job: &PrepareNccl) -> Result<usize> {
+    let context = Context::new(llvm);
+    let nccl = context.read(&job.bitcode)?;
+    let marked = coop::mark_group_calls(&nccl)?;
+    split::only_when_needed(&nccl, |_| false);
+    nccl.verify()?;
+    nccl.write_bitcode(&job.prepared)?;
+    Ok(marked)
+}
+
+/// What to link.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Link {
+    pub(crate) file: String,
+    pub(crate) kernels: Vec<String>,
+    pub(crate) bitcode: PathBuf,
+    /// NCCL's device code, prepared; `None` when the file calls none of it.
+    pub(crate) nccl: Option<PathBuf>,
+    pub(crate) cpu: String,
+    pub(crate) features: String,
+    /// A folder for the module's IR before and after optimisation.
+    pub(crate) dump: Option<PathBuf>,
+}
+
+/// Links and compiles one kernel file. Returns its PTX.
+pub(crate) fn link(llvm: &Llvm, job: &Link) -> Result<String> {
+    let context = Context::new(llvm);
+    let mut module = context.read(&job.bitcode)?;
+    if let Some(nccl) = &job.nccl {
+        let nccl = context.read_lazily(nccl)?;
+        // clang 20 spelt out less of the layout than newer LLVMs do. Nothing in NCCL's code depends
+        // on the difference, but LLVM warns of it.
+        nccl.set_data_layout(&module.data_layout())?;
+        module.link_in(nccl)?;
+    }
+    move_shared_memory(&module)?;
+    mark_convergent(&module)?;
+    export_only(&module, &job.kernels);
+    module.verify()?;
+    dump(&module, job, "before")?;
+
+    let machine = Machine::new(llvm, &job.cpu, &job.features)?;
+    module.optimise(&machine, PASSES)?;
+    module.functions().into_iter().for_each(Function::forget_unwinding);
+    dump(&module, job, "after")?;
+
+    check_resolved(&module)?;
+    module.emit(&machine)
+}
+
+/// Rust has no statics in shared memory: a section, or the name of the dynamic array, stands for
+/// it.
+fn move_shared_memory(module: &Module<'_>) -> Result<()> {
+    for global in module.globals() {
+        if global.section().starts_with(SHARED_SECTION) {
+            let undefined = global.initializer().is_none_or(|value| value.is_undefined());
+            if !undefined {
+                return Err(Failure(format!(
+                    "the shared-memory static `{}` has an initial value, which the GPU cannot \
+                     give it; declare it as `MaybeUninit::uninit()` and store to it in the kernel",
+                    demangled(&global.name())
+                )));
+            }
+            module.move_to_shared(global)?;
+        } else if global.name() == DYNAMIC_SHARED {
+            module.move_to_shared(global)?;
+        }
+    }
+    Ok(())
+}
+
+/// Forbids LLVM to make a call depend on more conditions than the source does. Only barriers need
+/// it, but any function may reach one, and LLVM takes the mark off where it proves that none does.
+fn mark_convergent(module: &Module<'_>) -> Result<()> {
+    let convergent = module
+        .context()
+        .attribute("convergent")
+        .ok_or_else(|| Failure("this LLVM does not know `convergent`".to_owned()))?;
+    for function in module.functions().into_iter().filter(|f| !f.is_intrinsic()) {
+        function.add_attribute(At::Function, convergent);
+        for instruction in function.instructions() {
+            // A direct call has the mark of its function; asm and indirect calls need their own.
+            if instruction.call().is_some_and(|(called, _)| called.as_function().is_none()) {
+                instruction.add_attribute(At::Function, convergent);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Leaves this file's kernels as the only symbols that others can see, so that all else can go
+/// once it is inlined.
+fn export_only(module: &Module<'_>, kernels: &[String]) {
+    let functions = module.functions();
+    let functions = functions.into_iter().map(|function| function.global());
+    for symbol in functions.chain(module.globals()).chain(module.aliases()) {
+        let name = symbol.name();
+        if !symbol.is_declaration() && !name.starts_with("llvm.") && !kernels.contains(&name) {
+            symbol.set_linkage(Linkage::INTERNAL);
+        }
+    }
+}
+
+/// The GPU has no linker behind this one: whatever is undefined now would fail at load.
+fn check_resolved(module: &Module<'_>) -> Result<()> {
+    let mut faults = Vec::new();
+    for name in split::undefined(module) {
+        if DRIVER_FUNCTIONS.contains(&name.as_str()) || name == PERSONALITY {
+            continue;
+        }
+        faults.push(format!("`{}`, used by {}", demangled(&name), users(module, &name)));
+    }
+    if faults.is_empty() {
+        return Ok(());
+    }
+    Err(Failure(format!(
+        "unresolved device symbol: {}",
+        faults.join("; unresolved device symbol: ")
+    )))
+}
+
+/// The functions that use a symbol, in words.
+fn users(module: &Module<'_>, name: &str) -> String {
+    let functions = module.functions();
+    let uses = |function: &&Function<'_>| {
+        function
+            .instructions()
+            .into_iter()
+            .any(|instruction| instruction.operands().iter().any(|operand| operand.name() == name))
+    };
+    let mut users: Vec<String> =
+        functions.iter().filter(uses).map(|f| format!("`{}`", demangled(&f.name()))).collect();
+    users.dedup();
+    if users.is_empty() { "a static".to_owned() } else { users.join(", ") }
+}
+
+fn demangled(name: &str) -> String {
+    format!("{:#}", rustc_demangle::demangle(name))
+}
+
+fn dump(module: &Module<'_>, job: &Link, stage: &str) -> Result<()> {
+    let path = |folder: &Path| folder.join(format!("{}.{stage}.ll", job.file));
+    job.dump.as_deref().map_or(Ok(()), |folder| module.print(&path(folder)))
+}

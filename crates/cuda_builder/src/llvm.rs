@@ -1,0 +1,503 @@
+//! The toolchain's LLVM, behind types that make its C interface safe to use.
+//!
+//! # Safety model
+//!
+//! This file and its table of functions hold all of the crate's unsafe code. What keeps it sound:
+//!
+//! * a [`Context`] outlives its [`Module`]s, and a module the [`Value`]s in it (lifetimes);
+//! * with a shared borrow of a module nothing in it is ever deleted: an unwanted global is
+//!   [retired](Value::retire) and a later pass drops it. What does delete values (linking, running
+//!   passes) takes the module by `&mut` or by value, so no `Value` is left;
+//! * a method that LLVM defines for one kind of value only is a method of that kind's type;
+//! * handles are raw pointers, so none of the types crosses threads.
+
+mod functions;
+mod value;
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::fmt;
+use std::marker::PhantomData;
+use std::path::Path;
+use std::ptr::null_mut;
+
+use functions::{Functions, Ref};
+pub(crate) use value::{Function, Global, Instruction, Linkage, Opcode, Value};
+
+const TRIPLE: &CStr = c"nvptx64-nvidia-cuda";
+
+/// A step that LLVM, or the code that drives it, could not do: the whole message.
+#[derive(Debug)]
+pub(crate) struct Failure(pub(crate) String);
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+pub(crate) type Result<T> = std::result::Result<T, Failure>;
+
+fn failure<T>(message: impl Into<String>) -> Result<T> {
+    Err(Failure(message.into()))
+}
+
+/// A loaded libLLVM with its NVPTX back end initialised.
+pub(crate) struct Llvm {
+    f: Functions,
+}
+
+/// LLVM's options, after the program name that it expects first.
+///
+/// Loops over register arrays must be unrolled, or the arrays live in local memory. The default
+/// threshold (300 instructions) is too low for eight vectors of halves that are summed in f32.
+const OPTIONS: [&CStr; 2] = [c"cuda_builder", c"-unroll-threshold=2000"];
+
+impl Llvm {
+    /// Loads the library, for the life of the process, and checks that it is of this version:
+    /// bitcode is read by the LLVM that wrote it, or a newer one.
+    pub(crate) fn load(library: &Path, version: &str) -> Result<Self> {
+        let f = Functions::load(library)
+            .map_err(|e| Failure(format!("cannot use {}: {e}", library.display())))?;
+        let [mut major, mut minor, mut patch] = [0; 3];
+        let options = OPTIONS.map(CStr::as_ptr);
+        // SAFETY: the three pointers are to live integers and the options to static strings; the
+        // initialisers take no argument and may be called any number of times.
+        unsafe {
+            (f.LLVMGetVersion)(&mut major, &mut minor, &mut patch);
+            (f.LLVMInitializeNVPTXTargetInfo)();
+            (f.LLVMInitializeNVPTXTarget)();
+            (f.LLVMInitializeNVPTXTargetMC)();
+            (f.LLVMInitializeNVPTXAsmPrinter)();
+            (f.LLVMParseCommandLineOptions)(2, options.as_ptr(), std::ptr::null());
+        }
+        let has = format!("{major}.{minor}.{patch}");
+        // A distribution may have updated its LLVM by a patch since it built rustc.
+        if has.split('.').take(2).ne(version.split('.').take(2)) {
+            let library = library.display();
+            return failure(format!("{library} is LLVM {has}, but rustc has LLVM {version}"));
+        }
+        Ok(Self { f })
+    }
+
+    /// Takes over a message that LLVM allocated.
+    fn message(&self, raw: *mut c_char) -> String {
+        if raw.is_null() {
+            return "LLVM gave no reason".to_owned();
+        }
+        // SAFETY: callers pass a NUL-terminated string that LLVM handed over; it is freed once.
+        unsafe {
+            let text = CStr::from_ptr(raw).to_string_lossy().into_owned();
+            (self.f.LLVMDisposeMessage)(raw);
+            text
+        }
+    }
+}
+
+/// What LLVM reported while working in one context.
+struct Reports<'l> {
+    llvm: &'l Llvm,
+    errors: RefCell<Vec<String>>,
+}
+
+extern "C" fn on_diagnostic(info: Ref, reports: *mut c_void) {
+    // SAFETY: `Context::new` registered this function with its boxed `Reports`, which lives until
+    // the context is gone; LLVM calls it on the context's own thread with a live diagnostic.
+    unsafe {
+        let reports = &*reports.cast::<Reports<'_>>();
+        let f = &reports.llvm.f;
+        let error = (f.LLVMGetDiagInfoSeverity)(info) == 0;
+        let text = reports.llvm.message((f.LLVMGetDiagInfoDescription)(info));
+        if error {
+            reports.errors.borrow_mut().push(text);
+        }
+    }
+}
+
+/// An LLVM context: the owner of types and of everything that modules share.
+pub(crate) struct Context<'l> {
+    llvm: &'l Llvm,
+    raw: Ref,
+    reports: Box<Reports<'l>>,
+}
+
+impl Drop for Context<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the context is ours, and its modules borrow it, so they are gone.
+        unsafe { (self.llvm.f.LLVMContextDispose)(self.raw) }
+    }
+}
+
+impl<'l> Context<'l> {
+    pub(crate) fn new(llvm: &'l Llvm) -> Self {
+        let reports = Box::new(Reports { llvm, errors: RefCell::default() });
+        // SAFETY: the handler's data is boxed, so it stays in place as long as the context, and the
+        // handler only reads it.
+        let raw = unsafe {
+            let raw = (llvm.f.LLVMContextCreate)();
+            let data = (&raw const *reports).cast_mut().cast();
+            (llvm.f.LLVMContextSetDiagnosticHandler)(raw, on_diagnostic, data);
+            raw
+        };
+        Self { llvm, raw, reports }
+    }
+
+    /// Errors that LLVM reported since the last call, else the given reason.
+    fn errors_or(&self, reason: String) -> Failure {
+        let errors = std::mem::take(&mut *self.reports.errors.borrow_mut());
+        Failure(if errors.is_empty() { reason } else { errors.join("\n") })
+    }
+
+    /// Fails with what LLVM reported since the last call.
+    fn check_reports(&self) -> Result<()> {
+        let quiet = self.reports.errors.borrow().is_empty();
+        if quiet { Ok(()) } else { Err(self.errors_or(String::new())) }
+    }
+
+    fn module(&self, raw: Ref) -> Module<'_> {
+        Module { context: self, raw }
+    }
+
+    /// An empty module for the GPU, in the data layout of `like`.
+    pub(crate) fn new_module(&self, name: &str, like: &Module<'_>) -> Result<Module<'_>> {
+        let name = c_string(name)?;
+        let f = &self.llvm.f;
+        // SAFETY: the strings are NUL-terminated, and LLVM copies them.
+        let raw = unsafe {
+            let raw = (f.LLVMModuleCreateWithNameInContext)(name.as_ptr(), self.raw);
+            (f.LLVMSetDataLayout)(raw, (f.LLVMGetDataLayoutStr)(like.raw));
+            (f.LLVMSetTarget)(raw, TRIPLE.as_ptr());
+            raw
+        };
+        Ok(self.module(raw))
+    }
+
+    /// Reads a module's symbols; a function's body is read when something links it.
+    pub(crate) fn read_lazily(&self, path: &Path) -> Result<Module<'_>> {
+        let buffer = self.buffer(path)?;
+        let mut raw = null_mut();
+        // SAFETY: the buffer is live, and LLVM takes it over whether or not it can read it.
+        let bad = unsafe {
+            (self.llvm.f.LLVMGetBitcodeModuleInContext2)(self.raw, buffer, &mut raw) != 0
+        };
+        self.opened(path, raw, bad)
+    }
+
+    /// Reads a whole module.
+    pub(crate) fn read(&self, path: &Path) -> Result<Module<'_>> {
+        let buffer = self.buffer(path)?;
+        let mut raw = null_mut();
+        // SAFETY: the buffer is live during the call, and freed once after it.
+        let bad = unsafe {
+            let bad = (self.llvm.f.LLVMParseBitcodeInContext2)(self.raw, buffer, &mut raw) != 0;
+            (self.llvm.f.LLVMDisposeMemoryBuffer)(buffer);
+            bad
+        };
+        self.opened(path, raw, bad)
+    }
+
+    fn opened(&self, path: &Path, raw: Ref, bad: bool) -> Result<Module<'_>> {
+        if bad {
+            let reason = self.errors_or("it is not LLVM bitcode".to_owned());
+            return failure(format!("cannot read {}: {reason}", path.display()));
+        }
+        Ok(self.module(raw))
+    }
+
+    fn buffer(&self, path: &Path) -> Result<Ref> {
+        let name = c_path(path)?;
+        let (mut buffer, mut message) = (null_mut(), null_mut());
+        // SAFETY: the name is NUL-terminated and the two results are live variables.
+        let bad = unsafe {
+            (self.llvm.f.LLVMCreateMemoryBufferWithContentsOfFile)(
+                name.as_ptr(),
+                &mut buffer,
+                &mut message,
+            ) != 0
+        };
+        if bad {
+            let reason = self.llvm.message(message);
+            return failure(format!("cannot read {}: {reason}", path.display()));
+        }
+        Ok(buffer)
+    }
+
+    /// A function attribute by name; `None` when this LLVM does not know it.
+    pub(crate) fn attribute(&self, name: &str) -> Option<Attribute<'_>> {
+        let f = &self.llvm.f;
+        // SAFETY: name and length belong together; kind 0 means unknown and is not used further.
+        unsafe {
+            let kind = (f.LLVMGetEnumAttributeKindForName)(name.as_ptr().cast(), name.len());
+            let raw = (kind != 0).then(|| (f.LLVMCreateEnumAttribute)(self.raw, kind, 0))?;
+            Some(Attribute { raw, context: self.raw, lifetime: PhantomData })
+        }
+    }
+}
+
+/// An attribute without a value (or with value 0, which for `captures` means none).
+#[derive(Clone, Copy)]
+pub(crate) struct Attribute<'c> {
+    raw: Ref,
+    context: Ref,
+    lifetime: PhantomData<&'c ()>,
+}
+
+/// Where an attribute goes.
+#[derive(Clone, Copy)]
+pub(crate) enum At {
+    Function,
+    FirstArgument,
+}
+
+impl At {
+    fn index(self) -> u32 {
+        match self {
+            Self::Function => u32::MAX,
+            Self::FirstArgument => 1,
+        }
+    }
+}
+
+/// Code generation for one architecture.
+pub(crate) struct Machine<'l> {
+    llvm: &'l Llvm,
+    raw: Ref,
+}
+
+impl Drop for Machine<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the machine is ours, and nothing borrows from it across calls.
+        unsafe { (self.llvm.f.LLVMDisposeTargetMachine)(self.raw) }
+    }
+}
+
+impl<'l> Machine<'l> {
+    /// `cpu` as in `sm_90`, `features` as in `+ptx86`.
+    pub(crate) fn new(llvm: &'l Llvm, cpu: &str, features: &str) -> Result<Self> {
+        let (cpu, features) = (c_string(cpu)?, c_string(features)?);
+        let (mut target, mut message) = (null_mut(), null_mut());
+        const AGGRESSIVE: i32 = 3;
+        // SAFETY: all strings are NUL-terminated and copied; the target lives as long as LLVM.
+        unsafe {
+            if (llvm.f.LLVMGetTargetFromTriple)(TRIPLE.as_ptr(), &mut target, &mut message) != 0 {
+                return failure(llvm.message(message));
+            }
+            let raw = (llvm.f.LLVMCreateTargetMachine)(
+                target,
+                TRIPLE.as_ptr(),
+                cpu.as_ptr(),
+                features.as_ptr(),
+                AGGRESSIVE,
+                0,
+                0,
+            );
+            if raw.is_null() {
+                return failure(format!("LLVM has no machine for {cpu:?} with {features:?}"));
+            }
+            Ok(Self { llvm, raw })
+        }
+    }
+}
+
+/// A module, owned.
+pub(crate) struct Module<'c> {
+    context: &'c Context<'c>,
+    raw: Ref,
+}
+
+impl Drop for Module<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the module is ours (`link_in` forgets one that LLVM took over), and its values
+        // borrow it.
+        unsafe { (self.f().LLVMDisposeModule)(self.raw) }
+    }
+}
+
+impl<'c> Module<'c> {
+    fn f(&self) -> &'c Functions {
+        &self.context.llvm.f
+    }
+
+    pub(crate) fn context(&self) -> &'c Context<'c> {
+        self.context
+    }
+
+    pub(crate) fn data_layout(&self) -> String {
+        // SAFETY: LLVM returns a NUL-terminated string that the module owns.
+        unsafe {
+            CStr::from_ptr((self.f().LLVMGetDataLayoutStr)(self.raw)).to_string_lossy().into_owned()
+        }
+    }
+
+    pub(crate) fn set_data_layout(&self, layout: &str) -> Result<()> {
+        let layout = c_string(layout)?;
+        // SAFETY: the string is NUL-terminated and copied.
+        unsafe { (self.f().LLVMSetDataLayout)(self.raw, layout.as_ptr()) }
+        Ok(())
+    }
+
+    /// Names the module, in place of a name with a build's hash in it.
+    pub(crate) fn set_name(&self, name: &str) {
+        // SAFETY: pointer and length belong together, and LLVM copies the text.
+        unsafe {
+            (self.f().LLVMSetModuleIdentifier)(self.raw, name.as_ptr().cast(), name.len());
+            (self.f().LLVMSetSourceFileName)(self.raw, name.as_ptr().cast(), name.len());
+        }
+    }
+
+    pub(crate) fn functions(&self) -> Vec<Function<'_>> {
+        let f = self.f();
+        // SAFETY: the two functions walk a module's functions, the first from the module.
+        let all =
+            unsafe { value::list(f, (f.LLVMGetFirstFunction)(self.raw), f.LLVMGetNextFunction) };
+        all.map(Function::new).collect()
+    }
+
+    /// The global variables.
+    pub(crate) fn globals(&self) -> Vec<Global<'_>> {
+        let f = self.f();
+        // SAFETY: the two functions walk a module's variables, the first from the module.
+        let all = unsafe { value::list(f, (f.LLVMGetFirstGlobal)(self.raw), f.LLVMGetNextGlobal) };
+        all.map(Global::new).collect()
+    }
+
+    pub(crate) fn aliases(&self) -> Vec<Global<'_>> {
+        let (f, first) = (self.f(), self.f().LLVMGetFirstGlobalAlias);
+        // SAFETY: the two functions walk a module's aliases, the first from the module.
+        let all = unsafe { value::list(f, first(self.raw), f.LLVMGetNextGlobalAlias) };
+        all.map(Global::new).collect()
+    }
+
+    /// Links `other` into this module.
+    pub(crate) fn link_in(&mut self, other: Module<'c>) -> Result<()> {
+        if !std::ptr::eq(self.context, other.context) {
+            return failure("two modules of different contexts cannot be linked");
+        }
+        let other = std::mem::ManuallyDrop::new(other);
+        // SAFETY: both modules are live and of one context; LLVM takes `other` over in any case.
+        let bad = unsafe { (self.f().LLVMLinkModules2)(self.raw, other.raw) != 0 };
+        if bad {
+            Err(self.context.errors_or("LLVM cannot link the modules".to_owned()))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Checks that the module is well formed.
+    pub(crate) fn verify(&self) -> Result<()> {
+        const RETURN_STATUS: i32 = 2;
+        let mut message = null_mut();
+        // SAFETY: the module is live; LLVM sets the message whether or not it finds a fault.
+        let (bad, message) = unsafe {
+            let bad = (self.f().LLVMVerifyModule)(self.raw, RETURN_STATUS, &mut message) != 0;
+            (bad, self.context.llvm.message(message))
+        };
+        if bad { failure(format!("the linked module is not valid: {message}")) } else { Ok(()) }
+    }
+
+    /// Runs passes, in the syntax of `opt -passes=`.
+    pub(crate) fn optimise(&mut self, machine: &Machine<'_>, passes: &str) -> Result<()> {
+        let (f, passes) = (self.f(), c_string(passes)?);
+        // SAFETY: all handles are live; an error is turned into its message, which frees it.
+        unsafe {
+            let options = (f.LLVMCreatePassBuilderOptions)();
+            let error = (f.LLVMRunPasses)(self.raw, passes.as_ptr(), machine.raw, options);
+            (f.LLVMDisposePassBuilderOptions)(options);
+            if !error.is_null() {
+                let raw = (f.LLVMGetErrorMessage)(error);
+                let text = CStr::from_ptr(raw).to_string_lossy().into_owned();
+                (f.LLVMDisposeErrorMessage)(raw);
+                return failure(text);
+            }
+        }
+        self.context.check_reports()
+    }
+
+    /// Generates PTX.
+    pub(crate) fn emit(&mut self, machine: &Machine<'_>) -> Result<String> {
+        const ASSEMBLY: i32 = 0;
+        let (f, mut message, mut buffer) = (self.f(), null_mut(), null_mut());
+        // SAFETY: the handles are live; the buffer is copied and then freed.
+        let text = unsafe {
+            let bad = (f.LLVMTargetMachineEmitToMemoryBuffer)(
+                machine.raw,
+                self.raw,
+                ASSEMBLY,
+                &mut message,
+                &mut buffer,
+            );
+            if bad != 0 {
+                return Err(self.context.errors_or(self.context.llvm.message(message)));
+            }
+            let start = (f.LLVMGetBufferStart)(buffer).cast::<u8>();
+            let text = std::slice::from_raw_parts(start, (f.LLVMGetBufferSize)(buffer)).to_vec();
+            (f.LLVMDisposeMemoryBuffer)(buffer);
+            text
+        };
+        self.context.check_reports()?;
+        String::from_utf8(text).or_else(|_| failure("LLVM's PTX is not text"))
+    }
+
+    pub(crate) fn write_bitcode(&self, path: &Path) -> Result<()> {
+        let name = c_path(path)?;
+        // SAFETY: the module is live and the name NUL-terminated.
+        let bad = unsafe { (self.f().LLVMWriteBitcodeToFile)(self.raw, name.as_ptr()) != 0 };
+        if bad { failure(format!("cannot write {}", path.display())) } else { Ok(()) }
+    }
+
+    /// Writes the module as text.
+    pub(crate) fn print(&self, path: &Path) -> Result<()> {
+        let (name, mut message) = (c_path(path)?, null_mut());
+        // SAFETY: the module is live and the name NUL-terminated; the message is taken over.
+        let bad =
+            unsafe { (self.f().LLVMPrintModuleToFile)(self.raw, name.as_ptr(), &mut message) != 0 };
+        if bad {
+            let reason = self.context.llvm.message(message);
+            return failure(format!("cannot write {}: {reason}", path.display()));
+        }
+        Ok(())
+    }
+
+    /// Moves a variable to shared memory: a new one of the same name there, and every use of the
+    /// old one through a cast of the new address. A variable that is only declared becomes the
+    /// array of no known length that stands for dynamic shared memory.
+    pub(crate) fn move_to_shared(&self, old: Global<'_>) -> Result<()> {
+        const SHARED: u32 = 3;
+        const WIDEST_ACCESS: u32 = 16;
+        let (f, name) = (self.f(), old.name());
+        // SAFETY: a global is in a module.
+        let own = unsafe { (f.LLVMGetGlobalParent)(old.raw()) == self.raw };
+        if !own || old.as_variable().is_none() {
+            return failure(format!("`{name}` is not a variable of this module"));
+        }
+        old.set_name(&format!("{name}.generic"));
+        let name = c_string(&name)?;
+        // SAFETY: `old` is a variable of this module, as checked, so it has a value type and an
+        // alignment; the cast has the type of `old`, so that its uses agree.
+        unsafe {
+            let bytes = (f.LLVMArrayType2)((f.LLVMInt8TypeInContext)(self.context.raw), 0);
+            let dynamic = old.is_declaration();
+            let ty = if dynamic { bytes } else { (f.LLVMGlobalGetValueType)(old.raw()) };
+            let new = (f.LLVMAddGlobalInAddressSpace)(self.raw, ty, name.as_ptr(), SHARED);
+            let align = (f.LLVMGetAlignment)(old.raw());
+            (f.LLVMSetAlignment)(new, if dynamic { align.max(WIDEST_ACCESS) } else { align });
+            if !dynamic {
+                (f.LLVMSetInitializer)(new, (f.LLVMGetUndef)(ty));
+                (f.LLVMSetLinkage)(new, Linkage::INTERNAL.0);
+                old.retire();
+            }
+            let cast = (f.LLVMConstAddrSpaceCast)(new, (f.LLVMTypeOf)(old.raw()));
+            (f.LLVMReplaceAllUsesWith)(old.raw(), cast);
+        }
+        Ok(())
+    }
+}
+
+fn c_string(text: &str) -> Result<CString> {
+    CString::new(text).or_else(|_| failure(format!("{text:?} has a zero byte in it")))
+}
+
+fn c_path(path: &Path) -> Result<CString> {
+    let text = path.to_str().ok_or_else(|| Failure(format!("{path:?} is not UTF-8")))?;
+    c_string(text)
+}

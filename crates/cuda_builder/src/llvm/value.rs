@@ -1,0 +1,364 @@
+//! What is in a module: functions, variables, instructions, constants.
+
+use std::marker::PhantomData;
+use std::ops::Deref;
+
+use super::functions::{Functions, Ref};
+use super::{At, Attribute};
+
+/// A value of a module. Copies of it are the same value.
+#[derive(Clone, Copy)]
+pub(crate) struct Value<'m> {
+    raw: Ref,
+    f: &'m Functions,
+    module: PhantomData<&'m ()>,
+}
+
+impl PartialEq for Value<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.raw == other.raw
+    }
+}
+
+/// Follows one of LLVM's lists of values to its end.
+///
+/// # Safety
+///
+/// `first` is null or a live value that `next` takes, as is each result of `next`.
+pub(super) unsafe fn list<'m>(
+    f: &'m Functions,
+    first: Ref,
+    next: unsafe extern "C" fn(Ref) -> Ref,
+) -> impl Iterator<Item = Value<'m>> {
+    let some = |raw: Ref| (!raw.is_null()).then_some(raw);
+    // SAFETY: the caller's contract; null is not passed on.
+    std::iter::successors(some(first), move |raw| some(unsafe { next(*raw) }))
+        .map(move |raw| Value { raw, f, module: PhantomData })
+}
+
+impl<'m> Value<'m> {
+    pub(super) fn raw(self) -> Ref {
+        self.raw
+    }
+
+    fn value(self, raw: Ref) -> Self {
+        Self { raw, f: self.f, module: PhantomData }
+    }
+
+    /// The same value when `test`, one of LLVM's `IsA` functions, says yes.
+    fn is_a(self, test: unsafe extern "C" fn(Ref) -> Ref) -> bool {
+        // SAFETY: the `IsA` functions take any live value.
+        unsafe { !test(self.raw).is_null() }
+    }
+
+    pub(crate) fn name(self) -> String {
+        let mut length = 0;
+        // SAFETY: LLVM returns a pointer into the value's name, of the length it sets, which is
+        // copied before anything can rename the value.
+        unsafe {
+            let start = (self.f.LLVMGetValueName2)(self.raw, &mut length);
+            String::from_utf8_lossy(bytes(start.cast(), length)).into_owned()
+        }
+    }
+
+    pub(crate) fn set_name(self, name: &str) {
+        // SAFETY: pointer and length belong together, and LLVM copies the text.
+        unsafe { (self.f.LLVMSetValueName2)(self.raw, name.as_ptr().cast(), name.len()) }
+    }
+
+    pub(crate) fn as_function(self) -> Option<Function<'m>> {
+        self.is_a(self.f.LLVMIsAFunction).then_some(Function(Global(self)))
+    }
+
+    pub(crate) fn as_variable(self) -> Option<Global<'m>> {
+        self.is_a(self.f.LLVMIsAGlobalVariable).then_some(Global(self))
+    }
+
+    pub(crate) fn as_instruction(self) -> Option<Instruction<'m>> {
+        self.is_a(self.f.LLVMIsAInstruction).then_some(Instruction(self))
+    }
+
+    pub(crate) fn is_inline_asm(self) -> bool {
+        self.is_a(self.f.LLVMIsAInlineAsm)
+    }
+
+    pub(crate) fn is_undefined(self) -> bool {
+        // SAFETY: the function takes any live value.
+        unsafe { (self.f.LLVMIsUndef)(self.raw) != 0 }
+    }
+
+    pub(crate) fn as_integer(self) -> Option<i64> {
+        // SAFETY: the value is an integer constant, as checked.
+        self.is_a(self.f.LLVMIsAConstantInt)
+            .then(|| unsafe { (self.f.LLVMConstIntGetSExtValue)(self.raw) })
+    }
+
+    /// The bytes of a constant array of bytes, also when a struct of one field wraps it, as rustc
+    /// does with the value of every static.
+    pub(crate) fn as_bytes(self) -> Option<Vec<u8>> {
+        let mut length = 0;
+        // SAFETY: `LLVMIsConstantString` takes any value and says whether `LLVMGetAsString` may be
+        // called; its text is copied.
+        let own = unsafe {
+            ((self.f.LLVMIsConstantString)(self.raw) != 0).then(|| {
+                let start = (self.f.LLVMGetAsString)(self.raw, &mut length);
+                bytes(start.cast(), length).to_vec()
+            })
+        };
+        own.or_else(|| match self.operands()[..] {
+            [only] => only.as_bytes(),
+            _ => None,
+        })
+    }
+
+    /// What the value is made of; empty for arguments and blocks.
+    pub(crate) fn operands(self) -> Vec<Value<'m>> {
+        if !self.is_a(self.f.LLVMIsAUser) {
+            return Vec::new();
+        }
+        // SAFETY: the value has operands, as checked, and the indices are those that exist.
+        let operand = |i| self.value(unsafe { (self.f.LLVMGetOperand)(self.raw, i) });
+        // SAFETY: as above.
+        let count = unsafe { (self.f.LLVMGetNumOperands)(self.raw) };
+        (0..count.cast_unsigned()).map(operand).collect()
+    }
+
+    /// Attributes belong to a context, and each job has one.
+    fn check_context(self, attribute: Attribute<'_>) {
+        // SAFETY: any value has a type, and a type a context.
+        let own = unsafe { (self.f.LLVMGetTypeContext)((self.f.LLVMTypeOf)(self.raw)) };
+        assert_eq!(own, attribute.context, "an attribute is used in its own context");
+    }
+
+    /// The values that this one is an operand of, once for each time.
+    pub(crate) fn users(self) -> Vec<Value<'m>> {
+        // SAFETY: any value has a list of uses, and each use a user.
+        unsafe {
+            let first = (self.f.LLVMGetFirstUse)(self.raw);
+            let uses = list(self.f, first, self.f.LLVMGetNextUse);
+            uses.map(|one| self.value((self.f.LLVMGetUser)(one.raw))).collect()
+        }
+    }
+}
+
+/// # Safety
+///
+/// `start` is null, or points to `length` live bytes.
+unsafe fn bytes<'a>(start: *const u8, length: usize) -> &'a [u8] {
+    if start.is_null() {
+        return &[];
+    }
+    // SAFETY: the caller's contract.
+    unsafe { std::slice::from_raw_parts(start, length) }
+}
+
+/// How a symbol meets symbols of its name in other modules. The numbers are LLVM's.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Linkage(pub(super) i32);
+
+impl Linkage {
+    /// A definition that a linker takes only when something needs it.
+    pub(crate) const WHEN_NEEDED: Self = Self(3);
+    pub(crate) const APPENDING: Self = Self(7);
+    pub(crate) const INTERNAL: Self = Self(8);
+    pub(crate) const PRIVATE: Self = Self(9);
+}
+
+/// A function, a variable or an alias.
+#[derive(Clone, Copy)]
+pub(crate) struct Global<'m>(Value<'m>);
+
+impl<'m> Deref for Global<'m> {
+    type Target = Value<'m>;
+    fn deref(&self) -> &Value<'m> {
+        &self.0
+    }
+}
+
+impl<'m> Global<'m> {
+    /// `value` comes from a module's list of variables or aliases.
+    pub(super) fn new(value: Value<'m>) -> Self {
+        Self(value)
+    }
+
+    pub(crate) fn is_declaration(self) -> bool {
+        // SAFETY: the value is a global.
+        unsafe { (self.f.LLVMIsDeclaration)(self.raw) != 0 }
+    }
+
+    pub(crate) fn linkage(self) -> Linkage {
+        // SAFETY: the value is a global.
+        Linkage(unsafe { (self.f.LLVMGetLinkage)(self.raw) })
+    }
+
+    pub(crate) fn set_linkage(self, linkage: Linkage) {
+        // SAFETY: the value is a global, and the number one of LLVM's.
+        unsafe { (self.f.LLVMSetLinkage)(self.raw, linkage.0) }
+    }
+
+    /// The linker section, empty when none is set.
+    pub(crate) fn section(self) -> String {
+        // SAFETY: the value is a global; the text, null or NUL-terminated, is copied.
+        unsafe {
+            let text = (self.f.LLVMGetSection)(self.raw);
+            let length =
+                if text.is_null() { 0 } else { std::ffi::CStr::from_ptr(text).count_bytes() };
+            String::from_utf8_lossy(bytes(text.cast(), length)).into_owned()
+        }
+    }
+
+    /// The initial value of a variable.
+    pub(crate) fn initializer(self) -> Option<Value<'m>> {
+        let variable = self.as_variable()?;
+        // SAFETY: the value is a variable; null means that it is only declared.
+        let raw = unsafe { (self.f.LLVMGetInitializer)(variable.raw) };
+        (!raw.is_null()).then(|| self.value(raw))
+    }
+
+    /// Leaves the global for dead-code elimination to remove: internal, and under a name that LLVM
+    /// gives no meaning.
+    pub(crate) fn retire(self) {
+        self.set_linkage(Linkage::INTERNAL);
+        self.set_name(&format!("retired.{}", self.name()));
+    }
+}
+
+/// A function.
+#[derive(Clone, Copy)]
+pub(crate) struct Function<'m>(Global<'m>);
+
+impl<'m> Deref for Function<'m> {
+    type Target = Global<'m>;
+    fn deref(&self) -> &Global<'m> {
+        &self.0
+    }
+}
+
+impl<'m> Function<'m> {
+    /// `value` comes from a module's list of functions.
+    pub(super) fn new(value: Value<'m>) -> Self {
+        Self(Global(value))
+    }
+
+    pub(crate) fn global(self) -> Global<'m> {
+        self.0
+    }
+
+    /// Whether this is a kernel: an entry that the host launches.
+    pub(crate) fn is_kernel(self) -> bool {
+        const PTX_KERNEL: u32 = 71;
+        // SAFETY: the value is a function.
+        unsafe { (self.f.LLVMGetFunctionCallConv)(self.raw()) == PTX_KERNEL }
+    }
+
+    /// Whether LLVM itself gives the function its meaning.
+    pub(crate) fn is_intrinsic(self) -> bool {
+        self.name().starts_with("llvm.")
+    }
+
+    /// Drops the reference to the routine that would unwind the function's frame, which rustc leaves
+    /// on those that call `extern "C-unwind"`. Only landing pads need it; call this when they are gone.
+    pub(crate) fn forget_unwinding(self) {
+        // SAFETY: the value is a function; a null routine means none.
+        unsafe {
+            if (self.f.LLVMHasPersonalityFn)(self.raw()) != 0 {
+                (self.f.LLVMSetPersonalityFn)(self.raw(), std::ptr::null_mut());
+            }
+        }
+    }
+
+    pub(crate) fn parameters(self) -> Vec<Value<'m>> {
+        // SAFETY: the value is a function, and the indices are those that exist.
+        let parameter = |i| self.value(unsafe { (self.f.LLVMGetParam)(self.raw(), i) });
+        // SAFETY: the value is a function.
+        let count = unsafe { (self.f.LLVMCountParams)(self.raw()) };
+        (0..count).map(parameter).collect()
+    }
+
+    /// Every instruction, block by block; none while the body is unread.
+    pub(crate) fn instructions(self) -> Vec<Instruction<'m>> {
+        let f = self.f;
+        // SAFETY: a function has a list of blocks, and a block one of instructions.
+        unsafe {
+            let blocks = list(f, (f.LLVMGetFirstBasicBlock)(self.raw()), f.LLVMGetNextBasicBlock);
+            let body = blocks.flat_map(|block| {
+                list(f, (f.LLVMGetFirstInstruction)(block.raw), f.LLVMGetNextInstruction)
+            });
+            body.map(Instruction).collect()
+        }
+    }
+
+    pub(crate) fn add_attribute(self, at: At, attribute: Attribute<'_>) {
+        self.check_context(attribute);
+        // SAFETY: the value is a function, and the attribute of its context.
+        unsafe { (self.f.LLVMAddAttributeAtIndex)(self.raw(), at.index(), attribute.raw) }
+    }
+}
+
+/// The instructions that the builder looks at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Opcode {
+    Call,
+    Load,
+    Address,
+    Other,
+}
+
+/// An instruction.
+#[derive(Clone, Copy)]
+pub(crate) struct Instruction<'m>(Value<'m>);
+
+impl<'m> Deref for Instruction<'m> {
+    type Target = Value<'m>;
+    fn deref(&self) -> &Value<'m> {
+        &self.0
+    }
+}
+
+impl<'m> Instruction<'m> {
+    pub(crate) fn opcode(self) -> Opcode {
+        // SAFETY: the value is an instruction. The numbers are fixed by LLVM's C interface.
+        match unsafe { (self.f.LLVMGetInstructionOpcode)(self.raw) } {
+            // A call, an invoke, and a call that may branch (`asm goto`).
+            45 | 5 | 67 => Opcode::Call,
+            27 => Opcode::Load,
+            29 => Opcode::Address,
+            _ => Opcode::Other,
+        }
+    }
+
+    /// What a call calls, and with how many arguments.
+    pub(crate) fn call(self) -> Option<(Value<'m>, usize)> {
+        // SAFETY: the value is a call, as checked.
+        (self.opcode() == Opcode::Call).then(|| unsafe {
+            let called = self.value((self.f.LLVMGetCalledValue)(self.raw));
+            (called, (self.f.LLVMGetNumArgOperands)(self.raw) as usize)
+        })
+    }
+
+    /// A pointer and the constant number of bytes that this instruction adds to it.
+    pub(crate) fn address(self) -> Option<(Value<'m>, i64)> {
+        const POINTER_AND_INDEX: usize = 2;
+        let operands = self.operands();
+        if self.opcode() != Opcode::Address || operands.len() != POINTER_AND_INDEX {
+            return None;
+        }
+        // SAFETY: the value is an address computation, as checked, so it has an element type;
+        // comparing handles of types is comparing types, as all live in one context.
+        let of_bytes = unsafe {
+            let element = (self.f.LLVMGetGEPSourceElementType)(self.raw);
+            element == (self.f.LLVMInt8TypeInContext)((self.f.LLVMGetTypeContext)(element))
+        };
+        let bytes = operands[1].as_integer()?;
+        of_bytes.then_some((operands[0], bytes))
+    }
+
+    /// Adds an attribute to a call; nothing happens to other instructions.
+    pub(crate) fn add_attribute(self, at: At, attribute: Attribute<'_>) {
+        if self.opcode() == Opcode::Call {
+            self.check_context(attribute);
+            // SAFETY: the value is a call, and the attribute of its context.
+            unsafe { (self.f.LLVMAddCallSiteAttribute)(self.raw, at.index(), attribute.raw) }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! What `#[kernel]` leaves in the bitcode about each kernel.
+//!
+//! The attribute emits one static a kernel, in the section `.devcomm.kernel`, whose bytes are JSON:
+//! `{"name":"saxpy_f32","file":"saxpy","params":[{"name":"x","type":"*const
+//! f32"}],"arch":"sm_90a"}`, the last one optional. Nothing refers to these statics, so linking
+//! leaves them behind.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::arch::NvvmArch;
+use crate::llvm::{Failure, Module, Result};
+
+const SECTION: &str = ".devcomm.kernel";
+
+/// One kernel, as its source declares it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Declared {
+    pub(crate) name: String,
+    pub(crate) file: String,
+    /// `None` for a plain `extern "ptx-kernel"` function, of which only the PTX is known.
+    pub(crate) params: Option<Vec<DeclaredParam>>,
+    /// An architecture that this kernel needs, in place of the build's.
+    #[serde(default)]
+    pub(crate) arch: Option<String>,
+}
+
+/// One parameter of a kernel.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct DeclaredParam {
+    pub(crate) name: String,
+    #[serde(rename = "type")]
+    pub(crate) ty: String,
+}
+
+/// Reads the kernels of a package's module, grouped by source file. Kernels without metadata go
+/// into the group `default_file`.
+pub(crate) fn kernels(
+    module: &Module<'_>,
+    default_file: &str,
+) -> Result<BTreeMap<String, Vec<Declared>>> {
+    let mut declared: Vec<Declared> = Vec::new();
+    for global in module.globals().into_iter().filter(|global| global.section() == SECTION) {
+        let bytes = global.initializer().and_then(|value| value.as_bytes());
+        let kernel = bytes.as_deref().map(serde_json::from_slice);
+        match kernel {
+            Some(Ok(kernel)) => declared.push(kernel),
+            Some(Err(e)) => return unreadable(&global.name(), &e.to_string()),
+            None => return unreadable(&global.name(), "its value is not a constant of bytes"),
+        }
+    }
+    let functions = module.functions();
+    let mut entries: Vec<String> = functions
+        .iter()
+        .filter(|function| function.is_kernel() && !function.is_declaration())
+        .map(|function| function.name())
+        .collect();
+    let mut files: BTreeMap<String, Vec<Declared>> = BTreeMap::new();
+    for kernel in declared {
+        check_file_name(&kernel)?;
+        let Some(entry) = entries.iter().position(|name| *name == kernel.name) else {
+            return Err(Failure(format!(
+                "the metadata of kernel `{}` ({}.rs) names an entry that the package does not \
+                 define",
+                kernel.name, kernel.file
+            )));
+        };
+        entries.swap_remove(entry);
+        files.entry(kernel.file.clone()).or_default().push(kernel);
+    }
+    for name in entries {
+        let kernel = Declared { name, file: default_file.to_owned(), params: None, arch: None };
+        files.entry(default_file.to_owned()).or_default().push(kernel);
+    }
+    for kernels in files.values_mut() {
+        kernels.sort_by(|a, b| a.name.cmp(&b.name));
+    }
+    Ok(files)
+}
+
+fn unreadable<T>(symbol: &str, reason: &str) -> Result<T> {
+    Err(Failure(format!(
+        "the static `{symbol}` in section {SECTION} is not a kernel's metadata: {reason}; do \
+         cuda_std and cuda_builder have the same version?"
+    )))
+}
+
+/// The file's name becomes the name of files on disk.
+fn check_file_name(kernel: &Declared) -> Result<()> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    if !kernel.file.is_empty() && kernel.file.chars().all(plain) {
+        return Ok(());
+    }
+    Err(Failure(format!(
+        "kernel `{}` is in a file named {:?}: use letters, digits, `_` and `-` only",
+        kernel.name, kernel.file
+    )))
+}
+
+/// The architecture of a file: what its kernels ask for, else the build's.
+pub(crate) fn arch_of(
+    file: &str,
+    kernels: &[Declared],
+    build: NvvmArch,
+) -> std::result::Result<NvvmArch, crate::Error> {
+    let mut asked = kernels.iter().filter_map(|k| Some((&k.name, k.arch.as_deref()?)));
+    let Some((first, arch)) = asked.next() else {
+        return Ok(build);
+    };
+    if let Some((other, differs)) = asked.find(|(_, other)| *other != arch) {
+        return Err(crate::Error::TwoArchitectures {
+            file: file.to_owned(),
+            first: format!("{first} ({arch})"),
+            second: format!("{other} ({differs})"),
+        });
+    }
+    arch.parse()
+}

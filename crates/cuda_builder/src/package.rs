@@ -1,0 +1,120 @@
+//! Finds the kernel package, and the sources that its kernels depend on.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package, TargetKind};
+
+use crate::error::Error;
+
+/// The kernel package.
+#[derive(Debug)]
+pub(crate) struct KernelPackage {
+    pub(crate) name: String,
+    pub(crate) manifest: PathBuf,
+    /// Root source file of its library.
+    pub(crate) root_file: PathBuf,
+    /// Folders and files that the kernels are made of, path dependencies' among them.
+    pub(crate) sources: Vec<PathBuf>,
+    /// The workspace's target folder.
+    pub(crate) target: PathBuf,
+}
+
+/// Looks for `name` in the workspace of `manifest_dir`, then among its path dependencies.
+pub(crate) fn find(name: &str, manifest_dir: &Path) -> Result<KernelPackage, Error> {
+    let manifest = manifest_dir.join("Cargo.toml");
+    let mut seen = Seen::default();
+    let metadata = seen.read(&manifest)?;
+    let target = metadata.target_directory.into_std_path_buf();
+    let lock = metadata.workspace_root.into_std_path_buf().join("Cargo.lock");
+    if !seen.packages.contains_key(name) {
+        let workspace: Vec<PathBuf> = seen.packages.values().flat_map(path_dependencies).collect();
+        seen.follow(workspace)?;
+    }
+    let Some(package) = seen.packages.get(name).cloned() else {
+        let known = seen.packages.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+        return Err(Error::NoPackage { package: name.to_owned(), manifest, known });
+    };
+    let is_library = |kind: &TargetKind| {
+        use TargetKind::{CDyLib, DyLib, Lib, RLib, StaticLib};
+        matches!(kind, Lib | RLib | DyLib | CDyLib | StaticLib)
+    };
+    let library = package.targets.iter().find(|target| target.kind.iter().any(is_library));
+    let library = library.ok_or_else(|| Error::NoLibrary(name.to_owned()))?;
+    let mut sources = seen.sources(&package)?;
+    sources.extend(Some(lock).filter(|lock| lock.is_file()));
+    Ok(KernelPackage {
+        name: name.to_owned(),
+        manifest: package.manifest_path.clone().into_std_path_buf(),
+        root_file: library.src_path.clone().into_std_path_buf(),
+        sources,
+        target,
+    })
+}
+
+/// Packages that were met, by name.
+#[derive(Default)]
+struct Seen {
+    packages: BTreeMap<String, Package>,
+}
+
+impl Seen {
+    /// Reads the workspace of a manifest. Dependencies are not resolved, which needs no network.
+    fn read(&mut self, manifest: &Path) -> Result<Metadata, Error> {
+        let metadata = MetadataCommand::new()
+            .manifest_path(manifest)
+            .no_deps()
+            .exec()
+            .map_err(|source| Error::Workspace { manifest: manifest.to_owned(), source })?;
+        for package in &metadata.packages {
+            self.packages.entry(package.name.to_string()).or_insert_with(|| package.clone());
+        }
+        Ok(metadata)
+    }
+
+    fn knows(&self, folder: &Path) -> bool {
+        self.packages.values().any(|package| package_folder(package) == folder)
+    }
+
+    /// Reads the packages in these folders, and those that they depend on by path.
+    fn follow(&mut self, mut folders: Vec<PathBuf>) -> Result<(), Error> {
+        while let Some(folder) = folders.pop() {
+            if self.knows(&folder) {
+                continue;
+            }
+            let metadata = self.read(&folder.join("Cargo.toml"))?;
+            folders.extend(metadata.packages.iter().flat_map(path_dependencies));
+        }
+        Ok(())
+    }
+
+    /// What a package is made of, with everything it depends on by path.
+    fn sources(&mut self, package: &Package) -> Result<Vec<PathBuf>, Error> {
+        let mut folders = vec![package_folder(package)];
+        let mut index = 0;
+        while let Some(folder) = folders.get(index).cloned() {
+            index += 1;
+            self.follow(vec![folder.clone()])?;
+            let package = self.packages.values().find(|package| package_folder(package) == folder);
+            for dependency in package.into_iter().flat_map(path_dependencies) {
+                if !folders.contains(&dependency) {
+                    folders.push(dependency);
+                }
+            }
+        }
+        let parts =
+            |folder: PathBuf| ["Cargo.toml", "build.rs", "src"].map(|name| folder.join(name));
+        Ok(folders.into_iter().flat_map(parts).filter(|path| path.exists()).collect())
+    }
+}
+
+fn package_folder(package: &Package) -> PathBuf {
+    let manifest = package.manifest_path.as_std_path();
+    manifest.parent().unwrap_or(manifest).to_owned()
+}
+
+fn path_dependencies(package: &Package) -> Vec<PathBuf> {
+    let dependencies =
+        package.dependencies.iter().filter(|one| one.kind != DependencyKind::Development);
+    dependencies.filter_map(|one| Some(one.path.clone()?.into_std_path_buf())).collect()
+}

@@ -1,0 +1,157 @@
+//! Assembles PTX with NVIDIA's `ptxas`, when there is one, and reads what it says of each kernel.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+
+/// What one kernel takes of a multiprocessor, by `ptxas`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resources {
+    /// Registers a thread.
+    pub registers: u32,
+    /// Stack a thread, in bytes.
+    pub stack: u32,
+    /// Stores of spilled registers, in bytes.
+    pub spill_stores: u32,
+    /// Loads of spilled registers, in bytes.
+    pub spill_loads: u32,
+    /// Shared memory a block that the kernel declares itself, in bytes.
+    pub static_shared: u32,
+}
+
+impl Resources {
+    /// The most threads of a block that the register file holds, at most 1,024.
+    pub fn max_threads(&self) -> u32 {
+        // Since Volta a multiprocessor has four register files of 16,384. A warp lives in one of
+        // them, and takes its registers in steps of eight a thread.
+        const FILES: u32 = 4;
+        const FILE: u32 = 16_384;
+        const WARP: u32 = 32;
+        const LARGEST_BLOCK: u32 = 1024;
+        let warp = self.registers.max(1).next_multiple_of(8) * WARP;
+        (FILE / warp * FILES * WARP).min(LARGEST_BLOCK)
+    }
+}
+
+/// A `ptxas` to run.
+#[derive(Debug)]
+pub(crate) struct Ptxas {
+    program: PathBuf,
+    /// Its version text, for the cache.
+    pub(crate) version: String,
+}
+
+impl Ptxas {
+    /// The installed one, if any.
+    pub(crate) fn find() -> Result<Option<Self>, Error> {
+        let Ok(program) = devcomm_locate::find_ptxas() else {
+            return Ok(None);
+        };
+        let output = Command::new(&program).arg("--version").output();
+        let output = output.map_err(Error::io("run", &program))?;
+        let version = String::from_utf8_lossy(&output.stdout).into_owned();
+        Ok(Some(Self { program, version }))
+    }
+
+    /// Assembles `ptx` into `cubin`; returns the kernels' names and resources.
+    pub(crate) fn assemble(
+        &self,
+        file: &str,
+        arch: &str,
+        ptx: &Path,
+        cubin: &Path,
+    ) -> Result<Vec<(String, Resources)>, Error> {
+        let output = Command::new(&self.program)
+            .args(["-v", "--generate-line-info", "--gpu-name", arch, "--output-file"])
+            .args([cubin, ptx])
+            .output()
+            .map_err(Error::io("run", &self.program))?;
+        let text =
+            String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        if !output.status.success() {
+            return Err(Error::Ptxas {
+                file: file.to_owned(),
+                ptx: ptx.to_owned(),
+                message: text.trim().to_owned(),
+            });
+        }
+        Ok(read(&text))
+    }
+}
+
+/// Reads the messages of `ptxas -v`.
+fn read(text: &str) -> Vec<(String, Resources)> {
+    let mut kernels: Vec<(String, Resources)> = Vec::new();
+    let mut of_entry = false;
+    for line in text.lines() {
+        if let Some((_, rest)) = line.split_once("Compiling entry function '") {
+            let name = rest.split('\'').next().unwrap_or_default();
+            kernels.push((name.to_owned(), Resources::default()));
+            continue;
+        }
+        let Some((name, resources)) = kernels.last_mut() else {
+            continue;
+        };
+        if let Some((_, function)) = line.split_once("Function properties for ") {
+            // Functions that were not inlined have properties of their own.
+            of_entry = function.trim() == name;
+        } else if line.contains("bytes stack frame") && of_entry {
+            resources.stack = number_before(line, " bytes stack frame");
+            resources.spill_stores = number_before(line, " bytes spill stores");
+            resources.spill_loads = number_before(line, " bytes spill loads");
+        } else if line.contains(": Used ") {
+            resources.registers = number_before(line, " registers");
+            resources.static_shared = number_before(line, " bytes smem");
+        }
+    }
+    kernels
+}
+
+/// The number that stands before the given words, or 0 when they are not there.
+fn number_before(line: &str, words: &str) -> u32 {
+    let number = line.split_once(words).and_then(|(before, _)| before.split_whitespace().last());
+    number.and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Resources, read};
+
+    #[test]
+    fn the_numbers_of_each_kernel_are_read() {
+        let text = "\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'one' for 'sm_90'
+ptxas info    : Function properties for one
+    16 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads
+ptxas info    : Used 32 registers, used 1 barriers, 16 bytes cumulative stack size, 1024 bytes \
+                    smem, 408 bytes cmem[0]
+ptxas info    : Compile time = 2.1 ms
+ptxas info    : Function properties for helper
+    64 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Compiling entry function 'two' for 'sm_90'
+ptxas info    : Function properties for two
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 8 registers, used 0 barriers
+";
+        let one = Resources {
+            registers: 32,
+            stack: 16,
+            spill_stores: 8,
+            spill_loads: 4,
+            static_shared: 1024,
+        };
+        let two = Resources { registers: 8, ..Resources::default() };
+        assert_eq!(read(text), [("one".to_owned(), one), ("two".to_owned(), two)]);
+    }
+
+    #[test]
+    fn threads_fit_the_register_file() {
+        let threads = |registers| Resources { registers, ..Resources::default() }.max_threads();
+        assert_eq!((threads(32), threads(64), threads(168), threads(172)), (1024, 1024, 384, 256));
+        assert_eq!(threads(255), 256);
+    }
+}

@@ -1,0 +1,149 @@
+//! Turns the crates' bitcode into one small module a kernel file.
+//!
+//! A linker takes a `linkonce` definition only when something needs it. So every definition that
+//! is not wanted for itself becomes `linkonce`, the crates are read lazily, and what nobody calls
+//! (most of `core`) is never even parsed. The result of a file depends on that file and what it
+//! calls alone: its hash says whether the file must be linked again.
+
+use std::collections::{BTreeSet, HashSet};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::llvm::{Context, Linkage, Llvm, Module, Result};
+use crate::metadata::{self, Declared};
+
+/// Functions that the CUDA driver provides to every module.
+pub(crate) const DRIVER_FUNCTIONS: [&str; 4] = ["vprintf", "__assertfail", "malloc", "free"];
+
+/// What to split.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Split {
+    /// The kernel package's bitcode.
+    pub(crate) kernels: PathBuf,
+    /// Its dependencies', `core` among them.
+    pub(crate) libraries: Vec<PathBuf>,
+    /// The module of kernels that come without metadata.
+    pub(crate) default_file: String,
+    /// Where the results go.
+    pub(crate) folder: PathBuf,
+}
+
+/// One kernel file's part of the package.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Part {
+    pub(crate) file: String,
+    pub(crate) kernels: Vec<Declared>,
+    pub(crate) bitcode: PathBuf,
+    /// Functions that neither Rust nor the driver defines: NCCL's.
+    pub(crate) wanted: Vec<String>,
+}
+
+/// Splits the package.
+pub(crate) fn split(llvm: &Llvm, job: &Split) -> Result<Vec<Part>> {
+    let context = Context::new(llvm);
+    let whole = join(&context, job)?;
+    let files = metadata::kernels(&whole, &job.default_file)?;
+    let whole_path = job.folder.join("whole.package.bc");
+    whole.write_bitcode(&whole_path)?;
+    drop(whole);
+
+    let mut parts = Vec::new();
+    for (file, kernels) in files {
+        let names: HashSet<&str> = kernels.iter().map(|kernel| kernel.name.as_str()).collect();
+        let source = context.read_lazily(&whole_path)?;
+        only_when_needed(&source, |name| names.contains(name));
+        let mut part = context.new_module(&file, &source)?;
+        part.set_name(&file);
+        part.link_in(source)?;
+        let bitcode = job.folder.join(format!("{file}.bc"));
+        part.write_bitcode(&bitcode)?;
+        let wanted = undefined(&part)
+            .into_iter()
+            .filter(|name| !DRIVER_FUNCTIONS.contains(&name.as_str()))
+            .collect();
+        parts.push(Part { file, kernels, bitcode, wanted });
+    }
+    Ok(parts)
+}
+
+/// The kernel package with what it needs of its dependencies.
+fn join<'c>(context: &'c Context<'c>, job: &Split) -> Result<Module<'c>> {
+    let mut whole = context.read(&job.kernels)?;
+    retire_used_lists(&whole);
+    let mut libraries = Vec::new();
+    for path in &job.libraries {
+        let library = context.read_lazily(path)?;
+        let functions = library.functions();
+        let defined = functions.iter().filter(|f| !f.is_declaration()).map(|f| f.name());
+        let variables = library.globals();
+        let variables = variables.iter().filter(|g| !g.is_declaration()).map(|g| g.name());
+        libraries.push((path, defined.chain(variables).collect::<HashSet<_>>()));
+    }
+    // Libraries need each other both ways (`core` calls the panic handler of a crate above it), so
+    // one pass over them is not enough.
+    loop {
+        let mut linked = false;
+        for (path, defined) in &libraries {
+            if undefined(&whole).iter().any(|name| defined.contains(name)) {
+                let library = context.read_lazily(path)?;
+                share_locals(&library, path);
+                only_when_needed(&library, |_| false);
+                whole.link_in(library)?;
+                linked = true;
+            }
+        }
+        if !linked {
+            return Ok(whole);
+        }
+    }
+}
+
+/// Makes every definition but the kept ones one that is linked when something needs it.
+pub(crate) fn only_when_needed(module: &Module<'_>, keep: impl Fn(&str) -> bool) {
+    retire_used_lists(module);
+    let functions = module.functions();
+    let functions = functions.into_iter().map(|function| function.global());
+    for symbol in functions.chain(module.globals()).chain(module.aliases()) {
+        let local = [Linkage::INTERNAL, Linkage::PRIVATE].contains(&symbol.linkage());
+        if !symbol.is_declaration() && !local && !keep(&symbol.name()) {
+            symbol.set_linkage(Linkage::WHEN_NEEDED);
+        }
+    }
+}
+
+/// Gives a library's local symbols a name of their own that other modules can see. A library that
+/// is linked in two rounds would otherwise bring its local variables twice.
+fn share_locals(library: &Module<'_>, path: &Path) {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let functions = library.functions();
+    let functions = functions.into_iter().map(|function| function.global());
+    for (index, symbol) in functions.chain(library.globals()).enumerate() {
+        let local = [Linkage::INTERNAL, Linkage::PRIVATE].contains(&symbol.linkage());
+        if local && !symbol.is_declaration() {
+            symbol.set_name(&format!("{}.{stem}.{index}", symbol.name()));
+            symbol.set_linkage(Linkage::WHEN_NEEDED);
+        }
+    }
+}
+
+/// Takes away the lists that keep symbols alive (`llvm.used`): they hold the kernels' metadata.
+fn retire_used_lists(module: &Module<'_>) {
+    for global in module.globals() {
+        if global.linkage() == Linkage::APPENDING && global.name().ends_with(".used") {
+            global.retire();
+        }
+    }
+}
+
+/// Names that the module uses and does not define.
+pub(crate) fn undefined(module: &Module<'_>) -> BTreeSet<String> {
+    let functions = module.functions();
+    let functions = functions.iter().filter(|f| !f.is_intrinsic()).map(|f| f.global());
+    functions
+        .chain(module.globals())
+        .filter(|symbol| symbol.is_declaration() && !symbol.users().is_empty())
+        .map(|symbol| symbol.name())
+        .filter(|name| name != crate::link::DYNAMIC_SHARED)
+        .collect()
+}

@@ -1,0 +1,150 @@
+//! Runs LLVM in a child process.
+//!
+//! LLVM ends the process on what it cannot do (`u128 as f32` on a GPU), and a build that dies
+//! without a sentence helps nobody. So the program starts itself again, as a worker with one job;
+//! whatever happens to the worker, the builder lives to tell.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::link::{self, Link, PrepareNccl};
+use crate::llvm::Llvm;
+use crate::split::{self, Split};
+use crate::toolchain::Toolchain;
+
+/// Names the job of a worker.
+const JOB_VARIABLE: &str = "DEVCOMM_LINK_JOB";
+
+/// LLVM recurses over the code; a test harness gives its threads 2 MiB.
+const STACK_BYTES: usize = 64 << 20;
+
+/// One job for a worker.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Job {
+    Split(Split),
+    PrepareNccl(PrepareNccl),
+    Link(Link),
+}
+
+#[derive(Serialize, Deserialize)]
+struct Order {
+    libllvm: PathBuf,
+    llvm_version: String,
+    job: Job,
+    outcome: PathBuf,
+}
+
+/// How to start workers.
+#[derive(Debug)]
+pub(crate) struct Workers<'a> {
+    pub(crate) toolchain: &'a Toolchain,
+    /// A folder for orders and outcomes.
+    pub(crate) folder: PathBuf,
+}
+
+impl Workers<'_> {
+    /// Runs a job in a child process. `what` begins the message when it fails.
+    pub(crate) fn run<T: DeserializeOwned>(
+        &self,
+        name: &str,
+        what: &str,
+        job: Job,
+    ) -> Result<T, Error> {
+        let failed = |message: String| Error::Llvm { what: what.to_owned(), message };
+        let outcome = self.folder.join(format!("{name}.outcome.json"));
+        let order_path = self.folder.join(format!("{name}.job.json"));
+        let order = Order {
+            libllvm: self.toolchain.libllvm.clone(),
+            llvm_version: self.toolchain.llvm_version.clone(),
+            job,
+            outcome: outcome.clone(),
+        };
+        let text = serde_json::to_vec(&order).map_err(|e| failed(e.to_string()))?;
+        fs::write(&order_path, text).map_err(Error::io("write", &order_path))?;
+        let _ = fs::remove_file(&outcome);
+
+        let program = env::current_exe().map_err(|e| failed(e.to_string()))?;
+        let arguments: Vec<OsString> = env::args_os().skip(1).collect();
+        let output = Command::new(&program)
+            .args(arguments)
+            .env(JOB_VARIABLE, &order_path)
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|e| failed(format!("cannot start {}: {e}", program.display())))?;
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let Ok(text) = fs::read(&outcome) else {
+            return Err(failed(death(output.status, &stderr)));
+        };
+        match serde_json::from_slice::<Result<T, String>>(&text) {
+            Ok(result) => result.map_err(failed),
+            Err(e) => Err(failed(format!("the worker's answer is not readable: {e}"))),
+        }
+    }
+}
+
+/// What to say of a worker that ended without an answer.
+fn death(status: ExitStatus, stderr: &str) -> String {
+    if status.success() {
+        return "the program was started again to run LLVM, and ended without reaching \
+                `cuda_builder::link_worker()` or `CudaBuilder::build()`; call the former first \
+                in `main`"
+            .to_owned();
+    }
+    let own = stderr.lines().filter_map(|line| line.split_once("LLVM ERROR: "));
+    let reason: Vec<&str> = own.map(|(_, reason)| reason).collect();
+    if !reason.is_empty() {
+        return format!("LLVM gave up: {}", reason.join("\n"));
+    }
+    let last: Vec<&str> = stderr.lines().rev().take(8).collect();
+    let last = last.into_iter().rev().collect::<Vec<_>>().join("\n");
+    format!("LLVM's process ended with {status}:\n{last}")
+}
+
+/// Does a worker's job and ends the process, when this process was started as a worker.
+///
+/// [`CudaBuilder::build`](crate::CudaBuilder::build) begins with it, which is enough for a build
+/// script. A program that does other work before it builds kernels should call this first in its
+/// `main`.
+pub fn link_worker() {
+    let Some(path) = env::var_os(JOB_VARIABLE) else {
+        return;
+    };
+    let work = move || serve(Path::new(&path));
+    let worker = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(work);
+    let served = worker.map_err(|e| e.to_string()).and_then(|thread| {
+        thread
+            .join()
+            .unwrap_or_else(|_| Err("the worker panicked; its message is above".to_owned()))
+    });
+    if let Err(reason) = &served {
+        eprintln!("{reason}");
+    }
+    std::process::exit(i32::from(served.is_err()));
+}
+
+fn serve(path: &Path) -> Result<(), String> {
+    let text = fs::read(path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+    let order: Order = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
+    let answer = Llvm::load(&order.libllvm, &order.llvm_version)
+        .and_then(|llvm| do_job(&llvm, &order.job))
+        .map_err(|failure| failure.0);
+    let text = serde_json::to_vec(&answer).map_err(|e| e.to_string())?;
+    fs::write(&order.outcome, text)
+        .map_err(|e| format!("cannot write {}: {e}", order.outcome.display()))
+}
+
+fn do_job(llvm: &Llvm, job: &Job) -> crate::llvm::Result<serde_json::Value> {
+    let answer = match job {
+        Job::Split(job) => serde_json::to_value(split::split(llvm, job)?),
+        Job::PrepareNccl(job) => serde_json::to_value(link::prepare_nccl(llvm, job)?),
+        Job::Link(job) => serde_json::to_value(link::link(llvm, job)?),
+    };
+    answer.map_err(|e| crate::llvm::Failure(e.to_string()))
+}

@@ -1,0 +1,290 @@
+//! Every failure is a sentence that says what, where and what to do.
+
+use std::fs;
+use std::process::Command;
+
+use cuda_builder::CudaBuilder;
+use libtest_mimic::Trial;
+
+use crate::support::Needs::{Nccl, RustSource};
+use crate::support::{Outcome, Package, ensure, hide_nccl, run, script, stderr, stdout, test};
+
+pub fn tests() -> Vec<Trial> {
+    vec![
+        test("an_unresolved_symbol_is_named_with_its_user", &[RustSource], unresolved),
+        test("a_misspelt_nccl_function_is_named", &[RustSource, Nccl], misspelt),
+        test("a_rust_error_is_printed_by_rustc", &[RustSource], rust_error),
+        test("an_abort_of_llvm_is_an_error", &[RustSource], llvm_abort),
+        test("an_indirect_call_that_stays_is_an_error", &[RustSource], indirect),
+        test("a_shared_static_with_a_value_is_an_error", &[RustSource], shared_value),
+        test("a_parameter_of_no_size_is_an_error", &[RustSource], no_size),
+        test("two_architectures_in_a_file_are_an_error", &[RustSource], two_architectures),
+        test("bitcode_with_another_indirect_call_is_refused", &[RustSource], other_call),
+        test("bitcode_with_a_writing_table_entry_is_refused", &[RustSource], writing_entry),
+        test("missing_rust_source_names_the_command", &[], no_rust_source),
+        test("missing_nccl_is_a_warning_and_an_empty_index", &[RustSource], no_nccl),
+        test("missing_nccl_is_an_error_when_kernels_are_required", &[RustSource], required),
+        test("cargo_without_a_network_is_a_warning", &[RustSource], no_network),
+        test("a_skipped_build_writes_an_empty_index", &[], skipped),
+        test("an_unknown_package_is_named_with_those_that_exist", &[], no_package),
+    ]
+}
+
+/// A kernel with this body, which may use `p: *mut u32`.
+fn kernel(name: &str, before: &str, body: &str) -> Package {
+    let source = format!(
+        "{before}\n#[unsafe(no_mangle)]\npub unsafe extern \"ptx-kernel\" fn {name}(p: *mut u32) \
+         {{ unsafe {{ {body} }} }}\n"
+    );
+    Package::new(name, &source)
+}
+
+/// Builds, and checks that the error has all these texts in it.
+fn fails(package: &Package, texts: &[&str]) -> Outcome {
+    contains_all(&expect_error(package.builder())?, texts)
+}
+
+fn expect_error(builder: CudaBuilder) -> Result<String, libtest_mimic::Failed> {
+    match builder.build() {
+        Ok(_) => Err("the build did not fail".into()),
+        Err(error) => Ok(error.to_string()),
+    }
+}
+
+fn contains_all(message: &str, texts: &[&str]) -> Outcome {
+    for text in texts {
+        ensure(message.contains(text), format!("no `{text}` in: {message}"))?;
+    }
+    Ok(())
+}
+
+fn unresolved() -> Outcome {
+    let before = "unsafe extern \"C\" { fn nowhere(x: u32) -> u32; }";
+    let package = kernel("unresolved", before, "*p = nowhere(*p)");
+    fails(&package, &["unresolved device symbol", "`nowhere`", "`unresolved`", "unresolved.rs"])
+}
+
+fn misspelt() -> Outcome {
+    let before = "unsafe extern \"C\" { fn ncclGetLsaPinter(x: u32) -> u32; }";
+    let package = kernel("misspelt", before, "*p = ncclGetLsaPinter(*p)");
+    fails(&package, &["unresolved device symbol", "`ncclGetLsaPinter`", "`misspelt`"])
+}
+
+fn rust_error() -> Outcome {
+    let package = kernel("rust_error", "", "*p = \"text\"");
+    let output = package.as_build_script(|_| {});
+    ensure(!output.status.success(), "the build did not fail")?;
+    let texts = [
+        "error[E0308]: mismatched types",
+        "src/lib.rs:",
+        "expected `u32`",
+        "Error: the kernel package `rust-error` does not compile",
+    ];
+    contains_all(&stderr(&output), &texts)
+}
+
+fn llvm_abort() -> Outcome {
+    let package = kernel("llvm_abort", "", "*p = (*p.cast::<u128>() as f32) as u32");
+    fails(&package, &["llvm_abort.rs", "kernels: llvm_abort", "LLVM gave up"])
+}
+
+fn indirect() -> Outcome {
+    let package = kernel("indirect", "", "let f: fn(u32) -> u32 = *p.cast(); *p = f(*p)");
+    fails(&package, &["indirect.rs", ".callprototype"])
+}
+
+fn shared_value() -> Outcome {
+    let before = "#[unsafe(link_section = \".shared\")]\nstatic mut COUNT: u32 = 7;";
+    let package = kernel("shared_value", before, "COUNT += 1; *p = COUNT");
+    fails(&package, &["COUNT", "initial value", "MaybeUninit"])
+}
+
+/// Kernels `first` and `second` of one file, with this metadata each.
+fn declared(name: &str, metadata: [&str; 2]) -> Package {
+    let mut source = String::new();
+    for (kernel, rest) in ["first", "second"].into_iter().zip(metadata) {
+        let json = format!(r#"{{"name":"{kernel}","file":"{name}",{rest}}}"#);
+        source += &format!(
+            "#[unsafe(no_mangle)]\npub unsafe extern \"ptx-kernel\" fn {kernel}(p: *mut u32) {{ \
+             unsafe {{ *p = 1 }} }}\nconst _: () = {{ #[used] #[unsafe(link_section = \
+             \".devcomm.kernel\")]\nstatic META: [u8; {}] = *br#\"{json}\"#; }};\n",
+            json.len()
+        );
+    }
+    Package::new(name, &source)
+}
+
+const POINTER: &str = r#""params":[{"name":"p","type":"*mut u32"}]"#;
+
+fn no_size() -> Outcome {
+    let two = r#""params":[{"name":"unit","type":"()"},{"name":"p","type":"*mut u32"}]"#;
+    let package = declared("no_size", [POINTER, two]);
+    fails(&package, &["`second` declares 2 parameters and its PTX has 1", "no size"])
+}
+
+fn two_architectures() -> Outcome {
+    let asks = |arch: &str| format!("{POINTER},\"arch\":\"{arch}\"");
+    let package = declared("two_architectures", [&asks("sm_90a"), &asks("sm_100a")]);
+    fails(&package, &["first (sm_90a)", "second (sm_100a)", "another file"])
+}
+
+/// A folder like NCCL's, whose bitcode is of this Rust source.
+fn fake_nccl(package: &Package, source: &str) -> std::path::PathBuf {
+    let root = package.folder.join("nccl");
+    for folder in ["lib", "include"] {
+        fs::create_dir_all(root.join(folder)).unwrap();
+    }
+    let header = "#define NCCL_MAJOR 2\n#define NCCL_MINOR 99\n#define NCCL_PATCH 0\n#define \
+                  NCCL_SUFFIX \"\"\n#define NCCL_VERSION_CODE 29900\n";
+    fs::write(root.join("include/nccl.h"), header).unwrap();
+    let file = root.join("fake.rs");
+    fs::write(&file, source).unwrap();
+    let bitcode = root.join("lib/libnccl_device.bc");
+    let arguments =
+        ["--crate-type=rlib", "--edition=2024", "-O", "-Ccodegen-units=1", "-Cpanic=abort"];
+    let mut rustc = Command::new("rustc");
+    let rustc = rustc.args(arguments).arg(format!("--emit=llvm-bc={}", bitcode.display()));
+    let output = rustc.arg(&file).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    root
+}
+
+/// A kernel that calls `ncclUse`, with that function in a fake NCCL.
+fn with_fake_nccl(name: &str, source: &str, texts: &[&str]) -> Outcome {
+    let before = "unsafe extern \"C\" { fn ncclUse(group: *mut u32) -> i32; }";
+    let package = kernel(name, before, "*p = ncclUse(p) as u32");
+    let root = fake_nccl(&package, source);
+    contains_all(&expect_error(package.builder().nccl_home(root))?, texts)
+}
+
+const GROUP: &str = "
+#![no_std]
+#[repr(C)] pub struct Group { storage: [u64; 2], table: *const Table }
+#[repr(C)] pub struct Table { rank: unsafe extern \"C\" fn(*mut Group) -> i32 }
+unsafe impl Sync for Table {}
+";
+
+fn other_call() -> Outcome {
+    let source = format!(
+        "{GROUP}
+        #[unsafe(no_mangle)]
+        pub unsafe extern \"C\" fn ncclUse(group: *mut Group, f: unsafe extern \"C\" fn(*mut \
+         Group) -> i32) -> i32 {{
+            unsafe {{ f(group) }}
+        }}"
+    );
+    with_fake_nccl(
+        "other_call",
+        &source,
+        &["ncclUse has an indirect call", "not one of a cooperative group"],
+    )
+}
+
+fn writing_entry() -> Outcome {
+    let source = format!(
+        "{GROUP}
+        #[unsafe(no_mangle)]
+        pub unsafe extern \"C\" fn ncclUse(group: *mut Group) -> i32 {{
+            unsafe {{ ((*(*group).table).rank)(group) }}
+        }}
+        #[unsafe(no_mangle)]
+        unsafe extern \"C\" fn writes(group: *mut Group) -> i32 {{
+            unsafe {{ (*group).storage[0] = 1; }}
+            0
+        }}
+        #[unsafe(no_mangle)]
+        pub static TABLE: Table = Table {{ rank: writes }};"
+    );
+    with_fake_nccl(
+        "writing_entry",
+        &source,
+        &["writes is called through a table", "more than read"],
+    )
+}
+
+fn no_rust_source() -> Outcome {
+    let package = kernel("no_rust_source", "", "*p = 1");
+    let sysroot = package.folder.join("toolchains/1.99.0-test");
+    fs::create_dir_all(&sysroot)?;
+    let version = run(Command::new("rustc").arg("-vV"));
+    let rustc = package.folder.join("rustc");
+    let text = format!(
+        "#!/bin/sh\nif [ \"$1\" = --print ]; then echo {}; else cat <<'END'\n{version}END\nfi\n",
+        sysroot.display()
+    );
+    script(&rustc, &text);
+    let message = expect_error(package.builder().rustc(&rustc))?;
+    contains_all(&message, &["rustup component add rust-src --toolchain 1.99.0-test"])?;
+
+    let output = package.as_build_script(|command| {
+        command.env("RUSTC", &rustc);
+    });
+    ensure(output.status.success(), stderr(&output))?;
+    contains_all(
+        &stdout(&output),
+        &["cargo::warning=kernels were not built: rust-src is missing"],
+    )?;
+    contains_all(&package.index(), &["rustup component add rust-src --toolchain 1.99.0-test"])
+}
+
+fn needs_nccl(name: &str) -> Package {
+    let before = "unsafe extern \"C\" { fn ncclCoopSync(group: *mut u32); }";
+    kernel(name, before, "ncclCoopSync(p)")
+}
+
+fn no_nccl() -> Outcome {
+    let package = needs_nccl("no_nccl");
+    let output = package.as_build_script(hide_nccl);
+    ensure(output.status.success(), stderr(&output))?;
+    let texts = ["cargo::warning=kernels were not built", "/nonexistent/nccl", "cargo xtask setup"];
+    contains_all(&stdout(&output), &texts)?;
+    contains_all(
+        &package.index(),
+        &["(&[\n] as", "Some(\"kernels were not built", "cargo xtask setup"],
+    )
+}
+
+fn required() -> Outcome {
+    let package = needs_nccl("required");
+    let output = package.as_build_script(|command| {
+        hide_nccl(command);
+        command.env("DEVCOMM_REQUIRE_KERNELS", "1");
+    });
+    ensure(
+        output.status.code() == Some(1),
+        format!("the build script ended with {}", output.status),
+    )?;
+    contains_all(&stderr(&output), &["/nonexistent/nccl", "cargo xtask setup"])
+}
+
+/// `core` has dependencies of its own; a cargo that has never seen them needs the network.
+fn no_network() -> Outcome {
+    let package = kernel("no_network", "", "*p = 1");
+    let output = package.as_build_script(|command| {
+        command.env("CARGO_NET_OFFLINE", "true").env("CARGO_HOME", package.folder.join("home"));
+    });
+    ensure(output.status.success(), stderr(&output))?;
+    let texts = ["cargo::warning=kernels were not built: cargo cannot begin", "network"];
+    contains_all(&stdout(&output), &texts)?;
+    contains_all(&package.index(), &["(&[\n] as", "cargo cannot begin"])
+}
+
+fn skipped() -> Outcome {
+    for variable in ["DEVCOMM_BUILD_SKIP", "DOCS_RS"] {
+        let package = kernel("skipped", "", "*p = 1");
+        let output = package.as_build_script(|command| {
+            command.env(variable, "1").env("RUSTC", "/nonexistent/rustc");
+        });
+        ensure(output.status.success(), stderr(&output))?;
+        contains_all(&package.index(), &["(&[\n] as", variable])?;
+        contains_all(&stdout(&output), &[&format!("cargo::rerun-if-env-changed={variable}")])?;
+    }
+    Ok(())
+}
+
+fn no_package() -> Outcome {
+    let package = kernel("no_package", "", "*p = 1");
+    let builder =
+        CudaBuilder::new("kernles").manifest_dir(&package.folder).out_dir(&package.folder);
+    contains_all(&expect_error(builder)?, &["`kernles`", "no-package"])
+}

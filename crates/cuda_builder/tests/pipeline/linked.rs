@@ -1,0 +1,161 @@
+//! What the linked kernels look like.
+
+use std::fs;
+use std::sync::LazyLock;
+
+use cuda_builder::{Artifacts, NvvmArch};
+use libtest_mimic::{Failed, Trial};
+
+use crate::support::Needs::{Nccl, Ptxas, RustSource};
+use crate::support::{Outcome, Package, body, ensure, stderr, test};
+
+pub fn tests() -> Vec<Trial> {
+    vec![
+        test("nccl_functions_are_inlined", &[RustSource, Nccl], inlined),
+        test("an_lsa_kernel_has_no_stack_and_no_spill", &[RustSource, Nccl, Ptxas], no_stack),
+        test("statics_and_the_dynamic_array_are_in_shared_memory", &[RustSource, Nccl], shared),
+        test("kernels_assemble_for_hopper_and_blackwell", &[RustSource, Nccl, Ptxas], assemble),
+        test("the_sidecar_tells_what_the_source_declares", &[RustSource, Nccl], sidecar),
+        test("checks_of_a_debug_build_stay_in_its_kernels", &[RustSource], debug),
+        test("a_build_script_gets_an_index_to_include", &[RustSource, Nccl], index),
+        test(
+            "kernels_have_source_lines_and_are_optimised_all_the_same",
+            &[RustSource, Nccl],
+            lines,
+        ),
+        test("ir_is_dumped_before_and_after_optimisation", &[RustSource], dump),
+    ]
+}
+
+/// The fixture, built once for the tests that only look at it.
+fn linked() -> Result<&'static Artifacts, Failed> {
+    static LINKED: LazyLock<Result<Artifacts, String>> = LazyLock::new(|| {
+        Package::fixture("linked").builder().build().map_err(|error| error.to_string())
+    });
+    LINKED.as_ref().map_err(Failed::from)
+}
+
+fn inlined() -> Outcome {
+    let artifacts = linked()?;
+    for kernel in artifacts.report()? {
+        ensure(kernel.calls == 0, format!("{} has {} calls", kernel.name, kernel.calls))?;
+        ensure(kernel.call_prototypes == 0, format!("{} has a .callprototype", kernel.file))?;
+    }
+    let body = body(artifacts, "lsa_allreduce");
+    let local = ["ld.local", "st.local", ".local .align"].iter().any(|text| body.contains(text));
+    ensure(!local, "the all-reduce kernel uses local memory")
+}
+
+fn no_stack() -> Outcome {
+    let artifacts = linked()?;
+    let report = artifacts.report()?;
+    let kernel = report.iter().find(|kernel| kernel.name == "lsa_allreduce").unwrap();
+    let used = kernel.resources.ok_or("the kernel has no resources")?;
+    ensure((used.stack, used.spill_stores, used.spill_loads) == (0, 0, 0), format!("{used:?}"))?;
+    ensure(used.registers > 0 && kernel.max_threads >= Some(512), format!("{kernel:?}"))?;
+    let cubin = artifacts.modules.iter().all(|m| m.cubin.as_ref().is_some_and(|c| c.is_file()));
+    ensure(cubin, "a module has no cubin")
+}
+
+fn shared() -> Outcome {
+    let artifacts = linked()?;
+    let module = artifacts.modules.iter().find(|module| module.file == "shared").unwrap();
+    let text = fs::read_to_string(&module.ptx)?;
+    let sized =
+        text.lines().any(|line| line.trim().starts_with(".shared") && line.contains("[1024]"));
+    ensure(sized, "no static of 1,024 bytes in shared memory")?;
+    let dynamic = ".extern .shared .align 16 .b8 __cuda_std_dynamic_shared[]";
+    ensure(text.contains(dynamic), "no dynamic array in shared memory")?;
+    for kernel in ["reverse_static", "reverse_dynamic"] {
+        let body = body(artifacts, kernel);
+        let found = body.contains("st.shared") && body.contains("ld.shared");
+        ensure(found, format!("{kernel} does not access shared memory"))?;
+    }
+    ensure(module.info.arch == "sm_90a", "the architecture that the kernels ask for was not used")
+}
+
+fn assemble() -> Outcome {
+    for arch in [NvvmArch::Compute90, NvvmArch::Compute100] {
+        let artifacts = Package::fixture(&format!("linked_{arch}")).builder().arch(arch).build()?;
+        let module = artifacts.modules.iter().find(|module| module.file == "lsa").unwrap();
+        ensure(module.info.arch == arch.name(), format!("built for {}", module.info.arch))?;
+        ensure(module.cubin.is_some(), format!("no cubin for {arch}"))?;
+    }
+    Ok(())
+}
+
+fn sidecar() -> Outcome {
+    let artifacts = linked()?;
+    let module = |file| artifacts.modules.iter().find(|m| m.file == file).ok_or("no module");
+    let lsa = module("lsa")?;
+    let text: serde_json::Value = serde_json::from_slice(&fs::read(&lsa.sidecar)?)?;
+    ensure(text["ptx_isa"] == "8.6", format!("PTX {}", text["ptx_isa"]))?;
+    ensure(text["nccl"]["bitcode_sha256"].as_str().is_some_and(|s| s.len() == 64), "no hash")?;
+    let comm = serde_json::json!({"name": "comm", "type": "DevComm", "size": 248, "align": 8});
+    ensure(text["kernels"][0]["params"][0] == comm, format!("{text}"))?;
+    // A kernel without #[kernel] goes to the package's module, with what PTX says of it.
+    let plain = module("fixture_kernels")?;
+    ensure(plain.info.nccl.is_none(), "a kernel without NCCL is said to have it")?;
+    let params = &plain.info.kernels[0].params;
+    ensure(params.len() == 3 && params[2].ty == "u64", format!("{params:?}"))
+}
+
+fn debug() -> Outcome {
+    let source = "#[unsafe(no_mangle)]\npub unsafe extern \"ptx-kernel\" fn add(p: *mut u32, q: \
+                  u32) { unsafe { *p += q } }\n";
+    let package = Package::new("debug_checks", source);
+    let traps = |artifacts: &Artifacts| {
+        fs::read_to_string(&artifacts.modules[0].ptx).map(|ptx| ptx.contains("setp"))
+    };
+    ensure(!traps(&package.builder().build()?)?, "a release kernel checks for overflow")?;
+    ensure(traps(&package.builder().debug(true).build()?)?, "no check for overflow")
+}
+
+fn index() -> Outcome {
+    let package = Package::fixture("index");
+    let output = package.as_build_script(|_| {});
+    ensure(output.status.success(), stderr(&output))?;
+    let program = format!(
+        "const KERNELS: (&[(&str, &str, &str)], Option<&str>) = include!({:?});\nfn main() {{ for \
+         (name, ptx, _) in KERNELS.0 {{ println!(\"{{name}} {{}}\", ptx.contains(name)) }} \
+         assert!(KERNELS.1.is_none()) }}",
+        package.folder.join("out-dir/kernels/kernels.rs")
+    );
+    let source = package.folder.join("program.rs");
+    fs::write(&source, program)?;
+    let binary = package.folder.join("program");
+    let compiled =
+        std::process::Command::new("rustc").arg(&source).arg("-o").arg(&binary).output()?;
+    ensure(compiled.status.success(), stderr(&compiled))?;
+    let ran = std::process::Command::new(&binary).output()?;
+    let names: Vec<String> = crate::support::stdout(&ran)
+        .lines()
+        .filter_map(|line| Some(line.split_once(' ')?.0.to_owned()))
+        .collect();
+    ensure(names == ["barrier", "fixture_kernels", "lsa", "shared"], format!("{names:?}"))
+}
+
+fn lines() -> Outcome {
+    let lsa = linked()?.modules.iter().find(|module| module.file == "lsa").unwrap();
+    let text = fs::read_to_string(&lsa.ptx)?;
+    ensure(text.contains(".loc") && text.contains("src/lsa.rs\""), "no lines of lsa.rs")?;
+    // ptxas optimises a module of `.target sm_90, debug` less: twice the registers.
+    let target = text.lines().find(|line| line.starts_with(".target"));
+    ensure(target == Some(".target sm_90"), format!("{target:?}"))
+}
+
+fn dump() -> Outcome {
+    let source = "#[unsafe(no_mangle)]\npub unsafe extern \"ptx-kernel\" fn dumped(p: *mut u32) { \
+                  unsafe { *p = 1 } }\n";
+    let package = Package::new("dump_ir", source);
+    let folder = package.folder.join("ir");
+    let output = package.as_build_script(|command| {
+        command.env("DEVCOMM_DUMP_IR", &folder);
+    });
+    ensure(output.status.success(), stderr(&output))?;
+    for stage in ["before", "after"] {
+        let text = fs::read_to_string(folder.join(format!("dump_ir.{stage}.ll")))?;
+        ensure(text.contains("@dumped("), format!("the IR {stage} has no kernel"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,141 @@
+//! Atomics. A simulated world is one OS thread; real atomics keep a kernel that runs elsewhere from being undefined.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::memory::{spin, touch};
+use super::{Access, Order, Scope, current};
+use crate::atomic::raw::{Add, Bits, MinMax};
+
+#[inline]
+#[track_caller]
+pub(crate) fn fence(order: Order, scope: Scope) {
+    let (thread, context) = current();
+    (context.ops.fence)(thread, order, scope);
+}
+
+/// Reports a read-modify-write of `address` and does it by `update`. One that changes nothing may be a thread that waits for
+/// a change, so it counts as a spin.
+#[inline]
+#[track_caller]
+fn modify<T: Copy + PartialEq>(
+    address: *mut T,
+    order: Order,
+    scope: Scope,
+    update: impl FnOnce() -> (T, T),
+) -> T {
+    touch(address.cast_const(), Access::AtomicRmw(order, scope));
+    let (old, new) = update();
+    if old == new {
+        spin();
+    }
+    old
+}
+
+macro_rules! modifications {
+    ($word:ty, $atomic:ty, $to:expr, $from:expr; $($name:ident |$old:ident, $value:ident| $new:expr;)*) => { $(
+        #[inline]
+        #[track_caller]
+        unsafe fn $name(address: *mut Self, $value: Self, order: Order, scope: Scope) -> Self {
+            let update = |bits: $word| {
+                let $old: Self = $from(bits);
+                $to($new)
+            };
+            let old = modify(address.cast::<$word>(), order, scope, || {
+                // SAFETY: the caller's.
+                let word = unsafe { <$atomic>::from_ptr(address.cast()) };
+                let old = word.update(Ordering::SeqCst, Ordering::SeqCst, update);
+                (old, update(old))
+            });
+            $from(old)
+        }
+    )* };
+}
+
+macro_rules! words {
+    ($($word:ty, $atomic:ty;)*) => { $(
+        impl Bits for $word {
+            #[inline]
+            #[track_caller]
+            unsafe fn load(address: *const Self, order: Order, scope: Scope) -> Self {
+                touch(address, Access::AtomicRead(order, scope));
+                spin();
+                // SAFETY: the caller's; a load does not write.
+                unsafe { <$atomic>::from_ptr(address.cast_mut()) }.load(Ordering::SeqCst)
+            }
+
+            #[inline]
+            #[track_caller]
+            unsafe fn store(address: *mut Self, value: Self, order: Order, scope: Scope) {
+                touch(address.cast_const(), Access::AtomicWrite(order, scope));
+                // SAFETY: the caller's.
+                unsafe { <$atomic>::from_ptr(address) }.store(value, Ordering::SeqCst);
+            }
+
+            #[inline]
+            #[track_caller]
+            unsafe fn compare_exchange(
+                address: *mut Self,
+                current: Self,
+                new: Self,
+                order: Order,
+                scope: Scope,
+            ) -> Self {
+                modify(address, order, scope, || {
+                    // SAFETY: the caller's.
+                    let word = unsafe { <$atomic>::from_ptr(address) };
+                    match word.compare_exchange(current, new, Ordering::SeqCst, Ordering::SeqCst) {
+                        Ok(old) => (old, new),
+                        Err(old) => (old, old),
+                    }
+                })
+            }
+
+            modifications! {
+                $word, $atomic, |v| v, |v| v;
+                swap |_old, value| value;
+                and |old, value| old & value;
+                or |old, value| old | value;
+                xor |old, value| old ^ value;
+            }
+        }
+    )* };
+}
+
+words! {
+    u32, AtomicU32;
+    u64, AtomicU64;
+}
+
+macro_rules! integers {
+    ($($type:ty, $word:ty, $atomic:ty;)*) => { $(
+        impl Add for $type {
+            modifications! {
+                $word, $atomic, |v| v as $word, |v| v as $type;
+                add |old, value| <$type>::wrapping_add(old, value);
+            }
+        }
+
+        impl MinMax for $type {
+            modifications! {
+                $word, $atomic, |v| v as $word, |v| v as $type;
+                min |old, value| Ord::min(old, value);
+                max |old, value| Ord::max(old, value);
+            }
+        }
+    )* };
+}
+
+integers! {
+    u32, u32, AtomicU32;
+    i32, u32, AtomicU32;
+    u64, u64, AtomicU64;
+    i64, u64, AtomicU64;
+}
+
+impl Add for f32 {
+    modifications! { u32, AtomicU32, f32::to_bits, f32::from_bits; add |old, value| old + value; }
+}
+
+impl Add for f64 {
+    modifications! { u64, AtomicU64, f64::to_bits, f64::from_bits; add |old, value| old + value; }
+}

@@ -1,0 +1,85 @@
+//! Plain accesses and shared memory.
+
+use std::panic::Location;
+
+use super::{Access, Order, Scope, current};
+use crate::atomic::AtomicValue;
+
+/// Reports an access of `T` about to happen, and refuses what a GPU would fault on.
+#[inline(always)]
+#[track_caller]
+pub(super) fn touch<T>(address: *const T, access: Access) {
+    if !address.is_aligned() {
+        misaligned(address.addr(), align_of::<T>());
+    }
+    let (thread, context) = current();
+    if context.watch {
+        (context.ops.access)(thread, address.addr(), size_of::<T>(), access, Location::caller());
+    }
+}
+
+#[cold]
+#[track_caller]
+fn misaligned(address: usize, align: usize) -> ! {
+    panic!("misaligned access: address {address:#x} is not a multiple of {align}")
+}
+
+/// Tells the simulator that this thread may be waiting for another's store.
+#[inline]
+#[track_caller]
+pub(super) fn spin() {
+    let (thread, context) = current();
+    (context.ops.spin)(thread, Location::caller());
+}
+
+#[inline(always)]
+#[track_caller]
+pub(crate) unsafe fn load<T: Copy>(address: *const T) -> T {
+    touch(address, Access::Read);
+    // SAFETY: the caller's.
+    unsafe { address.read() }
+}
+
+#[inline(always)]
+#[track_caller]
+pub(crate) unsafe fn store<T: Copy>(address: *mut T, value: T) {
+    touch(address, Access::Write);
+    // SAFETY: the caller's.
+    unsafe { address.write(value) }
+}
+
+#[inline]
+#[track_caller]
+pub(crate) unsafe fn load_volatile<T: AtomicValue>(address: *const T) -> T {
+    touch(address, Access::AtomicRead(Order::Relaxed, Scope::Sys));
+    spin();
+    // SAFETY: the caller's.
+    unsafe { address.read_volatile() }
+}
+
+#[inline]
+#[track_caller]
+pub(crate) unsafe fn store_volatile<T: AtomicValue>(address: *mut T, value: T) {
+    touch(address, Access::AtomicWrite(Order::Relaxed, Scope::Sys));
+    // SAFETY: the caller's.
+    unsafe { address.write_volatile(value) }
+}
+
+#[inline]
+#[track_caller]
+pub(crate) fn shared_static<T>(slot: *mut T) -> *mut T {
+    let (thread, context) = current();
+    (context.ops.shared_static)(thread, slot.addr(), size_of::<T>()).cast()
+}
+
+#[inline]
+#[track_caller]
+pub(crate) fn dynamic_shared() -> *mut u8 {
+    current().1.dynamic_shared.0
+}
+
+#[inline]
+#[track_caller]
+pub(crate) fn dynamic_shared_size() -> usize {
+    current().1.dynamic_shared.1
+}

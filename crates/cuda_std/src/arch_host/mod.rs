@@ -1,0 +1,34 @@
+//! The host's side: every question goes to the simulated thread that runs now. A
+//! simulator answers through [`Ops`].
+
+mod atomics;
+mod memory;
+mod numbers;
+mod seam;
+mod threads;
+
+pub use seam::{Access, CTX, Ops, Order, Scope, Shuffle, ThreadCtx};
+
+pub(crate) use atomics::fence;
+pub(crate) use memory::*;
+pub(crate) use numbers::*;
+pub(crate) use threads::*;
+
+/// The running simulated thread: the pointer that its hooks want, and its context.
+#[inline(always)]
+#[track_caller]
+fn current() -> (*const ThreadCtx, &'static ThreadCtx) {
+    let pointer = CTX.get();
+    if pointer.is_null() {
+        no_simulator();
+    }
+    // SAFETY: the simulator keeps the context alive and unchanged while its thread is current, and a thread's code (all that
+    // holds this reference) runs only then.
+    (pointer, unsafe { &*pointer })
+}
+
+#[cold]
+#[track_caller]
+fn no_simulator() -> ! {
+    panic!("a device function was called on the host: run this kernel in the simulator or on a GPU")
+}

@@ -1,0 +1,60 @@
+//! Arithmetic by the standard library and by `half`.
+
+use half::{bf16, f16};
+
+#[inline]
+pub(crate) fn f16_to_f32(value: f16) -> f32 {
+    value.to_f32()
+}
+
+#[inline]
+pub(crate) fn f32_to_f16(value: f32) -> f16 {
+    f16::from_f32(value)
+}
+
+#[inline]
+pub(crate) fn f32_to_bf16(value: f32) -> bf16 {
+    bf16::from_f32(value)
+}
+
+#[inline]
+pub(crate) fn f32_to_f16x2([low, high]: [f32; 2]) -> u32 {
+    u32::from(f16::from_f32(low).to_bits()) | u32::from(f16::from_f32(high).to_bits()) << 16
+}
+
+#[inline]
+pub(crate) fn f32_to_bf16x2([low, high]: [f32; 2]) -> u32 {
+    u32::from(bf16::from_f32(low).to_bits()) | u32::from(bf16::from_f32(high).to_bits()) << 16
+}
+
+macro_rules! floats {
+    ($($type:ident)*) => { $(
+        pub(crate) mod $type {
+            floats!($type: mul_add(a, b); sqrt(); floor(); ceil(); trunc(); round(););
+        }
+    )* };
+    ($type:ident: $($name:ident($($arg:ident),*);)*) => { $(
+        #[inline]
+        pub(crate) fn $name(x: $type $(, $arg: $type)*) -> $type {
+            x.$name($($arg),*)
+        }
+    )* };
+}
+
+floats!(f32 f64);
+
+#[inline]
+pub(crate) fn rsqrt(x: f32) -> f32 {
+    x.sqrt().recip()
+}
+
+macro_rules! approximations {
+    ($($name:ident)*) => { $(
+        #[inline]
+        pub(crate) fn $name(x: f32) -> f32 {
+            x.$name()
+        }
+    )* };
+}
+
+approximations!(exp2 log2 sin cos tanh);

@@ -1,0 +1,136 @@
+//! Indices, barriers, warps, printing.
+
+use std::panic::Location;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::{Shuffle, current, shared_static};
+use crate::io::{Arguments, Pieces};
+use crate::thread::index_in_block;
+
+macro_rules! indices {
+    ($($name:ident)*) => { $(
+        #[inline(always)]
+        #[track_caller]
+        pub(crate) fn $name(axis: usize) -> u32 {
+            current().1.$name[axis]
+        }
+    )* };
+}
+
+indices!(thread_idx block_idx block_dim grid_dim);
+
+#[inline(always)]
+#[track_caller]
+pub(crate) fn lane_id() -> u32 {
+    index_in_block() % crate::warp::WARP_SIZE
+}
+
+#[inline]
+#[track_caller]
+pub(crate) fn barrier(id: u32, count: u32) {
+    let (thread, context) = current();
+    (context.ops.barrier)(thread, id, count, Location::caller());
+}
+
+#[inline]
+#[track_caller]
+pub(crate) fn barrier_all() {
+    barrier(0, 0);
+}
+
+/// The barriers with a result: the threads count in a shared word between barriers.
+#[track_caller]
+pub(crate) fn barrier_count(predicate: bool) -> u32 {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    // SAFETY: the simulator gives at least the four bytes asked for, aligned to 16, alive while the block runs; all access to
+    // them is here, and atomic.
+    let count = unsafe { AtomicU32::from_ptr(shared_static(COUNT.as_ptr())) };
+    barrier_all();
+    if index_in_block() == 0 {
+        count.store(0, Ordering::Relaxed);
+    }
+    barrier_all();
+    count.fetch_add(predicate.into(), Ordering::Relaxed);
+    barrier_all();
+    count.load(Ordering::Relaxed)
+}
+
+#[track_caller]
+pub(crate) fn barrier_and(predicate: bool) -> bool {
+    barrier_count(!predicate) == 0
+}
+
+#[track_caller]
+pub(crate) fn barrier_or(predicate: bool) -> bool {
+    barrier_count(predicate) != 0
+}
+
+#[inline]
+#[track_caller]
+pub(crate) fn nanosleep(_nanos: u32) {
+    let (thread, context) = current();
+    (context.ops.spin)(thread, Location::caller());
+}
+
+/// A simulated warp runs as if no lane ever left it: the lanes that exist.
+#[track_caller]
+pub(crate) fn active_mask() -> u32 {
+    use crate::thread::block_dim;
+    use crate::warp::WARP_SIZE;
+    let first = index_in_block() / WARP_SIZE * WARP_SIZE;
+    let lanes = (block_dim().element_product() - first).min(WARP_SIZE);
+    u32::MAX >> (WARP_SIZE - lanes)
+}
+
+#[inline]
+#[track_caller]
+pub(crate) fn sync_warp(mask: u32) {
+    let (thread, context) = current();
+    (context.ops.sync_warp)(thread, mask, Location::caller());
+}
+
+#[inline]
+#[track_caller]
+pub(crate) fn shuffle(mask: u32, mode: Shuffle, value: u32, lane: u32, width: u32) -> (u32, bool) {
+    let (thread, context) = current();
+    (context.ops.shuffle)(thread, mask, mode, value, lane, width, Location::caller())
+}
+
+#[inline]
+#[track_caller]
+pub(crate) fn ballot(mask: u32, predicate: bool) -> u32 {
+    let (thread, context) = current();
+    (context.ops.ballot)(thread, mask, predicate, Location::caller())
+}
+
+#[inline]
+#[track_caller]
+pub(crate) fn vote_all(mask: u32, predicate: bool) -> bool {
+    ballot(mask, predicate) == mask
+}
+
+#[inline]
+#[track_caller]
+pub(crate) fn vote_any(mask: u32, predicate: bool) -> bool {
+    ballot(mask, predicate) != 0
+}
+
+#[track_caller]
+pub(crate) fn clock64() -> u64 {
+    let (thread, context) = current();
+    (context.ops.clock)(thread)
+}
+
+#[track_caller]
+pub(crate) fn globaltimer() -> u64 {
+    clock64()
+}
+
+#[track_caller]
+pub(crate) fn print<P: Pieces, A: Arguments>(arguments: A) {
+    let (thread, context) = current();
+    let mut text = String::new();
+    if arguments.write(P::PIECES, &mut text).is_ok() {
+        (context.ops.print)(thread, &text);
+    }
+}

@@ -1,0 +1,91 @@
+//! Arithmetic: what LLVM knows by LLVM, so that it can fold and combine; the rest by instruction.
+
+use core::arch::asm;
+
+use half::bf16;
+
+/// `half`'s type; `f16` is the compiler's here, which LLVM converts.
+type Half = half::f16;
+
+#[inline(always)]
+pub(crate) fn f16_to_f32(value: Half) -> f32 {
+    f16::from_bits(value.to_bits()) as f32
+}
+
+#[inline(always)]
+pub(crate) fn f32_to_f16(value: f32) -> Half {
+    Half::from_bits((value as f16).to_bits())
+}
+
+#[inline(always)]
+pub(crate) fn f32_to_bf16(value: f32) -> bf16 {
+    bf16::from_bits(f32_to_bf16x2([value, 0.0]) as u16)
+}
+
+#[inline(always)]
+pub(crate) fn f32_to_f16x2([low, high]: [f32; 2]) -> u32 {
+    let packed;
+    // SAFETY: arithmetic.
+    unsafe {
+        asm!(
+            "cvt.rn.f16x2.f32 {}, {}, {};",
+            out(reg32) packed,
+            in(reg32) high,
+            in(reg32) low,
+            options(pure, nomem, nostack),
+        );
+    }
+    packed
+}
+
+#[inline(always)]
+pub(crate) fn f32_to_bf16x2([low, high]: [f32; 2]) -> u32 {
+    let packed;
+    // SAFETY: arithmetic.
+    unsafe {
+        asm!(
+            "cvt.rn.bf16x2.f32 {}, {}, {};",
+            out(reg32) packed,
+            in(reg32) high,
+            in(reg32) low,
+            options(pure, nomem, nostack),
+        );
+    }
+    packed
+}
+
+pub(crate) mod f32 {
+    pub(crate) use core::f32::math::{ceil, floor, mul_add, round, sqrt, trunc};
+}
+
+pub(crate) mod f64 {
+    pub(crate) use core::f64::math::{ceil, floor, mul_add, round, sqrt, trunc};
+}
+
+macro_rules! approximations {
+    ($($name:ident $instruction:literal;)*) => { $(
+        #[inline(always)]
+        pub(crate) fn $name(x: f32) -> f32 {
+            let y;
+            // SAFETY: arithmetic.
+            unsafe {
+                asm!(
+                    concat!($instruction, " {}, {};"),
+                    out(reg32) y,
+                    in(reg32) x,
+                    options(pure, nomem, nostack),
+                );
+            }
+            y
+        }
+    )* };
+}
+
+approximations! {
+    rsqrt "rsqrt.approx.f32";
+    exp2 "ex2.approx.f32";
+    log2 "lg2.approx.f32";
+    sin "sin.approx.f32";
+    cos "cos.approx.f32";
+    tanh "tanh.approx.f32";
+}

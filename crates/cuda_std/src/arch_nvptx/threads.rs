@@ -1,0 +1,210 @@
+//! Special registers, barriers, warps.
+
+use core::arch::{asm, nvptx};
+
+use super::Shuffle;
+
+macro_rules! indices {
+    ($($name:ident $x:ident $y:ident $z:ident;)*) => { $(
+        #[inline(always)]
+        pub(crate) fn $name(axis: usize) -> u32 {
+            // SAFETY: reads a register.
+            unsafe {
+                match axis {
+                    0 => nvptx::$x(),
+                    1 => nvptx::$y(),
+                    _ => nvptx::$z(),
+                }
+            }
+        }
+    )* };
+}
+
+indices! {
+    thread_idx _thread_idx_x _thread_idx_y _thread_idx_z;
+    block_idx _block_idx_x _block_idx_y _block_idx_z;
+    block_dim _block_dim_x _block_dim_y _block_dim_z;
+    grid_dim _grid_dim_x _grid_dim_y _grid_dim_z;
+}
+
+#[inline(always)]
+pub(crate) fn lane_id() -> u32 {
+    let lane;
+    // SAFETY: reads a register that never changes.
+    unsafe { asm!("mov.u32 {}, %laneid;", out(reg32) lane, options(pure, nomem, nostack)) };
+    lane
+}
+
+#[inline(always)]
+pub(crate) fn active_mask() -> u32 {
+    let mask;
+    // SAFETY: reads a register; the answer depends on the place in the code, so it is not pure.
+    unsafe { asm!("activemask.b32 {};", out(reg32) mask, options(nomem, nostack)) };
+    mask
+}
+
+#[inline(always)]
+pub(crate) fn barrier_all() {
+    // SAFETY: a barrier touches no memory of its own; that all threads reach it is the caller's.
+    unsafe { asm!("bar.sync 0;", options(nostack)) }
+}
+
+#[inline(always)]
+pub(crate) fn barrier(id: u32, count: u32) {
+    // SAFETY: as above.
+    unsafe { asm!("barrier.sync {}, {};", in(reg32) id, in(reg32) count, options(nostack)) }
+}
+
+#[inline(always)]
+pub(crate) fn barrier_count(predicate: bool) -> u32 {
+    let count;
+    // SAFETY: as above.
+    unsafe {
+        asm!(
+            "{{ .reg .pred p; setp.ne.u32 p, {predicate}, 0; bar.red.popc.u32 {count}, 0, p; }}",
+            predicate = in(reg32) u32::from(predicate),
+            count = out(reg32) count,
+            options(nostack),
+        );
+    }
+    count
+}
+
+macro_rules! barriers_with_result {
+    ($($name:ident $op:literal;)*) => { $(
+        #[inline(always)]
+        pub(crate) fn $name(predicate: bool) -> bool {
+            let result: u32;
+            // SAFETY: as above.
+            unsafe {
+                asm!(
+                    concat!(
+                        "{{ .reg .pred p, q; setp.ne.u32 p, {predicate}, 0; ",
+                        $op,
+                        " q, 0, p; selp.u32 {result}, 1, 0, q; }}"
+                    ),
+                    predicate = in(reg32) u32::from(predicate),
+                    result = out(reg32) result,
+                    options(nostack),
+                );
+            }
+            result != 0
+        }
+    )* };
+}
+
+barriers_with_result! {
+    barrier_and "bar.red.and.pred";
+    barrier_or "bar.red.or.pred";
+}
+
+#[inline(always)]
+pub(crate) fn nanosleep(nanos: u32) {
+    // SAFETY: waits.
+    unsafe { asm!("nanosleep.u32 {};", in(reg32) nanos, options(nostack)) }
+}
+
+#[inline(always)]
+pub(crate) fn sync_warp(mask: u32) {
+    // SAFETY: a barrier touches no memory of its own; that all lanes reach it is the caller's.
+    unsafe { asm!("bar.warp.sync {};", in(reg32) mask, options(nostack)) }
+}
+
+macro_rules! shfl {
+    ($mode:literal, $mask:ident, $value:ident, $lane:ident, $clamp:ident) => {{
+        let (result, in_range): (u32, u32);
+        // SAFETY: exchanges registers; that all lanes of the mask execute it is the caller's.
+        unsafe {
+            asm!(
+                concat!(
+                    "{{ .reg .pred p; shfl.sync.",
+                    $mode,
+                    ".b32 {result}|p, {value}, {lane}, {clamp}, {mask}; selp.u32 {in_range}, 1, 0, p; }}"
+                ),
+                result = out(reg32) result,
+                in_range = out(reg32) in_range,
+                value = in(reg32) $value,
+                lane = in(reg32) $lane,
+                clamp = in(reg32) $clamp,
+                mask = in(reg32) $mask,
+                options(nomem, nostack),
+            );
+        }
+        (result, in_range != 0)
+    }};
+}
+
+#[inline(always)]
+pub(crate) fn shuffle(mask: u32, mode: Shuffle, value: u32, lane: u32, width: u32) -> (u32, bool) {
+    // Bits 8 to 12: which bits of the lane number a part of the warp shares; bits 0 to 4: the last lane of the part (the first
+    // for `up`).
+    let parts = (32 - width) << 8;
+    let clamp = parts | 31;
+    match mode {
+        Shuffle::Index => shfl!("idx", mask, value, lane, clamp),
+        Shuffle::Up => shfl!("up", mask, value, lane, parts),
+        Shuffle::Down => shfl!("down", mask, value, lane, clamp),
+        Shuffle::Xor => shfl!("bfly", mask, value, lane, clamp),
+    }
+}
+
+#[inline(always)]
+pub(crate) fn ballot(mask: u32, predicate: bool) -> u32 {
+    let lanes;
+    // SAFETY: exchanges registers; that all lanes of the mask execute it is the caller's.
+    unsafe {
+        asm!(
+            "{{ .reg .pred p; setp.ne.u32 p, {predicate}, 0; vote.sync.ballot.b32 {lanes}, p, {mask}; }}",
+            predicate = in(reg32) u32::from(predicate),
+            lanes = out(reg32) lanes,
+            mask = in(reg32) mask,
+            options(nomem, nostack),
+        );
+    }
+    lanes
+}
+
+macro_rules! votes {
+    ($($name:ident $op:literal;)*) => { $(
+        #[inline(always)]
+        pub(crate) fn $name(mask: u32, predicate: bool) -> bool {
+            let result: u32;
+            // SAFETY: as above.
+            unsafe {
+                asm!(
+                    concat!(
+                        "{{ .reg .pred p, q; setp.ne.u32 p, {predicate}, 0; ",
+                        $op,
+                        " q, p, {mask}; selp.u32 {result}, 1, 0, q; }}"
+                    ),
+                    predicate = in(reg32) u32::from(predicate),
+                    result = out(reg32) result,
+                    mask = in(reg32) mask,
+                    options(nomem, nostack),
+                );
+            }
+            result != 0
+        }
+    )* };
+}
+
+votes! {
+    vote_all "vote.sync.all.pred";
+    vote_any "vote.sync.any.pred";
+}
+
+#[inline(always)]
+pub(crate) fn clock64() -> u64 {
+    let cycles;
+    // SAFETY: reads a register; not pure and without `nomem`, so that it stays between the accesses around it.
+    unsafe { asm!("mov.u64 {}, %clock64;", out(reg64) cycles, options(nostack)) };
+    cycles
+}
+
+#[inline(always)]
+pub(crate) fn globaltimer() -> u64 {
+    let nanos;
+    // SAFETY: as above.
+    unsafe { asm!("mov.u64 {}, %globaltimer;", out(reg64) nanos, options(nostack)) };
+    nanos
+}

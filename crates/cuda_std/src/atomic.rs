@@ -1,0 +1,304 @@
+//! Atomics, orders and scopes.
+//!
+//! [`Atomic`] is a value in memory that threads change at the same time, like `core::sync::atomic`'s types, with a [`Scope`]
+//! beside the [`Order`]: an order among the threads of a block or of one GPU costs less than one that a peer GPU or the host
+//! sees. Orders and scopes are written as constants, which fold to one instruction.
+//!
+//! # Safety model
+//!
+//! The operations are safe, as on the host. [`Atomic::from_ptr`], which makes one of memory that somebody else owns (shared
+//! memory, a window), is `unsafe`.
+//!
+//! # Example
+//!
+//! ```
+//! use cuda_std::atomic::{AtomicU32, Order, Scope};
+//! /// A number of its own for each caller.
+//! fn ticket(counter: &AtomicU32) -> u32 {
+//!     counter.fetch_add(1, Order::Relaxed, Scope::Gpu)
+//! }
+//! ```
+
+use core::cell::UnsafeCell;
+
+use crate::arch;
+
+/// Memory order of an access or a fence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Atomic, ordered with nothing else.
+    Relaxed,
+    /// What follows stays behind: a load that sees a released value sees all that was written before it.
+    Acquire,
+    /// What precedes stays before.
+    Release,
+    /// Both.
+    AcqRel,
+    /// Both, and one order of all such operations.
+    SeqCst,
+}
+
+/// Who an access or a fence is ordered for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// The threads of the block.
+    Cta,
+    /// The threads of the GPU.
+    Gpu,
+    /// All GPUs and the host.
+    Sys,
+}
+
+/// Orders this thread's accesses before it and after it, for the threads in `scope`. PTX: `fence`.
+///
+/// # Panics
+///
+/// When `order` is relaxed, which orders nothing.
+#[inline(always)]
+#[track_caller]
+pub fn fence(order: Order, scope: Scope) {
+    assert!(order != Order::Relaxed, "there is no relaxed fence");
+    arch::fence(order, scope);
+}
+
+/// What the architectures implement; both have it for the same types.
+#[doc(hidden)]
+pub mod raw {
+    use super::{Order, Scope};
+
+    /// Words that the hardware loads, stores and swaps.
+    #[allow(
+        clippy::missing_safety_doc,
+        reason = "every function: the address is valid and aligned"
+    )]
+    pub trait Bits: Copy + Eq {
+        unsafe fn load(address: *const Self, order: Order, scope: Scope) -> Self;
+        unsafe fn store(address: *mut Self, value: Self, order: Order, scope: Scope);
+        unsafe fn swap(address: *mut Self, value: Self, order: Order, scope: Scope) -> Self;
+        unsafe fn compare_exchange(
+            address: *mut Self,
+            current: Self,
+            new: Self,
+            order: Order,
+            scope: Scope,
+        ) -> Self;
+        unsafe fn and(address: *mut Self, value: Self, order: Order, scope: Scope) -> Self;
+        unsafe fn or(address: *mut Self, value: Self, order: Order, scope: Scope) -> Self;
+        unsafe fn xor(address: *mut Self, value: Self, order: Order, scope: Scope) -> Self;
+    }
+
+    /// Numbers that the hardware adds.
+    #[allow(clippy::missing_safety_doc, reason = "the address is valid and aligned")]
+    pub trait Add: Copy {
+        unsafe fn add(address: *mut Self, value: Self, order: Order, scope: Scope) -> Self;
+    }
+
+    /// Numbers of which the hardware keeps the smaller or the larger.
+    #[allow(clippy::missing_safety_doc, reason = "the address is valid and aligned")]
+    pub trait MinMax: Copy {
+        unsafe fn min(address: *mut Self, value: Self, order: Order, scope: Scope) -> Self;
+        unsafe fn max(address: *mut Self, value: Self, order: Order, scope: Scope) -> Self;
+    }
+}
+
+/// A number of 4 or 8 bytes: what [`Atomic`] holds.
+///
+/// # Safety
+///
+/// `Bits` has the type's size and alignment, and every pattern is a value.
+pub unsafe trait AtomicValue: Copy + 'static {
+    /// The unsigned integer of the same size.
+    #[doc(hidden)]
+    type Bits: raw::Bits;
+    /// The value's bits.
+    #[doc(hidden)]
+    fn to_bits(self) -> Self::Bits;
+    /// The value of these bits.
+    #[doc(hidden)]
+    fn from_bits(bits: Self::Bits) -> Self;
+}
+
+macro_rules! values {
+    ($($type:ty as $bits:ty, $to:expr, $from:expr;)*) => { $(
+        // SAFETY: a number and the unsigned integer of its size.
+        unsafe impl AtomicValue for $type {
+            type Bits = $bits;
+
+            #[inline(always)]
+            fn to_bits(self) -> $bits {
+                $to(self)
+            }
+
+            #[inline(always)]
+            fn from_bits(bits: $bits) -> Self {
+                $from(bits)
+            }
+        }
+    )* };
+}
+
+values! {
+    u32 as u32, |v| v, |v| v;
+    i32 as u32, i32::cast_unsigned, u32::cast_signed;
+    f32 as u32, f32::to_bits, f32::from_bits;
+    u64 as u64, |v| v, |v| v;
+    i64 as u64, i64::cast_unsigned, u64::cast_signed;
+    f64 as u64, f64::to_bits, f64::from_bits;
+}
+
+/// A number in memory that threads may change at the same time.
+#[repr(transparent)]
+pub struct Atomic<T>(UnsafeCell<T>);
+
+/// An atomic `u32`.
+pub type AtomicU32 = Atomic<u32>;
+/// An atomic `i32`.
+pub type AtomicI32 = Atomic<i32>;
+/// An atomic `f32`.
+pub type AtomicF32 = Atomic<f32>;
+/// An atomic `u64`.
+pub type AtomicU64 = Atomic<u64>;
+/// An atomic `i64`.
+pub type AtomicI64 = Atomic<i64>;
+/// An atomic `f64`.
+pub type AtomicF64 = Atomic<f64>;
+
+// SAFETY: all access is atomic.
+unsafe impl<T: AtomicValue> Sync for Atomic<T> {}
+
+impl<T: AtomicValue> Atomic<T> {
+    /// A new one.
+    pub const fn new(value: T) -> Self {
+        Self(UnsafeCell::new(value))
+    }
+
+    /// The atomic in memory that somebody else owns.
+    ///
+    /// # Safety
+    ///
+    /// `address` is aligned and valid for `'a`, and whoever touches it at the same time does it by atomic or ordered accesses of
+    /// the same size, in a scope that includes the other.
+    #[inline(always)]
+    pub const unsafe fn from_ptr<'a>(address: *mut T) -> &'a Self {
+        // SAFETY: the caller's; the layout is T's.
+        unsafe { &*address.cast() }
+    }
+
+    /// Its address.
+    #[inline(always)]
+    pub const fn as_ptr(&self) -> *mut T {
+        self.0.get()
+    }
+
+    #[inline(always)]
+    fn bits(&self) -> *mut T::Bits {
+        self.as_ptr().cast()
+    }
+
+    /// The value. PTX: `ld`.
+    ///
+    /// # Panics
+    ///
+    /// When `order` is none of a load: release or acquire-release.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load(&self, order: Order, scope: Scope) -> T {
+        assert!(
+            !matches!(order, Order::Release | Order::AcqRel),
+            "a load is relaxed, acquiring or sequentially consistent"
+        );
+        // SAFETY: the address is that of a live atomic.
+        T::from_bits(unsafe { raw::Bits::load(self.bits().cast_const(), order, scope) })
+    }
+
+    /// Replaces the value. PTX: `st`.
+    ///
+    /// # Panics
+    ///
+    /// When `order` is none of a store: acquire or acquire-release.
+    #[inline(always)]
+    #[track_caller]
+    pub fn store(&self, value: T, order: Order, scope: Scope) {
+        assert!(
+            !matches!(order, Order::Acquire | Order::AcqRel),
+            "a store is relaxed, releasing or sequentially consistent"
+        );
+        // SAFETY: the address is that of a live atomic.
+        unsafe { raw::Bits::store(self.bits(), value.to_bits(), order, scope) }
+    }
+
+    /// Replaces the value and returns the old one. PTX: `atom.exch`.
+    #[inline(always)]
+    #[track_caller]
+    pub fn swap(&self, value: T, order: Order, scope: Scope) -> T {
+        // SAFETY: the address is that of a live atomic.
+        T::from_bits(unsafe { raw::Bits::swap(self.bits(), value.to_bits(), order, scope) })
+    }
+
+    /// Replaces the value if its bits are `current`'s. PTX: `atom.cas`.
+    ///
+    /// # Errors
+    ///
+    /// The value found, when it is another one.
+    #[inline(always)]
+    #[track_caller]
+    pub fn compare_exchange(&self, current: T, new: T, order: Order, scope: Scope) -> Result<T, T> {
+        let (current, new) = (current.to_bits(), new.to_bits());
+        // SAFETY: the address is that of a live atomic.
+        let found = unsafe { raw::Bits::compare_exchange(self.bits(), current, new, order, scope) };
+        if found == current { Ok(T::from_bits(found)) } else { Err(T::from_bits(found)) }
+    }
+}
+
+impl<T: AtomicValue + raw::Add> Atomic<T> {
+    /// Adds `value` and returns the old value; integers wrap around. PTX: `atom.add`.
+    #[inline(always)]
+    #[track_caller]
+    pub fn fetch_add(&self, value: T, order: Order, scope: Scope) -> T {
+        // SAFETY: the address is that of a live atomic.
+        unsafe { raw::Add::add(self.as_ptr(), value, order, scope) }
+    }
+}
+
+macro_rules! integers {
+    ($($type:ty)*) => { $(
+        impl Atomic<$type> {
+            /// Subtracts `value`, wrapping around, and returns the old value. PTX: `atom.add`.
+            #[inline(always)]
+            #[track_caller]
+            pub fn fetch_sub(&self, value: $type, order: Order, scope: Scope) -> $type {
+                self.fetch_add(value.wrapping_neg(), order, scope)
+            }
+
+            /// Keeps the smaller one and returns the old value. PTX: `atom.min`.
+            #[inline(always)]
+            #[track_caller]
+            pub fn fetch_min(&self, value: $type, order: Order, scope: Scope) -> $type {
+                // SAFETY: the address is that of a live atomic.
+                unsafe { raw::MinMax::min(self.as_ptr(), value, order, scope) }
+            }
+
+            /// Keeps the larger one and returns the old value. PTX: `atom.max`.
+            #[inline(always)]
+            #[track_caller]
+            pub fn fetch_max(&self, value: $type, order: Order, scope: Scope) -> $type {
+                // SAFETY: the address is that of a live atomic.
+                unsafe { raw::MinMax::max(self.as_ptr(), value, order, scope) }
+            }
+
+            integers!(bitwise $type: fetch_and and "and", fetch_or or "or", fetch_xor xor "xor");
+        }
+    )* };
+    (bitwise $type:ty: $($name:ident $raw:ident $ptx:literal),*) => { $(
+        #[doc = concat!("The bitwise ", $ptx, " with `value`; returns the old value. PTX: `atom.", $ptx, "`.")]
+        #[inline(always)]
+        #[track_caller]
+        pub fn $name(&self, value: $type, order: Order, scope: Scope) -> $type {
+            // SAFETY: the address is that of a live atomic.
+            let old = unsafe { raw::Bits::$raw(self.bits(), value.to_bits(), order, scope) };
+            AtomicValue::from_bits(old)
+        }
+    )* };
+}
+
+integers!(u32 i32 u64 i64);

@@ -1,0 +1,30 @@
+//! Clocks of the GPU.
+//!
+//! # Safety model
+//!
+//! Safe. A read stays in its place among the accesses to memory around it.
+//!
+//! # Example
+//!
+//! ```
+//! /// Cycles that `work` took on this multiprocessor.
+//! fn cycles(work: impl FnOnce()) -> u64 {
+//!     let start = cuda_std::clock::clock64();
+//!     work();
+//!     cuda_std::clock::clock64().wrapping_sub(start)
+//! }
+//! ```
+
+use crate::arch;
+
+/// Cycles of this multiprocessor. Clocks of different multiprocessors are not comparable. PTX: `%clock64`.
+#[inline(always)]
+pub fn clock64() -> u64 {
+    arch::clock64()
+}
+
+/// Nanoseconds of a clock that all multiprocessors of the GPU share, in steps of up to a microsecond. PTX: `%globaltimer`.
+#[inline(always)]
+pub fn globaltimer() -> u64 {
+    arch::globaltimer()
+}

@@ -1,0 +1,202 @@
+//! Indices of the thread, dimensions of the launch, barriers of the block.
+//!
+//! Indices are `u32`, as in the hardware. A launch has a grid of blocks and a block of threads, each up to three-dimensional;
+//! kernels that take a `DevComm` run in one-dimensional blocks.
+//!
+//! # Safety model
+//!
+//! Reading an index is safe. The barriers are safe to call as in Rust-CUDA, but every thread of the block has to call the
+//! same one: otherwise the kernel hangs or (in the simulator) ends with a report of who waits where.
+//!
+//! # Example
+//!
+//! ```
+//! use cuda_std::thread;
+//! /// The elements that this thread handles, of `count`.
+//! fn mine(count: usize) -> impl Iterator<Item = usize> {
+//!     let stride = (thread::grid_dim_x() * thread::block_dim_x()) as usize;
+//!     (thread::index_1d() as usize..count).step_by(stride)
+//! }
+//! ```
+
+use crate::arch;
+use crate::atomic::{Order, Scope, fence};
+
+/// Two numbers, one a dimension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the dimensions")]
+pub struct UVec2 {
+    pub x: u32,
+    pub y: u32,
+}
+
+/// Three numbers, one a dimension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the dimensions")]
+pub struct UVec3 {
+    pub x: u32,
+    pub y: u32,
+    pub z: u32,
+}
+
+impl UVec3 {
+    /// `x * y * z`.
+    #[inline(always)]
+    pub const fn element_product(self) -> u32 {
+        self.x * self.y * self.z
+    }
+}
+
+macro_rules! special_registers {
+    ($($register:ident: $doc:literal, $x:ident $y:ident $z:ident;)*) => { $(
+        #[doc = concat!($doc, ".")]
+        #[inline(always)]
+        pub fn $register() -> UVec3 {
+            UVec3 { x: $x(), y: $y(), z: $z() }
+        }
+
+        #[doc = concat!($doc, ": x.")]
+        #[inline(always)]
+        pub fn $x() -> u32 {
+            arch::$register(0)
+        }
+
+        #[doc = concat!($doc, ": y.")]
+        #[inline(always)]
+        pub fn $y() -> u32 {
+            arch::$register(1)
+        }
+
+        #[doc = concat!($doc, ": z.")]
+        #[inline(always)]
+        pub fn $z() -> u32 {
+            arch::$register(2)
+        }
+    )* };
+}
+
+special_registers! {
+    thread_idx: "Index of the thread in its block", thread_idx_x thread_idx_y thread_idx_z;
+    block_idx: "Index of the block in the grid", block_idx_x block_idx_y block_idx_z;
+    block_dim: "Threads of a block", block_dim_x block_dim_y block_dim_z;
+    grid_dim: "Blocks of the grid", grid_dim_x grid_dim_y grid_dim_z;
+}
+
+/// Index of the thread in the whole launch, for any number of dimensions: x runs fastest, threads before blocks.
+#[inline(always)]
+pub fn index() -> u32 {
+    let (grid, block) = (grid_dim(), block_idx());
+    let block = (block.z * grid.y + block.y) * grid.x + block.x;
+    block * block_dim().element_product() + index_in_block()
+}
+
+/// Index of the thread in a one-dimensional launch.
+#[inline(always)]
+pub fn index_1d() -> u32 {
+    block_idx_x() * block_dim_x() + thread_idx_x()
+}
+
+/// Place of the thread in a two-dimensional launch.
+#[inline(always)]
+pub fn index_2d() -> UVec2 {
+    UVec2 { x: index_1d(), y: block_idx_y() * block_dim_y() + thread_idx_y() }
+}
+
+/// Place of the thread in a three-dimensional launch.
+#[inline(always)]
+pub fn index_3d() -> UVec3 {
+    let UVec2 { x, y } = index_2d();
+    UVec3 { x, y, z: block_idx_z() * block_dim_z() + thread_idx_z() }
+}
+
+/// Index of the thread in its block, for any number of dimensions: x runs fastest.
+#[inline(always)]
+pub fn index_in_block() -> u32 {
+    let (dim, idx) = (block_dim(), thread_idx());
+    (idx.z * dim.y + idx.y) * dim.x + idx.x
+}
+
+/// Whether this is the launch's first thread; true in one thread.
+#[inline(always)]
+pub fn first() -> bool {
+    let zero = UVec3 { x: 0, y: 0, z: 0 };
+    block_idx() == zero && thread_idx() == zero
+}
+
+/// Barrier of the block: what its threads wrote to shared and global memory before, they all see after.
+///
+/// Every thread of the block calls it, or the kernel hangs. PTX: `bar.sync 0`.
+#[doc(alias = "__syncthreads")]
+#[inline(always)]
+#[track_caller]
+pub fn sync_threads() {
+    arch::barrier_all();
+}
+
+/// Barrier `id` (0 to 15, of which 0 is [`sync_threads`]'s) of `threads` threads of the block, a multiple of the warp size.
+///
+/// For blocks whose warps have different parts. Every warp that takes part calls it with the same numbers. NCCL's warp-span
+/// coop `id` uses barrier `1 + id`. PTX: `barrier.sync id, threads`.
+#[inline(always)]
+#[track_caller]
+pub fn sync_some_threads(id: u32, threads: u32) {
+    arch::barrier(id, threads);
+}
+
+/// [`sync_threads`], and the number of threads whose `predicate` is not zero. PTX: `barrier.red.popc`.
+#[doc(alias = "__syncthreads_count")]
+#[inline(always)]
+#[track_caller]
+pub fn sync_threads_count(predicate: u32) -> u32 {
+    arch::barrier_count(predicate != 0)
+}
+
+/// [`sync_threads`], and whether every thread's `predicate` is not zero, as 1 or 0. PTX: `barrier.red.and`.
+#[doc(alias = "__syncthreads_and")]
+#[inline(always)]
+#[track_caller]
+pub fn sync_threads_and(predicate: u32) -> u32 {
+    arch::barrier_and(predicate != 0).into()
+}
+
+/// [`sync_threads`], and whether some thread's `predicate` is not zero, as 1 or 0. PTX: `barrier.red.or`.
+#[doc(alias = "__syncthreads_or")]
+#[inline(always)]
+#[track_caller]
+pub fn sync_threads_or(predicate: u32) -> u32 {
+    arch::barrier_or(predicate != 0).into()
+}
+
+/// Sequentially consistent fence among the threads of the block.
+#[doc(alias = "__threadfence_block")]
+#[inline(always)]
+pub fn block_fence() {
+    fence(Order::SeqCst, Scope::Cta);
+}
+
+/// Sequentially consistent fence among the threads of the grid; the same as [`device_fence`].
+#[inline(always)]
+pub fn grid_fence() {
+    device_fence();
+}
+
+/// Sequentially consistent fence among the threads of the GPU.
+#[doc(alias = "__threadfence")]
+#[inline(always)]
+pub fn device_fence() {
+    fence(Order::SeqCst, Scope::Gpu);
+}
+
+/// Sequentially consistent fence among all GPUs and the host.
+#[doc(alias = "__threadfence_system")]
+#[inline(always)]
+pub fn system_fence() {
+    fence(Order::SeqCst, Scope::Sys);
+}
+
+/// Sleeps for about `nanos` nanoseconds (between none and twice that, at most a millisecond). PTX: `nanosleep`.
+#[inline(always)]
+#[track_caller]
+pub fn nanosleep(nanos: u32) {
+    arch::nanosleep(nanos);
+}

@@ -1,0 +1,139 @@
+//! Sixteen bytes of elements: the most that one thread moves by one instruction.
+//!
+//! [`Vec16`] is the value that [`crate::mem::load_vec`] and [`crate::mem::store_vec`] move. [`Accumulate`] sums such vectors
+//! in a wider type and rounds once at the end.
+//!
+//! # Safety model
+//!
+//! Everything here is safe: a `Vec16` is plain bytes, and every pattern is an element ([`Element`] promises it).
+//!
+//! # Example
+//!
+//! ```
+//! use cuda_std::prelude::*;
+//! let one = Vec16::from_fn(|i| f16::from_f32(i as f32));
+//! let mut sum = Accumulate::widen(one);
+//! Accumulate::add(&mut sum, one);
+//! let sum = <f16 as Accumulate>::narrow(sum);
+//! assert_eq!(sum.lane(7), f16::from_f32(14.0));
+//! ```
+
+use core::fmt;
+use core::marker::PhantomData;
+use core::mem::transmute_copy;
+
+use devcomm_types::Element;
+
+pub use crate::accumulate::Accumulate;
+
+/// 16 bytes of elements `T`, in the order of memory.
+#[repr(C, align(16))]
+pub struct Vec16<T> {
+    bits: [u32; 4],
+    element: PhantomData<T>,
+}
+
+impl<T> Clone for Vec16<T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Vec16<T> {}
+
+impl<T> Vec16<T> {
+    /// The vector of these 16 bytes, as words of 32 bits.
+    #[inline(always)]
+    pub const fn from_bits(bits: [u32; 4]) -> Self {
+        Self { bits, element: PhantomData }
+    }
+
+    /// The 16 bytes, as words of 32 bits.
+    #[inline(always)]
+    pub const fn to_bits(self) -> [u32; 4] {
+        self.bits
+    }
+}
+
+impl<T: Element> Vec16<T> {
+    /// Elements of the vector.
+    pub const LANES: usize = 16 / size_of::<T>();
+
+    /// The vector of `f(0)`, `f(1)`, ..
+    #[inline(always)]
+    pub fn from_fn(mut f: impl FnMut(usize) -> T) -> Self {
+        let mut bits = 0;
+        let mut i = 0;
+        while i < Self::LANES {
+            bits |= u128::from(to_low_bits(f(i))) << (8 * size_of::<T>() * i);
+            i += 1;
+        }
+        Self::from_bits([
+            bits as u32,
+            (bits >> 32) as u32,
+            (bits >> 64) as u32,
+            (bits >> 96) as u32,
+        ])
+    }
+
+    /// The vector of [`Self::LANES`] times `value`.
+    #[inline(always)]
+    pub fn splat(value: T) -> Self {
+        Self::from_fn(|_| value)
+    }
+
+    /// Element `i`.
+    ///
+    /// # Panics
+    ///
+    /// When `i` is not below [`Self::LANES`].
+    #[inline(always)]
+    #[track_caller]
+    pub fn lane(self, i: usize) -> T {
+        assert!(i < Self::LANES, "a vector has fewer lanes");
+        let [a, b, c, d] = self.bits.map(u128::from);
+        let bits = a | b << 32 | c << 64 | d << 96;
+        from_low_bits((bits >> (8 * size_of::<T>() * i)) as u64)
+    }
+}
+
+/// An element's bits, in the low end.
+#[inline(always)]
+fn to_low_bits<T: Element>(element: T) -> u64 {
+    // SAFETY: Element promises plain old data, so an element is the integer of its size.
+    unsafe {
+        match size_of::<T>() {
+            1 => transmute_copy::<T, u8>(&element).into(),
+            2 => transmute_copy::<T, u16>(&element).into(),
+            4 => transmute_copy::<T, u32>(&element).into(),
+            _ => transmute_copy::<T, u64>(&element),
+        }
+    }
+}
+
+/// The element of the bits in the low end.
+#[inline(always)]
+fn from_low_bits<T: Element>(bits: u64) -> T {
+    // SAFETY: as above, and every pattern is an element.
+    unsafe {
+        match size_of::<T>() {
+            1 => transmute_copy(&(bits as u8)),
+            2 => transmute_copy(&(bits as u16)),
+            4 => transmute_copy(&(bits as u32)),
+            _ => transmute_copy(&bits),
+        }
+    }
+}
+
+impl<T: Element + PartialEq> PartialEq for Vec16<T> {
+    fn eq(&self, other: &Self) -> bool {
+        (0..Self::LANES).all(|i| self.lane(i) == other.lane(i))
+    }
+}
+
+impl<T: Element + fmt::Debug> fmt::Debug for Vec16<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries((0..Self::LANES).map(|i| self.lane(i))).finish()
+    }
+}

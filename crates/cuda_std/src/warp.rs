@@ -1,0 +1,245 @@
+//! Warps: 32 threads that can read each other's registers.
+//!
+//! Each operation comes in two forms. The short one ([`shuffle_xor`], [`ballot`], ..) is for the whole warp; the one with
+//! Rust-CUDA's name ([`warp_shuffle_xor`], [`warp_vote_ballot`], ..) takes a mask of lanes and, for shuffles, a width.
+//!
+//! # Safety model
+//!
+//! A warp operation is undefined unless every lane of its mask executes it, with the same mask and in the same place of
+//! the code; so all of them are `unsafe`, and the caller answers for convergence. [`lane_id`] and the like are safe.
+//!
+//! # Example
+//!
+//! ```
+//! use cuda_std::warp;
+//! /// The sum over the warp, in every lane.
+//! ///
+//! /// # Safety
+//! ///
+//! /// All 32 lanes call it together.
+//! unsafe fn warp_sum(mut value: f32) -> f32 {
+//!     for distance in [16, 8, 4, 2, 1] {
+//!         // SAFETY: all lanes are here, says the caller.
+//!         value += unsafe { warp::shuffle_xor(value, distance) };
+//!     }
+//!     value
+//! }
+//! ```
+
+use crate::{arch, thread};
+
+/// All lanes.
+pub const FULL_MASK: u32 = u32::MAX;
+
+/// Threads of a warp.
+pub const WARP_SIZE: u32 = 32;
+
+/// Which lane a shuffle reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shuffle {
+    /// `shfl.sync.idx`: the lane given.
+    Index,
+    /// `shfl.sync.up`: a lower lane.
+    Up,
+    /// `shfl.sync.down`: a higher lane.
+    Down,
+    /// `shfl.sync.bfly`: the lane xor the mask.
+    Xor,
+}
+
+/// Threads of a warp.
+#[inline(always)]
+pub fn warp_size() -> u32 {
+    WARP_SIZE
+}
+
+/// Place of the thread in its warp, 0 to 31.
+#[inline(always)]
+pub fn lane_id() -> u32 {
+    arch::lane_id()
+}
+
+/// Index of the warp in its block.
+#[inline(always)]
+pub fn warp_id() -> u32 {
+    thread::index_in_block() / WARP_SIZE
+}
+
+/// The lanes that execute this together now. Which they are is up to the hardware: good for a hint, not for a mask.
+#[doc(alias = "__activemask")]
+#[inline(always)]
+#[track_caller]
+pub fn activemask() -> u32 {
+    arch::active_mask()
+}
+
+/// Barrier of the lanes of `mask`, which see each other's writes after. PTX: `bar.warp.sync`.
+///
+/// # Safety
+///
+/// The caller is in `mask`, and every lane of `mask` calls it with the same mask.
+#[doc(alias = "__syncwarp")]
+#[inline(always)]
+#[track_caller]
+pub unsafe fn sync_warp(mask: u32) {
+    arch::sync_warp(mask);
+}
+
+/// [`sync_warp`] for all lanes.
+///
+/// # Safety
+///
+/// All 32 lanes call it together.
+#[inline(always)]
+#[track_caller]
+pub unsafe fn sync() {
+    arch::sync_warp(FULL_MASK);
+}
+
+/// A value that lanes can exchange: numbers of 1 to 8 bytes.
+pub trait WarpShuffleValue: Copy {
+    /// The value in words of 32 bits, low word first; the second is unused up to 4 bytes.
+    #[doc(hidden)]
+    fn to_words(self) -> [u32; 2];
+    /// The value that [`Self::to_words`] took apart.
+    #[doc(hidden)]
+    fn from_words(words: [u32; 2]) -> Self;
+    /// Whether the second word counts.
+    #[doc(hidden)]
+    const WIDE: bool = size_of::<Self>() > 4;
+}
+
+macro_rules! shuffle_values {
+    ($($type:ty: $to:expr, $from:expr;)*) => { $(
+        impl WarpShuffleValue for $type {
+            #[inline(always)]
+            fn to_words(self) -> [u32; 2] {
+                let bits: u64 = $to(self);
+                [bits as u32, (bits >> 32) as u32]
+            }
+
+            #[inline(always)]
+            fn from_words([low, high]: [u32; 2]) -> Self {
+                $from(u64::from(low) | u64::from(high) << 32)
+            }
+        }
+    )* };
+}
+
+shuffle_values! {
+    u8: u64::from, |bits| bits as u8;
+    i8: |v| v as u8 as u64, |bits| bits as i8;
+    u16: u64::from, |bits| bits as u16;
+    i16: |v| v as u16 as u64, |bits| bits as i16;
+    u32: u64::from, |bits| bits as u32;
+    i32: |v| v as u32 as u64, |bits| bits as i32;
+    u64: |v| v, |bits| bits;
+    i64: |v| v as u64, |bits| bits as i64;
+    usize: |v| v as u64, |bits| bits as usize;
+    isize: |v| v as u64, |bits| bits as isize;
+    f32: |v: f32| v.to_bits().into(), |bits| f32::from_bits(bits as u32);
+    f64: f64::to_bits, f64::from_bits;
+    half::f16: |v: half::f16| v.to_bits().into(), |bits| half::f16::from_bits(bits as u16);
+    half::bf16: |v: half::bf16| v.to_bits().into(), |bits| half::bf16::from_bits(bits as u16);
+}
+
+#[inline(always)]
+#[track_caller]
+fn shuffle<T: WarpShuffleValue>(
+    mask: u32,
+    mode: Shuffle,
+    value: T,
+    lane: u32,
+    width: u32,
+) -> (T, bool) {
+    assert!(
+        width.is_power_of_two() && width <= WARP_SIZE,
+        "the width of a shuffle is a power of two up to 32"
+    );
+    let mut words = value.to_words();
+    let (low, in_range) = arch::shuffle(mask, mode, words[0], lane, width);
+    words[0] = low;
+    if T::WIDE {
+        words[1] = arch::shuffle(mask, mode, words[1], lane, width).0;
+    }
+    (T::from_words(words), in_range)
+}
+
+macro_rules! shuffles {
+    ($($mode:ident $whole:ident $some:ident, $lane:ident, $doc:literal, $ptx:literal;)*) => { $(
+        #[doc = concat!("The value of the lane ", $doc, ", over the whole warp. PTX: `", $ptx, "`.")]
+        ///
+        /// A lane whose source would be outside the warp gets its own value.
+        ///
+        /// # Safety
+        ///
+        /// All 32 lanes call it together.
+        #[inline(always)]
+        #[track_caller]
+        pub unsafe fn $whole<T: WarpShuffleValue>(value: T, $lane: u32) -> T {
+            shuffle(FULL_MASK, Shuffle::$mode, value, $lane, WARP_SIZE).0
+        }
+
+        #[doc = concat!("The value of the lane ", $doc, ", among the lanes of `mask`, and whether that lane was in range.")]
+        ///
+        #[doc = concat!("`width` (a power of two up to 32) splits the warp into parts that shuffle apart. PTX: `", $ptx, "`.")]
+        /// Values of 8 bytes take two shuffles. The value of a lane outside `mask` is unspecified.
+        ///
+        /// # Panics
+        ///
+        /// When `width` is not a power of two up to 32.
+        ///
+        /// # Safety
+        ///
+        /// The caller is in `mask`, and every lane of `mask` calls it with the same mask and width.
+        #[inline(always)]
+        #[track_caller]
+        pub unsafe fn $some<T: WarpShuffleValue>(
+            mask: u32,
+            value: T,
+            $lane: u32,
+            width: u32,
+        ) -> (T, bool) {
+            shuffle(mask, Shuffle::$mode, value, $lane, width)
+        }
+    )* };
+}
+
+shuffles! {
+    Index shuffle_idx warp_shuffle_idx, lane, "`lane`", "shfl.sync.idx";
+    Up shuffle_up warp_shuffle_up, delta, "`delta` below", "shfl.sync.up";
+    Down shuffle_down warp_shuffle_down, delta, "`delta` above", "shfl.sync.down";
+    Xor shuffle_xor warp_shuffle_xor, lane_mask, "whose number is this one's xor `lane_mask`", "shfl.sync.bfly";
+}
+
+macro_rules! votes {
+    ($($result:ty, $whole:ident $some:ident, $arch:ident, $doc:literal;)*) => { $(
+        #[doc = concat!($doc, " over the whole warp.")]
+        ///
+        /// # Safety
+        ///
+        /// All 32 lanes call it together.
+        #[inline(always)]
+        #[track_caller]
+        pub unsafe fn $whole(predicate: bool) -> $result {
+            arch::$arch(FULL_MASK, predicate)
+        }
+
+        #[doc = concat!($doc, " among the lanes of `mask`.")]
+        ///
+        /// # Safety
+        ///
+        /// The caller is in `mask`, and every lane of `mask` calls it with the same mask.
+        #[inline(always)]
+        #[track_caller]
+        pub unsafe fn $some(mask: u32, predicate: bool) -> $result {
+            arch::$arch(mask, predicate)
+        }
+    )* };
+}
+
+votes! {
+    u32, ballot warp_vote_ballot, ballot, "The lanes whose `predicate` is true, one bit each,";
+    bool, all warp_vote_all, vote_all, "Whether every `predicate` is true";
+    bool, any warp_vote_any, vote_any, "Whether some `predicate` is true";
+}

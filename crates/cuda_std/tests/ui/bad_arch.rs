@@ -1,0 +1,6 @@
+use cuda_std::prelude::*;
+
+#[kernel(arch = "hopper")]
+fn k() {}
+
+fn main() {}

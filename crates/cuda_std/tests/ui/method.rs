@@ -1,0 +1,10 @@
+use cuda_std::prelude::*;
+
+struct S;
+
+impl S {
+    #[kernel]
+    fn k(self) {}
+}
+
+fn main() {}

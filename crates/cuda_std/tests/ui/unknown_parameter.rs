@@ -1,0 +1,6 @@
+use cuda_std::prelude::*;
+
+#[kernel(U = [f32])]
+fn k(x: u32) {}
+
+fn main() {}

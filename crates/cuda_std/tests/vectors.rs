@@ -1,0 +1,89 @@
+//! Vectors, their sums, and half precision.
+
+use std::fmt::Debug;
+
+use cuda_std::convert;
+use cuda_std::prelude::*;
+
+/// Elements in memory and in a vector are the same bytes in the same order.
+fn lanes_are_memory<T: Accumulate + PartialEq + Debug, const N: usize>(elements: [T; N]) {
+    assert_eq!(N, Vec16::<T>::LANES);
+    assert_eq!(size_of::<[T; N]>(), size_of::<Vec16<T>>());
+    let vector = Vec16::from_fn(|i| elements[i]);
+    for (i, element) in elements.iter().enumerate() {
+        assert_eq!(vector.lane(i), *element);
+    }
+    // SAFETY: 16 bytes of plain old data each.
+    let bytes = |p: *const u8| unsafe { std::slice::from_raw_parts(p, 16) }.to_vec();
+    assert_eq!(bytes((&raw const vector).cast()), bytes(elements.as_ptr().cast()));
+    assert_eq!(T::narrow(T::widen(vector)), vector, "widening is exact");
+    assert_eq!(Vec16::<T>::from_bits(vector.to_bits()), vector);
+    let mut sum = T::widen(vector);
+    T::add(&mut sum, vector);
+    let doubled = T::narrow(sum);
+    for (i, element) in elements.iter().enumerate() {
+        let mut acc = element.to_acc();
+        acc += element.to_acc();
+        assert_eq!(doubled.lane(i), T::from_acc(acc), "a vector sums as its elements do");
+    }
+}
+
+#[test]
+fn a_vector_is_its_elements_in_the_order_of_memory() {
+    lanes_are_memory([1.5f32, -0.0, f32::MAX, 4.0]);
+    lanes_are_memory([1.5f64, f64::MIN_POSITIVE]);
+    lanes_are_memory([1u64, u64::MAX]);
+    lanes_are_memory([-1i64, i64::MIN]);
+    lanes_are_memory([1u32, 2, u32::MAX, 0]);
+    lanes_are_memory([-1i32, 2, i32::MIN, i32::MAX]);
+    lanes_are_memory(std::array::from_fn::<u8, 16, _>(|i| 17 * i as u8));
+    lanes_are_memory(std::array::from_fn::<i8, 16, _>(|i| (16 * i + 5) as u8 as i8));
+    let floats = [0.0, -1.0, 2.5, 1e-7, 3e4, -0.125, 7.0, 1.0 / 3.0];
+    lanes_are_memory(floats.map(f16::from_f32));
+    lanes_are_memory(floats.map(bf16::from_f32));
+}
+
+#[test]
+#[should_panic(expected = "fewer lanes")]
+fn a_lane_beyond_the_vector_is_refused() {
+    Vec16::splat(1.0f32).lane(4);
+}
+
+#[test]
+fn integer_sums_wrap_around() {
+    let mut sum = u8::widen(Vec16::splat(200));
+    u8::add(&mut sum, Vec16::splat(100));
+    assert_eq!(u8::narrow(sum), Vec16::splat(44));
+}
+
+#[test]
+fn half_precision_sums_round_once() {
+    // 1 + 2^-12 + 2^-12 + .. is 1 when each step rounds to a half, and 1.5 when only the end does.
+    let tiny = f16::from_f32(1.0 / 4096.0);
+    let mut sum = f16::widen(Vec16::splat(f16::ONE));
+    for _ in 0..2048 {
+        f16::add(&mut sum, Vec16::splat(tiny));
+    }
+    assert_eq!(f16::narrow(sum), Vec16::splat(f16::from_f32(1.5)));
+}
+
+#[test]
+fn every_half_survives_widening_and_narrowing() {
+    for bits in 0..=u16::MAX {
+        let half = f16::from_bits(bits);
+        let back = convert::f32_to_f16(convert::f16_to_f32(half));
+        assert!(half.is_nan() && back.is_nan() || back.to_bits() == bits);
+        let half = bf16::from_bits(bits);
+        let back = convert::f32_to_bf16(convert::bf16_to_f32(half));
+        assert!(half.is_nan() && back.is_nan() || back.to_bits() == bits);
+        assert_eq!(convert::bf16_to_f32(half).to_bits(), u32::from(bits) << 16);
+    }
+}
+
+#[test]
+fn packed_halves_hold_the_first_in_the_low_bits() {
+    assert_eq!(convert::f32_to_f16x2([1.0, -2.0]), 0xc000_3c00);
+    assert_eq!(convert::f16x2_to_f32(0xc000_3c00), [1.0, -2.0]);
+    assert_eq!(convert::f32_to_bf16x2([1.0, -2.0]), 0xc000_3f80);
+    assert_eq!(convert::bf16x2_to_f32(0xc000_3f80), [1.0, -2.0]);
+}

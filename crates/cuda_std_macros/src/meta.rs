@@ -1,0 +1,158 @@
+//! What the builder is told of a kernel: a JSON record in a static of the section `.devcomm.kernel`.
+
+use proc_macro2::{TokenStream, TokenTree};
+use quote::{ToTokens, quote};
+use syn::{Ident, LitStr, Type};
+
+/// Where a kernel was written.
+pub struct Source {
+    /// Stem of the file, which names the PTX module; a package's or a folder's name for `lib.rs` and `mod.rs`.
+    pub stem: String,
+}
+
+impl Source {
+    /// The source of a macro call.
+    pub fn of(span: proc_macro::Span) -> Self {
+        let package = std::env::var("CARGO_PKG_NAME").unwrap_or_else(|_| "kernels".into());
+        Self { stem: stem(&span.file(), &package) }
+    }
+}
+
+fn stem(file: &str, package: &str) -> String {
+    let path = std::path::Path::new(file);
+    let name = |part: Option<&std::ffi::OsStr>| part.and_then(|p| p.to_str()).map(str::to_owned);
+    let stem = match name(path.file_stem()).as_deref() {
+        None | Some("lib" | "main") => None,
+        Some("mod") => name(path.parent().and_then(|folder| folder.file_name())),
+        Some(stem) => Some(stem.to_owned()),
+    };
+    stem.unwrap_or_else(|| package.to_owned()).replace('-', "_")
+}
+
+/// One entry point.
+pub struct Record<'a> {
+    pub entry: &'a str,
+    pub source: &'a Source,
+    pub arch: Option<&'a LitStr>,
+    pub params: Vec<(&'a Ident, String)>,
+}
+
+impl Record<'_> {
+    /// The static that carries the record.
+    pub fn to_static(&self) -> TokenStream {
+        let json = self.json();
+        let bytes = proc_macro2::Literal::byte_string(json.as_bytes());
+        let len = json.len();
+        quote! {
+            #[used]
+            #[unsafe(link_section = ".devcomm.kernel")]
+            static META: [u8; #len] = *#bytes;
+        }
+    }
+
+    fn json(&self) -> String {
+        let params: Vec<String> = self
+            .params
+            .iter()
+            .map(|(name, ty)| {
+                format!("{{\"name\":{},\"type\":{}}}", quoted(&name.to_string()), quoted(ty))
+            })
+            .collect();
+        let arch = self.arch.map(|arch| format!("\"arch\":{},", quoted(&arch.value())));
+        format!(
+            "{{\"name\":{},\"file\":{},{}\"params\":[{}]}}",
+            quoted(self.entry),
+            quoted(&self.source.stem),
+            arch.unwrap_or_default(),
+            params.join(",")
+        )
+    }
+}
+
+/// A JSON string.
+fn quoted(text: &str) -> String {
+    let mut out = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => out.extend(['\\', c]),
+            c if c.is_control() => out.push_str(&format!("\\u{:04x}", c as u32)),
+            c => out.push(c),
+        }
+    }
+    out + "\""
+}
+
+/// A type as one would write it, with the generic parameters replaced by an instance's values.
+pub fn type_text(ty: &Type, values: &[(&Ident, String)]) -> String {
+    let mut out = String::new();
+    write_tokens(ty.to_token_stream(), values, &mut out);
+    out
+}
+
+fn write_tokens(tokens: TokenStream, values: &[(&Ident, String)], out: &mut String) {
+    let word = |c: char| c.is_alphanumeric() || c == '_';
+    for token in tokens {
+        let text = match token {
+            TokenTree::Group(group) => {
+                let (open, close) = match group.delimiter() {
+                    proc_macro2::Delimiter::Parenthesis => ("(", ")"),
+                    proc_macro2::Delimiter::Bracket => ("[", "]"),
+                    proc_macro2::Delimiter::Brace => ("{", "}"),
+                    proc_macro2::Delimiter::None => ("", ""),
+                };
+                if open == "[" && out.ends_with(word) {
+                    out.push(' ');
+                }
+                out.push_str(open);
+                write_tokens(group.stream(), values, out);
+                out.push_str(close);
+                continue;
+            }
+            TokenTree::Ident(ident) => values
+                .iter()
+                .find(|(name, _)| **name == ident)
+                .map_or_else(|| ident.to_string(), |(_, value)| value.clone()),
+            other => other.to_string(),
+        };
+        if text.starts_with(word) && out.ends_with(|c| word(c) || c == ',' || c == ';') {
+            out.push(' ');
+        }
+        out.push_str(&text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_module_is_named_after_its_file_folder_or_package() {
+        assert_eq!(stem("kernels/src/lsa_allreduce.rs", "my-kernels"), "lsa_allreduce");
+        assert_eq!(stem("kernels/src/gemm/mod.rs", "my-kernels"), "gemm");
+        assert_eq!(stem("kernels/src/lib.rs", "my-kernels"), "my_kernels");
+        assert_eq!(stem("", "my-kernels"), "my_kernels");
+    }
+
+    #[test]
+    fn a_type_is_written_with_the_values_of_its_instance() {
+        let name: Ident = syn::parse_quote!(T);
+        let values = [(&name, "f16".to_owned())];
+        let text = |ty: Type| type_text(&ty, &values);
+        assert_eq!(text(syn::parse_quote!(Window<T>)), "Window<f16>");
+        assert_eq!(text(syn::parse_quote!(*mut [T; 4])), "*mut [f16; 4]");
+        assert_eq!(text(syn::parse_quote!(a::Pair<T, u32>)), "a::Pair<f16, u32>");
+    }
+
+    #[test]
+    fn a_record_is_the_json_that_the_builder_reads() {
+        let name: Ident = syn::parse_quote!(count);
+        let arch: LitStr = syn::parse_quote!("sm_90a");
+        let source = Source { stem: "fill".into() };
+        let params = vec![(&name, "usize".to_owned())];
+        let record = Record { entry: "fill_f32", source: &source, arch: Some(&arch), params };
+        assert_eq!(
+            record.json(),
+            r#"{"name":"fill_f32","file":"fill","arch":"sm_90a","params":[{"name":"count","type":"usize"}]}"#
+        );
+    }
+}

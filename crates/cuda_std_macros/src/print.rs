@@ -1,0 +1,90 @@
+//! `print!` and `println!`: Rust's format string becomes printf's, since CUDA's printf formats on the host and costs a
+//! kernel no stack and no code.
+
+use proc_macro2::TokenStream;
+use quote::quote;
+use syn::parse::{Parse, ParseStream};
+use syn::punctuated::Punctuated;
+use syn::{Error, Expr, Ident, LitStr, Result, Token};
+
+/// `"text {} {name}", value`.
+pub struct Print {
+    format: LitStr,
+    values: Vec<Expr>,
+}
+
+impl Parse for Print {
+    fn parse(input: ParseStream) -> Result<Self> {
+        if input.is_empty() {
+            return Ok(Self { format: LitStr::new("", input.span()), values: vec![] });
+        }
+        let format = input.parse()?;
+        if !input.is_empty() {
+            input.parse::<Token![,]>()?;
+        }
+        let values = Punctuated::<Expr, Token![,]>::parse_terminated(input)?;
+        Ok(Self { format, values: values.into_iter().collect() })
+    }
+}
+
+impl Print {
+    /// The call that prints it, with `end` behind.
+    pub fn expand(self, end: &str) -> Result<TokenStream> {
+        let Self { format, values } = self;
+        let (mut pieces, arguments) = parse(&format, values)?;
+        if let Some(last) = pieces.last_mut() {
+            last.push_str(end);
+        }
+        Ok(quote! {{
+            struct __Pieces;
+            impl ::cuda_std::io::Pieces for __Pieces {
+                const PIECES: &'static [&'static str] = &[#(#pieces),*];
+            }
+            ::cuda_std::io::print::<__Pieces, _>((#(#arguments,)*));
+        }})
+    }
+}
+
+/// The text before, between and behind the arguments, and the arguments in the order of their use.
+fn parse(format: &LitStr, values: Vec<Expr>) -> Result<(Vec<String>, Vec<Expr>)> {
+    let text = format.value();
+    let mut values = values.into_iter();
+    let (mut pieces, mut arguments) = (vec![String::new()], vec![]);
+    let error = |text: &str| Error::new(format.span(), text);
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '{' | '}' if chars.peek() == Some(&c) => {
+                chars.next();
+                push(&mut pieces, c);
+            }
+            '{' => {
+                let name: String = chars.by_ref().take_while(|c| *c != '}').collect();
+                let name = name.trim().trim_end_matches(":?");
+                if name.is_empty() {
+                    let value = values.next().ok_or_else(|| error("a `{}` has no value"))?;
+                    arguments.push(value);
+                } else {
+                    let ident = syn::parse_str::<Ident>(name).map_err(|_| {
+                        error("device printing knows `{}` and `{name}` only, no format options")
+                    })?;
+                    let ident = Ident::new(&ident.to_string(), format.span());
+                    arguments.push(syn::parse_quote!(#ident));
+                }
+                pieces.push(String::new());
+            }
+            '}' => return Err(error("a `}` has no `{`: write `}}` for the character")),
+            c => push(&mut pieces, c),
+        }
+    }
+    match values.next() {
+        Some(value) => Err(Error::new_spanned(value, "this value has no `{}`")),
+        None => Ok((pieces, arguments)),
+    }
+}
+
+fn push(pieces: &mut [String], c: char) {
+    if let Some(last) = pieces.last_mut() {
+        last.push(c);
+    }
+}

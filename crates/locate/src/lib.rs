@@ -1,0 +1,50 @@
+//! Finds what devcomm needs from outside: NCCL's library, device bitcode and headers, and `ptxas`.
+//!
+//! Every search has one fixed order, tries each place in turn, and skips a candidate that will not
+//! do with the reason recorded. When nothing is left, [`NotFound`] lists every place with its
+//! reason and says what to do.
+//!
+//! | order | NCCL ([`find_nccl`]) | `ptxas` ([`find_ptxas`]) |
+//! |---|---|---|
+//! | 1 | the explicit path | `DEVCOMM_PTXAS` |
+//! | 2 | `DEVCOMM_NCCL_HOME` | `CUDA_HOME/bin` |
+//! | 3 | `NCCL_HOME` | `PATH` |
+//! | 4 | `nvidia/nccl` in the active Python's site-packages | `nvidia/cu13/bin` in them |
+//! | 5 | the cache that `cargo xtask setup` fills ([`cache_dir`]) | the cache |
+//! | 6 | the system: `LD_LIBRARY_PATH`, `/usr`, `/usr/local`, `ldconfig`'s list | `/usr/local/cuda/bin` |
+//!
+//! # Safety model
+//!
+//! There is no unsafe code here, and nothing is loaded: a library is only named by its path. The
+//! search reads files and runs `python3`, `ldconfig` and the `ptxas` candidates, each under a
+//! deadline; a program that is missing or late counts as having nothing to say.
+//!
+//! # Example
+//!
+//! ```
+//! use devcomm_locate::{NcclVersion, Part, find_nccl};
+//!
+//! let wanted = NcclVersion { major: 2, minor: 28, patch: 0 };
+//! let tree = find_nccl(None, Part::Bitcode, |tree| match tree.version {
+//!     Some(version) if version >= wanted => Ok(()),
+//!     Some(version) => Err(format!("it is NCCL {version}, wanted {wanted} or newer")),
+//!     None => Err("it has no include/nccl.h that tells its version".to_owned()),
+//! });
+//! match tree {
+//!     Ok(tree) => println!("bitcode of NCCL {:?} in {}", tree.version, tree.root.display()),
+//!     Err(not_found) => println!("{not_found}"),
+//! }
+//! ```
+
+mod cache;
+mod env;
+mod error;
+mod nccl;
+mod ptxas;
+mod version;
+
+pub use cache::{cache_dir, wheel_dir};
+pub use error::{NotFound, Tried};
+pub use nccl::{FoundBy, NcclTree, Part, find_nccl};
+pub use ptxas::{PTXAS_MIN, find_ptxas};
+pub use version::NcclVersion;

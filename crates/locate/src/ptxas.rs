@@ -1,0 +1,196 @@
+//! The search for NVIDIA's PTX assembler.
+
+use std::path::{Path, PathBuf};
+
+use crate::cache::cached_wheels;
+use crate::env::Env;
+use crate::error::{NotFound, Tried};
+
+/// The oldest `ptxas` that [`find_ptxas`] takes, as CUDA's major and minor version: the first that
+/// knows `sm_100`, and past the first that reads the PTX ISA 8.6 which devcomm emits.
+pub const PTXAS_MIN: (u32, u32) = (12, 8);
+
+/// Where a wheel keeps it: CUDA 13's, then CUDA 12's.
+const IN_WHEEL: [&str; 2] = ["nvidia/cu13/bin/ptxas", "nvidia/cuda_nvcc/bin/ptxas"];
+
+const ADVICE: &str = "run `cargo xtask setup`, which downloads its wheel into the cache, or set \
+                      DEVCOMM_PTXAS to a ptxas of CUDA 12.8 or newer";
+
+/// Finds the first `ptxas`, in the order of the [crate's table](crate), that runs and is at least
+/// [`PTXAS_MIN`].
+///
+/// # Errors
+///
+/// [`NotFound`], with every place tried and its reason.
+pub fn find_ptxas() -> Result<PathBuf, NotFound> {
+    find_ptxas_in(&Env::real())
+}
+
+fn find_ptxas_in(env: &Env) -> Result<PathBuf, NotFound> {
+    let mut tried = Vec::new();
+    for Step { place, otherwise, list } in steps(env) {
+        let candidates = list();
+        if candidates.is_empty() {
+            tried.push(Tried { place: place.to_owned(), reason: otherwise.to_owned() });
+        }
+        for path in candidates {
+            match judge(env, &path) {
+                Ok(()) => return Ok(path),
+                Err(reason) => {
+                    tried.push(Tried { place: format!("{} ({place})", path.display()), reason });
+                }
+            }
+        }
+    }
+    Err(NotFound::new("ptxas", tried, ADVICE))
+}
+
+/// A step of the search.
+struct Step<'a> {
+    place: &'static str,
+    /// What to say when the step names no candidate.
+    otherwise: &'static str,
+    list: Box<dyn FnOnce() -> Vec<PathBuf> + 'a>,
+}
+
+fn steps(env: &Env) -> [Step<'_>; 6] {
+    let variable = |name: &'static str, below: &'static str| Step {
+        place: name,
+        otherwise: "not set",
+        list: Box::new(move || {
+            env.path_var(name).map(|path| path.join(below)).into_iter().collect()
+        }),
+    };
+    let named = Step {
+        list: Box::new(|| env.path_var("DEVCOMM_PTXAS").into_iter().collect()),
+        ..variable("DEVCOMM_PTXAS", "")
+    };
+    let path = Step {
+        place: "PATH",
+        otherwise: "no folder of it has a ptxas",
+        list: Box::new(|| existing(&env.path_list("PATH"), &["ptxas"])),
+    };
+    let site_packages = Step {
+        place: "Python's site-packages",
+        otherwise: "no CUDA wheel with it is installed, or there is no python3",
+        list: Box::new(|| existing(&env.site_packages(), &IN_WHEEL)),
+    };
+    let cache = Step {
+        place: "devcomm's cache",
+        otherwise: "it holds no nvidia-cuda-nvcc wheel",
+        list: Box::new(|| existing(&cached_wheels(env, "nvidia-cuda-nvcc").1, &IN_WHEEL)),
+    };
+    let system = Step {
+        place: "the system",
+        otherwise: "there is no /usr/local/cuda/bin/ptxas",
+        list: Box::new(|| existing(&env.prefixes, &["cuda/bin/ptxas"])),
+    };
+    [named, variable("CUDA_HOME", "bin/ptxas"), path, site_packages, cache, system]
+}
+
+/// The files that exist of `names` in `folders`.
+fn existing(folders: &[PathBuf], names: &[&str]) -> Vec<PathBuf> {
+    let all = folders.iter().flat_map(|folder| names.iter().map(|name| folder.join(name)));
+    all.filter(|path| path.is_file()).collect()
+}
+
+fn judge(env: &Env, path: &Path) -> Result<(), String> {
+    if !path.is_file() {
+        return Err("there is no such file".to_owned());
+    }
+    let text = (env.version_of)(path)?;
+    let (major, minor) = release(&text).ok_or("its --version names no release")?;
+    if (major, minor) < PTXAS_MIN {
+        let (least_major, least_minor) = PTXAS_MIN;
+        return Err(format!(
+            "it is of CUDA {major}.{minor}, needed is {least_major}.{least_minor} or newer"
+        ));
+    }
+    Ok(())
+}
+
+/// The release in `Cuda compilation tools, release 13.0, V13.0.88`.
+fn release(text: &str) -> Option<(u32, u32)> {
+    let (_, rest) = text.split_once("release ")?;
+    let (major, rest) = rest.split_once('.')?;
+    let minor: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::OsString;
+    use std::fs;
+
+    fn env(root: &Path, vars: &[(&'static str, PathBuf)]) -> Env {
+        let vars: Vec<(&str, OsString)> =
+            vars.iter().map(|(k, v)| (*k, v.clone().into())).collect();
+        let site = root.join("site");
+        Env {
+            var: Box::new(move |name| Some(vars.iter().find(|(key, _)| *key == name)?.1.clone())),
+            python_path: Box::new(move || vec![site.clone()]),
+            ldconfig: Box::new(String::new),
+            prefixes: vec![root.join("usr/local")],
+            // The made-up ptxas holds what it would print.
+            version_of: Box::new(|path| {
+                fs::read_to_string(path).map_err(|error| error.to_string())
+            }),
+        }
+    }
+
+    fn put(path: PathBuf, release: &str) -> PathBuf {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, format!("Cuda compilation tools, release {release}, V{release}.1\n"))
+            .unwrap();
+        path
+    }
+
+    #[test]
+    fn the_order_of_the_search_is_as_documented() {
+        let tree = tempfile::tempdir().unwrap();
+        let root = tree.path();
+        let vars = [
+            ("DEVCOMM_PTXAS", root.join("mine/ptxas")),
+            ("CUDA_HOME", root.join("home")),
+            ("PATH", root.join("path")),
+            ("DEVCOMM_CACHE", root.join("cache")),
+        ];
+        let places = [
+            put(root.join("mine/ptxas"), "13.0"),
+            put(root.join("home/bin/ptxas"), "13.0"),
+            put(root.join("path/ptxas"), "13.0"),
+            put(root.join("site/nvidia/cu13/bin/ptxas"), "13.0"),
+            put(root.join("cache/wheels/nvidia-cuda-nvcc-13.5.37/nvidia/cu13/bin/ptxas"), "13.5"),
+            put(root.join("usr/local/cuda/bin/ptxas"), "13.0"),
+        ];
+        for place in places {
+            assert_eq!(find_ptxas_in(&env(root, &vars)).unwrap(), place);
+            fs::remove_file(place).unwrap();
+        }
+        let text = find_ptxas_in(&env(root, &vars)).unwrap_err().to_string();
+        for place in [
+            "mine/ptxas",
+            "home/bin/ptxas",
+            "PATH",
+            "site-packages",
+            "cache",
+            "the system",
+            "cargo xtask setup",
+        ] {
+            assert!(text.contains(place), "{place} is not in: {text}");
+        }
+    }
+
+    #[test]
+    fn a_ptxas_that_is_too_old_is_skipped_with_both_versions() {
+        let tree = tempfile::tempdir().unwrap();
+        let root = tree.path();
+        put(root.join("path/ptxas"), "12.4");
+        let vars = [("PATH", root.join("path")), ("DEVCOMM_CACHE", root.join("cache"))];
+        let text = find_ptxas_in(&env(root, &vars)).unwrap_err().to_string();
+        assert!(text.contains("CUDA 12.4, needed is 12.8"), "{text}");
+        let newer = put(root.join("usr/local/cuda/bin/ptxas"), "12.8");
+        assert_eq!(find_ptxas_in(&env(root, &vars)).unwrap(), newer);
+    }
+}

@@ -1,0 +1,136 @@
+//! Settings of a simulator.
+
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::memory::page_size;
+use crate::world::Simulator;
+
+/// Ranks that a simulator can have.
+const MAX_RANKS: usize = 1 << 15;
+
+/// Settings of a [`Simulator`].
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a builder does nothing until it is built"]
+pub struct Builder {
+    pub(crate) ranks: usize,
+    pub(crate) lsa_ranks: Option<usize>,
+    pub(crate) seed: Option<u64>,
+    pub(crate) preempt: bool,
+    pub(crate) watch: bool,
+    pub(crate) stack_size: usize,
+    pub(crate) step_limit: Option<u64>,
+    pub(crate) time_limit: Option<Duration>,
+    pub(crate) multiprocessors: u32,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self {
+            ranks: 1,
+            lsa_ranks: None,
+            seed: None,
+            preempt: false,
+            watch: true,
+            stack_size: 64 << 10,
+            step_limit: None,
+            time_limit: Some(Duration::from_secs(600)),
+            multiprocessors: 132,
+        }
+    }
+}
+
+impl Builder {
+    /// How many GPUs: one a rank. Default 1.
+    pub fn ranks(mut self, ranks: usize) -> Self {
+        self.ranks = ranks;
+        self
+    }
+
+    /// How many neighbouring ranks reach each other by load and store; it divides the ranks. Default: all.
+    pub fn lsa_ranks(mut self, ranks: usize) -> Self {
+        self.lsa_ranks = Some(ranks);
+        self
+    }
+
+    /// Runs threads and blocks in a random order that is a function of `seed`. Every launch starts from the seed. Default: in
+    /// the order of ranks, blocks and threads.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// Whether other threads may run between any two accesses that go through cuda_std, not only where threads synchronise.
+    /// It is several times slower, and finds more. Implies [`watch`](Self::watch). Default: no.
+    pub fn preempt(mut self, preempt: bool) -> Self {
+        self.preempt = preempt;
+        self
+    }
+
+    /// Whether each access that goes through cuda_std is checked to lie in a window, a buffer, shared memory or the stack.
+    /// Without it, a wild access is a fault or goes unseen, and livelocks are found later. Default: yes.
+    pub fn watch(mut self, watch: bool) -> Self {
+        self.watch = watch;
+        self
+    }
+
+    /// Stack of a simulated thread in bytes. Memory is taken as it is used. Default: 64 KiB.
+    pub fn stack_size(mut self, bytes: usize) -> Self {
+        self.stack_size = bytes;
+        self
+    }
+
+    /// Ends a launch with [`Error::Limit`] after so many switches between threads. Default: never.
+    pub fn step_limit(mut self, steps: u64) -> Self {
+        self.step_limit = Some(steps);
+        self
+    }
+
+    /// Ends a launch with [`Error::Limit`] after so long, also a kernel that loops without any call into cuda_std or nccl_device
+    /// (where signals can stop it: on Linux on x86-64 and aarch64). Default: ten minutes.
+    pub fn time_limit(mut self, limit: Duration) -> Self {
+        self.time_limit = Some(limit);
+        self
+    }
+
+    /// Multiprocessors of a simulated GPU; each holds 2048 threads, and at most 32 blocks. Default: 132, an H200's.
+    pub fn multiprocessors(mut self, multiprocessors: u32) -> Self {
+        self.multiprocessors = multiprocessors;
+        self
+    }
+
+    /// The simulator.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Settings`] where they make no sense.
+    pub fn build(self) -> Result<Simulator> {
+        let refuse = |reason: String| Err(Error::Settings(reason));
+        let lsa_ranks = self.lsa_ranks.unwrap_or(self.ranks);
+        if self.ranks == 0 || self.ranks > MAX_RANKS {
+            return refuse(format!("{} ranks, where 1 to {MAX_RANKS} are possible", self.ranks));
+        }
+        if lsa_ranks == 0 || !self.ranks.is_multiple_of(lsa_ranks) {
+            return refuse(format!(
+                "{} ranks do not divide into LSA teams of {lsa_ranks}",
+                self.ranks
+            ));
+        }
+        if self.stack_size < min_stack() {
+            return refuse(format!(
+                "stacks of {} bytes, where {} is the least",
+                self.stack_size,
+                min_stack()
+            ));
+        }
+        if self.multiprocessors == 0 {
+            return refuse("a GPU without multiprocessors".to_owned());
+        }
+        Ok(Simulator::with(Self { watch: self.watch || self.preempt, ..self }, lsa_ranks))
+    }
+}
+
+/// The smallest stack that a simulated thread can have.
+fn min_stack() -> usize {
+    4 * page_size()
+}

@@ -1,0 +1,370 @@
+//! What can go wrong, and the reports.
+
+use std::fmt;
+use std::panic::Location;
+use std::time::Duration;
+
+/// A result of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A place in a kernel's source.
+pub type Site = &'static Location<'static>;
+
+/// Which simulated thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ThreadId {
+    /// Rank in the world.
+    pub rank: usize,
+    /// `blockIdx.x`.
+    pub block: u32,
+    /// `threadIdx.x`.
+    pub thread: u32,
+}
+
+impl fmt::Display for ThreadId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} block {} thread {}", self.rank, self.block, self.thread)
+    }
+}
+
+/// What a thread waits for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Waiting {
+    /// A barrier of its block: 0 is `sync_threads`.
+    Block {
+        /// Number of the barrier.
+        barrier: u32,
+    },
+    /// The other lanes of `mask`, in a shuffle, a vote or `sync_warp`.
+    Warp {
+        /// Lanes that take part.
+        mask: u32,
+    },
+    /// The threads of its own coop, inside an LSA barrier.
+    Coop {
+        /// Index of the LSA barrier.
+        index: u32,
+    },
+    /// Peers, in an LSA barrier.
+    Peers {
+        /// Index of the barrier.
+        index: u32,
+        /// The ranks of the barrier's team that have not arrived, as world ranks.
+        missing: Vec<usize>,
+    },
+    /// A store by another thread: it spins.
+    Spin,
+    /// Nothing: it could run.
+    Nothing,
+    /// Nothing: it runs, and makes no call.
+    Computing,
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Block { barrier: 0 } => write!(f, "sync_threads"),
+            Self::Block { barrier } => write!(f, "barrier {barrier} of the block"),
+            Self::Warp { mask } => write!(f, "the lanes {mask:#010x} of the warp"),
+            Self::Coop { index } => write!(f, "the rest of its coop in LSA barrier {index}"),
+            Self::Peers { index, missing } => {
+                write!(f, "LSA barrier {index}")?;
+                for (i, rank) in missing.iter().enumerate() {
+                    let before = match (i, missing.len()) {
+                        (0, 1) => ", where rank",
+                        (0, _) => ", where ranks",
+                        _ => ",",
+                    };
+                    write!(f, "{before} {rank}")?;
+                }
+                match missing.len() {
+                    0 => write!(f, ", where all have arrived"),
+                    1 => write!(f, " has not arrived"),
+                    _ => write!(f, " have not arrived"),
+                }
+            }
+            Self::Spin => write!(f, "a value that it polls"),
+            Self::Nothing => write!(f, "its turn"),
+            Self::Computing => {
+                write!(f, "nothing: it loops without a call into cuda_std or nccl_device")
+            }
+        }
+    }
+}
+
+/// Threads of one block that wait for one thing.
+#[derive(Clone, Debug)]
+pub struct Waiter {
+    /// Rank in the world.
+    pub rank: usize,
+    /// `blockIdx.x`.
+    pub block: u32,
+    /// How many threads.
+    pub threads: u32,
+    /// What they wait for.
+    pub what: Waiting,
+    /// Where in the kernel, if they wait.
+    pub at: Option<Site>,
+}
+
+/// Who waits for what when a kernel cannot end.
+#[derive(Clone, Debug)]
+pub struct Stall {
+    /// Name of the kernel.
+    pub kernel: &'static str,
+    /// By rank, block and what they wait for.
+    pub waiters: Vec<Waiter>,
+    /// Blocks that have ended, a rank.
+    pub ended: Vec<u32>,
+    /// Blocks of the grid that have not started, a rank.
+    pub pending: Vec<u32>,
+}
+
+impl Stall {
+    /// How many threads have not ended.
+    pub fn threads(&self) -> u32 {
+        self.waiters.iter().map(|w| w.threads).sum()
+    }
+}
+
+/// Lines of a report; what is behind them is counted.
+const MAX_LINES: usize = 40;
+
+impl fmt::Display for Stall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for w in self.waiters.iter().take(MAX_LINES) {
+            let threads = if w.threads == 1 { "1 thread waits" } else { "threads wait" };
+            write!(f, "\n  rank {} block {}: ", w.rank, w.block)?;
+            if w.threads != 1 {
+                write!(f, "{} ", w.threads)?;
+            }
+            write!(f, "{threads} for {}", w.what)?;
+            if let Some(at) = w.at {
+                write!(f, ", at {at}")?;
+            }
+        }
+        if let Some(more) = self.waiters.len().checked_sub(MAX_LINES).filter(|more| *more > 0) {
+            write!(f, "\n  and {more} more groups of threads")?;
+        }
+        for (rank, ended) in self.ended.iter().enumerate().filter(|(_, ended)| **ended > 0) {
+            let have = if *ended == 1 { "block has" } else { "blocks have" };
+            write!(f, "\n  rank {rank}: {ended} {have} ended")?;
+        }
+        for (rank, pending) in self.pending.iter().enumerate().filter(|(_, n)| **n > 0) {
+            let wait = if *pending == 1 { "block waits" } else { "blocks wait" };
+            write!(f, "\n  rank {rank}: {pending} {wait} for room on the device")?;
+        }
+        Ok(())
+    }
+}
+
+/// Everything that this crate reports.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The simulator's own settings do not make sense.
+    #[error("simulator: {0}")]
+    Settings(String),
+    /// The machine has no memory or address space left.
+    #[error("cannot map {bytes} bytes for each of {ranks} ranks: {source}")]
+    Memory {
+        /// Bytes a rank.
+        bytes: usize,
+        /// Ranks.
+        ranks: usize,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// No room for the stacks of the simulated threads.
+    #[error(
+        "cannot map {threads} stacks of {bytes} bytes: {source}; take fewer blocks, or a smaller stack_size"
+    )]
+    Stacks {
+        /// Simulated threads at one time.
+        threads: usize,
+        /// Bytes a thread.
+        bytes: usize,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// A host copy is longer than the memory.
+    #[error("{given} elements do not fit {what}, which has {len}")]
+    Length {
+        /// The memory.
+        what: String,
+        /// Elements given.
+        given: usize,
+        /// Elements there.
+        len: usize,
+    },
+    /// There is no such rank.
+    #[error("rank {rank} does not exist: the simulator has {ranks} ranks")]
+    Rank {
+        /// The rank asked for.
+        rank: usize,
+        /// Ranks there are.
+        ranks: usize,
+    },
+    /// A launch that a GPU or the host library refuses too.
+    #[error("{kernel} cannot be launched: {reason}")]
+    Launch {
+        /// Name of the kernel.
+        kernel: &'static str,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// The closure that makes a rank's arguments panicked.
+    #[error("the arguments of {kernel} for rank {rank} could not be made: {message}")]
+    Arguments {
+        /// Name of the kernel.
+        kernel: &'static str,
+        /// The rank.
+        rank: usize,
+        /// The panic's message.
+        message: String,
+    },
+    /// Nobody can go on.
+    #[error("deadlock in {}: {} threads wait, and none can go on{_0}", _0.kernel, _0.threads())]
+    Deadlock(Box<Stall>),
+    /// Every thread polls or waits, and nobody stores.
+    #[error("livelock in {}: {} threads poll or wait, and none stores{_0}", _0.kernel, _0.threads())]
+    Livelock(Box<Stall>),
+    /// The step or time limit was reached.
+    #[error("{} did not end within {limit}{stall}", stall.kernel)]
+    Limit {
+        /// The limit.
+        limit: Limit,
+        /// Who did what then.
+        stall: Box<Stall>,
+    },
+    /// Threads that must meet went to different places.
+    #[error("{kernel}: {thread} is at {what} {at}, others of its block are at {other}")]
+    Divergent {
+        /// Name of the kernel.
+        kernel: &'static str,
+        /// The thread that came second.
+        thread: ThreadId,
+        /// The operation.
+        what: String,
+        /// Where the thread is.
+        at: Site,
+        /// Where the first one is.
+        other: Site,
+    },
+    /// An access to memory that is not the kernel's.
+    #[error("{kernel}: {thread} {access} {bytes} bytes at {address:#x}, {where_to} ({at})")]
+    OutOfBounds {
+        /// Name of the kernel.
+        kernel: &'static str,
+        /// The thread.
+        thread: ThreadId,
+        /// `loads` or `stores`.
+        access: &'static str,
+        /// Length of the access.
+        bytes: usize,
+        /// Its address.
+        address: usize,
+        /// The nearest memory.
+        where_to: String,
+        /// Where in the kernel.
+        at: Site,
+    },
+    /// An access that the simulator does not see (a plain dereference), to memory that is not there.
+    #[error("{kernel}: {thread} touched {where_to}, by a plain access")]
+    Fault {
+        /// Name of the kernel.
+        kernel: &'static str,
+        /// The thread.
+        thread: ThreadId,
+        /// The address, where the machine tells.
+        address: Option<usize>,
+        /// The address, and the nearest memory.
+        where_to: String,
+    },
+    /// A shared array was written beyond its end.
+    #[error(
+        "{kernel}: rank {rank} block {block} wrote beyond the end of its {what} shared memory of {bytes} bytes"
+    )]
+    SharedOverrun {
+        /// Name of the kernel.
+        kernel: &'static str,
+        /// Rank in the world.
+        rank: usize,
+        /// `blockIdx.x`.
+        block: u32,
+        /// `static` or `dynamic`.
+        what: &'static str,
+        /// Its length.
+        bytes: usize,
+    },
+    /// A kernel panicked.
+    #[error("{kernel}: {thread} panicked at {at}: {message}")]
+    Panic {
+        /// Name of the kernel.
+        kernel: &'static str,
+        /// The thread.
+        thread: ThreadId,
+        /// Where, as `file:line:column`.
+        at: String,
+        /// The panic's message.
+        message: String,
+    },
+    /// A call that breaks the contract of the function called.
+    #[error("{kernel}: {thread} at {at}: {what}")]
+    Misuse {
+        /// Name of the kernel.
+        kernel: &'static str,
+        /// The thread.
+        thread: ThreadId,
+        /// What is wrong.
+        what: String,
+        /// Where in the kernel.
+        at: Site,
+    },
+    /// A block asks for more static shared memory than there is.
+    #[error(
+        "{kernel}: {thread} asks for an array of {bytes} bytes, but a block has at most {limit} bytes of static shared memory"
+    )]
+    SharedMemory {
+        /// Name of the kernel.
+        kernel: &'static str,
+        /// The thread.
+        thread: ThreadId,
+        /// Length of the array that does not fit.
+        bytes: usize,
+        /// What a block can have.
+        limit: usize,
+    },
+    /// A thread used more stack than it has.
+    #[error(
+        "{kernel}: {thread} used more than its {stack} bytes of stack; raise Builder::stack_size, or use less"
+    )]
+    StackOverflow {
+        /// Name of the kernel.
+        kernel: &'static str,
+        /// The thread.
+        thread: ThreadId,
+        /// Bytes of a stack.
+        stack: usize,
+    },
+}
+
+/// Which limit a kernel reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Limit {
+    /// Switches between threads.
+    Steps(u64),
+    /// Time on the clock.
+    Time(Duration),
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Steps(steps) => write!(f, "its limit of {steps} steps"),
+            Self::Time(time) => write!(f, "its limit of {time:?}"),
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! What cuda_std asks of the simulator: the [`Ops`] table.
+//!
+//! # Safety
+//!
+//! The scheduler sets [`CTX`](cuda_std::arch::CTX) only to the address of a [`Thread`] of a live [`Run`], with the
+//! provenance of the whole object, and hooks run only on that thread's coroutine while it is current. So the cast of the
+//! context's address back to the thread is sound, and so is its pointer to the run, which outlives all its coroutines.
+//! Everything behind both is in cells: no reference here excludes another.
+
+use corosensei::Yielder;
+use cuda_std::arch::{Access, Ops, ThreadCtx};
+
+use crate::barrier;
+use crate::error::{Error, Site};
+use crate::nccl;
+use crate::shared::MAX_STATIC;
+use crate::thread::{Run, Thread, Wait};
+use crate::warp::{self, Lane, Op};
+
+/// Accesses that a thread makes before others run: a thread that polls without saying so must not stop the world.
+pub(crate) const SLICE: u64 = 1 << 16;
+
+impl Thread {
+    /// The thread of a context, and its run.
+    #[inline(always)]
+    pub(crate) fn of<'a>(ctx: *const ThreadCtx) -> (&'a Thread, &'a Run) {
+        // SAFETY: the module's: a context is the start of a thread of a live run.
+        unsafe {
+            let thread = &*ctx.cast::<Thread>();
+            (thread, &*thread.run.get())
+        }
+    }
+
+    /// The thread that runs now. Only for code that runs on a coroutine.
+    pub(crate) fn current<'a>() -> (&'a Thread, &'a Run) {
+        Self::of(cuda_std::arch::CTX.get())
+    }
+
+    /// Stops this thread until the scheduler resumes it.
+    #[inline]
+    pub(crate) fn give_way(&self, wait: Wait) {
+        if self.unwinding.get() && !matches!(wait, Wait::Failed) {
+            // The kernel has panicked and unwinds: nothing that it waits for matters any more.
+            return;
+        }
+        self.wait.set(wait);
+        // SAFETY: the yielder is this coroutine's own, set when it started, and lives as long as its stack.
+        unsafe { Yielder::suspend(&*self.yielder.get(), ()) };
+    }
+}
+
+fn barrier_hook(ctx: *const ThreadCtx, id: u32, count: u32, at: Site) {
+    let (thread, run) = Thread::of(ctx);
+    barrier::arrive(run, thread, id, count, None, at);
+}
+
+fn sync_warp(ctx: *const ThreadCtx, mask: u32, at: Site) {
+    let (thread, run) = Thread::of(ctx);
+    warp::meet(run, thread, mask, Op::Sync, Lane::default(), at);
+}
+
+fn shuffle(
+    ctx: *const ThreadCtx,
+    mask: u32,
+    kind: cuda_std::arch::Shuffle,
+    value: u32,
+    operand: u32,
+    width: u32,
+    at: Site,
+) -> (u32, bool) {
+    let (thread, run) = Thread::of(ctx);
+    warp::meet(run, thread, mask, Op::Shuffle(kind), Lane { value, operand, width }, at)
+}
+
+fn ballot(ctx: *const ThreadCtx, mask: u32, predicate: bool, at: Site) -> u32 {
+    let (thread, run) = Thread::of(ctx);
+    let mine = Lane { value: predicate.into(), ..Lane::default() };
+    warp::meet(run, thread, mask, Op::Ballot, mine, at).0
+}
+
+fn shared_static(ctx: *const ThreadCtx, key: usize, size: usize) -> *mut u8 {
+    let (thread, run) = Thread::of(ctx);
+    run.called();
+    let found = thread.block(run).shared.borrow_mut().of_static(key, size);
+    found.unwrap_or_else(|| {
+        let (kernel, who) = (run.mode.kernel, thread.who(run));
+        thread
+            .fail(run, Error::SharedMemory { kernel, thread: who, bytes: size, limit: MAX_STATIC })
+    })
+}
+
+fn access(ctx: *const ThreadCtx, address: usize, bytes: usize, access: Access, at: Site) {
+    let (thread, run) = Thread::of(ctx);
+    let accesses = run.accesses.get() + 1;
+    run.accesses.set(accesses);
+    let rank = thread.block(run).rank as u32;
+    if !run.memory.contains(rank, address, bytes) && !thread.owns(run, address, bytes) {
+        out_of_bounds(run, thread, address, bytes, access, at);
+    }
+    if thread.updating.replace(false) {
+        run.progress();
+    }
+    match access {
+        Access::Read => {}
+        Access::Write | Access::AtomicWrite(..) => run.progress(),
+        Access::AtomicRmw(..) => thread.updating.set(true),
+        Access::AtomicRead(..) => {
+            // A thread that goes on to other addresses does not poll. (It gives way by itself, so not here.)
+            let [a, b, c, d] = thread.polled.get();
+            if ![a, b, c, d].contains(&address) {
+                thread.polled.set([address, a, b, c]);
+                run.progress();
+            }
+            return;
+        }
+    }
+    if run.mode.preempt || accesses >= run.slice_end.get() {
+        thread.give_way(Wait::Ready);
+    }
+}
+
+impl Thread {
+    /// Whether the bytes are the block's shared memory or the thread's own stack.
+    #[cold]
+    fn owns(&self, run: &Run, address: usize, bytes: usize) -> bool {
+        let (low, high) = run.stack_of(self.id);
+        (address >= low && address <= high && bytes <= high - address)
+            || self.block(run).shared.borrow().contains(address, bytes)
+    }
+}
+
+#[cold]
+fn out_of_bounds(
+    run: &Run,
+    thread: &Thread,
+    address: usize,
+    bytes: usize,
+    access: Access,
+    at: Site,
+) -> ! {
+    let access = match access {
+        Access::Read | Access::AtomicRead(..) => "loads",
+        Access::Write | Access::AtomicWrite(..) => "stores",
+        Access::AtomicRmw(..) => "updates",
+    };
+    let where_to = nccl::describe(&run.memory, address);
+    let (kernel, who) = (run.mode.kernel, thread.who(run));
+    thread
+        .fail(run, Error::OutOfBounds { kernel, thread: who, access, bytes, address, where_to, at })
+}
+
+fn spin(ctx: *const ThreadCtx, at: Site) {
+    let (thread, _) = Thread::of(ctx);
+    // An update that changed nothing.
+    thread.updating.set(false);
+    thread.give_way(Wait::Spin { at });
+}
+
+fn print(ctx: *const ThreadCtx, text: &str) {
+    let (_, run) = Thread::of(ctx);
+    run.called();
+    run.printed.borrow_mut().push_str(text);
+}
+
+/// What one look at the clock takes. Much, so that a kernel that waits for a time soon sees it pass.
+const LOOK: u64 = 1000;
+
+fn clock(ctx: *const ThreadCtx) -> u64 {
+    let (thread, run) = Thread::of(ctx);
+    // Whoever looks at the clock may be waiting for it, which is no livelock.
+    run.progress();
+    let now = run.clock.get();
+    run.clock.set(now + LOOK);
+    thread.give_way(Wait::Ready);
+    now
+}
+
+/// The simulator behind cuda_std. Fences have nothing to do: threads take turns, so that all see one memory.
+pub(crate) static OPS: Ops = Ops {
+    barrier: barrier_hook,
+    sync_warp,
+    shuffle,
+    ballot,
+    shared_static,
+    access,
+    spin,
+    fence: |_, _, _| {},
+    print,
+    clock,
+};

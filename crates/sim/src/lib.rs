@@ -1,0 +1,76 @@
+//! CPU simulator of GPUs and of NCCL's device API: the same kernel function, without a GPU.
+//!
+//! A launch runs a kernel for every rank, block and thread as a coroutine of one OS thread. Threads take turns where they
+//! synchronise (or, on request, at every access), in order or in a random order by seed. Windows, LSA pointers and LSA barriers,
+//! shared memory, block barriers, warp operations, atomics and printing behave as on a GPU; what would hang there is a
+//! report here: [`Error::Deadlock`] says who waits for what.
+//!
+//! # What it is not
+//!
+//! Memory is sequentially consistent: a kernel that lacks a fence passes. Plain dereferences of pointers are not seen, only
+//! what goes through `cuda_std` is. One block's threads run one at a time, so that speed says nothing about a GPU.
+//!
+//! # Safety model
+//!
+//! [`Simulator::launch`] is unsafe, as a kernel is: a kernel that writes through a wild pointer writes to this process. Accesses
+//! through `cuda_std` are checked first; windows, buffers and stacks are surrounded by unmapped pages, and a fault there
+//! is a report too. Everything else is safe.
+//!
+//! The first launch installs a panic hook and a handler for memory faults in the process. Panics and faults outside
+//! simulated threads go to those that were there before.
+//!
+//! # Example
+//!
+//! ```
+//! use cuda_std::prelude::*;
+//! use devcomm_sim::{DevCommConfig, LaunchConfig, Simulator};
+//! use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
+//!
+//! /// Each rank writes its number into every rank's part of `table`, `n_ranks` elements long.
+//! #[kernel]
+//! unsafe fn introduce(comm: DevComm, table: Window<u32>) {
+//!     let team = comm.lsa_team();
+//!     LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
+//!         barrier.sync(MemoryOrder::Acquire);
+//!         let peer = thread::thread_idx_x() as i32;
+//!         if peer < team.n_ranks {
+//!             // SAFETY: the table has an element a rank, and each is written by one rank.
+//!             unsafe { table.lsa(peer).store(team.rank as usize, team.rank as u32) };
+//!         }
+//!         barrier.sync(MemoryOrder::Release);
+//!     });
+//! }
+//!
+//! fn main() -> devcomm_sim::Result<()> {
+//!     let sim = Simulator::new(4)?;
+//!     let table = sim.window::<u32>(4)?;
+//!     let comm = sim.dev_comm(DevCommConfig { lsa_barriers: 1, ..Default::default() })?;
+//!     let args = |rank: usize| (comm.rank(rank), table.rank(rank));
+//!     // SAFETY: the table has an element a rank, and there are as many threads.
+//!     unsafe { sim.launch(introduce, LaunchConfig::new(1, 32), args) }?;
+//!     assert_eq!(table.read(3), [0, 1, 2, 3]);
+//!     Ok(())
+//! }
+//! ```
+
+mod barrier;
+mod builder;
+mod error;
+mod hooks;
+mod launch;
+mod memory;
+mod nccl;
+mod panics;
+mod scheduler;
+mod shared;
+mod stack;
+mod thread;
+mod trap;
+mod warp;
+mod world;
+
+pub use builder::Builder;
+pub use error::{Error, Limit, Result, Site, Stall, ThreadId, Waiter, Waiting};
+pub use launch::{LaunchConfig, Report};
+pub use thread::OpenSession;
+pub use world::{Buffer, DevComm, DevCommArg, DevCommConfig, Simulator, Window, WindowArg};

@@ -1,0 +1,329 @@
+//! Simulated device memory: mappings with unmapped surroundings, and a register of what is live.
+//!
+//! A window has NCCL's own layout: one reservation of address space in which the part of rank `r` starts
+//! `r * stride * 4 GiB` behind the first, so that the pointer arithmetic of kernels is the GPU's. Everything between the
+//! parts is unmapped. A buffer ends at an unmapped page.
+//!
+//! # Safety
+//!
+//! This file owns the mappings. A [`Mapping`] is unmapped when it is dropped and at no other time; a [`Range`] in the
+//! register lies in a live mapping, because [`Allocation`] holds both. Kernels write to this memory whenever they run, so
+//! the host never makes a reference into it: it copies.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::io;
+use std::rc::Rc;
+
+use devcomm_types::Element;
+
+use crate::error::{Error, Result};
+
+/// What fresh device memory holds: a NaN in every floating-point type, an unlikely number in the others.
+pub(crate) const POISON: u32 = 0x7fff_7fff;
+
+/// Distance between the parts of a window, in units of which NCCL counts.
+pub(crate) const STRIDE_UNIT: usize = 4 << 30;
+
+/// Alignment of a buffer, as `cudaMalloc` gives it.
+const BUFFER_ALIGN: usize = 256;
+
+/// Size of a page in bytes.
+pub(crate) fn page_size() -> usize {
+    // SAFETY: sysconf reads a number.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).unwrap_or(4096)
+}
+
+/// Reserved address space, without access at first.
+pub(crate) struct Mapping {
+    base: *mut u8,
+    len: usize,
+}
+
+impl Mapping {
+    /// Reserves `len` bytes, a multiple of the page size.
+    pub(crate) fn reserve(len: usize) -> io::Result<Self> {
+        // SAFETY: a new private mapping at an address of the system's choice touches nothing that exists.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { base: base.cast(), len })
+    }
+
+    /// Makes `len` bytes from `offset` readable and writable (`true`) or not accessible (`false`). Both are whole pages.
+    pub(crate) fn protect(&self, offset: usize, len: usize, open: bool) -> io::Result<()> {
+        let rights = if open { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
+        assert!(offset <= self.len && len <= self.len - offset, "the pages lie in the mapping");
+        // SAFETY: the range lies in this mapping, to which no reference exists.
+        if unsafe { libc::mprotect(self.base.add(offset).cast(), len, rights) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    /// Gives the kernel a hint about `len` bytes from `offset`; `false` where it does not know the hint.
+    pub(crate) fn advise(&self, offset: usize, len: usize, advice: i32) -> bool {
+        assert!(offset <= self.len && len <= self.len - offset, "the pages lie in the mapping");
+        // SAFETY: the range lies in this mapping, to which no reference exists; the hints in use (no huge pages, guard
+        // page) leave the rest of memory alone.
+        unsafe { libc::madvise(self.base.add(offset).cast(), len, advice) == 0 }
+    }
+
+    /// First byte.
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.base
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this object's own. Nothing that can be done about a failure, and no reason for one.
+        unsafe { libc::munmap(self.base.cast(), self.len) };
+    }
+}
+
+/// Whose memory a range is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    Window { id: u32, rank: usize },
+    Resources { id: u32, rank: usize },
+    Buffer { id: u32, rank: usize },
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Window { id, rank } => write!(f, "window {id}, rank {rank}'s part"),
+            Self::Resources { id, rank } => {
+                write!(f, "device communicator {id}'s resources of rank {rank}")
+            }
+            Self::Buffer { id, rank } => write!(f, "buffer {id} of rank {rank}"),
+        }
+    }
+}
+
+/// Live memory, and who may touch it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Range {
+    start: usize,
+    end: usize,
+    /// So many ranks from the first.
+    first_rank: u32,
+    ranks: u32,
+}
+
+impl Range {
+    #[inline(always)]
+    fn contains(&self, rank: u32, address: usize, bytes: usize) -> bool {
+        // Wrapping: what lies before the start is far behind the end.
+        address.wrapping_sub(self.start) < self.end - self.start
+            && bytes <= self.end - address
+            && rank.wrapping_sub(self.first_rank) < self.ranks
+    }
+}
+
+const CACHE_BITS: u32 = 8;
+
+/// What is live, with a small cache in front: neighbouring accesses fall into one range.
+pub(crate) struct Memory {
+    ranges: RefCell<Vec<(Range, Owner)>>,
+    cache: Box<[Cell<Range>]>,
+}
+
+impl Memory {
+    pub(crate) fn new() -> Self {
+        Self { ranges: RefCell::default(), cache: vec![Cell::default(); 1 << CACHE_BITS].into() }
+    }
+
+    /// `bytes` from `part` are live, and `ranks` (the first, and how many) may touch them.
+    fn insert(&self, part: *mut u8, bytes: usize, ranks: (usize, usize), owner: Owner) {
+        let (start, end) = (part.addr(), part.addr() + bytes);
+        let (first_rank, of) = (ranks.0 as u32, ranks.1 as u32);
+        let range = Range { start, end, first_rank, ranks: of };
+        let mut ranges = self.ranges.borrow_mut();
+        let at = ranges.partition_point(|(r, _)| r.start < start);
+        ranges.insert(at, (range, owner));
+    }
+
+    fn remove(&self, start: usize) {
+        self.ranges.borrow_mut().retain(|(r, _)| r.start != start);
+        self.cache.iter().for_each(|entry| entry.set(Range::default()));
+    }
+
+    /// Whether all of `address..address + bytes` lies in one live range that `rank` may touch.
+    #[inline(always)]
+    pub(crate) fn contains(&self, rank: u32, address: usize, bytes: usize) -> bool {
+        // Neighbouring accesses fall into one piece of 64 KiB; the product spreads the pieces over the cache.
+        let piece = (address >> 16) as u64;
+        let slot = piece.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - CACHE_BITS);
+        let entry = &self.cache[slot as usize];
+        entry.get().contains(rank, address, bytes) || self.find(rank, address, bytes, entry)
+    }
+
+    #[cold]
+    fn find(&self, rank: u32, address: usize, bytes: usize, entry: &Cell<Range>) -> bool {
+        let ranges = self.ranges.borrow();
+        let next = ranges.partition_point(|(r, _)| r.start <= address);
+        let before = next.checked_sub(1).map(|i| ranges[i]);
+        match before.filter(|(range, _)| range.contains(rank, address, bytes)) {
+            Some((range, _)) => {
+                entry.set(range);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Says where `address` lies relative to live memory.
+    pub(crate) fn describe(&self, address: usize) -> String {
+        let ranges = self.ranges.borrow();
+        let next = ranges.partition_point(|(r, _)| r.start <= address);
+        let before = next.checked_sub(1).map(|i| ranges[i]);
+        let after = ranges.get(next).copied();
+        if let Some((r, owner)) = before {
+            if address < r.end {
+                return format!("in {owner}, which the rank does not reach or which ends before");
+            }
+            let behind = address - r.end;
+            if after.is_none_or(|(next, _)| behind <= next.start - address) {
+                return format!(
+                    "{behind} bytes behind the end of {owner}, {} bytes",
+                    r.end - r.start
+                );
+            }
+        }
+        match after {
+            Some((r, owner)) => format!("{} bytes before {owner}", r.start - address),
+            None => "there is no window and no buffer".to_owned(),
+        }
+    }
+}
+
+/// Memory of one or more ranks, alive as long as this object.
+pub(crate) struct Allocation {
+    parts: Vec<*mut u8>,
+    /// Length of a part in bytes.
+    bytes: usize,
+    stride: usize,
+    memory: Rc<Memory>,
+    _mapping: Mapping,
+}
+
+impl Allocation {
+    /// One part a rank, laid out as NCCL lays out a window; `team` neighbouring ranks reach each other's.
+    pub(crate) fn symmetric(
+        memory: &Rc<Memory>,
+        ranks: usize,
+        team: usize,
+        bytes: usize,
+        owner: impl Fn(usize) -> Owner,
+    ) -> Result<Self> {
+        let page = page_size();
+        let refused = |source| Error::Memory { bytes, ranks, source };
+        let too_large = || refused(io::Error::from(io::ErrorKind::OutOfMemory));
+        let open = bytes.checked_next_multiple_of(page).ok_or_else(too_large)?.max(page);
+        let stride = (open + page).next_multiple_of(STRIDE_UNIT);
+        let len = stride.checked_mul(ranks).ok_or_else(too_large)?;
+        let mapping = Mapping::reserve(len).map_err(refused)?;
+        let mut parts = Vec::with_capacity(ranks);
+        for rank in 0..ranks {
+            mapping.protect(rank * stride, open, true).map_err(refused)?;
+            parts.push(mapping.base().wrapping_add(rank * stride));
+        }
+        for (rank, part) in parts.iter().enumerate() {
+            let (first_rank, owner) = (rank - rank % team, owner(rank));
+            memory.insert(*part, bytes, (first_rank, team), owner);
+        }
+        let memory = Rc::clone(memory);
+        Ok(Self { parts, bytes, stride, memory, _mapping: mapping })
+    }
+
+    /// One part of `rank` alone, ending at a page without access (up to the alignment).
+    pub(crate) fn single(
+        memory: &Rc<Memory>,
+        rank: usize,
+        bytes: usize,
+        owner: Owner,
+    ) -> Result<Self> {
+        let page = page_size();
+        let refused = |source| Error::Memory { bytes, ranks: 1, source };
+        let too_large = || refused(io::Error::from(io::ErrorKind::OutOfMemory));
+        let open = bytes.checked_next_multiple_of(page).ok_or_else(too_large)?.max(page);
+        let mapping =
+            Mapping::reserve(open.checked_add(2 * page).ok_or_else(too_large)?).map_err(refused)?;
+        mapping.protect(page, open, true).map_err(refused)?;
+        let start = page + open - bytes.next_multiple_of(BUFFER_ALIGN).min(open);
+        let part = mapping.base().wrapping_add(start);
+        memory.insert(part, bytes, (rank, 1), owner);
+        let memory = Rc::clone(memory);
+        Ok(Self { parts: vec![part], bytes, stride: 0, memory, _mapping: mapping })
+    }
+
+    /// First byte of `rank`'s part.
+    pub(crate) fn part(&self, rank: usize) -> *mut u8 {
+        self.parts[rank]
+    }
+
+    /// Distance between the parts in units of 4 GiB.
+    pub(crate) fn stride_4g(&self) -> u32 {
+        (self.stride / STRIDE_UNIT) as u32
+    }
+
+    /// Sets every byte of `rank`'s part to the poison pattern.
+    pub(crate) fn poison(&self, rank: usize) {
+        let part = self.parts[rank];
+        for i in 0..self.bytes / 4 {
+            // SAFETY: the word lies in the part, which is aligned for it, and no kernel runs while the host does.
+            unsafe { part.cast::<u32>().add(i).write(POISON) };
+        }
+        for (i, byte) in (self.bytes / 4 * 4..self.bytes).zip(POISON.to_le_bytes()) {
+            // SAFETY: `i` is below the part's length, and no kernel runs while the host does.
+            unsafe { part.add(i).write(byte) };
+        }
+    }
+
+    /// Sets every byte of `rank`'s part to zero.
+    pub(crate) fn zero(&self, rank: usize) {
+        // SAFETY: the part has `bytes` bytes, and no kernel runs while the host does.
+        unsafe { self.parts[rank].write_bytes(0, self.bytes) };
+    }
+
+    /// Copies `data` to the start of `rank`'s part; the caller checked that it fits.
+    pub(crate) fn write<T: Element>(&self, rank: usize, data: &[T]) {
+        assert!(size_of_val(data) <= self.bytes, "the data fits the part");
+        let part = self.parts[rank].cast::<T>();
+        // SAFETY: the part has room, by the assertion, and is aligned for every element; `data` is host memory elsewhere.
+        unsafe { part.copy_from_nonoverlapping(data.as_ptr(), data.len()) };
+    }
+
+    /// Copies `len` elements from the start of `rank`'s part.
+    pub(crate) fn read<T: Element>(&self, rank: usize, len: usize) -> Vec<T> {
+        assert!(len * size_of::<T>() <= self.bytes, "the part has the elements");
+        let mut data = Vec::with_capacity(len);
+        // SAFETY: the part has the elements, by the assertion; every bit pattern is an Element; the vector has the room.
+        unsafe {
+            self.parts[rank].cast::<T>().copy_to_nonoverlapping(data.as_mut_ptr(), len);
+            data.set_len(len);
+        }
+        data
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        for part in &self.parts {
+            self.memory.remove(part.addr());
+        }
+    }
+}

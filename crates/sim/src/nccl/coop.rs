@@ -1,0 +1,174 @@
+//! Coops: the thread sets of NCCL's cooperative calls.
+//!
+//! # Safety
+//!
+//! The parent module's: a coop that a kernel passes is one that the functions here made, which its mark tells.
+
+use std::mem::MaybeUninit;
+
+use devcomm_types::nccl::CoopAny;
+use nccl_device::raw::host::CALL_SITE;
+
+use crate::barrier;
+use crate::error::Site;
+use crate::thread::{Run, Thread};
+use crate::warp::{self, Lane, Op, WARP};
+
+/// What a coop is, as `CoopAny::storage[0]` holds it. The second word has the lane mask, or the warp span.
+#[derive(Clone, Copy)]
+#[repr(u64)]
+enum Kind {
+    Thread = 1,
+    Lanes = 2,
+    Span = 3,
+    Cta = 4,
+}
+
+/// The address that marks a coop of this simulator.
+static COOP: u8 = 0;
+
+/// A coop, taken apart.
+#[derive(Clone, Copy)]
+pub(super) enum Coop {
+    Thread,
+    Lanes { mask: u32 },
+    Span { first: u32, warps: u32, id: u32 },
+    Cta,
+}
+
+impl Coop {
+    /// Reads what one of the init functions wrote; anything else ends the kernel.
+    pub(super) fn of(coop: &CoopAny, run: &Run, thread: &Thread, at: Site) -> Self {
+        if !std::ptr::eq(coop.vtable.cast(), &raw const COOP) {
+            thread.misuse(run, at, "the coop was not made by one of the init functions");
+        }
+        // SAFETY: only `init` knows the mark just seen, and it fills both words.
+        let [kind, data] = coop.storage.map(|word| unsafe { word.assume_init() });
+        if kind == Kind::Thread as u64 {
+            Self::Thread
+        } else if kind == Kind::Lanes as u64 {
+            Self::Lanes { mask: data as u32 }
+        } else if kind == Kind::Span as u64 {
+            let (first, warps) = (data as u16, (data >> 16) as u16);
+            Self::Span { first: first.into(), warps: warps.into(), id: (data >> 32) as u32 }
+        } else {
+            Self::Cta
+        }
+    }
+
+    /// The thread's place in the coop; nothing if it is not in it.
+    pub(super) fn rank(self, thread: &Thread) -> Option<u32> {
+        let lane = thread.tid % WARP;
+        match self {
+            Self::Thread => Some(0),
+            Self::Lanes { mask } => {
+                (mask >> lane & 1 == 1).then(|| (mask & !(u32::MAX << lane)).count_ones())
+            }
+            Self::Span { first, warps, .. } => {
+                thread.tid.checked_sub(first * WARP).filter(|rank| *rank < warps * WARP)
+            }
+            Self::Cta => Some(thread.tid),
+        }
+    }
+
+    pub(super) fn size(self, run: &Run) -> u32 {
+        match self {
+            Self::Thread => 1,
+            Self::Lanes { mask } => mask.count_ones(),
+            Self::Span { warps, .. } => warps * WARP,
+            Self::Cta => run.mode.block,
+        }
+    }
+
+    /// Barrier of the coop. `session` is the LSA barrier that it is part of.
+    pub(super) fn sync(self, run: &Run, thread: &Thread, session: Option<u32>, at: Site) {
+        match self {
+            Self::Thread => {}
+            Self::Lanes { mask } => {
+                warp::meet(run, thread, mask, Op::Sync, Lane::default(), at);
+            }
+            Self::Span { warps, id, .. } => {
+                barrier::arrive(run, thread, 1 + id, warps * WARP, session, at);
+            }
+            Self::Cta => barrier::arrive(run, thread, 0, 0, session, at),
+        }
+    }
+}
+
+/// Writes a coop.
+///
+/// # Safety
+///
+/// `coop` is valid for writes.
+unsafe fn init(coop: *mut CoopAny, kind: Kind, data: u64) {
+    let storage = [kind as u64, data].map(MaybeUninit::new);
+    let value = CoopAny { storage, vtable: (&raw const COOP).cast() };
+    // SAFETY: the caller's.
+    unsafe { coop.write(value) };
+}
+
+pub(super) unsafe extern "C-unwind" fn thread(coop: *mut CoopAny) {
+    // SAFETY: the kernel passes room for a coop.
+    unsafe { init(coop, Kind::Thread, 0) };
+}
+
+pub(super) unsafe extern "C-unwind" fn warp(coop: *mut CoopAny) {
+    // SAFETY: as above.
+    unsafe { init(coop, Kind::Lanes, u32::MAX.into()) };
+}
+
+pub(super) unsafe extern "C-unwind" fn lanes(coop: *mut CoopAny, mask: u32) {
+    // SAFETY: as above.
+    unsafe { init(coop, Kind::Lanes, mask.into()) };
+}
+
+pub(super) unsafe extern "C-unwind" fn warp_span(
+    coop: *mut CoopAny,
+    first: i32,
+    warps: i32,
+    id: i32,
+) {
+    let (thread, run) = Thread::current();
+    let has = run.mode.block.div_ceil(WARP) as i32;
+    if first < 0 || warps < 1 || first > has || warps > has - first || !(0..15).contains(&id) {
+        let what = format!(
+            "warp span of {warps} warps from {first} with id {id}: the block has {has} warps, ids are 0 to 14"
+        );
+        thread.misuse(run, CALL_SITE.get(), what);
+    }
+    let data = first as u64 | (warps as u64) << 16 | (id as u64) << 32;
+    // SAFETY: as above.
+    unsafe { init(coop, Kind::Span, data) };
+}
+
+pub(super) unsafe extern "C-unwind" fn cta(coop: *mut CoopAny) {
+    // SAFETY: as above.
+    unsafe { init(coop, Kind::Cta, 0) };
+}
+
+pub(super) unsafe extern "C-unwind" fn thread_rank(coop: *const CoopAny) -> i32 {
+    let ((thread, run), at) = (Thread::current(), CALL_SITE.get());
+    // SAFETY: the kernel passes a coop.
+    let coop = Coop::of(unsafe { &*coop }, run, thread, at);
+    member(coop, run, thread, at) as i32
+}
+
+pub(super) unsafe extern "C-unwind" fn size(coop: *const CoopAny) -> i32 {
+    let ((thread, run), at) = (Thread::current(), CALL_SITE.get());
+    // SAFETY: the kernel passes a coop.
+    Coop::of(unsafe { &*coop }, run, thread, at).size(run) as i32
+}
+
+pub(super) unsafe extern "C-unwind" fn sync(coop: *const CoopAny) {
+    let ((thread, run), at) = (Thread::current(), CALL_SITE.get());
+    // SAFETY: the kernel passes a coop.
+    let coop = Coop::of(unsafe { &*coop }, run, thread, at);
+    member(coop, run, thread, at);
+    coop.sync(run, thread, None, at);
+}
+
+/// The thread's rank in the coop; it ends the kernel if it has none.
+pub(super) fn member(coop: Coop, run: &Run, thread: &Thread, at: Site) -> u32 {
+    coop.rank(thread)
+        .unwrap_or_else(|| thread.misuse(run, at, "the thread is not in the coop that it passes"))
+}

@@ -1,0 +1,251 @@
+//! The LSA barrier: NCCL's algorithm on NCCL's words, so that what is wrong with a kernel on a GPU is wrong here. The epoch is
+//! read by Init and stored by Destroy only.
+//!
+//! # Safety
+//!
+//! The parent module's: sessions are those that [`init`] filled; the words of a barrier lie in the resources of the
+//! device communicator that the kernel was launched with, which lives as long as the launch.
+
+use std::mem::offset_of;
+
+use devcomm_types::nccl::{
+    CoopAny, DevComm, LsaBarrierHandle, LsaBarrierSession, MultimemHandle, Team,
+};
+use nccl_device::raw::host::CALL_SITE;
+
+use super::coop::{Coop, member};
+use crate::error::{Site, Waiting};
+use crate::memory::STRIDE_UNIT;
+use crate::thread::{Run, Thread, Wait};
+
+/// NCCL's session object, field by field.
+#[repr(C)]
+struct Session {
+    coop: CoopAny,
+    comm: *const DevComm,
+    team: Team,
+    handle: LsaBarrierHandle,
+    index: u32,
+    multimem: bool,
+    multimem_handle: MultimemHandle,
+    epoch: u32,
+}
+
+const _: () = {
+    assert!(size_of::<Session>() == size_of::<LsaBarrierSession>());
+    assert!(align_of::<Session>() == align_of::<LsaBarrierSession>());
+    assert!(offset_of!(Session, team) == 32);
+    assert!(offset_of!(Session, handle) == 44);
+    assert!(offset_of!(Session, index) == 52);
+    assert!(offset_of!(Session, multimem_handle) == 64);
+    assert!(offset_of!(Session, epoch) == 72);
+};
+
+/// Bytes a resource handle counts.
+pub(crate) const RESOURCE_UNIT: usize = 128;
+
+/// Words of `n` barriers for a team of `ranks`: epochs and inboxes for multimem, epochs, and an inbox a peer.
+pub(crate) fn barrier_words(n: usize, ranks: usize) -> usize {
+    3 * n + n * ranks
+}
+
+impl Session {
+    /// The barriers' state in team member `owner`'s resources.
+    fn state(&self, owner: i32) -> *mut u32 {
+        // SAFETY: a session is used while its kernel's device communicator is in scope.
+        let comm = unsafe { &*self.comm };
+        let peer = comm.lsa_rank + (owner - self.team.rank) * self.team.stride;
+        let inlined = &comm.resource_window_inlined;
+        let part = peer as usize * inlined.stride_4g as usize * STRIDE_UNIT;
+        let offset = self.handle.buffer as usize * RESOURCE_UNIT;
+        inlined.lsa_flat_base.cast::<u8>().wrapping_add(part + offset).cast()
+    }
+
+    fn epoch_word(&self) -> *mut u32 {
+        let n = self.handle.n_barriers as usize;
+        self.state(self.team.rank).wrapping_add(n + self.index as usize)
+    }
+
+    /// Where `peer` tells `owner` that it arrived.
+    fn inbox(&self, owner: i32, peer: i32) -> *mut u32 {
+        let n = self.handle.n_barriers as usize;
+        let inboxes = 3 * n + self.index as usize * self.team.n_ranks as usize;
+        self.state(owner).wrapping_add(inboxes + peer as usize)
+    }
+
+    /// The peers that a thread of the coop serves.
+    fn peers(&self, rank: u32, size: u32) -> impl Iterator<Item = i32> + use<> {
+        let (me, others) = (self.team.rank, self.team.n_ranks - 1);
+        (rank as i32..others).step_by(size.max(1) as usize).map(move |i| i + i32::from(me <= i))
+    }
+
+    fn arrive(&self, run: &Run, thread: &Thread, coop: Coop, at: Site) {
+        coop.sync(run, thread, Some(self.index), at);
+        for peer in self.peers(member(coop, run, thread, at), coop.size(run)) {
+            // SAFETY: an inbox of a barrier that Init checked; threads take turns.
+            unsafe { self.inbox(peer, self.team.rank).write_volatile(self.epoch.wrapping_add(1)) };
+            run.progress();
+        }
+    }
+
+    fn wait(&mut self, run: &Run, thread: &Thread, coop: Coop, at: Site) {
+        let target = self.epoch.wrapping_add(1);
+        // SAFETY: as in `state`.
+        let my_world_rank = unsafe { (*self.comm).rank };
+        for peer in self.peers(member(coop, run, thread, at), coop.size(run)) {
+            let wait = InboxWait {
+                word: self.inbox(self.team.rank, peer),
+                inboxes: self.inbox(self.team.rank, 0),
+                target,
+                team: self.team,
+                my_world_rank,
+                index: self.index,
+                at,
+            };
+            if !wait.over() {
+                thread.give_way(Wait::Inbox(wait));
+            }
+        }
+        self.epoch = target;
+        coop.sync(run, thread, Some(self.index), at);
+    }
+}
+
+/// A thread waits until a peer has stored at least `target` to `word`.
+#[derive(Clone, Copy)]
+pub(crate) struct InboxWait {
+    word: *const u32,
+    /// The inboxes of all peers, by rank in the team.
+    inboxes: *const u32,
+    target: u32,
+    team: Team,
+    my_world_rank: i32,
+    index: u32,
+    pub(crate) at: Site,
+}
+
+impl InboxWait {
+    /// Whether the peer has arrived, by NCCL's rolling comparison.
+    pub(crate) fn over(&self) -> bool {
+        self.reached(self.word)
+    }
+
+    fn reached(&self, word: *const u32) -> bool {
+        // SAFETY: an inbox of a barrier that Init checked, in memory that lives as long as the launch.
+        unsafe { word.read_volatile() }.wrapping_sub(self.target) <= u32::MAX >> 1
+    }
+
+    /// What the thread waits for, for a report.
+    pub(crate) fn waiting(&self) -> Waiting {
+        let missing = (0..self.team.n_ranks)
+            .filter(|peer| *peer != self.team.rank)
+            .filter(|peer| !self.reached(self.inboxes.wrapping_add(*peer as usize)))
+            .map(|peer| self.team.to_world(self.my_world_rank, peer) as usize)
+            .collect();
+        Waiting::Peers { index: self.index, missing }
+    }
+}
+
+#[allow(clippy::too_many_arguments)]
+pub(super) unsafe extern "C-unwind" fn init(
+    session: *mut LsaBarrierSession,
+    coop: *const CoopAny,
+    comm: *const DevComm,
+    team: *const Team,
+    handle: *const LsaBarrierHandle,
+    index: u32,
+    multimem: bool,
+    multimem_handle: *const MultimemHandle,
+) {
+    let ((thread, run), at) = (Thread::current(), CALL_SITE.get());
+    // SAFETY: the kernel passes valid objects, as NCCL wants them; the session may be uninitialised and is only written.
+    let mut new = unsafe {
+        Session {
+            coop: *coop,
+            comm,
+            team: *team,
+            handle: *handle,
+            index,
+            multimem,
+            multimem_handle: *multimem_handle,
+            epoch: 0,
+        }
+    };
+    if multimem {
+        thread.misuse(run, at, "an LSA barrier over multimem, which is not simulated");
+    }
+    let n = new.handle.n_barriers;
+    if i64::from(index) >= i64::from(n) {
+        let what = format!("LSA barrier {index}: the device communicator was made with {n}");
+        thread.misuse(run, at, what);
+    }
+    let word = new.epoch_word();
+    let member = member(Coop::of(&new.coop, run, thread, at), run, thread, at);
+    if member == 0 {
+        run.session_opened(thread, word.addr(), index, at);
+    }
+    // SAFETY: the word of a barrier that the device communicator has, by the check above.
+    new.epoch = unsafe { word.read_volatile() };
+    // SAFETY: the kernel's; a Session has the size and alignment of NCCL's.
+    unsafe { session.cast::<Session>().write(new) };
+}
+
+/// A session on which a cooperative function was called.
+///
+/// # Safety
+///
+/// `session` was filled by [`init`] on this thread, and nobody else uses it.
+unsafe fn opened<'a>(session: *mut LsaBarrierSession) -> (&'a mut Session, Coop, Site) {
+    let ((thread, run), at) = (Thread::current(), CALL_SITE.get());
+    // SAFETY: the caller's.
+    let session = unsafe { &mut *session.cast::<Session>() };
+    let coop = Coop::of(&session.coop, run, thread, at);
+    (session, coop, at)
+}
+
+pub(super) unsafe extern "C-unwind" fn arrive(
+    session: *mut LsaBarrierSession,
+    _coop: *const CoopAny,
+    _order: i32,
+) {
+    let (thread, run) = Thread::current();
+    // SAFETY: the kernel opened the session.
+    let (session, coop, at) = unsafe { opened(session) };
+    session.arrive(run, thread, coop, at);
+}
+
+pub(super) unsafe extern "C-unwind" fn wait(
+    session: *mut LsaBarrierSession,
+    _coop: *const CoopAny,
+    _order: i32,
+) {
+    let (thread, run) = Thread::current();
+    // SAFETY: the kernel opened the session.
+    let (session, coop, at) = unsafe { opened(session) };
+    session.wait(run, thread, coop, at);
+}
+
+pub(super) unsafe extern "C-unwind" fn sync(
+    session: *mut LsaBarrierSession,
+    _coop: *const CoopAny,
+    _order: i32,
+) {
+    let (thread, run) = Thread::current();
+    // SAFETY: the kernel opened the session.
+    let (session, coop, at) = unsafe { opened(session) };
+    session.arrive(run, thread, coop, at);
+    session.wait(run, thread, coop, at);
+}
+
+pub(super) unsafe extern "C-unwind" fn destroy(session: *mut LsaBarrierSession) {
+    let (thread, run) = Thread::current();
+    // SAFETY: the kernel opened the session.
+    let (session, coop, at) = unsafe { opened(session) };
+    if member(coop, run, thread, at) == 0 {
+        let word = session.epoch_word();
+        // SAFETY: the epoch word of a barrier that Init checked.
+        unsafe { word.write_volatile(session.epoch) };
+        run.session_closed(word.addr());
+    }
+    coop.sync(run, thread, Some(session.index), at);
+}

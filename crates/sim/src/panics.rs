@@ -1,0 +1,46 @@
+//! Panics of kernels: caught, and reported with their place instead of printed.
+//!
+//! A process-wide panic hook keeps the place of a panic in simulated threads; panics elsewhere go to the hook that was there
+//! before. (Printing a backtrace, as the standard hook may, needs more stack than a simulated thread has.)
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::sync::Once;
+
+use cuda_std::arch::CTX;
+
+use crate::error::Error;
+use crate::thread::{Run, Thread};
+
+thread_local! {
+    static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Installs the hook, once in a process.
+pub(crate) fn install() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if CTX.get().is_null() {
+                return before(info);
+            }
+            Thread::current().0.unwinding.set(true);
+            PLACE.set(info.location().map(ToString::to_string));
+        }));
+    });
+}
+
+/// Records the panic of `thread`.
+pub(crate) fn report(run: &Run, thread: &Thread, payload: &(dyn Any + Send)) {
+    let at = PLACE.take().unwrap_or_else(|| "an unknown place".to_owned());
+    let (kernel, thread) = (run.mode.kernel, thread.who(run));
+    run.fail(Error::Panic { kernel, thread, at, message: message(payload) });
+}
+
+/// The text of a panic.
+pub(crate) fn message(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| payload.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic without a message".to_owned())
+}

@@ -1,0 +1,178 @@
+//! Stacks of the simulated threads: one mapping for all, kept between launches.
+//!
+//! # Safety
+//!
+//! Stack `i` is the `i`th slice of the mapping; slices do not overlap. The lowest page of a slice is its guard: where the
+//! kernel has guard hints (Linux 6.13) every stack has one; else the first [`MAX_PROTECTED`] stacks of the process have
+//! a protected page, because each costs two entries of the process's limited memory map, and the others a word that is
+//! looked at when the thread ends.
+
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use corosensei::stack::{Stack, StackPointer};
+
+use crate::memory::{Mapping, page_size};
+
+/// How many stacks of the process have a guard page that splits the mapping.
+const MAX_PROTECTED: usize = 16 << 10;
+static PROTECTED: AtomicUsize = AtomicUsize::new(0);
+
+/// `MADV_GUARD_INSTALL`, a guard page that costs no entry in the memory map.
+const MADV_GUARD_INSTALL: i32 = 102;
+
+/// What the lowest word of a stack without guard page holds.
+const CANARY: u64 = 0x5bd1_e995_c2b2_ae35;
+
+/// Many stacks of one size.
+pub(crate) struct Slab {
+    mapping: Mapping,
+    stacks: usize,
+    /// Bytes of a stack, with its guard page.
+    size: usize,
+    /// Stacks with a guard page that was made by protection.
+    protected: usize,
+    /// Stacks from this one on have a canary instead of a guard page.
+    first_canary: usize,
+}
+
+impl Slab {
+    /// `stacks` stacks of at least `size` usable bytes.
+    pub(crate) fn new(stacks: usize, size: usize) -> io::Result<Self> {
+        Self::guarded(stacks, size, true, MAX_PROTECTED)
+    }
+
+    /// [`new`](Self::new), with guard hints if there are any, else with at most so many protected pages in the process.
+    fn guarded(stacks: usize, size: usize, hints: bool, max_protected: usize) -> io::Result<Self> {
+        let page = page_size();
+        let size = size.next_multiple_of(page) + page;
+        let len = stacks.checked_mul(size).ok_or(io::ErrorKind::OutOfMemory)?;
+        let mapping = Mapping::reserve(len)?;
+        mapping.protect(0, len, true)?;
+        // A huge page would give every stack 2 MiB of memory at the first touch.
+        mapping.advise(0, len, libc::MADV_NOHUGEPAGE);
+        let mut slab = Self { mapping, stacks, size, protected: 0, first_canary: stacks };
+        let install = |i: usize| slab.mapping.advise(i * size, page, MADV_GUARD_INSTALL);
+        if !(hints && (0..stacks).all(install)) {
+            slab.protect(page, max_protected)?;
+        }
+        Ok(slab)
+    }
+
+    fn protect(&mut self, page: usize, max_protected: usize) -> io::Result<()> {
+        let taken = PROTECTED.fetch_add(self.stacks, Ordering::Relaxed);
+        let allowed = max_protected.saturating_sub(taken).min(self.stacks);
+        PROTECTED.fetch_sub(self.stacks - allowed, Ordering::Relaxed);
+        self.protected = allowed;
+        self.first_canary = allowed;
+        for i in 0..allowed {
+            self.mapping.protect(i * self.size, page, false)?;
+        }
+        for i in allowed..self.stacks {
+            // SAFETY: the lowest word of a stack that no coroutine runs on.
+            unsafe { self.canary(i).write(CANARY) };
+        }
+        Ok(())
+    }
+
+    fn canary(&self, i: usize) -> *mut u64 {
+        self.mapping.base().wrapping_add(i * self.size).cast()
+    }
+
+    /// Whether there are `stacks` stacks of `size` usable bytes.
+    pub(crate) fn fits(&self, stacks: usize, size: usize) -> bool {
+        self.stacks >= stacks && self.size >= size.next_multiple_of(page_size()) + page_size()
+    }
+
+    /// Whether stack `i` was used beyond its end, as far as one can see.
+    pub(crate) fn overflowed(&self, i: usize) -> bool {
+        // SAFETY: the lowest word of a stack of this slab without guard page; read as volatile, since a coroutine may have
+        // written it.
+        i >= self.first_canary && unsafe { self.canary(i).read_volatile() } != CANARY
+    }
+
+    /// Whether `address` lies in the guard page of stack `i`.
+    pub(crate) fn in_guard(&self, i: usize, address: usize) -> bool {
+        let low = self.canary(i).addr();
+        (low..low + page_size()).contains(&address)
+    }
+
+    /// The addresses of stack `i`, without its guard.
+    pub(crate) fn bounds(&self, i: usize) -> (usize, usize) {
+        let low = self.canary(i).addr();
+        (low + page_size(), low + self.size)
+    }
+
+    /// Stack `i` for a coroutine.
+    ///
+    /// # Safety
+    ///
+    /// `i` is below the number of stacks, the slab outlives the coroutine, and no other coroutine uses the stack.
+    pub(crate) unsafe fn stack(&self, i: usize) -> SlabStack {
+        debug_assert!(i < self.stacks);
+        let low = self.canary(i).addr();
+        SlabStack { base: low + self.size, limit: low }
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        PROTECTED.fetch_sub(self.protected, Ordering::Relaxed);
+    }
+}
+
+/// One stack of a [`Slab`].
+pub(crate) struct SlabStack {
+    base: usize,
+    limit: usize,
+}
+
+/// Stack addresses are not zero: they lie in a mapping.
+fn pointer(address: usize) -> StackPointer {
+    StackPointer::new(address).unwrap_or(StackPointer::MIN)
+}
+
+// SAFETY: `limit..base` are whole pages of a live mapping (Slab::stack's contract), readable and writable but for the guard
+// page at the low end; there are at least four pages above it.
+unsafe impl Stack for SlabStack {
+    #[inline]
+    fn base(&self) -> StackPointer {
+        pointer(self.base)
+    }
+
+    #[inline]
+    fn limit(&self) -> StackPointer {
+        pointer(self.limit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_guard_hints_some_stacks_are_protected_and_the_rest_have_canaries() {
+        let page = page_size();
+        let taken = PROTECTED.load(Ordering::Relaxed);
+        let slab = Slab::guarded(4, 4 * page, false, taken + 2).unwrap();
+        assert_eq!((slab.protected, slab.first_canary), (2, 2));
+        assert!((0..4).all(|i| !slab.overflowed(i)));
+        // SAFETY: the lowest word of a stack that no coroutine runs on.
+        unsafe { slab.canary(3).write(0) };
+        assert!(slab.overflowed(3) && !slab.overflowed(2));
+        drop(slab);
+        assert_eq!(PROTECTED.load(Ordering::Relaxed), taken);
+    }
+
+    #[test]
+    fn stacks_do_not_overlap_and_hold_what_was_asked_for() {
+        let slab = Slab::new(3, 20_000).unwrap();
+        assert!(slab.fits(3, 20_000) && !slab.fits(4, 20_000) && !slab.fits(3, 40_000));
+        for i in 0..3 {
+            let (low, high) = slab.bounds(i);
+            assert!(high - low >= 20_000);
+            assert!(slab.in_guard(i, low - 1) && !slab.in_guard(i, low));
+            assert!(i == 0 || slab.bounds(i - 1).1 < low);
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Signal handlers and the timer. The parent module has the safety argument.
+
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use corosensei::trap::TrapHandlerRegs;
+use cuda_std::arch::CTX;
+use libc::{SIGBUS, SIGSEGV, sigaction, siginfo_t, timer_t, ucontext_t};
+
+use super::{PATIENCE, activity};
+use crate::error::Error;
+use crate::nccl;
+use crate::thread::{Thread, Wait};
+
+const FAULTS: [c_int; 2] = [SIGSEGV, SIGBUS];
+
+/// The handlers that were there, for [`FAULTS`] in order.
+static BEFORE: OnceLock<[sigaction; 2]> = OnceLock::new();
+
+/// `si_code` of a fault without an address: x86 gives none for an address that cannot be.
+const SI_KERNEL: c_int = 0x80;
+
+type Handler = unsafe extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
+
+/// The watchdog's signal: a real-time one, of which libraries use the first few if any.
+fn tick_signal() -> c_int {
+    libc::SIGRTMAX() - 5
+}
+
+pub(crate) fn install() {
+    BEFORE.get_or_init(|| {
+        handle(tick_signal(), on_tick);
+        FAULTS.map(|signal| handle(signal, on_fault))
+    });
+}
+
+/// Installs a handler; what was there before.
+fn handle(signal: c_int, handler: Handler) -> sigaction {
+    let mut before = MaybeUninit::<sigaction>::zeroed();
+    // SAFETY: all zero is a valid action; the handlers keep to what may be done in one. Should the call fail, `before` stays
+    // all zero, the default action.
+    unsafe {
+        let mut action = MaybeUninit::<sigaction>::zeroed().assume_init();
+        action.sa_sigaction = handler as *const () as usize;
+        // On the signal stack that Rust gives its threads, since a coroutine's may be full.
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+        libc::sigaction(signal, &action, before.as_mut_ptr());
+        before.assume_init()
+    }
+}
+
+/// Makes the simulated thread that was interrupted go on in `instead`, if there is one.
+fn leave_kernel(context: &mut ucontext_t, instead: impl FnOnce() + 'static) -> bool {
+    if CTX.get().is_null() {
+        return false;
+    }
+    let trap = Thread::current().0.trap.get();
+    match trap.filter(|trap| trap.stack_ptr_in_bounds(stack_pointer(context))) {
+        Some(trap) => {
+            // SAFETY: the signal hit this coroutine's stack, by the check, and the registers are set as returned.
+            go_on_at(context, unsafe { trap.setup_trap_handler(instead) });
+            true
+        }
+        None => false,
+    }
+}
+
+unsafe extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    // SAFETY: the system passes both to a handler with SA_SIGINFO, and SIGSEGV and SIGBUS carry an address.
+    let (code, address, context) =
+        unsafe { ((*info).si_code, (*info).si_addr().addr(), &mut *context.cast::<ucontext_t>()) };
+    let address = (code != SI_KERNEL).then_some(address);
+    if leave_kernel(context, move || faulted(address)) {
+        return;
+    }
+    let which = FAULTS.iter().position(|s| *s == signal).unwrap_or(0);
+    if let Some(before) = BEFORE.get() {
+        // SAFETY: an action that the system returned. The access is made again when this handler returns, and meets it.
+        unsafe { libc::sigaction(signal, &before[which], std::ptr::null_mut()) };
+    }
+}
+
+/// Runs on the faulting thread's stack, in place of its kernel.
+fn faulted(address: Option<usize>) {
+    let (thread, run) = Thread::current();
+    if address.is_some_and(|address| run.slab.in_guard(thread.id as usize, address)) {
+        return run.fail(thread.overflow(run));
+    }
+    let where_to = match address {
+        Some(address) => format!("{address:#x}, {}", nccl::describe(&run.memory, address)),
+        None => "an address that no machine has, such as one of a rank outside the LSA team".into(),
+    };
+    let (kernel, thread) = (run.mode.kernel, thread.who(run));
+    run.fail(Error::Fault { kernel, thread, address, where_to });
+}
+
+unsafe extern "C" fn on_tick(_: c_int, _: *mut siginfo_t, context: *mut c_void) {
+    if CTX.get().is_null() {
+        return;
+    }
+    let (_, run) = Thread::current();
+    let now = activity(run);
+    if run.last_activity.replace(now) == now {
+        // SAFETY: the system passes the context to a handler with SA_SIGINFO.
+        leave_kernel(unsafe { &mut *context.cast() }, interrupted);
+    }
+}
+
+/// Runs on the thread's stack, in place of its kernel.
+fn interrupted() {
+    let (thread, run) = Thread::current();
+    thread.wait.set(Wait::Running);
+    run.interrupted.set(true);
+}
+
+/// Ticks after the calling thread has computed for a time, and then at short intervals.
+pub(crate) struct Timer(timer_t);
+
+impl Timer {
+    pub(crate) fn new(first: Duration) -> Option<Self> {
+        let mut timer = MaybeUninit::<timer_t>::uninit();
+        // SAFETY: all zero is a valid event; a timer of this thread's processor time, which signals this thread.
+        let timer = unsafe {
+            let mut event = MaybeUninit::<libc::sigevent>::zeroed().assume_init();
+            event.sigev_notify = libc::SIGEV_THREAD_ID;
+            event.sigev_signo = tick_signal();
+            event.sigev_notify_thread_id = libc::gettid();
+            let clock = libc::CLOCK_THREAD_CPUTIME_ID;
+            if libc::timer_create(clock, &mut event, timer.as_mut_ptr()) != 0 {
+                return None;
+            }
+            Self(timer.assume_init())
+        };
+        let times = libc::itimerspec {
+            it_value: timespec(first.max(PATIENCE)),
+            it_interval: timespec(PATIENCE),
+        };
+        // SAFETY: the timer is this object's own. If it cannot be set, there is no watchdog.
+        unsafe { libc::timer_settime(timer.0, 0, &times, std::ptr::null_mut()) };
+        Some(timer)
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        // SAFETY: the timer is this object's own. A tick that is under way finds no thread.
+        unsafe { libc::timer_delete(self.0) };
+    }
+}
+
+fn timespec(time: Duration) -> libc::timespec {
+    libc::timespec {
+        tv_sec: time.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_nsec: time.subsec_nanos().into(),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn stack_pointer(context: &ucontext_t) -> usize {
+    context.uc_mcontext.gregs[libc::REG_RSP as usize] as usize
+}
+
+#[cfg(target_arch = "x86_64")]
+fn go_on_at(context: &mut ucontext_t, registers: TrapHandlerRegs) {
+    let TrapHandlerRegs { rip, rsp, rbp, rdi, rsi } = registers;
+    let values = [
+        (libc::REG_RIP, rip),
+        (libc::REG_RSP, rsp),
+        (libc::REG_RBP, rbp),
+        (libc::REG_RDI, rdi),
+        (libc::REG_RSI, rsi),
+    ];
+    for (register, value) in values {
+        context.uc_mcontext.gregs[register as usize] = value as i64;
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+fn stack_pointer(context: &ucontext_t) -> usize {
+    context.uc_mcontext.sp as usize
+}
+
+#[cfg(target_arch = "aarch64")]
+fn go_on_at(context: &mut ucontext_t, registers: TrapHandlerRegs) {
+    let TrapHandlerRegs { pc, sp, x0, x1, x29, lr } = registers;
+    context.uc_mcontext.pc = pc;
+    context.uc_mcontext.sp = sp;
+    for (register, value) in [(0, x0), (1, x1), (29, x29), (30, lr)] {
+        context.uc_mcontext.regs[register] = value;
+    }
+}

@@ -1,0 +1,63 @@
+//! The numeric types that cross a launch or a collective.
+
+use half::{bf16, f16};
+
+/// NCCL's tag of a numeric type. NCCL: `ncclDataType_t`.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[doc(alias = "ncclDataType_t")]
+#[expect(missing_docs, reason = "each name is the type")]
+pub enum DataType {
+    Int8 = 0,
+    Uint8 = 1,
+    Int32 = 2,
+    Uint32 = 3,
+    Int64 = 4,
+    Uint64 = 5,
+    Float16 = 6,
+    Float32 = 7,
+    Float64 = 8,
+    Bfloat16 = 9,
+    Float8e4m3 = 10,
+    Float8e5m2 = 11,
+}
+
+impl DataType {
+    /// Size of one element in bytes.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::Int8 | Self::Uint8 | Self::Float8e4m3 | Self::Float8e5m2 => 1,
+            Self::Float16 | Self::Bfloat16 => 2,
+            Self::Int32 | Self::Uint32 | Self::Float32 => 4,
+            Self::Int64 | Self::Uint64 | Self::Float64 => 8,
+        }
+    }
+}
+
+/// A type that windows and collectives can hold.
+///
+/// # Safety
+///
+/// The type is plain old data (every bit pattern valid, no padding) and `DATA_TYPE.size()` is its size in bytes.
+pub unsafe trait Element: Copy + Send + Sync + 'static {
+    /// NCCL's tag.
+    const DATA_TYPE: DataType;
+    /// The name of the type as kernels carry it in their entry names, for example `f32`.
+    const NAME: &'static str;
+}
+
+macro_rules! elements {
+    ($($type:ty = $tag:ident $name:literal),* $(,)?) => { $(
+        // SAFETY: a primitive number or half's transparent wrapper of u16; its size is asserted below.
+        unsafe impl Element for $type {
+            const DATA_TYPE: DataType = DataType::$tag;
+            const NAME: &'static str = $name;
+        }
+        const _: () = assert!(size_of::<$type>() == DataType::$tag.size());
+    )* };
+}
+
+elements! {
+    i8 = Int8 "i8", u8 = Uint8 "u8", i32 = Int32 "i32", u32 = Uint32 "u32", i64 = Int64 "i64", u64 = Uint64 "u64",
+    f16 = Float16 "f16", f32 = Float32 "f32", f64 = Float64 "f64", bf16 = Bfloat16 "bf16",
+}

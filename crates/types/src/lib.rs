@@ -1,0 +1,31 @@
+//! What crosses a kernel launch, as the host and the device both see it.
+//!
+//! The host crate fills these structs, a kernel receives them, and the simulator stands in for either side; so they live in
+//! a leaf crate that all three share and that knows none of them.
+//!
+//! * [`nccl`]: mirrors of NCCL's public structs ([`DevComm`], [`Team`], [`Window`], the barrier handles). Their layout is
+//!   NCCL's, asserted at compile time.
+//! * [`element`]: the numeric types that NCCL knows ([`Element`], [`DataType`]).
+//! * [`kernel`]: what `#[kernel]` generates and what a launch needs of it ([`Kernel`], [`KernelParam`], [`IntoArg`]).
+//!
+//! # Safety model
+//!
+//! Nothing here dereferences a device address. Two traits are unsafe to implement because a launch copies raw bytes on their
+//! word: [`KernelParam`] (two types of one layout) and [`Element`] (plain old data of a known size).
+//!
+//! # Example
+//!
+//! ```
+//! use devcomm_types::Team;
+//! let rail = Team { n_ranks: 2, rank: 1, stride: 4 };
+//! assert_eq!(rail.to_world(5, 0), 1);
+//! ```
+#![no_std]
+
+pub mod element;
+pub mod kernel;
+pub mod nccl;
+
+pub use element::{DataType, Element};
+pub use kernel::{HostKernel, IntoArg, Kernel, KernelArgs, KernelParam, LaunchArgs};
+pub use nccl::{DevComm, Team, Window};

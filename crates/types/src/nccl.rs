@@ -1,0 +1,272 @@
+//! Mirrors of NCCL's public structs, NCCL 2.32.3. Sources: `nccl_device/core.h` and `nccl_device/impl/*__types.h`.
+//!
+//! The layouts are the same on the host (x86-64, aarch64) and on nvptx64; `tests/abi_headers.rs` compares every field with
+//! NCCL's own headers.
+
+use core::ffi::c_void;
+use core::marker::PhantomData;
+use core::mem::{MaybeUninit, offset_of, size_of};
+
+/// A group of ranks: member `i` is the world rank `my_world_rank + (i - rank) * stride`.
+///
+/// NCCL: `ncclTeam` (12 bytes).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[doc(alias = "ncclTeam")]
+pub struct Team {
+    /// Members of the team.
+    pub n_ranks: i32,
+    /// This rank's place in the team, `0..n_ranks`.
+    pub rank: i32,
+    /// Distance in world ranks between neighbours of the team.
+    pub stride: i32,
+}
+
+impl Team {
+    /// The world rank of member `member`, seen from the rank whose world rank is `my_world_rank`.
+    ///
+    /// NCCL: `ncclTeamRankToWorld`.
+    #[doc(alias = "ncclTeamRankToWorld")]
+    #[inline(always)]
+    pub const fn to_world(self, my_world_rank: i32, member: i32) -> i32 {
+        my_world_rank + (member - self.rank) * self.stride
+    }
+}
+
+/// Offset of a buffer in the device communicator's resource window, in units of 128 bytes.
+///
+/// NCCL: `ncclDevResourceHandle_t`.
+#[doc(alias = "ncclDevResourceHandle_t")]
+pub type ResourceHandle = u32;
+
+/// Where a set of LSA barriers keeps its state.
+///
+/// NCCL: `ncclLsaBarrierHandle` (8 bytes).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[doc(alias = "ncclLsaBarrierHandle")]
+pub struct LsaBarrierHandle {
+    /// State of the barriers.
+    pub buffer: ResourceHandle,
+    /// Barriers in the set; indices are below this.
+    pub n_barriers: i32,
+}
+
+/// First of the signals that a set of GIN barriers uses.
+///
+/// NCCL: `ncclGinBarrierHandle` (8 bytes).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[doc(alias = "ncclGinBarrierHandle")]
+pub struct GinBarrierHandle {
+    /// First signal id.
+    pub signal0: u32,
+    /// Not used by NCCL.
+    pub unused: u32,
+}
+
+/// Where a set of CFT barriers keeps its state.
+///
+/// NCCL: `ncclCftBarrierHandle` (8 bytes).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[doc(alias = "ncclCftBarrierHandle")]
+pub struct CftBarrierHandle {
+    /// State of the barriers.
+    pub buffer: ResourceHandle,
+    /// Barriers in the set.
+    pub n_barriers: i32,
+}
+
+/// Base of a multicast mapping; NULL where there is none.
+///
+/// NCCL: `ncclMultimemHandle` (8 bytes).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(alias = "ncclMultimemHandle")]
+pub struct MultimemHandle {
+    /// Multicast address.
+    pub base: *mut c_void,
+}
+
+impl MultimemHandle {
+    /// No multicast.
+    pub const NULL: Self = Self { base: core::ptr::null_mut() };
+}
+
+/// The part of a window that the device communicator keeps inline for its resource window.
+///
+/// NCCL: `ncclResourceWindow_vidmem_t` (16 bytes).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+#[doc(alias = "ncclResourceWindow_vidmem_t")]
+pub struct ResourceWindow {
+    /// Address of LSA rank 0's copy; rank `i` is `i * stride_4g * 4 GiB` further.
+    pub lsa_flat_base: *mut c_void,
+    /// Distance between the ranks' copies in units of 4 GiB.
+    pub stride_4g: u32,
+    /// Offset in the multicast mapping in units of 4 KiB.
+    pub mc_offset_4k: u32,
+}
+
+/// A device communicator as a kernel gets it: by value, 248 bytes.
+///
+/// NCCL: `ncclDevComm`. The layout is the one that `ncclDevCommCreate` writes for requirements of version 2.32.3.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+#[doc(alias = "ncclDevComm")]
+#[expect(missing_docs, reason = "the fields are NCCL's, under NCCL's names in snake case")]
+pub struct DevComm {
+    pub magic: u32,
+    pub version: u32,
+    pub rank: i32,
+    pub n_ranks: i32,
+    pub n_ranks_rcp32: u32,
+    pub lsa_rank: i32,
+    pub lsa_size: i32,
+    pub lsa_size_rcp32: u32,
+    pub window_table: *mut c_void,
+    pub resource_window: *mut c_void,
+    pub resource_window_inlined: ResourceWindow,
+    pub hybrid_dense_gin_barrier: GinBarrierHandle,
+    pub lsa_multimem: MultimemHandle,
+    pub lsa_barrier: LsaBarrierHandle,
+    pub rail_gin_barrier: GinBarrierHandle,
+    pub gin_connection_count: u8,
+    pub backend_index: u8,
+    pub gin_net_device_types: [u8; 4],
+    pub _padding0: [u8; 2],
+    pub gin_handles: [*mut c_void; 4],
+    pub gin_signal_count: u32,
+    pub gin_counter_count: u32,
+    pub gin_signal_shadows: *mut u64,
+    pub gin_context_count: u32,
+    pub gin_connection_stride: u32,
+    pub gin_context_stride: u32,
+    pub gin_strong_legacy_signals: bool,
+    pub _padding1: [u8; 3],
+    pub abort_flag: *mut u32,
+    pub hybrid_lsa_barrier: LsaBarrierHandle,
+    pub hybrid_rail_gin_barrier: GinBarrierHandle,
+    pub world_gin_barrier: GinBarrierHandle,
+    pub gin_connection_stride_rcp32: u32,
+    pub cft_rank: i32,
+    pub cft_size: i32,
+    pub cft_multimem_rank: i32,
+    pub cft_multimem_size: i32,
+    pub cft_multimem_size_rcp32: u32,
+    pub uc_le_id: u32,
+    pub mc_le_id: u32,
+    pub cft_barrier: CftBarrierHandle,
+    pub cft_multimem_barrier: CftBarrierHandle,
+}
+
+impl DevComm {
+    /// A device communicator of nobody: every field zero.
+    pub const fn zeroed() -> Self {
+        // SAFETY: every field is an integer, a raw pointer or a bool, and all of them admit the all-zero pattern.
+        unsafe { core::mem::zeroed() }
+    }
+
+    /// All ranks of the communicator. NCCL: `ncclTeamWorld`.
+    #[doc(alias = "ncclTeamWorld")]
+    #[inline(always)]
+    pub const fn world_team(&self) -> Team {
+        Team { n_ranks: self.n_ranks, rank: self.rank, stride: 1 }
+    }
+
+    /// The ranks whose memory this rank reaches by load and store. NCCL: `ncclTeamLsa`.
+    #[doc(alias = "ncclTeamLsa")]
+    #[inline(always)]
+    pub const fn lsa_team(&self) -> Team {
+        Team { n_ranks: self.lsa_size, rank: self.lsa_rank, stride: 1 }
+    }
+
+    /// The ranks with this rank's place in every LSA team. NCCL: `ncclTeamRail`.
+    #[doc(alias = "ncclTeamRail")]
+    #[inline(always)]
+    pub const fn rail_team(&self) -> Team {
+        if self.lsa_size <= 0 {
+            return Team { n_ranks: self.n_ranks, rank: self.rank, stride: 1 };
+        }
+        Team {
+            n_ranks: self.n_ranks / self.lsa_size,
+            rank: self.rank / self.lsa_size,
+            stride: self.lsa_size,
+        }
+    }
+}
+
+/// A registered symmetric window of elements `T`, as a kernel parameter: the device address that NCCL calls `ncclWindow_t`.
+///
+/// The handle alone does not say how many elements the window has; kernels take counts as parameters.
+///
+/// NCCL: `ncclWindow_t`.
+#[repr(transparent)]
+#[doc(alias = "ncclWindow_t")]
+pub struct Window<T> {
+    /// NCCL's handle. Never dereferenced on the host.
+    pub handle: *mut c_void,
+    element: PhantomData<*mut T>,
+}
+
+impl<T> Window<T> {
+    /// A window from NCCL's handle.
+    pub const fn from_handle(handle: *mut c_void) -> Self {
+        Self { handle, element: PhantomData }
+    }
+}
+
+impl<T> Clone for Window<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Window<T> {}
+
+impl<T> core::fmt::Debug for Window<T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Window({:p})", self.handle)
+    }
+}
+
+/// Thread set of a cooperative call. NCCL: `ncclCoopAny` (24 bytes).
+///
+/// The vtable is an address inside the linked module, so a value comes only from NCCL's `ncclCoopAnyInit*` functions.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[doc(alias = "ncclCoopAny")]
+pub struct CoopAny {
+    /// The thread set's own data; each kind of set uses as much as it needs.
+    pub storage: [MaybeUninit<u64>; 2],
+    /// Its operations.
+    pub vtable: *const c_void,
+}
+
+/// An LSA barrier session, opaque here. NCCL: `ncclLsaBarrierSession_C` (80 bytes).
+#[repr(C, align(8))]
+#[doc(alias = "ncclLsaBarrierSession_C")]
+pub struct LsaBarrierSession(pub [u64; 10]);
+
+const _: () = {
+    assert!(size_of::<Team>() == 12);
+    assert!(size_of::<LsaBarrierHandle>() == 8);
+    assert!(size_of::<GinBarrierHandle>() == 8);
+    assert!(size_of::<CftBarrierHandle>() == 8);
+    assert!(size_of::<MultimemHandle>() == 8);
+    assert!(size_of::<ResourceWindow>() == 16);
+    assert!(size_of::<CoopAny>() == 24);
+    assert!(size_of::<LsaBarrierSession>() == 80);
+    assert!(size_of::<Window<f32>>() == 8);
+    assert!(size_of::<DevComm>() == 248);
+    assert!(offset_of!(DevComm, lsa_rank) == 20);
+    assert!(offset_of!(DevComm, resource_window_inlined) == 48);
+    assert!(offset_of!(DevComm, lsa_barrier) == 80);
+    assert!(offset_of!(DevComm, gin_net_device_types) == 98);
+    assert!(offset_of!(DevComm, gin_handles) == 104);
+    assert!(offset_of!(DevComm, gin_context_stride) == 160);
+    assert!(offset_of!(DevComm, abort_flag) == 168);
+    assert!(offset_of!(DevComm, world_gin_barrier) == 192);
+    assert!(offset_of!(DevComm, cft_multimem_barrier) == 240);
+};

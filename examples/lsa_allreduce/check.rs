@@ -1,0 +1,82 @@
+//! Random inputs that every rank can compute for every rank, and the reference sum.
+
+use devcomm::Element;
+use half::{bf16, f16};
+
+/// A type that the example reduces.
+pub trait Number: Element + PartialEq + std::fmt::Debug {
+    /// Distance from 1 to the next number.
+    const EPSILON: f64;
+    /// Half the distance between numbers around zero, where it no longer shrinks (only f16's is large enough to matter).
+    const HALF_STEP_AT_ZERO: f64;
+    /// The nearest number to `x`.
+    fn nearest(x: f32) -> Self;
+    /// The number's value.
+    fn value(self) -> f64;
+    /// The number's bits.
+    fn bits(self) -> u64;
+}
+
+macro_rules! numbers {
+    ($($type:ty, $epsilon:expr, $half_step:expr, $nearest:expr, $value:expr);* $(;)?) => { $(
+        impl Number for $type {
+            const EPSILON: f64 = $epsilon;
+            const HALF_STEP_AT_ZERO: f64 = $half_step;
+            fn nearest(x: f32) -> Self {
+                $nearest(x)
+            }
+            fn value(self) -> f64 {
+                $value(self)
+            }
+            fn bits(self) -> u64 {
+                self.to_bits().into()
+            }
+        }
+    )* };
+}
+numbers! {
+    f32, f32::EPSILON as f64, 0.0, |x| x, f64::from;
+    f16, 1.0 / (1u64 << 10) as f64, 1.0 / (1u64 << 25) as f64, f16::from_f32, f16::to_f64;
+    bf16, 1.0 / (1u64 << 7) as f64, 0.0, bf16::from_f32, bf16::to_f64;
+}
+
+/// Element `index` of rank `rank`'s input: uniform in -1 to 1, from a mix of the three numbers (SplitMix64).
+pub fn input<T: Number>(seed: u64, rank: usize, index: usize) -> T {
+    let mut z = seed ^ ((rank as u64) << 48) ^ index as u64;
+    z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^= z >> 31;
+    T::nearest((z >> 40) as f32 / (1u64 << 23) as f32 - 1.0)
+}
+
+/// Rank `rank`'s input, `count` elements.
+pub fn inputs<T: Number>(seed: u64, rank: usize, count: usize) -> Vec<T> {
+    (0..count).map(|index| input(seed, rank, index)).collect()
+}
+
+/// How many of `got` differ from the sum over `n_ranks` by more than rounding can: `n_ranks` roundings of f32 on the way
+/// and one of `T` at the end.
+pub fn count_wrong<T: Number>(seed: u64, n_ranks: usize, got: &[T]) -> usize {
+    got.iter().enumerate().filter(|&(index, got)| is_wrong(seed, n_ranks, index, *got)).count()
+}
+
+fn is_wrong<T: Number>(seed: u64, n_ranks: usize, index: usize, got: T) -> bool {
+    let (mut sum, mut magnitude) = (0.0f64, 0.0f64);
+    for rank in 0..n_ranks {
+        let x = input::<T>(seed, rank, index).value();
+        sum += x;
+        magnitude += x.abs();
+    }
+    let on_the_way = n_ranks as f64 * f64::from(f32::EPSILON) / 2.0 * magnitude;
+    let at_the_end = T::EPSILON / 2.0 * (sum.abs() + on_the_way);
+    let bound = on_the_way + at_the_end.max(T::HALF_STEP_AT_ZERO);
+    let error = (got.value() - sum).abs();
+    error.is_nan() || error > bound
+}
+
+/// A checksum of the bits: equal in all ranks when the ranks got equal results.
+pub fn checksum<T: Number>(data: &[T]) -> u64 {
+    data.iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, x| (hash ^ x.bits()).wrapping_mul(0x100_0000_01b3))
+}

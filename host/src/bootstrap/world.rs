@@ -1,0 +1,239 @@
+//! All ranks together: as threads of this process, or as processes of which this is one.
+
+use std::any::Any;
+use std::fmt::Display;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use super::env::{Launched, launched};
+use super::hub::{Hub, ThreadMember};
+use super::join::Meeting;
+use super::rank::Rank;
+use super::spawn::LocalJob;
+use super::wire::Peer;
+use super::{Rendezvous, host_name};
+use crate::{Error, Library, Result, visible_gpus};
+
+/// The ranks of a job, one GPU each.
+///
+/// ```no_run
+/// use devcomm_host::{Error, World};
+///
+/// # fn main() -> Result<(), Error> {
+/// let world = World::from_env()?;
+/// let sums = world.run(|rank| {
+///     let all = rank.all_gather(&[rank.rank() as u8])?;
+///     Ok::<_, Error>(all.iter().map(|bytes| u32::from(bytes[0])).sum::<u32>())
+/// })?;
+/// println!("{sums:?}");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct World {
+    library: Library,
+    form: Form,
+}
+
+#[derive(Clone, Debug)]
+enum Form {
+    /// Every rank is a thread, on the GPU of its number.
+    Threads(usize),
+    /// This process is one rank.
+    Process { meeting: Meeting, local_rank: usize, device: usize },
+}
+
+impl World {
+    /// What the environment says: with torchrun's RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT this process is
+    /// one rank, on the GPU numbered LOCAL_RANK; without RANK and WORLD_SIZE every visible GPU is a rank, as a thread.
+    ///
+    /// | variable | meaning |
+    /// |---|---|
+    /// | `DEVCOMM_PORT` | port of the rendezvous; else MASTER_PORT, or the next one when torchrun's agent holds that |
+    /// | `DEVCOMM_TIMEOUT` | seconds to wait for all ranks to arrive; else 60 |
+    /// | `DEVCOMM_JOB_ID` | only ranks of one id meet; else TORCHELASTIC_RUN_ID, else `devcomm` |
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Environment`], [`Error::NoDriver`], [`Error::NoGpu`], [`Error::TooFewGpus`], [`Error::NcclNotFound`].
+    pub fn from_env() -> Result<Self> {
+        let Some(launched) = launched(&|name| std::env::var_os(name))? else {
+            return Self::threads(visible_gpus()?);
+        };
+        let device = device_of(launched.local_rank, visible_gpus()?)?;
+        let library = Library::open(None)?;
+        let peer = Peer { host: host_name(), nccl: library.version().code() };
+        let Launched { rank, n_ranks, local_rank, host, port, job, timeout } = launched;
+        let meeting = Meeting { host, port, job, rank, n_ranks, timeout, peer };
+        Ok(Self { library, form: Form::Process { meeting, local_rank, device } })
+    }
+
+    /// `n` ranks as threads of this process, rank `i` on GPU `i`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TooFewGpus`] names both numbers; [`Error::NoDriver`], [`Error::NoGpu`], [`Error::NcclNotFound`];
+    /// [`Error::InvalidInput`] for 0 ranks.
+    pub fn threads(n: usize) -> Result<Self> {
+        enough_gpus(n)?;
+        Ok(Self { library: Library::open(None)?, form: Form::Threads(n) })
+    }
+
+    /// Whether a launcher started this process as one rank: RANK or WORLD_SIZE is set. A program that starts its own
+    /// ranks does so only if not.
+    #[must_use]
+    pub fn is_launched() -> bool {
+        !matches!(launched(&|name| std::env::var_os(name)), Ok(None))
+    }
+
+    /// Starts `n` copies of this program on this machine, one a GPU, with the same arguments, and waits for them. In each of
+    /// them [`is_launched`](Self::is_launched) is true and [`from_env`](Self::from_env) makes it one rank. See [`LocalJob`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TooFewGpus`] and such before anything is started; then as [`LocalJob::run`].
+    pub fn spawn_local(n: usize) -> Result<()> {
+        enough_gpus(n)?;
+        LocalJob::new(n)?.run()
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn n_ranks(&self) -> usize {
+        match &self.form {
+            Form::Threads(n) => *n,
+            Form::Process { meeting, .. } => meeting.n_ranks,
+        }
+    }
+
+    /// The NCCL in use.
+    #[must_use]
+    pub fn library(&self) -> &Library {
+        &self.library
+    }
+
+    /// Runs `f` on every rank of this process and returns what each gave: all ranks' results, in order, if they are threads;
+    /// this rank's alone if it is a process of its own. Returns when all ranks of the world are done.
+    ///
+    /// When a rank fails, the others are released from whatever they wait for with [`Error::RankLost`]; the result is the
+    /// error of the rank that failed first.
+    ///
+    /// # Errors
+    ///
+    /// The first failing rank's error; [`Error::RankPanicked`] if `f` panicked; [`Error::RankLost`] if another process
+    /// failed; from meeting the others [`Error::RanksMissing`], [`Error::NcclVersionsDiffer`], [`Error::Rendezvous`].
+    pub fn run<T, E, F>(&self, f: F) -> Result<Vec<T>, E>
+    where
+        F: Fn(&Rank) -> Result<T, E> + Sync,
+        T: Send,
+        E: From<Error> + Display + Send,
+    {
+        match &self.form {
+            Form::Process { meeting, local_rank, device } => {
+                let rendezvous = meeting.join()?;
+                let library = self.library.clone();
+                let make = || Rank::new(rendezvous.clone(), library, *local_rank, *device);
+                run_rank(&rendezvous, make, &f).map(|result| vec![result])
+            }
+            Form::Threads(n) => run_threads(*n, |rendezvous| {
+                let (rank, library) = (rendezvous.rank(), self.library.clone());
+                run_rank(rendezvous, || Rank::new(rendezvous.clone(), library, rank, rank), &f)
+            }),
+        }
+    }
+}
+
+/// Runs `f` in a thread a rank. If ranks fail, the error of the one that failed first.
+pub(crate) fn run_threads<T, E>(
+    n: usize,
+    f: impl Fn(&Rendezvous) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, E>
+where
+    T: Send,
+    E: From<Error> + Send,
+{
+    let hub = Arc::new(Hub::new(n));
+    let hosts = vec![host_name(); n];
+    let mut results: Vec<Result<T, E>> = std::thread::scope(|scope| {
+        let start = |rank| {
+            let member = Arc::new(ThreadMember::new(Arc::clone(&hub), rank));
+            let rendezvous = Rendezvous::new(rank, hosts.clone(), member);
+            let f = &f;
+            let name = format!("devcomm-rank-{rank}");
+            std::thread::Builder::new().name(name).spawn_scoped(scope, move || f(&rendezvous))
+        };
+        let threads: Vec<_> = (0..n)
+            .map(|rank| {
+                start(rank).map_err(|error| {
+                    let why = error.to_string();
+                    hub.lose(rank, &why);
+                    Error::SpawnFailed { rank, why }
+                })
+            })
+            .collect();
+        let join = |(rank, thread): (usize, Result<std::thread::ScopedJoinHandle<'_, _>>)| {
+            // Panics of the rank's function were caught in it; this is one of a destructor.
+            thread?.join().unwrap_or_else(|panic| Err(panicked(rank, &*panic).into()))
+        };
+        threads.into_iter().enumerate().map(join).collect()
+    });
+    if let Some(first) = hub.health().lost_rank()
+        && results.get(first).is_some_and(Result::is_err)
+    {
+        results.swap(0, first);
+    }
+    results.into_iter().collect()
+}
+
+/// The life of one rank: make it, run its function, wait for the others, close it.
+pub(crate) fn run_rank<R, T, E>(
+    rendezvous: &Rendezvous,
+    make: impl FnOnce() -> Result<R>,
+    f: impl Fn(&R) -> Result<T, E>,
+) -> Result<T, E>
+where
+    E: From<Error> + Display,
+{
+    let rank = make().inspect_err(|error| rendezvous.fail(&error.to_string()))?;
+    // What the function leaves behind is either dropped or private to this rank.
+    let result = match catch_unwind(AssertUnwindSafe(|| f(&rank))) {
+        Ok(result) => result,
+        Err(panic) => Err(panicked(rendezvous.rank(), &*panic).into()),
+    };
+    match result {
+        Ok(result) => {
+            // The communicator is destroyed together, so it waits until nobody needs it, or one is lost.
+            rendezvous.finish()?;
+            drop(rank);
+            Ok(result)
+        }
+        Err(error) => {
+            rendezvous.fail(&error.to_string());
+            drop(rank);
+            Err(error)
+        }
+    }
+}
+
+fn panicked(rank: usize, panic: &(dyn Any + Send)) -> Error {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let message = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    Error::RankPanicked { rank, message: message.unwrap_or_else(|| "no message".to_owned()) }
+}
+
+fn enough_gpus(asked: usize) -> Result<()> {
+    if asked == 0 {
+        return Err(Error::invalid("a world of 0 ranks"));
+    }
+    let visible = visible_gpus()?;
+    if asked > visible { Err(Error::TooFewGpus { asked, visible }) } else { Ok(()) }
+}
+
+/// The GPU of a rank: the one of its local number, or the only one if the launcher shows each process its own.
+fn device_of(local_rank: usize, visible: usize) -> Result<usize> {
+    match (local_rank < visible, visible) {
+        (true, _) => Ok(local_rank),
+        (false, 1) => Ok(0),
+        (false, _) => Err(Error::TooFewGpus { asked: local_rank + 1, visible }),
+    }
+}

@@ -1,0 +1,387 @@
+//! The one error of this crate.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use devcomm_locate::{NcclVersion, NotFound};
+
+use crate::launch::LaunchRefusal;
+
+/// Everything that can go wrong on the host. A message says what failed, where, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is no CUDA driver to talk to.
+    #[error("no CUDA driver: {reason}; install NVIDIA's driver, or run where there is one")]
+    NoDriver {
+        /// What was tried.
+        reason: String,
+    },
+    /// The driver lacks functions that this crate calls.
+    #[error(
+        "the CUDA driver is too old: it supports CUDA {has}, needed is {needs}; update NVIDIA's driver"
+    )]
+    DriverTooOld {
+        /// The CUDA version that is needed.
+        needs: String,
+        /// The CUDA version that the driver supports.
+        has: String,
+    },
+    /// The driver sees no GPU.
+    #[error("no GPU: the CUDA driver sees none; check `nvidia-smi` and CUDA_VISIBLE_DEVICES")]
+    NoGpu,
+    /// More ranks than GPUs.
+    #[error(
+        "{asked} GPUs were asked for, but only {visible} are visible on this machine; ask for fewer, or check CUDA_VISIBLE_DEVICES"
+    )]
+    TooFewGpus {
+        /// GPUs asked for.
+        asked: usize,
+        /// GPUs that the driver shows.
+        visible: usize,
+    },
+    /// A call into the CUDA driver failed.
+    #[error("{operation} failed: {text} ({name}, code {code})")]
+    Cuda {
+        /// The driver function.
+        operation: &'static str,
+        /// The driver's error code.
+        code: u32,
+        /// The error's name.
+        name: String,
+        /// What the driver says about it.
+        text: String,
+    },
+    /// No NCCL library that will do was found.
+    #[error(transparent)]
+    NcclNotFound(#[from] NotFound),
+    /// A file is not a usable NCCL library.
+    #[error("{} is not a usable NCCL library: {reason}", path.display())]
+    NcclUnusable {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The loaded NCCL is older than what is asked of it.
+    #[error(
+        "NCCL {has} ({}) is too old: {needs} or newer is needed; run `cargo xtask setup`, or name a newer one in DEVCOMM_NCCL_HOME",
+        path.display()
+    )]
+    NcclTooOld {
+        /// The version needed.
+        needs: NcclVersion,
+        /// The version found.
+        has: NcclVersion,
+        /// The library.
+        path: PathBuf,
+    },
+    /// The loaded NCCL cannot do something.
+    #[error("{what} needs NCCL {needs} or newer; the loaded one is {has}")]
+    Unsupported {
+        /// A function or feature.
+        what: &'static str,
+        /// The first version that has it.
+        needs: NcclVersion,
+        /// The loaded version.
+        has: NcclVersion,
+    },
+    /// A call into NCCL failed.
+    #[error("{operation} failed{}: {text} (code {code}){}; {hint}", on_rank(*rank), quoted(last_error))]
+    Nccl {
+        /// The NCCL function.
+        operation: &'static str,
+        /// NCCL's `ncclResult_t`.
+        code: i32,
+        /// `ncclGetErrorString`.
+        text: String,
+        /// `ncclGetLastError`, or empty.
+        last_error: String,
+        /// The rank it failed on, once there is one.
+        rank: Option<usize>,
+        /// What to do next.
+        hint: &'static str,
+    },
+    /// These ranks cannot use NCCL's device functions.
+    #[error(
+        "rank {rank}: NCCL offers no device communication here (ncclCommQueryProperties: deviceApiSupport is false); it needs CUDA peer access between all GPUs of a host, NCCL_WIN_ENABLE and NCCL_CUMEM_ENABLE not 0, and a network that GIN can use if the ranks span several NVLink domains"
+    )]
+    NoDeviceApi {
+        /// The rank that asked.
+        rank: usize,
+    },
+    /// NCCL took the memory but gave no window.
+    #[error(
+        "rank {rank}: NCCL registered no window over {bytes} bytes: symmetric memory is not supported between these ranks"
+    )]
+    NoWindow {
+        /// The rank that asked.
+        rank: usize,
+        /// Size in bytes.
+        bytes: usize,
+    },
+    /// Multicast was asked for where there is none.
+    #[error("rank {rank}: multimem is not available: {why}")]
+    NoMultimem {
+        /// The rank that asked.
+        rank: usize,
+        /// What says so.
+        why: &'static str,
+    },
+    /// The ranks are in more than one load/store domain.
+    #[error("not every rank reaches every other by load and store; the domains are: {}", teams.join("; "))]
+    SeveralLsaTeams {
+        /// Each domain: its ranks and their hosts.
+        teams: Vec<String>,
+    },
+    /// A value handed to this crate makes no sense.
+    #[error("{what}")]
+    InvalidInput {
+        /// Which value, and why.
+        what: String,
+    },
+
+    /// There are no compiled kernels in this program.
+    #[error("this program holds no GPU kernels: {reason}")]
+    KernelsUnavailable {
+        /// Why they were not built, and what to do.
+        reason: String,
+    },
+    /// A kernel's description cannot be read.
+    #[error("the description of kernel module {file} is broken: {why}; rebuild the kernels")]
+    BadSidecar {
+        /// The module.
+        file: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// No kernel of this name was loaded.
+    #[error("there is no kernel `{name}`; there are: {}", available.join(", "))]
+    KernelNotFound {
+        /// The name asked for.
+        name: String,
+        /// The kernels that were loaded.
+        available: Vec<String>,
+    },
+    /// The driver refused a module.
+    #[error("the driver cannot load kernel module {file} ({name}){}", log_text(log))]
+    ModuleRejected {
+        /// The module.
+        file: String,
+        /// The driver's error.
+        name: String,
+        /// The log of the driver's compiler.
+        log: String,
+    },
+    /// The module's PTX is newer than the driver's compiler.
+    #[error(
+        "kernel module {file} is PTX {ptx}, which is newer than the driver (CUDA {driver}) can compile; update the driver, or rebuild the kernels for an older PTX ISA"
+    )]
+    PtxTooNew {
+        /// The module.
+        file: String,
+        /// The PTX ISA of the module.
+        ptx: String,
+        /// The CUDA version of the driver.
+        driver: String,
+    },
+    /// The module was built for another architecture.
+    #[error(
+        "kernel module {file} was built for {arch}, which does not run on this GPU (compute capability {}.{}); rebuild with DEVCOMM_CUDA_ARCH=sm_{}{}",
+        device.0, device.1, device.0, device.1
+    )]
+    WrongArch {
+        /// The module.
+        file: String,
+        /// Its architecture.
+        arch: String,
+        /// The GPU's compute capability.
+        device: (u32, u32),
+    },
+    /// The module reads a device communicator of another layout.
+    #[error(
+        "kernel module {file} was linked with the device code of NCCL {module}, but this program makes device communicators of NCCL {layout}; rebuild the kernels with NCCL {layout}"
+    )]
+    WrongNcclStamp {
+        /// The module.
+        file: String,
+        /// The version of the bitcode in the module.
+        module: NcclVersion,
+        /// The version of the communicators' layout.
+        layout: NcclVersion,
+    },
+    /// A launch that would fail, hang or corrupt memory was not made.
+    #[error("kernel `{kernel}` was not launched: {refusal}")]
+    Launch {
+        /// The kernel.
+        kernel: &'static str,
+        /// Why.
+        refusal: LaunchRefusal,
+    },
+    /// The GPU did not finish in time.
+    #[error(
+        "the GPU had not finished after {:.1} s; its work is still running and its memory is kept",
+        waited.as_secs_f64()
+    )]
+    DeadlinePassed {
+        /// The time waited.
+        waited: Duration,
+    },
+
+    /// An environment variable of the launcher is missing or makes no sense.
+    #[error("{variable}{}: {why}", shown(value))]
+    Environment {
+        /// The variable.
+        variable: &'static str,
+        /// Its value, if set.
+        value: Option<String>,
+        /// What is wrong, and what to do.
+        why: String,
+    },
+    /// Some ranks did not come to the rendezvous.
+    #[error(
+        "{} did not arrive at {address} within {:.0} s{}; check that every process was started (DEVCOMM_TIMEOUT sets the time)",
+        ranks(missing), waited.as_secs_f64(), details(notes)
+    )]
+    RanksMissing {
+        /// The ranks that did not come.
+        missing: Vec<usize>,
+        /// Where the ranks meet.
+        address: String,
+        /// The time waited.
+        waited: Duration,
+        /// What else happened there: refused connections, the last error.
+        notes: Vec<String>,
+    },
+    /// The rendezvous failed otherwise.
+    #[error("rendezvous at {address}: {why}")]
+    Rendezvous {
+        /// Where the ranks meet.
+        address: String,
+        /// What happened.
+        why: String,
+    },
+    /// Two ranks loaded different NCCL libraries.
+    #[error(
+        "rank {} loaded NCCL {} but rank {} loaded NCCL {}; point DEVCOMM_NCCL_HOME at one version everywhere",
+        first.0, first.1, second.0, second.1
+    )]
+    NcclVersionsDiffer {
+        /// A rank and its version.
+        first: (usize, NcclVersion),
+        /// Another rank and its version.
+        second: (usize, NcclVersion),
+    },
+    /// Another rank is gone; the job cannot go on.
+    #[error("rank {rank} is lost: {why}")]
+    RankLost {
+        /// The rank.
+        rank: usize,
+        /// What is known of it.
+        why: String,
+    },
+    /// The function of a rank panicked.
+    #[error("rank {rank} panicked: {message}")]
+    RankPanicked {
+        /// The rank.
+        rank: usize,
+        /// The panic's message.
+        message: String,
+    },
+    /// A process started by [`World::spawn_local`](crate::World::spawn_local) failed.
+    #[error("rank {rank} failed: its process ended with {how}")]
+    RankFailed {
+        /// The rank.
+        rank: usize,
+        /// Exit code or signal.
+        how: String,
+    },
+    /// A process could not be started.
+    #[error("rank {rank} could not be started: {why}")]
+    SpawnFailed {
+        /// The rank.
+        rank: usize,
+        /// The system's reason.
+        why: String,
+    },
+    /// The job was ended by a signal.
+    #[error("the job was ended by {signal}")]
+    Interrupted {
+        /// The signal's name.
+        signal: &'static str,
+    },
+}
+
+/// This crate's result.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    pub(crate) fn invalid(what: impl Into<String>) -> Self {
+        Self::InvalidInput { what: what.into() }
+    }
+}
+
+fn on_rank(rank: Option<usize>) -> String {
+    rank.map_or_else(String::new, |rank| format!(" on rank {rank}"))
+}
+
+fn quoted(last_error: &str) -> String {
+    let text = last_error.trim();
+    if text.is_empty() { String::new() } else { format!(", NCCL says: {text}") }
+}
+
+fn log_text(log: &str) -> String {
+    let log = log.trim();
+    if log.is_empty() { String::new() } else { format!("; its log:\n{log}") }
+}
+
+fn shown(value: &Option<String>) -> String {
+    value.as_ref().map_or_else(String::new, |value| format!("={value:?}"))
+}
+
+fn details(notes: &[String]) -> String {
+    if notes.is_empty() { String::new() } else { format!(" ({})", notes.join("; ")) }
+}
+
+/// `rank 3`, or `ranks 1, 2, 5`; a long list is cut.
+pub(crate) fn ranks(list: &[usize]) -> String {
+    const SHOWN: usize = 16;
+    let mut text = list.iter().take(SHOWN).map(usize::to_string).collect::<Vec<_>>().join(", ");
+    if list.len() > SHOWN {
+        text.push_str(&format!(" and {} more", list.len() - SHOWN));
+    }
+    if list.len() == 1 { format!("rank {text}") } else { format!("ranks {text}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_nccl_error_carries_operation_text_last_error_rank_and_hint() {
+        let error = Error::Nccl {
+            operation: "ncclCommInitRank",
+            code: 5,
+            text: "invalid usage".into(),
+            last_error: "Duplicate GPU detected\n".into(),
+            rank: Some(3),
+            hint: "run with NCCL_DEBUG=INFO",
+        };
+        assert_eq!(
+            error.to_string(),
+            "ncclCommInitRank failed on rank 3: invalid usage (code 5), NCCL says: Duplicate GPU detected; run with NCCL_DEBUG=INFO"
+        );
+    }
+
+    #[test]
+    fn missing_ranks_are_named_and_a_long_list_is_cut() {
+        assert_eq!(ranks(&[3]), "rank 3");
+        assert_eq!(ranks(&[1, 4]), "ranks 1, 4");
+        assert!(ranks(&(0..40).collect::<Vec<_>>()).ends_with(", 15 and 24 more"));
+    }
+
+    #[test]
+    fn an_error_stays_small_enough_to_return_by_value() {
+        assert!(size_of::<Error>() <= 128, "{}", size_of::<Error>());
+    }
+}

@@ -1,0 +1,365 @@
+//! Loading compiled kernels and launching them.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::ffi::CString;
+
+use devcomm_locate::NcclVersion;
+use devcomm_types::{Kernel, KernelArgs, LaunchArgs};
+
+use crate::launch::{FunctionInfo, LaunchConfig, check_communicating, check_shape};
+use crate::library::DEV_COMM_VERSION;
+use crate::sidecar::{Param, Sidecar, check_params};
+use crate::sys::cuda::driver_version;
+use crate::sys::cuda::{FunctionAttribute, FunctionHandle, LoadFailure, ModuleHandle, Shape};
+use crate::{Context, Error, Result, Stream};
+
+/// One module in an index: its file's stem, its PTX, its description in JSON.
+pub type ModuleSource = (&'static str, &'static str, &'static str);
+
+/// The compiled kernels of a program: what the kernel build wrote, compiled into the binary.
+///
+/// ```
+/// use devcomm_host::KernelSet;
+/// // A program has `KernelSet::new(include!(concat!(env!("OUT_DIR"), "/kernels/kernels.rs")))`.
+/// const KERNELS: KernelSet = KernelSet::new((&[], Some("built with DEVCOMM_BUILD_SKIP=1")));
+/// assert!(KERNELS.unavailable.is_some());
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct KernelSet {
+    /// The modules.
+    pub modules: &'static [ModuleSource],
+    /// Why there are none, and what to do; `None` when they were built.
+    pub unavailable: Option<&'static str>,
+}
+
+impl KernelSet {
+    /// From the index that the kernel build writes.
+    #[must_use]
+    pub const fn new(index: (&'static [ModuleSource], Option<&'static str>)) -> Self {
+        Self { modules: index.0, unavailable: index.1 }
+    }
+
+    /// Reads every module's description.
+    fn describe(&self) -> Result<Vec<(&'static str, &'static str, Sidecar)>> {
+        if let Some(reason) = self.unavailable {
+            return Err(Error::KernelsUnavailable { reason: reason.to_owned() });
+        }
+        let sidecar = |&(file, ptx, json)| Ok((file, ptx, Sidecar::parse(file, json)?));
+        self.modules.iter().map(sidecar).collect()
+    }
+}
+
+/// The kernels of a [`KernelSet`], loaded on one rank's GPU.
+///
+/// All of them are loaded at once, completely: a load while a kernel waits for another rank would wait for that kernel.
+pub struct Kernels {
+    entries: BTreeMap<&'static str, BTreeMap<String, Entry>>,
+    modules: Vec<ModuleHandle>,
+    context: Context,
+}
+
+struct Entry {
+    function: FunctionHandle,
+    info: FunctionInfo,
+    params: Vec<Param>,
+    stamp: Option<NcclVersion>,
+    /// Dynamic shared memory that the driver was told to allow, in bytes.
+    allowed_shared: Cell<u32>,
+    /// The last occupancy asked for: threads a block, dynamic shared memory, blocks a multiprocessor.
+    occupancy: Cell<Option<(u32, u32, u32)>>,
+}
+
+impl Kernels {
+    /// Loads every module of `set` on the context's GPU.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::KernelsUnavailable`] when the program was built without kernels, [`Error::BadSidecar`],
+    /// [`Error::WrongNcclStamp`], [`Error::WrongArch`], [`Error::PtxTooNew`], [`Error::ModuleRejected`] with the log of
+    /// the driver's compiler.
+    pub fn load(context: &Context, set: &KernelSet) -> Result<Self> {
+        let described = set.describe()?;
+        // From here on a failure drops what was loaded so far.
+        let mut kernels =
+            Self { entries: BTreeMap::new(), modules: Vec::new(), context: context.clone() };
+        for (file, ptx, sidecar) in described {
+            kernels.load_module(file, ptx, sidecar)?;
+        }
+        Ok(kernels)
+    }
+
+    fn load_module(&mut self, file: &'static str, ptx: &str, sidecar: Sidecar) -> Result<()> {
+        let stamp = checked_stamp(file, &sidecar)?;
+        let device = self.context.limits().compute_capability;
+        if !sidecar.runs_on(device) {
+            let (file, arch) = (file.to_owned(), sidecar.arch);
+            return Err(Error::WrongArch { file, arch, device });
+        }
+        let image = CString::new(ptx).map_err(|_| Error::ModuleRejected {
+            file: file.to_owned(),
+            name: "its PTX holds a NUL".to_owned(),
+            log: String::new(),
+        })?;
+        let module = match self.context.cuda().load_module(&image) {
+            Ok(module) => module,
+            Err(failure) => return Err(refused(file, &sidecar.ptx_isa, failure)),
+        };
+        let entries = self.entries.entry(file).or_default();
+        for kernel in sidecar.kernels {
+            let function = module.function(&kernel.name)?;
+            let info = info_of(&function)?;
+            let (allowed_shared, occupancy) = Default::default();
+            let params = kernel.params;
+            let entry = Entry { function, info, params, stamp, allowed_shared, occupancy };
+            entries.insert(kernel.name, entry);
+        }
+        self.modules.push(module);
+        Ok(())
+    }
+
+    /// The names of the loaded kernels, in order of their files.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.values().flat_map(|entries| entries.keys().map(String::as_str))
+    }
+
+    /// What a kernel uses, as the driver compiled it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::KernelNotFound`].
+    pub fn info<K: Kernel>(&self, _kernel: K) -> Result<FunctionInfo> {
+        self.entry::<K>().map(|entry| entry.info)
+    }
+
+    /// The largest grid of such blocks that runs all at once, as a kernel that takes a `DevComm` must.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::KernelNotFound`], [`Error::Launch`] when such a block cannot run at all, the driver's.
+    pub fn resident_blocks<K: Kernel>(
+        &self,
+        _kernel: K,
+        block: u32,
+        dynamic_shared: u32,
+    ) -> Result<u32> {
+        let entry = self.entry::<K>()?;
+        let config = LaunchConfig::new(1, block).with_dynamic_shared(dynamic_shared);
+        let per_multiprocessor = self.prepare::<K>(entry, &config)?.blocks()?;
+        Ok(per_multiprocessor.saturating_mul(self.context.limits().multiprocessors))
+    }
+
+    /// Launches a kernel. `args` are checked against its parameters by the compiler, and against the compiled kernel here.
+    ///
+    /// A kernel that takes a `DevComm` is launched cooperatively: all of its blocks run at once or it is refused.
+    ///
+    /// What it takes a reference to may be dropped right after the launch: dropping waits for this rank's streams.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::KernelNotFound`], [`Error::Launch`] with the reason, [`Error::RankLost`], the driver's. Errors of the
+    /// kernel itself come from the stream.
+    ///
+    /// # Safety
+    ///
+    /// - The kernel's own contract holds for these arguments, and every address among them is valid on this GPU until the
+    ///   kernel has ended.
+    /// - For a kernel that communicates: every rank launches it with the same grid and block and the same device
+    ///   communicator and windows, no other kernel uses the same device communicator at the same time, and no rank
+    ///   drops a window or device communicator before all ranks' kernels have ended with it (a barrier at the end of
+    ///   the kernel ensures that).
+    pub unsafe fn launch<K: Kernel, A: LaunchArgs<K::Args>>(
+        &self,
+        stream: &Stream,
+        _kernel: K,
+        config: LaunchConfig,
+        args: A,
+    ) -> Result<()> {
+        let refuse = |refusal| Error::Launch { kernel: K::NAME, refusal };
+        let entry = self.entry::<K>()?;
+        if !stream.context().is(&self.context) {
+            return Err(Error::invalid(format!(
+                "kernel `{}` was loaded by another context than its stream was made by",
+                K::NAME
+            )));
+        }
+        self.context.health().check()?;
+        let cooperative = <K::Args as KernelArgs>::TAKES_DEV_COMM;
+        let prepared = self.prepare::<K>(entry, &config)?;
+        if cooperative {
+            let (device, blocks) = (self.context.limits(), prepared.blocks()?);
+            check_communicating(&config, args.dev_comm(), entry.stamp, device, blocks)
+                .map_err(refuse)?;
+        }
+        let shape = Shape {
+            grid: config.grid.to_array(),
+            block: config.block.to_array(),
+            dynamic_shared: config.dynamic_shared,
+            cooperative,
+        };
+        let abi = args.into_abi();
+        let start = (&raw const abi).addr();
+        <K::Args as KernelArgs>::with_pointers(&abi, |addresses| {
+            check_params(&entry.params, addresses, start..start + size_of_val(&abi))
+                .map_err(refuse)?;
+            // SAFETY: the addresses are the parameters' in order, each with room for its compiled size,
+            // checked above; the context was made current by `prepare` and is the stream's; the
+            // caller upholds the kernel's contract.
+            unsafe { entry.function.launch(stream.handle(), &shape, addresses) }
+        })
+    }
+
+    fn entry<K: Kernel>(&self) -> Result<&Entry> {
+        self.entries.get(K::FILE).and_then(|entries| entries.get(K::NAME)).ok_or_else(|| {
+            let available = self.names().map(str::to_owned).collect();
+            Error::KernelNotFound { name: K::NAME.to_owned(), available }
+        })
+    }
+
+    /// Checks the shape, and tells the driver of the shared memory that it needs.
+    fn prepare<'a, K: Kernel>(
+        &self,
+        entry: &'a Entry,
+        config: &LaunchConfig,
+    ) -> Result<Prepared<'a>> {
+        let device = self.context.limits();
+        check_shape(config, &entry.info, device)
+            .map_err(|refusal| Error::Launch { kernel: K::NAME, refusal })?;
+        self.context.cuda().bind()?;
+        let dynamic_shared = config.dynamic_shared;
+        // Static and dynamic memory together may take this much without asking.
+        let free = device.shared_per_block.saturating_sub(entry.info.static_shared);
+        if dynamic_shared > free.max(entry.allowed_shared.get()) {
+            entry.function.allow_dynamic_shared(dynamic_shared)?;
+            entry.allowed_shared.set(dynamic_shared);
+        }
+        // The shape's check bounds it by the largest block, which is far below this.
+        let threads = u32::try_from(config.block.count()).unwrap_or(u32::MAX);
+        Ok(Prepared { entry, threads, dynamic_shared })
+    }
+}
+
+/// A kernel with a shape that the GPU allows.
+struct Prepared<'a> {
+    entry: &'a Entry,
+    threads: u32,
+    dynamic_shared: u32,
+}
+
+impl Prepared<'_> {
+    /// Blocks that fit on one multiprocessor.
+    fn blocks(&self) -> Result<u32> {
+        match self.entry.occupancy.get() {
+            Some((threads, shared, blocks))
+                if (threads, shared) == (self.threads, self.dynamic_shared) =>
+            {
+                Ok(blocks)
+            }
+            _ => {
+                let (threads, shared) = (self.threads, self.dynamic_shared);
+                let blocks = self.entry.function.blocks_per_sm(threads, shared)?;
+                self.entry.occupancy.set(Some((threads, shared, blocks)));
+                Ok(blocks)
+            }
+        }
+    }
+}
+
+impl Drop for Kernels {
+    fn drop(&mut self) {
+        self.entries.clear();
+        if self.modules.is_empty() || !self.context.is_settled("a kernel module") {
+            return;
+        }
+        let _ = self.context.cuda().bind();
+        for module in self.modules.drain(..) {
+            // SAFETY: this rank's streams are idle and the entries, which hold the functions, are gone.
+            if let Err(error) = unsafe { module.unload() } {
+                tracing::warn!("{error}");
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Kernels {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.names()).finish()
+    }
+}
+
+/// The version of NCCL's device code in a module, which must be the one whose `DevComm` this crate makes.
+fn checked_stamp(file: &str, sidecar: &Sidecar) -> Result<Option<NcclVersion>> {
+    let stamp = sidecar.stamp(file)?;
+    match stamp.filter(|module| *module != DEV_COMM_VERSION) {
+        None => Ok(stamp),
+        Some(module) => {
+            let (file, layout) = (file.to_owned(), DEV_COMM_VERSION);
+            Err(Error::WrongNcclStamp { file, module, layout })
+        }
+    }
+}
+
+fn refused(file: &str, ptx_isa: &str, failure: LoadFailure) -> Error {
+    let file = file.to_owned();
+    match failure {
+        LoadFailure::Other(error) => error,
+        LoadFailure::PtxTooNew => {
+            let driver = driver_version().unwrap_or_else(|_| "of an unknown version".to_owned());
+            Error::PtxTooNew { file, ptx: ptx_isa.to_owned(), driver }
+        }
+        LoadFailure::Refused { error, log } => Error::ModuleRejected { file, name: error, log },
+    }
+}
+
+fn info_of(function: &FunctionHandle) -> Result<FunctionInfo> {
+    use FunctionAttribute as A;
+    Ok(FunctionInfo {
+        registers: function.attribute(A::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
+        max_threads_per_block: function.attribute(A::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+        static_shared: function.attribute(A::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
+        local: function.attribute(A::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_without_kernels_says_why() {
+        let set = KernelSet::new((&[], Some("no rust-src; run rustup component add rust-src")));
+        let error = set.describe().unwrap_err();
+        assert!(matches!(error, Error::KernelsUnavailable { .. }));
+        assert!(error.to_string().contains("rustup component add rust-src"), "{error}");
+    }
+
+    #[test]
+    fn ptx_that_is_too_new_for_the_driver_names_its_version_and_what_to_do() {
+        let text = refused("lsa", "9.3", LoadFailure::PtxTooNew).to_string();
+        assert!(text.contains("kernel module lsa is PTX 9.3"), "{text}");
+        assert!(text.contains("update the driver"), "{text}");
+    }
+
+    #[test]
+    fn the_log_of_the_drivers_compiler_is_in_the_error() {
+        let (error, log) =
+            ("CUDA_ERROR_INVALID_PTX".to_owned(), "line 12: syntax error".to_owned());
+        let text = refused("lsa", "8.6", LoadFailure::Refused { error, log }).to_string();
+        assert!(text.contains("INVALID_PTX") && text.contains("line 12"), "{text}");
+    }
+
+    #[test]
+    fn kernels_linked_with_another_nccl_are_refused_by_both_versions() {
+        let sidecar = |nccl: &str| {
+            let json = format!(
+                r#"{{"arch":"sm_90","ptx_isa":"8.6","nccl":{{"version":"{nccl}"}},"kernels":[]}}"#
+            );
+            Sidecar::parse("lsa", &json).unwrap()
+        };
+        assert_eq!(checked_stamp("lsa", &sidecar("2.32.3")).unwrap(), Some(DEV_COMM_VERSION));
+        for other in ["2.30.7", "2.33.0"] {
+            let error = checked_stamp("lsa", &sidecar(other)).unwrap_err().to_string();
+            assert!(error.contains(other) && error.contains("2.32.3"), "{error}");
+        }
+    }
+}

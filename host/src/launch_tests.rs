@@ -1,0 +1,126 @@
+//! The verdict on a launch, in a table: an H200's limits, a kernel's numbers, a shape.
+
+use super::*;
+
+const H200: DeviceLimits = DeviceLimits {
+    compute_capability: (9, 0),
+    multiprocessors: 132,
+    max_grid: [2_147_483_647, 65_535, 65_535],
+    max_block: [1024, 1024, 64],
+    max_threads_per_block: 1024,
+    registers_per_block: 65_536,
+    shared_per_block: 49_152,
+    shared_per_block_optin: 232_448,
+};
+
+const LEAN: FunctionInfo =
+    FunctionInfo { registers: 32, max_threads_per_block: 1024, static_shared: 0, local: 0 };
+
+fn shape(grid: impl Into<Dim3>, block: impl Into<Dim3>) -> LaunchConfig {
+    LaunchConfig::new(grid, block)
+}
+
+/// The name of the refusal, or `ok`.
+fn verdict(result: Result<(), LaunchRefusal>) -> String {
+    match result {
+        Ok(()) => "ok".to_owned(),
+        Err(refusal) => {
+            let name = format!("{refusal:?}");
+            name.split([' ', '{']).next().unwrap_or_default().to_owned()
+        }
+    }
+}
+
+#[test]
+fn a_shape_is_refused_for_the_first_limit_that_it_breaks() {
+    let heavy = FunctionInfo { registers: 172, max_threads_per_block: 352, ..LEAN };
+    let bounded = FunctionInfo { max_threads_per_block: 256, ..LEAN };
+    let shared = FunctionInfo { static_shared: 48 << 10, ..LEAN };
+    let table: [(&str, LaunchConfig, FunctionInfo); 21] = [
+        ("ok", shape(1, 1), LEAN),
+        ("ok", shape(100_000, 1024), LEAN),
+        ("ok", shape((4, 4, 4), (8, 8, 8)), LEAN),
+        ("Empty", shape(0, 32), LEAN),
+        ("Empty", shape(32, 0), LEAN),
+        ("Empty", shape((1, 0, 1), 32), LEAN),
+        ("GridTooLarge", shape(u32::MAX, 1), LEAN),
+        ("GridTooLarge", shape((1, 65_536), 1), LEAN),
+        ("BlockTooLarge", shape(1, 1025), LEAN),
+        ("BlockTooLarge", shape(1, (1, 1, 65)), LEAN),
+        ("BlockTooLarge", shape(1, u32::MAX), LEAN),
+        ("TooManyThreads", shape(1, (64, 64, 1)), LEAN),
+        ("TooManyThreads", shape(1, 257), bounded),
+        ("ok", shape(1, 256), bounded),
+        ("TooManyRegisters", shape(1, 512), heavy),
+        ("ok", shape(1, 352), heavy),
+        ("TooManyRegisters", shape(1, 353), heavy),
+        ("ok", shape(1, 32).with_dynamic_shared(232_448), LEAN),
+        ("TooMuchShared", shape(1, 32).with_dynamic_shared(232_449), LEAN),
+        ("ok", shape(1, 32).with_dynamic_shared(232_448 - (48 << 10)), shared),
+        ("TooMuchShared", shape(1, 32).with_dynamic_shared(u32::MAX), shared),
+    ];
+    for (expected, config, function) in table {
+        let found = verdict(check_shape(&config, &function, &H200));
+        assert_eq!(found, expected, "{config:?} {function:?}");
+    }
+}
+
+#[test]
+fn too_many_registers_are_explained_with_the_numbers_and_a_block_that_fits() {
+    let heavy = FunctionInfo { registers: 172, ..LEAN };
+    let text = check_shape(&shape(1, 512), &heavy, &H200).unwrap_err().to_string();
+    for part in ["172 registers x 512 threads", "90112", "65536", "at most 352 threads"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert_eq!(check_shape(&shape(1, 352), &heavy, &H200), Ok(()));
+}
+
+fn dev_comm(barriers: i32) -> DevComm {
+    let mut dev_comm = DevComm::zeroed();
+    dev_comm.magic = 0xcafe_beef;
+    dev_comm.version = 23203;
+    dev_comm.lsa_barrier.n_barriers = barriers;
+    dev_comm
+}
+
+#[test]
+fn a_kernel_that_communicates_is_refused_what_would_hang_or_read_another_layout() {
+    const V2_32_3: NcclVersion = NcclVersion { major: 2, minor: 32, patch: 3 };
+    let stamp = Some(V2_32_3);
+    let older = Some(NcclVersion { minor: 30, ..V2_32_3 });
+    let foreign = DevComm::zeroed();
+    let (few, many, none, negative) = (dev_comm(64), dev_comm(4096), dev_comm(0), dev_comm(-1));
+    let mut newer = many;
+    newer.version = 23300;
+    let table = [
+        ("ok", shape(64, 512), Some(&few), stamp, 1),
+        ("ok", shape(64, 512), Some(&few), None, 1),
+        ("ok", shape(264, 512), Some(&many), stamp, 2),
+        ("NoDevComm", shape(64, 512), None, stamp, 1),
+        ("ForeignDevComm", shape(64, 512), Some(&foreign), stamp, 1),
+        ("DevCommVersion", shape(64, 512), Some(&few), older, 1),
+        ("DevCommVersion", shape(64, 512), Some(&newer), stamp, 1),
+        ("BlockNotOneDimensional", shape(64, (32, 2)), Some(&few), stamp, 1),
+        ("TooFewBarriers", shape(65, 512), Some(&few), stamp, 1),
+        ("TooFewBarriers", shape((8, 9), 512), Some(&few), stamp, 1),
+        ("TooFewBarriers", shape(1, 512), Some(&none), stamp, 1),
+        ("TooFewBarriers", shape(1, 512), Some(&negative), stamp, 1),
+        ("NotResident", shape(133, 1024), Some(&many), stamp, 1),
+        ("NotResident", shape(1, 1024), Some(&many), stamp, 0),
+    ];
+    for (expected, config, dev_comm, stamp, per_multiprocessor) in table {
+        let found = check_communicating(&config, dev_comm, stamp, &H200, per_multiprocessor);
+        assert_eq!(verdict(found), expected, "{config:?} {stamp:?} {per_multiprocessor}");
+    }
+}
+
+#[test]
+fn a_grid_that_would_hang_is_explained_with_what_would_fit() {
+    let many = dev_comm(4096);
+    let error = check_communicating(&shape(500, 512), Some(&many), None, &H200, 2).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("500 blocks") && text.contains("264 (2 on each of 132"), "{text}");
+    let few = dev_comm(8);
+    let error = check_communicating(&shape(9, 512), Some(&few), None, &H200, 2).unwrap_err();
+    assert!(error.to_string().contains("lsa_barriers(9)"), "{error}");
+}

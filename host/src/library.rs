@@ -1,0 +1,152 @@
+//! Finding and opening NCCL's library.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use devcomm_locate::{NcclVersion, Part, find_nccl};
+
+use crate::sys::nccl::Nccl;
+use crate::sys::nccl_abi::{ABI_VERSION, RawUniqueId};
+use crate::{Error, Result};
+
+/// The NCCL version whose structs this crate fills and whose [`DevComm`](devcomm_types::DevComm) kernels read: a
+/// device communicator needs a library at least this new, and kernels linked with this version's device code.
+pub const DEV_COMM_VERSION: NcclVersion = NcclVersion::from_code(ABI_VERSION);
+
+/// The oldest NCCL that is good for anything here: host collectives and window registration.
+pub const OLDEST_VERSION: NcclVersion = NcclVersion { major: 2, minor: 28, patch: 0 };
+
+/// What the ranks of one communicator share so as to find each other: 128 opaque bytes, made by one rank.
+///
+/// NCCL: `ncclUniqueId`.
+#[doc(alias = "ncclUniqueId")]
+#[derive(Clone, Copy)]
+pub struct UniqueId(pub(crate) RawUniqueId);
+
+impl UniqueId {
+    /// The bytes, to be sent to the other ranks.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8; 128] {
+        &self.0.0
+    }
+
+    /// The id that another rank made. `None` unless there are 128 bytes.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        bytes.try_into().ok().map(|bytes| Self(RawUniqueId(bytes)))
+    }
+}
+
+/// A loaded NCCL library. Cheap to clone; the library stays loaded until the process ends.
+#[derive(Clone)]
+pub struct Library {
+    nccl: Arc<Nccl>,
+}
+
+impl Library {
+    /// Opens the first NCCL, in the [search order](devcomm_locate), that is new enough for device communicators.
+    ///
+    /// `explicit` names the root of an NCCL tree or the folder of its library, and is tried first.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NcclNotFound`] lists every place tried; one that is too old is skipped with both versions as the reason.
+    pub fn open(explicit: Option<&Path>) -> Result<Self> {
+        Self::open_at_least(explicit, DEV_COMM_VERSION)
+    }
+
+    /// As [`open`](Self::open), content with `needs` or newer. What the library is too old for then fails with
+    /// [`Error::Unsupported`] when it is used.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn open_at_least(explicit: Option<&Path>, needs: NcclVersion) -> Result<Self> {
+        let mut opened = None;
+        find_nccl(explicit, Part::Library, |tree| {
+            let path = tree.library.as_deref().ok_or("it has no lib/libnccl.so.2")?;
+            opened = Some(Self::load(path, needs).map_err(|error| reason(&error))?);
+            Ok(())
+        })?;
+        opened.ok_or_else(|| Error::invalid("the search for NCCL accepted nothing"))
+    }
+
+    /// Opens this very file, searching nowhere.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NcclUnusable`] when it cannot be loaded or is no NCCL, [`Error::NcclTooOld`] when it is older than `needs`.
+    pub fn load(path: &Path, needs: NcclVersion) -> Result<Self> {
+        static LOADED: Mutex<Option<HashMap<PathBuf, Library>>> = Mutex::new(None);
+        // One path is loaded once; two spellings of it are one path.
+        let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        let loaded = loaded.get_or_insert_default();
+        if let Some(library) = loaded.get(&path) {
+            return library.at_least(needs).map(|()| library.clone());
+        }
+        let library = Self { nccl: Arc::new(Nccl::load(&path)?) };
+        library.at_least(needs)?;
+        loaded.insert(path, library.clone());
+        Ok(library)
+    }
+
+    fn at_least(&self, needs: NcclVersion) -> Result<()> {
+        let has = self.version();
+        if has < needs {
+            return Err(Error::NcclTooOld { needs, has, path: self.path().to_owned() });
+        }
+        Ok(())
+    }
+
+    /// The file it was loaded from.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.nccl.path()
+    }
+
+    /// Its version. NCCL: `ncclGetVersion`.
+    #[doc(alias = "ncclGetVersion")]
+    #[must_use]
+    pub fn version(&self) -> NcclVersion {
+        self.nccl.version()
+    }
+
+    /// Makes the id of a new communicator; NCCL starts a thread in this process that the ranks then contact.
+    ///
+    /// NCCL: `ncclGetUniqueId`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Nccl`], for example without a usable network interface.
+    #[doc(alias = "ncclGetUniqueId")]
+    pub fn unique_id(&self) -> Result<UniqueId> {
+        self.nccl.unique_id().map(UniqueId)
+    }
+
+    pub(crate) fn nccl(&self) -> &Nccl {
+        &self.nccl
+    }
+}
+
+impl std::fmt::Debug for Library {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "NCCL {} ({})", self.version(), self.path().display())
+    }
+}
+
+/// The reason in a list whose entry already names the place.
+fn reason(error: &Error) -> String {
+    match error {
+        Error::NcclTooOld { needs, has, .. } => {
+            format!("it is NCCL {has}, needed is {needs} or newer")
+        }
+        Error::NcclUnusable { reason, .. } => reason.clone(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+#[path = "library_tests.rs"]
+mod tests;

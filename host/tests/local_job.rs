@@ -1,0 +1,60 @@
+//! Ranks as processes of this machine: how they are started, and that one that fails ends the others.
+
+use std::time::{Duration, Instant};
+
+use devcomm_host::{Error, LocalJob};
+
+/// A job whose ranks run a line of shell.
+fn shell(n_ranks: usize, script: &str) -> LocalJob {
+    LocalJob::new(n_ranks).unwrap().program("/bin/sh").args(["-c", script])
+}
+
+#[test]
+fn every_rank_gets_torchruns_variables_and_all_meet_at_one_port() {
+    let folder = tempfile::tempdir().unwrap();
+    shell(
+        3,
+        r#"echo "$WORLD_SIZE $LOCAL_WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $MASTER_PORT $DEVCOMM_JOB_ID $EXTRA" > "$OUT/$RANK""#,
+    )
+    .env("OUT", folder.path())
+    .env("EXTRA", "more")
+    .run()
+    .unwrap();
+    let told: Vec<Vec<String>> = (0..3)
+        .map(|rank| std::fs::read_to_string(folder.path().join(rank.to_string())).unwrap())
+        .map(|line| line.split_whitespace().map(str::to_owned).collect())
+        .collect();
+    for (rank, told) in told.iter().enumerate() {
+        assert_eq!(told[..4], ["3", "3", &rank.to_string(), "127.0.0.1"]);
+        assert_ne!(told[4].parse::<u16>().unwrap(), 0);
+        assert_eq!(told[6], "more");
+    }
+    assert!(told.iter().all(|rank| rank[4..6] == told[0][4..6]), "{told:?}");
+}
+
+#[test]
+fn the_rank_that_fails_is_named_with_its_exit_code() {
+    let error = shell(3, "[ $RANK = 1 ] && exit 7; exit 0").run().unwrap_err();
+    assert_eq!(error.to_string(), "rank 1 failed: its process ended with exit code 7");
+}
+
+#[test]
+fn a_rank_killed_by_a_signal_is_named_before_those_that_failed_because_of_it() {
+    let error = shell(3, "[ $RANK = 2 ] && kill -9 $$; sleep 0.2; exit 1").run().unwrap_err();
+    assert_eq!(error.to_string(), "rank 2 failed: its process ended with signal 9 (SIGKILL)");
+}
+
+#[test]
+fn the_others_are_ended_when_one_fails() {
+    let start = Instant::now();
+    let error = shell(4, "[ $RANK = 3 ] && exit 1; exec sleep 600").run().unwrap_err();
+    assert!(matches!(error, Error::RankFailed { rank: 3, .. }), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(60));
+}
+
+#[test]
+fn a_program_that_cannot_be_started_is_an_error() {
+    let error = LocalJob::new(2).unwrap().program("/nonexistent/program").run().unwrap_err();
+    assert!(matches!(error, Error::SpawnFailed { rank: 0, .. }), "{error}");
+    assert!(LocalJob::new(0).is_err());
+}

@@ -1,0 +1,38 @@
+//! On a machine without a GPU everything that needs one is an error that says so.
+
+use devcomm_host::{Context, Error, World, visible_gpus};
+
+/// Whether there is a GPU, in which case these tests have nothing to show.
+fn skipped() -> bool {
+    let there = visible_gpus().is_ok();
+    if there {
+        eprintln!("SKIPPED: this machine has a GPU");
+    }
+    there
+}
+
+fn says_there_is_none(error: &Error) -> bool {
+    matches!(error, Error::NoDriver { .. } | Error::NoGpu | Error::DriverTooOld { .. })
+}
+
+#[test]
+fn without_a_gpu_there_is_an_error_and_no_panic() {
+    if skipped() {
+        return;
+    }
+    let errors = [
+        visible_gpus().unwrap_err(),
+        Context::new(0).unwrap_err(),
+        World::threads(2).unwrap_err(),
+        World::spawn_local(2).unwrap_err(),
+    ];
+    for error in errors {
+        assert!(says_there_is_none(&error), "{error}");
+    }
+}
+
+#[test]
+fn a_world_of_nobody_is_refused() {
+    assert!(matches!(World::threads(0), Err(Error::InvalidInput { .. })));
+    assert!(matches!(World::spawn_local(0), Err(Error::InvalidInput { .. })));
+}

@@ -1,0 +1,31 @@
+//! A signal to the launcher ends the job. A test of its own, for the signal goes to the whole process.
+
+use std::time::{Duration, Instant};
+
+use devcomm_host::{Error, LocalJob};
+
+#[test]
+fn a_signal_to_the_launcher_ends_all_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let launcher = std::process::id();
+    // Rank 0 signals the launcher once both ranks have left their process ids behind.
+    let script = r#"echo $$ > "$OUT/$RANK.part"; mv "$OUT/$RANK.part" "$OUT/$RANK"
+        if [ $RANK = 0 ]; then while [ ! -e "$OUT/1" ]; do sleep 0.01; done; kill -TERM $LAUNCHER; fi
+        exec sleep 600"#;
+    let start = Instant::now();
+    let error = LocalJob::new(2)
+        .unwrap()
+        .program("/bin/sh")
+        .args(["-c", script])
+        .env("OUT", folder.path())
+        .env("LAUNCHER", launcher.to_string())
+        .run()
+        .unwrap_err();
+    assert!(matches!(error, Error::Interrupted { signal: "SIGTERM" }), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(60));
+    for rank in ["0", "1"] {
+        let id = std::fs::read_to_string(folder.path().join(rank)).unwrap();
+        let process = std::path::Path::new("/proc").join(id.trim());
+        assert!(!process.exists(), "rank {rank} is still there");
+    }
+}

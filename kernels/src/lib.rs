@@ -1,0 +1,20 @@
+//! The kernels of devcomm, one file each.
+//!
+//! Each compiles for nvptx64, where it is linked with NCCL's device code, and for the host, where the same function runs in
+//! the simulator and leaves a launch item of its name.
+//!
+//! # Safety model
+//!
+//! A kernel is an `unsafe fn`: its documentation says what the launch owes it (window lengths, who else uses the windows).
+//! The facade crate has a safe launcher for each.
+#![cfg_attr(target_arch = "nvptx64", no_std)]
+
+// A kernel has the name of its file, so the files are one module further down.
+#[path = "."]
+mod files {
+    pub mod lsa_allreduce;
+}
+
+// On the GPU a kernel is an entry point, with no name to import.
+#[allow(unused_imports)]
+pub use files::lsa_allreduce::*;

@@ -1,0 +1,13 @@
+use devcomm::{DevCommResource, Kernels, LaunchConfig, Stream, Window, kernels};
+
+/// The kernel is not instantiated for f64.
+fn launch(kernels: &Kernels, stream: &Stream, comm: &DevCommResource, send: &Window<f32>, recv: &Window<f32>, other: &Window<f64>) {
+    let config = LaunchConfig::new(1, 32);
+    let _ = other;
+    // SAFETY: never run.
+    let _ = unsafe { kernels.launch(stream, kernels::lsa_allreduce::<f64>, config, (comm, other, other, 1024)) };
+}
+
+fn main() {
+    let _ = launch;
+}

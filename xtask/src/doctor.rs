@@ -1,0 +1,324 @@
+//! `cargo xtask doctor`: every component with its version and path, and the command that fixes what
+//! is missing.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Result;
+use comfy_table::{Table, presets};
+use devcomm_locate::{NcclTree, Part, find_nccl, find_ptxas};
+use serde::Serialize;
+
+use crate::cuda;
+use crate::setup::{NCCL_VERSION, python_with_pip, sysroot};
+
+/// What fixes most things.
+const SETUP: &str = "cargo xtask setup";
+
+/// What a component is there for.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Need {
+    /// Nothing builds without it.
+    Build,
+    /// It fetches, reports or runs; the build does without.
+    Extra,
+}
+
+/// One row of the report.
+#[derive(Serialize)]
+struct Component {
+    name: &'static str,
+    need: Need,
+    found: bool,
+    version: Option<String>,
+    path: Option<PathBuf>,
+    /// What else there is to know; why it is not there.
+    note: Option<String>,
+    /// The command that fixes it.
+    fix: Option<String>,
+}
+
+impl Component {
+    fn new(name: &'static str, need: Need) -> Self {
+        Self { name, need, found: true, version: None, path: None, note: None, fix: None }
+    }
+
+    fn missing(name: &'static str, need: Need, note: impl ToString, fix: &str) -> Self {
+        Self {
+            found: false,
+            note: Some(note.to_string()),
+            fix: Some(fix.to_owned()),
+            ..Self::new(name, need)
+        }
+    }
+
+    fn state(&self) -> &'static str {
+        match (self.found, self.need) {
+            (true, _) => "ok",
+            (false, Need::Build) => "MISSING",
+            (false, Need::Extra) => "none",
+        }
+    }
+}
+
+/// Prints the report; the exit code is 0 if everything that the build needs is there.
+pub fn doctor(json: bool) -> Result<u8> {
+    let components = examine();
+    let ready = components.iter().all(|component| component.found || component.need != Need::Build);
+    if json {
+        let report = serde_json::json!({ "ready": ready, "components": components });
+        println!("{report:#}");
+    } else {
+        print_table(&components, ready);
+    }
+    Ok(u8::from(!ready))
+}
+
+fn print_table(components: &[Component], ready: bool) {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(["component", "state", "version", "where"]);
+    for component in components {
+        let path = component.path.as_deref().map(|path| path.display().to_string());
+        table.add_row([
+            component.name,
+            component.state(),
+            component.version.as_deref().unwrap_or("-"),
+            path.as_deref().unwrap_or("-"),
+        ]);
+    }
+    println!("{table}");
+    for component in components {
+        if let Some(note) = &component.note {
+            println!("\n{}: {note}", component.name);
+        }
+        if let Some(fix) = &component.fix {
+            println!("  fix: {fix}");
+        }
+    }
+    println!("\n{}", if ready { "ready to build" } else { "not ready to build" });
+}
+
+fn examine() -> Vec<Component> {
+    let mut all =
+        vec![rust_tool("rustc", "RUSTC"), rust_tool("cargo", "CARGO"), rust_src(), llvm()];
+    all.push(nccl("NCCL library", Part::Library, Need::Extra, |tree| tree.library.clone()));
+    all.push(nccl("NCCL bitcode", Part::Bitcode, Need::Build, |tree| tree.bitcode.clone()));
+    all.push(ptxas());
+    all.push(python());
+    all.extend(gpus());
+    all
+}
+
+/// rustc and cargo: the ones that this build would use.
+fn rust_tool(name: &'static str, variable: &str) -> Component {
+    const INSTALL: &str = "install Rust through https://rustup.rs";
+    let program = std::env::var_os(variable).map_or_else(|| PathBuf::from(name), PathBuf::from);
+    let Some(version) = first_line(Command::new(&program).arg("--version")) else {
+        return Component::missing(name, Need::Build, "it does not run", INSTALL);
+    };
+    // "rustc 1.95.0 (59807616e 2026-04-14)"
+    let number = version.split_whitespace().nth(1).unwrap_or(&version).to_owned();
+    let least = env!("CARGO_PKG_RUST_VERSION");
+    if parts(&number) < parts(least) {
+        let note = format!("it is {number}, needed is {least} or newer");
+        return Component::missing(name, Need::Build, note, "rustup update");
+    }
+    Component {
+        version: Some(number),
+        path: on_path(&program),
+        ..Component::new(name, Need::Build)
+    }
+}
+
+fn parts(version: &str) -> Vec<u32> {
+    version.split(['.', '-']).map_while(|part| part.parse().ok()).collect()
+}
+
+fn rust_src() -> Component {
+    const FIX: &str = "rustup component add rust-src";
+    match sysroot().map(|sysroot| sysroot.join("lib/rustlib/src/rust/library")) {
+        Ok(path) if path.join("core/Cargo.toml").is_file() => {
+            Component { path: Some(path), ..Component::new("rust-src", Need::Build) }
+        }
+        Ok(path) => {
+            let note = format!("{} is not there", path.display());
+            Component::missing("rust-src", Need::Build, note, FIX)
+        }
+        Err(error) => Component::missing("rust-src", Need::Build, format!("{error:#}"), FIX),
+    }
+}
+
+/// The toolchain's own libLLVM, which the build links with.
+fn llvm() -> Component {
+    const FIX: &str = "use a toolchain of rustup: https://rustup.rs";
+    let version =
+        first_of(Command::new("rustc").arg("-vV"), |line| line.strip_prefix("LLVM version: "));
+    let found = sysroot().ok().and_then(|sysroot| {
+        let all = fs::read_dir(sysroot.join("lib")).ok()?.flatten().map(|entry| entry.path());
+        all.filter(|path| {
+            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libLLVM"))
+        })
+        .find(|path| is_elf(path))
+    });
+    match found {
+        Some(path) => {
+            Component { version, path: Some(path), ..Component::new("libLLVM", Need::Build) }
+        }
+        // A distribution's rustc links the system's.
+        None => match version.as_deref().and_then(system_llvm) {
+            Some(path) => {
+                Component { version, path: Some(path), ..Component::new("libLLVM", Need::Build) }
+            }
+            None => Component::missing(
+                "libLLVM",
+                Need::Build,
+                "no shared libLLVM in the toolchain",
+                FIX,
+            ),
+        },
+    }
+}
+
+fn system_llvm(version: &str) -> Option<PathBuf> {
+    let number: Vec<&str> = version.split('.').collect();
+    let name = format!("libLLVM.so.{}.{}", number.first()?, number.get(1)?);
+    let folders =
+        ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
+    folders.into_iter().map(|folder| Path::new(folder).join(&name)).find(|path| is_elf(path))
+}
+
+/// A toolchain keeps a linker script of a similar name beside the library.
+fn is_elf(path: &Path) -> bool {
+    use std::io::Read;
+    let mut magic = [0; 4];
+    fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok()
+        && magic == *b"\x7fELF"
+}
+
+fn nccl(
+    name: &'static str,
+    part: Part,
+    need: Need,
+    path: impl Fn(&NcclTree) -> Option<PathBuf>,
+) -> Component {
+    match find_nccl(None, part, |_| Ok(())) {
+        Ok(tree) => {
+            let other = tree.version.is_some_and(|version| version != NCCL_VERSION);
+            Component {
+                version: tree.version.map(|version| version.to_string()),
+                path: path(&tree),
+                note: other.then(|| {
+                    format!(
+                        "found by {}; devcomm is built and tested with NCCL {NCCL_VERSION}, and \
+                         another version may be refused",
+                        tree.found_by
+                    )
+                }),
+                fix: other.then(|| SETUP.to_owned()),
+                ..Component::new(name, need)
+            }
+        }
+        Err(not_found) => Component::missing(name, need, not_found, SETUP),
+    }
+}
+
+fn ptxas() -> Component {
+    match find_ptxas() {
+        Ok(path) => Component {
+            version: first_of(Command::new(&path).arg("--version"), |line| {
+                line.split_once("release ")?.1.split(',').next()
+            }),
+            path: Some(path),
+            ..Component::new("ptxas", Need::Extra)
+        },
+        Err(not_found) => Component::missing("ptxas", Need::Extra, not_found, SETUP),
+    }
+}
+
+fn python() -> Component {
+    match python_with_pip() {
+        Ok(python) => Component {
+            version: first_of(Command::new(python).arg("--version"), |line| {
+                line.strip_prefix("Python ")
+            }),
+            path: on_path(Path::new(python)),
+            ..Component::new("Python, pip", Need::Extra)
+        },
+        Err(error) => {
+            let fix = "install Python 3 with pip (only setup needs it)";
+            Component::missing("Python, pip", Need::Extra, error, fix)
+        }
+    }
+}
+
+fn gpus() -> [Component; 3] {
+    let machine = match cuda::machine() {
+        Ok(machine) => machine,
+        Err(reason) => {
+            let fix = "install NVIDIA's driver; without it kernels run in the simulator";
+            let driver = Component::missing("CUDA driver", Need::Extra, reason, fix);
+            let absent = |name| Component { found: false, ..Component::new(name, Need::Extra) };
+            return [driver, absent("GPUs"), absent("peer access")];
+        }
+    };
+    let count = machine.gpus.len();
+    let pairs = count * count.saturating_sub(1);
+    [
+        Component {
+            version: Some(machine.driver),
+            path: Some("libcuda.so.1".into()),
+            ..Component::new("CUDA driver", Need::Extra)
+        },
+        Component {
+            found: count > 0,
+            version: Some(count.to_string()),
+            note: (count > 0).then(|| machine.gpus.join(", ")),
+            ..Component::new("GPUs", Need::Extra)
+        },
+        Component {
+            found: machine.peer_pairs > 0,
+            note: (pairs > 0).then(|| {
+                format!(
+                    "of {pairs} ordered pairs of GPUs {} reach each other's memory, {} with \
+                     atomics (NVLink)",
+                    machine.peer_pairs, machine.atomic_pairs
+                )
+            }),
+            ..Component::new("peer access", Need::Extra)
+        },
+    ]
+}
+
+/// Where `PATH` has the program.
+fn on_path(program: &Path) -> Option<PathBuf> {
+    if program.components().count() > 1 {
+        return Some(program.to_owned());
+    }
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|path| path.is_file())
+}
+
+fn first_line(command: &mut Command) -> Option<String> {
+    first_of(command, |line| Some(line))
+}
+
+/// The first line of a program's output that `pick` takes something of.
+fn first_of(command: &mut Command, pick: impl Fn(&str) -> Option<&str>) -> Option<String> {
+    let output = command.output().ok().filter(|output| output.status.success())?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    text.lines().find_map(pick).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parts;
+
+    #[test]
+    fn rust_versions_compare_as_numbers() {
+        assert!(parts("1.97.0-nightly") > parts("1.95"));
+        assert!(parts("1.95.0") >= parts("1.95"));
+        assert!(parts("1.100.0") > parts("1.95"));
+    }
+}

@@ -1,0 +1,105 @@
+//! The project's tasks, run as `cargo xtask <task>`: one command to set up, run, test, inspect and
+//! pack.
+//!
+//! This file is the command line only; each task is a module.
+
+mod cuda;
+mod doctor;
+mod pack;
+mod project;
+mod ptx;
+mod run;
+mod setup;
+mod slim;
+mod test;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// The tasks of devcomm.
+#[derive(Parser)]
+#[command(bin_name = "cargo xtask", disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Fetch what the build needs: rust-src by rustup, NCCL and ptxas by pip into a cache shared by
+    /// checkouts
+    Setup {
+        /// Say nothing when nothing is missing
+        #[arg(long)]
+        quiet: bool,
+    },
+    /// Run an example (setup first); without GPUs it is simulated
+    Run {
+        /// The example's name; unknown names list them all
+        example: String,
+        /// Arguments for the example
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Run every test (setup first): the fast ones first, those that need GPUs last
+    Test,
+    /// Show every component with its version, its path and the command that fixes what is missing
+    Doctor {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print a kernel's PTX, or write all of it, with a table of what each kernel uses
+    #[command(override_usage = "cargo xtask ptx <KERNEL | --all> [--check] [--arch <ARCH>]")]
+    Ptx {
+        /// The kernel's name
+        #[arg(required_unless_present = "all")]
+        kernel: Option<String>,
+        /// All kernels: their PTX is written to a folder
+        #[arg(long, conflicts_with = "kernel")]
+        all: bool,
+        /// Enforce the rules: no call, stack or spill, launchable, and assembles for sm_100
+        #[arg(long)]
+        check: bool,
+        /// The architecture to build for instead of the default, e.g. sm_100
+        #[arg(long)]
+        arch: Option<String>,
+    },
+    /// Make a folder that runs examples and GPU tests on a machine with GPUs but no Rust, network
+    /// or new NCCL
+    Pack {
+        /// The most that the folder may hold, e.g. 64M
+        #[arg(long, default_value = "64M", value_parser = pack::parse_size)]
+        limit: u64,
+        /// Cut NCCL's library to one architecture, e.g. sm_90, and compress it
+        #[arg(long, value_parser = slim::parse_arch)]
+        slim: Option<u32>,
+        /// The folder to make; replaced if an earlier pack made it
+        #[arg(long, default_value = "pack")]
+        out: PathBuf,
+    },
+}
+
+fn main() -> ExitCode {
+    // Building kernels starts this program again, for LLVM's work.
+    cuda_builder::link_worker();
+    let done = match Cli::parse().task {
+        Task::Setup { quiet } => setup::setup(quiet, setup::Without::Nothing).map(|()| 0),
+        Task::Run { example, args } => run::run(&example, &args),
+        Task::Test => test::test(),
+        Task::Doctor { json } => doctor::doctor(json),
+        Task::Ptx { kernel, all: _, check, arch } => {
+            ptx::ptx(kernel.as_deref(), check, arch.as_deref())
+        }
+        Task::Pack { limit, slim, out } => pack::pack(limit, slim, &out).map(|()| 0),
+    };
+    match done {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

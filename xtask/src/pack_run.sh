@@ -1,0 +1,125 @@
+#!/bin/sh
+# Runs what `cargo xtask pack` put beside this script, with the NCCL that was packed with it.
+set -eu
+
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+
+usage() {
+    echo "usage: ./run.sh list | tests [FILTER...] | EXAMPLE [ARGS...]"
+}
+
+list() {
+    for program in "$here"/examples/*; do
+        [ ! -f "$program" ] || basename "$program"
+    done
+    [ ! -d "$here/tests" ] || echo tests
+}
+
+unpack() {
+    if command -v xz >/dev/null 2>&1; then
+        xz -dc
+    elif command -v python3 >/dev/null 2>&1; then
+        python3 -c 'import lzma, shutil, sys
+shutil.copyfileobj(lzma.open(sys.stdin.buffer), sys.stdout.buffer)'
+    else
+        echo "error: unpacking NCCL needs xz or python3" >&2
+        return 1
+    fi
+}
+
+# Names the packed NCCL in DEVCOMM_NCCL_HOME, unpacked into the user's cache once. Where nothing can be kept, $scratch
+# names a folder to be removed at the end.
+scratch=
+provide_nccl() {
+    [ -z "${DEVCOMM_NCCL_HOME:-}" ] || return 0
+    export DEVCOMM_NCCL_HOME="$here/nccl"
+    packed="$here/nccl/lib/libnccl.so.2.xz"
+    [ -f "$packed" ] || return 0
+
+    cache="${DEVCOMM_CACHE:-${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}/devcomm}/packed"
+    DEVCOMM_NCCL_HOME="$cache/nccl-$(cksum <"$packed" | tr ' ' '-')"
+    [ ! -d "$DEVCOMM_NCCL_HOME" ] || return 0
+    if ! mkdir -p "$cache" 2>/dev/null || ! partial=$(mktemp -d "$cache/.partial-XXXXXX" 2>/dev/null); then
+        partial=$(mktemp -d)
+        scratch=$partial
+    fi
+    echo "unpacking NCCL ..." >&2
+    mkdir "$partial/lib"
+    if ! unpack <"$packed" >"$partial/lib/libnccl.so.2"; then
+        rm -rf "$partial"
+        echo "error: $packed does not unpack into $partial" >&2
+        exit 1
+    fi
+    cp -R "$here/nccl/include" "$partial/include"
+    if [ -n "$scratch" ]; then
+        DEVCOMM_NCCL_HOME=$scratch
+    else
+        # Renamed when whole; another process may have been first.
+        mv -T "$partial" "$DEVCOMM_NCCL_HOME" 2>/dev/null || rm -rf "$partial"
+    fi
+}
+
+run_tests() {
+    log=$(mktemp)
+    for program in "$here"/tests/*; do
+        name=$(basename "$program")
+        echo "== $name =="
+        # Each test takes all GPUs, so one at a time; uncaptured, because of the lines that say what ran.
+        { "$program" --nocapture --test-threads=1 "$@" 2>&1 || echo "PROGRAM $name failed with code $?"; } | tee -a "$log"
+    done
+    code=0
+    awk '
+        /GPU-TEST [^:]*: ran/ { ran++ }
+        /GPU-TEST [^:]*: skipped/ {
+            skipped++
+            reason = $0
+            sub(/.*: skipped[ (]*/, "", reason)
+            sub(/\)[^)]*$/, "", reason)
+            if (!(reason in known)) { known[reason] = 1; reasons = reasons (reasons == "" ? "" : "; ") reason }
+        }
+        /^test result: / {
+            for (i = 2; i <= NF; i++) {
+                if ($i == "passed;") passed += $(i - 1)
+                if ($i == "failed;") failed += $(i - 1)
+            }
+        }
+        /^PROGRAM .* failed with code / { broken++; print "failed: " $2 }
+        END {
+            # A program that died has reported no failing test.
+            if (broken && !failed) failed = broken
+            printf "\nGPU: %d run, %d skipped%s\n", ran, skipped, reasons == "" ? "" : " (" reasons ")"
+            printf "%d passed, %d failed, %d skipped\n", passed - skipped, failed, skipped
+            exit failed > 0
+        }' "$log" || code=$?
+    rm -f "$log"
+    return "$code"
+}
+
+if [ $# -eq 0 ]; then
+    usage
+    exit 1
+fi
+task=$1
+shift
+code=0
+case $task in
+list) list ;;
+-h | --help) usage ;;
+tests)
+    provide_nccl
+    run_tests "$@" || code=$?
+    ;;
+*)
+    program="$here/examples/$task"
+    if [ ! -f "$program" ]; then
+        echo "error: there is no example '$task'; there are:" >&2
+        list >&2
+        exit 1
+    fi
+    provide_nccl
+    [ -n "$scratch" ] || exec "$program" "$@"
+    "$program" "$@" || code=$?
+    ;;
+esac
+[ -z "$scratch" ] || rm -rf "$scratch"
+exit "$code"

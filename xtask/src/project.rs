@@ -1,0 +1,82 @@
+//! The checkout: where it is, what it holds, and cargo run in it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+
+use anyhow::{Context, Result};
+use cargo_metadata::{Metadata, MetadataCommand, Package, PackageId, TargetKind};
+
+/// The package at the root of the workspace.
+pub const ROOT_PACKAGE: &str = "devcomm";
+
+/// The root folder of the checkout.
+pub fn root() -> PathBuf {
+    // cargo says where the manifest is now; a checkout may have moved since this program was built.
+    let manifest_dir = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    manifest_dir.parent().map_or_else(|| manifest_dir.clone(), Path::to_path_buf)
+}
+
+/// The cargo that runs this program, in the root folder. A build that leaves the kernels out is an
+/// error for it.
+pub fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root()).env("DEVCOMM_REQUIRE_KERNELS", "1");
+    command
+}
+
+/// The exit code that a shell would report.
+pub fn exit_code(status: ExitStatus) -> u8 {
+    use std::os::unix::process::ExitStatusExt;
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+}
+
+/// What the workspace holds, as cargo sees it.
+pub struct Project(Metadata);
+
+impl Project {
+    /// Asks cargo.
+    pub fn open() -> Result<Self> {
+        let mut command = MetadataCommand::new();
+        command.current_dir(root()).no_deps();
+        command.exec().map(Self).context("cargo metadata does not read the workspace")
+    }
+
+    /// The examples of the root package.
+    pub fn examples(&self) -> Vec<String> {
+        self.root_package().map_or_else(Vec::new, |package| targets(package, &TargetKind::Example))
+    }
+
+    /// The integration tests of the root package.
+    pub fn tests(&self) -> Vec<String> {
+        self.root_package().map_or_else(Vec::new, |package| targets(package, &TargetKind::Test))
+    }
+
+    /// The integration tests of all other packages.
+    pub fn tests_of_members(&self) -> Vec<String> {
+        let members = self.0.packages.iter().filter(|package| package.name != ROOT_PACKAGE);
+        members.flat_map(|package| targets(package, &TargetKind::Test)).collect()
+    }
+
+    /// Where cargo builds.
+    pub fn target_folder(&self) -> PathBuf {
+        self.0.target_directory.clone().into()
+    }
+
+    /// Whether this is the root package.
+    pub fn is_root(&self, id: &PackageId) -> bool {
+        self.root_package().is_some_and(|package| package.id == *id)
+    }
+
+    fn root_package(&self) -> Option<&Package> {
+        self.0.packages.iter().find(|package| package.name == ROOT_PACKAGE)
+    }
+}
+
+fn targets(package: &Package, kind: &TargetKind) -> Vec<String> {
+    let all = package.targets.iter().filter(|target| target.kind.contains(kind));
+    let mut names: Vec<String> = all.map(|target| target.name.clone()).collect();
+    names.sort();
+    names
+}

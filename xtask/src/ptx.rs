@@ -1,0 +1,319 @@
+//! `cargo xtask ptx`: the PTX of the kernels, what each takes of the machine, and whether that
+//! keeps the rules.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use comfy_table::{Table, presets};
+use cuda_builder::{Artifacts, CudaBuilder, KernelReport, ModuleArtifact, NvvmArch};
+use devcomm_locate::find_ptxas;
+
+use crate::project::{Project, root};
+use crate::setup::{Without, setup};
+
+/// The package of the kernels.
+const KERNELS: &str = "devcomm-kernels";
+
+/// Kernel files whose kernels may call, and keep a stack: those that use GIN, whose operations are
+/// too large to inline.
+const MAY_CALL: &[&str] = &[];
+
+/// The threads of a block that a kernel must launch with, unless its PTX states a bound of its own
+/// (`.maxntid`).
+const THREADS: u32 = 512;
+
+/// A newer architecture, for which the PTX must assemble as well.
+const NEWER_ARCH: &str = "sm_100";
+
+/// Builds the kernels, prints one of them or writes them all, and the table. The exit code is 1 if
+/// `check` finds a violation.
+pub fn ptx(kernel: Option<&str>, check: bool, arch: Option<&str>) -> Result<u8> {
+    let arch = arch.map_or(Ok(NvvmArch::Compute90), str::parse)?;
+    setup(true, if check { Without::Nothing } else { Without::Ptxas })?;
+    let folder = Project::open()?.target_folder().join("ptx").join(arch.name());
+    let artifacts =
+        CudaBuilder::new(KERNELS).arch(arch).manifest_dir(root()).out_dir(&folder).build()?;
+    let mut reports = artifacts.report()?;
+    if let Some(name) = kernel {
+        reports = select(reports, name)?;
+        print!("{}", text_of(&artifacts, &reports, name)?);
+        // Beside the PTX, so that `> kernel.ptx` gets PTX only.
+        eprintln!("{}", table(&artifacts, &reports));
+    } else {
+        println!("{}", table(&artifacts, &reports));
+        println!("\nPTX, sidecars and cubins: {}", artifacts.folder.display());
+    }
+    if !check {
+        return Ok(0);
+    }
+    let violations = check_all(&artifacts, &reports)?;
+    for violation in &violations {
+        eprintln!("violation: {violation}");
+    }
+    if violations.is_empty() {
+        eprintln!("checked {} kernels: they keep the rules", reports.len());
+    }
+    Ok(u8::from(!violations.is_empty()))
+}
+
+/// The kernel of this name, or the kernels of the file of this name.
+fn select(reports: Vec<KernelReport>, name: &str) -> Result<Vec<KernelReport>> {
+    let names: Vec<String> = reports.iter().map(|report| report.name.clone()).collect();
+    let is_kernel = names.iter().any(|known| known == name);
+    let mut selected = reports;
+    selected.retain(|report| if is_kernel { report.name == name } else { report.file == name });
+    if selected.is_empty() {
+        bail!("there is no kernel {name:?}; the kernels are: {}", names.join(", "));
+    }
+    Ok(selected)
+}
+
+fn module_of<'a>(artifacts: &'a Artifacts, report: &KernelReport) -> Option<&'a ModuleArtifact> {
+    artifacts.modules.iter().find(|module| module.file == report.file)
+}
+
+/// The PTX of one kernel, or of the file of this name.
+fn text_of(artifacts: &Artifacts, reports: &[KernelReport], name: &str) -> Result<String> {
+    let report = reports.first().context("no kernel is selected")?;
+    let module = module_of(artifacts, report).context("the kernel has no module")?;
+    let text = fs::read_to_string(&module.ptx)
+        .with_context(|| format!("cannot read {}", module.ptx.display()))?;
+    if report.name != name {
+        return Ok(text);
+    }
+    let kernel = body(&text, name)
+        .with_context(|| format!("no entry {name} in {}", module.ptx.display()))?;
+    Ok(format!("// {name}, of {}\n{}{kernel}", module.ptx.display(), head(&text)))
+}
+
+/// The directives that a module begins with.
+fn head(ptx: &str) -> String {
+    let directives = [".version", ".target", ".address_size"];
+    let lines = ptx.lines().filter(|line| directives.iter().any(|name| line.starts_with(name)));
+    lines.map(|line| format!("{line}\n")).collect()
+}
+
+/// One entry of a module, from its directive to the brace that closes it.
+fn body(ptx: &str, kernel: &str) -> Option<String> {
+    let is_entry = |line: &&str| {
+        line.split_once(".entry ").is_some_and(|(_, rest)| {
+            rest.split(['(', ' ']).next().is_some_and(|name| name == kernel)
+        })
+    };
+    let mut lines = ptx.lines().skip_while(|line| !is_entry(line)).peekable();
+    lines.peek()?;
+    let mut text = String::new();
+    for line in lines {
+        text += line;
+        text.push('\n');
+        if line == "}" {
+            break;
+        }
+    }
+    Some(text)
+}
+
+/// The threads of a block that an entry is bounded to by `.maxntid` or `.reqntid`.
+fn thread_bound(entry: &str) -> Option<u32> {
+    let (declaration, _) = entry.split_once("\n{")?;
+    let bound = declaration.lines().find_map(|line| {
+        let line = line.trim();
+        line.strip_prefix(".maxntid ").or_else(|| line.strip_prefix(".reqntid "))
+    })?;
+    bound.split(',').map(|extent| extent.trim().parse::<u32>().ok()).product()
+}
+
+fn table(artifacts: &Artifacts, reports: &[KernelReport]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header([
+        "kernel",
+        "arch",
+        "registers",
+        "stack",
+        "spills",
+        "shared",
+        "calls",
+        "max threads",
+    ]);
+    for report in reports {
+        let arch = module_of(artifacts, report).map_or("-", |module| &module.info.arch);
+        // Without ptxas nobody knows.
+        let known = |value: Option<u32>| value.map_or("-".to_owned(), |value| value.to_string());
+        let resources = report.resources;
+        table.add_row([
+            report.name.clone(),
+            arch.to_owned(),
+            known(resources.map(|r| r.registers)),
+            known(resources.map(|r| r.stack)),
+            known(resources.map(|r| r.spill_stores + r.spill_loads)),
+            known(resources.map(|r| r.static_shared)),
+            report.calls.to_string(),
+            known(report.max_threads),
+        ]);
+    }
+    table
+}
+
+/// Everything in which the kernels break the rules.
+fn check_all(artifacts: &Artifacts, reports: &[KernelReport]) -> Result<Vec<String>> {
+    let ptxas = find_ptxas()?;
+    let mut violations = Vec::new();
+    if reports.is_empty() {
+        violations.push("there are no kernels".to_owned());
+    }
+    for module in &artifacts.modules {
+        let text = fs::read_to_string(&module.ptx)?;
+        let of_module: Vec<&KernelReport> =
+            reports.iter().filter(|report| report.file == module.file).collect();
+        if of_module.is_empty() {
+            continue;
+        }
+        for report in of_module {
+            let bound = body(&text, &report.name).and_then(|entry| thread_bound(&entry));
+            violations.extend(check_kernel(report, bound.unwrap_or(THREADS)));
+        }
+        if text.contains(".callprototype") {
+            violations
+                .push(format!("{}.rs: indirect calls are left (.callprototype)", module.file));
+        }
+        // PTX for an architecture's own instructions assembles for no other.
+        if !module.info.arch.ends_with('a')
+            && let Err(message) = assemble(&ptxas, &module.ptx, NEWER_ARCH)
+        {
+            violations
+                .push(format!("{}.rs does not assemble for {NEWER_ARCH}: {message}", module.file));
+        }
+    }
+    Ok(violations)
+}
+
+/// In what one kernel breaks the rules, if it is to launch with this many threads a block.
+fn check_kernel(report: &KernelReport, threads: u32) -> Vec<String> {
+    let name = &report.name;
+    let (Some(resources), Some(max_threads)) = (report.resources, report.max_threads) else {
+        return vec![format!("{name}: it was built without ptxas, so nobody knows what it takes")];
+    };
+    let mut violations = Vec::new();
+    if max_threads < threads {
+        violations.push(format!(
+            "{name}: {} registers let {max_threads} threads a block launch, wanted are {threads}",
+            resources.registers
+        ));
+    }
+    let spills = resources.spill_stores + resources.spill_loads;
+    let rules = [
+        (report.calls, "calls"),
+        (resources.stack as usize, "bytes of stack"),
+        (spills as usize, "bytes of spills"),
+    ];
+    if !MAY_CALL.contains(&report.file.as_str()) {
+        let broken = rules.into_iter().filter(|(count, _)| *count > 0);
+        violations.extend(
+            broken.map(|(count, what)| format!("{name}: {count} {what}, allowed are none")),
+        );
+    }
+    violations
+}
+
+fn assemble(ptxas: &Path, ptx: &Path, arch: &str) -> Result<(), String> {
+    let cubin: PathBuf = ptx.with_extension(format!("{arch}.cubin"));
+    let mut command = Command::new(ptxas);
+    command.args(["--gpu-name", arch, "--output-file"]).arg(&cubin).arg(ptx);
+    let output = command.output().map_err(|error| format!("ptxas does not start: {error}"))?;
+    if output.status.success() {
+        // Only whether it assembles was asked.
+        let _ = fs::remove_file(&cubin);
+        return Ok(());
+    }
+    Err(String::from_utf8_lossy(&output.stderr).trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cuda_builder::Resources;
+
+    const MODULE: &str = "\
+//
+.version 8.6
+.target sm_90
+.address_size 64
+
+.visible .entry sum_f32(
+	.param .u64 sum_f32_param_0
+)
+.maxntid 256, 1, 1
+{
+	{ // callseq
+	}
+	ret;
+}
+	// .globl	sum_f16
+.visible .entry sum_f16(
+	.param .u64 sum_f16_param_0
+)
+{
+	ret;
+}
+";
+
+    fn report(registers: u32) -> KernelReport {
+        let resources = Resources { registers, ..Resources::default() };
+        KernelReport {
+            name: "sum_f32".to_owned(),
+            file: "sum".to_owned(),
+            resources: Some(resources),
+            max_threads: Some(resources.max_threads()),
+            calls: 0,
+            call_prototypes: 0,
+        }
+    }
+
+    #[test]
+    fn a_kernel_is_cut_out_of_its_module_whole() {
+        let text = body(MODULE, "sum_f32").unwrap();
+        assert!(text.starts_with(".visible .entry sum_f32(") && text.ends_with("\tret;\n}\n"));
+        assert!(!text.contains("sum_f16"));
+        assert_eq!(body(MODULE, "sum"), None);
+        assert_eq!(head(MODULE), ".version 8.6\n.target sm_90\n.address_size 64\n");
+    }
+
+    #[test]
+    fn a_kernel_may_state_its_own_bound_of_threads() {
+        assert_eq!(thread_bound(&body(MODULE, "sum_f32").unwrap()), Some(256));
+        assert_eq!(thread_bound(&body(MODULE, "sum_f16").unwrap()), None);
+    }
+
+    #[test]
+    fn too_many_registers_for_the_block_are_a_violation() {
+        assert_eq!(check_kernel(&report(128), 512), Vec::<String>::new());
+        let violations = check_kernel(&report(136), 512);
+        assert!(violations[0].contains("136 registers let 384 threads"), "{violations:?}");
+        assert_eq!(check_kernel(&report(136), 256), Vec::<String>::new());
+    }
+
+    #[test]
+    fn calls_stack_and_spills_are_violations_each() {
+        let mut broken = report(32);
+        broken.calls = 2;
+        broken.resources = Some(Resources {
+            registers: 32,
+            stack: 16,
+            spill_stores: 4,
+            spill_loads: 8,
+            ..Resources::default()
+        });
+        let violations = check_kernel(&broken, 512).join("; ");
+        for part in ["2 calls", "16 bytes of stack", "12 bytes of spills"] {
+            assert!(violations.contains(part), "{violations}");
+        }
+    }
+
+    #[test]
+    fn a_kernel_of_unknown_cost_is_not_passed() {
+        let unknown = KernelReport { resources: None, max_threads: None, ..report(32) };
+        assert!(check_kernel(&unknown, 512)[0].contains("without ptxas"));
+    }
+}

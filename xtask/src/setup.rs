@@ -1,0 +1,278 @@
+//! `cargo xtask setup`: fetches what the build needs and this machine lacks. Running it again
+//! changes nothing.
+//!
+//! NCCL and ptxas come as Python wheels, into a cache that all checkouts share
+//! (`devcomm_locate::cache_dir`). A wheel is unpacked under another name and renamed when it is
+//! whole, under a lock, so that a setup that is killed, or two at once, leave no half of one.
+
+use std::fs::{self, File, TryLockError};
+use std::io::IsTerminal;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use devcomm_locate::{
+    NcclTree, NcclVersion, NotFound, Part, cache_dir, find_nccl, find_ptxas, wheel_dir,
+};
+
+/// The NCCL that the project is built and tested with. This is the one place that says so.
+pub const NCCL_VERSION: NcclVersion = NcclVersion { major: 2, minor: 32, patch: 3 };
+
+/// NCCL's wheel.
+const NCCL_PACKAGE: &str = "nvidia-nccl-cu13";
+
+/// The wheel with ptxas, and its version: any ptxas that `find_ptxas` takes does as well.
+const PTXAS_PACKAGE: (&str, &str) = ("nvidia-cuda-nvcc", "13.5.37");
+
+/// What a task can do without, should it not be had.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Without {
+    /// Everything is wanted.
+    Nothing,
+    /// ptxas only makes reports and cubins; kernels build and run without, as the driver assembles
+    /// them.
+    Ptxas,
+}
+
+/// Fetches what is missing. With `quiet`, what is there already is not mentioned.
+pub fn setup(quiet: bool, without: Without) -> Result<()> {
+    let report = |name: &str, what: &str| {
+        if !quiet {
+            println!("{name:<9} {what}");
+        }
+    };
+    let source = rust_src()?;
+    report("rust-src", &source.display().to_string());
+
+    let tree = match find_pinned_nccl() {
+        Ok(tree) => tree,
+        Err(_) => {
+            fetch_wheel(NCCL_PACKAGE, &NCCL_VERSION.to_string(), || find_pinned_nccl().is_ok())?;
+            find_pinned_nccl()?
+        }
+    };
+    report("NCCL", &format!("{NCCL_VERSION} in {} ({})", tree.root.display(), tree.found_by));
+
+    match find_ptxas().or_else(|_| fetch_ptxas()) {
+        Ok(path) => report("ptxas", &path.display().to_string()),
+        Err(error) if without == Without::Ptxas => {
+            eprintln!("warning: going on without ptxas (no register counts, no cubins): {error:#}");
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(())
+}
+
+/// The tree of NCCL that the project is pinned to, library and bitcode in one place.
+pub fn find_pinned_nccl() -> Result<NcclTree, NotFound> {
+    find_nccl(None, Part::Bitcode, |tree| match (tree.version, &tree.library) {
+        (Some(NCCL_VERSION), Some(_)) => Ok(()),
+        (Some(NCCL_VERSION), None) => Err("it has no lib/libnccl.so.2".to_owned()),
+        (Some(other), _) => Err(format!("it is NCCL {other}, wanted is {NCCL_VERSION}")),
+        (None, _) => Err("it has no include/nccl.h that tells its version".to_owned()),
+    })
+}
+
+fn fetch_ptxas() -> Result<PathBuf> {
+    let (package, version) = PTXAS_PACKAGE;
+    fetch_wheel(package, version, || find_ptxas().is_ok())?;
+    Ok(find_ptxas()?)
+}
+
+/// The folder of the active toolchain's library sources, added to it if it has none.
+fn rust_src() -> Result<PathBuf> {
+    let source = sysroot()?.join("lib/rustlib/src/rust/library");
+    let manifest = source.join("core/Cargo.toml");
+    if !manifest.is_file() {
+        eprintln!("adding rust-src to the toolchain ...");
+        let status = Command::new("rustup").args(["component", "add", "rust-src"]).status();
+        match status {
+            Ok(status) if status.success() && manifest.is_file() => {}
+            Ok(_) => bail!(
+                "the toolchain has no rust-src ({} is not there), and `rustup component add \
+                 rust-src` did not add it: see its message above; it needs the network",
+                manifest.display()
+            ),
+            Err(_) => bail!(
+                "the toolchain has no rust-src ({} is not there), and there is no rustup to add \
+                 it: install Rust through https://rustup.rs, or your distribution's rust-src package",
+                manifest.display()
+            ),
+        }
+    }
+    Ok(source)
+}
+
+/// The root folder of the active toolchain.
+pub fn sysroot() -> Result<PathBuf> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let output = Command::new(&rustc)
+        .args(["--print", "sysroot"])
+        .output()
+        .with_context(|| format!("{} does not start", rustc.display()))?;
+    ensure!(output.status.success(), "rustc --print sysroot failed");
+    Ok(PathBuf::from(String::from_utf8(output.stdout)?.trim_end()))
+}
+
+/// Downloads a wheel with pip and unpacks it into the cache, unless `is_there` says, once this
+/// process holds the lock, that another one has just done it.
+fn fetch_wheel(package: &str, version: &str, is_there: impl Fn() -> bool) -> Result<()> {
+    let target = wheel_dir(package, version);
+    let wheels = target.parent().context("the cache has no folder")?.to_owned();
+    fs::create_dir_all(&wheels).with_context(|| {
+        format!("cannot make {}; set DEVCOMM_CACHE to a folder you can write to", wheels.display())
+    })?;
+    let _lock = lock(&cache_dir().join("setup.lock"))?;
+    if is_there() {
+        return Ok(());
+    }
+    remove_leftovers(&wheels)?;
+    let python = python_with_pip()?;
+    let partial = wheels.join(format!("{PARTIAL}{package}-{version}"));
+    let (download, tree) = (partial.join("download"), partial.join("tree"));
+    fs::create_dir_all(&tree)?;
+
+    eprintln!("downloading {package} {version} into {} ...", wheels.display());
+    let progress = if std::io::stderr().is_terminal() { "on" } else { "off" };
+    let mut pip = Command::new(python);
+    pip.args(["-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"])
+        .args(["--disable-pip-version-check", "--quiet", "--progress-bar", progress, "--dest"])
+        .arg(&download)
+        .arg(format!("{package}=={version}"));
+    succeed(
+        &mut pip,
+        &format!(
+            "pip could not download {package}=={version} (its message is above): it needs the \
+             network and a package index; where there is none, copy {} from a machine that has it",
+            target.display()
+        ),
+    )?;
+    let wheel = fs::read_dir(&download)?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|path| path.extension().is_some_and(|extension| extension == "whl"))
+        .with_context(|| format!("pip left no wheel in {}", download.display()))?;
+    let mut unzip = Command::new(python);
+    unzip.args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&tree);
+    succeed(&mut unzip, &format!("{} does not unpack; is the disk full?", wheel.display()))?;
+    make_programs_executable(&tree)?;
+    if target.exists() {
+        // Whole by its name, and yet the search refused it: damaged since.
+        fs::remove_dir_all(&target)?;
+    }
+    fs::rename(&tree, &target)?;
+    fs::remove_dir_all(&partial)?;
+    ensure!(
+        is_there(),
+        "{package} {version} is now in {}, but is not found there",
+        target.display()
+    );
+    Ok(())
+}
+
+/// How the folders of unfinished downloads begin.
+const PARTIAL: &str = ".partial-";
+
+/// Waits for the lock of the cache; it ends with the returned file.
+fn lock(path: &Path) -> Result<File> {
+    let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => return Ok(file),
+        Err(TryLockError::WouldBlock) => {
+            eprintln!("waiting for another setup to finish ({} is locked) ...", path.display());
+        }
+        Err(TryLockError::Error(error)) => return Err(error).context("cannot lock the cache"),
+    }
+    file.lock().context("cannot lock the cache")?;
+    Ok(file)
+}
+
+/// What a killed setup left behind; nobody else is at work while the lock is held.
+fn remove_leftovers(wheels: &Path) -> Result<()> {
+    for entry in fs::read_dir(wheels)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(PARTIAL) {
+            fs::remove_dir_all(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// A Python that has pip; the one of a virtual environment often has none, the system's may.
+pub fn python_with_pip() -> Result<&'static str> {
+    let has_pip = |python: &&str| {
+        let mut pip = Command::new(python);
+        pip.args(["-m", "pip", "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
+        pip.status().is_ok_and(|status| status.success())
+    };
+    ["python3", "python", "/usr/bin/python3"].into_iter().find(has_pip).context(
+        "NCCL and ptxas are fetched by pip, and no python3 with pip was found: install Python 3 \
+         and pip (`python3 -m ensurepip --user`, or your system's python3-pip), or set \
+         DEVCOMM_NCCL_HOME to an unpacked NCCL",
+    )
+}
+
+fn succeed(command: &mut Command, otherwise: &str) -> Result<()> {
+    // What pip says on the way belongs to the messages, not to the output of the task.
+    let status = command.stdin(Stdio::null()).stdout(std::io::stderr()).status();
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(_) => bail!("{otherwise}"),
+        Err(error) => Err(error)
+            .with_context(|| format!("{} does not start", command.get_program().display())),
+    }
+}
+
+/// Python's zipfile drops the executable bits of the programs in `bin` folders.
+fn make_programs_executable(folder: &Path) -> Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            make_programs_executable(&path)?;
+        } else if folder.ends_with("bin") {
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_of_a_wheel_become_executable_and_nothing_else_does() {
+        let tree = tempfile::tempdir().unwrap();
+        let (bin, lib) = (tree.path().join("nvidia/cu13/bin"), tree.path().join("nvidia/cu13/lib"));
+        for folder in [&bin, &lib] {
+            fs::create_dir_all(folder).unwrap();
+            fs::write(folder.join("file"), "").unwrap();
+            fs::set_permissions(folder.join("file"), fs::Permissions::from_mode(0o644)).unwrap();
+        }
+        make_programs_executable(tree.path()).unwrap();
+        let mode =
+            |folder: &Path| fs::metadata(folder.join("file")).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&bin), mode(&lib)), (0o755, 0o644));
+    }
+
+    #[test]
+    fn the_cache_has_one_lock_holder_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("setup.lock");
+        let held = lock(&path).unwrap();
+        assert!(matches!(File::create(&path).unwrap().try_lock(), Err(TryLockError::WouldBlock)));
+        drop(held);
+        lock(&path).unwrap();
+    }
+
+    #[test]
+    fn a_killed_setup_leaves_nothing_behind_for_the_next() {
+        let wheels = tempfile::tempdir().unwrap();
+        fs::create_dir_all(wheels.path().join(".partial-nvidia-nccl-cu13-2.32.3/tree")).unwrap();
+        fs::create_dir_all(wheels.path().join("nvidia-cuda-nvcc-13.5.37")).unwrap();
+        remove_leftovers(wheels.path()).unwrap();
+        let left: Vec<_> =
+            fs::read_dir(wheels.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left, ["nvidia-cuda-nvcc-13.5.37"]);
+    }
+}
