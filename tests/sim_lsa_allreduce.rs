@@ -39,7 +39,7 @@ where
 fn assert_right<T: Number>(ranks: usize, results: &[Vec<T>]) {
     let first = checksum(&results[0]);
     for (rank, result) in results.iter().enumerate() {
-        assert_eq!(count_wrong(SEED, ranks, result), 0, "{} ranks, rank {rank}", ranks);
+        assert_eq!(count_wrong(SEED, ranks, 1, result), 0, "{} ranks, rank {rank}", ranks);
         assert_eq!(checksum(result), first, "rank {rank} got other bits than rank 0");
     }
 }
@@ -108,7 +108,7 @@ fn touches_nothing_behind_the_last_element() {
     .unwrap();
     for rank in 0..2 {
         let got: Vec<f32> = recv.read(rank);
-        assert_eq!(count_wrong(SEED, 2, &got[..count]), 0);
+        assert_eq!(count_wrong(SEED, 2, 1, &got[..count]), 0);
         assert!(got[count..].iter().all(|&x| x == -7.0), "rank {rank} wrote behind the end");
     }
 }
@@ -118,8 +118,8 @@ fn the_check_sees_a_wrong_element() {
     let mut sums: Vec<f32> = (0..100)
         .map(|i| check::input::<f32>(SEED, 0, i) + check::input::<f32>(SEED, 1, i))
         .collect();
-    assert_eq!(count_wrong(SEED, 2, &sums), 0);
+    assert_eq!(count_wrong(SEED, 2, 1, &sums), 0);
     sums[41] += 1e-5;
     sums[77] = f32::NAN;
-    assert_eq!(count_wrong(SEED, 2, &sums), 2);
+    assert_eq!(count_wrong(SEED, 2, 1, &sums), 2);
 }

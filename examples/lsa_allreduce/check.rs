@@ -55,13 +55,14 @@ pub fn inputs<T: Number>(seed: u64, rank: usize, count: usize) -> Vec<T> {
     (0..count).map(|index| input(seed, rank, index)).collect()
 }
 
-/// How many of `got` differ from the sum over `n_ranks` by more than rounding can: `n_ranks` roundings of f32 on the way
-/// and one of `T` at the end.
-pub fn count_wrong<T: Number>(seed: u64, n_ranks: usize, got: &[T]) -> usize {
-    got.iter().enumerate().filter(|&(index, got)| is_wrong(seed, n_ranks, index, *got)).count()
+/// How many of `got` differ from the sum over `n_ranks` by more than rounding can: one of f32 for each addition, and
+/// `roundings` of `T`. Ours rounds to `T` once, at the end; NCCL's ring does after each addition.
+pub fn count_wrong<T: Number>(seed: u64, n_ranks: usize, roundings: usize, got: &[T]) -> usize {
+    let wrong = |index, got| is_wrong(seed, n_ranks, roundings, index, got);
+    got.iter().enumerate().filter(|&(index, got)| wrong(index, *got)).count()
 }
 
-fn is_wrong<T: Number>(seed: u64, n_ranks: usize, index: usize, got: T) -> bool {
+fn is_wrong<T: Number>(seed: u64, n_ranks: usize, roundings: usize, index: usize, got: T) -> bool {
     let (mut sum, mut magnitude) = (0.0f64, 0.0f64);
     for rank in 0..n_ranks {
         let x = input::<T>(seed, rank, index).value();
@@ -69,8 +70,10 @@ fn is_wrong<T: Number>(seed: u64, n_ranks: usize, index: usize, got: T) -> bool 
         magnitude += x.abs();
     }
     let on_the_way = n_ranks as f64 * f64::from(f32::EPSILON) / 2.0 * magnitude;
-    let at_the_end = T::EPSILON / 2.0 * (sum.abs() + on_the_way);
-    let bound = on_the_way + at_the_end.max(T::HALF_STEP_AT_ZERO);
+    // One rounding is of the result, the others are of partial sums.
+    let of_the_result = T::EPSILON / 2.0 * (sum.abs() + on_the_way);
+    let of_partial_sums = (roundings - 1) as f64 * T::EPSILON / 2.0 * magnitude;
+    let bound = on_the_way + of_partial_sums + of_the_result.max(T::HALF_STEP_AT_ZERO);
     let error = (got.value() - sum).abs();
     error.is_nan() || error > bound
 }

@@ -105,6 +105,6 @@ impl Job<'_> {
             results.iter().all(|result| checksum(result) == first),
             "the ranks' results differ"
         );
-        Ok(results.iter().map(|r| count_wrong(self.options.seed, self.ranks, r)).sum())
+        Ok(results.iter().map(|r| count_wrong(self.options.seed, self.ranks, 1, r)).sum())
     }
 }

@@ -30,10 +30,10 @@ pub unsafe fn lsa_allreduce<T: Accumulate>(
         // SAFETY: the kernel's contract; between the barriers every element is read and written by one thread of one rank.
         unsafe {
             match team.n_ranks {
-                1 => reduce_slice::<T, 1, 8>(team, send, recv, count),
+                1 => reduce_slice::<T, 1, 4>(team, send, recv, count),
                 2 => reduce_slice::<T, 2, 8>(team, send, recv, count),
                 4 => reduce_slice::<T, 4, 4>(team, send, recv, count),
-                8 => reduce_slice::<T, 8, 2>(team, send, recv, count),
+                8 => reduce_slice::<T, 8, 1>(team, send, recv, count),
                 _ => reduce_slice_of_many(team, send, recv, count),
             }
         }
@@ -88,29 +88,31 @@ unsafe fn reduce_slice<T: Accumulate, const N: usize, const UNROLL: usize>(
     }
     let share = Share::of::<T>(team, count);
 
-    // A block takes tiles of UNROLL rows; a row is one vector a thread.
-    let row = thread::block_dim_x() as usize;
-    let mut at = share.begin
-        + thread::block_idx_x() as usize * row * UNROLL
-        + thread::thread_idx_x() as usize;
-    let stride = thread::grid_dim_x() as usize * row * UNROLL;
+    // A row is one vector for each thread of the grid; a thread has UNROLL rows in flight.
+    let row = (thread::grid_dim_x() * thread::block_dim_x()) as usize;
+    let mut at = share.begin + thread::index_1d() as usize;
     // SAFETY: the vectors lie in this rank's share, so below `count`; the contract gives the rest.
     unsafe {
+        let mut loaded = [[Vec16::<T>::from_bits([0; 4]); N]; UNROLL];
         while at + (UNROLL - 1) * row < share.end {
-            let mut loaded = [[Vec16::<T>::from_bits([0; 4]); N]; UNROLL];
             for (u, parts) in loaded.iter_mut().enumerate() {
                 load_each(&from, at + u * row, parts);
             }
             for (u, parts) in loaded.iter().enumerate() {
                 store_each(&to, at + u * row, sum_of(parts));
             }
-            at += stride;
+            at += UNROLL * row;
         }
-        while at < share.end {
-            let mut loaded = [Vec16::<T>::from_bits([0; 4]); N];
-            load_each(&from, at, &mut loaded);
-            store_each(&to, at, sum_of(&loaded));
-            at += row;
+        // The last rows, still all in flight at once.
+        for (u, parts) in loaded.iter_mut().enumerate() {
+            if at + u * row < share.end {
+                load_each(&from, at + u * row, parts);
+            }
+        }
+        for (u, parts) in loaded.iter().enumerate() {
+            if at + u * row < share.end {
+                store_each(&to, at + u * row, sum_of(parts));
+            }
         }
         reduce_tail(team, send, recv, share.tail, count);
     }

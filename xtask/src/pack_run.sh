@@ -60,6 +60,10 @@ provide_nccl() {
 }
 
 run_tests() {
+    if [ ! -d "$here/tests" ]; then
+        echo "error: no tests were packed" >&2
+        return 1
+    fi
     log=$(mktemp)
     for program in "$here"/tests/*; do
         name=$(basename "$program")

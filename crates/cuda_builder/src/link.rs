@@ -18,17 +18,15 @@ pub(crate) const DYNAMIC_SHARED: &str = "__cuda_std_dynamic_shared";
 /// Sections whose statics live in shared memory.
 const SHARED_SECTION: &str = ".shared";
 
-/// Dead code goes first, so that no time is spent on it. No panic unwinds on a GPU: a call that
-/// could becomes a plain one. The second O3 is needed: after one, arrays that are indexed in loops
-/// stay in local memory.
-const PASSES: &str = "globaldce,function(lower-invoke),default<O3>,default<O3>";
+/// What nothing uses goes first, so that no time is spent on it. No panic unwinds on a GPU: a call
+/// that could becomes a plain one.
+const CLEAN: &str = "globaldce,function(lower-invoke)";
 
-/// rustc names it on each function that a panic could pass through. Nothing unwinds on a GPU, and PTX
-/// does not mention it.
-const PERSONALITY: &str = "rust_eh_personality";
+/// The second O3 is needed: after one, arrays that are indexed in loops stay in local memory.
+const OPTIMISE: &str = "default<O3>,default<O3>";
 
 /// Part of each cache key: change it when the same input gives another result.
-pub(crate) const REVISION: u32 = 2;
+pub(crate) const REVISION: u32 = 3;
 
 /// What to prepare.
 #[derive(Debug, Serialize, Deserialize)]
@@ -67,6 +65,7 @@ pub(crate) struct Link {
 pub(crate) fn link(llvm: &Llvm, job: &Link) -> Result<String> {
     let context = Context::new(llvm);
     let mut module = context.read(&job.bitcode)?;
+    module.set_name(&job.file);
     if let Some(nccl) = &job.nccl {
         let nccl = context.read_lazily(nccl)?;
         // clang 20 spelt out less of the layout than newer LLVMs do. Nothing in NCCL's code depends
@@ -81,7 +80,9 @@ pub(crate) fn link(llvm: &Llvm, job: &Link) -> Result<String> {
     dump(&module, job, "before")?;
 
     let machine = Machine::new(llvm, &job.cpu, &job.features)?;
-    module.optimise(&machine, PASSES)?;
+    module.optimise(&machine, CLEAN)?;
+    inline_what_is_called_once(&module)?;
+    module.optimise(&machine, OPTIMISE)?;
     module.functions().into_iter().for_each(Function::forget_unwinding);
     dump(&module, job, "after")?;
 
@@ -129,6 +130,27 @@ fn mark_convergent(module: &Module<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Inlines what has one caller, however large: the closure that is the body of a barrier's scope, for
+/// one. A call costs a stack frame, and hides from LLVM what the caller knows.
+fn inline_what_is_called_once(module: &Module<'_>) -> Result<()> {
+    let attribute = |name| {
+        let unknown = || Failure(format!("this LLVM does not know `{name}`"));
+        module.context().attribute(name).ok_or_else(unknown)
+    };
+    let kept_apart = [attribute("noinline")?, attribute("cold")?];
+    let inline = attribute("alwaysinline")?;
+    for function in module.functions() {
+        let is_ours = !function.is_declaration() && !function.is_kernel();
+        if is_ours
+            && function.is_called_once()
+            && !kept_apart.iter().any(|mark| function.has_attribute(At::Function, *mark))
+        {
+            function.add_attribute(At::Function, inline);
+        }
+    }
+    Ok(())
+}
+
 /// Leaves this file's kernels as the only symbols that others can see, so that all else can go
 /// once it is inlined.
 fn export_only(module: &Module<'_>, kernels: &[String]) {
@@ -146,7 +168,7 @@ fn export_only(module: &Module<'_>, kernels: &[String]) {
 fn check_resolved(module: &Module<'_>) -> Result<()> {
     let mut faults = Vec::new();
     for name in split::undefined(module) {
-        if DRIVER_FUNCTIONS.contains(&name.as_str()) || name == PERSONALITY {
+        if DRIVER_FUNCTIONS.contains(&name.as_str()) {
             continue;
         }
         faults.push(format!("`{}`, used by {}", demangled(&name), users(module, &name)));

@@ -116,12 +116,9 @@ impl Builder {
                 self.ranks
             ));
         }
-        if self.stack_size < min_stack() {
-            return refuse(format!(
-                "stacks of {} bytes, where {} is the least",
-                self.stack_size,
-                min_stack()
-            ));
+        let (stack, least) = (self.stack_size, min_stack());
+        if stack < least || stack > MAX_STACK {
+            return refuse(format!("stacks of {stack} bytes, of {least} to {MAX_STACK}"));
         }
         if self.multiprocessors == 0 {
             return refuse("a GPU without multiprocessors".to_owned());
@@ -129,6 +126,9 @@ impl Builder {
         Ok(Simulator::with(Self { watch: self.watch || self.preempt, ..self }, lsa_ranks))
     }
 }
+
+/// The largest stack that a simulated thread can have.
+const MAX_STACK: usize = 1 << 30;
 
 /// The smallest stack that a simulated thread can have.
 fn min_stack() -> usize {

@@ -24,6 +24,8 @@ use crate::world::{CommState, Simulator};
 
 /// Threads of a block, at most.
 const MAX_BLOCK: u32 = 1024;
+/// Threads that are simulated at one time: their stacks take 4 KiB each at least.
+const MAX_THREADS: usize = 1 << 22;
 /// Threads and blocks that a multiprocessor holds.
 const MULTIPROCESSOR_THREADS: u32 = 2048;
 const MULTIPROCESSOR_BLOCKS: u32 = 32;
@@ -188,7 +190,15 @@ impl Simulator {
     /// The objects of a launch, with `slots` blocks of each rank at one time.
     fn prepare(&self, mode: Mode, slots: u32) -> Result<Run> {
         let blocks = self.ranks() * slots as usize;
-        let threads = blocks * mode.block as usize;
+        let threads = blocks.saturating_mul(mode.block as usize);
+        if threads > MAX_THREADS {
+            return Err(Error::Launch {
+                kernel: mode.kernel,
+                reason: format!(
+                    "{threads} threads at one time, where the simulator takes {MAX_THREADS}; launch fewer blocks, or set Builder::multiprocessors lower"
+                ),
+            });
+        }
         let size = self.settings.stack_size;
         let kept = self.slab.take().filter(|slab| slab.fits(threads, size));
         let slab = match kept {

@@ -233,7 +233,8 @@ impl Allocation {
         let refused = |source| Error::Memory { bytes, ranks, source };
         let too_large = || refused(io::Error::from(io::ErrorKind::OutOfMemory));
         let open = bytes.checked_next_multiple_of(page).ok_or_else(too_large)?.max(page);
-        let stride = (open + page).next_multiple_of(STRIDE_UNIT);
+        let stride = open.checked_add(page).and_then(|s| s.checked_next_multiple_of(STRIDE_UNIT));
+        let stride = stride.ok_or_else(too_large)?;
         let len = stride.checked_mul(ranks).ok_or_else(too_large)?;
         let mapping = Mapping::reserve(len).map_err(refused)?;
         let mut parts = Vec::with_capacity(ranks);

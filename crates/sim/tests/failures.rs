@@ -416,12 +416,19 @@ fn bad_settings_and_lengths_are_errors() {
     assert!(matches!(Simulator::new(0), Err(Error::Settings(_))));
     assert!(Simulator::builder().ranks(4).lsa_ranks(3).build().is_err());
     assert!(Simulator::builder().stack_size(1).build().is_err());
+    assert!(Simulator::builder().stack_size(usize::MAX).build().is_err());
     let sim = Simulator::new(2).unwrap();
     let window = sim.window::<f32>(4).unwrap();
     assert!(matches!(window.write(0, &[0.0; 5]), Err(Error::Length { given: 5, len: 4, .. })));
     assert!(matches!(window.write(2, &[0.0; 4]), Err(Error::Rank { rank: 2, ranks: 2 })));
     assert!(matches!(sim.buffer::<f32>(2, 1), Err(Error::Rank { .. })));
-    assert!(matches!(sim.window::<f64>(usize::MAX / 4), Err(Error::Memory { .. })));
+    for len in [usize::MAX, usize::MAX - 10_000, 1 << 60] {
+        assert!(matches!(sim.window::<u8>(len), Err(Error::Memory { .. })));
+        assert!(matches!(sim.buffer::<f64>(0, len), Err(Error::Memory { .. })));
+    }
+    let vast = Simulator::builder().multiprocessors(1 << 20).build().unwrap();
+    let error = error_of!(vast, nothing, 1 << 20, 1024, |_| ());
+    assert!(matches!(error, Error::Launch { .. }), "{error}");
     let error = error_of!(sim, stores_behind, 1, 1, |rank| (window_of(&sim, rank), 0, 0_usize));
     assert!(matches!(error, Error::Arguments { rank: 0, .. }), "{error}");
 }

@@ -92,7 +92,9 @@ fn ours() -> String {
         writeln!(lines, "{name} {size}").unwrap();
         for (field, offset, size, value) in fields {
             write!(lines, "{name}.{field} {offset} {size}").unwrap();
-            value.map(|value| write!(lines, " {value}").unwrap());
+            if let Some(value) = value {
+                write!(lines, " {value}").unwrap();
+            }
             lines.push('\n');
         }
     }

@@ -79,30 +79,6 @@ impl CommProperties {
     }
 }
 
-/// NCCL: `ncclDevResourceRequirements_t`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ResourceRequirements {
-    pub next: *mut ResourceRequirements,
-    pub buffer_size: usize,
-    pub buffer_align: usize,
-    pub out_buffer_handle: *mut u32,
-    pub gin_signal_count: c_int,
-    pub gin_counter_count: c_int,
-    pub out_gin_signal_start: *mut u32,
-    pub out_gin_counter_start: *mut u32,
-}
-
-/// NCCL: `ncclTeamRequirements_t`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TeamRequirements {
-    pub next: *mut TeamRequirements,
-    pub team: devcomm_types::Team,
-    pub multimem: bool,
-    pub out_multimem_handle: *mut devcomm_types::nccl::MultimemHandle,
-}
-
 /// NCCL: `ncclDevCommRequirements_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -110,8 +86,10 @@ pub(crate) struct Requirements {
     pub size: usize,
     pub magic: u32,
     pub version: u32,
-    pub resource_requirements_list: *mut ResourceRequirements,
-    pub team_requirements_list: *mut TeamRequirements,
+    /// NCCL: `ncclDevResourceRequirements_t*`.
+    pub resource_requirements_list: *mut c_void,
+    /// NCCL: `ncclTeamRequirements_t*`.
+    pub team_requirements_list: *mut c_void,
     pub lsa_multimem: bool,
     pub barrier_count: c_int,
     pub lsa_barrier_count: c_int,
@@ -181,10 +159,6 @@ const _: () = {
     assert!(offset_of!(CommProperties, gin_support) == 72);
     assert!(offset_of!(CommProperties, dev_comm_runtime_version_size) == 136);
     assert!(offset_of!(CommProperties, cft_counted_support) == 146);
-    assert!(size_of::<ResourceRequirements>() == 56);
-    assert!(offset_of!(ResourceRequirements, out_gin_signal_start) == 40);
-    assert!(size_of::<TeamRequirements>() == 32);
-    assert!(offset_of!(TeamRequirements, multimem) == 20);
     assert!(size_of::<Requirements>() == 120 && align_of::<Requirements>() == 8);
     assert!(offset_of!(Requirements, lsa_multimem) == 32);
     assert!(offset_of!(Requirements, lsa_barrier_count) == 40);

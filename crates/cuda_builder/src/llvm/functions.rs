@@ -145,6 +145,8 @@ functions! {
     LLVMGetGEPSourceElementType(Ref) -> Ref;
 
     LLVMGetEnumAttributeKindForName(*const c_char, usize) -> c_uint;
+    LLVMGetEnumAttributeKind(Ref) -> c_uint;
+    LLVMGetEnumAttributeAtIndex(Ref, c_uint, c_uint) -> Ref;
     LLVMCreateEnumAttribute(Ref, c_uint, u64) -> Ref;
     LLVMAddAttributeAtIndex(Ref, c_uint, Ref);
     LLVMAddCallSiteAttribute(Ref, c_uint, Ref);

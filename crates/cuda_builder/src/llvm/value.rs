@@ -293,6 +293,22 @@ impl<'m> Function<'m> {
         // SAFETY: the value is a function, and the attribute of its context.
         unsafe { (self.f.LLVMAddAttributeAtIndex)(self.raw(), at.index(), attribute.raw) }
     }
+
+    pub(crate) fn has_attribute(self, at: At, attribute: Attribute<'_>) -> bool {
+        // SAFETY: the value is a function; null means that it has no attribute of the kind.
+        unsafe {
+            let kind = (self.f.LLVMGetEnumAttributeKind)(attribute.raw);
+            !(self.f.LLVMGetEnumAttributeAtIndex)(self.raw(), at.index(), kind).is_null()
+        }
+    }
+
+    /// Whether the function is used in one place, and called there.
+    pub(crate) fn is_called_once(self) -> bool {
+        let [user] = self.users()[..] else { return false };
+        user.as_instruction()
+            .and_then(Instruction::call)
+            .is_some_and(|(called, _)| called == *self.0)
+    }
 }
 
 /// The instructions that the builder looks at.

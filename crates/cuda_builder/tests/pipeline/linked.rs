@@ -94,7 +94,7 @@ fn sidecar() -> Outcome {
     let comm = serde_json::json!({"name": "comm", "type": "DevComm", "size": 248, "align": 8});
     ensure(text["kernels"][0]["params"][0] == comm, format!("{text}"))?;
     // A kernel without #[kernel] goes to the package's module, with what PTX says of it.
-    let plain = module("fixture_kernels")?;
+    let plain = module("fixture_linked")?;
     ensure(plain.info.nccl.is_none(), "a kernel without NCCL is said to have it")?;
     let params = &plain.info.kernels[0].params;
     ensure(params.len() == 3 && params[2].ty == "u64", format!("{params:?}"))
@@ -132,7 +132,7 @@ fn index() -> Outcome {
         .lines()
         .filter_map(|line| Some(line.split_once(' ')?.0.to_owned()))
         .collect();
-    ensure(names == ["barrier", "fixture_kernels", "lsa", "shared"], format!("{names:?}"))
+    ensure(names == ["barrier", "fixture_index", "lsa", "shared"], format!("{names:?}"))
 }
 
 fn lines() -> Outcome {

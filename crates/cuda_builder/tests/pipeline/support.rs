@@ -92,8 +92,10 @@ impl Package {
     /// A copy of the fixture package.
     pub fn fixture(test: &str) -> Self {
         let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/kernels");
-        let package = Self { name: "fixture-kernels".into(), folder: folder(test) };
-        package.write("Cargo.toml", &fs::read_to_string(from.join("Cargo.toml")).unwrap());
+        // Packages of one name would share their results in the target folder.
+        let package = Self { name: format!("fixture-{test}"), folder: folder(test) };
+        let manifest = fs::read_to_string(from.join("Cargo.toml")).unwrap();
+        package.write("Cargo.toml", &manifest.replace("fixture-kernels", &package.name));
         for entry in fs::read_dir(from.join("src")).unwrap() {
             let path = entry.unwrap().path();
             let name = format!("src/{}", path.file_name().unwrap().to_str().unwrap());
