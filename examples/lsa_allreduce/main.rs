@@ -4,7 +4,7 @@
 //! cargo xtask run lsa_allreduce                  # every GPU of this machine, or the simulator where there is none
 //! cargo xtask run lsa_allreduce --gpus 2 --dtype bf16 --max 64M
 //! cargo xtask run lsa_allreduce --sim 3          # three simulated GPUs
-//! torchrun --no-python --nproc-per-node 8 ./lsa_allreduce
+//! torchrun --no-python --nproc-per-node 8 -- ./lsa_allreduce --max 64M
 //! ```
 //!
 //! The kernel is `kernels/src/lsa_allreduce.rs`. Every element of every result is compared with a reference computed on the

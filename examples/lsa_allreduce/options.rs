@@ -35,7 +35,7 @@ pub struct Options {
     pub blocks: Option<u32>,
 
     /// Threads of a block
-    #[arg(long, default_value_t = 512)]
+    #[arg(long, default_value_t = 128)]
     pub threads: u32,
 
     /// Seed of the random inputs

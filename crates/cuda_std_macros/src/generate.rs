@@ -168,7 +168,7 @@ impl Kernel<'_> {
         quote! {
             #[cfg(not(target_arch = "nvptx64"))]
             #[doc(hidden)]
-            #[allow(missing_docs, non_camel_case_types, clippy::expl_impl_clone_on_copy)]
+            #[allow(missing_docs, non_camel_case_types, clippy::expl_impl_clone_on_copy, clippy::manual_non_exhaustive)]
             mod #hidden {
                 #[derive(Clone, Copy)]
                 pub enum Never {}

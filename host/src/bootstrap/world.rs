@@ -91,9 +91,11 @@ impl World {
     ///
     /// # Errors
     ///
-    /// [`Error::TooFewGpus`] and such before anything is started; then as [`LocalJob::run`].
+    /// [`Error::TooFewGpus`], [`Error::NcclNotFound`] and such before anything is started; then as [`LocalJob::run`].
     pub fn spawn_local(n: usize) -> Result<()> {
         enough_gpus(n)?;
+        // What every rank would fail with is said once.
+        Library::open(None)?;
         LocalJob::new(n)?.run()
     }
 

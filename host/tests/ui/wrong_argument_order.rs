@@ -1,4 +1,5 @@
-use devcomm::{DevCommResource, Kernels, LaunchConfig, Stream, Window, kernels};
+use devcomm_host::{DevCommResource, Kernels, LaunchConfig, Stream, Window};
+use devcomm_kernels as kernels;
 
 /// The communicator comes first.
 fn launch(kernels: &Kernels, stream: &Stream, comm: &DevCommResource, send: &Window<f32>, recv: &Window<f32>, other: &Window<f64>) {

@@ -1,0 +1,113 @@
+//! What a launch on a GPU refuses, and that a refusal does no harm.
+
+mod gpu;
+
+use devcomm::{
+    DevCommRequirements, DevCommResource, Error, KERNELS, Kernels, LaunchConfig, LaunchRefusal,
+    Stream, Window, kernels,
+};
+use gpu::with_gpus;
+
+const COUNT: usize = 1024;
+
+struct Job {
+    kernels: Kernels,
+    stream: Stream,
+    dev_comm: DevCommResource,
+    send: Window<f32>,
+    recv: Window<f32>,
+}
+
+impl Job {
+    fn launch(&self, config: LaunchConfig) -> Result<(), Error> {
+        let args = (&self.dev_comm, &self.send, &self.recv, COUNT);
+        // SAFETY: both windows have `COUNT` elements in every rank, and every rank does the same.
+        unsafe { self.kernels.launch(&self.stream, kernels::lsa_allreduce::<f32>, config, args) }
+    }
+}
+
+/// Runs `body` on two GPUs with `barriers` LSA barriers, and afterwards a launch that must be right.
+fn with_job(name: &str, barriers: u32, body: impl Fn(&Job) + Sync) {
+    with_gpus(name, 2, |world| {
+        world
+            .run(|rank| {
+                let comm = rank.communicator()?;
+                let requirements = DevCommRequirements::new().lsa_barriers(barriers);
+                let job = Job {
+                    kernels: rank.load(&KERNELS)?,
+                    stream: rank.stream()?,
+                    dev_comm: comm.create_dev_comm(requirements)?,
+                    send: comm.window(COUNT)?,
+                    recv: comm.window(COUNT)?,
+                };
+                body(&job);
+                job.send.copy_from_host(&[1.5; COUNT])?;
+                job.launch(LaunchConfig::new(2, 128))?;
+                job.stream.synchronize()?;
+                rank.barrier()?;
+                let mut result = vec![0.0; COUNT];
+                job.recv.copy_to_host(&mut result)?;
+                assert!(result.iter().all(|&x| x == 3.0));
+                Ok::<_, Error>(())
+            })
+            .unwrap();
+    });
+}
+
+fn refusal(result: Result<(), Error>) -> LaunchRefusal {
+    match result {
+        Err(Error::Launch { refusal, .. }) => refusal,
+        other => panic!("expected a refusal, got {other:?}"),
+    }
+}
+
+#[test]
+fn refuses_more_blocks_than_barriers() {
+    with_job("refuses_more_blocks_than_barriers", 4, |job| {
+        let refused = refusal(job.launch(LaunchConfig::new(5, 128)));
+        assert!(matches!(refused, LaunchRefusal::TooFewBarriers { blocks: 5, barriers: 4 }));
+    });
+}
+
+#[test]
+fn refuses_a_grid_that_is_not_resident() {
+    with_job("refuses_a_grid_that_is_not_resident", 4096, |job| {
+        let kernel = kernels::lsa_allreduce::<f32>;
+        let resident = job.kernels.resident_blocks(kernel, 512, 0).unwrap();
+        let refused = refusal(job.launch(LaunchConfig::new(resident + 1, 512)));
+        assert!(matches!(refused, LaunchRefusal::NotResident { .. }), "{refused}");
+    });
+}
+
+#[test]
+fn the_largest_resident_grid_runs() {
+    with_job("the_largest_resident_grid_runs", 4096, |job| {
+        let resident = job.kernels.resident_blocks(kernels::lsa_allreduce::<f32>, 512, 0).unwrap();
+        job.launch(LaunchConfig::new(resident, 512)).unwrap();
+        job.stream.synchronize().unwrap();
+    });
+}
+
+#[test]
+fn refuses_a_block_of_two_dimensions() {
+    with_job("refuses_a_block_of_two_dimensions", 4, |job| {
+        let refused = refusal(job.launch(LaunchConfig::new(1, (32, 4))));
+        assert!(matches!(refused, LaunchRefusal::BlockNotOneDimensional { .. }), "{refused}");
+    });
+}
+
+#[test]
+fn refuses_more_threads_than_registers_allow() {
+    with_job("refuses_more_threads_than_registers_allow", 4, |job| {
+        let refused = refusal(job.launch(LaunchConfig::new(1, 1024)));
+        assert!(matches!(refused, LaunchRefusal::TooManyRegisters { .. }), "{refused}");
+    });
+}
+
+#[test]
+fn refuses_an_empty_grid() {
+    with_job("refuses_an_empty_grid", 4, |job| {
+        let refused = refusal(job.launch(LaunchConfig::new(0, 128)));
+        assert!(matches!(refused, LaunchRefusal::Empty { .. }), "{refused}");
+    });
+}
