@@ -9,6 +9,7 @@ use devcomm_host::{
     DevCommRequirements, Error, KernelSet, LaunchConfig, LaunchRefusal, Rank, ReduceOp, World,
 };
 use devcomm_types::{DevComm as RawDevComm, Kernel, KernelParam, Window as RawWindow};
+use libtest_mimic::{Arguments, Trial};
 
 #[derive(Clone, Copy)]
 struct DevComm(#[expect(dead_code, reason = "only its layout matters")] RawDevComm);
@@ -161,12 +162,9 @@ fn die(rank: &Rank) -> Result<(), Error> {
 }
 
 /// The child's part: a job by name.
-#[test]
-#[ignore = "started by the other tests, with fake libraries"]
-fn job() {
-    let Ok(name) = std::env::var("FAKE_JOB") else { return };
+fn job(name: &str) {
     let world = || World::threads(2).unwrap();
-    match name.as_str() {
+    match name {
         "work" => assert_eq!(world().run(work).unwrap(), [3.0; 2]),
         "refusals" => assert_eq!(world().run(refusals).unwrap(), [(); 2]),
         "hang" => {
@@ -242,7 +240,6 @@ fn run(name: &str, env: &[(&str, &str)]) -> Option<[Vec<String>; 2]> {
     let log = folder.path().join("log");
     std::fs::write(&log, "").unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", "--ignored", "job"]);
     for launcher in ["RANK", "WORLD_SIZE", "NCCL_NVLS_ENABLE"] {
         child.env_remove(launcher);
     }
@@ -260,7 +257,6 @@ fn run(name: &str, env: &[(&str, &str)]) -> Option<[Vec<String>; 2]> {
     Some([of_gpu("gpu0 "), of_gpu("gpu1 ")])
 }
 
-#[test]
 fn a_job_makes_launches_and_closes_everything_in_order_on_its_own_gpu() {
     let Some(logs) = run("work", &[]) else { return };
     for (rank, log) in logs.iter().enumerate() {
@@ -291,7 +287,6 @@ cuDevicePrimaryCtxRelease"
     }
 }
 
-#[test]
 fn ranks_that_are_processes_do_the_same() {
     use std::net::TcpListener;
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
@@ -317,7 +312,6 @@ fn ranks_that_are_processes_do_the_same() {
     }
 }
 
-#[test]
 fn a_program_starts_its_own_ranks() {
     let Some(logs) = run("spawn", &[]) else { return };
     for log in logs {
@@ -325,12 +319,10 @@ fn a_program_starts_its_own_ranks() {
     }
 }
 
-#[test]
 fn a_process_that_dies_ends_the_job_although_another_waits_for_a_kernel() {
     run("die", &[("FAKE_HANG", "1")]);
 }
 
-#[test]
 fn what_would_hang_or_is_not_there_is_refused_before_the_driver_sees_it() {
     let Some(logs) = run("refusals", &[]) else { return };
     for log in logs {
@@ -338,7 +330,6 @@ fn what_would_hang_or_is_not_there_is_refused_before_the_driver_sees_it() {
     }
 }
 
-#[test]
 fn a_lost_rank_releases_the_others_and_nothing_in_use_is_freed() {
     let Some([waiting, lost]) = run("hang", &[("FAKE_HANG", "1")]) else { return };
     for freed in ["ncclMemFree", "ncclCommWindowDeregister", "cuModuleUnload", "ncclCommDestroy"] {
@@ -349,7 +340,6 @@ fn a_lost_rank_releases_the_others_and_nothing_in_use_is_freed() {
     assert!(!lost.iter().any(|line| line == "ncclCommFinalize"), "{lost:?}");
 }
 
-#[test]
 fn a_missed_deadline_is_an_error_and_nothing_in_use_is_freed() {
     let Some(logs) = run("deadline", &[("FAKE_HANG", "1")]) else { return };
     for log in logs {
@@ -361,11 +351,34 @@ fn a_missed_deadline_is_an_error_and_nothing_in_use_is_freed() {
     }
 }
 
-#[test]
 fn what_the_machine_lacks_is_named() {
     run("too many", &[]);
     run("no gpu", &[("FAKE_NO_GPU", "1")]);
     run("old driver", &[("FAKE_OLD_DRIVER", "1")]);
     run("no window", &[("FAKE_NO_WINDOW", "1")]);
     run("two teams", &[("FAKE_TWO_TEAMS", "1")]);
+}
+
+macro_rules! trials {
+    ($($test:ident),* $(,)?) => {
+        vec![$(Trial::test(stringify!($test), || { $test(); Ok(()) })),*]
+    };
+}
+
+/// The tests start this program again, as the process of a job.
+fn main() {
+    if let Ok(name) = std::env::var("FAKE_JOB") {
+        return job(&name);
+    }
+    let trials = trials![
+        a_job_makes_launches_and_closes_everything_in_order_on_its_own_gpu,
+        ranks_that_are_processes_do_the_same,
+        a_program_starts_its_own_ranks,
+        a_process_that_dies_ends_the_job_although_another_waits_for_a_kernel,
+        what_would_hang_or_is_not_there_is_refused_before_the_driver_sees_it,
+        a_lost_rank_releases_the_others_and_nothing_in_use_is_freed,
+        a_missed_deadline_is_an_error_and_nothing_in_use_is_freed,
+        what_the_machine_lacks_is_named,
+    ];
+    libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }

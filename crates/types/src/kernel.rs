@@ -135,7 +135,8 @@ pub trait KernelArgs: Copy {
 
 /// A tuple of host values that fits the parameters `P`.
 #[diagnostic::on_unimplemented(
-    message = "these arguments do not fit the kernel's parameters `{P}`"
+    message = "these arguments do not fit the kernel's parameters `{P}`",
+    label = "not a tuple with one argument for each parameter"
 )]
 pub trait LaunchArgs<P: KernelArgs> {
     /// The bytes that the kernel gets.

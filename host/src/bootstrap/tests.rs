@@ -365,10 +365,7 @@ fn the_error_of_the_rank_that_failed_first_is_the_worlds() {
 const RANK_PORT: &str = "DEVCOMM_TEST_RANK_PORT";
 
 /// Rank 1 of `a_killed_process_is_a_lost_rank`, in a process of its own.
-#[test]
-#[ignore = "started by a_killed_process_is_a_lost_rank"]
-fn rank_1_of_a_job() {
-    let Some(port) = std::env::var_os(RANK_PORT) else { return };
+fn be_killed(port: std::ffi::OsString) {
     let mut meeting = meetings(2, AMPLE).remove(1);
     meeting.port = port.into_string().unwrap().parse().unwrap();
     let rendezvous = meeting.join().unwrap();
@@ -381,9 +378,12 @@ fn rank_1_of_a_job() {
 
 #[test]
 fn a_killed_process_is_a_lost_rank() {
+    if let Some(port) = std::env::var_os(RANK_PORT) {
+        return be_killed(port);
+    }
     let meeting = meetings(2, AMPLE).remove(0);
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "--ignored", "bootstrap::tests::rank_1_of_a_job"])
+        .args(["--exact", "bootstrap::tests::a_killed_process_is_a_lost_rank"])
         .env(RANK_PORT, meeting.port.to_string())
         .stdout(Stdio::null())
         .spawn()

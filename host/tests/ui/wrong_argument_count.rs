@@ -1,12 +1,18 @@
-use devcomm_host::{DevCommResource, Kernels, LaunchConfig, Stream, Window};
-use devcomm_kernels as kernels;
+//! The count is missing.
 
-/// The count is missing.
-fn launch(kernels: &Kernels, stream: &Stream, comm: &DevCommResource, send: &Window<f32>, recv: &Window<f32>, other: &Window<f64>) {
+use devcomm_host::{DevCommResource, Kernels, LaunchConfig, Stream, Window};
+use devcomm_kernels::lsa_allreduce;
+
+fn launch(
+    kernels: &Kernels,
+    stream: &Stream,
+    comm: &DevCommResource,
+    send: &Window<f32>,
+    recv: &Window<f32>,
+) {
     let config = LaunchConfig::new(1, 32);
-    let _ = other;
     // SAFETY: never run.
-    let _ = unsafe { kernels.launch(stream, kernels::lsa_allreduce::<f32>, config, (comm, send, recv)) };
+    let _ = unsafe { kernels.launch(stream, lsa_allreduce::<f32>, config, (comm, send, recv)) };
 }
 
 fn main() {

@@ -1,12 +1,19 @@
-use devcomm_host::{DevCommResource, Kernels, LaunchConfig, Stream, Window};
-use devcomm_kernels as kernels;
+//! The kernel is not instantiated for f64.
 
-/// The kernel is not instantiated for f64.
-fn launch(kernels: &Kernels, stream: &Stream, comm: &DevCommResource, send: &Window<f32>, recv: &Window<f32>, other: &Window<f64>) {
+use devcomm_host::{DevCommResource, Kernels, LaunchConfig, Stream, Window};
+use devcomm_kernels::lsa_allreduce;
+
+fn launch(
+    kernels: &Kernels,
+    stream: &Stream,
+    comm: &DevCommResource,
+    send: &Window<f64>,
+    recv: &Window<f64>,
+) {
     let config = LaunchConfig::new(1, 32);
-    let _ = other;
     // SAFETY: never run.
-    let _ = unsafe { kernels.launch(stream, kernels::lsa_allreduce::<f64>, config, (comm, other, other, 1024)) };
+    let _ =
+        unsafe { kernels.launch(stream, lsa_allreduce::<f64>, config, (comm, send, recv, 1024)) };
 }
 
 fn main() {

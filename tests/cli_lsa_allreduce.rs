@@ -1,0 +1,124 @@
+//! The example's command line: what it refuses, and that it runs where there is no GPU.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::LazyLock;
+
+use devcomm::visible_gpus;
+
+/// The example, built as this test was. `cargo test` builds examples too, but not when it is asked for one test.
+static EXAMPLE: LazyLock<PathBuf> = LazyLock::new(|| {
+    // target/debug/deps/this_test
+    let test = env::current_exe().unwrap();
+    let folder = test.parent().and_then(|deps| deps.parent()).unwrap();
+    let profile = match folder.file_name().and_then(|name| name.to_str()) {
+        Some("debug") | None => "dev",
+        Some(profile) => profile,
+    };
+    let status = Command::new(env!("CARGO"))
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .args(["build", "--quiet", "--example", "lsa_allreduce", "--profile", profile])
+        .status();
+    assert!(status.unwrap().success(), "the example does not build");
+    folder.join("examples/lsa_allreduce")
+});
+
+/// What a run ends with.
+struct Outcome {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+fn run(args: &str) -> Outcome {
+    let output = Command::new(&*EXAMPLE).args(args.split_whitespace()).output();
+    let output = output.unwrap_or_else(|error| panic!("{}: {error}", EXAMPLE.display()));
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    let (stdout, stderr) = (text(output.stdout), text(output.stderr));
+    assert!(!stderr.contains("panicked"), "{args}: {stderr}");
+    Outcome { code: output.status.code(), stdout, stderr }
+}
+
+/// The run does nothing but say each of `words`, and ends with `code`.
+fn refuses(args: &str, code: i32, words: &[&str]) {
+    let Outcome { code: got, stdout, stderr } = run(args);
+    assert_eq!(got, Some(code), "{args}: {stderr}");
+    assert_eq!(stdout, "", "{args}");
+    assert!(stderr.starts_with("error: "), "{args}: {stderr}");
+    for word in words {
+        assert!(stderr.contains(word), "{args}: {stderr}");
+    }
+}
+
+/// Whether there is a GPU, in which case the test has nothing to show.
+fn skipped() -> bool {
+    let there = visible_gpus().is_ok();
+    if there {
+        println!("SKIPPED: this machine has a GPU");
+    }
+    there
+}
+
+#[test]
+fn refuses_no_ranks() {
+    refuses("--sim 0", 1, &["at least one rank"]);
+    refuses("--gpus 0", 1, &["at least one rank"]);
+}
+
+#[test]
+fn refuses_a_largest_size_below_the_smallest() {
+    refuses("--min 1K --max 1", 1, &["--max 1", "--min 1024"]);
+}
+
+#[test]
+fn refuses_a_block_that_no_gpu_has() {
+    refuses("--threads 5000", 1, &["5000", "1024"]);
+    refuses("--threads 0", 1, &["1 to 1024"]);
+}
+
+// Clap's own refusals end with 2.
+
+#[test]
+fn refuses_a_size_with_an_unknown_suffix() {
+    refuses("--max 12Q", 2, &["12Q", "64K"]);
+}
+
+#[test]
+fn refuses_an_unknown_type_and_names_the_known() {
+    refuses("--dtype f64", 2, &["f64", "f32, f16, bf16, all"]);
+}
+
+#[test]
+fn refuses_to_simulate_and_use_gpus_at_once() {
+    refuses("--sim 2 --gpus 2", 2, &["--sim", "--gpus"]);
+}
+
+#[test]
+fn without_a_gpu_says_what_is_missing() {
+    if skipped() {
+        return;
+    }
+    let reason = visible_gpus().unwrap_err().to_string();
+    refuses("--gpus 2", 1, &[&reason]);
+    refuses("--gpus 2 --one-process", 1, &[&reason]);
+}
+
+#[test]
+fn without_a_gpu_simulates_and_says_so() {
+    if skipped() {
+        return;
+    }
+    let Outcome { code, stdout, stderr } = run("--max 1K --dtype f32");
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stdout.starts_with("no GPU: "), "{stdout}");
+    assert!(stdout.ends_with("PASS, SIMULATED\n"), "{stdout}");
+}
+
+#[test]
+fn simulates_when_asked() {
+    let Outcome { code, stdout, stderr } = run("--sim 2 --max 4K --dtype bf16");
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stdout.starts_with("2 simulated GPUs"), "{stdout}");
+    assert!(stdout.ends_with("PASS, SIMULATED\n"), "{stdout}");
+}
