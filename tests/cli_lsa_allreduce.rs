@@ -18,7 +18,15 @@ static EXAMPLE: LazyLock<PathBuf> = LazyLock::new(|| {
     };
     let status = Command::new(env!("CARGO"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .args(["build", "--quiet", "--example", "lsa_allreduce", "--profile", profile])
+        .args([
+            "build",
+            "--quiet",
+            "--workspace",
+            "--example",
+            "lsa_allreduce",
+            "--profile",
+            profile,
+        ])
         .status();
     assert!(status.unwrap().success(), "the example does not build");
     folder.join("examples/lsa_allreduce")
