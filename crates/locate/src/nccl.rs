@@ -31,7 +31,7 @@ impl fmt::Display for Part {
         f.write_str(match self {
             Self::Library => "NCCL's library (libnccl.so.2)",
             Self::Bitcode => "NCCL's device bitcode (libnccl_device.bc)",
-            Self::Headers => "NCCL's headers (include/nccl.h)",
+            Self::Headers => "NCCL's header (include/nccl.h)",
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Mirrors of NCCL's public structs, NCCL 2.32.3. Sources: `nccl_device/core.h` and `nccl_device/impl/*__types.h`.
 //!
-//! The layouts are the same on the host (x86-64, aarch64) and on nvptx64; `tests/abi_headers.rs` compares every field with
+//! The layouts are the same on the host (x86-64, aarch64) and on nvptx64; the host crate's tests compare every field with
 //! NCCL's own headers.
 
 use core::ffi::c_void;
