@@ -6,7 +6,7 @@ use devcomm_types::Element;
 
 use crate::bootstrap::Rendezvous;
 use crate::sys::nccl::Comm;
-use crate::sys::nccl_abi::CommProperties;
+use crate::sys::nccl::abi::CommProperties;
 use crate::{
     Context, DevCommRequirements, DevCommResource, Error, Library, Memory, Result, Stream,
     UniqueId, Window,

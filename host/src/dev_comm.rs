@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use devcomm_types::{DevComm, IntoArg};
 
-use crate::sys::nccl_abi::{API_MAGIC, Requirements};
+use crate::sys::nccl::abi::{API_MAGIC, Requirements};
 use crate::{Communicator, Error, Result};
 
 /// What the kernels that will use a device communicator need of it. Every rank asks for the same.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use devcomm_locate::{NcclVersion, Part, find_nccl};
 
 use crate::sys::nccl::Nccl;
-use crate::sys::nccl_abi::{ABI_VERSION, RawUniqueId};
+use crate::sys::nccl::abi::{ABI_VERSION, RawUniqueId};
 use crate::{Error, Result};
 
 /// The NCCL version whose structs this crate fills and whose [`DevComm`](devcomm_types::DevComm) kernels read: a

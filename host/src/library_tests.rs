@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::*;
-use crate::sys::nccl_abi::SYMBOLS;
+use crate::sys::nccl::functions::SYMBOLS;
 
 /// Says on standard error why a test has nothing to look at.
 fn skipped(why: &dyn std::fmt::Display) {

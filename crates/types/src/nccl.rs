@@ -78,6 +78,19 @@ pub struct CftBarrierHandle {
     pub n_barriers: i32,
 }
 
+/// Where a set of low-latency all-to-all sessions keeps its state.
+///
+/// NCCL: `ncclLLA2AHandle` (8 bytes).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[doc(alias = "ncclLLA2AHandle")]
+pub struct LlA2aHandle {
+    /// State of the sessions.
+    pub buffer: ResourceHandle,
+    /// Slots of 8 bytes a session and peer.
+    pub n_slots: u32,
+}
+
 /// Base of a multicast mapping; NULL where there is none.
 ///
 /// NCCL: `ncclMultimemHandle` (8 bytes).
@@ -254,6 +267,7 @@ const _: () = {
     assert!(size_of::<LsaBarrierHandle>() == 8);
     assert!(size_of::<GinBarrierHandle>() == 8);
     assert!(size_of::<CftBarrierHandle>() == 8);
+    assert!(size_of::<LlA2aHandle>() == 8);
     assert!(size_of::<MultimemHandle>() == 8);
     assert!(size_of::<ResourceWindow>() == 16);
     assert!(size_of::<CoopAny>() == 24);

@@ -5,8 +5,4 @@
 
 pub(crate) mod cuda;
 pub(crate) mod nccl;
-pub(crate) mod nccl_abi;
 pub(crate) mod process;
-
-#[cfg(test)]
-mod abi_tests;

@@ -1,5 +1,10 @@
 //! A loaded NCCL library, and the operations on its communicators.
 
+pub(crate) mod abi;
+#[cfg(test)]
+mod abi_tests;
+pub(crate) mod functions;
+
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
@@ -7,11 +12,11 @@ use std::ptr::null_mut;
 use devcomm_locate::NcclVersion;
 use devcomm_types::{DataType, DevComm};
 
-use super::cuda::RawStream;
-use super::nccl_abi::{
-    CommProperties, RawComm, RawUniqueId, RawWindow, Requirements, SUCCESS, Slots,
-    WIN_COLL_SYMMETRIC,
+use self::abi::{
+    CommProperties, RawComm, RawUniqueId, RawWindow, Requirements, SUCCESS, WIN_COLL_SYMMETRIC,
 };
+use self::functions::Slots;
+use super::cuda::RawStream;
 use crate::{Error, ReduceOp, Result};
 
 /// NCCL's library. Once one is in use it stays loaded for the life of the process: NCCL keeps
@@ -20,7 +25,7 @@ pub(crate) struct Nccl {
     library: libloading::Library,
     path: PathBuf,
     version: NcclVersion,
-    pub(super) slots: Slots,
+    slots: Slots,
 }
 
 /// A live communicator. `destroy` and `abort` take it by value.
@@ -97,7 +102,7 @@ impl Nccl {
         if self.version < needs { Err(self.lacks(what, needs)) } else { Ok(()) }
     }
 
-    pub(super) fn lacks(&self, what: &'static str, needs: NcclVersion) -> Error {
+    fn lacks(&self, what: &'static str, needs: NcclVersion) -> Error {
         Error::Unsupported { what, needs, has: self.version }
     }
 

@@ -10,7 +10,7 @@ use std::process::Command;
 use devcomm_locate::{Part, find_nccl};
 use devcomm_types::nccl;
 
-use super::nccl_abi::*;
+use super::abi::*;
 use crate::library::DEV_COMM_VERSION;
 
 /// NCCL's headers name a few types of CUDA's, whose headers are seldom there. None of them is in a struct by value but an enum.
