@@ -5,6 +5,7 @@
 
 mod cuda;
 mod doctor;
+mod group;
 mod pack;
 mod project;
 mod ptx;
@@ -76,9 +77,9 @@ enum Task {
         /// Cut NCCL's library to one architecture, e.g. sm_90, and compress it
         #[arg(long, value_parser = slim::parse_arch)]
         slim: Option<u32>,
-        /// The folder to make; replaced if an earlier pack made it
-        #[arg(long, default_value = "pack")]
-        out: PathBuf,
+        /// The folder to make, replaced if an earlier pack made it [default: pack in the checkout]
+        #[arg(long)]
+        out: Option<PathBuf>,
     },
 }
 
@@ -93,7 +94,7 @@ fn main() -> ExitCode {
         Task::Ptx { kernel, all: _, check, arch } => {
             ptx::ptx(kernel.as_deref(), check, arch.as_deref())
         }
-        Task::Pack { limit, slim, out } => pack::pack(limit, slim, &out).map(|()| 0),
+        Task::Pack { limit, slim, out } => pack::pack(limit, slim, out.as_deref()).map(|()| 0),
     };
     match done {
         Ok(code) => ExitCode::from(code),

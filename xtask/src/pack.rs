@@ -18,14 +18,15 @@ use anyhow::{Context, Result, bail, ensure};
 use cargo_metadata::{Message, TargetKind};
 use devcomm_locate::{NcclTree, NcclVersion};
 use libloading::Library;
+use tempfile::TempDir;
 
 use crate::project::{Project, ROOT_PACKAGE, cargo, root};
 use crate::setup::{NCCL_VERSION, Without, find_pinned_nccl, setup};
 use crate::slim;
 
 const RUN_SH: &str = include_str!("pack_run.sh");
-/// How `run.sh` begins in packs of every version.
-const MADE_BY_PACK: &str = "#!/bin/sh\n# Runs what `cargo xtask pack` put beside this script";
+/// A file of every pack. Only a folder that has it, or is empty, is replaced.
+const MARKER: &str = ".made-by-cargo-xtask-pack";
 const MIB: u64 = 1 << 20;
 
 /// Reads `64M`, `500K`, `2G` or a number of bytes.
@@ -40,21 +41,25 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     size.ok_or_else(|| format!("{text:?} is no size; 64M is one"))
 }
 
-/// Makes the folder `out` and checks that it holds at most `limit` bytes. With `slim`, NCCL's
-/// library is cut to that architecture and compressed.
-pub fn pack(limit: u64, slim: Option<u32>, out: &Path) -> Result<()> {
+/// Makes the folder `out`, or else `pack` in the checkout, and checks that it holds at most `limit`
+/// bytes. With `slim`, NCCL's library is cut to that architecture and compressed.
+pub fn pack(limit: u64, slim: Option<u32>, out: Option<&Path>) -> Result<()> {
+    let out = match out {
+        Some(out) => std::path::absolute(out)?,
+        None => root().join("pack"),
+    };
+    ensure_replaceable(&out)?;
     setup(true, Without::Ptxas)?;
     let tree = find_pinned_nccl()?;
-    let out = root().join(out);
-    ensure_replaceable(&out)?;
 
-    // Made under another name: a pack that fails leaves the last one as it was.
-    let partial = out.with_extension("partial");
-    remove(&partial)?;
+    // Made under another name: a pack that fails leaves the last one as it was, and nothing else.
+    let scratch = scratch_beside(&out)?;
+    let partial = scratch.path().join("pack");
     let project = Project::open()?;
     copy_programs(&project, &partial)?;
     copy_licences(&tree, &partial.join("licences"))?;
     copy_nccl(&tree, slim, &partial.join("nccl"))?;
+    fs::write(partial.join(MARKER), "")?;
     fs::write(partial.join("run.sh"), RUN_SH)?;
     fs::set_permissions(partial.join("run.sh"), fs::Permissions::from_mode(0o755))?;
 
@@ -69,7 +74,6 @@ pub fn pack(limit: u64, slim: Option<u32>, out: &Path) -> Result<()> {
             )
         });
         let biggest: String = biggest.collect();
-        remove(&partial)?;
         let advice = if slim.is_none() {
             "\n`--slim sm_90` cuts NCCL's library to one architecture"
         } else {
@@ -81,8 +85,10 @@ pub fn pack(limit: u64, slim: Option<u32>, out: &Path) -> Result<()> {
             mib(limit)
         );
     }
-    remove(&out)?;
-    fs::rename(&partial, &out)?;
+    if out.exists() {
+        fs::remove_dir_all(&out).with_context(|| format!("cannot remove {}", out.display()))?;
+    }
+    fs::rename(&partial, &out).with_context(|| format!("cannot create {}", out.display()))?;
     println!(
         "{}: {} in {} files; start with ./run.sh list",
         out.display(),
@@ -95,22 +101,24 @@ pub fn pack(limit: u64, slim: Option<u32>, out: &Path) -> Result<()> {
 /// Refuses to replace a folder that no pack made.
 fn ensure_replaceable(out: &Path) -> Result<()> {
     let replaceable = !out.exists()
-        || fs::read_to_string(out.join("run.sh")).is_ok_and(|text| text.starts_with(MADE_BY_PACK))
+        || out.join(MARKER).is_file()
         || fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_none());
     ensure!(
         replaceable,
-        "{} is there and no pack made it; remove it or choose another --out",
+        "{} is there and no pack made it ({MARKER} is not in it); remove it or choose another --out",
         out.display()
     );
     Ok(())
 }
 
-fn remove(folder: &Path) -> Result<()> {
-    if folder.exists() {
-        fs::remove_dir_all(folder)
-            .with_context(|| format!("cannot remove {}", folder.display()))?;
-    }
-    Ok(())
+/// A folder on the disk of `out`, from where a finished pack can be moved there in one step.
+fn scratch_beside(out: &Path) -> Result<TempDir> {
+    let parent = out.parent().with_context(|| format!("{} cannot be a pack", out.display()))?;
+    fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+    tempfile::Builder::new()
+        .prefix(".devcomm-pack-")
+        .tempdir_in(parent)
+        .with_context(|| format!("cannot create a folder in {}", parent.display()))
 }
 
 /// Builds the examples and the GPU tests, and copies them and the kernels that they hold.
@@ -312,7 +320,7 @@ mod tests {
         ensure_replaceable(folder.path()).unwrap();
         fs::write(folder.path().join("thesis.tex"), "").unwrap();
         ensure_replaceable(folder.path()).unwrap_err();
-        fs::write(folder.path().join("run.sh"), RUN_SH).unwrap();
+        fs::write(folder.path().join(MARKER), "").unwrap();
         ensure_replaceable(folder.path()).unwrap();
     }
 }

@@ -5,7 +5,7 @@ set -eu
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 
 usage() {
-    echo "usage: ./run.sh list | tests [FILTER...] | EXAMPLE [ARGS...]"
+    echo "usage: ./run.sh list | tests [PROGRAM...] [FILTER...] | EXAMPLE [ARGS...]"
 }
 
 list() {
@@ -64,9 +64,19 @@ run_tests() {
         echo "error: no tests were packed" >&2
         return 1
     fi
+    # A program's name chooses that program; anything else is a filter for the tests in it.
+    chosen=
+    for word in "$@"; do
+        shift
+        if [ -f "$here/tests/$word" ]; then chosen="$chosen $word"; else set -- "$@" "$word"; fi
+    done
     log=$(mktemp)
     for program in "$here"/tests/*; do
         name=$(basename "$program")
+        case "$chosen " in
+        " " | *" $name "*) ;;
+        *) continue ;;
+        esac
         echo "== $name =="
         # Each test takes all GPUs, so one at a time; uncaptured, because of the lines that say what ran.
         { "$program" --nocapture --test-threads=1 "$@" 2>&1 || echo "PROGRAM $name failed with code $?"; } | tee -a "$log"

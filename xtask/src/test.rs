@@ -1,27 +1,45 @@
 //! `cargo xtask test`: every test of the workspace in a sensible order, and one verdict at the end.
 //!
-//! A test that needs GPUs and finds none passes for cargo, which knows no third outcome. Such a
-//! test prints `GPU-TEST name: skipped (reason)`, or `GPU-TEST name: ran`, and is counted here as
-//! what it was.
+//! A test that cannot run here, for want of GPUs or a C++ compiler, passes for cargo, which knows no
+//! third outcome. It prints a line, past the harness, and is counted as what it was:
+//!
+//! ```text
+//! SKIPPED name: reason
+//! GPU-TEST name: skipped (reason)
+//! GPU-TEST name: ran
+//! ```
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::Stdio;
+use std::io::Write;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use crate::group::{End, Group};
 use crate::project::{Project, cargo};
 use crate::setup::{Without, setup};
 
+/// The time of one phase, compilation included, unless [`TIMEOUT_VARIABLE`] names another.
+const TIMEOUT: Duration = Duration::from_secs(30 * 60);
+const TIMEOUT_VARIABLE: &str = "DEVCOMM_TEST_TIMEOUT";
+
 /// Runs every test and returns the exit code: 0 when nothing failed.
 pub fn test() -> Result<u8> {
+    let limit = time_limit(std::env::var(TIMEOUT_VARIABLE).ok().as_deref())?;
     setup(true, Without::Ptxas)?;
     let mut tally = Tally::default();
     for phase in phases(&Project::open()?) {
         println!("\n== {} ==", phase.title);
-        phase.run(&mut tally)?;
+        phase.run(limit, &mut tally)?;
     }
     print!("{}", tally.verdict());
     Ok(u8::from(!tally.failed.is_empty()))
+}
+
+fn time_limit(seconds: Option<&str>) -> Result<Duration> {
+    let Some(text) = seconds else { return Ok(TIMEOUT) };
+    let seconds = text.parse::<u64>().ok().filter(|seconds| *seconds > 0);
+    let limit = seconds.map(Duration::from_secs);
+    limit.with_context(|| format!("{TIMEOUT_VARIABLE}={text:?} is not a number of seconds"))
 }
 
 /// One invocation of `cargo test`.
@@ -34,31 +52,50 @@ struct Phase {
 }
 
 impl Phase {
-    fn run(&self, tally: &mut Tally) -> Result<()> {
-        let mut child = cargo()
+    fn run(&self, limit: Duration, tally: &mut Tally) -> Result<()> {
+        let mut command = cargo();
+        command
             // The whole workspace each time, so that every phase builds its crates with the same
             // features.
             .args(["test", "--workspace", "--no-fail-fast"])
             .args(&self.select)
             .arg("--")
-            .args(self.args)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cargo does not start")?;
+            .args(self.args);
         let failed_before = tally.failed.len();
-        let mut lines =
-            BufReader::new(child.stdout.take().context("cargo's output was not piped")?);
-        let mut line = Vec::new();
-        while lines.read_until(b'\n', &mut line)? > 0 {
-            std::io::stdout().write_all(&line)?;
-            tally.read(String::from_utf8_lossy(&line).trim_end());
-            line.clear();
-        }
-        let status = child.wait()?;
-        // A program that does not compile, or dies, reports no failing test.
-        if !status.success() && tally.failed.len() == failed_before {
-            tally.failed.push(format!("{}: cargo test ended with {status}, see above", self.title));
+        let mut unfinished = Vec::new();
+        let end = Group::spawn(command)?.run(limit, |output| {
+            // At once, also an unfinished line: it names a test that hangs.
+            let mut stdout = std::io::stdout();
+            stdout.write_all(output)?;
+            stdout.flush()?;
+            unfinished.extend_from_slice(output);
+            while let Some(end) = unfinished.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = unfinished.drain(..=end).collect();
+                tally.read(String::from_utf8_lossy(&line).trim_end());
+            }
+            Ok(())
+        })?;
+        let rest = String::from_utf8_lossy(&unfinished);
+        let title = self.title;
+        match end {
+            End::Exit(status) => {
+                tally.read(rest.trim_end());
+                // A program that does not compile, or dies, reports no failing test.
+                if !status.success() && tally.failed.len() == failed_before {
+                    tally
+                        .failed
+                        .push(format!("{title}: cargo test ended with {status}, see above"));
+                }
+            }
+            End::Killed => {
+                let at = rest.trim();
+                let at = if at.is_empty() { String::new() } else { format!(", at `{at}`") };
+                tally.failed.push(format!(
+                    "{title}: killed after {} s{at} ({TIMEOUT_VARIABLE} sets the time)",
+                    limit.as_secs()
+                ));
+                println!();
+            }
         }
         Ok(())
     }
@@ -107,6 +144,8 @@ struct Tally {
     gpu_ran: usize,
     gpu_skipped: usize,
     gpu_reasons: Vec<String>,
+    /// Tests without GPUs that were skipped: name and reason.
+    skipped: Vec<String>,
     /// The names in the list of failures that is being read.
     failures: Vec<String>,
 }
@@ -129,6 +168,8 @@ impl Tally {
             self.failures.push(name.to_owned());
         } else if let Some((_, report)) = line.split_once("GPU-TEST ") {
             self.read_gpu(report);
+        } else if let Some((_, report)) = line.split_once("SKIPPED ") {
+            self.skipped.push(report.to_owned());
         }
     }
 
@@ -158,16 +199,20 @@ impl Tally {
         if self.ignored > 0 {
             text += &format!("ignored by the test programs: {}\n", self.ignored);
         }
+        if !self.skipped.is_empty() {
+            text += "skipped:\n";
+            self.skipped.iter().for_each(|report| text += &format!("  {report}\n"));
+        }
         text += &format!("GPU: {} run, {} skipped", self.gpu_ran, self.gpu_skipped);
         if !self.gpu_reasons.is_empty() {
             text += &format!(" ({})", self.gpu_reasons.join("; "));
         }
+        let skipped = self.gpu_skipped + self.skipped.len();
         text += &format!(
-            "\n{} passed, {} failed, {} skipped\n",
+            "\n{} passed, {} failed, {skipped} skipped\n",
             // For cargo a skipped test has passed.
-            self.passed.saturating_sub(self.gpu_skipped),
+            self.passed.saturating_sub(skipped),
             self.failed.len(),
-            self.gpu_skipped
         );
         text
     }
@@ -189,7 +234,7 @@ fn count(outcome: &str, word: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::Tally;
+    use super::*;
 
     fn tally(text: &str) -> Tally {
         let mut tally = Tally::default();
@@ -224,6 +269,28 @@ mod tests {
             tally.verdict(),
             "\nGPU: 1 run, 2 skipped (no GPU; too few GPUs (1))\n1 passed, 0 failed, 2 skipped\n"
         );
+    }
+
+    #[test]
+    fn a_test_that_needs_no_gpu_and_cannot_run_is_named_with_its_reason() {
+        let tally = tally(
+            "test a ... ok\nSKIPPED layout: no C++ compiler: try g++\ntest layout ... ok\n\
+             test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out\n",
+        );
+        assert_eq!(
+            tally.verdict(),
+            "\nskipped:\n  layout: no C++ compiler: try g++\nGPU: 0 run, 0 skipped\n\
+             1 passed, 0 failed, 1 skipped\n"
+        );
+    }
+
+    #[test]
+    fn the_time_of_a_phase_is_a_number_of_seconds() {
+        assert_eq!(time_limit(None).unwrap(), TIMEOUT);
+        assert_eq!(time_limit(Some("90")).unwrap(), Duration::from_secs(90));
+        for bad in ["", "0", "-1", "1h"] {
+            assert!(time_limit(Some(bad)).unwrap_err().to_string().contains(TIMEOUT_VARIABLE));
+        }
     }
 
     #[test]

@@ -90,8 +90,8 @@ impl CudaBuilder {
         self
     }
 
-    /// The folder for intermediate results, shared between builds; `devcomm-kernels` in the target
-    /// folder unless told.
+    /// The folder for intermediate results, shared between builds; in `devcomm-kernels` in the target
+    /// folder unless told, one for each workspace.
     pub fn target_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.target_dir = Some(folder.into());
         self
@@ -206,8 +206,9 @@ impl CudaBuilder {
             debug: self.debug,
             dump: dump_folder()?,
         };
-        let modules = modules.build(&parts, folder)?;
-        self.finish(folder, modules)
+        let made = modules.build(&parts, folder)?;
+        modules.cache.remove_unused();
+        self.finish(folder, made)
     }
 
     fn chosen_arch(&self) -> Result<NvvmArch, Error> {
@@ -221,15 +222,20 @@ impl CudaBuilder {
     }
 
     /// `core` is compiled once a toolchain and set of flags, into a folder that builds share.
+    ///
+    /// Checkouts do not share it, though their target folder may be one (`CARGO_TARGET_DIR`): cargo
+    /// names a package's bitcode alike in all of them, so that one would link what another compiles.
     fn target_folder(&self, package: &KernelPackage) -> PathBuf {
         if let Some(folder) = &self.target_dir {
             return folder.clone();
         }
+        let checkout = artifact::sha256(package.workspace.as_os_str().as_encoded_bytes());
         let of_script = match &self.out_dir {
             Some(_) => None,
             None => env::var_os("OUT_DIR").and_then(|out| script::target_folder(Path::new(&out))),
         };
-        of_script.unwrap_or_else(|| package.target.clone()).join("devcomm-kernels")
+        let target = of_script.unwrap_or_else(|| package.target.clone());
+        target.join("devcomm-kernels").join(&checkout[..16])
     }
 
     /// Finds NCCL's bitcode and has it prepared, once a bitcode and LLVM.

@@ -1,10 +1,16 @@
-//! Linked modules, kept by the hash of all that they were made of.
+//! Linked modules, kept by the hash of all that they were made of, for as long as builds use them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use crate::artifact::Sidecar;
 use crate::error::Error;
+
+const SIDECAR: &str = "module.json";
+
+/// A module that no build has used for so long is removed.
+const KEPT_FOR: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 /// The folder with the modules of earlier builds.
 #[derive(Debug)]
@@ -24,7 +30,7 @@ impl Entry {
     }
 
     pub(crate) fn sidecar(&self) -> PathBuf {
-        self.folder.join("module.json")
+        self.folder.join(SIDECAR)
     }
 
     pub(crate) fn cubin(&self) -> PathBuf {
@@ -41,11 +47,31 @@ impl Cache {
         Entry { folder: self.folder.join(key) }
     }
 
-    /// The module of this key, if it was made before.
+    /// The module of this key, if it was made before. It counts as used now.
     pub(crate) fn find(&self, key: &str) -> Option<(Entry, Sidecar)> {
         let entry = self.entry(key);
         let info = entry.info()?;
+        // The sidecar's time is that of the last use. On a disk that keeps no times it is that of
+        // the making, and the module will be made again.
+        let sidecar = fs::File::options().append(true).open(entry.sidecar());
+        let _ = sidecar.and_then(|file| file.set_modified(SystemTime::now()));
         entry.ptx().is_file().then_some((entry, info))
+    }
+
+    /// Removes what no build has used for [`KEPT_FOR`], and what builds that were killed have left.
+    /// One that cannot be removed stays.
+    pub(crate) fn remove_unused(&self) {
+        let is_old = |path: &Path| {
+            // An unfinished entry has no sidecar.
+            let metadata = fs::metadata(path.join(SIDECAR)).or_else(|_| fs::metadata(path));
+            let used = metadata.and_then(|metadata| metadata.modified());
+            used.is_ok_and(|used| used.elapsed().is_ok_and(|age| age > KEPT_FOR))
+        };
+        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+            if is_old(&entry.path()) {
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
     }
 
     /// Has `make` fill a new entry, which then appears as a whole: another build may be looking.
@@ -87,4 +113,48 @@ pub(crate) fn write_if_changed(path: &Path, contents: &[u8]) -> Result<(), Error
         return Ok(());
     }
     fs::write(path, contents).map_err(Error::io("write", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sidecar() -> Sidecar {
+        Sidecar {
+            arch: "sm_90".to_owned(),
+            ptx_isa: "8.6".to_owned(),
+            rustc: String::new(),
+            llvm: String::new(),
+            nccl: None,
+            kernels: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_module_goes_when_no_build_has_used_it_for_long() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache { folder: folder.path().to_owned() };
+        let long_ago = SystemTime::now() - KEPT_FOR - Duration::from_secs(60);
+        for key in ["used", "unused"] {
+            let make = |entry: &Entry| {
+                fs::write(entry.ptx(), "").unwrap();
+                Ok(sidecar())
+            };
+            let (entry, _) = cache.make(key, make).unwrap();
+            fs::File::options()
+                .append(true)
+                .open(entry.sidecar())
+                .unwrap()
+                .set_modified(long_ago)
+                .unwrap();
+        }
+        // Another build that is at work.
+        fs::create_dir(folder.path().join("new-1")).unwrap();
+
+        cache.find("used").unwrap();
+        cache.remove_unused();
+        assert!(cache.find("used").is_some());
+        assert!(!folder.path().join("unused").exists());
+        assert!(folder.path().join("new-1").exists());
+    }
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::coop;
-use crate::llvm::{At, Context, Failure, Function, Linkage, Llvm, Machine, Module, Result};
+use crate::llvm::{At, Context, Failure, Function, Linkage, Llvm, Machine, Module, Result, Value};
 use crate::split::{self, DRIVER_FUNCTIONS};
 
 /// The array that `cuda_std` declares for the shared memory that a launch asks for.
@@ -26,7 +26,7 @@ const CLEAN: &str = "globaldce,function(lower-invoke)";
 const OPTIMISE: &str = "default<O3>,default<O3>";
 
 /// Part of each cache key: change it when the same input gives another result.
-pub(crate) const REVISION: u32 = 3;
+pub(crate) const REVISION: u32 = 4;
 
 /// What to prepare.
 #[derive(Debug, Serialize, Deserialize)]
@@ -113,6 +113,7 @@ fn move_shared_memory(module: &Module<'_>) -> Result<()> {
 
 /// Forbids LLVM to make a call depend on more conditions than the source does. Only barriers need
 /// it, but any function may reach one, and LLVM takes the mark off where it proves that none does.
+/// Assembly is opaque to it; what says that it has no effect (`pure`) is no barrier, and may move.
 fn mark_convergent(module: &Module<'_>) -> Result<()> {
     let convergent = module
         .context()
@@ -122,7 +123,9 @@ fn mark_convergent(module: &Module<'_>) -> Result<()> {
         function.add_attribute(At::Function, convergent);
         for instruction in function.instructions() {
             // A direct call has the mark of its function; asm and indirect calls need their own.
-            if instruction.call().is_some_and(|(called, _)| called.as_function().is_none()) {
+            let needs_own =
+                |called: Value<'_>| called.as_function().is_none() && !called.is_pure_asm();
+            if instruction.call().is_some_and(|(called, _)| needs_own(called)) {
                 instruction.add_attribute(At::Function, convergent);
             }
         }

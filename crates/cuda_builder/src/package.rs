@@ -16,7 +16,9 @@ pub(crate) struct KernelPackage {
     pub(crate) root_file: PathBuf,
     /// Folders and files that the kernels are made of, path dependencies' among them.
     pub(crate) sources: Vec<PathBuf>,
-    /// The workspace's target folder.
+    /// The workspace that was searched.
+    pub(crate) workspace: PathBuf,
+    /// Its target folder.
     pub(crate) target: PathBuf,
 }
 
@@ -26,10 +28,11 @@ pub(crate) fn find(name: &str, manifest_dir: &Path) -> Result<KernelPackage, Err
     let mut seen = Seen::default();
     let metadata = seen.read(&manifest)?;
     let target = metadata.target_directory.into_std_path_buf();
-    let lock = metadata.workspace_root.into_std_path_buf().join("Cargo.lock");
+    let workspace = metadata.workspace_root.into_std_path_buf();
+    let lock = workspace.join("Cargo.lock");
     if !seen.packages.contains_key(name) {
-        let workspace: Vec<PathBuf> = seen.packages.values().flat_map(path_dependencies).collect();
-        seen.follow(workspace)?;
+        let folders: Vec<PathBuf> = seen.packages.values().flat_map(path_dependencies).collect();
+        seen.follow(folders)?;
     }
     let Some(package) = seen.packages.get(name).cloned() else {
         let known = seen.packages.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
@@ -48,6 +51,7 @@ pub(crate) fn find(name: &str, manifest_dir: &Path) -> Result<KernelPackage, Err
         manifest: package.manifest_path.clone().into_std_path_buf(),
         root_file: library.src_path.clone().into_std_path_buf(),
         sources,
+        workspace,
         target,
     })
 }

@@ -1,7 +1,7 @@
 //! The table of LLVM-C functions that the builder calls, resolved by name from the toolchain's own
 //! library.
 //!
-//! A generated binding would pin one LLVM major; these signatures have been the same since LLVM 17.
+//! A generated binding would pin one LLVM major; these signatures have been the same since LLVM 18.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::path::Path;
@@ -126,6 +126,7 @@ functions! {
     LLVMIsAInstruction(Ref) -> Ref;
     LLVMIsAGlobalVariable(Ref) -> Ref;
     LLVMIsAInlineAsm(Ref) -> Ref;
+    LLVMGetInlineAsmHasSideEffects(Ref) -> Bool;
     LLVMIsAUser(Ref) -> Ref;
     LLVMGetTypeContext(Ref) -> Ref;
     LLVMIsAConstantInt(Ref) -> Ref;

@@ -82,6 +82,12 @@ impl<'m> Value<'m> {
         self.is_a(self.f.LLVMIsAInlineAsm)
     }
 
+    /// Whether this is assembly that does nothing but compute its result: Rust's `pure`.
+    pub(crate) fn is_pure_asm(self) -> bool {
+        // SAFETY: the value is assembly, as checked.
+        self.is_inline_asm() && unsafe { (self.f.LLVMGetInlineAsmHasSideEffects)(self.raw) == 0 }
+    }
+
     pub(crate) fn is_undefined(self) -> bool {
         // SAFETY: the function takes any live value.
         unsafe { (self.f.LLVMIsUndef)(self.raw) != 0 }

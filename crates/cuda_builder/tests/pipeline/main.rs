@@ -7,6 +7,7 @@
 mod barriers;
 mod cache;
 mod errors;
+mod layout;
 mod linked;
 mod support;
 
@@ -18,7 +19,8 @@ fn main() {
         return support::build_script();
     }
     let tests: Vec<Trial> =
-        [barriers::tests(), linked::tests(), cache::tests(), errors::tests()].concat_all();
+        [barriers::tests(), layout::tests(), linked::tests(), cache::tests(), errors::tests()]
+            .concat_all();
     let conclusion: Conclusion = libtest_mimic::run(&Arguments::from_args(), tests);
     conclusion.exit();
 }

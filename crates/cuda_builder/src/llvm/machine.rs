@@ -1,0 +1,51 @@
+//! Code generation.
+
+use std::ptr::null_mut;
+
+use super::functions::Ref;
+use super::{Llvm, Result, TRIPLE, c_string, failure};
+
+/// Code generation for one architecture.
+pub(crate) struct Machine<'l> {
+    llvm: &'l Llvm,
+    raw: Ref,
+}
+
+impl Drop for Machine<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the machine is ours, and nothing borrows from it across calls.
+        unsafe { (self.llvm.f.LLVMDisposeTargetMachine)(self.raw) }
+    }
+}
+
+impl<'l> Machine<'l> {
+    pub(super) fn raw(&self) -> Ref {
+        self.raw
+    }
+
+    /// `cpu` as in `sm_90`, `features` as in `+ptx86`.
+    pub(crate) fn new(llvm: &'l Llvm, cpu: &str, features: &str) -> Result<Self> {
+        let (cpu, features) = (c_string(cpu)?, c_string(features)?);
+        let (mut target, mut message) = (null_mut(), null_mut());
+        const AGGRESSIVE: i32 = 3;
+        // SAFETY: all strings are NUL-terminated and copied; the target lives as long as LLVM.
+        unsafe {
+            if (llvm.f.LLVMGetTargetFromTriple)(TRIPLE.as_ptr(), &mut target, &mut message) != 0 {
+                return failure(llvm.message(message));
+            }
+            let raw = (llvm.f.LLVMCreateTargetMachine)(
+                target,
+                TRIPLE.as_ptr(),
+                cpu.as_ptr(),
+                features.as_ptr(),
+                AGGRESSIVE,
+                0,
+                0,
+            );
+            if raw.is_null() {
+                return failure(format!("LLVM has no machine for {cpu:?} with {features:?}"));
+            }
+            Ok(Self { llvm, raw })
+        }
+    }
+}

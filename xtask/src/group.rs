@@ -1,0 +1,189 @@
+//! A program with everything that it starts: a process group of its own, ended together.
+
+use std::io::{self, Read};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+/// How often a wait looks at the clock and for signals.
+const TICK: Duration = Duration::from_millis(100);
+
+/// A running group. Dropped before its program has ended, it is killed.
+pub struct Group {
+    /// The program, whose id is the group's too; `None` once it has been waited for.
+    leader: Option<Child>,
+    output: Receiver<io::Result<Vec<u8>>>,
+}
+
+/// How a group ended.
+#[derive(Debug)]
+pub enum End {
+    /// The program ended by itself.
+    Exit(ExitStatus),
+    /// The time was over, and the group was killed.
+    Killed,
+}
+
+impl Group {
+    /// Starts `command` with its standard output piped to [`run`](Self::run).
+    pub fn spawn(mut command: Command) -> Result<Self> {
+        // The terminal's Ctrl-C goes to this process's own group alone, so it has to pass it on.
+        interrupted()?;
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0);
+        let program = command.get_program().to_string_lossy().into_owned();
+        let mut child = command.spawn().with_context(|| format!("{program} does not start"))?;
+        let pipe = child.stdout.take();
+        let (sender, output) = sync_channel(16);
+        let group = Self { leader: Some(child), output };
+        let mut pipe = pipe.context("the output was not piped")?;
+        // Not joined: a process that left the group may hold the pipe open.
+        thread::spawn(move || {
+            loop {
+                let mut chunk = vec![0; 1 << 16];
+                let read = pipe.read(&mut chunk).map(|length| {
+                    chunk.truncate(length);
+                    chunk
+                });
+                let last = !matches!(&read, Ok(chunk) if !chunk.is_empty());
+                if sender.send(read).is_err() || last {
+                    return;
+                }
+            }
+        });
+        Ok(group)
+    }
+
+    /// Hands the output on as it comes, until the program has ended and nothing holds the pipe any
+    /// more, or `limit` has passed. An error, a signal to this process among them, kills the group.
+    pub fn run(
+        mut self,
+        limit: Duration,
+        mut on_output: impl FnMut(&[u8]) -> Result<()>,
+    ) -> Result<End> {
+        let started = Instant::now();
+        let mut open = true;
+        loop {
+            if open {
+                match self.output.recv_timeout(TICK) {
+                    Ok(chunk) => {
+                        let chunk = chunk.context("cannot read the output")?;
+                        on_output(&chunk)?;
+                    }
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => open = false,
+                }
+            } else if let Some(status) = self.try_wait()? {
+                return Ok(End::Exit(status));
+            } else {
+                thread::sleep(TICK);
+            }
+            if interrupted()?.load(Ordering::Relaxed) {
+                bail!("interrupted");
+            }
+            if started.elapsed() > limit {
+                return Ok(End::Killed);
+            }
+        }
+    }
+
+    fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
+        let Some(leader) = &mut self.leader else { return Ok(None) };
+        let status = leader.try_wait().context("cannot wait for the program")?;
+        if status.is_some() {
+            self.leader = None;
+        }
+        Ok(status)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let Some(mut leader) = self.leader.take() else { return };
+        if let Ok(group) = libc::pid_t::try_from(leader.id()) {
+            // SAFETY: the call takes two numbers. The leader has not been waited for, so its id, and
+            // with it the group's, belongs to no other process.
+            unsafe { libc::killpg(group, libc::SIGKILL) };
+        }
+        let _ = leader.wait();
+    }
+}
+
+/// Whether this process was asked to end. From the first call on, it does not end by itself.
+fn interrupted() -> Result<&'static AtomicBool> {
+    static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+    if let Some(flag) = FLAG.get() {
+        return Ok(flag);
+    }
+    let flag = FLAG.get_or_init(Arc::default);
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(flag))
+            .context("cannot watch for signals")?;
+    }
+    Ok(flag)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Group {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        Group::spawn(command).unwrap()
+    }
+
+    /// Whether the process runs: neither gone, nor ended and not waited for by its new parent.
+    fn is_running(id: &str) -> bool {
+        let state = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+        state.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
+    }
+
+    #[test]
+    fn the_whole_output_comes_before_the_end() {
+        let mut output = Vec::new();
+        let take = |chunk: &[u8]| {
+            output.extend_from_slice(chunk);
+            Ok(())
+        };
+        let end = shell("echo one; sleep 0.1; printf two; exit 3").run(Duration::MAX, take);
+        assert!(matches!(end, Ok(End::Exit(status)) if status.code() == Some(3)));
+        assert_eq!(output, b"one\ntwo");
+    }
+
+    #[test]
+    fn nothing_of_a_group_outlives_its_time() {
+        let mut output = String::new();
+        let take = |chunk: &[u8]| {
+            output.push_str(&String::from_utf8_lossy(chunk));
+            Ok(())
+        };
+        // A program whose own child would go on.
+        let end = shell("sleep 600 & echo $!; wait").run(Duration::from_millis(500), take);
+        assert!(matches!(end, Ok(End::Killed)), "{end:?}");
+        let child = output.trim();
+        assert!(!child.is_empty());
+        // The system takes a moment to end it.
+        for _ in 0..100 {
+            if !is_running(child) {
+                return;
+            }
+            thread::sleep(TICK);
+        }
+        panic!("process {child} still runs");
+    }
+
+    #[test]
+    fn an_error_ends_the_group() {
+        let started = Instant::now();
+        let end = shell("echo; sleep 600").run(Duration::MAX, |_| bail!("enough"));
+        assert_eq!(end.unwrap_err().to_string(), "enough");
+        assert!(started.elapsed() < Duration::from_secs(60));
+    }
+}
