@@ -130,7 +130,7 @@ fn nccl_all_reduce_gives_the_same_sums() {
                 let (send, recv) = (comm.mem_alloc::<f32>(COUNT)?, comm.mem_alloc::<f32>(COUNT)?);
                 let stream = rank.stream()?;
                 send.copy_from_host(&inputs::<f32>(SEED, rank.rank(), COUNT))?;
-                comm.all_reduce(&send, &recv, COUNT, ReduceOp::Sum, &stream)?;
+                comm.all_reduce(&send, &recv, ReduceOp::Sum, &stream)?;
                 stream.synchronize()?;
                 let mut theirs = vec![0.0; COUNT];
                 recv.copy_to_host(&mut theirs)?;

@@ -3,8 +3,8 @@
 use anyhow::ensure;
 use comfy_table::{CellAlignment, Table, presets};
 use devcomm::{
-    Communicator, DevCommRequirements, DevCommResource, Event, KERNELS, Kernel, Kernels,
-    LaunchConfig, Rank, ReduceOp, Stream, World, device, kernels,
+    Buffer, Communicator, DevCommRequirements, DevCommResource, DeviceSlice, Event, KERNELS,
+    Kernel, Kernels, LaunchConfig, Rank, ReduceOp, Stream, World, device, kernels,
 };
 use half::{bf16, f16};
 
@@ -16,6 +16,9 @@ const DEFAULT_MAX: usize = 256 << 20;
 const MAX_BLOCKS: u32 = 128;
 /// Kernel and NCCL are timed in turns, and the median turn counts.
 const TURNS: usize = 11;
+/// What a message takes on each GPU: two windows for the kernel, two buffers for NCCL, in whole pages.
+const BUFFERS: usize = 4;
+const PAGE: usize = 2 << 20;
 
 /// Runs this process's ranks.
 pub fn run(world: &World, options: &Options) -> anyhow::Result<()> {
@@ -36,21 +39,12 @@ fn run_rank(rank: &Rank, options: &Options) -> anyhow::Result<()> {
         comm,
         options,
         max_blocks,
-        wrong: 0,
+        wrong: [0; 2],
         table: Table::new(),
     };
     job.head()?;
-    let wants = |dtype| options.dtype == dtype || options.dtype == Dtype::All;
-    if wants(Dtype::F32) {
-        job.run_type::<f32>()?;
-    }
-    if wants(Dtype::F16) {
-        job.run_type::<f16>()?;
-    }
-    if wants(Dtype::Bf16) {
-        job.run_type::<bf16>()?;
-    }
-    job.finish()
+    let measured = job.run_types();
+    job.finish(measured)
 }
 
 struct Job<'a> {
@@ -62,8 +56,8 @@ struct Job<'a> {
     events: (Event, Event),
     options: &'a Options,
     max_blocks: u32,
-    /// Wrong elements over all ranks.
-    wrong: usize,
+    /// Wrong elements over all ranks, the kernel's and NCCL's.
+    wrong: [usize; 2],
     table: Table,
 }
 
@@ -100,16 +94,36 @@ impl Job<'_> {
         Ok(())
     }
 
-    fn finish(mut self) -> anyhow::Result<()> {
-        if self.rank.is_root() {
+    /// Prints what was measured, also when that is not all, and gives the verdict.
+    fn finish(mut self, measured: anyhow::Result<()>) -> anyhow::Result<()> {
+        const UNITS: usize = 1;
+        if self.rank.is_root() && self.table.row_count() > UNITS {
             for column in self.table.column_iter_mut() {
                 column.set_cell_alignment(CellAlignment::Right);
             }
             println!("{}\n", self.table);
         }
-        ensure!(self.wrong == 0, "{} elements are wrong", self.wrong);
+        measured?;
+        let [ours, nccls] = self.wrong;
+        ensure!(
+            self.wrong == [0; 2],
+            "{ours} elements of the kernel's results are wrong, and {nccls} of ncclAllReduce's"
+        );
         if self.rank.is_root() {
             println!("PASS");
+        }
+        Ok(())
+    }
+
+    fn run_types(&mut self) -> anyhow::Result<()> {
+        if self.options.wants(Dtype::F32) {
+            self.run_type::<f32>()?;
+        }
+        if self.options.wants(Dtype::F16) {
+            self.run_type::<f16>()?;
+        }
+        if self.options.wants(Dtype::Bf16) {
+            self.run_type::<bf16>()?;
         }
         Ok(())
     }
@@ -136,12 +150,14 @@ impl Job<'_> {
             Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
     {
         let (rank, n_ranks, seed) = (self.rank.rank(), self.rank.n_ranks(), self.options.seed);
-        let input = inputs::<T>(seed, rank, count);
+        self.require_memory(count * size_of::<T>())?;
         let (send, recv) = (self.comm.window::<T>(count)?, self.comm.window::<T>(count)?);
         let (nccl_send, nccl_recv) =
             (self.comm.mem_alloc::<T>(count)?, self.comm.mem_alloc::<T>(count)?);
+        let input = inputs::<T>(seed, rank, count);
         send.copy_from_host(&input)?;
         nccl_send.copy_from_host(&input)?;
+        drop(input);
         // An element that nobody writes stays a NaN.
         recv.fill(0xff)?;
         nccl_recv.fill(0xff)?;
@@ -153,23 +169,21 @@ impl Job<'_> {
             // SAFETY: both windows have `count` elements in every rank; they live until the stream is idle below.
             unsafe { self.kernels.launch(&self.stream, kernels::lsa_allreduce::<T>, config, args) }
         };
-        let nccl =
-            || self.comm.all_reduce(&nccl_send, &nccl_recv, count, ReduceOp::Sum, &self.stream);
+        let nccl = || self.comm.all_reduce(&nccl_send, &nccl_recv, ReduceOp::Sum, &self.stream);
         kernel()?;
         nccl()?;
         self.stream.synchronize()?;
 
-        let mut results = [vec![T::nearest(0.0); count], vec![T::nearest(0.0); count]];
-        recv.copy_to_host(&mut results[0])?;
-        nccl_recv.copy_to_host(&mut results[1])?;
-        ensure!(self.all_equal(checksum(&results[0]))?, "the ranks' results differ");
-        let [ours, nccls] = &results;
-        let wrong = [
-            count_wrong(seed, n_ranks, 1, ours),
-            count_wrong(seed, n_ranks, (n_ranks - 1).max(1), nccls),
-        ];
-        let wrong = self.sum(wrong)?;
-        self.wrong += wrong[0];
+        let checked = |result: &DeviceSlice<T>, roundings| -> anyhow::Result<(u64, usize)> {
+            let mut on_host = vec![T::nearest(0.0); count];
+            result.copy_to_host(&mut on_host)?;
+            Ok((checksum(&on_host), count_wrong(seed, n_ranks, roundings, &on_host)))
+        };
+        let (sum, ours) = checked(&recv.device_slice(), 1)?;
+        let (_, nccls) = checked(&nccl_recv.device_slice(), (n_ranks - 1).max(1))?;
+        ensure!(self.all_equal(sum)?, "the ranks' results differ");
+        let wrong = self.sum([ours, nccls])?;
+        self.wrong = std::array::from_fn(|i| self.wrong[i] + wrong[i]);
         if !timed {
             return Ok(());
         }
@@ -199,6 +213,26 @@ impl Job<'_> {
             wrong[1].to_string(),
             format!("{:.3}", time / nccl_time),
         ]);
+        Ok(())
+    }
+
+    /// Fails on every rank unless each GPU has room for a message of `bytes`.
+    fn require_memory(&self, bytes: usize) -> anyhow::Result<()> {
+        let buffer = bytes.checked_next_multiple_of(PAGE).unwrap_or(usize::MAX);
+        let need = buffer.saturating_mul(BUFFERS);
+        let (free, _total) = self.rank.context().memory_info()?;
+        let all = self.gather(u128::from(free as u64).to_le_bytes())?;
+        let all = all.iter().map(|row| u64::from_le_bytes(half_of(row, 0)) as usize);
+        if let Some((rank, free)) = all.enumerate().min_by_key(|(_, free)| *free) {
+            let gib = |bytes: usize| bytes as f64 / f64::from(1 << 30);
+            ensure!(
+                need <= free,
+                "a message of {bytes} bytes needs {:.2} GiB on each GPU ({BUFFERS} buffers), and that of rank {rank} has \
+                 {:.2} GiB free; lower --max",
+                gib(need),
+                gib(free)
+            );
+        }
         Ok(())
     }
 

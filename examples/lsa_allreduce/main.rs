@@ -17,14 +17,23 @@ mod simulated;
 
 use std::process::ExitCode;
 
+use anyhow::bail;
 use clap::Parser;
-use devcomm::World;
+use devcomm::{Error, World};
 
 use options::Options;
 
 fn main() -> ExitCode {
-    let options = Options::parse();
-    match run(&options) {
+    let options = match Options::try_parse() {
+        Ok(options) => options,
+        Err(message) => {
+            // A reader that is gone needs no message.
+            let _ = message.print();
+            // The help that was asked for is no error.
+            return if message.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+        }
+    };
+    match run(&options).map_err(advise) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -40,7 +49,17 @@ fn run(options: &Options) -> anyhow::Result<()> {
     }
     if World::is_launched() {
         // torchrun, or the parent below, started this process as one rank.
-        return gpu::run(&World::from_env()?, options);
+        if options.one_process {
+            bail!("--one-process is not for a rank that a launcher started (RANK, WORLD_SIZE)");
+        }
+        let world = World::from_env()?;
+        let ranks = world.n_ranks();
+        if let Some(gpus) = options.gpus
+            && gpus != ranks
+        {
+            bail!("--gpus {gpus}, but the launcher started {ranks} ranks (WORLD_SIZE)");
+        }
+        return gpu::run(&world, options);
     }
     let visible = match (devcomm::visible_gpus(), options.gpus) {
         (Ok(visible), _) => visible,
@@ -57,4 +76,26 @@ fn run(options: &Options) -> anyhow::Result<()> {
     } else {
         Ok(World::spawn_local(ranks)?)
     }
+}
+
+/// Names the way out when it is the machine that does not do.
+fn advise(error: anyhow::Error) -> anyhow::Error {
+    let of_the_machine = matches!(
+        error.downcast_ref(),
+        Some(
+            Error::NoDriver { .. }
+                | Error::DriverTooOld { .. }
+                | Error::NoGpu
+                | Error::TooFewGpus { .. }
+                | Error::WrongArch { .. }
+                | Error::PtxTooNew { .. }
+                | Error::DevCommRefused { .. }
+                | Error::NoWindow { .. }
+                | Error::SeveralLsaTeams { .. }
+        )
+    );
+    if of_the_machine {
+        return error.context("this machine cannot run it; `--sim N` simulates N GPUs");
+    }
+    error
 }

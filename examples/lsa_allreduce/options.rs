@@ -52,6 +52,10 @@ pub enum Dtype {
     All,
 }
 
+/// Each type with its name and size in bytes.
+const TYPES: [(Dtype, &str, usize); 3] =
+    [(Dtype::F32, "f32", 4), (Dtype::F16, "f16", 2), (Dtype::Bf16, "bf16", 2)];
+
 impl Options {
     /// Refuses what cannot run.
     pub fn validate(&self) -> anyhow::Result<()> {
@@ -69,7 +73,21 @@ impl Options {
         {
             bail!("--max {max} is below --min {}", self.min);
         }
+        for (dtype, name, size) in TYPES {
+            // Without --max the sizes go far enough.
+            let largest = self.max.and_then(|max| self.sizes(max).into_iter().max());
+            if self.wants(dtype) && largest.is_some_and(|largest| largest < size) {
+                bail!(
+                    "no message would hold an element of {name}, which has {size} bytes: raise --max"
+                );
+            }
+        }
         Ok(())
+    }
+
+    /// Whether this type, not `All`, is to be run.
+    pub fn wants(&self, dtype: Dtype) -> bool {
+        self.dtype == dtype || self.dtype == Dtype::All
     }
 
     /// Message sizes in bytes, each four times the one before.

@@ -16,31 +16,24 @@ use crate::options::{Dtype, ODD_COUNTS, Options};
 pub const DEFAULT_RANKS: usize = 4;
 const DEFAULT_MAX: usize = 256 << 10;
 const DEFAULT_BLOCKS: u32 = 4;
-/// Simulated threads cost time each; the kernel is right for any number.
-const MAX_THREADS: u32 = 128;
 
 /// Runs every type and size on `ranks` simulated GPUs.
 pub fn run(options: &Options, ranks: usize) -> anyhow::Result<()> {
     let blocks = options.blocks.unwrap_or(DEFAULT_BLOCKS);
-    let config = LaunchConfig::new(blocks, options.threads.min(MAX_THREADS));
+    let config = LaunchConfig::new(blocks, options.threads);
     println!("{ranks} simulated GPUs, {} blocks of {} threads\n", config.grid, config.block);
     let mut job = Job { options, ranks, config, wrong: 0, table: Table::new() };
     job.table.load_style(presets::NOTHING);
     job.table.set_header(["size", "count", "type", "redop", "simulated in", "#wrong"]);
-    let wants = |dtype| options.dtype == dtype || options.dtype == Dtype::All;
-    if wants(Dtype::F32) {
-        job.run_type::<f32>()?;
+    let simulated = job.run_types();
+    // Also when a later row failed.
+    if !job.table.is_empty() {
+        for column in job.table.column_iter_mut() {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        println!("{}\n", job.table);
     }
-    if wants(Dtype::F16) {
-        job.run_type::<f16>()?;
-    }
-    if wants(Dtype::Bf16) {
-        job.run_type::<bf16>()?;
-    }
-    for column in job.table.column_iter_mut() {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    println!("{}\n", job.table);
+    simulated?;
     ensure!(job.wrong == 0, "{} elements are wrong", job.wrong);
     println!("PASS, SIMULATED");
     Ok(())
@@ -55,6 +48,19 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
+    fn run_types(&mut self) -> anyhow::Result<()> {
+        if self.options.wants(Dtype::F32) {
+            self.run_type::<f32>()?;
+        }
+        if self.options.wants(Dtype::F16) {
+            self.run_type::<f16>()?;
+        }
+        if self.options.wants(Dtype::Bf16) {
+            self.run_type::<bf16>()?;
+        }
+        Ok(())
+    }
+
     fn run_type<T: Number>(&mut self) -> anyhow::Result<()>
     where
         kernels::lsa_allreduce<T>:

@@ -1,22 +1,31 @@
 //! A rank's GPU: its context, what it can do, and whether the job around it is still whole.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
-use std::sync::{Arc, OnceLock};
+use std::sync::{self, Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::communicator::end::abort_aside;
+use crate::communicator::handle::Handle;
+use crate::graph::Capture;
 use crate::launch::DeviceLimits;
 use crate::stream::{Event, Stream, StreamInner};
 use crate::sys::cuda::{self, DeviceAttribute, PrimaryContext};
-use crate::{Error, Result};
+use crate::{Communicator, Error, Result};
 
 /// How long destructors wait for the GPU before they leave things to the end of the process.
 const DROP_PATIENCE: Duration = Duration::from_secs(10);
+
+/// After a loss, calls that NCCL is in have this long to return by themselves.
+const LOSS_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Whether every rank is still there. Shared by everything that might otherwise wait for a dead one.
 #[derive(Debug, Default)]
 pub(crate) struct Health {
     lost: OnceLock<(usize, String)>,
+    /// The communicators of this process.
+    communicators: Mutex<Vec<sync::Weak<Handle>>>,
 }
 
 impl Health {
@@ -37,9 +46,34 @@ impl Health {
         self.lost.get().map(|(rank, _)| *rank)
     }
 
-    /// Records a lost rank; only the first one counts.
+    /// Records a lost rank; only the first one counts. Whoever is in a call of NCCL that waits for it is released.
     pub(crate) fn lose(&self, rank: usize, why: &str) {
-        let _ = self.lost.set((rank, why.to_owned()));
+        if self.lost.set((rank, why.to_owned())).is_err() {
+            return;
+        }
+        let known = std::mem::take(&mut *self.communicators());
+        if known.iter().all(|handle| handle.strong_count() == 0) {
+            return;
+        }
+        let release = move || {
+            std::thread::sleep(LOSS_PATIENCE);
+            known.iter().filter_map(sync::Weak::upgrade).for_each(|handle| abort_aside(&handle));
+        };
+        let spawned = std::thread::Builder::new().name("devcomm-release".to_owned()).spawn(release);
+        if let Err(error) = spawned {
+            tracing::warn!("a thread to abort with cannot be started: {error}");
+        }
+    }
+
+    /// Has a communicator aborted when a rank is lost.
+    pub(crate) fn guard(&self, handle: &Arc<Handle>) {
+        let mut known = self.communicators();
+        known.retain(|handle| handle.strong_count() > 0);
+        known.push(Arc::downgrade(handle));
+    }
+
+    fn communicators(&self) -> MutexGuard<'_, Vec<sync::Weak<Handle>>> {
+        self.communicators.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -62,6 +96,8 @@ pub(crate) struct ContextInner {
     stuck: Cell<bool>,
     /// Set when a destructor has waited in vain: the next ones do not wait again.
     impatient: Cell<bool>,
+    /// What is being captured to a graph, one at a time.
+    capture: RefCell<Option<Capture>>,
 }
 
 impl Context {
@@ -78,8 +114,9 @@ impl Context {
         let cuda = PrimaryContext::retain(ordinal)?;
         let limits = limits_of(&cuda)?;
         let streams = RefCell::default();
-        let (stuck, impatient) = Default::default();
-        let inner = ContextInner { cuda, limits, health, ordinal, streams, stuck, impatient };
+        let (stuck, impatient, capture) = Default::default();
+        let inner =
+            ContextInner { cuda, limits, health, ordinal, streams, stuck, impatient, capture };
         Ok(Self { inner: Rc::new(inner) })
     }
 
@@ -119,11 +156,14 @@ impl Context {
     ///
     /// The driver's.
     pub fn stream(&self) -> Result<Stream> {
-        let stream = Stream::new(self)?;
+        Stream::new(self)
+    }
+
+    /// Takes note of a stream: freeing memory waits for it.
+    pub(crate) fn know(&self, stream: &Rc<StreamInner>) {
         let mut streams = self.inner.streams.borrow_mut();
         streams.retain(|stream| stream.strong_count() > 0);
-        streams.push(stream.downgrade());
-        Ok(stream)
+        streams.push(Rc::downgrade(stream));
     }
 
     /// A new event for timing.
@@ -132,7 +172,16 @@ impl Context {
     ///
     /// The driver's.
     pub fn event(&self) -> Result<Event> {
-        Event::new(self)
+        Event::new(self, true)
+    }
+
+    /// A new event for other streams to wait for, which tells no time and costs less.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn event_without_timing(&self) -> Result<Event> {
+        Event::new(self, false)
     }
 
     /// Whether both are clones of one. Two contexts of one GPU do not know each other's streams.
@@ -148,6 +197,34 @@ impl Context {
         &self.inner.health
     }
 
+    pub(crate) fn capture(&self) -> &RefCell<Option<Capture>> {
+        &self.inner.capture
+    }
+
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.inner.capture.borrow().is_some()
+    }
+
+    /// Fails while a stream is captured: what would be done now would not be done in the graph, or spoil it.
+    pub(crate) fn refuse_capturing(&self, what: &'static str) -> Result<()> {
+        if self.is_capturing() { Err(Error::Capturing { what }) } else { Ok(()) }
+    }
+
+    /// Hands what an operation uses to the graph that is being captured. Gives it back when none is.
+    pub(crate) fn captured(
+        &self,
+        communicator: &Communicator,
+        keep: Vec<Rc<dyn Any>>,
+    ) -> Option<Vec<Rc<dyn Any>>> {
+        match self.inner.capture.borrow_mut().as_mut() {
+            None => Some(keep),
+            Some(capture) => {
+                capture.take_in(communicator, keep);
+                None
+            }
+        }
+    }
+
     /// Notes that the GPU will not come to rest any more.
     pub(crate) fn mark_stuck(&self) {
         self.inner.stuck.set(true);
@@ -157,31 +234,48 @@ impl Context {
         self.inner.stuck.get()
     }
 
-    /// Waits until all streams of this context are idle.
+    /// Waits until all work of this context is done.
     ///
     /// # Errors
     ///
-    /// A rank is lost while work is left, or the GPU failed or missed a deadline before.
+    /// A rank is lost while work is left, an operation failed or was cut short, or the GPU failed or missed a deadline before.
     pub(crate) fn settle(&self) -> Result<()> {
-        self.settle_within(None)
+        self.each_stream("the GPU's streams are waited for", |stream, _| stream.wait(None))
     }
 
-    fn settle_within(&self, limit: Option<Duration>) -> Result<()> {
+    /// Waits, not for ever, until all streams of this context are idle, however their work ended: what they used can be
+    /// freed then.
+    pub(crate) fn come_to_rest(&self) -> Result<()> {
+        let limit = self.patience();
+        self.each_stream("the GPU's streams are waited for", |stream, start| {
+            stream.rest(limit.saturating_sub(start.elapsed()))
+        })
+    }
+
+    fn each_stream(
+        &self,
+        what: &'static str,
+        wait: impl Fn(&StreamInner, Instant) -> Result<()>,
+    ) -> Result<()> {
+        self.refuse_capturing(what)?;
         if self.is_stuck() {
             return Err(Error::DeadlinePassed { waited: Duration::ZERO });
         }
         let start = Instant::now();
         let streams: Vec<_> =
             self.inner.streams.borrow().iter().filter_map(Weak::upgrade).collect();
-        streams.iter().try_for_each(|stream| {
-            stream.wait(limit.map(|limit| limit.saturating_sub(start.elapsed())))
-        })
+        streams.iter().try_for_each(|stream| wait(stream, start))
     }
 
     /// Whether what the GPU may use can be freed: every stream is idle. Asked by destructors; when it says no, the
     /// memory is left to the end of the process, for freeing it would wait or pull it from under a kernel.
     pub(crate) fn is_settled(&self, what: &str) -> bool {
-        match self.settle_within(Some(self.patience())) {
+        if self.is_capturing() {
+            // Not to be waited for, which says nothing about the GPU.
+            tracing::warn!("{what} is left allocated: it was dropped while a stream was captured");
+            return false;
+        }
+        match self.come_to_rest() {
             Ok(()) => true,
             Err(error) => {
                 self.inner.impatient.set(true);

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use devcomm_locate::{NcclVersion, NotFound};
 
+use crate::RequirementsRefusal;
 use crate::launch::LaunchRefusal;
 
 /// Everything that can go wrong on the host. A message says what failed, where, and what to do about it.
@@ -102,13 +103,28 @@ pub enum Error {
         /// What to do next.
         hint: &'static str,
     },
-    /// These ranks cannot use NCCL's device functions.
-    #[error(
-        "rank {rank}: NCCL offers no device communication here (ncclCommQueryProperties: deviceApiSupport is false); it needs CUDA peer access between all GPUs of a host, NCCL_WIN_ENABLE and NCCL_CUMEM_ENABLE not 0, and a network that GIN can use if the ranks span several NVLink domains"
-    )]
-    NoDeviceApi {
-        /// The rank that asked.
+    /// A device communicator was not asked for, because it could not be made.
+    #[error("no device communicator: rank {rank}{} refuses: {why}", and_others(*others))]
+    DevCommRefused {
+        /// The first rank that refuses.
         rank: usize,
+        /// How many other ranks refuse too.
+        others: usize,
+        /// That rank's [`RequirementsRefusal`](crate::RequirementsRefusal).
+        why: String,
+    },
+    /// Ranks asked for different device communicators.
+    #[error(
+        "no device communicator: {field} is {} on rank {} but {} on rank {}; every rank asks for the same",
+        first.1, first.0, second.1, second.0
+    )]
+    RequirementsDiffer {
+        /// What differs.
+        field: String,
+        /// A rank and what it asked for.
+        first: (usize, String),
+        /// Another rank and what it asked for.
+        second: (usize, String),
     },
     /// NCCL took the memory but gave no window.
     #[error(
@@ -119,14 +135,6 @@ pub enum Error {
         rank: usize,
         /// Size in bytes.
         bytes: usize,
-    },
-    /// Multicast was asked for where there is none.
-    #[error("rank {rank}: multimem is not available: {why}")]
-    NoMultimem {
-        /// The rank that asked.
-        rank: usize,
-        /// What says so.
-        why: &'static str,
     },
     /// The ranks are in more than one load/store domain.
     #[error("not every rank reaches every other by load and store; the domains are: {}", teams.join("; "))]
@@ -139,6 +147,45 @@ pub enum Error {
     InvalidInput {
         /// Which value, and why.
         what: String,
+    },
+
+    /// The communicator is no longer of use for this.
+    #[error("rank {rank}: the communicator is {how}, which does not allow this")]
+    CommunicatorEnded {
+        /// The rank.
+        rank: usize,
+        /// Its state: suspended, revoked, finalized, destroyed or aborted.
+        how: &'static str,
+    },
+    /// What belongs to a communicator was used after it was closed.
+    #[error("rank {rank}: {what} is closed")]
+    Closed {
+        /// What it was.
+        what: &'static str,
+        /// The rank.
+        rank: usize,
+    },
+    /// A non-blocking communicator has not done yet what was asked of it last.
+    #[error(
+        "{operation} on rank {rank}: the communicator is still busy with the operation before; wait until it is ready"
+    )]
+    InProgress {
+        /// What was asked of it.
+        operation: &'static str,
+        /// The rank.
+        rank: usize,
+    },
+    /// This cannot be deferred to the end of a group.
+    #[error("{what} is not possible inside a group")]
+    InGroup {
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// This cannot be part of a graph.
+    #[error("{what} while a stream is captured to a graph; do it before the capture")]
+    Capturing {
+        /// What was asked for.
+        what: &'static str,
     },
 
     /// There are no compiled kernels in this program.
@@ -319,10 +366,22 @@ impl Error {
     pub(crate) fn invalid(what: impl Into<String>) -> Self {
         Self::InvalidInput { what: what.into() }
     }
+
+    pub(crate) fn refused(rank: usize, why: &RequirementsRefusal) -> Self {
+        Self::DevCommRefused { rank, others: 0, why: why.to_string() }
+    }
 }
 
 fn on_rank(rank: Option<usize>) -> String {
     rank.map_or_else(String::new, |rank| format!(" on rank {rank}"))
+}
+
+fn and_others(others: usize) -> String {
+    match others {
+        0 => String::new(),
+        1 => " (and 1 other)".to_owned(),
+        others => format!(" (and {others} others)"),
+    }
 }
 
 fn quoted(last_error: &str) -> String {

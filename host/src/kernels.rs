@@ -7,11 +7,12 @@ use std::ffi::CString;
 use devcomm_locate::NcclVersion;
 use devcomm_types::{Kernel, KernelArgs, LaunchArgs};
 
-use crate::launch::{FunctionInfo, LaunchConfig, check_communicating, check_shape};
+use crate::launch::{FunctionInfo, LaunchConfig, LaunchRefusal, check_communicating, check_shape};
 use crate::library::DEV_COMM_VERSION;
 use crate::sidecar::{Param, Sidecar, check_params};
+use crate::sys::cuda::FunctionAttribute;
 use crate::sys::cuda::driver_version;
-use crate::sys::cuda::{FunctionAttribute, FunctionHandle, LoadFailure, ModuleHandle, Shape};
+use crate::sys::cuda::module::{FunctionHandle, LoadFailure, ModuleHandle, Shape};
 use crate::{Context, Error, Result, Stream};
 
 /// One module in an index: its file's stem, its PTX, its description in JSON.
@@ -163,7 +164,7 @@ impl Kernels {
     /// # Safety
     ///
     /// - The kernel's own contract holds for these arguments, and every address among them is valid on this GPU until the
-    ///   kernel has ended.
+    ///   kernel has ended; in a [capture](crate::Stream::capture), until the graph is closed.
     /// - For a kernel that communicates: every rank launches it with the same grid and block and the same device
     ///   communicator and windows, no other kernel uses the same device communicator at the same time, and no rank
     ///   drops a window or device communicator before all ranks' kernels have ended with it (a barrier at the end of
@@ -184,6 +185,9 @@ impl Kernels {
             )));
         }
         self.context.health().check()?;
+        if let Some(what) = args.closed() {
+            return Err(refuse(LaunchRefusal::Closed { what }));
+        }
         let cooperative = <K::Args as KernelArgs>::TAKES_DEV_COMM;
         let prepared = self.prepare::<K>(entry, &config)?;
         if cooperative {

@@ -205,6 +205,12 @@ pub enum LaunchRefusal {
         /// The version of the device communicator.
         dev_comm: NcclVersion,
     },
+    /// What stands behind an argument is gone, or not there yet.
+    #[error("{what} among its arguments is closed, or its group has not ended yet")]
+    Closed {
+        /// Which argument.
+        what: &'static str,
+    },
     /// The grid has more blocks than barriers were reserved.
     #[error(
         "{blocks} blocks, but the device communicator has {barriers} LSA barriers; ask for DevCommRequirements::lsa_barriers({blocks}) or launch fewer blocks"

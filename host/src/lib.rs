@@ -34,49 +34,87 @@
 //!     // SAFETY: every rank launches the same, and the kernel ends with a barrier.
 //!     unsafe { kernels.launch(&stream, lsa_allreduce, config, (&dev, &send, &recv, count))? };
 //!     stream.synchronize()?;
-//!     comm.all_reduce(&send, &recv, count, ReduceOp::Sum, &stream)?;
+//!     comm.all_reduce(&send, &recv, ReduceOp::Sum, &stream)?;
 //!     stream.synchronize()
 //! })?;
 //! # Ok(())
 //! # }
 //! ```
 //!
+//! # Beside other bindings
+//!
+//! Who knows nccl4py, pynccl or `torch.cuda.nccl` finds the same things under the same terms; `docs/host_api.md` of the repository
+//! has them side by side. [`Communicator`] has the lifecycle and the collectives, [`group()`] takes operations together, [`MultiGpu`]
+//! drives all GPUs from one thread, [`Stream::capture`] makes graphs, and [`DeviceSlice`] is memory of other libraries.
+//!
 //! # Safety model
 //!
-//! Everything is safe but [`Kernels::launch`], whose contract is the kernel's. Three rules make that so:
+//! Everything is safe but [`Kernels::launch`], whose contract is the kernel's, and what takes raw pointers, streams or
+//! communicators of others, whose lifetime only the caller knows. Three rules make that so:
 //!
-//! * what a rank makes stays on the rank's thread (nothing of it is `Send`), where its CUDA context is current, as NCCL asks;
-//! * memory, windows, device communicators and modules are freed only when this rank's streams are idle. If they cannot
+//! * what a rank makes stays on the rank's thread (nothing of it is `Send` but [`AbortHandle`]), where its CUDA context is
+//!   current, as NCCL asks;
+//! * memory, windows, device communicators, graphs and modules are freed only when this rank's streams are idle. If they cannot
 //!   come to rest, because a rank is lost or a deadline was missed, these things are left to the end of the process;
 //! * every wait looks at the health of the job, so that a dead rank is an error and not a hang.
 //!
 //! Unsafe code that talks to NCCL and the driver is in the private module `sys`.
 
 mod bootstrap;
+mod collectives;
 mod communicator;
+mod config;
 mod context;
 mod dev_comm;
 mod error;
+mod graph;
+mod group;
 mod kernels;
 mod launch;
 mod library;
-mod memory;
+mod multi_gpu;
+mod one_sided;
+mod params;
+mod properties;
+mod reduce_op;
+mod registered_buffer;
 mod sidecar;
+mod slice;
 mod stream;
+mod symmetric_buffer;
 mod sys;
 mod window;
 
 pub use bootstrap::rank::Rank;
 pub use bootstrap::spawn::LocalJob;
 pub use bootstrap::world::World;
-pub use communicator::{Communicator, Properties, ReduceOp};
+pub use collectives::{Configured, SameElement};
+pub use communicator::{AbortHandle, CftTeamMode, Communicator, MemoryStat, ShrinkMode};
+pub use config::{
+    CollectiveConfig, CommConfig, CtaPolicy, GraphUsageMode, HostCftMode, NvlsHostMode, VendorValue,
+};
 pub use context::{Context, visible_gpus};
-pub use dev_comm::{DevCommRequirements, DevCommResource};
+pub use dev_comm::{
+    Counters, DevCommRequirements, DevCommResource, GinBarriers, LlA2a, LsaBarriers,
+    RequirementsRefusal, ResourceBuffer, ResourceKey, ResourceRequest, Signals, TeamMultimem,
+};
 pub use devcomm_locate::{NcclVersion, NotFound};
+pub use devcomm_types::{
+    CounterRange, DataType, Element, F8E4M3, F8E5M2, GinConnectionType, GinType, SignalRange, Team,
+};
 pub use error::{Error, Result};
+pub use graph::Graph;
+pub use group::{Estimate, Group, group, simulate};
 pub use kernels::{KernelSet, Kernels, ModuleSource};
 pub use launch::{DeviceLimits, Dim3, FunctionInfo, LaunchConfig, LaunchRefusal};
-pub use library::{DEV_COMM_VERSION, Library, OLDEST_VERSION, UniqueId};
-pub use memory::Memory;
+pub use library::{DEV_COMM_VERSION, Library, OLDEST_VERSION, UniqueId, Versions};
+pub use multi_gpu::MultiGpu;
+pub use one_sided::{Signal, WaitSignalDesc};
+pub use params::Params;
+pub use properties::{GinTypes, Properties};
+pub use reduce_op::{CustomReduceOp, ReduceOp, ReduceOperator};
+pub use registered_buffer::RegisteredBuffer;
+pub use slice::{Buffer, DeviceSlice, Dynamic};
 pub use stream::{Event, Stream};
-pub use window::Window;
+pub use symmetric_buffer::SymmetricBuffer;
+pub use window::{LogicalEndpoint, Window, WindowFlags};

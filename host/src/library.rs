@@ -1,6 +1,9 @@
 //! Finding and opening NCCL's library.
 
+pub(crate) mod banner;
+
 use std::collections::HashMap;
+use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,12 +20,30 @@ pub const DEV_COMM_VERSION: NcclVersion = NcclVersion::from_code(ABI_VERSION);
 /// The oldest NCCL that is good for anything here: host collectives and window registration.
 pub const OLDEST_VERSION: NcclVersion = NcclVersion { major: 2, minor: 28, patch: 0 };
 
+/// Fewer bytes of key NCCL refuses.
+const SHORTEST_KEY: usize = 32;
+
 /// What the ranks of one communicator share so as to find each other: 128 opaque bytes, made by one rank.
 ///
 /// NCCL: `ncclUniqueId`.
 #[doc(alias = "ncclUniqueId")]
 #[derive(Clone, Copy)]
 pub struct UniqueId(pub(crate) RawUniqueId);
+
+impl PartialEq for UniqueId {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+
+impl Eq for UniqueId {}
+
+/// Not its bytes: who has them can join the communicator.
+impl std::fmt::Debug for UniqueId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("UniqueId(..)")
+    }
+}
 
 impl UniqueId {
     /// The bytes, to be sent to the other ranks.
@@ -113,6 +134,61 @@ impl Library {
         self.nccl.version()
     }
 
+    /// What is known of the library, in full: where it is, its version, which CUDA it was built with. Reads through the
+    /// library's file.
+    #[must_use]
+    pub fn versions(&self) -> Versions {
+        Versions {
+            path: self.path().to_owned(),
+            version: self.version(),
+            build: banner::build_of(self.path()),
+        }
+    }
+
+    /// NCCL's text for a result code (`ncclResult_t`).
+    ///
+    /// NCCL: `ncclGetErrorString`.
+    #[doc(alias = "ncclGetErrorString")]
+    #[must_use]
+    pub fn error_string(&self, code: i32) -> String {
+        self.nccl.error_text(code)
+    }
+
+    /// What NCCL said of the last thing that failed in this process; `None` if nothing has. [`Error::Nccl`] carries it
+    /// already.
+    ///
+    /// NCCL: `ncclGetLastError`.
+    #[doc(alias = "ncclGetLastError")]
+    #[must_use]
+    pub fn last_error(&self) -> Option<String> {
+        Some(self.nccl.last_error_text()).filter(|text| !text.is_empty())
+    }
+
+    /// Encrypts what NCCL sends over its TCP sockets (TLS with a key that all processes share), or, with `None`, no more. To
+    /// be called in every process before the first unique id and the first communicator. The key has at least 32 bytes.
+    ///
+    /// NCCL: `ncclSetEncryption`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for a key that is too short or has a NUL in it, [`Error::Unsupported`] on a library older than
+    /// 2.32.3, [`Error::Nccl`].
+    #[doc(alias = "ncclSetEncryption")]
+    #[doc(alias = "ncclEncryptionConfig_t")]
+    pub fn set_encryption(&self, key: Option<&str>) -> Result<()> {
+        let key = key.map(|key| match CString::new(key) {
+            Ok(text) if key.len() >= SHORTEST_KEY => Ok(text),
+            Ok(_) => Err(Error::invalid(format!(
+                "the encryption key has {} bytes, NCCL wants at least {SHORTEST_KEY}",
+                key.len()
+            ))),
+            Err(_) => {
+                Err(Error::invalid("the encryption key has a NUL in it, which ends C's strings"))
+            }
+        });
+        self.nccl.encrypt(key.transpose()?.as_deref())
+    }
+
     /// Makes the id of a new communicator; NCCL starts a thread in this process that the ranks then contact.
     ///
     /// NCCL: `ncclGetUniqueId`.
@@ -125,7 +201,7 @@ impl Library {
         self.nccl.unique_id().map(UniqueId)
     }
 
-    pub(crate) fn nccl(&self) -> &Nccl {
+    pub(crate) fn nccl(&self) -> &Arc<Nccl> {
         &self.nccl
     }
 }
@@ -133,6 +209,36 @@ impl Library {
 impl std::fmt::Debug for Library {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "NCCL {} ({})", self.version(), self.path().display())
+    }
+}
+
+/// What is known of a library; shown as one line. Made by [`Library::versions`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Versions {
+    /// The file.
+    pub path: PathBuf,
+    /// The version that it reports.
+    pub version: NcclVersion,
+    /// Version, suffix and CUDA as it prints them, `2.32.3+cuda13.4`; `None` if the file does not say.
+    pub build: Option<String>,
+}
+
+impl Versions {
+    /// The CUDA version it was built with, `13.4`.
+    #[must_use]
+    pub fn cuda(&self) -> Option<&str> {
+        self.build.as_deref()?.split_once("+cuda").map(|(_, cuda)| cuda)
+    }
+}
+
+impl std::fmt::Display for Versions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.build {
+            Some(build) => write!(f, "NCCL {build}")?,
+            None => write!(f, "NCCL {}", self.version)?,
+        }
+        write!(f, ", {}", self.path.display())
     }
 }
 

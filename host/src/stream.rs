@@ -1,10 +1,19 @@
 //! Streams whose waits end when the job does, and events for timing.
 
-use std::rc::{Rc, Weak};
+use std::any::Any;
+use std::cell::RefCell;
+use std::ffi::c_void;
+use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::sys::cuda::{EventHandle, StreamHandle};
-use crate::{Context, Error, Result};
+use crate::communicator::end::abort_aside;
+use crate::communicator::handle::Handle;
+use crate::sys::cuda::stream::{EventHandle, StreamHandle};
+use crate::{Communicator, Context, Error, Result};
+
+/// How often a wait asks NCCL whether an operation has failed.
+const ASK: Duration = Duration::from_millis(20);
 
 /// Work in order on one GPU. Clones are the same stream. Dropping the last one waits for its work.
 #[derive(Clone)]
@@ -15,20 +24,64 @@ pub struct Stream {
 pub(crate) struct StreamInner {
     handle: StreamHandle,
     context: Context,
+    /// Communicators whose operations may not be done yet.
+    pending: RefCell<Vec<Arc<Handle>>>,
+    /// What non-blocking communicators may not have got hold of yet.
+    keep: RefCell<Vec<Rc<dyn Any>>>,
 }
 
 impl Stream {
     pub(crate) fn new(context: &Context) -> Result<Self> {
-        let handle = context.cuda().create_stream()?;
-        Ok(Self { inner: Rc::new(StreamInner { handle, context: context.clone() }) })
+        Ok(Self::of(context, context.cuda().create_stream()?))
     }
 
-    /// Waits until all work in the stream is done.
+    fn of(context: &Context, handle: StreamHandle) -> Self {
+        let (context, pending, keep) = (context.clone(), RefCell::default(), RefCell::default());
+        let stream = Self { inner: Rc::new(StreamInner { handle, context, pending, keep }) };
+        stream.context().know(&stream.inner);
+        stream
+    }
+
+    /// A stream that another part of the program made (`CUstream`, which is `cudaStream_t`), or NULL for the default stream.
+    /// Dropping it waits for its work and does not destroy it.
+    ///
+    /// # Safety
+    ///
+    /// It is of the context's GPU and its primary context, and lives as long as this stream.
+    #[must_use]
+    pub unsafe fn from_raw(context: &Context, raw: *mut c_void) -> Self {
+        // SAFETY: the caller's contract.
+        Self::of(context, unsafe { StreamHandle::foreign(raw.cast(), None) })
+    }
+
+    /// A stream of cudarc's, which it keeps alive.
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`] soon after a rank is lost while work is left; the driver's error when a
-    /// kernel failed.
+    /// [`Error::InvalidInput`] when it is of another GPU than the context, or not of the GPU's primary context.
+    pub fn from_cudarc(
+        context: &Context,
+        stream: &Arc<cudarc::driver::CudaStream>,
+    ) -> Result<Self> {
+        let theirs = stream.context();
+        if !context.cuda().is(theirs.cu_ctx()) {
+            return Err(Error::invalid(format!(
+                "cudarc's stream is of GPU {} and another context than that of GPU {}",
+                theirs.ordinal(),
+                context.ordinal()
+            )));
+        }
+        let keep: Box<dyn Any> = Box::new(Arc::clone(stream));
+        // SAFETY: a stream of this very context, which the Arc keeps alive.
+        Ok(Self::of(context, unsafe { StreamHandle::foreign(stream.cu_stream(), Some(keep)) }))
+    }
+
+    /// Waits until all work in the stream is done, operations of non-blocking communicators included.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::RankLost`] soon after a rank is lost while work is left; [`Error::CommunicatorEnded`] when an operation was
+    /// cut short by an abort; [`Error::Nccl`] when one failed; [`Error::Capturing`]; the driver's error when a kernel failed.
     pub fn synchronize(&self) -> Result<()> {
         self.inner.wait(None)
     }
@@ -53,8 +106,19 @@ impl Stream {
     ///
     /// The driver's error when a kernel failed.
     pub fn is_idle(&self) -> Result<bool> {
+        self.context().refuse_capturing("a stream is asked whether it is idle")?;
         self.context().cuda().bind()?;
-        self.handle().is_idle()
+        Ok(self.inner.is_done()? && self.handle().is_idle()?)
+    }
+
+    /// Makes later work of this stream wait for `event`, which may be of another stream.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for an event of another context; the driver's.
+    pub fn wait_event(&self, event: &Event) -> Result<()> {
+        self.require(event)?;
+        self.handle().wait_for(&event.inner.handle)
     }
 
     /// Marks this point of the stream in `event`.
@@ -63,16 +127,20 @@ impl Stream {
     ///
     /// [`Error::InvalidInput`] for an event of another context; the driver's.
     pub fn record(&self, event: &Event) -> Result<()> {
-        if !event.context.is(self.context()) {
+        self.require(event)?;
+        self.handle().record(&event.inner.handle)
+    }
+
+    fn require(&self, event: &Event) -> Result<()> {
+        if !event.context().is(self.context()) {
             return Err(Error::invalid("the event was made by another context than the stream"));
         }
-        self.context().cuda().bind()?;
-        self.handle().record(&event.handle)
+        self.context().cuda().bind()
     }
 
     /// The driver's handle (`CUstream`, which is `cudaStream_t`), for use with other libraries.
     #[must_use]
-    pub fn as_raw(&self) -> *mut std::ffi::c_void {
+    pub fn as_raw(&self) -> *mut c_void {
         self.handle().raw().cast()
     }
 
@@ -84,8 +152,18 @@ impl Stream {
         &self.inner.handle
     }
 
-    pub(crate) fn downgrade(&self) -> Weak<StreamInner> {
-        Rc::downgrade(&self.inner)
+    /// Notes that an operation of `communicator` was enqueued, which uses `keep`.
+    pub(crate) fn enqueued(&self, communicator: &Communicator, keep: Vec<Rc<dyn Any>>) {
+        let Some(keep) = self.context().captured(communicator, keep) else { return };
+        self.inner.expect(communicator.handle());
+        if !communicator.handle().is_blocking() {
+            self.inner.keep.borrow_mut().extend(keep);
+        }
+    }
+
+    /// Notes that operations of a communicator are in the stream.
+    pub(crate) fn expect(&self, handle: &Arc<Handle>) {
+        self.inner.expect(handle);
     }
 }
 
@@ -96,20 +174,73 @@ impl std::fmt::Debug for Stream {
 }
 
 impl StreamInner {
-    /// Polls the stream, because the driver's own wait would never return once a rank that the
-    /// running kernel waits for is dead.
+    fn expect(&self, handle: &Arc<Handle>) {
+        let mut pending = self.pending.borrow_mut();
+        if !pending.iter().any(|other| Arc::ptr_eq(other, handle)) {
+            pending.push(Arc::clone(handle));
+        }
+    }
+
+    /// Whether everything was handed to the GPU: a non-blocking communicator does that later.
+    fn is_done(&self) -> Result<bool> {
+        for handle in self.pending.borrow().iter().filter(|handle| !handle.is_blocking()) {
+            if !handle.poll()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Fails when an operation in the stream has failed or was cut short.
+    fn ask(&self) -> Result<()> {
+        let pending = self.pending.borrow();
+        for handle in pending.iter() {
+            if let Err(error) = handle.poll() {
+                // Otherwise its kernels would wait for ever for a rank that is gone.
+                abort_aside(handle);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until all work is done, and fails when an operation was cut short.
+    ///
+    /// It polls, because the driver's own wait would never return once a rank that the running kernel waits for is dead.
     pub(crate) fn wait(&self, limit: Option<Duration>) -> Result<()> {
+        let start = Instant::now();
+        let mut asked = start;
+        let result = self.poll(limit, || {
+            if !self.is_done()? {
+                return Ok(false);
+            }
+            let idle = self.is_idle()?;
+            if !idle && asked.elapsed() >= ASK {
+                asked = Instant::now();
+                self.ask()?;
+            }
+            Ok(idle)
+        });
+        if matches!(result, Err(Error::CommunicatorEnded { .. } | Error::Nccl { .. })) {
+            // It is told once.
+            self.pending.borrow_mut().clear();
+        }
+        result.and_then(|()| self.finished())
+    }
+
+    /// Waits until the GPU has nothing left to do for this stream, however its work ended.
+    pub(crate) fn rest(&self, limit: Duration) -> Result<()> {
+        // One that has failed does nothing any more.
+        self.poll(Some(limit), || Ok(self.is_done().unwrap_or(true) && self.is_idle()?))
+    }
+
+    fn poll(&self, limit: Option<Duration>, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
+        self.context.refuse_capturing("a stream is waited for")?;
         self.context.cuda().bind()?;
         let start = Instant::now();
         loop {
-            match self.handle.is_idle() {
-                Ok(true) => return Ok(()),
-                Ok(false) => {}
-                Err(error) => {
-                    // Such an error stays with the context: nothing will run or finish in it again.
-                    self.context.mark_stuck();
-                    return Err(error);
-                }
+            if done()? {
+                return Ok(());
             }
             self.context.health().check()?;
             let waited = start.elapsed();
@@ -117,6 +248,22 @@ impl StreamInner {
                 return Err(Error::DeadlinePassed { waited });
             }
             pause(waited);
+        }
+    }
+
+    fn is_idle(&self) -> Result<bool> {
+        // Such an error stays with the context: nothing will run or finish in it again.
+        self.handle.is_idle().inspect_err(|_| self.context.mark_stuck())
+    }
+
+    /// The stream is idle; were its operations finished, or cut short?
+    fn finished(&self) -> Result<()> {
+        // Dropped when nothing of the stream is borrowed any more: it may wait for this stream itself.
+        drop(self.keep.take());
+        let aborted = self.pending.take().into_iter().find(|handle| handle.is_aborted());
+        match aborted {
+            None => Ok(()),
+            Some(handle) => Err(handle.ended()),
         }
     }
 }
@@ -132,22 +279,65 @@ fn pause(waited: Duration) {
 
 impl Drop for StreamInner {
     fn drop(&mut self) {
+        if self.context.is_capturing() {
+            return;
+        }
         // Memory is freed once the streams that are known are idle; this one is about to be unknown.
-        if self.wait(Some(self.context.patience())).is_err() {
+        if self.rest(self.context.patience()).is_err() {
             self.context.mark_stuck();
         }
     }
 }
 
-/// A point in a stream, for timing.
+/// A point in a stream, for timing and for other streams to wait for.
+///
+/// Clones are the same event.
+#[derive(Clone)]
 pub struct Event {
+    inner: Rc<EventInner>,
+}
+
+struct EventInner {
     handle: EventHandle,
     context: Context,
+    timed: bool,
 }
 
 impl Event {
-    pub(crate) fn new(context: &Context) -> Result<Self> {
-        Ok(Self { handle: context.cuda().create_event()?, context: context.clone() })
+    pub(crate) fn new(context: &Context, timed: bool) -> Result<Self> {
+        let (handle, context) = (context.cuda().create_event(timed)?, context.clone());
+        Ok(Self { inner: Rc::new(EventInner { handle, context, timed }) })
+    }
+
+    /// Whether the stream has passed it; true for one that was never recorded.
+    ///
+    /// # Errors
+    ///
+    /// The driver's error when a kernel failed.
+    pub fn is_reached(&self) -> Result<bool> {
+        self.inner.context.cuda().bind()?;
+        self.inner.handle.is_reached()
+    }
+
+    /// Waits until the stream has passed it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::RankLost`]; [`Error::Capturing`]; the driver's.
+    pub fn synchronize(&self) -> Result<()> {
+        self.inner.context.refuse_capturing("an event is waited for")?;
+        let start = Instant::now();
+        while !self.is_reached()? {
+            self.inner.context.health().check()?;
+            pause(start.elapsed());
+        }
+        Ok(())
+    }
+
+    /// The driver's handle (`CUevent`, which is `cudaEvent_t`).
+    #[must_use]
+    pub fn as_raw(&self) -> *mut c_void {
+        self.inner.handle.raw().cast()
     }
 
     /// Milliseconds between `start` and this event, by the GPU's clock (resolution about 0.5 us).
@@ -156,13 +346,26 @@ impl Event {
     ///
     /// The driver's, when one of the two was not recorded or the stream has not passed it yet.
     pub fn elapsed_ms(&self, start: &Self) -> Result<f32> {
-        self.context.cuda().bind()?;
-        self.handle.elapsed_ms(&start.handle)
+        self.inner.context.cuda().bind()?;
+        self.inner.handle.elapsed_ms(&start.inner.handle)
+    }
+
+    /// What keeps the event.
+    pub(crate) fn keep(&self) -> Rc<dyn Any> {
+        Rc::clone(&self.inner) as _
+    }
+
+    pub(crate) fn is_timed(&self) -> bool {
+        self.inner.timed
+    }
+
+    pub(crate) fn context(&self) -> &Context {
+        &self.inner.context
     }
 }
 
 impl std::fmt::Debug for Event {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Event({:?})", self.context)
+        write!(f, "Event({:?})", self.inner.context)
     }
 }

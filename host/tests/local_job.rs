@@ -53,6 +53,21 @@ fn the_others_are_ended_when_one_fails() {
 }
 
 #[test]
+fn every_job_has_an_id_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = r#"echo "$DEVCOMM_JOB_ID" >> "$OUT/ids""#;
+    for _ in 0..3 {
+        shell(2, script).env("OUT", folder.path()).run().unwrap();
+    }
+    let ids = std::fs::read_to_string(folder.path().join("ids")).unwrap();
+    let mut ids: Vec<&str> = ids.lines().collect();
+    assert_eq!(ids.len(), 6);
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), 3, "{ids:?}");
+}
+
+#[test]
 fn a_program_that_cannot_be_started_is_an_error() {
     let error = LocalJob::new(2).unwrap().program("/nonexistent/program").run().unwrap_err();
     assert!(matches!(error, Error::SpawnFailed { rank: 0, .. }), "{error}");

@@ -1,12 +1,16 @@
 //! On a machine without a GPU everything that needs one is an error that says so.
 
+use std::io::Write;
+
 use devcomm_host::{Context, Error, World, visible_gpus};
 
-/// Whether there is a GPU, in which case these tests have nothing to show.
+/// Whether there is a GPU, in which case the test has nothing to show.
 fn skipped() -> bool {
     let there = visible_gpus().is_ok();
     if there {
-        eprintln!("SKIPPED: this machine has a GPU");
+        let name = "without_a_gpu_there_is_an_error_and_no_panic";
+        // Past the test harness, to whoever counts.
+        let _ = writeln!(std::io::stdout(), "SKIPPED {name}: this machine has a GPU");
     }
     there
 }

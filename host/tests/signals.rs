@@ -4,13 +4,14 @@ use std::time::{Duration, Instant};
 
 use devcomm_host::{Error, LocalJob};
 
-#[test]
-fn a_signal_to_the_launcher_ends_all_ranks() {
+/// A job whose ranks take no notice of signals, and whose rank 0 signals the launcher once both ranks have left their process
+/// ids behind.
+fn interrupted(signal: &'static str) {
     let folder = tempfile::tempdir().unwrap();
     let launcher = std::process::id();
-    // Rank 0 signals the launcher once both ranks have left their process ids behind.
-    let script = r#"echo $$ > "$OUT/$RANK.part"; mv "$OUT/$RANK.part" "$OUT/$RANK"
-        if [ $RANK = 0 ]; then while [ ! -e "$OUT/1" ]; do sleep 0.01; done; kill -TERM $LAUNCHER; fi
+    let script = r#"trap '' TERM INT HUP
+        echo $$ > "$OUT/$RANK.part"; mv "$OUT/$RANK.part" "$OUT/$RANK"
+        if [ $RANK = 0 ]; then while [ ! -e "$OUT/1" ]; do sleep 0.01; done; kill -$SIGNAL $LAUNCHER; fi
         exec sleep 600"#;
     let start = Instant::now();
     let error = LocalJob::new(2)
@@ -19,13 +20,19 @@ fn a_signal_to_the_launcher_ends_all_ranks() {
         .args(["-c", script])
         .env("OUT", folder.path())
         .env("LAUNCHER", launcher.to_string())
+        .env("SIGNAL", signal.trim_start_matches("SIG"))
         .run()
         .unwrap_err();
-    assert!(matches!(error, Error::Interrupted { signal: "SIGTERM" }), "{error}");
+    assert!(matches!(error, Error::Interrupted { signal: seen } if seen == signal), "{error}");
     assert!(start.elapsed() < Duration::from_secs(60));
     for rank in ["0", "1"] {
         let id = std::fs::read_to_string(folder.path().join(rank)).unwrap();
         let process = std::path::Path::new("/proc").join(id.trim());
         assert!(!process.exists(), "rank {rank} is still there");
     }
+}
+
+#[test]
+fn a_signal_to_the_launcher_ends_all_ranks_of_one_job_after_the_other() {
+    ["SIGTERM", "SIGINT", "SIGHUP", "SIGTERM"].into_iter().for_each(interrupted);
 }

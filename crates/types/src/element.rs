@@ -2,6 +2,8 @@
 
 use half::{bf16, f16};
 
+pub use float8::{F8E4M3, F8E5M2};
+
 /// NCCL's tag of a numeric type. NCCL: `ncclDataType_t`.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -48,7 +50,7 @@ pub unsafe trait Element: Copy + Send + Sync + 'static {
 
 macro_rules! elements {
     ($($type:ty = $tag:ident $name:literal),* $(,)?) => { $(
-        // SAFETY: a primitive number or half's transparent wrapper of u16; its size is asserted below.
+        // SAFETY: a primitive number or a transparent wrapper of an integer (half's, float8's); its size is asserted below.
         unsafe impl Element for $type {
             const DATA_TYPE: DataType = DataType::$tag;
             const NAME: &'static str = $name;
@@ -60,4 +62,36 @@ macro_rules! elements {
 elements! {
     i8 = Int8 "i8", u8 = Uint8 "u8", i32 = Int32 "i32", u32 = Uint32 "u32", i64 = Int64 "i64", u64 = Uint64 "u64",
     f16 = Float16 "f16", f32 = Float32 "f32", f64 = Float64 "f64", bf16 = Bfloat16 "bf16",
+    F8E4M3 = Float8e4m3 "f8e4m3", F8E5M2 = Float8e5m2 "f8e5m2",
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The tag and the size, which the declaration compares with the tag's.
+    fn of<T: Element>() -> (DataType, usize, &'static str) {
+        (T::DATA_TYPE, size_of::<T>(), T::NAME)
+    }
+
+    #[test]
+    fn both_eight_bit_floats_are_elements_of_one_byte_that_keep_every_bit_pattern() {
+        assert_eq!(of::<F8E4M3>(), (DataType::Float8e4m3, 1, "f8e4m3"));
+        assert_eq!(of::<F8E5M2>(), (DataType::Float8e5m2, 1, "f8e5m2"));
+        assert_eq!((align_of::<F8E4M3>(), align_of::<F8E5M2>()), (1, 1));
+        for bits in 0..=u8::MAX {
+            assert_eq!(F8E4M3::from_bits(bits).to_bits(), bits);
+            assert_eq!(F8E5M2::from_bits(bits).to_bits(), bits);
+        }
+    }
+
+    #[test]
+    fn eight_bit_floats_have_the_ranges_of_their_formats() {
+        assert_eq!(F8E4M3::from_bits(0x7e).to_f32(), 448.0);
+        assert_eq!(F8E5M2::from_bits(0x7b).to_f32(), 57344.0);
+        assert_eq!(
+            (F8E4M3::from_f32(-1.5).to_f32(), F8E5M2::from_f32(-1.5).to_f32()),
+            (-1.5, -1.5)
+        );
+    }
 }

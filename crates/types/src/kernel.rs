@@ -100,6 +100,11 @@ pub trait IntoArg<Abi> {
     fn dev_comm(&self) -> Option<&DevComm> {
         None
     }
+
+    /// What stands behind this value and is gone, if so: a launch is then refused.
+    fn closed(&self) -> Option<&'static str> {
+        None
+    }
 }
 
 impl<T: KernelParam<Abi = T>> IntoArg<T> for T {
@@ -143,6 +148,8 @@ pub trait LaunchArgs<P: KernelArgs> {
     fn into_abi(self) -> P::Abi;
     /// The device communicator among the arguments.
     fn dev_comm(&self) -> Option<&DevComm>;
+    /// What stands behind one of the arguments and is gone.
+    fn closed(&self) -> Option<&'static str>;
 }
 
 macro_rules! tuples {
@@ -180,6 +187,11 @@ macro_rules! tuples {
             #[inline]
             fn dev_comm(&self) -> Option<&DevComm> {
                 None $( .or(self.$index.dev_comm()) )*
+            }
+
+            #[inline]
+            fn closed(&self) -> Option<&'static str> {
+                None $( .or(self.$index.closed()) )*
             }
         }
     };

@@ -3,8 +3,10 @@
 //! The host crate fills these structs, a kernel receives them, and the simulator stands in for either side; so they live in
 //! a leaf crate that all three share and that knows none of them.
 //!
-//! * [`nccl`]: mirrors of NCCL's public structs ([`DevComm`], [`Team`], [`Window`], the barrier handles). Their layout is
-//!   NCCL's, asserted at compile time.
+//! * [`nccl`]: mirrors of NCCL's public structs ([`DevComm`], [`Window`], the barrier handles). Their layout is NCCL's,
+//!   asserted at compile time.
+//! * [`team`]: groups of ranks, and ranks translated between them ([`Team`]).
+//! * [`gin`]: the network of kernels ([`GinType`], [`GinConnectionType`]).
 //! * [`element`]: the numeric types that NCCL knows ([`Element`], [`DataType`]).
 //! * [`kernel`]: what `#[kernel]` generates and what a launch needs of it ([`Kernel`], [`KernelParam`], [`IntoArg`]).
 //!
@@ -23,9 +25,13 @@
 #![no_std]
 
 pub mod element;
+pub mod gin;
 pub mod kernel;
 pub mod nccl;
+pub mod team;
 
-pub use element::{DataType, Element};
+pub use element::{DataType, Element, F8E4M3, F8E5M2};
+pub use gin::{CounterRange, GinConnectionType, GinType, SignalRange};
 pub use kernel::{HostKernel, IntoArg, Kernel, KernelArgs, KernelParam, LaunchArgs};
-pub use nccl::{DevComm, Team, Window};
+pub use nccl::{DevComm, Window};
+pub use team::Team;

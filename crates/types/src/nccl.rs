@@ -7,31 +7,7 @@ use core::ffi::c_void;
 use core::marker::PhantomData;
 use core::mem::{MaybeUninit, offset_of, size_of};
 
-/// A group of ranks: member `i` is the world rank `my_world_rank + (i - rank) * stride`.
-///
-/// NCCL: `ncclTeam` (12 bytes).
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
-#[doc(alias = "ncclTeam")]
-pub struct Team {
-    /// Members of the team.
-    pub n_ranks: i32,
-    /// This rank's place in the team, `0..n_ranks`.
-    pub rank: i32,
-    /// Distance in world ranks between neighbours of the team.
-    pub stride: i32,
-}
-
-impl Team {
-    /// The world rank of member `member`, seen from the rank whose world rank is `my_world_rank`.
-    ///
-    /// NCCL: `ncclTeamRankToWorld`.
-    #[doc(alias = "ncclTeamRankToWorld")]
-    #[inline(always)]
-    pub const fn to_world(self, my_world_rank: i32, member: i32) -> i32 {
-        my_world_rank + (member - self.rank) * self.stride
-    }
-}
+pub use crate::team::Team;
 
 /// Offset of a buffer in the device communicator's resource window, in units of 128 bytes.
 ///
@@ -263,7 +239,6 @@ pub struct CoopAny {
 pub struct LsaBarrierSession(pub [u64; 10]);
 
 const _: () = {
-    assert!(size_of::<Team>() == 12);
     assert!(size_of::<LsaBarrierHandle>() == 8);
     assert!(size_of::<GinBarrierHandle>() == 8);
     assert!(size_of::<CftBarrierHandle>() == 8);

@@ -1,12 +1,14 @@
 //! The meeting point in memory: where exchanges are put together and lost ranks are recorded.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::Member;
+use super::group::Group;
 use crate::Result;
 use crate::context::Health;
 
-/// What every rank gave, in order of ranks.
+/// What every rank of a group gave, in order of its ranks.
 pub(crate) type Gathered = Arc<Vec<Vec<u8>>>;
 
 pub(crate) struct Hub {
@@ -16,54 +18,67 @@ pub(crate) struct Hub {
 }
 
 struct State {
-    /// Number of exchanges completed.
-    round: u64,
-    /// What the ranks have given in the current exchange.
-    parts: Vec<Option<Vec<u8>>>,
-    /// The last exchange completed. A rank that still has to fetch it has not given its part of the next one, so it cannot
-    /// be overwritten too early.
-    last: Gathered,
+    /// The exchanges that some have given to and some have not, by the keys of their groups. There is one at most a group: a
+    /// rank gives again only after it has got the result of its last exchange.
+    open: HashMap<Vec<u64>, Exchange>,
     finished: Vec<bool>,
     /// Whether everyone may leave.
     released: bool,
 }
 
+struct Exchange {
+    group: Arc<Group>,
+    /// What the group's ranks have given, with their tickets.
+    parts: Vec<Option<(u64, Vec<u8>)>>,
+    outcome: Outcome,
+}
+
+impl Exchange {
+    fn new(group: &Arc<Group>) -> Self {
+        let parts = vec![None; group.members().len()];
+        Self { group: Arc::clone(group), parts, outcome: Outcome::default() }
+    }
+
+    /// A rank that has finished and is waited for here: the exchange will never complete.
+    fn missed(&self, finished: &[bool]) -> Option<usize> {
+        let awaited =
+            self.group.members().iter().zip(&self.parts).filter(|(_, part)| part.is_none());
+        awaited.map(|(&rank, _)| rank).find(|&rank| finished[rank])
+    }
+}
+
+/// Where the result of an exchange appears for the ranks that wait for it.
+#[derive(Clone, Default)]
+pub(crate) struct Outcome(Arc<OnceLock<Gathered>>);
+
 /// What became of an exchange when a rank gave its part.
 pub(crate) enum Given {
     /// It was the last part missing; [`Hub::publish`] hands the parts to those who wait.
-    Complete(Gathered),
+    Complete(Complete),
     /// Others are still to give.
-    Pending,
-    /// This rank has finished and will never give: the exchange cannot complete.
-    Missed(usize),
+    Pending(Outcome),
+    /// This rank will never give, or should not have given, for this reason: the exchange cannot complete.
+    Spoilt(usize, &'static str),
 }
 
-impl State {
-    fn all_finished(&self) -> bool {
-        self.finished.iter().all(|finished| *finished)
-    }
-
-    /// A rank that has finished while another waits for it in an exchange: the exchange will never complete.
-    fn missed(&self) -> Option<usize> {
-        if self.parts.iter().all(Option::is_none) {
-            return None;
-        }
-        (0..self.parts.len()).find(|&rank| self.finished[rank] && self.parts[rank].is_none())
-    }
+/// An exchange with all its parts.
+pub(crate) struct Complete {
+    pub all: Gathered,
+    /// The tickets with which the group's ranks gave.
+    pub tickets: Vec<u64>,
+    pub outcome: Outcome,
 }
 
 /// Why a rank is lost that others expect although it has finished.
-pub(crate) const MISSED: &str = "it had already finished when the others expected it in an exchange; every rank must make the same collective calls";
+const MISSED: &str = "it had already finished when the others expected it in an exchange; every rank must make the same collective calls";
+const TWICE: &str =
+    "it gave twice to one exchange; the collective calls of a group are made one after the other";
+const STRANGER: &str = "it gave to the exchange of a group that it is not in";
 
 impl Hub {
     pub(crate) fn new(n_ranks: usize) -> Self {
-        let state = State {
-            round: 0,
-            parts: vec![None; n_ranks],
-            last: Arc::default(),
-            finished: vec![false; n_ranks],
-            released: false,
-        };
+        let finished = vec![false; n_ranks];
+        let state = State { open: HashMap::new(), finished, released: false };
         Self { state: Mutex::new(state), changed: Condvar::new(), health: Arc::default() }
     }
 
@@ -76,37 +91,46 @@ impl Hub {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes one rank's part. A rank gives again only after it has got the result of its last exchange.
-    pub(crate) fn give(&self, rank: usize, bytes: Vec<u8>) -> Given {
+    /// Takes the part of one rank of the world in the open exchange of a group.
+    pub(crate) fn give(
+        &self,
+        rank: usize,
+        group: &Arc<Group>,
+        ticket: u64,
+        bytes: Vec<u8>,
+    ) -> Given {
+        let Some(place) = group.place_of(rank) else { return Given::Spoilt(rank, STRANGER) };
         let mut state = self.lock();
-        state.parts[rank] = Some(bytes);
-        if let Some(missed) = state.missed() {
-            return Given::Missed(missed);
+        let State { open, finished, .. } = &mut *state;
+        let exchange = open.entry(group.key().to_vec()).or_insert_with(|| Exchange::new(group));
+        if exchange.parts[place].replace((ticket, bytes)).is_some() {
+            return Given::Spoilt(rank, TWICE);
         }
-        if state.parts.iter().any(Option::is_none) {
-            return Given::Pending;
+        if let Some(missed) = exchange.missed(finished) {
+            return Given::Spoilt(missed, MISSED);
         }
-        Given::Complete(Arc::new(state.parts.iter_mut().filter_map(Option::take).collect()))
+        if exchange.parts.iter().any(Option::is_none) {
+            return Given::Pending(exchange.outcome.clone());
+        }
+        let outcome = exchange.outcome.clone();
+        let parts = open.remove(group.key()).map(|exchange| exchange.parts).unwrap_or_default();
+        let (tickets, all): (_, Vec<_>) = parts.into_iter().flatten().unzip();
+        Given::Complete(Complete { all: Arc::new(all), tickets, outcome })
     }
 
-    pub(crate) fn publish(&self, all: Gathered) {
-        let mut state = self.lock();
-        state.last = all;
-        state.round += 1;
+    pub(crate) fn publish(&self, complete: Complete) {
+        // Under the lock, so that nobody falls asleep between looking for the result and waiting.
+        let _state = self.lock();
+        let _ = complete.outcome.0.set(complete.all);
         self.changed.notify_all();
     }
 
-    /// The number of the exchange that is open.
-    pub(crate) fn round(&self) -> u64 {
-        self.lock().round
-    }
-
-    /// Waits for the exchange `round` to complete.
-    pub(crate) fn wait_for(&self, round: u64) -> Result<Gathered> {
+    /// Waits for the result of an exchange.
+    pub(crate) fn wait_for(&self, outcome: &Outcome) -> Result<Gathered> {
         let mut state = self.lock();
         loop {
-            if state.round > round {
-                return Ok(Arc::clone(&state.last));
+            if let Some(all) = outcome.0.get() {
+                return Ok(Arc::clone(all));
             }
             self.health.check()?;
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -117,16 +141,18 @@ impl Hub {
     ///
     /// # Errors
     ///
-    /// A rank, if others wait for it in an exchange.
-    pub(crate) fn finished(&self, rank: usize) -> Result<bool, usize> {
+    /// Why the rank is lost: others wait for it in an exchange.
+    pub(crate) fn finished(&self, rank: usize) -> Result<bool, &'static str> {
         let mut state = self.lock();
         state.finished[rank] = true;
-        let all = state.all_finished() && !self.health.is_lost();
-        state.missed().map_or(Ok(all), Err)
+        if state.open.values().any(|exchange| exchange.missed(&state.finished).is_some()) {
+            return Err(MISSED);
+        }
+        Ok(state.finished.iter().all(|finished| *finished) && !self.health.is_lost())
     }
 
     pub(crate) fn is_finished(&self) -> bool {
-        self.lock().all_finished()
+        self.lock().finished.iter().all(|finished| *finished)
     }
 
     pub(crate) fn release(&self) {
@@ -168,22 +194,27 @@ impl ThreadMember {
 }
 
 impl Member for ThreadMember {
-    fn all_gather(&self, bytes: &[u8]) -> Result<Gathered> {
+    fn all_gather(&self, group: &Arc<Group>, bytes: &[u8]) -> Result<Gathered> {
         self.hub.health.check()?;
-        let round = self.hub.round();
-        match self.hub.give(self.rank, bytes.to_vec()) {
-            Given::Complete(all) => self.hub.publish(all),
-            Given::Pending => {}
-            Given::Missed(rank) => self.hub.lose(rank, MISSED),
+        match self.hub.give(self.rank, group, 0, bytes.to_vec()) {
+            Given::Complete(complete) => {
+                let all = Arc::clone(&complete.all);
+                self.hub.publish(complete);
+                Ok(all)
+            }
+            Given::Pending(outcome) => self.hub.wait_for(&outcome),
+            Given::Spoilt(rank, why) => {
+                self.hub.lose(rank, why);
+                self.hub.wait_for(&Outcome::default())
+            }
         }
-        self.hub.wait_for(round)
     }
 
     fn finish(&self) -> Result<()> {
         match self.hub.finished(self.rank) {
             Ok(true) => self.hub.release(),
             Ok(false) => {}
-            Err(missed) => self.hub.lose(missed, MISSED),
+            Err(why) => self.hub.lose(self.rank, why),
         }
         self.hub.wait_for_all()
     }

@@ -3,25 +3,36 @@
 //! A rendezvous is what NCCL needs before it exists: one exchange of bytes between all ranks, again and again, and the
 //! news that a rank is gone. Ranks that are threads meet in memory ([`hub`]), ranks that are processes over TCP
 //! ([`join`], [`tcp`]), rank 0 being the hub of the others.
+//!
+//! Some of the ranks can exchange among themselves ([`Rendezvous::subset`]), other groups doing so at the same time; what
+//! keeps their exchanges apart is in [`group`]. Whether all ranks are alive, and when all have done their work, stays a
+//! matter of the world.
 
+mod door;
 pub(crate) mod env;
+mod group;
 pub(crate) mod hub;
 pub(crate) mod join;
 pub(crate) mod rank;
+mod signals;
 pub(crate) mod spawn;
-pub(crate) mod tcp;
+mod tcp;
+mod visit;
 mod wire;
 pub(crate) mod world;
 
 use std::sync::Arc;
+
+use group::{Group, Subsets};
+use hub::Gathered;
 
 use crate::context::Health;
 use crate::{Error, Result};
 
 /// One rank's place in a rendezvous.
 pub(crate) trait Member: Send + Sync {
-    /// Gives `bytes` and gets what every rank gave, in order of ranks. Every rank takes part.
-    fn all_gather(&self, bytes: &[u8]) -> Result<Arc<Vec<Vec<u8>>>>;
+    /// Gives `bytes` and gets what every rank of the group gave, in order of its ranks. All of them take part.
+    fn all_gather(&self, group: &Arc<Group>, bytes: &[u8]) -> Result<Gathered>;
 
     /// This rank has done its work; returns when all have.
     fn finish(&self) -> Result<()>;
@@ -32,18 +43,42 @@ pub(crate) trait Member: Send + Sync {
     fn health(&self) -> &Arc<Health>;
 }
 
-/// One rank's end of the rendezvous.
+/// One rank's end of the rendezvous, or of a part of it.
 #[derive(Clone)]
 pub(crate) struct Rendezvous {
+    /// This rank in the group.
     rank: usize,
-    /// The host of every rank.
+    group: Arc<Group>,
+    /// The host of every rank of the group.
     hosts: Arc<[String]>,
+    subsets: Arc<Subsets>,
     member: Arc<dyn Member>,
 }
 
 impl Rendezvous {
+    /// That of the world, of which `hosts` are all.
     pub(crate) fn new(rank: usize, hosts: Vec<String>, member: Arc<dyn Member>) -> Self {
-        Self { rank, hosts: hosts.into(), member }
+        let group = Arc::new(Group::world(hosts.len()));
+        Self { rank, group, hosts: hosts.into(), subsets: Arc::default(), member }
+    }
+
+    /// The rendezvous of some ranks of this one, who are ranks 0, 1, ... there in the order of `members`; this rank is one of
+    /// them. Nothing is exchanged. All members make it, with the same list, and those who make several of the same ranks do
+    /// so in the same order; they exchange in it in the same order, too.
+    ///
+    /// Its exchanges are its members' alone and may overlap with those of any other group. A lost rank is lost to all groups,
+    /// and errors name it by its rank in the world; [`finish`](Self::finish) and [`fail`](Self::fail) mean the world.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] if `members` are not different ranks of this rendezvous with this rank among them.
+    pub(crate) fn subset(&self, members: &[usize]) -> Result<Self> {
+        let group = Arc::new(self.subsets.next(&self.group, self.rank, members)?);
+        let hosts: Vec<String> = members.iter().map(|&member| self.hosts[member].clone()).collect();
+        let rank = members.iter().position(|&member| member == self.rank);
+        let rank = rank.ok_or_else(|| Error::invalid("this rank is not in its own group"))?;
+        let member = Arc::clone(&self.member);
+        Ok(Self { rank, group, hosts: hosts.into(), subsets: Arc::default(), member })
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -62,7 +97,7 @@ impl Rendezvous {
         self.member.health()
     }
 
-    pub(crate) fn all_gather(&self, bytes: &[u8]) -> Result<Arc<Vec<Vec<u8>>>> {
+    pub(crate) fn all_gather(&self, bytes: &[u8]) -> Result<Gathered> {
         // What all ranks give goes back in one frame.
         let limit = wire::MAX_PAYLOAD / self.n_ranks() - size_of::<u32>();
         if bytes.len() > limit {
@@ -72,11 +107,15 @@ impl Rendezvous {
                 self.n_ranks()
             )));
         }
-        self.member.all_gather(bytes)
+        if self.n_ranks() == 1 {
+            self.health().check()?;
+            return Ok(Arc::new(vec![bytes.to_vec()]));
+        }
+        self.member.all_gather(&self.group, bytes)
     }
 
     pub(crate) fn barrier(&self) -> Result<()> {
-        self.member.all_gather(&[]).map(drop)
+        self.all_gather(&[]).map(drop)
     }
 
     /// Everyone gets the bytes that `root` gives; what the others give does not matter.
@@ -86,7 +125,7 @@ impl Rendezvous {
             return Err(Error::invalid(format!("rank {root} is not one of {n_ranks} ranks")));
         }
         let given = if self.rank == root { bytes } else { &[] };
-        let all = self.member.all_gather(given)?;
+        let all = self.all_gather(given)?;
         all.get(root).cloned().ok_or_else(|| Error::invalid("an exchange left out its root"))
     }
 

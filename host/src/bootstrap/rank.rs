@@ -3,7 +3,9 @@
 use std::cell::OnceCell;
 
 use super::Rendezvous;
-use crate::{Communicator, Context, Error, KernelSet, Kernels, Library, Result, Stream, UniqueId};
+use crate::{
+    CommConfig, Communicator, Context, Error, KernelSet, Kernels, Library, Result, Stream, UniqueId,
+};
 
 /// One rank: its GPU, its way to the other ranks, its communicator.
 ///
@@ -85,21 +87,25 @@ impl Rank {
         if let Some(communicator) = self.communicator.get() {
             return Ok(communicator);
         }
+        let communicator = self.new_communicator(&CommConfig::new())?;
+        Ok(self.communicator.get_or_init(|| communicator))
+    }
+
+    /// Another communicator of all ranks, with a configuration that is the same on every rank. *Collective*.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::init_rank`].
+    pub fn new_communicator(&self, config: &CommConfig) -> Result<Communicator> {
         let own = if self.is_root() { Some(self.library.unique_id()?) } else { None };
         let bytes = own.as_ref().map_or(&[][..], |id| &id.as_bytes()[..]);
         // Nobody enters NCCL, where a missing rank is waited for without end, before all are here.
         let bytes = self.broadcast(0, bytes)?;
         let id = UniqueId::from_bytes(&bytes)
             .ok_or_else(|| Error::invalid("rank 0 sent something else than NCCL's unique id"))?;
-        let communicator = Communicator::join(
-            &self.library,
-            &self.context,
-            &id,
-            self.rank(),
-            self.n_ranks(),
-            Some(self.rendezvous.clone()),
-        )?;
-        Ok(self.communicator.get_or_init(|| communicator))
+        let (rank, n_ranks) = (self.rank(), self.n_ranks());
+        let rendezvous = Some(self.rendezvous.clone());
+        Communicator::join(&self.library, &self.context, &[id], rank, n_ranks, config, rendezvous)
     }
 
     /// Loads a program's kernels on this rank's GPU.

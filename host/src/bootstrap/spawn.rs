@@ -1,17 +1,17 @@
 //! Starting the ranks of one machine as processes, and seeing them to their end.
 
 use std::ffi::{OsStr, OsString};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::AsRawFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-
-use crate::sys::process::die_with_parent;
+use super::env::LISTENER;
+use super::signals::Signals;
+use crate::sys::process::{die_with_parent, spawn_with_listener};
 use crate::{Error, Result};
 
 /// How often the processes are looked at.
@@ -24,6 +24,10 @@ const GRACE: Duration = Duration::from_secs(3);
 /// They get torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), from which
 /// [`World::from_env`](crate::World::from_env) makes them one world. Standard output and error are this process's;
 /// standard input goes to rank 0.
+///
+/// The ranks meet at a socket that listens before the first of them starts and that rank 0 inherits, so nobody can take the
+/// port in between. It listens on this machine only, and a random DEVCOMM_JOB_ID keeps out other users of the machine, who
+/// could otherwise connect there and pass for a rank.
 ///
 /// ```no_run
 /// # fn main() -> devcomm_host::Result<()> {
@@ -77,7 +81,7 @@ impl LocalJob {
     }
 
     /// Starts all ranks and waits for them. When one fails, the others get a moment to notice and are then killed; SIGINT,
-    /// SIGTERM and SIGHUP end all of them.
+    /// SIGTERM and SIGHUP end all of them. They do not outlive this process, nor the thread that calls this, however it ends.
     ///
     /// # Errors
     ///
@@ -111,7 +115,9 @@ impl LocalJob {
         let mut command = Command::new(&self.program);
         command.args(&self.args);
         // A launcher around this process must not be mistaken for the ranks' own.
-        for outer in ["TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID", "DEVCOMM_PORT"] {
+        for outer in
+            ["TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID", "DEVCOMM_PORT", LISTENER]
+        {
             command.env_remove(outer);
         }
         command
@@ -132,22 +138,27 @@ impl LocalJob {
 }
 
 /// The processes of the ranks; those left over are killed on drop.
-struct Ranks {
-    running: Vec<Option<Child>>,
+pub(super) struct Ranks {
+    /// By rank, those that have not ended.
+    pub(super) running: Vec<Option<Child>>,
 }
 
 impl Ranks {
-    fn start(job: &LocalJob) -> Result<Self> {
+    pub(super) fn start(job: &LocalJob) -> Result<Self> {
         let failed =
             |rank, error: std::io::Error| Error::SpawnFailed { rank, why: error.to_string() };
-        // The port is free now, and the system hands out others before it comes back to this one.
         let listener =
             TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|error| failed(0, error))?;
         let port = listener.local_addr().map_err(|error| failed(0, error))?.port();
-        drop(listener);
-        let id = format!("local-{}-{port}", std::process::id());
+        let id = job_id();
         let mut ranks = Self { running: Vec::with_capacity(job.n_ranks) };
-        for rank in 0..job.n_ranks {
+        let mut root = job.command(0, port, &id);
+        root.env(LISTENER, listener.as_raw_fd().to_string());
+        let root = spawn_with_listener(root, &listener).map_err(|error| failed(0, error))?;
+        ranks.running.push(Some(root));
+        // Now it is rank 0's alone, and whoever knocks is turned away when rank 0 is gone.
+        drop(listener);
+        for rank in 1..job.n_ranks {
             let child =
                 job.command(rank, port, &id).spawn().map_err(|error| failed(rank, error))?;
             ranks.running.push(Some(child));
@@ -198,6 +209,12 @@ impl Drop for Ranks {
     }
 }
 
+/// An id that no other job has and nobody can guess: what hashes of nothing give under keys that the system draws at random.
+fn job_id() -> String {
+    let random = || RandomState::new().build_hasher().finish();
+    format!("local-{:016x}{:016x}", random(), random())
+}
+
 fn how(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit code {code}"),
@@ -206,39 +223,5 @@ fn how(status: ExitStatus) -> String {
             None => format!("signal {signal}"),
         },
         (None, None) => status.to_string(),
-    }
-}
-
-/// Notes the signals that end a job, as long as it lives.
-struct Signals {
-    /// The last signal, 0 for none.
-    seen: Arc<AtomicUsize>,
-    /// Afterwards a signal does again what it does by default.
-    over: Arc<AtomicBool>,
-}
-
-const ENDING: [(i32, &str); 3] = [(SIGINT, "SIGINT"), (SIGTERM, "SIGTERM"), (SIGHUP, "SIGHUP")];
-
-impl Signals {
-    fn watch() -> Result<Self> {
-        let signals = Self { seen: Arc::default(), over: Arc::default() };
-        for (signal, name) in ENDING {
-            let (seen, over) = (Arc::clone(&signals.seen), Arc::clone(&signals.over));
-            signal_hook::flag::register_conditional_default(signal, over)
-                .and_then(|_| signal_hook::flag::register_usize(signal, seen, signal as usize))
-                .map_err(|error| Error::invalid(format!("{name} cannot be watched: {error}")))?;
-        }
-        Ok(signals)
-    }
-
-    fn seen(&self) -> Option<&'static str> {
-        let seen = self.seen.load(Ordering::SeqCst);
-        ENDING.iter().find(|(signal, _)| *signal as usize == seen).map(|(_, name)| *name)
-    }
-}
-
-impl Drop for Signals {
-    fn drop(&mut self) {
-        self.over.store(true, Ordering::SeqCst);
     }
 }

@@ -1,18 +1,21 @@
 //! The rendezvous of ranks that are processes, once they have [joined](super::join): every rank keeps one connection to
 //! rank 0. One that closes before its rank has finished is a dead rank, and rank 0 tells the others.
 
-use std::collections::VecDeque;
+use std::collections::HashMap;
 use std::io;
 use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use socket2::{SockRef, TcpKeepalive};
 
 use super::Member;
-use super::hub::{Gathered, Given, Hub, MISSED};
+use super::group::Group;
+use super::hub::{Gathered, Given, Hub, Outcome};
 use super::wire::{
-    Kind, LostRank, MAX_PAYLOAD, bad, pack, parse, receive, send, send_json, unpack,
+    self, Kind, LostRank, MAX_FRAME, bad, pack, parse, part_head, read_part, receive, send_all,
+    unpack,
 };
 use crate::Result;
 use crate::context::Health;
@@ -61,27 +64,52 @@ struct Root {
 }
 
 impl Root {
-    fn tell_all(&self, kind: Kind, payload: &[u8]) {
-        for writer in &self.writers {
-            let mut writer = lock(writer);
-            if send(&mut *writer, kind, payload).is_err() {
-                // Its reader then sees the end of the connection and reports the rank.
-                let _ = writer.shutdown(Shutdown::Both);
-            }
+    fn n_ranks(&self) -> usize {
+        1 + self.writers.len()
+    }
+
+    /// Tells one other rank.
+    fn tell(&self, rank: usize, kind: Kind, payload: &[&[u8]]) {
+        let mut writer = lock(&self.writers[rank - 1]);
+        if send_all(&mut *writer, kind, payload).is_err() {
+            // Its reader then sees the end of the connection and reports the rank.
+            let _ = writer.shutdown(Shutdown::Both);
         }
+    }
+
+    fn tell_all(&self, kind: Kind, payload: &[u8]) {
+        (1..self.n_ranks()).for_each(|rank| self.tell(rank, kind, &[payload]));
     }
 
     // The others are told before this process's own rank is woken: once awake, it may end and close the connections.
 
-    fn give(&self, rank: usize, bytes: Vec<u8>) {
-        match self.hub.give(rank, bytes) {
-            Given::Complete(all) => {
-                self.tell_all(Kind::Gathered, &pack(&all));
-                self.hub.publish(all);
+    /// Where the result will be.
+    fn give(&self, rank: usize, group: &Arc<Group>, ticket: u64, bytes: Vec<u8>) -> Outcome {
+        match self.hub.give(rank, group, ticket, bytes) {
+            Given::Complete(complete) => {
+                let (payload, outcome) = (pack(&complete.all), complete.outcome.clone());
+                for (&member, ticket) in group.members().iter().zip(&complete.tickets) {
+                    if member > 0 {
+                        self.tell(member, Kind::Gathered, &[&ticket.to_le_bytes(), &payload]);
+                    }
+                }
+                self.hub.publish(complete);
+                outcome
             }
-            Given::Pending => {}
-            Given::Missed(missed) => self.lose(missed, MISSED),
+            Given::Pending(outcome) => outcome,
+            Given::Spoilt(rank, why) => {
+                self.lose(rank, why);
+                Outcome::default()
+            }
         }
+    }
+
+    /// A part came from another rank.
+    fn given(&self, rank: usize, payload: &[u8]) -> io::Result<()> {
+        let part = read_part(payload)?;
+        let group = Arc::new(Group::of_key(part.group, self.n_ranks())?);
+        self.give(rank, &group, part.ticket, part.bytes);
+        Ok(())
     }
 
     fn finished(&self, rank: usize) {
@@ -91,7 +119,7 @@ impl Root {
                 self.hub.release();
             }
             Ok(false) => {}
-            Err(missed) => self.lose(missed, MISSED),
+            Err(why) => self.lose(rank, why),
         }
     }
 
@@ -114,8 +142,12 @@ impl Root {
 
     fn hear(&self, rank: usize, stream: &mut TcpStream) {
         loop {
-            match receive(stream, MAX_PAYLOAD) {
-                Ok((Kind::Give, bytes)) => self.give(rank, bytes),
+            match receive(stream, MAX_FRAME) {
+                Ok((Kind::Give, payload)) => {
+                    if let Err(error) = self.given(rank, &payload) {
+                        return self.lose(rank, &format!("it sent {error}"));
+                    }
+                }
                 Ok((Kind::Finished, _)) => self.finished(rank),
                 Ok((Kind::Failed, why)) => return self.lose(rank, &String::from_utf8_lossy(&why)),
                 Ok((kind, _)) => return self.lose(rank, &format!("it sent {kind:?} out of turn")),
@@ -149,11 +181,10 @@ impl RootMember {
 }
 
 impl Member for RootMember {
-    fn all_gather(&self, bytes: &[u8]) -> Result<Gathered> {
+    fn all_gather(&self, group: &Arc<Group>, bytes: &[u8]) -> Result<Gathered> {
         self.0.hub.health().check()?;
-        let round = self.0.hub.round();
-        self.0.give(0, bytes.to_vec());
-        self.0.hub.wait_for(round)
+        let outcome = self.0.give(0, group, 0, bytes.to_vec());
+        self.0.hub.wait_for(&outcome)
     }
 
     fn finish(&self) -> Result<()> {
@@ -190,13 +221,15 @@ struct Client {
     changed: Condvar,
     health: Arc<Health>,
     writer: Mutex<TcpStream>,
+    /// The ticket of the next exchange.
+    next: AtomicU64,
     rank: usize,
-    n_ranks: usize,
 }
 
 #[derive(Default)]
 struct ClientState {
-    exchanges: VecDeque<Gathered>,
+    /// By their tickets, the exchanges that this rank has given to: the number of their ranks, and once it is there the result.
+    exchanges: HashMap<u64, (usize, Option<Gathered>)>,
     finished: bool,
 }
 
@@ -208,17 +241,22 @@ impl Client {
         self.changed.notify_all();
     }
 
+    fn gathered(&self, payload: &[u8]) -> io::Result<()> {
+        let (ticket, parts) = wire::ticket(payload)?;
+        let parts = unpack(parts)?;
+        match lock(&self.state).exchanges.get_mut(&ticket) {
+            Some((n_ranks, result @ None)) if *n_ranks == parts.len() => {
+                *result = Some(Arc::new(parts));
+                Ok(())
+            }
+            _ => Err(bad("an exchange that this rank did not ask for")),
+        }
+    }
+
     fn listen(&self, mut stream: TcpStream) {
         loop {
-            let news = receive(&mut stream, MAX_PAYLOAD).and_then(|(kind, payload)| match kind {
-                Kind::Gathered => {
-                    let parts = unpack(&payload)?;
-                    if parts.len() != self.n_ranks {
-                        return Err(bad("an exchange of another number of ranks"));
-                    }
-                    lock(&self.state).exchanges.push_back(Arc::new(parts));
-                    Ok(())
-                }
+            let news = receive(&mut stream, MAX_FRAME).and_then(|(kind, payload)| match kind {
+                Kind::Gathered => self.gathered(&payload),
                 Kind::Finished => {
                     lock(&self.state).finished = true;
                     Ok(())
@@ -241,9 +279,9 @@ impl Client {
         }
     }
 
-    fn send(&self, kind: Kind, payload: &[u8]) {
+    fn send(&self, kind: Kind, payload: &[&[u8]]) {
         let mut writer = lock(&self.writer);
-        if send(&mut *writer, kind, payload).is_err() {
+        if send_all(&mut *writer, kind, payload).is_err() {
             // The listener reads on to the end, where it finds out why: rank 0's last words may wait there.
             let _ = writer.shutdown(Shutdown::Write);
         }
@@ -267,7 +305,7 @@ pub(super) struct ClientMember(Arc<Client>);
 
 impl ClientMember {
     /// `stream` is the connection to rank 0, greeted.
-    pub(super) fn start(stream: TcpStream, rank: usize, n_ranks: usize) -> io::Result<Self> {
+    pub(super) fn start(stream: TcpStream, rank: usize) -> io::Result<Self> {
         settle_in(&stream)?;
         let reader = stream.try_clone()?;
         let client = Arc::new(Client {
@@ -275,8 +313,8 @@ impl ClientMember {
             changed: Condvar::new(),
             health: Arc::default(),
             writer: Mutex::new(stream),
+            next: AtomicU64::new(0),
             rank,
-            n_ranks,
         });
         let listener = Arc::clone(&client);
         std::thread::Builder::new()
@@ -287,10 +325,16 @@ impl ClientMember {
 }
 
 impl Member for ClientMember {
-    fn all_gather(&self, bytes: &[u8]) -> Result<Gathered> {
+    fn all_gather(&self, group: &Arc<Group>, bytes: &[u8]) -> Result<Gathered> {
         self.0.health.check()?;
-        self.0.send(Kind::Give, bytes);
-        self.0.wait(|state| state.exchanges.pop_front())
+        let ticket = self.0.next.fetch_add(1, Ordering::Relaxed);
+        lock(&self.0.state).exchanges.insert(ticket, (group.members().len(), None));
+        self.0.send(Kind::Give, &[&part_head(ticket, group.key()), bytes]);
+        self.0.wait(|state| {
+            let result = state.exchanges.get(&ticket)?.1.clone()?;
+            state.exchanges.remove(&ticket);
+            Some(result)
+        })
     }
 
     fn finish(&self) -> Result<()> {
@@ -300,7 +344,7 @@ impl Member for ClientMember {
     }
 
     fn fail(&self, why: &str) {
-        self.0.send(Kind::Failed, why.as_bytes());
+        self.0.send(Kind::Failed, &[why.as_bytes()]);
         self.0.lose(self.0.rank, why);
     }
 
@@ -314,16 +358,5 @@ impl Drop for ClientMember {
         let _ = lock(&self.0.writer).shutdown(Shutdown::Write);
         wait_for_readers(&self.0);
         let _ = lock(&self.0.writer).shutdown(Shutdown::Both);
-    }
-}
-
-/// Sends one last frame to each of `streams`; who does not take it will notice the closed connection.
-pub(super) fn dismiss(
-    streams: &mut [Option<TcpStream>],
-    kind: Kind,
-    value: &impl serde::Serialize,
-) {
-    for stream in streams.iter_mut().flatten() {
-        let _ = send_json(stream, kind, value);
     }
 }

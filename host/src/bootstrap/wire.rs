@@ -5,8 +5,12 @@ use std::io::{self, Read, Write};
 use devcomm_locate::NcclVersion;
 use serde::{Deserialize, Serialize};
 
-/// Largest payload of an exchange.
+use super::group::MAX_KEY;
+
+/// What all ranks give in an exchange, together.
 pub(crate) const MAX_PAYLOAD: usize = 64 << 20;
+/// Largest payload of a frame: an exchange, a group's key, the ticket and the key's length.
+pub(crate) const MAX_FRAME: usize = MAX_PAYLOAD + MAX_KEY + 16;
 /// Largest payload before a connection is known to be a rank's.
 pub(crate) const MAX_GREETING: usize = 4 << 10;
 
@@ -15,15 +19,17 @@ pub(crate) const MAX_GREETING: usize = 4 << 10;
 pub(crate) enum Kind {
     /// To rank 0: who I am.
     Hello = 0xd1,
+    /// From rank 0: you are let in; others are awaited. Comes again and again.
+    Waiting,
     /// From rank 0: everyone is here.
     Welcome,
     /// From rank 0: you are not let in; the payload says why.
     Refused,
     /// From rank 0: some ranks did not arrive; the payload lists them.
     Missing,
-    /// To rank 0: my part of an exchange.
+    /// To rank 0: my part of an exchange, a [`Part`].
     Give,
-    /// From rank 0: all parts.
+    /// From rank 0: the ticket that came with your part, and all parts.
     Gathered,
     /// To rank 0: I have done my work. From rank 0: all have.
     Finished,
@@ -36,7 +42,7 @@ pub(crate) enum Kind {
 impl Kind {
     fn from_byte(byte: u8) -> Option<Self> {
         use Kind::*;
-        [Hello, Welcome, Refused, Missing, Give, Gathered, Finished, Failed, Lost]
+        [Hello, Waiting, Welcome, Refused, Missing, Give, Gathered, Finished, Failed, Lost]
             .into_iter()
             .find(|kind| *kind as u8 == byte)
     }
@@ -67,7 +73,7 @@ impl Peer {
 }
 
 /// The version of these frames.
-pub(crate) const PROTOCOL: u32 = 1;
+pub(crate) const PROTOCOL: u32 = 2;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct LostRank {
@@ -83,14 +89,20 @@ pub(crate) struct MissingRanks {
 }
 
 pub(crate) fn send(to: &mut impl Write, kind: Kind, payload: &[u8]) -> io::Result<()> {
-    if payload.len() > MAX_PAYLOAD {
-        return Err(bad(format!("a frame of {} bytes is too long", payload.len())));
+    send_all(to, kind, &[payload])
+}
+
+/// Sends a payload that is in several pieces.
+pub(crate) fn send_all(to: &mut impl Write, kind: Kind, pieces: &[&[u8]]) -> io::Result<()> {
+    let length: usize = pieces.iter().map(|piece| piece.len()).sum();
+    if length > MAX_FRAME {
+        return Err(bad(format!("a frame of {length} bytes is too long")));
     }
     // One write, so that the frame leaves in one piece.
-    let mut frame = Vec::with_capacity(5 + payload.len());
+    let mut frame = Vec::with_capacity(5 + length);
     frame.push(kind as u8);
-    frame.extend_from_slice(&(payload.len() as u32).to_le_bytes());
-    frame.extend_from_slice(payload);
+    frame.extend_from_slice(&(length as u32).to_le_bytes());
+    pieces.iter().for_each(|piece| frame.extend_from_slice(piece));
     to.write_all(&frame)
 }
 
@@ -117,6 +129,42 @@ pub(crate) fn receive(from: &mut impl Read, limit: usize) -> io::Result<(Kind, V
 
 pub(crate) fn parse<'a, T: Deserialize<'a>>(payload: &'a [u8]) -> io::Result<T> {
     serde_json::from_slice(payload).map_err(|error| bad(format!("garbled frame: {error}")))
+}
+
+/// One rank's part of an exchange.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Part {
+    /// The rank's number for it, which comes back with the result.
+    pub ticket: u64,
+    /// The key of the group whose exchange it is.
+    pub group: Vec<u64>,
+    pub bytes: Vec<u8>,
+}
+
+/// What stands before the bytes of a part.
+pub(crate) fn part_head(ticket: u64, group: &[u64]) -> Vec<u8> {
+    let words = [ticket, group.len() as u64];
+    words.iter().chain(group).flat_map(|word| word.to_le_bytes()).collect()
+}
+
+pub(crate) fn read_part(payload: &[u8]) -> io::Result<Part> {
+    let garbled = || bad("a garbled part of an exchange");
+    let (ticket, rest) = ticket(payload)?;
+    let (length, rest) = rest.split_first_chunk().ok_or_else(garbled)?;
+    let length = usize::try_from(u64::from_le_bytes(*length)).ok();
+    let length = length.and_then(|length| length.checked_mul(size_of::<u64>()));
+    let (group, bytes) =
+        length.and_then(|length| rest.split_at_checked(length)).ok_or_else(garbled)?;
+    let (group, _) = group.as_chunks();
+    let group = group.iter().map(|word| u64::from_le_bytes(*word)).collect();
+    Ok(Part { ticket, group, bytes: bytes.to_vec() })
+}
+
+/// The ticket at the front of a payload, and the rest.
+pub(crate) fn ticket(payload: &[u8]) -> io::Result<(u64, &[u8])> {
+    let (ticket, rest) =
+        payload.split_first_chunk().ok_or_else(|| bad("a frame with no ticket"))?;
+    Ok((u64::from_le_bytes(*ticket), rest))
 }
 
 /// All parts of an exchange in one payload: each with its length before it.
@@ -165,6 +213,21 @@ mod tests {
             [&b"GET / HTTP/1.1\r\n"[..], &[0xd1, 255, 255, 255, 255], &[0xd1, 9, 0, 0, 0, 1]]
         {
             assert!(receive(&mut &bytes[..], MAX_GREETING).is_err());
+        }
+    }
+
+    #[test]
+    fn a_part_is_read_as_it_was_written_and_garbage_is_refused() {
+        let mut payload = part_head(7, &[1, 2, u64::MAX]);
+        payload.extend_from_slice(b"bytes");
+        let part = Part { ticket: 7, group: vec![1, 2, u64::MAX], bytes: b"bytes".to_vec() };
+        assert_eq!(read_part(&payload).unwrap(), part);
+        assert!(read_part(&payload[..39]).is_err());
+        assert!(read_part(&payload[..15]).is_err());
+        assert!(read_part(&payload[..7]).is_err());
+        for length in [6, u64::MAX, 1 << 61] {
+            payload[8..16].copy_from_slice(&u64::to_le_bytes(length));
+            assert!(read_part(&payload).is_err(), "{length}");
         }
     }
 

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::env::{Launched, launched};
+use super::env::launched;
 use super::hub::{Hub, ThreadMember};
 use super::join::Meeting;
 use super::rank::Rank;
@@ -44,14 +44,28 @@ enum Form {
 }
 
 impl World {
-    /// What the environment says: with torchrun's RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT this process is
-    /// one rank, on the GPU numbered LOCAL_RANK; without RANK and WORLD_SIZE every visible GPU is a rank, as a thread.
+    /// What the environment says: this process is one rank of those that a launcher started, on the GPU numbered by its local
+    /// rank; without a launcher every visible GPU is a rank, as a thread.
+    ///
+    /// The first launcher whose variables are there counts, for one may have been started by another:
+    ///
+    /// 1. torchrun, or whoever sets RANK and WORLD_SIZE, with LOCAL_RANK, MASTER_ADDR and MASTER_PORT;
+    /// 2. mpirun of Open MPI (OMPI_COMM_WORLD_RANK, ...) and of MVAPICH2 (MV2_COMM_WORLD_RANK, ...);
+    /// 3. mpiexec of MPICH, Intel MPI and PALS (PMI_RANK, ...);
+    /// 4. srun of Slurm (SLURM_PROCID, ...), known by SLURM_STEP_ID. A batch script, salloc's shell, an interactive shell of
+    ///    `srun --pty`, and what these start themselves are no ranks, though they have most of Slurm's variables.
+    ///
+    /// Ranks meet where rank 0 is: at MASTER_ADDR and MASTER_PORT. 2 to 4 can do without. The address is then this host if all
+    /// ranks are on it, or else the first host of Slurm's list; MPI's launchers do not say it, so ranks on several hosts need
+    /// MASTER_ADDR. The port, from 20001 to 32767, follows from the id of the job.
     ///
     /// | variable | meaning |
     /// |---|---|
-    /// | `DEVCOMM_PORT` | port of the rendezvous; else MASTER_PORT, or the next one when torchrun's agent holds that |
-    /// | `DEVCOMM_TIMEOUT` | seconds to wait for all ranks to arrive; else 60 |
-    /// | `DEVCOMM_JOB_ID` | only ranks of one id meet; else TORCHELASTIC_RUN_ID, else `devcomm` |
+    /// | `DEVCOMM_PORT` | port of the rendezvous; else MASTER_PORT, or the next one when torchrun's agent holds that; else from the job's id |
+    /// | `DEVCOMM_TIMEOUT` | seconds that rank 0 waits for all ranks to arrive, and they for rank 0; else 60 |
+    /// | `DEVCOMM_JOB_ID` | only ranks of one id meet; else the launcher's (TORCHELASTIC_RUN_ID, Slurm's job and step, ...), else `devcomm` |
+    ///
+    /// mpiexec of MPICH gives a job no id: two that run side by side on one host need a DEVCOMM_JOB_ID or a MASTER_PORT each.
     ///
     /// # Errors
     ///
@@ -63,8 +77,8 @@ impl World {
         let device = device_of(launched.local_rank, visible_gpus()?)?;
         let library = Library::open(None)?;
         let peer = Peer { host: host_name(), nccl: library.version().code() };
-        let Launched { rank, n_ranks, local_rank, host, port, job, timeout } = launched;
-        let meeting = Meeting { host, port, job, rank, n_ranks, timeout, peer };
+        let local_rank = launched.local_rank;
+        let meeting = Meeting::new(launched, peer);
         Ok(Self { library, form: Form::Process { meeting, local_rank, device } })
     }
 
@@ -79,8 +93,8 @@ impl World {
         Ok(Self { library: Library::open(None)?, form: Form::Threads(n) })
     }
 
-    /// Whether a launcher started this process as one rank: RANK or WORLD_SIZE is set. A program that starts its own
-    /// ranks does so only if not.
+    /// Whether a launcher started this process as one rank, as [`from_env`](Self::from_env) sees it. A program that starts its
+    /// own ranks does so only if not.
     #[must_use]
     pub fn is_launched() -> bool {
         !matches!(launched(&|name| std::env::var_os(name)), Ok(None))

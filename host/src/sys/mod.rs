@@ -5,4 +5,5 @@
 
 pub(crate) mod cuda;
 pub(crate) mod nccl;
+pub(crate) mod nccl_build;
 pub(crate) mod process;

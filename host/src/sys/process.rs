@@ -1,20 +1,105 @@
 //! The operating system's part of starting processes.
 
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::process::{Child, Command};
+
+use socket2::SockRef;
 
 /// Makes the system kill the child when the thread that starts it dies, so that a launcher killed
 /// outright leaves no ranks behind.
 pub(crate) fn die_with_parent(command: &mut Command) {
-    // SAFETY: the closure runs between fork and exec and calls one async-signal-safe function with
-    // constant arguments; it allocates nothing.
+    die_with(command, std::process::id());
+}
+
+fn die_with(command: &mut Command, parent: u32) {
+    // SAFETY: the closure runs between fork and exec and calls two async-signal-safe functions with
+    // constant arguments; it allocates nothing, its errors included.
     unsafe {
-        command.pre_exec(|| {
-            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) == 0 {
+        command.pre_exec(move || {
+            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // A parent that died before that was asked for sends no signal any more.
+            if libc::getppid().cast_unsigned() == parent {
                 Ok(())
             } else {
-                Err(std::io::Error::last_os_error())
+                Err(io::Error::from_raw_os_error(libc::ESRCH))
             }
         });
+    }
+}
+
+/// Starts a process that has this socket too, at the same descriptor. Other children do not get it.
+pub(crate) fn spawn_with_listener(
+    mut command: Command,
+    listener: &TcpListener,
+) -> io::Result<Child> {
+    let descriptor = listener.as_raw_fd();
+    // SAFETY: the closure runs between fork and exec and calls one async-signal-safe function; it
+    // allocates nothing. In the child the descriptor is the socket's, which is borrowed until after `spawn`.
+    unsafe {
+        command.pre_exec(move || {
+            // Closed on exec in this process and in all others it starts.
+            if libc::fcntl(descriptor, libc::F_SETFD, 0) == -1 {
+                return Err(io::Error::last_os_error());
+            }
+            Ok(())
+        });
+    }
+    command.spawn()
+}
+
+/// A descriptor of our own for the socket that the parent process left open at `descriptor`, if it listens at `port`.
+pub(crate) fn inherited_listener(descriptor: i32, port: u16) -> io::Result<TcpListener> {
+    // SAFETY: duplicating is harmless whatever the number means, and fails if it means nothing.
+    let own = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 3) };
+    if own == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was made just now and belongs to nobody else.
+    let listener = TcpListener::from(unsafe { OwnedFd::from_raw_fd(own) });
+    if !SockRef::from(&listener).is_listener()? || listener.local_addr()?.port() != port {
+        return Err(io::Error::other(format!(
+            "descriptor {descriptor} does not listen at port {port}"
+        )));
+    }
+    // This process's children shall not have it.
+    // SAFETY: it is open, as was just seen, and a socket that the parent left for us; nobody else counts on its flags.
+    unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) };
+    Ok(listener)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn a_child_whose_parent_is_gone_does_not_start() {
+        let mut child = Command::new("/bin/true");
+        die_with(&mut child, std::process::id());
+        assert!(child.status().unwrap().success());
+        let mut orphan = Command::new("/bin/true");
+        die_with(&mut orphan, u32::MAX);
+        assert_eq!(orphan.status().unwrap_err().raw_os_error(), Some(libc::ESRCH));
+    }
+
+    #[test]
+    fn only_a_socket_that_listens_at_the_port_is_taken_over() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let taken = inherited_listener(listener.as_raw_fd(), port).unwrap();
+        assert_ne!(taken.as_raw_fd(), listener.as_raw_fd());
+        assert!(inherited_listener(listener.as_raw_fd(), port ^ 1).is_err());
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert!(inherited_listener(file.as_raw_fd(), port).is_err());
+        assert!(inherited_listener(i32::MAX, port).is_err());
+        // The one that was taken stands by itself.
+        drop(listener);
+        std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
     }
 }

@@ -1,43 +1,51 @@
-// A CUDA driver without a GPU: two devices, memory of the host, and a log of what is done with them. A kernel does nothing but
-// keep its stream busy for a few queries, or for ever if FAKE_HANG is set.
-#include <stdarg.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+// A CUDA driver without a GPU: memory of the host for memory of devices, streams that work, kernels that do nothing, and a log
+// of what is done (FAKE_LOG, a line each, headed by the GPU).
+//
+// FAKE_GPUS=n          that many GPUs; 2 unless set
+// FAKE_NO_GPU          none
+// FAKE_NO_PEERS        no GPU reaches another
+// FAKE_OLD_DRIVER      a driver of CUDA 12.2
+// FAKE_CUDA_12         a driver of CUDA 12.8
+// FAKE_HANG            a kernel never ends
+#include "streams.h"
 
-static _Thread_local int device = -1;
+int fake_device(void) { return device; }
 
-void fake_log(const char *format, ...) {
-    char line[256];
-    va_list args;
-    int used = snprintf(line, sizeof line, "gpu%d ", device);
-    va_start(args, format);
-    vsnprintf(line + used, sizeof line - used, format, args);
-    va_end(args);
-    FILE *log = fopen(getenv("FAKE_LOG"), "a");
-    fprintf(log, "%s\n", line);
+void fake_log_of(int gpu, const char *line) {
+    const char *path = getenv("FAKE_LOG");
+    FILE *log = path ? fopen(path, "a") : NULL;
+    if (!log) return;
+    // One write, for processes may share the log.
+    fprintf(log, "gpu%d %s\n", gpu, line);
     fclose(log);
 }
+void fake_log(const char *format, ...) {
+    char line[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    fake_log_of(device, line);
+}
 
-typedef struct { int busy; } Stream;
-typedef struct {
-    unsigned grid[3], block[3], shared;
-    Stream *stream;
-    struct { uint32_t id; char pad[4]; union { int cooperative; char pad[64]; } value; } *attrs;
-    unsigned n_attrs;
-} Config;
+static int n_gpus(void) {
+    const char *gpus = getenv("FAKE_GPUS");
+    return getenv("FAKE_NO_GPU") ? 0 : gpus ? atoi(gpus) : 2;
+}
 
 int cuGetErrorName(int code, const char **text) { *text = code == 218 ? "CUDA_ERROR_INVALID_PTX" : "CUDA_ERROR"; return 0; }
 int cuGetErrorString(int code, const char **text) { *text = "something is wrong"; return 0; }
 int cuInit(unsigned flags) { return 0; }
-int cuDriverGetVersion(int *version) { *version = getenv("FAKE_OLD_DRIVER") ? 12020 : 13000; return 0; }
-int cuDeviceGetCount(int *count) { *count = getenv("FAKE_NO_GPU") ? 0 : 2; return 0; }
-int cuDeviceGet(int *out, int ordinal) { *out = ordinal; return 0; }
+int cuDriverGetVersion(int *version) { *version = getenv("FAKE_OLD_DRIVER") ? 12020 : getenv("FAKE_CUDA_12") ? 12080 : 13000; return 0; }
+int cuDeviceGetCount(int *count) { *count = n_gpus(); return 0; }
+int cuDeviceGet(int *out, int ordinal) { *out = ordinal; return ordinal < n_gpus() ? 0 : 101; }
 int cuDeviceGetName(char *name, int length, int dev) { snprintf(name, length, "Fake %d", dev); return 0; }
+int cuDeviceCanAccessPeer(int *can, int dev, int peer) { *can = dev != peer && !getenv("FAKE_NO_PEERS"); return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int dev) { *context = (void *)(intptr_t)(dev + 1); return 0; }
 int cuDevicePrimaryCtxRelease_v2(int dev) { fake_log("cuDevicePrimaryCtxRelease"); return 0; }
 int cuCtxSetCurrent(void *context) { device = (int)(intptr_t)context - 1; return 0; }
+int cuCtxGetCurrent(void **context) { *context = (void *)(intptr_t)(device + 1); return 0; }
+int cuCtxGetDevice(int *dev) { *dev = device; return device < 0 ? 201 : 0; }
 int cuMemGetInfo_v2(size_t *available, size_t *total) { *available = 1 << 30; *total = 2 << 29; return 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int dev) {
     switch (attribute) {
@@ -56,21 +64,87 @@ int cuDeviceGetAttribute(int *value, int attribute, int dev) {
     }
     return 0;
 }
+
+// Memory.
+static struct { char *at; size_t bytes; int device; } blocks[4096];
+
+void *fake_alloc(size_t bytes) {
+    void *memory = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    pthread_mutex_lock(&fake_lock);
+    for (int i = 0; i < 4096; i++)
+        if (!blocks[i].at) {
+            blocks[i].at = memory, blocks[i].bytes = bytes, blocks[i].device = device;
+            break;
+        }
+    pthread_mutex_unlock(&fake_lock);
+    return memory;
+}
+int fake_free(void *memory) {
+    int found = 0;
+    pthread_mutex_lock(&fake_lock);
+    for (int i = 0; i < 4096 && memory; i++)
+        if (blocks[i].at == memory) blocks[i].at = NULL, found = 1;
+    pthread_mutex_unlock(&fake_lock);
+    if (found) free(memory);
+    return found;
+}
+int cuMemAlloc_v2(uint64_t *memory, size_t bytes) {
+    if (!bytes || bytes > (size_t)1 << 30) return bytes ? 2 : 1;
+    *memory = (uintptr_t)fake_alloc(bytes);
+    fake_log("cuMemAlloc %zu", bytes);
+    return 0;
+}
+int cuMemFree_v2(uint64_t memory) { fake_log("cuMemFree"); return fake_free((void *)memory) ? 0 : 1; }
+int cuPointerGetAttribute(void *out, int attribute, uint64_t at) {
+    int code = 1;
+    pthread_mutex_lock(&fake_lock);
+    for (int i = 0; i < 4096; i++) {
+        uintptr_t start = (uintptr_t)blocks[i].at;
+        if (!start || at < start || at - start >= blocks[i].bytes) continue;
+        code = 0;
+        switch (attribute) {
+        case 1: *(void **)out = (void *)(intptr_t)(blocks[i].device + 1); break; // context
+        case 2: *(unsigned *)out = 2; break;                                    // memory of a device
+        case 3: *(uint64_t *)out = at; break;                                   // device pointer
+        case 9: *(int *)out = blocks[i].device; break;                          // ordinal
+        case 11: *(uint64_t *)out = start; break;                               // start of the range
+        case 12: *(size_t *)out = blocks[i].bytes; break;                       // its size
+        default: code = 1;
+        }
+    }
+    pthread_mutex_unlock(&fake_lock);
+    return code;
+}
+int cuPointerGetAttributes(unsigned n, const int *attributes, void **out, uint64_t at) {
+    for (unsigned i = 0; i < n; i++)
+        if (cuPointerGetAttribute(out[i], attributes[i], at)) *(uint64_t *)out[i] = 0;
+    return 0;
+}
 int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) { memcpy((void *)to, from, bytes); return 0; }
 int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) { memcpy(to, (void *)from, bytes); return 0; }
+int cuMemcpyDtoD_v2(uint64_t to, uint64_t from, size_t bytes) { memmove((void *)to, (void *)from, bytes); return 0; }
 int cuMemsetD8_v2(uint64_t to, unsigned char byte, size_t bytes) { memset((void *)to, byte, bytes); return 0; }
-int cuStreamSynchronize(Stream *stream) { return stream ? 1 : 0; }
-int cuStreamCreate(Stream **stream, unsigned flags) { *stream = calloc(1, sizeof **stream); return flags == 1 ? 0 : 1; }
-int cuStreamQuery(Stream *stream) {
-    if (stream->busy == 0) return 0;
-    if (!getenv("FAKE_HANG")) stream->busy--;
-    return 600;
+typedef struct { void *to; const void *from; int byte; size_t bytes; } Move;
+static void move(void *argument) {
+    Move *m = argument;
+    if (m->from) memmove(m->to, m->from, m->bytes);
+    else memset(m->to, m->byte, m->bytes);
 }
-int cuStreamDestroy_v2(Stream *stream) { fake_log("cuStreamDestroy"); free(stream); return 0; }
-int cuEventCreate(void **event, unsigned flags) { *event = malloc(1); return 0; }
-int cuEventRecord(void *event, Stream *stream) { return 0; }
-int cuEventElapsedTime_v2(float *ms, void *start, void *end) { *ms = 1.5f; return 0; }
-int cuEventDestroy_v2(void *event) { free(event); return 0; }
+static int enqueue_move(Stream *stream, Move m) { fake_enqueue(stream, NULL, move, &m, sizeof m); return 0; }
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, Stream *stream) {
+    return enqueue_move(stream, (Move){(void *)to, from, 0, bytes});
+}
+int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, Stream *stream) {
+    return enqueue_move(stream, (Move){to, (void *)from, 0, bytes});
+}
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, Stream *stream) {
+    return enqueue_move(stream, (Move){(void *)to, (void *)from, 0, bytes});
+}
+int cuMemsetD8Async(uint64_t to, unsigned char byte, size_t bytes, Stream *stream) {
+    return enqueue_move(stream, (Move){(void *)to, NULL, byte, bytes});
+}
+
+// Modules and kernels.
 int cuModuleLoadDataEx(void **module, const char *image, unsigned n, const uint32_t *options, void **values) {
     if (strstr(image, ".version 99")) return 222;
     if (strstr(image, "broken")) {
@@ -91,11 +165,22 @@ int cuFuncGetAttribute(int *value, int attribute, void *function) {
     return 0;
 }
 int cuFuncSetAttribute(void *function, int attribute, int value) { fake_log("cuFuncSetAttribute %d %d", attribute, value); return 0; }
-int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared) { *blocks = 2; return 0; }
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *resident, void *function, int threads, size_t shared) { *resident = 2; return 0; }
+
+typedef struct {
+    unsigned grid[3], block[3], shared;
+    Stream *stream;
+    struct { uint32_t id; char pad[4]; union { int cooperative; char pad[64]; } value; } *attrs;
+    unsigned n_attrs;
+} Config;
+static void kernel(void *unused) {
+    if (getenv("FAKE_HANG")) for (;;) pause();
+    usleep(100);
+}
 int cuLaunchKernelEx(const Config *config, void *function, void **params, void **extra) {
     int cooperative = config->n_attrs == 1 && config->attrs[0].id == 2 ? config->attrs[0].value.cooperative : 0;
-    config->stream->busy = 3;
     fake_log("cuLaunchKernelEx grid %u block %u shared %u cooperative %d DevComm of rank %d, count %zu", config->grid[0],
              config->block[0], config->shared, cooperative, ((int *)params[0])[2], *(size_t *)params[2]);
+    fake_enqueue(config->stream, NULL, kernel, "", 1);
     return 0;
 }

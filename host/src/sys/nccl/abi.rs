@@ -12,8 +12,6 @@ pub(crate) const API_MAGIC: u32 = 0xcafe_beef;
 pub(crate) const ABI_VERSION: u32 = 23203;
 /// "Not set". NCCL: `NCCL_CONFIG_UNDEF_INT`.
 pub(crate) const UNDEF_INT: c_int = c_int::MIN;
-/// Every rank uses one offset in its window. NCCL: `NCCL_WIN_COLL_SYMMETRIC`.
-pub(crate) const WIN_COLL_SYMMETRIC: c_int = 1;
 /// NCCL: `ncclSuccess`.
 pub(crate) const SUCCESS: c_int = 0;
 /// The call goes on in the background. NCCL: `ncclInProgress`.

@@ -49,6 +49,11 @@ macro_rules! functions {
             )*
         }
 
+        /// Symbol, types of the arguments, type returned.
+        #[cfg(test)]
+        pub(crate) const PROTOTYPES: &[(&str, &[&str], &str)] =
+            &[$(($symbol, &[$(stringify!($type)),*], stringify!($ret))),*];
+
         /// Every symbol of the table.
         #[cfg(test)]
         pub(crate) const SYMBOLS: &[&str] = &[$($symbol),*];

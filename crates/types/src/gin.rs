@@ -1,0 +1,171 @@
+//! What host and device share of GIN, NCCL's networking by kernels.
+
+/// A back end of GIN: who moves the bytes that a kernel sends over the network.
+///
+/// NCCL: `ncclGinType_t`; also `ncclNetDeviceType` for the values that the device communicator holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[doc(alias = "ncclGinType_t")]
+#[non_exhaustive]
+pub enum GinType {
+    /// None: there is no GIN, or, in a requirement, any back end will do. NCCL: `NCCL_GIN_TYPE_NONE`, 0.
+    #[doc(alias = "NCCL_GIN_TYPE_NONE")]
+    None,
+    /// A thread of the host posts what the kernel queues. NCCL: `NCCL_GIN_TYPE_PROXY`, 2.
+    #[doc(alias = "NCCL_GIN_TYPE_PROXY")]
+    Proxy,
+    /// The kernel rings the doorbells of an mlx5 network card itself. NCCL: `NCCL_GIN_TYPE_GDAKI`, 3.
+    #[doc(alias = "NCCL_GIN_TYPE_GDAKI")]
+    Gdaki,
+    /// GPU-Push Interface, of Spectrum-X's plugin. NCCL: `NCCL_GIN_TYPE_GPI`, 4.
+    #[doc(alias = "NCCL_GIN_TYPE_GPI")]
+    Gpi,
+    /// GPUDirect Async of Amazon's EFA, of the AWS OFI plugin. NCCL: `NCCL_GIN_TYPE_EFA_GDA`, 5.
+    #[doc(alias = "NCCL_GIN_TYPE_EFA_GDA")]
+    EfaGda,
+    /// One that this crate does not know, by NCCL's number.
+    Other(i32),
+}
+
+impl GinType {
+    /// From NCCL's number; every number has a value.
+    #[must_use]
+    pub const fn from_raw(raw: i32) -> Self {
+        match raw {
+            0 => Self::None,
+            2 => Self::Proxy,
+            3 => Self::Gdaki,
+            4 => Self::Gpi,
+            5 => Self::EfaGda,
+            other => Self::Other(other),
+        }
+    }
+
+    /// NCCL's number.
+    #[must_use]
+    pub const fn raw(self) -> i32 {
+        match self {
+            Self::None => 0,
+            Self::Proxy => 2,
+            Self::Gdaki => 3,
+            Self::Gpi => 4,
+            Self::EfaGda => 5,
+            Self::Other(other) => other,
+        }
+    }
+}
+
+impl core::fmt::Display for GinType {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Proxy => f.write_str("PROXY"),
+            Self::Gdaki => f.write_str("GDAKI"),
+            Self::Gpi => f.write_str("GPI"),
+            Self::EfaGda => f.write_str("EFA_GDA"),
+            Self::Other(raw) => write!(f, "type {raw}"),
+        }
+    }
+}
+
+/// Which ranks a kernel reaches over the network.
+///
+/// NCCL: `ncclGinConnectionType_t`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[doc(alias = "ncclGinConnectionType_t")]
+#[non_exhaustive]
+pub enum GinConnectionType {
+    /// Nobody: GIN is off. NCCL: `NCCL_GIN_CONNECTION_NONE`, 0.
+    #[doc(alias = "NCCL_GIN_CONNECTION_NONE")]
+    None,
+    /// Every rank. NCCL: `NCCL_GIN_CONNECTION_FULL`, 1.
+    #[doc(alias = "NCCL_GIN_CONNECTION_FULL")]
+    Full,
+    /// The ranks of the rail team. NCCL: `NCCL_GIN_CONNECTION_RAIL`, 2.
+    #[doc(alias = "NCCL_GIN_CONNECTION_RAIL")]
+    Rail,
+    /// The ranks at a chosen distance and its multiples. NCCL: `NCCL_GIN_CONNECTION_CUSTOM_STRIDE`, 3.
+    #[doc(alias = "NCCL_GIN_CONNECTION_CUSTOM_STRIDE")]
+    CustomStride,
+    /// One that this crate does not know, by NCCL's number.
+    Other(i32),
+}
+
+impl GinConnectionType {
+    /// From NCCL's number; every number has a value.
+    #[must_use]
+    pub const fn from_raw(raw: i32) -> Self {
+        match raw {
+            0 => Self::None,
+            1 => Self::Full,
+            2 => Self::Rail,
+            3 => Self::CustomStride,
+            other => Self::Other(other),
+        }
+    }
+
+    /// NCCL's number.
+    #[must_use]
+    pub const fn raw(self) -> i32 {
+        match self {
+            Self::None => 0,
+            Self::Full => 1,
+            Self::Rail => 2,
+            Self::CustomStride => 3,
+            Self::Other(other) => other,
+        }
+    }
+}
+
+impl core::fmt::Display for GinConnectionType {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Full => f.write_str("FULL"),
+            Self::Rail => f.write_str("RAIL"),
+            Self::CustomStride => f.write_str("CUSTOM_STRIDE"),
+            Self::Other(raw) => write!(f, "type {raw}"),
+        }
+    }
+}
+
+/// Signals that the host reserved for a kernel: `first..first + count`, the same on every rank and in every context.
+///
+/// NCCL: `outGinSignalStart`, `ncclGinSignal_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, bytemuck::Pod, bytemuck::Zeroable)]
+#[doc(alias = "ncclGinSignal_t")]
+pub struct SignalRange {
+    /// The first signal's id.
+    pub first: u32,
+    /// How many there are.
+    pub count: u32,
+}
+
+/// Counters that the host reserved for a kernel: `first..first + count`, the same on every rank and in every context.
+///
+/// NCCL: `outGinCounterStart`, `ncclGinCounter_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, bytemuck::Pod, bytemuck::Zeroable)]
+#[doc(alias = "ncclGinCounter_t")]
+pub struct CounterRange {
+    /// The first counter's id.
+    pub first: u32,
+    /// How many there are.
+    pub count: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_of_nccls_comes_back_as_itself() {
+        for raw in [i32::MIN, -1, 0, 1, 2, 3, 4, 5, 6, 63, i32::MAX] {
+            assert_eq!(GinType::from_raw(raw).raw(), raw);
+            assert_eq!(GinConnectionType::from_raw(raw).raw(), raw);
+        }
+        // 1 was never given out as a type.
+        assert_eq!(GinType::from_raw(1), GinType::Other(1));
+        assert_eq!(GinConnectionType::from_raw(4), GinConnectionType::Other(4));
+    }
+}

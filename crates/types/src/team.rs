@@ -1,0 +1,292 @@
+//! Teams: groups of ranks at even distances, and the translation of ranks between them.
+//!
+//! Every function is arithmetic on the 12 bytes of a team, the same on the host and in a kernel, and none panics: a
+//! division by a stride or size of 0, which NCCL leaves undefined, has a stated result.
+
+/// A group of ranks: member `i` is the world rank `my_world_rank + (i - rank) * stride`.
+///
+/// A team is seen from one rank, which need not be a member. Where a function takes two teams, both are seen from the same
+/// rank.
+///
+/// ```
+/// use devcomm_types::Team;
+/// // Rank 5 of 8, in LSA teams of 4.
+/// let world = Team { n_ranks: 8, rank: 5, stride: 1 };
+/// let lsa = world.inner_factor(4);
+/// let rail = world.outer_factor(4);
+/// assert_eq!((lsa.to_world(5, 0), rail.to_world(5, 0)), (4, 1));
+/// assert!(world.contains(rail, 0) && !lsa.contains(rail, 0));
+/// assert_eq!(world.rank_in(lsa, 3), 7);
+/// ```
+///
+/// NCCL: `ncclTeam` (12 bytes).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, bytemuck::Pod, bytemuck::Zeroable)]
+#[doc(alias = "ncclTeam")]
+pub struct Team {
+    /// Members of the team.
+    pub n_ranks: i32,
+    /// This rank's place in the team, `0..n_ranks`.
+    pub rank: i32,
+    /// Distance in world ranks between neighbours of the team.
+    pub stride: i32,
+}
+
+impl Team {
+    /// The world rank of member `member`, seen from the rank whose world rank is `my_world_rank`.
+    ///
+    /// NCCL: `ncclTeamRankToWorld`.
+    #[doc(alias = "ncclTeamRankToWorld")]
+    #[must_use]
+    #[inline(always)]
+    pub const fn to_world(self, my_world_rank: i32, member: i32) -> i32 {
+        my_world_rank.wrapping_add(self.distance_to(member))
+    }
+
+    /// The LSA rank of member `member`, seen from the rank whose LSA rank is `my_lsa_rank`. Below 0, or not below the
+    /// size of the LSA team, for a member that load and store do not reach.
+    ///
+    /// NCCL: `ncclTeamRankToLsa`.
+    #[doc(alias = "ncclTeamRankToLsa")]
+    #[must_use]
+    #[inline(always)]
+    pub const fn to_lsa(self, my_lsa_rank: i32, member: i32) -> i32 {
+        my_lsa_rank.wrapping_add(self.distance_to(member))
+    }
+
+    /// Whether member `member` of `other` is a member of this team too.
+    ///
+    /// NCCL: `ncclTeamRankIsMember(self, other, member)`.
+    #[doc(alias = "ncclTeamRankIsMember")]
+    #[must_use]
+    #[inline(always)]
+    pub const fn contains(self, other: Team, member: i32) -> bool {
+        let distance = other.distance_to(member);
+        let rank = self.rank_in(other, member);
+        remainder(distance, self.stride) == 0 && 0 <= rank && rank < self.n_ranks
+    }
+
+    /// The place in this team of member `member` of `other`; it means nothing unless this team
+    /// [`contains`](Self::contains) it.
+    ///
+    /// NCCL: `ncclTeamRankToTeam(self, other, member)`.
+    #[doc(alias = "ncclTeamRankToTeam")]
+    #[must_use]
+    #[inline(always)]
+    pub const fn rank_in(self, other: Team, member: i32) -> i32 {
+        self.rank.wrapping_add(quotient(other.distance_to(member), self.stride))
+    }
+
+    /// This team cut into runs of `inner_size` neighbours: the run that this rank is in. `inner_size` divides `n_ranks`.
+    ///
+    /// NCCL: `ncclTeamInnerFactor`.
+    #[doc(alias = "ncclTeamInnerFactor")]
+    #[must_use]
+    #[inline(always)]
+    pub const fn inner_factor(self, inner_size: i32) -> Team {
+        Team { n_ranks: inner_size, rank: remainder(self.rank, inner_size), stride: self.stride }
+    }
+
+    /// This team cut into runs of `inner_size` neighbours: the members with this rank's place in each run. `inner_size`
+    /// divides `n_ranks`. A size of 0 gives a team of nobody.
+    ///
+    /// NCCL: `ncclTeamOuterFactor`.
+    #[doc(alias = "ncclTeamOuterFactor")]
+    #[must_use]
+    #[inline(always)]
+    pub const fn outer_factor(self, inner_size: i32) -> Team {
+        Team {
+            n_ranks: quotient(self.n_ranks, inner_size),
+            rank: quotient(self.rank, inner_size),
+            stride: self.stride.wrapping_mul(inner_size),
+        }
+    }
+
+    /// The place in this team of the `index`-th of its members that are not in `subset`, a team within this one. There
+    /// are `self.n_ranks - subset.n_ranks` of them.
+    ///
+    /// NCCL: `ncclTeamRankInDifference(self, subset, index)`.
+    #[doc(alias = "ncclTeamRankInDifference")]
+    #[must_use]
+    #[inline(always)]
+    pub const fn rank_in_difference(self, subset: Team, index: i32) -> i32 {
+        // Places of the subset in this team: `first`, then every `step`-th, `last` being the highest.
+        let step = quotient(subset.stride, self.stride);
+        let start = self.rank.wrapping_sub(subset.rank.wrapping_mul(step));
+        let extent = subset.n_ranks.wrapping_sub(1).wrapping_mul(step);
+        let (first, step, extent) = if step < 0 {
+            (start.wrapping_add(extent), step.wrapping_neg(), extent.wrapping_neg())
+        } else {
+            (start, step, extent)
+        };
+        let past = index.wrapping_sub(first);
+        // Members between two neighbours of the subset, and in all of these gaps.
+        let gap = step.wrapping_sub(1);
+        let between = subset.n_ranks.wrapping_sub(1).wrapping_mul(gap);
+        if past < 0 {
+            index
+        } else if past < between {
+            let gaps = quotient(past, gap).wrapping_mul(step);
+            first.wrapping_add(1).wrapping_add(gaps).wrapping_add(remainder(past, gap))
+        } else {
+            first.wrapping_add(1).wrapping_add(extent).wrapping_add(past.wrapping_sub(between))
+        }
+    }
+
+    /// World ranks from this rank to `member`.
+    #[inline(always)]
+    const fn distance_to(self, member: i32) -> i32 {
+        member.wrapping_sub(self.rank).wrapping_mul(self.stride)
+    }
+}
+
+/// `a / b` as C has it; 0 where `b` is 0. Written so that no check for a division by 0 is left in a kernel.
+#[inline(always)]
+const fn quotient(a: i32, b: i32) -> i32 {
+    if b == 0 { 0 } else { a.wrapping_div(b) }
+}
+
+/// `a % b` as C has it; `a` where `b` is 0.
+#[inline(always)]
+const fn remainder(a: i32, b: i32) -> i32 {
+    if b == 0 { a } else { a.wrapping_rem(b) }
+}
+
+const _: () = assert!(size_of::<Team>() == 12);
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::vec::Vec;
+
+    use super::*;
+
+    /// The world ranks of a team, in the team's order.
+    fn members(team: Team, me: i32) -> Vec<i32> {
+        (0..team.n_ranks).map(|member| team.to_world(me, member)).collect()
+    }
+
+    /// Every place of a rank in a job of LSA teams of one size, with its teams: world, LSA, rail, and those that the
+    /// LSA team and the rail factor into.
+    fn for_each_rank(mut check: impl FnMut(i32, &[Team])) {
+        for n_ranks in 1..=24 {
+            for lsa_size in (1..=n_ranks).filter(|size| n_ranks % size == 0) {
+                for me in 0..n_ranks {
+                    let world = Team { n_ranks, rank: me, stride: 1 };
+                    let (lsa, rail) = (world.inner_factor(lsa_size), world.outer_factor(lsa_size));
+                    let mut teams = Vec::from([world, lsa, rail]);
+                    for parent in [lsa, rail] {
+                        for inner in (1..=parent.n_ranks).filter(|i| parent.n_ranks % i == 0) {
+                            teams.extend([parent.inner_factor(inner), parent.outer_factor(inner)]);
+                        }
+                    }
+                    // The same members counted from the other end.
+                    teams.push(Team {
+                        rank: rail.n_ranks - 1 - rail.rank,
+                        stride: -rail.stride,
+                        ..rail
+                    });
+                    check(me, &teams);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn factors_cut_the_world_into_runs_and_rails() {
+        for_each_rank(|me, teams| {
+            let (world, lsa, rail) = (teams[0], teams[1], teams[2]);
+            let n = lsa.n_ranks;
+            assert_eq!(members(world, me), (0..world.n_ranks).collect::<Vec<_>>());
+            assert_eq!(members(lsa, me), (me / n * n..me / n * n + n).collect::<Vec<_>>());
+            let same_place = (0..world.n_ranks).filter(|rank| rank % n == me % n);
+            assert_eq!(members(rail, me), same_place.collect::<Vec<_>>());
+        });
+    }
+
+    #[test]
+    fn membership_and_translation_are_those_of_the_sets_of_ranks() {
+        for_each_rank(|me, teams| {
+            for &a in teams {
+                let of_a = members(a, me);
+                assert_eq!(of_a[a.rank as usize], me);
+                for &b in teams {
+                    for (place, rank) in members(b, me).into_iter().enumerate() {
+                        let found = of_a.iter().position(|&other| other == rank);
+                        assert_eq!(
+                            a.contains(b, place as i32),
+                            found.is_some(),
+                            "{a:?} {b:?} {place}"
+                        );
+                        if let Some(found) = found {
+                            assert_eq!(a.rank_in(b, place as i32), found as i32);
+                        }
+                    }
+                    assert!(!a.contains(a, -1) && !a.contains(a, a.n_ranks));
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn the_difference_lists_the_members_that_the_subset_lacks_in_order() {
+        for_each_rank(|me, teams| {
+            for &parent in teams {
+                for &subset in teams {
+                    let within = (0..subset.n_ranks).all(|member| parent.contains(subset, member));
+                    if !within {
+                        continue;
+                    }
+                    let of_subset = members(subset, me);
+                    let rest = members(parent, me)
+                        .into_iter()
+                        .enumerate()
+                        .filter(|(_, rank)| !of_subset.contains(rank));
+                    for (index, (place, _)) in rest.enumerate() {
+                        let got = parent.rank_in_difference(subset, index as i32);
+                        assert_eq!(got, place as i32, "{parent:?} without {subset:?}, {index}");
+                    }
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn an_lsa_rank_outside_the_lsa_team_is_out_of_its_range() {
+        let world = Team { n_ranks: 8, rank: 5, stride: 1 };
+        let lsa_ranks: Vec<_> = (0..8).map(|rank| world.to_lsa(1, rank)).collect();
+        assert_eq!(lsa_ranks, [-4, -3, -2, -1, 0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn no_team_makes_a_function_panic() {
+        let extremes = [i32::MIN, -1, 0, 1, 2, i32::MAX];
+        let teams: Vec<Team> = extremes
+            .iter()
+            .flat_map(|&n_ranks| extremes.iter().map(move |&rank| (n_ranks, rank)))
+            .flat_map(|(n_ranks, rank)| {
+                extremes.iter().map(move |&stride| Team { n_ranks, rank, stride })
+            })
+            .collect();
+        let mut reached = 0;
+        for &a in &teams {
+            for &b in &teams {
+                for &member in &extremes {
+                    reached += usize::from(a.contains(b, member));
+                    let _ = (a.rank_in(b, member), a.rank_in_difference(b, member));
+                    let _ = (
+                        a.inner_factor(member),
+                        a.outer_factor(member),
+                        a.to_world(member, member),
+                    );
+                }
+            }
+        }
+        assert!(reached > 0);
+        // Without a stride all members are this rank.
+        let point = Team { n_ranks: 4, rank: 0, stride: 0 };
+        assert!(point.contains(Team { n_ranks: 1, rank: 0, stride: 1 }, 0));
+        assert!(!point.contains(Team { n_ranks: 2, rank: 0, stride: 1 }, 1));
+    }
+}

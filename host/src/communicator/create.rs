@@ -1,0 +1,424 @@
+//! Making communicators: from unique ids, for all GPUs of a process, from a handle, and from others.
+
+use std::cell::RefCell;
+use std::ffi::{c_int, c_void};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::handle::{Handle, Status};
+use super::watched::watched;
+use super::{Communicator, End, Inner};
+use crate::bootstrap::Rendezvous;
+use crate::group::refuse_inside;
+use crate::sys::nccl::abi::{RawComm, RawUniqueId};
+use crate::sys::nccl::call::{Call, CommPtr, CommSlot, Out};
+use crate::sys::nccl::calls;
+use crate::sys::nccl_build::check_driver;
+use crate::{CommConfig, Context, Error, Library, Result, UniqueId};
+
+/// What happens to the operations that are running when a communicator shrinks.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ShrinkMode {
+    /// They are done: nothing of the old communicator is running. NCCL: `NCCL_SHRINK_DEFAULT`.
+    #[default]
+    #[doc(alias = "NCCL_SHRINK_DEFAULT")]
+    Idle = 0,
+    /// They are stopped, as after an error. NCCL: `NCCL_SHRINK_ABORT`.
+    #[doc(alias = "NCCL_SHRINK_ABORT")]
+    Abort = 1,
+}
+
+/// Everything but NCCL's handle.
+struct Place<'a> {
+    library: &'a Library,
+    context: &'a Context,
+    rank: usize,
+    n_ranks: usize,
+    rendezvous: Option<Rendezvous>,
+    blocking: bool,
+}
+
+impl Place<'_> {
+    fn communicator(self, slot: CommSlot, end: End) -> Communicator {
+        let Self { library, context, rank, n_ranks, rendezvous, blocking } = self;
+        tracing::debug!(rank, n_ranks, gpu = context.ordinal(), "joined a communicator");
+        let (nccl, health) = (Arc::clone(library.nccl()), Arc::clone(context.health()));
+        let handle = Handle::new(nccl, slot, rank, blocking, health);
+        let (context, library) = (context.clone(), library.clone());
+        let resources = RefCell::default();
+        let handle = Arc::new(handle);
+        if end != End::Foreign {
+            context.health().guard(&handle);
+        }
+        let inner = Inner { handle, end, rank, n_ranks, context, library, rendezvous, resources };
+        Communicator { inner: Rc::new(inner) }
+    }
+}
+
+impl Communicator {
+    /// Joins the communicator that `id` names. *Collective*: returns when all `n_ranks` ranks have called it, each on a
+    /// thread of its own; at once if `config` asks for a non-blocking communicator, which then
+    /// [is ready](Self::is_ready) when all have.
+    ///
+    /// [`Rank::communicator`](crate::Rank::communicator) does this for the ranks of a [`World`](crate::World).
+    ///
+    /// NCCL: `ncclCommInitRankConfig`, by way of `ncclCommInitRankScalable`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Nccl`], [`Error::InvalidInput`] for a rank that is not below `n_ranks`, [`Error::Unsupported`] for a field of
+    /// the configuration that the library does not know.
+    #[doc(alias = "ncclCommInitRank")]
+    #[doc(alias = "ncclCommInitRankConfig")]
+    pub fn init_rank(
+        library: &Library,
+        context: &Context,
+        id: &UniqueId,
+        rank: usize,
+        n_ranks: usize,
+        config: &CommConfig,
+    ) -> Result<Self> {
+        Self::init_rank_scalable(library, context, &[*id], rank, n_ranks, config)
+    }
+
+    /// As [`init_rank`](Self::init_rank), with several ids, made by as many ranks, that share the work of bringing very many
+    /// ranks together. Every rank passes the same list.
+    ///
+    /// NCCL: `ncclCommInitRankScalable`.
+    ///
+    /// # Errors
+    ///
+    /// As [`init_rank`](Self::init_rank); also [`Error::InvalidInput`] without any id.
+    #[doc(alias = "ncclCommInitRankScalable")]
+    pub fn init_rank_scalable(
+        library: &Library,
+        context: &Context,
+        ids: &[UniqueId],
+        rank: usize,
+        n_ranks: usize,
+        config: &CommConfig,
+    ) -> Result<Self> {
+        Self::join(library, context, ids, rank, n_ranks, config, None)
+    }
+
+    pub(crate) fn join(
+        library: &Library,
+        context: &Context,
+        ids: &[UniqueId],
+        rank: usize,
+        n_ranks: usize,
+        config: &CommConfig,
+        rendezvous: Option<Rendezvous>,
+    ) -> Result<Self> {
+        refuse_inside("ncclCommInitRankScalable")?;
+        if rank >= n_ranks {
+            return Err(Error::invalid(format!("rank {rank} is not one of {n_ranks} ranks")));
+        }
+        if ids.is_empty() || ids.len() > n_ranks {
+            let n = ids.len();
+            return Err(Error::invalid(format!(
+                "{n} unique ids for a communicator of {n_ranks} ranks"
+            )));
+        }
+        let ids: Vec<RawUniqueId> = ids.iter().map(|id| id.0).collect();
+        let (c_rank, c_n_ranks) = (number(rank)?, number(n_ranks)?);
+        let blocking = config.is_blocking();
+        let config = config.lower(library.version())?;
+        let out = Out::new(std::ptr::null_mut());
+        let call = calls::init_rank(out.clone(), ids, c_rank, c_n_ranks, config);
+        make(library, context, rank, call)?;
+        let place = Place { library, context, rank, n_ranks, rendezvous, blocking };
+        Ok(place.communicator(
+            CommSlot::new(made(&out, rank, "ncclCommInitRankScalable")?),
+            End::Together,
+        ))
+    }
+
+    /// Makes the communicators of all `contexts`, rank `i` on the `i`th, for use by this one thread. Operations that wait for
+    /// one another belong in a [`group`](crate::group()); [`MultiGpu`](crate::MultiGpu) sees to that.
+    ///
+    /// NCCL: `ncclCommInitAll`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] without any context or when two are of one GPU; [`Error::Nccl`].
+    #[doc(alias = "ncclCommInitAll")]
+    pub fn init_all(library: &Library, contexts: &[Context]) -> Result<Vec<Self>> {
+        refuse_inside("ncclCommInitAll")?;
+        let Some(first) = contexts.first() else {
+            return Err(Error::invalid("communicators of no GPU at all"));
+        };
+        let devices = contexts.iter().map(|context| number(context.ordinal()));
+        let devices: Vec<c_int> = devices.collect::<Result<_>>()?;
+        let mut sorted = devices.clone();
+        sorted.sort_unstable();
+        if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(Error::invalid(format!("GPU {} is there twice", pair[0])));
+        }
+        let outs: Vec<Out<RawComm>> =
+            contexts.iter().map(|_| Out::new(std::ptr::null_mut())).collect();
+        make(library, first, 0, calls::init_all(outs.clone(), devices))?;
+        let n_ranks = contexts.len();
+        let place = |(rank, context)| {
+            let place = Place { library, context, rank, n_ranks, rendezvous: None, blocking: true };
+            Ok(place.communicator(
+                CommSlot::new(made(&outs[rank], rank, "ncclCommInitAll")?),
+                End::OneByOne,
+            ))
+        };
+        contexts.iter().enumerate().map(place).collect()
+    }
+
+    /// A communicator that another part of the program made, such as torch. It is not ended here.
+    ///
+    /// NCCL: `ncclCommUserRank`, `ncclCommCount`, `ncclCommCuDevice`, `ncclCommGetAsyncError`.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is a live `ncclComm_t` of this very library, of the context's GPU; nobody else uses it while calls are made
+    /// here, and it stays alive as long as this communicator and what is made from it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for NULL or a communicator of another GPU, [`Error::Nccl`].
+    pub unsafe fn from_raw(library: &Library, context: &Context, raw: *mut c_void) -> Result<Self> {
+        if raw.is_null() {
+            return Err(Error::invalid("the communicator is NULL"));
+        }
+        let slot = CommSlot::from_raw(raw);
+        let place =
+            Place { library, context, rank: 0, n_ranks: 1, rendezvous: None, blocking: false };
+        let foreign = place.communicator(slot, End::Foreign);
+        let (rank, n_ranks, device) = foreign.identity()?;
+        let (rank, n_ranks) = (rank.unsigned_abs() as usize, n_ranks.unsigned_abs() as usize);
+        if usize::try_from(device) != Ok(context.ordinal()) {
+            return Err(Error::invalid(format!(
+                "the communicator is of GPU {device}, the context of GPU {}",
+                context.ordinal()
+            )));
+        }
+        let place = Place { library, context, rank, n_ranks, rendezvous: None, blocking: false };
+        Ok(place.communicator(CommSlot::from_raw(raw), End::Foreign))
+    }
+
+    /// Splits the communicator: the ranks of one `color` make a new one, in the order of their `key`s and then of their
+    /// ranks. `None` takes no part and gets none. *Collective*.
+    ///
+    /// NCCL: `ncclCommSplit`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for a negative color, [`Error::CommunicatorEnded`], [`Error::RankLost`], [`Error::Nccl`].
+    #[doc(alias = "ncclCommSplit")]
+    pub fn split(&self, color: Option<i32>, key: i32, config: &CommConfig) -> Result<Option<Self>> {
+        const NO_COLOR: c_int = -1;
+        if color.is_some_and(|color| color < 0) {
+            return Err(Error::invalid("a negative color; None takes no part in a split"));
+        }
+        let color = color.unwrap_or(NO_COLOR);
+        let lowered = config.lower(self.library().version())?;
+        let rendezvous = self.split_rendezvous(color, key)?;
+        let out = Out::new(std::ptr::null_mut());
+        let call = |comm| calls::split(comm, color, key, out.clone(), lowered);
+        self.spawn(&[Status::Live, Status::Revoked], call)?;
+        match out.communicator() {
+            None if color == NO_COLOR => Ok(None),
+            _ => {
+                let comm = made(&out, self.rank(), "ncclCommSplit")?;
+                self.child(comm, rendezvous, config).map(Some)
+            }
+        }
+    }
+
+    /// Tells the ranks of each new communicator about each other.
+    fn split_rendezvous(&self, color: i32, key: i32) -> Result<Option<Rendezvous>> {
+        let Some(rendezvous) = self.rendezvous() else { return Ok(None) };
+        let own = [color.to_le_bytes(), key.to_le_bytes()].concat();
+        let all = rendezvous.all_gather(&own)?;
+        let number = |bytes: &[u8], at: usize| {
+            let bytes = bytes.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
+            i32::from_le_bytes(bytes.unwrap_or_default())
+        };
+        let mut members: Vec<(i32, usize)> = all
+            .iter()
+            .enumerate()
+            .filter(|(_, bytes)| number(bytes, 0) == color)
+            .map(|(rank, bytes)| (number(bytes, 4), rank))
+            .collect();
+        members.sort_unstable();
+        let members: Vec<usize> = members.into_iter().map(|(_, rank)| rank).collect();
+        if color < 0 { Ok(None) } else { rendezvous.subset(&members).map(Some) }
+    }
+
+    /// Makes a communicator without the ranks in `exclude`, which do not call this. *Collective* for the others.
+    ///
+    /// NCCL: `ncclCommShrink`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] when `exclude` is empty, names this rank, no rank, or one twice; otherwise as
+    /// [`split`](Self::split).
+    #[doc(alias = "ncclCommShrink")]
+    pub fn shrink(&self, exclude: &[usize], mode: ShrinkMode, config: &CommConfig) -> Result<Self> {
+        let n_ranks = self.n_ranks();
+        let mut excluded = vec![false; n_ranks];
+        for &rank in exclude {
+            match excluded.get_mut(rank) {
+                Some(_) if rank == self.rank() => {
+                    return Err(Error::invalid(format!("rank {rank} excludes itself")));
+                }
+                Some(place) if !*place => *place = true,
+                Some(_) => return Err(Error::invalid(format!("rank {rank} is excluded twice"))),
+                None => {
+                    return Err(Error::invalid(format!(
+                        "rank {rank} is not one of {n_ranks} ranks"
+                    )));
+                }
+            }
+        }
+        if exclude.is_empty() {
+            return Err(Error::invalid("a communicator shrinks by at least one rank"));
+        }
+        let lowered = config.lower(self.library().version())?;
+        let members: Vec<usize> = (0..n_ranks).filter(|&rank| !excluded[rank]).collect();
+        let rendezvous =
+            self.rendezvous().map(|rendezvous| rendezvous.subset(&members)).transpose()?;
+        let exclude = exclude.iter().map(|&rank| number(rank)).collect::<Result<_>>()?;
+        let out = Out::new(std::ptr::null_mut());
+        let call = |comm| calls::shrink(comm, exclude, out.clone(), lowered, mode as c_int);
+        self.spawn(&[Status::Live, Status::Revoked], call)?;
+        self.child(made(&out, self.rank(), "ncclCommShrink")?, rendezvous, config)
+    }
+
+    /// The id with which new ranks join by [`join_grown`](Self::join_grown). One rank calls this, hands the id to the new
+    /// ranks, and passes it to [`grow`](Self::grow). An id is good for one growth.
+    ///
+    /// NCCL: `ncclCommGetUniqueId`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`], [`Error::CommunicatorEnded`], [`Error::Nccl`].
+    #[doc(alias = "ncclCommGetUniqueId")]
+    pub fn unique_id(&self) -> Result<UniqueId> {
+        self.bind()?;
+        self.ask(Out::new(RawUniqueId([0; 128])), calls::unique_id).map(UniqueId)
+    }
+
+    /// Makes a communicator of these ranks and new ones, `n_ranks` in all. *Collective*, together with the new ranks'
+    /// [`join_grown`](Self::join_grown). The rank that made the id passes it, the others pass `None`. Old ranks keep their
+    /// numbers; the old communicator stays as it is.
+    ///
+    /// NCCL: `ncclCommGrow`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] unless `n_ranks` is more than there are; otherwise as [`split`](Self::split).
+    #[doc(alias = "ncclCommGrow")]
+    pub fn grow(&self, n_ranks: usize, id: Option<&UniqueId>, config: &CommConfig) -> Result<Self> {
+        const SAME_RANK: c_int = -1;
+        if n_ranks <= self.n_ranks() {
+            let now = self.n_ranks();
+            return Err(Error::invalid(format!("{now} ranks do not grow to {n_ranks}")));
+        }
+        let lowered = config.lower(self.library().version())?;
+        let (id, c_n_ranks) = (id.map(|id| id.0), number(n_ranks)?);
+        let out = Out::new(std::ptr::null_mut());
+        let call = |comm| calls::grow(Some(comm), c_n_ranks, id, SAME_RANK, out.clone(), lowered);
+        self.spawn(&[Status::Live], call)?;
+        self.child(made(&out, self.rank(), "ncclCommGrow")?, None, config)
+    }
+
+    /// Joins a communicator that [grows](Self::grow), as one of its new ranks.
+    ///
+    /// NCCL: `ncclCommGrow`.
+    ///
+    /// # Errors
+    ///
+    /// As [`init_rank`](Self::init_rank).
+    #[doc(alias = "ncclCommGrow")]
+    pub fn join_grown(
+        library: &Library,
+        context: &Context,
+        id: &UniqueId,
+        rank: usize,
+        n_ranks: usize,
+        config: &CommConfig,
+    ) -> Result<Self> {
+        refuse_inside("ncclCommGrow")?;
+        if rank >= n_ranks {
+            return Err(Error::invalid(format!("rank {rank} is not one of {n_ranks} ranks")));
+        }
+        let lowered = config.lower(library.version())?;
+        let out = Out::new(std::ptr::null_mut());
+        let (c_rank, c_n_ranks) = (number(rank)?, number(n_ranks)?);
+        let call = calls::grow(None, c_n_ranks, Some(id.0), c_rank, out.clone(), lowered);
+        make(library, context, rank, call)?;
+        let blocking = config.is_blocking();
+        let place = Place { library, context, rank, n_ranks, rendezvous: None, blocking };
+        let grown =
+            place.communicator(CommSlot::new(made(&out, rank, "ncclCommGrow")?), End::Together);
+        grown.wait_in_background()?;
+        Ok(grown)
+    }
+
+    /// Makes a call that makes a communicator out of this one, and waits for it.
+    fn spawn(&self, allowed: &[Status], call: impl FnOnce(CommPtr) -> Call) -> Result<()> {
+        let entered = self.inner.handle.enter(allowed)?;
+        let call = call(entered.comm());
+        entered.require_ready(call.operation)?;
+        self.watch(&entered, call)?;
+        drop(entered);
+        self.wait_in_background()
+    }
+
+    fn child(
+        &self,
+        comm: CommPtr,
+        rendezvous: Option<Rendezvous>,
+        config: &CommConfig,
+    ) -> Result<Self> {
+        let (library, context) = (self.library(), self.context());
+        // What is not set is inherited.
+        let blocking = config.is_blocking() && self.inner.handle.is_blocking();
+        // Only NCCL can tell the new rank; this look at the communicator does not end it.
+        let look = Place { library, context, rank: 0, n_ranks: 1, rendezvous: None, blocking };
+        let look = look.communicator(CommSlot::new(comm), End::Foreign);
+        look.wait_in_background()?;
+        let (rank, n_ranks, _) = look.identity()?;
+        let (rank, n_ranks) = (rank.unsigned_abs() as usize, n_ranks.unsigned_abs() as usize);
+        let place = Place { library, context, rank, n_ranks, rendezvous, blocking };
+        Ok(place.communicator(CommSlot::new(comm), End::Together))
+    }
+}
+
+/// Makes a call that joins ranks, with the context current.
+fn make(library: &Library, context: &Context, rank: usize, call: Call) -> Result<()> {
+    context.health().check()?;
+    check_driver(library.path())?;
+    context.cuda().bind()?;
+    let (nccl, operation) = (Arc::clone(library.nccl()), call.operation);
+    let work = move || {
+        // SAFETY: the call owns what it writes to and has no communicator yet.
+        let code = unsafe { call.make(&nccl)? };
+        nccl.check(operation, code, Some(rank))
+    };
+    // There is nothing yet that could be aborted.
+    watched(context, work, || ())
+}
+
+/// The communicator that a call made.
+fn made(out: &Out<RawComm>, rank: usize, operation: &'static str) -> Result<CommPtr> {
+    out.communicator().ok_or_else(|| Error::Nccl {
+        operation,
+        code: 0,
+        text: "success, but no communicator".to_owned(),
+        last_error: String::new(),
+        rank: Some(rank),
+        hint: "run again with NCCL_DEBUG=INFO for NCCL's own log",
+    })
+}
+
+fn number(value: usize) -> Result<c_int> {
+    c_int::try_from(value).map_err(|_| Error::invalid(format!("{value} does not fit NCCL's int")))
+}

@@ -1,0 +1,315 @@
+//! The end of a communicator: together with the other ranks, or without asking them.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::Duration;
+
+use super::handle::{Handle, Status};
+use super::watched::watched;
+use super::{Communicator, End, Inner};
+use crate::group::refuse_inside;
+use crate::sys::nccl::calls;
+use crate::{Error, Result};
+
+/// How long the end of a communicator waits for an abort, which can hang behind a kernel.
+const ABORT_LIMIT: Duration = Duration::from_secs(5);
+
+/// States from which a communicator can be ended.
+const ENDABLE: [Status; 4] = [Status::Live, Status::Suspended, Status::Revoked, Status::Finalized];
+
+impl Communicator {
+    /// Closes what was made from the communicator, as [`destroy`](Self::destroy) does, and finishes what is outstanding on
+    /// every rank. *Collective*. Afterwards only `destroy` and [`abort`](Self::abort) are of use; both do without it, too.
+    ///
+    /// NCCL: `ncclCommFinalize`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::RankLost`], [`Error::CommunicatorEnded`], [`Error::Nccl`]; what waiting for this rank's streams gives.
+    #[doc(alias = "ncclCommFinalize")]
+    pub fn finalize(&self) -> Result<()> {
+        refuse_inside("the end of a communicator")?;
+        self.require_live()?;
+        self.context().settle()?;
+        self.close_resources();
+        let entered = self.inner.handle.enter(&[Status::Live])?;
+        self.watch(&entered, calls::comm_finalize(entered.comm()))?;
+        self.inner.handle.set_status(Status::Finalized);
+        drop(entered);
+        self.wait_in_background()
+    }
+
+    /// Ends the communicator together with the other ranks', after closing what was made from it: windows, registered
+    /// buffers, operators, device communicators and graphs, the latest first. *Collective*. Once more it does nothing.
+    ///
+    /// Dropping the last clone does the same.
+    ///
+    /// NCCL: `ncclCommFinalize`, `ncclCommDestroy`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::RankLost`] and [`Error::Nccl`]; the communicator has then been aborted. What waiting for this rank's streams
+    /// gives: work that does not end keeps everything as it is.
+    #[doc(alias = "ncclCommDestroy")]
+    pub fn destroy(&self) -> Result<()> {
+        refuse_inside("the end of a communicator")?;
+        if self.inner.handle.status() >= Status::Destroyed {
+            // One that was aborted from another thread still has what was made from it.
+            self.close_resources();
+            return Ok(());
+        }
+        self.context().settle()?;
+        self.inner.resume_to_end()?;
+        self.close_resources();
+        self.inner.end()
+    }
+
+    /// Ends the communicator without asking the other ranks. NCCL's operations that are running are stopped; kernels of
+    /// one's own that wait for other ranks are not. Then what was made from the communicator is closed. Once more it does
+    /// nothing.
+    ///
+    /// NCCL: `ncclCommAbort`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Nccl`]; [`Error::DeadlinePassed`] when NCCL does not come back within 5 s, because a kernel does not end.
+    #[doc(alias = "ncclCommAbort")]
+    pub fn abort(&self) -> Result<()> {
+        refuse_inside("the end of a communicator")?;
+        let aborting = start_abort(&self.inner.handle);
+        // NCCL returns when the graphs with its operations are gone, and they can go when it has stopped what runs.
+        let _ = self.context().come_to_rest();
+        self.close_resources();
+        aborting.map_or(Ok(()), wait_for_abort)
+    }
+
+    /// What other threads can abort the communicator with, while this one waits for an operation that hangs.
+    #[must_use]
+    pub fn abort_handle(&self) -> AbortHandle {
+        AbortHandle { handle: Arc::clone(&self.inner.handle) }
+    }
+
+    /// Stops the operations that are running, so that the communicator can be split, shrunk or ended; nothing else works
+    /// afterwards. Every rank calls it.
+    ///
+    /// NCCL: `ncclCommRevoke`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::CommunicatorEnded`], [`Error::Unsupported`], [`Error::Nccl`].
+    #[doc(alias = "ncclCommRevoke")]
+    pub fn revoke(&self) -> Result<()> {
+        let entered = self.inner.handle.enter(&[Status::Live])?;
+        self.watch(&entered, calls::comm_revoke(entered.comm(), 0))?;
+        self.inner.handle.set_status(Status::Revoked);
+        drop(entered);
+        self.wait_in_background()
+    }
+
+    /// Releases the GPU memory that NCCL can do without until [`resume`](Self::resume); nothing else works meanwhile.
+    /// Every rank calls it, when all work of the communicator is done.
+    ///
+    /// NCCL: `ncclCommSuspend` with `NCCL_SUSPEND_MEM`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::CommunicatorEnded`], [`Error::Unsupported`], [`Error::Nccl`].
+    #[doc(alias = "ncclCommSuspend")]
+    pub fn suspend(&self) -> Result<()> {
+        const MEMORY: i32 = 1;
+        self.context().settle()?;
+        let entered = self.inner.handle.enter(&[Status::Live])?;
+        self.watch(&entered, calls::comm_suspend(entered.comm(), MEMORY))?;
+        self.inner.handle.set_status(Status::Suspended);
+        Ok(())
+    }
+
+    /// Takes the memory of a suspended communicator back. Every rank calls it.
+    ///
+    /// NCCL: `ncclCommResume`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::CommunicatorEnded`] for one that is not suspended, [`Error::Nccl`].
+    #[doc(alias = "ncclCommResume")]
+    pub fn resume(&self) -> Result<()> {
+        let entered = self.inner.handle.enter(&[Status::Suspended])?;
+        self.watch(&entered, calls::comm_resume(entered.comm()))?;
+        self.inner.handle.set_status(Status::Live);
+        Ok(())
+    }
+}
+
+/// Aborts a communicator from any thread.
+///
+/// ```no_run
+/// # use std::time::Duration;
+/// # use devcomm_host::{Communicator, Result, Stream};
+/// # fn work(comm: &Communicator, stream: &Stream) -> Result<()> {
+/// let watchdog = comm.abort_handle();
+/// std::thread::spawn(move || {
+///     std::thread::sleep(Duration::from_secs(60));
+///     let _ = watchdog.abort();
+/// });
+/// stream.synchronize() // an error if the watchdog was faster
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct AbortHandle {
+    handle: Arc<Handle>,
+}
+
+impl AbortHandle {
+    /// Ends the communicator: what waits for its operations, on this rank, returns with [`Error::CommunicatorEnded`]. Once
+    /// more it does nothing. NCCL returns when the graphs with operations of the communicator are gone, too, which the
+    /// rank's thread closes by [`Communicator::abort`] or [`Communicator::destroy`].
+    ///
+    /// NCCL: `ncclCommAbort`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Nccl`]; [`Error::DeadlinePassed`] when NCCL has not come back within 5 s: it goes on in the background.
+    #[doc(alias = "ncclCommAbort")]
+    pub fn abort(&self) -> Result<()> {
+        start_abort(&self.handle).map_or(Ok(()), wait_for_abort)
+    }
+}
+
+/// Begins an abort on a thread of its own, unless somebody else has ended the communicator.
+fn start_abort(handle: &Arc<Handle>) -> Option<Receiver<Result<()>>> {
+    if handle.status() >= Status::Destroyed {
+        return None;
+    }
+    let comm = handle.seize()?;
+    let (sender, receiver) = sync_channel(1);
+    let (failed, handle) = (sender.clone(), Arc::clone(handle));
+    let work = move || {
+        // SAFETY: taken out of the slot, nobody else begins a call with it; that one may be going on is what aborting is for.
+        let code = unsafe { calls::comm_abort(comm).make(handle.nccl()) };
+        let rank = Some(handle.rank());
+        let _ = sender.send(code.and_then(|code| handle.nccl().check("ncclCommAbort", code, rank)));
+    };
+    if let Err(error) = std::thread::Builder::new().name("devcomm-abort".to_owned()).spawn(work) {
+        let error = Error::invalid(format!("a thread to abort with cannot be started: {error}"));
+        let _ = failed.send(Err(error));
+    }
+    Some(receiver)
+}
+
+/// Waits for a while: an abort hangs behind a kernel that does not end, and behind graphs.
+fn wait_for_abort(aborting: Receiver<Result<()>>) -> Result<()> {
+    let late = |_| Err(Error::DeadlinePassed { waited: ABORT_LIMIT });
+    aborting.recv_timeout(ABORT_LIMIT).unwrap_or_else(late)
+}
+
+/// Aborts what nobody needs any more.
+pub(crate) fn abort_aside(handle: &Arc<Handle>) {
+    if let Some(Err(error)) = start_abort(handle).map(wait_for_abort) {
+        tracing::warn!("the communicator of rank {} was not aborted: {error}", handle.rank());
+    }
+}
+
+impl Inner {
+    /// Finalizes and destroys; what fails on the way is aborted.
+    fn end(&self) -> Result<()> {
+        if self.end == End::Foreign {
+            self.handle.set_status(Status::Destroyed);
+            return Ok(());
+        }
+        if self.context.health().is_lost() {
+            // To finalize is to wait for the other ranks, one of which is gone.
+            abort_aside(&self.handle);
+            return Ok(());
+        }
+        self.resume_to_end()?;
+        let finalized = matches!(self.handle.status(), Status::Finalized | Status::Revoked);
+        if !finalized
+            && self.end == End::Together
+            && let Err(error) = self.finalize_quietly()
+        {
+            abort_aside(&self.handle);
+            return Err(error);
+        }
+        let Some(entered) = self.handle.enter_last() else { return Ok(()) };
+        self.handle.set_status(Status::Destroyed);
+        let (handle, call) = (Arc::clone(&self.handle), calls::comm_destroy(entered.comm()));
+        let work = move || {
+            let nccl = handle.nccl();
+            // SAFETY: the communicator was live and taken out of its slot; nobody uses it again.
+            let code = unsafe { call.make(nccl)? };
+            nccl.check("ncclCommDestroy", code, Some(handle.rank()))
+        };
+        // There is nothing left to abort.
+        watched(&self.context, work, || ())
+    }
+
+    /// Only what is there can be closed and finished.
+    fn resume_to_end(&self) -> Result<()> {
+        if self.handle.status() != Status::Suspended || self.context.health().is_lost() {
+            return Ok(());
+        }
+        let entered = self.handle.enter(&[Status::Suspended])?;
+        let resumed = self.watch(&entered, calls::comm_resume(entered.comm()));
+        drop(entered);
+        match resumed {
+            Ok(()) => self.handle.set_status(Status::Live),
+            Err(_) => abort_aside(&self.handle),
+        }
+        resumed
+    }
+
+    fn finalize_quietly(&self) -> Result<(), Error> {
+        let entered = self.handle.enter(&ENDABLE)?;
+        self.watch(&entered, calls::comm_finalize(entered.comm()))?;
+        while !entered.poll()? {
+            self.context.health().check()?;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.handle.status() >= Status::Destroyed {
+            return;
+        }
+        if self.end == End::Foreign {
+            return self.handle.set_status(Status::Destroyed);
+        }
+        let lost = self.context.health().is_lost();
+        // A GPU that does not come to rest would block the end as well; but NCCL's own kernels an abort can stop.
+        if !lost && !self.context.is_settled("the communicator") {
+            return;
+        }
+        let _ = self.context.cuda().bind();
+        if let Err(error) = self.end() {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+impl Communicator {
+    /// Fails when an operation in the background has failed, and waits for those of a non-blocking communicator.
+    pub(crate) fn wait_in_background(&self) -> Result<()> {
+        if self.inner.handle.is_blocking() {
+            return Ok(());
+        }
+        while !self.inner.handle.poll()? {
+            self.context().health().check()?;
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        Ok(())
+    }
+
+    fn close_resources(&self) {
+        // What was made later may use what was made before.
+        for resource in self.inner.resources.take().into_iter().rev() {
+            if let Some(resource) = resource.upgrade()
+                && let Err(error) = resource.close()
+            {
+                tracing::warn!("{error}");
+            }
+        }
+    }
+}

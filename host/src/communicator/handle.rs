@@ -1,0 +1,202 @@
+//! A communicator as all its users share it: the owner's thread, threads that wait for a slow call, threads that abort.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use crate::context::Health;
+use crate::sys::nccl::Nccl;
+use crate::sys::nccl::abi::IN_PROGRESS;
+use crate::sys::nccl::call::{Call, CommPtr, CommSlot, Out};
+use crate::sys::nccl::calls;
+use crate::{Error, Result};
+
+/// How long an abort from another thread waits for a call that is just being made. One that blocks is what it is to end.
+const ABORT_PATIENCE: Duration = Duration::from_millis(200);
+
+/// What a communicator can still be used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(crate) enum Status {
+    Live,
+    /// Its memory is released until it is resumed.
+    Suspended,
+    /// Stopped; good for a split, a shrink and its end.
+    Revoked,
+    /// Quiet on all ranks; good for its end.
+    Finalized,
+    Destroyed,
+    Aborted,
+}
+
+impl Status {
+    const ALL: [Self; 6] = [
+        Self::Live,
+        Self::Suspended,
+        Self::Revoked,
+        Self::Finalized,
+        Self::Destroyed,
+        Self::Aborted,
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Live => "live",
+            Self::Suspended => "suspended",
+            Self::Revoked => "revoked",
+            Self::Finalized => "finalized",
+            Self::Destroyed => "destroyed",
+            Self::Aborted => "aborted",
+        }
+    }
+}
+
+/// One communicator of NCCL.
+pub(crate) struct Handle {
+    nccl: Arc<Nccl>,
+    slot: CommSlot,
+    status: AtomicU8,
+    /// Held while a call is made.
+    busy: Mutex<()>,
+    rank: usize,
+    blocking: bool,
+    health: Arc<Health>,
+}
+
+impl Handle {
+    pub(crate) fn new(
+        nccl: Arc<Nccl>,
+        slot: CommSlot,
+        rank: usize,
+        blocking: bool,
+        health: Arc<Health>,
+    ) -> Self {
+        let status = AtomicU8::new(Status::Live as u8);
+        Self { nccl, slot, status, busy: Mutex::new(()), rank, blocking, health }
+    }
+
+    pub(crate) fn nccl(&self) -> &Arc<Nccl> {
+        &self.nccl
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    pub(crate) fn is_blocking(&self) -> bool {
+        self.blocking
+    }
+
+    pub(crate) fn address(&self) -> *mut std::ffi::c_void {
+        self.slot.address()
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        Status::ALL[usize::from(self.status.load(Ordering::Acquire)).min(5)]
+    }
+
+    pub(crate) fn set_status(&self, status: Status) {
+        // An abort is final.
+        let _ = self.status.fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {
+            (now != Status::Aborted as u8).then_some(status as u8)
+        });
+    }
+
+    /// Why it is of no use: a lost rank, or its state.
+    pub(crate) fn ended(&self) -> Error {
+        let state = Error::CommunicatorEnded { rank: self.rank, how: self.status().name() };
+        self.health.check().err().unwrap_or(state)
+    }
+
+    /// Begins a call that a communicator of one of these states allows.
+    pub(crate) fn enter(&self, allowed: &[Status]) -> Result<Entered<'_>> {
+        let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        if !allowed.contains(&self.status()) {
+            return Err(self.ended());
+        }
+        let comm = self.slot.get().ok_or_else(|| self.ended())?;
+        Ok(Entered { handle: self, comm, _busy: busy })
+    }
+
+    /// As [`enter`](Self::enter), to end the communicator: nobody else gets it afterwards.
+    pub(crate) fn enter_last(&self) -> Option<Entered<'_>> {
+        let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        self.slot.take().map(|comm| Entered { handle: self, comm, _busy: busy })
+    }
+
+    /// Whether operations of the communicator were cut short.
+    pub(crate) fn is_aborted(&self) -> bool {
+        self.status() == Status::Aborted
+    }
+
+    /// Marks the communicator aborted and takes it out of everybody's reach, even from under a call that blocks.
+    pub(crate) fn seize(&self) -> Option<CommPtr> {
+        self.status.store(Status::Aborted as u8, Ordering::Release);
+        let start = Instant::now();
+        // Short calls are let pass.
+        while let Err(TryLockError::WouldBlock) = self.busy.try_lock() {
+            if start.elapsed() >= ABORT_PATIENCE {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.slot.take()
+    }
+
+    /// What became of the operations in the background: the error of one that failed, or whether all are over.
+    pub(crate) fn poll(&self) -> Result<bool> {
+        let entered = self.enter(&[Status::Live, Status::Revoked, Status::Finalized])?;
+        entered.poll()
+    }
+}
+
+impl std::fmt::Debug for Handle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:p} ({})", self.address(), self.status().name())
+    }
+}
+
+/// The right to make one call after another on a live communicator.
+pub(crate) struct Entered<'a> {
+    handle: &'a Handle,
+    comm: CommPtr,
+    _busy: MutexGuard<'a, ()>,
+}
+
+impl Entered<'_> {
+    pub(crate) fn comm(&self) -> CommPtr {
+        self.comm
+    }
+
+    /// Makes the call on this thread, whose current context is the communicator's.
+    pub(crate) fn make(&self, call: Call) -> Result<()> {
+        let operation = call.operation;
+        let nccl = &self.handle.nccl;
+        // SAFETY: the communicator is live and this is the only call on it; what the call was made of is kept alive by
+        // the owner of the communicator: buffers wait for this rank's streams before they are freed.
+        let code = unsafe { call.make(nccl)? };
+        self.verdict(nccl.check(operation, code, Some(self.handle.rank)))
+    }
+
+    /// An error that an abort from elsewhere has brought about is told as such.
+    pub(crate) fn verdict<T>(&self, result: Result<T>) -> Result<T> {
+        if self.handle.is_aborted() { Err(self.handle.ended()) } else { result }
+    }
+
+    pub(crate) fn poll(&self) -> Result<bool> {
+        let state = Out::new(0);
+        self.make(calls::async_error(self.comm, state.clone()))?;
+        let code = state.get();
+        let rank = Some(self.handle.rank);
+        self.verdict(self.handle.nccl.check("an asynchronous NCCL operation", code, rank))?;
+        Ok(code != IN_PROGRESS)
+    }
+
+    /// Fails while an operation of a non-blocking communicator goes on: NCCL takes no other one meanwhile.
+    pub(crate) fn require_ready(&self, operation: &'static str) -> Result<()> {
+        if self.handle.blocking || self.poll()? {
+            return Ok(());
+        }
+        Err(Error::InProgress { operation, rank: self.handle.rank })
+    }
+}

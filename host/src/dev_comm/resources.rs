@@ -1,0 +1,299 @@
+//! Resources that a kernel needs beside the device communicator's own: what is asked for, and the key to what comes back.
+
+use devcomm_types::nccl::{
+    GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, MultimemHandle, ResourceHandle,
+};
+use devcomm_types::{CounterRange, SignalRange, Team};
+
+use super::RequirementsRefusal;
+use super::check::int;
+use crate::sys::nccl::lists::{ResourceAnswer, ResourceNode, TeamNode};
+
+/// Barriers between the ranks of a team within load and store. A kernel gets an [`LsaBarrierHandle`].
+///
+/// NCCL: `ncclLsaBarrierCreateRequirement`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(alias = "ncclLsaBarrierCreateRequirement")]
+pub struct LsaBarriers {
+    /// The team, all of it within this rank's LSA team.
+    pub team: Team,
+    /// How many barriers.
+    pub count: u32,
+}
+
+/// Barriers over the network between the ranks of a team. A kernel gets a [`GinBarrierHandle`].
+///
+/// NCCL: `ncclGinBarrierCreateRequirement`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(alias = "ncclGinBarrierCreateRequirement")]
+pub struct GinBarriers {
+    /// The team, all of it connected.
+    pub team: Team,
+    /// How many barriers.
+    pub count: u32,
+}
+
+/// Room for low-latency all-to-all sessions. A kernel gets an [`LlA2aHandle`].
+///
+/// NCCL: `ncclLLA2ACreateRequirement`, `ncclLLA2ACalcSlots`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(alias = "ncclLLA2ACreateRequirement")]
+pub struct LlA2a {
+    /// Blocks that have a session at the same time.
+    pub blocks: u32,
+    /// The most elements that a session receives in an epoch.
+    pub max_elements: u32,
+    /// Bytes of the largest element.
+    pub element_size: u32,
+}
+
+impl LlA2a {
+    /// Slots of 8 bytes that a session needs. NCCL: `ncclLLA2ACalcSlots`.
+    #[must_use]
+    #[doc(alias = "ncclLLA2ACalcSlots")]
+    pub const fn slots(self) -> u64 {
+        self.max_elements as u64 * self.element_size.div_ceil(8) as u64
+    }
+}
+
+/// Memory in the device communicator's own window, zeroed, at one offset on every rank. A kernel gets its
+/// [`ResourceHandle`].
+///
+/// NCCL: `bufferSize`, `bufferAlign` of `ncclDevResourceRequirements_t`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(alias = "ncclDevResourceRequirements_t")]
+pub struct ResourceBuffer {
+    /// Bytes.
+    pub bytes: usize,
+    /// Alignment in bytes of its offset in the window, a power of two; it is 128 at least.
+    pub align: usize,
+}
+
+/// Signals, which other ranks write over the network. A kernel gets a [`SignalRange`].
+///
+/// NCCL: `ginSignalCount` of `ncclDevResourceRequirements_t`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Signals {
+    /// How many.
+    pub count: u32,
+}
+
+/// Counters, which count this rank's puts. A kernel gets a [`CounterRange`].
+///
+/// NCCL: `ginCounterCount` of `ncclDevResourceRequirements_t`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counters {
+    /// How many.
+    pub count: u32,
+}
+
+/// A team of a kernel's own. A kernel gets its [`MultimemHandle`], or `None` where no multicast was asked for.
+///
+/// NCCL: `ncclTeamRequirements_t`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(alias = "ncclTeamRequirements_t")]
+pub struct TeamMultimem {
+    /// The team, all of it within this rank's LSA team.
+    pub team: Team,
+    /// Whether it needs a multicast mapping; without one NCCL does nothing for it.
+    pub multimem: bool,
+}
+
+/// What [`DevCommRequirements::add`](super::DevCommRequirements::add) takes: [`LsaBarriers`], [`GinBarriers`], [`LlA2a`],
+/// [`ResourceBuffer`], [`Signals`], [`Counters`] or [`TeamMultimem`].
+pub trait ResourceRequest: Copy + PartialEq + Into<Resource> + sealed::Sealed {
+    /// What a kernel needs in order to use it.
+    type Handle;
+
+    /// The handle from NCCL's answer.
+    #[doc(hidden)]
+    fn handle(self, answer: Answer) -> Self::Handle;
+}
+
+/// The key to a resource that was asked for: it opens with
+/// [`DevCommResource::resource`](super::DevCommResource::resource), and only to the kind that was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResourceKey<R> {
+    pub(super) index: usize,
+    pub(super) request: R,
+}
+
+impl<R: Copy> ResourceKey<R> {
+    /// What was asked for.
+    #[must_use]
+    pub fn request(&self) -> R {
+        self.request
+    }
+}
+
+/// A resource of any kind.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resource {
+    LsaBarriers(LsaBarriers),
+    GinBarriers(GinBarriers),
+    LlA2a(LlA2a),
+    Buffer(ResourceBuffer),
+    Signals(Signals),
+    Counters(Counters),
+    Team(TeamMultimem),
+}
+
+/// What NCCL answered.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct Answer(pub(super) ResourceAnswer, pub(super) MultimemHandle);
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+macro_rules! requests {
+    ($($request:ident as $variant:ident gives $handle:ty, $self:ident $answer:ident $multimem:ident => $make:expr;)*) => {$(
+        impl sealed::Sealed for $request {}
+
+        impl From<$request> for Resource {
+            fn from(request: $request) -> Self {
+                Self::$variant(request)
+            }
+        }
+
+        impl ResourceRequest for $request {
+            type Handle = $handle;
+
+            fn handle($self, Answer($answer, $multimem): Answer) -> $handle {
+                $make
+            }
+        }
+    )*};
+}
+
+requests! {
+    LsaBarriers as LsaBarriers gives LsaBarrierHandle, self answer _multimem =>
+        LsaBarrierHandle { buffer: answer.buffer, n_barriers: self.count as i32 };
+    GinBarriers as GinBarriers gives GinBarrierHandle, self answer _multimem =>
+        GinBarrierHandle { signal0: answer.first_signal, unused: 0 };
+    LlA2a as LlA2a gives LlA2aHandle, self answer _multimem =>
+        LlA2aHandle { buffer: answer.buffer, n_slots: self.slots() as u32 };
+    ResourceBuffer as Buffer gives ResourceHandle, self answer _multimem => answer.buffer;
+    Signals as Signals gives SignalRange, self answer _multimem =>
+        SignalRange { first: answer.first_signal, count: self.count };
+    Counters as Counters gives CounterRange, self answer _multimem =>
+        CounterRange { first: answer.first_counter, count: self.count };
+    TeamMultimem as Team gives Option<MultimemHandle>, self _answer multimem =>
+        (self.multimem && !multimem.base.is_null()).then_some(multimem);
+}
+
+/// A node of one of NCCL's two lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Node {
+    Resource(ResourceNode),
+    Team(TeamNode),
+}
+
+impl Resource {
+    /// The node that NCCL's own functions would make, by the same formulas.
+    pub(super) fn node(self) -> Result<Node, RequirementsRefusal> {
+        let node = match self {
+            Self::LsaBarriers(LsaBarriers { team, count }) => {
+                // Words a barrier: two epochs, a multicast inbox, an inbox a rank.
+                let words = 3 + u64::from(size_of_team(team)?);
+                int("barriers of a team", count)?;
+                ResourceNode { buffer: (bytes(u64::from(count), words, 4)?, 4), ..NOTHING }
+            }
+            Self::GinBarriers(GinBarriers { team, count }) => {
+                let signals = u64::from(size_of_team(team)?) * u64::from(count);
+                int("barriers of a team", count)?;
+                ResourceNode {
+                    signals: int("signals of a team's GIN barriers", signals)?,
+                    ..NOTHING
+                }
+            }
+            Self::LlA2a(request) => {
+                int("blocks of an LL all-to-all", request.blocks)?;
+                int("slots of an LL all-to-all", request.slots())?;
+                // Lines of 16 bytes a block: a header and two banks of slots.
+                let lines = 1 + 2 * request.slots();
+                ResourceNode {
+                    buffer: (bytes(u64::from(request.blocks), lines, 16)?, 16),
+                    ..NOTHING
+                }
+            }
+            Self::Buffer(ResourceBuffer { align, .. }) if !align.is_power_of_two() => {
+                return Err(RequirementsRefusal::BadAlign { align });
+            }
+            Self::Buffer(ResourceBuffer { bytes, align }) => {
+                ResourceNode { buffer: (bytes, align), ..NOTHING }
+            }
+            Self::Signals(Signals { count }) => {
+                ResourceNode { signals: int("signals", count)?, ..NOTHING }
+            }
+            Self::Counters(Counters { count }) => {
+                ResourceNode { counters: int("counters", count)?, ..NOTHING }
+            }
+            Self::Team(TeamMultimem { team, multimem }) => {
+                size_of_team(team)?;
+                return Ok(Node::Team(TeamNode { team, multimem }));
+            }
+        };
+        Ok(Node::Resource(node))
+    }
+
+    /// The team that it is for.
+    pub(super) fn team(self) -> Option<Team> {
+        match self {
+            Self::LsaBarriers(LsaBarriers { team, .. })
+            | Self::GinBarriers(GinBarriers { team, .. })
+            | Self::Team(TeamMultimem { team, .. }) => Some(team),
+            Self::LlA2a(_) | Self::Buffer(_) | Self::Signals(_) | Self::Counters(_) => None,
+        }
+    }
+}
+
+/// What the ranks have to agree on. A team is another one on every rank, but has one size and one stride.
+impl std::fmt::Display for Resource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let of = |team: Team| format!("{} ranks, stride {}", team.n_ranks, team.stride);
+        match *self {
+            Self::LsaBarriers(LsaBarriers { team, count }) => {
+                write!(f, "{count} LSA barriers of a team of {}", of(team))
+            }
+            Self::GinBarriers(GinBarriers { team, count }) => {
+                write!(f, "{count} GIN barriers of a team of {}", of(team))
+            }
+            Self::LlA2a(LlA2a { blocks, max_elements, element_size }) => write!(
+                f,
+                "LL all-to-all for {blocks} blocks of {max_elements} elements of {element_size} bytes"
+            ),
+            Self::Buffer(ResourceBuffer { bytes, align }) => {
+                write!(f, "a buffer of {bytes} bytes aligned to {align}")
+            }
+            Self::Signals(Signals { count }) => write!(f, "{count} signals"),
+            Self::Counters(Counters { count }) => write!(f, "{count} counters"),
+            Self::Team(TeamMultimem { team, multimem }) => {
+                let multimem = if multimem { "with" } else { "without" };
+                write!(f, "a team of {} {multimem} multicast", of(team))
+            }
+        }
+    }
+}
+
+const NOTHING: ResourceNode = ResourceNode { buffer: (0, 0), signals: 0, counters: 0 };
+
+fn size_of_team(team: Team) -> Result<u32, RequirementsRefusal> {
+    let member = 0 <= team.rank && team.rank < team.n_ranks;
+    match u32::try_from(team.n_ranks) {
+        Ok(n_ranks) if member && team.stride != 0 => Ok(n_ranks),
+        _ => Err(RequirementsRefusal::NotATeam { team }),
+    }
+}
+
+/// `count` times `each` of `unit` bytes.
+fn bytes(count: u64, each: u64, unit: u64) -> Result<usize, RequirementsRefusal> {
+    let bytes = count.checked_mul(each).and_then(|all| all.checked_mul(unit));
+    bytes.and_then(|bytes| usize::try_from(bytes).ok()).ok_or(RequirementsRefusal::TooMany {
+        what: "bytes of a resource",
+        asked: u64::MAX,
+        limit: super::check::MAX_BUFFER_BYTES,
+    })
+}

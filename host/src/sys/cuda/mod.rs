@@ -1,0 +1,249 @@
+//! The part of the CUDA driver that the host uses, over cudarc's bindings.
+//!
+//! cudarc panics when the driver's library or one of its functions is missing. [`init`] checks for
+//! both first, and everything here needs a [`PrimaryContext`], which needs [`init`].
+
+pub(crate) mod graph;
+pub(crate) mod module;
+pub(crate) mod stream;
+
+use std::ffi::{CStr, c_int};
+use std::ptr::null_mut;
+use std::sync::OnceLock;
+
+use cudarc::driver::sys::{self, CUresult};
+
+use crate::{Error, Result};
+
+pub(crate) use cudarc::driver::sys::{
+    CUdevice_attribute as DeviceAttribute, CUfunction_attribute as FunctionAttribute,
+};
+/// A stream as the driver and NCCL take it.
+pub(crate) type RawStream = sys::CUstream;
+
+/// The oldest driver that has every function called here (`cuEventElapsedTime_v2`); PTX 8.6, which
+/// kernels are built for, needs 12.7. An NCCL library may need a newer one ([`super::nccl_build`]).
+const OLDEST_CUDA: c_int = 12_080;
+
+/// Turns a driver result into an error that names the operation.
+fn check(operation: &'static str, result: CUresult) -> Result<()> {
+    if result == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(error(operation, result)) }
+}
+
+fn error(operation: &'static str, result: CUresult) -> Error {
+    let text = |lookup: unsafe fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {
+        let mut text = std::ptr::null();
+        // SAFETY: the driver is loaded, for it returned `result`; `text` is a live pointer, and what
+        // it is set to is a constant of the driver.
+        let found = unsafe { lookup(result, &raw mut text) };
+        if found != CUresult::CUDA_SUCCESS || text.is_null() {
+            return format!("error {}", result as u32);
+        }
+        // SAFETY: a NUL-terminated constant, as said above.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    };
+    Error::Cuda {
+        operation,
+        code: result as u32,
+        name: text(sys::cuGetErrorName),
+        text: text(sys::cuGetErrorString),
+    }
+}
+
+/// Loads and initialises the driver, once a process.
+pub(crate) fn init() -> Result<()> {
+    static READY: OnceLock<()> = OnceLock::new();
+    if READY.get().is_some() {
+        return Ok(());
+    }
+    // SAFETY: loading the driver's library runs its initialisers, which is what using it means.
+    if !unsafe { sys::is_culib_present() } {
+        let reason = "libcuda.so.1 cannot be loaded".to_owned();
+        return Err(Error::NoDriver { reason });
+    }
+    let has = driver_version_code()?;
+    if has < OLDEST_CUDA {
+        return Err(Error::DriverTooOld { needs: dotted(OLDEST_CUDA), has: dotted(has) });
+    }
+    // SAFETY: the library is there, checked above; the flags are 0, as they must be.
+    match unsafe { sys::cuInit(0) } {
+        CUresult::CUDA_SUCCESS => {}
+        CUresult::CUDA_ERROR_NO_DEVICE => return Err(Error::NoGpu),
+        CUresult::CUDA_ERROR_STUB_LIBRARY => {
+            let reason = "the libcuda found is the toolkit's stub, not a driver".to_owned();
+            return Err(Error::NoDriver { reason });
+        }
+        failed => return Err(error("cuInit", failed)),
+    }
+    let _ = READY.set(());
+    Ok(())
+}
+
+fn driver_version_code() -> Result<c_int> {
+    let mut version = 0;
+    // SAFETY: the library is there, as both callers have checked; `version` is a live int.
+    check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&raw mut version) })?;
+    Ok(version)
+}
+
+/// The CUDA version that the driver supports, as `13.0`.
+pub(crate) fn driver_version() -> Result<String> {
+    init()?;
+    driver_version_code().map(dotted)
+}
+
+fn dotted(code: c_int) -> String {
+    format!("{}.{}", code / 1000, code % 1000 / 10)
+}
+
+/// How many GPUs the driver shows to this process.
+pub(crate) fn device_count() -> Result<usize> {
+    init()?;
+    let mut count = 0;
+    // SAFETY: the driver is initialised; `count` is a live int.
+    check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&raw mut count) })?;
+    Ok(usize::try_from(count).unwrap_or(0))
+}
+
+/// A device's primary context, which NCCL uses too. Every operation below takes one and makes it
+/// current on the calling thread first.
+pub(crate) struct PrimaryContext {
+    device: sys::CUdevice,
+    raw: sys::CUcontext,
+}
+
+impl PrimaryContext {
+    pub(crate) fn retain(ordinal: usize) -> Result<Self> {
+        let visible = device_count()?;
+        if visible == 0 {
+            return Err(Error::NoGpu);
+        }
+        let asked = ordinal.saturating_add(1);
+        let ordinal = c_int::try_from(ordinal).ok().filter(|_| ordinal < visible);
+        let ordinal = ordinal.ok_or(Error::TooFewGpus { asked, visible })?;
+        let mut device = 0;
+        // SAFETY: the driver is initialised; `device` is live.
+        check("cuDeviceGet", unsafe { sys::cuDeviceGet(&raw mut device, ordinal) })?;
+        let mut raw = null_mut();
+        // SAFETY: the device came from the driver; `raw` is live.
+        let retained = unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut raw, device) };
+        check("cuDevicePrimaryCtxRetain", retained)?;
+        let context = Self { device, raw };
+        context.bind()?;
+        Ok(context)
+    }
+
+    /// Makes the context current on this thread.
+    pub(crate) fn bind(&self) -> Result<()> {
+        // SAFETY: the context is retained as long as `self` lives.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.raw) })
+    }
+
+    /// Whether it is this one of the driver's.
+    pub(crate) fn is(&self, other: sys::CUcontext) -> bool {
+        self.raw == other
+    }
+
+    /// What makes the context current on another thread. It must not outlive the context's users.
+    pub(crate) fn binder(&self) -> Binder {
+        Binder(self.raw)
+    }
+
+    pub(crate) fn attribute(&self, attribute: DeviceAttribute) -> Result<u32> {
+        let mut value = 0;
+        // SAFETY: the device came from the driver; `value` is live.
+        let result = unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, self.device) };
+        check("cuDeviceGetAttribute", result)?;
+        Ok(u32::try_from(value).unwrap_or(0))
+    }
+
+    pub(crate) fn device_name(&self) -> Result<String> {
+        let mut name = [0u8; 256];
+        let length = name.len() as c_int;
+        // SAFETY: the buffer is live and of the length given; the driver ends the name with a NUL.
+        let result = unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), length, self.device) };
+        check("cuDeviceGetName", result)?;
+        Ok(text_of(&name))
+    }
+
+    /// Free and total memory of the device in bytes.
+    pub(crate) fn memory_info(&self) -> Result<(usize, usize)> {
+        self.bind()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the context is current; both are live.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) })?;
+        Ok((free, total))
+    }
+
+    /// Copies to the device and waits.
+    ///
+    /// # Safety
+    ///
+    /// `to` is device memory of at least `from.len()` bytes that nothing uses meanwhile.
+    pub(crate) unsafe fn copy_in(&self, to: u64, from: &[u8]) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the source is live for its length, the caller vouches for the target. From
+        // pageable memory this returns once the bytes are staged; the wait below is for the rest.
+        let result = unsafe { sys::cuMemcpyHtoD_v2(to, from.as_ptr().cast(), from.len()) };
+        check("cuMemcpyHtoD", result)?;
+        self.wait_for_default_stream()
+    }
+
+    /// Copies to the host and waits.
+    ///
+    /// # Safety
+    ///
+    /// `from` is device memory of at least `to.len()` bytes that nothing writes meanwhile.
+    pub(crate) unsafe fn copy_out(&self, to: &mut [u8], from: u64) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the target is live for its length, the caller vouches for the source.
+        let result = unsafe { sys::cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), from, to.len()) };
+        check("cuMemcpyDtoH", result)?;
+        self.wait_for_default_stream()
+    }
+
+    /// Fills bytes and waits.
+    ///
+    /// # Safety
+    ///
+    /// `to` is device memory of at least `bytes` bytes that nothing uses meanwhile.
+    pub(crate) unsafe fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the caller vouches for the target.
+        check("cuMemsetD8", unsafe { sys::cuMemsetD8_v2(to, byte, bytes) })?;
+        self.wait_for_default_stream()
+    }
+
+    /// Copies and fills run in the default stream, which the streams of this crate do not wait for.
+    fn wait_for_default_stream(&self) -> Result<()> {
+        // SAFETY: the context is current and NULL is its default stream.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(null_mut()) })
+    }
+}
+
+/// Makes a context current on the thread it was sent to.
+#[derive(Clone, Copy)]
+pub(crate) struct Binder(sys::CUcontext);
+
+// SAFETY: a context can be current on any number of threads.
+unsafe impl Send for Binder {}
+
+impl Binder {
+    pub(crate) fn bind(self) -> Result<()> {
+        // SAFETY: who sent it keeps the context retained while the thread works.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.0) })
+    }
+}
+
+/// The text before the first NUL.
+fn text_of(buffer: &[u8]) -> String {
+    let end = buffer.iter().position(|&byte| byte == 0).unwrap_or(buffer.len());
+    String::from_utf8_lossy(&buffer[..end]).into_owned()
+}
+
+impl Drop for PrimaryContext {
+    fn drop(&mut self) {
+        // SAFETY: retained once by `retain`. The result does not matter: the process is done with it.
+        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}

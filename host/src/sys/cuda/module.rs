@@ -1,0 +1,173 @@
+//! Modules, their kernels, and launches.
+
+use std::ffi::{CStr, CString, c_int, c_uint, c_void};
+use std::mem::MaybeUninit;
+use std::ptr::null_mut;
+
+use cudarc::driver::sys::{self, CUresult};
+
+use super::stream::StreamHandle;
+use super::{FunctionAttribute, PrimaryContext, check, error, text_of};
+use crate::{Error, Result};
+
+/// Why a module was not loaded.
+pub(crate) enum LoadFailure {
+    PtxTooNew,
+    Refused { error: String, log: String },
+    Other(Error),
+}
+
+impl PrimaryContext {
+    /// Loads a module from PTX; the driver's compiler log comes with a refusal.
+    pub(crate) fn load_module(&self, ptx: &CStr) -> Result<ModuleHandle, LoadFailure> {
+        const LOG_BYTES: usize = 16 << 10;
+        self.bind().map_err(LoadFailure::Other)?;
+        let (mut errors, mut notes) = (vec![0u8; LOG_BYTES], vec![0u8; LOG_BYTES]);
+        let mut options = [
+            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
+            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+            sys::CUjit_option::CU_JIT_INFO_LOG_BUFFER,
+            sys::CUjit_option::CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
+        ];
+        // The driver takes a number in the place of the pointer, and writes the used size back.
+        let size = LOG_BYTES as *mut c_void;
+        let mut values = [errors.as_mut_ptr().cast(), size, notes.as_mut_ptr().cast(), size];
+        let mut raw = null_mut();
+        // SAFETY: the context is current; the image is NUL-terminated PTX; there are as many options as
+        // values, and the log buffers outlive the call and are of the size given.
+        let result = unsafe {
+            sys::cuModuleLoadDataEx(
+                &raw mut raw,
+                ptx.as_ptr().cast(),
+                options.len() as c_uint,
+                options.as_mut_ptr(),
+                values.as_mut_ptr(),
+            )
+        };
+        match result {
+            CUresult::CUDA_SUCCESS => Ok(ModuleHandle(raw)),
+            CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => Err(LoadFailure::PtxTooNew),
+            refused => {
+                let error = error("cuModuleLoadDataEx", refused).to_string();
+                let log = [errors, notes].map(|log| text_of(&log)).join("\n");
+                Err(LoadFailure::Refused { error, log })
+            }
+        }
+    }
+}
+
+/// A loaded module.
+pub(crate) struct ModuleHandle(sys::CUmodule);
+
+impl ModuleHandle {
+    /// The entry `name`, loaded completely: a lazy load while a kernel spins would wait for that kernel.
+    pub(crate) fn function(&self, name: &str) -> Result<FunctionHandle> {
+        let name = CString::new(name)
+            .map_err(|_| Error::invalid(format!("the kernel name {name:?} holds a NUL")))?;
+        let mut raw = MaybeUninit::uninit();
+        // SAFETY: the module is live, the name NUL-terminated, `raw` writable.
+        let result = unsafe { sys::cuModuleGetFunction(raw.as_mut_ptr(), self.0, name.as_ptr()) };
+        check("cuModuleGetFunction", result)?;
+        // SAFETY: the call succeeded, so it wrote the handle.
+        let raw = unsafe { raw.assume_init() };
+        // SAFETY: the function belongs to the live module.
+        check("cuFuncLoad", unsafe { sys::cuFuncLoad(raw) })?;
+        Ok(FunctionHandle(raw))
+    }
+
+    /// Unloads the module.
+    ///
+    /// # Safety
+    ///
+    /// No kernel of it runs and no [`FunctionHandle`] of it is used again.
+    pub(crate) unsafe fn unload(self) -> Result<()> {
+        // SAFETY: the module is live and taken by value; the caller vouches for its functions.
+        check("cuModuleUnload", unsafe { sys::cuModuleUnload(self.0) })
+    }
+}
+
+/// A kernel entry; the owner keeps the module it belongs to.
+pub(crate) struct FunctionHandle(sys::CUfunction);
+
+/// Grid and block of one launch.
+pub(crate) struct Shape {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub dynamic_shared: u32,
+    /// Launch all blocks at once or fail.
+    pub cooperative: bool,
+}
+
+impl FunctionHandle {
+    pub(crate) fn attribute(&self, attribute: FunctionAttribute) -> Result<u32> {
+        let mut value = 0;
+        // SAFETY: the function's module is live; `value` is a live int.
+        let result = unsafe { sys::cuFuncGetAttribute(&raw mut value, attribute, self.0) };
+        check("cuFuncGetAttribute", result)?;
+        Ok(u32::try_from(value).unwrap_or(0))
+    }
+
+    /// Allows launches with up to `bytes` of dynamic shared memory.
+    pub(crate) fn allow_dynamic_shared(&self, bytes: u32) -> Result<()> {
+        let attribute = FunctionAttribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
+        // SAFETY: the function's module is live; the driver checks the value.
+        let result = unsafe { sys::cuFuncSetAttribute(self.0, attribute, bytes) };
+        check("cuFuncSetAttribute", result)
+    }
+
+    /// Blocks of this shape that fit on one multiprocessor at once.
+    pub(crate) fn blocks_per_sm(&self, threads: u32, dynamic_shared: u32) -> Result<u32> {
+        let mut blocks = 0;
+        let threads = c_int::try_from(threads).unwrap_or(c_int::MAX);
+        // SAFETY: the function's module is live; `blocks` is a live int.
+        let result = unsafe {
+            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                &raw mut blocks,
+                self.0,
+                threads,
+                dynamic_shared as usize,
+            )
+        };
+        check("cuOccupancyMaxActiveBlocksPerMultiprocessor", result)?;
+        Ok(u32::try_from(blocks).unwrap_or(0))
+    }
+
+    /// Launches the kernel.
+    ///
+    /// # Safety
+    ///
+    /// `params` holds the address of every parameter, in order, each of the parameter's size; the
+    /// context of `stream` is current and the function's own; the kernel's contract holds.
+    pub(crate) unsafe fn launch(
+        &self,
+        stream: &StreamHandle,
+        shape: &Shape,
+        params: &mut [*mut c_void],
+    ) -> Result<()> {
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { pad: [0; 64] },
+        };
+        attribute.value.cooperative = 1;
+        let config = sys::CUlaunchConfig {
+            gridDimX: shape.grid[0],
+            gridDimY: shape.grid[1],
+            gridDimZ: shape.grid[2],
+            blockDimX: shape.block[0],
+            blockDimY: shape.block[1],
+            blockDimZ: shape.block[2],
+            sharedMemBytes: shape.dynamic_shared,
+            hStream: stream.raw(),
+            attrs: if shape.cooperative { &raw mut attribute } else { null_mut() },
+            numAttrs: c_uint::from(shape.cooperative),
+        };
+        // SAFETY: the configuration and its one attribute live through the call, which copies the
+        // parameters; the caller vouches for the rest.
+        let result = unsafe {
+            sys::cuLaunchKernelEx(&raw const config, self.0, params.as_mut_ptr(), null_mut())
+        };
+        check("cuLaunchKernelEx", result)
+    }
+}

@@ -1,0 +1,58 @@
+//! NCCL's parameters, encryption and last words. The tables and texts that NCCL hands out belong to the calling thread until
+//! its next call: they are copied at once.
+
+use std::ffi::{CStr, c_int};
+use std::ptr::{null, null_mut};
+
+use super::abi::EncryptionConfig;
+use super::{Nccl, text_of};
+use crate::Result;
+
+/// NCCL: `ncclInvalidArgument`.
+pub(super) const INVALID_ARGUMENT: c_int = 4;
+/// NCCL: `NCCL_ENCRYPTION_MODE_PSK`.
+pub(super) const ENCRYPTION_PSK: c_int = 1;
+
+impl Nccl {
+    pub(crate) fn parameter_keys(&self) -> Result<Vec<String>> {
+        let (mut table, mut len) = (null_mut(), 0);
+        // SAFETY: both are live for the call.
+        let code = unsafe { self.param_get_all_parameter_keys(&raw mut table, &raw mut len)? };
+        self.check("ncclParamGetAllParameterKeys", code, None)?;
+        let len = if table.is_null() { 0 } else { usize::try_from(len).unwrap_or(0) };
+        // SAFETY: the table has `len` entries, each NULL or a string, and this thread has made no call since.
+        Ok((0..len).map(|n| unsafe { text_of(*table.add(n)) }).collect())
+    }
+
+    /// `None` for a key that NCCL does not know.
+    pub(crate) fn parameter(&self, key: &CStr) -> Result<Option<String>> {
+        let (mut value, mut len) = (null(), 0);
+        // SAFETY: the key is a string, and the others are live for the call.
+        let code = unsafe { self.param_get_parameter(key.as_ptr(), &raw mut value, &raw mut len)? };
+        if code == INVALID_ARGUMENT {
+            return Ok(None);
+        }
+        self.check("ncclParamGetParameter", code, None)?;
+        // SAFETY: NULL or a string, and this thread has made no call since.
+        Ok(Some(unsafe { text_of(value) }))
+    }
+
+    pub(crate) fn dump_parameters(&self) -> Result<()> {
+        // SAFETY: it takes nothing.
+        unsafe { self.param_dump_all() }
+    }
+
+    /// `None` ends the encryption of connections made from now on.
+    pub(crate) fn encrypt(&self, psk: Option<&CStr>) -> Result<()> {
+        // The struct that is filled is of this version.
+        self.require("ncclSetEncryption (as of 2.32.3)", crate::library::DEV_COMM_VERSION)?;
+        let mut config = EncryptionConfig::new();
+        if let Some(psk) = psk {
+            (config.mode, config.psk) = (ENCRYPTION_PSK, psk.as_ptr());
+        }
+        // SAFETY: the struct says its own size and version, which the library has just been found to know; the key is
+        // live for the call, in which NCCL copies it.
+        let code = unsafe { self.set_encryption(&raw const config)? };
+        self.check("ncclSetEncryption", code, None)
+    }
+}

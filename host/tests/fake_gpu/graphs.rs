@@ -1,0 +1,211 @@
+//! Graphs: what is captured runs when it is launched, and what it uses lasts as long.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use devcomm_host::{
+    Buffer, CommConfig, DevCommRequirements, Error, LaunchConfig, ReduceOp, Result, group,
+};
+
+use crate::support::{
+    COUNT, KERNELS, assert_clean, contents, fill, is_capturing, is_closed, is_ended, is_in_group,
+    is_invalid, logged, ranks, tests,
+};
+
+tests! {
+    what_is_captured_runs_at_each_launch_and_not_before,
+    what_a_graph_cannot_hold_is_refused_while_it_is_captured,
+    a_capture_whose_closure_fails_or_panics_leaves_stream_and_memory_in_order,
+    a_graph_keeps_what_its_operations_use,
+    a_graph_is_closed_with_its_communicator_and_once,
+    a_graph_of_an_aborted_communicator_is_not_launched,
+    a_graph_takes_in_streams_that_wait_for_its_events,
+}
+
+fn what_is_captured_runs_at_each_launch_and_not_before() {
+    ranks(2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let kernels = rank.load(&KERNELS)?;
+        let (a, b) = (comm.window::<f32>(COUNT)?, comm.mem_alloc::<f32>(2)?);
+        let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(4))?;
+        b.copy_from_host(&[1.0; 2])?;
+        let (graph, log) = logged(rank.device(), || {
+            stream.capture(|| -> Result<()> {
+                fill(&kernels, &stream, LaunchConfig::new(4, 32), (&dev, &a))?;
+                group(|_| comm.all_reduce(&b, &b, ReduceOp::Sum, &stream))
+            })
+        });
+        let graph = graph?;
+        assert_eq!(log.first().unwrap(), "cuStreamBeginCapture");
+        assert_eq!(log[log.len() - 2..], ["cuStreamEndCapture 2 nodes", "cuGraphInstantiate"]);
+        assert_eq!((graph.len(), contents(&b)), (2, vec![1.0; 2]));
+        for sum in [2.0, 4.0] {
+            graph.launch(&stream)?;
+            stream.synchronize()?;
+            assert_eq!(contents(&b), [sum; 2]);
+        }
+        // To another stream just as well.
+        let other = rank.stream()?;
+        graph.launch(&other)?;
+        other.synchronize()?;
+        assert_eq!(contents(&b), [8.0; 2]);
+        let elsewhere = devcomm_host::Context::new(3)?.stream()?;
+        is_invalid(graph.launch(&elsewhere));
+        Ok(())
+    });
+    assert_clean();
+}
+
+fn what_a_graph_cannot_hold_is_refused_while_it_is_captured() {
+    ranks(2, |rank| {
+        let (comm, stream, event) = (rank.communicator()?, rank.stream()?, rank.context().event()?);
+        let (window, b) = (comm.window::<f32>(2)?, comm.mem_alloc::<f32>(2)?);
+        let registered = comm.register_buffer(&b)?;
+        let dev = comm.create_dev_comm(DevCommRequirements::new())?;
+        let graph = stream.capture(|| comm.all_reduce(&b, &b, ReduceOp::Sum, &stream))?;
+        let again = stream.capture(|| -> Result<()> {
+            comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
+            is_capturing(stream.synchronize());
+            is_capturing(stream.synchronize_within(Duration::ZERO));
+            is_capturing(stream.is_idle());
+            is_capturing(event.synchronize());
+            is_capturing(b.copy_from_host(&[0.0; 2]));
+            is_capturing(b.copy_to_host(&mut [0.0; 2]));
+            is_capturing(b.fill(0));
+            is_capturing(comm.mem_alloc::<f32>(2));
+            is_capturing(comm.register_window(&b, Default::default()));
+            is_capturing(comm.register_buffer(&b).map(drop));
+            is_capturing(comm.create_dev_comm(DevCommRequirements::new()));
+            is_capturing(window.close());
+            is_capturing(registered.close());
+            is_capturing(dev.close());
+            is_capturing(graph.close());
+            is_capturing(comm.destroy());
+            is_capturing(comm.finalize());
+            is_capturing(comm.suspend());
+            is_capturing(stream.capture(|| Ok::<_, Error>(())));
+            is_capturing(rank.stream()?.capture(|| Ok::<_, Error>(())));
+            Ok(())
+        })?;
+        assert_eq!(again.len(), 1);
+        assert!(window.is_valid() && registered.is_valid() && dev.is_valid() && graph.is_valid());
+        is_in_group(group(|_| stream.capture(|| Ok::<_, Error>(()))));
+        stream.synchronize()
+    });
+    assert_clean();
+}
+
+fn a_capture_whose_closure_fails_or_panics_leaves_stream_and_memory_in_order() {
+    ranks(2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let b = comm.mem_alloc::<f32>(2)?;
+        let gone = || {
+            // Nobody but the capture has this one.
+            let (own, stream) = (comm.mem_alloc::<f32>(2)?, &stream);
+            Ok::<_, Error>(move || comm.all_reduce(&own, &own, ReduceOp::Sum, stream))
+        };
+        let (first, second) = (gone()?, gone()?);
+        let (failed, log) = logged(rank.device(), || {
+            stream.capture(move || {
+                first()?;
+                drop(first);
+                Err(Error::NoGpu)
+            })
+        });
+        assert!(matches!(failed, Err(Error::NoGpu)));
+        let end = ["cuStreamEndCapture 1 nodes", "cuGraphDestroy", "ncclMemFree"];
+        assert_eq!(log[2..], end, "{log:?}");
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            stream.capture(move || -> Result<()> {
+                second()?;
+                panic!("in a capture")
+            })
+        }));
+        assert!(panicked.is_err());
+        b.copy_from_host(&[1.0; 2])?;
+        comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
+        stream.synchronize()?;
+        assert_eq!(contents(&b), [2.0; 2]);
+        Ok(())
+    });
+    assert_clean();
+}
+
+fn a_graph_keeps_what_its_operations_use() {
+    ranks(2, |rank| {
+        let (comm, stream) = (rank.new_communicator(&CommConfig::new())?, rank.stream()?);
+        let (a, b) = (comm.mem_alloc::<f32>(2)?, comm.window::<f32>(2)?);
+        a.copy_from_host(&[1.0; 2])?;
+        let op = comm.pre_mul_sum(3.0_f32)?;
+        let graph = stream.capture(|| comm.all_reduce(&a, &b.slice(..)?, &op, &stream))?;
+        let view = b.slice(..)?;
+        let ((), log) = logged(rank.device(), || drop((a, b, op, comm)));
+        assert!(log.is_empty(), "{log:?}");
+        graph.launch(&stream)?;
+        stream.synchronize()?;
+        assert_eq!(contents(&view), [6.0; 2]);
+        drop(view);
+        let ((), log) = logged(rank.device(), || drop(graph));
+        assert_eq!(log[0], "cuGraphExecDestroy");
+        for ended in ["ncclMemFree", "ncclRedOpDestroy 5", "ncclCommWindowDeregister"] {
+            assert!(log.iter().any(|line| line == ended), "{ended}: {log:?}");
+        }
+        assert_eq!(log.last().unwrap(), "ncclCommDestroy");
+        Ok(())
+    });
+    assert_clean();
+}
+
+fn a_graph_is_closed_with_its_communicator_and_once() {
+    ranks(2, |rank| {
+        let (comm, stream) = (rank.new_communicator(&CommConfig::new())?, rank.stream()?);
+        let b = comm.mem_alloc::<f32>(2)?;
+        let capture = || stream.capture(|| comm.all_reduce(&b, &b, ReduceOp::Sum, &stream));
+        let (one, other) = (capture()?, capture()?);
+        assert!(one.is_valid());
+        one.close()?;
+        let (done, log) = logged(rank.device(), || one.close());
+        assert!(done.is_ok() && log.is_empty());
+        is_closed(one.launch(&stream));
+        comm.destroy()?;
+        assert!(!other.is_valid());
+        is_closed(other.launch(&stream));
+        Ok(())
+    });
+    assert_clean();
+}
+
+fn a_graph_of_an_aborted_communicator_is_not_launched() {
+    ranks(2, |rank| {
+        let (comm, stream) = (rank.new_communicator(&CommConfig::new())?, rank.stream()?);
+        let b = comm.mem_alloc::<f32>(2)?;
+        let graph = stream.capture(|| comm.all_reduce(&b, &b, ReduceOp::Sum, &stream))?;
+        comm.abort_handle().abort()?;
+        let ((), log) = logged(rank.device(), || is_ended(graph.launch(&stream), "aborted"));
+        assert!(log.is_empty(), "{log:?}");
+        Ok(())
+    });
+    assert_clean();
+}
+
+fn a_graph_takes_in_streams_that_wait_for_its_events() {
+    ranks(2, |rank| {
+        let (comm, stream, side) = (rank.communicator()?, rank.stream()?, rank.stream()?);
+        let (fork, join) = (rank.context().event()?, rank.context().event_without_timing()?);
+        let b = comm.mem_alloc::<f32>(2)?;
+        b.copy_from_host(&[1.0; 2])?;
+        let graph = stream.capture(|| {
+            stream.record(&fork)?;
+            side.wait_event(&fork)?;
+            comm.all_reduce(&b, &b, ReduceOp::Sum, &side)?;
+            side.record(&join)?;
+            stream.wait_event(&join)
+        })?;
+        assert_eq!(graph.len(), 1);
+        graph.launch(&stream)?;
+        stream.synchronize()?;
+        assert_eq!(contents(&b), [2.0; 2]);
+        Ok(())
+    });
+    assert_clean();
+}

@@ -1,0 +1,354 @@
+//! Groups: nothing happens before their end, and all or nothing then.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use devcomm_host::{
+    CommConfig, Communicator, Context, DevCommRequirements, Error, ReduceOp, Result, WindowFlags,
+    World, group, simulate,
+};
+
+use crate::support::{assert_clean, contents, is_closed, is_in_group, logged, ranks, tests};
+
+tests! {
+    operations_take_effect_at_the_end_of_their_group,
+    nested_groups_are_one,
+    a_group_whose_closure_fails_or_panics_makes_nothing,
+    an_inner_group_that_fails_and_is_ignored_drops_only_its_own,
+    windows_of_a_group_are_good_for_use_after_it,
+    a_window_whose_group_fails_is_closed,
+    a_device_communicator_can_be_made_in_a_group,
+    what_is_dropped_inside_a_group_lasts_until_its_end,
+    what_was_made_and_dropped_inside_a_group_is_closed_after_it,
+    nothing_is_closed_inside_a_group_that_may_use_it,
+    a_simulation_makes_nothing,
+    communicators_are_neither_made_nor_ended_inside_a_group,
+    communicators_of_two_gpus_on_one_thread_work_in_one_group,
+    a_group_that_nccl_refuses_makes_nothing_and_says_which_call in ["FAKE_FAIL" = "ncclBroadcast"],
+}
+
+fn none() -> Vec<String> {
+    Vec::new()
+}
+
+fn operations_take_effect_at_the_end_of_their_group() {
+    ranks(2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let b = comm.mem_alloc::<f32>(3)?;
+        b.copy_from_host(&[1.0; 3])?;
+        let (done, log) = logged(rank.device(), || {
+            group(|open| {
+                let (done, log) =
+                    logged(rank.device(), || comm.all_reduce(&b, &b, ReduceOp::Sum, &stream));
+                assert_eq!((log, open.len()), (none(), 1));
+                done
+            })
+        });
+        done?;
+        assert_eq!(log, ["ncclGroupStart", "ncclAllReduce 3 type 7 op 0", "ncclGroupEnd"]);
+        assert_eq!(contents(&b), [2.0; 3]);
+        let (done, log) = logged(rank.device(), || group(|_| Ok::<_, Error>(7)));
+        assert_eq!((done?, log), (7, none()));
+        Ok(())
+    });
+    assert_clean();
+}
+
+fn nested_groups_are_one() {
+    ranks(2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let b = comm.mem_alloc::<f32>(3)?;
+        let sum = || comm.all_reduce(&b, &b, ReduceOp::Sum, &stream);
+        let (done, log) = logged(rank.device(), || {
+            group(|_| {
+                group(|_| sum())?;
+                group(|open| {
+                    assert_eq!(open.len(), 1);
+                    group(|_| sum())
+                })?;
+                sum()
+            })
+        });
+        done?;
+        assert_eq!(log.len(), 5, "{log:?}");
+        assert_eq!(log.iter().filter(|line| line.starts_with("ncclGroup")).count(), 2);
+        stream.synchronize()
+    });
+}
+
+fn a_group_whose_closure_fails_or_panics_makes_nothing() {
+    ranks(2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let b = comm.mem_alloc::<f32>(3)?;
+        let sum = || comm.all_reduce(&b, &b, ReduceOp::Sum, &stream);
+        let ((), log) = logged(rank.device(), || {
+            let failed: Result<()> = group(|_| {
+                sum()?;
+                comm.send(&b, 9, &stream)
+            });
+            assert!(matches!(failed, Err(Error::InvalidInput { .. })));
+            let panicked = catch_unwind(AssertUnwindSafe(|| {
+                group(|_| -> Result<()> {
+                    sum()?;
+                    panic!("in a group")
+                })
+            }));
+            assert!(panicked.is_err());
+        });
+        assert_eq!(log, none());
+        // And no group is left open.
+        let (done, log) = logged(rank.device(), sum);
+        done?;
+        assert_eq!(log, ["ncclAllReduce 3 type 7 op 0"]);
+        stream.synchronize()
+    });
+}
+
+fn an_inner_group_that_fails_and_is_ignored_drops_only_its_own() {
+    ranks(2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (b, c) = (comm.mem_alloc::<f32>(3)?, comm.mem_alloc::<f32>(5)?);
+        let (done, log) = logged(rank.device(), || {
+            group(|_| {
+                comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
+                let inner: Result<()> = group(|_| {
+                    comm.all_reduce(&c, &c, ReduceOp::Sum, &stream)?;
+                    comm.register_window(&c, WindowFlags::COLL_SYMMETRIC)?;
+                    comm.send(&c, 9, &stream)
+                });
+                assert!(inner.is_err());
+                comm.all_reduce(&b, &b, ReduceOp::Max, &stream)
+            })
+        });
+        done?;
+        let kept = ["ncclAllReduce 3 type 7 op 0", "ncclAllReduce 3 type 7 op 2"];
+        assert_eq!(log[1..log.len() - 1], kept);
+        stream.synchronize()
+    });
+    assert_clean();
+}
+
+fn windows_of_a_group_are_good_for_use_after_it() {
+    ranks(2, |rank| {
+        let (comm, me) = (rank.communicator()?, rank.rank());
+        let (windows, log) = logged(rank.device(), || {
+            group(|_| {
+                let windows = [comm.window::<f32>(10)?, comm.window::<f32>(20)?];
+                for window in &windows {
+                    assert!(!window.is_valid());
+                    is_in_group(window.device_window().map(drop));
+                    is_in_group(window.lsa_pointer(0, 0));
+                }
+                Ok::<_, Error>(windows)
+            })
+        });
+        let windows = windows?;
+        let registered = ["ncclCommWindowRegister 40 flags 1", "ncclCommWindowRegister 80 flags 1"];
+        assert_eq!(log[3..5], registered, "{log:?}");
+        for window in &windows {
+            assert!(window.is_valid());
+            assert_eq!(window.lsa_pointer(me, 1)?, window.device_address() + 4);
+            assert_eq!(window.user_pointer()?, window.device_address());
+        }
+        Ok(())
+    });
+    assert_clean();
+}
+
+fn a_window_whose_group_fails_is_closed() {
+    ranks(2, |rank| {
+        let comm = rank.communicator()?;
+        let mut made = None;
+        let failed: Result<()> = group(|_| {
+            made =
+                Some((comm.window::<f32>(10)?, comm.register_buffer(&comm.mem_alloc::<f32>(3)?)?));
+            Err(Error::NoGpu)
+        });
+        assert!(failed.is_err());
+        let (window, buffer) = made.unwrap();
+        is_closed(window.device_window().map(drop));
+        is_closed(buffer.handle());
+        assert!(!window.is_valid() && !buffer.is_valid());
+        window.close()
+    });
+    assert_clean();
+}
+
+fn a_device_communicator_can_be_made_in_a_group() {
+    ranks(2, |rank| {
+        let comm = rank.communicator()?;
+        let requirements = || DevCommRequirements::new().lsa_barriers(8);
+        let (dev, window) = group(|_| {
+            let made = (comm.create_dev_comm(requirements())?, comm.window::<f32>(8)?);
+            is_in_group(made.0.dev_comm().map(drop));
+            assert!(!made.0.is_valid());
+            Ok::<_, Error>(made)
+        })?;
+        assert!(dev.is_valid() && window.is_valid());
+        assert_eq!(dev.dev_comm()?.rank, rank.rank() as i32);
+        Ok(())
+    });
+    assert_clean();
+}
+
+fn what_is_dropped_inside_a_group_lasts_until_its_end() {
+    ranks(2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let result = comm.mem_alloc::<f32>(1)?;
+        let (send, op) = (comm.mem_alloc::<f32>(1)?, comm.pre_mul_sum(3.0_f32)?);
+        send.copy_from_host(&[2.0])?;
+        let (done, log) = logged(rank.device(), || {
+            group(|_| {
+                comm.all_reduce(&send, &result, &op, &stream)?;
+                drop((send, op));
+                Ok::<_, Error>(())
+            })
+        });
+        done?;
+        let at = |call: &str| log.iter().position(|line| line.starts_with(call)).unwrap();
+        assert!(at("ncclGroupEnd") < at("ncclMemFree"), "{log:?}");
+        assert!(at("ncclGroupEnd") < at("ncclRedOpDestroy"), "{log:?}");
+        assert_eq!(contents(&result), [12.0]);
+        Ok(())
+    });
+    assert_clean();
+}
+
+fn what_was_made_and_dropped_inside_a_group_is_closed_after_it() {
+    ranks(2, |rank| {
+        let comm = rank.communicator()?;
+        let (done, log) = logged(rank.device(), || {
+            group(|_| {
+                comm.window::<f32>(10)?;
+                comm.register_buffer(&comm.mem_alloc::<f32>(3)?)?;
+                comm.create_dev_comm(DevCommRequirements::new()).map(drop)
+            })
+        });
+        done?;
+        let at = |call: &str| log.iter().position(|line| line.starts_with(call)).unwrap();
+        let end = at("ncclGroupEnd");
+        for closed in ["ncclCommWindowDeregister", "ncclCommDeregister", "ncclDevCommDestroy"] {
+            assert!(end < at(closed), "{log:?}");
+        }
+        assert!(at("ncclCommWindowDeregister") < at("ncclMemFree"), "{log:?}");
+        Ok(())
+    });
+    assert_clean();
+}
+
+fn nothing_is_closed_inside_a_group_that_may_use_it() {
+    ranks(2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (window, buffer) = (comm.window::<f32>(1)?, comm.mem_alloc::<f32>(1)?);
+        let (op, registered) = (comm.pre_mul_sum(3.0_f32)?, comm.register_buffer(&buffer)?);
+        let dev = comm.create_dev_comm(DevCommRequirements::new())?;
+        group(|_| {
+            comm.all_reduce(&window, &window, &op, &stream)?;
+            is_in_group(op.close());
+            is_in_group(window.close());
+            is_in_group(registered.close());
+            is_in_group(dev.close());
+            is_in_group(comm.destroy());
+            is_in_group(comm.abort());
+            Ok::<_, Error>(())
+        })?;
+        assert!(op.is_valid() && window.is_valid() && dev.is_valid() && registered.is_valid());
+        stream.synchronize()
+    });
+    assert_clean();
+}
+
+fn a_simulation_makes_nothing() {
+    ranks(2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let b = comm.mem_alloc::<f32>(3)?;
+        b.copy_from_host(&[1.0; 3])?;
+        let (estimate, log) = logged(rank.device(), || {
+            simulate(|_| {
+                comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
+                comm.all_reduce(&b, &b, ReduceOp::Max, &stream)
+            })
+        });
+        // The fake counts a unit for each operation.
+        assert_eq!(estimate?.time, 2.0);
+        assert_eq!(log.last().unwrap(), "ncclGroupSimulateEnd");
+        assert_eq!(contents(&b), [1.0; 3]);
+        is_in_group(group(|_| simulate(|_| Ok::<_, Error>(()))));
+        is_in_group(simulate(|_| comm.window::<f32>(3).map(drop)));
+        Ok(())
+    });
+    assert_clean();
+}
+
+fn communicators_are_neither_made_nor_ended_inside_a_group() {
+    ranks(2, |rank| {
+        let (comm, config) = (rank.communicator()?, CommConfig::new());
+        let (library, context) = (rank.library(), rank.context());
+        let id = library.unique_id()?;
+        let ((), log) = logged(rank.device(), || {
+            let _ = group(|_| {
+                let contexts = std::slice::from_ref(context);
+                is_in_group(Communicator::init_rank(library, context, &id, 0, 1, &config));
+                is_in_group(Communicator::init_all(library, contexts));
+                is_in_group(Communicator::join_grown(library, context, &id, 2, 3, &config));
+                is_in_group(comm.split(Some(0), 0, &config));
+                is_in_group(comm.shrink(&[1 - rank.rank()], Default::default(), &config));
+                is_in_group(comm.grow(3, Some(&id), &config));
+                is_in_group(comm.finalize());
+                is_in_group(comm.revoke());
+                is_in_group(comm.suspend());
+                is_in_group(comm.destroy());
+                is_in_group(comm.abort());
+                is_in_group(rank.stream()?.capture(|| Ok::<_, Error>(())).map(drop));
+                Ok::<_, Error>(())
+            });
+        });
+        assert!(!log.iter().any(|line| line.starts_with("nccl")), "{log:?}");
+        Ok(())
+    });
+}
+
+fn communicators_of_two_gpus_on_one_thread_work_in_one_group() {
+    let library = World::threads(1).unwrap().library().clone();
+    let contexts = [1, 2].map(|gpu| Context::new(gpu).unwrap());
+    let comms = Communicator::init_all(&library, &contexts).unwrap();
+    let streams = contexts.each_ref().map(|context| context.stream().unwrap());
+    let windows =
+        group(|_| comms.iter().map(|comm| comm.window::<f32>(2)).collect::<Result<Vec<_>>>());
+    let windows = windows.unwrap();
+    for (rank, window) in windows.iter().enumerate() {
+        window.copy_from_host(&[rank as f32 + 1.0; 2]).unwrap();
+    }
+    group(|_| {
+        let mut each = comms.iter().zip(&windows).zip(&streams);
+        each.try_for_each(|((comm, w), stream)| comm.all_reduce(w, w, ReduceOp::Sum, stream))
+    })
+    .unwrap();
+    assert!(windows.iter().all(|window| contents(window) == [3.0; 2]));
+    assert_eq!(windows[0].lsa_pointer(1, 0).unwrap(), windows[1].device_address());
+    drop((windows, streams, comms));
+    assert_clean();
+}
+
+fn a_group_that_nccl_refuses_makes_nothing_and_says_which_call() {
+    ranks(2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let b = comm.mem_alloc::<f32>(3)?;
+        b.copy_from_host(&[1.0; 3])?;
+        let mut window = None;
+        let failed = group(|_| {
+            comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
+            window = Some(comm.window::<f32>(3)?);
+            comm.broadcast(Some(devcomm_host::Buffer::device_slice(&b)), &b, 0, &stream)
+        });
+        match failed {
+            Err(Error::Nccl { operation: "ncclBroadcast", rank: Some(r), .. }) => {
+                assert_eq!(r, rank.rank());
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(!window.unwrap().is_valid());
+        assert_eq!(contents(&b), [1.0; 3]);
+        Ok(())
+    });
+    assert_clean();
+}

@@ -1,0 +1,420 @@
+//! The end of communicators and of what was made from them.
+
+use std::time::Duration;
+
+use devcomm_host::{
+    AbortHandle, Buffer, CommConfig, Communicator, Context, DevCommRequirements, Error,
+    LaunchConfig, LaunchRefusal, MemoryStat, Rank, ReduceOp, Result, World,
+};
+
+use crate::support::{
+    COUNT, KERNELS, assert_clean, fill, is_closed, is_ended, is_invalid, log_of, logged, ranks,
+    tests,
+};
+
+tests! {
+    destroy_closes_what_was_made_the_latest_first_and_does_so_once,
+    what_has_ended_says_so,
+    what_is_closed_is_closed_once_and_is_not_valid,
+    a_launch_with_what_is_closed_is_refused,
+    what_was_made_from_a_communicator_keeps_it,
+    clones_are_one_communicator,
+    an_abort_from_another_thread_releases_who_waits,
+    what_was_made_from_an_aborted_communicator_is_refused_to_kernels,
+    a_finalized_communicator_closes_what_was_made_and_is_not_finalized_twice,
+    a_suspended_communicator_waits_for_its_resume_and_is_resumed_for_its_end,
+    a_revoked_communicator_is_good_for_a_split_and_its_end,
+    a_communicator_of_another_part_of_the_program_is_not_ended,
+    communicators_of_one_thread_end_one_by_one,
+    a_communicator_that_does_not_block_is_waited_for,
+    windows_of_a_communicator_that_does_not_block_are_good_for_use,
+    settings_reach_nccl,
+}
+
+const _: () = {
+    const fn is_for_any_thread<T: Send + Sync>() {}
+    is_for_any_thread::<AbortHandle>();
+};
+
+/// An own communicator, which the rank does not keep.
+fn own(rank: &Rank) -> Result<Communicator> {
+    rank.new_communicator(&CommConfig::new())
+}
+
+fn destroy_closes_what_was_made_the_latest_first_and_does_so_once() {
+    ranks(2, |rank| {
+        let (comm, stream) = (own(rank)?, rank.stream()?);
+        let op = comm.pre_mul_sum(2.0_f32)?;
+        let window = comm.window::<f32>(COUNT)?;
+        let dev = comm.create_dev_comm(DevCommRequirements::new())?;
+        let graph = stream.capture(|| comm.all_reduce(&window, &window, ReduceOp::Sum, &stream))?;
+        let registered = comm.register_buffer(&comm.mem_alloc::<f32>(8)?)?;
+        let (done, log) = logged(rank.device(), || comm.destroy());
+        done?;
+        let closed = [
+            "ncclCommDeregister",
+            "cuGraphExecDestroy",
+            "cuGraphDestroy",
+            "ncclDevCommDestroy",
+            "ncclCommWindowDeregister",
+            "ncclRedOpDestroy 5",
+            "ncclCommFinalize",
+            "ncclCommDestroy",
+        ];
+        assert_eq!(log, closed);
+        assert!(!op.is_valid() && !window.is_valid() && !dev.is_valid() && !graph.is_valid());
+        assert!(!registered.is_valid() && !comm.is_valid() && comm.as_raw().is_null());
+        let (done, log) = logged(rank.device(), || comm.destroy().and_then(|()| comm.abort()));
+        done?;
+        assert!(log.is_empty(), "{log:?}");
+        // Its memory is there until nobody needs it.
+        let ((), log) = logged(rank.device(), || drop((window, registered)));
+        assert_eq!(log, ["ncclMemFree", "ncclMemFree"]);
+        Ok(())
+    });
+    assert_clean();
+}
+
+fn what_has_ended_says_so() {
+    ranks(2, |rank| {
+        let (comm, stream) = (own(rank)?, rank.stream()?);
+        let (b, config) = (comm.mem_alloc::<f32>(1)?, CommConfig::new());
+        comm.destroy()?;
+        let ((), log) = logged(rank.device(), || {
+            let gone = "destroyed";
+            is_ended(comm.all_reduce(&b, &b, ReduceOp::Sum, &stream), gone);
+            is_ended(comm.send(&b, 0, &stream), gone);
+            is_ended(comm.register_window(&b, Default::default()), gone);
+            is_ended(comm.register_buffer(&b), gone);
+            is_ended(comm.pre_mul_sum(1.0_f32), gone);
+            is_ended(comm.create_dev_comm(DevCommRequirements::new()), gone);
+            is_ended(comm.split(Some(0), 0, &config), gone);
+            is_ended(comm.shrink(&[1 - rank.rank()], Default::default(), &config), gone);
+            is_ended(comm.unique_id(), gone);
+            is_ended(comm.properties(), gone);
+            is_ended(comm.identity(), gone);
+            is_ended(comm.async_error(), gone);
+            is_ended(comm.team_world(), gone);
+            is_ended(comm.finalize(), gone);
+            is_ended(comm.revoke(), gone);
+            is_ended(comm.suspend(), gone);
+            is_ended(comm.resume(), gone);
+        });
+        assert!(log.is_empty(), "{log:?}");
+        Ok(())
+    });
+}
+
+fn what_is_closed_is_closed_once_and_is_not_valid() {
+    ranks(2, |rank| {
+        let comm = rank.communicator()?;
+        let (window, dev) =
+            (comm.window::<f32>(8)?, comm.create_dev_comm(DevCommRequirements::new())?);
+        let registered = comm.register_buffer(&window)?;
+        assert!(window.is_valid() && dev.is_valid() && registered.is_valid());
+        let close = || -> Result<()> {
+            registered.close()?;
+            dev.close()?;
+            window.close()
+        };
+        let (done, log) = logged(rank.device(), || close().and_then(|()| close()));
+        done?;
+        assert_eq!(log, ["ncclCommDeregister", "ncclDevCommDestroy", "ncclCommWindowDeregister"]);
+        assert!(!window.is_valid() && !dev.is_valid() && !registered.is_valid());
+        is_closed(window.device_window().map(drop));
+        is_closed(window.user_pointer());
+        is_closed(dev.dev_comm().map(drop));
+        is_closed(registered.handle());
+        // The memory is still good for copies.
+        window.copy_from_host(&[1.0; 8])
+    });
+    assert_clean();
+}
+
+fn is_refused(result: Result<()>, which: &str) {
+    match result {
+        Err(Error::Launch { refusal: LaunchRefusal::Closed { what }, .. }) if what == which => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+fn a_launch_with_what_is_closed_is_refused() {
+    ranks(2, |rank| {
+        let (comm, stream) = (own(rank)?, rank.stream()?);
+        let kernels = rank.load(&KERNELS)?;
+        let window = || comm.window::<f32>(COUNT);
+        let dev = || comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(8));
+        let (closed_window, closed_dev, window, dev) = (window()?, dev()?, window()?, dev()?);
+        closed_window.close()?;
+        closed_dev.close()?;
+        let config = LaunchConfig::new(8, 32);
+        is_refused(fill(&kernels, &stream, config, (&dev, &closed_window)), "the window");
+        is_refused(
+            fill(&kernels, &stream, config, (&closed_dev, &window)),
+            "the device communicator",
+        );
+        fill(&kernels, &stream, config, (&dev, &window))?;
+        comm.destroy()?;
+        is_refused(fill(&kernels, &stream, config, (&dev, &window)), "the device communicator");
+        Ok(())
+    });
+}
+
+fn what_was_made_from_a_communicator_keeps_it() {
+    ranks(2, |rank| {
+        let comm = own(rank)?;
+        let window = comm.window::<f32>(8)?;
+        let slice = window.slice(1..3)?;
+        let ((), log) = logged(rank.device(), || drop((comm, window)));
+        assert!(log.is_empty(), "{log:?}");
+        let ((), log) = logged(rank.device(), || drop(slice));
+        let end =
+            ["ncclCommWindowDeregister", "ncclMemFree", "ncclCommFinalize", "ncclCommDestroy"];
+        assert_eq!(log, end);
+        Ok(())
+    });
+    assert_clean();
+}
+
+fn clones_are_one_communicator() {
+    ranks(2, |rank| {
+        let comm = own(rank)?;
+        let clone = comm.clone();
+        let ((), log) = logged(rank.device(), || drop(comm));
+        assert!(log.is_empty() && clone.is_valid(), "{log:?}");
+        let other = clone.clone();
+        clone.destroy()?;
+        assert!(!other.is_valid());
+        is_ended(other.identity(), "destroyed");
+        Ok(())
+    });
+    assert_clean();
+}
+
+/// An operation that the other rank does not take part in, and an abort of it.
+fn aborted(rank: &Rank) -> Result<Communicator> {
+    let (comm, stream) = (own(rank)?, rank.stream()?);
+    let b = comm.mem_alloc::<f32>(8)?;
+    comm.recv(&b, 1 - rank.rank(), &stream)?;
+    let handle = comm.abort_handle();
+    let aborter = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(50));
+        handle.abort().and_then(|()| handle.abort())
+    });
+    is_ended(stream.synchronize(), "aborted");
+    aborter.join().unwrap()?;
+    Ok(comm)
+}
+
+fn an_abort_from_another_thread_releases_who_waits() {
+    ranks(2, |rank| {
+        let comm = aborted(rank)?;
+        assert!(!comm.is_valid());
+        is_ended(comm.identity(), "aborted");
+        comm.destroy()?;
+        drop(comm);
+        let log = log_of(rank.device());
+        assert_eq!(log.iter().filter(|line| *line == "ncclCommAbort").count(), 1, "{log:?}");
+        assert!(!log.iter().any(|line| line == "ncclCommDestroy"), "{log:?}");
+        Ok(())
+    });
+    assert_clean();
+}
+
+fn what_was_made_from_an_aborted_communicator_is_refused_to_kernels() {
+    ranks(2, |rank| {
+        let (comm, stream) = (own(rank)?, rank.stream()?);
+        let kernels = rank.load(&KERNELS)?;
+        let window = comm.window::<f32>(COUNT)?;
+        let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(8))?;
+        let registered = comm.register_buffer(&window)?;
+        let graph = stream.capture(|| comm.all_reduce(&window, &window, ReduceOp::Sum, &stream))?;
+        comm.abort_handle().abort()?;
+        assert!(!window.is_valid() && !dev.is_valid() && !registered.is_valid());
+        is_closed(window.device_window().map(drop));
+        let config = LaunchConfig::new(8, 32);
+        is_refused(fill(&kernels, &stream, config, (&dev, &window)), "the device communicator");
+        is_ended(graph.launch(&stream), "aborted");
+        comm.abort()?;
+        assert!(!graph.is_valid());
+        drop((window, registered));
+        assert!(log_of(rank.device()).iter().any(|line| line == "ncclMemFree"));
+        Ok(())
+    });
+    assert_clean();
+}
+
+fn a_finalized_communicator_closes_what_was_made_and_is_not_finalized_twice() {
+    ranks(2, |rank| {
+        let comm = own(rank)?;
+        let (window, op) = (comm.window::<f32>(8)?, comm.pre_mul_sum(2.0_f32)?);
+        let dev = comm.create_dev_comm(DevCommRequirements::new())?;
+        let (done, log) = logged(rank.device(), || comm.finalize());
+        done?;
+        let closed = ["ncclDevCommDestroy", "ncclRedOpDestroy 5", "ncclCommWindowDeregister"];
+        assert_eq!((&log[..3], &*log[3]), (&closed.map(str::to_owned)[..], "ncclCommFinalize"));
+        is_ended(comm.finalize(), "finalized");
+        is_ended(comm.window::<f32>(8), "finalized");
+        let (done, log) = logged(rank.device(), || comm.destroy());
+        done?;
+        assert_eq!(log, ["ncclCommDestroy"]);
+        drop((window, op, dev));
+        Ok(())
+    });
+    assert_clean();
+}
+
+fn a_suspended_communicator_waits_for_its_resume_and_is_resumed_for_its_end() {
+    ranks(2, |rank| {
+        let (comm, stream) = (own(rank)?, rank.stream()?);
+        let window = comm.window::<f32>(8)?;
+        is_ended(comm.resume(), "live");
+        comm.suspend()?;
+        assert_eq!(comm.memory_stat(MemoryStat::Suspended)?, 1);
+        is_ended(comm.all_reduce(&window, &window, ReduceOp::Sum, &stream), "suspended");
+        is_ended(comm.split(Some(0), 0, &CommConfig::new()), "suspended");
+        is_ended(window.device_window().map(drop), "suspended");
+        is_ended(window.close(), "suspended");
+        comm.resume()?;
+        assert!(window.is_valid());
+        assert_eq!(comm.memory_stat(MemoryStat::Suspended)?, 0);
+        comm.all_reduce(&window, &window, ReduceOp::Sum, &stream)?;
+        comm.suspend()?;
+        let (done, log) = logged(rank.device(), || comm.destroy());
+        done?;
+        let end =
+            ["ncclCommResume", "ncclCommWindowDeregister", "ncclCommFinalize", "ncclCommDestroy"];
+        assert_eq!(log, end);
+        let comm = own(rank)?;
+        comm.suspend()?;
+        let ((), log) = logged(rank.device(), || drop(comm));
+        assert_eq!(log, ["ncclCommResume", "ncclCommFinalize", "ncclCommDestroy"]);
+        Ok(())
+    });
+    assert_clean();
+}
+
+fn a_revoked_communicator_is_good_for_a_split_and_its_end() {
+    ranks(2, |rank| {
+        let (comm, stream) = (own(rank)?, rank.stream()?);
+        let window = comm.window::<f32>(8)?;
+        comm.recv(&window, 1 - rank.rank(), &stream)?;
+        comm.revoke()?;
+        is_ended(comm.all_reduce(&window, &window, ReduceOp::Sum, &stream), "revoked");
+        is_ended(comm.finalize(), "revoked");
+        stream.synchronize()?;
+        let child = comm.split(Some(0), 0, &CommConfig::new())?.unwrap();
+        child.all_reduce(&window, &window, ReduceOp::Sum, &stream)?;
+        stream.synchronize()?;
+        let (done, log) = logged(rank.device(), || comm.destroy());
+        done?;
+        assert_eq!(log, ["ncclCommWindowDeregister", "ncclCommDestroy"]);
+        child.destroy()
+    });
+    assert_clean();
+}
+
+fn a_communicator_of_another_part_of_the_program_is_not_ended() {
+    ranks(2, |rank| {
+        let (comm, stream, context) = (own(rank)?, rank.stream()?, rank.context());
+        // SAFETY: of this library and GPU, and it outlives what is made of it here.
+        let from = |context, raw| unsafe { Communicator::from_raw(rank.library(), context, raw) };
+        let foreign = from(context, comm.as_raw())?;
+        assert_eq!((foreign.rank(), foreign.n_ranks()), (rank.rank(), 2));
+        is_invalid(foreign.barrier());
+        let window = foreign.window::<f32>(8)?;
+        foreign.all_reduce(&window, &window, ReduceOp::Sum, &stream)?;
+        let (done, log) = logged(rank.device(), || foreign.destroy());
+        done?;
+        assert_eq!(log, ["ncclCommWindowDeregister"]);
+        let ((), log) = logged(rank.device(), || drop(from(context, comm.as_raw())));
+        assert!(log.is_empty(), "{log:?}");
+        is_invalid(from(context, std::ptr::null_mut()));
+        is_invalid(from(&Context::new(3)?, comm.as_raw()));
+        comm.identity().map(drop)
+    });
+    assert_clean();
+}
+
+fn communicators_of_one_thread_end_one_by_one() {
+    let library = World::threads(1).unwrap().library().clone();
+    let contexts = [0, 1].map(|gpu| Context::new(gpu).unwrap());
+    let comms = Communicator::init_all(&library, &contexts).unwrap();
+    comms[0].destroy().unwrap();
+    assert!(!comms[0].is_valid() && comms[1].is_valid());
+    assert_eq!(comms[1].identity().unwrap(), (1, 2, 1));
+    drop(comms);
+    for gpu in 0..2 {
+        assert_eq!(log_of(gpu).last().unwrap(), "ncclCommDestroy");
+    }
+    let twice = [contexts[0].clone(), contexts[0].clone()];
+    is_invalid(Communicator::init_all(&library, &twice));
+    is_invalid(Communicator::init_all(&library, &[]));
+    assert_clean();
+}
+
+const PATIENCE: Duration = Duration::from_secs(5);
+
+fn a_communicator_that_does_not_block_is_waited_for() {
+    ranks(2, |rank| {
+        let comm = rank.new_communicator(&CommConfig::new().blocking(false))?;
+        assert!(!comm.is_ready()?);
+        comm.wait(PATIENCE)?;
+        assert!(comm.is_ready()?);
+        let (b, stream) = (comm.mem_alloc::<f32>(2)?, rank.stream()?);
+        b.copy_from_host(&[1.0; 2])?;
+        comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
+        match comm.all_reduce(&b, &b, ReduceOp::Sum, &stream) {
+            Err(Error::InProgress { operation: "ncclAllReduce", rank: r }) => {
+                assert_eq!(r, rank.rank());
+            }
+            other => panic!("{other:?}"),
+        }
+        comm.wait(PATIENCE)?;
+        comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
+        stream.synchronize()?;
+        assert_eq!(crate::support::contents(&b), [4.0; 2]);
+        let child = comm.split(Some(0), 0, &CommConfig::new())?.unwrap();
+        assert_eq!((child.rank(), child.n_ranks()), (rank.rank(), 2));
+        child.destroy()?;
+        comm.destroy()
+    });
+    assert_clean();
+}
+
+fn windows_of_a_communicator_that_does_not_block_are_good_for_use() {
+    ranks(2, |rank| {
+        let comm = rank.new_communicator(&CommConfig::new().blocking(false))?;
+        assert!(matches!(comm.window::<f32>(8), Err(Error::InProgress { .. })));
+        comm.wait(PATIENCE)?;
+        let alone = comm.window::<f32>(8)?;
+        let (window, dev, dropped) = devcomm_host::group(|_| {
+            let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+            Ok::<_, Error>((comm.window::<f32>(8)?, dev, comm.window::<f32>(8).map(drop)))
+        })?;
+        dropped?;
+        assert!(alone.is_valid() && window.is_valid() && dev.is_valid());
+        assert_eq!(window.lsa_pointer(rank.rank(), 0)?, window.device_address());
+        assert_eq!(dev.dev_comm()?.lsa_barrier.n_barriers, 1);
+        comm.destroy()
+    });
+    let deregistered =
+        |gpu| log_of(gpu).iter().filter(|line| *line == "ncclCommWindowDeregister").count();
+    assert_eq!([deregistered(0), deregistered(1)], [3; 2]);
+    assert_clean();
+}
+
+fn settings_reach_nccl() {
+    ranks(2, |rank| {
+        let config = CommConfig::new().min_ctas(2).max_ctas(4).net_name("Socket").comm_name("mine");
+        let (comm, log) = logged(rank.device(), || rank.new_communicator(&config));
+        let shown = "config min_ctas 2 max_ctas 4 net Socket name mine";
+        assert_eq!(log, [format!("ncclCommInitRankScalable {} of 2 {shown}", rank.rank())]);
+        let config = CommConfig::new().max_ctas(3);
+        let (child, log) = logged(rank.device(), || comm?.split(Some(7), 1, &config));
+        child?;
+        assert!(log[0].starts_with("ncclCommSplit color 7 key 1 config max_ctas 3"), "{log:?}");
+        is_invalid(rank.new_communicator(&CommConfig::new().min_ctas(4).max_ctas(2)));
+        Ok(())
+    });
+}

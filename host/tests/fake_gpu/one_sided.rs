@@ -1,0 +1,118 @@
+//! Puts and signals: where they go, and what is refused.
+
+use devcomm_host::{Buffer, CommConfig, Error, Signal, WaitSignalDesc, group};
+
+use crate::support::{assert_clean, contents, is_closed, is_invalid, logged, ranks, tests};
+
+tests! {
+    a_put_reaches_the_peers_window_at_the_offset_of_its_element,
+    a_wait_counts_the_signals_of_each_rank_index_and_context,
+    puts_beyond_a_window_and_targets_that_are_not_there_are_refused_before_nccl_is_called,
+    a_put_in_a_group_is_made_at_its_end,
+}
+
+fn a_put_reaches_the_peers_window_at_the_offset_of_its_element() {
+    ranks(2, |rank| {
+        let (comm, stream, peer) = (rank.communicator()?, rank.stream()?, 1 - rank.rank());
+        let (from, to) = (comm.window::<f64>(4)?, comm.window::<f64>(8)?);
+        let own = 10.0 * (1 + rank.rank()) as f64;
+        from.copy_from_host(&[0.0, own, own + 1.0, 0.0])?;
+        let (done, log) = logged(rank.device(), || {
+            comm.put_signal(&from.slice(1..3)?, &to, 5, Signal::to(peer), &stream)?;
+            comm.wait_signal(&[WaitSignalDesc::from(peer)], &stream)
+        });
+        done?;
+        // Elements are counted as elements, offsets in bytes.
+        let put = format!("ncclPutSignal 2 type 8 peer {peer} offset 40 signal 0 context 0");
+        let wait = format!("ncclWaitSignal 1 from peer {peer} signal 0 context 0");
+        assert_eq!(log, [put, wait]);
+        stream.synchronize()?;
+        let theirs = 10.0 * (1 + peer) as f64;
+        assert_eq!(contents(&to), [0.0, 0.0, 0.0, 0.0, 0.0, theirs, theirs + 1.0, 0.0]);
+        Ok(())
+    });
+    assert_clean();
+}
+
+fn a_wait_counts_the_signals_of_each_rank_index_and_context() {
+    ranks(3, |rank| {
+        let (comm, stream, me) = (rank.communicator()?, rank.stream()?, rank.rank());
+        comm.window::<f32>(1)?;
+        if me == 0 {
+            let from_1 =
+                WaitSignalDesc { index: 7, context: 2, ..WaitSignalDesc::from(1).count(3) };
+            let (done, log) = logged(rank.device(), || {
+                comm.wait_signal(&[from_1, WaitSignalDesc::from(2)], &stream)
+            });
+            done?;
+            assert_eq!(log[0], "ncclWaitSignal 3 from peer 1 signal 7 context 2");
+            assert_eq!(log[1], "ncclWaitSignal 1 from peer 2 signal 0 context 0");
+        } else {
+            let to = Signal { peer: 0, index: 7, context: 2 };
+            let to = if me == 1 { to } else { Signal::to(0) };
+            for _ in 0..[1, 2][me % 2] {
+                comm.signal(to, &stream)?;
+            }
+        }
+        rank.barrier()?;
+        // One of rank 1's three signals is still to come.
+        assert!(me != 0 || !stream.is_idle()?);
+        rank.barrier()?;
+        if me == 1 {
+            comm.signal(Signal { peer: 0, index: 7, context: 2 }, &stream)?;
+        }
+        stream.synchronize()
+    });
+    assert_clean();
+}
+
+fn puts_beyond_a_window_and_targets_that_are_not_there_are_refused_before_nccl_is_called() {
+    ranks(2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let other = rank.new_communicator(&CommConfig::new())?;
+        let (from, to) = (comm.window::<f32>(4)?, comm.window::<f32>(8)?);
+        let foreign = other.window::<f32>(8)?;
+        let ((), log) = logged(rank.device(), || {
+            let put = |at, signal| comm.put_signal(&from, &to, at, signal, &stream);
+            is_invalid(put(5, Signal::to(1)));
+            is_invalid(put(usize::MAX - 1, Signal::to(1)));
+            is_invalid(put(0, Signal::to(2)));
+            is_invalid(put(0, Signal { index: u32::MAX, ..Signal::to(1) }));
+            is_invalid(put(0, Signal { context: 1 << 31, ..Signal::to(1) }));
+            is_invalid(comm.put_signal(&from, &foreign, 0, Signal::to(1), &stream));
+            is_invalid(comm.signal(Signal::to(2), &stream));
+            is_invalid(comm.wait_signal(&[], &stream));
+            is_invalid(comm.wait_signal(&[WaitSignalDesc::from(2)], &stream));
+            is_invalid(comm.wait_signal(&[WaitSignalDesc::from(1).count(u32::MAX)], &stream));
+        });
+        assert!(log.is_empty(), "{log:?}");
+        to.close()?;
+        is_closed(comm.put_signal(&from, &to, 0, Signal::to(1), &stream));
+        Ok(())
+    });
+    assert_clean();
+}
+
+fn a_put_in_a_group_is_made_at_its_end() {
+    ranks(2, |rank| {
+        let (comm, stream, peer) = (rank.communicator()?, rank.stream()?, 1 - rank.rank());
+        let (from, to) = (comm.window::<f32>(4)?, comm.window::<f32>(4)?);
+        from.copy_from_host(&[7.0; 4])?;
+        let (done, log) = logged(rank.device(), || {
+            group(|_| {
+                comm.put_signal(&from, &to, 0, Signal::to(peer), &stream)?;
+                comm.wait_signal(&[WaitSignalDesc::from(peer)], &stream)?;
+                // The group keeps the window's registration.
+                drop(from);
+                Ok::<_, Error>(())
+            })
+        });
+        done?;
+        let at = |call: &str| log.iter().position(|line| line.starts_with(call)).unwrap();
+        assert!(at("ncclGroupEnd") < at("ncclCommWindowDeregister"), "{log:?}");
+        stream.synchronize()?;
+        assert_eq!(contents(&to), [7.0; 4]);
+        Ok(())
+    });
+    assert_clean();
+}

@@ -1,0 +1,138 @@
+//! Streams and events: whose they are, and what waits for what.
+
+use std::time::Duration;
+
+use devcomm_host::{Context, ReduceOp, Stream};
+
+use crate::support::{assert_clean, contents, is_invalid, log_of, logged, ranks, tests};
+
+tests! {
+    a_stream_of_another_part_of_the_program_is_not_destroyed,
+    the_default_stream_is_a_stream_like_others,
+    clones_of_a_stream_are_one_and_the_last_one_waits_for_its_work,
+    a_stream_waits_for_an_event_of_another,
+    events_of_another_context_are_refused,
+    time_between_events_needs_both_to_be_reached,
+    memory_is_freed_when_every_stream_that_is_known_is_idle,
+}
+
+fn a_stream_of_another_part_of_the_program_is_not_destroyed() {
+    ranks(2, |rank| {
+        let (comm, theirs) = (rank.communicator()?, rank.stream()?);
+        // SAFETY: `theirs` lives longer.
+        let foreign = unsafe { Stream::from_raw(rank.context(), theirs.as_raw()) };
+        assert_eq!(foreign.as_raw(), theirs.as_raw());
+        let b = comm.mem_alloc::<f32>(2)?;
+        b.copy_from_host(&[1.0; 2])?;
+        comm.all_reduce(&b, &b, ReduceOp::Sum, &foreign)?;
+        let ((), log) = logged(rank.device(), || drop(foreign));
+        assert!(log.is_empty(), "{log:?}");
+        // Dropping it has waited for the work.
+        assert!(theirs.is_idle()?);
+        assert_eq!(contents(&b), [2.0; 2]);
+        let ((), log) = logged(rank.device(), || drop(theirs));
+        assert_eq!(log, ["cuStreamDestroy"]);
+        Ok(())
+    });
+}
+
+fn the_default_stream_is_a_stream_like_others() {
+    ranks(2, |rank| {
+        let comm = rank.communicator()?;
+        // SAFETY: NULL is the default stream, which is always there.
+        let stream = unsafe { Stream::from_raw(rank.context(), std::ptr::null_mut()) };
+        let b = comm.mem_alloc::<f32>(2)?;
+        b.copy_from_host(&[1.0; 2])?;
+        comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
+        stream.synchronize()?;
+        assert_eq!(contents(&b), [2.0; 2]);
+        Ok(())
+    });
+    assert_clean();
+}
+
+fn clones_of_a_stream_are_one_and_the_last_one_waits_for_its_work() {
+    ranks(2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let b = comm.mem_alloc::<f32>(2)?;
+        let event = rank.context().event()?;
+        let clone = stream.clone();
+        let ((), log) = logged(rank.device(), || drop(clone));
+        assert!(log.is_empty());
+        std::thread::sleep(Duration::from_millis(20 * rank.rank() as u64));
+        comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
+        stream.record(&event)?;
+        drop(stream);
+        assert!(event.is_reached()?);
+        Ok(())
+    });
+    assert_clean();
+}
+
+fn a_stream_waits_for_an_event_of_another() {
+    ranks(2, |rank| {
+        let (comm, first, second) = (rank.communicator()?, rank.stream()?, rank.stream()?);
+        let (event, after) = (rank.context().event()?, rank.context().event_without_timing()?);
+        assert!(event.is_reached()?, "one that was never recorded");
+        let b = comm.mem_alloc::<f32>(2)?;
+        if rank.rank() == 0 {
+            // Not done before rank 1 comes.
+            comm.recv(&b, 1, &first)?;
+            first.record(&event)?;
+            second.wait_event(&event)?;
+            second.record(&after)?;
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!event.is_reached()? && !after.is_reached()? && !second.is_idle()?);
+        }
+        rank.barrier()?;
+        if rank.rank() == 1 {
+            comm.send(&b, 0, &first)?;
+        }
+        after.synchronize()?;
+        assert!(event.is_reached()?);
+        second.synchronize()?;
+        assert!(second.is_idle()?);
+        first.synchronize()
+    });
+    assert_clean();
+}
+
+fn events_of_another_context_are_refused() {
+    ranks(1, |rank| {
+        let (stream, other) = (rank.stream()?, Context::new(1)?);
+        let event = other.event()?;
+        is_invalid(stream.record(&event));
+        is_invalid(stream.wait_event(&event));
+        Ok(())
+    });
+}
+
+fn time_between_events_needs_both_to_be_reached() {
+    ranks(1, |rank| {
+        let (stream, context) = (rank.stream()?, rank.context());
+        let (start, stop) = (context.event()?, context.event()?);
+        stream.record(&start)?;
+        let text = stop.elapsed_ms(&start).unwrap_err().to_string();
+        assert!(text.contains("cuEventElapsedTime failed"), "{text}");
+        stream.record(&stop)?;
+        stop.synchronize()?;
+        assert_eq!(stop.elapsed_ms(&start)?, 1.5);
+        Ok(())
+    });
+}
+
+fn memory_is_freed_when_every_stream_that_is_known_is_idle() {
+    ranks(2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (b, event) = (comm.mem_alloc::<f32>(2)?, rank.context().event()?);
+        // The one rank's operation waits for the other's.
+        std::thread::sleep(Duration::from_millis(30 * rank.rank() as u64));
+        comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
+        stream.record(&event)?;
+        drop(b);
+        assert!(event.is_reached()?);
+        assert_eq!(log_of(rank.device()).last().unwrap(), "ncclMemFree");
+        Ok(())
+    });
+    assert_clean();
+}

@@ -1,0 +1,57 @@
+//! A launcher that is killed outright leaves no ranks behind.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use devcomm_host::LocalJob;
+
+const FOLDER: &str = "DEVCOMM_TEST_FOLDER";
+const RANKS: usize = 4;
+const AMPLE: Duration = Duration::from_secs(60);
+
+/// Asks until there is an answer.
+fn eventually<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(start.elapsed() < AMPLE, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether a process is there and not just waits for someone to ask how it ended, which nobody may do in a container.
+fn is_alive(id: &str) -> bool {
+    let status = std::fs::read_to_string(Path::new("/proc").join(id).join("stat"));
+    status.is_ok_and(|status| !status.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))
+}
+
+#[test]
+fn ranks_die_with_a_launcher_that_is_killed() {
+    if let Some(folder) = std::env::var_os(FOLDER) {
+        let script = r#"trap '' TERM INT HUP
+            echo $$ > "$OUT/$RANK.part"; mv "$OUT/$RANK.part" "$OUT/$RANK"; exec sleep 600"#;
+        let job = LocalJob::new(RANKS).unwrap().program("/bin/sh").args(["-c", script]);
+        return job.env("OUT", folder).run().unwrap();
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut launcher = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "ranks_die_with_a_launcher_that_is_killed", "--nocapture"])
+        .env(FOLDER, folder.path())
+        .spawn()
+        .unwrap();
+    let started = |rank: usize| {
+        eventually("a rank does not start", || {
+            std::fs::read_to_string(folder.path().join(rank.to_string())).ok()
+        })
+    };
+    let ids: Vec<String> = (0..RANKS).map(|rank| started(rank).trim().to_owned()).collect();
+    assert!(ids.iter().all(|id| is_alive(id)), "{ids:?}");
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+    eventually("ranks outlive their launcher", || {
+        (!ids.iter().any(|id| is_alive(id))).then_some(())
+    });
+}
