@@ -1,0 +1,108 @@
+//! Communicators: the one of all ranks, parts of it, and one that shrinks and grows.
+//!
+//! ```text
+//! cargo xtask run communicators                                           # every GPU of this machine, at least two
+//! torchrun --no-python --nproc-per-node 4 -- ./target/release/examples/communicators
+//! ```
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, ensure};
+use devcomm::{CommConfig, Communicator, Rank, ReduceOp, ShrinkMode, Stream, UniqueId, World};
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
+    let roots = World::from_env()?.run(|rank| {
+        ensure!(rank.n_ranks() >= 2, "there is one GPU, but this takes at least two");
+        run_rank(rank)?;
+        Ok(rank.is_root())
+    })?;
+    // After all ranks, and on one of them.
+    if roots.contains(&true) {
+        println!("PASS");
+    }
+    Ok(())
+}
+
+fn run_rank(rank: &Rank) -> Result<()> {
+    let (comm, stream, config) = (rank.communicator()?, rank.stream()?, CommConfig::new());
+    let (own, n) = (rank.rank(), rank.n_ranks());
+
+    // What NCCL can do between these ranks.
+    let properties = comm.properties()?;
+    if rank.is_root() {
+        println!("{n} ranks, NCCL {}, {properties:?}", comm.library().version());
+    }
+    ensure!(sum_of_ranks(comm, &stream)? == sum(0..n));
+
+    // A split: ranks of one color come together, here the even and the odd ones.
+    let parity = own % 2;
+    let half = comm.split(Some(parity as i32), 0, &config)?.context("this rank has a color")?;
+    ensure!(half.rank() == own / 2);
+    ensure!(sum_of_ranks(&half, &stream)? == sum(0..half.n_ranks()));
+    // Ended by hand, or when it is dropped; either way together with its other ranks.
+    half.destroy()?;
+
+    // Without the last rank, which does not call `shrink`. After a failed operation, `ShrinkMode::Abort` stops it first.
+    let last = n - 1;
+    let small = match own == last {
+        true => None,
+        false => Some(comm.shrink(&[last], ShrinkMode::Idle, &config)?),
+    };
+    if let Some(small) = &small {
+        ensure!(sum_of_ranks(small, &stream)? == sum(0..last));
+    }
+
+    // And back: one old rank makes an id, which the new one needs to find the others.
+    let made = match &small {
+        Some(small) if own == 0 => Some(small.unique_id()?),
+        _ => None,
+    };
+    let bytes = rank.broadcast(0, made.as_ref().map_or(&[], |id| &id.as_bytes()[..]))?;
+    let grown = match &small {
+        Some(small) => small.grow(n, made.as_ref(), &config)?,
+        None => {
+            let id = UniqueId::from_bytes(&bytes).context("rank 0 sends an id")?;
+            Communicator::join_grown(rank.library(), rank.context(), &id, last, n, &config)?
+        }
+    };
+    ensure!(sum_of_ranks(&grown, &stream)? == sum(0..n));
+
+    // A non-blocking communicator is made while this thread does other things.
+    let later = rank.new_communicator(&config.blocking(false))?;
+    let mut looks = 0u64;
+    while !later.is_ready()? {
+        looks += 1;
+        std::thread::yield_now();
+    }
+    if rank.is_root() {
+        println!("looked {looks} times whether the non-blocking communicator is ready");
+    }
+    ensure!(sum_of_ranks(&later, &stream)? == sum(0..n));
+    Ok(())
+}
+
+/// Each rank of `comm` gives its number; every one gets the sum.
+fn sum_of_ranks(comm: &Communicator, stream: &Stream) -> Result<u64> {
+    let memory = comm.mem_alloc::<u64>(1)?;
+    memory.copy_from_host(&[comm.rank() as u64])?;
+    // In place: the same memory twice.
+    comm.all_reduce(&memory, &memory, ReduceOp::Sum, stream)?;
+    stream.synchronize()?;
+    let mut sum = [0];
+    memory.copy_to_host(&mut sum)?;
+    Ok(sum[0])
+}
+
+fn sum(ranks: std::ops::Range<usize>) -> u64 {
+    ranks.map(|rank| rank as u64).sum()
+}

@@ -1,0 +1,94 @@
+//! CUDA graphs: a sequence of collectives and kernels captured once, and launched again and again as one thing.
+//!
+//! ```text
+//! cargo xtask run graphs                                           # every GPU of this machine
+//! torchrun --no-python --nproc-per-node 4 -- ./target/release/examples/graphs
+//! ```
+
+use std::process::ExitCode;
+
+use anyhow::{Result, ensure};
+use devcomm::{DevCommRequirements, Error, KERNELS, LaunchConfig, Rank, World, kernels};
+
+const COUNT: usize = 4096;
+const BLOCKS: u32 = 4;
+/// Captured steps in a graph, and launches of the graph.
+const STEPS: usize = 10;
+const LAUNCHES: usize = 100;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
+    let roots = World::from_env()?.run(|rank| {
+        run_rank(rank)?;
+        Ok::<_, anyhow::Error>(rank.is_root())
+    })?;
+    // After all ranks, and on one of them.
+    if roots.contains(&true) {
+        println!("PASS");
+    }
+    Ok(())
+}
+
+fn run_rank(rank: &Rank) -> Result<()> {
+    let (comm, stream, n) = (rank.communicator()?, rank.stream()?, rank.n_ranks());
+    comm.require_single_lsa_team()?;
+    let compiled = rank.load(&KERNELS)?;
+    let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(BLOCKS))?;
+    let (a, b) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(COUNT)?);
+    // NCCL's operator that multiplies before it sums: it undoes the two sums of a step.
+    let scale = comm.pre_mul_sum(1.0 / (n * n) as f32)?;
+
+    // One step: our kernel sums from `a` to `b`, NCCL sums back and scales. All ranks' `a` are then the average.
+    let step = || {
+        let (config, args) = (LaunchConfig::new(BLOCKS, 128), (&dev_comm, &a, &b, COUNT));
+        // SAFETY: both windows have `COUNT` elements in every rank, every rank does the same, and what the kernel uses
+        // outlives the graph.
+        unsafe { compiled.launch(&stream, kernels::lsa_allreduce::<f32>, config, args)? };
+        comm.all_reduce(&b, &a, &scale, &stream)
+    };
+
+    // What the closure enqueues is noted instead of run. Every rank captures the same.
+    let graph = stream.capture(|| (0..STEPS).try_for_each(|_| step()))?;
+    // A graph holds work for the GPU only: whatever needs the host meanwhile is refused, and says so.
+    let refused = stream.capture(|| comm.mem_alloc::<f32>(1).map(drop));
+    ensure!(matches!(refused, Err(Error::Capturing { .. })), "{refused:?}");
+
+    let time = |launch: &dyn Fn() -> devcomm::Result<()>| -> Result<f32> {
+        a.copy_from_host(&[(rank.rank() + 1) as f32; COUNT])?;
+        // The first one warms up.
+        launch()?;
+        stream.synchronize()?;
+        rank.barrier()?;
+        let (begin, end) = (rank.context().event()?, rank.context().event()?);
+        stream.record(&begin)?;
+        for _ in 0..LAUNCHES {
+            launch()?;
+        }
+        stream.record(&end)?;
+        stream.synchronize()?;
+        let mut averages = vec![0.0; COUNT];
+        a.copy_to_host(&mut averages)?;
+        let expected = (n + 1) as f32 / 2.0;
+        let wrong = averages.iter().filter(|&&x| (x - expected).abs() > 1e-3 * expected).count();
+        ensure!(wrong == 0, "{wrong} averages are not {expected}, but {}", averages[0]);
+        Ok(end.elapsed_ms(&begin)? * 1e3 / (LAUNCHES * STEPS) as f32)
+    };
+    let one_by_one = time(&|| (0..STEPS).try_for_each(|_| step()))?;
+    let as_a_graph = time(&|| graph.launch(&stream))?;
+    if rank.is_root() {
+        println!("{} operations in the graph", graph.len());
+        println!("a step takes {one_by_one:.2} us one by one, {as_a_graph:.2} us in a graph");
+    }
+    // It is closed with its communicator; before that by hand, or when it is dropped.
+    graph.close()?;
+    Ok(())
+}

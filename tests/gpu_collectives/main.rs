@@ -1,0 +1,96 @@
+//! NCCL's collectives on GPUs, every result compared in full with what the host computes.
+
+mod every;
+#[path = "../gpu/mod.rs"]
+mod gpu;
+mod operators;
+mod refusals;
+mod slices;
+mod types;
+
+use devcomm::{CollectiveConfig, Error, Rank, ReduceOp};
+use every::{Bench, COUNTS, Case, Collective};
+use gpu::on_gpus;
+use types::{Domain, types};
+
+/// Every type, every count, out of place and in place, with the roots in turn.
+fn all_cases(rank: &Rank, collective: Collective, op: ReduceOp) -> Result<(), Error> {
+    let bench = Bench::new(rank)?;
+    for element in types() {
+        let values = bench.values(Domain::of(op, element.data_type));
+        for (turn, count) in COUNTS.into_iter().enumerate() {
+            let root = turn % rank.n_ranks();
+            let case = Case { collective, element: &element, op, count, root, values: &values };
+            bench.check(&case, false)?;
+            if collective.works_in_place() {
+                bench.check(&case, true)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A test of each collective on two GPUs and on four.
+macro_rules! collectives {
+    ($($collective:ident: $two:ident, $four:ident;)*) => { $(
+        #[test]
+        fn $two() {
+            on_gpus(stringify!($two), 2, |rank| all_cases(rank, Collective::$collective, ReduceOp::Sum));
+        }
+
+        #[test]
+        fn $four() {
+            on_gpus(stringify!($four), 4, |rank| all_cases(rank, Collective::$collective, ReduceOp::Sum));
+        }
+    )* };
+}
+
+collectives! {
+    AllReduce: all_reduce_on_two_gpus, all_reduce_on_four_gpus;
+    Reduce: reduce_on_two_gpus, reduce_on_four_gpus;
+    ReduceScatter: reduce_scatter_on_two_gpus, reduce_scatter_on_four_gpus;
+    Broadcast: broadcast_on_two_gpus, broadcast_on_four_gpus;
+    AllGather: all_gather_on_two_gpus, all_gather_on_four_gpus;
+    AllToAll: all_to_all_on_two_gpus, all_to_all_on_four_gpus;
+    Gather: gather_on_two_gpus, gather_on_four_gpus;
+    Scatter: scatter_on_two_gpus, scatter_on_four_gpus;
+    SendRecv: send_and_recv_on_two_gpus, send_and_recv_on_four_gpus;
+}
+
+fn every_operator(rank: &Rank) -> Result<(), Error> {
+    for op in [ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg] {
+        all_cases(rank, Collective::AllReduce, op)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn every_operator_on_two_gpus() {
+    on_gpus("every_operator_on_two_gpus", 2, every_operator);
+}
+
+#[test]
+fn every_operator_on_four_gpus() {
+    on_gpus("every_operator_on_four_gpus", 4, every_operator);
+}
+
+/// With and without wishes in the configuration.
+#[test]
+fn every_collective_with_a_configuration() {
+    on_gpus("every_collective_with_a_configuration", 2, |rank| {
+        for config in [CollectiveConfig::new(), CollectiveConfig::new().max_ctas(4)] {
+            let bench = Bench::new(rank)?.configured(config);
+            for element in types() {
+                let op = ReduceOp::Sum;
+                let values = bench.values(Domain::of(op, element.data_type));
+                for collective in Collective::CONFIGURABLE {
+                    let (count, root) = (1000, 1);
+                    let element = &element;
+                    let case = Case { collective, element, op, count, root, values: &values };
+                    bench.check(&case, false)?;
+                }
+            }
+        }
+        Ok(())
+    });
+}

@@ -1,0 +1,200 @@
+//! The ends of a communicator, and what they leave.
+
+use std::time::{Duration, Instant};
+
+use devcomm::{
+    CommConfig, Communicator, DevCommRequirements, Error, KERNELS, LaunchConfig, LaunchRefusal,
+    MemoryStat, Rank, ReduceOp, Stream, kernels,
+};
+
+use crate::gpu::{on_gpus, require_works};
+
+/// How long a rank may wait for an operation after its communicator was aborted.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+fn ended<T: std::fmt::Debug>(result: Result<T, Error>, state: &str) {
+    match result {
+        Err(Error::CommunicatorEnded { how, .. }) => assert_eq!(how, state),
+        other => panic!("expected that the communicator is {state}, got {other:?}"),
+    }
+}
+
+/// Nothing can be done with the communicator.
+fn is_of_no_use(comm: &Communicator, stream: &Stream, state: &str) -> Result<(), Error> {
+    let memory = comm.mem_alloc::<f32>(8)?;
+    ended(comm.all_reduce(&memory, &memory, ReduceOp::Sum, stream), state);
+    ended(comm.register_window(&memory, devcomm::WindowFlags::COLL_SYMMETRIC), state);
+    ended(comm.create_dev_comm(DevCommRequirements::new()), state);
+    ended(comm.pre_mul_sum(1.0f32), state);
+    ended(comm.team_world(), state);
+    Ok(())
+}
+
+#[test]
+fn what_was_made_from_a_communicator_is_closed_with_it() {
+    on_gpus("what_was_made_from_a_communicator_is_closed_with_it", 2, |rank| {
+        let (stream, compiled) = (rank.stream()?, rank.load(&KERNELS)?);
+        let comm = rank.new_communicator(&CommConfig::new())?;
+        let (window, memory) = (comm.window::<f32>(8)?, comm.mem_alloc::<f32>(8)?);
+        let registered = comm.register_buffer(&memory)?;
+        let op = comm.pre_mul_sum(2.0f32)?;
+        let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+        let graph = stream.capture(|| comm.all_reduce(&memory, &memory, ReduceOp::Sum, &stream))?;
+        window.copy_from_host(&[3.0; 8])?;
+        assert!(window.is_valid() && registered.is_valid() && op.is_valid() && graph.is_valid());
+
+        comm.destroy()?;
+        assert!(!comm.is_valid() && comm.as_raw().is_null());
+        is_of_no_use(&comm, &stream, "destroyed")?;
+        assert!(!window.is_valid() && !registered.is_valid());
+        assert!(!op.is_valid() && !graph.is_valid() && !dev_comm.is_valid());
+        assert!(matches!(dev_comm.dev_comm(), Err(Error::Closed { .. })));
+        assert!(matches!(window.device_window(), Err(Error::Closed { .. })));
+        assert!(matches!(graph.launch(&stream), Err(Error::Closed { .. })));
+        let launch = |dev_comm, window| {
+            let kernel = kernels::lsa_allreduce::<f32>;
+            let (config, args) = (LaunchConfig::new(1, 128), (dev_comm, window, window, 8));
+            // SAFETY: the windows have 8 elements; but it is refused, on every rank.
+            unsafe { compiled.launch(&stream, kernel, config, args) }
+        };
+        let live = rank.communicator()?;
+        let live_dev_comm = live.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+        let live_window = live.window::<f32>(8)?;
+        for refused in [launch(&dev_comm, &live_window), launch(&live_dev_comm, &window)] {
+            let refusal = match refused {
+                Err(Error::Launch { refusal, .. }) => refusal,
+                other => panic!("expected a refusal, got {other:?}"),
+            };
+            assert!(matches!(refusal, LaunchRefusal::Closed { .. }), "{refusal}");
+        }
+        // The memory stays, for copies.
+        let mut kept = [0.0; 8];
+        window.copy_to_host(&mut kept)?;
+        assert_eq!(kept, [3.0; 8]);
+
+        comm.destroy()?;
+        comm.abort()?;
+        window.close()?;
+        dev_comm.close()?;
+        op.close()?;
+        graph.close()?;
+        require_works(live, &stream)
+    });
+}
+
+#[test]
+fn a_finalized_communicator_is_good_for_its_end_and_gives_its_memory_back() {
+    let name = "a_finalized_communicator_is_good_for_its_end_and_gives_its_memory_back";
+    on_gpus(name, 2, |rank| {
+        const BYTES: usize = 256 << 20;
+        let stream = rank.stream()?;
+        require_works(rank.communicator()?, &stream)?;
+        let comm = rank.new_communicator(&CommConfig::new())?;
+        let window = comm.window::<u8>(BYTES)?;
+        require_works(&comm, &stream)?;
+        let (free_before, _) = rank.context().memory_info()?;
+        comm.finalize()?;
+        is_of_no_use(&comm, &stream, "finalized")?;
+        ended(comm.finalize(), "finalized");
+        comm.destroy()?;
+        assert!(!window.is_valid());
+        drop(window);
+        // Both have given up their mappings of each other's memory.
+        rank.barrier()?;
+        let (free_after, _) = rank.context().memory_info()?;
+        assert!(free_after >= free_before + BYTES * 3 / 4, "{free_before} to {free_after} B");
+        require_works(rank.communicator()?, &stream)
+    });
+}
+
+/// Rank 0 waits for an operation that rank 1 never joins, and another thread of it aborts.
+#[test]
+fn an_abort_from_another_thread_ends_the_wait() {
+    on_gpus("an_abort_from_another_thread_ends_the_wait", 2, |rank| {
+        let (comm, stream) = (rank.new_communicator(&CommConfig::new())?, rank.stream()?);
+        require_works(&comm, &stream)?;
+        let memory = comm.mem_alloc::<f32>(1 << 16)?;
+        if rank.is_root() {
+            comm.all_reduce(&memory, &memory, ReduceOp::Sum, &stream)?;
+            let handle = comm.abort_handle();
+            let watchdog = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(300));
+                handle.abort()
+            });
+            let started = Instant::now();
+            ended(stream.synchronize(), "aborted");
+            let waited = started.elapsed();
+            assert!(waited >= Duration::from_millis(200) && waited < DEADLINE, "{waited:?}");
+            watchdog.join().unwrap()?;
+        }
+        rank.barrier()?;
+        comm.abort()?;
+        comm.abort()?;
+        assert!(!comm.is_valid());
+        is_of_no_use(&comm, &stream, "aborted")?;
+        comm.destroy()?;
+        // The GPU and the world are as good as before.
+        stream.synchronize()?;
+        memory.copy_from_host(&[1.0; 8])?;
+        require_works(rank.communicator()?, &stream)
+    });
+}
+
+#[test]
+fn a_revoked_communicator_can_be_split_and_destroyed() {
+    on_gpus("a_revoked_communicator_can_be_split_and_destroyed", 2, |rank| {
+        let (comm, stream) = (rank.new_communicator(&CommConfig::new())?, rank.stream()?);
+        require_works(&comm, &stream)?;
+        let memory = comm.mem_alloc::<f32>(1 << 16)?;
+        if rank.is_root() {
+            // Rank 1 never joins.
+            comm.all_reduce(&memory, &memory, ReduceOp::Sum, &stream)?;
+            std::thread::sleep(Duration::from_millis(100));
+            assert!(!stream.is_idle()?);
+        }
+        comm.revoke()?;
+        let stopped = stream.synchronize_within(DEADLINE);
+        assert!(!matches!(stopped, Err(Error::DeadlinePassed { .. })), "{stopped:?}");
+        is_of_no_use(&comm, &stream, "revoked")?;
+        let child = comm.split(Some(0), 0, &CommConfig::new())?.unwrap();
+        require_works(&child, &stream)?;
+        child.destroy()?;
+        comm.destroy()?;
+        require_works(rank.communicator()?, &stream)
+    });
+}
+
+fn suspends_and_resumes(rank: &Rank) -> Result<(), Error> {
+    let (comm, stream) = (rank.new_communicator(&CommConfig::new())?, rank.stream()?);
+    require_works(&comm, &stream)?;
+    let (free_before, _) = rank.context().memory_info()?;
+    assert_eq!(comm.memory_stat(MemoryStat::Suspended)?, 0);
+    ended(comm.resume(), "live");
+
+    comm.suspend()?;
+    assert!(comm.is_valid());
+    assert_eq!(comm.memory_stat(MemoryStat::Suspended)?, 1);
+    is_of_no_use(&comm, &stream, "suspended")?;
+    ended(comm.suspend(), "suspended");
+    rank.barrier()?;
+    let (free_suspended, _) = rank.context().memory_info()?;
+    assert!(free_suspended >= free_before, "{free_before} to {free_suspended} B");
+
+    rank.barrier()?;
+    comm.resume()?;
+    assert_eq!(comm.memory_stat(MemoryStat::Suspended)?, 0);
+    require_works(&comm, &stream)?;
+    // Also without waking up again.
+    comm.suspend()?;
+    comm.destroy()
+}
+
+#[test]
+fn suspends_and_resumes_on_two_gpus() {
+    on_gpus("suspends_and_resumes_on_two_gpus", 2, suspends_and_resumes);
+}
+
+#[test]
+fn suspends_and_resumes_on_four_gpus() {
+    on_gpus("suspends_and_resumes_on_four_gpus", 4, suspends_and_resumes);
+}

@@ -1,0 +1,176 @@
+//! Communicators on GPUs: what they say of themselves, how they are made, and how they end.
+
+mod children;
+mod ends;
+#[path = "../gpu/mod.rs"]
+mod gpu;
+mod multi_gpu;
+
+use std::time::{Duration, Instant};
+
+use devcomm::{CommConfig, Communicator, Context, Error, MemoryStat, Rank, UniqueId};
+use gpu::{on_gpus, require_kernels_work, require_works};
+
+/// How long anything may take that others are waited for with.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn says_what_it_is(rank: &Rank) -> Result<(), Error> {
+    let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    let (own, n) = (rank.rank(), rank.n_ranks());
+    assert_eq!((comm.rank(), comm.n_ranks(), comm.device()), (own, n, rank.device()));
+    assert_eq!(comm.identity()?, (own as i32, n as i32, rank.device() as i32));
+    assert!(comm.is_valid() && comm.is_ready()? && !comm.as_raw().is_null());
+    comm.async_error()?;
+    require_works(comm, &stream)?;
+
+    let properties = comm.properties()?;
+    assert_eq!((properties.rank, properties.n_ranks), (own, n));
+    assert_eq!(properties.cuda_device, rank.device() as i32);
+    assert!(properties.device_api);
+    assert_eq!((properties.n_lsa_teams, properties.lsa_size()), (1, n));
+    // One number a communicator.
+    let hash_of = |comm: &Communicator| comm.properties().map(|of| of.comm_hash);
+    let hash = hash_of(comm)?;
+    let hashes = rank.all_gather(&hash.to_le_bytes())?;
+    assert!(hashes.iter().all(|other| *other == hash.to_le_bytes()), "{hashes:?}");
+    assert_ne!(hash_of(&rank.new_communicator(&CommConfig::new())?)?, hash);
+
+    let stat = |stat| comm.memory_stat(stat);
+    assert_eq!(stat(MemoryStat::Suspended)?, 0);
+    let total = stat(MemoryStat::Total)?;
+    assert!(total > 0);
+    assert!(stat(MemoryStat::Suspendable)? <= total && stat(MemoryStat::Persistent)? <= total);
+    Ok(())
+}
+
+#[test]
+fn says_what_it_is_on_two_gpus() {
+    on_gpus("says_what_it_is_on_two_gpus", 2, says_what_it_is);
+}
+
+#[test]
+fn says_what_it_is_on_four_gpus() {
+    on_gpus("says_what_it_is_on_four_gpus", 4, says_what_it_is);
+}
+
+fn knows_its_teams(rank: &Rank) -> Result<(), Error> {
+    let comm = rank.communicator()?;
+    let (own, n) = (rank.rank(), rank.n_ranks());
+    // On one machine the ranks are one LSA team, and each is alone on its rail.
+    let (world, lsa, rail) = (comm.team_world()?, comm.team_lsa()?, comm.team_rail()?);
+    assert_eq!((world.n_ranks, world.rank, world.stride), (n as i32, own as i32, 1));
+    assert_eq!((lsa.n_ranks, lsa.rank, lsa.stride), (n as i32, own as i32, 1));
+    assert_eq!((rail.n_ranks, rail.rank), (1, 0));
+    for member in 0..n {
+        assert_eq!(comm.rank_to_world(world, member)?, member);
+        assert_eq!(comm.rank_to_world(lsa, member)?, member);
+        assert_eq!(comm.rank_to_lsa(world, member)?, member);
+        assert_eq!(comm.rank_to_lsa(lsa, member)?, member);
+    }
+    assert_eq!(comm.rank_to_world(rail, 0)?, own);
+    assert_eq!(comm.rank_to_lsa(rail, 0)?, own);
+    for (team, member) in [(world, n), (lsa, usize::MAX), (rail, 1)] {
+        let refused = comm.rank_to_world(team, member);
+        assert!(matches!(refused, Err(Error::InvalidInput { .. })), "{refused:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn knows_its_teams_on_two_gpus() {
+    on_gpus("knows_its_teams_on_two_gpus", 2, knows_its_teams);
+}
+
+#[test]
+fn knows_its_teams_on_four_gpus() {
+    on_gpus("knows_its_teams_on_four_gpus", 4, knows_its_teams);
+}
+
+#[test]
+fn several_ids_make_one_communicator() {
+    on_gpus("several_ids_make_one_communicator", 2, |rank| {
+        let own = rank.library().unique_id()?;
+        let ids = rank.all_gather(own.as_bytes())?;
+        let ids: Vec<_> = ids.iter().map(|id| UniqueId::from_bytes(id).unwrap()).collect();
+        let comm = Communicator::init_rank_scalable(
+            rank.library(),
+            rank.context(),
+            &ids,
+            rank.rank(),
+            rank.n_ranks(),
+            &CommConfig::new(),
+        )?;
+        let stream = rank.stream()?;
+        require_works(&comm, &stream)?;
+        require_kernels_work(rank, &comm, &stream)?;
+        // It has no world to meet in.
+        assert!(matches!(comm.barrier(), Err(Error::InvalidInput { .. })));
+        comm.destroy()
+    });
+}
+
+#[test]
+fn a_rank_or_ids_that_make_no_sense_are_refused() {
+    on_gpus("a_rank_or_ids_that_make_no_sense_are_refused", 2, |rank| {
+        let (library, context, config) = (rank.library(), rank.context(), CommConfig::new());
+        let id = library.unique_id()?;
+        let init = |ids: &[UniqueId], own, n| {
+            Communicator::init_rank_scalable(library, context, ids, own, n, &config)
+        };
+        for refused in
+            [init(&[id], 2, 2), init(&[id], 0, 0), init(&[], 0, 2), init(&[id, id, id], 0, 2)]
+        {
+            assert!(matches!(refused, Err(Error::InvalidInput { .. })), "{refused:?}");
+        }
+        require_works(rank.communicator()?, &rank.stream()?)
+    });
+}
+
+#[test]
+fn a_non_blocking_communicator_does_what_a_blocking_one_does() {
+    on_gpus("a_non_blocking_communicator_does_what_a_blocking_one_does", 2, |rank| {
+        let config = CommConfig::new().blocking(false);
+        let (comm, stream) = (rank.new_communicator(&config)?, rank.stream()?);
+        let started = Instant::now();
+        while !comm.is_ready()? {
+            assert!(started.elapsed() < PATIENCE);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        comm.wait(PATIENCE)?;
+        require_works(&comm, &stream)?;
+        comm.wait(PATIENCE)?;
+        require_kernels_work(rank, &comm, &stream)?;
+        comm.wait(PATIENCE)?;
+        // What is not set is inherited.
+        let child = comm.split(Some(0), 0, &CommConfig::new())?.unwrap();
+        child.wait(PATIENCE)?;
+        require_works(&child, &stream)?;
+        child.destroy()?;
+        comm.destroy()?;
+        comm.destroy()
+    });
+}
+
+#[test]
+fn a_communicator_that_another_made_is_used_and_left_alone() {
+    on_gpus("a_communicator_that_another_made_is_used_and_left_alone", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        // SAFETY: a live communicator of this GPU, which outlives the borrowed one and is not used at the same time.
+        let adopt = |context: &Context, raw| unsafe {
+            Communicator::from_raw(rank.library(), context, raw)
+        };
+        let null = adopt(rank.context(), std::ptr::null_mut());
+        assert!(matches!(null, Err(Error::InvalidInput { .. })), "{null:?}");
+        let elsewhere = adopt(&Context::new(1 - rank.device())?, comm.as_raw());
+        assert!(matches!(elsewhere, Err(Error::InvalidInput { .. })), "{elsewhere:?}");
+
+        let foreign = adopt(rank.context(), comm.as_raw())?;
+        assert_eq!((foreign.rank(), foreign.n_ranks()), (rank.rank(), rank.n_ranks()));
+        require_works(&foreign, &stream)?;
+        require_kernels_work(rank, &foreign, &stream)?;
+        foreign.destroy()?;
+        assert!(!foreign.is_valid() && comm.is_valid());
+        drop(foreign);
+        require_works(comm, &stream)
+    });
+}

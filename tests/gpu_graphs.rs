@@ -1,0 +1,259 @@
+//! Collectives and kernels captured to CUDA graphs.
+
+mod gpu;
+
+use devcomm::{
+    CommConfig, DevCommRequirements, Error, KERNELS, LaunchConfig, Rank, ReduceOp, Stream,
+    WindowFlags, kernels,
+};
+use gpu::{on_gpus, require_works};
+
+const COUNT: usize = 1000;
+const TIMES: i32 = 100;
+
+/// In place, so that each replay builds on the one before, and none may be missing or doubled.
+fn replays_an_all_reduce(rank: &Rank) -> Result<(), Error> {
+    let (comm, stream, n) = (rank.communicator()?, rank.stream()?, rank.n_ranks());
+    let memory = comm.mem_alloc::<f64>(COUNT)?;
+    let graph = stream.capture(|| comm.all_reduce(&memory, &memory, ReduceOp::Sum, &stream))?;
+    assert!(graph.is_valid() && graph.len() >= 1);
+    let require = |expected: f64| {
+        let mut got = vec![0.0; COUNT];
+        memory.copy_to_host(&mut got)?;
+        assert!(got.iter().all(|&x| x == expected), "{} is not {expected}", got[0]);
+        Ok::<_, Error>(())
+    };
+    memory.copy_from_host(&[1.0; COUNT])?;
+    // It was captured and not run.
+    require(1.0)?;
+    for _ in 0..TIMES {
+        graph.launch(&stream)?;
+    }
+    stream.synchronize()?;
+    require((n as f64).powi(TIMES))?;
+
+    // In another stream, between operations that are not captured.
+    let other = rank.stream()?;
+    memory.copy_from_host(&[1.0; COUNT])?;
+    comm.all_reduce(&memory, &memory, ReduceOp::Sum, &other)?;
+    graph.launch(&other)?;
+    comm.all_reduce(&memory, &memory, ReduceOp::Sum, &other)?;
+    other.synchronize()?;
+    require((n as f64).powi(3))?;
+    graph.close()?;
+    graph.close()?;
+    assert!(!graph.is_valid());
+    require_works(comm, &stream)
+}
+
+#[test]
+fn replays_an_all_reduce_on_two_gpus() {
+    on_gpus("replays_an_all_reduce_on_two_gpus", 2, replays_an_all_reduce);
+}
+
+#[test]
+fn replays_an_all_reduce_on_four_gpus() {
+    on_gpus("replays_an_all_reduce_on_four_gpus", 4, replays_an_all_reduce);
+}
+
+/// A cooperative launch, with other inputs each time, and then back to back.
+fn replays_a_kernel(rank: &Rank) -> Result<(), Error> {
+    const BLOCKS: u32 = 4;
+    let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    let (own, n) = (rank.rank(), rank.n_ranks());
+    let compiled = rank.load(&KERNELS)?;
+    let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(BLOCKS))?;
+    let (a, b) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(COUNT)?);
+    let launch = |send, recv| {
+        let (config, args) = (LaunchConfig::new(BLOCKS, 128), (&dev_comm, send, recv, COUNT));
+        // SAFETY: both windows have `COUNT` elements in every rank, every rank does the same, and both windows and the
+        // device communicator outlive the graphs.
+        unsafe { compiled.launch(&stream, kernels::lsa_allreduce::<f32>, config, args) }
+    };
+    let there = stream.capture(|| launch(&a, &b))?;
+    let value = |rank: usize, turn: i32, i: usize| (rank + i) as f32 + turn as f32;
+    let mut got = vec![0.0; COUNT];
+    for turn in 0..TIMES {
+        a.copy_from_host(&(0..COUNT).map(|i| value(own, turn, i)).collect::<Vec<_>>())?;
+        there.launch(&stream)?;
+        stream.synchronize()?;
+        b.copy_to_host(&mut got)?;
+        for (i, &x) in got.iter().enumerate() {
+            let sum: f32 = (0..n).map(|rank| value(rank, turn, i)).sum();
+            assert_eq!(x, sum, "turn {turn}, element {i}");
+        }
+    }
+
+    const BACK_TO_BACK: i32 = 15;
+    let there_and_back = stream.capture(|| launch(&a, &b).and_then(|()| launch(&b, &a)))?;
+    a.copy_from_host(&[1.0; COUNT])?;
+    for _ in 0..BACK_TO_BACK {
+        there_and_back.launch(&stream)?;
+    }
+    stream.synchronize()?;
+    a.copy_to_host(&mut got)?;
+    let expected = (n as f32).powi(2 * BACK_TO_BACK);
+    assert!(got.iter().all(|&x| x == expected), "{} is not {expected}", got[0]);
+    drop((there, there_and_back));
+    rank.barrier()
+}
+
+#[test]
+fn replays_a_kernel_on_two_gpus() {
+    on_gpus("replays_a_kernel_on_two_gpus", 2, replays_a_kernel);
+}
+
+#[test]
+fn replays_a_kernel_on_four_gpus() {
+    on_gpus("replays_a_kernel_on_four_gpus", 4, replays_a_kernel);
+}
+
+#[test]
+fn a_graph_takes_in_two_streams_that_events_join() {
+    on_gpus("a_graph_takes_in_two_streams_that_events_join", 2, |rank| {
+        let (comm, main, side) = (rank.communicator()?, rank.stream()?, rank.stream()?);
+        let context = rank.context();
+        let (fork, join) = (context.event_without_timing()?, context.event_without_timing()?);
+        let (a, b) = (comm.mem_alloc::<f64>(COUNT)?, comm.mem_alloc::<f64>(COUNT)?);
+        let graph = main.capture(|| {
+            main.record(&fork)?;
+            side.wait_event(&fork)?;
+            comm.all_reduce(&a, &a, ReduceOp::Sum, &main)?;
+            comm.all_reduce(&b, &b, ReduceOp::Sum, &side)?;
+            side.record(&join)?;
+            main.wait_event(&join)?;
+            // After both.
+            comm.all_reduce(&b, &b, ReduceOp::Sum, &main)
+        })?;
+        a.copy_from_host(&[1.0; COUNT])?;
+        b.copy_from_host(&[1.0; COUNT])?;
+        for _ in 0..TIMES {
+            graph.launch(&main)?;
+        }
+        main.synchronize()?;
+        for (memory, expected) in [(&a, 2f64.powi(TIMES)), (&b, 4f64.powi(TIMES))] {
+            let mut got = vec![0.0; COUNT];
+            memory.copy_to_host(&mut got)?;
+            assert!(got.iter().all(|&x| x == expected), "{} is not {expected}", got[0]);
+        }
+        require_works(comm, &side)
+    });
+}
+
+#[test]
+fn what_a_graph_cannot_hold_is_refused_while_one_is_captured() {
+    on_gpus("what_a_graph_cannot_hold_is_refused_while_one_is_captured", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (memory, window) = (comm.mem_alloc::<f64>(COUNT)?, comm.window::<f64>(COUNT)?);
+        let event = rank.context().event_without_timing()?;
+        fn capturing<T: std::fmt::Debug>(result: Result<T, Error>) {
+            assert!(matches!(result, Err(Error::Capturing { .. })), "{result:?}");
+        }
+        let graph = stream.capture(|| {
+            capturing(comm.mem_alloc::<f64>(COUNT));
+            capturing(comm.window::<f64>(COUNT));
+            capturing(comm.register_window(&memory, WindowFlags::COLL_SYMMETRIC));
+            capturing(comm.register_buffer(&memory));
+            capturing(comm.create_dev_comm(DevCommRequirements::new()));
+            capturing(window.close());
+            capturing(memory.copy_from_host(&[0.0; COUNT]));
+            capturing(memory.copy_to_host(&mut [0.0; COUNT]));
+            capturing(memory.fill(0));
+            capturing(stream.synchronize());
+            capturing(stream.is_idle());
+            capturing(event.synchronize());
+            capturing(stream.capture(|| Ok::<_, Error>(())));
+            capturing(comm.destroy());
+            comm.all_reduce(&memory, &memory, ReduceOp::Sum, &stream)
+        })?;
+        // What was refused has spoilt nothing.
+        assert!(comm.is_valid() && window.is_valid());
+        memory.copy_from_host(&[1.0; COUNT])?;
+        graph.launch(&stream)?;
+        stream.synchronize()?;
+        let mut got = vec![0.0; COUNT];
+        memory.copy_to_host(&mut got)?;
+        assert!(got.iter().all(|&x| x == 2.0));
+        require_works(comm, &stream)
+    });
+}
+
+#[test]
+fn a_failed_capture_leaves_the_stream_usable() {
+    on_gpus("a_failed_capture_leaves_the_stream_usable", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let memory = comm.mem_alloc::<f64>(COUNT)?;
+        memory.copy_from_host(&[1.0; COUNT])?;
+        let failed = stream.capture(|| {
+            comm.all_reduce(&memory, &memory, ReduceOp::Sum, &stream)?;
+            comm.all_reduce(&memory, &comm.mem_alloc(COUNT)?, ReduceOp::Sum, &stream)
+        });
+        assert!(matches!(failed, Err(Error::Capturing { .. })), "{failed:?}");
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            stream.capture(|| -> Result<(), Error> { panic!("on purpose") })
+        }));
+        assert!(panicked.is_err());
+        require_works(comm, &stream)?;
+        // Nothing of it was run.
+        let mut got = vec![0.0; COUNT];
+        memory.copy_to_host(&mut got)?;
+        assert!(got.iter().all(|&x| x == 1.0));
+        let graph = stream.capture(|| comm.all_reduce(&memory, &memory, ReduceOp::Sum, &stream))?;
+        graph.launch(&stream)?;
+        stream.synchronize()?;
+        memory.copy_to_host(&mut got)?;
+        assert!(got.iter().all(|&x| x == 2.0));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_graph_keeps_the_memory_that_its_operations_use() {
+    on_gpus("a_graph_keeps_the_memory_that_its_operations_use", 2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let recv = comm.mem_alloc::<u32>(COUNT)?;
+        let graph = {
+            let send = comm.mem_alloc::<u32>(COUNT)?;
+            send.fill(1)?;
+            stream.capture(|| comm.all_reduce(&send, &recv, ReduceOp::Sum, &stream))?
+        };
+        // Memory that was freed would be given out again here.
+        let others = [comm.mem_alloc::<u32>(COUNT)?, comm.mem_alloc::<u32>(COUNT)?];
+        others.iter().try_for_each(|other| other.fill(0xee))?;
+        graph.launch(&stream)?;
+        stream.synchronize()?;
+        let mut got = vec![0; COUNT];
+        recv.copy_to_host(&mut got)?;
+        assert!(got.iter().all(|&x| x == 0x0202_0202));
+        require_works(comm, &stream)
+    });
+}
+
+#[test]
+fn a_graph_is_closed_with_its_communicator() {
+    on_gpus("a_graph_is_closed_with_its_communicator", 2, |rank| {
+        let stream: Stream = rank.stream()?;
+        let comm = rank.new_communicator(&CommConfig::new())?;
+        let memory = comm.mem_alloc::<f64>(COUNT)?;
+        let capture =
+            || stream.capture(|| comm.all_reduce(&memory, &memory, ReduceOp::Sum, &stream));
+        let (used, unused) = (capture()?, capture()?);
+        used.launch(&stream)?;
+        comm.destroy()?;
+        for graph in [&used, &unused] {
+            assert!(!graph.is_valid());
+            assert!(matches!(graph.launch(&stream), Err(Error::Closed { .. })));
+            graph.close()?;
+        }
+
+        let comm = rank.new_communicator(&CommConfig::new())?;
+        let graph = stream.capture(|| comm.all_reduce(&memory, &memory, ReduceOp::Sum, &stream))?;
+        graph.launch(&stream)?;
+        stream.synchronize()?;
+        rank.barrier()?;
+        comm.abort()?;
+        assert!(!graph.is_valid());
+        assert!(graph.launch(&stream).is_err());
+        require_works(rank.communicator()?, &stream)
+    });
+}

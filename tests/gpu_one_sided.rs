@@ -1,0 +1,251 @@
+//! Puts and signals that the host launches.
+
+mod gpu;
+
+use std::time::Duration;
+
+use devcomm::{
+    Buffer, CommConfig, Communicator, Element, Error, Rank, Signal, Stream, WaitSignalDesc, Window,
+};
+use gpu::require_works;
+
+const COUNT: usize = 1000;
+const ROUNDS: usize = 5;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Runs `body` on every rank, or says that the ranks have no one-sided operations.
+fn on_gpus(
+    name: &str,
+    wanted: usize,
+    body: impl Fn(&Rank, &Communicator, &Stream) -> Result<(), Error> + Sync,
+) {
+    let world = match gpu::world_of(wanted) {
+        Ok(world) => world,
+        Err(reason) => return println!("GPU-TEST {name}: skipped ({reason})"),
+    };
+    let able = world.run(|rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let able = comm.properties()?.host_rma;
+        if able {
+            body(rank, comm, &stream)?;
+            require_works(comm, &stream)?;
+        }
+        Ok::<_, Error>(able)
+    });
+    match able.unwrap_or_else(|error| panic!("{error}")).contains(&false) {
+        true => println!("GPU-TEST {name}: skipped (NCCL has no one-sided operations here)"),
+        false => println!("GPU-TEST {name}: ran"),
+    }
+}
+
+/// A type of which there are some different values.
+trait Pattern: Element + PartialEq + std::fmt::Debug {
+    fn of(x: usize) -> Self;
+}
+impl Pattern for f32 {
+    fn of(x: usize) -> Self {
+        (x % 100_000) as f32
+    }
+}
+impl Pattern for u8 {
+    fn of(x: usize) -> Self {
+        (x % 251) as u8
+    }
+}
+
+/// What rank `from` puts in round `round`.
+fn pattern<T: Pattern>(from: usize, round: usize) -> Vec<T> {
+    (0..COUNT).map(|i| T::of(from * 1000 + round * 10_000 + i)).collect()
+}
+
+fn require<T: Pattern>(window: &Window<T>, at: usize, expected: &[T]) -> Result<(), Error> {
+    let mut got = vec![T::of(0); expected.len()];
+    window.slice(at..at + expected.len())?.copy_to_host(&mut got)?;
+    let wrong = got.iter().zip(expected).position(|(got, expected)| got != expected);
+    assert!(wrong.is_none(), "{}: element {at} + {wrong:?}", T::NAME);
+    Ok(())
+}
+
+/// Each rank puts to the next one, at another offset every round.
+fn ring<T: Pattern>(rank: &Rank, comm: &Communicator, stream: &Stream) -> Result<(), Error> {
+    let (own, n) = (rank.rank(), rank.n_ranks());
+    let (next, before) = ((own + 1) % n, (own + n - 1) % n);
+    let (source, target) = (comm.window::<T>(COUNT + 7)?, comm.window::<T>(ROUNDS * COUNT + 1)?);
+    for round in 0..ROUNDS {
+        let data = pattern::<T>(own, round);
+        let part = source.slice(7..)?;
+        part.copy_from_host(&data)?;
+        // Odd offsets, so that bytes are not taken for elements.
+        let at = round * COUNT + 1;
+        comm.put_signal(&part, &target, at, Signal::to(next), stream)?;
+        comm.wait_signal(&[WaitSignalDesc::from(before)], stream)?;
+        stream.synchronize_within(PATIENCE)?;
+        require(&target, at, &pattern::<T>(before, round))?;
+    }
+    require(&target, 0, &[T::of(0)])?;
+    // What came first is still there.
+    require(&target, 1, &pattern::<T>(before, 0))?;
+    rank.barrier()
+}
+
+#[test]
+fn a_ring_of_f32_on_two_gpus() {
+    on_gpus("a_ring_of_f32_on_two_gpus", 2, ring::<f32>);
+}
+
+#[test]
+fn a_ring_of_u8_on_two_gpus() {
+    on_gpus("a_ring_of_u8_on_two_gpus", 2, ring::<u8>);
+}
+
+#[test]
+fn a_ring_of_f32_on_four_gpus() {
+    on_gpus("a_ring_of_f32_on_four_gpus", 4, ring::<f32>);
+}
+
+/// Every rank puts to every other one, and waits for all of them in one call.
+fn all_pairs(rank: &Rank, comm: &Communicator, stream: &Stream) -> Result<(), Error> {
+    let (own, n) = (rank.rank(), rank.n_ranks());
+    let (source, target) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(n * COUNT)?);
+    let peers = || (0..n).filter(|&peer| peer != own);
+    for round in 0..ROUNDS {
+        source.copy_from_host(&pattern::<f32>(own, round))?;
+        for peer in peers() {
+            comm.put_signal(&source, &target, own * COUNT, Signal::to(peer), stream)?;
+        }
+        let signals: Vec<_> = peers().map(WaitSignalDesc::from).collect();
+        comm.wait_signal(&signals, stream)?;
+        stream.synchronize_within(PATIENCE)?;
+        for peer in peers() {
+            require(&target, peer * COUNT, &pattern::<f32>(peer, round))?;
+        }
+        // The next round writes the same places.
+        rank.barrier()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn all_pairs_on_two_gpus() {
+    on_gpus("all_pairs_on_two_gpus", 2, all_pairs);
+}
+
+#[test]
+fn all_pairs_on_four_gpus() {
+    on_gpus("all_pairs_on_four_gpus", 4, all_pairs);
+}
+
+/// One wait for several puts of every peer, a different number from each.
+fn counts(rank: &Rank, comm: &Communicator, stream: &Stream) -> Result<(), Error> {
+    let (own, n) = (rank.rank(), rank.n_ranks());
+    let (source, target) = (comm.window::<u8>(n * COUNT)?, comm.window::<u8>(n * n * COUNT)?);
+    for round in 0..=own {
+        source.slice(round * COUNT..)?.copy_from_host(&pattern::<u8>(own, round))?;
+    }
+    let peers = || (0..n).filter(|&peer| peer != own);
+    for peer in peers() {
+        for round in 0..=own {
+            let part = source.slice(round * COUNT..(round + 1) * COUNT)?;
+            let at = (own * n + round) * COUNT;
+            comm.put_signal(&part, &target, at, Signal::to(peer), stream)?;
+        }
+    }
+    let signals = peers().map(|peer| WaitSignalDesc::from(peer).count(peer as u32 + 1));
+    comm.wait_signal(&signals.collect::<Vec<_>>(), stream)?;
+    stream.synchronize_within(PATIENCE)?;
+    for peer in peers() {
+        for round in 0..=peer {
+            require(&target, (peer * n + round) * COUNT, &pattern::<u8>(peer, round))?;
+        }
+    }
+    rank.barrier()
+}
+
+#[test]
+fn counts_on_two_gpus() {
+    on_gpus("counts_on_two_gpus", 2, counts);
+}
+
+#[test]
+fn counts_on_four_gpus() {
+    on_gpus("counts_on_four_gpus", 4, counts);
+}
+
+#[test]
+fn a_stream_waits_until_it_is_signalled() {
+    on_gpus("a_stream_waits_until_it_is_signalled", 2, |rank, comm, stream| {
+        // NCCL sets up one-sided operations at the first window, and the ways between the ranks at the first use.
+        ring::<u8>(rank, comm, stream)?;
+        for _ in 0..ROUNDS {
+            if rank.is_root() {
+                comm.wait_signal(&[WaitSignalDesc::from(1)], stream)?;
+                std::thread::sleep(Duration::from_millis(20));
+                assert!(!stream.is_idle()?);
+                rank.barrier()?;
+            } else {
+                rank.barrier()?;
+                comm.signal(Signal::to(0), stream)?;
+            }
+            stream.synchronize_within(PATIENCE)?;
+        }
+        Ok(())
+    });
+}
+
+/// Signals of one pair of ranks are counted one by one.
+#[test]
+fn signals_are_told_apart_by_their_index() {
+    on_gpus("signals_are_told_apart_by_their_index", 2, |rank, _, stream| {
+        let comm = rank.new_communicator(&CommConfig::new().num_rma_sig(2))?;
+        ring::<u8>(rank, &comm, stream)?;
+        let peer = 1 - rank.rank();
+        let second = Signal { index: 1, ..Signal::to(peer) };
+        let wait = WaitSignalDesc { index: 1, ..WaitSignalDesc::from(peer) };
+        if rank.is_root() {
+            comm.wait_signal(&[wait], stream)?;
+            // Of the first there are enough, but that is not the one.
+            rank.barrier()?;
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!stream.is_idle()?);
+            rank.barrier()?;
+        } else {
+            comm.signal(Signal::to(peer), stream)?;
+            stream.synchronize_within(PATIENCE)?;
+            rank.barrier()?;
+            rank.barrier()?;
+            comm.signal(second, stream)?;
+        }
+        stream.synchronize_within(PATIENCE)?;
+        if rank.is_root() {
+            comm.wait_signal(&[WaitSignalDesc::from(peer)], stream)?;
+            stream.synchronize_within(PATIENCE)?;
+        }
+        rank.barrier()
+    });
+}
+
+#[test]
+fn what_cannot_be_put_or_waited_for_is_refused() {
+    on_gpus("what_cannot_be_put_or_waited_for_is_refused", 2, |rank, comm, stream| {
+        let (source, target) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(COUNT)?);
+        let other = rank.new_communicator(&CommConfig::new())?;
+        let foreign = other.window::<f32>(COUNT)?;
+        let peer = 1 - rank.rank();
+        let invalid = |refused: Result<(), Error>| {
+            assert!(matches!(refused, Err(Error::InvalidInput { .. })), "{refused:?}");
+        };
+        invalid(comm.put_signal(&source, &target, 1, Signal::to(peer), stream));
+        invalid(comm.put_signal(&source, &target, usize::MAX, Signal::to(peer), stream));
+        invalid(comm.put_signal(&source, &target, 0, Signal::to(2), stream));
+        invalid(comm.put_signal(&source, &foreign, 0, Signal::to(peer), stream));
+        invalid(comm.signal(Signal::to(2), stream));
+        let far = Signal { index: u32::MAX, ..Signal::to(peer) };
+        invalid(comm.signal(far, stream));
+        invalid(comm.wait_signal(&[], stream));
+        invalid(comm.wait_signal(&[WaitSignalDesc::from(2)], stream));
+        target.close()?;
+        let closed = comm.put_signal(&source, &target, 0, Signal::to(peer), stream);
+        assert!(matches!(closed, Err(Error::Closed { .. })), "{closed:?}");
+        Ok(())
+    });
+}

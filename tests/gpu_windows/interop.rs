@@ -1,0 +1,64 @@
+//! Memory and streams of others: cudarc's, and handles as torch has them.
+
+use cudarc::driver::{CudaContext, DevicePtrMut};
+use devcomm::{DeviceSlice, Error, ReduceOp, Stream, visible_gpus};
+
+use crate::gpu::{on_gpus, require_kernels_work, require_works};
+
+const COUNT: usize = 1000;
+
+#[test]
+fn cudarcs_memory_on_cudarcs_stream() {
+    on_gpus("cudarcs_memory_on_cudarcs_stream", 2, |rank| {
+        let comm = rank.communicator()?;
+        let cuda = CudaContext::new(rank.device()).unwrap();
+        let theirs = cuda.new_stream().unwrap();
+        let stream = Stream::from_cudarc(rank.context(), &theirs)?;
+        assert_eq!(stream.as_raw(), theirs.cu_stream().cast());
+        require_works(comm, &stream)?;
+        require_kernels_work(rank, comm, &stream)?;
+
+        let mut memory = theirs.clone_htod(&[rank.rank() as f32 + 1.0; COUNT]).unwrap();
+        {
+            let (address, _written) = memory.device_ptr_mut(&theirs);
+            // SAFETY: cudarc's memory of this GPU, which lives until the stream has passed what follows.
+            let slice =
+                unsafe { DeviceSlice::<f32>::from_raw_parts(rank.context(), address, COUNT) };
+            comm.all_reduce(&slice, &slice, ReduceOp::Sum, &stream)?;
+        }
+        // In the same stream, after the all-reduce.
+        let sums = theirs.clone_dtoh(&memory).unwrap();
+        assert!(sums.iter().all(|&x| x == 3.0));
+
+        let other = CudaContext::new((rank.device() + 1) % visible_gpus()?).unwrap();
+        let elsewhere = Stream::from_cudarc(rank.context(), &other.new_stream().unwrap());
+        assert!(matches!(elsewhere, Err(Error::InvalidInput { .. })), "{elsewhere:?}");
+        // cudarc has made the other GPU's context current on this thread.
+        require_works(comm, &stream)?;
+
+        // Ours keeps theirs alive.
+        let handle = theirs.cu_stream();
+        drop((memory, theirs));
+        assert_eq!(stream.as_raw(), handle.cast());
+        require_works(comm, &stream)
+    });
+}
+
+#[test]
+fn another_librarys_stream_by_its_handle() {
+    on_gpus("another_librarys_stream_by_its_handle", 2, |rank| {
+        let (comm, owner) = (rank.communicator()?, rank.stream()?);
+        // SAFETY: a stream of this context, which lives longer.
+        let borrowed = unsafe { Stream::from_raw(rank.context(), owner.as_raw()) };
+        require_works(comm, &borrowed)?;
+        require_kernels_work(rank, comm, &borrowed)?;
+        drop(borrowed);
+        // It was not destroyed.
+        require_works(comm, &owner)?;
+
+        // SAFETY: the default stream is always there.
+        let default = unsafe { Stream::from_raw(rank.context(), std::ptr::null_mut()) };
+        require_works(comm, &default)?;
+        require_kernels_work(rank, comm, &default)
+    });
+}
