@@ -63,12 +63,10 @@ impl Nccl {
         offset: usize,
         rank: c_int,
     ) -> Result<u64> {
-        let mut out = null_mut();
         let window = window as RawWindow;
-        // SAFETY: the caller vouches for the window; `out` is live.
-        let code = unsafe { self.get_lsa_device_pointer(window, offset, rank, &raw mut out)? };
-        self.check("ncclGetLsaDevicePointer", code, None)?;
-        Ok(out as u64)
+        // SAFETY: the caller vouches for the window; `out` is live, here and below.
+        let ask = |out| unsafe { self.get_lsa_device_pointer(window, offset, rank, out) };
+        self.address("ncclGetLsaDevicePointer", ask)
     }
 
     /// The same by world rank; 0 for a rank that is not reached by load and store.
@@ -78,22 +76,18 @@ impl Nccl {
         offset: usize,
         rank: c_int,
     ) -> Result<u64> {
-        let mut out = null_mut();
         let window = window as RawWindow;
         // SAFETY: as above.
-        let code = unsafe { self.get_peer_device_pointer(window, offset, rank, &raw mut out)? };
-        self.check("ncclGetPeerDevicePointer", code, None)?;
-        Ok(out as u64)
+        let ask = |out| unsafe { self.get_peer_device_pointer(window, offset, rank, out) };
+        self.address("ncclGetPeerDevicePointer", ask)
     }
 
     /// The multicast address over the LSA team; 0 where there is none.
     pub(crate) unsafe fn lsa_multimem_pointer(&self, window: u64, offset: usize) -> Result<u64> {
-        let mut out = null_mut();
         let window = window as RawWindow;
         // SAFETY: as above.
-        let code = unsafe { self.get_lsa_multimem_device_pointer(window, offset, &raw mut out)? };
-        self.check("ncclGetLsaMultimemDevicePointer", code, None)?;
-        Ok(out as u64)
+        let ask = |out| unsafe { self.get_lsa_multimem_device_pointer(window, offset, out) };
+        self.address("ncclGetLsaMultimemDevicePointer", ask)
     }
 
     /// The multicast address over the team of a handle, which is not NULL.
@@ -103,13 +97,17 @@ impl Nccl {
         offset: usize,
         handle: MultimemHandle,
     ) -> Result<u64> {
-        let mut out = null_mut();
         let window = window as RawWindow;
         // SAFETY: as above.
-        let code =
-            unsafe { self.get_multimem_device_pointer(window, offset, handle, &raw mut out)? };
-        self.check("ncclGetMultimemDevicePointer", code, None)?;
-        Ok(out as u64)
+        let ask = |out| unsafe { self.get_multimem_device_pointer(window, offset, handle, out) };
+        self.address("ncclGetMultimemDevicePointer", ask)
+    }
+
+    /// The address that the window was registered with.
+    pub(crate) unsafe fn user_pointer(&self, comm: CommPtr, window: u64) -> Result<u64> {
+        // SAFETY: as above; the communicator is live.
+        let ask = |out| unsafe { self.win_get_user_ptr(comm.0, window as RawWindow, out) };
+        self.address("ncclWinGetUserPtr", ask)
     }
 
     /// The logical endpoint of member `peer` of a CFT team.
@@ -120,14 +118,11 @@ impl Nccl {
         peer: c_int,
         team: Team,
     ) -> Result<RawEndpoint> {
-        let mut out = RawEndpoint { id: 0, offset: 0 };
-        let (id, at) = (&raw mut out.id, &raw mut out.offset);
+        let window = window as RawWindow;
         // SAFETY: as above.
-        let code = unsafe {
-            self.get_cft_device_le_info(window as RawWindow, offset, peer, team, id, at)?
-        };
-        self.check("ncclGetCftDeviceLeInfo", code, None)?;
-        Ok(out)
+        let ask =
+            |id, at| unsafe { self.get_cft_device_le_info(window, offset, peer, team, id, at) };
+        self.endpoint("ncclGetCftDeviceLeInfo", ask)
     }
 
     /// The logical endpoint of a world rank.
@@ -137,13 +132,10 @@ impl Nccl {
         offset: usize,
         peer: c_int,
     ) -> Result<RawEndpoint> {
-        let mut out = RawEndpoint { id: 0, offset: 0 };
-        let (id, at) = (&raw mut out.id, &raw mut out.offset);
+        let window = window as RawWindow;
         // SAFETY: as above.
-        let code =
-            unsafe { self.get_peer_device_le_info(window as RawWindow, offset, peer, id, at)? };
-        self.check("ncclGetPeerDeviceLeInfo", code, None)?;
-        Ok(out)
+        let ask = |id, at| unsafe { self.get_peer_device_le_info(window, offset, peer, id, at) };
+        self.endpoint("ncclGetPeerDeviceLeInfo", ask)
     }
 
     /// The logical endpoint of the multicast group.
@@ -152,22 +144,30 @@ impl Nccl {
         window: u64,
         offset: usize,
     ) -> Result<RawEndpoint> {
-        let mut out = RawEndpoint { id: 0, offset: 0 };
-        let (id, at) = (&raw mut out.id, &raw mut out.offset);
+        let window = window as RawWindow;
         // SAFETY: as above.
-        let code =
-            unsafe { self.get_multimem_device_le_info(window as RawWindow, offset, id, at)? };
-        self.check("ncclGetMultimemDeviceLeInfo", code, None)?;
-        Ok(out)
+        let ask = |id, at| unsafe { self.get_multimem_device_le_info(window, offset, id, at) };
+        self.endpoint("ncclGetMultimemDeviceLeInfo", ask)
     }
 
-    /// The address that the window was registered with.
-    pub(crate) unsafe fn user_pointer(&self, comm: CommPtr, window: u64) -> Result<u64> {
+    fn address(
+        &self,
+        operation: &'static str,
+        ask: impl FnOnce(*mut *mut c_void) -> Result<c_int>,
+    ) -> Result<u64> {
         let mut out = null_mut();
-        // SAFETY: as above; the communicator is live.
-        let code = unsafe { self.win_get_user_ptr(comm.0, window as RawWindow, &raw mut out)? };
-        self.check("ncclWinGetUserPtr", code, None)?;
+        self.check(operation, ask(&raw mut out)?, None)?;
         Ok(out as u64)
+    }
+
+    fn endpoint(
+        &self,
+        operation: &'static str,
+        ask: impl FnOnce(*mut u32, *mut usize) -> Result<c_int>,
+    ) -> Result<RawEndpoint> {
+        let mut out = RawEndpoint { id: 0, offset: 0 };
+        self.check(operation, ask(&raw mut out.id, &raw mut out.offset)?, None)?;
+        Ok(out)
     }
 }
 
