@@ -1,14 +1,13 @@
-//! A rank's GPU: its context, what it can do, and whether the job around it is still whole.
+//! A rank's GPU: its context, what it can do, and when it has come to rest.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
-use std::sync::{self, Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::communicator::end::abort_aside;
-use crate::communicator::handle::Handle;
 use crate::graph::Capture;
+use crate::health::Health;
 use crate::launch::DeviceLimits;
 use crate::stream::{Event, Stream, StreamInner};
 use crate::sys::cuda::{self, DeviceAttribute, PrimaryContext};
@@ -16,66 +15,6 @@ use crate::{Communicator, Error, Result};
 
 /// How long destructors wait for the GPU before they leave things to the end of the process.
 const DROP_PATIENCE: Duration = Duration::from_secs(10);
-
-/// After a loss, calls that NCCL is in have this long to return by themselves.
-const LOSS_PATIENCE: Duration = Duration::from_secs(2);
-
-/// Whether every rank is still there. Shared by everything that might otherwise wait for a dead one.
-#[derive(Debug, Default)]
-pub(crate) struct Health {
-    lost: OnceLock<(usize, String)>,
-    /// The communicators of this process.
-    communicators: Mutex<Vec<sync::Weak<Handle>>>,
-}
-
-impl Health {
-    /// Fails once a rank is lost, naming the first one.
-    pub(crate) fn check(&self) -> Result<()> {
-        match self.lost.get() {
-            None => Ok(()),
-            Some((rank, why)) => Err(Error::RankLost { rank: *rank, why: why.clone() }),
-        }
-    }
-
-    /// Whether a rank is lost.
-    pub(crate) fn is_lost(&self) -> bool {
-        self.lost.get().is_some()
-    }
-
-    pub(crate) fn lost_rank(&self) -> Option<usize> {
-        self.lost.get().map(|(rank, _)| *rank)
-    }
-
-    /// Records a lost rank; only the first one counts. Whoever is in a call of NCCL that waits for it is released.
-    pub(crate) fn lose(&self, rank: usize, why: &str) {
-        if self.lost.set((rank, why.to_owned())).is_err() {
-            return;
-        }
-        let known = std::mem::take(&mut *self.communicators());
-        if known.iter().all(|handle| handle.strong_count() == 0) {
-            return;
-        }
-        let release = move || {
-            std::thread::sleep(LOSS_PATIENCE);
-            known.iter().filter_map(sync::Weak::upgrade).for_each(|handle| abort_aside(&handle));
-        };
-        let spawned = std::thread::Builder::new().name("devcomm-release".to_owned()).spawn(release);
-        if let Err(error) = spawned {
-            tracing::warn!("a thread to abort with cannot be started: {error}");
-        }
-    }
-
-    /// Has a communicator aborted when a rank is lost.
-    pub(crate) fn guard(&self, handle: &Arc<Handle>) {
-        let mut known = self.communicators();
-        known.retain(|handle| handle.strong_count() > 0);
-        known.push(Arc::downgrade(handle));
-    }
-
-    fn communicators(&self) -> MutexGuard<'_, Vec<sync::Weak<Handle>>> {
-        self.communicators.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// A GPU as one rank uses it: the device's primary context, bound to the rank's thread.
 ///

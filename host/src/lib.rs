@@ -69,6 +69,7 @@ mod dev_comm;
 mod error;
 mod graph;
 mod group;
+mod health;
 mod kernels;
 mod launch;
 mod library;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use super::Member;
 use super::group::Group;
 use crate::Result;
-use crate::context::Health;
+use crate::health::Health;
 
 /// What every rank of a group gave, in order of its ranks.
 pub(crate) type Gathered = Arc<Vec<Vec<u8>>>;

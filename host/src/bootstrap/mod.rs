@@ -26,7 +26,7 @@ use std::sync::Arc;
 use group::{Group, Subsets};
 use hub::Gathered;
 
-use crate::context::Health;
+use crate::health::Health;
 use crate::{Error, Result};
 
 /// One rank's place in a rendezvous.

@@ -18,7 +18,7 @@ use super::wire::{
     unpack,
 };
 use crate::Result;
-use crate::context::Health;
+use crate::health::Health;
 
 /// A peer that takes nothing for this long is taken for dead.
 const WRITE_PATIENCE: Duration = Duration::from_secs(10);

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use crate::context::Health;
+use crate::health::Health;
 use crate::sys::nccl::Nccl;
 use crate::sys::nccl::abi::IN_PROGRESS;
 use crate::sys::nccl::call::{Call, CommPtr, CommSlot, Out};
