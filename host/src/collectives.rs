@@ -13,6 +13,7 @@ use devcomm_types::DataType;
 
 use crate::config::LoweredCollectiveConfig;
 use crate::reduce_op::sealed::Operator;
+use crate::sys::nccl::call::{Call, CommPtr};
 use crate::sys::nccl::calls::{self, Operands};
 use crate::{
     Buffer, CollectiveConfig, Communicator, DeviceSlice, Error, Event, ReduceOperator, Result,
@@ -243,12 +244,17 @@ impl<'a> Operation<'a> {
         Ok(op)
     }
 
-    /// The configuration, which is kept until a group has ended.
-    fn config(&mut self, of: &Configured<'_>) -> Option<Arc<LoweredCollectiveConfig>> {
+    /// As [`enqueue`](Self::enqueue), with the configuration and its event, which are kept until a group has ended.
+    fn enqueue_configured(
+        mut self,
+        of: &Configured<'_>,
+        stream: &Stream,
+        call: impl FnOnce(CommPtr, Operands, Option<Arc<LoweredCollectiveConfig>>) -> Call,
+    ) -> Result<()> {
         let config = of.config.clone();
         self.keep.extend(config.clone().map(|config| Rc::new(config) as Rc<dyn Any>));
         self.keep.extend(of.event.as_ref().map(Event::keep));
-        config
+        self.enqueue(stream, |comm, on| call(comm, on, config))
     }
 
     pub(crate) fn keep(mut self, what: Rc<dyn Any>) -> Self {
@@ -259,7 +265,7 @@ impl<'a> Operation<'a> {
     pub(crate) fn enqueue(
         self,
         stream: &Stream,
-        call: impl FnOnce(crate::sys::nccl::call::CommPtr, Operands) -> crate::sys::nccl::call::Call,
+        call: impl FnOnce(CommPtr, Operands) -> Call,
     ) -> Result<()> {
         let mut on = self.on;
         on.stream = stream.handle().raw() as u64;
@@ -309,8 +315,9 @@ mod checked {
         let on = Operation::new(of.communicator, send.len(), send.data_type());
         let mut on = on.sends(&send)?.receives(&recv)?;
         let op = on.operator(&op, send.data_type())?;
-        let config = on.config(of);
-        on.enqueue(stream, |comm, on| calls::all_reduce(comm, on, op, config))
+        on.enqueue_configured(of, stream, |comm, on, config| {
+            calls::all_reduce(comm, on, op, config)
+        })
     }
 
     pub(super) fn reduce<S: Buffer, O: ReduceOperator<S::Element>>(
@@ -330,8 +337,9 @@ mod checked {
             on = on.receives(&recv)?;
         }
         let op = on.operator(&op, send.data_type())?;
-        let config = on.config(of);
-        on.enqueue(stream, |comm, on| calls::reduce(comm, on, op, c_root, config))
+        on.enqueue_configured(of, stream, |comm, on, config| {
+            calls::reduce(comm, on, op, c_root, config)
+        })
     }
 
     pub(super) fn broadcast<R: Buffer>(
@@ -349,8 +357,9 @@ mod checked {
             same_length("a broadcast", send.len(), recv.len())?;
             on = on.sends(&send)?;
         }
-        let config = on.config(of);
-        on.enqueue(stream, |comm, on| calls::broadcast(comm, on, c_root, config))
+        on.enqueue_configured(of, stream, |comm, on, config| {
+            calls::broadcast(comm, on, c_root, config)
+        })
     }
 
     pub(super) fn all_gather<S: Buffer, R: SameElement<S>>(
@@ -362,9 +371,8 @@ mod checked {
         let (send, recv) = (send.device_slice(), recv.device_slice());
         in_parts("an all-gather", recv.len(), send.len(), of.communicator.n_ranks())?;
         let on = Operation::new(of.communicator, send.len(), send.data_type());
-        let mut on = on.sends(&send)?.receives(&recv)?;
-        let config = on.config(of);
-        on.enqueue(stream, |comm, on| calls::all_gather(comm, on, config))
+        let on = on.sends(&send)?.receives(&recv)?;
+        on.enqueue_configured(of, stream, calls::all_gather)
     }
 
     pub(super) fn reduce_scatter<S: Buffer, R: SameElement<S>, O: ReduceOperator<S::Element>>(
@@ -379,8 +387,9 @@ mod checked {
         let on = Operation::new(of.communicator, recv.len(), send.data_type());
         let mut on = on.sends(&send)?.receives(&recv)?;
         let op = on.operator(&op, send.data_type())?;
-        let config = on.config(of);
-        on.enqueue(stream, |comm, on| calls::reduce_scatter(comm, on, op, config))
+        on.enqueue_configured(of, stream, |comm, on, config| {
+            calls::reduce_scatter(comm, on, op, config)
+        })
     }
 
     pub(super) fn all_to_all<S: Buffer, R: SameElement<S>>(
@@ -395,9 +404,8 @@ mod checked {
         let part = send.len() / n_ranks;
         in_parts("an all-to-all", send.len(), part, n_ranks)?;
         let on = Operation::new(of.communicator, part, send.data_type());
-        let mut on = on.sends(&send)?.receives(&recv)?;
-        let config = on.config(of);
-        on.enqueue(stream, |comm, on| calls::all_to_all(comm, on, config))
+        let on = on.sends(&send)?.receives(&recv)?;
+        on.enqueue_configured(of, stream, calls::all_to_all)
     }
 
     pub(super) fn gather<S: Buffer>(
@@ -415,8 +423,9 @@ mod checked {
             in_parts("a gather", recv.len(), send.len(), of.communicator.n_ranks())?;
             on = on.receives(&recv)?;
         }
-        let config = on.config(of);
-        on.enqueue(stream, |comm, on| calls::gather(comm, on, c_root, config))
+        on.enqueue_configured(of, stream, |comm, on, config| {
+            calls::gather(comm, on, c_root, config)
+        })
     }
 
     pub(super) fn scatter<R: Buffer>(
@@ -434,7 +443,8 @@ mod checked {
             in_parts("a scatter", send.len(), recv.len(), of.communicator.n_ranks())?;
             on = on.sends(&send)?;
         }
-        let config = on.config(of);
-        on.enqueue(stream, |comm, on| calls::scatter(comm, on, c_root, config))
+        on.enqueue_configured(of, stream, |comm, on, config| {
+            calls::scatter(comm, on, c_root, config)
+        })
     }
 }

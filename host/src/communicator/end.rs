@@ -14,9 +14,6 @@ use crate::{Error, Result};
 /// How long the end of a communicator waits for an abort, which can hang behind a kernel.
 const ABORT_LIMIT: Duration = Duration::from_secs(5);
 
-/// States from which a communicator can be ended.
-const ENDABLE: [Status; 4] = [Status::Live, Status::Suspended, Status::Revoked, Status::Finalized];
-
 impl Communicator {
     /// Closes what was made from the communicator, as [`destroy`](Self::destroy) does, and finishes what is outstanding on
     /// every rank. *Collective*. Afterwards only `destroy` and [`abort`](Self::abort) are of use; both do without it, too.
@@ -259,7 +256,7 @@ impl Inner {
     }
 
     fn finalize_quietly(&self) -> Result<(), Error> {
-        let entered = self.handle.enter(&ENDABLE)?;
+        let entered = self.handle.enter(&[Status::Live])?;
         self.watch(&entered, calls::comm_finalize(entered.comm()))?;
         while !entered.poll()? {
             self.context.health().check()?;
