@@ -6,10 +6,14 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use devcomm_types::DevComm;
+
+use crate::abort::{Alarm, Alarms};
 use crate::graph::Capture;
 use crate::health::Health;
 use crate::launch::DeviceLimits;
 use crate::stream::{Event, Stream, StreamInner};
+use crate::sys::cuda::abort_block::SharedBlock;
 use crate::sys::cuda::{self, DeviceAttribute, PrimaryContext};
 use crate::{Communicator, Error, Result};
 
@@ -37,6 +41,10 @@ pub(crate) struct ContextInner {
     impatient: Cell<bool>,
     /// What is being captured to a graph, one at a time.
     capture: RefCell<Option<Capture>>,
+    /// The device communicators that kernels of this context can have.
+    alarms: Alarms,
+    /// Blocks of device communicators that were closed.
+    abort_blocks: RefCell<Vec<SharedBlock>>,
 }
 
 impl Context {
@@ -52,10 +60,19 @@ impl Context {
     pub(crate) fn with_health(ordinal: usize, health: Arc<Health>) -> Result<Self> {
         let cuda = PrimaryContext::retain(ordinal)?;
         let limits = limits_of(&cuda)?;
-        let streams = RefCell::default();
-        let (stuck, impatient, capture) = Default::default();
-        let inner =
-            ContextInner { cuda, limits, health, ordinal, streams, stuck, impatient, capture };
+        let (streams, stuck, impatient, capture, alarms, abort_blocks) = Default::default();
+        let inner = ContextInner {
+            cuda,
+            limits,
+            health,
+            ordinal,
+            streams,
+            stuck,
+            impatient,
+            capture,
+            alarms,
+            abort_blocks,
+        };
         Ok(Self { inner: Rc::new(inner) })
     }
 
@@ -164,6 +181,38 @@ impl Context {
         }
     }
 
+    /// The device communicators that kernels of this context can have.
+    pub(crate) fn alarms(&self) -> &Alarms {
+        &self.inner.alarms
+    }
+
+    /// That of a device communicator that was made here.
+    pub(crate) fn alarm_of(&self, dev_comm: &DevComm) -> Option<Arc<Alarm>> {
+        self.inner.alarms.find(dev_comm.abort_flag.addr() as u64)
+    }
+
+    /// The device communicators of kernels that may not have ended.
+    pub(crate) fn running(&self) -> Vec<Arc<Alarm>> {
+        self.streams().iter().flat_map(|stream| stream.running()).collect()
+    }
+
+    /// Memory for a flag that kernels look at.
+    pub(crate) fn take_abort_block(&self) -> Result<SharedBlock> {
+        let used = self.inner.abort_blocks.borrow_mut().pop();
+        match used {
+            Some(mut block) => {
+                block.clear();
+                Ok(block)
+            }
+            None => self.cuda().alloc_abort_block(),
+        }
+    }
+
+    /// Takes such memory back, which no kernel looks at any more.
+    pub(crate) fn give_abort_block(&self, block: SharedBlock) {
+        self.inner.abort_blocks.borrow_mut().push(block);
+    }
+
     /// Notes that the GPU will not come to rest any more.
     pub(crate) fn mark_stuck(&self) {
         self.inner.stuck.set(true);
@@ -201,9 +250,17 @@ impl Context {
             return Err(Error::DeadlinePassed { waited: Duration::ZERO });
         }
         let start = Instant::now();
-        let streams: Vec<_> =
-            self.inner.streams.borrow().iter().filter_map(Weak::upgrade).collect();
-        streams.iter().try_for_each(|stream| wait(stream, start))
+        self.streams().iter().try_for_each(|stream| wait(stream, start))
+    }
+
+    fn streams(&self) -> Vec<Rc<StreamInner>> {
+        self.inner.streams.borrow().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Whether all streams of this context are idle right now.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        let look = |stream: &StreamInner, _| stream.rest(Duration::ZERO);
+        self.each_stream("the GPU's streams are asked", look).is_ok()
     }
 
     /// Whether what the GPU may use can be freed: every stream is idle. Asked by destructors; when it says no, the
@@ -229,6 +286,22 @@ impl Context {
     pub(crate) fn patience(&self) -> Duration {
         let hurry = self.inner.impatient.get() || std::thread::panicking();
         if hurry { Duration::ZERO } else { DROP_PATIENCE }
+    }
+}
+
+impl Drop for ContextInner {
+    fn drop(&mut self) {
+        self.alarms.detach();
+        if self.stuck.get() || self.health.is_lost() {
+            return;
+        }
+        let _ = self.cuda.bind();
+        for block in self.abort_blocks.take() {
+            // SAFETY: a block comes here when no kernel uses it any more; the context is current.
+            if let Err(error) = unsafe { block.free() } {
+                tracing::warn!("{error}");
+            }
+        }
     }
 }
 

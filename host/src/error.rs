@@ -6,6 +6,7 @@ use std::time::Duration;
 use devcomm_locate::{NcclVersion, NotFound};
 
 use crate::RequirementsRefusal;
+use crate::abort::{AbortCause, StuckWait, report};
 use crate::launch::LaunchRefusal;
 
 /// Everything that can go wrong on the host. A message says what failed, where, and what to do about it.
@@ -264,6 +265,16 @@ pub enum Error {
         kernel: &'static str,
         /// Why.
         refusal: LaunchRefusal,
+    },
+    /// Kernels that waited for another rank were ended, and what they computed is of no use.
+    #[error("rank {rank}: its kernels were ended: {cause}{}", report(stuck))]
+    KernelAborted {
+        /// The rank.
+        rank: usize,
+        /// Why they were ended.
+        cause: AbortCause,
+        /// What their blocks waited for.
+        stuck: Vec<StuckWait>,
     },
     /// The GPU did not finish in time.
     #[error(

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use crate::abort::Alarm;
 use crate::communicator::Resource;
 use crate::sys::cuda::graph::{GraphExecHandle, GraphHandle};
 use crate::{Communicator, Context, Error, Result, Stream};
@@ -40,6 +41,7 @@ struct Exec {
     /// Some drivers refer to it.
     _graph: GraphHandle,
     communicators: Vec<Communicator>,
+    kernels: Vec<(&'static str, Arc<Alarm>)>,
     _keep: Vec<Rc<dyn Any>>,
 }
 
@@ -48,9 +50,17 @@ struct Exec {
 pub(crate) struct Capture {
     communicators: Vec<Communicator>,
     keep: Vec<Rc<dyn Any>>,
+    /// Kernels that communicate, and the device communicator of each, once.
+    kernels: Vec<(&'static str, Arc<Alarm>)>,
 }
 
 impl Capture {
+    pub(crate) fn take_in_kernel(&mut self, name: &'static str, alarm: Arc<Alarm>) {
+        if !self.kernels.iter().any(|(_, own)| Arc::ptr_eq(own, &alarm)) {
+            self.kernels.push((name, alarm));
+        }
+    }
+
     pub(crate) fn take_in(&mut self, communicator: &Communicator, keep: Vec<Rc<dyn Any>>) {
         if !self.communicators.iter().any(|own| Arc::ptr_eq(own.handle(), communicator.handle())) {
             self.communicators.push(communicator.clone());
@@ -96,9 +106,9 @@ impl Open<'_> {
         context.cuda().bind()?;
         let graph = stream.handle().end_capture()?;
         let (len, handle) = (graph.len()?, graph.instantiate()?);
-        let Capture { communicators, keep } = capture;
+        let Capture { communicators, keep, kernels } = capture;
         let adopters = communicators.clone();
-        let exec = Exec { handle, _graph: graph, communicators, _keep: keep };
+        let exec = Exec { handle, _graph: graph, communicators, kernels, _keep: keep };
         let exec = RefCell::new(Some(exec));
         let inner = Rc::new(Inner { exec, context: context.clone(), len });
         for communicator in adopters {
@@ -126,8 +136,8 @@ impl Graph {
     ///
     /// # Errors
     ///
-    /// [`Error::Closed`]; [`Error::CommunicatorEnded`]; [`Error::InvalidInput`] for a stream of another context;
-    /// [`Error::RankLost`]; the driver's.
+    /// [`Error::Closed`]; [`Error::CommunicatorEnded`]; [`Error::Launch`] when the device communicator of a kernel in it was
+    /// aborted or closed; [`Error::InvalidInput`] for a stream of another context; [`Error::RankLost`]; the driver's.
     pub fn launch(&self, stream: &Stream) -> Result<()> {
         let context = &self.inner.context;
         if !stream.context().is(context) {
@@ -140,11 +150,19 @@ impl Graph {
             // One that was aborted has operations in the graph that would run on freed memory.
             communicator.require_live()?;
         }
+        for (kernel, alarm) in &exec.kernels {
+            if let Some(refusal) = alarm.refusal() {
+                return Err(Error::Launch { kernel, refusal });
+            }
+        }
         context.cuda().bind()?;
         // SAFETY: memory and communicators are kept; what kernels use was promised at their launch.
         unsafe { exec.handle.launch(stream.handle())? };
         for communicator in &exec.communicators {
             stream.expect(communicator.handle());
+        }
+        for (kernel, alarm) in &exec.kernels {
+            stream.launched(kernel, Arc::clone(alarm));
         }
         Ok(())
     }
@@ -160,7 +178,10 @@ impl Graph {
     #[must_use]
     pub fn is_valid(&self) -> bool {
         let exec = self.inner.exec.borrow();
-        exec.as_ref().is_some_and(|exec| exec.communicators.iter().all(Communicator::is_valid))
+        exec.as_ref().is_some_and(|exec| {
+            exec.communicators.iter().all(Communicator::is_valid)
+                && exec.kernels.iter().all(|(_, alarm)| alarm.refusal().is_none())
+        })
     }
 
     /// Gives up the graph and what it keeps, after waiting for this rank's streams. Once more it does nothing.

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
+use crate::abort::{AbortCause, Alarm, Alarms};
 use crate::communicator::end::abort_aside;
 use crate::communicator::handle::Handle;
 use crate::{Error, Result};
@@ -16,6 +17,8 @@ pub(crate) struct Health {
     lost: OnceLock<(usize, String)>,
     /// The communicators of this process.
     communicators: Mutex<Vec<Weak<Handle>>>,
+    /// Their device communicators.
+    alarms: Alarms,
 }
 
 impl Health {
@@ -36,11 +39,14 @@ impl Health {
         self.lost.get().map(|(rank, _)| *rank)
     }
 
-    /// Records a lost rank; only the first one counts. Whoever is in a call of NCCL that waits for it is released.
+    /// Records a lost rank; only the first one counts. Kernels that wait for it leave, and
+    /// whoever is in a call of NCCL that waits for it is released.
     pub(crate) fn lose(&self, rank: usize, why: &str) {
         if self.lost.set((rank, why.to_owned())).is_err() {
             return;
         }
+        // Kernels first: NCCL waits for them when it aborts.
+        self.alarms.raise(AbortCause::RankLost { rank });
         let known = std::mem::take(&mut *self.communicators());
         if known.iter().all(|handle| handle.strong_count() == 0) {
             return;
@@ -60,6 +66,14 @@ impl Health {
         let mut known = self.communicators();
         known.retain(|handle| handle.strong_count() > 0);
         known.push(Arc::downgrade(handle));
+    }
+
+    /// Has the kernels of a device communicator leave when a rank is lost.
+    pub(crate) fn watch(&self, alarm: &Arc<Alarm>) {
+        self.alarms.add(alarm);
+        if let Some(rank) = self.lost_rank() {
+            alarm.raise(AbortCause::RankLost { rank });
+        }
     }
 
     fn communicators(&self) -> MutexGuard<'_, Vec<Weak<Handle>>> {

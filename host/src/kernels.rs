@@ -3,16 +3,20 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::CString;
+use std::path::Path;
 
 use devcomm_locate::NcclVersion;
-use devcomm_types::{Kernel, KernelArgs, LaunchArgs};
+use devcomm_types::{DevComm, GinType, Kernel, KernelArgs, LaunchArgs};
 
-use crate::launch::{FunctionInfo, LaunchConfig, LaunchRefusal, check_communicating, check_shape};
+use crate::launch::{
+    FunctionInfo, LaunchConfig, LaunchRefusal, check_communicating, check_dev_comm, check_gin,
+    check_shape,
+};
 use crate::library::DEV_COMM_VERSION;
 use crate::sidecar::{Param, Sidecar, check_params};
 use crate::sys::cuda::FunctionAttribute;
 use crate::sys::cuda::driver_version;
-use crate::sys::cuda::module::{FunctionHandle, LoadFailure, ModuleHandle, Shape};
+use crate::sys::cuda::module::{FunctionHandle, Image, LoadFailure, ModuleHandle, Shape};
 use crate::{Context, Error, Result, Stream};
 
 /// One module in an index: its file's stem, its PTX, its description in JSON.
@@ -51,11 +55,11 @@ impl KernelSet {
     }
 }
 
-/// The kernels of a [`KernelSet`], loaded on one rank's GPU.
+/// The kernels of a [`KernelSet`] or of files, loaded on one rank's GPU.
 ///
 /// All of them are loaded at once, completely: a load while a kernel waits for another rank would wait for that kernel.
 pub struct Kernels {
-    entries: BTreeMap<&'static str, BTreeMap<String, Entry>>,
+    entries: BTreeMap<String, BTreeMap<String, Entry>>,
     modules: Vec<ModuleHandle>,
     context: Context,
 }
@@ -64,6 +68,8 @@ struct Entry {
     function: FunctionHandle,
     info: FunctionInfo,
     params: Vec<Param>,
+    /// Whether it opens sessions on LSA barriers.
+    lsa_barriers: bool,
     stamp: Option<NcclVersion>,
     /// Dynamic shared memory that the driver was told to allow, in bytes.
     allowed_shared: Cell<u32>,
@@ -85,34 +91,61 @@ impl Kernels {
         let mut kernels =
             Self { entries: BTreeMap::new(), modules: Vec::new(), context: context.clone() };
         for (file, ptx, sidecar) in described {
-            kernels.load_module(file, ptx, sidecar)?;
+            let image = CString::new(ptx).map_err(|_| holds_nul(file))?;
+            kernels.load_module(file, Image::Ptx(&image), sidecar)?;
         }
         Ok(kernels)
     }
 
-    fn load_module(&mut self, file: &'static str, ptx: &str, sidecar: Sidecar) -> Result<()> {
+    /// Loads modules from files on the context's GPU: each a cubin, or anything else that the driver takes, with the
+    /// description that the kernel build writes beside it (`sum.json` beside `sum.cubin`).
+    ///
+    /// A file's stem stands for [`Kernel::FILE`], so that another build of a kernel, in another language too, is launched
+    /// under the type of the first.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load); [`Error::BadSidecar`] when there is no description, [`Error::InvalidInput`] for a path that
+    /// is not text.
+    pub fn load_files<P: AsRef<Path>>(context: &Context, files: &[P]) -> Result<Self> {
+        let mut kernels =
+            Self { entries: BTreeMap::new(), modules: Vec::new(), context: context.clone() };
+        for path in files.iter().map(AsRef::as_ref) {
+            let (Some(file), Some(text)) =
+                (path.file_stem().and_then(|s| s.to_str()), path.to_str())
+            else {
+                return Err(Error::invalid(format!("{} is not text", path.display())));
+            };
+            let image = CString::new(text).map_err(|_| holds_nul(file))?;
+            let json = std::fs::read_to_string(path.with_extension("json")).map_err(|error| {
+                let why = format!("{}: {error}", path.with_extension("json").display());
+                Error::BadSidecar { file: file.to_owned(), why }
+            })?;
+            kernels.load_module(file, Image::File(&image), Sidecar::parse(file, &json)?)?;
+        }
+        Ok(kernels)
+    }
+
+    fn load_module(&mut self, file: &str, image: Image<'_>, sidecar: Sidecar) -> Result<()> {
         let stamp = checked_stamp(file, &sidecar)?;
         let device = self.context.limits().compute_capability;
         if !sidecar.runs_on(device) {
             let (file, arch) = (file.to_owned(), sidecar.arch);
             return Err(Error::WrongArch { file, arch, device });
         }
-        let image = CString::new(ptx).map_err(|_| Error::ModuleRejected {
-            file: file.to_owned(),
-            name: "its PTX holds a NUL".to_owned(),
-            log: String::new(),
-        })?;
-        let module = match self.context.cuda().load_module(&image) {
+        let module = match self.context.cuda().load_module(image) {
             Ok(module) => module,
             Err(failure) => return Err(refused(file, &sidecar.ptx_isa, failure)),
         };
-        let entries = self.entries.entry(file).or_default();
+        let entries = self.entries.entry(file.to_owned()).or_default();
         for kernel in sidecar.kernels {
             let function = module.function(&kernel.name)?;
             let info = info_of(&function)?;
             let (allowed_shared, occupancy) = Default::default();
             let params = kernel.params;
-            let entry = Entry { function, info, params, stamp, allowed_shared, occupancy };
+            let lsa_barriers = kernel.lsa_barriers;
+            let entry =
+                Entry { function, info, params, lsa_barriers, stamp, allowed_shared, occupancy };
             entries.insert(kernel.name, entry);
         }
         self.modules.push(module);
@@ -124,16 +157,18 @@ impl Kernels {
         self.entries.values().flat_map(|entries| entries.keys().map(String::as_str))
     }
 
-    /// What a kernel uses, as the driver compiled it.
+    /// What a kernel uses, as the driver compiled it; of a kernel for GIN, the most that one of its entries uses.
     ///
     /// # Errors
     ///
     /// [`Error::KernelNotFound`].
     pub fn info<K: Kernel>(&self, _kernel: K) -> Result<FunctionInfo> {
-        self.entry::<K>().map(|entry| entry.info)
+        let infos = self.entries_of::<K>()?.into_iter().map(|entry| entry.info);
+        infos.reduce(FunctionInfo::most).ok_or_else(|| self.not_found::<K>())
     }
 
-    /// The largest grid of such blocks that runs all at once, as a kernel that takes a `DevComm` must.
+    /// The largest grid of such blocks that runs all at once, as a kernel that takes a `DevComm` must; of a kernel for GIN,
+    /// with any of its entries.
     ///
     /// # Errors
     ///
@@ -144,15 +179,19 @@ impl Kernels {
         block: u32,
         dynamic_shared: u32,
     ) -> Result<u32> {
-        let entry = self.entry::<K>()?;
         let config = LaunchConfig::new(1, block).with_dynamic_shared(dynamic_shared);
-        let per_multiprocessor = self.prepare::<K>(entry, &config)?.blocks()?;
+        let mut per_multiprocessor = u32::MAX;
+        for entry in self.entries_of::<K>()? {
+            let blocks = self.prepare::<K>(entry, &config)?.blocks()?;
+            per_multiprocessor = per_multiprocessor.min(blocks);
+        }
         Ok(per_multiprocessor.saturating_mul(self.context.limits().multiprocessors))
     }
 
     /// Launches a kernel. `args` are checked against its parameters by the compiler, and against the compiled kernel here.
     ///
-    /// A kernel that takes a `DevComm` is launched cooperatively: all of its blocks run at once or it is refused.
+    /// A kernel that takes a `DevComm` is launched cooperatively: all of its blocks run at once or it is refused. Of a kernel
+    /// for GIN it launches the entry for the device communicator's back end.
     ///
     /// What it takes a reference to may be dropped right after the launch: dropping waits for this rank's streams.
     ///
@@ -177,7 +216,6 @@ impl Kernels {
         args: A,
     ) -> Result<()> {
         let refuse = |refusal| Error::Launch { kernel: K::NAME, refusal };
-        let entry = self.entry::<K>()?;
         if !stream.context().is(&self.context) {
             return Err(Error::invalid(format!(
                 "kernel `{}` was loaded by another context than its stream was made by",
@@ -188,11 +226,26 @@ impl Kernels {
         if let Some(what) = args.closed() {
             return Err(refuse(LaunchRefusal::Closed { what }));
         }
+        let alarm = args.dev_comm().and_then(|dev_comm| self.context.alarm_of(dev_comm));
+        if let Some(refusal) = alarm.as_ref().and_then(|alarm| alarm.refusal()) {
+            return Err(refuse(refusal));
+        }
+        let entry = self.entry_for::<K>(args.dev_comm())?;
         let cooperative = <K::Args as KernelArgs>::TAKES_DEV_COMM;
         let prepared = self.prepare::<K>(entry, &config)?;
         if cooperative {
             let (device, blocks) = (self.context.limits(), prepared.blocks()?);
-            check_communicating(&config, args.dev_comm(), entry.stamp, device, blocks)
+            check_dev_comm(args.dev_comm())
+                .and_then(|dev_comm| {
+                    check_communicating(
+                        &config,
+                        dev_comm,
+                        entry.lsa_barriers,
+                        entry.stamp,
+                        device,
+                        blocks,
+                    )
+                })
                 .map_err(refuse)?;
         }
         let shape = Shape {
@@ -201,23 +254,60 @@ impl Kernels {
             dynamic_shared: config.dynamic_shared,
             cooperative,
         };
+        check_params(&entry.params, <K::Args as KernelArgs>::SIZES).map_err(refuse)?;
         let abi = args.into_abi();
-        let start = (&raw const abi).addr();
         <K::Args as KernelArgs>::with_pointers(&abi, |addresses| {
-            check_params(&entry.params, addresses, start..start + size_of_val(&abi))
-                .map_err(refuse)?;
-            // SAFETY: the addresses are the parameters' in order, each with room for its compiled size,
-            // checked above; the context was made current by `prepare` and is the stream's; the
-            // caller upholds the kernel's contract.
+            // SAFETY: the addresses are the parameters' in order, each of its compiled size, checked
+            // above; the context was made current by `prepare` and is the stream's; the caller
+            // upholds the kernel's contract.
             unsafe { entry.function.launch(stream.handle(), &shape, addresses) }
+        })?;
+        if let Some(alarm) = alarm {
+            stream.launched(K::NAME, alarm);
+        }
+        Ok(())
+    }
+
+    /// The entry that a launch with this device communicator takes.
+    fn entry_for<K: Kernel>(&self, dev_comm: Option<&DevComm>) -> Result<&Entry> {
+        if !K::GIN {
+            return self.entry::<K>(K::NAME).ok_or_else(|| self.not_found::<K>());
+        }
+        let refuse = |refusal| Error::Launch { kernel: K::NAME, refusal };
+        let back_end = check_dev_comm(dev_comm).and_then(check_gin).map_err(refuse)?;
+        self.gin_entry::<K>(back_end).ok_or_else(|| {
+            let entries: Vec<_> = GinType::BACK_ENDS
+                .into_iter()
+                .filter(|&other| self.gin_entry::<K>(other).is_some())
+                .collect();
+            match entries[..] {
+                [] => self.not_found::<K>(),
+                _ => refuse(LaunchRefusal::NoGinEntry { entries, dev_comm: back_end }),
+            }
         })
     }
 
-    fn entry<K: Kernel>(&self) -> Result<&Entry> {
-        self.entries.get(K::FILE).and_then(|entries| entries.get(K::NAME)).ok_or_else(|| {
-            let available = self.names().map(str::to_owned).collect();
-            Error::KernelNotFound { name: K::NAME.to_owned(), available }
-        })
+    /// All entries, at least one.
+    fn entries_of<K: Kernel>(&self) -> Result<Vec<&Entry>> {
+        let entries: Vec<_> = if K::GIN {
+            GinType::BACK_ENDS.into_iter().filter_map(|b| self.gin_entry::<K>(b)).collect()
+        } else {
+            self.entry::<K>(K::NAME).into_iter().collect()
+        };
+        if entries.is_empty() { Err(self.not_found::<K>()) } else { Ok(entries) }
+    }
+
+    fn gin_entry<K: Kernel>(&self, back_end: GinType) -> Option<&Entry> {
+        self.entry::<K>(&format!("{}_{}", K::NAME, back_end.suffix()?))
+    }
+
+    fn entry<K: Kernel>(&self, name: &str) -> Option<&Entry> {
+        self.entries.get(K::FILE)?.get(name)
+    }
+
+    fn not_found<K: Kernel>(&self) -> Error {
+        let available = self.names().map(str::to_owned).collect();
+        Error::KernelNotFound { name: K::NAME.to_owned(), available }
     }
 
     /// Checks the shape, and tells the driver of the shared memory that it needs.
@@ -301,6 +391,11 @@ fn checked_stamp(file: &str, sidecar: &Sidecar) -> Result<Option<NcclVersion>> {
             Err(Error::WrongNcclStamp { file, module, layout })
         }
     }
+}
+
+fn holds_nul(file: &str) -> Error {
+    let name = "its PTX or path holds a NUL".to_owned();
+    Error::ModuleRejected { file: file.to_owned(), name, log: String::new() }
 }
 
 fn refused(file: &str, ptx_isa: &str, failure: LoadFailure) -> Error {

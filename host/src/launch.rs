@@ -4,8 +4,9 @@
 //! numbers, so that it is tested without a GPU.
 
 use devcomm_locate::NcclVersion;
-use devcomm_types::DevComm;
+use devcomm_types::{DevComm, GinType};
 
+use crate::abort::AbortCause;
 use crate::dev_comm::is_filled;
 
 /// Three extents. A number is the first of them, the others being 1.
@@ -118,6 +119,18 @@ pub struct FunctionInfo {
     pub local: u32,
 }
 
+impl FunctionInfo {
+    /// What is enough for either.
+    pub(crate) fn most(self, other: Self) -> Self {
+        Self {
+            registers: self.registers.max(other.registers),
+            max_threads_per_block: self.max_threads_per_block.min(other.max_threads_per_block),
+            static_shared: self.static_shared.max(other.static_shared),
+            local: self.local.max(other.local),
+        }
+    }
+}
+
 /// Why a launch was not made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -205,11 +218,46 @@ pub enum LaunchRefusal {
         /// The version of the device communicator.
         dev_comm: NcclVersion,
     },
+    /// A kernel for GIN was given a device communicator without GIN.
+    #[error(
+        "it is a kernel for GIN, but the device communicator was made without GIN; ask for a connection with DevCommRequirements::gin_connection"
+    )]
+    NoGin,
+    /// The compiled kernel has no entry for the device communicator's back end.
+    #[error(
+        "it has entries for {}, but the device communicator's back end is {dev_comm}; rebuild the kernels, or ask for another back end with DevCommRequirements::gin_type",
+        back_ends(entries)
+    )]
+    NoGinEntry {
+        /// The back ends that the compiled kernel has entries for.
+        entries: Vec<GinType>,
+        /// The device communicator's.
+        dev_comm: GinType,
+    },
+    /// The device communicator's connections are of several back ends, and an entry knows one.
+    #[error(
+        "each of its entries is for one back end of GIN, but the device communicator's connections use several ({}); ask for one with DevCommRequirements::gin_type",
+        back_ends(connections)
+    )]
+    MixedGin {
+        /// The back end of each connection.
+        connections: Vec<GinType>,
+    },
     /// What stands behind an argument is gone, or not there yet.
     #[error("{what} among its arguments is closed, or its group has not ended yet")]
     Closed {
         /// Which argument.
         what: &'static str,
+    },
+    /// The device communicator was aborted.
+    #[error(
+        "the device communicator of rank {rank} among its arguments was aborted ({cause}), and its barriers may stand anywhere; close it and make another"
+    )]
+    Aborted {
+        /// The rank.
+        rank: usize,
+        /// Why it was aborted.
+        cause: AbortCause,
     },
     /// The grid has more blocks than barriers were reserved.
     #[error(
@@ -245,6 +293,10 @@ pub enum LaunchRefusal {
         /// What the launch passes.
         passed: String,
     },
+}
+
+fn back_ends(list: &[GinType]) -> String {
+    list.iter().map(GinType::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// Registers are allocated in steps of this a thread.
@@ -301,19 +353,40 @@ pub(crate) fn check_shape(
     Ok(())
 }
 
-/// Whether a kernel that takes a device communicator can be launched so; `per_multiprocessor` is its occupancy, and
-/// `stamp` the version of NCCL's device code in it.
+/// What a launch gives to a kernel that communicates: a device communicator that NCCL made.
+pub(crate) fn check_dev_comm(dev_comm: Option<&DevComm>) -> Result<&DevComm, LaunchRefusal> {
+    match dev_comm {
+        None => Err(LaunchRefusal::NoDevComm),
+        Some(dev_comm) if !is_filled(dev_comm) => Err(LaunchRefusal::ForeignDevComm),
+        Some(dev_comm) => Ok(dev_comm),
+    }
+}
+
+/// The back end of all of the device communicator's connections.
+pub(crate) fn check_gin(dev_comm: &DevComm) -> Result<GinType, LaunchRefusal> {
+    let types = dev_comm.gin_net_device_types.iter();
+    let connections = types.take(usize::from(dev_comm.gin_connection_count));
+    let connections: Vec<_> = connections.map(|&raw| GinType::from_raw(raw.into())).collect();
+    match connections[..] {
+        [] => Err(LaunchRefusal::NoGin),
+        [first, ref rest @ ..] if rest.iter().any(|other| *other != first) => {
+            Err(LaunchRefusal::MixedGin { connections })
+        }
+        [back_end, ..] => Ok(back_end),
+    }
+}
+
+/// Whether a kernel that takes this device communicator can be launched so; `per_multiprocessor` is its occupancy, and
+/// `stamp` the version of NCCL's device code in it. `lsa_barriers` says whether the kernel opens sessions on LSA barriers: its own,
+/// or those that are the inner part of hybrid ones.
 pub(crate) fn check_communicating(
     config: &LaunchConfig,
-    dev_comm: Option<&DevComm>,
+    dev_comm: &DevComm,
+    lsa_barriers: bool,
     stamp: Option<NcclVersion>,
     device: &DeviceLimits,
     per_multiprocessor: u32,
 ) -> Result<(), LaunchRefusal> {
-    let dev_comm = dev_comm.ok_or(LaunchRefusal::NoDevComm)?;
-    if !is_filled(dev_comm) {
-        return Err(LaunchRefusal::ForeignDevComm);
-    }
     let layout = NcclVersion::from_code(dev_comm.version);
     if let Some(kernel) = stamp.filter(|kernel| *kernel != layout) {
         return Err(LaunchRefusal::DevCommVersion { kernel, dev_comm: layout });
@@ -323,8 +396,9 @@ pub(crate) fn check_communicating(
         return Err(LaunchRefusal::BlockNotOneDimensional { block });
     }
     let blocks = config.grid.count();
-    let barriers = u64::try_from(dev_comm.lsa_barrier.n_barriers).unwrap_or(0);
-    if blocks > barriers {
+    let most = dev_comm.lsa_barrier.n_barriers.max(dev_comm.hybrid_lsa_barrier.n_barriers);
+    let barriers = u64::try_from(most).unwrap_or(0);
+    if lsa_barriers && blocks > barriers {
         return Err(LaunchRefusal::TooFewBarriers { blocks, barriers });
     }
     let multiprocessors = device.multiprocessors;

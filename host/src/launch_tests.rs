@@ -92,35 +92,78 @@ fn a_kernel_that_communicates_is_refused_what_would_hang_or_read_another_layout(
     let (few, many, none, negative) = (dev_comm(64), dev_comm(4096), dev_comm(0), dev_comm(-1));
     let mut newer = many;
     newer.version = 23300;
+    let mut hybrid = none;
+    hybrid.hybrid_lsa_barrier.n_barriers = 64;
     let table = [
-        ("ok", shape(64, 512), Some(&few), stamp, 1),
-        ("ok", shape(64, 512), Some(&few), None, 1),
-        ("ok", shape(264, 512), Some(&many), stamp, 2),
-        ("NoDevComm", shape(64, 512), None, stamp, 1),
-        ("ForeignDevComm", shape(64, 512), Some(&foreign), stamp, 1),
-        ("DevCommVersion", shape(64, 512), Some(&few), older, 1),
-        ("DevCommVersion", shape(64, 512), Some(&newer), stamp, 1),
-        ("BlockNotOneDimensional", shape(64, (32, 2)), Some(&few), stamp, 1),
-        ("TooFewBarriers", shape(65, 512), Some(&few), stamp, 1),
-        ("TooFewBarriers", shape((8, 9), 512), Some(&few), stamp, 1),
-        ("TooFewBarriers", shape(1, 512), Some(&none), stamp, 1),
-        ("TooFewBarriers", shape(1, 512), Some(&negative), stamp, 1),
-        ("NotResident", shape(133, 1024), Some(&many), stamp, 1),
-        ("NotResident", shape(1, 1024), Some(&many), stamp, 0),
+        ("ok", shape(64, 512), &few, true, stamp, 1),
+        ("ok", shape(64, 512), &few, true, None, 1),
+        ("ok", shape(264, 512), &many, true, stamp, 2),
+        ("DevCommVersion", shape(64, 512), &few, true, older, 1),
+        ("DevCommVersion", shape(64, 512), &newer, true, stamp, 1),
+        ("BlockNotOneDimensional", shape(64, (32, 2)), &few, true, stamp, 1),
+        ("TooFewBarriers", shape(65, 512), &few, true, stamp, 1),
+        ("TooFewBarriers", shape((8, 9), 512), &few, true, stamp, 1),
+        ("TooFewBarriers", shape(1, 512), &none, true, stamp, 1),
+        ("TooFewBarriers", shape(1, 512), &negative, true, stamp, 1),
+        // The barriers within hybrid ones do as well.
+        ("ok", shape(64, 512), &hybrid, true, stamp, 1),
+        ("TooFewBarriers", shape(65, 512), &hybrid, true, stamp, 1),
+        // A kernel that opens none needs none.
+        ("ok", shape(64, 512), &none, false, stamp, 1),
+        ("NotResident", shape(133, 1024), &many, true, stamp, 1),
+        ("NotResident", shape(1, 1024), &none, false, stamp, 0),
     ];
-    for (expected, config, dev_comm, stamp, per_multiprocessor) in table {
-        let found = check_communicating(&config, dev_comm, stamp, &H200, per_multiprocessor);
-        assert_eq!(verdict(found), expected, "{config:?} {stamp:?} {per_multiprocessor}");
+    for (expected, config, dev_comm, sessions, stamp, per_multiprocessor) in table {
+        let found =
+            check_communicating(&config, dev_comm, sessions, stamp, &H200, per_multiprocessor);
+        assert_eq!(
+            verdict(found),
+            expected,
+            "{config:?} {sessions} {stamp:?} {per_multiprocessor}"
+        );
     }
+    for (expected, dev_comm) in
+        [("ok", Some(&few)), ("NoDevComm", None), ("ForeignDevComm", Some(&foreign))]
+    {
+        assert_eq!(verdict(check_dev_comm(dev_comm).map(drop)), expected);
+    }
+}
+
+#[test]
+fn the_back_end_is_that_of_all_the_connections() {
+    use GinType::{EfaGda, Gdaki, Other, Proxy};
+    let check = |types: &[i32]| {
+        // What is behind the connections says nothing.
+        let mut comm = DevComm { gin_net_device_types: [63; 4], ..dev_comm(1) };
+        comm.gin_connection_count = types.len() as u8;
+        for (slot, &raw) in comm.gin_net_device_types.iter_mut().zip(types) {
+            *slot = raw as u8;
+        }
+        check_gin(&comm)
+    };
+    assert_eq!(check(&[2]), Ok(Proxy));
+    assert_eq!(check(&[3, 3, 3, 3]), Ok(Gdaki));
+    assert_eq!(check(&[5, 5]), Ok(EfaGda));
+    assert_eq!(check(&[6]), Ok(Other(6)));
+    assert_eq!(check(&[]), Err(LaunchRefusal::NoGin));
+    let mixed = check(&[3, 3, 2]).unwrap_err();
+    assert_eq!(mixed, LaunchRefusal::MixedGin { connections: vec![Gdaki, Gdaki, Proxy] });
+    assert!(mixed.to_string().contains("use several (GDAKI, GDAKI, PROXY)"), "{mixed}");
+    let refusal = LaunchRefusal::NoGinEntry { entries: vec![Proxy, Gdaki], dev_comm: EfaGda };
+    let text = refusal.to_string();
+    assert!(
+        text.contains("entries for PROXY, GDAKI, but") && text.contains("is EFA_GDA"),
+        "{text}"
+    );
 }
 
 #[test]
 fn a_grid_that_would_hang_is_explained_with_what_would_fit() {
     let many = dev_comm(4096);
-    let error = check_communicating(&shape(500, 512), Some(&many), None, &H200, 2).unwrap_err();
+    let error = check_communicating(&shape(500, 512), &many, true, None, &H200, 2).unwrap_err();
     let text = error.to_string();
     assert!(text.contains("500 blocks") && text.contains("264 (2 on each of 132"), "{text}");
     let few = dev_comm(8);
-    let error = check_communicating(&shape(9, 512), Some(&few), None, &H200, 2).unwrap_err();
+    let error = check_communicating(&shape(9, 512), &few, true, None, &H200, 2).unwrap_err();
     assert!(error.to_string().contains("lsa_barriers(9)"), "{error}");
 }

@@ -52,14 +52,16 @@
 //! Everything is safe but [`Kernels::launch`], whose contract is the kernel's, and what takes raw pointers, streams or
 //! communicators of others, whose lifetime only the caller knows. Three rules make that so:
 //!
-//! * what a rank makes stays on the rank's thread (nothing of it is `Send` but [`AbortHandle`]), where its CUDA context is
+//! * what a rank makes stays on the rank's thread (nothing of it is `Send` but [`AbortHandle`] and [`KernelAbortHandle`]), where its CUDA context is
 //!   current, as NCCL asks;
 //! * memory, windows, device communicators, graphs and modules are freed only when this rank's streams are idle. If they cannot
 //!   come to rest, because a rank is lost or a deadline was missed, these things are left to the end of the process;
-//! * every wait looks at the health of the job, so that a dead rank is an error and not a hang.
+//! * every wait looks at the health of the job, so that a dead rank is an error and not a hang; and whatever ends a communicator
+//!   early has its kernels leave first, so that they do not wait for ever for a rank that is gone.
 //!
 //! Unsafe code that talks to NCCL and the driver is in the private module `sys`.
 
+mod abort;
 mod bootstrap;
 mod collectives;
 mod communicator;
@@ -86,6 +88,7 @@ mod symmetric_buffer;
 mod sys;
 mod window;
 
+pub use abort::{AbortCause, KernelAbortHandle, StuckWait};
 pub use bootstrap::rank::Rank;
 pub use bootstrap::spawn::LocalJob;
 pub use bootstrap::world::World;
@@ -102,6 +105,7 @@ pub use dev_comm::{
 pub use devcomm_locate::{NcclVersion, NotFound};
 pub use devcomm_types::{
     CounterRange, DataType, Element, F8E4M3, F8E5M2, GinConnectionType, GinType, SignalRange, Team,
+    WaitFor, WaitKind,
 };
 pub use error::{Error, Result};
 pub use graph::Graph;

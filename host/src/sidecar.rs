@@ -1,7 +1,5 @@
 //! The description that the kernel build writes beside each PTX module.
 
-use std::ffi::c_void;
-
 use devcomm_locate::NcclVersion;
 use serde::Deserialize;
 
@@ -27,6 +25,9 @@ pub(crate) struct NcclStamp {
 pub(crate) struct KernelInfo {
     pub name: String,
     pub params: Vec<Param>,
+    /// Whether it opens sessions on LSA barriers.
+    #[serde(default)]
+    pub lsa_barriers: bool,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -76,13 +77,9 @@ impl Sidecar {
     }
 }
 
-/// Compares what a launch passes with what the compiled kernel takes. The driver copies each parameter's compiled size from
-/// the address it is given, so each size must fit between its address and the next one (or the end of the arguments).
-pub(crate) fn check_params(
-    compiled: &[Param],
-    addresses: &[*mut c_void],
-    whole: std::ops::Range<usize>,
-) -> Result<(), LaunchRefusal> {
+/// Compares what a launch passes, parameters of these sizes in bytes, with what the compiled kernel takes: the driver copies
+/// each parameter's compiled size from the address that it is given.
+pub(crate) fn check_params(compiled: &[Param], sizes: &[usize]) -> Result<(), LaunchRefusal> {
     let describe = || {
         let list: Vec<_> = compiled
             .iter()
@@ -90,21 +87,16 @@ pub(crate) fn check_params(
             .collect();
         format!("{} parameters ({})", compiled.len(), list.join(", "))
     };
-    if compiled.len() != addresses.len() {
-        let passed = format!("{}", addresses.len());
-        return Err(LaunchRefusal::Parameters { compiled: describe(), passed });
+    let refuse = |passed| Err(LaunchRefusal::Parameters { compiled: describe(), passed });
+    if compiled.len() != sizes.len() {
+        return refuse(sizes.len().to_string());
     }
-    for (index, (param, address)) in compiled.iter().zip(addresses).enumerate() {
-        let address = address.addr();
-        let next =
-            addresses.iter().map(|other| other.addr()).filter(|other| *other > address).min();
-        let room = next.unwrap_or(whole.end).saturating_sub(address);
-        if param.size > room {
-            let passed = format!("at most {room} B for parameter {index} (`{}`)", param.name);
-            return Err(LaunchRefusal::Parameters { compiled: describe(), passed });
+    match compiled.iter().zip(sizes).enumerate().find(|(_, (param, size))| param.size != **size) {
+        None => Ok(()),
+        Some((index, (param, size))) => {
+            refuse(format!("{size} B for parameter {index} (`{}`)", param.name))
         }
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -158,23 +150,18 @@ mod tests {
     }
 
     #[test]
-    fn parameters_that_would_be_read_past_their_end_are_refused() {
-        let args = (7u64, 5u32, 3u32);
-        let whole = (&raw const args).addr()..(&raw const args).addr() + size_of_val(&args);
-        let addresses: [*mut c_void; 3] = [
-            (&raw const args.0).cast_mut().cast(),
-            (&raw const args.1).cast_mut().cast(),
-            (&raw const args.2).cast_mut().cast(),
-        ];
+    fn parameters_of_another_number_or_size_are_refused() {
         let param = |size| Param { name: "p".into(), type_name: "T".into(), size };
-        let check = |sizes: &[usize]| {
-            let params: Vec<Param> = sizes.iter().map(|&size| param(size)).collect();
-            check_params(&params, &addresses, whole.clone())
+        let check = |compiled: &[usize]| {
+            let params: Vec<Param> = compiled.iter().map(|&size| param(size)).collect();
+            check_params(&params, &[8, 4, 4])
         };
         assert_eq!(check(&[8, 4, 4]), Ok(()));
-        assert!(check(&[8, 4]).is_err());
-        assert!(check(&[248, 4, 4]).is_err());
-        let error = check(&[8, 8, 8]).unwrap_err().to_string();
-        assert!(error.contains("at most 4 B"), "{error}");
+        for other in [&[8, 4][..], &[8, 4, 4, 4], &[248, 4, 4], &[4, 4, 4], &[8, 4, 2]] {
+            assert!(check(other).is_err(), "{other:?}");
+        }
+        let error = check(&[8, 8, 4]).unwrap_err().to_string();
+        assert!(error.contains("4 B for parameter 1 (`p`)"), "{error}");
+        assert!(error.contains("p: T (8 B), p: T (8 B), p: T (4 B)"), "{error}");
     }
 }

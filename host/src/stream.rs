@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::abort::{self, AbortCause, Alarm};
 use crate::communicator::end::abort_aside;
 use crate::communicator::handle::Handle;
 use crate::sys::cuda::stream::{EventHandle, StreamHandle};
@@ -14,6 +15,8 @@ use crate::{Communicator, Context, Error, Result};
 
 /// How often a wait asks NCCL whether an operation has failed.
 const ASK: Duration = Duration::from_millis(20);
+/// How long kernels may take to leave once they were told to: far more than the few thousand polls between two looks.
+const LEAVE: Duration = Duration::from_secs(1);
 
 /// Work in order on one GPU. Clones are the same stream. Dropping the last one waits for its work.
 #[derive(Clone)]
@@ -26,6 +29,8 @@ pub(crate) struct StreamInner {
     context: Context,
     /// Communicators whose operations may not be done yet.
     pending: RefCell<Vec<Arc<Handle>>>,
+    /// Device communicators whose kernels may not have ended.
+    running: RefCell<Vec<Arc<Alarm>>>,
     /// What non-blocking communicators may not have got hold of yet.
     keep: RefCell<Vec<Rc<dyn Any>>>,
 }
@@ -36,8 +41,9 @@ impl Stream {
     }
 
     fn of(context: &Context, handle: StreamHandle) -> Self {
-        let (context, pending, keep) = (context.clone(), RefCell::default(), RefCell::default());
-        let stream = Self { inner: Rc::new(StreamInner { handle, context, pending, keep }) };
+        let (pending, running, keep) = Default::default();
+        let inner = StreamInner { handle, context: context.clone(), pending, running, keep };
+        let stream = Self { inner: Rc::new(inner) };
         stream.context().know(&stream.inner);
         stream
     }
@@ -81,23 +87,27 @@ impl Stream {
     /// # Errors
     ///
     /// [`Error::RankLost`] soon after a rank is lost while work is left; [`Error::CommunicatorEnded`] when an operation was
-    /// cut short by an abort; [`Error::Nccl`] when one failed; [`Error::Capturing`]; the driver's error when a kernel failed.
+    /// cut short by an abort; [`Error::KernelAborted`], once, when kernels were; [`Error::Nccl`] when one failed;
+    /// [`Error::Capturing`]; the driver's error when a kernel failed.
     pub fn synchronize(&self) -> Result<()> {
         self.inner.wait(None)
     }
 
-    /// As [`synchronize`](Self::synchronize), for at most `limit`.
+    /// As [`synchronize`](Self::synchronize), for at most `limit`. Then kernels that wait for other ranks are ended: those in
+    /// this stream, and if that is not enough those in the other streams of the context, for which this one may wait.
     ///
     /// # Errors
     ///
-    /// Also [`Error::DeadlinePassed`]. The GPU is then taken to be stuck: what it may still use is
-    /// not freed before the process ends.
+    /// Also [`Error::KernelAborted`] with what the kernels waited for: their device communicators are of no use any more, and
+    /// the rest is. [`Error::DeadlinePassed`] when there are none, or they have not ended a second later. The GPU is then
+    /// taken to be stuck: what it may still use is not freed before the process ends.
     pub fn synchronize_within(&self, limit: Duration) -> Result<()> {
-        let result = self.inner.wait(Some(limit));
-        if matches!(result, Err(Error::DeadlinePassed { .. })) {
-            self.context().mark_stuck();
+        match self.inner.wait(Some(limit)) {
+            Err(Error::DeadlinePassed { waited }) if !self.context().is_stuck() => {
+                self.inner.end_kernels(waited)
+            }
+            result => result,
         }
-        result
     }
 
     /// Whether all work in the stream is done.
@@ -161,6 +171,17 @@ impl Stream {
         }
     }
 
+    /// Notes that a kernel with this device communicator was launched.
+    pub(crate) fn launched(&self, kernel: &'static str, alarm: Arc<Alarm>) {
+        if let Some(capture) = self.context().capture().borrow_mut().as_mut() {
+            return capture.take_in_kernel(kernel, alarm);
+        }
+        let mut running = self.inner.running.borrow_mut();
+        if !running.iter().any(|other| Arc::ptr_eq(other, &alarm)) {
+            running.push(alarm);
+        }
+    }
+
     /// Notes that operations of a communicator are in the stream.
     pub(crate) fn expect(&self, handle: &Arc<Handle>) {
         self.inner.expect(handle);
@@ -221,11 +242,64 @@ impl StreamInner {
             }
             Ok(idle)
         });
-        if matches!(result, Err(Error::CommunicatorEnded { .. } | Error::Nccl { .. })) {
-            // It is told once.
-            self.pending.borrow_mut().clear();
+        match result {
+            Ok(()) => self.finished(),
+            Err(lost @ Error::RankLost { .. }) => {
+                self.linger();
+                Err(lost)
+            }
+            Err(error @ (Error::CommunicatorEnded { .. } | Error::Nccl { .. })) => {
+                // It is told once.
+                self.pending.borrow_mut().clear();
+                Err(error)
+            }
+            Err(error) => Err(error),
         }
-        result.and_then(|()| self.finished())
+    }
+
+    /// A rank is lost, and the kernels were told to leave: gives them the time to, and tells what they waited for.
+    fn linger(&self) {
+        let (start, running) = (Instant::now(), self.running.take());
+        if running.is_empty() {
+            return;
+        }
+        while start.elapsed() < LEAVE && matches!(self.is_idle(), Ok(false)) {
+            pause(start.elapsed());
+        }
+        if let Some(error) = abort::error(&running) {
+            tracing::warn!("{error}");
+        }
+    }
+
+    /// A deadline has passed: ends kernels until the stream is idle.
+    fn end_kernels(&self, waited: Duration) -> Result<()> {
+        let cause = AbortCause::Deadline { waited };
+        let mut ended: Vec<Arc<Alarm>> = Vec::new();
+        for alarms in [self.running(), self.context.running()] {
+            let known = ended.len();
+            for alarm in alarms {
+                if !ended.iter().any(|other| Arc::ptr_eq(other, &alarm)) {
+                    alarm.raise(cause);
+                    ended.push(alarm);
+                }
+            }
+            if ended.len() == known {
+                continue;
+            }
+            match self.wait(Some(LEAVE)) {
+                Err(Error::DeadlinePassed { .. }) => {}
+                // What it waited for were other streams' kernels.
+                Ok(()) => return abort::error(&ended).map_or(Ok(()), Err),
+                error => return error,
+            }
+        }
+        self.context.mark_stuck();
+        Err(Error::DeadlinePassed { waited })
+    }
+
+    /// The device communicators of kernels that may not have ended.
+    pub(crate) fn running(&self) -> Vec<Arc<Alarm>> {
+        self.running.borrow().clone()
     }
 
     /// Waits until the GPU has nothing left to do for this stream, however its work ended.
@@ -256,11 +330,20 @@ impl StreamInner {
         self.handle.is_idle().inspect_err(|_| self.context.mark_stuck())
     }
 
-    /// The stream is idle; were its operations finished, or cut short?
+    /// The stream is idle; were its operations and kernels finished, or cut short?
     fn finished(&self) -> Result<()> {
         // Dropped when nothing of the stream is borrowed any more: it may wait for this stream itself.
         drop(self.keep.take());
-        let aborted = self.pending.take().into_iter().find(|handle| handle.is_aborted());
+        let pending = self.pending.take();
+        match abort::error(&self.running.take()) {
+            None => {}
+            Some(error) => {
+                // What it comes from.
+                self.context.health().check()?;
+                return Err(error);
+            }
+        }
+        let aborted = pending.into_iter().find(|handle| handle.is_aborted());
         match aborted {
             None => Ok(()),
             Some(handle) => Err(handle.ended()),

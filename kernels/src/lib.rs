@@ -6,15 +6,16 @@
 //! # Safety model
 //!
 //! A kernel is an `unsafe fn`: its documentation says what the launch owes it (window lengths, who else uses the windows).
-//! The facade crate has a safe launcher for each.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 
 // A kernel has the name of its file, so the files are one module further down.
 #[path = "."]
 mod files {
+    pub mod ll_alltoall;
     pub mod lsa_allreduce;
+    pub mod rmsnorm_allreduce;
 }
 
 // On the GPU a kernel is an entry point, with no name to import.
 #[allow(unused_imports)]
-pub use files::lsa_allreduce::*;
+pub use files::{ll_alltoall::*, lsa_allreduce::*, rmsnorm_allreduce::*};

@@ -6,6 +6,7 @@
 mod cuda;
 mod doctor;
 mod group;
+mod nvcc;
 mod pack;
 mod project;
 mod ptx;
@@ -13,6 +14,7 @@ mod run;
 mod setup;
 mod slim;
 mod test;
+mod twins;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -35,6 +37,9 @@ enum Task {
         /// Say nothing when nothing is missing
         #[arg(long)]
         quiet: bool,
+        /// Also fetch nvcc, which compiles the C++ twins of kernels
+        #[arg(long)]
+        twins: bool,
     },
     /// Run an example (setup first); without GPUs it is simulated
     Run {
@@ -61,13 +66,22 @@ enum Task {
         /// All kernels: their PTX is written to a folder
         #[arg(long, conflicts_with = "kernel")]
         all: bool,
-        /// Enforce the rules: no call, stack or spill, launchable, and assembles for sm_100
+        /// Enforce the rules: no call but of GIN's operations, no stack or spill, launchable, and assembles for sm_100
         #[arg(long)]
         check: bool,
         /// The architecture to build for instead of the default, e.g. sm_100
         #[arg(long)]
         arch: Option<String>,
     },
+    /// Write the list of NCCL's C functions for kernels, from NCCL's device bitcode and headers
+    Raw {
+        /// Write nothing: fail when the checked-in list is not what NCCL says
+        #[arg(long)]
+        check: bool,
+    },
+    /// Compile the kernels that exist in Rust and in CUDA C++ from both (nvcc is fetched), for
+    /// `devcomm-bench twins`
+    Twins,
     /// Make a folder that runs examples and GPU tests on a machine with GPUs but no Rust, network
     /// or new NCCL
     Pack {
@@ -87,13 +101,16 @@ fn main() -> ExitCode {
     // Building kernels starts this program again, for LLVM's work.
     cuda_builder::link_worker();
     let done = match Cli::parse().task {
-        Task::Setup { quiet } => setup::setup(quiet, setup::Without::Nothing).map(|()| 0),
+        Task::Setup { quiet, twins } => setup::setup_all(quiet, twins).map(|()| 0),
         Task::Run { example, args } => run::run(&example, &args),
         Task::Test => test::test(),
         Task::Doctor { json } => doctor::doctor(json),
         Task::Ptx { kernel, all: _, check, arch } => {
             ptx::ptx(kernel.as_deref(), check, arch.as_deref())
         }
+        Task::Raw { check } => setup::setup(true, setup::Without::Ptxas)
+            .and_then(|()| xtask::raw::raw(&project::root(), check)),
+        Task::Twins => twins::twins().map(|()| 0),
         Task::Pack { limit, slim, out } => pack::pack(limit, slim, out.as_deref()).map(|()| 0),
     };
     match done {

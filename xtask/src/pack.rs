@@ -2,8 +2,9 @@
 //! no Rust, no network and an older NCCL.
 //!
 //! ```text
-//! run.sh      ./run.sh list | tests | EXAMPLE [ARGS...]
+//! run.sh      ./run.sh list | tests | bench ... | EXAMPLE [ARGS...]
 //! examples/   the programs                tests/   the test programs that need GPUs
+//! bench/      devcomm-bench               twins/   kernels compiled from Rust and from C++, for it
 //! kernels/    PTX, cubins, sidecars       nccl/    lib/libnccl.so.2 (or .xz) and include/nccl.h
 //! licences/   the project's and NCCL's
 //! ```
@@ -22,9 +23,11 @@ use tempfile::TempDir;
 
 use crate::project::{Project, ROOT_PACKAGE, cargo, root};
 use crate::setup::{NCCL_VERSION, Without, find_pinned_nccl, setup};
-use crate::slim;
+use crate::{slim, twins};
 
 const RUN_SH: &str = include_str!("pack_run.sh");
+/// The package of the benchmarks.
+const BENCH_PACKAGE: &str = "devcomm-bench";
 /// A file of every pack. Only a folder that has it, or is empty, is replaced.
 const MARKER: &str = ".made-by-cargo-xtask-pack";
 const MIB: u64 = 1 << 20;
@@ -57,6 +60,7 @@ pub fn pack(limit: u64, slim: Option<u32>, out: Option<&Path>) -> Result<()> {
     let partial = scratch.path().join("pack");
     let project = Project::open()?;
     copy_programs(&project, &partial)?;
+    copy_twins(&partial.join("twins"))?;
     copy_licences(&tree, &partial.join("licences"))?;
     copy_nccl(&tree, slim, &partial.join("nccl"))?;
     fs::write(partial.join(MARKER), "")?;
@@ -125,14 +129,15 @@ fn scratch_beside(out: &Path) -> Result<TempDir> {
 fn copy_programs(project: &Project, pack: &Path) -> Result<()> {
     let mut kernels = None;
     let examples = ["build".to_owned(), "--examples".to_owned()];
-    build(project, &examples, &TargetKind::Example, &pack.join("examples"), &mut kernels)?;
+    let root = ROOT_PACKAGE;
+    build(project, root, &examples, &TargetKind::Example, &pack.join("examples"), &mut kernels)?;
+    let bins = ["build".to_owned(), "--bins".to_owned()];
+    build(project, BENCH_PACKAGE, &bins, &TargetKind::Bin, &pack.join("bench"), &mut kernels)?;
 
-    let gpu_tests: Vec<String> =
-        project.tests().into_iter().filter(|name| name.starts_with("gpu")).collect();
-    if !gpu_tests.is_empty() {
+    for (package, names) in project.gpu_tests() {
         let mut tests = vec!["test".to_owned(), "--no-run".to_owned()];
-        tests.extend(gpu_tests.into_iter().flat_map(|name| ["--test".to_owned(), name]));
-        build(project, &tests, &TargetKind::Test, &pack.join("tests"), &mut kernels)?;
+        tests.extend(names.into_iter().flat_map(|name| ["--test".to_owned(), name]));
+        build(project, &package, &tests, &TargetKind::Test, &pack.join("tests"), &mut kernels)?;
     }
 
     let kernels = kernels.context("the build script of the root package made no kernels")?;
@@ -155,6 +160,7 @@ fn copy_programs(project: &Project, pack: &Path) -> Result<()> {
 /// Runs cargo and copies the programs of `kind` that it reports; notes where the kernels are.
 fn build(
     project: &Project,
+    package: &str,
     select: &[String],
     kind: &TargetKind,
     target: &Path,
@@ -163,7 +169,7 @@ fn build(
     fs::create_dir_all(target)?;
     let mut child = cargo()
         .args(select)
-        .args(["--release", "--package", ROOT_PACKAGE, "--message-format=json-render-diagnostics"])
+        .args(["--release", "--package", package, "--message-format=json-render-diagnostics"])
         .args(["--config", "profile.release.strip=\"symbols\""])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -184,6 +190,28 @@ fn build(
         }
     }
     ensure!(child.wait()?.success(), "cargo {} failed, see above", select.join(" "));
+    Ok(())
+}
+
+/// Compiles the twins and copies what the benchmark loads. A pack without them is better than none.
+fn copy_twins(target: &Path) -> Result<()> {
+    let folder = match twins::build() {
+        Ok(twins) => twins.folder,
+        Err(error) => {
+            eprintln!("warning: going on without the C++ twins: {error:#}");
+            return Ok(());
+        }
+    };
+    for side in ["rust", "cpp"] {
+        fs::create_dir_all(target.join(side))?;
+        for entry in fs::read_dir(folder.join(side))? {
+            let path = entry?.path();
+            let wanted = path.extension().is_some_and(|kind| kind == "cubin" || kind == "json");
+            if let (true, Some(name)) = (wanted, path.file_name()) {
+                fs::copy(&path, target.join(side).join(name))?;
+            }
+        }
+    }
     Ok(())
 }
 

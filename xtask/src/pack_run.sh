@@ -5,7 +5,7 @@ set -eu
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 
 usage() {
-    echo "usage: ./run.sh list | tests [PROGRAM...] [FILTER...] | EXAMPLE [ARGS...]"
+    echo "usage: ./run.sh list | tests [PROGRAM...] [FILTER...] | bench BENCHMARK [ARGS...] | EXAMPLE [ARGS...]"
 }
 
 list() {
@@ -13,6 +13,7 @@ list() {
         [ ! -f "$program" ] || basename "$program"
     done
     [ ! -d "$here/tests" ] || echo tests
+    [ ! -d "$here/bench" ] || echo bench
 }
 
 unpack() {
@@ -83,9 +84,15 @@ run_tests() {
     done
     code=0
     awk '
-        /GPU-TEST [^:]*: ran/ { ran++ }
+        # A test of several parts reports each, as "name part": it ran if one of them did.
+        /GPU-TEST [^:]*: / {
+            name = $0
+            sub(/.*GPU-TEST /, "", name)
+            sub(/[ :].*/, "", name)
+            if (!(name in tests)) tests[name] = 0
+        }
+        /GPU-TEST [^:]*: ran/ { tests[name] = 1 }
         /GPU-TEST [^:]*: skipped/ {
-            skipped++
             reason = $0
             sub(/.*: skipped[ (]*/, "", reason)
             sub(/\)[^)]*$/, "", reason)
@@ -99,6 +106,7 @@ run_tests() {
         }
         /^PROGRAM .* failed with code / { broken++; print "failed: " $2 }
         END {
+            for (name in tests) if (tests[name]) ran++; else skipped++
             # A program that died has reported no failing test.
             if (broken && !failed) failed = broken
             printf "\nGPU: %d run, %d skipped%s\n", ran, skipped, reasons == "" ? "" : " (" reasons ")"
@@ -124,7 +132,10 @@ tests)
     run_tests "$@" || code=$?
     ;;
 *)
-    program="$here/examples/$task"
+    case $task in
+    bench) program="$here/bench/devcomm-bench" ;;
+    *) program="$here/examples/$task" ;;
+    esac
     if [ ! -f "$program" ]; then
         echo "error: there is no example '$task'; there are:" >&2
         list >&2

@@ -59,6 +59,16 @@ impl Project {
         members.flat_map(|package| targets(package, &TargetKind::Test)).collect()
     }
 
+    /// The packages that have integration tests for GPUs, with those.
+    pub fn gpu_tests(&self) -> Vec<(String, Vec<String>)> {
+        let of = |package: &Package| {
+            let mut tests = targets(package, &TargetKind::Test);
+            tests.retain(|name| is_for_gpus(name));
+            (package.name.to_string(), tests)
+        };
+        self.0.packages.iter().map(of).filter(|(_, tests)| !tests.is_empty()).collect()
+    }
+
     /// Where cargo builds.
     pub fn target_folder(&self) -> PathBuf {
         self.0.target_directory.clone().into()
@@ -72,6 +82,11 @@ impl Project {
     fn root_package(&self) -> Option<&Package> {
         self.0.packages.iter().find(|package| package.name == ROOT_PACKAGE)
     }
+}
+
+/// Whether a test program of this name needs GPUs.
+pub fn is_for_gpus(test: &str) -> bool {
+    test.starts_with("gpu")
 }
 
 fn targets(package: &Package, kind: &TargetKind) -> Vec<String> {

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use comfy_table::{Table, presets};
-use cuda_builder::{Artifacts, CudaBuilder, KernelReport, ModuleArtifact, NvvmArch};
+use cuda_builder::{Artifacts, CalleeKind, CudaBuilder, KernelReport, ModuleArtifact, NvvmArch};
 use devcomm_locate::find_ptxas;
 
 use crate::project::{Project, root};
@@ -16,9 +16,8 @@ use crate::setup::{Without, setup};
 /// The package of the kernels.
 const KERNELS: &str = "devcomm-kernels";
 
-/// Kernel files whose kernels may call, and keep a stack: those that use GIN, whose operations are
-/// too large to inline.
-const MAY_CALL: &[&str] = &[];
+/// Bytes of stack that one of GIN's operations may have: NCCL's descriptor of the request.
+const DESCRIPTOR: usize = 128;
 
 /// The threads of a block that a kernel must launch with, unless its PTX states a bound of its own
 /// (`.maxntid`).
@@ -146,14 +145,33 @@ fn table(artifacts: &Artifacts, reports: &[KernelReport]) -> Table {
             report.name.clone(),
             arch.to_owned(),
             known(resources.map(|r| r.registers)),
-            known(resources.map(|r| r.stack)),
+            stack(report),
             known(resources.map(|r| r.spill_stores + r.spill_loads)),
             known(resources.map(|r| r.static_shared)),
-            report.calls.to_string(),
+            calls(report),
             known(report.max_threads),
         ]);
     }
     table
+}
+
+/// The stack by ptxas, and how much of it is the kernel's own.
+fn stack(report: &KernelReport) -> String {
+    let Some(resources) = report.resources else { return "-".to_owned() };
+    match report.callees.is_empty() {
+        true => resources.stack.to_string(),
+        false => format!("{}, own {}", resources.stack, report.own_stack),
+    }
+}
+
+/// The functions that a kernel calls, each with its stack if it has one.
+fn calls(report: &KernelReport) -> String {
+    let names = report.callees.iter().map(|callee| match callee.stack {
+        0 => callee.name().to_owned(),
+        stack => format!("{} (stack {stack})", callee.name()),
+    });
+    let names: Vec<String> = names.collect();
+    if names.is_empty() { "none".to_owned() } else { names.join("\n") }
 }
 
 /// Everything in which the kernels break the rules.
@@ -202,17 +220,25 @@ fn check_kernel(report: &KernelReport, threads: u32) -> Vec<String> {
             resources.registers
         ));
     }
-    let spills = resources.spill_stores + resources.spill_loads;
-    let rules = [
-        (report.calls, "calls"),
-        (resources.stack as usize, "bytes of stack"),
-        (spills as usize, "bytes of spills"),
-    ];
-    if !MAY_CALL.contains(&report.file.as_str()) {
-        let broken = rules.into_iter().filter(|(count, _)| *count > 0);
-        violations.extend(
-            broken.map(|(count, what)| format!("{name}: {count} {what}, allowed are none")),
-        );
+    let spills = (resources.spill_stores + resources.spill_loads) as usize;
+    // What ptxas says of the stack is the sum with the functions that it has inlined.
+    let stack = if report.uses_gin() { report.own_stack } else { resources.stack as usize };
+    for (count, what) in [(stack, "bytes of stack"), (spills, "bytes of spills")] {
+        if count > 0 {
+            violations.push(format!("{name}: {count} {what}, allowed are none"));
+        }
+    }
+    for callee in &report.callees {
+        let path = &callee.path;
+        match callee.kind() {
+            CalleeKind::GinOperation if callee.stack > DESCRIPTOR => violations.push(format!(
+                "{name}: {path} has {} bytes of stack, allowed are {DESCRIPTOR}",
+                callee.stack
+            )),
+            CalleeKind::GinOperation => {}
+            CalleeKind::Assertion if report.uses_gin() => {}
+            _ => violations.push(format!("{name}: it calls {path}")),
+        }
     }
     violations
 }
@@ -233,7 +259,7 @@ fn assemble(ptxas: &Path, ptx: &Path, arch: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cuda_builder::Resources;
+    use cuda_builder::{Callee, Resources};
 
     const MODULE: &str = "\
 //
@@ -266,7 +292,9 @@ mod tests {
             file: "sum".to_owned(),
             resources: Some(resources),
             max_threads: Some(resources.max_threads()),
+            own_stack: 0,
             calls: 0,
+            callees: Vec::new(),
             call_prototypes: 0,
         }
     }
@@ -294,10 +322,14 @@ mod tests {
         assert_eq!(check_kernel(&report(136), 256), Vec::<String>::new());
     }
 
+    fn callee(path: &str, stack: usize) -> Callee {
+        Callee { path: path.to_owned(), stack }
+    }
+
     #[test]
     fn calls_stack_and_spills_are_violations_each() {
         let mut broken = report(32);
-        broken.calls = 2;
+        broken.callees = vec![callee("__assertfail", 0), callee("my::helper::<f32>", 0)];
         broken.resources = Some(Resources {
             registers: 32,
             stack: 16,
@@ -306,7 +338,33 @@ mod tests {
             ..Resources::default()
         });
         let violations = check_kernel(&broken, 512).join("; ");
-        for part in ["2 calls", "16 bytes of stack", "12 bytes of spills"] {
+        for part in [
+            "calls __assertfail",
+            "calls my::helper::<f32>",
+            "16 bytes of stack",
+            "12 bytes of spills",
+        ] {
+            assert!(violations.contains(part), "{violations}");
+        }
+    }
+
+    #[test]
+    fn a_kernel_for_gin_may_call_its_operations_with_their_descriptor() {
+        let put = "nccl_device::gin::calls::put::gin_put::<nccl_device::gin::backend::Proxy>";
+        let mut kernel = report(32);
+        kernel.callees = vec![callee("__assertfail", 0), callee(put, 128)];
+        kernel.resources = Some(Resources { registers: 32, stack: 128, ..Resources::default() });
+        assert_eq!(check_kernel(&kernel, 512), Vec::<String>::new());
+        assert_eq!(
+            (stack(&kernel), calls(&kernel)),
+            ("128, own 0".to_owned(), "__assertfail\ngin_put (stack 128)".to_owned())
+        );
+
+        kernel.own_stack = 16;
+        kernel.callees[1].stack = 256;
+        kernel.callees.push(callee("my::helper", 0));
+        let violations = check_kernel(&kernel, 512).join("; ");
+        for part in ["16 bytes of stack", "has 256 bytes of stack", "calls my::helper"] {
             assert!(violations.contains(part), "{violations}");
         }
     }

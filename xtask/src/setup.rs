@@ -16,6 +16,8 @@ use devcomm_locate::{
     NcclTree, NcclVersion, NotFound, Part, cache_dir, find_nccl, find_ptxas, wheel_dir,
 };
 
+use crate::nvcc;
+
 /// The NCCL that the project is built and tested with. This is the one place that says so.
 pub const NCCL_VERSION: NcclVersion = NcclVersion { major: 2, minor: 32, patch: 3 };
 
@@ -35,6 +37,18 @@ pub enum Without {
     Ptxas,
 }
 
+/// `cargo xtask setup`: everything, and with `twins` nvcc too.
+pub fn setup_all(quiet: bool, twins: bool) -> Result<()> {
+    setup(quiet, Without::Nothing)?;
+    if twins {
+        let nvcc = nvcc::find_or_fetch()?;
+        if !quiet {
+            println!("{:<9} {} ({})", "nvcc", nvcc.path.display(), nvcc.version);
+        }
+    }
+    Ok(())
+}
+
 /// Fetches what is missing. With `quiet`, what is there already is not mentioned.
 pub fn setup(quiet: bool, without: Without) -> Result<()> {
     let report = |name: &str, what: &str| {
@@ -48,7 +62,10 @@ pub fn setup(quiet: bool, without: Without) -> Result<()> {
     let tree = match find_pinned_nccl() {
         Ok(tree) => tree,
         Err(_) => {
-            fetch_wheel(NCCL_PACKAGE, &NCCL_VERSION.to_string(), || find_pinned_nccl().is_ok())?;
+            let version = NCCL_VERSION.to_string();
+            fetch(NCCL_PACKAGE, &version, &[(NCCL_PACKAGE, &version)], || {
+                find_pinned_nccl().is_ok()
+            })?;
             find_pinned_nccl()?
         }
     };
@@ -76,7 +93,7 @@ pub fn find_pinned_nccl() -> Result<NcclTree, NotFound> {
 
 fn fetch_ptxas() -> Result<PathBuf> {
     let (package, version) = PTXAS_PACKAGE;
-    fetch_wheel(package, version, || find_ptxas().is_ok())?;
+    fetch(package, version, &[PTXAS_PACKAGE], || find_ptxas().is_ok())?;
     Ok(find_ptxas()?)
 }
 
@@ -115,10 +132,16 @@ pub fn sysroot() -> Result<PathBuf> {
     Ok(PathBuf::from(String::from_utf8(output.stdout)?.trim_end()))
 }
 
-/// Downloads a wheel with pip and unpacks it into the cache, unless `is_there` says, once this
-/// process holds the lock, that another one has just done it.
-fn fetch_wheel(package: &str, version: &str, is_there: impl Fn() -> bool) -> Result<()> {
-    let target = wheel_dir(package, version);
+/// Downloads wheels, each a package and its version, with pip and unpacks them into one folder of the
+/// cache, `name` and `version`, unless `is_there` says, once this process holds the lock, that
+/// another one has just done it.
+pub fn fetch(
+    name: &str,
+    version: &str,
+    packages: &[(&str, &str)],
+    is_there: impl Fn() -> bool,
+) -> Result<()> {
+    let target = wheel_dir(name, version);
     let wheels = target.parent().context("the cache has no folder")?.to_owned();
     fs::create_dir_all(&wheels).with_context(|| {
         format!("cannot make {}; set DEVCOMM_CACHE to a folder you can write to", wheels.display())
@@ -129,32 +152,34 @@ fn fetch_wheel(package: &str, version: &str, is_there: impl Fn() -> bool) -> Res
     }
     remove_leftovers(&wheels)?;
     let python = python_with_pip()?;
-    let partial = wheels.join(format!("{PARTIAL}{package}-{version}"));
+    let partial = wheels.join(format!("{PARTIAL}{name}-{version}"));
     let (download, tree) = (partial.join("download"), partial.join("tree"));
     fs::create_dir_all(&tree)?;
 
-    eprintln!("downloading {package} {version} into {} ...", wheels.display());
+    let wanted: Vec<String> =
+        packages.iter().map(|(package, version)| format!("{package}=={version}")).collect();
+    let all = wanted.join(" ");
+    eprintln!("downloading {all} into {} ...", wheels.display());
     let progress = if std::io::stderr().is_terminal() { "on" } else { "off" };
     let mut pip = Command::new(python);
     pip.args(["-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"])
         .args(["--disable-pip-version-check", "--quiet", "--progress-bar", progress, "--dest"])
         .arg(&download)
-        .arg(format!("{package}=={version}"));
+        .args(&wanted);
     succeed(
         &mut pip,
         &format!(
-            "pip could not download {package}=={version} (its message is above): it needs the \
+            "pip could not download {all} (its message is above): it needs the \
              network and a package index; where there is none, copy {} from a machine that has it",
             target.display()
         ),
     )?;
-    let wheel = fs::read_dir(&download)?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .find(|path| path.extension().is_some_and(|extension| extension == "whl"))
-        .with_context(|| format!("pip left no wheel in {}", download.display()))?;
-    let mut unzip = Command::new(python);
-    unzip.args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&tree);
-    succeed(&mut unzip, &format!("{} does not unpack; is the disk full?", wheel.display()))?;
+    for entry in fs::read_dir(&download)? {
+        let wheel = entry?.path();
+        let mut unzip = Command::new(python);
+        unzip.args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&tree);
+        succeed(&mut unzip, &format!("{} does not unpack; is the disk full?", wheel.display()))?;
+    }
     make_programs_executable(&tree)?;
     if target.exists() {
         // Whole by its name, and yet the search refused it: damaged since.
@@ -162,11 +187,7 @@ fn fetch_wheel(package: &str, version: &str, is_there: impl Fn() -> bool) -> Res
     }
     fs::rename(&tree, &target)?;
     fs::remove_dir_all(&partial)?;
-    ensure!(
-        is_there(),
-        "{package} {version} is now in {}, but is not found there",
-        target.display()
-    );
+    ensure!(is_there(), "{all} is now in {}, but is not found there", target.display());
     Ok(())
 }
 

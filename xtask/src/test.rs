@@ -7,15 +7,17 @@
 //! SKIPPED name: reason
 //! GPU-TEST name: skipped (reason)
 //! GPU-TEST name: ran
+//! GPU-TEST name part: ran
 //! ```
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
 use crate::group::{End, Group};
-use crate::project::{Project, cargo};
+use crate::project::{Project, cargo, is_for_gpus};
 use crate::setup::{Without, setup};
 
 /// The time of one phase, compilation included, unless [`TIMEOUT_VARIABLE`] names another.
@@ -107,6 +109,9 @@ fn phases(project: &Project) -> Vec<Phase> {
     let with = |prefix: &str| -> Vec<String> {
         root_tests.iter().filter(|name| name.starts_with(prefix)).cloned().collect()
     };
+    let mut of_members = project.tests_of_members();
+    of_members.retain(|name| !is_for_gpus(name));
+    let for_gpus = project.gpu_tests().into_iter().flat_map(|(_, names)| names);
     let prefixes = ["sim", "ptx", "abi", "ui", "gpu"];
     let other =
         root_tests.iter().filter(|name| !prefixes.iter().any(|prefix| name.starts_with(prefix)));
@@ -117,7 +122,7 @@ fn phases(project: &Project) -> Vec<Phase> {
     let mut phases = vec![
         phase("unit tests", vec!["--lib".to_owned(), "--bins".to_owned()]),
         phase("examples in the documentation", vec!["--doc".to_owned()]),
-        phase("tests of the crates", tests(project.tests_of_members())),
+        phase("tests of the crates", tests(of_members)),
         phase("tests of the whole", tests(other.cloned().collect())),
         phase("simulator", tests(with("sim"))),
         phase("PTX", tests(with("ptx"))),
@@ -126,7 +131,7 @@ fn phases(project: &Project) -> Vec<Phase> {
     ];
     phases.push(Phase {
         title: "GPU",
-        select: tests(with("gpu")),
+        select: tests(for_gpus.collect()),
         // Each test takes all GPUs, so one at a time; and the harness would swallow the lines that
         // say what ran.
         args: &["--nocapture", "--test-threads=1"],
@@ -141,8 +146,8 @@ struct Tally {
     passed: usize,
     ignored: usize,
     failed: Vec<String>,
-    gpu_ran: usize,
-    gpu_skipped: usize,
+    /// The GPU tests, and whether one of their parts ran.
+    gpu: BTreeMap<String, bool>,
     gpu_reasons: Vec<String>,
     /// Tests without GPUs that were skipped: name and reason.
     skipped: Vec<String>,
@@ -173,19 +178,19 @@ impl Tally {
         }
     }
 
-    /// Takes in `name: ran` or `name: skipped (reason)`.
+    /// Takes in `name: ran` or `name: skipped (reason)`. A test of several parts reports each, as `name part`.
     fn read_gpu(&mut self, report: &str) {
-        let Some((_, outcome)) = report.split_once(": ") else { return };
+        let Some((name, outcome)) = report.split_once(": ") else { return };
+        let name = name.split(' ').next().unwrap_or(name);
+        let ran = self.gpu.entry(name.to_owned()).or_default();
+        *ran |= outcome.starts_with("ran");
         if let Some(reason) = outcome.strip_prefix("skipped") {
-            self.gpu_skipped += 1;
             let reason = reason.trim();
             let reason = reason.strip_prefix('(').unwrap_or(reason);
             let reason = reason.strip_suffix(')').unwrap_or(reason);
             if !reason.is_empty() && !self.gpu_reasons.iter().any(|known| known == reason) {
                 self.gpu_reasons.push(reason.to_owned());
             }
-        } else if outcome.starts_with("ran") {
-            self.gpu_ran += 1;
         }
     }
 
@@ -203,11 +208,13 @@ impl Tally {
             text += "skipped:\n";
             self.skipped.iter().for_each(|report| text += &format!("  {report}\n"));
         }
-        text += &format!("GPU: {} run, {} skipped", self.gpu_ran, self.gpu_skipped);
+        let gpu_ran = self.gpu.values().filter(|ran| **ran).count();
+        let gpu_skipped = self.gpu.len() - gpu_ran;
+        text += &format!("GPU: {gpu_ran} run, {gpu_skipped} skipped");
         if !self.gpu_reasons.is_empty() {
             text += &format!(" ({})", self.gpu_reasons.join("; "));
         }
-        let skipped = self.gpu_skipped + self.skipped.len();
+        let skipped = gpu_skipped + self.skipped.len();
         text += &format!(
             "\n{} passed, {} failed, {skipped} skipped\n",
             // For cargo a skipped test has passed.
@@ -268,6 +275,19 @@ mod tests {
         assert_eq!(
             tally.verdict(),
             "\nGPU: 1 run, 2 skipped (no GPU; too few GPUs (1))\n1 passed, 0 failed, 2 skipped\n"
+        );
+    }
+
+    #[test]
+    fn a_gpu_test_of_several_parts_is_one_test() {
+        let tally = tally(
+            "test sums ... GPU-TEST sums on 2: ran\nGPU-TEST sums on 4: skipped (too few)\nok\n\
+             test waits ... GPU-TEST waits 0: skipped (no GPU)\nGPU-TEST waits 1: skipped (no GPU)\nok\n\
+             test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out\n",
+        );
+        assert_eq!(
+            tally.verdict(),
+            "\nGPU: 1 run, 1 skipped (too few; no GPU)\n1 passed, 0 failed, 1 skipped\n"
         );
     }
 

@@ -19,9 +19,9 @@ pub struct Sidecar {
     pub arch: String,
     /// The PTX version, `8.6`: the oldest that the driver must know.
     pub ptx_isa: String,
-    /// The compiler, as `rustc -V` prints it.
+    /// The compiler, as `rustc -V` prints it, or the name of another.
     pub rustc: String,
-    /// The version of the LLVM that linked and compiled.
+    /// The version of the LLVM that linked and compiled; empty for another compiler.
     pub llvm: String,
     /// NCCL's device code in the module; `None` when it uses none.
     pub nccl: Option<NcclCode>,
@@ -34,7 +34,7 @@ pub struct Sidecar {
 pub struct NcclCode {
     /// NCCL's version, `2.32.3`.
     pub version: String,
-    /// SHA-256 of `libnccl_device.bc`, in hexadecimal.
+    /// SHA-256 of `libnccl_device.bc`, in hexadecimal; empty for code compiled from NCCL's headers.
     pub bitcode_sha256: String,
 }
 
@@ -47,6 +47,9 @@ pub struct Kernel {
     pub file: String,
     /// The parameters, in order.
     pub params: Vec<Param>,
+    /// Whether it opens sessions on LSA barriers: a launch then has as many of them as blocks.
+    #[serde(default)]
+    pub lsa_barriers: bool,
     /// What `ptxas` says that it takes; `None` when there was no `ptxas`.
     pub resources: Option<Resources>,
 }
@@ -97,50 +100,6 @@ pub struct ModuleArtifact {
     pub linked: bool,
 }
 
-/// What one kernel costs, for a table.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KernelReport {
-    /// The name of the entry.
-    pub name: String,
-    /// Stem of the kernel file.
-    pub file: String,
-    /// What it takes; `None` when there was no `ptxas`.
-    pub resources: Option<Resources>,
-    /// The most threads of a block that the register file holds; `None` when there was no `ptxas`.
-    pub max_threads: Option<u32>,
-    /// Calls in the kernel's body. A kernel with everything inlined has none.
-    pub calls: usize,
-    /// Indirect calls in the kernel's module.
-    pub call_prototypes: usize,
-}
-
-impl Artifacts {
-    /// What each kernel costs, in the order of the modules.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Io`] or [`Error::Ptx`] when the PTX on disk cannot be read.
-    pub fn report(&self) -> Result<Vec<KernelReport>, Error> {
-        let mut reports = Vec::new();
-        for module in &self.modules {
-            let text = fs::read_to_string(&module.ptx).map_err(Error::io("read", &module.ptx))?;
-            let ptx = read_ptx(&module.file, &text)?;
-            for kernel in &module.info.kernels {
-                let entry = ptx.entries.iter().find(|entry| entry.name == kernel.name);
-                reports.push(KernelReport {
-                    name: kernel.name.clone(),
-                    file: kernel.file.clone(),
-                    resources: kernel.resources,
-                    max_threads: kernel.resources.map(|resources| resources.max_threads()),
-                    calls: entry.map_or(0, |entry| entry.calls),
-                    call_prototypes: ptx.call_prototypes,
-                });
-            }
-        }
-        Ok(reports)
-    }
-}
-
 pub(crate) fn read_ptx(file: &str, text: &str) -> Result<Ptx, Error> {
     ptx::read(text).map_err(|message| Error::Ptx { file: file.to_owned(), message })
 }
@@ -151,6 +110,7 @@ pub(crate) fn kernels(
     declared: &[Declared],
     ptx: &Ptx,
     resources: Option<&[(String, Resources)]>,
+    lsa_barriers: &[String],
 ) -> Result<Vec<Kernel>, Error> {
     let wrong = |message: String| Error::Ptx { file: file.to_owned(), message };
     let mut kernels = Vec::new();
@@ -180,6 +140,7 @@ pub(crate) fn kernels(
             params: params
                 .map(|((name, ty), param)| Param { name, ty, size: param.size, align: param.align })
                 .collect(),
+            lsa_barriers: lsa_barriers.contains(&kernel.name),
             resources: found.map(|(_, resources)| *resources),
         });
     }

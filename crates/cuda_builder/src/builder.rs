@@ -15,7 +15,7 @@ use crate::artifact::{self, Artifacts, ModuleArtifact, NcclCode, Sidecar};
 use crate::cache::{Cache, copy_if_changed, write_if_changed};
 use crate::compile::Compile;
 use crate::error::Error;
-use crate::link::{self, Link, PrepareNccl};
+use crate::link::{self, Link, Linked, PrepareNccl};
 use crate::metadata;
 use crate::package::{self, KernelPackage};
 use crate::ptxas::Ptxas;
@@ -392,7 +392,7 @@ impl Modules<'_> {
             dump: self.dump.clone(),
         });
         let what = format!("cannot link {}.rs (kernels: {})", part.file, names.join(", "));
-        let text: String = self.workers.run(&part.file, &what, job)?;
+        let Linked { ptx: text, lsa_barriers } = self.workers.run(&part.file, &what, job)?;
         fs::write(ptx_path, &text).map_err(Error::io("write", ptx_path))?;
         let ptx = artifact::read_ptx(&part.file, &text)?;
         if ptx.call_prototypes > 0 && !self.debug {
@@ -417,7 +417,13 @@ impl Modules<'_> {
             rustc: self.toolchain.version.clone(),
             llvm: self.toolchain.llvm_version.clone(),
             nccl: nccl.map(|nccl| nccl.code.clone()),
-            kernels: artifact::kernels(&part.file, &part.kernels, &ptx, resources.as_deref())?,
+            kernels: artifact::kernels(
+                &part.file,
+                &part.kernels,
+                &ptx,
+                resources.as_deref(),
+                &lsa_barriers,
+            )?,
         })
     }
 }

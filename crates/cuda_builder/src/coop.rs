@@ -15,6 +15,13 @@
 //!
 //! Bitcode that does not fit is refused: a future NCCL may do something else, and a wrong promise
 //! is a wrong program.
+//!
+//! Functions take groups by value, and LLVM copies what is passed by value when it inlines. Through
+//! such a copy it often loses the table again. A function that does nothing but read its group needs
+//! no copy; where that is proved, down through everything that it passes the group to, the group
+//! is passed as it is.
+
+use std::collections::HashMap;
 
 use crate::llvm::{At, Failure, Function, Instruction, Module, Opcode, Result, Value};
 
@@ -42,8 +49,8 @@ pub(crate) fn mark_group_calls(nccl: &Module<'_>) -> Result<usize> {
                     function.name()
                 ));
             }
-            call.add_attribute(At::FirstArgument, captures);
-            call.add_attribute(At::FirstArgument, readonly);
+            call.add_attribute(At::Argument(0), captures);
+            call.add_attribute(At::Argument(0), readonly);
             marked += 1;
         }
     }
@@ -51,6 +58,108 @@ pub(crate) fn mark_group_calls(nccl: &Module<'_>) -> Result<usize> {
         check_targets(&functions)?;
     }
     Ok(marked)
+}
+
+/// LLVM's name of the struct.
+const GROUP: &str = "%struct.ncclCoopAny";
+
+/// Passes groups without a copy to the functions that only read them, and copies them word by word elsewhere. Returns to how
+/// many parameters.
+pub(crate) fn pass_groups_uncopied(nccl: &Module<'_>) -> Result<usize> {
+    let by_value = nccl.context().by_value(1);
+    let by_value = by_value.ok_or_else(|| Failure("this LLVM does not know `byval`".to_owned()))?;
+    let functions = nccl.functions();
+    let mut readers = Readers::default();
+    let mut passed = Vec::new();
+    for function in &functions {
+        for (index, parameter) in function.parameters().into_iter().enumerate() {
+            let at = At::Argument(index as u32);
+            let copied = function.attribute_type(at, by_value);
+            if copied.is_some_and(|ty| ty.text() == GROUP) && readers.only_reads(parameter) {
+                passed.push((function, at));
+            }
+        }
+    }
+    for function in &functions {
+        for copy in function.instructions().into_iter().filter(|call| copies_group(*call)) {
+            copy.split_copy(GROUP_WORDS);
+        }
+    }
+    for (function, at) in &passed {
+        function.remove_attribute(*at, by_value);
+        for user in function.users() {
+            if let Some(call) = user.as_instruction() {
+                call.remove_attribute(*at, by_value);
+            }
+        }
+    }
+    Ok(passed.len())
+}
+
+/// The struct is two words, and the pointer to the table.
+const GROUP_WORDS: u64 = 2;
+const GROUP_BYTES: i64 = 24;
+
+/// Whether this copies a group to another on the stack. LLVM follows a pointer through a load and a store, and not always through
+/// a copy of memory.
+fn copies_group(call: Instruction<'_>) -> bool {
+    const LENGTH: usize = 2;
+    let called = call.call().and_then(|(called, _)| called.as_function());
+    let operands = call.operands();
+    called.is_some_and(|function| function.name().starts_with("llvm.memcpy."))
+        && operands.get(LENGTH).and_then(|length| length.as_integer()) == Some(GROUP_BYTES)
+        && operands[0].allocated_type().is_some_and(|ty| ty.text() == GROUP)
+}
+
+/// What is known of parameters: whether nothing is written through them, by the function and by all that it calls.
+#[derive(Default)]
+struct Readers(HashMap<(String, usize), bool>);
+
+impl Readers {
+    fn only_reads(&mut self, pointer: Value<'_>) -> bool {
+        pointer.users().into_iter().all(|user| {
+            let Some(user) = user.as_instruction() else { return false };
+            match user.opcode() {
+                Opcode::Load => true,
+                Opcode::Address => self.only_reads(*user),
+                Opcode::Call => self.call_only_reads(user, pointer),
+                Opcode::Other => false,
+            }
+        })
+    }
+
+    fn call_only_reads(&mut self, call: Instruction<'_>, pointer: Value<'_>) -> bool {
+        let Some((called, arguments)) = call.call() else { return false };
+        let operands = call.operands();
+        let places = (0..arguments).filter(|place| operands.get(*place) == Some(&pointer));
+        let Some(function) = called.as_function() else {
+            // One of the group's own functions, which have been checked.
+            return is_indirect_with_one_argument(call);
+        };
+        let name = function.name();
+        if name.starts_with("llvm.lifetime.") {
+            return true;
+        }
+        if name.starts_with("llvm.memcpy.") {
+            const SOURCE: usize = 1;
+            return places.into_iter().all(|place| place == SOURCE);
+        }
+        if function.is_declaration() {
+            return false;
+        }
+        let parameters = function.parameters();
+        places.into_iter().all(|place| {
+            let key = (name.clone(), place);
+            if let Some(known) = self.0.get(&key) {
+                return *known;
+            }
+            // A function that passes it to itself does nothing else with it thereby.
+            self.0.insert(key.clone(), true);
+            let reads = parameters.get(place).is_some_and(|parameter| self.only_reads(*parameter));
+            self.0.insert(key, reads);
+            reads
+        })
+    }
 }
 
 fn refuse<T>(reason: &str) -> Result<T> {

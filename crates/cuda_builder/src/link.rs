@@ -4,6 +4,7 @@
 //! barrier into both branches of a condition: nothing may optimise before the marks are set. The
 //! crates are compiled without LLVM passes, and [`link`] sets the marks before it runs the first.
 
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -26,7 +27,7 @@ const CLEAN: &str = "globaldce,function(lower-invoke)";
 const OPTIMISE: &str = "default<O3>,default<O3>";
 
 /// Part of each cache key: change it when the same input gives another result.
-pub(crate) const REVISION: u32 = 4;
+pub(crate) const REVISION: u32 = 8;
 
 /// What to prepare.
 #[derive(Debug, Serialize, Deserialize)]
@@ -41,6 +42,7 @@ pub(crate) fn prepare_nccl(llvm: &Llvm, job: &PrepareNccl) -> Result<usize> {
     let context = Context::new(llvm);
     let nccl = context.read(&job.bitcode)?;
     let marked = coop::mark_group_calls(&nccl)?;
+    coop::pass_groups_uncopied(&nccl)?;
     split::only_when_needed(&nccl, |_| false);
     nccl.verify()?;
     nccl.write_bitcode(&job.prepared)?;
@@ -61,8 +63,19 @@ pub(crate) struct Link {
     pub(crate) dump: Option<PathBuf>,
 }
 
-/// Links and compiles one kernel file. Returns its PTX.
-pub(crate) fn link(llvm: &Llvm, job: &Link) -> Result<String> {
+/// What linking a kernel file gives.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Linked {
+    pub(crate) ptx: String,
+    /// The kernels that open sessions on LSA barriers.
+    pub(crate) lsa_barriers: Vec<String>,
+}
+
+/// NCCL's function that opens a session on an LSA barrier.
+const OPEN_LSA_BARRIER: &str = "ncclLsaBarrierSessionInit";
+
+/// Links and compiles one kernel file.
+pub(crate) fn link(llvm: &Llvm, job: &Link) -> Result<Linked> {
     let context = Context::new(llvm);
     let mut module = context.read(&job.bitcode)?;
     module.set_name(&job.file);
@@ -71,13 +84,16 @@ pub(crate) fn link(llvm: &Llvm, job: &Link) -> Result<String> {
         // clang 20 spelt out less of the layout than newer LLVMs do. Nothing in NCCL's code depends
         // on the difference, but LLVM warns of it.
         nccl.set_data_layout(&module.data_layout())?;
+        check_signatures(&module, &nccl)?;
         module.link_in(nccl)?;
     }
     move_shared_memory(&module)?;
+    pass_by_value(&module)?;
     mark_convergent(&module)?;
     export_only(&module, &job.kernels);
     module.verify()?;
     dump(&module, job, "before")?;
+    let lsa_barriers = callers(&module, &job.kernels, OPEN_LSA_BARRIER);
 
     let machine = Machine::new(llvm, &job.cpu, &job.features)?;
     module.optimise(&machine, CLEAN)?;
@@ -87,7 +103,52 @@ pub(crate) fn link(llvm: &Llvm, job: &Link) -> Result<String> {
     dump(&module, job, "after")?;
 
     check_resolved(&module)?;
-    module.emit(&machine)
+    Ok(Linked { ptx: module.emit(&machine)?, lsa_barriers })
+}
+
+/// The kernels from which calls lead to a function.
+fn callers(module: &Module<'_>, kernels: &[String], function: &str) -> Vec<String> {
+    let functions = module.functions();
+    let by_name: HashMap<String, Function<'_>> =
+        functions.iter().map(|function| (function.name(), *function)).collect();
+    let mut callers = Vec::new();
+    for kernel in kernels {
+        let (mut seen, mut next) = (HashSet::from([kernel.clone()]), vec![kernel.clone()]);
+        while let Some(name) = next.pop() {
+            let Some(caller) = by_name.get(&name) else { continue };
+            for instruction in caller.instructions() {
+                let called = instruction.call().and_then(|(called, _)| called.as_function());
+                if let Some(called) = called.map(|called| called.name())
+                    && seen.insert(called.clone())
+                {
+                    next.push(called);
+                }
+            }
+        }
+        if seen.contains(function) {
+            callers.push(kernel.clone());
+        }
+    }
+    callers
+}
+
+/// A function that is declared with other types than it is defined with is called through a pointer of the declared type:
+/// nothing is inlined, and what does not fit is garbage.
+fn check_signatures(module: &Module<'_>, nccl: &Module<'_>) -> Result<()> {
+    let defined = nccl.functions();
+    let defined: HashMap<String, Function<'_>> =
+        defined.into_iter().map(|function| (function.name(), function)).collect();
+    let declared = module.functions().into_iter().filter(|function| function.is_declaration());
+    let mut faults = Vec::new();
+    for declaration in declared {
+        let Some(definition) = defined.get(&declaration.name()) else { continue };
+        let (ours, nccls) = (declaration.signature(), definition.signature());
+        if ours != nccls {
+            let (name, ours, nccls) = (declaration.name(), ours.text(), nccls.text());
+            faults.push(format!("`{name}` is declared as `{ours}`, and NCCL's is `{nccls}`"));
+        }
+    }
+    if faults.is_empty() { Ok(()) } else { Err(Failure(faults.join("; "))) }
 }
 
 /// Rust has no statics in shared memory: a section, or the name of the dynamic array, stands for
@@ -106,6 +167,26 @@ fn move_shared_memory(module: &Module<'_>) -> Result<()> {
             module.move_to_shared(global)?;
         } else if global.name() == DYNAMIC_SHARED {
             module.move_to_shared(global)?;
+        }
+    }
+    Ok(())
+}
+
+/// A kernel's parameter that is a reference in Rust stands for the bytes behind it: the launch passes those, and the kernel
+/// reads them where they are. (A struct that Rust passes by value is copied to the stack as soon as somebody needs its
+/// address.) PTX lets a kernel take the address of such a parameter when nobody writes to it, which a reference promises.
+fn pass_by_value(module: &Module<'_>) -> Result<()> {
+    let context = module.context();
+    let unknown = |name: &str| Failure(format!("this LLVM does not know `{name}`"));
+    let size = context.attribute("dereferenceable").ok_or_else(|| unknown("dereferenceable"))?;
+    let constant = context.target_attribute("nvvm.grid_constant");
+    for kernel in module.functions().into_iter().filter(|function| function.is_kernel()) {
+        for index in 0..kernel.parameters().len() as u32 {
+            let at = At::Argument(index);
+            let Some(bytes) = kernel.attribute_value(at, size) else { continue };
+            let by_value = context.by_value(bytes).ok_or_else(|| unknown("byval"))?;
+            kernel.add_attribute(at, by_value);
+            kernel.add_attribute(at, constant);
         }
     }
     Ok(())

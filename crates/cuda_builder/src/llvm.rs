@@ -14,6 +14,7 @@
 mod functions;
 mod machine;
 mod module;
+mod types;
 mod value;
 
 use std::cell::RefCell;
@@ -232,6 +233,35 @@ impl<'l> Context<'l> {
             Some(Attribute { raw, context: self.raw, lifetime: PhantomData })
         }
     }
+
+    /// The attribute of a parameter whose pointer stands for so many bytes, passed by value.
+    pub(crate) fn by_value(&self, bytes: u64) -> Option<Attribute<'_>> {
+        let f = &self.llvm.f;
+        let name = "byval";
+        // SAFETY: as in `attribute`; the type is one of this context.
+        unsafe {
+            let kind = (f.LLVMGetEnumAttributeKindForName)(name.as_ptr().cast(), name.len());
+            let array = (f.LLVMArrayType2)((f.LLVMInt8TypeInContext)(self.raw), bytes);
+            let raw = (kind != 0).then(|| (f.LLVMCreateTypeAttribute)(self.raw, kind, array))?;
+            Some(Attribute { raw, context: self.raw, lifetime: PhantomData })
+        }
+    }
+
+    /// An attribute that a target gives its meaning.
+    pub(crate) fn target_attribute(&self, name: &str) -> Attribute<'_> {
+        let length = name.len() as u32;
+        // SAFETY: name and length belong together; the value is empty.
+        let raw = unsafe {
+            (self.llvm.f.LLVMCreateStringAttribute)(
+                self.raw,
+                name.as_ptr().cast(),
+                length,
+                c"".as_ptr(),
+                0,
+            )
+        };
+        Attribute { raw, context: self.raw, lifetime: PhantomData }
+    }
 }
 
 /// An attribute without a value (or with value 0, which for `captures` means none).
@@ -246,14 +276,15 @@ pub(crate) struct Attribute<'c> {
 #[derive(Clone, Copy)]
 pub(crate) enum At {
     Function,
-    FirstArgument,
+    /// An argument or parameter, counted from 0.
+    Argument(u32),
 }
 
 impl At {
     fn index(self) -> u32 {
         match self {
             Self::Function => u32::MAX,
-            Self::FirstArgument => 1,
+            Self::Argument(index) => index + 1,
         }
     }
 }

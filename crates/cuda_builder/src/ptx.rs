@@ -7,7 +7,10 @@ pub(crate) struct Ptx {
     pub(crate) version: String,
     /// `sm_90`.
     pub(crate) target: String,
+    /// The kernels.
     pub(crate) entries: Vec<Entry>,
+    /// All functions that are defined, kernels among them.
+    pub(crate) functions: Vec<Function>,
     /// Indirect calls, which the driver can neither inline nor give a stack bound.
     pub(crate) call_prototypes: usize,
 }
@@ -17,8 +20,16 @@ pub(crate) struct Ptx {
 pub(crate) struct Entry {
     pub(crate) name: String,
     pub(crate) params: Vec<Param>,
-    /// Calls in the kernel's own body.
-    pub(crate) calls: usize,
+}
+
+/// A function in PTX that has a body.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Function {
+    pub(crate) name: String,
+    /// What its calls name: a function, or the register of an indirect call. Once for each call.
+    pub(crate) calls: Vec<String>,
+    /// Its own bytes of local memory.
+    pub(crate) stack: usize,
 }
 
 /// A parameter in PTX.
@@ -36,6 +47,9 @@ pub(crate) struct Param {
 pub(crate) fn read(text: &str) -> Result<Ptx, String> {
     let mut ptx = Ptx::default();
     let mut in_entry = false;
+    let mut function = Function::default();
+    // Blocks open at the line's end: assembly of a source may have blocks of its own in a body.
+    let mut depth = 0;
     for line in text.lines() {
         let line = line.trim();
         if let Some(version) = line.strip_prefix(".version ") {
@@ -46,11 +60,26 @@ pub(crate) fn read(text: &str) -> Result<Ptx, String> {
         } else if let Some((_, rest)) = line.split_once(".entry ") {
             let name = rest.split(['(', ' ']).next().unwrap_or_default();
             ptx.entries.push(Entry { name: name.to_owned(), ..Entry::default() });
+            function = Function { name: name.to_owned(), ..Function::default() };
             in_entry = true;
         } else if line.starts_with(".func ") || line.contains(" .func ") {
+            function = Function { name: function_name(line).to_owned(), ..Function::default() };
             in_entry = false;
         } else if line.contains(".callprototype") {
             ptx.call_prototypes += 1;
+        } else if line.starts_with(".local ") {
+            function.stack += param(line.trim_start_matches(".local ").trim_end_matches(';'))?.size;
+        }
+        function.calls.extend(called(line).map(str::to_owned));
+        let code = line.split("//").next().unwrap_or_default();
+        if !code.starts_with(".file") {
+            let outer = depth;
+            depth += code.matches('{').count();
+            depth = depth.saturating_sub(code.matches('}').count());
+            // A declaration has no body.
+            if depth == 0 && outer > 0 {
+                ptx.functions.push(std::mem::take(&mut function));
+            }
         }
         let Some(entry) = ptx.entries.last_mut().filter(|_| in_entry) else {
             continue;
@@ -59,16 +88,41 @@ pub(crate) fn read(text: &str) -> Result<Ptx, String> {
         if let Some(declaration) = line.strip_prefix(".param ").filter(|d| d.contains(&prefix)) {
             entry.params.push(param(declaration)?);
         }
-        // A call may have a predicate before it.
-        let instruction = line.split_whitespace().find(|word| !word.starts_with('@'));
-        if instruction.is_some_and(|word| word == "call" || word.starts_with("call.")) {
-            entry.calls += 1;
-        }
     }
     if ptx.version.is_empty() || ptx.target.is_empty() {
         return Err("it has no .version or no .target".to_owned());
     }
     Ok(ptx)
+}
+
+/// The name in `.func  (.param .b32 func_retval0) name(`.
+fn function_name(line: &str) -> &str {
+    let (_, rest) = line.split_once(".func ").unwrap_or_default();
+    let rest = rest.trim_start();
+    let name = match rest.strip_prefix('(') {
+        Some(result) => result.split_once(')').unwrap_or_default().1,
+        None => rest,
+    };
+    name.trim_start().split(['(', ' ']).next().unwrap_or_default()
+}
+
+/// What a line calls: `name` of `@%p1 call.uni (retval0), name, (param0);`.
+fn called(line: &str) -> Option<&str> {
+    // A call may have a predicate before it.
+    let call = match line.strip_prefix('@') {
+        Some(_) => line.split_once(' ')?.1.trim_start(),
+        None => line,
+    };
+    let (instruction, operands) = call.split_once(' ')?;
+    if instruction != "call" && !instruction.starts_with("call.") {
+        return None;
+    }
+    let operands = operands.trim_start();
+    let operands = match operands.strip_prefix('(') {
+        Some(result) => result.split_once(')')?.1.trim_start_matches([',', ' ']),
+        None => operands,
+    };
+    operands.split([',', ';', ' ']).next()
 }
 
 /// Reads `.align 8 .b8 saxpy_param_0[248],` or `.u64 .ptr .align 1 saxpy_param_1`.
@@ -105,18 +159,23 @@ fn element_size(ty: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Param, read};
+    use super::{Function, Param, read};
 
     const SAMPLE: &str = "
 .version 8.6
 .target sm_90a, debug
 .address_size 64
 	// .globl	first
-.func  (.param .b32 func_retval0) helper
+.extern .func foo
 (
+	.param .b64 foo_param_0
+)
+;
+.func  (.param .b32 func_retval0) helper(
 	.param .b64 helper_param_0
 )
 {
+	.local .align 8 .b8 	__local_depot0[24];
 	call.uni foo, (param0);
 	ret;
 }
@@ -130,7 +189,11 @@ mod tests {
 	{ // callseq 0, 0
 	.param .b64 param0;
 	call (retval0), helper, (param0);
+	} // callseq 0
+	{
+	.reg .pred p;
 	}
+	call (retval0), %rd1, (param0), prototype_0;
 	ret;
 }
 .visible .entry second()
@@ -158,7 +221,17 @@ mod tests {
     #[test]
     fn calls_are_counted_in_the_kernel_that_makes_them() {
         let ptx = read(SAMPLE).unwrap();
-        assert_eq!((ptx.entries[0].calls, ptx.entries[1].calls), (2, 0));
+        let function = |name: &str, calls: &[&str], stack| Function {
+            name: name.to_owned(),
+            calls: calls.iter().map(|name| name.to_string()).collect(),
+            stack,
+        };
+        let wanted = [
+            function("helper", &["foo"], 24),
+            function("first", &["helper", "helper", "%rd1"], 0),
+            function("second", &[], 0),
+        ];
+        assert_eq!(ptx.functions, wanted);
     }
 
     #[test]

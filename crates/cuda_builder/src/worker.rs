@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::link::{self, Link, PrepareNccl};
 use crate::llvm::Llvm;
+use crate::signature;
 use crate::split::{self, Split};
 use crate::toolchain::Toolchain;
 
@@ -31,6 +32,7 @@ pub(crate) enum Job {
     Split(Split),
     PrepareNccl(PrepareNccl),
     Link(Link),
+    Signatures(PathBuf),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -145,6 +147,7 @@ fn do_job(llvm: &Llvm, job: &Job) -> crate::llvm::Result<serde_json::Value> {
         Job::Split(job) => serde_json::to_value(split::split(llvm, job)?),
         Job::PrepareNccl(job) => serde_json::to_value(link::prepare_nccl(llvm, job)?),
         Job::Link(job) => serde_json::to_value(link::link(llvm, job)?),
+        Job::Signatures(bitcode) => serde_json::to_value(signature::signatures(llvm, bitcode)?),
     };
     answer.map_err(|e| crate::llvm::Failure(e.to_string()))
 }

@@ -1,47 +1,72 @@
-//! Sums of vectors in a type with enough room.
+//! Elements in a type with enough room to reduce them in, one by one and by vectors.
 
-use core::num::Wrapping;
-use core::ops::{Add, AddAssign};
-
-use devcomm_types::Element;
+use devcomm_types::{Element, F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 use crate::convert;
+use crate::reduce::Number;
 use crate::vector::Vec16;
 
-/// An element that can be summed up: in `f32` for half precision, with wrap-around for integers (as NCCL does).
+/// An element that can be reduced: in `f32` where it is a float of 16 or 8 bits, in its own type otherwise.
+///
+/// NCCL reduces floats of 8 bits in `f16`. `f32` is never less accurate, does not overflow, and is a type that operators can
+/// be written in; a result that needs no rounding is the same.
 pub trait Accumulate: Element {
-    /// One element while it is summed.
-    type Acc: Copy + Add<Output = Self::Acc> + AddAssign;
-    /// A vector while it is summed: an array of [`Vec16::LANES`] times [`Self::Acc`].
+    /// One element while it is reduced.
+    type Acc: Number;
+    /// A vector while it is reduced: an array of [`Vec16::LANES`] times [`Self::Acc`].
     type Wide: Copy;
 
     /// The element in the wider type; exact.
     fn to_acc(self) -> Self::Acc;
-    /// The sum as an element, rounded to the nearest.
+    /// The result as an element, rounded to the nearest. Beyond the range: infinity, for floats of 8 bits the largest number.
     fn from_acc(acc: Self::Acc) -> Self;
 
     /// Every lane in the wider type; exact.
     fn widen(vector: Vec16<Self>) -> Self::Wide;
-    /// Adds a vector, lane by lane.
-    fn add(wide: &mut Self::Wide, vector: Vec16<Self>);
-    /// The sums as elements, each rounded to the nearest.
+    /// The lanes as elements, each as by [`Self::from_acc`].
     fn narrow(wide: Self::Wide) -> Vec16<Self>;
-}
 
-/// The lanes of two wide vectors, added.
-#[inline(always)]
-fn add_lanes<A: Copy + AddAssign, const LANES: usize>(wide: &mut [A; LANES], other: [A; LANES]) {
-    let mut i = 0;
-    while i < LANES {
-        wide[i] += other[i];
-        i += 1;
+    /// Puts `f` of each lane in its place.
+    fn map(wide: &mut Self::Wide, f: impl Fn(Self::Acc) -> Self::Acc);
+    /// Puts `f` of each lane and the other's in its place.
+    fn zip(wide: &mut Self::Wide, other: Self::Wide, f: impl Fn(Self::Acc, Self::Acc) -> Self::Acc);
+
+    /// Adds a vector, lane by lane; integers wrap around.
+    #[inline(always)]
+    fn add(wide: &mut Self::Wide, vector: Vec16<Self>) {
+        Self::zip(wide, Self::widen(vector), Number::plus);
     }
 }
 
+/// The methods that all arrays share. Counted loops, which unroll before anything else can go wrong with them.
+macro_rules! lanes {
+    ($acc:ty, $lanes:literal) => {
+        type Acc = $acc;
+        type Wide = [$acc; $lanes];
+
+        #[inline(always)]
+        fn map(wide: &mut Self::Wide, f: impl Fn($acc) -> $acc) {
+            let mut i = 0;
+            while i < $lanes {
+                wide[i] = f(wide[i]);
+                i += 1;
+            }
+        }
+
+        #[inline(always)]
+        fn zip(wide: &mut Self::Wide, other: Self::Wide, f: impl Fn($acc, $acc) -> $acc) {
+            let mut i = 0;
+            while i < $lanes {
+                wide[i] = f(wide[i], other[i]);
+                i += 1;
+            }
+        }
+    };
+}
+
 impl Accumulate for f32 {
-    type Acc = f32;
-    type Wide = [f32; 4];
+    lanes!(f32, 4);
 
     #[inline(always)]
     fn to_acc(self) -> f32 {
@@ -59,11 +84,6 @@ impl Accumulate for f32 {
     }
 
     #[inline(always)]
-    fn add(wide: &mut [f32; 4], vector: Vec16<Self>) {
-        add_lanes(wide, Self::widen(vector));
-    }
-
-    #[inline(always)]
     fn narrow(wide: [f32; 4]) -> Vec16<Self> {
         Vec16::from_bits(wide.map(f32::to_bits))
     }
@@ -72,8 +92,7 @@ impl Accumulate for f32 {
 macro_rules! halves {
     ($($type:ty: $to:ident $from:ident $unpack:ident $pack:ident;)*) => { $(
         impl Accumulate for $type {
-            type Acc = f32;
-            type Wide = [f32; 8];
+            lanes!(f32, 8);
 
             #[inline(always)]
             fn to_acc(self) -> f32 {
@@ -92,11 +111,6 @@ macro_rules! halves {
             }
 
             #[inline(always)]
-            fn add(wide: &mut [f32; 8], vector: Vec16<Self>) {
-                add_lanes(wide, Self::widen(vector));
-            }
-
-            #[inline(always)]
             fn narrow([a, b, c, d, e, f, g, h]: [f32; 8]) -> Vec16<Self> {
                 Vec16::from_bits([[a, b], [c, d], [e, f], [g, h]].map(convert::$pack))
             }
@@ -109,52 +123,95 @@ halves! {
     bf16: bf16_to_f32 f32_to_bf16 bf16x2_to_f32 f32_to_bf16x2;
 }
 
-macro_rules! lanes_by_lanes {
-    ($($type:ty as $acc:ty, $lanes:literal, $to:expr, $from:expr;)*) => { $(
+macro_rules! quarters {
+    ($($type:ty: $to:ident $from:ident $unpack:ident $pack:ident;)*) => { $(
         impl Accumulate for $type {
-            type Acc = $acc;
-            type Wide = [$acc; $lanes];
+            lanes!(f32, 16);
 
             #[inline(always)]
-            fn to_acc(self) -> $acc {
-                $to(self)
+            fn to_acc(self) -> f32 {
+                convert::$to(self)
             }
 
             #[inline(always)]
-            fn from_acc(acc: $acc) -> Self {
-                $from(acc)
+            fn from_acc(acc: f32) -> Self {
+                convert::$from(acc)
             }
 
             #[inline(always)]
-            fn widen(vector: Vec16<Self>) -> Self::Wide {
-                let mut wide = [$to(0 as $type); $lanes];
+            fn widen(vector: Vec16<Self>) -> [f32; 16] {
+                let mut wide = [0.0; 16];
+                let bits = vector.to_bits();
                 let mut i = 0;
-                while i < $lanes {
-                    wide[i] = $to(vector.lane(i));
+                while i < 4 {
+                    [wide[4 * i], wide[4 * i + 1]] = convert::$unpack(bits[i] as u16);
+                    [wide[4 * i + 2], wide[4 * i + 3]] = convert::$unpack((bits[i] >> 16) as u16);
                     i += 1;
                 }
                 wide
             }
 
             #[inline(always)]
-            fn add(wide: &mut Self::Wide, vector: Vec16<Self>) {
-                add_lanes(wide, Self::widen(vector));
-            }
-
-            #[inline(always)]
-            fn narrow(wide: Self::Wide) -> Vec16<Self> {
-                Vec16::from_fn(|i| $from(wide[i]))
+            fn narrow(wide: [f32; 16]) -> Vec16<Self> {
+                let mut bits = [0; 4];
+                let mut i = 0;
+                while i < 4 {
+                    let low = convert::$pack([wide[4 * i], wide[4 * i + 1]]);
+                    let high = convert::$pack([wide[4 * i + 2], wide[4 * i + 3]]);
+                    bits[i] = u32::from(low) | u32::from(high) << 16;
+                    i += 1;
+                }
+                Vec16::from_bits(bits)
             }
         }
     )* };
 }
 
-lanes_by_lanes! {
-    f64 as f64, 2, |v| v, |v| v;
-    i64 as Wrapping<i64>, 2, Wrapping, |v: Wrapping<i64>| v.0;
-    u64 as Wrapping<u64>, 2, Wrapping, |v: Wrapping<u64>| v.0;
-    i32 as Wrapping<i32>, 4, Wrapping, |v: Wrapping<i32>| v.0;
-    u32 as Wrapping<u32>, 4, Wrapping, |v: Wrapping<u32>| v.0;
-    i8 as Wrapping<i8>, 16, Wrapping, |v: Wrapping<i8>| v.0;
-    u8 as Wrapping<u8>, 16, Wrapping, |v: Wrapping<u8>| v.0;
+quarters! {
+    F8E4M3: f8e4m3_to_f32 f32_to_f8e4m3 f8e4m3x2_to_f32 f32_to_f8e4m3x2;
+    F8E5M2: f8e5m2_to_f32 f32_to_f8e5m2 f8e5m2x2_to_f32 f32_to_f8e5m2x2;
+}
+
+macro_rules! as_they_are {
+    ($($type:ty, $lanes:literal;)*) => { $(
+        impl Accumulate for $type {
+            lanes!($type, $lanes);
+
+            #[inline(always)]
+            fn to_acc(self) -> $type {
+                self
+            }
+
+            #[inline(always)]
+            fn from_acc(acc: $type) -> Self {
+                acc
+            }
+
+            #[inline(always)]
+            fn widen(vector: Vec16<Self>) -> Self::Wide {
+                let mut wide = [0 as $type; $lanes];
+                let mut i = 0;
+                while i < $lanes {
+                    wide[i] = vector.lane(i);
+                    i += 1;
+                }
+                wide
+            }
+
+            #[inline(always)]
+            fn narrow(wide: Self::Wide) -> Vec16<Self> {
+                Vec16::from_fn(|i| wide[i])
+            }
+        }
+    )* };
+}
+
+as_they_are! {
+    f64, 2;
+    i64, 2;
+    u64, 2;
+    i32, 4;
+    u32, 4;
+    i8, 16;
+    u8, 16;
 }

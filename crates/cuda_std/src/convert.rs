@@ -1,9 +1,10 @@
-//! Half precision to and from `f32`, by the hardware's `cvt`.
+//! Floats of 16 and 8 bits to and from `f32`, by the hardware's `cvt`.
 //!
-//! `half`'s own conversions are right everywhere but slow on a GPU, where they are integer code; these are one instruction.
-//! Narrowing rounds to the nearest, ties to even. A NaN stays a NaN, its payload may not.
+//! The conversions of `half` and `float8` are right everywhere but slow on a GPU, where they are integer code; these are one
+//! instruction, or two for a single float of 8 bits. Narrowing rounds to the nearest, ties to even. A NaN stays a NaN, its
+//! payload may not.
 //!
-//! The packed forms hold two halves in a word, the first in the low 16 bits, as in memory.
+//! The packed forms hold two halves in a word (two floats of 8 bits in a `u16`), the first in the low bits, as in memory.
 //!
 //! # Safety model
 //!
@@ -16,6 +17,7 @@
 //! assert_eq!(convert::bf16x2_to_f32(convert::f32_to_bf16x2([1.5, -2.0])), [1.5, -2.0]);
 //! ```
 
+use devcomm_types::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 use crate::arch;
@@ -66,4 +68,37 @@ pub fn bf16x2_to_f32(packed: u32) -> [f32; 2] {
 #[inline(always)]
 pub fn f32_to_bf16x2(values: [f32; 2]) -> u32 {
     arch::f32_to_bf16x2(values)
+}
+
+macro_rules! quarters {
+    ($($type:ident $ptx:literal $largest:literal: $to:ident $from:ident $unpack:ident $pack:ident;)*) => { $(
+        /// Exact.
+        #[inline(always)]
+        pub fn $to(value: $type) -> f32 {
+            $unpack(u16::from(value.to_bits()))[0]
+        }
+
+        #[doc = concat!("Rounds to the nearest; beyond ", $largest, " that number, with the sign.")]
+        #[inline(always)]
+        pub fn $from(value: f32) -> $type {
+            $type::from_bits($pack([value, 0.0]) as u8)
+        }
+
+        #[doc = concat!("Exact. PTX: `cvt.rn.f16x2.", $ptx, "`.")]
+        #[inline(always)]
+        pub fn $unpack(packed: u16) -> [f32; 2] {
+            arch::$unpack(packed)
+        }
+
+        #[doc = concat!("Rounds each to the nearest; beyond ", $largest, " that number, with the sign. PTX: `cvt.rn.satfinite.", $ptx, ".f32`.")]
+        #[inline(always)]
+        pub fn $pack(values: [f32; 2]) -> u16 {
+            arch::$pack(values)
+        }
+    )* };
+}
+
+quarters! {
+    F8E4M3 "e4m3x2" "448": f8e4m3_to_f32 f32_to_f8e4m3 f8e4m3x2_to_f32 f32_to_f8e4m3x2;
+    F8E5M2 "e5m2x2" "57,344": f8e5m2_to_f32 f32_to_f8e5m2 f8e5m2x2_to_f32 f32_to_f8e5m2x2;
 }

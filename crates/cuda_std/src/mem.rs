@@ -91,8 +91,8 @@ pub unsafe fn store_volatile<T: AtomicValue>(address: *mut T, value: T) {
 #[inline(always)]
 #[track_caller]
 pub unsafe fn load_vec<T: Element>(address: *const T) -> Vec16<T> {
-    // SAFETY: the caller's; a Vec16 is 16 bytes of elements, and every bit pattern is one.
-    unsafe { arch::load(address.cast()) }
+    // SAFETY: the caller's.
+    Vec16::from_bits(unsafe { arch::load_v4(address.cast()) })
 }
 
 /// Stores 16 bytes of elements by one instruction. PTX: `st.v4.b32`.
@@ -104,7 +104,36 @@ pub unsafe fn load_vec<T: Element>(address: *const T) -> Vec16<T> {
 #[track_caller]
 pub unsafe fn store_vec<T: Element>(address: *mut T, value: Vec16<T>) {
     // SAFETY: the caller's.
-    unsafe { arch::store(address.cast(), value) }
+    unsafe { arch::store_v4(address.cast(), value.to_bits()) }
+}
+
+/// Loads 16 bytes of elements at once, while others may store all 16 at once by [`store_vec_relaxed`]. PTX:
+/// `ld.relaxed.<scope>.v4.b32`.
+///
+/// PTX promises no more than that each of the four words is whole; on the GPUs in use an aligned vector store to memory or over
+/// NVLink arrives as one, which NCCL's LL protocols rest on too.
+///
+/// # Safety
+///
+/// As [`load_vec`], and whoever writes there at the same time does it by [`store_vec_relaxed`].
+#[inline(always)]
+#[track_caller]
+pub unsafe fn load_vec_relaxed<T: Element>(address: *const T, scope: Scope) -> Vec16<T> {
+    // SAFETY: the caller's.
+    Vec16::from_bits(unsafe { arch::load_v4_relaxed(address.cast(), scope) })
+}
+
+/// Stores 16 bytes of elements at once, while others may load them by [`load_vec_relaxed`]. PTX:
+/// `st.relaxed.<scope>.v4.b32`.
+///
+/// # Safety
+///
+/// As [`store_vec`], and whoever reads or writes there at the same time does it by these two functions.
+#[inline(always)]
+#[track_caller]
+pub unsafe fn store_vec_relaxed<T: Element>(address: *mut T, value: Vec16<T>, scope: Scope) {
+    // SAFETY: the caller's.
+    unsafe { arch::store_v4_relaxed(address.cast(), value.to_bits(), scope) }
 }
 
 /// A load with an order and a scope. PTX: `ld.{relaxed,acquire}.{cta,gpu,sys}`.

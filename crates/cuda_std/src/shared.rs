@@ -57,6 +57,41 @@ impl<T> SharedSlot<T> {
     }
 }
 
+/// A static of [`macro@crate::address_space`]: dereferences to the array itself on the GPU, to the block's copy in a
+/// simulator.
+#[doc(hidden)]
+pub struct SharedStatic<T>(SharedSlot<T>);
+
+impl<T> SharedStatic<T> {
+    /// Shared memory has no contents at first: the initialiser counts for nothing.
+    pub const fn new(initialiser: T) -> Self
+    where
+        T: Copy,
+    {
+        let _ = initialiser;
+        Self(SharedSlot::new())
+    }
+}
+
+impl<T: Copy> core::ops::Deref for SharedStatic<T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: both are memory of the size and alignment, alive while the block runs; whoever names a `static mut` answers for
+        // races, and for contents that are a `T`.
+        unsafe { &*arch::shared_static(self.0.0.get().cast::<T>()) }
+    }
+}
+
+impl<T: Copy> core::ops::DerefMut for SharedStatic<T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above.
+        unsafe { &mut *arch::shared_static(self.0.0.get().cast::<T>()) }
+    }
+}
+
 /// `shared_array![f32; 256]`: an array in shared memory, one a block, as a `*mut f32` aligned to 16 bytes.
 ///
 /// Every expansion is an array of its own; one that is executed again, as in a loop, is the same array. The length is a

@@ -167,6 +167,21 @@ pub fn sync_threads_or(predicate: u32) -> u32 {
     arch::barrier_or(predicate != 0).into()
 }
 
+/// [`sync_some_threads`], and whether some thread's `predicate` is not zero, as 1 or 0. PTX: `barrier.red.or`.
+#[inline(always)]
+#[track_caller]
+pub fn sync_some_threads_or(id: u32, threads: u32, predicate: u32) -> u32 {
+    arch::some_barrier_or(id, threads, predicate != 0).into()
+}
+
+/// Ends the calling thread. Barriers of the block go on without it; named barriers of a number of threads do not. PTX:
+/// `exit`.
+#[inline(always)]
+#[track_caller]
+pub fn exit() -> ! {
+    arch::exit()
+}
+
 /// Sequentially consistent fence among the threads of the block.
 #[doc(alias = "__threadfence_block")]
 #[inline(always)]

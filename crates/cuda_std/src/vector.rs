@@ -1,6 +1,6 @@
 //! Sixteen bytes of elements: the most that one thread moves by one instruction.
 //!
-//! [`Vec16`] is the value that [`crate::mem::load_vec`] and [`crate::mem::store_vec`] move. [`Accumulate`] sums such vectors
+//! [`Vec16`] is the value that [`crate::mem::load_vec`] and [`crate::mem::store_vec`] move. [`Accumulate`] reduces such vectors
 //! in a wider type and rounds once at the end.
 //!
 //! # Safety model

@@ -4,6 +4,8 @@ use std::fmt::Debug;
 
 use cuda_std::convert;
 use cuda_std::prelude::*;
+use cuda_std::reduce::Number;
+use devcomm_types::{F8E4M3, F8E5M2};
 
 /// Elements in memory and in a vector are the same bytes in the same order.
 fn lanes_are_memory<T: Accumulate + PartialEq + Debug, const N: usize>(elements: [T; N]) {
@@ -22,8 +24,7 @@ fn lanes_are_memory<T: Accumulate + PartialEq + Debug, const N: usize>(elements:
     T::add(&mut sum, vector);
     let doubled = T::narrow(sum);
     for (i, element) in elements.iter().enumerate() {
-        let mut acc = element.to_acc();
-        acc += element.to_acc();
+        let acc = element.to_acc().plus(element.to_acc());
         assert_eq!(doubled.lane(i), T::from_acc(acc), "a vector sums as its elements do");
     }
 }
@@ -41,6 +42,9 @@ fn a_vector_is_its_elements_in_the_order_of_memory() {
     let floats = [0.0, -1.0, 2.5, 1e-7, 3e4, -0.125, 7.0, 1.0 / 3.0];
     lanes_are_memory(floats.map(f16::from_f32));
     lanes_are_memory(floats.map(bf16::from_f32));
+    let floats: [f32; 16] = std::array::from_fn(|i| (i as f32 - 7.0) / 3.0);
+    lanes_are_memory(floats.map(F8E4M3::from_f32));
+    lanes_are_memory(floats.map(F8E5M2::from_f32));
 }
 
 #[test]
@@ -86,4 +90,31 @@ fn packed_halves_hold_the_first_in_the_low_bits() {
     assert_eq!(convert::f16x2_to_f32(0xc000_3c00), [1.0, -2.0]);
     assert_eq!(convert::f32_to_bf16x2([1.0, -2.0]), 0xc000_3f80);
     assert_eq!(convert::bf16x2_to_f32(0xc000_3f80), [1.0, -2.0]);
+}
+
+#[test]
+fn every_float_of_8_bits_survives_widening_and_narrowing() {
+    for bits in 0..=u8::MAX {
+        let float = F8E4M3::from_bits(bits);
+        let back = convert::f32_to_f8e4m3(convert::f8e4m3_to_f32(float));
+        let [nan, still] = [float, back].map(|float| float.to_f32().is_nan());
+        assert!(nan && still || back.to_bits() == bits, "e4m3 {bits:#x}");
+        let float = F8E5M2::from_bits(bits);
+        let back = convert::f32_to_f8e5m2(convert::f8e5m2_to_f32(float));
+        // A float of 8 bits is never rounded to infinity.
+        let wanted = if float.to_f32().is_infinite() { bits - 1 } else { bits };
+        let [nan, still] = [float, back].map(|float| float.to_f32().is_nan());
+        assert!(nan && still || back.to_bits() == wanted, "e5m2 {bits:#x}");
+    }
+}
+
+#[test]
+fn floats_of_8_bits_beyond_the_range_are_the_largest_number() {
+    assert_eq!(convert::f32_to_f8e4m3(1e9).to_f32(), 448.0);
+    assert_eq!(convert::f32_to_f8e4m3(f32::NEG_INFINITY).to_f32(), -448.0);
+    assert_eq!(convert::f32_to_f8e5m2(1e9).to_f32(), 57_344.0);
+    assert_eq!(convert::f32_to_f8e4m3x2([1.0, -2.0]), 0xc038);
+    assert_eq!(convert::f8e4m3x2_to_f32(0xc038), [1.0, -2.0]);
+    assert_eq!(convert::f32_to_f8e5m2x2([1.0, -2.0]), 0xc03c);
+    assert_eq!(convert::f8e5m2x2_to_f32(0xc03c), [1.0, -2.0]);
 }

@@ -4,11 +4,13 @@ use syn::parse::{Parse, ParseStream};
 use syn::punctuated::Punctuated;
 use syn::{Error, GenericArgument, Ident, LitStr, Result, Token, bracketed};
 
-/// `T = [f32, f16], N = [4, 8], arch = "sm_90a"`.
+/// `T = [f32, f16], N = [4, 8], B = gin, arch = "sm_90a"`.
 #[derive(Default)]
 pub struct KernelArgs {
     /// The values of each generic parameter.
     pub lists: Vec<(Ident, Vec<GenericArgument>)>,
+    /// The parameter that stands for GIN's back end.
+    pub gin: Option<Ident>,
     /// The architecture that the kernel needs.
     pub arch: Option<LitStr>,
 }
@@ -21,6 +23,8 @@ impl Parse for KernelArgs {
             input.parse::<Token![=]>()?;
             if name == "arch" {
                 args.set_arch(name, input.parse()?)?;
+            } else if input.peek(Ident) {
+                args.set_gin(name, &input.parse()?)?;
             } else {
                 let list;
                 bracketed!(list in input);
@@ -28,9 +32,7 @@ impl Parse for KernelArgs {
                 if values.is_empty() {
                     return Err(Error::new(name.span(), format!("list at least one `{name}`")));
                 }
-                if args.lists.iter().any(|(listed, _)| *listed == name) {
-                    return Err(Error::new(name.span(), format!("`{name}` is listed twice")));
-                }
+                args.refuse_twice(&name)?;
                 args.lists.push((name, values.into_iter().collect()));
             }
             if !input.is_empty() {
@@ -42,6 +44,30 @@ impl Parse for KernelArgs {
 }
 
 impl KernelArgs {
+    fn set_gin(&mut self, name: Ident, what: &Ident) -> Result<()> {
+        if what != "gin" {
+            let text = format!(
+                "list the values of `{name}`, as in `{name} = [f32, f16]`, or write `{name} = gin` \
+                 for the back ends of GIN"
+            );
+            return Err(Error::new(what.span(), text));
+        }
+        self.refuse_twice(&name)?;
+        if let Some(other) = &self.gin {
+            let text = format!("`{other}` is GIN's back end already");
+            return Err(Error::new(name.span(), text));
+        }
+        self.gin = Some(name);
+        Ok(())
+    }
+
+    fn refuse_twice(&self, name: &Ident) -> Result<()> {
+        if self.gin.as_ref() == Some(name) || self.lists.iter().any(|(listed, _)| listed == name) {
+            return Err(Error::new(name.span(), format!("`{name}` is listed twice")));
+        }
+        Ok(())
+    }
+
     fn set_arch(&mut self, name: Ident, arch: LitStr) -> Result<()> {
         if self.arch.is_some() {
             return Err(Error::new(name.span(), "`arch` is given twice"));

@@ -1,9 +1,10 @@
 //! The code that `#[kernel]` generates.
 
 use proc_macro2::TokenStream;
-use quote::{format_ident, quote};
+use quote::{ToTokens, format_ident, quote};
 use syn::{
     Attribute, Block, Error, FnArg, Ident, ItemFn, Pat, Result, ReturnType, Signature, Type,
+    TypeReference,
 };
 
 use crate::args::KernelArgs;
@@ -72,10 +73,7 @@ fn parameters(sig: &Signature) -> Result<(Vec<&Ident>, Vec<&Type>)> {
         }
         let refused = match &*param.ty {
             Type::ImplTrait(_) => "name the type: #[kernel(T = [..])] with a generic parameter `T`",
-            Type::Reference(_) => {
-                "a kernel takes no references, since a launch passes plain bytes: take a pointer, \
-                 and a count for a slice"
-            }
+            Type::Reference(to) => refused_reference(to),
             _ => "",
         };
         if !refused.is_empty() {
@@ -93,6 +91,30 @@ fn parameters(sig: &Signature) -> Result<(Vec<&Ident>, Vec<&Type>)> {
     Ok((names, types))
 }
 
+/// Why a kernel cannot take a reference; empty for one to a slice.
+fn refused_reference(reference: &TypeReference) -> &'static str {
+    match (&*reference.elem, &reference.mutability) {
+        (Type::Slice(_), None) => "",
+        (_, Some(_)) => {
+            "a kernel takes no mutable references, since every thread of the grid would hold the same one: take a \
+             pointer, and a count for a slice"
+        }
+        _ => {
+            "a kernel takes no references but to slices, since a launch passes plain bytes: take the value, or a \
+             pointer to it"
+        }
+    }
+}
+
+/// A parameter's type where the compiler wants its lifetime: a slice lives as long as the kernel can tell.
+fn with_lifetime(ty: &Type) -> Type {
+    let mut ty = ty.clone();
+    if let Type::Reference(reference) = &mut ty {
+        reference.lifetime.get_or_insert_with(|| syn::parse_quote!('static));
+    }
+    ty
+}
+
 impl Kernel<'_> {
     fn plain(&self, instance: &Instance) -> TokenStream {
         let ItemFn { vis, sig, .. } = self.function;
@@ -101,15 +123,21 @@ impl Kernel<'_> {
         let entry = self.entry(quote!(#vis), quote!(#[unsafe(no_mangle)]));
         let meta = self.meta(instance);
         let layout = self.layout();
-        let traits = self.traits(instance, &quote!(#name));
+        // A value only, as a function is: a module beside it may have the name.
+        let item = format_ident!("__{}_item", name);
+        let traits = self.traits(instance, &quote!(#item));
         quote! {
             #[cfg(target_arch = "nvptx64")]
             #entry
             #[cfg(not(target_arch = "nvptx64"))]
-            #(#docs)*
+            #[doc(hidden)]
             #[allow(non_camel_case_types)]
             #[derive(Clone, Copy)]
-            #vis struct #name;
+            #vis struct #item;
+            #[cfg(not(target_arch = "nvptx64"))]
+            #(#docs)*
+            #[allow(non_upper_case_globals)]
+            #vis const #name: #item = #item;
             const _: () = {
                 #layout
                 #[cfg(target_arch = "nvptx64")]
@@ -129,14 +157,18 @@ impl Kernel<'_> {
             let layout = self.layout();
             let aliases = instance.aliases();
             let bounds = self.bounds(instance);
+            let picks = self.args.gin.as_ref().map(|_| self.picks());
             let name = &self.function.sig.ident;
-            let values = instance.arguments();
-            let traits = self.traits(instance, &quote!(#name<#(#values),*>));
+            let values = instance.item_arguments();
+            let traits = instance
+                .is_the_hosts()
+                .then(|| self.traits(instance, &quote!(#name<#(#values),*>)));
             out.extend(quote! {
                 const _: () = {
                     #bounds
                     #aliases
                     #layout
+                    #picks
                     #[cfg(target_arch = "nvptx64")]
                     #meta
                     #[cfg(target_arch = "nvptx64")]
@@ -151,14 +183,30 @@ impl Kernel<'_> {
 
     /// The host's item of a generic kernel: a unit value with type parameters, so that `name::<f32>` is an expression. A
     /// generic unit struct cannot be (its parameters would be unused); an enum's unit variant of the same name can. The
-    /// glob brings the variant as a value only: as a type the name is taken by the enum.
+    /// glob brings the variant as a value only: as a type the name is taken by the enum. A kernel that is generic over GIN's
+    /// back end alone has a plain item.
     fn item(&self) -> TokenStream {
         let ItemFn { vis, sig, .. } = self.function;
         let name = &sig.ident;
         let docs = self.docs();
         let hidden = format_ident!("__{}_item", name);
+        // Of its own name, so that the globs of several kernels do not meet.
+        let phantom = format_ident!("__{}_phantom", name);
         let mut generics = sig.generics.clone();
         generics.where_clause = None;
+        if let Some(gin) = &self.args.gin {
+            let listed = generics.params.into_iter();
+            generics.params = listed.filter(|param| instances::ident(param) != gin).collect();
+        }
+        if generics.params.is_empty() {
+            return quote! {
+                #[cfg(not(target_arch = "nvptx64"))]
+                #(#docs)*
+                #[allow(non_camel_case_types)]
+                #[derive(Clone, Copy)]
+                #vis struct #name;
+            };
+        }
         for param in generics.type_params_mut() {
             param.bounds.clear();
             param.colon_token = None;
@@ -176,7 +224,7 @@ impl Kernel<'_> {
                     #[doc(hidden)]
                     #name,
                     #[doc(hidden)]
-                    __Phantom(Never, ::core::marker::PhantomData<fn() -> (#(#types,)*)>),
+                    #phantom(Never, ::core::marker::PhantomData<fn() -> (#(#types,)*)>),
                 }
                 impl #full ::core::clone::Clone for #name #arguments {
                     fn clone(&self) -> Self { *self }
@@ -198,14 +246,29 @@ impl Kernel<'_> {
         }
     }
 
-    /// The device's entry point.
+    /// The device's entry point. Large parameters are references there, which the builder makes parameters by value of.
     fn entry(&self, vis: TokenStream, export: TokenStream) -> TokenStream {
         let ItemFn { attrs, sig, block, .. } = self.function;
         let Signature { unsafety, ident, inputs, .. } = sig;
+        let (names, types) = (&self.names, &self.types);
+        let patterns = inputs.iter().map(|input| match input {
+            FnArg::Typed(param) => param.pat.to_token_stream(),
+            FnArg::Receiver(this) => this.to_token_stream(),
+        });
+        let private = quote!(::cuda_std::__private);
+        let taken: Vec<TokenStream> = types
+            .iter()
+            .map(|ty| quote!(#private::Taken<#ty, { <#ty as #private::KernelParam>::IN_PLACE }>))
+            .collect();
         quote! {
             #(#attrs)*
             #export
-            #vis #unsafety extern "ptx-kernel" fn #ident(#inputs) #block
+            #vis #unsafety extern "ptx-kernel" fn #ident(
+                #( #names: <#taken as #private::TakeParam>::Entry ),*
+            ) {
+                #( let #patterns: #types = <#taken as #private::TakeParam>::take(#names); )*
+                #block
+            }
         }
     }
 
@@ -213,14 +276,17 @@ impl Kernel<'_> {
     fn traits(&self, instance: &Instance, item: &TokenStream) -> TokenStream {
         let ItemFn { attrs, sig, block, .. } = self.function;
         let Signature { unsafety, inputs, .. } = sig;
-        let (names, types) = (&self.names, &self.types);
-        let entry = instance.entry(&sig.ident);
+        let names = &self.names;
+        let types: Vec<Type> = self.types.iter().map(|ty| with_lifetime(ty)).collect();
+        let name = instance.name(&sig.ident);
+        let gin = self.args.gin.is_some();
         let file = &self.source.stem;
         let attrs = attrs.iter().filter(|attr| !attr.path().is_ident("doc"));
         let body = body_fn(quote!(#(#attrs)*), quote!(#unsafety), quote!(#inputs), block);
         quote! {
             impl ::cuda_std::__private::Kernel for #item {
-                const NAME: &'static str = #entry;
+                const NAME: &'static str = #name;
+                const GIN: bool = #gin;
                 const FILE: &'static str = #file;
                 type Args = (#(#types,)*);
             }
@@ -237,8 +303,19 @@ impl Kernel<'_> {
 
     /// Each parameter has the layout that the host will fill.
     fn layout(&self) -> TokenStream {
-        let types = &self.types;
+        let types = self.types.iter().map(|ty| with_lifetime(ty));
         quote! { #( const _: () = <#types as ::cuda_std::__private::KernelParam>::LAYOUT; )* }
+    }
+
+    /// A launch picks the back end by the device communicator.
+    fn picks(&self) -> TokenStream {
+        let types = &self.types;
+        quote! {
+            const _: () = assert!(
+                false #( || <#types as ::cuda_std::__private::KernelParam>::IS_DEV_COMM )*,
+                "a kernel for GIN takes a DevComm, by which a launch picks the back end"
+            );
+        }
     }
 
     /// The bounds of a generic kernel hold for the instance, although its body is compiled without them.

@@ -1,7 +1,9 @@
-//! The instances of a generic kernel: every combination of the listed types and constants.
+//! The instances of a generic kernel: every combination of the listed types and constants, and each for every back end of
+//! GIN.
 
+use devcomm_types::GinType;
 use proc_macro2::TokenStream;
-use quote::quote;
+use quote::{format_ident, quote};
 use syn::{Error, Expr, GenericArgument, GenericParam, Generics, Ident, Lit, Result, Type};
 
 use crate::args::KernelArgs;
@@ -9,24 +11,54 @@ use crate::args::KernelArgs;
 /// One value for each generic parameter, in the order of the parameters.
 pub struct Instance<'a> {
     params: Vec<&'a GenericParam>,
-    values: Vec<&'a GenericArgument>,
+    values: Vec<GenericArgument>,
     suffixes: Vec<String>,
+    gin: Option<BackEnd>,
+}
+
+/// What stands for GIN's back end in an instance.
+#[derive(Clone, Copy)]
+struct BackEnd {
+    /// The place of the parameter.
+    index: usize,
+    back_end: GinType,
 }
 
 impl Instance<'_> {
-    /// The entry's name: the kernel's, then each value.
-    pub fn entry(&self, kernel: &Ident) -> String {
+    /// The name of the host's item: the kernel's, then each value but that for the back end.
+    pub fn name(&self, kernel: &Ident) -> String {
+        let gin = self.gin.map(|gin| gin.index);
         let mut name = kernel.to_string();
-        for suffix in &self.suffixes {
+        for (_, suffix) in self.suffixes.iter().enumerate().filter(|(index, _)| Some(*index) != gin)
+        {
             name.push('_');
             name.push_str(suffix);
         }
         name
     }
 
+    /// The entry's name: the item's, then the back end.
+    pub fn entry(&self, kernel: &Ident) -> String {
+        let back_end = self.gin.and_then(|gin| gin.back_end.suffix());
+        let back_end = back_end.map(|suffix| format!("_{suffix}")).unwrap_or_default();
+        self.name(kernel) + &back_end
+    }
+
+    /// Whether it is the one whose body runs on the host.
+    pub fn is_the_hosts(&self) -> bool {
+        self.gin.is_none_or(|gin| gin.back_end == GinType::Proxy)
+    }
+
     /// The values, as generic arguments.
-    pub fn arguments(&self) -> &[&GenericArgument] {
+    pub fn arguments(&self) -> &[GenericArgument] {
         &self.values
+    }
+
+    /// The same for the host's item, which has no parameter for the back end.
+    pub fn item_arguments(&self) -> Vec<&GenericArgument> {
+        let gin = self.gin.map(|gin| gin.index);
+        let values = self.values.iter().enumerate();
+        values.filter(|(index, _)| Some(*index) != gin).map(|(_, value)| value).collect()
     }
 
     /// `type T = f32; const N: usize = 4;`
@@ -59,22 +91,28 @@ pub fn of<'a>(
     kernel: &Ident,
     generics: &'a Generics,
 ) -> Result<Vec<Instance<'a>>> {
-    for (name, _) in &args.lists {
+    for name in args.lists.iter().map(|(name, _)| name).chain(&args.gin) {
         if !generics.params.iter().any(|param| ident(param) == name) {
             let text = format!("`{kernel}` has no generic parameter `{name}`");
             return Err(Error::new(name.span(), text));
         }
     }
-    let mut instances = vec![Instance { params: vec![], values: vec![], suffixes: vec![] }];
-    for param in &generics.params {
-        let list = list_of(args, kernel, param)?;
+    let mut instances =
+        vec![Instance { params: vec![], values: vec![], suffixes: vec![], gin: None }];
+    for (index, param) in generics.params.iter().enumerate() {
+        let list = if args.gin.as_ref() == Some(ident(param)) {
+            back_ends(param, index)?
+        } else {
+            list_of(args, kernel, param)?.iter().map(|value| (value.clone(), None)).collect()
+        };
         let mut longer = vec![];
         for instance in &instances {
-            for value in list {
+            for (value, gin) in &list {
                 longer.push(Instance {
                     params: [&instance.params[..], &[param]].concat(),
-                    values: [&instance.values[..], &[value]].concat(),
+                    values: [&instance.values[..], std::slice::from_ref(value)].concat(),
                     suffixes: [&instance.suffixes[..], &[suffix(value)?]].concat(),
+                    gin: gin.or(instance.gin),
                 });
             }
         }
@@ -89,6 +127,22 @@ pub fn of<'a>(
         }
     }
     Ok(instances)
+}
+
+/// The types of `nccl_device` that stand for GIN's back ends, which are named as the values of [`GinType`].
+fn back_ends(
+    param: &GenericParam,
+    index: usize,
+) -> Result<Vec<(GenericArgument, Option<BackEnd>)>> {
+    if !matches!(param, GenericParam::Type(_)) {
+        let text = "the back ends of GIN are types: take `B: GinBackend`";
+        return Err(Error::new_spanned(param, text));
+    }
+    let value = |back_end: GinType| {
+        let name = format_ident!("{back_end:?}");
+        (syn::parse_quote!(::nccl_device::gin::#name), Some(BackEnd { index, back_end }))
+    };
+    Ok(GinType::BACK_ENDS.map(value).into())
 }
 
 fn list_of<'a>(
@@ -126,7 +180,8 @@ fn list_of<'a>(
     Ok(list)
 }
 
-fn ident(param: &GenericParam) -> &Ident {
+/// A parameter's name.
+pub fn ident(param: &GenericParam) -> &Ident {
     match param {
         GenericParam::Lifetime(param) => &param.lifetime.ident,
         GenericParam::Type(param) => &param.ident,

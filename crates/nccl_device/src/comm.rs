@@ -1,7 +1,8 @@
 //! The device communicator.
 
+use devcomm_types::Team;
 use devcomm_types::kernel::KernelParam;
-use devcomm_types::{Team, nccl};
+use devcomm_types::nccl::{self, MultimemHandle};
 
 /// A device communicator as a kernel receives it, by value.
 ///
@@ -53,10 +54,34 @@ impl DevComm {
         self.0.rail_team()
     }
 
+    /// Which LSA team this rank is in; [`lsa_team`](Self::lsa_team)s are numbered in the order of ranks.
+    #[inline(always)]
+    pub fn lsa_team_index(&self) -> i32 {
+        self.rail_team().rank
+    }
+
     /// How many LSA barriers the host reserved; [`BarrierIndex`](crate::BarrierIndex)es are below it.
     #[inline(always)]
     pub fn n_lsa_barriers(&self) -> u32 {
         self.0.lsa_barrier.n_barriers as u32
+    }
+
+    /// The multicast mapping of the LSA team; `None` where the device communicator was made without.
+    #[inline(always)]
+    pub fn lsa_multimem(&self) -> Option<MultimemHandle> {
+        (!self.0.lsa_multimem.base.is_null()).then_some(self.0.lsa_multimem)
+    }
+
+    /// How many GIN contexts there are; at least as many as the host asked for, or fewer where the network has no more.
+    #[inline(always)]
+    pub fn n_gin_contexts(&self) -> u32 {
+        self.0.gin_context_count
+    }
+
+    /// The distance in ranks between peers that GIN connects: 1 with FULL connections.
+    #[inline(always)]
+    pub(crate) fn gin_stride(&self) -> i32 {
+        (self.0.gin_connection_stride as i32).max(1)
     }
 
     /// NCCL's struct, for [`raw`](crate::raw).

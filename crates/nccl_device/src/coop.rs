@@ -2,6 +2,8 @@
 
 use core::mem::MaybeUninit;
 
+use cuda_std::{thread, warp};
+
 use crate::raw;
 
 /// A set of threads of one block that makes cooperative calls together.
@@ -12,15 +14,28 @@ use crate::raw;
 /// NCCL: `ncclCoopAny`.
 #[doc(alias = "ncclCoopAny")]
 #[derive(Clone, Copy)]
-pub struct Coop(pub(crate) raw::CoopAny);
+pub struct Coop {
+    any: raw::CoopAny,
+    kind: Kind,
+}
+
+/// The same once more: what NCCL's struct says through a table of functions, as plain data. So that only NCCL's own functions
+/// need the table, and how the threads vote is known.
+#[derive(Clone, Copy)]
+enum Kind {
+    Thread,
+    Lanes(u32),
+    Span { id: u32, first_warp: u32, n_warps: u32 },
+    Cta,
+}
 
 macro_rules! init {
-    ($function:ident($($arg:expr),*)) => {{
+    ($kind:expr, $function:ident($($arg:expr),*)) => {{
         let mut coop = MaybeUninit::<raw::CoopAny>::uninit();
         // SAFETY: the function fills the vtable and what its kind of coop uses of the storage.
         unsafe {
             raw::$function(coop.as_mut_ptr() $(, $arg)*);
-            Coop(coop.assume_init())
+            Coop { any: coop.assume_init(), kind: $kind }
         }
     }};
 }
@@ -31,7 +46,7 @@ impl Coop {
     #[inline(always)]
     #[track_caller]
     pub fn thread() -> Self {
-        init!(ncclCoopAnyInitThread())
+        init!(Kind::Thread, ncclCoopAnyInitThread())
     }
 
     /// The calling thread's warp, all 32 lanes. NCCL: `ncclCoopAnyInitWarp`.
@@ -39,7 +54,7 @@ impl Coop {
     #[inline(always)]
     #[track_caller]
     pub fn warp() -> Self {
-        init!(ncclCoopAnyInitWarp())
+        init!(Kind::Lanes(u32::MAX), ncclCoopAnyInitWarp())
     }
 
     /// The lanes of the calling thread's warp whose bits are set in `lane_mask`. NCCL: `ncclCoopAnyInitLanes`.
@@ -47,7 +62,7 @@ impl Coop {
     #[inline(always)]
     #[track_caller]
     pub fn lanes(lane_mask: u32) -> Self {
-        init!(ncclCoopAnyInitLanes(lane_mask))
+        init!(Kind::Lanes(lane_mask), ncclCoopAnyInitLanes(lane_mask))
     }
 
     /// Warps `first_warp..first_warp + n_warps` of the block. `id`, 0 to 14, names the hardware barrier: spans in use at one
@@ -57,7 +72,8 @@ impl Coop {
     #[track_caller]
     pub fn warp_span(first_warp: u32, n_warps: u32, id: u32) -> Self {
         debug_assert!(id < 15, "a warp span's id is 0 to 14");
-        init!(ncclCoopAnyInitWarpSpan(first_warp as i32, n_warps as i32, id as i32))
+        let kind = Kind::Span { id, first_warp, n_warps };
+        init!(kind, ncclCoopAnyInitWarpSpan(first_warp as i32, n_warps as i32, id as i32))
     }
 
     /// All threads of the block. NCCL: `ncclCoopAnyInitCta`.
@@ -65,7 +81,7 @@ impl Coop {
     #[inline(always)]
     #[track_caller]
     pub fn cta() -> Self {
-        init!(ncclCoopAnyInitCta())
+        init!(Kind::Cta, ncclCoopAnyInitCta())
     }
 
     /// The calling thread's place in the coop. NCCL: `ncclCoopThreadRank`.
@@ -73,8 +89,17 @@ impl Coop {
     #[inline(always)]
     #[track_caller]
     pub fn thread_rank(&self) -> u32 {
-        // SAFETY: the coop was made by one of NCCL's init functions.
-        unsafe { raw::ncclCoopThreadRank(&self.0) as u32 }
+        match self.kind {
+            Kind::Thread => 0,
+            Kind::Lanes(u32::MAX) => warp::lane_id(),
+            Kind::Lanes(mask) => (mask & ((1 << warp::lane_id()) - 1)).count_ones(),
+            Kind::Span { first_warp, n_warps, .. } => {
+                let rank = thread::thread_idx_x().wrapping_sub(first_warp * warp::WARP_SIZE);
+                debug_assert!(rank < n_warps * warp::WARP_SIZE, "the thread is not of the coop");
+                rank
+            }
+            Kind::Cta => thread::thread_idx_x(),
+        }
     }
 
     /// Threads of the coop. NCCL: `ncclCoopSize`.
@@ -82,8 +107,12 @@ impl Coop {
     #[inline(always)]
     #[track_caller]
     pub fn size(&self) -> u32 {
-        // SAFETY: the coop was made by one of NCCL's init functions.
-        unsafe { raw::ncclCoopSize(&self.0) as u32 }
+        match self.kind {
+            Kind::Thread => 1,
+            Kind::Lanes(mask) => mask.count_ones(),
+            Kind::Span { n_warps, .. } => n_warps * warp::WARP_SIZE,
+            Kind::Cta => thread::block_dim_x(),
+        }
     }
 
     /// Waits for every thread of the coop; memory that one wrote before, the others see after. NCCL: `ncclCoopSync`.
@@ -91,7 +120,40 @@ impl Coop {
     #[inline(always)]
     #[track_caller]
     pub fn sync(&self) {
-        // SAFETY: the coop was made by one of NCCL's init functions.
-        unsafe { raw::ncclCoopSync(&self.0) }
+        match self.kind {
+            Kind::Thread => {}
+            // SAFETY: every lane of the coop calls this.
+            Kind::Lanes(mask) => unsafe { warp::sync_warp(mask) },
+            Kind::Span { id, n_warps, .. } => {
+                thread::sync_some_threads(1 + id, n_warps * warp::WARP_SIZE);
+            }
+            Kind::Cta => thread::sync_threads(),
+        }
+    }
+
+    /// [`sync`](Self::sync), and whether `mine` is true for some thread of the coop: every thread gets the same answer.
+    #[inline(always)]
+    #[track_caller]
+    pub fn any(&self, mine: bool) -> bool {
+        match self.kind {
+            Kind::Thread => mine,
+            Kind::Lanes(mask) => {
+                // The vote alone orders no memory.
+                self.sync();
+                // SAFETY: every lane of the coop calls this.
+                unsafe { warp::warp_vote_any(mask, mine) }
+            }
+            Kind::Span { id, n_warps, .. } => {
+                thread::sync_some_threads_or(1 + id, n_warps * warp::WARP_SIZE, mine.into()) != 0
+            }
+            Kind::Cta => thread::sync_threads_or(mine.into()) != 0,
+        }
+    }
+
+    /// NCCL's struct, for [`raw`](crate::raw). Pass the address of a copy that is local to the call: NCCL calls through a table
+    /// that the struct points to, and only there does LLVM see which.
+    #[inline(always)]
+    pub fn as_raw(&self) -> raw::CoopAny {
+        self.any
     }
 }

@@ -1,24 +1,38 @@
-//! NCCL's device API for Rust kernels: load and store into the memory of other GPUs, and barriers with them.
+//! NCCL's device API for Rust kernels: the memory of other GPUs by load and store and over the network, and what orders it.
 //!
 //! Two layers:
 //!
 //! * [`raw`]: NCCL's C functions under their own names. On the GPU they are NCCL's own code, linked from
 //!   `libnccl_device.bc` and inlined; on the host they reach the simulator.
-//! * the typed layer, everything else here: [`DevComm`], [`Window`], [`LsaPtr`], [`Coop`], [`LsaBarrier`]. It is written once
-//!   for both, and folds away: a kernel written with it has no call and no stack frame.
+//! * the typed layer, everything else here. It is written once for both, and folds away: a kernel that loads and stores makes no
+//!   call and has no stack frame, one that uses the network calls the functions of [`gin`] that are kept out of line.
+//!
+//! | | |
+//! |---|---|
+//! | [`DevComm`], [`Team`], [`Coop`] | who communicates, and which threads do it together |
+//! | [`Window`], [`LsaPtr`], [`ResourceBuffer`] | memory that every rank has a part of |
+//! | [`LsaBarrier`], [`GinBarrier`], [`HybridBarrier`] | ranks meet: over load and store, over the network, over both |
+//! | [`gin`] | puts, gets, signals, counters, flushes |
+//! | [`LlA2a`] | messages that carry the news of their arrival |
+//! | [`reduce_copy`] | sums and other reductions over the ranks' memory |
+//! | [`Timeout`], [`DevComm::wait_until`] | every wait can have a timeout, and the host can end it |
 //!
 //! # Vocabulary
 //!
 //! The *LSA team* (load/store accessible) is the ranks whose memory this GPU reaches by plain loads and stores, over NVLink
-//! for example. A *window* is a buffer that every rank registered with NCCL. A *coop* is the set of threads that makes a
-//! cooperative call together.
+//! for example. The *rail team* is the ranks with the same place in every LSA team. A *window* is a buffer that every rank
+//! registered with NCCL. A *coop* is the set of threads that makes a cooperative call together. *GIN* is NCCL's networking that
+//! kernels start. *Multimem* addresses reach the same place in every rank at once.
 //!
 //! # Safety model
 //!
 //! Getting a pointer is safe, using one is not: whoever calls an unsafe method of [`LsaPtr`] promises that the index lies in
-//! the peer's part of the window and that barriers order the access. Never make a `&[T]` of window memory, since peers
-//! write it. Cooperative calls ([`LsaBarrier`], [`Coop::sync`]) want every thread of the coop to make the same call; where one
-//! does not, the kernel hangs (the simulator says where).
+//! the peer's part of the window and that barriers or signals order the access; so does whoever puts, gets or reduces. Never make a
+//! `&[T]` of window memory, since peers write it.
+//!
+//! Barriers, signals, counters, flushes and LL all-to-all are safe: indices, ids and peers are checked, and a kernel that breaks them
+//! traps. Cooperative calls want every thread of the coop to make the same call; where one does not, the kernel hangs (the
+//! simulator says where), and the host can end it.
 //!
 //! # Example
 //!
@@ -44,13 +58,28 @@
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 
 mod barrier;
+mod cft;
 mod comm;
 mod coop;
+pub mod gin;
+mod ll_a2a;
+mod order;
 pub mod raw;
+pub mod reduce_copy;
+mod resource;
+mod wait;
 mod window;
 
-pub use barrier::{BarrierIndex, LsaBarrier, MemoryOrder};
+pub use barrier::{
+    Arrival, BarrierIndex, FenceLevel, GinBarrier, GinBarriers, HybridBarrier, LsaBarrier,
+    LsaBarriers,
+};
+pub use cft::CftPlace;
 pub use comm::DevComm;
 pub use coop::Coop;
-pub use devcomm_types::{DataType, Element, Team};
-pub use window::{LsaPtr, Window};
+pub use devcomm_types::{CftTeamMode, CounterRange, DataType, Element, SignalRange, Team};
+pub use ll_a2a::{LlA2a, LlA2aBuffer};
+pub use order::MemoryOrder;
+pub use resource::ResourceBuffer;
+pub use wait::{TimedOut, Timeout};
+pub use window::{LsaPtr, SymPtr, Window};

@@ -5,9 +5,18 @@
 //! [`host::NcclDevice`], which a simulator installs; so nothing rests on link-time symbols, the compiler checks the
 //! simulator's signatures against this list, and a call without a simulator is a sentence instead of a link error.
 //!
+//! The list is generated from NCCL's bitcode and headers (`cargo xtask raw`), and what a kernel declares is compared with NCCL's
+//! types once more whenever it is linked.
+//!
 //! Struct parameters that C passes by value are `*const T` here: clang passes them `byval`, which LLVM sees as a pointer, and
-//! only equal function types inline. Functions that return a struct are not listed; their results are fields of the
-//! public [`DevComm`].
+//! only equal function types inline.
+//!
+//! # Functions that are native Rust
+//!
+//! Functions that return a struct are not listed: clang and rustc return structs in different ways, and none of these computes
+//! anything that Rust could not.
+//!
+#![doc = include_str!("raw/native.md")]
 //!
 //! # Safety
 //!
@@ -16,15 +25,26 @@
 
 use core::ffi::c_void;
 
+use half::{bf16, f16};
+
+#[cfg(not(target_arch = "nvptx64"))]
+use devcomm_types::WaitFor;
 pub use devcomm_types::nccl::{
-    CoopAny, DevComm, LsaBarrierHandle, LsaBarrierSession, MultimemHandle, ResourceHandle, Team,
+    BarrierSession, CoopAny, DevComm, Gin, GinBarrierHandle, GinBarrierSession, GinDescriptorSmem,
+    GinRequest, LlA2aHandle, LsaBarrierHandle, LsaBarrierSession, MultimemHandle, ResourceHandle,
+    Team,
 };
+use devcomm_types::{F8E4M3, F8E5M2};
 
 macro_rules! nccl_functions {
     ($($(#[$meta:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $ret:ty)?;)*) => {
         #[cfg(target_arch = "nvptx64")]
         unsafe extern "C-unwind" {
-            $($(#[$meta])* pub fn $name($($arg: $type),*) $(-> $ret)?;)*
+            $(
+                #[doc = concat!("NCCL's `", stringify!($name), "`.")]
+                $(#[$meta])*
+                pub fn $name($($arg: $type),*) $(-> $ret)?;
+            )*
         }
 
         #[cfg(not(target_arch = "nvptx64"))]
@@ -39,10 +59,26 @@ macro_rules! nccl_functions {
             use std::panic::Location;
             use std::sync::OnceLock;
 
-            /// Every listed function, as a simulator defines it.
+            /// Every listed function, as a simulator defines it, and how it follows waits.
             #[allow(non_snake_case)]
             pub struct NcclDevice {
-                $($(#[$meta])* pub $name: unsafe extern "C-unwind" fn($($type),*) $(-> $ret)?,)*
+                $(
+                    #[doc = concat!("The simulator's `", stringify!($name), "`.")]
+                    $(#[$meta])*
+                    pub $name: unsafe extern "C-unwind" fn($($type),*) $(-> $ret)?,
+                )*
+                /// The waits of the typed layer.
+                pub waits: Waits,
+            }
+
+            /// How a simulator follows the waits of the typed layer, which poll.
+            pub struct Waits {
+                /// The running thread has looked, and what it waits for is not there: runs others. The answer is whether
+                /// a wait with a `deadline`, in nanoseconds of the clock, is over.
+                pub poll:
+                    fn(&WaitFor, deadline: Option<u64>, at: &'static Location<'static>) -> bool,
+                /// The running thread waits no more.
+                pub end: fn(),
             }
 
             static TABLE: OnceLock<&'static NcclDevice> = OnceLock::new();
@@ -57,6 +93,12 @@ macro_rules! nccl_functions {
                 TABLE.get_or_init(|| table);
             }
 
+            /// The simulator's side of waits.
+            #[track_caller]
+            pub(crate) fn waits() -> &'static Waits {
+                &table("a wait").waits
+            }
+
             #[track_caller]
             fn table(name: &str) -> &'static NcclDevice {
                 let Some(table) = TABLE.get() else {
@@ -69,6 +111,7 @@ macro_rules! nccl_functions {
             pub(super) mod functions {
                 use super::*;
                 $(
+                    #[doc = concat!("NCCL's `", stringify!($name), "`.")]
                     $(#[$meta])*
                     ///
                     /// # Safety
@@ -87,42 +130,5 @@ macro_rules! nccl_functions {
     };
 }
 
-nccl_functions! {
-    /// Address of byte `offset` in this rank's part of a window.
-    fn ncclGetLocalPointer(window: *mut c_void, offset: usize) -> *mut c_void;
-    /// Address of byte `offset` in the part of LSA rank `peer`. No check of either.
-    fn ncclGetLsaPointer(window: *mut c_void, offset: usize, peer: i32) -> *mut c_void;
-    /// Address of byte `offset` in the part of world rank `peer`; meaningless when `peer` is not in the LSA team.
-    fn ncclGetPeerPointer(window: *mut c_void, offset: usize, peer: i32) -> *mut c_void;
-    /// Multicast address of byte `offset` over the LSA team.
-    fn ncclGetLsaMultimemPointer(window: *mut c_void, offset: usize, comm: *const DevComm) -> *mut c_void;
-    /// The coop of one thread.
-    fn ncclCoopAnyInitThread(coop: *mut CoopAny);
-    /// The coop of the caller's warp.
-    fn ncclCoopAnyInitWarp(coop: *mut CoopAny);
-    /// The coop of some lanes of the caller's warp.
-    fn ncclCoopAnyInitLanes(coop: *mut CoopAny, lane_mask: u32);
-    /// The coop of warps `warp0..warp0 + n_warps` of the block; `id` is 0 to 14, one a span in use.
-    fn ncclCoopAnyInitWarpSpan(coop: *mut CoopAny, warp0: i32, n_warps: i32, id: i32);
-    /// The coop of the whole block.
-    fn ncclCoopAnyInitCta(coop: *mut CoopAny);
-    /// The caller's place in its coop.
-    fn ncclCoopThreadRank(coop: *const CoopAny) -> i32;
-    /// Threads of the coop.
-    fn ncclCoopSize(coop: *const CoopAny) -> i32;
-    /// Barrier of the coop.
-    fn ncclCoopSync(coop: *const CoopAny);
-    /// Opens a session on barrier `index`: reads its epoch.
-    fn ncclLsaBarrierSessionInit(
-        session: *mut LsaBarrierSession, coop: *const CoopAny, comm: *const DevComm, team: *const Team,
-        handle: *const LsaBarrierHandle, index: u32, multimem: bool, multimem_handle: *const MultimemHandle,
-    );
-    /// Tells the peers that this coop arrived.
-    fn ncclLsaBarrierSessionArrive(session: *mut LsaBarrierSession, coop: *const CoopAny, order: i32);
-    /// Waits until every peer arrived.
-    fn ncclLsaBarrierSessionWait(session: *mut LsaBarrierSession, coop: *const CoopAny, order: i32);
-    /// Arrive, then wait.
-    fn ncclLsaBarrierSessionSync(session: *mut LsaBarrierSession, coop: *const CoopAny, order: i32);
-    /// Closes the session: stores the epoch. Without it the next session on the index passes silently.
-    fn ncclLsaBarrierSessionDestroy(session: *mut LsaBarrierSession);
-}
+// The list.
+include!("raw/functions.rs");

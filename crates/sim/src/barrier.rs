@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use crate::error::{Error, Site};
-use crate::thread::{Block, Run, Thread, Wait};
+use crate::thread::{Block, Run, Thread, Wait, Within};
 
 /// State of one barrier.
 #[derive(Default)]
@@ -15,14 +15,14 @@ pub(crate) struct BlockBarrier {
     at: Cell<Option<Site>>,
 }
 
-/// A thread arrives at barrier `id` for `count` threads and waits for the others. `session` is the LSA barrier that it does
-/// so for.
+/// A thread arrives at barrier `id` for `count` threads and waits for the others. `within` is the call of NCCL that it does so
+/// for.
 pub(crate) fn arrive(
     run: &Run,
     thread: &Thread,
     id: u32,
     count: u32,
-    session: Option<u32>,
+    within: Option<Within>,
     at: Site,
 ) {
     let block = thread.block(run);
@@ -62,7 +62,7 @@ pub(crate) fn arrive(
     }
     barrier.arrived.set(barrier.arrived.get() + 1);
     if !release_if_complete(run, block, id, Some(thread.id)) {
-        thread.give_way(Wait::Barrier { id, at, session });
+        thread.give_way(Wait::Barrier { id, at, within });
     } else if run.mode.random {
         thread.give_way(Wait::Ready);
     }

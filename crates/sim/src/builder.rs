@@ -53,8 +53,8 @@ impl Builder {
         self
     }
 
-    /// Runs threads and blocks in a random order that is a function of `seed`. Every launch starts from the seed. Default: in
-    /// the order of ranks, blocks and threads.
+    /// Runs threads and blocks in a random order that is a function of `seed`, and lets the network deliver at random moments.
+    /// Every launch starts from the seed. Default: in the order of ranks, blocks and threads.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self

@@ -4,6 +4,8 @@ use std::fmt;
 use std::panic::Location;
 use std::time::Duration;
 
+use devcomm_types::WaitFor;
+
 /// A result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -28,7 +30,7 @@ impl fmt::Display for ThreadId {
 }
 
 /// What a thread waits for.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Waiting {
     /// A barrier of its block: 0 is `sync_threads`.
@@ -46,6 +48,13 @@ pub enum Waiting {
         /// Index of the LSA barrier.
         index: u32,
     },
+    /// The threads of its own coop, inside another call of NCCL.
+    CoopIn {
+        /// The call.
+        call: &'static str,
+    },
+    /// What a wait of `nccl_device` or of the network says.
+    For(WaitFor),
     /// Peers, in an LSA barrier.
     Peers {
         /// Index of the barrier.
@@ -68,6 +77,8 @@ impl fmt::Display for Waiting {
             Self::Block { barrier } => write!(f, "barrier {barrier} of the block"),
             Self::Warp { mask } => write!(f, "the lanes {mask:#010x} of the warp"),
             Self::Coop { index } => write!(f, "the rest of its coop in LSA barrier {index}"),
+            Self::CoopIn { call } => write!(f, "the rest of its coop in {call}"),
+            Self::For(what) => what.fmt(f),
             Self::Peers { index, missing } => {
                 write!(f, "LSA barrier {index}")?;
                 for (i, rank) in missing.iter().enumerate() {

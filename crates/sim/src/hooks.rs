@@ -8,10 +8,11 @@
 //! Everything behind both is in cells: no reference here excludes another.
 
 use corosensei::Yielder;
-use cuda_std::arch::{Access, Ops, ThreadCtx};
+use cuda_std::arch::{Access, MulticastParts, Ops, ThreadCtx};
 
 use crate::barrier;
 use crate::error::{Error, Site};
+use crate::multicast;
 use crate::nccl;
 use crate::shared::MAX_STATIC;
 use crate::thread::{Run, Thread, Wait};
@@ -39,7 +40,7 @@ impl Thread {
     /// Stops this thread until the scheduler resumes it.
     #[inline]
     pub(crate) fn give_way(&self, wait: Wait) {
-        if self.unwinding.get() && !matches!(wait, Wait::Failed) {
+        if self.unwinding.get() && !matches!(wait, Wait::Failed | Wait::Exited) {
             // The kernel has panicked and unwinds: nothing that it waits for matters any more.
             return;
         }
@@ -52,6 +53,13 @@ impl Thread {
 fn barrier_hook(ctx: *const ThreadCtx, id: u32, count: u32, at: Site) {
     let (thread, run) = Thread::of(ctx);
     barrier::arrive(run, thread, id, count, None, at);
+}
+
+fn exit(ctx: *const ThreadCtx) -> ! {
+    let (thread, _) = Thread::of(ctx);
+    loop {
+        thread.give_way(Wait::Exited);
+    }
 }
 
 fn sync_warp(ctx: *const ThreadCtx, mask: u32, at: Site) {
@@ -91,35 +99,42 @@ fn shared_static(ctx: *const ThreadCtx, key: usize, size: usize) -> *mut u8 {
 
 fn access(ctx: *const ThreadCtx, address: usize, bytes: usize, access: Access, at: Site) {
     let (thread, run) = Thread::of(ctx);
-    let accesses = run.accesses.get() + 1;
-    run.accesses.set(accesses);
-    let rank = thread.block(run).rank as u32;
-    if !run.memory.contains(rank, address, bytes) && !thread.owns(run, address, bytes) {
-        out_of_bounds(run, thread, address, bytes, access, at);
-    }
-    if thread.updating.replace(false) {
-        run.progress();
-    }
-    match access {
-        Access::Read => {}
-        Access::Write | Access::AtomicWrite(..) => run.progress(),
-        Access::AtomicRmw(..) => thread.updating.set(true),
-        Access::AtomicRead(..) => {
-            // A thread that goes on to other addresses does not poll. (It gives way by itself, so not here.)
-            let [a, b, c, d] = thread.polled.get();
-            if ![a, b, c, d].contains(&address) {
-                thread.polled.set([address, a, b, c]);
-                run.progress();
-            }
-            return;
-        }
-    }
-    if run.mode.preempt || accesses >= run.slice_end.get() {
-        thread.give_way(Wait::Ready);
-    }
+    thread.touch(run, address, bytes, access, at);
 }
 
 impl Thread {
+    /// An access about to happen: refuses it where the memory is not the thread's, and lets others run.
+    #[inline(always)]
+    pub(crate) fn touch(&self, run: &Run, address: usize, bytes: usize, access: Access, at: Site) {
+        let accesses = run.accesses.get() + 1;
+        run.accesses.set(accesses);
+        let rank = self.block(run).rank as u32;
+        if !run.memory.contains(rank, address, bytes) && !self.owns(run, address, bytes) {
+            out_of_bounds(run, self, address, bytes, access, at);
+        }
+        if self.updating.replace(false) {
+            run.progress();
+        }
+        match access {
+            Access::Read => {}
+            Access::Write | Access::AtomicWrite(..) => run.progress(),
+            Access::AtomicRmw(..) => self.updating.set(true),
+            Access::AtomicRead(..) => {
+                // A thread that goes on to other addresses does not poll, unless it says so. (It gives way by itself, so not
+                // here.)
+                let [a, b, c, d] = self.polled.get();
+                if ![a, b, c, d].contains(&address) && !self.waits.get() {
+                    self.polled.set([address, a, b, c]);
+                    run.progress();
+                }
+                return;
+            }
+        }
+        if run.mode.preempt || accesses >= run.slice_end.get() {
+            self.give_way(Wait::Ready);
+        }
+    }
+
     /// Whether the bytes are the block's shared memory or the thread's own stack.
     #[cold]
     fn owns(&self, run: &Run, address: usize, bytes: usize) -> bool {
@@ -143,10 +158,43 @@ fn out_of_bounds(
         Access::Write | Access::AtomicWrite(..) => "stores",
         Access::AtomicRmw(..) => "updates",
     };
+    if multicast::is_multicast(address) {
+        thread.misuse(run, at, format!(
+            "it {access} {bytes} bytes at {address:#x}, a multicast address, which is for multimem instructions only"
+        ));
+    }
     let where_to = nccl::describe(&run.memory, address);
     let (kernel, who) = (run.mode.kernel, thread.who(run));
     thread
         .fail(run, Error::OutOfBounds { kernel, thread: who, access, bytes, address, where_to, at })
+}
+
+fn multimem(ctx: *const ThreadCtx, address: usize, bytes: usize, at: Site) -> MulticastParts {
+    let (thread, run) = Thread::of(ctx);
+    thread.multimem(run, address, bytes, at)
+}
+
+impl Thread {
+    /// The copies behind a multicast address that the thread is about to use.
+    pub(crate) fn multimem(
+        &self,
+        run: &Run,
+        address: usize,
+        bytes: usize,
+        at: Site,
+    ) -> MulticastParts {
+        run.accesses.set(run.accesses.get() + 1);
+        let rank = self.block(run).rank;
+        let parts = match run.memory.multicast.parts(rank, address, bytes) {
+            Ok(parts) => parts,
+            Err(why) => self.misuse(run, at, format!("a multimem instruction: {why}")),
+        };
+        run.progress();
+        if run.mode.preempt || run.accesses.get() >= run.slice_end.get() {
+            self.give_way(Wait::Ready);
+        }
+        parts
+    }
 }
 
 fn spin(ctx: *const ThreadCtx, at: Site) {
@@ -183,8 +231,10 @@ pub(crate) static OPS: Ops = Ops {
     ballot,
     shared_static,
     access,
+    multimem,
     spin,
     fence: |_, _, _| {},
+    exit,
     print,
     clock,
 };

@@ -11,16 +11,19 @@ use cuda_std::arch::{CTX, ThreadCtx};
 use devcomm_types::kernel::{HostKernel, KernelArgs, LaunchArgs};
 
 use crate::barrier::BlockBarrier;
+use crate::dev_comm::CommState;
 use crate::error::{Error, Result};
 use crate::hooks::OPS;
+use crate::nccl::Network;
 use crate::panics;
 use crate::scheduler::{Fiber, Scheduler};
 use crate::shared::{MAX_SHARED, SharedMemory};
 use crate::stack::Slab;
 use crate::thread::{Block, Mode, OpenSession, Run, Thread, Wait};
 use crate::trap::{self, Watchdog};
+use crate::waits::WaitState;
 use crate::warp::{WARP, Warp};
-use crate::world::{CommState, Simulator};
+use crate::world::Simulator;
 
 /// Threads of a block, at most.
 const MAX_BLOCK: u32 = 1024;
@@ -100,7 +103,8 @@ impl Simulator {
             if let Some(comm) = args.dev_comm() {
                 comms.push(self.check_comm(K::NAME, comm, config.grid, resident)?);
             }
-            of_rank.push(K::Args::from_abi(args.into_abi()));
+            // SAFETY: the arguments are this simulator's, and the contract of the kernel, which is the caller's, is about the rest.
+            of_rank.push(unsafe { K::Args::from_abi(args.into_abi()) });
         }
         let mode = Mode {
             kernel: K::NAME,
@@ -173,12 +177,6 @@ impl Simulator {
                     .to_owned(),
             );
         }
-        let barriers = comm.lsa_barrier.n_barriers;
-        if i64::from(grid) > i64::from(barriers) {
-            return refuse(format!(
-                "a grid of {grid} blocks, but the device communicator has {barriers} LSA barriers; launch fewer blocks or set DevCommConfig::lsa_barriers"
-            ));
-        }
         if grid > resident {
             return refuse(format!(
                 "a grid of {grid} blocks, but a GPU holds {resident} of them at one time, and blocks that wait for peers need to run together"
@@ -227,6 +225,7 @@ impl Simulator {
             wait: Cell::new(Wait::Done),
             result: Cell::new((0, false)),
             updating: Cell::new(false),
+            waits: Cell::new(false),
             unwinding: Cell::new(false),
             polled: Cell::new([0; 4]),
             trap: Cell::new(None),
@@ -249,6 +248,9 @@ impl Simulator {
             slice_end: Cell::new(0),
             clock: Cell::new(0),
             idle: Cell::new(0),
+            streak: Cell::new(1),
+            waits: (0..threads).map(|_| WaitState::default()).collect(),
+            network: Network::default(),
             sessions: RefCell::new(BTreeMap::new()),
             memory: Rc::clone(&self.memory),
             slab,

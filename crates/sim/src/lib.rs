@@ -1,14 +1,28 @@
 //! CPU simulator of GPUs and of NCCL's device API: the same kernel function, without a GPU.
 //!
 //! A launch runs a kernel for every rank, block and thread as a coroutine of one OS thread. Threads take turns where they
-//! synchronise (or, on request, at every access), in order or in a random order by seed. Windows, LSA pointers and LSA barriers,
-//! shared memory, block barriers, warp operations, atomics and printing behave as on a GPU; what would hang there is a
-//! report here: [`Error::Deadlock`] says who waits for what.
+//! synchronise (or, on request, at every access), in order or in a random order by seed. Windows and resource buffers, LSA
+//! pointers and multicast addresses, all of NCCL's barriers, its reduce-copy functions, shared memory, block barriers, warp
+//! operations, atomics and printing behave as on a GPU; what would hang there is a report here: [`Error::Deadlock`] says
+//! who waits for what.
+//!
+//! # The network
+//!
+//! GIN is the PROXY back end between the simulated ranks. An operation is on its way when the call that posts it returns: its
+//! source is read later, its bytes land later still, and its signal comes after them, all when threads wait; with a seed, at
+//! random moments. Strong signals come after all that was posted before them in their context to their peer; weak ones
+//! after their own put, and with a seed sometimes before earlier ones. So a kernel that forgets a flush or a signal fails
+//! for some seed. Windows, peers, signals and counters are checked when an operation is posted.
+//!
+//! Time does not pass: a wait with a timeout is over when nothing but such waits could go on, one after the other, in an
+//! order that the seed fixes.
 //!
 //! # What it is not
 //!
-//! Memory is sequentially consistent: a kernel that lacks a fence passes. Plain dereferences of pointers are not seen, only
-//! what goes through `cuda_std` is. One block's threads run one at a time, so that speed says nothing about a GPU.
+//! Memory is sequentially consistent: a kernel that lacks a fence passes, also one before a put. Plain dereferences of pointers are not
+//! seen, only what goes through `cuda_std` and `nccl_device` is. One block's threads run one at a time, so that speed says
+//! nothing about a GPU. There is no CFT, of the back ends of GIN there is PROXY alone, and what a kernel promises by a resource
+//! sharing mode is not checked.
 //!
 //! # Safety model
 //!
@@ -55,10 +69,12 @@
 
 mod barrier;
 mod builder;
+mod dev_comm;
 mod error;
 mod hooks;
 mod launch;
 mod memory;
+mod multicast;
 mod nccl;
 mod panics;
 mod scheduler;
@@ -66,11 +82,17 @@ mod shared;
 mod stack;
 mod thread;
 mod trap;
+mod waits;
 mod warp;
 mod world;
 
 pub use builder::Builder;
+pub use dev_comm::{
+    Counters, DevComm, DevCommArg, DevCommConfig, GinBarriers, LlA2a, LsaBarriers, ResourceBuffer,
+    ResourceKey, ResourceRequest, Signals, TeamMultimem,
+};
+pub use devcomm_types::GinConnectionType;
 pub use error::{Error, Limit, Result, Site, Stall, ThreadId, Waiter, Waiting};
 pub use launch::{LaunchConfig, Report};
 pub use thread::OpenSession;
-pub use world::{Buffer, DevComm, DevCommArg, DevCommConfig, Simulator, Window, WindowArg};
+pub use world::{Buffer, Simulator, Window, WindowArg};

@@ -18,6 +18,7 @@ use std::rc::Rc;
 use devcomm_types::Element;
 
 use crate::error::{Error, Result};
+use crate::multicast::Multicast;
 
 /// What fresh device memory holds: a NaN in every floating-point type, an unlikely number in the others.
 pub(crate) const POISON: u32 = 0x7fff_7fff;
@@ -139,11 +140,13 @@ const CACHE_BITS: u32 = 8;
 pub(crate) struct Memory {
     ranges: RefCell<Vec<(Range, Owner)>>,
     cache: Box<[Cell<Range>]>,
+    pub(crate) multicast: Multicast,
 }
 
 impl Memory {
     pub(crate) fn new() -> Self {
-        Self { ranges: RefCell::default(), cache: vec![Cell::default(); 1 << CACHE_BITS].into() }
+        let cache = vec![Cell::default(); 1 << CACHE_BITS].into();
+        Self { ranges: RefCell::default(), cache, multicast: Multicast::default() }
     }
 
     /// `bytes` from `part` are live, and `ranks` (the first, and how many) may touch them.
@@ -216,6 +219,8 @@ pub(crate) struct Allocation {
     /// Length of a part in bytes.
     bytes: usize,
     stride: usize,
+    /// Where multicast addresses have it.
+    place: Option<u32>,
     memory: Rc<Memory>,
     _mapping: Mapping,
 }
@@ -242,12 +247,13 @@ impl Allocation {
             mapping.protect(rank * stride, open, true).map_err(refused)?;
             parts.push(mapping.base().wrapping_add(rank * stride));
         }
+        let place = memory.multicast.place(parts[0], stride, bytes).ok_or_else(too_large)?;
         for (rank, part) in parts.iter().enumerate() {
             let (first_rank, owner) = (rank - rank % team, owner(rank));
             memory.insert(*part, bytes, (first_rank, team), owner);
         }
-        let memory = Rc::clone(memory);
-        Ok(Self { parts, bytes, stride, memory, _mapping: mapping })
+        let (place, memory) = (Some(place), Rc::clone(memory));
+        Ok(Self { parts, bytes, stride, place, memory, _mapping: mapping })
     }
 
     /// One part of `rank` alone, ending at a page without access (up to the alignment).
@@ -268,7 +274,7 @@ impl Allocation {
         let part = mapping.base().wrapping_add(start);
         memory.insert(part, bytes, (rank, 1), owner);
         let memory = Rc::clone(memory);
-        Ok(Self { parts: vec![part], bytes, stride: 0, memory, _mapping: mapping })
+        Ok(Self { parts: vec![part], bytes, stride: 0, place: None, memory, _mapping: mapping })
     }
 
     /// First byte of `rank`'s part.
@@ -279,6 +285,16 @@ impl Allocation {
     /// Distance between the parts in units of 4 GiB.
     pub(crate) fn stride_4g(&self) -> u32 {
         (self.stride / STRIDE_UNIT) as u32
+    }
+
+    /// Length of a part in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Its place in multicast groups, in their units.
+    pub(crate) fn place(&self) -> u32 {
+        self.place.unwrap_or(0)
     }
 
     /// Sets every byte of `rank`'s part to the poison pattern.
@@ -325,6 +341,9 @@ impl Drop for Allocation {
     fn drop(&mut self) {
         for part in &self.parts {
             self.memory.remove(part.addr());
+        }
+        if let Some(place) = self.place {
+            self.memory.multicast.remove(place);
         }
     }
 }

@@ -3,21 +3,31 @@
 //! # Safety
 //!
 //! Each function has the contract of NCCL's, which is the kernel author's: handles come from this simulator, coops and
-//! sessions from the functions here. A kernel runs on a coroutine with a current [`Thread`]. Barrier words lie in the
-//! resource memory of a device communicator, which the launch keeps alive.
+//! sessions from the functions here, pointers to structs are valid. A kernel runs on a coroutine with a current
+//! [`Thread`]. Barrier words lie in the resource memory of a device communicator, which the launch keeps alive.
 
 mod coop;
+mod gin;
 mod lsa_barrier;
+mod pointers;
+mod reduce_copy;
+mod table;
+mod teams;
 
 use std::ffi::c_void;
 
-use devcomm_types::nccl::DevComm;
-use nccl_device::raw::host::{CALL_SITE, NcclDevice};
+use nccl_device::raw::host::CALL_SITE;
 
+use crate::error::Site;
 use crate::memory::{Memory, STRIDE_UNIT};
-use crate::thread::Thread;
+use crate::multicast;
+use crate::thread::{Run, Thread};
 
-pub(crate) use lsa_barrier::{InboxWait, RESOURCE_UNIT, barrier_words};
+pub(crate) use gin::network::{Network, QueueKey};
+pub(crate) use gin::{BarrierSet, GinComm, GinRank};
+pub(crate) use lsa_barrier::{InboxWait, arrived, barrier_words};
+pub(crate) use pointers::RESOURCE_UNIT;
+pub(crate) use table::install;
 
 /// What a window handle points to: one rank's view of a window.
 pub(crate) struct WindowView {
@@ -28,20 +38,46 @@ pub(crate) struct WindowView {
     pub(crate) lsa_rank: i32,
     pub(crate) lsa_size: i32,
     pub(crate) world_rank: i32,
+    /// Its place in multicast groups, in units of 4 KiB.
+    pub(crate) mc_offset_4k: u32,
+    /// Number of the window, for reports.
+    pub(crate) id: u32,
+    /// The part of rank 0, for the network.
+    pub(crate) world_base: *mut u8,
+    /// Length of a part in bytes.
+    pub(crate) bytes: usize,
 }
 
 /// Pointers to ranks that do not exist start here: no machine maps it.
 const NOWHERE: usize = 0xdead << 48;
 
+/// The address of byte `offset` of LSA rank `peer`, among parts that are `stride_4g` apart.
+fn of_lsa(
+    flat_base: *mut u8,
+    stride_4g: u32,
+    lsa_size: i32,
+    offset: usize,
+    peer: i32,
+) -> *mut c_void {
+    if !(0..lsa_size).contains(&peer) {
+        // Asking is allowed, as on a GPU; touching it is reported.
+        let address = NOWHERE | (peer as u16 as usize) << 32 | (offset & 0xffff_ffff);
+        return std::ptr::without_provenance_mut(address);
+    }
+    let part = peer as usize * stride_4g as usize * STRIDE_UNIT;
+    flat_base.wrapping_add(part).wrapping_add(offset).cast()
+}
+
 impl WindowView {
     fn of_lsa(&self, offset: usize, peer: i32) -> *mut c_void {
-        if !(0..self.lsa_size).contains(&peer) {
-            // Asking is allowed, as on a GPU; touching it is reported.
-            let address = NOWHERE | (peer as u16 as usize) << 32 | (offset & 0xffff_ffff);
-            return std::ptr::without_provenance_mut(address);
-        }
-        let part = peer as usize * self.stride_4g as usize * STRIDE_UNIT;
-        self.flat_base.wrapping_add(part + offset).cast()
+        of_lsa(self.flat_base, self.stride_4g, self.lsa_size, offset, peer)
+    }
+
+    /// Byte `offset` of world rank `rank`'s part, where `bytes` bytes are; or nothing.
+    fn of_world(&self, offset: usize, bytes: usize, rank: usize) -> Option<*mut u8> {
+        let end = offset.checked_add(bytes)?;
+        let part = rank * self.stride_4g as usize * STRIDE_UNIT;
+        (end <= self.bytes).then(|| self.world_base.wrapping_add(part + offset))
     }
 }
 
@@ -51,33 +87,17 @@ pub(crate) fn describe(memory: &Memory, address: usize) -> String {
         let peer = (address >> 32) as u16 as i16;
         return format!("in the part of rank {peer}, which is not in the LSA team");
     }
+    if multicast::is_multicast(address) {
+        return "at a multicast address, which is for multimem instructions only".to_owned();
+    }
     memory.describe(address)
 }
 
-/// Installs the table for this process.
-pub(crate) fn install() {
-    nccl_device::raw::host::install(&TABLE);
+/// The thread that made the call, its run, and where it did.
+fn caller<'a>() -> (&'a Thread, &'a Run, Site) {
+    let (thread, run) = Thread::current();
+    (thread, run, CALL_SITE.get())
 }
-
-static TABLE: NcclDevice = NcclDevice {
-    ncclGetLocalPointer: local_pointer,
-    ncclGetLsaPointer: lsa_pointer,
-    ncclGetPeerPointer: peer_pointer,
-    ncclGetLsaMultimemPointer: lsa_multimem_pointer,
-    ncclCoopAnyInitThread: coop::thread,
-    ncclCoopAnyInitWarp: coop::warp,
-    ncclCoopAnyInitLanes: coop::lanes,
-    ncclCoopAnyInitWarpSpan: coop::warp_span,
-    ncclCoopAnyInitCta: coop::cta,
-    ncclCoopThreadRank: coop::thread_rank,
-    ncclCoopSize: coop::size,
-    ncclCoopSync: coop::sync,
-    ncclLsaBarrierSessionInit: lsa_barrier::init,
-    ncclLsaBarrierSessionArrive: lsa_barrier::arrive,
-    ncclLsaBarrierSessionWait: lsa_barrier::wait,
-    ncclLsaBarrierSessionSync: lsa_barrier::sync,
-    ncclLsaBarrierSessionDestroy: lsa_barrier::destroy,
-};
 
 /// The view behind a handle; a NULL handle ends the kernel.
 ///
@@ -90,42 +110,8 @@ unsafe fn view<'a>(window: *mut c_void) -> &'a WindowView {
     match unsafe { window.cast::<WindowView>().as_ref() } {
         Some(view) => view,
         None => {
-            let (thread, run) = Thread::current();
-            thread.misuse(run, CALL_SITE.get(), "the window is NULL")
+            let (thread, run, at) = caller();
+            thread.misuse(run, at, "the window is NULL")
         }
     }
-}
-
-unsafe extern "C-unwind" fn local_pointer(window: *mut c_void, offset: usize) -> *mut c_void {
-    // SAFETY: the kernel passes a window that it was given.
-    let view = unsafe { view(window) };
-    view.of_lsa(offset, view.lsa_rank)
-}
-
-unsafe extern "C-unwind" fn lsa_pointer(
-    window: *mut c_void,
-    offset: usize,
-    peer: i32,
-) -> *mut c_void {
-    // SAFETY: the kernel passes a window that it was given.
-    unsafe { view(window) }.of_lsa(offset, peer)
-}
-
-unsafe extern "C-unwind" fn peer_pointer(
-    window: *mut c_void,
-    offset: usize,
-    peer: i32,
-) -> *mut c_void {
-    // SAFETY: the kernel passes a window that it was given.
-    let view = unsafe { view(window) };
-    view.of_lsa(offset, peer - view.world_rank + view.lsa_rank)
-}
-
-unsafe extern "C-unwind" fn lsa_multimem_pointer(
-    _window: *mut c_void,
-    _offset: usize,
-    _comm: *const DevComm,
-) -> *mut c_void {
-    let (thread, run) = Thread::current();
-    thread.misuse(run, CALL_SITE.get(), "multimem is not simulated, and not every GPU has it")
 }

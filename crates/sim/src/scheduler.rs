@@ -3,15 +3,20 @@
 //! A turn takes a block and runs its ready threads, round after round, until none is ready or the turn is long enough; then
 //! comes the next block. (One queue of all threads would be several times slower: each thread's stack would be out of
 //! the cache at its turn.) The order is that of the ranks, blocks and threads, or random by seed.
+//!
+//! A pass over the blocks in which threads wait gives the network its turn. What happens when they do nothing else is in
+//! [`stuck`].
 
-use std::collections::BTreeMap;
+mod report;
+mod stuck;
+
 use std::time::{Duration, Instant};
 
 use corosensei::{Coroutine, CoroutineResult};
 use cuda_std::arch::{CTX, ThreadCtx};
 
 use crate::barrier;
-use crate::error::{Error, Limit, Result, Stall, Waiter, Waiting};
+use crate::error::{Error, Limit, Result};
 use crate::hooks::{OPS, SLICE};
 use crate::shared::SharedMemory;
 use crate::stack::SlabStack;
@@ -37,7 +42,8 @@ const MAX_IDLE_UNWATCHED: u64 = 1 << 26;
 pub(crate) struct Rng(pub(crate) u64);
 
 impl Rng {
-    fn below(&mut self, n: usize) -> usize {
+    /// A number below `n`.
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -59,6 +65,17 @@ impl Drop for Fibers {
     }
 }
 
+/// What happened in a pass over the blocks that can run.
+#[derive(Default)]
+struct Pass {
+    /// Steps of threads that looked in vain for what they wait for.
+    looks: u64,
+    /// Steps of threads that polled without saying for what.
+    spins: u64,
+    /// Whether there was any other step.
+    other: bool,
+}
+
 /// The state of one launch.
 pub(crate) struct Scheduler<'a> {
     run: &'a Run,
@@ -78,6 +95,12 @@ pub(crate) struct Scheduler<'a> {
     live: usize,
     /// Threads that wait for a peer's word.
     at_inbox: Vec<u32>,
+    /// Threads that wait for the network.
+    at_network: Vec<u32>,
+    /// What the present pass saw.
+    pass: Pass,
+    /// Passes in a row in which threads only looked for what they wait for.
+    quiet: u32,
     batch: Vec<u32>,
     /// Hash of the order so far.
     trace: u64,
@@ -105,6 +128,9 @@ impl<'a> Scheduler<'a> {
             ended: vec![0; run.mode.ranks],
             live: 0,
             at_inbox: Vec::new(),
+            at_network: Vec::new(),
+            pass: Pass::default(),
+            quiet: 0,
             batch: Vec::new(),
             trace: 0xcbf2_9ce4_8422_2325,
         }
@@ -118,20 +144,29 @@ impl<'a> Scheduler<'a> {
         let mut pass = Vec::new();
         loop {
             std::mem::swap(&mut pass, &mut self.run.queue.borrow_mut());
+            self.pass = Pass::default();
+            let idle = self.run.idle.get();
             for i in 0..pass.len() {
                 if let Some(rng) = &mut self.rng {
                     let k = i + rng.below(pass.len() - i);
                     pass.swap(i, k);
                 }
                 self.turn(pass[i] as usize)?;
+                self.deliver_at_random();
             }
             pass.clear();
+            self.deliver();
             self.wake_arrived();
             if self.run.queue.borrow().is_empty() {
                 if self.live == 0 {
+                    self.run.network.drain(self.rng.as_mut());
                     return Ok(self.trace);
                 }
-                return Err(Error::Deadlock(self.stall()));
+                if self.run.network.is_idle() && !self.time_out() {
+                    return Err(Error::Deadlock(self.stall()));
+                }
+            } else {
+                self.look_for_news(idle)?;
             }
         }
     }
@@ -167,6 +202,8 @@ impl<'a> Scheduler<'a> {
             thread.wait.set(Wait::Ready);
             thread.updating.set(false);
             thread.polled.set([0; 4]);
+            thread.waits.set(false);
+            run.waits[thread.id as usize].over.set(false);
             let fiber = (self.spawn)(thread);
             thread.trap.set(Some(fiber.trap_handler()));
             self.fibers.0[thread.id as usize] = Some(fiber);
@@ -224,22 +261,35 @@ impl<'a> Scheduler<'a> {
         self.trace = (self.trace ^ who).wrapping_mul(0x100_0000_01b3);
         run.slice_end.set(run.accesses.get() + SLICE);
         thread.wait.set(Wait::Ready);
+        let waits = thread.waits.get();
         let fiber = &mut self.fibers.0[thread.id as usize];
         CTX.set(std::ptr::from_ref(thread).cast());
         let result = fiber.as_mut().map(|fiber| fiber.resume(()));
         CTX.set(std::ptr::null());
         match result {
             Some(CoroutineResult::Yield(())) => match thread.wait.get() {
-                Wait::Ready => {
+                Wait::Ready if !(waits && thread.waits.get()) => {
                     run.progress();
                     block.next.borrow_mut().push(thread.id);
                 }
-                Wait::Spin { .. } => {
+                Wait::Ready | Wait::Spin { .. } => {
                     run.idle.set(run.idle.get() + 1);
                     block.next.borrow_mut().push(thread.id);
+                    if waits && thread.waits.get() {
+                        self.pass.looks += 1;
+                    } else {
+                        self.pass.spins += 1;
+                    }
                     return true;
                 }
+                Wait::Exited => {
+                    // SAFETY: as in the drop of `Fibers`.
+                    fiber.iter_mut().for_each(|fiber| unsafe { fiber.force_reset() });
+                    *fiber = None;
+                    self.thread_ended(block, thread);
+                }
                 Wait::Inbox(_) => self.at_inbox.push(thread.id),
+                Wait::Network => self.at_network.push(thread.id),
                 _ => {}
             },
             Some(CoroutineResult::Return(())) | None => {
@@ -249,6 +299,7 @@ impl<'a> Scheduler<'a> {
                 }
             }
         }
+        self.pass.other = true;
         false
     }
 
@@ -273,7 +324,7 @@ impl<'a> Scheduler<'a> {
         }
     }
 
-    /// Wakes the threads whose peer has arrived.
+    /// Wakes the threads whose peer has arrived, or for which the network has delivered.
     fn wake_arrived(&mut self) {
         let run = self.run;
         self.at_inbox.retain(|id| {
@@ -281,6 +332,14 @@ impl<'a> Scheduler<'a> {
                 Wait::Inbox(wait) => wait.over(),
                 _ => true,
             };
+            if over {
+                run.wake(*id);
+            }
+            !over
+        });
+        self.at_network.retain(|id| {
+            let state = &run.waits[*id as usize];
+            let over = state.over.get() || state.until.get().is_none_or(|until| until.holds(run));
             if over {
                 run.wake(*id);
             }
@@ -321,46 +380,6 @@ impl<'a> Scheduler<'a> {
             true => run.failure.take().map_or(Ok(()), Err),
             false => Ok(()),
         }
-    }
-
-    /// Who waits for what now.
-    fn stall(&self) -> Box<Stall> {
-        let run = self.run;
-        let mut waiters = Vec::new();
-        for block in run.blocks.iter().filter(|block| block.live.get() > 0) {
-            // By text and place; those that wait for peers first, since others wait for them.
-            let mut groups: BTreeMap<(bool, String, String), Waiter> = BTreeMap::new();
-            for thread in block.threads(run) {
-                let (what, at) = match thread.wait.get() {
-                    Wait::Ready | Wait::Failed => (Waiting::Nothing, None),
-                    Wait::Barrier { id, at, session: None } => {
-                        (Waiting::Block { barrier: id }, Some(at))
-                    }
-                    Wait::Barrier { session: Some(index), at, .. } => {
-                        (Waiting::Coop { index }, Some(at))
-                    }
-                    Wait::Warp { mask, at } => (Waiting::Warp { mask }, Some(at)),
-                    Wait::Inbox(wait) => (wait.waiting(), Some(wait.at)),
-                    Wait::Spin { at } => (Waiting::Spin, Some(at)),
-                    Wait::Running => (Waiting::Computing, None),
-                    Wait::Done => continue,
-                };
-                let place = at.map_or_else(String::new, |at| at.to_string());
-                let (rank, index) = (block.rank, block.index.get());
-                let behind = !matches!(what, Waiting::Peers { .. });
-                groups
-                    .entry((behind, what.to_string(), place))
-                    .or_insert(Waiter { rank, block: index, threads: 0, what, at })
-                    .threads += 1;
-            }
-            waiters.extend(groups.into_values());
-        }
-        Box::new(Stall {
-            kernel: run.mode.kernel,
-            waiters,
-            ended: self.ended.clone(),
-            pending: self.next_block.iter().map(|next| run.mode.grid - next).collect(),
-        })
     }
 }
 

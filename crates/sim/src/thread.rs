@@ -11,9 +11,10 @@ use cuda_std::arch::ThreadCtx;
 use crate::barrier::BlockBarrier;
 use crate::error::{Error, Site, ThreadId};
 use crate::memory::Memory;
-use crate::nccl::InboxWait;
+use crate::nccl::{InboxWait, Network};
 use crate::shared::SharedMemory;
 use crate::stack::Slab;
+use crate::waits::WaitState;
 use crate::warp::Warp;
 
 /// What a thread waits for.
@@ -21,20 +22,33 @@ use crate::warp::Warp;
 pub(crate) enum Wait {
     /// Nothing.
     Ready,
-    /// A barrier of its block; inside LSA barrier `session`, if any.
-    Barrier { id: u32, at: Site, session: Option<u32> },
+    /// A barrier of its block; as part of a call of NCCL, if any.
+    Barrier { id: u32, at: Site, within: Option<Within> },
     /// Lanes of its warp.
     Warp { mask: u32, at: Site },
     /// A word that a peer stores.
     Inbox(InboxWait),
+    /// What [`Run::waits`] says.
+    Network,
     /// Anything that another thread does: it polls.
     Spin { at: Site },
+    /// Nothing any more: it left the kernel.
+    Exited,
     /// Nothing any more: it broke a rule, and the kernel ends.
     Failed,
     /// Nothing: it computes, and was stopped.
     Running,
     /// It has ended.
     Done,
+}
+
+/// A call of NCCL in which the threads of a coop wait for each other.
+#[derive(Clone, Copy)]
+pub(crate) enum Within {
+    /// One on the LSA barrier of this index.
+    LsaBarrier(u32),
+    /// One of this name.
+    Call(&'static str),
 }
 
 /// One simulated thread.
@@ -49,6 +63,8 @@ pub(crate) struct Thread {
     pub(crate) result: Cell<(u32, bool)>,
     /// Whether it has begun a read-modify-write that may have changed memory.
     pub(crate) updating: Cell<bool>,
+    /// Whether it is in a wait with a name, which [`Run::waits`] has.
+    pub(crate) waits: Cell<bool>,
     /// Whether it has panicked, and unwinds.
     pub(crate) unwinding: Cell<bool>,
     /// Addresses that it polled lately.
@@ -133,6 +149,12 @@ pub(crate) struct Run {
     pub(crate) clock: Cell<u64>,
     /// How often threads polled since something last happened.
     pub(crate) idle: Cell<u64>,
+    /// Number of the present streak of passes in which threads only looked for what they wait for.
+    pub(crate) streak: Cell<u64>,
+    /// The waits of the threads, apart from them because they are seldom looked at.
+    pub(crate) waits: Box<[WaitState]>,
+    /// What is under way between the ranks.
+    pub(crate) network: Network,
     /// Sessions by address of the barrier's epoch word, with the thread that opened each.
     pub(crate) sessions: RefCell<BTreeMap<usize, (u32, OpenSession)>>,
     /// Keeps the live ranges.

@@ -1,34 +1,26 @@
-//! The simulated devices: the simulator, windows, buffers and device communicators.
+//! The simulated devices: the simulator, its windows and buffers.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::rc::{Rc, Weak};
 
 use devcomm_types::kernel::IntoArg;
-use devcomm_types::nccl::{self, LsaBarrierHandle, ResourceWindow};
-use devcomm_types::{Element, Window as WindowParam};
+use devcomm_types::nccl;
+use devcomm_types::{Element, Slice, Window as WindowParam};
 
 use crate::builder::Builder;
+use crate::dev_comm::{self, CommState, DevComm, DevCommConfig};
 use crate::error::{Error, Result};
 use crate::memory::{Allocation, Memory, Owner};
-use crate::nccl::{RESOURCE_UNIT, WindowView, barrier_words};
+use crate::nccl::WindowView;
 use crate::stack::Slab;
-
-/// What NCCL writes into a device communicator: version 2.32.3.
-const VERSION: u32 = 23203;
-
-/// More than any grid needs.
-const MAX_BARRIERS: u32 = 1 << 20;
-
-/// The barriers' place among the resources, in units of [`RESOURCE_UNIT`]; not zero, so that forgetting it shows.
-const BARRIERS_AT: u32 = 1;
 
 /// Simulated GPUs, one a rank, and what they share.
 ///
 /// It lives on one OS thread; several may live on several.
 pub struct Simulator {
     pub(crate) settings: Builder,
-    lsa_ranks: usize,
+    pub(crate) lsa_ranks: usize,
     pub(crate) memory: Rc<Memory>,
     /// Stacks, kept between launches.
     pub(crate) slab: RefCell<Option<Slab>>,
@@ -85,7 +77,13 @@ impl Simulator {
         if rank < ranks { Ok(()) } else { Err(Error::Rank { rank, ranks }) }
     }
 
-    fn symmetric(&self, bytes: usize, owner: impl Fn(usize) -> Owner) -> Result<Symmetric> {
+    /// Memory in every rank, at one place in all.
+    pub(crate) fn symmetric(
+        &self,
+        bytes: usize,
+        id: u32,
+        owner: impl Fn(usize) -> Owner,
+    ) -> Result<Symmetric> {
         let (ranks, team) = (self.settings.ranks, self.lsa_ranks);
         let allocation = Allocation::symmetric(&self.memory, ranks, team, bytes, owner)?;
         let view = |rank: usize| {
@@ -96,6 +94,10 @@ impl Simulator {
                 lsa_rank: lsa_rank as i32,
                 lsa_size: self.lsa_ranks as i32,
                 world_rank: rank as i32,
+                mc_offset_4k: allocation.place(),
+                id,
+                world_base: allocation.part(0),
+                bytes: allocation.bytes(),
             }
         };
         let views = (0..self.settings.ranks).map(view).collect();
@@ -110,7 +112,7 @@ impl Simulator {
     pub fn window<T: Element>(&self, len: usize) -> Result<Window<T>> {
         let id = self.next_id();
         let bytes = len.saturating_mul(size_of::<T>());
-        let memory = self.symmetric(bytes, |rank| Owner::Window { id, rank })?;
+        let memory = self.symmetric(bytes, id, |rank| Owner::Window { id, rank })?;
         (0..self.settings.ranks).for_each(|rank| memory.allocation.poison(rank));
         Ok(Window { memory, len, id, element: PhantomData })
     }
@@ -135,76 +137,33 @@ impl Simulator {
     ///
     /// # Errors
     ///
-    /// [`Error::Memory`] where the machine has no room, [`Error::Settings`] for what is not simulated.
+    /// [`Error::Memory`] where the machine has no room, [`Error::Settings`] for what makes no sense.
     #[doc(alias = "ncclDevCommCreate")]
     pub fn dev_comm(&self, config: DevCommConfig) -> Result<DevComm> {
-        if config.lsa_multimem {
-            return Err(Error::Settings("multimem is not simulated".to_owned()));
-        }
-        if config.lsa_barriers > MAX_BARRIERS {
-            let asked = config.lsa_barriers;
-            return Err(Error::Settings(format!(
-                "{asked} LSA barriers, of at most {MAX_BARRIERS}"
-            )));
-        }
-        let id = self.next_id();
-        let words = barrier_words(config.lsa_barriers as usize, self.lsa_ranks);
-        let bytes = BARRIERS_AT as usize * RESOURCE_UNIT + words * size_of::<u32>();
-        let resources = self.symmetric(bytes, |rank| Owner::Resources { id, rank })?;
-        let comm = |rank: usize| {
-            resources.allocation.zero(rank);
-            let view = &resources.views[rank];
-            nccl::DevComm {
-                version: VERSION,
-                rank: rank as i32,
-                n_ranks: self.settings.ranks as i32,
-                n_ranks_rcp32: reciprocal(self.settings.ranks),
-                lsa_rank: view.lsa_rank,
-                lsa_size: view.lsa_size,
-                lsa_size_rcp32: reciprocal(self.lsa_ranks),
-                resource_window: resources.handle(rank),
-                resource_window_inlined: ResourceWindow {
-                    lsa_flat_base: view.flat_base.cast(),
-                    stride_4g: view.stride_4g,
-                    mc_offset_4k: 0,
-                },
-                lsa_barrier: LsaBarrierHandle {
-                    buffer: BARRIERS_AT,
-                    n_barriers: config.lsa_barriers as i32,
-                },
-                ..nccl::DevComm::zeroed()
-            }
-        };
-        let comms = (0..self.settings.ranks).map(comm).collect();
-        let state = Rc::new(CommState { resources, comms, poisoned: Cell::new(false) });
+        let comm = dev_comm::make(self, &config, self.next_id())?;
         let mut known = self.comms.borrow_mut();
         known.retain(|comm| comm.strong_count() > 0);
-        known.push(Rc::downgrade(&state));
-        Ok(DevComm { state })
+        known.push(Rc::downgrade(comm.state()));
+        Ok(comm)
     }
 
     /// The state of a device communicator that is an argument.
     pub(crate) fn find_comm(&self, comm: &nccl::DevComm) -> Option<Rc<CommState>> {
         let comms = self.comms.borrow();
         let mut live = comms.iter().filter_map(Weak::upgrade);
-        live.find(|state| state.comms.iter().any(|c| c.resource_window == comm.resource_window))
+        live.find(|state| state.has(comm))
     }
-}
-
-/// 2^32 / `n`, as far as 32 bits hold it.
-fn reciprocal(n: usize) -> u32 {
-    u32::try_from((1_u64 << 32) / n.max(1) as u64).unwrap_or(u32::MAX)
 }
 
 /// Memory of all ranks, and each rank's view of it.
 pub(crate) struct Symmetric {
-    allocation: Allocation,
+    pub(crate) allocation: Allocation,
     /// Boxed: handles point here.
-    views: Box<[WindowView]>,
+    pub(crate) views: Box<[WindowView]>,
 }
 
 impl Symmetric {
-    fn handle(&self, rank: usize) -> *mut std::ffi::c_void {
+    pub(crate) fn handle(&self, rank: usize) -> *mut std::ffi::c_void {
         std::ptr::from_ref(&self.views[rank]).cast_mut().cast()
     }
 }
@@ -330,55 +289,8 @@ impl<T: Element> IntoArg<u64> for &Buffer<T> {
     }
 }
 
-/// What a device communicator is made with. NCCL: `ncclDevCommRequirements`.
-#[doc(alias = "ncclDevCommRequirements")]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DevCommConfig {
-    /// LSA barriers: at least the blocks of the grids launched with it. NCCL: `lsaBarrierCount`.
-    pub lsa_barriers: u32,
-    /// Multicast addresses of the LSA team. They are not simulated: as on a GPU without them, the device communicator is
-    /// refused. NCCL: `lsaMultimem`.
-    pub lsa_multimem: bool,
-}
-
-/// A device communicator of every rank. NCCL: `ncclDevComm`.
-#[doc(alias = "ncclDevComm")]
-pub struct DevComm {
-    state: Rc<CommState>,
-}
-
-impl DevComm {
-    /// The device communicator as an argument for `rank`'s kernel.
-    ///
-    /// # Panics
-    ///
-    /// If there is no such rank, as indexing does. (In the closure of a launch that becomes an error.)
-    pub fn rank(&self, rank: usize) -> DevCommArg<'_> {
-        DevCommArg { comm: &self.state.comms[rank] }
+impl<T: Element> IntoArg<Slice<T>> for &Buffer<T> {
+    fn into_arg(self) -> Slice<T> {
+        Slice::new(self.address(), self.len)
     }
-}
-
-/// A device communicator as one rank's kernel takes it.
-#[derive(Clone, Copy, Debug)]
-pub struct DevCommArg<'a> {
-    comm: &'a nccl::DevComm,
-}
-
-impl IntoArg<nccl::DevComm> for DevCommArg<'_> {
-    fn into_arg(self) -> nccl::DevComm {
-        *self.comm
-    }
-
-    fn dev_comm(&self) -> Option<&nccl::DevComm> {
-        Some(self.comm)
-    }
-}
-
-/// What lies behind a [`DevComm`].
-pub(crate) struct CommState {
-    #[expect(dead_code, reason = "owned: the communicators point into it")]
-    resources: Symmetric,
-    comms: Box<[nccl::DevComm]>,
-    /// Whether a kernel that used it failed: its barriers stand anywhere.
-    pub(crate) poisoned: Cell<bool>,
 }

@@ -62,7 +62,7 @@ fn a_deadlock_names_who_waits_for_which_peer_and_where() {
     let first =
         "  rank 0 block 1: 1 thread waits for LSA barrier 1, where rank 1 has not arrived, at ";
     assert!(lines[1].starts_with(first), "{text}");
-    assert!(lines[2].contains("63 threads wait for the rest of its coop in LSA barrier 1"));
+    assert!(lines[2].contains("63 threads wait for sync_threads, at"));
     assert_eq!(lines[6], "  rank 1: 2 blocks have ended");
 }
 
@@ -401,10 +401,8 @@ fn what_a_gpu_refuses_is_refused() {
     // SAFETY: the kernel touches nothing.
     assert!(unsafe { sim.launch(nothing, config, |_| ()) }.is_err());
 
-    let (few, many) = (comm(&sim, 4), comm(&sim, 64));
-    let error = error_of!(sim, nothing_with_comm, 5, 32, |rank| (few.rank(rank),));
-    assert!(error.to_string().contains("4 LSA barriers"), "{error}");
-    let error = error_of!(sim, nothing_with_comm, 33, 32, |rank| (many.rank(rank),));
+    let comm = comm(&sim, 64);
+    let error = error_of!(sim, nothing_with_comm, 33, 32, |rank| (comm.rank(rank),));
     assert!(error.to_string().contains("holds 32 of them"), "{error}");
     // Without a device communicator any grid will do.
     // SAFETY: the kernel touches nothing.

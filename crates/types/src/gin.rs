@@ -27,6 +27,22 @@ pub enum GinType {
 }
 
 impl GinType {
+    /// The back ends that kernels are compiled for.
+    pub const BACK_ENDS: [Self; 4] = [Self::Proxy, Self::Gdaki, Self::Gpi, Self::EfaGda];
+
+    /// What the name of a kernel's entry for this back end ends with, behind an underscore; `None` for one that kernels are
+    /// not compiled for.
+    #[must_use]
+    pub const fn suffix(self) -> Option<&'static str> {
+        Some(match self {
+            Self::Proxy => "proxy",
+            Self::Gdaki => "gdaki",
+            Self::Gpi => "gpi",
+            Self::EfaGda => "efa_gda",
+            Self::None | Self::Other(_) => return None,
+        })
+    }
+
     /// From NCCL's number; every number has a value.
     #[must_use]
     pub const fn from_raw(raw: i32) -> Self {
@@ -157,6 +173,13 @@ pub struct CounterRange {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_back_end_has_a_suffix_of_its_own() {
+        let suffixes = GinType::BACK_ENDS.map(|back_end| back_end.suffix().unwrap());
+        assert_eq!(suffixes, ["proxy", "gdaki", "gpi", "efa_gda"]);
+        assert_eq!((GinType::None.suffix(), GinType::from_raw(6).suffix()), (None, None));
+    }
 
     #[test]
     fn every_number_of_nccls_comes_back_as_itself() {

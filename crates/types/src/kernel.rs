@@ -6,8 +6,15 @@
 //! [`IntoArg`]. So the compiler checks a launch although the host crate and the device crate never see each other.
 
 use core::ffi::c_void;
+use core::fmt;
+use core::marker::PhantomData;
 
-use crate::nccl::{DevComm, Window};
+use crate::gin::{CounterRange, SignalRange};
+use crate::nccl::{
+    CftBarrierHandle, DevComm, GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, MultimemHandle,
+    Window,
+};
+use crate::team::Team;
 
 /// A launchable kernel: the zero-sized item that `#[kernel]` leaves on the host under the function's name.
 #[diagnostic::on_unimplemented(
@@ -15,8 +22,11 @@ use crate::nccl::{DevComm, Window};
     note = "a generic kernel exists for the types listed in `#[kernel(T = [..])]` only"
 )]
 pub trait Kernel: Copy + 'static {
-    /// Name of the entry point in PTX.
+    /// Name of the entry point in PTX; of a kernel for GIN, what the names of its entries begin with.
     const NAME: &'static str;
+    /// Whether it is compiled once for each back end of GIN: the entry for one is `NAME`, an underscore and
+    /// [`GinType::suffix`](crate::GinType::suffix).
+    const GIN: bool = false;
     /// Stem of the source file, which names the PTX module.
     const FILE: &'static str;
     /// The kernel's parameters, as the device sees them.
@@ -47,6 +57,10 @@ pub unsafe trait KernelParam: Copy {
     /// Whether the parameter is a device communicator, which makes the launch check residency and barriers.
     const IS_DEV_COMM: bool = false;
 
+    /// Whether an entry takes it as a reference to where the launch put it: a struct that does not fit two registers would be
+    /// copied to the stack as soon as somebody needs its address.
+    const IN_PLACE: bool = size_of::<Self>() > 16;
+
     /// Fails to compile when the two layouts differ, or when the type has no bytes (PTX would drop the parameter and shift
     /// those behind it).
     const LAYOUT: () = {
@@ -62,6 +76,42 @@ pub unsafe trait KernelParam: Copy {
     };
 }
 
+/// How the entry of a kernel takes a parameter: `Taken<T, false>` as it is, `Taken<T, true>` as a reference.
+#[doc(hidden)]
+pub enum Taken<T, const IN_PLACE: bool> {
+    #[doc(hidden)]
+    __(core::convert::Infallible, core::marker::PhantomData<T>),
+}
+
+/// [`Taken`], resolved.
+#[doc(hidden)]
+pub trait TakeParam {
+    /// The parameter.
+    type Param;
+    /// What the entry has in its signature.
+    type Entry;
+    /// The parameter of what the entry got.
+    fn take(entry: Self::Entry) -> Self::Param;
+}
+
+impl<T> TakeParam for Taken<T, false> {
+    type Param = T;
+    type Entry = T;
+    #[inline(always)]
+    fn take(entry: T) -> T {
+        entry
+    }
+}
+
+impl<T: Copy + 'static> TakeParam for Taken<T, true> {
+    type Param = T;
+    type Entry = &'static T;
+    #[inline(always)]
+    fn take(entry: &'static T) -> T {
+        *entry
+    }
+}
+
 macro_rules! plain_params {
     ($($type:ty),* $(,)?) => { $(
         // SAFETY: one type, one layout.
@@ -71,6 +121,9 @@ macro_rules! plain_params {
     )* };
 }
 plain_params!(u8, i8, u16, i16, u32, i32, u64, i64, usize, isize, f32, f64, half::f16, half::bf16);
+// What the host has reserved for a kernel.
+plain_params!(LsaBarrierHandle, GinBarrierHandle, CftBarrierHandle, LlA2aHandle, MultimemHandle);
+plain_params!(SignalRange, CounterRange, Team);
 
 // SAFETY: a bool made by the host is 0 or 1.
 unsafe impl KernelParam for bool {
@@ -85,6 +138,44 @@ unsafe impl<T: 'static> KernelParam for *const T {
 // SAFETY: as above.
 unsafe impl<T: 'static> KernelParam for *mut T {
     type Abi = u64;
+}
+
+/// A slice of device memory, as a launch passes it: the plain type of a kernel's `&[T]`.
+#[repr(C)]
+pub struct Slice<T> {
+    /// Device address of the first element.
+    pub address: u64,
+    /// Elements.
+    pub len: usize,
+    element: PhantomData<*const T>,
+}
+
+impl<T> Slice<T> {
+    /// `len` elements from the device address `address` on, which is aligned to them. It is not 0, also for no elements.
+    #[must_use]
+    pub const fn new(address: u64, len: usize) -> Self {
+        Self { address, len, element: PhantomData }
+    }
+}
+
+impl<T> Clone for Slice<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Slice<T> {}
+
+impl<T> fmt::Debug for Slice<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Slice({:#x}, {} elements)", self.address, self.len)
+    }
+}
+
+// SAFETY: rustc lays a reference to a slice out as address and length, as a test here checks. That the elements exist, and that
+// nobody writes them while the kernel runs, is the contract of the launch.
+unsafe impl<T: Copy + 'static> KernelParam for &[T] {
+    type Abi = Slice<T>;
 }
 
 /// A host value that can stand for a kernel parameter whose plain type is `Abi`.
@@ -121,17 +212,28 @@ impl<T: 'static> IntoArg<Window<T>> for Window<T> {
     }
 }
 
+impl<T: 'static> IntoArg<Slice<T>> for Slice<T> {
+    #[inline]
+    fn into_arg(self) -> Slice<T> {
+        self
+    }
+}
+
 /// A tuple of kernel parameters.
 pub trait KernelArgs: Copy {
     /// The plain types, as a tuple.
     type Abi: Copy;
     /// Whether one of the parameters is a device communicator.
     const TAKES_DEV_COMM: bool;
-    /// How many parameters there are.
-    const LEN: usize;
+    /// The size of each parameter in bytes, in order.
+    const SIZES: &'static [usize];
 
     /// The device's view of the host's bytes.
-    fn from_abi(abi: Self::Abi) -> Self;
+    ///
+    /// # Safety
+    ///
+    /// What the bytes stand for is there: the memory behind a slice, the window behind a handle.
+    unsafe fn from_abi(abi: Self::Abi) -> Self;
 
     /// Calls `f` with the address of each parameter, in order, as `cuLaunchKernel` wants them. The addresses are valid
     /// during the call.
@@ -157,11 +259,11 @@ macro_rules! tuples {
         impl<$($param: KernelParam),*> KernelArgs for ($($param,)*) {
             type Abi = ($($param::Abi,)*);
             const TAKES_DEV_COMM: bool = false $(|| $param::IS_DEV_COMM)*;
-            const LEN: usize = 0 $(+ { let _ = $index; 1 })*;
+            const SIZES: &'static [usize] = &[$( size_of::<$param::Abi>() ),*];
 
             #[inline]
             #[allow(unused_variables, clippy::unused_unit)]
-            fn from_abi(abi: Self::Abi) -> Self {
+            unsafe fn from_abi(abi: Self::Abi) -> Self {
                 $( let () = <$param as KernelParam>::LAYOUT; )*
                 // SAFETY: KernelParam promises that the bytes of an Abi are a valid parameter, and LAYOUT checked the size.
                 ($( unsafe { core::mem::transmute_copy::<$param::Abi, $param>(&abi.$index) }, )*)
@@ -211,3 +313,37 @@ tuples!(H0 P0 0, H1 P1 1, H2 P2 2, H3 P3 3, H4 P4 4, H5 P5 5, H6 P6 6, H7 P7 7, 
 tuples!(H0 P0 0, H1 P1 1, H2 P2 2, H3 P3 3, H4 P4 4, H5 P5 5, H6 P6 6, H7 P7 7, H8 P8 8, H9 P9 9, H10 P10 10);
 tuples!(H0 P0 0, H1 P1 1, H2 P2 2, H3 P3 3, H4 P4 4, H5 P5 5, H6 P6 6, H7 P7 7, H8 P8 8, H9 P9 9, H10 P10 10,
     H11 P11 11);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tuple_knows_the_size_of_each_parameter() {
+        assert_eq!(<() as KernelArgs>::SIZES, [0; 0]);
+        type Args =
+            (*const f32, u16, usize, LsaBarrierHandle, MultimemHandle, Team, SignalRange, bool);
+        assert_eq!(<Args as KernelArgs>::SIZES, [8, 2, 8, 8, 8, 12, 8, 1]);
+    }
+
+    #[test]
+    fn what_the_host_reserves_is_passed_as_it_is() {
+        fn passes<P: KernelArgs, A: LaunchArgs<P>>(args: A) -> P::Abi {
+            args.into_abi()
+        }
+        let (barriers, signals) = (LsaBarrierHandle::default(), SignalRange { first: 3, count: 4 });
+        let team = Team { n_ranks: 4, rank: 1, stride: 1 };
+        type Params = (LsaBarrierHandle, SignalRange, MultimemHandle, Team);
+        let args = (barriers, signals, MultimemHandle::NULL, team);
+        assert_eq!(passes::<Params, _>(args), args);
+    }
+
+    #[test]
+    fn a_slice_is_its_address_and_its_length() {
+        let elements = [1.5_f32, 2.5, 3.5];
+        let address = elements.as_ptr().expose_provenance() as u64;
+        // SAFETY: the elements are there.
+        let (slice, count) = unsafe { <(&[f32], u32)>::from_abi((Slice::new(address, 3), 7)) };
+        assert_eq!((slice.as_ptr(), slice, count), (elements.as_ptr(), &elements[..], 7));
+    }
+}

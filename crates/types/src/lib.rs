@@ -6,8 +6,10 @@
 //! * [`nccl`]: mirrors of NCCL's public structs ([`DevComm`], [`Window`], the barrier handles). Their layout is NCCL's,
 //!   asserted at compile time.
 //! * [`team`]: groups of ranks, and ranks translated between them ([`Team`]).
+//! * [`cft`]: teams of the fabric's logical endpoints ([`CftTeamMode`]).
 //! * [`gin`]: the network of kernels ([`GinType`], [`GinConnectionType`]).
 //! * [`element`]: the numeric types that NCCL knows ([`Element`], [`DataType`]).
+//! * [`wait`]: what a kernel waits for, and how the host ends it ([`WaitFor`], [`AbortBlock`]).
 //! * [`kernel`]: what `#[kernel]` generates and what a launch needs of it ([`Kernel`], [`KernelParam`], [`IntoArg`]).
 //!
 //! # Safety model
@@ -24,14 +26,18 @@
 //! ```
 #![no_std]
 
+pub mod cft;
 pub mod element;
 pub mod gin;
 pub mod kernel;
 pub mod nccl;
 pub mod team;
+pub mod wait;
 
+pub use cft::CftTeamMode;
 pub use element::{DataType, Element, F8E4M3, F8E5M2};
 pub use gin::{CounterRange, GinConnectionType, GinType, SignalRange};
-pub use kernel::{HostKernel, IntoArg, Kernel, KernelArgs, KernelParam, LaunchArgs};
+pub use kernel::{HostKernel, IntoArg, Kernel, KernelArgs, KernelParam, LaunchArgs, Slice};
 pub use nccl::{DevComm, Window};
 pub use team::Team;
+pub use wait::{AbortBlock, STUCK_RECORDS, StuckRecord, WaitFor, WaitKind};

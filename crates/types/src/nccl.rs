@@ -238,7 +238,39 @@ pub struct CoopAny {
 #[doc(alias = "ncclLsaBarrierSession_C")]
 pub struct LsaBarrierSession(pub [u64; 10]);
 
+/// A GIN context that a thread works with, opaque here. NCCL: `ncclGin_C` (48 bytes).
+#[repr(C, align(8))]
+#[doc(alias = "ncclGin_C")]
+pub struct Gin(pub [u64; 6]);
+
+/// A GIN barrier session, opaque here. NCCL: `ncclGinBarrierSession_C` (96 bytes).
+#[repr(C, align(8))]
+#[doc(alias = "ncclGinBarrierSession_C")]
+pub struct GinBarrierSession(pub [u64; 12]);
+
+/// A session on a barrier over LSA and GIN, opaque here. NCCL: `ncclBarrierSession_C` (368 bytes).
+#[repr(C, align(8))]
+#[doc(alias = "ncclBarrierSession_C")]
+pub struct BarrierSession(pub [u64; 46]);
+
+/// A flush under way, opaque. NCCL: `ncclGinRequest_t` (16 bytes).
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug)]
+#[doc(alias = "ncclGinRequest_t")]
+pub struct GinRequest(pub [u64; 2]);
+
+/// Room in shared memory in which a GIN call builds its descriptor. NCCL: `ncclGinDescriptorSmem` (128 bytes).
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+#[doc(alias = "ncclGinDescriptorSmem")]
+pub struct GinDescriptorSmem(pub [MaybeUninit<u64>; 16]);
+
 const _: () = {
+    assert!(size_of::<Gin>() == 48);
+    assert!(size_of::<GinBarrierSession>() == 96);
+    assert!(size_of::<BarrierSession>() == 368);
+    assert!(size_of::<GinRequest>() == 16);
+    assert!(size_of::<GinDescriptorSmem>() == 128);
     assert!(size_of::<LsaBarrierHandle>() == 8);
     assert!(size_of::<GinBarrierHandle>() == 8);
     assert!(size_of::<CftBarrierHandle>() == 8);

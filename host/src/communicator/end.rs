@@ -61,15 +61,16 @@ impl Communicator {
         self.inner.end()
     }
 
-    /// Ends the communicator without asking the other ranks. NCCL's operations that are running are stopped; kernels of
-    /// one's own that wait for other ranks are not. Then what was made from the communicator is closed. Once more it does
-    /// nothing.
+    /// Ends the communicator without asking the other ranks. Kernels of its device communicators leave what they wait for, and
+    /// NCCL's operations that are running are stopped. Then what was made from the communicator is closed. Once more it
+    /// does nothing.
     ///
     /// NCCL: `ncclCommAbort`.
     ///
     /// # Errors
     ///
-    /// [`Error::Nccl`]; [`Error::DeadlinePassed`] when NCCL does not come back within 5 s, because a kernel does not end.
+    /// [`Error::Nccl`]; [`Error::DeadlinePassed`] when NCCL does not come back within 5 s, because a kernel does not end: one
+    /// that waits by other means than `nccl_device`.
     #[doc(alias = "ncclCommAbort")]
     pub fn abort(&self) -> Result<()> {
         refuse_inside("the end of a communicator")?;
@@ -157,8 +158,8 @@ pub struct AbortHandle {
 }
 
 impl AbortHandle {
-    /// Ends the communicator: what waits for its operations, on this rank, returns with [`Error::CommunicatorEnded`]. Once
-    /// more it does nothing. NCCL returns when the graphs with operations of the communicator are gone, too, which the
+    /// Ends the communicator: what waits for its operations, on this rank, returns with [`Error::CommunicatorEnded`], and what
+    /// waits for kernels of its device communicators with [`Error::KernelAborted`]. Once more it does nothing. NCCL returns when the graphs with operations of the communicator are gone, too, which the
     /// rank's thread closes by [`Communicator::abort`] or [`Communicator::destroy`].
     ///
     /// NCCL: `ncclCommAbort`.

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
+use crate::abort::{AbortCause, Alarm, Alarms};
 use crate::health::Health;
 use crate::sys::nccl::Nccl;
 use crate::sys::nccl::abi::IN_PROGRESS;
@@ -61,6 +62,8 @@ pub(crate) struct Handle {
     rank: usize,
     blocking: bool,
     health: Arc<Health>,
+    /// Its device communicators.
+    alarms: Alarms,
 }
 
 impl Handle {
@@ -72,7 +75,8 @@ impl Handle {
         health: Arc<Health>,
     ) -> Self {
         let status = AtomicU8::new(Status::Live as u8);
-        Self { nccl, slot, status, busy: Mutex::new(()), rank, blocking, health }
+        let (busy, alarms) = (Mutex::new(()), Alarms::default());
+        Self { nccl, slot, status, busy, rank, blocking, health, alarms }
     }
 
     pub(crate) fn nccl(&self) -> &Arc<Nccl> {
@@ -129,9 +133,20 @@ impl Handle {
         self.status() == Status::Aborted
     }
 
-    /// Marks the communicator aborted and takes it out of everybody's reach, even from under a call that blocks.
+    /// Has the kernels of a device communicator leave when the communicator is aborted or a rank is lost.
+    pub(crate) fn watch(&self, alarm: &Arc<Alarm>) {
+        self.health.watch(alarm);
+        self.alarms.add(alarm);
+        if self.is_aborted() {
+            alarm.raise(AbortCause::CommunicatorAborted);
+        }
+    }
+
+    /// Marks the communicator aborted, has its kernels leave, and takes it out of everybody's reach, even from under a call that blocks.
     pub(crate) fn seize(&self) -> Option<CommPtr> {
         self.status.store(Status::Aborted as u8, Ordering::Release);
+        // NCCL waits for the GPU when it aborts.
+        self.alarms.raise(AbortCause::CommunicatorAborted);
         let start = Instant::now();
         // Short calls are let pass.
         while let Err(TryLockError::WouldBlock) = self.busy.try_lock() {

@@ -25,6 +25,7 @@ pub use self::resources::{
     Counters, GinBarriers, LlA2a, LsaBarriers, ResourceBuffer, ResourceKey, ResourceRequest,
     Signals, TeamMultimem,
 };
+use crate::abort::{AbortCause, Alarm, KernelAbortHandle, StuckWait};
 use crate::communicator::Resource;
 use crate::group::{Made, refuse_inside};
 use crate::sys::nccl::abi::API_MAGIC;
@@ -35,6 +36,9 @@ use crate::{Communicator, Error, Result};
 /// A device communicator and the resources behind it.
 ///
 /// Made by [`Communicator::create_dev_comm`]. A launch takes `&DevCommResource` where the kernel has a `DevComm`.
+///
+/// [`abort`](Self::abort) has kernels leave that wait for another rank in vain. So does the abort of the communicator, the loss
+/// of a rank, and a deadline ([`Stream::synchronize_within`](crate::Stream::synchronize_within)).
 ///
 /// [`close`](Self::close) frees the resources after waiting for this rank's streams; so does the end of the communicator, and
 /// dropping. After a lost rank they are left to the end of the process.
@@ -51,8 +55,9 @@ struct Inner {
     /// Written when it is made: at the end of a group, perhaps.
     out: Out<DevComm>,
     made: Rc<Cell<Made>>,
-    /// What was written, from the first look on.
+    /// What kernels get, from the first look on: what was written, with a flag of ours to abort by.
     dev_comm: OnceCell<DevComm>,
+    alarm: Arc<Alarm>,
     closed: Cell<bool>,
     lowered: Arc<Lowered>,
     communicator: Communicator,
@@ -66,10 +71,14 @@ impl DevCommResource {
     ) -> Result<Self> {
         let rank = communicator.rank();
         let lowered = requirements.lower().map_err(|why| Error::refused(rank, &why))?;
+        let alarm = Alarm::new(communicator.context(), rank)?;
+        communicator.context().alarms().add(&alarm);
+        communicator.handle().watch(&alarm);
         let inner = Rc::new(Inner {
             out: Out::new(DevComm::zeroed()),
             made: Rc::new(Cell::new(Made::Waiting)),
             dev_comm: OnceCell::new(),
+            alarm,
             closed: Cell::new(false),
             lowered: Arc::new(lowered),
             communicator: communicator.clone(),
@@ -127,7 +136,29 @@ impl DevCommResource {
     /// Whether kernels can be launched with it.
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        self.inner.dev_comm().is_ok()
+        self.inner.dev_comm().is_ok() && self.inner.alarm.cause().is_none()
+    }
+
+    /// Has the kernels that use it, and wait for another rank, leave. Who waits for their stream gets
+    /// [`Error::KernelAborted`] with what they waited for, and launches with the device communicator are refused from now on:
+    /// its barriers may stand anywhere. Other device communicators go on. Once more it does nothing.
+    ///
+    /// A kernel sees it in the waits of `nccl_device`; one that polls memory by other means, or computes, goes on.
+    pub fn abort(&self) {
+        self.inner.alarm.raise(AbortCause::Request);
+    }
+
+    /// What another thread can [`abort`](Self::abort) with, while this one waits for a stream.
+    #[must_use]
+    pub fn abort_handle(&self) -> KernelAbortHandle {
+        KernelAbortHandle::new(&self.inner.alarm)
+    }
+
+    /// What the kernels waited for that have left after an abort: a thread of each block, by block; of grids of more than
+    /// 1024 blocks not each one. Empty if none did.
+    #[must_use]
+    pub fn stuck(&self) -> Vec<StuckWait> {
+        self.inner.alarm.stuck()
     }
 
     /// Frees the resources, after waiting for this rank's streams. Once more it does nothing.
@@ -159,24 +190,33 @@ impl Inner {
         if self.dev_comm.get().is_none() && !self.communicator.is_ready()? {
             return Err(Error::InProgress { operation: "the use of a device communicator", rank });
         }
-        Ok(self.dev_comm.get_or_init(|| self.out.get()))
+        Ok(self.dev_comm.get_or_init(|| {
+            let abort_flag = self.alarm.device_flag() as *mut u32;
+            DevComm { abort_flag, ..self.out.get() }
+        }))
     }
 }
 
 impl Resource for Inner {
     fn close(&self) -> Result<()> {
         self.communicator.refuse_suspended()?;
-        let Ok(&dev_comm) = self.dev_comm() else {
-            // It is not there, or has gone with the communicator.
-            self.closed.set(true);
-            return Ok(());
-        };
         let context = self.communicator.context();
+        if self.dev_comm().is_err() {
+            // It is not there, or has gone with the communicator.
+            if !self.closed.replace(true) && context.is_at_rest() {
+                self.alarm.close(context);
+            }
+            return Ok(());
+        }
         context.refuse_capturing("a device communicator is closed")?;
         context.come_to_rest()?;
         self.closed.set(true);
         let _ = context.cuda().bind();
-        self.communicator.release(|comm| calls::destroy_dev_comm(comm, Out::new(dev_comm)))
+        // As NCCL made it, not as kernels get it.
+        let made = Out::new(self.out.get());
+        let released = self.communicator.release(|comm| calls::destroy_dev_comm(comm, made));
+        self.alarm.close(context);
+        released
     }
 }
 

@@ -7,6 +7,7 @@
 // FAKE_OLD_DRIVER      a driver of CUDA 12.2
 // FAKE_CUDA_12         a driver of CUDA 12.8
 // FAKE_HANG            a kernel never ends
+// FAKE_SPIN            a kernel waits at an LSA barrier, each block at its own, for the next rank, and sees when it is told to leave
 #include "streams.h"
 
 int fake_device(void) { return device; }
@@ -157,8 +158,15 @@ int cuModuleLoadDataEx(void **module, const char *image, unsigned n, const uint3
     fake_log("cuModuleLoadDataEx");
     return 0;
 }
+int cuModuleLoad(void **module, const char *path) {
+    if (strstr(path, "broken")) return 200;
+    *module = malloc(1);
+    fake_log("cuModuleLoad %s", strrchr(path, '/') + 1);
+    return 0;
+}
 int cuModuleUnload(void *module) { fake_log("cuModuleUnload"); free(module); return 0; }
-int cuModuleGetFunction(void **function, void *module, const char *name) { *function = module; return 0; }
+// A function is its name.
+int cuModuleGetFunction(void **function, void *module, const char *name) { *function = strdup(name); return 0; }
 int cuFuncLoad(void *function) { fake_log("cuFuncLoad"); return 0; }
 int cuFuncGetAttribute(int *value, int attribute, void *function) {
     *value = attribute == 0 ? 1024 : attribute == 4 ? 32 : 0;
@@ -167,20 +175,75 @@ int cuFuncGetAttribute(int *value, int attribute, void *function) {
 int cuFuncSetAttribute(void *function, int attribute, int value) { fake_log("cuFuncSetAttribute %d %d", attribute, value); return 0; }
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *resident, void *function, int threads, size_t shared) { *resident = 2; return 0; }
 
+// The host's and the kernels' memory.
+typedef struct { uint32_t kind, block, index, context, peer, thread; uint64_t wanted, seen; char pad[24]; } Record;
+typedef struct { uint32_t flag; char pad[60]; Record records[4096]; } AbortBlock;
+// What a kernel looks at.
+typedef struct { AbortBlock *abort; unsigned blocks; int rank, n_ranks; } Kernel;
+static AbortBlock *looked_at[256];
+
+int cuMemHostAlloc(void **memory, size_t bytes, unsigned flags) {
+    if (flags != 3 || bytes != sizeof(AbortBlock)) return 1;
+    fake_log("cuMemHostAlloc %zu", bytes);
+    *memory = memset(aligned_alloc(4096, (bytes + 4095) / 4096 * 4096), 0x5a, bytes);
+    return 0;
+}
+int cuMemHostGetDevicePointer_v2(uint64_t *at, void *memory, unsigned flags) { *at = (uintptr_t)memory; return 0; }
+int cuMemFreeHost(void *memory) {
+    fake_log("cuMemFreeHost");
+    pthread_mutex_lock(&fake_lock);
+    for (int i = 0; i < 256; i++)
+        if (looked_at[i] == memory) fake_log("cuMemFreeHost AFTER ITS END");
+    pthread_mutex_unlock(&fake_lock);
+    // A kernel or a thread that still used it would crash.
+    free(memory);
+    return 0;
+}
+
+static int spinning[64];
+void fake_await_kernels(int gpu) {
+    pthread_mutex_lock(&fake_lock);
+    while (gpu >= 0 && spinning[gpu]) pthread_cond_wait(&fake_changed, &fake_lock);
+    pthread_mutex_unlock(&fake_lock);
+}
+static void spin(Kernel *kernel) {
+    AbortBlock *abort = kernel->abort;
+    pthread_mutex_lock(&fake_lock);
+    int slot = 0;
+    while (looked_at[slot]) slot++;
+    looked_at[slot] = abort, spinning[device]++;
+    pthread_mutex_unlock(&fake_lock);
+    while (!__atomic_load_n(&abort->flag, __ATOMIC_RELAXED)) usleep(50);
+    for (unsigned block = 0; block < kernel->blocks; block++) {
+        Record *record = &abort->records[block % 4096];
+        record->block = record->index = block, record->peer = (kernel->rank + 1) % kernel->n_ranks;
+        record->thread = 0, record->wanted = 1;
+        __atomic_store_n(&record->kind, 1, __ATOMIC_RELEASE);
+    }
+    fake_log("a kernel leaves");
+    pthread_mutex_lock(&fake_lock);
+    looked_at[slot] = NULL, spinning[device]--;
+    pthread_cond_broadcast(&fake_changed);
+    pthread_mutex_unlock(&fake_lock);
+}
+
 typedef struct {
     unsigned grid[3], block[3], shared;
     Stream *stream;
     struct { uint32_t id; char pad[4]; union { int cooperative; char pad[64]; } value; } *attrs;
     unsigned n_attrs;
 } Config;
-static void kernel(void *unused) {
+static void kernel(void *argument) {
     if (getenv("FAKE_HANG")) for (;;) pause();
-    usleep(100);
+    if (getenv("FAKE_SPIN")) spin(argument);
+    else usleep(100);
 }
 int cuLaunchKernelEx(const Config *config, void *function, void **params, void **extra) {
     int cooperative = config->n_attrs == 1 && config->attrs[0].id == 2 ? config->attrs[0].value.cooperative : 0;
-    fake_log("cuLaunchKernelEx grid %u block %u shared %u cooperative %d DevComm of rank %d, count %zu", config->grid[0],
+    fake_log("cuLaunchKernelEx %s grid %u block %u shared %u cooperative %d DevComm of rank %d, count %zu", (char *)function, config->grid[0],
              config->block[0], config->shared, cooperative, ((int *)params[0])[2], *(size_t *)params[2]);
-    fake_enqueue(config->stream, NULL, kernel, "", 1);
+    Kernel k = {*(AbortBlock **)((char *)params[0] + 168), config->grid[0], ((int *)params[0])[2], ((int *)params[0])[3]};
+    if (!k.abort) return 1;
+    fake_enqueue(config->stream, NULL, kernel, &k, sizeof k);
     return 0;
 }

@@ -22,6 +22,8 @@ extern pthread_cond_t fake_changed;
 // Memory of the calling thread's GPU, known to cuPointerGetAttribute. `fake_free` says 0 to what is not such memory.
 void *fake_alloc(size_t bytes);
 int fake_free(void *memory);
+// Returns when no kernel waits on that GPU (FAKE_SPIN).
+void fake_await_kernels(int gpu);
 // Puts work into a stream, or into the graph that it is captured to. `arg` is copied. `submit` (or NULL) sees the copy when the
 // work is handed to the GPU, and `run` when its turn comes, on a thread of the stream.
 typedef struct Stream Stream;

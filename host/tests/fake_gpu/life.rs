@@ -152,11 +152,12 @@ ncclMemAlloc 4000
 ncclCommWindowRegister 4000 flags 1
 ncclMemAlloc 4000
 ncclCommWindowRegister 4000 flags 1
+cuMemHostAlloc 262208
 ncclDevCommCreate 8 barriers
 cuModuleLoadDataEx
 cuFuncLoad
 cuFuncSetAttribute 8 102400
-cuLaunchKernelEx grid 8 block 256 shared 102400 cooperative 1 DevComm of rank {rank}, count 1000
+cuLaunchKernelEx fill grid 8 block 256 shared 102400 cooperative 1 DevComm of rank {rank}, count 1000
 ncclAllReduce 1000 type 7 op 0
 cuStreamDestroy
 cuModuleUnload
@@ -167,6 +168,7 @@ ncclCommWindowDeregister
 ncclMemFree
 ncclCommFinalize
 ncclCommDestroy
+cuMemFreeHost
 cuDevicePrimaryCtxRelease"
         );
         assert_eq!(log_of(rank).join("\n"), expected, "rank {rank}");

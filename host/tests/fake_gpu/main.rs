@@ -3,11 +3,14 @@
 //!
 //! A test is a promise that a job in such a process keeps. The job's own asserts look at results, and at the fakes' log.
 
+mod aborts;
 mod children;
 mod collectives;
 mod failures;
+mod gin;
 mod graphs;
 mod groups;
+mod kernel_files;
 mod life;
 mod lifecycle;
 mod one_sided;
@@ -26,9 +29,12 @@ const MODULES: &[(&str, &[Test])] = &[
     ("children", children::TESTS),
     ("failures", failures::TESTS),
     ("requirements", requirements::TESTS),
+    ("gin", gin::TESTS),
     ("graphs", graphs::TESTS),
     ("streams", streams::TESTS),
     ("one_sided", one_sided::TESTS),
+    ("aborts", aborts::TESTS),
+    ("kernel_files", kernel_files::TESTS),
 ];
 
 /// One trial for each environment of a test.

@@ -13,6 +13,7 @@
 // FAKE_MULTIMEM                      multicast is there
 // FAKE_NO_DEVICE_API, FAKE_NO_HOST_RMA
 // FAKE_GIN_TYPE=n, FAKE_RAILED_GIN_TYPE=n, FAKE_GIN_CONNECTION=n, FAKE_GIN_STRIDE=n, FAKE_GIN_SUPPORT=bits, FAKE_CFT
+// FAKE_GIN_CONNECTIONS=n,m,...        the back end of each connection of a device communicator with GIN; FAKE_GIN_TYPE's one unless set
 //
 // Where a call has no communicator, its rank is the GPU of its thread. "AFTER ITS END" in the log is a call on a communicator
 // or a window that has ended, "MISMATCH" ranks that called different things together. A communicator with `blocking` 0 gives

@@ -412,6 +412,8 @@ int ncclCommAbort(Comm *comm) {
     comm->alive = 0, comm->epoch++, aborts[comm->rank]++;
     pthread_cond_broadcast(&fake_changed);
     pthread_mutex_unlock(&fake_lock);
+    // NCCL waits for its GPU.
+    fake_await_kernels(comm->device);
     return 0;
 }
 int ncclCommRevoke(Comm *comm, int flags) {

@@ -101,6 +101,12 @@ static int create_dev_comm(Task *task) {
     out[0] = 0xcafebeef, out[1] = 23203, out[2] = comm->rank, out[3] = comm->n_ranks;
     out[20 / 4] = comm->rank % lsa_size(comm), out[24 / 4] = lsa_size(comm), out[84 / 4] = r->lsa_barriers;
     out[136 / 4] = signals, out[140 / 4] = counters, out[152 / 4] = r->connection ? r->contexts : 0;
+    if (r->connection) {
+        char *count = (char *)out + 96, *types = (char *)out + 98;
+        const char *list = getenv("FAKE_GIN_CONNECTIONS");
+        if (!list) types[(*count)++] = number("FAKE_GIN_TYPE", number("FAKE_RAILED_GIN_TYPE", 0));
+        for (; list && *count < 4; list = strchr(list, ',') ? strchr(list, ',') + 1 : NULL) types[(*count)++] = atoi(list);
+    }
     if (r->multimem && getenv("FAKE_MULTIMEM")) ((uint64_t *)out)[72 / 8] = 1ul << 60;
     return 0;
 }
@@ -122,7 +128,8 @@ int ncclDevCommCreate(Comm *comm, const Requirements *r, int *out) {
 int ncclDevCommDestroy(Comm *comm, const int *dev) {
     fake_log("ncclDevCommDestroy");
     ENTER("ncclDevCommDestroy", comm);
-    return dev[0] == (int)0xcafebeef ? 0 : INVALID;
+    // As it was made, without a flag.
+    return dev[0] == (int)0xcafebeef && !dev[168 / 4] && !dev[172 / 4] ? 0 : INVALID;
 }
 int ncclLsaBarrierCreateRequirement(Team team, int n, uint32_t *handle, Resource *out) {
     *out = (Resource){.bytes = (3ul * n + (size_t)n * team.n_ranks) * 4, .align = 4, .buffer = handle};

@@ -185,22 +185,31 @@ unsafe impl KernelParam for WindowParam {
 }
 
 macro_rules! kernels {
-    ($($item:ident = $file:literal $name:literal),*) => { $(
+    ($($item:ident = $file:literal $name:literal $(gin $gin:literal)?),*) => { $(
         #[derive(Clone, Copy)]
         pub(crate) struct $item;
         impl Kernel for $item {
             const NAME: &'static str = $name;
             const FILE: &'static str = $file;
+            $( const GIN: bool = $gin; )?
             type Args = (DevComm, WindowParam, usize);
         }
     )* };
 }
-kernels!(Fill = "fill" "fill", Unknown = "fill" "unknown");
+kernels!(Fill = "fill" "fill", Unknown = "fill" "unknown", Ping = "ping" "ping" gin true);
 
-const SIDECAR: &str = r#"{"arch":"sm_90","ptx_isa":"8.6","nccl":{"version":"2.32.3"},"kernels":[{"name":"fill","params":[
+pub(crate) const SIDECAR: &str = r#"{"arch":"sm_90","ptx_isa":"8.6","nccl":{"version":"2.32.3"},"kernels":[{"name":"fill","lsa_barriers":true,"params":[
     {"name":"comm","type":"DevComm","size":248},{"name":"window","type":"Window<f32>","size":8},
     {"name":"count","type":"usize","size":8}]}]}"#;
+/// A kernel for GIN of an older build, which knew two back ends.
+const GIN_SIDECAR: &str = r#"{"arch":"sm_90","ptx_isa":"8.6","nccl":{"version":"2.32.3"},"kernels":[
+    {"name":"ping_proxy","params":[{"name":"comm","type":"DevComm","size":248},
+    {"name":"window","type":"Window<f32>","size":8},{"name":"count","type":"usize","size":8}]},
+    {"name":"ping_gdaki","params":[{"name":"comm","type":"DevComm","size":248},
+    {"name":"window","type":"Window<f32>","size":8},{"name":"count","type":"usize","size":8}]}]}"#;
 pub(crate) const KERNELS: KernelSet = KernelSet::new((&[("fill", ".version 8.6", SIDECAR)], None));
+pub(crate) const GIN_KERNELS: KernelSet =
+    KernelSet::new((&[("ping", ".version 8.6", GIN_SIDECAR)], None));
 pub(crate) const NEWER: KernelSet = KernelSet::new((&[("fill", ".version 99", SIDECAR)], None));
 pub(crate) const BROKEN: KernelSet = KernelSet::new((&[("fill", "broken", SIDECAR)], None));
 
@@ -216,4 +225,14 @@ pub(crate) fn fill(
 ) -> Result<()> {
     // SAFETY: the fake driver runs no kernel.
     unsafe { kernels.launch(stream, Fill, config, (dev, window, COUNT)) }
+}
+
+/// Launches `Ping`, as above.
+pub(crate) fn ping(
+    kernels: &Kernels,
+    stream: &Stream,
+    (dev, window): (&DevCommResource, &Window<f32>),
+) -> Result<()> {
+    // SAFETY: as above.
+    unsafe { kernels.launch(stream, Ping, LaunchConfig::new(2, 32), (dev, window, COUNT)) }
 }

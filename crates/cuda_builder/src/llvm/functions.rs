@@ -119,6 +119,10 @@ functions! {
     LLVMConstAddrSpaceCast(Ref, Ref) -> Ref;
     LLVMTypeOf(Ref) -> Ref;
     LLVMGetUndef(Ref) -> Ref;
+    LLVMGetReturnType(Ref) -> Ref;
+    LLVMPrintTypeToString(Ref) -> *mut c_char;
+    LLVMGetModuleDataLayout(Ref) -> Ref;
+    LLVMABISizeOfType(Ref, Ref) -> u64;
     LLVMInt8TypeInContext(Ref) -> Ref;
     LLVMArrayType2(Ref, u64) -> Ref;
 
@@ -145,10 +149,29 @@ functions! {
     LLVMGetNumArgOperands(Ref) -> c_uint;
     LLVMGetGEPSourceElementType(Ref) -> Ref;
 
+    LLVMGetAllocatedType(Ref) -> Ref;
+    LLVMIsAAllocaInst(Ref) -> Ref;
+    LLVMInt64TypeInContext(Ref) -> Ref;
+    LLVMPointerTypeInContext(Ref, c_uint) -> Ref;
+    LLVMConstInt(Ref, u64, Bool) -> Ref;
+    LLVMCreateBuilderInContext(Ref) -> Ref;
+    LLVMDisposeBuilder(Ref);
+    LLVMPositionBuilderBefore(Ref, Ref);
+    LLVMBuildGEP2(Ref, Ref, Ref, *mut Ref, c_uint, *const c_char) -> Ref;
+    LLVMBuildLoad2(Ref, Ref, Ref, *const c_char) -> Ref;
+    LLVMBuildStore(Ref, Ref, Ref) -> Ref;
+    LLVMInstructionEraseFromParent(Ref);
+
     LLVMGetEnumAttributeKindForName(*const c_char, usize) -> c_uint;
     LLVMGetEnumAttributeKind(Ref) -> c_uint;
     LLVMGetEnumAttributeAtIndex(Ref, c_uint, c_uint) -> Ref;
+    LLVMGetEnumAttributeValue(Ref) -> u64;
+    LLVMGetTypeAttributeValue(Ref) -> Ref;
     LLVMCreateEnumAttribute(Ref, c_uint, u64) -> Ref;
+    LLVMCreateTypeAttribute(Ref, c_uint, Ref) -> Ref;
+    LLVMCreateStringAttribute(Ref, *const c_char, c_uint, *const c_char, c_uint) -> Ref;
     LLVMAddAttributeAtIndex(Ref, c_uint, Ref);
     LLVMAddCallSiteAttribute(Ref, c_uint, Ref);
+    LLVMRemoveCallSiteEnumAttribute(Ref, c_uint, c_uint);
+    LLVMRemoveEnumAttributeAtIndex(Ref, c_uint, c_uint);
 }

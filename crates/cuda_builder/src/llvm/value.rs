@@ -41,6 +41,10 @@ impl<'m> Value<'m> {
         self.raw
     }
 
+    pub(super) fn functions(self) -> &'m Functions {
+        self.f
+    }
+
     fn value(self, raw: Ref) -> Self {
         Self { raw, f: self.f, module: PhantomData }
     }
@@ -300,12 +304,34 @@ impl<'m> Function<'m> {
         unsafe { (self.f.LLVMAddAttributeAtIndex)(self.raw(), at.index(), attribute.raw) }
     }
 
-    pub(crate) fn has_attribute(self, at: At, attribute: Attribute<'_>) -> bool {
-        // SAFETY: the value is a function; null means that it has no attribute of the kind.
+    /// Takes the function's attribute of the same kind away.
+    pub(crate) fn remove_attribute(self, at: At, attribute: Attribute<'_>) {
+        // SAFETY: the value is a function.
         unsafe {
             let kind = (self.f.LLVMGetEnumAttributeKind)(attribute.raw);
-            !(self.f.LLVMGetEnumAttributeAtIndex)(self.raw(), at.index(), kind).is_null()
+            (self.f.LLVMRemoveEnumAttributeAtIndex)(self.raw(), at.index(), kind);
         }
+    }
+
+    pub(crate) fn has_attribute(self, at: At, attribute: Attribute<'_>) -> bool {
+        self.attribute_value(at, attribute).is_some()
+    }
+
+    /// The value of the function's attribute of the same kind, if it has one.
+    pub(crate) fn attribute_value(self, at: At, attribute: Attribute<'_>) -> Option<u64> {
+        let own = self.attribute_at(at, attribute)?;
+        // SAFETY: the handle is an attribute's; callers ask for kinds that have no type.
+        Some(unsafe { (self.f.LLVMGetEnumAttributeValue)(own) })
+    }
+
+    /// The function's attribute of the same kind, if it has one.
+    pub(super) fn attribute_at(self, at: At, attribute: Attribute<'_>) -> Option<Ref> {
+        // SAFETY: the value is a function; null means that it has no attribute of the kind.
+        let own = unsafe {
+            let kind = (self.f.LLVMGetEnumAttributeKind)(attribute.raw);
+            (self.f.LLVMGetEnumAttributeAtIndex)(self.raw(), at.index(), kind)
+        };
+        (!own.is_null()).then_some(own)
     }
 
     /// Whether the function is used in one place, and called there.
@@ -373,6 +399,45 @@ impl<'m> Instruction<'m> {
         };
         let bytes = operands[1].as_integer()?;
         of_bytes.then_some((operands[0], bytes))
+    }
+
+    /// Replaces a copy of memory, `memcpy(to, from, ..)` of `words` numbers of 8 bytes and a pointer behind them, by loads and
+    /// stores of each.
+    pub(crate) fn split_copy(self, words: u64) {
+        const UNNAMED: *const std::ffi::c_char = c"".as_ptr();
+        let (operands, f) = (self.operands(), self.f);
+        let [to, from, ..] = operands[..] else { return };
+        // SAFETY: the copy is an instruction of a live module, `to` and `from` are its pointers, and what is built before it
+        // is of the types that the C interface wants. The copy has no users: it gives nothing.
+        unsafe {
+            let context = (f.LLVMGetTypeContext)((f.LLVMTypeOf)(to.raw));
+            let word = (f.LLVMInt64TypeInContext)(context);
+            let pointer = (f.LLVMPointerTypeInContext)(context, 0);
+            let builder = (f.LLVMCreateBuilderInContext)(context);
+            (f.LLVMPositionBuilderBefore)(builder, self.raw);
+            for index in 0..=words {
+                let ty = if index < words { word } else { pointer };
+                let mut at = (f.LLVMConstInt)(word, index, 0);
+                let mut place =
+                    |base: Self| (f.LLVMBuildGEP2)(builder, word, base.raw, &mut at, 1, UNNAMED);
+                let (from, to) = (place(Self(from)), place(Self(to)));
+                let value = (f.LLVMBuildLoad2)(builder, ty, from, UNNAMED);
+                (f.LLVMBuildStore)(builder, value, to);
+            }
+            (f.LLVMDisposeBuilder)(builder);
+            (f.LLVMInstructionEraseFromParent)(self.raw);
+        }
+    }
+
+    /// Takes a call's attribute of the same kind away; nothing happens to other instructions.
+    pub(crate) fn remove_attribute(self, at: At, attribute: Attribute<'_>) {
+        if self.opcode() == Opcode::Call {
+            // SAFETY: the value is a call.
+            unsafe {
+                let kind = (self.f.LLVMGetEnumAttributeKind)(attribute.raw);
+                (self.f.LLVMRemoveCallSiteEnumAttribute)(self.raw, at.index(), kind);
+            }
+        }
     }
 
     /// Adds an attribute to a call; nothing happens to other instructions.

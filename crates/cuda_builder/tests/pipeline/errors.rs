@@ -13,6 +13,11 @@ pub fn tests() -> Vec<Trial> {
     vec![
         test("an_unresolved_symbol_is_named_with_its_user", &[RustSource], unresolved),
         test("a_misspelt_nccl_function_is_named", &[RustSource, Nccl], misspelt),
+        test(
+            "a_declaration_with_other_types_than_nccls_is_refused",
+            &[RustSource, Nccl],
+            other_types,
+        ),
         test("a_rust_error_is_printed_by_rustc", &[RustSource], rust_error),
         test("an_abort_of_llvm_is_an_error", &[RustSource], llvm_abort),
         test("an_indirect_call_that_stays_is_an_error", &[RustSource], indirect),
@@ -68,6 +73,12 @@ fn misspelt() -> Outcome {
     let before = "unsafe extern \"C\" { fn ncclGetLsaPinter(x: u32) -> u32; }";
     let package = kernel("misspelt", before, "*p = ncclGetLsaPinter(*p)");
     fails(&package, &["unresolved device symbol", "`ncclGetLsaPinter`", "`misspelt`"])
+}
+
+fn other_types() -> Outcome {
+    let before = "unsafe extern \"C\" { fn ncclCoopSize(coop: *const u8) -> u64; }";
+    let package = kernel("other_types", before, "*p = ncclCoopSize(p.cast()) as u32");
+    fails(&package, &["`ncclCoopSize` is declared as `i64 (ptr)`, and NCCL's is `i32 (ptr)`"])
 }
 
 fn rust_error() -> Outcome {

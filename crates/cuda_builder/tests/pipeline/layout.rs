@@ -1,13 +1,15 @@
 //! The structs that only device code has, against NCCL's bitcode: no host compiler is shown them.
 
-use std::fs;
+use std::collections::BTreeSet;
 use std::mem::offset_of;
 
+use cuda_builder::device_functions;
+use devcomm_locate::{Part, find_nccl};
 use devcomm_types::nccl::{CoopAny, LsaBarrierSession};
 use libtest_mimic::Trial;
 
 use crate::support::Needs::{Nccl, RustSource};
-use crate::support::{Outcome, Package, body, ensure, stderr, test};
+use crate::support::{Outcome, Package, body, ensure, test};
 
 pub fn tests() -> Vec<Trial> {
     vec![
@@ -37,22 +39,20 @@ pub unsafe extern \"ptx-kernel\" fn session_size(size: *mut usize) {
 }
 
 fn coop() -> Outcome {
-    let package = Package::fixture("layout_coop");
-    let folder = package.folder.join("ir");
-    let output = package.as_build_script(|command| {
-        command.env("DEVCOMM_DUMP_IR", &folder);
-    });
-    ensure(output.status.success(), stderr(&output))?;
-    // Before optimisation the functions of NCCL that take a coop are there, and with them its type.
-    let text = fs::read_to_string(folder.join("lsa.before.ll"))?;
-    let is_type = |line: &&str| line.starts_with('%') && line.contains("ncclCoopAny");
-    let types: Vec<&str> = text.lines().filter(is_type).collect();
-    let storage = offset_of!(CoopAny, vtable);
-    for wanted in [
-        "%struct.ncclCoopAny = type { %\"struct.ncclCoopAny::Storage\", ptr }".to_owned(),
-        format!("%\"struct.ncclCoopAny::Storage\" = type {{ [{storage} x i8] }}"),
-    ] {
-        ensure(types.contains(&wanted.as_str()), format!("no `{wanted}` among {types:#?}"))?;
-    }
-    ensure(size_of::<CoopAny>() == storage + size_of::<u64>(), "there is more behind the table")
+    // Where the table is, the linker proves for every call through it, and refuses NCCL's code otherwise.
+    const TABLE_AT: usize = 16;
+    let nccl = find_nccl(None, Part::Bitcode, |_| Ok(()))?;
+    let bitcode = nccl.bitcode.ok_or("the bitcode that was found has no path")?;
+    let sizes: BTreeSet<u64> = device_functions(&bitcode)?
+        .into_iter()
+        .flat_map(|function| function.params)
+        .filter_map(|param| param.by_value)
+        .filter(|copied| copied.name == "ncclCoopAny")
+        .map(|copied| copied.size)
+        .collect();
+    ensure(offset_of!(CoopAny, vtable) == TABLE_AT, "the table is elsewhere")?;
+    ensure(
+        sizes == BTreeSet::from([size_of::<CoopAny>() as u64]),
+        format!("NCCL's coop has {sizes:?} bytes"),
+    )
 }

@@ -7,6 +7,7 @@
 mod barriers;
 mod cache;
 mod errors;
+mod gin;
 mod layout;
 mod linked;
 mod support;
@@ -18,9 +19,15 @@ fn main() {
     if support::is_build_script() {
         return support::build_script();
     }
-    let tests: Vec<Trial> =
-        [barriers::tests(), layout::tests(), linked::tests(), cache::tests(), errors::tests()]
-            .concat_all();
+    let tests: Vec<Trial> = [
+        barriers::tests(),
+        layout::tests(),
+        linked::tests(),
+        gin::tests(),
+        cache::tests(),
+        errors::tests(),
+    ]
+    .concat_all();
     let conclusion: Conclusion = libtest_mimic::run(&Arguments::from_args(), tests);
     conclusion.exit();
 }

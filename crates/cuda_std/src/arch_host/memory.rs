@@ -20,7 +20,7 @@ pub(super) fn touch<T>(address: *const T, access: Access) {
 
 #[cold]
 #[track_caller]
-fn misaligned(address: usize, align: usize) -> ! {
+pub(super) fn misaligned(address: usize, align: usize) -> ! {
     panic!("misaligned access: address {address:#x} is not a multiple of {align}")
 }
 
@@ -48,6 +48,22 @@ pub(crate) unsafe fn store<T: Copy>(address: *mut T, value: T) {
     unsafe { address.write(value) }
 }
 
+#[inline(always)]
+#[track_caller]
+pub(crate) unsafe fn load_v4(address: *const [u32; 4]) -> [u32; 4] {
+    touch(address.cast::<u128>(), Access::Read);
+    // SAFETY: the caller's.
+    unsafe { address.read() }
+}
+
+#[inline(always)]
+#[track_caller]
+pub(crate) unsafe fn store_v4(address: *mut [u32; 4], value: [u32; 4]) {
+    touch(address.cast::<u128>(), Access::Write);
+    // SAFETY: the caller's.
+    unsafe { address.write(value) }
+}
+
 #[inline]
 #[track_caller]
 pub(crate) unsafe fn load_volatile<T: AtomicValue>(address: *const T) -> T {
@@ -61,6 +77,23 @@ pub(crate) unsafe fn load_volatile<T: AtomicValue>(address: *const T) -> T {
 #[track_caller]
 pub(crate) unsafe fn store_volatile<T: AtomicValue>(address: *mut T, value: T) {
     touch(address, Access::AtomicWrite(Order::Relaxed, Scope::Sys));
+    // SAFETY: the caller's.
+    unsafe { address.write_volatile(value) }
+}
+
+#[inline]
+#[track_caller]
+pub(crate) unsafe fn load_v4_relaxed(address: *const [u32; 4], scope: Scope) -> [u32; 4] {
+    touch(address.cast::<u128>(), Access::AtomicRead(Order::Relaxed, scope));
+    spin();
+    // SAFETY: the caller's.
+    unsafe { address.read_volatile() }
+}
+
+#[inline]
+#[track_caller]
+pub(crate) unsafe fn store_v4_relaxed(address: *mut [u32; 4], value: [u32; 4], scope: Scope) {
+    touch(address.cast::<u128>(), Access::AtomicWrite(Order::Relaxed, scope));
     // SAFETY: the caller's.
     unsafe { address.write_volatile(value) }
 }

@@ -3,11 +3,12 @@
 
 mod atomics;
 mod memory;
+mod multimem;
 mod numbers;
 mod seam;
 mod threads;
 
-pub use seam::{Access, CTX, Ops, Order, Scope, Shuffle, ThreadCtx};
+pub use seam::{Access, CTX, MulticastParts, Ops, Order, Scope, Shuffle, ThreadCtx};
 
 pub(crate) use atomics::fence;
 pub(crate) use memory::*;

@@ -1,5 +1,6 @@
-//! Arithmetic by the standard library and by `half`.
+//! Arithmetic by the standard library, `half` and `float8`.
 
+use devcomm_types::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 #[inline]
@@ -25,6 +26,25 @@ pub(crate) fn f32_to_f16x2([low, high]: [f32; 2]) -> u32 {
 #[inline]
 pub(crate) fn f32_to_bf16x2([low, high]: [f32; 2]) -> u32 {
     u32::from(bf16::from_f32(low).to_bits()) | u32::from(bf16::from_f32(high).to_bits()) << 16
+}
+
+macro_rules! quarters {
+    ($($type:ident $unpack:ident $pack:ident;)*) => { $(
+        #[inline]
+        pub(crate) fn $unpack(packed: u16) -> [f32; 2] {
+            packed.to_le_bytes().map(|bits| $type::from_bits(bits).to_f32())
+        }
+
+        #[inline]
+        pub(crate) fn $pack(values: [f32; 2]) -> u16 {
+            u16::from_le_bytes(values.map(|value| $type::from_f32(value).to_bits()))
+        }
+    )* };
+}
+
+quarters! {
+    F8E4M3 f8e4m3x2_to_f32 f32_to_f8e4m3x2;
+    F8E5M2 f8e5m2x2_to_f32 f32_to_f8e5m2x2;
 }
 
 macro_rules! floats {

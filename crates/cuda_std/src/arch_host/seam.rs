@@ -47,6 +47,17 @@ pub enum Access {
     AtomicRmw(Order, Scope),
 }
 
+/// The copies behind a multicast address.
+#[derive(Clone, Copy, Debug)]
+pub struct MulticastParts {
+    /// The first member's copy of the bytes at the address.
+    pub first: *mut u8,
+    /// Distance between the members' copies in bytes.
+    pub stride: usize,
+    /// Members.
+    pub n: usize,
+}
+
 /// What a simulator provides to its threads. Hooks get the pointer that [`CTX`] holds.
 #[expect(clippy::type_complexity, reason = "a table of functions; each type is used once")]
 pub struct Ops {
@@ -71,10 +82,20 @@ pub struct Ops {
     /// A memory access about to happen (only while [`ThreadCtx::watch`]); the simulator may run other threads first.
     pub access:
         fn(*const ThreadCtx, address: usize, bytes: usize, Access, at: &'static Location<'static>),
+    /// A `multimem` instruction about to happen: the copies of the bytes at a multicast address. Any other address is reported,
+    /// and the call does not come back.
+    pub multimem: fn(
+        *const ThreadCtx,
+        address: usize,
+        bytes: usize,
+        at: &'static Location<'static>,
+    ) -> MulticastParts,
     /// The thread spins: run others. Every atomic load and `nanosleep` calls it.
     pub spin: fn(*const ThreadCtx, at: &'static Location<'static>),
     /// A fence.
     pub fence: fn(*const ThreadCtx, Order, Scope),
+    /// `exit`: the thread leaves the kernel. It does not come back.
+    pub exit: fn(*const ThreadCtx) -> !,
     /// Text printed by the kernel.
     pub print: fn(*const ThreadCtx, &str),
     /// `%clock64` / `%globaltimer`: a number that never falls.

@@ -65,6 +65,26 @@ pub(crate) fn barrier_or(predicate: bool) -> bool {
     barrier_count(predicate) != 0
 }
 
+/// [`barrier_or`] of some threads of the block.
+#[track_caller]
+pub(crate) fn some_barrier_or(id: u32, threads: u32, predicate: bool) -> bool {
+    static SOME: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
+    // SAFETY: as in `barrier_count`.
+    let seen = unsafe { AtomicU32::from_ptr(shared_static(SOME[id as usize % 16].as_ptr())) };
+    barrier(id, threads);
+    seen.store(0, Ordering::Relaxed);
+    barrier(id, threads);
+    seen.fetch_or(predicate.into(), Ordering::Relaxed);
+    barrier(id, threads);
+    seen.load(Ordering::Relaxed) != 0
+}
+
+#[track_caller]
+pub(crate) fn exit() -> ! {
+    let (thread, context) = current();
+    (context.ops.exit)(thread)
+}
+
 #[inline]
 #[track_caller]
 pub(crate) fn nanosleep(_nanos: u32) {
@@ -133,4 +153,9 @@ pub(crate) fn print<P: Pieces, A: Arguments>(arguments: A) {
     if arguments.write(P::PIECES, &mut text).is_ok() {
         (context.ops.print)(thread, &text);
     }
+}
+
+#[inline(always)]
+pub(crate) fn opaque(value: u32) -> u32 {
+    value
 }

@@ -1,8 +1,64 @@
 //! Plain accesses and shared memory.
 
 use core::arch::asm;
+use core::mem::transmute;
 
-use crate::atomic::AtomicValue;
+use crate::atomic::{AtomicValue, Scope};
+
+macro_rules! ld_v4 {
+    ($scope:literal, $address:ident) => {{
+        let (a, b, c, d): (u32, u32, u32, u32);
+        // SAFETY: the caller's.
+        unsafe {
+            asm!(
+                concat!("ld.relaxed.", $scope, ".v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}];"),
+                a = out(reg32) a,
+                b = out(reg32) b,
+                c = out(reg32) c,
+                d = out(reg32) d,
+                address = in(reg64) $address,
+                options(nostack),
+            );
+        }
+        [a, b, c, d]
+    }};
+}
+
+macro_rules! st_v4 {
+    ($scope:literal, $address:ident, $value:ident) => {{
+        let [a, b, c, d] = $value;
+        // SAFETY: the caller's.
+        unsafe {
+            asm!(
+                concat!("st.relaxed.", $scope, ".v4.b32 [{address}], {{{a}, {b}, {c}, {d}}};"),
+                address = in(reg64) $address,
+                a = in(reg32) a,
+                b = in(reg32) b,
+                c = in(reg32) c,
+                d = in(reg32) d,
+                options(nostack),
+            );
+        }
+    }};
+}
+
+#[inline(always)]
+pub(crate) unsafe fn load_v4_relaxed(address: *const [u32; 4], scope: Scope) -> [u32; 4] {
+    match scope {
+        Scope::Cta => ld_v4!("cta", address),
+        Scope::Gpu => ld_v4!("gpu", address),
+        Scope::Sys => ld_v4!("sys", address),
+    }
+}
+
+#[inline(always)]
+pub(crate) unsafe fn store_v4_relaxed(address: *mut [u32; 4], value: [u32; 4], scope: Scope) {
+    match scope {
+        Scope::Cta => st_v4!("cta", address, value),
+        Scope::Gpu => st_v4!("gpu", address, value),
+        Scope::Sys => st_v4!("sys", address, value),
+    }
+}
 
 #[inline(always)]
 pub(crate) unsafe fn load<T: Copy>(address: *const T) -> T {
@@ -14,6 +70,24 @@ pub(crate) unsafe fn load<T: Copy>(address: *const T) -> T {
 pub(crate) unsafe fn store<T: Copy>(address: *mut T, value: T) {
     // SAFETY: the caller's.
     unsafe { address.write(value) }
+}
+
+/// Four words as one value to LLVM. As an array it would copy them by memory, in two halves, wherever nothing else is done
+/// with them.
+#[repr(simd)]
+#[derive(Clone, Copy)]
+struct Four([u32; 4]);
+
+#[inline(always)]
+pub(crate) unsafe fn load_v4(address: *const [u32; 4]) -> [u32; 4] {
+    // SAFETY: the caller's.
+    unsafe { address.cast::<crate::vector::Vec16<u32>>().read().to_bits() }
+}
+
+#[inline(always)]
+pub(crate) unsafe fn store_v4(address: *mut [u32; 4], value: [u32; 4]) {
+    // SAFETY: the caller's; both are 16 bytes of words.
+    unsafe { address.cast::<Four>().write(transmute::<[u32; 4], Four>(value)) }
 }
 
 #[inline(always)]

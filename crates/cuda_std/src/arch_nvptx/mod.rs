@@ -5,6 +5,7 @@
 
 mod atomics;
 mod memory;
+mod multimem;
 mod numbers;
 mod panic;
 mod print;

@@ -54,6 +54,46 @@ pub(crate) fn f32_to_bf16x2([low, high]: [f32; 2]) -> u32 {
     packed
 }
 
+macro_rules! quarters {
+    ($($ptx:literal $unpack:ident $pack:ident;)*) => { $(
+        #[inline(always)]
+        pub(crate) fn $unpack(packed: u16) -> [f32; 2] {
+            let halves: u32;
+            // SAFETY: arithmetic.
+            unsafe {
+                asm!(
+                    concat!("cvt.rn.f16x2.", $ptx, " {}, {};"),
+                    out(reg32) halves,
+                    in(reg16) packed,
+                    options(pure, nomem, nostack),
+                );
+            }
+            [halves as u16, (halves >> 16) as u16].map(|bits| f16::from_bits(bits) as f32)
+        }
+
+        #[inline(always)]
+        pub(crate) fn $pack([low, high]: [f32; 2]) -> u16 {
+            let packed;
+            // SAFETY: arithmetic.
+            unsafe {
+                asm!(
+                    concat!("cvt.rn.satfinite.", $ptx, ".f32 {}, {}, {};"),
+                    out(reg16) packed,
+                    in(reg32) high,
+                    in(reg32) low,
+                    options(pure, nomem, nostack),
+                );
+            }
+            packed
+        }
+    )* };
+}
+
+quarters! {
+    "e4m3x2" f8e4m3x2_to_f32 f32_to_f8e4m3x2;
+    "e5m2x2" f8e5m2x2_to_f32 f32_to_f8e5m2x2;
+}
+
 pub(crate) mod f32 {
     pub(crate) use core::f32::math::{ceil, floor, mul_add, round, sqrt, trunc};
 }

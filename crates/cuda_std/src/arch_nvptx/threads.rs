@@ -99,6 +99,30 @@ barriers_with_result! {
 }
 
 #[inline(always)]
+pub(crate) fn some_barrier_or(id: u32, threads: u32, predicate: bool) -> bool {
+    let result: u32;
+    // SAFETY: as above.
+    unsafe {
+        asm!(
+            "{{ .reg .pred p, q; setp.ne.u32 p, {predicate}, 0; barrier.red.or.pred q, {id}, {threads}, p; \
+             selp.u32 {result}, 1, 0, q; }}",
+            predicate = in(reg32) u32::from(predicate),
+            id = in(reg32) id,
+            threads = in(reg32) threads,
+            result = out(reg32) result,
+            options(nostack),
+        );
+    }
+    result != 0
+}
+
+#[inline(always)]
+pub(crate) fn exit() -> ! {
+    // SAFETY: ends the thread.
+    unsafe { asm!("exit;", options(nostack, noreturn)) }
+}
+
+#[inline(always)]
 pub(crate) fn nanosleep(nanos: u32) {
     // SAFETY: waits.
     unsafe { asm!("nanosleep.u32 {};", in(reg32) nanos, options(nostack)) }
@@ -207,4 +231,11 @@ pub(crate) fn globaltimer() -> u64 {
     // SAFETY: as above.
     unsafe { asm!("mov.u64 {}, %globaltimer;", out(reg64) nanos, options(nostack)) };
     nanos
+}
+
+#[inline(always)]
+pub(crate) fn opaque(mut value: u32) -> u32 {
+    // SAFETY: no instruction. It is not `pure`, so that it stays where it is.
+    unsafe { asm!("// {}", inout(reg32) value, options(nomem, nostack)) };
+    value
 }

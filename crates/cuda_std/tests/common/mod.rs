@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::panic::Location;
 
-use cuda_std::arch::{Access, CTX, Ops, Order, Scope, Shuffle, ThreadCtx};
+use cuda_std::arch::{Access, CTX, MulticastParts, Ops, Order, Scope, Shuffle, ThreadCtx};
 
 /// What a hook was told.
 #[derive(Clone, Debug, PartialEq)]
@@ -88,8 +88,44 @@ fn clock(_: *const ThreadCtx) -> u64 {
     42
 }
 
-static OPS: Ops =
-    Ops { barrier, sync_warp, shuffle, ballot, shared_static, access, spin, fence, print, clock };
+fn exit(_: *const ThreadCtx) -> ! {
+    panic!("the thread leaves")
+}
+
+/// Multicast addresses are the first of [`COPIES`] copies, [`STRIDE`] bytes apart.
+fn multimem(
+    _: *const ThreadCtx,
+    address: usize,
+    _: usize,
+    _: &'static Location<'static>,
+) -> MulticastParts {
+    MulticastParts {
+        first: std::ptr::with_exposed_provenance_mut(address),
+        stride: STRIDE,
+        n: COPIES,
+    }
+}
+
+/// Copies behind a multicast address.
+pub const COPIES: usize = 3;
+
+/// Bytes between them.
+pub const STRIDE: usize = 64;
+
+static OPS: Ops = Ops {
+    barrier,
+    sync_warp,
+    shuffle,
+    ballot,
+    shared_static,
+    access,
+    multimem,
+    spin,
+    fence,
+    exit,
+    print,
+    clock,
+};
 
 /// The first thread of a launch of one.
 pub fn thread() -> ThreadCtx {

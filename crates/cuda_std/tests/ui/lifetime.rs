@@ -1,6 +1,6 @@
 use cuda_std::prelude::*;
 
 #[kernel]
-fn k<'a>(x: &'a u32) {}
+fn k<'a>(x: &'a [u32]) {}
 
 fn main() {}

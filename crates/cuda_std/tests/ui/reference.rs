@@ -1,6 +1,6 @@
 use cuda_std::prelude::*;
 
 #[kernel]
-fn k(x: &[f32]) {}
+fn k(x: &f32) {}
 
 fn main() {}

@@ -11,7 +11,7 @@ use nccl_device::raw::host::CALL_SITE;
 
 use crate::barrier;
 use crate::error::Site;
-use crate::thread::{Run, Thread};
+use crate::thread::{Run, Thread, Within};
 use crate::warp::{self, Lane, Op, WARP};
 
 /// What a coop is, as `CoopAny::storage[0]` holds it. The second word has the lane mask, or the warp span.
@@ -80,17 +80,17 @@ impl Coop {
         }
     }
 
-    /// Barrier of the coop. `session` is the LSA barrier that it is part of.
-    pub(super) fn sync(self, run: &Run, thread: &Thread, session: Option<u32>, at: Site) {
+    /// Barrier of the coop, as part of the call `within`, if any.
+    pub(super) fn sync(self, run: &Run, thread: &Thread, within: Option<Within>, at: Site) {
         match self {
             Self::Thread => {}
             Self::Lanes { mask } => {
                 warp::meet(run, thread, mask, Op::Sync, Lane::default(), at);
             }
             Self::Span { warps, id, .. } => {
-                barrier::arrive(run, thread, 1 + id, warps * WARP, session, at);
+                barrier::arrive(run, thread, 1 + id, warps * WARP, within, at);
             }
-            Self::Cta => barrier::arrive(run, thread, 0, 0, session, at),
+            Self::Cta => barrier::arrive(run, thread, 0, 0, within, at),
         }
     }
 }

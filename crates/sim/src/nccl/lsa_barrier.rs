@@ -11,24 +11,28 @@ use std::mem::offset_of;
 use devcomm_types::nccl::{
     CoopAny, DevComm, LsaBarrierHandle, LsaBarrierSession, MultimemHandle, Team,
 };
+use devcomm_types::{WaitFor, WaitKind};
 use nccl_device::raw::host::CALL_SITE;
 
+use super::RESOURCE_UNIT;
 use super::coop::{Coop, member};
 use crate::error::{Site, Waiting};
 use crate::memory::STRIDE_UNIT;
-use crate::thread::{Run, Thread, Wait};
+use crate::multicast::{Group, is_multicast};
+use crate::thread::{Run, Thread, Wait, Within};
+use crate::waits::{self, Until};
 
 /// NCCL's session object, field by field.
 #[repr(C)]
-struct Session {
-    coop: CoopAny,
-    comm: *const DevComm,
-    team: Team,
-    handle: LsaBarrierHandle,
-    index: u32,
-    multimem: bool,
-    multimem_handle: MultimemHandle,
-    epoch: u32,
+pub(super) struct Session {
+    pub(super) coop: CoopAny,
+    pub(super) comm: *const DevComm,
+    pub(super) team: Team,
+    pub(super) handle: LsaBarrierHandle,
+    pub(super) index: u32,
+    pub(super) multimem: bool,
+    pub(super) multimem_handle: MultimemHandle,
+    pub(super) epoch: u32,
 }
 
 const _: () = {
@@ -40,9 +44,6 @@ const _: () = {
     assert!(offset_of!(Session, multimem_handle) == 64);
     assert!(offset_of!(Session, epoch) == 72);
 };
-
-/// Bytes a resource handle counts.
-pub(crate) const RESOURCE_UNIT: usize = 128;
 
 /// Words of `n` barriers for a team of `ranks`: epochs and inboxes for multimem, epochs, and an inbox a peer.
 pub(crate) fn barrier_words(n: usize, ranks: usize) -> usize {
@@ -62,8 +63,48 @@ impl Session {
     }
 
     fn epoch_word(&self) -> *mut u32 {
-        let n = self.handle.n_barriers as usize;
+        let n = if self.multimem { 0 } else { self.handle.n_barriers as usize };
         self.state(self.team.rank).wrapping_add(n + self.index as usize)
+    }
+
+    /// Where `owner` counts the arrivals of all that come by multimem.
+    fn multimem_inbox(&self, owner: i32) -> *mut u32 {
+        let n = self.handle.n_barriers as usize;
+        self.state(owner).wrapping_add(2 * n + self.index as usize)
+    }
+
+    /// Refuses a team that load and store do not reach.
+    fn check_team(&self, run: &Run, thread: &Thread, at: Site) {
+        // SAFETY: as in `state`.
+        let comm = unsafe { &*self.comm };
+        let Team { n_ranks, rank, stride } = self.team;
+        let reached =
+            |member| (0..comm.lsa_size).contains(&self.team.to_lsa(comm.lsa_rank, member));
+        if !(0..n_ranks).contains(&rank) || !reached(0) || !reached(n_ranks - 1) {
+            let what = format!(
+                "an LSA barrier of a team that is not in the LSA team: place {rank} of {n_ranks} ranks with stride {stride}"
+            );
+            thread.misuse(run, at, what);
+        }
+    }
+
+    /// Refuses a multicast handle that is not the team's.
+    fn check_multimem(&self, run: &Run, thread: &Thread, at: Site) {
+        // SAFETY: as in `state`.
+        let rank = unsafe { (*self.comm).rank };
+        let first = self.team.to_world(rank, 0);
+        let (n, stride) = (self.team.n_ranks as usize, self.team.stride as usize);
+        let team = Group { first: first as usize, n, stride };
+        let base = self.multimem_handle.base.addr();
+        let found = is_multicast(base).then(|| run.memory.multicast.group(base)).flatten();
+        if found != Some(team) {
+            let what = if base == 0 {
+                "an LSA barrier over multimem, but the multimem handle is NULL"
+            } else {
+                "an LSA barrier over multimem, but the multimem handle is not the team's"
+            };
+            thread.misuse(run, at, what);
+        }
     }
 
     /// Where `peer` tells `owner` that it arrived.
@@ -79,8 +120,19 @@ impl Session {
         (rank as i32..others).step_by(size.max(1) as usize).map(move |i| i + i32::from(me <= i))
     }
 
-    fn arrive(&self, run: &Run, thread: &Thread, coop: Coop, at: Site) {
-        coop.sync(run, thread, Some(self.index), at);
+    pub(super) fn arrive(&self, run: &Run, thread: &Thread, coop: Coop, at: Site) {
+        coop.sync(run, thread, Some(Within::LsaBarrier(self.index)), at);
+        if self.multimem {
+            if member(coop, run, thread, at) == 0 {
+                for owner in 0..self.team.n_ranks {
+                    let inbox = self.multimem_inbox(owner);
+                    // SAFETY: an inbox of a barrier that Init checked; threads take turns.
+                    unsafe { inbox.write_volatile(inbox.read_volatile().wrapping_add(1)) };
+                }
+                run.progress();
+            }
+            return;
+        }
         for peer in self.peers(member(coop, run, thread, at), coop.size(run)) {
             // SAFETY: an inbox of a barrier that Init checked; threads take turns.
             unsafe { self.inbox(peer, self.team.rank).write_volatile(self.epoch.wrapping_add(1)) };
@@ -88,7 +140,25 @@ impl Session {
         }
     }
 
-    fn wait(&mut self, run: &Run, thread: &Thread, coop: Coop, at: Site) {
+    pub(super) fn wait(&mut self, run: &Run, thread: &Thread, coop: Coop, at: Site) {
+        if self.multimem {
+            if member(coop, run, thread, at) == 0 {
+                let target = self.epoch.wrapping_add(self.team.n_ranks as u32);
+                let inbox = self.multimem_inbox(self.team.rank);
+                let until = Until::Arrived { inbox, target };
+                let what = WaitFor {
+                    kind: WaitKind::LsaBarrier,
+                    index: self.index,
+                    context: 0,
+                    peer: -1,
+                    wanted: target.into(),
+                    seen: 0,
+                };
+                waits::until(run, thread, until, what, None, at);
+                self.epoch = target;
+            }
+            return coop.sync(run, thread, Some(Within::LsaBarrier(self.index)), at);
+        }
         let target = self.epoch.wrapping_add(1);
         // SAFETY: as in `state`.
         let my_world_rank = unsafe { (*self.comm).rank };
@@ -107,8 +177,48 @@ impl Session {
             }
         }
         self.epoch = target;
-        coop.sync(run, thread, Some(self.index), at);
+        coop.sync(run, thread, Some(Within::LsaBarrier(self.index)), at);
     }
+}
+
+impl Session {
+    /// A session, with the epoch that the last one left.
+    pub(super) fn open(mut self, run: &Run, thread: &Thread, at: Site) -> Self {
+        let (n, index) = (self.handle.n_barriers, self.index);
+        if i64::from(index) >= i64::from(n) {
+            let what = format!("LSA barrier {index}: the device communicator was made with {n}");
+            thread.misuse(run, at, what);
+        }
+        self.check_team(run, thread, at);
+        if self.multimem {
+            self.check_multimem(run, thread, at);
+        }
+        let word = self.epoch_word();
+        let member = member(Coop::of(&self.coop, run, thread, at), run, thread, at);
+        if member == 0 {
+            run.session_opened(thread, word.addr(), index, at);
+        }
+        // SAFETY: the word of a barrier that the device communicator has, by the check above.
+        self.epoch = unsafe { word.read_volatile() };
+        self
+    }
+
+    /// Stores the epoch for the next session.
+    pub(super) fn close(&self, run: &Run, thread: &Thread, coop: Coop, at: Site) {
+        if member(coop, run, thread, at) == 0 {
+            let word = self.epoch_word();
+            // SAFETY: the epoch word of a barrier that Init checked.
+            unsafe { word.write_volatile(self.epoch) };
+            run.session_closed(word.addr());
+        }
+        coop.sync(run, thread, Some(Within::LsaBarrier(self.index)), at);
+    }
+}
+
+/// Whether the inbox of a barrier has reached `target`, by NCCL's rolling comparison.
+pub(crate) fn arrived(inbox: *const u32, target: u32) -> bool {
+    // SAFETY: an inbox of a barrier that Init checked, in memory that lives as long as the launch.
+    unsafe { inbox.read_volatile() }.wrapping_sub(target) <= u32::MAX >> 1
 }
 
 /// A thread waits until a peer has stored at least `target` to `word`.
@@ -127,19 +237,14 @@ pub(crate) struct InboxWait {
 impl InboxWait {
     /// Whether the peer has arrived, by NCCL's rolling comparison.
     pub(crate) fn over(&self) -> bool {
-        self.reached(self.word)
-    }
-
-    fn reached(&self, word: *const u32) -> bool {
-        // SAFETY: an inbox of a barrier that Init checked, in memory that lives as long as the launch.
-        unsafe { word.read_volatile() }.wrapping_sub(self.target) <= u32::MAX >> 1
+        arrived(self.word, self.target)
     }
 
     /// What the thread waits for, for a report.
     pub(crate) fn waiting(&self) -> Waiting {
         let missing = (0..self.team.n_ranks)
             .filter(|peer| *peer != self.team.rank)
-            .filter(|peer| !self.reached(self.inboxes.wrapping_add(*peer as usize)))
+            .filter(|peer| !arrived(self.inboxes.wrapping_add(*peer as usize), self.target))
             .map(|peer| self.team.to_world(self.my_world_rank, peer) as usize)
             .collect();
         Waiting::Peers { index: self.index, missing }
@@ -159,7 +264,7 @@ pub(super) unsafe extern "C-unwind" fn init(
 ) {
     let ((thread, run), at) = (Thread::current(), CALL_SITE.get());
     // SAFETY: the kernel passes valid objects, as NCCL wants them; the session may be uninitialised and is only written.
-    let mut new = unsafe {
+    let new = unsafe {
         Session {
             coop: *coop,
             comm,
@@ -171,21 +276,7 @@ pub(super) unsafe extern "C-unwind" fn init(
             epoch: 0,
         }
     };
-    if multimem {
-        thread.misuse(run, at, "an LSA barrier over multimem, which is not simulated");
-    }
-    let n = new.handle.n_barriers;
-    if i64::from(index) >= i64::from(n) {
-        let what = format!("LSA barrier {index}: the device communicator was made with {n}");
-        thread.misuse(run, at, what);
-    }
-    let word = new.epoch_word();
-    let member = member(Coop::of(&new.coop, run, thread, at), run, thread, at);
-    if member == 0 {
-        run.session_opened(thread, word.addr(), index, at);
-    }
-    // SAFETY: the word of a barrier that the device communicator has, by the check above.
-    new.epoch = unsafe { word.read_volatile() };
+    let new = new.open(run, thread, at);
     // SAFETY: the kernel's; a Session has the size and alignment of NCCL's.
     unsafe { session.cast::<Session>().write(new) };
 }
@@ -241,11 +332,9 @@ pub(super) unsafe extern "C-unwind" fn destroy(session: *mut LsaBarrierSession) 
     let (thread, run) = Thread::current();
     // SAFETY: the kernel opened the session.
     let (session, coop, at) = unsafe { opened(session) };
-    if member(coop, run, thread, at) == 0 {
-        let word = session.epoch_word();
-        // SAFETY: the epoch word of a barrier that Init checked.
-        unsafe { word.write_volatile(session.epoch) };
-        run.session_closed(word.addr());
-    }
-    coop.sync(run, thread, Some(session.index), at);
+    session.close(run, thread, coop, at);
+}
+
+pub(super) unsafe extern "C-unwind" fn size() -> usize {
+    size_of::<LsaBarrierSession>()
 }

@@ -3,6 +3,7 @@
 //! cudarc panics when the driver's library or one of its functions is missing. [`init`] checks for
 //! both first, and everything here needs a [`PrimaryContext`], which needs [`init`].
 
+pub(crate) mod abort_block;
 pub(crate) mod graph;
 pub(crate) mod module;
 pub(crate) mod stream;

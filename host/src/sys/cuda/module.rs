@@ -17,41 +17,70 @@ pub(crate) enum LoadFailure {
     Other(Error),
 }
 
+/// What a module is loaded from.
+#[derive(Clone, Copy)]
+pub(crate) enum Image<'a> {
+    /// PTX itself.
+    Ptx(&'a CStr),
+    /// The path of a cubin or of PTX. The driver reads it: only it knows how far a cubin goes.
+    File(&'a CStr),
+}
+
 impl PrimaryContext {
-    /// Loads a module from PTX; the driver's compiler log comes with a refusal.
-    pub(crate) fn load_module(&self, ptx: &CStr) -> Result<ModuleHandle, LoadFailure> {
-        const LOG_BYTES: usize = 16 << 10;
+    /// Loads a module; the log of the driver's compiler comes with a refusal of PTX.
+    pub(crate) fn load_module(&self, image: Image<'_>) -> Result<ModuleHandle, LoadFailure> {
         self.bind().map_err(LoadFailure::Other)?;
-        let (mut errors, mut notes) = (vec![0u8; LOG_BYTES], vec![0u8; LOG_BYTES]);
-        let mut options = [
-            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
-            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
-            sys::CUjit_option::CU_JIT_INFO_LOG_BUFFER,
-            sys::CUjit_option::CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
-        ];
-        // The driver takes a number in the place of the pointer, and writes the used size back.
-        let size = LOG_BYTES as *mut c_void;
-        let mut values = [errors.as_mut_ptr().cast(), size, notes.as_mut_ptr().cast(), size];
-        let mut raw = null_mut();
-        // SAFETY: the context is current; the image is NUL-terminated PTX; there are as many options as
-        // values, and the log buffers outlive the call and are of the size given.
-        let result = unsafe {
-            sys::cuModuleLoadDataEx(
-                &raw mut raw,
-                ptx.as_ptr().cast(),
-                options.len() as c_uint,
-                options.as_mut_ptr(),
-                values.as_mut_ptr(),
-            )
-        };
-        match result {
-            CUresult::CUDA_SUCCESS => Ok(ModuleHandle(raw)),
-            CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => Err(LoadFailure::PtxTooNew),
-            refused => {
-                let error = error("cuModuleLoadDataEx", refused).to_string();
-                let log = [errors, notes].map(|log| text_of(&log)).join("\n");
-                Err(LoadFailure::Refused { error, log })
-            }
+        match image {
+            Image::Ptx(ptx) => load_ptx(ptx),
+            Image::File(path) => load_file(path),
+        }
+    }
+}
+
+fn load_file(path: &CStr) -> Result<ModuleHandle, LoadFailure> {
+    let mut raw = null_mut();
+    // SAFETY: the caller made the context current; the path is NUL-terminated.
+    match unsafe { sys::cuModuleLoad(&raw mut raw, path.as_ptr()) } {
+        CUresult::CUDA_SUCCESS => Ok(ModuleHandle(raw)),
+        CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => Err(LoadFailure::PtxTooNew),
+        refused => {
+            let error = error("cuModuleLoad", refused).to_string();
+            Err(LoadFailure::Refused { error, log: path.to_string_lossy().into_owned() })
+        }
+    }
+}
+
+fn load_ptx(ptx: &CStr) -> Result<ModuleHandle, LoadFailure> {
+    const LOG_BYTES: usize = 16 << 10;
+    let (mut errors, mut notes) = (vec![0u8; LOG_BYTES], vec![0u8; LOG_BYTES]);
+    let mut options = [
+        sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
+        sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+        sys::CUjit_option::CU_JIT_INFO_LOG_BUFFER,
+        sys::CUjit_option::CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
+    ];
+    // The driver takes a number in the place of the pointer, and writes the used size back.
+    let size = LOG_BYTES as *mut c_void;
+    let mut values = [errors.as_mut_ptr().cast(), size, notes.as_mut_ptr().cast(), size];
+    let mut raw = null_mut();
+    // SAFETY: the caller made the context current; the image is NUL-terminated PTX; there are as many options as
+    // values, and the log buffers outlive the call and are of the size given.
+    let result = unsafe {
+        sys::cuModuleLoadDataEx(
+            &raw mut raw,
+            ptx.as_ptr().cast(),
+            options.len() as c_uint,
+            options.as_mut_ptr(),
+            values.as_mut_ptr(),
+        )
+    };
+    match result {
+        CUresult::CUDA_SUCCESS => Ok(ModuleHandle(raw)),
+        CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => Err(LoadFailure::PtxTooNew),
+        refused => {
+            let error = error("cuModuleLoadDataEx", refused).to_string();
+            let log = [errors, notes].map(|log| text_of(&log)).join("\n");
+            Err(LoadFailure::Refused { error, log })
         }
     }
 }

@@ -1,0 +1,22 @@
+//! The Rust side of kernels that `devcomm-bench` measures against twins in CUDA C++ and that `devcomm-kernels` does not ship.
+//!
+//! Each file has a twin of its name in `bench/cpp`, with the same entries and the same parameters; `cargo xtask twins` compiles
+//! both.
+//!
+//! # Safety model
+//!
+//! As in `devcomm-kernels`: a kernel is an `unsafe fn` whose documentation says what the launch owes it.
+#![cfg_attr(target_arch = "nvptx64", no_std)]
+
+// A kernel has the name of its file, so the files are one module further down.
+#[path = "."]
+mod files {
+    pub mod gin_put;
+    pub mod ll_exchange;
+    pub mod lsa_barrier;
+    pub mod reduce_copy;
+}
+
+// On the GPU a kernel is an entry point, with no name to import.
+#[allow(unused_imports)]
+pub use files::{gin_put::*, ll_exchange::*, lsa_barrier::*, reduce_copy::*};

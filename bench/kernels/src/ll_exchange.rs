@@ -1,0 +1,111 @@
+//! All-to-all of 8-byte elements within the LSA team by the low-latency protocol, at its barest: what a session costs.
+
+use cuda_std::prelude::*;
+use nccl_device::raw::LlA2aHandle;
+use nccl_device::{Coop, DevComm, LlA2a, LlA2aBuffer, LsaPtr, Team, Window};
+
+/// `recv[rank * count + i]` of a peer becomes this rank's `send[peer * count + i]`, for `i < count`. Every block has a session of
+/// its own, with room for an element of each rank a thread.
+///
+/// Grid: any up to the blocks that `lines` is for, the same in every rank. Block: any, one-dimensional, the same in every
+/// rank. `count` is in elements.
+///
+/// # Safety
+///
+/// `lines` is the host's for this device communicator. Both windows have `count` elements for each rank, and nothing else
+/// touches them until the kernel has ended in every rank.
+#[kernel]
+pub unsafe fn ll_exchange(
+    comm: DevComm,
+    lines: LlA2aHandle,
+    send: Window<u64>,
+    recv: Window<u64>,
+    count: usize,
+) {
+    let team = comm.lsa_team();
+    let (threads, thread) = (thread::block_dim_x(), thread::thread_idx_x());
+    let (block, blocks) = (thread::block_idx_x(), thread::grid_dim_x());
+    let (from, to) = (send.local(), recv.local());
+    // SAFETY: the contract.
+    let buffer = unsafe { LlA2aBuffer::new(&comm, team, lines, thread::grid_dim_x()) };
+    buffer.with(Coop::cta(), block, team.n_ranks as u32 * threads, |session| {
+        // An epoch moves one element of each rank to each rank a thread.
+        let mut first = block as usize * threads as usize;
+        while first < count {
+            let at = first + thread as usize;
+            if at < count {
+                // SAFETY: the contract.
+                unsafe {
+                    match team.n_ranks {
+                        2 => exchange::<2>(session, team, from, to, at, count),
+                        4 => exchange::<4>(session, team, from, to, at, count),
+                        8 => exchange::<8>(session, team, from, to, at, count),
+                        _ => exchange_with_many(session, team, from, to, at, count),
+                    }
+                }
+            }
+            session.end_epoch();
+            first += blocks as usize * threads as usize;
+        }
+    });
+}
+
+/// Sends this thread's elements to the `N` ranks of the team, and receives theirs: all loaded, and all polled for, at once.
+///
+/// # Safety
+///
+/// As [`ll_exchange`]'s; `at` is below `count`.
+#[inline(always)]
+unsafe fn exchange<const N: usize>(
+    session: &LlA2a<'_, u64>,
+    team: Team,
+    from: LsaPtr<u64>,
+    to: LsaPtr<u64>,
+    at: usize,
+    count: usize,
+) {
+    // Every rank starts with itself and goes up, so that the ranks send to different peers at any time.
+    let peer = |i: usize| (team.rank as usize + i) % N;
+    // SAFETY: the caller's.
+    let elements: [u64; N] = core::array::from_fn(|i| unsafe { from.load(peer(i) * count + at) });
+    for (i, element) in elements.iter().enumerate() {
+        session.send(peer(i) as i32, place(team.rank), *element);
+    }
+    let received = session.receive_each(core::array::from_fn::<_, N, _>(|i| place(i as i32)));
+    for (i, element) in received.iter().enumerate() {
+        // SAFETY: the caller's.
+        unsafe { to.store(i * count + at, *element) };
+    }
+}
+
+/// [`exchange`] for any number of ranks.
+///
+/// # Safety
+///
+/// As [`exchange`]'s.
+#[inline(always)]
+unsafe fn exchange_with_many(
+    session: &LlA2a<'_, u64>,
+    team: Team,
+    from: LsaPtr<u64>,
+    to: LsaPtr<u64>,
+    at: usize,
+    count: usize,
+) {
+    for i in 0..team.n_ranks {
+        let peer = team.rank + i;
+        let peer = if peer < team.n_ranks { peer } else { peer - team.n_ranks };
+        // SAFETY: the caller's.
+        session.send(peer, place(team.rank), unsafe { from.load(peer as usize * count + at) });
+    }
+    for rank in 0..team.n_ranks {
+        // SAFETY: the caller's.
+        unsafe { to.store(rank as usize * count + at, session.receive(place(rank))) };
+    }
+}
+
+/// Which element of an epoch this thread's from `rank` is.
+#[inline(always)]
+fn place(rank: i32) -> u32 {
+    rank as u32 * thread::block_dim_x() + thread::thread_idx_x()
+}

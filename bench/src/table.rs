@@ -1,0 +1,120 @@
+//! Rows of measurements, as a table, as CSV and as JSON.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+
+use crate::header::Header;
+use crate::options::OutputOptions;
+
+/// One row of a benchmark.
+pub trait Row: Serialize {
+    /// The names of the columns and their units.
+    const COLUMNS: &'static [(&'static str, &'static str)];
+
+    /// The values, one a column.
+    fn cells(&self) -> Vec<String>;
+}
+
+/// All rows.
+#[derive(Debug, Serialize)]
+pub struct Report<R> {
+    header: Option<Header>,
+    /// The rows, in order.
+    pub rows: Vec<R>,
+}
+
+impl<R: Row> Report<R> {
+    /// Without rows yet.
+    pub fn new() -> Self {
+        Self { header: None, rows: Vec::new() }
+    }
+
+    /// What was measured on.
+    pub fn set_header(&mut self, header: Header) {
+        self.header = Some(header);
+    }
+
+    /// The table.
+    pub fn table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_style(presets::NOTHING);
+        table.set_header(R::COLUMNS.iter().map(|(name, _)| *name));
+        table.add_row(R::COLUMNS.iter().map(|(_, unit)| *unit));
+        for row in &self.rows {
+            table.add_row(row.cells());
+        }
+        for column in table.column_iter_mut().skip(2) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        table
+    }
+
+    /// Writes the files that were asked for.
+    pub fn write(&self, output: &OutputOptions) -> Result<()> {
+        if let Some(path) = &output.csv {
+            self.write_csv(path).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        if let Some(path) = &output.json {
+            let text = serde_json::to_string_pretty(self)? + "\n";
+            fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    fn write_csv(&self, path: &Path) -> Result<()> {
+        let mut csv = csv::Writer::from_path(path)?;
+        for row in &self.rows {
+            csv.serialize(row)?;
+        }
+        Ok(csv.flush()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Serialize)]
+    struct Example {
+        kernel: &'static str,
+        us: f64,
+        wrong: Option<usize>,
+    }
+
+    impl Row for Example {
+        const COLUMNS: &'static [(&'static str, &'static str)] =
+            &[("kernel", ""), ("time", "us"), ("#wrong", "")];
+
+        fn cells(&self) -> Vec<String> {
+            let wrong = self.wrong.map_or("N/A".to_owned(), |wrong| wrong.to_string());
+            vec![self.kernel.to_owned(), format!("{:.1}", self.us), wrong]
+        }
+    }
+
+    #[test]
+    fn rows_come_out_as_table_csv_and_json() {
+        let folder = std::env::temp_dir();
+        let path =
+            |kind: &str| folder.join(format!("devcomm-bench-table-{}.{kind}", std::process::id()));
+        let output = OutputOptions { csv: Some(path("csv")), json: Some(path("json")) };
+        let mut report = Report::new();
+        let row = |us, wrong| Example { kernel: "barrier", us, wrong };
+        report.rows = vec![row(7.25, Some(0)), row(12.5, None)];
+        report.write(&output).unwrap();
+        let csv = fs::read_to_string(path("csv")).unwrap();
+        assert_eq!(csv, "kernel,us,wrong\nbarrier,7.25,0\nbarrier,12.5,\n");
+        let json: serde_json::Value =
+            serde_json::from_str(&fs::read_to_string(path("json")).unwrap()).unwrap();
+        assert_eq!(json["rows"][1]["us"], 12.5);
+        assert!(json["rows"][1]["wrong"].is_null());
+        let table = report.table().to_string();
+        assert!(table.lines().count() == 4 && table.contains("us"), "{table}");
+        for kind in ["csv", "json"] {
+            fs::remove_file(path(kind)).unwrap();
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Where the compiled twins are.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+/// The variable that names the folder.
+const VARIABLE: &str = "DEVCOMM_TWINS";
+
+/// The folder that `cargo xtask twins` made: `rust/X.cubin` and `cpp/X.cubin`, each with its `X.json`.
+#[derive(Clone, Debug)]
+pub struct Files(PathBuf);
+
+impl Files {
+    /// The named folder, or else that of the variable, or else the one beside this program's: `target/twins` for
+    /// `target/release/devcomm-bench`, and likewise in a pack.
+    pub fn find(named: Option<&Path>) -> Result<Self> {
+        let of_variable = || std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
+        let folder = match named.map(Path::to_owned).or_else(|| of_variable().map(PathBuf::from)) {
+            Some(folder) => folder,
+            None => {
+                let program = std::env::current_exe().context("this program has no path")?;
+                let above = program.parent().and_then(Path::parent);
+                above.context("this program is in no folder")?.join("twins")
+            }
+        };
+        for side in ["rust", "cpp"] {
+            if !folder.join(side).is_dir() {
+                bail!(
+                    "{} holds no compiled twins: run `cargo xtask twins`, or name their folder with --twins or \
+                     {VARIABLE}",
+                    folder.display()
+                );
+            }
+        }
+        Ok(Self(folder))
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.0
+    }
+
+    /// Whether both sides of a pair are there.
+    pub fn has(&self, name: &str) -> bool {
+        [self.rust(&[name]), self.cpp(&[name])].iter().flatten().all(|path| path.is_file())
+    }
+
+    /// The Rust modules of these names.
+    pub fn rust(&self, names: &[&str]) -> Vec<PathBuf> {
+        self.side("rust", names)
+    }
+
+    /// The C++ modules of these names.
+    pub fn cpp(&self, names: &[&str]) -> Vec<PathBuf> {
+        self.side("cpp", names)
+    }
+
+    fn side(&self, side: &str, names: &[&str]) -> Vec<PathBuf> {
+        names.iter().map(|name| self.0.join(side).join(format!("{name}.cubin"))).collect()
+    }
+}

@@ -1,0 +1,198 @@
+//! What each kernel costs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
+use crate::artifact::{self, Artifacts};
+use crate::error::Error;
+use crate::ptx::Ptx;
+use crate::ptxas::Resources;
+
+/// What one kernel costs, for a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelReport {
+    /// The name of the entry.
+    pub name: String,
+    /// Stem of the kernel file.
+    pub file: String,
+    /// What it takes; `None` when there was no `ptxas`. The stack is that of the functions it calls as well, most of which
+    /// `ptxas` inlines.
+    pub resources: Option<Resources>,
+    /// The most threads of a block that the register file holds; `None` when there was no `ptxas`.
+    pub max_threads: Option<u32>,
+    /// Bytes of stack that the PTX gives the kernel itself, apart from the functions it calls.
+    pub own_stack: usize,
+    /// Calls in the kernel's body. A kernel with everything inlined has none.
+    pub calls: usize,
+    /// The functions that these calls lead to, also through one another, by name.
+    pub callees: Vec<Callee>,
+    /// Indirect calls in the kernel's module.
+    pub call_prototypes: usize,
+}
+
+/// A function that a kernel calls.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Callee {
+    /// Its path in Rust with generic arguments, or C's name.
+    pub path: String,
+    /// Bytes of stack that the PTX gives it.
+    pub stack: usize,
+}
+
+/// Why a function is not inlined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CalleeKind {
+    /// One of NCCL's operations on the network, which `nccl_device` has in functions of their own: they are too large to
+    /// inline.
+    GinOperation,
+    /// What ends a kernel whose assertion has failed.
+    Assertion,
+    /// For no reason that holds in a kernel.
+    Other,
+}
+
+impl Callee {
+    fn of(symbol: &str, stack: usize) -> Self {
+        Self { path: format!("{:#}", rustc_demangle::demangle(symbol)), stack }
+    }
+
+    /// Why it is not inlined.
+    pub fn kind(&self) -> CalleeKind {
+        match self.path.as_str() {
+            "__assertfail" => CalleeKind::Assertion,
+            path if path.starts_with("nccl_device::gin::") && self.name().starts_with("gin_") => {
+                CalleeKind::GinOperation
+            }
+            _ => CalleeKind::Other,
+        }
+    }
+
+    /// The last part of the path, without generic arguments.
+    pub fn name(&self) -> &str {
+        let path = self.path.split("::<").next().unwrap_or_default();
+        path.rsplit("::").next().unwrap_or_default()
+    }
+}
+
+impl KernelReport {
+    /// Whether the kernel works with the network, and so may call its operations.
+    pub fn uses_gin(&self) -> bool {
+        self.callees.iter().any(|callee| callee.kind() == CalleeKind::GinOperation)
+    }
+}
+
+impl Artifacts {
+    /// What each kernel costs, in the order of the modules.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] or [`Error::Ptx`] when the PTX on disk cannot be read.
+    pub fn report(&self) -> Result<Vec<KernelReport>, Error> {
+        let mut reports = Vec::new();
+        for module in &self.modules {
+            let text = fs::read_to_string(&module.ptx).map_err(Error::io("read", &module.ptx))?;
+            let ptx = artifact::read_ptx(&module.file, &text)?;
+            for kernel in &module.info.kernels {
+                let entry = ptx.functions.iter().find(|function| function.name == kernel.name);
+                reports.push(KernelReport {
+                    name: kernel.name.clone(),
+                    file: kernel.file.clone(),
+                    resources: kernel.resources,
+                    max_threads: kernel.resources.map(|resources| resources.max_threads()),
+                    own_stack: entry.map_or(0, |entry| entry.stack),
+                    calls: entry.map_or(0, |entry| entry.calls.len()),
+                    callees: callees(&ptx, &kernel.name),
+                    call_prototypes: ptx.call_prototypes,
+                });
+            }
+        }
+        Ok(reports)
+    }
+}
+
+/// The functions that calls of this one lead to.
+fn callees(ptx: &Ptx, name: &str) -> Vec<Callee> {
+    let functions: BTreeMap<&str, _> =
+        ptx.functions.iter().map(|function| (function.name.as_str(), function)).collect();
+    let (mut found, mut next) = (BTreeSet::new(), vec![name]);
+    while let Some(function) = next.pop().and_then(|name| functions.get(name)) {
+        next.extend(function.calls.iter().map(String::as_str).filter(|name| found.insert(*name)));
+        // What is defined elsewhere, by the driver, calls nothing that is known here.
+        next.retain(|name| functions.contains_key(name));
+    }
+    let stack = |name| functions.get(name).map_or(0, |function| function.stack);
+    let mut callees: Vec<Callee> =
+        found.into_iter().map(|name| Callee::of(name, stack(name))).collect();
+    callees.sort();
+    callees
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ptx;
+
+    const GIN_PUT: &str = "_RINvNvNtNtCsiOktvmIKKkQ_11nccl_device3gin5calls3put7gin_putNtNtB6_7backend5ProxyECs4DSqmUXqoWh_21devcomm_bench_kernels";
+
+    fn module() -> Ptx {
+        let text = format!(
+            "
+.version 8.6
+.target sm_90
+.extern .func __assertfail
+(
+	.param .b64 __assertfail_param_0
+);
+.func {GIN_PUT}
+(
+	.param .b32 p
+)
+;
+.visible .entry first()
+{{
+	call.uni {GIN_PUT}, (param0);
+	call.uni (retval0), {GIN_PUT}, (param0);
+	ret;
+}}
+.visible .entry second()
+{{
+	.local .align 8 .b8 	__local_depot0[16];
+	ret;
+}}
+.func {GIN_PUT}(
+	.param .b32 p
+)
+{{
+	.local .align 16 .b8 	__local_depot1[128];
+	call.uni __assertfail, (param0);
+}}
+"
+        );
+        ptx::read(&text).unwrap()
+    }
+
+    #[test]
+    fn callees_are_those_of_callees_too_each_with_its_own_stack() {
+        let found = callees(&module(), "first");
+        let of: Vec<_> =
+            found.iter().map(|callee| (callee.name(), callee.stack, callee.kind())).collect();
+        let assertion = ("__assertfail", 0, CalleeKind::Assertion);
+        assert_eq!(of, [assertion, ("gin_put", 128, CalleeKind::GinOperation)]);
+        assert_eq!(callees(&module(), "second"), []);
+    }
+
+    #[test]
+    fn only_the_networks_own_operations_may_stay_functions() {
+        let kind = |path: &str| Callee { path: path.to_owned(), stack: 0 }.kind();
+        let put = "nccl_device::gin::calls::put::gin_put::<nccl_device::gin::backend::Proxy>";
+        assert_eq!(kind(put), CalleeKind::GinOperation);
+        for path in [
+            "nccl_device::gin::calls::put::<nccl_device::gin::backend::gin_x>",
+            "nccl_device::barrier::gin_sync",
+            "my_kernels::gin_put",
+            "ncclGinPut",
+        ] {
+            assert_eq!(kind(path), CalleeKind::Other, "{path}");
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! The functions that a bitcode file defines, as LLVM sees them: what a binding's declarations are checked against.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::llvm::{At, Context, Failure, Function, Linkage, Llvm, Module, Result, Value};
+use crate::toolchain::Toolchain;
+use crate::worker::{Job, Workers};
+
+/// A function of a bitcode file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Signature {
+    /// The name that a linker knows it by.
+    pub name: String,
+    /// The parameters, in order.
+    pub params: Vec<SignatureParam>,
+    /// LLVM's type of the result, `void` or `i32`, or the name of a struct in C.
+    pub returns: String,
+}
+
+/// A parameter of a function of a bitcode file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SignatureParam {
+    /// LLVM's type: `i32`, `ptr`.
+    pub ty: String,
+    /// The struct that C passes by value, where the parameter is a pointer to the caller's copy of it.
+    pub by_value: Option<ByValue>,
+    /// So many bytes behind the pointer are there, LLVM is told: those of what a C++ reference refers to.
+    pub dereferenceable: Option<u64>,
+}
+
+/// A struct that C passes by value.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ByValue {
+    /// Its name in C.
+    pub name: String,
+    /// In bytes.
+    pub size: u64,
+}
+
+/// The functions that a bitcode file defines for others to link with, by name.
+///
+/// LLVM reads the file in a child process, for which this program is started again: call
+/// [`link_worker`](crate::link_worker) first in `main`.
+///
+/// # Errors
+///
+/// [`Error`] says what is missing of the toolchain, or why the file cannot be read.
+pub fn device_functions(bitcode: &Path) -> std::result::Result<Vec<Signature>, Error> {
+    let toolchain = Toolchain::find(None)?;
+    let temporary = std::env::temp_dir();
+    let scratch = tempfile::tempdir_in(&temporary);
+    let scratch = scratch.map_err(Error::io("create a folder in", &temporary))?;
+    let workers = Workers { toolchain: &toolchain, folder: scratch.path().to_owned() };
+    let what = format!("cannot list the functions of {}", bitcode.display());
+    workers.run("signatures", &what, Job::Signatures(bitcode.to_owned()))
+}
+
+/// The worker's part.
+pub(crate) fn signatures(llvm: &Llvm, bitcode: &Path) -> Result<Vec<Signature>> {
+    let context = Context::new(llvm);
+    let module = context.read_lazily(bitcode)?;
+    let local = [Linkage::INTERNAL, Linkage::PRIVATE];
+    let functions = module.functions().into_iter();
+    let exported = functions.filter(|f| !f.is_declaration() && !local.contains(&f.linkage()));
+    let mut signatures: Vec<Signature> =
+        exported.map(|function| signature(&module, function)).collect::<Result<_>>()?;
+    signatures.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(signatures)
+}
+
+fn signature(module: &Module<'_>, function: Function<'_>) -> Result<Signature> {
+    let unknown = |name: &str| Failure(format!("this LLVM does not know `{name}`"));
+    let context = module.context();
+    let by_value = context.by_value(1).ok_or_else(|| unknown("byval"))?;
+    let references = context.attribute("dereferenceable");
+    let references = references.ok_or_else(|| unknown("dereferenceable"))?;
+    let param = |(index, value): (usize, Value<'_>)| {
+        let at = At::Argument(index as u32);
+        let copied = function.attribute_type(at, by_value);
+        SignatureParam {
+            ty: value.ty().text(),
+            by_value: copied
+                .map(|ty| ByValue { name: struct_name(&ty.text()), size: module.size_of(ty) }),
+            dereferenceable: function.attribute_value(at, references),
+        }
+    };
+    Ok(Signature {
+        name: function.name(),
+        params: function.parameters().into_iter().enumerate().map(param).collect(),
+        returns: struct_name(&function.return_type().text()),
+    })
+}
+
+/// `ncclTeam` of LLVM's `%struct.ncclTeam`; other types stay as they are.
+fn struct_name(ty: &str) -> String {
+    ty.strip_prefix("%struct.").unwrap_or(ty).to_owned()
+}

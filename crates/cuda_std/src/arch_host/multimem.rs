@@ -1,0 +1,140 @@
+//! Multicast addresses: the simulator says where the copies lie, the arithmetic over them is here.
+
+use std::panic::Location;
+
+use half::{bf16, f16};
+
+use super::memory::{misaligned, spin};
+use super::{Access, Order, Scope, current};
+use crate::multimem::raw::{Bytes, LoadReduce, Red, Strength};
+use crate::multimem::{Value, operations, values};
+use crate::reduce::{Accumulate, And, Max, Min, Or, ReduceOp, Sum, SumInHalf, Xor};
+use crate::vector::Vec16;
+
+/// The copies behind a multicast address, each told to the simulator as an access about to happen.
+#[track_caller]
+fn copies<V>(address: *const V, access: Access) -> impl Iterator<Item = *mut V> + Clone {
+    let bytes = size_of::<V>();
+    if !address.addr().is_multiple_of(bytes) {
+        misaligned(address.addr(), bytes);
+    }
+    let (thread, context) = current();
+    let at = Location::caller();
+    let parts = (context.ops.multimem)(thread, address.addr(), bytes, at);
+    let copy = move |i| parts.first.wrapping_add(i * parts.stride);
+    if context.watch {
+        for i in 0..parts.n {
+            (context.ops.access)(thread, copy(i).addr(), bytes, access, at);
+        }
+    }
+    (0..parts.n).map(move |i| copy(i).cast())
+}
+
+/// Element `i` of the value at `copy`.
+///
+/// # Safety
+///
+/// `copy` is valid for accesses of a `V`, which has more than `i` elements.
+unsafe fn element<V: Value>(copy: *mut V, i: usize) -> *mut V::Element {
+    // SAFETY: a value is an array of its elements; the rest is the caller's.
+    unsafe { copy.cast::<V::Element>().add(i) }
+}
+
+/// Elements of a value.
+const fn elements<V: Value>() -> usize {
+    size_of::<V>() / size_of::<V::Element>()
+}
+
+/// As [`LoadReduce::load_reduce`]. Halves are reduced in `f32` and rounded once, unless the operator rounds.
+///
+/// # Safety
+///
+/// As there.
+#[track_caller]
+unsafe fn load_reduce<V: Value, Op: ReduceOp<V::Element>>(
+    op: Op,
+    address: *const V,
+    strength: Strength,
+) -> V {
+    let access = strength.map_or(Access::Read, |(order, scope)| Access::AtomicRead(order, scope));
+    let copies = copies(address, access);
+    if strength.is_some() {
+        spin();
+    }
+    let Some(first) = copies.clone().next() else {
+        panic!("the multicast address {address:p} has no copies");
+    };
+    // SAFETY: the copies are valid, says the caller; `i` is below the number of elements.
+    unsafe {
+        let mut value = first.read();
+        for i in 0..elements::<V>() {
+            let inputs = copies.clone().map(|copy| op.input((*element(copy, i)).to_acc()));
+            if let Some(acc) = inputs.reduce(|a, b| op.combine(a, b)) {
+                *element(&raw mut value, i) = Accumulate::from_acc(op.result(acc));
+            }
+        }
+        value
+    }
+}
+
+/// As [`Red::red`].
+///
+/// # Safety
+///
+/// As there.
+#[track_caller]
+unsafe fn red<V: Value, Op: ReduceOp<V::Element>>(
+    op: Op,
+    address: *mut V,
+    mut value: V,
+    order: Order,
+    scope: Scope,
+) {
+    for copy in copies(address, Access::AtomicRmw(order, scope)) {
+        for i in 0..elements::<V>() {
+            // SAFETY: the copies are valid, says the caller; `i` is below the number of elements.
+            unsafe {
+                let (to, with) = (element(copy, i), *element(&raw mut value, i));
+                *to = Accumulate::from_acc(op.combine((*to).to_acc(), with.to_acc()));
+            }
+        }
+    }
+}
+
+macro_rules! stores {
+    ($($value:ty: $element:ident $kind:ident;)*) => { $(
+        impl Bytes for $value {
+            #[track_caller]
+            unsafe fn store(address: *mut Self, value: Self, strength: Strength) {
+                let access = strength
+                    .map_or(Access::Write, |(order, scope)| Access::AtomicWrite(order, scope));
+                for copy in copies(address, access) {
+                    // SAFETY: the copies are valid, says the caller.
+                    unsafe { copy.write(value) };
+                }
+            }
+        }
+    )* };
+}
+values!(stores);
+
+macro_rules! impls {
+    ($($op:ident $value:ty: $kind:ident $load:literal, $red:literal;)*) => { $(
+        impl LoadReduce<$op> for $value {
+            #[track_caller]
+            unsafe fn load_reduce(op: $op, address: *const Self, strength: Strength) -> Self {
+                // SAFETY: the caller's.
+                unsafe { load_reduce(op, address, strength) }
+            }
+        }
+
+        impl Red<$op> for $value {
+            #[track_caller]
+            unsafe fn red(op: $op, address: *mut Self, value: Self, order: Order, scope: Scope) {
+                // SAFETY: the caller's.
+                unsafe { red(op, address, value, order, scope) }
+            }
+        }
+    )* };
+}
+operations!(impls);

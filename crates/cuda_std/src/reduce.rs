@@ -1,0 +1,264 @@
+//! How elements are reduced: the operators, and the numbers that they work on.
+//!
+//! A [`ReduceOp`] works on [`Accumulate::Acc`], the type that an element is reduced in. Any `Fn(Acc, Acc) -> Acc` that is
+//! `Copy` is an operator too.
+//!
+//! The order in which elements are combined is not part of an operator: sums of floats in another order may differ in the
+//! last bits.
+//!
+//! # Safety model
+//!
+//! Arithmetic only; safe.
+//!
+//! # Example
+//!
+//! ```
+//! use cuda_std::reduce::{Max, ReduceOp, Sum, fold};
+//! assert_eq!(fold::<u8, _>(Sum, &[200, 100]), Some(44));
+//! assert_eq!(fold::<f32, _>(Max, &[1.0, 3.0, 2.0]), Some(3.0));
+//! assert_eq!(fold::<i32, _>(|a: i32, b: i32| a.max(-b), &[1, -7, 3]), Some(7));
+//! ```
+
+use core::ops::{Add, AddAssign, Mul};
+
+use half::{bf16, f16};
+
+pub use crate::accumulate::Accumulate;
+
+/// A number that elements are reduced in. Unlike the operators of integers, these wrap around in every build.
+pub trait Number: Copy + PartialOrd + Add<Output = Self> + AddAssign + Mul<Output = Self> {
+    /// The sum.
+    fn plus(self, other: Self) -> Self;
+    /// The product.
+    fn times(self, other: Self) -> Self;
+    /// The smaller; of a NaN and a number the number.
+    fn least(self, other: Self) -> Self;
+    /// The larger; of a NaN and a number the number.
+    fn greatest(self, other: Self) -> Self;
+    /// One `count`th: rounded towards zero for integers, the product with the rounded reciprocal for floats.
+    fn over(self, count: u32) -> Self;
+}
+
+macro_rules! floats {
+    ($($type:ident)*) => { $(
+        impl Number for $type {
+            #[inline(always)]
+            fn plus(self, other: Self) -> Self {
+                self + other
+            }
+
+            #[inline(always)]
+            fn times(self, other: Self) -> Self {
+                self * other
+            }
+
+            #[inline(always)]
+            fn least(self, other: Self) -> Self {
+                self.min(other)
+            }
+
+            #[inline(always)]
+            fn greatest(self, other: Self) -> Self {
+                self.max(other)
+            }
+
+            #[inline(always)]
+            fn over(self, count: u32) -> Self {
+                self * (1.0 / count as $type)
+            }
+        }
+    )* };
+}
+
+floats!(f32 f64);
+
+/// An integer, whose bits can be combined.
+pub trait Bits: Number {
+    /// The bits that both have.
+    fn and(self, other: Self) -> Self;
+    /// The bits that one has.
+    fn or(self, other: Self) -> Self;
+    /// The bits that one alone has.
+    fn xor(self, other: Self) -> Self;
+}
+
+macro_rules! integers {
+    ($($type:ident $wide:ident;)*) => { $(
+        impl Number for $type {
+            #[inline(always)]
+            fn plus(self, other: Self) -> Self {
+                self.wrapping_add(other)
+            }
+
+            #[inline(always)]
+            fn times(self, other: Self) -> Self {
+                self.wrapping_mul(other)
+            }
+
+            #[inline(always)]
+            fn least(self, other: Self) -> Self {
+                self.min(other)
+            }
+
+            #[inline(always)]
+            fn greatest(self, other: Self) -> Self {
+                self.max(other)
+            }
+
+            #[inline(always)]
+            fn over(self, count: u32) -> Self {
+                // A count of zero divides nothing: no trap on the GPU.
+                (self as $wide).checked_div(count as $wide).unwrap_or_default() as Self
+            }
+        }
+
+        impl Bits for $type {
+            #[inline(always)]
+            fn and(self, other: Self) -> Self {
+                self & other
+            }
+
+            #[inline(always)]
+            fn or(self, other: Self) -> Self {
+                self | other
+            }
+
+            #[inline(always)]
+            fn xor(self, other: Self) -> Self {
+                self ^ other
+            }
+        }
+    )* };
+}
+
+// Divided in a type that has room for the count.
+integers! {
+    i8 i64;
+    u8 u32;
+    i32 i64;
+    u32 u32;
+    i64 i64;
+    u64 u64;
+}
+
+/// An associative operator over elements `T`.
+///
+/// Elements `e` reduce to `result(combine(.. combine(input(e0), input(e1)) .., input(en)))`, in any grouping.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not reduce elements of `{T}`",
+    note = "an operator over `T`s is an `Fn(Acc, Acc) -> Acc` on `<T as Accumulate>::Acc`, which is `f32` for floats of 16 and 8 bits"
+)]
+pub trait ReduceOp<T: Accumulate>: Copy {
+    /// What an element counts as before it is combined.
+    #[inline(always)]
+    fn input(self, value: T::Acc) -> T::Acc {
+        value
+    }
+
+    /// Two inputs, or what they were combined to, as one.
+    fn combine(self, a: T::Acc, b: T::Acc) -> T::Acc;
+
+    /// What is left to do when all are combined.
+    #[inline(always)]
+    fn result(self, value: T::Acc) -> T::Acc {
+        value
+    }
+}
+
+impl<T: Accumulate, F: Fn(T::Acc, T::Acc) -> T::Acc + Copy> ReduceOp<T> for F {
+    #[inline(always)]
+    fn combine(self, a: T::Acc, b: T::Acc) -> T::Acc {
+        self(a, b)
+    }
+}
+
+/// `elements` reduced by `op`; `None` of none.
+#[inline]
+pub fn fold<T: Accumulate, Op: ReduceOp<T>>(op: Op, elements: &[T]) -> Option<T> {
+    let inputs = elements.iter().map(|element| op.input(element.to_acc()));
+    Some(T::from_acc(op.result(inputs.reduce(|a, b| op.combine(a, b))?)))
+}
+
+macro_rules! operators {
+    ($($name:ident $bound:ident $method:ident $doc:literal;)*) => { $(
+        #[doc = $doc]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct $name;
+
+        impl<T: Accumulate<Acc: $bound>> ReduceOp<T> for $name {
+            #[inline(always)]
+            fn combine(self, a: T::Acc, b: T::Acc) -> T::Acc {
+                $bound::$method(a, b)
+            }
+        }
+    )* };
+}
+
+operators! {
+    Sum Number plus "The sum; integers wrap around. NCCL: `ncclSum`.";
+    Prod Number times "The product; integers wrap around. NCCL: `ncclProd`.";
+    Min Number least "The smallest; a NaN only if all are. NCCL: `ncclMin`.";
+    Max Number greatest "The largest; a NaN only if all are. NCCL: `ncclMax`.";
+    And Bits and "The bits that all have; integers only.";
+    Or Bits or "The bits that some have; integers only.";
+    Xor Bits xor "The bits that an odd number have; integers only.";
+}
+
+/// The sum of the elements, each multiplied by a factor first. NCCL: `ncclRedOpCreatePreMulSum`.
+///
+/// The factor is of the type that elements are reduced in, `f32` for floats of 16 and 8 bits.
+#[doc(alias = "ncclRedOpCreatePreMulSum")]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PreMulSum<Acc>(pub Acc);
+
+impl<T: Accumulate> ReduceOp<T> for PreMulSum<T::Acc> {
+    #[inline(always)]
+    fn input(self, value: T::Acc) -> T::Acc {
+        value.times(self.0)
+    }
+
+    #[inline(always)]
+    fn combine(self, a: T::Acc, b: T::Acc) -> T::Acc {
+        a.plus(b)
+    }
+}
+
+/// The sum of the elements, divided by a number of them. NCCL: `ncclAvg`.
+///
+/// `Avg { of: team.n_ranks as u32 }` averages over a team. Integers are summed with wrap-around and rounded towards zero.
+#[doc(alias = "ncclAvg")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Avg {
+    /// How many elements are averaged, at least one.
+    pub of: u32,
+}
+
+impl<T: Accumulate> ReduceOp<T> for Avg {
+    #[inline(always)]
+    fn combine(self, a: T::Acc, b: T::Acc) -> T::Acc {
+        a.plus(b)
+    }
+
+    #[inline(always)]
+    fn result(self, value: T::Acc) -> T::Acc {
+        value.over(self.of)
+    }
+}
+
+/// The sum with every step rounded to 16 bits, for [`crate::multimem`]: what the hardware does when it is not told to
+/// accumulate in `f32`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SumInHalf;
+
+macro_rules! sum_in_half {
+    ($($type:ident)*) => { $(
+        impl ReduceOp<$type> for SumInHalf {
+            #[inline(always)]
+            fn combine(self, a: f32, b: f32) -> f32 {
+                $type::from_acc(a + b).to_acc()
+            }
+        }
+    )* };
+}
+
+sum_in_half!(f16 bf16);

@@ -1,0 +1,140 @@
+//! Kernels as they are written for Rust-CUDA: compiled to PTX, assembled, and run in the simulator.
+//!
+//! The harness is libtest-mimic: this program is also the builder's worker and must reach `link_worker` first, and a test
+//! can say while it runs that it was skipped.
+
+use std::fs;
+use std::path::Path;
+use std::sync::LazyLock;
+
+use cuda_builder::{Artifacts, CudaBuilder, Error};
+use devcomm_sim::{LaunchConfig, Simulator};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use rust_cuda_kernels::{matrix_product, vector_add, warp_sum};
+
+fn main() {
+    cuda_builder::link_worker();
+    let tests = vec![
+        ptx("a_slice_is_one_parameter_of_16_bytes", false, slices_are_16_bytes),
+        ptx("statics_of_the_shared_address_space_are_shared_memory", false, shared_statics),
+        ptx("kernels_for_rust_cuda_assemble_without_a_stack", true, assemble),
+        Trial::test("vectors_are_added", adds_vectors),
+        Trial::test("each_block_has_its_own_tiles", multiplies_matrices),
+        Trial::test("warps_sum_up", sums_warps),
+    ];
+    libtest_mimic::run(&Arguments::from_args(), tests).exit();
+}
+
+static BUILT: LazyLock<Result<Artifacts, Error>> = LazyLock::new(|| {
+    CudaBuilder::new("rust-cuda-kernels")
+        .manifest_dir(env!("CARGO_MANIFEST_DIR"))
+        .out_dir(Path::new(env!("CARGO_TARGET_TMPDIR")).join("rust-cuda-kernels"))
+        .build()
+});
+
+/// A test of what was built; skipped where something is missing for it.
+fn ptx(name: &str, assembled: bool, test: fn(&Artifacts) -> Result<(), Failed>) -> Trial {
+    Trial::ignorable_test(name, move || {
+        if assembled && let Err(error) = devcomm_locate::find_ptxas() {
+            return missing(error.to_string());
+        }
+        match &*BUILT {
+            Ok(artifacts) => test(artifacts).map(|()| Completion::Completed),
+            Err(error) if error.is_missing_part() => missing(error.to_string()),
+            Err(error) => Err(error.into()),
+        }
+    })
+}
+
+/// A test that cannot run is skipped; where a whole environment is asked for, that is a failure.
+fn missing(reason: String) -> Result<Completion, Failed> {
+    if std::env::var_os("DEVCOMM_REQUIRE_KERNELS").is_some_and(|value| value == "1") {
+        return Err(format!("DEVCOMM_REQUIRE_KERNELS is set, and {reason}").into());
+    }
+    Ok(Completion::ignored_with(format!("SKIPPED: {reason}")))
+}
+
+/// The PTX of a kernel's module.
+fn module(artifacts: &Artifacts, kernel: &str) -> Result<String, Failed> {
+    let module = artifacts.modules.iter().find(|module| module.file == kernel);
+    Ok(fs::read_to_string(&module.ok_or("the kernel was not built")?.ptx)?)
+}
+
+fn ensure(condition: bool, message: impl FnOnce() -> String) -> Result<(), Failed> {
+    if condition { Ok(()) } else { Err(message().into()) }
+}
+
+fn slices_are_16_bytes(artifacts: &Artifacts) -> Result<(), Failed> {
+    let ptx = module(artifacts, "vector_add")?;
+    for i in [0, 1] {
+        let wanted = format!(".param .align 8 .b8 vector_add_param_{i}[16]");
+        ensure(ptx.contains(&wanted), || format!("no {wanted} in\n{ptx}"))?;
+    }
+    // The length is behind the address.
+    ensure(ptx.contains("[vector_add_param_0+8]"), || format!("no length is read in\n{ptx}"))
+}
+
+fn shared_statics(artifacts: &Artifacts) -> Result<(), Failed> {
+    let ptx = module(artifacts, "matrix_product")?;
+    let arrays = ptx.lines().filter(|line| line.contains(".shared .align"));
+    let bytes = arrays.filter(|line| line.contains("[1024]")).count();
+    ensure(bytes == 2, || format!("{bytes} arrays of 1,024 bytes in\n{ptx}"))?;
+    let accesses = ["ld.shared", "st.shared"].map(|access| ptx.contains(access));
+    ensure(accesses == [true; 2], || format!("they are not used in\n{ptx}"))
+}
+
+fn assemble(artifacts: &Artifacts) -> Result<(), Failed> {
+    let report = artifacts.report()?;
+    ensure(report.len() == 3, || format!("{report:?}"))?;
+    for kernel in report {
+        let used = kernel.resources.ok_or("the kernel was not assembled")?;
+        ensure(used.stack == 0 && used.spill_stores == 0, || format!("{kernel:?}"))?;
+    }
+    Ok(())
+}
+
+/// A buffer of these elements in rank 0.
+fn buffer(sim: &Simulator, elements: &[f32]) -> Result<devcomm_sim::Buffer<f32>, Failed> {
+    let buffer = sim.buffer(0, elements.len())?;
+    buffer.write(elements)?;
+    Ok(buffer)
+}
+
+fn adds_vectors() -> Result<(), Failed> {
+    let sim = Simulator::new(1)?;
+    let (a, b): (Vec<f32>, Vec<f32>) = (0..1000).map(|i| (i as f32, (7 * i % 13) as f32)).unzip();
+    let [left, right, sum] = [&a[..], &b, &[-1.0; 1024]].map(|elements| buffer(&sim, elements));
+    let (left, right, sum) = (left?, right?, sum?);
+    // SAFETY: the result has as many elements as the slices, and more.
+    unsafe { sim.launch(vector_add, LaunchConfig::new(8, 128), |_| (&left, &right, &sum)) }?;
+    let wanted: Vec<f32> = a.iter().zip(&b).map(|(a, b)| a + b).chain([-1.0; 24]).collect();
+    ensure(sum.read() == wanted, || "the sums are wrong".to_owned())
+}
+
+fn multiplies_matrices() -> Result<(), Failed> {
+    let sim = Simulator::new(1)?;
+    let (rows, columns, inner) = (37, 50, 21);
+    let a: Vec<f32> = (0..rows * inner).map(|i| (i % 7) as f32 - 3.0).collect();
+    let b: Vec<f32> = (0..inner * columns).map(|i| (i % 5) as f32).collect();
+    let (left, right) = (buffer(&sim, &a)?, buffer(&sim, &b)?);
+    let out = buffer(&sim, &vec![f32::NAN; rows * columns])?;
+    let args = |_| (&left, &right, &out, rows, columns, inner);
+    // SAFETY: the matrices have the sizes.
+    unsafe { sim.launch(matrix_product, LaunchConfig::new(12, 256), args) }?;
+    let element = |i: usize| {
+        let (row, column) = (i / columns, i % columns);
+        (0..inner).map(|k| a[row * inner + k] * b[k * columns + column]).sum::<f32>()
+    };
+    let wanted: Vec<f32> = (0..rows * columns).map(element).collect();
+    ensure(out.read() == wanted, || "the product is wrong".to_owned())
+}
+
+fn sums_warps() -> Result<(), Failed> {
+    let sim = Simulator::new(1)?;
+    let values: Vec<f32> = (0..700).map(|i| (i % 11) as f32).collect();
+    let (values_in, out) = (buffer(&sim, &values)?, buffer(&sim, &[0.0; 3])?);
+    // SAFETY: there is room for a sum a block, and blocks have whole warps.
+    unsafe { sim.launch(warp_sum, LaunchConfig::new(3, 256), |_| (&values_in, &out)) }?;
+    let wanted: Vec<f32> = values.chunks(256).map(|chunk| chunk.iter().sum()).collect();
+    ensure(out.read() == wanted, || format!("{:?} in place of {wanted:?}", out.read()))
+}

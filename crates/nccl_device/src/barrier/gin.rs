@@ -1,0 +1,287 @@
+//! Barriers over the network.
+//!
+//! Written here on NCCL's signals and shadows, in the way NCCL does it: each rank raises a signal of every peer, one for each
+//! barrier and rank, and waits for its own. NCCL's function gives its waits no way to fail; these end with the host's abort and can
+//! have a timeout.
+
+use cuda_std::mem;
+use devcomm_types::nccl::GinBarrierHandle;
+use devcomm_types::{GinType, WaitFor, WaitKind};
+
+use crate::gin::calls::{self, Release, Word};
+use crate::gin::{Gin, GinBackend, SignalId};
+use crate::wait::{Deadline, Outcome, finish, finish_timed};
+use crate::{BarrierIndex, Coop, MemoryOrder, Team, TimedOut, Timeout};
+
+/// What a barrier over the network says of puts and gets posted before. NCCL: `ncclGinFenceLevel`.
+#[doc(alias = "ncclGinFenceLevel")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum FenceLevel {
+    /// Nothing: the ranks have arrived.
+    None = 0,
+    /// What a rank has put to a member of the team, on the contexts that the barrier covers, has arrived there.
+    Put = 1,
+    /// What this rank has got is there.
+    Get = 2,
+    /// Both.
+    PutGet = 3,
+}
+
+impl FenceLevel {
+    #[inline(always)]
+    pub(super) const fn covers_puts(self) -> bool {
+        self as i32 & Self::Put as i32 != 0
+    }
+
+    #[inline(always)]
+    const fn covers_gets(self) -> bool {
+        self as i32 & Self::Get as i32 != 0
+    }
+}
+
+/// A set of barriers over the network: one that the host reserved.
+///
+/// NCCL: `ncclGinBarrierHandle` with its team.
+#[doc(alias = "ncclGinBarrierHandle")]
+pub struct GinBarriers<'a, B> {
+    gin: Gin<'a, B>,
+    team: Team,
+    handle: GinBarrierHandle,
+    all_contexts: bool,
+}
+
+impl<B> Clone for GinBarriers<'_, B> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B> Copy for GinBarriers<'_, B> {}
+
+impl<'a, B: GinBackend> Gin<'a, B> {
+    /// The barriers of all ranks, which the host reserved by `world_gin_barriers`. NCCL: `ncclDevComm.worldGinBarrier`.
+    #[doc(alias = "worldGinBarrier")]
+    #[inline(always)]
+    pub fn world_barriers(&self) -> GinBarriers<'a, B> {
+        let comm = self.comm();
+        GinBarriers {
+            gin: *self,
+            team: comm.world_team(),
+            handle: comm.as_raw().world_gin_barrier,
+            all_contexts: false,
+        }
+    }
+
+    /// The barriers of the rail team, which the host reserved by `rail_gin_barriers`. NCCL: `ncclDevComm.railGinBarrier`.
+    #[doc(alias = "railGinBarrier")]
+    #[inline(always)]
+    pub fn rail_barriers(&self) -> GinBarriers<'a, B> {
+        let comm = self.comm();
+        GinBarriers {
+            gin: *self,
+            team: comm.rail_team(),
+            handle: comm.as_raw().rail_gin_barrier,
+            all_contexts: false,
+        }
+    }
+}
+
+impl<'a, B: GinBackend> GinBarriers<'a, B> {
+    /// Barriers of `team`, which the host asked for.
+    ///
+    /// # Safety
+    ///
+    /// The handle is one that the host got for this device communicator and a team of these ranks, all connected.
+    #[inline(always)]
+    pub unsafe fn new(gin: Gin<'a, B>, team: Team, handle: GinBarrierHandle) -> Self {
+        Self { gin, team, handle, all_contexts: false }
+    }
+
+    /// The same barriers, whose fences cover every context of the device communicator instead of one. NCCL:
+    /// `ncclGinAllContexts`.
+    #[doc(alias = "ncclGinBarrierSessionInitAllContexts")]
+    #[inline(always)]
+    #[must_use]
+    pub fn over_all_contexts(self) -> Self {
+        Self { all_contexts: true, ..self }
+    }
+
+    /// Barrier `index`, for the threads of `coop`. Traps when its signals are not among those of the device communicator.
+    ///
+    /// NCCL: `ncclGinBarrierSession`'s constructor.
+    #[doc(alias = "ncclGinBarrierSessionInit")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn barrier(self, coop: Coop, index: BarrierIndex) -> GinBarrier<'a, B> {
+        let ranks = self.team.n_ranks as u32;
+        let first = u64::from(self.handle.signal0) + u64::from(index.get()) * u64::from(ranks);
+        let reserved = self.gin.comm().as_raw().gin_signal_count;
+        assert!(
+            first + u64::from(ranks) <= reserved.into(),
+            "the barrier's signals are not reserved"
+        );
+        let first = first as u32;
+        GinBarrier { set: self, coop, index: index.get(), first }
+    }
+}
+
+/// A barrier over the network, used by one coop of each rank.
+///
+/// NCCL: `ncclGinBarrierSession`.
+#[doc(alias = "ncclGinBarrierSession")]
+pub struct GinBarrier<'a, B> {
+    set: GinBarriers<'a, B>,
+    coop: Coop,
+    index: u32,
+    /// The signal that team rank 0 raises.
+    first: u32,
+}
+
+impl<B: GinBackend> GinBarrier<'_, B> {
+    /// Waits until the same coop of every rank of the team is here, with what `fence` says of puts and gets.
+    ///
+    /// NCCL: `ncclGinBarrierSession::sync`.
+    #[doc(alias = "ncclGinBarrierSessionSync")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn sync(&mut self, order: MemoryOrder, fence: FenceLevel) {
+        let outcome = self.meet(order, fence, Deadline::NEVER);
+        finish(self.coop, outcome);
+    }
+
+    /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without its promise. (Where signals are
+    /// weak, a fence for puts waits for those first; a timeout of that leaves the barrier as it was, and the peers waiting.)
+    ///
+    /// NCCL: `ncclGinBarrierSession::sync` with `timeoutCycles`.
+    ///
+    /// # Errors
+    ///
+    /// [`TimedOut`], in every thread of the coop.
+    #[inline(always)]
+    #[track_caller]
+    pub fn sync_timeout(
+        &mut self,
+        order: MemoryOrder,
+        fence: FenceLevel,
+        timeout: Timeout,
+    ) -> Result<(), TimedOut> {
+        let outcome = self.meet(order, fence, Deadline::after(timeout));
+        finish_timed(self.coop, outcome)
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    pub(super) fn meet(
+        &mut self,
+        order: MemoryOrder,
+        fence: FenceLevel,
+        deadline: Deadline,
+    ) -> Outcome {
+        let Self { set: GinBarriers { gin, team, .. }, coop, .. } = *self;
+        coop.sync();
+        // Where signals are weak, they say nothing of earlier puts: those have to be through first.
+        let strong = gin.is_strong_by_default() && !matches!(B::TYPE, GinType::EfaGda);
+        if fence.covers_puts() && !strong {
+            let outcome = self.flush(order, deadline);
+            // Together: a coop enters whole or not at all. What it has put may be under way, so the peers must not be told.
+            if coop.any(outcome != Outcome::Done) {
+                return outcome;
+            }
+        }
+        // With a fence for puts a rank signals itself too, since it may have put to itself.
+        let peers = if fence.covers_puts() { team.n_ranks } else { team.n_ranks - 1 };
+        let contexts = self.contexts();
+        let given = if order.releases() { Release::THREAD } else { Release::SYSTEM };
+        let mut i = coop.thread_rank();
+        while i < (contexts * peers) as u32 {
+            let (gin, peer) = self.nth(i as i32, peers);
+            // SAFETY: the barrier's signals were checked to be reserved.
+            let signal = unsafe { SignalId::from_raw(self.first + team.rank as u32) };
+            let action = if strong { signal.inc().strong() } else { signal.inc().weak() };
+            gin.signal_alone(gin.world_rank(team, peer), action, given);
+            i += coop.size();
+        }
+        let mut result = Outcome::Done;
+        let mut i = coop.thread_rank();
+        while i < (contexts * peers) as u32 {
+            let (gin, peer) = self.nth(i as i32, peers);
+            // Every one of them is expected, also after a timeout.
+            let expected = self.expect(&gin, peer);
+            if result == Outcome::Done {
+                let word = Word::Signal(self.first + peer as u32);
+                let (context, order) = (gin.context(), order.acquire_half());
+                let what = |seen| WaitFor {
+                    kind: WaitKind::GinBarrier,
+                    index: self.index,
+                    context: gin.context_index(),
+                    peer: gin.world_rank(team, peer),
+                    wanted: expected,
+                    seen,
+                };
+                // SAFETY: as above.
+                result = unsafe {
+                    calls::wait::<B>(context, word, expected, BITS, order, deadline, what)
+                };
+            }
+            i += coop.size();
+        }
+        if result == Outcome::Done && fence.covers_gets() {
+            return self.flush(order, deadline);
+        }
+        result
+    }
+
+    /// Signal and shadow have counted one arrival more; the count as it should be then.
+    #[inline(always)]
+    #[track_caller]
+    fn expect(&self, gin: &Gin<'_, B>, peer: i32) -> u64 {
+        // SAFETY: the shadow of one of the barrier's signals. NCCL counts in its low half.
+        unsafe {
+            let shadow = calls::shadow::<B>(gin.context(), self.first + peer as u32).cast::<u32>();
+            let expected = mem::load(shadow).wrapping_add(1);
+            mem::store(shadow, expected);
+            expected.into()
+        }
+    }
+
+    /// What this rank has posted is through, on the contexts that the barrier covers; this thread's share.
+    #[inline(always)]
+    #[track_caller]
+    fn flush(&self, order: MemoryOrder, deadline: Deadline) -> Outcome {
+        let mut context = 0;
+        loop {
+            let outcome = self.on_context(context).flush_share(self.coop, order, deadline);
+            context += 1;
+            if outcome != Outcome::Done || context == self.contexts() {
+                return outcome;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn contexts(&self) -> i32 {
+        if self.set.all_contexts { self.set.gin.comm().n_gin_contexts() as i32 } else { 1 }
+    }
+
+    /// The `i`-th of the contexts that the barrier covers.
+    #[inline(always)]
+    #[track_caller]
+    fn on_context(&self, i: i32) -> Gin<'_, B> {
+        if self.set.all_contexts { self.set.gin.with_index(i as u32) } else { self.set.gin }
+    }
+
+    /// The `i`-th pair of a context and a peer. Every rank starts with its neighbour and ends with itself.
+    #[inline(always)]
+    #[track_caller]
+    fn nth(&self, i: i32, peers: i32) -> (Gin<'_, B>, i32) {
+        let team = self.set.team;
+        let context = if self.set.all_contexts { i / peers } else { 0 };
+        let peer = 1 + team.rank + (i - context * peers);
+        (self.on_context(context), if peer < team.n_ranks { peer } else { peer - team.n_ranks })
+    }
+}
+
+/// Bits that an arrival is counted in.
+const BITS: i32 = 32;

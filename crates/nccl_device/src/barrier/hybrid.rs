@@ -1,0 +1,146 @@
+//! Barriers over both: load and store within the LSA team, the network between LSA teams.
+//!
+//! NCCL's C function has modes in which it does nothing at all (a fence for puts with FULL connections, the default); this is
+//! written on the two kinds of barriers, and covers every mode that NCCL's C++ class has.
+
+use crate::gin::{Gin, GinBackend};
+use crate::wait::{Deadline, finish, finish_timed};
+use crate::{
+    BarrierIndex, Coop, FenceLevel, GinBarrier, GinBarriers, LsaBarrier, MemoryOrder, Team,
+    TimedOut, Timeout,
+};
+
+/// A barrier of all ranks, which the host reserved by `barriers`.
+///
+/// NCCL: `ncclBarrierSession` of the world.
+#[doc(alias = "ncclBarrierSession")]
+pub struct HybridBarrier<'a, B> {
+    coop: Coop,
+    gin: Gin<'a, B>,
+    index: BarrierIndex,
+    lsa: LsaBarrier<'a>,
+}
+
+/// Which barriers an episode takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Path {
+    /// The LSA teams within themselves, then the rails.
+    LsaThenRail,
+    /// All ranks over the network.
+    Network,
+    /// The LSA teams within themselves, then those that the network connects: more than the rails, and not all.
+    LsaThenNetwork,
+}
+
+impl<'a, B: GinBackend> HybridBarrier<'a, B> {
+    /// Opens a session on barrier `index` for the threads of `coop`, runs `body` and closes the session. `gin` is the context
+    /// whose puts and gets the fence covers.
+    ///
+    /// Every thread of the coop calls this; so does the same coop in every other rank. Traps when there is no such barrier.
+    ///
+    /// NCCL: `ncclBarrierSession`'s constructor for the world, and its destructor.
+    #[doc(alias = "ncclBarrierSessionInit")]
+    #[doc(alias = "ncclBarrierSessionDestroy")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn with<R>(
+        coop: Coop,
+        gin: Gin<'a, B>,
+        index: BarrierIndex,
+        body: impl FnOnce(&mut Self) -> R,
+    ) -> R {
+        let lsa = LsaBarrier::open(gin.comm().hybrid_lsa_barriers(), coop, index);
+        let mut barrier = Self { coop, gin, index, lsa };
+        let result = body(&mut barrier);
+        barrier.lsa.close();
+        result
+    }
+
+    /// The inner barrier, of the LSA team alone. NCCL: `ncclBarrierSession::lsaBarrier`.
+    #[doc(alias = "lsaBarrier")]
+    #[inline(always)]
+    pub fn lsa(&mut self) -> &mut LsaBarrier<'a> {
+        &mut self.lsa
+    }
+
+    /// The outer barrier, of the rail team alone. NCCL: `ncclBarrierSession::ginBarrier`.
+    #[doc(alias = "ginBarrier")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn rail(&mut self) -> GinBarrier<'a, B> {
+        let comm = self.gin.comm();
+        let handle = comm.as_raw().hybrid_rail_gin_barrier;
+        // SAFETY: handle and team are the device communicator's own.
+        unsafe { GinBarriers::new(self.gin, comm.rail_team(), handle) }
+            .barrier(self.coop, self.index)
+    }
+
+    /// Waits until the same coop of every rank is here, with what `fence` says of puts and gets. With RAIL connections a fence
+    /// for puts covers those along the rails, which are all there can be.
+    ///
+    /// NCCL: `ncclBarrierSession::sync`.
+    #[doc(alias = "ncclBarrierSessionSync")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn sync(&mut self, order: MemoryOrder, fence: FenceLevel) {
+        let path = self.path(fence);
+        if path != Path::Network {
+            self.lsa.sync(order);
+        }
+        let mut outer = self.outer(path);
+        let outcome = outer.meet(order, fence, Deadline::NEVER);
+        finish(self.coop, outcome);
+    }
+
+    /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without its promise.
+    ///
+    /// NCCL: `ncclBarrierSession::sync` with `timeoutCycles`.
+    ///
+    /// # Errors
+    ///
+    /// [`TimedOut`], in every thread of the coop.
+    #[inline(always)]
+    #[track_caller]
+    pub fn sync_timeout(
+        &mut self,
+        order: MemoryOrder,
+        fence: FenceLevel,
+        timeout: Timeout,
+    ) -> Result<(), TimedOut> {
+        let (path, deadline) = (self.path(fence), Deadline::after(timeout));
+        let mut inner = Ok(());
+        if path != Path::Network {
+            inner = self.lsa.sync_until(order, deadline);
+        }
+        // Also after a timeout within: the peers count on this rank's arrival at both.
+        let mut outer = self.outer(path);
+        let outcome = outer.meet(order, fence, deadline);
+        finish_timed(self.coop, outcome).and(inner)
+    }
+
+    #[inline(always)]
+    fn path(&self, fence: FenceLevel) -> Path {
+        let raw = self.gin.comm().as_raw();
+        if !fence.covers_puts() || raw.gin_context_stride as i32 == raw.lsa_size {
+            Path::LsaThenRail
+        } else if raw.gin_context_stride == 1 {
+            Path::Network
+        } else {
+            Path::LsaThenNetwork
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn outer(&mut self, path: Path) -> GinBarrier<'a, B> {
+        if path == Path::LsaThenRail {
+            return self.rail();
+        }
+        let raw = self.gin.comm().as_raw();
+        let stride = (raw.gin_context_stride as i32).max(1);
+        let connected = Team { n_ranks: raw.n_ranks / stride, rank: raw.rank / stride, stride };
+        // SAFETY: the handle is the device communicator's own, for the team of those that its contexts connect.
+        unsafe { GinBarriers::new(self.gin, connected, raw.hybrid_dense_gin_barrier) }
+            .barrier(self.coop, self.index)
+    }
+}

@@ -1,0 +1,439 @@
+//! Barriers between the GPUs of an LSA team.
+//!
+//! NCCL's functions open and close a session. Arriving and waiting are written here, on NCCL's words, so that kernels of both
+//! kinds can use one set of barriers: NCCL's wait has no way to fail, and ours ends with the host's abort and can have a timeout.
+//! A set of `n` barriers is an array of `u32` in every rank's resources: `n` epochs for multicast, `n` epochs, `n` inboxes for
+//! multicast, and for each barrier an inbox a rank. A session reads its epoch when it opens and stores it when it closes.
+
+use core::mem::{self, MaybeUninit};
+
+use cuda_std::atomic::{Order, Scope};
+#[cfg(target_arch = "nvptx64")]
+use cuda_std::mem::store;
+use cuda_std::mem::{load_ordered, store_ordered};
+use cuda_std::reduce::Sum;
+use cuda_std::{hint, multimem};
+use devcomm_types::nccl::{LsaBarrierHandle, LsaBarrierSession, MultimemHandle};
+use devcomm_types::{WaitFor, WaitKind};
+
+use crate::wait::{Deadline, Outcome, finish, finish_timed, poll};
+use crate::{BarrierIndex, Coop, DevComm, MemoryOrder, Team, TimedOut, Timeout, raw};
+
+/// A set of LSA barriers: a device communicator's own, or one that the host asked for in addition.
+///
+/// NCCL: `ncclLsaBarrierHandle` with its team.
+#[doc(alias = "ncclLsaBarrierHandle")]
+#[derive(Clone, Copy)]
+pub struct LsaBarriers<'a> {
+    comm: &'a DevComm,
+    team: Team,
+    handle: LsaBarrierHandle,
+    multimem: Option<MultimemHandle>,
+}
+
+impl DevComm {
+    /// The barriers of the LSA team. NCCL: `ncclDevComm.lsaBarrier`.
+    #[doc(alias = "lsaBarrier")]
+    #[inline(always)]
+    pub fn lsa_barriers(&self) -> LsaBarriers<'_> {
+        let (team, handle) = (self.lsa_team(), self.as_raw().lsa_barrier);
+        LsaBarriers { comm: self, team, handle, multimem: None }
+    }
+
+    /// The barriers of the LSA team that are the inner part of hybrid barriers. NCCL: `ncclDevComm.hybridLsaBarrier`.
+    #[doc(alias = "hybridLsaBarrier")]
+    #[inline(always)]
+    pub fn hybrid_lsa_barriers(&self) -> LsaBarriers<'_> {
+        let (team, handle) = (self.lsa_team(), self.as_raw().hybrid_lsa_barrier);
+        LsaBarriers { comm: self, team, handle, multimem: None }
+    }
+}
+
+impl<'a> LsaBarriers<'a> {
+    /// Barriers of `team`, which the host asked for.
+    ///
+    /// # Safety
+    ///
+    /// The handle is one that the host got for this device communicator and a team of these ranks, all within load and store.
+    #[inline(always)]
+    pub unsafe fn new(comm: &'a DevComm, team: Team, handle: LsaBarrierHandle) -> Self {
+        Self { comm, team, handle, multimem: None }
+    }
+
+    /// The same barriers, but a rank tells its peers by one multicast store. All ranks use the same form in one episode.
+    ///
+    /// # Safety
+    ///
+    /// `multimem` is the multicast mapping of the barriers' team.
+    #[inline(always)]
+    pub unsafe fn over_multimem(self, multimem: MultimemHandle) -> Self {
+        Self { multimem: Some(multimem), ..self }
+    }
+
+    /// How many there are.
+    #[inline(always)]
+    pub fn count(&self) -> u32 {
+        self.handle.n_barriers as u32
+    }
+
+    /// Opens a session on barrier `index` for the threads of `coop`, runs `body` and closes the session.
+    ///
+    /// A scope, because a session that is not closed loses its epoch, and the next one on that index would pass at once.
+    /// Every thread of the coop calls this; so does the same coop in every other rank of the team. Traps when the set has no
+    /// such barrier.
+    ///
+    /// NCCL: `ncclLsaBarrierSession`'s constructor and destructor.
+    #[doc(alias = "ncclLsaBarrierSessionInit")]
+    #[doc(alias = "ncclLsaBarrierSessionDestroy")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn with<R>(
+        self,
+        coop: Coop,
+        index: BarrierIndex,
+        body: impl FnOnce(&mut LsaBarrier<'a>) -> R,
+    ) -> R {
+        let mut barrier = LsaBarrier::open(self, coop, index);
+        let result = body(&mut barrier);
+        barrier.close();
+        result
+    }
+}
+
+/// An open session on a barrier of an LSA team. [`LsaBarrier::with`] and [`LsaBarriers::with`] open and close it.
+///
+/// NCCL: `ncclLsaBarrierSession`.
+#[doc(alias = "ncclLsaBarrierSession")]
+pub struct LsaBarrier<'a> {
+    set: LsaBarriers<'a>,
+    coop: Coop,
+    index: u32,
+    epoch: u32,
+}
+
+impl<'a> LsaBarrier<'a> {
+    /// A session on barrier `index` of the device communicator's LSA barriers: [`LsaBarriers::with`].
+    #[inline(always)]
+    #[track_caller]
+    pub fn with<R>(
+        coop: Coop,
+        comm: &'a DevComm,
+        index: BarrierIndex,
+        body: impl FnOnce(&mut Self) -> R,
+    ) -> R {
+        comm.lsa_barriers().with(coop, index, body)
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    pub(super) fn open(set: LsaBarriers<'a>, coop: Coop, index: BarrierIndex) -> Self {
+        let mut barrier = Self { set, coop, index: index.get(), epoch: 0 };
+        // SAFETY: NCCL's session has just been filled.
+        barrier.epoch = unsafe { epoch_of(&mut barrier.session()).read() };
+        // Behind the call: a simulator says more.
+        assert!(barrier.index < set.count(), "the barrier index is not reserved");
+        barrier
+    }
+
+    /// What NCCL's function does too, which calls the coop through its table: in a large kernel LLVM does not see which it is.
+    #[cfg(target_arch = "nvptx64")]
+    #[inline(always)]
+    pub(super) fn close(self) {
+        let LsaBarriers { team, handle, multimem, .. } = self.set;
+        if self.coop.thread_rank() == 0 {
+            let first = if multimem.is_some() { 0 } else { handle.n_barriers as usize };
+            let word = self.words(team.rank).wrapping_add(first + self.index as usize);
+            // SAFETY: the epoch's word, which this session alone touches.
+            unsafe { store(word, self.epoch) };
+        }
+        self.coop.sync();
+    }
+
+    #[cfg(not(target_arch = "nvptx64"))]
+    #[track_caller]
+    pub(super) fn close(self) {
+        let mut session = self.session();
+        // SAFETY: the session is open; NCCL stores its epoch.
+        unsafe {
+            epoch_of(&mut session).write(self.epoch);
+            raw::ncclLsaBarrierSessionDestroy(session.as_mut_ptr());
+        }
+    }
+
+    /// NCCL's session, with the epoch that is stored.
+    #[inline(always)]
+    #[track_caller]
+    fn session(&self) -> MaybeUninit<LsaBarrierSession> {
+        let LsaBarriers { comm, team, handle, multimem } = self.set;
+        let mut session = MaybeUninit::uninit();
+        // SAFETY: the set's contract; the session is used by this coop only.
+        unsafe {
+            raw::ncclLsaBarrierSessionInit(
+                session.as_mut_ptr(),
+                &self.coop.as_raw(),
+                comm.as_raw(),
+                &team,
+                &handle,
+                self.index,
+                multimem.is_some(),
+                &multimem.unwrap_or(MultimemHandle::NULL),
+            );
+        }
+        session
+    }
+
+    /// The team's ranks meet here.
+    #[inline(always)]
+    pub fn team(&self) -> Team {
+        self.set.team
+    }
+
+    /// Tells the peers that this coop arrived. What it still waits for is [`Arrival::wait`]; dropping the arrival waits too.
+    ///
+    /// NCCL: `ncclLsaBarrierSessionArrive`.
+    #[doc(alias = "ncclLsaBarrierSessionArrive")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn arrive(&mut self, order: MemoryOrder) -> Arrival<'_, 'a> {
+        self.tell(order);
+        Arrival { barrier: self }
+    }
+
+    /// Arrives and waits. NCCL: `ncclLsaBarrierSessionSync`.
+    #[doc(alias = "ncclLsaBarrierSessionSync")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn sync(&mut self, order: MemoryOrder) {
+        self.tell(order);
+        self.wait(order);
+    }
+
+    /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without its promise: a later one waits for
+    /// the peers' arrival at both. (Not over multicast, where all count in one place: after a timeout there, use the barrier no
+    /// more.)
+    ///
+    /// NCCL: `ncclLsaBarrierSession::sync` with `timeoutCycles`.
+    ///
+    /// # Errors
+    ///
+    /// [`TimedOut`], in every thread of the coop.
+    #[inline(always)]
+    #[track_caller]
+    pub fn sync_timeout(&mut self, order: MemoryOrder, timeout: Timeout) -> Result<(), TimedOut> {
+        self.sync_until(order, Deadline::after(timeout))
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    pub(super) fn sync_until(
+        &mut self,
+        order: MemoryOrder,
+        deadline: Deadline,
+    ) -> Result<(), TimedOut> {
+        self.tell(order);
+        self.wait_until(order, deadline)
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn tell(&mut self, order: MemoryOrder) {
+        self.forget_addresses();
+        let Self { set: LsaBarriers { team, multimem, .. }, coop, .. } = *self;
+        self.epoch = self.epoch.wrapping_add(self.step());
+        coop.sync();
+        if let Some(handle) = multimem {
+            if coop.thread_rank() == 0 {
+                let inbox = self.multicast_inbox(handle);
+                // SAFETY: the team's multicast mapping, by the set's contract.
+                unsafe {
+                    multimem::red(
+                        Sum,
+                        inbox,
+                        1,
+                        if order.releases() { Order::Release } else { Order::Relaxed },
+                        Scope::Sys,
+                    )
+                }
+            }
+            return;
+        }
+        if team.n_ranks > 1 {
+            order.fence_before_arrival();
+        }
+        let mut i = coop.thread_rank();
+        while i < (team.n_ranks - 1) as u32 {
+            let inbox = self.inbox(nth_peer(team, i as i32), team.rank);
+            // SAFETY: an inbox of the peer's, written by this rank alone.
+            unsafe { store_ordered(inbox, self.epoch, Order::Relaxed, Scope::Sys) };
+            i += coop.size();
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn wait(&mut self, order: MemoryOrder) {
+        let outcome = self.wait_for_peers(order, Deadline::NEVER);
+        finish(self.coop, outcome);
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn wait_until(&mut self, order: MemoryOrder, deadline: Deadline) -> Result<(), TimedOut> {
+        let outcome = self.wait_for_peers(order, deadline);
+        finish_timed(self.coop, outcome)
+    }
+
+    /// Has the addresses of the barrier's words worked out anew: between two episodes they would take registers from the
+    /// kernel's own work, which is when it needs them most.
+    #[inline(always)]
+    fn forget_addresses(&mut self) {
+        let LsaBarriers { team, handle, .. } = &mut self.set;
+        handle.buffer = hint::opaque(handle.buffer);
+        handle.n_barriers = hint::opaque(handle.n_barriers as u32) as i32;
+        team.n_ranks = hint::opaque(team.n_ranks as u32) as i32;
+        self.index = hint::opaque(self.index);
+    }
+
+    /// By how much an episode moves the epoch: by multicast all ranks count in one place.
+    #[inline(always)]
+    fn step(&self) -> u32 {
+        if self.set.multimem.is_some() { self.set.team.n_ranks as u32 } else { 1 }
+    }
+
+    /// Polls for the peers that this thread of the coop looks after.
+    #[inline(always)]
+    #[track_caller]
+    fn wait_for_peers(&self, order: MemoryOrder, deadline: Deadline) -> Outcome {
+        let Self { set: LsaBarriers { team, multimem, .. }, coop, .. } = *self;
+        if multimem.is_some() {
+            if coop.thread_rank() > 0 {
+                return Outcome::Done;
+            }
+            return self.wait_for(self.own_multicast_inbox(), -1, order, deadline);
+        }
+        let mut i = coop.thread_rank();
+        while i < (team.n_ranks - 1) as u32 {
+            let peer = nth_peer(team, i as i32);
+            let inbox = self.inbox(team.rank, peer);
+            let outcome = self.wait_for(inbox, peer, order, deadline);
+            if outcome != Outcome::Done {
+                return outcome;
+            }
+            i += coop.size();
+        }
+        Outcome::Done
+    }
+
+    /// Polls until the count in an inbox of this rank has reached the epoch.
+    #[inline(always)]
+    #[track_caller]
+    fn wait_for(
+        &self,
+        inbox: *mut u32,
+        peer: i32,
+        order: MemoryOrder,
+        deadline: Deadline,
+    ) -> Outcome {
+        // SAFETY: one of this rank's inboxes, which peers write by ordered stores.
+        let arrived = || unsafe { load_ordered(inbox, order.of_load(), Scope::Sys) };
+        poll(self.set.comm, deadline, || has_reached(arrived(), self.epoch), || self.missing(peer))
+    }
+
+    /// What a thread waits for that waits for team rank `peer`, or for all by multicast (-1).
+    #[inline(always)]
+    fn missing(&self, peer: i32) -> WaitFor {
+        let Self { set: LsaBarriers { comm, team, .. }, index, .. } = *self;
+        let peer = if peer < 0 { peer } else { team.to_world(comm.rank(), peer) };
+        WaitFor { kind: WaitKind::LsaBarrier, index, context: 0, peer, wanted: 0, seen: 0 }
+    }
+
+    /// The set's words in the resources of team rank `owner`.
+    #[inline(always)]
+    #[track_caller]
+    fn words(&self, owner: i32) -> *mut u32 {
+        let LsaBarriers { comm, team, handle, .. } = self.set;
+        comm.resource_buffer(handle.buffer).peer::<u32>(team, owner).as_ptr()
+    }
+
+    /// Where `peer` tells `owner` that it arrived.
+    #[inline(always)]
+    #[track_caller]
+    fn inbox(&self, owner: i32, peer: i32) -> *mut u32 {
+        let LsaBarriers { team, handle, .. } = self.set;
+        let inboxes = 3 * handle.n_barriers + self.index as i32 * team.n_ranks;
+        self.words(owner).wrapping_offset(inboxes as isize).wrapping_offset(peer as isize)
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn own_multicast_inbox(&self) -> *mut u32 {
+        let first = 2 * self.set.handle.n_barriers;
+        self.words(self.set.team.rank)
+            .wrapping_offset(first as isize)
+            .wrapping_add(self.index as usize)
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn multicast_inbox(&self, multimem: MultimemHandle) -> *mut u32 {
+        let LsaBarriers { comm, handle, .. } = self.set;
+        let words = comm.resource_buffer(handle.buffer).multimem_of::<u32>(multimem);
+        words.wrapping_offset(2 * handle.n_barriers as isize).wrapping_add(self.index as usize)
+    }
+}
+
+/// Where NCCL's session has the epoch.
+#[inline(always)]
+fn epoch_of(session: &mut MaybeUninit<LsaBarrierSession>) -> *mut u32 {
+    const OFFSET: usize = 72;
+    session.as_mut_ptr().cast::<u32>().wrapping_byte_add(OFFSET)
+}
+
+/// A coop that has told its peers, and has not waited for them. Dropping it waits, with [`MemoryOrder::AcqRel`].
+#[must_use = "an arrival that is dropped waits at once"]
+pub struct Arrival<'b, 'a> {
+    barrier: &'b mut LsaBarrier<'a>,
+}
+
+impl Arrival<'_, '_> {
+    /// Waits until the coop of every peer arrived. NCCL: `ncclLsaBarrierSessionWait`.
+    #[doc(alias = "ncclLsaBarrierSessionWait")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn wait(self, order: MemoryOrder) {
+        self.barrier.wait(order);
+        mem::forget(self);
+    }
+
+    /// [`wait`](Self::wait) with a timeout; see [`LsaBarrier::sync_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// [`TimedOut`], in every thread of the coop.
+    #[inline(always)]
+    #[track_caller]
+    pub fn wait_timeout(self, order: MemoryOrder, timeout: Timeout) -> Result<(), TimedOut> {
+        let result = self.barrier.wait_until(order, Deadline::after(timeout));
+        mem::forget(self);
+        result
+    }
+}
+
+impl Drop for Arrival<'_, '_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.barrier.wait(MemoryOrder::AcqRel);
+    }
+}
+
+/// The `i`-th rank of the team that is not this one.
+#[inline(always)]
+fn nth_peer(team: Team, i: i32) -> i32 {
+    i + i32::from(team.rank <= i)
+}
+
+/// Whether a count that wraps around has reached `target`.
+#[inline(always)]
+fn has_reached(count: u32, target: u32) -> bool {
+    count.wrapping_sub(target) <= u32::MAX / 2
+}

@@ -1,0 +1,185 @@
+//! GIN: puts, gets and signals over the network, started by a kernel.
+//!
+//! A [`Gin`] is one context of a device communicator: a queue to every connected peer, with signals and counters of its own. An
+//! operation is posted and goes on by itself. Four things tell how far it is:
+//!
+//! * a *signal* of the peer's, which the put changes after its data has arrived ([`Put::signal`], [`Gin::wait_signal`]);
+//! * a *counter* of this rank's, which counts when the source has been read ([`Put::counter`], [`Gin::wait_counter`]);
+//! * a *flush*, after which every source can be written again and what was got can be read ([`Gin::flush`]);
+//! * a GIN barrier with a fence ([`GinBarrier`](crate::GinBarrier)).
+//!
+//! # Back ends
+//!
+//! `Gin<B>` is of one [`GinBackend`]. A kernel is generic over it and says so, `#[kernel(B = gin)]`: it is compiled once for each,
+//! and the launch picks by the device communicator, since NCCL's code for the wrong one would corrupt memory.
+//!
+//! # Safety model
+//!
+//! What moves data is `unsafe`: the places lie in the windows, and nobody uses them until something above says so. Signals and
+//! counters are safe: at worst a kernel waits for ever, and the host can end that. Their ids come from the host or are checked
+//! against what it reserved.
+//!
+//! # Example
+//!
+//! ```
+//! use cuda_std::prelude::*;
+//! use nccl_device::gin::GinBackend;
+//! use nccl_device::{Coop, DevComm, MemoryOrder, Window};
+//!
+//! /// Each rank puts `count` elements of `source` to its right neighbour, and waits for its left one's.
+//! ///
+//! /// # Safety
+//! ///
+//! /// Both windows have `count` elements, and one block of the kernel runs on every rank.
+//! #[kernel(B = gin)]
+//! pub unsafe fn shift<B: GinBackend>(comm: DevComm, target: Window<f32>, source: Window<f32>, count: usize) {
+//!     let (world, coop) = (comm.world_team(), Coop::cta());
+//!     let gin = comm.gin::<B>(0);
+//!     let arrived = comm.signal(0);
+//!     // What the left neighbour's put will add. The signal itself may have been raised before it can be read.
+//!     if coop.thread_rank() == 0 {
+//!         gin.expect(arrived, 1);
+//!     }
+//!     let right = (world.rank + 1) % world.n_ranks;
+//!     // SAFETY: the kernel's contract; the target is read after its signal only.
+//!     unsafe { gin.put(world, right, target.at(0), source.at(0), count).signal(arrived.inc()).post(coop) };
+//!     gin.wait_signal_meets_shadow(coop, arrived, MemoryOrder::Acquire);
+//!     gin.flush(coop, MemoryOrder::Relaxed);
+//! }
+//! ```
+
+mod backend;
+pub(crate) mod calls;
+mod post;
+mod signal;
+mod wait;
+
+use core::marker::PhantomData;
+
+use devcomm_types::{CounterRange, SignalRange};
+
+use crate::{DevComm, Team};
+pub use backend::{EfaGda, Gdaki, GinBackend, Gpi, Proxy};
+use calls::Context;
+pub use post::{Get, Put, PutValue};
+pub use signal::{CounterId, Signal, SignalAction, SignalId, VaSignal};
+pub use wait::Request;
+
+/// Who may use a GIN context at the same time: a promise to NCCL, which then spares atomics.
+///
+/// NCCL: `ncclGinResourceSharingMode`.
+#[doc(alias = "ncclGinResourceSharingMode")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ResourceSharing {
+    /// Any thread of the GPU.
+    Gpu = 0,
+    /// Only the threads of this block.
+    Cta = 1,
+    /// Only this thread.
+    Thread = 2,
+}
+
+/// One context of a device communicator, over back end `B`.
+///
+/// NCCL: `ncclGin`.
+#[doc(alias = "ncclGin")]
+pub struct Gin<'a, B> {
+    comm: &'a DevComm,
+    index: u32,
+    sharing: ResourceSharing,
+    backend: PhantomData<B>,
+}
+
+impl<B> Clone for Gin<'_, B> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B> Copy for Gin<'_, B> {}
+
+impl DevComm {
+    /// Context `index`, shared by all threads of the GPU. Traps when there is none of that number: they are below
+    /// [`n_gin_contexts`](Self::n_gin_contexts), which may be fewer than the host asked for.
+    #[inline(always)]
+    #[track_caller]
+    pub fn gin<B: GinBackend>(&self, index: u32) -> Gin<'_, B> {
+        let raw = self.as_raw();
+        assert!(index < raw.gin_context_count, "the device communicator has no such GIN context");
+        // A kernel that is compiled for each back end has the right one. Another must not corrupt memory.
+        let connection = index as usize % usize::from(raw.gin_connection_count).clamp(1, 4);
+        let back_end = i32::from(raw.gin_net_device_types[connection]);
+        assert!(back_end == B::TYPE.raw(), "the device communicator's GIN is of another back end");
+        Gin { comm: self, index, sharing: ResourceSharing::Gpu, backend: PhantomData }
+    }
+
+    /// Signal `index` of those that the host asked for by `gin_signals`. Traps when the device communicator has none of that number;
+    /// those behind the kernel's own are of barriers.
+    #[inline(always)]
+    #[track_caller]
+    pub fn signal(&self, index: u32) -> SignalId {
+        SignalId::of(self, SignalRange { first: 0, count: u32::MAX }, index)
+    }
+
+    /// Counter `index` of those that the host asked for by `gin_counters`. Traps when it is not there.
+    #[inline(always)]
+    #[track_caller]
+    pub fn counter(&self, index: u32) -> CounterId {
+        CounterId::of(self, CounterRange { first: 0, count: u32::MAX }, index)
+    }
+}
+
+impl<'a, B: GinBackend> Gin<'a, B> {
+    /// The same context, used by fewer threads.
+    ///
+    /// # Safety
+    ///
+    /// As long as this value or a copy of it is used, nobody but those whom `sharing` names uses the context: no other kernel, and
+    /// no other device communicator, which `gin_exclusive_contexts` asks for.
+    #[inline(always)]
+    pub unsafe fn shared_by(self, sharing: ResourceSharing) -> Self {
+        Self { sharing, ..self }
+    }
+
+    /// The device communicator.
+    #[inline(always)]
+    pub fn comm(&self) -> &'a DevComm {
+        self.comm
+    }
+
+    /// Which context of the device communicator this is.
+    #[inline(always)]
+    pub fn context_index(&self) -> u32 {
+        self.index
+    }
+
+    /// Another context of the same device communicator; it exists.
+    #[inline(always)]
+    pub(crate) fn with_index(self, index: u32) -> Self {
+        Self { index, ..self }
+    }
+
+    #[inline(always)]
+    pub(crate) fn context(&self) -> Context<'a> {
+        Context { comm: self.comm, index: self.index, sharing: self.sharing as u8 }
+    }
+
+    /// The world rank of a team's member that GIN connects. Traps for another: NCCL would reach into a queue that is not there.
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn connected(&self, team: Team, peer: i32) -> i32 {
+        let (rank, stride) = (self.world_rank(team, peer), self.comm.gin_stride());
+        let exists = (rank as u32) < self.comm.n_ranks() as u32;
+        let reaches = stride == 1 || rank % stride == self.comm.rank() % stride;
+        assert!(exists && reaches, "the peer is not connected");
+        rank
+    }
+
+    /// The world rank of a team's member, as the calls take peers.
+    #[inline(always)]
+    pub(crate) fn world_rank(&self, team: Team, peer: i32) -> i32 {
+        team.to_world(self.comm.rank(), peer)
+    }
+}

@@ -1,0 +1,312 @@
+//! What a kernel posts: puts, values, gets, signals.
+
+use cuda_std::atomic::Scope;
+use devcomm_types::Element;
+
+use super::calls::{self, Release, RemoteAction};
+use super::signal::SignalAction;
+use super::{CounterId, Gin, GinBackend};
+use crate::window::SymPtr;
+use crate::{Coop, Team};
+
+/// `cuda::thread_scope`, by NCCL's numbers.
+const THREAD: i32 = 10;
+
+#[inline(always)]
+const fn number(scope: Scope) -> i32 {
+    match scope {
+        Scope::Sys => 0,
+        Scope::Gpu => 1,
+        Scope::Cta => 2,
+    }
+}
+
+impl Release {
+    /// NCCL releases what the posting thread wrote, as far as the network needs it.
+    const BY_NCCL: Self = Self { given: THREAD, required: number(Scope::Gpu) };
+
+    /// NCCL releases what the posting thread wrote, for all GPUs.
+    pub(crate) const THREAD: Self = Self { given: THREAD, required: number(Scope::Sys) };
+
+    /// Nothing is to be released.
+    pub(crate) const SYSTEM: Self =
+        Self { given: number(Scope::Sys), required: number(Scope::Sys) };
+
+    /// The kernel has released it.
+    #[inline(always)]
+    const fn by_kernel(scope: Scope) -> Self {
+        Self { given: number(scope), required: number(Scope::Gpu) }
+    }
+}
+
+/// A number that one [`Gin::put_value`] carries: 1, 2, 4 or 8 bytes.
+pub trait Value: Element {
+    #[doc(hidden)]
+    fn bits(self) -> u64;
+}
+
+macro_rules! values {
+    ($($type:ty, $value:ident => $bits:expr;)*) => { $(
+        impl Value for $type {
+            #[inline(always)]
+            fn bits(self) -> u64 {
+                let $value = self;
+                $bits
+            }
+        }
+    )* };
+}
+
+values! {
+    u8, v => v.into();
+    i8, v => v.cast_unsigned().into();
+    half::f16, v => v.to_bits().into();
+    half::bf16, v => v.to_bits().into();
+    u32, v => v.into();
+    i32, v => v.cast_unsigned().into();
+    f32, v => v.to_bits().into();
+    u64, v => v;
+    i64, v => v.cast_unsigned();
+    f64, v => v.to_bits();
+}
+
+impl<'a, B: GinBackend> Gin<'a, B> {
+    /// A put: `count` elements from `source` in this rank's part of a window to `target` in rank `peer`'s of `team`. It is
+    /// sent by [`Put::post`].
+    ///
+    /// NCCL: `ncclGin::put`.
+    ///
+    /// # Safety
+    ///
+    /// The elements lie in the windows. The peer is connected: any rank with FULL connections, one of the rail team with RAIL. From
+    /// the post on nobody writes the source until a counter, a flush or a signal that answers it says that it was read; nobody
+    /// touches the target until a signal or a fenced barrier says that it was written.
+    #[doc(alias = "ncclGinPut")]
+    #[inline(always)]
+    pub unsafe fn put<T: Element>(
+        &self,
+        team: Team,
+        peer: i32,
+        target: SymPtr<T>,
+        source: SymPtr<T>,
+        count: usize,
+    ) -> Put<'a, B> {
+        Put {
+            gin: *self,
+            peer: self.world_rank(team, peer),
+            target: place(target),
+            source: place(source),
+            bytes: count * size_of::<T>(),
+            action: None,
+            counter: None,
+            release: Release::BY_NCCL,
+        }
+    }
+
+    /// A put of one number, which needs no source. It is sent by [`PutValue::post`].
+    ///
+    /// NCCL: `ncclGin::putValue`.
+    ///
+    /// # Safety
+    ///
+    /// As [`put`](Self::put), as far as the target is concerned.
+    #[doc(alias = "ncclGinPutValue")]
+    #[inline(always)]
+    pub unsafe fn put_value<T: Value>(
+        &self,
+        team: Team,
+        peer: i32,
+        target: SymPtr<T>,
+        value: T,
+    ) -> PutValue<'a, B> {
+        PutValue {
+            gin: *self,
+            peer: self.world_rank(team, peer),
+            target: place(target),
+            bits: value.bits(),
+            size: size_of::<T>(),
+            action: None,
+            release: Release::BY_NCCL,
+        }
+    }
+
+    /// A get: `count` elements from `source` in rank `peer`'s part of a window to `target` in this rank's. It is sent by
+    /// [`Get::post`], and what it brings can be read after a flush.
+    ///
+    /// NCCL: `ncclGin::get`.
+    ///
+    /// # Safety
+    ///
+    /// The elements lie in the windows, and the peer is connected. From the post until a flush nobody touches the target and nobody
+    /// writes the source.
+    #[doc(alias = "ncclGinGet")]
+    #[inline(always)]
+    pub unsafe fn get<T: Element>(
+        &self,
+        team: Team,
+        peer: i32,
+        source: SymPtr<T>,
+        target: SymPtr<T>,
+        count: usize,
+    ) -> Get<'a, B> {
+        Get {
+            gin: *self,
+            peer: self.world_rank(team, peer),
+            source: place(source),
+            target: place(target),
+            bytes: count * size_of::<T>(),
+        }
+    }
+
+    /// Raises a signal of rank `peer` of `team`, without data. A strong one says that the puts before it on this context have
+    /// arrived.
+    ///
+    /// The threads of `coop` call it together, and what any of them wrote before is released to whoever sees the signal.
+    ///
+    /// NCCL: `ncclGin::signal`.
+    #[doc(alias = "ncclGinSignal")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn signal(&self, coop: Coop, team: Team, peer: i32, action: SignalAction) {
+        coop.sync();
+        if coop.thread_rank() == 0 {
+            self.signal_alone(self.connected(team, peer), action, Release::THREAD);
+        }
+    }
+
+    /// A signal by the calling thread; what was written before may have been released already.
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn signal_alone(&self, world_rank: i32, action: SignalAction, release: Release) {
+        let action = action.lower(self.is_strong_by_default());
+        // SAFETY: a signal that the host reserved, or a window's by the contract of `VaSignal`.
+        unsafe { calls::signal::<B>(self.context(), world_rank, action, release) };
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_strong_by_default(&self) -> bool {
+        self.comm.as_raw().gin_strong_legacy_signals
+    }
+}
+
+/// The window and byte offset of an element.
+#[inline(always)]
+fn place<T: Element>(element: SymPtr<T>) -> (*mut core::ffi::c_void, usize) {
+    (element.window().as_raw(), element.byte_offset())
+}
+
+/// A put that is to be sent. [`Gin::put`] makes it.
+#[must_use = "a put is sent by `post`"]
+pub struct Put<'a, B> {
+    gin: Gin<'a, B>,
+    peer: i32,
+    target: (*mut core::ffi::c_void, usize),
+    source: (*mut core::ffi::c_void, usize),
+    bytes: usize,
+    action: Option<SignalAction>,
+    counter: Option<CounterId>,
+    release: Release,
+}
+
+impl<B: GinBackend> Put<'_, B> {
+    /// Raises a signal of the peer's when the data has arrived.
+    #[inline(always)]
+    pub fn signal(self, action: SignalAction) -> Self {
+        Self { action: Some(action), ..self }
+    }
+
+    /// Counts when the source has been read. NCCL: `ncclGin_CounterInc`.
+    #[doc(alias = "ncclGin_CounterInc")]
+    #[inline(always)]
+    pub fn counter(self, counter: CounterId) -> Self {
+        Self { counter: Some(counter), ..self }
+    }
+
+    /// Says that the source's writes have been released to `scope` already, so that NCCL needs no fence for that. NCCL:
+    /// `givenRelease`.
+    ///
+    /// # Safety
+    ///
+    /// They have.
+    #[inline(always)]
+    pub unsafe fn released_to(self, scope: Scope) -> Self {
+        Self { release: Release::by_kernel(scope), ..self }
+    }
+
+    /// Sends it. The threads of `coop` call it together, and what any of them wrote to the source goes along.
+    #[inline(always)]
+    #[track_caller]
+    pub fn post(self, coop: Coop) {
+        coop.sync();
+        if coop.thread_rank() == 0 {
+            let strong = self.gin.is_strong_by_default();
+            let action = self.action.map_or(RemoteAction::NONE, |action| action.lower(strong));
+            let counter = self.counter.map(CounterId::get);
+            let context = self.gin.context();
+            let Self { peer, target, source, bytes, release, .. } = self;
+            // SAFETY: the contract of `Gin::put`.
+            unsafe {
+                calls::put::<B>(context, peer, target, source, bytes, action, counter, release)
+            };
+        }
+    }
+}
+
+/// A number that is to be sent. [`Gin::put_value`] makes it.
+#[must_use = "a value is sent by `post`"]
+pub struct PutValue<'a, B> {
+    gin: Gin<'a, B>,
+    peer: i32,
+    target: (*mut core::ffi::c_void, usize),
+    bits: u64,
+    size: usize,
+    action: Option<SignalAction>,
+    release: Release,
+}
+
+impl<B: GinBackend> PutValue<'_, B> {
+    /// Raises a signal of the peer's when the number has arrived.
+    #[inline(always)]
+    pub fn signal(self, action: SignalAction) -> Self {
+        Self { action: Some(action), ..self }
+    }
+
+    /// Sends it. The threads of `coop` call it together, with the same number.
+    #[inline(always)]
+    #[track_caller]
+    pub fn post(self, coop: Coop) {
+        coop.sync();
+        if coop.thread_rank() == 0 {
+            let strong = self.gin.is_strong_by_default();
+            let action = self.action.map_or(RemoteAction::NONE, |action| action.lower(strong));
+            let context = self.gin.context();
+            let Self { peer, target, bits, size, release, .. } = self;
+            // SAFETY: the contract of `Gin::put_value`.
+            unsafe { calls::put_value::<B>(context, peer, target, bits, size, action, release) };
+        }
+    }
+}
+
+/// A get that is to be sent. [`Gin::get`] makes it.
+#[must_use = "a get is sent by `post`"]
+pub struct Get<'a, B> {
+    gin: Gin<'a, B>,
+    peer: i32,
+    source: (*mut core::ffi::c_void, usize),
+    target: (*mut core::ffi::c_void, usize),
+    bytes: usize,
+}
+
+impl<B: GinBackend> Get<'_, B> {
+    /// Sends it. The threads of `coop` call it together.
+    #[inline(always)]
+    #[track_caller]
+    pub fn post(self, coop: Coop) {
+        coop.sync();
+        if coop.thread_rank() == 0 {
+            let Self { gin, peer, source, target, bytes } = self;
+            // SAFETY: the contract of `Gin::get`.
+            unsafe { calls::get::<B>(gin.context(), peer, source, target, bytes) };
+        }
+    }
+}

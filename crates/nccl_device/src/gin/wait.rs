@@ -1,0 +1,409 @@
+//! Signals, counters and flushes: reading them and waiting for them.
+
+use cuda_std::atomic::{Atomic, Order, Scope};
+use devcomm_types::{GinType, WaitFor, WaitKind};
+
+use super::calls::{self, ALL_BITS, COUNTER_BITS, Word};
+use super::signal::word;
+use super::{CounterId, Gin, GinBackend, Signal, SignalId};
+use crate::wait::{Deadline, Outcome, finish, finish_timed};
+use crate::{Coop, MemoryOrder, Team, TimedOut, Timeout, raw};
+
+/// A flush to one peer that is under way. NCCL: `ncclGinRequest_t`.
+#[doc(alias = "ncclGinRequest_t")]
+#[must_use = "a flush is over when it has been waited for"]
+pub struct Request<'a, B> {
+    request: raw::GinRequest,
+    gin: Gin<'a, B>,
+}
+
+impl<B: GinBackend> Request<'_, B> {
+    #[inline(always)]
+    #[track_caller]
+    fn wait(&self, order: MemoryOrder, deadline: Deadline) -> Outcome {
+        let (context, order) = (self.gin.context(), order.acquire_half());
+        // SAFETY: the context exists, and the request is of it.
+        unsafe {
+            match B::TYPE {
+                GinType::EfaGda => calls::flush::<B>(context, order, deadline),
+                _ => calls::wait_request::<B>(context, self.request, order, deadline),
+            }
+        }
+    }
+}
+
+impl<'a, B: GinBackend> Gin<'a, B> {
+    /// The value of a signal. NCCL: `ncclGin::readSignal`.
+    #[doc(alias = "ncclGinReadSignal")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn read_signal(&self, signal: impl Signal, order: MemoryOrder) -> u64 {
+        // SAFETY: a signal that the host reserved, or a window's by the contract of `VaSignal`.
+        unsafe { calls::read::<B>(self.context(), word(signal), ALL_BITS, order.acquire_half()) }
+    }
+
+    /// Waits until a signal has reached `least`, in numbers that wrap around. The threads of `coop` call it together and go on
+    /// together.
+    ///
+    /// NCCL: `ncclGin::waitSignal`.
+    #[doc(alias = "ncclGinWaitSignal")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn wait_signal(&self, coop: Coop, signal: impl Signal, least: u64, order: MemoryOrder) {
+        self.wait(coop, word(signal), least, ALL_BITS, order);
+    }
+
+    /// [`wait_signal`](Self::wait_signal) with a timeout. NCCL: `ncclGin::waitSignal` with `timeoutCycles`, of which the
+    /// first thread of the coop alone learns the result.
+    ///
+    /// # Errors
+    ///
+    /// [`TimedOut`], in every thread of the coop.
+    #[doc(alias = "ncclGinWaitSignalTimeout")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn wait_signal_timeout(
+        &self,
+        coop: Coop,
+        signal: impl Signal,
+        least: u64,
+        order: MemoryOrder,
+        timeout: Timeout,
+    ) -> Result<(), TimedOut> {
+        self.wait_timeout(coop, word(signal), least, ALL_BITS, order, timeout)
+    }
+
+    /// The value of a counter. NCCL: `ncclGin::readCounter`.
+    #[doc(alias = "ncclGinReadCounter")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn read_counter(&self, counter: CounterId, order: MemoryOrder) -> u64 {
+        let word = Word::Counter(counter.get());
+        // SAFETY: a counter that the host reserved.
+        unsafe { calls::read::<B>(self.context(), word, COUNTER_BITS, order.acquire_half()) }
+    }
+
+    /// Waits until a counter has reached `least`, in numbers of 56 bits that wrap around. NCCL: `ncclGin::waitCounter`.
+    #[doc(alias = "ncclGinWaitCounter")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn wait_counter(&self, coop: Coop, counter: CounterId, least: u64, order: MemoryOrder) {
+        self.wait(coop, Word::Counter(counter.get()), least, COUNTER_BITS, order);
+    }
+
+    /// [`wait_counter`](Self::wait_counter) with a timeout. NCCL: `ncclGin::waitCounter` with `timeoutCycles`.
+    ///
+    /// # Errors
+    ///
+    /// [`TimedOut`], in every thread of the coop.
+    #[doc(alias = "ncclGinWaitCounterTimeout")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn wait_counter_timeout(
+        &self,
+        coop: Coop,
+        counter: CounterId,
+        least: u64,
+        order: MemoryOrder,
+        timeout: Timeout,
+    ) -> Result<(), TimedOut> {
+        self.wait_timeout(coop, Word::Counter(counter.get()), least, COUNTER_BITS, order, timeout)
+    }
+
+    /// Sets a signal of this rank's, and its shadow, to 0. No peer may raise it meanwhile. NCCL: `ncclGin::resetSignal`.
+    #[doc(alias = "ncclGinResetSignal")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn reset_signal(&self, signal: impl Signal) {
+        let word = word(signal);
+        // SAFETY: as in `read_signal`.
+        unsafe {
+            calls::reset::<B>(self.context(), word);
+            if let Word::Signal(id) = word {
+                // SAFETY: the shadow of a signal that the host reserved.
+                calls::shadow::<B>(self.context(), id).write(0);
+            }
+        }
+    }
+
+    /// Sets a counter to 0. No put may count meanwhile. NCCL: `ncclGin::resetCounter`.
+    #[doc(alias = "ncclGinResetCounter")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn reset_counter(&self, counter: CounterId) {
+        // SAFETY: a counter that the host reserved.
+        unsafe { calls::reset::<B>(self.context(), Word::Counter(counter.get())) };
+    }
+
+    /// What this rank expects of a signal: a number of its own beside each signal, which outlives the kernel. NCCL:
+    /// `ncclGin::getSignalShadowPtr`.
+    #[doc(alias = "ncclGinGetSignalShadowPtr")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn signal_shadow(&self, signal: SignalId) -> u64 {
+        // SAFETY: the shadow of a signal that the host reserved.
+        unsafe { cuda_std::mem::load(calls::shadow::<B>(self.context(), signal.get())) }
+    }
+
+    /// Expects `delta` more of a signal: adds to its shadow. One thread of a coop calls it. NCCL: `ncclGin::increaseSignalShadow`.
+    #[doc(alias = "ncclGinIncreaseSignalShadow")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn expect(&self, signal: SignalId, delta: u64) {
+        // SAFETY: the shadow of a signal that the host reserved.
+        unsafe {
+            let shadow = calls::shadow::<B>(self.context(), signal.get());
+            Atomic::from_ptr(shadow).fetch_add(delta, Order::Relaxed, Scope::Gpu);
+        }
+    }
+
+    /// Waits until a signal has reached its shadow. NCCL: `ncclGin::waitSignalMeetShadow`.
+    #[doc(alias = "ncclGinWaitSignalMeetShadow")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn wait_signal_meets_shadow(&self, coop: Coop, signal: SignalId, order: MemoryOrder) {
+        coop.sync();
+        self.wait_signal(coop, signal, self.signal_shadow(signal), order);
+    }
+
+    /// [`wait_signal_meets_shadow`](Self::wait_signal_meets_shadow) with a timeout, which NCCL lacks.
+    ///
+    /// # Errors
+    ///
+    /// [`TimedOut`], in every thread of the coop.
+    #[inline(always)]
+    #[track_caller]
+    pub fn wait_signal_meets_shadow_timeout(
+        &self,
+        coop: Coop,
+        signal: SignalId,
+        order: MemoryOrder,
+        timeout: Timeout,
+    ) -> Result<(), TimedOut> {
+        coop.sync();
+        self.wait_signal_timeout(coop, signal, self.signal_shadow(signal), order, timeout)
+    }
+
+    /// Waits until a signal is `least_delta` above its shadow, and sets the shadow to what the signal is then. Gives the shadow
+    /// from before and by how much it grew, to every thread of the coop.
+    ///
+    /// NCCL: `ncclGin::waitSignalFollowShadow`.
+    #[doc(alias = "ncclGinWaitSignalFollowShadow")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn wait_signal_follow_shadow(
+        &self,
+        coop: Coop,
+        signal: SignalId,
+        least_delta: u64,
+        order: MemoryOrder,
+    ) -> (u64, u64) {
+        coop.sync();
+        let before = self.signal_shadow(signal);
+        self.wait_signal(coop, signal, before.wrapping_add(least_delta), order);
+        self.follow_shadow(coop, signal, before, order)
+    }
+
+    /// [`wait_signal_follow_shadow`](Self::wait_signal_follow_shadow) with a timeout, which NCCL lacks. The shadow stays as
+    /// it was after a timeout.
+    ///
+    /// # Errors
+    ///
+    /// [`TimedOut`], in every thread of the coop.
+    #[inline(always)]
+    #[track_caller]
+    pub fn wait_signal_follow_shadow_timeout(
+        &self,
+        coop: Coop,
+        signal: SignalId,
+        least_delta: u64,
+        order: MemoryOrder,
+        timeout: Timeout,
+    ) -> Result<(u64, u64), TimedOut> {
+        coop.sync();
+        let before = self.signal_shadow(signal);
+        self.wait_signal_timeout(coop, signal, before.wrapping_add(least_delta), order, timeout)?;
+        Ok(self.follow_shadow(coop, signal, before, order))
+    }
+
+    /// Brings the shadow to the signal. The shadow is also what tells the coop's other threads.
+    #[inline(always)]
+    #[track_caller]
+    fn follow_shadow(
+        &self,
+        coop: Coop,
+        signal: SignalId,
+        before: u64,
+        order: MemoryOrder,
+    ) -> (u64, u64) {
+        if coop.thread_rank() == 0 {
+            // With the wait's order: it may be more than what ended the wait.
+            let now = self.read_signal(signal, order);
+            // SAFETY: the shadow of a signal that the host reserved.
+            unsafe { cuda_std::mem::store(calls::shadow::<B>(self.context(), signal.get()), now) };
+        }
+        coop.sync();
+        let after = self.signal_shadow(signal);
+        // Nobody may change it before all have read it.
+        coop.sync();
+        (before, after.wrapping_sub(before))
+    }
+
+    /// Waits until everything that this rank has posted on this context is through here: sources can be written again, and what was
+    /// got can be read. It says nothing of the peers. The threads of `coop` share the peers among themselves.
+    ///
+    /// NCCL: `ncclGin::flush`.
+    #[doc(alias = "ncclGinFlush")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn flush(&self, coop: Coop, order: MemoryOrder) {
+        coop.sync();
+        let outcome = self.flush_share(coop, order, Deadline::NEVER);
+        finish(coop, outcome);
+    }
+
+    /// [`flush`](Self::flush) with a timeout. NCCL: `ncclGin::flush` with `timeoutCycles`, which leaves out that gets are
+    /// visible over some back ends; this does not, but over EFA_GDA.
+    ///
+    /// # Errors
+    ///
+    /// [`TimedOut`], in every thread of the coop.
+    #[doc(alias = "ncclGinFlushTimeout")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn flush_timeout(
+        &self,
+        coop: Coop,
+        order: MemoryOrder,
+        timeout: Timeout,
+    ) -> Result<(), TimedOut> {
+        coop.sync();
+        let outcome = self.flush_share(coop, order, Deadline::after(timeout));
+        finish_timed(coop, outcome)
+    }
+
+    /// Begins a flush of what this rank has posted to rank `peer` of `team`; the calling thread alone. What another thread of a coop
+    /// posted counts after a barrier with it. Over EFA_GDA, which cannot, the
+    /// wait for it flushes everything.
+    ///
+    /// NCCL: `ncclGin::flushAsync`.
+    #[doc(alias = "ncclGinFlushAsync")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn flush_async(&self, team: Team, peer: i32) -> Request<'a, B> {
+        let peer = self.connected(team, peer);
+        let request = match B::TYPE {
+            GinType::EfaGda => raw::GinRequest([0; 2]),
+            // SAFETY: the context exists.
+            _ => unsafe { calls::flush_async::<B>(self.context(), peer) },
+        };
+        Request { request, gin: *self }
+    }
+
+    /// Waits until a flush is through, on the context on which it began; the calling thread alone. NCCL: `ncclGin::wait`.
+    #[doc(alias = "ncclGinWait")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn wait_request(&self, request: Request<'a, B>, order: MemoryOrder) {
+        let outcome = request.wait(order, Deadline::NEVER);
+        finish(Coop::thread(), outcome);
+    }
+
+    /// [`wait_request`](Self::wait_request) with a timeout; the request can be waited for again. NCCL: `ncclGin::wait` with
+    /// `timeoutCycles`.
+    ///
+    /// # Errors
+    ///
+    /// [`TimedOut`].
+    #[doc(alias = "ncclGinWaitTimeout")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn wait_request_timeout(
+        &self,
+        request: &Request<'a, B>,
+        order: MemoryOrder,
+        timeout: Timeout,
+    ) -> Result<(), TimedOut> {
+        let outcome = request.wait(order, Deadline::after(timeout));
+        finish_timed(Coop::thread(), outcome)
+    }
+
+    /// Flushes to the peers that this thread of the coop looks after.
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn flush_share(
+        &self,
+        coop: Coop,
+        order: MemoryOrder,
+        deadline: Deadline,
+    ) -> Outcome {
+        if let GinType::EfaGda = B::TYPE {
+            return match coop.thread_rank() {
+                // SAFETY: the context exists.
+                0 => unsafe { calls::flush::<B>(self.context(), order.acquire_half(), deadline) },
+                _ => Outcome::Done,
+            };
+        }
+        let world = self.comm.world_team();
+        let stride = self.comm.gin_stride();
+        let mut peer = self.comm.rank() % stride + coop.thread_rank() as i32 * stride;
+        while peer < world.n_ranks {
+            let request = self.flush_async(world, peer);
+            let outcome = request.wait(order, deadline);
+            if outcome != Outcome::Done {
+                return outcome;
+            }
+            peer += coop.size() as i32 * stride;
+        }
+        Outcome::Done
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn wait(&self, coop: Coop, word: Word, least: u64, bits: i32, order: MemoryOrder) {
+        let outcome = self.wait_by_first(coop, word, least, bits, order, Deadline::NEVER);
+        finish(coop, outcome);
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn wait_timeout(
+        &self,
+        coop: Coop,
+        word: Word,
+        least: u64,
+        bits: i32,
+        order: MemoryOrder,
+        timeout: Timeout,
+    ) -> Result<(), TimedOut> {
+        let outcome = self.wait_by_first(coop, word, least, bits, order, Deadline::after(timeout));
+        finish_timed(coop, outcome)
+    }
+
+    /// The coop's first thread polls.
+    #[inline(always)]
+    #[track_caller]
+    fn wait_by_first(
+        &self,
+        coop: Coop,
+        word: Word,
+        least: u64,
+        bits: i32,
+        order: MemoryOrder,
+        deadline: Deadline,
+    ) -> Outcome {
+        if coop.thread_rank() > 0 {
+            return Outcome::Done;
+        }
+        let (context, order) = (self.context(), order.acquire_half());
+        let (kind, index) = match word {
+            Word::Signal(id) => (WaitKind::Signal, id),
+            Word::VaSignal { offset, .. } => (WaitKind::VaSignal, offset as u32),
+            Word::Counter(id) => (WaitKind::Counter, id),
+        };
+        let what =
+            |seen| WaitFor { kind, index, context: self.index, peer: -1, wanted: least, seen };
+        // SAFETY: a signal or counter that the host reserved, or a window's by the contract of `VaSignal`.
+        unsafe { calls::wait::<B>(context, word, least, bits, order, deadline, what) }
+    }
+}

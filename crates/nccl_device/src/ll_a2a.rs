@@ -1,0 +1,420 @@
+//! Low-latency all-to-all within the LSA team: messages whose data says by itself that it has arrived.
+//!
+//! NCCL has this in C++ only; this is its protocol in Rust. A *line* is 16 bytes: 8 of payload and the epoch twice, written at
+//! once. A receiver polls its own memory until a line has the epoch it expects, so that no barrier and no fence is needed, and a
+//! message costs one trip. A session has two banks of lines that take turns by epoch.
+//!
+//! # What a session owes
+//!
+//! In every epoch each rank sends to every peer at least once, and receives from every peer at least one element: that a peer's
+//! message of this epoch is here is what tells that the peer has read those of the epoch before.
+//!
+//! # Example
+//!
+//! ```
+//! use cuda_std::prelude::*;
+//! use devcomm_types::nccl::LlA2aHandle;
+//! use nccl_device::{Coop, DevComm, LlA2aBuffer, Window};
+//!
+//! /// Rank `i`'s element `j` becomes rank `j`'s element `i`, one a thread; blocks have a thread a rank.
+//! ///
+//! /// # Safety
+//! ///
+//! /// `exchange` is the host's, for one block and an element of 4 bytes a rank; both windows have an element a rank.
+//! #[kernel]
+//! pub unsafe fn transpose(comm: DevComm, exchange: LlA2aHandle, from: Window<f32>, to: Window<f32>) {
+//!     let (team, peer) = (comm.lsa_team(), thread::thread_idx_x());
+//!     // SAFETY: the kernel's contract.
+//!     let buffer = unsafe { LlA2aBuffer::new(&comm, team, exchange, 1) };
+//!     buffer.with(Coop::cta(), 0, team.n_ranks as u32, |session| {
+//!         if (peer as i32) < team.n_ranks {
+//!             // SAFETY: the kernel's contract.
+//!             unsafe {
+//!                 session.send(peer as i32, team.rank as u32, from.local().load(peer as usize));
+//!                 to.local().store(peer as usize, session.receive(peer));
+//!             }
+//!         }
+//!         session.end_epoch();
+//!     });
+//! }
+//! ```
+
+use core::marker::PhantomData;
+
+use bytemuck::Pod;
+use cuda_std::atomic::{Order, Scope};
+use cuda_std::vector::Vec16;
+use cuda_std::{mem, multimem};
+use devcomm_types::nccl::{LlA2aHandle, MultimemHandle};
+use devcomm_types::{WaitFor, WaitKind};
+
+use crate::wait::{Deadline, Outcome, finish, finish_timed, poll};
+use crate::{Coop, DevComm, Team, TimedOut, Timeout};
+
+/// Bytes of payload in a line.
+const PAYLOAD: usize = 8;
+
+/// A line, as it lies in memory: payload, epoch, payload, epoch.
+type Line = Vec16<u32>;
+
+/// The memory of LL all-to-all sessions: the host asked for it, for a number of blocks and of slots.
+///
+/// NCCL: `ncclLLA2AHandle` with its team.
+#[doc(alias = "ncclLLA2AHandle")]
+#[derive(Clone, Copy)]
+pub struct LlA2aBuffer<'a> {
+    comm: &'a DevComm,
+    team: Team,
+    handle: LlA2aHandle,
+    /// For so many blocks there is room.
+    blocks: u32,
+    multimem: Option<MultimemHandle>,
+}
+
+impl<'a> LlA2aBuffer<'a> {
+    /// The memory behind a handle, for the ranks of `team`.
+    ///
+    /// # Safety
+    ///
+    /// The handle is one that the host got for this device communicator and at least `blocks` blocks; the team lies within load and store, and is the same
+    /// in all its ranks.
+    #[inline(always)]
+    pub unsafe fn new(comm: &'a DevComm, team: Team, handle: LlA2aHandle, blocks: u32) -> Self {
+        Self { comm, team, handle, blocks, multimem: None }
+    }
+
+    /// The same memory; broadcasts take one multicast store instead of one a rank.
+    ///
+    /// # Safety
+    ///
+    /// `multimem` is the multicast mapping of the team.
+    #[inline(always)]
+    pub unsafe fn over_multimem(self, multimem: MultimemHandle) -> Self {
+        Self { multimem: Some(multimem), ..self }
+    }
+
+    /// Opens the session of `block` for the threads of `coop`, runs `body` and closes the session. In an epoch a rank receives
+    /// at most `max_elements` elements `T`, numbered from 0. A `T` has at most 64 bytes.
+    ///
+    /// A scope, because a session that is not closed loses its epoch. Every thread of the coop calls this, with the same numbers in
+    /// every rank of the team; `block` has one user at a time. Traps
+    /// when the elements do not fit the slots.
+    ///
+    /// NCCL: `ncclLLA2ASession`'s constructor and destructor.
+    #[doc(alias = "ncclLLA2ASession")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn with<T: Pod, R>(
+        self,
+        coop: Coop,
+        block: u32,
+        max_elements: u32,
+        body: impl FnOnce(&mut LlA2a<'a, T>) -> R,
+    ) -> R {
+        assert!(block < self.blocks, "the host reserved no lines for this block");
+        let slots = u64::from(max_elements) * LlA2a::<T>::LINES as u64;
+        assert!(
+            slots <= u64::from(self.handle.n_slots),
+            "the elements do not fit the session's slots"
+        );
+        let mut session = LlA2a {
+            buffer: self,
+            coop,
+            block,
+            pitch: max_elements,
+            epoch: 0,
+            element: PhantomData,
+        };
+        // SAFETY: the header of the block's lines, which this coop alone reads and writes.
+        session.epoch = unsafe { mem::load(session.header()) }.wrapping_add(FIRST_EPOCH);
+        let result = body(&mut session);
+        if coop.thread_rank() == 0 {
+            // SAFETY: as above.
+            unsafe { mem::store(session.header(), session.epoch.wrapping_sub(FIRST_EPOCH)) };
+        }
+        coop.sync();
+        result
+    }
+}
+
+/// Fresh memory is zeroed, and no line may look as if it were of an epoch: epochs 0 and 1 do not exist.
+const FIRST_EPOCH: u32 = 2;
+
+/// An open session of LL all-to-all. [`LlA2aBuffer::with`] opens and closes it.
+///
+/// NCCL: `ncclLLA2ASession`.
+#[doc(alias = "ncclLLA2ASession")]
+pub struct LlA2a<'a, T> {
+    buffer: LlA2aBuffer<'a>,
+    coop: Coop,
+    block: u32,
+    /// Slots between the lines of one element.
+    pitch: u32,
+    epoch: u32,
+    element: PhantomData<T>,
+}
+
+impl<T: Pod> LlA2a<'_, T> {
+    /// Lines that an element takes.
+    const LINES: usize = {
+        let lines = size_of::<T>().div_ceil(PAYLOAD);
+        assert!(lines <= MAX_LINES, "an element has at most 64 bytes");
+        lines
+    };
+
+    /// Sends `value` to team rank `peer` as its element `element` of this epoch. Any thread. Traps when there is no such rank or
+    /// element.
+    ///
+    /// NCCL: `ncclLLA2ASession::send`.
+    #[doc(alias = "ncclLLA2ASession::send")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn send(&self, peer: i32, element: u32, value: T) {
+        let LlA2aBuffer { comm, team, handle, .. } = self.buffer;
+        assert!((peer as u32) < team.n_ranks as u32, "the peer is not in the session's team");
+        self.check(element);
+        let lines =
+            comm.resource_buffer(handle.buffer).peer::<u32>(team, peer).as_ptr().cast::<Line>();
+        // SAFETY: the peer's lines for this block, as checked; receivers read lines as one.
+        let store = |place, line| unsafe { mem::store_vec_relaxed(place, line, Scope::Sys) };
+        self.store_lines(lines, element, value, store);
+    }
+
+    /// Sends `value` to every rank of the team, this one too. Any thread. Traps when there is no such element.
+    ///
+    /// NCCL: `ncclLLA2ASession::bcast`.
+    #[doc(alias = "ncclLLA2ASession::bcast")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn broadcast(&self, element: u32, value: T) {
+        let LlA2aBuffer { comm, team, handle, multimem, .. } = self.buffer;
+        if let Some(of_team) = multimem {
+            self.check(element);
+            let lines =
+                comm.resource_buffer(handle.buffer).multimem_of::<u32>(of_team).cast::<Line>();
+            // SAFETY: the lines for this block in every member, as checked.
+            let store = |place: *mut u32, line: Line| unsafe {
+                multimem::store_ordered(place.cast(), line, Order::Relaxed, Scope::Sys);
+            };
+            self.store_lines(lines, element, value, store);
+            return;
+        }
+        // Every rank starts with itself, so that no two write to the same one at a time.
+        let mut i = 0;
+        while i < team.n_ranks {
+            let peer = team.rank + i;
+            let peer = if peer < team.n_ranks { peer } else { peer - team.n_ranks };
+            self.send(peer, element, value);
+            i += 1;
+        }
+    }
+
+    /// Waits for element `element` of this epoch. Any thread, each by itself.
+    ///
+    /// NCCL: `ncclLLA2ASession::recv`.
+    #[doc(alias = "ncclLLA2ASession::recv")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn receive(&self, element: u32) -> T {
+        let [value] = self.receive_each([element]);
+        value
+    }
+
+    /// [`receive`](Self::receive) with a timeout.
+    ///
+    /// # Errors
+    ///
+    /// [`TimedOut`].
+    #[inline(always)]
+    #[track_caller]
+    pub fn receive_timeout(&self, element: u32, timeout: Timeout) -> Result<T, TimedOut> {
+        let mut lines = [[Line::from_bits([0; 4]); MAX_LINES]];
+        let outcome = self.load_lines(&[element], &mut lines, Deadline::after(timeout));
+        finish_timed(Coop::thread(), outcome)?;
+        Ok(Self::value(&lines[0]))
+    }
+
+    /// Waits for some elements of this epoch, all polled for at the same time. Any thread, each by itself.
+    ///
+    /// NCCL: `ncclLLA2ASession::recvUnrolled`.
+    #[doc(alias = "ncclLLA2ASession::recvUnrolled")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn receive_each<const N: usize>(&self, elements: [u32; N]) -> [T; N] {
+        let mut lines = [[Line::from_bits([0; 4]); MAX_LINES]; N];
+        let outcome = self.load_lines(&elements, &mut lines, Deadline::NEVER);
+        finish(Coop::thread(), outcome);
+        lines.map(|lines| Self::value(&lines))
+    }
+
+    /// Receives `count` elements, from `first` on at a distance of `stride`, and reduces them, `N` in flight at a time. Any thread,
+    /// each by itself; `count` is 1 at least.
+    ///
+    /// NCCL: `ncclLLA2ASession::recvReduce`.
+    #[doc(alias = "ncclLLA2ASession::recvReduce")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn receive_reduce<A: Copy, const N: usize>(
+        &self,
+        first: u32,
+        count: u32,
+        stride: u32,
+        to_acc: impl Fn(T) -> A,
+        reduce: impl Fn(A, A) -> A,
+    ) -> A {
+        const { assert!(N > 0, "at least one element is in flight") };
+        let mut acc = to_acc(self.receive(first));
+        let mut i = 1;
+        while i + N as u32 <= count {
+            let got: [T; N] =
+                self.receive_each(core::array::from_fn(|u| first + (i + u as u32) * stride));
+            for one in got {
+                acc = reduce(acc, to_acc(one));
+            }
+            i += N as u32;
+        }
+        while i < count {
+            acc = reduce(acc, to_acc(self.receive(first + i * stride)));
+            i += 1;
+        }
+        acc
+    }
+
+    /// Ends the epoch: what is sent from now on is of the next. Every thread of the coop calls it.
+    ///
+    /// NCCL: `ncclLLA2ASession::endEpoch`.
+    #[doc(alias = "ncclLLA2ASession::endEpoch")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn end_epoch(&mut self) {
+        if self.epoch >= u32::MAX - 1 {
+            // The epochs start again: no line may be left that looks like one of them.
+            self.coop.sync();
+            let lines = self.own_lines();
+            let mut i = self.coop.thread_rank();
+            while i < self.buffer.handle.n_slots {
+                // SAFETY: the block's own lines of this epoch's bank, all of which have been read.
+                unsafe {
+                    mem::store_vec(
+                        lines.wrapping_add((self.slots() + i) as usize).cast::<u32>(),
+                        Line::from_bits([0; 4]),
+                    )
+                };
+                i += self.coop.size();
+            }
+        }
+        self.coop.sync();
+        self.epoch = if self.epoch == u32::MAX { FIRST_EPOCH } else { self.epoch + 1 };
+    }
+
+    /// First slot of this epoch's bank, in lines of 16 bytes: behind a header line, in one of two banks.
+    #[inline(always)]
+    fn slots(&self) -> u32 {
+        let slots = self.buffer.handle.n_slots;
+        self.block * (1 + 2 * slots) + 1 + (self.epoch & 1) * slots
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn own_lines(&self) -> *mut Line {
+        let LlA2aBuffer { comm, handle, .. } = self.buffer;
+        comm.resource_buffer(handle.buffer).local::<u32>().as_ptr().cast()
+    }
+
+    /// The word in which the epoch is kept between sessions.
+    #[inline(always)]
+    #[track_caller]
+    fn header(&self) -> *mut u32 {
+        let line = self.block * (1 + 2 * self.buffer.handle.n_slots);
+        self.own_lines().wrapping_add(line as usize).cast()
+    }
+
+    /// Stores the lines of a value by `store`: in the memory of a rank of the team, or at the multicast address of all.
+    #[inline(always)]
+    #[track_caller]
+    fn store_lines(
+        &self,
+        lines: *mut Line,
+        element: u32,
+        value: T,
+        store: impl Fn(*mut u32, Line),
+    ) {
+        let mut words = [[0; 2]; MAX_LINES];
+        // SAFETY: the value fits, by `LINES`.
+        unsafe { words.as_mut_ptr().cast::<T>().write_unaligned(value) };
+        let first = lines.wrapping_add((self.slots() + element) as usize);
+        let mut i = 0;
+        while i < Self::LINES {
+            let [low, high] = words[i];
+            let line = Line::from_bits([low, self.epoch, high, self.epoch]);
+            let place = first.wrapping_add(i * self.pitch as usize).cast::<u32>();
+            store(place, line);
+            i += 1;
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn check(&self, element: u32) {
+        assert!(element < self.pitch, "the session has no such element");
+    }
+
+    /// Polls until the lines of some elements are all of this epoch.
+    #[inline(always)]
+    #[track_caller]
+    fn load_lines<const N: usize>(
+        &self,
+        elements: &[u32; N],
+        lines: &mut [[Line; MAX_LINES]; N],
+        deadline: Deadline,
+    ) -> Outcome {
+        let mut e = 0;
+        while e < N {
+            self.check(elements[e]);
+            e += 1;
+        }
+        let own = self.own_lines().wrapping_add(self.slots() as usize);
+        let done = || {
+            let mut all = true;
+            let mut e = 0;
+            while e < N {
+                let mut i = 0;
+                while i < Self::LINES {
+                    let place = own.wrapping_add(elements[e] as usize + i * self.pitch as usize);
+                    // SAFETY: a line of the block's own; peers store lines as one.
+                    let line = unsafe { mem::load_vec_relaxed(place.cast::<u32>(), Scope::Sys) };
+                    let [_, a, _, b] = line.to_bits();
+                    all &= a == self.epoch && b == self.epoch;
+                    lines[e][i] = line;
+                    i += 1;
+                }
+                e += 1;
+            }
+            all
+        };
+        poll(self.buffer.comm, deadline, done, || self.waited_for(elements[0]))
+    }
+
+    /// The value in lines that have arrived.
+    #[inline(always)]
+    fn value(lines: &[Line; MAX_LINES]) -> T {
+        let mut words = [[0; 2]; MAX_LINES];
+        let mut i = 0;
+        while i < Self::LINES {
+            let [low, _, high, _] = lines[i].to_bits();
+            words[i] = [low, high];
+            i += 1;
+        }
+        // SAFETY: a `T` fits, by `LINES`, and is any bytes.
+        unsafe { words.as_ptr().cast::<T>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    fn waited_for(&self, element: u32) -> WaitFor {
+        let wanted = self.epoch.into();
+        WaitFor { kind: WaitKind::LlA2a, index: element, context: 0, peer: -1, wanted, seen: 0 }
+    }
+}
+
+/// Lines of the largest element, which has 64 bytes.
+const MAX_LINES: usize = 8;

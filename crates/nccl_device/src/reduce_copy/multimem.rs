@@ -1,0 +1,312 @@
+//! Over multicast addresses: the switch reduces, and stores to all.
+//!
+//! Addresses come from [`Window::multimem`](crate::Window::multimem); add an index in elements to them.
+
+use core::mem::{size_of, transmute_copy};
+
+use cuda_std::atomic::{Order, Scope};
+use cuda_std::multimem;
+use cuda_std::reduce::{And, Or, ReduceOp};
+use cuda_std::vector::{Accumulate, Vec16};
+use devcomm_types::{Element, Team};
+use half::{bf16, f16};
+
+use super::pack::Pack;
+use super::parts::{Parts, phase};
+use super::pass::Plan;
+use super::sink::{Each, Many, One, Sink};
+use super::source::{Copied, Reduced, ReducedMany, Source};
+use crate::{Coop, Window};
+
+/// An element that the switch reduces by `Op`: sums of all elements but those of 8 bits, minima and maxima of integers and
+/// halves, [`And`], [`Or`] and [`Xor`](cuda_std::reduce::Xor) of integers.
+#[diagnostic::on_unimplemented(
+    message = "no switch reduces elements of `{Self}` by `{Op}`",
+    note = "sums of numbers of 16 to 64 bits, minima and maxima of integers of 32 and 64 bits and of halves, and, or, xor of \
+            integers of 32 and 64 bits"
+)]
+pub trait MultimemReduce<Op>: Accumulate {
+    /// The copies of one element, reduced.
+    ///
+    /// # Safety
+    ///
+    /// `from` is a multicast address, valid in all copies and aligned to the element.
+    #[doc(hidden)]
+    unsafe fn load(op: Op, from: *const Self) -> Self;
+
+    /// The copies of 16 bytes, reduced.
+    ///
+    /// # Safety
+    ///
+    /// `from` is a multicast address, valid in all copies and aligned to 16 bytes.
+    #[doc(hidden)]
+    unsafe fn load_vec(op: Op, from: *const Self) -> Vec16<Self>;
+}
+
+macro_rules! whole {
+    ($($type:ident)*) => { $(
+        impl<Op: ReduceOp<$type>> MultimemReduce<Op> for $type
+        where
+            $type: multimem::LoadReduce<Op>,
+            Vec16<$type>: multimem::LoadReduce<Op>,
+        {
+            #[inline(always)]
+            #[track_caller]
+            unsafe fn load(op: Op, from: *const Self) -> Self {
+                // SAFETY: the caller's.
+                unsafe { multimem::load_reduce(op, from) }
+            }
+
+            #[inline(always)]
+            #[track_caller]
+            unsafe fn load_vec(op: Op, from: *const Self) -> Vec16<Self> {
+                // SAFETY: the caller's.
+                unsafe { multimem::load_reduce_vec(op, from) }
+            }
+        }
+    )* };
+}
+
+whole!(i32 u32 i64 u64 f32 f64);
+
+macro_rules! halves {
+    ($($type:ident)*) => { $(
+        impl<Op: ReduceOp<$type>> MultimemReduce<Op> for $type
+        where
+            [$type; 2]: multimem::LoadReduce<Op> + multimem::Value<Element = $type>,
+            Vec16<$type>: multimem::LoadReduce<Op>,
+        {
+            #[inline(always)]
+            #[track_caller]
+            unsafe fn load(op: Op, from: *const Self) -> Self {
+                let second = from.addr() % 4 / 2;
+                // SAFETY: the caller's; the other half of the word is in the same window, whose size is a multiple of words.
+                let both = unsafe { multimem::load_reduce(op, from.wrapping_sub(second).cast::<[$type; 2]>()) };
+                if second == 0 { both[0] } else { both[1] }
+            }
+
+            #[inline(always)]
+            #[track_caller]
+            unsafe fn load_vec(op: Op, from: *const Self) -> Vec16<Self> {
+                // SAFETY: the caller's.
+                unsafe { multimem::load_reduce_vec(op, from) }
+            }
+        }
+    )* };
+}
+
+halves!(f16 bf16);
+
+/// Stores one element to all copies. Of a word that holds several, the bits of one are first cleared, then set: updates that
+/// leave the others alone, whoever writes them at the same time.
+///
+/// # Safety
+///
+/// `to` is a multicast address, valid in all copies and aligned to the element.
+#[inline(always)]
+#[track_caller]
+pub(super) unsafe fn store_one<T: Element>(to: *mut T, value: T) {
+    // SAFETY: an element is plain old data of its size; the rest is the caller's.
+    unsafe {
+        let bits = match size_of::<T>() {
+            8 => return multimem::store(to.cast::<u64>(), transmute_copy(&value)),
+            4 => return multimem::store(to.cast::<u32>(), transmute_copy(&value)),
+            2 => u32::from(transmute_copy::<T, u16>(&value)),
+            _ => u32::from(transmute_copy::<T, u8>(&value)),
+        };
+        let at = to.addr() % 4;
+        let word = to.wrapping_byte_sub(at).cast::<u32>();
+        let mask = u32::MAX >> (32 - 8 * size_of::<T>()) << (8 * at);
+        multimem::red(And, word, !mask, Order::Relaxed, Scope::Sys);
+        multimem::red(Or, word, bits << (8 * at), Order::Relaxed, Scope::Sys);
+    }
+}
+
+/// All copies of one place, reduced by the switch.
+#[derive(Clone, Copy)]
+struct Multicast<T, Op> {
+    op: Op,
+    from: *const T,
+}
+
+impl<T: MultimemReduce<Op>, Op: ReduceOp<T>> Source<T> for Multicast<T, Op> {
+    type Loaded<P: Pack<T>> = P::Value;
+
+    #[inline(always)]
+    fn phase(&self) -> Option<usize> {
+        Some(phase(self.from))
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn rows<P: Pack<T>, const U: usize>(
+        &self,
+        at: usize,
+        row: usize,
+        live: impl Fn(usize) -> bool,
+    ) -> [P::Value; U] {
+        let mut values = [P::zero(); U];
+        for (u, value) in values.iter_mut().enumerate() {
+            if live(u) {
+                // SAFETY: the caller's.
+                *value =
+                    unsafe { P::load_multicast(self.op, self.from.wrapping_add(at + u * row)) };
+            }
+        }
+        values
+    }
+
+    #[inline(always)]
+    fn finish<P: Pack<T>>(&self, loaded: P::Value) -> P::Value {
+        loaded
+    }
+}
+
+/// All copies of one place.
+#[derive(Clone, Copy)]
+struct ToMulticast<T>(*mut T);
+
+impl<T: Accumulate> Sink<T> for ToMulticast<T> {
+    #[inline(always)]
+    fn phase(&self) -> Option<usize> {
+        Some(phase(self.0))
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value) {
+        // SAFETY: the caller's.
+        unsafe { P::store_multicast(self.0.wrapping_add(at), value) }
+    }
+}
+
+/// `dst[i] = op over the copies of src[i]`, for `i < count`.
+///
+/// C++ has it for sums only: `ncclMultimemReduceSum`.
+///
+/// # Safety
+///
+/// Every thread of the coop calls it alike. `src` is a multicast address, aligned to the element, that has `count` elements in
+/// each copy, and nobody writes them at the same time; `dst` is valid for `count` writes, aligned, and touched by nobody else.
+#[doc(alias = "ncclMultimemReduceSum")]
+#[inline(always)]
+#[track_caller]
+pub unsafe fn multimem_reduce<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
+    coop: Coop,
+    op: Op,
+    src: *const T,
+    dst: *mut T,
+    count: usize,
+) {
+    let (from, to) = (Multicast { op, from: src }, One(dst));
+    // SAFETY: the caller's.
+    unsafe { Plan::new(&coop, &from, &to, count).all::<T, 8>(from, to) }
+}
+
+/// Every copy of `dst[i] = src[i]`, for `i < count`.
+///
+/// NCCL: `ncclMultimemCopy`, which has no elements of 8 bits but floats, and lacks single halves.
+///
+/// # Safety
+///
+/// Every thread of the coop calls it alike. `src` is valid for `count` reads and aligned, and nobody writes there at the same
+/// time; `dst` is a multicast address, aligned to the element, that has `count` elements in each copy, and nobody else touches
+/// them.
+#[doc(alias = "ncclMultimemCopy")]
+#[inline(always)]
+#[track_caller]
+pub unsafe fn multimem_copy<T: Accumulate>(coop: Coop, src: *const T, dst: *mut T, count: usize) {
+    let (from, to) = (Copied(src), ToMulticast(dst));
+    // SAFETY: the caller's.
+    unsafe { Plan::new(&coop, &from, &to, count).all::<T, 8>(from, to) }
+}
+
+/// Every copy of `dst[i] = op over the copies of src[i]`, for `i < count`.
+///
+/// C++ has it for sums only: `ncclMultimemReduceSumCopy`.
+///
+/// # Safety
+///
+/// Every thread of the coop calls it alike. `src` and `dst` are multicast addresses, aligned to the element, that have `count`
+/// elements in each copy. Nobody else writes those of `src` or touches those of `dst` at the same time.
+#[doc(alias = "ncclMultimemReduceSumCopy")]
+#[inline(always)]
+#[track_caller]
+pub unsafe fn multimem_reduce_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
+    coop: Coop,
+    op: Op,
+    src: *const T,
+    dst: *mut T,
+    count: usize,
+) {
+    let (from, to) = (Multicast { op, from: src }, ToMulticast(dst));
+    // SAFETY: the caller's.
+    unsafe { Plan::new(&coop, &from, &to, count).all::<T, 8>(from, to) }
+}
+
+/// Every copy of `dst[i] = op over the ranks of team of src[src_index + i]`, for `i < count`.
+///
+/// C++ has it for sums only: `ncclLsaReduceSumMultimemCopy`.
+///
+/// # Safety
+///
+/// As [`lsa_reduce`](super::lsa_reduce)'s for `src`, and as [`multimem_copy`]'s for `dst`.
+#[doc(alias = "ncclLsaReduceSumMultimemCopy")]
+#[inline(always)]
+#[track_caller]
+pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
+    coop: Coop,
+    op: impl ReduceOp<T>,
+    src: Window<T>,
+    src_index: usize,
+    dst: *mut T,
+    count: usize,
+    team: Team,
+) {
+    let from = Parts::of_team_from_own(src, src_index, team);
+    let (many, to) = (ReducedMany { op, from }, ToMulticast(dst));
+    let plan = Plan::new(&coop, &many, &to, count);
+    // SAFETY: the caller's.
+    unsafe {
+        match team.n_ranks {
+            2 => plan.vectors::<T, 4>(Reduced::<T, _, 2>::of(op, from), to),
+            4 => plan.vectors::<T, 2>(Reduced::<T, _, 4>::of(op, from), to),
+            8 => plan.vectors::<T, 1>(Reduced::<T, _, 8>::of(op, from), to),
+            _ => plan.vectors::<T, 2>(many, to),
+        }
+        plan.elements(many, to);
+    }
+}
+
+/// `dst[dst_index + i] = op over the copies of src[i]` in every rank of `team`, for `i < count`.
+///
+/// C++ has it for sums only: `ncclMultimemReduceSumLsaCopy`.
+///
+/// # Safety
+///
+/// As [`multimem_reduce`]'s for `src`, and as [`lsa_copy`](super::lsa_copy)'s for `dst`.
+#[doc(alias = "ncclMultimemReduceSumLsaCopy")]
+#[inline(always)]
+#[track_caller]
+pub unsafe fn multimem_reduce_lsa_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
+    coop: Coop,
+    op: Op,
+    src: *const T,
+    dst: Window<T>,
+    dst_index: usize,
+    count: usize,
+    team: Team,
+) {
+    let (from, to) = (Multicast { op, from: src }, Parts::of_team_from_own(dst, dst_index, team));
+    let plan = Plan::new(&coop, &from, &Many(to), count);
+    // SAFETY: the caller's.
+    unsafe {
+        match team.n_ranks {
+            2 => plan.vectors::<T, 8>(from, Each::<T, 2>::of(to)),
+            4 => plan.vectors::<T, 8>(from, Each::<T, 4>::of(to)),
+            8 => plan.vectors::<T, 6>(from, Each::<T, 8>::of(to)),
+            _ => plan.vectors::<T, 8>(from, Many(to)),
+        }
+        plan.elements(from, Many(to));
+    }
+}

@@ -1,0 +1,326 @@
+//! NCCL's own reduce-copy functions, by element type: the code that C++ kernels call, sums only.
+//!
+//! Which function it is is known when the kernel is compiled; the call folds away. Indices, counts and distances are in
+//! elements.
+//!
+//! # Safety model
+//!
+//! As the [parent module](super)'s; each function says what NCCL wants beyond it.
+//!
+//! # Example
+//!
+//! ```
+//! use cuda_std::prelude::*;
+//! use nccl_device::reduce_copy::nccl::{self, NcclElement};
+//! use nccl_device::{Coop, DevComm, Window};
+//!
+//! /// Sums `count` elements of every rank into `out`. The ranks have met at a barrier before.
+//! #[kernel(T = [f32, bf16])]
+//! pub unsafe fn sum_to_local<T: NcclElement>(comm: DevComm, x: Window<T>, out: *mut T, count: usize) {
+//!     // SAFETY: the window and `out` have `count` elements, and one block is launched.
+//!     unsafe { nccl::lsa_reduce_sum(Coop::cta(), x, 0, out, count, comm.lsa_team()) };
+//! }
+//! # fn main() {}
+//! ```
+
+use core::ffi::c_void;
+use core::mem::size_of;
+
+use devcomm_types::{Element, F8E4M3, F8E5M2, Team};
+use half::{bf16, f16};
+
+use crate::raw::{self, CoopAny};
+use crate::{Coop, Window};
+
+/// An element that NCCL's functions over load and store have: all twelve.
+///
+/// Sealed by its hidden functions: an element has what NCCL has.
+#[allow(clippy::missing_safety_doc, reason = "every function: NCCL's contract")]
+#[expect(clippy::too_many_arguments, reason = "NCCL's functions")]
+pub trait NcclElement: Element {
+    #[doc(hidden)]
+    unsafe fn lsa_reduce_sum(
+        coop: *const CoopAny,
+        src: *mut c_void,
+        src_offset: usize,
+        dst: *mut Self,
+        count: usize,
+        team: *const Team,
+    );
+    #[doc(hidden)]
+    unsafe fn lsa_copy(
+        coop: *const CoopAny,
+        src: *mut Self,
+        dst: *mut c_void,
+        dst_offset: usize,
+        count: usize,
+        team: *const Team,
+    );
+    #[doc(hidden)]
+    unsafe fn lsa_reduce_sum_copy(
+        coop: *const CoopAny,
+        src: *mut c_void,
+        src_offset: usize,
+        dst: *mut c_void,
+        dst_offset: usize,
+        count: usize,
+        team: *const Team,
+    );
+    #[doc(hidden)]
+    unsafe fn local_reduce_sum_copy(
+        coop: *const CoopAny,
+        n_src: i32,
+        src: *mut Self,
+        src_stride: usize,
+        n_dst: i32,
+        dst: *mut Self,
+        dst_stride: usize,
+        count: usize,
+    );
+}
+
+/// An element that NCCL's functions over multicast addresses have: numbers of 16 to 64 bits. (NCCL has sums of floats of 8 bits
+/// too, which trap below sm_100a.)
+#[allow(clippy::missing_safety_doc, reason = "every function: NCCL's contract")]
+pub trait NcclMultimemElement: NcclElement {
+    #[doc(hidden)]
+    unsafe fn multimem_reduce_sum(
+        coop: *const CoopAny,
+        src: *mut Self,
+        dst: *mut Self,
+        count: usize,
+    );
+    #[doc(hidden)]
+    unsafe fn multimem_copy(coop: *const CoopAny, src: *mut Self, dst: *mut Self, count: usize);
+    #[doc(hidden)]
+    unsafe fn multimem_reduce_sum_copy(
+        coop: *const CoopAny,
+        src: *mut Self,
+        dst: *mut Self,
+        count: usize,
+    );
+}
+
+/// A function that hands its arguments on.
+macro_rules! forward {
+    ($name:ident($($arg:ident: $type:ty),*) = $raw:ident) => {
+        #[inline(always)]
+        #[track_caller]
+        unsafe fn $name($($arg: $type),*) {
+            // SAFETY: the caller's.
+            unsafe { raw::$raw($($arg),*) }
+        }
+    };
+}
+
+macro_rules! elements {
+    ($($type:ident: $reduce:ident $copy:ident $reduce_copy:ident $local:ident;)*) => { $(
+        impl NcclElement for $type {
+            forward!(lsa_reduce_sum(coop: *const CoopAny, src: *mut c_void, src_offset: usize, dst: *mut Self,
+                count: usize, team: *const Team) = $reduce);
+            forward!(lsa_copy(coop: *const CoopAny, src: *mut Self, dst: *mut c_void, dst_offset: usize, count: usize,
+                team: *const Team) = $copy);
+            forward!(lsa_reduce_sum_copy(coop: *const CoopAny, src: *mut c_void, src_offset: usize, dst: *mut c_void,
+                dst_offset: usize, count: usize, team: *const Team) = $reduce_copy);
+            forward!(local_reduce_sum_copy(coop: *const CoopAny, n_src: i32, src: *mut Self, src_stride: usize,
+                n_dst: i32, dst: *mut Self, dst_stride: usize, count: usize) = $local);
+        }
+    )* };
+}
+
+elements! {
+    i8: ncclLsaReduceSum_I8 ncclLsaCopy_I8 ncclLsaReduceSumCopy_I8 ncclLocalReduceSumCopy_I8;
+    u8: ncclLsaReduceSum_U8 ncclLsaCopy_U8 ncclLsaReduceSumCopy_U8 ncclLocalReduceSumCopy_U8;
+    i32: ncclLsaReduceSum_I32 ncclLsaCopy_I32 ncclLsaReduceSumCopy_I32 ncclLocalReduceSumCopy_I32;
+    u32: ncclLsaReduceSum_U32 ncclLsaCopy_U32 ncclLsaReduceSumCopy_U32 ncclLocalReduceSumCopy_U32;
+    i64: ncclLsaReduceSum_I64 ncclLsaCopy_I64 ncclLsaReduceSumCopy_I64 ncclLocalReduceSumCopy_I64;
+    u64: ncclLsaReduceSum_U64 ncclLsaCopy_U64 ncclLsaReduceSumCopy_U64 ncclLocalReduceSumCopy_U64;
+    f16: ncclLsaReduceSum_F16 ncclLsaCopy_F16 ncclLsaReduceSumCopy_F16 ncclLocalReduceSumCopy_F16;
+    f32: ncclLsaReduceSum_F32 ncclLsaCopy_F32 ncclLsaReduceSumCopy_F32 ncclLocalReduceSumCopy_F32;
+    f64: ncclLsaReduceSum_F64 ncclLsaCopy_F64 ncclLsaReduceSumCopy_F64 ncclLocalReduceSumCopy_F64;
+    bf16: ncclLsaReduceSum_BF16 ncclLsaCopy_BF16 ncclLsaReduceSumCopy_BF16 ncclLocalReduceSumCopy_BF16;
+    F8E4M3: ncclLsaReduceSum_F8E4M3 ncclLsaCopy_F8E4M3 ncclLsaReduceSumCopy_F8E4M3 ncclLocalReduceSumCopy_F8E4M3;
+    F8E5M2: ncclLsaReduceSum_F8E5M2 ncclLsaCopy_F8E5M2 ncclLsaReduceSumCopy_F8E5M2 ncclLocalReduceSumCopy_F8E5M2;
+}
+
+macro_rules! multimem_elements {
+    ($($type:ident: $reduce:ident $copy:ident $reduce_copy:ident;)*) => { $(
+        impl NcclMultimemElement for $type {
+            forward!(multimem_reduce_sum(coop: *const CoopAny, src: *mut Self, dst: *mut Self, count: usize) = $reduce);
+            forward!(multimem_copy(coop: *const CoopAny, src: *mut Self, dst: *mut Self, count: usize) = $copy);
+            forward!(multimem_reduce_sum_copy(coop: *const CoopAny, src: *mut Self, dst: *mut Self, count: usize) =
+                $reduce_copy);
+        }
+    )* };
+}
+
+multimem_elements! {
+    i32: ncclMultimemReduceSum_I32 ncclMultimemCopy_I32 ncclMultimemReduceSumCopy_I32;
+    u32: ncclMultimemReduceSum_U32 ncclMultimemCopy_U32 ncclMultimemReduceSumCopy_U32;
+    i64: ncclMultimemReduceSum_I64 ncclMultimemCopy_I64 ncclMultimemReduceSumCopy_I64;
+    u64: ncclMultimemReduceSum_U64 ncclMultimemCopy_U64 ncclMultimemReduceSumCopy_U64;
+    f16: ncclMultimemReduceSum_F16 ncclMultimemCopy_F16 ncclMultimemReduceSumCopy_F16;
+    f32: ncclMultimemReduceSum_F32 ncclMultimemCopy_F32 ncclMultimemReduceSumCopy_F32;
+    f64: ncclMultimemReduceSum_F64 ncclMultimemCopy_F64 ncclMultimemReduceSumCopy_F64;
+    bf16: ncclMultimemReduceSum_BF16 ncclMultimemCopy_BF16 ncclMultimemReduceSumCopy_BF16;
+}
+
+/// `dst[i] = sum over the ranks of team of src[src_index + i]`, for `i < count`. NCCL: `ncclLsaReduceSum`.
+///
+/// # Safety
+///
+/// As [`lsa_reduce`](super::lsa_reduce)'s.
+#[doc(alias = "ncclLsaReduceSum")]
+#[inline(always)]
+#[track_caller]
+pub unsafe fn lsa_reduce_sum<T: NcclElement>(
+    coop: Coop,
+    src: Window<T>,
+    src_index: usize,
+    dst: *mut T,
+    count: usize,
+    team: Team,
+) {
+    let offset = src_index * size_of::<T>();
+    // SAFETY: the caller's.
+    unsafe { T::lsa_reduce_sum(&coop.as_raw(), src.as_raw(), offset, dst, count, &team) }
+}
+
+/// `dst[dst_index + i] = src[i]` in every rank of `team`, for `i < count`. NCCL: `ncclLsaCopy`.
+///
+/// # Safety
+///
+/// As [`lsa_copy`](super::lsa_copy)'s.
+#[doc(alias = "ncclLsaCopy")]
+#[inline(always)]
+#[track_caller]
+pub unsafe fn lsa_copy<T: NcclElement>(
+    coop: Coop,
+    src: *const T,
+    dst: Window<T>,
+    dst_index: usize,
+    count: usize,
+    team: Team,
+) {
+    let offset = dst_index * size_of::<T>();
+    // SAFETY: the caller's; NCCL reads the source only.
+    unsafe { T::lsa_copy(&coop.as_raw(), src.cast_mut(), dst.as_raw(), offset, count, &team) }
+}
+
+/// `dst[dst_index + i] = sum over the ranks of team of src[src_index + i]` in every rank of `team`, for `i < count`. NCCL:
+/// `ncclLsaReduceSumCopy`.
+///
+/// # Safety
+///
+/// As [`lsa_reduce_copy`](super::lsa_reduce_copy)'s.
+#[doc(alias = "ncclLsaReduceSumCopy")]
+#[inline(always)]
+#[track_caller]
+pub unsafe fn lsa_reduce_sum_copy<T: NcclElement>(
+    coop: Coop,
+    src: Window<T>,
+    src_index: usize,
+    dst: Window<T>,
+    dst_index: usize,
+    count: usize,
+    team: Team,
+) {
+    let (from, to) = (src_index * size_of::<T>(), dst_index * size_of::<T>());
+    // SAFETY: the caller's.
+    unsafe {
+        T::lsa_reduce_sum_copy(&coop.as_raw(), src.as_raw(), from, dst.as_raw(), to, count, &team);
+    }
+}
+
+/// `dst[k * dst_stride + i] = sum over j < n_src of src[j * src_stride + i]` for every `k < n_dst`, for `i < count`. NCCL:
+/// `ncclLocalReduceSumCopy`.
+///
+/// # Safety
+///
+/// As [`local_reduce_copy`](super::local_reduce_copy)'s.
+#[doc(alias = "ncclLocalReduceSumCopy")]
+#[expect(clippy::too_many_arguments, reason = "two sets of parts, of three arguments each")]
+#[inline(always)]
+#[track_caller]
+pub unsafe fn local_reduce_sum_copy<T: NcclElement>(
+    coop: Coop,
+    n_src: usize,
+    src: *const T,
+    src_stride: usize,
+    n_dst: usize,
+    dst: *mut T,
+    dst_stride: usize,
+    count: usize,
+) {
+    let (n_src, n_dst, src) = (n_src as i32, n_dst as i32, src.cast_mut());
+    // SAFETY: the caller's; NCCL reads the sources only.
+    unsafe {
+        T::local_reduce_sum_copy(
+            &coop.as_raw(),
+            n_src,
+            src,
+            src_stride,
+            n_dst,
+            dst,
+            dst_stride,
+            count,
+        );
+    }
+}
+
+/// `dst[i] = sum over the copies of src[i]`, for `i < count`. NCCL: `ncclMultimemReduceSum`.
+///
+/// # Safety
+///
+/// As [`multimem_reduce`](super::multimem_reduce)'s. For halves `src` is aligned to 4 bytes and `count` is even: NCCL traps at
+/// single ones.
+#[doc(alias = "ncclMultimemReduceSum")]
+#[inline(always)]
+#[track_caller]
+pub unsafe fn multimem_reduce_sum<T: NcclMultimemElement>(
+    coop: Coop,
+    src: *const T,
+    dst: *mut T,
+    count: usize,
+) {
+    // SAFETY: the caller's; NCCL reads the source only.
+    unsafe { T::multimem_reduce_sum(&coop.as_raw(), src.cast_mut(), dst, count) }
+}
+
+/// Every copy of `dst[i] = src[i]`, for `i < count`. NCCL: `ncclMultimemCopy`.
+///
+/// # Safety
+///
+/// As [`multimem_copy`](super::multimem_copy)'s. For halves `dst` is aligned to 4 bytes and `count` is even: NCCL traps at
+/// single ones.
+#[doc(alias = "ncclMultimemCopy")]
+#[inline(always)]
+#[track_caller]
+pub unsafe fn multimem_copy<T: NcclMultimemElement>(
+    coop: Coop,
+    src: *const T,
+    dst: *mut T,
+    count: usize,
+) {
+    // SAFETY: the caller's; NCCL reads the source only.
+    unsafe { T::multimem_copy(&coop.as_raw(), src.cast_mut(), dst, count) }
+}
+
+/// Every copy of `dst[i] = sum over the copies of src[i]`, for `i < count`. NCCL: `ncclMultimemReduceSumCopy`.
+///
+/// # Safety
+///
+/// As [`multimem_reduce_copy`](super::multimem_reduce_copy)'s. For halves both are aligned to 4 bytes and `count` is even:
+/// NCCL traps at single ones.
+#[doc(alias = "ncclMultimemReduceSumCopy")]
+#[inline(always)]
+#[track_caller]
+pub unsafe fn multimem_reduce_sum_copy<T: NcclMultimemElement>(
+    coop: Coop,
+    src: *const T,
+    dst: *mut T,
+    count: usize,
+) {
+    // SAFETY: the caller's; NCCL reads the source only.
+    unsafe { T::multimem_reduce_sum_copy(&coop.as_raw(), src.cast_mut(), dst, count) }
+}

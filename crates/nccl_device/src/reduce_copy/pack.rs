@@ -1,0 +1,175 @@
+//! What one access moves: sixteen bytes or one element.
+
+use core::mem::zeroed;
+
+use cuda_std::vector::{Accumulate, Vec16};
+use cuda_std::{mem, multimem};
+
+use super::multimem::{MultimemReduce, store_one};
+
+/// A size of access to elements `T`.
+pub(super) trait Pack<T: Accumulate> {
+    /// Elements of an access.
+    const LEN: usize;
+    /// What is loaded and stored.
+    type Value: Copy;
+    /// It in the type that it is reduced in.
+    type Wide: Copy;
+
+    fn zero() -> Self::Value;
+    /// # Safety
+    ///
+    /// `from` is valid for the access and aligned for it.
+    unsafe fn load(from: *const T) -> Self::Value;
+    /// # Safety
+    ///
+    /// `to` is valid for the access and aligned for it.
+    unsafe fn store(to: *mut T, value: Self::Value);
+    /// The copies of a place, reduced.
+    ///
+    /// # Safety
+    ///
+    /// `from` is a multicast address, valid in all copies and aligned for the access.
+    unsafe fn load_multicast<Op>(op: Op, from: *const T) -> Self::Value
+    where
+        T: MultimemReduce<Op>;
+    /// # Safety
+    ///
+    /// `to` is a multicast address, valid in all copies and aligned for the access.
+    unsafe fn store_multicast(to: *mut T, value: Self::Value);
+    fn widen(value: Self::Value) -> Self::Wide;
+    fn narrow(wide: Self::Wide) -> Self::Value;
+    fn map(wide: &mut Self::Wide, f: impl Fn(T::Acc) -> T::Acc);
+    fn zip(wide: &mut Self::Wide, other: Self::Wide, f: impl Fn(T::Acc, T::Acc) -> T::Acc);
+}
+
+/// Accesses of 16 bytes.
+pub(super) struct Vectors;
+
+impl<T: Accumulate> Pack<T> for Vectors {
+    const LEN: usize = Vec16::<T>::LANES;
+    type Value = Vec16<T>;
+    type Wide = T::Wide;
+
+    #[inline(always)]
+    fn zero() -> Vec16<T> {
+        Vec16::from_bits([0; 4])
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn load(from: *const T) -> Vec16<T> {
+        // SAFETY: the caller's.
+        unsafe { mem::load_vec(from) }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn store(to: *mut T, value: Vec16<T>) {
+        // SAFETY: the caller's.
+        unsafe { mem::store_vec(to, value) }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn load_multicast<Op>(op: Op, from: *const T) -> Vec16<T>
+    where
+        T: MultimemReduce<Op>,
+    {
+        // SAFETY: the caller's.
+        unsafe { T::load_vec(op, from) }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn store_multicast(to: *mut T, value: Vec16<T>) {
+        // SAFETY: the caller's.
+        unsafe { multimem::store_vec(to, value) }
+    }
+
+    #[inline(always)]
+    fn widen(value: Vec16<T>) -> T::Wide {
+        T::widen(value)
+    }
+
+    #[inline(always)]
+    fn narrow(wide: T::Wide) -> Vec16<T> {
+        T::narrow(wide)
+    }
+
+    #[inline(always)]
+    fn map(wide: &mut T::Wide, f: impl Fn(T::Acc) -> T::Acc) {
+        T::map(wide, f);
+    }
+
+    #[inline(always)]
+    fn zip(wide: &mut T::Wide, other: T::Wide, f: impl Fn(T::Acc, T::Acc) -> T::Acc) {
+        T::zip(wide, other, f);
+    }
+}
+
+/// Accesses of one element.
+pub(super) struct Elements;
+
+impl<T: Accumulate> Pack<T> for Elements {
+    const LEN: usize = 1;
+    type Value = T;
+    type Wide = T::Acc;
+
+    #[inline(always)]
+    fn zero() -> T {
+        // SAFETY: every bit pattern is an element, promises Element.
+        unsafe { zeroed() }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn load(from: *const T) -> T {
+        // SAFETY: the caller's.
+        unsafe { mem::load(from) }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn store(to: *mut T, value: T) {
+        // SAFETY: the caller's.
+        unsafe { mem::store(to, value) }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn load_multicast<Op>(op: Op, from: *const T) -> T
+    where
+        T: MultimemReduce<Op>,
+    {
+        // SAFETY: the caller's.
+        unsafe { <T as MultimemReduce<Op>>::load(op, from) }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn store_multicast(to: *mut T, value: T) {
+        // SAFETY: the caller's.
+        unsafe { store_one(to, value) }
+    }
+
+    #[inline(always)]
+    fn widen(value: T) -> T::Acc {
+        value.to_acc()
+    }
+
+    #[inline(always)]
+    fn narrow(wide: T::Acc) -> T {
+        T::from_acc(wide)
+    }
+
+    #[inline(always)]
+    fn map(wide: &mut T::Acc, f: impl Fn(T::Acc) -> T::Acc) {
+        *wide = f(*wide);
+    }
+
+    #[inline(always)]
+    fn zip(wide: &mut T::Acc, other: T::Acc, f: impl Fn(T::Acc, T::Acc) -> T::Acc) {
+        *wide = f(*wide, other);
+    }
+}

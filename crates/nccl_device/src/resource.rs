@@ -1,0 +1,110 @@
+//! Resource buffers: memory of the device communicator's own, in every rank of the LSA team.
+
+use devcomm_types::Element;
+use devcomm_types::nccl::{MultimemHandle, ResourceHandle};
+
+use crate::{DevComm, LsaPtr, Team, raw};
+
+/// A buffer among the resources of a device communicator, which the host asked for and NCCL zeroed: one part a rank, like a window.
+///
+/// NCCL: `ncclDevResourceHandle`, `ncclGetResourceBuffer*Pointer`.
+#[doc(alias = "ncclDevResourceHandle")]
+#[derive(Clone, Copy)]
+pub struct ResourceBuffer<'a> {
+    comm: &'a DevComm,
+    handle: ResourceHandle,
+}
+
+impl DevComm {
+    /// The buffer that the host's `handle` stands for.
+    ///
+    /// The handle is not checked here: the pointers that the buffer gives must be used only if it is one of this device
+    /// communicator's.
+    #[inline(always)]
+    pub fn resource_buffer(&self, handle: ResourceHandle) -> ResourceBuffer<'_> {
+        ResourceBuffer { comm: self, handle }
+    }
+}
+
+impl<'a> ResourceBuffer<'a> {
+    #[inline(always)]
+    pub(crate) fn comm(self) -> &'a DevComm {
+        self.comm
+    }
+
+    #[inline(always)]
+    pub(crate) fn handle(self) -> ResourceHandle {
+        self.handle
+    }
+}
+
+impl ResourceBuffer<'_> {
+    /// Its offset in the resource window in bytes. NCCL: `ncclGetResourceBufferOffset`.
+    #[doc(alias = "ncclGetResourceBufferOffset")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn byte_offset(self) -> usize {
+        // SAFETY: arithmetic.
+        unsafe { raw::ncclGetResourceBufferOffset(self.handle) }
+    }
+
+    /// This rank's part. NCCL: `ncclGetResourceBufferLocalPointer`.
+    #[doc(alias = "ncclGetResourceBufferLocalPointer")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn local<T: Element>(self) -> LsaPtr<T> {
+        // SAFETY: address arithmetic on a device communicator.
+        LsaPtr::new(
+            unsafe { raw::ncclGetResourceBufferLocalPointer(self.comm.as_raw(), self.handle) }
+                .cast(),
+        )
+    }
+
+    /// The part of rank `peer` of the LSA team, which is not checked. NCCL: `ncclGetResourceBufferLsaPointer`.
+    #[doc(alias = "ncclGetResourceBufferLsaPointer")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn lsa<T: Element>(self, peer: i32) -> LsaPtr<T> {
+        // SAFETY: address arithmetic on a device communicator.
+        let pointer =
+            unsafe { raw::ncclGetResourceBufferLsaPointer(self.comm.as_raw(), self.handle, peer) };
+        LsaPtr::new(pointer.cast())
+    }
+
+    /// The part of rank `peer` of `team`, within load and store, which is not checked. NCCL:
+    /// `ncclGetResourceBufferPeerPointer`.
+    #[doc(alias = "ncclGetResourceBufferPeerPointer")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn peer<T: Element>(self, team: Team, peer: i32) -> LsaPtr<T> {
+        // SAFETY: address arithmetic on a device communicator.
+        let pointer = unsafe {
+            raw::ncclGetResourceBufferPeerPointer(self.comm.as_raw(), self.handle, &team, peer)
+        };
+        LsaPtr::new(pointer.cast())
+    }
+
+    /// The multicast address of all parts of a team, for `multimem` instructions only. NCCL:
+    /// `ncclGetResourceBufferMultimemPointer`.
+    #[doc(alias = "ncclGetResourceBufferMultimemPointer")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn multimem_of<T: Element>(self, multimem: MultimemHandle) -> *mut T {
+        // SAFETY: address arithmetic on a device communicator.
+        unsafe {
+            raw::ncclGetResourceBufferMultimemPointer(self.comm.as_raw(), self.handle, &multimem)
+        }
+        .cast()
+    }
+
+    /// The multicast address of all parts of the LSA team, for `multimem` instructions only; the device communicator was made
+    /// with `lsa_multimem`. NCCL: `ncclGetResourceBufferLsaMultimemPointer`.
+    #[doc(alias = "ncclGetResourceBufferLsaMultimemPointer")]
+    #[inline(always)]
+    #[track_caller]
+    pub fn multimem<T: Element>(self) -> *mut T {
+        // SAFETY: address arithmetic on a device communicator.
+        unsafe { raw::ncclGetResourceBufferLsaMultimemPointer(self.comm.as_raw(), self.handle) }
+            .cast()
+    }
+}

@@ -1,0 +1,57 @@
+//! Kernels for the back ends of GIN, as the host sees them.
+
+use cuda_std::prelude::*;
+use devcomm_types::{GinType, HostKernel, Kernel, nccl};
+use nccl_device::gin::GinBackend;
+use nccl_device::{DevComm, Element};
+
+/// Notes the back end that it was compiled for.
+#[kernel(B = gin)]
+unsafe fn alone<B: GinBackend>(_comm: DevComm, mask: *mut u32) {
+    // SAFETY: the caller gives room for one.
+    unsafe { *mask = B::MASK };
+}
+
+/// With lists before and behind.
+#[kernel(N = [2, 3], T = [f32, f16], B = gin)]
+unsafe fn listed<T: Element, B: GinBackend, const N: usize>(_comm: DevComm, out: *mut (T, usize)) {
+    let _: GinType = B::TYPE;
+    // SAFETY: the caller gives room for one.
+    unsafe { (*out).1 = N };
+}
+
+#[kernel]
+fn without(_comm: DevComm) {}
+
+fn name<K: Kernel>(_: K) -> (&'static str, bool, usize) {
+    (K::NAME, K::GIN, size_of::<K>())
+}
+
+/// # Safety
+///
+/// The kernel's contract, without a thread.
+unsafe fn call<K: HostKernel>(_: K, args: K::Args) {
+    // SAFETY: the caller's; these bodies ask nothing of a thread.
+    unsafe { K::call(args) };
+}
+
+#[test]
+fn a_launch_names_a_kernel_for_gin_without_its_back_end() {
+    assert_eq!(name(alone), ("alone", true, 0));
+    assert_eq!(name(listed::<f32, 2>), ("listed_f32_2", true, 0));
+    assert_eq!(name(listed::<f16, 3>), ("listed_f16_3", true, 0));
+    assert_eq!(name(without), ("without", false, 0));
+}
+
+#[test]
+fn the_host_runs_the_body_of_the_proxy() {
+    // SAFETY: nobody communicates.
+    let comm = || unsafe { std::mem::transmute::<nccl::DevComm, DevComm>(nccl::DevComm::zeroed()) };
+    let (mut mask, mut out) = (0, (0.0_f32, 0));
+    // SAFETY: room for one each.
+    unsafe {
+        call(alone, (comm(), &raw mut mask));
+        call(listed::<f32, 3>, (comm(), &raw mut out));
+    }
+    assert_eq!((mask, out.1), (1 << GinType::Proxy.raw(), 3));
+}

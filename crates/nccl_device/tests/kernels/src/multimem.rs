@@ -1,0 +1,102 @@
+//! Over multicast addresses: for PTX and the simulator.
+
+use cuda_std::prelude::*;
+use cuda_std::reduce::{Max, Sum};
+use nccl_device::reduce_copy as rc;
+use nccl_device::{Coop, DevComm, Window};
+
+/// Sums all copies into `dst`.
+///
+/// # Safety
+///
+/// The window has the elements, and `dst` room for them.
+#[kernel(T = [f32, f16, bf16, f64, i32])]
+pub unsafe fn multimem_reduce<T: rc::MultimemReduce<Sum>>(
+    comm: DevComm,
+    src: Window<T>,
+    index: usize,
+    dst: *mut T,
+    count: usize,
+) {
+    let src = src.multimem(&comm).wrapping_add(index);
+    // SAFETY: the kernel's contract.
+    unsafe { rc::multimem_reduce(Coop::cta(), Sum, src, dst, count) }
+}
+
+/// Stores `src` to all copies.
+///
+/// # Safety
+///
+/// `src` has `count` elements, and the window room for them.
+#[kernel(T = [f32, f16, u8])]
+pub unsafe fn multimem_copy<T: Accumulate>(
+    comm: DevComm,
+    src: *const T,
+    dst: Window<T>,
+    index: usize,
+    count: usize,
+) {
+    let dst = dst.multimem(&comm).wrapping_add(index);
+    // SAFETY: the kernel's contract.
+    unsafe { rc::multimem_copy(Coop::cta(), src, dst, count) }
+}
+
+/// Sums all copies into all copies.
+///
+/// # Safety
+///
+/// The windows have the elements.
+#[kernel(T = [f32, f16, bf16])]
+pub unsafe fn multimem_reduce_copy<T: rc::MultimemReduce<Sum>>(
+    comm: DevComm,
+    src: Window<T>,
+    src_index: usize,
+    dst: Window<T>,
+    dst_index: usize,
+    count: usize,
+) {
+    let src = src.multimem(&comm).wrapping_add(src_index);
+    let dst = dst.multimem(&comm).wrapping_add(dst_index);
+    // SAFETY: the kernel's contract.
+    unsafe { rc::multimem_reduce_copy(Coop::cta(), Sum, src, dst, count) }
+}
+
+/// The largest over the ranks, to all copies.
+///
+/// # Safety
+///
+/// The windows have the elements.
+#[kernel(T = [f32, bf16])]
+pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
+    comm: DevComm,
+    src: Window<T>,
+    src_index: usize,
+    dst: Window<T>,
+    dst_index: usize,
+    count: usize,
+) {
+    let (team, coop) = (comm.lsa_team(), Coop::cta());
+    let dst = dst.multimem(&comm).wrapping_add(dst_index);
+    // SAFETY: the kernel's contract.
+    unsafe { rc::lsa_reduce_multimem_copy(coop, Max, src, src_index, dst, count, team) }
+}
+
+/// The largest of all copies, to every rank.
+///
+/// # Safety
+///
+/// The windows have the elements.
+#[kernel(T = [f16, i64])]
+pub unsafe fn multimem_reduce_lsa_copy<T: rc::MultimemReduce<Max>>(
+    comm: DevComm,
+    src: Window<T>,
+    src_index: usize,
+    dst: Window<T>,
+    dst_index: usize,
+    count: usize,
+) {
+    let (team, coop) = (comm.lsa_team(), Coop::cta());
+    let src = src.multimem(&comm).wrapping_add(src_index);
+    // SAFETY: the kernel's contract.
+    unsafe { rc::multimem_reduce_lsa_copy(coop, Max, src, dst, dst_index, count, team) }
+}

@@ -1,0 +1,396 @@
+//! Reduce-copy in the simulator against plain arithmetic: every element type and operator, random counts and offsets.
+
+use std::fmt::Debug;
+
+use cuda_std::prelude::*;
+use cuda_std::reduce::{And, Avg, Max, Min, Or, PreMulSum, Prod, Sum, Xor, fold};
+use devcomm_sim::{DevCommConfig, LaunchConfig, Simulator};
+use devcomm_types::{F8E4M3, F8E5M2};
+use nccl_device::reduce_copy as rc;
+use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
+
+/// Runs `body` on one block a rank, between barriers.
+#[inline(always)]
+fn between_barriers(comm: &DevComm, body: impl FnOnce()) {
+    LsaBarrier::with(Coop::cta(), comm, BarrierIndex::this_block(), |barrier| {
+        barrier.sync(MemoryOrder::Acquire);
+        body();
+        barrier.sync(MemoryOrder::Release);
+    });
+}
+
+/// An operator of the tests, from the seed of the trial.
+trait Operator<T: Accumulate>: ReduceOp<T> {
+    fn of(ranks: u32) -> Self;
+}
+
+macro_rules! unit_operators {
+    ($($op:ident)*) => { $(
+        impl<T: Accumulate> Operator<T> for $op
+        where
+            $op: ReduceOp<T>,
+        {
+            fn of(_: u32) -> Self {
+                $op
+            }
+        }
+    )* };
+}
+unit_operators!(Sum Prod Min Max And Or Xor);
+
+impl<T: Accumulate> Operator<T> for Avg {
+    fn of(ranks: u32) -> Self {
+        Self { of: ranks }
+    }
+}
+
+type Scaled = PreMulSum<f32>;
+
+impl<T: Accumulate<Acc = f32>> Operator<T> for Scaled {
+    fn of(_: u32) -> Self {
+        PreMulSum(0.5)
+    }
+}
+
+/// Every rank reduces the same elements into memory of its own.
+#[kernel(
+    T = [i8, u8, i32, u32, i64, u64, f16, f32, f64, bf16, F8E4M3, F8E5M2],
+    Op = [Sum, Prod, Min, Max, Avg]
+)]
+unsafe fn reduce<T: Accumulate, Op: Operator<T>>(
+    comm: DevComm,
+    src: Window<T>,
+    src_index: usize,
+    dst: *mut T,
+    count: usize,
+) {
+    let team = comm.lsa_team();
+    let op = <Op as Operator<T>>::of(team.n_ranks as u32);
+    // SAFETY: the windows have room, and each rank has a destination of its own.
+    between_barriers(&comm, || unsafe {
+        rc::lsa_reduce(Coop::cta(), op, src, src_index, dst, count, team);
+    });
+}
+
+/// The bits of integers.
+#[kernel(T = [i8, u8, i32, u32, i64, u64], Op = [And, Or, Xor])]
+unsafe fn reduce_bits<T: Accumulate, Op: Operator<T>>(
+    comm: DevComm,
+    src: Window<T>,
+    src_index: usize,
+    dst: *mut T,
+    count: usize,
+) {
+    let team = comm.lsa_team();
+    let op = <Op as Operator<T>>::of(team.n_ranks as u32);
+    // SAFETY: the windows have room, and each rank has a destination of its own.
+    between_barriers(&comm, || unsafe {
+        rc::lsa_reduce(Coop::cta(), op, src, src_index, dst, count, team);
+    });
+}
+
+/// A factor in `f32`.
+#[kernel(T = [f16, f32, bf16, F8E4M3, F8E5M2], Op = [Scaled])]
+unsafe fn reduce_scaled<T: Accumulate<Acc = f32>, Op: Operator<T>>(
+    comm: DevComm,
+    src: Window<T>,
+    src_index: usize,
+    dst: *mut T,
+    count: usize,
+) {
+    let team = comm.lsa_team();
+    let op = <Op as Operator<T>>::of(team.n_ranks as u32);
+    // SAFETY: the windows have room, and each rank has a destination of its own.
+    between_barriers(&comm, || unsafe {
+        rc::lsa_reduce(Coop::cta(), op, src, src_index, dst, count, team);
+    });
+}
+
+/// Each rank reduces its share to all, by warps; then each rank copies its share of the result to all, two further on.
+#[kernel(T = [u8, i64, f16, f32, F8E5M2])]
+unsafe fn reduce_copy<T: Accumulate>(
+    comm: DevComm,
+    src: Window<T>,
+    src_index: usize,
+    dst: Window<T>,
+    dst_index: usize,
+    again: Window<T>,
+    count: usize,
+) {
+    let team = comm.lsa_team();
+    let (rank, ranks) = (team.rank as usize, team.n_ranks as usize);
+    let share = |rank: usize| count * rank / ranks;
+    let (begin, len) = (share(rank), share(rank + 1) - share(rank));
+    let warp = warp::warp_id() as usize;
+    let warps = thread::block_dim_x().div_ceil(32) as usize;
+    let of_warp = |warp: usize| len * warp / warps;
+    let (from, n) = (begin + of_warp(warp), of_warp(warp + 1) - of_warp(warp));
+    // SAFETY: the windows have room; each element is touched by one warp of one rank.
+    between_barriers(&comm, || unsafe {
+        let coop = Coop::warp();
+        rc::lsa_reduce_copy(coop, Sum, src, src_index + from, dst, dst_index + from, n, team);
+    });
+    // SAFETY: as above.
+    between_barriers(&comm, || unsafe {
+        let mine = dst.local().as_ptr().wrapping_add(dst_index + begin);
+        rc::lsa_copy(Coop::cta(), mine, again, dst_index + begin + 2, len, team);
+    });
+}
+
+/// `n` parts to `m` parts of a buffer, by the smallest; one part to a buffer; and back.
+#[kernel(T = [i8, f64, bf16])]
+unsafe fn local<T: Accumulate>(
+    src: *const T,
+    n: usize,
+    stride: usize,
+    dst: *mut T,
+    m: usize,
+    dst_stride: usize,
+    sum: *mut T,
+    copies: *mut T,
+    count: usize,
+) {
+    let coop = Coop::cta();
+    // SAFETY: the buffers have room.
+    unsafe {
+        rc::local_reduce_copy(coop, Min, n, src, stride, m, dst, dst_stride, count);
+        rc::local_reduce(coop, Sum, n, src, stride, sum, count);
+        coop.sync();
+        rc::local_copy(coop, sum, m, copies, dst_stride, count);
+    }
+}
+
+/// Numbers that look random, the same in every run.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 33
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        self.next() as usize % n
+    }
+
+    /// An element: small numbers, of which sums are exact in every type, in any order.
+    fn element<T: Small>(&mut self) -> T {
+        T::small(self.next() as u8 % 4)
+    }
+
+    fn elements<T: Small>(&mut self, len: usize) -> Vec<T> {
+        (0..len).map(|_| self.element()).collect()
+    }
+}
+
+/// Elements of a few small values, negative ones among them.
+trait Small: Accumulate + PartialEq + Debug {
+    fn small(n: u8) -> Self;
+}
+
+macro_rules! small {
+    ($($type:ty: $from:expr;)*) => { $(
+        impl Small for $type {
+            fn small(n: u8) -> Self {
+                let values: [f32; 4] = [0.5, -1.0, 2.0, 1.0];
+                $from(values[usize::from(n)])
+            }
+        }
+    )* };
+}
+
+small! {
+    i8: |v: f32| (v * 2.0) as i8;
+    u8: |v: f32| (v * 2.0) as i8 as u8;
+    i32: |v: f32| (v * 2.0) as i32;
+    u32: |v: f32| (v * 2.0) as i32 as u32;
+    i64: |v: f32| (v * 2.0) as i64;
+    u64: |v: f32| (v * 2.0) as i64 as u64;
+    f16: f16::from_f32;
+    f32: |v: f32| v;
+    f64: |v: f32| f64::from(v);
+    bf16: bf16::from_f32;
+    F8E4M3: F8E4M3::from_f32;
+    F8E5M2: F8E5M2::from_f32;
+}
+
+/// What a window or buffer holds where nothing was written.
+fn untouched<T: Small>(len: usize) -> Vec<T> {
+    vec![T::small(2); len]
+}
+
+/// Room in front of and behind what is touched.
+const ROOM: usize = 40;
+
+/// The bodies of random trials: ranks, threads, count, and two offsets that are alike in their vectors or not.
+fn trials(seed: u64, mut trial: impl FnMut(&mut Random, usize, u32, usize, [usize; 2])) {
+    let mut random = Random(seed);
+    for ranks in [1, 2, 3, 4, 5, 8] {
+        for _ in 0..3 {
+            let threads = [1, 7, 32, 64][random.below(4)];
+            let longest = [20, 200, 3000][random.below(3)];
+            let count = random.below(longest);
+            let first = random.below(ROOM / 2);
+            let second = if random.below(2) == 0 { first } else { random.below(ROOM / 2) };
+            trial(&mut random, ranks, threads, count, [first, second]);
+        }
+    }
+}
+
+/// Runs a kernel of [`reduce`]'s shape on random elements.
+macro_rules! check_reduce {
+    ($kernel:ident: $type:ident $($op:ident)*) => { $(
+        trials(line!().into(), |random, ranks, threads, count, [from, to]| {
+            let sim = Simulator::new(ranks).unwrap();
+            let comm = sim.dev_comm(DevCommConfig { lsa_barriers: 1, ..Default::default() }).unwrap();
+            let src = sim.window::<$type>(count + ROOM).unwrap();
+            let inputs: Vec<Vec<$type>> = (0..ranks).map(|_| random.elements(count + ROOM)).collect();
+            let outputs: Vec<_> = (0..ranks).map(|rank| sim.buffer::<$type>(rank, count + ROOM).unwrap()).collect();
+            for rank in 0..ranks {
+                src.write(rank, &inputs[rank]).unwrap();
+                outputs[rank].write(&untouched(count + ROOM)).unwrap();
+            }
+            let args = |rank: usize| {
+                let dst = outputs[rank].address() + (to * size_of::<$type>()) as u64;
+                (comm.rank(rank), src.rank(rank), from, dst, count)
+            };
+            // SAFETY: windows and buffers have room.
+            unsafe { sim.launch($kernel::<$type, $op>, LaunchConfig::new(1, threads), args) }.unwrap();
+            let mut wanted = untouched::<$type>(count + ROOM);
+            for i in 0..count {
+                let of_ranks: Vec<$type> = inputs.iter().map(|input| input[from + i]).collect();
+                let op = <$op as Operator<$type>>::of(ranks as u32);
+                wanted[to + i] = fold(op, &of_ranks).unwrap();
+            }
+            for output in &outputs {
+                let what = concat!(stringify!($type), " ", stringify!($op));
+                assert_eq!(output.read(), wanted, "{what}: {ranks} ranks, {threads} threads, {count} from {from} to {to}");
+            }
+        });
+    )* };
+}
+
+macro_rules! check_types {
+    ($name:ident: $kernel:ident $ops:tt; $($type:ident)*) => {
+        #[test]
+        fn $name() {
+            $( check_types!(@ $kernel $type $ops); )*
+        }
+    };
+    (@ $kernel:ident $type:ident [$($op:ident)*]) => { check_reduce!($kernel: $type $($op)*); };
+}
+
+check_types!(integers_reduce_by_every_operator: reduce [Sum Prod Min Max Avg]; i8 u8 i32 u32 i64 u64);
+check_types!(floats_reduce_by_every_operator: reduce [Sum Prod Min Max Avg]; f16 f32 f64 bf16 F8E4M3 F8E5M2);
+check_types!(integers_reduce_by_their_bits: reduce_bits [And Or Xor]; i8 u8 i32 u32 i64 u64);
+check_types!(floats_are_scaled_before_they_are_summed: reduce_scaled [Scaled]; f16 f32 bf16 F8E4M3 F8E5M2);
+
+fn reduces_to_all<T: Small, K>(kernel: K, seed: u64)
+where
+    K: devcomm_types::HostKernel<
+            Args = (DevComm, Window<T>, usize, Window<T>, usize, Window<T>, usize),
+        >,
+{
+    trials(seed, |random, ranks, threads, count, [from, to]| {
+        let sim = Simulator::new(ranks).unwrap();
+        let comm = sim.dev_comm(DevCommConfig { lsa_barriers: 1, ..Default::default() }).unwrap();
+        let window = || sim.window::<T>(count + ROOM).unwrap();
+        let (src, dst, again) = (window(), window(), window());
+        let inputs: Vec<Vec<T>> = (0..ranks).map(|_| random.elements(count + ROOM)).collect();
+        for (rank, input) in inputs.iter().enumerate() {
+            src.write(rank, input).unwrap();
+            dst.write(rank, &untouched(count + ROOM)).unwrap();
+            again.write(rank, &untouched(count + ROOM)).unwrap();
+        }
+        let args = |rank: usize| {
+            let [src, dst, again] = [&src, &dst, &again].map(|window| window.rank(rank));
+            (comm.rank(rank), src, from, dst, to, again, count)
+        };
+        // SAFETY: the windows have room.
+        unsafe { sim.launch(kernel, LaunchConfig::new(1, 32 * threads.min(8)), args) }.unwrap();
+        let (mut wanted, mut moved) = (untouched::<T>(count + ROOM), untouched(count + ROOM));
+        for i in 0..count {
+            let of_ranks: Vec<T> = inputs.iter().map(|input| input[from + i]).collect();
+            wanted[to + i] = fold(Sum, &of_ranks).unwrap();
+            moved[to + i + 2] = wanted[to + i];
+        }
+        for rank in 0..ranks {
+            let what = format!("{ranks} ranks, {threads} warps, {count} from {from} to {to}");
+            assert_eq!(dst.read(rank), wanted, "{what}");
+            assert_eq!(again.read(rank), moved, "copied again: {what}");
+        }
+    });
+}
+
+#[test]
+fn a_share_reduced_by_each_rank_arrives_in_all() {
+    reduces_to_all(reduce_copy::<u8>, 1);
+    reduces_to_all(reduce_copy::<i64>, 2);
+    reduces_to_all(reduce_copy::<f16>, 3);
+    reduces_to_all(reduce_copy::<f32>, 4);
+    reduces_to_all(reduce_copy::<F8E5M2>, 5);
+}
+
+fn works_on_parts<T: Small, K>(kernel: K, seed: u64)
+where
+    K: devcomm_types::HostKernel<
+            Args = (*const T, usize, usize, *mut T, usize, usize, *mut T, *mut T, usize),
+        >,
+{
+    trials(seed, |random, n, threads, count, [stride, dst_stride]| {
+        let (stride, dst_stride, m) = (count + stride, count + dst_stride, 1 + n % 3);
+        let sim = Simulator::new(1).unwrap();
+        let filled = |elements: &[T]| {
+            let buffer = sim.buffer::<T>(0, elements.len()).unwrap();
+            buffer.write(elements).unwrap();
+            buffer
+        };
+        let input: Vec<T> = random.elements(n * stride + 1);
+        let room = m * dst_stride + 1;
+        let (src, dst) = (filled(&input), filled(&untouched(room)));
+        let (sum, copies) = (filled(&untouched(count + 1)), filled(&untouched(room)));
+        let args = |_| (&src, n, stride, &dst, m, dst_stride, &sum, &copies, count);
+        // SAFETY: the buffers have room.
+        unsafe { sim.launch(kernel, LaunchConfig::new(1, threads), args) }.unwrap();
+        let (mut least, mut total) = (untouched::<T>(room), untouched::<T>(count + 1));
+        let mut copied = untouched::<T>(room);
+        for i in 0..count {
+            let of_parts: Vec<T> = (0..n).map(|part| input[part * stride + i]).collect();
+            total[i] = fold(Sum, &of_parts).unwrap();
+            for part in 0..m {
+                least[part * dst_stride + i] = fold(Min, &of_parts).unwrap();
+                copied[part * dst_stride + i] = total[i];
+            }
+        }
+        let what = format!("{n} to {m} parts of {count}, {stride} and {dst_stride} apart");
+        assert_eq!((dst.read(), sum.read()), (least, total), "{what}");
+        assert_eq!(copies.read(), copied, "{what}");
+    });
+}
+
+#[test]
+fn parts_at_any_distance_are_reduced_and_copied() {
+    works_on_parts(local::<i8>, 6);
+    works_on_parts(local::<f64>, 7);
+    works_on_parts(local::<bf16>, 8);
+}
+
+#[test]
+fn an_operator_may_be_a_closure() {
+    use reduce_copy_kernels::lsa::reduce_by_closure;
+    let sim = Simulator::new(3).unwrap();
+    let comm = sim.dev_comm(DevCommConfig { lsa_barriers: 1, ..Default::default() }).unwrap();
+    let src = sim.window::<bf16>(20).unwrap();
+    let of_rank = |rank: usize| [1.0, -7.0, 5.0].map(|x: f32| bf16::from_f32(x - rank as f32));
+    let outputs: Vec<_> = (0..3).map(|rank| sim.buffer::<bf16>(rank, 9).unwrap()).collect();
+    for (rank, output) in outputs.iter().enumerate() {
+        src.write(rank, &of_rank(rank).repeat(6)).unwrap();
+        output.write(&[bf16::ZERO; 9]).unwrap();
+    }
+    let args = |rank: usize| (comm.rank(rank), src.rank(rank), 3, &outputs[rank], 9);
+    // SAFETY: window and buffers have room.
+    unsafe { sim.launch(reduce_by_closure::<bf16>, LaunchConfig::new(1, 32), args) }.unwrap();
+    let wanted = [-1.0, -9.0, 5.0].map(bf16::from_f32).repeat(3);
+    assert!(outputs.iter().all(|output| output.read() == wanted));
+}

@@ -1,0 +1,11 @@
+//! What goes over the wire is plain bytes.
+
+use nccl_device::{Coop, LlA2aBuffer};
+
+fn kernel(buffer: LlA2aBuffer<'_>) {
+    buffer.with::<&'static u32, ()>(Coop::cta(), 0, 4, |_| ());
+}
+
+fn main() {
+    let _ = kernel as fn(_);
+}

@@ -1,0 +1,226 @@
+//! Where the resources of a device communicator lie: the checks, and the layout, the same on every rank.
+
+use devcomm_types::GinConnectionType;
+use devcomm_types::nccl::{GinBarrierHandle, LsaBarrierHandle, MultimemHandle, ResourceHandle};
+
+use super::config::{
+    Counters, DevCommConfig, GinBarriers, LlA2a, LsaBarriers, Made, Resource, ResourceBuffer,
+    Signals, TeamMultimem,
+};
+use crate::error::{Error, Result};
+use crate::nccl::{BarrierSet, RESOURCE_UNIT, barrier_words};
+
+/// More than any kernel needs, of barriers, contexts, signals and counters.
+const MAX_COUNT: u32 = 1 << 20;
+/// Bytes of resources of a rank.
+const MAX_BYTES: usize = 1 << 38;
+/// Operations of a queue where nothing is asked for.
+const QUEUE_DEPTH: u32 = 512;
+
+/// Where everything lies.
+pub(super) struct Plan {
+    /// Bytes of a rank's resources.
+    pub(super) bytes: usize,
+    pub(super) lsa_barrier: LsaBarrierHandle,
+    pub(super) hybrid_lsa_barrier: LsaBarrierHandle,
+    pub(super) hybrid_rail_gin_barrier: GinBarrierHandle,
+    pub(super) hybrid_dense_gin_barrier: GinBarrierHandle,
+    pub(super) rail_gin_barrier: GinBarrierHandle,
+    pub(super) world_gin_barrier: GinBarrierHandle,
+    /// What was made for each resource of the configuration's list.
+    pub(super) made: Vec<Made>,
+    /// The network, where there is one.
+    pub(super) gin: Option<GinPlan>,
+}
+
+/// What the network needs.
+pub(super) struct GinPlan {
+    /// Distance between connected ranks.
+    pub(super) stride: u32,
+    pub(super) contexts: u32,
+    pub(super) signals: u32,
+    pub(super) counters: u32,
+    pub(super) depth: usize,
+    pub(super) shadows: ResourceHandle,
+    pub(super) barriers: Vec<BarrierSet>,
+}
+
+/// What has been given away.
+#[derive(Default)]
+struct Given {
+    bytes: usize,
+    signals: u32,
+    counters: u32,
+    barriers: Vec<BarrierSet>,
+}
+
+fn refuse<T>(reason: impl Into<String>) -> Result<T> {
+    Err(Error::Settings(reason.into()))
+}
+
+/// Refuses a count that makes no sense.
+fn check(what: &str, count: u32) -> Result<u32> {
+    if count <= MAX_COUNT {
+        return Ok(count);
+    }
+    refuse(format!("{count} {what}, of at most {MAX_COUNT}"))
+}
+
+impl Given {
+    fn buffer(&mut self, bytes: usize, align: usize) -> Result<ResourceHandle> {
+        let start = self.bytes.checked_next_multiple_of(align.max(RESOURCE_UNIT));
+        let end = start.and_then(|start| start.checked_add(bytes));
+        match (start, end.filter(|end| *end <= MAX_BYTES)) {
+            (Some(start), Some(end)) => {
+                self.bytes = end;
+                Ok((start / RESOURCE_UNIT) as ResourceHandle)
+            }
+            _ => refuse(format!("resources of more than {MAX_BYTES} bytes")),
+        }
+    }
+
+    fn lsa_barriers(&mut self, count: u32, ranks: usize) -> Result<LsaBarrierHandle> {
+        let words = barrier_words(check("LSA barriers", count)? as usize, ranks);
+        let buffer = self.buffer(words * size_of::<u32>(), RESOURCE_UNIT)?;
+        Ok(LsaBarrierHandle { buffer, n_barriers: count as i32 })
+    }
+
+    fn signals(&mut self, count: u32) -> Result<u32> {
+        let first = self.signals;
+        self.signals = check("signals", first.saturating_add(count))?;
+        Ok(first)
+    }
+
+    fn gin_barriers(&mut self, count: u32, ranks: u32) -> Result<GinBarrierHandle> {
+        check("GIN barriers", count)?;
+        let signal0 = self.signals(count.saturating_mul(ranks))?;
+        if count > 0 {
+            self.barriers.push(BarrierSet { signal0, count, ranks });
+        }
+        Ok(GinBarrierHandle { signal0, unused: 0 })
+    }
+
+    fn resource(&mut self, resource: Resource, lsa_ranks: usize) -> Result<Made> {
+        let mut made =
+            Made { buffer: 0, first_signal: 0, first_counter: 0, multimem: MultimemHandle::NULL };
+        match resource {
+            Resource::LsaBarriers(LsaBarriers { ranks, count }) => {
+                check_team(ranks, 1, lsa_ranks)?;
+                made.buffer = self.lsa_barriers(count, ranks as usize)?.buffer;
+            }
+            Resource::GinBarriers(GinBarriers { ranks, count }) => {
+                made.first_signal = self.gin_barriers(count, ranks)?.signal0;
+            }
+            Resource::LlA2a(request @ LlA2a { blocks, .. }) => {
+                let lines = usize::try_from(1 + 2 * request.slots()).unwrap_or(usize::MAX);
+                let bytes = lines.saturating_mul(16).saturating_mul(blocks as usize);
+                made.buffer = self.buffer(bytes, RESOURCE_UNIT)?;
+            }
+            Resource::Buffer(ResourceBuffer { align, .. }) if !align.is_power_of_two() => {
+                return refuse(format!("a resource aligned to {align}, which is no power of two"));
+            }
+            Resource::Buffer(ResourceBuffer { bytes, align }) => {
+                made.buffer = self.buffer(bytes, align)?;
+            }
+            Resource::Signals(Signals { count }) => made.first_signal = self.signals(count)?,
+            Resource::Counters(Counters { count }) => {
+                made.first_counter = self.counters;
+                self.counters = check("counters", self.counters.saturating_add(count))?;
+            }
+            Resource::Team(TeamMultimem { ranks, stride }) => check_team(ranks, stride, lsa_ranks)?,
+        }
+        Ok(made)
+    }
+}
+
+/// Refuses teams into which an LSA team cannot be cut.
+fn check_team(ranks: u32, stride: u32, lsa_ranks: usize) -> Result<()> {
+    let span = ranks as usize * stride as usize;
+    if span > 0 && lsa_ranks.is_multiple_of(span) {
+        return Ok(());
+    }
+    refuse(format!(
+        "teams of {ranks} ranks with stride {stride}, into which LSA teams of {lsa_ranks} cannot be cut"
+    ))
+}
+
+/// The distance between connected ranks, if any are.
+fn stride_of(config: &DevCommConfig, lsa_ranks: usize) -> Result<Option<u32>> {
+    match config.gin_connection {
+        GinConnectionType::None => Ok(None),
+        GinConnectionType::Full => Ok(Some(1)),
+        GinConnectionType::Rail => Ok(Some(lsa_ranks as u32)),
+        GinConnectionType::CustomStride => {
+            let stride = config.gin_custom_stride;
+            if stride > 0 && lsa_ranks.is_multiple_of(stride as usize) {
+                return Ok(Some(stride));
+            }
+            refuse(format!(
+                "a custom stride of {stride}, which does not divide {lsa_ranks}, the LSA team's size"
+            ))
+        }
+        other => refuse(format!("the GIN connection {other} is not known")),
+    }
+}
+
+impl Plan {
+    pub(super) fn new(config: &DevCommConfig, ranks: usize, lsa_ranks: usize) -> Result<Self> {
+        // Not at 0, so that forgetting a handle shows.
+        let mut given = Given { bytes: RESOURCE_UNIT, ..Given::default() };
+        given.signals(config.gin_signals)?;
+        given.counters = check("counters", config.gin_counters)?;
+        let lsa_barrier = given.lsa_barriers(config.lsa_barriers, lsa_ranks)?;
+        let hybrid_lsa_barrier = given.lsa_barriers(config.barriers, lsa_ranks)?;
+        let list = config.resources.iter();
+        let made = list.map(|r| given.resource(*r, lsa_ranks)).collect::<Result<Vec<_>>>()?;
+        let rails = (ranks / lsa_ranks) as u32;
+        let stride = stride_of(config, lsa_ranks)?;
+        let hybrid_rail_gin_barrier = given.gin_barriers(config.barriers, rails)?;
+        let rail_gin_barrier = given.gin_barriers(config.rail_gin_barriers, rails)?;
+        let world_gin_barrier = given.gin_barriers(config.world_gin_barriers, ranks as u32)?;
+        let dense = ranks as u32 / stride.unwrap_or(1);
+        let hybrid_dense_gin_barrier = given.gin_barriers(config.barriers, dense)?;
+        let gin = match stride {
+            None if given.signals > 0 || given.counters > 0 => {
+                return refuse(
+                    "signals, counters or barriers over the network, but gin_connection is none",
+                );
+            }
+            None => None,
+            Some(stride) => {
+                if config.world_gin_barriers > 0 && stride > 1 {
+                    return refuse(format!(
+                        "world GIN barriers, but only ranks {stride} apart are connected"
+                    ));
+                }
+                let contexts = check("GIN contexts", config.gin_contexts)?;
+                if contexts == 0 {
+                    return refuse("a GIN connection without contexts");
+                }
+                let shadows = (contexts as usize).saturating_mul(given.signals as usize);
+                let depth = config.gin_queue_depth;
+                Some(GinPlan {
+                    stride,
+                    contexts,
+                    signals: given.signals,
+                    counters: given.counters,
+                    depth: if depth == 0 { QUEUE_DEPTH } else { depth } as usize,
+                    shadows: given
+                        .buffer(shadows.saturating_mul(size_of::<u64>()), RESOURCE_UNIT)?,
+                    barriers: std::mem::take(&mut given.barriers),
+                })
+            }
+        };
+        Ok(Self {
+            bytes: given.bytes,
+            lsa_barrier,
+            hybrid_lsa_barrier,
+            hybrid_rail_gin_barrier,
+            hybrid_dense_gin_barrier,
+            rail_gin_barrier,
+            world_gin_barrier,
+            made,
+            gin,
+        })
+    }
+}

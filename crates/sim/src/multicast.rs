@@ -1,0 +1,132 @@
+//! Multicast addresses: what a `multimem` instruction reads and writes, one copy in every member of a group of ranks.
+//!
+//! A group is a range of addresses that no machine maps, and every window has one place in all of them, as with NCCL: an
+//! address is the group's base, the window's place and an offset. Nothing is stored there; the addresses stand for the
+//! parts of the windows.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+
+use cuda_std::arch::MulticastParts;
+
+/// Where the groups start: bit 62 alone makes an address that no program can have.
+const BASE: usize = 1 << 62;
+/// Bits of an address within a group: as much as NCCL's places, counted in [`UNIT`], can name.
+const GROUP_BITS: u32 = 44;
+const MAX_GROUPS: usize = 1 << 17;
+/// What places are counted in.
+pub(crate) const UNIT: usize = 4096;
+
+/// Ranks that are members: `n` of them from `first`, `stride` apart.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Group {
+    pub(crate) first: usize,
+    pub(crate) n: usize,
+    pub(crate) stride: usize,
+}
+
+impl Group {
+    fn has(&self, rank: usize) -> bool {
+        rank.checked_sub(self.first)
+            .is_some_and(|d| d.is_multiple_of(self.stride) && d / self.stride < self.n)
+    }
+}
+
+/// A window's place in all groups.
+struct Placed {
+    bytes: usize,
+    /// Rank 0's part.
+    base: *mut u8,
+    /// Distance between the parts in bytes.
+    stride: usize,
+}
+
+/// The groups, and what has a place in them.
+#[derive(Default)]
+pub(crate) struct Multicast {
+    groups: RefCell<Vec<Option<Group>>>,
+    placed: RefCell<BTreeMap<usize, Placed>>,
+    /// The first place that is free, in units.
+    next: Cell<usize>,
+}
+
+impl Multicast {
+    /// A new group: its base address, if there is room.
+    pub(crate) fn add_group(&self, group: Group) -> Option<usize> {
+        let mut groups = self.groups.borrow_mut();
+        let index = groups.iter().position(Option::is_none).unwrap_or(groups.len());
+        if index == MAX_GROUPS {
+            return None;
+        }
+        if index == groups.len() {
+            groups.push(None);
+        }
+        groups[index] = Some(group);
+        Some(BASE | index << GROUP_BITS)
+    }
+
+    /// The group with base `base` is no more.
+    pub(crate) fn remove_group(&self, base: usize) {
+        self.groups.borrow_mut()[(base ^ BASE) >> GROUP_BITS] = None;
+    }
+
+    /// The members of the group with base address `base`.
+    pub(crate) fn group(&self, base: usize) -> Option<Group> {
+        let index = (base ^ BASE) >> GROUP_BITS;
+        self.groups.borrow().get(index).copied().flatten()
+    }
+
+    /// Gives memory a place, in units: `bytes` in each rank, rank 0's at `base` and `stride` bytes from one to the next.
+    pub(crate) fn place(&self, base: *mut u8, stride: usize, bytes: usize) -> Option<u32> {
+        let place = self.next.get();
+        // A gap behind each, so that an access beyond the end meets nothing.
+        let next = place.checked_add(bytes.div_ceil(UNIT) + 1)?;
+        u32::try_from(next).ok()?;
+        self.next.set(next);
+        self.placed.borrow_mut().insert(place * UNIT, Placed { bytes, base, stride });
+        u32::try_from(place).ok()
+    }
+
+    /// The memory at `place` is no more.
+    pub(crate) fn remove(&self, place: u32) {
+        self.placed.borrow_mut().remove(&(place as usize * UNIT));
+    }
+
+    /// The copies of the bytes at `address`; or why there are none for `rank`.
+    pub(crate) fn parts(
+        &self,
+        rank: usize,
+        address: usize,
+        bytes: usize,
+    ) -> Result<MulticastParts, String> {
+        if !is_multicast(address) {
+            return Err(format!("{address:#x} is no multicast address"));
+        }
+        let Some(group) = self.group(address) else {
+            return Err(format!("{address:#x} is in no multicast group that is alive"));
+        };
+        if !group.has(rank) {
+            return Err(format!("{address:#x} is in a multicast group without rank {rank}"));
+        }
+        let within = address & ((1 << GROUP_BITS) - 1);
+        let placed = self.placed.borrow();
+        let found =
+            placed.range(..=within).next_back().map(|(start, placed)| (within - start, placed));
+        match found {
+            Some((offset, memory)) if offset < memory.bytes && bytes <= memory.bytes - offset => {
+                let first = memory.base.wrapping_add(group.first * memory.stride + offset);
+                Ok(MulticastParts { first, stride: group.stride * memory.stride, n: group.n })
+            }
+            Some((offset, memory)) => Err(format!(
+                "{bytes} bytes at multicast offset {offset} of memory of {} bytes",
+                memory.bytes
+            )),
+            None => Err(format!("no window is at the multicast address {address:#x}")),
+        }
+    }
+}
+
+/// Whether an address is of this kind.
+pub(crate) fn is_multicast(address: usize) -> bool {
+    address >> 61 == BASE >> 61
+}

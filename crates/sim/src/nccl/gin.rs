@@ -1,0 +1,299 @@
+//! GIN, the network of kernels: contexts, with signals, counters and shadows.
+//!
+//! # Safety
+//!
+//! The device communicator that a kernel gets points to its [`GinComm`], which lives as long as the launch. A [`Gin`] is what
+//! [`init`] wrote, which its mark tells.
+
+pub(super) mod barrier;
+pub(super) mod hybrid;
+pub(crate) mod network;
+pub(super) mod post;
+pub(super) mod shadow;
+pub(super) mod wait;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+
+use devcomm_types::nccl::{CoopAny, DevComm, Gin, Team};
+use devcomm_types::{WaitFor, WaitKind};
+
+use self::network::QueueKey;
+use super::caller;
+use super::coop::{Coop, member};
+use crate::error::Site;
+use crate::thread::{Run, Thread, Within};
+
+/// NCCL's bit of the back end that is simulated.
+const PROXY: u32 = 1 << 2;
+
+/// A set of GIN barriers.
+#[derive(Clone, Copy)]
+pub(crate) struct BarrierSet {
+    pub(crate) signal0: u32,
+    pub(crate) count: u32,
+    /// Ranks of its team, and signals of a barrier.
+    pub(crate) ranks: u32,
+}
+
+/// How a signal is counted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SignalOp {
+    Inc,
+    Add,
+}
+
+/// One rank's state.
+pub(crate) struct GinRank {
+    /// By context, then by number.
+    signals: Box<[Cell<u64>]>,
+    counters: Box<[Cell<u64>]>,
+    /// How each signal was counted since its reset.
+    ops: Box<[Cell<Option<SignalOp>>]>,
+    /// The same of signals in windows, by address.
+    va_ops: RefCell<BTreeMap<usize, SignalOp>>,
+    /// In memory that kernels reach.
+    shadows: *mut u64,
+}
+
+impl GinRank {
+    pub(crate) fn new((signals, counters): (u32, u32), shadows: *mut u64) -> Self {
+        Self {
+            signals: vec![Cell::new(0); signals as usize].into(),
+            counters: vec![Cell::new(0); counters as usize].into(),
+            ops: vec![Cell::new(None); signals as usize].into(),
+            va_ops: RefCell::default(),
+            shadows,
+        }
+    }
+}
+
+/// The network of a device communicator.
+pub(crate) struct GinComm {
+    /// Which device communicator.
+    pub(crate) id: u32,
+    pub(crate) ranks: usize,
+    /// Distance between connected ranks.
+    pub(crate) stride: usize,
+    pub(crate) contexts: u32,
+    /// Signals and counters of a context.
+    pub(crate) signals: u32,
+    pub(crate) counters: u32,
+    /// Whether signals that do not say so are strong.
+    pub(crate) strong: bool,
+    /// Operations that a queue holds.
+    pub(crate) depth: usize,
+    pub(crate) barriers: Vec<BarrierSet>,
+    pub(crate) of_rank: Box<[GinRank]>,
+}
+
+/// What the simulator keeps in an `ncclGin_C`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Handle {
+    mark: *const u8,
+    gin: *const GinComm,
+    comm: *const DevComm,
+    rank: u32,
+    context: u32,
+}
+
+const _: () = assert!(size_of::<Handle>() <= size_of::<Gin>());
+
+/// The address that marks a handle of this simulator.
+static GIN: u8 = 0;
+
+impl Handle {
+    /// The handle on `context` of a device communicator.
+    ///
+    /// # Safety
+    ///
+    /// `comm` is a device communicator.
+    unsafe fn new(
+        comm: *const DevComm,
+        context: u32,
+        run: &Run,
+        thread: &Thread,
+        at: Site,
+    ) -> Self {
+        // SAFETY: the caller's.
+        let dev = unsafe { &*comm };
+        let gin: *const GinComm = dev.gin_handles[0].cast();
+        if gin.is_null() {
+            thread.misuse(
+                run,
+                at,
+                "GIN, but the device communicator was made without a gin_connection",
+            );
+        }
+        if context >= dev.gin_context_count {
+            let contexts = dev.gin_context_count;
+            let what = format!("GIN context {context}: the device communicator has {contexts}");
+            thread.misuse(run, at, what);
+        }
+        Self { mark: &raw const GIN, gin, comm, rank: dev.rank as u32, context }
+    }
+
+    /// Reads what `init` wrote; anything else ends the kernel.
+    ///
+    /// # Safety
+    ///
+    /// `net` points to an object of that type.
+    unsafe fn of(net: *const Gin, run: &Run, thread: &Thread, at: Site) -> Self {
+        // SAFETY: the caller's; any bits are a handle, and are looked at when the mark is right.
+        let handle = unsafe { *net.cast::<Self>() };
+        if !std::ptr::eq(handle.mark, &raw const GIN) {
+            thread.misuse(run, at, "the GIN handle was not made by ncclGin_C_init");
+        }
+        handle
+    }
+}
+
+pub(super) unsafe extern "C-unwind" fn init(
+    net: *mut Gin,
+    backend_mask: u32,
+    comm: *const DevComm,
+    context: i32,
+) {
+    let (thread, run, at) = caller();
+    // SAFETY: the kernel passes a device communicator.
+    let handle = unsafe { Handle::new(comm, context as u32, run, thread, at) };
+    if backend_mask & PROXY == 0 {
+        let what = format!(
+            "the back-end mask {backend_mask:#x} lacks PROXY, the device communicator's back end: on a GPU that corrupts memory"
+        );
+        thread.misuse(run, at, what);
+    }
+    // SAFETY: the kernel passes room for the object, which is larger.
+    unsafe { net.cast::<Handle>().write(handle) };
+}
+
+pub(super) unsafe extern "C-unwind" fn init_with_sharing(
+    net: *mut Gin,
+    backend_mask: u32,
+    comm: *const DevComm,
+    context: i32,
+    sharing: u8,
+) {
+    if sharing > 2 {
+        let (thread, run, at) = caller();
+        thread.misuse(run, at, format!("{sharing} is no resource sharing mode: 0, 1 and 2 are"));
+    }
+    // SAFETY: the kernel's.
+    unsafe { init(net, backend_mask, comm, context) }
+}
+
+/// A call on a context.
+#[derive(Clone, Copy)]
+struct Call<'a> {
+    thread: &'a Thread,
+    run: &'a Run,
+    at: Site,
+    gin: &'a GinComm,
+    handle: Handle,
+}
+
+impl<'a> Call<'a> {
+    /// A call on `net` by the running thread.
+    ///
+    /// # Safety
+    ///
+    /// `net` is a handle that `init` wrote.
+    unsafe fn on(net: *const Gin) -> Self {
+        let (thread, run, at) = caller();
+        // SAFETY: the caller's.
+        let handle = unsafe { Handle::of(net, run, thread, at) };
+        Self::with(handle, thread, run, at)
+    }
+
+    fn with(handle: Handle, thread: &'a Thread, run: &'a Run, at: Site) -> Self {
+        // SAFETY: the module's: the device communicator outlives the launch.
+        let gin = unsafe { &*handle.gin };
+        Self { thread, run, at, gin, handle }
+    }
+
+    /// The same on another context.
+    fn on_context(self, context: u32) -> Self {
+        Self { handle: Handle { context, ..self.handle }, ..self }
+    }
+
+    fn misuse(&self, what: impl Into<String>) -> ! {
+        self.thread.misuse(self.run, self.at, what)
+    }
+
+    /// The coop of a cooperative call, and the thread's rank in it.
+    ///
+    /// # Safety
+    ///
+    /// `coop` is a coop.
+    unsafe fn coop(&self, coop: *const CoopAny) -> (Coop, u32) {
+        // SAFETY: the caller's.
+        let coop = Coop::of(unsafe { &*coop }, self.run, self.thread, self.at);
+        (coop, member(coop, self.run, self.thread, self.at))
+    }
+
+    fn sync(&self, coop: Coop, name: &'static str) {
+        coop.sync(self.run, self.thread, Some(Within::Call(name)), self.at);
+    }
+
+    fn mine(&self) -> &'a GinRank {
+        &self.gin.of_rank[self.handle.rank as usize]
+    }
+
+    /// The world rank of a peer; one that is not there or not connected ends the kernel.
+    fn peer(&self, team: Team, peer: i32) -> u32 {
+        let (me, n) = (self.handle.rank as i32, team.n_ranks);
+        if !(0..n).contains(&peer) {
+            self.misuse(format!("peer {peer} of a team of {n} ranks"));
+        }
+        let world = team.to_world(me, peer);
+        if !(0..self.gin.ranks as i32).contains(&world) {
+            self.misuse(format!(
+                "peer {peer} of the team is world rank {world}, which is not there"
+            ));
+        }
+        let stride = self.gin.stride;
+        if !((world - me).unsigned_abs() as usize).is_multiple_of(stride) {
+            self.misuse(format!(
+                "rank {world} is not connected to rank {me} over the network: only ranks {stride} apart are"
+            ));
+        }
+        world as u32
+    }
+
+    /// The queue to world rank `peer`.
+    fn queue(&self, peer: u32) -> QueueKey {
+        let Handle { rank, context, .. } = self.handle;
+        QueueKey { comm: self.gin.id, rank, context, peer }
+    }
+
+    /// A signal's place in a rank's arrays.
+    fn signal(&self, id: u32) -> usize {
+        let signals = self.gin.signals;
+        if id >= signals {
+            self.misuse(format!(
+                "signal {id}: the device communicator has {signals} (with those of its barriers)"
+            ));
+        }
+        (self.handle.context * signals + id) as usize
+    }
+
+    /// A counter's place in a rank's arrays.
+    fn counter(&self, id: u32) -> usize {
+        let counters = self.gin.counters;
+        if id >= counters {
+            self.misuse(format!("counter {id}: the device communicator has {counters}"));
+        }
+        (self.handle.context * counters + id) as usize
+    }
+
+    /// The shadow of a signal.
+    fn shadow(&self, id: u32) -> *mut u64 {
+        self.mine().shadows.wrapping_add(self.signal(id))
+    }
+
+    /// What a wait is for.
+    fn wait_for(&self, kind: WaitKind, index: u32, wanted: u64) -> WaitFor {
+        WaitFor { kind, index, context: self.handle.context, peer: -1, wanted, seen: 0 }
+    }
+}

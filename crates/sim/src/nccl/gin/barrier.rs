@@ -1,0 +1,162 @@
+//! The GIN barrier: NCCL's algorithm on signals. Each rank signals its peers, and waits until theirs have reached its shadows.
+
+use devcomm_types::nccl::{CoopAny, DevComm, Gin, GinBarrierHandle, GinBarrierSession, Team};
+use devcomm_types::{WaitFor, WaitKind};
+
+use super::{Call, Handle};
+use crate::error::Site;
+use crate::nccl::caller;
+use crate::thread::{Run, Thread};
+
+const NAME: &str = "a GIN barrier";
+
+/// Bits of NCCL's fence level.
+pub(super) const FENCE_PUT: i32 = 1;
+const FENCE_GET: i32 = 2;
+
+/// What the simulator keeps in a session.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Session {
+    coop: CoopAny,
+    handle: Handle,
+    team: Team,
+    index: u32,
+    /// First signal of the barrier.
+    signal: u32,
+    /// Whether it orders the operations of all contexts.
+    all_contexts: bool,
+}
+
+const _: () = assert!(size_of::<Session>() <= size_of::<GinBarrierSession>());
+
+impl Session {
+    /// A session on barrier `index` of a set that the device communicator has.
+    pub(super) fn new(
+        call: &Call,
+        coop: CoopAny,
+        team: Team,
+        barriers: GinBarrierHandle,
+        index: u32,
+        all_contexts: bool,
+    ) -> Self {
+        let ranks = team.n_ranks;
+        let Some(set) = call.gin.barriers.iter().find(|set| set.signal0 == barriers.signal0) else {
+            call.misuse("a GIN barrier of a handle that is none of the device communicator's")
+        };
+        if i64::from(ranks) != i64::from(set.ranks) {
+            let made = set.ranks;
+            call.misuse(format!("a GIN barrier of a team of {ranks} ranks, made for {made}"));
+        }
+        if index >= set.count {
+            let count = set.count;
+            call.misuse(format!(
+                "GIN barrier {index}: the device communicator was made with {count}"
+            ));
+        }
+        let signal = barriers.signal0 + index * set.ranks;
+        Self { coop, handle: call.handle, team, index, signal, all_contexts }
+    }
+
+    /// Meets the other ranks.
+    pub(super) fn sync(&mut self, thread: &Thread, run: &Run, at: Site, fence: i32) {
+        let call = Call::with(self.handle, thread, run, at);
+        // SAFETY: the session's own coop.
+        let (coop, rank) = unsafe { call.coop(&raw const self.coop) };
+        let (size, ranks) = (coop.size(run), self.team.n_ranks as u32);
+        call.sync(coop, NAME);
+        // PROXY's signals can be strong, so nothing is flushed first. With a fence of puts a rank signals itself too.
+        let signals = if fence & FENCE_PUT != 0 { ranks } else { ranks - 1 };
+        let contexts = if self.all_contexts { call.gin.contexts } else { 1 };
+        let share = || (rank..contexts * signals).step_by(size.max(1) as usize);
+        let pair = |i: u32| {
+            let (context, step) = (i / signals, i % signals);
+            let peer = (1 + self.team.rank as u32 + step) % ranks;
+            let call = if self.all_contexts { call.on_context(context) } else { call };
+            (call, peer)
+        };
+        for (call, peer) in share().map(pair) {
+            let world = call.peer(self.team, peer as i32);
+            call.increment(self.signal + self.team.rank as u32, world);
+        }
+        for (call, peer) in share().map(pair) {
+            let world = call.peer(self.team, peer as i32);
+            let signal = self.signal + peer;
+            let shadow = call.shadow(signal).cast::<u32>();
+            // SAFETY: the low half of a shadow of the device communicator, as NCCL counts; threads take turns.
+            let wanted = unsafe {
+                let wanted = shadow.read_volatile().wrapping_add(1);
+                shadow.write_volatile(wanted);
+                wanted
+            };
+            let what = WaitFor {
+                peer: world as i32,
+                ..call.wait_for(WaitKind::GinBarrier, self.index, wanted.into())
+            };
+            call.wait_barrier(signal, wanted, what);
+        }
+        if fence & FENCE_GET != 0 {
+            if self.all_contexts {
+                for i in (rank..contexts * ranks).step_by(size.max(1) as usize) {
+                    let peer = call.peer(self.team, (i % ranks) as i32);
+                    call.on_context(i / ranks).flush_peer(peer);
+                }
+            } else {
+                // SAFETY: the session's own coop.
+                unsafe { call.flush(&raw const self.coop, true, None) };
+            }
+        }
+        call.sync(coop, NAME);
+    }
+}
+
+pub(in crate::nccl) unsafe extern "C-unwind" fn init(
+    session: *mut GinBarrierSession,
+    coop: *const CoopAny,
+    net: *const Gin,
+    team: *const Team,
+    handle: *const GinBarrierHandle,
+    index: u32,
+) {
+    // SAFETY: the kernel passes a handle, a coop, a team, and room for a session, which is larger than ours.
+    unsafe {
+        let call = Call::on(net);
+        let new = Session::new(&call, *coop, *team, *handle, index, false);
+        session.cast::<Session>().write(new);
+    }
+}
+
+pub(in crate::nccl) unsafe extern "C-unwind" fn init_all_contexts(
+    session: *mut GinBarrierSession,
+    coop: *const CoopAny,
+    comm: *const DevComm,
+    team: *const Team,
+    handle: *const GinBarrierHandle,
+    index: u32,
+) {
+    let (thread, run, at) = caller();
+    // SAFETY: the kernel passes a device communicator, a coop, a team, and room for a session, which is larger than ours.
+    unsafe {
+        let call = Call::with(Handle::new(comm, 0, run, thread, at), thread, run, at);
+        let new = Session::new(&call, *coop, *team, *handle, index, true);
+        session.cast::<Session>().write(new);
+    }
+}
+
+pub(in crate::nccl) unsafe extern "C-unwind" fn sync(
+    session: *mut GinBarrierSession,
+    _coop: *const CoopAny,
+    _order: i32,
+    fence: i32,
+) {
+    let (thread, run, at) = caller();
+    // SAFETY: the kernel opened the session.
+    unsafe { (*session.cast::<Session>()).sync(thread, run, at, fence) };
+}
+
+/// NCCL's keeps nothing either.
+pub(in crate::nccl) unsafe extern "C-unwind" fn destroy(_session: *mut GinBarrierSession) {}
+
+pub(in crate::nccl) unsafe extern "C-unwind" fn size() -> usize {
+    size_of::<GinBarrierSession>()
+}

@@ -1,0 +1,92 @@
+//! The hybrid barrier, as NCCL's C functions have it: an LSA barrier, then a GIN barrier along the rail. They never make the
+//! dense barrier that NCCL's C++ has, and so do less than a barrier in some modes, which ends the kernel here.
+
+use devcomm_types::nccl::{
+    BarrierSession, CoopAny, Gin, GinBarrierHandle, LsaBarrierHandle, MultimemHandle, Team,
+};
+
+use super::{Call, barrier};
+use crate::nccl::coop::Coop;
+use crate::nccl::{caller, lsa_barrier};
+
+/// What the simulator keeps in a session.
+#[repr(C)]
+struct Session {
+    lsa: lsa_barrier::Session,
+    rail: barrier::Session,
+}
+
+const _: () = assert!(size_of::<Session>() <= size_of::<BarrierSession>());
+
+#[allow(clippy::too_many_arguments, reason = "NCCL's")]
+pub(in crate::nccl) unsafe extern "C-unwind" fn init(
+    session: *mut BarrierSession,
+    coop: *const CoopAny,
+    inner_team: *const Team,
+    outer_team: *const Team,
+    net: *const Gin,
+    inner_handle: *const LsaBarrierHandle,
+    outer_handle: *const GinBarrierHandle,
+    index: u32,
+    multimem: bool,
+    multimem_handle: *const MultimemHandle,
+) {
+    // SAFETY: the kernel passes a handle, a coop, teams and handles, and room for a session, which is larger than ours.
+    unsafe {
+        let call = Call::on(net);
+        let lsa = lsa_barrier::Session {
+            coop: *coop,
+            comm: call.handle.comm,
+            team: *inner_team,
+            handle: *inner_handle,
+            index,
+            multimem,
+            multimem_handle: *multimem_handle,
+            epoch: 0,
+        };
+        let rail = barrier::Session::new(&call, *coop, *outer_team, *outer_handle, index, false);
+        let lsa = lsa.open(call.run, call.thread, call.at);
+        session.cast::<Session>().write(Session { lsa, rail });
+    }
+}
+
+pub(in crate::nccl) unsafe extern "C-unwind" fn sync(
+    session: *mut BarrierSession,
+    _coop: *const CoopAny,
+    _order: i32,
+    fence: i32,
+) {
+    let (thread, run, at) = caller();
+    // SAFETY: the kernel opened the session, while its device communicator is in scope.
+    let (session, comm) = unsafe {
+        let session = &mut *session.cast::<Session>();
+        let comm = &*session.lsa.comm;
+        (session, comm)
+    };
+    if fence & barrier::FENCE_PUT != 0 && comm.gin_context_stride != comm.lsa_size as u32 {
+        let does = match comm.gin_context_stride {
+            1 => "does nothing here",
+            _ => "synchronises the LSA team only here",
+        };
+        let what = format!(
+            "NCCL's hybrid barrier {does}: with a fence of puts, and more ranks connected than the rail team, it needs the dense barrier, which its C functions do not make; use a RAIL connection, a fence without puts, or barriers of your own"
+        );
+        thread.misuse(run, at, what);
+    }
+    let coop = Coop::of(&session.lsa.coop, run, thread, at);
+    session.lsa.arrive(run, thread, coop, at);
+    session.lsa.wait(run, thread, coop, at);
+    session.rail.sync(thread, run, at, fence);
+}
+
+pub(in crate::nccl) unsafe extern "C-unwind" fn destroy(session: *mut BarrierSession) {
+    let (thread, run, at) = caller();
+    // SAFETY: the kernel opened the session.
+    let session = unsafe { &mut *session.cast::<Session>() };
+    let coop = Coop::of(&session.lsa.coop, run, thread, at);
+    session.lsa.close(run, thread, coop, at);
+}
+
+pub(in crate::nccl) unsafe extern "C-unwind" fn size() -> usize {
+    size_of::<BarrierSession>()
+}

@@ -1,0 +1,349 @@
+//! Operations: put, put of a value, get and signal. All is checked when they are posted.
+
+use std::ffi::c_void;
+
+use devcomm_types::WaitKind;
+use devcomm_types::nccl::{CoopAny, Gin, GinDescriptorSmem, Team};
+
+use super::network::{Add, Operation, Transfer};
+use super::{Call, SignalOp};
+use crate::nccl::view;
+use crate::waits::{self, Until};
+
+/// What signals the target, as the functions' parameters say it.
+#[derive(Clone, Copy)]
+enum Signal {
+    None,
+    Indexed { id: u32, strong: bool, op: i32, arg: u64 },
+    Va { window: *mut c_void, offset: usize, strong: bool, op: i32, arg: u64 },
+}
+
+impl Call<'_> {
+    /// The signal of the functions before `_v3`.
+    fn legacy(&self, is_signal: bool, id: u32, op: i32, arg: u64) -> Signal {
+        let strong = self.gin.strong;
+        if is_signal { Signal::Indexed { id, strong, op, arg } } else { Signal::None }
+    }
+
+    /// The signal of the functions with `signal_type`.
+    fn signal_of_type(
+        &self,
+        signal_type: i32,
+        window: *mut c_void,
+        offset: usize,
+        id: u32,
+        strong: bool,
+        (op, arg): (i32, u64),
+    ) -> Signal {
+        match signal_type {
+            0 => Signal::None,
+            1 => Signal::Va { window, offset, strong, op, arg },
+            2 => Signal::Indexed { id, strong, op, arg },
+            other => {
+                self.misuse(format!("{other} is no signal type: 0, 1 (VA) and 2 (indexed) are"))
+            }
+        }
+    }
+
+    /// The bytes of a window that an operation touches in world rank `rank`.
+    ///
+    /// # Safety
+    ///
+    /// `window` is NULL or a window.
+    unsafe fn bytes(
+        &self,
+        what: &str,
+        window: *mut c_void,
+        offset: usize,
+        bytes: usize,
+        rank: u32,
+    ) -> *mut u8 {
+        // SAFETY: the caller's.
+        let view = unsafe { view(window) };
+        view.of_world(offset, bytes, rank as usize).unwrap_or_else(|| {
+            let (id, len) = (view.id, view.bytes);
+            self.misuse(format!(
+                "{what} {bytes} bytes at byte {offset} of window {id}, rank {rank}'s part, which has {len}"
+            ))
+        })
+    }
+
+    /// What a signal does at world rank `peer`.
+    ///
+    /// # Safety
+    ///
+    /// A window in it is NULL or a window.
+    unsafe fn add(&self, signal: Signal, peer: u32) -> Option<Add> {
+        let target = &self.gin.of_rank[peer as usize];
+        let (op, arg) = match signal {
+            Signal::None => return None,
+            Signal::Indexed { op, arg, .. } | Signal::Va { op, arg, .. } => (op, arg),
+        };
+        let (op, value) = match op {
+            0 => (SignalOp::Inc, 1),
+            1 => (SignalOp::Add, arg),
+            other => self
+                .misuse(format!("{other} is no signal operation: 0 (increment) and 1 (add) are")),
+        };
+        let (word, before, strong, which) = match signal {
+            Signal::None => return None,
+            Signal::Indexed { id, strong, .. } => {
+                let place = self.signal(id);
+                let before = target.ops[place].replace(Some(op));
+                (target.signals[place].as_ptr(), before, strong, format!("signal {id}"))
+            }
+            Signal::Va { window, offset, strong, .. } => {
+                // SAFETY: the caller's.
+                let word = unsafe { self.va_word(window, offset, peer) };
+                let before = target.va_ops.borrow_mut().insert(word.addr(), op);
+                (word, before, strong, format!("the signal at byte {offset} of a window"))
+            }
+        };
+        if before.is_some_and(|before| before != op) {
+            self.misuse(format!(
+                "{which} of rank {peer} is both incremented and added to without a reset: some back ends count these apart"
+            ));
+        }
+        Some(Add { word, value, strong })
+    }
+
+    /// The word of a signal in a window.
+    ///
+    /// # Safety
+    ///
+    /// `window` is NULL or a window.
+    pub(super) unsafe fn va_word(&self, window: *mut c_void, offset: usize, rank: u32) -> *mut u64 {
+        // SAFETY: the caller's.
+        let word = unsafe { self.bytes("a signal of", window, offset, size_of::<u64>(), rank) };
+        if !offset.is_multiple_of(size_of::<u64>()) {
+            self.misuse(format!(
+                "a signal at byte {offset} of a window: signals are aligned to 8 bytes"
+            ));
+        }
+        word.cast()
+    }
+
+    /// Posts an operation to world rank `peer`, when its queue has room.
+    fn post(&self, peer: u32, operation: Operation) {
+        let (queue, depth) = (self.queue(peer), self.gin.depth);
+        let mut what = self.wait_for(WaitKind::Request, 0, 0);
+        what.peer = peer as i32;
+        let room = Until::Room { queue, depth };
+        // Another thread may take the room before this one runs.
+        while !room.holds(self.run) {
+            waits::until(self.run, self.thread, room, what, None, self.at);
+        }
+        self.run.network.post(queue, operation);
+        self.run.progress();
+    }
+
+    /// Thread 0 of the coop does `body`, between barriers.
+    ///
+    /// # Safety
+    ///
+    /// `coop` is a coop.
+    pub(super) unsafe fn once(
+        &self,
+        coop: *const CoopAny,
+        name: &'static str,
+        body: impl FnOnce(),
+    ) {
+        // SAFETY: the caller's.
+        let (coop, rank) = unsafe { self.coop(coop) };
+        self.sync(coop, name);
+        if rank == 0 {
+            body();
+        }
+        self.sync(coop, name);
+    }
+
+    /// A signal without data, by the coop's first thread.
+    ///
+    /// # Safety
+    ///
+    /// As [`add`](Self::add); `team` is a team.
+    unsafe fn signal_peer(&self, team: *const Team, peer: i32, signal: Signal) {
+        // SAFETY: the caller's.
+        let peer = self.peer(unsafe { *team }, peer);
+        // SAFETY: the caller's.
+        let signal = unsafe { self.add(signal, peer) };
+        if signal.is_some() {
+            self.post(peer, Operation { transfer: Transfer::Nothing, signal, counter: None });
+        }
+    }
+
+    /// An increment of signal `id` of world rank `peer`, as strong as those that do not say.
+    pub(super) fn increment(&self, id: u32, peer: u32) {
+        let signal = Signal::Indexed { id, strong: self.gin.strong, op: 0, arg: 1 };
+        // SAFETY: there is no window.
+        let signal = unsafe { self.add(signal, peer) };
+        self.post(peer, Operation { transfer: Transfer::Nothing, signal, counter: None });
+    }
+
+    /// A put from `src` to `dst`, each a window and an offset, by the coop's first thread.
+    ///
+    /// # Safety
+    ///
+    /// As [`add`](Self::add), for all windows; `team` is a team.
+    unsafe fn put(
+        &self,
+        (team, peer): (*const Team, i32),
+        dst: (*mut c_void, usize),
+        src: (*mut c_void, usize),
+        bytes: usize,
+        signal: Signal,
+        counter: Option<u32>,
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            let peer = self.peer(*team, peer);
+            let from = self.bytes("a put from", src.0, src.1, bytes, self.handle.rank);
+            let to = self.bytes("a put to", dst.0, dst.1, bytes, peer);
+            let counter = counter.map(|id| self.mine().counters[self.counter(id)].as_ptr());
+            let signal = self.add(signal, peer);
+            self.post(
+                peer,
+                Operation { transfer: Transfer::Put { from, to, bytes }, signal, counter },
+            );
+        }
+    }
+
+    /// A put of the low `size` bytes of `value`, by the coop's first thread.
+    ///
+    /// # Safety
+    ///
+    /// As [`add`](Self::add), for all windows; `team` is a team.
+    unsafe fn put_value(
+        &self,
+        (team, peer): (*const Team, i32),
+        dst: (*mut c_void, usize),
+        (value, bytes): (u64, usize),
+        signal: Signal,
+    ) {
+        if !matches!(bytes, 1 | 2 | 4 | 8) {
+            self.misuse(format!("a put of a value of {bytes} bytes: 1, 2, 4 and 8 are possible"));
+        }
+        // SAFETY: the caller's.
+        unsafe {
+            let peer = self.peer(*team, peer);
+            let to = self.bytes("a put to", dst.0, dst.1, bytes, peer);
+            let signal = self.add(signal, peer);
+            let transfer = Transfer::Value { value: value.to_le_bytes(), to, bytes };
+            self.post(peer, Operation { transfer, signal, counter: None });
+        }
+    }
+}
+
+/// The put functions differ in how they say what to signal.
+macro_rules! functions {
+    ($($name:ident($($arg:ident: $type:ty),*) = $label:literal, $call:ident, $coop:ident => $body:expr;)*) => { $(
+        #[allow(clippy::too_many_arguments, reason = "NCCL's")]
+        pub(in crate::nccl) unsafe extern "C-unwind" fn $name(net: *mut Gin, $($arg: $type),*) {
+            // SAFETY: the kernel passes a handle, a coop, a team and windows.
+            unsafe {
+                let $call = Call::on(net);
+                $call.once($coop, $label, || $body);
+            }
+        }
+    )* };
+}
+
+functions! {
+    put(
+        team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize, src_win: *mut c_void, src_offset: usize,
+        bytes: usize, is_signal: bool, id: u32, op: i32, arg: u64, is_counter: bool, counter: u32, coop: *const CoopAny,
+        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32
+    ) = "a put", call, coop => call.put(
+        (team, peer), (dst_win, dst_offset), (src_win, src_offset), bytes, call.legacy(is_signal, id, op, arg),
+        is_counter.then_some(counter),
+    );
+    put_v2(
+        team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize, src_win: *mut c_void, src_offset: usize,
+        bytes: usize, is_signal: bool, id: u32, op: i32, arg: u64, is_counter: bool, counter: u32, coop: *const CoopAny,
+        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32, _flags: u32
+    ) = "a put", call, coop => call.put(
+        (team, peer), (dst_win, dst_offset), (src_win, src_offset), bytes, call.legacy(is_signal, id, op, arg),
+        is_counter.then_some(counter),
+    );
+    put_v3(
+        team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize, src_win: *mut c_void, src_offset: usize,
+        bytes: usize, signal_type: i32, signal_win: *mut c_void, signal_offset: usize, id: u32, strong: bool, op: i32,
+        arg: u64, is_counter: bool, counter: u32, coop: *const CoopAny, _is_descriptor: bool,
+        _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32, _flags: u32, _segment: i32
+    ) = "a put", call, coop => call.put(
+        (team, peer), (dst_win, dst_offset), (src_win, src_offset), bytes,
+        call.signal_of_type(signal_type, signal_win, signal_offset, id, strong, (op, arg)),
+        is_counter.then_some(counter),
+    );
+    put_value(
+        team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize, value: u64, size: usize, is_signal: bool,
+        id: u32, op: i32, arg: u64, coop: *const CoopAny, _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem,
+        _given: i32, _required: i32
+    ) = "a put of a value", call, coop => call.put_value(
+        (team, peer), (dst_win, dst_offset), (value, size), call.legacy(is_signal, id, op, arg),
+    );
+    put_value_v2(
+        team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize, value: u64, size: usize, is_signal: bool,
+        id: u32, op: i32, arg: u64, coop: *const CoopAny, _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem,
+        _given: i32, _required: i32, _flags: u32
+    ) = "a put of a value", call, coop => call.put_value(
+        (team, peer), (dst_win, dst_offset), (value, size), call.legacy(is_signal, id, op, arg),
+    );
+    put_value_v3(
+        team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize, value: u64, size: usize, signal_type: i32,
+        signal_win: *mut c_void, signal_offset: usize, id: u32, strong: bool, op: i32, arg: u64, coop: *const CoopAny,
+        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32, _flags: u32
+    ) = "a put of a value", call, coop => call.put_value(
+        (team, peer), (dst_win, dst_offset), (value, size),
+        call.signal_of_type(signal_type, signal_win, signal_offset, id, strong, (op, arg)),
+    );
+    signal(
+        team: *const Team, peer: i32, is_signal: bool, id: u32, op: i32, arg: u64, coop: *const CoopAny,
+        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32
+    ) = "a signal", call, coop => call.signal_peer(team, peer, call.legacy(is_signal, id, op, arg));
+    signal_v2(
+        team: *const Team, peer: i32, is_signal: bool, id: u32, op: i32, arg: u64, coop: *const CoopAny,
+        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32, _flags: u32
+    ) = "a signal", call, coop => call.signal_peer(team, peer, call.legacy(is_signal, id, op, arg));
+    signal_v3(
+        team: *const Team, peer: i32, signal_type: i32, signal_win: *mut c_void, signal_offset: usize, id: u32,
+        strong: bool, op: i32, arg: u64, coop: *const CoopAny, _is_descriptor: bool,
+        _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32, _flags: u32
+    ) = "a signal", call, coop => call.signal_peer(
+        team, peer, call.signal_of_type(signal_type, signal_win, signal_offset, id, strong, (op, arg)),
+    );
+    get(
+        team: *const Team, peer: i32, remote_win: *mut c_void, remote_offset: usize, local_win: *mut c_void,
+        local_offset: usize, bytes: usize, coop: *const CoopAny, _is_descriptor: bool,
+        _descriptor: *mut GinDescriptorSmem, _flags: u32
+    ) = "a get", call, coop => call.get((team, peer), (remote_win, remote_offset), (local_win, local_offset), bytes);
+    get_v2(
+        team: *const Team, peer: i32, remote_win: *mut c_void, remote_offset: usize, local_win: *mut c_void,
+        local_offset: usize, bytes: usize, coop: *const CoopAny, _is_descriptor: bool,
+        _descriptor: *mut GinDescriptorSmem, _flags: u32, _segment: i32
+    ) = "a get", call, coop => call.get((team, peer), (remote_win, remote_offset), (local_win, local_offset), bytes);
+}
+
+impl Call<'_> {
+    /// A get, by the coop's first thread.
+    ///
+    /// # Safety
+    ///
+    /// Windows are NULL or windows; `team` is a team.
+    unsafe fn get(
+        &self,
+        (team, peer): (*const Team, i32),
+        remote: (*mut c_void, usize),
+        local: (*mut c_void, usize),
+        bytes: usize,
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            let peer = self.peer(*team, peer);
+            let from = self.bytes("a get from", remote.0, remote.1, bytes, peer);
+            let to = self.bytes("a get to", local.0, local.1, bytes, self.handle.rank);
+            let transfer = Transfer::Get { from, to, bytes };
+            self.post(peer, Operation { transfer, signal: None, counter: None });
+        }
+    }
+}

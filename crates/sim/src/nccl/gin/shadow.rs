@@ -1,0 +1,101 @@
+//! Shadows: what a rank expects of its signals, in memory of its own; and the reset of both.
+//!
+//! # Safety
+//!
+//! Shadows lie in the resources of the device communicator, and threads take turns.
+
+use devcomm_types::WaitKind;
+use devcomm_types::nccl::{CoopAny, Gin};
+
+use super::Call;
+use crate::waits::{self, Until};
+
+pub(in crate::nccl) unsafe extern "C-unwind" fn pointer(net: *mut Gin, signal: u32) -> *mut u64 {
+    // SAFETY: the kernel passes a handle.
+    unsafe { Call::on(net) }.shadow(signal)
+}
+
+pub(in crate::nccl) unsafe extern "C-unwind" fn increase(net: *mut Gin, signal: u32, delta: u64) {
+    // SAFETY: the kernel passes a handle; a shadow of the device communicator.
+    unsafe {
+        let call = Call::on(net);
+        let shadow = call.shadow(signal);
+        shadow.write_volatile(shadow.read_volatile().wrapping_add(delta));
+        call.run.progress();
+    }
+}
+
+pub(in crate::nccl) unsafe extern "C-unwind" fn wait_meet(
+    net: *mut Gin,
+    coop: *const CoopAny,
+    signal: u32,
+    bits: i32,
+    _ord: i32,
+) {
+    // SAFETY: the kernel passes a handle and a coop; a shadow of the device communicator, which thread 0 reads behind the
+    // barrier.
+    unsafe {
+        let call = Call::on(net);
+        let (shadow, bits) = (call.shadow(signal), call.bits(bits));
+        call.once(coop, "a wait for a signal", || {
+            let least = shadow.read_volatile();
+            let word = call.mine().signals[call.signal(signal)].as_ptr();
+            let what = call.wait_for(WaitKind::Signal, signal, least);
+            let until = Until::Reached { word, least, bits };
+            waits::until(call.run, call.thread, until, what, None, call.at);
+        });
+    }
+}
+
+#[allow(clippy::too_many_arguments, reason = "NCCL's")]
+pub(in crate::nccl) unsafe extern "C-unwind" fn wait_follow(
+    net: *mut Gin,
+    coop: *const CoopAny,
+    signal: u32,
+    least_delta: u64,
+    before: *mut u64,
+    delta: *mut u64,
+    bits: i32,
+    _ord: i32,
+) {
+    const NAME: &str = "a wait for a signal";
+    // SAFETY: the kernel passes a handle, a coop and room for two numbers; a shadow of the device communicator.
+    unsafe {
+        let call = Call::on(net);
+        let (shadow, bits) = (call.shadow(signal), call.bits(bits));
+        let (coop, rank) = call.coop(coop);
+        call.sync(coop, NAME);
+        let old = shadow.read_volatile();
+        if rank == 0 {
+            let least = old.wrapping_add(least_delta);
+            let word = call.mine().signals[call.signal(signal)].as_ptr();
+            let what = call.wait_for(WaitKind::Signal, signal, least);
+            let until = Until::Reached { word, least, bits };
+            waits::until(call.run, call.thread, until, what, None, call.at);
+            shadow.write_volatile(word.read_volatile());
+            call.run.progress();
+        }
+        call.sync(coop, NAME);
+        let mask = u64::MAX >> (64 - bits);
+        before.write(old & mask);
+        delta.write(shadow.read_volatile().wrapping_sub(old) & mask);
+    }
+}
+
+pub(in crate::nccl) unsafe extern "C-unwind" fn reset_signal(net: *mut Gin, signal: u32) {
+    // SAFETY: the kernel passes a handle; a shadow of the device communicator.
+    unsafe {
+        let call = Call::on(net);
+        let place = call.signal(signal);
+        let cell = &call.mine().signals[place];
+        if call.run.network.will_change(cell.as_ptr()) {
+            call.misuse(format!(
+                "signal {signal} is reset while an operation that signals it is under way"
+            ));
+        }
+        cell.set(0);
+        call.mine().ops[place].set(None);
+        call.shadow(signal).write_volatile(0);
+        call.run.progress();
+    }
+}

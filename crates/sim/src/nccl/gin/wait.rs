@@ -1,0 +1,432 @@
+//! Completion: flushes, counters, signals and their shadows.
+
+use std::ffi::c_void;
+
+use devcomm_types::nccl::{CoopAny, Gin, GinDescriptorSmem, GinRequest, Team};
+use devcomm_types::{WaitFor, WaitKind};
+
+use super::Call;
+use super::network::QueueKey;
+use crate::thread::Wait;
+use crate::waits::{self, Until};
+
+const SUCCESS: i32 = 0;
+/// NCCL: `ncclTimeout`.
+const TIMEOUT: i32 = 8;
+
+/// What marks a request of this simulator, above the peer's rank.
+const REQUEST: u64 = 0x6e63_636c << 32;
+
+impl Call<'_> {
+    /// Waits; a timeout of no cycles looks once, any other is over when nothing but waits with a timeout could go on.
+    fn wait(&self, until: Until, what: WaitFor, timeout: Option<u64>) -> i32 {
+        if timeout == Some(0) {
+            self.thread.give_way(Wait::Spin { at: self.at });
+            return if until.holds(self.run) { SUCCESS } else { TIMEOUT };
+        }
+        // A cycle is taken for a nanosecond.
+        let deadline = timeout.map(|cycles| self.run.clock.get().saturating_add(cycles));
+        match waits::until(self.run, self.thread, until, what, deadline, self.at) {
+            true => SUCCESS,
+            false => TIMEOUT,
+        }
+    }
+
+    /// How many bits of a value count.
+    pub(super) fn bits(&self, bits: i32) -> u32 {
+        match bits {
+            1..=64 => bits as u32,
+            _ => self.misuse(format!("a value of {bits} bits: 1 to 64 are possible")),
+        }
+    }
+
+    /// The operations of a queue so far.
+    fn all_of(&self, queue: QueueKey, gets: bool) -> Until {
+        Until::Complete { queue, before: self.run.network.next(queue), gets }
+    }
+
+    /// Waits for this context's operations to the peers that are the thread's share, of `size` threads.
+    fn flush_share(&self, rank: u32, size: u32, gets: bool, timeout: Option<u64>) -> i32 {
+        for peer in (rank..self.gin.ranks as u32).step_by(size.max(1) as usize) {
+            let mut what = self.wait_for(WaitKind::Flush, 0, 0);
+            what.peer = peer as i32;
+            let result = self.wait(self.all_of(self.queue(peer), gets), what, timeout);
+            if result != SUCCESS {
+                return result;
+            }
+        }
+        SUCCESS
+    }
+
+    /// Waits until this context's operations to world rank `peer` are complete.
+    pub(super) fn flush_peer(&self, peer: u32) {
+        let mut what = self.wait_for(WaitKind::Request, 0, 0);
+        what.peer = peer as i32;
+        self.wait(self.all_of(self.queue(peer), true), what, None);
+    }
+
+    /// A flush by a coop.
+    ///
+    /// # Safety
+    ///
+    /// `coop` is a coop.
+    pub(super) unsafe fn flush(
+        &self,
+        coop: *const CoopAny,
+        gets: bool,
+        timeout: Option<u64>,
+    ) -> i32 {
+        const NAME: &str = "a flush";
+        // SAFETY: the caller's.
+        let (coop, rank) = unsafe { self.coop(coop) };
+        self.sync(coop, NAME);
+        let result = self.flush_share(rank, coop.size(self.run), gets, timeout);
+        self.sync(coop, NAME);
+        result
+    }
+
+    /// Thread 0 of the coop waits for a value; the others get success.
+    ///
+    /// # Safety
+    ///
+    /// `coop` is a coop.
+    unsafe fn wait_value(
+        &self,
+        coop: *const CoopAny,
+        name: &'static str,
+        word: *const u64,
+        what: WaitFor,
+        bits: i32,
+        timeout: Option<u64>,
+    ) -> i32 {
+        let mut result = SUCCESS;
+        let bits = self.bits(bits);
+        // SAFETY: the caller's.
+        unsafe {
+            self.once(coop, name, || {
+                result =
+                    self.wait(Until::Reached { word, least: what.wanted, bits }, what, timeout);
+            });
+        }
+        result
+    }
+
+    /// # Safety
+    ///
+    /// `coop` is a coop.
+    unsafe fn wait_signal(
+        &self,
+        coop: *const CoopAny,
+        id: u32,
+        least: u64,
+        bits: i32,
+        timeout: Option<u64>,
+    ) -> i32 {
+        let word = self.mine().signals[self.signal(id)].as_ptr();
+        let what = self.wait_for(WaitKind::Signal, id, least);
+        // SAFETY: the caller's.
+        unsafe { self.wait_value(coop, "a wait for a signal", word, what, bits, timeout) }
+    }
+
+    /// Waits on this thread until signal `id` of a barrier has reached `least`, in 32 bits.
+    pub(super) fn wait_barrier(&self, id: u32, least: u32, what: WaitFor) {
+        let word = self.mine().signals[self.signal(id)].as_ptr();
+        let until = Until::Reached { word, least: least.into(), bits: 32 };
+        self.wait(until, what, None);
+    }
+
+    /// # Safety
+    ///
+    /// `coop` is a coop, `window` NULL or a window.
+    unsafe fn wait_va(
+        &self,
+        coop: *const CoopAny,
+        (window, offset): (*mut c_void, usize),
+        least: u64,
+        bits: i32,
+        timeout: Option<u64>,
+    ) -> i32 {
+        let what = self.wait_for(WaitKind::VaSignal, offset as u32, least);
+        // SAFETY: the caller's.
+        unsafe {
+            let word = self.va_word(window, offset, self.handle.rank);
+            self.wait_value(coop, "a wait for a signal", word, what, bits, timeout)
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `coop` is a coop.
+    unsafe fn wait_counter(
+        &self,
+        coop: *const CoopAny,
+        id: u32,
+        least: u64,
+        bits: i32,
+        timeout: Option<u64>,
+    ) -> i32 {
+        let word = self.mine().counters[self.counter(id)].as_ptr();
+        let what = self.wait_for(WaitKind::Counter, id, least);
+        // SAFETY: the caller's.
+        unsafe { self.wait_value(coop, "a wait for a counter", word, what, bits, timeout) }
+    }
+
+    /// Reads a word that others change: whoever polls it lets them run.
+    fn read(&self, word: *const u64, bits: i32) -> u64 {
+        let mask = u64::MAX >> (64 - self.bits(bits));
+        self.thread.give_way(Wait::Spin { at: self.at });
+        // SAFETY: a signal or counter of the device communicator, or a word of a window that was checked.
+        (unsafe { word.read_volatile() }) & mask
+    }
+
+    /// # Safety
+    ///
+    /// `request` points to a request.
+    unsafe fn wait_request(
+        &self,
+        coop: *const CoopAny,
+        request: *const GinRequest,
+        timeout: Option<u64>,
+    ) -> i32 {
+        let mut result = SUCCESS;
+        // SAFETY: the caller's; the kernel passes a coop.
+        unsafe {
+            self.once(coop, "a wait for a flush", || {
+                let GinRequest([peer, before]) = *request;
+                if peer & !u64::from(u32::MAX) != REQUEST || peer as u32 >= self.gin.ranks as u32 {
+                    self.misuse("the request was not made by ncclGinFlushAsync");
+                }
+                let mut what = self.wait_for(WaitKind::Request, 0, 0);
+                what.peer = peer as i32;
+                let queue = self.queue(peer as u32);
+                result = self.wait(Until::Complete { queue, before, gets: true }, what, timeout);
+            });
+        }
+        result
+    }
+}
+
+pub(in crate::nccl) unsafe extern "C-unwind" fn flush(
+    net: *mut Gin,
+    coop: *const CoopAny,
+    _ord: i32,
+) {
+    // SAFETY: the kernel passes a handle and a coop.
+    unsafe { Call::on(net).flush(coop, true, None) };
+}
+
+pub(in crate::nccl) unsafe extern "C-unwind" fn flush_v2(
+    net: *mut Gin,
+    coop: *const CoopAny,
+    _ord: i32,
+    _is_descriptor: bool,
+    _descriptor: *mut GinDescriptorSmem,
+) {
+    // SAFETY: the kernel passes a handle and a coop.
+    unsafe { Call::on(net).flush(coop, true, None) };
+}
+
+/// Of PROXY: it does not wait until what was got can be seen.
+pub(in crate::nccl) unsafe extern "C-unwind" fn flush_timeout(
+    net: *mut Gin,
+    coop: *const CoopAny,
+    _ord: i32,
+    _is_descriptor: bool,
+    _descriptor: *mut GinDescriptorSmem,
+    timeout: u64,
+) -> i32 {
+    // SAFETY: the kernel passes a handle and a coop.
+    unsafe { Call::on(net).flush(coop, false, Some(timeout)) }
+}
+
+#[allow(clippy::too_many_arguments, reason = "NCCL's")]
+pub(in crate::nccl) unsafe extern "C-unwind" fn flush_async(
+    net: *mut Gin,
+    team: *const Team,
+    peer: u32,
+    request: *mut GinRequest,
+    coop: *const CoopAny,
+    _flags: u32,
+    _is_descriptor: bool,
+    _descriptor: *mut GinDescriptorSmem,
+) {
+    // SAFETY: the kernel passes a handle, a team, a coop and room for a request.
+    unsafe {
+        let call = Call::on(net);
+        call.once(coop, "the start of a flush", || {
+            let peer = call.peer(*team, peer as i32);
+            let before = call.run.network.next(call.queue(peer));
+            request.write(GinRequest([REQUEST | u64::from(peer), before]));
+        });
+    }
+}
+
+pub(in crate::nccl) unsafe extern "C-unwind" fn wait(
+    net: *mut Gin,
+    request: *mut GinRequest,
+    coop: *const CoopAny,
+    _is_descriptor: bool,
+    _descriptor: *mut GinDescriptorSmem,
+    _ord: i32,
+) {
+    // SAFETY: the kernel passes a handle, a request and a coop.
+    unsafe { Call::on(net).wait_request(coop, request, None) };
+}
+
+pub(in crate::nccl) unsafe extern "C-unwind" fn wait_timeout(
+    net: *mut Gin,
+    request: *mut GinRequest,
+    coop: *const CoopAny,
+    _is_descriptor: bool,
+    _descriptor: *mut GinDescriptorSmem,
+    _ord: i32,
+    timeout: u64,
+) -> i32 {
+    // SAFETY: the kernel passes a handle, a request and a coop.
+    unsafe { Call::on(net).wait_request(coop, request, Some(timeout)) }
+}
+
+pub(in crate::nccl) unsafe extern "C-unwind" fn read_counter(
+    net: *mut Gin,
+    counter: u32,
+    bits: i32,
+    _ord: i32,
+) -> u64 {
+    // SAFETY: the kernel passes a handle.
+    let call = unsafe { Call::on(net) };
+    call.read(call.mine().counters[call.counter(counter)].as_ptr(), bits)
+}
+
+pub(in crate::nccl) unsafe extern "C-unwind" fn wait_counter(
+    net: *mut Gin,
+    coop: *const CoopAny,
+    counter: u32,
+    least: u64,
+    bits: i32,
+    _ord: i32,
+) {
+    // SAFETY: the kernel passes a handle and a coop.
+    unsafe { Call::on(net).wait_counter(coop, counter, least, bits, None) };
+}
+
+pub(in crate::nccl) unsafe extern "C-unwind" fn wait_counter_timeout(
+    net: *mut Gin,
+    coop: *const CoopAny,
+    counter: u32,
+    least: u64,
+    bits: i32,
+    _ord: i32,
+    timeout: u64,
+) -> i32 {
+    // SAFETY: the kernel passes a handle and a coop.
+    unsafe { Call::on(net).wait_counter(coop, counter, least, bits, Some(timeout)) }
+}
+
+pub(in crate::nccl) unsafe extern "C-unwind" fn reset_counter(net: *mut Gin, counter: u32) {
+    // SAFETY: the kernel passes a handle.
+    let call = unsafe { Call::on(net) };
+    let cell = &call.mine().counters[call.counter(counter)];
+    if call.run.network.will_change(cell.as_ptr()) {
+        call.misuse(format!("counter {counter} is reset while a put that it counts is under way"));
+    }
+    cell.set(0);
+    call.run.progress();
+}
+
+pub(in crate::nccl) unsafe extern "C-unwind" fn read_signal(
+    net: *mut Gin,
+    signal: u32,
+    bits: i32,
+    _ord: i32,
+) -> u64 {
+    // SAFETY: the kernel passes a handle.
+    let call = unsafe { Call::on(net) };
+    call.read(call.mine().signals[call.signal(signal)].as_ptr(), bits)
+}
+
+pub(in crate::nccl) unsafe extern "C-unwind" fn read_signal_va(
+    net: *mut Gin,
+    window: *mut c_void,
+    offset: usize,
+    bits: i32,
+    _ord: i32,
+) -> u64 {
+    // SAFETY: the kernel passes a handle and a window.
+    unsafe {
+        let call = Call::on(net);
+        call.read(call.va_word(window, offset, call.handle.rank), bits)
+    }
+}
+
+pub(in crate::nccl) unsafe extern "C-unwind" fn wait_signal(
+    net: *mut Gin,
+    coop: *const CoopAny,
+    signal: u32,
+    least: u64,
+    bits: i32,
+    _ord: i32,
+) {
+    // SAFETY: the kernel passes a handle and a coop.
+    unsafe { Call::on(net).wait_signal(coop, signal, least, bits, None) };
+}
+
+pub(in crate::nccl) unsafe extern "C-unwind" fn wait_signal_timeout(
+    net: *mut Gin,
+    coop: *const CoopAny,
+    signal: u32,
+    least: u64,
+    bits: i32,
+    _ord: i32,
+    timeout: u64,
+) -> i32 {
+    // SAFETY: the kernel passes a handle and a coop.
+    unsafe { Call::on(net).wait_signal(coop, signal, least, bits, Some(timeout)) }
+}
+
+pub(in crate::nccl) unsafe extern "C-unwind" fn wait_signal_va(
+    net: *mut Gin,
+    coop: *const CoopAny,
+    window: *mut c_void,
+    offset: usize,
+    least: u64,
+    bits: i32,
+    _ord: i32,
+) {
+    // SAFETY: the kernel passes a handle, a coop and a window.
+    unsafe { Call::on(net).wait_va(coop, (window, offset), least, bits, None) };
+}
+
+#[allow(clippy::too_many_arguments, reason = "NCCL's")]
+pub(in crate::nccl) unsafe extern "C-unwind" fn wait_signal_timeout_va(
+    net: *mut Gin,
+    coop: *const CoopAny,
+    window: *mut c_void,
+    offset: usize,
+    least: u64,
+    bits: i32,
+    _ord: i32,
+    timeout: u64,
+) -> i32 {
+    // SAFETY: the kernel passes a handle, a coop and a window.
+    unsafe { Call::on(net).wait_va(coop, (window, offset), least, bits, Some(timeout)) }
+}
+
+pub(in crate::nccl) unsafe extern "C-unwind" fn reset_signal_va(
+    net: *mut Gin,
+    window: *mut c_void,
+    offset: usize,
+) {
+    // SAFETY: the kernel passes a handle and a window, in which the word was checked.
+    unsafe {
+        let call = Call::on(net);
+        let word = call.va_word(window, offset, call.handle.rank);
+        if call.run.network.will_change(word) {
+            call.misuse(format!(
+                "the signal at byte {offset} of a window is reset while one that counts it is under way"
+            ));
+        }
+        word.write_volatile(0);
+        call.mine().va_ops.borrow_mut().remove(&word.addr());
+        call.run.progress();
+    }
+}

@@ -1,0 +1,202 @@
+//! Addresses: in windows, in resource buffers, and of multicast. CFT, which is not simulated, has none.
+//!
+//! As on a GPU nothing is checked here but that a window is one: the access is what counts. The address of a rank out of
+//! reach is one that no machine maps.
+
+use std::ffi::c_void;
+
+use devcomm_types::nccl::{DevComm, MultimemHandle, ResourceHandle, Team};
+
+use super::{caller, of_lsa, view};
+use crate::multicast::UNIT;
+
+/// Bytes that a resource handle counts.
+pub(crate) const RESOURCE_UNIT: usize = 128;
+
+pub(super) unsafe extern "C-unwind" fn local(window: *mut c_void, offset: usize) -> *mut c_void {
+    // SAFETY: the kernel passes a window that it was given.
+    let view = unsafe { view(window) };
+    view.of_lsa(offset, view.lsa_rank)
+}
+
+pub(super) unsafe extern "C-unwind" fn lsa(
+    window: *mut c_void,
+    offset: usize,
+    peer: i32,
+) -> *mut c_void {
+    // SAFETY: the kernel passes a window that it was given.
+    unsafe { view(window) }.of_lsa(offset, peer)
+}
+
+pub(super) unsafe extern "C-unwind" fn peer(
+    window: *mut c_void,
+    offset: usize,
+    peer: i32,
+) -> *mut c_void {
+    // SAFETY: the kernel passes a window that it was given.
+    let view = unsafe { view(window) };
+    view.of_lsa(offset, peer.wrapping_sub(view.world_rank).wrapping_add(view.lsa_rank))
+}
+
+pub(super) unsafe extern "C-unwind" fn peer_of_team(
+    window: *mut c_void,
+    offset: usize,
+    team: *const Team,
+    peer: i32,
+) -> *mut c_void {
+    // SAFETY: the kernel passes a window that it was given, and a team.
+    let (view, team) = unsafe { (view(window), *team) };
+    view.of_lsa(offset, team.to_lsa(view.lsa_rank, peer))
+}
+
+/// The multicast address of byte `offset` of what has the place `mc_offset_4k`; a NULL handle ends the kernel.
+fn of_multimem(handle: MultimemHandle, mc_offset_4k: u32, offset: usize) -> *mut c_void {
+    if handle.base.is_null() {
+        let (thread, run, at) = caller();
+        thread.misuse(
+            run,
+            at,
+            "a multicast address of a NULL handle: the device communicator has no multicast for the team (DevCommConfig::lsa_multimem, TeamMultimem)",
+        );
+    }
+    handle.base.wrapping_byte_add(mc_offset_4k as usize * UNIT).wrapping_byte_add(offset)
+}
+
+pub(super) unsafe extern "C-unwind" fn multimem(
+    window: *mut c_void,
+    offset: usize,
+    handle: *const MultimemHandle,
+) -> *mut c_void {
+    // SAFETY: the kernel passes a window that it was given, and a handle.
+    let (view, handle) = unsafe { (view(window), *handle) };
+    of_multimem(handle, view.mc_offset_4k, offset)
+}
+
+pub(super) unsafe extern "C-unwind" fn lsa_multimem(
+    window: *mut c_void,
+    offset: usize,
+    comm: *const DevComm,
+) -> *mut c_void {
+    // SAFETY: the kernel passes a window that it was given, and a device communicator.
+    let (view, handle) = unsafe { (view(window), (*comm).lsa_multimem) };
+    of_multimem(handle, view.mc_offset_4k, offset)
+}
+
+/// Byte offset of a resource in the resource window.
+fn offset_of(handle: ResourceHandle) -> usize {
+    handle as usize * RESOURCE_UNIT
+}
+
+pub(super) unsafe extern "C-unwind" fn resource_offset(handle: ResourceHandle) -> usize {
+    offset_of(handle)
+}
+
+pub(super) unsafe extern "C-unwind" fn resource_lsa(
+    comm: *const DevComm,
+    handle: ResourceHandle,
+    peer: i32,
+) -> *mut c_void {
+    // SAFETY: the kernel passes a device communicator.
+    let comm = unsafe { &*comm };
+    let window = &comm.resource_window_inlined;
+    let base = window.lsa_flat_base.cast();
+    of_lsa(base, window.stride_4g, comm.lsa_size, offset_of(handle), peer)
+}
+
+pub(super) unsafe extern "C-unwind" fn resource_local(
+    comm: *const DevComm,
+    handle: ResourceHandle,
+) -> *mut c_void {
+    // SAFETY: the kernel passes a device communicator.
+    unsafe { resource_lsa(comm, handle, (*comm).lsa_rank) }
+}
+
+pub(super) unsafe extern "C-unwind" fn resource_peer(
+    comm: *const DevComm,
+    handle: ResourceHandle,
+    team: *const Team,
+    peer: i32,
+) -> *mut c_void {
+    // SAFETY: the kernel passes a device communicator and a team.
+    unsafe { resource_lsa(comm, handle, (*team).to_lsa((*comm).lsa_rank, peer)) }
+}
+
+pub(super) unsafe extern "C-unwind" fn resource_multimem(
+    comm: *const DevComm,
+    handle: ResourceHandle,
+    multimem: *const MultimemHandle,
+) -> *mut c_void {
+    // SAFETY: the kernel passes a device communicator and a handle.
+    let (place, multimem) = unsafe { ((*comm).resource_window_inlined.mc_offset_4k, *multimem) };
+    of_multimem(multimem, place, offset_of(handle))
+}
+
+pub(super) unsafe extern "C-unwind" fn resource_lsa_multimem(
+    comm: *const DevComm,
+    handle: ResourceHandle,
+) -> *mut c_void {
+    // SAFETY: the kernel passes a device communicator.
+    unsafe { resource_multimem(comm, handle, &raw const (*comm).lsa_multimem) }
+}
+
+/// Ends the kernel: there are no logical endpoints here.
+fn no_cft() -> ! {
+    let (thread, run, at) = caller();
+    thread.misuse(
+        run,
+        at,
+        "CFT is not simulated: no device communicator here has logical endpoints",
+    )
+}
+
+pub(super) unsafe extern "C-unwind" fn cft_le_info(
+    _window: *mut c_void,
+    _offset: usize,
+    _peer: i32,
+    _team: *const Team,
+    _comm: *const DevComm,
+    _id: *mut u32,
+    _le_offset: *mut usize,
+) {
+    no_cft()
+}
+
+pub(super) unsafe extern "C-unwind" fn peer_le_info(
+    _window: *mut c_void,
+    _offset: usize,
+    _peer: i32,
+    _comm: *const DevComm,
+    _id: *mut u32,
+    _le_offset: *mut usize,
+) {
+    no_cft()
+}
+
+pub(super) unsafe extern "C-unwind" fn multimem_le_info(
+    _window: *mut c_void,
+    _offset: usize,
+    _comm: *const DevComm,
+    _id: *mut u32,
+    _le_offset: *mut usize,
+) {
+    no_cft()
+}
+
+pub(super) unsafe extern "C-unwind" fn resource_le_info(
+    _comm: *const DevComm,
+    _handle: ResourceHandle,
+    _peer: i32,
+    _id: *mut u32,
+    _le_offset: *mut usize,
+) {
+    no_cft()
+}
+
+pub(super) unsafe extern "C-unwind" fn resource_multimem_le_info(
+    _comm: *const DevComm,
+    _handle: ResourceHandle,
+    _id: *mut u32,
+    _le_offset: *mut usize,
+) {
+    no_cft()
+}

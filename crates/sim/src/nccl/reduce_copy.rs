@@ -1,0 +1,302 @@
+//! The reduce-copy families: sums and copies of many elements, over the parts of a window, over multicast, or of local arrays.
+//!
+//! Elements go to the coop's threads one by one, and sources are added in the team's order, in the type that NCCL adds in:
+//! `f32` for half precision, `f16` for 8-bit floats, with wrap-around for integers. Every element is an access of its
+//! own that is checked as a kernel's.
+//!
+//! # Safety
+//!
+//! The module's of `nccl`; memory is checked before it is touched, unless the simulator was told not to watch.
+
+use std::ffi::c_void;
+
+use cuda_std::arch::{Access, MulticastParts};
+use devcomm_types::nccl::{CoopAny, Team};
+use devcomm_types::{Element, F8E4M3, F8E5M2};
+use half::{bf16, f16};
+
+use super::coop::{Coop, member};
+use super::{caller, view};
+use crate::error::Site;
+use crate::thread::{Run, Thread};
+
+/// An element, and the type in which NCCL sums it.
+pub(super) trait Sum: Element {
+    type Acc: Copy;
+    fn to_acc(self) -> Self::Acc;
+    fn add(a: Self::Acc, b: Self::Acc) -> Self::Acc;
+    fn from_acc(acc: Self::Acc) -> Self;
+    /// Whether the switch adds this type, in NCCL's bitcode.
+    const IN_SWITCH: bool = true;
+}
+
+macro_rules! sums {
+    ($($type:ty as $acc:ty, $to:expr, $add:expr, $from:expr $(, $in_switch:literal)?;)*) => { $(
+        impl Sum for $type {
+            type Acc = $acc;
+            $(const IN_SWITCH: bool = $in_switch;)?
+
+            fn to_acc(self) -> $acc {
+                $to(self)
+            }
+
+            fn add(a: $acc, b: $acc) -> $acc {
+                $add(a, b)
+            }
+
+            fn from_acc(acc: $acc) -> Self {
+                $from(acc)
+            }
+        }
+    )* };
+}
+
+/// A sum in half precision: `f32` holds it so that it is rounded once.
+fn add_f16(a: f16, b: f16) -> f16 {
+    f16::from_f32(a.to_f32() + b.to_f32())
+}
+
+sums! {
+    i8 as i8, |v| v, i8::wrapping_add, |v| v;
+    u8 as u8, |v| v, u8::wrapping_add, |v| v;
+    i32 as i32, |v| v, i32::wrapping_add, |v| v;
+    u32 as u32, |v| v, u32::wrapping_add, |v| v;
+    i64 as i64, |v| v, i64::wrapping_add, |v| v;
+    u64 as u64, |v| v, u64::wrapping_add, |v| v;
+    f32 as f32, |v| v, |a, b| a + b, |v| v;
+    f64 as f64, |v| v, |a, b| a + b, |v| v;
+    f16 as f32, f16::to_f32, |a, b| a + b, f16::from_f32;
+    bf16 as f32, bf16::to_f32, |a, b| a + b, bf16::from_f32;
+    F8E4M3 as f16, |v: F8E4M3| f16::from_f32(v.to_f32()), add_f16, |v: f16| F8E4M3::from_f32(v.to_f32()), false;
+    F8E5M2 as f16, |v: F8E5M2| f16::from_f32(v.to_f32()), add_f16, |v: f16| F8E5M2::from_f32(v.to_f32()), false;
+}
+
+/// The sum of elements; of a single one it is the element, bit by bit.
+fn sum<T: Sum>(mut elements: impl Iterator<Item = T>) -> Option<T> {
+    let first = elements.next()?;
+    let Some(second) = elements.next() else { return Some(first) };
+    let acc = T::add(first.to_acc(), second.to_acc());
+    Some(T::from_acc(elements.fold(acc, |acc, element| T::add(acc, element.to_acc()))))
+}
+
+/// One thread's part in a call.
+struct Work<'a> {
+    thread: &'a Thread,
+    run: &'a Run,
+    at: Site,
+    rank: usize,
+    size: usize,
+}
+
+impl Work<'_> {
+    /// The calling thread's, as a member of `coop`.
+    ///
+    /// # Safety
+    ///
+    /// `coop` is a coop.
+    unsafe fn of<'a>(coop: *const CoopAny) -> Work<'a> {
+        let (thread, run, at) = caller();
+        // SAFETY: the caller's.
+        let coop = Coop::of(unsafe { &*coop }, run, thread, at);
+        let rank = member(coop, run, thread, at) as usize;
+        Work { thread, run, at, rank, size: coop.size(run) as usize }
+    }
+
+    /// The elements that are the thread's.
+    fn of_mine(&self, count: usize) -> impl Iterator<Item = usize> + use<> {
+        (self.rank..count).step_by(self.size.max(1))
+    }
+
+    fn check<T>(&self, address: *const T, access: Access) {
+        if !address.is_aligned() {
+            let align = align_of::<T>();
+            let what =
+                format!("{:#x} is not a multiple of {align}, the elements' size", address.addr());
+            self.thread.misuse(self.run, self.at, what);
+        }
+        if self.run.mode.watch {
+            self.thread.touch(self.run, address.addr(), size_of::<T>(), access, self.at);
+        }
+    }
+
+    fn load<T: Sum>(&self, address: *const T) -> T {
+        self.check(address, Access::Read);
+        // SAFETY: the module's; every bit pattern is an element.
+        unsafe { address.read_volatile() }
+    }
+
+    fn store<T: Sum>(&self, address: *mut T, value: T) {
+        self.check(address, Access::Write);
+        // SAFETY: the module's.
+        unsafe { address.write_volatile(value) };
+    }
+
+    /// The copies behind a multicast address of an element.
+    fn parts<T>(&self, address: *const T) -> impl Iterator<Item = *mut T> + use<T> {
+        let bytes = size_of::<T>();
+        let MulticastParts { first, stride, n } =
+            self.thread.multimem(self.run, address.addr(), bytes, self.at);
+        (0..n).map(move |i| first.wrapping_add(i * stride).cast())
+    }
+
+    fn load_sum<T: Sum>(&self, address: *const T) -> Option<T> {
+        // SAFETY: an element of a window, which the simulator found behind the address.
+        sum(self.parts(address).map(|part| unsafe { part.read_volatile() }))
+    }
+
+    fn store_all<T: Sum>(&self, address: *mut T, value: T) {
+        // SAFETY: as above.
+        self.parts(address).for_each(|part| unsafe { part.write_volatile(value) });
+    }
+
+    /// `dst(j)[i] = sum over k of src(k)[i]`, for the thread's elements.
+    fn reduce_copy<T: Sum>(
+        &self,
+        (n_src, src): (usize, impl Fn(usize) -> *mut T),
+        (n_dst, dst): (usize, impl Fn(usize) -> *mut T),
+        count: usize,
+    ) {
+        for i in self.of_mine(count) {
+            let Some(total) = sum((0..n_src).map(|k| self.load(src(k).wrapping_add(i)))) else {
+                self.thread.misuse(self.run, self.at, "a sum of no sources")
+            };
+            (0..n_dst).for_each(|j| self.store(dst(j).wrapping_add(i), total));
+        }
+    }
+
+    fn refuse_sum_in_switch<T: Sum>(&self) {
+        if !T::IN_SWITCH {
+            let what = format!(
+                "a multimem sum of {}: NCCL's device library traps here, on every GPU",
+                T::NAME
+            );
+            self.thread.misuse(self.run, self.at, what);
+        }
+    }
+}
+
+/// The parts of a window in the ranks of a team within the LSA team.
+///
+/// # Safety
+///
+/// `window` is NULL or a window, `team` a team.
+unsafe fn parts_of<T>(
+    window: *mut c_void,
+    offset: usize,
+    team: *const Team,
+) -> (usize, impl Fn(usize) -> *mut T) {
+    // SAFETY: the caller's.
+    let (view, team) = unsafe { (view(window), *team) };
+    let part = move |i| view.of_lsa(offset, team.to_lsa(view.lsa_rank, i as i32)).cast();
+    (team.n_ranks.max(0) as usize, part)
+}
+
+pub(super) unsafe extern "C-unwind" fn lsa_reduce_sum<T: Sum>(
+    coop: *const CoopAny,
+    src_window: *mut c_void,
+    src_offset: usize,
+    dst: *mut T,
+    count: usize,
+    team: *const Team,
+) {
+    // SAFETY: the kernel passes a coop, a window and a team.
+    let (work, src) = unsafe { (Work::of(coop), parts_of(src_window, src_offset, team)) };
+    work.reduce_copy(src, (1, |_| dst), count);
+}
+
+pub(super) unsafe extern "C-unwind" fn lsa_copy<T: Sum>(
+    coop: *const CoopAny,
+    src: *mut T,
+    dst_window: *mut c_void,
+    dst_offset: usize,
+    count: usize,
+    team: *const Team,
+) {
+    // SAFETY: the kernel passes a coop, a window and a team.
+    let (work, dst) = unsafe { (Work::of(coop), parts_of(dst_window, dst_offset, team)) };
+    work.reduce_copy((1, |_| src), dst, count);
+}
+
+pub(super) unsafe extern "C-unwind" fn lsa_reduce_sum_copy<T: Sum>(
+    coop: *const CoopAny,
+    src_window: *mut c_void,
+    src_offset: usize,
+    dst_window: *mut c_void,
+    dst_offset: usize,
+    count: usize,
+    team: *const Team,
+) {
+    // SAFETY: the kernel passes a coop, windows and a team.
+    let (work, src, dst) = unsafe {
+        (
+            Work::of(coop),
+            parts_of::<T>(src_window, src_offset, team),
+            parts_of(dst_window, dst_offset, team),
+        )
+    };
+    work.reduce_copy(src, dst, count);
+}
+
+pub(super) unsafe extern "C-unwind" fn multimem_reduce_sum<T: Sum>(
+    coop: *const CoopAny,
+    mc_src: *mut T,
+    dst: *mut T,
+    count: usize,
+) {
+    // SAFETY: the kernel passes a coop.
+    let work = unsafe { Work::of(coop) };
+    work.refuse_sum_in_switch::<T>();
+    for i in work.of_mine(count) {
+        if let Some(total) = work.load_sum(mc_src.wrapping_add(i)) {
+            work.store(dst.wrapping_add(i), total);
+        }
+    }
+}
+
+pub(super) unsafe extern "C-unwind" fn multimem_copy<T: Sum>(
+    coop: *const CoopAny,
+    src: *mut T,
+    mc_dst: *mut T,
+    count: usize,
+) {
+    // SAFETY: the kernel passes a coop.
+    let work = unsafe { Work::of(coop) };
+    for i in work.of_mine(count) {
+        let element = work.load(src.wrapping_add(i));
+        work.store_all(mc_dst.wrapping_add(i), element);
+    }
+}
+
+pub(super) unsafe extern "C-unwind" fn multimem_reduce_sum_copy<T: Sum>(
+    coop: *const CoopAny,
+    mc_src: *mut T,
+    mc_dst: *mut T,
+    count: usize,
+) {
+    // SAFETY: the kernel passes a coop.
+    let work = unsafe { Work::of(coop) };
+    work.refuse_sum_in_switch::<T>();
+    for i in work.of_mine(count) {
+        if let Some(total) = work.load_sum(mc_src.wrapping_add(i)) {
+            work.store_all(mc_dst.wrapping_add(i), total);
+        }
+    }
+}
+
+#[allow(clippy::too_many_arguments, reason = "NCCL's")]
+pub(super) unsafe extern "C-unwind" fn local_reduce_sum_copy<T: Sum>(
+    coop: *const CoopAny,
+    n_src: i32,
+    src_base: *mut T,
+    src_displ: usize,
+    n_dst: i32,
+    dst_base: *mut T,
+    dst_displ: usize,
+    count: usize,
+) {
+    // SAFETY: the kernel passes a coop.
+    let work = unsafe { Work::of(coop) };
+    let src = |k: usize| src_base.wrapping_byte_add(k.wrapping_mul(src_displ));
+    let dst = |j: usize| dst_base.wrapping_byte_add(j.wrapping_mul(dst_displ));
+    work.reduce_copy((n_src.max(0) as usize, src), (n_dst.max(0) as usize, dst), count);
+}

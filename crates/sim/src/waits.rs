@@ -1,0 +1,131 @@
+//! Waits with a name: for the network, and those of `nccl_device`'s typed layer.
+//!
+//! A call of NCCL that waits for the network parks its thread until a condition holds ([`until`]). The typed layer polls, and
+//! tells the simulator what for ([`WAITS`]). Either way a report names the wait, and the scheduler knows that the thread does
+//! nothing but wait: where all do, and the network has nothing to deliver, waits with a timeout are over, one after the
+//! other, and without any the run is stuck.
+
+#[cfg(test)]
+mod tests;
+
+use std::cell::Cell;
+use std::panic::Location;
+
+use devcomm_types::WaitFor;
+use nccl_device::raw::host::Waits;
+
+use crate::error::Site;
+use crate::nccl::{QueueKey, arrived};
+use crate::thread::{Run, Thread, Wait};
+
+/// A wait with a name.
+#[derive(Clone, Copy)]
+pub(crate) struct Named {
+    pub(crate) what: WaitFor,
+    /// When it is over, in nanoseconds of the simulated clock, if it has a timeout.
+    pub(crate) deadline: Option<u64>,
+    pub(crate) at: Site,
+}
+
+/// A thread's wait.
+#[derive(Default)]
+pub(crate) struct WaitState {
+    /// What it is for, while [`Thread::waits`] is set.
+    pub(crate) named: Cell<Option<Named>>,
+    /// What ends it, if the thread is parked.
+    pub(crate) until: Cell<Option<Until>>,
+    /// Whether its time is over.
+    pub(crate) over: Cell<bool>,
+    /// How often the thread has looked in vain in which streak of passes without news.
+    pub(crate) looks: Cell<(u64, u32)>,
+}
+
+/// What ends the wait of a parked thread.
+#[derive(Clone, Copy)]
+pub(crate) enum Until {
+    /// The word has reached `least`, by NCCL's rolling comparison of `bits` bits.
+    Reached { word: *const u64, least: u64, bits: u32 },
+    /// The ranks of an LSA barrier have arrived over multimem.
+    Arrived { inbox: *const u32, target: u32 },
+    /// The operations of a queue before number `before` are complete in this rank; without `gets`, they are only out of its
+    /// memory.
+    Complete { queue: QueueKey, before: u64, gets: bool },
+    /// A queue has room for one operation more.
+    Room { queue: QueueKey, depth: usize },
+}
+
+impl Until {
+    pub(crate) fn holds(&self, run: &Run) -> bool {
+        match *self {
+            Self::Reached { least, bits, .. } => reached(self.seen(), least, bits),
+            Self::Arrived { inbox, target } => arrived(inbox, target),
+            Self::Complete { queue, before, gets } => run.network.complete(queue, gets) >= before,
+            Self::Room { queue, depth } => run.network.posted(queue) < depth,
+        }
+    }
+
+    /// The value of the word that it is about.
+    pub(crate) fn seen(&self) -> u64 {
+        match *self {
+            // SAFETY: a signal or counter of a device communicator, or a word in a window that was checked; both outlive the
+            // launch.
+            Self::Reached { word, .. } => unsafe { word.read_volatile() },
+            // SAFETY: as in `arrived`.
+            Self::Arrived { inbox, .. } => unsafe { inbox.read_volatile() }.into(),
+            Self::Complete { .. } | Self::Room { .. } => 0,
+        }
+    }
+}
+
+/// Whether `value` has reached `least`, both counted modulo 2 to the power of `bits`. NCCL: `rollingLessEq`.
+pub(crate) fn reached(value: u64, least: u64, bits: u32) -> bool {
+    let mask = u64::MAX >> (64 - bits);
+    value.wrapping_sub(least) & mask <= mask >> 1
+}
+
+/// Parks the thread until `until` holds. The answer is whether it does: a wait with a timeout may be over before.
+pub(crate) fn until(
+    run: &Run,
+    thread: &Thread,
+    until: Until,
+    what: WaitFor,
+    deadline: Option<u64>,
+    at: Site,
+) -> bool {
+    if until.holds(run) {
+        return true;
+    }
+    let state = &run.waits[thread.id as usize];
+    state.named.set(Some(Named { what, deadline, at }));
+    state.until.set(Some(until));
+    thread.waits.set(true);
+    thread.give_way(Wait::Network);
+    thread.waits.set(false);
+    state.until.set(None);
+    !state.over.replace(false) || until.holds(run)
+}
+
+/// The seam's side of the typed layer's waits.
+pub(crate) const WAITS: Waits = Waits { poll, end };
+
+fn poll(what: &WaitFor, deadline: Option<u64>, at: &'static Location<'static>) -> bool {
+    let (thread, run) = Thread::current();
+    let state = &run.waits[thread.id as usize];
+    state.named.set(Some(Named { what: *what, deadline, at }));
+    thread.waits.set(true);
+    let (streak, looks) = state.looks.get();
+    let now = run.streak.get();
+    state.looks.set((now, if streak == now { looks + 1 } else { 1 }));
+    if !state.over.get() {
+        thread.give_way(Wait::Spin { at });
+    }
+    // A thread that has panicked does not wait in what it drops.
+    state.over.replace(false) || thread.unwinding.get()
+}
+
+fn end() {
+    let (thread, run) = Thread::current();
+    thread.waits.set(false);
+    run.waits[thread.id as usize].over.set(false);
+    run.progress();
+}

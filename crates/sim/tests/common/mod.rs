@@ -1,0 +1,225 @@
+//! What the tests of NCCL's C functions share.
+
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use core::mem::MaybeUninit;
+use core::ptr::null_mut;
+
+use devcomm_sim::{Error, LaunchConfig, Report, Simulator};
+use devcomm_types::kernel::{HostKernel, LaunchArgs};
+use nccl_device::raw::{self, CoopAny, DevComm, Gin, Team};
+
+/// NCCL's bit of the PROXY back end.
+pub const PROXY: u32 = 1 << 2;
+/// Memory orders, by C++'s numbers.
+pub const RELAXED: i32 = 0;
+pub const ACQ_REL: i32 = 4;
+/// Scopes of CUDA's atomics.
+pub const SYSTEM: i32 = 0;
+pub const THREAD: i32 = 3;
+/// NCCL: `ncclTimeout`.
+pub const TIMEOUT: i32 = 8;
+/// NCCL's signal operations.
+pub const INC: i32 = 0;
+pub const ADD: i32 = 1;
+/// NCCL's signal types.
+pub const NONE: i32 = 0;
+pub const VA: i32 = 1;
+pub const INDEXED: i32 = 2;
+
+/// The error of a launch that must fail.
+pub fn error_of<K: HostKernel, A: LaunchArgs<K::Args>>(
+    sim: &Simulator,
+    kernel: K,
+    grid: u32,
+    block: u32,
+    args: impl FnMut(usize) -> A,
+) -> Error {
+    // SAFETY: the kernel is wrong in a way that the simulator reports before harm is done.
+    unsafe { sim.launch(kernel, LaunchConfig::new(grid, block), args) }.unwrap_err()
+}
+
+/// A launch that must succeed.
+#[track_caller]
+pub fn run<K: HostKernel, A: LaunchArgs<K::Args>>(
+    sim: &Simulator,
+    kernel: K,
+    grid: u32,
+    block: u32,
+    args: impl FnMut(usize) -> A,
+) -> Report {
+    // SAFETY: the windows have what the kernel touches.
+    let result = unsafe { sim.launch(kernel, LaunchConfig::new(grid, block), args) };
+    result.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// An object that an init function fills.
+fn filled<T>(init: impl FnOnce(*mut T)) -> T {
+    let mut object = MaybeUninit::uninit();
+    init(object.as_mut_ptr());
+    // SAFETY: the function has filled it.
+    unsafe { object.assume_init() }
+}
+
+#[track_caller]
+pub fn cta() -> CoopAny {
+    // SAFETY: there is room for a coop.
+    filled(|coop| unsafe { raw::ncclCoopAnyInitCta(coop) })
+}
+
+#[track_caller]
+pub fn thread_coop() -> CoopAny {
+    // SAFETY: there is room for a coop.
+    filled(|coop| unsafe { raw::ncclCoopAnyInitThread(coop) })
+}
+
+#[track_caller]
+pub fn gin(comm: &DevComm, context: u32) -> Gin {
+    // SAFETY: there is room for a handle; a device communicator.
+    filled(|net| unsafe { raw::ncclGin_C_init(net, PROXY, comm, context as i32) })
+}
+
+/// A part of a window: its handle, and an offset in bytes.
+pub type Place = (*mut core::ffi::c_void, usize);
+
+/// What an operation signals: nothing, or an increment of a signal that says whether it is strong.
+#[derive(Clone, Copy)]
+pub enum Then {
+    Nothing,
+    Inc(u32, bool),
+    IncVa(Place, bool),
+    AddTo(u32, u64),
+}
+
+impl Then {
+    /// `signal_type`, window, offset, id, strong, op, arg.
+    pub fn parts(self) -> (i32, Place, u32, bool, i32, u64) {
+        match self {
+            Self::Nothing => (NONE, (null_mut(), 0), 0, false, INC, 0),
+            Self::Inc(id, strong) => (INDEXED, (null_mut(), 0), id, strong, INC, 0),
+            Self::IncVa(place, strong) => (VA, place, 0, strong, INC, 0),
+            Self::AddTo(id, value) => (INDEXED, (null_mut(), 0), id, true, ADD, value),
+        }
+    }
+}
+
+/// A put by one thread.
+///
+/// # Safety
+///
+/// NCCL's contract.
+#[track_caller]
+#[expect(clippy::too_many_arguments, reason = "NCCL's has 24")]
+pub unsafe fn put(
+    net: &mut Gin,
+    team: &Team,
+    peer: i32,
+    dst: Place,
+    src: Place,
+    bytes: usize,
+    then: Then,
+    counter: Option<u32>,
+) {
+    let (kind, va, id, strong, op, arg) = then.parts();
+    // SAFETY: the caller's.
+    unsafe {
+        raw::ncclGinPut_v3(
+            net,
+            team,
+            peer,
+            dst.0,
+            dst.1,
+            src.0,
+            src.1,
+            bytes,
+            kind,
+            va.0,
+            va.1,
+            id,
+            strong,
+            op,
+            arg,
+            counter.is_some(),
+            counter.unwrap_or(0),
+            &thread_coop(),
+            false,
+            null_mut(),
+            THREAD,
+            SYSTEM,
+            0,
+            0,
+        );
+    }
+}
+
+/// A signal by one thread.
+///
+/// # Safety
+///
+/// NCCL's contract.
+#[track_caller]
+pub unsafe fn signal(net: &mut Gin, team: &Team, peer: i32, then: Then) {
+    let (kind, va, id, strong, op, arg) = then.parts();
+    // SAFETY: the caller's.
+    unsafe {
+        raw::ncclGinSignal_v3(
+            net,
+            team,
+            peer,
+            kind,
+            va.0,
+            va.1,
+            id,
+            strong,
+            op,
+            arg,
+            &thread_coop(),
+            false,
+            null_mut(),
+            THREAD,
+            SYSTEM,
+            0,
+        );
+    }
+}
+
+/// NCCL's handle of a window.
+pub fn handle<T: devcomm_types::Element>(
+    window: &nccl_device::Window<T>,
+) -> *mut core::ffi::c_void {
+    // SAFETY: a transparent wrapper of the handle.
+    unsafe { *std::ptr::from_ref(window).cast() }
+}
+
+/// Waits on one thread until a signal has reached `least`.
+///
+/// # Safety
+///
+/// NCCL's contract.
+#[track_caller]
+pub unsafe fn wait(net: &mut Gin, id: u32, least: u64) {
+    // SAFETY: the caller's.
+    unsafe { raw::ncclGinWaitSignal(net, &thread_coop(), id, least, 64, ACQ_REL) };
+}
+
+/// Flushes a context on one thread.
+///
+/// # Safety
+///
+/// NCCL's contract.
+#[track_caller]
+pub unsafe fn flush(net: &mut Gin) {
+    // SAFETY: the caller's.
+    unsafe { raw::ncclGinFlush(net, &thread_coop(), ACQ_REL) };
+}
+
+/// A configuration with a GIN connection of every rank, and some of each thing.
+pub fn full() -> devcomm_sim::DevCommConfig {
+    devcomm_sim::DevCommConfig {
+        lsa_barriers: 4,
+        gin_connection: devcomm_sim::GinConnectionType::Full,
+        gin_signals: 16,
+        gin_counters: 4,
+        ..Default::default()
+    }
+}

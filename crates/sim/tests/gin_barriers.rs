@@ -1,0 +1,360 @@
+//! Barriers over the network, and over both.
+
+mod common;
+
+use core::mem::MaybeUninit;
+
+use common::*;
+use cuda_std::prelude::*;
+use devcomm_sim::{DevCommConfig, Error, GinBarriers, GinConnectionType, Simulator, Waiting};
+use nccl_device::raw::{self, BarrierSession, GinBarrierHandle, GinBarrierSession, Team};
+use nccl_device::{DevComm, Window};
+
+/// NCCL's fence levels.
+const NO_FENCE: i32 = 0;
+const PUT: i32 = 1;
+const GET: i32 = 2;
+
+/// Which barrier a kernel uses.
+const WORLD: u32 = 0;
+const RAIL: u32 = 1;
+
+fn barrier_of(comm: &raw::DevComm, which: u32) -> (Team, GinBarrierHandle) {
+    match which {
+        WORLD => (comm.world_team(), comm.world_gin_barrier),
+        _ => (comm.rail_team(), comm.rail_gin_barrier),
+    }
+}
+
+/// Every rank puts its number to every member, syncs, and sums what the others put; `rounds` times.
+#[kernel]
+unsafe fn puts_and_syncs(
+    comm: DevComm,
+    out: Window<u64>,
+    which: u32,
+    all_contexts: bool,
+    rounds: u64,
+) {
+    let comm = comm.as_raw();
+    let (team, barriers) = barrier_of(comm, which);
+    let (coop, index) = (cta(), thread::block_idx_x());
+    let contexts = if all_contexts { comm.gin_context_count } else { 1 };
+    let mut session = MaybeUninit::<GinBarrierSession>::uninit();
+    let session = session.as_mut_ptr();
+    let members = team.n_ranks as usize;
+    // A place for every block, context and member, and one for what is put, and for the sums.
+    let place = |context: u32, member: usize| {
+        ((index * contexts + context) as usize * members + member + 1) * 8
+    };
+    // SAFETY: the window has the places; the barriers order the accesses.
+    unsafe {
+        let mut net = gin(comm, 0);
+        if all_contexts {
+            raw::ncclGinBarrierSessionInitAllContexts(
+                session, &coop, comm, &team, &barriers, index,
+            );
+        } else {
+            raw::ncclGinBarrierSessionInit(session, &coop, &net, &team, &barriers, index);
+        }
+        for round in 1..=rounds {
+            if thread::thread_idx_x() == 0 {
+                for context in 0..contexts {
+                    net = gin(comm, context);
+                    for peer in 0..team.n_ranks {
+                        raw::ncclGinPutValue(
+                            &mut net,
+                            &team,
+                            peer,
+                            handle(&out),
+                            place(context, team.rank as usize),
+                            round,
+                            8,
+                            false,
+                            0,
+                            INC,
+                            0,
+                            &thread_coop(),
+                            false,
+                            core::ptr::null_mut(),
+                            THREAD,
+                            SYSTEM,
+                        );
+                    }
+                }
+            }
+            raw::ncclGinBarrierSessionSync(session, &coop, ACQ_REL, PUT);
+            if thread::thread_idx_x() == 0 {
+                for context in 0..contexts {
+                    for member in 0..members {
+                        let seen = out.local().load(place(context, member) / 8);
+                        assert_eq!(seen, round, "context {context} member {member}");
+                    }
+                }
+            }
+            // Nobody puts the next round's before all have looked.
+            raw::ncclGinBarrierSessionSync(session, &coop, ACQ_REL, NO_FENCE);
+        }
+        raw::ncclGinBarrierSessionDestroy(session);
+    }
+}
+
+fn config(connection: GinConnectionType) -> DevCommConfig {
+    let world = if connection == GinConnectionType::Full { 2 } else { 0 };
+    DevCommConfig {
+        gin_connection: connection,
+        gin_contexts: 3,
+        world_gin_barriers: world,
+        rail_gin_barriers: 2,
+        barriers: 2,
+        ..full()
+    }
+}
+
+#[test]
+fn a_put_fence_makes_the_puts_of_every_member_visible() {
+    for seed in 0..30 {
+        let sim = Simulator::builder().ranks(4).lsa_ranks(2).seed(seed).build().unwrap();
+        for (which, connection) in [
+            (WORLD, GinConnectionType::Full),
+            (RAIL, GinConnectionType::Full),
+            (RAIL, GinConnectionType::Rail),
+        ] {
+            for all_contexts in [false, true] {
+                let comm = sim.dev_comm(config(connection)).unwrap();
+                let out = sim.window::<u64>(64).unwrap();
+                let args =
+                    |rank: usize| (comm.rank(rank), out.rank(rank), which, all_contexts, 3_u64);
+                run(&sim, puts_and_syncs, 2, 3, args);
+                // Barriers keep their count between launches.
+                run(&sim, puts_and_syncs, 2, 3, args);
+            }
+        }
+    }
+}
+
+#[test]
+fn weak_signals_make_the_put_fence_void_as_on_a_gpu() {
+    let failures = (0..100).filter(|seed| {
+        let sim = Simulator::builder().ranks(2).seed(*seed).build().unwrap();
+        let weak = DevCommConfig { gin_strong_signals: false, ..config(GinConnectionType::Full) };
+        let (comm, out) = (sim.dev_comm(weak).unwrap(), sim.window::<u64>(64).unwrap());
+        let args = |rank: usize| (comm.rank(rank), out.rank(rank), WORLD, false, 3_u64);
+        let launch = devcomm_sim::LaunchConfig::new(1, 1);
+        // SAFETY: the window has the places.
+        let result = unsafe { sim.launch(puts_and_syncs, launch, args) };
+        matches!(result, Err(Error::Panic { .. }))
+    });
+    assert!(failures.count() > 0);
+}
+
+/// Rank 0 gets from rank 1, then meets it.
+#[kernel]
+unsafe fn gets_and_syncs(comm: DevComm, out: Window<u64>, all_contexts: bool, fence: i32) {
+    let comm = comm.as_raw();
+    let (team, barriers) = barrier_of(comm, WORLD);
+    let mut session = MaybeUninit::<GinBarrierSession>::uninit();
+    let (session, coop) = (session.as_mut_ptr(), thread_coop());
+    // SAFETY: the window has two elements.
+    unsafe {
+        let mut net = gin(comm, 0);
+        if all_contexts {
+            raw::ncclGinBarrierSessionInitAllContexts(session, &coop, comm, &team, &barriers, 1);
+            net = gin(comm, 2);
+        } else {
+            raw::ncclGinBarrierSessionInit(session, &coop, &net, &team, &barriers, 1);
+        }
+        if comm.rank == 0 {
+            let window = handle(&out);
+            raw::ncclGinGet(
+                &mut net,
+                &team,
+                1,
+                window,
+                0,
+                window,
+                8,
+                8,
+                &coop,
+                false,
+                core::ptr::null_mut(),
+                0,
+            );
+        }
+        raw::ncclGinBarrierSessionSync(session, &coop, ACQ_REL, fence);
+        let seen = out.local().load(1);
+        out.local().store(0, seen);
+    }
+}
+
+#[test]
+fn a_get_fence_completes_this_ranks_gets() {
+    let seen = |seed: u64, all_contexts: bool, fence: i32| {
+        let sim = Simulator::builder().ranks(2).seed(seed).build().unwrap();
+        let comm = sim.dev_comm(config(GinConnectionType::Full)).unwrap();
+        let out = sim.window::<u64>(2).unwrap();
+        (0..2).for_each(|rank| out.write(rank, &[5 + rank as u64, 0]).unwrap());
+        run(&sim, gets_and_syncs, 1, 1, |rank| {
+            (comm.rank(rank), out.rank(rank), all_contexts, fence)
+        });
+        out.read(0)[0]
+    };
+    for all_contexts in [false, true] {
+        assert!((0..100).all(|seed| seen(seed, all_contexts, GET) != 0));
+        assert!((0..100).any(|seed| seen(seed, all_contexts, NO_FENCE) == 0));
+    }
+}
+
+/// Each rank stores to its LSA peers and puts to its rail peers, around hybrid barriers.
+#[kernel]
+unsafe fn meets_hybrid(comm: DevComm, out: Window<u64>, multimem: bool, fence: i32, rounds: u64) {
+    let comm = comm.as_raw();
+    let (lsa, rail, world) = (comm.lsa_team(), comm.rail_team(), comm.world_team());
+    let mut session = MaybeUninit::<BarrierSession>::uninit();
+    let (session, coop) = (session.as_mut_ptr(), cta());
+    let mut net = gin(comm, 0);
+    // SAFETY: the window has a place for every rank.
+    unsafe {
+        raw::ncclBarrierSessionInit(
+            session,
+            &coop,
+            &lsa,
+            &rail,
+            &net,
+            &comm.hybrid_lsa_barrier,
+            &comm.hybrid_rail_gin_barrier,
+            thread::block_idx_x(),
+            multimem,
+            &comm.lsa_multimem,
+        );
+        for round in 1..=rounds {
+            if thread::thread_idx_x() == 0 {
+                for peer in 0..lsa.n_ranks {
+                    out.lsa(peer).store(world.rank as usize, round);
+                }
+                for peer in 0..rail.n_ranks {
+                    if peer != rail.rank {
+                        raw::ncclGinPutValue(
+                            &mut net,
+                            &rail,
+                            peer,
+                            handle(&out),
+                            world.rank as usize * 8,
+                            round,
+                            8,
+                            false,
+                            0,
+                            INC,
+                            0,
+                            &thread_coop(),
+                            false,
+                            core::ptr::null_mut(),
+                            THREAD,
+                            SYSTEM,
+                        );
+                    }
+                }
+            }
+            raw::ncclBarrierSessionSync(session, &coop, ACQ_REL, fence);
+            if thread::thread_idx_x() == 0 && fence & PUT != 0 {
+                for rank in 0..world.n_ranks {
+                    let (me, n) = (world.rank, lsa.n_ranks);
+                    if rank / n == me / n || rank % n == me % n {
+                        assert_eq!(out.local().load(rank as usize), round, "rank {rank}");
+                    }
+                }
+            }
+            raw::ncclBarrierSessionSync(session, &coop, ACQ_REL, NO_FENCE);
+        }
+        raw::ncclBarrierSessionDestroy(session);
+    }
+}
+
+#[test]
+fn a_hybrid_barrier_meets_lsa_team_and_rail() {
+    for seed in 0..30 {
+        let sim = Simulator::builder().ranks(6).lsa_ranks(3).seed(seed).build().unwrap();
+        for multimem in [false, true] {
+            let config =
+                DevCommConfig { lsa_multimem: multimem, ..config(GinConnectionType::Rail) };
+            let (comm, out) = (sim.dev_comm(config).unwrap(), sim.window::<u64>(6).unwrap());
+            let args = |rank: usize| (comm.rank(rank), out.rank(rank), multimem, PUT | GET, 3_u64);
+            let report = run(&sim, meets_hybrid, 1, 2, args);
+            assert!(report.open_sessions.is_empty());
+            run(&sim, meets_hybrid, 1, 2, args);
+        }
+    }
+}
+
+#[test]
+fn the_hybrid_barrier_that_does_nothing_is_reported() {
+    let sim = Simulator::builder().ranks(8).lsa_ranks(4).build().unwrap();
+    let out = sim.window::<u64>(8).unwrap();
+    for (connection, does) in [
+        (GinConnectionType::Full, "does nothing here"),
+        (GinConnectionType::CustomStride, "synchronises the LSA team only here"),
+    ] {
+        let config = DevCommConfig { gin_custom_stride: 2, ..config(connection) };
+        let comm = sim.dev_comm(config.clone()).unwrap();
+        let args = |rank: usize| (comm.rank(rank), out.rank(rank), false, PUT, 1_u64);
+        let error = error_of(&sim, meets_hybrid, 1, 1, args);
+        assert!(matches!(error, Error::Misuse { .. }), "{error}");
+        assert!(error.to_string().contains(&format!("NCCL's hybrid barrier {does}")), "{error}");
+        // Without puts in the fence it is a barrier.
+        let comm = sim.dev_comm(config).unwrap();
+        let args = |rank: usize| (comm.rank(rank), out.rank(rank), false, GET, 2_u64);
+        run(&sim, meets_hybrid, 1, 1, args);
+    }
+}
+
+/// All but rank 1 come to the barrier.
+#[kernel]
+unsafe fn one_stays_away(comm: DevComm, ranks: i32, index: u32, signal0: u32) {
+    let comm = comm.as_raw();
+    if comm.rank == 1 {
+        return;
+    }
+    let team = Team { n_ranks: ranks, ..comm.world_team() };
+    let handle = GinBarrierHandle { signal0, unused: 0 };
+    let mut session = MaybeUninit::<GinBarrierSession>::uninit();
+    let (session, coop) = (session.as_mut_ptr(), cta());
+    // SAFETY: the simulator reports what is wrong.
+    unsafe {
+        raw::ncclGinBarrierSessionInit(session, &coop, &gin(comm, 0), &team, &handle, index);
+        raw::ncclGinBarrierSessionSync(session, &coop, ACQ_REL, NO_FENCE);
+    }
+}
+
+#[test]
+fn a_gin_barrier_names_who_has_not_arrived() {
+    let sim = Simulator::new(3).unwrap();
+    let mut config = config(GinConnectionType::Full);
+    let key = config.add(GinBarriers { ranks: 3, count: 2 });
+    let comm = sim.dev_comm(config).unwrap();
+    let signal0 = comm.rank(0).resource(key).signal0;
+    let error = error_of(&sim, one_stays_away, 1, 4, |rank| (comm.rank(rank), 3, 1_u32, signal0));
+    let text = error.to_string();
+    let Error::Deadlock(stall) = error else { panic!("{text}") };
+    let named = stall.waiters.iter().filter(|w| matches!(w.what, Waiting::For(_))).count();
+    assert_eq!(named, 2);
+    assert!(text.contains("GIN barrier 1 on context 0, where rank 1 has not arrived"), "{text}");
+    assert!(text.contains("the rest of its coop in a GIN barrier"), "{text}");
+}
+
+#[test]
+fn a_gin_barrier_that_was_not_made_is_reported() {
+    let sim = Simulator::new(3).unwrap();
+    let signal0 = |comm: &devcomm_sim::DevComm| {
+        devcomm_types::IntoArg::<raw::DevComm>::into_arg(comm.rank(0)).world_gin_barrier.signal0
+    };
+    for (ranks, index, beyond, want) in [
+        (2, 0, 0, "a team of 2 ranks, made for 3"),
+        (3, 2, 0, "GIN barrier 2: the device communicator was made with 2"),
+        (3, 0, 1, "none of the device communicator's"),
+    ] {
+        let comm = sim.dev_comm(config(GinConnectionType::Full)).unwrap();
+        let first = signal0(&comm) + beyond;
+        let error =
+            error_of(&sim, one_stays_away, 1, 1, |rank| (comm.rank(rank), ranks, index, first));
+        assert!(error.to_string().contains(want), "{error}");
+    }
+}

@@ -1,0 +1,223 @@
+//! What the network refuses, and waits for it that never end.
+
+mod common;
+
+use core::mem::MaybeUninit;
+use core::ptr::null_mut;
+
+use common::*;
+use cuda_std::prelude::*;
+use devcomm_sim::{DevCommConfig, Error, GinConnectionType, Simulator, Waiting};
+use nccl_device::raw::{self, GinRequest};
+use nccl_device::{DevComm, Window};
+
+/// Rank 0 puts an element to `peer`, from `offset`, with signal `id` and counter `counter`.
+#[kernel]
+unsafe fn puts_to(
+    comm: DevComm,
+    out: Window<u32>,
+    peer: i32,
+    offset: usize,
+    id: u32,
+    counter: u32,
+) {
+    let comm = comm.as_raw();
+    if comm.rank == 0 {
+        let (team, mut net, window) = (comm.world_team(), gin(comm, 0), handle(&out));
+        let then = Then::Inc(id, true);
+        // SAFETY: the simulator reports what is wrong.
+        unsafe {
+            put(&mut net, &team, peer, (window, offset), (window, 0), 4, then, Some(counter))
+        };
+    }
+}
+
+/// The report about a put, if there is one.
+fn report_of_put(
+    connection: GinConnectionType,
+    peer: i32,
+    offset: usize,
+    id: u32,
+    counter: u32,
+) -> String {
+    let sim = Simulator::builder().ranks(4).lsa_ranks(2).build().unwrap();
+    let config = DevCommConfig { gin_connection: connection, ..full() };
+    let (comm, out) = (sim.dev_comm(config).unwrap(), sim.window::<u32>(2).unwrap());
+    let args = |rank: usize| (comm.rank(rank), out.rank(rank), peer, offset, id, counter);
+    let launch = devcomm_sim::LaunchConfig::new(1, 1);
+    // SAFETY: the kernel is right, or wrong in a way that the simulator reports.
+    match unsafe { sim.launch(puts_to, launch, args) } {
+        Ok(_) => String::new(),
+        Err(error @ Error::Misuse { .. }) => error.to_string(),
+        Err(other) => panic!("{other}"),
+    }
+}
+
+#[test]
+fn what_a_put_may_not_do_is_reported_when_it_is_posted() {
+    use GinConnectionType::{CustomStride, Full, Rail};
+    for (connection, peer) in [(Full, 0), (Full, 3), (Rail, 0), (Rail, 2), (CustomStride, 3)] {
+        assert_eq!(report_of_put(connection, peer, 4, 15, 3), "");
+    }
+    let all = [
+        (
+            report_of_put(Rail, 1, 0, 0, 0),
+            "rank 1 is not connected to rank 0 over the network: only ranks 2 apart are",
+        ),
+        (report_of_put(Full, 4, 0, 0, 0), "peer 4 of a team of 4 ranks"),
+        (
+            report_of_put(Full, 1, 5, 0, 0),
+            "a put to 4 bytes at byte 5 of window 1, rank 1's part, which has 8",
+        ),
+        (report_of_put(Full, 1, usize::MAX, 0, 0), "of window 1, rank 1's part, which has 8"),
+        (report_of_put(Full, 1, 0, 16, 0), "signal 16: the device communicator has 16"),
+        (report_of_put(Full, 1, 0, 0, 4), "counter 4: the device communicator has 4"),
+    ];
+    for (report, want) in all {
+        assert!(report.contains(want), "{report}");
+        assert!(
+            report.contains("rank 0 block 0 thread 0 at ") && report.contains("gin_misuse.rs"),
+            "{report}"
+        );
+    }
+}
+
+/// Makes one mistake, by number.
+#[kernel]
+unsafe fn mistakes(comm: DevComm, out: Window<u64>, which: u32) {
+    let comm = comm.as_raw();
+    let (team, window) = (comm.world_team(), handle(&out));
+    // SAFETY: the simulator reports what is wrong.
+    unsafe {
+        if which == 0 {
+            gin(comm, 4);
+        }
+        let mut net = MaybeUninit::uninit();
+        if which == 1 {
+            raw::ncclGin_C_init(net.as_mut_ptr(), 1 << 3, comm, 0);
+        }
+        let mut net = gin(comm, 0);
+        match which {
+            2 => {
+                signal(&mut net, &team, 0, Then::Inc(0, true));
+                signal(&mut net, &team, 0, Then::AddTo(0, 1));
+            }
+            3 => {
+                signal(&mut net, &team, 0, Then::Inc(0, true));
+                raw::ncclGinResetSignal(&mut net, 0);
+            }
+            4 => signal(&mut net, &team, 0, Then::IncVa((window, 4), true)),
+            5 => {
+                let mut request = GinRequest([0; 2]);
+                raw::ncclGinWait(
+                    &mut net,
+                    &mut request,
+                    &thread_coop(),
+                    false,
+                    null_mut(),
+                    ACQ_REL,
+                );
+            }
+            6 => {
+                raw::ncclGinReadSignal(&mut net, 0, 65, ACQ_REL);
+            }
+            7 => raw::ncclGinPutValue(
+                &mut net,
+                &team,
+                0,
+                window,
+                0,
+                1,
+                3,
+                false,
+                0,
+                INC,
+                0,
+                &thread_coop(),
+                false,
+                null_mut(),
+                THREAD,
+                SYSTEM,
+            ),
+            8 => flush(&mut *MaybeUninit::<raw::Gin>::zeroed().as_mut_ptr()),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn misuse_of_the_network_is_reported() {
+    let sim = Simulator::new(1).unwrap();
+    let out = sim.window::<u64>(2).unwrap();
+    let wants = [
+        "GIN context 4: the device communicator has 4",
+        "lacks PROXY",
+        "signal 0 of rank 0 is both incremented and added to without a reset",
+        "signal 0 is reset while an operation that signals it is under way",
+        "signals are aligned to 8 bytes",
+        "the request was not made by ncclGinFlushAsync",
+        "a value of 65 bits",
+        "a put of a value of 3 bytes",
+        "the GIN handle was not made by ncclGin_C_init",
+    ];
+    for (which, want) in wants.into_iter().enumerate() {
+        let comm = sim.dev_comm(full()).unwrap();
+        let error =
+            error_of(&sim, mistakes, 1, 1, |rank| (comm.rank(rank), out.rank(rank), which as u32));
+        assert!(matches!(error, Error::Misuse { .. }), "{error}");
+        assert!(error.to_string().contains(want), "{error}");
+    }
+    let comm = sim.dev_comm(DevCommConfig { lsa_barriers: 1, ..Default::default() }).unwrap();
+    let error = error_of(&sim, mistakes, 1, 1, |rank| (comm.rank(rank), out.rank(rank), 9_u32));
+    assert!(error.to_string().contains("made without a gin_connection"), "{error}");
+}
+
+/// A signal is counted anew after a reset, in another way too.
+#[kernel]
+unsafe fn resets_between(comm: DevComm) {
+    let comm = comm.as_raw();
+    let (team, mut net) = (comm.world_team(), gin(comm, 0));
+    // SAFETY: a handle.
+    unsafe {
+        signal(&mut net, &team, 0, Then::Inc(0, true));
+        wait(&mut net, 0, 1);
+        raw::ncclGinResetSignal(&mut net, 0);
+        signal(&mut net, &team, 0, Then::AddTo(0, 5));
+        wait(&mut net, 0, 5);
+    }
+}
+
+#[test]
+fn a_reset_lets_a_signal_be_counted_another_way() {
+    let sim = Simulator::new(1).unwrap();
+    let comm = sim.dev_comm(full()).unwrap();
+    run(&sim, resets_between, 1, 1, |rank| (comm.rank(rank),));
+}
+
+#[kernel]
+unsafe fn waits_for_nobody(comm: DevComm) {
+    let comm = comm.as_raw();
+    let mut net = gin(comm, 3);
+    // SAFETY: a handle.
+    unsafe { raw::ncclGinWaitSignal(&mut net, &cta(), 5, 2, 64, ACQ_REL) };
+}
+
+#[test]
+fn a_wait_for_a_signal_that_nobody_sends_is_a_deadlock_with_its_name() {
+    let sim = Simulator::new(2).unwrap();
+    let comm = sim.dev_comm(full()).unwrap();
+    let error = error_of(&sim, waits_for_nobody, 1, 4, |rank| (comm.rank(rank),));
+    let text = error.to_string();
+    let Error::Deadlock(stall) = error else { panic!("{text}") };
+    let waiter = stall.waiters.iter().find(|w| matches!(w.what, Waiting::For(_))).unwrap();
+    assert_eq!((waiter.rank, waiter.threads), (0, 1));
+    assert!(waiter.at.unwrap().file().ends_with("gin_misuse.rs"));
+    assert!(
+        text.contains("1 thread waits for signal 5 of context 3, which is 0 and not yet 2"),
+        "{text}"
+    );
+    assert!(
+        text.contains("3 threads wait for the rest of its coop in a wait for a signal"),
+        "{text}"
+    );
+}

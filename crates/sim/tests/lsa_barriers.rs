@@ -1,0 +1,96 @@
+//! LSA barriers of a kernel's own teams.
+
+mod common;
+
+use core::mem::MaybeUninit;
+
+use common::*;
+use cuda_std::prelude::*;
+use devcomm_sim::{DevCommConfig, Error, LsaBarriers, Simulator};
+use nccl_device::raw::{self, LsaBarrierHandle, LsaBarrierSession, MultimemHandle, Team};
+use nccl_device::{DevComm, Window};
+
+/// Teams of `ranks` neighbours meet, and look at what their members stored before.
+#[kernel]
+unsafe fn pairs_meet(comm: DevComm, out: Window<u32>, buffer: u32, ranks: i32, rounds: u32) {
+    let comm = comm.as_raw();
+    let (team, coop) = (comm.lsa_team().inner_factor(ranks), cta());
+    let barriers = LsaBarrierHandle { buffer, n_barriers: 2 };
+    let mut session = MaybeUninit::<LsaBarrierSession>::uninit();
+    let session = session.as_mut_ptr();
+    // SAFETY: the window has an element a block; the barriers order the accesses.
+    unsafe {
+        let index = thread::block_idx_x();
+        raw::ncclLsaBarrierSessionInit(
+            session,
+            &coop,
+            comm,
+            &team,
+            &barriers,
+            index,
+            false,
+            &MultimemHandle::NULL,
+        );
+        for round in 1..=rounds {
+            if thread::thread_idx_x() == 0 {
+                out.local().store(index as usize, round);
+            }
+            raw::ncclLsaBarrierSessionArrive(session, &coop, ACQ_REL);
+            raw::ncclLsaBarrierSessionWait(session, &coop, ACQ_REL);
+            for member in 0..team.n_ranks {
+                let peer = raw::ncclTeamRankToLsa(comm, &team, member);
+                assert_eq!(out.lsa(peer).load(index as usize), round);
+            }
+            raw::ncclLsaBarrierSessionSync(session, &coop, ACQ_REL);
+        }
+        raw::ncclLsaBarrierSessionDestroy(session);
+    }
+}
+
+#[test]
+fn teams_within_the_lsa_team_have_barriers_of_their_own() {
+    for seed in 0..30 {
+        let sim = Simulator::builder().ranks(8).lsa_ranks(4).seed(seed).build().unwrap();
+        let mut config = DevCommConfig { lsa_barriers: 2, ..Default::default() };
+        let key = config.add(LsaBarriers { ranks: 2, count: 2 });
+        let (comm, out) = (sim.dev_comm(config).unwrap(), sim.window::<u32>(2).unwrap());
+        let buffer = comm.rank(0).resource(key).buffer;
+        let args = |rank: usize| (comm.rank(rank), out.rank(rank), buffer, 2, 3_u32);
+        for _ in 0..2 {
+            assert!(run(&sim, pairs_meet, 2, 3, args).open_sessions.is_empty());
+        }
+    }
+}
+
+/// A barrier of a team that spans LSA teams.
+#[kernel]
+unsafe fn world_meets(comm: DevComm, place: i32) {
+    let comm = comm.as_raw();
+    let team = Team { rank: comm.rank + place, ..comm.world_team() };
+    let mut session = MaybeUninit::<LsaBarrierSession>::uninit();
+    // SAFETY: the simulator reports what is wrong.
+    unsafe {
+        raw::ncclLsaBarrierSessionInit(
+            session.as_mut_ptr(),
+            &cta(),
+            comm,
+            &team,
+            &comm.lsa_barrier,
+            0,
+            false,
+            &MultimemHandle::NULL,
+        );
+    }
+}
+
+#[test]
+fn a_barrier_of_ranks_that_load_and_store_do_not_reach_is_reported() {
+    let sim = Simulator::builder().ranks(4).lsa_ranks(2).build().unwrap();
+    for place in [0, 4, -1] {
+        let config = DevCommConfig { lsa_barriers: 1, ..Default::default() };
+        let comm = sim.dev_comm(config).unwrap();
+        let error = error_of(&sim, world_meets, 1, 1, |rank| (comm.rank(rank), place));
+        assert!(matches!(error, Error::Misuse { .. }), "{error}");
+        assert!(error.to_string().contains("a team that is not in the LSA team"), "{error}");
+    }
+}

@@ -1,0 +1,152 @@
+//! Addresses in windows and resource buffers: who is reached by which, and what is not.
+
+mod common;
+
+use core::ffi::c_void;
+
+use common::*;
+use cuda_std::prelude::*;
+use devcomm_sim::{
+    Counters, DevCommConfig, GinBarriers, LlA2a, LsaBarriers, ResourceBuffer, Signals, Simulator,
+};
+use nccl_device::raw::{self, Team};
+use nccl_device::{DevComm, Window};
+
+/// Stores this rank's number through a pointer.
+///
+/// # Safety
+///
+/// It is valid.
+#[track_caller]
+unsafe fn leave_name(at: *mut c_void, comm: &raw::DevComm) {
+    // SAFETY: the caller's.
+    unsafe { mem::store(at.cast(), comm.rank as u32 + 1) };
+}
+
+#[kernel]
+unsafe fn leaves_names(comm: DevComm, out: Window<u32>, buffer: u32) {
+    let comm = comm.as_raw();
+    let (w, lsa) = (handle(&out), comm.lsa_team());
+    let other = (lsa.rank + 1) % lsa.n_ranks;
+    let reversed = Team { rank: lsa.n_ranks - 1 - lsa.rank, stride: -1, ..lsa };
+    // SAFETY: the window and the buffer have eight elements; every rank has its own way.
+    unsafe {
+        leave_name(raw::ncclGetLocalPointer(w, 0), comm);
+        leave_name(raw::ncclGetLsaPointer(w, 4, other), comm);
+        leave_name(raw::ncclGetPeerPointer(w, 8, comm.rank - lsa.rank + other), comm);
+        leave_name(raw::ncclGetPeerPointerTeam(w, 12, &lsa, other), comm);
+        leave_name(raw::ncclGetPeerPointerTeam(w, 16, &reversed, lsa.n_ranks - 1 - other), comm);
+
+        let local = raw::ncclGetResourceBufferLocalPointer(comm, buffer);
+        leave_name(local, comm);
+        let by_lsa = raw::ncclGetResourceBufferLsaPointer(comm, buffer, other);
+        leave_name(by_lsa.byte_add(4), comm);
+        let by_team = raw::ncclGetResourceBufferPeerPointer(comm, buffer, &lsa, other);
+        leave_name(by_team.byte_add(8), comm);
+        assert_eq!(by_lsa, by_team);
+        assert_eq!(raw::ncclGetResourceBufferOffset(buffer), buffer as usize * 128);
+        assert_eq!(
+            raw::ncclGetLsaPointer(comm.resource_window, buffer as usize * 128, lsa.rank),
+            local
+        );
+        let base = local.cast::<u32>();
+        (0..3).for_each(|i| out.local().store(5 + i, mem::load(base.add(i))));
+    }
+}
+
+#[test]
+fn every_pointer_leads_to_its_rank() {
+    let sim = Simulator::builder().ranks(6).lsa_ranks(3).build().unwrap();
+    let mut config = DevCommConfig { lsa_barriers: 1, ..Default::default() };
+    let scratch = config.add(ResourceBuffer { bytes: 32, align: 256 });
+    let (comm, out) = (sim.dev_comm(config).unwrap(), sim.window::<u32>(8).unwrap());
+    let buffer = comm.rank(0).resource(scratch);
+    assert_eq!(buffer % 2, 0, "aligned to 256 bytes");
+    run(&sim, leaves_names, 1, 1, |rank| (comm.rank(rank), out.rank(rank), buffer));
+    // The buffers are read one launch later, when all have stored.
+    run(&sim, leaves_names, 1, 1, |rank| (comm.rank(rank), out.rank(rank), buffer));
+    for rank in 0..6_u32 {
+        let before = rank / 3 * 3 + (rank % 3 + 2) % 3 + 1;
+        let want = [rank + 1, before, before, before, before, rank + 1, before, before];
+        assert_eq!(out.read(rank as usize), want, "rank {rank}");
+    }
+}
+
+/// Uses one wrong pointer, by number.
+#[kernel]
+unsafe fn mistakes(comm: DevComm, out: Window<u32>, which: u32) {
+    let comm = comm.as_raw();
+    let (w, lsa) = (handle(&out), comm.lsa_team());
+    let (mut id, mut offset) = (0, 0);
+    // SAFETY: the simulator reports what is wrong.
+    unsafe {
+        match which {
+            0 => leave_name(raw::ncclGetPeerPointer(w, 0, 2), comm),
+            1 => leave_name(raw::ncclGetPeerPointerTeam(w, 0, &lsa, -1), comm),
+            2 => leave_name(raw::ncclGetResourceBufferLsaPointer(comm, 1, 2), comm),
+            3 => leave_name(raw::ncclGetResourceBufferLocalPointer(comm, 1000), comm),
+            4 => leave_name(raw::ncclGetLocalPointer(core::ptr::null_mut(), 0), comm),
+            5 => raw::ncclGetCftLeInfo(w, 0, 0, &lsa, comm, &mut id, &mut offset),
+            6 => raw::ncclGetPeerLeInfo(w, 0, 0, comm, &mut id, &mut offset),
+            7 => raw::ncclGetMultimemLeInfo(w, 0, comm, &mut id, &mut offset),
+            8 => raw::ncclGetResourceBufferCftLeInfo(comm, 1, 0, &mut id, &mut offset),
+            9 => raw::ncclGetResourceBufferPeerLeInfo(comm, 1, 0, &mut id, &mut offset),
+            _ => raw::ncclGetResourceBufferMultimemLeInfo(comm, 1, &mut id, &mut offset),
+        }
+    }
+}
+
+#[test]
+fn what_no_pointer_reaches_is_reported() {
+    let sim = Simulator::builder().ranks(4).lsa_ranks(2).build().unwrap();
+    let out = sim.window::<u32>(2).unwrap();
+    let wants = [
+        "rank 2, which is not in the LSA team",
+        "rank -1, which is not in the LSA team",
+        "rank 2, which is not in the LSA team",
+        "behind the end of device communicator",
+        "the window is NULL",
+    ];
+    for which in 0..11 {
+        let comm = sim.dev_comm(DevCommConfig { lsa_barriers: 1, ..Default::default() }).unwrap();
+        let error =
+            error_of(&sim, mistakes, 1, 1, |rank| (comm.rank(rank), out.rank(rank), which as u32));
+        let want = wants.get(which).unwrap_or(&"CFT is not simulated");
+        assert!(error.to_string().contains(want), "{which}: {error}");
+        assert!(error.to_string().contains("pointers.rs"), "{error}");
+    }
+}
+
+#[test]
+fn resources_have_places_of_their_own() {
+    let sim = Simulator::builder().ranks(4).lsa_ranks(2).build().unwrap();
+    let mut config = full();
+    let barriers = config.add(LsaBarriers { ranks: 2, count: 3 });
+    let gin_barriers = config.add(GinBarriers { ranks: 4, count: 3 });
+    let a2a = config.add(LlA2a { blocks: 2, max_elements: 5, element_size: 12 });
+    let (signals, counters) = (config.add(Signals { count: 2 }), config.add(Counters { count: 3 }));
+    let scratch = config.add(ResourceBuffer { bytes: 1, align: 1 });
+    let comm = sim.dev_comm(config).unwrap();
+    let it = comm.rank(3);
+    let (barriers, a2a) = (it.resource(barriers), it.resource(a2a));
+    assert_eq!((barriers.n_barriers, a2a.n_slots), (3, 10));
+    // Two blocks with a header and two banks of ten lines of 16 bytes, in units of 128.
+    assert_eq!(it.resource(scratch) - a2a.buffer, (2 * (1 + 2 * 10) * 16_u32).div_ceil(128));
+    assert!(barriers.buffer < a2a.buffer && barriers.buffer > 0);
+    // Numbers behind the user's own, in the order of the list.
+    assert_eq!(it.resource(gin_barriers).signal0, 16);
+    assert_eq!((it.resource(signals).first, it.resource(counters).first), (16 + 12, 4));
+}
+
+#[test]
+fn the_key_of_another_configuration_opens_nothing() {
+    let sim = Simulator::new(1).unwrap();
+    let (mut one, mut two) = (full(), full());
+    let key = one.add(Signals { count: 2 });
+    two.add(Signals { count: 3 });
+    let comm = sim.dev_comm(two).unwrap();
+    let result =
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| comm.rank(0).resource(key)));
+    assert!(result.is_err());
+    assert!(sim.dev_comm(one).is_ok());
+}

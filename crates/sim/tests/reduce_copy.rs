@@ -1,0 +1,426 @@
+//! The reduce-copy families: every function, its sums and its types.
+
+mod common;
+
+use core::fmt::Debug;
+
+use common::*;
+use cuda_std::prelude::*;
+use devcomm_sim::{DevCommConfig, Error, Simulator};
+use devcomm_types::{Element, F8E4M3, F8E5M2};
+use half::{bf16, f16};
+use nccl_device::raw;
+use nccl_device::{DevComm, Window};
+
+const COUNT: usize = 37;
+
+/// Kernels and a test of one type, over load and store.
+macro_rules! by_lsa {
+    ($test:ident, $type:ty, $reduce:ident, $copy:ident, $both:ident, $local:ident, $value:expr, $sum:expr) => {
+        mod $test {
+            use super::*;
+
+            /// `out`: the sum of `input` over the team; a copy of the first rank's; the sum, in every rank; half of `input`
+            /// plus the other half, twice. `COUNT` elements each.
+            #[kernel]
+            unsafe fn all_of_them(comm: DevComm, input: Window<$type>, out: Window<$type>) {
+                let comm = comm.as_raw();
+                let (team, coop) = (comm.lsa_team(), cta());
+                let (src, dst, local) = (handle(&input), handle(&out), out.local().as_ptr());
+                let bytes = COUNT * size_of::<$type>();
+                // SAFETY: the windows have the elements.
+                unsafe {
+                    raw::$reduce(&coop, src, 0, local, COUNT, &team);
+                    if team.rank == 0 {
+                        raw::$copy(&coop, input.local().as_ptr(), dst, bytes, COUNT, &team);
+                    }
+                    if team.rank == 1 {
+                        raw::$both(&coop, src, 0, dst, 2 * bytes, COUNT, &team);
+                    }
+                    raw::$local(
+                        &coop,
+                        2,
+                        input.local().as_ptr(),
+                        bytes,
+                        2,
+                        local.add(3 * COUNT),
+                        bytes,
+                        COUNT,
+                    );
+                }
+            }
+
+            #[test]
+            fn sums_and_copies_over_lsa_are_nccls() {
+                let sim = Simulator::builder().ranks(6).lsa_ranks(3).build().unwrap();
+                let comm =
+                    sim.dev_comm(DevCommConfig { lsa_barriers: 1, ..Default::default() }).unwrap();
+                let (input, out) = (
+                    sim.window::<$type>(2 * COUNT).unwrap(),
+                    sim.window::<$type>(5 * COUNT).unwrap(),
+                );
+                let value = |rank: usize, i: usize| -> $type { $value(rank * 11 + i) };
+                for rank in 0..6 {
+                    let data: Vec<_> = (0..2 * COUNT).map(|i| value(rank, i)).collect();
+                    input.write(rank, &data).unwrap();
+                }
+                run(&sim, all_of_them, 1, 8, |rank| {
+                    (comm.rank(rank), input.rank(rank), out.rank(rank))
+                });
+                for rank in 0..6 {
+                    let first = rank / 3 * 3;
+                    let got = out.read(rank);
+                    for i in 0..COUNT {
+                        let total: $type =
+                            $sum(&[value(first, i), value(first + 1, i), value(first + 2, i)]);
+                        let pair: $type = $sum(&[value(rank, i), value(rank, i + COUNT)]);
+                        let copied = value(first, i);
+                        for (part, want) in
+                            [total, copied, total, pair, pair].into_iter().enumerate()
+                        {
+                            same(got[part * COUNT + i], want, (rank, part, i));
+                        }
+                    }
+                }
+            }
+        }
+    };
+}
+
+/// Equal bit by bit.
+fn same<T: Element + Debug>(got: T, want: T, at: impl Debug) {
+    let bytes = |value: &T| {
+        // SAFETY: an element is plain old data.
+        unsafe {
+            std::slice::from_raw_parts(std::ptr::from_ref(value).cast::<u8>(), size_of::<T>())
+        }
+        .to_vec()
+    };
+    assert_eq!(bytes(&got), bytes(&want), "{got:?} for {want:?} at {at:?}");
+}
+
+fn sum_f16(values: &[f16]) -> f16 {
+    f16::from_f32(values.iter().map(|v| v.to_f32()).sum())
+}
+
+fn sum_bf16(values: &[bf16]) -> bf16 {
+    bf16::from_f32(values.iter().map(|v| v.to_f32()).sum())
+}
+
+/// In half precision, rounded at each step.
+fn in_half(values: impl Iterator<Item = f32>) -> f32 {
+    let add = |a: f16, b: f32| f16::from_f32(a.to_f32() + f16::from_f32(b).to_f32());
+    values.fold(f16::ZERO, add).to_f32()
+}
+
+fn sum_e4m3(values: &[F8E4M3]) -> F8E4M3 {
+    F8E4M3::from_f32(in_half(values.iter().map(|v| v.to_f32())))
+}
+
+fn sum_e5m2(values: &[F8E5M2]) -> F8E5M2 {
+    F8E5M2::from_f32(in_half(values.iter().map(|v| v.to_f32())))
+}
+
+by_lsa!(
+    i8s,
+    i8,
+    ncclLsaReduceSum_I8,
+    ncclLsaCopy_I8,
+    ncclLsaReduceSumCopy_I8,
+    ncclLocalReduceSumCopy_I8,
+    |i: usize| (i * 37) as i8,
+    |v: &[i8]| v.iter().fold(0_i8, |a, b| a.wrapping_add(*b))
+);
+by_lsa!(
+    u8s,
+    u8,
+    ncclLsaReduceSum_U8,
+    ncclLsaCopy_U8,
+    ncclLsaReduceSumCopy_U8,
+    ncclLocalReduceSumCopy_U8,
+    |i: usize| (i * 37) as u8,
+    |v: &[u8]| v.iter().fold(0_u8, |a, b| a.wrapping_add(*b))
+);
+by_lsa!(
+    i32s,
+    i32,
+    ncclLsaReduceSum_I32,
+    ncclLsaCopy_I32,
+    ncclLsaReduceSumCopy_I32,
+    ncclLocalReduceSumCopy_I32,
+    |i: usize| i32::MAX - i as i32,
+    |v: &[i32]| v.iter().fold(0_i32, |a, b| a.wrapping_add(*b))
+);
+by_lsa!(
+    u32s,
+    u32,
+    ncclLsaReduceSum_U32,
+    ncclLsaCopy_U32,
+    ncclLsaReduceSumCopy_U32,
+    ncclLocalReduceSumCopy_U32,
+    |i: usize| u32::MAX - i as u32,
+    |v: &[u32]| v.iter().fold(0_u32, |a, b| a.wrapping_add(*b))
+);
+by_lsa!(
+    i64s,
+    i64,
+    ncclLsaReduceSum_I64,
+    ncclLsaCopy_I64,
+    ncclLsaReduceSumCopy_I64,
+    ncclLocalReduceSumCopy_I64,
+    |i: usize| i64::MIN + i as i64,
+    |v: &[i64]| v.iter().fold(0_i64, |a, b| a.wrapping_add(*b))
+);
+by_lsa!(
+    u64s,
+    u64,
+    ncclLsaReduceSum_U64,
+    ncclLsaCopy_U64,
+    ncclLsaReduceSumCopy_U64,
+    ncclLocalReduceSumCopy_U64,
+    |i: usize| u64::MAX - i as u64,
+    |v: &[u64]| v.iter().fold(0_u64, |a, b| a.wrapping_add(*b))
+);
+by_lsa!(
+    f16s,
+    f16,
+    ncclLsaReduceSum_F16,
+    ncclLsaCopy_F16,
+    ncclLsaReduceSumCopy_F16,
+    ncclLocalReduceSumCopy_F16,
+    |i: usize| f16::from_f32(1000.0 + i as f32 * 0.37),
+    sum_f16
+);
+by_lsa!(
+    f32s,
+    f32,
+    ncclLsaReduceSum_F32,
+    ncclLsaCopy_F32,
+    ncclLsaReduceSumCopy_F32,
+    ncclLocalReduceSumCopy_F32,
+    |i: usize| 0.1 + i as f32,
+    |v: &[f32]| v.iter().fold(0_f32, |a, b| a + b)
+);
+by_lsa!(
+    f64s,
+    f64,
+    ncclLsaReduceSum_F64,
+    ncclLsaCopy_F64,
+    ncclLsaReduceSumCopy_F64,
+    ncclLocalReduceSumCopy_F64,
+    |i: usize| 0.1 + i as f64,
+    |v: &[f64]| v.iter().fold(0_f64, |a, b| a + b)
+);
+by_lsa!(
+    bf16s,
+    bf16,
+    ncclLsaReduceSum_BF16,
+    ncclLsaCopy_BF16,
+    ncclLsaReduceSumCopy_BF16,
+    ncclLocalReduceSumCopy_BF16,
+    |i: usize| bf16::from_f32(1000.0 + i as f32 * 0.37),
+    sum_bf16
+);
+by_lsa!(
+    e4m3s,
+    F8E4M3,
+    ncclLsaReduceSum_F8E4M3,
+    ncclLsaCopy_F8E4M3,
+    ncclLsaReduceSumCopy_F8E4M3,
+    ncclLocalReduceSumCopy_F8E4M3,
+    |i: usize| F8E4M3::from_f32(i as f32 * 3.7),
+    sum_e4m3
+);
+by_lsa!(
+    e5m2s,
+    F8E5M2,
+    ncclLsaReduceSum_F8E5M2,
+    ncclLsaCopy_F8E5M2,
+    ncclLsaReduceSumCopy_F8E5M2,
+    ncclLocalReduceSumCopy_F8E5M2,
+    |i: usize| F8E5M2::from_f32(i as f32 * 3.7),
+    sum_e5m2
+);
+
+/// Kernels and a test of one type, over multimem.
+macro_rules! by_multimem {
+    ($test:ident, $type:ty, $reduce:ident, $copy:ident, $both:ident, $value:expr, $sum:expr) => {
+        mod $test {
+            use super::*;
+
+            #[kernel]
+            unsafe fn all_of_them(comm: DevComm, input: Window<$type>, out: Window<$type>) {
+                let comm = comm.as_raw();
+                let coop = cta();
+                let bytes = COUNT * size_of::<$type>();
+                // SAFETY: the windows have the elements.
+                unsafe {
+                    let src =
+                        raw::ncclGetLsaMultimemPointer(handle(&input), 0, comm).cast::<$type>();
+                    let dst =
+                        raw::ncclGetLsaMultimemPointer(handle(&out), bytes, comm).cast::<$type>();
+                    raw::$reduce(&coop, src, out.local().as_ptr(), COUNT);
+                    if comm.lsa_rank == 0 {
+                        raw::$copy(&coop, input.local().as_ptr(), dst, COUNT);
+                        raw::$both(&coop, src, dst.wrapping_add(COUNT), COUNT);
+                    }
+                }
+            }
+
+            #[test]
+            fn sums_and_copies_over_multimem_are_nccls() {
+                let sim = Simulator::builder().ranks(4).lsa_ranks(2).build().unwrap();
+                let config =
+                    DevCommConfig { lsa_barriers: 1, lsa_multimem: true, ..Default::default() };
+                let comm = sim.dev_comm(config).unwrap();
+                let (input, out) =
+                    (sim.window::<$type>(COUNT).unwrap(), sim.window::<$type>(3 * COUNT).unwrap());
+                let value = |rank: usize, i: usize| -> $type { $value(rank * 11 + i) };
+                for rank in 0..4 {
+                    let data: Vec<_> = (0..COUNT).map(|i| value(rank, i)).collect();
+                    input.write(rank, &data).unwrap();
+                }
+                run(&sim, all_of_them, 1, 8, |rank| {
+                    (comm.rank(rank), input.rank(rank), out.rank(rank))
+                });
+                for rank in 0..4 {
+                    let first = rank / 2 * 2;
+                    let got = out.read(rank);
+                    for i in 0..COUNT {
+                        let total: $type = $sum(&[value(first, i), value(first + 1, i)]);
+                        for (part, want) in [total, value(first, i), total].into_iter().enumerate()
+                        {
+                            same(got[part * COUNT + i], want, (rank, part, i));
+                        }
+                    }
+                }
+            }
+        }
+    };
+}
+
+by_multimem!(
+    mc_i32s,
+    i32,
+    ncclMultimemReduceSum_I32,
+    ncclMultimemCopy_I32,
+    ncclMultimemReduceSumCopy_I32,
+    |i: usize| i32::MAX - i as i32,
+    |v: &[i32]| v[0].wrapping_add(v[1])
+);
+by_multimem!(
+    mc_u32s,
+    u32,
+    ncclMultimemReduceSum_U32,
+    ncclMultimemCopy_U32,
+    ncclMultimemReduceSumCopy_U32,
+    |i: usize| u32::MAX - i as u32,
+    |v: &[u32]| v[0].wrapping_add(v[1])
+);
+by_multimem!(
+    mc_i64s,
+    i64,
+    ncclMultimemReduceSum_I64,
+    ncclMultimemCopy_I64,
+    ncclMultimemReduceSumCopy_I64,
+    |i: usize| i64::MIN + i as i64,
+    |v: &[i64]| v[0].wrapping_add(v[1])
+);
+by_multimem!(
+    mc_u64s,
+    u64,
+    ncclMultimemReduceSum_U64,
+    ncclMultimemCopy_U64,
+    ncclMultimemReduceSumCopy_U64,
+    |i: usize| u64::MAX - i as u64,
+    |v: &[u64]| v[0].wrapping_add(v[1])
+);
+by_multimem!(
+    mc_f16s,
+    f16,
+    ncclMultimemReduceSum_F16,
+    ncclMultimemCopy_F16,
+    ncclMultimemReduceSumCopy_F16,
+    |i: usize| f16::from_f32(1000.0 + i as f32 * 0.37),
+    sum_f16
+);
+by_multimem!(
+    mc_f32s,
+    f32,
+    ncclMultimemReduceSum_F32,
+    ncclMultimemCopy_F32,
+    ncclMultimemReduceSumCopy_F32,
+    |i: usize| 0.1 + i as f32,
+    |v: &[f32]| v[0] + v[1]
+);
+by_multimem!(
+    mc_f64s,
+    f64,
+    ncclMultimemReduceSum_F64,
+    ncclMultimemCopy_F64,
+    ncclMultimemReduceSumCopy_F64,
+    |i: usize| 0.1 + i as f64,
+    |v: &[f64]| v[0] + v[1]
+);
+by_multimem!(
+    mc_bf16s,
+    bf16,
+    ncclMultimemReduceSum_BF16,
+    ncclMultimemCopy_BF16,
+    ncclMultimemReduceSumCopy_BF16,
+    |i: usize| bf16::from_f32(1000.0 + i as f32 * 0.37),
+    sum_bf16
+);
+
+/// Makes one mistake, by number; 0 and 1 are none.
+#[kernel]
+unsafe fn mistakes(comm: DevComm, eights: Window<F8E4M3>, floats: Window<f32>, which: u32) {
+    let comm = comm.as_raw();
+    let (team, coop) = (comm.lsa_team(), cta());
+    // SAFETY: the simulator reports what is wrong.
+    unsafe {
+        let all = raw::ncclGetLsaMultimemPointer(handle(&eights), 0, comm).cast::<F8E4M3>();
+        let (eights, e4m3) = (eights.local().as_ptr(), all);
+        let (window, local) = (handle(&floats), floats.local().as_ptr());
+        match which {
+            0 => raw::ncclMultimemCopy_F8E4M3(&coop, eights, all, 4),
+            1 => raw::ncclMultimemCopy_F8E5M2(&coop, eights.cast(), all.cast(), 4),
+            2 => raw::ncclMultimemReduceSum_F8E4M3(&coop, e4m3, eights, 4),
+            3 => raw::ncclMultimemReduceSumCopy_F8E5M2(&coop, e4m3.cast(), e4m3.cast(), 4),
+            4 => raw::ncclLsaReduceSum_F32(&coop, window, 4, local, 4, &team),
+            5 => raw::ncclLsaReduceSum_F32(&coop, window, 2, local, 1, &team),
+            6 => raw::ncclLocalReduceSumCopy_F32(&coop, 0, local, 4, 1, local, 4, 1),
+            7 => raw::ncclMultimemCopy_F32(&coop, local, local, 1),
+            _ => raw::ncclLsaCopy_F32(&coop, all.cast(), window, 0, 1, &team),
+        }
+    }
+}
+
+#[test]
+fn misuse_of_reduce_copy_is_reported() {
+    let sim = Simulator::new(2).unwrap();
+    let (eights, floats) = (sim.window::<F8E4M3>(4).unwrap(), sim.window::<f32>(4).unwrap());
+    let launch = |which: u32| {
+        let config = DevCommConfig { lsa_barriers: 1, lsa_multimem: true, ..Default::default() };
+        let comm = sim.dev_comm(config).unwrap();
+        let args = |rank: usize| (comm.rank(rank), eights.rank(rank), floats.rank(rank), which);
+        // SAFETY: the kernel is right, or wrong in a way that the simulator reports.
+        unsafe { sim.launch(mistakes, devcomm_sim::LaunchConfig::new(1, 2), args) }
+    };
+    // Copies of 8-bit floats are not sums.
+    assert!(launch(0).is_ok() && launch(1).is_ok());
+    for (which, want) in [
+        (2, "a multimem sum of f8e4m3: NCCL's device library traps here"),
+        (3, "a multimem sum of f8e5m2: NCCL's device library traps here"),
+        (4, "loads 4 bytes at"),
+        (5, "is not a multiple of 4"),
+        (6, "a sum of no sources"),
+        (7, "is no multicast address"),
+        (8, "a multicast address, which is for multimem instructions only"),
+    ] {
+        let error = launch(which).unwrap_err();
+        assert!(matches!(error, Error::Misuse { .. } | Error::OutOfBounds { .. }), "{error}");
+        assert!(error.to_string().contains(want), "{error}");
+        assert!(error.to_string().contains("reduce_copy.rs"), "{error}");
+    }
+}

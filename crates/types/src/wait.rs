@@ -1,0 +1,136 @@
+//! What a kernel waits for, and how the host ends a wait that does not end.
+//!
+//! The host keeps an [`AbortBlock`] in memory that the GPU reaches, and the device communicator points at it: its first word
+//! is the abort flag that NCCL's own waits look at. A wait of `nccl_device` that sees the flag notes what it waited for in
+//! the block, and its thread leaves the kernel.
+
+use core::fmt;
+
+/// What a wait is for.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum WaitKind {
+    /// The arrival of a peer at an LSA barrier.
+    LsaBarrier = 1,
+    /// The arrival of a peer at a GIN barrier.
+    GinBarrier = 2,
+    /// A value of an indexed signal.
+    Signal = 3,
+    /// A value of a signal in a window.
+    VaSignal = 4,
+    /// A value of a counter.
+    Counter = 5,
+    /// The completion of a context's operations.
+    Flush = 6,
+    /// The completion of one peer's operations.
+    Request = 7,
+    /// An element of an LL all-to-all.
+    LlA2a = 8,
+    /// What a kernel's author polls for.
+    Poll = 9,
+}
+
+impl WaitKind {
+    /// From its number.
+    #[must_use]
+    pub const fn from_raw(raw: u32) -> Option<Self> {
+        Some(match raw {
+            1 => Self::LsaBarrier,
+            2 => Self::GinBarrier,
+            3 => Self::Signal,
+            4 => Self::VaSignal,
+            5 => Self::Counter,
+            6 => Self::Flush,
+            7 => Self::Request,
+            8 => Self::LlA2a,
+            9 => Self::Poll,
+            _ => return None,
+        })
+    }
+}
+
+/// What a thread waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitFor {
+    /// The kind of thing.
+    pub kind: WaitKind,
+    /// Which: the index of the barrier, the id of the signal or counter, the element.
+    pub index: u32,
+    /// The GIN context, where there is one.
+    pub context: u32,
+    /// World rank of the peer that is waited for, or -1 where that is not known.
+    pub peer: i32,
+    /// The value that would end the wait.
+    pub wanted: u64,
+    /// The value seen last.
+    pub seen: u64,
+}
+
+impl fmt::Display for WaitFor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, index, context, peer, wanted, seen } = *self;
+        match kind {
+            WaitKind::LsaBarrier => write!(f, "LSA barrier {index}")?,
+            WaitKind::GinBarrier => write!(f, "GIN barrier {index} on context {context}")?,
+            WaitKind::Signal => write!(f, "signal {index} of context {context}")?,
+            WaitKind::VaSignal => write!(f, "the signal at byte {index} of a window")?,
+            WaitKind::Counter => write!(f, "counter {index} of context {context}")?,
+            WaitKind::Flush => write!(f, "a flush of context {context}")?,
+            WaitKind::Request => write!(f, "a flush of context {context} to one peer")?,
+            WaitKind::LlA2a => write!(f, "element {index} of an LL all-to-all")?,
+            WaitKind::Poll => write!(f, "a value that it polls")?,
+        }
+        match kind {
+            WaitKind::LsaBarrier | WaitKind::GinBarrier if peer >= 0 => {
+                write!(f, ", where rank {peer} has not arrived")
+            }
+            WaitKind::Signal | WaitKind::VaSignal | WaitKind::Counter => {
+                write!(f, ", which is {seen} and not yet {wanted}")
+            }
+            _ if peer >= 0 => write!(f, ", of rank {peer}"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// How many records an [`AbortBlock`] has. Each warp of a grid has one of its own, counted over all blocks; where there are more
+/// warps than records, the numbers start again.
+pub const STUCK_RECORDS: usize = 4096;
+
+/// A wait that an abort ended, as its warp noted it.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug)]
+pub struct StuckRecord {
+    /// [`WaitKind`]'s number; 0 while there is no record. Written last.
+    pub kind: u32,
+    /// `blockIdx.x`.
+    pub block: u32,
+    /// As [`WaitFor::index`].
+    pub index: u32,
+    /// As [`WaitFor::context`].
+    pub context: u32,
+    /// As [`WaitFor::peer`].
+    pub peer: i32,
+    /// `threadIdx.x`.
+    pub thread: u32,
+    /// As [`WaitFor::wanted`].
+    pub wanted: u64,
+    /// As [`WaitFor::seen`].
+    pub seen: u64,
+}
+
+/// What the host and a kernel share so that waits can be ended: host memory that the GPU reaches.
+#[repr(C, align(64))]
+pub struct AbortBlock {
+    /// Not 0: leave. NCCL's waits and ours look at it every few thousand polls.
+    pub flag: u32,
+    /// What the warps waited for.
+    pub records: [StuckRecord; STUCK_RECORDS],
+}
+
+const _: () = {
+    assert!(size_of::<StuckRecord>() == 64);
+    assert!(core::mem::offset_of!(AbortBlock, flag) == 0);
+    assert!(core::mem::offset_of!(AbortBlock, records) == 64);
+};

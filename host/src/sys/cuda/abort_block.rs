@@ -1,0 +1,91 @@
+//! Memory of the host that kernels look at while they wait, and note there what they waited for.
+
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use cudarc::driver::sys;
+use devcomm_types::{AbortBlock, STUCK_RECORDS, StuckRecord};
+
+use super::{PrimaryContext, check};
+use crate::{Error, Result};
+
+/// An [`AbortBlock`] that the host and the GPU share. Dropping it leaves the memory allocated.
+pub(crate) struct SharedBlock {
+    host: NonNull<AbortBlock>,
+    /// The GPU's address of it.
+    device: u64,
+}
+
+// SAFETY: any thread may read and write such memory; the flag is atomic, and `&mut self` or the state of the GPU
+// separates the rest.
+unsafe impl Send for SharedBlock {}
+
+impl PrimaryContext {
+    /// A block for this GPU, zeroed.
+    pub(crate) fn alloc_abort_block(&self) -> Result<SharedBlock> {
+        self.bind()?;
+        let (mut host, mut device) = (null_mut(), 0);
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: the context is current; `host` is live.
+        let made =
+            unsafe { sys::cuMemHostAlloc(&raw mut host, size_of::<AbortBlock>(), flags as _) };
+        check("cuMemHostAlloc", made)?;
+        let address = NonNull::new(host.cast::<AbortBlock>()).filter(|host| host.is_aligned());
+        let Some(address) = address else {
+            return Err(Error::invalid(
+                "cuMemHostAlloc gave memory that is not aligned to 64 bytes",
+            ));
+        };
+        // SAFETY: memory of that size, which nobody else has yet.
+        unsafe { address.write_bytes(0, 1) };
+        // SAFETY: `device` is live, the memory was allocated for the device's use.
+        let mapped = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut device, host, 0) };
+        check("cuMemHostGetDevicePointer", mapped)?;
+        Ok(SharedBlock { host: address, device })
+    }
+}
+
+impl SharedBlock {
+    /// The GPU's address of the flag.
+    pub(crate) fn device_flag(&self) -> u64 {
+        self.device
+    }
+
+    /// Tells the kernels to leave.
+    pub(crate) fn raise(&self) {
+        // SAFETY: the block is allocated as long as `self`; the GPU only reads the flag, and the host writes it as an atomic.
+        let flag = unsafe { AtomicU32::from_ptr(&raw mut (*self.host.as_ptr()).flag) };
+        flag.store(1, Ordering::Release);
+    }
+
+    /// What was noted so far.
+    pub(crate) fn records(&self) -> Vec<StuckRecord> {
+        (0..STUCK_RECORDS).filter_map(|index| self.record(index)).collect()
+    }
+
+    fn record(&self, index: usize) -> Option<StuckRecord> {
+        // SAFETY: the index is within the block, which is allocated as long as `self`.
+        let record = unsafe { &raw mut (*self.host.as_ptr()).records[index] };
+        // SAFETY: as above; the GPU writes the kind last, as an atomic.
+        let kind = unsafe { AtomicU32::from_ptr(&raw mut (*record).kind) }.load(Ordering::Acquire);
+        // SAFETY: as above. Whoever saw the kind sees the rest; a block that shares the record may overwrite it, with
+        // numbers just as valid.
+        (kind != 0).then(|| unsafe { record.read_volatile() })
+    }
+
+    /// As it was made. No kernel uses it.
+    pub(crate) fn clear(&mut self) {
+        // SAFETY: the block is allocated as long as `self`, and zeros are a block.
+        unsafe { self.host.write_bytes(0, 1) };
+    }
+
+    /// Frees it.
+    ///
+    /// # Safety
+    ///
+    /// No kernel uses it, and the context that it was allocated in is current.
+    pub(crate) unsafe fn free(self) -> Result<()> {
+        // SAFETY: allocated by `alloc_abort_block`, and the caller vouches for the GPU.
+        check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(self.host.as_ptr().cast()) })
+    }
+}

@@ -1,0 +1,238 @@
+//! Barriers over the network, and over both.
+
+use cuda_std::prelude::*;
+use nccl_device::gin::{Gin, GinBackend};
+use nccl_device::{
+    BarrierIndex, Coop, DevComm, FenceLevel, GinBarriers, HybridBarrier, MemoryOrder, Team,
+    Timeout, Window,
+};
+
+use crate::Extra;
+
+const ORDER: MemoryOrder = MemoryOrder::AcqRel;
+
+#[inline(always)]
+fn fence(n: u32) -> FenceLevel {
+    match n {
+        0 => FenceLevel::None,
+        1 => FenceLevel::Put,
+        2 => FenceLevel::Get,
+        _ => FenceLevel::PutGet,
+    }
+}
+
+/// `rounds` times: this rank puts a word to every member of `team`, on the contexts that the barrier covers in turn, and gets one;
+/// meets all; and checks what the fence says is here. `first` is where the coop's words start in `mail`: 4 rows of `ranks`.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+unsafe fn rounds<B: GinBackend>(
+    comm: &DevComm,
+    gin: Gin<'_, B>,
+    contexts: u32,
+    mail: Window<u64>,
+    coop: Coop,
+    first: usize,
+    team: Team,
+    rounds: u32,
+    fence: FenceLevel,
+    mut meet: impl FnMut(u32),
+) -> u64 {
+    let (me, ranks) = (team.rank as usize, team.n_ranks as usize);
+    let (sources, targets, gets, statics) =
+        (first, first + ranks, first + 2 * ranks, first + 3 * ranks);
+    let value =
+        |from: i32, to: i32, round: u32| (from as u64) << 32 | (to as u64) << 16 | u64::from(round);
+    let world = |member: usize| team.to_world(comm.rank(), member as i32);
+    let mut wrong = 0;
+    // What peers get: written once. The first meeting orders it.
+    let mut p = coop.thread_rank() as usize;
+    while p < ranks {
+        // SAFETY: the caller's rows.
+        unsafe { mail.local().store(statics + p, value(comm.rank(), world(p), 999)) };
+        p += coop.size() as usize;
+    }
+    // Meeting 0 orders that; then two a round. One call of `meet`, so that it is inlined.
+    let mut step = 0;
+    while step <= 2 * rounds {
+        let (round, posts) = (step / 2, !step.is_multiple_of(2));
+        if posts {
+            let mut p = coop.thread_rank() as usize;
+            while p < ranks {
+                // SAFETY: the sources were read: by the fence, or by the flush below.
+                unsafe {
+                    mail.local().store(sources + p, value(comm.rank(), world(p), round));
+                }
+                p += coop.size() as usize;
+            }
+            let mut p = 0;
+            while p < ranks {
+                let on =
+                    if contexts > 1 { comm.gin::<B>((p as u32 + round) % contexts) } else { gin };
+                // SAFETY: the targets are read between two meetings, and not in the round in which they are written again.
+                unsafe {
+                    on.put(team, p as i32, mail.at(targets + me), mail.at(sources + p), 1)
+                        .post(coop);
+                    on.get(team, p as i32, mail.at(statics + me), mail.at(gets + p), 1).post(coop);
+                }
+                p += 1;
+            }
+        }
+        meet(step);
+        if posts {
+            let mut p = coop.thread_rank() as usize;
+            while p < ranks {
+                // SAFETY: as the fence says.
+                unsafe {
+                    if fence as i32 & 1 != 0 {
+                        let got = mail.local().load(targets + p);
+                        wrong += u64::from(got != value(world(p), comm.rank(), round));
+                    }
+                    if fence as i32 & 2 != 0 {
+                        let got = mail.local().load(gets + p);
+                        wrong += u64::from(got != value(world(p), comm.rank(), 999));
+                        mail.local().store(gets + p, 0);
+                    }
+                }
+                p += coop.size() as usize;
+            }
+            // The next round writes the sources again.
+            let mut c = 0;
+            while c < contexts {
+                let on = if contexts > 1 { comm.gin::<B>(c) } else { gin };
+                on.flush(coop, ORDER);
+                c += 1;
+            }
+        }
+        step += 1;
+    }
+    wrong
+}
+
+/// The barriers of world (`n & 0xc` 0) or rail (4), or those that the host made in addition (8), with fence `n & 3`; `n & 16`: over all
+/// contexts; `n & 32`: with a timeout that is not needed. `n >> 8` rounds. A block a barrier.
+#[kernel(B = gin)]
+pub unsafe fn gin_barrier<B: GinBackend>(
+    comm: DevComm,
+    mail: Window<u64>,
+    out: Window<u64>,
+    extra: Extra,
+    n: u32,
+) {
+    let (coop, gin, index) = (Coop::cta(), comm.gin::<B>(0), BarrierIndex::this_block());
+    let (team, set) = match n & 0xc {
+        0 => (comm.world_team(), gin.world_barriers()),
+        4 => (comm.rail_team(), gin.rail_barriers()),
+        // SAFETY: barriers of the world that the host made.
+        _ => (comm.world_team(), unsafe { GinBarriers::new(gin, comm.world_team(), extra.gin) }),
+    };
+    let over_all = n & 16 != 0;
+    let contexts = if over_all { comm.n_gin_contexts() } else { 1 };
+    let set = if over_all { set.over_all_contexts() } else { set };
+    let mut barrier = set.barrier(coop, index);
+    let first = 4 * team.n_ranks as usize * index.get() as usize;
+    // SAFETY: four rows of words a block.
+    let wrong = unsafe {
+        rounds(&comm, gin, contexts, mail, coop, first, team, n >> 8, fence(n & 3), |_| {
+            if n & 32 != 0 {
+                assert!(barrier.sync_timeout(ORDER, fence(n & 3), Timeout::millis(60_000)).is_ok());
+            } else {
+                barrier.sync(ORDER, fence(n & 3));
+            }
+        })
+    };
+    // SAFETY: a word a thread.
+    unsafe { out.local().store(thread::index_1d() as usize, wrong) };
+}
+
+/// The hybrid barrier with fence `n & 3`, puts and gets along the rail (`n & 4`) or to all; `n & 32`: with a timeout. `n >> 8` rounds.
+#[kernel(B = gin)]
+pub unsafe fn hybrid_barrier<B: GinBackend>(
+    comm: DevComm,
+    mail: Window<u64>,
+    out: Window<u64>,
+    _extra: Extra,
+    n: u32,
+) {
+    let (coop, gin, index) = (Coop::cta(), comm.gin::<B>(0), BarrierIndex::this_block());
+    let team = if n & 4 != 0 { comm.rail_team() } else { comm.world_team() };
+    let first = 4 * team.n_ranks as usize * index.get() as usize;
+    let wrong = HybridBarrier::with(coop, gin, index, |barrier| {
+        // SAFETY: four rows of words a block.
+        unsafe {
+            rounds(&comm, gin, 1, mail, coop, first, team, n >> 8, fence(n & 3), |i| {
+                if n & 32 != 0 && i % 2 == 1 {
+                    let limit = Timeout::millis(60_000);
+                    assert!(barrier.sync_timeout(ORDER, fence(n & 3), limit).is_ok());
+                } else {
+                    barrier.sync(ORDER, fence(n & 3));
+                }
+            })
+        }
+    });
+    // SAFETY: a word a thread.
+    unsafe { out.local().store(thread::index_1d() as usize, wrong) };
+}
+
+/// A rendezvous of all ranks by the hybrid barrier alone: `n` times, everybody's number is seen over load and store within the LSA
+/// team, and the inner and outer barrier work by themselves.
+#[kernel(B = gin)]
+pub unsafe fn hybrid_parts<B: GinBackend>(
+    comm: DevComm,
+    mail: Window<u64>,
+    out: Window<u64>,
+    _extra: Extra,
+    n: u32,
+) {
+    let (coop, gin, lsa) = (Coop::cta(), comm.gin::<B>(0), comm.lsa_team());
+    let t = thread::thread_idx_x();
+    let mut wrong = 0;
+    HybridBarrier::with(coop, gin, BarrierIndex::this_block(), |barrier| {
+        let mut round = 0;
+        while round < u64::from(n) {
+            if (t as i32) < lsa.n_ranks {
+                // SAFETY: a word a rank of the team, written between two barriers.
+                unsafe { mail.lsa(t as i32).store(lsa.rank as usize, round) };
+            }
+            match round % 3 {
+                0 => barrier.lsa().sync(ORDER),
+                1 => barrier.sync(ORDER, FenceLevel::None),
+                _ => {
+                    barrier.lsa().sync(ORDER);
+                    barrier.rail().sync(ORDER, FenceLevel::None);
+                }
+            }
+            if (t as i32) < lsa.n_ranks {
+                // SAFETY: as above.
+                wrong += u64::from(unsafe { mail.local().load(t as usize) } != round);
+            }
+            barrier.sync(ORDER, FenceLevel::None);
+            round += 1;
+        }
+    });
+    // SAFETY: a word a thread.
+    unsafe { out.local().store(thread::index_1d() as usize, wrong) };
+}
+
+/// World rank 0 never comes to barriers over the network: the timeouts, as bits, a word a thread.
+#[kernel(B = gin)]
+pub unsafe fn gin_barrier_never<B: GinBackend>(
+    comm: DevComm,
+    _mail: Window<u64>,
+    out: Window<u64>,
+    _extra: Extra,
+    _n: u32,
+) {
+    let (coop, gin, index) = (Coop::cta(), comm.gin::<B>(0), BarrierIndex::this_block());
+    if comm.rank() == 0 {
+        return;
+    }
+    let soon = Timeout::micros(300);
+    let mut world = gin.world_barriers().barrier(coop, index);
+    let mut bits = u64::from(world.sync_timeout(ORDER, FenceLevel::None, soon).is_err());
+    bits |= u64::from(world.sync_timeout(ORDER, FenceLevel::PutGet, soon).is_err()) << 1;
+    HybridBarrier::with(coop, gin, index, |barrier| {
+        bits |= u64::from(barrier.sync_timeout(ORDER, FenceLevel::PutGet, soon).is_err()) << 2;
+    });
+    // SAFETY: a word a thread.
+    unsafe { out.local().store(thread::thread_idx_x() as usize, bits) };
+}

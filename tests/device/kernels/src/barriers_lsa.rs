@@ -1,0 +1,278 @@
+//! LSA barriers.
+
+use core::mem::MaybeUninit;
+
+use cuda_std::prelude::*;
+use devcomm_types::nccl::{LsaBarrierSession, MultimemHandle};
+use nccl_device::{
+    BarrierIndex, Coop, DevComm, LsaBarrier, LsaBarriers, MemoryOrder, Timeout, Window, raw,
+};
+
+use crate::Extra;
+
+/// The order of a number.
+#[inline(always)]
+fn order(n: u32) -> MemoryOrder {
+    match n {
+        0 => MemoryOrder::Relaxed,
+        2 => MemoryOrder::Acquire,
+        3 => MemoryOrder::Release,
+        4 => MemoryOrder::AcqRel,
+        _ => MemoryOrder::SeqCst,
+    }
+}
+
+/// `rounds` times, each rank writes to every peer, meets them, and checks what they wrote, on barrier `index` by `coop`; `meet`
+/// is the barrier. Gives how often something was wrong.
+#[inline(always)]
+fn exchange(
+    comm: &DevComm,
+    mail: Window<u64>,
+    coop: Coop,
+    index: u32,
+    rounds: u32,
+    mut meet: impl FnMut(u32),
+) -> u64 {
+    let team = comm.lsa_team();
+    let (l, row) = (team.n_ranks as u32, (index * team.n_ranks as u32) as usize);
+    let mut wrong = 0;
+    let mut step = 0;
+    // One call of `meet`, so that it is inlined.
+    while step < 2 * rounds {
+        let (round, writes) = (step / 2, step.is_multiple_of(2));
+        let mut p = coop.thread_rank();
+        while writes && p < l {
+            let value = round * 100 + team.rank as u32;
+            // SAFETY: a row of `l` words for each barrier in use; a word has one writer, and the barriers order.
+            unsafe { mail.lsa(p as i32).store(row + team.rank as usize, value.into()) };
+            p += coop.size();
+        }
+        meet(step);
+        let mut p = coop.thread_rank();
+        while writes && p < l {
+            // SAFETY: as above.
+            let got = unsafe { mail.local().load(row + p as usize) };
+            wrong += u64::from(got != u64::from(round * 100 + p));
+            p += coop.size();
+        }
+        step += 1;
+    }
+    wrong
+}
+
+/// `sync` with the order `n & 7`, the rest of `n` rounds; the block's own barrier. The count of errors, a word a thread of the grid.
+#[kernel]
+pub unsafe fn lsa_sync(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra: Extra, n: u32) {
+    let coop = Coop::cta();
+    let wrong = LsaBarrier::with(coop, &comm, BarrierIndex::this_block(), |barrier| {
+        exchange(&comm, mail, coop, thread::block_idx_x(), n >> 3, |_| barrier.sync(order(n & 7)))
+    });
+    // SAFETY: a word a thread.
+    unsafe { out.local().store(thread::index_1d() as usize, wrong) };
+}
+
+/// The other ways to meet take turns: arrive and wait, a dropped arrival, with a timeout that is not needed.
+#[kernel]
+pub unsafe fn lsa_split(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra: Extra, n: u32) {
+    let (coop, order) = (Coop::cta(), MemoryOrder::AcqRel);
+    let wrong = LsaBarrier::with(coop, &comm, BarrierIndex::this_block(), |barrier| {
+        exchange(&comm, mail, coop, thread::block_idx_x(), n, |i| match i % 5 {
+            0 => barrier.arrive(order).wait(order),
+            1 => drop(barrier.arrive(order)),
+            2 => {
+                let in_time = barrier.arrive(order).wait_timeout(order, Timeout::millis(60_000));
+                assert!(in_time.is_ok());
+            }
+            3 => assert!(barrier.sync_timeout(order, Timeout::millis(60_000)).is_ok()),
+            _ => barrier.sync(order),
+        })
+    });
+    // SAFETY: a word a thread.
+    unsafe { out.local().store(thread::index_1d() as usize, wrong) };
+}
+
+/// A barrier a warp, of warp coops.
+#[kernel]
+pub unsafe fn lsa_warps(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra: Extra, n: u32) {
+    let coop = Coop::warp();
+    let index = thread::index_1d() / 32;
+    let wrong = LsaBarrier::with(coop, &comm, BarrierIndex::new(index), |barrier| {
+        assert!(barrier.team() == comm.lsa_team());
+        exchange(&comm, mail, coop, index, n, |_| barrier.sync(MemoryOrder::AcqRel))
+    });
+    // SAFETY: a word a thread.
+    unsafe { out.local().store(thread::index_1d() as usize, wrong) };
+}
+
+/// Coops of every other kind, each on a barrier of its own, one after the other: thread 3 alone, lanes of the first warp, a span.
+#[kernel]
+pub unsafe fn lsa_coops(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra: Extra, n: u32) {
+    let t = thread::thread_idx_x();
+    let meet = |coop: Coop, index: u32| {
+        LsaBarrier::with(coop, &comm, BarrierIndex::new(index), |barrier| {
+            exchange(&comm, mail, coop, index, n, |_| barrier.sync(MemoryOrder::AcqRel))
+        })
+    };
+    let mut wrong = 0;
+    if t == 3 {
+        wrong += meet(Coop::thread(), 0);
+    }
+    if t < 32 && t.is_multiple_of(2) {
+        wrong += meet(Coop::lanes(0x5555_5555), 1);
+    }
+    if t >= 32 {
+        wrong += meet(Coop::warp_span(1, 2, 1), 2);
+    }
+    // SAFETY: a word a thread.
+    unsafe { out.local().store(t as usize, wrong) };
+}
+
+/// By multicast stores, on barriers that the host made in addition.
+#[kernel]
+pub unsafe fn lsa_multicast(
+    comm: DevComm,
+    mail: Window<u64>,
+    out: Window<u64>,
+    extra: Extra,
+    n: u32,
+) {
+    let (coop, index) = (Coop::cta(), BarrierIndex::this_block());
+    let Some(handle) = comm.lsa_multimem() else { return };
+    // SAFETY: barriers of the LSA team, and its mapping.
+    let set = unsafe { LsaBarriers::new(&comm, comm.lsa_team(), extra.lsa).over_multimem(handle) };
+    let wrong = set.with(coop, index, |barrier| {
+        exchange(&comm, mail, coop, index.get(), n, |_| barrier.sync(MemoryOrder::AcqRel))
+    });
+    // SAFETY: a word a thread.
+    unsafe { out.local().store(thread::index_1d() as usize, wrong) };
+}
+
+/// Sessions of the typed layer and of NCCL's own take turns on one barrier; and sessions are opened anew for each meeting.
+#[kernel]
+pub unsafe fn lsa_with_raw(
+    comm: DevComm,
+    mail: Window<u64>,
+    out: Window<u64>,
+    extra: Extra,
+    n: u32,
+) {
+    let (coop, team, index) = (Coop::cta(), comm.lsa_team(), thread::block_idx_x());
+    let order = MemoryOrder::AcqRel;
+    let raw_sync = || {
+        let mut session = MaybeUninit::<LsaBarrierSession>::uninit();
+        // SAFETY: barriers of the LSA team that the host made; this coop alone uses the session.
+        unsafe {
+            raw::ncclLsaBarrierSessionInit(
+                session.as_mut_ptr(),
+                &coop.as_raw(),
+                comm.as_raw(),
+                &team,
+                &extra.lsa,
+                index,
+                false,
+                &MultimemHandle::NULL,
+            );
+            raw::ncclLsaBarrierSessionSync(session.as_mut_ptr(), &coop.as_raw(), order as i32);
+            raw::ncclLsaBarrierSessionDestroy(session.as_mut_ptr());
+        }
+    };
+    // SAFETY: as above.
+    let set = unsafe { LsaBarriers::new(&comm, team, extra.lsa) };
+    let wrong = exchange(&comm, mail, coop, index, n, |i| match i % 3 {
+        0 => set.with(coop, BarrierIndex::new(index), |barrier| barrier.sync(order)),
+        _ => raw_sync(),
+    });
+    // SAFETY: a word a thread.
+    unsafe { out.local().store(thread::index_1d() as usize, wrong) };
+}
+
+/// Sets the epochs of all barriers to just before they wrap around; for a launch of its own.
+#[kernel]
+pub unsafe fn lsa_near_the_end(
+    comm: DevComm,
+    _mail: Window<u64>,
+    _out: Window<u64>,
+    extra: Extra,
+    n: u32,
+) {
+    let (barriers, ranks) = (extra.lsa.n_barriers as usize, comm.lsa_team().n_ranks as usize);
+    let words = comm.resource_buffer(extra.lsa.buffer).local::<u32>();
+    let mut i = thread::thread_idx_x() as usize;
+    while i < barriers * (3 + ranks) {
+        // SAFETY: the words of the barriers, while no session is open.
+        unsafe { words.store(i, u32::MAX - n) };
+        i += thread::block_dim_x() as usize;
+    }
+}
+
+/// The last rank of the team comes late: the others get a timeout, in every thread, and later all meet `n` times.
+#[kernel]
+pub unsafe fn lsa_late(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra: Extra, n: u32) {
+    let (team, coop, order) = (comm.lsa_team(), Coop::cta(), MemoryOrder::AcqRel);
+    let (t, late) = (thread::thread_idx_x() as usize, team.rank == team.n_ranks - 1);
+    let gave_up = mail.lsa(team.n_ranks - 1);
+    // Behind the rows of the exchange.
+    let flag = 64;
+    let mut timeouts = 0;
+    let wrong = LsaBarrier::with(coop, &comm, BarrierIndex::new(0), |barrier| {
+        if late {
+            // SAFETY: words that are written by ordered stores alone.
+            comm.wait_until(coop, || unsafe {
+                let mut all = true;
+                let mut p = 0;
+                while p < team.n_ranks - 1 {
+                    all &= mail.local().load_acquire(flag + p as usize) == 1;
+                    p += 1;
+                }
+                all
+            });
+            barrier.sync(order);
+        } else {
+            timeouts += u64::from(barrier.sync_timeout(order, Timeout::millis(5)).is_err());
+            coop.sync();
+            if t == 0 {
+                // SAFETY: a word a rank.
+                unsafe { gave_up.store_release(flag + team.rank as usize, 1) };
+            }
+        }
+        exchange(&comm, mail, coop, 0, n, |_| barrier.sync(order))
+    });
+    // SAFETY: a word a thread.
+    unsafe { out.local().store(t, wrong * 100 + timeouts) };
+}
+
+/// The first rank of the team never comes, to any of the waits of a barrier that can time out: 3 words a thread.
+#[kernel]
+pub unsafe fn lsa_never(
+    comm: DevComm,
+    _mail: Window<u64>,
+    out: Window<u64>,
+    _extra: Extra,
+    _n: u32,
+) {
+    let (team, order) = (comm.lsa_team(), MemoryOrder::AcqRel);
+    let t = thread::thread_idx_x();
+    if team.rank == 0 {
+        return;
+    }
+    let wait = |coop: Coop, index: u32| {
+        LsaBarrier::with(coop, &comm, BarrierIndex::new(index), |barrier| {
+            let first = barrier.sync_timeout(order, Timeout::micros(200)).is_err();
+            let second = barrier.arrive(order).wait_timeout(order, Timeout::nanos(1)).is_err();
+            // Nobody waits here for who has given up.
+            let third = !coop.any(!first || !second);
+            // SAFETY: three words a thread.
+            unsafe {
+                out.local().store(3 * t as usize, first.into());
+                out.local().store(3 * t as usize + 1, second.into());
+                out.local().store(3 * t as usize + 2, third.into());
+            }
+        });
+    };
+    // Each call with a coop of one kind: else it is not known when the kernel is compiled what NCCL's session calls.
+    if t < 64 {
+        wait(Coop::warp_span(0, 2, 0), 0);
+    } else {
+        wait(Coop::warp(), 1);
+    }
+}

@@ -1,0 +1,59 @@
+//! What every kernel here takes.
+
+use bytemuck::{Pod, Zeroable};
+use devcomm_types::kernel::KernelParam;
+use devcomm_types::nccl::{GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, ResourceHandle};
+use devcomm_types::{CounterRange, SignalRange};
+use nccl_device::{DevComm, Window};
+
+/// The parameters of every kernel.
+pub type Args = (DevComm, Window<u64>, Window<u64>, Extra, u32);
+
+/// Handles of what a test asked for beside the device communicator's own; zeros for the rest.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct Extra {
+    /// A buffer among the resources.
+    pub buffer: ResourceHandle,
+    /// Not used; keeps the size a multiple of 8.
+    pub unused: u32,
+    /// Barriers of the LSA team.
+    pub lsa: LsaBarrierHandle,
+    /// Barriers of the world over the network.
+    pub gin: GinBarrierHandle,
+    /// Room for LL all-to-all.
+    pub ll: LlA2aHandle,
+    /// Signals.
+    pub signals: Range,
+    /// Counters.
+    pub counters: Range,
+}
+
+/// Signals or counters.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct Range {
+    /// The first.
+    pub first: u32,
+    /// How many.
+    pub count: u32,
+}
+
+impl Extra {
+    /// The signals as the API has them.
+    #[inline(always)]
+    pub fn signals(&self) -> SignalRange {
+        SignalRange { first: self.signals.first, count: self.signals.count }
+    }
+
+    /// The counters as the API has them.
+    #[inline(always)]
+    pub fn counters(&self) -> CounterRange {
+        CounterRange { first: self.counters.first, count: self.counters.count }
+    }
+}
+
+// SAFETY: one type, one layout.
+unsafe impl KernelParam for Extra {
+    type Abi = Self;
+}

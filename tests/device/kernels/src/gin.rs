@@ -1,0 +1,461 @@
+//! GIN: what a kernel posts.
+
+use cuda_std::atomic::Scope;
+use cuda_std::prelude::*;
+use nccl_device::gin::{CounterId, Gin, GinBackend, ResourceSharing, SignalId, VaSignal};
+use nccl_device::{Coop, DevComm, MemoryOrder, Team, Window};
+
+use crate::Extra;
+
+/// The word that rank `from` sends to rank `to` as its `i`-th.
+#[inline(always)]
+fn word(from: i32, to: i32, i: usize) -> u64 {
+    (from as u64) << 40 | (to as u64) << 20 | i as u64
+}
+
+/// Writes what this rank sends to the members of `team`, `count` words a member, from word `first` of `window` on.
+#[inline(always)]
+unsafe fn fill(
+    comm: &DevComm,
+    coop: Coop,
+    team: Team,
+    window: Window<u64>,
+    first: usize,
+    count: usize,
+) {
+    let mut i = coop.thread_rank() as usize;
+    while i < count * team.n_ranks as usize {
+        let to = team.to_world(comm.rank(), (i / count) as i32);
+        // SAFETY: the caller's: room in the window, which nobody else uses.
+        unsafe { window.local().store(first + i, word(comm.rank(), to, i % count)) };
+        i += coop.size() as usize;
+    }
+}
+
+/// How many words are not what the members of `team` send to this rank.
+#[inline(always)]
+unsafe fn count_wrong(
+    comm: &DevComm,
+    coop: Coop,
+    team: Team,
+    window: Window<u64>,
+    first: usize,
+    count: usize,
+) -> u64 {
+    let mut wrong = 0;
+    let mut i = coop.thread_rank() as usize;
+    while i < count * team.n_ranks as usize {
+        let from = team.to_world(comm.rank(), (i / count) as i32);
+        // SAFETY: the caller's: the words have arrived.
+        let got = unsafe { window.local().load(first + i) };
+        wrong += u64::from(got != word(from, comm.rank(), i % count));
+        i += coop.size() as usize;
+    }
+    wrong
+}
+
+/// Waits until a signal is `more` above its shadow, which was `before`, and sets the shadow there. The signal itself may be raised by a
+/// fast peer before this rank looks at it; its shadow is this rank's own.
+#[inline(always)]
+fn wait_for<B: GinBackend>(
+    gin: Gin<'_, B>,
+    coop: Coop,
+    signal: SignalId,
+    before: u64,
+    more: u64,
+    order: MemoryOrder,
+) {
+    gin.wait_signal(coop, signal, before + more, order);
+    if coop.thread_rank() == 0 {
+        gin.expect(signal, more);
+    }
+    coop.sync();
+}
+
+/// The team that is connected: `mode` 0 the world, 1 the rail.
+#[inline(always)]
+fn connected(comm: &DevComm, mode: u32) -> Team {
+    if mode == 0 { comm.world_team() } else { comm.rail_team() }
+}
+
+/// All to all by puts with a signal: block `b` on context `b`, `n >> 4` words a peer, from `mail` (the first half) to its second half;
+/// the team by `n & 1`; `n & 2`: the kernel releases itself and shares the context with its block alone.
+#[kernel(B = gin)]
+pub unsafe fn gin_put<B: GinBackend>(
+    comm: DevComm,
+    mail: Window<u64>,
+    out: Window<u64>,
+    extra: Extra,
+    n: u32,
+) {
+    let (coop, block, count) = (Coop::cta(), thread::block_idx_x(), (n >> 4) as usize);
+    let team = connected(&comm, n & 1);
+    let per_block = count * team.n_ranks as usize;
+    let (source, target) =
+        (block as usize * per_block, (thread::grid_dim_x() + block) as usize * per_block);
+    let mut gin = comm.gin::<B>(block);
+    assert!(gin.context_index() == block);
+    if n & 2 != 0 {
+        // SAFETY: the test gives each block a context of its own.
+        gin = unsafe { gin.shared_by(ResourceSharing::Cta) };
+    }
+    let signal = SignalId::of(&comm, extra.signals(), 1);
+    let before = gin.signal_shadow(signal);
+    // SAFETY: halves of the window for each block; what is put is read after its signal.
+    unsafe {
+        fill(&comm, coop, team, mail, source, count);
+        if n & 2 != 0 {
+            thread::grid_fence();
+        }
+        let mut p = 0;
+        while p < team.n_ranks {
+            let to = mail.at(target + team.rank as usize * count);
+            let put = gin.put(team, p, to, mail.at(source + p as usize * count), count);
+            let put = if n & 2 != 0 { put.released_to(Scope::Gpu) } else { put };
+            put.signal(signal.inc()).post(coop);
+            p += 1;
+        }
+        wait_for(gin, coop, signal, before, team.n_ranks as u64, MemoryOrder::Acquire);
+        let wrong = count_wrong(&comm, coop, team, mail, target, count);
+        gin.flush(coop, MemoryOrder::Relaxed);
+        out.local().store(thread::index_1d() as usize, wrong);
+    }
+}
+
+/// Values of every size, without a source; the signal is raised by an amount that says who: 5 words a rank in `out`.
+#[kernel(B = gin)]
+pub unsafe fn gin_put_value<B: GinBackend>(
+    comm: DevComm,
+    mail: Window<u64>,
+    out: Window<u64>,
+    extra: Extra,
+    _n: u32,
+) {
+    let (coop, world) = (Coop::warp(), comm.world_team());
+    let gin = comm.gin::<B>(0);
+    let signal = SignalId::of(&comm, extra.signals(), 0);
+    let before = gin.signal_shadow(signal);
+    let (me, n_ranks) = (comm.rank() as usize, comm.n_ranks() as u64);
+    let mut p = 0;
+    while p < world.n_ranks {
+        let value = word(comm.rank(), p, 3);
+        // SAFETY: one word a rank in every rank, which is read after the signal.
+        unsafe {
+            gin.put_value(world, p, mail.at(me), value)
+                .signal(signal.add(10 + me as u64))
+                .post(coop)
+        };
+        p += 1;
+    }
+    let sum = n_ranks * 10 + n_ranks * (n_ranks - 1) / 2;
+    wait_for(gin, coop, signal, before, sum, MemoryOrder::Acquire);
+    let mut p = coop.thread_rank() as usize;
+    while p < comm.n_ranks() as usize {
+        // SAFETY: the words have arrived.
+        unsafe { out.local().store(p, mail.local().load(p)) };
+        p += coop.size() as usize;
+    }
+    gin.flush(coop, MemoryOrder::Relaxed);
+}
+
+/// Values of 1, 2, 4 and 8 bytes into the right neighbour's words.
+#[kernel(B = gin)]
+pub unsafe fn gin_value_sizes<B: GinBackend>(
+    comm: DevComm,
+    mail: Window<u64>,
+    out: Window<u64>,
+    extra: Extra,
+    _n: u32,
+) {
+    let (coop, world) = (Coop::thread(), comm.world_team());
+    if thread::thread_idx_x() > 0 {
+        return;
+    }
+    let gin = comm.gin::<B>(0);
+    let signal = SignalId::of(&comm, extra.signals(), 0);
+    let before = gin.signal_shadow(signal);
+    let right = (world.rank + 1) % world.n_ranks;
+    // SAFETY: four words of the neighbour's, of which nobody else writes; the views name the same bytes.
+    unsafe {
+        gin.put_value(world, right, cast::<u8>(mail).at(0), 0xab_u8)
+            .signal(signal.inc())
+            .post(coop);
+        gin.put_value(world, right, cast::<f16>(mail).at(5), f16::from_bits(0x1234))
+            .signal(signal.inc())
+            .post(coop);
+        gin.put_value(world, right, cast::<i32>(mail).at(5), -2).signal(signal.inc()).post(coop);
+        gin.put_value(world, right, cast::<f64>(mail).at(3), 1.5).signal(signal.inc()).post(coop);
+    }
+    wait_for(gin, coop, signal, before, 4, MemoryOrder::Acquire);
+    let mut i = 0;
+    while i < 4 {
+        // SAFETY: as above, after the signals.
+        unsafe { out.local().store(i, mail.local().load(i)) };
+        i += 1;
+    }
+    gin.flush(coop, MemoryOrder::Relaxed);
+}
+
+/// The same window, of other elements.
+#[inline(always)]
+unsafe fn cast<T>(window: Window<u64>) -> Window<T> {
+    // SAFETY: a window is a handle, whatever its elements.
+    unsafe { core::mem::transmute::<Window<u64>, Window<T>>(window) }
+}
+
+/// Gets from every peer, after a meeting by signals: the first half of `mail` is read, the second written.
+#[kernel(B = gin)]
+pub unsafe fn gin_get<B: GinBackend>(
+    comm: DevComm,
+    mail: Window<u64>,
+    out: Window<u64>,
+    extra: Extra,
+    n: u32,
+) {
+    let (coop, world, count) = (Coop::cta(), comm.world_team(), n as usize);
+    let (half, gin) = (count * world.n_ranks as usize, comm.gin::<B>(0));
+    let ready = SignalId::of(&comm, extra.signals(), 0);
+    let before = gin.signal_shadow(ready);
+    // SAFETY: halves of the window: one is written before the signals, the other by this rank's gets alone.
+    unsafe {
+        fill(&comm, coop, world, mail, 0, count);
+        let mut p = 0;
+        while p < world.n_ranks {
+            gin.signal(coop, world, p, ready.inc());
+            p += 1;
+        }
+        wait_for(gin, coop, ready, before, world.n_ranks as u64, MemoryOrder::Acquire);
+        let mut p = 0;
+        while p < world.n_ranks {
+            let from = mail.at(world.rank as usize * count);
+            gin.get(world, p, from, mail.at(half + p as usize * count), count).post(coop);
+            p += 1;
+        }
+        gin.flush(coop, MemoryOrder::Acquire);
+        let wrong = count_wrong(&comm, coop, world, mail, half, count);
+        out.local().store(thread::index_1d() as usize, wrong);
+    }
+}
+
+/// A strong signal after many puts without: it says that all of them have arrived. To the right neighbour, `n` puts.
+#[kernel(B = gin)]
+pub unsafe fn gin_strong<B: GinBackend>(
+    comm: DevComm,
+    mail: Window<u64>,
+    out: Window<u64>,
+    extra: Extra,
+    n: u32,
+) {
+    let (coop, world, gin) = (Coop::cta(), comm.world_team(), comm.gin::<B>(0));
+    let signal = SignalId::of(&comm, extra.signals(), 0);
+    let before = gin.signal_shadow(signal);
+    let right = (world.rank + 1) % world.n_ranks;
+    let left = (world.rank + world.n_ranks - 1) % world.n_ranks;
+    let mut i = coop.thread_rank() as usize;
+    while i < n as usize {
+        // SAFETY: the first `n` words of this rank.
+        unsafe { mail.local().store(i, word(comm.rank(), right, i)) };
+        i += coop.size() as usize;
+    }
+    let mut i = 0;
+    while i < n as usize {
+        // SAFETY: the second `n` words of the neighbour, which it reads after the signal.
+        unsafe { gin.put(world, right, mail.at(n as usize + i), mail.at(i), 1).post(coop) };
+        i += 1;
+    }
+    gin.signal(coop, world, right, signal.add(1 << 33).strong());
+    wait_for(gin, coop, signal, before, 1 << 33, MemoryOrder::Acquire);
+    let mut wrong = 0;
+    let mut i = coop.thread_rank() as usize;
+    while i < n as usize {
+        // SAFETY: they have arrived.
+        let got = unsafe { mail.local().load(n as usize + i) };
+        wrong += u64::from(got != word(left, comm.rank(), i));
+        i += coop.size() as usize;
+    }
+    gin.flush(coop, MemoryOrder::Relaxed);
+    // SAFETY: a word a thread.
+    unsafe { out.local().store(thread::index_1d() as usize, wrong) };
+}
+
+/// Each put has a weak signal of its own kind; whoever sees the sum knows that all data is here. Then signals in the window, by one
+/// and by an amount; the values seen are in `out`.
+#[kernel(B = gin)]
+pub unsafe fn gin_weak_and_va<B: GinBackend>(
+    comm: DevComm,
+    mail: Window<u64>,
+    out: Window<u64>,
+    extra: Extra,
+    _n: u32,
+) {
+    let (coop, world, gin) = (Coop::cta(), comm.world_team(), comm.gin::<B>(0));
+    let (me, ranks) = (world.rank as usize, world.n_ranks as usize);
+    let signal = SignalId::of(&comm, extra.signals(), 0);
+    let before = gin.signal_shadow(signal);
+    // SAFETY: the test makes the window for it; the two words behind the ranks' are signals, which start at 0.
+    let (by_one, by_more) =
+        unsafe { (VaSignal::new(mail, 2 * ranks), VaSignal::new(mail, 2 * ranks + 1)) };
+    // SAFETY: a word a rank twice: one written here, one by each peer, read after the signals.
+    unsafe {
+        if coop.thread_rank() == 0 {
+            mail.local().store(me, word(comm.rank(), 0, 1));
+        }
+        let mut p = 0;
+        while p < world.n_ranks {
+            gin.put(world, p, mail.at(ranks + me), mail.at(me), 1)
+                .signal(signal.inc().weak())
+                .post(coop);
+            gin.signal(coop, world, p, by_one.inc());
+            gin.signal(coop, world, p, by_more.add(100 + me as u64));
+            p += 1;
+        }
+        wait_for(gin, coop, signal, before, ranks as u64, MemoryOrder::Acquire);
+        gin.wait_signal(coop, by_one, ranks as u64, MemoryOrder::Acquire);
+        let sum = (100 * ranks + ranks * (ranks - 1) / 2) as u64;
+        gin.wait_signal(coop, by_more, sum, MemoryOrder::Acquire);
+        let mut wrong = 0;
+        let mut p = 0;
+        while p < ranks {
+            wrong += u64::from(mail.local().load(ranks + p) != word(p as i32, 0, 1));
+            p += 1;
+        }
+        let t = thread::thread_idx_x() as usize;
+        out.local().store(3 * t, wrong);
+        out.local().store(3 * t + 1, gin.read_signal(by_one, MemoryOrder::Acquire));
+        out.local().store(3 * t + 2, gin.read_signal(by_more, MemoryOrder::Acquire));
+        coop.sync();
+        if coop.thread_rank() == 0 {
+            gin.reset_signal(by_one);
+            gin.reset_signal(by_more);
+            out.local()
+                .store(1, out.local().load(1) * 10 + gin.read_signal(by_one, MemoryOrder::Relaxed));
+        }
+        gin.flush(coop, MemoryOrder::Relaxed);
+    }
+}
+
+/// A counter says when a source can be written again: `n` puts to the right neighbour from one word.
+#[kernel(B = gin)]
+pub unsafe fn gin_counter<B: GinBackend>(
+    comm: DevComm,
+    mail: Window<u64>,
+    out: Window<u64>,
+    extra: Extra,
+    n: u32,
+) {
+    let (coop, world, gin) = (Coop::warp(), comm.world_team(), comm.gin::<B>(0));
+    let (counter, signal) =
+        (CounterId::of(&comm, extra.counters(), 1), SignalId::of(&comm, extra.signals(), 0));
+    let right = (world.rank + 1) % world.n_ranks;
+    let left = (world.rank + world.n_ranks - 1) % world.n_ranks;
+    let before = gin.signal_shadow(signal);
+    let mut i = 0;
+    while i < n as usize {
+        // SAFETY: word 0 is written when the put before has read it; the targets are the neighbour's `n` words behind it.
+        unsafe {
+            if coop.thread_rank() == 0 {
+                mail.local().store(0, word(comm.rank(), right, i));
+            }
+            gin.put(world, right, mail.at(1 + i), mail.at(0), 1)
+                .signal(signal.inc())
+                .counter(counter)
+                .post(coop);
+        }
+        gin.wait_counter(coop, counter, i as u64 + 1, MemoryOrder::Relaxed);
+        i += 1;
+    }
+    wait_for(gin, coop, signal, before, u64::from(n), MemoryOrder::Acquire);
+    let mut wrong = 0;
+    let mut i = 0;
+    while i < n as usize {
+        // SAFETY: they have arrived.
+        wrong += u64::from(unsafe { mail.local().load(1 + i) } != word(left, comm.rank(), i));
+        i += 1;
+    }
+    let counted = gin.read_counter(counter, MemoryOrder::Relaxed);
+    coop.sync();
+    if coop.thread_rank() == 0 {
+        gin.reset_counter(counter);
+    }
+    coop.sync();
+    let after = gin.read_counter(counter, MemoryOrder::Relaxed);
+    let t = 3 * thread::thread_idx_x() as usize;
+    // SAFETY: three words a thread.
+    unsafe {
+        out.local().store(t, wrong);
+        out.local().store(t + 1, counted);
+        out.local().store(t + 2, after);
+    }
+    gin.flush(coop, MemoryOrder::Relaxed);
+}
+
+/// Flushes to single peers tell when sources can be written again: each thread of the block puts to a peer of its own.
+#[kernel(B = gin)]
+pub unsafe fn gin_requests<B: GinBackend>(
+    comm: DevComm,
+    mail: Window<u64>,
+    out: Window<u64>,
+    extra: Extra,
+    n: u32,
+) {
+    let (world, gin, alone) = (comm.world_team(), comm.gin::<B>(0), Coop::thread());
+    let signal = SignalId::of(&comm, extra.signals(), 0);
+    let (ranks, me) = (world.n_ranks as usize, world.rank as usize);
+    let before = gin.signal_shadow(signal);
+    Coop::cta().sync();
+    let t = thread::thread_idx_x() as usize;
+    if t < ranks {
+        let mut i = 0;
+        while i < n as usize {
+            // SAFETY: a source word a thread, written when the flush says so; targets of `n` words a rank.
+            unsafe {
+                mail.local().store(t, word(comm.rank(), t as i32, i));
+                let target = mail.at(ranks + me * n as usize + i);
+                gin.put(world, t as i32, target, mail.at(t), 1).signal(signal.inc()).post(alone);
+            }
+            let request = gin.flush_async(world, t as i32);
+            if i % 2 == 0 {
+                gin.wait_request(request, MemoryOrder::Relaxed);
+            } else {
+                let limit = nccl_device::Timeout::millis(60_000);
+                assert!(gin.wait_request_timeout(&request, MemoryOrder::Relaxed, limit).is_ok());
+            }
+            i += 1;
+        }
+    }
+    wait_for(gin, Coop::cta(), signal, before, ranks as u64 * u64::from(n), MemoryOrder::Acquire);
+    // SAFETY: a word a thread; the targets have been written.
+    unsafe {
+        let wrong = count_wrong(&comm, Coop::cta(), world, mail, ranks, n as usize);
+        out.local().store(t, wrong);
+    }
+}
+
+/// Every context has signals of its own: thread `c` raises context `c`'s by `c + 1`, at every rank.
+#[kernel(B = gin)]
+pub unsafe fn gin_contexts<B: GinBackend>(
+    comm: DevComm,
+    _mail: Window<u64>,
+    out: Window<u64>,
+    extra: Extra,
+    _n: u32,
+) {
+    let (world, alone, t) = (comm.world_team(), Coop::thread(), thread::thread_idx_x());
+    if t >= comm.n_gin_contexts() {
+        return;
+    }
+    let gin: Gin<'_, B> = comm.gin(t);
+    let signal = SignalId::of(&comm, extra.signals(), 0);
+    let before = gin.signal_shadow(signal);
+    let mut p = 0;
+    while p < world.n_ranks {
+        gin.signal(alone, world, p, signal.add(u64::from(t) + 1));
+        p += 1;
+    }
+    let wanted = (u64::from(t) + 1) * world.n_ranks as u64;
+    wait_for(gin, alone, signal, before, wanted, MemoryOrder::Relaxed);
+    let seen = gin.read_signal(signal, MemoryOrder::Relaxed) - before;
+    // SAFETY: a word a thread.
+    unsafe { out.local().store(t as usize, seen) };
+    gin.flush(alone, MemoryOrder::Relaxed);
+}

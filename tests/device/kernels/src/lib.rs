@@ -1,0 +1,34 @@
+//! Kernels that test the typed device API, a file a topic.
+//!
+//! All take the same parameters, so that one test body can run any of them in the simulator and on GPUs: the device communicator,
+//! a window `mail` to write into, a window `out` for findings, [`Extra`] handles, and a number.
+//!
+//! # Safety model
+//!
+//! The contract of each kernel is the same: the windows are as long as its test makes them, and the device communicator has the
+//! resources that its test asks for.
+#![cfg_attr(target_arch = "nvptx64", no_std)]
+#![allow(clippy::missing_safety_doc, reason = "the contract is the crate's")]
+
+mod extra;
+
+#[path = "."]
+mod files {
+    pub mod barriers_gin;
+    pub mod barriers_lsa;
+    pub mod coops;
+    pub mod gin;
+    pub mod gin_waits;
+    pub mod ll_a2a;
+    pub mod places;
+    pub mod stuck;
+    pub mod wrong;
+}
+
+pub use extra::{Args, Extra, Range};
+// On the GPU a kernel is an entry point, with no name to import.
+#[allow(unused_imports)]
+pub use files::{
+    barriers_gin::*, barriers_lsa::*, coops::*, gin::*, gin_waits::*, ll_a2a::*, places::*,
+    stuck::*, wrong::*,
+};

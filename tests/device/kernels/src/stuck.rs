@@ -1,0 +1,138 @@
+//! Kernels in which one rank does not come, so that the others wait for ever, until the host ends them.
+//!
+//! Each thread writes 2 to its word of `out` before it waits and would write 3 behind: threads that have left stay at 2.
+
+use cuda_std::atomic::{Order, Scope};
+use cuda_std::prelude::*;
+use nccl_device::gin::{CounterId, GinBackend, SignalId, VaSignal};
+use nccl_device::{
+    BarrierIndex, Coop, DevComm, FenceLevel, HybridBarrier, LlA2a, LlA2aBuffer, LsaBarrier,
+    MemoryOrder, Window,
+};
+
+use crate::Extra;
+
+const ORDER: MemoryOrder = MemoryOrder::AcqRel;
+
+/// With this bit of the number, the last block does the host's part: it waits a little and raises the abort flag.
+pub const RAISES: u32 = 1 << 16;
+
+/// Whether this thread is not one of those that wait: the rank that never comes, or the block that raises the flag, which it has done then.
+#[inline(always)]
+fn is_elsewhere(comm: &DevComm, n: u32) -> bool {
+    if n & RAISES != 0 && thread::block_idx_x() == thread::grid_dim_x() - 1 {
+        if thread::thread_idx_x() == 0 && comm.rank() < comm.n_ranks() - 1 {
+            let mut looks = 0;
+            while looks < 50 {
+                thread::nanosleep(100);
+                looks += 1;
+            }
+            // SAFETY: the test's flag, which waits look at.
+            unsafe { mem::store_ordered(comm.as_raw().abort_flag, 1, Order::Relaxed, Scope::Sys) };
+        }
+        return true;
+    }
+    comm.rank() == comm.n_ranks() - 1
+}
+
+/// # Safety
+///
+/// `out` has a word a thread.
+#[inline(always)]
+unsafe fn at(out: Window<u64>, step: u64) {
+    // SAFETY: the caller's.
+    unsafe { out.local().store(thread::index_1d() as usize, step) };
+}
+
+/// Load and store: `n` 0 a CTA coop at its block's barrier, 1 warp coops at theirs, 2 LL all-to-all, by single threads, 3 a poll of the kernel's
+/// own.
+#[kernel]
+pub unsafe fn stuck_lsa(comm: DevComm, mail: Window<u64>, out: Window<u64>, extra: Extra, n: u32) {
+    if is_elsewhere(&comm, n) {
+        return;
+    }
+    let cta = Coop::cta();
+    // SAFETY: a word a thread; the resources that the test makes.
+    unsafe {
+        at(out, 2);
+        match n & 0xff {
+            0 => LsaBarrier::with(cta, &comm, BarrierIndex::this_block(), |b| b.sync(ORDER)),
+            1 => {
+                let index = BarrierIndex::new(thread::index_1d() / 32);
+                LsaBarrier::with(Coop::warp(), &comm, index, |b| b.sync(ORDER));
+            }
+            2 => {
+                let buffer =
+                    LlA2aBuffer::new(&comm, comm.lsa_team(), extra.ll, thread::grid_dim_x());
+                let block = thread::block_idx_x();
+                buffer.with(cta, block, 1, |session: &mut LlA2a<'_, u64>| {
+                    session.receive(0);
+                });
+            }
+            _ => comm.wait_until(cta, || mail.local().load_acquire(0) == 7),
+        }
+        at(out, 3);
+    }
+}
+
+/// The rank leaves in the middle: all meet 5 times, then it goes, and the others are stuck in their loops.
+#[kernel]
+pub unsafe fn stuck_in_a_loop(
+    comm: DevComm,
+    _mail: Window<u64>,
+    out: Window<u64>,
+    _extra: Extra,
+    n: u32,
+) {
+    // SAFETY: a word a thread.
+    unsafe { at(out, 2) };
+    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
+        let mut round = 0;
+        while round < 100 {
+            if round == 5 && is_elsewhere(&comm, n) {
+                return;
+            }
+            barrier.sync(ORDER);
+            round += 1;
+        }
+        // SAFETY: as above.
+        unsafe { at(out, 3) };
+    });
+}
+
+/// Over the network: `n` 0 a signal, 1 a signal in a window, 2 a counter, 3 a shadow, 4 a barrier of the world, 5 a hybrid barrier,
+/// 6 a hybrid barrier with a fence.
+#[kernel(B = gin)]
+pub unsafe fn stuck_gin<B: GinBackend>(
+    comm: DevComm,
+    mail: Window<u64>,
+    out: Window<u64>,
+    extra: Extra,
+    n: u32,
+) {
+    if is_elsewhere(&comm, n) {
+        return;
+    }
+    let (coop, gin, index) = (Coop::cta(), comm.gin::<B>(0), BarrierIndex::this_block());
+    let signal = SignalId::of(&comm, extra.signals(), 0);
+    // SAFETY: a word a thread; the resources that the test makes.
+    unsafe {
+        at(out, 2);
+        match n & 0xff {
+            0 => gin.wait_signal(coop, signal, 3, ORDER),
+            1 => gin.wait_signal(coop, VaSignal::new(mail, 5), 4, ORDER),
+            2 => gin.wait_counter(coop, CounterId::of(&comm, extra.counters(), 1), 5, ORDER),
+            3 => {
+                if thread::index_1d() == 0 {
+                    gin.expect(signal, 1 << 40);
+                }
+                coop.sync();
+                gin.wait_signal_follow_shadow(coop, signal, 6, ORDER);
+            }
+            4 => gin.world_barriers().barrier(coop, index).sync(ORDER, FenceLevel::None),
+            5 => HybridBarrier::with(coop, gin, index, |b| b.sync(ORDER, FenceLevel::None)),
+            _ => HybridBarrier::with(coop, gin, index, |b| b.sync(ORDER, FenceLevel::PutGet)),
+        }
+        at(out, 3);
+    }
+}

@@ -1,0 +1,104 @@
+//! Kernels that are wrong, and must be found out.
+
+use cuda_std::prelude::*;
+use nccl_device::gin::{GinBackend, SignalId};
+use nccl_device::{
+    BarrierIndex, Coop, DevComm, LlA2a, LlA2aBuffer, LsaBarrier, MemoryOrder, Window,
+};
+
+use crate::Extra;
+
+const ORDER: MemoryOrder = MemoryOrder::AcqRel;
+
+/// Arrives at the barrier and reads what the peers wrote without having waited.
+#[kernel]
+pub unsafe fn reads_before_the_wait(
+    comm: DevComm,
+    mail: Window<u64>,
+    out: Window<u64>,
+    _extra: Extra,
+    _n: u32,
+) {
+    let (team, t) = (comm.lsa_team(), thread::thread_idx_x());
+    let mut wrong = 0;
+    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::new(0), |barrier| {
+        // SAFETY: a word a rank; the read is too early, which is the point.
+        unsafe {
+            if (t as i32) < team.n_ranks {
+                mail.lsa(t as i32).store(team.rank as usize, 1);
+            }
+            let arrival = barrier.arrive(ORDER);
+            if (t as i32) < team.n_ranks {
+                wrong = u64::from(mail.local().load_acquire(t as usize) != 1);
+            }
+            arrival.wait(ORDER);
+        }
+    });
+    // SAFETY: a word a thread.
+    unsafe { out.local().store(t as usize, wrong) };
+}
+
+/// Puts with a signal, and does not wait for it.
+#[kernel(B = gin)]
+pub unsafe fn reads_before_the_signal<B: GinBackend>(
+    comm: DevComm,
+    mail: Window<u64>,
+    out: Window<u64>,
+    extra: Extra,
+    n: u32,
+) {
+    let (coop, world, gin) = (Coop::cta(), comm.world_team(), comm.gin::<B>(0));
+    let signal = SignalId::of(&comm, extra.signals(), 0);
+    let right = (world.rank + 1) % world.n_ranks;
+    // SAFETY: a word each; the read is too early, which is the point.
+    unsafe {
+        if thread::thread_idx_x() == 0 {
+            mail.local().store(0, 1);
+        }
+        gin.put(world, right, mail.at(1), mail.at(0), 1).signal(signal.inc()).post(coop);
+        if n == 0 {
+            gin.wait_signal(coop, signal, 1, ORDER);
+        }
+        let wrong = u64::from(mail.local().load_acquire(1) != 1);
+        gin.flush(coop, ORDER);
+        out.local().store(thread::thread_idx_x() as usize, wrong);
+    }
+}
+
+/// Each `n` breaks a rule that is checked where it is broken.
+#[kernel(B = gin)]
+pub unsafe fn breaks_a_rule<B: GinBackend>(
+    comm: DevComm,
+    mail: Window<u64>,
+    _out: Window<u64>,
+    extra: Extra,
+    n: u32,
+) {
+    let (coop, gin) = (Coop::cta(), comm.gin::<B>(0));
+    // SAFETY: the host made the memory for the LSA team.
+    let buffer =
+        unsafe { LlA2aBuffer::new(&comm, comm.lsa_team(), extra.ll, thread::grid_dim_x()) };
+    match n {
+        0 => LsaBarrier::with(coop, &comm, BarrierIndex::new(comm.n_lsa_barriers()), |_| ()),
+        1 => drop(comm.gin::<B>(comm.n_gin_contexts())),
+        2 => drop(SignalId::of(&comm, extra.signals(), extra.signals.count)),
+        3 => drop(comm.signal(1 << 20)),
+        4 => drop(comm.counter(1 << 20)),
+        5 => drop(gin.world_barriers().barrier(coop, BarrierIndex::new(1 << 10))),
+        6 => buffer.with(coop, 0, 2, |session| session.send(comm.lsa_team().n_ranks, 0, 1_u64)),
+        7 => buffer.with(coop, 0, 2, |session| session.send(-1, 0, 1_u64)),
+        8 => buffer.with(coop, 0, 2, |session| session.send(0, 2, 1_u64)),
+        9 => {
+            buffer.with(coop, 0, 2, |session: &mut LlA2a<'_, u64>| assert!(session.receive(2) == 1))
+        }
+        10 => buffer.with(coop, 0, 2, |session| session.broadcast(2, 1_u64)),
+        11 => buffer.with(coop, 0, extra.ll.n_slots + 1, |session| session.send(0, 0, 1_u64)),
+        12 => buffer.with(coop, 0, extra.ll.n_slots, |session| session.send(0, 0, [0_u64; 2])),
+        // SAFETY: none: the put reaches beyond the window, which is the point.
+        13 => unsafe { gin.put(comm.world_team(), 0, mail.at(1 << 20), mail.at(0), 1).post(coop) },
+        // SAFETY: none: there is no such rank, which is the point.
+        _ => unsafe {
+            gin.put(comm.world_team(), comm.n_ranks(), mail.at(0), mail.at(0), 1).post(coop)
+        },
+    }
+}

@@ -1,0 +1,170 @@
+//! GIN, its barriers, and hybrid ones.
+
+use devcomm::GinConnectionType;
+use devcomm_device_test_kernels as kernels;
+
+use super::require_all;
+use crate::machine::{Machine, Setup};
+
+/// Puts to all ranks arrive before their signals, on contexts of blocks.
+pub fn put(machine: &impl Machine) {
+    let words = 33;
+    let setup = Setup { mail: 2 * 2 * words * machine.ranks(), ..Setup::with_gin(2, 40) };
+    let n = (words as u32) << 4;
+    require_all("put", &machine.run(kernels::gin_put, &setup, &[n, n]), 0);
+    require_all("put, own context", &machine.run(kernels::gin_put, &setup, &[n | 2, n | 2]), 0);
+}
+
+/// Along the rails, where only they are connected.
+pub fn put_along_the_rail(machine: &impl Machine) {
+    let setup = Setup {
+        mail: 2 * 2 * 9 * machine.ranks(),
+        gin: GinConnectionType::Rail,
+        ..Setup::with_gin(2, 40)
+    };
+    require_all("put", &machine.run(kernels::gin_put, &setup, &[9 << 4 | 1, 9 << 4 | 1]), 0);
+}
+
+/// Single numbers, of every size, need no source.
+pub fn put_value(machine: &impl Machine) {
+    let n = machine.ranks() as u64;
+    let setup = Setup { out: n as usize, mail: n as usize, ..Setup::with_gin(1, 32) };
+    let found = machine.run(kernels::gin_put_value, &setup, &[0, 0]);
+    for (rank, words) in found.into_iter().enumerate() {
+        let wanted: Vec<u64> = (0..n).map(|from| from << 40 | (rank as u64) << 20 | 3).collect();
+        assert_eq!(words, wanted);
+    }
+    let setup = Setup { out: 4, mail: 4, ..Setup::with_gin(1, 32) };
+    for words in machine.run(kernels::gin_value_sizes, &setup, &[0]) {
+        let wanted = [0xab, 0x1234 << 16, 0xffff_fffe << 32, 1.5_f64.to_bits()];
+        // The third: bytes 20 to 24 are the high half of word 2; the second: half 5 is bytes 10 to 12 of the window, in word 1.
+        assert_eq!(words, wanted);
+    }
+}
+
+/// What was got is there after a flush.
+pub fn get(machine: &impl Machine) {
+    let words = 17;
+    let setup = Setup { mail: 2 * words * machine.ranks(), ..Setup::with_gin(1, 40) };
+    require_all("get", &machine.run(kernels::gin_get, &setup, &[words as u32]), 0);
+}
+
+/// A strong signal says that the puts before it have arrived.
+pub fn strong_signals(machine: &impl Machine) {
+    let setup = Setup { mail: 60, ..Setup::with_gin(1, 40) };
+    require_all("strong", &machine.run(kernels::gin_strong, &setup, &[30, 30]), 0);
+}
+
+/// Weak signals say that their own data has arrived; signals in a window count.
+pub fn weak_and_va_signals(machine: &impl Machine) {
+    let n = machine.ranks();
+    let setup = Setup { mail: 2 * n + 2, out: 3 * 40, va: true, ..Setup::with_gin(1, 40) };
+    for words in machine.run(kernels::gin_weak_and_va, &setup, &[0]) {
+        let (ones, more) = (n as u64, (100 * n + n * (n - 1) / 2) as u64);
+        for (t, got) in words.chunks(3).enumerate() {
+            let ones = if t == 0 { 10 * ones } else { ones };
+            assert_eq!(got, [0, ones, more], "thread {t}");
+        }
+    }
+}
+
+/// A counter says when a source was read.
+pub fn counters(machine: &impl Machine) {
+    let setup = Setup { mail: 21, out: 3 * 32, ..Setup::with_gin(1, 32) };
+    for words in machine.run(kernels::gin_counter, &setup, &[20, 20]) {
+        assert!(words.chunks(3).all(|got| got == [0, 20, 0]), "{words:?}");
+    }
+}
+
+/// A flush to one peer says when the sources of the puts to it were read.
+pub fn requests(machine: &impl Machine) {
+    let n = machine.ranks();
+    let setup = Setup { mail: n + 12 * n, ..Setup::with_gin(1, 40) };
+    require_all("requests", &machine.run(kernels::gin_requests, &setup, &[12]), 0);
+}
+
+/// Contexts have signals of their own.
+pub fn contexts(machine: &impl Machine) {
+    let setup = Setup { contexts: 3, out: 3, ..Setup::with_gin(1, 32) };
+    for words in machine.run(kernels::gin_contexts, &setup, &[0, 0]) {
+        let n = machine.ranks() as u64;
+        assert_eq!(words, [n, 2 * n, 3 * n]);
+    }
+}
+
+/// Shadows hold what is expected, and follow what has come.
+pub fn shadows(machine: &impl Machine) {
+    let setup = Setup { out: 6 * 40, ..Setup::with_gin(1, 40) };
+    for words in machine.run(kernels::gin_shadows, &setup, &[1000, 1000]) {
+        for got in words.chunks(6) {
+            // The left neighbour may be ahead of this rank.
+            assert!(got[0] == 3 || got[0] == 7, "{got:?}");
+            assert_eq!(got[1..4], [0, 7, 0], "{got:?}");
+            assert!(got[4..] == [1000, 100_002] || got[4] == 1002, "{got:?}");
+        }
+    }
+}
+
+/// Waits for what never comes end, in every thread of the coop; a reset sets signal and shadow to 0.
+pub fn timeouts(machine: &impl Machine) {
+    let setup = Setup { va: true, ..Setup::with_gin(1, 64) };
+    for coop in [0, 1] {
+        let found = machine.run(kernels::gin_never, &setup, &[coop]);
+        require_all("timeouts", &found, 0b1_1111 | 5 << 8);
+    }
+}
+
+/// Barriers over the network with every fence, of the world (0), the rail (4) or made in addition (8), on one context or on all.
+pub fn barriers(machine: &impl Machine, which: u32, gin: GinConnectionType) {
+    for strong in [true, false] {
+        let setup = Setup {
+            gin,
+            strong,
+            mail: 2 * 4 * machine.ranks(),
+            world_barriers: if gin == GinConnectionType::Full { 2 } else { 0 },
+            rail_barriers: 2,
+            more_gin_barriers: if which == 8 { 2 } else { 0 },
+            contexts: 3,
+            ..Setup::with_gin(2, 40)
+        };
+        for fence in 0..4 {
+            for form in [0, 16, 32] {
+                let n = fence | which | form | 4 << 8;
+                let what = format!("fence {fence}, form {form}, strong {strong}");
+                require_all(&what, &machine.run(kernels::gin_barrier, &setup, &[n, n]), 0);
+            }
+        }
+    }
+}
+
+/// The hybrid barrier with every fence; where all are connected, for puts to all, else for those along the rails.
+pub fn hybrid(machine: &impl Machine, gin: GinConnectionType) {
+    let along = if gin == GinConnectionType::Full { 0 } else { 4 };
+    for strong in [true, false] {
+        let mail = 2 * 4 * machine.ranks();
+        let setup = Setup { gin, strong, mail, hybrid_barriers: 2, ..Setup::with_gin(2, 40) };
+        for fence in 0..4 {
+            for form in [0, 32] {
+                let n = fence | along | form | 4 << 8;
+                let what = format!("fence {fence}, form {form}, strong {strong}");
+                require_all(&what, &machine.run(kernels::hybrid_barrier, &setup, &[n, n]), 0);
+            }
+        }
+    }
+}
+
+/// The inner and the outer barrier of a hybrid one work by themselves.
+pub fn hybrid_parts(machine: &impl Machine, gin: GinConnectionType) {
+    let setup = Setup { gin, hybrid_barriers: 1, ..Setup::with_gin(1, 40) };
+    require_all("parts", &machine.run(kernels::hybrid_parts, &setup, &[7, 7]), 0);
+}
+
+/// A rank that never comes to a barrier over the network: all threads of the others learn it.
+pub fn barrier_timeouts(machine: &impl Machine) {
+    let setup = Setup { world_barriers: 1, hybrid_barriers: 1, ..Setup::with_gin(1, 40) };
+    let found = machine.run(kernels::gin_barrier_never, &setup, &[0]);
+    for (rank, words) in found.into_iter().enumerate() {
+        let wanted = if rank == 0 { Setup::UNTOUCHED } else { 7 };
+        assert!(words.iter().all(|&word| word == wanted), "rank {rank}: {words:?}");
+    }
+}

@@ -1,0 +1,62 @@
+//! LL all-to-all.
+
+use devcomm_device_test_kernels as kernels;
+
+use super::require_all;
+use crate::machine::{Machine, Setup, TestKernel};
+
+fn setup(machine: &impl Machine, bytes: u32) -> Setup {
+    let ll = (2, 3 * machine.lsa_ranks() as u32, bytes);
+    Setup { ll, ..Setup::new(2, 48) }
+}
+
+/// Elements of every size arrive as they were sent, in every epoch and launch, however they are sent and received: 0 send and receive, 1
+/// broadcast, 2 broadcast by multicast, 3 several received at once.
+pub fn every_size(machine: &impl Machine, way: u32) {
+    fn one<K: TestKernel>(machine: &impl Machine, kernel: K, bytes: u32, way: u32) {
+        let setup = Setup { multimem: way == 2, ..setup(machine, bytes) };
+        let n = way << 8 | 5;
+        require_all(&format!("{bytes} bytes, way {way}"), &machine.run(kernel, &setup, &[n, n]), 0);
+    }
+    one(machine, kernels::ll_exchange::<kernels::B1>, 1, way);
+    one(machine, kernels::ll_exchange::<kernels::B4>, 4, way);
+    one(machine, kernels::ll_exchange::<kernels::B6>, 6, way);
+    one(machine, kernels::ll_exchange::<kernels::B8>, 8, way);
+    one(machine, kernels::ll_exchange::<kernels::B12>, 12, way);
+    one(machine, kernels::ll_exchange::<kernels::B16>, 16, way);
+    one(machine, kernels::ll_exchange::<kernels::B29>, 29, way);
+    one(machine, kernels::ll_exchange::<kernels::B64>, 64, way);
+}
+
+/// The epochs start again when their numbers are used up.
+pub fn wraps(machine: &impl Machine) {
+    let (setup, n) = (setup(machine, 12), 5);
+    for before in 0..5 {
+        let (prepare, kernel) = (kernels::ll_near_the_end, kernels::ll_exchange::<kernels::B12>);
+        let found = machine.run_two(prepare, kernel, &setup, &[before], &[n, n]);
+        require_all(&format!("{before} before the last"), &found, 0);
+    }
+}
+
+/// What arrives is reduced.
+pub fn reduces(machine: &impl Machine) {
+    let l = machine.lsa_ranks() as u64;
+    let setup = Setup { ll: (2, 40 * l as u32, 4), ..Setup::new(2, 40) };
+    let rounds = 4;
+    for words in machine.run(kernels::ll_reduce, &setup, &[rounds]) {
+        for (i, &got) in words.iter().enumerate() {
+            let t = i as u64 % 40;
+            let wanted: u64 =
+                (0..u64::from(rounds)).map(|round| l * (l + 1) / 2 * (t + round)).sum();
+            assert_eq!(got, wanted, "thread {i}");
+        }
+    }
+}
+
+/// A wait for what nobody sends ends, and the session goes on.
+pub fn times_out(machine: &impl Machine) {
+    let l = machine.lsa_ranks();
+    let setup = Setup { ll: (1, l as u32 + 1, 8), ..Setup::new(1, 40) };
+    let found = machine.run(kernels::ll_late, &setup, &[0, 0]);
+    require_all("late", &found, 2 * 5 * l as u64 + 1);
+}

@@ -1,0 +1,18 @@
+//! What the API promises, on any machine.
+
+pub mod barriers;
+pub mod gin;
+pub mod ll_a2a;
+pub mod places;
+
+/// Checks that all words of all ranks are `wanted`.
+#[track_caller]
+pub fn require_all(what: &str, words: &[Vec<u64>], wanted: u64) {
+    for (rank, words) in words.iter().enumerate() {
+        let wrong: Vec<_> = words.iter().enumerate().filter(|(_, word)| **word != wanted).collect();
+        assert!(
+            wrong.is_empty() && !words.is_empty(),
+            "{what}: rank {rank} has {wrong:?}, wanted {wanted}"
+        );
+    }
+}

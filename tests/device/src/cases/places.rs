@@ -1,0 +1,99 @@
+//! Teams, windows, resource buffers, coops.
+
+use devcomm_device_test_kernels as kernels;
+
+use crate::machine::{Machine, Setup};
+
+/// A kernel sees the teams that the ranks are in.
+pub fn teams(machine: &impl Machine) {
+    let setup = Setup { out: 16, lsa_barriers: 3, ..Setup::new(1, 32) };
+    let (n, l) = (machine.ranks() as u64, machine.lsa_ranks() as u64);
+    for (rank, words) in machine.run(kernels::teams, &setup, &[0]).into_iter().enumerate() {
+        let r = rank as u64;
+        let wanted = [r, n, n, r, 1, l, r % l, 1, n / l, r / l, l, r / l, 3, r / l * l, 0, 0];
+        assert_eq!(words, wanted, "rank {rank}");
+    }
+}
+
+/// Each way to a window's parts reaches the part that it names.
+pub fn windows(machine: &impl Machine) {
+    let l = machine.lsa_ranks();
+    let setup = Setup { mail: 4 * l, out: 6 * l, ..Setup::new(1, 32) };
+    for (rank, words) in machine.run(kernels::windows, &setup, &[0, 0]).into_iter().enumerate() {
+        let first = rank / l * l;
+        for t in 0..l {
+            let peer = (first + t) as u64;
+            // What the peer's thread for this rank has written into its own part.
+            let theirs = 300 + 10 * peer + (rank - first) as u64;
+            let got: Vec<u64> = (0..6).map(|row| words[row * l + t]).collect();
+            assert_eq!(got, [peer, 100 + peer, 200 + peer, theirs, theirs, theirs], "rank {rank}");
+        }
+    }
+}
+
+/// Vectors of 16 bytes move as they are.
+pub fn vectors(machine: &impl Machine) {
+    let setup = Setup { mail: 128, out: 128, ..Setup::new(1, 64) };
+    for words in machine.run(kernels::vectors, &setup, &[0]) {
+        assert!(words.chunks(2).all(|pair| pair == [1, 0]), "{words:?}");
+    }
+}
+
+/// A released store that an acquiring load sees brings along what was written before, in a wait of the kernel's own.
+pub fn flags(machine: &impl Machine) {
+    let setup = Setup { mail: 2 + 96, ..Setup::new(1, 96) };
+    // The flags stay where the last launch left them: one launch.
+    super::require_all("flags", &machine.run(kernels::flags, &setup, &[25]), 0);
+}
+
+/// A resource buffer is zeroed, is where its handle says, and each way to its parts reaches the part that it names.
+pub fn resources(machine: &impl Machine) {
+    let l = machine.lsa_ranks();
+    let words = 1000;
+    let setup = Setup { buffer: 8 * words, out: 5 * l, ..Setup::new(1, 64) };
+    let found = machine.run(kernels::resources, &setup, &[words as u32]);
+    for (rank, found) in found.into_iter().enumerate() {
+        let first = rank / l * l;
+        for t in 0..l {
+            let peer = (first + t) as u64;
+            let got: Vec<u64> = (0..5).map(|row| found[row * l + t]).collect();
+            assert_eq!(got, [peer + 1, peer + 2, peer + 3, 0, 0], "rank {rank}");
+        }
+    }
+}
+
+/// Multicast addresses reach every rank of the LSA team. At most 8 ranks.
+pub fn multicast(machine: &impl Machine) {
+    let setup = Setup { buffer: 16, mail: 2, out: 4, multimem: true, ..Setup::new(1, 32) };
+    let all = (0..machine.lsa_ranks()).fold(0, |sum, rank| sum | 1 << (8 * rank));
+    super::require_all("multicast", &machine.run(kernels::multicast, &setup, &[0]), all);
+}
+
+/// Threads know their place in every kind of coop, meet there, and vote.
+pub fn coops(machine: &impl Machine) {
+    let setup = Setup { mail: 96, out: 6 * 96, ..Setup::new(1, 96) };
+    for kind in 0..6 {
+        for words in machine.run(kernels::coops, &setup, &[kind]) {
+            for (t, got) in words.chunks(6).enumerate() {
+                let members = members(kind, t as u32);
+                let rank = members.iter().position(|&member| member == t as u32).unwrap() as u64;
+                let (size, last) = (members.len() as u64, u64::from(*members.last().unwrap()));
+                assert_eq!(got, [rank, size, 0, 1, 7 + last, 9 + last], "kind {kind}, thread {t}");
+            }
+        }
+    }
+}
+
+/// The threads of thread `t`'s coop.
+fn members(kind: u32, t: u32) -> Vec<u32> {
+    let warp = t / 32;
+    let together = |other: u32| match kind {
+        0 => other == t,
+        1 => other / 32 == warp,
+        2 => other / 32 == warp && other % 2 == t % 2,
+        3 => other / 32 == warp && (other % 32 < 5) == (t % 32 < 5),
+        4 => (other < 64) == (t < 64),
+        _ => true,
+    };
+    (0..96).filter(|other| together(*other)).collect()
+}

@@ -1,0 +1,96 @@
+//! nvcc, which compiles the C++ twins and nothing else of the project, and the host compiler that it needs.
+//!
+//! Its parts are wheels of their own, which work only side by side: they are unpacked into one folder of the cache.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use devcomm_locate::wheel_dir;
+
+use crate::setup::fetch;
+
+/// The wheels that make an nvcc: the driver of the compilation, its two halves, and headers. The last three follow the
+/// first's version closely: the headers refuse another compiler.
+const PACKAGES: [(&str, &str); 5] = [
+    ("nvidia-cuda-nvcc", VERSION),
+    ("nvidia-nvvm", VERSION),
+    ("nvidia-cuda-crt", VERSION),
+    ("nvidia-cuda-runtime", VERSION),
+    ("nvidia-cuda-cccl", "13.3.5.0.6"),
+];
+const VERSION: &str = "13.5.37";
+
+/// The folder of all of them in the cache. It must not begin like that of the ptxas wheel alone.
+const FOLDER: &str = "cuda-compiler";
+
+/// The variable that names an nvcc to use instead.
+const VARIABLE: &str = "DEVCOMM_NVCC";
+
+/// An nvcc that works here.
+pub struct Nvcc {
+    /// The program.
+    pub path: PathBuf,
+    /// `nvcc 13.5.37`.
+    pub version: String,
+}
+
+/// The nvcc of [`VARIABLE`], or else that of the cache.
+///
+/// # Errors
+///
+/// Says what is missing: the download, or a host compiler.
+pub fn find() -> Result<Nvcc> {
+    let path = match std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
+        Some(named) => PathBuf::from(named),
+        None => cached(),
+    };
+    ensure!(
+        path.is_file(),
+        "there is no nvcc {}: `cargo xtask setup --twins` downloads it, or set {VARIABLE} to one of CUDA 13",
+        path.display()
+    );
+    let version = version_of(&path)?;
+    ensure_host_compiler()?;
+    Ok(Nvcc { path, version })
+}
+
+/// As [`find`]; what the cache lacks is downloaded.
+pub fn find_or_fetch() -> Result<Nvcc> {
+    if std::env::var_os(VARIABLE).is_none_or(|value| value.is_empty()) && !cached().is_file() {
+        // Before the download, which is for nothing without one.
+        ensure_host_compiler()?;
+        fetch(FOLDER, VERSION, &PACKAGES, || cached().is_file())?;
+    }
+    find()
+}
+
+fn cached() -> PathBuf {
+    wheel_dir(FOLDER, VERSION).join("nvidia/cu13/bin/nvcc")
+}
+
+fn version_of(path: &PathBuf) -> Result<String> {
+    let output = Command::new(path).arg("--version").output();
+    let output = output.with_context(|| format!("{} does not start", path.display()))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let version = text.split_once(", V").and_then(|(_, rest)| rest.split_whitespace().next());
+    match version {
+        Some(version) if output.status.success() => Ok(format!("nvcc {version}")),
+        _ => bail!("{} --version names no version", path.display()),
+    }
+}
+
+/// nvcc has the preprocessor of a host compiler read the source first.
+fn ensure_host_compiler() -> Result<()> {
+    if std::env::var_os("NVCC_CCBIN").is_some_and(|value| !value.is_empty()) {
+        return Ok(());
+    }
+    let mut gcc = Command::new("g++");
+    let there = gcc.arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    ensure!(
+        there.is_ok_and(|status| status.success()),
+        "the C++ twins need a host compiler for nvcc, and there is no g++: install one (your system's g++ or \
+         build-essential), or name one in NVCC_CCBIN"
+    );
+    Ok(())
+}

@@ -1,0 +1,196 @@
+//! A kernel for each function of the list: it links, and NCCL's code is inlined into it.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+use cuda_builder::{Artifacts, CalleeKind, CudaBuilder, Error};
+use libtest_mimic::Failed;
+use xtask::raw::{Files, Function, Nccl, parse};
+
+use crate::{ensure, root};
+
+/// What the kernels' files begin with.
+const BEGINNING: &str = "
+use core::ffi::c_void;
+use core::mem::MaybeUninit;
+use cuda_std::prelude::*;
+use devcomm_types::{F8E4M3, F8E5M2};
+use half::{bf16, f16};
+use nccl_device::raw::*;
+
+/// The GIN back end that runs everywhere: each further one makes NCCL's code longer.
+const PROXY: u32 = 1 << 2;
+
+/// The next argument.
+unsafe fn next<T: Copy>(arguments: &mut *const u64) -> T {
+    unsafe {
+        let argument = arguments.cast::<T>().read_volatile();
+        *arguments = arguments.add(4);
+        argument
+    }
+}
+";
+
+/// How a kernel gets what only NCCL can make: the state that it makes, how, and after which other. What is made by NCCL in the
+/// kernel itself holds known coops, whose functions can be inlined.
+const MADE: [(&str, &str, &[&str]); 5] = [
+    ("CoopAny", "ncclCoopAnyInitCta(made)", &[]),
+    ("Gin", "ncclGin_C_init(made, PROXY, next(a), next(a))", &[]),
+    (
+        "LsaBarrierSession",
+        "ncclLsaBarrierSessionInit(made, coop_any, next(a), next(a), next(a), next(a), false, next(a))",
+        &["CoopAny"],
+    ),
+    (
+        "GinBarrierSession",
+        "ncclGinBarrierSessionInit(made, coop_any, gin, next(a), next(a), next(a))",
+        &["CoopAny", "Gin"],
+    ),
+    (
+        "BarrierSession",
+        "ncclBarrierSessionInit(made, coop_any, next(a), next(a), gin, next(a), next(a), next(a), false, next(a))",
+        &["CoopAny", "Gin"],
+    ),
+];
+
+/// NCCL's barriers over GIN use parts of their own several times. LLVM keeps those as functions, and does not see in them which
+/// coop it is that they call. (The typed layer's barriers are native.)
+const NOT_INLINED: [&str; 2] = ["ncclGinBarrierSessionSync", "ncclBarrierSessionSync"];
+
+/// `coop_any` of `CoopAny`.
+fn variable(ty: &str) -> String {
+    let mut name = String::new();
+    for c in ty.chars() {
+        if c.is_ascii_uppercase() && !name.is_empty() {
+            name.push('_');
+        }
+        name.push(c.to_ascii_lowercase());
+    }
+    name
+}
+
+/// Writes the statements that make the state of this type, and of those before it.
+fn make(ty: &str, made: &mut Vec<String>, text: &mut String) {
+    let Some((_, call, after)) = MADE.iter().find(|(known, ..)| *known == ty) else { return };
+    if made.iter().any(|known| known == ty) {
+        return;
+    }
+    for other in *after {
+        make(other, made, text);
+    }
+    made.push(ty.to_owned());
+    let name = variable(ty);
+    // The parameter that is to be uninitialised.
+    *text += &format!(
+        "    let mut {name} = MaybeUninit::<{ty}>::uninit();\n    let {name} = {name}.as_mut_ptr();\n    {};\n",
+        call.replace("made", &name)
+    );
+}
+
+/// A kernel that calls the function with arguments from memory.
+fn kernel(function: &Function) -> String {
+    let name = &function.name;
+    let mut body = String::new();
+    let mut made = Vec::new();
+    let mut arguments = Vec::new();
+    for param in &function.params {
+        let pointee = param.ty.strip_prefix("*mut ").or_else(|| param.ty.strip_prefix("*const "));
+        match pointee.filter(|ty| MADE.iter().any(|(known, ..)| known == ty)) {
+            Some(ty) => {
+                make(ty, &mut made, &mut body);
+                arguments.push(variable(ty));
+            }
+            None => arguments.push(format!("next::<{}>(a)", param.ty)),
+        }
+    }
+    let call = format!("{name}({})", arguments.join(", "));
+    let call = match &function.returns {
+        Some(ty) => format!("out.cast::<{ty}>().write_volatile({call})"),
+        None => call,
+    };
+    format!(
+        "#[kernel]\npub unsafe fn call_{name}(arguments: *const u64, out: *mut u64) {{\n\
+         \x20   let (mut arguments, _out) = (arguments, out);\n    let a = &mut arguments;\n    unsafe {{\n{body}    {call};\n    }}\n}}\n"
+    )
+}
+
+/// The kernels' files, which are compiled side by side.
+const FILES: [&str; 5] = ["core", "gin_post", "gin_wait", "reduce", "copy"];
+
+/// The file for a function: GIN's are large, and those of reduce and copy many.
+fn file_of(function: &Function) -> &'static str {
+    let name = function.name.as_str();
+    match () {
+        () if name.contains("GinPut") || name.contains("GinSignal") => "gin_post",
+        () if name.contains("Gin") || name.starts_with("ncclBarrier") => "gin_wait",
+        () if name.contains("ReduceSum_") || name.contains("LsaCopy") => "reduce",
+        () if name.contains("Copy_") => "copy",
+        () => "core",
+    }
+}
+
+fn write_if_changed(path: &Path, text: &str) {
+    if fs::read_to_string(path).is_ok_and(|old| old == text) {
+        return;
+    }
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+/// Builds a package with a kernel for each of the functions.
+fn build(package: &str, functions: &[Function]) -> Result<Result<Artifacts, Error>, Failed> {
+    let tests = Path::new(env!("CARGO_TARGET_TMPDIR")).join("raw_functions");
+    let folder = tests.join(package);
+    let root = root().canonicalize()?;
+    let mut manifest = format!(
+        "[package]\nname = {package:?}\nversion = \"0.0.0\"\nedition = \"2024\"\n\n[dependencies]\n\
+         half = {{ version = \"2.7\", default-features = false }}\n"
+    );
+    for (name, package, path) in [
+        ("cuda_std", "devcomm-cuda-std", "crates/cuda_std"),
+        ("devcomm-types", "devcomm-types", "crates/types"),
+        ("nccl_device", "devcomm-nccl-device", "crates/nccl_device"),
+    ] {
+        let path = root.join(path);
+        writeln!(manifest, "{name} = {{ package = {package:?}, path = {path:?} }}")?;
+    }
+    manifest += "\n[workspace]\n";
+    write_if_changed(&folder.join("Cargo.toml"), &manifest);
+    // The versions that the workspace was tested with.
+    write_if_changed(&folder.join("Cargo.lock"), &fs::read_to_string(root.join("Cargo.lock"))?);
+    let mut lib = "#![no_std]\n#![allow(unused)]\n".to_owned();
+    for file in FILES {
+        let kernels = functions.iter().filter(|function| file_of(function) == file).map(kernel);
+        let text = BEGINNING.to_owned() + &kernels.collect::<String>();
+        write_if_changed(&folder.join("src").join(file).with_extension("rs"), &text);
+        writeln!(lib, "pub mod {file};")?;
+    }
+    write_if_changed(&folder.join("src/lib.rs"), &lib);
+    // One target folder, so that `core` is compiled once.
+    let target = tests.join("target");
+    let builder = CudaBuilder::new(package).manifest_dir(&folder).target_dir(target);
+    Ok(builder.out_dir(folder.join("out")).build())
+}
+
+/// Linking refuses a declaration with other types than NCCL's, so a kernel that is there has the right ones.
+pub fn every_function_inlines(_nccl: &Nccl) -> Result<(), Failed> {
+    let functions = parse(&Files::checked_in(&root())?.list)?;
+    let (apart, inlined): (Vec<Function>, Vec<Function>) =
+        functions.into_iter().partition(|function| NOT_INLINED.contains(&function.name.as_str()));
+    let reports = build("raw-inlined", &inlined)??.report()?;
+    ensure(reports.len() == inlined.len(), || format!("{} kernels", reports.len()))?;
+    for report in &reports {
+        ensure(report.call_prototypes == 0, || format!("{}.rs calls indirectly", report.file))?;
+        // NCCL asserts that it is not asked for what it lacks: sums of two types by multicast.
+        let asserts = report.callees.iter().all(|callee| callee.kind() == CalleeKind::Assertion);
+        ensure(asserts, || format!("{} calls {:?}", report.name, report.callees))?;
+    }
+    // The others link as well, and are then refused for what is left in them.
+    match build("raw-apart", &apart)? {
+        Ok(_) => Err("NCCL's barriers over GIN are inlined now: take them off NOT_INLINED".into()),
+        Err(error) => {
+            ensure(error.to_string().contains("indirect calls are left"), || error.to_string())
+        }
+    }
+}
