@@ -3,6 +3,7 @@
 mod agree;
 mod check;
 mod lower;
+mod machine;
 mod refusal;
 #[cfg(test)]
 mod refusal_tests;
@@ -19,6 +20,7 @@ use devcomm_types::{DevComm, IntoArg};
 
 pub(crate) use self::agree::{Report, agree};
 pub(crate) use self::lower::Lowered;
+pub(crate) use self::machine::Machine;
 pub use self::refusal::RequirementsRefusal;
 pub use self::requirements::DevCommRequirements;
 pub use self::resources::{
