@@ -10,6 +10,26 @@
 //! ```
 
 pub mod abi;
+mod channel;
+mod comm;
+pub mod config;
+#[doc(hidden)]
+pub mod driver;
+mod endpoint;
+mod entry;
+mod error;
+mod group;
+mod lane;
+mod log;
+mod region;
+mod request;
+#[doc(hidden)]
+pub mod setup;
+mod staging;
+mod transfer;
+
+pub use entry::{ncclRmaPlugin_v14, ncclRmaPlugin_v15, ncclRmaPlugin_v16};
+pub use error::{Error, Result};
 
 use std::path::Path;
 
