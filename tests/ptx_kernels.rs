@@ -43,6 +43,18 @@ fn exported() -> BTreeSet<Exported> {
         suffixes.map(|suffix| entry(format!("{}_{suffix}", K::NAME))).collect()
     }
     let kernels = [
+        of(kernels::gin_alltoall::<u8>),
+        of(kernels::gin_alltoall::<f32>),
+        of(kernels::gin_alltoall::<f16>),
+        of(kernels::gin_alltoall::<bf16>),
+        of(kernels::gin_put_signal),
+        of(kernels::hybrid_allreduce::<f32>),
+        of(kernels::hybrid_allreduce::<f16>),
+        of(kernels::hybrid_allreduce::<bf16>),
+        of(kernels::hybrid_alltoall::<u8>),
+        of(kernels::hybrid_alltoall::<f32>),
+        of(kernels::hybrid_alltoall::<f16>),
+        of(kernels::hybrid_alltoall::<bf16>),
         of(kernels::ll_alltoall::<f32>),
         of(kernels::ll_alltoall::<f16>),
         of(kernels::ll_alltoall::<bf16>),
