@@ -73,7 +73,7 @@ impl DevCommResource {
     ) -> Result<Self> {
         let rank = communicator.rank();
         let lowered = requirements.lower().map_err(|why| Error::refused(rank, &why))?;
-        let alarm = Alarm::new(communicator.context(), rank)?;
+        let alarm = Alarm::new(communicator.context(), communicator.handle())?;
         communicator.context().alarms().add(&alarm);
         communicator.handle().watch(&alarm);
         let inner = Rc::new(Inner {
