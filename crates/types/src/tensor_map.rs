@@ -9,7 +9,7 @@ use crate::kernel::KernelParam;
 ///
 /// A kernel takes it as a [`GridConstant`](crate::GridConstant). CUDA: `CUtensorMap` (128 bytes).
 #[doc(alias = "CUtensorMap")]
-#[repr(C, align(64))]
+#[repr(C, align(128))]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct TensorMap {
     /// The driver's words.
@@ -92,6 +92,6 @@ mod tests {
 
     #[test]
     fn the_layout_is_the_drivers() {
-        assert_eq!((size_of::<TensorMap>(), align_of::<TensorMap>()), (128, 64));
+        assert_eq!((size_of::<TensorMap>(), align_of::<TensorMap>()), (128, 128));
     }
 }
