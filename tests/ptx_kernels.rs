@@ -43,6 +43,8 @@ fn exported() -> BTreeSet<Exported> {
         suffixes.map(|suffix| entry(format!("{}_{suffix}", K::NAME))).collect()
     }
     let kernels = [
+        of(kernels::gemm_allreduce_mma),
+        of(kernels::gemm_allreduce_wgmma),
         of(kernels::ll_alltoall::<f32>),
         of(kernels::ll_alltoall::<f16>),
         of(kernels::ll_alltoall::<bf16>),

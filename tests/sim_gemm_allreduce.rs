@@ -1,6 +1,7 @@
 //! The fused product and all-reduce, run by the simulator.
 
 #[path = "../examples/gemm_allreduce/problem.rs"]
+#[allow(dead_code, reason = "the example uses all of it")]
 mod problem;
 #[path = "../examples/gemm_allreduce/simulated.rs"]
 mod simulated;

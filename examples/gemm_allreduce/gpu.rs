@@ -226,7 +226,7 @@ impl Job<'_> {
     /// Numbers of each rank, put together over all.
     fn all<const N: usize>(&self, mine: [f64; N], both: fn(f64, f64) -> f64) -> Result<[f64; N]> {
         let bytes: Vec<u8> = mine.iter().flat_map(|number| number.to_le_bytes()).collect();
-        let mut sum = None;
+        let mut sum: Option<[f64; N]> = None;
         for row in self.rank.all_gather(&bytes)? {
             let numbers: Vec<f64> =
                 row.as_chunks::<8>().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect();
@@ -234,7 +234,7 @@ impl Job<'_> {
                 numbers.try_into().ok().context("a rank sent something else")?;
             sum = Some(match sum {
                 None => numbers,
-                Some(sum) => std::array::from_fn(|i| both(<[f64; N]>::from(sum)[i], numbers[i])),
+                Some(sum) => std::array::from_fn(|i| both(sum[i], numbers[i])),
             });
         }
         sum.context("no rank sent anything")

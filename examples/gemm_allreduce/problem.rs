@@ -32,7 +32,7 @@ impl Problem {
         x ^= (row * self.k + column) as u64;
         x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((x >> 32) * 17 >> 32) as i64 - 8
+        (((x >> 32) * 17) >> 32) as i64 - 8
     }
 
     /// A rank's factor: `m x k` or `n x k`, row-major.
