@@ -28,6 +28,15 @@ pub(super) const fn partial_elements(columns: usize) -> usize {
     STRIP_ROWS as usize * columns
 }
 
+/// Groups of 16 rows in a strip: what a warp reduces at a time.
+const GROUPS: u32 = STRIP_ROWS / ROWS;
+
+/// How many groups of rows the block's warps have taken.
+#[inline(always)]
+fn taken() -> *mut u32 {
+    shared_array![u32; 1]
+}
+
 /// The windows of a launch, and its epoch.
 pub(super) struct Exchange<'a, const COLUMNS: u32> {
     comm: &'a DevComm,
@@ -43,6 +52,8 @@ pub(super) struct Exchange<'a, const COLUMNS: u32> {
 impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
     const FRAGMENTS: u32 = COLUMNS / LANES;
 
+    /// Every thread of the block calls it, and the block's barrier follows. A single rank has nobody to exchange with.
+    ///
     /// # Safety
     ///
     /// The windows have what the kernels' contract says.
@@ -58,7 +69,12 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         let last = flags.local().as_ptr();
         // SAFETY: the caller's; the word changes when all blocks have ended.
         let last = unsafe { mem::load_ordered(last.add(EPOCH), Order::Relaxed, Scope::Gpu) };
+        if thread::thread_idx_x() == 0 {
+            // SAFETY: nobody uses the word before the barrier.
+            unsafe { mem::store(taken(), 0) };
+        }
         let (team, epoch) = (comm.lsa_team(), last.wrapping_add(1));
+        let alone = alone || team.n_ranks == 1;
         Self { comm, team, tiles, c, partials, flags, epoch, alone }
     }
 
@@ -114,36 +130,48 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         }
     }
 
-    /// Reduces this block's part of the strips that the rank owns, and stores them to all ranks.
+    /// Reduces this block's part of the strips that the rank owns, and stores them to all ranks. Each warp takes the next 16 rows that
+    /// no warp has taken, until there are none: those that do nothing else from the beginning, the others when they are done.
     ///
     /// # Safety
     ///
-    /// Every thread of `coop` calls it, once a launch.
+    /// Every warp of the block calls it, all lanes together, once a launch.
     #[inline(always)]
-    pub(super) unsafe fn reduce(&self, coop: Coop) {
+    pub(super) unsafe fn reduce(&self) {
         if self.alone {
             return;
         }
-        let n_ranks = self.team.n_ranks as u32;
+        let (rank, n_ranks) = (self.team.rank as u32, self.team.n_ranks as u32);
         let strips = self.tiles.count() * STRIPS;
-        let mut slot = thread::block_idx_x();
-        while slot * n_ranks + (self.team.rank as u32) < strips {
-            let strip = self.tiles.strip(slot * n_ranks + self.team.rank as u32);
-            if strip.row < self.tiles.m {
-                self.wait_for(coop, strip);
-                // SAFETY: all ranks' sums are there, and the strip is this block's.
-                unsafe { self.reduce_strip(coop, strip) };
+        loop {
+            let mut item = 0;
+            if warp::lane_id() == 0 {
+                // SAFETY: the word is shared memory, and from the block's barrier on changed here only.
+                let taken = unsafe { AtomicU32::from_ptr(taken()) };
+                item = taken.fetch_add(1, Order::Relaxed, Scope::Cta);
             }
-            slot += thread::grid_dim_x();
+            // SAFETY: all lanes are here.
+            let item = unsafe { warp::shuffle_idx(item, 0) };
+            let slot = thread::block_idx_x() + item / GROUPS * thread::grid_dim_x();
+            let number = slot * n_ranks + rank;
+            if number >= strips {
+                return;
+            }
+            let (strip, i) = (self.tiles.strip(number), item % GROUPS);
+            if strip.row + ROWS * i < self.tiles.m {
+                self.wait_for(strip);
+                // SAFETY: all ranks' sums are there, and the rows are this warp's.
+                unsafe { self.reduce_rows(strip, i) };
+            }
         }
     }
 
-    /// Waits until every rank has announced the strip.
+    /// Waits until every rank has announced the strip. The warp calls it together.
     #[inline(always)]
-    fn wait_for(&self, coop: Coop, strip: Strip) {
+    fn wait_for(&self, strip: Strip) {
         let flags = self.flags.local();
         let mut source = 0;
-        self.comm.wait_until(coop, || {
+        self.comm.wait_until(Coop::warp(), || {
             while source < self.team.n_ranks {
                 let flag = FIRST_FLAG + self.place(strip, source);
                 // SAFETY: the flag lies in the window, and is only stored and loaded so.
@@ -156,65 +184,57 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         });
     }
 
+    /// Reduces the rows of a strip from `16 * i` on.
+    ///
     /// # Safety
     ///
     /// As [`reduce`](Self::reduce); the sums of all ranks are there.
     #[inline(always)]
-    unsafe fn reduce_strip(&self, coop: Coop, strip: Strip) {
-        let rows = self.tiles.m - strip.row;
-        let rows = if rows < STRIP_ROWS { rows } else { STRIP_ROWS };
+    unsafe fn reduce_rows(&self, strip: Strip, i: u32) {
+        let each = partial_elements(COLUMNS as usize);
+        let first = self.place(strip, 0) * each;
+        let stride = (self.place(strip, 1) - self.place(strip, 0)) * each;
+        let partials = self.partials.local().as_ptr();
         // A lane has 8 columns of two rows, and the next lane the next 8.
-        let items = rows.div_ceil(ROWS) * (ROWS / 2) * Self::FRAGMENTS;
-        let mut item = coop.thread_rank();
-        while item < items {
-            let (j, pair) = (item % Self::FRAGMENTS, item / Self::FRAGMENTS);
-            let (i, row) = (pair / (ROWS / 2), pair % (ROWS / 2));
+        let mut item = warp::lane_id();
+        while item < ROWS / 2 * Self::FRAGMENTS {
+            let (j, row) = (item % Self::FRAGMENTS, item / Self::FRAGMENTS);
             if strip.column + LANES * j < self.tiles.n {
                 // SAFETY: the caller's; the fragment was stored, as it has a row and a column in C.
                 unsafe {
-                    let sums = self.sums(strip, Self::fragment(i, j, 4 * row));
+                    let from = partials.add(first + Self::fragment(i, j, 4 * row));
+                    let [top, bottom] = self.sums(from, stride);
                     let (row, column) = (strip.row + ROWS * i + row, strip.column + LANES * j);
-                    self.store(
-                        row,
-                        column,
-                        [sums[0], sums[1], sums[4], sums[5], sums[8], sums[9], sums[12], sums[13]],
-                    );
-                    self.store(
-                        row + 8,
-                        column,
-                        [
-                            sums[2], sums[3], sums[6], sums[7], sums[10], sums[11], sums[14],
-                            sums[15],
-                        ],
-                    );
+                    self.store(row, column, top);
+                    self.store(row + 8, column, bottom);
                 }
             }
-            item += coop.size();
+            item += warp::WARP_SIZE;
         }
     }
 
-    /// The sums over the ranks of the 16 elements from `at` on, always in the same order.
+    /// The sums over the ranks, always in the same order, of eight columns of two rows: the 16 elements at `from`, and `stride` further
+    /// for each next rank.
     ///
     /// # Safety
     ///
-    /// They are there in every source's place.
+    /// They are there for every rank.
     #[inline(always)]
-    unsafe fn sums(&self, strip: Strip, at: usize) -> [f32; 16] {
-        let mut sums = [0.0; 16];
+    unsafe fn sums(&self, from: *const f32, stride: usize) -> [[f32; 8]; 2] {
+        let mut sums = [[0.0; 8]; 2];
         let mut source = 0;
-        while source < self.team.n_ranks {
-            let place = self.place(strip, source) * partial_elements(COLUMNS as usize) + at;
-            let partial = self.partials.local();
-            let mut v = 0;
-            while v < 4 {
+        while source < self.team.n_ranks as usize {
+            let mut lane = 0;
+            while lane < 4 {
                 // SAFETY: the caller's.
-                let part = unsafe { partial.load_vec(place / EACH + v) };
-                let [a, b, c, d] = part.to_bits();
-                sums[4 * v] += f32::from_bits(a);
-                sums[4 * v + 1] += f32::from_bits(b);
-                sums[4 * v + 2] += f32::from_bits(c);
-                sums[4 * v + 3] += f32::from_bits(d);
-                v += 1;
+                let part = unsafe { mem::load_vec(from.add(source * stride + EACH * lane)) };
+                // Two columns of the upper row, and of the lower.
+                let [a, b, c, d] = part.to_bits().map(f32::from_bits);
+                sums[0][2 * lane] += a;
+                sums[0][2 * lane + 1] += b;
+                sums[1][2 * lane] += c;
+                sums[1][2 * lane + 1] += d;
+                lane += 1;
             }
             source += 1;
         }

@@ -2,7 +2,7 @@
 
 use cuda_std::prelude::*;
 use cuda_std::{async_copy, mma};
-use nccl_device::{Coop, DevComm, Window};
+use nccl_device::{DevComm, Window};
 
 use super::exchange::Exchange;
 use super::tiles::{STRIPS, TILE_ROWS, Tiles};
@@ -19,13 +19,12 @@ const STAGE: u32 = (TILE_ROWS + COLUMNS) * DEPTH * 2;
 pub(super) const SHARED: u32 = STAGES * STAGE;
 /// Threads that compute: 128 for each strip.
 const COMPUTING: u32 = 128 * STRIPS;
-/// Warps that reduce.
+/// Warps that do nothing but reduce.
 const REDUCING_WARPS: u32 = 4;
 pub(super) const THREADS: u32 = COMPUTING + REDUCING_WARPS * warp::WARP_SIZE;
-/// Barriers of the block: NCCL's coop has the first; all that compute; those of each strip.
-const REDUCING: u32 = 0;
-const COMPUTE_BARRIER: u32 = 2;
-const STRIP_BARRIER: u32 = 3;
+/// Barriers of the block: of all that compute, and of those of each strip.
+const COMPUTE_BARRIER: u32 = 1;
+const STRIP_BARRIER: u32 = 2;
 
 /// The product and its all-reduce, as [the module](super) says, on every GPU since Ampere.
 ///
@@ -57,14 +56,14 @@ pub unsafe fn gemm_allreduce_mma(
     alone: bool,
 ) {
     let tiles = Tiles::<COLUMNS> { m, n };
-    // SAFETY: the kernel's contract. Warps have one part each, and all come to the end.
+    // SAFETY: the kernel's contract. All warps come to the end.
     unsafe {
         let exchange = Exchange::new(&comm, tiles, c, partials, flags, alone);
+        thread::sync_threads();
         if thread::thread_idx_x() < COMPUTING {
             compute(&exchange, Operands { a, b, m, n, k }, tiles);
-        } else {
-            exchange.reduce(Coop::warp_span(COMPUTING / warp::WARP_SIZE, REDUCING_WARPS, REDUCING));
         }
+        exchange.reduce();
         exchange.finish();
     }
 }

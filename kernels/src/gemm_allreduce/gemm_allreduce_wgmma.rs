@@ -5,7 +5,7 @@ use cuda_std::prelude::*;
 use cuda_std::tma;
 use cuda_std::wgmma::{self, Tile};
 use devcomm_types::{GridConstant, TensorMap, Tiling};
-use nccl_device::{Coop, DevComm, Window};
+use nccl_device::{DevComm, Window};
 
 use super::exchange::Exchange;
 use super::tiles::{STRIP_ROWS, STRIPS, TILE_ROWS, Tiles};
@@ -28,12 +28,11 @@ pub(super) const SHARED: u32 = STAGES * STAGE + ALIGN;
 const COMPUTING_WARPS: u32 = 4 * STRIPS;
 /// The warp that loads.
 const LOADING: u32 = COMPUTING_WARPS;
-/// Warps that reduce.
+/// Warps that do nothing but reduce.
 const REDUCING_WARPS: u32 = 3;
 pub(super) const THREADS: u32 = (COMPUTING_WARPS + 1 + REDUCING_WARPS) * warp::WARP_SIZE;
-/// Barriers of the block: NCCL's coop has the first; those of each strip.
-const REDUCING: u32 = 0;
-const STRIP_BARRIER: u32 = 2;
+/// Barriers of the block, of the threads that compute each strip.
+const STRIP_BARRIER: u32 = 1;
 
 /// The product and its all-reduce, as [the module](super) says, on Hopper.
 ///
@@ -69,7 +68,7 @@ pub unsafe fn gemm_allreduce_wgmma(
 ) {
     let tiles = Tiles::<COLUMNS> { m, n };
     let steps = k.div_ceil(DEPTH);
-    // SAFETY: the kernel's contract. Warps have one part each, and all come to the end.
+    // SAFETY: the kernel's contract. All warps come to the end.
     unsafe {
         let exchange = Exchange::new(&comm, tiles, c, partials, flags, alone);
         let ring = Ring::new();
@@ -85,9 +84,8 @@ pub unsafe fn gemm_allreduce_wgmma(
                 load(&a, &b, ring, tiles, steps);
             }
             warp::sync();
-        } else {
-            exchange.reduce(Coop::warp_span(LOADING + 1, REDUCING_WARPS, REDUCING));
         }
+        exchange.reduce();
         exchange.finish();
     }
 }

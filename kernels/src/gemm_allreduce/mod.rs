@@ -19,8 +19,9 @@
 //! * those that **compute**: they multiply a tile, store its sums to the workspace of each strip's owner, and set a flag there for each
 //!   strip;
 //! * one that **loads** tiles of A and B into shared memory for them (in the portable form they do that themselves);
-//! * those that **reduce**: of the strips that the rank owns, from first to last, they take each `blocks`-th, wait for the flags of all
-//!   ranks, add up, and store the result to every rank.
+//! * those that **reduce**: the strips that the rank owns are dealt to its blocks in turns. Of the block's, from first to last, a warp
+//!   takes the next 16 rows, waits for the flags of all ranks, adds up, and stores the result to every rank. The warps above join in
+//!   when their own work is done.
 //!
 //! So the exchange runs beside the product, strip by strip. In the end a block meets the same block of the other ranks: then all of C
 //! is there, everywhere.
@@ -28,8 +29,8 @@
 //! # Why it ends
 //!
 //! Warps that compute wait for those that load, and the other way round, within the block, and for nobody else: each tile of each
-//! rank is computed in the end, and its flags are set. Warps that reduce wait for flags only. The meeting at the end waits for
-//! both. So nothing is waited for that comes after the wait. That a block's three kinds make progress beside each other is the hardware's
+//! rank is computed in the end, and its flags are set. Who reduces waits for flags only, and has nothing to compute or to load any
+//! more. The meeting at the end comes after both. So nobody waits for something that comes after his own wait. That a block's three kinds make progress beside each other is the hardware's
 //! promise, and that all blocks of all ranks do is the launch's, which is cooperative.
 //!
 //! # Why nothing has to be reset
