@@ -13,6 +13,7 @@ mod share;
 // A kernel has the name of its file, so the files are one module further down.
 #[path = "."]
 mod files {
+    pub mod gemm_allreduce;
     pub mod gin_alltoall;
     pub mod gin_put_signal;
     pub mod hybrid_allreduce;
@@ -25,6 +26,6 @@ mod files {
 // On the GPU a kernel is an entry point, with no name to import.
 #[allow(unused_imports)]
 pub use files::{
-    gin_alltoall::*, gin_put_signal::*, hybrid_allreduce::*, hybrid_alltoall::*, ll_alltoall::*,
-    lsa_allreduce::*, rmsnorm_allreduce::*,
+    gemm_allreduce::*, gin_alltoall::*, gin_put_signal::*, hybrid_allreduce::*, hybrid_alltoall::*,
+    ll_alltoall::*, lsa_allreduce::*, rmsnorm_allreduce::*,
 };
