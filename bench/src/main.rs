@@ -1,26 +1,33 @@
 //! `devcomm-bench`: measures kernels that communicate.
 //!
 //! ```text
-//! cargo xtask twins && cargo run --release -p devcomm-bench -- twins     # Rust against CUDA C++, one process a GPU
-//! devcomm-bench twins --one-process -b 1M -e 64M -d bf16 --json rows.json
-//! torchrun --no-python --nproc-per-node 8 -- ./devcomm-bench twins
+//! devcomm-bench all-reduce -b 1K -e 64M -f 4 -d bf16 --json rows.json   # a kernel against ncclAllReduce, a thread a GPU
+//! devcomm-bench all-reduce --simulate 4                                 # without GPUs: the results alone
+//! torchrun --no-python --nproc-per-node 8 -- ./devcomm-bench all-reduce
+//! cargo xtask twins && cargo run --release -p devcomm-bench -- twins    # Rust against CUDA C++
 //! ```
 //!
 //! What is measured is checked first, on random data; flags and columns are those of nccl-tests where it has them.
 
+mod files;
 mod header;
+mod links;
 mod number;
 mod options;
 mod ranks;
 mod stats;
 mod table;
 mod twins;
+mod versus;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Measures kernels that communicate.
+/// Measures kernels that communicate: kernel-initiated against host-initiated, and Rust against C++.
+///
+/// Flags mean what they mean in nccl-tests, except that: -g counts all ranks; -G makes each batch of -n launches a graph; times are
+/// the GPU's, of the slowest rank, and medians of rounds; the columns in place are not there.
 #[derive(Parser)]
 #[command(name = "devcomm-bench", version, disable_help_subcommand = true)]
 struct Cli {
@@ -30,6 +37,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Bench {
+    /// All-reduce: a kernel by load and store against ncclAllReduce
+    AllReduce(versus::Options),
     /// Kernels written in Rust against the same kernels in CUDA C++, compiled by `cargo xtask twins`
     Twins(twins::Options),
 }
@@ -45,6 +54,7 @@ fn main() -> ExitCode {
         }
     };
     let done = match &cli.bench {
+        Bench::AllReduce(options) => versus::run(&versus::ALL_REDUCE, options),
         Bench::Twins(options) => twins::run(options),
     };
     match done {

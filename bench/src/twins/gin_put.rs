@@ -38,7 +38,7 @@ pub fn run(job: &mut Job<'_>) -> Result<()> {
     }
     let options = &job.options.run;
     let sizes: Vec<usize> =
-        [8].into_iter().chain(options.sizes().take_while(|&size| size <= LARGEST)).collect();
+        [8].into_iter().chain(options.sizes(LARGEST).take_while(|&size| size <= LARGEST)).collect();
     for bytes in sizes {
         let requirements = DevCommRequirements::new()
             .lsa_barriers(1)
