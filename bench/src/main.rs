@@ -23,6 +23,10 @@ mod versus;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use devcomm::KernelSet;
+
+/// The kernels of `devcomm-bench-kernels`, compiled.
+static KERNELS: KernelSet = devcomm::include_kernels!();
 
 /// Measures kernels that communicate: kernel-initiated against host-initiated, and Rust against C++.
 ///
@@ -39,6 +43,10 @@ struct Cli {
 enum Bench {
     /// All-reduce: a kernel by load and store against ncclAllReduce
     AllReduce(versus::Options),
+    /// Barrier: in a kernel against the smallest ncclAllReduce
+    Barrier(versus::Options),
+    /// Ping-pong of messages between neighbouring ranks: puts of a kernel against ncclSend and ncclPutSignal
+    Put(versus::Options),
     /// Kernels written in Rust against the same kernels in CUDA C++, compiled by `cargo xtask twins`
     Twins(twins::Options),
 }
@@ -55,6 +63,8 @@ fn main() -> ExitCode {
     };
     let done = match &cli.bench {
         Bench::AllReduce(options) => versus::run(&versus::ALL_REDUCE, options),
+        Bench::Barrier(options) => versus::run(&versus::BARRIER, options),
+        Bench::Put(options) => versus::run(&versus::PUT, options),
         Bench::Twins(options) => twins::run(options),
     };
     match done {

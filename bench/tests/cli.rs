@@ -18,7 +18,7 @@ fn empty_twins(name: &str) -> PathBuf {
 }
 
 /// Every benchmark.
-const BENCHMARKS: [&str; 2] = ["twins", "all-reduce"];
+const BENCHMARKS: [&str; 4] = ["twins", "all-reduce", "barrier", "put"];
 
 #[test]
 fn flags_that_cannot_be_meant_are_refused() {
@@ -45,6 +45,7 @@ fn flags_that_cannot_be_meant_are_refused() {
 fn variants_that_there_are_not_are_refused_with_those_that_there_are() {
     refuses(&["all-reduce", "--variants", "rust,mpi"], &["invalid value 'mpi'", "nccl-sym"]);
     refuses(&["all-reduce", "--variants", "rust-lsa"], &["no variant `rust-lsa`", "nccl-sym"]);
+    refuses(&["barrier", "--variants", "rust-lsa"], &["barrier has no variant `rust-lsa`"]);
     let simulated = ["all-reduce", "--simulate", "2", "--variants"];
     refuses(&[&simulated[..], &["rust,nccl"]].concat(), &["nccl cannot run", "simulator"]);
 }

@@ -34,6 +34,13 @@ fn table(args: &[&str]) -> (Vec<String>, Vec<Vec<String>>) {
     (comments.into_iter().map(str::to_owned).collect(), rows.into_iter().map(words).collect())
 }
 
+/// The run fails when it has begun, and says `words`.
+fn refuses_late(args: &[&str], words: &str) {
+    let (code, _, stderr) = run(args);
+    assert_eq!(code, Some(1), "{args:?}: {stderr}");
+    assert!(stderr.contains(words), "{args:?}: {stderr}");
+}
+
 #[test]
 fn an_all_reduce_is_right_for_every_type_and_size_and_is_not_timed() {
     for ranks in ["1", "2", "3", "4", "8"] {
@@ -59,15 +66,43 @@ fn an_all_reduce_is_right_for_every_type_and_size_and_is_not_timed() {
 }
 
 #[test]
+fn a_barrier_holds_on_every_grid() {
+    for (ranks, more) in [("2", &[][..]), ("5", &[]), ("3", &["--blocks", "7", "--threads", "64"])]
+    {
+        let (comments, rows) = table(&[&["barrier", "--simulate", ranks], more].concat());
+        assert_eq!(rows[0], COLUMNS);
+        let grids: Vec<&str> = rows[2..].iter().map(|row| row[5].as_str()).collect();
+        assert_eq!(grids, if more.is_empty() { vec!["1x128", "4x128"] } else { vec!["7x64"] });
+        assert!(rows[2..].iter().all(|row| row[9] == "0"), "{rows:?}");
+        assert_eq!(comments.last().unwrap(), "# #wrong 0");
+    }
+    refuses_late(&["barrier", "--simulate", "4", "--threads", "3"], "3 threads a block");
+}
+
+#[test]
+fn a_put_arrives_over_the_network_and_over_nvlink() {
+    for ranks in ["2", "3", "4"] {
+        let args = ["put", "--simulate", ranks, "-b", "1", "-e", "30000", "-f", "31"];
+        let (comments, rows) = table(&args);
+        let of_sizes: Vec<_> =
+            rows[2..].iter().map(|row| (row[0].as_str(), row[4].as_str())).collect();
+        assert_eq!(of_sizes.len(), 2 * 4, "{of_sizes:?}");
+        assert_eq!(of_sizes[..2], [("1", "rust"), ("1", "rust-lsa")]);
+        assert_eq!(of_sizes[6..], [("29791", "rust"), ("29791", "rust-lsa")]);
+        assert!(rows[2..].iter().all(|row| row[9] == "0"), "{rows:?}");
+        assert_eq!(comments.last().unwrap(), "# #wrong 0");
+    }
+    refuses_late(&["put", "--simulate", "1"], "two ranks");
+}
+
+#[test]
 fn a_size_that_is_no_multiple_of_the_element_is_rounded_down() {
     let args = ["all-reduce", "--simulate", "2", "-b", "5", "-e", "11", "-i", "1", "-d", "float"];
     let (_, rows) = table(&args);
     let sizes: Vec<&str> = rows[2..].iter().map(|row| row[0].as_str()).collect();
     assert_eq!(sizes, ["4", "8"]);
     let args = ["all-reduce", "--simulate", "2", "-b", "1", "-e", "3", "-d", "f32"];
-    let (code, _, stderr) = run(&args);
-    assert_eq!(code, Some(1));
-    assert!(stderr.contains("no message holds an element of 4 bytes: raise -e"), "{stderr}");
+    refuses_late(&args, "no message holds an element of 4 bytes: raise -e");
 }
 
 #[test]
@@ -110,9 +145,7 @@ fn csv_and_json_hold_the_rows_of_the_table() {
 fn a_file_that_cannot_be_written_is_named() {
     let args =
         ["all-reduce", "--simulate", "1", "-e", "8K", "-d", "f32", "--csv", "/no/such/rows.csv"];
-    let (code, _, stderr) = run(&args);
-    assert_eq!(code, Some(1));
-    assert!(stderr.contains("cannot write /no/such/rows.csv"), "{stderr}");
+    refuses_late(&args, "cannot write /no/such/rows.csv");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use devcomm::{Communicator, Event, Graph, KernelSet, Kernels, Rank, Stream};
 use super::Options;
 use super::machine::{Machine, Way, Ways};
 use super::row::Rounds;
+use super::variant::{Choice, Variant};
 use crate::files::Files;
 use crate::options::RunOptions;
 use crate::ranks;
@@ -34,23 +35,34 @@ impl<'a> Gpus<'a> {
         })
     }
 
-    /// The kernels in Rust, as the driver compiles them.
-    pub fn rust(&self, set: &KernelSet) -> Result<Kernels> {
-        Ok(self.rank.load(set)?)
+    /// The kernels of `name` in Rust, of `set` and compiled by the driver, and in C++: those that were chosen and are there.
+    pub fn kernels(
+        &self,
+        choice: &mut Choice,
+        set: &KernelSet,
+        name: &str,
+    ) -> Result<Vec<(Variant, Kernels)>> {
+        let mut kernels = Vec::new();
+        if choice.has(Variant::Rust) {
+            kernels.push((Variant::Rust, self.rank.load(set)?));
+        }
+        if choice.has(Variant::Cpp) {
+            match self.twin(name) {
+                Ok(module) => {
+                    let twin = Kernels::load_files(self.rank.context(), &[module]);
+                    kernels.push((Variant::Cpp, twin.context("the C++ twin does not load")?));
+                }
+                Err(why) => choice.leave_out(Variant::Cpp, why)?,
+            }
+        }
+        Ok(kernels)
     }
 
-    /// A kernel's twin in C++; `Err` of the reason where there is none.
-    pub fn cpp(&self, name: &str) -> Result<Result<Kernels, String>> {
-        let files = match Files::find(self.options.twins.as_deref()) {
-            Ok(files) => files,
-            Err(error) => return Ok(Err(error.to_string())),
-        };
-        let modules: Vec<PathBuf> = files.cpp(&[name]);
-        if !modules.iter().all(|module| module.is_file()) {
-            return Ok(Err(format!("{} has no {name}", files.folder().display())));
-        }
-        let kernels = Kernels::load_files(self.rank.context(), &modules);
-        Ok(Ok(kernels.context("the C++ twins do not load")?))
+    /// The file of a twin in C++.
+    fn twin(&self, name: &str) -> Result<PathBuf> {
+        let files = Files::find(self.options.twins.as_deref())?;
+        let module = files.cpp(&[name]).into_iter().find(|module| module.is_file());
+        module.with_context(|| format!("{} has no {name} in C++", files.folder().display()))
     }
 
     fn run(&self) -> &RunOptions {

@@ -81,6 +81,9 @@ impl<'a, M: Machine> Job<'a, M> {
             header.print();
             if header.machine.is_some() {
                 println!("# {}", self.run.describe());
+                println!(
+                    "# kernels in Rust are compiled by the driver from PTX, those in C++ are cubins of ptxas"
+                );
             }
             println!("{}", self.choice);
         }
@@ -126,5 +129,126 @@ impl<'a, M: Machine> Job<'a, M> {
         }
         measured?;
         summary.judge()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+
+    use anyhow::bail;
+    use clap::Parser;
+
+    use super::*;
+
+    const CASE: Case = Case { size: 4, count: 1, dtype: "f32", redop: "sum", bus: 1.0 };
+
+    /// Two ranks' worth of a machine: the other one has as many wrong elements, and every variant takes a second longer than the one
+    /// before.
+    struct Pretended;
+
+    impl Machine for Pretended {
+        fn meet(&self) -> Result<()> {
+            Ok(())
+        }
+
+        fn run_once(&self, work: &dyn Fn() -> Result<()>) -> Result<()> {
+            work()
+        }
+
+        fn total(&self, mine: usize) -> Result<usize> {
+            Ok(2 * mine)
+        }
+
+        fn time(&self, ways: &Ways<'_>, _order: &mut Shuffle) -> Result<Option<Rounds>> {
+            ways.iter().try_for_each(|way| way.enqueue())?;
+            let round: Vec<f64> = (0..ways.len()).map(|i| i as f64 + 1.0).collect();
+            Ok(Some(vec![round; 3]))
+        }
+
+        fn is_root(&self) -> bool {
+            false
+        }
+    }
+
+    /// Writes its result only when it is asked to be checked, and then not always.
+    struct Lazy<'a> {
+        variant: Variant,
+        /// Writes once in so many times.
+        every: usize,
+        times: Cell<usize>,
+        result: Cell<u32>,
+        log: &'a RefCell<Vec<&'static str>>,
+    }
+
+    impl Way for Lazy<'_> {
+        fn variant(&self) -> Variant {
+            self.variant
+        }
+
+        fn enqueue(&self) -> Result<()> {
+            self.log.borrow_mut().push("timed");
+            Ok(())
+        }
+
+        fn spoil(&self) -> Result<()> {
+            self.log.borrow_mut().push("spoil");
+            self.result.set(0);
+            Ok(())
+        }
+
+        fn enqueue_checked(&self) -> Result<()> {
+            self.log.borrow_mut().push("checked");
+            self.times.set(self.times.get() + 1);
+            if self.times.get().is_multiple_of(self.every) {
+                self.result.set(7);
+            }
+            Ok(())
+        }
+
+        fn count_wrong(&self) -> Result<usize> {
+            Ok(usize::from(self.result.get() != 7))
+        }
+    }
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        run: RunOptions,
+        #[command(flatten)]
+        output: OutputOptions,
+    }
+
+    #[test]
+    fn every_check_begins_with_a_spoilt_result_and_all_are_done_before_the_first_time() {
+        let cli = Cli::parse_from(["bench", "-c", "2"]);
+        let log = RefCell::default();
+        let lazy = |variant, every| {
+            let (times, result) = (Cell::new(0), Cell::new(7));
+            Box::new(Lazy { variant, every, times, result, log: &log }) as Box<dyn Way>
+        };
+        let choice = Choice::new(&[], &[(Variant::Rust, ""), (Variant::Nccl, "")], "test").unwrap();
+        let mut job = Job::new(&Pretended, &cli.run, choice);
+        job.compare(CASE, &vec![lazy(Variant::Rust, 1), lazy(Variant::Nccl, 2)]).unwrap();
+        let checks = ["spoil", "checked"];
+        assert_eq!(log.borrow()[..8], [checks; 4].concat());
+        assert_eq!(log.borrow()[8..], ["timed"; 2]);
+
+        let wrong: Vec<_> = job.report.rows.iter().map(|row| row.wrong).collect();
+        // One of two checks, on two ranks.
+        assert_eq!(wrong, [Some(0), Some(2)]);
+        assert_eq!(job.report.rows[0].time_over_nccl, Some(0.5));
+        let error = job.finish(Ok(()), &cli.output).unwrap_err().to_string();
+        assert_eq!(error, "2 elements are wrong, see #wrong");
+    }
+
+    #[test]
+    fn the_error_of_a_run_comes_before_its_verdict() {
+        let cli = Cli::parse_from(["bench"]);
+        let choice = Choice::new(&[], &[(Variant::Rust, "")], "test").unwrap();
+        let job = Job::new(&Pretended, &cli.run, choice);
+        let measured = || bail!("the GPU is on fire");
+        let error = job.finish(measured(), &cli.output).unwrap_err().to_string();
+        assert_eq!(error, "the GPU is on fire");
     }
 }

@@ -5,8 +5,10 @@
 //! in an order that is drawn anew; a ratio is the median of the rounds' ratios, which are of neighbours in time.
 
 mod all_reduce;
+mod barrier;
 mod gpus;
 mod machine;
+mod put;
 mod row;
 mod simulated;
 mod variant;
@@ -26,6 +28,8 @@ use simulated::Simulated;
 use variant::{Choice, Described, Variant};
 
 pub use all_reduce::BENCHMARK as ALL_REDUCE;
+pub use barrier::BENCHMARK as BARRIER;
+pub use put::BENCHMARK as PUT;
 
 /// Flags of the comparisons.
 #[derive(Args, Clone, Debug)]

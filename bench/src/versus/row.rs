@@ -107,6 +107,7 @@ impl table::Row for Row {
         ("time/nccl", "<1: faster"),
         ("time/nccl-sym", "<1: faster"),
     ];
+    const WORDS: usize = 0;
 
     fn cells(&self) -> Vec<String> {
         let number = |value: Option<f64>, digits: usize| {
@@ -136,30 +137,60 @@ impl table::Row for Row {
 pub struct Summary {
     wrong: usize,
     checked: bool,
-    /// Kernel, host, rows, geometric mean of the ratios, the lowest, the highest.
-    ratios: Vec<(Variant, Variant, usize, f64, f64, f64)>,
+    ratios: Vec<Ratio>,
+}
+
+/// The time of a kernel over that of NCCL's call on the host, over several rows.
+#[derive(Clone, Copy, Debug)]
+struct Ratio {
+    kernel: Variant,
+    host: Variant,
+    rows: usize,
+    /// The geometric mean.
+    mean: f64,
+    lowest: f64,
+    highest: f64,
+}
+
+impl Row {
+    /// This variant's time over that of `host`.
+    fn over(&self, host: Variant) -> Option<f64> {
+        match host {
+            Variant::Nccl => self.time_over_nccl,
+            Variant::NcclSym => self.time_over_nccl_sym,
+            _ => None,
+        }
+    }
+}
+
+impl Ratio {
+    /// `None` where no row has both.
+    fn of(rows: &[Row], kernel: Variant, host: Variant) -> Option<Self> {
+        let of_kernel = rows.iter().filter(|row| row.variant == kernel);
+        let ratios: Vec<f64> = of_kernel.filter_map(|row| row.over(host)).collect();
+        let (lowest, highest) = (f64::INFINITY, 0.0);
+        Some(Self {
+            kernel,
+            host,
+            rows: ratios.len(),
+            mean: geometric_mean(ratios.iter().copied())?,
+            lowest: ratios.iter().copied().fold(lowest, f64::min),
+            highest: ratios.iter().copied().fold(highest, f64::max),
+        })
+    }
 }
 
 impl Summary {
     /// Over these rows.
     pub fn of(rows: &[Row]) -> Self {
-        let mut ratios = Vec::new();
-        let kernels = Variant::value_variants().iter().filter(|variant| variant.is_kernel());
-        for &kernel in kernels {
-            for (host, over) in HOST {
-                let of_kernel = rows.iter().filter(|row| row.variant == kernel);
-                let all: Vec<f64> = of_kernel.filter_map(over).collect();
-                if let Some(mean) = geometric_mean(all.iter().copied()) {
-                    let lowest = all.iter().copied().fold(f64::INFINITY, f64::min);
-                    let highest = all.iter().copied().fold(0.0, f64::max);
-                    ratios.push((kernel, host, all.len(), mean, lowest, highest));
-                }
-            }
-        }
+        let (kernels, hosts): (Vec<Variant>, Vec<Variant>) =
+            Variant::value_variants().iter().partition(|variant| variant.is_kernel());
+        let pairs =
+            kernels.iter().flat_map(|kernel| hosts.iter().map(move |host| (*kernel, *host)));
         Self {
             wrong: rows.iter().filter_map(|row| row.wrong).sum(),
             checked: rows.iter().all(|row| row.wrong.is_some()),
-            ratios,
+            ratios: pairs.filter_map(|(kernel, host)| Ratio::of(rows, kernel, host)).collect(),
         }
     }
 
@@ -170,13 +201,9 @@ impl Summary {
     }
 }
 
-/// NCCL's calls on the host, with the ratio to each.
-const HOST: [(Variant, fn(&Row) -> Option<f64>); 2] =
-    [(Variant::Nccl, |row| row.time_over_nccl), (Variant::NcclSym, |row| row.time_over_nccl_sym)];
-
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (kernel, host, rows, mean, lowest, highest) in &self.ratios {
+        for Ratio { kernel, host, rows, mean, lowest, highest } in &self.ratios {
             writeln!(
                 f,
                 "# time of {kernel} over time of {host}: geometric mean {mean:.3} over {rows} rows, from {lowest:.3} to \

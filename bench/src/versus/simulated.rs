@@ -32,7 +32,7 @@ impl Simulated {
 
     /// Leaves out what is not simulated.
     pub fn leave_out(choice: &mut Choice) -> Result<()> {
-        let rust_only = "the simulator runs kernels in Rust alone";
+        let rust_only = "the simulator runs nothing but kernels in Rust";
         choice.leave_out(Variant::Cpp, rust_only)?;
         choice.leave_out(Variant::Nccl, rust_only)?;
         choice.leave_out(Variant::NcclSym, rust_only)

@@ -1,6 +1,7 @@
 //! All-reduce (sum): `kernels/src/lsa_allreduce.rs` against `ncclAllReduce`.
 
 mod gpus;
+mod host;
 mod simulated;
 
 use super::Benchmark;
@@ -8,15 +9,14 @@ use super::row::Case;
 use super::variant::Variant;
 use crate::number::Number;
 
+pub use host::ByHost;
+
 /// What the command line calls `all-reduce`.
 pub const BENCHMARK: Benchmark = Benchmark {
     name: "all-reduce",
     variants: &[
-        (
-            Variant::Rust,
-            "kernels::lsa_allreduce on symmetric windows, compiled by the driver from PTX",
-        ),
-        (Variant::Cpp, "its twin in C++ on the same windows, a cubin of ptxas"),
+        (Variant::Rust, "kernels::lsa_allreduce on symmetric windows"),
+        (Variant::Cpp, "its twin in C++ on the same windows"),
         (
             Variant::Nccl,
             "ncclAllReduce on memory of ncclMemAlloc that is not registered, as in nccl-tests",
