@@ -106,6 +106,14 @@ impl Machine for Gpus<'_> {
         Ok(self.rank.barrier()?)
     }
 
+    fn set_up(&self, way: &dyn Way) -> Result<()> {
+        if self.run().graph > 0 {
+            way.enqueue_checked()?;
+            self.finish()?;
+        }
+        Ok(())
+    }
+
     fn run_once(&self, work: &dyn Fn() -> Result<()>) -> Result<()> {
         if self.run().graph > 0 {
             self.stream.capture(work)?.launch(&self.stream)?;

@@ -47,6 +47,11 @@ pub trait Machine {
     /// Waits until every rank is here. *Collective*.
     fn meet(&self) -> Result<()>;
 
+    /// Does what NCCL sets up at a first call, before any is captured. *Collective*.
+    fn set_up(&self, _way: &dyn Way) -> Result<()> {
+        Ok(())
+    }
+
     /// Does the work once, in the form that is timed, and waits for it.
     fn run_once(&self, work: &dyn Fn() -> Result<()>) -> Result<()>;
 
@@ -97,6 +102,7 @@ impl<'a, M: Machine> Job<'a, M> {
         }
         let mut ran = Vec::new();
         for way in ways {
+            self.machine.set_up(way.as_ref())?;
             let wrong = self.check(way.as_ref())?;
             ran.push(Ran { variant: way.variant(), grid: way.grid(), wrong });
         }
