@@ -42,11 +42,11 @@ struct Cli {
 #[derive(Subcommand)]
 enum Bench {
     /// All-reduce: a kernel by load and store against ncclAllReduce
-    AllReduce(versus::Options),
+    AllReduce(versus::Command<versus::AllReduce>),
     /// Barrier: in a kernel against the smallest ncclAllReduce
-    Barrier(versus::Options),
+    Barrier(versus::Command<versus::Barrier>),
     /// Ping-pong of messages between neighbouring ranks: puts of a kernel against ncclSend and ncclPutSignal
-    Put(versus::Options),
+    Put(versus::Command<versus::Put>),
     /// Kernels written in Rust against the same kernels in CUDA C++, compiled by `cargo xtask twins`
     Twins(twins::Options),
 }
@@ -62,9 +62,9 @@ fn main() -> ExitCode {
         }
     };
     let done = match &cli.bench {
-        Bench::AllReduce(options) => versus::run(&versus::ALL_REDUCE, options),
-        Bench::Barrier(options) => versus::run(&versus::BARRIER, options),
-        Bench::Put(options) => versus::run(&versus::PUT, options),
+        Bench::AllReduce(command) => versus::run(command),
+        Bench::Barrier(command) => versus::run(command),
+        Bench::Put(command) => versus::run(command),
         Bench::Twins(options) => twins::run(options),
     };
     match done {

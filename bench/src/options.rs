@@ -29,14 +29,14 @@ impl RankOptions {
     }
 }
 
-/// What is run, and how often.
+/// How large messages are.
 #[derive(Args, Clone, Debug)]
-pub struct RunOptions {
+pub struct SizeOptions {
     /// Smallest message in bytes (suffixes K, M, G)
     #[arg(short = 'b', long = "minbytes", value_name = "BYTES", default_value = "8K", value_parser = parse_bytes)]
     pub min: usize,
 
-    /// Largest message in bytes (suffixes K, M, G) [default: 64M, 64K when simulated]
+    /// Largest message in bytes (suffixes K, M, G) [default: 64M; put: 4M; 64K when simulated]
     #[arg(short = 'e', long = "maxbytes", value_name = "BYTES", value_parser = parse_bytes)]
     pub max: Option<usize>,
 
@@ -47,7 +47,11 @@ pub struct RunOptions {
     /// Each message is so many bytes longer than the one before (suffixes K, M, G), instead of -f
     #[arg(short = 'i', long = "stepbytes", value_name = "BYTES", value_parser = parse_bytes, conflicts_with = "factor")]
     pub step: Option<usize>,
+}
 
+/// How often what is run, and how.
+#[derive(Args, Clone, Debug)]
+pub struct RunOptions {
     /// Launches in a batch, which is timed as a whole
     #[arg(short = 'n', long = "iters", value_name = "N", default_value_t = 20)]
     pub iters: usize,
@@ -59,10 +63,6 @@ pub struct RunOptions {
     /// How often each result is checked in full, on random data; 0 leaves it out
     #[arg(short = 'c', long = "check", value_name = "N", default_value_t = 1)]
     pub check: u32,
-
-    /// Element type
-    #[arg(short = 'd', long = "datatype", value_enum, default_value = "all")]
-    pub dtype: Dtype,
 
     /// Make each batch one CUDA graph, and time so many launches of it; 0 for plain launches
     #[arg(short = 'G', long = "cudagraph", value_name = "N", default_value_t = 0)]
@@ -109,10 +109,17 @@ pub enum Dtype {
     All,
 }
 
+impl Dtype {
+    /// Whether `dtype`, not `All`, is to be run.
+    pub fn wants(self, dtype: Self) -> bool {
+        self == dtype || self == Self::All
+    }
+}
+
 /// The largest message where none was named, on GPUs.
 pub const LARGEST: usize = 64 << 20;
 
-impl RunOptions {
+impl SizeOptions {
     /// Refuses what cannot run.
     pub fn validate(&self) -> Result<()> {
         if let Some(max) = self.max {
@@ -120,18 +127,7 @@ impl RunOptions {
         }
         ensure!(self.factor >= 2, "-f {} does not step: it is at least 2", self.factor);
         ensure!(self.step != Some(0), "-i 0 does not step: it is at least 1");
-        ensure!(self.iters > 0, "-n 0 leaves nothing to time");
-        ensure!(self.rounds > 0, "--rounds 0 leaves nothing to compare");
-        ensure!(self.blocks != Some(0), "a grid has at least one block");
-        if let Some(threads) = self.threads {
-            ensure!((1..=1024).contains(&threads), "a block has 1 to 1024 threads, not {threads}");
-        }
         Ok(())
-    }
-
-    /// Whether this type, not `All`, is to be run.
-    pub fn wants(&self, dtype: Dtype) -> bool {
-        self.dtype == dtype || self.dtype == Dtype::All
     }
 
     /// Message sizes in bytes, up to `largest` where no -e says otherwise.
@@ -152,6 +148,19 @@ impl RunOptions {
         counts.dedup();
         ensure!(!counts.is_empty(), "no message holds an element of {bytes} bytes: raise -e");
         Ok(counts)
+    }
+}
+
+impl RunOptions {
+    /// Refuses what cannot run.
+    pub fn validate(&self) -> Result<()> {
+        ensure!(self.iters > 0, "-n 0 leaves nothing to time");
+        ensure!(self.rounds > 0, "--rounds 0 leaves nothing to compare");
+        ensure!(self.blocks != Some(0), "a grid has at least one block");
+        if let Some(threads) = self.threads {
+            ensure!((1..=1024).contains(&threads), "a block has 1 to 1024 threads, not {threads}");
+        }
+        Ok(())
     }
 
     /// Blocks and threads for a share of so many bytes: as many blocks, up to `max_blocks`, as give each thread a vector of 16 bytes.
@@ -200,11 +209,13 @@ mod tests {
     #[derive(Parser)]
     struct Cli {
         #[command(flatten)]
+        sizes: SizeOptions,
+        #[command(flatten)]
         run: RunOptions,
     }
 
-    fn parse(args: &str) -> RunOptions {
-        Cli::parse_from(["bench"].into_iter().chain(args.split_whitespace())).run
+    fn parse(args: &str) -> Cli {
+        Cli::parse_from(["bench"].into_iter().chain(args.split_whitespace()))
     }
 
     #[test]
@@ -219,7 +230,7 @@ mod tests {
 
     #[test]
     fn sizes_step_by_a_factor_or_by_bytes() {
-        let sizes = |args| parse(args).sizes(1 << 10).collect::<Vec<_>>();
+        let sizes = |args| parse(args).sizes.sizes(1 << 10).collect::<Vec<_>>();
         assert_eq!(sizes("-b 4 -e 100 -f 4"), [4, 16, 64]);
         assert_eq!(sizes("-b 4 -e 10 -i 3"), [4, 7, 10]);
         assert_eq!(sizes("-b 256 -f 2"), [256, 512, 1024]);
@@ -229,24 +240,24 @@ mod tests {
 
     #[test]
     fn sizes_that_hold_no_whole_number_of_elements_are_rounded_down() {
-        let run = parse("-b 1 -e 11 -i 1");
-        assert_eq!(run.counts(LARGEST, 4).unwrap(), [1, 2]);
-        let error = run.counts(LARGEST, 16).unwrap_err().to_string();
+        let sizes = parse("-b 1 -e 11 -i 1").sizes;
+        assert_eq!(sizes.counts(LARGEST, 4).unwrap(), [1, 2]);
+        let error = sizes.counts(LARGEST, 16).unwrap_err().to_string();
         assert!(error.contains("16 bytes"), "{error}");
     }
 
     #[test]
     fn a_grid_gives_each_thread_a_vector_up_to_its_largest() {
-        assert_eq!(parse("").grid(1, 128, 64), (1, 128));
-        assert_eq!(parse("").grid(16 * 128 * 3 + 1, 128, 64), (4, 128));
-        assert_eq!(parse("").grid(1 << 30, 128, 64), (64, 128));
-        assert_eq!(parse("--blocks 7 --threads 32").grid(1 << 30, 128, 64), (7, 32));
+        assert_eq!(parse("").run.grid(1, 128, 64), (1, 128));
+        assert_eq!(parse("").run.grid(16 * 128 * 3 + 1, 128, 64), (4, 128));
+        assert_eq!(parse("").run.grid(1 << 30, 128, 64), (64, 128));
+        assert_eq!(parse("--blocks 7 --threads 32").run.grid(1 << 30, 128, 64), (7, 32));
     }
 
     #[test]
     fn a_batch_is_as_many_launches_as_its_graphs_hold() {
-        assert_eq!(parse("-n 7").batch(), 7);
-        assert_eq!(parse("-n 7 -G 3").batch(), 21);
-        assert!(parse("-n 7 -G 3").describe().contains("3 launches of a graph of 7"));
+        assert_eq!(parse("-n 7").run.batch(), 7);
+        assert_eq!(parse("-n 7 -G 3").run.batch(), 21);
+        assert!(parse("-n 7 -G 3").run.describe().contains("3 launches of a graph of 7"));
     }
 }

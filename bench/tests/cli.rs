@@ -20,22 +20,31 @@ fn empty_twins(name: &str) -> PathBuf {
 /// Every benchmark.
 const BENCHMARKS: [&str; 4] = ["twins", "all-reduce", "barrier", "put"];
 
+/// Those of messages of several sizes.
+const WITH_MESSAGES: [&str; 3] = ["twins", "all-reduce", "put"];
+
 #[test]
 fn flags_that_cannot_be_meant_are_refused() {
     for bench in BENCHMARKS {
-        refuses(&[bench, "-b", "1M", "-e", "8K"], &["-b 1048576 is above -e 8192"]);
-        refuses(&[bench, "-f", "1"], &["-f 1"]);
-        refuses(&[bench, "-i", "0"], &["-i 0"]);
-        refuses(&[bench, "-i", "8", "-f", "2"], &["cannot be used with"]);
         refuses(&[bench, "-n", "0"], &["-n 0"]);
         refuses(&[bench, "-n", "-3"], &["-3"]);
         refuses(&[bench, "--rounds", "0"], &["--rounds 0"]);
         refuses(&[bench, "--threads", "2000"], &["1 to 1024"]);
         refuses(&[bench, "--blocks", "0"], &["at least one block"]);
-        refuses(&[bench, "-b", "8KB"], &["not a size"]);
-        refuses(&[bench, "-d", "int8"], &["invalid value", "bf16"]);
         refuses(&[bench, "--frequency", "7"], &["unexpected argument"]);
     }
+    for bench in WITH_MESSAGES {
+        refuses(&[bench, "-b", "1M", "-e", "8K"], &["-b 1048576 is above -e 8192"]);
+        refuses(&[bench, "-f", "1"], &["-f 1"]);
+        refuses(&[bench, "-i", "0"], &["-i 0"]);
+        refuses(&[bench, "-i", "8", "-f", "2"], &["cannot be used with"]);
+        refuses(&[bench, "-b", "8KB"], &["not a size"]);
+    }
+    for bench in ["twins", "all-reduce"] {
+        refuses(&[bench, "-d", "int8"], &["invalid value", "bf16"]);
+    }
+    refuses(&["barrier", "-b", "8"], &["unexpected argument"]);
+    refuses(&["put", "-d", "f32"], &["unexpected argument"]);
     refuses(&["twins", "no_such_kernel"], &["no pair `no_such_kernel`", "lsa_allreduce"]);
     refuses(&["all-reduce", "-o", "max"], &["invalid value 'max'", "sum"]);
     refuses(&["lotteries"], &["unrecognized subcommand"]);
@@ -86,25 +95,19 @@ fn a_machine_without_a_gpu_is_told_so() {
 
 #[test]
 fn the_help_names_every_flag_of_nccl_tests_that_is_kept() {
-    for bench in BENCHMARKS {
+    let all = ["-n, --iters", "-w, --warmup_iters", "-c, --check"];
+    let all = [&all[..], &["-g, --ngpus", "-G, --cudagraph", "-T, --timeout"]].concat();
+    let of_messages = ["-b, --minbytes", "-e, --maxbytes", "-f, --stepfactor", "-i, --stepbytes"];
+    let helps = |bench: &str, flags: &[&str]| {
         let (code, stdout, _) = run(&[bench, "--help"]);
         assert_eq!(code, Some(0));
-        for flag in [
-            "-b, --minbytes",
-            "-e, --maxbytes",
-            "-f, --stepfactor",
-            "-i, --stepbytes",
-            "-n, --iters",
-            "-w, --warmup_iters",
-            "-c, --check",
-            "-d, --datatype",
-            "-g, --ngpus",
-            "-G, --cudagraph",
-            "-T, --timeout",
-        ] {
+        for flag in flags {
             assert!(stdout.contains(flag), "{bench} {flag}: {stdout}");
         }
-    }
+    };
+    BENCHMARKS.iter().for_each(|bench| helps(bench, &all));
+    WITH_MESSAGES.iter().for_each(|bench| helps(bench, &of_messages));
+    helps("all-reduce", &["-d, --datatype", "-o, --op"]);
     let (_, stdout, _) = run(&["--help"]);
     assert!(stdout.contains("nccl-tests, except"), "{stdout}");
 }

@@ -50,11 +50,10 @@ where
     T: Number,
     K: Kernel<Args = Args<T>>,
 {
-    let options = &job.options.run;
-    if !options.wants(dtype) {
+    if !job.options.dtype.wants(dtype) {
         return Ok(());
     }
-    for count in options.counts(LARGEST, size_of::<T>())? {
+    for count in job.options.sizes.counts(LARGEST, size_of::<T>())? {
         let case = AllReduce::new(job, shape, kernel, count)?;
         job.row(&case)?;
     }

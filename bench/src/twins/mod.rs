@@ -19,7 +19,7 @@ use devcomm::{Communicator, Event, Kernels, Rank, Stream};
 
 use crate::files::Files;
 use crate::header::Header;
-use crate::options::{OutputOptions, RankOptions, RunOptions};
+use crate::options::{Dtype, OutputOptions, RankOptions, RunOptions, SizeOptions};
 use crate::ranks;
 use crate::table::Report;
 use row::{TwinRow, Verdict};
@@ -45,6 +45,13 @@ pub struct Options {
 
     #[command(flatten)]
     ranks: RankOptions,
+
+    #[command(flatten)]
+    sizes: SizeOptions,
+
+    /// Element type
+    #[arg(short = 'd', long = "datatype", value_enum, default_value = "all")]
+    dtype: Dtype,
 
     #[command(flatten)]
     run: RunOptions,
@@ -84,6 +91,7 @@ impl Options {
 
 /// Runs this process's ranks.
 pub fn run(options: &Options) -> Result<()> {
+    options.sizes.validate()?;
     options.run.validate()?;
     let pairs = options.pairs()?;
     let files = Files::find(options.twins.as_deref())?;

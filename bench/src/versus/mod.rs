@@ -16,7 +16,7 @@ mod variant;
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use devcomm::{Error, Rank};
 
 use crate::header::Header;
@@ -27,9 +27,9 @@ use machine::Job;
 use simulated::Simulated;
 use variant::{Choice, Described, Variant};
 
-pub use all_reduce::BENCHMARK as ALL_REDUCE;
-pub use barrier::BENCHMARK as BARRIER;
-pub use put::BENCHMARK as PUT;
+pub use all_reduce::AllReduce;
+pub use barrier::Barrier;
+pub use put::Put;
 
 /// Flags of the comparisons.
 #[derive(Args, Clone, Debug)]
@@ -41,10 +41,6 @@ pub struct Options {
     /// Simulate N GPUs on the CPU: the kernels' results are checked, nothing is timed
     #[arg(long, value_name = "N", conflicts_with_all = ["gpus", "processes"])]
     simulate: Option<usize>,
-
-    /// Reduction
-    #[arg(short = 'o', long = "op", value_enum, default_value = "sum")]
-    op: Op,
 
     /// The folder that `cargo xtask twins` made [default: DEVCOMM_TWINS, or `twins` beside this program's folder]
     #[arg(long, value_name = "FOLDER")]
@@ -60,27 +56,40 @@ pub struct Options {
     output: OutputOptions,
 }
 
-/// Reductions: the kernels have one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Op {
-    #[value(alias = "all")]
-    Sum,
+/// A benchmark of this kind, with its flags beside [`Options`].
+pub trait Benchmark: Args + Sync {
+    /// What the command line calls it.
+    const NAME: &'static str;
+
+    /// Its variants, and what each does.
+    const VARIANTS: &'static [Described];
+
+    /// Refuses flags that cannot be meant.
+    fn validate(&self) -> Result<()>;
+
+    /// Measures on GPUs.
+    fn on_gpus(&self, job: &mut Job<'_, Gpus<'_>>) -> Result<()>;
+
+    /// Checks in the simulator.
+    fn simulated(&self, job: &mut Job<'_, Simulated>) -> Result<()>;
 }
 
-/// A benchmark of this kind.
-#[derive(Clone, Copy, Debug)]
-pub struct Benchmark {
-    name: &'static str,
-    /// Its variants, and what each does.
-    variants: &'static [Described],
-    on_gpus: fn(&mut Job<'_, Gpus<'_>>) -> Result<()>,
-    simulated: fn(&mut Job<'_, Simulated>) -> Result<()>,
+/// The command line of a benchmark.
+#[derive(Args, Clone, Debug)]
+pub struct Command<B: Benchmark> {
+    #[command(flatten)]
+    benchmark: B,
+
+    #[command(flatten)]
+    options: Options,
 }
 
 /// Runs this process's ranks.
-pub fn run(benchmark: &Benchmark, options: &Options) -> Result<()> {
+pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
+    let Command { benchmark, options } = command;
+    benchmark.validate()?;
     options.run.validate()?;
-    let choice = Choice::new(&options.variants, benchmark.variants, benchmark.name)?;
+    let choice = Choice::new(&options.variants, B::VARIANTS, B::NAME)?;
     if let Some(ranks) = options.simulate {
         return run_simulated(benchmark, options, choice, ranks);
     }
@@ -88,15 +97,20 @@ pub fn run(benchmark: &Benchmark, options: &Options) -> Result<()> {
     ranks::run(&options.ranks, rank).map_err(advise)
 }
 
-fn run_rank(benchmark: &Benchmark, options: &Options, choice: Choice, rank: &Rank) -> Result<()> {
+fn run_rank(
+    benchmark: &impl Benchmark,
+    options: &Options,
+    choice: Choice,
+    rank: &Rank,
+) -> Result<()> {
     let gpus = Gpus::new(rank, options)?;
     let mut job = Job::new(&gpus, &options.run, choice);
-    let measured = (benchmark.on_gpus)(&mut job);
+    let measured = benchmark.on_gpus(&mut job);
     job.finish(measured, &options.output)
 }
 
 fn run_simulated(
-    benchmark: &Benchmark,
+    benchmark: &impl Benchmark,
     options: &Options,
     mut choice: Choice,
     ranks: usize,
@@ -106,7 +120,7 @@ fn run_simulated(
     let simulated = Simulated::new(ranks)?;
     let mut job = Job::new(&simulated, &options.run, choice);
     job.begin(Header::simulated(ranks));
-    let checked = (benchmark.simulated)(&mut job);
+    let checked = benchmark.simulated(&mut job);
     job.finish(checked, &options.output)
 }
 

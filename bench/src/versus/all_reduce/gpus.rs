@@ -8,7 +8,7 @@ use devcomm::{
 use half::{bf16, f16};
 
 use super::host::{ByHost, wrong_in};
-use super::{MAX_BLOCKS, THREADS, case};
+use super::{AllReduce, MAX_BLOCKS, THREADS, case};
 use crate::header::Header;
 use crate::number::{Number, inputs};
 use crate::options::{Dtype, LARGEST};
@@ -19,17 +19,18 @@ use crate::versus::variant::Variant;
 type Args<T> = (device::DevComm, device::Window<T>, device::Window<T>, usize);
 
 /// Measures every type and size.
-pub fn run(job: &mut Job<'_, Gpus<'_>>) -> Result<()> {
+pub fn run(options: &AllReduce, job: &mut Job<'_, Gpus<'_>>) -> Result<()> {
     let gpus = job.machine;
     gpus.comm.require_single_lsa_team()?;
     let compiled = gpus.kernels(&mut job.choice, &KERNELS, "lsa_allreduce")?;
     job.begin(Header::of(gpus.rank)?);
-    run_type(job, Dtype::F32, &compiled, kernels::lsa_allreduce::<f32>)?;
-    run_type(job, Dtype::F16, &compiled, kernels::lsa_allreduce::<f16>)?;
-    run_type(job, Dtype::Bf16, &compiled, kernels::lsa_allreduce::<bf16>)
+    run_type(options, job, Dtype::F32, &compiled, kernels::lsa_allreduce::<f32>)?;
+    run_type(options, job, Dtype::F16, &compiled, kernels::lsa_allreduce::<f16>)?;
+    run_type(options, job, Dtype::Bf16, &compiled, kernels::lsa_allreduce::<bf16>)
 }
 
 fn run_type<T, K>(
+    options: &AllReduce,
     job: &mut Job<'_, Gpus<'_>>,
     dtype: Dtype,
     compiled: &[(Variant, Kernels)],
@@ -39,11 +40,11 @@ where
     T: Number,
     K: Kernel<Args = Args<T>>,
 {
-    if !job.run.wants(dtype) {
+    if !options.dtype.wants(dtype) {
         return Ok(());
     }
     let gpus = job.machine;
-    for count in job.run.counts(LARGEST, size_of::<T>())? {
+    for count in options.sizes.counts(LARGEST, size_of::<T>())? {
         let case = case::<T>(count, gpus.rank.n_ranks());
         let (blocks, threads) =
             job.run.grid(case.size.div_ceil(gpus.rank.n_ranks()), THREADS, MAX_BLOCKS);

@@ -4,17 +4,45 @@ mod gpus;
 mod host;
 mod simulated;
 
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+
 use super::Benchmark;
+use super::gpus::Gpus;
+use super::machine::Job;
 use super::row::Case;
-use super::variant::Variant;
+use super::simulated::Simulated;
+use super::variant::{Described, Variant};
 use crate::number::Number;
+use crate::options::{Dtype, SizeOptions};
 
 pub use host::ByHost;
 
-/// What the command line calls `all-reduce`.
-pub const BENCHMARK: Benchmark = Benchmark {
-    name: "all-reduce",
-    variants: &[
+/// The flags of `all-reduce`.
+#[derive(Args, Clone, Debug)]
+pub struct AllReduce {
+    #[command(flatten)]
+    sizes: SizeOptions,
+
+    /// Element type
+    #[arg(short = 'd', long = "datatype", value_enum, default_value = "all")]
+    dtype: Dtype,
+
+    /// Reduction
+    #[arg(short = 'o', long = "op", value_enum, default_value = "sum")]
+    op: Op,
+}
+
+/// Reductions: the kernel has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Op {
+    #[value(alias = "all")]
+    Sum,
+}
+
+impl Benchmark for AllReduce {
+    const NAME: &'static str = "all-reduce";
+    const VARIANTS: &'static [Described] = &[
         (Variant::Rust, "kernels::lsa_allreduce on symmetric windows"),
         (Variant::Cpp, "its twin in C++ on the same windows"),
         (
@@ -22,10 +50,20 @@ pub const BENCHMARK: Benchmark = Benchmark {
             "ncclAllReduce on memory of ncclMemAlloc that is not registered, as in nccl-tests",
         ),
         (Variant::NcclSym, "ncclAllReduce on the windows"),
-    ],
-    on_gpus: gpus::run,
-    simulated: simulated::run,
-};
+    ];
+
+    fn validate(&self) -> Result<()> {
+        self.sizes.validate()
+    }
+
+    fn on_gpus(&self, job: &mut Job<'_, Gpus<'_>>) -> Result<()> {
+        gpus::run(self, job)
+    }
+
+    fn simulated(&self, job: &mut Job<'_, Simulated>) -> Result<()> {
+        simulated::run(self, job)
+    }
+}
 
 /// Threads of a block, and blocks at most.
 const THREADS: u32 = 128;

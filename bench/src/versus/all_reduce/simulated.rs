@@ -5,7 +5,7 @@ use devcomm::sim::{self, DevCommConfig, LaunchConfig};
 use devcomm::{HostKernel, device, kernels};
 use half::{bf16, f16};
 
-use super::{THREADS, case};
+use super::{AllReduce, THREADS, case};
 use crate::number::{Number, checksum, count_wrong, inputs};
 use crate::options::Dtype;
 use crate::versus::machine::{Job, Way};
@@ -15,22 +15,27 @@ use crate::versus::variant::Variant;
 type Args<T> = (device::DevComm, device::Window<T>, device::Window<T>, usize);
 
 /// Checks every type and size.
-pub fn run(job: &mut Job<'_, Simulated>) -> Result<()> {
-    run_type(job, Dtype::F32, kernels::lsa_allreduce::<f32>)?;
-    run_type(job, Dtype::F16, kernels::lsa_allreduce::<f16>)?;
-    run_type(job, Dtype::Bf16, kernels::lsa_allreduce::<bf16>)
+pub fn run(options: &AllReduce, job: &mut Job<'_, Simulated>) -> Result<()> {
+    run_type(options, job, Dtype::F32, kernels::lsa_allreduce::<f32>)?;
+    run_type(options, job, Dtype::F16, kernels::lsa_allreduce::<f16>)?;
+    run_type(options, job, Dtype::Bf16, kernels::lsa_allreduce::<bf16>)
 }
 
-fn run_type<T, K>(job: &mut Job<'_, Simulated>, dtype: Dtype, kernel: K) -> Result<()>
+fn run_type<T, K>(
+    options: &AllReduce,
+    job: &mut Job<'_, Simulated>,
+    dtype: Dtype,
+    kernel: K,
+) -> Result<()>
 where
     T: Number,
     K: HostKernel<Args = Args<T>>,
 {
-    if !job.run.wants(dtype) {
+    if !options.dtype.wants(dtype) {
         return Ok(());
     }
     let (sim, seed) = (&job.machine.sim, job.run.seed);
-    for count in job.run.counts(LARGEST, size_of::<T>())? {
+    for count in options.sizes.counts(LARGEST, size_of::<T>())? {
         let case = case::<T>(count, sim.ranks());
         let (blocks, threads) = job.run.grid(case.size.div_ceil(sim.ranks()), THREADS, MAX_BLOCKS);
         let dev_comm = DevCommConfig { lsa_barriers: blocks, ..Default::default() };

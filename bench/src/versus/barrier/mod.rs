@@ -6,15 +6,23 @@ mod simulated;
 
 use anyhow::{Result, ensure};
 
+use clap::Args;
+
 use super::Benchmark;
+use super::gpus::Gpus;
+use super::machine::Job;
 use super::row::Case;
-use super::variant::Variant;
+use super::simulated::Simulated;
+use super::variant::{Described, Variant};
 use crate::options::RunOptions;
 
-/// What the command line calls `barrier`.
-pub const BENCHMARK: Benchmark = Benchmark {
-    name: "barrier",
-    variants: &[
+/// `barrier` has no flags of its own.
+#[derive(Args, Clone, Debug)]
+pub struct Barrier {}
+
+impl Benchmark for Barrier {
+    const NAME: &'static str = "barrier";
+    const VARIANTS: &'static [Described] = &[
         (Variant::Rust, "each block has its LSA barrier, 1000 of them in a launch"),
         (Variant::Cpp, "its twin in C++"),
         (
@@ -22,10 +30,20 @@ pub const BENCHMARK: Benchmark = Benchmark {
             "ncclAllReduce of one element on memory that is not registered, a launch each",
         ),
         (Variant::NcclSym, "ncclAllReduce of one element on symmetric windows, a launch each"),
-    ],
-    on_gpus: gpus::run,
-    simulated: simulated::run,
-};
+    ];
+
+    fn validate(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn on_gpus(&self, job: &mut Job<'_, Gpus<'_>>) -> Result<()> {
+        gpus::run(job)
+    }
+
+    fn simulated(&self, job: &mut Job<'_, Simulated>) -> Result<()> {
+        simulated::run(job)
+    }
+}
 
 /// Barriers of a launch that is timed, so many that the launch does not count, and of one that is checked.
 const ROUNDS: u32 = 1000;

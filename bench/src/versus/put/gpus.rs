@@ -8,8 +8,8 @@ use devcomm::{
 use devcomm_bench_kernels::{gin_put, lsa_put};
 
 use super::{
-    LARGEST, MAX_BLOCKS, THREADS, WARP, case, ensure_two, message, peer_of, rounds, sizes, spoilt,
-    wrong_in,
+    LARGEST, MAX_BLOCKS, Put, THREADS, WARP, case, ensure_two, message, peer_of, rounds, sizes,
+    spoilt, wrong_in,
 };
 use crate::header::Header;
 use crate::versus::gpus::Gpus;
@@ -17,7 +17,7 @@ use crate::versus::machine::{Job, Way, Ways};
 use crate::versus::variant::{Choice, Variant};
 
 /// Measures every size.
-pub fn run(job: &mut Job<'_, Gpus<'_>>) -> Result<()> {
+pub fn run(options: &Put, job: &mut Job<'_, Gpus<'_>>) -> Result<()> {
     let gpus = job.machine;
     ensure_two(gpus.rank.n_ranks())?;
     leave_out(&mut job.choice, gpus)?;
@@ -27,7 +27,7 @@ pub fn run(job: &mut Job<'_, Gpus<'_>>) -> Result<()> {
         false => None,
     };
     job.begin(Header::of(gpus.rank)?);
-    for bytes in sizes(job.run, LARGEST) {
+    for bytes in sizes(&options.sizes, LARGEST) {
         let (send, recv) = (gpus.comm.window(bytes)?, gpus.comm.window(bytes)?);
         let mut ways: Ways<'_> = Vec::new();
         for (variant, kernels) in &over_gin {

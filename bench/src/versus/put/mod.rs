@@ -6,16 +6,27 @@ mod simulated;
 
 use anyhow::{Result, ensure};
 
-use super::Benchmark;
-use super::row::Case;
-use super::variant::Variant;
-use crate::number::word;
-use crate::options::RunOptions;
+use clap::Args;
 
-/// What the command line calls `put`.
-pub const BENCHMARK: Benchmark = Benchmark {
-    name: "put",
-    variants: &[
+use super::Benchmark;
+use super::gpus::Gpus;
+use super::machine::Job;
+use super::row::Case;
+use super::simulated::Simulated;
+use super::variant::{Described, Variant};
+use crate::number::word;
+use crate::options::SizeOptions;
+
+/// The flags of `put`.
+#[derive(Args, Clone, Debug)]
+pub struct Put {
+    #[command(flatten)]
+    sizes: SizeOptions,
+}
+
+impl Benchmark for Put {
+    const NAME: &'static str = "put";
+    const VARIANTS: &'static [Described] = &[
         (Variant::Rust, "puts with a signal over GIN (PROXY) by one warp"),
         (Variant::RustLsa, "stores over NVLink and then a flag"),
         (Variant::Cpp, "rust's twin in C++"),
@@ -24,10 +35,20 @@ pub const BENCHMARK: Benchmark = Benchmark {
             "ncclSend and ncclRecv on memory that is not registered, two launches a round trip",
         ),
         (Variant::NcclSym, "ncclPutSignal and ncclWaitSignal on symmetric windows"),
-    ],
-    on_gpus: gpus::run,
-    simulated: simulated::run,
-};
+    ];
+
+    fn validate(&self) -> Result<()> {
+        self.sizes.validate()
+    }
+
+    fn on_gpus(&self, job: &mut Job<'_, Gpus<'_>>) -> Result<()> {
+        gpus::run(self, job)
+    }
+
+    fn simulated(&self, job: &mut Job<'_, Simulated>) -> Result<()> {
+        simulated::run(self, job)
+    }
+}
 
 /// The smallest message, beside those of the command line.
 const SMALLEST: usize = 8;
@@ -40,9 +61,9 @@ const MAX_BLOCKS: u32 = 32;
 const WARP: u32 = 32;
 
 /// Message sizes, in bytes.
-fn sizes(run: &RunOptions, largest: usize) -> Vec<usize> {
-    let smaller = (run.min > SMALLEST).then_some(SMALLEST);
-    smaller.into_iter().chain(run.sizes(largest)).collect()
+fn sizes(options: &SizeOptions, largest: usize) -> Vec<usize> {
+    let smaller = (options.min > SMALLEST).then_some(SMALLEST);
+    smaller.into_iter().chain(options.sizes(largest)).collect()
 }
 
 /// Round trips of a launch that is timed: so many that the launch does not count, but not more bytes than take some time.

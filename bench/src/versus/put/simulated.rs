@@ -5,7 +5,7 @@ use devcomm::GinConnectionType;
 use devcomm::sim::{self, DevCommConfig, LaunchConfig};
 use devcomm_bench_kernels::{gin_put, lsa_put};
 
-use super::{THREADS, WARP, case, ensure_two, message, peer_of, sizes, spoilt, wrong_in};
+use super::{Put, THREADS, WARP, case, ensure_two, message, peer_of, sizes, spoilt, wrong_in};
 use crate::versus::machine::{Job, Way, Ways};
 use crate::versus::simulated::{LARGEST, MAX_BLOCKS, Simulated};
 use crate::versus::variant::Variant;
@@ -14,11 +14,11 @@ use crate::versus::variant::Variant;
 const ROUNDS: u32 = 3;
 
 /// Checks every size.
-pub fn run(job: &mut Job<'_, Simulated>) -> Result<()> {
+pub fn run(options: &Put, job: &mut Job<'_, Simulated>) -> Result<()> {
     let machine = job.machine;
     let sim = &machine.sim;
     ensure_two(sim.ranks())?;
-    for bytes in sizes(job.run, LARGEST) {
+    for bytes in sizes(&options.sizes, LARGEST) {
         let (send, recv) = (sim.window::<u8>(bytes)?, sim.window::<u8>(bytes)?);
         machine.each_rank(|rank| Ok(send.write(rank, &message(job.run.seed, rank, bytes))?))?;
         let way = |variant, config: LaunchConfig| PingPong {
