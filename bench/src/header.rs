@@ -1,82 +1,195 @@
 //! What was measured on: printed before the table, and part of the JSON.
 
+use std::fmt;
 use std::process::Command;
 
 use anyhow::Result;
-use devcomm::Rank;
+use devcomm::{Rank, World};
 use serde::Serialize;
+
+use crate::links;
 
 /// The machine and the software, as rank 0 sees them.
 #[derive(Clone, Debug, Serialize)]
 pub struct Header {
-    /// The GPU's name.
-    pub gpu: String,
-    /// Driver, clocks and power limit as nvidia-smi tells them; empty without it.
-    pub gpu_state: String,
-    /// The NCCL in use.
-    pub nccl: String,
+    /// The command line.
+    pub command: Vec<String>,
     /// Ranks.
     pub ranks: usize,
-    /// Ranks that reach each other by load and store.
+    /// Ranks that reach each other by load and store: the LSA team.
     pub lsa_ranks: usize,
+    /// What the ranks run on; `None` for the simulator.
+    pub machine: Option<Machine>,
+}
+
+/// GPUs, and what connects them.
+#[derive(Clone, Debug, Serialize)]
+pub struct Machine {
+    /// The GPU's name.
+    pub gpu: String,
+    /// Driver, clocks and power limit; `None` without nvidia-smi.
+    pub state: Option<GpuState>,
+    /// What connects the GPUs, in the words of `nvidia-smi topo -m`; `None` without it.
+    pub links: Option<String>,
     /// Hosts.
     pub hosts: usize,
     /// Whether the ranks are threads of one process.
-    pub one_process: bool,
-    /// Whether multicast over NVLink (NVLS) is there.
-    pub multimem: bool,
+    pub threads: bool,
+    /// The NCCL in use, with the CUDA that it was built for.
+    pub nccl: String,
+    /// Whether NCCL uses multicast over NVLink (NVLS), or why not.
+    pub nvls: String,
+    /// Network back ends that kernels can use, `none` without any.
+    pub gin: String,
+    /// Whether the host's one-sided operations work.
+    pub host_rma: bool,
 }
 
-/// What nvidia-smi is asked for.
-const STATE: &str = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit";
+/// A GPU as nvidia-smi tells it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct GpuState {
+    pub driver: String,
+    pub sm_clock: String,
+    pub max_sm_clock: String,
+    pub memory_clock: String,
+    pub power_limit: String,
+}
 
 impl Header {
     /// Asks the rank, its GPU and nvidia-smi.
-    pub fn of(rank: &Rank, one_process: bool) -> Result<Self> {
+    pub fn of(rank: &Rank) -> Result<Self> {
         let properties = rank.communicator()?.properties()?;
         let mut hosts = rank.hosts().to_vec();
         hosts.sort();
         hosts.dedup();
-        Ok(Self {
+        let versions = rank.library().versions();
+        let on_this_host = rank.hosts().iter().filter(|host| **host == rank.hosts()[rank.rank()]);
+        let ordinals = ordinals(on_this_host.count());
+        let machine = Machine {
             gpu: rank.context().device_name()?,
-            gpu_state: gpu_state(rank.device()).unwrap_or_default(),
-            nccl: rank.library().version().to_string(),
+            state: ordinals.get(rank.device()).and_then(|ordinal| GpuState::of(ordinal)),
+            links: links::between(&ordinals),
+            hosts: hosts.len(),
+            threads: !World::is_launched(),
+            nccl: versions.build.unwrap_or_else(|| versions.version.to_string()),
+            nvls: nvls(properties.multimem),
+            gin: properties.gin_types.to_string(),
+            host_rma: properties.host_rma,
+        };
+        Ok(Self {
+            command: command(),
             ranks: rank.n_ranks(),
             lsa_ranks: properties.lsa_size(),
-            hosts: hosts.len(),
-            one_process,
-            multimem: properties.multimem,
+            machine: Some(machine),
         })
+    }
+
+    /// Of simulated ranks.
+    pub fn simulated(ranks: usize) -> Self {
+        Self { command: command(), ranks, lsa_ranks: ranks, machine: None }
     }
 
     /// As lines of comment.
     pub fn print(&self) {
-        let form = if self.one_process { "threads of one process" } else { "one process each" };
-        println!(
-            "# {} x {}, {form}, on {} host(s), {} within load and store, multimem {}",
-            self.ranks,
-            self.gpu,
-            self.hosts,
+        print!("{self}");
+    }
+}
+
+impl fmt::Display for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "# {}", self.command.join(" "))?;
+        let Some(machine) = &self.machine else {
+            return writeln!(
+                f,
+                "# {} simulated GPUs: results are checked, nothing is timed",
+                self.ranks
+            );
+        };
+        let form = if machine.threads { "threads of one process" } else { "one process each" };
+        writeln!(f, "# {} x {}, {form}, on {} host(s)", self.ranks, machine.gpu, machine.hosts)?;
+        writeln!(
+            f,
+            "# topology: LSA team of {}, links {}; GIN {}, host one-sided operations {}",
             self.lsa_ranks,
-            if self.multimem { "yes" } else { "no" },
-        );
-        println!("# NCCL {}", self.nccl);
-        if !self.gpu_state.is_empty() {
-            println!("# {STATE}: {}", self.gpu_state);
+            machine.links.as_deref().unwrap_or("unknown (no nvidia-smi)"),
+            machine.gin,
+            if machine.host_rma { "yes" } else { "no" },
+        )?;
+        writeln!(f, "# NCCL {}, NVLS {}", machine.nccl, machine.nvls)?;
+        match &machine.state {
+            Some(state) => writeln!(
+                f,
+                "# driver {}, SM clock {} (at most {}), memory clock {}, power limit {}",
+                state.driver,
+                state.sm_clock,
+                state.max_sm_clock,
+                state.memory_clock,
+                state.power_limit
+            ),
+            None => writeln!(f, "# driver and clocks unknown (no nvidia-smi)"),
         }
     }
 }
 
-/// The state of a GPU. nvidia-smi counts all GPUs, so it is asked for the first of those that are visible by name.
-fn gpu_state(device: usize) -> Option<String> {
-    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok().filter(|text| !text.is_empty());
-    let id = match &visible {
-        Some(list) => list.split(',').nth(device)?.trim().to_owned(),
-        None => device.to_string(),
-    };
-    let mut smi = Command::new("nvidia-smi");
-    smi.args(["--id", &id, "--format=csv,noheader", "--query-gpu", STATE]);
-    let output = smi.output().ok()?;
-    let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    (output.status.success() && !text.is_empty()).then_some(text)
+impl GpuState {
+    fn of(ordinal: &str) -> Option<Self> {
+        const STATE: &str = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit";
+        let args = ["--id", ordinal, "--format=csv,noheader", "--query-gpu", STATE];
+        let output = Command::new("nvidia-smi").args(args).output().ok()?;
+        output.status.success().then(|| Self::parse(&String::from_utf8_lossy(&output.stdout)))?
+    }
+
+    fn parse(line: &str) -> Option<Self> {
+        let mut fields = line.trim().split(',').map(|field| field.trim().to_owned());
+        let mut next = || fields.next();
+        Some(Self {
+            driver: next()?,
+            sm_clock: next()?,
+            max_sm_clock: next()?,
+            memory_clock: next()?,
+            power_limit: next()?,
+        })
+    }
+}
+
+/// The GPUs of this host's ranks, as nvidia-smi counts them, which counts also those that are not visible.
+fn ordinals(ranks: usize) -> Vec<String> {
+    match std::env::var("CUDA_VISIBLE_DEVICES").ok().filter(|list| !list.is_empty()) {
+        Some(list) => list.split(',').take(ranks).map(|id| id.trim().to_owned()).collect(),
+        None => (0..ranks).map(|ordinal| ordinal.to_string()).collect(),
+    }
+}
+
+fn nvls(multimem: bool) -> String {
+    let off = std::env::var("NCCL_NVLS_ENABLE").is_ok_and(|value| value.trim() == "0");
+    match (off, multimem) {
+        (true, _) => "off (NCCL_NVLS_ENABLE=0)".to_owned(),
+        (false, true) => "on".to_owned(),
+        (false, false) => "off (not supported here)".to_owned(),
+    }
+}
+
+fn command() -> Vec<String> {
+    let mut words: Vec<String> = std::env::args().collect();
+    if let Some(program) = words.first_mut() {
+        // Where it lies is of no interest, and no result.
+        *program = env!("CARGO_BIN_NAME").to_owned();
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_of_a_gpu_is_read_from_nvidia_smis_csv() {
+        let state = GpuState::parse("580.159.04, 345 MHz, 1980 MHz, 3201 MHz, 700.00 W\n").unwrap();
+        assert_eq!(
+            (state.driver.as_str(), state.max_sm_clock.as_str()),
+            ("580.159.04", "1980 MHz")
+        );
+        assert_eq!(state.power_limit, "700.00 W");
+        assert_eq!(GpuState::parse("No devices were found"), None);
+    }
 }

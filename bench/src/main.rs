@@ -1,26 +1,37 @@
 //! `devcomm-bench`: measures kernels that communicate.
 //!
 //! ```text
-//! cargo xtask twins && cargo run --release -p devcomm-bench -- twins     # Rust against CUDA C++, one process a GPU
-//! devcomm-bench twins --one-process -b 1M -e 64M -d bf16 --json rows.json
-//! torchrun --no-python --nproc-per-node 8 -- ./devcomm-bench twins
+//! devcomm-bench all-reduce -b 1K -e 64M -f 4 -d bf16 --json rows.json   # a kernel against ncclAllReduce, a thread a GPU
+//! devcomm-bench all-reduce --simulate 4                                 # without GPUs: the results alone
+//! torchrun --no-python --nproc-per-node 8 -- ./devcomm-bench all-reduce
+//! cargo xtask twins && cargo run --release -p devcomm-bench -- twins    # Rust against CUDA C++
 //! ```
 //!
 //! What is measured is checked first, on random data; flags and columns are those of nccl-tests where it has them.
 
+mod files;
 mod header;
+mod links;
 mod number;
 mod options;
 mod ranks;
 mod stats;
 mod table;
 mod twins;
+mod versus;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use devcomm::KernelSet;
 
-/// Measures kernels that communicate.
+/// The kernels of `devcomm-bench-kernels`, compiled.
+static KERNELS: KernelSet = devcomm::include_kernels!();
+
+/// Measures kernels that communicate: kernel-initiated against host-initiated, and Rust against C++.
+///
+/// Flags mean what they mean in nccl-tests, except that: -g counts all ranks; -G makes each batch of -n launches a graph; times are
+/// the GPU's, of the slowest rank, and medians of rounds; the columns in place are not there.
 #[derive(Parser)]
 #[command(name = "devcomm-bench", version, disable_help_subcommand = true)]
 struct Cli {
@@ -30,6 +41,12 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Bench {
+    /// All-reduce: a kernel by load and store against ncclAllReduce
+    AllReduce(versus::Command<versus::AllReduce>),
+    /// Barrier: in a kernel against the smallest ncclAllReduce
+    Barrier(versus::Command<versus::Barrier>),
+    /// Ping-pong of messages between neighbouring ranks: puts of a kernel against ncclSend and ncclPutSignal
+    Put(versus::Command<versus::Put>),
     /// Kernels written in Rust against the same kernels in CUDA C++, compiled by `cargo xtask twins`
     Twins(twins::Options),
 }
@@ -45,6 +62,9 @@ fn main() -> ExitCode {
         }
     };
     let done = match &cli.bench {
+        Bench::AllReduce(command) => versus::run(command),
+        Bench::Barrier(command) => versus::run(command),
+        Bench::Put(command) => versus::run(command),
         Bench::Twins(options) => twins::run(options),
     };
     match done {

@@ -9,13 +9,13 @@ use clap::{Args, ValueEnum};
 /// Who takes part.
 #[derive(Args, Clone, Debug)]
 pub struct RankOptions {
-    /// GPUs to use, one process each [default: every visible one]
+    /// GPUs to use, a rank each; not for ranks that torchrun, mpirun or srun started [default: every visible one]
     #[arg(short = 'g', long = "ngpus", value_name = "N")]
     pub gpus: Option<usize>,
 
-    /// Run the ranks as threads of this process instead of one process each
+    /// Start the ranks as one process each instead of threads of this one
     #[arg(long)]
-    pub one_process: bool,
+    pub processes: bool,
 
     /// Give up when the GPU has not finished a batch after so many seconds
     #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 30)]
@@ -29,22 +29,30 @@ impl RankOptions {
     }
 }
 
-/// What is run, and how often.
+/// How large messages are.
 #[derive(Args, Clone, Debug)]
-pub struct RunOptions {
+pub struct SizeOptions {
     /// Smallest message in bytes (suffixes K, M, G)
     #[arg(short = 'b', long = "minbytes", value_name = "BYTES", default_value = "8K", value_parser = parse_bytes)]
     pub min: usize,
 
-    /// Largest message in bytes (suffixes K, M, G)
-    #[arg(short = 'e', long = "maxbytes", value_name = "BYTES", default_value = "64M", value_parser = parse_bytes)]
-    pub max: usize,
+    /// Largest message in bytes (suffixes K, M, G) [default: 64M; put: 4M; 64K when simulated]
+    #[arg(short = 'e', long = "maxbytes", value_name = "BYTES", value_parser = parse_bytes)]
+    pub max: Option<usize>,
 
     /// Each message is so many times the one before
     #[arg(short = 'f', long = "stepfactor", value_name = "FACTOR", default_value_t = 8)]
     pub factor: usize,
 
-    /// Launches in a batch
+    /// Each message is so many bytes longer than the one before (suffixes K, M, G), instead of -f
+    #[arg(short = 'i', long = "stepbytes", value_name = "BYTES", value_parser = parse_bytes, conflicts_with = "factor")]
+    pub step: Option<usize>,
+}
+
+/// How often what is run, and how.
+#[derive(Args, Clone, Debug)]
+pub struct RunOptions {
+    /// Launches in a batch, which is timed as a whole
     #[arg(short = 'n', long = "iters", value_name = "N", default_value_t = 20)]
     pub iters: usize,
 
@@ -52,17 +60,17 @@ pub struct RunOptions {
     #[arg(short = 'w', long = "warmup_iters", value_name = "N", default_value_t = 5)]
     pub warmup: usize,
 
-    /// Check results (0 leaves it out)
-    #[arg(short = 'c', long = "check", value_name = "0|1", default_value_t = 1)]
+    /// How often each result is checked in full, on random data; 0 leaves it out
+    #[arg(short = 'c', long = "check", value_name = "N", default_value_t = 1)]
     pub check: u32,
 
-    /// Element type
-    #[arg(short = 'd', long = "datatype", value_enum, default_value = "all")]
-    pub dtype: Dtype,
+    /// Make each batch one CUDA graph, and time so many launches of it; 0 for plain launches
+    #[arg(short = 'G', long = "cudagraph", value_name = "N", default_value_t = 0)]
+    pub graph: usize,
 
-    /// Launch each batch as one CUDA graph
-    #[arg(short = 'G', long = "cudagraph")]
-    pub graph: bool,
+    /// Rounds, each with a batch of everything that is compared, in random order
+    #[arg(long, value_name = "N", default_value_t = 21)]
+    pub rounds: usize,
 
     /// Blocks of a kernel [default: chosen by size]
     #[arg(long)]
@@ -92,18 +100,62 @@ pub struct OutputOptions {
 /// Element types to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Dtype {
+    #[value(alias = "float")]
     F32,
+    #[value(alias = "half")]
     F16,
+    #[value(alias = "bfloat16")]
     Bf16,
     All,
+}
+
+impl Dtype {
+    /// Whether `dtype`, not `All`, is to be run.
+    pub fn wants(self, dtype: Self) -> bool {
+        self == dtype || self == Self::All
+    }
+}
+
+/// The largest message where none was named, on GPUs.
+pub const LARGEST: usize = 64 << 20;
+
+impl SizeOptions {
+    /// Refuses what cannot run.
+    pub fn validate(&self) -> Result<()> {
+        if let Some(max) = self.max {
+            ensure!(self.min <= max, "-b {} is above -e {max}", self.min);
+        }
+        ensure!(self.factor >= 2, "-f {} does not step: it is at least 2", self.factor);
+        ensure!(self.step != Some(0), "-i 0 does not step: it is at least 1");
+        Ok(())
+    }
+
+    /// Message sizes in bytes, up to `largest` where no -e says otherwise.
+    pub fn sizes(&self, largest: usize) -> impl Iterator<Item = usize> {
+        let max = self.max.unwrap_or(largest.max(self.min));
+        let (factor, step) = (self.factor, self.step);
+        std::iter::successors(Some(self.min.max(1)), move |size| match step {
+            Some(step) => size.checked_add(step),
+            None => size.checked_mul(factor),
+        })
+        .take_while(move |&size| size <= max)
+    }
+
+    /// The same in whole elements of `bytes` each, rounded down as nccl-tests does; messages without an element are left out.
+    pub fn counts(&self, largest: usize, bytes: usize) -> Result<Vec<usize>> {
+        let mut counts: Vec<usize> = self.sizes(largest).map(|size| size / bytes).collect();
+        counts.retain(|&count| count > 0);
+        counts.dedup();
+        ensure!(!counts.is_empty(), "no message holds an element of {bytes} bytes: raise -e");
+        Ok(counts)
+    }
 }
 
 impl RunOptions {
     /// Refuses what cannot run.
     pub fn validate(&self) -> Result<()> {
-        ensure!(self.min <= self.max, "-b {} is above -e {}", self.min, self.max);
-        ensure!(self.factor >= 2, "-f {} does not step: it is at least 2", self.factor);
         ensure!(self.iters > 0, "-n 0 leaves nothing to time");
+        ensure!(self.rounds > 0, "--rounds 0 leaves nothing to compare");
         ensure!(self.blocks != Some(0), "a grid has at least one block");
         if let Some(threads) = self.threads {
             ensure!((1..=1024).contains(&threads), "a block has 1 to 1024 threads, not {threads}");
@@ -111,16 +163,29 @@ impl RunOptions {
         Ok(())
     }
 
-    /// Whether this type, not `All`, is to be run.
-    pub fn wants(&self, dtype: Dtype) -> bool {
-        self.dtype == dtype || self.dtype == Dtype::All
+    /// Blocks and threads for a share of so many bytes: as many blocks, up to `max_blocks`, as give each thread a vector of 16 bytes.
+    pub fn grid(&self, bytes: usize, threads: u32, max_blocks: u32) -> (u32, u32) {
+        let threads = self.threads.unwrap_or(threads);
+        let wanted = bytes.div_ceil(16 * threads as usize).clamp(1, max_blocks as usize) as u32;
+        (self.blocks.unwrap_or(wanted), threads)
     }
 
-    /// Message sizes in bytes.
-    pub fn sizes(&self) -> impl Iterator<Item = usize> {
-        let (max, factor) = (self.max, self.factor);
-        std::iter::successors(Some(self.min.max(4)), move |size| size.checked_mul(factor))
-            .take_while(move |&size| size <= max)
+    /// Launches that are timed at once.
+    pub fn batch(&self) -> usize {
+        self.iters * self.graph.max(1)
+    }
+
+    /// How times are taken.
+    pub fn describe(&self) -> String {
+        let (rounds, iters) = (self.rounds, self.iters);
+        let how = match self.graph {
+            0 => format!("{iters} launches"),
+            graphs => format!("{graphs} launches of a graph of {iters}"),
+        };
+        format!(
+            "{rounds} rounds, each {how} of everything compared, in random order; GPU time between events, of the slowest \
+             rank, median of the rounds"
+        )
     }
 }
 
@@ -138,7 +203,20 @@ fn parse_bytes(text: &str) -> Result<usize, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::parse_bytes;
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        sizes: SizeOptions,
+        #[command(flatten)]
+        run: RunOptions,
+    }
+
+    fn parse(args: &str) -> Cli {
+        Cli::parse_from(["bench"].into_iter().chain(args.split_whitespace()))
+    }
 
     #[test]
     fn sizes_are_read_with_their_suffixes() {
@@ -148,5 +226,38 @@ mod tests {
         for bad in ["", "K", "8KB", "-1", "99999999999999G"] {
             parse_bytes(bad).unwrap_err();
         }
+    }
+
+    #[test]
+    fn sizes_step_by_a_factor_or_by_bytes() {
+        let sizes = |args| parse(args).sizes.sizes(1 << 10).collect::<Vec<_>>();
+        assert_eq!(sizes("-b 4 -e 100 -f 4"), [4, 16, 64]);
+        assert_eq!(sizes("-b 4 -e 10 -i 3"), [4, 7, 10]);
+        assert_eq!(sizes("-b 256 -f 2"), [256, 512, 1024]);
+        // A lower bound above the default of the upper one is a size.
+        assert_eq!(sizes("-b 1M"), [1 << 20]);
+    }
+
+    #[test]
+    fn sizes_that_hold_no_whole_number_of_elements_are_rounded_down() {
+        let sizes = parse("-b 1 -e 11 -i 1").sizes;
+        assert_eq!(sizes.counts(LARGEST, 4).unwrap(), [1, 2]);
+        let error = sizes.counts(LARGEST, 16).unwrap_err().to_string();
+        assert!(error.contains("16 bytes"), "{error}");
+    }
+
+    #[test]
+    fn a_grid_gives_each_thread_a_vector_up_to_its_largest() {
+        assert_eq!(parse("").run.grid(1, 128, 64), (1, 128));
+        assert_eq!(parse("").run.grid(16 * 128 * 3 + 1, 128, 64), (4, 128));
+        assert_eq!(parse("").run.grid(1 << 30, 128, 64), (64, 128));
+        assert_eq!(parse("--blocks 7 --threads 32").run.grid(1 << 30, 128, 64), (7, 32));
+    }
+
+    #[test]
+    fn a_batch_is_as_many_launches_as_its_graphs_hold() {
+        assert_eq!(parse("-n 7").run.batch(), 7);
+        assert_eq!(parse("-n 7 -G 3").run.batch(), 21);
+        assert!(parse("-n 7 -G 3").run.describe().contains("3 launches of a graph of 7"));
     }
 }

@@ -11,9 +11,7 @@ pub fn run(options: &RankOptions, body: impl Fn(&Rank) -> Result<()> + Sync) -> 
         bail!("there is at least one rank");
     }
     if World::is_launched() {
-        if options.one_process {
-            bail!("--one-process is not for a rank that a launcher started (RANK, WORLD_SIZE)");
-        }
+        // Started by a launcher, or below.
         let world = World::from_env()?;
         let ranks = world.n_ranks();
         if let Some(gpus) = options.gpus
@@ -28,12 +26,11 @@ pub fn run(options: &RankOptions, body: impl Fn(&Rank) -> Result<()> + Sync) -> 
         Some(gpus) => gpus,
         None => devcomm::visible_gpus()?,
     };
-    if options.one_process {
-        World::threads(ranks)?.run(body)?;
-        Ok(())
-    } else {
-        Ok(World::spawn_local(ranks)?)
+    if options.processes {
+        return Ok(World::spawn_local(ranks)?);
     }
+    World::threads(ranks)?.run(body)?;
+    Ok(())
 }
 
 /// Every rank's numbers, in order of ranks. *Collective*.

@@ -54,10 +54,10 @@ impl Shuffle {
         drawn
     }
 
-    /// The numbers below `N` in a random order.
-    pub fn order<const N: usize>(&mut self) -> [usize; N] {
-        let mut order = std::array::from_fn(|i| i);
-        for last in (1..N).rev() {
+    /// The numbers below `n` in a random order.
+    pub fn order(&mut self, n: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..n).collect();
+        for last in (1..n).rev() {
             // The bias of a remainder of 64 bits is beyond measure.
             order.swap(last, (self.next() % (last as u64 + 1)) as usize);
         }
@@ -103,11 +103,11 @@ mod tests {
         let mut shuffle = Shuffle::new(1);
         let mut counts = std::collections::BTreeMap::new();
         for _ in 0..6000 {
-            *counts.entry(shuffle.order::<3>()).or_insert(0) += 1;
+            *counts.entry(shuffle.order(3)).or_insert(0) += 1;
         }
         assert_eq!(counts.len(), 6);
         assert!(counts.values().all(|count| (900..1100).contains(count)), "{counts:?}");
         let (mut a, mut b) = (Shuffle::new(7), Shuffle::new(7));
-        assert!((0..100).all(|_| a.order::<3>() == b.order::<3>()));
+        assert!((0..100).all(|_| a.order(3) == b.order(3)));
     }
 }

@@ -15,6 +15,9 @@ pub trait Row: Serialize {
     /// The names of the columns and their units.
     const COLUMNS: &'static [(&'static str, &'static str)];
 
+    /// How many of the columns hold words, and stand to the left; numbers stand to the right.
+    const WORDS: usize;
+
     /// The values, one a column.
     fn cells(&self) -> Vec<String>;
 }
@@ -47,7 +50,7 @@ impl<R: Row> Report<R> {
         for row in &self.rows {
             table.add_row(row.cells());
         }
-        for column in table.column_iter_mut().skip(2) {
+        for column in table.column_iter_mut().skip(R::WORDS) {
             column.set_cell_alignment(CellAlignment::Right);
         }
         table
@@ -88,6 +91,7 @@ mod tests {
     impl Row for Example {
         const COLUMNS: &'static [(&'static str, &'static str)] =
             &[("kernel", ""), ("time", "us"), ("#wrong", "")];
+        const WORDS: usize = 1;
 
         fn cells(&self) -> Vec<String> {
             let wrong = self.wrong.map_or("N/A".to_owned(), |wrong| wrong.to_string());

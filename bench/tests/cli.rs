@@ -1,9 +1,12 @@
-//! The benchmark's command line: what it refuses, and in what words.
+//! The benchmarks' command line: what it refuses, and in what words.
+
+mod program;
 
 use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::Command;
+
+use program::{refuses, run};
 
 /// A folder that looks as if `cargo xtask twins` had made it, but holds nothing.
 fn empty_twins(name: &str) -> PathBuf {
@@ -14,35 +17,46 @@ fn empty_twins(name: &str) -> PathBuf {
     folder
 }
 
-fn run(args: &[&str]) -> (Option<i32>, String, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_devcomm-bench"));
-    let output = command.args(args).env_remove("DEVCOMM_TWINS").output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (output.status.code(), text(output.stdout), text(output.stderr))
-}
+/// Every benchmark.
+const BENCHMARKS: [&str; 4] = ["twins", "all-reduce", "barrier", "put"];
 
-/// The run does nothing but say each of `words`, and ends with 1.
-fn refuses(args: &[&str], words: &[&str]) {
-    let (code, stdout, stderr) = run(args);
-    assert_eq!((code, stdout.as_str()), (Some(1), ""), "{args:?}: {stderr}");
-    assert!(stderr.starts_with("error: "), "{args:?}: {stderr}");
-    for word in words {
-        assert!(stderr.contains(word), "{args:?}: {stderr}");
-    }
-}
+/// Those of messages of several sizes.
+const WITH_MESSAGES: [&str; 3] = ["twins", "all-reduce", "put"];
 
 #[test]
 fn flags_that_cannot_be_meant_are_refused() {
-    refuses(&["twins", "-b", "1M", "-e", "8K"], &["-b 1048576 is above -e 8192"]);
-    refuses(&["twins", "-f", "1"], &["-f 1"]);
-    refuses(&["twins", "-n", "0"], &["-n 0"]);
-    refuses(&["twins", "--rounds", "0"], &["--rounds 0"]);
-    refuses(&["twins", "--threads", "2000"], &["1 to 1024"]);
-    refuses(&["twins", "--blocks", "0"], &["at least one block"]);
-    refuses(&["twins", "-b", "8KB"], &["not a size"]);
-    refuses(&["twins", "-d", "int8"], &["invalid value", "bf16"]);
+    for bench in BENCHMARKS {
+        refuses(&[bench, "-n", "0"], &["-n 0"]);
+        refuses(&[bench, "-n", "-3"], &["-3"]);
+        refuses(&[bench, "--rounds", "0"], &["--rounds 0"]);
+        refuses(&[bench, "--threads", "2000"], &["1 to 1024"]);
+        refuses(&[bench, "--blocks", "0"], &["at least one block"]);
+        refuses(&[bench, "--frequency", "7"], &["unexpected argument"]);
+    }
+    for bench in WITH_MESSAGES {
+        refuses(&[bench, "-b", "1M", "-e", "8K"], &["-b 1048576 is above -e 8192"]);
+        refuses(&[bench, "-f", "1"], &["-f 1"]);
+        refuses(&[bench, "-i", "0"], &["-i 0"]);
+        refuses(&[bench, "-i", "8", "-f", "2"], &["cannot be used with"]);
+        refuses(&[bench, "-b", "8KB"], &["not a size"]);
+    }
+    for bench in ["twins", "all-reduce"] {
+        refuses(&[bench, "-d", "int8"], &["invalid value", "bf16"]);
+    }
+    refuses(&["barrier", "-b", "8"], &["unexpected argument"]);
+    refuses(&["put", "-d", "f32"], &["unexpected argument"]);
     refuses(&["twins", "no_such_kernel"], &["no pair `no_such_kernel`", "lsa_allreduce"]);
+    refuses(&["all-reduce", "-o", "max"], &["invalid value 'max'", "sum"]);
     refuses(&["lotteries"], &["unrecognized subcommand"]);
+}
+
+#[test]
+fn variants_that_there_are_not_are_refused_with_those_that_there_are() {
+    refuses(&["all-reduce", "--variants", "rust,mpi"], &["invalid value 'mpi'", "nccl-sym"]);
+    refuses(&["all-reduce", "--variants", "rust-lsa"], &["no variant `rust-lsa`", "nccl-sym"]);
+    refuses(&["barrier", "--variants", "rust-lsa"], &["barrier has no variant `rust-lsa`"]);
+    let simulated = ["all-reduce", "--simulate", "2", "--variants"];
+    refuses(&[&simulated[..], &["rust,nccl"]].concat(), &["nccl cannot run", "simulator"]);
 }
 
 #[test]
@@ -55,6 +69,9 @@ fn a_job_has_a_rank() {
     let folder = empty_twins("no-rank");
     refuses(&["twins", "--twins", folder.to_str().unwrap(), "-g", "0"], &["at least one rank"]);
     fs::remove_dir_all(folder).unwrap();
+    refuses(&["all-reduce", "-g", "0"], &["at least one rank"]);
+    refuses(&["all-reduce", "--simulate", "0"], &["at least one rank"]);
+    refuses(&["all-reduce", "--simulate", "2", "-g", "2"], &["cannot be used with"]);
 }
 
 #[test]
@@ -65,21 +82,32 @@ fn a_machine_without_a_gpu_is_told_so() {
         let _ = writeln!(std::io::stdout(), "SKIPPED {name}: this machine has a GPU");
         return;
     };
-    let folder = empty_twins("no-gpu");
+    let (reason, folder) = (reason.to_string(), empty_twins("no-gpu"));
     let twins = ["twins", "--twins", folder.to_str().unwrap()];
-    refuses(&twins, &[&reason.to_string()]);
-    refuses(&[&twins[..], &["-g", "2", "--one-process"]].concat(), &[&reason.to_string()]);
+    refuses(&twins, &[&reason]);
+    refuses(&[&twins[..], &["-g", "2", "--processes"]].concat(), &[&reason]);
+    for bench in &BENCHMARKS[1..] {
+        refuses(&[bench], &[&reason, "`--simulate N`"]);
+        refuses(&[bench, "-g", "2", "--processes"], &[&reason]);
+    }
     fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
 fn the_help_names_every_flag_of_nccl_tests_that_is_kept() {
-    let (code, stdout, _) = run(&["twins", "--help"]);
-    assert_eq!(code, Some(0));
-    for flag in ["-b, --minbytes", "-e, --maxbytes", "-f, --stepfactor", "-n, --iters"] {
-        assert!(stdout.contains(flag), "{flag}: {stdout}");
-    }
-    for flag in ["-w, --warmup_iters", "-c, --check", "-d, --datatype", "-G, --cudagraph"] {
-        assert!(stdout.contains(flag), "{flag}: {stdout}");
-    }
+    let all = ["-n, --iters", "-w, --warmup_iters", "-c, --check"];
+    let all = [&all[..], &["-g, --ngpus", "-G, --cudagraph", "-T, --timeout"]].concat();
+    let of_messages = ["-b, --minbytes", "-e, --maxbytes", "-f, --stepfactor", "-i, --stepbytes"];
+    let helps = |bench: &str, flags: &[&str]| {
+        let (code, stdout, _) = run(&[bench, "--help"]);
+        assert_eq!(code, Some(0));
+        for flag in flags {
+            assert!(stdout.contains(flag), "{bench} {flag}: {stdout}");
+        }
+    };
+    BENCHMARKS.iter().for_each(|bench| helps(bench, &all));
+    WITH_MESSAGES.iter().for_each(|bench| helps(bench, &of_messages));
+    helps("all-reduce", &["-d, --datatype", "-o, --op"]);
+    let (_, stdout, _) = run(&["--help"]);
+    assert!(stdout.contains("nccl-tests, except"), "{stdout}");
 }

@@ -1,7 +1,7 @@
-//! The Rust side of kernels that `devcomm-bench` measures against twins in CUDA C++ and that `devcomm-kernels` does not ship.
+//! Kernels that `devcomm-bench` measures and that `devcomm-kernels` does not ship.
 //!
-//! Each file has a twin of its name in `bench/cpp`, with the same entries and the same parameters; `cargo xtask twins` compiles
-//! both.
+//! Each file but `lsa_put` has a twin of its name in `bench/cpp`, with the same entries and the same parameters; `cargo xtask
+//! twins` compiles both.
 //!
 //! # Safety model
 //!
@@ -14,9 +14,10 @@ mod files {
     pub mod gin_put;
     pub mod ll_exchange;
     pub mod lsa_barrier;
+    pub mod lsa_put;
     pub mod reduce_copy;
 }
 
 // On the GPU a kernel is an entry point, with no name to import.
 #[allow(unused_imports)]
-pub use files::{gin_put::*, ll_exchange::*, lsa_barrier::*, reduce_copy::*};
+pub use files::{gin_put::*, ll_exchange::*, lsa_barrier::*, lsa_put::*, reduce_copy::*};

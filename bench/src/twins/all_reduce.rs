@@ -12,7 +12,7 @@ use super::Job;
 use super::measure::Case;
 use super::row::Label;
 use crate::number::{Number, checksum, count_wrong, inputs};
-use crate::options::Dtype;
+use crate::options::{Dtype, LARGEST};
 
 /// Counts that divide neither by ranks nor by vectors: checked, not timed.
 const ODD_COUNTS: [usize; 6] = [1, 7, 17, 1023, 4099, 65537];
@@ -50,13 +50,10 @@ where
     T: Number,
     K: Kernel<Args = Args<T>>,
 {
-    let options = &job.options.run;
-    if !options.wants(dtype) {
+    if !job.options.dtype.wants(dtype) {
         return Ok(());
     }
-    let counts: Vec<usize> =
-        options.sizes().map(|size| size / size_of::<T>()).filter(|&count| count > 0).collect();
-    for count in counts {
+    for count in job.options.sizes.counts(LARGEST, size_of::<T>())? {
         let case = AllReduce::new(job, shape, kernel, count)?;
         job.row(&case)?;
     }
@@ -87,11 +84,8 @@ struct AllReduce<T: Number, K> {
 impl<T: Number, K: Kernel<Args = Args<T>>> AllReduce<T, K> {
     fn new(job: &Job<'_>, shape: Shape, kernel: K, count: usize) -> Result<Self> {
         let options = &job.options.run;
-        let threads = options.threads.unwrap_or(shape.threads);
-        // As many blocks as give each thread a vector of its rank's share, up to what the kernel is good for.
         let share = (count * size_of::<T>()).div_ceil(job.rank.n_ranks());
-        let wanted = share.div_ceil(16 * threads as usize).clamp(1, shape.max_blocks as usize);
-        let blocks = options.blocks.unwrap_or(wanted as u32);
+        let (blocks, threads) = options.grid(share, shape.threads, shape.max_blocks);
         let case = Self {
             kernel,
             shape,

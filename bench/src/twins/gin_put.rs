@@ -36,9 +36,9 @@ pub fn run(job: &mut Job<'_>) -> Result<()> {
         job.leave_out("gin_put", "it needs two ranks");
         return Ok(());
     }
-    let options = &job.options.run;
+    let options = &job.options.sizes;
     let sizes: Vec<usize> =
-        [8].into_iter().chain(options.sizes().take_while(|&size| size <= LARGEST)).collect();
+        [8].into_iter().chain(options.sizes(LARGEST).take_while(|&size| size <= LARGEST)).collect();
     for bytes in sizes {
         let requirements = DevCommRequirements::new()
             .lsa_barriers(1)

@@ -30,7 +30,8 @@ struct AllToAll {
 /// Measures the pair.
 pub fn run(job: &mut Job<'_>) -> Result<()> {
     let ranks = job.rank.n_ranks();
-    let sizes: Vec<usize> = job.options.run.sizes().take_while(|&size| size <= LARGEST).collect();
+    let sizes: Vec<usize> =
+        job.options.sizes.sizes(LARGEST).take_while(|&size| size <= LARGEST).collect();
     for size in sizes {
         let case = AllToAll::new(job, (size / ranks / ELEMENT).max(1))?;
         job.row(&case)?;

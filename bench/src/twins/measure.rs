@@ -61,8 +61,8 @@ impl Job<'_> {
     /// The times of each round, of the slowest rank. *Collective*.
     fn time_all(&mut self, case: &impl Case) -> Result<Rounds> {
         let graphs = match self.options.run.graph {
-            true => Some(self.graphs(case)?),
-            false => None,
+            0 => None,
+            _ => Some(self.graphs(case)?),
         };
         for kernels in &self.contestants {
             for _ in 0..self.options.run.warmup {
@@ -71,9 +71,9 @@ impl Job<'_> {
         }
         self.finish_batch()?;
         let mut mine = Vec::new();
-        for _ in 0..self.options.rounds {
+        for _ in 0..self.options.run.rounds {
             let mut times = [0.0; 3];
-            for contestant in self.order.order::<3>() {
+            for contestant in self.order.order(3) {
                 let graph = graphs.as_ref().map(|graphs| &graphs[contestant]);
                 times[contestant] = self.time_one(case, contestant, graph)?;
             }
@@ -91,7 +91,11 @@ impl Job<'_> {
         case.launch(kernels, stream)?;
         stream.record(&self.events.0)?;
         match graph {
-            Some(graph) => graph.launch(stream)?,
+            Some(graph) => {
+                for _ in 0..self.options.run.graph {
+                    graph.launch(stream)?;
+                }
+            }
             None => {
                 for _ in 0..self.options.run.iters {
                     case.launch(kernels, stream)?;
@@ -100,7 +104,7 @@ impl Job<'_> {
         }
         stream.record(&self.events.1)?;
         self.finish_batch()?;
-        let operations = self.options.run.iters as f64 * f64::from(case.operations());
+        let operations = self.options.run.batch() as f64 * f64::from(case.operations());
         Ok(f64::from(self.events.1.elapsed_ms(&self.events.0)?) / 1e3 / operations)
     }
 

@@ -6,7 +6,6 @@
 
 mod all_reduce;
 mod barrier;
-mod files;
 mod gin_put;
 mod ll_exchange;
 mod measure;
@@ -18,11 +17,11 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use devcomm::{Communicator, Event, Kernels, Rank, Stream};
 
+use crate::files::Files;
 use crate::header::Header;
-use crate::options::{OutputOptions, RankOptions, RunOptions};
+use crate::options::{Dtype, OutputOptions, RankOptions, RunOptions, SizeOptions};
 use crate::ranks;
 use crate::table::Report;
-use files::Files;
 use row::{TwinRow, Verdict};
 
 /// Flags of `devcomm-bench twins`.
@@ -36,10 +35,6 @@ pub struct Options {
     #[arg(long, value_name = "FOLDER")]
     twins: Option<PathBuf>,
 
-    /// Rounds, each with a batch of launches of every contestant
-    #[arg(short = 'R', long, value_name = "N", default_value_t = 21)]
-    rounds: usize,
-
     /// Fail when the geometric mean of Rust's times over C++'s is above this
     #[arg(long, value_name = "RATIO")]
     max_mean: Option<f64>,
@@ -50,6 +45,13 @@ pub struct Options {
 
     #[command(flatten)]
     ranks: RankOptions,
+
+    #[command(flatten)]
+    sizes: SizeOptions,
+
+    /// Element type
+    #[arg(short = 'd', long = "datatype", value_enum, default_value = "all")]
+    dtype: Dtype,
 
     #[command(flatten)]
     run: RunOptions,
@@ -89,8 +91,8 @@ impl Options {
 
 /// Runs this process's ranks.
 pub fn run(options: &Options) -> Result<()> {
+    options.sizes.validate()?;
     options.run.validate()?;
-    ensure!(options.rounds > 0, "--rounds 0 leaves nothing to compare");
     let pairs = options.pairs()?;
     let files = Files::find(options.twins.as_deref())?;
     ranks::run(&options.ranks, |rank| run_rank(rank, options, &pairs, &files))
@@ -122,15 +124,10 @@ fn run_rank(rank: &Rank, options: &Options, pairs: &[Pair], files: &Files) -> Re
         order: crate::stats::Shuffle::new(options.run.seed),
         report: Report::new(),
     };
-    let header = Header::of(rank, options.ranks.one_process)?;
+    let header = Header::of(rank)?;
     if rank.is_root() {
         header.print();
-        println!(
-            "# {} rounds x {} launches of each, in random order{}; times: median of the rounds, slowest rank",
-            options.rounds,
-            options.run.iters,
-            if options.run.graph { ", as a graph" } else { "" },
-        );
+        println!("# {}", options.run.describe());
         println!(
             "# noise: the interquartile range of the rounds' ratios; null: C++ against itself, loaded twice"
         );

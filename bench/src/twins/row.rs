@@ -97,6 +97,7 @@ impl Row for TwinRow {
         ("null noise", "IQR"),
         ("#wrong", "Rust/C++"),
     ];
+    const WORDS: usize = 2;
 
     fn cells(&self) -> Vec<String> {
         let wrong = |count: Option<usize>| count.map_or("N/A".to_owned(), |n| n.to_string());

@@ -1,0 +1,65 @@
+//! What connects the GPUs of a host.
+
+use std::process::Command;
+
+/// The links between these GPUs, which are numbers of nvidia-smi's: `NV18` where all are alike, or else `NV18 and SYS`.
+pub fn between(ordinals: &[String]) -> Option<String> {
+    let output = Command::new("nvidia-smi").args(["topo", "-m"]).output().ok()?;
+    let matrix =
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())?;
+    of_matrix(&matrix, ordinals)
+}
+
+/// Reads the matrix of `nvidia-smi topo -m`. A GPU's row has its name and its links with GPU 0, 1 and so on.
+fn of_matrix(matrix: &str, ordinals: &[String]) -> Option<String> {
+    let ours: Vec<usize> = ordinals.iter().filter_map(|ordinal| ordinal.parse().ok()).collect();
+    let mut links: Vec<&str> = Vec::new();
+    for line in matrix.lines() {
+        let mut words = line.split_whitespace();
+        let gpu = words.next().and_then(|word| word.strip_prefix("GPU")?.parse().ok());
+        let Some(gpu) = gpu.filter(|gpu| ours.contains(gpu)) else { continue };
+        let row: Vec<&str> = words.collect();
+        // The heading may begin with a GPU's name too.
+        if row.get(gpu) != Some(&"X") {
+            continue;
+        }
+        links
+            .extend(ours.iter().filter(|other| **other != gpu).filter_map(|other| row.get(*other)));
+    }
+    links.sort_unstable();
+    links.dedup();
+    (!links.is_empty()).then(|| links.join(" and "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MATRIX: &str = "\
+\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \tNV18\tSYS\tPXB\t0-47\t0\t\tN/A
+GPU1\tNV18\t X \tSYS\tPIX\t0-47\t0\t\tN/A
+GPU2\tSYS\tSYS\t X \tSYS\t48-95\t1\t\tN/A
+NIC0\tPXB\tPIX\tSYS\t X
+";
+
+    fn links(ordinals: &[&str]) -> Option<String> {
+        of_matrix(MATRIX, &ordinals.iter().map(|&ordinal| ordinal.to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn links_are_read_from_nvidia_smis_matrix() {
+        assert_eq!(links(&["0", "1"]).as_deref(), Some("NV18"));
+        assert_eq!(links(&["0", "1", "2"]).as_deref(), Some("NV18 and SYS"));
+        assert_eq!(
+            of_matrix(&MATRIX.replace("\x1b[4m", ""), &["0".into(), "2".into()]).as_deref(),
+            Some("SYS")
+        );
+    }
+
+    #[test]
+    fn one_gpu_or_names_that_are_no_numbers_have_no_links() {
+        assert_eq!(links(&["0"]), None);
+        assert_eq!(links(&["GPU-8f6d", "GPU-77aa"]), None);
+    }
+}

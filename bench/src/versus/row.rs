@@ -1,0 +1,282 @@
+//! A row: one variant with one size and type; and the summary of all rows.
+
+use std::fmt;
+
+use anyhow::{Result, ensure};
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::variant::Variant;
+use crate::stats::{Spread, geometric_mean};
+use crate::table;
+
+/// What all variants of a comparison do.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// Bytes of a message; 0 where there is none.
+    pub size: usize,
+    /// Elements.
+    pub count: usize,
+    pub dtype: &'static str,
+    pub redop: &'static str,
+    /// The bus bandwidth over the algorithm's.
+    pub bus: f64,
+}
+
+/// Seconds of an operation by each variant, in every round.
+pub type Rounds = Vec<Vec<f64>>;
+
+/// One variant.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    pub size: usize,
+    pub count: usize,
+    #[serde(rename = "type")]
+    pub dtype: &'static str,
+    pub redop: &'static str,
+    pub variant: Variant,
+    pub blocks: Option<u32>,
+    pub threads: Option<u32>,
+    /// Microseconds of an operation; `None` in the simulator, as all that follows from it.
+    pub time_us: Option<f64>,
+    /// GB/s of the message, and by nccl-tests' factor of the wire.
+    pub algbw: Option<f64>,
+    pub busbw: Option<f64>,
+    /// Wrong elements over all ranks; `None` when nothing was checked.
+    pub wrong: Option<usize>,
+    /// The times' interquartile range in percent of their median.
+    pub noise_percent: Option<f64>,
+    /// This variant's time over that of `nccl` and of `nccl-sym`: the median of the rounds' ratios.
+    pub time_over_nccl: Option<f64>,
+    pub time_over_nccl_sym: Option<f64>,
+}
+
+/// A variant as it ran.
+#[derive(Clone, Copy, Debug)]
+pub struct Ran {
+    pub variant: Variant,
+    /// Blocks and threads; `None` where NCCL chooses them.
+    pub grid: Option<(u32, u32)>,
+    pub wrong: Option<usize>,
+}
+
+/// The rows of a case, from the times of the same variants.
+pub fn rows(case: Case, ran: &[Ran], rounds: Option<&Rounds>) -> Vec<Row> {
+    let spread = |time: &dyn Fn(&[f64]) -> f64| Spread::of(rounds?.iter().map(|round| time(round)));
+    let place = |variant| ran.iter().position(|ran| ran.variant == variant);
+    let row = |(i, ran): (usize, &Ran)| {
+        let over = |base: Option<usize>| {
+            base.and_then(|base| Some(spread(&|round| round[i] / round[base])?.median))
+        };
+        let time = spread(&|round| round[i]);
+        let bandwidth =
+            time.filter(|_| case.size > 0).map(|time| case.size as f64 / time.median / 1e9);
+        Row {
+            size: case.size,
+            count: case.count,
+            dtype: case.dtype,
+            redop: case.redop,
+            variant: ran.variant,
+            blocks: ran.grid.map(|(blocks, _)| blocks),
+            threads: ran.grid.map(|(_, threads)| threads),
+            time_us: time.map(|time| time.median * 1e6),
+            algbw: bandwidth,
+            busbw: bandwidth.map(|bandwidth| bandwidth * case.bus),
+            wrong: ran.wrong,
+            noise_percent: time.map(|time| time.iqr / time.median * 100.0),
+            time_over_nccl: over(place(Variant::Nccl)),
+            time_over_nccl_sym: over(place(Variant::NcclSym)),
+        }
+    };
+    ran.iter().enumerate().map(row).collect()
+}
+
+impl table::Row for Row {
+    const COLUMNS: &'static [(&'static str, &'static str)] = &[
+        ("size", "B"),
+        ("count", "elements"),
+        ("type", ""),
+        ("redop", ""),
+        ("variant", ""),
+        ("grid", "blocks x threads"),
+        ("time", "us"),
+        ("algbw", "GB/s"),
+        ("busbw", "GB/s"),
+        ("#wrong", ""),
+        ("noise", "% IQR"),
+        ("time/nccl", "<1: faster"),
+        ("time/nccl-sym", "<1: faster"),
+    ];
+    const WORDS: usize = 0;
+
+    fn cells(&self) -> Vec<String> {
+        let number = |value: Option<f64>, digits: usize| {
+            value.map_or("-".to_owned(), |value| format!("{value:.digits$}"))
+        };
+        let grid = self.blocks.zip(self.threads);
+        vec![
+            self.size.to_string(),
+            self.count.to_string(),
+            self.dtype.to_owned(),
+            self.redop.to_owned(),
+            self.variant.to_string(),
+            grid.map_or("-".to_owned(), |(blocks, threads)| format!("{blocks}x{threads}")),
+            number(self.time_us, 2),
+            number(self.algbw, 2),
+            number(self.busbw, 2),
+            self.wrong.map_or("N/A".to_owned(), |wrong| wrong.to_string()),
+            number(self.noise_percent, 1),
+            number(self.time_over_nccl, 3),
+            number(self.time_over_nccl_sym, 3),
+        ]
+    }
+}
+
+/// All rows in a few lines.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    wrong: usize,
+    checked: bool,
+    ratios: Vec<Ratio>,
+}
+
+/// The time of a kernel over that of NCCL's call on the host, over several rows.
+#[derive(Clone, Copy, Debug)]
+struct Ratio {
+    kernel: Variant,
+    host: Variant,
+    rows: usize,
+    /// The geometric mean.
+    mean: f64,
+    lowest: f64,
+    highest: f64,
+}
+
+impl Row {
+    /// This variant's time over that of `host`.
+    fn over(&self, host: Variant) -> Option<f64> {
+        match host {
+            Variant::Nccl => self.time_over_nccl,
+            Variant::NcclSym => self.time_over_nccl_sym,
+            _ => None,
+        }
+    }
+}
+
+impl Ratio {
+    /// `None` where no row has both.
+    fn of(rows: &[Row], kernel: Variant, host: Variant) -> Option<Self> {
+        let of_kernel = rows.iter().filter(|row| row.variant == kernel);
+        let ratios: Vec<f64> = of_kernel.filter_map(|row| row.over(host)).collect();
+        let (lowest, highest) = (f64::INFINITY, 0.0);
+        Some(Self {
+            kernel,
+            host,
+            rows: ratios.len(),
+            mean: geometric_mean(ratios.iter().copied())?,
+            lowest: ratios.iter().copied().fold(lowest, f64::min),
+            highest: ratios.iter().copied().fold(highest, f64::max),
+        })
+    }
+}
+
+impl Summary {
+    /// Over these rows.
+    pub fn of(rows: &[Row]) -> Self {
+        let (kernels, hosts): (Vec<Variant>, Vec<Variant>) =
+            Variant::value_variants().iter().partition(|variant| variant.is_kernel());
+        let pairs =
+            kernels.iter().flat_map(|kernel| hosts.iter().map(move |host| (*kernel, *host)));
+        Self {
+            wrong: rows.iter().filter_map(|row| row.wrong).sum(),
+            checked: rows.iter().all(|row| row.wrong.is_some()),
+            ratios: pairs.filter_map(|(kernel, host)| Ratio::of(rows, kernel, host)).collect(),
+        }
+    }
+
+    /// Fails for wrong results.
+    pub fn judge(&self) -> Result<()> {
+        ensure!(self.wrong == 0, "{} elements are wrong, see #wrong", self.wrong);
+        Ok(())
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Ratio { kernel, host, rows, mean, lowest, highest } in &self.ratios {
+            writeln!(
+                f,
+                "# time of {kernel} over time of {host}: geometric mean {mean:.3} over {rows} rows, from {lowest:.3} to \
+                 {highest:.3} (below 1: {kernel} is faster)"
+            )?;
+        }
+        match self.checked {
+            true => write!(f, "# #wrong {}", self.wrong),
+            false => write!(f, "# results were not checked"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::Row as _;
+
+    const CASE: Case = Case { size: 3000, count: 750, dtype: "f32", redop: "sum", bus: 1.5 };
+
+    fn ran(variant: Variant) -> Ran {
+        Ran { variant, grid: variant.is_kernel().then_some((4, 128)), wrong: Some(0) }
+    }
+
+    fn measured() -> Vec<Row> {
+        // Rounds that differ by more than the variants do.
+        let rounds =
+            vec![vec![1e-6, 2e-6, 4e-6], vec![3e-6, 6e-6, 12e-6], vec![9e-6, 18e-6, 36e-6]];
+        let variants = [Variant::Rust, Variant::NcclSym, Variant::Nccl];
+        rows(CASE, &variants.map(ran), Some(&rounds))
+    }
+
+    #[test]
+    fn bandwidths_and_ratios_follow_from_the_rounds() {
+        let rows = measured();
+        let near = |value: Option<f64>, expected: f64| {
+            assert!((value.unwrap() - expected).abs() < 1e-9, "{value:?} {expected}");
+        };
+        near(rows[0].time_us, 3.0);
+        near(rows[0].algbw, 1.0);
+        near(rows[0].busbw, 1.5);
+        near(rows[0].time_over_nccl, 0.25);
+        near(rows[0].time_over_nccl_sym, 0.5);
+        near(rows[1].time_over_nccl_sym, 1.0);
+        near(rows[2].time_over_nccl_sym, 2.0);
+        near(rows[0].noise_percent, 4.0 / 3.0 * 100.0);
+        assert_eq!(rows[0].cells().len(), Row::COLUMNS.len());
+        assert_eq!(rows[2].cells()[5], "-");
+    }
+
+    #[test]
+    fn without_times_there_is_a_dash_and_no_ratio() {
+        let rows = rows(CASE, &[ran(Variant::Rust), ran(Variant::Nccl)], None);
+        assert_eq!(
+            rows[0].cells()[4..],
+            ["rust", "4x128", "-", "-", "-", "0", "-", "-", "-"].map(str::to_owned)
+        );
+        assert_eq!(Summary::of(&rows).to_string(), "# #wrong 0");
+    }
+
+    #[test]
+    fn the_summary_says_which_way_the_ratio_goes() {
+        let text = Summary::of(&measured()).to_string();
+        let line = "# time of rust over time of nccl-sym: geometric mean 0.500 over 1 rows, from 0.500 to 0.500 (below 1: \
+                    rust is faster)";
+        assert!(text.contains(line) && text.ends_with("# #wrong 0"), "{text}");
+    }
+
+    #[test]
+    fn wrong_results_fail_whatever_the_times() {
+        let mut rows = measured();
+        rows[1].wrong = Some(7);
+        let error = Summary::of(&rows).judge().unwrap_err().to_string();
+        assert!(error.contains("7 elements are wrong"), "{error}");
+    }
+}

@@ -1,0 +1,21 @@
+//! The program, run with arguments.
+
+use std::process::Command;
+
+/// Exit code, stdout and stderr.
+pub fn run(args: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_devcomm-bench"));
+    let output = command.args(args).env_remove("DEVCOMM_TWINS").output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// The run does nothing but say each of `words`, and ends with 1.
+pub fn refuses(args: &[&str], words: &[&str]) {
+    let (code, stdout, stderr) = run(args);
+    assert_eq!((code, stdout.as_str()), (Some(1), ""), "{args:?}: {stderr}");
+    assert!(stderr.starts_with("error: "), "{args:?}: {stderr}");
+    for word in words {
+        assert!(stderr.contains(word), "{args:?}: {stderr}");
+    }
+}
