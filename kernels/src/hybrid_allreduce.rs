@@ -1,7 +1,6 @@
 //! All-reduce (sum) of ranks that do not all reach each other by load and store: within each LSA team by load and store, between the
 //! teams over the network.
 
-use cuda_std::hint::opaque;
 use cuda_std::prelude::*;
 use cuda_std::reduce::Sum;
 use half::{bf16, f16};
@@ -36,47 +35,43 @@ pub unsafe fn hybrid_allreduce<T: Accumulate, B: GinBackend>(
     let gin = comm.gin::<B>(block % comm.n_gin_contexts().max(1));
     let came = comm.signal(block);
 
-    HybridBarrier::with(coop, gin, BarrierIndex::this_block(), |barrier| {
-        // Every rank's input is there, and nobody reads its partial sums of an earlier launch.
-        barrier.sync(MemoryOrder::Acquire, FenceLevel::None);
-        // SAFETY: the kernel's contract; an element is reduced by one block of one rank of a team, and a partial sum is read after
-        // its signal.
-        unsafe {
-            let mine = Part::of(&comm, rail.rank, block, count);
-            let to = partial.local().as_ptr().add(mine.place);
-            lsa_reduce(coop, Sum, send, mine.first, to, mine.len, lsa);
+    let meet = |work: fn(&mut HybridBarrier<'_, B>)| {
+        HybridBarrier::with(coop, gin, BarrierIndex::this_block(), work);
+    };
+    // Every rank's input is there, and nobody reads its partial sums of an earlier launch.
+    meet(|barrier| barrier.sync(MemoryOrder::Acquire, FenceLevel::None));
 
-            // Computed again: kept, it would take registers from the reduction.
-            let mine = Part::of(&comm, rail.rank, opaque(block), count);
-            if mine.len > 0 {
-                let place = partial.at(mine.place);
-                for i in 1..rail.n_ranks {
-                    let peer = (rail.rank + i) % rail.n_ranks;
-                    let put = gin.put(rail, peer, place, place, mine.len);
-                    put.signal(came.inc().weak()).post(coop);
-                }
-                let others = (rail.n_ranks - 1) as u64;
-                gin.wait_signal_follow_shadow(coop, came, others, MemoryOrder::Acquire);
+    let Part { row, begin, first, len } = Part::of(&comm, block, count);
+    let own = rail.rank as usize * row + begin;
+    // SAFETY: the kernel's contract; an element is reduced by one block of one rank of a team, and a partial sum is read after its
+    // signal.
+    unsafe {
+        lsa_reduce(coop, Sum, send, first, partial.local().as_ptr().add(own), len, lsa);
+        if len > 0 {
+            for i in 1..rail.n_ranks {
+                let peer = (rail.rank + i) % rail.n_ranks;
+                let put = gin.put(rail, peer, partial.at(own), partial.at(own), len);
+                put.signal(came.inc().weak()).post(coop);
             }
-            let Part { row, place, first, len } = Part::of(&comm, 0, opaque(block), count);
-            let (parts, sum) =
-                (partial.local().as_ptr().add(place), recv.local().as_ptr().add(first));
-            local_reduce(coop, Sum, rail.n_ranks as usize, parts, row, sum, len);
-            coop.sync();
-            lsa_copy(coop, sum, recv, first, len, lsa);
+            let others = (rail.n_ranks - 1) as u64;
+            gin.wait_signal_follow_shadow(coop, came, others, MemoryOrder::Acquire);
         }
-        gin.flush(coop, MemoryOrder::Relaxed);
-        barrier.lsa().sync(MemoryOrder::Release);
-    });
+        let (rows, sum) = (partial.local().as_ptr().add(begin), recv.local().as_ptr().add(first));
+        local_reduce(coop, Sum, rail.n_ranks as usize, rows, row, sum, len);
+        coop.sync();
+        lsa_copy(coop, sum, recv, first, len, lsa);
+    }
+    gin.flush(coop, MemoryOrder::Relaxed);
+    meet(|barrier| barrier.lsa().sync(MemoryOrder::Release));
 }
 
 /// What a block sums: a part of its rank's slice.
 struct Part {
     /// Elements of a slice, and of a row of partial sums: a row for each team.
     row: usize,
-    /// Where the part lies among the partial sums, in the row of one team.
-    place: usize,
-    /// Where it lies in the whole.
+    /// Where the part begins in its row.
+    begin: usize,
+    /// Where it begins in the whole.
     first: usize,
     /// Elements.
     len: usize,
@@ -84,14 +79,13 @@ struct Part {
 
 impl Part {
     #[inline(always)]
-    fn of(comm: &DevComm, team: i32, block: u32, count: usize) -> Self {
+    fn of(comm: &DevComm, block: u32, count: usize) -> Self {
         let lsa = comm.lsa_team();
         let row = slice(count, lsa.n_ranks as usize);
         let each = slice(row, thread::grid_dim_x() as usize);
         let begin = (block as usize * each).min(row);
         let first = (lsa.rank as usize * row + begin).min(count);
-        let len = each.min(row - begin).min(count - first);
-        Self { row, place: team as usize * row + begin, first, len }
+        Self { row, begin, first, len: each.min(row - begin).min(count - first) }
     }
 }
 
