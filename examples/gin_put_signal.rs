@@ -11,18 +11,18 @@
 //! at any byte; then the time of a round trip for some sizes: of the kernel's puts with a signal, and of `put_signal` and
 //! `wait_signal` that the host enqueues. Every byte of every round is checked; the output ends with `PASS` when all are right.
 
-mod gin;
+pub mod gin;
 
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
 use comfy_table::{CellAlignment, Table, presets};
-use devcomm::sim::{self, DevCommConfig, Simulator};
+use devcomm::sim::{self, DevCommConfig};
 use devcomm::{
     Buffer, DevCommRequirements, DevCommResource, GinConnectionType, KERNELS, Kernels,
     LaunchConfig, Rank, Signal, Stream, SymmetricBuffer, WaitSignalDesc, Window, kernels,
 };
-use gin::{Datum, Options, Random, datum, finish};
+use gin::{Datum, Options, Random, datum, finish, simulator};
 
 /// Blocks at most, each with a signal of its own.
 const BLOCKS: u32 = 8;
@@ -239,8 +239,7 @@ pub fn simulate(ranks: usize, team: usize, options: &Options) -> Result<()> {
     const LAUNCHES: usize = 3;
     let room = BLOCKS as usize * ROUNDS * LARGEST_SIMULATED;
     for first in (0..options.iterations).step_by(LAUNCHES) {
-        let seed = options.seed.wrapping_add(first as u64);
-        let sim = Simulator::builder().ranks(ranks).lsa_ranks(team).seed(seed).build()?;
+        let sim = simulator(options, ranks, team, first)?;
         let (send, recv) = (sim.window::<u8>(room)?, sim.window::<u8>(room)?);
         let nanos = |rank| sim.buffer::<u64>(rank, BLOCKS as usize * ROUNDS);
         let nanos = (0..ranks).map(nanos).collect::<sim::Result<Vec<_>>>()?;

@@ -14,18 +14,18 @@
 
 #[path = "lsa_allreduce/check.rs"]
 mod check;
-mod gin;
+pub mod gin;
 
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
 use check::{Number, checksum, count_wrong, inputs};
-use devcomm::sim::{self, DevCommConfig, Simulator};
+use devcomm::sim::{self, DevCommConfig};
 use devcomm::{
     DevCommRequirements, DevCommResource, GinConnectionType, HostKernel, KERNELS, Kernel,
     LaunchConfig, Rank, device, kernels,
 };
-use gin::{Options, Random, finish};
+use gin::{Options, Random, finish, simulator};
 use half::{bf16, f16};
 
 /// Blocks at most: as many barriers and signals are needed.
@@ -149,8 +149,7 @@ fn simulated<T: Number, K: HostKernel<Args = Args<T>>>(
     options: &Options,
 ) -> Result<()> {
     for first in (0..options.iterations).step_by(LAUNCHES) {
-        let seed = options.seed.wrapping_add(first as u64);
-        let sim = Simulator::builder().ranks(ranks).lsa_ranks(team).seed(seed).build()?;
+        let sim = simulator(options, ranks, team, first)?;
         let partials = kernels::hybrid_allreduce_partials(LARGEST_SIMULATED, team, ranks / team);
         let window = |len| sim.window::<T>(len);
         let (send, out) = (window(LARGEST_SIMULATED)?, window(LARGEST_SIMULATED)?);

@@ -10,7 +10,7 @@
 //! The kernel is `kernels/src/hybrid_alltoall.rs`. Sizes, grids and blocks are random, and odd: a message may begin at any byte. Every
 //! element is checked, and that nothing behind them is written; the output ends with `PASS` when all are right.
 
-mod gin;
+pub mod gin;
 
 use std::process::ExitCode;
 

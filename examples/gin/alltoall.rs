@@ -1,10 +1,10 @@
 //! All-to-all by a kernel, with random sizes, grids and blocks, every element checked: on GPUs, and simulated.
 
 use anyhow::{Result, ensure};
-use devcomm::sim::{self, DevCommConfig, Simulator};
+use devcomm::sim::{self, DevCommConfig};
 use devcomm::{DevCommResource, HostKernel, KERNELS, Kernel, LaunchConfig, Rank, device};
 
-use super::{Datum, Options, Random, datum, finish};
+use super::{Datum, Options, Random, datum, finish, simulator};
 
 /// Blocks at most: as many barriers and signals are needed.
 pub const BLOCKS: u32 = 8;
@@ -109,8 +109,7 @@ pub fn simulated<T: Datum, K: HostKernel<Args = Args<T>>>(
     options: &Options,
 ) -> Result<()> {
     for first in (0..options.iterations).step_by(LAUNCHES) {
-        let seed = options.seed.wrapping_add(first as u64);
-        let sim = Simulator::builder().ranks(ranks).lsa_ranks(team).seed(seed).build()?;
+        let sim = simulator(options, ranks, team, first)?;
         let len = LARGEST_SIMULATED * ranks;
         let (send, recv) = (sim.window::<T>(len)?, sim.window::<T>(len)?);
         let comm = sim.dev_comm(config.clone())?;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches, Parser};
+use devcomm::sim::{self, Simulator};
 use devcomm::{Element, Rank, Stream, World};
 use half::{bf16, f16};
 
@@ -26,6 +27,9 @@ pub struct Options {
     /// Another number gives other random ones
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
+    /// Simulated threads are switched at any access to memory, not only where they synchronise.
+    #[arg(skip)]
+    pub preempt: bool,
 }
 
 /// Simulated GPUs where there is none.
@@ -69,7 +73,7 @@ fn run_with(
         simulated(ranks, options.team.unwrap_or(half), options)?;
         return Ok("PASS, SIMULATED");
     }
-    let roots = world()?.run(|rank| {
+    let roots = with_network(World::from_env()?).run(|rank| {
         on_gpus(rank, options)?;
         Ok::<_, anyhow::Error>(rank.is_root())
     })?;
@@ -77,10 +81,17 @@ fn run_with(
     Ok(if roots.contains(&true) { "PASS" } else { "" })
 }
 
-/// The ranks: those of a launcher, or every GPU of this machine as a thread. Where there is no network card, NCCL's environment
-/// variables name a plugin that carries what GIN sends.
-fn world() -> devcomm::Result<World> {
-    World::from_env()
+/// A world whose ranks have GIN where there is no network card either: NCCL's environment variables name a plugin that carries what
+/// GIN sends.
+pub fn with_network(world: World) -> World {
+    world
+}
+
+/// `ranks` simulated GPUs in teams of `team`, with an order of threads and deliveries of iteration `i`'s own.
+pub fn simulator(options: &Options, ranks: usize, team: usize, i: usize) -> sim::Result<Simulator> {
+    let seed = options.seed.wrapping_add(i as u64);
+    let builder = Simulator::builder().ranks(ranks).lsa_ranks(team).seed(seed);
+    builder.preempt(options.preempt).build()
 }
 
 /// Waits for what was launched; a kernel that waits in vain becomes an error.

@@ -35,40 +35,58 @@ pub unsafe fn hybrid_allreduce<T: Accumulate, B: GinBackend>(
     let gin = comm.gin::<B>(block % comm.n_gin_contexts().max(1));
     let came = comm.signal(block);
 
-    // This rank's slice, and this block's part of it: elements `first..first + len`, and where they lie in a row of partial sums.
-    let row = slice(count, lsa.n_ranks as usize);
-    let part = slice(row, thread::grid_dim_x() as usize);
-    let begin = (block as usize * part).min(row);
-    let first = (lsa.rank as usize * row + begin).min(count);
-    let len = part.min(row - begin).min(count - first);
-    let of_team = |team: i32| team as usize * row + begin;
+    let meet = |work: fn(&mut HybridBarrier<'_, B>)| {
+        HybridBarrier::with(coop, gin, BarrierIndex::this_block(), work);
+    };
+    // Every rank's input is there, and nobody reads its partial sums of an earlier launch.
+    meet(|barrier| barrier.sync(MemoryOrder::Acquire, FenceLevel::None));
 
-    HybridBarrier::with(coop, gin, BarrierIndex::this_block(), |barrier| {
-        // Every rank's input is there, and nobody reads its partial sums of an earlier launch.
-        barrier.sync(MemoryOrder::Acquire, FenceLevel::None);
-        // SAFETY: the kernel's contract; an element is reduced by one block of one rank of a team, and a partial sum is read after
-        // its signal.
-        unsafe {
-            let partials = partial.local().as_ptr();
-            let own = of_team(rail.rank);
-            lsa_reduce(coop, Sum, send, first, partials.add(own), len, lsa);
-            if len > 0 {
-                for i in 1..rail.n_ranks {
-                    let peer = (rail.rank + i) % rail.n_ranks;
-                    let put = gin.put(rail, peer, partial.at(own), partial.at(own), len);
-                    put.signal(came.inc().weak()).post(coop);
-                }
-                let others = (rail.n_ranks - 1) as u64;
-                gin.wait_signal_follow_shadow(coop, came, others, MemoryOrder::Acquire);
+    let Part { row, begin, first, len } = Part::of(&comm, block, count);
+    let own = rail.rank as usize * row + begin;
+    // SAFETY: the kernel's contract; an element is reduced by one block of one rank of a team, and a partial sum is read after its
+    // signal.
+    unsafe {
+        lsa_reduce(coop, Sum, send, first, partial.local().as_ptr().add(own), len, lsa);
+        if len > 0 {
+            for i in 1..rail.n_ranks {
+                let peer = (rail.rank + i) % rail.n_ranks;
+                let put = gin.put(rail, peer, partial.at(own), partial.at(own), len);
+                put.signal(came.inc().weak()).post(coop);
             }
-            let (teams, sum) = (rail.n_ranks as usize, recv.local().as_ptr().add(first));
-            local_reduce(coop, Sum, teams, partials.add(begin), row, sum, len);
-            coop.sync();
-            lsa_copy(coop, sum, recv, first, len, lsa);
+            let others = (rail.n_ranks - 1) as u64;
+            gin.wait_signal_follow_shadow(coop, came, others, MemoryOrder::Acquire);
         }
-        gin.flush(coop, MemoryOrder::Relaxed);
-        barrier.lsa().sync(MemoryOrder::Release);
-    });
+        let (rows, sum) = (partial.local().as_ptr().add(begin), recv.local().as_ptr().add(first));
+        local_reduce(coop, Sum, rail.n_ranks as usize, rows, row, sum, len);
+        coop.sync();
+        lsa_copy(coop, sum, recv, first, len, lsa);
+    }
+    gin.flush(coop, MemoryOrder::Relaxed);
+    meet(|barrier| barrier.lsa().sync(MemoryOrder::Release));
+}
+
+/// What a block sums: a part of its rank's slice.
+struct Part {
+    /// Elements of a slice, and of a row of partial sums: a row for each team.
+    row: usize,
+    /// Where the part begins in its row.
+    begin: usize,
+    /// Where it begins in the whole.
+    first: usize,
+    /// Elements.
+    len: usize,
+}
+
+impl Part {
+    #[inline(always)]
+    fn of(comm: &DevComm, block: u32, count: usize) -> Self {
+        let lsa = comm.lsa_team();
+        let row = slice(count, lsa.n_ranks as usize);
+        let each = slice(row, thread::grid_dim_x() as usize);
+        let begin = (block as usize * each).min(row);
+        let first = (lsa.rank as usize * row + begin).min(count);
+        Self { row, begin, first, len: each.min(row - begin).min(count - first) }
+    }
 }
 
 /// Elements of `partial` that [`hybrid_allreduce`] of `count` elements needs in every rank, with `n_teams` teams of `team_ranks`

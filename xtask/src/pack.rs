@@ -24,7 +24,7 @@ use tempfile::TempDir;
 
 use crate::project::{Project, ROOT_PACKAGE, cargo, root};
 use crate::setup::{NCCL_VERSION, Without, find_pinned_nccl, setup};
-use crate::{slim, twins};
+use crate::{cpp, slim, twins};
 
 const RUN_SH: &str = include_str!("pack_run.sh");
 /// The package of the benchmarks.
@@ -62,6 +62,7 @@ pub fn pack(limit: u64, slim: Option<u32>, out: Option<&Path>) -> Result<()> {
     let project = Project::open()?;
     copy_programs(&project, &partial)?;
     copy_twins(&partial.join("twins"))?;
+    copy_cpp(&partial.join("examples"))?;
     copy_licences(&tree, &partial.join("licences"))?;
     copy_nccl(&tree, slim, &partial.join("nccl"))?;
     fs::write(partial.join(MARKER), "")?;
@@ -230,6 +231,22 @@ fn copy_twins(target: &Path) -> Result<()> {
                 fs::copy(&path, target.join(side).join(name))?;
             }
         }
+    }
+    Ok(())
+}
+
+/// Compiles the programs in C++ and copies them, as `cpp_NAME`. A pack without them is better than none.
+fn copy_cpp(target: &Path) -> Result<()> {
+    let programs = match cpp::build() {
+        Ok(programs) => programs,
+        Err(error) => {
+            eprintln!("warning: going on without the programs in C++: {error:#}");
+            return Ok(());
+        }
+    };
+    for program in programs {
+        let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        fs::copy(&program, target.join(format!("cpp_{name}")))?;
     }
     Ok(())
 }
