@@ -198,6 +198,7 @@ macro_rules! table {
     ($(#[$doc:meta])* $name:ident, $bytes:literal { $($offset:literal $field:ident: $of:ty,)* }) => {
         $(#[$doc])*
         #[repr(C)]
+        #[derive(Clone, Copy)]
         #[allow(missing_docs, reason = "NCCL's names")]
         pub struct $name {
             $(pub $field: $of,)*

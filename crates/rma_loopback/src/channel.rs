@@ -4,6 +4,7 @@
 //! load: no event, no call of the driver.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use crate::config;
 use crate::driver::{Address, Device, MemOp, NOT_READY, Pinned, RawEvent, RawStream, call};
@@ -20,7 +21,8 @@ pub(crate) struct Channel {
     pub(crate) device: Device,
     stream: RawStream,
     words: Pinned,
-    marks: AtomicU64,
+    /// The last mark. The lock makes its number and its place on the stream one step.
+    marks: Mutex<u64>,
 }
 
 // SAFETY: the driver takes streams from every thread; order is the lane's business.
@@ -32,7 +34,7 @@ impl Channel {
     pub(crate) fn new(device: &Device) -> Result<Self> {
         let words = device.pinned(3 * APART)?;
         let stream = device.stream()?;
-        Ok(Self { device: device.clone(), stream, words, marks: AtomicU64::new(0) })
+        Ok(Self { device: device.clone(), stream, words, marks: Mutex::new(0) })
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
@@ -57,9 +59,10 @@ impl Channel {
 
     /// A new mark, set when the stream is here.
     pub(crate) fn mark(&self) -> Result<u64> {
-        let mark = self.marks.fetch_add(1, Ordering::Relaxed) + 1;
-        self.run(&mut [MemOp::write_64(self.words.address + MARK as Address, mark)])?;
-        Ok(mark)
+        let mut mark = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
+        *mark += 1;
+        self.run(&mut [MemOp::write_64(self.words.address + MARK as Address, *mark)])?;
+        Ok(*mark)
     }
 
     /// Whether the stream has passed `mark`.
@@ -144,11 +147,20 @@ impl Channel {
     }
 }
 
+impl Channel {
+    /// Waits for what is on the stream. Whether that came to a good end.
+    pub(crate) fn settle(&self) -> bool {
+        self.device.enter().is_ok_and(|_entered| {
+            call!(*self.device.driver, "at close", cuStreamSynchronize(self.stream)).is_ok()
+        })
+    }
+}
+
 impl Drop for Channel {
     fn drop(&mut self) {
+        self.settle();
         let Ok(_entered) = self.device.enter() else { return };
         let driver = &*self.device.driver;
-        let _ = call!(*driver, "at close", cuStreamSynchronize(self.stream));
         let _ = call!(*driver, "at close", cuStreamDestroy_v2(self.stream));
     }
 }

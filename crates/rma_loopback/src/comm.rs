@@ -1,54 +1,40 @@
-//! A rank's side of a connection, and the operations on it.
+//! A rank's side of a connection: how it comes up, moves on, fails and ends.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use crate::abi::{HANDLE_BYTES, MAX_REQUESTS, Opaque, SIGNAL_ADD, SIGNAL_INC};
-use crate::config::Config;
+use crate::abi::{HANDLE_BYTES, Opaque};
 use crate::endpoint::{Endpoint, Handle};
 use crate::error::{Error, Result};
 use crate::group::{Group, Member};
 use crate::log;
-use crate::region::{RegionId, id_of};
+use crate::remote::{Link, meet};
 use crate::request::{Request, Requests};
-use crate::transfer::{Data, Place, Source, Transfer};
 
-/// What NCCL multiplies [`MAX_REQUESTS`] by.
-pub(crate) const MAX_RECVS: usize = 4;
-/// Polls between two looks at what only the driver knows.
-const POLLS_A_CHECK: u64 = 1 << 14;
+/// Polls between two looks at the clock.
+const POLLS_A_LOOK: u64 = 256;
+/// Time between two looks at what is not seen by polling: failed copies, and the end of another process.
+const CHECK_EVERY: Duration = Duration::from_millis(10);
+/// How long a rank that closes carries out what other processes have asked it for before.
+const SETTLE_WITHIN: Duration = Duration::from_secs(1);
 
 /// A rank of a connection. NCCL: `collComm`.
 pub(crate) struct Comm {
     group: Arc<Group>,
-    config: Config,
-    rank: usize,
-    me: Arc<Member>,
-    n_ranks: usize,
+    pub(crate) rank: usize,
+    pub(crate) me: Arc<Member>,
+    /// To the ranks of other processes, by rank.
+    links: Vec<Option<Link>>,
     requests: Mutex<Requests>,
     polls: AtomicU64,
+    checked: Mutex<Instant>,
 }
 
-/// A context of a connection. NCCL: `rmaCtx`.
-pub(crate) struct Context {
-    pub(crate) comm: Arc<Comm>,
-    n_contexts: usize,
-}
-
-/// A range of a region: the offset is in bytes.
-#[derive(Clone, Copy)]
-pub(crate) struct At {
-    pub(crate) region: Opaque,
-    pub(crate) offset: u64,
-}
-
-/// A signal as NCCL asks for it.
-#[derive(Clone, Copy)]
-pub(crate) struct Signalled {
-    pub(crate) at: At,
-    pub(crate) value: u64,
-    pub(crate) operation: u32,
+/// Another rank, or this one.
+pub(crate) enum Peer<'a> {
+    Here(&'a Arc<Member>),
+    Elsewhere(&'a Link),
 }
 
 impl Comm {
@@ -74,23 +60,41 @@ impl Comm {
                 )));
             }
         }
-        let config = endpoint.setup.config;
-        let deadline = Instant::now() + config.timeout;
-        let me = Arc::new(Member::new(&endpoint.setup, rank)?);
         let group = Group::of(handles[0].key(), handles.len())?;
+        let joined = Self::join(endpoint, &handles, rank, &group);
+        // Ranks of this process need not wait for one that does not come.
+        joined.map_err(|error| group.fail(error))
+    }
+
+    fn join(
+        endpoint: &Endpoint,
+        handles: &[Handle],
+        rank: usize,
+        group: &Arc<Group>,
+    ) -> Result<Arc<Self>> {
+        let deadline = Instant::now() + endpoint.setup.config.timeout;
+        let me = Arc::new(Member::new(&endpoint.setup, rank)?);
         group.join(rank, Arc::clone(&me))?;
-        let here = handles.iter().filter(|handle| handle.same_process(&mine)).count();
-        group.wait_for(here, deadline)?;
-        log::debug(format_args!("rank {rank} of {}: connected", handles.len()));
+        let links = meet(endpoint, handles, rank, &me, group, deadline)?;
+        let elsewhere = links.iter().flatten().count();
+        group.wait_for(handles.len() - elsewhere, deadline)?;
+        log::debug(format_args!(
+            "rank {rank} of {}: connected, {elsewhere} of them in other processes",
+            handles.len()
+        ));
         Ok(Arc::new(Self {
-            group,
-            config,
+            group: Arc::clone(group),
             rank,
             me,
-            n_ranks: handles.len(),
+            links,
             requests: Mutex::default(),
             polls: AtomicU64::new(0),
+            checked: Mutex::new(Instant::now()),
         }))
+    }
+
+    pub(crate) fn n_ranks(&self) -> usize {
+        self.links.len()
     }
 
     pub(crate) fn register(
@@ -113,52 +117,73 @@ impl Comm {
         self.me.regions.remove(handle)
     }
 
+    /// Carries out what other processes have asked for, before this rank's progress ends.
+    pub(crate) fn settle(&self) {
+        let deadline = Instant::now() + SETTLE_WITHIN;
+        while !self.links.iter().flatten().all(Link::is_settled) && Instant::now() < deadline {
+            if self.progress().is_err() {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+
     /// Closes this rank's side. What others have on the way to it still completes.
     pub(crate) fn close(&self) {
+        self.settle();
         self.me.leave();
+        self.links.iter().flatten().for_each(Link::leave);
         log::debug(format_args!("rank {}: closed", self.rank));
     }
 
-    /// Runs an operation, unless the connection has failed; what fails here has failed for good.
-    fn working<T>(&self, operation: impl FnOnce() -> Result<T>) -> Result<T> {
-        if self.group.failed()
-            && let Some(fault) = self.group.fault()
-        {
-            return Err(fault);
-        }
-        operation().map_err(|error| self.group.fail(error))
+    /// Runs an operation, unless the connection has failed; what fails here has failed for good, and other processes hear of it.
+    pub(crate) fn working<T>(&self, operation: impl FnOnce() -> Result<T>) -> Result<T> {
+        let result = match self.group.fault() {
+            Some(fault) => Err(fault.clone()),
+            None => operation(),
+        };
+        result.map_err(|error| self.fail(error))
     }
 
-    /// Records what failed outside of an operation.
-    pub(crate) fn fail(&self, error: Error) {
-        self.group.fail(error);
+    /// Records a failure, and returns the first.
+    pub(crate) fn fail(&self, error: Error) -> Error {
+        let first = self.group.fail(error);
+        for link in self.links.iter().flatten() {
+            link.tell_failure(&first);
+        }
+        first
     }
 
     pub(crate) fn failed(&self) -> bool {
-        self.group.failed()
+        self.group.fault().is_some()
     }
 
-    fn peer(&self, rank: u32) -> Result<&Arc<Member>> {
-        let member = self.group.member(rank as usize).ok_or_else(|| {
-            Error::Argument(format!("rank {rank} of {} is out of range", self.n_ranks))
+    pub(crate) fn peer(&self, rank: u32) -> Result<Peer<'_>> {
+        let rank = rank as usize;
+        if let Some(Some(link)) = self.links.get(rank) {
+            return Ok(Peer::Elsewhere(link));
+        }
+        let member = self.group.member(rank).ok_or_else(|| {
+            Error::Argument(format!("rank {rank} of {} is out of range", self.n_ranks()))
         })?;
         if member.has_left() {
             return Err(Error::Remote(format!("rank {rank} has left the connection")));
         }
-        Ok(member)
+        Ok(Peer::Here(member))
     }
 
-    /// Where the data of `owner` is.
-    fn source(owner: &Member, region: RegionId, offset: u64, bytes: usize) -> Result<Source> {
-        let staging = Arc::clone(&owner.staging);
-        Ok(match owner.regions.range(region, offset, bytes)? {
-            Place::Device(address) => Source::Device { staging, address },
-            Place::Host(address) | Place::Pinned(address) => Source::Host { staging, address },
-        })
+    fn requests(&self) -> MutexGuard<'_, Requests> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn keep(&self, submit: impl FnOnce() -> Result<Request>) -> Result<Opaque> {
-        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Makes room for `more` requests.
+    pub(crate) fn make_room(&self, more: usize) {
+        self.requests().grow(more);
+    }
+
+    /// Keeps the request that `submit` makes.
+    pub(crate) fn keep(&self, submit: impl FnOnce() -> Result<Request>) -> Result<Opaque> {
+        let mut requests = self.requests();
         requests.require_room()?;
         requests.add(submit()?)
     }
@@ -166,14 +191,16 @@ impl Comm {
     /// Whether a request is complete; if so, its handle means nothing any more.
     pub(crate) fn test(&self, handle: Opaque) -> Result<bool> {
         self.working(|| {
-            let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
-            let done = match requests.get(handle)? {
-                Request::Lane { rank, sequence } => match self.group.member(rank) {
-                    Some(member) => member.lane.done(sequence),
-                    None => return Err(Error::Internal(format!("no lane into rank {rank}"))),
-                },
-                Request::Link { rank, .. } => {
-                    return Err(Error::Internal(format!("no link to rank {rank}")));
+            let mut requests = self.requests();
+            let request = requests.get(handle)?;
+            let lost = || Error::Internal(format!("{request:?} is of no rank"));
+            let done = match request {
+                Request::Lane { rank, sequence } => {
+                    self.group.member(rank).ok_or_else(lost)?.lane.done(sequence)
+                }
+                Request::Link { rank, ticket } => {
+                    let link = self.links.get(rank).and_then(Option::as_ref);
+                    link.ok_or_else(lost)?.done(ticket)
                 }
             };
             if done {
@@ -186,101 +213,28 @@ impl Comm {
     /// Moves on what waits, whoever it is for.
     pub(crate) fn progress(&self) -> Result<()> {
         self.working(|| {
-            let check =
-                self.polls.fetch_add(1, Ordering::Relaxed) % POLLS_A_CHECK == POLLS_A_CHECK - 1;
             for member in self.group.members() {
                 member.lane.progress()?;
-                if check {
-                    member.lane.check()?;
-                }
             }
-            Ok(())
+            for link in self.links.iter().flatten() {
+                link.progress()?;
+            }
+            let polls = self.polls.fetch_add(1, Ordering::Relaxed);
+            if polls % POLLS_A_LOOK == POLLS_A_LOOK - 1 { self.check() } else { Ok(()) }
         })
     }
-}
 
-impl Context {
-    /// `count` contexts, with room for the requests that NCCL may have on them.
-    pub(crate) fn new(comm: &Arc<Comm>, count: i32) -> Result<Self> {
-        let n_contexts =
-            usize::try_from(count).map_err(|_| Error::Argument(format!("{count} contexts")))?;
-        let room = n_contexts * comm.n_ranks * MAX_REQUESTS * MAX_RECVS;
-        comm.requests.lock().unwrap_or_else(PoisonError::into_inner).grow(room);
-        Ok(Self { comm: Arc::clone(comm), n_contexts })
-    }
-
-    fn require(&self, context: i32) -> Result<()> {
-        if usize::try_from(context).is_ok_and(|context| context < self.n_contexts) {
+    /// Looks at what polling does not see, now and then.
+    fn check(&self) -> Result<()> {
+        let Ok(mut checked) = self.checked.try_lock() else { return Ok(()) };
+        if checked.elapsed() < CHECK_EVERY {
             return Ok(());
         }
-        Err(Error::Argument(format!("context {context} of {}", self.n_contexts)))
-    }
-
-    /// Puts `bytes` from `from` of this rank to `to` of `rank`, then signals there.
-    pub(crate) fn put(
-        &self,
-        context: i32,
-        from: At,
-        bytes: usize,
-        to: At,
-        rank: u32,
-        signal: Option<Signalled>,
-    ) -> Result<Opaque> {
-        let comm = &*self.comm;
-        comm.working(|| {
-            self.require(context)?;
-            let peer = comm.peer(rank)?;
-            let data = if bytes == 0 {
-                Data::None
-            } else {
-                let source = Comm::source(&comm.me, id_of(from.region)?, from.offset, bytes)?;
-                let place = peer.regions.range(id_of(to.region)?, to.offset, bytes)?;
-                Data::of(source, place, bytes)
-            };
-            let signal = match signal {
-                None => None,
-                Some(Signalled { at, value, operation }) => {
-                    let add = match operation {
-                        SIGNAL_INC => 1,
-                        SIGNAL_ADD => value,
-                        other => {
-                            return Err(Error::Argument(format!("signal operation {other}")));
-                        }
-                    };
-                    Some(peer.regions.signal(id_of(at.region)?, at.offset, add)?)
-                }
-            };
-            comm.keep(|| {
-                let sequence = peer.lane.submit(Transfer { data, signal })?;
-                Ok(Request::Lane { rank: rank as usize, sequence })
-            })
-        })
-    }
-
-    /// Gets `bytes` from `from` of `rank` to `to` of this rank.
-    pub(crate) fn get(
-        &self,
-        context: i32,
-        from: At,
-        bytes: usize,
-        to: At,
-        rank: u32,
-    ) -> Result<Opaque> {
-        let comm = &*self.comm;
-        comm.working(|| {
-            self.require(context)?;
-            let peer = comm.peer(rank)?;
-            let data = if bytes == 0 {
-                Data::None
-            } else {
-                let source = Comm::source(peer, id_of(from.region)?, from.offset, bytes)?;
-                let place = comm.me.regions.range(id_of(to.region)?, to.offset, bytes)?;
-                Data::of(source, place, bytes)
-            };
-            comm.keep(|| {
-                let sequence = comm.me.lane.submit(Transfer { data, signal: None })?;
-                Ok(Request::Lane { rank: comm.rank, sequence })
-            })
-        })
+        *checked = Instant::now();
+        for member in self.group.members() {
+            member.lane.check()?;
+        }
+        self.me.staging.channel.check()?;
+        self.links.iter().flatten().try_for_each(Link::check)
     }
 }

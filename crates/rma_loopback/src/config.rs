@@ -49,7 +49,7 @@ impl Default for Config {
             copy: Copy::Peer,
             adding: Adding::Auto,
             slots: 16,
-            slot_bytes: 256 << 10,
+            slot_bytes: 512 << 10,
             depth: 256,
             connections: 1,
             timeout: Duration::from_secs(60),
@@ -92,7 +92,7 @@ impl Config {
             copy,
             adding,
             slots: number("DEVCOMM_GIN_SLOTS", 16, 2, 1024, "2 to 1024")? as usize,
-            slot_bytes: (number("DEVCOMM_GIN_SLOT_KIB", 256, 4, 65536, "4 to 65536")? as usize)
+            slot_bytes: (number("DEVCOMM_GIN_SLOT_KIB", 512, 4, 65536, "4 to 65536")? as usize)
                 << 10,
             depth: number("DEVCOMM_GIN_DEPTH", default.depth, 1, 1024, "1 to 1024")?,
             connections: number("DEVCOMM_GIN_CONNECTIONS", 1, 1, 4, "1 to 4")? as i32,

@@ -11,7 +11,8 @@ use crate::abi::{
     self, HANDLE_BYTES, Logger, NetProperties, NetVDeviceProps, Opaque, RmaConfig, RmaProperties,
     RmaV14, RmaV15, RmaV16, Status,
 };
-use crate::comm::{At, Comm, Context, MAX_RECVS, Signalled};
+use crate::comm::Comm;
+use crate::context::{At, Context, MAX_RECVS, Signalled};
 use crate::endpoint::Endpoint;
 use crate::error::{Error, Result};
 use crate::log;

@@ -98,7 +98,7 @@ impl Group {
         let mut joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
         while *joined < ranks {
             if let Some(fault) = self.fault() {
-                return Err(fault);
+                return Err(fault.clone());
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -124,13 +124,8 @@ impl Group {
     }
 
     /// The first thing that failed, for any rank of this process.
-    pub(crate) fn fault(&self) -> Option<Error> {
-        self.fault.get().cloned()
-    }
-
-    /// Whether something failed: cheap to ask.
-    pub(crate) fn failed(&self) -> bool {
-        self.fault.get().is_some()
+    pub(crate) fn fault(&self) -> Option<&Error> {
+        self.fault.get()
     }
 
     /// Records a failure, and returns the first.

@@ -81,6 +81,12 @@ impl Lane {
         if idle { Ok(()) } else { self.channel.check() }
     }
 
+    /// Waits for what is on the stream. Whether nothing is left, nor waits.
+    pub(crate) fn settle(&self) -> bool {
+        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        self.channel.settle() && queue.transfers.is_empty()
+    }
+
     fn drain(&self, queue: &mut Queue) -> Result<()> {
         let channel = &self.channel;
         let mut entered = None;

@@ -13,6 +13,7 @@ pub mod abi;
 mod channel;
 mod comm;
 pub mod config;
+mod context;
 #[doc(hidden)]
 pub mod driver;
 mod endpoint;
@@ -22,6 +23,7 @@ mod group;
 mod lane;
 mod log;
 mod region;
+mod remote;
 mod request;
 #[doc(hidden)]
 pub mod setup;

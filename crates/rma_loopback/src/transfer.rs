@@ -19,6 +19,17 @@ pub(crate) enum Source {
     Pinned(*const u8),
 }
 
+impl Source {
+    /// Memory of the rank that `staging` belongs to.
+    pub(crate) fn of(place: Place, staging: &Arc<Staging>) -> Self {
+        let staging = Arc::clone(staging);
+        match place {
+            Place::Device(address) => Self::Device { staging, address },
+            Place::Host(address) | Place::Pinned(address) => Self::Host { staging, address },
+        }
+    }
+}
+
 /// Where data goes.
 #[derive(Clone, Copy)]
 pub(crate) enum Place {
@@ -28,6 +39,17 @@ pub(crate) enum Place {
     Host(*mut u8),
     /// Pinned memory. The source is the lane's own device.
     Pinned(*mut u8),
+}
+
+impl Place {
+    /// The place `bytes` further on.
+    pub(crate) fn at(self, bytes: usize) -> Self {
+        match self {
+            Self::Device(address) => Self::Device(address + bytes as Address),
+            Self::Host(address) => Self::Host(address.wrapping_add(bytes)),
+            Self::Pinned(address) => Self::Pinned(address.wrapping_add(bytes)),
+        }
+    }
 }
 
 /// What is moved.

@@ -139,16 +139,19 @@ fn work(jobs: &Receiver<Job>, left: &(Mutex<usize>, Condvar), delay: u64, seed: 
                 }
             }
             Job::Operation(MemOp([operation, address, third, fourth, ..])) => {
-                // SAFETY: words that the test registered or the plugin pinned, aligned.
+                let word = |address| {
+                    // SAFETY: an aligned word that the test registered or the plugin pinned.
+                    unsafe { AtomicU64::from_ptr(address as *mut u64) }
+                };
                 match operation & 0xffff_ffff {
-                    MemOp::WRITE_32 => unsafe { AtomicU32::from_ptr(address as *mut u32) }
-                        .store(third as u32, Ordering::SeqCst),
-                    MemOp::WRITE_64 => unsafe { AtomicU64::from_ptr(address as *mut u64) }
-                        .store(third, Ordering::SeqCst),
+                    MemOp::WRITE_32 => {
+                        // SAFETY: as above, half of one.
+                        let half = unsafe { AtomicU32::from_ptr(address as *mut u32) };
+                        half.store(third as u32, Ordering::SeqCst);
+                    }
+                    MemOp::WRITE_64 => word(address).store(third, Ordering::SeqCst),
                     MemOp::REDUCTION => {
-                        // SAFETY: as above; a reduction has its address third.
-                        unsafe { AtomicU64::from_ptr(third as *mut u64) }
-                            .fetch_add(fourth, Ordering::SeqCst);
+                        word(third).fetch_add(fourth, Ordering::SeqCst);
                     }
                     _ => {}
                 }

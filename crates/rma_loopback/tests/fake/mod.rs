@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "each program uses a part of it")]
 
 pub mod driver;
+pub mod hub;
+pub mod work;
 
 use std::cell::{Cell, RefCell, UnsafeCell};
 use std::ffi::c_int;
@@ -440,8 +442,8 @@ impl Rank {
         unsafe { ok((ncclRmaPlugin_v16.destroy_context)(self.context.replace(null_mut()))) };
     }
 
-    /// Ends as NCCL does.
-    pub fn close(self) {
+    /// Ends as NCCL does. The rank is not used again.
+    pub fn close(&self) {
         if !self.context.get().is_null() {
             self.destroy_context();
         }
