@@ -118,6 +118,7 @@ impl Random {
         Self(mix(seed ^ (i as u64) << 32))
     }
 
+    /// The next one.
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
