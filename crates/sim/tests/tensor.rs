@@ -48,7 +48,7 @@ unsafe fn fragment(a: *const bf16, b: *const bf16, d: *mut f32) {
 fn a_warps_fragments_are_where_ptx_says() {
     for seed in [None, Some(5)] {
         let builder = Simulator::builder();
-        let sim = seed.map_or(builder.clone(), |seed| builder.seed(seed)).build().unwrap();
+        let sim = seed.map_or(builder, |seed| builder.seed(seed)).build().unwrap();
         let (a, b) = (numbers(256, 1), numbers(128, 4));
         let (on_a, on_b) = (sim.buffer(0, 256).unwrap(), sim.buffer(0, 128).unwrap());
         let d = sim.buffer::<f32>(0, 128).unwrap();
@@ -174,7 +174,7 @@ unsafe fn hand_over(out: *mut u32, rounds: u32) {
         thread::sync_threads();
         for round in 0..rounds {
             if t == 0 {
-                empty.wait(round % 2 ^ 1);
+                empty.wait((round + 1) % 2);
                 mem::store(slot, 10 * round);
                 full.arrive();
             } else if t == 40 {
