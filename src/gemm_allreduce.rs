@@ -10,8 +10,8 @@ use half::bf16;
 /// `C = sum over the ranks of A x B^T`, on one communicator and one stream: the workspace, and the launches.
 ///
 /// A rank has `m x k` elements of A and `n x k` of B, row-major, its slice of the dimension that is summed over; every rank gets
-/// the `m x n` elements of C, row-major. Products are summed in f32, over the ranks too, and rounded once. [`kernels::GemmForm`]'s module
-/// says how.
+/// the `m x n` elements of C, row-major. Products are summed in f32, over the ranks too, and rounded once:
+/// [`kernels::GemmForm`] has the kernels.
 ///
 /// ```no_run
 /// use devcomm::{GemmAllReduce, KERNELS, World};

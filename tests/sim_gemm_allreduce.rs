@@ -61,6 +61,14 @@ fn is_right_whatever_the_order_in_which_threads_run() {
 }
 
 #[test]
+fn is_right_when_threads_are_interrupted_anywhere() {
+    let sim = Simulator::builder().ranks(2).seed(1).preempt(true).build().unwrap();
+    for form in FORMS {
+        check(&sim, form, problem(70, 20, 8), 1).unwrap();
+    }
+}
+
+#[test]
 fn one_block_is_enough_for_many_tiles() {
     let sim = Simulator::new(2).unwrap();
     for form in FORMS {

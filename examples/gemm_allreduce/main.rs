@@ -46,30 +46,43 @@ fn run(options: &Options) -> Result<()> {
     if let Some(ranks) = options.sim {
         return simulate(options, ranks);
     }
-    let world = if World::is_launched() {
+    if World::is_launched() {
+        // torchrun, or the parent below, started this process as one rank.
+        if options.one_process {
+            bail!("--one-process is not for a rank that a launcher started (RANK, WORLD_SIZE)");
+        }
         let world = World::from_env()?;
         if let Some(gpus) = options.gpus
             && gpus != world.n_ranks()
         {
             bail!("--gpus {gpus}, but the launcher started {} ranks", world.n_ranks());
         }
-        world
-    } else {
-        match (devcomm::visible_gpus(), options.gpus) {
-            (Ok(visible), gpus) => World::threads(gpus.unwrap_or(visible))?,
-            (Err(reason), Some(_)) => return Err(reason.into()),
-            (Err(reason), None) => {
-                println!("no GPU: {reason}\nsimulating {SIMULATED} GPUs instead");
-                return simulate(options, SIMULATED);
-            }
+        return on_gpus(options, &world);
+    }
+    let visible = match (devcomm::visible_gpus(), options.gpus) {
+        (Ok(visible), _) => visible,
+        (Err(reason), Some(_)) => return Err(reason.into()),
+        (Err(reason), None) => {
+            println!("no GPU: {reason}\nsimulating {SIMULATED} GPUs instead");
+            return simulate(options, SIMULATED);
         }
     };
+    let ranks = options.gpus.unwrap_or(visible);
+    if options.one_process {
+        on_gpus(options, &World::threads(ranks)?)
+    } else {
+        Ok(World::spawn_local(ranks)?)
+    }
+}
+
+/// Runs this process's ranks.
+fn on_gpus(options: &Options, world: &World) -> Result<()> {
     let problems = options.problems(&[4096], &[4096], &[4096], world.n_ranks())?;
     let roots = world.run(|rank| {
         gpu::run(rank, options, &problems)?;
         Ok::<_, anyhow::Error>(rank.is_root())
     })?;
-    // After all ranks, and on one of them.
+    // After all ranks of this process, and on one of them.
     if roots.contains(&true) {
         println!("PASS");
     }

@@ -20,13 +20,17 @@ pub struct Options {
     #[arg(long, value_delimiter = ',', value_name = "TERMS")]
     pub k: Vec<usize>,
 
-    /// GPUs to use [default: every visible one]
+    /// GPUs to use, one process each [default: every visible one]
     #[arg(long, value_name = "N")]
     pub gpus: Option<usize>,
 
     /// Simulate N GPUs on the CPU instead
     #[arg(long, value_name = "N", conflicts_with = "gpus")]
     pub sim: Option<usize>,
+
+    /// Run the ranks as threads of this process instead of one process each
+    #[arg(long, conflicts_with = "sim")]
+    pub one_process: bool,
 
     /// Form of the kernel
     #[arg(long, value_enum, default_value = "auto")]
@@ -69,6 +73,7 @@ impl Options {
             .map(|(given, default)| if given.is_empty() { default } else { given });
         let mut problems = Vec::new();
         for &k in k {
+            ensure!(k.is_multiple_of(8), "--k {k}: rows of A and B are multiples of 8 elements");
             ensure!(
                 k.checked_mul(ranks).is_some_and(|terms| terms <= MOST_TERMS),
                 "--k {k}: sums of more than {MOST_TERMS} terms over all ranks would not be exact"

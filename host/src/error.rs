@@ -235,8 +235,8 @@ pub enum Error {
     },
     /// The module was built for another architecture.
     #[error(
-        "kernel module {file} was built for {arch}, which does not run on this GPU (compute capability {}.{}); rebuild with DEVCOMM_CUDA_ARCH=sm_{}{}",
-        device.0, device.1, device.0, device.1
+        "kernel module {file} was built for {arch}, which does not run on this GPU (compute capability {}.{}); {}",
+        device.0, device.1, arch_advice(arch, *device)
     )]
     WrongArch {
         /// The module.
@@ -412,6 +412,14 @@ fn and_others(others: usize) -> String {
     }
 }
 
+/// A source that asks for an architecture of its own gets no other.
+fn arch_advice(arch: &str, (major, minor): (u32, u32)) -> String {
+    if arch.ends_with(|last: char| last.is_ascii_alphabetic()) {
+        return format!("its source asks for {arch} and no other: launch a kernel for this GPU");
+    }
+    format!("rebuild with DEVCOMM_CUDA_ARCH=sm_{major}{minor}")
+}
+
 fn quoted(last_error: &str) -> String {
     let text = last_error.trim();
     if text.is_empty() { String::new() } else { format!(", NCCL says: {text}") }
@@ -465,6 +473,16 @@ mod tests {
         assert_eq!(ranks(&[3]), "rank 3");
         assert_eq!(ranks(&[1, 4]), "ranks 1, 4");
         assert!(ranks(&(0..40).collect::<Vec<_>>()).ends_with(", 15 and 24 more"));
+    }
+
+    #[test]
+    fn a_kernel_for_another_architecture_is_rebuilt_only_where_that_helps() {
+        let message = |arch: &str| {
+            let (file, arch) = ("gemm".to_owned(), arch.to_owned());
+            Error::WrongArch { file, arch, device: (8, 9) }.to_string()
+        };
+        assert!(message("sm_90").ends_with("rebuild with DEVCOMM_CUDA_ARCH=sm_89"));
+        assert!(message("sm_90a").ends_with("sm_90a and no other: launch a kernel for this GPU"));
     }
 
     #[test]

@@ -155,6 +155,13 @@ mod tests {
     }
 
     #[test]
+    fn a_module_is_bound_when_its_architecture_has_a_suffix() {
+        let bound =
+            |arch: &str| Sidecar::parse("x", &EXAMPLE.replace("sm_90", arch)).unwrap().is_bound();
+        assert!(bound("sm_90a") && bound("sm_100f") && !bound("sm_90") && !bound("sm_120"));
+    }
+
+    #[test]
     fn parameters_of_another_number_or_size_are_refused() {
         let param = |size| Param { name: "p".into(), type_name: "T".into(), size };
         let check = |compiled: &[usize]| {

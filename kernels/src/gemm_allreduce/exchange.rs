@@ -4,8 +4,7 @@
 //! So a warp stores 512 bytes at once, and nothing is permuted on the way. A lane of the owner picks up what four lanes stored,
 //! which is 8 columns of two rows.
 
-use cuda_std::atomic::AtomicU32;
-use cuda_std::atomic::{Order, Scope};
+use cuda_std::atomic::{AtomicU32, Order, Scope};
 use cuda_std::convert::f32_to_bf16x2;
 use cuda_std::prelude::*;
 use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, LsaPtr, MemoryOrder, Team, Window};
@@ -73,7 +72,9 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
             // SAFETY: nobody uses the word before the barrier.
             unsafe { mem::store(taken(), 0) };
         }
-        let (team, epoch) = (comm.lsa_team(), last.wrapping_add(1));
+        // Flags that nobody has set yet are 0.
+        let epoch = if last == u32::MAX { 1 } else { last + 1 };
+        let team = comm.lsa_team();
         let alone = alone || team.n_ranks == 1;
         Self { comm, team, tiles, c, partials, flags, epoch, alone }
     }
@@ -92,7 +93,7 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         source as usize * of_source + strip.number as usize / n_ranks
     }
 
-    /// Where the warp's lanes put the fragment of rows `16 * i` and columns `8 * j` of a strip, element by element of four.
+    /// Where in a strip a lane's four elements of the fragment of rows `16 * i` and columns `8 * j` lie.
     #[inline(always)]
     fn fragment(i: u32, j: u32, lane: u32) -> usize {
         (((i * Self::FRAGMENTS + j) * warp::WARP_SIZE + lane) as usize) * EACH

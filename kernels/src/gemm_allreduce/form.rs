@@ -4,12 +4,19 @@ use super::exchange::{FIRST_FLAG, partial_elements};
 use super::tiles::{STRIPS, TILE_ROWS};
 use super::{gemm_allreduce_mma, gemm_allreduce_wgmma};
 
-/// The two kernels.
+/// The two kernels for `C = sum over the ranks of A x B^T`, a matrix product fused with the all-reduce behind it, and what a launch of
+/// each needs.
+///
+/// Each rank has `m x k` elements of A and `n x k` of B (as `nn.Linear` keeps its weights), both row-major: its slice of the dimension
+/// that is summed over. Every rank gets all `m x n` elements of C, row-major. Elements are bf16; products are summed in f32, over
+/// the ranks too, and rounded once. All ranks get the same bits.
+///
+/// Any `m` and `n`; `k` is a multiple of 8, so that rows begin on 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GemmForm {
-    /// [`gemm_allreduce_wgmma`](super::gemm_allreduce_wgmma()): Hopper only.
+    /// [`gemm_allreduce_wgmma`](const@super::gemm_allreduce_wgmma): Hopper only.
     Wgmma,
-    /// [`gemm_allreduce_mma`](super::gemm_allreduce_mma()): every GPU since Ampere.
+    /// [`gemm_allreduce_mma`](const@super::gemm_allreduce_mma): every GPU since Ampere.
     Mma,
 }
 

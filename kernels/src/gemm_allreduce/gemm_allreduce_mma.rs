@@ -26,7 +26,7 @@ pub(super) const THREADS: u32 = COMPUTING + REDUCING_WARPS * warp::WARP_SIZE;
 const COMPUTE_BARRIER: u32 = 1;
 const STRIP_BARRIER: u32 = 2;
 
-/// The product and its all-reduce, as [the module](super) says, on every GPU since Ampere.
+/// The product and its all-reduce, as [`GemmForm`] says, on every GPU since Ampere.
 ///
 /// With `alone` each rank stores its own product to its own part of `c`, and nothing is exchanged.
 ///
@@ -39,6 +39,7 @@ const STRIP_BARRIER: u32 = 2;
 /// the three is 0. The windows of the workspace have [`GemmForm::workspace`]'s elements for this form; no other kernel uses them, and
 /// their flags were 0 in every rank before the first launch in any. All ranks launch the same, in the same order.
 ///
+/// [`GemmForm`]: super::GemmForm
 /// [`GemmForm::threads`]: super::GemmForm::threads
 /// [`GemmForm::dynamic_shared`]: super::GemmForm::dynamic_shared
 /// [`GemmForm::workspace`]: super::GemmForm::workspace

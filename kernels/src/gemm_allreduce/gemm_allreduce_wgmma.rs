@@ -34,7 +34,7 @@ pub(super) const THREADS: u32 = (COMPUTING_WARPS + 1 + REDUCING_WARPS) * warp::W
 /// Barriers of the block, of the threads that compute each strip.
 const STRIP_BARRIER: u32 = 1;
 
-/// The product and its all-reduce, as [the module](super) says, on Hopper.
+/// The product and its all-reduce, as [`GemmForm`] says, on Hopper.
 ///
 /// `a` and `b` are [`Tiling`]s of the two matrices, with tiles of [`GemmForm::TILE_ROWS`] and of [`GemmForm::tile_columns`] rows. With
 /// `alone` each rank stores its own product to its own part of `c`, and nothing is exchanged.
@@ -50,6 +50,7 @@ const STRIP_BARRIER: u32 = 1;
 ///
 /// [`GemmForm::TILE_ROWS`]: super::GemmForm::TILE_ROWS
 /// [`GemmForm::tile_columns`]: super::GemmForm::tile_columns
+/// [`GemmForm`]: super::GemmForm
 /// [`GemmForm::threads`]: super::GemmForm::threads
 /// [`GemmForm::dynamic_shared`]: super::GemmForm::dynamic_shared
 /// [`GemmForm::workspace`]: super::GemmForm::workspace

@@ -71,7 +71,9 @@ fn shared() -> Outcome {
         let found = body.contains("st.shared") && body.contains("ld.shared");
         ensure(found, format!("{kernel} does not access shared memory"))?;
     }
-    ensure(module.info.arch == "sm_90a", "the architecture that the kernels ask for was not used")
+    ensure(module.info.arch == "sm_90a", "the architecture that the kernels ask for was not used")?;
+    let bounds = text.matches(".maxntid 256").count();
+    ensure(bounds == 1, format!("{bounds} of two kernels have the bound that one asks for"))
 }
 
 fn assemble() -> Outcome {

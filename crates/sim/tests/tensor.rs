@@ -1,0 +1,221 @@
+//! Tensor cores and what feeds them: the layouts of fragments and tiles, the phases of barriers.
+
+use cuda_std::mbarrier::{self, MBarrier};
+use cuda_std::prelude::*;
+use cuda_std::wgmma::{self, Tile};
+use cuda_std::{async_copy, mma, tma};
+use devcomm_sim::{LaunchConfig, Simulator};
+use devcomm_types::{GridConstant, TensorMap, Tiling};
+
+/// Small whole numbers, of which every sum of products is exact.
+fn numbers(count: usize, seed: usize) -> Vec<bf16> {
+    (0..count).map(|i| bf16::from_f32(((i * 7 + seed) % 13) as f32 - 6.0)).collect()
+}
+
+/// `a x b^T` of row-major matrices with rows of `k`.
+fn product(a: &[bf16], b: &[bf16], k: usize) -> Vec<f32> {
+    let dot = |x: &[bf16], y: &[bf16]| x.iter().zip(y).map(|(x, y)| x.to_f32() * y.to_f32()).sum();
+    a.chunks(k).flat_map(|x| b.chunks(k).map(move |y| dot(x, y))).collect()
+}
+
+/// One 16 x 8 tile: operands through shared memory, 16 terms.
+#[kernel]
+unsafe fn fragment(a: *const bf16, b: *const bf16, d: *mut f32) {
+    let (tile_a, tile_b) = (shared_array![bf16; 256], shared_array![bf16; 128]);
+    let lane = warp::lane_id() as usize;
+    // SAFETY: a warp; the matrices have 256, 128 and 128 elements.
+    unsafe {
+        async_copy::copy_16(tile_a.add(8 * lane), a.add(8 * lane), true);
+        // The second half of the lanes has nothing to bring for B: zeros go to where the first half's rows are not.
+        if lane < 16 {
+            async_copy::copy_16(tile_b.add(8 * lane), b.add(8 * lane), true);
+        }
+        async_copy::commit_group();
+        async_copy::wait_groups::<0>();
+        thread::sync_threads();
+        let a = mma::load_matrices(tile_a.add(lane % 16 * 16 + lane / 16 * 8));
+        let b = mma::load_matrices(tile_b.add(lane % 8 * 16 + lane / 8 % 2 * 8));
+        let mut sums = [0.5; 4];
+        mma::m16n8k16_bf16(&mut sums, a, [b[0], b[1]]);
+        for (i, sum) in sums.into_iter().enumerate() {
+            let (row, column) = (lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2);
+            mem::store(d.add(8 * row + column), sum);
+        }
+    }
+}
+
+#[test]
+fn a_warps_fragments_are_where_ptx_says() {
+    for seed in [None, Some(5)] {
+        let builder = Simulator::builder();
+        let sim = seed.map_or(builder, |seed| builder.seed(seed)).build().unwrap();
+        let (a, b) = (numbers(256, 1), numbers(128, 4));
+        let (on_a, on_b) = (sim.buffer(0, 256).unwrap(), sim.buffer(0, 128).unwrap());
+        let d = sim.buffer::<f32>(0, 128).unwrap();
+        on_a.write(&a).unwrap();
+        on_b.write(&b).unwrap();
+        // SAFETY: a warp, and the elements that it wants.
+        unsafe { sim.launch(fragment, LaunchConfig::new(1, 32), |_| (&on_a, &on_b, &d)) }.unwrap();
+        let want: Vec<f32> = product(&a, &b, 16).iter().map(|sum| sum + 0.5).collect();
+        assert_eq!(d.read(), want);
+    }
+}
+
+#[kernel]
+unsafe fn copy_some(from: *const u32, to: *mut u32) {
+    let place = shared_array![u32; 128];
+    let t = thread::thread_idx_x() as usize;
+    // SAFETY: 32 threads, 128 elements; what is not taken is not read.
+    unsafe {
+        let from = if t < 20 { from.add(4 * t) } else { from };
+        async_copy::copy_16(place.add(4 * t), from, t < 20);
+        async_copy::commit_group();
+        async_copy::wait_groups::<0>();
+        mem::store_vec(to.add(4 * t), mem::load_vec(place.add(4 * t)));
+    }
+}
+
+#[test]
+fn a_copy_that_takes_nothing_brings_zeros() {
+    let sim = Simulator::new(1).unwrap();
+    let (from, to) = (sim.buffer::<u32>(0, 80).unwrap(), sim.buffer::<u32>(0, 128).unwrap());
+    from.write(&[7; 80]).unwrap();
+    // SAFETY: 20 threads take 16 bytes each.
+    unsafe { sim.launch(copy_some, LaunchConfig::new(1, 32), |_| (&from, &to)) }.unwrap();
+    assert_eq!(to.read(), [[7; 80].as_slice(), &[0; 48]].concat());
+}
+
+const BYTES: u32 = (64 + 256) * 128;
+
+/// One 64 x 256 tile by a warpgroup, tiles brought by the copy engine, any number of terms.
+#[kernel(arch = "sm_90a")]
+unsafe fn warpgroup(a: GridConstant<TensorMap>, b: GridConstant<TensorMap>, d: *mut f32, k: u32) {
+    let memory = shared::dynamic_shared_mem::<u8>();
+    let tile_a = memory.wrapping_add(memory.addr().next_multiple_of(1024) - memory.addr());
+    let tile_b = tile_a.wrapping_add(64 * 128);
+    let t = thread::thread_idx_x();
+    // SAFETY: a block of a warpgroup, with memory for the tiles, which are brought again when all have multiplied.
+    unsafe {
+        let full = MBarrier::at(shared_array![u64; 1]);
+        if t == 0 {
+            full.init(1);
+            mbarrier::fence_init();
+        }
+        thread::sync_threads();
+        let mut sums = [0.0; 128];
+        for step in 0..k.div_ceil(64) {
+            if t == 0 {
+                tma::prefetch_map(&a);
+                full.arrive_expecting(BYTES);
+                tma::load_tile(tile_a, &a, 0, 64 * step, full);
+                tma::load_tile(tile_b, &b, 0, 64 * step, full);
+            }
+            full.wait(step % 2);
+            wgmma::fence();
+            for k in [0, 16, 32, 48] {
+                let (a, b) = (Tile::at(tile_a), Tile::at(tile_b));
+                wgmma::m64n256k16_bf16(&mut sums, a.columns_from(k), b.columns_from(k));
+            }
+            wgmma::commit_group();
+            wgmma::wait_groups::<0>();
+            thread::sync_threads();
+        }
+        let (row, column) = (t / 32 * 16 + t % 32 / 4, t % 4 * 2);
+        for (i, sum) in (0..).zip(sums) {
+            let (row, column) = (row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2);
+            mem::store(d.add((256 * row + column) as usize), sum);
+        }
+    }
+}
+
+#[test]
+fn a_warpgroups_tiles_are_where_the_copy_engine_puts_them() {
+    for (rows, columns, k) in [(64, 256, 64), (64, 256, 128), (3, 250, 72), (64, 1, 8)] {
+        let sim = Simulator::new(1).unwrap();
+        let (a, b) = (numbers(rows * k, 3), numbers(columns * k, 8));
+        let (on_a, on_b) = (sim.buffer(0, a.len()).unwrap(), sim.buffer(0, b.len()).unwrap());
+        let d = sim.buffer::<f32>(0, 64 * 256).unwrap();
+        on_a.write(&a).unwrap();
+        on_b.write(&b).unwrap();
+        let map = |address, rows: usize, tile_rows| {
+            let (rows, columns) = (rows as u32, k as u32);
+            Tiling { address, rows, columns, tile_rows }.for_simulator()
+        };
+        let (map_a, map_b) = (map(on_a.address(), rows, 64), map(on_b.address(), columns, 256));
+        let mut config = LaunchConfig::new(1, 128);
+        config.dynamic_shared = BYTES as usize + 1024;
+        // SAFETY: the maps are of the matrices, and D has the elements.
+        unsafe { sim.launch(warpgroup, config, |_| (map_a, map_b, &d, k as u32)) }.unwrap();
+        let (got, want) = (d.read(), product(&a, &b, k));
+        for (i, row) in got.chunks(256).enumerate() {
+            for (j, sum) in row.iter().enumerate() {
+                // What lies outside is zeros.
+                let inside = i < rows && j < columns;
+                let want = if inside { want[i * columns + j] } else { 0.0 };
+                assert_eq!(*sum, want, "{rows} x {columns} x {k}: {i}, {j}");
+            }
+        }
+    }
+}
+
+/// A producer and a consumer hand a slot to and fro: each waits for the phase that the other ends.
+#[kernel]
+unsafe fn hand_over(out: *mut u32, rounds: u32) {
+    let (barriers, slot) = (shared_array![u64; 2], shared_array![u32; 1]);
+    let t = thread::thread_idx_x();
+    // SAFETY: the barriers are made before the block's; the slot is one thread's at a time.
+    unsafe {
+        let (full, empty) = (MBarrier::at(barriers), MBarrier::at(barriers.add(1)));
+        if t == 0 {
+            full.init(1);
+            empty.init(1);
+            mbarrier::fence_init();
+        }
+        thread::sync_threads();
+        for round in 0..rounds {
+            if t == 0 {
+                empty.wait((round + 1) % 2);
+                mem::store(slot, 10 * round);
+                full.arrive();
+            } else if t == 40 {
+                full.wait(round % 2);
+                mem::store(out.add(round as usize), mem::load(slot));
+                empty.arrive();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_barriers_phases_alternate() {
+    for seed in 0..5 {
+        let sim = Simulator::builder().seed(seed).build().unwrap();
+        let out = sim.buffer::<u32>(0, 9).unwrap();
+        // SAFETY: room for nine rounds.
+        unsafe { sim.launch(hand_over, LaunchConfig::new(1, 64), |_| (&out, 9_u32)) }.unwrap();
+        assert_eq!(out.read(), (0..9).map(|round| 10 * round).collect::<Vec<_>>());
+    }
+}
+
+#[kernel]
+unsafe fn no_map(map: GridConstant<TensorMap>) {
+    let memory = shared::dynamic_shared_mem::<u8>();
+    let to = memory.wrapping_add(memory.addr().next_multiple_of(1024) - memory.addr());
+    // SAFETY: nothing is copied by a map that is none.
+    unsafe {
+        let full = MBarrier::at(shared_array![u64; 1]);
+        full.init(1);
+        tma::load_tile(to, &map, 0, 0, full);
+    }
+}
+
+#[test]
+fn a_map_of_the_drivers_is_refused_with_what_to_do() {
+    let sim = Simulator::new(1).unwrap();
+    let mut config = LaunchConfig::new(1, 1);
+    config.dynamic_shared = 16 << 10;
+    let map = TensorMap { words: [3; 16] };
+    // SAFETY: the kernel stops before it copies.
+    let error = unsafe { sim.launch(no_map, config, |_| (map,)) }.unwrap_err();
+    assert!(error.to_string().contains("Tiling::for_simulator"), "{error}");
+}
