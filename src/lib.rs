@@ -1,9 +1,12 @@
 #![doc = include_str!("../README.md")]
 
+mod gemm_allreduce;
+
 pub use devcomm_host::{self as host, *};
 pub use devcomm_kernels as kernels;
 pub use devcomm_sim as sim;
 pub use devcomm_types::{HostKernel, Kernel};
+pub use gemm_allreduce::GemmAllReduce;
 pub use nccl_device as device;
 
 /// The kernels that the calling package's build script compiled with `cuda_builder`, as a [`KernelSet`].

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use cuda_builder::{Artifacts, Callee, CalleeKind, CudaBuilder, Error, KernelReport, NvvmArch};
+use devcomm::kernels::GemmForm;
 use devcomm::{Kernel, kernels};
 use devcomm_types::nccl::GinDescriptorSmem;
 use devcomm_types::{GinType, KernelArgs};
@@ -43,6 +44,8 @@ fn exported() -> BTreeSet<Exported> {
         suffixes.map(|suffix| entry(format!("{}_{suffix}", K::NAME))).collect()
     }
     let kernels = [
+        of(kernels::gemm_allreduce_mma),
+        of(kernels::gemm_allreduce_wgmma),
         of(kernels::ll_alltoall::<f32>),
         of(kernels::ll_alltoall::<f16>),
         of(kernels::ll_alltoall::<bf16>),
@@ -173,8 +176,16 @@ fn kernels_keep_everything_in_registers(artifacts: &Artifacts) -> Result<(), Fai
     })
 }
 
+/// But for those whose block has one size.
 fn kernels_run_with_512_threads(artifacts: &Artifacts) -> Result<(), Failed> {
-    each_kernel(artifacts, |kernel, _| kernel.max_threads.is_some_and(|threads| threads >= THREADS))
+    let wanted = |name: &str| match name {
+        "gemm_allreduce_mma" => GemmForm::Mma.threads(),
+        "gemm_allreduce_wgmma" => GemmForm::Wgmma.threads(),
+        _ => THREADS,
+    };
+    each_kernel(artifacts, |kernel, _| {
+        kernel.max_threads.is_some_and(|threads| threads >= wanted(&kernel.name))
+    })
 }
 
 /// Fails with the reports of the kernels that are not as wanted, or when there is no kernel. `good` also gets whether a

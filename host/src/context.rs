@@ -6,7 +6,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use devcomm_types::DevComm;
+use devcomm_types::{DevComm, TensorMap, Tiling};
 
 use crate::abort::{Alarm, Alarms};
 use crate::graph::Capture;
@@ -120,6 +120,31 @@ impl Context {
         let mut streams = self.inner.streams.borrow_mut();
         streams.retain(|stream| stream.strong_count() > 0);
         streams.push(Rc::downgrade(stream));
+    }
+
+    /// What the bulk copy engine of this GPU needs to know of a matrix of bf16: for kernels that take a `GridConstant<TensorMap>`.
+    ///
+    /// Nothing is read: the matrix has to be there when the kernel runs. CUDA: `cuTensorMapEncodeTiled`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for numbers that [`Tiling`] does not allow; the driver's where the GPU has no such engine.
+    pub fn tensor_map(&self, tiling: &Tiling) -> Result<TensorMap> {
+        let Tiling { address, rows, columns, tile_rows } = *tiling;
+        if address == 0 || !address.is_multiple_of(16) {
+            return Err(Error::invalid(format!(
+                "a tensor map's matrix is aligned to 16 bytes, not at {address:#x}"
+            )));
+        }
+        if rows == 0 || columns == 0 || !columns.is_multiple_of(8) {
+            return Err(Error::invalid(format!(
+                "a tensor map's matrix has rows, of a multiple of 8 elements: not {rows} x {columns}"
+            )));
+        }
+        if !(1..=256).contains(&tile_rows) {
+            return Err(Error::invalid(format!("a tile has 1 to 256 rows, not {tile_rows}")));
+        }
+        self.cuda().tensor_map(tiling)
     }
 
     /// A new event for timing.

@@ -60,6 +60,8 @@ impl KernelSet {
 /// All of them are loaded at once, completely: a load while a kernel waits for another rank would wait for that kernel.
 pub struct Kernels {
     entries: BTreeMap<String, BTreeMap<String, Entry>>,
+    /// Files that were not loaded because they are bound to another architecture, and to which.
+    left_out: BTreeMap<String, String>,
     modules: Vec<ModuleHandle>,
     context: Context,
 }
@@ -78,7 +80,8 @@ struct Entry {
 }
 
 impl Kernels {
-    /// Loads every module of `set` on the context's GPU.
+    /// Loads every module of `set` on the context's GPU. One that is bound to another architecture (`sm_90a`, on another GPU than
+    /// Hopper) is left out, and a launch of its kernels is [`Error::WrongArch`].
     ///
     /// # Errors
     ///
@@ -88,9 +91,12 @@ impl Kernels {
     pub fn load(context: &Context, set: &KernelSet) -> Result<Self> {
         let described = set.describe()?;
         // From here on a failure drops what was loaded so far.
-        let mut kernels =
-            Self { entries: BTreeMap::new(), modules: Vec::new(), context: context.clone() };
+        let mut kernels = Self::none(context);
         for (file, ptx, sidecar) in described {
+            if sidecar.is_bound() && !sidecar.runs_on(context.limits().compute_capability) {
+                kernels.left_out.insert(file.to_owned(), sidecar.arch);
+                continue;
+            }
             let image = CString::new(ptx).map_err(|_| holds_nul(file))?;
             kernels.load_module(file, Image::Ptx(&image), sidecar)?;
         }
@@ -108,8 +114,7 @@ impl Kernels {
     /// As [`load`](Self::load); [`Error::BadSidecar`] when there is no description, [`Error::InvalidInput`] for a path that
     /// is not text.
     pub fn load_files<P: AsRef<Path>>(context: &Context, files: &[P]) -> Result<Self> {
-        let mut kernels =
-            Self { entries: BTreeMap::new(), modules: Vec::new(), context: context.clone() };
+        let mut kernels = Self::none(context);
         for path in files.iter().map(AsRef::as_ref) {
             let (Some(file), Some(text)) =
                 (path.file_stem().and_then(|s| s.to_str()), path.to_str())
@@ -124,6 +129,11 @@ impl Kernels {
             kernels.load_module(file, Image::File(&image), Sidecar::parse(file, &json)?)?;
         }
         Ok(kernels)
+    }
+
+    fn none(context: &Context) -> Self {
+        let (entries, left_out, modules) = Default::default();
+        Self { entries, left_out, modules, context: context.clone() }
     }
 
     fn load_module(&mut self, file: &str, image: Image<'_>, sidecar: Sidecar) -> Result<()> {
@@ -306,6 +316,11 @@ impl Kernels {
     }
 
     fn not_found<K: Kernel>(&self) -> Error {
+        if let Some(arch) = self.left_out.get(K::FILE) {
+            let (file, arch) = (K::FILE.to_owned(), arch.clone());
+            let device = self.context.limits().compute_capability;
+            return Error::WrongArch { file, arch, device };
+        }
         let available = self.names().map(str::to_owned).collect();
         Error::KernelNotFound { name: K::NAME.to_owned(), available }
     }

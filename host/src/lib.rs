@@ -105,7 +105,7 @@ pub use dev_comm::{
 pub use devcomm_locate::{NcclVersion, NotFound};
 pub use devcomm_types::{
     CounterRange, DataType, Element, F8E4M3, F8E5M2, GinConnectionType, GinType, SignalRange, Team,
-    WaitFor, WaitKind,
+    TensorMap, Tiling, WaitFor, WaitKind,
 };
 pub use error::{Error, Result};
 pub use graph::Graph;

@@ -58,6 +58,11 @@ impl Sidecar {
         }
     }
 
+    /// Whether the module is for its architecture alone, as its source asked for.
+    pub(crate) fn is_bound(&self) -> bool {
+        self.arch.ends_with(|last: char| last.is_ascii_alphabetic())
+    }
+
     /// Whether code for this module's architecture runs on a GPU of that compute capability.
     pub(crate) fn runs_on(&self, device: (u32, u32)) -> bool {
         let digits = self.arch.strip_prefix("sm_").unwrap_or(&self.arch);

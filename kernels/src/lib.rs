@@ -11,6 +11,7 @@
 // A kernel has the name of its file, so the files are one module further down.
 #[path = "."]
 mod files {
+    pub mod gemm_allreduce;
     pub mod ll_alltoall;
     pub mod lsa_allreduce;
     pub mod rmsnorm_allreduce;
@@ -18,4 +19,4 @@ mod files {
 
 // On the GPU a kernel is an entry point, with no name to import.
 #[allow(unused_imports)]
-pub use files::{ll_alltoall::*, lsa_allreduce::*, rmsnorm_allreduce::*};
+pub use files::{gemm_allreduce::*, ll_alltoall::*, lsa_allreduce::*, rmsnorm_allreduce::*};

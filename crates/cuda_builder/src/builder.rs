@@ -385,6 +385,7 @@ impl Modules<'_> {
         let job = Job::Link(Link {
             file: part.file.clone(),
             kernels: names.clone(),
+            max_threads: part.kernels.iter().map(|kernel| kernel.max_threads).collect(),
             bitcode: part.bitcode.clone(),
             nccl: nccl.map(|nccl| nccl.prepared.clone()),
             cpu: arch.name().to_owned(),

@@ -28,12 +28,7 @@ impl ModuleArtifact {
             }
             None => (None, None),
         };
-        let declared = |name: &String| Declared {
-            name: name.clone(),
-            file: file.clone(),
-            params: None,
-            arch: None,
-        };
+        let declared = |name: &String| Declared::unknown(name.clone(), file.clone());
         let declared: Vec<_> = read.entries.iter().map(|entry| declared(&entry.name)).collect();
         let info = Sidecar {
             arch: read.target.clone(),

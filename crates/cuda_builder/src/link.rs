@@ -54,6 +54,8 @@ pub(crate) fn prepare_nccl(llvm: &Llvm, job: &PrepareNccl) -> Result<usize> {
 pub(crate) struct Link {
     pub(crate) file: String,
     pub(crate) kernels: Vec<String>,
+    /// For each, the most threads that a block has, if it says so.
+    pub(crate) max_threads: Vec<Option<u32>>,
     pub(crate) bitcode: PathBuf,
     /// NCCL's device code, prepared; `None` when the file calls none of it.
     pub(crate) nccl: Option<PathBuf>,
@@ -89,6 +91,7 @@ pub(crate) fn link(llvm: &Llvm, job: &Link) -> Result<Linked> {
     }
     move_shared_memory(&module)?;
     pass_by_value(&module)?;
+    bound_blocks(&module, job);
     mark_convergent(&module)?;
     export_only(&module, &job.kernels);
     module.verify()?;
@@ -179,7 +182,7 @@ fn pass_by_value(module: &Module<'_>) -> Result<()> {
     let context = module.context();
     let unknown = |name: &str| Failure(format!("this LLVM does not know `{name}`"));
     let size = context.attribute("dereferenceable").ok_or_else(|| unknown("dereferenceable"))?;
-    let constant = context.target_attribute("nvvm.grid_constant");
+    let constant = context.target_attribute("nvvm.grid_constant", "");
     for kernel in module.functions().into_iter().filter(|function| function.is_kernel()) {
         for index in 0..kernel.parameters().len() as u32 {
             let at = At::Argument(index);
@@ -190,6 +193,17 @@ fn pass_by_value(module: &Module<'_>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Tells the assembler how large a block can be, and so how many registers a thread can have.
+fn bound_blocks(module: &Module<'_>, job: &Link) {
+    for (kernel, threads) in job.kernels.iter().zip(&job.max_threads) {
+        let function = module.functions().into_iter().find(|function| function.name() == *kernel);
+        if let (Some(function), Some(threads)) = (function, threads) {
+            let bound = module.context().target_attribute("nvvm.maxntid", &threads.to_string());
+            function.add_attribute(At::Function, bound);
+        }
+    }
 }
 
 /// Forbids LLVM to make a call depend on more conditions than the source does. Only barriers need

@@ -248,16 +248,15 @@ impl<'l> Context<'l> {
     }
 
     /// An attribute that a target gives its meaning.
-    pub(crate) fn target_attribute(&self, name: &str) -> Attribute<'_> {
-        let length = name.len() as u32;
-        // SAFETY: name and length belong together; the value is empty.
+    pub(crate) fn target_attribute(&self, name: &str, value: &str) -> Attribute<'_> {
+        // SAFETY: each text goes with its length.
         let raw = unsafe {
             (self.llvm.f.LLVMCreateStringAttribute)(
                 self.raw,
                 name.as_ptr().cast(),
-                length,
-                c"".as_ptr(),
-                0,
+                name.len() as u32,
+                value.as_ptr().cast(),
+                value.len() as u32,
             )
         };
         Attribute { raw, context: self.raw, lifetime: PhantomData }

@@ -2,7 +2,7 @@
 //!
 //! The attribute emits one static a kernel, in the section `.devcomm.kernel`, whose bytes are JSON:
 //! `{"name":"saxpy_f32","file":"saxpy","params":[{"name":"x","type":"*const
-//! f32"}],"arch":"sm_90a"}`, the last one optional. Nothing refers to these statics, so linking
+//! f32"}],"arch":"sm_90a","max_threads":256}`, the last two optional. Nothing refers to these statics, so linking
 //! leaves them behind.
 
 use std::collections::BTreeMap;
@@ -24,6 +24,16 @@ pub(crate) struct Declared {
     /// An architecture that this kernel needs, in place of the build's.
     #[serde(default)]
     pub(crate) arch: Option<String>,
+    /// The most threads that a block of it has.
+    #[serde(default)]
+    pub(crate) max_threads: Option<u32>,
+}
+
+impl Declared {
+    /// A kernel of which only the PTX is known.
+    pub(crate) fn unknown(name: String, file: String) -> Self {
+        Self { name, file, params: None, arch: None, max_threads: None }
+    }
 }
 
 /// One parameter of a kernel.
@@ -70,7 +80,7 @@ pub(crate) fn kernels(
         files.entry(kernel.file.clone()).or_default().push(kernel);
     }
     for name in entries {
-        let kernel = Declared { name, file: default_file.to_owned(), params: None, arch: None };
+        let kernel = Declared::unknown(name, default_file.to_owned());
         files.entry(default_file.to_owned()).or_default().push(kernel);
     }
     for kernels in files.values_mut() {

@@ -10,6 +10,7 @@
 //! * [`mem`], [`vector`], [`multimem`]: loads and stores, 16 bytes at a time where it pays, and of many GPUs at once.
 //! * [`reduce`]: sums and other operators, over elements and vectors.
 //! * [`atomic`]: atomics, ordered accesses and fences with a scope.
+//! * [`mma`], [`wgmma`]: tensor cores, of a warp and of Hopper's warpgroups; [`async_copy`], [`tma`], [`mbarrier`]: what feeds them.
 //! * [`math`], [`convert`], [`clock`], [`io`]: arithmetic, narrow floats, clocks, printing.
 //!
 //! # Safety model
@@ -49,19 +50,24 @@
 #[cfg_attr(not(target_arch = "nvptx64"), path = "arch_host/mod.rs")]
 pub mod arch;
 
+pub mod async_copy;
 pub mod atomic;
 pub mod clock;
 pub mod convert;
 pub mod hint;
 pub mod io;
 pub mod math;
+pub mod mbarrier;
 pub mod mem;
+pub mod mma;
 pub mod multimem;
 pub mod reduce;
 pub mod shared;
 pub mod thread;
+pub mod tma;
 pub mod vector;
 pub mod warp;
+pub mod wgmma;
 
 mod accumulate;
 

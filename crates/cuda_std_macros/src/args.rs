@@ -2,9 +2,9 @@
 
 use syn::parse::{Parse, ParseStream};
 use syn::punctuated::Punctuated;
-use syn::{Error, GenericArgument, Ident, LitStr, Result, Token, bracketed};
+use syn::{Error, GenericArgument, Ident, LitInt, LitStr, Result, Token, bracketed};
 
-/// `T = [f32, f16], N = [4, 8], B = gin, arch = "sm_90a"`.
+/// `T = [f32, f16], N = [4, 8], B = gin, arch = "sm_90a", max_threads = 256`.
 #[derive(Default)]
 pub struct KernelArgs {
     /// The values of each generic parameter.
@@ -13,6 +13,8 @@ pub struct KernelArgs {
     pub gin: Option<Ident>,
     /// The architecture that the kernel needs.
     pub arch: Option<LitStr>,
+    /// Threads of the largest block.
+    pub max_threads: Option<u32>,
 }
 
 impl Parse for KernelArgs {
@@ -23,6 +25,8 @@ impl Parse for KernelArgs {
             input.parse::<Token![=]>()?;
             if name == "arch" {
                 args.set_arch(name, input.parse()?)?;
+            } else if name == "max_threads" {
+                args.set_max_threads(name, &input.parse()?)?;
             } else if input.peek(Ident) {
                 args.set_gin(name, &input.parse()?)?;
             } else {
@@ -81,6 +85,17 @@ impl KernelArgs {
             ));
         }
         self.arch = Some(arch);
+        Ok(())
+    }
+
+    fn set_max_threads(&mut self, name: Ident, threads: &LitInt) -> Result<()> {
+        if self.max_threads.is_some() {
+            return Err(Error::new(name.span(), "`max_threads` is given twice"));
+        }
+        match threads.base10_parse() {
+            Ok(count @ 1..=1024) => self.max_threads = Some(count),
+            _ => return Err(Error::new(threads.span(), "a block has 1 to 1024 threads")),
+        }
         Ok(())
     }
 }

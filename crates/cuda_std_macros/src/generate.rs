@@ -258,7 +258,7 @@ impl Kernel<'_> {
         let private = quote!(::cuda_std::__private);
         let taken: Vec<TokenStream> = types
             .iter()
-            .map(|ty| quote!(#private::Taken<#ty, { <#ty as #private::KernelParam>::IN_PLACE }>))
+            .map(|ty| quote!(#private::Taken<#ty, { <#ty as #private::KernelParam>::ENTRY }>))
             .collect();
         quote! {
             #(#attrs)*
@@ -336,8 +336,8 @@ impl Kernel<'_> {
         let values = instance.names();
         let params = self.names.iter().zip(&self.types);
         let params = params.map(|(name, ty)| (*name, type_text(ty, &values))).collect();
-        Record { entry: &entry, source: self.source, arch: self.args.arch.as_ref(), params }
-            .to_static()
+        let (arch, max_threads) = (self.args.arch.as_ref(), self.args.max_threads);
+        Record { entry: &entry, source: self.source, arch, max_threads, params }.to_static()
     }
 
     fn docs(&self) -> Vec<&Attribute> {

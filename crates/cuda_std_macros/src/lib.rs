@@ -45,6 +45,8 @@ use proc_macro::TokenStream;
 ///   entries are `name_proxy`, `name_gdaki`, `name_gpi` and `name_efa_gda`, behind the values of the lists; the host's item
 ///   has no such parameter, and a launch picks the entry by the device communicator. On the host the body runs with `Proxy`.
 /// * `arch = "sm_90a"`: the architecture that the kernel's file needs when it is not the build's default.
+/// * `max_threads = 256`: no launch has more threads a block. The compiler then uses as many registers as that many threads can
+///   have, where it would else keep to what suits any block. PTX: `.maxntid`.
 ///
 /// # Errors
 ///

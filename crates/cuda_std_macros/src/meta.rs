@@ -34,6 +34,7 @@ pub struct Record<'a> {
     pub entry: &'a str,
     pub source: &'a Source,
     pub arch: Option<&'a LitStr>,
+    pub max_threads: Option<u32>,
     pub params: Vec<(&'a Ident, String)>,
 }
 
@@ -59,11 +60,13 @@ impl Record<'_> {
             })
             .collect();
         let arch = self.arch.map(|arch| format!("\"arch\":{},", quoted(&arch.value())));
+        let max_threads = self.max_threads.map(|count| format!("\"max_threads\":{count},"));
         format!(
-            "{{\"name\":{},\"file\":{},{}\"params\":[{}]}}",
+            "{{\"name\":{},\"file\":{},{}{}\"params\":[{}]}}",
             quoted(self.entry),
             quoted(&self.source.stem),
             arch.unwrap_or_default(),
+            max_threads.unwrap_or_default(),
             params.join(",")
         )
     }
@@ -149,10 +152,10 @@ mod tests {
         let arch: LitStr = syn::parse_quote!("sm_90a");
         let source = Source { stem: "fill".into() };
         let params = vec![(&name, "usize".to_owned())];
-        let record = Record { entry: "fill_f32", source: &source, arch: Some(&arch), params };
-        assert_eq!(
-            record.json(),
-            r#"{"name":"fill_f32","file":"fill","arch":"sm_90a","params":[{"name":"count","type":"usize"}]}"#
-        );
+        let (arch, max_threads) = (Some(&arch), Some(256));
+        let record = Record { entry: "fill_f32", source: &source, arch, max_threads, params };
+        let rest =
+            r#""arch":"sm_90a","max_threads":256,"params":[{"name":"count","type":"usize"}]}"#;
+        assert_eq!(record.json(), format!(r#"{{"name":"fill_f32","file":"fill",{rest}"#));
     }
 }

@@ -57,28 +57,39 @@ pub unsafe trait KernelParam: Copy {
     /// Whether the parameter is a device communicator, which makes the launch check residency and barriers.
     const IS_DEV_COMM: bool = false;
 
-    /// Whether an entry takes it as a reference to where the launch put it: a struct that does not fit two registers would be
-    /// copied to the stack as soon as somebody needs its address.
-    const IN_PLACE: bool = size_of::<Self>() > 16;
+    /// How an entry takes it: [`BY_VALUE`], or as a reference to where the launch put it: a struct that does not fit two registers would
+    /// be copied to the stack as soon as somebody needs its address.
+    #[doc(hidden)]
+    const ENTRY: u8 = if size_of::<Self>() > 16 { COPIED } else { BY_VALUE };
 
     /// Fails to compile when the two layouts differ, or when the type has no bytes (PTX would drop the parameter and shift
     /// those behind it).
     const LAYOUT: () = {
         assert!(
-            size_of::<Self>() == size_of::<Self::Abi>(),
+            Self::ENTRY == KEPT || size_of::<Self>() == size_of::<Self::Abi>(),
             "a parameter and its Abi have one size"
         );
         assert!(
-            align_of::<Self>() == align_of::<Self::Abi>(),
+            Self::ENTRY == KEPT || align_of::<Self>() == align_of::<Self::Abi>(),
             "a parameter and its Abi have one alignment"
         );
         assert!(size_of::<Self>() != 0, "a kernel parameter has at least one byte");
     };
 }
 
-/// How the entry of a kernel takes a parameter: `Taken<T, false>` as it is, `Taken<T, true>` as a reference.
+/// An entry takes the parameter as it is.
 #[doc(hidden)]
-pub enum Taken<T, const IN_PLACE: bool> {
+pub const BY_VALUE: u8 = 0;
+/// An entry takes a reference, of which the kernel gets the value.
+#[doc(hidden)]
+pub const COPIED: u8 = 1;
+/// An entry takes a reference, which is all that the kernel gets: [`GridConstant`].
+#[doc(hidden)]
+pub const KEPT: u8 = 2;
+
+/// How the entry of a kernel takes a parameter.
+#[doc(hidden)]
+pub enum Taken<T, const ENTRY: u8> {
     #[doc(hidden)]
     __(core::convert::Infallible, core::marker::PhantomData<T>),
 }
@@ -94,7 +105,7 @@ pub trait TakeParam {
     fn take(entry: Self::Entry) -> Self::Param;
 }
 
-impl<T> TakeParam for Taken<T, false> {
+impl<T> TakeParam for Taken<T, BY_VALUE> {
     type Param = T;
     type Entry = T;
     #[inline(always)]
@@ -103,12 +114,54 @@ impl<T> TakeParam for Taken<T, false> {
     }
 }
 
-impl<T: Copy + 'static> TakeParam for Taken<T, true> {
+impl<T: Copy + 'static> TakeParam for Taken<T, COPIED> {
     type Param = T;
     type Entry = &'static T;
     #[inline(always)]
     fn take(entry: &'static T) -> T {
         *entry
+    }
+}
+
+/// A parameter that stays where the launch put it, in constant memory: for what an instruction wants the address of there, such as a
+/// [`TensorMap`](crate::TensorMap). The host passes a `T`. CUDA: `__grid_constant__`.
+#[doc(alias = "__grid_constant__")]
+#[derive(Clone, Copy)]
+pub struct GridConstant<T: 'static>(Kept<T>);
+
+#[cfg(target_arch = "nvptx64")]
+type Kept<T> = &'static T;
+#[cfg(not(target_arch = "nvptx64"))]
+type Kept<T> = T;
+
+// SAFETY: on the host, where a launch's bytes become a parameter, the two are one; a GPU's entry gets a reference to the bytes.
+unsafe impl<T: KernelParam<Abi = T> + 'static> KernelParam for GridConstant<T> {
+    type Abi = T;
+    const ENTRY: u8 = if cfg!(target_arch = "nvptx64") { KEPT } else { BY_VALUE };
+}
+
+#[cfg(target_arch = "nvptx64")]
+impl<T: 'static> TakeParam for Taken<GridConstant<T>, KEPT> {
+    type Param = GridConstant<T>;
+    type Entry = &'static T;
+    #[inline(always)]
+    fn take(entry: &'static T) -> GridConstant<T> {
+        GridConstant(entry)
+    }
+}
+
+impl<T: 'static> core::ops::Deref for GridConstant<T> {
+    type Target = T;
+
+    #[cfg(target_arch = "nvptx64")]
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        self.0
+    }
+
+    #[cfg(not(target_arch = "nvptx64"))]
+    fn deref(&self) -> &T {
+        &self.0
     }
 }
 

@@ -9,6 +9,7 @@
 //! * [`cft`]: teams of the fabric's logical endpoints ([`CftTeamMode`]).
 //! * [`gin`]: the network of kernels ([`GinType`], [`GinConnectionType`]).
 //! * [`element`]: the numeric types that NCCL knows ([`Element`], [`DataType`]).
+//! * [`tensor_map`]: matrices as the GPU's bulk copy engine sees them ([`TensorMap`]).
 //! * [`wait`]: what a kernel waits for, and how the host ends it ([`WaitFor`], [`AbortBlock`]).
 //! * [`kernel`]: what `#[kernel]` generates and what a launch needs of it ([`Kernel`], [`KernelParam`], [`IntoArg`]).
 //!
@@ -32,12 +33,16 @@ pub mod gin;
 pub mod kernel;
 pub mod nccl;
 pub mod team;
+pub mod tensor_map;
 pub mod wait;
 
 pub use cft::CftTeamMode;
 pub use element::{DataType, Element, F8E4M3, F8E5M2};
 pub use gin::{CounterRange, GinConnectionType, GinType, SignalRange};
-pub use kernel::{HostKernel, IntoArg, Kernel, KernelArgs, KernelParam, LaunchArgs, Slice};
+pub use kernel::{
+    GridConstant, HostKernel, IntoArg, Kernel, KernelArgs, KernelParam, LaunchArgs, Slice,
+};
 pub use nccl::{DevComm, Window};
 pub use team::Team;
+pub use tensor_map::{TensorMap, Tiling};
 pub use wait::{AbortBlock, STUCK_RECORDS, StuckRecord, WaitFor, WaitKind};

@@ -2,17 +2,21 @@
 //! simulator answers through [`Ops`].
 
 mod atomics;
+mod bulk;
 mod memory;
 mod multimem;
 mod numbers;
 mod seam;
+mod tensor;
 mod threads;
 
 pub use seam::{Access, CTX, MulticastParts, Ops, Order, Scope, Shuffle, ThreadCtx};
 
 pub(crate) use atomics::fence;
+pub(crate) use bulk::*;
 pub(crate) use memory::*;
 pub(crate) use numbers::*;
+pub(crate) use tensor::*;
 pub(crate) use threads::*;
 
 /// The running simulated thread: the pointer that its hooks want, and its context.

@@ -7,6 +7,7 @@ pub(crate) mod abort_block;
 pub(crate) mod graph;
 pub(crate) mod module;
 pub(crate) mod stream;
+mod tensor_map;
 
 use std::ffi::{CStr, c_int};
 use std::ptr::null_mut;

@@ -1,0 +1,154 @@
+//! Tensor cores, and copies by threads.
+
+use core::arch::asm;
+
+use half::bf16;
+
+/// Address within shared memory, as instructions for it take one.
+#[inline(always)]
+pub(super) fn shared_address<T>(pointer: *const T) -> u32 {
+    let address;
+    // SAFETY: arithmetic.
+    unsafe {
+        asm!(
+            "{{ .reg .b64 a; cvta.to.shared.u64 a, {}; cvt.u32.u64 {}, a; }}",
+            in(reg64) pointer,
+            out(reg32) address,
+            options(pure, nomem, nostack),
+        );
+    }
+    address
+}
+
+#[inline(always)]
+pub(crate) unsafe fn mma_m16n8k16_bf16(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
+    // SAFETY: arithmetic on the registers of a warp; that all lanes execute it is the caller's.
+    unsafe {
+        asm!(
+            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 \
+             {{{}, {}, {}, {}}}, {{{a0}, {a1}, {a2}, {a3}}}, {{{b0}, {b1}}}, {{{0}, {1}, {2}, {3}}};",
+            inout(reg32) d[0],
+            inout(reg32) d[1],
+            inout(reg32) d[2],
+            inout(reg32) d[3],
+            a0 = in(reg32) a[0],
+            a1 = in(reg32) a[1],
+            a2 = in(reg32) a[2],
+            a3 = in(reg32) a[3],
+            b0 = in(reg32) b[0],
+            b1 = in(reg32) b[1],
+            options(nomem, nostack),
+        );
+    }
+}
+
+#[inline(always)]
+pub(crate) unsafe fn load_matrices(row: *const bf16) -> [u32; 4] {
+    let (a, b, c, d);
+    // SAFETY: the caller's.
+    unsafe {
+        asm!(
+            "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{{}, {}, {}, {}}}, [{}];",
+            out(reg32) a,
+            out(reg32) b,
+            out(reg32) c,
+            out(reg32) d,
+            in(reg32) shared_address(row),
+            options(nostack),
+        );
+    }
+    [a, b, c, d]
+}
+
+#[inline(always)]
+pub(crate) unsafe fn copy_16_async(to: *mut u8, from: *const u8, take: bool) {
+    // SAFETY: the caller's.
+    unsafe {
+        asm!(
+            "cp.async.cg.shared.global [{}], [{}], 16, {};",
+            in(reg32) shared_address(to),
+            in(reg64) from,
+            in(reg32) if take { 16 } else { 0 },
+            options(nostack),
+        );
+    }
+}
+
+#[inline(always)]
+pub(crate) fn commit_copies() {
+    // SAFETY: marks the copies so far.
+    unsafe { asm!("cp.async.commit_group;", options(nostack)) }
+}
+
+#[inline(always)]
+pub(crate) fn wait_copies<const N: u32>() {
+    // SAFETY: waits.
+    unsafe { asm!("cp.async.wait_group {};", const N, options(nostack)) }
+}
+
+/// The instruction's descriptor: the address in units of 16 bytes, 1,024 bytes from eight rows to the next eight, the permutation of
+/// 128 bytes.
+pub(crate) type TileAddress = u64;
+
+#[inline(always)]
+pub(crate) fn tile_address(address: *const u8) -> TileAddress {
+    const EIGHT_ROWS: u64 = (1024 >> 4) << 32;
+    const PERMUTED_128: u64 = 1 << 62;
+    u64::from((shared_address(address) & 0x3_ffff) >> 4) | EIGHT_ROWS | PERMUTED_128
+}
+
+#[inline(always)]
+pub(crate) fn tile_bytes_on(tile: TileAddress, bytes: u32) -> TileAddress {
+    tile + u64::from(bytes >> 4)
+}
+
+macro_rules! wgmma {
+    ($name:ident $shape:literal $sums:literal: $first:literal $($i:literal)*) => {
+        #[inline(always)]
+        pub(crate) unsafe fn $name(d: &mut [f32; $sums], a: TileAddress, b: TileAddress) {
+            // SAFETY: reads the tiles, which the caller vouches for, and adds to registers.
+            unsafe {
+                asm!(
+                    concat!(
+                        "wgmma.mma_async.sync.aligned.", $shape, ".f32.bf16.bf16 {{",
+                        "{", $first, "}" $(, ", {", $i, "}")*,
+                        "}}, {a}, {b}, 1, 1, 1, 0, 0;",
+                    ),
+                    inout(reg32) d[$first],
+                    $( inout(reg32) d[$i], )*
+                    a = in(reg64) a,
+                    b = in(reg64) b,
+                    options(nostack),
+                );
+            }
+        }
+    };
+}
+
+#[rustfmt::skip]
+wgmma! {
+    wgmma_m64n256k16_bf16 "m64n256k16" 128:
+    0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
+    32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63
+    64 65 66 67 68 69 70 71 72 73 74 75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95
+    96 97 98 99 100 101 102 103 104 105 106 107 108 109 110 111 112 113 114 115 116 117 118 119 120 121 122 123
+    124 125 126 127
+}
+
+#[inline(always)]
+pub(crate) fn wgmma_fence() {
+    // SAFETY: orders accesses to registers.
+    unsafe { asm!("wgmma.fence.sync.aligned;", options(nostack)) }
+}
+
+#[inline(always)]
+pub(crate) fn wgmma_commit() {
+    // SAFETY: marks the products so far.
+    unsafe { asm!("wgmma.commit_group.sync.aligned;", options(nostack)) }
+}
+
+#[inline(always)]
+pub(crate) fn wgmma_wait<const N: u32>() {
+    // SAFETY: waits.
+    unsafe { asm!("wgmma.wait_group.sync.aligned {};", const N, options(nostack)) }
+}

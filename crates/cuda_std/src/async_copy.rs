@@ -1,0 +1,59 @@
+//! Copies from global to shared memory that the thread does not wait for.
+//!
+//! A thread starts copies, ends a group of them by [`commit_group`], and later waits until all but the newest groups have landed. A wait
+//! concerns the thread's own copies: a barrier of the block after it makes those of all threads visible to all.
+//!
+//! # Safety model
+//!
+//! [`copy_16`] is `unsafe`: until the wait nobody touches the destination or writes the source. In the simulator a copy happens at once,
+//! so a missing wait passes there.
+//!
+//! # Example
+//!
+//! ```
+//! use cuda_std::{async_copy, thread};
+//! /// Brings 16 bytes a thread.
+//! ///
+//! /// # Safety
+//! ///
+//! /// `shared` has 16 bytes for each thread of the block, `global` too, both aligned to 16.
+//! unsafe fn fetch(shared: *mut u8, global: *const u8) {
+//!     let at = 16 * thread::thread_idx_x() as usize;
+//!     // SAFETY: the caller's.
+//!     unsafe { async_copy::copy_16(shared.add(at), global.add(at), true) };
+//!     async_copy::commit_group();
+//!     async_copy::wait_groups::<0>();
+//!     thread::sync_threads();
+//! }
+//! ```
+
+use crate::arch;
+
+/// Starts a copy of 16 bytes from global memory to shared memory, past the first-level cache; of zeros when `!take`. PTX:
+/// `cp.async.cg.shared.global` with a source size.
+///
+/// # Safety
+///
+/// `to` lies in shared memory and `from` in global; both are aligned to 16 bytes, and valid for 16 (`from` only when `take`). Until
+/// [`wait_groups`] has waited for it nobody reads or writes `to`, or writes `from`.
+#[doc(alias = "cp.async")]
+#[inline(always)]
+#[track_caller]
+pub unsafe fn copy_16<T>(to: *mut T, from: *const T, take: bool) {
+    // SAFETY: the caller's.
+    unsafe { arch::copy_16_async(to.cast(), from.cast(), take) }
+}
+
+/// Ends the group of the copies that this thread started since the last one; a group may be empty. PTX: `cp.async.commit_group`.
+#[inline(always)]
+#[track_caller]
+pub fn commit_group() {
+    arch::commit_copies();
+}
+
+/// Waits until at most the newest `N` of this thread's groups are under way. PTX: `cp.async.wait_group N`.
+#[inline(always)]
+#[track_caller]
+pub fn wait_groups<const N: u32>() {
+    arch::wait_copies::<N>();
+}

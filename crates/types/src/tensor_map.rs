@@ -1,0 +1,97 @@
+//! How the bulk copy engine of the GPU finds a tile of a matrix.
+
+use core::fmt;
+
+use crate::kernel::KernelParam;
+
+/// What the copy engine knows of a matrix in global memory: address, extents, the tile that one copy takes, and how the tile lies in
+/// shared memory. Opaque: the driver makes it (the host crate's `Context::tensor_map`), or [`Tiling::for_simulator`].
+///
+/// A kernel takes it as a [`GridConstant`](crate::GridConstant). CUDA: `CUtensorMap` (128 bytes).
+#[doc(alias = "CUtensorMap")]
+#[repr(C, align(128))]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct TensorMap {
+    /// The driver's words.
+    pub words: [u64; 16],
+}
+
+// SAFETY: one type, one layout.
+unsafe impl KernelParam for TensorMap {
+    type Abi = Self;
+}
+
+impl fmt::Debug for TensorMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TensorMap")
+    }
+}
+
+/// A row-major matrix of 16-bit elements, and the tiles that are copied from it. What lies outside of the matrix is copied as
+/// zeros.
+///
+/// In shared memory a row of the tile has 128 bytes, rows follow each other, and the 16-byte pieces of row `r` are permuted: piece
+/// `p` lies at `p ^ (r % 8)`. That is the layout that tensor cores read without conflicts of banks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tiling {
+    /// Device address of the first element, a multiple of 16.
+    pub address: u64,
+    /// Rows of the matrix, at least 1.
+    pub rows: u32,
+    /// Elements of a row, a multiple of 8; rows follow each other without a gap.
+    pub columns: u32,
+    /// Rows of a tile, 1 to 256. A tile has [`Tiling::TILE_COLUMNS`] columns.
+    pub tile_rows: u32,
+}
+
+impl Tiling {
+    /// Columns of a tile, 128 bytes.
+    pub const TILE_COLUMNS: u32 = 64;
+
+    /// The map that the simulator understands; on a GPU it means nothing.
+    #[must_use]
+    pub const fn for_simulator(&self) -> TensorMap {
+        let mut words = [0; 16];
+        words[0] = SIMULATED;
+        words[1] = self.address;
+        words[2] = self.rows as u64;
+        words[3] = self.columns as u64;
+        words[4] = self.tile_rows as u64;
+        TensorMap { words }
+    }
+
+    /// What [`for_simulator`](Self::for_simulator) was given; `None` for another map.
+    #[must_use]
+    pub const fn of_simulated(map: &TensorMap) -> Option<Self> {
+        let words = &map.words;
+        if words[0] != SIMULATED {
+            return None;
+        }
+        Some(Self {
+            address: words[1],
+            rows: words[2] as u32,
+            columns: words[3] as u32,
+            tile_rows: words[4] as u32,
+        })
+    }
+}
+
+/// Marks a map of the simulator's: "tiling".
+const SIMULATED: u64 = u64::from_le_bytes(*b"tiling\0\0");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_simulators_map_is_read_back_and_no_other() {
+        let tiling = Tiling { address: 0x7f00, rows: 3, columns: 8, tile_rows: 128 };
+        assert_eq!(Tiling::of_simulated(&tiling.for_simulator()), Some(tiling));
+        assert_eq!(Tiling::of_simulated(&TensorMap { words: [1; 16] }), None);
+    }
+
+    #[test]
+    fn the_layout_is_the_drivers() {
+        assert_eq!((size_of::<TensorMap>(), align_of::<TensorMap>()), (128, 128));
+    }
+}

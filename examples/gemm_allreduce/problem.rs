@@ -1,0 +1,90 @@
+//! The matrices, and what their product has to be.
+//!
+//! Elements are random multiples of 1/8 from -1 to 1. So products are multiples of 1/64, and up to 2^18 of them have a sum that f32 holds
+//! exactly, in whatever order and however a tensor core rounds: the product has no error before its last rounding, and an element is
+//! right when it is the bf16 nearest to the reference, bit for bit.
+
+use half::bf16;
+
+/// The most terms of a sum, over all ranks, for which it is exact.
+pub const MOST_TERMS: usize = 1 << 18;
+
+/// C of `m x n`, and `k` terms a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Problem {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub seed: u64,
+}
+
+/// Which factor.
+#[derive(Clone, Copy)]
+pub enum Factor {
+    A,
+    B,
+}
+
+impl Problem {
+    /// Eighths of an element of a rank's factor.
+    fn eighths(&self, factor: Factor, rank: usize, row: usize, column: usize) -> i64 {
+        let mut x = self.seed << 56 ^ (factor as u64) << 48 ^ (rank as u64) << 40;
+        x ^= (row * self.k + column) as u64;
+        x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (((x >> 32) * 17) >> 32) as i64 - 8
+    }
+
+    /// A rank's factor: `m x k` or `n x k`, row-major.
+    pub fn factor(&self, factor: Factor, rank: usize) -> Vec<bf16> {
+        let table: [bf16; 17] = std::array::from_fn(|i| bf16::from_f32((i as f32 - 8.0) / 8.0));
+        let rows = match factor {
+            Factor::A => self.m,
+            Factor::B => self.n,
+        };
+        let element = |row, column| table[(self.eighths(factor, rank, row, column) + 8) as usize];
+        (0..rows).flat_map(|row| (0..self.k).map(move |column| element(row, column))).collect()
+    }
+
+    /// Element (`row`, `column`) of the sum of the products of `ranks`, exactly.
+    pub fn exact(&self, ranks: impl Iterator<Item = usize>, row: usize, column: usize) -> f64 {
+        let term = |rank, k| {
+            self.eighths(Factor::A, rank, row, k) * self.eighths(Factor::B, rank, column, k)
+        };
+        let sum: i64 = ranks.map(|rank| (0..self.k).map(|k| term(rank, k)).sum::<i64>()).sum();
+        sum as f64 / 64.0
+    }
+
+    /// How many of these elements of `c` are wrong.
+    pub fn count_wrong(
+        &self,
+        ranks: std::ops::Range<usize>,
+        c: &[bf16],
+        places: impl Iterator<Item = (usize, usize)>,
+    ) -> usize {
+        let is_wrong = |&(row, column): &(usize, usize)| {
+            let right = bf16::from_f64(self.exact(ranks.clone(), row, column));
+            // -0 and 0 are the same sum.
+            c[row * self.n + column] != right
+        };
+        places.filter(is_wrong).count()
+    }
+
+    /// Every element's place.
+    pub fn all(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let (m, n) = (self.m, self.n);
+        (0..m).flat_map(move |row| (0..n).map(move |column| (row, column)))
+    }
+
+    /// So many random places, and the corners.
+    pub fn samples(&self, count: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let (m, n, seed) = (self.m, self.n, self.seed);
+        let corners = [(0, 0), (0, n - 1), (m - 1, 0), (m - 1, n - 1)];
+        let random = (0..count as u64).map(move |i| {
+            let x =
+                (seed ^ i.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xd129_42f0_5b2c_6a4d);
+            (((x >> 40) as usize * m) >> 24, ((x >> 8 & 0xff_ffff) as usize * n) >> 24)
+        });
+        corners.into_iter().chain(random)
+    }
+}

@@ -1,0 +1,101 @@
+//! What a launch of each form needs.
+
+use super::exchange::{FIRST_FLAG, partial_elements};
+use super::tiles::{STRIPS, TILE_ROWS};
+use super::{gemm_allreduce_mma, gemm_allreduce_wgmma};
+
+/// The two kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GemmForm {
+    /// [`gemm_allreduce_wgmma`](super::gemm_allreduce_wgmma()): Hopper only.
+    Wgmma,
+    /// [`gemm_allreduce_mma`](super::gemm_allreduce_mma()): every GPU since Ampere.
+    Mma,
+}
+
+/// What the ranks exchange sums through: lengths of two windows, in elements. All words of `flags` are 0 before the first launch; after it
+/// the kernel alone writes both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GemmWorkspace {
+    /// Elements of the window of `f32`.
+    pub partials: usize,
+    /// Elements of the window of `u32`.
+    pub flags: usize,
+}
+
+impl GemmForm {
+    /// Rows of a tile of C, and of A.
+    pub const TILE_ROWS: usize = TILE_ROWS as usize;
+
+    /// Columns of a tile of C, which are rows of B.
+    #[must_use]
+    pub const fn tile_columns(self) -> usize {
+        match self {
+            Self::Wgmma => gemm_allreduce_wgmma::COLUMNS as usize,
+            Self::Mma => gemm_allreduce_mma::COLUMNS as usize,
+        }
+    }
+
+    /// Threads of a block, no more and no fewer.
+    #[must_use]
+    pub const fn threads(self) -> u32 {
+        match self {
+            Self::Wgmma => gemm_allreduce_wgmma::THREADS,
+            Self::Mma => gemm_allreduce_mma::THREADS,
+        }
+    }
+
+    /// Dynamic shared memory of a block, in bytes.
+    #[must_use]
+    pub const fn dynamic_shared(self) -> u32 {
+        match self {
+            Self::Wgmma => gemm_allreduce_wgmma::SHARED,
+            Self::Mma => gemm_allreduce_mma::SHARED,
+        }
+    }
+
+    /// Tiles of an `m x n` matrix: more blocks have nothing to do. `None` when it is too large for the kernel to count them.
+    #[must_use]
+    pub fn tiles(self, m: usize, n: usize) -> Option<u32> {
+        let tiles = m.div_ceil(Self::TILE_ROWS).checked_mul(n.div_ceil(self.tile_columns()))?;
+        // Strips are counted in 32 bits, and so is a strip that lies a grid behind the last.
+        u32::try_from(tiles).ok().filter(|tiles| *tiles < u32::MAX / 8)
+    }
+
+    /// The workspace for an `m x n` matrix over so many ranks; one for a larger matrix, or made for more ranks, will do as well. `None`
+    /// when it is too large to be counted.
+    #[must_use]
+    pub fn workspace(self, m: usize, n: usize, n_ranks: usize) -> Option<GemmWorkspace> {
+        let strips = (self.tiles(m, n)? * STRIPS) as usize;
+        let places = strips.div_ceil(n_ranks.max(1)).checked_mul(n_ranks)?;
+        let columns = self.tile_columns();
+        Some(GemmWorkspace {
+            partials: places.checked_mul(partial_elements(columns))?,
+            flags: places.checked_add(FIRST_FLAG)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_workspace_has_a_place_for_each_strip_of_each_rank() {
+        // One tile: two strips, one for each of two ranks, each from two ranks.
+        let one = GemmForm::Mma.workspace(1, 1, 2).unwrap();
+        assert_eq!(one, GemmWorkspace { partials: 2 * 64 * 128, flags: 2 + FIRST_FLAG });
+        // 32 x 16 tiles of 128 x 256: as many bytes a rank as C has in f32.
+        let square = GemmForm::Wgmma.workspace(4096, 4096, 4).unwrap();
+        assert_eq!(square.partials, 4096 * 4096);
+        assert_eq!(square.flags, 1024 + FIRST_FLAG);
+    }
+
+    #[test]
+    fn what_cannot_be_counted_has_no_workspace() {
+        for form in [GemmForm::Wgmma, GemmForm::Mma] {
+            assert_eq!(form.workspace(usize::MAX, usize::MAX, 2), None);
+            assert_eq!(form.workspace(1 << 31, 1 << 31, 2), None);
+        }
+    }
+}

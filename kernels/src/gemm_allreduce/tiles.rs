@@ -1,0 +1,70 @@
+//! How C is cut into tiles and strips, and in which order they come.
+
+/// Rows of a tile.
+pub(super) const TILE_ROWS: u32 = 128;
+/// Rows of a strip: what 128 threads compute, and what one rank reduces at a time.
+pub(super) const STRIP_ROWS: u32 = 64;
+/// Strips of a tile.
+pub(super) const STRIPS: u32 = TILE_ROWS / STRIP_ROWS;
+
+/// Rows of tiles that are taken together, column by column: blocks that run at the same time then read the same rows of A and B, which
+/// stay in the second-level cache.
+const BAND: u32 = 8;
+
+/// The tiles of an `m x n` matrix, each with `COLUMNS` columns.
+#[derive(Clone, Copy)]
+pub(super) struct Tiles<const COLUMNS: u32> {
+    pub(super) m: u32,
+    pub(super) n: u32,
+}
+
+/// 64 rows of a tile: the first element's place. It may lie behind the last row.
+#[derive(Clone, Copy)]
+pub(super) struct Strip {
+    pub(super) number: u32,
+    pub(super) row: u32,
+    pub(super) column: u32,
+}
+
+impl<const COLUMNS: u32> Tiles<COLUMNS> {
+    #[inline(always)]
+    pub(super) fn count(self) -> u32 {
+        self.m.div_ceil(TILE_ROWS) * self.n.div_ceil(COLUMNS)
+    }
+
+    /// The first row and column of tile `number`.
+    #[inline(always)]
+    pub(super) fn place(self, number: u32) -> (u32, u32) {
+        let rows = self.m.div_ceil(TILE_ROWS);
+        let of_band = BAND * self.n.div_ceil(COLUMNS);
+        let (band, rest) = (number / of_band, number % of_band);
+        let left = rows - band * BAND;
+        let height = if left < BAND { left } else { BAND };
+        ((band * BAND + rest % height) * TILE_ROWS, rest / height * COLUMNS)
+    }
+
+    /// Strip `number`.
+    #[inline(always)]
+    pub(super) fn strip(self, number: u32) -> Strip {
+        let (row, column) = self.place(number / STRIPS);
+        Strip { number, row: row + number % STRIPS * STRIP_ROWS, column }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_place_has_one_tile() {
+        for (m, n) in [(1, 1), (128, 256), (129, 257), (1000, 7), (7, 5000), (3000, 2100)] {
+            let tiles = Tiles::<256> { m, n };
+            let mut places: Vec<_> = (0..tiles.count()).map(|tile| tiles.place(tile)).collect();
+            places.sort_unstable();
+            let rows = (0..m).step_by(128);
+            let all: Vec<_> =
+                rows.flat_map(|row| (0..n).step_by(256).map(move |column| (row, column))).collect();
+            assert_eq!(places, all, "{m} x {n}");
+        }
+    }
+}
