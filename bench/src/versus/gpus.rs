@@ -70,7 +70,7 @@ impl<'a> Gpus<'a> {
     }
 
     /// Waits for the stream, for as long as a batch may take.
-    fn finish(&self) -> Result<()> {
+    pub fn finish(&self) -> Result<()> {
         Ok(self.stream.synchronize_within(self.options.ranks.limit())?)
     }
 

@@ -98,7 +98,7 @@ impl<'a, M: Machine> Job<'a, M> {
     /// Checks all ways and measures them: a row each. *Collective*.
     pub fn compare(&mut self, case: Case, ways: &Ways<'_>) -> Result<()> {
         if self.machine.is_root() {
-            eprintln!("{} B {} ...", case.size, case.dtype);
+            eprintln!("{} B {} {} ...", case.size, case.dtype, case.shape());
         }
         let mut ran = Vec::new();
         for way in ways {
@@ -147,7 +147,8 @@ mod tests {
 
     use super::*;
 
-    const CASE: Case = Case { size: 4, count: 1, dtype: "f32", redop: "sum", bus: 1.0 };
+    const CASE: Case =
+        Case { size: 4, count: 1, dtype: "f32", redop: "sum", bus: 1.0, shape: None };
 
     /// Two ranks' worth of a machine: the other one has as many wrong elements, and every variant takes a second longer than the one
     /// before.

@@ -47,7 +47,7 @@ pub fn run(options: &Put, job: &mut Job<'_, Gpus<'_>>) -> Result<()> {
             })));
         }
         if let Some(kernels) = &over_nvlink {
-            let (blocks, threads) = job.run.grid(bytes, THREADS, MAX_BLOCKS);
+            let (blocks, threads) = options.grid.grid(bytes, THREADS, MAX_BLOCKS);
             let config = LaunchConfig::new(blocks, threads);
             let dev_comm = gpus.comm.create_dev_comm(DevCommRequirements::new())?;
             let flags: Window<u32> = gpus.comm.window(2 * blocks as usize)?;
