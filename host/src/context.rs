@@ -221,6 +221,11 @@ impl Context {
         self.streams().iter().flat_map(|stream| stream.running()).collect()
     }
 
+    /// Fails when an operation or the network of a kernel has failed in a stream that may not be idle.
+    pub(crate) fn ask(&self) -> Result<()> {
+        self.streams().iter().try_for_each(|stream| stream.ask())
+    }
+
     /// Memory for a flag that kernels look at.
     pub(crate) fn take_abort_block(&self) -> Result<SharedBlock> {
         let used = self.inner.abort_blocks.borrow_mut().pop();

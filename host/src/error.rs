@@ -296,6 +296,23 @@ pub enum Error {
         /// What is wrong, and what to do.
         why: String,
     },
+    /// Settings came too late: other threads run already, and one of them may be reading the environment.
+    #[error(
+        "{} must be set before this process starts threads, but it has {threads}; build the world first thing in main, or set the variables outside",
+        variables.join(" ")
+    )]
+    EnvironmentInUse {
+        /// Each as `NAME=value`.
+        variables: Vec<String>,
+        /// Threads of this process.
+        threads: usize,
+    },
+    /// devcomm's RMA plugin, of which [`GinLoopback`](crate::GinLoopback) is the switch, was not found.
+    #[error("{not_found}")]
+    GinLoopbackNotFound {
+        /// Where it was sought.
+        not_found: NotFound,
+    },
     /// Some ranks did not come to the rendezvous.
     #[error(
         "{} did not arrive at {address} within {:.0} s{}; check that every process was started (DEVCOMM_TIMEOUT sets the time)",

@@ -69,6 +69,7 @@ mod config;
 mod context;
 mod dev_comm;
 mod error;
+mod gin_loopback;
 mod graph;
 mod group;
 mod health;
@@ -89,6 +90,7 @@ mod sys;
 mod window;
 
 pub use abort::{AbortCause, KernelAbortHandle, StuckWait};
+pub use bootstrap::builder::WorldBuilder;
 pub use bootstrap::rank::Rank;
 pub use bootstrap::spawn::LocalJob;
 pub use bootstrap::world::World;
@@ -108,6 +110,7 @@ pub use devcomm_types::{
     TensorMap, Tiling, WaitFor, WaitKind,
 };
 pub use error::{Error, Result};
+pub use gin_loopback::GinLoopback;
 pub use graph::Graph;
 pub use group::{Estimate, Group, group, simulate};
 pub use kernels::{KernelSet, Kernels, ModuleSource};

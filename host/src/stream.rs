@@ -212,14 +212,17 @@ impl StreamInner {
         Ok(true)
     }
 
-    /// Fails when an operation in the stream has failed or was cut short.
-    fn ask(&self) -> Result<()> {
-        let pending = self.pending.borrow();
-        for handle in pending.iter() {
-            if let Err(error) = handle.poll() {
-                // Otherwise its kernels would wait for ever for a rank that is gone.
-                abort_aside(handle);
-                return Err(error);
+    /// Fails when an operation in the stream has failed or was cut short, or the network that its kernels use has failed.
+    pub(crate) fn ask(&self) -> Result<()> {
+        let kernels =
+            self.running.borrow().iter().filter_map(|alarm| alarm.communicator()).collect();
+        for handles in [self.pending.borrow().clone(), kernels] {
+            for handle in handles {
+                if let Err(error) = handle.poll() {
+                    // Otherwise its kernels would wait for ever for a rank that is gone.
+                    abort_aside(&handle);
+                    return Err(error);
+                }
             }
         }
         Ok(())
@@ -251,13 +254,15 @@ impl StreamInner {
             Err(error @ (Error::CommunicatorEnded { .. } | Error::Nccl { .. })) => {
                 // It is told once.
                 self.pending.borrow_mut().clear();
+                self.linger();
                 Err(error)
             }
             Err(error) => Err(error),
         }
     }
 
-    /// A rank is lost, and the kernels were told to leave: gives them the time to, and tells what they waited for.
+    /// A rank is lost or a communicator has failed, and the kernels were told to leave: gives them the time to, and tells what
+    /// they waited for.
     fn linger(&self) {
         let (start, running) = (Instant::now(), self.running.take());
         if running.is_empty() {
@@ -410,8 +415,13 @@ impl Event {
     pub fn synchronize(&self) -> Result<()> {
         self.inner.context.refuse_capturing("an event is waited for")?;
         let start = Instant::now();
+        let mut asked = start;
         while !self.is_reached()? {
             self.inner.context.health().check()?;
+            if asked.elapsed() >= ASK {
+                asked = Instant::now();
+                self.inner.context.ask()?;
+            }
             pause(start.elapsed());
         }
         Ok(())

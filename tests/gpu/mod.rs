@@ -93,7 +93,7 @@ fn probe(rank: &Rank) -> Result<(), Error> {
 
 /// The reason to skip: what is wrong with the machine, not with devcomm. Only for errors of a probe; a test that fails so
 /// after its probe has failed.
-fn of_the_machine(error: Error) -> String {
+pub fn of_the_machine(error: Error) -> String {
     match error {
         Error::NoDriver { .. }
         | Error::DriverTooOld { .. }

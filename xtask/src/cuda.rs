@@ -3,12 +3,15 @@
 
 use std::ffi::{CStr, c_char, c_int};
 
+use devcomm_locate::GinGpus;
 use libloading::{Library, Symbol};
 
 /// The machine as the driver sees it.
 pub struct Machine {
     /// The CUDA version that the driver supports, e.g. `13.0`.
     pub driver: String,
+    /// What NCCL's GIN asks of them; `None` without GPUs.
+    pub gin: Option<GinGpus>,
     /// The name of each GPU.
     pub gpus: Vec<String>,
     /// How many ordered pairs of GPUs can load from and store to each other.
@@ -21,13 +24,18 @@ pub struct Machine {
 /// `CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED`.
 const P2P_ACCESS: c_int = 2;
 const P2P_ATOMICS: c_int = 3;
+/// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`.
+const RDMA_WITH_VMM: c_int = 110;
 
 /// Asks the driver; the error says why there is no answer.
 pub fn machine() -> Result<Machine, String> {
     let driver = Driver::open()?;
     let count = driver.number("cuDeviceGetCount")?;
+    let version = driver.number("cuDriverGetVersion")?;
+    let rdma_with_vmm = (0..count).all(|gpu| driver.attribute(RDMA_WITH_VMM, gpu));
     let mut machine = Machine {
-        driver: version_text(driver.number("cuDriverGetVersion")?),
+        driver: version_text(version),
+        gin: (count > 0).then_some(GinGpus { driver: version, rdma_with_vmm }),
         gpus: (0..count).map(|gpu| driver.name(gpu)).collect::<Result<_, _>>()?,
         peer_pairs: 0,
         atomic_pairs: 0,
@@ -94,6 +102,21 @@ impl Driver {
         // SAFETY: the array ended in zeros before the call, and the call ends what it writes with
         // one.
         Ok(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
+    }
+
+    /// Whether a GPU has an attribute; what cannot be asked counts as not there.
+    fn attribute(&self, attribute: c_int, gpu: c_int) -> bool {
+        type GetAttribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
+        let mut value = 0;
+        // SAFETY: `CUresult cuDeviceGetAttribute(int *, CUdevice_attribute, CUdevice)`; the pointer is to a live int, and
+        // the device is an ordinal below the count.
+        let code = unsafe {
+            match self.symbol::<GetAttribute>("cuDeviceGetAttribute") {
+                Ok(get) => get(&raw mut value, attribute, gpu),
+                Err(_) => return false,
+            }
+        };
+        code == 0 && value != 0
     }
 
     /// Whether an attribute of the path between two GPUs is there; what cannot be asked counts as

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::Result;
 use comfy_table::{Table, presets};
-use devcomm_locate::{NcclTree, Part, find_nccl, find_ptxas};
+use devcomm_locate::{GinGpus, GinRoute, NcclTree, Part, find_nccl, find_ptxas, gin_machine};
 use serde::Serialize;
 
 use crate::cuda;
@@ -65,18 +65,23 @@ impl Component {
 
 /// Prints the report; the exit code is 0 if everything that the build needs is there.
 pub fn doctor(json: bool) -> Result<u8> {
-    let components = examine();
+    let machine = cuda::machine();
+    let components = examine(&machine);
+    let networks = networks(machine.as_ref().ok().and_then(|machine| machine.gin));
     let ready = components.iter().all(|component| component.found || component.need != Need::Build);
     if json {
-        let report = serde_json::json!({ "ready": ready, "components": components });
+        let report =
+            serde_json::json!({ "ready": ready, "components": components, "gin": networks });
         println!("{report:#}");
     } else {
-        print_table(&components, ready);
+        print_components(&components);
+        print_networks(&networks);
+        println!("\n{}", if ready { "ready to build" } else { "not ready to build" });
     }
     Ok(u8::from(!ready))
 }
 
-fn print_table(components: &[Component], ready: bool) {
+fn print_components(components: &[Component]) {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header(["component", "state", "version", "where"]);
     for component in components {
@@ -97,17 +102,62 @@ fn print_table(components: &[Component], ready: bool) {
             println!("  fix: {fix}");
         }
     }
-    println!("\n{}", if ready { "ready to build" } else { "not ready to build" });
 }
 
-fn examine() -> Vec<Component> {
+/// One way by which kernels could use a network.
+#[derive(Serialize)]
+struct Network {
+    route: String,
+    possible: bool,
+    needs: &'static str,
+    /// What speaks for it, or what is missing.
+    here: String,
+    /// What a program needs in its environment for it.
+    environment: Vec<(&'static str, String)>,
+}
+
+/// As far as one machine shows it without NCCL.
+fn networks(gpus: Option<GinGpus>) -> Vec<Network> {
+    let machine = gin_machine(gpus);
+    let network = |route: GinRoute| {
+        let verdict = machine.verdict(route);
+        let environment = match (route, &machine.loopback) {
+            (GinRoute::ProxyLoopback, Ok(plugin)) => {
+                devcomm_rma_loopback::environment(plugin).to_vec()
+            }
+            _ => Vec::new(),
+        };
+        Network {
+            route: route.to_string(),
+            possible: verdict.is_ok(),
+            needs: route.needs(),
+            here: verdict.unwrap_or_else(|why| why),
+            environment,
+        }
+    };
+    GinRoute::ALL.into_iter().map(network).collect()
+}
+
+fn print_networks(networks: &[Network]) {
+    println!("\nkernels over the network (GIN), as far as this machine shows it:");
+    for Network { route, possible, needs, here, environment } in networks {
+        println!("  {route:<18} {}", if *possible { "possible" } else { "no" });
+        println!("    needs: {needs}\n    here: {here}");
+        if *possible && !environment.is_empty() {
+            let pairs = environment.iter().map(|(name, value)| format!("{name}={value}"));
+            println!("    use: GinLoopback, or {}", pairs.collect::<Vec<_>>().join(" "));
+        }
+    }
+}
+
+fn examine(machine: &Result<cuda::Machine, String>) -> Vec<Component> {
     let mut all =
         vec![rust_tool("rustc", "RUSTC"), rust_tool("cargo", "CARGO"), rust_src(), llvm()];
     all.push(nccl("NCCL library", Part::Library, Need::Extra, |tree| tree.library.clone()));
     all.push(nccl("NCCL bitcode", Part::Bitcode, Need::Build, |tree| tree.bitcode.clone()));
     all.push(ptxas());
     all.push(python());
-    all.extend(gpus());
+    all.extend(gpus(machine));
     all
 }
 
@@ -253,8 +303,8 @@ fn python() -> Component {
     }
 }
 
-fn gpus() -> [Component; 3] {
-    let machine = match cuda::machine() {
+fn gpus(machine: &Result<cuda::Machine, String>) -> [Component; 3] {
+    let machine = match machine {
         Ok(machine) => machine,
         Err(reason) => {
             let fix = "install NVIDIA's driver; without it kernels run in the simulator";
@@ -267,7 +317,7 @@ fn gpus() -> [Component; 3] {
     let pairs = count * count.saturating_sub(1);
     [
         Component {
-            version: Some(machine.driver),
+            version: Some(machine.driver.clone()),
             path: Some("libcuda.so.1".into()),
             ..Component::new("CUDA driver", Need::Extra)
         },

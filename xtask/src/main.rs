@@ -3,6 +3,7 @@
 //!
 //! This file is the command line only; each task is a module.
 
+mod cpp;
 mod cuda;
 mod doctor;
 mod group;
@@ -82,6 +83,9 @@ enum Task {
     /// Compile the kernels that exist in Rust and in CUDA C++ from both (nvcc is fetched), for
     /// `devcomm-bench twins`
     Twins,
+    /// Compile and run the programs in CUDA C++ that use NCCL alone (nvcc is fetched): what carries
+    /// GIN here carries theirs
+    Cpp,
     /// Make a folder that runs examples and GPU tests on a machine with GPUs but no Rust, network
     /// or new NCCL
     Pack {
@@ -111,6 +115,7 @@ fn main() -> ExitCode {
         Task::Raw { check } => setup::setup(true, setup::Without::Ptxas)
             .and_then(|()| xtask::raw::raw(&project::root(), check)),
         Task::Twins => twins::twins().map(|()| 0),
+        Task::Cpp => cpp::cpp().map(|()| 0),
         Task::Pack { limit, slim, out } => pack::pack(limit, slim, out.as_deref()).map(|()| 0),
     };
     match done {

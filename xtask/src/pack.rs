@@ -6,7 +6,7 @@
 //! examples/   the programs                tests/   the test programs that need GPUs
 //! bench/      devcomm-bench               twins/   kernels compiled from Rust and from C++, for it
 //! kernels/    PTX, cubins, sidecars       nccl/    lib/libnccl.so.2 (or .xz) and include/nccl.h
-//! licences/   the project's and NCCL's
+//! lib/        the plugin of GinLoopback   licences/   the project's and NCCL's
 //! ```
 
 use std::fs::{self, File};
@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
+use cargo_metadata::camino::Utf8PathBuf;
 use cargo_metadata::{Message, TargetKind};
 use devcomm_locate::{NcclTree, NcclVersion};
 use libloading::Library;
@@ -23,7 +24,7 @@ use tempfile::TempDir;
 
 use crate::project::{Project, ROOT_PACKAGE, cargo, root};
 use crate::setup::{NCCL_VERSION, Without, find_pinned_nccl, setup};
-use crate::{slim, twins};
+use crate::{cpp, slim, twins};
 
 const RUN_SH: &str = include_str!("pack_run.sh");
 /// The package of the benchmarks.
@@ -61,6 +62,7 @@ pub fn pack(limit: u64, slim: Option<u32>, out: Option<&Path>) -> Result<()> {
     let project = Project::open()?;
     copy_programs(&project, &partial)?;
     copy_twins(&partial.join("twins"))?;
+    copy_cpp(&partial.join("examples"))?;
     copy_licences(&tree, &partial.join("licences"))?;
     copy_nccl(&tree, slim, &partial.join("nccl"))?;
     fs::write(partial.join(MARKER), "")?;
@@ -127,20 +129,23 @@ fn scratch_beside(out: &Path) -> Result<TempDir> {
 
 /// Builds the examples and the GPU tests, and copies them and the kernels that they hold.
 fn copy_programs(project: &Project, pack: &Path) -> Result<()> {
-    let mut kernels = None;
+    let mut made = Made::default();
     let examples = ["build".to_owned(), "--examples".to_owned()];
     let root = ROOT_PACKAGE;
-    build(project, root, &examples, &TargetKind::Example, &pack.join("examples"), &mut kernels)?;
+    build(project, root, &examples, &TargetKind::Example, &pack.join("examples"), &mut made)?;
     let bins = ["build".to_owned(), "--bins".to_owned()];
-    build(project, BENCH_PACKAGE, &bins, &TargetKind::Bin, &pack.join("bench"), &mut kernels)?;
+    build(project, BENCH_PACKAGE, &bins, &TargetKind::Bin, &pack.join("bench"), &mut made)?;
 
     for (package, names) in project.gpu_tests() {
         let mut tests = vec!["test".to_owned(), "--no-run".to_owned()];
         tests.extend(names.into_iter().flat_map(|name| ["--test".to_owned(), name]));
-        build(project, &package, &tests, &TargetKind::Test, &pack.join("tests"), &mut kernels)?;
+        build(project, &package, &tests, &TargetKind::Test, &pack.join("tests"), &mut made)?;
     }
 
-    let kernels = kernels.context("the build script of the root package made no kernels")?;
+    let plugin = made.plugin.context("no program was built with the plugin of GinLoopback")?;
+    fs::create_dir_all(pack.join("lib"))?;
+    fs::copy(plugin, pack.join("lib/libdevcomm_rma_loopback.so"))?;
+    let kernels = made.kernels.context("the build script of the root package made no kernels")?;
     let target = pack.join("kernels");
     fs::create_dir_all(&target)?;
     for entry in
@@ -157,14 +162,23 @@ fn copy_programs(project: &Project, pack: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs cargo and copies the programs of `kind` that it reports; notes where the kernels are.
+/// What builds make besides programs.
+#[derive(Default)]
+struct Made {
+    /// The folder of the kernels.
+    kernels: Option<PathBuf>,
+    /// The shared library that NCCL loads for GIN without a network card.
+    plugin: Option<PathBuf>,
+}
+
+/// Runs cargo and copies the programs of `kind` that it reports; notes what else was made.
 fn build(
     project: &Project,
     package: &str,
     select: &[String],
     kind: &TargetKind,
     target: &Path,
-    kernels: &mut Option<PathBuf>,
+    made: &mut Made,
 ) -> Result<()> {
     fs::create_dir_all(target)?;
     let mut child = cargo()
@@ -183,8 +197,14 @@ fn build(
                     fs::copy(&program, target.join(&artifact.target.name))?;
                 }
             }
+            Message::CompilerArtifact(artifact)
+                if artifact.target.kind.contains(&TargetKind::CDyLib) =>
+            {
+                let shared = |path: &&Utf8PathBuf| path.extension() == Some("so");
+                made.plugin = artifact.filenames.iter().find(shared).map(PathBuf::from);
+            }
             Message::BuildScriptExecuted(script) if project.is_root(&script.package_id) => {
-                *kernels = Some(script.out_dir.join("kernels").into());
+                made.kernels = Some(script.out_dir.join("kernels").into());
             }
             _ => {}
         }
@@ -211,6 +231,22 @@ fn copy_twins(target: &Path) -> Result<()> {
                 fs::copy(&path, target.join(side).join(name))?;
             }
         }
+    }
+    Ok(())
+}
+
+/// Compiles the programs in C++ and copies them, as `cpp_NAME`. A pack without them is better than none.
+fn copy_cpp(target: &Path) -> Result<()> {
+    let programs = match cpp::build() {
+        Ok(programs) => programs,
+        Err(error) => {
+            eprintln!("warning: going on without the programs in C++: {error:#}");
+            return Ok(());
+        }
+    };
+    for program in programs {
+        let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        fs::copy(&program, target.join(format!("cpp_{name}")))?;
     }
     Ok(())
 }

@@ -142,6 +142,8 @@ tests)
         exit 1
     fi
     provide_nccl
+    # For the programs that are linked with NCCL.
+    export LD_LIBRARY_PATH="$DEVCOMM_NCCL_HOME/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
     [ -n "$scratch" ] || exec "$program" "$@"
     "$program" "$@" || code=$?
     ;;

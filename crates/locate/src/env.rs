@@ -29,6 +29,8 @@ pub(crate) struct Env {
     pub prefixes: Vec<PathBuf>,
     /// The version of a program.
     pub version_of: Box<AskVersion>,
+    /// The running program's file.
+    pub program: Option<PathBuf>,
 }
 
 impl Env {
@@ -46,6 +48,20 @@ impl Env {
             }),
             prefixes: vec!["/usr/local".into(), "/usr".into()],
             version_of: Box::new(|program| output(Command::new(program).arg("--version"))),
+            program: std::env::current_exe().ok(),
+        }
+    }
+
+    /// A machine that has nothing.
+    #[cfg(test)]
+    pub fn nothing() -> Self {
+        Self {
+            var: Box::new(|_| None),
+            python_path: Box::new(Vec::new),
+            ldconfig: Box::new(String::new),
+            prefixes: Vec::new(),
+            version_of: Box::new(|_| Err("it does not run".to_owned())),
+            program: None,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Finds what devcomm needs from outside: NCCL's library, device bitcode and headers, and `ptxas`.
+//! Finds what devcomm needs from outside: NCCL's library, device bitcode and headers, `ptxas`, and what a machine has for GIN.
 //!
 //! Every search has one fixed order, tries each place in turn, and skips a candidate that will not
 //! do with the reason recorded. When nothing is left, [`NotFound`] lists every place with its
@@ -12,6 +12,9 @@
 //! | 4 | `nvidia/nccl` in the active Python's site-packages | `nvidia/cu13/bin` in them |
 //! | 5 | the cache that `cargo xtask setup` fills ([`cache_dir`]) | the cache |
 //! | 6 | the system: `LD_LIBRARY_PATH`, `/usr`, `/usr/local`, `ldconfig`'s list | `/usr/local/cuda/bin` |
+//!
+//! [`find_gin_loopback`] looks beside the running program for devcomm's RMA plugin, and [`gin_machine`] at what a machine has for
+//! the networks of kernels.
 //!
 //! # Safety model
 //!
@@ -39,12 +42,16 @@
 mod cache;
 mod env;
 mod error;
+mod gin;
+mod loopback;
 mod nccl;
 mod ptxas;
 mod version;
 
 pub use cache::{cache_dir, wheel_dir};
 pub use error::{NotFound, Tried};
+pub use gin::{GinGpus, GinMachine, GinRoute, gin_machine};
+pub use loopback::find_gin_loopback;
 pub use nccl::{FoundBy, NcclTree, Part, find_nccl};
 pub use ptxas::{PTXAS_MIN, find_ptxas};
 pub use version::NcclVersion;

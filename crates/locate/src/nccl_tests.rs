@@ -51,6 +51,7 @@ impl Machine {
             ldconfig: Box::new(move || ldconfig.clone()),
             prefixes: vec![self.path("usr")],
             version_of: Box::new(|_| Err("not asked here".to_owned())),
+            ..Env::nothing()
         }
     }
 

@@ -136,6 +136,7 @@ mod tests {
             version_of: Box::new(|path| {
                 fs::read_to_string(path).map_err(|error| error.to_string())
             }),
+            ..Env::nothing()
         }
     }
 

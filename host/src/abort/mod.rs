@@ -18,6 +18,7 @@ use std::time::Duration;
 
 pub use self::stuck::StuckWait;
 pub(crate) use self::stuck::report;
+use crate::communicator::handle::Handle;
 use crate::launch::LaunchRefusal;
 use crate::sys::cuda::abort_block::SharedBlock;
 use crate::{Context, Error, Result};
@@ -58,6 +59,8 @@ impl fmt::Display for AbortCause {
 /// One device communicator's flag, as all who raise it and all who wait for its kernels share it.
 pub(crate) struct Alarm {
     rank: usize,
+    /// The device communicator's communicator.
+    communicator: Weak<Handle>,
     /// Where kernels find the flag.
     device_flag: u64,
     cause: OnceLock<AbortCause>,
@@ -71,12 +74,18 @@ enum State {
 }
 
 impl Alarm {
-    /// For a device communicator of `rank` that kernels on this context's GPU will use.
-    pub(crate) fn new(context: &Context, rank: usize) -> Result<Arc<Self>> {
+    /// For a device communicator of that communicator, which kernels on this context's GPU will use.
+    pub(crate) fn new(context: &Context, communicator: &Arc<Handle>) -> Result<Arc<Self>> {
         let block = context.take_abort_block()?;
         let (device_flag, cause) = (block.device_flag(), OnceLock::new());
         let state = Mutex::new(State::Open(block));
-        Ok(Arc::new(Self { rank, device_flag, cause, state }))
+        let (rank, communicator) = (communicator.rank(), Arc::downgrade(communicator));
+        Ok(Arc::new(Self { rank, communicator, device_flag, cause, state }))
+    }
+
+    /// The communicator, if it is in use: whoever waits for the kernels asks it whether the network has failed.
+    pub(crate) fn communicator(&self) -> Option<Arc<Handle>> {
+        self.communicator.upgrade().filter(|handle| handle.is_live())
     }
 
     /// The GPU's address of the flag.

@@ -8,6 +8,7 @@
 //! keeps their exchanges apart is in [`group`]. Whether all ranks are alive, and when all have done their work, stays a
 //! matter of the world.
 
+pub(crate) mod builder;
 mod door;
 pub(crate) mod env;
 mod group;

@@ -5,6 +5,7 @@ use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use super::builder::WorldBuilder;
 use super::env::launched;
 use super::hub::{Hub, ThreadMember};
 use super::join::Meeting;
@@ -80,6 +81,12 @@ impl World {
         let local_rank = launched.local_rank;
         let meeting = Meeting::new(launched, peer);
         Ok(Self { library, form: Form::Process { meeting, local_rank, device } })
+    }
+
+    /// For what must be settled before NCCL and the CUDA driver are loaded:
+    /// `World::builder().gin_loopback(GinLoopback::new()).from_env()`.
+    pub fn builder() -> WorldBuilder {
+        WorldBuilder::default()
     }
 
     /// `n` ranks as threads of this process, rank `i` on GPU `i`.

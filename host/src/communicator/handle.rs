@@ -129,6 +129,10 @@ impl Handle {
     }
 
     /// Whether operations of the communicator were cut short.
+    pub(crate) fn is_live(&self) -> bool {
+        self.status() == Status::Live
+    }
+
     pub(crate) fn is_aborted(&self) -> bool {
         self.status() == Status::Aborted
     }

@@ -20,7 +20,7 @@ use self::handle::{Entered, Handle, Status};
 pub use self::teams::CftTeamMode;
 use self::watched::watched;
 use crate::bootstrap::Rendezvous;
-use crate::dev_comm::{Report, agree};
+use crate::dev_comm::{Machine, Report, agree};
 use crate::group::{Made, Noted, is_open, note, refuse_inside};
 use crate::sys::nccl::Nccl;
 use crate::sys::nccl::abi::CommProperties;
@@ -256,8 +256,7 @@ impl Communicator {
     #[doc(alias = "ncclDevCommCreate")]
     pub fn create_dev_comm(&self, requirements: DevCommRequirements) -> Result<DevCommResource> {
         self.context().refuse_capturing("a device communicator is made")?;
-        let nvls = std::env::var("NCCL_NVLS_ENABLE").ok();
-        let report = Report::new(&requirements, &self.properties()?, nvls.as_deref());
+        let report = Report::new(&requirements, &self.properties()?, &Machine::this());
         match self.rendezvous() {
             Some(rendezvous) => {
                 let all = rendezvous.all_gather(&report.to_bytes()?)?;

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::DevCommRequirements;
 use super::check::check;
+use super::machine::Machine;
 use crate::{Error, Properties, Result};
 
 /// What a rank tells the others.
@@ -16,13 +17,13 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// This rank's. `nvls_enable` is the value of NCCL_NVLS_ENABLE.
+    /// This rank's.
     pub(crate) fn new(
         requirements: &DevCommRequirements,
         properties: &Properties,
-        nvls_enable: Option<&str>,
+        machine: &Machine,
     ) -> Self {
-        let refusal = check(requirements, properties, nvls_enable).err();
+        let refusal = check(requirements, properties, machine).err();
         Self {
             fields: requirements.describe(),
             refusal: refusal.map(|refusal| refusal.to_string()),

@@ -7,6 +7,7 @@ use std::ffi::c_int;
 
 use devcomm_types::{GinConnectionType, GinType, Team};
 
+use super::machine::Machine;
 use super::resources::{GinBarriers, LlA2a, LsaBarriers, Node, Resource, TeamMultimem};
 use super::{DevCommRequirements, RequirementsRefusal};
 use crate::Properties;
@@ -25,21 +26,21 @@ pub(super) fn int(what: &'static str, value: impl Into<u64>) -> Result<c_int, Re
     })
 }
 
-/// Refuses what a communicator with these properties cannot serve. `nvls_enable` is the value of NCCL_NVLS_ENABLE.
+/// Refuses what a communicator with these properties cannot serve on this machine.
 pub(super) fn check(
     requirements: &DevCommRequirements,
     properties: &Properties,
-    nvls_enable: Option<&str>,
+    machine: &Machine,
 ) -> Result<(), RequirementsRefusal> {
     requirements.raw()?;
     if !properties.device_api {
         return Err(RequirementsRefusal::NoDeviceApi);
     }
-    check_multimem(requirements, properties, nvls_enable)?;
+    check_multimem(requirements, properties, machine.nvls_enable.as_deref())?;
     check_cft(requirements, properties)?;
     check_teams(requirements, properties)?;
     let totals = Totals::of(requirements, properties)?;
-    let gin_types = check_gin(requirements, properties, &totals)?;
+    let gin_types = check_gin(requirements, properties, machine, &totals)?;
     totals.check(gin_types)
 }
 
@@ -123,6 +124,7 @@ fn is_within(team: Team, neighbours: Team) -> bool {
 fn check_gin(
     asked: &DevCommRequirements,
     properties: &Properties,
+    machine: &Machine,
     totals: &Totals,
 ) -> Result<Option<GinTypes>, RequirementsRefusal> {
     let connection = asked.connection();
@@ -139,7 +141,9 @@ fn check_gin(
     }
     let (full, railed) = (properties.gin_type, properties.railed_gin_type);
     if full == GinType::None && railed == GinType::None {
-        return Err(RequirementsRefusal::NoGin { connection, one_lsa_team });
+        let named = (asked.gin_type != GinType::None).then_some(asked.gin_type);
+        let why = (machine.why_no_gin)(named);
+        return Err(RequirementsRefusal::NoGin { connection, one_lsa_team, why });
     }
     if connection == GinConnectionType::Full && full == GinType::None {
         return Err(RequirementsRefusal::OnlyRail { railed });
@@ -162,7 +166,7 @@ fn check_gin(
             return Err(RequirementsRefusal::TeamNotConnected { team, stride });
         }
     }
-    gin_types(asked, properties).map(Some)
+    gin_types(asked, properties, machine).map(Some)
 }
 
 /// The distance in ranks that a connection spans.
@@ -191,13 +195,17 @@ fn stride_of(
 fn gin_types(
     asked: &DevCommRequirements,
     properties: &Properties,
+    machine: &Machine,
 ) -> Result<GinTypes, RequirementsRefusal> {
     let named = [properties.gin_type, properties.railed_gin_type];
     let available: GinTypes = properties.gin_types.iter().chain(named).collect();
     let candidates = match asked.gin_type {
         GinType::None => available,
         asked if available.contains(asked) => [asked].into_iter().collect(),
-        asked => return Err(RequirementsRefusal::NoSuchGinType { asked, available }),
+        asked => {
+            let why = (machine.why_no_gin)(Some(asked));
+            return Err(RequirementsRefusal::NoSuchGinType { asked, available, why });
+        }
     };
     let (strong, va) = (asked.gin_strong_signals, asked.gin_va_signals);
     let able: GinTypes = candidates

@@ -3,6 +3,7 @@
 mod agree;
 mod check;
 mod lower;
+mod machine;
 mod refusal;
 #[cfg(test)]
 mod refusal_tests;
@@ -19,6 +20,7 @@ use devcomm_types::{DevComm, IntoArg};
 
 pub(crate) use self::agree::{Report, agree};
 pub(crate) use self::lower::Lowered;
+pub(crate) use self::machine::Machine;
 pub use self::refusal::RequirementsRefusal;
 pub use self::requirements::DevCommRequirements;
 pub use self::resources::{
@@ -71,7 +73,7 @@ impl DevCommResource {
     ) -> Result<Self> {
         let rank = communicator.rank();
         let lowered = requirements.lower().map_err(|why| Error::refused(rank, &why))?;
-        let alarm = Alarm::new(communicator.context(), rank)?;
+        let alarm = Alarm::new(communicator.context(), communicator.handle())?;
         communicator.context().alarms().add(&alarm);
         communicator.handle().watch(&alarm);
         let inner = Rc::new(Inner {

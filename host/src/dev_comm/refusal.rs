@@ -4,9 +4,6 @@ use devcomm_types::{GinConnectionType, GinType, Team};
 
 use crate::properties::GinTypes;
 
-/// What each back end of GIN needs, for those who have none.
-const GIN_NEEDS: &str = "PROXY needs an RDMA network card with GPUDirect RDMA, or TCP with GDRCopy; GDAKI an mlx5 card; GPI the Spectrum-X plugin; EFA_GDA the AWS OFI plugin; all need the same on every rank, and NCCL_GIN_ENABLE, NCCL_GIN_TYPE and NCCL_CROSS_NIC to let them";
-
 /// Why a device communicator cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -44,7 +41,7 @@ pub enum RequirementsRefusal {
     },
     /// A connection where there is no network for kernels.
     #[error(
-        "a network connection of type {connection} was asked for, but no network back end for kernels (GIN) works on all ranks{}; {GIN_NEEDS}",
+        "a network connection of type {connection} was asked for, but no network back end for kernels (GIN) works on all ranks{}. {why}",
         if *one_lsa_team { ", which are all in one LSA team and need none" } else { "" }
     )]
     NoGin {
@@ -52,6 +49,8 @@ pub enum RequirementsRefusal {
         connection: GinConnectionType,
         /// Whether load and store reach every rank.
         one_lsa_team: bool,
+        /// What this machine has, and what each back end needs.
+        why: String,
     },
     /// Every rank was to be connected, but the network connects rails only.
     #[error(
@@ -70,12 +69,14 @@ pub enum RequirementsRefusal {
         connection: GinConnectionType,
     },
     /// A back end that is not there.
-    #[error("network back end {asked} was asked for, but here there is: {available}; {GIN_NEEDS}")]
+    #[error("network back end {asked} was asked for, but here there is: {available}. {why}")]
     NoSuchGinType {
         /// The back end asked for.
         asked: GinType,
         /// Those that are there.
         available: GinTypes,
+        /// What this machine has, and what that back end needs.
+        why: String,
     },
     /// No back end has the signals asked for.
     #[error(

@@ -4,6 +4,7 @@ use devcomm_types::{GinConnectionType, GinType};
 
 use super::RequirementsRefusal;
 use super::check::check;
+use super::machine::Machine;
 use super::resources::{Resource, ResourceKey, ResourceRequest};
 use crate::Properties;
 
@@ -312,6 +313,6 @@ impl DevCommRequirements {
     ///
     /// The first reason against it, with what is there instead.
     pub fn check(&self, properties: &Properties) -> Result<(), RequirementsRefusal> {
-        check(self, properties, std::env::var("NCCL_NVLS_ENABLE").ok().as_deref())
+        check(self, properties, &Machine::this())
     }
 }

@@ -311,7 +311,7 @@ fn the_check_that_ranks_exchange_is_the_public_one() {
     let properties = Properties { device_api: false, ..super::refusal_tests::one_node() };
     let requirements = DevCommRequirements::new();
     let why = requirements.check(&properties).unwrap_err();
-    let report = Report::new(&requirements, &properties, None);
+    let report = Report::new(&requirements, &properties, &Machine::this());
     assert_eq!(report.refusal, Some(why.to_string()));
     assert!(matches!(report.alone(3), Err(Error::DevCommRefused { rank: 3, others: 0, .. })));
 }

@@ -1,5 +1,6 @@
 //! The operating system's part of starting processes.
 
+use std::ffi::OsString;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -7,6 +8,8 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
 use socket2::SockRef;
+
+use crate::{Error, Result};
 
 /// Makes the system kill the child when the thread that starts it dies, so that a launcher killed
 /// outright leaves no ranks behind.
@@ -70,6 +73,30 @@ pub(crate) fn inherited_listener(descriptor: i32, port: u16) -> io::Result<TcpLi
     // SAFETY: it is open, as was just seen, and a socket that the parent left for us; nobody else counts on its flags.
     unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) };
     Ok(listener)
+}
+
+/// Sets environment variables.
+///
+/// # Errors
+///
+/// [`Error::EnvironmentInUse`] unless the calling thread is this process's only one, or there is nothing to set.
+pub(crate) fn set_variables(variables: &[(&'static str, OsString)]) -> Result<()> {
+    if variables.is_empty() {
+        return Ok(());
+    }
+    // What cannot be counted counts as more than one.
+    let threads = std::fs::read_dir("/proc/self/task").map_or(usize::MAX, Iterator::count);
+    if threads != 1 {
+        let text = |(name, value): &(&str, OsString)| format!("{name}={}", value.display());
+        let variables = variables.iter().map(text).collect();
+        return Err(Error::EnvironmentInUse { variables, threads });
+    }
+    for (name, value) in variables {
+        // SAFETY: no other thread can read or write the environment meanwhile: there is none, and only this one could start
+        // one.
+        unsafe { std::env::set_var(name, value) };
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -22,6 +22,10 @@ tests! {
     a_rank_that_is_lost_has_the_others_kernels_leave in ["FAKE_SPIN" = "1"],
     the_abort_of_a_communicator_has_its_kernels_leave_first in ["FAKE_SPIN" = "1"],
     an_abort_of_the_communicator_from_another_thread_has_its_kernels_leave in ["FAKE_SPIN" = "1"],
+    kernels_leave_when_the_network_fails_and_the_wait_tells_nccls_error
+        in ["FAKE_SPIN" = "1", "FAKE_ASYNC_ERROR_SPINNING" = "6"],
+    who_waits_for_an_event_behind_them_is_told_too
+        in ["FAKE_SPIN" = "1", "FAKE_ASYNC_ERROR_SPINNING" = "6"],
     kernels_in_graphs_leave_and_their_graph_is_refused in ["FAKE_SPIN" = "1"],
     an_abort_after_the_end_of_everything_does_nothing in ["FAKE_SPIN" = "1"],
     kernels_that_have_ended_are_not_aborted,
@@ -257,6 +261,42 @@ fn an_abort_of_the_communicator_from_another_thread_has_its_kernels_leave() {
         assert!(!dev.is_valid());
         bench.comm.destroy()
     });
+    assert_clean();
+}
+
+fn kernels_leave_when_the_network_fails_and_the_wait_tells_nccls_error() {
+    the_network_fails(|bench| bench.stream.synchronize());
+}
+
+fn who_waits_for_an_event_behind_them_is_told_too() {
+    the_network_fails(|bench| {
+        let event = bench.comm.context().event()?;
+        bench.stream.record(&event)?;
+        event.synchronize()
+    });
+}
+
+fn the_network_fails(wait: fn(&Bench) -> Result<()>) {
+    let failed = World::threads(2).unwrap().run(|rank| {
+        let bench = Bench::new(rank)?;
+        let dev = bench.dev()?;
+        if rank.rank() == 1 {
+            rank.barrier()?;
+            return Ok(());
+        }
+        bench.launch(&bench.stream, &dev)?;
+        let start = Instant::now();
+        let failed = wait(&bench).unwrap_err();
+        assert!(start.elapsed() < SOON);
+        assert!(matches!(&failed, Error::Nccl { code: 6, rank: Some(0), .. }), "{failed}");
+        assert!(!dev.is_valid() && !bench.comm.is_valid());
+        assert_eq!(dev.stuck(), at_their_barriers(1));
+        let log = log_of(0);
+        let place = |line: &str| log.iter().position(|logged| logged == line).unwrap();
+        assert!(place("a kernel leaves") < place("ncclCommAbort"), "{log:?}");
+        Err(failed)
+    });
+    assert!(matches!(failed, Err(Error::Nccl { code: 6, .. })), "{failed:?}");
     assert_clean();
 }
 

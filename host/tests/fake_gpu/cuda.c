@@ -206,6 +206,12 @@ void fake_await_kernels(int gpu) {
     while (gpu >= 0 && spinning[gpu]) pthread_cond_wait(&fake_changed, &fake_lock);
     pthread_mutex_unlock(&fake_lock);
 }
+int fake_kernels_wait(int gpu) {
+    pthread_mutex_lock(&fake_lock);
+    int wait = gpu >= 0 && spinning[gpu];
+    pthread_mutex_unlock(&fake_lock);
+    return wait;
+}
 static void spin(Kernel *kernel) {
     AbortBlock *abort = kernel->abort;
     pthread_mutex_lock(&fake_lock);

@@ -24,6 +24,8 @@ void *fake_alloc(size_t bytes);
 int fake_free(void *memory);
 // Returns when no kernel waits on that GPU (FAKE_SPIN).
 void fake_await_kernels(int gpu);
+// Whether one does.
+int fake_kernels_wait(int gpu);
 // Puts work into a stream, or into the graph that it is captured to. `arg` is copied. `submit` (or NULL) sees the copy when the
 // work is handed to the GPU, and `run` when its turn comes, on a thread of the stream.
 typedef struct Stream Stream;

@@ -8,6 +8,7 @@ mod children;
 mod collectives;
 mod failures;
 mod gin;
+mod gin_loopback;
 mod graphs;
 mod groups;
 mod kernel_files;
@@ -19,7 +20,7 @@ mod streams;
 mod support;
 
 use libtest_mimic::{Arguments, Trial};
-use support::{Environment, Test, remove_fakes, run, watch_over};
+use support::{Environment, Test, end_after_20_seconds, remove_fakes, run};
 
 const MODULES: &[(&str, &[Test])] = &[
     ("life", life::TESTS),
@@ -30,6 +31,7 @@ const MODULES: &[(&str, &[Test])] = &[
     ("failures", failures::TESTS),
     ("requirements", requirements::TESTS),
     ("gin", gin::TESTS),
+    ("gin_loopback", gin_loopback::TESTS),
     ("graphs", graphs::TESTS),
     ("streams", streams::TESTS),
     ("one_sided", one_sided::TESTS),
@@ -59,7 +61,7 @@ fn main() {
         let Some((_, test)) = tests.into_iter().find(|(_, test)| test.name == name) else {
             panic!("no job {name}")
         };
-        watch_over(&name);
+        end_after_20_seconds();
         return (test.job)();
     }
     let mut all: Vec<Trial> = tests.flat_map(trials).collect();

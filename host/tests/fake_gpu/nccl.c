@@ -7,6 +7,7 @@
 // FAKE_FAIL=function[:rank],...      these calls fail with code 2
 // FAKE_HANG_IN=function[:rank],...   these calls do not return before another thread aborts a communicator of that rank
 // FAKE_ASYNC_ERROR=code[:rank]       what ncclCommGetAsyncError reports
+// FAKE_ASYNC_ERROR_SPINNING=code     the same, while a kernel waits (FAKE_SPIN)
 // FAKE_VERSION=code                  what ncclGetVersion says; 23203 unless set
 // FAKE_NO_WINDOW                     windows are NULL, as without symmetric memory
 // FAKE_TWO_TEAMS, FAKE_LSA_SIZE=n    ranks that reach each other: half of them; n. All unless set

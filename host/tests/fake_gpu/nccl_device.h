@@ -19,6 +19,7 @@ static int number(const char *name, int otherwise) { return getenv(name) ? atoi(
 int ncclCommGetAsyncError(Comm *comm, int *state) {
     ENTER("ncclCommGetAsyncError", comm);
     const char *text = getenv("FAKE_ASYNC_ERROR"), *rank = text ? strchr(text, ':') : NULL;
+    if (fake_kernels_wait(comm->device)) text = getenv("FAKE_ASYNC_ERROR_SPINNING");
     pthread_mutex_lock(&fake_lock);
     if (text && (!rank || atoi(rank + 1) == comm->rank)) *state = atoi(text);
     else if (comm->pending) *state = IN_PROGRESS;

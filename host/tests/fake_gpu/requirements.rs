@@ -159,10 +159,12 @@ fn why(error: Error) -> String {
 fn what_the_network_lacks_is_refused_on_every_rank() {
     ranks(4, |rank| {
         let comm = rank.communicator()?;
-        let none =
-            RequirementsRefusal::NoGin { connection: GinConnectionType::Full, one_lsa_team: false };
         let full = DevCommRequirements::new().gin_connection(GinConnectionType::Full);
-        assert_eq!(why(refused(comm, full)), none.to_string());
+        let none = why(refused(comm, full));
+        for part in ["type FULL", "PROXY by loopback needs", "GDAKI needs", "GPI needs", "; here "]
+        {
+            assert!(none.contains(part), "{none}");
+        }
         let signals = why(refused(comm, DevCommRequirements::new().gin_signals(1)));
         assert!(signals.contains("gin_signals need a network connection"), "{signals}");
         let team = comm.team_world()?;

@@ -8,7 +8,8 @@ use devcomm_device_tests::{Machine, Setup, Simulated, kernels};
 /// Runs a case with `seeds` seeds, on one LSA team and on several, and a few times with switches at any access.
 fn with_seeds(seeds: u64, case: impl Fn(&Simulated)) {
     for seed in 0..seeds {
-        let (ranks, team) = [(2, 1), (3, 3), (4, 2), (6, 3), (2, 2)][seed as usize % 5];
+        let (ranks, team) =
+            [(2, 1), (3, 3), (4, 2), (6, 3), (2, 2), (4, 4), (4, 1)][seed as usize % 7];
         case(&Simulated::teams(ranks, team, seed));
     }
     for seed in 0..seeds.div_ceil(16) {
@@ -35,6 +36,10 @@ tests! {
     counters_say_when_a_source_was_read: 60, gin::counters;
     flushes_to_one_peer_say_when_a_source_was_read: 60, gin::requests;
     contexts_have_signals_of_their_own: 60, gin::contexts;
+    bytes_move_from_and_to_any_byte: 20, gin::bytes, Full;
+    bytes_move_along_the_rail: 20, gin::bytes, Rail;
+    signals_wrap_around: 60, gin::wraps;
+    a_signal_that_was_reset_counts_from_0: 60, gin::resets;
     shadows_hold_and_follow: 60, gin::shadows;
     waits_for_what_never_comes_end_in_every_thread: 40, gin::timeouts;
     barriers_of_the_world_fence: 10, gin::barriers, 0, Full;

@@ -29,6 +29,7 @@ tests! {
     every_way_to_a_window_reaches_the_part_that_it_names: 60, places::windows;
     vectors_move_as_they_are: 24, places::vectors;
     a_seen_flag_brings_its_data: 60, places::flags;
+    a_poll_ends_with_what_it_sees_or_with_its_time: 20, places::polls;
     resource_buffers_are_zeroed_and_found: 60, places::resources;
     multicast_reaches_every_rank_of_the_team: 24, places::multicast;
     coops_know_their_threads_meet_and_vote: 24, places::coops;

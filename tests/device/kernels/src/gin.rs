@@ -74,7 +74,7 @@ fn wait_for<B: GinBackend>(
 
 /// The team that is connected: `mode` 0 the world, 1 the rail.
 #[inline(always)]
-fn connected(comm: &DevComm, mode: u32) -> Team {
+pub(crate) fn connected(comm: &DevComm, mode: u32) -> Team {
     if mode == 0 { comm.world_team() } else { comm.rail_team() }
 }
 
@@ -198,7 +198,7 @@ pub unsafe fn gin_value_sizes<B: GinBackend>(
 
 /// The same window, of other elements.
 #[inline(always)]
-unsafe fn cast<T>(window: Window<u64>) -> Window<T> {
+pub(crate) unsafe fn cast<T>(window: Window<u64>) -> Window<T> {
     // SAFETY: a window is a handle, whatever its elements.
     unsafe { core::mem::transmute::<Window<u64>, Window<T>>(window) }
 }

@@ -1,8 +1,8 @@
 //! GIN: shadows, resets, and waits that time out.
 
 use cuda_std::prelude::*;
-use nccl_device::gin::{CounterId, GinBackend, SignalId};
-use nccl_device::{Coop, DevComm, MemoryOrder, Timeout, Window};
+use nccl_device::gin::{CounterId, GinBackend, SignalId, VaSignal};
+use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Timeout, Window};
 
 use crate::Extra;
 
@@ -71,7 +71,7 @@ pub unsafe fn gin_never<B: GinBackend>(
         (SignalId::of(&comm, extra.signals(), 0), CounterId::of(&comm, extra.counters(), 0));
     let soon = Timeout::micros(100);
     // SAFETY: the test makes the window for it, zeroed.
-    let va = unsafe { nccl_device::gin::VaSignal::new(mail, 0) };
+    let va = unsafe { VaSignal::new(mail, 0) };
     if thread::thread_idx_x() == 0 {
         gin.expect(signal, 5);
     }
@@ -97,4 +97,106 @@ pub unsafe fn gin_never<B: GinBackend>(
     bits |= gin.signal_shadow(signal) << 16;
     // SAFETY: a word a thread.
     unsafe { out.local().store(thread::thread_idx_x() as usize, bits) };
+}
+
+/// Signals have 64 bits that wrap around: the left neighbour raises one over 2^32 and over 2^64, and words of the window likewise.
+/// `out` has how often a thread saw another number, or a wait that was wrong.
+#[kernel(B = gin)]
+pub unsafe fn gin_wraps<B: GinBackend>(
+    comm: DevComm,
+    mail: Window<u64>,
+    out: Window<u64>,
+    extra: Extra,
+    n: u32,
+) {
+    const QUARTER: u64 = 1 << 62;
+    let (coop, world, gin) = (Coop::cta(), comm.world_team(), comm.gin::<B>(0));
+    let (signal, soon) = (SignalId::of(&comm, extra.signals(), 0), Timeout::micros(100));
+    let right = (world.rank + 1) % world.n_ranks;
+    let mut barrier = gin.world_barriers().barrier(coop, BarrierIndex::new(0));
+    let mut expected = gin.signal_shadow(signal);
+    let mut wrong = 0;
+    let mut step = 0;
+    while step < 8 {
+        // Nobody is ahead: further apart than 2^63, numbers that wrap around have no order.
+        barrier.sync(ORDER, FenceLevel::None);
+        let amount = match step {
+            0 => u32::MAX.into(),
+            1 => 2,
+            5 => QUARTER - 5,
+            6 => 9,
+            _ => QUARTER,
+        };
+        expected = expected.wrapping_add(amount);
+        gin.signal(coop, world, right, signal.add(amount));
+        if coop.thread_rank() == 0 {
+            gin.expect(signal, amount);
+        }
+        gin.wait_signal_meets_shadow(coop, signal, ORDER);
+        wrong += u64::from(gin.read_signal(signal, ORDER) != expected);
+        wrong += u64::from(gin.signal_shadow(signal) != expected);
+        let next = expected.wrapping_add(1);
+        wrong += u64::from(gin.wait_signal_timeout(coop, signal, next, ORDER, soon).is_ok());
+        step += 1;
+    }
+    // SAFETY: two words of the window, which are signals from the barrier on.
+    let (low, high) = unsafe { (VaSignal::new(mail, 0), VaSignal::new(mail, 1)) };
+    let (low_start, high_start) = (u64::from(u32::MAX - 1), u64::MAX - 1);
+    if coop.thread_rank() == 0 {
+        // SAFETY: as above.
+        unsafe {
+            mail.local().store(0, low_start);
+            mail.local().store(1, high_start);
+        }
+    }
+    barrier.sync(ORDER, FenceLevel::None);
+    let mut i = 0;
+    while i < 2 * n {
+        gin.signal(coop, world, right, if i % 2 == 0 { low.inc() } else { high.inc() });
+        i += 1;
+    }
+    let more = u64::from(n);
+    gin.wait_signal(coop, low, low_start + more, ORDER);
+    gin.wait_signal(coop, high, high_start.wrapping_add(more), ORDER);
+    wrong += u64::from(gin.read_signal(low, ORDER) != low_start + more);
+    wrong += u64::from(gin.read_signal(high, ORDER) != high_start.wrapping_add(more));
+    gin.flush(coop, MemoryOrder::Relaxed);
+    // SAFETY: a word a thread.
+    unsafe { out.local().store(thread::thread_idx_x() as usize, wrong) };
+}
+
+/// A signal that was reset counts from 0 again, also by another operation, and so does its shadow. `n` times; `out` has how often a
+/// thread saw another number.
+#[kernel(B = gin)]
+pub unsafe fn gin_resets<B: GinBackend>(
+    comm: DevComm,
+    _mail: Window<u64>,
+    out: Window<u64>,
+    extra: Extra,
+    n: u32,
+) {
+    let (coop, world, gin) = (Coop::cta(), comm.world_team(), comm.gin::<B>(0));
+    let signal = SignalId::of(&comm, extra.signals(), 0);
+    let right = (world.rank + 1) % world.n_ranks;
+    let mut barrier = gin.world_barriers().barrier(coop, BarrierIndex::new(0));
+    let mut wrong = 0;
+    let mut i = 0;
+    while i < 2 * n {
+        let (action, amount) = if i % 2 == 0 { (signal.inc(), 1) } else { (signal.add(10), 10) };
+        gin.signal(coop, world, right, action);
+        let (before, grown) = gin.wait_signal_follow_shadow(coop, signal, amount, ORDER);
+        wrong += u64::from(before != 0 || grown != amount);
+        wrong += u64::from(gin.read_signal(signal, ORDER) != amount);
+        // Everybody has been told, so that nobody raises it while it is reset.
+        barrier.sync(ORDER, FenceLevel::None);
+        if coop.thread_rank() == 0 {
+            gin.reset_signal(signal);
+        }
+        coop.sync();
+        wrong += u64::from(gin.read_signal(signal, ORDER) != 0 || gin.signal_shadow(signal) != 0);
+        barrier.sync(ORDER, FenceLevel::None);
+        i += 1;
+    }
+    // SAFETY: a word a thread.
+    unsafe { out.local().store(thread::thread_idx_x() as usize, wrong) };
 }

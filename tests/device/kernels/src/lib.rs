@@ -18,6 +18,7 @@ mod files {
     pub mod barriers_lsa;
     pub mod coops;
     pub mod gin;
+    pub mod gin_bytes;
     pub mod gin_waits;
     pub mod ll_a2a;
     pub mod places;
@@ -29,6 +30,6 @@ pub use extra::{Args, Extra, Range};
 // On the GPU a kernel is an entry point, with no name to import.
 #[allow(unused_imports)]
 pub use files::{
-    barriers_gin::*, barriers_lsa::*, coops::*, gin::*, gin_waits::*, ll_a2a::*, places::*,
-    stuck::*, wrong::*,
+    barriers_gin::*, barriers_lsa::*, coops::*, gin::*, gin_bytes::*, gin_waits::*, ll_a2a::*,
+    places::*, stuck::*, wrong::*,
 };

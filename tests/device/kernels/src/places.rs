@@ -5,7 +5,7 @@ use cuda_std::multimem;
 use cuda_std::prelude::*;
 use cuda_std::reduce::Sum;
 use cuda_std::vector::Vec16;
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Timeout, Window};
 
 use crate::Extra;
 
@@ -208,4 +208,22 @@ pub unsafe fn multicast(comm: DevComm, mail: Window<u64>, out: Window<u64>, extr
         }
         barrier.sync(MemoryOrder::Release);
     });
+}
+
+/// A poll of the kernel's own for what never comes ends when its time is over; one for what a thread then says ends with that. The
+/// timeouts, as bits, a word a thread; the coop by `n`.
+#[kernel]
+pub unsafe fn polls(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra: Extra, n: u32) {
+    let coop = if n == 0 { Coop::cta() } else { Coop::warp() };
+    // SAFETY: words that are written by ordered stores only.
+    let is_set = |word: usize| unsafe { mail.local().load_acquire(word) } != 0;
+    let never = comm.wait_until_timeout(coop, Timeout::micros(100), || is_set(0));
+    if thread::thread_idx_x() == thread::block_dim_x() - 1 {
+        // SAFETY: as above.
+        unsafe { mail.local().store_release(1, 1) };
+    }
+    let at_last = comm.wait_until_timeout(coop, Timeout::millis(60_000), || is_set(1));
+    let bits = u64::from(never.is_err()) | u64::from(at_last.is_err()) << 1;
+    // SAFETY: a word a thread.
+    unsafe { out.local().store(thread::thread_idx_x() as usize, bits) };
 }

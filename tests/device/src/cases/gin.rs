@@ -114,6 +114,35 @@ pub fn timeouts(machine: &impl Machine) {
     }
 }
 
+/// Puts and gets move exactly the bytes that they are told, from and to any byte, on as many contexts as blocks, between all ranks or
+/// along the rails.
+pub fn bytes(machine: &impl Machine, gin: GinConnectionType) {
+    const BLOCKS: u32 = 6;
+    let along = u32::from(gin == GinConnectionType::Rail);
+    let slots = machine.ranks() * kernels::MESSAGES;
+    let setup = Setup {
+        gin,
+        mail: BLOCKS as usize * 3 * slots * kernels::SLOT / size_of::<u64>(),
+        contexts: BLOCKS,
+        world_barriers: if along == 0 { BLOCKS } else { 0 },
+        rail_barriers: BLOCKS,
+        ..Setup::with_gin(BLOCKS, 40)
+    };
+    require_all("bytes", &machine.run(kernels::gin_bytes, &setup, &[along, along | 2 << 1]), 0);
+}
+
+/// Signals wrap around at 2^64 and carry at 2^32, those in windows too.
+pub fn wraps(machine: &impl Machine) {
+    let setup = Setup { va: true, world_barriers: 1, ..Setup::with_gin(1, 40) };
+    require_all("wraps", &machine.run(kernels::gin_wraps, &setup, &[5, 4]), 0);
+}
+
+/// A signal that was reset counts from 0 again.
+pub fn resets(machine: &impl Machine) {
+    let setup = Setup { world_barriers: 1, ..Setup::with_gin(1, 40) };
+    require_all("resets", &machine.run(kernels::gin_resets, &setup, &[3, 2]), 0);
+}
+
 /// Barriers over the network with every fence, of the world (0), the rail (4) or made in addition (8), on one context or on all.
 pub fn barriers(machine: &impl Machine, which: u32, gin: GinConnectionType) {
     for strong in [true, false] {

@@ -46,6 +46,14 @@ pub fn flags(machine: &impl Machine) {
     super::require_all("flags", &machine.run(kernels::flags, &setup, &[25]), 0);
 }
 
+/// A poll with a timeout ends with what it polls for or with its time, in every thread of the coop.
+pub fn polls(machine: &impl Machine) {
+    for coop in [0, 1] {
+        let found = machine.run(kernels::polls, &Setup::new(1, 72), &[coop]);
+        super::require_all("polls", &found, 1);
+    }
+}
+
 /// A resource buffer is zeroed, is where its handle says, and each way to its parts reaches the part that it names.
 pub fn resources(machine: &impl Machine) {
     let l = machine.lsa_ranks();

@@ -25,6 +25,9 @@ tests! {
     counters_say_when_a_source_was_read: gin::counters;
     flushes_to_one_peer_say_when_a_source_was_read: gin::requests;
     contexts_have_signals_of_their_own: gin::contexts;
+    bytes_move_from_and_to_any_byte: gin::bytes, Full;
+    signals_wrap_around: gin::wraps;
+    a_signal_that_was_reset_counts_from_0: gin::resets;
     shadows_hold_and_follow: gin::shadows;
     waits_for_what_never_comes_end_in_every_thread: gin::timeouts;
     barriers_of_the_world_fence: gin::barriers, 0, Full;

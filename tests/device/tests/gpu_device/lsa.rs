@@ -19,6 +19,7 @@ tests! {
     every_way_to_a_window_reaches_the_part_that_it_names: places::windows;
     vectors_move_as_they_are: places::vectors;
     a_seen_flag_brings_its_data: places::flags;
+    a_poll_ends_with_what_it_sees_or_with_its_time: places::polls;
     resource_buffers_are_zeroed_and_found: places::resources;
     coops_know_their_threads_meet_and_vote: places::coops;
     lsa_barriers_order_what_they_promise: barriers::lsa_orders;

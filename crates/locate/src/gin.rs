@@ -1,0 +1,233 @@
+//! The networks that kernels can use (NCCL's GIN), as far as a machine shows them without NCCL.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::env::Env;
+use crate::error::NotFound;
+use crate::loopback::find_gin_loopback_in;
+
+/// How a kernel's puts may travel: a back end of GIN, and what carries it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GinRoute {
+    /// A thread of the host posts what the kernel queues to an RDMA network card.
+    ProxyRdma,
+    /// As before, over TCP: NCCL's own socket back end.
+    ProxyTcp,
+    /// As before, by CUDA copies between the GPUs of one host: devcomm's plugin.
+    ProxyLoopback,
+    /// The kernel rings the doorbells of an mlx5 card.
+    Gdaki,
+    /// The GPU-Push Interface of Spectrum-X.
+    Gpi,
+    /// GPUDirect Async of Amazon's EFA.
+    EfaGda,
+}
+
+impl GinRoute {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::ProxyRdma,
+        Self::ProxyTcp,
+        Self::ProxyLoopback,
+        Self::Gdaki,
+        Self::Gpi,
+        Self::EfaGda,
+    ];
+
+    /// NCCL's number of the back end, `ncclGinType_t`.
+    #[must_use]
+    pub const fn gin_type(self) -> i32 {
+        match self {
+            Self::ProxyRdma | Self::ProxyTcp | Self::ProxyLoopback => 2,
+            Self::Gdaki => 3,
+            Self::Gpi => 4,
+            Self::EfaGda => 5,
+        }
+    }
+
+    /// What it needs besides GPUs, in words.
+    #[must_use]
+    pub const fn needs(self) -> &'static str {
+        match self {
+            Self::ProxyRdma => {
+                "an InfiniBand or RoCE card that reaches GPU memory (DMA-BUF, or the module nvidia_peermem)"
+            }
+            Self::ProxyTcp => {
+                "NCCL_GDRCOPY_ENABLE=1, and GDRCopy (/dev/gdrdrv) or a driver for CUDA 13.3"
+            }
+            Self::ProxyLoopback => {
+                "all ranks on one host, and devcomm's plugin (GinLoopback, or NCCL_RMA_PLUGIN)"
+            }
+            Self::Gdaki => "an mlx5 card that reaches GPU memory (DMA-BUF, or nvidia_peermem)",
+            Self::Gpi => "the Spectrum-X plugin, named by NCCL_GIN_PLUGIN",
+            Self::EfaGda => "an EFA device, and the AWS OFI plugin",
+        }
+    }
+}
+
+impl fmt::Display for GinRoute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ProxyRdma => "PROXY over RDMA",
+            Self::ProxyTcp => "PROXY over TCP",
+            Self::ProxyLoopback => "PROXY by loopback",
+            Self::Gdaki => "GDAKI",
+            Self::Gpi => "GPI",
+            Self::EfaGda => "EFA_GDA",
+        })
+    }
+}
+
+/// What the CUDA driver says that matters here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GinGpus {
+    /// The CUDA version that the driver supports, 13000 for 13.0.
+    pub driver: i32,
+    /// Whether all GPUs have `GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`, without which NCCL offers no GIN at all.
+    pub rdma_with_vmm: bool,
+}
+
+/// What a machine has for GIN.
+#[derive(Clone, Debug)]
+pub struct GinMachine {
+    /// The RDMA devices of the kernel: `mlx5_0`, `efa_0`, ...
+    pub rdma_devices: Vec<String>,
+    /// The loaded module by which cards reach GPU memory, where DMA-BUF does not do it.
+    pub peer_memory: Option<&'static str>,
+    /// Whether GDRCopy's driver is loaded.
+    pub gdrdrv: bool,
+    /// devcomm's plugin.
+    pub loopback: Result<PathBuf, NotFound>,
+    /// What the GPUs say; `None` if there are none, or they were not asked.
+    pub gpus: Option<GinGpus>,
+    /// The settings of NCCL that stand in the way of GIN as a whole: `NCCL_GIN_ENABLE=0` and such.
+    pub hindered_by: Vec<String>,
+    /// `NCCL_GIN_TYPE`, `NCCL_GIN_PLUGIN` and `NCCL_GDRCOPY_ENABLE`.
+    set: [Option<String>; 3],
+}
+
+const SET: [&str; 3] = ["NCCL_GIN_TYPE", "NCCL_GIN_PLUGIN", "NCCL_GDRCOPY_ENABLE"];
+
+/// Looks at this machine. The GPUs are the caller's to ask.
+#[must_use]
+pub fn gin_machine(gpus: Option<GinGpus>) -> GinMachine {
+    gin_machine_in(&Env::real(), Path::new("/"), gpus)
+}
+
+fn gin_machine_in(env: &Env, root: &Path, gpus: Option<GinGpus>) -> GinMachine {
+    let text = |name: &str| {
+        (env.var)(name)
+            .map(|value| value.to_string_lossy().trim().to_owned())
+            .filter(|v| !v.is_empty())
+    };
+    let zero = |name: &str| text(name).filter(|v| v == "0").map(|_| format!("{name}=0"));
+    let hindering = ["NCCL_GIN_ENABLE", "NCCL_CROSS_NIC", "NCCL_CUMEM_ENABLE", "NCCL_WIN_ENABLE"];
+    let module = |name: &&str| root.join("sys/module").join(name).is_dir();
+    GinMachine {
+        rdma_devices: names_in(&root.join("sys/class/infiniband")),
+        peer_memory: ["nvidia_peermem", "nv_peer_mem"].into_iter().find(module),
+        gdrdrv: root.join("dev/gdrdrv").exists(),
+        loopback: find_gin_loopback_in(env, None),
+        gpus,
+        hindered_by: hindering.into_iter().filter_map(zero).collect(),
+        set: SET.map(text),
+    }
+}
+
+fn names_in(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+impl GinMachine {
+    /// Whether there is any RDMA device, over which NCCL would go by itself.
+    #[must_use]
+    pub fn has_rdma(&self) -> bool {
+        !self.rdma_devices.is_empty()
+    }
+
+    /// Whether a route looks possible, with what speaks for it, or else what is missing. NCCL has the last word: it asks every
+    /// rank.
+    ///
+    /// # Errors
+    ///
+    /// What is missing, in words.
+    pub fn verdict(&self, route: GinRoute) -> Result<String, String> {
+        if let Some(first) = self.hindered_by.first() {
+            return Err(format!("{first} keeps NCCL from all of GIN"));
+        }
+        let [gin_type, gin_plugin, gdrcopy] = &self.set;
+        if let Some(asked) = gin_type
+            && asked.parse().is_ok_and(|number: i32| number >= 0 && number != route.gin_type())
+        {
+            return Err(format!("NCCL_GIN_TYPE={asked} asks for another back end"));
+        }
+        match self.gpus {
+            None => return Err("no GPU was found".to_owned()),
+            Some(GinGpus { rdma_with_vmm: false, .. }) => {
+                return Err(
+                    "not every GPU has GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, which NCCL asks for before any GIN"
+                        .to_owned(),
+                );
+            }
+            Some(_) => {}
+        }
+        match route {
+            GinRoute::ProxyRdma => self.card(|name| !name.starts_with("efa")),
+            GinRoute::Gdaki => self.card(|name| name.starts_with("mlx5")),
+            GinRoute::EfaGda => self.card(|name| name.starts_with("efa")),
+            GinRoute::ProxyTcp => {
+                let newer = self.gpus.is_some_and(|gpus| gpus.driver >= 13_030);
+                let enabled = gdrcopy.as_deref().is_some_and(|value| value != "0");
+                match (self.gdrdrv || newer, enabled) {
+                    (true, true) => Ok("NCCL_GDRCOPY_ENABLE is set".to_owned()),
+                    (true, false) => Err("NCCL_GDRCOPY_ENABLE is not set".to_owned()),
+                    _ => Err("there is neither /dev/gdrdrv nor a driver for CUDA 13.3".to_owned()),
+                }
+            }
+            GinRoute::ProxyLoopback => match &self.loopback {
+                Ok(path) => Ok(path.display().to_string()),
+                Err(error) => Err(format!("{}: {}", error.what(), error.advice())),
+            },
+            GinRoute::Gpi => match gin_plugin {
+                Some(name) => Ok(format!("NCCL_GIN_PLUGIN={name}, if that is it")),
+                None => Err("NCCL_GIN_PLUGIN is not set".to_owned()),
+            },
+        }
+    }
+
+    fn card(&self, fits: impl Fn(&str) -> bool) -> Result<String, String> {
+        let fitting: Vec<_> =
+            self.rdma_devices.iter().map(String::as_str).filter(|name| fits(name)).collect();
+        if fitting.is_empty() {
+            return Err(if self.rdma_devices.is_empty() {
+                "there is no RDMA device".to_owned()
+            } else {
+                format!("the RDMA devices are {}", self.rdma_devices.join(", "))
+            });
+        }
+        let by = self.peer_memory.unwrap_or("DMA-BUF, if kernel and card have it");
+        Ok(format!("{} through {by}", fitting.join(", ")))
+    }
+
+    /// One sentence for an error message: why those routes of a back end are not there; all routes for `None`.
+    #[must_use]
+    pub fn why_not(&self, gin_type: Option<i32>) -> String {
+        let routes = GinRoute::ALL.into_iter();
+        let asked = routes.filter(|route| gin_type.is_none_or(|number| route.gin_type() == number));
+        let lines = asked.map(|route| match self.verdict(route) {
+            Ok(how) => format!("{route} looks possible ({how}), but not on every rank"),
+            Err(why) => format!("{route} needs {}; here {why}", route.needs()),
+        });
+        lines.collect::<Vec<_>>().join(". ")
+    }
+}
+
+#[cfg(test)]
+#[path = "gin_tests.rs"]
+mod tests;

@@ -1,0 +1,86 @@
+use super::*;
+
+const GPUS: GinGpus = GinGpus { driver: 13_000, rdma_with_vmm: true };
+
+/// A made-up machine with these folders and files under its root, and these variables.
+fn machine(
+    paths: &[&str],
+    variables: &'static [(&str, &str)],
+    gpus: Option<GinGpus>,
+) -> (tempfile::TempDir, GinMachine) {
+    let root = tempfile::tempdir().unwrap();
+    for path in paths {
+        fs::create_dir_all(root.path().join(path)).unwrap();
+    }
+    let var = |name: &str| {
+        let found = variables.iter().find(|(known, _)| *known == name);
+        found.map(|(_, value)| value.into())
+    };
+    let env = Env { var: Box::new(var), ..Env::nothing() };
+    let machine = gin_machine_in(&env, root.path(), gpus);
+    (root, machine)
+}
+
+fn possible(machine: &GinMachine) -> Vec<GinRoute> {
+    GinRoute::ALL.into_iter().filter(|&route| machine.verdict(route).is_ok()).collect()
+}
+
+#[test]
+fn each_device_opens_its_routes() {
+    let (_root, bare) = machine(&[], &[], Some(GPUS));
+    assert_eq!(possible(&bare), []);
+    assert!(!bare.has_rdma());
+
+    let (_root, mlx5) = machine(&["sys/class/infiniband/mlx5_0"], &[], Some(GPUS));
+    assert_eq!(possible(&mlx5), [GinRoute::ProxyRdma, GinRoute::Gdaki]);
+    assert!(mlx5.has_rdma());
+
+    let (_root, efa) = machine(&["sys/class/infiniband/efa_0"], &[], Some(GPUS));
+    assert_eq!(possible(&efa), [GinRoute::EfaGda]);
+
+    let gdrcopy = &[("NCCL_GDRCOPY_ENABLE", "1")];
+    let (_root, tcp) = machine(&["dev/gdrdrv"], gdrcopy, Some(GPUS));
+    assert_eq!(possible(&tcp), [GinRoute::ProxyTcp]);
+    let newer = GinGpus { driver: 13_030, ..GPUS };
+    assert_eq!(possible(&machine(&[], gdrcopy, Some(newer)).1), [GinRoute::ProxyTcp]);
+    assert_eq!(possible(&machine(&["dev/gdrdrv"], &[], Some(GPUS)).1), []);
+
+    let (_root, gpi) = machine(&[], &[("NCCL_GIN_PLUGIN", "spcx")], Some(GPUS));
+    assert_eq!(possible(&gpi), [GinRoute::Gpi]);
+}
+
+#[test]
+fn what_closes_all_of_gin_is_named() {
+    let card = &["sys/class/infiniband/mlx5_0"];
+    for (variables, gpus, text) in [
+        (&[("NCCL_GIN_ENABLE", "0")] as &'static [_], Some(GPUS), "NCCL_GIN_ENABLE=0"),
+        (&[("NCCL_CROSS_NIC", "0")], Some(GPUS), "NCCL_CROSS_NIC=0"),
+        (&[], Some(GinGpus { rdma_with_vmm: false, ..GPUS }), "WITH_CUDA_VMM_SUPPORTED"),
+        (&[], None, "no GPU"),
+    ] {
+        let (_root, machine) = machine(card, variables, gpus);
+        for route in GinRoute::ALL {
+            let why = machine.verdict(route).unwrap_err();
+            assert!(why.contains(text), "{route}: {why}");
+        }
+    }
+}
+
+#[test]
+fn a_back_end_that_nccl_is_told_to_leave_out_is_not_possible() {
+    let (_root, machine) =
+        machine(&["sys/class/infiniband/mlx5_0"], &[("NCCL_GIN_TYPE", "3")], Some(GPUS));
+    assert_eq!(possible(&machine), [GinRoute::Gdaki]);
+    assert!(machine.verdict(GinRoute::ProxyRdma).unwrap_err().contains("NCCL_GIN_TYPE=3"));
+}
+
+#[test]
+fn a_missing_back_end_says_what_it_needs_and_what_is_here() {
+    let (_root, machine) = machine(&["sys/class/infiniband/efa_0"], &[], Some(GPUS));
+    let text = machine.why_not(Some(3));
+    assert!(text.contains("GDAKI needs an mlx5 card"), "{text}");
+    assert!(text.contains("here the RDMA devices are efa_0"), "{text}");
+    assert!(!text.contains("GPI"), "{text}");
+    let all = machine.why_not(None);
+    assert!(GinRoute::ALL.iter().all(|route| all.contains(&route.to_string())), "{all}");
+}

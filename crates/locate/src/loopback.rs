@@ -1,0 +1,81 @@
+//! The search for devcomm's RMA plugin, which gives GIN to a machine without an RDMA card.
+
+use std::cmp::Reverse;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::env::Env;
+use crate::error::{NotFound, Tried};
+
+const VARIABLE: &str = "DEVCOMM_GIN_LOOPBACK";
+
+const ADVICE: &str = "build it by `cargo build -p devcomm-rma-loopback`, put libdevcomm_rma_loopback.so beside the program, or name \
+                      it in DEVCOMM_GIN_LOOPBACK";
+
+/// Where it is, seen from the folder of a program: beside it (installed, or cargo's target folder), where cargo keeps the libraries
+/// of dependencies, and both again from a test or an example one folder deeper.
+const BESIDE: [&str; 5] = ["", "deps", "..", "../deps", "../lib"];
+
+/// Finds `libdevcomm_rma_loopback.so`: the explicit path, else that of `DEVCOMM_GIN_LOOPBACK`, else beside the running program,
+/// where cargo puts it when the program depends on devcomm.
+///
+/// # Errors
+///
+/// [`NotFound`], with every place tried and its reason. A path that was named and is no file ends the search.
+pub fn find_gin_loopback(explicit: Option<&Path>) -> Result<PathBuf, NotFound> {
+    find_gin_loopback_in(&Env::real(), explicit)
+}
+
+pub(crate) fn find_gin_loopback_in(
+    env: &Env,
+    explicit: Option<&Path>,
+) -> Result<PathBuf, NotFound> {
+    let not_found = |tried| NotFound::new("devcomm's RMA plugin", tried, ADVICE);
+    let named = explicit
+        .map(|path| (path.to_owned(), "the given path"))
+        .or_else(|| Some((env.path_var(VARIABLE)?, VARIABLE)));
+    if let Some((path, by)) = named {
+        return match fs::canonicalize(&path) {
+            Ok(path) if path.is_file() => Ok(path),
+            _ => {
+                let place = format!("{} ({by})", path.display());
+                Err(not_found(vec![Tried { place, reason: "there is no such file".to_owned() }]))
+            }
+        };
+    }
+    let unset = Tried { place: VARIABLE.to_owned(), reason: "not set".to_owned() };
+    let mut tried = vec![unset];
+    for folder in env.program.as_deref().and_then(Path::parent).into_iter().flat_map(around) {
+        if let Some(path) = newest_in(&folder) {
+            return Ok(path);
+        }
+        let reason = "it holds no libdevcomm_rma_loopback.so".to_owned();
+        tried.push(Tried { place: folder.display().to_string(), reason });
+    }
+    Err(not_found(tried))
+}
+
+fn around(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    let folders = BESIDE.iter().map(|step| folder.join(step));
+    folders.filter_map(|folder| fs::canonicalize(folder).ok())
+}
+
+/// The newest file with the plugin's name, which in a build folder may carry a hash.
+fn newest_in(folder: &Path) -> Option<PathBuf> {
+    let entries = fs::read_dir(folder).ok()?.flatten();
+    let plugins = entries.filter(|entry| is_plugin(&entry.file_name()));
+    let age = |entry: &fs::DirEntry| Reverse(entry.metadata().and_then(|m| m.modified()).ok());
+    plugins.min_by_key(age).map(|entry| entry.path())
+}
+
+fn is_plugin(name: &OsStr) -> bool {
+    let name = name.to_string_lossy();
+    name.strip_prefix("libdevcomm_rma_loopback")
+        .and_then(|rest| rest.strip_suffix(".so"))
+        .is_some_and(|hash| hash.is_empty() || hash.starts_with('-'))
+}
+
+#[cfg(test)]
+#[path = "loopback_tests.rs"]
+mod tests;

@@ -1,0 +1,112 @@
+//! What the environment says.
+
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+
+/// How data goes from one device to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copy {
+    /// `cuMemcpyPeerAsync`: straight, whether or not the memory is mapped for the other device.
+    Peer,
+    /// `cuMemcpyDtoDAsync`: straight, for memory that is mapped for the target's device.
+    Mapped,
+    /// Through pinned host memory, where devices do not reach each other.
+    Staged,
+}
+
+/// How a signal in device memory is added to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Adding {
+    /// By the device where it can (CUDA 13.1), else as [`Adding::Write`].
+    Auto,
+    /// A write of the sum that the plugin keeps, or of what it has read and added to.
+    Write,
+}
+
+/// The plugin's settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// `DEVCOMM_GIN_COPY`: `peer`, `mapped` or `staged`.
+    pub copy: Copy,
+    /// `DEVCOMM_GIN_SIGNAL`: `auto` or `write`.
+    pub adding: Adding,
+    /// `DEVCOMM_GIN_SLOTS`: staging slots of each rank, and of each direction between two processes.
+    pub slots: usize,
+    /// `DEVCOMM_GIN_SLOT_KIB`, here in bytes: the size of a slot.
+    pub slot_bytes: usize,
+    /// `DEVCOMM_GIN_DEPTH`: operations that may be on one rank's stream at a time; more wait in the plugin.
+    pub depth: u64,
+    /// `DEVCOMM_GIN_CONNECTIONS`: devices to offer; NCCL makes a connection for each, at most 4.
+    pub connections: i32,
+    /// `DEVCOMM_GIN_TIMEOUT`, in seconds: how long a rank waits for the others to connect.
+    pub timeout: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            copy: Copy::Peer,
+            adding: Adding::Auto,
+            slots: 16,
+            slot_bytes: 512 << 10,
+            depth: 256,
+            connections: 1,
+            timeout: Duration::from_secs(60),
+        }
+    }
+}
+
+impl Config {
+    /// Reads the environment.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Variable`].
+    pub fn from_env() -> Result<Self> {
+        let text = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let default = Self::default();
+        let copy = match text("DEVCOMM_GIN_COPY").as_deref() {
+            None | Some("peer") => Copy::Peer,
+            Some("mapped") => Copy::Mapped,
+            Some("staged") => Copy::Staged,
+            Some(value) => {
+                return Err(refused("DEVCOMM_GIN_COPY", value, "one of peer, mapped and staged"));
+            }
+        };
+        let adding = match text("DEVCOMM_GIN_SIGNAL").as_deref() {
+            None | Some("auto") => Adding::Auto,
+            Some("write") => Adding::Write,
+            Some(value) => {
+                return Err(refused("DEVCOMM_GIN_SIGNAL", value, "one of auto and write"));
+            }
+        };
+        let number = |name, default: u64, from: u64, to: u64, expected| match text(name) {
+            None => Ok(default),
+            Some(value) => match value.parse::<u64>() {
+                Ok(number) if (from..=to).contains(&number) => Ok(number),
+                _ => Err(refused(name, &value, expected)),
+            },
+        };
+        Ok(Self {
+            copy,
+            adding,
+            slots: number("DEVCOMM_GIN_SLOTS", 16, 2, 1024, "2 to 1024")? as usize,
+            slot_bytes: (number("DEVCOMM_GIN_SLOT_KIB", 512, 4, 65536, "4 to 65536")? as usize)
+                << 10,
+            depth: number("DEVCOMM_GIN_DEPTH", default.depth, 1, 1024, "1 to 1024")?,
+            connections: number("DEVCOMM_GIN_CONNECTIONS", 1, 1, 4, "1 to 4")? as i32,
+            timeout: Duration::from_secs(number(
+                "DEVCOMM_GIN_TIMEOUT",
+                default.timeout.as_secs(),
+                1,
+                86400,
+                "1 to 86400 seconds",
+            )?),
+        })
+    }
+}
+
+fn refused(variable: &'static str, value: &str, expected: &'static str) -> Error {
+    Error::Variable { variable, value: value.to_owned(), expected }
+}

@@ -1,0 +1,153 @@
+//! The operations of a context.
+
+use std::sync::Arc;
+
+use crate::abi::{MAX_REQUESTS, Opaque, SIGNAL_ADD, SIGNAL_INC};
+use crate::comm::{Comm, Peer};
+use crate::error::{Error, Result};
+use crate::region::id_of;
+use crate::remote::{Asked, Job, RemoteSignal};
+use crate::request::Request;
+use crate::transfer::{Data, Source, Transfer};
+
+/// What NCCL multiplies [`MAX_REQUESTS`] by.
+pub(crate) const MAX_RECVS: usize = 4;
+
+/// Contexts of a connection. NCCL: `rmaCtx`.
+pub(crate) struct Context {
+    pub(crate) comm: Arc<Comm>,
+    n_contexts: usize,
+}
+
+/// A place in a region, named as NCCL names it: the offset is in bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct At {
+    pub(crate) region: Opaque,
+    pub(crate) offset: u64,
+}
+
+/// A signal as NCCL asks for it.
+#[derive(Clone, Copy)]
+pub(crate) struct Signalled {
+    pub(crate) at: At,
+    pub(crate) value: u64,
+    pub(crate) operation: u32,
+}
+
+impl Signalled {
+    fn lower(self) -> Result<RemoteSignal> {
+        let add = match self.operation {
+            SIGNAL_INC => 1,
+            SIGNAL_ADD => self.value,
+            other => return Err(Error::Argument(format!("signal operation {other}"))),
+        };
+        Ok(RemoteSignal { region: id_of(self.at.region)?, offset: self.at.offset, add })
+    }
+}
+
+impl Context {
+    /// `count` contexts, with room for the requests that NCCL may have on them.
+    pub(crate) fn new(comm: &Arc<Comm>, count: i32) -> Result<Self> {
+        let n_contexts =
+            usize::try_from(count).map_err(|_| Error::Argument(format!("{count} contexts")))?;
+        comm.make_room(n_contexts * comm.n_ranks() * MAX_REQUESTS * MAX_RECVS);
+        Ok(Self { comm: Arc::clone(comm), n_contexts })
+    }
+
+    fn require(&self, context: i32) -> Result<()> {
+        if usize::try_from(context).is_ok_and(|context| context < self.n_contexts) {
+            return Ok(());
+        }
+        Err(Error::Argument(format!("context {context} of {}", self.n_contexts)))
+    }
+
+    /// Puts `bytes` from `from` of this rank to `to` of `rank`, then signals there.
+    pub(crate) fn put(
+        &self,
+        context: i32,
+        from: At,
+        bytes: usize,
+        to: At,
+        rank: u32,
+        signal: Option<Signalled>,
+    ) -> Result<Opaque> {
+        let comm = &*self.comm;
+        comm.working(|| {
+            self.require(context)?;
+            let signal = signal.map(Signalled::lower).transpose()?;
+            let source = match bytes {
+                0 => None,
+                _ => Some(comm.me.regions.range(id_of(from.region)?, from.offset, bytes)?),
+            };
+            match comm.peer(rank)? {
+                Peer::Here(peer) => {
+                    let data = match source {
+                        None => Data::None,
+                        Some(source) => {
+                            let to = peer.regions.range(id_of(to.region)?, to.offset, bytes)?;
+                            Data::of(Source::of(source, &comm.me.staging), to, bytes)
+                        }
+                    };
+                    let signal = signal
+                        .map(|RemoteSignal { region, offset, add }| {
+                            peer.regions.signal(region, offset, add)
+                        })
+                        .transpose()?;
+                    comm.keep(|| {
+                        let sequence = peer.lane.submit(Transfer { data, signal })?;
+                        Ok(Request::Lane { rank: rank as usize, sequence })
+                    })
+                }
+                Peer::Elsewhere(link) => {
+                    let region = if bytes == 0 { 0 } else { id_of(to.region)? };
+                    let asked = Asked::Put(source);
+                    let job = Job { asked, bytes, region, offset: to.offset, signal };
+                    let rank = rank as usize;
+                    comm.keep(|| Ok(Request::Link { rank, ticket: link.submit(job)? }))
+                }
+            }
+        })
+    }
+
+    /// Gets `bytes` from `from` of `rank` to `to` of this rank.
+    pub(crate) fn get(
+        &self,
+        context: i32,
+        from: At,
+        bytes: usize,
+        to: At,
+        rank: u32,
+    ) -> Result<Opaque> {
+        let comm = &*self.comm;
+        comm.working(|| {
+            self.require(context)?;
+            let region = id_of(from.region)?;
+            let place = comm.me.regions.range(id_of(to.region)?, to.offset, bytes)?;
+            match comm.peer(rank)? {
+                Peer::Here(peer) => {
+                    let source = peer.regions.range(region, from.offset, bytes)?;
+                    let data = match bytes {
+                        0 => Data::None,
+                        _ => Data::of(Source::of(source, &peer.staging), place, bytes),
+                    };
+                    comm.keep(|| {
+                        let sequence = comm.me.lane.submit(Transfer { data, signal: None })?;
+                        Ok(Request::Lane { rank: comm.rank, sequence })
+                    })
+                }
+                Peer::Elsewhere(link) => {
+                    let asked = Asked::Get(place);
+                    let job = Job { asked, bytes, region, offset: from.offset, signal: None };
+                    let rank = rank as usize;
+                    comm.keep(|| Ok(Request::Link { rank, ticket: link.submit(job)? }))
+                }
+            }
+        })
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        self.comm.settle();
+    }
+}

@@ -1,0 +1,374 @@
+//! The part of the CUDA driver that the plugin uses: a table of functions, from `libcuda.so.1` or made for a test.
+//!
+//! Nothing here is linked: a machine without a driver gets an error, and NCCL goes on to its next backend.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr::{null, null_mut};
+use std::sync::{Arc, OnceLock};
+
+use libloading::Library;
+
+use crate::error::{Error, Result};
+
+/// What the driver's functions return. CUDA: `CUresult`.
+pub type Code = c_int;
+/// A context. CUDA: `CUcontext`.
+pub type RawContext = *mut c_void;
+/// A stream. CUDA: `CUstream`.
+pub type RawStream = *mut c_void;
+/// An event. CUDA: `CUevent`.
+pub type RawEvent = *mut c_void;
+/// An address that the device uses. CUDA: `CUdeviceptr`.
+pub type Address = u64;
+
+/// CUDA: `CUDA_SUCCESS`.
+pub const SUCCESS: Code = 0;
+/// CUDA: `CUDA_ERROR_NOT_READY`.
+pub const NOT_READY: Code = 600;
+/// CUDA: `CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS`.
+pub const CAN_USE_64_BIT_STREAM_MEM_OPS: c_int = 122;
+/// CUDA: `CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED`.
+pub const ATOMIC_REDUCTION_SUPPORTED: c_int = 148;
+/// The first driver with atomic reductions on streams, as `cuDriverGetVersion` has it.
+const FIRST_WITH_REDUCTIONS: c_int = 13_010;
+const STREAM_NON_BLOCKING: c_uint = 1;
+const EVENT_DISABLE_TIMING: c_uint = 2;
+const HOST_PORTABLE_MAPPED: c_uint = 1 | 2;
+const CAPTURE_RELAXED: c_int = 2;
+
+/// An operation of `cuStreamBatchMemOp`. CUDA: `CUstreamBatchMemOpParams`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemOp(pub [u64; 6]);
+
+impl MemOp {
+    /// CUDA: `CU_STREAM_MEM_OP_WRITE_VALUE_32`.
+    pub const WRITE_32: u64 = 2;
+    /// CUDA: `CU_STREAM_MEM_OP_WRITE_VALUE_64`.
+    pub const WRITE_64: u64 = 5;
+    /// CUDA: `CU_STREAM_MEM_OP_BARRIER`.
+    pub const BARRIER: u64 = 6;
+    /// CUDA: `CU_STREAM_MEM_OP_ATOMIC_REDUCTION`.
+    pub const REDUCTION: u64 = 8;
+    /// Data type of a reduction: unsigned, 64 bits.
+    pub const REDUCTION_U64: u64 = 0x16;
+
+    /// Writes `value`, behind all that the stream did before, as every device and the host see it.
+    pub(crate) fn write_64(address: Address, value: u64) -> Self {
+        Self([Self::WRITE_64, address, value, 0, 0, 0])
+    }
+
+    /// As [`MemOp::write_64`], 4 bytes.
+    pub(crate) fn write_32(address: Address, value: u32) -> Self {
+        Self([Self::WRITE_32, address, u64::from(value), 0, 0, 0])
+    }
+
+    /// What follows is behind all that the stream did before.
+    pub(crate) fn barrier() -> Self {
+        Self([Self::BARRIER, 0, 0, 0, 0, 0])
+    }
+
+    /// Adds `value` to the word, as one access.
+    pub(crate) fn add_64(address: Address, value: u64) -> Self {
+        Self([Self::REDUCTION, Self::REDUCTION_U64 << 32, address, value, 0, 0])
+    }
+}
+
+/// Declares the table and its loader.
+macro_rules! functions {
+    ($($symbol:ident: fn($($argument:ty),*);)*) => {
+        /// The driver's functions, by their symbols.
+        #[allow(non_snake_case, missing_docs, reason = "the driver's names")]
+        #[derive(Clone, Copy)]
+        pub struct Functions {
+            $(pub $symbol: unsafe extern "C" fn($($argument),*) -> Code,)*
+        }
+
+        impl Functions {
+            /// Looks the functions up.
+            ///
+            /// # Safety
+            ///
+            /// `library` is the CUDA driver's, and stays loaded.
+            unsafe fn of(library: &Library) -> Result<Self> {
+                Ok(Self {
+                    $($symbol: {
+                        let name = concat!(stringify!($symbol), "\0").as_bytes();
+                        // SAFETY: the driver's function of this name has this signature: the name carries the version.
+                        let found = unsafe { library.get(name) };
+                        *found.map_err(|_| Error::NoDriver(format!(
+                            "libcuda.so.1 has no {}: it is too old", stringify!($symbol),
+                        )))?
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    cuInit: fn(c_uint);
+    cuGetErrorName: fn(Code, *mut *const c_char);
+    cuDriverGetVersion: fn(*mut c_int);
+    cuDeviceGetAttribute: fn(*mut c_int, c_int, c_int);
+    cuCtxGetCurrent: fn(*mut RawContext);
+    cuCtxPushCurrent_v2: fn(RawContext);
+    cuCtxPopCurrent_v2: fn(*mut RawContext);
+    cuCtxGetDevice: fn(*mut c_int);
+    cuCtxGetStreamPriorityRange: fn(*mut c_int, *mut c_int);
+    cuStreamCreateWithPriority: fn(*mut RawStream, c_uint, c_int);
+    cuStreamDestroy_v2: fn(RawStream);
+    cuStreamSynchronize: fn(RawStream);
+    cuStreamQuery: fn(RawStream);
+    cuStreamWaitEvent: fn(RawStream, RawEvent, c_uint);
+    cuStreamBatchMemOp_v2: fn(RawStream, c_uint, *mut MemOp, c_uint);
+    cuEventCreate: fn(*mut RawEvent, c_uint);
+    cuEventDestroy_v2: fn(RawEvent);
+    cuEventRecord: fn(RawEvent, RawStream);
+    cuMemHostAlloc: fn(*mut *mut c_void, usize, c_uint);
+    cuMemHostRegister_v2: fn(*mut c_void, usize, c_uint);
+    cuMemHostUnregister: fn(*mut c_void);
+    cuMemHostGetDevicePointer_v2: fn(*mut Address, *mut c_void, c_uint);
+    cuMemFreeHost: fn(*mut c_void);
+    cuMemcpyHtoDAsync_v2: fn(Address, *const c_void, usize, RawStream);
+    cuMemcpyDtoHAsync_v2: fn(*mut c_void, Address, usize, RawStream);
+    cuMemcpyDtoDAsync_v2: fn(Address, Address, usize, RawStream);
+    cuMemcpyPeerAsync: fn(Address, RawContext, Address, RawContext, usize, RawStream);
+    cuThreadExchangeStreamCaptureMode: fn(*mut c_int);
+}
+
+/// A driver that is initialised.
+pub struct Driver {
+    functions: Functions,
+    version: c_int,
+}
+
+/// Calls a function of the table, and turns its result into an error that names it.
+macro_rules! call {
+    ($driver:expr, $place:expr, $symbol:ident($($argument:expr),* $(,)?)) => {{
+        let driver: &$crate::driver::Driver = &$driver;
+        // SAFETY: the caller of this macro answers for the arguments, where it stands.
+        let code = unsafe { (driver.functions().$symbol)($($argument),*) };
+        driver.check(code, stringify!($symbol), || $place.to_string())
+    }};
+}
+pub(crate) use call;
+
+impl Driver {
+    /// The driver of this machine, loaded and initialised once a process.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoDriver`].
+    pub fn system() -> Result<Arc<Self>> {
+        static DRIVER: OnceLock<Result<Arc<Driver>>> = OnceLock::new();
+        DRIVER
+            .get_or_init(|| {
+                // SAFETY: loading the driver runs its initialisers, which is what using it means.
+                let library = unsafe { Library::new("libcuda.so.1") };
+                let library = library.map_err(|error| {
+                    Error::NoDriver(format!("libcuda.so.1 cannot be loaded ({error})"))
+                })?;
+                // SAFETY: it is the driver's library, and is leaked below.
+                let functions = unsafe { Functions::of(&library) }?;
+                std::mem::forget(library);
+                Self::new(functions).map(Arc::new)
+            })
+            .clone()
+    }
+
+    /// A driver of these functions, initialised.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoDriver`].
+    pub fn new(functions: Functions) -> Result<Self> {
+        let mut driver = Self { functions, version: 0 };
+        let mut version = 0;
+        // SAFETY: no arguments but a live out pointer.
+        let code = unsafe {
+            match (functions.cuInit)(0) {
+                SUCCESS => (functions.cuDriverGetVersion)(&raw mut version),
+                code => code,
+            }
+        };
+        driver
+            .check(code, "cuInit", || "at start".to_owned())
+            .map_err(|error| Error::NoDriver(error.to_string()))?;
+        driver.version = version;
+        Ok(driver)
+    }
+
+    pub(crate) fn functions(&self) -> &Functions {
+        &self.functions
+    }
+
+    /// [`Error::Driver`], unless `code` is success.
+    pub(crate) fn check(
+        &self,
+        code: Code,
+        call: &'static str,
+        place: impl FnOnce() -> String,
+    ) -> Result<()> {
+        if code == SUCCESS {
+            return Ok(());
+        }
+        let mut name = null();
+        // SAFETY: a live out pointer.
+        let named = unsafe { (self.functions.cuGetErrorName)(code, &raw mut name) };
+        let name = if named == SUCCESS && !name.is_null() {
+            // SAFETY: what the driver names is a NUL-terminated constant.
+            unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+        } else {
+            "an unknown error".to_owned()
+        };
+        Err(Error::Driver { call, code, name, place: place() })
+    }
+
+    fn attribute(&self, attribute: c_int, device: c_int) -> Result<bool> {
+        let mut value = 0;
+        call!(*self, "at connect", cuDeviceGetAttribute(&raw mut value, attribute, device))?;
+        Ok(value != 0)
+    }
+}
+
+/// A device as a rank uses it: the context that was current when the rank connected.
+#[derive(Clone)]
+pub(crate) struct Device {
+    pub(crate) driver: Arc<Driver>,
+    pub(crate) context: RawContext,
+    /// The device adds to a word in memory by itself, in the order of a stream.
+    pub(crate) reductions: bool,
+}
+
+// SAFETY: contexts may be used by every thread; the driver locks.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// The one whose context is current on this thread.
+    pub(crate) fn current(driver: &Arc<Driver>) -> Result<Self> {
+        let mut context = null_mut();
+        call!(**driver, "at connect", cuCtxGetCurrent(&raw mut context))?;
+        if context.is_null() {
+            return Err(Error::Unserved(
+                "no CUDA context is current in connect: call cudaSetDevice or make the device's \
+                 primary context current before the communicator is used"
+                    .to_owned(),
+            ));
+        }
+        let mut device = 0;
+        call!(**driver, "at connect", cuCtxGetDevice(&raw mut device))?;
+        if !driver.attribute(CAN_USE_64_BIT_STREAM_MEM_OPS, device)? {
+            return Err(Error::Unserved(format!(
+                "device {device} cannot write 64-bit words in the order of a stream (attribute \
+                 {CAN_USE_64_BIT_STREAM_MEM_OPS})"
+            )));
+        }
+        let reductions = driver.version >= FIRST_WITH_REDUCTIONS
+            && driver.attribute(ATOMIC_REDUCTION_SUPPORTED, device).unwrap_or(false);
+        Ok(Self { driver: Arc::clone(driver), context, reductions })
+    }
+
+    /// Makes the context current until the guard is dropped.
+    pub(crate) fn enter(&self) -> Result<Entered<'_>> {
+        call!(*self.driver, "to make a context current", cuCtxPushCurrent_v2(self.context))?;
+        Ok(Entered { device: self })
+    }
+
+    /// A stream that runs beside all others and before them.
+    pub(crate) fn stream(&self) -> Result<RawStream> {
+        let _entered = self.enter()?;
+        let (mut least, mut greatest, mut stream) = (0, 0, null_mut());
+        let driver = &*self.driver;
+        call!(
+            *driver,
+            "at connect",
+            cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest)
+        )?;
+        call!(
+            *driver,
+            "at connect",
+            cuStreamCreateWithPriority(&raw mut stream, STREAM_NON_BLOCKING, greatest)
+        )?;
+        Ok(stream)
+    }
+
+    /// An event without a time.
+    pub(crate) fn event(&self) -> Result<RawEvent> {
+        let _entered = self.enter()?;
+        let mut event = null_mut();
+        call!(*self.driver, "at connect", cuEventCreate(&raw mut event, EVENT_DISABLE_TIMING))?;
+        Ok(event)
+    }
+
+    /// Host memory that every device reads and writes.
+    pub(crate) fn pinned(&self, bytes: usize) -> Result<Pinned> {
+        let _entered = self.enter()?;
+        let mut host = null_mut();
+        call!(
+            *self.driver,
+            format_args!("for {bytes} bytes at connect"),
+            cuMemHostAlloc(&raw mut host, bytes, HOST_PORTABLE_MAPPED)
+        )?;
+        let mut pinned = Pinned { device: self.clone(), host: host.cast(), address: 0, bytes };
+        call!(
+            *self.driver,
+            "at connect",
+            cuMemHostGetDevicePointer_v2(&raw mut pinned.address, host, 0)
+        )?;
+        // SAFETY: the allocation has this many bytes, and nothing else knows it.
+        unsafe { pinned.host.write_bytes(0, bytes) };
+        Ok(pinned)
+    }
+}
+
+/// A context that is current on this thread.
+pub(crate) struct Entered<'a> {
+    device: &'a Device,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let mut popped = null_mut();
+        let _ =
+            call!(*self.device.driver, "to leave a context", cuCtxPopCurrent_v2(&raw mut popped));
+    }
+}
+
+/// Pinned host memory, zeroed at first.
+pub(crate) struct Pinned {
+    device: Device,
+    pub(crate) host: *mut u8,
+    pub(crate) address: Address,
+    pub(crate) bytes: usize,
+}
+
+// SAFETY: plain memory; who uses which part when is the owner's business.
+unsafe impl Send for Pinned {}
+// SAFETY: as above.
+unsafe impl Sync for Pinned {}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        let Ok(_entered) = self.device.enter() else { return };
+        let _ = call!(*self.device.driver, "at close", cuMemFreeHost(self.host.cast()));
+    }
+}
+
+/// Lets this thread's calls leave captures of other threads alone: copies that it issues would otherwise end a capture in
+/// `cudaStreamCaptureModeGlobal`. Once a thread, for good: the threads that come here are NCCL's progress threads.
+pub(crate) fn relax_captures(driver: &Driver) {
+    thread_local! {
+        static DONE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    }
+    if !DONE.replace(true) {
+        let mut mode = CAPTURE_RELAXED;
+        let _ = call!(
+            *driver,
+            "on a progress thread",
+            cuThreadExchangeStreamCaptureMode(&raw mut mode)
+        );
+    }
+}

@@ -1,0 +1,121 @@
+//! Where a rank is found: what `listen` opens, and the handle that ranks exchange.
+
+use std::hash::{BuildHasher, RandomState};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::abi::HANDLE_BYTES;
+use crate::error::{Error, Result};
+use crate::group::Key;
+use crate::setup::Setup;
+
+/// Another build of the plugin has another layout of handles and of shared memory, and changes this.
+const MAGIC: u64 = u64::from_le_bytes(*b"dvcgin01");
+
+/// What a rank tells the others about itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Handle {
+    host: u64,
+    /// Tells this process from all others: a random number; and the process's id, for a forked child has its parent's number.
+    process: u64,
+    pid: u64,
+    endpoint: u64,
+}
+
+impl Handle {
+    fn new() -> Result<Self> {
+        static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0));
+        static ENDPOINTS: AtomicU64 = AtomicU64::new(0);
+        const BOOT: &str = "/proc/sys/kernel/random/boot_id";
+        let boot = std::fs::read_to_string(BOOT).map_err(|error| Error::system(BOOT, error))?;
+        let digits: String = boot.chars().filter(char::is_ascii_hexdigit).take(16).collect();
+        Ok(Self {
+            host: u64::from_str_radix(&digits, 16).map_err(|error| Error::system(BOOT, error))?,
+            process: *PROCESS,
+            pid: std::process::id().into(),
+            endpoint: ENDPOINTS.fetch_add(1, Ordering::Relaxed),
+        })
+    }
+
+    pub(crate) fn to_bytes(self) -> [u8; HANDLE_BYTES] {
+        let mut bytes = [0; HANDLE_BYTES];
+        let fields = [MAGIC, self.host, self.process, self.pid, self.endpoint];
+        for (to, field) in bytes.chunks_exact_mut(8).zip(fields) {
+            to.copy_from_slice(&field.to_le_bytes());
+        }
+        bytes
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8; HANDLE_BYTES], rank: usize) -> Result<Self> {
+        let mut fields = bytes.chunks_exact(8).map(|chunk| {
+            let mut field = [0; 8];
+            field.copy_from_slice(chunk);
+            u64::from_le_bytes(field)
+        });
+        let mut next = || fields.next().unwrap_or_default();
+        if next() != MAGIC {
+            return Err(Error::Unserved(format!(
+                "the handle of rank {rank} was not made by this plugin: every rank must load the \
+                 same library"
+            )));
+        }
+        Ok(Self { host: next(), process: next(), pid: next(), endpoint: next() })
+    }
+
+    pub(crate) fn same_process(&self, other: &Self) -> bool {
+        (self.process, self.pid) == (other.process, other.pid)
+    }
+
+    pub(crate) fn same_host(&self, other: &Self) -> bool {
+        self.host == other.host
+    }
+
+    pub(crate) fn pid(&self) -> u64 {
+        self.pid
+    }
+
+    /// Names the connection whose rank 0 has this handle.
+    pub(crate) fn key(&self) -> Key {
+        (self.process ^ self.pid.rotate_left(32), self.endpoint)
+    }
+
+    /// Where the rank listens: an abstract name, which is gone with the process.
+    pub(crate) fn address(&self) -> Result<SocketAddr> {
+        let name = format!("devcomm-gin-{:016x}-{}-{}", self.process, self.pid, self.endpoint);
+        SocketAddr::from_abstract_name(&name).map_err(|error| Error::system(name, error))
+    }
+}
+
+/// A rank that waits for others. NCCL: `listenComm`.
+pub(crate) struct Endpoint {
+    pub(crate) setup: Setup,
+    pub(crate) handle: Handle,
+    pub(crate) listener: UnixListener,
+}
+
+impl Endpoint {
+    pub(crate) fn open(setup: Setup) -> Result<Self> {
+        let handle = Handle::new()?;
+        let listener = UnixListener::bind_addr(&handle.address()?)
+            .map_err(|error| Error::system("listening for ranks of other processes", error))?;
+        Ok(Self { setup, handle, listener })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_survives_the_exchange_and_foreign_bytes_are_refused() {
+        let (one, other) = (Handle::new().unwrap(), Handle::new().unwrap());
+        let back = Handle::from_bytes(&one.to_bytes(), 0).unwrap();
+        assert_eq!(back, one);
+        assert!(back.same_process(&other) && back.same_host(&other));
+        assert_ne!(one.key(), other.key());
+        let error = Handle::from_bytes(&[7; HANDLE_BYTES], 3).unwrap_err();
+        assert!(error.to_string().contains("rank 3"), "{error}");
+    }
+}

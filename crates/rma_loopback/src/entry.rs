@@ -1,0 +1,526 @@
+//! What NCCL calls: the functions behind the tables. Each is thin, and nothing unwinds out of it.
+//!
+//! The pointers that NCCL hands in are those that it got from here, or out pointers that are live during the call; that is the
+//! contract of the interface, and what every `SAFETY` below rests on.
+
+use std::ffi::{CStr, c_int};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use crate::abi::{
+    self, HANDLE_BYTES, Logger, NetProperties, NetVDeviceProps, Opaque, RmaConfig, RmaProperties,
+    RmaV14, RmaV15, RmaV16, Status,
+};
+use crate::comm::Comm;
+use crate::context::{At, Context, MAX_RECVS, Signalled};
+use crate::endpoint::Endpoint;
+use crate::error::{Error, Result};
+use crate::log;
+use crate::setup::Setup;
+
+const NAME: &CStr = c"devcomm loopback";
+/// One for each connection that NCCL may make. The names are not those of network cards.
+const DEVICES: [&CStr; 4] = [c"gin_loop0", c"gin_loop1", c"gin_loop2", c"gin_loop3"];
+
+/// The one place where errors and panics become what NCCL understands, and are said.
+fn entry(call: &str, body: impl FnOnce() -> Result<()>) -> Status {
+    let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        Err(Error::Internal(format!("panicked: {}", text.unwrap_or("no message"))))
+    });
+    match result {
+        Ok(()) => abi::SUCCESS,
+        Err(error) => {
+            log::error(format_args!("{call}: {error}"));
+            error.status()
+        }
+    }
+}
+
+/// [`entry`] for what happens on a connection: a panic is its end too.
+fn operation(comm: &Comm, call: &str, body: impl FnOnce() -> Result<()>) -> Status {
+    let status = entry(call, body);
+    if status == abi::INTERNAL_ERROR {
+        comm.fail(Error::Internal(format!("{call} failed before")));
+    }
+    status
+}
+
+/// Sets an out parameter.
+///
+/// # Safety
+///
+/// `to` is null or valid for a write.
+unsafe fn set<T>(to: *mut T, value: T) -> Result<()> {
+    if to.is_null() {
+        return Err(Error::Argument("an out parameter is null".to_owned()));
+    }
+    // SAFETY: not null, so the caller's promise.
+    unsafe { to.write(value) };
+    Ok(())
+}
+
+/// The object behind one of the plugin's pointers.
+///
+/// # Safety
+///
+/// `pointer` is null, or came from this plugin as a `T` that is still open.
+unsafe fn object<'a, T>(pointer: Opaque) -> Result<&'a T> {
+    // SAFETY: the caller's promise.
+    unsafe { pointer.cast::<T>().as_ref() }
+        .ok_or_else(|| Error::Argument("an object of the plugin is null".to_owned()))
+}
+
+unsafe extern "C" fn init(ctx: *mut Opaque, _comm: u64, _logger: Option<Logger>) -> Status {
+    entry("init", || {
+        Setup::current()?;
+        // Nothing hangs on it; NCCL hands it back, or another one: it is never looked at.
+        // SAFETY: an out pointer of NCCL's.
+        unsafe { set(ctx, NAME.as_ptr().cast_mut().cast()) }
+    })
+}
+
+unsafe extern "C" fn devices(count: *mut c_int) -> Status {
+    entry("devices", || {
+        let connections = Setup::current()?.config.connections;
+        // SAFETY: an out pointer of NCCL's.
+        unsafe { set(count, connections) }
+    })
+}
+
+unsafe extern "C" fn get_rma_properties(_comm: Opaque, properties: *mut RmaProperties) -> Status {
+    entry("getRmaProperties", || {
+        let promise = RmaProperties { flushes_all_puts_on_any_signal: false };
+        // SAFETY: an out pointer of NCCL's.
+        unsafe { set(properties, promise) }
+    })
+}
+
+unsafe extern "C" fn get_properties(device: c_int, properties: *mut NetProperties) -> Status {
+    entry("getProperties", || {
+        let name = usize::try_from(device).ok().and_then(|device| DEVICES.get(device));
+        let name = name.ok_or_else(|| Error::Argument(format!("device {device}")))?;
+        let mut devs = [0; 8];
+        devs[0] = device;
+        let all = NetProperties {
+            name: name.as_ptr(),
+            pci_path: std::ptr::null(),
+            guid: device as u64,
+            ptr_support: abi::PTR_HOST | abi::PTR_CUDA | abi::PTR_DMABUF,
+            reg_is_global: 0,
+            force_flush: 0,
+            speed: 100_000,
+            port: 0,
+            latency: 0.0,
+            max_comms: 1 << 20,
+            max_recvs: MAX_RECVS as c_int,
+            net_device_type: abi::NET_DEVICE_GIN_PROXY,
+            net_device_version: 0,
+            v_props: NetVDeviceProps { ndevs: 1, devs },
+            max_p2p_bytes: 1 << 40,
+            max_coll_bytes: 1 << 40,
+            max_multi_request_size: 1,
+            rail_id: -1,
+            plane_id: -1,
+        };
+        // SAFETY: an out pointer of NCCL's.
+        unsafe { set(properties, all) }
+    })
+}
+
+unsafe extern "C" fn listen(
+    _ctx: Opaque,
+    _device: c_int,
+    handle: Opaque,
+    listen_comm: *mut Opaque,
+) -> Status {
+    entry("listen", || {
+        let endpoint = Endpoint::open(Setup::current()?)?;
+        // SAFETY: an out pointer of NCCL's, to `HANDLE_BYTES` bytes.
+        unsafe { set(handle.cast::<[u8; HANDLE_BYTES]>(), endpoint.handle.to_bytes())? };
+        // SAFETY: an out pointer of NCCL's.
+        unsafe { set(listen_comm, Box::into_raw(Box::new(endpoint)).cast()) }
+    })
+}
+
+unsafe extern "C" fn connect(
+    _ctx: Opaque,
+    handles: *mut Opaque,
+    n_ranks: c_int,
+    rank: c_int,
+    listen_comm: Opaque,
+    comm: *mut Opaque,
+) -> Status {
+    entry("connect", || {
+        // SAFETY: from `listen`, not closed yet.
+        let endpoint = unsafe { object::<Endpoint>(listen_comm)? };
+        let (Ok(n_ranks), Ok(rank)) = (usize::try_from(n_ranks), usize::try_from(rank)) else {
+            return Err(Error::Argument(format!("rank {rank} of {n_ranks}")));
+        };
+        let handles = (0..n_ranks)
+            // SAFETY: `n_ranks` pointers to handles, alive during this call.
+            .map(|rank| unsafe { *(*handles.add(rank)).cast::<[u8; HANDLE_BYTES]>() })
+            .collect::<Vec<_>>();
+        let connected = Comm::connect(endpoint, &handles, rank)?;
+        // SAFETY: an out pointer of NCCL's.
+        unsafe { set(comm, Box::into_raw(Box::new(connected)).cast()) }
+    })
+}
+
+unsafe extern "C" fn create_context(
+    comm: Opaque,
+    config: *mut RmaConfig,
+    context: *mut Opaque,
+) -> Status {
+    entry("createContext", || {
+        // SAFETY: from `connect`, not closed yet.
+        let comm = unsafe { object::<Arc<Comm>>(comm)? };
+        // SAFETY: a live pointer of NCCL's.
+        let config = unsafe { object::<RmaConfig>(config.cast())? };
+        let made = Box::new(Context::new(comm, config.n_contexts)?);
+        // SAFETY: an out pointer of NCCL's.
+        unsafe { set(context, Box::into_raw(made).cast()) }
+    })
+}
+
+unsafe extern "C" fn reg_mr_sym(
+    comm: Opaque,
+    data: Opaque,
+    bytes: usize,
+    memory: c_int,
+    flags: u64,
+    region: *mut Opaque,
+) -> Status {
+    entry("regMrSym", || {
+        // SAFETY: from `connect`, not closed yet.
+        let handle = unsafe { object::<Arc<Comm>>(comm)? }.register(data, bytes, memory, flags)?;
+        // SAFETY: an out pointer of NCCL's.
+        unsafe { set(region, handle) }
+    })
+}
+
+/// The file descriptor is not needed: copies go by address.
+unsafe extern "C" fn reg_mr_sym_dma_buf(
+    comm: Opaque,
+    data: Opaque,
+    bytes: usize,
+    memory: c_int,
+    _offset: u64,
+    _fd: c_int,
+    flags: u64,
+    region: *mut Opaque,
+) -> Status {
+    // SAFETY: the same contract.
+    unsafe { reg_mr_sym(comm, data, bytes, memory, flags, region) }
+}
+
+unsafe extern "C" fn dereg_mr_sym(comm: Opaque, region: Opaque) -> Status {
+    // SAFETY: from `connect`, not closed yet.
+    entry("deregMrSym", || unsafe { object::<Arc<Comm>>(comm)? }.deregister(region))
+}
+
+/// Ends an object of type `T` that was handed to NCCL as a box.
+///
+/// # Safety
+///
+/// `pointer` is null, or came from this plugin as a boxed `T`, and is not used again.
+unsafe fn close<T>(pointer: Opaque) -> Option<Box<T>> {
+    // SAFETY: the caller's promise.
+    (!pointer.is_null()).then(|| unsafe { Box::from_raw(pointer.cast::<T>()) })
+}
+
+unsafe extern "C" fn destroy_context(context: Opaque) -> Status {
+    entry("destroyContext", || {
+        // SAFETY: from `create_context`; NCCL does not use it again.
+        drop(unsafe { close::<Context>(context) });
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn close_coll(comm: Opaque) -> Status {
+    entry("closeColl", || {
+        // SAFETY: from `connect`; NCCL does not use it again.
+        if let Some(comm) = unsafe { close::<Arc<Comm>>(comm) } {
+            comm.close();
+        }
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn close_listen(listen_comm: Opaque) -> Status {
+    entry("closeListen", || {
+        // SAFETY: from `listen`; NCCL does not use it again.
+        drop(unsafe { close::<Endpoint>(listen_comm) });
+        Ok(())
+    })
+}
+
+/// Runs an operation of a context and hands its request out.
+///
+/// # Safety
+///
+/// `context` is from `create_context`, not destroyed yet; `request` is null or valid for a write.
+unsafe fn request(
+    call: &str,
+    context: Opaque,
+    request: *mut Opaque,
+    body: impl FnOnce(&Context) -> Result<Opaque>,
+) -> Status {
+    // SAFETY: the caller's promise.
+    match unsafe { object::<Context>(context) } {
+        Ok(context) => operation(&context.comm, call, || {
+            let handle = body(context)?;
+            // SAFETY: the caller's promise.
+            unsafe { set(request, handle) }
+        }),
+        Err(error) => entry(call, || Err(error)),
+    }
+}
+
+unsafe extern "C" fn iput(
+    context: Opaque,
+    index: c_int,
+    src_off: u64,
+    src: Opaque,
+    bytes: usize,
+    dst_off: u64,
+    dst: Opaque,
+    rank: u32,
+    _opt_flags: u32,
+    out: *mut Opaque,
+) -> Status {
+    let (from, to) = (At { region: src, offset: src_off }, At { region: dst, offset: dst_off });
+    // SAFETY: NCCL's contract.
+    unsafe { request("iput", context, out, |on| on.put(index, from, bytes, to, rank, None)) }
+}
+
+unsafe extern "C" fn iput_signal(
+    context: Opaque,
+    index: c_int,
+    src_off: u64,
+    src: Opaque,
+    bytes: usize,
+    dst_off: u64,
+    dst: Opaque,
+    rank: u32,
+    signal_off: u64,
+    signal: Opaque,
+    value: u64,
+    op: u32,
+    // Every signal is a strong one.
+    _strong: bool,
+    _opt_flags: u32,
+    out: *mut Opaque,
+) -> Status {
+    let (from, to) = (At { region: src, offset: src_off }, At { region: dst, offset: dst_off });
+    let at = At { region: signal, offset: signal_off };
+    let signal = Some(Signalled { at, value, operation: op });
+    // SAFETY: NCCL's contract.
+    unsafe {
+        request("iputSignal", context, out, |on| on.put(index, from, bytes, to, rank, signal))
+    }
+}
+
+unsafe extern "C" fn iget(
+    context: Opaque,
+    index: c_int,
+    remote_off: u64,
+    remote: Opaque,
+    bytes: usize,
+    local_off: u64,
+    local: Opaque,
+    rank: u32,
+    _opt_flags: u32,
+    out: *mut Opaque,
+) -> Status {
+    let from = At { region: remote, offset: remote_off };
+    let to = At { region: local, offset: local_off };
+    // SAFETY: NCCL's contract.
+    unsafe { request("iget", context, out, |on| on.get(index, from, bytes, to, rank)) }
+}
+
+unsafe extern "C" fn iput_v14(
+    context: Opaque,
+    index: c_int,
+    src_off: u64,
+    src: Opaque,
+    bytes: usize,
+    dst_off: u64,
+    dst: Opaque,
+    rank: u32,
+    out: *mut Opaque,
+) -> Status {
+    // SAFETY: the same contract.
+    unsafe { iput(context, index, src_off, src, bytes, dst_off, dst, rank, 0, out) }
+}
+
+unsafe extern "C" fn iput_signal_v14(
+    context: Opaque,
+    index: c_int,
+    src_off: u64,
+    src: Opaque,
+    bytes: usize,
+    dst_off: u64,
+    dst: Opaque,
+    rank: u32,
+    signal_off: u64,
+    signal: Opaque,
+    value: u64,
+    op: u32,
+    strong: bool,
+    out: *mut Opaque,
+) -> Status {
+    // SAFETY: the same contract.
+    unsafe {
+        iput_signal(
+            context, index, src_off, src, bytes, dst_off, dst, rank, signal_off, signal, value, op,
+            strong, 0, out,
+        )
+    }
+}
+
+unsafe extern "C" fn iget_v14(
+    context: Opaque,
+    index: c_int,
+    remote_off: u64,
+    remote: Opaque,
+    bytes: usize,
+    local_off: u64,
+    local: Opaque,
+    rank: u32,
+    out: *mut Opaque,
+) -> Status {
+    // SAFETY: the same contract.
+    unsafe { iget(context, index, remote_off, remote, bytes, local_off, local, rank, 0, out) }
+}
+
+/// A get is complete when its data is where kernels see it: there is nothing to flush, and no request.
+unsafe extern "C" fn iflush(
+    _context: Opaque,
+    _index: c_int,
+    _region: Opaque,
+    _rank: u32,
+    out: *mut Opaque,
+) -> Status {
+    // SAFETY: an out pointer of NCCL's.
+    entry("iflush", || unsafe { set(out, std::ptr::null_mut()) })
+}
+
+unsafe extern "C" fn test(comm: Opaque, request: Opaque, done: *mut c_int) -> Status {
+    // SAFETY: from `connect`, not closed yet.
+    match unsafe { object::<Arc<Comm>>(comm) } {
+        Ok(comm) => operation(comm, "test", || {
+            // SAFETY: an out pointer of NCCL's.
+            unsafe { set(done, 0)? };
+            let complete = comm.test(request)?;
+            // SAFETY: as above.
+            unsafe { set(done, c_int::from(complete)) }
+        }),
+        Err(error) => entry("test", || Err(error)),
+    }
+}
+
+unsafe extern "C" fn rma_progress(context: Opaque) -> Status {
+    // SAFETY: from `create_context`, not destroyed yet.
+    match unsafe { object::<Context>(context) } {
+        Ok(context) => operation(&context.comm, "rmaProgress", || context.comm.progress()),
+        Err(error) => entry("rmaProgress", || Err(error)),
+    }
+}
+
+unsafe extern "C" fn query_last_error(context: Opaque, has_error: *mut bool) -> Status {
+    entry("queryLastError", || {
+        // SAFETY: from `create_context`, not destroyed yet.
+        let failed = unsafe { object::<Context>(context)? }.comm.failed();
+        // SAFETY: an out pointer of NCCL's.
+        unsafe { set(has_error, failed) }
+    })
+}
+
+/// NCCL calls `init` and `finalize` twice for each communicator; all state hangs on connections.
+unsafe extern "C" fn finalize(_ctx: Opaque) -> Status {
+    abi::SUCCESS
+}
+
+/// The plugin, for NCCL 2.32.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals, reason = "the name that NCCL looks for")]
+pub static ncclRmaPlugin_v16: RmaV16 = RmaV16 {
+    name: NAME.as_ptr(),
+    init,
+    devices,
+    get_rma_properties,
+    get_properties,
+    listen,
+    connect,
+    create_context,
+    reg_mr_sym,
+    reg_mr_sym_dma_buf,
+    dereg_mr_sym,
+    destroy_context,
+    close_coll,
+    close_listen,
+    iput,
+    iput_signal,
+    iget,
+    iflush,
+    test,
+    rma_progress,
+    query_last_error,
+    finalize,
+};
+
+/// The plugin, one version of the interface earlier.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals, reason = "the name that NCCL looks for")]
+pub static ncclRmaPlugin_v15: RmaV15 = RmaV15 {
+    name: NAME.as_ptr(),
+    init,
+    devices,
+    get_properties,
+    listen,
+    connect,
+    create_context,
+    reg_mr_sym,
+    reg_mr_sym_dma_buf,
+    dereg_mr_sym,
+    destroy_context,
+    close_coll,
+    close_listen,
+    iput,
+    iput_signal,
+    iget,
+    iflush,
+    test,
+    rma_progress,
+    query_last_error,
+    finalize,
+};
+
+/// The plugin, two versions of the interface earlier.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals, reason = "the name that NCCL looks for")]
+pub static ncclRmaPlugin_v14: RmaV14 = RmaV14 {
+    name: NAME.as_ptr(),
+    init,
+    devices,
+    get_properties,
+    listen,
+    connect,
+    create_context,
+    reg_mr_sym,
+    reg_mr_sym_dma_buf,
+    dereg_mr_sym,
+    destroy_context,
+    close_coll,
+    close_listen,
+    iput: iput_v14,
+    iput_signal: iput_signal_v14,
+    iget: iget_v14,
+    iflush,
+    test,
+    rma_progress,
+    query_last_error,
+    finalize,
+};

@@ -1,0 +1,64 @@
+//! What another process asks of this rank's memory.
+
+use std::collections::VecDeque;
+
+use super::segment::{Entry, Ring};
+use crate::error::Result;
+use crate::group::Member;
+use crate::transfer::{Data, Place, Source, Transfer};
+
+/// The owner's end of a ring.
+#[derive(Default)]
+pub(crate) struct Incoming {
+    /// Entries put on the lane.
+    taken: u64,
+    acknowledged: u64,
+    /// Where on the lane those are that are not acknowledged.
+    sequences: VecDeque<u64>,
+}
+
+impl Incoming {
+    pub(crate) fn progress(&mut self, ring: Ring<'_>, me: &Member) -> Result<()> {
+        let published = ring.published();
+        while self.taken < published {
+            let transfer = transfer(ring, ring.read(self.taken)?, me)?;
+            self.sequences.push_back(me.lane.submit(transfer)?);
+            self.taken += 1;
+        }
+        let before = self.acknowledged;
+        while self.sequences.front().is_some_and(|sequence| me.lane.done(*sequence)) {
+            self.sequences.pop_front();
+            self.acknowledged += 1;
+        }
+        if self.acknowledged > before {
+            ring.acknowledge(self.acknowledged);
+        }
+        Ok(())
+    }
+
+    /// All that was published is carried out.
+    pub(crate) fn is_settled(&self, ring: Ring<'_>) -> bool {
+        self.acknowledged == ring.published()
+    }
+}
+
+fn transfer(ring: Ring<'_>, entry: Entry, me: &Member) -> Result<Transfer> {
+    let Entry { get, slot, bytes, region, offset, signal } = entry;
+    let data = match bytes {
+        0 => Data::None,
+        bytes if get => {
+            let place = me.regions.range(region, offset, bytes)?;
+            let source = Source::of(place, &me.staging);
+            Data::Range { from: source, to: Place::Pinned(ring.slot(slot)), bytes, moved: 0 }
+        }
+        bytes => {
+            let to = me.regions.range(region, offset, bytes)?;
+            Data::Range { from: Source::Pinned(ring.slot(slot)), to, bytes, moved: 0 }
+        }
+    };
+    let signal = match signal {
+        Some(signal) => Some(me.regions.signal(signal.region, signal.offset, signal.add)?),
+        None => None,
+    };
+    Ok(Transfer { data, signal })
+}

@@ -1,0 +1,185 @@
+//! How ranks of different processes find each other: the higher rank calls the lower one's endpoint and brings the memory that they will share.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+use super::link::Link;
+use super::segment::{Segment, Shape};
+use crate::driver::Device;
+use crate::endpoint::{Endpoint, Handle};
+use crate::error::{Error, Result};
+use crate::group::{Group, Key, Member};
+
+/// The longest pause between two looks at the clock and at the group.
+const PAUSE: Duration = Duration::from_millis(50);
+const HELLO_BYTES: usize = 40;
+
+/// What the caller says first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Hello {
+    connection: Key,
+    rank: usize,
+    shape: Shape,
+}
+
+impl Hello {
+    fn to_bytes(self) -> [u8; HELLO_BYTES] {
+        let Shape { slots, slot_bytes } = self.shape;
+        let (first, second) = self.connection;
+        let words = [first, second, self.rank as u64, slots as u64, slot_bytes as u64];
+        let mut bytes = [0; HELLO_BYTES];
+        for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8; HELLO_BYTES]) -> Self {
+        let word = |index: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[8 * index..][..8]);
+            u64::from_le_bytes(word)
+        };
+        let shape = Shape { slots: word(3) as usize, slot_bytes: word(4) as usize };
+        Self { connection: (word(0), word(1)), rank: word(2) as usize, shape }
+    }
+}
+
+/// Meets every rank of `handles` that lives in another process.
+pub(crate) fn meet(
+    endpoint: &Endpoint,
+    handles: &[Handle],
+    rank: usize,
+    me: &Arc<Member>,
+    group: &Group,
+    deadline: Instant,
+) -> Result<Vec<Option<Link>>> {
+    let mut links: Vec<Option<Link>> = handles.iter().map(|_| None).collect();
+    let mine = &endpoint.handle;
+    let (connection, shape) = (handles[0].key(), Shape::of(&endpoint.setup.config));
+    let device = &me.staging.channel.device;
+    for (other, handle) in handles.iter().enumerate().take(rank) {
+        if !handle.same_process(mine) {
+            let hello = Hello { connection, rank, shape };
+            let (segment, socket) = call_on(hello, other, handle, device, deadline)?;
+            let pid = handle.pid();
+            links[other] = Some(Link::new(Arc::clone(me), rank, other, pid, segment, socket)?);
+        }
+    }
+    let is_missing = |links: &[Option<Link>], other: usize| {
+        other > rank && !handles[other].same_process(mine) && links[other].is_none()
+    };
+    while let Some(missing) = (0..handles.len()).find(|other| is_missing(&links, *other)) {
+        wait_readable(&endpoint.listener, group, deadline, || {
+            let pid = handles[missing].pid();
+            format!("rank {missing}, of process {pid}, did not call rank {rank}")
+        })?;
+        let accepted = endpoint.listener.accept();
+        let (socket, _) =
+            accepted.map_err(|error| Error::system("taking a call of another rank", error))?;
+        // Anybody can call an abstract name: strangers are sent away.
+        let Some((hello, memory)) = take_call(&socket, deadline) else { continue };
+        if hello.connection != connection
+            || hello.rank >= handles.len()
+            || !is_missing(&links, hello.rank)
+        {
+            continue;
+        }
+        let segment = Segment::map(&memory, hello.shape, device)?;
+        let pid = handles[hello.rank].pid();
+        let link = Link::new(Arc::clone(me), rank, hello.rank, pid, segment, socket)?;
+        links[hello.rank] = Some(link);
+    }
+    Ok(links)
+}
+
+/// Calls a lower rank.
+fn call_on(
+    hello: Hello,
+    other: usize,
+    handle: &Handle,
+    device: &Device,
+    deadline: Instant,
+) -> Result<(Segment, UnixStream)> {
+    let failed = |error: &dyn std::fmt::Display| {
+        Error::Remote(format!(
+            "rank {} cannot call rank {other}, of process {}: {error}; it has ended, or is in another \
+             network namespace of this host, which this plugin does not serve",
+            hello.rank,
+            handle.pid()
+        ))
+    };
+    let socket = UnixStream::connect_addr(&handle.address()?).map_err(|error| failed(&error))?;
+    let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    socket.set_write_timeout(Some(left)).map_err(|error| failed(&error))?;
+    let memory = hello.shape.create()?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [std::os::fd::AsFd::as_fd(&memory)];
+    control.push(SendAncillaryMessage::ScmRights(&descriptors));
+    let bytes = hello.to_bytes();
+    let sent = sendmsg(&socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL);
+    match sent {
+        Ok(HELLO_BYTES) => {}
+        Ok(_) => return Err(failed(&"the call was cut short")),
+        Err(error) => return Err(failed(&error)),
+    }
+    Ok((Segment::map(&memory, hello.shape, device)?, socket))
+}
+
+/// What a caller says, if it is one of this user's ranks.
+fn take_call(socket: &UnixStream, deadline: Instant) -> Option<(Hello, OwnedFd)> {
+    if socket_peercred(socket).ok()?.uid != rustix::process::getuid() {
+        return None;
+    }
+    let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    // A rank says hello as soon as it is through.
+    socket.set_read_timeout(Some(left.min(Duration::from_secs(5)))).ok()?;
+    let mut bytes = [0; HELLO_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL;
+    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags).ok()?;
+    let memory = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    })?;
+    (received.bytes == HELLO_BYTES).then(|| (Hello::from_bytes(&bytes), memory))
+}
+
+/// Waits until somebody calls.
+fn wait_readable(
+    listener: &std::os::unix::net::UnixListener,
+    group: &Group,
+    deadline: Instant,
+    what: impl Fn() -> String,
+) -> Result<()> {
+    loop {
+        if let Some(fault) = group.fault() {
+            return Err(fault.clone());
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Error::Timeout(format!("{} in time (DEVCOMM_GIN_TIMEOUT)", what())));
+        }
+        let pause = left.min(PAUSE);
+        let pause = Timespec { tv_sec: 0, tv_nsec: pause.subsec_nanos().into() };
+        let mut sources = [PollFd::new(listener, PollFlags::IN)];
+        match poll(&mut sources, Some(&pause)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(Error::system("waiting for a call of another rank", error)),
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! The memory that two ranks share, and the entries in it.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
+
+use crate::config::Config;
+use crate::driver::{Device, call};
+use crate::error::{Error, Result};
+use crate::region::RegionId;
+
+/// Entries of a ring.
+pub(crate) const ENTRIES: u64 = 128;
+const ENTRY_BYTES: usize = 64;
+const PAGE: usize = 4096;
+const PUBLISHED: usize = 0;
+const ACKNOWLEDGED: usize = 128;
+const HOST_REGISTER_PORTABLE: u32 = 1;
+
+/// The sizes of a segment: those of the rank that makes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) slots: usize,
+    pub(crate) slot_bytes: usize,
+}
+
+impl Shape {
+    pub(crate) fn of(config: &Config) -> Self {
+        Self { slots: config.slots, slot_bytes: config.slot_bytes }
+    }
+
+    fn direction_bytes(self) -> usize {
+        PAGE + ENTRIES as usize * ENTRY_BYTES + self.slots * self.slot_bytes
+    }
+
+    fn bytes(self) -> usize {
+        2 * self.direction_bytes()
+    }
+
+    /// Memory of this shape, of zeros, that cannot be cut short.
+    pub(crate) fn create(self) -> Result<OwnedFd> {
+        let failed = |error| Error::system("making memory that two processes share", error);
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let memory = memfd_create("devcomm-gin", flags).map_err(failed)?;
+        ftruncate(&memory, self.bytes() as u64).map_err(failed)?;
+        fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW).map_err(failed)?;
+        Ok(memory)
+    }
+}
+
+/// A signal that the owner of the region applies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RemoteSignal {
+    pub(crate) region: RegionId,
+    pub(crate) offset: u64,
+    pub(crate) add: u64,
+}
+
+/// What the owner is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// Fill the slot from the region, instead of emptying it into the region.
+    pub(crate) get: bool,
+    pub(crate) slot: usize,
+    /// 0: there is no data.
+    pub(crate) bytes: usize,
+    pub(crate) region: RegionId,
+    pub(crate) offset: u64,
+    pub(crate) signal: Option<RemoteSignal>,
+}
+
+impl Entry {
+    fn to_words(self) -> [u64; 8] {
+        let signal = self.signal.unwrap_or(RemoteSignal { region: 0, offset: 0, add: 0 });
+        let kind = u64::from(self.get) | u64::from(self.signal.is_some()) << 1;
+        let (slot, bytes) = (self.slot as u64, self.bytes as u64);
+        let RemoteSignal { region, offset, add } = signal;
+        [kind, slot, bytes, self.region, self.offset, region, offset, add]
+    }
+
+    fn from_words(words: [u64; 8]) -> Self {
+        let [kind, slot, bytes, region, offset, signal_region, signal_offset, add] = words;
+        let signal = RemoteSignal { region: signal_region, offset: signal_offset, add };
+        Self {
+            get: kind & 1 != 0,
+            slot: slot as usize,
+            bytes: bytes as usize,
+            region,
+            offset,
+            signal: (kind & 2 != 0).then_some(signal),
+        }
+    }
+}
+
+/// The shared memory, mapped and pinned here.
+pub(crate) struct Segment {
+    device: Device,
+    map: MmapRaw,
+    pub(crate) shape: Shape,
+}
+
+impl Segment {
+    /// Maps `memory` of a shape that the other side may have told.
+    pub(crate) fn map(memory: &OwnedFd, shape: Shape, device: &Device) -> Result<Self> {
+        let failed = |error: &dyn std::fmt::Display| {
+            Error::system("mapping the memory that two processes share", error)
+        };
+        let size = fstat(memory).map_err(|error| failed(&error))?.st_size;
+        if usize::try_from(size).ok() != Some(shape.bytes()) {
+            return Err(failed(&format_args!("it has {size} bytes, not {}", shape.bytes())));
+        }
+        let options = MmapOptions::new();
+        let map = options.map_raw(memory).map_err(|error| failed(&error))?;
+        let _entered = device.enter()?;
+        call!(
+            *device.driver,
+            format_args!("for {size} bytes shared with another process"),
+            cuMemHostRegister_v2(map.as_mut_ptr().cast(), shape.bytes(), HOST_REGISTER_PORTABLE)
+        )?;
+        Ok(Self { device: device.clone(), map, shape })
+    }
+
+    /// The ring and slots of one direction.
+    pub(crate) fn ring(&self, direction: usize) -> Ring<'_> {
+        Ring { segment: self, base: direction * self.shape.direction_bytes() }
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        let Ok(_entered) = self.device.enter() else { return };
+        let base = self.map.as_mut_ptr().cast();
+        let _ = call!(*self.device.driver, "at close", cuMemHostUnregister(base));
+    }
+}
+
+/// One direction of a segment.
+#[derive(Clone, Copy)]
+pub(crate) struct Ring<'a> {
+    segment: &'a Segment,
+    base: usize,
+}
+
+impl Ring<'_> {
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        debug_assert!(offset + 8 <= self.segment.shape.direction_bytes());
+        // SAFETY: an aligned word inside the mapping, which both processes use as an atomic.
+        unsafe { AtomicU64::from_ptr(self.segment.map.as_mut_ptr().add(self.base + offset).cast()) }
+    }
+
+    pub(crate) fn shape(&self) -> Shape {
+        self.segment.shape
+    }
+
+    /// Entries that the sender has written.
+    pub(crate) fn published(&self) -> u64 {
+        self.word(PUBLISHED).load(Ordering::Acquire)
+    }
+
+    pub(crate) fn publish(&self, entries: u64) {
+        self.word(PUBLISHED).store(entries, Ordering::Release);
+    }
+
+    /// Entries that the owner has carried out.
+    pub(crate) fn acknowledged(&self) -> u64 {
+        self.word(ACKNOWLEDGED).load(Ordering::Acquire)
+    }
+
+    pub(crate) fn acknowledge(&self, entries: u64) {
+        self.word(ACKNOWLEDGED).store(entries, Ordering::Release);
+    }
+
+    fn entry_word(&self, number: u64, word: usize) -> &AtomicU64 {
+        self.word(PAGE + (number % ENTRIES) as usize * ENTRY_BYTES + 8 * word)
+    }
+
+    /// Writes entry `number`, which is not published.
+    pub(crate) fn write(&self, number: u64, entry: Entry) {
+        for (index, word) in entry.to_words().into_iter().enumerate() {
+            self.entry_word(number, index).store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// Reads entry `number`, which is published and not acknowledged.
+    pub(crate) fn read(&self, number: u64) -> Result<Entry> {
+        let words =
+            std::array::from_fn(|index| self.entry_word(number, index).load(Ordering::Relaxed));
+        let entry = Entry::from_words(words);
+        let Shape { slots, slot_bytes } = self.segment.shape;
+        if entry.bytes > slot_bytes || (entry.bytes > 0 && entry.slot >= slots) {
+            return Err(Error::Internal(format!(
+                "an entry of another process is broken: {entry:?}"
+            )));
+        }
+        Ok(entry)
+    }
+
+    /// The memory of a slot.
+    pub(crate) fn slot(&self, slot: usize) -> *mut u8 {
+        let Shape { slots, slot_bytes } = self.segment.shape;
+        debug_assert!(slot < slots);
+        let offset = self.base + PAGE + ENTRIES as usize * ENTRY_BYTES + slot * slot_bytes;
+        // SAFETY: inside the mapping.
+        unsafe { self.segment.map.as_mut_ptr().add(offset) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_survives_the_ring() {
+        let signal = RemoteSignal { region: 4, offset: 8, add: u64::MAX };
+        let put =
+            Entry { get: false, slot: 3, bytes: 77, region: 9, offset: 1 << 40, signal: None };
+        for entry in [put, Entry { get: true, ..put }, Entry { signal: Some(signal), ..put }] {
+            assert_eq!(Entry::from_words(entry.to_words()), entry);
+        }
+    }
+}

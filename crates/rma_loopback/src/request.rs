@@ -1,0 +1,105 @@
+//! What NCCL asks about until it is complete.
+
+use crate::abi::Opaque;
+use crate::error::{Error, Result};
+
+/// An operation that was accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// Transfer `sequence` on the lane into `rank`, of this process.
+    Lane { rank: usize, sequence: u64 },
+    /// Number `ticket` on the link to `rank`, of another process.
+    Link { rank: usize, ticket: u64 },
+}
+
+/// The requests of a rank that are not complete. Room is made when contexts are, not while requests come.
+#[derive(Default)]
+pub(crate) struct Requests {
+    entries: Vec<Entry>,
+    free: Vec<u32>,
+}
+
+struct Entry {
+    /// Counts the uses of the entry, so that a handle of an earlier one is known.
+    uses: u32,
+    request: Option<Request>,
+}
+
+impl Requests {
+    /// Makes room for `more` requests.
+    pub(crate) fn grow(&mut self, more: usize) {
+        let from = self.entries.len();
+        self.entries.extend((0..more).map(|_| Entry { uses: 0, request: None }));
+        self.free.reserve(self.entries.len());
+        self.free.extend((from..from + more).rev().map(|index| index as u32));
+    }
+
+    /// Whether there is room for one more.
+    pub(crate) fn require_room(&self) -> Result<()> {
+        if self.free.is_empty() {
+            return Err(Error::Internal(format!(
+                "more than {} requests are outstanding, which is what all contexts may have",
+                self.entries.len()
+            )));
+        }
+        Ok(())
+    }
+
+    /// Keeps a request, for which there is room, and returns its handle, which is not null.
+    pub(crate) fn add(&mut self, request: Request) -> Result<Opaque> {
+        self.require_room()?;
+        let index = self.free.pop().unwrap_or_default();
+        let entry = &mut self.entries[index as usize];
+        entry.request = Some(request);
+        Ok(((u64::from(entry.uses) << 32) + u64::from(index) + 1) as Opaque)
+    }
+
+    fn index(handle: Opaque) -> (u32, u32) {
+        let value = (handle as u64).wrapping_sub(1);
+        ((value >> 32) as u32, value as u32)
+    }
+
+    /// The request of a handle.
+    pub(crate) fn get(&self, handle: Opaque) -> Result<Request> {
+        let (uses, index) = Self::index(handle);
+        self.entries
+            .get(index as usize)
+            .filter(|entry| entry.uses == uses)
+            .and_then(|entry| entry.request)
+            .ok_or_else(|| Error::Argument(format!("{handle:?} is no outstanding request")))
+    }
+
+    /// Forgets a request that is complete.
+    pub(crate) fn remove(&mut self, handle: Opaque) {
+        let (_, index) = Self::index(handle);
+        if let Some(entry) = self.entries.get_mut(index as usize)
+            && entry.request.take().is_some()
+        {
+            // 31 bits, so that a handle plus one cannot wrap.
+            entry.uses = (entry.uses + 1) & 0x7fff_ffff;
+            self.free.push(index);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_of_a_completed_request_is_refused() {
+        let mut requests = Requests::default();
+        let request = Request::Lane { rank: 0, sequence: 1 };
+        assert!(requests.add(request).is_err());
+        requests.grow(1);
+        let first = requests.add(request).unwrap();
+        assert!(!first.is_null());
+        assert!(requests.add(request).is_err());
+        assert_eq!(requests.get(first).unwrap(), request);
+        requests.remove(first);
+        assert!(requests.get(first).is_err());
+        let second = requests.add(request).unwrap();
+        assert!(requests.get(first).is_err());
+        assert_eq!(requests.get(second).unwrap(), request);
+    }
+}

@@ -1,0 +1,105 @@
+//! Pinned slots of a rank, through which data leaves it that cannot go straight.
+//!
+//! A slot is taken, filled by the rank's outbound stream or by the host, emptied by the target's stream, and free again when that has
+//! passed a mark. There is a fixed number: who finds none comes back later.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::channel::Channel;
+use crate::driver::{Address, Device, Pinned, RawEvent, call};
+use crate::error::Result;
+
+enum Slot {
+    Free,
+    Taken,
+    /// Free when the channel has passed the mark.
+    Until(Arc<Channel>, u64),
+}
+
+/// A rank's slots, and the stream that fills them.
+pub(crate) struct Staging {
+    pub(crate) channel: Channel,
+    memory: Pinned,
+    /// One for each slot: it is filled.
+    events: Vec<RawEvent>,
+    slots: Mutex<Vec<Slot>>,
+    pub(crate) slot_bytes: usize,
+}
+
+// SAFETY: events may be used by every thread; the slots are locked.
+unsafe impl Send for Staging {}
+// SAFETY: as above.
+unsafe impl Sync for Staging {}
+
+impl Staging {
+    pub(crate) fn new(device: &Device, slots: usize, slot_bytes: usize) -> Result<Self> {
+        let mut staging = Self {
+            channel: Channel::new(device)?,
+            memory: device.pinned(slots * slot_bytes)?,
+            events: Vec::with_capacity(slots),
+            slots: Mutex::new((0..slots).map(|_| Slot::Free).collect()),
+            slot_bytes,
+        };
+        for _ in 0..slots {
+            staging.events.push(device.event()?);
+        }
+        Ok(staging)
+    }
+
+    /// Takes a free slot.
+    pub(crate) fn take(&self) -> Option<usize> {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = slots.iter().position(|slot| match slot {
+            Slot::Free => true,
+            Slot::Taken => false,
+            Slot::Until(channel, mark) => channel.passed(*mark),
+        })?;
+        slots[free] = Slot::Taken;
+        Some(free)
+    }
+
+    /// Gives a slot back.
+    pub(crate) fn free(&self, slot: usize) {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)[slot] = Slot::Free;
+    }
+
+    /// Gives a slot back when `channel` has passed `mark`.
+    pub(crate) fn free_when(&self, slot: usize, channel: &Arc<Channel>, mark: u64) {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)[slot] =
+            Slot::Until(Arc::clone(channel), mark);
+    }
+
+    /// The memory of a slot.
+    pub(crate) fn room(&self, slot: usize) -> *mut u8 {
+        debug_assert!((slot + 1) * self.slot_bytes <= self.memory.bytes);
+        // SAFETY: inside the allocation.
+        unsafe { self.memory.host.add(slot * self.slot_bytes) }
+    }
+
+    /// Starts to fill a slot from this rank's device; `target` goes on when it is filled.
+    pub(crate) fn fill(
+        &self,
+        slot: usize,
+        from: Address,
+        bytes: usize,
+        target: &Channel,
+    ) -> Result<()> {
+        let event = self.events[slot];
+        {
+            let _entered = self.channel.device.enter()?;
+            self.channel.copy_out(self.room(slot), from, bytes)?;
+            self.channel.record(event)?;
+        }
+        target.wait(event)
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        let device = &self.channel.device;
+        let Ok(_entered) = device.enter() else { return };
+        for event in &self.events {
+            let _ = call!(*device.driver, "at close", cuEventDestroy_v2(*event));
+        }
+    }
+}

@@ -1,0 +1,431 @@
+//! A CUDA driver made of threads: a stream is a thread that takes its time, device memory is the program's.
+//!
+//! It refuses what a real one would take amiss or what would stop a progress thread: a stream whose context is not current, an
+//! asynchronous copy from or to host memory that is not pinned.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::{JoinHandle, sleep};
+use std::time::Duration;
+
+use devcomm_rma_loopback::driver::{
+    ATOMIC_REDUCTION_SUPPORTED, Address, Code, Functions, MemOp, NOT_READY, RawContext, RawEvent,
+    RawStream, SUCCESS,
+};
+
+const INVALID_VALUE: Code = 1;
+const INVALID_CONTEXT: Code = 201;
+const ILLEGAL_ADDRESS: Code = 700;
+
+/// A device, whose address is its context.
+pub struct Device {
+    pub number: c_int,
+    /// The longest pause of a stream, in microseconds.
+    pub delay: u64,
+    /// Streams add to words by themselves.
+    pub reductions: bool,
+    /// Copies that still succeed.
+    pub copies_left: AtomicI64,
+}
+
+impl Device {
+    /// A new device. It lives as long as the program.
+    pub fn new(number: usize, delay: u64, reductions: bool) -> &'static Self {
+        Box::leak(Box::new(Self {
+            number: number as c_int,
+            delay,
+            reductions,
+            copies_left: AtomicI64::new(i64::MAX),
+        }))
+    }
+
+    /// Makes it this thread's current device.
+    pub fn make_current(&self) {
+        CURRENT.with_borrow_mut(|stack| {
+            stack.clear();
+            stack.push(std::ptr::from_ref(self) as usize);
+        });
+    }
+
+    fn count_copy(&self) -> Code {
+        let left = self.copies_left.fetch_sub(1, Ordering::Relaxed);
+        if left > 0 { SUCCESS } else { ILLEGAL_ADDRESS }
+    }
+}
+
+thread_local! {
+    static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+fn current() -> Option<&'static Device> {
+    let top = CURRENT.with_borrow(|stack| stack.last().copied())?;
+    // SAFETY: only addresses of devices, which live for ever, or null are pushed.
+    unsafe { (top as *const Device).as_ref() }
+}
+
+/// The depth of this thread's stack of contexts.
+pub fn contexts_on_stack() -> usize {
+    CURRENT.with_borrow(Vec::len)
+}
+
+static PINNED: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+
+fn is_pinned(address: *const c_void, bytes: usize) -> bool {
+    let pinned = PINNED.lock().unwrap();
+    let before = pinned.range(..=address as usize).next_back();
+    before.is_some_and(|(base, size)| address as usize + bytes <= base + size)
+}
+
+#[derive(Default)]
+struct Event {
+    recorded: AtomicU64,
+    set: Mutex<u64>,
+    changed: Condvar,
+}
+
+enum Job {
+    Copy { to: usize, from: usize, bytes: usize },
+    Operation(MemOp),
+    Set(Arc<Event>, u64),
+    Wait(Arc<Event>, u64),
+}
+
+struct Stream {
+    device: &'static Device,
+    jobs: Option<Sender<Job>>,
+    left: Arc<(Mutex<usize>, Condvar)>,
+    worker: Option<JoinHandle<()>>,
+}
+
+/// Numbers that look random, from a seed.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end.max(1)
+    }
+}
+
+fn work(jobs: &Receiver<Job>, left: &(Mutex<usize>, Condvar), delay: u64, seed: u64) {
+    let mut random = Random(seed);
+    let mut pause = |one_in| {
+        if delay > 0 && random.below(one_in) == 0 {
+            sleep(Duration::from_micros(random.below(delay + 1)));
+        }
+    };
+    while let Ok(job) = jobs.recv() {
+        pause(4);
+        match job {
+            Job::Copy { to, from, bytes } => {
+                // In two halves, with a pause: what is seen early is torn.
+                let half = bytes / 2;
+                // SAFETY: ranges that the test registered; who races with a copy has a bug to show.
+                unsafe { std::ptr::copy(from as *const u8, to as *mut u8, half) };
+                pause(8);
+                // SAFETY: as above.
+                unsafe {
+                    std::ptr::copy(
+                        (from + half) as *const u8,
+                        (to + half) as *mut u8,
+                        bytes - half,
+                    );
+                }
+            }
+            Job::Operation(MemOp([operation, address, third, fourth, ..])) => {
+                let word = |address| {
+                    // SAFETY: an aligned word that the test registered or the plugin pinned.
+                    unsafe { AtomicU64::from_ptr(address as *mut u64) }
+                };
+                match operation & 0xffff_ffff {
+                    MemOp::WRITE_32 => {
+                        // SAFETY: as above, half of one.
+                        let half = unsafe { AtomicU32::from_ptr(address as *mut u32) };
+                        half.store(third as u32, Ordering::SeqCst);
+                    }
+                    MemOp::WRITE_64 => word(address).store(third, Ordering::SeqCst),
+                    MemOp::REDUCTION => {
+                        word(third).fetch_add(fourth, Ordering::SeqCst);
+                    }
+                    _ => {}
+                }
+            }
+            Job::Set(event, ticket) => {
+                let mut set = event.set.lock().unwrap();
+                *set = (*set).max(ticket);
+                event.changed.notify_all();
+            }
+            Job::Wait(event, ticket) => {
+                let mut set = event.set.lock().unwrap();
+                while *set < ticket {
+                    set = event.changed.wait(set).unwrap();
+                }
+            }
+        }
+        *left.0.lock().unwrap() -= 1;
+        left.1.notify_all();
+    }
+}
+
+fn push(stream: RawStream, job: Job) -> Code {
+    // SAFETY: a stream that `create` made and nobody has destroyed.
+    let stream = unsafe { &*stream.cast::<Stream>() };
+    if !current().is_some_and(|device| std::ptr::eq(device, stream.device)) {
+        return INVALID_CONTEXT;
+    }
+    *stream.left.0.lock().unwrap() += 1;
+    stream.jobs.as_ref().unwrap().send(job).unwrap();
+    SUCCESS
+}
+
+fn copy(stream: RawStream, to: usize, from: usize, bytes: usize) -> Code {
+    // SAFETY: as in `push`.
+    match unsafe { &*stream.cast::<Stream>() }.device.count_copy() {
+        SUCCESS => push(stream, Job::Copy { to, from, bytes }),
+        code => code,
+    }
+}
+
+unsafe extern "C" fn init(_: c_uint) -> Code {
+    SUCCESS
+}
+unsafe extern "C" fn error_name(code: Code, name: *mut *const c_char) -> Code {
+    let text = match code {
+        INVALID_CONTEXT => c"CUDA_ERROR_INVALID_CONTEXT",
+        ILLEGAL_ADDRESS => c"CUDA_ERROR_ILLEGAL_ADDRESS",
+        _ => c"CUDA_ERROR_INVALID_VALUE",
+    };
+    // SAFETY: the caller's out pointer.
+    unsafe { *name = text.as_ptr() };
+    SUCCESS
+}
+unsafe extern "C" fn version(version: *mut c_int) -> Code {
+    // SAFETY: the caller's out pointer.
+    unsafe { *version = 13_010 };
+    SUCCESS
+}
+unsafe extern "C" fn attribute(value: *mut c_int, attribute: c_int, _: c_int) -> Code {
+    let Some(device) = current() else { return INVALID_CONTEXT };
+    let has = attribute != ATOMIC_REDUCTION_SUPPORTED || device.reductions;
+    // SAFETY: the caller's out pointer.
+    unsafe { *value = c_int::from(has) };
+    SUCCESS
+}
+unsafe extern "C" fn get_current(context: *mut RawContext) -> Code {
+    let top = current().map_or(null_mut(), |device| std::ptr::from_ref(device).cast_mut().cast());
+    // SAFETY: the caller's out pointer.
+    unsafe { *context = top };
+    SUCCESS
+}
+unsafe extern "C" fn push_current(context: RawContext) -> Code {
+    CURRENT.with_borrow_mut(|stack| stack.push(context as usize));
+    SUCCESS
+}
+unsafe extern "C" fn pop_current(context: *mut RawContext) -> Code {
+    let Some(top) = CURRENT.with_borrow_mut(Vec::pop) else { return INVALID_CONTEXT };
+    // SAFETY: the caller's out pointer.
+    unsafe { *context = top as RawContext };
+    SUCCESS
+}
+unsafe extern "C" fn get_device(number: *mut c_int) -> Code {
+    let Some(device) = current() else { return INVALID_CONTEXT };
+    // SAFETY: the caller's out pointer.
+    unsafe { *number = device.number };
+    SUCCESS
+}
+unsafe extern "C" fn priorities(least: *mut c_int, greatest: *mut c_int) -> Code {
+    // SAFETY: the caller's out pointers.
+    unsafe { (*least, *greatest) = (0, -5) };
+    SUCCESS
+}
+unsafe extern "C" fn create(stream: *mut RawStream, _: c_uint, _: c_int) -> Code {
+    static SEED: AtomicU64 = AtomicU64::new(1);
+    let Some(device) = current() else { return INVALID_CONTEXT };
+    let (jobs, received) = channel();
+    let left = Arc::new((Mutex::new(0), Condvar::new()));
+    let (counted, delay) = (Arc::clone(&left), device.delay);
+    let seed = SEED.fetch_add(7919, Ordering::Relaxed);
+    let worker = std::thread::spawn(move || work(&received, &counted, delay, seed));
+    let made = Stream { device, jobs: Some(jobs), left, worker: Some(worker) };
+    // SAFETY: the caller's out pointer.
+    unsafe { *stream = Box::into_raw(Box::new(made)).cast() };
+    SUCCESS
+}
+unsafe extern "C" fn destroy(stream: RawStream) -> Code {
+    // SAFETY: a stream that `create` made; this is its end.
+    let mut stream = unsafe { Box::from_raw(stream.cast::<Stream>()) };
+    drop(stream.jobs.take());
+    let _ = stream.worker.take().map(JoinHandle::join);
+    SUCCESS
+}
+unsafe extern "C" fn synchronize(stream: RawStream) -> Code {
+    // SAFETY: as in `push`.
+    let stream = unsafe { &*stream.cast::<Stream>() };
+    let mut left = stream.left.0.lock().unwrap();
+    while *left > 0 {
+        left = stream.left.1.wait(left).unwrap();
+    }
+    SUCCESS
+}
+unsafe extern "C" fn query(stream: RawStream) -> Code {
+    // SAFETY: as in `push`.
+    let stream = unsafe { &*stream.cast::<Stream>() };
+    if *stream.left.0.lock().unwrap() > 0 { NOT_READY } else { SUCCESS }
+}
+unsafe extern "C" fn batch(
+    stream: RawStream,
+    count: c_uint,
+    operations: *mut MemOp,
+    flags: c_uint,
+) -> Code {
+    // SAFETY: the caller's array.
+    let operations = unsafe { std::slice::from_raw_parts(operations, count as usize) };
+    if flags != 0 || count >= 256 {
+        return INVALID_VALUE;
+    }
+    for operation in operations {
+        let MemOp([kind, second, ..]) = *operation;
+        let known = match kind {
+            MemOp::WRITE_32 | MemOp::WRITE_64 | MemOp::BARRIER => true,
+            MemOp::REDUCTION => second == MemOp::REDUCTION_U64 << 32,
+            _ => false,
+        };
+        if !known {
+            return INVALID_VALUE;
+        }
+        match push(stream, Job::Operation(*operation)) {
+            SUCCESS => {}
+            code => return code,
+        }
+    }
+    SUCCESS
+}
+unsafe extern "C" fn event_create(event: *mut RawEvent, _: c_uint) -> Code {
+    // SAFETY: the caller's out pointer.
+    unsafe { *event = Arc::into_raw(Arc::<Event>::default()).cast_mut().cast() };
+    SUCCESS
+}
+unsafe extern "C" fn event_destroy(event: RawEvent) -> Code {
+    // SAFETY: an event that `event_create` made; this is its end.
+    drop(unsafe { Arc::from_raw(event.cast::<Event>()) });
+    SUCCESS
+}
+fn event_of(event: RawEvent) -> Arc<Event> {
+    // SAFETY: an event that `event_create` made and nobody has destroyed.
+    unsafe { Arc::increment_strong_count(event.cast::<Event>()) };
+    // SAFETY: as above; the count was just raised.
+    unsafe { Arc::from_raw(event.cast::<Event>()) }
+}
+unsafe extern "C" fn record(event: RawEvent, stream: RawStream) -> Code {
+    let event = event_of(event);
+    let ticket = event.recorded.fetch_add(1, Ordering::SeqCst) + 1;
+    push(stream, Job::Set(event, ticket))
+}
+unsafe extern "C" fn wait(stream: RawStream, event: RawEvent, _: c_uint) -> Code {
+    let event = event_of(event);
+    let ticket = event.recorded.load(Ordering::SeqCst);
+    push(stream, Job::Wait(event, ticket))
+}
+unsafe extern "C" fn host_alloc(host: *mut *mut c_void, bytes: usize, _: c_uint) -> Code {
+    let memory = vec![0xaa_u128; bytes.div_ceil(16)].leak().as_mut_ptr();
+    PINNED.lock().unwrap().insert(memory as usize, bytes);
+    // SAFETY: the caller's out pointer.
+    unsafe { *host = memory.cast() };
+    SUCCESS
+}
+unsafe extern "C" fn host_free(host: *mut c_void) -> Code {
+    // The memory stays: a late access would be the plugin's bug, not a crash of the test.
+    if PINNED.lock().unwrap().remove(&(host as usize)).is_some() { SUCCESS } else { INVALID_VALUE }
+}
+unsafe extern "C" fn host_register(host: *mut c_void, bytes: usize, _: c_uint) -> Code {
+    PINNED.lock().unwrap().insert(host as usize, bytes);
+    SUCCESS
+}
+unsafe extern "C" fn device_pointer(address: *mut Address, host: *mut c_void, _: c_uint) -> Code {
+    // SAFETY: the caller's out pointer.
+    unsafe { *address = host as Address };
+    SUCCESS
+}
+unsafe extern "C" fn to_device(
+    to: Address,
+    from: *const c_void,
+    bytes: usize,
+    stream: RawStream,
+) -> Code {
+    if !is_pinned(from, bytes) {
+        return INVALID_VALUE;
+    }
+    copy(stream, to as usize, from as usize, bytes)
+}
+unsafe extern "C" fn to_host(
+    to: *mut c_void,
+    from: Address,
+    bytes: usize,
+    stream: RawStream,
+) -> Code {
+    if !is_pinned(to, bytes) {
+        return INVALID_VALUE;
+    }
+    copy(stream, to as usize, from as usize, bytes)
+}
+unsafe extern "C" fn device_to_device(
+    to: Address,
+    from: Address,
+    bytes: usize,
+    stream: RawStream,
+) -> Code {
+    copy(stream, to as usize, from as usize, bytes)
+}
+unsafe extern "C" fn peer(
+    to: Address,
+    _: RawContext,
+    from: Address,
+    _: RawContext,
+    bytes: usize,
+    stream: RawStream,
+) -> Code {
+    copy(stream, to as usize, from as usize, bytes)
+}
+unsafe extern "C" fn capture_mode(_: *mut c_int) -> Code {
+    SUCCESS
+}
+
+/// The driver.
+pub fn functions() -> Functions {
+    Functions {
+        cuInit: init,
+        cuGetErrorName: error_name,
+        cuDriverGetVersion: version,
+        cuDeviceGetAttribute: attribute,
+        cuCtxGetCurrent: get_current,
+        cuCtxPushCurrent_v2: push_current,
+        cuCtxPopCurrent_v2: pop_current,
+        cuCtxGetDevice: get_device,
+        cuCtxGetStreamPriorityRange: priorities,
+        cuStreamCreateWithPriority: create,
+        cuStreamDestroy_v2: destroy,
+        cuStreamSynchronize: synchronize,
+        cuStreamQuery: query,
+        cuStreamWaitEvent: wait,
+        cuStreamBatchMemOp_v2: batch,
+        cuEventCreate: event_create,
+        cuEventDestroy_v2: event_destroy,
+        cuEventRecord: record,
+        cuMemHostAlloc: host_alloc,
+        cuMemHostRegister_v2: host_register,
+        cuMemHostUnregister: host_free,
+        cuMemHostGetDevicePointer_v2: device_pointer,
+        cuMemFreeHost: host_free,
+        cuMemcpyHtoDAsync_v2: to_device,
+        cuMemcpyDtoHAsync_v2: to_host,
+        cuMemcpyDtoDAsync_v2: device_to_device,
+        cuMemcpyPeerAsync: peer,
+        cuThreadExchangeStreamCaptureMode: capture_mode,
+    }
+}

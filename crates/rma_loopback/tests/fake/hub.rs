@@ -1,0 +1,79 @@
+//! The bootstrap of ranks in several processes: the test is the hub, the ranks call it.
+
+use std::cell::RefCell;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+
+use devcomm_rma_loopback::abi::HANDLE_BYTES;
+
+/// What each rank brings to a gathering.
+pub type Part = [u8; HANDLE_BYTES];
+
+/// Serves gatherings of all ranks until one of them is gone.
+pub fn serve(listener: &UnixListener, ranks: usize) {
+    let mut sockets = vec![None; ranks].into_iter().map(|_: Option<()>| None).collect::<Vec<_>>();
+    for _ in 0..ranks {
+        let (mut socket, _) = listener.accept().unwrap();
+        let mut rank = [0];
+        socket.read_exact(&mut rank).unwrap();
+        sockets[usize::from(rank[0])] = Some(socket);
+    }
+    let mut sockets: Vec<UnixStream> = sockets.into_iter().flatten().collect();
+    loop {
+        let mut all = Vec::new();
+        for socket in &mut sockets {
+            let mut part: Part = [0; HANDLE_BYTES];
+            if socket.read_exact(&mut part).is_err() {
+                return;
+            }
+            all.extend(part);
+        }
+        for socket in &mut sockets {
+            let _ = socket.write_all(&all);
+        }
+    }
+}
+
+/// A rank's line to the hub.
+pub struct Line {
+    socket: RefCell<UnixStream>,
+    ranks: usize,
+}
+
+// SAFETY: used by one thread at a time.
+unsafe impl Sync for Line {}
+
+impl Line {
+    pub fn call(hub: &Path, rank: usize, ranks: usize) -> Self {
+        let mut socket = UnixStream::connect(hub).unwrap();
+        socket.write_all(&[rank as u8]).unwrap();
+        Self { socket: RefCell::new(socket), ranks }
+    }
+
+    /// Brings `part`, calls `meanwhile` again and again until all ranks came, and returns all parts.
+    pub fn gather(&self, part: Part, mut meanwhile: impl FnMut()) -> Vec<Part> {
+        let mut socket = self.socket.borrow_mut();
+        socket.write_all(&part).unwrap();
+        let mut first = [0];
+        socket.set_nonblocking(true).unwrap();
+        loop {
+            match socket.read(&mut first) {
+                Ok(1) => break,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => meanwhile(),
+                other => panic!("the hub is gone: {other:?}"),
+            }
+            std::thread::yield_now();
+        }
+        socket.set_nonblocking(false).unwrap();
+        let mut rest = vec![0; HANDLE_BYTES * self.ranks - 1];
+        socket.read_exact(&mut rest).unwrap();
+        rest.insert(0, first[0]);
+        rest.chunks_exact(HANDLE_BYTES).map(|part| part.try_into().unwrap()).collect()
+    }
+
+    /// Waits for all ranks.
+    pub fn barrier(&self, meanwhile: impl FnMut()) {
+        self.gather([0; HANDLE_BYTES], meanwhile);
+    }
+}

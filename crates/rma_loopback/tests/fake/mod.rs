@@ -1,0 +1,494 @@
+//! Plays NCCL: the calls of its proxy, in its order and from its threads, against the plugin's tables.
+#![allow(dead_code, reason = "each program uses a part of it")]
+
+pub mod driver;
+pub mod hub;
+pub mod work;
+
+use std::cell::{Cell, RefCell, UnsafeCell};
+use std::ffi::c_int;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::{Duration, Instant};
+
+use devcomm_rma_loopback::abi::{
+    HANDLE_BYTES, MR_SIGNAL_NEVER_RESET, NET_DEVICE_GIN_PROXY, NetProperties, Opaque, PTR_CUDA,
+    PTR_HOST, RmaConfig, RmaProperties, SIGNAL_ADD, SUCCESS, Status,
+};
+use devcomm_rma_loopback::config::Config;
+use devcomm_rma_loopback::driver::Driver;
+use devcomm_rma_loopback::setup::Setup;
+use devcomm_rma_loopback::{ncclRmaPlugin_v14, ncclRmaPlugin_v15, ncclRmaPlugin_v16};
+
+use driver::Device;
+
+/// How a world is made.
+#[derive(Clone)]
+pub struct Options {
+    pub ranks: usize,
+    pub contexts: usize,
+    /// Of the interface: 14, 15 or 16.
+    pub version: u32,
+    /// The longest pause of a stream, in microseconds.
+    pub delay: u64,
+    pub reductions: bool,
+    pub config: Config,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            ranks: 2,
+            contexts: 1,
+            version: 16,
+            delay: 50,
+            reductions: false,
+            config: Config { timeout: Duration::from_secs(10), ..Config::default() },
+        }
+    }
+}
+
+/// Memory that ranks register: shared by all, so only ever looked at by copies of it.
+pub struct Memory(Box<[UnsafeCell<u64>]>);
+
+// SAFETY: read and written through pointers, as device memory is.
+unsafe impl Sync for Memory {}
+// SAFETY: as above.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    pub fn new(bytes: usize) -> Self {
+        Self((0..bytes.div_ceil(8)).map(|_| UnsafeCell::new(0)).collect())
+    }
+
+    pub fn filled(bytes: usize, mut byte: impl FnMut(usize) -> u8) -> Self {
+        let memory = Self::new(bytes);
+        memory.write(0, &(0..bytes).map(&mut byte).collect::<Vec<_>>());
+        memory
+    }
+
+    pub fn base(&self) -> *mut u8 {
+        self.0.as_ptr().cast_mut().cast()
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.0.len() * 8
+    }
+
+    pub fn read(&self, offset: usize, bytes: usize) -> Vec<u8> {
+        assert!(offset + bytes <= self.bytes());
+        let mut copy = vec![0; bytes];
+        // SAFETY: inside the memory.
+        unsafe { std::ptr::copy(self.base().add(offset), copy.as_mut_ptr(), bytes) };
+        copy
+    }
+
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset + bytes.len() <= self.bytes());
+        // SAFETY: inside the memory.
+        unsafe { std::ptr::copy(bytes.as_ptr(), self.base().add(offset), bytes.len()) };
+    }
+
+    pub fn word(&self, index: usize) -> &AtomicU64 {
+        // SAFETY: an aligned word of the memory.
+        unsafe { AtomicU64::from_ptr(self.0[index].get()) }
+    }
+
+    pub fn load(&self, index: usize) -> u64 {
+        self.word(index).load(Ordering::Acquire)
+    }
+}
+
+/// What a rank gets to know of the others: all that NCCL's bootstrap would do.
+pub struct Meeting {
+    pub barrier: Barrier,
+    handles: Mutex<Vec<[u8; HANDLE_BYTES]>>,
+}
+
+impl Meeting {
+    pub fn new(ranks: usize) -> Self {
+        Self { barrier: Barrier::new(ranks), handles: Mutex::new(vec![[0; HANDLE_BYTES]; ranks]) }
+    }
+}
+
+/// A range: a region's handle, and an offset in bytes.
+pub type At = (Opaque, usize);
+/// A place that is not given.
+pub const NOWHERE: At = (null_mut(), 0);
+
+/// A rank, as NCCL's proxy has it.
+pub struct Rank {
+    pub rank: usize,
+    pub ranks: usize,
+    pub device: &'static Device,
+    version: u32,
+    ctx: Opaque,
+    pub comm: Opaque,
+    pub context: Cell<Opaque>,
+    requests: RefCell<Vec<Opaque>>,
+    depth: usize,
+}
+
+// SAFETY: one thread at a time is the proxy: the test's body hands it on.
+unsafe impl Send for Rank {}
+
+/// Fails where a call of the plugin does.
+#[track_caller]
+pub fn ok(status: Status) {
+    assert_eq!(status, SUCCESS);
+}
+
+/// Asks the plugin for a rank's handle, and keeps it until [`Rank::connect`].
+pub struct Listening {
+    ctx: Opaque,
+    comm: Opaque,
+    pub handle: [u8; HANDLE_BYTES],
+}
+
+// SAFETY: used by one thread at a time.
+unsafe impl Send for Listening {}
+
+pub fn listen() -> Listening {
+    let plugin = &ncclRmaPlugin_v16;
+    let (mut first, mut ctx, mut comm) = (null_mut(), null_mut(), null_mut());
+    let mut handle = [0; HANDLE_BYTES];
+    let mut devices = 0;
+    // SAFETY: the arguments are what the interface says, here and below.
+    unsafe {
+        // As RMA plugin, and again behind the GIN proxy.
+        ok((plugin.init)(&raw mut first, 1, None));
+        ok((plugin.init)(&raw mut ctx, 1, None));
+        ok((plugin.devices)(&raw mut devices));
+        ok((plugin.listen)(ctx, 0, handle.as_mut_ptr().cast(), &raw mut comm));
+        ok((plugin.finalize)(first));
+    }
+    assert!(devices >= 1);
+    Listening { ctx, comm, handle }
+}
+
+impl Listening {
+    /// Calls `connect`, whatever comes of it.
+    pub fn connect(&self, handles: &mut [[u8; HANDLE_BYTES]], rank: usize) -> (Status, Opaque) {
+        let mut pointers: Vec<Opaque> =
+            handles.iter_mut().map(|handle| handle.as_mut_ptr().cast()).collect();
+        let ranks = pointers.len() as c_int;
+        let mut comm = null_mut();
+        // SAFETY: as above.
+        let status = unsafe {
+            (ncclRmaPlugin_v16.connect)(
+                null_mut(), // not what `init` gave: so does NCCL's RMA proxy
+                pointers.as_mut_ptr(),
+                ranks,
+                rank as c_int,
+                self.comm,
+                &raw mut comm,
+            )
+        };
+        (status, comm)
+    }
+
+    pub fn close(&self) {
+        // SAFETY: as above; the end of the listener.
+        unsafe { ok((ncclRmaPlugin_v16.close_listen)(self.comm)) };
+    }
+}
+
+impl Rank {
+    /// Comes up as NCCL does, with the others at `meeting`.
+    pub fn start(
+        options: &Options,
+        rank: usize,
+        device: &'static Device,
+        meeting: &Meeting,
+    ) -> Self {
+        let listening = listen();
+        meeting.handles.lock().unwrap()[rank] = listening.handle;
+        meeting.barrier.wait();
+        let mut handles = meeting.handles.lock().unwrap().clone();
+        Self::connect(options, rank, device, &listening, &mut handles)
+    }
+
+    pub fn connect(
+        options: &Options,
+        rank: usize,
+        device: &'static Device,
+        listening: &Listening,
+        handles: &mut [[u8; HANDLE_BYTES]],
+    ) -> Self {
+        let (status, comm) = listening.connect(handles, rank);
+        ok(status);
+        listening.close();
+        let mut config =
+            RmaConfig { n_contexts: options.contexts as c_int, traffic_class: -1, rank_stride: 1 };
+        let mut context = null_mut();
+        let mut promise = RmaProperties { flushes_all_puts_on_any_signal: true };
+        // SAFETY: all zeros are values of every field.
+        let mut properties = unsafe { std::mem::zeroed::<NetProperties>() };
+        // SAFETY: the arguments are what the interface says.
+        unsafe {
+            let plugin = &ncclRmaPlugin_v16;
+            ok((plugin.create_context)(comm, &raw mut config, &raw mut context));
+            ok((plugin.get_rma_properties)(comm, &raw mut promise));
+            ok((plugin.get_properties)(0, &raw mut properties));
+        }
+        assert!(!promise.flushes_all_puts_on_any_signal);
+        assert_eq!(properties.net_device_type, NET_DEVICE_GIN_PROXY);
+        assert!(properties.max_recvs.count_ones() == 1 && !properties.name.is_null());
+        Self {
+            rank,
+            ranks: handles.len(),
+            device,
+            version: options.version,
+            ctx: listening.ctx,
+            comm,
+            context: Cell::new(context),
+            requests: RefCell::default(),
+            depth: 32 * properties.max_recvs as usize,
+        }
+    }
+
+    pub fn register(&self, memory: &Memory, kind: c_int, flags: u64) -> Opaque {
+        self.register_raw(memory.base().cast(), memory.bytes(), kind, flags)
+    }
+
+    pub fn register_raw(&self, base: Opaque, bytes: usize, kind: c_int, flags: u64) -> Opaque {
+        let mut handle = null_mut();
+        // SAFETY: the arguments are what the interface says.
+        unsafe {
+            let register = ncclRmaPlugin_v16.reg_mr_sym;
+            ok(register(self.comm, base, bytes, kind, flags, &raw mut handle));
+        }
+        assert!(!handle.is_null() && (handle as u64) >> 63 == 0, "kernels have 63 bits for it");
+        handle
+    }
+
+    /// Device memory.
+    pub fn window(&self, memory: &Memory) -> Opaque {
+        self.register(memory, PTR_CUDA, 0)
+    }
+
+    /// The signals of a device communicator.
+    pub fn signals(&self, memory: &Memory) -> Opaque {
+        self.register(memory, PTR_CUDA, 1 | MR_SIGNAL_NEVER_RESET)
+    }
+
+    /// Host memory, of any kind.
+    pub fn host(&self, memory: &Memory) -> Opaque {
+        self.register(memory, PTR_HOST, 0)
+    }
+
+    pub fn deregister(&self, handle: Opaque) -> Status {
+        // SAFETY: the arguments are what the interface says.
+        unsafe { (ncclRmaPlugin_v16.dereg_mr_sym)(self.comm, handle) }
+    }
+
+    pub fn try_put(
+        &self,
+        context: usize,
+        from: At,
+        bytes: usize,
+        to: At,
+        rank: usize,
+    ) -> (Status, Opaque) {
+        let (at, c, rank) = (self.context.get(), context as c_int, rank as u32);
+        let (s, d) = (from.1 as u64, to.1 as u64);
+        let mut request = null_mut();
+        let out = &raw mut request;
+        // SAFETY: the arguments are what the interface says.
+        let status = unsafe {
+            match self.version {
+                14 => (ncclRmaPlugin_v14.iput)(at, c, s, from.0, bytes, d, to.0, rank, out),
+                15 => (ncclRmaPlugin_v15.iput)(at, c, s, from.0, bytes, d, to.0, rank, 1, out),
+                _ => (ncclRmaPlugin_v16.iput)(at, c, s, from.0, bytes, d, to.0, rank, 0, out),
+            }
+        };
+        (status, request)
+    }
+
+    pub fn put(&self, context: usize, from: At, bytes: usize, to: At, rank: usize) {
+        let (status, request) = self.try_put(context, from, bytes, to, rank);
+        ok(status);
+        self.keep(request);
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "NCCL's")]
+    pub fn put_signal(
+        &self,
+        context: usize,
+        from: At,
+        bytes: usize,
+        to: At,
+        rank: usize,
+        signal: At,
+        add: u64,
+        op: u32,
+    ) {
+        let (at, c, rank) = (self.context.get(), context as c_int, rank as u32);
+        let (s, d, g) = (from.1 as u64, to.1 as u64, signal.1 as u64);
+        let mut request = null_mut();
+        let out = &raw mut request;
+        // SAFETY: the arguments are what the interface says.
+        ok(unsafe {
+            match self.version {
+                14 => (ncclRmaPlugin_v14.iput_signal)(
+                    at, c, s, from.0, bytes, d, to.0, rank, g, signal.0, add, op, true, out,
+                ),
+                15 => (ncclRmaPlugin_v15.iput_signal)(
+                    at, c, s, from.0, bytes, d, to.0, rank, g, signal.0, add, op, true, 0, out,
+                ),
+                _ => (ncclRmaPlugin_v16.iput_signal)(
+                    at, c, s, from.0, bytes, d, to.0, rank, g, signal.0, add, op, true, 0, out,
+                ),
+            }
+        });
+        self.keep(request);
+    }
+
+    /// A signal without data, as the proxy sends a signal to an address.
+    pub fn signal(&self, context: usize, rank: usize, signal: At, add: u64) {
+        self.put_signal(context, NOWHERE, 0, NOWHERE, rank, signal, add, SIGNAL_ADD);
+    }
+
+    pub fn get(&self, context: usize, from: At, bytes: usize, to: At, rank: usize) {
+        let (at, c, rank) = (self.context.get(), context as c_int, rank as u32);
+        let (r, l) = (from.1 as u64, to.1 as u64);
+        let mut request = null_mut();
+        let out = &raw mut request;
+        // SAFETY: the arguments are what the interface says.
+        ok(unsafe {
+            match self.version {
+                14 => (ncclRmaPlugin_v14.iget)(at, c, r, from.0, bytes, l, to.0, rank, out),
+                15 => (ncclRmaPlugin_v15.iget)(at, c, r, from.0, bytes, l, to.0, rank, 0, out),
+                _ => (ncclRmaPlugin_v16.iget)(at, c, r, from.0, bytes, l, to.0, rank, 0, out),
+            }
+        });
+        self.keep(request);
+    }
+
+    pub fn flush(&self, context: usize, region: Opaque) {
+        let mut request = 8 as Opaque;
+        // SAFETY: the arguments are what the interface says.
+        unsafe {
+            let flush = ncclRmaPlugin_v16.iflush;
+            let rank = self.rank as u32;
+            ok(flush(self.context.get(), context as c_int, region, rank, &raw mut request));
+        }
+        assert!(request.is_null(), "a get is complete when its data is there");
+    }
+
+    #[track_caller]
+    fn keep(&self, request: Opaque) {
+        assert!(!request.is_null(), "NCCL asks about every put and get");
+        self.requests.borrow_mut().push(request);
+        // NCCL keeps at most this many for a peer; fewer than all peers may have.
+        self.poll_until(self.depth);
+    }
+
+    pub fn try_test(&self, request: Opaque) -> (Status, bool) {
+        let mut done = 0;
+        // SAFETY: the arguments are what the interface says.
+        let status = unsafe { (ncclRmaPlugin_v16.test)(self.comm, request, &raw mut done) };
+        (status, done != 0)
+    }
+
+    pub fn try_progress(&self) -> Status {
+        // SAFETY: the arguments are what the interface says.
+        unsafe { (ncclRmaPlugin_v16.rma_progress)(self.context.get()) }
+    }
+
+    /// Polls as NCCL's progress thread does, until at most `left` requests are outstanding.
+    pub fn poll_until(&self, left: usize) {
+        let give_up = Instant::now() + Duration::from_secs(15);
+        while self.requests.borrow().len() > left {
+            self.requests.borrow_mut().retain(|request| {
+                let (status, done) = self.try_test(*request);
+                ok(status);
+                !done
+            });
+            ok(self.try_progress());
+            assert!(Instant::now() < give_up, "a request never completes");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Polls until all requests are complete.
+    pub fn drain(&self) {
+        self.poll_until(0);
+    }
+
+    /// Serves others until `until` holds: a rank of another process needs it.
+    pub fn serve(&self, until: impl Fn() -> bool) {
+        let give_up = Instant::now() + Duration::from_secs(15);
+        while !until() {
+            ok(self.try_progress());
+            assert!(Instant::now() < give_up, "what is waited for never comes");
+            std::thread::yield_now();
+        }
+    }
+
+    pub fn has_error(&self) -> bool {
+        let mut has_error = false;
+        // SAFETY: the arguments are what the interface says.
+        unsafe {
+            let query = ncclRmaPlugin_v16.query_last_error;
+            ok(query(self.context.get(), &raw mut has_error));
+        }
+        has_error
+    }
+
+    pub fn destroy_context(&self) {
+        // SAFETY: the end of the context.
+        unsafe { ok((ncclRmaPlugin_v16.destroy_context)(self.context.replace(null_mut()))) };
+    }
+
+    /// Ends as NCCL does. The rank is not used again.
+    pub fn close(&self) {
+        if !self.context.get().is_null() {
+            self.destroy_context();
+        }
+        // SAFETY: the end of the connection.
+        unsafe {
+            ok((ncclRmaPlugin_v16.close_coll)(self.comm));
+            ok((ncclRmaPlugin_v16.finalize)(self.ctx));
+        }
+    }
+}
+
+/// The setup of a rank with the fake driver.
+pub fn setup(config: Config) -> Setup {
+    Setup { driver: Arc::new(Driver::new(driver::functions()).unwrap()), config }
+}
+
+/// Runs `body` on every rank, each a thread of this process with a device of its own.
+pub fn world(options: &Options, body: impl Fn(&Rank, &Meeting) + Sync) {
+    let meeting = Meeting::new(options.ranks);
+    let (meeting, body) = (&meeting, &body);
+    std::thread::scope(|scope| {
+        for rank in 0..options.ranks {
+            scope.spawn(move || {
+                let device = Device::new(rank, options.delay, options.reductions);
+                device.make_current();
+                setup(options.config).use_on_this_thread();
+                let rank = Rank::start(options, rank, device, meeting);
+                assert_eq!(driver::contexts_on_stack(), 1, "what was current is current");
+                // NCCL's progress threads have no context.
+                std::thread::scope(|scope| {
+                    let on = SendRef(&rank);
+                    scope.spawn(move || {
+                        let on = on;
+                        body(on.0, meeting);
+                        assert_eq!(driver::contexts_on_stack(), 0, "no context is left behind");
+                    });
+                });
+                meeting.barrier.wait();
+                rank.close();
+            });
+        }
+    });
+}
+
+struct SendRef<'a>(&'a Rank);
+
+// SAFETY: the owner waits while the thread that got it runs.
+unsafe impl Send for SendRef<'_> {}

@@ -1,0 +1,159 @@
+//! What the tests do with a job's ranks, however those were started.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use devcomm_rma_loopback::abi::{PTR_CUDA, PTR_HOST, SIGNAL_ADD, SIGNAL_INC};
+
+use super::driver::Random;
+use super::{Memory, Rank};
+
+/// Bytes of a message between two ranks, an odd number.
+const MESSAGE: usize = 3001;
+const ROUNDS: usize = 12;
+
+fn byte(from: usize, to: usize, context: usize, round: usize, at: usize) -> u8 {
+    (from * 31 + to * 17 + context * 7 + round * 3 + at) as u8
+}
+
+/// Every rank sends messages to every rank, itself too, on every context: each in up to three puts cut at random, the last with a signal. A
+/// "kernel" beside it watches the signals, and looks at the data behind each.
+pub fn traffic(rank: &Rank, contexts: usize, barrier: &dyn Fn()) {
+    let (me, ranks) = (rank.rank, rank.ranks);
+    let slot = |from: usize, context: usize, round: usize| {
+        ((from * contexts + context) * ROUNDS + round) * MESSAGE
+    };
+    let bytes = ranks * contexts * ROUNDS * MESSAGE;
+    let outbox = Memory::filled(bytes, |at| {
+        let (message, at) = (at / MESSAGE, at % MESSAGE);
+        let (round, context) = (message % ROUNDS, message / ROUNDS % contexts);
+        byte(me, message / ROUNDS / contexts, context, round, at)
+    });
+    let inbox = Memory::new(bytes);
+    let signals = Memory::new(8 * ranks * contexts);
+    let sums = Memory::new(4 * 8);
+    let inline = Memory::new(8 * ranks * contexts * ROUNDS);
+    let values = Memory::new(8 * ranks * contexts * ROUNDS);
+    let signals_at = rank.signals(&signals);
+    let inline_at = rank.host(&inline);
+    let outbox_at = rank.window(&outbox);
+    let inbox_at = rank.window(&inbox);
+    let sums_at = rank.window(&sums);
+    let values_at = rank.window(&values);
+    barrier();
+    let all_seen = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut seen = vec![0; ranks * contexts];
+            while seen.iter().any(|seen| *seen < ROUNDS) {
+                for (index, seen) in seen.iter_mut().enumerate() {
+                    let (context, from) = (index / ranks, index % ranks);
+                    let now = signals.load(index) as usize;
+                    assert!((*seen..=ROUNDS).contains(&now), "a signal went astray: {now}");
+                    for round in *seen..now {
+                        let data = inbox.read(slot(from, context, round), MESSAGE);
+                        let right = data.iter().enumerate();
+                        let wrong = right
+                            .filter(|(at, it)| **it != byte(from, me, context, round, *at))
+                            .count();
+                        assert_eq!(wrong, 0, "a signal overtook its data");
+                    }
+                    *seen = now;
+                }
+                std::thread::yield_now();
+            }
+            all_seen.store(true, Ordering::Release);
+        });
+        let mut random = Random(me as u64);
+        for round in 0..ROUNDS {
+            for step in 0..ranks * contexts {
+                let (to, context) = ((step + me + round) % ranks, step / ranks);
+                let from = slot(to, context, round);
+                let into = slot(me, context, round);
+                let first = 1 + random.below(MESSAGE as u64 - 2) as usize;
+                let second = first + random.below((MESSAGE - first) as u64) as usize;
+                rank.put(context, (outbox_at, from), first, (inbox_at, into), to);
+                if second > first {
+                    let (from, into) = ((outbox_at, from + first), (inbox_at, into + first));
+                    rank.put(context, from, second - first, into, to);
+                }
+                let signal = (signals_at, 8 * (context * ranks + me));
+                let (from, into) = ((outbox_at, from + second), (inbox_at, into + second));
+                // An increment adds 1 whatever the value says.
+                let left = MESSAGE - second;
+                rank.put_signal(context, from, left, into, to, signal, 99, SIGNAL_INC);
+                // To an address, by many at a time.
+                rank.signal(context, to, (sums_at, 8 * (round % 4)), 5 + me as u64);
+                // An inline value.
+                let from = (context * ROUNDS + round) * ranks + to;
+                let into = (me * contexts + context) * ROUNDS + round;
+                inline.word(from).store((into << 8 | to) as u64, Ordering::Relaxed);
+                rank.put(context, (inline_at, 8 * from), 8, (values_at, 8 * into), to);
+            }
+        }
+        rank.drain();
+        rank.serve(|| all_seen.load(Ordering::Acquire));
+    });
+    barrier();
+    for (index, sum) in (0..4).map(|index| (index, sums.load(index))) {
+        let rounds = (index..ROUNDS).step_by(4).count();
+        let right: usize = (0..ranks).map(|from| rounds * contexts * (5 + from)).sum();
+        assert_eq!(sum, right as u64, "signals to an address were lost");
+    }
+    for index in 0..ranks * contexts * ROUNDS {
+        assert_eq!(values.load(index), (index << 8 | me) as u64);
+    }
+    assert!(!rank.has_error());
+}
+
+/// Puts and gets between every kind of memory, larger than all slots, at odd offsets, to a peer and to the rank itself.
+pub fn ranges(rank: &Rank, barrier: &dyn Fn()) {
+    const BYTES: usize = 100_003;
+    let me = rank.rank;
+    let kinds = [PTR_CUDA, PTR_HOST];
+    let source = Memory::filled(BYTES, |at| (at * 7 + me + (at >> 8)) as u8);
+    let signal = Memory::new(8);
+    let sources = kinds.map(|kind| rank.register(&source, kind, 0));
+    let signals = kinds.map(|kind| rank.register(&signal, kind, 0));
+    let targets = [(); 4].map(|()| Memory::new(BYTES));
+    let target_at =
+        kinds.map(|kind| [0, 1, 2, 3].map(|index: usize| rank.register(&targets[index], kind, 0)));
+    barrier();
+    let (next, before) = ((me + 1) % rank.ranks, (me + rank.ranks - 1) % rank.ranks);
+    let content = |of: usize| move |at: usize| (at * 7 + of + (at >> 8)) as u8;
+    let mut put = 0;
+    for (from, source) in sources.into_iter().enumerate() {
+        for to in 0..2 {
+            let target = 2 * from + to;
+            let into = (target_at[to][target], 3);
+            let signal_at = (signals[to], 0);
+            let (bytes, from) = (BYTES - 5, (source, 1));
+            rank.put_signal(0, from, bytes, into, next, signal_at, 10, SIGNAL_ADD);
+            put += 10;
+        }
+    }
+    rank.drain();
+    rank.serve(|| signal.load(0) == put);
+    barrier();
+    for target in &targets {
+        let data = target.read(0, BYTES);
+        let right: Vec<u8> = (0..BYTES - 5).map(|at| content(before)(at + 1)).collect();
+        assert!(data[3..BYTES - 2] == right[..], "a put is not what was sent");
+        assert_eq!((&data[..3], &data[BYTES - 2..]), (&[0; 3][..], &[0; 2][..]));
+    }
+    barrier();
+    for (from, source) in sources.into_iter().enumerate() {
+        for to in 0..2 {
+            let into = (target_at[to][2 * from + to], 0);
+            rank.get(0, (source, 2), BYTES - 9, into, if to == 0 { next } else { me });
+        }
+    }
+    rank.drain();
+    rank.flush(0, signals[0]);
+    for (index, target) in targets.iter().enumerate() {
+        let from = if index % 2 == 0 { next } else { me };
+        let right: Vec<u8> = (0..BYTES - 9).map(|at| content(from)(at + 2)).collect();
+        assert!(target.read(0, BYTES - 9) == right, "a get is not what was there");
+    }
+    // Others may still get from this rank.
+    barrier();
+}

@@ -1,0 +1,44 @@
+//! The shared library as NCCL opens it.
+
+use std::path::PathBuf;
+use std::ptr::null_mut;
+
+use devcomm_rma_loopback::abi::{RmaV14, RmaV15, RmaV16, SUCCESS, SYSTEM_ERROR};
+
+fn library() -> libloading::Library {
+    let folder: PathBuf = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+    let path = folder.join("libdevcomm_rma_loopback.so");
+    // SAFETY: this crate's own library, which runs nothing when it is loaded.
+    unsafe { libloading::Library::new(path) }.unwrap()
+}
+
+#[test]
+fn the_library_has_a_table_for_each_version() {
+    let library = library();
+    // SAFETY: the tables that this crate declares, of the same build.
+    unsafe {
+        let v16 = **library.get::<*const RmaV16>(b"ncclRmaPlugin_v16").unwrap();
+        let v15 = **library.get::<*const RmaV15>(b"ncclRmaPlugin_v15").unwrap();
+        let v14 = **library.get::<*const RmaV14>(b"ncclRmaPlugin_v14").unwrap();
+        for name in [v16.name, v15.name, v14.name] {
+            assert_eq!(std::ffi::CStr::from_ptr(name), c"devcomm loopback");
+        }
+    }
+}
+
+#[test]
+fn without_a_driver_init_fails_so_that_nccl_goes_on() {
+    // SAFETY: the driver's library runs nothing of the test's.
+    if unsafe { libloading::Library::new("libcuda.so.1") }.is_ok() {
+        return;
+    }
+    let library = library();
+    let mut context = null_mut();
+    // SAFETY: the table that this crate declares, of the same build; the arguments are what the interface says.
+    let status = unsafe {
+        let table: *const RmaV16 = *library.get::<*const RmaV16>(b"ncclRmaPlugin_v16").unwrap();
+        ((*table).init)(&raw mut context, 1, None)
+    };
+    assert_ne!(status, SUCCESS);
+    assert_eq!(status, SYSTEM_ERROR);
+}

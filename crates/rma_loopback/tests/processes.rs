@@ -1,0 +1,228 @@
+//! Ranks in several processes: real ones, that this program starts as copies of itself.
+
+mod fake;
+
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use devcomm_rma_loopback::abi::{REMOTE_ERROR, SUCCESS, TIMEOUT, UNHANDLED_CUDA_ERROR};
+use devcomm_rma_loopback::config::{Config, Copy};
+
+use fake::driver::Device;
+use fake::hub::{Line, serve};
+use fake::{Memory, Options, Rank, listen, ok, setup, work};
+
+const TEST: &str = "a_process_of_a_job_that_another_test_runs";
+
+/// Runs the case `name` in `processes` processes of `threads` ranks each. `lost` may end as they like.
+fn job(name: &str, processes: usize, threads: usize, lost: &[usize]) {
+    let folder = tempfile::tempdir().unwrap();
+    let hub = folder.path().join("hub");
+    let listener = UnixListener::bind(&hub).unwrap();
+    let children: Vec<_> = (0..processes)
+        .map(|process| {
+            Command::new(std::env::current_exe().unwrap())
+                .args([TEST, "--exact", "--nocapture", "--include-ignored"])
+                .env("CASE", format!("{name} {process} {processes} {threads}"))
+                .env("HUB", &hub)
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    std::thread::spawn(move || serve(&listener, processes * threads));
+    for (process, child) in children.into_iter().enumerate() {
+        let output = child.wait_with_output().unwrap();
+        assert!(
+            output.status.success() || lost.contains(&process),
+            "process {process}: {}\n{}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+}
+
+#[test]
+#[ignore = "not a test: a part of the others"]
+fn a_process_of_a_job_that_another_test_runs() {
+    let (Ok(case), Some(hub)) = (std::env::var("CASE"), std::env::var_os("HUB")) else { return };
+    let words: Vec<&str> = case.split(' ').collect();
+    let number = |index: usize| words[index].parse::<usize>().unwrap();
+    let (name, process, processes, threads) = (words[0], number(1), number(2), number(3));
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let hub = Path::new(&hub);
+            scope.spawn(move || play(name, process * threads + thread, processes * threads, hub));
+        }
+    });
+}
+
+fn play(name: &str, number: usize, ranks: usize, hub: &Path) {
+    let mut options = Options { ranks, ..Options::default() };
+    match name {
+        "small" => {
+            options.config = Config { slots: 2, slot_bytes: 4096, depth: 2, ..options.config };
+        }
+        "staged" => options.config.copy = Copy::Staged,
+        "contexts" => options.contexts = 3,
+        "absent" => options.config.timeout = Duration::from_millis(300),
+        _ => {}
+    }
+    let device = Device::new(number, options.delay, name == "contexts");
+    device.make_current();
+    setup(options.config).use_on_this_thread();
+    let line = Line::call(hub, number, ranks);
+    let listening = listen();
+    let mut handles = line.gather(listening.handle, || {});
+    if name == "absent" {
+        return absent(number, &listening, &mut handles);
+    }
+    let rank = Rank::connect(&options, number, device, &listening, &mut handles);
+    let barrier = || line.barrier(|| ok(rank.try_progress()));
+    match name {
+        "killed" => killed(&rank, &barrier),
+        "failed" => failed(&rank, &barrier),
+        "left" => left(&rank, &barrier),
+        "signal-and-go" => signal_and_go(&rank, &barrier),
+        _ => {
+            work::traffic(&rank, options.contexts, &barrier);
+            work::ranges(&rank, &barrier);
+            barrier();
+            rank.close();
+        }
+    }
+}
+
+#[test]
+fn puts_gets_and_signals_cross_processes_in_order() {
+    job("plain", 2, 1, &[]);
+    job("contexts", 3, 1, &[]);
+}
+
+#[test]
+fn so_they_do_when_queues_and_slots_are_full() {
+    job("small", 2, 1, &[]);
+}
+
+#[test]
+fn some_ranks_may_share_a_process() {
+    job("plain", 2, 2, &[]);
+    job("staged", 2, 2, &[]);
+}
+
+/// Polls until the plugin reports an error, which it must do soon, and returns it.
+fn error_of(rank: &Rank) -> i32 {
+    let start = Instant::now();
+    loop {
+        match rank.try_progress() {
+            SUCCESS => assert!(start.elapsed() < Duration::from_secs(5), "no error is reported"),
+            status => {
+                assert!(rank.has_error());
+                return status;
+            }
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn killed(rank: &Rank, barrier: &dyn Fn()) {
+    let memory = Memory::new(64);
+    let at = rank.window(&memory);
+    barrier();
+    if rank.rank == 1 {
+        std::process::abort();
+    }
+    let (status, _) = rank.try_put(0, (at, 0), 64, (at, 0), 1);
+    assert!(status == SUCCESS || status == REMOTE_ERROR);
+    assert_eq!(error_of(rank), REMOTE_ERROR);
+}
+
+#[test]
+fn the_death_of_a_process_is_an_error_of_all_others() {
+    job("killed", 3, 1, &[1]);
+}
+
+fn failed(rank: &Rank, barrier: &dyn Fn()) {
+    let memory = Memory::new(64);
+    let at = rank.window(&memory);
+    barrier();
+    if rank.rank == 1 {
+        rank.device.copies_left.store(0, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(rank.try_put(0, (at, 0), 64, (at, 0), 0).0, UNHANDLED_CUDA_ERROR);
+    } else {
+        assert_eq!(error_of(rank), REMOTE_ERROR);
+    }
+}
+
+#[test]
+fn a_failure_in_one_process_is_an_error_of_all_others() {
+    job("failed", 3, 1, &[]);
+}
+
+fn left(rank: &Rank, barrier: &dyn Fn()) {
+    let memory = Memory::new(64);
+    let at = rank.window(&memory);
+    barrier();
+    if rank.rank == 1 {
+        rank.close();
+        return;
+    }
+    // Who leaves in peace disturbs nobody, until something is asked of it.
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(200) {
+        ok(rank.try_progress());
+    }
+    let (status, _) = rank.try_put(0, (at, 0), 64, (at, 0), 1);
+    assert_eq!(status, REMOTE_ERROR);
+    assert!(rank.has_error());
+    rank.close();
+}
+
+#[test]
+fn a_put_to_a_process_that_left_is_an_error() {
+    job("left", 2, 1, &[]);
+}
+
+/// Rank 1 destroys all as soon as it has seen the last signal: rank 0 still learns that its puts are complete.
+fn signal_and_go(rank: &Rank, barrier: &dyn Fn()) {
+    let (memory, signals) = (Memory::new(64), Memory::new(8));
+    let (at, signals_at) = (rank.window(&memory), rank.signals(&signals));
+    barrier();
+    if rank.rank == 0 {
+        for _ in 0..20 {
+            rank.put(0, (at, 0), 64, (at, 0), 1);
+            rank.signal(0, 1, (signals_at, 0), 1);
+        }
+        rank.drain();
+    } else {
+        rank.serve(|| signals.load(0) == 20);
+    }
+    rank.close();
+}
+
+#[test]
+fn a_rank_that_leaves_completes_what_was_asked_of_it() {
+    job("signal-and-go", 2, 1, &[]);
+}
+
+/// Rank 1 of three does not connect.
+fn absent(number: usize, listening: &fake::Listening, handles: &mut [fake::hub::Part]) {
+    match number {
+        // It calls rank 0, which waits for rank 1, and it calls rank 1: that is gone, or never comes to answer.
+        2 => {
+            std::thread::sleep(Duration::from_millis(100));
+            assert_eq!(listening.connect(handles, 2).0, REMOTE_ERROR);
+        }
+        0 => assert_eq!(listening.connect(handles, 0).0, TIMEOUT),
+        _ => {}
+    }
+}
+
+#[test]
+fn connecting_to_a_process_that_is_gone_ends_in_time() {
+    job("absent", 3, 1, &[]);
+}

@@ -1,0 +1,293 @@
+//! Ranks as threads of one process: order, completeness, bounds, and what is said when something fails.
+
+mod fake;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use devcomm_rma_loopback::abi::{
+    INVALID_ARGUMENT, INVALID_USAGE, PTR_CUDA, PTR_HOST, REMOTE_ERROR, SUCCESS, TIMEOUT,
+    UNHANDLED_CUDA_ERROR,
+};
+use devcomm_rma_loopback::config::{Adding, Config, Copy};
+
+use fake::driver::Device;
+use fake::{Meeting, Memory, NOWHERE, Options, Rank, listen, setup, work, world};
+
+fn config() -> Config {
+    Options::default().config
+}
+
+fn wait(meeting: &Meeting) {
+    meeting.barrier.wait();
+}
+
+fn traffic(options: &Options) {
+    world(options, |rank, meeting| {
+        work::traffic(rank, options.contexts, &|| wait(meeting));
+    });
+}
+
+fn ranges(options: &Options) {
+    world(options, |rank, meeting| work::ranges(rank, &|| wait(meeting)));
+}
+
+#[test]
+fn signals_come_behind_all_data_before_them() {
+    traffic(&Options { ranks: 4, contexts: 2, ..Options::default() });
+}
+
+#[test]
+fn so_they_do_through_every_version_of_the_interface() {
+    for version in [14, 15] {
+        traffic(&Options { ranks: 2, contexts: 3, version, ..Options::default() });
+    }
+}
+
+#[test]
+fn so_they_do_when_devices_add_by_themselves() {
+    traffic(&Options { ranks: 3, reductions: true, ..Options::default() });
+    let config = Config { adding: Adding::Write, ..config() };
+    traffic(&Options { ranks: 2, reductions: true, config, ..Options::default() });
+}
+
+#[test]
+fn so_they_do_through_host_memory() {
+    let config = Config { copy: Copy::Staged, slots: 3, slot_bytes: 512, ..config() };
+    traffic(&Options { ranks: 3, contexts: 2, config, ..Options::default() });
+}
+
+#[test]
+fn full_queues_hold_operations_back_and_lose_none() {
+    let config = Config { depth: 1, slots: 2, slot_bytes: 256, ..config() };
+    traffic(&Options { ranks: 3, config, ..Options::default() });
+    let config = Config { copy: Copy::Staged, ..config };
+    traffic(&Options { ranks: 2, contexts: 2, config, ..Options::default() });
+}
+
+#[test]
+fn memory_that_is_mapped_is_copied_so() {
+    let config = Config { copy: Copy::Mapped, ..config() };
+    traffic(&Options { ranks: 2, config, ..Options::default() });
+}
+
+#[test]
+fn puts_and_gets_reach_device_and_host_memory() {
+    ranges(&Options { ranks: 3, ..Options::default() });
+    let config = Config { slots: 2, slot_bytes: 4096, ..config() };
+    ranges(&Options { ranks: 2, config, ..Options::default() });
+    let config = Config { copy: Copy::Staged, ..config };
+    ranges(&Options { ranks: 2, config, ..Options::default() });
+}
+
+#[test]
+fn short_values_of_every_width_and_place_arrive() {
+    world(&Options::default(), |rank, meeting| {
+        let source = Memory::filled(64, |at| at as u8 + 1);
+        let target = Memory::new(256);
+        let (source_at, target_at) = (rank.host(&source), rank.window(&target));
+        meeting.barrier.wait();
+        for (index, bytes) in (1..=8).chain([4, 8]).enumerate() {
+            let to = 16 * index + usize::from(index >= 8); // the last two are not aligned
+            rank.put(0, (source_at, index), bytes, (target_at, to), 1 - rank.rank);
+        }
+        rank.drain();
+        meeting.barrier.wait();
+        for (index, bytes) in (1..=8).chain([4, 8]).enumerate() {
+            let to = 16 * index + usize::from(index >= 8);
+            assert_eq!(target.read(to, bytes), source.read(index, bytes));
+            assert_eq!(target.read(to + bytes, 4), [0; 4]);
+        }
+    });
+}
+
+#[test]
+fn a_signal_to_an_address_counts_from_what_a_kernel_left_there() {
+    world(&Options::default(), |rank, meeting| {
+        let words = Memory::new(8);
+        let words_at = rank.window(&words);
+        meeting.barrier.wait();
+        for start in [0, 1000, 0] {
+            words.word(0).store(start, Ordering::Release);
+            meeting.barrier.wait();
+            rank.signal(0, 1 - rank.rank, (words_at, 0), 7);
+            rank.drain();
+            meeting.barrier.wait();
+            assert_eq!(words.load(0), start + 7);
+        }
+    });
+}
+
+#[test]
+fn a_region_is_forgotten_without_a_look_at_its_memory() {
+    world(&Options::default(), |rank, meeting| {
+        // NCCL frees the inline buffers before it deregisters them.
+        let gone = rank.register_raw(8 as _, 1 << 20, PTR_HOST, 0);
+        let again = rank.register_raw(4096 as _, 1 << 20, PTR_CUDA, 0);
+        rank.destroy_context();
+        assert_eq!(rank.deregister(gone), SUCCESS);
+        assert_eq!(rank.deregister(again), SUCCESS);
+        assert_eq!(rank.deregister(again), INVALID_ARGUMENT);
+        meeting.barrier.wait();
+    });
+}
+
+#[test]
+fn a_range_beyond_its_region_is_refused_and_ends_the_connection() {
+    world(&Options::default(), |rank, meeting| {
+        let memory = Memory::new(64);
+        let at = rank.window(&memory);
+        meeting.barrier.wait();
+        if rank.rank == 0 {
+            assert_eq!(rank.try_put(0, (at, 60), 8, (at, 0), 1).0, INVALID_ARGUMENT);
+            assert_eq!(rank.try_put(0, (at, 0), 8, (at, 0), 1).0, INVALID_ARGUMENT);
+            assert!(rank.has_error());
+        }
+    });
+}
+
+#[test]
+fn wrong_contexts_ranks_and_handles_are_refused() {
+    for case in 0..4 {
+        world(&Options::default(), |rank, meeting| {
+            let memory = Memory::new(64);
+            let at = rank.window(&memory);
+            meeting.barrier.wait();
+            if rank.rank == 0 {
+                let status = match case {
+                    0 => rank.try_put(1, (at, 0), 8, (at, 0), 1).0,
+                    1 => rank.try_put(0, (at, 0), 8, (at, 0), 2).0,
+                    2 => rank.try_put(0, NOWHERE, 8, (at, 0), 1).0,
+                    _ => rank.try_test(77 as _).0,
+                };
+                assert_eq!(status, INVALID_ARGUMENT, "case {case}");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_failed_copy_is_an_error_of_every_rank_from_then_on() {
+    world(&Options { ranks: 3, ..Options::default() }, |rank, meeting| {
+        let memory = Memory::new(64);
+        let at = rank.window(&memory);
+        meeting.barrier.wait();
+        if rank.rank == 1 {
+            rank.device.copies_left.store(0, Ordering::Relaxed);
+        }
+        meeting.barrier.wait();
+        if rank.rank == 0 {
+            assert!(!rank.has_error());
+            let (status, _) = rank.try_put(0, (at, 0), 64, (at, 0), 1);
+            assert_eq!(status, UNHANDLED_CUDA_ERROR);
+            assert!(rank.has_error());
+        }
+        meeting.barrier.wait();
+        assert_eq!(rank.try_progress(), UNHANDLED_CUDA_ERROR);
+        assert!(rank.has_error());
+    });
+}
+
+#[test]
+fn a_put_to_a_rank_that_left_is_an_error() {
+    let options = Options::default();
+    let meeting = Meeting::new(2);
+    let left = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for number in 0..2 {
+            let (meeting, options, left) = (&meeting, &options, &left);
+            scope.spawn(move || {
+                let device = Device::new(number, 20, false);
+                device.make_current();
+                setup(options.config).use_on_this_thread();
+                let rank = Rank::start(options, number, device, meeting);
+                let memory = Memory::new(64);
+                let at = rank.window(&memory);
+                meeting.barrier.wait();
+                if number == 0 {
+                    // What is on the way when the other leaves still completes.
+                    rank.put(0, (at, 0), 64, (at, 0), 1);
+                    meeting.barrier.wait();
+                    rank.drain();
+                    rank.serve(|| left.load(Ordering::Acquire));
+                    assert_eq!(rank.try_put(0, (at, 0), 64, (at, 0), 1).0, REMOTE_ERROR);
+                    assert!(rank.has_error());
+                    rank.close();
+                } else {
+                    meeting.barrier.wait();
+                    rank.close();
+                    left.store(true, Ordering::Release);
+                    std::thread::sleep(Duration::from_millis(50)); // its memory outlives the copy
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn connections_do_not_wait_for_ever() {
+    let device = Device::new(0, 0, false);
+    device.make_current();
+    setup(Config { timeout: Duration::from_millis(50), ..config() }).use_on_this_thread();
+    let (one, other) = (listen(), listen());
+    let (status, _) = one.connect(&mut [one.handle, other.handle], 0);
+    assert_eq!(status, TIMEOUT);
+    one.close();
+    other.close();
+}
+
+#[test]
+fn ranks_of_another_host_or_plugin_are_refused() {
+    let device = Device::new(0, 0, false);
+    device.make_current();
+    setup(config()).use_on_this_thread();
+    let one = listen();
+    let mut other = one.handle;
+    other[8] ^= 1; // the host
+    assert_eq!(one.connect(&mut [one.handle, other], 0).0, INVALID_USAGE);
+    other = one.handle;
+    other[0] ^= 1; // the plugin
+    assert_eq!(one.connect(&mut [one.handle, other], 0).0, INVALID_USAGE);
+    one.close();
+}
+
+#[test]
+fn a_rank_without_a_current_device_is_told_so() {
+    setup(config()).use_on_this_thread();
+    let one = listen();
+    assert_eq!(one.connect(&mut [one.handle], 0).0, INVALID_USAGE);
+    one.close();
+}
+
+/// Two rails of two ranks each, beside a connection of all four: numbers are those of the connection.
+#[test]
+fn connections_of_some_ranks_number_them_anew() {
+    let options = Options { ranks: 4, ..Options::default() };
+    let rails = [Meeting::new(2), Meeting::new(2)];
+    world(&options, |rank, meeting| {
+        let all = Memory::new(64);
+        let all_at = rank.window(&all);
+        rank.device.make_current();
+        setup(options.config).use_on_this_thread();
+        let (rail, number) = (rank.rank % 2, rank.rank / 2);
+        let on_rail = Rank::start(&options, number, rank.device, &rails[rail]);
+        let some = Memory::filled(64, |_| rank.rank as u8);
+        let some_at = on_rail.window(&some);
+        meeting.barrier.wait();
+        on_rail.put(0, (some_at, 0), 8, (some_at, 8), 1 - number);
+        rank.signal(0, (rank.rank + 1) % 4, (all_at, 0), 3);
+        on_rail.drain();
+        rank.drain();
+        meeting.barrier.wait();
+        assert_eq!(some.read(8, 8), [(rank.rank as u8 + 2) % 4; 8]);
+        assert_eq!(all.load(0), 3);
+        on_rail.close();
+        pop_context();
+    });
+}
+
+/// The thread had no context before `make_current`.
+fn pop_context() {
+    // SAFETY: an out pointer.
+    unsafe { (fake::driver::functions().cuCtxPopCurrent_v2)(&mut std::ptr::null_mut()) };
+}

@@ -1,0 +1,85 @@
+//! `cargo xtask cpp`: programs in CUDA C++ against NCCL's own headers and library, nothing of this project in them: what they find
+//! right holds for any program that NCCL serves.
+//!
+//! ```text
+//! tests/cpp/X.cu  --nvcc, NCCL's headers and library-->  target/cpp/X
+//! ```
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use cuda_builder::NvvmArch;
+use devcomm_locate::NcclTree;
+
+use crate::nvcc::{self, Nvcc};
+use crate::project::{Project, root};
+use crate::setup::{Without, find_pinned_nccl, setup};
+
+/// Compiles them and runs each.
+pub fn cpp() -> Result<()> {
+    let programs = build()?;
+    let tree = find_pinned_nccl()?;
+    let library = tree.library.as_deref().context("NCCL's tree lost its library")?;
+    for program in programs {
+        println!("== {}", program.display());
+        let mut path = OsString::from(library.parent().unwrap_or(Path::new(".")));
+        if let Some(rest) = std::env::var_os("LD_LIBRARY_PATH").filter(|rest| !rest.is_empty()) {
+            path.push(":");
+            path.push(rest);
+        }
+        let mut command = Command::new(&program);
+        let status = command.env("LD_LIBRARY_PATH", path).status();
+        let status = status.with_context(|| format!("{} does not start", program.display()))?;
+        ensure!(status.success(), "{} failed: {status}", program.display());
+    }
+    Ok(())
+}
+
+/// Compiles them; the programs.
+pub fn build() -> Result<Vec<PathBuf>> {
+    setup(true, Without::Ptxas)?;
+    let (nvcc, tree) = (nvcc::find_or_fetch()?, find_pinned_nccl()?);
+    let folder = Project::open()?.target_folder().join("cpp");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    sources()?.iter().map(|source| compile(&nvcc, &tree, source, &folder)).collect()
+}
+
+/// The C++ files, in order of their names.
+fn sources() -> Result<Vec<PathBuf>> {
+    let folder = root().join("tests/cpp");
+    let entries =
+        fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let mut sources: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().is_some_and(|extension| extension == "cu"))
+        .collect();
+    sources.sort();
+    Ok(sources)
+}
+
+/// The runtime is linked statically, NCCL is found when the program starts.
+fn compile(nvcc: &Nvcc, tree: &NcclTree, source: &Path, folder: &Path) -> Result<PathBuf> {
+    let include = tree.include.as_deref().context("NCCL's tree lost its headers")?;
+    let library = tree.library.as_deref().context("NCCL's tree lost its library")?;
+    let program = folder.join(source.file_stem().unwrap_or_default());
+    let mut command = Command::new(&nvcc.path);
+    command.args(["-O3", "-std=c++17", "-arch", NvvmArch::Compute90.name(), "-I"]);
+    command.args([include, source]);
+    // nvcc knows libraries by `.so` or `.a` alone, the linker any.
+    command.arg("-Xlinker").arg(library);
+    // The compiler's wheels keep the runtime where nvcc does not look.
+    if let Some(lib) = nvcc.path.parent().and_then(Path::parent).map(|home| home.join("lib")) {
+        command.arg("-L").arg(lib);
+    }
+    command.arg("-o").arg(&program);
+    let output =
+        command.output().with_context(|| format!("{} does not start", nvcc.path.display()))?;
+    if !output.status.success() {
+        let messages = String::from_utf8_lossy(&output.stderr);
+        bail!("nvcc does not compile {}:\n{}", source.display(), messages.trim());
+    }
+    Ok(program)
+}
