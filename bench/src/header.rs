@@ -1,6 +1,7 @@
 //! What was measured on: printed before the table, and part of the JSON.
 
 use std::fmt;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::Result;
@@ -41,6 +42,8 @@ pub struct Machine {
     pub nvls: String,
     /// Network back ends that kernels can use, `none` without any.
     pub gin: String,
+    /// The RMA plugin that the environment names, which carries GIN PROXY.
+    pub rma_plugin: Option<String>,
     /// Whether the host's one-sided operations work.
     pub host_rma: bool,
 }
@@ -75,6 +78,7 @@ impl Header {
             nccl: versions.build.unwrap_or_else(|| versions.version.to_string()),
             nvls: nvls(properties.multimem),
             gin: properties.gin_types.to_string(),
+            rma_plugin: rma_plugin(),
             host_rma: properties.host_rma,
         };
         Ok(Self {
@@ -110,10 +114,11 @@ impl fmt::Display for Header {
         writeln!(f, "# {} x {}, {form}, on {} host(s)", self.ranks, machine.gpu, machine.hosts)?;
         writeln!(
             f,
-            "# topology: LSA team of {}, links {}; GIN {}, host one-sided operations {}",
+            "# topology: LSA team of {}, links {}; GIN {}{}, host one-sided operations {}",
             self.lsa_ranks,
             machine.links.as_deref().unwrap_or("not known"),
             machine.gin,
+            machine.rma_plugin.iter().map(|name| format!(" by {name}")).collect::<String>(),
             if machine.host_rma { "yes" } else { "no" },
         )?;
         writeln!(f, "# NCCL {}, NVLS {}", machine.nccl, machine.nvls)?;
@@ -170,6 +175,12 @@ fn nvls(multimem: bool) -> String {
     }
 }
 
+/// The name of its file.
+fn rma_plugin() -> Option<String> {
+    let path = std::env::var_os("NCCL_RMA_PLUGIN").filter(|path| !path.is_empty())?;
+    Some(Path::new(&path).file_name()?.to_string_lossy().into_owned())
+}
+
 fn command() -> Vec<String> {
     let mut words: Vec<String> = std::env::args().collect();
     if let Some(program) = words.first_mut() {
@@ -205,7 +216,8 @@ mod tests {
             threads: true,
             nccl: "2.32.3+cuda13.4".to_owned(),
             nvls: nvls(false),
-            gin: "none".to_owned(),
+            gin: "PROXY".to_owned(),
+            rma_plugin: Some("librma.so".to_owned()),
             host_rma: true,
         };
         let command = vec!["devcomm-bench".to_owned(), "all-reduce".to_owned()];
@@ -216,7 +228,7 @@ mod tests {
         for part in [
             "devcomm-bench all-reduce",
             "4 x NVIDIA H200, threads of one process",
-            "LSA team of 4, links NV18; GIN none, host one-sided operations yes",
+            "LSA team of 4, links NV18; GIN PROXY by librma.so, host one-sided operations yes",
             "NCCL 2.32.3+cuda13.4, NVLS off",
             "driver 580.159.04, SM clock 1980 MHz (at most 1980 MHz)",
         ] {

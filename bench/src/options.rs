@@ -17,6 +17,10 @@ pub struct RankOptions {
     #[arg(long)]
     pub processes: bool,
 
+    /// Carry GIN between the GPUs of this host by devcomm's plugin, for want of an RDMA card; it says nothing of a network's speed
+    #[arg(long)]
+    pub gin_loopback: bool,
+
     /// Give up when the GPU has not finished a batch after so many seconds
     #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 30)]
     pub timeout: u64,

@@ -101,7 +101,8 @@ fn a_machine_without_a_gpu_is_told_so() {
 #[test]
 fn the_help_names_every_flag_of_nccl_tests_that_is_kept() {
     let all = ["-n, --iters", "-w, --warmup_iters", "-c, --check"];
-    let all = [&all[..], &["-g, --ngpus", "-G, --cudagraph", "-T, --timeout"]].concat();
+    let all =
+        [&all[..], &["-g, --ngpus", "-G, --cudagraph", "-T, --timeout", "--gin-loopback"]].concat();
     let of_messages = ["-b, --minbytes", "-e, --maxbytes", "-f, --stepfactor", "-i, --stepbytes"];
     let helps = |bench: &str, flags: &[&str]| {
         let (code, stdout, _) = run(&[bench, "--help"]);

@@ -78,7 +78,8 @@ fn leave_out(choice: &mut Choice, gpus: &Gpus<'_>) -> Result<()> {
     let properties = gpus.comm.properties()?;
     if !properties.gin_types.contains(GinType::Proxy) {
         for variant in [Variant::Rust, Variant::Cpp] {
-            choice.leave_out(variant, "NCCL offers no GIN of type PROXY here")?;
+            let why = "NCCL offers no GIN of type PROXY here; --gin-loopback carries it between the GPUs of one host";
+            choice.leave_out(variant, why)?;
         }
     }
     if properties.n_lsa_teams > 1 {
