@@ -87,6 +87,10 @@ impl<'a, M: Machine> Job<'a, M> {
             if header.machine.is_some() {
                 println!("# {}", self.run.describe());
                 println!(
+                    "# noise: the interquartile range of the rounds' times in percent of their median; time/nccl: this row's \
+                     time over nccl's, median of the rounds' ratios"
+                );
+                println!(
                     "# kernels in Rust are compiled by the driver from PTX, those in C++ are cubins of ptxas"
                 );
             }
@@ -95,8 +99,11 @@ impl<'a, M: Machine> Job<'a, M> {
         self.report.set_header(header);
     }
 
-    /// Checks all ways and measures them: a row each. *Collective*.
+    /// Checks all ways and measures them: a row each, none without ways. *Collective*.
     pub fn compare(&mut self, case: Case, ways: &Ways<'_>) -> Result<()> {
+        if ways.is_empty() {
+            return Ok(());
+        }
         if self.machine.is_root() {
             eprintln!("{} B {} {} ...", case.size, case.dtype, case.shape());
         }

@@ -24,7 +24,8 @@ pub fn run(options: &GemmAllReduce, job: &mut Job<'_, Gpus<'_>>) -> Result<()> {
     gpus.comm.require_single_lsa_team()?;
     let library = CublasLt::load(gpus.comm)?;
     if library.is_none() {
-        let why = "cuBLASLt (libcublasLt.so) cannot be loaded: name its folder in LD_LIBRARY_PATH";
+        let why = "cuBLASLt (libcublasLt.so) cannot be loaded: name its folder in LD_LIBRARY_PATH; without it no more than \
+                   samples of rust's results are checked";
         job.choice.leave_out(Variant::Nccl, why)?;
         job.choice.leave_out(Variant::NcclSym, why)?;
     }
