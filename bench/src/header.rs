@@ -1,6 +1,7 @@
 //! What was measured on: printed before the table, and part of the JSON.
 
 use std::fmt;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::Result;
@@ -29,7 +30,7 @@ pub struct Machine {
     pub gpu: String,
     /// Driver, clocks and power limit; `None` without nvidia-smi.
     pub state: Option<GpuState>,
-    /// What connects the GPUs, in the words of `nvidia-smi topo -m`; `None` without it.
+    /// What connects the GPUs, in the words of `nvidia-smi topo -m`; `None` without it, and for one GPU.
     pub links: Option<String>,
     /// Hosts.
     pub hosts: usize,
@@ -41,6 +42,8 @@ pub struct Machine {
     pub nvls: String,
     /// Network back ends that kernels can use, `none` without any.
     pub gin: String,
+    /// The RMA plugin that the environment names, which carries GIN PROXY.
+    pub rma_plugin: Option<String>,
     /// Whether the host's one-sided operations work.
     pub host_rma: bool,
 }
@@ -56,15 +59,16 @@ pub struct GpuState {
 }
 
 impl Header {
-    /// Asks the rank, its GPU and nvidia-smi.
+    /// Asks the rank and its GPU, and on the rank that prints nvidia-smi.
     pub fn of(rank: &Rank) -> Result<Self> {
         let properties = rank.communicator()?.properties()?;
         let mut hosts = rank.hosts().to_vec();
         hosts.sort();
         hosts.dedup();
         let versions = rank.library().versions();
-        let on_this_host = rank.hosts().iter().filter(|host| **host == rank.hosts()[rank.rank()]);
-        let ordinals = ordinals(on_this_host.count());
+        let here = rank.hosts().get(rank.rank());
+        let on_this_host = rank.hosts().iter().filter(|host| Some(*host) == here).count();
+        let ordinals = ordinals(if rank.is_root() { on_this_host } else { 0 });
         let machine = Machine {
             gpu: rank.context().device_name()?,
             state: ordinals.get(rank.device()).and_then(|ordinal| GpuState::of(ordinal)),
@@ -74,6 +78,7 @@ impl Header {
             nccl: versions.build.unwrap_or_else(|| versions.version.to_string()),
             nvls: nvls(properties.multimem),
             gin: properties.gin_types.to_string(),
+            rma_plugin: rma_plugin(),
             host_rma: properties.host_rma,
         };
         Ok(Self {
@@ -109,10 +114,11 @@ impl fmt::Display for Header {
         writeln!(f, "# {} x {}, {form}, on {} host(s)", self.ranks, machine.gpu, machine.hosts)?;
         writeln!(
             f,
-            "# topology: LSA team of {}, links {}; GIN {}, host one-sided operations {}",
+            "# topology: LSA team of {}, links {}; GIN {}{}, host one-sided operations {}",
             self.lsa_ranks,
-            machine.links.as_deref().unwrap_or("unknown (no nvidia-smi)"),
+            machine.links.as_deref().unwrap_or("not known"),
             machine.gin,
+            machine.rma_plugin.iter().map(|name| format!(" by {name}")).collect::<String>(),
             if machine.host_rma { "yes" } else { "no" },
         )?;
         writeln!(f, "# NCCL {}, NVLS {}", machine.nccl, machine.nvls)?;
@@ -126,7 +132,7 @@ impl fmt::Display for Header {
                 state.memory_clock,
                 state.power_limit
             ),
-            None => writeln!(f, "# driver and clocks unknown (no nvidia-smi)"),
+            None => writeln!(f, "# driver and clocks are not known: nvidia-smi does not say"),
         }
     }
 }
@@ -169,6 +175,12 @@ fn nvls(multimem: bool) -> String {
     }
 }
 
+/// The name of its file.
+fn rma_plugin() -> Option<String> {
+    let path = std::env::var_os("NCCL_RMA_PLUGIN").filter(|path| !path.is_empty())?;
+    Some(Path::new(&path).file_name()?.to_string_lossy().into_owned())
+}
+
 fn command() -> Vec<String> {
     let mut words: Vec<String> = std::env::args().collect();
     if let Some(program) = words.first_mut() {
@@ -191,5 +203,41 @@ mod tests {
         );
         assert_eq!(state.power_limit, "700.00 W");
         assert_eq!(GpuState::parse("No devices were found"), None);
+    }
+
+    #[test]
+    fn the_head_names_gpu_driver_clocks_nccl_nvls_and_topology() {
+        let state = GpuState::parse("580.159.04, 1980 MHz, 1980 MHz, 3201 MHz, 700.00 W");
+        let machine = Machine {
+            gpu: "NVIDIA H200".to_owned(),
+            state,
+            links: Some("NV18".to_owned()),
+            hosts: 1,
+            threads: true,
+            nccl: "2.32.3+cuda13.4".to_owned(),
+            nvls: nvls(false),
+            gin: "PROXY".to_owned(),
+            rma_plugin: Some("librma.so".to_owned()),
+            host_rma: true,
+        };
+        let command = vec!["devcomm-bench".to_owned(), "all-reduce".to_owned()];
+        let mut header = Header { command, ranks: 4, lsa_ranks: 4, machine: Some(machine) };
+        let text = header.to_string();
+        assert_eq!(text.lines().count(), 5);
+        assert!(text.lines().all(|line| line.starts_with("# ")), "{text}");
+        for part in [
+            "devcomm-bench all-reduce",
+            "4 x NVIDIA H200, threads of one process",
+            "LSA team of 4, links NV18; GIN PROXY by librma.so, host one-sided operations yes",
+            "NCCL 2.32.3+cuda13.4, NVLS off",
+            "driver 580.159.04, SM clock 1980 MHz (at most 1980 MHz)",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let json = serde_json::to_value(&header).unwrap();
+        assert_eq!(json["machine"]["state"]["driver"], "580.159.04");
+        assert_eq!(json["machine"]["links"], "NV18");
+        header.machine = None;
+        assert!(header.to_string().contains("# 4 simulated GPUs"), "{header}");
     }
 }

@@ -4,6 +4,9 @@ use std::process::Command;
 
 /// The links between these GPUs, which are numbers of nvidia-smi's: `NV18` where all are alike, or else `NV18 and SYS`.
 pub fn between(ordinals: &[String]) -> Option<String> {
+    if ordinals.len() < 2 {
+        return None;
+    }
     let output = Command::new("nvidia-smi").args(["topo", "-m"]).output().ok()?;
     let matrix =
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())?;

@@ -20,6 +20,15 @@ mod table;
 mod twins;
 mod versus;
 
+// The example's.
+#[path = "../../examples/gemm_allreduce/cublaslt.rs"]
+mod cublaslt;
+#[path = "../../examples/gemm_allreduce/problem.rs"]
+mod problem;
+#[expect(dead_code, reason = "the example uses more of it")]
+#[path = "../../examples/gemm_allreduce/simulated.rs"]
+mod products;
+
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -47,6 +56,9 @@ enum Bench {
     Barrier(versus::Command<versus::Barrier>),
     /// Ping-pong of messages between neighbouring ranks: puts of a kernel against ncclSend and ncclPutSignal
     Put(versus::Command<versus::Put>),
+    /// Matrix product and the all-reduce behind it: one kernel against cuBLASLt and then ncclAllReduce
+    #[command(name = "gemm-allreduce")]
+    GemmAllReduce(versus::Command<versus::GemmAllReduce>),
     /// Kernels written in Rust against the same kernels in CUDA C++, compiled by `cargo xtask twins`
     Twins(twins::Options),
 }
@@ -65,6 +77,7 @@ fn main() -> ExitCode {
         Bench::AllReduce(command) => versus::run(command),
         Bench::Barrier(command) => versus::run(command),
         Bench::Put(command) => versus::run(command),
+        Bench::GemmAllReduce(command) => versus::run(command),
         Bench::Twins(options) => twins::run(options),
     };
     match done {

@@ -17,6 +17,10 @@ pub struct RankOptions {
     #[arg(long)]
     pub processes: bool,
 
+    /// Carry GIN between the GPUs of this host by devcomm's plugin, for want of an RDMA card; it says nothing of a network's speed
+    #[arg(long)]
+    pub gin_loopback: bool,
+
     /// Give up when the GPU has not finished a batch after so many seconds
     #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 30)]
     pub timeout: u64,
@@ -49,6 +53,36 @@ pub struct SizeOptions {
     pub step: Option<usize>,
 }
 
+/// The grids of kernels.
+#[derive(Args, Clone, Debug)]
+pub struct GridOptions {
+    /// Blocks of a kernel [default: chosen by size]
+    #[arg(long)]
+    pub blocks: Option<u32>,
+
+    /// Threads of a block [default: the kernel's]
+    #[arg(long)]
+    pub threads: Option<u32>,
+}
+
+impl GridOptions {
+    /// Refuses what cannot run.
+    pub fn validate(&self) -> Result<()> {
+        ensure!(self.blocks != Some(0), "a grid has at least one block");
+        if let Some(threads) = self.threads {
+            ensure!((1..=1024).contains(&threads), "a block has 1 to 1024 threads, not {threads}");
+        }
+        Ok(())
+    }
+
+    /// Blocks and threads for a share of so many bytes: as many blocks, up to `max_blocks`, as give each thread a vector of 16 bytes.
+    pub fn grid(&self, bytes: usize, threads: u32, max_blocks: u32) -> (u32, u32) {
+        let threads = self.threads.unwrap_or(threads);
+        let wanted = bytes.div_ceil(16 * threads as usize).clamp(1, max_blocks as usize) as u32;
+        (self.blocks.unwrap_or(wanted), threads)
+    }
+}
+
 /// How often what is run, and how.
 #[derive(Args, Clone, Debug)]
 pub struct RunOptions {
@@ -71,14 +105,6 @@ pub struct RunOptions {
     /// Rounds, each with a batch of everything that is compared, in random order
     #[arg(long, value_name = "N", default_value_t = 21)]
     pub rounds: usize,
-
-    /// Blocks of a kernel [default: chosen by size]
-    #[arg(long)]
-    pub blocks: Option<u32>,
-
-    /// Threads of a block [default: the kernel's]
-    #[arg(long)]
-    pub threads: Option<u32>,
 
     /// Seed of the random inputs and of the order of measurements
     #[arg(long, default_value_t = 1)]
@@ -156,18 +182,7 @@ impl RunOptions {
     pub fn validate(&self) -> Result<()> {
         ensure!(self.iters > 0, "-n 0 leaves nothing to time");
         ensure!(self.rounds > 0, "--rounds 0 leaves nothing to compare");
-        ensure!(self.blocks != Some(0), "a grid has at least one block");
-        if let Some(threads) = self.threads {
-            ensure!((1..=1024).contains(&threads), "a block has 1 to 1024 threads, not {threads}");
-        }
         Ok(())
-    }
-
-    /// Blocks and threads for a share of so many bytes: as many blocks, up to `max_blocks`, as give each thread a vector of 16 bytes.
-    pub fn grid(&self, bytes: usize, threads: u32, max_blocks: u32) -> (u32, u32) {
-        let threads = self.threads.unwrap_or(threads);
-        let wanted = bytes.div_ceil(16 * threads as usize).clamp(1, max_blocks as usize) as u32;
-        (self.blocks.unwrap_or(wanted), threads)
     }
 
     /// Launches that are timed at once.
@@ -211,6 +226,8 @@ mod tests {
         #[command(flatten)]
         sizes: SizeOptions,
         #[command(flatten)]
+        grid: GridOptions,
+        #[command(flatten)]
         run: RunOptions,
     }
 
@@ -248,10 +265,10 @@ mod tests {
 
     #[test]
     fn a_grid_gives_each_thread_a_vector_up_to_its_largest() {
-        assert_eq!(parse("").run.grid(1, 128, 64), (1, 128));
-        assert_eq!(parse("").run.grid(16 * 128 * 3 + 1, 128, 64), (4, 128));
-        assert_eq!(parse("").run.grid(1 << 30, 128, 64), (64, 128));
-        assert_eq!(parse("--blocks 7 --threads 32").run.grid(1 << 30, 128, 64), (7, 32));
+        assert_eq!(parse("").grid.grid(1, 128, 64), (1, 128));
+        assert_eq!(parse("").grid.grid(16 * 128 * 3 + 1, 128, 64), (4, 128));
+        assert_eq!(parse("").grid.grid(1 << 30, 128, 64), (64, 128));
+        assert_eq!(parse("--blocks 7 --threads 32").grid.grid(1 << 30, 128, 64), (7, 32));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! How the ranks come to be, and what they tell each other.
 
 use anyhow::{Result, bail};
-use devcomm::{Rank, World};
+use devcomm::{GinLoopback, Rank, World};
 
 use crate::options::RankOptions;
 
@@ -9,6 +9,10 @@ use crate::options::RankOptions;
 pub fn run(options: &RankOptions, body: impl Fn(&Rank) -> Result<()> + Sync) -> Result<()> {
     if options.gpus == Some(0) {
         bail!("there is at least one rank");
+    }
+    if options.gin_loopback {
+        // Before anything touches a GPU or starts a thread.
+        GinLoopback::new().enable()?;
     }
     if World::is_launched() {
         // Started by a launcher, or below.

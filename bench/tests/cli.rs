@@ -18,7 +18,7 @@ fn empty_twins(name: &str) -> PathBuf {
 }
 
 /// Every benchmark.
-const BENCHMARKS: [&str; 4] = ["twins", "all-reduce", "barrier", "put"];
+const BENCHMARKS: [&str; 5] = ["twins", "all-reduce", "barrier", "put", "gemm-allreduce"];
 
 /// Those of messages of several sizes.
 const WITH_MESSAGES: [&str; 3] = ["twins", "all-reduce", "put"];
@@ -29,8 +29,6 @@ fn flags_that_cannot_be_meant_are_refused() {
         refuses(&[bench, "-n", "0"], &["-n 0"]);
         refuses(&[bench, "-n", "-3"], &["-3"]);
         refuses(&[bench, "--rounds", "0"], &["--rounds 0"]);
-        refuses(&[bench, "--threads", "2000"], &["1 to 1024"]);
-        refuses(&[bench, "--blocks", "0"], &["at least one block"]);
         refuses(&[bench, "--frequency", "7"], &["unexpected argument"]);
     }
     for bench in WITH_MESSAGES {
@@ -43,8 +41,15 @@ fn flags_that_cannot_be_meant_are_refused() {
     for bench in ["twins", "all-reduce"] {
         refuses(&[bench, "-d", "int8"], &["invalid value", "bf16"]);
     }
+    for bench in ["twins", "all-reduce", "barrier", "put"] {
+        refuses(&[bench, "--threads", "2000"], &["1 to 1024"]);
+        refuses(&[bench, "--blocks", "0"], &["at least one block"]);
+    }
     refuses(&["barrier", "-b", "8"], &["unexpected argument"]);
     refuses(&["put", "-d", "f32"], &["unexpected argument"]);
+    refuses(&["gemm-allreduce", "--blocks", "7"], &["unexpected argument"]);
+    refuses(&["gemm-allreduce", "--m", "0"], &["0 x", "nothing to do"]);
+    refuses(&["gemm-allreduce", "--k", "12"], &["--k 12", "multiple of 8"]);
     refuses(&["twins", "no_such_kernel"], &["no pair `no_such_kernel`", "lsa_allreduce"]);
     refuses(&["all-reduce", "-o", "max"], &["invalid value 'max'", "sum"]);
     refuses(&["lotteries"], &["unrecognized subcommand"]);
@@ -96,7 +101,8 @@ fn a_machine_without_a_gpu_is_told_so() {
 #[test]
 fn the_help_names_every_flag_of_nccl_tests_that_is_kept() {
     let all = ["-n, --iters", "-w, --warmup_iters", "-c, --check"];
-    let all = [&all[..], &["-g, --ngpus", "-G, --cudagraph", "-T, --timeout"]].concat();
+    let all =
+        [&all[..], &["-g, --ngpus", "-G, --cudagraph", "-T, --timeout", "--gin-loopback"]].concat();
     let of_messages = ["-b, --minbytes", "-e, --maxbytes", "-f, --stepfactor", "-i, --stepbytes"];
     let helps = |bench: &str, flags: &[&str]| {
         let (code, stdout, _) = run(&[bench, "--help"]);

@@ -8,11 +8,12 @@ use program::{refuses, run};
 use serde_json::Value;
 
 /// The columns of a comparison.
-const COLUMNS: [&str; 13] = [
+const COLUMNS: [&str; 14] = [
     "size",
     "count",
     "type",
     "redop",
+    "shape",
     "variant",
     "grid",
     "time",
@@ -51,8 +52,8 @@ fn an_all_reduce_is_right_for_every_type_and_size_and_is_not_timed() {
         let rows = &rows[2..];
         assert_eq!(rows.len(), 3 * 4, "{rows:?}");
         for row in rows {
-            assert_eq!(row[3..5], ["sum", "rust"], "{row:?}");
-            assert_eq!(row[6..], ["-", "-", "-", "0", "-", "-", "-"], "{row:?}");
+            assert_eq!(row[3..6], ["sum", "-", "rust"], "{row:?}");
+            assert_eq!(row[7..], ["-", "-", "-", "0", "-", "-", "-"], "{row:?}");
         }
         let column = |i: usize| rows.iter().map(|row| row[i].as_str()).collect::<Vec<_>>();
         assert_eq!(column(0)[..4], ["4", "64", "1024", "16384"]);
@@ -71,9 +72,9 @@ fn a_barrier_holds_on_every_grid() {
     {
         let (comments, rows) = table(&[&["barrier", "--simulate", ranks], more].concat());
         assert_eq!(rows[0], COLUMNS);
-        let grids: Vec<&str> = rows[2..].iter().map(|row| row[5].as_str()).collect();
+        let grids: Vec<&str> = rows[2..].iter().map(|row| row[6].as_str()).collect();
         assert_eq!(grids, if more.is_empty() { vec!["1x128", "4x128"] } else { vec!["7x64"] });
-        assert!(rows[2..].iter().all(|row| row[9] == "0"), "{rows:?}");
+        assert!(rows[2..].iter().all(|row| row[10] == "0"), "{rows:?}");
         assert_eq!(comments.last().unwrap(), "# #wrong 0");
     }
     refuses_late(&["barrier", "--simulate", "4", "--threads", "3"], "3 threads a block");
@@ -85,14 +86,27 @@ fn a_put_arrives_over_the_network_and_over_nvlink() {
         let args = ["put", "--simulate", ranks, "-b", "1", "-e", "30000", "-f", "31"];
         let (comments, rows) = table(&args);
         let of_sizes: Vec<_> =
-            rows[2..].iter().map(|row| (row[0].as_str(), row[4].as_str())).collect();
+            rows[2..].iter().map(|row| (row[0].as_str(), row[5].as_str())).collect();
         assert_eq!(of_sizes.len(), 2 * 4, "{of_sizes:?}");
         assert_eq!(of_sizes[..2], [("1", "rust"), ("1", "rust-lsa")]);
         assert_eq!(of_sizes[6..], [("29791", "rust"), ("29791", "rust-lsa")]);
-        assert!(rows[2..].iter().all(|row| row[9] == "0"), "{rows:?}");
+        assert!(rows[2..].iter().all(|row| row[10] == "0"), "{rows:?}");
         assert_eq!(comments.last().unwrap(), "# #wrong 0");
     }
     refuses_late(&["put", "--simulate", "1"], "two ranks");
+}
+
+#[test]
+fn a_product_and_its_all_reduce_are_right() {
+    let args = ["gemm-allreduce", "--simulate", "2", "--m", "5,130", "--n", "70", "--k", "8,40"];
+    let (comments, rows) = table(&args);
+    let column = |i: usize| rows[2..].iter().map(|row| row[i].as_str()).collect::<Vec<_>>();
+    assert_eq!(column(4), ["5x70x8", "130x70x8", "5x70x40", "130x70x40"]);
+    assert_eq!(column(0), ["700", "18200", "700", "18200"]);
+    assert_eq!(column(5), ["rust"; 4]);
+    assert_eq!(column(10), ["0"; 4]);
+    assert_eq!(comments.last().unwrap(), "# #wrong 0");
+    refuses_late(&["gemm-allreduce", "--simulate", "2", "--k", "262144"], "would not be exact");
 }
 
 #[test]
@@ -109,7 +123,7 @@ fn a_size_that_is_no_multiple_of_the_element_is_rounded_down() {
 fn without_checks_nothing_is_called_right() {
     let args = ["all-reduce", "--simulate", "2", "-e", "8K", "-c", "0", "-d", "half"];
     let (comments, rows) = table(&args);
-    assert_eq!(rows[2][9], "N/A");
+    assert_eq!(rows[2][10], "N/A");
     assert_eq!(comments.last().unwrap(), "# results were not checked");
 }
 
@@ -122,8 +136,8 @@ fn csv_and_json_hold_the_rows_of_the_table() {
     table(&[&args[..], &["--csv", &csv, "--json", &json]].concat());
 
     let csv = fs::read_to_string(csv).unwrap();
-    let expected = "size,count,type,redop,variant,blocks,threads,time_us,algbw,busbw,wrong,noise_percent,time_over_nccl,\
-                    time_over_nccl_sym\n16,8,bf16,sum,rust,1,128,,,,0,,,\n";
+    let expected = "size,count,type,redop,m,n,k,variant,blocks,threads,time_us,algbw,busbw,wrong,noise_percent,time_over_nccl,\
+                    time_over_nccl_sym\n16,8,bf16,sum,,,,rust,1,128,,,,0,,,\n";
     assert_eq!(csv, expected);
 
     let json: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();

@@ -85,7 +85,7 @@ impl<T: Number, K: Kernel<Args = Args<T>>> AllReduce<T, K> {
     fn new(job: &Job<'_>, shape: Shape, kernel: K, count: usize) -> Result<Self> {
         let options = &job.options.run;
         let share = (count * size_of::<T>()).div_ceil(job.rank.n_ranks());
-        let (blocks, threads) = options.grid(share, shape.threads, shape.max_blocks);
+        let (blocks, threads) = job.options.grid.grid(share, shape.threads, shape.max_blocks);
         let case = Self {
             kernel,
             shape,

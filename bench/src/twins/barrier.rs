@@ -25,7 +25,7 @@ struct Barrier {
 
 /// Measures the pair.
 pub fn run(job: &mut Job<'_>) -> Result<()> {
-    let options = &job.options.run;
+    let options = &job.options.grid;
     let blocks = options.blocks.map_or(BLOCKS.to_vec(), |blocks| vec![blocks]);
     let threads = options.threads.map_or(THREADS.to_vec(), |threads| vec![threads]);
     let ranks = job.rank.n_ranks();

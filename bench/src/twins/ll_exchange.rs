@@ -42,9 +42,10 @@ pub fn run(job: &mut Job<'_>) -> Result<()> {
 impl AllToAll {
     fn new(job: &Job<'_>, count: usize) -> Result<Self> {
         let (options, ranks) = (&job.options.run, job.rank.n_ranks());
-        let threads = options.threads.unwrap_or(THREADS);
+        let grid = &job.options.grid;
+        let threads = grid.threads.unwrap_or(THREADS);
         let wanted = count.div_ceil(threads as usize).clamp(1, MAX_BLOCKS) as u32;
-        let blocks = options.blocks.unwrap_or(wanted);
+        let blocks = grid.blocks.unwrap_or(wanted);
         let mut requirements = DevCommRequirements::new().lsa_barriers(blocks);
         let (max_elements, element_size) = (ranks as u32 * threads, ELEMENT as u32);
         let exchange = requirements.add(LlA2a { blocks, max_elements, element_size });

@@ -19,7 +19,7 @@ use devcomm::{Communicator, Event, Kernels, Rank, Stream};
 
 use crate::files::Files;
 use crate::header::Header;
-use crate::options::{Dtype, OutputOptions, RankOptions, RunOptions, SizeOptions};
+use crate::options::{Dtype, GridOptions, OutputOptions, RankOptions, RunOptions, SizeOptions};
 use crate::ranks;
 use crate::table::Report;
 use row::{TwinRow, Verdict};
@@ -52,6 +52,9 @@ pub struct Options {
     /// Element type
     #[arg(short = 'd', long = "datatype", value_enum, default_value = "all")]
     dtype: Dtype,
+
+    #[command(flatten)]
+    grid: GridOptions,
 
     #[command(flatten)]
     run: RunOptions,
@@ -92,6 +95,7 @@ impl Options {
 /// Runs this process's ranks.
 pub fn run(options: &Options) -> Result<()> {
     options.sizes.validate()?;
+    options.grid.validate()?;
     options.run.validate()?;
     let pairs = options.pairs()?;
     let files = Files::find(options.twins.as_deref())?;

@@ -70,7 +70,7 @@ impl<'a> Gpus<'a> {
     }
 
     /// Waits for the stream, for as long as a batch may take.
-    fn finish(&self) -> Result<()> {
+    pub fn finish(&self) -> Result<()> {
         Ok(self.stream.synchronize_within(self.options.ranks.limit())?)
     }
 
@@ -87,13 +87,14 @@ impl<'a> Gpus<'a> {
     fn time_one(&self, way: &dyn Way, graph: Option<&Graph>) -> Result<f64> {
         let (stream, run) = (&self.stream, self.run());
         self.rank.barrier()?;
+        let (launches, launch): (_, &dyn Fn() -> Result<()>) = match graph {
+            Some(graph) => (run.graph, &|| Ok(graph.launch(stream)?)),
+            None => (run.iters, &|| way.enqueue()),
+        };
         // Not timed: behind it the ranks' GPUs are in step.
-        way.enqueue()?;
+        launch()?;
         stream.record(&self.events.0)?;
-        match graph {
-            Some(graph) => (0..run.graph).try_for_each(|_| graph.launch(stream))?,
-            None => (0..run.iters).try_for_each(|_| way.enqueue())?,
-        }
+        (0..launches).try_for_each(|_| launch())?;
         stream.record(&self.events.1)?;
         self.finish()?;
         let operations = run.batch() as f64 * f64::from(way.operations());

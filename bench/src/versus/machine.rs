@@ -87,6 +87,10 @@ impl<'a, M: Machine> Job<'a, M> {
             if header.machine.is_some() {
                 println!("# {}", self.run.describe());
                 println!(
+                    "# noise: the interquartile range of the rounds' times in percent of their median; time/nccl: this row's \
+                     time over nccl's, median of the rounds' ratios"
+                );
+                println!(
                     "# kernels in Rust are compiled by the driver from PTX, those in C++ are cubins of ptxas"
                 );
             }
@@ -95,11 +99,16 @@ impl<'a, M: Machine> Job<'a, M> {
         self.report.set_header(header);
     }
 
-    /// Checks all ways and measures them: a row each. *Collective*.
+    /// Checks all ways and measures them: a row each, none without ways. *Collective*.
     pub fn compare(&mut self, case: Case, ways: &Ways<'_>) -> Result<()> {
-        if self.machine.is_root() {
-            eprintln!("{} B {} ...", case.size, case.dtype);
+        if ways.is_empty() {
+            return Ok(());
         }
+        if self.machine.is_root() {
+            eprintln!("{} B {} {} ...", case.size, case.dtype, case.shape());
+        }
+        // Every rank has its memory ready, flags that others write too.
+        self.machine.meet()?;
         let mut ran = Vec::new();
         for way in ways {
             self.machine.set_up(way.as_ref())?;
@@ -147,14 +156,19 @@ mod tests {
 
     use super::*;
 
-    const CASE: Case = Case { size: 4, count: 1, dtype: "f32", redop: "sum", bus: 1.0 };
+    const CASE: Case =
+        Case { size: 4, count: 1, dtype: "f32", redop: "sum", bus: 1.0, shape: None };
 
     /// Two ranks' worth of a machine: the other one has as many wrong elements, and every variant takes a second longer than the one
     /// before.
-    struct Pretended;
+    #[derive(Default)]
+    struct Pretended {
+        log: RefCell<Vec<&'static str>>,
+    }
 
     impl Machine for Pretended {
         fn meet(&self) -> Result<()> {
+            self.log.borrow_mut().push("meet");
             Ok(())
         }
 
@@ -184,7 +198,7 @@ mod tests {
         every: usize,
         times: Cell<usize>,
         result: Cell<u32>,
-        log: &'a RefCell<Vec<&'static str>>,
+        machine: &'a Pretended,
     }
 
     impl Way for Lazy<'_> {
@@ -193,18 +207,18 @@ mod tests {
         }
 
         fn enqueue(&self) -> Result<()> {
-            self.log.borrow_mut().push("timed");
+            self.machine.log.borrow_mut().push("timed");
             Ok(())
         }
 
         fn spoil(&self) -> Result<()> {
-            self.log.borrow_mut().push("spoil");
+            self.machine.log.borrow_mut().push("spoil");
             self.result.set(0);
             Ok(())
         }
 
         fn enqueue_checked(&self) -> Result<()> {
-            self.log.borrow_mut().push("checked");
+            self.machine.log.borrow_mut().push("checked");
             self.times.set(self.times.get() + 1);
             if self.times.get().is_multiple_of(self.every) {
                 self.result.set(7);
@@ -228,17 +242,16 @@ mod tests {
     #[test]
     fn every_check_begins_with_a_spoilt_result_and_all_are_done_before_the_first_time() {
         let cli = Cli::parse_from(["bench", "-c", "2"]);
-        let log = RefCell::default();
+        let machine = Pretended::default();
         let lazy = |variant, every| {
             let (times, result) = (Cell::new(0), Cell::new(7));
-            Box::new(Lazy { variant, every, times, result, log: &log }) as Box<dyn Way>
+            Box::new(Lazy { variant, every, times, result, machine: &machine }) as Box<dyn Way>
         };
         let choice = Choice::new(&[], &[(Variant::Rust, ""), (Variant::Nccl, "")], "test").unwrap();
-        let mut job = Job::new(&Pretended, &cli.run, choice);
+        let mut job = Job::new(&machine, &cli.run, choice);
         job.compare(CASE, &vec![lazy(Variant::Rust, 1), lazy(Variant::Nccl, 2)]).unwrap();
-        let checks = ["spoil", "checked"];
-        assert_eq!(log.borrow()[..8], [checks; 4].concat());
-        assert_eq!(log.borrow()[8..], ["timed"; 2]);
+        let checks = [["spoil", "meet", "checked"]; 4].concat();
+        assert_eq!(*machine.log.borrow(), [&["meet"], &checks[..], &["timed"; 2]].concat());
 
         let wrong: Vec<_> = job.report.rows.iter().map(|row| row.wrong).collect();
         // One of two checks, on two ranks.
@@ -252,7 +265,8 @@ mod tests {
     fn the_error_of_a_run_comes_before_its_verdict() {
         let cli = Cli::parse_from(["bench"]);
         let choice = Choice::new(&[], &[(Variant::Rust, "")], "test").unwrap();
-        let job = Job::new(&Pretended, &cli.run, choice);
+        let machine = Pretended::default();
+        let job = Job::new(&machine, &cli.run, choice);
         let measured = || bail!("the GPU is on fire");
         let error = job.finish(measured(), &cli.output).unwrap_err().to_string();
         assert_eq!(error, "the GPU is on fire");

@@ -6,6 +6,7 @@
 
 mod all_reduce;
 mod barrier;
+mod gemm_allreduce;
 mod gpus;
 mod machine;
 mod put;
@@ -29,6 +30,7 @@ use variant::{Choice, Described, Variant};
 
 pub use all_reduce::AllReduce;
 pub use barrier::Barrier;
+pub use gemm_allreduce::GemmAllReduce;
 pub use put::Put;
 
 /// Flags of the comparisons.

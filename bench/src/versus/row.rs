@@ -21,6 +21,15 @@ pub struct Case {
     pub redop: &'static str,
     /// The bus bandwidth over the algorithm's.
     pub bus: f64,
+    /// Rows and columns of a matrix product, and its terms in each rank.
+    pub shape: Option<[usize; 3]>,
+}
+
+impl Case {
+    /// The shape as text, nothing where there is none.
+    pub fn shape(&self) -> String {
+        self.shape.map_or_else(String::new, |[m, n, k]| format!("{m}x{n}x{k}"))
+    }
 }
 
 /// Seconds of an operation by each variant, in every round.
@@ -34,6 +43,10 @@ pub struct Row {
     #[serde(rename = "type")]
     pub dtype: &'static str,
     pub redop: &'static str,
+    /// Of a matrix product: rows, columns, and terms in each rank.
+    pub m: Option<usize>,
+    pub n: Option<usize>,
+    pub k: Option<usize>,
     pub variant: Variant,
     pub blocks: Option<u32>,
     pub threads: Option<u32>,
@@ -76,6 +89,9 @@ pub fn rows(case: Case, ran: &[Ran], rounds: Option<&Rounds>) -> Vec<Row> {
             count: case.count,
             dtype: case.dtype,
             redop: case.redop,
+            m: case.shape.map(|[m, _, _]| m),
+            n: case.shape.map(|[_, n, _]| n),
+            k: case.shape.map(|[_, _, k]| k),
             variant: ran.variant,
             blocks: ran.grid.map(|(blocks, _)| blocks),
             threads: ran.grid.map(|(_, threads)| threads),
@@ -97,6 +113,7 @@ impl table::Row for Row {
         ("count", "elements"),
         ("type", ""),
         ("redop", ""),
+        ("shape", "m x n x k"),
         ("variant", ""),
         ("grid", "blocks x threads"),
         ("time", "us"),
@@ -114,11 +131,16 @@ impl table::Row for Row {
             value.map_or("-".to_owned(), |value| format!("{value:.digits$}"))
         };
         let grid = self.blocks.zip(self.threads);
+        let shape = match (self.m, self.n, self.k) {
+            (Some(m), Some(n), Some(k)) => format!("{m}x{n}x{k}"),
+            _ => "-".to_owned(),
+        };
         vec![
             self.size.to_string(),
             self.count.to_string(),
             self.dtype.to_owned(),
             self.redop.to_owned(),
+            shape,
             self.variant.to_string(),
             grid.map_or("-".to_owned(), |(blocks, threads)| format!("{blocks}x{threads}")),
             number(self.time_us, 2),
@@ -222,7 +244,8 @@ mod tests {
     use super::*;
     use crate::table::Row as _;
 
-    const CASE: Case = Case { size: 3000, count: 750, dtype: "f32", redop: "sum", bus: 1.5 };
+    const CASE: Case =
+        Case { size: 3000, count: 750, dtype: "f32", redop: "sum", bus: 1.5, shape: None };
 
     fn ran(variant: Variant) -> Ran {
         Ran { variant, grid: variant.is_kernel().then_some((4, 128)), wrong: Some(0) }
@@ -251,7 +274,7 @@ mod tests {
         near(rows[2].time_over_nccl_sym, 2.0);
         near(rows[0].noise_percent, 4.0 / 3.0 * 100.0);
         assert_eq!(rows[0].cells().len(), Row::COLUMNS.len());
-        assert_eq!(rows[2].cells()[5], "-");
+        assert_eq!(rows[2].cells()[6], "-");
     }
 
     #[test]
@@ -259,7 +282,7 @@ mod tests {
         let rows = rows(CASE, &[ran(Variant::Rust), ran(Variant::Nccl)], None);
         assert_eq!(
             rows[0].cells()[4..],
-            ["rust", "4x128", "-", "-", "-", "0", "-", "-", "-"].map(str::to_owned)
+            ["-", "rust", "4x128", "-", "-", "-", "0", "-", "-", "-"].map(str::to_owned)
         );
         assert_eq!(Summary::of(&rows).to_string(), "# #wrong 0");
     }

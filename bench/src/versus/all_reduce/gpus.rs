@@ -8,7 +8,7 @@ use devcomm::{
 use half::{bf16, f16};
 
 use super::host::{ByHost, wrong_in};
-use super::{AllReduce, MAX_BLOCKS, THREADS, case};
+use super::{AllReduce, MAX_BLOCKS, THREADS};
 use crate::header::Header;
 use crate::number::{Number, inputs};
 use crate::options::{Dtype, LARGEST};
@@ -45,9 +45,9 @@ where
     }
     let gpus = job.machine;
     for count in options.sizes.counts(LARGEST, size_of::<T>())? {
-        let case = case::<T>(count, gpus.rank.n_ranks());
+        let case = options.case::<T>(count, gpus.rank.n_ranks());
         let (blocks, threads) =
-            job.run.grid(case.size.div_ceil(gpus.rank.n_ranks()), THREADS, MAX_BLOCKS);
+            options.grid.grid(case.size.div_ceil(gpus.rank.n_ranks()), THREADS, MAX_BLOCKS);
         let shared = Shared {
             gpus,
             dev_comm: gpus.comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(blocks))?,

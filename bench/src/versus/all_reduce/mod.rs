@@ -14,7 +14,7 @@ use super::row::Case;
 use super::simulated::Simulated;
 use super::variant::{Described, Variant};
 use crate::number::Number;
-use crate::options::{Dtype, SizeOptions};
+use crate::options::{Dtype, GridOptions, SizeOptions};
 
 pub use host::ByHost;
 
@@ -23,6 +23,9 @@ pub use host::ByHost;
 pub struct AllReduce {
     #[command(flatten)]
     sizes: SizeOptions,
+
+    #[command(flatten)]
+    grid: GridOptions,
 
     /// Element type
     #[arg(short = 'd', long = "datatype", value_enum, default_value = "all")]
@@ -40,6 +43,14 @@ enum Op {
     Sum,
 }
 
+impl Op {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+        }
+    }
+}
+
 impl Benchmark for AllReduce {
     const NAME: &'static str = "all-reduce";
     const VARIANTS: &'static [Described] = &[
@@ -53,7 +64,8 @@ impl Benchmark for AllReduce {
     ];
 
     fn validate(&self) -> Result<()> {
-        self.sizes.validate()
+        self.sizes.validate()?;
+        self.grid.validate()
     }
 
     fn on_gpus(&self, job: &mut Job<'_, Gpus<'_>>) -> Result<()> {
@@ -69,13 +81,20 @@ impl Benchmark for AllReduce {
 const THREADS: u32 = 128;
 const MAX_BLOCKS: u32 = 128;
 
-fn case<T: Number>(count: usize, ranks: usize) -> Case {
-    Case {
-        size: count * size_of::<T>(),
-        count,
-        dtype: T::NAME,
-        redop: "sum",
-        // What each rank has to send and to receive, in messages.
-        bus: 2.0 * (ranks - 1) as f64 / ranks as f64,
+impl AllReduce {
+    fn case<T: Number>(&self, count: usize, ranks: usize) -> Case {
+        Case {
+            size: count * size_of::<T>(),
+            count,
+            dtype: T::NAME,
+            redop: self.op.name(),
+            bus: bus(ranks),
+            shape: None,
+        }
     }
+}
+
+/// What each rank of an all-reduce has to send and to receive, in messages.
+pub fn bus(ranks: usize) -> f64 {
+    2.0 * (ranks - 1) as f64 / ranks as f64
 }

@@ -5,7 +5,7 @@ use devcomm::sim::{self, DevCommConfig, LaunchConfig};
 use devcomm::{HostKernel, device, kernels};
 use half::{bf16, f16};
 
-use super::{AllReduce, THREADS, case};
+use super::{AllReduce, THREADS};
 use crate::number::{Number, checksum, count_wrong, inputs};
 use crate::options::Dtype;
 use crate::versus::machine::{Job, Way};
@@ -36,8 +36,9 @@ where
     }
     let (sim, seed) = (&job.machine.sim, job.run.seed);
     for count in options.sizes.counts(LARGEST, size_of::<T>())? {
-        let case = case::<T>(count, sim.ranks());
-        let (blocks, threads) = job.run.grid(case.size.div_ceil(sim.ranks()), THREADS, MAX_BLOCKS);
+        let case = options.case::<T>(count, sim.ranks());
+        let (blocks, threads) =
+            options.grid.grid(case.size.div_ceil(sim.ranks()), THREADS, MAX_BLOCKS);
         let dev_comm = DevCommConfig { lsa_barriers: blocks, ..Default::default() };
         let way = ByKernel {
             machine: job.machine,

@@ -6,19 +6,20 @@ use devcomm_bench_kernels::{lsa_barrier, lsa_barrier_checked};
 
 use super::{CASE, CHECKED_ROUNDS, ROUNDS, grids, wrong_in};
 use crate::header::Header;
+use crate::options::GridOptions;
 use crate::versus::all_reduce::ByHost;
 use crate::versus::gpus::Gpus;
 use crate::versus::machine::{Job, Way, Ways};
 use crate::versus::variant::Variant;
 
 /// Measures every grid.
-pub fn run(job: &mut Job<'_, Gpus<'_>>) -> Result<()> {
+pub fn run(options: &GridOptions, job: &mut Job<'_, Gpus<'_>>) -> Result<()> {
     let gpus = job.machine;
     gpus.comm.require_single_lsa_team()?;
     let compiled = gpus.kernels(&mut job.choice, &crate::KERNELS, "lsa_barrier")?;
     job.begin(Header::of(gpus.rank)?);
     let ranks = gpus.rank.n_ranks();
-    for (blocks, threads) in grids(job.run, ranks, u32::MAX)? {
+    for (blocks, threads) in grids(options, ranks, u32::MAX)? {
         let mut ways: Ways<'_> = Vec::new();
         for (variant, kernels) in &compiled {
             let requirements = DevCommRequirements::new().lsa_barriers(blocks);

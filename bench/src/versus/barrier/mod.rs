@@ -14,11 +14,14 @@ use super::machine::Job;
 use super::row::Case;
 use super::simulated::Simulated;
 use super::variant::{Described, Variant};
-use crate::options::RunOptions;
+use crate::options::GridOptions;
 
-/// `barrier` has no flags of its own.
+/// The flags of `barrier`.
 #[derive(Args, Clone, Debug)]
-pub struct Barrier {}
+pub struct Barrier {
+    #[command(flatten)]
+    grid: GridOptions,
+}
 
 impl Benchmark for Barrier {
     const NAME: &'static str = "barrier";
@@ -33,15 +36,15 @@ impl Benchmark for Barrier {
     ];
 
     fn validate(&self) -> Result<()> {
-        Ok(())
+        self.grid.validate()
     }
 
     fn on_gpus(&self, job: &mut Job<'_, Gpus<'_>>) -> Result<()> {
-        gpus::run(job)
+        gpus::run(&self.grid, job)
     }
 
     fn simulated(&self, job: &mut Job<'_, Simulated>) -> Result<()> {
-        simulated::run(job)
+        simulated::run(&self.grid, job)
     }
 }
 
@@ -52,17 +55,17 @@ const CHECKED_ROUNDS: u32 = 100;
 const BLOCKS: [u32; 3] = [1, 16, 64];
 const THREADS: u32 = 128;
 
-const CASE: Case = Case { size: 0, count: 0, dtype: "-", redop: "-", bus: 0.0 };
+const CASE: Case = Case { size: 0, count: 0, dtype: "-", redop: "-", bus: 0.0, shape: None };
 
 /// The grids to measure, of `max_blocks` at most where nobody names a number: blocks and threads.
-fn grids(run: &RunOptions, ranks: usize, max_blocks: u32) -> Result<Vec<(u32, u32)>> {
-    let threads = run.threads.unwrap_or(THREADS);
+fn grids(options: &GridOptions, ranks: usize, max_blocks: u32) -> Result<Vec<(u32, u32)>> {
+    let threads = options.threads.unwrap_or(THREADS);
     ensure!(
         threads as usize >= ranks,
         "{threads} threads a block, but a barrier of {ranks} ranks is checked by as many"
     );
     let default = || BLOCKS.map(|blocks| blocks.min(max_blocks)).to_vec();
-    let mut blocks = run.blocks.map_or_else(default, |blocks| vec![blocks]);
+    let mut blocks = options.blocks.map_or_else(default, |blocks| vec![blocks]);
     blocks.dedup();
     Ok(blocks.into_iter().map(|blocks| (blocks, threads)).collect())
 }

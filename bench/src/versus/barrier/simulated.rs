@@ -5,14 +5,15 @@ use devcomm::sim::{self, DevCommConfig, LaunchConfig};
 use devcomm_bench_kernels::lsa_barrier_checked;
 
 use super::{CASE, CHECKED_ROUNDS, grids, wrong_in};
+use crate::options::GridOptions;
 use crate::versus::machine::{Job, Way};
 use crate::versus::simulated::{MAX_BLOCKS, Simulated};
 use crate::versus::variant::Variant;
 
 /// Checks every grid.
-pub fn run(job: &mut Job<'_, Simulated>) -> Result<()> {
+pub fn run(options: &GridOptions, job: &mut Job<'_, Simulated>) -> Result<()> {
     let sim = &job.machine.sim;
-    for (blocks, threads) in grids(job.run, sim.ranks(), MAX_BLOCKS)? {
+    for (blocks, threads) in grids(options, sim.ranks(), MAX_BLOCKS)? {
         let dev_comm = DevCommConfig { lsa_barriers: blocks, ..Default::default() };
         let len = blocks as usize * sim.ranks();
         let way = ByKernel {

@@ -47,7 +47,7 @@ pub fn run(options: &Put, job: &mut Job<'_, Gpus<'_>>) -> Result<()> {
             })));
         }
         if let Some(kernels) = &over_nvlink {
-            let (blocks, threads) = job.run.grid(bytes, THREADS, MAX_BLOCKS);
+            let (blocks, threads) = options.grid.grid(bytes, THREADS, MAX_BLOCKS);
             let config = LaunchConfig::new(blocks, threads);
             let dev_comm = gpus.comm.create_dev_comm(DevCommRequirements::new())?;
             let flags: Window<u32> = gpus.comm.window(2 * blocks as usize)?;
@@ -78,7 +78,8 @@ fn leave_out(choice: &mut Choice, gpus: &Gpus<'_>) -> Result<()> {
     let properties = gpus.comm.properties()?;
     if !properties.gin_types.contains(GinType::Proxy) {
         for variant in [Variant::Rust, Variant::Cpp] {
-            choice.leave_out(variant, "NCCL offers no GIN of type PROXY here")?;
+            let why = "NCCL offers no GIN of type PROXY here; --gin-loopback carries it between the GPUs of one host";
+            choice.leave_out(variant, why)?;
         }
     }
     if properties.n_lsa_teams > 1 {

@@ -15,13 +15,16 @@ use super::row::Case;
 use super::simulated::Simulated;
 use super::variant::{Described, Variant};
 use crate::number::word;
-use crate::options::SizeOptions;
+use crate::options::{GridOptions, SizeOptions};
 
 /// The flags of `put`.
 #[derive(Args, Clone, Debug)]
 pub struct Put {
     #[command(flatten)]
     sizes: SizeOptions,
+
+    #[command(flatten)]
+    grid: GridOptions,
 }
 
 impl Benchmark for Put {
@@ -38,7 +41,8 @@ impl Benchmark for Put {
     ];
 
     fn validate(&self) -> Result<()> {
-        self.sizes.validate()
+        self.sizes.validate()?;
+        self.grid.validate()
     }
 
     fn on_gpus(&self, job: &mut Job<'_, Gpus<'_>>) -> Result<()> {
@@ -72,7 +76,7 @@ fn rounds(bytes: usize) -> u32 {
 }
 
 fn case(bytes: usize) -> Case {
-    Case { size: bytes, count: bytes, dtype: "u8", redop: "-", bus: 1.0 }
+    Case { size: bytes, count: bytes, dtype: "u8", redop: "-", bus: 1.0, shape: None }
 }
 
 /// The rank that a rank plays with, if there is one.

@@ -44,7 +44,7 @@ pub fn run(options: &Put, job: &mut Job<'_, Simulated>) -> Result<()> {
             ways.push(Box::new(PingPong { play: Box::new(play), ..way(Variant::Rust, config) }));
         }
         if job.choice.has(Variant::RustLsa) {
-            let (blocks, threads) = job.run.grid(bytes, THREADS, MAX_BLOCKS);
+            let (blocks, threads) = options.grid.grid(bytes, THREADS, MAX_BLOCKS);
             let config = LaunchConfig::new(blocks, threads);
             let dev_comm = sim.dev_comm(DevCommConfig::default())?;
             let flags = sim.window::<u32>(2 * blocks as usize)?;
