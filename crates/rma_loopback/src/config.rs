@@ -7,9 +7,11 @@ use crate::error::{Error, Result};
 /// How data goes from one device to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copy {
+    /// As [`Copy::Mapped`] where the target's device reaches the memory, else as [`Copy::Peer`].
+    Auto,
     /// `cuMemcpyPeerAsync`: straight, whether or not the memory is mapped for the other device.
     Peer,
-    /// `cuMemcpyDtoDAsync`: straight, for memory that is mapped for the target's device.
+    /// `cuMemcpyDtoDAsync`: straight, and an error where the target's device does not reach the memory.
     Mapped,
     /// Through pinned host memory, where devices do not reach each other.
     Staged,
@@ -27,7 +29,7 @@ pub enum Adding {
 /// The plugin's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// `DEVCOMM_GIN_COPY`: `peer`, `mapped` or `staged`.
+    /// `DEVCOMM_GIN_COPY`: `auto`, `peer`, `mapped` or `staged`.
     pub copy: Copy,
     /// `DEVCOMM_GIN_SIGNAL`: `auto` or `write`.
     pub adding: Adding,
@@ -46,7 +48,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            copy: Copy::Peer,
+            copy: Copy::Auto,
             adding: Adding::Auto,
             slots: 16,
             slot_bytes: 512 << 10,
@@ -67,11 +69,16 @@ impl Config {
         let text = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         let default = Self::default();
         let copy = match text("DEVCOMM_GIN_COPY").as_deref() {
-            None | Some("peer") => Copy::Peer,
+            None | Some("auto") => Copy::Auto,
+            Some("peer") => Copy::Peer,
             Some("mapped") => Copy::Mapped,
             Some("staged") => Copy::Staged,
             Some(value) => {
-                return Err(refused("DEVCOMM_GIN_COPY", value, "one of peer, mapped and staged"));
+                return Err(refused(
+                    "DEVCOMM_GIN_COPY",
+                    value,
+                    "one of auto, peer, mapped and staged",
+                ));
             }
         };
         let adding = match text("DEVCOMM_GIN_SIGNAL").as_deref() {

@@ -22,6 +22,7 @@ mod error;
 mod group;
 mod lane;
 mod log;
+mod reach;
 mod region;
 mod remote;
 mod request;

@@ -20,6 +20,7 @@ use crate::driver::Device;
 use crate::endpoint::{Endpoint, Handle};
 use crate::error::{Error, Result};
 use crate::group::{Group, Key, Member};
+use crate::log;
 
 /// The longest pause between two looks at the clock and at the group.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -89,7 +90,10 @@ pub(crate) fn meet(
         let (socket, _) =
             accepted.map_err(|error| Error::system("taking a call of another rank", error))?;
         // Anybody can call an abstract name: strangers are sent away.
-        let Some((hello, memory)) = take_call(&socket, deadline) else { continue };
+        let Some((hello, memory)) = take_call(&socket, deadline) else {
+            log::debug(format_args!("rank {rank}: a stranger's call, refused"));
+            continue;
+        };
         if hello.connection != connection
             || hello.rank >= handles.len()
             || !is_missing(&links, hello.rank)
@@ -145,7 +149,7 @@ fn take_call(socket: &UnixStream, deadline: Instant) -> Option<(Hello, OwnedFd)>
     }
     let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     // A rank says hello as soon as it is through.
-    socket.set_read_timeout(Some(left.min(Duration::from_secs(5)))).ok()?;
+    socket.set_read_timeout(Some(left.min(Duration::from_secs(2)))).ok()?;
     let mut bytes = [0; HELLO_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

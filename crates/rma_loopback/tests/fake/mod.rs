@@ -3,6 +3,7 @@
 
 pub mod driver;
 pub mod hub;
+pub mod memory;
 pub mod work;
 
 use std::cell::{Cell, RefCell, UnsafeCell};
@@ -22,6 +23,7 @@ use devcomm_rma_loopback::setup::Setup;
 use devcomm_rma_loopback::{ncclRmaPlugin_v14, ncclRmaPlugin_v15, ncclRmaPlugin_v16};
 
 use driver::Device;
+use memory::Kind;
 
 /// How a world is made.
 #[derive(Clone)]
@@ -33,6 +35,8 @@ pub struct Options {
     /// The longest pause of a stream, in microseconds.
     pub delay: u64,
     pub reductions: bool,
+    /// How the ranks' device memory is made.
+    pub memory: Kind,
     pub config: Config,
 }
 
@@ -44,6 +48,7 @@ impl Default for Options {
             version: 16,
             delay: 50,
             reductions: false,
+            memory: Kind::Shared,
             config: Config { timeout: Duration::from_secs(10), ..Config::default() },
         }
     }
@@ -123,9 +128,11 @@ pub struct Rank {
     pub ranks: usize,
     pub device: &'static Device,
     version: u32,
+    memory: Kind,
     ctx: Opaque,
     pub comm: Opaque,
     pub context: Cell<Opaque>,
+    closed: Cell<bool>,
     requests: RefCell<Vec<Opaque>>,
     depth: usize,
 }
@@ -240,15 +247,21 @@ impl Rank {
             ranks: handles.len(),
             device,
             version: options.version,
+            memory: options.memory,
             ctx: listening.ctx,
             comm,
             context: Cell::new(context),
+            closed: Cell::new(false),
             requests: RefCell::default(),
             depth: 32 * properties.max_recvs as usize,
         }
     }
 
     pub fn register(&self, memory: &Memory, kind: c_int, flags: u64) -> Opaque {
+        if kind == PTR_CUDA {
+            let base = memory.base() as usize;
+            memory::allocate(base, memory.bytes(), self.device.number, self.memory);
+        }
         self.register_raw(memory.base().cast(), memory.bytes(), kind, flags)
     }
 
@@ -442,8 +455,11 @@ impl Rank {
         unsafe { ok((ncclRmaPlugin_v16.destroy_context)(self.context.replace(null_mut()))) };
     }
 
-    /// Ends as NCCL does. The rank is not used again.
+    /// Ends as NCCL does. The rank is not used again, but to close it.
     pub fn close(&self) {
+        if self.closed.replace(true) {
+            return;
+        }
         if !self.context.get().is_null() {
             self.destroy_context();
         }
