@@ -210,9 +210,14 @@ impl Comm {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes room for `more` requests.
+    /// Makes room for the requests of a context.
     pub(crate) fn make_room(&self, more: usize) {
         self.requests().grow(more);
+    }
+
+    /// Leaves that room to the next.
+    pub(crate) fn leave_room(&self, less: usize) {
+        self.requests().leave(less);
     }
 
     /// Keeps the request that `submit` makes.

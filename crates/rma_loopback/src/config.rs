@@ -66,7 +66,11 @@ impl Config {
     ///
     /// [`Error::Variable`].
     pub fn from_env() -> Result<Self> {
-        let text = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+        Self::read(|name| std::env::var(name).ok())
+    }
+
+    fn read(variable: impl Fn(&'static str) -> Option<String>) -> Result<Self> {
+        let text = |name| variable(name).filter(|value| !value.is_empty());
         let default = Self::default();
         let copy = match text("DEVCOMM_GIN_COPY").as_deref() {
             None | Some("auto") => Copy::Auto,
@@ -116,4 +120,34 @@ impl Config {
 
 fn refused(variable: &'static str, value: &str, expected: &'static str) -> Error {
     Error::Variable { variable, value: value.to_owned(), expected }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(name: &'static str, value: &str) -> Result<Config> {
+        Config::read(|variable| (variable == name).then(|| value.to_owned()))
+    }
+
+    #[test]
+    fn nothing_set_is_the_default_and_empty_is_not_set() {
+        assert_eq!(Config::read(|_| None), Ok(Config::default()));
+        assert_eq!(Config::read(|_| Some(String::new())), Ok(Config::default()));
+    }
+
+    #[test]
+    fn values_are_read_and_wrong_ones_named_with_what_they_can_be() {
+        assert_eq!(with("DEVCOMM_GIN_COPY", "staged").unwrap().copy, Copy::Staged);
+        assert_eq!(with("DEVCOMM_GIN_SIGNAL", "write").unwrap().adding, Adding::Write);
+        assert_eq!(with("DEVCOMM_GIN_SLOT_KIB", "64").unwrap().slot_bytes, 65536);
+        assert_eq!(with("DEVCOMM_GIN_DEPTH", "1").unwrap().depth, 1);
+        assert_eq!(with("DEVCOMM_GIN_TIMEOUT", "7").unwrap().timeout, Duration::from_secs(7));
+        for (name, value) in
+            [("DEVCOMM_GIN_COPY", "fast"), ("DEVCOMM_GIN_SLOTS", "1"), ("DEVCOMM_GIN_TIMEOUT", "-")]
+        {
+            let error = with(name, value).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{name}={value}: ")), "{error}");
+        }
+    }
 }

@@ -18,6 +18,8 @@ pub(crate) const MAX_RECVS: usize = 4;
 pub(crate) struct Context {
     pub(crate) comm: Arc<Comm>,
     n_contexts: usize,
+    /// Requests that NCCL may have outstanding on them.
+    room: usize,
 }
 
 /// A place in a region, named as NCCL names it: the offset is in bytes.
@@ -51,8 +53,9 @@ impl Context {
     pub(crate) fn new(comm: &Arc<Comm>, count: i32) -> Result<Self> {
         let n_contexts =
             usize::try_from(count).map_err(|_| Error::Argument(format!("{count} contexts")))?;
-        comm.make_room(n_contexts * comm.n_ranks() * MAX_REQUESTS * MAX_RECVS);
-        Ok(Self { comm: Arc::clone(comm), n_contexts })
+        let room = n_contexts * comm.n_ranks() * MAX_REQUESTS * MAX_RECVS;
+        comm.make_room(room);
+        Ok(Self { comm: Arc::clone(comm), n_contexts, room })
     }
 
     fn require(&self, context: i32) -> Result<()> {
@@ -159,5 +162,6 @@ impl Member {
 impl Drop for Context {
     fn drop(&mut self) {
         self.comm.settle();
+        self.comm.leave_room(self.room);
     }
 }
