@@ -69,6 +69,7 @@ fn play(name: &str, number: usize, ranks: usize, hub: &Path) {
         }
         "staged" => options.config.copy = Copy::Staged,
         "contexts" => options.contexts = 3,
+        "slow" => options.delay = 500,
         "late" => options.config.timeout = Duration::from_millis(300),
         _ => {}
     }
@@ -86,6 +87,10 @@ fn play(name: &str, number: usize, ranks: usize, hub: &Path) {
     let rank = Rank::connect(&options, number, device, &listening, &mut handles);
     let barrier = || line.barrier(|| ok(rank.try_progress()));
     match name {
+        "slow" => {
+            work::one_by_one(&rank, &barrier);
+            rank.close();
+        }
         "killed" => killed(&rank, &barrier),
         "failed" => failed(&rank, &barrier),
         "left" => left(&rank, &barrier),
@@ -103,6 +108,11 @@ fn play(name: &str, number: usize, ranks: usize, hub: &Path) {
 fn puts_gets_and_signals_cross_processes_in_order() {
     job("plain", 2, 1, &[]);
     job("contexts", 3, 1, &[]);
+}
+
+#[test]
+fn what_is_complete_is_there() {
+    job("slow", 2, 1, &[]);
 }
 
 #[test]

@@ -115,6 +115,12 @@ fn puts_and_gets_reach_device_and_host_memory() {
 }
 
 #[test]
+fn what_is_complete_is_there() {
+    let options = Options { delay: 500, ..Options::default() };
+    world(&options, |rank, meeting| work::one_by_one(rank, &|| wait(meeting)));
+}
+
+#[test]
 fn short_values_of_every_width_and_place_arrive() {
     world(&Options::default(), |rank, meeting| {
         let source = Memory::filled(64, |at| at as u8 + 1);
