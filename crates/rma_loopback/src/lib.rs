@@ -57,7 +57,8 @@
 //!
 //! Copies are calls of the driver on NCCL's progress thread, while a kernel waits for what they bring. What makes the driver wait for that kernel then
 //! stops everything: loading a module (hence `EAGER`), `cudaMalloc`, `cudaFree` and `cudaHostRegister`, a device-wide synchronisation,
-//! `CUDA_LAUNCH_BLOCKING`, a debugger, compute-sanitizer. Allocate before the launch. Keep two CPU cores for each rank: its progress thread polls.
+//! `CUDA_LAUNCH_BLOCKING`, a debugger, compute-sanitizer. A copy within one device (a put to the rank itself, two ranks on a GPU) may need room on its
+//! multiprocessors, which a grid that fills the device does not leave; `DEVCOMM_GIN_COPY=staged` needs none. Allocate before the launch. Keep two CPU cores for each rank: its progress thread polls.
 //!
 //! # Safety model
 //!

@@ -84,8 +84,8 @@ fn so_they_do_for_memory_of_every_make() {
 }
 
 #[test]
-fn a_mapping_for_other_devices_ends_with_its_region() {
-    world(&Options { memory: Kind::Own, ..Options::default() }, |rank, meeting| {
+fn a_mapping_for_other_devices_ends_with_its_region_and_no_copy_sees_it() {
+    world(&Options { memory: Kind::Own, delay: 2000, ..Options::default() }, |rank, meeting| {
         let memory = [(); 3].map(|()| Memory::new(64));
         let mapped = |index: usize| mappings_of(memory[index].base() as usize);
         let first = rank.window(&memory[0]);
@@ -97,7 +97,14 @@ fn a_mapping_for_other_devices_ends_with_its_region() {
         rank.signal(0, 1 - rank.rank, (signals, 0), 1);
         rank.drain();
         meeting.barrier.wait();
+        let others: Vec<_> =
+            (0..8).map(|_| rank.try_put(0, (first, 0), 64, (second, 0), 1 - rank.rank)).collect();
         assert_eq!(rank.deregister(first), SUCCESS);
+        for (status, request) in others {
+            assert_eq!(status, SUCCESS);
+            assert_eq!(rank.try_test(request), (SUCCESS, true), "a copy was on the way still");
+        }
+        meeting.barrier.wait();
         assert_eq!([mapped(0), mapped(1)], [0, 1]);
         rank.close();
         assert_eq!(mapped(1), 0);
