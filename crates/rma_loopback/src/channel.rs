@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::config;
-use crate::driver::{Address, Device, MemOp, NOT_READY, Pinned, RawEvent, RawStream, call};
+use crate::driver::{
+    Address, Device, MemOp, NOT_READY, Pinned, RawEvent, RawStream, call, relax_captures,
+};
 use crate::error::Result;
 
 /// Bytes from one word to the next: they do not share a cache line.
@@ -85,25 +87,31 @@ impl Channel {
         )
     }
 
-    /// Copies from a device to this one, without a stop in host memory that the plugin knows of.
+    /// Copies from a device to this one, without a stop in host memory that the plugin knows of. `reached` is what `from` is for this
+    /// device, if that reaches it.
     pub(crate) fn copy_straight(
         &self,
         how: config::Copy,
         to: Address,
         source: &Device,
         from: Address,
+        reached: Option<Address>,
         bytes: usize,
     ) -> Result<()> {
         let (driver, context) = (&*self.device.driver, self.device.context);
         let place = format_args!("for {bytes} bytes between devices");
-        if how == config::Copy::Mapped {
-            call!(*driver, place, cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream))
-        } else {
-            call!(
+        let mapped = match how {
+            config::Copy::Auto => reached,
+            config::Copy::Mapped => Some(reached.unwrap_or(from)),
+            config::Copy::Peer | config::Copy::Staged => None,
+        };
+        match mapped {
+            Some(from) => call!(*driver, place, cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream)),
+            None => call!(
                 *driver,
                 place,
                 cuMemcpyPeerAsync(to, context, from, source.context, bytes, self.stream)
-            )
+            ),
         }
     }
 
@@ -137,6 +145,7 @@ impl Channel {
 
     /// Asks the driver whether what is on the stream has failed.
     pub(crate) fn check(&self) -> Result<()> {
+        relax_captures(&self.device.driver);
         let _entered = self.device.enter()?;
         // SAFETY: the stream lives as long as `self`.
         let code = unsafe { (self.device.driver.functions().cuStreamQuery)(self.stream) };

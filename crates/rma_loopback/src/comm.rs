@@ -9,6 +9,7 @@ use crate::endpoint::{Endpoint, Handle};
 use crate::error::{Error, Result};
 use crate::group::{Group, Member};
 use crate::log;
+use crate::region::Region;
 use crate::remote::{Link, meet};
 use crate::request::{Request, Requests};
 
@@ -104,7 +105,14 @@ impl Comm {
         memory: i32,
         flags: u64,
     ) -> Result<Opaque> {
-        let handle = self.me.regions.add(base, bytes, memory, flags)?;
+        let own = self.me.device();
+        let mut others: Vec<i32> =
+            self.group.members().map(|member| member.device().number).collect();
+        others.sort_unstable();
+        others.dedup();
+        others.retain(|other| *other != own.number);
+        let region = Region::new(base, bytes, memory, flags, own, &others)?;
+        let handle = self.me.regions.add(region);
         log::debug(format_args!(
             "rank {}: region {} at {base:?}, {bytes} bytes, memory {memory}, flags {flags}",
             self.rank,
@@ -114,7 +122,32 @@ impl Comm {
     }
 
     pub(crate) fn deregister(&self, handle: Opaque) -> Result<()> {
-        self.me.regions.remove(handle)
+        self.forget(vec![self.me.regions.remove(handle)?]);
+        Ok(())
+    }
+
+    /// Drops regions, when no copy uses the plugin's own mappings of them any more.
+    fn forget(&self, regions: Vec<Region>) {
+        if regions.iter().any(Region::is_mapped_here) && !self.is_quiet() {
+            // A copy that never ends still has the address: the mapping stays.
+            std::mem::forget(regions);
+        }
+    }
+
+    /// Waits until what is on the way to any rank of this process is complete.
+    fn is_quiet(&self) -> bool {
+        let deadline = Instant::now() + SETTLE_WITHIN;
+        let quiet = |member: &Arc<Member>| {
+            let last = member.lane.accepted();
+            while !member.lane.done(last) {
+                if self.failed() || self.progress().is_err() || Instant::now() > deadline {
+                    return false;
+                }
+                std::thread::yield_now();
+            }
+            true
+        };
+        self.group.members().all(quiet)
     }
 
     /// Carries out what other processes have asked for, before this rank's progress ends.
@@ -132,6 +165,7 @@ impl Comm {
     pub(crate) fn close(&self) {
         self.settle();
         self.me.leave();
+        self.forget(self.me.regions.clear());
         self.links.iter().flatten().for_each(Link::leave);
         log::debug(format_args!("rank {}: closed", self.rank));
     }
@@ -176,9 +210,14 @@ impl Comm {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes room for `more` requests.
+    /// Makes room for the requests of a context.
     pub(crate) fn make_room(&self, more: usize) {
         self.requests().grow(more);
+    }
+
+    /// Leaves that room to the next.
+    pub(crate) fn leave_room(&self, less: usize) {
+        self.requests().leave(less);
     }
 
     /// Keeps the request that `submit` makes.

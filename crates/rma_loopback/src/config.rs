@@ -7,9 +7,11 @@ use crate::error::{Error, Result};
 /// How data goes from one device to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copy {
+    /// As [`Copy::Mapped`] where the target's device reaches the memory, else as [`Copy::Peer`].
+    Auto,
     /// `cuMemcpyPeerAsync`: straight, whether or not the memory is mapped for the other device.
     Peer,
-    /// `cuMemcpyDtoDAsync`: straight, for memory that is mapped for the target's device.
+    /// `cuMemcpyDtoDAsync`: straight, and an error where the target's device does not reach the memory.
     Mapped,
     /// Through pinned host memory, where devices do not reach each other.
     Staged,
@@ -27,7 +29,7 @@ pub enum Adding {
 /// The plugin's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// `DEVCOMM_GIN_COPY`: `peer`, `mapped` or `staged`.
+    /// `DEVCOMM_GIN_COPY`: `auto`, `peer`, `mapped` or `staged`.
     pub copy: Copy,
     /// `DEVCOMM_GIN_SIGNAL`: `auto` or `write`.
     pub adding: Adding,
@@ -46,7 +48,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            copy: Copy::Peer,
+            copy: Copy::Auto,
             adding: Adding::Auto,
             slots: 16,
             slot_bytes: 512 << 10,
@@ -64,14 +66,23 @@ impl Config {
     ///
     /// [`Error::Variable`].
     pub fn from_env() -> Result<Self> {
-        let text = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+        Self::read(|name| std::env::var(name).ok())
+    }
+
+    fn read(variable: impl Fn(&'static str) -> Option<String>) -> Result<Self> {
+        let text = |name| variable(name).filter(|value| !value.is_empty());
         let default = Self::default();
         let copy = match text("DEVCOMM_GIN_COPY").as_deref() {
-            None | Some("peer") => Copy::Peer,
+            None | Some("auto") => Copy::Auto,
+            Some("peer") => Copy::Peer,
             Some("mapped") => Copy::Mapped,
             Some("staged") => Copy::Staged,
             Some(value) => {
-                return Err(refused("DEVCOMM_GIN_COPY", value, "one of peer, mapped and staged"));
+                return Err(refused(
+                    "DEVCOMM_GIN_COPY",
+                    value,
+                    "one of auto, peer, mapped and staged",
+                ));
             }
         };
         let adding = match text("DEVCOMM_GIN_SIGNAL").as_deref() {
@@ -109,4 +120,34 @@ impl Config {
 
 fn refused(variable: &'static str, value: &str, expected: &'static str) -> Error {
     Error::Variable { variable, value: value.to_owned(), expected }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(name: &'static str, value: &str) -> Result<Config> {
+        Config::read(|variable| (variable == name).then(|| value.to_owned()))
+    }
+
+    #[test]
+    fn nothing_set_is_the_default_and_empty_is_not_set() {
+        assert_eq!(Config::read(|_| None), Ok(Config::default()));
+        assert_eq!(Config::read(|_| Some(String::new())), Ok(Config::default()));
+    }
+
+    #[test]
+    fn values_are_read_and_wrong_ones_named_with_what_they_can_be() {
+        assert_eq!(with("DEVCOMM_GIN_COPY", "staged").unwrap().copy, Copy::Staged);
+        assert_eq!(with("DEVCOMM_GIN_SIGNAL", "write").unwrap().adding, Adding::Write);
+        assert_eq!(with("DEVCOMM_GIN_SLOT_KIB", "64").unwrap().slot_bytes, 65536);
+        assert_eq!(with("DEVCOMM_GIN_DEPTH", "1").unwrap().depth, 1);
+        assert_eq!(with("DEVCOMM_GIN_TIMEOUT", "7").unwrap().timeout, Duration::from_secs(7));
+        for (name, value) in
+            [("DEVCOMM_GIN_COPY", "fast"), ("DEVCOMM_GIN_SLOTS", "1"), ("DEVCOMM_GIN_TIMEOUT", "-")]
+        {
+            let error = with(name, value).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{name}={value}: ")), "{error}");
+        }
+    }
 }

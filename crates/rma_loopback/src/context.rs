@@ -5,10 +5,11 @@ use std::sync::Arc;
 use crate::abi::{MAX_REQUESTS, Opaque, SIGNAL_ADD, SIGNAL_INC};
 use crate::comm::{Comm, Peer};
 use crate::error::{Error, Result};
+use crate::group::Member;
 use crate::region::id_of;
 use crate::remote::{Asked, Job, RemoteSignal};
 use crate::request::Request;
-use crate::transfer::{Data, Source, Transfer};
+use crate::transfer::{Data, Place, Source, Transfer};
 
 /// What NCCL multiplies [`MAX_REQUESTS`] by.
 pub(crate) const MAX_RECVS: usize = 4;
@@ -17,6 +18,8 @@ pub(crate) const MAX_RECVS: usize = 4;
 pub(crate) struct Context {
     pub(crate) comm: Arc<Comm>,
     n_contexts: usize,
+    /// Requests that NCCL may have outstanding on them.
+    room: usize,
 }
 
 /// A place in a region, named as NCCL names it: the offset is in bytes.
@@ -50,8 +53,9 @@ impl Context {
     pub(crate) fn new(comm: &Arc<Comm>, count: i32) -> Result<Self> {
         let n_contexts =
             usize::try_from(count).map_err(|_| Error::Argument(format!("{count} contexts")))?;
-        comm.make_room(n_contexts * comm.n_ranks() * MAX_REQUESTS * MAX_RECVS);
-        Ok(Self { comm: Arc::clone(comm), n_contexts })
+        let room = n_contexts * comm.n_ranks() * MAX_REQUESTS * MAX_RECVS;
+        comm.make_room(room);
+        Ok(Self { comm: Arc::clone(comm), n_contexts, room })
     }
 
     fn require(&self, context: i32) -> Result<()> {
@@ -75,18 +79,15 @@ impl Context {
         comm.working(|| {
             self.require(context)?;
             let signal = signal.map(Signalled::lower).transpose()?;
-            let source = match bytes {
-                0 => None,
-                _ => Some(comm.me.regions.range(id_of(from.region)?, from.offset, bytes)?),
-            };
             match comm.peer(rank)? {
                 Peer::Here(peer) => {
-                    let data = match source {
-                        None => Data::None,
-                        Some(source) => {
-                            let to = peer.regions.range(id_of(to.region)?, to.offset, bytes)?;
-                            Data::of(Source::of(source, &comm.me.staging), to, bytes)
-                        }
+                    let data = match bytes {
+                        0 => Data::None,
+                        _ => Data::of(
+                            comm.me.source(from, bytes, peer)?,
+                            peer.range(to, bytes)?,
+                            bytes,
+                        ),
                     };
                     let signal = signal
                         .map(|RemoteSignal { region, offset, add }| {
@@ -99,8 +100,10 @@ impl Context {
                     })
                 }
                 Peer::Elsewhere(link) => {
-                    let region = if bytes == 0 { 0 } else { id_of(to.region)? };
-                    let asked = Asked::Put(source);
+                    let (region, asked) = match bytes {
+                        0 => (0, Asked::Put(None)),
+                        _ => (id_of(to.region)?, Asked::Put(Some(comm.me.range(from, bytes)?))),
+                    };
                     let job = Job { asked, bytes, region, offset: to.offset, signal };
                     let rank = rank as usize;
                     comm.keep(|| Ok(Request::Link { rank, ticket: link.submit(job)? }))
@@ -121,14 +124,12 @@ impl Context {
         let comm = &*self.comm;
         comm.working(|| {
             self.require(context)?;
-            let region = id_of(from.region)?;
-            let place = comm.me.regions.range(id_of(to.region)?, to.offset, bytes)?;
+            let place = comm.me.range(to, bytes)?;
             match comm.peer(rank)? {
                 Peer::Here(peer) => {
-                    let source = peer.regions.range(region, from.offset, bytes)?;
                     let data = match bytes {
                         0 => Data::None,
-                        _ => Data::of(Source::of(source, &peer.staging), place, bytes),
+                        _ => Data::of(peer.source(from, bytes, &comm.me)?, place, bytes),
                     };
                     comm.keep(|| {
                         let sequence = comm.me.lane.submit(Transfer { data, signal: None })?;
@@ -136,7 +137,7 @@ impl Context {
                     })
                 }
                 Peer::Elsewhere(link) => {
-                    let asked = Asked::Get(place);
+                    let (region, asked) = (id_of(from.region)?, Asked::Get(place));
                     let job = Job { asked, bytes, region, offset: from.offset, signal: None };
                     let rank = rank as usize;
                     comm.keep(|| Ok(Request::Link { rank, ticket: link.submit(job)? }))
@@ -146,8 +147,21 @@ impl Context {
     }
 }
 
+impl Member {
+    fn range(&self, at: At, bytes: usize) -> Result<Place> {
+        self.regions.range(id_of(at.region)?, at.offset, bytes)
+    }
+
+    /// Data of this rank, to be copied to `target`.
+    fn source(&self, at: At, bytes: usize, target: &Member) -> Result<Source> {
+        let device = target.device().number;
+        self.regions.source(id_of(at.region)?, at.offset, bytes, &self.staging, device)
+    }
+}
+
 impl Drop for Context {
     fn drop(&mut self) {
         self.comm.settle();
+        self.comm.leave_room(self.room);
     }
 }

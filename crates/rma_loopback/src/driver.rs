@@ -74,6 +74,41 @@ impl MemOp {
     }
 }
 
+/// CUDA: `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
+pub const READ_WRITE: c_int = 3;
+
+/// Where memory is used. CUDA: `CUmemLocation`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Location {
+    /// 1: a device.
+    pub kind: c_int,
+    /// Its number.
+    pub id: c_int,
+}
+
+impl Location {
+    pub(crate) fn device(number: c_int) -> Self {
+        Self { kind: 1, id: number }
+    }
+}
+
+/// Who may use memory, and how. CUDA: `CUmemAccessDesc`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AccessDescription {
+    /// Who.
+    pub location: Location,
+    /// How.
+    pub flags: c_int,
+}
+
+impl AccessDescription {
+    pub(crate) fn of(number: c_int) -> Self {
+        Self { location: Location::device(number), flags: READ_WRITE }
+    }
+}
+
 /// Declares the table and its loader.
 macro_rules! functions {
     ($($symbol:ident: fn($($argument:ty),*);)*) => {
@@ -111,6 +146,7 @@ functions! {
     cuGetErrorName: fn(Code, *mut *const c_char);
     cuDriverGetVersion: fn(*mut c_int);
     cuDeviceGetAttribute: fn(*mut c_int, c_int, c_int);
+    cuDeviceCanAccessPeer: fn(*mut c_int, c_int, c_int);
     cuCtxGetCurrent: fn(*mut RawContext);
     cuCtxPushCurrent_v2: fn(RawContext);
     cuCtxPopCurrent_v2: fn(*mut RawContext);
@@ -130,6 +166,15 @@ functions! {
     cuMemHostUnregister: fn(*mut c_void);
     cuMemHostGetDevicePointer_v2: fn(*mut Address, *mut c_void, c_uint);
     cuMemFreeHost: fn(*mut c_void);
+    cuMemGetAccess: fn(*mut u64, *const Location, Address);
+    cuMemGetAddressRange_v2: fn(*mut Address, *mut usize, Address);
+    cuMemRetainAllocationHandle: fn(*mut u64, *mut c_void);
+    cuMemAddressReserve: fn(*mut Address, usize, usize, Address, u64);
+    cuMemAddressFree: fn(Address, usize);
+    cuMemMap: fn(Address, usize, usize, u64, u64);
+    cuMemSetAccess: fn(Address, usize, *const AccessDescription, usize);
+    cuMemUnmap: fn(Address, usize);
+    cuMemRelease: fn(u64);
     cuMemcpyHtoDAsync_v2: fn(Address, *const c_void, usize, RawStream);
     cuMemcpyDtoHAsync_v2: fn(*mut c_void, Address, usize, RawStream);
     cuMemcpyDtoDAsync_v2: fn(Address, Address, usize, RawStream);
@@ -237,6 +282,7 @@ impl Driver {
 pub(crate) struct Device {
     pub(crate) driver: Arc<Driver>,
     pub(crate) context: RawContext,
+    pub(crate) number: c_int,
     /// The device adds to a word in memory by itself, in the order of a stream.
     pub(crate) reductions: bool,
 }
@@ -268,7 +314,15 @@ impl Device {
         }
         let reductions = driver.version >= FIRST_WITH_REDUCTIONS
             && driver.attribute(ATOMIC_REDUCTION_SUPPORTED, device).unwrap_or(false);
-        Ok(Self { driver: Arc::clone(driver), context, reductions })
+        Ok(Self { driver: Arc::clone(driver), context, number: device, reductions })
+    }
+
+    /// Whether device `other` reaches this one's memory.
+    pub(crate) fn reaches(&self, other: c_int) -> bool {
+        let mut can = 0;
+        let place = "for peer access";
+        call!(*self.driver, place, cuDeviceCanAccessPeer(&raw mut can, other, self.number))
+            .is_ok_and(|()| can != 0)
     }
 
     /// Makes the context current until the guard is dropped.

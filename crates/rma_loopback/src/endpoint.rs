@@ -6,6 +6,8 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+
 use crate::abi::HANDLE_BYTES;
 use crate::error::{Error, Result};
 use crate::group::Key;
@@ -81,10 +83,24 @@ impl Handle {
         (self.process ^ self.pid.rotate_left(32), self.endpoint)
     }
 
-    /// Where the rank listens: an abstract name, which is gone with the process.
+    /// An abstract name, which is gone with the process.
+    fn name(&self) -> String {
+        format!("devcomm-gin-{:016x}-{}-{}", self.process, self.pid, self.endpoint)
+    }
+
+    /// Where the rank listens.
     pub(crate) fn address(&self) -> Result<SocketAddr> {
-        let name = format!("devcomm-gin-{:016x}-{}-{}", self.process, self.pid, self.endpoint);
+        let name = self.name();
         SocketAddr::from_abstract_name(&name).map_err(|error| Error::system(name, error))
+    }
+
+    /// Whether the rank listens no more: it connects no more, or has ended.
+    pub(crate) fn is_gone(&self) -> bool {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let probe = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        let address = SocketAddrUnix::new_abstract_name(self.name().as_bytes());
+        let (Ok(probe), Ok(address)) = (probe, address) else { return false };
+        rustix::net::connect(&probe, &address) == Err(rustix::io::Errno::CONNREFUSED)
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::abi::{
     self, HANDLE_BYTES, Logger, NetProperties, NetVDeviceProps, Opaque, RmaConfig, RmaProperties,
-    RmaV14, RmaV15, RmaV16, Status,
+    Status,
 };
 use crate::comm::Comm;
 use crate::context::{At, Context, MAX_RECVS, Signalled};
@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::log;
 use crate::setup::Setup;
 
-const NAME: &CStr = c"devcomm loopback";
+pub(crate) const NAME: &CStr = c"devcomm loopback";
 /// One for each connection that NCCL may make. The names are not those of network cards.
 const DEVICES: [&CStr; 4] = [c"gin_loop0", c"gin_loop1", c"gin_loop2", c"gin_loop3"];
 
@@ -72,7 +72,11 @@ unsafe fn object<'a, T>(pointer: Opaque) -> Result<&'a T> {
         .ok_or_else(|| Error::Argument("an object of the plugin is null".to_owned()))
 }
 
-unsafe extern "C" fn init(ctx: *mut Opaque, _comm: u64, _logger: Option<Logger>) -> Status {
+pub(crate) unsafe extern "C" fn init(
+    ctx: *mut Opaque,
+    _comm: u64,
+    _logger: Option<Logger>,
+) -> Status {
     entry("init", || {
         Setup::current()?;
         // Nothing hangs on it; NCCL hands it back, or another one: it is never looked at.
@@ -81,7 +85,7 @@ unsafe extern "C" fn init(ctx: *mut Opaque, _comm: u64, _logger: Option<Logger>)
     })
 }
 
-unsafe extern "C" fn devices(count: *mut c_int) -> Status {
+pub(crate) unsafe extern "C" fn devices(count: *mut c_int) -> Status {
     entry("devices", || {
         let connections = Setup::current()?.config.connections;
         // SAFETY: an out pointer of NCCL's.
@@ -89,7 +93,10 @@ unsafe extern "C" fn devices(count: *mut c_int) -> Status {
     })
 }
 
-unsafe extern "C" fn get_rma_properties(_comm: Opaque, properties: *mut RmaProperties) -> Status {
+pub(crate) unsafe extern "C" fn get_rma_properties(
+    _comm: Opaque,
+    properties: *mut RmaProperties,
+) -> Status {
     entry("getRmaProperties", || {
         let promise = RmaProperties { flushes_all_puts_on_any_signal: false };
         // SAFETY: an out pointer of NCCL's.
@@ -97,7 +104,10 @@ unsafe extern "C" fn get_rma_properties(_comm: Opaque, properties: *mut RmaPrope
     })
 }
 
-unsafe extern "C" fn get_properties(device: c_int, properties: *mut NetProperties) -> Status {
+pub(crate) unsafe extern "C" fn get_properties(
+    device: c_int,
+    properties: *mut NetProperties,
+) -> Status {
     entry("getProperties", || {
         let name = usize::try_from(device).ok().and_then(|device| DEVICES.get(device));
         let name = name.ok_or_else(|| Error::Argument(format!("device {device}")))?;
@@ -129,7 +139,7 @@ unsafe extern "C" fn get_properties(device: c_int, properties: *mut NetPropertie
     })
 }
 
-unsafe extern "C" fn listen(
+pub(crate) unsafe extern "C" fn listen(
     _ctx: Opaque,
     _device: c_int,
     handle: Opaque,
@@ -144,7 +154,7 @@ unsafe extern "C" fn listen(
     })
 }
 
-unsafe extern "C" fn connect(
+pub(crate) unsafe extern "C" fn connect(
     _ctx: Opaque,
     handles: *mut Opaque,
     n_ranks: c_int,
@@ -168,7 +178,7 @@ unsafe extern "C" fn connect(
     })
 }
 
-unsafe extern "C" fn create_context(
+pub(crate) unsafe extern "C" fn create_context(
     comm: Opaque,
     config: *mut RmaConfig,
     context: *mut Opaque,
@@ -184,7 +194,7 @@ unsafe extern "C" fn create_context(
     })
 }
 
-unsafe extern "C" fn reg_mr_sym(
+pub(crate) unsafe extern "C" fn reg_mr_sym(
     comm: Opaque,
     data: Opaque,
     bytes: usize,
@@ -201,7 +211,7 @@ unsafe extern "C" fn reg_mr_sym(
 }
 
 /// The file descriptor is not needed: copies go by address.
-unsafe extern "C" fn reg_mr_sym_dma_buf(
+pub(crate) unsafe extern "C" fn reg_mr_sym_dma_buf(
     comm: Opaque,
     data: Opaque,
     bytes: usize,
@@ -215,7 +225,7 @@ unsafe extern "C" fn reg_mr_sym_dma_buf(
     unsafe { reg_mr_sym(comm, data, bytes, memory, flags, region) }
 }
 
-unsafe extern "C" fn dereg_mr_sym(comm: Opaque, region: Opaque) -> Status {
+pub(crate) unsafe extern "C" fn dereg_mr_sym(comm: Opaque, region: Opaque) -> Status {
     // SAFETY: from `connect`, not closed yet.
     entry("deregMrSym", || unsafe { object::<Arc<Comm>>(comm)? }.deregister(region))
 }
@@ -230,7 +240,7 @@ unsafe fn close<T>(pointer: Opaque) -> Option<Box<T>> {
     (!pointer.is_null()).then(|| unsafe { Box::from_raw(pointer.cast::<T>()) })
 }
 
-unsafe extern "C" fn destroy_context(context: Opaque) -> Status {
+pub(crate) unsafe extern "C" fn destroy_context(context: Opaque) -> Status {
     entry("destroyContext", || {
         // SAFETY: from `create_context`; NCCL does not use it again.
         drop(unsafe { close::<Context>(context) });
@@ -238,7 +248,7 @@ unsafe extern "C" fn destroy_context(context: Opaque) -> Status {
     })
 }
 
-unsafe extern "C" fn close_coll(comm: Opaque) -> Status {
+pub(crate) unsafe extern "C" fn close_coll(comm: Opaque) -> Status {
     entry("closeColl", || {
         // SAFETY: from `connect`; NCCL does not use it again.
         if let Some(comm) = unsafe { close::<Arc<Comm>>(comm) } {
@@ -248,7 +258,7 @@ unsafe extern "C" fn close_coll(comm: Opaque) -> Status {
     })
 }
 
-unsafe extern "C" fn close_listen(listen_comm: Opaque) -> Status {
+pub(crate) unsafe extern "C" fn close_listen(listen_comm: Opaque) -> Status {
     entry("closeListen", || {
         // SAFETY: from `listen`; NCCL does not use it again.
         drop(unsafe { close::<Endpoint>(listen_comm) });
@@ -278,7 +288,7 @@ unsafe fn request(
     }
 }
 
-unsafe extern "C" fn iput(
+pub(crate) unsafe extern "C" fn iput(
     context: Opaque,
     index: c_int,
     src_off: u64,
@@ -295,7 +305,7 @@ unsafe extern "C" fn iput(
     unsafe { request("iput", context, out, |on| on.put(index, from, bytes, to, rank, None)) }
 }
 
-unsafe extern "C" fn iput_signal(
+pub(crate) unsafe extern "C" fn iput_signal(
     context: Opaque,
     index: c_int,
     src_off: u64,
@@ -322,7 +332,7 @@ unsafe extern "C" fn iput_signal(
     }
 }
 
-unsafe extern "C" fn iget(
+pub(crate) unsafe extern "C" fn iget(
     context: Opaque,
     index: c_int,
     remote_off: u64,
@@ -340,7 +350,7 @@ unsafe extern "C" fn iget(
     unsafe { request("iget", context, out, |on| on.get(index, from, bytes, to, rank)) }
 }
 
-unsafe extern "C" fn iput_v14(
+pub(crate) unsafe extern "C" fn iput_v14(
     context: Opaque,
     index: c_int,
     src_off: u64,
@@ -355,7 +365,7 @@ unsafe extern "C" fn iput_v14(
     unsafe { iput(context, index, src_off, src, bytes, dst_off, dst, rank, 0, out) }
 }
 
-unsafe extern "C" fn iput_signal_v14(
+pub(crate) unsafe extern "C" fn iput_signal_v14(
     context: Opaque,
     index: c_int,
     src_off: u64,
@@ -380,7 +390,7 @@ unsafe extern "C" fn iput_signal_v14(
     }
 }
 
-unsafe extern "C" fn iget_v14(
+pub(crate) unsafe extern "C" fn iget_v14(
     context: Opaque,
     index: c_int,
     remote_off: u64,
@@ -396,7 +406,7 @@ unsafe extern "C" fn iget_v14(
 }
 
 /// A get is complete when its data is where kernels see it: there is nothing to flush, and no request.
-unsafe extern "C" fn iflush(
+pub(crate) unsafe extern "C" fn iflush(
     _context: Opaque,
     _index: c_int,
     _region: Opaque,
@@ -407,7 +417,7 @@ unsafe extern "C" fn iflush(
     entry("iflush", || unsafe { set(out, std::ptr::null_mut()) })
 }
 
-unsafe extern "C" fn test(comm: Opaque, request: Opaque, done: *mut c_int) -> Status {
+pub(crate) unsafe extern "C" fn test(comm: Opaque, request: Opaque, done: *mut c_int) -> Status {
     // SAFETY: from `connect`, not closed yet.
     match unsafe { object::<Arc<Comm>>(comm) } {
         Ok(comm) => operation(comm, "test", || {
@@ -421,7 +431,7 @@ unsafe extern "C" fn test(comm: Opaque, request: Opaque, done: *mut c_int) -> St
     }
 }
 
-unsafe extern "C" fn rma_progress(context: Opaque) -> Status {
+pub(crate) unsafe extern "C" fn rma_progress(context: Opaque) -> Status {
     // SAFETY: from `create_context`, not destroyed yet.
     match unsafe { object::<Context>(context) } {
         Ok(context) => operation(&context.comm, "rmaProgress", || context.comm.progress()),
@@ -429,7 +439,7 @@ unsafe extern "C" fn rma_progress(context: Opaque) -> Status {
     }
 }
 
-unsafe extern "C" fn query_last_error(context: Opaque, has_error: *mut bool) -> Status {
+pub(crate) unsafe extern "C" fn query_last_error(context: Opaque, has_error: *mut bool) -> Status {
     entry("queryLastError", || {
         // SAFETY: from `create_context`, not destroyed yet.
         let failed = unsafe { object::<Context>(context)? }.comm.failed();
@@ -439,88 +449,6 @@ unsafe extern "C" fn query_last_error(context: Opaque, has_error: *mut bool) -> 
 }
 
 /// NCCL calls `init` and `finalize` twice for each communicator; all state hangs on connections.
-unsafe extern "C" fn finalize(_ctx: Opaque) -> Status {
+pub(crate) unsafe extern "C" fn finalize(_ctx: Opaque) -> Status {
     abi::SUCCESS
 }
-
-/// The plugin, for NCCL 2.32.
-#[unsafe(no_mangle)]
-#[allow(non_upper_case_globals, reason = "the name that NCCL looks for")]
-pub static ncclRmaPlugin_v16: RmaV16 = RmaV16 {
-    name: NAME.as_ptr(),
-    init,
-    devices,
-    get_rma_properties,
-    get_properties,
-    listen,
-    connect,
-    create_context,
-    reg_mr_sym,
-    reg_mr_sym_dma_buf,
-    dereg_mr_sym,
-    destroy_context,
-    close_coll,
-    close_listen,
-    iput,
-    iput_signal,
-    iget,
-    iflush,
-    test,
-    rma_progress,
-    query_last_error,
-    finalize,
-};
-
-/// The plugin, one version of the interface earlier.
-#[unsafe(no_mangle)]
-#[allow(non_upper_case_globals, reason = "the name that NCCL looks for")]
-pub static ncclRmaPlugin_v15: RmaV15 = RmaV15 {
-    name: NAME.as_ptr(),
-    init,
-    devices,
-    get_properties,
-    listen,
-    connect,
-    create_context,
-    reg_mr_sym,
-    reg_mr_sym_dma_buf,
-    dereg_mr_sym,
-    destroy_context,
-    close_coll,
-    close_listen,
-    iput,
-    iput_signal,
-    iget,
-    iflush,
-    test,
-    rma_progress,
-    query_last_error,
-    finalize,
-};
-
-/// The plugin, two versions of the interface earlier.
-#[unsafe(no_mangle)]
-#[allow(non_upper_case_globals, reason = "the name that NCCL looks for")]
-pub static ncclRmaPlugin_v14: RmaV14 = RmaV14 {
-    name: NAME.as_ptr(),
-    init,
-    devices,
-    get_properties,
-    listen,
-    connect,
-    create_context,
-    reg_mr_sym,
-    reg_mr_sym_dma_buf,
-    dereg_mr_sym,
-    destroy_context,
-    close_coll,
-    close_listen,
-    iput: iput_v14,
-    iput_signal: iput_signal_v14,
-    iget: iget_v14,
-    iflush,
-    test,
-    rma_progress,
-    query_last_error,
-    finalize,
-};

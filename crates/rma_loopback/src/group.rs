@@ -33,6 +33,10 @@ impl Member {
         })
     }
 
+    pub(crate) fn device(&self) -> &Device {
+        &self.staging.channel.device
+    }
+
     /// The rank has closed its side.
     pub(crate) fn leave(&self) {
         self.left.store(true, Ordering::Release);

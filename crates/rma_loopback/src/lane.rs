@@ -63,6 +63,11 @@ impl Lane {
         self.channel.done() >= sequence
     }
 
+    /// The number of the last transfer.
+    pub(crate) fn accepted(&self) -> u64 {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner).accepted
+    }
+
     /// Moves on what waits.
     pub(crate) fn progress(&self) -> Result<()> {
         if !self.waiting.load(Ordering::Acquire) {

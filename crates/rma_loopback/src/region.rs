@@ -3,12 +3,16 @@
 //! NCCL registers in the same order on every rank, so a region's number names it on all of them: there is nothing to exchange. The number
 //! plus one is also what NCCL holds as the region's handle, and what kernels put into their requests.
 
+use std::ffi::c_int;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::abi::{MR_SIGNAL_NEVER_RESET, Opaque, PTR_CUDA, PTR_HOST};
+use crate::driver::{Address, Device};
 use crate::error::{Error, Result};
-use crate::transfer::{Place, Signal};
+use crate::reach::Reach;
+use crate::staging::Staging;
+use crate::transfer::{Place, Signal, Source};
 
 /// The number of a region, the same on every rank of a connection.
 pub(crate) type RegionId = u64;
@@ -20,13 +24,51 @@ pub(crate) fn id_of(handle: Opaque) -> Result<RegionId> {
         .ok_or_else(|| Error::Argument("a region's handle is null".to_owned()))
 }
 
-#[derive(Clone)]
-struct Region {
+/// Memory that NCCL has registered.
+pub(crate) struct Region {
     base: usize,
     bytes: usize,
     on_host: bool,
     /// What each word is, where only the plugin writes them.
     shadow: Option<Arc<[AtomicU64]>>,
+    reach: Option<Reach>,
+}
+
+impl Region {
+    /// A region on `owner`, or in host memory, that is to be reached from the devices `others`.
+    pub(crate) fn new(
+        base: Opaque,
+        bytes: usize,
+        memory: c_int,
+        flags: u64,
+        owner: &Device,
+        others: &[c_int],
+    ) -> Result<Self> {
+        let on_host = match memory {
+            PTR_HOST => true,
+            PTR_CUDA => false,
+            other => {
+                return Err(Error::Argument(format!("memory of type {other} is not served")));
+            }
+        };
+        let never_reset = !on_host && flags & MR_SIGNAL_NEVER_RESET != 0;
+        let shadow =
+            never_reset.then(|| (0..bytes.div_ceil(8)).map(|_| AtomicU64::new(0)).collect());
+        // Signals are written by the stream of their own device, and never copied.
+        let is_copied = !on_host && !never_reset;
+        let reach = is_copied.then(|| Reach::of(owner, base as Address, bytes, others)).flatten();
+        Ok(Self { base: base as usize, bytes, on_host, shadow, reach })
+    }
+
+    fn place(&self, offset: usize) -> Place {
+        let address = self.base + offset;
+        if self.on_host { Place::Host(address as *mut u8) } else { Place::Device(address as u64) }
+    }
+
+    /// Whether other devices reach it by a mapping that ends with it.
+    pub(crate) fn is_mapped_here(&self) -> bool {
+        self.reach.as_ref().is_some_and(Reach::is_own_mapping)
+    }
 }
 
 /// The regions of a rank, in order of registration.
@@ -42,38 +84,33 @@ impl Regions {
     }
 
     /// Adds a region and returns its handle.
-    pub(crate) fn add(
-        &self,
-        base: Opaque,
-        bytes: usize,
-        memory: i32,
-        flags: u64,
-    ) -> Result<Opaque> {
-        let on_host = match memory {
-            PTR_HOST => true,
-            PTR_CUDA => false,
-            other => {
-                return Err(Error::Argument(format!("memory of type {other} is not served")));
-            }
-        };
-        let shadow = (!on_host && flags & MR_SIGNAL_NEVER_RESET != 0)
-            .then(|| (0..bytes.div_ceil(8)).map(|_| AtomicU64::new(0)).collect());
+    pub(crate) fn add(&self, region: Region) -> Opaque {
         let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
-        all.push(Some(Region { base: base as usize, bytes, on_host, shadow }));
-        Ok(all.len() as Opaque)
+        all.push(Some(region));
+        all.len() as Opaque
     }
 
-    /// Forgets a region. Its memory is not touched: it may be gone.
-    pub(crate) fn remove(&self, handle: Opaque) -> Result<()> {
+    /// Takes a region out. Its memory is not touched: it may be gone.
+    pub(crate) fn remove(&self, handle: Opaque) -> Result<Region> {
         let id = id_of(handle)?;
         let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
-        match all.get_mut(id as usize).and_then(Option::take) {
-            Some(_) => Ok(()),
-            None => Err(Error::Argument(format!("region {id} is not registered"))),
-        }
+        let region = all.get_mut(id as usize).and_then(Option::take);
+        region.ok_or_else(|| Error::Argument(format!("region {id} is not registered")))
     }
 
-    fn find(&self, id: RegionId, offset: u64, bytes: usize) -> Result<(usize, Region)> {
+    /// Takes all regions out.
+    pub(crate) fn clear(&self) -> Vec<Region> {
+        let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
+        all.iter_mut().filter_map(Option::take).collect()
+    }
+
+    fn with<T>(
+        &self,
+        id: RegionId,
+        offset: u64,
+        bytes: usize,
+        body: impl FnOnce(&Region, usize) -> Result<T>,
+    ) -> Result<T> {
         let all = self.all.read().unwrap_or_else(PoisonError::into_inner);
         let region = all.get(id as usize).and_then(Option::as_ref).ok_or_else(|| {
             Error::Argument(format!("region {id} is not registered on rank {}", self.rank))
@@ -85,31 +122,43 @@ impl Regions {
                 self.rank, region.bytes
             )));
         }
-        Ok((offset, region.clone()))
+        body(region, offset)
     }
 
     /// A range of a region.
     pub(crate) fn range(&self, id: RegionId, offset: u64, bytes: usize) -> Result<Place> {
-        let (offset, region) = self.find(id, offset, bytes)?;
-        Ok(region.place(offset))
+        self.with(id, offset, bytes, |region, offset| Ok(region.place(offset)))
+    }
+
+    /// A range of a region as the source of a copy to `target`. `staging` is that of the region's rank.
+    pub(crate) fn source(
+        &self,
+        id: RegionId,
+        offset: u64,
+        bytes: usize,
+        staging: &Arc<Staging>,
+        target: c_int,
+    ) -> Result<Source> {
+        self.with(id, offset, bytes, |region, offset| {
+            let reached = if target == staging.channel.device.number {
+                Some((region.base + offset) as Address)
+            } else {
+                region.reach.as_ref().and_then(|reach| reach.address(target, offset))
+            };
+            Ok(Source::of(region.place(offset), reached, staging))
+        })
     }
 
     /// The addition of `add` to the word at `offset` of a region.
     pub(crate) fn signal(&self, id: RegionId, offset: u64, add: u64) -> Result<Signal> {
-        let (offset, region) = self.find(id, offset, 8)?;
-        if !(region.base + offset).is_multiple_of(8) {
-            return Err(Error::Argument(format!(
-                "a signal at {offset} of region {id} is not a multiple of 8"
-            )));
-        }
-        let place = region.place(offset);
-        Ok(Signal { place, add, shadow: region.shadow.map(|shadow| (shadow, offset / 8)) })
-    }
-}
-
-impl Region {
-    fn place(&self, offset: usize) -> Place {
-        let address = self.base + offset;
-        if self.on_host { Place::Host(address as *mut u8) } else { Place::Device(address as u64) }
+        self.with(id, offset, 8, |region, offset| {
+            if !(region.base + offset).is_multiple_of(8) {
+                return Err(Error::Argument(format!(
+                    "a signal at {offset} of region {id} is not a multiple of 8"
+                )));
+            }
+            let shadow = region.shadow.as_ref().map(|shadow| (Arc::clone(shadow), offset / 8));
+            Ok(Signal { place: region.place(offset), add, shadow })
+        })
     }
 }

@@ -17,6 +17,8 @@ pub(crate) enum Request {
 pub(crate) struct Requests {
     entries: Vec<Entry>,
     free: Vec<u32>,
+    /// What all contexts that exist may have outstanding.
+    bound: usize,
 }
 
 struct Entry {
@@ -26,12 +28,19 @@ struct Entry {
 }
 
 impl Requests {
-    /// Makes room for `more` requests.
+    /// Makes room for `more` requests, where there is none that earlier contexts have left.
     pub(crate) fn grow(&mut self, more: usize) {
+        self.bound += more;
         let from = self.entries.len();
-        self.entries.extend((0..more).map(|_| Entry { uses: 0, request: None }));
-        self.free.reserve(self.entries.len());
-        self.free.extend((from..from + more).rev().map(|index| index as u32));
+        let to = from.max(self.bound);
+        self.entries.extend((from..to).map(|_| Entry { uses: 0, request: None }));
+        self.free.reserve(to);
+        self.free.extend((from..to).rev().map(|index| index as u32));
+    }
+
+    /// Leaves the room of `less` requests to later contexts.
+    pub(crate) fn leave(&mut self, less: usize) {
+        self.bound = self.bound.saturating_sub(less);
     }
 
     /// Whether there is room for one more.
@@ -98,6 +107,9 @@ mod tests {
         assert_eq!(requests.get(first).unwrap(), request);
         requests.remove(first);
         assert!(requests.get(first).is_err());
+        requests.leave(1);
+        requests.grow(1);
+        assert_eq!(requests.entries.len(), 1, "contexts that come and go take no more room");
         let second = requests.add(request).unwrap();
         assert!(requests.get(first).is_err());
         assert_eq!(requests.get(second).unwrap(), request);

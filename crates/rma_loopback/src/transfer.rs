@@ -11,8 +11,8 @@ use crate::staging::Staging;
 
 /// Where data comes from.
 pub(crate) enum Source {
-    /// The memory of a rank's device.
-    Device { staging: Arc<Staging>, address: Address },
+    /// The memory of a rank's device; `reached` is its address for the target's device, if that reaches it.
+    Device { staging: Arc<Staging>, address: Address, reached: Option<Address> },
     /// A rank's host memory, of any kind.
     Host { staging: Arc<Staging>, address: *const u8 },
     /// Pinned memory that stays as it is until the operation is complete.
@@ -21,10 +21,10 @@ pub(crate) enum Source {
 
 impl Source {
     /// Memory of the rank that `staging` belongs to.
-    pub(crate) fn of(place: Place, staging: &Arc<Staging>) -> Self {
+    pub(crate) fn of(place: Place, reached: Option<Address>, staging: &Arc<Staging>) -> Self {
         let staging = Arc::clone(staging);
         match place {
-            Place::Device(address) => Self::Device { staging, address },
+            Place::Device(address) => Self::Device { staging, address, reached },
             Place::Host(address) | Place::Pinned(address) => Self::Host { staging, address },
         }
     }
@@ -214,11 +214,11 @@ fn move_range(
     while *moved < bytes {
         let left = bytes - *moved;
         match (from, to) {
-            (Source::Device { staging, address }, Place::Device(to))
+            (Source::Device { staging, address, reached }, Place::Device(to))
                 if config.copy != crate::config::Copy::Staged =>
             {
                 let source = &staging.channel.device;
-                channel.copy_straight(config.copy, to, source, *address, bytes)?;
+                channel.copy_straight(config.copy, to, source, *address, *reached, bytes)?;
                 *moved = bytes;
             }
             (Source::Pinned(from), Place::Device(to)) => {
@@ -234,7 +234,7 @@ fn move_range(
                 let step = Step::Land { from: *from, to, bytes, slot: None };
                 return Ok(Issued::Until { mark: channel.mark()?, step });
             }
-            (Source::Device { staging, address }, to) => {
+            (Source::Device { staging, address, .. }, to) => {
                 let Some(slot) = staging.take() else { return Ok(Issued::NoSlot) };
                 let part = left.min(staging.slot_bytes);
                 staging.fill(slot, *address + *moved as Address, part, channel)?;

@@ -69,7 +69,9 @@ fn play(name: &str, number: usize, ranks: usize, hub: &Path) {
         }
         "staged" => options.config.copy = Copy::Staged,
         "contexts" => options.contexts = 3,
-        "absent" => options.config.timeout = Duration::from_millis(300),
+        "slow" => options.delay = 500,
+        "signal-and-go" => options.delay = 2000,
+        "late" => options.config.timeout = Duration::from_millis(300),
         _ => {}
     }
     let device = Device::new(number, options.delay, name == "contexts");
@@ -78,12 +80,18 @@ fn play(name: &str, number: usize, ranks: usize, hub: &Path) {
     let line = Line::call(hub, number, ranks);
     let listening = listen();
     let mut handles = line.gather(listening.handle, || {});
-    if name == "absent" {
-        return absent(number, &listening, &mut handles);
+    match name {
+        "absent" => return absent(number, &listening, &mut handles),
+        "late" => return late(number, &listening, &mut handles),
+        _ => {}
     }
     let rank = Rank::connect(&options, number, device, &listening, &mut handles);
     let barrier = || line.barrier(|| ok(rank.try_progress()));
     match name {
+        "slow" => {
+            work::one_by_one(&rank, &barrier);
+            rank.close();
+        }
         "killed" => killed(&rank, &barrier),
         "failed" => failed(&rank, &barrier),
         "left" => left(&rank, &barrier),
@@ -101,6 +109,11 @@ fn play(name: &str, number: usize, ranks: usize, hub: &Path) {
 fn puts_gets_and_signals_cross_processes_in_order() {
     job("plain", 2, 1, &[]);
     job("contexts", 3, 1, &[]);
+}
+
+#[test]
+fn what_is_complete_is_there() {
+    job("slow", 2, 1, &[]);
 }
 
 #[test]
@@ -206,23 +219,35 @@ fn signal_and_go(rank: &Rank, barrier: &dyn Fn()) {
 
 #[test]
 fn a_rank_that_leaves_completes_what_was_asked_of_it() {
-    job("signal-and-go", 2, 1, &[]);
+    for _ in 0..4 {
+        job("signal-and-go", 2, 1, &[]);
+    }
 }
 
-/// Rank 1 of three does not connect.
+/// Rank 1 of three ends before it connects: whoever is to call it, or to be called, learns it long before the timeout.
 fn absent(number: usize, listening: &fake::Listening, handles: &mut [fake::hub::Part]) {
-    match number {
-        // It calls rank 0, which waits for rank 1, and it calls rank 1: that is gone, or never comes to answer.
-        2 => {
-            std::thread::sleep(Duration::from_millis(100));
-            assert_eq!(listening.connect(handles, 2).0, REMOTE_ERROR);
-        }
-        0 => assert_eq!(listening.connect(handles, 0).0, TIMEOUT),
-        _ => {}
+    if number != 1 {
+        std::thread::sleep(Duration::from_millis(100));
+        let start = Instant::now();
+        assert_eq!(listening.connect(handles, number).0, REMOTE_ERROR);
+        assert!(start.elapsed() < Duration::from_secs(5));
     }
 }
 
 #[test]
-fn connecting_to_a_process_that_is_gone_ends_in_time() {
+fn connecting_to_a_process_that_is_gone_is_an_error_at_once() {
     job("absent", 3, 1, &[]);
+}
+
+/// Rank 1 of two is there, but does not connect in time.
+fn late(number: usize, listening: &fake::Listening, handles: &mut [fake::hub::Part]) {
+    match number {
+        0 => assert_eq!(listening.connect(handles, 0).0, TIMEOUT),
+        _ => std::thread::sleep(Duration::from_millis(600)),
+    }
+}
+
+#[test]
+fn connecting_to_a_process_that_does_not_answer_ends_in_time() {
+    job("late", 2, 1, &[]);
 }

@@ -12,6 +12,7 @@ use devcomm_rma_loopback::abi::{
 use devcomm_rma_loopback::config::{Adding, Config, Copy};
 
 use fake::driver::Device;
+use fake::memory::{Kind, mappings_of};
 use fake::{Meeting, Memory, NOWHERE, Options, Rank, listen, setup, work, world};
 
 fn config() -> Config {
@@ -66,9 +67,49 @@ fn full_queues_hold_operations_back_and_lose_none() {
 }
 
 #[test]
-fn memory_that_is_mapped_is_copied_so() {
-    let config = Config { copy: Copy::Mapped, ..config() };
-    traffic(&Options { ranks: 2, config, ..Options::default() });
+fn so_they_do_for_memory_of_every_make() {
+    for memory in [Kind::Shared, Kind::Own, Kind::Plain] {
+        let options = Options { ranks: 3, memory, ..Options::default() };
+        world(&options, |rank, meeting| {
+            work::traffic(rank, 1, &|| wait(meeting));
+            let peer_copies = rank.device.peer_copies.load(Ordering::Relaxed);
+            assert_eq!(peer_copies > 0, memory == Kind::Plain, "peer copies are a last resort");
+        });
+        ranges(&options);
+    }
+    let config = Config { copy: Copy::Peer, ..config() };
+    traffic(&Options { ranks: 2, memory: Kind::Plain, config, ..Options::default() });
+    let config = Config { copy: Copy::Mapped, ..config };
+    traffic(&Options { ranks: 2, memory: Kind::Own, config, ..Options::default() });
+}
+
+#[test]
+fn a_mapping_for_other_devices_ends_with_its_region_and_no_copy_sees_it() {
+    world(&Options { memory: Kind::Own, delay: 2000, ..Options::default() }, |rank, meeting| {
+        let memory = [(); 3].map(|()| Memory::new(64));
+        let mapped = |index: usize| mappings_of(memory[index].base() as usize);
+        let first = rank.window(&memory[0]);
+        let second = rank.window(&memory[1]);
+        let signals = rank.signals(&memory[2]);
+        assert_eq!([mapped(0), mapped(1), mapped(2)], [1, 1, 0]);
+        meeting.barrier.wait();
+        rank.put(0, (first, 0), 64, (second, 0), 1 - rank.rank);
+        rank.signal(0, 1 - rank.rank, (signals, 0), 1);
+        rank.drain();
+        meeting.barrier.wait();
+        let others: Vec<_> =
+            (0..8).map(|_| rank.try_put(0, (first, 0), 64, (second, 0), 1 - rank.rank)).collect();
+        assert_eq!(rank.deregister(first), SUCCESS);
+        for (status, request) in others {
+            assert_eq!(status, SUCCESS);
+            assert_eq!(rank.try_test(request), (SUCCESS, true), "a copy was on the way still");
+        }
+        meeting.barrier.wait();
+        assert_eq!([mapped(0), mapped(1)], [0, 1]);
+        rank.close();
+        assert_eq!(mapped(1), 0);
+        meeting.barrier.wait();
+    });
 }
 
 #[test]
@@ -78,6 +119,12 @@ fn puts_and_gets_reach_device_and_host_memory() {
     ranges(&Options { ranks: 2, config, ..Options::default() });
     let config = Config { copy: Copy::Staged, ..config };
     ranges(&Options { ranks: 2, config, ..Options::default() });
+}
+
+#[test]
+fn what_is_complete_is_there() {
+    let options = Options { delay: 500, ..Options::default() };
+    world(&options, |rank, meeting| work::one_by_one(rank, &|| wait(meeting)));
 }
 
 #[test]

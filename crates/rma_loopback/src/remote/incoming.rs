@@ -47,9 +47,9 @@ fn transfer(ring: Ring<'_>, entry: Entry, me: &Member) -> Result<Transfer> {
     let data = match bytes {
         0 => Data::None,
         bytes if get => {
-            let place = me.regions.range(region, offset, bytes)?;
-            let source = Source::of(place, &me.staging);
-            Data::Range { from: source, to: Place::Pinned(ring.slot(slot)), bytes, moved: 0 }
+            let own = me.device().number;
+            let from = me.regions.source(region, offset, bytes, &me.staging, own)?;
+            Data::Range { from, to: Place::Pinned(ring.slot(slot)), bytes, moved: 0 }
         }
         bytes => {
             let to = me.regions.range(region, offset, bytes)?;

@@ -1,9 +1,11 @@
 //! One pair of ranks in two processes.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read};
 use std::mem::ManuallyDrop;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::net::{SendFlags, send};
 
 use super::incoming::Incoming;
 use super::outgoing::{Job, Outgoing};
@@ -141,7 +143,8 @@ impl Link {
         let mut state = self.state();
         if !std::mem::replace(&mut state.told, true) {
             // The other may be gone. It fits into the socket's buffer, being the only message.
-            let _ = (&self.socket).write_all(message);
+            // A program that is not Rust's may die of a broken pipe.
+            let _ = send(&self.socket, message, SendFlags::NOSIGNAL);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,9 +20,10 @@ use crate::driver::Device;
 use crate::endpoint::{Endpoint, Handle};
 use crate::error::{Error, Result};
 use crate::group::{Group, Key, Member};
+use crate::log;
 
-/// The longest pause between two looks at the clock and at the group.
-const PAUSE: Duration = Duration::from_millis(50);
+/// The longest pause between two looks at the clock and at who is waited for.
+const PAUSE: Duration = Duration::from_millis(100);
 const HELLO_BYTES: usize = 40;
 
 /// What the caller says first.
@@ -81,15 +82,15 @@ pub(crate) fn meet(
         other > rank && !handles[other].same_process(mine) && links[other].is_none()
     };
     while let Some(missing) = (0..handles.len()).find(|other| is_missing(&links, *other)) {
-        wait_readable(&endpoint.listener, group, deadline, || {
-            let pid = handles[missing].pid();
-            format!("rank {missing}, of process {pid}, did not call rank {rank}")
-        })?;
+        wait_for_call(&endpoint.listener, group, deadline, missing, &handles[missing])?;
         let accepted = endpoint.listener.accept();
         let (socket, _) =
             accepted.map_err(|error| Error::system("taking a call of another rank", error))?;
         // Anybody can call an abstract name: strangers are sent away.
-        let Some((hello, memory)) = take_call(&socket, deadline) else { continue };
+        let Some((hello, memory)) = take_call(&socket, deadline) else {
+            log::debug(format_args!("rank {rank}: a stranger's call, refused"));
+            continue;
+        };
         if hello.connection != connection
             || hello.rank >= handles.len()
             || !is_missing(&links, hello.rank)
@@ -145,7 +146,7 @@ fn take_call(socket: &UnixStream, deadline: Instant) -> Option<(Hello, OwnedFd)>
     }
     let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     // A rank says hello as soon as it is through.
-    socket.set_read_timeout(Some(left.min(Duration::from_secs(5)))).ok()?;
+    socket.set_read_timeout(Some(left.min(Duration::from_secs(2)))).ok()?;
     let mut bytes = [0; HELLO_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -158,12 +159,13 @@ fn take_call(socket: &UnixStream, deadline: Instant) -> Option<(Hello, OwnedFd)>
     (received.bytes == HELLO_BYTES).then(|| (Hello::from_bytes(&bytes), memory))
 }
 
-/// Waits until somebody calls.
-fn wait_readable(
-    listener: &std::os::unix::net::UnixListener,
+/// Waits until somebody calls. `missing`, of `handle`, is one that has not.
+fn wait_for_call(
+    listener: &UnixListener,
     group: &Group,
     deadline: Instant,
-    what: impl Fn() -> String,
+    missing: usize,
+    handle: &Handle,
 ) -> Result<()> {
     loop {
         if let Some(fault) = group.fault() {
@@ -171,15 +173,29 @@ fn wait_readable(
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(Error::Timeout(format!("{} in time (DEVCOMM_GIN_TIMEOUT)", what())));
+            return Err(Error::Timeout(format!(
+                "rank {missing}, of process {}, did not connect in time (DEVCOMM_GIN_TIMEOUT)",
+                handle.pid()
+            )));
         }
-        let pause = left.min(PAUSE);
-        let pause = Timespec { tv_sec: 0, tv_nsec: pause.subsec_nanos().into() };
-        let mut sources = [PollFd::new(listener, PollFlags::IN)];
-        match poll(&mut sources, Some(&pause)) {
-            Ok(0) | Err(rustix::io::Errno::INTR) => {}
-            Ok(_) => return Ok(()),
-            Err(error) => return Err(Error::system("waiting for a call of another rank", error)),
+        let pause = Timespec { tv_sec: 0, tv_nsec: left.min(PAUSE).subsec_nanos().into() };
+        let called = |pause: &Timespec| {
+            let mut sources = [PollFd::new(listener, PollFlags::IN)];
+            match poll(&mut sources, Some(pause)) {
+                Ok(ready) => Ok(ready > 0),
+                Err(rustix::io::Errno::INTR) => Ok(false),
+                Err(error) => Err(Error::system("waiting for a call of another rank", error)),
+            }
+        };
+        if called(&pause)? {
+            return Ok(());
+        }
+        // It may have called and gone between the two questions.
+        if handle.is_gone() && !called(&Timespec { tv_sec: 0, tv_nsec: 0 })? {
+            return Err(Error::Remote(format!(
+                "rank {missing}, of process {}, ended before it connected",
+                handle.pid()
+            )));
         }
     }
 }

@@ -18,6 +18,8 @@ use devcomm_rma_loopback::driver::{
     RawStream, SUCCESS,
 };
 
+use super::memory;
+
 const INVALID_VALUE: Code = 1;
 const INVALID_CONTEXT: Code = 201;
 const ILLEGAL_ADDRESS: Code = 700;
@@ -31,6 +33,8 @@ pub struct Device {
     pub reductions: bool,
     /// Copies that still succeed.
     pub copies_left: AtomicI64,
+    /// Peer copies that its streams were given.
+    pub peer_copies: AtomicU64,
 }
 
 impl Device {
@@ -41,6 +45,7 @@ impl Device {
             delay,
             reductions,
             copies_left: AtomicI64::new(i64::MAX),
+            peer_copies: AtomicU64::new(0),
         }))
     }
 
@@ -184,9 +189,13 @@ fn push(stream: RawStream, job: Job) -> Code {
     SUCCESS
 }
 
-fn copy(stream: RawStream, to: usize, from: usize, bytes: usize) -> Code {
+fn device_of(stream: RawStream) -> &'static Device {
     // SAFETY: as in `push`.
-    match unsafe { &*stream.cast::<Stream>() }.device.count_copy() {
+    unsafe { &*stream.cast::<Stream>() }.device
+}
+
+fn copy(stream: RawStream, to: usize, from: usize, bytes: usize) -> Code {
+    match device_of(stream).count_copy() {
         SUCCESS => push(stream, Job::Copy { to, from, bytes }),
         code => code,
     }
@@ -380,7 +389,16 @@ unsafe extern "C" fn device_to_device(
     bytes: usize,
     stream: RawStream,
 ) -> Code {
-    copy(stream, to as usize, from as usize, bytes)
+    let number = device_of(stream).number;
+    match (memory::reach(to, number), memory::reach(from, number)) {
+        (Some(to), Some(from)) => copy(stream, to, from, bytes),
+        _ => ILLEGAL_ADDRESS,
+    }
+}
+unsafe extern "C" fn can_access_peer(can: *mut c_int, _: c_int, _: c_int) -> Code {
+    // SAFETY: the caller's out pointer.
+    unsafe { *can = 1 };
+    SUCCESS
 }
 unsafe extern "C" fn peer(
     to: Address,
@@ -390,6 +408,7 @@ unsafe extern "C" fn peer(
     bytes: usize,
     stream: RawStream,
 ) -> Code {
+    device_of(stream).peer_copies.fetch_add(1, Ordering::Relaxed);
     copy(stream, to as usize, from as usize, bytes)
 }
 unsafe extern "C" fn capture_mode(_: *mut c_int) -> Code {
@@ -403,6 +422,16 @@ pub fn functions() -> Functions {
         cuGetErrorName: error_name,
         cuDriverGetVersion: version,
         cuDeviceGetAttribute: attribute,
+        cuDeviceCanAccessPeer: can_access_peer,
+        cuMemGetAccess: memory::access,
+        cuMemGetAddressRange_v2: memory::range,
+        cuMemRetainAllocationHandle: memory::retain,
+        cuMemAddressReserve: memory::reserve,
+        cuMemAddressFree: memory::free_address,
+        cuMemMap: memory::map,
+        cuMemSetAccess: memory::set_access,
+        cuMemUnmap: memory::unmap,
+        cuMemRelease: memory::release,
         cuCtxGetCurrent: get_current,
         cuCtxPushCurrent_v2: push_current,
         cuCtxPopCurrent_v2: pop_current,

@@ -1,14 +1,15 @@
 //! Plays NCCL: the calls of its proxy, in its order and from its threads, against the plugin's tables.
 #![allow(dead_code, reason = "each program uses a part of it")]
 
+pub mod buffer;
 pub mod driver;
 pub mod hub;
+pub mod memory;
 pub mod work;
 
-use std::cell::{Cell, RefCell, UnsafeCell};
+use std::cell::{Cell, RefCell};
 use std::ffi::c_int;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,9 @@ use devcomm_rma_loopback::driver::Driver;
 use devcomm_rma_loopback::setup::Setup;
 use devcomm_rma_loopback::{ncclRmaPlugin_v14, ncclRmaPlugin_v15, ncclRmaPlugin_v16};
 
+pub use buffer::Memory;
 use driver::Device;
+use memory::Kind;
 
 /// How a world is made.
 #[derive(Clone)]
@@ -33,6 +36,8 @@ pub struct Options {
     /// The longest pause of a stream, in microseconds.
     pub delay: u64,
     pub reductions: bool,
+    /// How the ranks' device memory is made.
+    pub memory: Kind,
     pub config: Config,
 }
 
@@ -44,59 +49,9 @@ impl Default for Options {
             version: 16,
             delay: 50,
             reductions: false,
+            memory: Kind::Shared,
             config: Config { timeout: Duration::from_secs(10), ..Config::default() },
         }
-    }
-}
-
-/// Memory that ranks register: shared by all, so only ever looked at by copies of it.
-pub struct Memory(Box<[UnsafeCell<u64>]>);
-
-// SAFETY: read and written through pointers, as device memory is.
-unsafe impl Sync for Memory {}
-// SAFETY: as above.
-unsafe impl Send for Memory {}
-
-impl Memory {
-    pub fn new(bytes: usize) -> Self {
-        Self((0..bytes.div_ceil(8)).map(|_| UnsafeCell::new(0)).collect())
-    }
-
-    pub fn filled(bytes: usize, mut byte: impl FnMut(usize) -> u8) -> Self {
-        let memory = Self::new(bytes);
-        memory.write(0, &(0..bytes).map(&mut byte).collect::<Vec<_>>());
-        memory
-    }
-
-    pub fn base(&self) -> *mut u8 {
-        self.0.as_ptr().cast_mut().cast()
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.0.len() * 8
-    }
-
-    pub fn read(&self, offset: usize, bytes: usize) -> Vec<u8> {
-        assert!(offset + bytes <= self.bytes());
-        let mut copy = vec![0; bytes];
-        // SAFETY: inside the memory.
-        unsafe { std::ptr::copy(self.base().add(offset), copy.as_mut_ptr(), bytes) };
-        copy
-    }
-
-    pub fn write(&self, offset: usize, bytes: &[u8]) {
-        assert!(offset + bytes.len() <= self.bytes());
-        // SAFETY: inside the memory.
-        unsafe { std::ptr::copy(bytes.as_ptr(), self.base().add(offset), bytes.len()) };
-    }
-
-    pub fn word(&self, index: usize) -> &AtomicU64 {
-        // SAFETY: an aligned word of the memory.
-        unsafe { AtomicU64::from_ptr(self.0[index].get()) }
-    }
-
-    pub fn load(&self, index: usize) -> u64 {
-        self.word(index).load(Ordering::Acquire)
     }
 }
 
@@ -123,9 +78,11 @@ pub struct Rank {
     pub ranks: usize,
     pub device: &'static Device,
     version: u32,
+    memory: Kind,
     ctx: Opaque,
     pub comm: Opaque,
     pub context: Cell<Opaque>,
+    closed: Cell<bool>,
     requests: RefCell<Vec<Opaque>>,
     depth: usize,
 }
@@ -240,15 +197,21 @@ impl Rank {
             ranks: handles.len(),
             device,
             version: options.version,
+            memory: options.memory,
             ctx: listening.ctx,
             comm,
             context: Cell::new(context),
+            closed: Cell::new(false),
             requests: RefCell::default(),
             depth: 32 * properties.max_recvs as usize,
         }
     }
 
     pub fn register(&self, memory: &Memory, kind: c_int, flags: u64) -> Opaque {
+        if kind == PTR_CUDA {
+            let base = memory.base() as usize;
+            memory::allocate(base, memory.bytes(), self.device.number, self.memory);
+        }
         self.register_raw(memory.base().cast(), memory.bytes(), kind, flags)
     }
 
@@ -442,8 +405,11 @@ impl Rank {
         unsafe { ok((ncclRmaPlugin_v16.destroy_context)(self.context.replace(null_mut()))) };
     }
 
-    /// Ends as NCCL does. The rank is not used again.
+    /// Ends as NCCL does. The rank is not used again, but to close it.
     pub fn close(&self) {
+        if self.closed.replace(true) {
+            return;
+        }
         if !self.context.get().is_null() {
             self.destroy_context();
         }

@@ -157,3 +157,27 @@ pub fn ranges(rank: &Rank, barrier: &dyn Fn()) {
     // Others may still get from this rank.
     barrier();
 }
+
+/// Gets one after the other, each looked at as soon as it is said to be complete; puts likewise, at their target.
+pub fn one_by_one(rank: &Rank, barrier: &dyn Fn()) {
+    const ROUNDS: usize = 30;
+    let next = (rank.rank + 1) % rank.ranks;
+    let content = |of: usize, round: usize| vec![(of * ROUNDS + round + 1) as u8; 40];
+    let all: Vec<u8> = (0..ROUNDS).flat_map(|round| content(rank.rank, round)).collect();
+    let source = Memory::filled(all.len(), |at| all[at]);
+    let target = Memory::new(40);
+    let (source_at, target_at) = (rank.window(&source), rank.window(&target));
+    barrier();
+    for round in 0..ROUNDS {
+        rank.get(0, (source_at, 40 * round), 40, (target_at, 0), next);
+        rank.drain();
+        assert_eq!(target.read(0, 40), content(next, round), "a get was complete too early");
+    }
+    barrier();
+    for round in (0..ROUNDS).rev() {
+        rank.put(0, (source_at, 40 * round), 40, (target_at, 0), rank.rank);
+        rank.drain();
+        assert_eq!(target.read(0, 40), content(rank.rank, round), "a put was complete too early");
+    }
+    barrier();
+}

@@ -1,0 +1,55 @@
+//! The memory of a test's ranks.
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Memory that ranks register: shared by all, so only ever looked at by copies of it.
+pub struct Memory(Box<[UnsafeCell<u64>]>);
+
+// SAFETY: read and written through pointers, as device memory is.
+unsafe impl Sync for Memory {}
+// SAFETY: as above.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    pub fn new(bytes: usize) -> Self {
+        Self((0..bytes.div_ceil(8)).map(|_| UnsafeCell::new(0)).collect())
+    }
+
+    pub fn filled(bytes: usize, mut byte: impl FnMut(usize) -> u8) -> Self {
+        let memory = Self::new(bytes);
+        memory.write(0, &(0..bytes).map(&mut byte).collect::<Vec<_>>());
+        memory
+    }
+
+    pub fn base(&self) -> *mut u8 {
+        self.0.as_ptr().cast_mut().cast()
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.0.len() * 8
+    }
+
+    pub fn read(&self, offset: usize, bytes: usize) -> Vec<u8> {
+        assert!(offset + bytes <= self.bytes());
+        let mut copy = vec![0; bytes];
+        // SAFETY: inside the memory.
+        unsafe { std::ptr::copy(self.base().add(offset), copy.as_mut_ptr(), bytes) };
+        copy
+    }
+
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset + bytes.len() <= self.bytes());
+        // SAFETY: inside the memory.
+        unsafe { std::ptr::copy(bytes.as_ptr(), self.base().add(offset), bytes.len()) };
+    }
+
+    pub fn word(&self, index: usize) -> &AtomicU64 {
+        // SAFETY: an aligned word of the memory.
+        unsafe { AtomicU64::from_ptr(self.0[index].get()) }
+    }
+
+    pub fn load(&self, index: usize) -> u64 {
+        self.word(index).load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,164 @@
+//! Which memory the fake devices have, and who reaches it.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::sync::Mutex;
+
+use devcomm_rma_loopback::driver::{
+    AccessDescription, Address, Code, Location, READ_WRITE, SUCCESS,
+};
+
+const INVALID_VALUE: Code = 1;
+/// Where mappings are: no address of the program.
+const MAPPINGS: Address = 1 << 60;
+const APART: Address = 1 << 40;
+
+/// How device memory was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// As `ncclMemAlloc` does: mapped for every device.
+    Shared,
+    /// As NCCL's own buffers: physical memory mapped for its device only.
+    Own,
+    /// As `cudaMalloc` does: nobody else can map it.
+    Plain,
+}
+
+struct Allocation {
+    bytes: usize,
+    owner: c_int,
+    kind: Kind,
+}
+
+struct Mapping {
+    bytes: usize,
+    memory: usize,
+    devices: Vec<c_int>,
+}
+
+#[derive(Default)]
+struct All {
+    allocations: BTreeMap<usize, Allocation>,
+    mappings: BTreeMap<Address, Mapping>,
+    reserved: Address,
+}
+
+impl All {
+    fn find(&self, at: usize) -> Option<(usize, &Allocation)> {
+        let (base, found) = self.allocations.range(..=at).next_back()?;
+        (at - base < found.bytes).then_some((*base, found))
+    }
+}
+
+static ALL: Mutex<Option<All>> = Mutex::new(None);
+
+fn all<T>(body: impl FnOnce(&mut All) -> T) -> T {
+    body(ALL.lock().unwrap().get_or_insert_default())
+}
+
+/// Makes memory of the program that of device `owner`.
+pub fn allocate(base: usize, bytes: usize, owner: c_int, kind: Kind) {
+    all(|all| {
+        all.allocations.retain(|old, it| old + it.bytes <= base || base + bytes <= *old);
+        all.allocations.insert(base, Allocation { bytes, owner, kind });
+    });
+}
+
+/// How often the memory at `base` is mapped besides its own address.
+pub fn mappings_of(base: usize) -> usize {
+    all(|all| all.mappings.values().filter(|mapping| mapping.memory == base).count())
+}
+
+/// Where in the program the memory is that `device` means by `at`, if it reaches it.
+pub fn reach(at: Address, device: c_int) -> Option<usize> {
+    all(|all| {
+        if at >= MAPPINGS {
+            let (base, mapping) = all.mappings.range(..=at).next_back()?;
+            let offset = (at - base) as usize;
+            let reached = offset < mapping.bytes && mapping.devices.contains(&device);
+            return reached.then_some(mapping.memory + offset);
+        }
+        let (_, found) = all.find(at as usize)?;
+        (found.owner == device || found.kind == Kind::Shared).then_some(at as usize)
+    })
+}
+
+pub unsafe extern "C" fn access(flags: *mut u64, location: *const Location, at: Address) -> Code {
+    all(|all| match all.find(at as usize) {
+        Some((_, found)) if found.kind != Kind::Plain => {
+            // SAFETY: the caller's pointers.
+            unsafe {
+                let reached = found.kind == Kind::Shared || (*location).id == found.owner;
+                *flags = if reached { READ_WRITE as u64 } else { 0 };
+            }
+            SUCCESS
+        }
+        _ => INVALID_VALUE,
+    })
+}
+
+pub unsafe extern "C" fn range(base: *mut Address, bytes: *mut usize, at: Address) -> Code {
+    all(|all| match all.find(at as usize) {
+        Some((start, found)) => {
+            // SAFETY: the caller's out pointers.
+            unsafe { (*base, *bytes) = (start as Address, found.bytes) };
+            SUCCESS
+        }
+        None => INVALID_VALUE,
+    })
+}
+
+pub unsafe extern "C" fn retain(handle: *mut u64, at: *mut c_void) -> Code {
+    all(|all| match all.find(at as usize) {
+        Some((start, found)) if found.kind != Kind::Plain => {
+            // SAFETY: the caller's out pointer.
+            unsafe { *handle = start as u64 };
+            SUCCESS
+        }
+        _ => INVALID_VALUE,
+    })
+}
+
+pub unsafe extern "C" fn reserve(to: *mut Address, _: usize, _: usize, _: Address, _: u64) -> Code {
+    all(|all| {
+        all.reserved += APART;
+        // SAFETY: the caller's out pointer.
+        unsafe { *to = MAPPINGS + all.reserved };
+    });
+    SUCCESS
+}
+
+pub unsafe extern "C" fn free_address(_: Address, _: usize) -> Code {
+    SUCCESS
+}
+
+pub unsafe extern "C" fn map(to: Address, bytes: usize, _: usize, handle: u64, _: u64) -> Code {
+    let mapping = Mapping { bytes, memory: handle as usize, devices: Vec::new() };
+    all(|all| all.mappings.insert(to, mapping));
+    SUCCESS
+}
+
+pub unsafe extern "C" fn set_access(
+    to: Address,
+    _: usize,
+    who: *const AccessDescription,
+    count: usize,
+) -> Code {
+    // SAFETY: the caller's array.
+    let who = unsafe { std::slice::from_raw_parts(who, count) };
+    all(|all| match all.mappings.get_mut(&to) {
+        Some(mapping) => {
+            mapping.devices = who.iter().map(|who| who.location.id).collect();
+            SUCCESS
+        }
+        None => INVALID_VALUE,
+    })
+}
+
+pub unsafe extern "C" fn unmap(to: Address, _: usize) -> Code {
+    all(|all| if all.mappings.remove(&to).is_some() { SUCCESS } else { INVALID_VALUE })
+}
+
+pub unsafe extern "C" fn release(_: u64) -> Code {
+    SUCCESS
+}
