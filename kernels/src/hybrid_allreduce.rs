@@ -1,6 +1,7 @@
 //! All-reduce (sum) of ranks that do not all reach each other by load and store: within each LSA team by load and store, between the
 //! teams over the network.
 
+use cuda_std::hint::opaque;
 use cuda_std::prelude::*;
 use cuda_std::reduce::Sum;
 use half::{bf16, f16};
@@ -30,39 +31,48 @@ pub unsafe fn hybrid_allreduce<T: Accumulate, B: GinBackend>(
     partial: Window<T>,
     count: usize,
 ) {
-    let (lsa, rail, coop) = (comm.lsa_team(), comm.rail_team(), Coop::cta());
-    let block = thread::block_idx_x();
-    let gin = comm.gin::<B>(block % comm.n_gin_contexts().max(1));
-    let came = comm.signal(block);
+    let (lsa, rail, coop, block) =
+        (comm.lsa_team(), comm.rail_team(), Coop::cta(), thread::block_idx_x());
+    let context = |block: u32| comm.gin::<B>(block % comm.n_gin_contexts().max(1));
 
-    let meet = |work: fn(&mut HybridBarrier<'_, B>)| {
-        HybridBarrier::with(coop, gin, BarrierIndex::this_block(), work);
-    };
     // Every rank's input is there, and nobody reads its partial sums of an earlier launch.
-    meet(|barrier| barrier.sync(MemoryOrder::Acquire, FenceLevel::None));
+    HybridBarrier::with(coop, context(block), BarrierIndex::this_block(), |barrier| {
+        barrier.sync(MemoryOrder::Acquire, FenceLevel::None);
+    });
 
-    let Part { row, begin, first, len } = Part::of(&comm, block, count);
-    let own = rail.rank as usize * row + begin;
     // SAFETY: the kernel's contract; an element is reduced by one block of one rank of a team, and a partial sum is read after its
     // signal.
     unsafe {
-        lsa_reduce(coop, Sum, send, first, partial.local().as_ptr().add(own), len, lsa);
-        if len > 0 {
-            for i in 1..rail.n_ranks {
-                let peer = (rail.rank + i) % rail.n_ranks;
-                let put = gin.put(rail, peer, partial.at(own), partial.at(own), len);
-                put.signal(came.inc().weak()).post(coop);
-            }
-            let others = (rail.n_ranks - 1) as u64;
-            gin.wait_signal_follow_shadow(coop, came, others, MemoryOrder::Acquire);
+        let Part { row, begin, first, len } = Part::of(&comm, block, count);
+        let own = partial.local().as_ptr().add(rail.rank as usize * row + begin);
+        lsa_reduce(coop, Sum, send, first, own, len, lsa);
+    }
+    // What follows is computed behind the reduction, which needs the registers.
+    let block = opaque(block);
+    let Part { row, begin, first, len } = Part::of(&comm, block, count);
+    let gin = context(block);
+    if len > 0 {
+        let (came, own) = (comm.signal(block), partial.at(rail.rank as usize * row + begin));
+        for i in 1..rail.n_ranks {
+            let peer = (rail.rank + i) % rail.n_ranks;
+            // SAFETY: as above.
+            let put = unsafe { gin.put(rail, peer, own, own, len) };
+            put.signal(came.inc().weak()).post(coop);
         }
+        let others = (rail.n_ranks - 1) as u64;
+        gin.wait_signal_follow_shadow(coop, came, others, MemoryOrder::Acquire);
+    }
+    // SAFETY: as above.
+    unsafe {
         let (rows, sum) = (partial.local().as_ptr().add(begin), recv.local().as_ptr().add(first));
         local_reduce(coop, Sum, rail.n_ranks as usize, rows, row, sum, len);
         coop.sync();
         lsa_copy(coop, sum, recv, first, len, lsa);
     }
     gin.flush(coop, MemoryOrder::Relaxed);
-    meet(|barrier| barrier.lsa().sync(MemoryOrder::Release));
+    HybridBarrier::with(coop, gin, BarrierIndex::this_block(), |barrier| {
+        barrier.lsa().sync(MemoryOrder::Release);
+    });
 }
 
 /// What a block sums: a part of its rank's slice.
