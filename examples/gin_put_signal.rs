@@ -62,7 +62,7 @@ impl Shape {
             rounds: random.up_to(ROUNDS) as u32,
             blocks: random.up_to(BLOCKS as usize) as u32,
             threads: random.up_to(70) as u32,
-            salt: random.next(),
+            salt: random.number(),
         }
     }
 

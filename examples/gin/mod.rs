@@ -118,14 +118,15 @@ impl Random {
         Self(mix(seed ^ (i as u64) << 32))
     }
 
-    pub fn next(&mut self) -> u64 {
+    /// Any number.
+    pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
     /// One of `1..=most`, each as likely.
     pub fn up_to(&mut self, most: usize) -> usize {
-        1 + (self.next() % most as u64) as usize
+        1 + (self.number() % most as u64) as usize
     }
 
     /// One of `1..=most`, each order of magnitude as likely: small and odd ones as well as large ones.

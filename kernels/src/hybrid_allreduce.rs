@@ -53,11 +53,15 @@ pub unsafe fn hybrid_allreduce<T: Accumulate, B: GinBackend>(
     let gin = context(block);
     if len > 0 {
         let (came, own) = (comm.signal(block), partial.at(rail.rank as usize * row + begin));
-        for i in 1..rail.n_ranks {
+        // A thread a peer.
+        coop.sync();
+        let mut i = 1 + coop.thread_rank() as i32;
+        while i < rail.n_ranks {
             let peer = (rail.rank + i) % rail.n_ranks;
             // SAFETY: as above.
             let put = unsafe { gin.put(rail, peer, own, own, len) };
-            put.signal(came.inc().weak()).post(coop);
+            put.signal(came.inc().weak()).post(Coop::thread());
+            i += coop.size() as i32;
         }
         let others = (rail.n_ranks - 1) as u64;
         gin.wait_signal_follow_shadow(coop, came, others, MemoryOrder::Acquire);
