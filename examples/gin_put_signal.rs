@@ -62,7 +62,7 @@ impl Shape {
             rounds: random.up_to(ROUNDS) as u32,
             blocks: random.up_to(BLOCKS as usize) as u32,
             threads: random.up_to(70) as u32,
-            salt: random.next(),
+            salt: random.number(),
         }
     }
 
@@ -107,6 +107,10 @@ pub fn run_rank(rank: &Rank, options: &Options) -> Result<()> {
         println!("{} ranks, {} shapes: 0 wrong\n", rank.n_ranks(), options.iterations);
     }
     let host = rank.communicator()?.properties()?.host_rma;
+    if host {
+        // NCCL connects the ranks at the first of them.
+        court.play_by_host(&Shape::timed(1))?;
+    }
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header([
         "bytes",

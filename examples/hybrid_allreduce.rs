@@ -16,6 +16,7 @@
 mod check;
 pub mod gin;
 
+use std::iter::repeat_n;
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
@@ -63,7 +64,7 @@ impl Shape {
             blocks: random.up_to(BLOCKS as usize) as u32,
             threads: random.up_to(threads) as u32,
             in_place: random.up_to(2) == 1,
-            seed: random.next(),
+            seed: random.number(),
         }
     }
 
@@ -109,11 +110,13 @@ fn on_gpu<T: Number, K: Kernel<Args = Args<T>>>(
     let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
     let (send, out) = (comm.window::<T>(LARGEST)?, comm.window::<T>(LARGEST)?);
     let partial = comm.window::<T>(kernels::hybrid_allreduce_partials(LARGEST, team, teams))?;
-    let (behind, mut got) = (T::nearest(7.0), vec![T::nearest(0.0); LARGEST]);
+    let behind = T::nearest(7.0);
+    let untouched: Vec<T> = repeat_n(behind, LARGEST).collect();
+    let mut got = untouched.clone();
     for i in 0..options.iterations {
         let shape = Shape::random(options, i, LARGEST, 512);
         let recv = if shape.in_place { &send } else { &out };
-        recv.copy_from_host(&vec![behind; LARGEST])?;
+        recv.copy_from_host(&untouched)?;
         send.copy_from_host(&inputs::<T>(shape.seed, me, shape.count))?;
         // Peers write this rank's window as soon as they begin.
         rank.barrier()?;
@@ -154,6 +157,7 @@ fn simulated<T: Number, K: HostKernel<Args = Args<T>>>(
         let window = |len| sim.window::<T>(len);
         let (send, out) = (window(LARGEST_SIMULATED)?, window(LARGEST_SIMULATED)?);
         let (partial, behind) = (window(partials)?, T::nearest(7.0));
+        let untouched: Vec<T> = repeat_n(behind, LARGEST_SIMULATED).collect();
         let comm = sim.dev_comm(DevCommConfig {
             gin_connection: GinConnectionType::Rail,
             gin_contexts: CONTEXTS,
@@ -165,7 +169,7 @@ fn simulated<T: Number, K: HostKernel<Args = Args<T>>>(
             let shape = Shape::random(options, i, LARGEST_SIMULATED, 72);
             let recv = if shape.in_place { &send } else { &out };
             for rank in 0..ranks {
-                recv.write(rank, &vec![behind; LARGEST_SIMULATED])?;
+                recv.write(rank, &untouched)?;
                 send.write(rank, &inputs::<T>(shape.seed, rank, shape.count))?;
             }
             let config = sim::LaunchConfig::new(shape.blocks, shape.threads);

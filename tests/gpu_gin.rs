@@ -17,7 +17,6 @@ mod hybrid_alltoall;
 
 use anyhow::Result;
 use devcomm::{DevCommRequirements, Error, GinConnectionType, KERNELS, Rank, World};
-use gin_alltoall::gin::with_network;
 
 /// Shapes that are run in one job.
 const ITERATIONS: usize = 100;
@@ -26,7 +25,7 @@ const ITERATIONS: usize = 100;
 fn on_gpus_with_gin(name: &str, body: impl Fn(&Rank) -> Result<()> + Sync) {
     for wanted in [2, 4] {
         let name = format!("{name} on {wanted}");
-        let world = World::threads(wanted).map(with_network).and_then(|world| {
+        let world = World::threads(wanted).and_then(|world| {
             world.run(probe)?;
             Ok(world)
         });

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use devcomm::{
-    DevCommRequirements, Error, KERNELS, LaunchConfig, LocalJob, Rank, ReduceOp, World, kernels,
-    visible_gpus,
+    DevCommRequirements, DevCommResource, Error, GinConnectionType, KERNELS, LaunchConfig,
+    LocalJob, Rank, ReduceOp, SymmetricBuffer, Window, World, kernels, visible_gpus,
 };
 
 /// How long the survivors may take to notice.
@@ -67,6 +67,35 @@ fn a_rank_that_a_kernel_waits_for_is_an_error() {
         let job = Job::new(name, 2, 1);
         let error = job.run(&[]);
         assert!(error.contains("SIGABRT"), "turn {turn}: {error}");
+        job.require_reports(turn);
+        job.require_no_process_left();
+    }
+    println!("GPU-TEST {name}: ran");
+}
+
+/// Ranks whose kernels throw messages to each other over the network, one of which is killed in the midst of them.
+#[test]
+fn a_rank_killed_among_kernels_that_use_the_network_is_an_error_on_every_other() {
+    let name = "a_rank_killed_among_kernels_that_use_the_network_is_an_error_on_every_other";
+    if World::is_launched() {
+        return be_a_rank(network);
+    }
+    const TIMES: usize = 20;
+    const SEED: u64 = 23;
+    /// The longest life, in microseconds.
+    const LONGEST: u64 = 100_000;
+    let n = if visible_gpus().is_ok_and(|n| n >= 4) { 4 } else { 2 };
+    let probed = gpu::world_of(n).and_then(|world| {
+        world.run(|rank| court(rank).map(drop)).map(drop).map_err(gpu::of_the_machine)
+    });
+    if let Err(reason) = probed {
+        return println!("GPU-TEST {name}: skipped ({reason})");
+    }
+    for turn in 0..TIMES {
+        let job = Job::new(name, n, turn % n);
+        let life = mixed(SEED + turn as u64) % LONGEST;
+        let error = job.run(&[(LIFE, &life.to_string())]);
+        assert!(error.contains("SIGKILL"), "turn {turn}: {error}");
         job.require_reports(turn);
         job.require_no_process_left();
     }
@@ -167,6 +196,21 @@ struct Part {
 }
 
 impl Part {
+    /// If this rank is the victim, has it killed when its time has come.
+    fn die_in_time(&self, rank: &Rank) {
+        if rank.rank() != self.victim {
+            return;
+        }
+        let life = std::env::var(LIFE).unwrap().parse().map(Duration::from_micros).unwrap();
+        let (own, reports) = (rank.rank(), self.reports.clone());
+        std::thread::spawn(move || {
+            std::thread::sleep(life);
+            Part { reports, victim: own }.report(own, &now().to_string());
+            // SAFETY: a call without memory; it ends this very process.
+            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+        });
+    }
+
     fn report(&self, rank: usize, what: &str) {
         // Under its final name it is complete.
         let (path, draft) = (report_of(&self.reports, rank), self.reports.join(format!("{rank}~")));
@@ -216,16 +260,40 @@ fn collectives(rank: &Rank, part: &Part) -> Result<(), Error> {
         step()?;
     }
     rank.barrier()?;
-    if rank.rank() == part.victim {
-        let life = std::env::var(LIFE).unwrap().parse().map(Duration::from_micros).unwrap();
-        let (own, reports) = (rank.rank(), part.reports.clone());
-        std::thread::spawn(move || {
-            std::thread::sleep(life);
-            Part { reports, victim: own }.report(own, &now().to_string());
-            // SAFETY: a call without memory; it ends this very process.
-            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
-        });
+    part.die_in_time(rank);
+    loop {
+        step()?;
     }
+}
+
+/// What ping-pong over the network takes.
+fn court(rank: &Rank) -> Result<(DevCommResource, Window<u8>, SymmetricBuffer<u64>), Error> {
+    let comm = rank.communicator()?;
+    let requirements = DevCommRequirements::new().gin_connection(GinConnectionType::Full);
+    let dev_comm = comm.create_dev_comm(requirements.gin_signals(BLOCKS))?;
+    let throws = (BLOCKS * ROUNDS) as usize;
+    Ok((dev_comm, comm.window(throws * THROWN)?, comm.mem_alloc(throws)?))
+}
+
+/// Blocks and rounds of a launch, and bytes that are thrown in each.
+const BLOCKS: u32 = 4;
+const ROUNDS: u32 = 50;
+const THROWN: usize = 1 << 12;
+
+/// Kernels that wait for each other's signals, until one fails.
+fn network(rank: &Rank, part: &Part) -> Result<(), Error> {
+    let (dev_comm, balls, nanos) = court(rank)?;
+    let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+    let step = || {
+        let args = (&dev_comm, &balls, &balls, THROWN, ROUNDS, nanos.device_address());
+        let (kernel, config) = (kernels::gin_put_signal, LaunchConfig::new(BLOCKS, 32));
+        // SAFETY: window and times have room for every round of every block; nobody looks at what arrives.
+        unsafe { compiled.launch(&stream, kernel, config, args)? };
+        stream.synchronize()
+    };
+    step()?;
+    rank.barrier()?;
+    part.die_in_time(rank);
     loop {
         step()?;
     }

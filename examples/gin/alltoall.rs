@@ -37,7 +37,7 @@ impl Shape {
             count: random.size(largest),
             blocks: random.up_to(BLOCKS as usize) as u32,
             threads: random.up_to(threads) as u32,
-            salt: random.next(),
+            salt: random.number(),
         }
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use devcomm::sim::{self, Simulator};
-use devcomm::{Element, Rank, Stream, World};
+use devcomm::{Element, Error, GinLoopback, Rank, Stream, World};
 use half::{bf16, f16};
 
 /// Options of every example of GIN.
@@ -18,7 +18,7 @@ pub struct Options {
     /// Simulate N GPUs on the CPU instead
     #[arg(long, value_name = "N")]
     pub sim: Option<usize>,
-    /// Simulated GPUs that reach each other by load and store; else half of them, where that is a number
+    /// GPUs that reach each other by load and store, instead of all; simulated ones else half of them, where that is a number
     #[arg(long, value_name = "N")]
     pub team: Option<usize>,
     /// Random sizes, grids and blocks that are run
@@ -63,17 +63,17 @@ fn run_with(
     on_gpus: fn(&Rank, &Options) -> Result<()>,
     simulated: fn(usize, usize, &Options) -> Result<()>,
 ) -> Result<&'static str> {
-    let no_gpu = devcomm::visible_gpus().err();
-    if let (None, Some(reason)) = (options.sim, &no_gpu) {
-        println!("no GPU: {reason}\nsimulating {SIMULATED} GPUs instead");
-    }
-    if options.sim.is_some() || no_gpu.is_some() {
+    let world = match options.sim {
+        Some(_) => None,
+        None => world(options)?,
+    };
+    let Some(world) = world else {
         let ranks = options.sim.unwrap_or(SIMULATED);
         let half = if ranks.is_multiple_of(2) { ranks / 2 } else { ranks };
         simulated(ranks, options.team.unwrap_or(half), options)?;
         return Ok("PASS, SIMULATED");
-    }
-    let roots = with_network(World::from_env()?).run(|rank| {
+    };
+    let roots = world.run(|rank| {
         on_gpus(rank, options)?;
         Ok::<_, anyhow::Error>(rank.is_root())
     })?;
@@ -81,10 +81,23 @@ fn run_with(
     Ok(if roots.contains(&true) { "PASS" } else { "" })
 }
 
-/// A world whose ranks have GIN where there is no network card either: NCCL's environment variables name a plugin that carries what
-/// GIN sends.
-pub fn with_network(world: World) -> World {
-    world
+/// The ranks: those of a launcher, or every GPU of this machine as a thread. Where there is no RDMA card, devcomm's plugin carries what
+/// GIN sends; that is said before anything else looks at the GPUs. `None` where there is none.
+fn world(options: &Options) -> Result<Option<World>> {
+    let mut loopback = GinLoopback::unless_rdma();
+    if let Some(ranks) = options.team {
+        loopback = loopback.lsa_team_size(ranks);
+    }
+    match World::builder().gin_loopback(loopback).from_env() {
+        Ok(world) => Ok(Some(world)),
+        Err(reason @ (Error::NoDriver { .. } | Error::NoGpu | Error::DriverTooOld { .. }))
+            if !World::is_launched() =>
+        {
+            println!("no GPU: {reason}\nsimulating {SIMULATED} GPUs instead");
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// `ranks` simulated GPUs in teams of `team`, with an order of threads and deliveries of iteration `i`'s own.
@@ -118,15 +131,15 @@ impl Random {
         Self(mix(seed ^ (i as u64) << 32))
     }
 
-    /// The next one.
-    pub fn next(&mut self) -> u64 {
+    /// Any number.
+    pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
     /// One of `1..=most`, each as likely.
     pub fn up_to(&mut self, most: usize) -> usize {
-        1 + (self.next() % most as u64) as usize
+        1 + (self.number() % most as u64) as usize
     }
 
     /// One of `1..=most`, each order of magnitude as likely: small and odd ones as well as large ones.

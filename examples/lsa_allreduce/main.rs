@@ -80,6 +80,11 @@ fn run(options: &Options) -> anyhow::Result<()> {
 
 /// Names the way out when it is the machine that does not do.
 fn advise(error: anyhow::Error) -> anyhow::Error {
+    if let Some(Error::SeveralLsaTeams { .. }) = error.downcast_ref() {
+        return error.context(
+            "this kernel reduces by load and store alone; `hybrid_allreduce` also goes over the network between the domains",
+        );
+    }
     let of_the_machine = matches!(
         error.downcast_ref(),
         Some(
@@ -91,7 +96,6 @@ fn advise(error: anyhow::Error) -> anyhow::Error {
                 | Error::PtxTooNew { .. }
                 | Error::DevCommRefused { .. }
                 | Error::NoWindow { .. }
-                | Error::SeveralLsaTeams { .. }
         )
     );
     if of_the_machine {

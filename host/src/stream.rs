@@ -17,6 +17,8 @@ use crate::{Communicator, Context, Error, Result};
 const ASK: Duration = Duration::from_millis(20);
 /// How long kernels may take to leave once they were told to: far more than the few thousand polls between two looks.
 const LEAVE: Duration = Duration::from_secs(1);
+/// How long the news of a lost rank may take to come after the error that it caused.
+const HEAR: Duration = Duration::from_millis(200);
 
 /// Work in order on one GPU. Clones are the same stream. Dropping the last one waits for its work.
 #[derive(Clone)]
@@ -255,7 +257,7 @@ impl StreamInner {
                 // It is told once.
                 self.pending.borrow_mut().clear();
                 self.linger();
-                Err(error)
+                Err(self.blame(error))
             }
             Err(error) => Err(error),
         }
@@ -274,6 +276,18 @@ impl StreamInner {
         if let Some(error) = abort::error(&running) {
             tracing::warn!("{error}");
         }
+    }
+
+    /// What NCCL reports may be the death of another rank, of which the job hears a moment later: then that is the error.
+    fn blame(&self, error: Error) -> Error {
+        let start = Instant::now();
+        while matches!(error, Error::Nccl { .. }) && start.elapsed() < HEAR {
+            if let Err(lost) = self.context.health().check() {
+                return lost;
+            }
+            pause(start.elapsed());
+        }
+        error
     }
 
     /// A deadline has passed: ends kernels until the stream is idle.

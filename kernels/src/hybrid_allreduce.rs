@@ -1,11 +1,11 @@
 //! All-reduce (sum) of ranks that do not all reach each other by load and store: within each LSA team by load and store, between the
 //! teams over the network.
 
+use cuda_std::mem;
 use cuda_std::prelude::*;
-use cuda_std::reduce::Sum;
+use cuda_std::vector::Vec16;
 use half::{bf16, f16};
 use nccl_device::gin::GinBackend;
-use nccl_device::reduce_copy::{local_reduce, lsa_copy, lsa_reduce};
 use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, HybridBarrier, MemoryOrder, Window};
 
 /// `recv[i] = sum over all ranks of send[i]`, for `i < count`, in every rank.
@@ -34,35 +34,43 @@ pub unsafe fn hybrid_allreduce<T: Accumulate, B: GinBackend>(
     let block = thread::block_idx_x();
     let gin = comm.gin::<B>(block % comm.n_gin_contexts().max(1));
     let came = comm.signal(block);
-
-    let meet = |work: fn(&mut HybridBarrier<'_, B>)| {
-        HybridBarrier::with(coop, gin, BarrierIndex::this_block(), work);
-    };
-    // Every rank's input is there, and nobody reads its partial sums of an earlier launch.
-    meet(|barrier| barrier.sync(MemoryOrder::Acquire, FenceLevel::None));
-
     let Part { row, begin, first, len } = Part::of(&comm, block, count);
-    let own = rail.rank as usize * row + begin;
-    // SAFETY: the kernel's contract; an element is reduced by one block of one rank of a team, and a partial sum is read after its
-    // signal.
-    unsafe {
-        lsa_reduce(coop, Sum, send, first, partial.local().as_ptr().add(own), len, lsa);
+    let of_team = |team: i32| team as usize * row + begin;
+    // Every rank starts with its own part, so that no two read from or store to the same one at a time.
+    let peer = |i: i32| (lsa.rank + i) % lsa.n_ranks;
+
+    HybridBarrier::with(coop, gin, BarrierIndex::this_block(), |barrier| {
+        // Every rank's input is there, and nobody reads its partial sums of an earlier launch.
+        barrier.sync(MemoryOrder::Acquire, FenceLevel::None);
+        let partials = partial.local().as_ptr();
+        let own = of_team(rail.rank);
+        // SAFETY: the kernel's contract; between the barriers an element of the team is read and written by one block of one rank.
+        unsafe {
+            let from = |i| send.lsa(peer(i)).as_ptr().add(first);
+            sum(lsa.n_ranks, from, 1, |_| partials.add(own), len);
+        }
+        coop.sync();
         if len > 0 {
-            for i in 1..rail.n_ranks {
-                let peer = (rail.rank + i) % rail.n_ranks;
-                let put = gin.put(rail, peer, partial.at(own), partial.at(own), len);
-                put.signal(came.inc().weak()).post(coop);
+            // A thread a peer.
+            let mut i = 1 + coop.thread_rank() as i32;
+            while i < rail.n_ranks {
+                let team = (rail.rank + i) % rail.n_ranks;
+                // SAFETY: the kernel's contract; a partial sum is read after its signal.
+                let put = unsafe { gin.put(rail, team, partial.at(own), partial.at(own), len) };
+                put.signal(came.inc().weak()).post(Coop::thread());
+                i += coop.size() as i32;
             }
             let others = (rail.n_ranks - 1) as u64;
             gin.wait_signal_follow_shadow(coop, came, others, MemoryOrder::Acquire);
         }
-        let (rows, sum) = (partial.local().as_ptr().add(begin), recv.local().as_ptr().add(first));
-        local_reduce(coop, Sum, rail.n_ranks as usize, rows, row, sum, len);
-        coop.sync();
-        lsa_copy(coop, sum, recv, first, len, lsa);
-    }
-    gin.flush(coop, MemoryOrder::Relaxed);
-    meet(|barrier| barrier.lsa().sync(MemoryOrder::Release));
+        // SAFETY: as above.
+        unsafe {
+            let to = |i| recv.lsa(peer(i)).as_ptr().add(first);
+            sum(rail.n_ranks, |team| partials.add(of_team(team)), lsa.n_ranks, to, len);
+        }
+        gin.flush(coop, MemoryOrder::Relaxed);
+        barrier.lsa().sync(MemoryOrder::Release);
+    });
 }
 
 /// What a block sums: a part of its rank's slice.
@@ -86,6 +94,84 @@ impl Part {
         let begin = (block as usize * each).min(row);
         let first = (lsa.rank as usize * row + begin).min(count);
         Self { row, begin, first, len: each.min(row - begin).min(count - first) }
+    }
+}
+
+/// `to(j)[k] = sum over i < n_from of from(i)[k]` for each `j < n_to`, for `k < len`, by the threads of the block.
+///
+/// # Safety
+///
+/// All of them have `len` elements and begin at a multiple of 16 bytes; nobody writes those that are read, or touches those that are
+/// written. The parts to be read are one at least.
+#[inline(always)]
+unsafe fn sum<T: Accumulate>(
+    n_from: i32,
+    from: impl Fn(i32) -> *mut T,
+    n_to: i32,
+    to: impl Fn(i32) -> *mut T,
+    len: usize,
+) {
+    /// Vectors that a thread has in flight from a part.
+    const UNROLL: usize = 4;
+    let (lanes, threads) = (Vec16::<T>::LANES, thread::block_dim_x() as usize);
+    let vectors = len / lanes;
+    let mut at = thread::thread_idx_x() as usize;
+    // SAFETY: the caller's.
+    unsafe {
+        while at + (UNROLL - 1) * threads < vectors {
+            sum_vectors::<T, UNROLL>(n_from, &from, n_to, &to, at);
+            at += UNROLL * threads;
+        }
+        while at < vectors {
+            sum_vectors::<T, 1>(n_from, &from, n_to, &to, at);
+            at += threads;
+        }
+        // Fewer than a vector's.
+        let mut at = vectors * lanes + thread::thread_idx_x() as usize;
+        while at < len {
+            let mut sum = mem::load(from(0).add(at)).to_acc();
+            for i in 1..n_from {
+                sum += mem::load(from(i).add(at)).to_acc();
+            }
+            for j in 0..n_to {
+                mem::store(to(j).add(at), T::from_acc(sum));
+            }
+            at += threads;
+        }
+    }
+}
+
+/// Sums `U` vectors, a block's threads apart, from vector `at` on.
+///
+/// # Safety
+///
+/// As [`sum`]'s.
+#[inline(always)]
+unsafe fn sum_vectors<T: Accumulate, const U: usize>(
+    n_from: i32,
+    from: &impl Fn(i32) -> *mut T,
+    n_to: i32,
+    to: &impl Fn(i32) -> *mut T,
+    at: usize,
+) {
+    let place = |u: usize| (at + u * thread::block_dim_x() as usize) * Vec16::<T>::LANES;
+    // SAFETY: the caller's.
+    unsafe {
+        let mut loaded = [Vec16::<T>::from_bits([0; 4]); U];
+        let mut sums = loaded.map(T::widen);
+        for i in 0..n_from {
+            for (u, vector) in loaded.iter_mut().enumerate() {
+                *vector = mem::load_vec(from(i).add(place(u)));
+            }
+            for (sum, vector) in sums.iter_mut().zip(&loaded) {
+                T::add(sum, *vector);
+            }
+        }
+        for j in 0..n_to {
+            for (u, sum) in sums.iter().enumerate() {
+                mem::store_vec(to(j).add(place(u)), T::narrow(*sum));
+            }
+        }
     }
 }
 

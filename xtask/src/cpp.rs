@@ -83,3 +83,30 @@ fn compile(nvcc: &Nvcc, tree: &NcclTree, source: &Path, folder: &Path) -> Result
     }
     Ok(program)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn every_program_compiles() {
+        let name = "every_program_compiles";
+        let (nvcc, tree) = match (nvcc::find(), find_pinned_nccl()) {
+            (Ok(nvcc), Ok(tree)) => (nvcc, tree),
+            (nvcc, _) => {
+                let nvcc = nvcc.err().map(|error| error.to_string());
+                let reason = nvcc.unwrap_or_else(|| "NCCL is not set up".to_owned());
+                // Past the test harness, to whoever counts.
+                let _ = writeln!(std::io::stdout(), "SKIPPED {name}: {reason}");
+                return;
+            }
+        };
+        let (folder, sources) = (tempfile::tempdir().unwrap(), sources().unwrap());
+        assert!(!sources.is_empty());
+        for source in sources {
+            let program = compile(&nvcc, &tree, &source, folder.path()).unwrap();
+            assert!(program.is_file());
+        }
+    }
+}

@@ -60,11 +60,19 @@ provide_nccl() {
     fi
 }
 
+# Gives kernels a network (GIN) where there is no RDMA card and no other plugin is named.
+provide_network() {
+    [ -z "${NCCL_RMA_PLUGIN:-}" ] && [ -z "$(ls /sys/class/infiniband 2>/dev/null)" ] || return 0
+    export NCCL_RMA_PLUGIN="$here/lib/libdevcomm_rma_loopback.so" NCCL_RMA_PLUGIN_REF_COUNT=1 NCCL_GIN_TYPE=2
+    export CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=32
+}
+
 run_tests() {
     if [ ! -d "$here/tests" ]; then
         echo "error: no tests were packed" >&2
         return 1
     fi
+    provide_network
     # A program's name chooses that program; anything else is a filter for the tests in it.
     chosen=
     for word in "$@"; do

@@ -15,6 +15,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use devcomm_locate::{find_gin_loopback, gin_machine};
 
 use crate::group::{End, Group};
 use crate::project::{Project, cargo, is_for_gpus};
@@ -51,6 +52,8 @@ struct Phase {
     select: Vec<String>,
     /// Arguments of the test programs.
     args: &'static [&'static str],
+    /// Variables for them.
+    environment: Vec<(&'static str, String)>,
 }
 
 impl Phase {
@@ -62,7 +65,8 @@ impl Phase {
             .args(["test", "--workspace", "--no-fail-fast"])
             .args(&self.select)
             .arg("--")
-            .args(self.args);
+            .args(self.args)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)));
         let failed_before = tally.failed.len();
         let mut unfinished = Vec::new();
         let end = Group::spawn(command)?.run(limit, |output| {
@@ -103,6 +107,16 @@ impl Phase {
     }
 }
 
+/// What gives the tests on GPUs a network for their kernels where there is no RDMA card: devcomm's plugin, unless another is named.
+fn network() -> Vec<(&'static str, String)> {
+    if gin_machine(None).has_rdma() || std::env::var_os("NCCL_RMA_PLUGIN").is_some() {
+        return Vec::new();
+    }
+    // Without it those tests say that there is no network.
+    let plugin = find_gin_loopback(None).ok();
+    plugin.map(|path| devcomm_rma_loopback::environment(&path).to_vec()).unwrap_or_default()
+}
+
 /// The phases, fast ones first.
 fn phases(project: &Project) -> Vec<Phase> {
     let root_tests = project.tests();
@@ -118,7 +132,7 @@ fn phases(project: &Project) -> Vec<Phase> {
     let tests = |names: Vec<String>| {
         names.into_iter().flat_map(|name| ["--test".to_owned(), name]).collect()
     };
-    let phase = |title, select| Phase { title, select, args: &[] };
+    let phase = |title, select| Phase { title, select, args: &[], environment: Vec::new() };
     let mut phases = vec![
         phase("unit tests", vec!["--lib".to_owned(), "--bins".to_owned()]),
         phase("examples in the documentation", vec!["--doc".to_owned()]),
@@ -135,6 +149,7 @@ fn phases(project: &Project) -> Vec<Phase> {
         // Each test takes all GPUs, so one at a time; and the harness would swallow the lines that
         // say what ran.
         args: &["--nocapture", "--test-threads=1"],
+        environment: network(),
     });
     phases.retain(|phase| !phase.select.is_empty());
     phases

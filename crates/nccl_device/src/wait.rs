@@ -188,12 +188,13 @@ pub(crate) fn poll(
     }
 }
 
-/// [`poll`] for a `done` that waits by itself, for at most so many cycles.
+/// [`poll`] for a `done` that waits by itself, for at most so many cycles; of `longest` at most.
 #[inline(always)]
 #[track_caller]
 pub(crate) fn poll_slices(
     comm: &DevComm,
     deadline: Deadline,
+    longest: u64,
     mut done: impl FnMut(u64) -> bool,
     what: impl Fn() -> WaitFor,
 ) -> Outcome {
@@ -203,7 +204,8 @@ pub(crate) fn poll_slices(
         // Simulated, it looks once: the simulator runs others between our looks.
         let cycles =
             if cfg!(target_arch = "nvptx64") { deadline.cycles_left().min(slice) } else { 0 };
-        if done(cycles) {
+        // In a longer slice NCCL looks at the flag itself, and says of an aborted wait that it succeeded.
+        if done(cycles) && (slice <= SHORT_SLICE || !comm.is_aborted()) {
             return Outcome::Done;
         }
         if comm.is_aborted() {
@@ -213,15 +215,18 @@ pub(crate) fn poll_slices(
         if seen.is_over(deadline, &what) {
             return Outcome::TimedOut;
         }
-        // NCCL's wait for gets over PROXY starts anew in each slice: it must get long enough in the end.
-        slice = (2 * slice).min(LAST_SLICE);
+        slice = (2 * slice).min(longest);
     }
 }
 
-/// Cycles that NCCL waits before we look at the clock and the abort flag: at first half a millisecond, at last two, in which NCCL
-/// polls fewer than the 10,000 times after which it looks at the flag itself, and says that the wait succeeded.
+/// Cycles that NCCL waits before we look at the clock and the abort flag: half a millisecond at first.
 const FIRST_SLICE: u64 = 1 << 20;
-const LAST_SLICE: u64 = 1 << 22;
+
+/// Two milliseconds, in which NCCL polls fewer than the 10,000 times after which it looks at the flag itself.
+pub(crate) const SHORT_SLICE: u64 = 1 << 22;
+
+/// Two seconds: for a wait that starts anew in each slice, which so gets long enough in the end.
+pub(crate) const LONG_SLICE: u64 = 1 << 32;
 
 /// Who follows a wait between its polls: on a GPU nobody, and the clock says when it is over.
 #[cfg(target_arch = "nvptx64")]

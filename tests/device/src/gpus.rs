@@ -1,5 +1,7 @@
 //! GPUs as a machine, ranks as threads.
 
+use std::time::Duration;
+
 use devcomm::{
     Communicator, Counters, DevCommRequirements, DevCommResource, Error, GinBarriers,
     GinConnectionType, Kernels, LaunchConfig, LlA2a, LsaBarriers, Rank, ResourceBuffer, Signals,
@@ -10,19 +12,35 @@ use devcomm_device_test_kernels::{Extra, Range};
 use crate::KERNELS;
 use crate::machine::{Machine, Setup, TestKernel};
 
-/// GPUs that reach each other by load and store.
+/// What a kernel may take: one that waits in vain becomes an error that says for what.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// GPUs, ranks as threads.
 pub struct Gpus {
     world: World,
+    lsa_ranks: usize,
 }
 
-/// Runs `body` on `wanted` GPUs, or skips the test where there are none that can run the kernels, and prints which.
+/// Runs `body` on `wanted` GPUs that reach each other by load and store, or skips the test where there are none that can run the
+/// kernels, and prints which.
 pub fn on_gpus(name: &str, wanted: usize, body: impl FnOnce(&Gpus)) {
-    with_world(name, wanted, GinConnectionType::None, |world| body(&Gpus { world }));
+    with_world(name, wanted, GinConnectionType::None, |world| {
+        body(&Gpus { lsa_ranks: world.n_ranks(), world });
+    });
 }
 
-/// The same where the GPUs have GIN.
-pub fn on_gpus_with_gin(name: &str, wanted: usize, body: impl FnOnce(&Gpus)) {
-    with_world(name, wanted, GinConnectionType::Full, |world| body(&Gpus { world }));
+/// The same where the GPUs have GIN with connections of this type, in LSA teams of any size.
+pub fn on_gpus_with_gin(
+    name: &str,
+    wanted: usize,
+    gin: GinConnectionType,
+    body: impl FnOnce(&Gpus),
+) {
+    with_world(name, wanted, gin, |world| {
+        let size = |rank: &Rank| Ok::<_, Error>(rank.communicator()?.properties()?.lsa_size());
+        let sizes = world.run(size).unwrap_or_else(|error| panic!("{error}"));
+        body(&Gpus { lsa_ranks: sizes[0], world });
+    });
 }
 
 /// The same with the world itself. Prints what happened, for `cargo xtask test`.
@@ -44,7 +62,9 @@ pub fn with_world(name: &str, wanted: usize, gin: GinConnectionType, body: impl 
 fn probe(rank: &Rank, gin: GinConnectionType) -> Result<(), Error> {
     rank.load(&KERNELS)?;
     let comm = rank.communicator()?;
-    comm.require_single_lsa_team()?;
+    if gin == GinConnectionType::None {
+        comm.require_single_lsa_team()?;
+    }
     comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1).gin_connection(gin))?;
     comm.window::<u32>(1)?;
     Ok(())
@@ -72,37 +92,43 @@ impl Machine for Gpus {
     }
 
     fn lsa_ranks(&self) -> usize {
-        self.world.n_ranks()
+        self.lsa_ranks
     }
 
-    fn run_two<P, K>(
+    fn launches(&self) -> usize {
+        100
+    }
+
+    fn run_each_after<P: TestKernel, K: TestKernel>(
         &self,
         prepare: P,
         kernel: K,
         setup: &Setup,
         before: &[u32],
         ns: &[u32],
-    ) -> Vec<Vec<u64>>
-    where
-        P: TestKernel,
-        K: TestKernel,
-    {
-        let run = |rank: &Rank| -> Result<Vec<u64>, Error> {
+    ) -> Vec<Vec<Vec<u64>>> {
+        let run = |rank: &Rank| -> Result<Vec<Vec<u64>>, Error> {
             let job = Job::new(rank, setup)?;
             rank.barrier()?;
             for &n in before {
                 job.launch(prepare, setup, n)?;
-                job.stream.synchronize()?;
+                job.stream.synchronize_within(LIMIT)?;
                 rank.barrier()?;
             }
-            for &n in ns {
+            let one = |&n: &u32| {
                 job.launch(kernel, setup, n)?;
-                job.stream.synchronize()?;
+                job.stream.synchronize_within(LIMIT)?;
+                let out = job.out()?;
                 rank.barrier()?;
-            }
-            job.out()
+                Ok(out)
+            };
+            ns.iter().map(one).collect()
         };
-        self.world.run(run).unwrap_or_else(|error| panic!("{error}"))
+        let of_ranks = self.world.run(run).unwrap_or_else(|error| panic!("{error}"));
+        // By launches, then by ranks.
+        (0..ns.len())
+            .map(|i| of_ranks.iter().map(|launches| launches[i].clone()).collect())
+            .collect()
     }
 }
 

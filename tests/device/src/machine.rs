@@ -95,6 +95,9 @@ pub trait Machine {
     /// How many neighbours reach each other by load and store.
     fn lsa_ranks(&self) -> usize;
 
+    /// How often a kernel is launched where one that goes wrong now and then is to be found.
+    fn launches(&self) -> usize;
+
     /// Launches `kernel` in every rank with one device communicator, once for each number of `ns`, one launch after the other has ended
     /// everywhere. Gives what is in the second window of each rank in the end.
     ///
@@ -110,15 +113,46 @@ pub trait Machine {
     /// # Panics
     ///
     /// If anything fails.
-    fn run_two<P, K>(
+    fn run_two<P: TestKernel, K: TestKernel>(
         &self,
         prepare: P,
         kernel: K,
         setup: &Setup,
         before: &[u32],
         ns: &[u32],
-    ) -> Vec<Vec<u64>>
-    where
-        P: TestKernel,
-        K: TestKernel;
+    ) -> Vec<Vec<u64>> {
+        self.run_each_after(prepare, kernel, setup, before, ns).pop().expect("a launch")
+    }
+
+    /// [`run`](Self::run), with what was in the second windows after each launch.
+    ///
+    /// # Panics
+    ///
+    /// If anything fails.
+    fn run_each<K: TestKernel>(&self, kernel: K, setup: &Setup, ns: &[u32]) -> Vec<Vec<Vec<u64>>> {
+        self.run_each_after(kernel, kernel, setup, &[], ns)
+    }
+
+    /// [`run_each`](Self::run_each), with the same number each time, as often as [`launches`](Self::launches) says.
+    ///
+    /// # Panics
+    ///
+    /// If anything fails.
+    fn run_often<K: TestKernel>(&self, kernel: K, setup: &Setup, n: u32) -> Vec<Vec<Vec<u64>>> {
+        self.run_each(kernel, setup, &vec![n; self.launches()])
+    }
+
+    /// [`run_each`](Self::run_each), after another kernel with the same device communicator and the numbers `before`.
+    ///
+    /// # Panics
+    ///
+    /// If anything fails.
+    fn run_each_after<P: TestKernel, K: TestKernel>(
+        &self,
+        prepare: P,
+        kernel: K,
+        setup: &Setup,
+        before: &[u32],
+        ns: &[u32],
+    ) -> Vec<Vec<Vec<u64>>>;
 }

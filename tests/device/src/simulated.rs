@@ -135,26 +135,27 @@ impl Machine for Simulated {
         self.lsa_ranks
     }
 
-    fn run_two<P, K>(
+    fn launches(&self) -> usize {
+        2
+    }
+
+    fn run_each_after<P: TestKernel, K: TestKernel>(
         &self,
         prepare: P,
         kernel: K,
         setup: &Setup,
         before: &[u32],
         ns: &[u32],
-    ) -> Vec<Vec<u64>>
-    where
-        P: TestKernel,
-        K: TestKernel,
-    {
+    ) -> Vec<Vec<Vec<u64>>> {
         let job = Job::new(self, setup);
         for &n in before {
             job.launch(self, prepare, setup, n, None).unwrap_or_else(|error| panic!("{error}"));
         }
-        for &n in ns {
+        let one = |&n: &u32| {
             job.launch(self, kernel, setup, n, None).unwrap_or_else(|error| panic!("{error}"));
-        }
-        (0..self.ranks()).map(|rank| job.out.read(rank)).collect()
+            (0..self.ranks()).map(|rank| job.out.read(rank)).collect()
+        };
+        ns.iter().map(one).collect()
     }
 }
 

@@ -12,7 +12,7 @@ use devcomm_types::{WaitFor, WaitKind};
 
 use super::GinBackend;
 use crate::raw;
-use crate::wait::{Deadline, Outcome, poll_slices};
+use crate::wait::{Deadline, LONG_SLICE, Outcome, SHORT_SLICE, poll_slices};
 use crate::{Coop, DevComm, MemoryOrder};
 
 /// A context of a device communicator, as the calls take it.
@@ -427,7 +427,7 @@ pub(crate) unsafe fn wait<B: GinBackend>(
     };
     // SAFETY: the caller's.
     let seen = || unsafe { read::<B>(context, word, bits, MemoryOrder::Relaxed) };
-    poll_slices(comm, deadline, done, || what(seen()))
+    poll_slices(comm, deadline, SHORT_SLICE, done, || what(seen()))
 }
 
 /// Sets a word to 0; nothing else may touch it meanwhile.
@@ -554,7 +554,8 @@ pub(crate) unsafe fn wait_request<B: GinBackend>(
         wanted: 0,
         seen: 0,
     };
-    poll_slices(comm, deadline, done, what)
+    // Over PROXY, the wait for gets posts a request in each slice, and the answer to one of an earlier slice does not count.
+    poll_slices(comm, deadline, LONG_SLICE, done, what)
 }
 
 /// Waits until everything that this thread's rank has sent on a context is through.
@@ -593,5 +594,5 @@ pub(crate) unsafe fn flush<B: GinBackend>(
         wanted: 0,
         seen: 0,
     };
-    poll_slices(comm, deadline, done, what)
+    poll_slices(comm, deadline, SHORT_SLICE, done, what)
 }

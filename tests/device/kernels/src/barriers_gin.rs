@@ -48,7 +48,10 @@ unsafe fn rounds<B: GinBackend>(
     let mut p = coop.thread_rank() as usize;
     while p < ranks {
         // SAFETY: the caller's rows.
-        unsafe { mail.local().store(statics + p, value(comm.rank(), world(p), 999)) };
+        unsafe {
+            mail.local().store(statics + p, value(comm.rank(), world(p), 999));
+            mail.local().store(gets + p, 0);
+        }
         p += coop.size() as usize;
     }
     // Meeting 0 orders that; then two a round. One call of `meet`, so that it is inlined.

@@ -3,7 +3,7 @@
 use devcomm::GinConnectionType;
 use devcomm_device_test_kernels as kernels;
 
-use super::require_all;
+use super::{require_all, require_each};
 use crate::machine::{Machine, Setup};
 
 /// Puts to all ranks arrive before their signals, on contexts of blocks.
@@ -11,8 +11,8 @@ pub fn put(machine: &impl Machine) {
     let words = 33;
     let setup = Setup { mail: 2 * 2 * words * machine.ranks(), ..Setup::with_gin(2, 40) };
     let n = (words as u32) << 4;
-    require_all("put", &machine.run(kernels::gin_put, &setup, &[n, n]), 0);
-    require_all("put, own context", &machine.run(kernels::gin_put, &setup, &[n | 2, n | 2]), 0);
+    require_each("put", &machine.run_often(kernels::gin_put, &setup, n), 0);
+    require_each("put, own context", &machine.run_often(kernels::gin_put, &setup, n | 2), 0);
 }
 
 /// Along the rails, where only they are connected.
@@ -22,17 +22,18 @@ pub fn put_along_the_rail(machine: &impl Machine) {
         gin: GinConnectionType::Rail,
         ..Setup::with_gin(2, 40)
     };
-    require_all("put", &machine.run(kernels::gin_put, &setup, &[9 << 4 | 1, 9 << 4 | 1]), 0);
+    require_each("put", &machine.run_often(kernels::gin_put, &setup, 9 << 4 | 1), 0);
 }
 
 /// Single numbers, of every size, need no source.
 pub fn put_value(machine: &impl Machine) {
     let n = machine.ranks() as u64;
     let setup = Setup { out: n as usize, mail: n as usize, ..Setup::with_gin(1, 32) };
-    let found = machine.run(kernels::gin_put_value, &setup, &[0, 0]);
-    for (rank, words) in found.into_iter().enumerate() {
-        let wanted: Vec<u64> = (0..n).map(|from| from << 40 | (rank as u64) << 20 | 3).collect();
-        assert_eq!(words, wanted);
+    for found in machine.run_often(kernels::gin_put_value, &setup, 0) {
+        for (rank, words) in found.into_iter().enumerate() {
+            let word = |from: u64| from << 40 | (rank as u64) << 20 | 3;
+            assert_eq!(words, (0..n).map(word).collect::<Vec<_>>());
+        }
     }
     let setup = Setup { out: 4, mail: 4, ..Setup::with_gin(1, 32) };
     for words in machine.run(kernels::gin_value_sizes, &setup, &[0]) {
@@ -52,7 +53,7 @@ pub fn get(machine: &impl Machine) {
 /// A strong signal says that the puts before it have arrived.
 pub fn strong_signals(machine: &impl Machine) {
     let setup = Setup { mail: 60, ..Setup::with_gin(1, 40) };
-    require_all("strong", &machine.run(kernels::gin_strong, &setup, &[30, 30]), 0);
+    require_each("strong", &machine.run_often(kernels::gin_strong, &setup, 30), 0);
 }
 
 /// Weak signals say that their own data has arrived; signals in a window count.
@@ -71,7 +72,7 @@ pub fn weak_and_va_signals(machine: &impl Machine) {
 /// A counter says when a source was read.
 pub fn counters(machine: &impl Machine) {
     let setup = Setup { mail: 21, out: 3 * 32, ..Setup::with_gin(1, 32) };
-    for words in machine.run(kernels::gin_counter, &setup, &[20, 20]) {
+    for words in machine.run_often(kernels::gin_counter, &setup, 20).into_iter().flatten() {
         assert!(words.chunks(3).all(|got| got == [0, 20, 0]), "{words:?}");
     }
 }
@@ -86,7 +87,7 @@ pub fn requests(machine: &impl Machine) {
 /// Contexts have signals of their own.
 pub fn contexts(machine: &impl Machine) {
     let setup = Setup { contexts: 3, out: 3, ..Setup::with_gin(1, 32) };
-    for words in machine.run(kernels::gin_contexts, &setup, &[0, 0]) {
+    for words in machine.run_often(kernels::gin_contexts, &setup, 0).into_iter().flatten() {
         let n = machine.ranks() as u64;
         assert_eq!(words, [n, 2 * n, 3 * n]);
     }
@@ -95,7 +96,7 @@ pub fn contexts(machine: &impl Machine) {
 /// Shadows hold what is expected, and follow what has come.
 pub fn shadows(machine: &impl Machine) {
     let setup = Setup { out: 6 * 40, ..Setup::with_gin(1, 40) };
-    for words in machine.run(kernels::gin_shadows, &setup, &[1000, 1000]) {
+    for words in machine.run_often(kernels::gin_shadows, &setup, 1000).into_iter().flatten() {
         for got in words.chunks(6) {
             // The left neighbour may be ahead of this rank.
             assert!(got[0] == 3 || got[0] == 7, "{got:?}");
@@ -128,19 +129,20 @@ pub fn bytes(machine: &impl Machine, gin: GinConnectionType) {
         rail_barriers: BLOCKS,
         ..Setup::with_gin(BLOCKS, 40)
     };
-    require_all("bytes", &machine.run(kernels::gin_bytes, &setup, &[along, along | 2 << 1]), 0);
+    let ns: Vec<u32> = (0..machine.launches() as u32).map(|i| along | i << 1).collect();
+    require_each("bytes", &machine.run_each(kernels::gin_bytes, &setup, &ns), 0);
 }
 
 /// Signals wrap around at 2^64 and carry at 2^32, those in windows too.
 pub fn wraps(machine: &impl Machine) {
     let setup = Setup { va: true, world_barriers: 1, ..Setup::with_gin(1, 40) };
-    require_all("wraps", &machine.run(kernels::gin_wraps, &setup, &[5, 4]), 0);
+    require_each("wraps", &machine.run_often(kernels::gin_wraps, &setup, 5), 0);
 }
 
 /// A signal that was reset counts from 0 again.
 pub fn resets(machine: &impl Machine) {
     let setup = Setup { world_barriers: 1, ..Setup::with_gin(1, 40) };
-    require_all("resets", &machine.run(kernels::gin_resets, &setup, &[3, 2]), 0);
+    require_each("resets", &machine.run_often(kernels::gin_resets, &setup, 3), 0);
 }
 
 /// Barriers over the network with every fence, of the world (0), the rail (4) or made in addition (8), on one context or on all.
@@ -156,12 +158,10 @@ pub fn barriers(machine: &impl Machine, which: u32, gin: GinConnectionType) {
             contexts: 3,
             ..Setup::with_gin(2, 40)
         };
-        for fence in 0..4 {
-            for form in [0, 16, 32] {
-                let n = fence | which | form | 4 << 8;
-                let what = format!("fence {fence}, form {form}, strong {strong}");
-                require_all(&what, &machine.run(kernels::gin_barrier, &setup, &[n, n]), 0);
-            }
+        let forms = |fence: u32| [0, 16, 32].map(|form| fence | which | form | 4 << 8);
+        let ns: Vec<u32> = (0..4).flat_map(forms).flat_map(|n| [n, n]).collect();
+        for (n, found) in ns.iter().zip(machine.run_each(kernels::gin_barrier, &setup, &ns)) {
+            require_all(&format!("form {n:#x}, strong {strong}"), &found, 0);
         }
     }
 }
@@ -172,12 +172,10 @@ pub fn hybrid(machine: &impl Machine, gin: GinConnectionType) {
     for strong in [true, false] {
         let mail = 2 * 4 * machine.ranks();
         let setup = Setup { gin, strong, mail, hybrid_barriers: 2, ..Setup::with_gin(2, 40) };
-        for fence in 0..4 {
-            for form in [0, 32] {
-                let n = fence | along | form | 4 << 8;
-                let what = format!("fence {fence}, form {form}, strong {strong}");
-                require_all(&what, &machine.run(kernels::hybrid_barrier, &setup, &[n, n]), 0);
-            }
+        let forms = |fence: u32| [0, 32].map(|form| fence | along | form | 4 << 8);
+        let ns: Vec<u32> = (0..4).flat_map(forms).flat_map(|n| [n, n]).collect();
+        for (n, found) in ns.iter().zip(machine.run_each(kernels::hybrid_barrier, &setup, &ns)) {
+            require_all(&format!("form {n:#x}, strong {strong}"), &found, 0);
         }
     }
 }
@@ -185,7 +183,7 @@ pub fn hybrid(machine: &impl Machine, gin: GinConnectionType) {
 /// The inner and the outer barrier of a hybrid one work by themselves.
 pub fn hybrid_parts(machine: &impl Machine, gin: GinConnectionType) {
     let setup = Setup { gin, hybrid_barriers: 1, ..Setup::with_gin(1, 40) };
-    require_all("parts", &machine.run(kernels::hybrid_parts, &setup, &[7, 7]), 0);
+    require_each("parts", &machine.run_often(kernels::hybrid_parts, &setup, 7), 0);
 }
 
 /// A rank that never comes to a barrier over the network: all threads of the others learn it.

@@ -16,3 +16,12 @@ pub fn require_all(what: &str, words: &[Vec<u64>], wanted: u64) {
         );
     }
 }
+
+/// [`require_all`] of each launch.
+#[track_caller]
+pub fn require_each(what: &str, launches: &[Vec<Vec<u64>>], wanted: u64) {
+    assert!(!launches.is_empty());
+    for (i, words) in launches.iter().enumerate() {
+        require_all(&format!("{what}, launch {i}"), words, wanted);
+    }
+}
