@@ -112,7 +112,7 @@ unsafe fn sum<T: Accumulate>(
     len: usize,
 ) {
     /// Vectors that a thread has in flight from a part.
-    const UNROLL: usize = 4;
+    const UNROLL: usize = 2;
     let (lanes, threads) = (Vec16::<T>::LANES, thread::block_dim_x() as usize);
     let vectors = len / lanes;
     let mut at = thread::thread_idx_x() as usize;
