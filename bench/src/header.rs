@@ -125,7 +125,7 @@ impl fmt::Display for Header {
         match &machine.state {
             Some(state) => writeln!(
                 f,
-                "# driver {}, SM clock {} (at most {}), memory clock {}, power limit {}",
+                "# driver {}, SM clock {} before the run (at most {}), memory clock {}, power limit {}",
                 state.driver,
                 state.sm_clock,
                 state.max_sm_clock,
@@ -230,7 +230,7 @@ mod tests {
             "4 x NVIDIA H200, threads of one process",
             "LSA team of 4, links NV18; GIN PROXY by librma.so, host one-sided operations yes",
             "NCCL 2.32.3+cuda13.4, NVLS off",
-            "driver 580.159.04, SM clock 1980 MHz (at most 1980 MHz)",
+            "driver 580.159.04, SM clock 1980 MHz before the run (at most 1980 MHz)",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }

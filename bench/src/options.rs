@@ -22,7 +22,7 @@ pub struct RankOptions {
     pub gin_loopback: bool,
 
     /// Give up when the GPU has not finished a batch after so many seconds
-    #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 30)]
+    #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
     pub timeout: u64,
 }
 

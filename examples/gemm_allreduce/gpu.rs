@@ -139,6 +139,9 @@ impl Job<'_> {
             row.extend([String::new(), "0".to_owned()]);
             return Ok(row);
         }
+        self.a.copy_from_host(&problem.noise(Factor::A, me))?;
+        self.b.copy_from_host(&problem.noise(Factor::B, me))?;
+        self.rank.barrier()?;
         self.measure(shape, plan(Output::Bf16)?.as_ref(), &mut row)?;
         Ok(row)
     }

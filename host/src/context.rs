@@ -12,13 +12,15 @@ use crate::abort::{Alarm, Alarms};
 use crate::graph::Capture;
 use crate::health::Health;
 use crate::launch::DeviceLimits;
-use crate::stream::{Event, Stream, StreamInner};
+use crate::stream::{Event, Stream, StreamInner, pause};
 use crate::sys::cuda::abort_block::SharedBlock;
 use crate::sys::cuda::{self, DeviceAttribute, PrimaryContext};
 use crate::{Communicator, Error, Result};
 
 /// How long destructors wait for the GPU before they leave things to the end of the process.
 const DROP_PATIENCE: Duration = Duration::from_secs(10);
+/// How long the news of a lost rank may take to come after the error that it caused.
+const HEAR: Duration = Duration::from_millis(200);
 
 /// A GPU as one rank uses it: the device's primary context, bound to the rank's thread.
 ///
@@ -224,6 +226,18 @@ impl Context {
     /// Fails when an operation or the network of a kernel has failed in a stream that may not be idle.
     pub(crate) fn ask(&self) -> Result<()> {
         self.streams().iter().try_for_each(|stream| stream.ask())
+    }
+
+    /// What NCCL reports may be the death of another rank, of which the job hears a moment later: then that is the error.
+    pub(crate) fn blame(&self, error: Error) -> Error {
+        let start = Instant::now();
+        while matches!(error, Error::Nccl { .. }) && start.elapsed() < HEAR {
+            if let Err(lost) = self.health().check() {
+                return lost;
+            }
+            pause(start.elapsed());
+        }
+        error
     }
 
     /// Memory for a flag that kernels look at.

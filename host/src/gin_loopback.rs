@@ -1,6 +1,6 @@
 //! GIN on a host without an RDMA card: devcomm's plugin for NCCL, and the environment it needs.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 use devcomm_locate::{find_gin_loopback, gin_machine};
@@ -44,7 +44,8 @@ impl GinLoopback {
         Self::default()
     }
 
-    /// As [`new`](Self::new), but only where the machine has no RDMA device; where it has one, nothing is changed.
+    /// As [`new`](Self::new), but only where the machine has no RDMA device; where it has one, only the size of LSA teams is set,
+    /// if one is asked for.
     #[must_use]
     pub fn unless_rdma() -> Self {
         Self { unless_rdma: true, ..Self::default() }
@@ -98,7 +99,7 @@ impl GinLoopback {
         for (name, value) in self.environment()? {
             match std::env::var_os(name) {
                 None => missing.push((name, value)),
-                Some(set) if set == value || !contradicts(name) => {}
+                Some(set) if set == value || !contradicts(name) || same_file(&set, &value) => {}
                 Some(set) => {
                     let why = format!("GinLoopback needs {} here; unset it", value.display());
                     let value = Some(set.to_string_lossy().into_owned());
@@ -108,6 +109,11 @@ impl GinLoopback {
         }
         set_variables(&missing)
     }
+}
+
+/// Whether two names are those of one file.
+fn same_file(a: &OsStr, b: &OsStr) -> bool {
+    std::fs::canonicalize(a).is_ok_and(|a| std::fs::canonicalize(b).is_ok_and(|b| a == b))
 }
 
 /// Whether another value than ours means another network, and not just another tuning.

@@ -17,8 +17,6 @@ use crate::{Communicator, Context, Error, Result};
 const ASK: Duration = Duration::from_millis(20);
 /// How long kernels may take to leave once they were told to: far more than the few thousand polls between two looks.
 const LEAVE: Duration = Duration::from_secs(1);
-/// How long the news of a lost rank may take to come after the error that it caused.
-const HEAR: Duration = Duration::from_millis(200);
 
 /// Work in order on one GPU. Clones are the same stream. Dropping the last one waits for its work.
 #[derive(Clone)]
@@ -207,7 +205,7 @@ impl StreamInner {
     /// Whether everything was handed to the GPU: a non-blocking communicator does that later.
     fn is_done(&self) -> Result<bool> {
         for handle in self.pending.borrow().iter().filter(|handle| !handle.is_blocking()) {
-            if !handle.poll()? {
+            if !poll(handle)? {
                 return Ok(false);
             }
         }
@@ -220,11 +218,7 @@ impl StreamInner {
             self.running.borrow().iter().filter_map(|alarm| alarm.communicator()).collect();
         for handles in [self.pending.borrow().clone(), kernels] {
             for handle in handles {
-                if let Err(error) = handle.poll() {
-                    // Otherwise its kernels would wait for ever for a rank that is gone.
-                    abort_aside(&handle);
-                    return Err(error);
-                }
+                poll(&handle)?;
             }
         }
         Ok(())
@@ -257,7 +251,7 @@ impl StreamInner {
                 // It is told once.
                 self.pending.borrow_mut().clear();
                 self.linger();
-                Err(self.blame(error))
+                Err(self.context.blame(error))
             }
             Err(error) => Err(error),
         }
@@ -276,18 +270,6 @@ impl StreamInner {
         if let Some(error) = abort::error(&running) {
             tracing::warn!("{error}");
         }
-    }
-
-    /// What NCCL reports may be the death of another rank, of which the job hears a moment later: then that is the error.
-    fn blame(&self, error: Error) -> Error {
-        let start = Instant::now();
-        while matches!(error, Error::Nccl { .. }) && start.elapsed() < HEAR {
-            if let Err(lost) = self.context.health().check() {
-                return lost;
-            }
-            pause(start.elapsed());
-        }
-        error
     }
 
     /// A deadline has passed: ends kernels until the stream is idle.
@@ -370,8 +352,14 @@ impl StreamInner {
     }
 }
 
+/// Whether a communicator's operations are over. One that has failed is aborted: otherwise its kernels would wait for ever for a
+/// rank that is gone.
+fn poll(handle: &Arc<Handle>) -> Result<bool> {
+    handle.poll().inspect_err(|_| abort_aside(handle))
+}
+
 /// Short waits are polled without sleeping, long ones leave the processor to others.
-fn pause(waited: Duration) {
+pub(crate) fn pause(waited: Duration) {
     if waited < Duration::from_millis(1) {
         std::thread::yield_now();
     } else {
@@ -425,7 +413,8 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`]; [`Error::Capturing`]; the driver's.
+    /// [`Error::RankLost`]; [`Error::Nccl`] when an operation, or the network of a kernel, fails in a stream of this context;
+    /// [`Error::CommunicatorEnded`]; [`Error::Capturing`]; the driver's.
     pub fn synchronize(&self) -> Result<()> {
         self.inner.context.refuse_capturing("an event is waited for")?;
         let start = Instant::now();
@@ -434,7 +423,8 @@ impl Event {
             self.inner.context.health().check()?;
             if asked.elapsed() >= ASK {
                 asked = Instant::now();
-                self.inner.context.ask()?;
+                let context = &self.inner.context;
+                context.ask().map_err(|error| context.blame(error))?;
             }
             pause(start.elapsed());
         }

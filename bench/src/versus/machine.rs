@@ -37,6 +37,11 @@ pub trait Way {
 
     /// Wrong elements of the result, in this rank, or in all that are simulated. *Collective*.
     fn count_wrong(&self) -> Result<usize>;
+
+    /// Called when all ways are checked, before they are timed: for inputs that suit the one and not the other.
+    fn prepare_timing(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Boxed, since each benchmark has its own.
@@ -115,6 +120,7 @@ impl<'a, M: Machine> Job<'a, M> {
             let wrong = self.check(way.as_ref())?;
             ran.push(Ran { variant: way.variant(), grid: way.grid(), wrong });
         }
+        ways.iter().try_for_each(|way| way.prepare_timing())?;
         let rounds = self.machine.time(ways, &mut self.order)?;
         self.report.rows.extend(rows(case, &ran, rounds.as_ref()));
         Ok(())

@@ -89,11 +89,29 @@ pub struct GinGpus {
     pub rdma_with_vmm: bool,
 }
 
+/// A device in `/sys/class/infiniband`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RdmaDevice {
+    /// `mlx5_0`, or `rocep1s0f0` where devices are named by their place.
+    pub name: String,
+    /// The kernel's driver of it, which tells its kind: `mlx5_core`, `efa`; empty where that cannot be read.
+    pub driver: String,
+}
+
+impl fmt::Display for RdmaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.driver.as_str() {
+            "" => f.write_str(&self.name),
+            driver => write!(f, "{} ({driver})", self.name),
+        }
+    }
+}
+
 /// What a machine has for GIN.
 #[derive(Clone, Debug)]
 pub struct GinMachine {
-    /// The RDMA devices of the kernel: `mlx5_0`, `efa_0`, ...
-    pub rdma_devices: Vec<String>,
+    /// The RDMA devices of the kernel.
+    pub rdma_devices: Vec<RdmaDevice>,
     /// The loaded module by which cards reach GPU memory, where DMA-BUF does not do it.
     pub peer_memory: Option<&'static str>,
     /// Whether GDRCopy's driver is loaded.
@@ -104,11 +122,12 @@ pub struct GinMachine {
     pub gpus: Option<GinGpus>,
     /// The settings of NCCL that stand in the way of GIN as a whole: `NCCL_GIN_ENABLE=0` and such.
     pub hindered_by: Vec<String>,
-    /// `NCCL_GIN_TYPE`, `NCCL_GIN_PLUGIN` and `NCCL_GDRCOPY_ENABLE`.
-    set: [Option<String>; 3],
+    /// `NCCL_GIN_TYPE`, `NCCL_GIN_PLUGIN`, `NCCL_GDRCOPY_ENABLE` and `NCCL_RMA_PLUGIN`.
+    set: [Option<String>; 4],
 }
 
-const SET: [&str; 3] = ["NCCL_GIN_TYPE", "NCCL_GIN_PLUGIN", "NCCL_GDRCOPY_ENABLE"];
+const SET: [&str; 4] =
+    ["NCCL_GIN_TYPE", "NCCL_GIN_PLUGIN", "NCCL_GDRCOPY_ENABLE", "NCCL_RMA_PLUGIN"];
 
 /// Looks at this machine. The GPUs are the caller's to ask.
 #[must_use]
@@ -126,7 +145,7 @@ fn gin_machine_in(env: &Env, root: &Path, gpus: Option<GinGpus>) -> GinMachine {
     let hindering = ["NCCL_GIN_ENABLE", "NCCL_CROSS_NIC", "NCCL_CUMEM_ENABLE", "NCCL_WIN_ENABLE"];
     let module = |name: &&str| root.join("sys/module").join(name).is_dir();
     GinMachine {
-        rdma_devices: names_in(&root.join("sys/class/infiniband")),
+        rdma_devices: rdma_devices(&root.join("sys/class/infiniband")),
         peer_memory: ["nvidia_peermem", "nv_peer_mem"].into_iter().find(module),
         gdrdrv: root.join("dev/gdrdrv").exists(),
         loopback: find_gin_loopback_in(env, None),
@@ -136,12 +155,17 @@ fn gin_machine_in(env: &Env, root: &Path, gpus: Option<GinGpus>) -> GinMachine {
     }
 }
 
-fn names_in(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut names: Vec<_> =
-        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
-    names
+fn rdma_devices(folder: &Path) -> Vec<RdmaDevice> {
+    let name_of = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let device = |entry: fs::DirEntry| {
+        let driver = fs::canonicalize(entry.path().join("device/driver")).ok();
+        let driver = driver.and_then(|path| name_of(&path)).unwrap_or_default();
+        RdmaDevice { name: entry.file_name().to_string_lossy().into_owned(), driver }
+    };
+    let mut devices: Vec<_> =
+        fs::read_dir(folder).into_iter().flatten().flatten().map(device).collect();
+    devices.sort_by(|a, b| a.name.cmp(&b.name));
+    devices
 }
 
 impl GinMachine {
@@ -161,7 +185,7 @@ impl GinMachine {
         if let Some(first) = self.hindered_by.first() {
             return Err(format!("{first} keeps NCCL from all of GIN"));
         }
-        let [gin_type, gin_plugin, gdrcopy] = &self.set;
+        let [gin_type, gin_plugin, gdrcopy, _] = &self.set;
         if let Some(asked) = gin_type
             && asked.parse().is_ok_and(|number: i32| number >= 0 && number != route.gin_type())
         {
@@ -178,9 +202,9 @@ impl GinMachine {
             Some(_) => {}
         }
         match route {
-            GinRoute::ProxyRdma => self.card(|name| !name.starts_with("efa")),
-            GinRoute::Gdaki => self.card(|name| name.starts_with("mlx5")),
-            GinRoute::EfaGda => self.card(|name| name.starts_with("efa")),
+            GinRoute::ProxyRdma => self.card(|kind| kind != "efa"),
+            GinRoute::Gdaki => self.card(|kind| kind == "mlx5"),
+            GinRoute::EfaGda => self.card(|kind| kind == "efa"),
             GinRoute::ProxyTcp => {
                 let newer = self.gpus.is_some_and(|gpus| gpus.driver >= 13_030);
                 let enabled = gdrcopy.as_deref().is_some_and(|value| value != "0");
@@ -201,18 +225,38 @@ impl GinMachine {
         }
     }
 
+    /// A card whose kind fits: the part of its driver's name, or else of its own, before an underscore.
     fn card(&self, fits: impl Fn(&str) -> bool) -> Result<String, String> {
-        let fitting: Vec<_> =
-            self.rdma_devices.iter().map(String::as_str).filter(|name| fits(name)).collect();
+        let kind = |device: &&RdmaDevice| {
+            let name = if device.driver.is_empty() { &device.name } else { &device.driver };
+            fits(name.split('_').next().unwrap_or_default())
+        };
+        let list = |devices: Vec<&RdmaDevice>| {
+            devices.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+        };
+        let fitting: Vec<_> = self.rdma_devices.iter().filter(kind).collect();
         if fitting.is_empty() {
             return Err(if self.rdma_devices.is_empty() {
                 "there is no RDMA device".to_owned()
             } else {
-                format!("the RDMA devices are {}", self.rdma_devices.join(", "))
+                format!("the RDMA devices are {}", list(self.rdma_devices.iter().collect()))
             });
         }
         let by = self.peer_memory.unwrap_or("DMA-BUF, if kernel and card have it");
-        Ok(format!("{} through {by}", fitting.join(", ")))
+        Ok(format!("{} through {by}", list(fitting)))
+    }
+
+    /// Why a route that looks possible is not there in this very process.
+    fn switched_off(&self, route: GinRoute) -> Option<String> {
+        let [.., rma_plugin] = &self.set;
+        let plugin = self.loopback.as_ref().ok().filter(|_| route == GinRoute::ProxyLoopback)?;
+        match rma_plugin {
+            None => Some("it is not switched on: NCCL_RMA_PLUGIN is not set".to_owned()),
+            Some(other) if fs::canonicalize(other).ok().as_ref() != Some(plugin) => {
+                Some(format!("NCCL_RMA_PLUGIN is {other}"))
+            }
+            Some(_) => None,
+        }
     }
 
     /// One sentence for an error message: why those routes of a back end are not there; all routes for `None`.
@@ -220,9 +264,11 @@ impl GinMachine {
     pub fn why_not(&self, gin_type: Option<i32>) -> String {
         let routes = GinRoute::ALL.into_iter();
         let asked = routes.filter(|route| gin_type.is_none_or(|number| route.gin_type() == number));
-        let lines = asked.map(|route| match self.verdict(route) {
-            Ok(how) => format!("{route} looks possible ({how}), but not on every rank"),
-            Err(why) => format!("{route} needs {}; here {why}", route.needs()),
+        let lines = asked.map(|route| match (self.verdict(route), self.switched_off(route)) {
+            (Err(why), _) | (Ok(_), Some(why)) => {
+                format!("{route} needs {}; here {why}", route.needs())
+            }
+            (Ok(how), None) => format!("{route} looks possible ({how}), but not on every rank"),
         });
         lines.collect::<Vec<_>>().join(". ")
     }

@@ -50,6 +50,45 @@ fn each_device_opens_its_routes() {
 }
 
 #[test]
+fn a_device_is_known_by_its_driver_where_its_name_says_its_place() {
+    for (driver, routes) in [
+        ("mlx5_core", &[GinRoute::ProxyRdma, GinRoute::Gdaki] as &[_]),
+        ("efa", &[GinRoute::EfaGda]),
+        ("bnxt_re", &[GinRoute::ProxyRdma]),
+    ] {
+        let root = tempfile::tempdir().unwrap();
+        let device = root.path().join("sys/class/infiniband/rocep1s0f0/device");
+        let target = root.path().join("sys/bus/pci/drivers").join(driver);
+        fs::create_dir_all(&device).unwrap();
+        fs::create_dir_all(&target).unwrap();
+        std::os::unix::fs::symlink(&target, device.join("driver")).unwrap();
+        let machine = gin_machine_in(&Env::nothing(), root.path(), Some(GPUS));
+        assert_eq!(possible(&machine), routes, "{driver}");
+    }
+}
+
+#[test]
+fn a_plugin_that_is_there_but_not_switched_on_is_said_to_be_so() {
+    let root = tempfile::tempdir().unwrap();
+    let plugin = root.path().join("libdevcomm_rma_loopback.so");
+    fs::write(&plugin, "").unwrap();
+    let why = |named: Option<&'static str>| {
+        let program = Some(root.path().join("program"));
+        let named = named.map(|path| root.path().join(path));
+        let var = move |name: &str| {
+            named.as_ref().filter(|_| name == "NCCL_RMA_PLUGIN").map(|path| path.into())
+        };
+        let env = Env { var: Box::new(var), program, ..Env::nothing() };
+        let machine = gin_machine_in(&env, root.path(), Some(GPUS));
+        assert!(machine.verdict(GinRoute::ProxyLoopback).is_ok());
+        machine.why_not(Some(2))
+    };
+    assert!(why(None).contains("not switched on: NCCL_RMA_PLUGIN is not set"));
+    assert!(why(Some("other.so")).contains("other.so"));
+    assert!(why(Some("libdevcomm_rma_loopback.so")).contains("looks possible"));
+}
+
+#[test]
 fn what_closes_all_of_gin_is_named() {
     let card = &["sys/class/infiniband/mlx5_0"];
     for (variables, gpus, text) in [

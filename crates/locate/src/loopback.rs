@@ -1,6 +1,5 @@
 //! The search for devcomm's RMA plugin, which gives GIN to a machine without an RDMA card.
 
-use std::cmp::Reverse;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,11 +13,11 @@ const ADVICE: &str = "build it by `cargo build -p devcomm-rma-loopback`, put lib
                       it in DEVCOMM_GIN_LOOPBACK";
 
 /// Where it is, seen from the folder of a program: beside it (installed, or cargo's target folder), where cargo keeps the libraries
-/// of dependencies, and both again from a test or an example one folder deeper.
+/// of dependencies, both again from a test or an example one folder deeper, and `lib` beside `bin`.
 const BESIDE: [&str; 5] = ["", "deps", "..", "../deps", "../lib"];
 
 /// Finds `libdevcomm_rma_loopback.so`: the explicit path, else that of `DEVCOMM_GIN_LOOPBACK`, else beside the running program,
-/// where cargo puts it when the program depends on devcomm.
+/// where cargo puts it when the program depends on devcomm; the newest of several.
 ///
 /// # Errors
 ///
@@ -46,14 +45,15 @@ pub(crate) fn find_gin_loopback_in(
     }
     let unset = Tried { place: VARIABLE.to_owned(), reason: "not set".to_owned() };
     let mut tried = vec![unset];
+    let mut found = Vec::new();
     for folder in env.program.as_deref().and_then(Path::parent).into_iter().flat_map(around) {
-        if let Some(path) = newest_in(&folder) {
-            return Ok(path);
-        }
+        found.extend(plugins_in(&folder));
         let reason = "it holds no libdevcomm_rma_loopback.so".to_owned();
         tried.push(Tried { place: folder.display().to_string(), reason });
     }
-    Err(not_found(tried))
+    // Cargo leaves older ones in its folders.
+    let age = |path: &PathBuf| fs::metadata(path).and_then(|file| file.modified()).ok();
+    found.into_iter().max_by_key(age).ok_or_else(|| not_found(tried))
 }
 
 fn around(folder: &Path) -> impl Iterator<Item = PathBuf> {
@@ -61,12 +61,10 @@ fn around(folder: &Path) -> impl Iterator<Item = PathBuf> {
     folders.filter_map(|folder| fs::canonicalize(folder).ok())
 }
 
-/// The newest file with the plugin's name, which in a build folder may carry a hash.
-fn newest_in(folder: &Path) -> Option<PathBuf> {
-    let entries = fs::read_dir(folder).ok()?.flatten();
-    let plugins = entries.filter(|entry| is_plugin(&entry.file_name()));
-    let age = |entry: &fs::DirEntry| Reverse(entry.metadata().and_then(|m| m.modified()).ok());
-    plugins.min_by_key(age).map(|entry| entry.path())
+/// The files with the plugin's name, which in a build folder may carry a hash.
+fn plugins_in(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter(|entry| is_plugin(&entry.file_name())).map(|entry| entry.path())
 }
 
 fn is_plugin(name: &OsStr) -> bool {

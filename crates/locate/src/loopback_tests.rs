@@ -37,6 +37,17 @@ fn cargos_folders_are_searched_from_programs_examples_and_tests() {
 }
 
 #[test]
+fn the_newest_of_several_is_taken() {
+    let root = tempfile::tempdir().unwrap();
+    file(root.path(), "debug/app");
+    let old = file(root.path(), "debug/libdevcomm_rma_loopback.so");
+    let new = file(root.path(), "debug/deps/libdevcomm_rma_loopback.so");
+    let long_ago = std::time::SystemTime::UNIX_EPOCH;
+    fs::File::options().append(true).open(old).unwrap().set_modified(long_ago).unwrap();
+    assert_eq!(find_gin_loopback_in(&machine(root.path(), "debug/app", None), None), Ok(new));
+}
+
+#[test]
 fn a_named_file_goes_first_and_its_absence_ends_the_search() {
     let root = tempfile::tempdir().unwrap();
     file(root.path(), "app");

@@ -212,7 +212,10 @@ fn windows(comm: &Communicator, setup: &Setup) -> Result<(Window<u64>, Window<u6
 fn dev_comm(comm: &Communicator, setup: &Setup) -> Result<(DevCommResource, Extra), Error> {
     let mut requirements =
         DevCommRequirements::new().lsa_barriers(setup.lsa_barriers).lsa_multimem(setup.multimem);
-    let (team, world) = (comm.team_lsa()?, comm.team_world()?);
+    let team = comm.team_lsa()?;
+    // Of the ranks that are connected.
+    let connected =
+        if setup.gin == GinConnectionType::Rail { comm.team_rail()? } else { comm.team_world()? };
     let (blocks, max_elements, element_size) = setup.ll;
     let lsa = requirements.add(LsaBarriers { team, count: setup.more_lsa_barriers });
     let ll = (blocks > 0).then(|| requirements.add(LlA2a { blocks, max_elements, element_size }));
@@ -220,7 +223,7 @@ fn dev_comm(comm: &Communicator, setup: &Setup) -> Result<(DevCommResource, Extr
         .then(|| requirements.add(ResourceBuffer { bytes: setup.buffer, align: 128 }));
     let gin = (setup.gin != GinConnectionType::None).then(|| {
         (
-            requirements.add(GinBarriers { team: world, count: setup.more_gin_barriers }),
+            requirements.add(GinBarriers { team: connected, count: setup.more_gin_barriers }),
             requirements.add(Signals { count: setup.signals }),
             requirements.add(Counters { count: setup.counters }),
         )
