@@ -7,9 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::config;
-use crate::driver::{
-    Address, Device, MemOp, NOT_READY, Pinned, RawEvent, RawStream, call, relax_captures,
-};
+use crate::driver::{Address, Device, MemOp, NOT_READY, Pinned, RawEvent, RawStream, call};
 use crate::error::Result;
 
 /// Bytes from one word to the next: they do not share a cache line.
@@ -143,16 +141,16 @@ impl Channel {
         call!(*self.device.driver, "for a staged copy", cuStreamWaitEvent(self.stream, event, 0))
     }
 
-    /// Asks the driver whether what is on the stream has failed.
-    pub(crate) fn check(&self) -> Result<()> {
-        relax_captures(&self.device.driver);
+    /// Asks the driver whether nothing is on the stream, and whether what was there has failed.
+    pub(crate) fn is_idle(&self) -> Result<bool> {
         let _entered = self.device.enter()?;
         // SAFETY: the stream lives as long as `self`.
         let code = unsafe { (self.device.driver.functions().cuStreamQuery)(self.stream) };
         if code == NOT_READY {
-            return Ok(());
+            return Ok(false);
         }
-        self.device.driver.check(code, "cuStreamQuery", || "for copies on the way".to_owned())
+        let place = || "for copies on the way".to_owned();
+        self.device.driver.check(code, "cuStreamQuery", place).map(|()| true)
     }
 }
 
