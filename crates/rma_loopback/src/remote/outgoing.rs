@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::segment::{ENTRIES, Entry, RemoteSignal, Ring};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::group::Member;
 use crate::region::RegionId;
 use crate::transfer::{Data, Place, Source, Transfer};
@@ -189,7 +189,13 @@ impl Outgoing {
 
     /// Lands what was got, and ends what is complete, in order.
     fn end(&mut self, ring: Ring<'_>, me: &Member) -> Result<()> {
-        let acknowledged = ring.acknowledged().min(self.published);
+        let acknowledged = ring.acknowledged();
+        if acknowledged > self.published {
+            return Err(Error::Internal(format!(
+                "the ring of another process is broken: {acknowledged} entries carried out of {}",
+                self.published
+            )));
+        }
         let carried_out = acknowledged.saturating_sub(self.first) as usize;
         for flight in self.flights.iter_mut().take(carried_out) {
             if let (Stage::Published, Some(to)) = (flight.stage, flight.landing)
