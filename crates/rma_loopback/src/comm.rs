@@ -82,9 +82,16 @@ impl Comm {
         let deadline = Instant::now() + endpoint.setup.config.timeout;
         let me = Arc::new(Member::new(&endpoint.setup, rank)?);
         group.join(rank, Arc::clone(&me))?;
-        let links = meet(endpoint, handles, rank, &me, group, deadline)?;
+        let mut links = handles.iter().map(|_| None).collect::<Vec<_>>();
+        let met = meet(endpoint, handles, rank, &me, group, deadline, &mut links);
         let elsewhere = links.iter().flatten().count();
-        group.wait_for(handles.len() - elsewhere, deadline)?;
+        met.and_then(|()| group.wait_for(handles.len() - elsewhere, deadline)).map_err(
+            |error| {
+                let first = group.fail(error);
+                links.iter().flatten().for_each(|link| link.tell_failure(&first));
+                first
+            },
+        )?;
         log::debug(format_args!(
             "rank {rank} of {}: connected, {elsewhere} of them in other processes",
             handles.len()

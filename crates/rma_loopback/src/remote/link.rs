@@ -144,7 +144,8 @@ impl Link {
 
     fn ended(&self) -> Error {
         Error::Remote(format!(
-            "rank {} has ended: its process {} is gone, without a word",
+            "rank {}, of process {}, closed its connection without a word: most likely its process \
+             has ended",
             self.rank, self.pid
         ))
     }
