@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::config;
 use crate::driver::{Address, Device, MemOp, NOT_READY, Pinned, RawEvent, RawStream, call};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Bytes from one word to the next: they do not share a cache line.
 const APART: usize = 128;
@@ -99,8 +99,14 @@ impl Channel {
         let (driver, context) = (&*self.device.driver, self.device.context);
         let place = format_args!("for {bytes} bytes between devices");
         let mapped = match how {
-            config::Copy::Auto => reached,
-            config::Copy::Mapped => Some(reached.unwrap_or(from)),
+            config::Copy::Mapped if reached.is_none() => {
+                return Err(Error::Unserved(format!(
+                    "device {} does not reach memory of device {} at {from:#x}, which \
+                     DEVCOMM_GIN_COPY=mapped needs",
+                    self.device.number, source.number
+                )));
+            }
+            config::Copy::Auto | config::Copy::Mapped => reached,
             config::Copy::Peer | config::Copy::Staged => None,
         };
         match mapped {

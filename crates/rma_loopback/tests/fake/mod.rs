@@ -288,7 +288,7 @@ impl Rank {
     }
 
     #[allow(clippy::too_many_arguments, reason = "NCCL's")]
-    pub fn put_signal(
+    pub fn try_put_signal(
         &self,
         context: usize,
         from: At,
@@ -298,13 +298,13 @@ impl Rank {
         signal: At,
         add: u64,
         op: u32,
-    ) {
+    ) -> (Status, Opaque) {
         let (at, c, rank) = (self.context.get(), context as c_int, rank as u32);
         let (s, d, g) = (from.1 as u64, to.1 as u64, signal.1 as u64);
         let mut request = null_mut();
         let out = &raw mut request;
         // SAFETY: the arguments are what the interface says.
-        ok(unsafe {
+        let status = unsafe {
             match self.version {
                 14 => (ncclRmaPlugin_v14.iput_signal)(
                     at, c, s, from.0, bytes, d, to.0, rank, g, signal.0, add, op, true, out,
@@ -316,7 +316,25 @@ impl Rank {
                     at, c, s, from.0, bytes, d, to.0, rank, g, signal.0, add, op, true, 0, out,
                 ),
             }
-        });
+        };
+        (status, request)
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "NCCL's")]
+    pub fn put_signal(
+        &self,
+        context: usize,
+        from: At,
+        bytes: usize,
+        to: At,
+        rank: usize,
+        signal: At,
+        add: u64,
+        op: u32,
+    ) {
+        let (status, request) =
+            self.try_put_signal(context, from, bytes, to, rank, signal, add, op);
+        ok(status);
         self.keep(request);
     }
 
