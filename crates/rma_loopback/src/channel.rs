@@ -7,10 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::config;
-use crate::driver::{
-    Address, Device, MemOp, NOT_READY, Pinned, RawEvent, RawStream, call, relax_captures,
-};
-use crate::error::Result;
+use crate::driver::{Address, Device, MemOp, NOT_READY, Pinned, RawEvent, RawStream, call};
+use crate::error::{Error, Result};
 
 /// Bytes from one word to the next: they do not share a cache line.
 const APART: usize = 128;
@@ -101,8 +99,14 @@ impl Channel {
         let (driver, context) = (&*self.device.driver, self.device.context);
         let place = format_args!("for {bytes} bytes between devices");
         let mapped = match how {
-            config::Copy::Auto => reached,
-            config::Copy::Mapped => Some(reached.unwrap_or(from)),
+            config::Copy::Mapped if reached.is_none() => {
+                return Err(Error::Unserved(format!(
+                    "device {} does not reach memory of device {} at {from:#x}, which \
+                     DEVCOMM_GIN_COPY=mapped needs",
+                    self.device.number, source.number
+                )));
+            }
+            config::Copy::Auto | config::Copy::Mapped => reached,
             config::Copy::Peer | config::Copy::Staged => None,
         };
         match mapped {
@@ -143,16 +147,16 @@ impl Channel {
         call!(*self.device.driver, "for a staged copy", cuStreamWaitEvent(self.stream, event, 0))
     }
 
-    /// Asks the driver whether what is on the stream has failed.
-    pub(crate) fn check(&self) -> Result<()> {
-        relax_captures(&self.device.driver);
+    /// Asks the driver whether nothing is on the stream, and whether what was there has failed.
+    pub(crate) fn is_idle(&self) -> Result<bool> {
         let _entered = self.device.enter()?;
         // SAFETY: the stream lives as long as `self`.
         let code = unsafe { (self.device.driver.functions().cuStreamQuery)(self.stream) };
         if code == NOT_READY {
-            return Ok(());
+            return Ok(false);
         }
-        self.device.driver.check(code, "cuStreamQuery", || "for copies on the way".to_owned())
+        let place = || "for copies on the way".to_owned();
+        self.device.driver.check(code, "cuStreamQuery", place).map(|()| true)
     }
 }
 

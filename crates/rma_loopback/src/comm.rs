@@ -1,7 +1,7 @@
 //! A rank's side of a connection: how it comes up, moves on, fails and ends.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::abi::{HANDLE_BYTES, Opaque};
@@ -11,7 +11,7 @@ use crate::group::{Group, Member};
 use crate::log;
 use crate::region::Region;
 use crate::remote::{Link, meet};
-use crate::request::{Request, Requests};
+use crate::request::{ContextId, Request, Requests};
 
 /// Polls between two looks at the clock.
 const POLLS_A_LOOK: u64 = 256;
@@ -19,6 +19,10 @@ const POLLS_A_LOOK: u64 = 256;
 const CHECK_EVERY: Duration = Duration::from_millis(10);
 /// How long a rank that closes carries out what other processes have asked it for before.
 const SETTLE_WITHIN: Duration = Duration::from_secs(1);
+/// How long what is on the way may take to come to an end, before memory goes that it may look at.
+const END_WITHIN: Duration = Duration::from_secs(4);
+/// How long what is on streams may take, when the connection has failed and nothing more comes.
+const STOP_WITHIN: Duration = Duration::from_secs(1);
 
 /// A rank of a connection. NCCL: `collComm`.
 pub(crate) struct Comm {
@@ -30,6 +34,8 @@ pub(crate) struct Comm {
     requests: Mutex<Requests>,
     polls: AtomicU64,
     checked: Mutex<Instant>,
+    /// When what waits was dropped, after a failure.
+    stopped: OnceLock<Instant>,
 }
 
 /// Another rank, or this one.
@@ -76,9 +82,16 @@ impl Comm {
         let deadline = Instant::now() + endpoint.setup.config.timeout;
         let me = Arc::new(Member::new(&endpoint.setup, rank)?);
         group.join(rank, Arc::clone(&me))?;
-        let links = meet(endpoint, handles, rank, &me, group, deadline)?;
+        let mut links = handles.iter().map(|_| None).collect::<Vec<_>>();
+        let met = meet(endpoint, handles, rank, &me, group, deadline, &mut links);
         let elsewhere = links.iter().flatten().count();
-        group.wait_for(handles.len() - elsewhere, deadline)?;
+        met.and_then(|()| group.wait_for(handles.len() - elsewhere, deadline)).map_err(
+            |error| {
+                let first = group.fail(error);
+                links.iter().flatten().for_each(|link| link.tell_failure(&first));
+                first
+            },
+        )?;
         log::debug(format_args!(
             "rank {rank} of {}: connected, {elsewhere} of them in other processes",
             handles.len()
@@ -91,6 +104,7 @@ impl Comm {
             requests: Mutex::default(),
             polls: AtomicU64::new(0),
             checked: Mutex::new(Instant::now()),
+            stopped: OnceLock::new(),
         }))
     }
 
@@ -126,28 +140,59 @@ impl Comm {
         Ok(())
     }
 
-    /// Drops regions, when no copy uses the plugin's own mappings of them any more.
+    /// Drops regions, when no copy uses their memory any more.
     fn forget(&self, regions: Vec<Region>) {
-        if regions.iter().any(Region::is_mapped_here) && !self.is_quiet() {
+        let lanes: Vec<_> =
+            self.group.members().map(|member| (member, member.lane.accepted())).collect();
+        let links: Vec<_> =
+            self.links.iter().flatten().map(|link| (link, link.accepted())).collect();
+        let quiet = self.ends("a region was deregistered", || {
+            lanes.iter().all(|(member, last)| member.lane.done(*last))
+                && links.iter().all(|(link, last)| link.done(*last))
+        });
+        if !quiet && regions.iter().any(Region::is_mapped_here) {
             // A copy that never ends still has the address: the mapping stays.
             std::mem::forget(regions);
         }
     }
 
-    /// Waits until what is on the way to any rank of this process is complete.
-    fn is_quiet(&self) -> bool {
-        let deadline = Instant::now() + SETTLE_WITHIN;
-        let quiet = |member: &Arc<Member>| {
-            let last = member.lane.accepted();
-            while !member.lane.done(last) {
-                if self.failed() || self.progress().is_err() || Instant::now() > deadline {
-                    return false;
-                }
-                std::thread::yield_now();
+    /// Waits until operations are `done`, because of `why`, and moves on what waits. Where that does not come, the connection has
+    /// failed: what waits is dropped. Whether nothing uses the memory of those operations any more; the host does not in any case.
+    fn ends(&self, why: &str, done: impl Fn() -> bool) -> bool {
+        let deadline = Instant::now() + END_WITHIN;
+        while !done() {
+            if self.progress().is_err() {
+                return self.stop();
             }
-            true
-        };
-        self.group.members().all(quiet)
+            if Instant::now() > deadline {
+                let rank = self.rank;
+                let late = Error::Timeout(format!(
+                    "operations of rank {rank} did not end within {END_WITHIN:?} after {why}: what \
+                     waits is dropped"
+                ));
+                log::error(self.fail(late));
+                return self.stop();
+            }
+            std::thread::yield_now();
+        }
+        true
+    }
+
+    /// Drops what waits in this process, after a failure. Whether all streams came to a good end soon after.
+    fn stop(&self) -> bool {
+        let deadline = *self.stopped.get_or_init(Instant::now) + STOP_WITHIN;
+        self.links.iter().flatten().for_each(Link::cancel);
+        self.group.members().for_each(|member| member.lane.cancel());
+        let idle =
+            |member: &Arc<Member>| Ok(member.lane.is_idle()? && member.staging.channel.is_idle()?);
+        loop {
+            let all = self.group.members().map(idle).collect::<Result<Vec<bool>>>();
+            match all {
+                Ok(all) if all.iter().all(|idle| *idle) => return true,
+                Ok(_) if Instant::now() < deadline => std::thread::yield_now(),
+                _ => return false,
+            }
+        }
     }
 
     /// Carries out what other processes have asked for, before this rank's progress ends.
@@ -210,21 +255,29 @@ impl Comm {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes room for the requests of a context.
-    pub(crate) fn make_room(&self, more: usize) {
-        self.requests().grow(more);
+    /// Makes room for the requests of a new context.
+    pub(crate) fn make_room(&self, more: usize) -> ContextId {
+        self.requests().grow(more)
     }
 
-    /// Leaves that room to the next.
-    pub(crate) fn leave_room(&self, less: usize) {
-        self.requests().leave(less);
+    /// Ends the requests of a context, and leaves their room to the next.
+    pub(crate) fn leave_room(&self, context: ContextId, less: usize) {
+        let live = self.requests().of(context);
+        self.ends("a context was destroyed", || {
+            live.iter().all(|request| self.is_done(*request).unwrap_or(false))
+        });
+        self.requests().leave(context, less);
     }
 
-    /// Keeps the request that `submit` makes.
-    pub(crate) fn keep(&self, submit: impl FnOnce() -> Result<Request>) -> Result<Opaque> {
+    /// Keeps the request that `submit` makes for a context.
+    pub(crate) fn keep(
+        &self,
+        context: ContextId,
+        submit: impl FnOnce() -> Result<Request>,
+    ) -> Result<Opaque> {
         let mut requests = self.requests();
         requests.require_room()?;
-        requests.add(submit()?)
+        requests.add(context, submit()?)
     }
 
     /// Whether a request is complete; if so, its handle means nothing any more.
@@ -232,21 +285,25 @@ impl Comm {
         self.working(|| {
             let mut requests = self.requests();
             let request = requests.get(handle)?;
-            let lost = || Error::Internal(format!("{request:?} is of no rank"));
-            let done = match request {
-                Request::Lane { rank, sequence } => {
-                    self.group.member(rank).ok_or_else(lost)?.lane.done(sequence)
-                }
-                Request::Link { rank, ticket } => {
-                    let link = self.links.get(rank).and_then(Option::as_ref);
-                    link.ok_or_else(lost)?.done(ticket)
-                }
-            };
+            let done = self.is_done(request)?;
             if done {
                 requests.remove(handle);
             }
             Ok(done)
         })
+    }
+
+    fn is_done(&self, request: Request) -> Result<bool> {
+        let lost = || Error::Internal(format!("{request:?} is of no rank"));
+        match request {
+            Request::Lane { rank, sequence } => {
+                Ok(self.group.member(rank).ok_or_else(lost)?.lane.done(sequence))
+            }
+            Request::Link { rank, ticket } => {
+                let link = self.links.get(rank).and_then(Option::as_ref);
+                Ok(link.ok_or_else(lost)?.done(ticket))
+            }
+        }
     }
 
     /// Moves on what waits, whoever it is for.
@@ -273,7 +330,7 @@ impl Comm {
         for member in self.group.members() {
             member.lane.check()?;
         }
-        self.me.staging.channel.check()?;
+        self.me.staging.channel.is_idle()?;
         self.links.iter().flatten().try_for_each(Link::check)
     }
 }

@@ -1,5 +1,6 @@
 //! What the environment says.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
@@ -25,6 +26,11 @@ pub enum Adding {
     /// A write of the sum that the plugin keeps, or of what it has read and added to.
     Write,
 }
+
+/// How many slots there can be.
+pub(crate) const SLOTS: RangeInclusive<u64> = 2..=1024;
+/// How large a slot can be, in KiB.
+pub(crate) const SLOT_KIB: RangeInclusive<u64> = 4..=65536;
 
 /// The plugin's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,26 +98,25 @@ impl Config {
                 return Err(refused("DEVCOMM_GIN_SIGNAL", value, "one of auto and write"));
             }
         };
-        let number = |name, default: u64, from: u64, to: u64, expected| match text(name) {
+        let number = |name, default: u64, range: RangeInclusive<u64>, expected| match text(name) {
             None => Ok(default),
             Some(value) => match value.parse::<u64>() {
-                Ok(number) if (from..=to).contains(&number) => Ok(number),
+                Ok(number) if range.contains(&number) => Ok(number),
                 _ => Err(refused(name, &value, expected)),
             },
         };
         Ok(Self {
             copy,
             adding,
-            slots: number("DEVCOMM_GIN_SLOTS", 16, 2, 1024, "2 to 1024")? as usize,
-            slot_bytes: (number("DEVCOMM_GIN_SLOT_KIB", 512, 4, 65536, "4 to 65536")? as usize)
+            slots: number("DEVCOMM_GIN_SLOTS", 16, SLOTS, "2 to 1024")? as usize,
+            slot_bytes: (number("DEVCOMM_GIN_SLOT_KIB", 512, SLOT_KIB, "4 to 65536")? as usize)
                 << 10,
-            depth: number("DEVCOMM_GIN_DEPTH", default.depth, 1, 1024, "1 to 1024")?,
-            connections: number("DEVCOMM_GIN_CONNECTIONS", 1, 1, 4, "1 to 4")? as i32,
+            depth: number("DEVCOMM_GIN_DEPTH", default.depth, 1..=1024, "1 to 1024")?,
+            connections: number("DEVCOMM_GIN_CONNECTIONS", 1, 1..=4, "1 to 4")? as i32,
             timeout: Duration::from_secs(number(
                 "DEVCOMM_GIN_TIMEOUT",
                 default.timeout.as_secs(),
-                1,
-                86400,
+                1..=86400,
                 "1 to 86400 seconds",
             )?),
         })

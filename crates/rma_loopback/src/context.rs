@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::group::Member;
 use crate::region::id_of;
 use crate::remote::{Asked, Job, RemoteSignal};
-use crate::request::Request;
+use crate::request::{ContextId, Request};
 use crate::transfer::{Data, Place, Source, Transfer};
 
 /// What NCCL multiplies [`MAX_REQUESTS`] by.
@@ -17,6 +17,7 @@ pub(crate) const MAX_RECVS: usize = 4;
 /// Contexts of a connection. NCCL: `rmaCtx`.
 pub(crate) struct Context {
     pub(crate) comm: Arc<Comm>,
+    id: ContextId,
     n_contexts: usize,
     /// Requests that NCCL may have outstanding on them.
     room: usize,
@@ -54,8 +55,8 @@ impl Context {
         let n_contexts =
             usize::try_from(count).map_err(|_| Error::Argument(format!("{count} contexts")))?;
         let room = n_contexts * comm.n_ranks() * MAX_REQUESTS * MAX_RECVS;
-        comm.make_room(room);
-        Ok(Self { comm: Arc::clone(comm), n_contexts, room })
+        let id = comm.make_room(room);
+        Ok(Self { comm: Arc::clone(comm), id, n_contexts, room })
     }
 
     fn require(&self, context: i32) -> Result<()> {
@@ -94,7 +95,7 @@ impl Context {
                             peer.regions.signal(region, offset, add)
                         })
                         .transpose()?;
-                    comm.keep(|| {
+                    comm.keep(self.id, || {
                         let sequence = peer.lane.submit(Transfer { data, signal })?;
                         Ok(Request::Lane { rank: rank as usize, sequence })
                     })
@@ -106,7 +107,7 @@ impl Context {
                     };
                     let job = Job { asked, bytes, region, offset: to.offset, signal };
                     let rank = rank as usize;
-                    comm.keep(|| Ok(Request::Link { rank, ticket: link.submit(job)? }))
+                    comm.keep(self.id, || Ok(Request::Link { rank, ticket: link.submit(job)? }))
                 }
             }
         })
@@ -131,7 +132,7 @@ impl Context {
                         0 => Data::None,
                         _ => Data::of(peer.source(from, bytes, &comm.me)?, place, bytes),
                     };
-                    comm.keep(|| {
+                    comm.keep(self.id, || {
                         let sequence = comm.me.lane.submit(Transfer { data, signal: None })?;
                         Ok(Request::Lane { rank: comm.rank, sequence })
                     })
@@ -140,7 +141,7 @@ impl Context {
                     let (region, asked) = (id_of(from.region)?, Asked::Get(place));
                     let job = Job { asked, bytes, region, offset: from.offset, signal: None };
                     let rank = rank as usize;
-                    comm.keep(|| Ok(Request::Link { rank, ticket: link.submit(job)? }))
+                    comm.keep(self.id, || Ok(Request::Link { rank, ticket: link.submit(job)? }))
                 }
             }
         })
@@ -161,7 +162,8 @@ impl Member {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        // NCCL frees next what the requests read and write.
+        self.comm.leave_room(self.id, self.room);
         self.comm.settle();
-        self.comm.leave_room(self.room);
     }
 }

@@ -412,17 +412,39 @@ impl Drop for Pinned {
 }
 
 /// Lets this thread's calls leave captures of other threads alone: copies that it issues would otherwise end a capture in
-/// `cudaStreamCaptureModeGlobal`. Once a thread, for good: the threads that come here are NCCL's progress threads.
+/// `cudaStreamCaptureModeGlobal`. Once a thread, for good: for NCCL's progress threads, which are nobody else's.
 pub(crate) fn relax_captures(driver: &Driver) {
     thread_local! {
         static DONE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
     }
     if !DONE.replace(true) {
-        let mut mode = CAPTURE_RELAXED;
-        let _ = call!(
-            *driver,
-            "on a progress thread",
-            cuThreadExchangeStreamCaptureMode(&raw mut mode)
-        );
+        exchange_capture_mode(driver, CAPTURE_RELAXED);
     }
+}
+
+/// As [`relax_captures`], until it is dropped: for the program's threads.
+pub(crate) struct RelaxedCaptures {
+    driver: Arc<Driver>,
+    before: Option<c_int>,
+}
+
+impl RelaxedCaptures {
+    pub(crate) fn new(driver: &Arc<Driver>) -> Self {
+        let before = exchange_capture_mode(driver, CAPTURE_RELAXED);
+        Self { driver: Arc::clone(driver), before }
+    }
+}
+
+impl Drop for RelaxedCaptures {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            exchange_capture_mode(&self.driver, before);
+        }
+    }
+}
+
+/// Sets this thread's mode, and returns what it was.
+fn exchange_capture_mode(driver: &Driver, mut mode: c_int) -> Option<c_int> {
+    let place = "for a thread's captures";
+    call!(*driver, place, cuThreadExchangeStreamCaptureMode(&raw mut mode)).ok().map(|()| mode)
 }

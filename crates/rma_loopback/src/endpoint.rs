@@ -2,10 +2,11 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 use crate::abi::HANDLE_BYTES;
@@ -89,18 +90,23 @@ impl Handle {
     }
 
     /// Where the rank listens.
-    pub(crate) fn address(&self) -> Result<SocketAddr> {
+    fn address(&self) -> Result<SocketAddr> {
         let name = self.name();
         SocketAddr::from_abstract_name(&name).map_err(|error| Error::system(name, error))
     }
 
+    /// Calls the rank, without waiting: `AGAIN` says that its queue of calls is full. The stream does not block.
+    pub(crate) fn call(&self) -> rustix::io::Result<UnixStream> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        let address = SocketAddrUnix::new_abstract_name(self.name().as_bytes())?;
+        rustix::net::connect(&socket, &address)?;
+        Ok(socket.into())
+    }
+
     /// Whether the rank listens no more: it connects no more, or has ended.
     pub(crate) fn is_gone(&self) -> bool {
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let probe = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
-        let address = SocketAddrUnix::new_abstract_name(self.name().as_bytes());
-        let (Ok(probe), Ok(address)) = (probe, address) else { return false };
-        rustix::net::connect(&probe, &address) == Err(rustix::io::Errno::CONNREFUSED)
+        self.call().is_err_and(|error| error == Errno::CONNREFUSED)
     }
 }
 
@@ -123,6 +129,19 @@ impl Endpoint {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_call_does_not_wait_where_the_queue_is_full_and_says_when_nobody_listens() {
+        let handle = Handle::new().unwrap();
+        assert!(handle.is_gone());
+        let listener = UnixListener::bind_addr(&handle.address().unwrap()).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let first = handle.call().unwrap();
+        assert_eq!(handle.call().unwrap_err(), Errno::AGAIN);
+        assert!(!handle.is_gone());
+        drop((first, listener));
+        assert!(handle.is_gone());
+    }
 
     #[test]
     fn a_handle_survives_the_exchange_and_foreign_bytes_are_refused() {

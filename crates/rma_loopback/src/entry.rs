@@ -13,6 +13,7 @@ use crate::abi::{
 };
 use crate::comm::Comm;
 use crate::context::{At, Context, MAX_RECVS, Signalled};
+use crate::driver::{RelaxedCaptures, relax_captures};
 use crate::endpoint::Endpoint;
 use crate::error::{Error, Result};
 use crate::log;
@@ -22,14 +23,18 @@ pub(crate) const NAME: &CStr = c"devcomm loopback";
 /// One for each connection that NCCL may make. The names are not those of network cards.
 const DEVICES: [&CStr; 4] = [c"gin_loop0", c"gin_loop1", c"gin_loop2", c"gin_loop3"];
 
-/// The one place where errors and panics become what NCCL understands, and are said.
-fn entry(call: &str, body: impl FnOnce() -> Result<()>) -> Status {
-    let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
+/// Makes a panic an error.
+fn caught(body: impl FnOnce() -> Result<()>) -> Result<()> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().copied();
         let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
         Err(Error::Internal(format!("panicked: {}", text.unwrap_or("no message"))))
-    });
-    match result {
+    })
+}
+
+/// The one place where errors and panics become what NCCL understands, and are said.
+fn entry(call: &str, body: impl FnOnce() -> Result<()>) -> Status {
+    match caught(body) {
         Ok(()) => abi::SUCCESS,
         Err(error) => {
             log::error(format_args!("{call}: {error}"));
@@ -38,13 +43,10 @@ fn entry(call: &str, body: impl FnOnce() -> Result<()>) -> Status {
     }
 }
 
-/// [`entry`] for what happens on a connection: a panic is its end too.
+/// [`entry`] for what NCCL's progress threads call: an error, a panic too, is the end of the connection.
 fn operation(comm: &Comm, call: &str, body: impl FnOnce() -> Result<()>) -> Status {
-    let status = entry(call, body);
-    if status == abi::INTERNAL_ERROR {
-        comm.fail(Error::Internal(format!("{call} failed before")));
-    }
-    status
+    relax_captures(&comm.me.device().driver);
+    entry(call, || caught(body).map_err(|error| comm.fail(error)))
 }
 
 /// Sets an out parameter.
@@ -226,8 +228,12 @@ pub(crate) unsafe extern "C" fn reg_mr_sym_dma_buf(
 }
 
 pub(crate) unsafe extern "C" fn dereg_mr_sym(comm: Opaque, region: Opaque) -> Status {
-    // SAFETY: from `connect`, not closed yet.
-    entry("deregMrSym", || unsafe { object::<Arc<Comm>>(comm)? }.deregister(region))
+    entry("deregMrSym", || {
+        // SAFETY: from `connect`, not closed yet.
+        let comm = unsafe { object::<Arc<Comm>>(comm)? };
+        let _relaxed = RelaxedCaptures::new(&comm.me.device().driver);
+        comm.deregister(region)
+    })
 }
 
 /// Ends an object of type `T` that was handed to NCCL as a box.
@@ -243,7 +249,10 @@ unsafe fn close<T>(pointer: Opaque) -> Option<Box<T>> {
 pub(crate) unsafe extern "C" fn destroy_context(context: Opaque) -> Status {
     entry("destroyContext", || {
         // SAFETY: from `create_context`; NCCL does not use it again.
-        drop(unsafe { close::<Context>(context) });
+        if let Some(context) = unsafe { close::<Context>(context) } {
+            let _relaxed = RelaxedCaptures::new(&context.comm.me.device().driver);
+            drop(context);
+        }
         Ok(())
     })
 }
@@ -252,7 +261,9 @@ pub(crate) unsafe extern "C" fn close_coll(comm: Opaque) -> Status {
     entry("closeColl", || {
         // SAFETY: from `connect`; NCCL does not use it again.
         if let Some(comm) = unsafe { close::<Arc<Comm>>(comm) } {
+            let _relaxed = RelaxedCaptures::new(&comm.me.device().driver);
             comm.close();
+            drop(comm);
         }
         Ok(())
     })
@@ -451,4 +462,18 @@ pub(crate) unsafe extern "C" fn query_last_error(context: Opaque, has_error: *mu
 /// NCCL calls `init` and `finalize` twice for each communicator; all state hangs on connections.
 pub(crate) unsafe extern "C" fn finalize(_ctx: Opaque) -> Status {
     abi::SUCCESS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_becomes_an_error_that_says_what_it_said() {
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(|_| {}));
+        let result = caught(|| panic!("of {}", 1));
+        std::panic::set_hook(hook);
+        assert_eq!(result, Err(Error::Internal("panicked: of 1".to_owned())));
+    }
 }

@@ -2,7 +2,7 @@
 
 use crate::abi;
 
-/// Why the plugin cannot go on. Each but [`Error::Argument`] is the end of the connection.
+/// Why the plugin cannot go on. An error of an operation, whatever it is, ends the connection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

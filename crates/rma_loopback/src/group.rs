@@ -135,6 +135,8 @@ impl Group {
     /// Records a failure, and returns the first.
     pub(crate) fn fail(&self, error: Error) -> Error {
         let first = self.fault.get_or_init(|| error).clone();
+        // Whoever has not seen it waits already when this lock is free, and is woken.
+        drop(self.joined.lock().unwrap_or_else(PoisonError::into_inner));
         self.another.notify_all();
         first
     }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::channel::Channel;
 use crate::config::Config;
-use crate::driver::{Device, relax_captures};
+use crate::driver::Device;
 use crate::error::Result;
 use crate::transfer::{Issued, Step, Transfer};
 
@@ -30,6 +30,8 @@ struct Queue {
     step: Option<(u64, Step)>,
     accepted: u64,
     issued: u64,
+    /// The connection has failed: nothing more is issued.
+    cancelled: bool,
 }
 
 impl Lane {
@@ -39,6 +41,7 @@ impl Lane {
             step: None,
             accepted: 0,
             issued: 0,
+            cancelled: false,
         };
         Ok(Self {
             channel: Arc::new(Channel::new(device)?),
@@ -83,7 +86,20 @@ impl Lane {
         let Ok(queue) = self.queue.try_lock() else { return Ok(()) };
         let idle = self.channel.done() >= queue.accepted;
         drop(queue);
-        if idle { Ok(()) } else { self.channel.check() }
+        if idle { Ok(()) } else { self.channel.is_idle().map(|_| ()) }
+    }
+
+    /// Drops what waits, of whatever rank: from now on the host looks at no memory of a transfer, and puts nothing on the stream.
+    pub(crate) fn cancel(&self) {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.cancelled = true;
+        queue.transfers.clear();
+        queue.step = None;
+    }
+
+    /// Whether nothing is on the stream, and nothing failed there.
+    pub(crate) fn is_idle(&self) -> Result<bool> {
+        self.channel.is_idle()
     }
 
     /// Waits for what is on the stream. Whether nothing is left, nor waits.
@@ -93,6 +109,9 @@ impl Lane {
     }
 
     fn drain(&self, queue: &mut Queue) -> Result<()> {
+        if queue.cancelled {
+            return Ok(());
+        }
         let channel = &self.channel;
         let mut entered = None;
         while let Some(first) = queue.transfers.front_mut() {
@@ -105,7 +124,6 @@ impl Lane {
                 break;
             }
             if entered.is_none() {
-                relax_captures(&channel.device.driver);
                 entered = Some(channel.device.enter()?);
             }
             let next = queue.issued + 1;

@@ -30,14 +30,14 @@
 //! | `DEVCOMM_GIN_SLOTS` | 16 | staging slots of a rank, and of each direction between two processes |
 //! | `DEVCOMM_GIN_SLOT_KIB` | 512 | size of a slot |
 //! | `DEVCOMM_GIN_DEPTH` | 256 | operations on one rank's stream at a time; more wait in the plugin |
-//! | `DEVCOMM_GIN_CONNECTIONS` | 1 to 4 | devices to offer: NCCL makes a connection for each |
+//! | `DEVCOMM_GIN_CONNECTIONS` | 1 to 4 | devices to offer: NCCL makes a connection for each; signals to an address then need CUDA 13.1 |
 //! | `DEVCOMM_GIN_TIMEOUT` | 60 | seconds that a rank waits for the others to connect |
 //! | `DEVCOMM_GIN_DEBUG` | 1 | say on standard error what goes on; errors are always said |
 //!
 //! # What is promised
 //!
-//! - Every signal is a strong one: what was put into a rank before it, by whatever context and rank of the same process, is visible to
-//!   who sees it; between two processes, what its sender has put before it.
+//! - Every signal is a strong one of its connection: what was put into a rank before it, by whatever context of that connection and rank
+//!   of the same process, is visible to who sees it; between two processes, what its sender has put before it.
 //! - Signals that a kernel resets by moving an offset (all indexed signals of NCCL 2.30.5 and newer) are exact, from many ranks at a time.
 //! - A put is complete when the target has it, not just when its source may be reused. A get is complete when its data is visible: there is
 //!   nothing left to flush.
@@ -51,7 +51,8 @@
 //! - Speed: the host is on the way of every operation. It is a tool to develop with; use RDMA where it counts.
 //! - Ranks of another host, another container's network namespace, or another user are refused, or not found in time.
 //! - A rank must have a device communicator while others of another process put into it, and all must have finished (a barrier) before it is
-//!   destroyed, as with network cards. A rank that leaves carries out for up to a second what it had been asked for.
+//!   destroyed, as with network cards. A rank that leaves carries out for up to a second what it had been asked for. Its own operations end before their context and
+//!   their memory: for that it waits up to 4 seconds, then drops what waits, and the connection has failed.
 //!
 //! # Dangers
 //!

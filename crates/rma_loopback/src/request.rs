@@ -19,28 +19,55 @@ pub(crate) struct Requests {
     free: Vec<u32>,
     /// What all contexts that exist may have outstanding.
     bound: usize,
+    /// How many contexts there were.
+    contexts: ContextId,
 }
+
+/// The number of a context of a rank.
+pub(crate) type ContextId = u64;
 
 struct Entry {
     /// Counts the uses of the entry, so that a handle of an earlier one is known.
     uses: u32,
-    request: Option<Request>,
+    request: Option<(ContextId, Request)>,
+}
+
+impl Entry {
+    fn end(&mut self) {
+        self.request = None;
+        // 31 bits, so that a handle plus one cannot wrap.
+        self.uses = (self.uses + 1) & 0x7fff_ffff;
+    }
 }
 
 impl Requests {
-    /// Makes room for `more` requests, where there is none that earlier contexts have left.
-    pub(crate) fn grow(&mut self, more: usize) {
+    /// Makes room for `more` requests of a new context, where there is none that earlier ones have left.
+    pub(crate) fn grow(&mut self, more: usize) -> ContextId {
         self.bound += more;
         let from = self.entries.len();
         let to = from.max(self.bound);
         self.entries.extend((from..to).map(|_| Entry { uses: 0, request: None }));
         self.free.reserve(to);
         self.free.extend((from..to).rev().map(|index| index as u32));
+        self.contexts += 1;
+        self.contexts
     }
 
-    /// Leaves the room of `less` requests to later contexts.
-    pub(crate) fn leave(&mut self, less: usize) {
+    /// Forgets the requests of a context that ends, and leaves its room for `less` of them to later contexts.
+    pub(crate) fn leave(&mut self, context: ContextId, less: usize) {
+        for (index, entry) in self.entries.iter_mut().enumerate() {
+            if entry.request.is_some_and(|(of, _)| of == context) {
+                entry.end();
+                self.free.push(index as u32);
+            }
+        }
         self.bound = self.bound.saturating_sub(less);
+    }
+
+    /// The requests of a context that nobody has heard to be complete.
+    pub(crate) fn of(&self, context: ContextId) -> Vec<Request> {
+        let all = self.entries.iter().filter_map(|entry| entry.request);
+        all.filter(|(of, _)| *of == context).map(|(_, request)| request).collect()
     }
 
     /// Whether there is room for one more.
@@ -55,11 +82,11 @@ impl Requests {
     }
 
     /// Keeps a request, for which there is room, and returns its handle, which is not null.
-    pub(crate) fn add(&mut self, request: Request) -> Result<Opaque> {
+    pub(crate) fn add(&mut self, context: ContextId, request: Request) -> Result<Opaque> {
         self.require_room()?;
         let index = self.free.pop().unwrap_or_default();
         let entry = &mut self.entries[index as usize];
-        entry.request = Some(request);
+        entry.request = Some((context, request));
         Ok(((u64::from(entry.uses) << 32) + u64::from(index) + 1) as Opaque)
     }
 
@@ -75,6 +102,7 @@ impl Requests {
             .get(index as usize)
             .filter(|entry| entry.uses == uses)
             .and_then(|entry| entry.request)
+            .map(|(_, request)| request)
             .ok_or_else(|| Error::Argument(format!("{handle:?} is no outstanding request")))
     }
 
@@ -82,10 +110,9 @@ impl Requests {
     pub(crate) fn remove(&mut self, handle: Opaque) {
         let (_, index) = Self::index(handle);
         if let Some(entry) = self.entries.get_mut(index as usize)
-            && entry.request.take().is_some()
+            && entry.request.is_some()
         {
-            // 31 bits, so that a handle plus one cannot wrap.
-            entry.uses = (entry.uses + 1) & 0x7fff_ffff;
+            entry.end();
             self.free.push(index);
         }
     }
@@ -99,19 +126,41 @@ mod tests {
     fn a_handle_of_a_completed_request_is_refused() {
         let mut requests = Requests::default();
         let request = Request::Lane { rank: 0, sequence: 1 };
-        assert!(requests.add(request).is_err());
+        assert!(requests.add(1, request).is_err());
         requests.grow(1);
-        let first = requests.add(request).unwrap();
+        let first = requests.add(1, request).unwrap();
         assert!(!first.is_null());
-        assert!(requests.add(request).is_err());
+        assert!(requests.add(1, request).is_err());
         assert_eq!(requests.get(first).unwrap(), request);
         requests.remove(first);
         assert!(requests.get(first).is_err());
-        requests.leave(1);
+        requests.leave(1, 1);
         requests.grow(1);
         assert_eq!(requests.entries.len(), 1, "contexts that come and go take no more room");
-        let second = requests.add(request).unwrap();
+        let second = requests.add(1, request).unwrap();
         assert!(requests.get(first).is_err());
         assert_eq!(requests.get(second).unwrap(), request);
+    }
+
+    #[test]
+    fn a_context_takes_its_requests_along_and_leaves_those_of_others() {
+        let mut requests = Requests::default();
+        let request = |sequence| Request::Lane { rank: 0, sequence };
+        requests.grow(2);
+        requests.grow(1);
+        let first = requests.add(1, request(1)).unwrap();
+        requests.add(1, request(2)).unwrap();
+        let other = requests.add(2, request(3)).unwrap();
+        assert_eq!(requests.of(1).len(), 2);
+        requests.leave(1, 2);
+        assert_eq!(requests.of(1), []);
+        assert!(requests.get(first).is_err());
+        assert_eq!(requests.get(other).unwrap(), request(3));
+        requests.grow(2);
+        assert_eq!(requests.entries.len(), 3);
+        for sequence in 4..6 {
+            requests.add(3, request(sequence)).unwrap();
+        }
+        assert!(requests.require_room().is_err());
     }
 }

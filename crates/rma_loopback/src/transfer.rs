@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::channel::Channel;
 use crate::config::{Adding, Config};
 use crate::driver::{Address, MemOp};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::staging::Staging;
 
 /// Where data comes from.
@@ -150,6 +150,15 @@ impl Transfer {
                         // The lane's lock makes this addition and its place on the stream one step.
                         let before = shadow[*index].fetch_add(signal.add, Ordering::Relaxed);
                         last.push(MemOp::write_64(word, before.wrapping_add(signal.add)));
+                    }
+                    // The word may be another connection's, too, which has a lane of its own.
+                    None if config.connections > 1 => {
+                        return Err(Error::Unserved(format!(
+                            "signals to an address need one connection, not {} \
+                             (DEVCOMM_GIN_CONNECTIONS), or devices that add by themselves (a \
+                             driver of CUDA 13.1, DEVCOMM_GIN_SIGNAL not set)",
+                            config.connections
+                        )));
                     }
                     None => {
                         last.run(channel)?;

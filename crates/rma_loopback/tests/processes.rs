@@ -16,8 +16,8 @@ use fake::{Memory, Options, Rank, listen, ok, setup, work};
 
 const TEST: &str = "a_process_of_a_job_that_another_test_runs";
 
-/// Runs the case `name` in `processes` processes of `threads` ranks each. `lost` may end as they like.
-fn job(name: &str, processes: usize, threads: usize, lost: &[usize]) {
+/// Runs the case `name` in `processes` processes of `threads` ranks each, and returns what each said. `lost` may end as they like.
+fn job(name: &str, processes: usize, threads: usize, lost: &[usize]) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();
     let hub = folder.path().join("hub");
     let listener = UnixListener::bind(&hub).unwrap();
@@ -34,16 +34,19 @@ fn job(name: &str, processes: usize, threads: usize, lost: &[usize]) {
         })
         .collect();
     std::thread::spawn(move || serve(&listener, processes * threads));
-    for (process, child) in children.into_iter().enumerate() {
+    let ended = children.into_iter().enumerate().map(|(process, child)| {
         let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(
             output.status.success() || lost.contains(&process),
             "process {process}: {}\n{}{}",
             output.status,
             String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
+            said
         );
-    }
+        said
+    });
+    ended.collect()
 }
 
 #[test]
@@ -72,6 +75,7 @@ fn play(name: &str, number: usize, ranks: usize, hub: &Path) {
         "slow" => options.delay = 500,
         "signal-and-go" => options.delay = 2000,
         "late" => options.config.timeout = Duration::from_millis(300),
+        "impatient" if number == 1 => options.config.timeout = Duration::from_millis(300),
         _ => {}
     }
     let device = Device::new(number, options.delay, name == "contexts");
@@ -83,6 +87,7 @@ fn play(name: &str, number: usize, ranks: usize, hub: &Path) {
     match name {
         "absent" => return absent(number, &listening, &mut handles),
         "late" => return late(number, &listening, &mut handles),
+        "impatient" => return impatient(number, &listening, &mut handles),
         _ => {}
     }
     let rank = Rank::connect(&options, number, device, &listening, &mut handles);
@@ -250,4 +255,19 @@ fn late(number: usize, listening: &fake::Listening, handles: &mut [fake::hub::Pa
 #[test]
 fn connecting_to_a_process_that_does_not_answer_ends_in_time() {
     job("late", 2, 1, &[]);
+}
+
+/// Rank 2 of three is there, but does not connect; rank 1 gives up long before the others.
+fn impatient(number: usize, listening: &fake::Listening, handles: &mut [fake::hub::Part]) {
+    match number {
+        0 => assert_eq!(listening.connect(handles, 0).0, REMOTE_ERROR),
+        1 => assert_eq!(listening.connect(handles, 1).0, TIMEOUT),
+        _ => std::thread::sleep(Duration::from_secs(2)),
+    }
+}
+
+#[test]
+fn a_rank_that_fails_to_connect_says_why_to_those_it_has_met() {
+    let said = job("impatient", 3, 1, &[]);
+    assert!(said[0].contains("rank 1 failed: rank 2"), "{}", said[0]);
 }

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use devcomm_rma_loopback::abi::{
-    INVALID_ARGUMENT, INVALID_USAGE, PTR_CUDA, PTR_HOST, REMOTE_ERROR, SUCCESS, TIMEOUT,
-    UNHANDLED_CUDA_ERROR,
+    INVALID_ARGUMENT, INVALID_USAGE, PTR_CUDA, PTR_HOST, REMOTE_ERROR, SIGNAL_ADD, SUCCESS,
+    TIMEOUT, UNHANDLED_CUDA_ERROR,
 };
 use devcomm_rma_loopback::config::{Adding, Config, Copy};
 
@@ -161,6 +161,46 @@ fn a_signal_to_an_address_counts_from_what_a_kernel_left_there() {
             rank.drain();
             meeting.barrier.wait();
             assert_eq!(words.load(0), start + 7);
+        }
+    });
+}
+
+#[test]
+fn signals_to_an_address_are_refused_where_several_connections_would_lose_some() {
+    let config = Config { connections: 2, ..config() };
+    for reductions in [false, true] {
+        world(&Options { reductions, config, ..Options::default() }, |rank, meeting| {
+            let (words, signals) = (Memory::new(8), Memory::new(8));
+            let (words_at, signals_at) = (rank.window(&words), rank.signals(&signals));
+            meeting.barrier.wait();
+            rank.signal(0, 1 - rank.rank, (signals_at, 0), 1);
+            rank.drain();
+            meeting.barrier.wait();
+            if rank.rank == 0 {
+                let (status, request) =
+                    rank.try_put_signal(0, NOWHERE, 0, NOWHERE, 1, (words_at, 0), 1, SIGNAL_ADD);
+                if reductions {
+                    assert_eq!(status, SUCCESS);
+                    rank.serve(|| rank.try_test(request) == (SUCCESS, true));
+                } else {
+                    assert_eq!(status, INVALID_USAGE);
+                }
+            }
+            meeting.barrier.wait();
+        });
+    }
+}
+
+#[test]
+fn memory_that_is_not_mapped_is_refused_where_it_has_to_be() {
+    let config = Config { copy: Copy::Mapped, ..config() };
+    let options = Options { memory: Kind::Plain, config, ..Options::default() };
+    world(&options, |rank, meeting| {
+        let memory = Memory::new(64);
+        let at = rank.window(&memory);
+        meeting.barrier.wait();
+        if rank.rank == 0 {
+            assert_eq!(rank.try_put(0, (at, 0), 64, (at, 0), 1).0, INVALID_USAGE);
         }
     });
 }

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use super::segment::{Entry, Ring};
-use crate::error::Result;
+use super::segment::{ENTRIES, Entry, Ring};
+use crate::error::{Error, Result};
 use crate::group::Member;
 use crate::transfer::{Data, Place, Source, Transfer};
 
@@ -18,8 +18,20 @@ pub(crate) struct Incoming {
 }
 
 impl Incoming {
+    /// What the sender has written, if that can be: it has as many entries under way as the ring has.
+    fn checked(&self, published: u64) -> Result<u64> {
+        if published < self.taken || published - self.acknowledged > ENTRIES {
+            return Err(Error::Internal(format!(
+                "the ring of another process is broken: {published} entries written, {} taken, {} \
+                 carried out",
+                self.taken, self.acknowledged
+            )));
+        }
+        Ok(published)
+    }
+
     pub(crate) fn progress(&mut self, ring: Ring<'_>, me: &Member) -> Result<()> {
-        let published = ring.published();
+        let published = self.checked(ring.published())?;
         while self.taken < published {
             let transfer = transfer(ring, ring.read(self.taken)?, me)?;
             self.sequences.push_back(me.lane.submit(transfer)?);
@@ -61,4 +73,20 @@ fn transfer(ring: Ring<'_>, entry: Entry, me: &Member) -> Result<Transfer> {
         None => None,
     };
     Ok(Transfer { data, signal })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_that_no_sender_writes_is_refused() {
+        let incoming = Incoming { taken: 10, acknowledged: 4, ..Incoming::default() };
+        for published in [10, 11, 4 + ENTRIES] {
+            assert_eq!(incoming.checked(published), Ok(published));
+        }
+        for published in [9, 5 + ENTRIES, u64::MAX] {
+            assert!(incoming.checked(published).is_err());
+        }
+    }
 }

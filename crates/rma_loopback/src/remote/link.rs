@@ -87,6 +87,16 @@ impl Link {
         self.state().outgoing.done(ticket)
     }
 
+    /// The ticket of the last job.
+    pub(crate) fn accepted(&self) -> u64 {
+        self.state().outgoing.accepted()
+    }
+
+    /// Drops the jobs that wait.
+    pub(crate) fn cancel(&self) {
+        self.state().outgoing.cancel();
+    }
+
     /// Moves both directions on.
     pub(crate) fn progress(&self) -> Result<()> {
         let mut state = self.state();
@@ -134,7 +144,8 @@ impl Link {
 
     fn ended(&self) -> Error {
         Error::Remote(format!(
-            "rank {} has ended: its process {} is gone, without a word",
+            "rank {}, of process {}, closed its connection without a word: most likely its process \
+             has ended",
             self.rank, self.pid
         ))
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -24,6 +25,10 @@ use crate::log;
 
 /// The longest pause between two looks at the clock and at who is waited for.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Time between two looks whether who is waited for still listens: each takes a place in its queue of calls.
+const PROBE_EVERY: Duration = Duration::from_secs(1);
+/// Time between two calls of a rank whose queue is full.
+const CALL_EVERY: Duration = Duration::from_millis(10);
 const HELLO_BYTES: usize = 40;
 
 /// What the caller says first.
@@ -57,7 +62,7 @@ impl Hello {
     }
 }
 
-/// Meets every rank of `handles` that lives in another process.
+/// Meets every rank of `handles` that lives in another process: `links` are to those met, whatever comes of it.
 pub(crate) fn meet(
     endpoint: &Endpoint,
     handles: &[Handle],
@@ -65,15 +70,15 @@ pub(crate) fn meet(
     me: &Arc<Member>,
     group: &Group,
     deadline: Instant,
-) -> Result<Vec<Option<Link>>> {
-    let mut links: Vec<Option<Link>> = handles.iter().map(|_| None).collect();
+    links: &mut [Option<Link>],
+) -> Result<()> {
     let mine = &endpoint.handle;
     let (connection, shape) = (handles[0].key(), Shape::of(&endpoint.setup.config));
     let device = &me.staging.channel.device;
     for (other, handle) in handles.iter().enumerate().take(rank) {
         if !handle.same_process(mine) {
             let hello = Hello { connection, rank, shape };
-            let (segment, socket) = call_on(hello, other, handle, device, deadline)?;
+            let (segment, socket) = call_on(hello, other, handle, device, group, deadline)?;
             let pid = handle.pid();
             links[other] = Some(Link::new(Arc::clone(me), rank, other, pid, segment, socket)?);
         }
@@ -81,8 +86,8 @@ pub(crate) fn meet(
     let is_missing = |links: &[Option<Link>], other: usize| {
         other > rank && !handles[other].same_process(mine) && links[other].is_none()
     };
-    while let Some(missing) = (0..handles.len()).find(|other| is_missing(&links, *other)) {
-        wait_for_call(&endpoint.listener, group, deadline, missing, &handles[missing])?;
+    while let Some(missing) = (0..handles.len()).find(|other| is_missing(links, *other)) {
+        wait_for_call(&endpoint.listener, group, links, deadline, missing, &handles[missing])?;
         let accepted = endpoint.listener.accept();
         let (socket, _) =
             accepted.map_err(|error| Error::system("taking a call of another rank", error))?;
@@ -93,7 +98,7 @@ pub(crate) fn meet(
         };
         if hello.connection != connection
             || hello.rank >= handles.len()
-            || !is_missing(&links, hello.rank)
+            || !is_missing(links, hello.rank)
         {
             continue;
         }
@@ -102,15 +107,16 @@ pub(crate) fn meet(
         let link = Link::new(Arc::clone(me), rank, hello.rank, pid, segment, socket)?;
         links[hello.rank] = Some(link);
     }
-    Ok(links)
+    Ok(())
 }
 
-/// Calls a lower rank.
+/// Calls a lower rank, and brings the memory.
 fn call_on(
     hello: Hello,
     other: usize,
     handle: &Handle,
     device: &Device,
+    group: &Group,
     deadline: Instant,
 ) -> Result<(Segment, UnixStream)> {
     let failed = |error: &dyn std::fmt::Display| {
@@ -121,7 +127,14 @@ fn call_on(
             handle.pid()
         ))
     };
-    let socket = UnixStream::connect_addr(&handle.address()?).map_err(|error| failed(&error))?;
+    let socket = loop {
+        match handle.call() {
+            Ok(socket) => break socket,
+            Err(Errno::AGAIN | Errno::INTR) => wait_to_call(other, handle, group, deadline)?,
+            Err(error) => return Err(failed(&error)),
+        }
+    };
+    socket.set_nonblocking(false).map_err(|error| failed(&error))?;
     let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     socket.set_write_timeout(Some(left)).map_err(|error| failed(&error))?;
     let memory = hello.shape.create()?;
@@ -137,6 +150,21 @@ fn call_on(
         Err(error) => return Err(failed(&error)),
     }
     Ok((Segment::map(&memory, hello.shape, device)?, socket))
+}
+
+/// Waits a moment, for the queue of rank `other` is full of calls.
+fn wait_to_call(other: usize, handle: &Handle, group: &Group, deadline: Instant) -> Result<()> {
+    if let Some(fault) = group.fault() {
+        return Err(fault.clone());
+    }
+    if Instant::now() > deadline {
+        return Err(Error::Timeout(format!(
+            "rank {other}, of process {}, took no call in time (DEVCOMM_GIN_TIMEOUT)",
+            handle.pid()
+        )));
+    }
+    std::thread::sleep(CALL_EVERY);
+    Ok(())
 }
 
 /// What a caller says, if it is one of this user's ranks.
@@ -163,14 +191,17 @@ fn take_call(socket: &UnixStream, deadline: Instant) -> Option<(Hello, OwnedFd)>
 fn wait_for_call(
     listener: &UnixListener,
     group: &Group,
+    links: &[Option<Link>],
     deadline: Instant,
     missing: usize,
     handle: &Handle,
 ) -> Result<()> {
+    let mut probe_at = Instant::now();
     loop {
         if let Some(fault) = group.fault() {
             return Err(fault.clone());
         }
+        links.iter().flatten().try_for_each(Link::check)?;
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(Error::Timeout(format!(
@@ -183,7 +214,7 @@ fn wait_for_call(
             let mut sources = [PollFd::new(listener, PollFlags::IN)];
             match poll(&mut sources, Some(pause)) {
                 Ok(ready) => Ok(ready > 0),
-                Err(rustix::io::Errno::INTR) => Ok(false),
+                Err(Errno::INTR) => Ok(false),
                 Err(error) => Err(Error::system("waiting for a call of another rank", error)),
             }
         };
@@ -191,9 +222,13 @@ fn wait_for_call(
             return Ok(());
         }
         // It may have called and gone between the two questions.
+        if Instant::now() < probe_at {
+            continue;
+        }
+        probe_at = Instant::now() + PROBE_EVERY;
         if handle.is_gone() && !called(&Timespec { tv_sec: 0, tv_nsec: 0 })? {
             return Err(Error::Remote(format!(
-                "rank {missing}, of process {}, ended before it connected",
+                "rank {missing}, of process {}, ended or failed before it connected",
                 handle.pid()
             )));
         }

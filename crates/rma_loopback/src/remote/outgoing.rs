@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 
 use super::segment::{ENTRIES, Entry, RemoteSignal, Ring};
-use crate::driver::relax_captures;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::group::Member;
 use crate::region::RegionId;
 use crate::transfer::{Data, Place, Source, Transfer};
@@ -63,6 +62,8 @@ pub(crate) struct Outgoing {
     next_slot: usize,
     accepted: u64,
     completed: u64,
+    /// The connection has failed: nothing more begins.
+    cancelled: bool,
 }
 
 // SAFETY: as for `Job`.
@@ -80,6 +81,7 @@ impl Outgoing {
             next_slot: 0,
             accepted: 0,
             completed: 0,
+            cancelled: false,
         }
     }
 
@@ -87,6 +89,18 @@ impl Outgoing {
     pub(crate) fn submit(&mut self, job: Job) -> u64 {
         self.jobs.push_back(job);
         self.accepted += 1;
+        self.accepted
+    }
+
+    /// Drops what waits: from now on the host looks at no memory of a job.
+    pub(crate) fn cancel(&mut self) {
+        self.cancelled = true;
+        self.jobs.clear();
+        self.flights.clear();
+    }
+
+    /// The ticket of the last job.
+    pub(crate) fn accepted(&self) -> u64 {
         self.accepted
     }
 
@@ -101,7 +115,7 @@ impl Outgoing {
     }
 
     pub(crate) fn progress(&mut self, ring: Ring<'_>, me: &Member) -> Result<()> {
-        if self.accepted == self.completed {
+        if self.cancelled || self.accepted == self.completed {
             return Ok(());
         }
         self.end(ring, me)?;
@@ -175,7 +189,13 @@ impl Outgoing {
 
     /// Lands what was got, and ends what is complete, in order.
     fn end(&mut self, ring: Ring<'_>, me: &Member) -> Result<()> {
-        let acknowledged = ring.acknowledged().min(self.published);
+        let acknowledged = ring.acknowledged();
+        if acknowledged > self.published {
+            return Err(Error::Internal(format!(
+                "the ring of another process is broken: {acknowledged} entries carried out of {}",
+                self.published
+            )));
+        }
         let carried_out = acknowledged.saturating_sub(self.first) as usize;
         for flight in self.flights.iter_mut().take(carried_out) {
             if let (Stage::Published, Some(to)) = (flight.stage, flight.landing)
@@ -207,7 +227,6 @@ fn fill(me: &Member, from: Place, slot: *mut u8, bytes: usize) -> Result<Stage> 
     match from {
         Place::Device(address) => {
             let channel = &me.staging.channel;
-            relax_captures(&channel.device.driver);
             let _entered = channel.device.enter()?;
             channel.copy_out(slot, address, bytes)?;
             Ok(Stage::Filling(channel.mark()?))

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 
-use crate::config::Config;
+use crate::config::{Config, SLOT_KIB, SLOTS};
 use crate::driver::{Device, call};
 use crate::error::{Error, Result};
 use crate::region::RegionId;
@@ -29,6 +29,21 @@ pub(crate) struct Shape {
 impl Shape {
     pub(crate) fn of(config: &Config) -> Self {
         Self { slots: config.slots, slot_bytes: config.slot_bytes }
+    }
+
+    /// Refuses a shape that no rank of this plugin has: another process may have told it. Sizes of others do not overflow.
+    fn require(self) -> Result<()> {
+        let slot_kib = self.slot_bytes as u64 >> 10;
+        if SLOTS.contains(&(self.slots as u64))
+            && SLOT_KIB.contains(&slot_kib)
+            && self.slot_bytes.is_multiple_of(1 << 10)
+        {
+            return Ok(());
+        }
+        Err(Error::Unserved(format!(
+            "another process wants to share {} slots of {} bytes, which this plugin never does",
+            self.slots, self.slot_bytes
+        )))
     }
 
     fn direction_bytes(self) -> usize {
@@ -104,6 +119,7 @@ pub(crate) struct Segment {
 impl Segment {
     /// Maps `memory` of a shape that the other side may have told.
     pub(crate) fn map(memory: &OwnedFd, shape: Shape, device: &Device) -> Result<Self> {
+        shape.require()?;
         let failed = |error: &dyn std::fmt::Display| {
             Error::system("mapping the memory that two processes share", error)
         };
@@ -210,6 +226,16 @@ impl Ring<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shapes_that_no_rank_has_are_refused() {
+        assert_eq!(Shape::of(&Config::default()).require(), Ok(()));
+        for (slots, slot_bytes) in
+            [(0, 4096), (2, 0), (2, 4097), (usize::MAX, 4096), (2, usize::MAX)]
+        {
+            assert!(Shape { slots, slot_bytes }.require().is_err());
+        }
+    }
 
     #[test]
     fn an_entry_survives_the_ring() {

@@ -3,11 +3,11 @@
 //! It refuses what a real one would take amiss or what would stop a progress thread: a stream whose context is not current, an
 //! asynchronous copy from or to host memory that is not pinned.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{JoinHandle, sleep};
@@ -33,6 +33,8 @@ pub struct Device {
     pub reductions: bool,
     /// Copies that still succeed.
     pub copies_left: AtomicI64,
+    /// Its streams stand still.
+    pub stalled: AtomicBool,
     /// Peer copies that its streams were given.
     pub peer_copies: AtomicU64,
 }
@@ -45,6 +47,7 @@ impl Device {
             delay,
             reductions,
             copies_left: AtomicI64::new(i64::MAX),
+            stalled: AtomicBool::new(false),
             peer_copies: AtomicU64::new(0),
         }))
     }
@@ -65,12 +68,18 @@ impl Device {
 
 thread_local! {
     static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    static CAPTURE_MODE: Cell<c_int> = const { Cell::new(0) };
 }
 
 fn current() -> Option<&'static Device> {
     let top = CURRENT.with_borrow(|stack| stack.last().copied())?;
     // SAFETY: only addresses of devices, which live for ever, or null are pushed.
     unsafe { (top as *const Device).as_ref() }
+}
+
+/// How this thread's calls and captures of others go together: 0 at first, 2 if they do not disturb those.
+pub fn capture_mode_of_this_thread() -> c_int {
+    CAPTURE_MODE.get()
 }
 
 /// The depth of this thread's stack of contexts.
@@ -118,7 +127,8 @@ impl Random {
     }
 }
 
-fn work(jobs: &Receiver<Job>, left: &(Mutex<usize>, Condvar), delay: u64, seed: u64) {
+fn work(jobs: &Receiver<Job>, left: &(Mutex<usize>, Condvar), device: &Device, seed: u64) {
+    let delay = device.delay;
     let mut random = Random(seed);
     let mut pause = |one_in| {
         if delay > 0 && random.below(one_in) == 0 {
@@ -127,6 +137,9 @@ fn work(jobs: &Receiver<Job>, left: &(Mutex<usize>, Condvar), delay: u64, seed: 
     };
     while let Ok(job) = jobs.recv() {
         pause(4);
+        while device.stalled.load(Ordering::Acquire) {
+            sleep(Duration::from_millis(1));
+        }
         match job {
             Job::Copy { to, from, bytes } => {
                 // In two halves, with a pause: what is seen early is torn.
@@ -258,9 +271,9 @@ unsafe extern "C" fn create(stream: *mut RawStream, _: c_uint, _: c_int) -> Code
     let Some(device) = current() else { return INVALID_CONTEXT };
     let (jobs, received) = channel();
     let left = Arc::new((Mutex::new(0), Condvar::new()));
-    let (counted, delay) = (Arc::clone(&left), device.delay);
+    let counted = Arc::clone(&left);
     let seed = SEED.fetch_add(7919, Ordering::Relaxed);
-    let worker = std::thread::spawn(move || work(&received, &counted, delay, seed));
+    let worker = std::thread::spawn(move || work(&received, &counted, device, seed));
     let made = Stream { device, jobs: Some(jobs), left, worker: Some(worker) };
     // SAFETY: the caller's out pointer.
     unsafe { *stream = Box::into_raw(Box::new(made)).cast() };
@@ -411,7 +424,9 @@ unsafe extern "C" fn peer(
     device_of(stream).peer_copies.fetch_add(1, Ordering::Relaxed);
     copy(stream, to as usize, from as usize, bytes)
 }
-unsafe extern "C" fn capture_mode(_: *mut c_int) -> Code {
+unsafe extern "C" fn capture_mode(mode: *mut c_int) -> Code {
+    // SAFETY: the caller's pointer.
+    unsafe { *mode = CAPTURE_MODE.replace(*mode) };
     SUCCESS
 }
 

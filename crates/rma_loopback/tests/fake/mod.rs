@@ -84,7 +84,8 @@ pub struct Rank {
     pub context: Cell<Opaque>,
     closed: Cell<bool>,
     requests: RefCell<Vec<Opaque>>,
-    depth: usize,
+    /// Requests that NCCL may have outstanding with a peer.
+    pub depth: usize,
 }
 
 // SAFETY: one thread at a time is the proxy: the test's body hands it on.
@@ -176,23 +177,19 @@ impl Rank {
         let (status, comm) = listening.connect(handles, rank);
         ok(status);
         listening.close();
-        let mut config =
-            RmaConfig { n_contexts: options.contexts as c_int, traffic_class: -1, rank_stride: 1 };
-        let mut context = null_mut();
         let mut promise = RmaProperties { flushes_all_puts_on_any_signal: true };
         // SAFETY: all zeros are values of every field.
         let mut properties = unsafe { std::mem::zeroed::<NetProperties>() };
         // SAFETY: the arguments are what the interface says.
         unsafe {
             let plugin = &ncclRmaPlugin_v16;
-            ok((plugin.create_context)(comm, &raw mut config, &raw mut context));
             ok((plugin.get_rma_properties)(comm, &raw mut promise));
             ok((plugin.get_properties)(0, &raw mut properties));
         }
         assert!(!promise.flushes_all_puts_on_any_signal);
         assert_eq!(properties.net_device_type, NET_DEVICE_GIN_PROXY);
         assert!(properties.max_recvs.count_ones() == 1 && !properties.name.is_null());
-        Self {
+        let made = Self {
             rank,
             ranks: handles.len(),
             device,
@@ -200,11 +197,26 @@ impl Rank {
             memory: options.memory,
             ctx: listening.ctx,
             comm,
-            context: Cell::new(context),
+            context: Cell::new(null_mut()),
             closed: Cell::new(false),
             requests: RefCell::default(),
             depth: 32 * properties.max_recvs as usize,
+        };
+        made.create_context(options.contexts);
+        made
+    }
+
+    /// Makes the rank's contexts, of which there are none.
+    pub fn create_context(&self, contexts: usize) {
+        let n_contexts = contexts as c_int;
+        let mut config = RmaConfig { n_contexts, traffic_class: -1, rank_stride: 1 };
+        let mut context = null_mut();
+        // SAFETY: the arguments are what the interface says.
+        unsafe {
+            let create = ncclRmaPlugin_v16.create_context;
+            ok(create(self.comm, &raw mut config, &raw mut context));
         }
+        self.context.set(context);
     }
 
     pub fn register(&self, memory: &Memory, kind: c_int, flags: u64) -> Opaque {
@@ -276,7 +288,7 @@ impl Rank {
     }
 
     #[allow(clippy::too_many_arguments, reason = "NCCL's")]
-    pub fn put_signal(
+    pub fn try_put_signal(
         &self,
         context: usize,
         from: At,
@@ -286,13 +298,13 @@ impl Rank {
         signal: At,
         add: u64,
         op: u32,
-    ) {
+    ) -> (Status, Opaque) {
         let (at, c, rank) = (self.context.get(), context as c_int, rank as u32);
         let (s, d, g) = (from.1 as u64, to.1 as u64, signal.1 as u64);
         let mut request = null_mut();
         let out = &raw mut request;
         // SAFETY: the arguments are what the interface says.
-        ok(unsafe {
+        let status = unsafe {
             match self.version {
                 14 => (ncclRmaPlugin_v14.iput_signal)(
                     at, c, s, from.0, bytes, d, to.0, rank, g, signal.0, add, op, true, out,
@@ -304,7 +316,25 @@ impl Rank {
                     at, c, s, from.0, bytes, d, to.0, rank, g, signal.0, add, op, true, 0, out,
                 ),
             }
-        });
+        };
+        (status, request)
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "NCCL's")]
+    pub fn put_signal(
+        &self,
+        context: usize,
+        from: At,
+        bytes: usize,
+        to: At,
+        rank: usize,
+        signal: At,
+        add: u64,
+        op: u32,
+    ) {
+        let (status, request) =
+            self.try_put_signal(context, from, bytes, to, rank, signal, add, op);
+        ok(status);
         self.keep(request);
     }
 
@@ -454,7 +484,8 @@ pub fn world(options: &Options, body: impl Fn(&Rank, &Meeting) + Sync) {
     });
 }
 
-struct SendRef<'a>(&'a Rank);
+/// Takes a rank to another thread.
+pub struct SendRef<'a>(pub &'a Rank);
 
 // SAFETY: the owner waits while the thread that got it runs.
 unsafe impl Send for SendRef<'_> {}
