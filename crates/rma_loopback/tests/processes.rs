@@ -14,17 +14,23 @@ use fake::driver::Device;
 use fake::hub::{Line, serve};
 use fake::{Memory, Options, Rank, listen, ok, setup, work};
 
-const TEST: &str = "a_process_of_a_job_that_another_test_runs";
+/// The test that children run, which is any that calls [`job`].
+const TEST: &str = "what_is_complete_is_there";
 
 /// Runs the case `name` in `processes` processes of `threads` ranks each, and returns what each said. `lost` may end as they like.
+/// In a child it plays the child's part, and does not return.
 fn job(name: &str, processes: usize, threads: usize, lost: &[usize]) -> Vec<String> {
+    if let (Ok(case), Some(hub)) = (std::env::var("CASE"), std::env::var_os("HUB")) {
+        be_a_process(&case, Path::new(&hub));
+        std::process::exit(0);
+    }
     let folder = tempfile::tempdir().unwrap();
     let hub = folder.path().join("hub");
     let listener = UnixListener::bind(&hub).unwrap();
     let children: Vec<_> = (0..processes)
         .map(|process| {
             Command::new(std::env::current_exe().unwrap())
-                .args([TEST, "--exact", "--nocapture", "--include-ignored"])
+                .args([TEST, "--exact", "--nocapture"])
                 .env("CASE", format!("{name} {process} {processes} {threads}"))
                 .env("HUB", &hub)
                 .stdout(Stdio::piped())
@@ -49,16 +55,13 @@ fn job(name: &str, processes: usize, threads: usize, lost: &[usize]) -> Vec<Stri
     ended.collect()
 }
 
-#[test]
-#[ignore = "not a test: a part of the others"]
-fn a_process_of_a_job_that_another_test_runs() {
-    let (Ok(case), Some(hub)) = (std::env::var("CASE"), std::env::var_os("HUB")) else { return };
+/// The ranks of one process, as threads.
+fn be_a_process(case: &str, hub: &Path) {
     let words: Vec<&str> = case.split(' ').collect();
     let number = |index: usize| words[index].parse::<usize>().unwrap();
     let (name, process, processes, threads) = (words[0], number(1), number(2), number(3));
     std::thread::scope(|scope| {
         for thread in 0..threads {
-            let hub = Path::new(&hub);
             scope.spawn(move || play(name, process * threads + thread, processes * threads, hub));
         }
     });
