@@ -68,6 +68,17 @@ fn is_right_when_threads_are_interrupted_anywhere() {
     }
 }
 
+/// More stages than shared memory has, so that each is filled again while slower lanes may still read it.
+#[test]
+fn a_stage_is_not_filled_again_before_all_have_read_it() {
+    for seed in 0..4 {
+        let sim = Simulator::builder().ranks(1).seed(seed).build().unwrap();
+        for form in FORMS {
+            check(&sim, form, problem(70, 40, 328), 1).unwrap();
+        }
+    }
+}
+
 #[test]
 fn one_block_is_enough_for_many_tiles() {
     let sim = Simulator::new(2).unwrap();

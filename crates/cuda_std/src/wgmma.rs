@@ -1,7 +1,7 @@
 //! Hopper's tensor cores: four warps multiply tiles that lie in shared memory, while they go on.
 //!
 //! A *warpgroup* is four warps, the first a multiple of four. [`fence`] comes first, then the products, [`commit_group`], and in the end
-//! [`wait_groups`], before which nobody touches the sums or writes the tiles.
+//! [`wait_groups`], before which nobody touches the sums or writes the tiles: [`hold`] at both ends keeps the compiler from it.
 //!
 //! # Safety model
 //!
@@ -22,12 +22,14 @@
 //!     let (a, b) = (Tile::at(a), Tile::at(b));
 //!     // SAFETY: the caller's.
 //!     unsafe {
+//!         wgmma::hold(d);
 //!         wgmma::fence();
 //!         for k in [0, 16, 32, 48] {
 //!             wgmma::m64n256k16_bf16(d, a.columns_from(k), b.columns_from(k));
 //!         }
 //!         wgmma::commit_group();
 //!         wgmma::wait_groups::<0>();
+//!         wgmma::hold(d);
 //!     }
 //! }
 //! ```
@@ -79,12 +81,21 @@ pub unsafe fn m64n256k16_bf16(d: &mut [f32; 128], a: Tile, b: Tile) {
     unsafe { arch::wgmma_m64n256k16_bf16(d, a.0, b.0) }
 }
 
+/// Holds the sums where they are: the compiler moves nothing that it does with them across this, as it otherwise may across an instruction
+/// that does not name them. Before the first [`fence`], and behind the [`wait_groups`] that ends the last group.
+#[inline(always)]
+#[track_caller]
+pub fn hold(d: &mut [f32; 128]) {
+    arch::wgmma_hold(d);
+}
+
 /// Orders earlier accesses to registers before the products that follow. PTX: `wgmma.fence.sync.aligned`.
 ///
 /// # Safety
 ///
 /// The 128 threads of a warpgroup call it together.
 #[inline(always)]
+#[track_caller]
 pub unsafe fn fence() {
     arch::wgmma_fence();
 }
@@ -95,6 +106,7 @@ pub unsafe fn fence() {
 ///
 /// The 128 threads of a warpgroup call it together.
 #[inline(always)]
+#[track_caller]
 pub unsafe fn commit_group() {
     arch::wgmma_commit();
 }
@@ -105,6 +117,7 @@ pub unsafe fn commit_group() {
 ///
 /// The 128 threads of a warpgroup call it together.
 #[inline(always)]
+#[track_caller]
 pub unsafe fn wait_groups<const N: u32>() {
     arch::wgmma_wait::<N>();
 }

@@ -18,7 +18,7 @@ const EPOCH: usize = 1;
 
 /// Rows and columns of a fragment.
 const ROWS: u32 = 16;
-const LANES: u32 = 8;
+const WIDTH: u32 = 8;
 /// Elements of a fragment that one lane has.
 const EACH: usize = 4;
 
@@ -36,6 +36,12 @@ fn taken() -> *mut u32 {
     shared_array![u32; 1]
 }
 
+/// How many of the block's warps have come through [`Exchange::reduce`].
+#[inline(always)]
+fn through() -> *mut u32 {
+    shared_array![u32; 1]
+}
+
 /// The windows of a launch, and its epoch.
 pub(super) struct Exchange<'a, const COLUMNS: u32> {
     comm: &'a DevComm,
@@ -49,7 +55,7 @@ pub(super) struct Exchange<'a, const COLUMNS: u32> {
 }
 
 impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
-    const FRAGMENTS: u32 = COLUMNS / LANES;
+    const FRAGMENTS: u32 = COLUMNS / WIDTH;
 
     /// Every thread of the block calls it, and the block's barrier follows. A single rank has nobody to exchange with.
     ///
@@ -69,8 +75,11 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         // SAFETY: the caller's; the word changes when all blocks have ended.
         let last = unsafe { mem::load_ordered(last.add(EPOCH), Order::Relaxed, Scope::Gpu) };
         if thread::thread_idx_x() == 0 {
-            // SAFETY: nobody uses the word before the barrier.
-            unsafe { mem::store(taken(), 0) };
+            // SAFETY: nobody uses the words before the barrier.
+            unsafe {
+                mem::store(taken(), 0);
+                mem::store(through(), 0);
+            }
         }
         // Flags that nobody has set yet are 0.
         let epoch = if last == u32::MAX { 1 } else { last + 1 };
@@ -156,7 +165,7 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
             let slot = thread::block_idx_x() + item / GROUPS * thread::grid_dim_x();
             let number = slot * n_ranks + rank;
             if number >= strips {
-                return;
+                break;
             }
             let (strip, i) = (self.tiles.strip(number), item % GROUPS);
             if strip.row + ROWS * i < self.tiles.m {
@@ -164,6 +173,11 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
                 // SAFETY: all ranks' sums are there, and the rows are this warp's.
                 unsafe { self.reduce_rows(strip, i) };
             }
+        }
+        if warp::lane_id() == 0 {
+            // SAFETY: as above.
+            let through = unsafe { AtomicU32::from_ptr(through()) };
+            through.fetch_add(1, Order::Relaxed, Scope::Cta);
         }
     }
 
@@ -200,12 +214,12 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         let mut item = warp::lane_id();
         while item < ROWS / 2 * Self::FRAGMENTS {
             let (j, row) = (item % Self::FRAGMENTS, item / Self::FRAGMENTS);
-            if strip.column + LANES * j < self.tiles.n {
+            if strip.column + WIDTH * j < self.tiles.n {
                 // SAFETY: the caller's; the fragment was stored, as it has a row and a column in C.
                 unsafe {
                     let from = partials.add(first + Self::fragment(i, j, 4 * row));
                     let [top, bottom] = self.sums(from, stride);
-                    let (row, column) = (strip.row + ROWS * i + row, strip.column + LANES * j);
+                    let (row, column) = (strip.row + ROWS * i + row, strip.column + WIDTH * j);
                     self.store(row, column, top);
                     self.store(row + 8, column, bottom);
                 }
@@ -267,8 +281,8 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
                 self.c.lsa(if peer < self.team.n_ranks { peer } else { peer - self.team.n_ranks });
             // SAFETY: the caller's. Rows of whole vectors begin on 16 bytes, and have no part of one.
             unsafe {
-                if n.is_multiple_of(LANES) {
-                    c.store_vec(at / LANES as usize, Vec16::from_bits(words));
+                if n.is_multiple_of(WIDTH) {
+                    c.store_vec(at / WIDTH as usize, Vec16::from_bits(words));
                 } else {
                     store_elements(c, at, words, n - column);
                 }
@@ -277,8 +291,11 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         }
     }
 
-    /// The end of a launch: C is there in every rank when it returns, and the epoch is over when all blocks were here. Every thread of the
-    /// block calls it.
+    /// The end of a launch: when it returns, what the same block of each rank has reduced is there in every rank, and the epoch is over when
+    /// all blocks were here. Every thread of the block calls it.
+    ///
+    /// A block of which a warp has left, because the host ended its wait, leaves here. It must not meet the others: they would take its part
+    /// of C for complete.
     ///
     /// # Safety
     ///
@@ -287,6 +304,12 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
     pub(super) unsafe fn finish(&self) {
         if self.alone {
             return;
+        }
+        thread::sync_threads();
+        // SAFETY: nobody changes the word any more.
+        let through = unsafe { mem::load(through()) };
+        if through * warp::WARP_SIZE != thread::block_dim_x() {
+            thread::exit();
         }
         LsaBarrier::with(Coop::cta(), self.comm, BarrierIndex::this_block(), |barrier| {
             barrier.sync(MemoryOrder::AcqRel);
@@ -348,7 +371,7 @@ impl<const COLUMNS: u32> Outbox<COLUMNS> {
         j: u32,
         fragments: impl Fn(usize) -> [f32; EACH],
     ) {
-        let (row, column) = (self.strip.row + ROWS * i, self.strip.column + LANES * j);
+        let (row, column) = (self.strip.row + ROWS * i, self.strip.column + WIDTH * j);
         if row >= self.m || column >= self.n {
             return;
         }
@@ -372,7 +395,7 @@ impl<const COLUMNS: u32> Outbox<COLUMNS> {
             let to = self.partial.add(Exchange::<COLUMNS>::fragment(i, j, lane));
             let mut x = 0;
             while x < J {
-                if x * (LANES as usize) < columns {
+                if x * (WIDTH as usize) < columns {
                     let to = to.add(Exchange::<COLUMNS>::fragment(0, x as u32, 0));
                     mem::store_vec(to, Vec16::from_bits(fragments(x).map(f32::to_bits)));
                 }

@@ -223,6 +223,7 @@ unsafe fn compute(exchange: &Exchange<'_, COLUMNS>, ring: Ring, tiles: Tiles<COL
         unsafe {
             let mut last = place;
             let mut step = 0;
+            wgmma::hold(&mut sums);
             while step < steps {
                 ring.full(place).wait(place.parity);
                 wgmma::fence();
@@ -239,6 +240,7 @@ unsafe fn compute(exchange: &Exchange<'_, COLUMNS>, ring: Ring, tiles: Tiles<COL
                 step += 1;
             }
             wgmma::wait_groups::<0>();
+            wgmma::hold(&mut sums);
             if warp::lane_id() == 0 {
                 ring.empty(last).arrive();
             }

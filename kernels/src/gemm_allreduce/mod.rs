@@ -23,8 +23,8 @@
 //!   takes the next 16 rows, waits for the flags of all ranks, adds up, and stores the result to every rank. The warps above join in
 //!   when their own work is done.
 //!
-//! So the exchange runs beside the product, strip by strip. In the end a block meets the same block of the other ranks: then all of C
-//! is there, everywhere.
+//! So the exchange runs beside the product, strip by strip. In the end a block meets the same block of the other ranks: then the strips
+//! that those have reduced are there, everywhere. All of C is there when the kernel has ended.
 //!
 //! # Why it ends
 //!

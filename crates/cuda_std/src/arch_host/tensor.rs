@@ -130,12 +130,15 @@ pub(super) fn permuted<T>(address: *const T) -> *const T {
 /// # Safety
 ///
 /// The tile has the row.
+#[track_caller]
 unsafe fn columns(tile: TileAddress, row: usize) -> [f32; 16] {
     let row = tile.wrapping_add(128 * row);
     let mut values = [0.0; 16];
     for piece in 0..2 {
+        let from = permuted(row.wrapping_add(16 * piece));
+        touch(from.cast::<u128>(), Access::Read);
         // SAFETY: the caller's.
-        let words = unsafe { permuted(row.wrapping_add(16 * piece)).cast::<[u32; 4]>().read() };
+        let words = unsafe { from.cast::<[u32; 4]>().read() };
         for (i, word) in words.into_iter().enumerate() {
             values[8 * piece + 2 * i] = low(word);
             values[8 * piece + 2 * i + 1] = high(word);
@@ -162,14 +165,24 @@ pub(crate) unsafe fn wgmma_m64n256k16_bf16(d: &mut [f32; 128], a: TileAddress, b
     }
 }
 
+/// The warp meets: its lanes execute the instruction together, so none is ahead of those that still read the tiles.
+#[track_caller]
 pub(crate) fn wgmma_fence() {
-    current();
+    super::sync_warp(FULL_MASK);
 }
 
+#[track_caller]
 pub(crate) fn wgmma_commit() {
     current();
 }
 
+/// As [`wgmma_fence`]: what a lane does behind it, it does for all.
+#[track_caller]
 pub(crate) fn wgmma_wait<const N: u32>() {
+    super::sync_warp(FULL_MASK);
+}
+
+#[track_caller]
+pub(crate) fn wgmma_hold(_sums: &mut [f32; 128]) {
     current();
 }
