@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use devcomm_rma_loopback::abi::{REMOTE_ERROR, SUCCESS, TIMEOUT, UNHANDLED_CUDA_ERROR};
+use devcomm_rma_loopback::abi::{REMOTE_ERROR, SIGNAL_ADD, SUCCESS, TIMEOUT, UNHANDLED_CUDA_ERROR};
 use devcomm_rma_loopback::config::{Config, Copy};
 
 use fake::driver::Device;
@@ -70,7 +70,7 @@ fn be_a_process(case: &str, hub: &Path) {
 fn play(name: &str, number: usize, ranks: usize, hub: &Path) {
     let mut options = Options { ranks, ..Options::default() };
     match name {
-        "small" => {
+        "small" | "unasked" => {
             options.config = Config { slots: 2, slot_bytes: 4096, depth: 2, ..options.config };
         }
         "staged" => options.config.copy = Copy::Staged,
@@ -104,6 +104,7 @@ fn play(name: &str, number: usize, ranks: usize, hub: &Path) {
         "failed" => failed(&rank, &barrier),
         "left" => left(&rank, &barrier),
         "signal-and-go" => signal_and_go(&rank, &barrier),
+        "unasked" => unasked(&rank, &barrier),
         _ => {
             work::traffic(&rank, options.contexts, &barrier);
             work::ranges(&rank, &barrier);
@@ -230,6 +231,35 @@ fn a_rank_that_leaves_completes_what_was_asked_of_it() {
     for _ in 0..4 {
         job("signal-and-go", 2, 1, &[]);
     }
+}
+
+/// Rank 0 puts more than the slots hold, asks about none of it, and destroys its context.
+fn unasked(rank: &Rank, barrier: &dyn Fn()) {
+    const BYTES: usize = 5000;
+    let (inline, window, signals) =
+        (Memory::filled(BYTES, |_| 7), Memory::new(20 * BYTES), Memory::new(8));
+    let (inline_at, window_at) = (rank.host(&inline), rank.window(&window));
+    let signals_at = rank.signals(&signals);
+    barrier();
+    if rank.rank == 0 {
+        for index in 0..20 {
+            let (from, to) = ((inline_at, 0), (window_at, index * BYTES));
+            let signal = (signals_at, 0);
+            ok(rank.try_put_signal(0, from, BYTES, to, 1, signal, 1, SIGNAL_ADD).0);
+        }
+        rank.destroy_context();
+        inline.write(0, &[0xee; BYTES]);
+        ok(rank.deregister(inline_at));
+    } else {
+        rank.serve(|| signals.load(0) == 20);
+        assert!(window.read(0, 20 * BYTES) == [7; 20 * BYTES], "a put came too late");
+    }
+    rank.close();
+}
+
+#[test]
+fn a_context_ends_when_what_was_asked_of_other_processes_is_complete() {
+    job("unasked", 2, 1, &[]);
 }
 
 /// Rank 1 of three ends before it connects: whoever is to call it, or to be called, learns it long before the timeout.
