@@ -1,8 +1,10 @@
 //! The launch of the fused product and all-reduce, with all that can be wrong with it checked before.
 
+use std::ops::Deref;
+
 use devcomm_host::{
-    Buffer, Communicator, Context, DevCommRequirements, DevCommResource, Error, Kernels,
-    LaunchConfig, Rank, Result, Stream, Tiling, Window,
+    Buffer, Communicator, Context, DevCommRequirements, DevCommResource, DeviceSlice, Error,
+    Kernels, LaunchConfig, Rank, Result, Stream, Tiling, Window,
 };
 use devcomm_kernels::{self as kernels, GemmForm};
 use half::bf16;
@@ -14,7 +16,7 @@ use half::bf16;
 /// [`kernels::GemmForm`] has the kernels.
 ///
 /// ```no_run
-/// use devcomm::{GemmAllReduce, KERNELS, World};
+/// use devcomm::{GemmAllReduce, GemmOutput, KERNELS, World};
 /// use half::bf16;
 ///
 /// let (m, n, k) = (1000, 4096, 1024);
@@ -22,7 +24,7 @@ use half::bf16;
 ///     let comm = rank.communicator()?;
 ///     let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
 ///     let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
-///     let c = comm.window::<bf16>(m * n)?;
+///     let c = GemmOutput::new(rank, comm, m * n)?;
 ///     let gemm = GemmAllReduce::new(rank, comm, &compiled, &stream, m, n)?;
 ///     gemm.launch(&a, &b, &c, [m, n, k])?;
 ///     stream.synchronize()
@@ -32,7 +34,7 @@ use half::bf16;
 pub struct GemmAllReduce<'a> {
     compiled: &'a Kernels,
     stream: &'a Stream,
-    context: Context,
+    communicator: Communicator,
     form: GemmForm,
     blocks: u32,
     n_ranks: usize,
@@ -42,15 +44,16 @@ pub struct GemmAllReduce<'a> {
 }
 
 impl<'a> GemmAllReduce<'a> {
-    /// For products of up to `m x n` elements. Takes the form that suits the GPU.
+    /// For products of up to `m x n` elements. Takes the form that suits the GPUs of all ranks.
     ///
     /// Every rank of `comm`, which is all of `rank`'s world, calls it with the same numbers. The workspace takes `4 * m * n` bytes on each
     /// GPU, rounded up to whole tiles.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a product without elements or one that is too large, [`Error::SeveralLsaTeams`] when the ranks do not
-    /// reach each other's memory, and what making windows and a device communicator gives.
+    /// [`Error::InvalidInput`] for a product without elements or one that is too large, numbers that differ between the ranks, and a
+    /// communicator, kernels and a stream that do not belong together; [`Error::SeveralLsaTeams`] when the ranks do not reach each other's
+    /// memory, and what making windows and a device communicator gives. What one rank finds fails on all.
     pub fn new(
         rank: &Rank,
         comm: &Communicator,
@@ -59,12 +62,10 @@ impl<'a> GemmAllReduce<'a> {
         m: usize,
         n: usize,
     ) -> Result<Self> {
-        let hopper = compiled.info(kernels::gemm_allreduce_wgmma).is_ok();
-        let form = if hopper { GemmForm::Wgmma } else { GemmForm::Mma };
-        Self::with_form(rank, comm, compiled, stream, form, m, n)
+        Self::make(rank, comm, compiled, stream, None, m, n)
     }
 
-    /// [`new`](Self::new) with a form of the caller's choice.
+    /// [`new`](Self::new) with a form of the caller's choice, the same on all ranks.
     ///
     /// # Errors
     ///
@@ -78,34 +79,46 @@ impl<'a> GemmAllReduce<'a> {
         m: usize,
         n: usize,
     ) -> Result<Self> {
-        comm.require_single_lsa_team()?;
+        Self::make(rank, comm, compiled, stream, Some(form), m, n)
+    }
+
+    fn make(
+        rank: &Rank,
+        comm: &Communicator,
+        compiled: &'a Kernels,
+        stream: &'a Stream,
+        form: Option<GemmForm>,
+        m: usize,
+        n: usize,
+    ) -> Result<Self> {
+        // No rank leaves before it has told the others why.
+        let mine = wishes(rank, comm, compiled, stream, form, m, n);
+        let all = rank.all_gather(&Wishes::to_bytes(mine.as_ref().ok()))?;
+        mine?;
+        let all: Vec<_> = all.iter().map(|bytes| Wishes::of_bytes(bytes)).collect();
+        let (form, blocks) = agree(&all)?;
         let n_ranks = comm.n_ranks();
-        if n_ranks != rank.n_ranks() {
-            let all = rank.n_ranks();
-            return refuse(format!("a communicator of {n_ranks} ranks, but the world has {all}"));
-        }
-        if m == 0 || n == 0 {
-            return refuse(format!("a product of {m} x {n} elements has none"));
-        }
         let Some(sizes) = form.workspace(m, n, n_ranks) else {
             return refuse(format!("a product of {m} x {n} elements is too large to be counted"));
         };
-        let blocks = match form {
-            GemmForm::Wgmma => resident(compiled, kernels::gemm_allreduce_wgmma, form),
-            GemmForm::Mma => resident(compiled, kernels::gemm_allreduce_mma, form),
-        }?;
-        // GPUs of several kinds take as many as the smallest has.
-        let all = rank.all_gather(&blocks.to_le_bytes())?;
-        let all = all.iter().filter_map(|bytes| bytes.as_slice().try_into().ok());
-        let blocks = all.map(u32::from_le_bytes).min().unwrap_or(blocks);
         let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(blocks))?;
         let (partials, flags) =
             (comm.window::<f32>(sizes.partials)?, comm.window::<u32>(sizes.flags)?);
         flags.fill(0)?;
         // No rank's kernel sets a flag before it is cleared.
         rank.barrier()?;
-        let context = comm.context().clone();
-        Ok(Self { compiled, stream, context, form, blocks, n_ranks, dev_comm, partials, flags })
+        let communicator = comm.clone();
+        Ok(Self {
+            compiled,
+            stream,
+            communicator,
+            form,
+            blocks,
+            n_ranks,
+            dev_comm,
+            partials,
+            flags,
+        })
     }
 
     /// The form that is launched.
@@ -118,18 +131,46 @@ impl<'a> GemmAllReduce<'a> {
     /// rank. What follows on the stream sees all of it.
     ///
     /// Every rank calls it with the same shape and the same window, in the same order. Nothing but this stream's work touches `c` meanwhile.
-    /// It can be captured to a graph.
+    /// Products of two `GemmAllReduce`s on two streams wait for each other for ever when the ranks launch them in different orders.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a shape without elements, a `k` that is not a multiple of 8, buffers and windows that are too short or not
-    /// aligned to 16 bytes, or a product that this workspace is too small for; what a launch gives.
-    pub fn launch<A, B>(&self, a: &A, b: &B, c: &Window<bf16>, shape: [usize; 3]) -> Result<()>
+    /// [`Error::InvalidInput`] for a shape without elements, a `k` that is not a multiple of 8, buffers and windows that are too short, not
+    /// aligned to 16 bytes or of another context or communicator, or a product that this workspace is too small for;
+    /// [`Error::Capturing`] while a stream is captured, for which there is [`launch_capturable`](Self::launch_capturable); what a launch gives.
+    pub fn launch<A, B>(&self, a: &A, b: &B, c: &GemmOutput, shape: [usize; 3]) -> Result<()>
     where
         A: Buffer<Element = bf16>,
         B: Buffer<Element = bf16>,
     {
-        self.enqueue(a, b, c, shape, false)
+        self.context().refuse_capturing("GemmAllReduce::launch is called")?;
+        // SAFETY: nothing is captured.
+        unsafe { self.enqueue(&a.device_slice(), &b.device_slice(), c, shape, false) }
+    }
+
+    /// [`launch`](Self::launch) that can be captured to a graph as well.
+    ///
+    /// # Errors
+    ///
+    /// As [`launch`](Self::launch), but for the capture.
+    ///
+    /// # Safety
+    ///
+    /// In a capture: as long as the graph can be launched, `a`, `b`, `c`, this object and the kernels live, and `c` is open. The graph is
+    /// launched to this object's stream, or ordered with all other launches of this object by events.
+    pub unsafe fn launch_capturable<A, B>(
+        &self,
+        a: &A,
+        b: &B,
+        c: &GemmOutput,
+        shape: [usize; 3],
+    ) -> Result<()>
+    where
+        A: Buffer<Element = bf16>,
+        B: Buffer<Element = bf16>,
+    {
+        // SAFETY: the caller's.
+        unsafe { self.enqueue(&a.device_slice(), &b.device_slice(), c, shape, false) }
     }
 
     /// The product alone: each rank's own, to its own part of `c`. For measurements.
@@ -137,33 +178,37 @@ impl<'a> GemmAllReduce<'a> {
     /// # Errors
     ///
     /// As [`launch`](Self::launch).
-    pub fn launch_alone<A, B>(
-        &self,
-        a: &A,
-        b: &B,
-        c: &Window<bf16>,
-        shape: [usize; 3],
-    ) -> Result<()>
+    pub fn launch_alone<A, B>(&self, a: &A, b: &B, c: &GemmOutput, shape: [usize; 3]) -> Result<()>
     where
         A: Buffer<Element = bf16>,
         B: Buffer<Element = bf16>,
     {
-        self.enqueue(a, b, c, shape, true)
+        self.context().refuse_capturing("GemmAllReduce::launch_alone is called")?;
+        // SAFETY: nothing is captured.
+        unsafe { self.enqueue(&a.device_slice(), &b.device_slice(), c, shape, true) }
     }
 
-    fn enqueue<A, B>(
+    fn context(&self) -> &Context {
+        self.communicator.context()
+    }
+
+    /// # Safety
+    ///
+    /// As [`launch_capturable`](Self::launch_capturable).
+    unsafe fn enqueue(
         &self,
-        a: &A,
-        b: &B,
-        c: &Window<bf16>,
+        a: &DeviceSlice<bf16>,
+        b: &DeviceSlice<bf16>,
+        c: &GemmOutput,
         shape: [usize; 3],
         alone: bool,
-    ) -> Result<()>
-    where
-        A: Buffer<Element = bf16>,
-        B: Buffer<Element = bf16>,
-    {
-        let (a, b) = (a.device_slice(), b.device_slice());
+    ) -> Result<()> {
+        if !c.communicator().is(&self.communicator) {
+            return refuse("C is a window of another communicator".to_owned());
+        }
+        require_context("A", a.context(), self.context())?;
+        require_context("B", b.context(), self.context())?;
+        let c: &Window<bf16> = c;
         let [m, n, k] = check_shape(shape)?;
         let [rows, columns, terms] = shape;
         check_buffer("A", a.device_address(), a.len(), rows, terms)?;
@@ -181,16 +226,16 @@ impl<'a> GemmAllReduce<'a> {
             .with_dynamic_shared(self.form.dynamic_shared());
         let (comm, partials, flags) = (&self.dev_comm, &self.partials, &self.flags);
         // SAFETY: the shape is none that the kernel excludes, buffers and windows have the elements at addresses that are multiples of 16,
-        // and dropping them waits for the stream. The workspace has the sizes for the shape, its flags were 0 when it was made, and
+        // and dropping them waits for the stream; what a graph needs is the caller's. The workspace has the sizes for the shape, its flags were 0 when it was made, and
         // launches on one stream follow each other. Grids are equal where shapes are. Ranks that launch other shapes or windows get
         // wrong sums or wait for ever, as in every collective, but stay within the windows: every index is below what was checked
-        // here, and a window is as long in all ranks.
+        // here, and a `GemmOutput` is as long in all ranks, as the workspace is.
         unsafe {
             match self.form {
                 GemmForm::Wgmma => {
                     let map = |address, rows, tile_rows| {
                         let tiling = Tiling { address, rows, columns: k, tile_rows };
-                        self.context.tensor_map(&tiling)
+                        self.context().tensor_map(&tiling)
                     };
                     let a = map(a.device_address(), m, GemmForm::TILE_ROWS as u32)?;
                     let b = map(b.device_address(), n, self.form.tile_columns() as u32)?;
@@ -212,6 +257,153 @@ impl std::fmt::Debug for GemmAllReduce<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "GemmAllReduce({:?}, {} blocks)", self.form, self.blocks)
     }
+}
+
+/// C: a window that has the same length in every rank, as the kernel needs that stores to all of them.
+pub struct GemmOutput(Window<bf16>);
+
+impl GemmOutput {
+    /// Allocates `len` elements, zeroed, and registers them with every rank. *Collective*, with the same length on every rank of `comm`, which is
+    /// all of `rank`'s world.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] on every rank where the lengths differ; as [`Communicator::window`].
+    pub fn new(rank: &Rank, comm: &Communicator, len: usize) -> Result<Self> {
+        let mine = require_world(rank, comm);
+        let told = if mine.is_ok() { len as u64 } else { u64::MAX };
+        let all = rank.all_gather(&told.to_le_bytes())?;
+        mine?;
+        if let Some(other) = all.iter().position(|bytes| **bytes != told.to_le_bytes()) {
+            return refuse(format!("C has {len} elements here, but rank {other} asks for others"));
+        }
+        comm.window(len).map(Self)
+    }
+}
+
+impl Deref for GemmOutput {
+    type Target = Window<bf16>;
+
+    fn deref(&self) -> &Window<bf16> {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for GemmOutput {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "GemmOutput({} elements)", self.len())
+    }
+}
+
+/// What a rank wants and can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Wishes {
+    form: Option<GemmForm>,
+    m: u64,
+    n: u64,
+    /// Blocks of Hopper's form and of the portable one that run at once; 0 of a form that is not asked for, or does not run here.
+    blocks: [u32; 2],
+}
+
+impl Wishes {
+    const BYTES: usize = 25;
+
+    /// Nothing of a rank that refuses.
+    fn to_bytes(wishes: Option<&Self>) -> Vec<u8> {
+        let Some(Self { form, m, n, blocks: [wgmma, mma] }) = wishes else {
+            return vec![0; Self::BYTES];
+        };
+        let form = match form {
+            None => 1,
+            Some(GemmForm::Wgmma) => 2,
+            Some(GemmForm::Mma) => 3,
+        };
+        let (wgmma, mma) = (wgmma.to_le_bytes(), mma.to_le_bytes());
+        [&[form][..], &m.to_le_bytes(), &n.to_le_bytes(), &wgmma, &mma].concat()
+    }
+
+    fn of_bytes(bytes: &[u8]) -> Option<Self> {
+        let (form, rest) = bytes.split_first()?;
+        let form = match form {
+            1 => None,
+            2 => Some(GemmForm::Wgmma),
+            3 => Some(GemmForm::Mma),
+            _ => return None,
+        };
+        let (m, rest) = rest.split_first_chunk()?;
+        let (n, rest) = rest.split_first_chunk()?;
+        let (wgmma, rest) = rest.split_first_chunk()?;
+        let mma = rest.first_chunk()?;
+        let blocks = [u32::from_le_bytes(*wgmma), u32::from_le_bytes(*mma)];
+        Some(Self { form, m: u64::from_le_bytes(*m), n: u64::from_le_bytes(*n), blocks })
+    }
+}
+
+/// The form and the blocks that all ranks take: Hopper's where all have it and none asks for another, and as many blocks as the smallest GPU
+/// holds.
+fn agree(all: &[Option<Wishes>]) -> Result<(GemmForm, u32)> {
+    let first = all.first().copied().flatten();
+    let (mut form, mut least) = (GemmForm::Wgmma, [u32::MAX; 2]);
+    for (rank, wishes) in all.iter().enumerate() {
+        let Some(wishes) = wishes else {
+            return refuse(format!("rank {rank} cannot take part: its own error says why"));
+        };
+        if first.is_some_and(|f| (f.form, f.m, f.n) != (wishes.form, wishes.m, wishes.n)) {
+            return refuse(format!(
+                "rank {rank} asks for another form or other sizes than rank 0: all ask for the same"
+            ));
+        }
+        least = [0, 1].map(|i| least[i].min(wishes.blocks[i]));
+    }
+    let asked = first.and_then(|wishes| wishes.form);
+    if asked == Some(GemmForm::Mma) || asked.is_none() && least[0] == 0 {
+        form = GemmForm::Mma;
+    }
+    Ok((form, if form == GemmForm::Wgmma { least[0] } else { least[1] }))
+}
+
+fn wishes(
+    rank: &Rank,
+    comm: &Communicator,
+    compiled: &Kernels,
+    stream: &Stream,
+    form: Option<GemmForm>,
+    m: usize,
+    n: usize,
+) -> Result<Wishes> {
+    comm.require_single_lsa_team()?;
+    require_world(rank, comm)?;
+    require_context("the stream", stream.context(), comm.context())?;
+    require_context("the set of kernels", compiled.context(), comm.context())?;
+    if m == 0 || n == 0 {
+        return refuse(format!("a product of {m} x {n} elements has none"));
+    }
+    let hopper = compiled.info(kernels::gemm_allreduce_wgmma).is_ok();
+    let wgmma = match form {
+        Some(GemmForm::Mma) => 0,
+        None if !hopper => 0,
+        _ => resident(compiled, kernels::gemm_allreduce_wgmma, GemmForm::Wgmma)?,
+    };
+    let mma = match form {
+        Some(GemmForm::Wgmma) => 0,
+        _ => resident(compiled, kernels::gemm_allreduce_mma, GemmForm::Mma)?,
+    };
+    Ok(Wishes { form, m: m as u64, n: n as u64, blocks: [wgmma, mma] })
+}
+
+fn require_world(rank: &Rank, comm: &Communicator) -> Result<()> {
+    let (n_ranks, all) = (comm.n_ranks(), rank.n_ranks());
+    if n_ranks != all {
+        return refuse(format!("a communicator of {n_ranks} ranks, but the world has {all}"));
+    }
+    Ok(())
+}
+
+fn require_context(what: &str, context: &Context, own: &Context) -> Result<()> {
+    if !context.is(own) {
+        return refuse(format!("{what} is of another context than the communicator"));
+    }
+    Ok(())
 }
 
 fn resident<K: devcomm_types::Kernel>(
@@ -264,6 +456,27 @@ mod tests {
         match result {
             Ok(_) => "it was accepted".to_owned(),
             Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn ranks_agree_on_what_all_can_do_or_say_who_differs() {
+        let wishes = |form, n, blocks| Wishes { form, m: 7, n, blocks };
+        let hopper = wishes(None, 9, [132, 264]);
+        let other = wishes(None, 9, [0, 100]);
+        assert_eq!(agree(&[Some(hopper); 2]).unwrap(), (GemmForm::Wgmma, 132));
+        assert_eq!(agree(&[Some(hopper), Some(other)]).unwrap(), (GemmForm::Mma, 100));
+        let mma = wishes(Some(GemmForm::Mma), 9, [0, 264]);
+        assert_eq!(agree(&[Some(mma); 2]).unwrap(), (GemmForm::Mma, 264));
+        assert!(
+            message(agree(&[Some(hopper), Some(mma)])).contains("rank 1 asks for another form")
+        );
+        let larger = wishes(None, 10, [132, 264]);
+        assert!(message(agree(&[Some(hopper), Some(larger)])).contains("rank 1 asks"));
+        assert!(message(agree(&[None, Some(hopper)])).contains("rank 0 cannot take part"));
+        for told in [None, Some(hopper), Some(mma)] {
+            let bytes = Wishes::to_bytes(told.as_ref());
+            assert_eq!((bytes.len(), Wishes::of_bytes(&bytes)), (Wishes::BYTES, told));
         }
     }
 

@@ -6,7 +6,7 @@ mod gpu;
 mod problem;
 
 use devcomm::kernels::GemmForm;
-use devcomm::{Error, GemmAllReduce, KERNELS, Rank};
+use devcomm::{Error, GemmAllReduce, GemmOutput, KERNELS, Rank};
 use gpu::{on_gpus, with_gpus};
 use half::bf16;
 use problem::{Factor, Problem};
@@ -40,7 +40,7 @@ fn is_right_for_mixed_shapes(name: &str, ranks: usize) {
         let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
         let (m, n, k) = (1000, 4096, 1000);
         let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
-        let c = comm.window::<bf16>(m * n)?;
+        let c = GemmOutput::new(rank, comm, m * n)?;
         for &form in forms(rank) {
             let gemm = GemmAllReduce::with_form(rank, comm, &compiled, &stream, form, m, n)?;
             let shapes = ROWS.iter().flat_map(|&m| COLUMNS.map(|n| (m, n)));
@@ -108,7 +108,7 @@ fn many_launches_need_no_reset() {
                 let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
                 a.copy_from_host(&problem.factor(Factor::A, rank.rank()))?;
                 b.copy_from_host(&problem.factor(Factor::B, rank.rank()))?;
-                let c = comm.window::<bf16>(m * n)?;
+                let c = GemmOutput::new(rank, comm, m * n)?;
                 c.fill(0xff)?;
                 sets.push((a, b, c));
             }
@@ -137,7 +137,7 @@ fn bad_input_is_refused_with_the_reason() {
             let comm = rank.communicator()?;
             let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
             let (a, b) = (comm.mem_alloc::<bf16>(64 * 64)?, comm.mem_alloc::<bf16>(64 * 64)?);
-            let c = comm.window::<bf16>(300 * 300)?;
+            let c = GemmOutput::new(rank, comm, 300 * 300)?;
             let made = |m, n| GemmAllReduce::new(rank, comm, &compiled, &stream, m, n);
             let gemm = made(64, 64)?;
             for (shape, reason) in [
@@ -151,6 +151,8 @@ fn bad_input_is_refused_with_the_reason() {
                 let error = gemm.launch(&a, &b, &c, shape).err().map(|e| e.to_string());
                 assert!(error.as_ref().is_some_and(|e| e.contains(reason)), "{shape:?}: {error:?}");
             }
+            let graph = stream.capture(|| gemm.launch(&a, &b, &c, [64, 64, 64]));
+            assert!(matches!(graph, Err(Error::Capturing { .. })));
             assert!(made(0, 64).is_err() && made(usize::MAX, 64).is_err());
             gemm.launch(&a, &b, &c, [64, 64, 64])?;
             stream.synchronize()?;

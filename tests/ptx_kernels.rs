@@ -89,6 +89,9 @@ fn main() {
         Trial::ignorable_test("kernels_run_with_512_threads", || {
             with_assembled(&HOPPER, kernels_run_with_512_threads)
         }),
+        Trial::ignorable_test("products_of_tensor_cores_overlap", || {
+            with_assembled(&HOPPER, products_of_tensor_cores_overlap)
+        }),
         Trial::ignorable_test("kernels_are_as_good_on_blackwell", || {
             with_assembled(&BLACKWELL, |artifacts| {
                 kernels_call_gins_operations_at_most(artifacts)?;
@@ -186,6 +189,11 @@ fn kernels_keep_everything_in_registers(artifacts: &Artifacts) -> Result<(), Fai
             .resources
             .is_some_and(|r| stack_is_good(r.stack) && r.spill_stores == 0 && r.spill_loads == 0)
     })
+}
+
+/// `ptxas` says so when it lets each `wgmma` end before the next begins.
+fn products_of_tensor_cores_overlap(artifacts: &Artifacts) -> Result<(), Failed> {
+    each_kernel(artifacts, |kernel, _| kernel.resources.is_some_and(|r| !r.serialized))
 }
 
 /// But for those whose block has one size.

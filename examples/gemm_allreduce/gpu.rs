@@ -4,8 +4,8 @@ use anyhow::{Context as _, Result, ensure};
 use comfy_table::{CellAlignment, Table, presets};
 use devcomm::kernels::GemmForm;
 use devcomm::{
-    Buffer, Communicator, Event, GemmAllReduce, KERNELS, Rank, ReduceOp, Stream, SymmetricBuffer,
-    Window,
+    Buffer, Communicator, Event, GemmAllReduce, GemmOutput, KERNELS, Rank, ReduceOp, Stream,
+    SymmetricBuffer,
 };
 use half::bf16;
 
@@ -40,7 +40,7 @@ pub fn run(rank: &Rank, options: &Options, problems: &[Problem]) -> Result<()> {
         gemm,
         a: comm.mem_alloc(most(|p| p.m * p.k))?,
         b: comm.mem_alloc(most(|p| p.n * p.k))?,
-        c: comm.window(elements)?,
+        c: GemmOutput::new(rank, comm, elements)?,
         theirs: comm.mem_alloc(elements)?,
         theirs_f32: comm.mem_alloc(if cublaslt.is_some() { elements } else { 1 })?,
         stream: &stream,
@@ -97,7 +97,7 @@ struct Job<'a> {
     gemm: GemmAllReduce<'a>,
     a: SymmetricBuffer<bf16>,
     b: SymmetricBuffer<bf16>,
-    c: Window<bf16>,
+    c: GemmOutput,
     theirs: SymmetricBuffer<bf16>,
     theirs_f32: SymmetricBuffer<f32>,
     stream: &'a Stream,

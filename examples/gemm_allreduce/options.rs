@@ -1,9 +1,9 @@
 //! The command line.
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use clap::{Parser, ValueEnum};
 
-use crate::problem::{MOST_TERMS, Problem};
+use crate::problem::Problem;
 
 /// A matrix product fused with the all-reduce behind it, beside cuBLASLt and ncclAllReduce.
 #[derive(Parser)]
@@ -71,20 +71,6 @@ impl Options {
     ) -> Result<Vec<Problem>> {
         let [m, n, k] = [(&self.m, m), (&self.n, n), (&self.k, k)]
             .map(|(given, default)| if given.is_empty() { default } else { given });
-        let mut problems = Vec::new();
-        for &k in k {
-            ensure!(k.is_multiple_of(8), "--k {k}: rows of A and B are multiples of 8 elements");
-            ensure!(
-                k.checked_mul(ranks).is_some_and(|terms| terms <= MOST_TERMS),
-                "--k {k}: sums of more than {MOST_TERMS} terms over all ranks would not be exact"
-            );
-            for &n in n {
-                for &m in m {
-                    ensure!(m > 0 && n > 0 && k > 0, "{m} x {n} with {k} terms has nothing to do");
-                    problems.push(Problem { m, n, k, seed: self.seed });
-                }
-            }
-        }
-        Ok(problems)
+        Problem::combinations([m, n, k], ranks, self.seed)
     }
 }

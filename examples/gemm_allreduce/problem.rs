@@ -4,6 +4,7 @@
 //! exactly, in whatever order and however a tensor core rounds: the product has no error before its last rounding, and an element is
 //! right when it is the bf16 nearest to the reference, bit for bit.
 
+use anyhow::{Result, ensure};
 use half::bf16;
 
 /// The most terms of a sum, over all ranks, for which it is exact.
@@ -26,6 +27,26 @@ pub enum Factor {
 }
 
 impl Problem {
+    /// Every combination of the lists, for so many ranks.
+    pub fn combinations(lists: [&[usize]; 3], ranks: usize, seed: u64) -> Result<Vec<Self>> {
+        let [rows, columns, terms] = lists;
+        let mut problems = Vec::new();
+        for &k in terms {
+            ensure!(k.is_multiple_of(8), "--k {k}: rows of A and B are multiples of 8 elements");
+            ensure!(
+                k.checked_mul(ranks).is_some_and(|terms| terms <= MOST_TERMS),
+                "--k {k}: sums of more than {MOST_TERMS} terms over all ranks would not be exact"
+            );
+            for &n in columns {
+                for &m in rows {
+                    ensure!(m > 0 && n > 0 && k > 0, "{m} x {n} with {k} terms has nothing to do");
+                    problems.push(Self { m, n, k, seed });
+                }
+            }
+        }
+        Ok(problems)
+    }
+
     /// Eighths of an element of a rank's factor.
     fn eighths(&self, factor: Factor, rank: usize, row: usize, column: usize) -> i64 {
         let mut x = self.seed << 56 ^ (factor as u64) << 48 ^ (rank as u64) << 40;

@@ -168,7 +168,8 @@ impl Context {
     }
 
     /// Whether both are clones of one. Two contexts of one GPU do not know each other's streams.
-    pub(crate) fn is(&self, other: &Self) -> bool {
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
         Rc::ptr_eq(&self.inner, &other.inner)
     }
 
@@ -188,8 +189,13 @@ impl Context {
         self.inner.capture.borrow().is_some()
     }
 
-    /// Fails while a stream is captured: what would be done now would not be done in the graph, or spoil it.
-    pub(crate) fn refuse_capturing(&self, what: &'static str) -> Result<()> {
+    /// Fails while a stream is captured: what would be done now would not be done in the graph, or spoil it. `what` completes "while a
+    /// stream is captured", as in "a window is registered".
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Capturing`].
+    pub fn refuse_capturing(&self, what: &'static str) -> Result<()> {
         if self.is_capturing() { Err(Error::Capturing { what }) } else { Ok(()) }
     }
 

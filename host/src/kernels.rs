@@ -103,6 +103,12 @@ impl Kernels {
         Ok(kernels)
     }
 
+    /// The context that they were loaded by.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
     /// Loads modules from files on the context's GPU: each a cubin, or anything else that the driver takes, with the
     /// description that the kernel build writes beside it (`sum.json` beside `sum.cubin`).
     ///

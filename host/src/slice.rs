@@ -201,7 +201,9 @@ impl<T> DeviceSlice<T> {
         self.data_type
     }
 
-    pub(crate) fn context(&self) -> &Context {
+    /// The context that the memory belongs to.
+    #[must_use]
+    pub fn context(&self) -> &Context {
         &self.context
     }
 

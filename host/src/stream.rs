@@ -154,7 +154,9 @@ impl Stream {
         self.handle().raw().cast()
     }
 
-    pub(crate) fn context(&self) -> &Context {
+    /// The context that it was made by.
+    #[must_use]
+    pub fn context(&self) -> &Context {
         &self.inner.context
     }
 

@@ -228,6 +228,10 @@ fn check_kernel(report: &KernelReport, threads: u32) -> Vec<String> {
             violations.push(format!("{name}: {count} {what}, allowed are none"));
         }
     }
+    if resources.serialized {
+        violations
+            .push(format!("{name}: ptxas lets each wgmma end before the next begins (C7510)"));
+    }
     for callee in &report.callees {
         let path = &callee.path;
         match callee.kind() {

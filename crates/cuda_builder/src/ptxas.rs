@@ -1,5 +1,6 @@
 //! Assembles PTX with NVIDIA's `ptxas`, when there is one, and reads what it says of each kernel.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -20,6 +21,9 @@ pub struct Resources {
     pub spill_loads: u32,
     /// Shared memory a block that the kernel declares itself, in bytes.
     pub static_shared: u32,
+    /// Whether `ptxas` lets each `wgmma` end before the next begins (its warning C7510), which takes a kernel most of its speed.
+    #[serde(default)]
+    pub serialized: bool,
 }
 
 impl Resources {
@@ -86,7 +90,12 @@ impl Ptxas {
 fn read(text: &str) -> Vec<(String, Resources)> {
     let mut kernels: Vec<(String, Resources)> = Vec::new();
     let mut of_entry = false;
+    let mut serialized = BTreeSet::new();
     for line in text.lines() {
+        if let Some((_, rest)) = line.split_once("(C7510)") {
+            serialized.extend(rest.rsplit('\'').nth(1));
+            continue;
+        }
         if let Some((_, rest)) = line.split_once("Compiling entry function '") {
             let name = rest.split('\'').next().unwrap_or_default();
             kernels.push((name.to_owned(), Resources::default()));
@@ -106,6 +115,9 @@ fn read(text: &str) -> Vec<(String, Resources)> {
             resources.registers = number_before(line, " registers");
             resources.static_shared = number_before(line, " bytes smem");
         }
+    }
+    for (name, resources) in &mut kernels {
+        resources.serialized = serialized.contains(name.as_str());
     }
     kernels
 }
@@ -132,6 +144,8 @@ ptxas info    : Used 32 registers, used 1 barriers, 16 bytes cumulative stack si
 ptxas info    : Compile time = 2.1 ms
 ptxas info    : Function properties for helper
     64 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to \
+                    ill formed pipeline stage in the function 'two'
 ptxas info    : Compiling entry function 'two' for 'sm_90'
 ptxas info    : Function properties for two
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
@@ -143,8 +157,9 @@ ptxas info    : Used 8 registers, used 0 barriers
             spill_stores: 8,
             spill_loads: 4,
             static_shared: 1024,
+            serialized: false,
         };
-        let two = Resources { registers: 8, ..Resources::default() };
+        let two = Resources { registers: 8, serialized: true, ..Resources::default() };
         assert_eq!(read(text), [("one".to_owned(), one), ("two".to_owned(), two)]);
     }
 

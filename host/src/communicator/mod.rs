@@ -95,6 +95,12 @@ impl Communicator {
         self.inner.rank
     }
 
+    /// Whether both are clones of one.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(self.handle(), other.handle())
+    }
+
     /// Number of ranks.
     #[must_use]
     pub fn n_ranks(&self) -> usize {

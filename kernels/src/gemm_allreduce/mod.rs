@@ -38,7 +38,7 @@
 //! A flag is set by storing the number of the launch, its *epoch*, which a word of the workspace counts and the last block of a launch
 //! moves on. A strip's place in the workspace is written again in the next launch only. A rank that begins it has got through the
 //! meetings of this one, so all owners have read what it sent. And a rank's C is written in a launch only after it has sent
-//! something in it, so what its stream reads of C between two launches is never overwritten. Launches can be replayed by a graph. (A flag that is not set for
+//! something in it, so what its stream reads of C between two launches is never overwritten. Launches can be replayed by a graph, one after the other. (A flag that is not set for
 //! 2^32 - 1 launches would be taken for a new one then.)
 
 mod exchange;

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use devcomm::{
-    Buffer, DeviceSlice, GemmAllReduce as Gemm, KERNELS, ReduceOp, SymmetricBuffer, Window,
+    Buffer, DeviceSlice, GemmAllReduce as Gemm, GemmOutput, KERNELS, ReduceOp, SymmetricBuffer,
 };
 use half::bf16;
 
@@ -55,7 +55,7 @@ pub fn run(options: &GemmAllReduce, job: &mut Job<'_, Gpus<'_>>) -> Result<()> {
             _ => None,
         };
         let sum = sum.as_ref();
-        let c: Window<bf16> = gpus.comm.window(problem.m * problem.n)?;
+        let c = GemmOutput::new(gpus.rank, gpus.comm, problem.m * problem.n)?;
         let mut ways: Ways<'_> = Vec::new();
         if let Some(compiled) = &compiled {
             let gemm =
@@ -170,7 +170,7 @@ impl Sum {
 struct Fused<'a> {
     matrices: &'a Matrices<'a>,
     gemm: Gemm<'a>,
-    c: &'a Window<bf16>,
+    c: &'a GemmOutput,
     sum: Option<&'a Sum>,
 }
 
@@ -181,7 +181,9 @@ impl Way for Fused<'_> {
 
     fn enqueue(&self) -> Result<()> {
         let Matrices { problem, a, b, .. } = self.matrices;
-        Ok(self.gemm.launch(a, b, self.c, problem.shape())?)
+        // SAFETY: the graphs of a comparison end before its ways do, which have all of this, and are launched to the one stream.
+        unsafe { self.gemm.launch_capturable(a, b, self.c, problem.shape())? };
+        Ok(())
     }
 
     fn spoil(&self) -> Result<()> {

@@ -4,7 +4,7 @@
 mod gpus;
 mod simulated;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use clap::Args;
 
 use super::Benchmark;
@@ -14,7 +14,7 @@ use super::machine::Job;
 use super::row::Case;
 use super::simulated::Simulated;
 use super::variant::{Described, Variant};
-use crate::problem::{MOST_TERMS, Problem};
+use crate::problem::Problem;
 
 /// The flags of `gemm-allreduce`. Every combination of the lists is run.
 #[derive(Args, Clone, Debug)]
@@ -56,27 +56,10 @@ impl Benchmark for GemmAllReduce {
 impl GemmAllReduce {
     /// Every combination of the lists `m`, `n` and `k`, or of these where one is empty.
     fn problems(&self, default: [&[usize]; 3], ranks: usize, seed: u64) -> Result<Vec<Problem>> {
-        let of = |given: &[usize], default: &[usize]| match given {
-            [] => default.to_vec(),
-            given => given.to_vec(),
-        };
         let [m, n, k] = default;
-        let (m, n, k) = (of(&self.m, m), of(&self.n, n), of(&self.k, k));
-        let mut problems = Vec::new();
-        for &k in &k {
-            ensure!(k.is_multiple_of(8), "--k {k} is not a multiple of 8");
-            ensure!(
-                k.checked_mul(ranks).is_some_and(|terms| terms <= MOST_TERMS),
-                "--k {k}: sums of more than {MOST_TERMS} terms over all ranks would not be exact"
-            );
-            for &n in &n {
-                for &m in &m {
-                    ensure!(m > 0 && n > 0 && k > 0, "{m} x {n} with {k} terms has nothing to do");
-                    problems.push(Problem { m, n, k, seed });
-                }
-            }
-        }
-        Ok(problems)
+        let lists = [(&self.m, m), (&self.n, n), (&self.k, k)]
+            .map(|(given, default)| if given.is_empty() { default } else { given });
+        Problem::combinations(lists, ranks, seed)
     }
 }
 
