@@ -30,23 +30,12 @@ fn a_rank_killed_among_collectives_is_an_error_on_every_other() {
     if World::is_launched() {
         return be_a_rank(collectives);
     }
-    const TIMES: usize = 20;
-    const SEED: u64 = 11;
-    /// The longest life, in microseconds.
-    const LONGEST: u64 = 100_000;
     let n = if visible_gpus().is_ok_and(|n| n >= 4) { 4 } else { 2 };
     if let Err(reason) = gpu::world_of(n) {
         return println!("GPU-TEST {name}: skipped ({reason})");
     }
     let shared_before = shared_memory();
-    for turn in 0..TIMES {
-        let job = Job::new(name, n, turn % n);
-        let life = mixed(SEED + turn as u64) % LONGEST;
-        let error = job.run(&[(LIFE, &life.to_string())]);
-        assert!(error.contains("SIGKILL"), "turn {turn}: {error}");
-        job.require_reports(turn);
-        job.require_no_process_left();
-    }
+    kill_at_random(name, n, 11);
     let left: Vec<_> = shared_memory().difference(&shared_before).cloned().collect();
     assert!(left.is_empty(), "left in /dev/shm: {left:?}");
     println!("GPU-TEST {name}: ran");
@@ -80,10 +69,6 @@ fn a_rank_killed_among_kernels_that_use_the_network_is_an_error_on_every_other()
     if World::is_launched() {
         return be_a_rank(network);
     }
-    const TIMES: usize = 20;
-    const SEED: u64 = 23;
-    /// The longest life, in microseconds.
-    const LONGEST: u64 = 100_000;
     let n = if visible_gpus().is_ok_and(|n| n >= 4) { 4 } else { 2 };
     let probed = gpu::world_of(n).and_then(|world| {
         world.run(|rank| court(rank).map(drop)).map(drop).map_err(gpu::of_the_machine)
@@ -91,15 +76,23 @@ fn a_rank_killed_among_kernels_that_use_the_network_is_an_error_on_every_other()
     if let Err(reason) = probed {
         return println!("GPU-TEST {name}: skipped ({reason})");
     }
+    kill_at_random(name, n, 23);
+    println!("GPU-TEST {name}: ran");
+}
+
+/// Twenty jobs of this test, each of which loses a rank at another moment of its first tenth of a second in the loop.
+fn kill_at_random(test: &'static str, n_ranks: usize, seed: u64) {
+    const TIMES: usize = 20;
+    /// The longest life, in microseconds.
+    const LONGEST: u64 = 100_000;
     for turn in 0..TIMES {
-        let job = Job::new(name, n, turn % n);
-        let life = mixed(SEED + turn as u64) % LONGEST;
+        let job = Job::new(test, n_ranks, turn % n_ranks);
+        let life = mixed(seed + turn as u64) % LONGEST;
         let error = job.run(&[(LIFE, &life.to_string())]);
         assert!(error.contains("SIGKILL"), "turn {turn}: {error}");
         job.require_reports(turn);
         job.require_no_process_left();
     }
-    println!("GPU-TEST {name}: ran");
 }
 
 /// This test program again, as the ranks of a job.

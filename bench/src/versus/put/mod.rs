@@ -31,7 +31,10 @@ impl Benchmark for Put {
     const NAME: &'static str = "put";
     const VARIANTS: &'static [Described] = &[
         (Variant::Rust, "puts with a signal over GIN (PROXY) by one warp"),
-        (Variant::RustLsa, "stores over NVLink and then a flag; each block plays by itself, so with many blocks both directions are busy at once"),
+        (
+            Variant::RustLsa,
+            "stores over NVLink and then a flag; each block plays by itself, so with many blocks both directions are busy at once",
+        ),
         (Variant::Cpp, "rust's twin in C++"),
         (
             Variant::Nccl,
