@@ -85,20 +85,7 @@ fn advise(error: anyhow::Error) -> anyhow::Error {
             "this kernel reduces by load and store alone; `hybrid_allreduce` also goes over the network between the domains",
         );
     }
-    let of_the_machine = matches!(
-        error.downcast_ref(),
-        Some(
-            Error::NoDriver { .. }
-                | Error::DriverTooOld { .. }
-                | Error::NoGpu
-                | Error::TooFewGpus { .. }
-                | Error::WrongArch { .. }
-                | Error::PtxTooNew { .. }
-                | Error::DevCommRefused { .. }
-                | Error::NoWindow { .. }
-        )
-    );
-    if of_the_machine {
+    if error.downcast_ref().is_some_and(Error::is_of_the_machine) {
         return error.context("this machine cannot run it; `--sim N` simulates N GPUs");
     }
     error

@@ -391,6 +391,24 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
+    /// Whether the machine is what does not do: its driver, its GPUs, or what NCCL offers between them. The program is right then, and
+    /// may skip what it cannot do here, or simulate it.
+    #[must_use]
+    pub fn is_of_the_machine(&self) -> bool {
+        matches!(
+            self,
+            Self::NoDriver { .. }
+                | Self::DriverTooOld { .. }
+                | Self::NoGpu
+                | Self::TooFewGpus { .. }
+                | Self::WrongArch { .. }
+                | Self::PtxTooNew { .. }
+                | Self::DevCommRefused { .. }
+                | Self::NoWindow { .. }
+                | Self::SeveralLsaTeams { .. }
+        )
+    }
+
     pub(crate) fn invalid(what: impl Into<String>) -> Self {
         Self::InvalidInput { what: what.into() }
     }

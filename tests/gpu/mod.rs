@@ -94,16 +94,6 @@ fn probe(rank: &Rank) -> Result<(), Error> {
 /// The reason to skip: what is wrong with the machine, not with devcomm. Only for errors of a probe; a test that fails so
 /// after its probe has failed.
 pub fn of_the_machine(error: Error) -> String {
-    match error {
-        Error::NoDriver { .. }
-        | Error::DriverTooOld { .. }
-        | Error::NoGpu
-        | Error::TooFewGpus { .. }
-        | Error::WrongArch { .. }
-        | Error::PtxTooNew { .. }
-        | Error::DevCommRefused { .. }
-        | Error::NoWindow { .. }
-        | Error::SeveralLsaTeams { .. } => error.to_string(),
-        other => panic!("{other}"),
-    }
+    assert!(error.is_of_the_machine(), "{error}");
+    error.to_string()
 }

@@ -145,6 +145,7 @@ fn copy_programs(project: &Project, pack: &Path) -> Result<()> {
     let plugin = made.plugin.context("no program was built with the plugin of GinLoopback")?;
     fs::create_dir_all(pack.join("lib"))?;
     fs::copy(plugin, pack.join("lib/libdevcomm_rma_loopback.so"))?;
+    fs::write(pack.join("lib/network.sh"), network_sh())?;
     let kernels = made.kernels.context("the build script of the root package made no kernels")?;
     let target = pack.join("kernels");
     fs::create_dir_all(&target)?;
@@ -160,6 +161,13 @@ fn copy_programs(project: &Project, pack: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// What run.sh sets for GIN without a network card; it names the pack's folder `here`.
+fn network_sh() -> String {
+    let plugin = Path::new("$here/lib/libdevcomm_rma_loopback.so");
+    let variables = devcomm_rma_loopback::environment(plugin);
+    variables.map(|(name, value)| format!("export {name}=\"{value}\"\n")).concat()
 }
 
 /// What builds make besides programs.
@@ -374,6 +382,19 @@ mod tests {
         assert_eq!(parse_size("100"), Ok(100));
         for bad in ["", "M", "64MB", "-1", "99999999999999G"] {
             parse_size(bad).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn a_pack_s_network_is_the_plugin_in_it() {
+        let script = format!("here='/a pack'\n{}env", network_sh());
+        let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        let plugin = Path::new("/a pack/lib/libdevcomm_rma_loopback.so");
+        for (name, value) in devcomm_rma_loopback::environment(plugin) {
+            let line = format!("{name}={value}");
+            assert!(text.lines().any(|found| found == line), "{line} is not in:\n{text}");
         }
     }
 

@@ -37,11 +37,6 @@ pub trait Way {
 
     /// Wrong elements of the result, in this rank, or in all that are simulated. *Collective*.
     fn count_wrong(&self) -> Result<usize>;
-
-    /// Called when all ways are checked, before they are timed: for inputs that suit the one and not the other.
-    fn prepare_timing(&self) -> Result<()> {
-        Ok(())
-    }
 }
 
 /// Boxed, since each benchmark has its own.
@@ -106,6 +101,16 @@ impl<'a, M: Machine> Job<'a, M> {
 
     /// Checks all ways and measures them: a row each, none without ways. *Collective*.
     pub fn compare(&mut self, case: Case, ways: &Ways<'_>) -> Result<()> {
+        self.compare_refilled(case, ways, || Ok(()))
+    }
+
+    /// The same, with other inputs for what is timed than for what is checked: `refill` writes them in between.
+    pub fn compare_refilled(
+        &mut self,
+        case: Case,
+        ways: &Ways<'_>,
+        refill: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         if ways.is_empty() {
             return Ok(());
         }
@@ -120,7 +125,7 @@ impl<'a, M: Machine> Job<'a, M> {
             let wrong = self.check(way.as_ref())?;
             ran.push(Ran { variant: way.variant(), grid: way.grid(), wrong });
         }
-        ways.iter().try_for_each(|way| way.prepare_timing())?;
+        refill()?;
         let rounds = self.machine.time(ways, &mut self.order)?;
         self.report.rows.extend(rows(case, &ran, rounds.as_ref()));
         Ok(())

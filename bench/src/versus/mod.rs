@@ -128,21 +128,7 @@ fn run_simulated(
 
 /// Names the way out when it is the machine that does not do.
 fn advise(error: anyhow::Error) -> anyhow::Error {
-    let of_the_machine = matches!(
-        error.downcast_ref(),
-        Some(
-            Error::NoDriver { .. }
-                | Error::DriverTooOld { .. }
-                | Error::NoGpu
-                | Error::TooFewGpus { .. }
-                | Error::WrongArch { .. }
-                | Error::PtxTooNew { .. }
-                | Error::DevCommRefused { .. }
-                | Error::NoWindow { .. }
-                | Error::SeveralLsaTeams { .. }
-        )
-    );
-    match of_the_machine {
+    match error.downcast_ref().is_some_and(Error::is_of_the_machine) {
         true => error.context(
             "nothing can be measured here; `--simulate N` checks the kernels on N simulated GPUs",
         ),

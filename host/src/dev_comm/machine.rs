@@ -1,6 +1,6 @@
 //! What a rank's machine says about requirements, beyond the communicator's properties.
 
-use devcomm_locate::{GinGpus, gin_machine};
+use devcomm_locate::gin_machine;
 use devcomm_types::GinType;
 
 use crate::sys::cuda;
@@ -22,7 +22,5 @@ impl Machine {
 }
 
 fn why_no_gin(gin_type: Option<GinType>) -> String {
-    let gpus = cuda::gin_gpus().ok();
-    let gpus = gpus.map(|(driver, rdma_with_vmm)| GinGpus { driver, rdma_with_vmm });
-    gin_machine(gpus).why_not(gin_type.map(GinType::raw))
+    gin_machine(cuda::gin_gpus().ok()).why_not(gin_type.map(GinType::raw))
 }

@@ -72,18 +72,8 @@ fn probe(rank: &Rank, gin: GinConnectionType) -> Result<(), Error> {
 
 /// The reason to skip: what is wrong with the machine, not with devcomm.
 fn of_the_machine(error: Error) -> String {
-    match error {
-        Error::NoDriver { .. }
-        | Error::DriverTooOld { .. }
-        | Error::NoGpu
-        | Error::TooFewGpus { .. }
-        | Error::WrongArch { .. }
-        | Error::PtxTooNew { .. }
-        | Error::DevCommRefused { .. }
-        | Error::NoWindow { .. }
-        | Error::SeveralLsaTeams { .. } => error.to_string(),
-        other => panic!("{other}"),
-    }
+    assert!(error.is_of_the_machine(), "{error}");
+    error.to_string()
 }
 
 impl Machine for Gpus {

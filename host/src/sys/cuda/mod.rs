@@ -14,6 +14,7 @@ use std::ptr::null_mut;
 use std::sync::OnceLock;
 
 use cudarc::driver::sys::{self, CUresult};
+use devcomm_locate::GinGpus;
 
 use crate::{Error, Result};
 
@@ -98,20 +99,19 @@ fn dotted(code: c_int) -> String {
     format!("{}.{}", code / 1000, code % 1000 / 10)
 }
 
-/// What GIN asks of GPUs: the driver's CUDA version (13000 for 13.0), and whether all GPUs allow RDMA to memory of the virtual
-/// memory API.
-pub(crate) fn gin_gpus() -> Result<(i32, bool)> {
+/// What GIN asks of the GPUs.
+pub(crate) fn gin_gpus() -> Result<GinGpus> {
     const ATTRIBUTE: DeviceAttribute =
         DeviceAttribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
-    let mut all = true;
+    let mut rdma_with_vmm = true;
     for device in 0..c_int::try_from(device_count()?).unwrap_or(0) {
         let mut value = 0;
         // SAFETY: devices are their ordinals, below the count; `value` is live.
         let result = unsafe { sys::cuDeviceGetAttribute(&raw mut value, ATTRIBUTE, device) };
         check("cuDeviceGetAttribute", result)?;
-        all &= value != 0;
+        rdma_with_vmm &= value != 0;
     }
-    Ok((driver_version_code()?, all))
+    Ok(GinGpus { driver: driver_version_code()?, rdma_with_vmm })
 }
 
 /// How many GPUs the driver shows to this process.
