@@ -30,6 +30,7 @@
 pub mod cft;
 pub mod element;
 pub mod gin;
+pub mod host_body;
 pub mod kernel;
 pub mod nccl;
 pub mod team;
@@ -39,6 +40,7 @@ pub mod wait;
 pub use cft::CftTeamMode;
 pub use element::{DataType, Element, F8E4M3, F8E5M2};
 pub use gin::{CounterRange, GinConnectionType, GinType, SignalRange};
+pub use host_body::HostBody;
 pub use kernel::{
     GridConstant, HostKernel, IntoArg, Kernel, KernelArgs, KernelParam, LaunchArgs, Slice,
 };
