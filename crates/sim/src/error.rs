@@ -7,7 +7,7 @@ use std::time::Duration;
 use devcomm_types::WaitFor;
 
 /// A result of this crate.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A place in a kernel's source.
 pub type Site = &'static Location<'static>;

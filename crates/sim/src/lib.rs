@@ -70,15 +70,20 @@
 mod barrier;
 mod builder;
 mod dev_comm;
+mod driver;
 mod error;
+mod gpus;
 mod hooks;
+mod host_nccl;
 mod launch;
+mod machine;
 mod memory;
 mod multicast;
 mod nccl;
 mod panics;
 mod scheduler;
 mod shared;
+mod simulation;
 mod stack;
 mod thread;
 mod trap;
@@ -94,5 +99,7 @@ pub use dev_comm::{
 pub use devcomm_types::GinConnectionType;
 pub use error::{Error, Limit, Result, Site, Stall, ThreadId, Waiter, Waiting};
 pub use launch::{LaunchConfig, Report};
+pub use machine::{Attached, Machine, Ticket};
+pub use simulation::Simulation;
 pub use thread::OpenSession;
 pub use world::{Buffer, Simulator, Window, WindowArg};

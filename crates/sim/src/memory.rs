@@ -97,9 +97,20 @@ impl Drop for Mapping {
 /// Whose memory a range is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
-    Window { id: u32, rank: usize },
-    Resources { id: u32, rank: usize },
-    Buffer { id: u32, rank: usize },
+    Window {
+        id: u32,
+        rank: usize,
+    },
+    Resources {
+        id: u32,
+        rank: usize,
+    },
+    Buffer {
+        id: u32,
+        rank: usize,
+    },
+    /// Pinned memory of the host.
+    Pinned,
 }
 
 impl fmt::Display for Owner {
@@ -109,6 +120,7 @@ impl fmt::Display for Owner {
             Self::Resources { id, rank } => {
                 write!(f, "device communicator {id}'s resources of rank {rank}")
             }
+            Self::Pinned => write!(f, "pinned memory of the host"),
             Self::Buffer { id, rank } => write!(f, "buffer {id} of rank {rank}"),
         }
     }
@@ -275,6 +287,11 @@ impl Allocation {
         memory.insert(part, bytes, (rank, 1), owner);
         let memory = Rc::clone(memory);
         Ok(Self { parts: vec![part], bytes, stride: 0, place: None, memory, _mapping: mapping })
+    }
+
+    /// STUB
+    pub(crate) fn pinned(memory: &Rc<Memory>, bytes: usize, owner: Owner) -> Result<Self> {
+        Self::single(memory, 0, bytes, owner)
     }
 
     /// First byte of `rank`'s part.

@@ -58,6 +58,15 @@ unsafe fn call<K: HostKernel>(params: &[*const c_void]) {
     unsafe { K::call(K::Args::from_abi(K::Args::read(params))) }
 }
 
+/// Of one kernel: two instances of a generic one have names of their own.
+impl PartialEq for HostBody {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name && core::ptr::fn_addr_eq(self.call, other.call)
+    }
+}
+
+impl Eq for HostBody {}
+
 impl fmt::Debug for HostBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "HostBody({}, {} parameters)", self.name, self.params.len())

@@ -238,6 +238,9 @@ macro_rules! table {
         }
 
         impl Functions {
+            /// A table without functions.
+            pub const NONE: Self = Self { $( $name: None, )* };
+
             /// The functions of a library that `symbol` looks names up in; NULL is none.
             ///
             /// # Safety
