@@ -71,6 +71,8 @@ mod barrier;
 mod builder;
 mod dev_comm;
 mod error;
+#[allow(dead_code)]
+mod gpus;
 mod hooks;
 mod launch;
 mod memory;
