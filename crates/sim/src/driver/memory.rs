@@ -82,6 +82,7 @@ pub(super) unsafe fn copy_in(to: CUdeviceptr, from: *const c_void, bytes: usize)
         let to = ask.device_memory(to, bytes)?;
         // SAFETY: the module's; the target was checked, and no kernel runs while the host asks.
         unsafe { to.copy_from(from.cast(), bytes) };
+        ask.core.gpus.progress();
         Ok(())
     })
 }
@@ -100,6 +101,7 @@ pub(super) unsafe fn fill(to: CUdeviceptr, byte: c_uchar, count: usize) -> CUres
         let to = ask.device_memory(to, count)?;
         // SAFETY: as above.
         unsafe { to.write_bytes(byte, count) };
+        ask.core.gpus.progress();
         Ok(())
     })
 }
