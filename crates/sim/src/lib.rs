@@ -71,7 +71,6 @@ mod barrier;
 mod builder;
 mod dev_comm;
 mod error;
-#[allow(dead_code)]
 mod gpus;
 mod hooks;
 mod launch;
@@ -79,6 +78,7 @@ mod memory;
 mod multicast;
 mod nccl;
 mod panics;
+mod ranks;
 mod scheduler;
 mod shared;
 mod stack;
