@@ -28,14 +28,22 @@ pub(crate) fn arrive(
 ) {
     let block = thread.block();
     let Some(barrier) = block.barriers.get(id as usize) else {
-        thread.misuse(gpus, at, format!("barrier {id} does not exist: a block has barriers 0 to 15"))
+        thread.misuse(
+            gpus,
+            at,
+            format!("barrier {id} does not exist: a block has barriers 0 to 15"),
+        )
     };
     if !count.is_multiple_of(32) {
         thread.misuse(gpus, at, format!("barrier {id} for {count} threads: not whole warps"));
     }
     if count > block.size.next_multiple_of(32) {
         let threads = block.size;
-        thread.misuse(gpus, at, format!("barrier {id} for {count} threads of a block of {threads}"));
+        thread.misuse(
+            gpus,
+            at,
+            format!("barrier {id} for {count} threads of a block of {threads}"),
+        );
     }
     match barrier.at.get() {
         None => {

@@ -218,7 +218,9 @@ impl Gpus {
 
     /// LSA barrier sessions that grids left open when they ended, since this was last asked.
     pub(crate) fn take_open_sessions(&self) -> Vec<OpenSession> {
-        self.left_open.take()
+        let mut sessions = self.left_open.take();
+        sessions.sort_by_key(|session| (session.rank, session.block, session.index));
+        sessions
     }
 
     /// A hash of the order in which threads ran.

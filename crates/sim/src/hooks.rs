@@ -106,7 +106,14 @@ fn access(ctx: *const ThreadCtx, address: usize, bytes: usize, access: Access, a
 impl Thread {
     /// An access about to happen: refuses it where the memory is not the thread's, and lets others gpus.
     #[inline(always)]
-    pub(crate) fn touch(&self, gpus: &Gpus, address: usize, bytes: usize, access: Access, at: Site) {
+    pub(crate) fn touch(
+        &self,
+        gpus: &Gpus,
+        address: usize,
+        bytes: usize,
+        access: Access,
+        at: Site,
+    ) {
         let accesses = gpus.accesses.get() + 1;
         gpus.accesses.set(accesses);
         let gpu = self.block().gpu as u32;
@@ -166,8 +173,10 @@ fn out_of_bounds(
     }
     let where_to = nccl::describe(&gpus.memory, address);
     let (kernel, who) = (thread.kernel(), thread.who());
-    thread
-        .fail(gpus, Error::OutOfBounds { kernel, thread: who, access, bytes, address, where_to, at })
+    thread.fail(
+        gpus,
+        Error::OutOfBounds { kernel, thread: who, access, bytes, address, where_to, at },
+    )
 }
 
 fn multimem(ctx: *const ThreadCtx, address: usize, bytes: usize, at: Site) -> MulticastParts {

@@ -23,7 +23,7 @@ use crate::error::Site;
 use crate::gpus::Gpus;
 use crate::memory::{Memory, STRIDE_UNIT};
 use crate::multicast;
-use crate::thread::{Thread};
+use crate::thread::Thread;
 
 pub(crate) use gin::network::{Network, QueueKey};
 pub(crate) use gin::{BarrierSet, GinComm, GinRank};

@@ -11,7 +11,7 @@ use cuda_std::arch::CTX;
 
 use crate::error::Error;
 use crate::gpus::Gpus;
-use crate::thread::{Thread};
+use crate::thread::Thread;
 
 thread_local! {
     static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };

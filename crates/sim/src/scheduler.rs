@@ -23,7 +23,7 @@ pub(crate) use self::fiber::Fiber;
 use self::room::Gpu;
 use crate::barrier;
 use crate::error::{Error, Limit, Result};
-use crate::gpus::{GridId, Gpus, Settings, Step};
+use crate::gpus::{Gpus, GridId, Settings, Step};
 use crate::hooks::SLICE;
 use crate::thread::{Block, Grid, Thread, Wait};
 use crate::trap::{Watchdog, processor_time};

@@ -14,7 +14,7 @@ use cuda_std::arch::ThreadCtx;
 
 use crate::barrier::BlockBarrier;
 use crate::error::{Error, Site, ThreadId};
-use crate::gpus::{GridId, Gpus, Launch};
+use crate::gpus::{Gpus, GridId, Launch};
 use crate::hooks::OPS;
 use crate::nccl::InboxWait;
 use crate::scheduler::Fiber;

@@ -93,7 +93,8 @@ impl Simulator {
         self.check_rank(rank)?;
         let id = self.next_id();
         let bytes = len.saturating_mul(size_of::<T>());
-        let memory = Allocation::single(&self.world.memory, rank as u32, bytes, Owner::Buffer { id, rank })?;
+        let memory =
+            Allocation::single(&self.world.memory, rank as u32, bytes, Owner::Buffer { id, rank })?;
         memory.poison(0);
         Ok(Buffer { memory, len, id, rank, element: PhantomData })
     }

@@ -15,8 +15,8 @@ use devcomm_types::nccl::{
 use devcomm_types::{WaitFor, WaitKind};
 use nccl_device::raw::host::CALL_SITE;
 
-use super::{RESOURCE_UNIT, view};
 use super::coop::{Coop, member};
+use super::{RESOURCE_UNIT, view};
 use crate::error::{Site, Waiting};
 use crate::gpus::Gpus;
 use crate::memory::STRIDE_UNIT;

@@ -19,7 +19,7 @@ use super::coop::{Coop, member};
 use super::{caller, view};
 use crate::error::Site;
 use crate::gpus::Gpus;
-use crate::thread::{Thread};
+use crate::thread::Thread;
 
 /// An element, and the type in which NCCL sums it.
 pub(super) trait Sum: Element {

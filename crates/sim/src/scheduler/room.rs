@@ -9,7 +9,7 @@ use cuda_std::arch::ThreadCtx;
 use super::{Fiber, Scheduler};
 use crate::barrier::BlockBarrier;
 use crate::error::{Error, Result};
-use crate::gpus::{GridId, Gpus, Launch};
+use crate::gpus::{Gpus, GridId, Launch};
 use crate::hooks::OPS;
 use crate::shared::{MAX_SHARED, SharedMemory};
 use crate::thread::{Block, Grid, Thread, Wait};
@@ -142,7 +142,9 @@ impl Scheduler {
             ));
         }
         if (0..3).any(|i| block[i] > MAX_BLOCK[i]) {
-            return refuse(format!("a block of {block:?} threads, where {MAX_BLOCK:?} are possible"));
+            return refuse(format!(
+                "a block of {block:?} threads, where {MAX_BLOCK:?} are possible"
+            ));
         }
         let threads = threads as u32;
         if dynamic_shared > MAX_SHARED {
@@ -238,15 +240,20 @@ impl Scheduler {
         let Launch { grid: grid_dim, block: block_dim, .. } = block.grid.launch;
         for (tid, thread) in block.threads().enumerate() {
             let tid = tid as u32;
-            thread.start(gpus, &block, tid, ThreadCtx {
-                thread_idx: unfold(tid, block_dim),
-                block_idx: unfold(index, grid_dim),
-                block_dim,
-                grid_dim,
-                dynamic_shared,
-                watch: self.settings.watch,
-                ops: &OPS,
-            });
+            thread.start(
+                gpus,
+                &block,
+                tid,
+                ThreadCtx {
+                    thread_idx: unfold(tid, block_dim),
+                    block_idx: unfold(index, grid_dim),
+                    block_dim,
+                    grid_dim,
+                    dynamic_shared,
+                    watch: self.settings.watch,
+                    ops: &OPS,
+                },
+            );
             gpus.enqueue(thread);
         }
         self.blocks[slot] = Some(block);

@@ -7,7 +7,7 @@ use super::{Call, Handle};
 use crate::error::Site;
 use crate::gpus::Gpus;
 use crate::nccl::caller;
-use crate::thread::{Thread};
+use crate::thread::Thread;
 
 const NAME: &str = "a GIN barrier";
 

@@ -125,13 +125,7 @@ impl Call<'_> {
     }
 
     /// Posts an operation to world rank `peer`, when its queue has room.
-    fn post(
-        &self,
-        peer: u32,
-        transfer: Transfer,
-        signal: Option<Add>,
-        counter: Option<*mut u64>,
-    ) {
+    fn post(&self, peer: u32, transfer: Transfer, signal: Option<Add>, counter: Option<*mut u64>) {
         let (queue, depth) = (self.queue(peer), self.gin.depth);
         let mut what = self.wait_for(WaitKind::Request, 0, 0);
         what.peer = peer as i32;
