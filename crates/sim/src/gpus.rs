@@ -166,12 +166,12 @@ impl Gpus {
 
     /// Whether nothing is on the GPUs, and nothing is under way between them.
     pub(crate) fn is_idle(&self) -> bool {
-        todo!()
+        self.scheduler.borrow().is_idle() && self.network.is_idle()
     }
 
-    /// Refuses what no GPU takes.
+    /// Refuses what [`launch`](Self::launch) refuses.
     pub(crate) fn check(&self, launch: &Launch) -> Result<()> {
-        todo!()
+        self.scheduler.borrow().check(launch).map(drop)
     }
 
     /// Whether a grid has ended; one that has is forgotten, and stays done.

@@ -316,13 +316,23 @@ impl Allocation {
         Ok(Self { parts, bytes, stride, place, memory, _mapping: mapping })
     }
 
-    /// One part of `gpu` alone, ending at a page without access (up to the alignment).
+    /// One part of `gpu` alone.
     pub(crate) fn single(
         memory: &Rc<Memory>,
         gpu: u32,
         bytes: usize,
         owner: Owner,
     ) -> Result<Self> {
+        Self::one(memory, std::iter::once(gpu).collect(), bytes, owner)
+    }
+
+    /// One part that every GPU reaches.
+    pub(crate) fn pinned(memory: &Rc<Memory>, bytes: usize) -> Result<Self> {
+        Self::one(memory, GpuSet::all(), bytes, Owner::Pinned)
+    }
+
+    /// One part, ending at a page without access (up to the alignment).
+    fn one(memory: &Rc<Memory>, gpus: GpuSet, bytes: usize, owner: Owner) -> Result<Self> {
         let page = page_size();
         let refused = |source| Error::Memory { bytes, ranks: 1, source };
         let too_large = || refused(io::Error::from(io::ErrorKind::OutOfMemory));
@@ -332,14 +342,9 @@ impl Allocation {
         mapping.protect(page, open, true).map_err(refused)?;
         let start = page + open - bytes.next_multiple_of(BUFFER_ALIGN).min(open);
         let part = mapping.base().wrapping_add(start);
-        memory.insert(part, bytes, std::iter::once(gpu).collect(), owner);
+        memory.insert(part, bytes, gpus, owner);
         let memory = Rc::clone(memory);
         Ok(Self { parts: vec![part], bytes, stride: 0, place: None, memory, _mapping: mapping })
-    }
-
-    /// STUB
-    pub(crate) fn pinned(memory: &Rc<Memory>, bytes: usize, owner: Owner) -> Result<Self> {
-        Self::single(memory, 0, bytes, owner)
     }
 
     /// First byte of `rank`'s part.

@@ -119,9 +119,9 @@ impl Scheduler {
         self.settings.multiprocessors.saturating_mul(Room::WHOLE.holds(block))
     }
 
-    /// Takes a grid, or refuses what no GPU takes.
-    pub(crate) fn launch(&mut self, launch: Launch) -> Result<GridId> {
-        let Launch { kernel, gpu, grid, block, dynamic_shared, .. } = launch;
+    /// Refuses what no GPU takes; the number of blocks.
+    pub(crate) fn check(&self, launch: &Launch) -> Result<u32> {
+        let Launch { kernel, gpu, grid, block, dynamic_shared, .. } = *launch;
         let refuse = |reason: String| Err(Error::Launch { kernel, reason });
         if gpu >= self.gpus.len() {
             return refuse(format!("there is no GPU {gpu}, only {}", self.gpus.len()));
@@ -162,6 +162,12 @@ impl Scheduler {
         if at_once > MAX_THREADS {
             return Err(too_many(kernel, at_once));
         }
+        Ok(blocks)
+    }
+
+    /// Takes a grid, or refuses what no GPU takes.
+    pub(crate) fn launch(&mut self, launch: Launch) -> Result<GridId> {
+        let (blocks, gpu) = (self.check(&launch)?, launch.gpu);
         self.launched += 1;
         let id = GridId(self.launched);
         let (next, ended) = (Cell::new(0), Cell::new(0));
@@ -170,6 +176,11 @@ impl Scheduler {
         self.gpus[gpu].pending.push_back(grid);
         self.changed.push(gpu);
         Ok(id)
+    }
+
+    /// Whether no grid runs or waits to run.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.live == 0 && self.gpus.iter().all(|gpu| gpu.pending.is_empty())
     }
 
     /// Whether a grid has ended.
