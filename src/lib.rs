@@ -22,5 +22,16 @@ macro_rules! include_kernels {
     };
 }
 
-/// The kernels of [`kernels`], compiled: what [`Rank::load`] takes.
+/// What [`include_kernels!`] is replaced by in a package whose feature `ptx` is off: simulated GPUs
+/// run kernels without PTX, so only a build for GPUs has to compile it.
+pub const WITHOUT_PTX: KernelSet = KernelSet::new((
+    &[],
+    Some("the program was built without PTX: build it with `--features ptx` to run on GPUs"),
+));
+
+/// The kernels of [`kernels`] for GPUs: what [`Rank::load`] takes. Compiled with the feature `ptx`.
+#[cfg(feature = "ptx")]
 pub static KERNELS: KernelSet = include_kernels!();
+/// The kernels of [`kernels`] for GPUs: what [`Rank::load`] takes. Compiled with the feature `ptx`.
+#[cfg(not(feature = "ptx"))]
+pub static KERNELS: KernelSet = WITHOUT_PTX;

@@ -34,8 +34,11 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use devcomm::KernelSet;
 
-/// The kernels of `devcomm-bench-kernels`, compiled.
+/// The kernels of `devcomm-bench-kernels` for GPUs.
+#[cfg(feature = "ptx")]
 static KERNELS: KernelSet = devcomm::include_kernels!();
+#[cfg(not(feature = "ptx"))]
+static KERNELS: KernelSet = devcomm::WITHOUT_PTX;
 
 /// Measures kernels that communicate: kernel-initiated against host-initiated, and Rust against C++.
 ///

@@ -22,7 +22,7 @@ use devcomm_locate::{NcclTree, NcclVersion};
 use libloading::Library;
 use tempfile::TempDir;
 
-use crate::project::{Project, ROOT_PACKAGE, cargo, root};
+use crate::project::{EXAMPLES_PACKAGE, Project, cargo, root};
 use crate::setup::{NCCL_VERSION, Without, find_pinned_nccl, setup};
 use crate::{cpp, slim, twins};
 
@@ -130,10 +130,9 @@ fn scratch_beside(out: &Path) -> Result<TempDir> {
 /// Builds the examples and the GPU tests, and copies them and the kernels that they hold.
 fn copy_programs(project: &Project, pack: &Path) -> Result<()> {
     let mut made = Made::default();
-    let examples = ["build".to_owned(), "--examples".to_owned()];
-    let root = ROOT_PACKAGE;
-    build(project, root, &examples, &TargetKind::Example, &pack.join("examples"), &mut made)?;
     let bins = ["build".to_owned(), "--bins".to_owned()];
+    let examples = pack.join("examples");
+    build(project, EXAMPLES_PACKAGE, &bins, &TargetKind::Bin, &examples, &mut made)?;
     build(project, BENCH_PACKAGE, &bins, &TargetKind::Bin, &pack.join("bench"), &mut made)?;
 
     for (package, names) in project.gpu_tests() {
@@ -191,7 +190,14 @@ fn build(
     fs::create_dir_all(target)?;
     let mut child = cargo()
         .args(select)
-        .args(["--release", "--package", package, "--message-format=json-render-diagnostics"])
+        .args([
+            "--release",
+            "--features",
+            "ptx",
+            "--package",
+            package,
+            "--message-format=json-render-diagnostics",
+        ])
         .args(["--config", "profile.release.strip=\"symbols\""])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -1,37 +1,11 @@
 //! The example's command line: what it refuses, and that it runs where there is no GPU.
 
-use std::env;
 use std::io::Write;
-use std::path::PathBuf;
 use std::process::Command;
-use std::sync::LazyLock;
 
 use devcomm::visible_gpus;
 
-/// The example, built as this test was. `cargo test` builds examples too, but not when it is asked for one test.
-static EXAMPLE: LazyLock<PathBuf> = LazyLock::new(|| {
-    // target/debug/deps/this_test
-    let test = env::current_exe().unwrap();
-    let folder = test.parent().and_then(|deps| deps.parent()).unwrap();
-    let profile = match folder.file_name().and_then(|name| name.to_str()) {
-        Some("debug") | None => "dev",
-        Some(profile) => profile,
-    };
-    let status = Command::new(env!("CARGO"))
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .args([
-            "build",
-            "--quiet",
-            "--workspace",
-            "--example",
-            "lsa_allreduce",
-            "--profile",
-            profile,
-        ])
-        .status();
-    assert!(status.unwrap().success(), "the example does not build");
-    folder.join("examples/lsa_allreduce")
-});
+const EXAMPLE: &str = env!("CARGO_BIN_EXE_lsa_allreduce");
 
 /// What a run ends with.
 struct Outcome {
@@ -45,9 +19,9 @@ fn run(args: &str) -> Outcome {
 }
 
 fn run_with(args: &str, env: &[(&str, &str)]) -> Outcome {
-    let mut command = Command::new(&*EXAMPLE);
+    let mut command = Command::new(EXAMPLE);
     let output = command.args(args.split_whitespace()).envs(env.iter().copied()).output();
-    let output = output.unwrap_or_else(|error| panic!("{}: {error}", EXAMPLE.display()));
+    let output = output.unwrap_or_else(|error| panic!("{EXAMPLE}: {error}"));
     let text = |bytes| String::from_utf8(bytes).unwrap();
     let (stdout, stderr) = (text(output.stdout), text(output.stderr));
     assert!(!stderr.contains("panicked"), "{args}: {stderr}");

@@ -9,10 +9,9 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use cuda_builder::{Artifacts, Callee, CalleeKind, CudaBuilder, Error, KernelReport, NvvmArch};
-use devcomm::kernels::GemmForm;
-use devcomm::{Kernel, kernels};
+use devcomm_kernels::{self as kernels, GemmForm};
 use devcomm_types::nccl::GinDescriptorSmem;
-use devcomm_types::{GinType, KernelArgs};
+use devcomm_types::{GinType, Kernel, KernelArgs};
 use half::{bf16, f16};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
