@@ -13,21 +13,31 @@ pub const MOST_TERMS: usize = 1 << 18;
 /// C of `m x n`, and `k` terms a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Problem {
+    /// Rows of C.
     pub m: usize,
+    /// Columns of C.
     pub n: usize,
+    /// Terms of a rank's product.
     pub k: usize,
+    /// Of the random inputs.
     pub seed: u64,
 }
 
 /// Which factor.
 #[derive(Clone, Copy)]
 pub enum Factor {
+    /// The left one, `m x k`.
     A,
+    /// The right one, `n x k`.
     B,
 }
 
 impl Problem {
     /// Every combination of the lists, for so many ranks.
+    ///
+    /// # Errors
+    ///
+    /// A combination of which sums would not be exact, or that the kernels do not take.
     pub fn combinations(lists: [&[usize]; 3], ranks: usize, seed: u64) -> Result<Vec<Self>> {
         let [rows, columns, terms] = lists;
         let mut problems = Vec::new();
@@ -49,11 +59,9 @@ impl Problem {
 
     /// Eighths of an element of a rank's factor.
     fn eighths(&self, factor: Factor, rank: usize, row: usize, column: usize) -> i64 {
-        let mut x = self.seed << 56 ^ (factor as u64) << 48 ^ (rank as u64) << 40;
-        x ^= (row * self.k + column) as u64;
-        x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (((x >> 32) * 17) >> 32) as i64 - 8
+        let of_rank = self.seed << 56 ^ (factor as u64) << 48 ^ (rank as u64) << 40;
+        let key = of_rank ^ (row * self.k + column) as u64;
+        fastrand::Rng::with_seed(key).i64(-8..=8)
     }
 
     /// A rank's factor: `m x k` or `n x k`, row-major.
@@ -73,12 +81,9 @@ impl Problem {
             Factor::A => self.m,
             Factor::B => self.n,
         };
-        let mut state = self.seed ^ (factor as u64) << 48 ^ (rank as u64) << 40;
-        let mut next = || {
-            state = state.wrapping_mul(0xd129_42f0_5b2c_6a4d).wrapping_add(0x9e37_79b9_7f4a_7c15);
-            bf16::from_f32((state >> 32) as u32 as f32 / 2f32.powi(31) - 1.0)
-        };
-        (0..rows * self.k).map(|_| next()).collect()
+        let key = self.seed ^ (factor as u64) << 48 ^ (rank as u64) << 40;
+        let mut rng = fastrand::Rng::with_seed(key);
+        (0..rows * self.k).map(|_| bf16::from_f32(2.0 * rng.f32() - 1.0)).collect()
     }
 
     /// Element (`row`, `column`) of the sum of the products of `ranks`, exactly.
@@ -115,11 +120,8 @@ impl Problem {
     pub fn samples(&self, count: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
         let (m, n, seed) = (self.m, self.n, self.seed);
         let corners = [(0, 0), (0, n - 1), (m - 1, 0), (m - 1, n - 1)];
-        let random = (0..count as u64).map(move |i| {
-            let x =
-                (seed ^ i.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xd129_42f0_5b2c_6a4d);
-            (((x >> 40) as usize * m) >> 24, ((x >> 8 & 0xff_ffff) as usize * n) >> 24)
-        });
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let random = (0..count).map(move |_| (rng.usize(..m), rng.usize(..n)));
         corners.into_iter().chain(random)
     }
 }

@@ -1,13 +1,14 @@
-//! Random inputs that every rank can compute for every rank, and the reference sum.
+//! Random numbers to sum up, and the sums.
 
 use devcomm::Element;
 use half::{bf16, f16};
 
-/// A type that the example reduces.
+/// A type that is summed up.
 pub trait Number: Element + PartialEq + std::fmt::Debug {
     /// Distance from 1 to the next number.
     const EPSILON: f64;
-    /// Half the distance between numbers around zero, where it no longer shrinks (only f16's is large enough to matter).
+    /// Half the distance between numbers around zero, where it no longer shrinks (only f16's is
+    /// large enough to matter).
     const HALF_STEP_AT_ZERO: f64;
     /// The nearest number to `x`.
     fn nearest(x: f32) -> Self;
@@ -40,14 +41,10 @@ numbers! {
     bf16, 1.0 / (1u64 << 7) as f64, 0.0, bf16::from_f32, bf16::to_f64;
 }
 
-/// Element `index` of rank `rank`'s input: uniform in -1 to 1, from a mix of the three numbers (SplitMix64).
+/// Element `index` of rank `rank`'s input: uniform in -1 to 1.
 pub fn input<T: Number>(seed: u64, rank: usize, index: usize) -> T {
-    let mut z = seed ^ ((rank as u64) << 48) ^ index as u64;
-    z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^= z >> 31;
-    T::nearest((z >> 40) as f32 / (1u64 << 23) as f32 - 1.0)
+    let key = seed ^ ((rank as u64) << 48) ^ index as u64;
+    T::nearest(2.0 * fastrand::Rng::with_seed(key).f32() - 1.0)
 }
 
 /// Rank `rank`'s input, `count` elements.
@@ -55,8 +52,8 @@ pub fn inputs<T: Number>(seed: u64, rank: usize, count: usize) -> Vec<T> {
     (0..count).map(|index| input(seed, rank, index)).collect()
 }
 
-/// How many of `got` differ from the sum over `n_ranks` by more than rounding can: one of f32 for each addition, and
-/// `roundings` of `T`. Ours rounds to `T` once, at the end; NCCL's ring does after each addition.
+/// How many of `got` differ from the sum over `n_ranks` by more than rounding can: one of f32 for
+/// each addition, and `roundings` of `T`.
 pub fn count_wrong<T: Number>(seed: u64, n_ranks: usize, roundings: usize, got: &[T]) -> usize {
     let wrong = |index, got| is_wrong(seed, n_ranks, roundings, index, got);
     got.iter().enumerate().filter(|&(index, got)| wrong(index, *got)).count()
