@@ -25,6 +25,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::core::Core;
+use super::fault::Faults;
 
 /// How often the machine looks whether the client that runs has fallen asleep.
 const LOOK: Duration = Duration::from_millis(10);
@@ -46,6 +47,7 @@ pub(crate) struct Shared {
     news: AtomicU64,
     /// The virtual clock in nanoseconds.
     clock: AtomicU64,
+    pub(crate) faults: Faults,
 }
 
 #[derive(Default)]
@@ -125,6 +127,7 @@ impl Shared {
             asked: Condvar::new(),
             news: AtomicU64::new(1),
             clock: AtomicU64::new(0),
+            faults: Faults::default(),
         }
     }
 

@@ -9,6 +9,7 @@ use devcomm_sys::driver::{CUfunction, CUresult};
 use devcomm_types::HostBody;
 
 use super::baton::Shared;
+use super::fault::Faults;
 use crate::driver::event::Event;
 use crate::driver::function::Function;
 use crate::driver::graph::{Exec, Graph};
@@ -96,6 +97,10 @@ impl Core {
     /// The number of the machine.
     pub(crate) fn number(&self) -> u64 {
         self.shared.number
+    }
+
+    pub(crate) fn faults(&self) -> &Faults {
+        &self.shared.faults
     }
 
     /// How much has happened so far.
