@@ -244,7 +244,9 @@ impl Kernel {
     fn shape(&self) -> String {
         let Self { grid, block, dynamic_shared, cooperative, .. } = self;
         let name = self.body.name();
-        format!("{name} grid {grid:?} block {block:?} shared {dynamic_shared} cooperative {cooperative}")
+        format!(
+            "{name} grid {grid:?} block {block:?} shared {dynamic_shared} cooperative {cooperative}"
+        )
     }
 
     fn launch(&self) -> Launch {

@@ -208,18 +208,9 @@ impl Shared {
         }
     }
 
-    /// Waits until a client that runs outside asks for something, or ends.
+    /// Waits a moment: a client that runs outside may ask for something, or end.
     pub(crate) fn wait_for_outsiders(&self) {
-        let mut turns = self.turns.lock();
-        let count = |turns: &Turns| {
-            let outside = turns.clients.values().filter(|entry| entry.state == State::Outside);
-            (outside.count(), turns.clients.len())
-        };
-        let before = count(&turns);
-        let news = self.news();
-        while count(&turns) == before && self.news() == news {
-            self.asked.wait_for(&mut turns, LOOK);
-        }
+        self.asked.wait_for(&mut self.turns.lock(), LOOK);
     }
 
     /// Gives a client the baton; its call has been answered.
@@ -275,8 +266,6 @@ pub(crate) struct Client {
     turn: Arc<Condvar>,
     /// The GPU whose context is current.
     pub(crate) gpu: Cell<Option<usize>>,
-    /// NCCL's state of the thread.
-    pub(crate) nccl: RefCell<crate::host_nccl::ThreadState>,
 }
 
 impl Client {
@@ -290,7 +279,7 @@ impl Client {
         entry.state = State::Waiting;
         let shared = Arc::clone(shared);
         shared.asked.notify_one();
-        let client = Self { shared, id, turn, gpu: Cell::new(None), nccl: RefCell::default() };
+        let client = Self { shared, id, turn, gpu: Cell::new(None) };
         client.wait_for_turn(turns);
         let replaced = CURRENT.replace(Some(client));
         drop(replaced);

@@ -86,7 +86,7 @@ impl Core {
             execs: RefCell::default(),
             functions: RefCell::default(),
             pinned: RefCell::default(),
-            nccl: host_nccl::State::new(simulation),
+            nccl: host_nccl::State::default(),
             next_handle: Cell::new(FIRST_HANDLE),
             failure: RefCell::default(),
             deadlock: RefCell::default(),
