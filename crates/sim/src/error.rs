@@ -107,6 +107,8 @@ impl fmt::Display for Waiting {
 /// Threads of one block that wait for one thing.
 #[derive(Clone, Debug)]
 pub struct Waiter {
+    /// Name of their kernel.
+    pub kernel: &'static str,
     /// Rank in the world.
     pub rank: usize,
     /// `blockIdx.x`.
@@ -122,8 +124,8 @@ pub struct Waiter {
 /// Who waits for what when a kernel cannot end.
 #[derive(Clone, Debug)]
 pub struct Stall {
-    /// Name of the kernel.
-    pub kernel: &'static str,
+    /// Name of the kernel, or of all that run.
+    pub kernel: String,
     /// By rank, block and what they wait for.
     pub waiters: Vec<Waiter>,
     /// Blocks that have ended, a rank.

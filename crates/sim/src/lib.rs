@@ -81,6 +81,7 @@ mod memory;
 mod multicast;
 mod nccl;
 mod panics;
+mod ranks;
 mod scheduler;
 mod shared;
 mod simulation;

@@ -11,6 +11,7 @@
 //! the host never makes a reference into it: it copies.
 
 use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::rc::Rc;
@@ -126,23 +127,64 @@ impl fmt::Display for Owner {
     }
 }
 
-/// Live memory, and who may touch it.
+/// A set of GPUs.
+#[derive(Clone, Debug)]
+pub(crate) struct GpuSet(Rc<[Run]>);
+
+/// Neighbouring GPUs: the first, and how many.
+type Run = (u32, u32);
+
+impl GpuSet {
+    /// Every GPU: memory of the host.
+    pub(crate) fn all() -> Self {
+        Self([(0, u32::MAX)].into())
+    }
+
+    /// The run of neighbours in it that `gpu` is one of.
+    fn run_of(&self, gpu: u32) -> Option<Run> {
+        let next = self.0.partition_point(|(first, _)| *first <= gpu);
+        let (first, n) = self.0[next.checked_sub(1)?];
+        (gpu - first < n).then_some((first, n))
+    }
+}
+
+impl FromIterator<u32> for GpuSet {
+    fn from_iter<I: IntoIterator<Item = u32>>(gpus: I) -> Self {
+        let gpus: BTreeSet<u32> = gpus.into_iter().collect();
+        let mut runs: Vec<Run> = Vec::new();
+        for gpu in gpus {
+            match runs.last_mut() {
+                Some((first, n)) if *first + *n == gpu => *n += 1,
+                _ => runs.push((gpu, 1)),
+            }
+        }
+        Self(runs.into())
+    }
+}
+
+/// Live memory.
+struct Live {
+    end: usize,
+    /// Who may touch it.
+    gpus: GpuSet,
+    owner: Owner,
+}
+
+/// Live memory, and some neighbouring GPUs that may touch it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Range {
     start: usize,
     end: usize,
-    /// So many ranks from the first.
-    first_rank: u32,
-    ranks: u32,
+    gpus: Run,
 }
 
 impl Range {
     #[inline(always)]
-    fn contains(&self, rank: u32, address: usize, bytes: usize) -> bool {
+    fn contains(&self, gpu: u32, address: usize, bytes: usize) -> bool {
         // Wrapping: what lies before the start is far behind the end.
         address.wrapping_sub(self.start) < self.end - self.start
             && bytes <= self.end - address
-            && rank.wrapping_sub(self.first_rank) < self.ranks
+            && gpu.wrapping_sub(self.gpus.0) < self.gpus.1
     }
 }
 
@@ -150,7 +192,8 @@ const CACHE_BITS: u32 = 8;
 
 /// What is live, with a small cache in front: neighbouring accesses fall into one range.
 pub(crate) struct Memory {
-    ranges: RefCell<Vec<(Range, Owner)>>,
+    /// By first address.
+    live: RefCell<BTreeMap<usize, Live>>,
     cache: Box<[Cell<Range>]>,
     pub(crate) multicast: Multicast,
 }
@@ -158,41 +201,40 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new() -> Self {
         let cache = vec![Cell::default(); 1 << CACHE_BITS].into();
-        Self { ranges: RefCell::default(), cache, multicast: Multicast::default() }
+        Self { live: RefCell::default(), cache, multicast: Multicast::default() }
     }
 
-    /// `bytes` from `part` are live, and `ranks` (the first, and how many) may touch them.
-    fn insert(&self, part: *mut u8, bytes: usize, ranks: (usize, usize), owner: Owner) {
-        let (start, end) = (part.addr(), part.addr() + bytes);
-        let (first_rank, of) = (ranks.0 as u32, ranks.1 as u32);
-        let range = Range { start, end, first_rank, ranks: of };
-        let mut ranges = self.ranges.borrow_mut();
-        let at = ranges.partition_point(|(r, _)| r.start < start);
-        ranges.insert(at, (range, owner));
+    /// `bytes` from `start` are live, and `gpus` may touch them. No other live memory is there.
+    pub(crate) fn insert(&self, start: *mut u8, bytes: usize, gpus: GpuSet, owner: Owner) {
+        let live = Live { end: start.addr() + bytes, gpus, owner };
+        self.live.borrow_mut().insert(start.addr(), live);
     }
 
-    fn remove(&self, start: usize) {
-        self.ranges.borrow_mut().retain(|(r, _)| r.start != start);
+    /// What is live from `start` is so no more.
+    pub(crate) fn remove(&self, start: usize) {
+        self.live.borrow_mut().remove(&start);
         self.cache.iter().for_each(|entry| entry.set(Range::default()));
     }
 
-    /// Whether all of `address..address + bytes` lies in one live range that `rank` may touch.
+    /// Whether all of `address..address + bytes` lies in one live range that `gpu` may touch.
     #[inline(always)]
-    pub(crate) fn contains(&self, rank: u32, address: usize, bytes: usize) -> bool {
+    pub(crate) fn contains(&self, gpu: u32, address: usize, bytes: usize) -> bool {
         // Neighbouring accesses fall into one piece of 64 KiB; the product spreads the pieces over the cache.
         let piece = (address >> 16) as u64;
         let slot = piece.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - CACHE_BITS);
         let entry = &self.cache[slot as usize];
-        entry.get().contains(rank, address, bytes) || self.find(rank, address, bytes, entry)
+        entry.get().contains(gpu, address, bytes) || self.find(gpu, address, bytes, entry)
     }
 
     #[cold]
-    fn find(&self, rank: u32, address: usize, bytes: usize, entry: &Cell<Range>) -> bool {
-        let ranges = self.ranges.borrow();
-        let next = ranges.partition_point(|(r, _)| r.start <= address);
-        let before = next.checked_sub(1).map(|i| ranges[i]);
-        match before.filter(|(range, _)| range.contains(rank, address, bytes)) {
-            Some((range, _)) => {
+    fn find(&self, gpu: u32, address: usize, bytes: usize, entry: &Cell<Range>) -> bool {
+        let all = self.live.borrow();
+        let before = all.range(..=address).next_back();
+        let range = before.and_then(|(start, live)| {
+            Some(Range { start: *start, end: live.end, gpus: live.gpus.run_of(gpu)? })
+        });
+        match range.filter(|range| range.contains(gpu, address, bytes)) {
+            Some(range) => {
                 entry.set(range);
                 true
             }
@@ -200,26 +242,29 @@ impl Memory {
         }
     }
 
+    /// Whether all of `address..address + bytes` lies in one live range.
+    pub(crate) fn is_live(&self, address: usize, bytes: usize) -> bool {
+        let all = self.live.borrow();
+        let before = all.range(..=address).next_back();
+        before.is_some_and(|(_, live)| address <= live.end && bytes <= live.end - address)
+    }
+
     /// Says where `address` lies relative to live memory.
     pub(crate) fn describe(&self, address: usize) -> String {
-        let ranges = self.ranges.borrow();
-        let next = ranges.partition_point(|(r, _)| r.start <= address);
-        let before = next.checked_sub(1).map(|i| ranges[i]);
-        let after = ranges.get(next).copied();
-        if let Some((r, owner)) = before {
-            if address < r.end {
+        let all = self.live.borrow();
+        let before = all.range(..=address).next_back();
+        let after = all.range(address.saturating_add(1)..).next();
+        if let Some((start, Live { end, owner, .. })) = before {
+            if address < *end {
                 return format!("in {owner}, which the rank does not reach or which ends before");
             }
-            let behind = address - r.end;
-            if after.is_none_or(|(next, _)| behind <= next.start - address) {
-                return format!(
-                    "{behind} bytes behind the end of {owner}, {} bytes",
-                    r.end - r.start
-                );
+            let behind = address - end;
+            if after.is_none_or(|(next, _)| behind <= next - address) {
+                return format!("{behind} bytes behind the end of {owner}, {} bytes", end - start);
             }
         }
         match after {
-            Some((r, owner)) => format!("{} bytes before {owner}", r.start - address),
+            Some((start, live)) => format!("{} bytes before {}", start - address, live.owner),
             None => "there is no window and no buffer".to_owned(),
         }
     }
@@ -238,15 +283,16 @@ pub(crate) struct Allocation {
 }
 
 impl Allocation {
-    /// One part a rank, laid out as NCCL lays out a window; `team` neighbouring ranks reach each other's.
+    /// One part a rank, laid out as NCCL lays out a window, where rank `i` is on `gpus[i]`; `team` neighbouring ranks reach each
+    /// other's.
     pub(crate) fn symmetric(
         memory: &Rc<Memory>,
-        ranks: usize,
+        gpus: &Rc<[u32]>,
         team: usize,
         bytes: usize,
         owner: impl Fn(usize) -> Owner,
     ) -> Result<Self> {
-        let page = page_size();
+        let (page, ranks) = (page_size(), gpus.len());
         let refused = |source| Error::Memory { bytes, ranks, source };
         let too_large = || refused(io::Error::from(io::ErrorKind::OutOfMemory));
         let open = bytes.checked_next_multiple_of(page).ok_or_else(too_large)?.max(page);
@@ -259,22 +305,34 @@ impl Allocation {
             mapping.protect(rank * stride, open, true).map_err(refused)?;
             parts.push(mapping.base().wrapping_add(rank * stride));
         }
-        let place = memory.multicast.place(parts[0], stride, bytes).ok_or_else(too_large)?;
-        for (rank, part) in parts.iter().enumerate() {
-            let (first_rank, owner) = (rank - rank % team, owner(rank));
-            memory.insert(*part, bytes, (first_rank, team), owner);
+        let place = memory.multicast.place(gpus, parts[0], stride, bytes).ok_or_else(too_large)?;
+        for (i, (parts, gpus)) in parts.chunks(team).zip(gpus.chunks(team)).enumerate() {
+            let gpus: GpuSet = gpus.iter().copied().collect();
+            for (k, part) in parts.iter().enumerate() {
+                memory.insert(*part, bytes, gpus.clone(), owner(i * team + k));
+            }
         }
         let (place, memory) = (Some(place), Rc::clone(memory));
         Ok(Self { parts, bytes, stride, place, memory, _mapping: mapping })
     }
 
-    /// One part of `rank` alone, ending at a page without access (up to the alignment).
+    /// One part of `gpu` alone.
     pub(crate) fn single(
         memory: &Rc<Memory>,
-        rank: usize,
+        gpu: u32,
         bytes: usize,
         owner: Owner,
     ) -> Result<Self> {
+        Self::one(memory, std::iter::once(gpu).collect(), bytes, owner)
+    }
+
+    /// One part that every GPU reaches.
+    pub(crate) fn pinned(memory: &Rc<Memory>, bytes: usize) -> Result<Self> {
+        Self::one(memory, GpuSet::all(), bytes, Owner::Pinned)
+    }
+
+    /// One part, ending at a page without access (up to the alignment).
+    fn one(memory: &Rc<Memory>, gpus: GpuSet, bytes: usize, owner: Owner) -> Result<Self> {
         let page = page_size();
         let refused = |source| Error::Memory { bytes, ranks: 1, source };
         let too_large = || refused(io::Error::from(io::ErrorKind::OutOfMemory));
@@ -284,14 +342,9 @@ impl Allocation {
         mapping.protect(page, open, true).map_err(refused)?;
         let start = page + open - bytes.next_multiple_of(BUFFER_ALIGN).min(open);
         let part = mapping.base().wrapping_add(start);
-        memory.insert(part, bytes, (rank, 1), owner);
+        memory.insert(part, bytes, gpus, owner);
         let memory = Rc::clone(memory);
         Ok(Self { parts: vec![part], bytes, stride: 0, place: None, memory, _mapping: mapping })
-    }
-
-    /// STUB
-    pub(crate) fn pinned(memory: &Rc<Memory>, bytes: usize, owner: Owner) -> Result<Self> {
-        Self::single(memory, 0, bytes, owner)
     }
 
     /// First byte of `rank`'s part.

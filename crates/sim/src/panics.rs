@@ -10,7 +10,8 @@ use std::sync::Once;
 use cuda_std::arch::CTX;
 
 use crate::error::Error;
-use crate::thread::{Run, Thread};
+use crate::gpus::Gpus;
+use crate::thread::Thread;
 
 thread_local! {
     static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
@@ -32,10 +33,10 @@ pub(crate) fn install() {
 }
 
 /// Records the panic of `thread`.
-pub(crate) fn report(run: &Run, thread: &Thread, payload: &(dyn Any + Send)) {
+pub(crate) fn report(gpus: &Gpus, thread: &Thread, payload: &(dyn Any + Send)) {
     let at = PLACE.take().unwrap_or_else(|| "an unknown place".to_owned());
-    let (kernel, thread) = (run.mode.kernel, thread.who(run));
-    run.fail(Error::Panic { kernel, thread, at, message: message(payload) });
+    let (kernel, thread) = (thread.kernel(), thread.who());
+    gpus.fail(Error::Panic { kernel, thread, at, message: message(payload) });
 }
 
 /// The text of a panic.

@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::memory::{Memory, Owner};
 use crate::multicast::Group;
 use crate::nccl::{GinComm, RESOURCE_UNIT};
-use crate::world::{Simulator, Symmetric};
+use crate::ranks::{Ranks, Symmetric};
 
 /// What NCCL writes into a device communicator: version 2.32.3.
 const VERSION: u32 = 23203;
@@ -114,15 +114,16 @@ struct Groups {
 
 impl Groups {
     /// Teams of `n` ranks, `stride` apart: every run of `n * stride` ranks is cut into `stride` of them.
-    fn new(memory: &Rc<Memory>, ranks: usize, n: usize, stride: usize) -> Result<Self> {
-        let mut groups = Self { bases: Vec::new(), memory: Rc::clone(memory) };
-        for rank in 0..ranks {
+    fn new(ranks: &Ranks, n: usize, stride: usize) -> Result<Self> {
+        let mut groups = Self { bases: Vec::new(), memory: Rc::clone(&ranks.memory) };
+        for rank in 0..ranks.len() {
             let first = rank - rank % (n * stride) + rank % stride;
             if first < rank {
                 groups.bases.push(groups.bases[first]);
                 continue;
             }
-            match memory.multicast.add_group(Group { first, n, stride }) {
+            let group = Group { gpus: Rc::clone(&ranks.gpus), first, n, stride };
+            match ranks.memory.multicast.add_group(group) {
                 Some(base) => groups.bases.push(base),
                 None => return Err(Error::Settings("too many multicast groups".to_owned())),
             }
@@ -149,16 +150,16 @@ fn reciprocal(n: usize) -> u32 {
     (u32::MAX / n).wrapping_add(n.is_power_of_two().into())
 }
 
-/// A device communicator in every rank of `sim`.
-pub(crate) fn make(sim: &Simulator, config: &DevCommConfig, id: u32) -> Result<DevComm> {
-    let (ranks, lsa_ranks) = (sim.ranks(), sim.lsa_ranks);
+/// A device communicator in every one of these ranks.
+pub(crate) fn make(of: &Ranks, config: &DevCommConfig, id: u32) -> Result<DevComm> {
+    let (ranks, lsa_ranks) = (of.len(), of.lsa_ranks);
     let plan = Plan::new(config, ranks, lsa_ranks)?;
-    let window = sim.symmetric(plan.bytes, id, |rank| Owner::Resources { id, rank })?;
+    let window = of.symmetric(plan.bytes, id, |rank| Owner::Resources { id, rank })?;
     (0..ranks).for_each(|rank| window.allocation.zero(rank));
     let mut groups = Vec::new();
     let mut lsa_multimem = None;
     if config.lsa_multimem {
-        let lsa = Groups::new(&sim.memory, ranks, lsa_ranks, 1)?;
+        let lsa = Groups::new(of, lsa_ranks, 1)?;
         lsa_multimem = Some((0..ranks).map(|rank| lsa.handle(rank)).collect::<Vec<_>>());
         groups.push(lsa);
     }
@@ -166,7 +167,7 @@ pub(crate) fn make(sim: &Simulator, config: &DevCommConfig, id: u32) -> Result<D
     for (asked, made) in config.resources.iter().zip(&plan.made) {
         let made = match asked {
             Resource::Team(TeamMultimem { ranks: n, stride }) => {
-                let team = Groups::new(&sim.memory, ranks, *n as usize, *stride as usize)?;
+                let team = Groups::new(of, *n as usize, *stride as usize)?;
                 let handles = (0..ranks).map(|rank| Made { multimem: team.handle(rank), ..*made });
                 let handles = handles.collect();
                 groups.push(team);
@@ -190,6 +191,7 @@ pub(crate) fn make(sim: &Simulator, config: &DevCommConfig, id: u32) -> Result<D
             strong: config.gin_strong_signals,
             depth: gin.depth,
             barriers: gin.barriers.clone(),
+            network: Rc::clone(&of.network),
             of_rank: (0..ranks)
                 .map(|rank| {
                     let counts = (gin.contexts * gin.signals, gin.contexts * gin.counters);

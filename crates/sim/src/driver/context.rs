@@ -4,8 +4,7 @@ use std::ffi::{c_char, c_int, c_uint};
 
 use devcomm_sys::driver::{CUcontext, CUdevice, CUdevice_attribute, CUresult};
 
-use super::{Ask, Refused, ask};
-use crate::gpus::limits;
+use super::{Ask, Refused, ask, limits};
 use crate::machine::baton::Client;
 use crate::machine::{find, join};
 

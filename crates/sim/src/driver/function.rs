@@ -13,8 +13,8 @@ use devcomm_sys::driver::{
 use devcomm_types::HostBody;
 
 use super::stream::StreamOp;
-use super::{Ask, Refusal, Refused, ask};
-use crate::gpus::{GridId, Launch, limits};
+use super::{Ask, Refusal, Refused, ask, limits};
+use crate::gpus::{GridId, Launch};
 use crate::machine::core::Core;
 
 /// Registers that a thread of a kernel takes: as good a number as any.
@@ -133,10 +133,9 @@ pub(super) unsafe fn occupancy(
         ask.function(function)?;
         let threads = u32::try_from(block_size).ok().filter(|threads| *threads > 0);
         let threads = threads.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let all = ask.core.gpus.resident(threads, dynamic_shared);
         // SAFETY: the module's.
-        unsafe {
-            blocks.write(limits::blocks_per_multiprocessor(threads, dynamic_shared) as c_int)
-        };
+        unsafe { blocks.write((all / ask.core.simulation.multiprocessors) as c_int) };
         Ok(())
     })
 }

@@ -5,7 +5,7 @@ use std::ffi::{c_uchar, c_uint, c_void};
 use devcomm_sys::driver::{CUdeviceptr, CUresult};
 
 use super::{Ask, Refusal, Refused, ask};
-use crate::memory::{Allocation, Owner};
+use crate::memory::Allocation;
 
 /// Bytes of a GPU's memory: as much as an H200 has, whatever this computer does.
 const TOTAL: usize = 141 << 30;
@@ -29,7 +29,7 @@ pub(super) unsafe fn host_alloc(memory: *mut *mut c_void, bytes: usize, _: c_uin
         if bytes == 0 {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
         }
-        let allocation = Allocation::pinned(&ask.core.memory, bytes, Owner::Pinned);
+        let allocation = Allocation::pinned(&ask.core.memory, bytes);
         let allocation = allocation
             .map_err(|error| Refusal::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY, error.to_string()))?;
         let address = allocation.part(0);
@@ -82,6 +82,7 @@ pub(super) unsafe fn copy_in(to: CUdeviceptr, from: *const c_void, bytes: usize)
         let to = ask.device_memory(to, bytes)?;
         // SAFETY: the module's; the target was checked, and no kernel runs while the host asks.
         unsafe { to.copy_from(from.cast(), bytes) };
+        ask.core.gpus.progress();
         Ok(())
     })
 }
@@ -100,6 +101,7 @@ pub(super) unsafe fn fill(to: CUdeviceptr, byte: c_uchar, count: usize) -> CUres
         let to = ask.device_memory(to, count)?;
         // SAFETY: as above.
         unsafe { to.write_bytes(byte, count) };
+        ask.core.gpus.progress();
         Ok(())
     })
 }

@@ -12,6 +12,7 @@ mod context;
 pub(crate) mod event;
 pub(crate) mod function;
 pub(crate) mod graph;
+mod limits;
 mod memory;
 mod names;
 pub(crate) mod stream;

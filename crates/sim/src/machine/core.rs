@@ -16,7 +16,7 @@ use crate::driver::graph::{Exec, Graph};
 use crate::driver::stream::{Stream, StreamOp};
 use crate::driver::{Refusal, Refused};
 use crate::error::Error;
-use crate::gpus::{Gpus, Step};
+use crate::gpus::{Gpus, Settings, Step};
 use crate::host_nccl;
 use crate::memory::{Allocation, Memory};
 use crate::simulation::Simulation;
@@ -45,7 +45,7 @@ pub(crate) struct Core {
     shared: Arc<Shared>,
     pub(crate) simulation: Simulation,
     pub(crate) memory: Rc<Memory>,
-    pub(crate) gpus: Gpus,
+    pub(crate) gpus: Rc<Gpus>,
     pub(crate) devices: Box<[Device]>,
     /// The streams by handle; those of number 1, 2, ... are the GPUs' default streams.
     pub(crate) streams: RefCell<BTreeMap<u64, Rc<Stream>>>,
@@ -64,13 +64,20 @@ pub(crate) struct Core {
     wake_at: Cell<Option<u64>>,
 }
 
+/// How the GPUs of a simulation run.
+fn settings(simulation: &Simulation) -> Settings {
+    let Simulation { gpus, seed, preempt, watch, .. } = *simulation;
+    let Simulation { stack_size, step_limit, time_limit, multiprocessors, .. } = *simulation;
+    Settings { gpus, multiprocessors, seed, preempt, watch, stack_size, step_limit, time_limit }
+}
+
 /// Handles of objects that are no default streams start here.
 const FIRST_HANDLE: u64 = 1 << 24;
 
 impl Core {
     pub(super) fn new(shared: Arc<Shared>, simulation: &Simulation) -> Self {
         let memory = Rc::new(Memory::new());
-        let gpus = Gpus::new(simulation, Rc::clone(&memory));
+        let gpus = Gpus::new(settings(simulation), Rc::clone(&memory));
         let devices = (0..simulation.gpus).map(|_| Device::default()).collect();
         let default = |gpu| (Stream::default_of(gpu), Rc::new(Stream::new(gpu)));
         let streams = RefCell::new((0..simulation.gpus).map(default).collect());
@@ -165,10 +172,8 @@ impl Core {
                 text += &format!("\n  GPU {}: {head}", stream.gpu());
             }
         }
-        let stall = self.gpus.stall().to_string();
-        if !stall.is_empty() {
-            text += "\n";
-            text += &stall;
+        if !self.gpus.is_idle() {
+            text += &format!("\n{}", self.gpus.stall());
         }
         text
     }
@@ -212,9 +217,9 @@ impl Core {
         let streams: Vec<_> = self.streams.borrow().values().cloned().collect();
         // No short circuit: each stream gets its turn.
         let moved = streams.iter().fold(false, |moved, stream| stream.advance(self) || moved);
-        self.shared.advance(self.gpus.clock());
+        self.shared.advance(self.gpus.now());
         let step = self.gpus.step();
-        self.shared.advance(self.gpus.clock());
+        self.shared.advance(self.gpus.now());
         match step {
             Step::Failed(error) => {
                 self.fail(&error);

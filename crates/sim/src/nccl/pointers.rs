@@ -52,9 +52,9 @@ pub(super) unsafe extern "C-unwind" fn peer_of_team(
 /// The multicast address of byte `offset` of what has the place `mc_offset_4k`; a NULL handle ends the kernel.
 fn of_multimem(handle: MultimemHandle, mc_offset_4k: u32, offset: usize) -> *mut c_void {
     if handle.base.is_null() {
-        let (thread, run, at) = caller();
+        let (thread, gpus, at) = caller();
         thread.misuse(
-            run,
+            gpus,
             at,
             "a multicast address of a NULL handle: the device communicator has no multicast for the team (DevCommConfig::lsa_multimem, TeamMultimem)",
         );
@@ -141,9 +141,9 @@ pub(super) unsafe extern "C-unwind" fn resource_lsa_multimem(
 
 /// Ends the kernel: there are no logical endpoints here.
 fn no_cft() -> ! {
-    let (thread, run, at) = caller();
+    let (thread, gpus, at) = caller();
     thread.misuse(
-        run,
+        gpus,
         at,
         "CFT is not simulated: no device communicator here has logical endpoints",
     )

@@ -84,25 +84,25 @@ unsafe extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut
 
 /// Runs on the faulting thread's stack, in place of its kernel.
 fn faulted(address: Option<usize>) {
-    let (thread, run) = Thread::current();
-    if address.is_some_and(|address| run.slab.in_guard(thread.id as usize, address)) {
-        return run.fail(thread.overflow(run));
+    let (thread, gpus) = Thread::current();
+    if address.is_some_and(|address| thread.guards(address)) {
+        return gpus.fail(thread.overflow());
     }
     let where_to = match address {
-        Some(address) => format!("{address:#x}, {}", nccl::describe(&run.memory, address)),
+        Some(address) => format!("{address:#x}, {}", nccl::describe(&gpus.memory, address)),
         None => "an address that no machine has, such as one of a rank outside the LSA team".into(),
     };
-    let (kernel, thread) = (run.mode.kernel, thread.who(run));
-    run.fail(Error::Fault { kernel, thread, address, where_to });
+    let (kernel, thread) = (thread.kernel(), thread.who());
+    gpus.fail(Error::Fault { kernel, thread, address, where_to });
 }
 
 unsafe extern "C" fn on_tick(_: c_int, _: *mut siginfo_t, context: *mut c_void) {
     if CTX.get().is_null() {
         return;
     }
-    let (_, run) = Thread::current();
-    let now = activity(run);
-    if run.last_activity.replace(now) == now {
+    let (_, gpus) = Thread::current();
+    let now = activity(gpus);
+    if gpus.last_activity.replace(now) == now {
         // SAFETY: the system passes the context to a handler with SA_SIGINFO.
         leave_kernel(unsafe { &mut *context.cast() }, interrupted);
     }
@@ -110,9 +110,9 @@ unsafe extern "C" fn on_tick(_: c_int, _: *mut siginfo_t, context: *mut c_void) 
 
 /// Runs on the thread's stack, in place of its kernel.
 fn interrupted() {
-    let (thread, run) = Thread::current();
+    let (thread, gpus) = Thread::current();
     thread.wait.set(Wait::Running);
-    run.interrupted.set(true);
+    gpus.interrupted.set(true);
 }
 
 /// Ticks after the calling thread has computed for a time, and then at short intervals.

@@ -5,8 +5,9 @@ use devcomm_types::{WaitFor, WaitKind};
 
 use super::{Call, Handle};
 use crate::error::Site;
+use crate::gpus::Gpus;
 use crate::nccl::caller;
-use crate::thread::{Run, Thread};
+use crate::thread::Thread;
 
 const NAME: &str = "a GIN barrier";
 
@@ -59,11 +60,11 @@ impl Session {
     }
 
     /// Meets the other ranks.
-    pub(super) fn sync(&mut self, thread: &Thread, run: &Run, at: Site, fence: i32) {
-        let call = Call::with(self.handle, thread, run, at);
+    pub(super) fn sync(&mut self, thread: &Thread, gpus: &Gpus, at: Site, fence: i32) {
+        let call = Call::with(self.handle, thread, gpus, at);
         // SAFETY: the session's own coop.
         let (coop, rank) = unsafe { call.coop(&raw const self.coop) };
-        let (size, ranks) = (coop.size(run), self.team.n_ranks as u32);
+        let (size, ranks) = (coop.size(thread), self.team.n_ranks as u32);
         call.sync(coop, NAME);
         // PROXY's signals can be strong, so nothing is flushed first. With a fence of puts a rank signals itself too.
         let signals = if fence & FENCE_PUT != 0 { ranks } else { ranks - 1 };
@@ -134,10 +135,10 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn init_all_contexts(
     handle: *const GinBarrierHandle,
     index: u32,
 ) {
-    let (thread, run, at) = caller();
+    let (thread, gpus, at) = caller();
     // SAFETY: the kernel passes a device communicator, a coop, a team, and room for a session, which is larger than ours.
     unsafe {
-        let call = Call::with(Handle::new(comm, 0, run, thread, at), thread, run, at);
+        let call = Call::with(Handle::new(comm, 0, gpus, thread, at), thread, gpus, at);
         let new = Session::new(&call, *coop, *team, *handle, index, true);
         session.cast::<Session>().write(new);
     }
@@ -149,9 +150,9 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn sync(
     _order: i32,
     fence: i32,
 ) {
-    let (thread, run, at) = caller();
+    let (thread, gpus, at) = caller();
     // SAFETY: the kernel opened the session.
-    unsafe { (*session.cast::<Session>()).sync(thread, run, at, fence) };
+    unsafe { (*session.cast::<Session>()).sync(thread, gpus, at, fence) };
 }
 
 /// NCCL's keeps nothing either.
