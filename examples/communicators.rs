@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo xtask run communicators                                           # every GPU of this machine, at least two
-//! torchrun --no-python --nproc-per-node 4 -- ./target/release/examples/communicators
+//! torchrun --no-python --nproc-per-node 4 -- ./target/release/communicators
 //! ```
 
 use std::process::ExitCode;

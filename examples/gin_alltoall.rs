@@ -4,7 +4,7 @@
 //! cargo xtask run gin_alltoall                      # every GPU of this machine, or the simulator where there is none
 //! cargo xtask run gin_alltoall --sim 3              # three simulated GPUs
 //! cargo xtask run gin_alltoall --iterations 100     # more random shapes
-//! torchrun --no-python --nproc-per-node 4 -- ./target/release/examples/gin_alltoall
+//! torchrun --no-python --nproc-per-node 4 -- ./target/release/gin_alltoall
 //! ```
 //!
 //! The kernel is `kernels/src/gin_alltoall.rs`. Sizes, grids and blocks are random, and odd: a message may begin at any byte. Every

@@ -4,7 +4,7 @@
 //! cargo xtask run gin_put_signal                     # every GPU of this machine, or the simulator where there is none
 //! cargo xtask run gin_put_signal --sim 2             # two simulated GPUs
 //! cargo xtask run gin_put_signal --iterations 100    # more random shapes
-//! torchrun --no-python --nproc-per-node 2 -- ./target/release/examples/gin_put_signal
+//! torchrun --no-python --nproc-per-node 2 -- ./target/release/gin_put_signal
 //! ```
 //!
 //! The kernel is `kernels/src/gin_put_signal.rs`. First random sizes, grids and rounds, on many contexts, with messages that may begin

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo xtask run graphs                                           # every GPU of this machine
-//! torchrun --no-python --nproc-per-node 4 -- ./target/release/examples/graphs
+//! torchrun --no-python --nproc-per-node 4 -- ./target/release/graphs
 //! ```
 
 use std::process::ExitCode;

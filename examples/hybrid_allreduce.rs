@@ -5,7 +5,7 @@
 //! cargo xtask run hybrid_allreduce                          # every GPU of this machine, or the simulator where there is none
 //! NCCL_LSA_TEAM_SIZE=2 cargo xtask run hybrid_allreduce     # teams of two, whatever else load and store would reach
 //! cargo xtask run hybrid_allreduce --sim 6 --team 3         # two simulated teams of three
-//! torchrun --no-python --nproc-per-node 4 -- ./target/release/examples/hybrid_allreduce
+//! torchrun --no-python --nproc-per-node 4 -- ./target/release/hybrid_allreduce
 //! ```
 //!
 //! The kernel is `kernels/src/hybrid_allreduce.rs`. Sizes, grids and blocks are random, in f32, f16 and bf16, into another window or in

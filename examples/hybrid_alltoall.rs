@@ -4,7 +4,7 @@
 //! cargo xtask run hybrid_alltoall                          # every GPU of this machine, or the simulator where there is none
 //! NCCL_LSA_TEAM_SIZE=2 cargo xtask run hybrid_alltoall     # teams of two, whatever else load and store would reach
 //! cargo xtask run hybrid_alltoall --sim 6 --team 3         # two simulated teams of three
-//! torchrun --no-python --nproc-per-node 4 -- ./target/release/examples/hybrid_alltoall
+//! torchrun --no-python --nproc-per-node 4 -- ./target/release/hybrid_alltoall
 //! ```
 //!
 //! The kernel is `kernels/src/hybrid_alltoall.rs`. Sizes, grids and blocks are random, and odd: a message may begin at any byte. Every

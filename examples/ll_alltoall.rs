@@ -3,7 +3,7 @@
 //! ```text
 //! cargo xtask run ll_alltoall                    # every GPU of this machine, or the simulator where there is none
 //! cargo xtask run ll_alltoall --sim 3            # three simulated GPUs
-//! torchrun --no-python --nproc-per-node 4 -- ./target/release/examples/ll_alltoall
+//! torchrun --no-python --nproc-per-node 4 -- ./target/release/ll_alltoall
 //! ```
 //!
 //! The kernel is `kernels/src/ll_alltoall.rs`. A message carries the news of its own arrival in its data, so that there is neither a

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo xtask run one_sided                                           # every GPU of this machine, at least two
-//! torchrun --no-python --nproc-per-node 4 -- ./target/release/examples/one_sided
+//! torchrun --no-python --nproc-per-node 4 -- ./target/release/one_sided
 //! ```
 
 use std::process::ExitCode;

@@ -3,7 +3,7 @@
 //! ```text
 //! cargo xtask run rmsnorm_allreduce              # every GPU of this machine, or the simulator where there is none
 //! cargo xtask run rmsnorm_allreduce --sim 3      # three simulated GPUs, by load and store and by multicast
-//! torchrun --no-python --nproc-per-node 4 -- ./target/release/examples/rmsnorm_allreduce
+//! torchrun --no-python --nproc-per-node 4 -- ./target/release/rmsnorm_allreduce
 //! ```
 //!
 //! The kernel is `kernels/src/rmsnorm_allreduce.rs`. What a layer of a model split over GPUs does between its halves, in one launch

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo xtask run windows                                           # every GPU of this machine
-//! torchrun --no-python --nproc-per-node 4 -- ./target/release/examples/windows
+//! torchrun --no-python --nproc-per-node 4 -- ./target/release/windows
 //! ```
 
 use std::process::ExitCode;

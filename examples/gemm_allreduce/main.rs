@@ -4,7 +4,7 @@
 //! cargo xtask run gemm_allreduce                                    # every GPU of this machine, or the simulator where there is none
 //! cargo xtask run gemm_allreduce --m 1,7,4096 --n 64,8192 --k 1000  # every combination
 //! cargo xtask run gemm_allreduce --sim 3                            # three simulated GPUs, small matrices
-//! torchrun --no-python --nproc-per-node 4 -- ./target/release/examples/gemm_allreduce
+//! torchrun --no-python --nproc-per-node 4 -- ./target/release/gemm_allreduce
 //! ```
 //!
 //! `C = sum over the ranks of A x B^T`: each rank has `m x k` elements of A and `n x k` of B, so k is the number of terms of *one rank*. The
