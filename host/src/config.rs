@@ -16,8 +16,8 @@ use std::ffi::{CString, c_int};
 
 use devcomm_locate::NcclVersion;
 
-use crate::sys::nccl::abi::Config;
 use crate::{Error, Result};
+use devcomm_sys::nccl::Config;
 
 pub use self::collective::{CollectiveConfig, VendorValue};
 pub(crate) use crate::sys::nccl::lists_config::{LoweredCollectiveConfig, LoweredConfig};

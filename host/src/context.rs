@@ -4,7 +4,7 @@ use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use devcomm_types::{DevComm, TensorMap, Tiling};
 
@@ -12,7 +12,8 @@ use crate::abort::{Alarm, Alarms};
 use crate::graph::Capture;
 use crate::health::Health;
 use crate::launch::DeviceLimits;
-use crate::stream::{Event, Stream, StreamInner, pause};
+use crate::machine::Machine;
+use crate::stream::{Event, Stream, StreamInner};
 use crate::sys::cuda::abort_block::SharedBlock;
 use crate::sys::cuda::{self, DeviceAttribute, PrimaryContext};
 use crate::{Communicator, Error, Result};
@@ -56,11 +57,11 @@ impl Context {
     ///
     /// [`Error::NoDriver`], [`Error::NoGpu`], [`Error::TooFewGpus`], or the driver's error.
     pub fn new(ordinal: usize) -> Result<Self> {
-        Self::with_health(ordinal, Arc::default())
+        Self::with_health(ordinal, Health::new(Machine::current()?))
     }
 
     pub(crate) fn with_health(ordinal: usize, health: Arc<Health>) -> Result<Self> {
-        let cuda = PrimaryContext::retain(ordinal)?;
+        let cuda = PrimaryContext::retain(health.machine(), ordinal)?;
         let limits = limits_of(&cuda)?;
         let (streams, stuck, impatient, capture, alarms, abort_blocks) = Default::default();
         let inner = ContextInner {
@@ -181,6 +182,22 @@ impl Context {
         &self.inner.health
     }
 
+    pub(crate) fn machine(&self) -> &Machine {
+        self.inner.health.machine()
+    }
+
+    /// Polls `done` until it is true or fails, a rank is lost, or `limit` is over.
+    pub(crate) fn poll(
+        &self,
+        limit: Option<Duration>,
+        mut done: impl FnMut() -> Result<bool>,
+    ) -> Result<()> {
+        self.machine().poll(limit, || match done()? {
+            true => Ok(true),
+            false => self.health().check().map(|()| false),
+        })
+    }
+
     pub(crate) fn capture(&self) -> &RefCell<Option<Capture>> {
         &self.inner.capture
     }
@@ -236,14 +253,13 @@ impl Context {
 
     /// What NCCL reports may be the death of another rank, of which the job hears a moment later: then that is the error.
     pub(crate) fn blame(&self, error: Error) -> Error {
-        let start = Instant::now();
-        while matches!(error, Error::Nccl { .. }) && start.elapsed() < HEAR {
-            if let Err(lost) = self.health().check() {
-                return lost;
-            }
-            pause(start.elapsed());
+        if !matches!(error, Error::Nccl { .. }) {
+            return error;
         }
-        error
+        match self.poll(Some(HEAR), || Ok(false)) {
+            Err(lost @ Error::RankLost { .. }) => lost,
+            _ => error,
+        }
     }
 
     /// Memory for a flag that kernels look at.
@@ -278,29 +294,29 @@ impl Context {
     ///
     /// A rank is lost while work is left, an operation failed or was cut short, or the GPU failed or missed a deadline before.
     pub(crate) fn settle(&self) -> Result<()> {
-        self.each_stream("the GPU's streams are waited for", |stream, _| stream.wait(None))
+        self.each_stream("the GPU's streams are waited for", |stream| stream.wait(None))
     }
 
     /// Waits, not for ever, until all streams of this context are idle, however their work ended: what they used can be
     /// freed then.
     pub(crate) fn come_to_rest(&self) -> Result<()> {
         let limit = self.patience();
-        self.each_stream("the GPU's streams are waited for", |stream, start| {
-            stream.rest(limit.saturating_sub(start.elapsed()))
+        let (machine, start) = (self.machine(), self.machine().now());
+        self.each_stream("the GPU's streams are waited for", |stream| {
+            stream.rest(limit.saturating_sub(machine.since(start)))
         })
     }
 
     fn each_stream(
         &self,
         what: &'static str,
-        wait: impl Fn(&StreamInner, Instant) -> Result<()>,
+        wait: impl Fn(&StreamInner) -> Result<()>,
     ) -> Result<()> {
         self.refuse_capturing(what)?;
         if self.is_stuck() {
             return Err(Error::DeadlinePassed { waited: Duration::ZERO });
         }
-        let start = Instant::now();
-        self.streams().iter().try_for_each(|stream| wait(stream, start))
+        self.streams().iter().try_for_each(|stream| wait(stream))
     }
 
     fn streams(&self) -> Vec<Rc<StreamInner>> {
@@ -309,7 +325,7 @@ impl Context {
 
     /// Whether all streams of this context are idle right now.
     pub(crate) fn is_at_rest(&self) -> bool {
-        let look = |stream: &StreamInner, _| stream.rest(Duration::ZERO);
+        let look = |stream: &StreamInner| stream.rest(Duration::ZERO);
         self.each_stream("the GPU's streams are asked", look).is_ok()
     }
 
@@ -393,7 +409,13 @@ fn limits_of(cuda: &PrimaryContext) -> Result<DeviceLimits> {
 ///
 /// [`Error::NoDriver`], [`Error::DriverTooOld`] or [`Error::NoGpu`].
 pub fn visible_gpus() -> Result<usize> {
-    match cuda::device_count()? {
+    gpus_of(&Machine::current()?)
+}
+
+/// How many GPUs a machine has.
+pub(crate) fn gpus_of(machine: &Machine) -> Result<usize> {
+    let _visit = machine.visit();
+    match cuda::device_count(machine)? {
         0 => Err(Error::NoGpu),
         count => Ok(count),
     }

@@ -14,7 +14,9 @@ use crate::launch::LaunchRefusal;
 #[non_exhaustive]
 pub enum Error {
     /// There is no CUDA driver to talk to.
-    #[error("no CUDA driver: {reason}; install NVIDIA's driver, or run where there is one")]
+    #[error(
+        "no CUDA driver: {reason}; install NVIDIA's driver, run where there is one, or simulate GPUs with DEVCOMM_SIMULATE=4"
+    )]
     NoDriver {
         /// What was tried.
         reason: String,
@@ -30,7 +32,9 @@ pub enum Error {
         has: String,
     },
     /// The driver sees no GPU.
-    #[error("no GPU: the CUDA driver sees none; check `nvidia-smi` and CUDA_VISIBLE_DEVICES")]
+    #[error(
+        "no GPU: the CUDA driver sees none; check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or simulate GPUs with DEVCOMM_SIMULATE=4"
+    )]
     NoGpu,
     /// More ranks than GPUs.
     #[error(
@@ -286,6 +290,19 @@ pub enum Error {
         waited: Duration,
     },
 
+    /// On a simulated machine: everybody waits, and nothing that they wait for can happen. On GPUs this would hang.
+    #[error("deadlock: {report}")]
+    Deadlock {
+        /// Who waits for what.
+        report: String,
+    },
+    /// A simulated machine has no such thing: it runs kernels that have a body in Rust, and knows its own objects only.
+    #[error("{what} cannot be simulated; run it on GPUs, without DEVCOMM_SIMULATE")]
+    NotSimulated {
+        /// What was asked for.
+        what: String,
+    },
+
     /// An environment variable of the launcher is missing or makes no sense.
     #[error("{variable}{}: {why}", shown(value))]
     Environment {
@@ -406,6 +423,7 @@ impl Error {
                 | Self::DevCommRefused { .. }
                 | Self::NoWindow { .. }
                 | Self::SeveralLsaTeams { .. }
+                | Self::NotSimulated { .. }
         )
     }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use devcomm_locate::{find_gin_loopback, gin_machine};
 
+use crate::machine::Machine;
 use crate::sys::process::set_variables;
 use crate::{Error, Result};
 
@@ -66,6 +67,10 @@ impl GinLoopback {
         self
     }
 
+    pub(crate) fn team_size(&self) -> Option<usize> {
+        self.lsa_team_size
+    }
+
     /// The variables that a process needs in its environment.
     ///
     /// # Errors
@@ -88,13 +93,16 @@ impl GinLoopback {
     }
 
     /// Puts them into this process's environment, for a program that builds no [`World`](crate::World). What the user has set
-    /// stays, if it is only another tuning.
+    /// stays, if it is only another tuning. A simulated machine needs none of it.
     ///
     /// # Errors
     ///
     /// As [`environment`](Self::environment); [`Error::EnvironmentInUse`] when this process has threads already, of which one
     /// may be reading the environment, and [`Error::Environment`] when a variable asks for another network or other teams.
     pub fn enable(&self) -> Result<()> {
+        if Machine::asked_for(self.lsa_team_size)?.is_some() {
+            return Ok(());
+        }
         let mut missing = Vec::new();
         for (name, value) in self.environment()? {
             match std::env::var_os(name) {

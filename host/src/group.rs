@@ -13,10 +13,10 @@ use std::sync::Arc;
 use crate::communicator::end::abort_aside;
 use crate::communicator::handle::{Handle, Status};
 use crate::communicator::watched::watched;
-use crate::sys::nccl::abi::SimInfo;
 use crate::sys::nccl::batch::{Member, make_all};
 use crate::sys::nccl::call::{Call, Out};
 use crate::{Communicator, Error, Result, Stream};
+use devcomm_sys::nccl::SimInfo;
 
 /// What a deferred call has come to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,7 +195,7 @@ pub(crate) fn make(noted: Vec<Noted>, simulation: Option<Out<SimInfo>>) -> Resul
     let mut members = Vec::with_capacity(noted.len());
     for Noted { communicator, call, stream, keep, made } in noted {
         let handle = communicator.handle();
-        if !Arc::ptr_eq(handle.nccl(), &nccl) {
+        if !handle.nccl().is(&nccl) {
             return Err(Error::invalid("a group of communicators of different NCCL libraries"));
         }
         if !handles.iter().any(|other| Arc::ptr_eq(other, handle)) {

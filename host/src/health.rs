@@ -1,19 +1,23 @@
 //! Whether the job is still whole, and what happens when it is not.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::abort::{AbortCause, Alarm, Alarms};
 use crate::communicator::end::abort_aside;
 use crate::communicator::handle::Handle;
+use crate::machine::Machine;
 use crate::{Error, Result};
 
 /// After a loss, calls that NCCL is in have this long to return by themselves.
 const LOSS_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Whether every rank is still there. Shared by everything that might otherwise wait for a dead one.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Health {
+    machine: Machine,
     lost: OnceLock<(usize, String)>,
     /// The communicators of this process.
     communicators: Mutex<Vec<Weak<Handle>>>,
@@ -22,6 +26,16 @@ pub(crate) struct Health {
 }
 
 impl Health {
+    pub(crate) fn new(machine: Machine) -> Arc<Self> {
+        let (lost, communicators, alarms) = Default::default();
+        Arc::new(Self { machine, lost, communicators, alarms })
+    }
+
+    /// The machine that the job's ranks of this process run on.
+    pub(crate) fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
     /// Fails once a rank is lost, naming the first one.
     pub(crate) fn check(&self) -> Result<()> {
         match self.lost.get() {
@@ -47,23 +61,25 @@ impl Health {
         }
         // Kernels first: NCCL waits for them when it aborts.
         self.alarms.raise(AbortCause::RankLost { rank });
-        let known = std::mem::take(&mut *self.communicators());
+        self.machine.notify();
+        let known = std::mem::take(&mut *self.communicators.lock());
         if known.iter().all(|handle| handle.strong_count() == 0) {
             return;
         }
+        let machine = self.machine.clone();
         let release = move || {
-            std::thread::sleep(LOSS_PATIENCE);
+            machine.sleep(LOSS_PATIENCE);
             known.iter().filter_map(Weak::upgrade).for_each(|handle| abort_aside(&handle));
+            Ok(())
         };
-        let spawned = std::thread::Builder::new().name("devcomm-release".to_owned()).spawn(release);
-        if let Err(error) = spawned {
-            tracing::warn!("a thread to abort with cannot be started: {error}");
+        if let Err(error) = self.machine.spawn("devcomm-release", release) {
+            tracing::warn!("communicators of a lost job are not aborted: {error}");
         }
     }
 
     /// Has a communicator aborted when a rank is lost.
     pub(crate) fn guard(&self, handle: &Arc<Handle>) {
-        let mut known = self.communicators();
+        let mut known = self.communicators.lock();
         known.retain(|handle| handle.strong_count() > 0);
         known.push(Arc::downgrade(handle));
     }
@@ -74,9 +90,5 @@ impl Health {
         if let Some(rank) = self.lost_rank() {
             alarm.raise(AbortCause::RankLost { rank });
         }
-    }
-
-    fn communicators(&self) -> MutexGuard<'_, Vec<Weak<Handle>>> {
-        self.communicators.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,9 +1,10 @@
 //! Loading compiled kernels and launching them.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::path::Path;
+use std::rc::Rc;
 
 use devcomm_locate::NcclVersion;
 use devcomm_types::{DevComm, GinType, Kernel, KernelArgs, LaunchArgs};
@@ -13,10 +14,10 @@ use crate::launch::{
     check_shape,
 };
 use crate::library::DEV_COMM_VERSION;
+use crate::machine::Machine;
 use crate::sidecar::{Param, Sidecar, check_params};
-use crate::sys::cuda::FunctionAttribute;
-use crate::sys::cuda::driver_version;
 use crate::sys::cuda::module::{FunctionHandle, Image, LoadFailure, ModuleHandle, Shape};
+use crate::sys::cuda::{FunctionAttribute, driver_version};
 use crate::{Context, Error, Result, Stream};
 
 /// One module in an index: its file's stem, its PTX, its description in JSON.
@@ -58,8 +59,13 @@ impl KernelSet {
 /// The kernels of a [`KernelSet`] or of files, loaded on one rank's GPU.
 ///
 /// All of them are loaded at once, completely: a load while a kernel waits for another rank would wait for that kernel.
+///
+/// A simulated machine runs a kernel's body in Rust, compiled into the program: nothing is loaded there, and a kernel that has none (one of
+/// another language, say) is refused at its launch.
 pub struct Kernels {
-    entries: BTreeMap<String, BTreeMap<String, Entry>>,
+    entries: BTreeMap<String, BTreeMap<String, Rc<Entry>>>,
+    /// Those of a simulated machine that were used so far, by file and name.
+    bound: RefCell<BTreeMap<(&'static str, &'static str), Rc<Entry>>>,
     /// Files that were not loaded because they are bound to another architecture, and to which.
     left_out: BTreeMap<String, String>,
     modules: Vec<ModuleHandle>,
@@ -69,7 +75,8 @@ pub struct Kernels {
 struct Entry {
     function: FunctionHandle,
     info: FunctionInfo,
-    params: Vec<Param>,
+    /// As compiled; `None` for a body, whose parameters the compiler of this program has seen.
+    params: Option<Vec<Param>>,
     /// Whether it opens sessions on LSA barriers.
     lsa_barriers: bool,
     stamp: Option<NcclVersion>,
@@ -77,6 +84,14 @@ struct Entry {
     allowed_shared: Cell<u32>,
     /// The last occupancy asked for: threads a block, dynamic shared memory, blocks a multiprocessor.
     occupancy: Cell<Option<(u32, u32, u32)>>,
+}
+
+impl Entry {
+    fn new(function: FunctionHandle) -> Result<Self> {
+        let info = info_of(&function)?;
+        let (params, lsa_barriers, stamp, allowed_shared, occupancy) = Default::default();
+        Ok(Self { function, info, params, lsa_barriers, stamp, allowed_shared, occupancy })
+    }
 }
 
 impl Kernels {
@@ -89,9 +104,12 @@ impl Kernels {
     /// [`Error::WrongNcclStamp`], [`Error::WrongArch`], [`Error::PtxTooNew`], [`Error::ModuleRejected`] with the log of
     /// the driver's compiler.
     pub fn load(context: &Context, set: &KernelSet) -> Result<Self> {
-        let described = set.describe()?;
         // From here on a failure drops what was loaded so far.
         let mut kernels = Self::none(context);
+        if context.machine().is_simulated() {
+            return Ok(kernels);
+        }
+        let described = set.describe()?;
         for (file, ptx, sidecar) in described {
             if sidecar.is_bound() && !sidecar.runs_on(context.limits().compute_capability) {
                 kernels.left_out.insert(file.to_owned(), sidecar.arch);
@@ -118,8 +136,12 @@ impl Kernels {
     /// # Errors
     ///
     /// As [`load`](Self::load); [`Error::BadSidecar`] when there is no description, [`Error::InvalidInput`] for a path that
-    /// is not text.
+    /// is not text; [`Error::NotSimulated`] on a simulated machine.
     pub fn load_files<P: AsRef<Path>>(context: &Context, files: &[P]) -> Result<Self> {
+        if let Some(first) = files.first() {
+            let what = || format!("the machine code of {}", first.as_ref().display());
+            context.machine().refuse_simulated(what)?;
+        }
         let mut kernels = Self::none(context);
         for path in files.iter().map(AsRef::as_ref) {
             let (Some(file), Some(text)) =
@@ -138,8 +160,8 @@ impl Kernels {
     }
 
     fn none(context: &Context) -> Self {
-        let (entries, left_out, modules) = Default::default();
-        Self { entries, left_out, modules, context: context.clone() }
+        let (entries, bound, left_out, modules) = Default::default();
+        Self { entries, bound, left_out, modules, context: context.clone() }
     }
 
     fn load_module(&mut self, file: &str, image: Image<'_>, sidecar: Sidecar) -> Result<()> {
@@ -155,20 +177,17 @@ impl Kernels {
         };
         let entries = self.entries.entry(file.to_owned()).or_default();
         for kernel in sidecar.kernels {
-            let function = module.function(&kernel.name)?;
-            let info = info_of(&function)?;
-            let (allowed_shared, occupancy) = Default::default();
-            let params = kernel.params;
-            let lsa_barriers = kernel.lsa_barriers;
-            let entry =
-                Entry { function, info, params, lsa_barriers, stamp, allowed_shared, occupancy };
-            entries.insert(kernel.name, entry);
+            let mut entry = Entry::new(module.function(&kernel.name)?)?;
+            entry.params = Some(kernel.params);
+            entry.lsa_barriers = kernel.lsa_barriers;
+            entry.stamp = stamp;
+            entries.insert(kernel.name, Rc::new(entry));
         }
         self.modules.push(module);
         Ok(())
     }
 
-    /// The names of the loaded kernels, in order of their files.
+    /// The names of the loaded kernels, in order of their files; none on a simulated machine.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.values().flat_map(|entries| entries.keys().map(String::as_str))
     }
@@ -198,7 +217,7 @@ impl Kernels {
         let config = LaunchConfig::new(1, block).with_dynamic_shared(dynamic_shared);
         let mut per_multiprocessor = u32::MAX;
         for entry in self.entries_of::<K>()? {
-            let blocks = self.prepare::<K>(entry, &config)?.blocks()?;
+            let blocks = self.prepare::<K>(&entry, &config)?.blocks()?;
             per_multiprocessor = per_multiprocessor.min(blocks);
         }
         Ok(per_multiprocessor.saturating_mul(self.context.limits().multiprocessors))
@@ -248,7 +267,7 @@ impl Kernels {
         }
         let entry = self.entry_for::<K>(args.dev_comm())?;
         let cooperative = <K::Args as KernelArgs>::TAKES_DEV_COMM;
-        let prepared = self.prepare::<K>(entry, &config)?;
+        let prepared = self.prepare::<K>(&entry, &config)?;
         if cooperative {
             let (device, blocks) = (self.context.limits(), prepared.blocks()?);
             check_dev_comm(args.dev_comm())
@@ -270,7 +289,9 @@ impl Kernels {
             dynamic_shared: config.dynamic_shared,
             cooperative,
         };
-        check_params(&entry.params, <K::Args as KernelArgs>::SIZES).map_err(refuse)?;
+        if let Some(params) = &entry.params {
+            check_params(params, <K::Args as KernelArgs>::SIZES).map_err(refuse)?;
+        }
         let abi = args.into_abi();
         <K::Args as KernelArgs>::with_pointers(&abi, |addresses| {
             // SAFETY: the addresses are the parameters' in order, each of its compiled size, checked
@@ -285,12 +306,16 @@ impl Kernels {
     }
 
     /// The entry that a launch with this device communicator takes.
-    fn entry_for<K: Kernel>(&self, dev_comm: Option<&DevComm>) -> Result<&Entry> {
-        if !K::GIN {
-            return self.entry::<K>(K::NAME).ok_or_else(|| self.not_found::<K>());
-        }
+    fn entry_for<K: Kernel>(&self, dev_comm: Option<&DevComm>) -> Result<Rc<Entry>> {
         let refuse = |refusal| Error::Launch { kernel: K::NAME, refusal };
-        let back_end = check_dev_comm(dev_comm).and_then(check_gin).map_err(refuse)?;
+        let back_end = || check_dev_comm(dev_comm).and_then(check_gin).map_err(refuse);
+        let back_end = K::GIN.then(back_end).transpose()?;
+        if self.context.machine().is_simulated() {
+            return self.bound::<K>();
+        }
+        let Some(back_end) = back_end else {
+            return self.entry::<K>(K::NAME).ok_or_else(|| self.not_found::<K>());
+        };
         self.gin_entry::<K>(back_end).ok_or_else(|| {
             let entries: Vec<_> = GinType::BACK_ENDS
                 .into_iter()
@@ -304,7 +329,10 @@ impl Kernels {
     }
 
     /// All entries, at least one.
-    fn entries_of<K: Kernel>(&self) -> Result<Vec<&Entry>> {
+    fn entries_of<K: Kernel>(&self) -> Result<Vec<Rc<Entry>>> {
+        if self.context.machine().is_simulated() {
+            return Ok(vec![self.bound::<K>()?]);
+        }
         let entries: Vec<_> = if K::GIN {
             GinType::BACK_ENDS.into_iter().filter_map(|b| self.gin_entry::<K>(b)).collect()
         } else {
@@ -313,12 +341,26 @@ impl Kernels {
         if entries.is_empty() { Err(self.not_found::<K>()) } else { Ok(entries) }
     }
 
-    fn gin_entry<K: Kernel>(&self, back_end: GinType) -> Option<&Entry> {
+    /// The entry of a simulated machine, of all back ends.
+    fn bound<K: Kernel>(&self) -> Result<Rc<Entry>> {
+        let key = (K::FILE, K::NAME);
+        if let Some(entry) = self.bound.borrow().get(&key) {
+            return Ok(Rc::clone(entry));
+        }
+        let what = || format!("the kernel `{}`, which has no body in Rust,", K::NAME);
+        let body = K::BODY.ok_or_else(|| Error::NotSimulated { what: what() })?;
+        let function = self.context.cuda().bind_body(self.context.machine(), &body)?;
+        let entry = Rc::new(Entry::new(function)?);
+        self.bound.borrow_mut().insert(key, Rc::clone(&entry));
+        Ok(entry)
+    }
+
+    fn gin_entry<K: Kernel>(&self, back_end: GinType) -> Option<Rc<Entry>> {
         self.entry::<K>(&format!("{}_{}", K::NAME, back_end.suffix()?))
     }
 
-    fn entry<K: Kernel>(&self, name: &str) -> Option<&Entry> {
-        self.entries.get(K::FILE)?.get(name)
+    fn entry<K: Kernel>(&self, name: &str) -> Option<Rc<Entry>> {
+        self.entries.get(K::FILE)?.get(name).cloned()
     }
 
     fn not_found<K: Kernel>(&self) -> Error {
@@ -424,7 +466,8 @@ fn refused(file: &str, ptx_isa: &str, failure: LoadFailure) -> Error {
     match failure {
         LoadFailure::Other(error) => error,
         LoadFailure::PtxTooNew => {
-            let driver = driver_version().unwrap_or_else(|_| "of an unknown version".to_owned());
+            let driver = driver_version(&Machine::Gpus)
+                .unwrap_or_else(|_| "of an unknown version".to_owned());
             Error::PtxTooNew { file, ptx: ptx_isa.to_owned(), driver }
         }
         LoadFailure::Refused { error, log } => Error::ModuleRejected { file, name: error, log },

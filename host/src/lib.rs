@@ -76,6 +76,7 @@ mod health;
 mod kernels;
 mod launch;
 mod library;
+mod machine;
 mod multi_gpu;
 mod one_sided;
 mod params;
@@ -105,6 +106,8 @@ pub use dev_comm::{
     RequirementsRefusal, ResourceBuffer, ResourceKey, ResourceRequest, Signals, TeamMultimem,
 };
 pub use devcomm_locate::{NcclVersion, NotFound};
+#[cfg(feature = "simulator")]
+pub use devcomm_sim::Simulation;
 pub use devcomm_types::{
     CounterRange, DataType, Element, F8E4M3, F8E5M2, GinConnectionType, GinType, SignalRange, Team,
     TensorMap, Tiling, WaitFor, WaitKind,

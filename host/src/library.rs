@@ -1,16 +1,17 @@
 //! Finding and opening NCCL's library.
 
-pub(crate) mod banner;
-
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use devcomm_locate::{NcclVersion, Part, find_nccl};
+use devcomm_sys::nccl::{ABI_VERSION, RawUniqueId};
+use parking_lot::Mutex;
 
+use crate::machine::Machine;
+use crate::sys::banner::build_of;
 use crate::sys::nccl::Nccl;
-use crate::sys::nccl::abi::{ABI_VERSION, RawUniqueId};
 use crate::{Error, Result};
 
 /// The NCCL version whose structs this crate fills and whose [`DevComm`](devcomm_types::DevComm) kernels read: a
@@ -68,7 +69,8 @@ pub struct Library {
 impl Library {
     /// Opens the first NCCL, in the [search order](devcomm_locate), that is new enough for device communicators.
     ///
-    /// `explicit` names the root of an NCCL tree or the folder of its library, and is tried first.
+    /// `explicit` names the root of an NCCL tree or the folder of its library, and is tried first. A simulated machine has
+    /// an NCCL of its own, whatever is named.
     ///
     /// # Errors
     ///
@@ -84,10 +86,22 @@ impl Library {
     ///
     /// As [`open`](Self::open).
     pub fn open_at_least(explicit: Option<&Path>, needs: NcclVersion) -> Result<Self> {
+        Self::open_on(&Machine::current()?, explicit, needs)
+    }
+
+    pub(crate) fn open_on(
+        machine: &Machine,
+        explicit: Option<&Path>,
+        needs: NcclVersion,
+    ) -> Result<Self> {
+        if let Some(nccl) = Nccl::of(machine) {
+            let library = Self { nccl: Arc::new(nccl?) };
+            return library.at_least(needs).map(|()| library);
+        }
         let mut opened = None;
         find_nccl(explicit, Part::Library, |tree| {
             let path = tree.library.as_deref().ok_or("it has no lib/libnccl.so.2")?;
-            opened = Some(Self::load(path, needs).map_err(|error| reason(&error))?);
+            opened = Some(Self::load_gpus(path, needs).map_err(|error| reason(&error))?);
             Ok(())
         })?;
         opened.ok_or_else(|| Error::invalid("the search for NCCL accepted nothing"))
@@ -97,12 +111,19 @@ impl Library {
     ///
     /// # Errors
     ///
-    /// [`Error::NcclUnusable`] when it cannot be loaded or is no NCCL, [`Error::NcclTooOld`] when it is older than `needs`.
+    /// [`Error::NcclUnusable`] when it cannot be loaded or is no NCCL, [`Error::NcclTooOld`] when it is older than `needs`;
+    /// [`Error::NotSimulated`] on a simulated machine, which has an NCCL of its own.
     pub fn load(path: &Path, needs: NcclVersion) -> Result<Self> {
+        let what = || format!("the NCCL library {}", path.display());
+        Machine::current()?.refuse_simulated(what)?;
+        Self::load_gpus(path, needs)
+    }
+
+    fn load_gpus(path: &Path, needs: NcclVersion) -> Result<Self> {
         static LOADED: Mutex<Option<HashMap<PathBuf, Library>>> = Mutex::new(None);
         // One path is loaded once; two spellings of it are one path.
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = LOADED.lock();
         let loaded = loaded.get_or_insert_default();
         if let Some(library) = loaded.get(&path) {
             return library.at_least(needs).map(|()| library.clone());
@@ -141,7 +162,7 @@ impl Library {
         Versions {
             path: self.path().to_owned(),
             version: self.version(),
-            build: banner::build_of(self.path()),
+            build: build_of(self.path()),
         }
     }
 

@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use devcomm_sys::nccl::PROTOTYPES;
+
 use super::*;
 use crate::CommConfig;
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls;
-use crate::sys::nccl::functions::SYMBOLS;
 
 /// Says on standard error why a test has nothing to look at.
 fn skipped(why: &dyn std::fmt::Display) {
@@ -46,11 +47,7 @@ fn of_version(code: u32) -> String {
 fn every_function_is_in_the_real_library_and_no_gpu_is_needed_to_open_it() {
     let Some(library) = real() else { return };
     assert!(library.version() >= DEV_COMM_VERSION, "{library:?}");
-    for symbol in SYMBOLS {
-        // SAFETY: the address is not called.
-        let address = unsafe { library.nccl().symbol::<unsafe extern "C" fn()>(symbol) };
-        assert!(address.is_some(), "{symbol}");
-    }
+    assert_eq!(library.nccl().functions().missing(), [""; 0]);
 }
 
 #[test]
@@ -249,7 +246,8 @@ fn ids_are_equal_by_their_bytes_and_do_not_show_them() {
 
 /// A library of version `code` whose every function ends the process.
 fn deadly(folder: &Path, code: u32) -> Option<Library> {
-    let functions = SYMBOLS.iter().filter(|symbol| **symbol != "ncclGetVersion");
+    let functions = PROTOTYPES.iter().map(|(symbol, ..)| symbol);
+    let functions = functions.filter(|symbol| **symbol != "ncclGetVersion");
     let functions = functions.map(|symbol| format!("\nint {symbol}(void) {{ __builtin_trap(); }}"));
     let source = of_version(code) + &functions.collect::<String>();
     Some(Library::load(&impostor(folder, &source)?, NcclVersion::from_code(0)).unwrap())
@@ -337,9 +335,5 @@ fn the_fake_of_the_tests_has_every_function() {
     let Some(driver) = built("libcuda_of_the_fake.so", "cuda.c", None) else { return };
     let Some(path) = built("libnccl.so.2", "nccl.c", Some(&driver)) else { return };
     let library = Library::load(&path, DEV_COMM_VERSION).unwrap();
-    for symbol in SYMBOLS {
-        // SAFETY: the address is not called.
-        let address = unsafe { library.nccl().symbol::<unsafe extern "C" fn()>(symbol) };
-        assert!(address.is_some(), "{symbol}");
-    }
+    assert_eq!(library.nccl().functions().missing(), [""; 0]);
 }

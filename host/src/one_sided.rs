@@ -5,9 +5,9 @@ use std::ffi::c_int;
 use devcomm_types::Element;
 
 use crate::collectives::Operation;
-use crate::sys::nccl::abi::RawWaitSignal;
 use crate::sys::nccl::calls::{self, Target};
 use crate::{Buffer, Communicator, Error, Result, Stream, Window};
+use devcomm_sys::nccl::RawWaitSignal;
 
 /// Where a signal goes: a rank, one of its signals, the context that carries it.
 ///

@@ -2,7 +2,7 @@
 
 use devcomm_types::{GinConnectionType, GinType, Team};
 
-use crate::sys::nccl::abi::CommProperties;
+use devcomm_sys::nccl::CommProperties;
 
 /// What a communicator can do, as NCCL found it out over all ranks; only `rank`, `cuda_device` and `nvml_device` differ
 /// between them.

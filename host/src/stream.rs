@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::ffi::c_void;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::abort::{self, AbortCause, Alarm};
 use crate::communicator::end::abort_aside;
@@ -57,18 +57,20 @@ impl Stream {
     #[must_use]
     pub unsafe fn from_raw(context: &Context, raw: *mut c_void) -> Self {
         // SAFETY: the caller's contract.
-        Self::of(context, unsafe { StreamHandle::foreign(raw.cast(), None) })
+        Self::of(context, unsafe { context.cuda().foreign_stream(raw.cast(), None) })
     }
 
     /// A stream of cudarc's, which it keeps alive.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] when it is of another GPU than the context, or not of the GPU's primary context.
+    /// [`Error::InvalidInput`] when it is of another GPU than the context, or not of the GPU's primary context;
+    /// [`Error::NotSimulated`] for a context of a simulated machine.
     pub fn from_cudarc(
         context: &Context,
         stream: &Arc<cudarc::driver::CudaStream>,
     ) -> Result<Self> {
+        context.machine().refuse_simulated(|| "a stream of cudarc's".to_owned())?;
         let theirs = stream.context();
         if !context.cuda().is(theirs.cu_ctx()) {
             return Err(Error::invalid(format!(
@@ -79,7 +81,8 @@ impl Stream {
         }
         let keep: Box<dyn Any> = Box::new(Arc::clone(stream));
         // SAFETY: a stream of this very context, which the Arc keeps alive.
-        Ok(Self::of(context, unsafe { StreamHandle::foreign(stream.cu_stream(), Some(keep)) }))
+        let handle = unsafe { context.cuda().foreign_stream(stream.cu_stream(), Some(keep)) };
+        Ok(Self::of(context, handle))
     }
 
     /// Waits until all work in the stream is done, operations of non-blocking communicators included.
@@ -230,15 +233,15 @@ impl StreamInner {
     ///
     /// It polls, because the driver's own wait would never return once a rank that the running kernel waits for is dead.
     pub(crate) fn wait(&self, limit: Option<Duration>) -> Result<()> {
-        let start = Instant::now();
-        let mut asked = start;
+        let machine = self.context.machine();
+        let mut asked = machine.now();
         let result = self.poll(limit, || {
             if !self.is_done()? {
                 return Ok(false);
             }
             let idle = self.is_idle()?;
-            if !idle && asked.elapsed() >= ASK {
-                asked = Instant::now();
+            if !idle && machine.is_due(asked, ASK) {
+                asked = machine.now();
                 self.ask()?;
             }
             Ok(idle)
@@ -262,13 +265,11 @@ impl StreamInner {
     /// A rank is lost or a communicator has failed, and the kernels were told to leave: gives them the time to, and tells what
     /// they waited for.
     fn linger(&self) {
-        let (start, running) = (Instant::now(), self.running.take());
+        let running = self.running.take();
         if running.is_empty() {
             return;
         }
-        while start.elapsed() < LEAVE && matches!(self.is_idle(), Ok(false)) {
-            pause(start.elapsed());
-        }
+        let _ = self.context.machine().poll(Some(LEAVE), || self.is_idle());
         if let Some(error) = abort::error(&running) {
             tracing::warn!("{error}");
         }
@@ -314,18 +315,18 @@ impl StreamInner {
     fn poll(&self, limit: Option<Duration>, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
         self.context.refuse_capturing("a stream is waited for")?;
         self.context.cuda().bind()?;
-        let start = Instant::now();
-        loop {
-            if done()? {
-                return Ok(());
+        let machine = self.context.machine();
+        let start = machine.now();
+        machine.poll(limit, || {
+            let done = done()?;
+            if !done {
+                self.context.health().check()?;
+                if self.context.is_stuck() {
+                    return Err(Error::DeadlinePassed { waited: machine.since(start) });
+                }
             }
-            self.context.health().check()?;
-            let waited = start.elapsed();
-            if self.context.is_stuck() || limit.is_some_and(|limit| waited >= limit) {
-                return Err(Error::DeadlinePassed { waited });
-            }
-            pause(waited);
-        }
+            Ok(done)
+        })
     }
 
     fn is_idle(&self) -> Result<bool> {
@@ -358,15 +359,6 @@ impl StreamInner {
 /// rank that is gone.
 fn poll(handle: &Arc<Handle>) -> Result<bool> {
     handle.poll().inspect_err(|_| abort_aside(handle))
-}
-
-/// Short waits are polled without sleeping, long ones leave the processor to others.
-pub(crate) fn pause(waited: Duration) {
-    if waited < Duration::from_millis(1) {
-        std::thread::yield_now();
-    } else {
-        std::thread::sleep((waited / 16).min(Duration::from_millis(1)));
-    }
 }
 
 impl Drop for StreamInner {
@@ -419,18 +411,16 @@ impl Event {
     /// [`Error::CommunicatorEnded`]; [`Error::Capturing`]; the driver's.
     pub fn synchronize(&self) -> Result<()> {
         self.inner.context.refuse_capturing("an event is waited for")?;
-        let start = Instant::now();
-        let mut asked = start;
-        while !self.is_reached()? {
-            self.inner.context.health().check()?;
-            if asked.elapsed() >= ASK {
-                asked = Instant::now();
-                let context = &self.inner.context;
+        let (context, machine) = (&self.inner.context, self.inner.context.machine());
+        let mut asked = machine.now();
+        context.poll(None, || {
+            let reached = self.is_reached()?;
+            if !reached && machine.is_due(asked, ASK) {
+                asked = machine.now();
                 context.ask().map_err(|error| context.blame(error))?;
             }
-            pause(start.elapsed());
-        }
-        Ok(())
+            Ok(reached)
+        })
     }
 
     /// The driver's handle (`CUevent`, which is `cudaEvent_t`).

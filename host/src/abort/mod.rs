@@ -13,13 +13,16 @@ mod stuck;
 mod tests;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
 
 pub use self::stuck::StuckWait;
 pub(crate) use self::stuck::report;
 use crate::communicator::handle::Handle;
 use crate::launch::LaunchRefusal;
+use crate::machine::Machine;
 use crate::sys::cuda::abort_block::SharedBlock;
 use crate::{Context, Error, Result};
 
@@ -58,6 +61,7 @@ impl fmt::Display for AbortCause {
 
 /// One device communicator's flag, as all who raise it and all who wait for its kernels share it.
 pub(crate) struct Alarm {
+    machine: Machine,
     rank: usize,
     /// The device communicator's communicator.
     communicator: Weak<Handle>,
@@ -76,11 +80,11 @@ enum State {
 impl Alarm {
     /// For a device communicator of that communicator, which kernels on this context's GPU will use.
     pub(crate) fn new(context: &Context, communicator: &Arc<Handle>) -> Result<Arc<Self>> {
-        let block = context.take_abort_block()?;
+        let (machine, block) = (context.machine().clone(), context.take_abort_block()?);
         let (device_flag, cause) = (block.device_flag(), OnceLock::new());
         let state = Mutex::new(State::Open(block));
         let (rank, communicator) = (communicator.rank(), Arc::downgrade(communicator));
-        Ok(Arc::new(Self { rank, communicator, device_flag, cause, state }))
+        Ok(Arc::new(Self { machine, rank, communicator, device_flag, cause, state }))
     }
 
     /// The communicator, if it is in use: whoever waits for the kernels asks it whether the network has failed.
@@ -99,6 +103,7 @@ impl Alarm {
         if let State::Open(block) = &*self.state() {
             block.raise();
         }
+        self.machine.notify();
     }
 
     pub(crate) fn cause(&self) -> Option<AbortCause> {
@@ -143,7 +148,7 @@ impl Alarm {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -185,7 +190,7 @@ impl Alarms {
     }
 
     fn known(&self) -> MutexGuard<'_, Vec<Weak<Alarm>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -1,19 +1,43 @@
 //! What is settled before a world looks at its GPUs.
 
+use super::env::launched;
 use super::world::World;
-use crate::{GinLoopback, Result};
+use crate::machine::{Machine, VARIABLE};
+use crate::{Error, GinLoopback, Result};
 
-/// Settings of a [`World`] that NCCL and the CUDA driver read once, from the environment. See [`World::builder`].
+/// Settings of a [`World`]: the machine, and what NCCL and the CUDA driver read once, from the environment. See
+/// [`World::builder`].
 #[derive(Clone, Debug, Default)]
 #[must_use = "a builder makes a world only by from_env, threads or spawn_local"]
 pub struct WorldBuilder {
     gin_loopback: Option<GinLoopback>,
+    #[cfg(feature = "simulator")]
+    simulation: Option<crate::Simulation>,
 }
 
 impl WorldBuilder {
-    /// Kernels reach the network (GIN) by devcomm's plugin, which needs no network card.
+    /// Kernels reach the network (GIN) by devcomm's plugin, which needs no network card. A simulated machine has a network of its own: of the
+    /// settings it takes the size of the LSA teams.
     pub fn gin_loopback(mut self, loopback: GinLoopback) -> Self {
         self.gin_loopback = Some(loopback);
+        self
+    }
+
+    /// The ranks run on a simulated machine, as threads, whatever the environment says of simulations.
+    ///
+    /// ```no_run
+    /// use devcomm_host::{Error, Simulation, World};
+    ///
+    /// let machine = Simulation::new(4).team_size(2).seed(7);
+    /// let teams = World::builder().simulate(machine).from_env()?.run(|rank| {
+    ///     Ok::<_, Error>(rank.communicator()?.properties()?.n_lsa_teams)
+    /// })?;
+    /// assert_eq!(teams, [2; 4]);
+    /// # Ok::<_, Error>(())
+    /// ```
+    #[cfg(feature = "simulator")]
+    pub fn simulate(mut self, simulation: crate::Simulation) -> Self {
+        self.simulation = Some(simulation);
         self
     }
 
@@ -21,11 +45,14 @@ impl WorldBuilder {
     ///
     /// # Errors
     ///
-    /// As [`World::from_env`]; [`Error::GinLoopbackNotFound`](crate::Error::GinLoopbackNotFound),
-    /// [`Error::EnvironmentInUse`](crate::Error::EnvironmentInUse), [`Error::Environment`](crate::Error::Environment).
+    /// As [`World::from_env`]; [`Error::GinLoopbackNotFound`], [`Error::EnvironmentInUse`], [`Error::Environment`].
     pub fn from_env(self) -> Result<World> {
-        self.settle()?;
-        World::from_env()
+        let (machine, launched) = (self.settle()?, launched(&|name| std::env::var_os(name))?);
+        match launched {
+            None => World::of_threads(machine, None),
+            Some(launched) if machine.is_simulated() => Err(both(launched.variable)),
+            Some(launched) => World::of_launcher(launched),
+        }
     }
 
     /// As [`World::threads`].
@@ -34,8 +61,7 @@ impl WorldBuilder {
     ///
     /// As [`World::threads`], and as [`from_env`](Self::from_env) for the settings.
     pub fn threads(self, n: usize) -> Result<World> {
-        self.settle()?;
-        World::threads(n)
+        World::of_threads(self.settle()?, Some(n))
     }
 
     /// As [`World::spawn_local`]; the processes inherit the settings.
@@ -44,11 +70,36 @@ impl WorldBuilder {
     ///
     /// As [`World::spawn_local`], and as [`from_env`](Self::from_env) for the settings.
     pub fn spawn_local(self, n: usize) -> Result<()> {
-        self.settle()?;
-        World::spawn_local(n)
+        if self.settle()?.is_simulated() {
+            return Err(both("World::spawn_local"));
+        }
+        World::start_processes(n)
     }
 
-    fn settle(&self) -> Result<()> {
-        self.gin_loopback.as_ref().map_or(Ok(()), GinLoopback::enable)
+    /// The machine, with its settings made.
+    fn settle(&self) -> Result<Machine> {
+        #[cfg(feature = "simulator")]
+        if let Some(simulation) = &self.simulation {
+            return Machine::simulate(simulation, self.lsa_team_size());
+        }
+        if let Some(machine) = Machine::asked_for(self.lsa_team_size())? {
+            return Ok(machine);
+        }
+        self.gin_loopback.as_ref().map_or(Ok(()), GinLoopback::enable)?;
+        Ok(Machine::Gpus)
     }
+
+    fn lsa_team_size(&self) -> Option<usize> {
+        self.gin_loopback.as_ref().and_then(GinLoopback::team_size)
+    }
+}
+
+/// A simulated machine and processes that are ranks do not go together.
+fn both(processes: &str) -> Error {
+    let why = format!(
+        "a simulated machine's ranks are threads of one process, but by {processes} each rank is a \
+         process of its own; use one of the two"
+    );
+    let value = std::env::var_os(VARIABLE).map(|value| value.to_string_lossy().into_owned());
+    Error::Environment { variable: VARIABLE, value, why }
 }

@@ -8,7 +8,8 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use super::wire::bad;
 use crate::{Error, Result};
@@ -109,7 +110,7 @@ impl Subsets {
             return Err(Error::invalid("groups are nested too deep"));
         }
         let nth = {
-            let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut made = self.0.lock();
             let made = made.entry(members.to_vec()).or_default();
             *made += 1;
             *made - 1

@@ -1,19 +1,19 @@
 //! The meeting point in memory: where exchanges are put together and lost ranks are recorded.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use super::Member;
 use super::group::Group;
 use crate::Result;
 use crate::health::Health;
+use crate::machine::{Machine, Shared};
 
 /// What every rank of a group gave, in order of its ranks.
 pub(crate) type Gathered = Arc<Vec<Vec<u8>>>;
 
 pub(crate) struct Hub {
-    state: Mutex<State>,
-    changed: Condvar,
+    state: Shared<State>,
     health: Arc<Health>,
 }
 
@@ -76,19 +76,15 @@ const TWICE: &str =
 const STRANGER: &str = "it gave to the exchange of a group that it is not in";
 
 impl Hub {
-    pub(crate) fn new(n_ranks: usize) -> Self {
+    /// Of ranks of which those of this process run on `machine`.
+    pub(crate) fn new(machine: Machine, n_ranks: usize) -> Self {
         let finished = vec![false; n_ranks];
         let state = State { open: HashMap::new(), finished, released: false };
-        Self { state: Mutex::new(state), changed: Condvar::new(), health: Arc::default() }
+        Self { state: Shared::new(machine.clone(), state), health: Health::new(machine) }
     }
 
     pub(crate) fn health(&self) -> &Arc<Health> {
         &self.health
-    }
-
-    /// The state is consistent whenever the lock is free, so a panic elsewhere does not spoil it.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes the part of one rank of the world in the open exchange of a group.
@@ -100,7 +96,7 @@ impl Hub {
         bytes: Vec<u8>,
     ) -> Given {
         let Some(place) = group.place_of(rank) else { return Given::Spoilt(rank, STRANGER) };
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let State { open, finished, .. } = &mut *state;
         let exchange = open.entry(group.key().to_vec()).or_insert_with(|| Exchange::new(group));
         if exchange.parts[place].replace((ticket, bytes)).is_some() {
@@ -119,22 +115,15 @@ impl Hub {
     }
 
     pub(crate) fn publish(&self, complete: Complete) {
-        // Under the lock, so that nobody falls asleep between looking for the result and waiting.
-        let _state = self.lock();
-        let _ = complete.outcome.0.set(complete.all);
-        self.changed.notify_all();
+        let _ = self.state.change(|_| complete.outcome.0.set(complete.all));
     }
 
     /// Waits for the result of an exchange.
     pub(crate) fn wait_for(&self, outcome: &Outcome) -> Result<Gathered> {
-        let mut state = self.lock();
-        loop {
-            if let Some(all) = outcome.0.get() {
-                return Ok(Arc::clone(all));
-            }
-            self.health.check()?;
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+        self.state.wait(None, |_| match outcome.0.get() {
+            Some(all) => Ok(Some(Arc::clone(all))),
+            None => self.health.check().map(|()| None),
+        })
     }
 
     /// Notes that a rank has done its work. True if it was the last one; [`release`](Self::release) then lets everyone go.
@@ -143,7 +132,7 @@ impl Hub {
     ///
     /// Why the rank is lost: others wait for it in an exchange.
     pub(crate) fn finished(&self, rank: usize) -> Result<bool, &'static str> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.finished[rank] = true;
         if state.open.values().any(|exchange| exchange.missed(&state.finished).is_some()) {
             return Err(MISSED);
@@ -152,32 +141,24 @@ impl Hub {
     }
 
     pub(crate) fn is_finished(&self) -> bool {
-        self.lock().finished.iter().all(|finished| *finished)
+        self.state.lock().finished.iter().all(|finished| *finished)
     }
 
     pub(crate) fn release(&self) {
-        self.lock().released = true;
-        self.changed.notify_all();
+        self.state.change(|state| state.released = true);
     }
 
     /// Waits until every rank has done its work.
     pub(crate) fn wait_for_all(&self) -> Result<()> {
-        let mut state = self.lock();
-        loop {
+        self.state.wait(None, |state| {
             self.health.check()?;
-            if state.released {
-                return Ok(());
-            }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+            Ok(state.released.then_some(()))
+        })
     }
 
     /// Records a lost rank, the first one only, and wakes everyone.
     pub(crate) fn lose(&self, rank: usize, why: &str) {
-        // Under the lock, so that nobody falls asleep between looking at the health and waiting.
-        let _state = self.lock();
-        self.health.lose(rank, why);
-        self.changed.notify_all();
+        self.state.change(|_| self.health.lose(rank, why));
     }
 }
 

@@ -12,6 +12,7 @@ use super::hub::{Hub, ThreadMember};
 use super::tcp::{ClientMember, RootMember};
 use super::wire::{Hello, MissingRanks, PROTOCOL, Peer};
 use super::{Member, Rendezvous, door, visit};
+use crate::machine::Machine;
 use crate::{Error, Result};
 
 /// Where and as whom to meet.
@@ -63,7 +64,7 @@ impl Meeting {
     pub(crate) fn join(&self) -> Result<Rendezvous> {
         let (peers, member): (Vec<Peer>, Arc<dyn Member>) = match (self.rank, self.n_ranks) {
             (_, 1) => {
-                let member = ThreadMember::new(Arc::new(Hub::new(1)), 0);
+                let member = ThreadMember::new(Arc::new(Hub::new(Machine::Gpus, 1)), 0);
                 (vec![self.peer.clone()], Arc::new(member))
             }
             (0, _) => {

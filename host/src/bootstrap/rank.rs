@@ -54,6 +54,12 @@ impl Rank {
         self.context.ordinal()
     }
 
+    /// Whether its GPU is a simulated one: nothing that takes time there says anything about GPUs.
+    #[must_use]
+    pub fn is_simulated(&self) -> bool {
+        self.context.machine().is_simulated()
+    }
+
     /// Whether this is rank 0, the one that prints.
     #[must_use]
     pub fn is_root(&self) -> bool {

@@ -1,8 +1,9 @@
 //! The signals that end a job: noted while jobs run, left to what they do by default otherwise.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::{Error, Result};
@@ -20,10 +21,6 @@ struct Handlers {
 }
 
 static HANDLERS: Mutex<Option<Handlers>> = Mutex::new(None);
-
-fn handlers() -> MutexGuard<'static, Option<Handlers>> {
-    HANDLERS.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl Handlers {
     fn install() -> Result<Self> {
@@ -46,7 +43,7 @@ pub(super) struct Signals {
 
 impl Signals {
     pub(super) fn watch() -> Result<Self> {
-        let mut installed = handlers();
+        let mut installed = HANDLERS.lock();
         let handlers = match &mut *installed {
             Some(handlers) => handlers,
             none => none.insert(Handlers::install()?),
@@ -67,7 +64,7 @@ impl Signals {
 
 impl Drop for Signals {
     fn drop(&mut self) {
-        if let Some(handlers) = &mut *handlers() {
+        if let Some(handlers) = &mut *HANDLERS.lock() {
             handlers.jobs -= 1;
             handlers.idle.store(handlers.jobs == 0, Ordering::SeqCst);
         }

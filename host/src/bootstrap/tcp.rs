@@ -4,10 +4,11 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
 
 use super::Member;
@@ -19,6 +20,7 @@ use super::wire::{
 };
 use crate::Result;
 use crate::health::Health;
+use crate::machine::{Machine, Shared};
 
 /// A peer that takes nothing for this long is taken for dead.
 const WRITE_PATIENCE: Duration = Duration::from_secs(10);
@@ -26,10 +28,6 @@ const WRITE_PATIENCE: Duration = Duration::from_secs(10);
 const PARTING: Duration = Duration::from_secs(1);
 /// A host that went down says nothing; the system asks after it this often, three times.
 const KEEPALIVE: Duration = Duration::from_secs(5);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Prepares a connection for the time after the greeting.
 fn settle_in(stream: &TcpStream) -> io::Result<()> {
@@ -70,7 +68,7 @@ impl Root {
 
     /// Tells one other rank.
     fn tell(&self, rank: usize, kind: Kind, payload: &[&[u8]]) {
-        let mut writer = lock(&self.writers[rank - 1]);
+        let mut writer = self.writers[rank - 1].lock();
         if send_all(&mut *writer, kind, payload).is_err() {
             // Its reader then sees the end of the connection and reports the rank.
             let _ = writer.shutdown(Shutdown::Both);
@@ -125,7 +123,7 @@ impl Root {
 
     fn lose(&self, rank: usize, why: &str) {
         // Held to the end, so that everyone learns of the same rank first.
-        let mut announced = lock(&self.announced);
+        let mut announced = self.announced.lock();
         if !*announced {
             *announced = true;
             let news = LostRank { rank, why: why.to_owned() };
@@ -167,7 +165,7 @@ impl RootMember {
         streams.iter().try_for_each(settle_in)?;
         let readers: Vec<TcpStream> =
             streams.iter().map(TcpStream::try_clone).collect::<Result<_, _>>()?;
-        let hub = Hub::new(1 + streams.len());
+        let hub = Hub::new(Machine::Gpus, 1 + streams.len());
         let writers = streams.into_iter().map(Mutex::new).collect();
         let root = Arc::new(Root { hub, writers, announced: Mutex::new(false) });
         for (index, stream) in readers.into_iter().enumerate() {
@@ -204,21 +202,20 @@ impl Member for RootMember {
 impl Drop for RootMember {
     fn drop(&mut self) {
         // From here on a rank that leaves is none that is lost.
-        *lock(&self.0.announced) = true;
+        *self.0.announced.lock() = true;
         for writer in &self.0.writers {
-            let _ = lock(writer).shutdown(Shutdown::Write);
+            let _ = writer.lock().shutdown(Shutdown::Write);
         }
         wait_for_readers(&self.0);
         for writer in &self.0.writers {
-            let _ = lock(writer).shutdown(Shutdown::Both);
+            let _ = writer.lock().shutdown(Shutdown::Both);
         }
     }
 }
 
 /// The side of every other rank.
 struct Client {
-    state: Mutex<ClientState>,
-    changed: Condvar,
+    state: Shared<ClientState>,
     health: Arc<Health>,
     writer: Mutex<TcpStream>,
     /// The ticket of the next exchange.
@@ -235,22 +232,19 @@ struct ClientState {
 
 impl Client {
     fn lose(&self, rank: usize, why: &str) {
-        // Under the lock, so that nobody falls asleep between looking at the health and waiting.
-        let _state = lock(&self.state);
-        self.health.lose(rank, why);
-        self.changed.notify_all();
+        self.state.change(|_| self.health.lose(rank, why));
     }
 
     fn gathered(&self, payload: &[u8]) -> io::Result<()> {
         let (ticket, parts) = wire::ticket(payload)?;
         let parts = unpack(parts)?;
-        match lock(&self.state).exchanges.get_mut(&ticket) {
+        self.state.change(|state| match state.exchanges.get_mut(&ticket) {
             Some((n_ranks, result @ None)) if *n_ranks == parts.len() => {
                 *result = Some(Arc::new(parts));
                 Ok(())
             }
             _ => Err(bad("an exchange that this rank did not ask for")),
-        }
+        })
     }
 
     fn listen(&self, mut stream: TcpStream) {
@@ -258,7 +252,7 @@ impl Client {
             let news = receive(&mut stream, MAX_FRAME).and_then(|(kind, payload)| match kind {
                 Kind::Gathered => self.gathered(&payload),
                 Kind::Finished => {
-                    lock(&self.state).finished = true;
+                    self.state.change(|state| state.finished = true);
                     Ok(())
                 }
                 Kind::Lost => {
@@ -268,9 +262,8 @@ impl Client {
                 }
                 other => Err(bad(format!("{other:?} out of turn"))),
             });
-            self.changed.notify_all();
             if let Err(error) = news {
-                if !lock(&self.state).finished {
+                if !self.state.lock().finished {
                     self.lose(0, &closed(&error));
                 }
                 let _ = stream.shutdown(Shutdown::Both);
@@ -280,7 +273,7 @@ impl Client {
     }
 
     fn send(&self, kind: Kind, payload: &[&[u8]]) {
-        let mut writer = lock(&self.writer);
+        let mut writer = self.writer.lock();
         if send_all(&mut *writer, kind, payload).is_err() {
             // The listener reads on to the end, where it finds out why: rank 0's last words may wait there.
             let _ = writer.shutdown(Shutdown::Write);
@@ -289,14 +282,10 @@ impl Client {
 
     /// Waits until `ready` finds what it looks for.
     fn wait<T>(&self, mut ready: impl FnMut(&mut ClientState) -> Option<T>) -> Result<T> {
-        let mut state = lock(&self.state);
-        loop {
-            if let Some(found) = ready(&mut state) {
-                return Ok(found);
-            }
-            self.health.check()?;
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+        self.state.wait(None, |state| match ready(state) {
+            None => self.health.check().map(|()| None),
+            found => Ok(found),
+        })
     }
 }
 
@@ -309,9 +298,8 @@ impl ClientMember {
         settle_in(&stream)?;
         let reader = stream.try_clone()?;
         let client = Arc::new(Client {
-            state: Mutex::default(),
-            changed: Condvar::new(),
-            health: Arc::default(),
+            state: Shared::new(Machine::Gpus, ClientState::default()),
+            health: Health::new(Machine::Gpus),
             writer: Mutex::new(stream),
             next: AtomicU64::new(0),
             rank,
@@ -328,7 +316,7 @@ impl Member for ClientMember {
     fn all_gather(&self, group: &Arc<Group>, bytes: &[u8]) -> Result<Gathered> {
         self.0.health.check()?;
         let ticket = self.0.next.fetch_add(1, Ordering::Relaxed);
-        lock(&self.0.state).exchanges.insert(ticket, (group.members().len(), None));
+        self.0.state.lock().exchanges.insert(ticket, (group.members().len(), None));
         self.0.send(Kind::Give, &[&part_head(ticket, group.key()), bytes]);
         self.0.wait(|state| {
             let result = state.exchanges.get(&ticket)?.1.clone()?;
@@ -355,8 +343,8 @@ impl Member for ClientMember {
 
 impl Drop for ClientMember {
     fn drop(&mut self) {
-        let _ = lock(&self.0.writer).shutdown(Shutdown::Write);
+        let _ = self.0.writer.lock().shutdown(Shutdown::Write);
         wait_for_readers(&self.0);
-        let _ = lock(&self.0.writer).shutdown(Shutdown::Both);
+        let _ = self.0.writer.lock().shutdown(Shutdown::Both);
     }
 }

@@ -4,16 +4,19 @@ use std::any::Any;
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::thread::ScopedJoinHandle;
 
 use super::builder::WorldBuilder;
-use super::env::launched;
+use super::env::{Launched, launched};
 use super::hub::{Hub, ThreadMember};
 use super::join::Meeting;
 use super::rank::Rank;
 use super::spawn::LocalJob;
 use super::wire::Peer;
 use super::{Rendezvous, host_name};
-use crate::{Error, Library, Result, visible_gpus};
+use crate::context::gpus_of;
+use crate::machine::{Machine, message};
+use crate::{DEV_COMM_VERSION, Error, Library, Result};
 
 /// The ranks of a job, one GPU each.
 ///
@@ -32,6 +35,7 @@ use crate::{Error, Library, Result, visible_gpus};
 /// ```
 #[derive(Clone, Debug)]
 pub struct World {
+    machine: Machine,
     library: Library,
     form: Form,
 }
@@ -46,7 +50,8 @@ enum Form {
 
 impl World {
     /// What the environment says: this process is one rank of those that a launcher started, on the GPU numbered by its local
-    /// rank; without a launcher every visible GPU is a rank, as a thread.
+    /// rank; without a launcher every visible GPU is a rank, as a thread. With `DEVCOMM_SIMULATE=4` there are four GPUs to see,
+    /// simulated ones.
     ///
     /// The first launcher whose variables are there counts, for one may have been started by another:
     ///
@@ -64,29 +69,66 @@ impl World {
     /// |---|---|
     /// | `DEVCOMM_PORT` | port of the rendezvous; else MASTER_PORT, or the next one when torchrun's agent holds that; else from the job's id |
     /// | `DEVCOMM_TIMEOUT` | seconds that rank 0 waits for all ranks to arrive, and they for rank 0; else 60 |
+    /// | `DEVCOMM_SIMULATE` | GPUs to simulate, and how: `4`, or `4,team=2,multimem=0,seed=7`; not under a launcher |
     /// | `DEVCOMM_JOB_ID` | only ranks of one id meet; else the launcher's (TORCHELASTIC_RUN_ID, Slurm's job and step, ...), else `devcomm` |
     ///
     /// mpiexec of MPICH gives a job no id: two that run side by side on one host need a DEVCOMM_JOB_ID or a MASTER_PORT each.
     ///
     /// # Errors
     ///
-    /// [`Error::Environment`], [`Error::NoDriver`], [`Error::NoGpu`], [`Error::TooFewGpus`], [`Error::NcclNotFound`].
+    /// [`Error::Environment`], also when both a launcher and DEVCOMM_SIMULATE are there; [`Error::NoDriver`],
+    /// [`Error::NoGpu`], [`Error::TooFewGpus`], [`Error::NcclNotFound`].
     pub fn from_env() -> Result<Self> {
-        let Some(launched) = launched(&|name| std::env::var_os(name))? else {
-            return Self::threads(visible_gpus()?);
-        };
-        let device = device_of(launched.local_rank, visible_gpus()?)?;
-        let library = Library::open(None)?;
+        Self::builder().from_env()
+    }
+
+    /// `n` ranks on simulated GPUs, as threads of this process: a program that works here is right on GPUs too, and what is
+    /// wrong with it shows here. It says nothing of speed. [`builder`](Self::builder) has more settings.
+    ///
+    /// The ranks run one at a time, in an order that is a function of the simulation's seed, and deadlines are of a clock of the machine's own.
+    ///
+    /// ```no_run
+    /// use devcomm_host::{Error, World};
+    ///
+    /// let ranks = World::simulated(4)?.run(|rank| Ok::<_, Error>(rank.rank()))?;
+    /// assert_eq!(ranks, [0, 1, 2, 3]);
+    /// # Ok::<_, Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for 0 ranks.
+    #[cfg(feature = "simulator")]
+    pub fn simulated(n: usize) -> Result<Self> {
+        Self::builder().simulate(crate::Simulation::new(n)).threads(n)
+    }
+
+    /// For what is settled before NCCL and the CUDA driver are loaded:
+    /// `World::builder().gin_loopback(GinLoopback::new()).from_env()`, and for simulated machines:
+    /// `World::builder().simulate(Simulation::new(4).team_size(2)).from_env()`.
+    pub fn builder() -> WorldBuilder {
+        WorldBuilder::default()
+    }
+
+    /// Those ranks of a launcher of which this process is one.
+    pub(super) fn of_launcher(launched: Launched) -> Result<Self> {
+        let machine = Machine::Gpus;
+        let device = device_of(launched.local_rank, gpus_of(&machine)?)?;
+        let library = Library::open_on(&machine, None, DEV_COMM_VERSION)?;
         let peer = Peer { host: host_name(), nccl: library.version().code() };
         let local_rank = launched.local_rank;
         let meeting = Meeting::new(launched, peer);
-        Ok(Self { library, form: Form::Process { meeting, local_rank, device } })
+        Ok(Self { machine, library, form: Form::Process { meeting, local_rank, device } })
     }
 
-    /// For what must be settled before NCCL and the CUDA driver are loaded:
-    /// `World::builder().gin_loopback(GinLoopback::new()).from_env()`.
-    pub fn builder() -> WorldBuilder {
-        WorldBuilder::default()
+    /// `n` ranks as threads, or one a GPU.
+    pub(super) fn of_threads(machine: Machine, n: Option<usize>) -> Result<Self> {
+        let n = match n {
+            None => gpus_of(&machine)?,
+            Some(n) => enough_gpus(&machine, n)?,
+        };
+        let library = Library::open_on(&machine, None, DEV_COMM_VERSION)?;
+        Ok(Self { machine, library, form: Form::Threads(n) })
     }
 
     /// `n` ranks as threads of this process, rank `i` on GPU `i`.
@@ -96,8 +138,7 @@ impl World {
     /// [`Error::TooFewGpus`] names both numbers; [`Error::NoDriver`], [`Error::NoGpu`], [`Error::NcclNotFound`];
     /// [`Error::InvalidInput`] for 0 ranks.
     pub fn threads(n: usize) -> Result<Self> {
-        enough_gpus(n)?;
-        Ok(Self { library: Library::open(None)?, form: Form::Threads(n) })
+        Self::builder().threads(n)
     }
 
     /// Whether a launcher started this process as one rank, as [`from_env`](Self::from_env) sees it. A program that starts its
@@ -112,11 +153,16 @@ impl World {
     ///
     /// # Errors
     ///
-    /// [`Error::TooFewGpus`], [`Error::NcclNotFound`] and such before anything is started; then as [`LocalJob::run`].
+    /// [`Error::TooFewGpus`], [`Error::NcclNotFound`] and such before anything is started; [`Error::Environment`] with
+    /// DEVCOMM_SIMULATE, for a simulated machine's ranks are threads of one process; then as [`LocalJob::run`].
     pub fn spawn_local(n: usize) -> Result<()> {
-        enough_gpus(n)?;
+        Self::builder().spawn_local(n)
+    }
+
+    pub(super) fn start_processes(n: usize) -> Result<()> {
+        enough_gpus(&Machine::Gpus, n)?;
         // What every rank would fail with is said once.
-        Library::open(None)?;
+        Library::open_on(&Machine::Gpus, None, DEV_COMM_VERSION)?;
         LocalJob::new(n)?.run()
     }
 
@@ -127,6 +173,12 @@ impl World {
             Form::Threads(n) => *n,
             Form::Process { meeting, .. } => meeting.n_ranks,
         }
+    }
+
+    /// Whether its GPUs are simulated: nothing that takes time there says anything about GPUs.
+    #[must_use]
+    pub fn is_simulated(&self) -> bool {
+        self.machine.is_simulated()
     }
 
     /// The NCCL in use.
@@ -158,7 +210,7 @@ impl World {
                 let make = || Rank::new(rendezvous.clone(), library, *local_rank, *device);
                 run_rank(&rendezvous, make, &f).map(|result| vec![result])
             }
-            Form::Threads(n) => run_threads(*n, |rendezvous| {
+            Form::Threads(n) => run_threads(&self.machine, *n, |rendezvous| {
                 let (rank, library) = (rendezvous.rank(), self.library.clone());
                 run_rank(rendezvous, || Rank::new(rendezvous.clone(), library, rank, rank), &f)
             }),
@@ -168,6 +220,7 @@ impl World {
 
 /// Runs `f` in a thread a rank. If ranks fail, the error of the one that failed first.
 pub(crate) fn run_threads<T, E>(
+    machine: &Machine,
     n: usize,
     f: impl Fn(&Rendezvous) -> Result<T, E> + Sync,
 ) -> Result<Vec<T>, E>
@@ -175,15 +228,21 @@ where
     T: Send,
     E: From<Error> + Send,
 {
-    let hub = Arc::new(Hub::new(n));
+    let hub = Arc::new(Hub::new(machine.clone(), n));
     let hosts = vec![host_name(); n];
+    // While it waits for the ranks this thread is one of the machine's.
+    let _entered = machine.ticket("the world").enter();
     let mut results: Vec<Result<T, E>> = std::thread::scope(|scope| {
         let start = |rank| {
+            let ticket = machine.ticket(&format!("rank {rank}"));
             let member = Arc::new(ThreadMember::new(Arc::clone(&hub), rank));
             let rendezvous = Rendezvous::new(rank, hosts.clone(), member);
             let f = &f;
             let name = format!("devcomm-rank-{rank}");
-            std::thread::Builder::new().name(name).spawn_scoped(scope, move || f(&rendezvous))
+            std::thread::Builder::new().name(name).spawn_scoped(scope, move || {
+                let _entered = ticket.enter();
+                f(&rendezvous)
+            })
         };
         let threads: Vec<_> = (0..n)
             .map(|rank| {
@@ -194,7 +253,8 @@ where
                 })
             })
             .collect();
-        let join = |(rank, thread): (usize, Result<std::thread::ScopedJoinHandle<'_, _>>)| {
+        machine.let_work(|| threads.iter().flatten().all(ScopedJoinHandle::is_finished));
+        let join = |(rank, thread): (usize, Result<ScopedJoinHandle<'_, _>>)| {
             // Panics of the rank's function were caught in it; this is one of a destructor.
             thread?.join().unwrap_or_else(|panic| Err(panicked(rank, &*panic).into()))
         };
@@ -239,17 +299,16 @@ where
 }
 
 fn panicked(rank: usize, panic: &(dyn Any + Send)) -> Error {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    let message = text.or_else(|| panic.downcast_ref::<String>().cloned());
-    Error::RankPanicked { rank, message: message.unwrap_or_else(|| "no message".to_owned()) }
+    Error::RankPanicked { rank, message: message(panic) }
 }
 
-fn enough_gpus(asked: usize) -> Result<()> {
+/// As many as were asked for, if the machine has them.
+fn enough_gpus(machine: &Machine, asked: usize) -> Result<usize> {
     if asked == 0 {
         return Err(Error::invalid("a world of 0 ranks"));
     }
-    let visible = visible_gpus()?;
-    if asked > visible { Err(Error::TooFewGpus { asked, visible }) } else { Ok(()) }
+    let visible = gpus_of(machine)?;
+    if asked > visible { Err(Error::TooFewGpus { asked, visible }) } else { Ok(asked) }
 }
 
 /// The GPU of a rank: the one of its local number, or the only one if the launcher shows each process its own.

@@ -10,11 +10,11 @@ use super::watched::watched;
 use super::{Communicator, End, Inner};
 use crate::bootstrap::Rendezvous;
 use crate::group::refuse_inside;
-use crate::sys::nccl::abi::{RawComm, RawUniqueId};
 use crate::sys::nccl::call::{Call, CommPtr, CommSlot, Out};
 use crate::sys::nccl::calls;
 use crate::sys::nccl_build::check_driver;
 use crate::{CommConfig, Context, Error, Library, Result, UniqueId};
+use devcomm_sys::nccl::{RawComm, RawUniqueId};
 
 /// What happens to the operations that are running when a communicator shrinks.
 #[repr(i32)]
@@ -394,8 +394,11 @@ impl Communicator {
 
 /// Makes a call that joins ranks, with the context current.
 fn make(library: &Library, context: &Context, rank: usize, call: Call) -> Result<()> {
+    if library.nccl().machine().is_simulated() != context.machine().is_simulated() {
+        return Err(Error::invalid("the NCCL library is of another machine than the GPU"));
+    }
     context.health().check()?;
-    check_driver(library.path())?;
+    check_driver(context.machine(), library.path())?;
     context.cuda().bind()?;
     let (nccl, operation) = (Arc::clone(library.nccl()), call.operation);
     let work = move || {

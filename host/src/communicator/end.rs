@@ -1,13 +1,13 @@
 //! The end of a communicator: together with the other ranks, or without asking them.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
 
 use super::handle::{Handle, Status};
 use super::watched::watched;
 use super::{Communicator, End, Inner};
 use crate::group::refuse_inside;
+use crate::machine::Task;
 use crate::sys::nccl::calls;
 use crate::{Error, Result};
 
@@ -78,7 +78,7 @@ impl Communicator {
         // NCCL returns when the graphs with its operations are gone, and they can go when it has stopped what runs.
         let _ = self.context().come_to_rest();
         self.close_resources();
-        aborting.map_or(Ok(()), wait_for_abort)
+        aborting.map_or(Ok(()), |aborting| wait_for_abort(&aborting?))
     }
 
     /// What other threads can abort the communicator with, while this one waits for an operation that hangs.
@@ -169,40 +169,38 @@ impl AbortHandle {
     /// [`Error::Nccl`]; [`Error::DeadlinePassed`] when NCCL has not come back within 5 s: it goes on in the background.
     #[doc(alias = "ncclCommAbort")]
     pub fn abort(&self) -> Result<()> {
-        start_abort(&self.handle).map_or(Ok(()), wait_for_abort)
+        abort(&self.handle)
     }
 }
 
 /// Begins an abort on a thread of its own, unless somebody else has ended the communicator.
-fn start_abort(handle: &Arc<Handle>) -> Option<Receiver<Result<()>>> {
+fn start_abort(handle: &Arc<Handle>) -> Option<Result<Task<()>>> {
     if handle.status() >= Status::Destroyed {
         return None;
     }
     let comm = handle.seize()?;
-    let (sender, receiver) = sync_channel(1);
-    let (failed, handle) = (sender.clone(), Arc::clone(handle));
+    let aborted = Arc::clone(handle);
     let work = move || {
         // SAFETY: taken out of the slot, nobody else begins a call with it; that one may be going on is what aborting is for.
-        let code = unsafe { calls::comm_abort(comm).make(handle.nccl()) };
-        let rank = Some(handle.rank());
-        let _ = sender.send(code.and_then(|code| handle.nccl().check("ncclCommAbort", code, rank)));
+        let code = unsafe { calls::comm_abort(comm).make(aborted.nccl())? };
+        aborted.nccl().check("ncclCommAbort", code, Some(aborted.rank()))
     };
-    if let Err(error) = std::thread::Builder::new().name("devcomm-abort".to_owned()).spawn(work) {
-        let error = Error::invalid(format!("a thread to abort with cannot be started: {error}"));
-        let _ = failed.send(Err(error));
-    }
-    Some(receiver)
+    Some(handle.machine().spawn("devcomm-abort", work))
 }
 
 /// Waits for a while: an abort hangs behind a kernel that does not end, and behind graphs.
-fn wait_for_abort(aborting: Receiver<Result<()>>) -> Result<()> {
-    let late = |_| Err(Error::DeadlinePassed { waited: ABORT_LIMIT });
-    aborting.recv_timeout(ABORT_LIMIT).unwrap_or_else(late)
+fn wait_for_abort(aborting: &Task<()>) -> Result<()> {
+    aborting.wait(Some(ABORT_LIMIT), || Ok(()))?
+}
+
+/// Aborts, and waits for a while.
+fn abort(handle: &Arc<Handle>) -> Result<()> {
+    start_abort(handle).map_or(Ok(()), |aborting| wait_for_abort(&aborting?))
 }
 
 /// Aborts what nobody needs any more.
 pub(crate) fn abort_aside(handle: &Arc<Handle>) {
-    if let Some(Err(error)) = start_abort(handle).map(wait_for_abort) {
+    if let Err(error) = abort(handle) {
         tracing::warn!("the communicator of rank {} was not aborted: {error}", handle.rank());
     }
 }
@@ -259,11 +257,7 @@ impl Inner {
     fn finalize_quietly(&self) -> Result<(), Error> {
         let entered = self.handle.enter(&[Status::Live])?;
         self.watch(&entered, calls::comm_finalize(entered.comm()))?;
-        while !entered.poll()? {
-            self.context.health().check()?;
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Ok(())
+        self.context.poll(None, || entered.poll())
     }
 }
 
@@ -293,11 +287,7 @@ impl Communicator {
         if self.inner.handle.is_blocking() {
             return Ok(());
         }
-        while !self.inner.handle.poll()? {
-            self.context().health().check()?;
-            std::thread::sleep(Duration::from_micros(200));
-        }
-        Ok(())
+        self.context().poll(None, || self.inner.handle.poll())
     }
 
     fn close_resources(&self) {

@@ -1,13 +1,16 @@
 //! A communicator as all its users share it: the owner's thread, threads that wait for a slow call, threads that abort.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use devcomm_sys::nccl::IN_PROGRESS;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::abort::{AbortCause, Alarm, Alarms};
 use crate::health::Health;
+use crate::machine::Machine;
 use crate::sys::nccl::Nccl;
-use crate::sys::nccl::abi::IN_PROGRESS;
 use crate::sys::nccl::call::{Call, CommPtr, CommSlot, Out};
 use crate::sys::nccl::calls;
 use crate::{Error, Result};
@@ -83,6 +86,10 @@ impl Handle {
         &self.nccl
     }
 
+    pub(crate) fn machine(&self) -> &Machine {
+        self.nccl.machine()
+    }
+
     pub(crate) fn rank(&self) -> usize {
         self.rank
     }
@@ -114,7 +121,7 @@ impl Handle {
 
     /// Begins a call that a communicator of one of these states allows.
     pub(crate) fn enter(&self, allowed: &[Status]) -> Result<Entered<'_>> {
-        let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let busy = self.busy.lock();
         if !allowed.contains(&self.status()) {
             return Err(self.ended());
         }
@@ -124,7 +131,7 @@ impl Handle {
 
     /// As [`enter`](Self::enter), to end the communicator: nobody else gets it afterwards.
     pub(crate) fn enter_last(&self) -> Option<Entered<'_>> {
-        let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let busy = self.busy.lock();
         self.slot.take().map(|comm| Entered { handle: self, comm, _busy: busy })
     }
 
@@ -151,14 +158,8 @@ impl Handle {
         self.status.store(Status::Aborted as u8, Ordering::Release);
         // NCCL waits for the GPU when it aborts.
         self.alarms.raise(AbortCause::CommunicatorAborted);
-        let start = Instant::now();
         // Short calls are let pass.
-        while let Err(TryLockError::WouldBlock) = self.busy.try_lock() {
-            if start.elapsed() >= ABORT_PATIENCE {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        let _ = self.machine().poll(Some(ABORT_PATIENCE), || Ok(self.busy.try_lock().is_some()));
         self.slot.take()
     }
 

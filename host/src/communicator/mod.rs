@@ -10,7 +10,7 @@ use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use devcomm_types::Element;
 
@@ -20,16 +20,16 @@ use self::handle::{Entered, Handle, Status};
 pub use self::teams::CftTeamMode;
 use self::watched::watched;
 use crate::bootstrap::Rendezvous;
-use crate::dev_comm::{Machine, Report, agree};
+use crate::dev_comm::{Facilities, Report, agree};
 use crate::group::{Made, Noted, is_open, note, refuse_inside};
 use crate::sys::nccl::Nccl;
-use crate::sys::nccl::abi::CommProperties;
 use crate::sys::nccl::call::{Call, CommPtr, Out};
 use crate::sys::nccl::calls;
 use crate::{
     Context, DevCommRequirements, DevCommResource, Error, Library, Properties, Result, Stream,
     SymmetricBuffer, Window, WindowFlags,
 };
+use devcomm_sys::nccl::CommProperties;
 
 /// One rank's end of a communicator. Clones are the same one; what is made from it keeps it alive.
 ///
@@ -209,18 +209,7 @@ impl Communicator {
     ///
     /// [`Error::DeadlinePassed`] after `limit`; [`Error::RankLost`]; as [`async_error`](Self::async_error).
     pub fn wait(&self, limit: Duration) -> Result<()> {
-        let start = Instant::now();
-        while !self.is_ready()? {
-            self.context().health().check()?;
-            let waited = start.elapsed();
-            if waited >= limit {
-                return Err(Error::DeadlinePassed { waited });
-            }
-            std::thread::sleep(
-                (waited / 16).clamp(Duration::from_micros(20), Duration::from_millis(1)),
-            );
-        }
-        Ok(())
+        self.context().poll(Some(limit), || self.is_ready())
     }
 
     /// Allocates `len` elements of device memory, zeroed, known to this rank only. Not collective.
@@ -262,7 +251,11 @@ impl Communicator {
     #[doc(alias = "ncclDevCommCreate")]
     pub fn create_dev_comm(&self, requirements: DevCommRequirements) -> Result<DevCommResource> {
         self.context().refuse_capturing("a device communicator is made")?;
-        let report = Report::new(&requirements, &self.properties()?, &Machine::this());
+        let report = Report::new(
+            &requirements,
+            &self.properties()?,
+            &Facilities::of(self.context().machine()),
+        );
         match self.rendezvous() {
             Some(rendezvous) => {
                 let all = rendezvous.all_gather(&report.to_bytes()?)?;

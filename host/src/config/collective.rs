@@ -6,9 +6,9 @@ use devcomm_locate::NcclVersion;
 
 use super::{CtaPolicy, LoweredCollectiveConfig, check_cluster, check_ctas, int, supported, text};
 use crate::library::DEV_COMM_VERSION;
-use crate::sys::nccl::abi::CollConfig;
 use crate::sys::nccl::lists_config::LoweredValue;
 use crate::{Error, Result};
+use devcomm_sys::nccl::CollConfig;
 
 /// The value of a vendor's option.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@ use std::ffi::{CStr, c_char};
 
 use super::*;
 use crate::library::{DEV_COMM_VERSION, OLDEST_VERSION};
-use crate::sys::nccl::abi::UNDEF_INT;
+use devcomm_sys::nccl::UNDEF_INT;
 
 fn version(major: u32, minor: u32, patch: u32) -> NcclVersion {
     NcclVersion { major, minor, patch }
@@ -27,7 +27,7 @@ fn a_configuration_with_nothing_set_leaves_everything_to_nccl() {
     let config = CommConfig::new().lower(DEV_COMM_VERSION).unwrap();
     assert_eq!(format!("{:?}", config.raw()), format!("{:?}", Config::new()));
     let config = CollectiveConfig::new().lower(DEV_COMM_VERSION).unwrap();
-    let initial = crate::sys::nccl::abi::CollConfig::new();
+    let initial = devcomm_sys::nccl::CollConfig::new();
     assert_eq!(format!("{:?}", config.raw()), format!("{initial:?}"));
 }
 

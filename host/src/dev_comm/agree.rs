@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::DevCommRequirements;
 use super::check::check;
-use super::machine::Machine;
+use super::facilities::Facilities;
 use crate::{Error, Properties, Result};
 
 /// What a rank tells the others.
@@ -21,9 +21,9 @@ impl Report {
     pub(crate) fn new(
         requirements: &DevCommRequirements,
         properties: &Properties,
-        machine: &Machine,
+        facilities: &Facilities,
     ) -> Self {
-        let refusal = check(requirements, properties, machine).err();
+        let refusal = check(requirements, properties, facilities).err();
         Self {
             fields: requirements.describe(),
             refusal: refusal.map(|refusal| refusal.to_string()),

@@ -7,7 +7,7 @@ use std::ffi::c_int;
 
 use devcomm_types::{GinConnectionType, GinType, Team};
 
-use super::machine::Machine;
+use super::facilities::Facilities;
 use super::resources::{GinBarriers, LlA2a, LsaBarriers, Node, Resource, TeamMultimem};
 use super::{DevCommRequirements, RequirementsRefusal};
 use crate::Properties;
@@ -30,17 +30,17 @@ pub(super) fn int(what: &'static str, value: impl Into<u64>) -> Result<c_int, Re
 pub(super) fn check(
     requirements: &DevCommRequirements,
     properties: &Properties,
-    machine: &Machine,
+    facilities: &Facilities,
 ) -> Result<(), RequirementsRefusal> {
     requirements.raw()?;
     if !properties.device_api {
         return Err(RequirementsRefusal::NoDeviceApi);
     }
-    check_multimem(requirements, properties, machine.nvls_enable.as_deref())?;
+    check_multimem(requirements, properties, facilities.nvls_enable.as_deref())?;
     check_cft(requirements, properties)?;
     check_teams(requirements, properties)?;
     let totals = Totals::of(requirements, properties)?;
-    let gin_types = check_gin(requirements, properties, machine, &totals)?;
+    let gin_types = check_gin(requirements, properties, facilities, &totals)?;
     totals.check(gin_types)
 }
 
@@ -124,7 +124,7 @@ fn is_within(team: Team, neighbours: Team) -> bool {
 fn check_gin(
     asked: &DevCommRequirements,
     properties: &Properties,
-    machine: &Machine,
+    facilities: &Facilities,
     totals: &Totals,
 ) -> Result<Option<GinTypes>, RequirementsRefusal> {
     let connection = asked.connection();
@@ -142,7 +142,7 @@ fn check_gin(
     let (full, railed) = (properties.gin_type, properties.railed_gin_type);
     if full == GinType::None && railed == GinType::None {
         let named = (asked.gin_type != GinType::None).then_some(asked.gin_type);
-        let why = (machine.why_no_gin)(named);
+        let why = (facilities.why_no_gin)(named);
         return Err(RequirementsRefusal::NoGin { connection, one_lsa_team, why });
     }
     if connection == GinConnectionType::Full && full == GinType::None {
@@ -166,7 +166,7 @@ fn check_gin(
             return Err(RequirementsRefusal::TeamNotConnected { team, stride });
         }
     }
-    gin_types(asked, properties, machine).map(Some)
+    gin_types(asked, properties, facilities).map(Some)
 }
 
 /// The distance in ranks that a connection spans.
@@ -195,7 +195,7 @@ fn stride_of(
 fn gin_types(
     asked: &DevCommRequirements,
     properties: &Properties,
-    machine: &Machine,
+    facilities: &Facilities,
 ) -> Result<GinTypes, RequirementsRefusal> {
     let named = [properties.gin_type, properties.railed_gin_type];
     let available: GinTypes = properties.gin_types.iter().chain(named).collect();
@@ -203,7 +203,7 @@ fn gin_types(
         GinType::None => available,
         asked if available.contains(asked) => [asked].into_iter().collect(),
         asked => {
-            let why = (machine.why_no_gin)(Some(asked));
+            let why = (facilities.why_no_gin)(Some(asked));
             return Err(RequirementsRefusal::NoSuchGinType { asked, available, why });
         }
     };

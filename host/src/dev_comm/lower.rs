@@ -5,8 +5,8 @@ use std::ffi::c_int;
 use super::check::int;
 use super::resources::{Answer, Node, Resource, ResourceKey, ResourceRequest};
 use super::{DevCommRequirements, RequirementsRefusal};
-use crate::sys::nccl::abi::{Requirements, UNDEF_INT};
 use crate::sys::nccl::lists::RequirementLists;
+use devcomm_sys::nccl::{Requirements, UNDEF_INT};
 use devcomm_types::nccl::MultimemHandle;
 
 /// `NCCL_CFT`.

@@ -2,8 +2,8 @@
 
 mod agree;
 mod check;
+mod facilities;
 mod lower;
-mod machine;
 mod refusal;
 #[cfg(test)]
 mod refusal_tests;
@@ -19,8 +19,8 @@ use std::sync::Arc;
 use devcomm_types::{DevComm, IntoArg};
 
 pub(crate) use self::agree::{Report, agree};
+pub(crate) use self::facilities::Facilities;
 pub(crate) use self::lower::Lowered;
-pub(crate) use self::machine::Machine;
 pub use self::refusal::RequirementsRefusal;
 pub use self::requirements::DevCommRequirements;
 pub use self::resources::{
@@ -30,10 +30,10 @@ pub use self::resources::{
 use crate::abort::{AbortCause, Alarm, KernelAbortHandle, StuckWait};
 use crate::communicator::Resource;
 use crate::group::{Made, refuse_inside};
-use crate::sys::nccl::abi::API_MAGIC;
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls;
 use crate::{Communicator, Error, Result};
+use devcomm_sys::nccl::API_MAGIC;
 
 /// A device communicator and the resources behind it.
 ///

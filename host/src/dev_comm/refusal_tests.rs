@@ -54,15 +54,15 @@ fn rails(gin_type: GinType) -> Properties {
     }
 }
 
-fn machine(nvls_enable: Option<&str>) -> Machine {
+fn facilities(nvls_enable: Option<&str>) -> Facilities {
     let why_no_gin = |gin_type: Option<GinType>| {
         gin_type.map_or_else(|| "all need much".to_owned(), |one| format!("{one} needs more"))
     };
-    Machine { nvls_enable: nvls_enable.map(str::to_owned), why_no_gin }
+    Facilities { nvls_enable: nvls_enable.map(str::to_owned), why_no_gin }
 }
 
 fn refusal(asked: &DevCommRequirements, on: &Properties) -> RequirementsRefusal {
-    check(asked, on, &machine(None)).unwrap_err()
+    check(asked, on, &facilities(None)).unwrap_err()
 }
 
 /// Refused, with all of these words in the message.
@@ -74,7 +74,7 @@ fn refused(asked: DevCommRequirements, on: Properties, words: &[&str]) {
 }
 
 fn served(asked: DevCommRequirements, on: Properties) {
-    assert_eq!(check(&asked, &on, &machine(None)), Ok(()), "{asked:?} on {on:?}");
+    assert_eq!(check(&asked, &on, &facilities(None)), Ok(()), "{asked:?} on {on:?}");
 }
 
 fn new() -> DevCommRequirements {
@@ -274,14 +274,14 @@ fn multicast_is_served_where_the_gpus_have_it_and_it_is_not_switched_off() {
     let mut of_a_team = new();
     of_a_team.add(TeamMultimem { team, multimem: true });
     for (asked, what) in [(new().lsa_multimem(true), "lsa_multimem"), (of_a_team, "a team with")] {
-        assert_eq!(check(&asked, &has, &machine(None)), Ok(()));
-        assert_eq!(check(&asked, &has, &machine(Some("1"))), Ok(()));
+        assert_eq!(check(&asked, &has, &facilities(None)), Ok(()));
+        assert_eq!(check(&asked, &has, &facilities(Some("1"))), Ok(()));
         refused(asked.clone(), without, &[what, "multimemSupport is false", "NVLink"]);
-        let text = check(&asked, &has, &machine(Some(" 0 "))).unwrap_err().to_string();
+        let text = check(&asked, &has, &facilities(Some(" 0 "))).unwrap_err().to_string();
         assert!(text.contains(what) && text.contains("NCCL_NVLS_ENABLE is 0"), "{text}");
     }
     // Who does not ask is not refused.
-    assert_eq!(check(&new().lsa_barriers(1), &has, &machine(Some("0"))), Ok(()));
+    assert_eq!(check(&new().lsa_barriers(1), &has, &facilities(Some("0"))), Ok(()));
 }
 
 #[test]
@@ -293,7 +293,7 @@ fn cft_is_served_where_it_is() {
     let unicast = Properties { cft_multicast: false, ..has };
     refused(new().cft_multimem(true), unicast, &["cftMulticastSupport is false"]);
     let asked = new().cft_multimem(true);
-    let text = check(&asked, &has, &machine(Some("0"))).unwrap_err().to_string();
+    let text = check(&asked, &has, &facilities(Some("0"))).unwrap_err().to_string();
     assert!(text.contains("cft_multimem needs multicast"), "{text}");
 }
 

@@ -4,7 +4,7 @@ use devcomm_types::{GinConnectionType, GinType};
 
 use super::RequirementsRefusal;
 use super::check::check;
-use super::machine::Machine;
+use super::facilities::Facilities;
 use super::resources::{Resource, ResourceKey, ResourceRequest};
 use crate::Properties;
 
@@ -313,6 +313,6 @@ impl DevCommRequirements {
     ///
     /// The first reason against it, with what is there instead.
     pub fn check(&self, properties: &Properties) -> Result<(), RequirementsRefusal> {
-        check(self, properties, &Machine::this())
+        check(self, properties, &Facilities::here())
     }
 }

@@ -6,9 +6,9 @@ use devcomm_types::{CounterRange, GinConnectionType, GinType, SignalRange, Team}
 use super::agree::{Report, agree};
 use super::resources::{Node, Resource};
 use super::*;
-use crate::sys::nccl::abi::{Requirements, ResourceRequirements};
 use crate::sys::nccl::lists::ResourceNode;
 use crate::{Library, Properties};
+use devcomm_sys::nccl::{Requirements, ResourceRequirements};
 
 const TEAM: Team = Team { n_ranks: 4, rank: 1, stride: 1 };
 
@@ -311,7 +311,7 @@ fn the_check_that_ranks_exchange_is_the_public_one() {
     let properties = Properties { device_api: false, ..super::refusal_tests::one_node() };
     let requirements = DevCommRequirements::new();
     let why = requirements.check(&properties).unwrap_err();
-    let report = Report::new(&requirements, &properties, &Machine::this());
+    let report = Report::new(&requirements, &properties, &Facilities::here());
     assert_eq!(report.refusal, Some(why.to_string()));
     assert!(matches!(report.alone(3), Err(Error::DevCommRefused { rank: 3, others: 0, .. })));
 }

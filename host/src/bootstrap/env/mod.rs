@@ -24,6 +24,8 @@ use crate::{Error, Result};
 /// One process of several, as its launcher set it up.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Launched {
+    /// The variable by which the launcher is known.
+    pub variable: &'static str,
     pub rank: usize,
     pub n_ranks: usize,
     pub local_rank: usize,
@@ -37,6 +39,7 @@ pub(crate) struct Launched {
 
 /// What one launcher says. Its errors about where to meet count only when nothing else says it.
 struct Place {
+    variable: &'static str,
     rank: usize,
     n_ranks: usize,
     local_rank: usize,
@@ -64,7 +67,7 @@ const PORTS: std::ops::Range<u16> = 20_001..32_768;
 /// [`Error::Environment`] names a variable that is missing or makes no sense.
 pub(crate) fn launched(var: Lookup<'_>) -> Result<Option<Launched>> {
     let Some(place) = place(var)? else { return Ok(None) };
-    let Place { rank, n_ranks, local_rank, .. } = place;
+    let Place { variable, rank, n_ranks, local_rank, .. } = place;
     let alone = n_ranks == 1;
     let job = match text(var, "DEVCOMM_JOB_ID")? {
         Some(job) => job,
@@ -89,7 +92,7 @@ pub(crate) fn launched(var: Lookup<'_>) -> Result<Option<Launched>> {
         _ => None,
     };
     let timeout = timeout(var)?;
-    Ok(Some(Launched { rank, n_ranks, local_rank, host, port, job, timeout, listener }))
+    Ok(Some(Launched { variable, rank, n_ranks, local_rank, host, port, job, timeout, listener }))
 }
 
 fn place(var: Lookup<'_>) -> Result<Option<Place>> {

@@ -83,7 +83,8 @@ pub(super) fn place(var: Lookup<'_>, names: &Names) -> Result<Option<Place>> {
     };
     let job = first(var, names.job)?.or(first(var, BATCH_JOB)?);
     let job = job.map(|(variable, job)| format!("{variable}={job}"));
-    Ok(Some(Place { rank, n_ranks, local_rank, host, port: port(var, "MASTER_PORT"), job }))
+    let (variable, port) = (names.rank, port(var, "MASTER_PORT"));
+    Ok(Some(Place { variable, rank, n_ranks, local_rank, host, port, job }))
 }
 
 /// As [`place`] of [`PMI`], but srun's plugins for MPI set those variables too: it is then Slurm that says who is where.

@@ -38,6 +38,7 @@ pub(super) fn place(var: Lookup<'_>) -> Result<Option<Place>> {
     let job = first(var, &["SLURM_JOB_ID", "SLURM_JOBID"])?;
     let job = job.map_or_else(String::new, |(_, job)| job);
     Ok(Some(Place {
+        variable,
         rank,
         n_ranks,
         local_rank,

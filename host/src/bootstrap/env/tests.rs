@@ -95,6 +95,7 @@ fn without_a_launcher_there_is_nothing() {
 #[test]
 fn torchruns_variables_make_one_rank() {
     let expected = Launched {
+        variable: "RANK",
         rank: 5,
         n_ranks: 8,
         local_rank: 1,

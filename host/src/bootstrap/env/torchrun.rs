@@ -23,6 +23,7 @@ pub(super) fn place(var: Lookup<'_>) -> Result<Option<Place>> {
         None => return Err(unset("LOCAL_RANK", "RANK", TOGETHER)),
     };
     Ok(Some(Place {
+        variable: "RANK",
         rank,
         n_ranks,
         local_rank,

@@ -5,10 +5,11 @@ use std::thread;
 use super::super::world::run_threads;
 use super::*;
 use crate::Error;
+use crate::machine::Machine;
 
 /// Runs `f` on every rank of a world: of threads, and of connections.
 fn worlds(n: usize, f: impl Fn(&Rendezvous) -> Result<()> + Sync) {
-    run_threads(n, &f).unwrap();
+    run_threads(&Machine::Gpus, n, &f).unwrap();
     for result in together(&meetings(n, AMPLE), |_, rendezvous| f(&rendezvous?)) {
         result.unwrap();
     }

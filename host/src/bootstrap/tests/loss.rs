@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::super::world::{run_rank, run_threads};
 use super::*;
 use crate::Error;
+use crate::machine::Machine;
 
 /// One rank leaves without a word after the first exchange; what the others wait in, and how soon they know.
 fn leave_in_the_middle(leaver: usize) {
@@ -88,7 +89,7 @@ fn rank_of(
 
 #[test]
 fn a_panic_in_one_thread_names_the_rank_and_releases_the_others() {
-    let error = run_threads(3, |rendezvous| {
+    let error = run_threads(&Machine::Gpus, 3, |rendezvous| {
         rank_of(rendezvous, |rank| {
             if rank.rank() == 1 {
                 panic!("index out of range");
@@ -103,7 +104,7 @@ fn a_panic_in_one_thread_names_the_rank_and_releases_the_others() {
 
 #[test]
 fn the_error_of_the_rank_that_failed_first_is_the_worlds() {
-    let error = run_threads(4, |rendezvous| {
+    let error = run_threads(&Machine::Gpus, 4, |rendezvous| {
         rank_of(rendezvous, |rank| match rank.rank() {
             3 => Err("no such file".into()),
             _ => Ok(rank.barrier()?),

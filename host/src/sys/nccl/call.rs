@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::Nccl;
-use super::abi::RawComm;
 use crate::Result;
+use devcomm_sys::nccl::RawComm;
 
 /// A communicator of NCCL. NCCL allows any thread to use it, one at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

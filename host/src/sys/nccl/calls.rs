@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use devcomm_types::DevComm;
 
-use super::abi::{
-    CommProperties, IN_PROGRESS, RawComm, RawStream, RawUniqueId, RawWaitSignal, RawWindow,
-};
 use super::call::{Call, CommPtr, Out};
 use crate::config::{LoweredCollectiveConfig, LoweredConfig};
 use crate::dev_comm::Lowered;
+use devcomm_sys::nccl::{
+    CommProperties, IN_PROGRESS, RawComm, RawStream, RawUniqueId, RawWaitSignal, RawWindow,
+};
 
 /// What a collective works on.
 #[derive(Clone, Copy, Debug)]

@@ -4,9 +4,9 @@
 use std::ffi::{CStr, c_int};
 use std::ptr::{null, null_mut};
 
-use super::abi::EncryptionConfig;
 use super::{Nccl, text_of};
 use crate::Result;
+use devcomm_sys::nccl::EncryptionConfig;
 
 /// NCCL: `ncclInvalidArgument`.
 pub(super) const INVALID_ARGUMENT: c_int = 4;
