@@ -50,7 +50,7 @@ impl WorldBuilder {
         let (machine, launched) = (self.settle()?, launched(&|name| std::env::var_os(name))?);
         match launched {
             None => World::of_threads(machine, None),
-            Some(launched) if machine.is_simulated() => Err(both(launched.variable)),
+            Some(launched) if machine.is_simulated() => Err(no_processes(launched.variable)),
             Some(launched) => World::of_launcher(launched),
         }
     }
@@ -71,7 +71,7 @@ impl WorldBuilder {
     /// As [`World::spawn_local`], and as [`from_env`](Self::from_env) for the settings.
     pub fn spawn_local(self, n: usize) -> Result<()> {
         if self.settle()?.is_simulated() {
-            return Err(both("World::spawn_local"));
+            return Err(no_processes("World::spawn_local"));
         }
         World::start_processes(n)
     }
@@ -94,12 +94,17 @@ impl WorldBuilder {
     }
 }
 
-/// A simulated machine and processes that are ranks do not go together.
-fn both(processes: &str) -> Error {
+/// The refusal of a simulated machine whose ranks are processes, because of what `says` so.
+fn no_processes(says: &str) -> Error {
     let why = format!(
-        "a simulated machine's ranks are threads of one process, but by {processes} each rank is a \
-         process of its own; use one of the two"
+        "the ranks of a simulated machine are threads of one process, but with {says} each is a \
+         process of its own; do without one of the two"
     );
-    let value = std::env::var_os(VARIABLE).map(|value| value.to_string_lossy().into_owned());
-    Error::Environment { variable: VARIABLE, value, why }
+    match std::env::var_os(VARIABLE) {
+        None => Error::invalid(format!("a World that simulates its machine: {why}")),
+        Some(value) => {
+            let value = Some(value.to_string_lossy().into_owned());
+            Error::Environment { variable: VARIABLE, value, why }
+        }
+    }
 }
