@@ -3,6 +3,9 @@
 //! [`Gpus`] live as long as their machine. A [`Launch`] gives one GPU a grid; its blocks go to the GPU's multiprocessors as
 //! these have room, so that grids of one GPU overlap where they fit. [`Gpus::step`] runs all that can run for a while.
 
+#[cfg(test)]
+mod tests;
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -48,6 +51,8 @@ pub(crate) struct Launch {
     pub(crate) dynamic_shared: usize,
     /// Whether all blocks run at once: the grid starts when all of them fit beside what runs.
     pub(crate) cooperative: bool,
+    /// The communicator of its device communicator, if it takes one: the GPU of each rank, for reports.
+    pub(crate) communicator: Option<Rc<[u32]>>,
     /// Runs one thread of the kernel, on its coroutine. The arguments are inside.
     pub(crate) body: Rc<dyn Fn()>,
 }
@@ -73,8 +78,14 @@ pub(crate) enum Step {
     Failed(Error),
 }
 
-/// Which thread opened a session: its grid, and its block's and its own number.
-type Opener = (GridId, u32, u32);
+/// An LSA barrier session that is open.
+struct Session {
+    kernel: &'static str,
+    grid: GridId,
+    /// Number of the thread that opened it.
+    tid: u32,
+    open: OpenSession,
+}
 
 /// The simulated GPUs: their threads, their network, their clock. They live on one OS thread.
 ///
@@ -107,7 +118,7 @@ pub(crate) struct Gpus {
     /// Number of the present streak of passes in which threads only looked for what they wait for.
     pub(crate) streak: Cell<u64>,
     /// Sessions by address of the barrier's epoch word.
-    sessions: RefCell<BTreeMap<usize, (Opener, OpenSession)>>,
+    sessions: RefCell<BTreeMap<usize, Session>>,
     /// Sessions whose grids have ended.
     left_open: RefCell<Vec<OpenSession>>,
 }
@@ -269,15 +280,20 @@ impl Gpus {
     /// A coop's first thread opens a session on the barrier whose epoch is at `word`.
     pub(crate) fn session_opened(&self, thread: &Thread, word: usize, index: u32, at: Site) {
         let ThreadId { rank, block, thread: tid } = thread.who();
-        let opener = (thread.block().grid.id, block, tid);
+        let (kernel, grid) = (thread.kernel(), thread.block().grid.id);
         let mut sessions = self.sessions.borrow_mut();
-        let other = sessions.get(&word).filter(|(other, _)| *other != opener);
-        if let Some((_, OpenSession { block, at: there, .. })) = other {
-            let what = format!("LSA barrier {index} is in use by block {block} ({there})");
+        let other = sessions
+            .get(&word)
+            .filter(|other| (other.grid, other.open.block, other.tid) != (grid, block, tid));
+        if let Some(Session { kernel, grid: of, open, .. }) = other {
+            let of = if *of == grid { String::new() } else { format!(" of {kernel}") };
+            let OpenSession { block, at: there, .. } = open;
+            let what = format!("LSA barrier {index} is in use by block {block}{of} ({there})");
             drop(sessions);
             thread.misuse(self, at, what);
         }
-        sessions.insert(word, (opener, OpenSession { rank, block, index, at }));
+        let open = OpenSession { rank, block, index, at };
+        sessions.insert(word, Session { kernel, grid, tid, open });
     }
 
     /// The session on the barrier whose epoch is at `word` is closed.
@@ -288,11 +304,11 @@ impl Gpus {
     /// A grid has ended: what it left open is nobody's.
     pub(crate) fn grid_ended(&self, grid: GridId) {
         let mut left_open = self.left_open.borrow_mut();
-        self.sessions.borrow_mut().retain(|_, ((of, ..), session)| {
-            if *of == grid {
-                left_open.push(*session);
+        self.sessions.borrow_mut().retain(|_, session| {
+            if session.grid == grid {
+                left_open.push(session.open);
             }
-            *of != grid
+            session.grid != grid
         });
     }
 }

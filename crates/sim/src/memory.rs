@@ -304,10 +304,10 @@ impl Allocation {
         Ok(Self { parts, bytes, stride, place, memory, _mapping: mapping })
     }
 
-    /// One part of `gpu` alone, ending at a page without access (up to the alignment).
+    /// One part that `gpus` may touch, ending at a page without access (up to the alignment).
     pub(crate) fn single(
         memory: &Rc<Memory>,
-        gpu: u32,
+        gpus: GpuSet,
         bytes: usize,
         owner: Owner,
     ) -> Result<Self> {
@@ -320,7 +320,7 @@ impl Allocation {
         mapping.protect(page, open, true).map_err(refused)?;
         let start = page + open - bytes.next_multiple_of(BUFFER_ALIGN).min(open);
         let part = mapping.base().wrapping_add(start);
-        memory.insert(part, bytes, std::iter::once(gpu).collect(), owner);
+        memory.insert(part, bytes, gpus, owner);
         let memory = Rc::clone(memory);
         Ok(Self { parts: vec![part], bytes, stride: 0, place: None, memory, _mapping: mapping })
     }

@@ -135,6 +135,11 @@ impl Scheduler {
         (self.warps, self.launched) = (warps, launched);
     }
 
+    #[cfg(test)]
+    pub(crate) fn idle_warps(&self) -> usize {
+        self.warps.len()
+    }
+
     pub(crate) fn trace(&self) -> u64 {
         self.trace
     }

@@ -183,7 +183,7 @@ pub(crate) fn make(of: &Ranks, config: &DevCommConfig, id: u32) -> Result<DevCom
     let gin = plan.gin.as_ref().map(|gin: &GinPlan| {
         Box::new(GinComm {
             id,
-            ranks,
+            gpus: Rc::clone(&of.gpus),
             stride: gin.stride as usize,
             contexts: gin.contexts,
             signals: gin.signals,

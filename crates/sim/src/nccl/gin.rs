@@ -24,6 +24,7 @@ use super::caller;
 use super::coop::{Coop, member};
 use crate::error::Site;
 use crate::gpus::Gpus;
+use crate::ranks;
 use crate::thread::{Thread, Within};
 
 /// NCCL's bit of the back end that is simulated.
@@ -74,7 +75,8 @@ impl GinRank {
 pub(crate) struct GinComm {
     /// Which device communicator.
     pub(crate) id: u32,
-    pub(crate) ranks: usize,
+    /// The GPU of each rank.
+    pub(crate) gpus: Rc<[u32]>,
     /// Distance between connected ranks.
     pub(crate) stride: usize,
     pub(crate) contexts: u32,
@@ -256,15 +258,16 @@ impl<'a> Call<'a> {
             self.misuse(format!("peer {peer} of a team of {n} ranks"));
         }
         let world = team.to_world(me, peer);
-        if !(0..self.gin.ranks as i32).contains(&world) {
+        if !(0..self.gin.gpus.len() as i32).contains(&world) {
             self.misuse(format!(
                 "peer {peer} of the team is world rank {world}, which is not there"
             ));
         }
         let stride = self.gin.stride;
         if !((world - me).unsigned_abs() as usize).is_multiple_of(stride) {
+            let [world, me] = [world, me].map(|rank| ranks::name(&self.gin.gpus, rank as u32));
             self.misuse(format!(
-                "rank {world} is not connected to rank {me} over the network: only ranks {stride} apart are"
+                "{world} is not connected to {me} over the network: only ranks {stride} apart are"
             ));
         }
         world as u32

@@ -8,6 +8,7 @@ use devcomm_types::nccl::{CoopAny, Gin, GinDescriptorSmem, Team};
 use super::network::{Add, Operation, Poster, Transfer};
 use super::{Call, SignalOp};
 use crate::nccl::view;
+use crate::ranks;
 use crate::waits::{self, Until};
 
 /// What signals the target, as the functions' parameters say it.
@@ -61,9 +62,9 @@ impl Call<'_> {
         // SAFETY: the caller's.
         let view = unsafe { view(window) };
         view.of_world(offset, bytes, rank as usize).unwrap_or_else(|| {
-            let (id, len) = (view.id, view.bytes);
+            let (id, len, rank) = (view.id, view.bytes, ranks::name(&view.gpus, rank));
             self.misuse(format!(
-                "{what} {bytes} bytes at byte {offset} of window {id}, rank {rank}'s part, which has {len}"
+                "{what} {bytes} bytes at byte {offset} of window {id}, {rank}'s part, which has {len}"
             ))
         })
     }
@@ -100,8 +101,9 @@ impl Call<'_> {
             }
         };
         if before.is_some_and(|before| before != op) {
+            let peer = ranks::name(&self.gin.gpus, peer);
             self.misuse(format!(
-                "{which} of rank {peer} is both incremented and added to without a reset: some back ends count these apart"
+                "{which} of {peer} is both incremented and added to without a reset: some back ends count these apart"
             ));
         }
         let in_window = matches!(signal, Signal::Va { .. });
