@@ -1,5 +1,7 @@
 //! Many grids on many GPUs at once.
 
+mod communicators;
+
 use std::cell::RefCell;
 use std::rc::Rc;
 
