@@ -1,14 +1,15 @@
 //! Communicators of some of the GPUs: their ranks have other numbers.
 
+use cuda_std::multimem;
 use devcomm_types::Window as WindowParam;
 use devcomm_types::kernel::{HostKernel, KernelArgs, LaunchArgs};
 use nccl_device::gin::Proxy;
 use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
 
 use super::*;
-use crate::dev_comm::{self, DevCommConfig};
-use crate::ranks::{Ranks, Symmetric};
 use crate::GinConnectionType;
+use crate::dev_comm::{self, DevCommArg, DevCommConfig};
+use crate::ranks::{Ranks, Symmetric};
 
 /// A communicator with a device communicator and a window of a word for each rank.
 struct Communicator {
@@ -103,13 +104,29 @@ unsafe fn introduce_by_gin(comm: DevComm, words: Window<u32>, flushes: bool) {
     }
 }
 
-#[test]
-fn communicators_of_different_gpus_work_side_by_side() {
+/// The same over multicast.
+#[kernel]
+unsafe fn introduce_to_all(comm: DevComm, words: Window<u32>) {
+    let me = comm.lsa_team().rank as usize;
+    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
+        barrier.sync(MemoryOrder::Acquire);
+        if thread::thread_idx_x() == 0 {
+            // SAFETY: a word a rank, which one rank writes; there is multicast.
+            unsafe { multimem::store(words.multimem(&comm).wrapping_add(me), me as u32 + 1) };
+        }
+        barrier.sync(MemoryOrder::Release);
+    });
+}
+
+fn work_side_by_side<K: HostKernel>(kernel: K)
+where
+    for<'a> (DevCommArg<'a>, WindowParam<u32>): LaunchArgs<K::Args>,
+{
     for gpus in machines(4, 132) {
         let comms = [[3, 1], [0, 2]].map(|of| Communicator::new(&gpus, &of, of[0]));
         for rank in 0..2 {
             for one in &comms {
-                one.launch(&gpus, introduce, rank, (one.comm.rank(rank), one.window(rank)));
+                one.launch(&gpus, kernel, rank, (one.comm.rank(rank), one.window(rank)));
             }
         }
         finish(&gpus);
@@ -117,6 +134,12 @@ fn communicators_of_different_gpus_work_side_by_side() {
             assert_eq!([one.read(0), one.read(1)], [[1, 2], [1, 2]]);
         }
     }
+}
+
+#[test]
+fn communicators_of_different_gpus_work_side_by_side() {
+    work_side_by_side(introduce);
+    work_side_by_side(introduce_to_all);
 }
 
 #[test]
