@@ -379,7 +379,7 @@ pub enum Error {
 pub enum Limit {
     /// Switches between threads.
     Steps(u64),
-    /// Time on the clock.
+    /// Processor time.
     Time(Duration),
 }
 

@@ -1,7 +1,8 @@
 //! The simulated GPUs: what they run, and how they are driven.
 //!
-//! [`Gpus`] live as long as their machine. A [`Launch`] gives one GPU a grid; its blocks go to the GPU's multiprocessors as
-//! these have room, so that grids of one GPU overlap where they fit. [`Gpus::step`] runs all that can run for a while.
+//! [`Gpus`] live as long as their machine. A [`Launch`] gives one GPU a grid; its blocks go to the
+//! GPU's multiprocessors as these have room, so that grids of one GPU overlap where they fit.
+//! [`Gpus::step`] runs all that can run for a while.
 
 #[cfg(test)]
 mod tests;
@@ -15,7 +16,7 @@ use crate::error::{Error, Result, Site, Stall, ThreadId};
 use crate::memory::Memory;
 use crate::nccl::Network;
 use crate::scheduler::Scheduler;
-use crate::thread::{OpenSession, Thread, Wait};
+use crate::thread::{OpenSession, Thread};
 use crate::{panics, trap};
 
 /// How GPUs are made, and how they run.
@@ -51,7 +52,8 @@ pub(crate) struct Launch {
     pub(crate) dynamic_shared: usize,
     /// Whether all blocks run at once: the grid starts when all of them fit beside what runs.
     pub(crate) cooperative: bool,
-    /// The communicator of its device communicator, if it takes one: the GPU of each rank, for reports.
+    /// The communicator of its device communicator, if it takes one: the GPU of each rank, for
+    /// reports.
     pub(crate) communicator: Option<Rc<[u32]>>,
     /// Runs one thread of the kernel, on its coroutine. The arguments are inside.
     pub(crate) body: Rc<dyn Fn()>,
@@ -68,13 +70,15 @@ pub(crate) enum Step {
     Progress,
     /// Nothing is on the GPUs, and nothing is under way between them.
     Idle,
-    /// All threads wait for something that neither a thread nor the network will do. The host may, or a deadline may pass
-    /// ([`Gpus::advance`]); otherwise it is a deadlock ([`Gpus::stall`] says of whom).
+    /// All threads wait for something that neither a thread nor the network will do. The host may,
+    /// or a deadline may pass ([`Gpus::advance`]); otherwise it is a deadlock ([`Gpus::stall`] says
+    /// of whom).
     Stuck,
-    /// Threads poll without saying for what, and nothing has happened for a while: time may pass ([`Gpus::advance`]). If
-    /// nothing happens for long, the step fails with [`Error::Livelock`].
+    /// Threads poll without saying for what, and nothing has happened for a while: time may pass
+    /// ([`Gpus::advance`]). If nothing happens for long, the step fails with [`Error::Livelock`].
     Spinning,
-    /// A kernel broke a rule or met a limit: everything that ran on the GPUs has been ended, as by [`Gpus::reset`].
+    /// A kernel broke a rule or met a limit: everything that ran on the GPUs has been ended, as by
+    /// [`Gpus::reset`].
     Failed(Error),
 }
 
@@ -89,7 +93,8 @@ struct Session {
 
 /// The simulated GPUs: their threads, their network, their clock. They live on one OS thread.
 ///
-/// Threads and hooks share it, so that everything that changes is in a cell. What only the scheduler looks at is its own.
+/// Threads and hooks share it, so that everything that changes is in a cell. What only the
+/// scheduler looks at is its own.
 pub(crate) struct Gpus {
     pub(crate) settings: Settings,
     /// Keeps the live ranges.
@@ -150,7 +155,8 @@ impl Gpus {
         })
     }
 
-    /// Takes a grid. It starts as its GPU has room, when the grids that the GPU took before have started.
+    /// Takes a grid. It starts as its GPU has room, when the grids that the GPU took before have
+    /// started.
     ///
     /// # Errors
     ///
@@ -161,7 +167,8 @@ impl Gpus {
         Ok(id)
     }
 
-    /// How many blocks of `threads` threads with so much dynamic shared memory in bytes a GPU holds at one time.
+    /// How many blocks of `threads` threads with so much dynamic shared memory in bytes a GPU holds
+    /// at one time.
     pub(crate) fn resident(&self, threads: u32, dynamic_shared: usize) -> u32 {
         self.scheduler.borrow().resident(threads, dynamic_shared)
     }
@@ -176,11 +183,13 @@ impl Gpus {
     }
 
     /// Whether a grid has ended; one that has is forgotten, and stays done.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for machines, which run streams"))]
     pub(crate) fn is_done(&self, grid: GridId) -> bool {
         self.scheduler.borrow_mut().is_done(grid)
     }
 
-    /// Ends everything that runs, waits to run or is under way. The order of what comes begins anew, with the seed too.
+    /// Ends everything that runs, waits to run or is under way. The order of what comes begins
+    /// anew, with the seed too.
     pub(crate) fn reset(&self) {
         self.scheduler.borrow_mut().reset();
         self.network.clear();
@@ -194,7 +203,8 @@ impl Gpus {
         self.progress();
     }
 
-    /// Something happened: whoever polls may find it. For the host too, when it has stored to a GPU's memory.
+    /// Something happened: whoever polls may find it. For the host too, when it has stored to a
+    /// GPU's memory.
     #[inline]
     pub(crate) fn progress(&self) {
         self.idle.set(0);
@@ -210,8 +220,8 @@ impl Gpus {
         self.scheduler.borrow().next_deadline()
     }
 
-    /// Moves the clock on to `to`, if that is later, and ends the first of the kernels' waits that is over then. (One at a time:
-    /// what its thread does next may be what others wait for.)
+    /// Moves the clock on to `to`, if that is later, and ends the first of the kernels' waits that
+    /// is over then. (One at a time: what its thread does next may be what others wait for.)
     pub(crate) fn advance(&self, to: u64) {
         self.clock.set(self.now().max(to));
         self.scheduler.borrow_mut().time_out(self);
@@ -247,22 +257,6 @@ impl Gpus {
         self.settings.seed.is_some()
     }
 
-    /// Lets a waiting thread run again.
-    pub(crate) fn wake(&self, thread: &Thread) {
-        thread.wait.set(Wait::Ready);
-        self.progress();
-        self.enqueue(thread);
-    }
-
-    /// Puts a thread into the next round of its block.
-    pub(crate) fn enqueue(&self, thread: &Thread) {
-        let block = thread.block();
-        block.next.borrow_mut().push(thread.tid.get());
-        if !block.queued.replace(true) {
-            self.queue.borrow_mut().push(block.slot);
-        }
-    }
-
     /// Records an error; the first one counts.
     pub(crate) fn fail(&self, error: Error) {
         self.failure.borrow_mut().get_or_insert(error);
@@ -290,7 +284,7 @@ impl Gpus {
             let OpenSession { block, at: there, .. } = open;
             let what = format!("LSA barrier {index} is in use by block {block}{of} ({there})");
             drop(sessions);
-            thread.misuse(self, at, what);
+            thread.misuse(at, what);
         }
         let open = OpenSession { rank, block, index, at };
         sessions.insert(word, Session { kernel, grid, tid, open });

@@ -95,7 +95,8 @@ impl Simulator {
                 dynamic_shared: config.dynamic_shared,
                 cooperative: false,
                 communicator: None,
-                // SAFETY: the caller keeps the kernel's contract, and the scheduler has made a thread current.
+                // SAFETY: the caller keeps the kernel's contract, and the scheduler has made a
+                // thread current.
                 body: Rc::new(move || unsafe { K::call(args) }),
             })
         };

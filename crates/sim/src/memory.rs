@@ -124,6 +124,7 @@ type Run = (u32, u32);
 
 impl GpuSet {
     /// Every GPU: memory of the host.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for machines, which run streams"))]
     pub(crate) fn all() -> Self {
         Self([(0, u32::MAX)].into())
     }
@@ -271,8 +272,8 @@ pub(crate) struct Allocation {
 }
 
 impl Allocation {
-    /// One part a rank, laid out as NCCL lays out a window, where rank `i` is on `gpus[i]`; `team` neighbouring ranks reach each
-    /// other's.
+    /// One part a rank, laid out as NCCL lays out a window, where rank `i` is on `gpus[i]`; `team`
+    /// neighbouring ranks reach each other's.
     pub(crate) fn symmetric(
         memory: &Rc<Memory>,
         gpus: &Rc<[u32]>,

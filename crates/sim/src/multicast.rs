@@ -85,8 +85,8 @@ impl Multicast {
         Ref::filter_map(self.groups.borrow(), |groups| groups.get(index)?.as_ref()).ok()
     }
 
-    /// Gives memory a place, in units: `bytes` in each rank of the communicator whose ranks are on `gpus`, rank 0's at `base` and
-    /// `stride` bytes from one to the next.
+    /// Gives memory a place, in units: `bytes` in each rank of the communicator whose ranks are on
+    /// `gpus`, rank 0's at `base` and `stride` bytes from one to the next.
     pub(crate) fn place(
         &self,
         gpus: &Rc<[u32]>,

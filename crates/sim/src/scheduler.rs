@@ -2,7 +2,8 @@
 //!
 //! A turn takes a block and runs its ready threads, round after round, until none is ready or the turn is long enough; then
 //! comes the next block. (One queue of all threads would be several times slower: each thread's stack would be out of
-//! the cache at its turn.) The order is that in which the blocks came to be ready, or random by seed.
+//! the cache at its turn.) The order is that in which the blocks came to be ready, or random by
+//! seed.
 //!
 //! A pass over the blocks in which threads wait gives the network its turn. What happens when they do nothing else is in
 //! [`stuck`].
@@ -282,8 +283,8 @@ impl Scheduler {
         gpus.progress();
         self.live -= 1;
         block.live.set(block.live.get() - 1);
-        warp::thread_ended(gpus, thread);
-        barrier::thread_ended(gpus, block);
+        warp::thread_ended(thread);
+        barrier::thread_ended(block);
         if thread.overflowed() {
             gpus.fail(thread.overflow());
         }
@@ -304,7 +305,7 @@ impl Scheduler {
             let thread = block.thread(at.tid);
             let over = over(thread);
             if over {
-                gpus.wake(thread);
+                thread.wake();
             }
             !over
         };

@@ -134,7 +134,7 @@ impl Call<'_> {
         let room = Until::Room { queue, depth };
         // Another thread may take the room before this one runs.
         while !room.holds(self.gpus) {
-            waits::until(self.gpus, self.thread, room, what, None, self.at);
+            waits::until(self.thread, room, what, None, self.at);
         }
         let (kernel, thread) = (self.thread.kernel(), self.thread.who());
         let by = Poster { kernel, thread, at: self.at };

@@ -26,7 +26,7 @@ impl Call<'_> {
         }
         // A cycle is taken for a nanosecond.
         let deadline = timeout.map(|cycles| self.gpus.clock.get().saturating_add(cycles));
-        match waits::until(self.gpus, self.thread, until, what, deadline, self.at) {
+        match waits::until(self.thread, until, what, deadline, self.at) {
             true => SUCCESS,
             false => TIMEOUT,
         }
@@ -171,7 +171,7 @@ impl Call<'_> {
         unsafe { self.wait_value(coop, "a wait for a counter", word, what, bits, timeout) }
     }
 
-    /// Reads a word that others change: whoever polls it lets them gpus.
+    /// Reads a word that others change: whoever polls it lets them run.
     fn read(&self, word: *const u64, bits: i32) -> u64 {
         let mask = u64::MAX >> (64 - self.bits(bits));
         self.thread.give_way(Wait::Spin { at: self.at });
