@@ -210,6 +210,13 @@ impl Gpus {
         self.idle.set(0);
     }
 
+    /// One of `n`: the first, or with a seed any. All that is left to chance asks here, so that a run
+    /// is a function of its seed.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for machines, which run streams"))]
+    pub(crate) fn choose(&self, n: usize) -> usize {
+        self.scheduler.borrow_mut().choose(n)
+    }
+
     /// The simulated time in nanoseconds.
     pub(crate) fn now(&self) -> u64 {
         self.clock.get()

@@ -145,6 +145,11 @@ impl Scheduler {
         self.trace
     }
 
+    /// One of `n`: the first, or with a seed any.
+    pub(crate) fn choose(&mut self, n: usize) -> usize {
+        self.rng.as_mut().map_or(0, |rng| rng.usize(..n))
+    }
+
     /// One pass over the blocks that can run, and the network's turn.
     pub(crate) fn pass(&mut self, gpus: &Gpus) -> Result<Step> {
         self.start_blocks(gpus)?;
@@ -163,10 +168,8 @@ impl Scheduler {
         self.pass = Pass::default();
         let idle = gpus.idle.get();
         for i in 0..turns.len() {
-            if let Some(rng) = &mut self.rng {
-                let k = rng.usize(i..turns.len());
-                turns.swap(i, k);
-            }
+            let k = i + self.choose(turns.len() - i);
+            turns.swap(i, k);
             self.turn(gpus, turns[i] as usize)?;
             self.deliver_at_random(gpus)?;
         }
@@ -206,10 +209,8 @@ impl Scheduler {
             }
             let mut only_polls = true;
             for i in 0..self.round.len() {
-                if let Some(rng) = &mut self.rng {
-                    let k = rng.usize(i..self.round.len());
-                    self.round.swap(i, k);
-                }
+                let k = i + self.choose(self.round.len() - i);
+                self.round.swap(i, k);
                 only_polls &= self.run(gpus, &block, block.thread(self.round[i]));
                 self.check_failure(gpus)?;
             }

@@ -306,6 +306,16 @@ fn a_report_of_several_kernels_says_which_thread_is_of_which() {
 }
 
 #[test]
+fn a_choice_is_the_first_or_a_function_of_the_seed() {
+    let choices = |gpus: Rc<Gpus>| [0; 100].map(|_| gpus.choose(5));
+    let (once, again) = (machines(1, 1).map(choices), machines(1, 1).map(choices));
+    let (once, again): (Vec<_>, Vec<_>) = (once.collect(), again.collect());
+    assert_eq!(once, again);
+    assert_eq!(once[0], [0; 100]);
+    assert!(once[1..].iter().all(|choices| (0..5).all(|choice| choices.contains(&choice))));
+}
+
+#[test]
 fn a_grid_after_another_takes_over_its_warps() {
     let gpus = machines(1, 132).next().unwrap();
     let mut kept = 0;
