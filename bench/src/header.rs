@@ -1,11 +1,12 @@
 //! What was measured on: printed before the table, and part of the JSON.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::Result;
-use devcomm::{Rank, World};
+use devcomm::{Properties, Rank, World};
 use serde::Serialize;
 
 use crate::links;
@@ -19,7 +20,7 @@ pub struct Header {
     pub ranks: usize,
     /// Ranks that reach each other by load and store: the LSA team.
     pub lsa_ranks: usize,
-    /// What the ranks run on; `None` for the simulator.
+    /// What the ranks run on; `None` for simulated ones.
     pub machine: Option<Machine>,
 }
 
@@ -62,14 +63,23 @@ impl Header {
     /// Asks the rank and its GPU, and on the rank that prints nvidia-smi.
     pub fn of(rank: &Rank) -> Result<Self> {
         let properties = rank.communicator()?.properties()?;
-        let mut hosts = rank.hosts().to_vec();
-        hosts.sort();
-        hosts.dedup();
+        Ok(Self {
+            command: command(),
+            ranks: rank.n_ranks(),
+            lsa_ranks: properties.lsa_size(),
+            machine: if rank.is_simulated() { None } else { Some(Machine::of(rank, &properties)?) },
+        })
+    }
+}
+
+impl Machine {
+    fn of(rank: &Rank, properties: &Properties) -> Result<Self> {
+        let hosts: HashSet<&String> = rank.hosts().iter().collect();
         let versions = rank.library().versions();
         let here = rank.hosts().get(rank.rank());
         let on_this_host = rank.hosts().iter().filter(|host| Some(*host) == here).count();
         let ordinals = ordinals(if rank.is_root() { on_this_host } else { 0 });
-        let machine = Machine {
+        Ok(Self {
             gpu: rank.context().device_name()?,
             state: ordinals.get(rank.device()).and_then(|ordinal| GpuState::of(ordinal)),
             links: links::between(&ordinals),
@@ -80,23 +90,7 @@ impl Header {
             gin: properties.gin_types.to_string(),
             rma_plugin: rma_plugin(),
             host_rma: properties.host_rma,
-        };
-        Ok(Self {
-            command: command(),
-            ranks: rank.n_ranks(),
-            lsa_ranks: properties.lsa_size(),
-            machine: Some(machine),
         })
-    }
-
-    /// Of simulated ranks.
-    pub fn simulated(ranks: usize) -> Self {
-        Self { command: command(), ranks, lsa_ranks: ranks, machine: None }
-    }
-
-    /// As lines of comment.
-    pub fn print(&self) {
-        print!("{self}");
     }
 }
 

@@ -9,25 +9,19 @@
 //!
 //! What is measured is checked first, on random data; flags and columns are those of nccl-tests where it has them.
 
+mod contender;
+mod cublaslt;
 mod files;
+mod harness;
 mod header;
 mod links;
-mod number;
 mod options;
 mod ranks;
 mod stats;
 mod table;
 mod twins;
 mod versus;
-
-// The example's.
-#[path = "../../examples/gemm_allreduce/cublaslt.rs"]
-mod cublaslt;
-#[path = "../../examples/gemm_allreduce/problem.rs"]
-mod problem;
-#[expect(dead_code, reason = "the example uses more of it")]
-#[path = "../../examples/gemm_allreduce/simulated.rs"]
-mod products;
+mod workloads;
 
 use std::process::ExitCode;
 

@@ -136,9 +136,9 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Whether `dtype`, not `All`, is to be run.
-    pub fn wants(self, dtype: Self) -> bool {
-        self == dtype || self == Self::All
+    /// Whether the type of this name is to be run.
+    pub fn wants(self, name: &str) -> bool {
+        self == Self::All || Self::from_str(name, false) == Ok(self)
     }
 }
 

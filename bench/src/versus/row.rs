@@ -6,7 +6,8 @@ use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::variant::Variant;
+use crate::contender::Variant;
+use crate::harness::Rounds;
 use crate::stats::{Spread, geometric_mean};
 use crate::table;
 
@@ -31,9 +32,6 @@ impl Case {
         self.shape.map_or_else(String::new, |[m, n, k]| format!("{m}x{n}x{k}"))
     }
 }
-
-/// Seconds of an operation by each variant, in every round.
-pub type Rounds = Vec<Vec<f64>>;
 
 /// One variant.
 #[derive(Clone, Debug, Serialize)]
