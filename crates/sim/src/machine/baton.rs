@@ -25,6 +25,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::core::Core;
+use super::fault::Faults;
 
 /// How often the machine looks whether the client that runs has fallen asleep.
 const LOOK: Duration = Duration::from_millis(10);
@@ -46,6 +47,7 @@ pub(crate) struct Shared {
     news: AtomicU64,
     /// The virtual clock in nanoseconds.
     clock: AtomicU64,
+    pub(crate) faults: Faults,
 }
 
 #[derive(Default)]
@@ -125,6 +127,7 @@ impl Shared {
             asked: Condvar::new(),
             news: AtomicU64::new(1),
             clock: AtomicU64::new(0),
+            faults: Faults::default(),
         }
     }
 
@@ -205,18 +208,9 @@ impl Shared {
         }
     }
 
-    /// Waits until a client that runs outside asks for something, or ends.
+    /// Waits a moment: a client that runs outside may ask for something, or end.
     pub(crate) fn wait_for_outsiders(&self) {
-        let mut turns = self.turns.lock();
-        let count = |turns: &Turns| {
-            let outside = turns.clients.values().filter(|entry| entry.state == State::Outside);
-            (outside.count(), turns.clients.len())
-        };
-        let before = count(&turns);
-        let news = self.news();
-        while count(&turns) == before && self.news() == news {
-            self.asked.wait_for(&mut turns, LOOK);
-        }
+        self.asked.wait_for(&mut self.turns.lock(), LOOK);
     }
 
     /// Gives a client the baton; its call has been answered.
@@ -272,8 +266,6 @@ pub(crate) struct Client {
     turn: Arc<Condvar>,
     /// The GPU whose context is current.
     pub(crate) gpu: Cell<Option<usize>>,
-    /// NCCL's state of the thread.
-    pub(crate) nccl: RefCell<crate::host_nccl::ThreadState>,
 }
 
 impl Client {
@@ -287,7 +279,7 @@ impl Client {
         entry.state = State::Waiting;
         let shared = Arc::clone(shared);
         shared.asked.notify_one();
-        let client = Self { shared, id, turn, gpu: Cell::new(None), nccl: RefCell::default() };
+        let client = Self { shared, id, turn, gpu: Cell::new(None) };
         client.wait_for_turn(turns);
         let replaced = CURRENT.replace(Some(client));
         drop(replaced);

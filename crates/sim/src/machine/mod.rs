@@ -6,6 +6,7 @@
 
 pub(crate) mod baton;
 pub(crate) mod core;
+pub(crate) mod fault;
 mod turns;
 
 use std::collections::BTreeMap;
@@ -21,6 +22,7 @@ use devcomm_types::HostBody;
 use parking_lot::Mutex;
 
 use self::baton::{Client, ClientId, Shared};
+pub use self::fault::{CallRecord, Effect, Fault};
 use crate::error::{Error, Result};
 use crate::simulation::Simulation;
 
@@ -125,6 +127,22 @@ impl Machine {
     /// waiting for.
     pub fn notify(&self) {
         self.inner.shared.notify();
+    }
+
+    /// Makes calls go wrong from now on. For tests.
+    pub fn inject(&self, fault: Fault) {
+        self.inner.shared.faults.inject(fault);
+    }
+
+    /// Records calls from now on. For tests.
+    pub fn record_calls(&self) {
+        self.inner.shared.faults.record();
+    }
+
+    /// The calls since [`record_calls`](Self::record_calls), of all threads, in their order.
+    #[must_use]
+    pub fn calls(&self) -> Vec<CallRecord> {
+        self.inner.shared.faults.records()
     }
 
     /// The function that runs `body` on the GPU of the current context; one for each body.
