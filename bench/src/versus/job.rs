@@ -39,7 +39,7 @@ impl<'a> Job<'a> {
             kernels.push((Variant::Rust, rank.load(set)?));
         }
         let twin = || {
-            ensure!(!rank.is_simulated(), "the simulator runs kernels in Rust alone");
+            ensure!(!rank.is_simulated(), "the simulator runs no kernels but those in Rust");
             let files = Files::find(self.twins)?;
             let module = files.cpp(&[name]).into_iter().find(|module| module.is_file());
             module.with_context(|| format!("{} has no {name} in C++", files.folder().display()))
