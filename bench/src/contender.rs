@@ -1,4 +1,5 @@
-//! Who is compared: something that does what a benchmark is about, with the memory that it works on.
+//! Who is compared: something that does what a benchmark is about, with the memory that it works
+//! on.
 
 use std::fmt;
 
@@ -85,7 +86,8 @@ pub trait Contender {
 /// Boxed, since each benchmark has its own.
 pub type Contenders<'a> = Vec<Box<dyn Contender + 'a>>;
 
-/// What a kernel is launched with, whichever compiler it comes from: its memory, arguments and grid.
+/// What a kernel is launched with, whichever compiler it comes from: its memory, arguments and
+/// grid.
 pub trait Workload {
     /// The grid.
     fn config(&self) -> LaunchConfig;

@@ -57,7 +57,8 @@ impl<'a> Harness<'a> {
         Ok(self.stream.synchronize_within(self.limit)?)
     }
 
-    /// Wrong elements of each contender over all ranks and checks; `None` when nothing is to be checked. *Collective*.
+    /// Wrong elements of each contender over all ranks and checks; `None` when nothing is to be
+    /// checked. *Collective*.
     pub fn check(&self, contenders: &[Box<dyn Contender + '_>]) -> Result<Vec<Option<usize>>> {
         // Every rank has its memory ready, flags that others write too.
         self.rank.barrier()?;

@@ -31,7 +31,8 @@ pub struct Machine {
     pub gpu: String,
     /// Driver, clocks and power limit; `None` without nvidia-smi.
     pub state: Option<GpuState>,
-    /// What connects the GPUs, in the words of `nvidia-smi topo -m`; `None` without it, and for one GPU.
+    /// What connects the GPUs, in the words of `nvidia-smi topo -m`; `None` without it, and for one
+    /// GPU.
     pub links: Option<String>,
     /// Hosts.
     pub hosts: usize,
@@ -119,7 +120,8 @@ impl fmt::Display for Header {
         match &machine.state {
             Some(state) => writeln!(
                 f,
-                "# driver {}, SM clock {} before the run (at most {}), memory clock {}, power limit {}",
+                "# driver {}, SM clock {} before the run (at most {}), memory clock {}, power \
+                 limit {}",
                 state.driver,
                 state.sm_clock,
                 state.max_sm_clock,
@@ -152,7 +154,8 @@ impl GpuState {
     }
 }
 
-/// The GPUs of this host's ranks, as nvidia-smi counts them, which counts also those that are not visible.
+/// The GPUs of this host's ranks, as nvidia-smi counts them, which counts also those that are not
+/// visible.
 fn ordinals(ranks: usize) -> Vec<String> {
     match std::env::var("CUDA_VISIBLE_DEVICES").ok().filter(|list| !list.is_empty()) {
         Some(list) => list.split(',').take(ranks).map(|id| id.trim().to_owned()).collect(),

@@ -5,8 +5,8 @@ use devcomm::{GinLoopback, Rank, Simulation, World};
 
 use crate::options::RankOptions;
 
-/// Runs `body` on this process's ranks: those that a launcher started, threads on GPUs or on simulated ones, or processes that are
-/// started here.
+/// Runs `body` on this process's ranks: those that a launcher started, threads on GPUs or on
+/// simulated ones, or processes that are started here.
 pub fn run(
     options: &RankOptions,
     simulate: Option<usize>,

@@ -1,4 +1,5 @@
-//! The benchmarks on simulated GPUs: every result is right, and table, CSV and JSON hold what they should.
+//! The benchmarks on simulated GPUs: every result is right, and table, CSV and JSON hold what they
+//! should.
 
 mod program;
 
@@ -29,8 +30,8 @@ const COLUMNS: [&str; 14] = [
 /// The contenders that the simulator has beside a kernel in Rust.
 const OF_NCCL: [&str; 2] = ["nccl", "nccl-sym"];
 
-/// A run that ends with 0: its lines of comment, and the words of each row of its table below the names and units of the
-/// columns.
+/// A run that ends with 0: its lines of comment, and the words of each row of its table below the
+/// names and units of the columns.
 fn table(args: &[&str]) -> (Vec<String>, Vec<Vec<String>>) {
     table_of(program(args))
 }
@@ -186,8 +187,10 @@ fn csv_and_json_hold_the_rows_of_the_table() {
     table(&[&args[..], &["--csv", &csv, "--json", &json]].concat());
 
     let csv = fs::read_to_string(csv).unwrap();
-    let expected = "size,count,type,redop,m,n,k,variant,blocks,threads,time_us,algbw,busbw,wrong,noise_percent,time_over_nccl,\
-                    time_over_nccl_sym\n16,8,bf16,sum,,,,rust,1,128,,,,0,,,\n16,8,bf16,sum,,,,nccl,,,,,,0,,,\n\
+    let expected = "size,count,type,redop,m,n,k,variant,blocks,threads,time_us,algbw,busbw,wrong,\
+                    noise_percent,time_over_nccl,time_over_nccl_sym\n\
+                    16,8,bf16,sum,,,,rust,1,128,,,,0,,,\n\
+                    16,8,bf16,sum,,,,nccl,,,,,,0,,,\n\
                     16,8,bf16,sum,,,,nccl-sym,,,,,,0,,,\n";
     assert_eq!(csv, expected);
 

@@ -1,8 +1,10 @@
-//! Kernels in Rust against their twins in CUDA C++: the same work, grid, block and memory, assembled by the same ptxas.
+//! Kernels in Rust against their twins in CUDA C++: the same work, grid, block and memory,
+//! assembled by the same ptxas.
 //!
-//! Three modules take part: the Rust kernels, the C++ ones, and the C++ ones loaded once more. The last shows what a ratio is
-//! worth: its distance from 1 is what the machine does by itself. In every round each of the three is timed over one batch of
-//! launches, in an order that is drawn anew, and the ratios of a round are of neighbours in time.
+//! Three modules take part: the Rust kernels, the C++ ones, and the C++ ones loaded once more. The
+//! last shows what a ratio is worth: its distance from 1 is what the machine does by itself. In
+//! every round each of the three is timed over one batch of launches, in an order that is drawn
+//! anew, and the ratios of a round are of neighbours in time.
 
 mod pairs;
 mod row;
@@ -30,7 +32,8 @@ pub struct Options {
     #[arg(value_name = "KERNEL")]
     kernels: Vec<String>,
 
-    /// The folder that `cargo xtask twins` made [default: DEVCOMM_TWINS, or `twins` beside this program's folder]
+    /// The folder that `cargo xtask twins` made [default: DEVCOMM_TWINS, or `twins` beside this
+    /// program's folder]
     #[arg(long, value_name = "FOLDER")]
     twins: Option<PathBuf>,
 
@@ -117,7 +120,8 @@ fn run_rank(rank: &Rank, options: &Options, pairs: &[Pair], files: &Files) -> Re
         print!("{header}");
         println!("# {}", options.run.describe());
         println!(
-            "# noise: the interquartile range of the rounds' ratios; null: C++ against itself, loaded twice"
+            "# noise: the interquartile range of the rounds' ratios; null: C++ against itself, \
+             loaded twice"
         );
         for name in names(&missing) {
             println!("# left out: {name}, which is not in {}", files.folder().display());
@@ -155,7 +159,8 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// The wrong elements of Rust and of C++ over all ranks; `None` when nothing is to be checked. *Collective*.
+    /// The wrong elements of Rust and of C++ over all ranks; `None` when nothing is to be checked.
+    /// *Collective*.
     fn check(&self, workload: &dyn Workload) -> Result<[Option<usize>; 2]> {
         let wrong = self.harness.check(&by_kernels(&self.contestants[..2], workload))?;
         Ok([wrong[0], wrong[1]])

@@ -14,7 +14,8 @@ use crate::workloads::{AllReduce, Barrier, LlExchange, Message, Put, Shape};
 /// A pair: the stem of its files, and what runs it.
 pub type Pair = (&'static str, fn(&mut Job<'_>) -> Result<()>);
 
-/// All pairs. A new one is a line here, and a function that makes its workloads and hands them to the job.
+/// All pairs. A new one is a line here, and a function that makes its workloads and hands them to
+/// the job.
 pub const PAIRS: [Pair; 5] = [
     ("lsa_barrier", lsa_barrier),
     ("lsa_allreduce", lsa_allreduce),
@@ -25,7 +26,8 @@ pub const PAIRS: [Pair; 5] = [
 
 /// Counts that divide neither by ranks nor by vectors: checked, not timed.
 const ODD_COUNTS: [usize; 6] = [1, 7, 17, 1023, 4099, 65537];
-/// Larger messages are not what the low-latency protocol is for, and of puts they measure the network alone.
+/// Larger messages are not what the low-latency protocol is for, and of puts they measure the
+/// network alone.
 const LARGEST_MESSAGE: usize = 1 << 20;
 /// Round trips of a launch.
 const ROUNDS: u32 = 50;

@@ -1,5 +1,5 @@
-//! Barrier: `bench/kernels/src/lsa_barrier.rs`, a kernel that meets the other ranks many times, against what the host has for
-//! it, a collective without data.
+//! Barrier: `bench/kernels/src/lsa_barrier.rs`, a kernel that meets the other ranks many times,
+//! against what the host has for it, a collective without data.
 
 use anyhow::Result;
 use clap::Args;

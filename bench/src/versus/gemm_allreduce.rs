@@ -1,5 +1,5 @@
-//! Matrix product and the all-reduce behind it, `C = sum over the ranks of A x B^T` in bf16: one kernel, `kernels/src/gemm_allreduce`,
-//! against cuBLASLt's product and then `ncclAllReduce`.
+//! Matrix product and the all-reduce behind it, `C = sum over the ranks of A x B^T` in bf16: one
+//! kernel, `kernels/src/gemm_allreduce`, against cuBLASLt's product and then `ncclAllReduce`.
 
 use anyhow::{Result, ensure};
 use clap::Args;
@@ -30,12 +30,14 @@ pub struct GemmAllReduce {
     #[arg(long, value_delimiter = ',', value_name = "COLUMNS")]
     n: Vec<usize>,
 
-    /// Terms of each rank, the columns of its A and B, multiples of 8 [default: 1024,4096; 72 when simulated]
+    /// Terms of each rank, the columns of its A and B, multiples of 8 [default: 1024,4096; 72 when
+    /// simulated]
     #[arg(long, value_delimiter = ',', value_name = "TERMS")]
     k: Vec<usize>,
 }
 
-/// Elements of a large product that are compared with what the host computes, which takes too long for all.
+/// Elements of a large product that are compared with what the host computes, which takes too long
+/// for all.
 const SAMPLES: usize = 256;
 
 impl Benchmark for GemmAllReduce {
@@ -69,7 +71,8 @@ impl Benchmark for GemmAllReduce {
                 Some(library) => library.plan(shape, output),
                 None => Ok(None),
             };
-            // To check with, and for NCCL's variants, which are not there for a shape that cuBLASLt has no algorithm for.
+            // To check with, and for NCCL's variants, which are not there for a shape that cuBLASLt
+            // has no algorithm for.
             let (exact, product) = (plan(Output::F32)?, plan(Output::Bf16)?);
             if library.is_some() && product.is_none() && harness.rank.is_root() {
                 println!("# left out: nccl, nccl-sym of {shape:?}: cuBLASLt has no algorithm");
@@ -127,8 +130,8 @@ fn load_cublaslt(job: &mut Job<'_>) -> Result<Option<CublasLt>> {
         true => (None, "cuBLASLt has no simulated GPUs to run on"),
         false => (
             CublasLt::load(job.harness.comm)?,
-            "cuBLASLt (libcublasLt.so) cannot be loaded: name its folder in LD_LIBRARY_PATH; without it no more than samples \
-             of rust's results are checked",
+            "cuBLASLt (libcublasLt.so) cannot be loaded: name its folder in LD_LIBRARY_PATH; \
+             without it no more than samples of rust's results are checked",
         ),
     };
     if library.is_none() {
@@ -157,7 +160,8 @@ impl<'a> Matrices<'a> {
         Ok(Self { harness, problem, a: factor(Factor::A)?, b: factor(Factor::B)? })
     }
 
-    /// Elements of which every bit is random: with the few values of those that are checked a GPU draws less power, and is faster.
+    /// Elements of which every bit is random: with the few values of those that are checked a GPU
+    /// draws less power, and is faster.
     fn fill_for_timing(&self) -> Result<()> {
         let rank = self.harness.rank.rank();
         self.a.copy_from_host(&self.problem.noise(Factor::A, rank))?;
@@ -189,7 +193,8 @@ impl<'a> Matrices<'a> {
     }
 }
 
-/// What C is before it is rounded: cuBLASLt's and NCCL's sum in f32, which is exact for these elements.
+/// What C is before it is rounded: cuBLASLt's and NCCL's sum in f32, which is exact for these
+/// elements.
 struct Sum {
     elements: Vec<f32>,
     /// The largest magnitude in any rank's product.
@@ -202,7 +207,8 @@ impl Sum {
         let Matrices { harness, problem, a, b } = matrices;
         let sum: SymmetricBuffer<f32> = harness.comm.mem_alloc(problem.m * problem.n)?;
         let mut elements = vec![0.0; sum.len()];
-        // SAFETY: the buffers have the elements of the plan's shape, and are used by this stream alone.
+        // SAFETY: the buffers have the elements of the plan's shape, and are used by this stream
+        // alone.
         unsafe { plan.enqueue(a, b, sum.device_address(), &harness.stream)? };
         harness.finish()?;
         sum.copy_to_host(&mut elements)?;
@@ -217,7 +223,8 @@ impl Sum {
                 (elements[row * problem.n + column], problem.exact(ranks.clone(), row, column));
             ensure!(
                 f64::from(got) == right,
-                "the reference of cuBLASLt and ncclAllReduce is wrong: {got} at ({row}, {column}), which is {right}"
+                "the reference of cuBLASLt and ncclAllReduce is wrong: {got} at ({row}, \
+                 {column}), which is {right}"
             );
         }
         Ok(Self { elements, largest: largest.first().copied().unwrap_or(f64::INFINITY) })
@@ -238,7 +245,8 @@ impl Contender for Fused<'_> {
 
     fn enqueue(&self) -> Result<()> {
         let Matrices { problem, a, b, .. } = self.matrices;
-        // SAFETY: the graphs of a comparison end before its contenders do, which have all of this, and are launched to the one stream.
+        // SAFETY: the graphs of a comparison end before its contenders do, which have all of this,
+        // and are launched to the one stream.
         unsafe { self.gemm.launch_capturable(a, b, self.c, problem.shape())? };
         Ok(())
     }
@@ -270,7 +278,8 @@ impl Contender for Unfused<'_> {
 
     fn enqueue(&self) -> Result<()> {
         let Matrices { harness, a, b, .. } = self.matrices;
-        // SAFETY: the buffers have the elements of the plan's shape, and are used by this stream alone.
+        // SAFETY: the buffers have the elements of the plan's shape, and are used by this stream
+        // alone.
         unsafe { self.plan.enqueue(a, b, self.c.device_address(), &harness.stream)? };
         Ok(harness.comm.all_reduce(&self.c, &self.c, ReduceOp::Sum, &harness.stream)?)
     }
@@ -286,8 +295,8 @@ impl Contender for Unfused<'_> {
     }
 }
 
-/// Whether `got` differs from `right` by more than roundings to bf16 explain: of each rank's product, none of which is above `largest`, and
-/// of each partial sum of theirs.
+/// Whether `got` differs from `right` by more than roundings to bf16 explain: of each rank's
+/// product, none of which is above `largest`, and of each partial sum of theirs.
 fn is_beyond_rounding(right: f32, got: bf16, largest: f64, ranks: usize) -> bool {
     /// Half the distance from 1 to the next number.
     const HALF_STEP: f64 = 1.0 / 256.0;

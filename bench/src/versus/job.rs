@@ -64,11 +64,12 @@ impl<'a> Job<'a> {
             if header.machine.is_some() {
                 println!("# {}", self.harness.run.describe());
                 println!(
-                    "# noise: the interquartile range of the rounds' times in percent of their median; time/nccl: this row's \
-                     time over nccl's, median of the rounds' ratios"
+                    "# noise: the interquartile range of the rounds' times in percent of their \
+                     median; time/nccl: this row's time over nccl's, median of the rounds' ratios"
                 );
                 println!(
-                    "# kernels in Rust are compiled by the driver from PTX, those in C++ are cubins of ptxas"
+                    "# kernels in Rust are compiled by the driver from PTX, those in C++ are \
+                     cubins of ptxas"
                 );
             }
             println!("{}", self.choice);
@@ -82,7 +83,8 @@ impl<'a> Job<'a> {
         self.compare_refilled(case, contenders, || Ok(()))
     }
 
-    /// The same, with other inputs for what is timed than for what is checked: `refill` writes them in between.
+    /// The same, with other inputs for what is timed than for what is checked: `refill` writes them
+    /// in between.
     pub fn compare_refilled(
         &mut self,
         case: Case,

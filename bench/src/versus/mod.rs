@@ -1,8 +1,9 @@
-//! Kernel-initiated communication against host-initiated: kernels that communicate by themselves against NCCL's calls on the
-//! host, which launch NCCL's own kernels.
+//! Kernel-initiated communication against host-initiated: kernels that communicate by themselves
+//! against NCCL's calls on the host, which launch NCCL's own kernels.
 //!
-//! Every variant works on the same random data and is checked in full before it is timed. In every round each is timed over one batch,
-//! in an order that is drawn anew; a ratio is the median of the rounds' ratios, which are of neighbours in time.
+//! Every variant works on the same random data and is checked in full before it is timed. In every
+//! round each is timed over one batch, in an order that is drawn anew; a ratio is the median of the
+//! rounds' ratios, which are of neighbours in time.
 
 mod all_reduce;
 mod barrier;
@@ -41,7 +42,8 @@ pub struct Options {
     #[arg(long, value_name = "N", conflicts_with_all = ["gpus", "processes"])]
     simulate: Option<usize>,
 
-    /// The folder that `cargo xtask twins` made [default: DEVCOMM_TWINS, or `twins` beside this program's folder]
+    /// The folder that `cargo xtask twins` made [default: DEVCOMM_TWINS, or `twins` beside this
+    /// program's folder]
     #[arg(long, value_name = "FOLDER")]
     twins: Option<PathBuf>,
 

@@ -1,5 +1,5 @@
-//! Put: messages to a neighbouring rank and back, each with a signal, by kernels over the network (GIN) and over NVLink,
-//! against NCCL's sends and puts on the host.
+//! Put: messages to a neighbouring rank and back, each with a signal, by kernels over the network
+//! (GIN) and over NVLink, against NCCL's sends and puts on the host.
 
 use anyhow::{Result, ensure};
 use clap::Args;
@@ -38,7 +38,8 @@ impl Benchmark for Put {
         (Variant::Rust, "puts with a signal over GIN (PROXY) by one warp"),
         (
             Variant::RustLsa,
-            "stores over NVLink and then a flag; each block plays by itself, so with many blocks both directions are busy at once",
+            "stores over NVLink and then a flag; each block plays by itself, so with many blocks \
+             both directions are busy at once",
         ),
         (Variant::Cpp, "rust's twin in C++"),
         (
@@ -94,7 +95,8 @@ impl Benchmark for Put {
     }
 }
 
-/// Round trips of a launch that is timed: so many that the launch does not count, but not more bytes than take some time.
+/// Round trips of a launch that is timed: so many that the launch does not count, but not more
+/// bytes than take some time.
 fn rounds(bytes: usize) -> u32 {
     ((16 << 20) / bytes).clamp(2, 50) as u32
 }
@@ -104,7 +106,8 @@ fn leave_out(job: &mut Job<'_>) -> Result<()> {
     let properties = job.harness.comm.properties()?;
     if !properties.gin_types.contains(GinType::Proxy) {
         for variant in [Variant::Rust, Variant::Cpp] {
-            let why = "NCCL offers no GIN of type PROXY here; --gin-loopback carries it between the GPUs of one host";
+            let why = "NCCL offers no GIN of type PROXY here; --gin-loopback carries it between \
+                       the GPUs of one host";
             job.choice.leave_out(variant, why)?;
         }
     }

@@ -226,8 +226,8 @@ impl fmt::Display for Summary {
         for Ratio { kernel, host, rows, mean, lowest, highest } in &self.ratios {
             writeln!(
                 f,
-                "# time of {kernel} over time of {host}: geometric mean {mean:.3} over {rows} rows, from {lowest:.3} to \
-                 {highest:.3} (below 1: {kernel} is faster)"
+                "# time of {kernel} over time of {host}: geometric mean {mean:.3} over {rows} \
+                 rows, from {lowest:.3} to {highest:.3} (below 1: {kernel} is faster)"
             )?;
         }
         match self.checked {
@@ -288,8 +288,8 @@ mod tests {
     #[test]
     fn the_summary_says_which_way_the_ratio_goes() {
         let text = Summary::of(&measured()).to_string();
-        let line = "# time of rust over time of nccl-sym: geometric mean 0.500 over 1 rows, from 0.500 to 0.500 (below 1: \
-                    rust is faster)";
+        let line = "# time of rust over time of nccl-sym: geometric mean 0.500 over 1 rows, from \
+                    0.500 to 0.500 (below 1: rust is faster)";
         assert!(text.contains(line) && text.ends_with("# #wrong 0"), "{text}");
     }
 

@@ -74,8 +74,8 @@ where
 
     fn launch(&self, kernels: &Kernels) -> devcomm::Result<()> {
         let args = (&self.dev_comm, &self.send, &self.recv, self.send.len());
-        // SAFETY: both windows have as many elements in every rank; every rank launches the same, in one stream, whose work
-        // is waited for before the windows go.
+        // SAFETY: both windows have as many elements in every rank; every rank launches the same,
+        // in one stream, whose work is waited for before the windows go.
         unsafe { kernels.launch(&self.harness.stream, self.kernel, self.config, args) }
     }
 

@@ -7,7 +7,8 @@ use devcomm_bench_kernels::{lsa_barrier, lsa_barrier_checked};
 use crate::contender::Workload;
 use crate::harness::Harness;
 
-/// Barriers of a launch that is timed, so many that the launch does not count, and of one that is checked.
+/// Barriers of a launch that is timed, so many that the launch does not count, and of one that is
+/// checked.
 const ROUNDS: u32 = 1000;
 const CHECKED_ROUNDS: u32 = 100;
 
@@ -70,7 +71,8 @@ impl Workload for Barrier<'_> {
     fn launch_checked(&self, kernels: &Kernels) -> devcomm::Result<()> {
         let stream = &self.harness.stream;
         let args = (&self.dev_comm, &self.table, &self.wrong, CHECKED_ROUNDS);
-        // SAFETY: as `launch`; both windows have a row of ranks for every block, and a block has a thread for every rank.
+        // SAFETY: as `launch`; both windows have a row of ranks for every block, and a block has a
+        // thread for every rank.
         unsafe { kernels.launch(stream, lsa_barrier_checked, self.config, args) }
     }
 

@@ -68,8 +68,8 @@ impl Workload for LlExchange<'_> {
     fn launch(&self, kernels: &Kernels) -> devcomm::Result<()> {
         let (stream, exchange) = (&self.harness.stream, self.dev_comm.resource(self.exchange)?);
         let args = (&self.dev_comm, exchange, &self.send, &self.recv, self.count);
-        // SAFETY: both windows have `count` elements for every rank; every rank launches the same, in one stream, whose work
-        // is waited for before the windows go.
+        // SAFETY: both windows have `count` elements for every rank; every rank launches the same,
+        // in one stream, whose work is waited for before the windows go.
         unsafe { kernels.launch(stream, ll_exchange, self.config, args) }
     }
 

@@ -68,7 +68,8 @@ pub struct Put<'a> {
 }
 
 impl<'a> Put<'a> {
-    /// Puts `message`, which is in these windows, with a signal by GIN's PROXY back end. *Collective*.
+    /// Puts `message`, which is in these windows, with a signal by GIN's PROXY back end.
+    /// *Collective*.
     pub fn over_gin(
         message: &'a Message<'a>,
         [send, recv]: &'a [Window<u8>; 2],
@@ -101,9 +102,10 @@ impl<'a> Put<'a> {
     fn play(&self, kernels: &Kernels, rounds: u32) -> devcomm::Result<()> {
         let Self { message, send, recv, config, dev_comm, .. } = self;
         let (stream, bytes) = (&message.harness.stream, send.len());
-        // SAFETY: both windows have as many bytes in every rank, and the flags two elements for every block, 0 at first; every
-        // rank launches the same, in one stream, whose work is waited for before the windows go; the device communicator was
-        // made with PROXY for the one, and for the other all ranks are in one LSA team.
+        // SAFETY: both windows have as many bytes in every rank, and the flags two elements for
+        // every block, 0 at first; every rank launches the same, in one stream, whose work is
+        // waited for before the windows go; the device communicator was made with PROXY for the
+        // one, and for the other all ranks are in one LSA team.
         unsafe {
             match &self.flags {
                 None => {
