@@ -335,9 +335,10 @@ fn communicators_split_by_color_and_key_and_shrink() {
         // Rank 1 does not come to this operation: the shrink ends it.
         let b = rank.zeroed(1);
         ok(rank.all_reduce(&b, 1, F32, SUM, comm, stream));
+        let mut excluded = [1];
         // SAFETY: as above.
         ok(unsafe {
-            let (out, excluded) = (&raw mut rest, [1].as_mut_ptr());
+            let (out, excluded) = (&raw mut rest, excluded.as_mut_ptr());
             nccl.comm_shrink.unwrap()(comm, excluded, 1, out, null_mut(), 1)
         });
         rank.synchronize(stream);

@@ -18,8 +18,12 @@ pub(super) unsafe extern "C" fn alloc(address: *mut *mut c_void, bytes: usize) -
         ask.note(|| bytes.to_string());
         let gpu = ask.gpu()?;
         let id = ask.core.new_handle() as u32;
-        let allocated =
-            Allocation::single(&ask.core.memory, gpu as u32, bytes, Owner::Buffer { id, rank: gpu });
+        let allocated = Allocation::single(
+            &ask.core.memory,
+            gpu as u32,
+            bytes,
+            Owner::Buffer { id, rank: gpu },
+        );
         let allocated =
             allocated.map_err(|error| Refusal::new(UNHANDLED_CUDA_ERROR, error.to_string()))?;
         let start = allocated.part(0);
