@@ -1,8 +1,10 @@
-//! Compiles the kernels of `devcomm-kernels` to PTX, into `OUT_DIR/kernels`.
-
-use cuda_builder::{CudaBuilder, NvvmArch};
+//! With the feature `ptx`: compiles the kernels of `devcomm-kernels` to PTX, into `OUT_DIR/kernels`.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    CudaBuilder::new("devcomm-kernels").arch(NvvmArch::Compute90).build()?;
+    println!("cargo::rerun-if-changed=build.rs");
+    #[cfg(feature = "ptx")]
+    cuda_builder::CudaBuilder::new("devcomm-kernels")
+        .arch(cuda_builder::NvvmArch::Compute90)
+        .build()?;
     Ok(())
 }

@@ -49,6 +49,11 @@ pub fn machine() -> Result<Machine, String> {
     Ok(machine)
 }
 
+/// Whether the driver is there and has GPUs.
+pub fn has_gpus() -> bool {
+    machine().is_ok_and(|machine| !machine.gpus.is_empty())
+}
+
 /// 13000 is CUDA 13.0.
 fn version_text(code: c_int) -> String {
     format!("{}.{}", code / 1000, code % 1000 / 10)

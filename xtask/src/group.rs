@@ -61,20 +61,20 @@ impl Group {
     }
 
     /// Hands the output on as it comes, until the program has ended and nothing holds the pipe any
-    /// more, or `limit` has passed. An error, a signal to this process among them, kills the group.
+    /// more, or the deadline has passed, which `on_output` sets anew. An error, a signal to this
+    /// process among them, kills the group.
     pub fn run(
         mut self,
-        limit: Duration,
-        mut on_output: impl FnMut(&[u8]) -> Result<()>,
+        mut deadline: Option<Instant>,
+        mut on_output: impl FnMut(&[u8]) -> Result<Option<Instant>>,
     ) -> Result<End> {
-        let started = Instant::now();
         let mut open = true;
         loop {
             if open {
                 match self.output.recv_timeout(TICK) {
                     Ok(chunk) => {
                         let chunk = chunk.context("cannot read the output")?;
-                        on_output(&chunk)?;
+                        deadline = on_output(&chunk)?;
                     }
                     Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => open = false,
@@ -87,7 +87,7 @@ impl Group {
             if interrupted()?.load(Ordering::Relaxed) {
                 bail!("interrupted");
             }
-            if started.elapsed() > limit {
+            if deadline.is_some_and(|deadline| Instant::now() > deadline) {
                 return Ok(End::Killed);
             }
         }
@@ -150,9 +150,9 @@ mod tests {
         let mut output = Vec::new();
         let take = |chunk: &[u8]| {
             output.extend_from_slice(chunk);
-            Ok(())
+            Ok(None)
         };
-        let end = shell("echo one; sleep 0.1; printf two; exit 3").run(Duration::MAX, take);
+        let end = shell("echo one; sleep 0.1; printf two; exit 3").run(None, take);
         assert!(matches!(end, Ok(End::Exit(status)) if status.code() == Some(3)));
         assert_eq!(output, b"one\ntwo");
     }
@@ -160,12 +160,13 @@ mod tests {
     #[test]
     fn nothing_of_a_group_outlives_its_time() {
         let mut output = String::new();
+        let deadline = Instant::now() + Duration::from_millis(500);
         let take = |chunk: &[u8]| {
             output.push_str(&String::from_utf8_lossy(chunk));
-            Ok(())
+            Ok(Some(deadline))
         };
         // A program whose own child would go on.
-        let end = shell("sleep 600 & echo $!; wait").run(Duration::from_millis(500), take);
+        let end = shell("sleep 600 & echo $!; wait").run(Some(deadline), take);
         assert!(matches!(end, Ok(End::Killed)), "{end:?}");
         let child = output.trim();
         assert!(!child.is_empty());
@@ -182,7 +183,7 @@ mod tests {
     #[test]
     fn an_error_ends_the_group() {
         let started = Instant::now();
-        let end = shell("echo; sleep 600").run(Duration::MAX, |_| bail!("enough"));
+        let end = shell("echo; sleep 600").run(None, |_| bail!("enough"));
         assert_eq!(end.unwrap_err().to_string(), "enough");
         assert!(started.elapsed() < Duration::from_secs(60));
     }

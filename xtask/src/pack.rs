@@ -22,7 +22,7 @@ use devcomm_locate::{NcclTree, NcclVersion};
 use libloading::Library;
 use tempfile::TempDir;
 
-use crate::project::{Project, ROOT_PACKAGE, cargo, root};
+use crate::project::{EXAMPLES_PACKAGE, Project, cargo, root};
 use crate::setup::{NCCL_VERSION, Without, find_pinned_nccl, setup};
 use crate::{cpp, slim, twins};
 
@@ -130,10 +130,9 @@ fn scratch_beside(out: &Path) -> Result<TempDir> {
 /// Builds the examples and the GPU tests, and copies them and the kernels that they hold.
 fn copy_programs(project: &Project, pack: &Path) -> Result<()> {
     let mut made = Made::default();
-    let examples = ["build".to_owned(), "--examples".to_owned()];
-    let root = ROOT_PACKAGE;
-    build(project, root, &examples, &TargetKind::Example, &pack.join("examples"), &mut made)?;
     let bins = ["build".to_owned(), "--bins".to_owned()];
+    let examples = pack.join("examples");
+    build(project, EXAMPLES_PACKAGE, &bins, &TargetKind::Bin, &examples, &mut made)?;
     build(project, BENCH_PACKAGE, &bins, &TargetKind::Bin, &pack.join("bench"), &mut made)?;
 
     for (package, names) in project.gpu_tests() {
@@ -166,7 +165,7 @@ fn copy_programs(project: &Project, pack: &Path) -> Result<()> {
 /// What run.sh sets for GIN without a network card; it names the pack's folder `here`.
 fn network_sh() -> String {
     let plugin = Path::new("$here/lib/libdevcomm_rma_loopback.so");
-    let variables = devcomm_rma_loopback::environment(plugin);
+    let variables = devcomm_locate::gin_loopback_environment(plugin);
     variables.map(|(name, value)| format!("export {name}=\"{value}\"\n")).concat()
 }
 
@@ -191,7 +190,14 @@ fn build(
     fs::create_dir_all(target)?;
     let mut child = cargo()
         .args(select)
-        .args(["--release", "--package", package, "--message-format=json-render-diagnostics"])
+        .args([
+            "--release",
+            "--features",
+            "ptx",
+            "--package",
+            package,
+            "--message-format=json-render-diagnostics",
+        ])
         .args(["--config", "profile.release.strip=\"symbols\""])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -392,7 +398,7 @@ mod tests {
         assert!(output.status.success(), "{output:?}");
         let text = String::from_utf8(output.stdout).unwrap();
         let plugin = Path::new("/a pack/lib/libdevcomm_rma_loopback.so");
-        for (name, value) in devcomm_rma_loopback::environment(plugin) {
+        for (name, value) in devcomm_locate::gin_loopback_environment(plugin) {
             let line = format!("{name}={value}");
             assert!(text.lines().any(|found| found == line), "{line} is not in:\n{text}");
         }

@@ -8,6 +8,8 @@ use cargo_metadata::{Metadata, MetadataCommand, Package, PackageId, TargetKind};
 
 /// The package at the root of the workspace.
 pub const ROOT_PACKAGE: &str = "devcomm";
+/// The package of the examples.
+pub const EXAMPLES_PACKAGE: &str = "devcomm-examples";
 
 /// The root folder of the checkout.
 pub fn root() -> PathBuf {
@@ -43,20 +45,10 @@ impl Project {
         command.exec().map(Self).context("cargo metadata does not read the workspace")
     }
 
-    /// The examples of the root package.
+    /// The examples.
     pub fn examples(&self) -> Vec<String> {
-        self.root_package().map_or_else(Vec::new, |package| targets(package, &TargetKind::Example))
-    }
-
-    /// The integration tests of the root package.
-    pub fn tests(&self) -> Vec<String> {
-        self.root_package().map_or_else(Vec::new, |package| targets(package, &TargetKind::Test))
-    }
-
-    /// The integration tests of all other packages.
-    pub fn tests_of_members(&self) -> Vec<String> {
-        let members = self.0.packages.iter().filter(|package| package.name != ROOT_PACKAGE);
-        members.flat_map(|package| targets(package, &TargetKind::Test)).collect()
+        let package = self.0.packages.iter().find(|package| package.name == EXAMPLES_PACKAGE);
+        package.map_or_else(Vec::new, |package| targets(package, &TargetKind::Bin))
     }
 
     /// The packages that have integration tests for GPUs, with those.
@@ -79,13 +71,18 @@ impl Project {
         self.root_package().is_some_and(|package| package.id == *id)
     }
 
+    /// The package of this id.
+    pub fn package(&self, id: &PackageId) -> Option<&Package> {
+        self.0.packages.iter().find(|package| package.id == *id)
+    }
+
     fn root_package(&self) -> Option<&Package> {
         self.0.packages.iter().find(|package| package.name == ROOT_PACKAGE)
     }
 }
 
 /// Whether a test program of this name needs GPUs.
-pub fn is_for_gpus(test: &str) -> bool {
+fn is_for_gpus(test: &str) -> bool {
     test.starts_with("gpu")
 }
 

@@ -13,5 +13,9 @@ pub use gpus::{Gpus, Job, on_gpus, on_gpus_with_gin, require_works, with_world};
 pub use machine::{Machine, Setup, TestKernel};
 pub use simulated::{Ended, Simulated};
 
-/// The kernels, compiled.
+/// The kernels for GPUs.
+#[cfg(feature = "ptx")]
 pub static KERNELS: devcomm::KernelSet = devcomm::include_kernels!();
+/// The kernels for GPUs.
+#[cfg(not(feature = "ptx"))]
+pub static KERNELS: devcomm::KernelSet = devcomm::WITHOUT_PTX;

@@ -214,7 +214,7 @@ impl Member {
     }
 
     /// What the communicator is doing, and what has failed. NCCL: `ncclCommGetAsyncError`.
-    pub(super) fn status(&self) -> c_int {
+    pub(super) fn status(&self, core: &Core) -> c_int {
         if let Some(error) = &*self.error.borrow() {
             return error.code;
         }
@@ -223,8 +223,13 @@ impl Member {
             return IN_PROGRESS;
         }
         let looks = self.looks.get();
-        self.looks.set(looks.saturating_sub(1));
-        if looks > 0 { IN_PROGRESS } else { SUCCESS }
+        if looks == 0 {
+            return SUCCESS;
+        }
+        // The next look sees something else: whoever waits shall look again.
+        self.looks.set(looks - 1);
+        core.notify();
+        IN_PROGRESS
     }
 
     /// Whether streams still have operations of it.

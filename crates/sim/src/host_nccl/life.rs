@@ -107,7 +107,7 @@ pub(super) unsafe extern "C" fn async_error(comm: RawComm, state: *mut c_int) ->
         let member = ask.member(comm)?;
         let broken = ask.core.check().err().map(|refusal| Refusal::from(refusal).code);
         // SAFETY: the module's.
-        unsafe { state.write(broken.unwrap_or_else(|| member.status())) };
+        unsafe { state.write(broken.unwrap_or_else(|| member.status(ask.core))) };
         Ok(())
     })
 }

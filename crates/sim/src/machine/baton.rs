@@ -89,8 +89,6 @@ enum State {
 pub(crate) struct Call {
     /// The function, for reports.
     pub(crate) name: &'static str,
-    /// [`Shared::news`] when it was made.
-    pub(crate) since: u64,
     poll: *mut (dyn FnMut(&Core, &Call) -> bool + 'static),
 }
 
@@ -323,13 +321,12 @@ impl Client {
         // SAFETY: the two differ in a lifetime; that nobody uses the pointer behind it is the module's.
         let poll: *mut (dyn FnMut(&Core, &Call) -> bool + 'static) =
             unsafe { std::mem::transmute(poll) };
-        let since = self.shared.news();
         let mut turns = self.shared.turns.lock();
         if turns.ended {
             return None;
         }
         if let Some(entry) = turns.clients.get_mut(&self.id) {
-            entry.call = Some(Call { name, since, poll });
+            entry.call = Some(Call { name, poll });
             entry.state = State::Waiting;
         }
         self.shared.asked.notify_one();

@@ -99,18 +99,27 @@ impl Machine {
         Duration::from_nanos(self.inner.shared.clock())
     }
 
-    /// Waits until something has happened on the machine since the calling thread's last call, or
+    /// How much has happened on the machine so far: a number that grows.
+    #[must_use]
+    pub fn news(&self) -> u64 {
+        self.inner.shared.news()
+    }
+
+    /// Waits until something has happened on the machine since [`news`](Self::news) was `since`, or
     /// the clock has reached `deadline`.
+    ///
+    /// Whoever waits for a condition takes the news first, looks at the condition then, and waits
+    /// if it does not hold: what happens in between is not missed.
     ///
     /// # Errors
     ///
     /// Nothing can happen any more and nobody waits with a deadline: who waits for what.
-    pub fn wait(&self, deadline: Option<Duration>) -> Result<(), String> {
+    pub fn wait(&self, since: u64, deadline: Option<Duration>) -> Result<(), String> {
         self.enter();
         let deadline = deadline.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
         let waited = Client::with(|client| {
-            client.call("a wait", |core, call| {
-                if core.news() != call.since || deadline.is_some_and(|end| core.clock() >= end) {
+            client.call("a wait", |core, _| {
+                if core.news() != since || deadline.is_some_and(|end| core.clock() >= end) {
                     return Poll::Ready(Ok(()));
                 }
                 if let Some(end) = deadline {

@@ -251,6 +251,13 @@ macro_rules! table {
                 // caller's word.
                 Self { $( $name: unsafe { std::mem::transmute(symbol($symbol)) }, )* }
             }
+
+            /// The symbols of the functions that are not there.
+            #[must_use]
+            pub fn missing(&self) -> Vec<&'static str> {
+                let all = [$( (self.$name.is_none(), $symbol) ),*];
+                all.into_iter().filter(|(missing, _)| *missing).map(|(_, symbol)| symbol).collect()
+            }
         }
 
         /// Symbol, types of the arguments, type returned.

@@ -1,0 +1,225 @@
+//! What the shipped kernels are compiled to.
+//!
+//! The harness is libtest-mimic: this program is also the builder's worker and must reach `link_worker` first, and a test
+//! can say while it runs that it was skipped.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::sync::LazyLock;
+
+use cuda_builder::{Artifacts, Callee, CalleeKind, CudaBuilder, Error, KernelReport, NvvmArch};
+use devcomm_kernels::{self as kernels, GemmForm};
+use devcomm_types::nccl::GinDescriptorSmem;
+use devcomm_types::{GinType, Kernel, KernelArgs};
+use half::{bf16, f16};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+
+/// The largest block that a kernel must be able to run with.
+const THREADS: u32 = 512;
+
+/// Bytes of stack that one of GIN's operations may have: NCCL's descriptor of the request.
+const DESCRIPTOR: usize = size_of::<GinDescriptorSmem>();
+
+/// An entry, as the crate exports it.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Exported {
+    name: String,
+    file: &'static str,
+    params: usize,
+    /// Whether it is one of a kernel's entries for the back ends of GIN.
+    gin: bool,
+}
+
+/// Every entry of the kernels that `devcomm_kernels` exports.
+fn exported() -> BTreeSet<Exported> {
+    fn of<K: Kernel>(_kernel: K) -> Vec<Exported> {
+        let entry =
+            |name| Exported { name, file: K::FILE, params: K::Args::SIZES.len(), gin: K::GIN };
+        if !K::GIN {
+            return vec![entry(K::NAME.to_owned())];
+        }
+        let suffixes = GinType::BACK_ENDS.into_iter().filter_map(GinType::suffix);
+        suffixes.map(|suffix| entry(format!("{}_{suffix}", K::NAME))).collect()
+    }
+    let kernels = [
+        of(kernels::gemm_allreduce_mma),
+        of(kernels::gemm_allreduce_wgmma),
+        of(kernels::gin_alltoall::<u8>),
+        of(kernels::gin_alltoall::<f32>),
+        of(kernels::gin_alltoall::<f16>),
+        of(kernels::gin_alltoall::<bf16>),
+        of(kernels::gin_put_signal),
+        of(kernels::hybrid_allreduce::<f32>),
+        of(kernels::hybrid_allreduce::<f16>),
+        of(kernels::hybrid_allreduce::<bf16>),
+        of(kernels::hybrid_alltoall::<u8>),
+        of(kernels::hybrid_alltoall::<f32>),
+        of(kernels::hybrid_alltoall::<f16>),
+        of(kernels::hybrid_alltoall::<bf16>),
+        of(kernels::ll_alltoall::<f32>),
+        of(kernels::ll_alltoall::<f16>),
+        of(kernels::ll_alltoall::<bf16>),
+        of(kernels::lsa_allreduce::<f32>),
+        of(kernels::lsa_allreduce::<f16>),
+        of(kernels::lsa_allreduce::<bf16>),
+        of(kernels::rmsnorm_allreduce::<f32>),
+        of(kernels::rmsnorm_allreduce::<f16>),
+        of(kernels::rmsnorm_allreduce::<bf16>),
+        of(kernels::rmsnorm_allreduce_multimem::<f32>),
+        of(kernels::rmsnorm_allreduce_multimem::<f16>),
+        of(kernels::rmsnorm_allreduce_multimem::<bf16>),
+    ];
+    kernels.into_iter().flatten().collect()
+}
+
+fn main() {
+    cuda_builder::link_worker();
+    let tests = vec![
+        Trial::ignorable_test("ptx_has_exactly_the_exported_kernels", || {
+            with_artifacts(&HOPPER, ptx_has_exactly_the_exported_kernels)
+        }),
+        Trial::ignorable_test("kernels_call_gins_operations_at_most", || {
+            with_artifacts(&HOPPER, kernels_call_gins_operations_at_most)
+        }),
+        Trial::ignorable_test("kernels_keep_everything_in_registers", || {
+            with_assembled(&HOPPER, kernels_keep_everything_in_registers)
+        }),
+        Trial::ignorable_test("kernels_run_with_512_threads", || {
+            with_assembled(&HOPPER, kernels_run_with_512_threads)
+        }),
+        Trial::ignorable_test("products_of_tensor_cores_overlap", || {
+            with_assembled(&HOPPER, products_of_tensor_cores_overlap)
+        }),
+        Trial::ignorable_test("kernels_are_as_good_on_blackwell", || {
+            with_assembled(&BLACKWELL, |artifacts| {
+                kernels_call_gins_operations_at_most(artifacts)?;
+                kernels_keep_everything_in_registers(artifacts)?;
+                kernels_run_with_512_threads(artifacts)
+            })
+        }),
+    ];
+    libtest_mimic::run(&Arguments::from_args(), tests).exit();
+}
+
+type Built = LazyLock<Result<Artifacts, Error>>;
+
+/// The architecture that the crate ships.
+static HOPPER: Built = LazyLock::new(|| build(NvvmArch::Compute90));
+static BLACKWELL: Built = LazyLock::new(|| build(NvvmArch::Compute100));
+
+fn build(arch: NvvmArch) -> Result<Artifacts, Error> {
+    CudaBuilder::new("devcomm-kernels")
+        .arch(arch)
+        .manifest_dir(env!("CARGO_MANIFEST_DIR"))
+        .out_dir(Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels").join(arch.name()))
+        .build()
+}
+
+/// Runs a test on what was built, or says what is missing for it.
+fn with_artifacts(
+    built: &Built,
+    test: impl FnOnce(&Artifacts) -> Result<(), Failed>,
+) -> Result<Completion, Failed> {
+    match &**built {
+        Ok(artifacts) => test(artifacts).map(|()| Completion::Completed),
+        Err(error) if error.is_missing_part() => missing(error.to_string()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The same for a test of what `ptxas` makes of the PTX.
+fn with_assembled(
+    built: &Built,
+    test: impl FnOnce(&Artifacts) -> Result<(), Failed>,
+) -> Result<Completion, Failed> {
+    match devcomm_locate::find_ptxas() {
+        Ok(_) => with_artifacts(built, test),
+        Err(error) => missing(error.to_string()),
+    }
+}
+
+/// A test that cannot run is skipped; where a whole environment is asked for, that is a failure.
+fn missing(reason: String) -> Result<Completion, Failed> {
+    if std::env::var_os("DEVCOMM_REQUIRE_KERNELS").is_some_and(|value| value == "1") {
+        return Err(format!("DEVCOMM_REQUIRE_KERNELS is set, and {reason}").into());
+    }
+    Ok(Completion::ignored_with(format!("SKIPPED: {reason}")))
+}
+
+fn ptx_has_exactly_the_exported_kernels(artifacts: &Artifacts) -> Result<(), Failed> {
+    let mut entries = BTreeSet::new();
+    let mut declared = BTreeSet::new();
+    let exported = exported();
+    for module in &artifacts.modules {
+        let ptx = fs::read_to_string(&module.ptx)?;
+        let of_ptx = ptx.lines().filter_map(|line| line.split_once(".entry "));
+        entries.extend(of_ptx.map(|(_, rest)| rest.trim_end_matches('(').to_owned()));
+        let kernels = module.info.kernels.iter();
+        declared.extend(kernels.map(|k| (k.name.clone(), k.file.clone(), k.params.len())));
+    }
+    let names: BTreeSet<_> = exported.iter().map(|entry| entry.name.clone()).collect();
+    let wanted: BTreeSet<_> = exported
+        .iter()
+        .map(|entry| (entry.name.clone(), entry.file.to_owned(), entry.params))
+        .collect();
+    ensure(entries == names, || format!("the PTX has {entries:?}, wanted {names:?}"))?;
+    ensure(declared == wanted, || format!("the sidecars have {declared:?}, wanted {wanted:?}"))
+}
+
+/// A kernel has everything inlined. One for GIN calls its operations, and what ends it when one of their assertions fails.
+fn kernels_call_gins_operations_at_most(artifacts: &Artifacts) -> Result<(), Failed> {
+    each_kernel(artifacts, |kernel, gin| {
+        let may_call = |callee: &Callee| match callee.kind() {
+            CalleeKind::GinOperation => callee.stack <= DESCRIPTOR,
+            CalleeKind::Assertion => true,
+            CalleeKind::Other => false,
+        };
+        let calls = if gin { kernel.callees.iter().all(may_call) } else { kernel.calls == 0 };
+        calls && kernel.call_prototypes == 0
+    })
+}
+
+/// What `ptxas` says of the stack of a kernel for GIN is the sum with the operations that it calls.
+fn kernels_keep_everything_in_registers(artifacts: &Artifacts) -> Result<(), Failed> {
+    each_kernel(artifacts, |kernel, gin| {
+        let stack_is_good = |stack| kernel.own_stack == 0 && (gin || stack == 0);
+        kernel
+            .resources
+            .is_some_and(|r| stack_is_good(r.stack) && r.spill_stores == 0 && r.spill_loads == 0)
+    })
+}
+
+/// `ptxas` says so when it lets each `wgmma` end before the next begins.
+fn products_of_tensor_cores_overlap(artifacts: &Artifacts) -> Result<(), Failed> {
+    each_kernel(artifacts, |kernel, _| kernel.resources.is_some_and(|r| !r.serialized))
+}
+
+/// But for those whose block has one size.
+fn kernels_run_with_512_threads(artifacts: &Artifacts) -> Result<(), Failed> {
+    let wanted = |name: &str| match name {
+        "gemm_allreduce_mma" => GemmForm::Mma.threads(),
+        "gemm_allreduce_wgmma" => GemmForm::Wgmma.threads(),
+        _ => THREADS,
+    };
+    each_kernel(artifacts, |kernel, _| {
+        kernel.max_threads.is_some_and(|threads| threads >= wanted(&kernel.name))
+    })
+}
+
+/// Fails with the reports of the kernels that are not as wanted, or when there is no kernel. `good` also gets whether a
+/// kernel is one for GIN.
+fn each_kernel(
+    artifacts: &Artifacts,
+    good: impl Fn(&KernelReport, bool) -> bool,
+) -> Result<(), Failed> {
+    let (reports, exported) = (artifacts.report()?, exported());
+    ensure(reports.len() == exported.len(), || format!("{} kernels", reports.len()))?;
+    let gin = |kernel: &KernelReport| exported.iter().any(|e| e.gin && e.name == kernel.name);
+    let bad: Vec<_> = reports.iter().filter(|kernel| !good(kernel, gin(kernel))).collect();
+    ensure(bad.is_empty(), || format!("{bad:#?}"))
+}
+
+fn ensure(condition: bool, message: impl FnOnce() -> String) -> Result<(), Failed> {
+    if condition { Ok(()) } else { Err(message().into()) }
+}

@@ -1,0 +1,121 @@
+//! Finds the test that hangs: each test has its time, and the time of compiling is nobody's.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+/// Follows the output of a test harness.
+pub struct Watch {
+    limit: Duration,
+    /// When the test that runs will have had its time; `None` while no test runs.
+    deadline: Option<Instant>,
+    /// The tests that the harness has named at the beginning of a line.
+    named: Vec<String>,
+    /// Those of which it says that they take long.
+    long: BTreeSet<String>,
+}
+
+impl Watch {
+    /// Each test may take `limit`; `running` says whether tests run from the start.
+    pub fn new(limit: Duration, running: bool) -> Self {
+        let deadline = running.then(|| Instant::now() + limit);
+        Self { limit, deadline, named: Vec::new(), long: BTreeSet::new() }
+    }
+
+    /// When the test that runs will have had its time.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Takes in a line, or what there is of it. A test that is named begins a line: before it runs
+    /// where one runs at a time, else when it has ended.
+    pub fn read(&mut self, line: &str) {
+        if line.starts_with("test result: ") {
+            // rustdoc compiles the next crate's examples.
+            self.deadline = None;
+        } else if line.starts_with("running ") {
+            self.restart();
+        } else if let Some(rest) = line.strip_prefix("test ") {
+            if let Some((name, _)) = rest.split_once(" has been running for over ") {
+                self.long.insert(name.to_owned());
+            } else if let Some((name, _)) = rest.split_once(" ... ")
+                && self.named.last().is_none_or(|last| last != name)
+            {
+                self.named.push(name.to_owned());
+                self.restart();
+            }
+        }
+    }
+
+    fn restart(&mut self) {
+        self.deadline = Some(Instant::now() + self.limit);
+    }
+
+    /// The tests that may be the one that hangs. `tests` are those of the program in the order in
+    /// which they start, of which `at_once` run at a time.
+    pub fn unfinished(&self, tests: &[String], at_once: usize) -> Vec<String> {
+        if at_once == 1 {
+            return self.named.last().cloned().into_iter().collect();
+        }
+        let open = |test: &&String| !self.named.contains(test);
+        let long: Vec<String> = self.long.iter().filter(open).cloned().collect();
+        if !long.is_empty() {
+            return long;
+        }
+        tests.iter().filter(open).take(at_once).cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(1000);
+
+    fn watch(text: &str) -> Watch {
+        let mut watch = Watch::new(LIMIT, true);
+        text.lines().for_each(|line| watch.read(line));
+        watch
+    }
+
+    fn names(text: &str) -> Vec<String> {
+        text.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_time_begins_anew_when_a_test_ends() {
+        let mut watch = watch("running 2 tests");
+        let before = watch.deadline().unwrap();
+        watch.read("some test's output");
+        assert_eq!(watch.deadline(), Some(before));
+        watch.read("test a ... ok");
+        assert!(watch.deadline().unwrap() > before);
+    }
+
+    #[test]
+    fn compiling_between_programs_has_no_limit() {
+        let mut watch = Watch::new(LIMIT, false);
+        assert_eq!(watch.deadline(), None);
+        watch.read("running 1 test");
+        assert!(watch.deadline().is_some());
+        watch.read("test result: ok. 1 passed; 0 failed; 0 ignored");
+        assert_eq!(watch.deadline(), None);
+    }
+
+    #[test]
+    fn of_tests_one_at_a_time_the_last_that_was_named_hangs() {
+        let watch = watch("running 3 tests\ntest a ... GPU-TEST a: ran\nok\ntest b ... ");
+        assert_eq!(watch.unfinished(&names("a b c"), 1), ["b"]);
+    }
+
+    #[test]
+    fn of_several_tests_at_once_those_hang_that_the_harness_calls_long() {
+        let text = "test a ... ok\ntest c has been running for over 60 seconds\n\
+                    test b has been running for over 60 seconds\ntest b ... ok";
+        assert_eq!(watch(text).unfinished(&names("a b c d e"), 2), ["c"]);
+    }
+
+    #[test]
+    fn without_such_a_line_the_first_that_have_not_ended_hang() {
+        assert_eq!(watch("test b ... ok").unfinished(&names("a b c d e"), 2), ["a", "c"]);
+    }
+}
