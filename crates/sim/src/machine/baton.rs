@@ -17,7 +17,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
@@ -25,6 +25,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::core::Core;
+use crate::error::Error;
 
 /// How often the machine looks whether the client that runs has fallen asleep.
 const LOOK: Duration = Duration::from_millis(10);
@@ -46,6 +47,8 @@ pub(crate) struct Shared {
     news: AtomicU64,
     /// The virtual clock in nanoseconds.
     clock: AtomicU64,
+    /// What went wrong first.
+    failure: OnceLock<Arc<Error>>,
 }
 
 #[derive(Default)]
@@ -125,7 +128,17 @@ impl Shared {
             asked: Condvar::new(),
             news: AtomicU64::new(1),
             clock: AtomicU64::new(0),
+            failure: OnceLock::new(),
         }
+    }
+
+    /// Something has gone wrong.
+    pub(crate) fn failed(&self, error: Error) {
+        self.failure.get_or_init(|| Arc::new(error));
+    }
+
+    pub(crate) fn failure(&self) -> Option<Arc<Error>> {
+        self.failure.get().cloned()
     }
 
     pub(crate) fn news(&self) -> u64 {
