@@ -8,3 +8,4 @@ pub mod machines;
 pub mod messages;
 pub mod numbers;
 pub mod shapes;
+pub mod simulated;

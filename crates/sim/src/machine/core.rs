@@ -162,9 +162,9 @@ impl Core {
         let callers = self.shared.callers();
         let callers = callers.iter().map(|(name, call)| format!("{name} is in {call}"));
         let streams = self.streams.borrow();
-        let heads = streams.values().filter_map(|stream| {
-            Some(format!("GPU {}: {}", stream.gpu(), stream.describe(self)?))
-        });
+        let heads = streams
+            .values()
+            .filter_map(|stream| Some(format!("GPU {}: {}", stream.gpu(), stream.describe(self)?)));
         Box::new(Stall { host: callers.chain(heads).collect(), ..*self.gpus.stall() })
     }
 
@@ -201,16 +201,16 @@ impl Core {
 
     /// Polls the heads of all streams, and runs what is on the GPUs for a while.
     pub(super) fn run_gpus(&self) -> Moved {
-        let printed = self.gpus.take_printed();
-        if !printed.is_empty() {
-            print!("{printed}");
-        }
         let streams: Vec<_> = self.streams.borrow().values().cloned().collect();
         // No short circuit: each stream gets its turn.
         let moved = streams.iter().fold(false, |moved, stream| stream.advance(self) || moved);
         self.shared.advance(self.gpus.now());
         let step = self.gpus.step();
         self.shared.advance(self.gpus.now());
+        let printed = self.gpus.take_printed();
+        if !printed.is_empty() {
+            print!("{printed}");
+        }
         match step {
             Step::Failed(error) => {
                 self.fail(error);
