@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use comfy_table::{Table, presets};
 use cuda_builder::{Artifacts, CalleeKind, CudaBuilder, KernelReport, ModuleArtifact, NvvmArch};
 use devcomm_locate::find_ptxas;
@@ -32,11 +32,14 @@ pub fn ptx(kernel: Option<&str>, check: bool, arch: Option<&str>) -> Result<u8> 
     let arch = arch.map_or(Ok(NvvmArch::Compute90), str::parse)?;
     setup(true, if check { Without::Nothing } else { Without::Ptxas })?;
     let folder = Project::open()?.target_folder().join("ptx").join(arch.name());
-    let artifacts =
-        CudaBuilder::new(KERNELS).arch(arch).manifest_dir(root()).out_dir(&folder).build()?;
+    let mut builder = CudaBuilder::new(KERNELS).arch(arch).manifest_dir(root()).out_dir(&folder);
+    if let Some(name) = kernel {
+        builder = builder.only(name);
+    }
+    let artifacts = builder.build()?;
     let mut reports = artifacts.report()?;
     if let Some(name) = kernel {
-        reports = select(reports, name)?;
+        reports = select(reports, name);
         print!("{}", text_of(&artifacts, &reports, name)?);
         // Beside the PTX, so that `> kernel.ptx` gets PTX only.
         eprintln!("{}", table(&artifacts, &reports));
@@ -58,15 +61,10 @@ pub fn ptx(kernel: Option<&str>, check: bool, arch: Option<&str>) -> Result<u8> 
 }
 
 /// The kernel of this name, or the kernels of the file of this name.
-fn select(reports: Vec<KernelReport>, name: &str) -> Result<Vec<KernelReport>> {
-    let names: Vec<String> = reports.iter().map(|report| report.name.clone()).collect();
-    let is_kernel = names.iter().any(|known| known == name);
-    let mut selected = reports;
-    selected.retain(|report| if is_kernel { report.name == name } else { report.file == name });
-    if selected.is_empty() {
-        bail!("there is no kernel {name:?}; the kernels are: {}", names.join(", "));
-    }
-    Ok(selected)
+fn select(mut reports: Vec<KernelReport>, name: &str) -> Vec<KernelReport> {
+    let is_kernel = reports.iter().any(|report| report.name == name);
+    reports.retain(|report| if is_kernel { report.name == name } else { report.file == name });
+    reports
 }
 
 fn module_of<'a>(artifacts: &'a Artifacts, report: &KernelReport) -> Option<&'a ModuleArtifact> {

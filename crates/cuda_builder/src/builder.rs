@@ -32,6 +32,7 @@ pub struct CudaBuilder {
     arch: Option<NvvmArch>,
     copy_to: Option<PathBuf>,
     debug: bool,
+    only: Option<String>,
     out_dir: Option<PathBuf>,
     manifest_dir: Option<PathBuf>,
     target_dir: Option<PathBuf>,
@@ -48,6 +49,7 @@ impl CudaBuilder {
             arch: None,
             copy_to: None,
             debug: false,
+            only: None,
             out_dir: None,
             manifest_dir: None,
             target_dir: None,
@@ -73,6 +75,12 @@ impl CudaBuilder {
     /// optimised all the same.
     pub fn debug(mut self, debug: bool) -> Self {
         self.debug = debug;
+        self
+    }
+
+    /// Makes only the module that has this kernel, or the module of the kernel file of this name.
+    pub fn only(mut self, kernel: impl Into<String>) -> Self {
+        self.only = Some(kernel.into());
         self
     }
 
@@ -188,7 +196,10 @@ impl CudaBuilder {
             folder: scratch.path().to_owned(),
         });
         let what = format!("cannot take the bitcode of `{}` apart", package.name);
-        let parts: Vec<Part> = workers.run("split", &what, split)?;
+        let mut parts: Vec<Part> = workers.run("split", &what, split)?;
+        if let Some(name) = &self.only {
+            parts = only(parts, name)?;
+        }
         let nccl = match parts.iter().any(uses_nccl) {
             true => Some(self.prepare_nccl(&workers, &target)?),
             false => None,
@@ -221,7 +232,7 @@ impl CudaBuilder {
         }
     }
 
-    /// `core` is compiled once a toolchain and set of flags, into a folder that builds share.
+    /// What is compiled for the GPU goes into a folder that builds share.
     ///
     /// Checkouts do not share it, though their target folder may be one (`CARGO_TARGET_DIR`): cargo
     /// names a package's bitcode alike in all of them, so that one would link what another compiles.
@@ -295,6 +306,22 @@ fn uses_nccl(part: &Part) -> bool {
     part.wanted.iter().any(|name| name.starts_with("nccl"))
 }
 
+/// The part that has this kernel, or is of the file of this name.
+fn only(parts: Vec<Part>, name: &str) -> Result<Vec<Part>, Error> {
+    let kernels = || parts.iter().flat_map(|part| &part.kernels).map(|kernel| &*kernel.name);
+    let is_kernel = kernels().any(|kernel| kernel == name);
+    let known = kernels().collect::<Vec<_>>().join(", ");
+    let is_wanted = |part: &Part| match is_kernel {
+        true => part.kernels.iter().any(|kernel| kernel.name == name),
+        false => part.file == name,
+    };
+    let wanted: Vec<Part> = parts.into_iter().filter(is_wanted).collect();
+    match wanted.is_empty() {
+        true => Err(Error::NoKernel { kernel: name.to_owned(), known }),
+        false => Ok(wanted),
+    }
+}
+
 /// Makes the modules of one build.
 struct Modules<'a> {
     toolchain: &'a Toolchain,
@@ -337,6 +364,7 @@ impl Modules<'_> {
         let key = self.key(part, arch, nccl)?;
         // A dump is wanted of each module, so each must pass through LLVM.
         let kept = if self.dump.is_none() { self.cache.find(&key) } else { None };
+        let kept = kept.filter(|(entry, _)| entry.ptx().is_file());
         let linked = kept.is_none();
         let (entry, info) = match kept {
             Some(kept) => kept,

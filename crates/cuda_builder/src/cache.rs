@@ -1,27 +1,30 @@
-//! Linked modules, kept by the hash of all that they were made of, for as long as builds use them.
+//! What was made before, kept by the hash of all that it was made of, for as long as builds use it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use crate::artifact::Sidecar;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
 use crate::error::Error;
 
+/// What an entry says of itself. An entry that has it is whole.
 const SIDECAR: &str = "module.json";
 
-/// A module that no build has used for so long is removed.
+/// An entry that no build has used for so long is removed.
 const KEPT_FOR: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// The folder with the modules of earlier builds.
+/// The folder with what earlier builds made.
 #[derive(Debug)]
 pub(crate) struct Cache {
     pub(crate) folder: PathBuf,
 }
 
-/// One module on disk.
+/// One module, or another thing, on disk.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    folder: PathBuf,
+    pub(crate) folder: PathBuf,
 }
 
 impl Entry {
@@ -37,7 +40,7 @@ impl Entry {
         self.folder.join("module.cubin")
     }
 
-    pub(crate) fn info(&self) -> Option<Sidecar> {
+    fn info<T: DeserializeOwned>(&self) -> Option<T> {
         serde_json::from_slice(&fs::read(self.sidecar()).ok()?).ok()
     }
 }
@@ -47,15 +50,15 @@ impl Cache {
         Entry { folder: self.folder.join(key) }
     }
 
-    /// The module of this key, if it was made before. It counts as used now.
-    pub(crate) fn find(&self, key: &str) -> Option<(Entry, Sidecar)> {
+    /// The entry of this key, if it was made before. It counts as used now.
+    pub(crate) fn find<T: DeserializeOwned>(&self, key: &str) -> Option<(Entry, T)> {
         let entry = self.entry(key);
         let info = entry.info()?;
         // The sidecar's time is that of the last use. On a disk that keeps no times it is that of
-        // the making, and the module will be made again.
+        // the making, and the entry will be made again.
         let sidecar = fs::File::options().append(true).open(entry.sidecar());
         let _ = sidecar.and_then(|file| file.set_modified(SystemTime::now()));
-        entry.ptx().is_file().then_some((entry, info))
+        Some((entry, info))
     }
 
     /// Removes what no build has used for [`KEPT_FOR`], and what builds that were killed have left.
@@ -75,11 +78,11 @@ impl Cache {
     }
 
     /// Has `make` fill a new entry, which then appears as a whole: another build may be looking.
-    pub(crate) fn make(
+    pub(crate) fn make<T: Serialize + DeserializeOwned>(
         &self,
         key: &str,
-        make: impl FnOnce(&Entry) -> Result<Sidecar, Error>,
-    ) -> Result<(Entry, Sidecar), Error> {
+        make: impl FnOnce(&Entry) -> Result<T, Error>,
+    ) -> Result<(Entry, T), Error> {
         fs::create_dir_all(&self.folder).map_err(Error::io("create", &self.folder))?;
         let new = tempfile::Builder::new().prefix("new-").tempdir_in(&self.folder);
         let new = new.map_err(Error::io("create a folder in", &self.folder))?;
@@ -91,10 +94,10 @@ impl Cache {
         let entry = self.entry(key);
         // What another build has put there meanwhile was made of the same parts, and may be in use;
         // only an incomplete entry is replaced.
-        if self.find(key).is_none() {
+        if self.find::<T>(key).is_none() {
             let _ = fs::remove_dir_all(&entry.folder);
             let placed = fs::rename(new.path(), &entry.folder);
-            if self.find(key).is_none() {
+            if self.find::<T>(key).is_none() {
                 placed.map_err(Error::io("create", &entry.folder))?;
             }
         }
@@ -118,6 +121,7 @@ pub(crate) fn write_if_changed(path: &Path, contents: &[u8]) -> Result<(), Error
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::artifact::Sidecar;
 
     fn sidecar() -> Sidecar {
         Sidecar {
@@ -151,9 +155,9 @@ mod tests {
         // Another build that is at work.
         fs::create_dir(folder.path().join("new-1")).unwrap();
 
-        cache.find("used").unwrap();
+        cache.find::<Sidecar>("used").unwrap();
         cache.remove_unused();
-        assert!(cache.find("used").is_some());
+        assert!(cache.find::<Sidecar>("used").is_some());
         assert!(!folder.path().join("unused").exists());
         assert!(folder.path().join("new-1").exists());
     }

@@ -1,4 +1,4 @@
-//! Compiles the kernel package to LLVM bitcode with cargo, in a target folder of its own.
+//! Compiles packages to LLVM bitcode with cargo: the kernels', and `core`.
 
 use std::env;
 use std::ffi::OsStr;
@@ -6,14 +6,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use cargo_metadata::{CrateType, Message};
+use cargo_metadata::camino::Utf8PathBuf;
+use cargo_metadata::{Artifact, CrateType, Message};
 
 use crate::arch::NvvmArch;
 use crate::error::Error;
 use crate::package::KernelPackage;
+use crate::sysroot::sysroot;
 use crate::toolchain::Toolchain;
 
-const TARGET: &str = "nvptx64-nvidia-cuda";
+pub(crate) const TARGET: &str = "nvptx64-nvidia-cuda";
 
 /// Features that every kernel crate needs and no stable crate may name. A crate that turns one on
 /// itself may not be given it a second time.
@@ -38,18 +40,47 @@ pub(crate) struct Compiled {
     pub(crate) libraries: Vec<PathBuf>,
 }
 
+/// A library for the GPU, compiled.
+#[derive(Debug)]
+pub(crate) struct Library {
+    /// The root file of its source.
+    pub(crate) source: PathBuf,
+    /// What rustc links crates above it with.
+    pub(crate) library: PathBuf,
+    pub(crate) bitcode: PathBuf,
+}
+
 impl Compile<'_> {
-    /// Runs cargo. Its messages, and rustc's, go to this process's standard error as they are.
+    /// Compiles the kernel package. Cargo's messages, and rustc's, go to this process's standard
+    /// error as they are.
     pub(crate) fn run(&self) -> Result<Compiled, Error> {
-        let cargo = &self.toolchain.cargo;
-        let failed = |reason: String| Error::Program {
-            program: cargo.to_string_lossy().into_owned(),
-            reason,
-        };
+        let sysroot = sysroot(self)?;
+        let package = self.package;
+        let mut command = self.command(&package.name, &package.manifest, self.target_dir);
+        let mut flags = self.rustflags();
+        flags.push(format!("--sysroot={}", sysroot.folder.display()));
+        command.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f")).arg("--");
+        for feature in self.missing_features() {
+            command.arg(format!("-Zcrate-attr=feature({feature})"));
+        }
+        let mut libraries = self.compiled(command)?;
+        let kernels = libraries.iter().position(|library| library.source == package.root_file);
+        let kernels = kernels
+            .ok_or_else(|| self.failed(format!("it did not report package `{}`", package.name)))?;
+        let kernels = libraries.swap_remove(kernels).bitcode;
+        let libraries = libraries.into_iter().map(|library| library.bitcode);
+        Ok(Compiled { kernels, libraries: libraries.chain(sysroot.bitcode).collect() })
+    }
+
+    fn failed(&self, reason: String) -> Error {
+        Error::Program { program: self.toolchain.cargo.to_string_lossy().into_owned(), reason }
+    }
+
+    /// Runs cargo and returns the libraries for the GPU that it reports.
+    pub(crate) fn compiled(&self, mut command: Command) -> Result<Vec<Library>, Error> {
         let stderr = if self.quiet { Stdio::piped() } else { Stdio::inherit() };
-        let mut command = self.command();
         let output = command.stdin(Stdio::null()).stderr(stderr).output();
-        let output = output.map_err(|e| failed(e.to_string()))?;
+        let output = output.map_err(|e| self.failed(e.to_string()))?;
         let messages = String::from_utf8_lossy(&output.stderr);
         eprint!("{messages}");
         if !output.status.success() {
@@ -62,37 +93,45 @@ impl Compile<'_> {
                 Error::NotBegun { package, messages: messages.trim().to_owned() }
             });
         }
-        let (mut kernels, mut libraries) = (None, Vec::new());
+        let mut libraries = Vec::new();
         for message in Message::parse_stream(&output.stdout[..]) {
-            let Message::CompilerArtifact(artifact) = message.map_err(|e| failed(e.to_string()))?
-            else {
-                continue;
-            };
-            let is_rlib = |kind: &CrateType| matches!(kind, CrateType::Lib | CrateType::RLib);
-            let for_gpu = artifact.filenames.iter().any(|name| name.as_str().contains(TARGET));
-            if !for_gpu || !artifact.target.crate_types.iter().any(is_rlib) {
-                continue;
-            }
-            let bitcode = artifact.filenames.iter().find_map(|name| bitcode_of(name.as_std_path()));
-            let Some(bitcode) = bitcode else {
-                return Err(failed(format!(
-                    "it left no bitcode of `{}` in {}; remove that folder and build again",
-                    artifact.target.name,
-                    self.target_dir.display()
-                )));
-            };
-            if artifact.target.src_path.as_std_path() == self.package.root_file {
-                kernels = Some(bitcode);
-            } else {
-                libraries.push(bitcode);
+            if let Message::CompilerArtifact(artifact) =
+                message.map_err(|e| self.failed(e.to_string()))?
+            {
+                libraries.extend(self.library(&artifact)?);
             }
         }
-        let kernels = kernels
-            .ok_or_else(|| failed(format!("it did not report package `{}`", self.package.name)))?;
-        Ok(Compiled { kernels, libraries })
+        Ok(libraries)
     }
 
-    fn command(&self) -> Command {
+    /// The library for the GPU that an artifact is, if it is one.
+    fn library(&self, artifact: &Artifact) -> Result<Option<Library>, Error> {
+        let is_rlib = |kind: &CrateType| matches!(kind, CrateType::Lib | CrateType::RLib);
+        let file = |extension: &str| {
+            let of_gpu = |name: &&Utf8PathBuf| {
+                name.as_str().contains(TARGET) && name.extension() == Some(extension)
+            };
+            artifact.filenames.iter().find(of_gpu).map(|name| name.as_std_path())
+        };
+        let Some(library) =
+            file("rlib").filter(|_| artifact.target.crate_types.iter().any(is_rlib))
+        else {
+            return Ok(None);
+        };
+        let bitcode = file("rmeta").and_then(bitcode_of).or_else(|| bitcode_of(library));
+        let bitcode = bitcode.ok_or_else(|| {
+            self.failed(format!(
+                "it left no bitcode of `{}` in {}; remove that folder and build again",
+                artifact.target.name,
+                self.target_dir.display()
+            ))
+        })?;
+        let source = artifact.target.src_path.clone().into_std_path_buf();
+        Ok(Some(Library { source, library: library.to_owned(), bitcode }))
+    }
+
+    /// Cargo, told to compile the library of a package for the GPU.
+    pub(crate) fn command(&self, package: &str, manifest: &Path, target_dir: &Path) -> Command {
         let mut command = Command::new(&self.toolchain.cargo);
         for (name, _) in env::vars_os() {
             if steers_the_outer_build(&name) {
@@ -119,24 +158,20 @@ impl Compile<'_> {
             .env("CARGO_INCREMENTAL", "0")
             .env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", switch(self.debug))
             .env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", switch(self.debug))
-            .args(["rustc", "--release", "--lib", "--crate-type", "rlib", "-Zbuild-std=core"])
+            .args(["rustc", "--release", "--lib", "--crate-type", "rlib"])
             .args(["--target", TARGET, "--message-format=json-render-diagnostics"])
-            .args(["--package", &self.package.name, "--manifest-path"])
-            .arg(&self.package.manifest)
+            .args(["--package", package, "--manifest-path"])
+            .arg(manifest)
             .arg("--target-dir")
-            .arg(self.target_dir);
+            .arg(target_dir);
         if self.quiet {
             command.arg("--quiet");
-        }
-        command.arg("--");
-        for feature in self.missing_features() {
-            command.arg(format!("-Zcrate-attr=feature({feature})"));
         }
         command
     }
 
     /// See the crate's documentation on barriers for the two flags that keep rustc from optimising.
-    fn rustflags(&self) -> Vec<String> {
+    pub(crate) fn rustflags(&self) -> Vec<String> {
         let mut flags = vec![
             format!("-Ctarget-cpu={}", self.arch),
             "--emit=llvm-bc".to_owned(),

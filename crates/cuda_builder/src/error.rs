@@ -62,6 +62,14 @@ pub enum Error {
     /// The kernel package has no library.
     #[error("the kernel package `{0}` has no library target (src/lib.rs)")]
     NoLibrary(String),
+    /// The kernel package has no kernel, and no kernel file, of this name.
+    #[error("there is no kernel `{kernel}`; the kernels are: {known}")]
+    NoKernel {
+        /// The name that was asked for.
+        kernel: String,
+        /// The kernels that there are.
+        known: String,
+    },
     /// A program could not be run, or said something unexpected.
     #[error("cannot use `{program}`: {reason}")]
     Program {

@@ -66,6 +66,7 @@ mod report;
 mod script;
 mod signature;
 mod split;
+mod sysroot;
 mod toolchain;
 mod worker;
 

@@ -101,7 +101,7 @@ pub use devcomm_types::GinConnectionType;
 pub use error::{Error, Limit, Result, Site, Stall, ThreadId, Waiter, Waiting};
 pub use gpus::Activity;
 pub use launch::{LaunchConfig, Report};
-pub use machine::{Attached, Machine, Ticket};
+pub use machine::{Attached, CallRecord, Effect, Fault, Machine, Ticket};
 pub use simulation::Simulation;
 pub use thread::OpenSession;
 pub use world::{Buffer, Simulator, Window, WindowArg};

@@ -10,6 +10,8 @@
 //! register lies in a live mapping, because [`Allocation`] holds both. Kernels write to this memory whenever they run, so
 //! the host never makes a reference into it: it copies.
 
+mod shared;
+
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -18,6 +20,7 @@ use std::rc::Rc;
 
 use devcomm_types::Element;
 
+pub(crate) use self::shared::{Pages, Part};
 use crate::error::{Error, Result};
 use crate::multicast::Multicast;
 
@@ -273,8 +276,8 @@ impl Memory {
 /// Memory of one or more ranks, alive as long as this object.
 pub(crate) struct Allocation {
     parts: Vec<*mut u8>,
-    /// Length of a part in bytes.
-    bytes: usize,
+    /// Length of each part in bytes.
+    lens: Rc<[usize]>,
     stride: usize,
     /// Where multicast addresses have it.
     place: Option<u32>,
@@ -292,28 +295,46 @@ impl Allocation {
         bytes: usize,
         owner: impl Fn(usize) -> Owner,
     ) -> Result<Self> {
+        let lens = gpus.iter().map(|_| bytes).collect();
+        Self::lay_out(memory, gpus, team, lens, owner, |mapping, _, offset, len| {
+            mapping.protect(offset, len, true)
+        })
+    }
+
+    /// Parts of these lengths; `open` makes `len` bytes of the mapping, from `offset` on, the part of `rank`.
+    fn lay_out(
+        memory: &Rc<Memory>,
+        gpus: &Rc<[u32]>,
+        team: usize,
+        lens: Rc<[usize]>,
+        owner: impl Fn(usize) -> Owner,
+        open: impl Fn(&Mapping, usize, usize, usize) -> io::Result<()>,
+    ) -> Result<Self> {
         let (page, ranks) = (page_size(), gpus.len());
+        let bytes = lens.iter().copied().max().unwrap_or(0);
         let refused = |source| Error::Memory { bytes, ranks, source };
         let too_large = || refused(io::Error::from(io::ErrorKind::OutOfMemory));
-        let open = bytes.checked_next_multiple_of(page).ok_or_else(too_large)?.max(page);
-        let stride = open.checked_add(page).and_then(|s| s.checked_next_multiple_of(STRIDE_UNIT));
+        let pages = |bytes: usize| bytes.checked_next_multiple_of(page).map(|len| len.max(page));
+        let stride = pages(bytes).and_then(|len| len.checked_add(page));
+        let stride = stride.and_then(|len| len.checked_next_multiple_of(STRIDE_UNIT));
         let stride = stride.ok_or_else(too_large)?;
         let len = stride.checked_mul(ranks).ok_or_else(too_large)?;
         let mapping = Mapping::reserve(len).map_err(refused)?;
         let mut parts = Vec::with_capacity(ranks);
-        for rank in 0..ranks {
-            mapping.protect(rank * stride, open, true).map_err(refused)?;
+        for (rank, bytes) in lens.iter().enumerate() {
+            let len = pages(*bytes).ok_or_else(too_large)?;
+            open(&mapping, rank, rank * stride, len).map_err(refused)?;
             parts.push(mapping.base().wrapping_add(rank * stride));
         }
-        let place = memory.multicast.place(gpus, parts[0], stride, bytes).ok_or_else(too_large)?;
+        let place = memory.multicast.place(gpus, parts[0], stride, &lens).ok_or_else(too_large)?;
         for (i, (parts, gpus)) in parts.chunks(team).zip(gpus.chunks(team)).enumerate() {
             let gpus: GpuSet = gpus.iter().copied().collect();
-            for (k, part) in parts.iter().enumerate() {
-                memory.insert(*part, bytes, gpus.clone(), owner(i * team + k));
+            for (rank, part) in (i * team..).zip(parts) {
+                memory.insert(*part, lens[rank], gpus.clone(), owner(rank));
             }
         }
         let (place, memory) = (Some(place), Rc::clone(memory));
-        Ok(Self { parts, bytes, stride, place, memory, _mapping: mapping })
+        Ok(Self { parts, lens, stride, place, memory, _mapping: mapping })
     }
 
     /// One part of `gpu` alone.
@@ -344,7 +365,8 @@ impl Allocation {
         let part = mapping.base().wrapping_add(start);
         memory.insert(part, bytes, gpus, owner);
         let memory = Rc::clone(memory);
-        Ok(Self { parts: vec![part], bytes, stride: 0, place: None, memory, _mapping: mapping })
+        let (parts, lens) = (vec![part], [bytes].into());
+        Ok(Self { parts, lens, stride: 0, place: None, memory, _mapping: mapping })
     }
 
     /// First byte of `rank`'s part.
@@ -357,9 +379,9 @@ impl Allocation {
         (self.stride / STRIDE_UNIT) as u32
     }
 
-    /// Length of a part in bytes.
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
+    /// Length of each part in bytes.
+    pub(crate) fn lens(&self) -> &Rc<[usize]> {
+        &self.lens
     }
 
     /// Its place in multicast groups, in their units.
@@ -369,12 +391,12 @@ impl Allocation {
 
     /// Sets every byte of `rank`'s part to the poison pattern.
     pub(crate) fn poison(&self, rank: usize) {
-        let part = self.parts[rank];
-        for i in 0..self.bytes / 4 {
+        let (part, bytes) = (self.parts[rank], self.lens[rank]);
+        for i in 0..bytes / 4 {
             // SAFETY: the word lies in the part, which is aligned for it, and no kernel runs while the host does.
             unsafe { part.cast::<u32>().add(i).write(POISON) };
         }
-        for (i, byte) in (self.bytes / 4 * 4..self.bytes).zip(POISON.to_le_bytes()) {
+        for (i, byte) in (bytes / 4 * 4..bytes).zip(POISON.to_le_bytes()) {
             // SAFETY: `i` is below the part's length, and no kernel runs while the host does.
             unsafe { part.add(i).write(byte) };
         }
@@ -382,13 +404,13 @@ impl Allocation {
 
     /// Sets every byte of `rank`'s part to zero.
     pub(crate) fn zero(&self, rank: usize) {
-        // SAFETY: the part has `bytes` bytes, and no kernel runs while the host does.
-        unsafe { self.parts[rank].write_bytes(0, self.bytes) };
+        // SAFETY: the part has so many bytes, and no kernel runs while the host does.
+        unsafe { self.parts[rank].write_bytes(0, self.lens[rank]) };
     }
 
     /// Copies `data` to the start of `rank`'s part; the caller checked that it fits.
     pub(crate) fn write<T: Element>(&self, rank: usize, data: &[T]) {
-        assert!(size_of_val(data) <= self.bytes, "the data fits the part");
+        assert!(size_of_val(data) <= self.lens[rank], "the data fits the part");
         let part = self.parts[rank].cast::<T>();
         // SAFETY: the part has room, by the assertion, and is aligned for every element; `data` is host memory elsewhere.
         unsafe { part.copy_from_nonoverlapping(data.as_ptr(), data.len()) };
@@ -396,7 +418,7 @@ impl Allocation {
 
     /// Copies `len` elements from the start of `rank`'s part.
     pub(crate) fn read<T: Element>(&self, rank: usize, len: usize) -> Vec<T> {
-        assert!(len * size_of::<T>() <= self.bytes, "the part has the elements");
+        assert!(len * size_of::<T>() <= self.lens[rank], "the part has the elements");
         let mut data = Vec::with_capacity(len);
         // SAFETY: the part has the elements, by the assertion; every bit pattern is an Element; the vector has the room.
         unsafe {

@@ -43,7 +43,8 @@ impl Group {
 struct Placed {
     /// The communicator whose ranks have parts of it.
     gpus: Rc<[u32]>,
-    bytes: usize,
+    /// Length of each rank's part in bytes.
+    lens: Rc<[usize]>,
     /// Rank 0's part.
     base: *mut u8,
     /// Distance between the parts in bytes.
@@ -85,21 +86,22 @@ impl Multicast {
         Ref::filter_map(self.groups.borrow(), |groups| groups.get(index)?.as_ref()).ok()
     }
 
-    /// Gives memory a place, in units: `bytes` in each rank of the communicator whose ranks are on `gpus`, rank 0's at `base` and
-    /// `stride` bytes from one to the next.
+    /// Gives memory a place, in units: parts of these lengths in bytes of the communicator whose ranks are on `gpus`, rank 0's
+    /// at `base` and `stride` bytes from one to the next.
     pub(crate) fn place(
         &self,
         gpus: &Rc<[u32]>,
         base: *mut u8,
         stride: usize,
-        bytes: usize,
+        lens: &Rc<[usize]>,
     ) -> Option<u32> {
         let place = self.next.get();
+        let bytes = lens.iter().copied().max()?;
         // A gap behind each, so that an access beyond the end meets nothing.
         let next = place.checked_add(bytes.div_ceil(UNIT) + 1)?;
         u32::try_from(next).ok()?;
         self.next.set(next);
-        let placed = Placed { gpus: Rc::clone(gpus), bytes, base, stride };
+        let placed = Placed { gpus: Rc::clone(gpus), lens: Rc::clone(lens), base, stride };
         self.placed.borrow_mut().insert(place * UNIT, placed);
         u32::try_from(place).ok()
     }
@@ -133,14 +135,18 @@ impl Multicast {
             Some((_, memory)) if !Rc::ptr_eq(&memory.gpus, &group.gpus) => Err(format!(
                 "{address:#x} names memory of one communicator in a multicast group of another"
             )),
-            Some((offset, memory)) if offset < memory.bytes && bytes <= memory.bytes - offset => {
+            Some((offset, memory)) => {
+                // Every member has the bytes.
+                let members = memory.lens[group.first..].iter().step_by(group.stride);
+                let len = members.take(group.n).copied().min().unwrap_or(0);
+                if offset >= len || bytes > len - offset {
+                    return Err(format!(
+                        "{bytes} bytes at multicast offset {offset} of memory of {len} bytes"
+                    ));
+                }
                 let first = memory.base.wrapping_add(group.first * memory.stride + offset);
                 Ok(MulticastParts { first, stride: group.stride * memory.stride, n: group.n })
             }
-            Some((offset, memory)) => Err(format!(
-                "{bytes} bytes at multicast offset {offset} of memory of {} bytes",
-                memory.bytes
-            )),
             None => Err(format!("no window is at the multicast address {address:#x}")),
         }
     }

@@ -49,8 +49,8 @@ pub(crate) struct WindowView {
     pub(crate) id: u32,
     /// The part of rank 0, for the network.
     pub(crate) world_base: *mut u8,
-    /// Length of a part in bytes.
-    pub(crate) bytes: usize,
+    /// Length of each rank's part in bytes.
+    pub(crate) lens: Rc<[usize]>,
 }
 
 /// Pointers to ranks that do not exist start here: no machine maps it.
@@ -82,7 +82,7 @@ impl WindowView {
     fn of_world(&self, offset: usize, bytes: usize, rank: usize) -> Option<*mut u8> {
         let end = offset.checked_add(bytes)?;
         let part = rank * self.stride_4g as usize * STRIDE_UNIT;
-        (end <= self.bytes).then(|| self.world_base.wrapping_add(part + offset))
+        (end <= self.lens[rank]).then(|| self.world_base.wrapping_add(part + offset))
     }
 }
 

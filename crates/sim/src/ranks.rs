@@ -31,23 +31,28 @@ impl Ranks {
     ) -> Result<Symmetric> {
         let Self { gpus, lsa_ranks, memory, .. } = self;
         let allocation = Allocation::symmetric(memory, gpus, *lsa_ranks, bytes, owner)?;
+        Ok(self.view(allocation, id))
+    }
+
+    /// Each rank's view of memory of all ranks.
+    pub(crate) fn view(&self, allocation: Allocation, id: u32) -> Symmetric {
         let view = |rank: usize| {
-            let lsa_rank = rank % lsa_ranks;
+            let lsa_rank = rank % self.lsa_ranks;
             WindowView {
                 flat_base: allocation.part(rank - lsa_rank),
                 stride_4g: allocation.stride_4g(),
                 lsa_rank: lsa_rank as i32,
-                lsa_size: *lsa_ranks as i32,
+                lsa_size: self.lsa_ranks as i32,
                 world_rank: rank as i32,
-                gpus: Rc::clone(gpus),
+                gpus: Rc::clone(&self.gpus),
                 mc_offset_4k: allocation.place(),
                 id,
                 world_base: allocation.part(0),
-                bytes: allocation.bytes(),
+                lens: Rc::clone(allocation.lens()),
             }
         };
         let views = (0..self.len()).map(view).collect();
-        Ok(Symmetric { allocation, views })
+        Symmetric { allocation, views }
     }
 }
 

@@ -9,7 +9,7 @@ use devcomm_types::nccl;
 use devcomm_types::{Element, Slice, Window as WindowParam};
 
 use crate::builder::Builder;
-use crate::dev_comm::{self, CommState, DevComm, DevCommConfig};
+use crate::dev_comm::{CommState, DevComm, DevCommConfig};
 use crate::error::{Error, Result};
 use crate::gpus::{Gpus, Settings};
 use crate::memory::{Allocation, Memory, Owner};
@@ -108,7 +108,7 @@ impl Simulator {
     /// [`Error::Memory`] where the machine has no room, [`Error::Settings`] for what makes no sense.
     #[doc(alias = "ncclDevCommCreate")]
     pub fn dev_comm(&self, config: DevCommConfig) -> Result<DevComm> {
-        let comm = dev_comm::make(&self.world, &config, self.next_id())?;
+        let comm = DevComm::new(&self.world, &config, self.next_id())?;
         let mut known = self.comms.borrow_mut();
         known.retain(|comm| comm.strong_count() > 0);
         known.push(Rc::downgrade(comm.state()));

@@ -84,7 +84,7 @@ fn time_passes_when_nothing_else_can_happen() {
         let start = machine.now();
         let deadline = start + Duration::from_secs(3600 * (1 + rank as u64));
         while machine.now() < deadline {
-            machine.wait(Some(deadline)).unwrap();
+            machine.wait(machine.news(), Some(deadline)).unwrap();
         }
         machine.now() - start
     });
@@ -96,7 +96,7 @@ fn time_passes_when_nothing_else_can_happen() {
 #[test]
 fn threads_that_wait_for_each_other_are_told_who_waits() {
     let told = ranks(Simulation::new(2), |machine, rank| {
-        let told = machine.wait(None);
+        let told = machine.wait(machine.news(), None);
         // News for the other one.
         machine.notify();
         (rank, told)
@@ -132,8 +132,12 @@ fn streams_keep_their_order_and_wait_for_events_of_others() {
             assert_eq!(cuda.cuEventRecord(mark, first), OK);
             assert_eq!(cuda.cuStreamWaitEvent(second, mark, 0), OK);
             assert_eq!(cuda.cuEventRecord(end, second), OK);
-            while cuda.cuStreamQuery(second) == CUresult::CUDA_ERROR_NOT_READY {
-                machine.wait(None).unwrap();
+            loop {
+                let news = machine.news();
+                if cuda.cuStreamQuery(second) == OK {
+                    break;
+                }
+                machine.wait(news, None).unwrap();
             }
             assert_eq!((cuda.cuEventQuery(mark), cuda.cuEventQuery(end)), (OK, OK));
             let mut ms = -1.0;

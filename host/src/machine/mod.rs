@@ -178,15 +178,25 @@ impl Machine {
         self.is_simulated() || self.since(last) >= interval
     }
 
+    /// How much has happened on a simulated machine: whoever polls takes it before a look.
+    fn news(&self) -> u64 {
+        match self {
+            Self::Gpus => 0,
+            #[cfg(feature = "simulator")]
+            Self::Simulated(machine) => machine.news(),
+        }
+    }
+
     /// Lets others work; somebody who polls has `waited` so long already and stops at `deadline`.
+    /// `since` is the [`news`](Self::news) before the last look.
     ///
     /// # Errors
     ///
     /// [`Error::Deadlock`] on a simulated machine.
-    fn pause(&self, waited: Duration, deadline: Option<Duration>) -> Result<()> {
+    fn pause(&self, since: u64, waited: Duration, deadline: Option<Duration>) -> Result<()> {
         match self {
             Self::Gpus => {
-                let _ = deadline;
+                let _ = (since, deadline);
                 // Short waits are polled without sleeping, long ones leave the processor to others.
                 if waited < Duration::from_millis(1) {
                     std::thread::yield_now();
@@ -196,7 +206,7 @@ impl Machine {
                 Ok(())
             }
             #[cfg(feature = "simulator")]
-            Self::Simulated(machine) => machine.wait(deadline),
+            Self::Simulated(machine) => machine.wait(since, deadline),
         }
     }
 
@@ -212,6 +222,7 @@ impl Machine {
     ) -> Result<()> {
         let start = self.now();
         loop {
+            let news = self.news();
             if done()? {
                 return Ok(());
             }
@@ -219,16 +230,20 @@ impl Machine {
             if limit.is_some_and(|limit| waited >= limit) {
                 return Err(Error::DeadlinePassed { waited });
             }
-            self.pause(waited, limit.map(|limit| start.saturating_add(limit)))?;
+            self.pause(news, waited, limit.map(|limit| start.saturating_add(limit)))?;
         }
     }
 
     /// Waits for other threads of the machine to bring about `done`, which nobody says when it is.
     /// On GPUs whoever asks waits by the system's means.
     pub(crate) fn let_work(&self, done: impl Fn() -> bool) {
-        while self.is_simulated() && !done() {
+        loop {
+            let news = self.news();
+            if !self.is_simulated() || done() {
+                return;
+            }
             // That nothing can go on is for those to say who wait for something.
-            let _ = self.pause(Duration::ZERO, None);
+            let _ = self.pause(news, Duration::ZERO, None);
         }
     }
 

@@ -84,8 +84,12 @@ impl Simulated {
         self.0.notify();
     }
 
-    pub(super) fn wait(&self, deadline: Option<Duration>) -> Result<()> {
+    pub(super) fn news(&self) -> u64 {
+        self.0.news()
+    }
+
+    pub(super) fn wait(&self, since: u64, deadline: Option<Duration>) -> Result<()> {
         self.enter();
-        self.0.wait(deadline).map_err(|report| Error::Deadlock { report })
+        self.0.wait(since, deadline).map_err(|report| Error::Deadlock { report })
     }
 }

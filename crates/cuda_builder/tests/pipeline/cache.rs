@@ -1,21 +1,24 @@
-//! What a change of one kernel file costs.
+//! What is made once: `core`, and the modules that a change leaves as they were.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use libtest_mimic::Trial;
+use libtest_mimic::{Failed, Trial};
 
 use crate::support::Needs::{Nccl, RustSource};
-use crate::support::{Outcome, Package, ensure, target, test};
+use crate::support::{Outcome, Package, ensure, stderr, test};
 
 pub fn tests() -> Vec<Trial> {
-    vec![test("a_change_of_one_kernel_file_links_one_module", &[RustSource, Nccl], one_module)]
+    vec![
+        test("a_change_of_one_kernel_file_links_one_module", &[RustSource, Nccl], one_module),
+        test("core_is_compiled_once_for_all_workspaces", &[RustSource], one_core),
+    ]
 }
 
 fn one_module() -> Outcome {
     let package = Package::fixture("one_module");
     package.builder().build()?;
-    let cores = core_bitcode();
 
     let again = package.builder().build()?;
     let linked = |artifacts: &cuda_builder::Artifacts| -> Vec<String> {
@@ -31,22 +34,40 @@ fn one_module() -> Outcome {
     ensure(old != new, "the fixture has no line to change")?;
     package.write("src/shared.rs", &new);
     let changed = package.builder().build()?;
-    ensure(linked(&changed) == ["shared"], format!("one change links {:?}", linked(&changed)))?;
-    ensure(core_bitcode() == cores, "core was compiled again")
+    ensure(linked(&changed) == ["shared"], format!("one change links {:?}", linked(&changed)))
 }
 
-/// The bitcode of `core` in the target folder, with the times of its files.
-fn core_bitcode() -> Vec<(String, SystemTime)> {
-    let folder = target().join("nvptx64-nvidia-cuda/release/deps");
-    let mut found: Vec<(String, SystemTime)> = fs::read_dir(folder)
-        .unwrap()
-        .filter_map(|entry| {
-            let entry = entry.ok()?;
-            let name = entry.file_name().into_string().ok()?;
-            let is_core = name.starts_with("core-") && name.ends_with(".bc");
-            Some((name, entry.metadata().ok()?.modified().ok()?)).filter(|_| is_core)
-        })
-        .collect();
-    found.sort();
-    found
+/// A package of another workspace finds the `core` of the first.
+fn one_core() -> Outcome {
+    let source =
+        |name: &str| format!("#[unsafe(no_mangle)] pub extern \"ptx-kernel\" fn {name}() {{}}");
+    let cache = Package::new("one_core", "").folder.join("cache");
+    let build = |name: &str| -> Result<Vec<(PathBuf, SystemTime)>, Failed> {
+        let package = Package::new(name, &source(name));
+        let output = package.as_build_script(|command| {
+            command.env("DEVCOMM_CACHE", &cache);
+        });
+        ensure(output.status.success(), stderr(&output))?;
+        ensure(package.index().contains(name), package.index())?;
+        bitcode_of_core(&cache)
+    };
+    let (first, second) = (build("one_core_first")?, build("one_core_second")?);
+    ensure(first.len() == 1, format!("{first:?}"))?;
+    ensure(first == second, "core was compiled again")
+}
+
+/// The bitcode of `core` in a cache, with the times of its files.
+fn bitcode_of_core(cache: &Path) -> Result<Vec<(PathBuf, SystemTime)>, Failed> {
+    let mut found = Vec::new();
+    for sysroot in fs::read_dir(cache.join("core"))? {
+        let folder = sysroot?.path().join("lib/rustlib/nvptx64-nvidia-cuda/lib");
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if name.starts_with("core-") && name.ends_with(".bc") {
+                found.push((path.clone(), fs::metadata(&path)?.modified()?));
+            }
+        }
+    }
+    Ok(found)
 }

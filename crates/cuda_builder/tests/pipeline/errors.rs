@@ -272,7 +272,11 @@ fn required() -> Outcome {
 fn no_network() -> Outcome {
     let package = kernel("no_network", "", "*p = 1");
     let output = package.as_build_script(|command| {
-        command.env("CARGO_NET_OFFLINE", "true").env("CARGO_HOME", package.folder.join("home"));
+        command
+            .env("CARGO_NET_OFFLINE", "true")
+            .env("CARGO_HOME", package.folder.join("home"))
+            // No `core` of an earlier build.
+            .env("DEVCOMM_CACHE", package.folder.join("cache"));
     });
     ensure(output.status.success(), stderr(&output))?;
     let texts = ["cargo::warning=kernels were not built: cargo cannot begin", "network"];

@@ -8,7 +8,7 @@ use std::task::Poll;
 use devcomm_sys::driver::{CUevent, CUevent_flags, CUresult, CUstream};
 
 use super::graph::Point;
-use super::stream::StreamOp;
+use super::stream::{Stream, StreamOp};
 use super::{Ask, Refused, ask};
 use crate::machine::core::Core;
 
@@ -26,17 +26,49 @@ pub(crate) struct Event {
 }
 
 impl Event {
+    /// `stream` passes it, in its turn.
+    pub(crate) fn record(self: &Rc<Self>, core: &Core, stream: &Stream) {
+        if let Some(joined) = &*stream.joined.borrow() {
+            self.captured.replace(Some(joined.point()));
+            return;
+        }
+        self.captured.take();
+        let number = self.recorded.get() + 1;
+        self.recorded.set(number);
+        core.enqueue(stream, Box::new(Record { event: Rc::clone(self), number }));
+    }
+
+    /// `stream` waits for it, in its turn.
+    pub(crate) fn wait(self: &Rc<Self>, core: &Core, stream: &Stream) -> Refused<()> {
+        if let Some(point) = &*self.captured.borrow() {
+            return point.join(stream);
+        }
+        if stream.joined.borrow().is_some() {
+            // What is outside a capture cannot be waited for within.
+            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION.into());
+        }
+        let number = self.recorded.get();
+        core.enqueue(stream, Box::new(Await { event: Rc::clone(self), number }));
+        Ok(())
+    }
+
     fn is_reached(&self) -> bool {
         self.reached.get().0 == self.recorded.get()
+    }
+}
+
+impl Core {
+    /// The event of a handle.
+    pub(crate) fn event(&self, event: CUevent) -> Refused<Rc<Event>> {
+        let found = self.events.borrow().get(&(event as u64)).cloned();
+        found.ok_or_else(|| CUresult::CUDA_ERROR_INVALID_HANDLE.into())
     }
 }
 
 impl Ask<'_> {
     fn event(&self, event: CUevent) -> Refused<Rc<Event>> {
         self.gpu()?;
-        let events = self.core.events.borrow();
-        let found = events.get(&(event as u64)).cloned();
-        found.ok_or_else(|| CUresult::CUDA_ERROR_INVALID_HANDLE.into())
+        self.core.event(event)
     }
 }
 
@@ -64,14 +96,7 @@ pub(super) unsafe fn destroy(event: CUevent) -> CUresult {
 pub(super) unsafe fn record(event: CUevent, stream: CUstream) -> CUresult {
     ask("cuEventRecord", |ask| {
         let (event, stream) = (ask.event(event)?, ask.stream(stream)?);
-        if let Some(joined) = &*stream.joined.borrow() {
-            event.captured.replace(Some(joined.point()));
-            return Ok(());
-        }
-        event.captured.take();
-        let number = event.recorded.get() + 1;
-        event.recorded.set(number);
-        ask.core.enqueue(&stream, Box::new(Record { event, number }));
+        event.record(ask.core, &stream);
         Ok(())
     })
 }
@@ -79,16 +104,7 @@ pub(super) unsafe fn record(event: CUevent, stream: CUstream) -> CUresult {
 pub(super) unsafe fn wait(stream: CUstream, event: CUevent, _flags: c_uint) -> CUresult {
     ask("cuStreamWaitEvent", |ask| {
         let (event, stream) = (ask.event(event)?, ask.stream(stream)?);
-        if let Some(point) = &*event.captured.borrow() {
-            return point.join(&stream);
-        }
-        if stream.joined.borrow().is_some() {
-            // What is outside a capture cannot be waited for within.
-            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION.into());
-        }
-        let number = event.recorded.get();
-        ask.core.enqueue(&stream, Box::new(Await { event, number }));
-        Ok(())
+        event.wait(ask.core, &stream)
     })
 }
 

@@ -175,6 +175,7 @@ pub(super) unsafe fn launch(
             cooperative,
             started: None,
         };
+        ask.note(|| kernel.shape());
         let refused = ask.core.gpus.check(&kernel.launch());
         refused
             .map_err(|error| Refusal::new(CUresult::CUDA_ERROR_INVALID_VALUE, error.to_string()))?;
@@ -238,6 +239,15 @@ struct Kernel {
 }
 
 impl Kernel {
+    /// For the record of calls.
+    fn shape(&self) -> String {
+        let Self { grid, block, dynamic_shared, cooperative, .. } = self;
+        let name = self.body.name();
+        format!(
+            "{name} grid {grid:?} block {block:?} shared {dynamic_shared} cooperative {cooperative}"
+        )
+    }
+
     fn launch(&self) -> Launch {
         let (body, params) = (self.body, Rc::clone(&self.params));
         let addresses = params.addresses();

@@ -24,6 +24,7 @@ use devcomm_sys::driver::{CUresult, Driver};
 
 use crate::machine::baton::Client;
 use crate::machine::core::Core;
+use crate::machine::fault::{Effect, Entry};
 
 /// An error of the driver's, and what there is to say about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +53,7 @@ pub(crate) struct Ask<'a> {
     pub(crate) core: &'a Core,
     /// The GPU whose context is current.
     current: Option<usize>,
+    entry: Entry,
 }
 
 impl Ask<'_> {
@@ -59,6 +61,11 @@ impl Ask<'_> {
     pub(crate) fn gpu(&self) -> Refused<usize> {
         self.core.check()?;
         self.current.ok_or_else(|| CUresult::CUDA_ERROR_INVALID_CONTEXT.into())
+    }
+
+    /// Has the record of the call say what it was called with.
+    fn note(&self, detail: impl FnOnce() -> String) {
+        self.core.faults().detail(&self.entry, detail);
     }
 }
 
@@ -71,15 +78,30 @@ fn ask(name: &'static str, answer: impl Fn(&Ask<'_>) -> Refused<()>) -> CUresult
 fn ask_until(name: &'static str, answer: impl Fn(&Ask<'_>) -> Poll<Refused<()>>) -> CUresult {
     let answered = Client::with(|client| {
         let current = client.gpu.get();
+        let mut entry = None;
         client.call(name, |core, _| {
-            let poll = answer(&Ask { core, current });
-            match (poll, core.deadlock()) {
-                (Poll::Pending, Some(report)) => {
-                    let code = CUresult::CUDA_ERROR_LAUNCH_TIMEOUT;
-                    Poll::Ready(Err(Refusal::new(code, report)))
+            let entry = entry.get_or_insert_with(|| core.faults().enter(name, current));
+            let poll = match entry.effect {
+                Some(Effect::Fail(code)) => Poll::Ready(Err(error_of(code).into())),
+                Some(Effect::Hang) if core.faults().is_released(entry) => {
+                    Poll::Ready(Err(CUresult::CUDA_ERROR_LAUNCH_TIMEOUT.into()))
                 }
-                (poll, _) => poll,
+                Some(Effect::Hang) => Poll::Pending,
+                _ => answer(&Ask { core, current, entry: *entry }),
+            };
+            let answered = match (poll, core.deadlock()) {
+                (Poll::Pending, Some(report)) => {
+                    Err(Refusal::new(CUresult::CUDA_ERROR_LAUNCH_TIMEOUT, report))
+                }
+                (Poll::Pending, None) => return Poll::Pending,
+                (Poll::Ready(answered), _) => answered,
+            };
+            let code = answered.as_ref().err().map_or(0, |refusal| refusal.code as i32);
+            core.faults().leave(entry, code);
+            if let Some(Effect::Later(code)) = entry.effect {
+                core.fail_with(error_of(code).into());
             }
+            Poll::Ready(answered)
         })
     });
     match answered.flatten() {
@@ -91,6 +113,24 @@ fn ask_until(name: &'static str, answer: impl Fn(&Ask<'_>) -> Poll<Refused<()>>)
             code
         }
     }
+}
+
+/// The driver's error of a number that a test has chosen.
+fn error_of(code: i32) -> CUresult {
+    use CUresult as E;
+    const KNOWN: [CUresult; 10] = [
+        E::CUDA_ERROR_INVALID_VALUE,
+        E::CUDA_ERROR_OUT_OF_MEMORY,
+        E::CUDA_ERROR_INVALID_CONTEXT,
+        E::CUDA_ERROR_INVALID_HANDLE,
+        E::CUDA_ERROR_NOT_READY,
+        E::CUDA_ERROR_ILLEGAL_ADDRESS,
+        E::CUDA_ERROR_LAUNCH_TIMEOUT,
+        E::CUDA_ERROR_LAUNCH_FAILED,
+        E::CUDA_ERROR_NOT_SUPPORTED,
+        E::CUDA_ERROR_ECC_UNCORRECTABLE,
+    ];
+    KNOWN.into_iter().find(|known| *known as i32 == code).unwrap_or(E::CUDA_ERROR_UNKNOWN)
 }
 
 /// The table.

@@ -25,6 +25,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::core::Core;
+use super::fault::Faults;
 use crate::error::Error;
 
 /// How often the machine looks whether the client that runs has fallen asleep.
@@ -49,6 +50,7 @@ pub(crate) struct Shared {
     clock: AtomicU64,
     /// What went wrong first.
     failure: OnceLock<Arc<Error>>,
+    pub(crate) faults: Faults,
 }
 
 #[derive(Default)]
@@ -90,8 +92,6 @@ enum State {
 pub(crate) struct Call {
     /// The function, for reports.
     pub(crate) name: &'static str,
-    /// [`Shared::news`] when it was made.
-    pub(crate) since: u64,
     poll: *mut (dyn FnMut(&Core, &Call) -> bool + 'static),
 }
 
@@ -129,6 +129,7 @@ impl Shared {
             news: AtomicU64::new(1),
             clock: AtomicU64::new(0),
             failure: OnceLock::new(),
+            faults: Faults::default(),
         }
     }
 
@@ -218,18 +219,9 @@ impl Shared {
         }
     }
 
-    /// Waits until a client that runs outside asks for something, or ends.
+    /// Waits a moment: a client that runs outside may ask for something, or end.
     pub(crate) fn wait_for_outsiders(&self) {
-        let mut turns = self.turns.lock();
-        let count = |turns: &Turns| {
-            let outside = turns.clients.values().filter(|entry| entry.state == State::Outside);
-            (outside.count(), turns.clients.len())
-        };
-        let before = count(&turns);
-        let news = self.news();
-        while count(&turns) == before && self.news() == news {
-            self.asked.wait_for(&mut turns, LOOK);
-        }
+        self.asked.wait_for(&mut self.turns.lock(), LOOK);
     }
 
     /// Gives a client the baton; its call has been answered.
@@ -285,8 +277,6 @@ pub(crate) struct Client {
     turn: Arc<Condvar>,
     /// The GPU whose context is current.
     pub(crate) gpu: Cell<Option<usize>>,
-    /// NCCL's state of the thread.
-    pub(crate) nccl: RefCell<crate::host_nccl::ThreadState>,
 }
 
 impl Client {
@@ -300,7 +290,7 @@ impl Client {
         entry.state = State::Waiting;
         let shared = Arc::clone(shared);
         shared.asked.notify_one();
-        let client = Self { shared, id, turn, gpu: Cell::new(None), nccl: RefCell::default() };
+        let client = Self { shared, id, turn, gpu: Cell::new(None) };
         client.wait_for_turn(turns);
         let replaced = CURRENT.replace(Some(client));
         drop(replaced);
@@ -344,13 +334,12 @@ impl Client {
         // SAFETY: the two differ in a lifetime; that nobody uses the pointer behind it is the module's.
         let poll: *mut (dyn FnMut(&Core, &Call) -> bool + 'static) =
             unsafe { std::mem::transmute(poll) };
-        let since = self.shared.news();
         let mut turns = self.shared.turns.lock();
         if turns.ended {
             return None;
         }
         if let Some(entry) = turns.clients.get_mut(&self.id) {
-            entry.call = Some(Call { name, since, poll });
+            entry.call = Some(Call { name, poll });
             entry.state = State::Waiting;
         }
         self.shared.asked.notify_one();

@@ -9,6 +9,7 @@ use devcomm_sys::driver::{CUfunction, CUresult};
 use devcomm_types::HostBody;
 
 use super::baton::Shared;
+use super::fault::Faults;
 use crate::driver::event::Event;
 use crate::driver::function::Function;
 use crate::driver::graph::{Exec, Graph};
@@ -92,7 +93,7 @@ impl Core {
             execs: RefCell::default(),
             functions: RefCell::default(),
             pinned: RefCell::default(),
-            nccl: host_nccl::State::new(simulation),
+            nccl: host_nccl::State::default(),
             next_handle: Cell::new(FIRST_HANDLE),
             failure: RefCell::default(),
             deadlock: RefCell::default(),
@@ -103,6 +104,10 @@ impl Core {
     /// The number of the machine.
     pub(crate) fn number(&self) -> u64 {
         self.shared.number
+    }
+
+    pub(crate) fn faults(&self) -> &Faults {
+        &self.shared.faults
     }
 
     /// How much has happened so far.

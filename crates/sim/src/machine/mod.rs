@@ -6,6 +6,7 @@
 
 pub(crate) mod baton;
 pub(crate) mod core;
+pub(crate) mod fault;
 mod turns;
 
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ use parking_lot::Mutex;
 
 use self::baton::{Call, Client, ClientId, Shared};
 use self::core::Core;
+pub use self::fault::{CallRecord, Effect, Fault};
 use crate::error::{Error, Result};
 use crate::gpus::Activity;
 use crate::simulation::Simulation;
@@ -99,18 +101,27 @@ impl Machine {
         Duration::from_nanos(self.inner.shared.clock())
     }
 
-    /// Waits until something has happened on the machine since the calling thread's last call, or
+    /// How much has happened on the machine so far: a number that grows.
+    #[must_use]
+    pub fn news(&self) -> u64 {
+        self.inner.shared.news()
+    }
+
+    /// Waits until something has happened on the machine since [`news`](Self::news) was `since`, or
     /// the clock has reached `deadline`.
+    ///
+    /// Whoever waits for a condition takes the news first, looks at the condition then, and waits
+    /// if it does not hold: what happens in between is not missed.
     ///
     /// # Errors
     ///
     /// Nothing can happen any more and nobody waits with a deadline: who waits for what.
-    pub fn wait(&self, deadline: Option<Duration>) -> Result<(), String> {
+    pub fn wait(&self, since: u64, deadline: Option<Duration>) -> Result<(), String> {
         self.enter();
         let deadline = deadline.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
         let waited = Client::with(|client| {
-            client.call("a wait", |core, call| {
-                if core.news() != call.since || deadline.is_some_and(|end| core.clock() >= end) {
+            client.call("a wait", |core, _| {
+                if core.news() != since || deadline.is_some_and(|end| core.clock() >= end) {
                     return Poll::Ready(Ok(()));
                 }
                 if let Some(end) = deadline {
@@ -144,6 +155,22 @@ impl Machine {
         let _visit = (!is_here).then(|| self.ticket("a look").attach());
         let look = |core: &Core, _: &Call| Poll::Ready(core.gpus.activity());
         Client::with(|client| client.call("a look", look)).flatten().unwrap_or_default()
+    }
+
+    /// Makes calls go wrong from now on. For tests.
+    pub fn inject(&self, fault: Fault) {
+        self.inner.shared.faults.inject(fault);
+    }
+
+    /// Records calls from now on. For tests.
+    pub fn record_calls(&self) {
+        self.inner.shared.faults.record();
+    }
+
+    /// The calls since [`record_calls`](Self::record_calls), of all threads, in their order.
+    #[must_use]
+    pub fn calls(&self) -> Vec<CallRecord> {
+        self.inner.shared.faults.records()
     }
 
     /// The function that runs `body` on the GPU of the current context; one for each body.

@@ -29,13 +29,13 @@ use crate::thread::{Thread, Within};
 /// NCCL's bit of the back end that is simulated.
 const PROXY: u32 = 1 << 2;
 
-/// A set of GIN barriers.
+/// Signals that may be those of GIN barriers.
 #[derive(Clone, Copy)]
 pub(crate) struct BarrierSet {
     pub(crate) signal0: u32,
-    pub(crate) count: u32,
-    /// Ranks of its team, and signals of a barrier.
-    pub(crate) ranks: u32,
+    pub(crate) signals: u32,
+    /// Ranks of the team, and signals of a barrier, where that is known.
+    pub(crate) ranks: Option<u32>,
 }
 
 /// How a signal is counted.

@@ -45,17 +45,17 @@ impl Session {
         let Some(set) = call.gin.barriers.iter().find(|set| set.signal0 == barriers.signal0) else {
             call.misuse("a GIN barrier of a handle that is none of the device communicator's")
         };
-        if i64::from(ranks) != i64::from(set.ranks) {
-            let made = set.ranks;
+        let made = set.ranks.unwrap_or(ranks as u32);
+        if i64::from(ranks) != i64::from(made) {
             call.misuse(format!("a GIN barrier of a team of {ranks} ranks, made for {made}"));
         }
-        if index >= set.count {
-            let count = set.count;
+        let count = set.signals / made.max(1);
+        if index >= count {
             call.misuse(format!(
                 "GIN barrier {index}: the device communicator was made with {count}"
             ));
         }
-        let signal = barriers.signal0 + index * set.ranks;
+        let signal = barriers.signal0 + index * made;
         Self { coop, handle: call.handle, team, index, signal, all_contexts }
     }
 

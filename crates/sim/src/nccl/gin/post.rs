@@ -61,7 +61,7 @@ impl Call<'_> {
         // SAFETY: the caller's.
         let view = unsafe { view(window) };
         view.of_world(offset, bytes, rank as usize).unwrap_or_else(|| {
-            let (id, len) = (view.id, view.bytes);
+            let (id, len) = (view.id, view.lens[rank as usize]);
             self.misuse(format!(
                 "{what} {bytes} bytes at byte {offset} of window {id}, rank {rank}'s part, which has {len}"
             ))

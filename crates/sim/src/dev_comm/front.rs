@@ -1,10 +1,107 @@
-//! What a device communicator is made with.
+//! What a device communicator of a [`Simulator`](crate::Simulator) is made with.
+
+use std::rc::Rc;
 
 use devcomm_types::GinConnectionType;
+use devcomm_types::kernel::IntoArg;
 use devcomm_types::nccl::{
-    GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, MultimemHandle, ResourceHandle,
+    self, GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, MultimemHandle, ResourceHandle,
 };
 use devcomm_types::{CounterRange, SignalRange};
+
+use super::plan::{self, Asked};
+use super::{CommState, make};
+use crate::error::{Error, Result};
+use crate::nccl::barrier_words;
+use crate::ranks::Ranks;
+
+/// A device communicator of every rank. NCCL: `ncclDevComm`.
+#[doc(alias = "ncclDevComm")]
+pub struct DevComm {
+    state: Rc<CommState>,
+    /// What was asked for, and where it is among the resources or teams.
+    resources: Vec<(Resource, usize)>,
+}
+
+impl DevComm {
+    /// A device communicator in every one of these ranks.
+    pub(crate) fn new(of: &Ranks, config: &DevCommConfig, id: u32) -> Result<Self> {
+        let asked = config.asked(of.lsa_ranks)?;
+        // Every `n * stride` neighbours are `stride` teams.
+        let first = |team: usize, rank: usize| {
+            let (n, stride) = asked.teams[team];
+            let (n, stride) = (n as usize, stride as usize);
+            rank - rank % (n * stride) + rank % stride
+        };
+        let state = Rc::new(make(of, &asked, id, first)?);
+        let (mut resources, mut places) = (Vec::new(), [0, 0]);
+        for resource in &config.resources {
+            let place = &mut places[usize::from(matches!(resource, Resource::Team(_)))];
+            resources.push((*resource, *place));
+            *place += 1;
+        }
+        Ok(Self { state, resources })
+    }
+
+    /// The device communicator as an argument for `rank`'s kernel.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such rank, as indexing does. (In the closure of a launch that becomes an error.)
+    pub fn rank(&self, rank: usize) -> DevCommArg<'_> {
+        DevCommArg { comm: &self.state.comms[rank], of: self, rank }
+    }
+
+    /// What the simulator keeps of it.
+    pub(crate) fn state(&self) -> &Rc<CommState> {
+        &self.state
+    }
+}
+
+/// A device communicator as one rank's kernel takes it.
+#[derive(Clone, Copy)]
+pub struct DevCommArg<'a> {
+    comm: &'a nccl::DevComm,
+    of: &'a DevComm,
+    rank: usize,
+}
+
+impl DevCommArg<'_> {
+    /// The rank's handle of the resource that [`DevCommConfig::add`] gave this key for.
+    ///
+    /// # Panics
+    ///
+    /// For the key of another configuration, where it would open another resource. (In the closure of a launch that becomes
+    /// an error.)
+    pub fn resource<R: ResourceRequest>(&self, key: ResourceKey<R>) -> R::Handle {
+        let (asked, place) = self.of.resources[key.index];
+        assert!(asked == key.request.into(), "the key is of another configuration");
+        let nothing = plan::Made { buffer: 0, first_signal: 0, first_counter: 0 };
+        let state = &self.of.state;
+        let (made, multimem) = match asked {
+            Resource::Team(_) => (nothing, state.teams[place].handle(self.rank)),
+            _ => (state.made[place], MultimemHandle::NULL),
+        };
+        let plan::Made { buffer, first_signal, first_counter } = made;
+        key.request.handle(Made { buffer, first_signal, first_counter, multimem })
+    }
+}
+
+impl std::fmt::Debug for DevCommArg<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("DevCommArg").field(self.comm).finish()
+    }
+}
+
+impl IntoArg<nccl::DevComm> for DevCommArg<'_> {
+    fn into_arg(self) -> nccl::DevComm {
+        *self.comm
+    }
+
+    fn dev_comm(&self) -> Option<&nccl::DevComm> {
+        Some(self.comm)
+    }
+}
 
 /// What the kernels that will use a device communicator need of it.
 ///
@@ -90,6 +187,72 @@ impl DevCommConfig {
     pub fn add<R: ResourceRequest>(&mut self, request: R) -> ResourceKey<R> {
         self.resources.push(request.into());
         ResourceKey { index: self.resources.len() - 1, request }
+    }
+
+    /// The same in NCCL's terms.
+    fn asked(&self, lsa_ranks: usize) -> Result<Asked> {
+        let (mut resources, mut teams) = (Vec::new(), Vec::new());
+        for resource in &self.resources {
+            let (ranks, stride) = match *resource {
+                Resource::LsaBarriers(LsaBarriers { ranks, .. }) => (ranks, 1),
+                Resource::Team(TeamMultimem { ranks, stride }) => (ranks, stride),
+                _ => (1, 1),
+            };
+            let span = ranks as usize * stride as usize;
+            if span == 0 || !lsa_ranks.is_multiple_of(span) {
+                return Err(Error::Settings(format!(
+                    "teams of {ranks} ranks with stride {stride}, into which LSA teams of {lsa_ranks} cannot be cut"
+                )));
+            }
+            match resource.node() {
+                Some(node) => resources.push(node),
+                None => teams.push((ranks, stride)),
+            }
+        }
+        Ok(Asked {
+            lsa_barriers: self.lsa_barriers,
+            lsa_multimem: self.lsa_multimem,
+            barriers: self.barriers,
+            rail_gin_barriers: self.rail_gin_barriers,
+            world_gin_barriers: self.world_gin_barriers,
+            gin_connection: self.gin_connection,
+            gin_custom_stride: self.gin_custom_stride,
+            gin_contexts: self.gin_contexts,
+            gin_signals: self.gin_signals,
+            gin_counters: self.gin_counters,
+            gin_strong_signals: self.gin_strong_signals,
+            gin_queue_depth: self.gin_queue_depth,
+            resources,
+            teams,
+        })
+    }
+}
+
+impl Resource {
+    /// What NCCL makes of it; nothing for a team.
+    fn node(self) -> Option<plan::Resource> {
+        let nothing = plan::Resource { align: 1, ..plan::Resource::default() };
+        Some(match self {
+            Self::LsaBarriers(LsaBarriers { ranks, count }) => {
+                let words = barrier_words(count as usize, ranks as usize);
+                plan::Resource { bytes: words * size_of::<u32>(), ..nothing }
+            }
+            Self::GinBarriers(GinBarriers { ranks, count }) => {
+                let signals = count.saturating_mul(ranks);
+                plan::Resource { signals, barrier_ranks: Some(ranks), ..nothing }
+            }
+            Self::LlA2a(request @ LlA2a { blocks, .. }) => {
+                let lines = usize::try_from(1 + 2 * request.slots()).unwrap_or(usize::MAX);
+                let bytes = lines.saturating_mul(16).saturating_mul(blocks as usize);
+                plan::Resource { bytes, ..nothing }
+            }
+            Self::Buffer(ResourceBuffer { bytes, align }) => {
+                plan::Resource { bytes, align, ..nothing }
+            }
+            Self::Signals(Signals { count }) => plan::Resource { signals: count, ..nothing },
+            Self::Counters(Counters { count }) => plan::Resource { counters: count, ..nothing },
+            Self::Team(_) => return None,
+        })
     }
 }
 
@@ -195,8 +358,8 @@ pub trait ResourceRequest: Copy + PartialEq + Into<Resource> + sealed::Sealed {
 /// the kind that was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResourceKey<R> {
-    pub(super) index: usize,
-    pub(super) request: R,
+    index: usize,
+    request: R,
 }
 
 /// A resource of any kind.
@@ -216,10 +379,10 @@ pub enum Resource {
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 pub struct Made {
-    pub(super) buffer: ResourceHandle,
-    pub(super) first_signal: u32,
-    pub(super) first_counter: u32,
-    pub(super) multimem: MultimemHandle,
+    buffer: ResourceHandle,
+    first_signal: u32,
+    first_counter: u32,
+    multimem: MultimemHandle,
 }
 
 mod sealed {
