@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result, Site, Stall, ThreadId};
 use crate::memory::Memory;
-use crate::nccl::Network;
+use crate::nccl::{self, Network};
 use crate::scheduler::Scheduler;
 use crate::thread::{OpenSession, Thread, Wait};
 use crate::{panics, trap};
@@ -130,6 +130,7 @@ pub(crate) struct Gpus {
 impl Gpus {
     /// GPUs with nothing on them, over `memory`.
     pub(crate) fn new(settings: Settings, memory: Rc<Memory>) -> Rc<Self> {
+        nccl::install();
         panics::install();
         trap::install();
         Rc::new(Self {

@@ -314,6 +314,6 @@ unsafe fn waits_for_a_time(out: *mut u64) {
 
 #[test]
 fn time_passes_for_those_who_look() {
-    let waited = output(Simulation::new(1), waits_for_a_time, (1, 1), [0]);
+    let waited = output(Simulation::new(1), waits_for_a_time, (1, 1), [0_u64]);
     assert!(waited[0] >= 1_000_000);
 }
