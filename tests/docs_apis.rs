@@ -55,7 +55,7 @@ fn named(document: &str) -> Vec<(String, Vec<String>)> {
 fn all_sources() -> Vec<Source> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut all = Vec::new();
-    for folder in ["crates", "host", "tests", "xtask"] {
+    for folder in ["crates", "examples", "host", "kernels", "tests", "xtask"] {
         sources(&root.join(folder), &mut all);
     }
     all

@@ -165,7 +165,7 @@ fn copy_programs(project: &Project, pack: &Path) -> Result<()> {
 /// What run.sh sets for GIN without a network card; it names the pack's folder `here`.
 fn network_sh() -> String {
     let plugin = Path::new("$here/lib/libdevcomm_rma_loopback.so");
-    let variables = devcomm_rma_loopback::environment(plugin);
+    let variables = devcomm_locate::gin_loopback_environment(plugin);
     variables.map(|(name, value)| format!("export {name}=\"{value}\"\n")).concat()
 }
 
@@ -398,7 +398,7 @@ mod tests {
         assert!(output.status.success(), "{output:?}");
         let text = String::from_utf8(output.stdout).unwrap();
         let plugin = Path::new("/a pack/lib/libdevcomm_rma_loopback.so");
-        for (name, value) in devcomm_rma_loopback::environment(plugin) {
+        for (name, value) in devcomm_locate::gin_loopback_environment(plugin) {
             let line = format!("{name}={value}");
             assert!(text.lines().any(|found| found == line), "{line} is not in:\n{text}");
         }

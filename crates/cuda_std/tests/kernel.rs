@@ -111,8 +111,3 @@ fn the_body_of_an_instance_knows_its_types_and_constants() {
     unsafe { call(fill::<u32, 2>, (out.as_mut_ptr(),)) };
     assert_eq!(out, [2, 2, 0]);
 }
-
-#[test]
-fn wrong_kernels_do_not_compile_and_say_why() {
-    trybuild::TestCases::new().compile_fail("tests/ui/*.rs");
-}

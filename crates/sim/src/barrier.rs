@@ -3,7 +3,6 @@
 use std::cell::Cell;
 
 use crate::error::{Error, Site};
-use crate::gpus::Gpus;
 use crate::thread::{Block, Thread, Wait, Within};
 
 /// State of one barrier.
@@ -18,32 +17,17 @@ pub(crate) struct BlockBarrier {
 
 /// A thread arrives at barrier `id` for `count` threads and waits for the others. `within` is the call of NCCL that it does so
 /// for.
-pub(crate) fn arrive(
-    gpus: &Gpus,
-    thread: &Thread,
-    id: u32,
-    count: u32,
-    within: Option<Within>,
-    at: Site,
-) {
+pub(crate) fn arrive(thread: &Thread, id: u32, count: u32, within: Option<Within>, at: Site) {
     let block = thread.block();
     let Some(barrier) = block.barriers.get(id as usize) else {
-        thread.misuse(
-            gpus,
-            at,
-            format!("barrier {id} does not exist: a block has barriers 0 to 15"),
-        )
+        thread.misuse(at, format!("barrier {id} does not exist: a block has barriers 0 to 15"))
     };
     if !count.is_multiple_of(32) {
-        thread.misuse(gpus, at, format!("barrier {id} for {count} threads: not whole warps"));
+        thread.misuse(at, format!("barrier {id} for {count} threads: not whole warps"));
     }
     if count > block.size.next_multiple_of(32) {
         let threads = block.size;
-        thread.misuse(
-            gpus,
-            at,
-            format!("barrier {id} for {count} threads of a block of {threads}"),
-        );
+        thread.misuse(at, format!("barrier {id} for {count} threads of a block of {threads}"));
     }
     match barrier.at.get() {
         None => {
@@ -54,7 +38,6 @@ pub(crate) fn arrive(
             if barrier.count.get() != count {
                 let others = barrier.count.get();
                 thread.misuse(
-                    gpus,
                     at,
                     format!(
                         "barrier {id} for {count} threads, where others ask for {others} (0 is all)"
@@ -65,20 +48,20 @@ pub(crate) fn arrive(
             if cfg!(debug_assertions) && id == 0 && other != at {
                 let what = "sync_threads".to_owned();
                 let (kernel, thread_id) = (thread.kernel(), thread.who());
-                thread.fail(gpus, Error::Divergent { kernel, thread: thread_id, what, at, other });
+                thread.fail(Error::Divergent { kernel, thread: thread_id, what, at, other });
             }
         }
     }
     barrier.arrived.set(barrier.arrived.get() + 1);
-    if !release_if_complete(gpus, block, id, Some(thread)) {
+    if !release_if_complete(block, id, Some(thread)) {
         thread.give_way(Wait::Barrier { id, at, within });
-    } else if gpus.random() {
+    } else if thread.gpus().random() {
         thread.give_way(Wait::Ready);
     }
 }
 
 /// Wakes the threads at barrier `id` but `except`, if it has all that it waits for.
-fn release_if_complete(gpus: &Gpus, block: &Block, id: u32, except: Option<&Thread>) -> bool {
+fn release_if_complete(block: &Block, id: u32, except: Option<&Thread>) -> bool {
     let barrier = &block.barriers[id as usize];
     let needed = match barrier.count.get() {
         0 => block.live.get(),
@@ -94,18 +77,18 @@ fn release_if_complete(gpus: &Gpus, block: &Block, id: u32, except: Option<&Thre
         if !except.is_some_and(|thread| std::ptr::eq(thread, other))
             && matches!(other.wait.get(), Wait::Barrier { id: at, .. } if at == id)
         {
-            gpus.wake(other);
+            other.wake();
         }
     }
     true
 }
 
 /// A thread of the block ended: barriers for all threads may be complete without it.
-pub(crate) fn thread_ended(gpus: &Gpus, block: &Block) {
+pub(crate) fn thread_ended(block: &Block) {
     for id in 0..block.barriers.len() {
         let barrier = &block.barriers[id];
         if barrier.arrived.get() > 0 && barrier.count.get() == 0 {
-            release_if_complete(gpus, block, id as u32, None);
+            release_if_complete(block, id as u32, None);
         }
     }
 }

@@ -82,8 +82,9 @@ impl Builder {
         self
     }
 
-    /// Ends a launch with [`Error::Limit`] after so long, also a kernel that loops without any call into cuda_std or nccl_device
-    /// (where signals can stop it: on Linux on x86-64 and aarch64). Default: ten minutes.
+    /// Ends a launch with [`Error::Limit`] after so much processor time, also a kernel that loops
+    /// without any call into cuda_std or nccl_device (where signals can stop it: on Linux on x86-64
+    /// and aarch64). Default: ten minutes.
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.gpus.time_limit = Some(limit);
         self

@@ -15,11 +15,11 @@ pub type Site = &'static Location<'static>;
 /// Which simulated thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ThreadId {
-    /// Rank in the world.
+    /// Rank in the world, which is the number of the GPU.
     pub rank: usize,
-    /// `blockIdx.x`.
+    /// The block's number in its grid, x first.
     pub block: u32,
-    /// `threadIdx.x`.
+    /// The thread's number in its block, x first.
     pub thread: u32,
 }
 
@@ -111,7 +111,9 @@ pub struct Waiter {
     pub kernel: &'static str,
     /// Rank in the world.
     pub rank: usize,
-    /// `blockIdx.x`.
+    /// Rank in the communicator of the kernel, if that has other ranks.
+    pub comm_rank: Option<usize>,
+    /// The block's number in its grid, x first.
     pub block: u32,
     /// How many threads.
     pub threads: u32,
@@ -151,7 +153,15 @@ impl fmt::Display for Stall {
         self.host.iter().try_for_each(|line| write!(f, "\n  {line}"))?;
         for w in self.waiters.iter().take(MAX_LINES) {
             let threads = if w.threads == 1 { "1 thread waits" } else { "threads wait" };
-            write!(f, "\n  rank {} block {}: ", w.rank, w.block)?;
+            write!(f, "\n  rank {}", w.rank)?;
+            if let Some(rank) = w.comm_rank {
+                write!(f, " (rank {rank} of its communicator)")?;
+            }
+            write!(f, " block {}", w.block)?;
+            if w.kernel != self.kernel {
+                write!(f, " of {}", w.kernel)?;
+            }
+            write!(f, ": ")?;
             if w.threads != 1 {
                 write!(f, "{} ", w.threads)?;
             }
@@ -307,7 +317,7 @@ pub enum Error {
         kernel: &'static str,
         /// Rank in the world.
         rank: usize,
-        /// `blockIdx.x`.
+        /// The block's number in its grid, x first.
         block: u32,
         /// `static` or `dynamic`.
         what: &'static str,
@@ -372,7 +382,7 @@ pub enum Error {
 pub enum Limit {
     /// Switches between threads.
     Steps(u64),
-    /// Time on the clock.
+    /// Processor time.
     Time(Duration),
 }
 

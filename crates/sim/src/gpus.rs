@@ -1,7 +1,11 @@
 //! The simulated GPUs: what they run, and how they are driven.
 //!
-//! [`Gpus`] live as long as their machine. A [`Launch`] gives one GPU a grid; its blocks go to the GPU's multiprocessors as
-//! these have room, so that grids of one GPU overlap where they fit. [`Gpus::step`] runs all that can run for a while.
+//! [`Gpus`] live as long as their machine. A [`Launch`] gives one GPU a grid; its blocks go to the
+//! GPU's multiprocessors as these have room, so that grids of one GPU overlap where they fit.
+//! [`Gpus::step`] runs all that can run for a while.
+
+#[cfg(test)]
+mod tests;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -12,7 +16,7 @@ use crate::error::{Error, Result, Site, Stall, ThreadId};
 use crate::memory::Memory;
 use crate::nccl::{self, Network};
 use crate::scheduler::Scheduler;
-use crate::thread::{OpenSession, Thread, Wait};
+use crate::thread::{OpenSession, Thread};
 use crate::{panics, trap};
 
 /// How GPUs are made, and how they run.
@@ -48,6 +52,9 @@ pub(crate) struct Launch {
     pub(crate) dynamic_shared: usize,
     /// Whether all blocks run at once: the grid starts when all of them fit beside what runs.
     pub(crate) cooperative: bool,
+    /// The communicator of its device communicator, if it takes one: the GPU of each rank, for
+    /// reports.
+    pub(crate) communicator: Option<Rc<[u32]>>,
     /// Runs one thread of the kernel, on its coroutine. The arguments are inside.
     pub(crate) body: Rc<dyn Fn()>,
 }
@@ -78,22 +85,31 @@ pub(crate) enum Step {
     Progress,
     /// Nothing is on the GPUs, and nothing is under way between them.
     Idle,
-    /// All threads wait for something that neither a thread nor the network will do. The host may, or a deadline may pass
-    /// ([`Gpus::advance`]); otherwise it is a deadlock ([`Gpus::stall`] says of whom).
+    /// All threads wait for something that neither a thread nor the network will do. The host may,
+    /// or a deadline may pass ([`Gpus::advance`]); otherwise it is a deadlock ([`Gpus::stall`] says
+    /// of whom).
     Stuck,
-    /// Threads poll without saying for what, and nothing has happened for a while: time may pass ([`Gpus::advance`]). If
-    /// nothing happens for long, the step fails with [`Error::Livelock`].
+    /// Threads poll without saying for what, and nothing has happened for a while: time may pass
+    /// ([`Gpus::advance`]). If nothing happens for long, the step fails with [`Error::Livelock`].
     Spinning,
-    /// A kernel broke a rule or met a limit: everything that ran on the GPUs has been ended, as by [`Gpus::reset`].
+    /// A kernel broke a rule or met a limit: everything that ran on the GPUs has been ended, as by
+    /// [`Gpus::reset`].
     Failed(Error),
 }
 
-/// Which thread opened a session: its grid, and its block's and its own number.
-type Opener = (GridId, u32, u32);
+/// An LSA barrier session that is open.
+struct Session {
+    kernel: &'static str,
+    grid: GridId,
+    /// Number of the thread that opened it.
+    tid: u32,
+    open: OpenSession,
+}
 
 /// The simulated GPUs: their threads, their network, their clock. They live on one OS thread.
 ///
-/// Threads and hooks share it, so that everything that changes is in a cell. What only the scheduler looks at is its own.
+/// Threads and hooks share it, so that everything that changes is in a cell. What only the
+/// scheduler looks at is its own.
 pub(crate) struct Gpus {
     pub(crate) settings: Settings,
     /// Keeps the live ranges.
@@ -122,7 +138,7 @@ pub(crate) struct Gpus {
     /// Number of the present streak of passes in which threads only looked for what they wait for.
     pub(crate) streak: Cell<u64>,
     /// Sessions by address of the barrier's epoch word.
-    sessions: RefCell<BTreeMap<usize, (Opener, OpenSession)>>,
+    sessions: RefCell<BTreeMap<usize, Session>>,
     /// Sessions whose grids have ended.
     left_open: RefCell<Vec<OpenSession>>,
 }
@@ -155,7 +171,8 @@ impl Gpus {
         })
     }
 
-    /// Takes a grid. It starts as its GPU has room, when the grids that the GPU took before have started.
+    /// Takes a grid. It starts as its GPU has room, when the grids that the GPU took before have
+    /// started.
     ///
     /// # Errors
     ///
@@ -166,7 +183,8 @@ impl Gpus {
         Ok(id)
     }
 
-    /// How many blocks of `threads` threads with so much dynamic shared memory in bytes a GPU holds at one time.
+    /// How many blocks of `threads` threads with so much dynamic shared memory in bytes a GPU holds
+    /// at one time.
     pub(crate) fn resident(&self, threads: u32, dynamic_shared: usize) -> u32 {
         self.scheduler.borrow().resident(threads, dynamic_shared)
     }
@@ -191,11 +209,13 @@ impl Gpus {
     }
 
     /// Whether a grid has ended; one that has is forgotten, and stays done.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for machines, which run streams"))]
     pub(crate) fn is_done(&self, grid: GridId) -> bool {
         self.scheduler.borrow_mut().is_done(grid)
     }
 
-    /// Ends everything that runs, waits to run or is under way. The order of what comes begins anew, with the seed too.
+    /// Ends everything that runs, waits to run or is under way. The order of what comes begins
+    /// anew, with the seed too.
     pub(crate) fn reset(&self) {
         self.scheduler.borrow_mut().reset();
         self.network.clear();
@@ -209,10 +229,18 @@ impl Gpus {
         self.progress();
     }
 
-    /// Something happened: whoever polls may find it. For the host too, when it has stored to a GPU's memory.
+    /// Something happened: whoever polls may find it. For the host too, when it has stored to a
+    /// GPU's memory.
     #[inline]
     pub(crate) fn progress(&self) {
         self.idle.set(0);
+    }
+
+    /// One of `n`: the first, or with a seed any. All that is left to chance asks here, so that a run
+    /// is a function of its seed.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for machines, which run streams"))]
+    pub(crate) fn choose(&self, n: usize) -> usize {
+        self.scheduler.borrow_mut().choose(n)
     }
 
     /// The simulated time in nanoseconds.
@@ -225,8 +253,8 @@ impl Gpus {
         self.scheduler.borrow().next_deadline()
     }
 
-    /// Moves the clock on to `to`, if that is later, and ends the first of the kernels' waits that is over then. (One at a time:
-    /// what its thread does next may be what others wait for.)
+    /// Moves the clock on to `to`, if that is later, and ends the first of the kernels' waits that
+    /// is over then. (One at a time: what its thread does next may be what others wait for.)
     pub(crate) fn advance(&self, to: u64) {
         self.clock.set(self.now().max(to));
         self.scheduler.borrow_mut().time_out(self);
@@ -262,22 +290,6 @@ impl Gpus {
         self.settings.seed.is_some()
     }
 
-    /// Lets a waiting thread run again.
-    pub(crate) fn wake(&self, thread: &Thread) {
-        thread.wait.set(Wait::Ready);
-        self.progress();
-        self.enqueue(thread);
-    }
-
-    /// Puts a thread into the next round of its block.
-    pub(crate) fn enqueue(&self, thread: &Thread) {
-        let block = thread.block();
-        block.next.borrow_mut().push(thread.tid.get());
-        if !block.queued.replace(true) {
-            self.queue.borrow_mut().push(block.slot);
-        }
-    }
-
     /// Records an error; the first one counts.
     pub(crate) fn fail(&self, error: Error) {
         self.failure.borrow_mut().get_or_insert(error);
@@ -295,15 +307,20 @@ impl Gpus {
     /// A coop's first thread opens a session on the barrier whose epoch is at `word`.
     pub(crate) fn session_opened(&self, thread: &Thread, word: usize, index: u32, at: Site) {
         let ThreadId { rank, block, thread: tid } = thread.who();
-        let opener = (thread.block().grid.id, block, tid);
+        let (kernel, grid) = (thread.kernel(), thread.block().grid.id);
         let mut sessions = self.sessions.borrow_mut();
-        let other = sessions.get(&word).filter(|(other, _)| *other != opener);
-        if let Some((_, OpenSession { block, at: there, .. })) = other {
-            let what = format!("LSA barrier {index} is in use by block {block} ({there})");
+        let other = sessions
+            .get(&word)
+            .filter(|other| (other.grid, other.open.block, other.tid) != (grid, block, tid));
+        if let Some(Session { kernel, grid: of, open, .. }) = other {
+            let of = if *of == grid { String::new() } else { format!(" of {kernel}") };
+            let OpenSession { block, at: there, .. } = open;
+            let what = format!("LSA barrier {index} is in use by block {block}{of} ({there})");
             drop(sessions);
-            thread.misuse(self, at, what);
+            thread.misuse(at, what);
         }
-        sessions.insert(word, (opener, OpenSession { rank, block, index, at }));
+        let open = OpenSession { rank, block, index, at };
+        sessions.insert(word, Session { kernel, grid, tid, open });
     }
 
     /// The session on the barrier whose epoch is at `word` is closed.
@@ -314,11 +331,11 @@ impl Gpus {
     /// A grid has ended: what it left open is nobody's.
     pub(crate) fn grid_ended(&self, grid: GridId) {
         let mut left_open = self.left_open.borrow_mut();
-        self.sessions.borrow_mut().retain(|_, ((of, ..), session)| {
-            if *of == grid {
-                left_open.push(*session);
+        self.sessions.borrow_mut().retain(|_, session| {
+            if session.grid == grid {
+                left_open.push(session.open);
             }
-            *of != grid
+            session.grid != grid
         });
     }
 }

@@ -2,17 +2,17 @@
 //!
 //! # Safety
 //!
-//! The scheduler sets [`CTX`](cuda_std::arch::CTX) only to the address of a [`Thread`] of a live [`Gpus`], with the
-//! provenance of the whole object, and hooks run only on that thread's coroutine while it is current. So the cast of the
-//! context's address back to the thread is sound, and so is its pointer to the gpus, which outlives all its coroutines.
-//! Everything behind both is in cells: no reference here excludes another.
+//! The scheduler sets [`CTX`](cuda_std::arch::CTX) only to the address of a [`Thread`] of a live
+//! [`Gpus`], with the provenance of the whole object, and hooks run only on that thread's coroutine
+//! while it is current. So the cast of the context's address back to the thread is sound, and so is
+//! its pointer to the GPUs, which outlive all coroutines. Everything behind both is in cells: no
+//! reference here excludes another.
 
 use corosensei::Yielder;
 use cuda_std::arch::{Access, MulticastParts, Ops, ThreadCtx};
 
 use crate::barrier;
 use crate::error::{Error, Site};
-use crate::gpus::Gpus;
 use crate::multicast;
 use crate::nccl;
 use crate::shared::MAX_STATIC;
@@ -23,18 +23,15 @@ use crate::warp::{self, Lane, Op};
 pub(crate) const SLICE: u64 = 1 << 16;
 
 impl Thread {
-    /// The thread of a context, and its gpus.
+    /// The thread of a context.
     #[inline(always)]
-    pub(crate) fn of<'a>(ctx: *const ThreadCtx) -> (&'a Thread, &'a Gpus) {
-        // SAFETY: the module's: a context is the start of a thread of a live gpus.
-        unsafe {
-            let thread = &*ctx.cast::<Thread>();
-            (thread, &*thread.gpus.get())
-        }
+    pub(crate) fn of<'a>(ctx: *const ThreadCtx) -> &'a Thread {
+        // SAFETY: the module's: a context is the start of a thread that runs.
+        unsafe { &*ctx.cast::<Thread>() }
     }
 
     /// The thread that runs now. Only for code that runs on a coroutine.
-    pub(crate) fn current<'a>() -> (&'a Thread, &'a Gpus) {
+    pub(crate) fn current<'a>() -> &'a Thread {
         Self::of(cuda_std::arch::CTX.get())
     }
 
@@ -52,20 +49,20 @@ impl Thread {
 }
 
 fn barrier_hook(ctx: *const ThreadCtx, id: u32, count: u32, at: Site) {
-    let (thread, gpus) = Thread::of(ctx);
-    barrier::arrive(gpus, thread, id, count, None, at);
+    let thread = Thread::of(ctx);
+    barrier::arrive(thread, id, count, None, at);
 }
 
 fn exit(ctx: *const ThreadCtx) -> ! {
-    let (thread, _) = Thread::of(ctx);
+    let thread = Thread::of(ctx);
     loop {
         thread.give_way(Wait::Exited);
     }
 }
 
 fn sync_warp(ctx: *const ThreadCtx, mask: u32, at: Site) {
-    let (thread, gpus) = Thread::of(ctx);
-    warp::meet(gpus, thread, mask, Op::Sync, Lane::default(), at);
+    let thread = Thread::of(ctx);
+    warp::meet(thread, mask, Op::Sync, Lane::default(), at);
 }
 
 fn shuffle(
@@ -77,48 +74,41 @@ fn shuffle(
     width: u32,
     at: Site,
 ) -> (u32, bool) {
-    let (thread, gpus) = Thread::of(ctx);
-    warp::meet(gpus, thread, mask, Op::Shuffle(kind), Lane { value, operand, width }, at)
+    let thread = Thread::of(ctx);
+    warp::meet(thread, mask, Op::Shuffle(kind), Lane { value, operand, width }, at)
 }
 
 fn ballot(ctx: *const ThreadCtx, mask: u32, predicate: bool, at: Site) -> u32 {
-    let (thread, gpus) = Thread::of(ctx);
+    let thread = Thread::of(ctx);
     let mine = Lane { value: predicate.into(), ..Lane::default() };
-    warp::meet(gpus, thread, mask, Op::Ballot, mine, at).0
+    warp::meet(thread, mask, Op::Ballot, mine, at).0
 }
 
 fn shared_static(ctx: *const ThreadCtx, key: usize, size: usize) -> *mut u8 {
-    let (thread, gpus) = Thread::of(ctx);
-    gpus.called();
+    let thread = Thread::of(ctx);
+    thread.gpus().called();
     let found = thread.block().shared.borrow_mut().of_static(key, size);
     found.unwrap_or_else(|| {
         let (kernel, who) = (thread.kernel(), thread.who());
-        thread
-            .fail(gpus, Error::SharedMemory { kernel, thread: who, bytes: size, limit: MAX_STATIC })
+        thread.fail(Error::SharedMemory { kernel, thread: who, bytes: size, limit: MAX_STATIC })
     })
 }
 
 fn access(ctx: *const ThreadCtx, address: usize, bytes: usize, access: Access, at: Site) {
-    let (thread, gpus) = Thread::of(ctx);
-    thread.touch(gpus, address, bytes, access, at);
+    let thread = Thread::of(ctx);
+    thread.touch(address, bytes, access, at);
 }
 
 impl Thread {
-    /// An access about to happen: refuses it where the memory is not the thread's, and lets others gpus.
+    /// An access about to happen: refuses it where the memory is not the thread's, and lets others run.
     #[inline(always)]
-    pub(crate) fn touch(
-        &self,
-        gpus: &Gpus,
-        address: usize,
-        bytes: usize,
-        access: Access,
-        at: Site,
-    ) {
+    pub(crate) fn touch(&self, address: usize, bytes: usize, access: Access, at: Site) {
+        let gpus = self.gpus();
         let accesses = gpus.accesses.get() + 1;
         gpus.accesses.set(accesses);
         let gpu = self.block().gpu as u32;
         if !gpus.memory.contains(gpu, address, bytes) && !self.owns(address, bytes) {
-            out_of_bounds(gpus, self, address, bytes, access, at);
+            out_of_bounds(self, address, bytes, access, at);
         }
         if self.updating.replace(false) {
             gpus.progress();
@@ -153,51 +143,36 @@ impl Thread {
 }
 
 #[cold]
-fn out_of_bounds(
-    gpus: &Gpus,
-    thread: &Thread,
-    address: usize,
-    bytes: usize,
-    access: Access,
-    at: Site,
-) -> ! {
+fn out_of_bounds(thread: &Thread, address: usize, bytes: usize, access: Access, at: Site) -> ! {
     let access = match access {
         Access::Read | Access::AtomicRead(..) => "loads",
         Access::Write | Access::AtomicWrite(..) => "stores",
         Access::AtomicRmw(..) => "updates",
     };
     if multicast::is_multicast(address) {
-        thread.misuse(gpus, at, format!(
+        thread.misuse(at, format!(
             "it {access} {bytes} bytes at {address:#x}, a multicast address, which is for multimem instructions only"
         ));
     }
-    let where_to = nccl::describe(&gpus.memory, address);
+    let where_to = nccl::describe(&thread.gpus().memory, address);
     let (kernel, who) = (thread.kernel(), thread.who());
-    thread.fail(
-        gpus,
-        Error::OutOfBounds { kernel, thread: who, access, bytes, address, where_to, at },
-    )
+    thread.fail(Error::OutOfBounds { kernel, thread: who, access, bytes, address, where_to, at })
 }
 
 fn multimem(ctx: *const ThreadCtx, address: usize, bytes: usize, at: Site) -> MulticastParts {
-    let (thread, gpus) = Thread::of(ctx);
-    thread.multimem(gpus, address, bytes, at)
+    let thread = Thread::of(ctx);
+    thread.multimem(address, bytes, at)
 }
 
 impl Thread {
     /// The copies behind a multicast address that the thread is about to use.
-    pub(crate) fn multimem(
-        &self,
-        gpus: &Gpus,
-        address: usize,
-        bytes: usize,
-        at: Site,
-    ) -> MulticastParts {
+    pub(crate) fn multimem(&self, address: usize, bytes: usize, at: Site) -> MulticastParts {
+        let gpus = self.gpus();
         gpus.accesses.set(gpus.accesses.get() + 1);
         let gpu = self.block().gpu;
         let parts = match gpus.memory.multicast.parts(gpu, address, bytes) {
             Ok(parts) => parts,
-            Err(why) => self.misuse(gpus, at, format!("a multimem instruction: {why}")),
+            Err(why) => self.misuse(at, format!("a multimem instruction: {why}")),
         };
         gpus.progress();
         if gpus.settings.preempt || gpus.accesses.get() >= gpus.slice_end.get() {
@@ -208,14 +183,14 @@ impl Thread {
 }
 
 fn spin(ctx: *const ThreadCtx, at: Site) {
-    let (thread, _) = Thread::of(ctx);
+    let thread = Thread::of(ctx);
     // An update that changed nothing.
     thread.updating.set(false);
     thread.give_way(Wait::Spin { at });
 }
 
 fn print(ctx: *const ThreadCtx, text: &str) {
-    let (_, gpus) = Thread::of(ctx);
+    let gpus = Thread::of(ctx).gpus();
     gpus.called();
     gpus.printed.borrow_mut().push_str(text);
 }
@@ -224,8 +199,9 @@ fn print(ctx: *const ThreadCtx, text: &str) {
 const LOOK: u64 = 1000;
 
 fn clock(ctx: *const ThreadCtx) -> u64 {
-    let (thread, gpus) = Thread::of(ctx);
+    let thread = Thread::of(ctx);
     // Whoever looks at the clock may be waiting for it, which is no livelock.
+    let gpus = thread.gpus();
     gpus.progress();
     let now = gpus.clock.get();
     gpus.clock.set(now + LOOK);

@@ -94,7 +94,9 @@ impl Simulator {
                 block: [config.block, 1, 1],
                 dynamic_shared: config.dynamic_shared,
                 cooperative: false,
-                // SAFETY: the caller keeps the kernel's contract, and the scheduler has made a thread current.
+                communicator: None,
+                // SAFETY: the caller keeps the kernel's contract, and the scheduler has made a
+                // thread current.
                 body: Rc::new(move || unsafe { K::call(args) }),
             })
         };

@@ -139,6 +139,7 @@ type Run = (u32, u32);
 
 impl GpuSet {
     /// Every GPU: memory of the host.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for machines, which run streams"))]
     pub(crate) fn all() -> Self {
         Self([(0, u32::MAX)].into())
     }
@@ -286,8 +287,8 @@ pub(crate) struct Allocation {
 }
 
 impl Allocation {
-    /// One part a rank, laid out as NCCL lays out a window, where rank `i` is on `gpus[i]`; `team` neighbouring ranks reach each
-    /// other's.
+    /// One part a rank, laid out as NCCL lays out a window, where rank `i` is on `gpus[i]`; `team`
+    /// neighbouring ranks reach each other's.
     pub(crate) fn symmetric(
         memory: &Rc<Memory>,
         gpus: &Rc<[u32]>,
@@ -337,23 +338,13 @@ impl Allocation {
         Ok(Self { parts, lens, stride, place, memory, _mapping: mapping })
     }
 
-    /// One part of `gpu` alone.
+    /// One part that `gpus` may touch, ending at a page without access (up to the alignment).
     pub(crate) fn single(
         memory: &Rc<Memory>,
-        gpu: u32,
+        gpus: GpuSet,
         bytes: usize,
         owner: Owner,
     ) -> Result<Self> {
-        Self::one(memory, std::iter::once(gpu).collect(), bytes, owner)
-    }
-
-    /// One part that every GPU reaches.
-    pub(crate) fn pinned(memory: &Rc<Memory>, bytes: usize) -> Result<Self> {
-        Self::one(memory, GpuSet::all(), bytes, Owner::Pinned)
-    }
-
-    /// One part, ending at a page without access (up to the alignment).
-    fn one(memory: &Rc<Memory>, gpus: GpuSet, bytes: usize, owner: Owner) -> Result<Self> {
         let page = page_size();
         let refused = |source| Error::Memory { bytes, ranks: 1, source };
         let too_large = || refused(io::Error::from(io::ErrorKind::OutOfMemory));

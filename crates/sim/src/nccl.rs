@@ -20,7 +20,6 @@ use std::rc::Rc;
 use nccl_device::raw::host::CALL_SITE;
 
 use crate::error::Site;
-use crate::gpus::Gpus;
 use crate::memory::{Memory, STRIDE_UNIT};
 use crate::multicast;
 use crate::thread::Thread;
@@ -78,7 +77,8 @@ impl WindowView {
         of_lsa(self.flat_base, self.stride_4g, self.lsa_size, offset, peer)
     }
 
-    /// Byte `offset` of the part of the communicator's rank `rank`, where `bytes` bytes are; or nothing.
+    /// Byte `offset` of the part of the communicator's rank `rank`, where `bytes` bytes are; or
+    /// nothing.
     fn of_world(&self, offset: usize, bytes: usize, rank: usize) -> Option<*mut u8> {
         let end = offset.checked_add(bytes)?;
         let part = rank * self.stride_4g as usize * STRIDE_UNIT;
@@ -98,10 +98,10 @@ pub(crate) fn describe(memory: &Memory, address: usize) -> String {
     memory.describe(address)
 }
 
-/// The thread that made the call, its gpus, and where it did.
-fn caller<'a>() -> (&'a Thread, &'a Gpus, Site) {
-    let (thread, gpus) = Thread::current();
-    (thread, gpus, CALL_SITE.get())
+/// The thread that made the call, and where it did.
+fn caller<'a>() -> (&'a Thread, Site) {
+    let thread = Thread::current();
+    (thread, CALL_SITE.get())
 }
 
 /// The view behind a handle; a NULL handle ends the kernel.
@@ -115,8 +115,8 @@ unsafe fn view<'a>(window: *mut c_void) -> &'a WindowView {
     match unsafe { window.cast::<WindowView>().as_ref() } {
         Some(view) => view,
         None => {
-            let (thread, gpus, at) = caller();
-            thread.misuse(gpus, at, "the window is NULL")
+            let (thread, at) = caller();
+            thread.misuse(at, "the window is NULL")
         }
     }
 }

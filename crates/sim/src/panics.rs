@@ -10,7 +10,6 @@ use std::sync::Once;
 use cuda_std::arch::CTX;
 
 use crate::error::Error;
-use crate::gpus::Gpus;
 use crate::thread::Thread;
 
 thread_local! {
@@ -26,16 +25,16 @@ pub(crate) fn install() {
             if CTX.get().is_null() {
                 return before(info);
             }
-            Thread::current().0.unwinding.set(true);
+            Thread::current().unwinding.set(true);
             PLACE.set(info.location().map(ToString::to_string));
         }));
     });
 }
 
 /// Records the panic of `thread`.
-pub(crate) fn report(gpus: &Gpus, thread: &Thread, payload: &(dyn Any + Send)) {
+pub(crate) fn report(thread: &Thread, payload: &(dyn Any + Send)) {
     let at = PLACE.take().unwrap_or_else(|| "an unknown place".to_owned());
-    let (kernel, thread) = (thread.kernel(), thread.who());
+    let (gpus, kernel, thread) = (thread.gpus(), thread.kernel(), thread.who());
     gpus.fail(Error::Panic { kernel, thread, at, message: message(payload) });
 }
 

@@ -7,6 +7,15 @@ use crate::error::Result;
 use crate::memory::{Allocation, Memory, Owner};
 use crate::nccl::{Network, WindowView};
 
+/// How a report names a rank of the communicator on these GPUs: with its GPU, where that has
+/// another number.
+pub(crate) fn name(gpus: &[u32], rank: u32) -> String {
+    match gpus.get(rank as usize) {
+        Some(gpu) if *gpu != rank => format!("rank {rank} (GPU {gpu})"),
+        _ => format!("rank {rank}"),
+    }
+}
+
 /// What windows and device communicators are made for.
 pub(crate) struct Ranks {
     /// The GPU of each rank.

@@ -2,7 +2,8 @@
 //!
 //! A turn takes a block and runs its ready threads, round after round, until none is ready or the turn is long enough; then
 //! comes the next block. (One queue of all threads would be several times slower: each thread's stack would be out of
-//! the cache at its turn.) The order is that in which the blocks came to be ready, or random by seed.
+//! the cache at its turn.) The order is that in which the blocks came to be ready, or random by
+//! seed.
 //!
 //! A pass over the blocks in which threads wait gives the network its turn. What happens when they do nothing else is in
 //! [`stuck`].
@@ -135,8 +136,18 @@ impl Scheduler {
         (self.warps, self.launched) = (warps, launched);
     }
 
+    #[cfg(test)]
+    pub(crate) fn idle_warps(&self) -> usize {
+        self.warps.len()
+    }
+
     pub(crate) fn trace(&self) -> u64 {
         self.trace
+    }
+
+    /// One of `n`: the first, or with a seed any.
+    pub(crate) fn choose(&mut self, n: usize) -> usize {
+        self.rng.as_mut().map_or(0, |rng| rng.usize(..n))
     }
 
     /// One pass over the blocks that can run, and the network's turn.
@@ -157,10 +168,8 @@ impl Scheduler {
         self.pass = Pass::default();
         let idle = gpus.idle.get();
         for i in 0..turns.len() {
-            if let Some(rng) = &mut self.rng {
-                let k = rng.usize(i..turns.len());
-                turns.swap(i, k);
-            }
+            let k = i + self.choose(turns.len() - i);
+            turns.swap(i, k);
             self.turn(gpus, turns[i] as usize)?;
             self.deliver_at_random(gpus)?;
         }
@@ -200,10 +209,8 @@ impl Scheduler {
             }
             let mut only_polls = true;
             for i in 0..self.round.len() {
-                if let Some(rng) = &mut self.rng {
-                    let k = rng.usize(i..self.round.len());
-                    self.round.swap(i, k);
-                }
+                let k = i + self.choose(self.round.len() - i);
+                self.round.swap(i, k);
                 only_polls &= self.run(gpus, &block, block.thread(self.round[i]));
                 self.check_failure(gpus)?;
             }
@@ -277,8 +284,8 @@ impl Scheduler {
         gpus.progress();
         self.live -= 1;
         block.live.set(block.live.get() - 1);
-        warp::thread_ended(gpus, thread);
-        barrier::thread_ended(gpus, block);
+        warp::thread_ended(thread);
+        barrier::thread_ended(block);
         if thread.overflowed() {
             gpus.fail(thread.overflow());
         }
@@ -299,7 +306,7 @@ impl Scheduler {
             let thread = block.thread(at.tid);
             let over = over(thread);
             if over {
-                gpus.wake(thread);
+                thread.wake();
             }
             !over
         };

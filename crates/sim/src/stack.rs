@@ -1,4 +1,5 @@
-//! Stacks of the simulated threads: one mapping for those of a warp, which keeps them from block to block.
+//! Stacks of the simulated threads: one mapping for those of a warp, which keeps them from block to
+//! block.
 //!
 //! # Safety
 //!

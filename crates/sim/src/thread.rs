@@ -2,8 +2,9 @@
 //!
 //! # Safety
 //!
-//! A thread points to its block and to the GPUs. The scheduler sets both when a block starts, and runs a thread, or looks at it, only
-//! while its block is on a GPU. Blocks lie in an `Rc` until their last thread has ended, GPUs in one that outlives them.
+//! A thread points to its block and to the GPUs. The scheduler sets both when a block starts, and
+//! runs a thread, or looks at it, only while its block is on a GPU. Blocks lie in an `Rc` until
+//! their last thread has ended, GPUs in one that outlives them.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -159,6 +160,13 @@ impl Thread {
         }
     }
 
+    /// The GPUs on which it runs.
+    #[inline(always)]
+    pub(crate) fn gpus(&self) -> &Gpus {
+        // SAFETY: the module's.
+        unsafe { &*self.gpus.get() }
+    }
+
     /// Its block, while that is on a GPU.
     #[inline(always)]
     pub(crate) fn block(&self) -> &Block {
@@ -177,15 +185,31 @@ impl Thread {
         ThreadId { rank: block.gpu, block: block.index, thread: self.tid.get() }
     }
 
+    /// Lets it run again when it waits.
+    pub(crate) fn wake(&self) {
+        self.wait.set(Wait::Ready);
+        self.gpus().progress();
+        self.enqueue();
+    }
+
+    /// Puts it into the next round of its block.
+    pub(crate) fn enqueue(&self) {
+        let block = self.block();
+        block.next.borrow_mut().push(self.tid.get());
+        if !block.queued.replace(true) {
+            self.gpus().queue.borrow_mut().push(block.slot);
+        }
+    }
+
     /// Ends all kernels with a report of a broken contract.
-    pub(crate) fn misuse(&self, gpus: &Gpus, at: Site, what: impl Into<String>) -> ! {
+    pub(crate) fn misuse(&self, at: Site, what: impl Into<String>) -> ! {
         let (kernel, thread, what) = (self.kernel(), self.who(), what.into());
-        self.fail(gpus, Error::Misuse { kernel, thread, what, at })
+        self.fail(Error::Misuse { kernel, thread, what, at })
     }
 
     /// Ends all kernels with an error: this thread does not run again.
-    pub(crate) fn fail(&self, gpus: &Gpus, error: Error) -> ! {
-        gpus.fail(error);
+    pub(crate) fn fail(&self, error: Error) -> ! {
+        self.gpus().fail(error);
         loop {
             self.give_way(Wait::Failed);
         }

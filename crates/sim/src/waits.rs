@@ -83,13 +83,13 @@ pub(crate) fn reached(value: u64, least: u64, bits: u32) -> bool {
 
 /// Parks the thread until `until` holds. The answer is whether it does: a wait with a timeout may be over before.
 pub(crate) fn until(
-    gpus: &Gpus,
     thread: &Thread,
     until: Until,
     what: WaitFor,
     deadline: Option<u64>,
     at: Site,
 ) -> bool {
+    let gpus = thread.gpus();
     if until.holds(gpus) {
         return true;
     }
@@ -107,12 +107,12 @@ pub(crate) fn until(
 pub(crate) const WAITS: Waits = Waits { poll, end };
 
 fn poll(what: &WaitFor, deadline: Option<u64>, at: &'static Location<'static>) -> bool {
-    let (thread, gpus) = Thread::current();
+    let thread = Thread::current();
     let state = &thread.state;
     state.named.set(Some(Named { what: *what, deadline, at }));
     thread.waits.set(true);
     let (streak, looks) = state.looks.get();
-    let now = gpus.streak.get();
+    let now = thread.gpus().streak.get();
     state.looks.set((now, if streak == now { looks + 1 } else { 1 }));
     if !state.over.get() {
         thread.give_way(Wait::Spin { at });
@@ -122,8 +122,8 @@ fn poll(what: &WaitFor, deadline: Option<u64>, at: &'static Location<'static>) -
 }
 
 fn end() {
-    let (thread, gpus) = Thread::current();
+    let thread = Thread::current();
     thread.waits.set(false);
     thread.state.over.set(false);
-    gpus.progress();
+    thread.gpus().progress();
 }

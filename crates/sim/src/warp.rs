@@ -6,7 +6,6 @@ use std::io;
 use cuda_std::arch::Shuffle;
 
 use crate::error::{Error, Site};
-use crate::gpus::Gpus;
 use crate::memory::POISON;
 use crate::stack::Slab;
 use crate::thread::{Thread, Wait};
@@ -50,7 +49,8 @@ struct Meeting {
     lanes: [Lane; WARP as usize],
 }
 
-/// One warp of a block, with the stacks of its threads: what the scheduler keeps when the block has ended.
+/// One warp of a block, with the stacks of its threads: what the scheduler keeps when the block has
+/// ended.
 pub(crate) struct Warp {
     pub(crate) threads: [Thread; WARP as usize],
     pub(crate) stacks: Slab,
@@ -79,22 +79,15 @@ impl Warp {
 
 /// A lane comes to the meeting of `mask` and waits for the others. Lanes that have ended, or that a partial warp lacks, are
 /// not waited for. The result is the lane's own.
-pub(crate) fn meet(
-    gpus: &Gpus,
-    thread: &Thread,
-    mask: u32,
-    op: Op,
-    mine: Lane,
-    at: Site,
-) -> (u32, bool) {
+pub(crate) fn meet(thread: &Thread, mask: u32, op: Op, mine: Lane, at: Site) -> (u32, bool) {
     let lane = thread.lane();
     let warp = thread.warp();
     if mask >> lane & 1 == 0 {
-        thread.misuse(gpus, at, format!("lane {lane} is not in its own mask {mask:#010x}"));
+        thread.misuse(at, format!("lane {lane} is not in its own mask {mask:#010x}"));
     }
     if matches!(op, Op::Shuffle(_)) && !(mine.width.is_power_of_two() && mine.width <= WARP) {
         let width = mine.width;
-        thread.misuse(gpus, at, format!("shuffle width {width} is not 1, 2, 4, 8, 16 or 32"));
+        thread.misuse(at, format!("shuffle width {width} is not 1, 2, 4, 8, 16 or 32"));
     }
     let mut meetings = warp.meetings.borrow_mut();
     let found = meetings.iter().position(|m| m.mask == mask);
@@ -109,15 +102,15 @@ pub(crate) fn meet(
         drop(meetings);
         let (kernel, thread_id) = (thread.kernel(), thread.who());
         let what = op.name().to_owned();
-        thread.fail(gpus, Error::Divergent { kernel, thread: thread_id, what, at, other });
+        thread.fail(Error::Divergent { kernel, thread: thread_id, what, at, other });
     }
     meeting.arrived |= 1 << lane;
     meeting.lanes[lane as usize] = mine;
     if warp.live.get() & mask & !meeting.arrived == 0 {
         let meeting = meetings.swap_remove(index);
         drop(meetings);
-        finish(gpus, warp, &meeting, Some(thread));
-        if gpus.random() {
+        finish(warp, &meeting, Some(thread));
+        if thread.gpus().random() {
             thread.give_way(Wait::Ready);
         }
     } else {
@@ -128,7 +121,7 @@ pub(crate) fn meet(
 }
 
 /// Gives every lane of a complete meeting its result and wakes it, but `except`.
-fn finish(gpus: &Gpus, warp: &Warp, meeting: &Meeting, except: Option<&Thread>) {
+fn finish(warp: &Warp, meeting: &Meeting, except: Option<&Thread>) {
     let ballot = meeting
         .lanes
         .iter()
@@ -144,7 +137,7 @@ fn finish(gpus: &Gpus, warp: &Warp, meeting: &Meeting, except: Option<&Thread>) 
             Op::Shuffle(kind) => shuffled(meeting, kind, i as u32),
         });
         if !except.is_some_and(|other| std::ptr::eq(thread, other)) {
-            gpus.wake(thread);
+            thread.wake();
         }
     }
 }
@@ -170,7 +163,7 @@ fn shuffled(meeting: &Meeting, kind: Shuffle, lane: u32) -> (u32, bool) {
 }
 
 /// A thread ended: meetings of its warp may be complete without it.
-pub(crate) fn thread_ended(gpus: &Gpus, thread: &Thread) {
+pub(crate) fn thread_ended(thread: &Thread) {
     let warp = thread.warp();
     warp.live.set(warp.live.get() & !(1 << thread.lane()));
     loop {
@@ -179,6 +172,6 @@ pub(crate) fn thread_ended(gpus: &Gpus, thread: &Thread) {
         let Some(i) = meetings.iter().position(|m| live & m.mask & !m.arrived == 0) else { return };
         let meeting = meetings.swap_remove(i);
         drop(meetings);
-        finish(gpus, warp, &meeting, None);
+        finish(warp, &meeting, None);
     }
 }

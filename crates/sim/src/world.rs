@@ -92,8 +92,8 @@ impl Simulator {
         self.check_rank(rank)?;
         let id = self.next_id();
         let bytes = len.saturating_mul(size_of::<T>());
-        let memory =
-            Allocation::single(&self.world.memory, rank as u32, bytes, Owner::Buffer { id, rank })?;
+        let (gpu, owner) = ([rank as u32].into_iter().collect(), Owner::Buffer { id, rank });
+        let memory = Allocation::single(&self.world.memory, gpu, bytes, owner)?;
         memory.poison(0);
         Ok(Buffer { memory, len, id, rank, element: PhantomData })
     }

@@ -11,6 +11,7 @@
 //! * [`element`]: the numeric types that NCCL knows ([`Element`], [`DataType`]).
 //! * [`tensor_map`]: matrices as the GPU's bulk copy engine sees them ([`TensorMap`]).
 //! * [`wait`]: what a kernel waits for, and how the host ends it ([`WaitFor`], [`AbortBlock`]).
+//! * [`launch`]: how many blocks of how many threads ([`LaunchConfig`]).
 //! * [`kernel`]: what `#[kernel]` generates and what a launch needs of it ([`Kernel`], [`KernelParam`], [`IntoArg`]).
 //!
 //! # Safety model
@@ -32,6 +33,7 @@ pub mod element;
 pub mod gin;
 pub mod host_body;
 pub mod kernel;
+pub mod launch;
 pub mod nccl;
 pub mod team;
 pub mod tensor_map;
@@ -44,6 +46,7 @@ pub use host_body::HostBody;
 pub use kernel::{
     GridConstant, HostKernel, IntoArg, Kernel, KernelArgs, KernelParam, LaunchArgs, Slice,
 };
+pub use launch::{Dim3, LaunchConfig};
 pub use nccl::{DevComm, Window};
 pub use team::Team;
 pub use tensor_map::{TensorMap, Tiling};

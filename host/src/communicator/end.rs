@@ -1,18 +1,14 @@
 //! The end of a communicator: together with the other ranks, or without asking them.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::handle::{Handle, Status};
+use super::abort::{abort_aside, start_abort, wait_for_abort};
+use super::comm::{Communicator, End, Inner};
+use super::handle::Status;
 use super::watched::watched;
-use super::{Communicator, End, Inner};
-use crate::group::refuse_inside;
-use crate::machine::Task;
+use crate::device::in_group::refuse_inside;
+use crate::error::{Error, Result};
 use crate::sys::nccl::calls;
-use crate::{Error, Result};
-
-/// How long the end of a communicator waits for an abort, which can hang behind a kernel.
-const ABORT_LIMIT: Duration = Duration::from_secs(5);
 
 impl Communicator {
     /// Closes what was made from the communicator, as [`destroy`](Self::destroy) does, and finishes what is outstanding on
@@ -37,7 +33,7 @@ impl Communicator {
     }
 
     /// Ends the communicator together with the other ranks', after closing what was made from it: windows, registered
-    /// buffers, operators, device communicators and graphs, the latest first. *Collective*. Once more it does nothing.
+    /// buffers, operators, device communicators and graphs, the latest first. *Collective*. Idempotent.
     ///
     /// Dropping the last clone does the same.
     ///
@@ -62,8 +58,7 @@ impl Communicator {
     }
 
     /// Ends the communicator without asking the other ranks. Kernels of its device communicators leave what they wait for, and
-    /// NCCL's operations that are running are stopped. Then what was made from the communicator is closed. Once more it
-    /// does nothing.
+    /// NCCL's operations that are running are stopped. Then what was made from the communicator is closed. Idempotent.
     ///
     /// NCCL: `ncclCommAbort`.
     ///
@@ -76,15 +71,9 @@ impl Communicator {
         refuse_inside("the end of a communicator")?;
         let aborting = start_abort(&self.inner.handle);
         // NCCL returns when the graphs with its operations are gone, and they can go when it has stopped what runs.
-        let _ = self.context().come_to_rest();
+        let _ = self.context().drain();
         self.close_resources();
         aborting.map_or(Ok(()), |aborting| wait_for_abort(&aborting?))
-    }
-
-    /// What other threads can abort the communicator with, while this one waits for an operation that hangs.
-    #[must_use]
-    pub fn abort_handle(&self) -> AbortHandle {
-        AbortHandle { handle: Arc::clone(&self.inner.handle) }
     }
 
     /// Stops the operations that are running, so that the communicator can be split, shrunk or ended; nothing else works
@@ -135,73 +124,6 @@ impl Communicator {
         self.watch(&entered, calls::comm_resume(entered.comm()))?;
         self.inner.handle.set_status(Status::Live);
         Ok(())
-    }
-}
-
-/// Aborts a communicator from any thread.
-///
-/// ```no_run
-/// # use std::time::Duration;
-/// # use devcomm_host::{Communicator, Result, Stream};
-/// # fn work(comm: &Communicator, stream: &Stream) -> Result<()> {
-/// let watchdog = comm.abort_handle();
-/// std::thread::spawn(move || {
-///     std::thread::sleep(Duration::from_secs(60));
-///     let _ = watchdog.abort();
-/// });
-/// stream.synchronize() // an error if the watchdog was faster
-/// # }
-/// ```
-#[derive(Clone, Debug)]
-pub struct AbortHandle {
-    handle: Arc<Handle>,
-}
-
-impl AbortHandle {
-    /// Ends the communicator: what waits for its operations, on this rank, returns with [`Error::CommunicatorEnded`], and what
-    /// waits for kernels of its device communicators with [`Error::KernelAborted`]. Once more it does nothing. NCCL returns when the graphs with operations of the communicator are gone, too, which the
-    /// rank's thread closes by [`Communicator::abort`] or [`Communicator::destroy`].
-    ///
-    /// NCCL: `ncclCommAbort`.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Nccl`]; [`Error::DeadlinePassed`] when NCCL has not come back within 5 s: it goes on in the background.
-    #[doc(alias = "ncclCommAbort")]
-    pub fn abort(&self) -> Result<()> {
-        abort(&self.handle)
-    }
-}
-
-/// Begins an abort on a thread of its own, unless somebody else has ended the communicator.
-fn start_abort(handle: &Arc<Handle>) -> Option<Result<Task<()>>> {
-    if handle.status() >= Status::Destroyed {
-        return None;
-    }
-    let comm = handle.seize()?;
-    let aborted = Arc::clone(handle);
-    let work = move || {
-        // SAFETY: taken out of the slot, nobody else begins a call with it; that one may be going on is what aborting is for.
-        let code = unsafe { calls::comm_abort(comm).make(aborted.nccl())? };
-        aborted.nccl().check("ncclCommAbort", code, Some(aborted.rank()))
-    };
-    Some(handle.machine().spawn("devcomm-abort", work))
-}
-
-/// Waits for a while: an abort hangs behind a kernel that does not end, and behind graphs.
-fn wait_for_abort(aborting: &Task<()>) -> Result<()> {
-    aborting.wait(Some(ABORT_LIMIT), || Ok(()))?
-}
-
-/// Aborts, and waits for a while.
-fn abort(handle: &Arc<Handle>) -> Result<()> {
-    start_abort(handle).map_or(Ok(()), |aborting| wait_for_abort(&aborting?))
-}
-
-/// Aborts what nobody needs any more.
-pub(crate) fn abort_aside(handle: &Arc<Handle>) {
-    if let Err(error) = abort(handle) {
-        tracing::warn!("the communicator of rank {} was not aborted: {error}", handle.rank());
     }
 }
 

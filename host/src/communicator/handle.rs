@@ -7,13 +7,13 @@ use std::time::Duration;
 use devcomm_sys::nccl::IN_PROGRESS;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::abort::{AbortCause, Alarm, Alarms};
-use crate::health::Health;
+use crate::device::Health;
+use crate::device::abort::{AbortFlag, AbortFlags};
+use crate::error::{AbortCause, Error, Result};
 use crate::machine::Machine;
 use crate::sys::nccl::Nccl;
 use crate::sys::nccl::call::{Call, CommPtr, CommSlot, Out};
 use crate::sys::nccl::calls;
-use crate::{Error, Result};
 
 /// How long an abort from another thread waits for a call that is just being made. One that blocks is what it is to end.
 const ABORT_PATIENCE: Duration = Duration::from_millis(200);
@@ -66,7 +66,7 @@ pub(crate) struct Handle {
     blocking: bool,
     health: Arc<Health>,
     /// Its device communicators.
-    alarms: Alarms,
+    flags: AbortFlags,
 }
 
 impl Handle {
@@ -78,8 +78,8 @@ impl Handle {
         health: Arc<Health>,
     ) -> Self {
         let status = AtomicU8::new(Status::Live as u8);
-        let (busy, alarms) = (Mutex::new(()), Alarms::default());
-        Self { nccl, slot, status, busy, rank, blocking, health, alarms }
+        let (busy, flags) = (Mutex::new(()), AbortFlags::default());
+        Self { nccl, slot, status, busy, rank, blocking, health, flags }
     }
 
     pub(crate) fn nccl(&self) -> &Arc<Nccl> {
@@ -136,20 +136,16 @@ impl Handle {
     }
 
     /// Whether operations of the communicator were cut short.
-    pub(crate) fn is_live(&self) -> bool {
-        self.status() == Status::Live
-    }
-
     pub(crate) fn is_aborted(&self) -> bool {
         self.status() == Status::Aborted
     }
 
     /// Has the kernels of a device communicator leave when the communicator is aborted or a rank is lost.
-    pub(crate) fn watch(&self, alarm: &Arc<Alarm>) {
-        self.health.watch(alarm);
-        self.alarms.add(alarm);
+    pub(crate) fn watch(&self, flag: &Arc<AbortFlag>) {
+        self.health.watch(flag);
+        self.flags.add(flag);
         if self.is_aborted() {
-            alarm.raise(AbortCause::CommunicatorAborted);
+            flag.raise(AbortCause::CommunicatorAborted);
         }
     }
 
@@ -157,7 +153,7 @@ impl Handle {
     pub(crate) fn seize(&self) -> Option<CommPtr> {
         self.status.store(Status::Aborted as u8, Ordering::Release);
         // NCCL waits for the GPU when it aborts.
-        self.alarms.raise(AbortCause::CommunicatorAborted);
+        self.flags.raise(AbortCause::CommunicatorAborted);
         // Short calls are let pass.
         let _ = self.machine().poll(Some(ABORT_PATIENCE), || Ok(self.busy.try_lock().is_some()));
         self.slot.take()

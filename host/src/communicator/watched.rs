@@ -6,7 +6,8 @@
 
 use std::time::Duration;
 
-use crate::{Context, Result};
+use crate::device::Context;
+use crate::error::Result;
 
 /// How long a call may take to return once its communicator was aborted.
 const RESCUE_PATIENCE: Duration = Duration::from_secs(3);

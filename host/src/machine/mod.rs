@@ -24,7 +24,7 @@ pub(crate) use self::shared::Shared;
 #[cfg(feature = "simulator")]
 use self::simulated::Simulated;
 pub(crate) use self::threads::{Task, message};
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Names a machine to simulate for any program: `4`, or `4,team=2,seed=7`.
 pub(crate) const VARIABLE: &str = "DEVCOMM_SIMULATE";

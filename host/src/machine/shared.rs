@@ -5,9 +5,9 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::Machine;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
-/// How often a wait looks at what nobody says has changed, such as the health of the job.
+/// How often a wait looks at what changes elsewhere, such as the health of the job.
 const PULSE: Duration = Duration::from_millis(5);
 
 /// A value under a lock, whose changes threads can wait for. A panic elsewhere does not spoil it.
@@ -35,15 +35,33 @@ impl<T> Shared<T> {
         result
     }
 
-    /// Waits until `ready` finds what it looks for, for at most `limit`. It is asked again now and
-    /// then, whether the value was changed or not.
+    /// Waits until `ready` finds what it looks for, which it is asked after each change.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Deadlock`]; those of `ready`.
+    pub(crate) fn wait<R>(&self, ready: impl FnMut(&mut T) -> Result<Option<R>>) -> Result<R> {
+        self.look(None, Duration::MAX, ready)
+    }
+
+    /// As [`wait`](Self::wait), for at most `limit`; `ready` is also asked now and then, for what
+    /// changes elsewhere.
     ///
     /// # Errors
     ///
     /// [`Error::DeadlinePassed`] after `limit`; [`Error::Deadlock`]; those of `ready`.
-    pub(crate) fn wait<R>(
+    pub(crate) fn watch<R>(
         &self,
         limit: Option<Duration>,
+        ready: impl FnMut(&mut T) -> Result<Option<R>>,
+    ) -> Result<R> {
+        self.look(limit, PULSE, ready)
+    }
+
+    fn look<R>(
+        &self,
+        limit: Option<Duration>,
+        pulse: Duration,
         mut ready: impl FnMut(&mut T) -> Result<Option<R>>,
     ) -> Result<R> {
         if self.machine.is_simulated() {
@@ -61,11 +79,11 @@ impl<T> Shared<T> {
                 return Ok(found);
             }
             let waited = self.machine.since(start);
-            let left = limit.map_or(PULSE, |limit| limit.saturating_sub(waited));
+            let left = limit.map_or(pulse, |limit| limit.saturating_sub(waited));
             if left.is_zero() {
                 return Err(Error::DeadlinePassed { waited });
             }
-            self.changed.wait_for(&mut value, left.min(PULSE));
+            self.changed.wait_for(&mut value, left.min(pulse));
         }
     }
 }

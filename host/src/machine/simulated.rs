@@ -10,7 +10,7 @@ use devcomm_types::HostBody;
 use parking_lot::Mutex;
 
 use super::VARIABLE;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// A simulated machine. Clones are the same one.
 #[derive(Clone)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{CURRENT, Machine, Shared};
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The right of a thread that is about to start to be one of the machine's. A simulated machine
 /// waits for it, so the order of tickets and not that in which the system starts threads counts.
@@ -55,7 +55,7 @@ impl<T> Task<T> {
         limit: Option<Duration>,
         watch: impl Fn() -> Result<()>,
     ) -> Result<Result<T>> {
-        self.0.wait(limit, |result| match result.take() {
+        self.0.watch(limit, |result| match result.take() {
             None => watch().map(|()| None),
             result => Ok(result),
         })

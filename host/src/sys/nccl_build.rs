@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 
 use super::banner::build_of;
 use super::cuda;
+use crate::error::{Error, Result};
 use crate::machine::Machine;
-use crate::{Error, Result};
 
 /// A CUDA version: major, minor.
 type Version = (u32, u32);

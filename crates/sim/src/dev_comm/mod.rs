@@ -131,7 +131,7 @@ pub(crate) fn make(
     let gin = plan.gin.as_ref().map(|gin: &GinPlan| {
         Box::new(GinComm {
             id,
-            ranks,
+            gpus: Rc::clone(&of.gpus),
             stride: gin.stride as usize,
             contexts: gin.contexts,
             signals: gin.signals,

@@ -265,6 +265,7 @@ impl Kernel {
             block: self.block,
             dynamic_shared: self.dynamic_shared,
             cooperative: self.cooperative,
+            communicator: None,
             body: Rc::new(run),
         }
     }

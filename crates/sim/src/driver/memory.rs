@@ -5,7 +5,7 @@ use std::ffi::{c_uchar, c_uint, c_void};
 use devcomm_sys::driver::{CUdeviceptr, CUresult};
 
 use super::{Ask, Refusal, Refused, ask};
-use crate::memory::Allocation;
+use crate::memory::{Allocation, GpuSet, Owner};
 
 /// Bytes of a GPU's memory: as much as an H200 has, whatever this computer does.
 const TOTAL: usize = 141 << 30;
@@ -29,7 +29,8 @@ pub(super) unsafe fn host_alloc(memory: *mut *mut c_void, bytes: usize, _: c_uin
         if bytes == 0 {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
         }
-        let allocation = Allocation::pinned(&ask.core.memory, bytes);
+        let everybody = GpuSet::all();
+        let allocation = Allocation::single(&ask.core.memory, everybody, bytes, Owner::Pinned);
         let allocation = allocation
             .map_err(|error| Refusal::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY, error.to_string()))?;
         let address = allocation.part(0);

@@ -20,7 +20,7 @@ pub(super) unsafe extern "C" fn alloc(address: *mut *mut c_void, bytes: usize) -
         let id = ask.core.new_handle() as u32;
         let allocated = Allocation::single(
             &ask.core.memory,
-            gpu as u32,
+            std::iter::once(gpu as u32).collect(),
             bytes,
             Owner::Buffer { id, rank: gpu },
         );

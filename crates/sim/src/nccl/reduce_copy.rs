@@ -18,7 +18,6 @@ use half::{bf16, f16};
 use super::coop::{Coop, member};
 use super::{caller, view};
 use crate::error::Site;
-use crate::gpus::Gpus;
 use crate::thread::Thread;
 
 /// An element, and the type in which NCCL sums it.
@@ -83,7 +82,6 @@ fn sum<T: Sum>(mut elements: impl Iterator<Item = T>) -> Option<T> {
 /// One thread's part in a call.
 struct Work<'a> {
     thread: &'a Thread,
-    gpus: &'a Gpus,
     at: Site,
     rank: usize,
     size: usize,
@@ -96,11 +94,11 @@ impl Work<'_> {
     ///
     /// `coop` is a coop.
     unsafe fn of<'a>(coop: *const CoopAny) -> Work<'a> {
-        let (thread, gpus, at) = caller();
+        let (thread, at) = caller();
         // SAFETY: the caller's.
-        let coop = Coop::of(unsafe { &*coop }, gpus, thread, at);
-        let rank = member(coop, gpus, thread, at) as usize;
-        Work { thread, gpus, at, rank, size: coop.size(thread) as usize }
+        let coop = Coop::of(unsafe { &*coop }, thread, at);
+        let rank = member(coop, thread, at) as usize;
+        Work { thread, at, rank, size: coop.size(thread) as usize }
     }
 
     /// The elements that are the thread's.
@@ -113,10 +111,10 @@ impl Work<'_> {
             let align = align_of::<T>();
             let what =
                 format!("{:#x} is not a multiple of {align}, the elements' size", address.addr());
-            self.thread.misuse(self.gpus, self.at, what);
+            self.thread.misuse(self.at, what);
         }
-        if self.gpus.settings.watch {
-            self.thread.touch(self.gpus, address.addr(), size_of::<T>(), access, self.at);
+        if self.thread.gpus().settings.watch {
+            self.thread.touch(address.addr(), size_of::<T>(), access, self.at);
         }
     }
 
@@ -136,7 +134,7 @@ impl Work<'_> {
     fn parts<T>(&self, address: *const T) -> impl Iterator<Item = *mut T> + use<T> {
         let bytes = size_of::<T>();
         let MulticastParts { first, stride, n } =
-            self.thread.multimem(self.gpus, address.addr(), bytes, self.at);
+            self.thread.multimem(address.addr(), bytes, self.at);
         (0..n).map(move |i| first.wrapping_add(i * stride).cast())
     }
 
@@ -159,7 +157,7 @@ impl Work<'_> {
     ) {
         for i in self.of_mine(count) {
             let Some(total) = sum((0..n_src).map(|k| self.load(src(k).wrapping_add(i)))) else {
-                self.thread.misuse(self.gpus, self.at, "a sum of no sources")
+                self.thread.misuse(self.at, "a sum of no sources")
             };
             (0..n_dst).for_each(|j| self.store(dst(j).wrapping_add(i), total));
         }
@@ -171,7 +169,7 @@ impl Work<'_> {
                 "a multimem sum of {}: NCCL's device library traps here, on every GPU",
                 T::NAME
             );
-            self.thread.misuse(self.gpus, self.at, what);
+            self.thread.misuse(self.at, what);
         }
     }
 }

@@ -15,15 +15,16 @@ pub(crate) struct Fiber(Coroutine<(), (), (), SlabStack>);
 impl Fiber {
     /// One that runs the kernel of `thread`, which has a block and no other coroutine.
     pub(super) fn new(thread: &Thread) -> Self {
-        // SAFETY: the thread's own stack, of which its warp has one a lane; its last coroutine has ended, or there was none. The
-        // warp holds the stacks as long as the thread, and the thread holds the coroutine.
+        // SAFETY: the thread's own stack, of which its warp has one a lane; its last coroutine has
+        // ended, or there was none. The warp holds the stacks as long as the thread, and the thread
+        // holds the coroutine.
         let stack = unsafe { thread.warp().stacks.stack(thread.lane() as usize) };
         Self(Coroutine::with_stack(stack, |yielder, ()| {
-            let (thread, gpus) = Thread::current();
+            let thread = Thread::current();
             thread.yielder.set(std::ptr::from_ref(yielder));
             let body = &thread.block().grid.launch.body;
             if let Err(payload) = catch_unwind(AssertUnwindSafe(|| body())) {
-                panics::report(gpus, thread, &*payload);
+                panics::report(thread, &*payload);
             }
         }))
     }
@@ -41,8 +42,8 @@ impl Fiber {
 
 impl Drop for Fiber {
     fn drop(&mut self) {
-        // SAFETY: the frames given up hold kernel code only, which owns nothing outside its stack but what may leak;
-        // no scoped borrow of the host reaches into them.
+        // SAFETY: the frames given up hold kernel code only, which owns nothing outside its stack
+        // but what may leak; no scoped borrow of the host reaches into them.
         unsafe { self.0.force_reset() };
     }
 }

@@ -8,7 +8,7 @@ use devcomm_types::{WaitFor, WaitKind};
 use super::Scheduler;
 use crate::error::{Site, Stall, Waiter, Waiting};
 use crate::thread::{Block, Thread, Wait, Within};
-use crate::waits::{Named, WaitState};
+use crate::waits::Named;
 
 impl Scheduler {
     /// Who waits for what now.
@@ -50,6 +50,7 @@ impl Block {
             let waiter = group.or_insert_with(|| Waiter {
                 kernel: self.grid.launch.kernel,
                 rank: self.gpu,
+                comm_rank: self.comm_rank().filter(|rank| *rank != self.gpu),
                 block: self.index,
                 threads: 0,
                 what: what.clone(),
@@ -66,18 +67,30 @@ impl Block {
         }
         groups.into_values()
     }
+
+    /// Its rank in the communicator of its kernel.
+    fn comm_rank(&self) -> Option<usize> {
+        let communicator = self.grid.launch.communicator.as_ref()?;
+        communicator.iter().position(|gpu| *gpu as usize == self.gpu)
+    }
+
+    /// The world rank of its communicator's rank `peer`.
+    fn world_rank(&self, peer: i32) -> i32 {
+        let communicator = self.grid.launch.communicator.as_ref();
+        let gpu = communicator.and_then(|gpus| gpus.get(usize::try_from(peer).ok()?));
+        gpu.map_or(peer, |gpu| *gpu as i32)
+    }
 }
 
 impl Thread {
     /// What it waits for and where, if it has not ended.
     fn waiting(&self) -> Option<(Waiting, Option<Site>)> {
-        let state = &self.state;
-        let named = state.named.get().filter(|_| self.waits.get());
+        let named = self.state.named.get().filter(|_| self.waits.get());
         Some(match self.wait.get() {
             Wait::Exited | Wait::Done => return None,
             Wait::Ready | Wait::Spin { .. } | Wait::Network if named.is_some() => {
                 let named = named?;
-                (state.wants(named), Some(named.at))
+                (self.wants(named), Some(named.at))
             }
             Wait::Network | Wait::Ready | Wait::Failed => (Waiting::Nothing, None),
             Wait::Barrier { id, at, within: None } => (Waiting::Block { barrier: id }, Some(at)),
@@ -93,15 +106,13 @@ impl Thread {
             Wait::Running => (Waiting::Computing, None),
         })
     }
-}
 
-impl WaitState {
-    /// What it waits for, as things are now.
-    fn wants(&self, named: Named) -> Waiting {
-        let Named { mut what, .. } = named;
-        if let Some(until) = self.until.get() {
+    /// What a wait with a name is for, as things are now.
+    fn wants(&self, Named { mut what, .. }: Named) -> Waiting {
+        if let Some(until) = self.state.until.get() {
             what.seen = until.seen();
         }
+        what.peer = self.block().world_rank(what.peer);
         match what {
             WaitFor { kind: WaitKind::LsaBarrier, index, peer: 0.., .. } => {
                 Waiting::Peers { index, missing: vec![what.peer as usize] }

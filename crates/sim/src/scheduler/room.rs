@@ -1,4 +1,5 @@
-//! Which blocks are on the GPUs: grids start in the order of their launches, as the multiprocessors have room.
+//! Which blocks are on the GPUs: grids start in the order of their launches, as the multiprocessors
+//! have room.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -73,8 +74,8 @@ pub(super) struct Gpu {
 }
 
 impl Gpu {
-    /// Takes room for a block on one of `all` multiprocessors: its number. Like a GPU's, blocks go to one multiprocessor after the
-    /// other.
+    /// Takes room for a block on one of `all` multiprocessors: its number. Like a GPU's, blocks go
+    /// to one multiprocessor after the other.
     fn place(&mut self, all: u32, block: Room) -> Option<usize> {
         if self.left.len() < all as usize {
             self.left.push(Room::WHOLE);
@@ -113,7 +114,8 @@ fn too_many(kernel: &'static str, threads: usize) -> Error {
 }
 
 impl Scheduler {
-    /// How many blocks of `threads` threads with so much dynamic shared memory a GPU holds at one time.
+    /// How many blocks of `threads` threads with so much dynamic shared memory a GPU holds at one
+    /// time.
     pub(crate) fn resident(&self, threads: u32, dynamic_shared: usize) -> u32 {
         let block = Room::of_block(threads, dynamic_shared);
         self.settings.multiprocessors.saturating_mul(Room::WHOLE.holds(block))
@@ -265,13 +267,14 @@ impl Scheduler {
                     ops: &OPS,
                 },
             );
-            gpus.enqueue(thread);
+            thread.enqueue();
         }
         self.blocks[slot] = Some(block);
         Ok(())
     }
 
-    /// A warp of a block's last `lanes` threads, with the stacks of one that has ended, if there is one.
+    /// A warp of a block's last `lanes` threads, with the stacks of one that has ended, if there is
+    /// one.
     fn warp(&mut self, lanes: u32) -> Result<Box<Warp>> {
         let warp = match self.warps.pop() {
             Some(warp) => warp,

@@ -1,4 +1,5 @@
-//! When threads only wait: the network's turn, the end of waits with a timeout, and whether anything helps.
+//! When threads only wait: the network's turn, the end of waits with a timeout, and whether
+//! anything helps.
 
 use super::{Pass, Scheduler};
 use crate::error::Result;

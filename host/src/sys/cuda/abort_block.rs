@@ -7,7 +7,7 @@ use devcomm_sys::driver::{CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, D
 use devcomm_types::{AbortBlock, STUCK_RECORDS, StuckRecord};
 
 use super::{PrimaryContext, check};
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// An [`AbortBlock`] that the host and the GPU share. Dropping it leaves the memory allocated.
 pub(crate) struct SharedBlock {

@@ -6,7 +6,7 @@ use devcomm_sys::driver::{CUgraph, CUgraphExec, CUstreamCaptureMode, Driver};
 
 use super::check;
 use super::stream::StreamHandle;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 impl StreamHandle {
     /// From now on work goes to a graph instead of the GPU. No thread is hindered in what it does elsewhere, this one

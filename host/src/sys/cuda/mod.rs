@@ -16,8 +16,8 @@ use std::sync::OnceLock;
 use devcomm_locate::GinGpus;
 use devcomm_sys::driver::{CUcontext, CUdevice, CUresult, Driver};
 
+use crate::error::{Error, Result};
 use crate::machine::Machine;
-use crate::{Error, Result};
 
 pub(crate) use devcomm_sys::driver::{
     CUdevice_attribute as DeviceAttribute, CUfunction_attribute as FunctionAttribute,

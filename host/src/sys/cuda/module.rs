@@ -11,8 +11,8 @@ use devcomm_types::HostBody;
 
 use super::stream::StreamHandle;
 use super::{FunctionAttribute, PrimaryContext, check, error, text_of};
+use crate::error::{Error, Result};
 use crate::machine::Machine;
-use crate::{Error, Result};
 
 /// Why a module was not loaded.
 pub(crate) enum LoadFailure {

@@ -7,7 +7,7 @@ use std::ptr::null_mut;
 use devcomm_sys::driver::{CUevent, CUevent_flags, CUresult, CUstream_flags, Driver};
 
 use super::{PrimaryContext, RawStream, check, error};
-use crate::Result;
+use crate::error::Result;
 
 impl PrimaryContext {
     /// Makes a stream that does not wait for the default stream.

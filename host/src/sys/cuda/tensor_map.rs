@@ -7,7 +7,7 @@ use devcomm_sys::driver::{
 use devcomm_types::{TensorMap, Tiling};
 
 use super::{PrimaryContext, check};
-use crate::Result;
+use crate::error::Result;
 
 impl PrimaryContext {
     /// The map of a tiling whose numbers the driver allows; it says which does not do.

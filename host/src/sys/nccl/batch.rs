@@ -2,7 +2,7 @@
 
 use super::Nccl;
 use super::call::{Call, Out};
-use crate::Result;
+use crate::error::Result;
 use crate::sys::cuda::Binder;
 use devcomm_sys::nccl::{IN_PROGRESS, SUCCESS, SimInfo};
 

@@ -17,9 +17,13 @@ use std::ptr::null_mut;
 
 use devcomm_locate::NcclVersion;
 
+use crate::error::{Error, Result};
 use crate::machine::Machine;
-use crate::{Error, Result};
-use devcomm_sys::nccl::{Functions, IN_PROGRESS, RawUniqueId, SUCCESS};
+use devcomm_sys::nccl::{ABI_VERSION, Functions, IN_PROGRESS, RawUniqueId, SUCCESS};
+
+/// The NCCL version whose structs this crate fills and whose [`DevComm`](devcomm_types::DevComm) kernels read: a
+/// device communicator needs a library at least this new, and kernels linked with this version's device code.
+pub const DEV_COMM_VERSION: NcclVersion = NcclVersion::from_code(ABI_VERSION);
 
 /// NCCL's functions. Once a library is in use it stays loaded for the life of the process: NCCL
 /// keeps threads of its own running in it.

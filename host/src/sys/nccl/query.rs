@@ -7,7 +7,7 @@ use devcomm_types::nccl::{MultimemHandle, Team};
 
 use super::Nccl;
 use super::call::CommPtr;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 use devcomm_sys::nccl::RawWindow;
 
 /// Device memory from `ncclMemAlloc`.

@@ -5,7 +5,6 @@ use devcomm_types::{WaitFor, WaitKind};
 
 use super::{Call, Handle};
 use crate::error::Site;
-use crate::gpus::Gpus;
 use crate::nccl::caller;
 use crate::thread::Thread;
 
@@ -60,8 +59,8 @@ impl Session {
     }
 
     /// Meets the other ranks.
-    pub(super) fn sync(&mut self, thread: &Thread, gpus: &Gpus, at: Site, fence: i32) {
-        let call = Call::with(self.handle, thread, gpus, at);
+    pub(super) fn sync(&mut self, thread: &Thread, at: Site, fence: i32) {
+        let call = Call::with(self.handle, thread, at);
         // SAFETY: the session's own coop.
         let (coop, rank) = unsafe { call.coop(&raw const self.coop) };
         let (size, ranks) = (coop.size(thread), self.team.n_ranks as u32);
@@ -135,10 +134,10 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn init_all_contexts(
     handle: *const GinBarrierHandle,
     index: u32,
 ) {
-    let (thread, gpus, at) = caller();
+    let (thread, at) = caller();
     // SAFETY: the kernel passes a device communicator, a coop, a team, and room for a session, which is larger than ours.
     unsafe {
-        let call = Call::with(Handle::new(comm, 0, gpus, thread, at), thread, gpus, at);
+        let call = Call::with(Handle::new(comm, 0, thread, at), thread, at);
         let new = Session::new(&call, *coop, *team, *handle, index, true);
         session.cast::<Session>().write(new);
     }
@@ -150,9 +149,9 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn sync(
     _order: i32,
     fence: i32,
 ) {
-    let (thread, gpus, at) = caller();
+    let (thread, at) = caller();
     // SAFETY: the kernel opened the session.
-    unsafe { (*session.cast::<Session>()).sync(thread, gpus, at, fence) };
+    unsafe { (*session.cast::<Session>()).sync(thread, at, fence) };
 }
 
 /// NCCL's keeps nothing either.

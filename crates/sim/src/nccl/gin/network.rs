@@ -10,9 +10,10 @@
 //!
 //! # Safety
 //!
-//! The addresses in an operation lie in windows, signals and counters, as its poster checked. It may be delivered when the kernel
-//! has ended: signals and counters end with their device communicator, which takes its queues away, and what is in
-//! windows is looked up again. There are no references to memory of kernels.
+//! The addresses in an operation lie in windows, signals and counters, as its poster checked. It
+//! may be delivered when the kernel has ended: signals and counters end with their device
+//! communicator, which takes its queues away, and what is in windows is looked up again. There are
+//! no references to memory of kernels.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};

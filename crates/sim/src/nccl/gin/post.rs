@@ -8,6 +8,7 @@ use devcomm_types::nccl::{CoopAny, Gin, GinDescriptorSmem, Team};
 use super::network::{Add, Operation, Poster, Transfer};
 use super::{Call, SignalOp};
 use crate::nccl::view;
+use crate::ranks;
 use crate::waits::{self, Until};
 
 /// What signals the target, as the functions' parameters say it.
@@ -61,9 +62,10 @@ impl Call<'_> {
         // SAFETY: the caller's.
         let view = unsafe { view(window) };
         view.of_world(offset, bytes, rank as usize).unwrap_or_else(|| {
-            let (id, len) = (view.id, view.lens[rank as usize]);
+            let len = view.lens[rank as usize];
+            let (id, rank) = (view.id, ranks::name(&view.gpus, rank));
             self.misuse(format!(
-                "{what} {bytes} bytes at byte {offset} of window {id}, rank {rank}'s part, which has {len}"
+                "{what} {bytes} bytes at byte {offset} of window {id}, {rank}'s part, which has {len}"
             ))
         })
     }
@@ -100,8 +102,9 @@ impl Call<'_> {
             }
         };
         if before.is_some_and(|before| before != op) {
+            let peer = ranks::name(&self.gin.gpus, peer);
             self.misuse(format!(
-                "{which} of rank {peer} is both incremented and added to without a reset: some back ends count these apart"
+                "{which} of {peer} is both incremented and added to without a reset: some back ends count these apart"
             ));
         }
         let in_window = matches!(signal, Signal::Va { .. });
@@ -132,7 +135,7 @@ impl Call<'_> {
         let room = Until::Room { queue, depth };
         // Another thread may take the room before this one runs.
         while !room.holds(self.gpus) {
-            waits::until(self.gpus, self.thread, room, what, None, self.at);
+            waits::until(self.thread, room, what, None, self.at);
         }
         let (kernel, thread) = (self.thread.kernel(), self.thread.who());
         let by = Poster { kernel, thread, at: self.at };

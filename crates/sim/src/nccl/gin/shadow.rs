@@ -42,7 +42,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn wait_meet(
             let word = call.mine().signals[call.signal(signal)].as_ptr();
             let what = call.wait_for(WaitKind::Signal, signal, least);
             let until = Until::Reached { word, least, bits };
-            waits::until(call.gpus, call.thread, until, what, None, call.at);
+            waits::until(call.thread, until, what, None, call.at);
         });
     }
 }
@@ -71,7 +71,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn wait_follow(
             let word = call.mine().signals[call.signal(signal)].as_ptr();
             let what = call.wait_for(WaitKind::Signal, signal, least);
             let until = Until::Reached { word, least, bits };
-            waits::until(call.gpus, call.thread, until, what, None, call.at);
+            waits::until(call.thread, until, what, None, call.at);
             shadow.write_volatile(word.read_volatile());
             call.gpus.progress();
         }

@@ -26,7 +26,7 @@ impl Call<'_> {
         }
         // A cycle is taken for a nanosecond.
         let deadline = timeout.map(|cycles| self.gpus.clock.get().saturating_add(cycles));
-        match waits::until(self.gpus, self.thread, until, what, deadline, self.at) {
+        match waits::until(self.thread, until, what, deadline, self.at) {
             true => SUCCESS,
             false => TIMEOUT,
         }
@@ -47,7 +47,7 @@ impl Call<'_> {
 
     /// Waits for this context's operations to the peers that are the thread's share, of `size` threads.
     fn flush_share(&self, rank: u32, size: u32, gets: bool, timeout: Option<u64>) -> i32 {
-        for peer in (rank..self.gin.ranks as u32).step_by(size.max(1) as usize) {
+        for peer in (rank..self.gin.gpus.len() as u32).step_by(size.max(1) as usize) {
             let mut what = self.wait_for(WaitKind::Flush, 0, 0);
             what.peer = peer as i32;
             let result = self.wait(self.all_of(self.queue(peer), gets), what, timeout);
@@ -171,7 +171,7 @@ impl Call<'_> {
         unsafe { self.wait_value(coop, "a wait for a counter", word, what, bits, timeout) }
     }
 
-    /// Reads a word that others change: whoever polls it lets them gpus.
+    /// Reads a word that others change: whoever polls it lets them run.
     fn read(&self, word: *const u64, bits: i32) -> u64 {
         let mask = u64::MAX >> (64 - self.bits(bits));
         self.thread.give_way(Wait::Spin { at: self.at });
@@ -193,7 +193,9 @@ impl Call<'_> {
         unsafe {
             self.once(coop, "a wait for a flush", || {
                 let GinRequest([peer, before]) = *request;
-                if peer & !u64::from(u32::MAX) != REQUEST || peer as u32 >= self.gin.ranks as u32 {
+                if peer & !u64::from(u32::MAX) != REQUEST
+                    || peer as u32 >= self.gin.gpus.len() as u32
+                {
                     self.misuse("the request was not made by ncclGinFlushAsync");
                 }
                 let mut what = self.wait_for(WaitKind::Request, 0, 0);

@@ -3,7 +3,7 @@
 use devcomm_types::DataType;
 
 use super::{compare, printed};
-use crate::{
+use crate::communicator::{
     CftTeamMode, CtaPolicy, GraphUsageMode, HostCftMode, MemoryStat, NvlsHostMode, ReduceOp,
     ShrinkMode, WindowFlags,
 };

@@ -7,8 +7,8 @@ use object::read::ReadCache;
 use object::{Object, ObjectSymbol};
 
 use super::{compile, include, skip};
-use crate::Library;
-use crate::library::DEV_COMM_VERSION;
+use crate::communicator::Library;
+use crate::sys::nccl::DEV_COMM_VERSION;
 use devcomm_sys::nccl::PROTOTYPES;
 
 /// What the library exports or the headers declare, and the table leaves out.
