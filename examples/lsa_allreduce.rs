@@ -15,9 +15,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
 use clap::{Parser, ValueEnum};
-use devcomm::{
-    DevCommRequirements, KERNELS, Kernel, LaunchConfig, Rank, World, device, kernels,
-};
+use devcomm::{DevCommRequirements, KERNELS, Kernel, LaunchConfig, Rank, World, device, kernels};
 use devcomm_testing::machines::run;
 use devcomm_testing::numbers::{Number, checksum, count_wrong, inputs};
 use half::{bf16, f16};

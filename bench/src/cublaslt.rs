@@ -45,7 +45,8 @@ impl CublasLt {
         };
         let matmul =
             result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, CUDA_R_32F)?;
-        // Its matrices are column-major: it computes the transpose, B x A^T, of which our rows are the columns.
+        // Its matrices are column-major: it computes the transpose, B x A^T, of which our rows are
+        // the columns.
         let mut plan = Plan {
             library: self,
             matmul,
@@ -57,7 +58,8 @@ impl CublasLt {
         // CUBLAS_OP_T, and a limit that an address can be taken of.
         let (transposed, scratch) = (1_i32, SCRATCH);
         let preference = result::create_matmul_pref()?;
-        // SAFETY: the descriptors are live, and the attributes have the types and sizes that they are documented with.
+        // SAFETY: the descriptors are live, and the attributes have the types and sizes that they
+        // are documented with.
         let found = unsafe {
             result::set_matmul_desc_attribute(
                 matmul,
@@ -116,7 +118,8 @@ impl Plan<'_> {
     ///
     /// # Safety
     ///
-    /// The buffers have the elements of the plan's shape and type, and nobody else uses them until the stream has passed it.
+    /// The buffers have the elements of the plan's shape and type, and nobody else uses them until
+    /// the stream has passed it.
     pub unsafe fn enqueue(
         &self,
         a: &SymmetricBuffer<bf16>,
@@ -127,7 +130,8 @@ impl Plan<'_> {
         let (one, zero) = (1.0_f32, 0.0_f32);
         let c = c as *mut c_void;
         let algorithm = self.algorithm.as_ref().map_or(std::ptr::null(), |algorithm| algorithm);
-        // SAFETY: the descriptors are the plan's, the rest is the caller's. Streams of the runtime are the driver's.
+        // SAFETY: the descriptors are the plan's, the rest is the caller's. Streams of the runtime
+        // are the driver's.
         let enqueued = unsafe {
             result::matmul(
                 self.library.handle,

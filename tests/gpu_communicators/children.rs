@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use devcomm::{CommConfig, Communicator, Error, Rank, ReduceOp, ShrinkMode, UniqueId};
 
-use crate::gpu::{on_gpus, require_kernels_work, require_works};
+use devcomm_testing::machines::on_gpus;
+use devcomm_testing::works::{require_kernels_work, require_works};
 
 fn splits(rank: &Rank) -> Result<(), Error> {
     let (comm, stream, config) = (rank.communicator()?, rank.stream()?, CommConfig::new());

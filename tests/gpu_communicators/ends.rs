@@ -7,7 +7,8 @@ use devcomm::{
     MemoryStat, Rank, ReduceOp, Stream, kernels,
 };
 
-use crate::gpu::{on_gpus, require_works};
+use devcomm_testing::machines::on_gpus;
+use devcomm_testing::works::require_works;
 
 /// How long a rank may wait for an operation after its communicator was aborted.
 const DEADLINE: Duration = Duration::from_secs(10);

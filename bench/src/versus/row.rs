@@ -6,7 +6,8 @@ use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::variant::Variant;
+use crate::contender::Variant;
+use crate::harness::Rounds;
 use crate::stats::{Spread, geometric_mean};
 use crate::table;
 
@@ -31,9 +32,6 @@ impl Case {
         self.shape.map_or_else(String::new, |[m, n, k]| format!("{m}x{n}x{k}"))
     }
 }
-
-/// Seconds of an operation by each variant, in every round.
-pub type Rounds = Vec<Vec<f64>>;
 
 /// One variant.
 #[derive(Clone, Debug, Serialize)]
@@ -228,8 +226,8 @@ impl fmt::Display for Summary {
         for Ratio { kernel, host, rows, mean, lowest, highest } in &self.ratios {
             writeln!(
                 f,
-                "# time of {kernel} over time of {host}: geometric mean {mean:.3} over {rows} rows, from {lowest:.3} to \
-                 {highest:.3} (below 1: {kernel} is faster)"
+                "# time of {kernel} over time of {host}: geometric mean {mean:.3} over {rows} \
+                 rows, from {lowest:.3} to {highest:.3} (below 1: {kernel} is faster)"
             )?;
         }
         match self.checked {
@@ -290,8 +288,8 @@ mod tests {
     #[test]
     fn the_summary_says_which_way_the_ratio_goes() {
         let text = Summary::of(&measured()).to_string();
-        let line = "# time of rust over time of nccl-sym: geometric mean 0.500 over 1 rows, from 0.500 to 0.500 (below 1: \
-                    rust is faster)";
+        let line = "# time of rust over time of nccl-sym: geometric mean 0.500 over 1 rows, from \
+                    0.500 to 0.500 (below 1: rust is faster)";
         assert!(text.contains(line) && text.ends_with("# #wrong 0"), "{text}");
     }
 

@@ -57,6 +57,11 @@ impl Problem {
         Ok(problems)
     }
 
+    /// `[m, n, k]`.
+    pub fn shape(&self) -> [usize; 3] {
+        [self.m, self.n, self.k]
+    }
+
     /// Eighths of an element of a rank's factor.
     fn eighths(&self, factor: Factor, rank: usize, row: usize, column: usize) -> i64 {
         let of_rank = self.seed << 56 ^ (factor as u64) << 48 ^ (rank as u64) << 40;

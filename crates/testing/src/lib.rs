@@ -9,3 +9,4 @@ pub mod messages;
 pub mod numbers;
 pub mod shapes;
 pub mod simulated;
+pub mod works;

@@ -30,6 +30,7 @@ macro_rules! data {
 
 data! {
     u8, random => (random % 255) as u8, x => x;
+    u64, random => random % u64::MAX, x => x;
     f32, random => f32::from_bits((random % u64::from(u32::MAX)) as u32), x => x.to_bits();
     f16, random => f16::from_bits((random % 0xffff) as u16), x => x.to_bits();
     bf16, random => bf16::from_bits((random % 0xffff) as u16), x => x.to_bits();

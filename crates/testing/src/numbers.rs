@@ -80,3 +80,18 @@ pub fn checksum<T: Number>(data: &[T]) -> u64 {
     data.iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, x| (hash ^ x.bits()).wrapping_mul(0x100_0000_01b3))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_check_sees_a_wrong_element() {
+        let sum = |i| input::<f32>(11, 0, i) + input::<f32>(11, 1, i);
+        let mut sums: Vec<f32> = (0..100).map(sum).collect();
+        assert_eq!(count_wrong(11, 2, 1, &sums), 0);
+        sums[41] += 1e-5;
+        sums[77] = f32::NAN;
+        assert_eq!(count_wrong(11, 2, 1, &sums), 2);
+    }
+}

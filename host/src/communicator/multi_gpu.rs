@@ -1,7 +1,7 @@
 //! All GPUs of one process, driven by one thread: collectives on lists of buffers, one a GPU.
 
 use super::{Communicator, Library, ReduceOp, group};
-use crate::device::{Buffer, Context, DeviceSlice, Stream, visible_gpus};
+use crate::device::{Buffer, Context, DeviceSlice, Stream, gpus_of};
 use crate::error::{Error, Result};
 
 /// The communicators of several GPUs, with a stream each.
@@ -25,13 +25,14 @@ pub struct MultiGpu {
 }
 
 impl MultiGpu {
-    /// The GPUs of these ordinals, rank `i` on the `i`th.
+    /// The GPUs of these ordinals on the library's machine, rank `i` on the `i`th.
     ///
     /// # Errors
     ///
     /// As [`Communicator::init_all`]; [`Error::NoDriver`], [`Error::NoGpu`], [`Error::TooFewGpus`].
     pub fn new(library: &Library, devices: &[usize]) -> Result<Self> {
-        let contexts = devices.iter().map(|&device| Context::new(device));
+        let machine = library.nccl().machine();
+        let contexts = devices.iter().map(|&device| Context::on(machine, device));
         let contexts = contexts.collect::<Result<Vec<_>>>()?;
         let streams = contexts.iter().map(Context::stream).collect::<Result<_>>()?;
         Ok(Self { communicators: Communicator::init_all(library, &contexts)?, streams })
@@ -43,7 +44,7 @@ impl MultiGpu {
     ///
     /// As [`new`](Self::new).
     pub fn all(library: &Library) -> Result<Self> {
-        Self::new(library, &(0..visible_gpus()?).collect::<Vec<_>>())
+        Self::new(library, &(0..gpus_of(library.nccl().machine())?).collect::<Vec<_>>())
     }
 
     /// The communicators, in order of ranks.

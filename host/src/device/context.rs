@@ -72,7 +72,12 @@ impl Context {
     ///
     /// [`Error::NoDriver`], [`Error::NoGpu`], [`Error::TooFewGpus`], or the driver's error.
     pub fn new(ordinal: usize) -> Result<Self> {
-        Self::with_health(ordinal, Health::new(Machine::current()?))
+        Self::on(&Machine::current()?, ordinal)
+    }
+
+    /// The GPU of that ordinal among those of a machine.
+    pub(crate) fn on(machine: &Machine, ordinal: usize) -> Result<Self> {
+        Self::with_health(ordinal, Health::new(machine.clone()))
     }
 
     pub(crate) fn with_health(ordinal: usize, health: Arc<Health>) -> Result<Self> {

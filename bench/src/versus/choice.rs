@@ -3,53 +3,8 @@
 use std::fmt;
 
 use anyhow::{Result, ensure};
-use clap::ValueEnum;
-use serde::{Serialize, Serializer};
 
-/// A way to do what a benchmark is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Variant {
-    /// A kernel in Rust
-    Rust,
-    /// A kernel in Rust that puts by stores over NVLink
-    RustLsa,
-    /// The same kernel in CUDA C++, compiled by `cargo xtask twins`
-    Cpp,
-    /// NCCL's call on the host, on memory that is not registered
-    Nccl,
-    /// NCCL's call on the host, on registered symmetric windows
-    NcclSym,
-}
-
-impl Variant {
-    /// The name that the command line has too.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Rust => "rust",
-            Self::RustLsa => "rust-lsa",
-            Self::Cpp => "cpp",
-            Self::Nccl => "nccl",
-            Self::NcclSym => "nccl-sym",
-        }
-    }
-
-    /// Whether a kernel does it, and not a call on the host.
-    pub fn is_kernel(self) -> bool {
-        !matches!(self, Self::Nccl | Self::NcclSym)
-    }
-}
-
-impl fmt::Display for Variant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl Serialize for Variant {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.name())
-    }
-}
+use crate::contender::Variant;
 
 /// A variant, and what it does in a benchmark.
 pub type Described = (Variant, &'static str);
@@ -148,12 +103,5 @@ mod tests {
             error.contains("no variant `rust-lsa`; it has: rust, cpp, nccl, nccl-sym"),
             "{error}"
         );
-    }
-
-    #[test]
-    fn the_names_are_those_of_the_command_line() {
-        for variant in Variant::value_variants() {
-            assert_eq!(variant.to_possible_value().unwrap().get_name(), variant.name());
-        }
     }
 }
