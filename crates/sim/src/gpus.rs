@@ -209,7 +209,6 @@ impl Gpus {
     }
 
     /// Whether a grid has ended; one that has is forgotten, and stays done.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for machines, which run streams"))]
     pub(crate) fn is_done(&self, grid: GridId) -> bool {
         self.scheduler.borrow_mut().is_done(grid)
     }
@@ -238,7 +237,6 @@ impl Gpus {
 
     /// One of `n`: the first, or with a seed any. All that is left to chance asks here, so that a run
     /// is a function of its seed.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for machines, which run streams"))]
     pub(crate) fn choose(&self, n: usize) -> usize {
         self.scheduler.borrow_mut().choose(n)
     }

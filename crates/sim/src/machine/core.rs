@@ -76,6 +76,7 @@ const FIRST_HANDLE: u64 = 1 << 24;
 
 impl Core {
     pub(super) fn new(shared: Arc<Shared>, simulation: &Simulation) -> Self {
+        crate::nccl::install();
         let memory = Rc::new(Memory::new());
         let gpus = Gpus::new(settings(simulation), Rc::clone(&memory));
         let devices = (0..simulation.gpus).map(|_| Device::default()).collect();
