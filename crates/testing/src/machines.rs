@@ -65,6 +65,7 @@ pub struct Gpus {
     simulation: Simulation,
     kernels: &'static KernelSet,
     gin: GinConnectionType,
+    multimem: bool,
     host_rma: bool,
     /// What simulated ones lack for the test.
     unsimulated: Option<&'static str>,
@@ -77,6 +78,7 @@ impl From<Simulation> for Gpus {
             simulation,
             kernels: &KERNELS,
             gin: GinConnectionType::None,
+            multimem: false,
             host_rma: false,
             unsimulated: None,
         }
@@ -98,6 +100,12 @@ impl Gpus {
     /// Those whose kernels also reach each other over the network, in LSA teams of any size.
     pub fn with_gin(mut self, connection: GinConnectionType) -> Self {
         self.gin = connection;
+        self
+    }
+
+    /// Those that have multicast addresses.
+    pub fn with_multimem(mut self) -> Self {
+        self.multimem = true;
         self
     }
 
@@ -201,7 +209,7 @@ impl Gpus {
             comm.require_single_lsa_team()?;
         }
         let requirements = DevCommRequirements::new().lsa_barriers(1).gin_connection(self.gin);
-        comm.create_dev_comm(requirements)?;
+        comm.create_dev_comm(requirements.lsa_multimem(self.multimem))?;
         comm.window::<u32>(1)?;
         Ok(!self.host_rma || comm.properties()?.host_rma)
     }
