@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::ops::Range;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use devcomm::{
     DevCommRequirements, Error, GinConnectionType, KERNELS, KernelSet, Rank, Simulation, World,
@@ -56,6 +57,13 @@ pub const TEST_GPUS: &str = "DEVCOMM_TEST_GPUS";
 /// If `body` fails.
 pub fn on_gpus(name: &str, wanted: usize, body: impl Fn(&Rank) -> Result<(), Error> + Sync) {
     Gpus::new(wanted).run(name, body);
+}
+
+/// Gives real GPUs some time to get to where they wait. Simulated ones need none.
+pub fn give_time(rank: &Rank, time: Duration) {
+    if !rank.is_simulated() {
+        std::thread::sleep(time);
+    }
 }
 
 /// GPUs that a test wants: simulated ones or, with [`TEST_GPUS`] in the environment, this machine's.

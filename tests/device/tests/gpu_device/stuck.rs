@@ -2,14 +2,13 @@
 //! all threads leave, and say what they waited for.
 
 use std::sync::Mutex;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use devcomm::{
     AbortCause, Error, KernelAbortHandle, LaunchRefusal, Rank, Simulation, StuckWait, WaitKind,
 };
 use devcomm_device_tests::{Job, Setup, TestKernel, gpus, kernels, require_works};
-use devcomm_testing::machines::Gpus;
+use devcomm_testing::machines::{Gpus, give_time};
 
 /// How often on GPUs, in one process; and simulated, each time in another order.
 const TIMES: u64 = 20;
@@ -71,9 +70,7 @@ fn end_once<K: TestKernel>(
     rank.barrier()?;
     job.launch(kernel, setup, n)?;
     if is_absent {
-        if !rank.is_simulated() {
-            thread::sleep(PATIENCE);
-        }
+        give_time(rank, PATIENCE);
         handles.lock().unwrap().drain(..).for_each(|handle| handle.abort());
         job.stream().synchronize()?;
         return rank.barrier();
