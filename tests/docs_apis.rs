@@ -28,8 +28,8 @@ fn has_test(source: &str, test: &str) -> bool {
         format!("fn {test}("),
         format!(" {test},"),
         format!(" {test};"),
-        format!(" {test}: "),
-        format!("({test}: "),
+        format!(" {test}:"),
+        format!("({test}:"),
         format!("\"{test}\""),
     ];
     forms.iter().any(|form| source.contains(form))
