@@ -104,6 +104,3 @@ pub use machine::{Attached, CallRecord, Effect, Fault, Machine, Ticket};
 pub use simulation::Simulation;
 pub use thread::OpenSession;
 pub use world::{Buffer, Simulator, Window, WindowArg};
-
-mod stand_in;
-pub use stand_in::*;

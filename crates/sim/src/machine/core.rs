@@ -214,6 +214,7 @@ impl Core {
         if !printed.is_empty() {
             print!("{printed}");
         }
+        self.streams.borrow_mut().retain(|_, stream| !stream.is_over());
         let streams: Vec<_> = self.streams.borrow().values().cloned().collect();
         // No short circuit: each stream gets its turn.
         let moved = streams.iter().fold(false, |moved, stream| stream.advance(self) || moved);
