@@ -25,7 +25,7 @@ impl WorldBuilder {
 
     /// The ranks run on a simulated machine, as threads, whatever the environment says of simulations.
     ///
-    /// ```no_run
+    /// ```
     /// use devcomm_host::{Error, Simulation, World};
     ///
     /// let machine = Simulation::new(4).team_size(2).seed(7);

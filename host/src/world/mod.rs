@@ -93,7 +93,7 @@ impl World {
     ///
     /// The ranks run one at a time, in an order that is a function of the simulation's seed, and deadlines are of a clock of the machine's own.
     ///
-    /// ```no_run
+    /// ```
     /// use devcomm_host::{Error, World};
     ///
     /// let ranks = World::simulated(4)?.run(|rank| Ok::<_, Error>(rank.rank()))?;
