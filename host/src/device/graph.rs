@@ -46,8 +46,9 @@ struct Exec {
     _graph: GraphHandle,
     communicators: Vec<Arc<dyn Issuer>>,
     kernels: Vec<(&'static str, Arc<AbortFlag>)>,
-    /// The communicators themselves, and what their operations use.
-    _keep: (Vec<Rc<dyn Owner>>, Vec<Rc<dyn Any>>),
+    _owners: Vec<Rc<dyn Owner>>,
+    /// What the operations use.
+    _keep: Vec<Rc<dyn Any>>,
 }
 
 impl Stream {
@@ -89,8 +90,14 @@ impl Open<'_> {
         let (len, handle) = (graph.len()?, graph.instantiate()?);
         let Capture { owners, keep, kernels } = capture;
         let communicators = owners.iter().map(|owner| owner.issuer()).collect();
-        let keep = (owners.clone(), keep);
-        let exec = Exec { handle, _graph: graph, communicators, kernels, _keep: keep };
+        let exec = Exec {
+            handle,
+            _graph: graph,
+            communicators,
+            kernels,
+            _owners: owners.clone(),
+            _keep: keep,
+        };
         let exec = RefCell::new(Some(exec));
         let inner = Rc::new(Inner { exec, context: context.clone(), len });
         let adopted: Rc<dyn Resource> = Rc::clone(&inner) as _;

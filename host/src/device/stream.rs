@@ -139,7 +139,7 @@ impl Stream {
     /// [`Error::InvalidInput`] for an event of another context; the driver's.
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         self.require(event)?;
-        self.handle().wait_for(&event.handle())
+        self.handle().wait_for(event.handle())
     }
 
     /// Marks this point of the stream in `event`.
@@ -149,7 +149,7 @@ impl Stream {
     /// [`Error::InvalidInput`] for an event of another context; the driver's.
     pub fn record(&self, event: &Event) -> Result<()> {
         self.require(event)?;
-        self.handle().record(&event.handle())
+        self.handle().record(event.handle())
     }
 
     fn require(&self, event: &Event) -> Result<()> {
