@@ -1,11 +1,11 @@
-//! Who is compared: something that does what a benchmark is about, with the memory that it works
-//! on.
+//! Who is compared.
 
 use std::fmt;
+use std::rc::Rc;
 
 use anyhow::Result;
 use clap::ValueEnum;
-use devcomm::{Kernels, LaunchConfig};
+use devcomm::{FunctionInfo, LaunchConfig};
 use serde::{Serialize, Serializer};
 
 /// What a contender is.
@@ -54,112 +54,72 @@ impl Serialize for Variant {
 }
 
 /// One of those that are compared. What it enqueues is the same in every rank.
-pub trait Contender {
-    /// What it is.
-    fn variant(&self) -> Variant;
-
-    /// Blocks and threads; `None` where NCCL chooses them.
-    fn grid(&self) -> Option<(u32, u32)> {
-        None
-    }
-
-    /// Enqueues what is timed.
-    fn enqueue(&self) -> Result<()>;
-
+pub struct Contender<'a> {
+    pub variant: Variant,
+    /// Of its own kernel; NCCL chooses by itself.
+    pub launch: Option<Launch>,
     /// Operations in what is timed: a row tells the time of one.
-    fn operations(&self) -> u32 {
-        1
-    }
-
-    /// Spoils the result, so that what is not written is wrong.
-    fn spoil(&self) -> Result<()>;
-
+    pub operations: u32,
+    /// Enqueues what is timed.
+    pub timed: Work<'a>,
     /// Enqueues what is checked.
-    fn enqueue_checked(&self) -> Result<()> {
-        self.enqueue()
-    }
-
-    /// Wrong elements of this rank's result. *Collective*.
-    fn count_wrong(&self) -> Result<usize>;
+    pub checked: Work<'a>,
+    /// What is right or wrong.
+    pub outcome: Box<dyn Outcome + 'a>,
 }
 
-/// Boxed, since each benchmark has its own.
-pub type Contenders<'a> = Vec<Box<dyn Contender + 'a>>;
+/// Something to enqueue.
+pub type Work<'a> = Rc<dyn Fn() -> devcomm::Result<()> + 'a>;
 
-/// What a kernel is launched with, whichever compiler it comes from: its memory, arguments and
-/// grid.
-pub trait Workload {
-    /// The grid.
-    fn config(&self) -> LaunchConfig;
-
-    /// Registers a thread of the kernel that is timed.
-    fn registers(&self, kernels: &Kernels) -> devcomm::Result<u32>;
-
-    /// Launches the kernel that is timed.
-    fn launch(&self, kernels: &Kernels) -> devcomm::Result<()>;
-
-    /// As [`Contender::operations`].
-    fn operations(&self) -> u32 {
-        1
-    }
-
-    /// As [`Contender::spoil`].
+/// A result in this rank's memory.
+pub trait Outcome {
+    /// Spoils it, so that what is not written is wrong.
     fn spoil(&self) -> Result<()>;
 
-    /// Launches the kernel that is checked.
-    fn launch_checked(&self, kernels: &Kernels) -> devcomm::Result<()> {
-        self.launch(kernels)
-    }
-
-    /// As [`Contender::count_wrong`].
+    /// Its wrong elements. *Collective*.
     fn count_wrong(&self) -> Result<usize>;
 }
 
-/// The contenders that are one workload's kernels.
-pub fn by_kernels<'a>(
-    kernels: &'a [(Variant, Kernels)],
-    workload: &'a dyn Workload,
-) -> Contenders<'a> {
-    let of = |&(variant, ref kernels): &'a (Variant, Kernels)| {
-        Box::new(ByKernel { variant, kernels, workload }) as Box<dyn Contender + 'a>
-    };
-    kernels.iter().map(of).collect()
-}
-
-struct ByKernel<'a> {
-    variant: Variant,
-    kernels: &'a Kernels,
-    workload: &'a dyn Workload,
-}
-
-impl Contender for ByKernel<'_> {
-    fn variant(&self) -> Variant {
-        self.variant
-    }
-
-    fn grid(&self) -> Option<(u32, u32)> {
-        let config = self.workload.config();
-        Some((config.grid.x, config.block.x))
-    }
-
-    fn enqueue(&self) -> Result<()> {
-        Ok(self.workload.launch(self.kernels)?)
-    }
-
-    fn operations(&self) -> u32 {
-        self.workload.operations()
-    }
-
+impl<O: Outcome> Outcome for &O {
     fn spoil(&self) -> Result<()> {
-        self.workload.spoil()
-    }
-
-    fn enqueue_checked(&self) -> Result<()> {
-        Ok(self.workload.launch_checked(self.kernels)?)
+        (**self).spoil()
     }
 
     fn count_wrong(&self) -> Result<usize> {
-        self.workload.count_wrong()
+        (**self).count_wrong()
+    }
+}
+
+/// How a kernel is launched.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Launch {
+    pub blocks: u32,
+    pub threads: u32,
+    /// A thread's.
+    pub registers: u32,
+}
+
+impl<'a> Contender<'a> {
+    /// Does one operation, timed and checked.
+    pub fn new(
+        variant: Variant,
+        work: impl Fn() -> devcomm::Result<()> + 'a,
+        outcome: impl Outcome + 'a,
+    ) -> Self {
+        let work: Work<'a> = Rc::new(work);
+        let (timed, outcome) = (Rc::clone(&work), Box::new(outcome));
+        Self { variant, launch: None, operations: 1, timed, checked: work, outcome }
+    }
+
+    /// With other work to time than to check, of so many operations.
+    pub fn timed(self, operations: u32, work: impl Fn() -> devcomm::Result<()> + 'a) -> Self {
+        Self { operations, timed: Rc::new(work), ..self }
+    }
+
+    /// By this kernel.
+    pub fn by_kernel(self, config: LaunchConfig, info: FunctionInfo) -> Self {
+        let (blocks, threads) = (config.grid.x, config.block.x);
+        Self { launch: Some(Launch { blocks, threads, registers: info.registers }), ..self }
     }
 }
 

@@ -6,7 +6,7 @@ use anyhow::Result;
 use devcomm::{Communicator, Event, Graph, Rank, Stream};
 use fastrand::Rng;
 
-use crate::contender::{Contender, Contenders};
+use crate::contender::{Contender, Work};
 use crate::options::{RankOptions, RunOptions};
 use crate::ranks;
 
@@ -59,47 +59,47 @@ impl<'a> Harness<'a> {
 
     /// Wrong elements of each contender over all ranks and checks; `None` when nothing is to be
     /// checked. *Collective*.
-    pub fn check(&self, contenders: &[Box<dyn Contender + '_>]) -> Result<Vec<Option<usize>>> {
+    pub fn check(&self, contenders: &[Contender<'_>]) -> Result<Vec<Option<usize>>> {
         // Every rank has its memory ready, flags that others write too.
         self.rank.barrier()?;
-        contenders.iter().map(|contender| self.check_one(contender.as_ref())).collect()
+        contenders.iter().map(|contender| self.check_one(contender)).collect()
     }
 
-    fn check_one(&self, contender: &dyn Contender) -> Result<Option<usize>> {
+    fn check_one(&self, contender: &Contender<'_>) -> Result<Option<usize>> {
         if self.run.graph > 0 {
             // NCCL sets things up at a first call, which is not captured.
-            contender.enqueue_checked()?;
+            (contender.checked)()?;
             self.finish()?;
         }
         let mut wrong = None;
         for _ in 0..self.run.check {
-            contender.spoil()?;
+            contender.outcome.spoil()?;
             // No rank's result may come before another's was spoilt.
             self.rank.barrier()?;
             // In the form that is timed.
             if self.run.graph > 0 {
-                self.stream.capture(|| contender.enqueue_checked())?.launch(&self.stream)?;
+                self.stream.capture(|| (contender.checked)())?.launch(&self.stream)?;
             } else {
-                contender.enqueue_checked()?;
+                (contender.checked)()?;
             }
             self.finish()?;
-            let mine = contender.count_wrong()?;
+            let mine = contender.outcome.count_wrong()?;
             wrong = Some(wrong.unwrap_or(0) + ranks::total(self.rank, mine)?);
         }
         Ok(wrong)
     }
 
     /// The times of all contenders in each round, of the slowest rank. *Collective*.
-    pub fn time(&self, contenders: &Contenders<'_>, order: &mut Rng) -> Result<Rounds> {
+    pub fn time(&self, contenders: &[Contender<'_>], order: &mut Rng) -> Result<Rounds> {
         let mut graphs = Vec::new();
         if self.run.graph > 0 {
             for contender in contenders {
-                graphs.push(self.graph(contender.as_ref())?);
+                graphs.push(self.graph(&contender.timed)?);
             }
         }
         for contender in contenders {
             for _ in 0..self.run.warmup {
-                contender.enqueue()?;
+                (contender.timed)()?;
             }
         }
         self.finish()?;
@@ -109,7 +109,7 @@ impl<'a> Harness<'a> {
             let mut times = vec![0.0; contenders.len()];
             order.shuffle(&mut turns);
             for &i in &turns {
-                times[i] = self.time_one(contenders[i].as_ref(), graphs.get(i))?;
+                times[i] = self.time_one(&contenders[i], graphs.get(i))?;
             }
             mine.extend(times);
         }
@@ -118,8 +118,8 @@ impl<'a> Harness<'a> {
     }
 
     /// A batch of `iters` as a graph, run once.
-    fn graph(&self, contender: &dyn Contender) -> Result<Graph> {
-        let batch = || (0..self.run.iters).try_for_each(|_| contender.enqueue());
+    fn graph(&self, work: &Work<'_>) -> Result<Graph> {
+        let batch = || (0..self.run.iters).try_for_each(|_| work());
         let graph = self.stream.capture(batch)?;
         graph.launch(&self.stream)?;
         self.finish()?;
@@ -127,12 +127,12 @@ impl<'a> Harness<'a> {
     }
 
     /// Seconds of an operation, over a batch.
-    fn time_one(&self, contender: &dyn Contender, graph: Option<&Graph>) -> Result<f64> {
+    fn time_one(&self, contender: &Contender<'_>, graph: Option<&Graph>) -> Result<f64> {
         let (stream, run) = (&self.stream, self.run);
         self.rank.barrier()?;
-        let (launches, launch): (_, &dyn Fn() -> Result<()>) = match graph {
-            Some(graph) => (run.graph, &|| Ok(graph.launch(stream)?)),
-            None => (run.iters, &|| contender.enqueue()),
+        let (launches, launch): (_, &dyn Fn() -> devcomm::Result<()>) = match graph {
+            Some(graph) => (run.graph, &|| graph.launch(stream)),
+            None => (run.iters, &*contender.timed),
         };
         // Not timed: behind it the ranks' GPUs are in step.
         launch()?;
@@ -140,7 +140,7 @@ impl<'a> Harness<'a> {
         (0..launches).try_for_each(|_| launch())?;
         stream.record(&self.events.1)?;
         self.finish()?;
-        let operations = run.batch() as f64 * f64::from(contender.operations());
+        let operations = run.batch() as f64 * f64::from(contender.operations);
         Ok(f64::from(self.events.1.elapsed_ms(&self.events.0)?) / 1e3 / operations)
     }
 }

@@ -38,19 +38,12 @@ pub fn run(
 
 /// The largest of every rank's number at each place. *Collective*.
 pub fn slowest(rank: &Rank, mine: &[f64]) -> Result<Vec<f64>> {
-    let bytes: Vec<u8> = mine.iter().flat_map(|number| number.to_le_bytes()).collect();
-    let mut slowest = vec![0.0; mine.len()];
-    for theirs in rank.all_gather(&bytes)? {
-        for (slowest, theirs) in slowest.iter_mut().zip(theirs.as_chunks().0) {
-            *slowest = f64::from_le_bytes(*theirs).max(*slowest);
-        }
-    }
-    Ok(slowest)
+    let all = rank.all_gather(mine)?;
+    let at = |i: usize| all.iter().filter_map(|theirs| theirs.get(i).copied()).fold(0.0, f64::max);
+    Ok((0..mine.len()).map(at).collect())
 }
 
 /// The sum of every rank's number. *Collective*.
 pub fn total(rank: &Rank, mine: usize) -> Result<usize> {
-    let all = rank.all_gather(&(mine as u64).to_le_bytes())?;
-    let number = |bytes: &Vec<u8>| bytes.first_chunk().map_or(0, |it| u64::from_le_bytes(*it));
-    Ok(all.iter().map(number).sum::<u64>() as usize)
+    Ok(rank.all_gather(&[mine])?.concat().iter().sum())
 }

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use devcomm::{Kernels, Rank};
 
-use crate::contender::{Variant, Workload, by_kernels};
+use crate::contender::{Contender, Launch, Variant};
 use crate::files::Files;
 use crate::harness::Harness;
 use crate::header::Header;
@@ -107,7 +107,7 @@ fn run_rank(rank: &Rank, options: &Options, pairs: &[Pair], files: &Files) -> Re
     let mut job = Job {
         harness,
         options,
-        contestants: [
+        compiled: &[
             (Variant::Rust, load(rust).context("the Rust kernels do not load")?),
             (Variant::Cpp, load(cpp()).context("the C++ twins do not load")?),
             (Variant::Cpp, load(cpp()).context("the C++ twins do not load again")?),
@@ -138,31 +138,29 @@ struct Job<'a> {
     harness: &'a Harness<'a>,
     options: &'a Options,
     /// Rust, C++, C++ again.
-    contestants: [(Variant, Kernels); 3],
+    compiled: &'a [(Variant, Kernels); 3],
     order: fastrand::Rng,
     report: Report<TwinRow>,
 }
 
 impl Job<'_> {
-    /// Checks a workload on both sides and times all three: one row. *Collective*.
-    fn row(&mut self, label: Label, workload: &dyn Workload) -> Result<()> {
-        let config = workload.config();
-        let grid @ (blocks, threads) = (config.grid.x, config.block.x);
+    /// Checks Rust and C++ and times all three: one row. *Collective*.
+    fn row(&mut self, label: Label, contenders: &[Contender<'_>]) -> Result<()> {
         let Label { kernel, dtype, bytes } = label;
+        let launches = [0, 1].map(|i| contenders[i].launch.unwrap_or_default());
+        let Launch { blocks, threads, .. } = launches[0];
         self.harness.say(&format!("{kernel} {dtype} {bytes} B {blocks}x{threads} ..."));
-        let wrong = self.check(workload)?;
-        let contenders = by_kernels(&self.contestants, workload);
-        let rounds = self.harness.time(&contenders, &mut self.order)?;
-        let of = |i: usize| workload.registers(&self.contestants[i].1);
-        let row = TwinRow::new(label, grid, [of(0)?, of(1)?], &rounds, wrong);
+        let wrong = self.check(contenders)?;
+        let rounds = self.harness.time(contenders, &mut self.order)?;
+        let row = TwinRow::new(label, launches, &rounds, wrong);
         self.report.rows.push(row.context("there were no rounds")?);
         Ok(())
     }
 
     /// The wrong elements of Rust and of C++ over all ranks; `None` when nothing is to be checked.
     /// *Collective*.
-    fn check(&self, workload: &dyn Workload) -> Result<[Option<usize>; 2]> {
-        let wrong = self.harness.check(&by_kernels(&self.contestants[..2], workload))?;
+    fn check(&self, contenders: &[Contender<'_>]) -> Result<[Option<usize>; 2]> {
+        let wrong = self.harness.check(&contenders[..2])?;
         Ok([wrong[0], wrong[1]])
     }
 

@@ -39,7 +39,8 @@ fn lsa_barrier(job: &mut Job<'_>) -> Result<()> {
     for threads in threads {
         for &blocks in &blocks {
             let label = Label { kernel: "lsa_barrier", dtype: "-", bytes: 0 };
-            job.row(label, &Barrier::new(job.harness, blocks, threads)?)?;
+            let workload = Barrier::new(job.harness, blocks, threads)?;
+            job.row(label, &workload.by(job.compiled)?)?;
         }
     }
     Ok(())
@@ -64,17 +65,18 @@ where
     T: Number,
     K: Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
 {
-    let (harness, options) = (job.harness, job.options);
+    let Job { harness, compiled, options, .. } = *job;
     if !options.dtype.wants(T::NAME) {
         return Ok(());
     }
     let workload = |count| AllReduce::new(harness, &options.grid, shape, kernel, count);
     for count in options.sizes.counts(LARGEST, size_of::<T>())? {
         let label = Label { kernel: name, dtype: T::NAME, bytes: count * size_of::<T>() };
-        job.row(label, &workload(count)?)?;
+        job.row(label, &workload(count)?.by(compiled)?)?;
     }
     for count in ODD_COUNTS {
-        let [rust, cpp] = job.check(&workload(count)?)?.map(Option::unwrap_or_default);
+        let [rust, cpp] =
+            job.check(&workload(count)?.by(compiled)?)?.map(Option::unwrap_or_default);
         ensure!(
             rust == 0 && cpp == 0,
             "{name} of {} with {count} elements: {rust} are wrong in Rust's result, {cpp} in C++'s",
@@ -88,7 +90,7 @@ fn ll_exchange(job: &mut Job<'_>) -> Result<()> {
     for size in sizes(job) {
         let workload = LlExchange::new(job.harness, &job.options.grid, size)?;
         let label = Label { kernel: "ll_exchange", dtype: "u64", bytes: workload.bytes() };
-        job.row(label, &workload)?;
+        job.row(label, &workload.by(job.compiled)?)?;
     }
     Ok(())
 }
@@ -108,7 +110,7 @@ fn gin_put(job: &mut Job<'_>) -> Result<()> {
         let windows = [harness.comm.window(bytes)?, harness.comm.window(bytes)?];
         let message = Message::new(harness, &windows[0], &windows[1])?;
         let label = Label { kernel: "gin_put", dtype: "u8", bytes };
-        job.row(label, &Put::over_gin(&message, &windows, ROUNDS)?)?;
+        job.row(label, &Put::over_gin(&message, &windows, ROUNDS)?.by(job.compiled)?)?;
     }
     Ok(())
 }

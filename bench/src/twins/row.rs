@@ -5,6 +5,7 @@ use std::fmt;
 use anyhow::{Result, ensure};
 use serde::Serialize;
 
+use crate::contender::Launch;
 use crate::harness::Rounds;
 use crate::stats::{Spread, geometric_mean};
 use crate::table::Row;
@@ -47,8 +48,7 @@ impl TwinRow {
     /// From the times of every round: of Rust, C++, and C++ again.
     pub fn new(
         label: Label,
-        (blocks, threads): (u32, u32),
-        registers: [u32; 2],
+        launches: [Launch; 2],
         rounds: &Rounds,
         wrong: [Option<usize>; 2],
     ) -> Option<Self> {
@@ -59,10 +59,10 @@ impl TwinRow {
             kernel: label.kernel,
             dtype: label.dtype,
             bytes: label.bytes,
-            blocks,
-            threads,
-            rust_registers: registers[0],
-            cpp_registers: registers[1],
+            blocks: launches[0].blocks,
+            threads: launches[0].threads,
+            rust_registers: launches[0].registers,
+            cpp_registers: launches[1].registers,
             rust_us: time(0)?.median * 1e6,
             cpp_us: time(1)?.median * 1e6,
             ratio: ours.median,
@@ -181,7 +181,8 @@ mod tests {
         // Rounds that differ by more than the contestants do: the ratio is within a round.
         let rounds = [[rust, 1.0, 0.99], [rust * 3.0, 3.0, 3.0], [rust * 9.0, 9.0, 9.09]];
         let rounds = rounds.map(Vec::from).to_vec();
-        TwinRow::new(label, (8, 128), [30, 32], &rounds, [Some(wrong), Some(0)]).unwrap()
+        let launches = [30, 32].map(|registers| Launch { blocks: 8, threads: 128, registers });
+        TwinRow::new(label, launches, &rounds, [Some(wrong), Some(0)]).unwrap()
     }
 
     #[test]

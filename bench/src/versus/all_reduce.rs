@@ -2,18 +2,18 @@
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use devcomm::{Buffer, DeviceSlice, KERNELS, Kernel, Kernels, ReduceOp, Window, device, kernels};
-use devcomm_testing::numbers::{Number, inputs};
+use devcomm::{Buffer, KERNELS, Kernel, Kernels, ReduceOp, Window, device, kernels};
+use devcomm_testing::numbers::Number;
 use half::{bf16, f16};
 
 use super::choice::Described;
 use super::job::Job;
 use super::row::Case;
 use super::{Benchmark, SIMULATED_BLOCKS, SIMULATED_LARGEST};
-use crate::contender::{Contender, Variant, by_kernels};
+use crate::contender::{Contender, Variant};
 use crate::harness::Harness;
 use crate::options::{Dtype, GridOptions, LARGEST, SizeOptions};
-use crate::workloads::{self, Shape, wrong_in};
+use crate::workloads::{self, Shape, Sum};
 
 /// The flags of `all-reduce`.
 #[derive(Args, Clone, Debug)]
@@ -94,14 +94,13 @@ impl AllReduce {
         let shape = Shape { threads: 128, max_blocks, rounds_often: false };
         let largest = harness.here(LARGEST, SIMULATED_LARGEST);
         for count in self.sizes.counts(largest, size_of::<T>())? {
-            let workload = &workloads::AllReduce::new(harness, &self.grid, shape, kernel, count)?;
-            let mut contenders = by_kernels(compiled, workload);
+            let workload = workloads::AllReduce::new(harness, &self.grid, shape, kernel, count)?;
+            let mut contenders = workload.by(compiled)?;
             if job.choice.has(Variant::Nccl) {
-                contenders.push(Box::new(ByHost::<T>::unregistered(harness, count)?));
+                contenders.push(by_nccl::<T>(harness, count)?);
             }
             if job.choice.has(Variant::NcclSym) {
-                let (send, recv) = (&workload.send, &workload.recv);
-                contenders.push(Box::new(ByHost::on_windows(harness, send, recv)?));
+                contenders.push(by_nccl_sym(harness, &workload.send, &workload.recv)?);
             }
             let case = Case {
                 size: count * size_of::<T>(),
@@ -122,58 +121,32 @@ pub fn bus(ranks: usize) -> f64 {
     2.0 * (ranks - 1) as f64 / ranks as f64
 }
 
-/// NCCL's all-reduce, called on the host.
-pub struct ByHost<'a, T> {
+/// NCCL's call on the host, on memory as NCCL allocates it, with this rank's input.
+pub fn by_nccl<'a, T: Number>(harness: &'a Harness<'a>, count: usize) -> Result<Contender<'a>> {
+    let (send, recv) = (harness.comm.mem_alloc::<T>(count)?, harness.comm.mem_alloc(count)?);
+    by_host(harness, Variant::Nccl, &send, &recv)
+}
+
+/// On windows, of which the first gets this rank's input.
+pub fn by_nccl_sym<'a, T: Number>(
+    harness: &'a Harness<'a>,
+    send: &Window<T>,
+    recv: &Window<T>,
+) -> Result<Contender<'a>> {
+    by_host(harness, Variant::NcclSym, send, recv)
+}
+
+fn by_host<'a, B>(
     harness: &'a Harness<'a>,
     variant: Variant,
-    send: DeviceSlice<T>,
-    recv: DeviceSlice<T>,
-}
-
-impl<'a, T: Number> ByHost<'a, T> {
-    /// On memory of its own as NCCL allocates it, with this rank's input.
-    pub fn unregistered(harness: &'a Harness<'a>, count: usize) -> Result<Self> {
-        let (send, recv) = (harness.comm.mem_alloc(count)?, harness.comm.mem_alloc(count)?);
-        Self::new(harness, Variant::Nccl, send.device_slice(), recv.device_slice())
-    }
-
-    /// On windows, of which the first gets this rank's input.
-    pub fn on_windows(
-        harness: &'a Harness<'a>,
-        send: &Window<T>,
-        recv: &Window<T>,
-    ) -> Result<Self> {
-        Self::new(harness, Variant::NcclSym, send.device_slice(), recv.device_slice())
-    }
-
-    fn new(
-        harness: &'a Harness<'a>,
-        variant: Variant,
-        send: DeviceSlice<T>,
-        recv: DeviceSlice<T>,
-    ) -> Result<Self> {
-        send.copy_from_host(&inputs(harness.run.seed, harness.rank.rank(), send.len()))?;
-        Ok(Self { harness, variant, send, recv })
-    }
-}
-
-impl<T: Number> Contender for ByHost<'_, T> {
-    fn variant(&self) -> Variant {
-        self.variant
-    }
-
-    fn enqueue(&self) -> Result<()> {
-        let Self { harness, send, recv, .. } = self;
-        Ok(harness.comm.all_reduce(send, recv, ReduceOp::Sum, &harness.stream)?)
-    }
-
-    fn spoil(&self) -> Result<()> {
-        // NaNs.
-        Ok(self.recv.fill(0xff)?)
-    }
-
-    fn count_wrong(&self) -> Result<usize> {
-        // A ring rounds each partial sum.
-        Ok(wrong_in(self.harness, &self.recv, true)?.0)
-    }
+    send: &B,
+    recv: &B,
+) -> Result<Contender<'a>>
+where
+    B: Buffer<Element: Number>,
+{
+    let sum = Sum::new(harness, send, recv)?;
+    let (send, recv) = (send.device_slice(), recv.device_slice());
+    let work = move || harness.comm.all_reduce(&send, &recv, ReduceOp::Sum, &harness.stream);
+    Ok(Contender::new(variant, work, sum))
 }

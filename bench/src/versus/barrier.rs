@@ -4,12 +4,12 @@
 use anyhow::Result;
 use clap::Args;
 
-use super::all_reduce::ByHost;
+use super::all_reduce::{by_nccl, by_nccl_sym};
 use super::choice::Described;
 use super::job::Job;
 use super::row::Case;
 use super::{Benchmark, SIMULATED_BLOCKS};
-use crate::contender::{Variant, by_kernels};
+use crate::contender::Variant;
 use crate::options::GridOptions;
 use crate::workloads;
 
@@ -52,13 +52,13 @@ impl Benchmark for Barrier {
         for blocks in blocks {
             let threads = self.grid.threads.unwrap_or(THREADS);
             let workload = workloads::Barrier::new(harness, blocks, threads)?;
-            let mut contenders = by_kernels(&compiled, &workload);
+            let mut contenders = workload.by(&compiled)?;
             if job.choice.has(Variant::Nccl) {
-                contenders.push(Box::new(ByHost::<f32>::unregistered(harness, 1)?));
+                contenders.push(by_nccl::<f32>(harness, 1)?);
             }
             if job.choice.has(Variant::NcclSym) {
-                let (send, recv) = (harness.comm.window(1)?, harness.comm.window(1)?);
-                contenders.push(Box::new(ByHost::<f32>::on_windows(harness, &send, &recv)?));
+                let (send, recv) = (harness.comm.window::<f32>(1)?, harness.comm.window(1)?);
+                contenders.push(by_nccl_sym(harness, &send, &recv)?);
             }
             job.compare(CASE, &contenders)?;
         }

@@ -14,7 +14,7 @@ use super::all_reduce::bus;
 use super::choice::Described;
 use super::job::Job;
 use super::row::Case;
-use crate::contender::{Contender, Contenders, Variant};
+use crate::contender::{Contender, Outcome, Variant};
 use crate::cublaslt::{CublasLt, Output, Plan};
 use crate::harness::Harness;
 use crate::ranks;
@@ -83,21 +83,19 @@ impl Benchmark for GemmAllReduce {
             };
             let sum = sum.as_ref();
             let c = GemmOutput::new(harness.rank, harness.comm, m * n)?;
-            let mut contenders: Contenders<'_> = Vec::new();
+            let mut contenders = Vec::new();
             if let Some(compiled) = &compiled {
                 let gemm = Gemm::new(harness.rank, harness.comm, compiled, &harness.stream, m, n)?;
-                contenders.push(Box::new(Fused { matrices: &matrices, gemm, c: &c, sum }));
+                contenders.push(fused(&matrices, gemm, &c, sum));
             }
             if let Some(plan) = &product {
-                let mut push = |variant, c| {
-                    let matrices = &matrices;
-                    contenders.push(Box::new(Unfused { matrices, variant, plan, c, sum }));
-                };
                 if job.choice.has(Variant::Nccl) {
-                    push(Variant::Nccl, harness.comm.mem_alloc(c.len())?.device_slice());
+                    let c = harness.comm.mem_alloc(c.len())?.device_slice();
+                    contenders.push(unfused(Variant::Nccl, &matrices, plan, c, sum));
                 }
                 if job.choice.has(Variant::NcclSym) {
-                    push(Variant::NcclSym, c.device_slice());
+                    let c = c.device_slice();
+                    contenders.push(unfused(Variant::NcclSym, &matrices, plan, c, sum));
                 }
             }
             let case = Case {
@@ -167,30 +165,6 @@ impl<'a> Matrices<'a> {
         self.a.copy_from_host(&self.problem.noise(Factor::A, rank))?;
         Ok(self.b.copy_from_host(&self.problem.noise(Factor::B, rank))?)
     }
-
-    /// Elements of `got` that are wrong by a few that the host computes, or by `is_wrong` of all.
-    fn count_wrong(
-        &self,
-        got: &DeviceSlice<bf16>,
-        sum: Option<&Sum>,
-        is_wrong: impl Fn(&Sum, f32, bf16) -> bool,
-    ) -> Result<usize> {
-        let mut c = vec![bf16::ZERO; got.len()];
-        got.copy_to_host(&mut c)?;
-        match sum {
-            Some(sum) => {
-                let pairs = sum.elements.iter().zip(&c);
-                Ok(pairs.filter(|(right, got)| is_wrong(sum, **right, **got)).count())
-            }
-            None => {
-                let (problem, ranks) = (self.problem, 0..self.harness.rank.n_ranks());
-                Ok(match self.harness.rank.is_simulated() {
-                    true => problem.count_wrong(ranks, &c, problem.all()),
-                    false => problem.count_wrong(ranks, &c, problem.samples(SAMPLES)),
-                })
-            }
-        }
-    }
 }
 
 /// What C is before it is rounded: cuBLASLt's and NCCL's sum in f32, which is exact for these
@@ -231,68 +205,73 @@ impl Sum {
     }
 }
 
-struct Fused<'a> {
+/// C in this rank.
+struct Product<'a> {
     matrices: &'a Matrices<'a>,
-    gemm: Gemm<'a>,
-    c: &'a GemmOutput,
+    c: DeviceSlice<bf16>,
     sum: Option<&'a Sum>,
+    /// Whether it is rounded once, from an exact sum.
+    rounded_once: bool,
 }
 
-impl Contender for Fused<'_> {
-    fn variant(&self) -> Variant {
-        Variant::Rust
-    }
-
-    fn enqueue(&self) -> Result<()> {
-        let Matrices { problem, a, b, .. } = self.matrices;
-        // SAFETY: the graphs of a comparison end before its contenders do, which have all of this,
-        // and are launched to the one stream.
-        unsafe { self.gemm.launch_capturable(a, b, self.c, problem.shape())? };
-        Ok(())
-    }
-
+impl Outcome for Product<'_> {
     fn spoil(&self) -> Result<()> {
         // NaNs.
         Ok(self.c.fill(0xff)?)
     }
 
+    /// Of all elements where there is their sum, or else of those that the host computes.
     fn count_wrong(&self) -> Result<usize> {
-        // Rounded once, from an exact sum.
-        let is_wrong = |_: &Sum, right, got| got != bf16::from_f32(right);
-        self.matrices.count_wrong(&self.c.device_slice(), self.sum, is_wrong)
+        let Matrices { harness: Harness { rank, .. }, problem, .. } = self.matrices;
+        let mut c = vec![bf16::ZERO; self.c.len()];
+        self.c.copy_to_host(&mut c)?;
+        let (n_ranks, ranks) = (rank.n_ranks(), 0..rank.n_ranks());
+        Ok(match self.sum {
+            None if rank.is_simulated() => problem.count_wrong(ranks, &c, problem.all()),
+            None => problem.count_wrong(ranks, &c, problem.samples(SAMPLES)),
+            Some(sum) => {
+                let is_wrong = |&(&right, &got): &(&f32, &bf16)| match self.rounded_once {
+                    true => got != bf16::from_f32(right),
+                    false => is_beyond_rounding(right, got, sum.largest, n_ranks),
+                };
+                sum.elements.iter().zip(&c).filter(is_wrong).count()
+            }
+        })
     }
 }
 
-struct Unfused<'a> {
+/// One kernel.
+fn fused<'a>(
     matrices: &'a Matrices<'a>,
+    gemm: Gemm<'a>,
+    c: &'a GemmOutput,
+    sum: Option<&'a Sum>,
+) -> Contender<'a> {
+    let Matrices { problem, a, b, .. } = matrices;
+    // SAFETY: the graphs of a comparison end before its contenders do, which have all of this, and
+    // are launched to the one stream.
+    let work = move || unsafe { gemm.launch_capturable(a, b, c, problem.shape()) };
+    let product = Product { matrices, c: c.device_slice(), sum, rounded_once: true };
+    Contender::new(Variant::Rust, work, product)
+}
+
+/// cuBLASLt, and then NCCL.
+fn unfused<'a>(
     variant: Variant,
+    matrices: &'a Matrices<'a>,
     plan: &'a Plan<'a>,
     c: DeviceSlice<bf16>,
     sum: Option<&'a Sum>,
-}
-
-impl Contender for Unfused<'_> {
-    fn variant(&self) -> Variant {
-        self.variant
-    }
-
-    fn enqueue(&self) -> Result<()> {
-        let Matrices { harness, a, b, .. } = self.matrices;
+) -> Contender<'a> {
+    let Matrices { harness: Harness { comm, stream, .. }, a, b, .. } = matrices;
+    let product = Product { matrices, c: c.clone(), sum, rounded_once: false };
+    let work = move || {
         // SAFETY: the buffers have the elements of the plan's shape, and are used by this stream
         // alone.
-        unsafe { self.plan.enqueue(a, b, self.c.device_address(), &harness.stream)? };
-        Ok(harness.comm.all_reduce(&self.c, &self.c, ReduceOp::Sum, &harness.stream)?)
-    }
-
-    fn spoil(&self) -> Result<()> {
-        Ok(self.c.fill(0xff)?)
-    }
-
-    fn count_wrong(&self) -> Result<usize> {
-        let ranks = self.matrices.harness.rank.n_ranks();
-        let is_wrong = |sum: &Sum, right, got| is_beyond_rounding(right, got, sum.largest, ranks);
-        self.matrices.count_wrong(&self.c, self.sum, is_wrong)
-    }
+        unsafe { plan.enqueue(a, b, c.device_address(), stream)? };
+        comm.all_reduce(&c, &c, ReduceOp::Sum, stream)
+    };
+    Contender::new(variant, work, product)
 }
 
 /// Whether `got` differs from `right` by more than roundings to bf16 explain: of each rank's

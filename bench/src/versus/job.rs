@@ -7,7 +7,7 @@ use devcomm::{KernelSet, Kernels};
 
 use super::choice::Choice;
 use super::row::{Case, Ran, Row, Summary, rows};
-use crate::contender::{Contenders, Variant};
+use crate::contender::{Contender, Variant};
 use crate::files::Files;
 use crate::harness::Harness;
 use crate::header::Header;
@@ -79,7 +79,7 @@ impl<'a> Job<'a> {
     }
 
     /// Checks all contenders and measures them: a row each. *Collective*.
-    pub fn compare(&mut self, case: Case, contenders: &Contenders<'_>) -> Result<()> {
+    pub fn compare(&mut self, case: Case, contenders: &[Contender<'_>]) -> Result<()> {
         self.compare_refilled(case, contenders, || Ok(()))
     }
 
@@ -88,7 +88,7 @@ impl<'a> Job<'a> {
     pub fn compare_refilled(
         &mut self,
         case: Case,
-        contenders: &Contenders<'_>,
+        contenders: &[Contender<'_>],
         refill: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         if contenders.is_empty() {
@@ -104,7 +104,7 @@ impl<'a> Job<'a> {
             false => None,
         };
         let ran = contenders.iter().zip(wrong);
-        let ran = ran.map(|(it, wrong)| Ran { variant: it.variant(), grid: it.grid(), wrong });
+        let ran = ran.map(|(it, wrong)| Ran { variant: it.variant, launch: it.launch, wrong });
         self.report.rows.extend(rows(case, &ran.collect::<Vec<_>>(), rounds.as_ref()));
         Ok(())
     }
@@ -123,6 +123,7 @@ impl<'a> Job<'a> {
 #[cfg(test)]
 mod tests {
     use std::cell::{Cell, RefCell};
+    use std::rc::Rc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use anyhow::bail;
@@ -130,55 +131,55 @@ mod tests {
     use devcomm::World;
 
     use super::*;
-    use crate::contender::Contender;
+    use crate::contender::Outcome;
     use crate::options::{RankOptions, RunOptions};
 
     const CASE: Case =
         Case { size: 4, count: 1, dtype: "f32", redop: "sum", bus: 1.0, shape: None };
 
-    /// Writes its result only when it is asked to be checked, and then not always.
-    struct Lazy<'a> {
-        variant: Variant,
-        /// Writes once in so many times.
-        every: usize,
-        times: Cell<usize>,
-        result: Cell<u32>,
-        log: &'a RefCell<Vec<&'static str>>,
+    /// What the contenders of a rank have done.
+    struct Log<'a> {
+        done: RefCell<Vec<&'static str>>,
         /// Results that were spoilt, of both ranks.
         spoilt: &'a AtomicUsize,
     }
 
-    impl Contender for Lazy<'_> {
-        fn variant(&self) -> Variant {
-            self.variant
-        }
+    /// A result that is right when it is 7.
+    struct Seven<'a>(Rc<Cell<u32>>, &'a Log<'a>);
 
-        fn enqueue(&self) -> Result<()> {
-            self.log.borrow_mut().push("timed");
-            Ok(())
-        }
-
+    impl Outcome for Seven<'_> {
         fn spoil(&self) -> Result<()> {
-            self.log.borrow_mut().push("spoil");
-            self.spoilt.fetch_add(1, Ordering::Relaxed);
-            self.result.set(0);
-            Ok(())
-        }
-
-        fn enqueue_checked(&self) -> Result<()> {
-            let mine = self.log.borrow().iter().filter(|done| **done == "spoil").count();
-            assert!(self.spoilt.load(Ordering::Relaxed) >= 2 * mine, "the other rank is behind");
-            self.log.borrow_mut().push("checked");
-            self.times.set(self.times.get() + 1);
-            if self.times.get().is_multiple_of(self.every) {
-                self.result.set(7);
-            }
+            self.1.done.borrow_mut().push("spoil");
+            self.1.spoilt.fetch_add(1, Ordering::Relaxed);
+            self.0.set(0);
             Ok(())
         }
 
         fn count_wrong(&self) -> Result<usize> {
-            Ok(usize::from(self.result.get() != 7))
+            Ok(usize::from(self.0.get() != 7))
         }
+    }
+
+    /// Writes its result only when it is asked to be checked, and then once in so many times.
+    fn lazy<'a>(variant: Variant, every: usize, log: &'a Log<'a>) -> Contender<'a> {
+        let (result, times) = (Rc::new(Cell::new(7)), Cell::new(0_usize));
+        let outcome = Seven(Rc::clone(&result), log);
+        let checked = move || {
+            let mine = log.done.borrow().iter().filter(|done| **done == "spoil").count();
+            let all = log.spoilt.load(Ordering::Relaxed);
+            assert!(all >= 2 * mine, "the other rank's result is not spoilt yet");
+            log.done.borrow_mut().push("checked");
+            times.set(times.get() + 1);
+            if times.get().is_multiple_of(every) {
+                result.set(7);
+            }
+            Ok(())
+        };
+        let timed = || {
+            log.done.borrow_mut().push("timed");
+            Ok(())
+        };
+        Contender::new(variant, checked, outcome).timed(1, timed)
     }
 
     #[derive(Parser)]
@@ -209,16 +210,12 @@ mod tests {
     fn every_check_begins_with_a_spoilt_result_and_all_are_done_before_the_first_time() {
         let spoilt = AtomicUsize::new(0);
         simulated("-c 2 -n 3 -w 1 --rounds 2", |mut job, output| {
-            let log = RefCell::default();
-            let lazy = |variant, every| {
-                let (times, result, log, spoilt) = (Cell::new(0), Cell::new(7), &log, &spoilt);
-                Box::new(Lazy { variant, every, times, result, log, spoilt }) as Box<dyn Contender>
-            };
-            job.compare(CASE, &vec![lazy(Variant::Rust, 1), lazy(Variant::Nccl, 2)])?;
+            let log = Log { done: RefCell::default(), spoilt: &spoilt };
+            job.compare(CASE, &[lazy(Variant::Rust, 1, &log), lazy(Variant::Nccl, 2, &log)])?;
             // Warm-up, and in every round a launch before the batch.
             let timed = 2 * (1 + 2 * (1 + 3));
             let checks = [["spoil", "checked"]; 4].concat();
-            assert_eq!(*log.borrow(), [&checks[..], &vec!["timed"; timed]].concat());
+            assert_eq!(*log.done.borrow(), [&checks[..], &vec!["timed"; timed]].concat());
 
             let wrong: Vec<_> = job.report.rows.iter().map(|row| row.wrong).collect();
             // One of two checks, on two ranks.

@@ -9,7 +9,7 @@ use super::choice::Described;
 use super::job::Job;
 use super::row::Case;
 use super::{Benchmark, SIMULATED_BLOCKS, SIMULATED_LARGEST};
-use crate::contender::{Contender, Contenders, Variant, by_kernels};
+use crate::contender::{Contender, Variant};
 use crate::harness::Harness;
 use crate::options::{GridOptions, SizeOptions};
 use crate::workloads::{self, Message};
@@ -78,14 +78,18 @@ impl Benchmark for Put {
             let nvlink = (!over_nvlink.is_empty())
                 .then(|| workloads::Put::over_nvlink(&message, windows, rounds, grid))
                 .transpose()?;
-            let mut contenders: Contenders<'_> = Vec::new();
-            contenders.extend(gin.iter().flat_map(|put| by_kernels(&over_gin, put)));
-            contenders.extend(nvlink.iter().flat_map(|put| by_kernels(&over_nvlink, put)));
+            let mut contenders = Vec::new();
+            if let Some(put) = &gin {
+                contenders.extend(put.by(&over_gin)?);
+            }
+            if let Some(put) = &nvlink {
+                contenders.extend(put.by(&over_nvlink)?);
+            }
             if job.choice.has(Variant::Nccl) {
-                contenders.push(Box::new(ByHost::unregistered(harness, bytes)?));
+                contenders.push(by_nccl(harness, bytes)?);
             }
             if job.choice.has(Variant::NcclSym) {
-                contenders.push(Box::new(ByHost::on_windows(harness, windows)?));
+                contenders.push(by_nccl_sym(harness, windows)?);
             }
             let (size, count) = (bytes, bytes);
             let case = Case { size, count, dtype: "u8", redop: "-", bus: 1.0, shape: None };
@@ -122,69 +126,49 @@ fn leave_out(job: &mut Job<'_>) -> Result<()> {
     Ok(())
 }
 
-/// One message there and one back, by calls on the host.
-struct ByHost<'a> {
+/// By sends, on memory as NCCL allocates it.
+fn by_nccl<'a>(harness: &'a Harness<'a>, bytes: usize) -> Result<Contender<'a>> {
+    let Harness { comm, stream, .. } = harness;
+    let (send, recv) = (comm.mem_alloc(bytes)?, comm.mem_alloc(bytes)?);
+    let message = Message::new(harness, &send, &recv)?;
+    let send = move |peer| comm.send(&send, peer, stream);
+    Ok(by_host(Variant::Nccl, message, send, move |peer| comm.recv(&recv, peer, stream)))
+}
+
+/// By puts, from window to window.
+fn by_nccl_sym<'a>(
+    harness: &'a Harness<'a>,
+    [send, recv]: &'a [Window<u8>; 2],
+) -> Result<Contender<'a>> {
+    let Harness { comm, stream, .. } = harness;
+    let message = Message::new(harness, send, recv)?;
+    let send = |peer| comm.put_signal(send, recv, 0, Signal::to(peer), stream);
+    let receive = |peer| comm.wait_signal(&[WaitSignalDesc::from(peer)], stream);
+    Ok(by_host(Variant::NcclSym, message, send, receive))
+}
+
+/// One message there and one back: of two ranks, the lower one sends first.
+fn by_host<'a>(
     variant: Variant,
     message: Message<'a>,
-    send: Box<dyn Fn(usize) -> devcomm::Result<()> + 'a>,
-    receive: Box<dyn Fn(usize) -> devcomm::Result<()> + 'a>,
-}
-
-impl<'a> ByHost<'a> {
-    /// By sends, from memory of its own as NCCL allocates it.
-    fn unregistered(harness: &'a Harness<'a>, bytes: usize) -> Result<Self> {
-        let Harness { comm, stream, .. } = harness;
-        let (send, recv) = (comm.mem_alloc(bytes)?, comm.mem_alloc(bytes)?);
-        Ok(Self {
-            variant: Variant::Nccl,
-            message: Message::new(harness, &send, &recv)?,
-            send: Box::new(move |peer| comm.send(&send, peer, stream)),
-            receive: Box::new(move |peer| comm.recv(&recv, peer, stream)),
-        })
-    }
-
-    /// By puts, from window to window.
-    fn on_windows(harness: &'a Harness<'a>, [send, recv]: &'a [Window<u8>; 2]) -> Result<Self> {
-        let Harness { comm, stream, .. } = harness;
-        Ok(Self {
-            variant: Variant::NcclSym,
-            message: Message::new(harness, send, recv)?,
-            send: Box::new(move |peer| comm.put_signal(send, recv, 0, Signal::to(peer), stream)),
-            receive: Box::new(move |peer| comm.wait_signal(&[WaitSignalDesc::from(peer)], stream)),
-        })
-    }
-}
-
-impl Contender for ByHost<'_> {
-    fn variant(&self) -> Variant {
-        self.variant
-    }
-
-    fn enqueue(&self) -> Result<()> {
-        let (rank, Some(peer)) = (self.message.harness.rank.rank(), self.message.peer()) else {
-            return Ok(());
-        };
-        // Of two ranks, the lower one sends first.
-        if rank < peer {
-            (self.send)(peer)?;
-            (self.receive)(peer)?;
-        } else {
-            (self.receive)(peer)?;
-            (self.send)(peer)?;
+    send: impl Fn(usize) -> devcomm::Result<()> + 'a,
+    receive: impl Fn(usize) -> devcomm::Result<()> + 'a,
+) -> Contender<'a> {
+    let (rank, peer) = (message.harness.rank.rank(), message.peer());
+    let work = move || {
+        match peer {
+            None => {}
+            Some(peer) if rank < peer => {
+                send(peer)?;
+                receive(peer)?;
+            }
+            Some(peer) => {
+                receive(peer)?;
+                send(peer)?;
+            }
         }
         Ok(())
-    }
-
-    /// One way.
-    fn operations(&self) -> u32 {
-        2
-    }
-
-    fn spoil(&self) -> Result<()> {
-        self.message.spoil()
-    }
-
-    fn count_wrong(&self) -> Result<usize> {
-        self.message.count_wrong()
-    }
+    };
+    // A row tells the time of one way.
+    Contender { operations: 2, ..Contender::new(variant, work, message) }
 }

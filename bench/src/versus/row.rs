@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use serde::Serialize;
 
-use crate::contender::Variant;
+use crate::contender::{Launch, Variant};
 use crate::harness::Rounds;
 use crate::stats::{Spread, geometric_mean};
 use crate::table;
@@ -66,8 +66,7 @@ pub struct Row {
 #[derive(Clone, Copy, Debug)]
 pub struct Ran {
     pub variant: Variant,
-    /// Blocks and threads; `None` where NCCL chooses them.
-    pub grid: Option<(u32, u32)>,
+    pub launch: Option<Launch>,
     pub wrong: Option<usize>,
 }
 
@@ -91,8 +90,8 @@ pub fn rows(case: Case, ran: &[Ran], rounds: Option<&Rounds>) -> Vec<Row> {
             n: case.shape.map(|[_, n, _]| n),
             k: case.shape.map(|[_, _, k]| k),
             variant: ran.variant,
-            blocks: ran.grid.map(|(blocks, _)| blocks),
-            threads: ran.grid.map(|(_, threads)| threads),
+            blocks: ran.launch.map(|launch| launch.blocks),
+            threads: ran.launch.map(|launch| launch.threads),
             time_us: time.map(|time| time.median * 1e6),
             algbw: bandwidth,
             busbw: bandwidth.map(|bandwidth| bandwidth * case.bus),
@@ -246,7 +245,8 @@ mod tests {
         Case { size: 3000, count: 750, dtype: "f32", redop: "sum", bus: 1.5, shape: None };
 
     fn ran(variant: Variant) -> Ran {
-        Ran { variant, grid: variant.is_kernel().then_some((4, 128)), wrong: Some(0) }
+        let launch = Launch { blocks: 4, threads: 128, registers: 32 };
+        Ran { variant, launch: variant.is_kernel().then_some(launch), wrong: Some(0) }
     }
 
     fn measured() -> Vec<Row> {

@@ -7,7 +7,7 @@ use devcomm::{
 };
 use devcomm_testing::numbers::{Number, checksum, count_wrong, inputs};
 
-use crate::contender::Workload;
+use crate::contender::{Contender, Outcome, Variant};
 use crate::harness::Harness;
 use crate::options::GridOptions;
 
@@ -22,18 +22,22 @@ pub struct Shape {
     pub rounds_often: bool,
 }
 
-/// One all-reduce.
+/// All-reduces of one size by kernels.
 pub struct AllReduce<'a, T: Number, K> {
     harness: &'a Harness<'a>,
     kernel: K,
-    rounds_often: bool,
     dev_comm: DevCommResource,
     pub send: Window<T>,
     pub recv: Window<T>,
     config: LaunchConfig,
+    sum: Sum<'a, T>,
 }
 
-impl<'a, T: Number, K> AllReduce<'a, T, K> {
+impl<'a, T, K> AllReduce<'a, T, K>
+where
+    T: Number,
+    K: Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
+{
     /// Of `count` elements, with this rank's input. *Collective*.
     pub fn new(
         harness: &'a Harness<'a>,
@@ -42,65 +46,71 @@ impl<'a, T: Number, K> AllReduce<'a, T, K> {
         kernel: K,
         count: usize,
     ) -> Result<Self> {
-        let (comm, share) =
-            (harness.comm, (count * size_of::<T>()).div_ceil(harness.rank.n_ranks()));
+        let share = (count * size_of::<T>()).div_ceil(harness.rank.n_ranks());
         let (blocks, threads) = grid.grid(share, shape.threads, shape.max_blocks);
-        let workload = Self {
-            harness,
-            kernel,
-            rounds_often: shape.rounds_often,
-            dev_comm: comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(blocks))?,
-            send: comm.window(count)?,
-            recv: comm.window(count)?,
-            config: LaunchConfig::new(blocks, threads),
+        let requirements = DevCommRequirements::new().lsa_barriers(blocks);
+        let dev_comm = harness.comm.create_dev_comm(requirements)?;
+        let (send, recv) = (harness.comm.window(count)?, harness.comm.window(count)?);
+        let (rounds_often, same_bits) = (shape.rounds_often, true);
+        let sum = Sum { rounds_often, same_bits, ..Sum::new(harness, &send, &recv)? };
+        let config = LaunchConfig::new(blocks, threads);
+        Ok(Self { harness, kernel, dev_comm, send, recv, config, sum })
+    }
+
+    /// By the kernels of these compilers.
+    pub fn by<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
+        let Self { harness, kernel, dev_comm, send, recv, config, sum } = self;
+        let by = |(variant, kernels): &'b (Variant, Kernels)| {
+            let work = move || {
+                let args = (dev_comm, send, recv, send.len());
+                // SAFETY: both windows have as many elements in every rank; every rank launches the
+                // same, in one stream, whose work is waited for before the windows go.
+                unsafe { kernels.launch(&harness.stream, *kernel, *config, args) }
+            };
+            Ok(Contender::new(*variant, work, sum).by_kernel(*config, kernels.info(*kernel)?))
         };
-        workload.send.copy_from_host(&inputs(harness.run.seed, harness.rank.rank(), count))?;
-        Ok(workload)
+        compiled.iter().map(by).collect()
     }
 }
 
-impl<T, K> Workload for AllReduce<'_, T, K>
-where
-    T: Number,
-    K: Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
-{
-    fn config(&self) -> LaunchConfig {
-        self.config
-    }
+/// The sum of all ranks' inputs, in this rank.
+pub struct Sum<'a, T> {
+    harness: &'a Harness<'a>,
+    recv: DeviceSlice<T>,
+    /// Whether partial sums are rounded to the type, and not the result alone.
+    rounds_often: bool,
+    /// Whether every rank gets the same bits.
+    same_bits: bool,
+}
 
-    fn registers(&self, kernels: &Kernels) -> devcomm::Result<u32> {
-        Ok(kernels.info(self.kernel)?.registers)
+impl<'a, T: Number> Sum<'a, T> {
+    /// As NCCL sums, of which a ring rounds each partial sum; `send` gets this rank's input.
+    pub fn new<B>(harness: &'a Harness<'a>, send: &B, recv: &B) -> Result<Self>
+    where
+        B: Buffer<Element = T>,
+    {
+        let (send, recv) = (send.device_slice(), recv.device_slice());
+        send.copy_from_host(&inputs(harness.run.seed, harness.rank.rank(), send.len()))?;
+        Ok(Self { harness, recv, rounds_often: true, same_bits: false })
     }
+}
 
-    fn launch(&self, kernels: &Kernels) -> devcomm::Result<()> {
-        let args = (&self.dev_comm, &self.send, &self.recv, self.send.len());
-        // SAFETY: both windows have as many elements in every rank; every rank launches the same,
-        // in one stream, whose work is waited for before the windows go.
-        unsafe { kernels.launch(&self.harness.stream, self.kernel, self.config, args) }
-    }
-
+impl<T: Number> Outcome for Sum<'_, T> {
     fn spoil(&self) -> Result<()> {
         // NaNs.
         Ok(self.recv.fill(0xff)?)
     }
 
     fn count_wrong(&self) -> Result<usize> {
-        let (wrong, sum) = wrong_in(self.harness, &self.recv, self.rounds_often)?;
-        let sums = self.harness.rank.all_gather(&sum.to_le_bytes())?;
-        // Every rank gets the same bits.
+        let Harness { rank, run, .. } = self.harness;
+        let mut got = vec![T::nearest(0.0); self.recv.len()];
+        self.recv.copy_to_host(&mut got)?;
+        let roundings = if self.rounds_often { (rank.n_ranks() - 1).max(1) } else { 1 };
+        let wrong = count_wrong(run.seed, rank.n_ranks(), roundings, &got);
+        if !self.same_bits {
+            return Ok(wrong);
+        }
+        let sums = rank.all_gather(&[checksum(&got)])?;
         Ok(wrong + usize::from(sums.iter().any(|sum| *sum != sums[0])))
     }
-}
-
-/// Wrong elements of this rank's sum, and its checksum.
-pub fn wrong_in<T: Number>(
-    harness: &Harness<'_>,
-    recv: &impl Buffer<Element = T>,
-    rounds_often: bool,
-) -> Result<(usize, u64)> {
-    let recv: DeviceSlice<T> = recv.device_slice();
-    let (mut got, n_ranks) = (vec![T::nearest(0.0); recv.len()], harness.rank.n_ranks());
-    recv.copy_to_host(&mut got)?;
-    let roundings = if rounds_often { (n_ranks - 1).max(1) } else { 1 };
-    Ok((count_wrong(harness.run.seed, n_ranks, roundings, &got), checksum(&got)))
 }

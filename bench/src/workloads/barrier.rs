@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use devcomm::{DevCommRequirements, DevCommResource, Kernels, LaunchConfig, Window};
 use devcomm_bench_kernels::{lsa_barrier, lsa_barrier_checked};
 
-use crate::contender::Workload;
+use crate::contender::{Contender, Outcome, Variant};
 use crate::harness::Harness;
 
 /// Barriers of a launch that is timed, so many that the launch does not count, and of one that is
@@ -42,38 +42,33 @@ impl<'a> Barrier<'a> {
             config: LaunchConfig::new(blocks, threads),
         })
     }
+
+    /// By the kernels of these compilers.
+    pub fn by<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
+        let Self { harness: Harness { stream, .. }, dev_comm, table, wrong, config } = self;
+        let by = |(variant, kernels): &'b (Variant, Kernels)| {
+            let checked = move || {
+                let args = (dev_comm, table, wrong, CHECKED_ROUNDS);
+                // SAFETY: both windows have a row of ranks for every block, and a block has a
+                // thread for every rank; every rank launches the same, in one stream, whose work is
+                // waited for.
+                unsafe { kernels.launch(stream, lsa_barrier_checked, *config, args) }
+            };
+            let timed = move || {
+                // SAFETY: every rank launches the same, in one stream, whose work is waited for.
+                unsafe { kernels.launch(stream, lsa_barrier, *config, (dev_comm, ROUNDS)) }
+            };
+            let contender = Contender::new(*variant, checked, self).timed(ROUNDS, timed);
+            Ok(contender.by_kernel(*config, kernels.info(lsa_barrier)?))
+        };
+        compiled.iter().map(by).collect()
+    }
 }
 
-impl Workload for Barrier<'_> {
-    fn config(&self) -> LaunchConfig {
-        self.config
-    }
-
-    fn registers(&self, kernels: &Kernels) -> devcomm::Result<u32> {
-        Ok(kernels.info(lsa_barrier)?.registers)
-    }
-
-    fn launch(&self, kernels: &Kernels) -> devcomm::Result<()> {
-        let (stream, args) = (&self.harness.stream, (&self.dev_comm, ROUNDS));
-        // SAFETY: every rank launches the same, in one stream, whose work is waited for.
-        unsafe { kernels.launch(stream, lsa_barrier, self.config, args) }
-    }
-
-    fn operations(&self) -> u32 {
-        ROUNDS
-    }
-
+impl Outcome for Barrier<'_> {
     fn spoil(&self) -> Result<()> {
         self.table.fill(0xff)?;
         Ok(self.wrong.fill(0xff)?)
-    }
-
-    fn launch_checked(&self, kernels: &Kernels) -> devcomm::Result<()> {
-        let stream = &self.harness.stream;
-        let args = (&self.dev_comm, &self.table, &self.wrong, CHECKED_ROUNDS);
-        // SAFETY: as `launch`; both windows have a row of ranks for every block, and a block has a
-        // thread for every rank.
-        unsafe { kernels.launch(stream, lsa_barrier_checked, self.config, args) }
     }
 
     fn count_wrong(&self) -> Result<usize> {

@@ -7,7 +7,7 @@ use devcomm::{
 use devcomm_bench_kernels::ll_exchange;
 use devcomm_testing::messages::{count_wrong, sent};
 
-use crate::contender::Workload;
+use crate::contender::{Contender, Outcome, Variant};
 use crate::harness::Harness;
 use crate::options::GridOptions;
 
@@ -54,25 +54,25 @@ impl<'a> LlExchange<'a> {
     pub fn bytes(&self) -> usize {
         self.send.byte_len()
     }
+
+    /// By the kernels of these compilers.
+    pub fn by<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
+        let Self { harness, dev_comm, exchange, send, recv, count, config } = self;
+        let by = |(variant, kernels): &'b (Variant, Kernels)| {
+            let work = move || {
+                let args = (dev_comm, dev_comm.resource(*exchange)?, send, recv, *count);
+                // SAFETY: both windows have `count` elements for every rank; every rank launches
+                // the same, in one stream, whose work is waited for before the windows go.
+                unsafe { kernels.launch(&harness.stream, ll_exchange, *config, args) }
+            };
+            let contender = Contender::new(*variant, work, self);
+            Ok(contender.by_kernel(*config, kernels.info(ll_exchange)?))
+        };
+        compiled.iter().map(by).collect()
+    }
 }
 
-impl Workload for LlExchange<'_> {
-    fn config(&self) -> LaunchConfig {
-        self.config
-    }
-
-    fn registers(&self, kernels: &Kernels) -> devcomm::Result<u32> {
-        Ok(kernels.info(ll_exchange)?.registers)
-    }
-
-    fn launch(&self, kernels: &Kernels) -> devcomm::Result<()> {
-        let (stream, exchange) = (&self.harness.stream, self.dev_comm.resource(self.exchange)?);
-        let args = (&self.dev_comm, exchange, &self.send, &self.recv, self.count);
-        // SAFETY: both windows have `count` elements for every rank; every rank launches the same,
-        // in one stream, whose work is waited for before the windows go.
-        unsafe { kernels.launch(stream, ll_exchange, self.config, args) }
-    }
-
+impl Outcome for LlExchange<'_> {
     fn spoil(&self) -> Result<()> {
         Ok(self.recv.fill(0xff)?)
     }

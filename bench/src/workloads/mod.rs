@@ -5,7 +5,7 @@ mod barrier;
 mod ll_exchange;
 mod put;
 
-pub use all_reduce::{AllReduce, Shape, wrong_in};
+pub use all_reduce::{AllReduce, Shape, Sum};
 pub use barrier::Barrier;
 pub use ll_exchange::LlExchange;
 pub use put::{Message, Put};

@@ -8,7 +8,7 @@ use devcomm::{
 use devcomm_bench_kernels::{gin_put, lsa_put};
 use devcomm_testing::messages::datum;
 
-use crate::contender::Workload;
+use crate::contender::{Contender, Outcome, Variant};
 use crate::harness::Harness;
 
 /// A block that puts over the network.
@@ -37,20 +37,19 @@ impl<'a> Message<'a> {
     pub fn peer(&self) -> Option<usize> {
         Some(self.harness.rank.rank() ^ 1).filter(|peer| *peer < self.harness.rank.n_ranks())
     }
+}
 
-    /// Spoils it: no message holds this byte.
-    pub fn spoil(&self) -> Result<()> {
+impl Outcome for Message<'_> {
+    fn spoil(&self) -> Result<()> {
+        // No message holds this byte.
         Ok(self.recv.fill(0xff)?)
     }
 
-    /// Bytes that are not what the neighbour sends.
-    pub fn count_wrong(&self) -> Result<usize> {
+    fn count_wrong(&self) -> Result<usize> {
         let Some(peer) = self.peer() else { return Ok(0) };
-        let mut got = vec![0; self.recv.len()];
+        let (seed, mut got) = (self.harness.run.seed, vec![0; self.recv.len()]);
         self.recv.copy_to_host(&mut got)?;
-        let is_wrong =
-            |(i, got): &(usize, &u8)| **got != datum::<u8>(self.harness.run.seed, peer, *i);
-        Ok(got.iter().enumerate().filter(is_wrong).count())
+        Ok((0..got.len()).filter(|&i| got[i] != datum::<u8>(seed, peer, i)).count())
     }
 }
 
@@ -119,39 +118,20 @@ impl<'a> Put<'a> {
             }
         }
     }
-}
 
-impl Workload for Put<'_> {
-    fn config(&self) -> LaunchConfig {
-        self.config
-    }
-
-    fn registers(&self, kernels: &Kernels) -> devcomm::Result<u32> {
-        let info = match self.flags {
-            None => kernels.info(gin_put),
-            Some(_) => kernels.info(lsa_put),
+    /// By the kernels of these compilers.
+    pub fn by<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
+        let by = |(variant, kernels): &'b (Variant, Kernels)| {
+            let checked = || self.play(kernels, self.message.harness.here(1, 3));
+            let timed = || self.play(kernels, self.rounds);
+            let info = match self.flags {
+                None => kernels.info(gin_put)?,
+                Some(_) => kernels.info(lsa_put)?,
+            };
+            let contender = Contender::new(*variant, checked, self.message);
+            // One way.
+            Ok(contender.timed(2 * self.rounds, timed).by_kernel(self.config, info))
         };
-        Ok(info?.registers)
-    }
-
-    fn launch(&self, kernels: &Kernels) -> devcomm::Result<()> {
-        self.play(kernels, self.rounds)
-    }
-
-    /// One way.
-    fn operations(&self) -> u32 {
-        2 * self.rounds
-    }
-
-    fn spoil(&self) -> Result<()> {
-        self.message.spoil()
-    }
-
-    fn launch_checked(&self, kernels: &Kernels) -> devcomm::Result<()> {
-        self.play(kernels, self.message.harness.here(1, 3))
-    }
-
-    fn count_wrong(&self) -> Result<usize> {
-        self.message.count_wrong()
+        compiled.iter().map(by).collect()
     }
 }

@@ -56,10 +56,10 @@ impl Compile<'_> {
     pub(crate) fn run(&self) -> Result<Compiled, Error> {
         let sysroot = sysroot(self)?;
         let package = self.package;
-        let mut command = self.command(&package.name, &package.manifest, self.target_dir);
-        let mut flags = self.rustflags();
+        let mut flags = self.rustflags(self.arch);
         flags.push(format!("--sysroot={}", sysroot.folder.display()));
-        command.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f")).arg("--");
+        let mut command = self.command(&package.name, &package.manifest, self.target_dir, &flags);
+        command.arg("--");
         for feature in self.missing_features() {
             command.arg(format!("-Zcrate-attr=feature({feature})"));
         }
@@ -131,7 +131,13 @@ impl Compile<'_> {
     }
 
     /// Cargo, told to compile the library of a package for the GPU.
-    pub(crate) fn command(&self, package: &str, manifest: &Path, target_dir: &Path) -> Command {
+    pub(crate) fn command(
+        &self,
+        package: &str,
+        manifest: &Path,
+        target_dir: &Path,
+        flags: &[String],
+    ) -> Command {
         let mut command = Command::new(&self.toolchain.cargo);
         for (name, _) in env::vars_os() {
             if steers_the_outer_build(&name) {
@@ -147,7 +153,7 @@ impl Compile<'_> {
             .env("RUSTC_WRAPPER", "")
             .env("RUSTC_WORKSPACE_WRAPPER", "")
             // The encoded form overrides flags in configuration files, which are for the host.
-            .env("CARGO_ENCODED_RUSTFLAGS", self.rustflags().join("\x1f"))
+            .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
             // The profile belongs to the user's workspace; the environment goes before it.
             .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "3")
             // Lines for profilers. Anything more makes the PTX `debug`, which ptxas optimises less.
@@ -171,9 +177,9 @@ impl Compile<'_> {
     }
 
     /// See the crate's documentation on barriers for the two flags that keep rustc from optimising.
-    pub(crate) fn rustflags(&self) -> Vec<String> {
+    pub(crate) fn rustflags(&self, arch: NvvmArch) -> Vec<String> {
         let mut flags = vec![
-            format!("-Ctarget-cpu={}", self.arch),
+            format!("-Ctarget-cpu={arch}"),
             "--emit=llvm-bc".to_owned(),
             "-Ccodegen-units=1".to_owned(),
             "-Cno-prepopulate-passes".to_owned(),

@@ -1,11 +1,14 @@
 //! `core` for the GPU: compiled once a toolchain and set of flags, and kept for all workspaces of
 //! this machine. rustc takes it as the sysroot of the kernels, as it takes `std` for the host.
+//!
+//! It serves all architectures: what is linked is compiled for the one that the link names.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use devcomm_locate::cache_dir;
 
+use crate::arch::NvvmArch;
 use crate::artifact;
 use crate::cache::{Cache, Entry};
 use crate::compile::{Compile, TARGET};
@@ -13,6 +16,9 @@ use crate::error::Error;
 
 /// Part of the cache key: change it when the same toolchain and flags give another sysroot.
 const REVISION: u32 = 1;
+
+/// The oldest architecture.
+const ARCH: NvvmArch = NvvmArch::ALL[0];
 
 /// A package that needs nothing but `core`.
 const MANIFEST: &str =
@@ -57,9 +63,8 @@ fn key(compile: &Compile<'_>) -> String {
         REVISION,
         toolchain.version,
         toolchain.libllvm,
-        compile.arch.name(),
         compile.debug,
-        compile.rustflags(),
+        compile.rustflags(ARCH),
     ]);
     artifact::sha256(made_of.to_string().as_bytes())[..16].to_owned()
 }
@@ -73,7 +78,8 @@ fn make(compile: &Compile<'_>, entry: &Entry) -> Result<Vec<String>, Error> {
     fs::write(&source, "#![no_std]\n").map_err(Error::io("write", &source))?;
     fs::write(&manifest, MANIFEST).map_err(Error::io("write", &manifest))?;
 
-    let mut command = compile.command("core-for-gpu", &manifest, &package.join("target"));
+    let target = package.join("target");
+    let mut command = compile.command("core-for-gpu", &manifest, &target, &compile.rustflags(ARCH));
     command.arg("-Zbuild-std=core");
     let made = compile.compiled(command)?;
     let target = libraries(&entry.folder);

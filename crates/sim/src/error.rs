@@ -123,9 +123,11 @@ pub struct Waiter {
     pub at: Option<Site>,
 }
 
-/// Who waits for what when a kernel cannot end.
+/// Who waits for what when nothing can go on, or a kernel does not end.
 #[derive(Clone, Debug)]
 pub struct Stall {
+    /// What host threads and streams are at, a line each; where kernels alone are to blame, nothing.
+    pub host: Vec<String>,
     /// Name of the kernel, or of all that run.
     pub kernel: String,
     /// By rank, block and what they wait for.
@@ -148,6 +150,7 @@ const MAX_LINES: usize = 40;
 
 impl fmt::Display for Stall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.host.iter().try_for_each(|line| write!(f, "\n  {line}"))?;
         for w in self.waiters.iter().take(MAX_LINES) {
             let threads = if w.threads == 1 { "1 thread waits" } else { "threads wait" };
             write!(f, "\n  rank {}", w.rank)?;
@@ -247,8 +250,8 @@ pub enum Error {
         /// The panic's message.
         message: String,
     },
-    /// Nobody can go on.
-    #[error("deadlock in {}: {} threads wait, and none can go on{_0}", _0.kernel, _0.threads())]
+    /// Everybody waits, and nothing that anybody waits for can happen.
+    #[error("nothing can go on{_0}")]
     Deadlock(Box<Stall>),
     /// Every thread polls or waits, and nobody stores.
     #[error("livelock in {}: {} threads poll or wait, and none stores{_0}", _0.kernel, _0.threads())]

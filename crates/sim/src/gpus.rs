@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result, Site, Stall, ThreadId};
 use crate::memory::Memory;
-use crate::nccl::Network;
+use crate::nccl::{self, Network};
 use crate::scheduler::Scheduler;
 use crate::thread::{OpenSession, Thread};
 use crate::{panics, trap};
@@ -62,6 +62,21 @@ pub(crate) struct Launch {
 /// A grid that was launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct GridId(pub(crate) u64);
+
+/// What the GPUs of a machine have done.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Activity {
+    /// How often a thread got its turn.
+    pub switches: u64,
+    /// Accesses that went through cuda_std, if they were watched.
+    pub accesses: u64,
+    /// A hash of the order in which threads ran: the same program has the same for the same seed.
+    pub trace: u64,
+    /// LSA barrier sessions that kernels have left open: on a GPU, the next kernel that uses such a
+    /// barrier misbehaves.
+    pub open_sessions: Vec<OpenSession>,
+}
 
 /// What a step of the GPUs did.
 #[derive(Debug)]
@@ -131,6 +146,7 @@ pub(crate) struct Gpus {
 impl Gpus {
     /// GPUs with nothing on them, over `memory`.
     pub(crate) fn new(settings: Settings, memory: Rc<Memory>) -> Rc<Self> {
+        nccl::install();
         panics::install();
         trap::install();
         Rc::new(Self {
@@ -193,7 +209,6 @@ impl Gpus {
     }
 
     /// Whether a grid has ended; one that has is forgotten, and stays done.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for machines, which run streams"))]
     pub(crate) fn is_done(&self, grid: GridId) -> bool {
         self.scheduler.borrow_mut().is_done(grid)
     }
@@ -222,7 +237,6 @@ impl Gpus {
 
     /// One of `n`: the first, or with a seed any. All that is left to chance asks here, so that a run
     /// is a function of its seed.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for machines, which run streams"))]
     pub(crate) fn choose(&self, n: usize) -> usize {
         self.scheduler.borrow_mut().choose(n)
     }
@@ -254,16 +268,16 @@ impl Gpus {
         self.printed.take()
     }
 
-    /// LSA barrier sessions that grids left open when they ended, since this was last asked.
-    pub(crate) fn take_open_sessions(&self) -> Vec<OpenSession> {
-        let mut sessions = self.left_open.take();
-        sessions.sort_by_key(|session| (session.rank, session.block, session.index));
-        sessions
-    }
-
-    /// A hash of the order in which threads ran.
-    pub(crate) fn trace(&self) -> u64 {
-        self.scheduler.borrow().trace()
+    /// What they have done since they were made or [reset](Self::reset).
+    pub(crate) fn activity(&self) -> Activity {
+        let mut open_sessions = self.left_open.borrow().clone();
+        open_sessions.sort_by_key(|session| (session.rank, session.block, session.index));
+        Activity {
+            switches: self.switches.get(),
+            accesses: self.accesses.get(),
+            trace: self.scheduler.borrow().trace(),
+            open_sessions,
+        }
     }
 }
 

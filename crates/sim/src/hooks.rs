@@ -3,7 +3,7 @@
 //! # Safety
 //!
 //! The scheduler sets [`CTX`](cuda_std::arch::CTX) only to the address of a [`Thread`] of a live
-//! [`Gpus`], with the provenance of the whole object, and hooks run only on that thread's coroutine
+//! [`Gpus`](crate::gpus::Gpus), with the provenance of the whole object, and hooks run only on that thread's coroutine
 //! while it is current. So the cast of the context's address back to the thread is sound, and so is
 //! its pointer to the GPUs, which outlive all coroutines. Everything behind both is in cells: no
 //! reference here excludes another.

@@ -9,7 +9,7 @@ use devcomm_types::kernel::{HostKernel, KernelArgs, LaunchArgs};
 
 use crate::dev_comm::CommState;
 use crate::error::{Error, Result};
-use crate::gpus::{Launch, Step};
+use crate::gpus::{Activity, Launch, Step};
 use crate::panics;
 use crate::thread::OpenSession;
 use crate::world::Simulator;
@@ -105,12 +105,13 @@ impl Simulator {
         let begun = Instant::now();
         let result = started.and_then(|()| self.run());
         self.printed.replace(self.gpus.take_printed());
+        let Activity { switches, accesses, trace, open_sessions } = self.gpus.activity();
         let report = Report {
-            switches: self.gpus.switches.get(),
-            accesses: self.gpus.accesses.get(),
-            trace: self.gpus.trace(),
+            switches,
+            accesses,
+            trace,
             printed: self.printed(),
-            open_sessions: self.gpus.take_open_sessions(),
+            open_sessions,
             setup,
             elapsed: begun.elapsed(),
         };

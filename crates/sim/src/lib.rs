@@ -99,6 +99,7 @@ pub use dev_comm::{
 };
 pub use devcomm_types::GinConnectionType;
 pub use error::{Error, Limit, Result, Site, Stall, ThreadId, Waiter, Waiting};
+pub use gpus::Activity;
 pub use launch::{LaunchConfig, Report};
 pub use machine::{Attached, CallRecord, Effect, Fault, Machine, Ticket};
 pub use simulation::Simulation;

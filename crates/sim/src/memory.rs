@@ -139,7 +139,6 @@ type Run = (u32, u32);
 
 impl GpuSet {
     /// Every GPU: memory of the host.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for machines, which run streams"))]
     pub(crate) fn all() -> Self {
         Self([(0, u32::MAX)].into())
     }

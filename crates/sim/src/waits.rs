@@ -5,9 +5,6 @@
 //! nothing but wait: where all do, and the network has nothing to deliver, waits with a timeout are over, one after the
 //! other, and without any the run is stuck.
 
-#[cfg(test)]
-mod tests;
-
 use std::cell::Cell;
 use std::panic::Location;
 

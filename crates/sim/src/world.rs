@@ -43,7 +43,6 @@ impl Simulator {
 
     /// A simulator of checked settings.
     pub(crate) fn with(settings: Settings, lsa_ranks: usize) -> Self {
-        crate::nccl::install();
         let memory = Rc::new(Memory::new());
         let gpus = Gpus::new(settings, Rc::clone(&memory));
         let network = Rc::clone(&gpus.network);

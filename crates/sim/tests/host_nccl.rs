@@ -36,7 +36,7 @@ fn every_collective_moves_the_right_data() {
         };
         let gathered: Vec<f32> = (0..N).flat_map(|from| own(from, PART)).collect();
         let nccl = Machine::nccl();
-        // SAFETY, of the whole closure: live handles, and memory of the lengths that are said.
+        // SAFETY: live handles, and memory of the lengths that are said, in the whole closure.
         unsafe {
             let (a, b) = (small(), rank.zeroed(PART));
             done(nccl.all_reduce.unwrap()(a.ptr(), b.ptr(), PART, F32, SUM, comm, stream));

@@ -8,4 +8,5 @@ pub mod machines;
 pub mod messages;
 pub mod numbers;
 pub mod shapes;
+pub mod simulated;
 pub mod works;

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::rc::Rc;
 
-use devcomm_types::Element;
+use devcomm_types::{Element, IntoArg, Slice};
 
 use super::{Communicator, Library};
 use crate::device::{Buffer, Context, DeviceSlice};
@@ -130,6 +130,20 @@ impl<T: Element> Buffer for SymmetricBuffer<T> {
     fn device_slice(&self) -> DeviceSlice<T> {
         let owner = Rc::clone(&self.memory);
         DeviceSlice::owned(&self.memory.context, self.device_address(), self.len, owner)
+    }
+}
+
+/// As a pointer, for a kernel that takes one.
+impl<T: Element> IntoArg<u64> for &SymmetricBuffer<T> {
+    fn into_arg(self) -> u64 {
+        self.device_address()
+    }
+}
+
+/// With its length, for a kernel that takes `&[T]`.
+impl<T: Element> IntoArg<Slice<T>> for &SymmetricBuffer<T> {
+    fn into_arg(self) -> Slice<T> {
+        Slice::new(self.device_address(), self.len)
     }
 }
 

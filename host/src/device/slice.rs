@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
 use std::rc::Rc;
 
-use devcomm_types::{DataType, Element};
+use devcomm_types::{DataType, Element, IntoArg, Slice};
 
 use super::context::Context;
 use crate::error::{Error, Result};
@@ -250,5 +250,19 @@ impl<T> Clone for DeviceSlice<T> {
 impl<T> std::fmt::Debug for DeviceSlice<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "DeviceSlice({:#x}, {} elements of {:?})", self.address, self.len, self.data_type)
+    }
+}
+
+/// As a pointer, for a kernel that takes one.
+impl<T: Element> IntoArg<u64> for &DeviceSlice<T> {
+    fn into_arg(self) -> u64 {
+        self.address
+    }
+}
+
+/// With its length, for a kernel that takes `&[T]`.
+impl<T: Element> IntoArg<Slice<T>> for &DeviceSlice<T> {
+    fn into_arg(self) -> Slice<T> {
+        Slice::new(self.address, self.len)
     }
 }

@@ -99,6 +99,14 @@ impl Machine {
         !matches!(self, Self::Gpus)
     }
 
+    #[cfg(feature = "simulator")]
+    pub(crate) fn simulated(&self) -> Option<&devcomm_sim::Machine> {
+        match self {
+            Self::Gpus => None,
+            Self::Simulated(machine) => Some(machine.machine()),
+        }
+    }
+
     /// Fails on a simulated machine, which has no `what`.
     ///
     /// # Errors

@@ -49,6 +49,10 @@ impl Simulated {
         make(simulation, team).map_err(|error| Error::invalid(error.to_string()))
     }
 
+    pub(super) fn machine(&self) -> &devcomm_sim::Machine {
+        &self.0
+    }
+
     pub(super) fn nccl(&self) -> (&'static Path, Functions) {
         (Path::new(NCCL_PATH), *devcomm_sim::Machine::nccl())
     }

@@ -187,6 +187,14 @@ impl World {
         self.machine.is_simulated()
     }
 
+    /// The machine that its GPUs are simulated on: what went wrong there in its own terms, and more
+    /// that tests ask for.
+    #[cfg(feature = "simulator")]
+    #[must_use]
+    pub fn simulated_machine(&self) -> Option<&devcomm_sim::Machine> {
+        self.machine.simulated()
+    }
+
     /// The NCCL in use.
     #[must_use]
     pub fn library(&self) -> &Library {

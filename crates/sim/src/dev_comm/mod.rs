@@ -88,6 +88,11 @@ impl Groups {
         Ok(groups)
     }
 
+    /// The LSA teams.
+    pub(crate) fn of_lsa_teams(ranks: &Ranks) -> Result<Self> {
+        Self::new(ranks, ranks.lsa_ranks, 1, |rank| rank - rank % ranks.lsa_ranks)
+    }
+
     pub(crate) fn handle(&self, rank: usize) -> MultimemHandle {
         MultimemHandle { base: std::ptr::without_provenance_mut(self.bases[rank]) }
     }
@@ -118,9 +123,7 @@ pub(crate) fn make(
     let plan = Plan::new(asked, ranks, lsa_ranks)?;
     let window = of.symmetric(plan.bytes, id, |rank| Owner::Resources { id, rank })?;
     (0..ranks).for_each(|rank| window.allocation.zero(rank));
-    let lsa_team =
-        asked.lsa_multimem.then(|| Groups::new(of, lsa_ranks, 1, |rank| rank - rank % lsa_ranks));
-    let lsa_team = lsa_team.transpose()?;
+    let lsa_team = asked.lsa_multimem.then(|| Groups::of_lsa_teams(of)).transpose()?;
     let team = |(team, (n, stride)): (usize, &(u32, u32))| {
         Groups::new(of, *n as usize, *stride as usize, |rank| first(team, rank))
     };

@@ -278,7 +278,7 @@ impl StreamOp for Kernel {
             None => match core.gpus.launch(self.launch()) {
                 Ok(grid) => *self.started.insert(grid),
                 Err(error) => {
-                    core.fail(&error);
+                    core.fail(error);
                     return Poll::Pending;
                 }
             },

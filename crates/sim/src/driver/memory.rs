@@ -8,15 +8,15 @@ use super::{Ask, Refusal, Refused, ask};
 use crate::memory::{Allocation, GpuSet, Owner};
 
 /// Bytes of a GPU's memory: as much as an H200 has, whatever this computer does.
-const TOTAL: usize = 141 << 30;
+pub(crate) const MEMORY: usize = 141 << 30;
 
 pub(super) unsafe fn info(free: *mut usize, total: *mut usize) -> CUresult {
     ask("cuMemGetInfo", |ask| {
         let taken = ask.core.devices[ask.gpu()?].allocated.get();
         // SAFETY: the module's.
         unsafe {
-            free.write(TOTAL.saturating_sub(taken));
-            total.write(TOTAL);
+            free.write(MEMORY.saturating_sub(taken));
+            total.write(MEMORY);
         }
         Ok(())
     })

@@ -22,6 +22,8 @@ use std::task::Poll;
 
 use devcomm_sys::driver::{CUresult, Driver};
 
+pub(crate) use self::memory::MEMORY;
+
 use crate::machine::baton::Client;
 use crate::machine::core::Core;
 use crate::machine::fault::{Effect, Entry};

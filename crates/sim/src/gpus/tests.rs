@@ -49,7 +49,7 @@ impl Words {
     }
 
     fn read(&self) -> Vec<u32> {
-        self.0.read(0, self.0.bytes() / 4)
+        self.0.read(0, self.0.lens()[0] / 4)
     }
 }
 

@@ -9,6 +9,7 @@ use devcomm_sys::nccl::RawStream;
 use super::call::{Ask, Refusal, Refused};
 use super::collective::Collective;
 use super::comm::{Comm, Member};
+use super::one_sided::{Awaited, Put};
 use super::p2p::Transfer;
 use crate::driver::event::Event;
 use crate::driver::stream::{Stream, StreamOp};
@@ -19,6 +20,8 @@ use crate::machine::core::Core;
 pub(super) enum Operation {
     Collective(Collective),
     Transfer(Transfer),
+    Put(Put),
+    Await(Rc<[Awaited]>),
 }
 
 /// What a call or a group launches: a batch for each communicator.
@@ -139,6 +142,11 @@ impl Batch {
                     number += 1;
                 }
                 Operation::Transfer(transfer) => comm.post(core, rank, *transfer, ticket),
+                Operation::Put(put) => {
+                    comm.put(core, put);
+                    ticket.is_done.set(true);
+                }
+                Operation::Await(_) => {}
             }
         }
     }
@@ -165,6 +173,11 @@ impl StreamOp for Batch {
         if launched.tickets.is_empty() && self.member.epoch.get() == launched.epoch {
             self.begin(core, comm, rank, &mut launched);
         }
+        for (operation, ticket) in self.operations.iter().zip(&launched.tickets) {
+            if let (Operation::Await(awaited), false) = (operation, ticket.is_done.get()) {
+                ticket.is_done.set(comm.take_signals(awaited));
+            }
+        }
         let is_cut = self.member.epoch.get() != launched.epoch;
         if is_cut || launched.tickets.iter().all(|ticket| ticket.is_done.get()) {
             return Poll::Ready(());
@@ -174,7 +187,7 @@ impl StreamOp for Batch {
     }
 
     fn describe(&self, _core: &Core) -> String {
-        let (Some(launched), Ok((comm, rank))) = (&self.launched, self.member.place()) else {
+        let (Some(launched), Ok((comm, _))) = (&self.launched, self.member.place()) else {
             return "an operation of a communicator that has ended".to_owned();
         };
         let mut number = launched.first;
@@ -185,11 +198,16 @@ impl StreamOp for Batch {
                 waiting.push(match operation {
                     Operation::Collective(collective) => comm.describe(number, *collective),
                     Operation::Transfer(transfer) => transfer.to_string(),
+                    Operation::Put(_) => "a put".to_owned(),
+                    Operation::Await(awaited) => {
+                        let awaited = awaited.iter().map(ToString::to_string);
+                        awaited.collect::<Vec<_>>().join(", ")
+                    }
                 });
             }
             number += u64::from(matches!(operation, Operation::Collective(_)));
         }
-        format!("{} of {} ranks waits in {}", rank, comm.n_ranks(), waiting.join(", "))
+        format!("{} waits in {}", self.member.name(), waiting.join(", "))
     }
 
     fn duplicate(&self) -> Box<dyn StreamOp> {

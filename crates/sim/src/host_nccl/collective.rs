@@ -148,8 +148,8 @@ impl Comm {
         let (n, part, root) = (parts.len(), first.part(), first.root);
         for (rank, (own, _)) in parts.iter().enumerate() {
             let (reads, writes) = own.bytes(rank, n);
-            check(core, self.gpus[rank], own.send, reads)?;
-            check(core, self.gpus[rank], own.recv, writes)?;
+            check(core, self.gpu(rank), own.send, reads)?;
+            check(core, self.gpu(rank), own.recv, writes)?;
         }
         // Addresses of parts; those that are not used may be any.
         let sent = |rank: usize, index: usize| at(parts[rank].0.send).wrapping_add(index * part);
@@ -157,7 +157,7 @@ impl Comm {
         let mut combined = Vec::new();
         if matches!(first.kind, Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter) {
             let input = |(rank, (own, _)): (usize, &(Collective, _))| {
-                let scalar = own.operator.scalar(core, self.gpus[rank], own.data_type)?;
+                let scalar = own.operator.scalar(core, self.gpu(rank), own.data_type)?;
                 Ok::<_, driver::Refusal>(Input { elements: sent(rank, 0), scalar })
             };
             let inputs = parts.iter().enumerate().map(input).collect::<Result<Vec<_>, _>>()?;

@@ -1,9 +1,9 @@
 //! Communicators: what their ranks share, and each rank's end.
 
 use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use devcomm_sys::nccl::{IN_PROGRESS, RawComm, SUCCESS};
 
@@ -13,18 +13,19 @@ use super::config::Settings;
 use super::meeting::{Meeting, Task};
 use super::operator::Operators;
 use super::p2p::Mailbox;
+use crate::dev_comm::Groups;
 use crate::machine::core::Core;
+use crate::ranks::Ranks;
 
 /// What the ranks of a communicator share.
 pub(crate) struct Comm {
     /// Of all communicators of the machine. NCCL: `commHash`.
     pub(super) number: u64,
-    /// Each rank's GPU.
-    pub(super) gpus: Box<[usize]>,
-    /// Ranks that reach each other by load and store.
-    pub(super) lsa_size: usize,
-    /// Each rank's end; `None` after it has ended.
-    pub(super) members: RefCell<Vec<Option<Rc<Member>>>>,
+    pub(super) ranks: Ranks,
+    /// Multicast addresses of the LSA teams, once somebody has asked for them.
+    lsa_multicast: OnceCell<Groups>,
+    /// Each rank's end, as long as it is there.
+    members: Box<[Weak<Member>]>,
     /// Calls that all ranks make together, by their number.
     pub(super) meetings: RefCell<BTreeMap<u64, Rc<Meeting>>>,
     /// Shrinks by the ranks that are left out.
@@ -40,7 +41,7 @@ pub(crate) struct Comm {
 }
 
 /// Where signals are counted.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SignalKey {
     pub(super) to: usize,
     pub(super) from: usize,
@@ -72,6 +73,10 @@ pub(crate) struct Member {
     /// What is in the queue of a stream has a clone.
     pub(super) queued: Rc<()>,
     pub(super) operators: Operators,
+    /// Registered buffers by handle.
+    pub(super) buffers: RefCell<BTreeSet<u64>>,
+    /// Whether one-sided operations are set up: from the first window on.
+    pub(super) has_rma: Cell<bool>,
 }
 
 /// What a communicator can still be used for.
@@ -92,12 +97,14 @@ const LOOKS: u32 = 3;
 impl Comm {
     /// The communicator of these ends, in the order of ranks.
     pub(super) fn make(core: &Core, members: Vec<Rc<Member>>) -> Rc<Self> {
-        let gpus: Box<[usize]> = members.iter().map(|member| member.gpu).collect();
+        let gpus: Rc<[u32]> = members.iter().map(|member| member.gpu as u32).collect();
+        let lsa_ranks = lsa_size(&gpus, core.simulation.team() as u32);
+        let (memory, network) = (Rc::clone(&core.memory), Rc::clone(&core.gpus.network));
         let comm = Rc::new(Self {
             number: core.new_handle(),
-            lsa_size: lsa_size(&gpus, core.simulation.team()),
-            gpus,
-            members: RefCell::new(members.iter().cloned().map(Some).collect()),
+            ranks: Ranks { gpus, lsa_ranks, memory, network },
+            lsa_multicast: OnceCell::new(),
+            members: members.iter().map(Rc::downgrade).collect(),
             meetings: RefCell::default(),
             shrinks: RefCell::default(),
             growth: RefCell::default(),
@@ -112,12 +119,33 @@ impl Comm {
     }
 
     pub(super) fn n_ranks(&self) -> usize {
-        self.gpus.len()
+        self.ranks.len()
+    }
+
+    /// Ranks that reach each other by load and store.
+    pub(super) fn lsa_size(&self) -> usize {
+        self.ranks.lsa_ranks
+    }
+
+    /// A rank's GPU.
+    pub(super) fn gpu(&self, rank: usize) -> usize {
+        self.ranks.gpus[rank] as usize
+    }
+
+    /// The multicast addresses of the LSA teams.
+    pub(super) fn lsa_multicast(&self) -> Refused<&Groups> {
+        if self.lsa_multicast.get().is_none() {
+            let made = Groups::of_lsa_teams(&self.ranks);
+            let made = made.map_err(|error| Refusal::new(INTERNAL_ERROR, error.to_string()))?;
+            let _ = self.lsa_multicast.set(made);
+        }
+        let none = || Refusal::new(INTERNAL_ERROR, "no multicast");
+        self.lsa_multicast.get().ok_or_else(none)
     }
 
     /// The ranks broke a rule together: whatever is under way ends.
     pub(super) fn fail(&self, why: &Refusal) {
-        for member in self.members.borrow().iter().flatten() {
+        for member in self.members.iter().filter_map(Weak::upgrade) {
             member.fail(why);
             member.cut();
         }
@@ -133,7 +161,7 @@ impl Comm {
 
 /// Ranks of an LSA team: the largest number such that all teams are runs of so many neighbours that
 /// reach each other.
-fn lsa_size(gpus: &[usize], team: usize) -> usize {
+fn lsa_size(gpus: &[u32], team: u32) -> usize {
     let runs = gpus.chunk_by(|a, b| a / team == b / team);
     runs.fold(0, |size, run| gcd(size, run.len()))
 }
@@ -159,6 +187,8 @@ impl Member {
             collectives: Cell::default(),
             queued: Rc::default(),
             operators: Operators::default(),
+            buffers: RefCell::default(),
+            has_rma: Cell::default(),
         });
         core.nccl.members.borrow_mut().insert(member.handle, Rc::clone(&member));
         member
@@ -236,7 +266,8 @@ impl Member {
         }
         core.nccl.members.borrow_mut().remove(&self.handle);
         if let Some((comm, rank)) = self.place.get() {
-            comm.members.borrow_mut()[*rank] = None;
+            core.nccl.windows.borrow_mut().retain(|_, window| !window.is_of(self));
+            core.nccl.dev_comms.borrow_mut().retain(|_, made| !made.is_of(comm, *rank));
         }
         core.notify();
     }

@@ -10,6 +10,8 @@ use devcomm_sys::nccl::RawComm;
 
 use super::call::{Refusal, Refused};
 use super::comm::{Comm, Life, Member};
+use super::dev_comm::{self, Creation};
+use super::window::{self, Registration};
 use crate::machine::core::Core;
 
 /// One rank's call.
@@ -30,13 +32,28 @@ pub(super) struct Task {
 /// What ranks do together.
 pub(super) enum What {
     /// They make a communicator, by a unique id's number.
-    Join { id: u64, rank: usize, n_ranks: usize },
+    Join {
+        id: u64,
+        rank: usize,
+        n_ranks: usize,
+    },
     /// They divide a communicator, by color and key.
-    Split { color: c_int, key: c_int },
+    Split {
+        color: c_int,
+        key: c_int,
+    },
     /// They make a communicator without some.
-    Shrink { excluded: Vec<usize> },
+    Shrink {
+        excluded: Vec<usize>,
+    },
     /// They make a communicator with new ranks.
-    Grow { growth: Rc<Meeting>, rank: usize, n_ranks: usize },
+    Grow {
+        growth: Rc<Meeting>,
+        rank: usize,
+        n_ranks: usize,
+    },
+    Window(Registration),
+    DevComm(Creation),
 }
 
 /// Where ranks meet.
@@ -102,6 +119,14 @@ impl Task {
         self.result.borrow().clone()
     }
 
+    fn registration(&self) -> Option<&Registration> {
+        if let What::Window(own) = &self.what { Some(own) } else { None }
+    }
+
+    fn creation(&self) -> Option<&Creation> {
+        if let What::DevComm(own) = &self.what { Some(own) } else { None }
+    }
+
     /// The communicators that are busy with it.
     fn members(&self) -> impl Iterator<Item = &Rc<Member>> {
         let made = self.made.iter().map(|(made, _)| made);
@@ -151,7 +176,7 @@ impl Task {
                 let meeting = shrinks.entry(excluded.clone()).or_insert_with(|| Meeting::of(n));
                 Ok((Rc::clone(meeting), rank))
             }
-            What::Split { .. } => {
+            What::Split { .. } | What::Window(_) | What::DevComm(_) => {
                 let (comm, rank) = self.member.place()?;
                 let number = self.member.calls.replace(self.member.calls.get() + 1);
                 let mut meetings = comm.meetings.borrow_mut();
@@ -208,7 +233,17 @@ fn complete(core: &Core, tasks: &[Rc<Task>]) -> Refused<()> {
             unite(core, made.map(|(made, _)| Rc::clone(made)).collect())
         }
         What::Split { .. } => split(core, tasks),
+        What::Window(_) => window::complete(core, &with(tasks, Task::registration)),
+        What::DevComm(_) => dev_comm::complete(core, &with(tasks, Task::creation)),
     }
+}
+
+/// All tasks with what they are for.
+fn with<'a, T>(
+    tasks: &'a [Rc<Task>],
+    of: impl Fn(&'a Task) -> Option<&'a T>,
+) -> Vec<(&'a Task, &'a T)> {
+    tasks.iter().filter_map(|task| Some((&**task, of(task)?))).collect()
 }
 
 /// Makes a communicator.

@@ -17,11 +17,13 @@ mod children;
 mod collective;
 mod comm;
 mod config;
+mod dev_comm;
 mod group;
 mod init;
 mod life;
 mod meeting;
 mod memory;
+mod one_sided;
 mod operator;
 mod p2p;
 mod params;
@@ -29,6 +31,7 @@ mod properties;
 mod reduce;
 mod state;
 mod team;
+mod window;
 
 use devcomm_sys::nccl::Functions;
 
@@ -81,13 +84,34 @@ pub(crate) static NCCL: Functions = Functions {
     scatter_config: Some(collective::scatter_config),
     send: Some(p2p::send),
     recv: Some(p2p::recv),
+    put_signal: Some(one_sided::put_signal),
+    signal: Some(one_sided::signal),
+    wait_signal: Some(one_sided::wait_signal),
     group_start: Some(group::start),
     group_end: Some(group::end),
     group_simulate_end: Some(group::simulate_end),
     mem_alloc: Some(memory::alloc),
     mem_free: Some(memory::free),
+    comm_register: Some(memory::register),
+    comm_deregister: Some(memory::deregister),
+    comm_window_register: Some(window::register),
+    comm_window_deregister: Some(window::deregister),
+    win_get_user_ptr: Some(window::user_pointer),
+    get_lsa_device_pointer: Some(window::lsa_pointer),
+    get_peer_device_pointer: Some(window::peer_pointer),
+    get_lsa_multimem_device_pointer: Some(window::lsa_multimem_pointer),
+    get_multimem_device_pointer: Some(window::multimem_pointer),
+    get_multimem_device_le_info: Some(window::multimem_endpoint),
+    get_cft_device_le_info: Some(window::cft_endpoint),
+    get_peer_device_le_info: Some(window::peer_endpoint),
     red_op_create_pre_mul_sum: Some(operator::create_pre_mul_sum),
     red_op_destroy: Some(operator::destroy),
+    dev_comm_create: Some(dev_comm::create),
+    dev_comm_destroy: Some(dev_comm::destroy),
+    lsa_barrier_create_requirement: Some(dev_comm::lsa_barriers),
+    gin_barrier_create_requirement: Some(dev_comm::gin_barriers),
+    ll_a2a_calc_slots: Some(dev_comm::ll_a2a_slots),
+    ll_a2a_create_requirement: Some(dev_comm::ll_a2a),
     team_world: Some(team::world),
     team_lsa: Some(team::lsa),
     team_rail: Some(team::rail),
@@ -109,5 +133,4 @@ pub(crate) static NCCL: Functions = Functions {
     param_get_u64: Some(params::get_u64),
     param_get_str: Some(params::get_str),
     param_get: Some(params::get),
-    ..Functions::NONE
 };

@@ -66,8 +66,8 @@ impl Comm {
             return self.fail(&Refusal::usage(text));
         }
         let bytes = send.count * send.data_type.size();
-        let checked = check(core, self.gpus[pair.0], send.address, bytes)
-            .and_then(|()| check(core, self.gpus[pair.1], recv.address, bytes));
+        let checked = check(core, self.gpu(pair.0), send.address, bytes)
+            .and_then(|()| check(core, self.gpu(pair.1), recv.address, bytes));
         if let Err(refusal) = checked {
             return core.fail_with(refusal);
         }

@@ -113,7 +113,7 @@ pub(super) unsafe extern "C" fn query(comm: RawComm, props: *mut CommProperties)
             device_api_support: 1,
             multimem_support: ask.core.simulation.multimem.into(),
             gin_type: GinType::Proxy.raw(),
-            n_lsa_teams: (group.n_ranks() / group.lsa_size) as c_int,
+            n_lsa_teams: (group.n_ranks() / group.lsa_size()) as c_int,
             host_rma_support: (member.settings.rma_contexts > 0).into(),
             railed_gin_type: GinType::Proxy.raw(),
             comm_hash: group.number,

@@ -1,6 +1,6 @@
 //! What NCCL keeps for a machine, and what calls wait for.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::rc::Rc;
@@ -10,9 +10,11 @@ use devcomm_sys::nccl::RawComm;
 
 use super::call::{Begun, Refusal, Refused, Wait};
 use super::comm::Member;
+use super::dev_comm::Made;
 use super::group::Group;
 use super::meeting::Meeting;
 use super::memory::Memory;
+use super::window::Window;
 use crate::machine::baton::ClientId;
 use crate::machine::core::Core;
 
@@ -26,11 +28,21 @@ pub(crate) struct State {
     /// The groups that are open.
     pub(super) groups: RefCell<BTreeMap<ClientId, Group>>,
     pub(super) memory: Memory,
+    /// Each rank's end of a window, by handle.
+    pub(super) windows: RefCell<BTreeMap<usize, Rc<Window>>>,
+    pub(super) dev_comms: RefCell<BTreeMap<usize, Made>>,
+    /// How many windows, buffers and device communicators there have been.
+    ids: Cell<u32>,
     /// What the clients wait for that have begun a call.
     waits: RefCell<BTreeMap<ClientId, Box<dyn Wait>>>,
 }
 
 impl State {
+    /// The number of a new window, buffer or device communicator, for reports.
+    pub(super) fn next_id(&self) -> u32 {
+        self.ids.replace(self.ids.get() + 1)
+    }
+
     /// A call has begun.
     pub(super) fn begun(
         &self,

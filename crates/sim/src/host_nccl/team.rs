@@ -35,7 +35,7 @@ fn of(name: &'static str, comm: RawComm) -> Option<Teams> {
     question(name, comm, |ask| {
         let member = ask.ready(comm)?;
         let (group, rank) = member.place()?;
-        teams.set(Some(Teams::new(rank, group.n_ranks(), group.lsa_size)));
+        teams.set(Some(Teams::new(rank, group.n_ranks(), group.lsa_size())));
         Ok(())
     });
     teams.get()

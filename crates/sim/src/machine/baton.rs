@@ -17,8 +17,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -26,6 +26,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::core::Core;
 use super::fault::Faults;
+use crate::error::Error;
 
 /// How often the machine looks whether the client that runs has fallen asleep.
 const LOOK: Duration = Duration::from_millis(10);
@@ -47,6 +48,8 @@ pub(crate) struct Shared {
     news: AtomicU64,
     /// The virtual clock in nanoseconds.
     clock: AtomicU64,
+    /// What went wrong first.
+    failure: OnceLock<Arc<Error>>,
     pub(crate) faults: Faults,
 }
 
@@ -125,8 +128,18 @@ impl Shared {
             asked: Condvar::new(),
             news: AtomicU64::new(1),
             clock: AtomicU64::new(0),
+            failure: OnceLock::new(),
             faults: Faults::default(),
         }
+    }
+
+    /// Something has gone wrong.
+    pub(crate) fn failed(&self, error: Error) {
+        self.failure.get_or_init(|| Arc::new(error));
+    }
+
+    pub(crate) fn failure(&self) -> Option<Arc<Error>> {
+        self.failure.get().cloned()
     }
 
     pub(crate) fn news(&self) -> u64 {

@@ -15,7 +15,7 @@ use crate::driver::function::Function;
 use crate::driver::graph::{Exec, Graph};
 use crate::driver::stream::{Stream, StreamOp};
 use crate::driver::{Refusal, Refused};
-use crate::error::Error;
+use crate::error::{Error, Stall};
 use crate::gpus::{Gpus, Settings, Step};
 use crate::host_nccl;
 use crate::memory::{Allocation, Memory};
@@ -76,6 +76,7 @@ const FIRST_HANDLE: u64 = 1 << 24;
 
 impl Core {
     pub(super) fn new(shared: Arc<Shared>, simulation: &Simulation) -> Self {
+        crate::nccl::install();
         let memory = Rc::new(Memory::new());
         let gpus = Gpus::new(settings(simulation), Rc::clone(&memory));
         let devices = (0..simulation.gpus).map(|_| Device::default()).collect();
@@ -153,8 +154,9 @@ impl Core {
 
     /// From here on calls that wait for something that does not come end with a report.
     pub(super) fn tell_deadlock(&self) {
-        let report = self.report();
-        self.deadlock.replace(Some(report));
+        let error = Error::Deadlock(self.stall());
+        self.deadlock.replace(Some(error.to_string()));
+        self.shared.failed(error);
     }
 
     pub(super) fn forget_deadlock(&self) {
@@ -162,20 +164,14 @@ impl Core {
     }
 
     /// Who waits for what.
-    fn report(&self) -> String {
-        let mut text = "nothing can go on:".to_owned();
-        for (name, call) in self.shared.callers() {
-            text += &format!("\n  {name} is in {call}");
-        }
-        for stream in self.streams.borrow().values() {
-            if let Some(head) = stream.describe(self) {
-                text += &format!("\n  GPU {}: {head}", stream.gpu());
-            }
-        }
-        if !self.gpus.is_idle() {
-            text += &format!("\n{}", self.gpus.stall());
-        }
-        text
+    fn stall(&self) -> Box<Stall> {
+        let callers = self.shared.callers();
+        let callers = callers.iter().map(|(name, call)| format!("{name} is in {call}"));
+        let streams = self.streams.borrow();
+        let heads = streams
+            .values()
+            .filter_map(|stream| Some(format!("GPU {}: {}", stream.gpu(), stream.describe(self)?)));
+        Box::new(Stall { host: callers.chain(heads).collect(), ..*self.gpus.stall() })
     }
 
     /// What every call fails with since a kernel failed.
@@ -184,8 +180,8 @@ impl Core {
     }
 
     /// Ends all that runs: a kernel, or what a stream did, broke a rule.
-    pub(crate) fn fail(&self, error: &Error) {
-        let code = match error {
+    pub(crate) fn fail(&self, error: Error) {
+        let code = match &error {
             Error::OutOfBounds { .. } => CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
             Error::Deadlock(_) | Error::Livelock(_) | Error::Limit { .. } => {
                 CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
@@ -193,6 +189,7 @@ impl Core {
             _ => CUresult::CUDA_ERROR_LAUNCH_FAILED,
         };
         self.fail_with(Refusal::new(code, error.to_string()));
+        self.shared.failed(error);
     }
 
     /// As [`fail`](Self::fail), with any error of the driver's.
@@ -210,10 +207,6 @@ impl Core {
 
     /// Polls the heads of all streams, and runs what is on the GPUs for a while.
     pub(super) fn run_gpus(&self) -> Moved {
-        let printed = self.gpus.take_printed();
-        if !printed.is_empty() {
-            print!("{printed}");
-        }
         self.streams.borrow_mut().retain(|_, stream| !stream.is_over());
         let streams: Vec<_> = self.streams.borrow().values().cloned().collect();
         // No short circuit: each stream gets its turn.
@@ -221,9 +214,13 @@ impl Core {
         self.shared.advance(self.gpus.now());
         let step = self.gpus.step();
         self.shared.advance(self.gpus.now());
+        let printed = self.gpus.take_printed();
+        if !printed.is_empty() {
+            print!("{printed}");
+        }
         match step {
             Step::Failed(error) => {
-                self.fail(&error);
+                self.fail(error);
                 Moved::News
             }
             _ if moved => Moved::News,

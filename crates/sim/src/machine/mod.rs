@@ -21,9 +21,11 @@ use devcomm_sys::nccl::Functions;
 use devcomm_types::HostBody;
 use parking_lot::Mutex;
 
-use self::baton::{Client, ClientId, Shared};
+use self::baton::{Call, Client, ClientId, Shared};
+use self::core::Core;
 pub use self::fault::{CallRecord, Effect, Fault};
 use crate::error::{Error, Result};
+use crate::gpus::Activity;
 use crate::simulation::Simulation;
 
 /// The machines of this process by number: a context's handle names its machine.
@@ -136,6 +138,23 @@ impl Machine {
     /// waiting for.
     pub fn notify(&self) {
         self.inner.shared.notify();
+    }
+
+    /// What went wrong first: why the driver's functions failed, or a wait was told that nothing can
+    /// go on.
+    #[must_use]
+    pub fn failure(&self) -> Option<Arc<Error>> {
+        self.inner.shared.failure()
+    }
+
+    /// What its GPUs have done so far.
+    #[must_use]
+    pub fn activity(&self) -> Activity {
+        let here = |client: &Client| Arc::ptr_eq(client.shared(), &self.inner.shared);
+        let is_here = Client::with(here).unwrap_or(false);
+        let _visit = (!is_here).then(|| self.ticket("a look").attach());
+        let look = |core: &Core, _: &Call| Poll::Ready(core.gpus.activity());
+        Client::with(|client| client.call("a look", look)).flatten().unwrap_or_default()
     }
 
     /// Makes calls go wrong from now on. For tests.

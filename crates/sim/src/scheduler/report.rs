@@ -24,6 +24,7 @@ impl Scheduler {
         kernels.sort_unstable();
         kernels.dedup();
         Box::new(Stall {
+            host: Vec::new(),
             kernel: kernels.join(", "),
             waiters: blocks.iter().flat_map(|block| block.waiters()).collect(),
             ended,

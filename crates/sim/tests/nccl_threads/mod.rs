@@ -1,14 +1,17 @@
 //! Threads that use a machine's tables of functions, a GPU each.
 
+#![allow(dead_code, reason = "each of the programs that have this uses a part of it")]
+
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 
 use devcomm_sim::{Machine, Simulation};
 use devcomm_sys::driver::{
-    CUcontext, CUgraph, CUgraphExec, CUresult, CUstream, CUstreamCaptureMode,
+    CUcontext, CUgraph, CUgraphExec, CUlaunchConfig, CUresult, CUstream, CUstreamCaptureMode,
 };
 use devcomm_sys::nccl::{Config, RawComm, RawStream, RawUniqueId};
+use devcomm_types::HostBody;
 
 pub const IN_PROGRESS: c_int = 7;
 pub const INVALID_ARGUMENT: c_int = 4;
@@ -20,6 +23,7 @@ const OK: CUresult = CUresult::CUDA_SUCCESS;
 pub struct Thread {
     pub me: usize,
     n: usize,
+    machine: Machine,
     /// The unique id by which all threads meet.
     id: RawUniqueId,
     memory: Cell<Vec<usize>>,
@@ -45,7 +49,8 @@ pub fn on_machine<T: Send>(machine: &Machine, f: impl Fn(&Thread) -> T + Sync) -
             scope.spawn(move || {
                 let _attached = ticket.attach();
                 retain(me);
-                f(&Thread { me, n, id, memory: Cell::default() })
+                let machine = machine.clone();
+                f(&Thread { me, n, machine, id, memory: Cell::default() })
             })
         };
         let threads: Vec<_> = tickets.into_iter().enumerate().map(start).collect();
@@ -74,6 +79,10 @@ pub fn ok(code: c_int) {
 pub struct Memory(*mut c_void);
 
 impl Memory {
+    pub fn at(address: *mut c_void) -> Self {
+        Self(address)
+    }
+
     pub fn ptr(&self) -> *mut c_void {
         self.0
     }
@@ -172,6 +181,55 @@ impl Thread {
     pub fn synchronize(&self, stream: RawStream) {
         // SAFETY: a live handle.
         assert_eq!(unsafe { Machine::driver().cuStreamSynchronize(stream.cast()) }, OK);
+    }
+
+    /// Waits for a stream; the driver's text, if that fails.
+    pub fn wait_for(&self, stream: RawStream) -> Option<String> {
+        let (cuda, mut text) = (Machine::driver(), null());
+        // SAFETY: live handles and pointers; the text is the thread's until its next call.
+        unsafe {
+            let code = cuda.cuStreamSynchronize(stream.cast());
+            assert_eq!(cuda.cuGetErrorString(code, &raw mut text), OK);
+            (code != OK).then(|| CStr::from_ptr(text).to_str().unwrap().to_owned())
+        }
+    }
+
+    /// Launches a kernel, by the addresses of its parameters.
+    pub fn launch_kernel(
+        &self,
+        body: &HostBody,
+        (grid, block): (u32, u32),
+        stream: RawStream,
+        params: &[*const c_void],
+    ) {
+        let mut params: Vec<_> = params.iter().map(|param| param.cast_mut()).collect();
+        let config = CUlaunchConfig {
+            gridDimX: grid,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            hStream: stream.cast(),
+            attrs: null_mut(),
+            numAttrs: 0,
+        };
+        let function = self.machine.bind(body);
+        // SAFETY: the parameters are the kernel's.
+        let code = unsafe {
+            let (config, params) = (&raw const config, params.as_mut_ptr());
+            Machine::driver().cuLaunchKernelEx(config, function, params, null_mut())
+        };
+        assert_eq!(code, OK);
+    }
+
+    /// Pinned memory of the host.
+    pub fn pinned(&self, bytes: usize) -> *mut c_void {
+        let mut memory = null_mut();
+        // SAFETY: a live pointer.
+        assert_eq!(unsafe { Machine::driver().cuMemHostAlloc(&raw mut memory, bytes, 0) }, OK);
+        memory
     }
 
     pub fn capture(&self, stream: RawStream, f: impl FnOnce()) -> CUgraphExec {

@@ -34,7 +34,7 @@ impl Communicator {
             gin_signals: 1,
             ..Default::default()
         };
-        let comm = dev_comm::make(&ranks, &config, 2 * id).unwrap();
+        let comm = dev_comm::DevComm::new(&ranks, &config, 2 * id).unwrap();
         let owner = |rank| Owner::Window { id: 2 * id + 1, rank };
         let words = ranks.symmetric(4 * of.len(), 2 * id + 1, owner).unwrap();
         (0..of.len()).for_each(|rank| words.allocation.zero(rank));
