@@ -43,6 +43,14 @@
 //! # }
 //! ```
 //!
+//! # Two machines
+//!
+//! The machine under it is GPUs or simulated ones: `DEVCOMM_SIMULATE=4` gives any program four, and
+//! `World::simulated` chooses them in the program. A simulated machine runs the bodies that
+//! kernels have on the host, needs neither driver nor NCCL, and has a clock of its own. There, a
+//! wait that nothing can end is [`Error::Deadlock`], and what only GPUs can do is
+//! [`Error::NotSimulated`]. The feature `simulator` (on by default) has it.
+//!
 //! # Beside other bindings
 //!
 //! Who knows nccl4py, pynccl or `torch.cuda.nccl` finds the same things under the same terms;
