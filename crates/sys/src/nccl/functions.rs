@@ -246,7 +246,6 @@ macro_rules! table {
             /// # Safety
             ///
             /// What `symbol` returns is NULL or NCCL's function of that name, which stays loaded.
-            #[expect(clippy::missing_transmute_annotations, reason = "each field has its own type")]
             pub unsafe fn load(symbol: impl Fn(&str) -> *mut c_void) -> Self {
                 // SAFETY: NULL is `None`, and anything else a function of that prototype, by the
                 // caller's word.
