@@ -140,6 +140,13 @@ impl Creation {
             GinConnectionType::None if raw.gin_force_enable => GinConnectionType::Full,
             connection => connection,
         };
+        use GinConnectionType as N;
+        let network = ask.core.simulation.network;
+        if gin_connection != N::None && ![N::Full, gin_connection].contains(&network) {
+            let text =
+                format!("a GIN connection of type {gin_connection}, but the network is {network}");
+            return Err(Refusal::argument(text));
+        }
         let resource = |node: &ResourceRequirements| {
             Ok(Resource {
                 bytes: node.buffer_size,
