@@ -72,8 +72,8 @@ impl Simulation {
         self
     }
 
-    /// Which GPUs are connected by a network that kernels can use (GIN, with the PROXY back end): all
-    /// ([`Full`](GinConnectionType::Full), the default), those with the same place in each team
+    /// Which GPUs are connected by a network that kernels can use (GIN, with the PROXY back end):
+    /// all ([`Full`](GinConnectionType::Full), the default), those with the same place in each team
     /// ([`Rail`](GinConnectionType::Rail)), or none ([`None`](GinConnectionType::None)).
     pub fn network(mut self, network: GinConnectionType) -> Self {
         self.network = network;

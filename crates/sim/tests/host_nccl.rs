@@ -6,7 +6,8 @@ use std::ffi::c_int;
 use std::ptr::{null, null_mut};
 
 use devcomm_sim::{Machine, Simulation};
-use devcomm_sys::nccl::{Config, RawComm, RawUniqueId, SimInfo};
+use devcomm_sys::driver::CUresult as R;
+use devcomm_sys::nccl::{CollConfig, Config, RawComm, RawUniqueId, SimInfo};
 use devcomm_types::{F8E4M3, F8E5M2, Team};
 use half::{bf16, f16};
 
@@ -143,6 +144,30 @@ fn a_scalar_multiplies_each_ranks_part_before_the_sum() {
 }
 
 #[test]
+fn a_collective_with_a_configuration_records_its_event() {
+    on(Simulation::new(2), |rank| {
+        let (comm, stream, cuda) = (rank.init(), rank.stream(), Machine::driver());
+        let (b, mut event, mut ms) = (rank.filled(&[1.0_f32]), null_mut(), 0.0);
+        let all_reduce = Machine::nccl().all_reduce_config.unwrap();
+        // SAFETY: live pointers and handles.
+        unsafe {
+            assert_eq!(cuda.cuEventCreate(&raw mut event, 0), R::CUDA_SUCCESS);
+            let elapsed = cuda.cuEventElapsedTime_v2(&raw mut ms, event, event);
+            assert_eq!(elapsed, R::CUDA_ERROR_INVALID_HANDLE, "not recorded yet");
+            let config = CollConfig { launch_completion_event: event.cast(), ..CollConfig::new() };
+            ok(all_reduce(b.ptr(), b.ptr(), 1, F32, SUM, comm, stream, &raw const config));
+            rank.synchronize(stream);
+            let elapsed = cuda.cuEventElapsedTime_v2(&raw mut ms, event, event);
+            assert_eq!(elapsed, R::CUDA_SUCCESS);
+            let config = CollConfig { magic: 0, ..config };
+            let bad = all_reduce(b.ptr(), b.ptr(), 1, F32, SUM, comm, stream, &raw const config);
+            assert_eq!(bad, INVALID_ARGUMENT);
+        }
+        assert_eq!(b.read::<f32>(1), [2.0]);
+    });
+}
+
+#[test]
 fn ranks_that_call_different_things_are_told_what_and_nobody_hangs() {
     on(Simulation::new(2), |rank| {
         let (comm, stream, b) = (rank.init(), rank.stream(), rank.zeroed(8));
@@ -251,7 +276,6 @@ fn one_thread_drives_several_gpus_in_groups() {
             for (gpu, (stream, b)) in all.iter().enumerate() {
                 retain(gpu);
                 rank.synchronize(*stream);
-                // 6, 24, 96.
                 assert_eq!(b.read::<f32>(1), [96.0]);
             }
             assert_eq!(nccl.group_end.unwrap()(), INVALID_USAGE);

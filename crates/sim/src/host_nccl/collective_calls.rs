@@ -9,6 +9,7 @@ use devcomm_sys::nccl::{API_MAGIC, CollConfig, RawComm, RawStream, UNDEF_INT};
 use super::batch::Operation;
 use super::call::{Refusal, call};
 use super::collective::{Collective, Kind, data_type};
+use super::config::{list, text_of};
 use super::operator::Operator;
 
 /// A call as it comes, with what not all collectives have.
@@ -90,11 +91,20 @@ impl Raw {
                 let _ = write!(text, " {name} {value}");
             }
         }
+        // SAFETY: the module's: NULL, or a text that ends.
+        if let Some(selection) = unsafe { text_of(config.alg_selection) } {
+            let _ = write!(text, " selection {selection}");
+        }
         if config.user_profiler_tag != 0 {
             let _ = write!(text, " tag {}", config.user_profiler_tag);
         }
         if !config.launch_completion_event.is_null() {
             text += " event";
+        }
+        // SAFETY: as above: a list that ends.
+        let options = unsafe { list(config.ext, |option| option.next) }.len();
+        if options > 0 {
+            let _ = write!(text, " options {options}");
         }
         text
     }

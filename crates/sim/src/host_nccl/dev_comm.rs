@@ -14,6 +14,7 @@ use devcomm_types::{DevComm, GinConnectionType, GinType, Team};
 
 use super::call::{Ask, Begun, Refusal, Refused, call};
 use super::comm::Comm;
+use super::config::list;
 use super::meeting::{Task, What};
 use crate::dev_comm::{Asked, CommState, Resource, make};
 use crate::machine::core::Core;
@@ -88,24 +89,6 @@ unsafe fn write<T>(out: *mut T, value: T) {
         // SAFETY: the caller's.
         unsafe { out.write(value) };
     }
-}
-
-/// A list of NCCL's.
-///
-/// # Safety
-///
-/// `node` is NULL or a node, and so is what `next` says of each.
-unsafe fn list<T>(mut node: *mut T, next: impl Fn(&T) -> *mut T) -> Vec<T>
-where
-    T: Copy,
-{
-    let mut nodes = Vec::new();
-    // SAFETY: the caller's.
-    while let Some(this) = unsafe { node.as_ref() } {
-        nodes.push(*this);
-        node = next(this);
-    }
-    nodes
 }
 
 fn count(value: c_int, what: &str) -> Refused<u32> {

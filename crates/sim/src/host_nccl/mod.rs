@@ -7,9 +7,9 @@
 //!
 //! # Safety
 //!
-//! The functions have NCCL's contracts: pointers for results are valid until the call has ended (for
-//! what is deferred: until its group has, or what goes on in the background), configurations and
-//! lists are what they say, texts end with a NUL.
+//! The functions have NCCL's contracts: pointers for results are valid until the call has ended
+//! (for what is deferred: until its group has, or what goes on in the background), configurations
+//! and lists are what they say, texts end with a NUL.
 
 mod batch;
 mod call;
