@@ -5,7 +5,7 @@ use std::time::Duration;
 use devcomm::{
     Buffer, CommConfig, Communicator, Element, Error, Rank, Signal, Stream, WaitSignalDesc, Window,
 };
-use devcomm_testing::machines::Gpus;
+use devcomm_testing::machines::{Gpus, give_time};
 use devcomm_testing::works::require_works;
 
 const COUNT: usize = 1000;
@@ -166,7 +166,7 @@ fn a_stream_waits_until_it_is_signalled() {
         for _ in 0..ROUNDS {
             if rank.is_root() {
                 comm.wait_signal(&[WaitSignalDesc::from(1)], stream)?;
-                std::thread::sleep(Duration::from_millis(20));
+                give_time(rank, Duration::from_millis(20));
                 assert!(!stream.is_idle()?);
                 rank.barrier()?;
             } else {
@@ -192,7 +192,7 @@ fn signals_are_told_apart_by_their_index() {
             comm.wait_signal(&[wait], stream)?;
             // Of the first there are enough, but that is not the one.
             rank.barrier()?;
-            std::thread::sleep(Duration::from_millis(20));
+            give_time(rank, Duration::from_millis(20));
             assert!(!stream.is_idle()?);
             rank.barrier()?;
         } else {

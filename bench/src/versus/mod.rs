@@ -106,7 +106,7 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
 fn advise(error: anyhow::Error) -> anyhow::Error {
     match error.downcast_ref().is_some_and(Error::is_of_the_machine) {
         true => error.context(
-            "nothing can be measured here; `--simulate N` checks the kernels on N simulated GPUs",
+            "nothing can be measured here; `--simulate N` checks the results on N simulated GPUs",
         ),
         false => error,
     }

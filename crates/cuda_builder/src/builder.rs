@@ -32,6 +32,7 @@ pub struct CudaBuilder {
     arch: Option<NvvmArch>,
     copy_to: Option<PathBuf>,
     debug: bool,
+    assemble: bool,
     only: Option<String>,
     out_dir: Option<PathBuf>,
     manifest_dir: Option<PathBuf>,
@@ -49,6 +50,7 @@ impl CudaBuilder {
             arch: None,
             copy_to: None,
             debug: false,
+            assemble: true,
             only: None,
             out_dir: None,
             manifest_dir: None,
@@ -75,6 +77,13 @@ impl CudaBuilder {
     /// optimised all the same.
     pub fn debug(mut self, debug: bool) -> Self {
         self.debug = debug;
+        self
+    }
+
+    /// Whether `ptxas`, where there is one, assembles the PTX, which gives cubins and what each kernel
+    /// takes; it does unless told.
+    pub fn assemble(mut self, assemble: bool) -> Self {
+        self.assemble = assemble;
         self
     }
 
@@ -211,7 +220,7 @@ impl CudaBuilder {
             toolchain: &toolchain,
             workers: &workers,
             nccl,
-            ptxas: Ptxas::find()?,
+            ptxas: if self.assemble { Ptxas::find()? } else { None },
             cache: Cache { folder: target.join("modules") },
             arch,
             debug: self.debug,

@@ -259,6 +259,8 @@ fn a_flush_is_no_delivery() {
             let comm = gpu.dev_comm(full())?;
             let (out, flag) = (gpu.window(&[0_u32; 2])?, gpu.window(&[0_u32])?);
             let is_early = |round: u64| {
+                // All have read what the round before left.
+                gpu.barrier()?;
                 gpu.launch(takes_a_flush_for_delivery, 1, 1, (&comm, &out, &flag, round))?;
                 let out = read(&out)?;
                 assert!(gpu.is_root() || u64::from(out[1]) == round);

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::ops::Range;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use devcomm::{
     DevCommRequirements, Error, GinConnectionType, KERNELS, KernelSet, Rank, Simulation, World,
@@ -58,6 +59,13 @@ pub fn on_gpus(name: &str, wanted: usize, body: impl Fn(&Rank) -> Result<(), Err
     Gpus::new(wanted).run(name, body);
 }
 
+/// Gives real GPUs some time to get to where they wait. Simulated ones need none.
+pub fn give_time(rank: &Rank, time: Duration) {
+    if !rank.is_simulated() {
+        std::thread::sleep(time);
+    }
+}
+
 /// GPUs that a test wants: simulated ones or, with [`TEST_GPUS`] in the environment, this machine's.
 #[derive(Clone)]
 #[must_use = "GPUs do nothing until something is run on them"]
@@ -65,6 +73,7 @@ pub struct Gpus {
     simulation: Simulation,
     kernels: &'static KernelSet,
     gin: GinConnectionType,
+    multimem: bool,
     host_rma: bool,
     /// What simulated ones lack for the test.
     unsimulated: Option<&'static str>,
@@ -77,6 +86,7 @@ impl From<Simulation> for Gpus {
             simulation,
             kernels: &KERNELS,
             gin: GinConnectionType::None,
+            multimem: false,
             host_rma: false,
             unsimulated: None,
         }
@@ -98,6 +108,12 @@ impl Gpus {
     /// Those whose kernels also reach each other over the network, in LSA teams of any size.
     pub fn with_gin(mut self, connection: GinConnectionType) -> Self {
         self.gin = connection;
+        self
+    }
+
+    /// Those that have multicast addresses.
+    pub fn with_multimem(mut self) -> Self {
+        self.multimem = true;
         self
     }
 
@@ -201,7 +217,7 @@ impl Gpus {
             comm.require_single_lsa_team()?;
         }
         let requirements = DevCommRequirements::new().lsa_barriers(1).gin_connection(self.gin);
-        comm.create_dev_comm(requirements)?;
+        comm.create_dev_comm(requirements.lsa_multimem(self.multimem))?;
         comm.window::<u32>(1)?;
         Ok(!self.host_rma || comm.properties()?.host_rma)
     }

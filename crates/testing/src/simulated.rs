@@ -26,7 +26,7 @@ impl Deref for Gpu<'_> {
 }
 
 impl Gpu<'_> {
-    /// A window with these elements in this rank. *Collective*.
+    /// A window with these elements in this rank, and those of the others in theirs. *Collective*.
     ///
     /// # Errors
     ///
@@ -34,6 +34,8 @@ impl Gpu<'_> {
     pub fn window<T: Element>(&self, elements: &[T]) -> Result<Window<T>> {
         let window = self.communicator()?.window(elements.len())?;
         window.copy_from_host(elements)?;
+        // A peer's kernel may write to it from its start.
+        self.barrier()?;
         Ok(window)
     }
 

@@ -30,6 +30,7 @@ fn build(debug: bool) -> Result<String, Error> {
         .out_dir(Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder))
         .debug(debug)
         .only("ll_alltoall")
+        .assemble(false)
         .build()?;
     Ok(fs::read_to_string(&artifacts.modules[0].ptx).expect("the PTX that was just made"))
 }

@@ -169,7 +169,8 @@ fn build(package: &str, functions: &[Function]) -> Result<Result<Artifacts, Erro
     write_if_changed(&folder.join("src/lib.rs"), &lib);
     // One target folder, so that `core` is compiled once.
     let target = tests.join("target");
-    let builder = CudaBuilder::new(package).manifest_dir(&folder).target_dir(target);
+    let builder =
+        CudaBuilder::new(package).manifest_dir(&folder).target_dir(target).assemble(false);
     Ok(builder.out_dir(folder.join("out")).build())
 }
 

@@ -224,15 +224,19 @@ impl Core {
             }
             _ if moved => Moved::News,
             Step::Progress => Moved::Something,
-            Step::Spinning if self.wake_at.get().is_none() => Moved::Something,
+            // Who spins may count its rounds; but a deadline passes, a kernel's or a client's.
+            Step::Spinning if self.first_deadline().is_none() => Moved::Something,
             Step::Idle | Step::Stuck | Step::Spinning => Moved::Nothing,
         }
     }
 
+    fn first_deadline(&self) -> Option<u64> {
+        self.gpus.next_deadline().into_iter().chain(self.wake_at.get()).min()
+    }
+
     /// Lets the time pass until the first deadline; says whether there is any.
     pub(super) fn pass_deadline(&self) -> bool {
-        let of_gpus = self.gpus.next_deadline();
-        let first = of_gpus.into_iter().chain(self.wake_at.get()).min();
+        let first = self.first_deadline();
         if let Some(time) = first {
             self.shared.advance(time);
             self.gpus.advance(time);

@@ -249,7 +249,12 @@ macro_rules! table {
             pub unsafe fn load(symbol: impl Fn(&str) -> *mut c_void) -> Self {
                 // SAFETY: NULL is `None`, and anything else a function of that prototype, by the
                 // caller's word.
-                Self { $( $name: unsafe { std::mem::transmute(symbol($symbol)) }, )* }
+                Self { $( $name: unsafe {
+                    std::mem::transmute::<
+                        *mut c_void,
+                        Option<unsafe extern "C" fn($($type),*) -> $ret>,
+                    >(symbol($symbol))
+                }, )* }
             }
 
             /// The symbols of the functions that are not there.

@@ -1,126 +1,97 @@
-//! GPUs as a machine, ranks as threads.
-
-use std::time::Duration;
+//! What one rank needs to run a test kernel.
 
 use devcomm::{
     Communicator, Counters, DevCommRequirements, DevCommResource, Error, GinBarriers,
-    GinConnectionType, Kernels, LaunchConfig, LlA2a, LsaBarriers, Rank, ResourceBuffer, Signals,
-    Stream, Window, WindowFlags, World,
+    GinConnectionType, Kernel, Kernels, LaunchConfig, LlA2a, LsaBarriers, Rank, ResourceBuffer,
+    Signals, Stream, Window, WindowFlags,
 };
-use devcomm_device_test_kernels::{Extra, Range};
+use devcomm_device_test_kernels::{Args, Extra, Range};
 
 use crate::KERNELS;
-use crate::machine::{Machine, Setup, TestKernel};
 
-/// What a kernel may take: one that waits in vain becomes an error that says for what.
-const LIMIT: Duration = Duration::from_secs(30);
-
-/// GPUs, ranks as threads.
-pub struct Gpus {
-    world: World,
-    lsa_ranks: usize,
+/// What a kernel needs: its launch, its windows, and the resources of its device communicator.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    /// Blocks.
+    pub grid: u32,
+    /// Threads of a block.
+    pub block: u32,
+    /// Words of the first window, which begins as zeros.
+    pub mail: usize,
+    /// Words of the second window, which begins as [`UNTOUCHED`](Self::UNTOUCHED).
+    pub out: usize,
+    /// LSA barriers.
+    pub lsa_barriers: u32,
+    /// LSA barriers in addition, as `Extra::lsa`.
+    pub more_lsa_barriers: u32,
+    /// A multicast mapping of the LSA team.
+    pub multimem: bool,
+    /// Bytes of a resource buffer, `Extra::buffer`.
+    pub buffer: usize,
+    /// Blocks, elements and bytes an element of `Extra::ll`.
+    pub ll: (u32, u32, u32),
+    /// Who is connected.
+    pub gin: GinConnectionType,
+    /// Contexts.
+    pub contexts: u32,
+    /// Signals, `Extra::signals`.
+    pub signals: u32,
+    /// Counters, `Extra::counters`.
+    pub counters: u32,
+    /// Barriers over the network between all ranks.
+    pub world_barriers: u32,
+    /// The same in addition, as `Extra::gin`.
+    pub more_gin_barriers: u32,
+    /// Barriers over the network between the rail's ranks.
+    pub rail_barriers: u32,
+    /// Hybrid barriers.
+    pub hybrid_barriers: u32,
+    /// Whether signals are strong unless they say otherwise.
+    pub strong: bool,
+    /// Signals in the first window.
+    pub va: bool,
 }
 
-/// Runs `body` on `wanted` GPUs that reach each other by load and store, or skips the test where there are none that can run the
-/// kernels, and prints which.
-pub fn on_gpus(name: &str, wanted: usize, body: impl FnOnce(&Gpus)) {
-    with_world(name, wanted, GinConnectionType::None, |world| {
-        body(&Gpus { lsa_ranks: world.n_ranks(), world });
-    });
-}
+impl Setup {
+    /// What nobody has written in the second window.
+    pub const UNTOUCHED: u64 = u64::MAX;
 
-/// The same where the GPUs have GIN with connections of this type, in LSA teams of any size.
-pub fn on_gpus_with_gin(
-    name: &str,
-    wanted: usize,
-    gin: GinConnectionType,
-    body: impl FnOnce(&Gpus),
-) {
-    with_world(name, wanted, gin, |world| {
-        let size = |rank: &Rank| Ok::<_, Error>(rank.communicator()?.properties()?.lsa_size());
-        let sizes = world.run(size).unwrap_or_else(|error| panic!("{error}"));
-        body(&Gpus { lsa_ranks: sizes[0], world });
-    });
-}
-
-/// The same with the world itself. Prints what happened, for `cargo xtask test`.
-pub fn with_world(name: &str, wanted: usize, gin: GinConnectionType, body: impl FnOnce(World)) {
-    let found = World::threads(wanted).and_then(|world| {
-        world.run(|rank| probe(rank, gin))?;
-        Ok(world)
-    });
-    match found {
-        Ok(world) => {
-            body(world);
-            println!("GPU-TEST {name}: ran");
+    /// `grid` blocks of `block` threads, with an LSA barrier a block, and a word a thread to report.
+    pub fn new(grid: u32, block: u32) -> Self {
+        Self {
+            grid,
+            block,
+            mail: 1024,
+            out: (grid * block) as usize,
+            lsa_barriers: grid,
+            more_lsa_barriers: 0,
+            multimem: false,
+            buffer: 0,
+            ll: (0, 0, 0),
+            gin: GinConnectionType::None,
+            contexts: 4,
+            signals: 0,
+            counters: 0,
+            world_barriers: 0,
+            more_gin_barriers: 0,
+            rail_barriers: 0,
+            hybrid_barriers: 0,
+            strong: true,
+            va: false,
         }
-        Err(error) => println!("GPU-TEST {name}: skipped ({})", of_the_machine(error)),
+    }
+
+    /// The same with GIN: all ranks connected, two signals and two counters.
+    pub fn with_gin(grid: u32, block: u32) -> Self {
+        let (gin, signals, counters) = (GinConnectionType::Full, 2, 2);
+        Self { gin, signals, counters, ..Self::new(grid, block) }
     }
 }
 
-/// Does, in little, what every test rests on.
-fn probe(rank: &Rank, gin: GinConnectionType) -> Result<(), Error> {
-    rank.load(&KERNELS)?;
-    let comm = rank.communicator()?;
-    if gin == GinConnectionType::None {
-        comm.require_single_lsa_team()?;
-    }
-    comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1).gin_connection(gin))?;
-    comm.window::<u32>(1)?;
-    Ok(())
-}
+/// A kernel of `devcomm-device-test-kernels`.
+pub trait TestKernel: Kernel<Args = Args> + Sync {}
 
-/// The reason to skip: what is wrong with the machine, not with devcomm.
-fn of_the_machine(error: Error) -> String {
-    assert!(error.is_of_the_machine(), "{error}");
-    error.to_string()
-}
-
-impl Machine for Gpus {
-    fn ranks(&self) -> usize {
-        self.world.n_ranks()
-    }
-
-    fn lsa_ranks(&self) -> usize {
-        self.lsa_ranks
-    }
-
-    fn launches(&self) -> usize {
-        100
-    }
-
-    fn run_each_after<P: TestKernel, K: TestKernel>(
-        &self,
-        prepare: P,
-        kernel: K,
-        setup: &Setup,
-        before: &[u32],
-        ns: &[u32],
-    ) -> Vec<Vec<Vec<u64>>> {
-        let run = |rank: &Rank| -> Result<Vec<Vec<u64>>, Error> {
-            let job = Job::new(rank, setup)?;
-            rank.barrier()?;
-            for &n in before {
-                job.launch(prepare, setup, n)?;
-                job.stream.synchronize_within(LIMIT)?;
-                rank.barrier()?;
-            }
-            let one = |&n: &u32| {
-                job.launch(kernel, setup, n)?;
-                job.stream.synchronize_within(LIMIT)?;
-                let out = job.out()?;
-                rank.barrier()?;
-                Ok(out)
-            };
-            ns.iter().map(one).collect()
-        };
-        let of_ranks = self.world.run(run).unwrap_or_else(|error| panic!("{error}"));
-        // By launches, then by ranks.
-        (0..ns.len())
-            .map(|i| of_ranks.iter().map(|launches| launches[i].clone()).collect())
-            .collect()
-    }
-}
+impl<K: Kernel<Args = Args> + Sync> TestKernel for K {}
 
 /// One rank's windows, device communicator, compiled kernels and stream.
 pub struct Job {
