@@ -22,6 +22,11 @@ pub(crate) trait StreamOp {
     /// again until it is ready.
     fn poll(&mut self, core: &Core) -> Poll<()>;
 
+    /// Whether it has a kernel on the GPU.
+    fn runs_kernel(&self) -> bool {
+        false
+    }
+
     /// What it is and waits for, for reports.
     fn describe(&self, core: &Core) -> String;
 
@@ -96,6 +101,11 @@ impl Stream {
     /// Drops all operations.
     pub(crate) fn clear(&self) {
         self.queue.take();
+    }
+
+    /// Whether a kernel of it is on the GPU.
+    pub(crate) fn runs_kernel(&self) -> bool {
+        self.queue.borrow().front().is_some_and(|op| op.runs_kernel())
     }
 
     /// What the first operation waits for.

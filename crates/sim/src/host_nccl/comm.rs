@@ -232,6 +232,11 @@ impl Member {
         IN_PROGRESS
     }
 
+    /// Whether what was launched with it may run: not what a graph launches after its end.
+    pub(super) fn is_usable(&self) -> bool {
+        matches!(self.life.get(), Life::Live | Life::Finalized)
+    }
+
     /// Whether streams still have operations of it.
     pub(super) fn is_running(&self) -> bool {
         Rc::strong_count(&self.queued) > 1
@@ -256,7 +261,7 @@ impl Member {
         self.epoch.set(self.epoch.get() + 1);
     }
 
-    /// Ends all.
+    /// Ends all. Once more it does nothing.
     pub(super) fn end(self: &Rc<Self>, core: &Core) {
         self.life.set(Life::Ended);
         self.cut();
