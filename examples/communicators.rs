@@ -2,38 +2,21 @@
 //!
 //! ```text
 //! cargo xtask run communicators                                           # every GPU of this machine, at least two
-//! torchrun --no-python --nproc-per-node 4 -- ./target/release/communicators
+//! torchrun --no-python --nproc-per-node 4 -- ./communicators
 //! ```
 
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use devcomm::{CommConfig, Communicator, Rank, ReduceOp, ShrinkMode, Stream, UniqueId, World};
+use devcomm_testing::machines::run;
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run() -> Result<()> {
-    let roots = World::from_env()?.run(|rank| {
-        ensure!(rank.n_ranks() >= 2, "there is one GPU, but this takes at least two");
-        run_rank(rank)?;
-        Ok(rank.is_root())
-    })?;
-    // After all ranks, and on one of them.
-    if roots.contains(&true) {
-        println!("PASS");
-    }
-    Ok(())
+    run(World::from_env(), run_rank)
 }
 
 fn run_rank(rank: &Rank) -> Result<()> {
+    ensure!(rank.n_ranks() >= 2, "there is one GPU, but this takes at least two");
     let (comm, stream, config) = (rank.communicator()?, rank.stream()?, CommConfig::new());
     let (own, n) = (rank.rank(), rank.n_ranks());
 

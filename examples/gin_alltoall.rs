@@ -1,53 +1,66 @@
 //! All-to-all by a kernel that puts every message over the network itself.
 //!
 //! ```text
-//! cargo xtask run gin_alltoall                      # every GPU of this machine, or the simulator where there is none
-//! cargo xtask run gin_alltoall --sim 3              # three simulated GPUs
-//! cargo xtask run gin_alltoall --iterations 100     # more random shapes
-//! torchrun --no-python --nproc-per-node 4 -- ./target/release/gin_alltoall
+//! cargo xtask run gin_alltoall                        # every GPU of this machine; four simulated ones where there is none
+//! DEVCOMM_SIMULATE=3 cargo xtask run gin_alltoall     # three simulated GPUs
+//! torchrun --no-python --nproc-per-node 4 -- ./gin_alltoall
 //! ```
 //!
-//! The kernel is `kernels/src/gin_alltoall.rs`. Sizes, grids and blocks are random, and odd: a message may begin at any byte. Every
-//! element is checked, and that nothing behind them is written; the output ends with `PASS` when all are right.
-
-pub mod gin;
+//! The kernel is `kernels/src/gin_alltoall.rs`. Where there is no RDMA card, devcomm's plugin carries
+//! what GIN sends. Every element is checked, and that nothing behind them is written.
 
 use std::process::ExitCode;
 
-use anyhow::Result;
-use devcomm::sim::DevCommConfig;
-use devcomm::{DevCommRequirements, GinConnectionType, Rank, kernels};
-use gin::Options;
-use gin::alltoall::{self, BLOCKS};
+use anyhow::{Result, ensure};
+use devcomm::{
+    DevCommRequirements, GinConnectionType, GinLoopback, KERNELS, LaunchConfig, Rank, World,
+    kernels,
+};
+use devcomm_testing::machines::run;
+use devcomm_testing::messages::{count_wrong, sent};
 
-/// Each with signals of its own; fewer than blocks, so that some share one.
+/// Blocks, each with a signal of its own; and contexts, fewer, so that some share one.
+const BLOCKS: u32 = 8;
 const CONTEXTS: u32 = 5;
+const THREADS: u32 = 64;
+/// Bytes for each peer: a message may begin at any of them.
+const COUNTS: [usize; 6] = [1, 7, 64, 1001, 4096, 65_537];
 
 fn main() -> ExitCode {
-    gin::run("All-to-all over the network, by puts and signals of a kernel", run_rank, simulate)
+    // Before anything looks at the GPUs.
+    let world = World::builder().gin_loopback(GinLoopback::unless_rdma()).from_env();
+    run(world, all_to_alls)
 }
 
-/// The kernel on this rank's GPU.
-pub fn run_rank(rank: &Rank, options: &Options) -> Result<()> {
+fn all_to_alls(rank: &Rank) -> Result<()> {
+    let (comm, me, n_ranks) = (rank.communicator()?, rank.rank(), rank.n_ranks());
     let requirements = DevCommRequirements::new()
         .gin_connection(GinConnectionType::Full)
         .gin_contexts(CONTEXTS)
         .gin_signals(BLOCKS)
         .world_gin_barriers(BLOCKS);
-    let dev_comm = rank.communicator()?.create_dev_comm(requirements)?;
-    alltoall::on_gpu(kernels::gin_alltoall::<u8>, rank, &dev_comm, options)?;
-    alltoall::on_gpu(kernels::gin_alltoall::<f32>, rank, &dev_comm, options)
-}
+    let dev_comm = comm.create_dev_comm(requirements)?;
+    let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+    for count in COUNTS {
+        let len = n_ranks * count + 1;
+        let (send, recv) = (comm.window::<u8>(len)?, comm.window::<u8>(len)?);
+        send.copy_from_host(&sent(count as u64, me, n_ranks, count))?;
+        recv.fill(0xff)?;
+        let args = (&dev_comm, &send, &recv, count);
+        let config = LaunchConfig::new(BLOCKS, THREADS);
+        // SAFETY: the windows have room for `count` elements a rank and live until the ranks have met
+        // below. The kernel itself waits until all ranks are in it.
+        unsafe { compiled.launch(&stream, kernels::gin_alltoall::<u8>, config, args)? };
+        stream.synchronize()?;
 
-/// The kernel on simulated GPUs.
-pub fn simulate(ranks: usize, team: usize, options: &Options) -> Result<()> {
-    let config = DevCommConfig {
-        gin_connection: GinConnectionType::Full,
-        gin_contexts: CONTEXTS,
-        gin_signals: BLOCKS,
-        world_gin_barriers: BLOCKS,
-        ..DevCommConfig::default()
-    };
-    alltoall::simulated(kernels::gin_alltoall::<u8>, (ranks, team), &config, options)?;
-    alltoall::simulated(kernels::gin_alltoall::<f32>, (ranks, team), &config, options)
+        let mut got = vec![0; len];
+        recv.copy_to_host(&mut got)?;
+        let wrong = count_wrong(count as u64, me, n_ranks, count, &got);
+        ensure!(wrong == 0, "rank {me}, {count} bytes a pair: {wrong} are wrong");
+        rank.barrier()?;
+        if rank.is_root() {
+            println!("{count:6} bytes a pair: 0 wrong");
+        }
+    }
+    Ok(())
 }

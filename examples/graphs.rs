@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! cargo xtask run graphs                                           # every GPU of this machine
-//! torchrun --no-python --nproc-per-node 4 -- ./target/release/graphs
+//! torchrun --no-python --nproc-per-node 4 -- ./graphs
 //! ```
 
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
 use devcomm::{DevCommRequirements, Error, KERNELS, LaunchConfig, Rank, World, kernels};
+use devcomm_testing::machines::run;
 
 const COUNT: usize = 4096;
 const BLOCKS: u32 = 4;
@@ -17,25 +18,7 @@ const STEPS: usize = 10;
 const LAUNCHES: usize = 100;
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run() -> Result<()> {
-    let roots = World::from_env()?.run(|rank| {
-        run_rank(rank)?;
-        Ok::<_, anyhow::Error>(rank.is_root())
-    })?;
-    // After all ranks, and on one of them.
-    if roots.contains(&true) {
-        println!("PASS");
-    }
-    Ok(())
+    run(World::from_env(), run_rank)
 }
 
 fn run_rank(rank: &Rank) -> Result<()> {

@@ -1,56 +1,73 @@
-//! All-to-all by a kernel that stores to the GPUs of its own team, and puts over the network to those of other teams.
+//! All-to-all by a kernel that stores to the GPUs of its own team, and puts over the network to those
+//! of other teams.
 //!
 //! ```text
-//! cargo xtask run hybrid_alltoall                          # every GPU of this machine, or the simulator where there is none
-//! NCCL_LSA_TEAM_SIZE=2 cargo xtask run hybrid_alltoall     # teams of two, whatever else load and store would reach
-//! cargo xtask run hybrid_alltoall --sim 6 --team 3         # two simulated teams of three
-//! torchrun --no-python --nproc-per-node 4 -- ./target/release/hybrid_alltoall
+//! cargo xtask run hybrid_alltoall                               # every GPU of this machine; four simulated ones where there is none
+//! NCCL_LSA_TEAM_SIZE=2 cargo xtask run hybrid_alltoall          # teams of two, whatever else load and store would reach
+//! DEVCOMM_SIMULATE=6,team=3 cargo xtask run hybrid_alltoall     # two simulated teams of three
+//! torchrun --no-python --nproc-per-node 4 -- ./hybrid_alltoall
 //! ```
 //!
-//! The kernel is `kernels/src/hybrid_alltoall.rs`. Sizes, grids and blocks are random, and odd: a message may begin at any byte. Every
-//! element is checked, and that nothing behind them is written; the output ends with `PASS` when all are right.
-
-pub mod gin;
+//! The kernel is `kernels/src/hybrid_alltoall.rs`. Every element is checked, and that nothing behind
+//! them is written.
 
 use std::process::ExitCode;
 
-use anyhow::Result;
-use devcomm::sim::DevCommConfig;
-use devcomm::{DevCommRequirements, GinConnectionType, Rank, kernels};
-use gin::Options;
-use gin::alltoall::{self, BLOCKS};
+use anyhow::{Result, ensure};
+use devcomm::{
+    DevCommRequirements, GinConnectionType, GinLoopback, KERNELS, LaunchConfig, Rank, World,
+    kernels,
+};
+use devcomm_testing::machines::run;
+use devcomm_testing::messages::{count_wrong, sent};
 
-/// Each with signals of its own; fewer than blocks, so that some share one.
+/// Blocks, each with a signal of its own; and contexts, fewer, so that some share one.
+const BLOCKS: u32 = 8;
 const CONTEXTS: u32 = 5;
+const THREADS: u32 = 64;
+/// Elements for each peer.
+const COUNTS: [usize; 6] = [1, 7, 64, 1001, 4096, 16_385];
 
 fn main() -> ExitCode {
-    let about = "All-to-all by load and store within teams of GPUs, over the network between them";
-    gin::run(about, run_rank, simulate)
+    // Before anything looks at the GPUs.
+    let world = World::builder().gin_loopback(GinLoopback::unless_rdma()).from_env();
+    run(world, all_to_alls)
 }
 
-/// The kernel on this rank's GPU.
-pub fn run_rank(rank: &Rank, options: &Options) -> Result<()> {
-    let comm = rank.communicator()?;
-    gin::print_teams(rank)?;
+fn all_to_alls(rank: &Rank) -> Result<()> {
+    let (comm, me, n_ranks) = (rank.communicator()?, rank.rank(), rank.n_ranks());
+    let properties = comm.properties()?;
+    if rank.is_root() {
+        let (teams, size) = (properties.n_lsa_teams, properties.lsa_size());
+        println!("{n_ranks} ranks: {teams} LSA teams of {size}");
+    }
     let requirements = DevCommRequirements::new()
         .gin_connection(GinConnectionType::Full)
         .gin_contexts(CONTEXTS)
         .gin_signals(BLOCKS)
         .barriers(BLOCKS);
     let dev_comm = comm.create_dev_comm(requirements)?;
-    alltoall::on_gpu(kernels::hybrid_alltoall::<u8>, rank, &dev_comm, options)?;
-    alltoall::on_gpu(kernels::hybrid_alltoall::<f32>, rank, &dev_comm, options)
-}
+    let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+    for count in COUNTS {
+        let len = n_ranks * count + 1;
+        let (send, recv) = (comm.window::<f32>(len)?, comm.window::<f32>(len)?);
+        send.copy_from_host(&sent(count as u64, me, n_ranks, count))?;
+        recv.fill(0xff)?;
+        let args = (&dev_comm, &send, &recv, count);
+        let config = LaunchConfig::new(BLOCKS, THREADS);
+        // SAFETY: the windows have room for `count` elements a rank and live until the ranks have met
+        // below. The kernel itself waits until all ranks are in it.
+        unsafe { compiled.launch(&stream, kernels::hybrid_alltoall::<f32>, config, args)? };
+        stream.synchronize()?;
 
-/// The kernel on simulated GPUs.
-pub fn simulate(ranks: usize, team: usize, options: &Options) -> Result<()> {
-    let config = DevCommConfig {
-        gin_connection: GinConnectionType::Full,
-        gin_contexts: CONTEXTS,
-        gin_signals: BLOCKS,
-        barriers: BLOCKS,
-        ..DevCommConfig::default()
-    };
-    alltoall::simulated(kernels::hybrid_alltoall::<u8>, (ranks, team), &config, options)?;
-    alltoall::simulated(kernels::hybrid_alltoall::<f32>, (ranks, team), &config, options)
+        let mut got = vec![0.0; len];
+        recv.copy_to_host(&mut got)?;
+        let wrong = count_wrong(count as u64, me, n_ranks, count, &got);
+        ensure!(wrong == 0, "rank {me}, {count} elements a pair: {wrong} are wrong");
+        rank.barrier()?;
+        if rank.is_root() {
+            println!("{count:6} elements a pair: 0 wrong");
+        }
+    }
+    Ok(())
 }

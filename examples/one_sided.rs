@@ -2,42 +2,25 @@
 //!
 //! ```text
 //! cargo xtask run one_sided                                           # every GPU of this machine, at least two
-//! torchrun --no-python --nproc-per-node 4 -- ./target/release/one_sided
+//! torchrun --no-python --nproc-per-node 4 -- ./one_sided
 //! ```
 
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
 use devcomm::{Buffer, Rank, Signal, WaitSignalDesc, World};
+use devcomm_testing::machines::run;
 
 /// Elements that a rank sends to each other one.
 const COUNT: usize = 1 << 16;
 const ROUNDS: usize = 3;
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run() -> Result<()> {
-    let roots = World::from_env()?.run(|rank| {
-        ensure!(rank.n_ranks() >= 2, "there is one GPU, but this takes at least two");
-        run_rank(rank)?;
-        Ok(rank.is_root())
-    })?;
-    // After all ranks, and on one of them.
-    if roots.contains(&true) {
-        println!("PASS");
-    }
-    Ok(())
+    run(World::from_env(), run_rank)
 }
 
 fn run_rank(rank: &Rank) -> Result<()> {
+    ensure!(rank.n_ranks() >= 2, "there is one GPU, but this takes at least two");
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let (own, n) = (rank.rank(), rank.n_ranks());
     ensure!(

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo xtask run windows                                           # every GPU of this machine
-//! torchrun --no-python --nproc-per-node 4 -- ./target/release/windows
+//! torchrun --no-python --nproc-per-node 4 -- ./windows
 //! ```
 
 use std::process::ExitCode;
@@ -12,30 +12,13 @@ use devcomm::{
     DevCommRequirements, DeviceSlice, Error, KERNELS, LaunchConfig, Rank, WindowFlags, World,
     group, kernels,
 };
+use devcomm_testing::machines::run;
 
 const COUNT: usize = 1 << 20;
 const BLOCKS: u32 = 32;
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run() -> Result<()> {
-    let roots = World::from_env()?.run(|rank| {
-        run_rank(rank)?;
-        Ok::<_, anyhow::Error>(rank.is_root())
-    })?;
-    // After all ranks, and on one of them.
-    if roots.contains(&true) {
-        println!("PASS");
-    }
-    Ok(())
+    run(World::from_env(), run_rank)
 }
 
 fn run_rank(rank: &Rank) -> Result<()> {

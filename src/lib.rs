@@ -1,12 +1,10 @@
 #![doc = include_str!("../README.md")]
 
-mod gemm_allreduce;
-
 pub use devcomm_host::{self as host, *};
 pub use devcomm_kernels as kernels;
+pub use devcomm_ops::{GemmAllReduce, GemmOutput};
 pub use devcomm_sim as sim;
 pub use devcomm_types::{HostKernel, Kernel};
-pub use gemm_allreduce::{GemmAllReduce, GemmOutput};
 pub use nccl_device as device;
 
 /// The kernels that the calling package's build script compiled with `cuda_builder`, as a [`KernelSet`].

@@ -1,22 +1,26 @@
-//! The fused product and all-reduce on GPUs, ranks as threads.
-
-mod gpu;
-#[path = "../examples/gemm_allreduce/problem.rs"]
-#[allow(dead_code, reason = "the example uses all of it")]
-mod problem;
+//! The fused product and all-reduce.
 
 use devcomm::kernels::GemmForm;
-use devcomm::{Error, GemmAllReduce, GemmOutput, KERNELS, Rank};
-use gpu::{on_gpus, with_gpus};
+use devcomm::{Error, GemmAllReduce, GemmOutput, KERNELS, Rank, Simulation};
+use devcomm_testing::gemm::{Factor, Problem};
+use devcomm_testing::machines::{Gpus, on_gpus};
 use half::bf16;
-use problem::{Factor, Problem};
 
-/// Below a fragment, across tiles, ragged on all sides; pitches that are odd, even, and whole vectors.
-const ROWS: [usize; 4] = [1, 7, 128, 1000];
-const COLUMNS: [usize; 5] = [1, 7, 64, 1000, 4096];
-const TERMS: [usize; 3] = [8, 64, 1000];
-/// Elements of a product that are compared with the reference; small products entirely.
+/// Elements of a product on GPUs that are compared with the reference; small products entirely, and
+/// all that are simulated.
 const SAMPLES: usize = 512;
+
+/// Below a fragment, across tiles, ragged on all sides; pitches that are odd, even, and whole
+/// vectors.
+fn mixed_shapes(rank: &Rank) -> Vec<[usize; 3]> {
+    if rank.is_simulated() {
+        let shapes = [[1, 1, 8], [7, 64, 8], [64, 7, 64], [130, 33, 40], [17, 264, 72]];
+        return [&shapes[..], &[[200, 130, 136]]].concat();
+    }
+    let columns = |m| [1, 7, 64, 1000, 4096].map(|n| (m, n));
+    let sizes = [1, 7, 128, 1000].into_iter().flat_map(columns);
+    sizes.flat_map(|(m, n)| [8, 64, 1000].map(|k| [m, n, k])).collect()
+}
 
 /// Both where the GPU has both.
 fn forms(rank: &Rank) -> &'static [GemmForm] {
@@ -26,50 +30,63 @@ fn forms(rank: &Rank) -> &'static [GemmForm] {
     }
 }
 
-fn count_wrong(problem: Problem, ranks: std::ops::Range<usize>, c: &[bf16]) -> usize {
-    if c.len() <= SAMPLES * 16 {
-        problem.count_wrong(ranks, c, problem.all())
+fn require(
+    rank: &Rank,
+    problem: Problem,
+    summed: std::ops::Range<usize>,
+    c: &GemmOutput,
+    form: GemmForm,
+) -> Result<(), Error> {
+    let mut got = vec![bf16::NAN; problem.m * problem.n];
+    c.copy_to_host(&mut got)?;
+    let wrong = if rank.is_simulated() || got.len() <= SAMPLES * 16 {
+        problem.count_wrong(summed, &got, problem.all())
     } else {
-        problem.count_wrong(ranks, c, problem.samples(SAMPLES))
-    }
+        problem.count_wrong(summed, &got, problem.samples(SAMPLES))
+    };
+    assert_eq!(wrong, 0, "{rank:?}, {form:?}, {problem:?}");
+    Ok(())
 }
 
-fn is_right_for_mixed_shapes(name: &str, ranks: usize) {
-    on_gpus(name, ranks, |rank| {
-        let comm = rank.communicator()?;
-        let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
-        let (m, n, k) = (1000, 4096, 1000);
-        let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
-        let c = GemmOutput::new(rank, comm, m * n)?;
-        for &form in forms(rank) {
-            let gemm = GemmAllReduce::with_form(rank, comm, &compiled, &stream, form, m, n)?;
-            let shapes = ROWS.iter().flat_map(|&m| COLUMNS.map(|n| (m, n)));
-            for (m, n, k) in shapes.flat_map(|(m, n)| TERMS.map(|k| (m, n, k))) {
-                let problem = Problem { m, n, k, seed: 7 };
-                a.copy_from_host(&problem.factor(Factor::A, rank.rank()))?;
-                b.copy_from_host(&problem.factor(Factor::B, rank.rank()))?;
-                let mut result = vec![bf16::NAN; m * n];
-                for alone in [true, false] {
-                    // An element that nobody writes stays a NaN.
-                    c.fill(0xff)?;
-                    rank.barrier()?;
-                    let me = rank.rank();
-                    let summed = if alone {
-                        gemm.launch_alone(&a, &b, &c, [m, n, k])?;
-                        me..me + 1
-                    } else {
-                        gemm.launch(&a, &b, &c, [m, n, k])?;
-                        0..ranks
-                    };
-                    stream.synchronize()?;
-                    c.copy_to_host(&mut result)?;
-                    let wrong = count_wrong(problem, summed, &result);
-                    assert_eq!(wrong, 0, "{form:?}, {problem:?}, alone: {alone}, rank {me}");
-                }
-            }
+/// Products of these shapes with one workspace, in each form: summed over the ranks, or each rank's
+/// alone.
+fn is_right(rank: &Rank, shapes: &[[usize; 3]], seed: u64, alone: bool) -> Result<(), Error> {
+    let comm = rank.communicator()?;
+    let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+    let [m, n, k] = [0, 1, 2].map(|i| shapes.iter().map(|shape| shape[i]).max().unwrap_or(0));
+    let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
+    let c = GemmOutput::new(rank, comm, m * n)?;
+    for &form in forms(rank) {
+        let gemm = GemmAllReduce::with_form(rank, comm, &compiled, &stream, form, m, n)?;
+        for &[m, n, k] in shapes {
+            let (problem, me) = (Problem { m, n, k, seed }, rank.rank());
+            a.copy_from_host(&problem.factor(Factor::A, me))?;
+            b.copy_from_host(&problem.factor(Factor::B, me))?;
+            // An element that nobody writes stays a NaN.
+            c.fill(0xff)?;
+            rank.barrier()?;
+            let summed = if alone {
+                gemm.launch_alone(&a, &b, &c, [m, n, k])?;
+                me..me + 1
+            } else {
+                gemm.launch(&a, &b, &c, [m, n, k])?;
+                0..rank.n_ranks()
+            };
+            stream.synchronize()?;
+            require(rank, problem, summed, &c, form)?;
+            rank.barrier()?;
         }
-        Ok(())
-    });
+    }
+    Ok(())
+}
+
+/// Simulated GPUs that do not hold a block for each tile.
+fn small_gpus(gpus: usize) -> Simulation {
+    Simulation::new(gpus).multiprocessors(2)
+}
+
+fn is_right_for_mixed_shapes(name: &str, gpus: usize) {
+    Gpus::from(small_gpus(gpus)).run(name, |rank| is_right(rank, &mixed_shapes(rank), 7, false));
 }
 
 #[test]
@@ -92,16 +109,61 @@ fn is_right_on_four_gpus() {
     is_right_for_mixed_shapes("is_right_on_four_gpus", 4);
 }
 
-/// Launches that follow each other in a stream, without the host in between, and shapes that take turns: the flags' epoch goes on.
+#[test]
+fn alone_each_rank_has_its_own_product() {
+    let gpus = Gpus::from(small_gpus(2));
+    gpus.run("alone_each_rank_has_its_own_product", |rank| {
+        is_right(rank, &mixed_shapes(rank), 7, true)
+    });
+}
+
+#[test]
+fn is_right_whatever_the_order_in_which_threads_run() {
+    let name = "is_right_whatever_the_order_in_which_threads_run";
+    let shapes = [[140, 300, 24]];
+    Gpus::from(small_gpus(3))
+        .run_seeds(name, 0..4, |rank, seed| is_right(rank, &shapes, seed, false));
+}
+
+#[test]
+fn is_right_when_threads_are_interrupted_anywhere() {
+    let name = "is_right_when_threads_are_interrupted_anywhere";
+    let gpus = Gpus::from(small_gpus(2).preempt(true));
+    gpus.run_seeds(name, 1..2, |rank, seed| is_right(rank, &[[70, 20, 8]], seed, false));
+}
+
+/// More stages than shared memory has, so that each is filled again while slower lanes may still
+/// read it.
+#[test]
+fn a_stage_is_not_filled_again_before_all_have_read_it() {
+    let name = "a_stage_is_not_filled_again_before_all_have_read_it";
+    let shapes = [[70, 40, 328]];
+    Gpus::new(1).run_seeds(name, 0..4, |rank, seed| is_right(rank, &shapes, seed, false));
+}
+
+#[test]
+fn one_block_is_enough_for_many_tiles() {
+    let gpus = Gpus::from(Simulation::new(2).multiprocessors(1));
+    gpus.run("one_block_is_enough_for_many_tiles", |rank| {
+        is_right(rank, &[[300, 520, 16]], 3, false)
+    });
+}
+
+/// Launches that follow each other in a stream, without the host in between, and shapes that take
+/// turns: the flags' epoch goes on.
 #[test]
 fn many_launches_need_no_reset() {
     on_gpus("many_launches_need_no_reset", 2, |rank| {
-        const LAUNCHES: usize = 50;
+        let (launches, shapes) = match rank.is_simulated() {
+            true => (4, [(129, 40, 32), (64, 33, 8)]),
+            false => (50, [(1000, 520, 64), (64, 33, 8)]),
+        };
         let comm = rank.communicator()?;
         let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
-        let problems = [(1000, 520, 64), (64, 33, 8)].map(|(m, n, k)| Problem { m, n, k, seed: 9 });
+        let problems = shapes.map(|(m, n, k)| Problem { m, n, k, seed: 9 });
+        let (m, n, _) = shapes[0];
         for &form in forms(rank) {
-            let gemm = GemmAllReduce::with_form(rank, comm, &compiled, &stream, form, 1000, 520)?;
+            let gemm = GemmAllReduce::with_form(rank, comm, &compiled, &stream, form, m, n)?;
             let mut sets = Vec::new();
             for problem in problems {
                 let Problem { m, n, k, .. } = problem;
@@ -113,51 +175,46 @@ fn many_launches_need_no_reset() {
                 sets.push((a, b, c));
             }
             rank.barrier()?;
-            for _ in 0..LAUNCHES {
+            for _ in 0..launches {
                 for (Problem { m, n, k, .. }, (a, b, c)) in problems.iter().zip(&sets) {
                     gemm.launch(a, b, c, [*m, *n, *k])?;
                 }
             }
             stream.synchronize()?;
             for (problem, (_, _, c)) in problems.iter().zip(&sets) {
-                let mut result = vec![bf16::NAN; problem.m * problem.n];
-                c.copy_to_host(&mut result)?;
-                assert_eq!(count_wrong(*problem, 0..2, &result), 0, "{form:?}, {problem:?}");
+                require(rank, *problem, 0..2, c, form)?;
             }
         }
         Ok(())
     });
 }
 
-/// Nothing is launched for an input that the kernel cannot do, and the same object goes on to do what it can.
+/// Nothing is launched for an input that the kernel cannot do, and the same object goes on to do what
+/// it can.
 #[test]
 fn bad_input_is_refused_with_the_reason() {
-    with_gpus("bad_input_is_refused_with_the_reason", 1, |world| {
-        let refused = world.run(|rank| {
-            let comm = rank.communicator()?;
-            let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
-            let (a, b) = (comm.mem_alloc::<bf16>(64 * 64)?, comm.mem_alloc::<bf16>(64 * 64)?);
-            let c = GemmOutput::new(rank, comm, 300 * 300)?;
-            let made = |m, n| GemmAllReduce::new(rank, comm, &compiled, &stream, m, n);
-            let gemm = made(64, 64)?;
-            for (shape, reason) in [
-                ([64, 64, 12], "k is 12"),
-                ([64, 0, 8], "nothing to do"),
-                ([65, 64, 64], "A has 4096 elements"),
-                ([64, 65, 64], "B has 4096 elements"),
-                ([512, 512, 8], "C has 90000 elements"),
-                ([290, 290, 8], "larger workspace"),
-            ] {
-                let error = gemm.launch(&a, &b, &c, shape).err().map(|e| e.to_string());
-                assert!(error.as_ref().is_some_and(|e| e.contains(reason)), "{shape:?}: {error:?}");
-            }
-            let graph = stream.capture(|| gemm.launch(&a, &b, &c, [64, 64, 64]));
-            assert!(matches!(graph, Err(Error::Capturing { .. })));
-            assert!(made(0, 64).is_err() && made(usize::MAX, 64).is_err());
-            gemm.launch(&a, &b, &c, [64, 64, 64])?;
-            stream.synchronize()?;
-            Ok::<_, Error>(())
-        });
-        refused.unwrap();
+    on_gpus("bad_input_is_refused_with_the_reason", 1, |rank| {
+        let comm = rank.communicator()?;
+        let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+        let (a, b) = (comm.mem_alloc::<bf16>(64 * 64)?, comm.mem_alloc::<bf16>(64 * 64)?);
+        let c = GemmOutput::new(rank, comm, 300 * 300)?;
+        let made = |m, n| GemmAllReduce::new(rank, comm, &compiled, &stream, m, n);
+        let gemm = made(64, 64)?;
+        for (shape, reason) in [
+            ([64, 64, 12], "k is 12"),
+            ([64, 0, 8], "nothing to do"),
+            ([65, 64, 64], "A has 4096 elements"),
+            ([64, 65, 64], "B has 4096 elements"),
+            ([512, 512, 8], "C has 90000 elements"),
+            ([290, 290, 8], "larger workspace"),
+        ] {
+            let error = gemm.launch(&a, &b, &c, shape).err().map(|e| e.to_string());
+            assert!(error.as_ref().is_some_and(|e| e.contains(reason)), "{shape:?}: {error:?}");
+        }
+        let graph = stream.capture(|| gemm.launch(&a, &b, &c, [64, 64, 64]));
+        assert!(matches!(graph, Err(Error::Capturing { .. })));
+        assert!(made(0, 64).is_err() && made(usize::MAX, 64).is_err());
+        gemm.launch(&a, &b, &c, [64, 64, 64])?;
+        stream.synchronize()
     });
 }

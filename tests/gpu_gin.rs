@@ -1,74 +1,232 @@
-//! The kernels for GIN on GPUs: what the examples check, a hundred random shapes in one job.
-#![allow(clippy::duplicate_mod, reason = "each example includes what they share")]
+//! The kernels that use the network, with random sizes, grids and blocks, every element checked.
 
-#[allow(dead_code, reason = "a program of its own")]
-#[path = "../examples/gin_alltoall.rs"]
-mod gin_alltoall;
-#[allow(dead_code, reason = "a program of its own")]
-#[path = "../examples/gin_put_signal.rs"]
-mod gin_put_signal;
-mod gpu;
-#[allow(dead_code, reason = "a program of its own")]
-#[path = "../examples/hybrid_allreduce.rs"]
-mod hybrid_allreduce;
-#[allow(dead_code, reason = "a program of its own")]
-#[path = "../examples/hybrid_alltoall.rs"]
-mod hybrid_alltoall;
+use std::iter::repeat_n;
+use std::time::Duration;
 
-use anyhow::Result;
-use devcomm::{DevCommRequirements, Error, GinConnectionType, KERNELS, Rank, World};
+use devcomm::{
+    DevCommRequirements, DevCommResource, Error, GinConnectionType, KERNELS, Kernel, LaunchConfig,
+    Rank, Simulation, Stream, device, kernels,
+};
+use devcomm_testing::machines::Gpus;
+use devcomm_testing::messages::{self, Datum, datum, sent};
+use devcomm_testing::numbers::{self, Number, checksum, inputs};
+use devcomm_testing::shapes::Shapes;
+use half::{bf16, f16};
 
-/// Shapes that are run in one job.
-const ITERATIONS: usize = 100;
+/// Simulated GPUs, and how many of them reach each other by load and store.
+const WORLDS: [(usize, usize); 9] =
+    [(1, 1), (2, 2), (2, 1), (3, 3), (3, 1), (4, 2), (4, 4), (6, 3), (6, 2)];
+/// Blocks at most, each with a barrier and a signal of its own; and contexts, fewer, so that some
+/// share one.
+const BLOCKS: usize = 8;
+const CONTEXTS: u32 = 5;
+/// Rounds of a ping-pong at most.
+const ROUNDS: usize = 6;
+/// What becomes an error that says who waits for what.
+const LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs `body` in every rank of 2 and of 4 GPUs, or skips that where there are not as many with GIN.
-fn on_gpus_with_gin(name: &str, body: impl Fn(&Rank) -> Result<()> + Sync) {
-    for wanted in [2, 4] {
-        let name = format!("{name} on {wanted}");
-        let world = World::threads(wanted).and_then(|world| {
-            world.run(probe)?;
-            Ok(world)
-        });
-        match world {
-            Ok(world) => {
-                if let Err(error) = world.run(|rank| body(rank)) {
-                    panic!("{error:#}");
-                }
-                println!("GPU-TEST {name}: ran");
-            }
-            Err(error) => println!("GPU-TEST {name}: skipped ({})", gpu::of_the_machine(error)),
+/// Runs `body` on 2 and on 4 GPUs, in whatever teams they are; or in every simulated world, in the
+/// orders of ten seeds, and once with switches at any access.
+fn in_every_world(
+    name: &str,
+    connection: GinConnectionType,
+    body: impl Fn(&Rank, u64) -> Result<(), Error> + Sync,
+) {
+    if Gpus::are_real() {
+        for n in [2, 4] {
+            let gpus = Gpus::new(n).with_gin(connection);
+            gpus.run_seeds(&format!("{name} on {n}"), 7..8, &body);
+        }
+        return;
+    }
+    for (i, (gpus, team)) in (0..).zip(WORLDS) {
+        let simulation = Simulation::new(gpus).team_size(team);
+        let seeds = 1000 * i..1000 * i + 10;
+        Gpus::from(simulation.clone()).run_seeds(name, seeds, &body);
+        // Slow.
+        if gpus <= 3 {
+            Gpus::from(simulation.preempt(true)).run_seeds(name, i..i + 1, &body);
         }
     }
 }
 
-/// Does, in little, what every test rests on.
-fn probe(rank: &Rank) -> Result<(), Error> {
-    rank.load(&KERNELS)?;
-    let requirements = DevCommRequirements::new().gin_connection(GinConnectionType::Full);
-    rank.communicator()?.create_dev_comm(requirements.gin_signals(1))?;
-    rank.communicator()?.window::<u32>(1)?;
+/// Limits of what is random.
+struct Limits {
+    launches: usize,
+    elements: usize,
+    threads: usize,
+}
+
+impl Limits {
+    /// `elements` at most on GPUs, or as many simulated ones. There are several launches with one
+    /// device communicator: signals and barriers go on from one to the next.
+    fn new(rank: &Rank, elements: usize, simulated: usize) -> Self {
+        match rank.is_simulated() {
+            true => Self { launches: 3, elements: simulated, threads: 72 },
+            false => Self { launches: 100, elements, threads: 512 },
+        }
+    }
+
+    /// A number of elements, and a launch.
+    fn random(&self, shapes: &mut Shapes) -> (usize, LaunchConfig) {
+        let (blocks, threads) = (shapes.up_to(BLOCKS) as u32, shapes.up_to(self.threads) as u32);
+        (shapes.size(self.elements), LaunchConfig::new(blocks, threads))
+    }
+}
+
+fn requirements(connection: GinConnectionType) -> DevCommRequirements {
+    let requirements = DevCommRequirements::new().gin_connection(connection);
+    requirements.gin_contexts(CONTEXTS).gin_signals(BLOCKS as u32)
+}
+
+fn finish(rank: &Rank, stream: &Stream) -> Result<(), Error> {
+    stream.synchronize_within(LIMIT)?;
+    rank.barrier()
+}
+
+#[test]
+fn every_throw_of_a_ping_pong_arrives() {
+    let name = "every_throw_of_a_ping_pong_arrives";
+    in_every_world(name, GinConnectionType::Full, |rank, seed| {
+        let (comm, me) = (rank.communicator()?, rank.rank());
+        let dev_comm = comm.create_dev_comm(requirements(GinConnectionType::Full))?;
+        let (limits, mut shapes) = (Limits::new(rank, 1 << 16, 1 << 9), Shapes::new(seed));
+        let throws = BLOCKS * ROUNDS;
+        let room = throws * limits.elements + 1;
+        let (send, recv) = (comm.window::<u8>(room)?, comm.window::<u8>(room)?);
+        let nanos = comm.mem_alloc::<u64>(throws)?;
+        let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+        let mut got = vec![0; room];
+        for _ in 0..limits.launches {
+            let ((count, config), rounds) = (limits.random(&mut shapes), shapes.up_to(ROUNDS));
+            let (len, salt) = (config.grid.x as usize * rounds * count, shapes.u64(..));
+            // What the even rank of the pair throws first comes back.
+            let thrown: Vec<u8> = (0..len).map(|i| datum(salt, me & !1, i)).collect();
+            send.copy_from_host(&thrown)?;
+            recv.fill(0xff)?;
+            rank.barrier()?;
+            // SAFETY: windows and times have room for every round of every block, the same in every
+            // rank, and nobody touches them until all ranks have met again.
+            unsafe {
+                let nanos = nanos.device_address();
+                let args = (&dev_comm, &send, &recv, count, rounds as u32, nanos);
+                compiled.launch(&stream, kernels::gin_put_signal, config, args)?;
+            }
+            finish(rank, &stream)?;
+            recv.copy_to_host(&mut got)?;
+            let arrived = if me ^ 1 < rank.n_ranks() { &thrown[..] } else { &[] };
+            let wanted = arrived.iter().copied().chain(repeat_n(0xff, room - arrived.len()));
+            let wrong = got.iter().zip(wanted).filter(|(got, wanted)| **got != *wanted).count();
+            assert_eq!(wrong, 0, "{rank:?}: {rounds} rounds of {count} bytes, {config:?}");
+        }
+        Ok(())
+    });
+}
+
+type AllToAll<T> = (device::DevComm, device::Window<T>, device::Window<T>, usize);
+
+fn all_to_alls<T: Datum>(
+    rank: &Rank,
+    kernel: impl Kernel<Args = AllToAll<T>>,
+    dev_comm: &DevCommResource,
+    seed: u64,
+) -> Result<(), Error> {
+    let (comm, n_ranks) = (rank.communicator()?, rank.n_ranks());
+    let (limits, mut shapes) = (Limits::new(rank, 1 << 18, 1 << 9), Shapes::new(seed));
+    let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+    let room = limits.elements * n_ranks;
+    let (send, recv) = (comm.window::<T>(room)?, comm.window::<T>(room)?);
+    let mut got = vec![T::of(0); room];
+    for _ in 0..limits.launches {
+        let ((count, config), salt) = (limits.random(&mut shapes), shapes.u64(..));
+        send.copy_from_host(&sent::<T>(salt, rank.rank(), n_ranks, count))?;
+        recv.fill(0xff)?;
+        // The kernel itself waits until all ranks are in it.
+        // SAFETY: the windows have room for the elements, and live until all ranks have met below.
+        unsafe { compiled.launch(&stream, kernel, config, (dev_comm, &send, &recv, count))? };
+        finish(rank, &stream)?;
+        recv.copy_to_host(&mut got)?;
+        let wrong = messages::count_wrong(salt, rank.rank(), n_ranks, count, &got);
+        assert_eq!(wrong, 0, "{rank:?}: {count} x {}, {config:?}", T::NAME);
+    }
     Ok(())
 }
 
-macro_rules! tests {
-    ($($name:ident: $example:ident;)*) => { $(
-        #[test]
-        fn $name() {
-            let options = $example::gin::Options {
-                sim: None,
-                team: None,
-                iterations: ITERATIONS,
-                seed: 7,
-                preempt: false,
-            };
-            on_gpus_with_gin(stringify!($name), |rank| $example::run_rank(rank, &options));
-        }
-    )* };
+#[test]
+fn every_message_of_an_all_to_all_arrives() {
+    let name = "every_message_of_an_all_to_all_arrives";
+    in_every_world(name, GinConnectionType::Full, |rank, seed| {
+        let requirements = requirements(GinConnectionType::Full).world_gin_barriers(BLOCKS as u32);
+        let dev_comm = rank.communicator()?.create_dev_comm(requirements)?;
+        all_to_alls(rank, kernels::gin_alltoall::<u8>, &dev_comm, seed)?;
+        all_to_alls(rank, kernels::gin_alltoall::<f32>, &dev_comm, seed)
+    });
 }
 
-tests! {
-    every_throw_of_a_ping_pong_arrives: gin_put_signal;
-    every_message_of_an_all_to_all_arrives: gin_alltoall;
-    every_message_of_a_hybrid_all_to_all_arrives: hybrid_alltoall;
-    a_hybrid_all_reduce_sums_over_all_teams: hybrid_allreduce;
+#[test]
+fn every_message_of_a_hybrid_all_to_all_arrives() {
+    let name = "every_message_of_a_hybrid_all_to_all_arrives";
+    in_every_world(name, GinConnectionType::Full, |rank, seed| {
+        let requirements = requirements(GinConnectionType::Full).barriers(BLOCKS as u32);
+        let dev_comm = rank.communicator()?.create_dev_comm(requirements)?;
+        all_to_alls(rank, kernels::hybrid_alltoall::<u8>, &dev_comm, seed)?;
+        all_to_alls(rank, kernels::hybrid_alltoall::<f32>, &dev_comm, seed)
+    });
+}
+
+type AllReduce<T> =
+    (device::DevComm, device::Window<T>, device::Window<T>, device::Window<T>, usize);
+
+fn all_reduces<T: Number>(
+    rank: &Rank,
+    kernel: impl Kernel<Args = AllReduce<T>>,
+    dev_comm: &DevCommResource,
+    seed: u64,
+) -> Result<(), Error> {
+    let (comm, n_ranks) = (rank.communicator()?, rank.n_ranks());
+    let (limits, mut shapes) = (Limits::new(rank, 1 << 20, 1 << 11), Shapes::new(seed));
+    let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+    let properties = comm.properties()?;
+    let (team, teams) = (properties.lsa_size(), properties.n_lsa_teams);
+    let partials = kernels::hybrid_allreduce_partials(limits.elements, team, teams);
+    let (send, out) = (comm.window::<T>(limits.elements)?, comm.window::<T>(limits.elements)?);
+    let partial = comm.window::<T>(partials)?;
+    // Partial sums are rounded too.
+    let roundings = if size_of::<T>() < size_of::<f32>() { 2 } else { 1 };
+    let untouched = vec![T::nearest(7.0); limits.elements];
+    let mut got = untouched.clone();
+    for _ in 0..limits.launches {
+        let ((count, config), salt) = (limits.random(&mut shapes), shapes.u64(..));
+        let recv = if shapes.bool() { &send } else { &out };
+        recv.copy_from_host(&untouched)?;
+        send.copy_from_host(&inputs::<T>(salt, rank.rank(), count))?;
+        // Peers write this rank's window as soon as they begin.
+        rank.barrier()?;
+        // SAFETY: the windows have room for the elements and their partial sums, and nobody touches
+        // them until all ranks have met again.
+        unsafe {
+            compiled.launch(&stream, kernel, config, (dev_comm, &send, recv, &partial, count))?;
+        }
+        finish(rank, &stream)?;
+        recv.copy_to_host(&mut got)?;
+        let (sums, behind) = got.split_at(count);
+        let what = format!("{rank:?}: {count} x {}, {config:?}", T::NAME);
+        assert_eq!(numbers::count_wrong(salt, n_ranks, roundings, sums), 0, "{what}");
+        assert!(behind == &untouched[count..], "{what}: written behind the end");
+        let all = rank.all_gather(&checksum(sums).to_le_bytes())?;
+        assert!(all.iter().all(|other| *other == all[0]), "{what}: the ranks' results differ");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_hybrid_all_reduce_sums_over_all_teams() {
+    let name = "a_hybrid_all_reduce_sums_over_all_teams";
+    in_every_world(name, GinConnectionType::Rail, |rank, seed| {
+        let requirements = requirements(GinConnectionType::Rail).barriers(BLOCKS as u32);
+        let dev_comm = rank.communicator()?.create_dev_comm(requirements)?;
+        all_reduces(rank, kernels::hybrid_allreduce::<f32>, &dev_comm, seed)?;
+        all_reduces(rank, kernels::hybrid_allreduce::<f16>, &dev_comm, seed)?;
+        all_reduces(rank, kernels::hybrid_allreduce::<bf16>, &dev_comm, seed)
+    });
 }

@@ -1,12 +1,11 @@
 //! Collectives and kernels captured to CUDA graphs.
 
-mod gpu;
-
 use devcomm::{
     CommConfig, DevCommRequirements, Error, KERNELS, LaunchConfig, Rank, ReduceOp, Stream,
     WindowFlags, kernels,
 };
-use gpu::{on_gpus, require_works};
+use devcomm_testing::machines::on_gpus;
+use devcomm_testing::works::require_works;
 
 const COUNT: usize = 1000;
 const TIMES: i32 = 100;

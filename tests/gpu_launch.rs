@@ -1,12 +1,10 @@
-//! What a launch on a GPU refuses, and that a refusal does no harm.
-
-mod gpu;
+//! What a launch refuses, and that a refusal does no harm.
 
 use devcomm::{
     DevCommRequirements, DevCommResource, Error, KERNELS, Kernels, LaunchConfig, LaunchRefusal,
     Stream, Window, kernels,
 };
-use gpu::with_gpus;
+use devcomm_testing::machines::on_gpus;
 
 const COUNT: usize = 1024;
 
@@ -28,29 +26,26 @@ impl Job {
 
 /// Runs `body` on two GPUs with `barriers` LSA barriers, and afterwards a launch that must be right.
 fn with_job(name: &str, barriers: u32, body: impl Fn(&Job) + Sync) {
-    with_gpus(name, 2, |world| {
-        world
-            .run(|rank| {
-                let comm = rank.communicator()?;
-                let requirements = DevCommRequirements::new().lsa_barriers(barriers);
-                let job = Job {
-                    kernels: rank.load(&KERNELS)?,
-                    stream: rank.stream()?,
-                    dev_comm: comm.create_dev_comm(requirements)?,
-                    send: comm.window(COUNT)?,
-                    recv: comm.window(COUNT)?,
-                };
-                body(&job);
-                job.send.copy_from_host(&[1.5; COUNT])?;
-                job.launch(LaunchConfig::new(2, 128))?;
-                job.stream.synchronize()?;
-                rank.barrier()?;
-                let mut result = vec![0.0; COUNT];
-                job.recv.copy_to_host(&mut result)?;
-                assert!(result.iter().all(|&x| x == 3.0));
-                Ok::<_, Error>(())
-            })
-            .unwrap();
+    on_gpus(name, 2, |rank| {
+        let comm = rank.communicator()?;
+        let requirements = DevCommRequirements::new().lsa_barriers(barriers);
+        let job = Job {
+            kernels: rank.load(&KERNELS)?,
+            stream: rank.stream()?,
+            dev_comm: comm.create_dev_comm(requirements)?,
+            send: comm.window(COUNT)?,
+            recv: comm.window(COUNT)?,
+        };
+        body(&job);
+        job.send.copy_from_host(&[1.5; COUNT])?;
+        rank.barrier()?;
+        job.launch(LaunchConfig::new(2, 128))?;
+        job.stream.synchronize()?;
+        rank.barrier()?;
+        let mut result = vec![0.0; COUNT];
+        job.recv.copy_to_host(&mut result)?;
+        assert!(result.iter().all(|&x| x == 3.0));
+        Ok(())
     });
 }
 

@@ -1,7 +1,5 @@
 //! A rank that goes, while the others wait for it, is an error that names it, within a deadline, on every one of them.
 
-mod gpu;
-
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -11,6 +9,7 @@ use devcomm::{
     DevCommRequirements, DevCommResource, Error, GinConnectionType, KERNELS, LaunchConfig,
     LocalJob, Rank, ReduceOp, SymmetricBuffer, Window, World, kernels, visible_gpus,
 };
+use devcomm_testing::machines::Gpus;
 
 /// How long the survivors may take to notice.
 const DEADLINE: Duration = Duration::from_secs(15);
@@ -30,15 +29,12 @@ fn a_rank_killed_among_collectives_is_an_error_on_every_other() {
     if World::is_launched() {
         return be_a_rank(collectives);
     }
-    let n = if visible_gpus().is_ok_and(|n| n >= 4) { 4 } else { 2 };
-    if let Err(reason) = gpu::world_of(n) {
-        return println!("GPU-TEST {name}: skipped ({reason})");
-    }
-    let shared_before = shared_memory();
-    kill_at_random(name, n, 11);
-    let left: Vec<_> = shared_memory().difference(&shared_before).cloned().collect();
-    assert!(left.is_empty(), "left in /dev/shm: {left:?}");
-    println!("GPU-TEST {name}: ran");
+    gpus(most()).with_world(name, |world| {
+        let shared_before = shared_memory();
+        kill_at_random(name, world.n_ranks(), 11);
+        let left: Vec<_> = shared_memory().difference(&shared_before).cloned().collect();
+        assert!(left.is_empty(), "left in /dev/shm: {left:?}");
+    });
 }
 
 /// Ranks of which one goes before its kernel is launched, for which the others' kernels then wait.
@@ -48,18 +44,15 @@ fn a_rank_that_a_kernel_waits_for_is_an_error() {
     if World::is_launched() {
         return be_a_rank(kernel);
     }
-    const TIMES: usize = 3;
-    if let Err(reason) = gpu::world_of(2) {
-        return println!("GPU-TEST {name}: skipped ({reason})");
-    }
-    for turn in 0..TIMES {
-        let job = Job::new(name, 2, 1);
-        let error = job.run(&[]);
-        assert!(error.contains("SIGABRT"), "turn {turn}: {error}");
-        job.require_reports(turn);
-        job.require_no_process_left();
-    }
-    println!("GPU-TEST {name}: ran");
+    gpus(2).with_world(name, |world| {
+        for turn in 0..3 {
+            let job = Job::new(name, world.n_ranks(), 1);
+            let error = job.run(&[]);
+            assert!(error.contains("SIGABRT"), "turn {turn}: {error}");
+            job.require_reports(turn);
+            job.require_no_process_left();
+        }
+    });
 }
 
 /// Ranks whose kernels throw messages to each other over the network, one of which is killed in the midst of them.
@@ -69,15 +62,17 @@ fn a_rank_killed_among_kernels_that_use_the_network_is_an_error_on_every_other()
     if World::is_launched() {
         return be_a_rank(network);
     }
-    let n = if visible_gpus().is_ok_and(|n| n >= 4) { 4 } else { 2 };
-    let probed = gpu::world_of(n).and_then(|world| {
-        world.run(|rank| court(rank).map(drop)).map(drop).map_err(gpu::of_the_machine)
-    });
-    if let Err(reason) = probed {
-        return println!("GPU-TEST {name}: skipped ({reason})");
-    }
-    kill_at_random(name, n, 23);
-    println!("GPU-TEST {name}: ran");
+    let gpus = gpus(most()).with_gin(GinConnectionType::Full);
+    gpus.with_world(name, |world| kill_at_random(name, world.n_ranks(), 23));
+}
+
+/// Ranks that are processes.
+fn gpus(n: usize) -> Gpus {
+    Gpus::new(n).only_real("ranks in processes of their own")
+}
+
+fn most() -> usize {
+    if visible_gpus().is_ok_and(|n| n >= 4) { 4 } else { 2 }
 }
 
 /// Twenty jobs of this test, each of which loses a rank at another moment of its first tenth of a second in the loop.
@@ -87,7 +82,7 @@ fn kill_at_random(test: &'static str, n_ranks: usize, seed: u64) {
     const LONGEST: u64 = 100_000;
     for turn in 0..TIMES {
         let job = Job::new(test, n_ranks, turn % n_ranks);
-        let life = mixed(seed + turn as u64) % LONGEST;
+        let life = fastrand::Rng::with_seed(seed + turn as u64).u64(..LONGEST);
         let error = job.run(&[(LIFE, &life.to_string())]);
         assert!(error.contains("SIGKILL"), "turn {turn}: {error}");
         job.require_reports(turn);
@@ -172,14 +167,6 @@ fn report_of(reports: &Path, rank: usize) -> PathBuf {
 fn shared_memory() -> BTreeSet<OsString> {
     let entries = std::fs::read_dir("/dev/shm").into_iter().flatten();
     entries.filter_map(|entry| Some(entry.ok()?.file_name())).collect()
-}
-
-/// A random number (SplitMix64).
-fn mixed(seed: u64) -> u64 {
-    let mut z = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 /// What a rank is told by its job.

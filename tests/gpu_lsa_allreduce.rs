@@ -1,143 +1,161 @@
-//! The all-reduce kernel on GPUs, ranks as threads.
+//! The all-reduce kernel by load and store.
 
-#[path = "../examples/lsa_allreduce/check.rs"]
-mod check;
-mod gpu;
-
-use check::{Number, checksum, count_wrong, inputs};
 use devcomm::{
-    DevCommRequirements, Error, KERNELS, Kernel, LaunchConfig, Rank, ReduceOp, device, kernels,
+    DevCommRequirements, Error, KERNELS, Kernel, LaunchConfig, Rank, ReduceOp, Simulation, device,
+    kernels,
 };
-use gpu::with_gpus;
+use devcomm_testing::machines::{Gpus, on_gpus};
+use devcomm_testing::numbers::{Number, checksum, count_wrong, inputs};
 use half::{bf16, f16};
 
 const SEED: u64 = 5;
-const BLOCKS: u32 = 32;
-/// Below a vector, around one, around a row of the grid, over several unrolled rows.
-const COUNTS: [usize; 8] = [1, 7, 9, 1000, 65_537, 1 << 20, 3_000_001, 8 << 20];
 
-/// One all-reduce on this rank; its result.
+/// Below a vector, around one, around a row of the grid, over several tiles of the unrolled loop.
+fn counts(rank: &Rank) -> &'static [usize] {
+    match rank.is_simulated() {
+        true => &[1, 3, 7, 8, 9, 31, 257, 1000, 4099, 40_001],
+        false => &[1, 7, 9, 1000, 65_537, 1 << 20, 3_000_001, 8 << 20],
+    }
+}
+
+/// One all-reduce of `count` elements, in place or not; this rank's result, which is as right as the
+/// others' are, bit for bit.
 fn all_reduce<T: Number>(rank: &Rank, count: usize, in_place: bool) -> Result<Vec<T>, Error>
 where
     kernels::lsa_allreduce<T>:
         Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
 {
     let comm = rank.communicator()?;
-    let (send, out) = (comm.window::<T>(count)?, comm.window::<T>(count)?);
+    let config = match rank.is_simulated() {
+        true => LaunchConfig::new(3, 64),
+        false => LaunchConfig::new(32, 256),
+    };
+    // What is behind the last element stays as it is.
+    let len = count + 100;
+    let (send, out) = (comm.window::<T>(len)?, comm.window::<T>(len)?);
     let recv = if in_place { &send } else { &out };
-    let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(BLOCKS))?;
+    let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(config.grid.x))?;
     let (kernels, stream) = (rank.load(&KERNELS)?, rank.stream()?);
     out.fill(0xff)?;
-    send.copy_from_host(&inputs::<T>(SEED, rank.rank(), count))?;
-    let (config, args) = (LaunchConfig::new(BLOCKS, 256), (&dev_comm, &send, recv, count));
-    // SAFETY: both windows have `count` elements in every rank, every rank does the same, and the barrier below keeps the
-    // windows until all are done.
-    unsafe { kernels.launch(&stream, kernels::lsa_allreduce::<T>, config, args)? };
+    let sent = inputs::<T>(SEED, rank.rank(), len);
+    send.copy_from_host(&sent)?;
+    rank.barrier()?;
+    // SAFETY: both windows have `count` elements in every rank, every rank does the same, and the
+    // barriers keep others from the windows.
+    unsafe {
+        let args = (&dev_comm, &send, recv, count);
+        kernels.launch(&stream, kernels::lsa_allreduce::<T>, config, args)?;
+    }
     stream.synchronize()?;
     rank.barrier()?;
-    let mut result = vec![T::nearest(0.0); count];
-    recv.copy_to_host(&mut result)?;
-    Ok(result)
+    let mut got = vec![T::nearest(0.0); len];
+    recv.copy_to_host(&mut got)?;
+    let (sums, behind) = got.split_at(count);
+    let what = format!("rank {rank:?}, {count} elements of {}", T::NAME);
+    assert_eq!(count_wrong(SEED, rank.n_ranks(), 1, sums), 0, "{what}");
+    let all = rank.all_gather(&checksum(sums).to_le_bytes())?;
+    assert!(all.iter().all(|other| *other == all[0]), "{what}: the ranks' results differ");
+    let untouched = |(i, x): (usize, &T)| match in_place {
+        true => x.bits() == sent[count + i].bits(),
+        false => x.bits() == u64::MAX >> (64 - 8 * size_of::<T>()),
+    };
+    assert!(behind.iter().enumerate().all(untouched), "{what}: written behind the end");
+    Ok(sums.to_vec())
 }
 
-fn is_right_for_every_count<T: Number>(name: &str, ranks: usize)
+fn sums_any_number_of_elements<T: Number>(name: &str)
 where
     kernels::lsa_allreduce<T>:
         Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
 {
-    with_gpus(name, ranks, |world| {
-        for count in COUNTS {
-            let sums = world
-                .run(|rank| {
-                    let result = all_reduce::<T>(rank, count, count == COUNTS[3])?;
-                    let wrong = count_wrong(SEED, ranks, 1, &result);
-                    assert_eq!(wrong, 0, "{count} elements, rank {}", rank.rank());
-                    Ok::<_, Error>(checksum(&result))
-                })
-                .unwrap();
-            assert!(sums.iter().all(|sum| *sum == sums[0]), "the ranks' results differ");
-        }
-    });
+    for ranks in [1, 2, 3, 4, 5, 8] {
+        on_gpus(&format!("{name} on {ranks}"), ranks, |rank| {
+            counts(rank).iter().try_for_each(|&count| all_reduce::<T>(rank, count, false).map(drop))
+        });
+    }
 }
 
 #[test]
-fn sums_f32_on_two_gpus() {
-    is_right_for_every_count::<f32>("sums_f32_on_two_gpus", 2);
+fn sums_f32_for_any_number_of_ranks_and_elements() {
+    sums_any_number_of_elements::<f32>("sums_f32_for_any_number_of_ranks_and_elements");
 }
 
 #[test]
-fn sums_f16_on_two_gpus() {
-    is_right_for_every_count::<f16>("sums_f16_on_two_gpus", 2);
+fn sums_f16_for_any_number_of_ranks_and_elements() {
+    sums_any_number_of_elements::<f16>("sums_f16_for_any_number_of_ranks_and_elements");
 }
 
 #[test]
-fn sums_bf16_on_two_gpus() {
-    is_right_for_every_count::<bf16>("sums_bf16_on_two_gpus", 2);
+fn sums_bf16_for_any_number_of_ranks_and_elements() {
+    sums_any_number_of_elements::<bf16>("sums_bf16_for_any_number_of_ranks_and_elements");
 }
 
 #[test]
-fn sums_bf16_on_three_gpus() {
-    is_right_for_every_count::<bf16>("sums_bf16_on_three_gpus", 3);
+fn works_in_place() {
+    for ranks in [2, 4] {
+        on_gpus(&format!("works_in_place on {ranks}"), ranks, |rank| {
+            all_reduce::<f32>(rank, 10_007, true).map(drop)
+        });
+    }
 }
 
 #[test]
-fn sums_f32_on_four_gpus() {
-    is_right_for_every_count::<f32>("sums_f32_on_four_gpus", 4);
+fn is_right_whatever_the_order_in_which_threads_run() {
+    let name = "is_right_whatever_the_order_in_which_threads_run";
+    Gpus::new(4).run_seeds(name, 0..20, |rank, _| all_reduce::<bf16>(rank, 1003, false).map(drop));
+}
+
+#[test]
+fn is_right_when_threads_are_interrupted_anywhere() {
+    let name = "is_right_when_threads_are_interrupted_anywhere";
+    let gpus = Gpus::from(Simulation::new(2).preempt(true));
+    gpus.run_seeds(name, 0..2, |rank, _| all_reduce::<f32>(rank, 201, true).map(drop));
 }
 
 /// The same launch again and again on one device communicator: the barriers' epochs go on.
 #[test]
 fn can_be_launched_many_times() {
-    with_gpus("can_be_launched_many_times", 2, |world| {
+    on_gpus("can_be_launched_many_times", 2, |rank| {
         const COUNT: usize = 4096;
-        world
-            .run(|rank| {
-                let comm = rank.communicator()?;
-                let (a, b) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(COUNT)?);
-                let requirements = DevCommRequirements::new().lsa_barriers(4);
-                let dev_comm = comm.create_dev_comm(requirements)?;
-                let (kernels, stream) = (rank.load(&KERNELS)?, rank.stream()?);
-                a.copy_from_host(&[1.0; COUNT])?;
-                for i in 0..60 {
-                    let (send, recv) = if i % 2 == 0 { (&a, &b) } else { (&b, &a) };
-                    let args = (&dev_comm, send, recv, COUNT);
-                    // SAFETY: both windows have `COUNT` elements in every rank, and every rank does the same.
-                    unsafe {
-                        let kernel = kernels::lsa_allreduce::<f32>;
-                        kernels.launch(&stream, kernel, LaunchConfig::new(4, 128), args)?;
-                    }
-                }
-                stream.synchronize()?;
-                rank.barrier()?;
-                let mut result = vec![0.0; COUNT];
-                a.copy_to_host(&mut result)?;
-                // Every launch doubles: 2^60, exactly.
-                assert!(result.iter().all(|&x| x == (1u64 << 60) as f32));
-                Ok::<_, Error>(())
-            })
-            .unwrap();
+        let comm = rank.communicator()?;
+        let (a, b) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(COUNT)?);
+        let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(4))?;
+        let (kernels, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+        a.copy_from_host(&[1.0; COUNT])?;
+        rank.barrier()?;
+        for i in 0..60 {
+            let (send, recv) = if i % 2 == 0 { (&a, &b) } else { (&b, &a) };
+            let args = (&dev_comm, send, recv, COUNT);
+            // SAFETY: both windows have `COUNT` elements in every rank, and every rank does the same.
+            unsafe {
+                let kernel = kernels::lsa_allreduce::<f32>;
+                kernels.launch(&stream, kernel, LaunchConfig::new(4, 128), args)?;
+            }
+        }
+        stream.synchronize()?;
+        rank.barrier()?;
+        let mut result = vec![0.0; COUNT];
+        a.copy_to_host(&mut result)?;
+        // Every launch doubles: 2^60, exactly.
+        assert!(result.iter().all(|&x| x == (1u64 << 60) as f32));
+        Ok(())
     });
 }
 
 #[test]
 fn nccl_all_reduce_gives_the_same_sums() {
-    with_gpus("nccl_all_reduce_gives_the_same_sums", 2, |world| {
+    on_gpus("nccl_all_reduce_gives_the_same_sums", 2, |rank| {
         const COUNT: usize = 100_003;
-        world
-            .run(|rank| {
-                let ours = all_reduce::<f32>(rank, COUNT, false)?;
-                let comm = rank.communicator()?;
-                let (send, recv) = (comm.mem_alloc::<f32>(COUNT)?, comm.mem_alloc::<f32>(COUNT)?);
-                let stream = rank.stream()?;
-                send.copy_from_host(&inputs::<f32>(SEED, rank.rank(), COUNT))?;
-                comm.all_reduce(&send, &recv, ReduceOp::Sum, &stream)?;
-                stream.synchronize()?;
-                let mut theirs = vec![0.0; COUNT];
-                recv.copy_to_host(&mut theirs)?;
-                // Two addends: one rounding, whatever the order.
-                assert_eq!(checksum(&ours), checksum(&theirs));
-                Ok::<_, Error>(())
-            })
-            .unwrap();
+        let ours = all_reduce::<f32>(rank, COUNT, false)?;
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (send, recv) = (comm.mem_alloc::<f32>(COUNT)?, comm.mem_alloc::<f32>(COUNT)?);
+        send.copy_from_host(&inputs::<f32>(SEED, rank.rank(), COUNT))?;
+        comm.all_reduce(&send, &recv, ReduceOp::Sum, &stream)?;
+        stream.synchronize()?;
+        let mut theirs = vec![0.0; COUNT];
+        recv.copy_to_host(&mut theirs)?;
+        // Two addends: one rounding, whatever the order.
+        assert_eq!(checksum(&ours), checksum(&theirs));
+        Ok(())
     });
 }

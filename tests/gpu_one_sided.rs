@@ -1,41 +1,28 @@
 //! Puts and signals that the host launches.
 
-mod gpu;
-
 use std::time::Duration;
 
 use devcomm::{
     Buffer, CommConfig, Communicator, Element, Error, Rank, Signal, Stream, WaitSignalDesc, Window,
 };
-use gpu::require_works;
+use devcomm_testing::machines::{Gpus, give_time};
+use devcomm_testing::works::require_works;
 
 const COUNT: usize = 1000;
 const ROUNDS: usize = 5;
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Runs `body` on every rank, or says that the ranks have no one-sided operations.
+/// Runs `body` on every rank where NCCL has one-sided operations, which it leaves in order.
 fn on_gpus(
     name: &str,
     wanted: usize,
     body: impl Fn(&Rank, &Communicator, &Stream) -> Result<(), Error> + Sync,
 ) {
-    let world = match gpu::world_of(wanted) {
-        Ok(world) => world,
-        Err(reason) => return println!("GPU-TEST {name}: skipped ({reason})"),
-    };
-    let able = world.run(|rank| {
+    Gpus::new(wanted).with_host_rma().run(name, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
-        let able = comm.properties()?.host_rma;
-        if able {
-            body(rank, comm, &stream)?;
-            require_works(comm, &stream)?;
-        }
-        Ok::<_, Error>(able)
+        body(rank, comm, &stream)?;
+        require_works(comm, &stream)
     });
-    match able.unwrap_or_else(|error| panic!("{error}")).contains(&false) {
-        true => println!("GPU-TEST {name}: skipped (NCCL has no one-sided operations here)"),
-        false => println!("GPU-TEST {name}: ran"),
-    }
 }
 
 /// A type of which there are some different values.
@@ -179,7 +166,7 @@ fn a_stream_waits_until_it_is_signalled() {
         for _ in 0..ROUNDS {
             if rank.is_root() {
                 comm.wait_signal(&[WaitSignalDesc::from(1)], stream)?;
-                std::thread::sleep(Duration::from_millis(20));
+                give_time(rank, Duration::from_millis(20));
                 assert!(!stream.is_idle()?);
                 rank.barrier()?;
             } else {
@@ -205,7 +192,7 @@ fn signals_are_told_apart_by_their_index() {
             comm.wait_signal(&[wait], stream)?;
             // Of the first there are enough, but that is not the one.
             rank.barrier()?;
-            std::thread::sleep(Duration::from_millis(20));
+            give_time(rank, Duration::from_millis(20));
             assert!(!stream.is_idle()?);
             rank.barrier()?;
         } else {

@@ -7,13 +7,14 @@ use anyhow::{Context, Result, bail};
 /// The variable that names the folder.
 const VARIABLE: &str = "DEVCOMM_TWINS";
 
-/// The folder that `cargo xtask twins` made: `rust/X.cubin` and `cpp/X.cubin`, each with its `X.json`.
+/// The folder that `cargo xtask twins` made: `rust/X.cubin` and `cpp/X.cubin`, each with its
+/// `X.json`.
 #[derive(Clone, Debug)]
 pub struct Files(PathBuf);
 
 impl Files {
-    /// The named folder, or else that of the variable, or else the one beside this program's: `target/twins` for
-    /// `target/release/devcomm-bench`, and likewise in a pack.
+    /// The named folder, or else that of the variable, or else the one beside this program's:
+    /// `target/twins` for `target/release/devcomm-bench`, and likewise in a pack.
     pub fn find(named: Option<&Path>) -> Result<Self> {
         let of_variable = || std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
         let folder = match named.map(Path::to_owned).or_else(|| of_variable().map(PathBuf::from)) {
@@ -27,8 +28,8 @@ impl Files {
         for side in ["rust", "cpp"] {
             if !folder.join(side).is_dir() {
                 bail!(
-                    "{} holds no compiled twins: run `cargo xtask twins`, or name their folder with --twins or \
-                     {VARIABLE}",
+                    "{} holds no compiled twins: run `cargo xtask twins`, or name their folder \
+                     with --twins or {VARIABLE}",
                     folder.display()
                 );
             }

@@ -1,11 +1,12 @@
 //! What was measured on: printed before the table, and part of the JSON.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::Result;
-use devcomm::{Rank, World};
+use devcomm::{Properties, Rank, World};
 use serde::Serialize;
 
 use crate::links;
@@ -19,7 +20,7 @@ pub struct Header {
     pub ranks: usize,
     /// Ranks that reach each other by load and store: the LSA team.
     pub lsa_ranks: usize,
-    /// What the ranks run on; `None` for the simulator.
+    /// What the ranks run on; `None` for simulated ones.
     pub machine: Option<Machine>,
 }
 
@@ -30,7 +31,8 @@ pub struct Machine {
     pub gpu: String,
     /// Driver, clocks and power limit; `None` without nvidia-smi.
     pub state: Option<GpuState>,
-    /// What connects the GPUs, in the words of `nvidia-smi topo -m`; `None` without it, and for one GPU.
+    /// What connects the GPUs, in the words of `nvidia-smi topo -m`; `None` without it, and for one
+    /// GPU.
     pub links: Option<String>,
     /// Hosts.
     pub hosts: usize,
@@ -62,14 +64,23 @@ impl Header {
     /// Asks the rank and its GPU, and on the rank that prints nvidia-smi.
     pub fn of(rank: &Rank) -> Result<Self> {
         let properties = rank.communicator()?.properties()?;
-        let mut hosts = rank.hosts().to_vec();
-        hosts.sort();
-        hosts.dedup();
+        Ok(Self {
+            command: command(),
+            ranks: rank.n_ranks(),
+            lsa_ranks: properties.lsa_size(),
+            machine: if rank.is_simulated() { None } else { Some(Machine::of(rank, &properties)?) },
+        })
+    }
+}
+
+impl Machine {
+    fn of(rank: &Rank, properties: &Properties) -> Result<Self> {
+        let hosts: HashSet<&String> = rank.hosts().iter().collect();
         let versions = rank.library().versions();
         let here = rank.hosts().get(rank.rank());
         let on_this_host = rank.hosts().iter().filter(|host| Some(*host) == here).count();
         let ordinals = ordinals(if rank.is_root() { on_this_host } else { 0 });
-        let machine = Machine {
+        Ok(Self {
             gpu: rank.context().device_name()?,
             state: ordinals.get(rank.device()).and_then(|ordinal| GpuState::of(ordinal)),
             links: links::between(&ordinals),
@@ -80,23 +91,7 @@ impl Header {
             gin: properties.gin_types.to_string(),
             rma_plugin: rma_plugin(),
             host_rma: properties.host_rma,
-        };
-        Ok(Self {
-            command: command(),
-            ranks: rank.n_ranks(),
-            lsa_ranks: properties.lsa_size(),
-            machine: Some(machine),
         })
-    }
-
-    /// Of simulated ranks.
-    pub fn simulated(ranks: usize) -> Self {
-        Self { command: command(), ranks, lsa_ranks: ranks, machine: None }
-    }
-
-    /// As lines of comment.
-    pub fn print(&self) {
-        print!("{self}");
     }
 }
 
@@ -125,7 +120,8 @@ impl fmt::Display for Header {
         match &machine.state {
             Some(state) => writeln!(
                 f,
-                "# driver {}, SM clock {} before the run (at most {}), memory clock {}, power limit {}",
+                "# driver {}, SM clock {} before the run (at most {}), memory clock {}, power \
+                 limit {}",
                 state.driver,
                 state.sm_clock,
                 state.max_sm_clock,
@@ -158,7 +154,8 @@ impl GpuState {
     }
 }
 
-/// The GPUs of this host's ranks, as nvidia-smi counts them, which counts also those that are not visible.
+/// The GPUs of this host's ranks, as nvidia-smi counts them, which counts also those that are not
+/// visible.
 fn ordinals(ranks: usize) -> Vec<String> {
     match std::env::var("CUDA_VISIBLE_DEVICES").ok().filter(|list| !list.is_empty()) {
         Some(list) => list.split(',').take(ranks).map(|id| id.trim().to_owned()).collect(),

@@ -2,7 +2,8 @@
 
 use std::process::Command;
 
-/// The links between these GPUs, which are numbers of nvidia-smi's: `NV18` where all are alike, or else `NV18 and SYS`.
+/// The links between these GPUs, which are numbers of nvidia-smi's: `NV18` where all are alike, or
+/// else `NV18 and SYS`.
 pub fn between(ordinals: &[String]) -> Option<String> {
     if ordinals.len() < 2 {
         return None;
@@ -13,7 +14,8 @@ pub fn between(ordinals: &[String]) -> Option<String> {
     of_matrix(&matrix, ordinals)
 }
 
-/// Reads the matrix of `nvidia-smi topo -m`. A GPU's row has its name and its links with GPU 0, 1 and so on.
+/// Reads the matrix of `nvidia-smi topo -m`. A GPU's row has its name and its links with GPU 0, 1
+/// and so on.
 fn of_matrix(matrix: &str, ordinals: &[String]) -> Option<String> {
     let ours: Vec<usize> = ordinals.iter().filter_map(|ordinal| ordinal.parse().ok()).collect();
     let mut links: Vec<&str> = Vec::new();

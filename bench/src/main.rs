@@ -1,33 +1,28 @@
 //! `devcomm-bench`: measures kernels that communicate.
 //!
 //! ```text
-//! devcomm-bench all-reduce -b 1K -e 64M -f 4 -d bf16 --json rows.json   # a kernel against ncclAllReduce, a thread a GPU
-//! devcomm-bench all-reduce --simulate 4                                 # without GPUs: the results alone
+//! devcomm-bench all-reduce -b 1K -e 64M -f 4 --json rows.json   # a kernel against ncclAllReduce
+//! devcomm-bench all-reduce --simulate 4                         # without GPUs: the results alone
 //! torchrun --no-python --nproc-per-node 8 -- ./devcomm-bench all-reduce
 //! cargo xtask twins && cargo run --release -p devcomm-bench --features ptx -- twins    # Rust against CUDA C++
 //! ```
 //!
-//! What is measured is checked first, on random data; flags and columns are those of nccl-tests where it has them.
+//! What is measured is checked first, on random data; flags and columns are those of nccl-tests
+//! where it has them.
 
+mod contender;
+mod cublaslt;
 mod files;
+mod harness;
 mod header;
 mod links;
-mod number;
 mod options;
 mod ranks;
 mod stats;
 mod table;
 mod twins;
 mod versus;
-
-// The example's.
-#[path = "../../examples/gemm_allreduce/cublaslt.rs"]
-mod cublaslt;
-#[path = "../../examples/gemm_allreduce/problem.rs"]
-mod problem;
-#[expect(dead_code, reason = "the example uses more of it")]
-#[path = "../../examples/gemm_allreduce/simulated.rs"]
-mod products;
+mod workloads;
 
 use std::process::ExitCode;
 
@@ -40,10 +35,12 @@ static KERNELS: KernelSet = devcomm::include_kernels!();
 #[cfg(not(feature = "ptx"))]
 static KERNELS: KernelSet = devcomm::WITHOUT_PTX;
 
-/// Measures kernels that communicate: kernel-initiated against host-initiated, and Rust against C++.
+/// Measures kernels that communicate: kernel-initiated against host-initiated, and Rust against
+/// C++.
 ///
-/// Flags mean what they mean in nccl-tests, except that: -g counts all ranks; -G makes each batch of -n launches a graph; times are
-/// the GPU's, of the slowest rank, and medians of rounds; the columns in place are not there.
+/// Flags mean what they mean in nccl-tests, except that: -g counts all ranks; -G makes each batch
+/// of -n launches a graph; times are the GPU's, of the slowest rank, and medians of rounds; the
+/// columns in place are not there.
 #[derive(Parser)]
 #[command(name = "devcomm-bench", version, disable_help_subcommand = true)]
 struct Cli {
@@ -57,12 +54,15 @@ enum Bench {
     AllReduce(versus::Command<versus::AllReduce>),
     /// Barrier: in a kernel against the smallest ncclAllReduce
     Barrier(versus::Command<versus::Barrier>),
-    /// Ping-pong of messages between neighbouring ranks: puts of a kernel against ncclSend and ncclPutSignal
+    /// Ping-pong of messages between neighbouring ranks: puts of a kernel against ncclSend and
+    /// ncclPutSignal
     Put(versus::Command<versus::Put>),
-    /// Matrix product and the all-reduce behind it: one kernel against cuBLASLt and then ncclAllReduce
+    /// Matrix product and the all-reduce behind it: one kernel against cuBLASLt and then
+    /// ncclAllReduce
     #[command(name = "gemm-allreduce")]
     GemmAllReduce(versus::Command<versus::GemmAllReduce>),
-    /// Kernels written in Rust against the same kernels in CUDA C++, compiled by `cargo xtask twins`
+    /// Kernels written in Rust against the same kernels in CUDA C++, compiled by `cargo xtask
+    /// twins`
     Twins(twins::Options),
 }
 

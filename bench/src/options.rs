@@ -9,7 +9,8 @@ use clap::{Args, ValueEnum};
 /// Who takes part.
 #[derive(Args, Clone, Debug)]
 pub struct RankOptions {
-    /// GPUs to use, a rank each; not for ranks that torchrun, mpirun or srun started [default: every visible one]
+    /// GPUs to use, a rank each; not for ranks that torchrun, mpirun or srun started [default:
+    /// every visible one]
     #[arg(short = 'g', long = "ngpus", value_name = "N")]
     pub gpus: Option<usize>,
 
@@ -17,12 +18,14 @@ pub struct RankOptions {
     #[arg(long)]
     pub processes: bool,
 
-    /// Carry GIN between the GPUs of this host by devcomm's plugin, for want of an RDMA card; it says nothing of a network's speed
+    /// Carry GIN between the GPUs of this host by devcomm's plugin, for want of an RDMA card; it
+    /// says nothing of a network's speed
     #[arg(long)]
     pub gin_loopback: bool,
 
     /// Give up when the GPU has not finished a batch after so many seconds
-    #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 30)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     pub timeout: u64,
 }
 
@@ -37,7 +40,8 @@ impl RankOptions {
 #[derive(Args, Clone, Debug)]
 pub struct SizeOptions {
     /// Smallest message in bytes (suffixes K, M, G)
-    #[arg(short = 'b', long = "minbytes", value_name = "BYTES", default_value = "8K", value_parser = parse_bytes)]
+    #[arg(short = 'b', long = "minbytes", value_name = "BYTES", default_value = "8K")]
+    #[arg(value_parser = parse_bytes)]
     pub min: usize,
 
     /// Largest message in bytes (suffixes K, M, G) [default: 64M; put: 4M; 64K when simulated]
@@ -49,7 +53,8 @@ pub struct SizeOptions {
     pub factor: usize,
 
     /// Each message is so many bytes longer than the one before (suffixes K, M, G), instead of -f
-    #[arg(short = 'i', long = "stepbytes", value_name = "BYTES", value_parser = parse_bytes, conflicts_with = "factor")]
+    #[arg(short = 'i', long = "stepbytes", value_name = "BYTES", conflicts_with = "factor")]
+    #[arg(value_parser = parse_bytes)]
     pub step: Option<usize>,
 }
 
@@ -75,7 +80,8 @@ impl GridOptions {
         Ok(())
     }
 
-    /// Blocks and threads for a share of so many bytes: as many blocks, up to `max_blocks`, as give each thread a vector of 16 bytes.
+    /// Blocks and threads for a share of so many bytes: as many blocks, up to `max_blocks`, as give
+    /// each thread a vector of 16 bytes.
     pub fn grid(&self, bytes: usize, threads: u32, max_blocks: u32) -> (u32, u32) {
         let threads = self.threads.unwrap_or(threads);
         let wanted = bytes.div_ceil(16 * threads as usize).clamp(1, max_blocks as usize) as u32;
@@ -136,9 +142,9 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Whether `dtype`, not `All`, is to be run.
-    pub fn wants(self, dtype: Self) -> bool {
-        self == dtype || self == Self::All
+    /// Whether the type of this name is to be run.
+    pub fn wants(self, name: &str) -> bool {
+        self == Self::All || Self::from_str(name, false) == Ok(self)
     }
 }
 
@@ -167,7 +173,8 @@ impl SizeOptions {
         .take_while(move |&size| size <= max)
     }
 
-    /// The same in whole elements of `bytes` each, rounded down as nccl-tests does; messages without an element are left out.
+    /// The same in whole elements of `bytes` each, rounded down as nccl-tests does; messages
+    /// without an element are left out.
     pub fn counts(&self, largest: usize, bytes: usize) -> Result<Vec<usize>> {
         let mut counts: Vec<usize> = self.sizes(largest).map(|size| size / bytes).collect();
         counts.retain(|&count| count > 0);
@@ -198,8 +205,8 @@ impl RunOptions {
             graphs => format!("{graphs} launches of a graph of {iters}"),
         };
         format!(
-            "{rounds} rounds, each {how} of everything compared, in random order; GPU time between events, of the slowest \
-             rank, median of the rounds"
+            "{rounds} rounds, each {how} of everything compared, in random order; GPU time between \
+             events, of the slowest rank, median of the rounds"
         )
     }
 }

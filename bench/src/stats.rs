@@ -1,6 +1,4 @@
-//! Medians, quartiles, geometric means, and a random order that all ranks know.
-
-use crate::number::splitmix;
+//! Medians, quartiles and geometric means.
 
 /// The median and the spread of some samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,33 +36,6 @@ pub fn geometric_mean(numbers: impl IntoIterator<Item = f64>) -> Option<f64> {
     (count > 0).then(|| (logarithms / f64::from(count)).exp())
 }
 
-/// A source of random orders: ranks that begin with one seed get the same ones.
-#[derive(Clone, Debug)]
-pub struct Shuffle(u64);
-
-impl Shuffle {
-    /// Begins with a seed.
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    fn next(&mut self) -> u64 {
-        let drawn = splitmix(self.0);
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        drawn
-    }
-
-    /// The numbers below `n` in a random order.
-    pub fn order(&mut self, n: usize) -> Vec<usize> {
-        let mut order: Vec<usize> = (0..n).collect();
-        for last in (1..n).rev() {
-            // The bias of a remainder of 64 bits is beyond measure.
-            order.swap(last, (self.next() % (last as u64 + 1)) as usize);
-        }
-        order
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,18 +67,5 @@ mod tests {
         assert!(near(geometric_mean([2.0, 0.5]).unwrap(), 1.0));
         assert!(near(geometric_mean([1.0, 10.0, 100.0]).unwrap(), 10.0));
         assert_eq!(geometric_mean([]), None);
-    }
-
-    #[test]
-    fn every_order_comes_up_about_as_often() {
-        let mut shuffle = Shuffle::new(1);
-        let mut counts = std::collections::BTreeMap::new();
-        for _ in 0..6000 {
-            *counts.entry(shuffle.order(3)).or_insert(0) += 1;
-        }
-        assert_eq!(counts.len(), 6);
-        assert!(counts.values().all(|count| (900..1100).contains(count)), "{counts:?}");
-        let (mut a, mut b) = (Shuffle::new(7), Shuffle::new(7));
-        assert!((0..100).all(|_| a.order(3) == b.order(3)));
     }
 }

@@ -1,5 +1,6 @@
 //! Rows of measurements, as a table, as CSV and as JSON.
 
+use std::fmt::Display;
 use std::fs;
 use std::path::Path;
 
@@ -56,8 +57,16 @@ impl<R: Row> Report<R> {
         table
     }
 
-    /// Writes the files that were asked for.
-    pub fn write(&self, output: &OutputOptions) -> Result<()> {
+    /// Prints table and summary, and writes the files that were asked for, if there is a row.
+    pub fn publish(&self, summary: &impl Display, output: &OutputOptions) -> Result<()> {
+        if self.rows.is_empty() {
+            return Ok(());
+        }
+        println!("{}\n\n{summary}", self.table());
+        self.write(output)
+    }
+
+    fn write(&self, output: &OutputOptions) -> Result<()> {
         if let Some(path) = &output.csv {
             self.write_csv(path).with_context(|| format!("cannot write {}", path.display()))?;
         }

@@ -61,7 +61,9 @@ fn variants_that_there_are_not_are_refused_with_those_that_there_are() {
     refuses(&["all-reduce", "--variants", "rust-lsa"], &["no variant `rust-lsa`", "nccl-sym"]);
     refuses(&["barrier", "--variants", "rust-lsa"], &["barrier has no variant `rust-lsa`"]);
     let simulated = ["all-reduce", "--simulate", "2", "--variants"];
-    refuses(&[&simulated[..], &["rust,nccl"]].concat(), &["nccl cannot run", "simulator"]);
+    refuses(&[&simulated[..], &["rust,cpp"]].concat(), &["cpp cannot run", "simulator"]);
+    let simulated = ["gemm-allreduce", "--simulate", "2", "--variants", "nccl"];
+    refuses(&simulated, &["nccl cannot run", "cuBLASLt"]);
 }
 
 #[test]

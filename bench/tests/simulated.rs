@@ -1,10 +1,12 @@
-//! The benchmarks in the simulator: every result is right, and table, CSV and JSON hold what they should.
+//! The benchmarks on simulated GPUs: every result is right, and table, CSV and JSON hold what they
+//! should.
 
 mod program;
 
 use std::fs;
+use std::process::Command;
 
-use program::{refuses, run};
+use program::{output, program, refuses, run};
 use serde_json::Value;
 
 /// The columns of a comparison.
@@ -25,14 +27,35 @@ const COLUMNS: [&str; 14] = [
     "time/nccl-sym",
 ];
 
-/// A run that ends with 0: its lines of comment, and the words of each row of its table, the columns' names first.
+/// The contenders that the simulator has beside a kernel in Rust.
+const OF_NCCL: [&str; 2] = ["nccl", "nccl-sym"];
+
+/// A run that ends with 0: its lines of comment, and the words of each row of its table below the
+/// names and units of the columns.
 fn table(args: &[&str]) -> (Vec<String>, Vec<Vec<String>>) {
-    let (code, stdout, stderr) = run(args);
-    assert_eq!(code, Some(0), "{args:?}: {stderr}");
+    table_of(program(args))
+}
+
+fn table_of(command: Command) -> (Vec<String>, Vec<Vec<String>>) {
+    let (code, stdout, stderr) = output(command);
+    assert_eq!(code, Some(0), "{stdout}{stderr}");
     let lines = stdout.lines().filter(|line| !line.trim().is_empty());
     let (comments, rows): (Vec<&str>, Vec<&str>) = lines.partition(|line| line.starts_with('#'));
     let words = |row: &str| row.split_whitespace().map(str::to_owned).collect();
-    (comments.into_iter().map(str::to_owned).collect(), rows.into_iter().map(words).collect())
+    let mut rows: Vec<Vec<String>> = rows.into_iter().map(words).collect();
+    assert_eq!(rows[0], COLUMNS);
+    (comments.into_iter().map(str::to_owned).collect(), rows.split_off(2))
+}
+
+/// One column.
+fn column(rows: &[Vec<String>], i: usize) -> Vec<&str> {
+    rows.iter().map(|row| row[i].as_str()).collect()
+}
+
+/// Every result was checked, and is right.
+fn are_right(comments: &[String], rows: &[Vec<String>]) {
+    assert!(rows.iter().all(|row| row[10] == "0"), "{rows:?}");
+    assert_eq!(comments.last().unwrap(), "# #wrong 0");
 }
 
 /// The run fails when it has begun, and says `words`.
@@ -47,21 +70,21 @@ fn an_all_reduce_is_right_for_every_type_and_size_and_is_not_timed() {
     for ranks in ["1", "2", "3", "4", "8"] {
         let args = ["all-reduce", "--simulate", ranks, "-b", "4", "-e", "16K", "-f", "16"];
         let (comments, rows) = table(&args);
-        assert_eq!(rows[0], COLUMNS);
-        // Below the units.
-        let rows = &rows[2..];
-        assert_eq!(rows.len(), 3 * 4, "{rows:?}");
-        for row in rows {
-            assert_eq!(row[3..6], ["sum", "-", "rust"], "{row:?}");
-            assert_eq!(row[7..], ["-", "-", "-", "0", "-", "-", "-"], "{row:?}");
+        assert_eq!(rows.len(), 3 * 4 * 3, "{rows:?}");
+        for of_size in rows.chunks(3) {
+            assert_eq!(column(of_size, 5), ["rust", OF_NCCL[0], OF_NCCL[1]]);
+            for row in of_size {
+                assert_eq!((&*row[3], &*row[4]), ("sum", "-"), "{row:?}");
+                assert_eq!(row[7..], ["-", "-", "-", "0", "-", "-", "-"], "{row:?}");
+            }
         }
-        let column = |i: usize| rows.iter().map(|row| row[i].as_str()).collect::<Vec<_>>();
-        assert_eq!(column(0)[..4], ["4", "64", "1024", "16384"]);
-        assert_eq!(column(1)[4..8], ["2", "32", "512", "8192"]);
-        assert_eq!(column(2)[8..], ["bf16"; 4]);
+        let of_rust: Vec<_> = rows.into_iter().step_by(3).collect();
+        assert_eq!(column(&of_rust, 0)[..4], ["4", "64", "1024", "16384"]);
+        assert_eq!(column(&of_rust, 1)[4..8], ["2", "32", "512", "8192"]);
+        assert_eq!(column(&of_rust, 2)[8..], ["bf16"; 4]);
         let simulated = format!("{ranks} simulated GPUs");
         assert!(comments.iter().any(|line| line.contains(&simulated)), "{comments:?}");
-        assert!(comments.iter().any(|line| line.contains("left out: nccl: ")), "{comments:?}");
+        assert!(comments.iter().any(|line| line.contains("left out: cpp: ")), "{comments:?}");
         assert_eq!(comments.last().unwrap(), "# #wrong 0");
     }
 }
@@ -71,11 +94,10 @@ fn a_barrier_holds_on_every_grid() {
     for (ranks, more) in [("2", &[][..]), ("5", &[]), ("3", &["--blocks", "7", "--threads", "64"])]
     {
         let (comments, rows) = table(&[&["barrier", "--simulate", ranks], more].concat());
-        assert_eq!(rows[0], COLUMNS);
-        let grids: Vec<&str> = rows[2..].iter().map(|row| row[6].as_str()).collect();
-        assert_eq!(grids, if more.is_empty() { vec!["1x128", "4x128"] } else { vec!["7x64"] });
-        assert!(rows[2..].iter().all(|row| row[10] == "0"), "{rows:?}");
-        assert_eq!(comments.last().unwrap(), "# #wrong 0");
+        let grids = if more.is_empty() { &["1x128", "4x128"][..] } else { &["7x64"] };
+        let with_nccl: Vec<&str> = grids.iter().flat_map(|grid| [grid, "-", "-"]).collect();
+        assert_eq!(column(&rows, 6), with_nccl);
+        are_right(&comments, &rows);
     }
     refuses_late(&["barrier", "--simulate", "4", "--threads", "3"], "3 threads a block");
 }
@@ -85,36 +107,65 @@ fn a_put_arrives_over_the_network_and_over_nvlink() {
     for ranks in ["2", "3", "4"] {
         let args = ["put", "--simulate", ranks, "-b", "1", "-e", "30000", "-f", "31"];
         let (comments, rows) = table(&args);
-        let of_sizes: Vec<_> =
-            rows[2..].iter().map(|row| (row[0].as_str(), row[5].as_str())).collect();
-        assert_eq!(of_sizes.len(), 2 * 4, "{of_sizes:?}");
-        assert_eq!(of_sizes[..2], [("1", "rust"), ("1", "rust-lsa")]);
-        assert_eq!(of_sizes[6..], [("29791", "rust"), ("29791", "rust-lsa")]);
-        assert!(rows[2..].iter().all(|row| row[10] == "0"), "{rows:?}");
-        assert_eq!(comments.last().unwrap(), "# #wrong 0");
+        assert_eq!(rows.len(), 4 * 4, "{rows:?}");
+        for (of_size, size) in rows.chunks(4).zip(["1", "31", "961", "29791"]) {
+            assert_eq!(column(of_size, 0), [size; 4]);
+            assert_eq!(column(of_size, 5), ["rust", "rust-lsa", OF_NCCL[0], OF_NCCL[1]]);
+        }
+        are_right(&comments, &rows);
     }
     refuses_late(&["put", "--simulate", "1"], "two ranks");
 }
 
 #[test]
 fn a_product_and_its_all_reduce_are_right() {
-    let args = ["gemm-allreduce", "--simulate", "2", "--m", "5,130", "--n", "70", "--k", "8,40"];
-    let (comments, rows) = table(&args);
-    let column = |i: usize| rows[2..].iter().map(|row| row[i].as_str()).collect::<Vec<_>>();
-    assert_eq!(column(4), ["5x70x8", "130x70x8", "5x70x40", "130x70x40"]);
-    assert_eq!(column(0), ["700", "18200", "700", "18200"]);
-    assert_eq!(column(5), ["rust"; 4]);
-    assert_eq!(column(10), ["0"; 4]);
-    assert_eq!(comments.last().unwrap(), "# #wrong 0");
+    // Fewer multiprocessors than tiles, so that a block has several.
+    let args = ["gemm-allreduce", "--m", "5,130", "--n", "70,300", "--k", "8,40"];
+    let mut small = program(&args);
+    small.env("DEVCOMM_SIMULATE", "2,multiprocessors=1");
+    let (comments, rows) = table_of(small);
+    let shapes = ["5x70x8", "130x70x8", "5x300x8", "130x300x8", "5x70x40", "130x70x40"];
+    assert_eq!(column(&rows, 4)[..6], shapes);
+    assert_eq!(column(&rows, 0)[..4], ["700", "18200", "3000", "78000"]);
+    assert_eq!(column(&rows, 5), ["rust"; 8]);
+    let left_out = |line: &String| line.contains("left out: nccl: cuBLASLt");
+    assert!(comments.iter().any(left_out), "{comments:?}");
+    are_right(&comments, &rows);
     refuses_late(&["gemm-allreduce", "--simulate", "2", "--k", "262144"], "would not be exact");
+}
+
+#[test]
+fn what_is_captured_to_a_graph_is_checked_too() {
+    let (comments, rows) = table(&["put", "--simulate", "2", "-e", "8K", "-G", "1"]);
+    assert_eq!(rows.len(), 2 * 4);
+    are_right(&comments, &rows);
+    let args = ["all-reduce", "--simulate", "2", "-e", "8K", "-d", "f16", "-G", "1"];
+    let (comments, rows) = table(&args);
+    assert_eq!(rows.len(), 3);
+    are_right(&comments, &rows);
+}
+
+#[test]
+fn the_environment_chooses_the_machine_as_the_flag_does() {
+    let args = ["all-reduce", "-e", "8K", "-d", "f32"];
+    let simulated = |args: &[&str]| {
+        let mut command = program(args);
+        command.env("DEVCOMM_SIMULATE", "4,seed=3");
+        table_of(command)
+    };
+    let (by_variable, rows) = simulated(&args);
+    let (by_flag, same) = table(&[&args[..], &["--simulate", "4"]].concat());
+    // All but the command line.
+    assert_eq!((&by_variable[1..], &rows), (&by_flag[1..], &same));
+    let (comments, _) = simulated(&[&args[..], &["-g", "2"]].concat());
+    assert_eq!(comments[1], "# 2 simulated GPUs: results are checked, nothing is timed");
 }
 
 #[test]
 fn a_size_that_is_no_multiple_of_the_element_is_rounded_down() {
     let args = ["all-reduce", "--simulate", "2", "-b", "5", "-e", "11", "-i", "1", "-d", "float"];
     let (_, rows) = table(&args);
-    let sizes: Vec<&str> = rows[2..].iter().map(|row| row[0].as_str()).collect();
-    assert_eq!(sizes, ["4", "8"]);
+    assert_eq!(column(&rows, 0), ["4", "4", "4", "8", "8", "8"]);
     let args = ["all-reduce", "--simulate", "2", "-b", "1", "-e", "3", "-d", "f32"];
     refuses_late(&args, "no message holds an element of 4 bytes: raise -e");
 }
@@ -123,7 +174,7 @@ fn a_size_that_is_no_multiple_of_the_element_is_rounded_down() {
 fn without_checks_nothing_is_called_right() {
     let args = ["all-reduce", "--simulate", "2", "-e", "8K", "-c", "0", "-d", "half"];
     let (comments, rows) = table(&args);
-    assert_eq!(rows[2][10], "N/A");
+    assert_eq!(column(&rows, 10), ["N/A"; 3]);
     assert_eq!(comments.last().unwrap(), "# results were not checked");
 }
 
@@ -136,8 +187,11 @@ fn csv_and_json_hold_the_rows_of_the_table() {
     table(&[&args[..], &["--csv", &csv, "--json", &json]].concat());
 
     let csv = fs::read_to_string(csv).unwrap();
-    let expected = "size,count,type,redop,m,n,k,variant,blocks,threads,time_us,algbw,busbw,wrong,noise_percent,time_over_nccl,\
-                    time_over_nccl_sym\n16,8,bf16,sum,,,,rust,1,128,,,,0,,,\n";
+    let expected = "size,count,type,redop,m,n,k,variant,blocks,threads,time_us,algbw,busbw,wrong,\
+                    noise_percent,time_over_nccl,time_over_nccl_sym\n\
+                    16,8,bf16,sum,,,,rust,1,128,,,,0,,,\n\
+                    16,8,bf16,sum,,,,nccl,,,,,,0,,,\n\
+                    16,8,bf16,sum,,,,nccl-sym,,,,,,0,,,\n";
     assert_eq!(csv, expected);
 
     let json: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
@@ -148,7 +202,7 @@ fn csv_and_json_hold_the_rows_of_the_table() {
         header["command"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
     assert_eq!(command[..4], ["devcomm-bench", "all-reduce", "--simulate", "2"]);
     let rows = json["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 1);
+    assert_eq!(rows.len(), 3);
     assert_eq!(rows[0]["variant"], "rust");
     assert_eq!(rows[0]["type"], "bf16");
     assert_eq!(rows[0]["wrong"], 0);

@@ -61,68 +61,34 @@
 //!
 //! Unsafe code that talks to NCCL and the driver is in the private module `sys`.
 
-mod abort;
-mod bootstrap;
-mod collectives;
+// From the bottom up: a layer uses those before it, and none after it (`tests/layers.rs`).
 mod communicator;
-mod config;
-mod context;
-mod dev_comm;
+mod device;
 mod error;
-mod gin_loopback;
-mod graph;
-mod group;
-mod health;
-mod kernels;
-mod launch;
-mod library;
-mod multi_gpu;
-mod one_sided;
-mod params;
-mod properties;
-mod reduce_op;
-mod registered_buffer;
-mod sidecar;
-mod slice;
-mod stream;
-mod symmetric_buffer;
+mod machine;
 mod sys;
-mod window;
+mod world;
 
-pub use abort::{AbortCause, KernelAbortHandle, StuckWait};
-pub use bootstrap::builder::WorldBuilder;
-pub use bootstrap::rank::Rank;
-pub use bootstrap::spawn::LocalJob;
-pub use bootstrap::world::World;
-pub use collectives::{Configured, SameElement};
-pub use communicator::{AbortHandle, CftTeamMode, Communicator, MemoryStat, ShrinkMode};
-pub use config::{
-    CollectiveConfig, CommConfig, CtaPolicy, GraphUsageMode, HostCftMode, NvlsHostMode, VendorValue,
-};
-pub use context::{Context, visible_gpus};
-pub use dev_comm::{
-    Counters, DevCommRequirements, DevCommResource, GinBarriers, LlA2a, LsaBarriers,
-    RequirementsRefusal, ResourceBuffer, ResourceKey, ResourceRequest, Signals, TeamMultimem,
+pub use communicator::{
+    AbortHandle, CftTeamMode, CollectiveConfig, CommConfig, Communicator, Configured, Counters,
+    CtaPolicy, CustomReduceOp, DevCommRequirements, DevCommResource, Estimate, GinBarriers,
+    GinTypes, GraphUsageMode, Group, HostCftMode, Library, LlA2a, LogicalEndpoint, LsaBarriers,
+    MemoryStat, MultiGpu, NvlsHostMode, OLDEST_VERSION, Params, Properties, ReduceOp,
+    ReduceOperator, RegisteredBuffer, RequirementsRefusal, ResourceBuffer, ResourceKey,
+    ResourceRequest, SameElement, ShrinkMode, Signal, Signals, SymmetricBuffer, TeamMultimem,
+    UniqueId, VendorValue, Versions, WaitSignalDesc, Window, WindowFlags, group, simulate,
 };
 pub use devcomm_locate::{NcclVersion, NotFound};
+#[cfg(feature = "simulator")]
+pub use devcomm_sim::Simulation;
 pub use devcomm_types::{
-    CounterRange, DataType, Element, F8E4M3, F8E5M2, GinConnectionType, GinType, SignalRange, Team,
-    TensorMap, Tiling, WaitFor, WaitKind,
+    CounterRange, DataType, Dim3, Element, F8E4M3, F8E5M2, GinConnectionType, GinType,
+    LaunchConfig, SignalRange, Team, TensorMap, Tiling, WaitFor, WaitKind,
 };
-pub use error::{Error, Result};
-pub use gin_loopback::GinLoopback;
-pub use graph::Graph;
-pub use group::{Estimate, Group, group, simulate};
-pub use kernels::{KernelSet, Kernels, ModuleSource};
-pub use launch::{DeviceLimits, Dim3, FunctionInfo, LaunchConfig, LaunchRefusal};
-pub use library::{DEV_COMM_VERSION, Library, OLDEST_VERSION, UniqueId, Versions};
-pub use multi_gpu::MultiGpu;
-pub use one_sided::{Signal, WaitSignalDesc};
-pub use params::Params;
-pub use properties::{GinTypes, Properties};
-pub use reduce_op::{CustomReduceOp, ReduceOp, ReduceOperator};
-pub use registered_buffer::RegisteredBuffer;
-pub use slice::{Buffer, DeviceSlice, Dynamic};
-pub use stream::{Event, Stream};
-pub use symmetric_buffer::SymmetricBuffer;
-pub use window::{LogicalEndpoint, Window, WindowFlags};
+pub use device::{
+    Buffer, Context, DeviceLimits, DeviceSlice, Dynamic, Event, FunctionInfo, Graph,
+    KernelAbortHandle, KernelSet, Kernels, ModuleSource, Stream, visible_gpus,
+};
+pub use error::{AbortCause, Error, LaunchRefusal, Result, StuckWait};
+pub use sys::nccl::DEV_COMM_VERSION;
+pub use world::{GinLoopback, LocalJob, Rank, World, WorldBuilder};

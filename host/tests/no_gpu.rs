@@ -32,6 +32,8 @@ fn without_a_gpu_there_is_an_error_and_no_panic() {
     ];
     for error in errors {
         assert!(says_there_is_none(&error), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("DEVCOMM_SIMULATE") || text.contains("update"), "{text}");
     }
 }
 

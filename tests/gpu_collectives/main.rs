@@ -1,16 +1,14 @@
 //! NCCL's collectives on GPUs, every result compared in full with what the host computes.
 
 mod every;
-#[path = "../gpu/mod.rs"]
-mod gpu;
 mod operators;
 mod refusals;
 mod slices;
 mod types;
 
 use devcomm::{CollectiveConfig, Error, Rank, ReduceOp};
+use devcomm_testing::machines::on_gpus;
 use every::{Bench, COUNTS, Case, Collective};
-use gpu::on_gpus;
 use types::{Domain, types};
 
 /// Every type, every count, out of place and in place, with the roots in turn.

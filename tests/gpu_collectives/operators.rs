@@ -3,7 +3,8 @@
 use devcomm::{Element, Error, Rank, ReduceOp, Stream};
 use half::{bf16, f16};
 
-use crate::gpu::{on_gpus, require_works};
+use devcomm_testing::machines::on_gpus;
+use devcomm_testing::works::require_works;
 
 const COUNT: usize = 1001;
 

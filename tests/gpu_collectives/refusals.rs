@@ -2,7 +2,8 @@
 
 use devcomm::{Buffer, Context, Error, ReduceOp, Stream, SymmetricBuffer, group};
 
-use crate::gpu::{on_gpus, require_works};
+use devcomm_testing::machines::on_gpus;
+use devcomm_testing::works::require_works;
 
 /// Every rank is refused the same, with all of `words` in the message.
 fn refused(result: Result<(), Error>, words: &[&str]) {

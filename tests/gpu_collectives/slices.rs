@@ -5,7 +5,8 @@ use devcomm::{
     group, simulate,
 };
 
-use crate::gpu::{on_gpus, require_works};
+use devcomm_testing::machines::on_gpus;
+use devcomm_testing::works::require_works;
 
 const COUNT: usize = 1000;
 

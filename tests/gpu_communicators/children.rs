@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use devcomm::{CommConfig, Communicator, Error, Rank, ReduceOp, ShrinkMode, UniqueId};
 
-use crate::gpu::{on_gpus, require_kernels_work, require_works};
+use devcomm_testing::machines::{give_time, on_gpus};
+use devcomm_testing::works::{require_kernels_work, require_works};
 
 fn splits(rank: &Rank) -> Result<(), Error> {
     let (comm, stream, config) = (rank.communicator()?, rank.stream()?, CommConfig::new());
@@ -108,7 +109,7 @@ fn shrinks_out_of_an_operation_that_hangs(rank: &Rank) -> Result<(), Error> {
     if rank.rank() < last {
         let memory = comm.mem_alloc::<f32>(1 << 16)?;
         comm.all_reduce(&memory, &memory, ReduceOp::Sum, &stream)?;
-        std::thread::sleep(Duration::from_millis(100));
+        give_time(rank, Duration::from_millis(100));
         assert!(!stream.is_idle()?);
         let small = comm.shrink(&[last], ShrinkMode::Abort, &CommConfig::new())?;
         let fresh = rank.stream()?;

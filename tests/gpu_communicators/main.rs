@@ -2,14 +2,13 @@
 
 mod children;
 mod ends;
-#[path = "../gpu/mod.rs"]
-mod gpu;
 mod multi_gpu;
 
 use std::time::{Duration, Instant};
 
 use devcomm::{CommConfig, Communicator, Context, Error, MemoryStat, Rank, UniqueId};
-use gpu::{on_gpus, require_kernels_work, require_works};
+use devcomm_testing::machines::on_gpus;
+use devcomm_testing::works::{require_kernels_work, require_works};
 
 /// How long anything may take that others are waited for with.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -3,7 +3,8 @@
 use cudarc::driver::{CudaContext, DevicePtrMut};
 use devcomm::{DeviceSlice, Error, ReduceOp, Stream, visible_gpus};
 
-use crate::gpu::{on_gpus, require_kernels_work, require_works};
+use devcomm_testing::machines::on_gpus;
+use devcomm_testing::works::{require_kernels_work, require_works};
 
 const COUNT: usize = 1000;
 

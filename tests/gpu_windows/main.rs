@@ -1,14 +1,13 @@
 //! Windows and registered buffers on GPUs: how they are registered, what addresses they have, how they end.
 
-#[path = "../gpu/mod.rs"]
-mod gpu;
 mod interop;
 
 use devcomm::{
     Buffer, CommConfig, Context, DevCommRequirements, DeviceSlice, Error, KERNELS, LaunchConfig,
     LaunchRefusal, Rank, ReduceOp, SymmetricBuffer, Window, WindowFlags, group, kernels,
 };
-use gpu::{on_gpus, require_works};
+use devcomm_testing::machines::on_gpus;
+use devcomm_testing::works::require_works;
 
 const COUNT: usize = 1000;
 

@@ -15,7 +15,7 @@ use cuda_builder::NvvmArch;
 use devcomm_locate::NcclTree;
 
 use crate::nvcc::{self, Nvcc};
-use crate::project::{Project, root};
+use crate::project::Project;
 use crate::setup::{Without, find_pinned_nccl, setup};
 
 /// Compiles them and runs each.
@@ -38,26 +38,16 @@ pub fn cpp() -> Result<()> {
     Ok(())
 }
 
+/// The folder of their sources.
+const SOURCES: &str = "tests/cpp";
+
 /// Compiles them; the programs.
 pub fn build() -> Result<Vec<PathBuf>> {
     setup(true, Without::Ptxas)?;
     let (nvcc, tree) = (nvcc::find_or_fetch()?, find_pinned_nccl()?);
     let folder = Project::open()?.target_folder().join("cpp");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    sources()?.iter().map(|source| compile(&nvcc, &tree, source, &folder)).collect()
-}
-
-/// The C++ files, in order of their names.
-fn sources() -> Result<Vec<PathBuf>> {
-    let folder = root().join("tests/cpp");
-    let entries =
-        fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
-    let mut sources: Vec<PathBuf> = entries
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.extension().is_some_and(|extension| extension == "cu"))
-        .collect();
-    sources.sort();
-    Ok(sources)
+    nvcc::sources(SOURCES)?.iter().map(|source| compile(&nvcc, &tree, source, &folder)).collect()
 }
 
 /// The runtime is linked statically, NCCL is found when the program starts.
@@ -102,7 +92,7 @@ mod tests {
                 return;
             }
         };
-        let (folder, sources) = (tempfile::tempdir().unwrap(), sources().unwrap());
+        let (folder, sources) = (tempfile::tempdir().unwrap(), nvcc::sources(SOURCES).unwrap());
         assert!(!sources.is_empty());
         for source in sources {
             let program = compile(&nvcc, &tree, &source, folder.path()).unwrap();

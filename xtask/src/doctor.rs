@@ -123,7 +123,7 @@ fn networks(gpus: Option<GinGpus>) -> Vec<Network> {
         let verdict = machine.verdict(route);
         let environment = match (route, &machine.loopback) {
             (GinRoute::ProxyLoopback, Ok(plugin)) => {
-                devcomm_rma_loopback::environment(plugin).to_vec()
+                devcomm_locate::gin_loopback_environment(plugin).to_vec()
             }
             _ => Vec::new(),
         };

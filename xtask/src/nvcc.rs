@@ -2,12 +2,14 @@
 //!
 //! Its parts are wheels of their own, which work only side by side: they are unpacked into one folder of the cache.
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use devcomm_locate::wheel_dir;
 
+use crate::project::root;
 use crate::setup::fetch;
 
 /// The wheels that make an nvcc: the driver of the compilation, its two halves, and headers. The last three follow the
@@ -33,6 +35,19 @@ pub struct Nvcc {
     pub path: PathBuf,
     /// `nvcc 13.5.37`.
     pub version: String,
+}
+
+/// The CUDA files of a folder of the checkout, in order of their names.
+pub fn sources(folder: &str) -> Result<Vec<PathBuf>> {
+    let folder = root().join(folder);
+    let entries =
+        fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let mut sources: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().is_some_and(|extension| extension == "cu"))
+        .collect();
+    sources.sort();
+    Ok(sources)
 }
 
 /// The nvcc of [`VARIABLE`], or else that of the cache.

@@ -204,8 +204,16 @@ fn copy_programs(project: &Project, to: &Path) -> Result<()> {
 
     let plugin = made.plugin.context("no program was built with the plugin of GinLoopback")?;
     copy_into(&plugin, &to.join("lib/libdevcomm_rma_loopback.so"))?;
+    fs::write(to.join("lib/network.sh"), network_sh())?;
     let kernels = made.kernels.context("the build script of the root package made no kernels")?;
     copy_kinds(&kernels, &["ptx", "json", "cubin"], &to.join("kernels"))
+}
+
+/// What run.sh sets for GIN without a network card; it names the folder of the programs `programs`.
+fn network_sh() -> String {
+    let plugin = Path::new("$programs/lib/libdevcomm_rma_loopback.so");
+    let variables = devcomm_locate::gin_loopback_environment(plugin);
+    variables.map(|(name, value)| format!("export {name}=\"{value}\"\n")).concat()
 }
 
 /// What builds make besides programs.
@@ -423,6 +431,19 @@ mod tests {
         assert_eq!(parse_size("100"), Ok(100));
         for bad in ["", "M", "64MB", "-1", "99999999999999G"] {
             parse_size(bad).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn a_pack_s_network_is_the_plugin_in_it() {
+        let script = format!("programs='/a pack'\n{}env", network_sh());
+        let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        let plugin = Path::new("/a pack/lib/libdevcomm_rma_loopback.so");
+        for (name, value) in devcomm_locate::gin_loopback_environment(plugin) {
+            let line = format!("{name}={value}");
+            assert!(text.lines().any(|found| found == line), "{line} is not in:\n{text}");
         }
     }
 

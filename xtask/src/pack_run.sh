@@ -75,8 +75,7 @@ provide_nccl() {
 # Gives kernels a network (GIN) where there is no RDMA card and no other plugin is named.
 provide_network() {
     [ -z "${NCCL_RMA_PLUGIN:-}" ] && [ -z "$(ls /sys/class/infiniband 2>/dev/null)" ] || return 0
-    export NCCL_RMA_PLUGIN="$programs/lib/libdevcomm_rma_loopback.so" NCCL_RMA_PLUGIN_REF_COUNT=1 NCCL_GIN_TYPE=2
-    export CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=32
+    . "$programs/lib/network.sh"
 }
 
 run_tests() {

@@ -1,13 +1,21 @@
 //! `cargo xtask run`: one example, on the GPUs of this machine or simulated.
 
+use std::ffi::OsString;
+
 use anyhow::{Context, Result, bail};
 
 use crate::cuda;
 use crate::project::{EXAMPLES_PACKAGE, Project, cargo, exit_code};
 use crate::setup::{Without, setup};
 
-/// Runs `example` with `args` and returns its exit code. An example finds out itself whether there
-/// are GPUs, and simulates them if not; then it needs no PTX, and what makes PTX is not fetched.
+/// Names the machine to simulate, for any program.
+const SIMULATE: &str = "DEVCOMM_SIMULATE";
+/// Where there is no GPU, and nobody says what to simulate.
+const GPUS: &str = "4";
+
+/// Runs `example` with `args` and returns its exit code: on the GPUs of this machine, or on simulated
+/// ones where there is none or `DEVCOMM_SIMULATE` asks for them. Those need no PTX, and what makes
+/// PTX is not fetched.
 pub fn run(example: &str, args: &[String]) -> Result<u8> {
     let examples = Project::open()?.examples();
     if !examples.iter().any(|name| name == example) {
@@ -15,35 +23,27 @@ pub fn run(example: &str, args: &[String]) -> Result<u8> {
     }
     let mut command = cargo();
     command.args(["run", "--package", EXAMPLES_PACKAGE, "--bin", example]);
-    if !is_simulated(args) {
-        setup(true, Without::Ptxas)?;
-        command.args(["--release", "--features", "ptx"]);
+    match simulation() {
+        Some(simulation) => drop(command.env(SIMULATE, simulation)),
+        None => {
+            setup(true, Without::Ptxas)?;
+            command.args(["--release", "--features", "ptx"]);
+        }
     }
     let status = command.arg("--").args(args).status().context("cargo does not start")?;
     Ok(exit_code(status))
 }
 
-/// Whether no kernel will run on a GPU: the simulator is asked for, or there is no GPU.
-fn is_simulated(args: &[String]) -> bool {
-    asks_for_simulator(args)
-        || std::env::var_os("DEVCOMM_SIMULATE").is_some_and(|value| !value.is_empty())
-        || !cuda::has_gpus()
-}
-
-fn asks_for_simulator(args: &[String]) -> bool {
-    args.iter().any(|arg| arg == "--sim" || arg.starts_with("--sim="))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::asks_for_simulator;
-
-    #[test]
-    fn an_option_that_asks_for_the_simulator_has_two_spellings() {
-        let asks = |text: &str| {
-            asks_for_simulator(&text.split(' ').map(str::to_owned).collect::<Vec<_>>())
-        };
-        assert!(asks("--dtype f32 --sim 3") && asks("--sim=3"));
-        assert!(!asks("--gpus 2") && !asks("--simple"));
+/// What is to be simulated, if anything is.
+fn simulation() -> Option<OsString> {
+    if let Some(asked) = std::env::var_os(SIMULATE).filter(|value| !value.is_empty()) {
+        return Some(asked);
     }
+    let reason = match cuda::machine() {
+        Ok(machine) if machine.gpus.is_empty() => "the driver has none".to_owned(),
+        Ok(_) => return None,
+        Err(reason) => reason,
+    };
+    eprintln!("no GPU here ({reason}): simulating {GPUS}, as with {SIMULATE}={GPUS}");
+    Some(GPUS.into())
 }

@@ -160,7 +160,7 @@ fn network() -> Vec<(&'static str, String)> {
     }
     // Without it those tests say that there is no network.
     let plugin = find_gin_loopback(None).ok();
-    plugin.map(|path| devcomm_rma_loopback::environment(&path).to_vec()).unwrap_or_default()
+    plugin.map(|path| devcomm_locate::gin_loopback_environment(&path).to_vec()).unwrap_or_default()
 }
 
 #[cfg(test)]

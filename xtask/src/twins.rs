@@ -23,6 +23,9 @@ use crate::nvcc::{self, Nvcc};
 use crate::project::{Project, root};
 use crate::setup::{NCCL_VERSION, Without, find_pinned_nccl, setup};
 
+/// The folder of the C++ sides.
+const SOURCES: &str = "bench/cpp";
+
 /// The packages with the Rust side of twins.
 const PACKAGES: [&str; 2] = ["devcomm-kernels", "devcomm-bench-kernels"];
 
@@ -49,24 +52,11 @@ pub fn build() -> Result<Twins> {
     let tree = find_pinned_nccl()?;
     let target = Project::open()?.target_folder();
     let folder = target.join("twins");
-    let sources = sources()?;
+    let sources = nvcc::sources(SOURCES)?;
     let rust = compile_rust(&sources, &target.join("ptx"), &folder.join("rust"))?;
     let cpp = compile_cpp(&nvcc, &tree, &sources, &folder.join("cpp"))?;
     ensure_same_entries(&rust, &cpp)?;
     Ok(Twins { folder, rust, cpp })
-}
-
-/// The C++ files, in order of their names.
-fn sources() -> Result<Vec<PathBuf>> {
-    let folder = root().join("bench/cpp");
-    let entries =
-        fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
-    let mut sources: Vec<PathBuf> = entries
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.extension().is_some_and(|extension| extension == "cu"))
-        .collect();
-    sources.sort();
-    Ok(sources)
 }
 
 fn stem(path: &Path) -> String {
@@ -286,7 +276,7 @@ mod tests {
             }
         };
         let folder = tempfile::tempdir().unwrap();
-        let sources = sources().unwrap();
+        let sources = nvcc::sources(SOURCES).unwrap();
         let compiled = compile_cpp(&nvcc, &tree, &sources, folder.path()).unwrap();
         assert_eq!(compiled.modules.len(), sources.len());
         for report in compiled.report().unwrap() {

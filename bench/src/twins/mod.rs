@@ -1,28 +1,29 @@
-//! Kernels in Rust against their twins in CUDA C++: the same work, grid, block and memory, assembled by the same ptxas.
+//! Kernels in Rust against their twins in CUDA C++: the same work, grid, block and memory,
+//! assembled by the same ptxas.
 //!
-//! Three modules take part: the Rust kernels, the C++ ones, and the C++ ones loaded once more. The last shows what a ratio is
-//! worth: its distance from 1 is what the machine does by itself. In every round each of the three is timed over one batch of
-//! launches, in an order that is drawn anew, and the ratios of a round are of neighbours in time.
+//! Three modules take part: the Rust kernels, the C++ ones, and the C++ ones loaded once more. The
+//! last shows what a ratio is worth: its distance from 1 is what the machine does by itself. In
+//! every round each of the three is timed over one batch of launches, in an order that is drawn
+//! anew, and the ratios of a round are of neighbours in time.
 
-mod all_reduce;
-mod barrier;
-mod gin_put;
-mod ll_exchange;
-mod measure;
+mod pairs;
 mod row;
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use devcomm::{Communicator, Event, Kernels, Rank, Stream};
+use devcomm::{Kernels, Rank};
 
+use crate::contender::{Contender, Launch, Variant};
 use crate::files::Files;
+use crate::harness::Harness;
 use crate::header::Header;
 use crate::options::{Dtype, GridOptions, OutputOptions, RankOptions, RunOptions, SizeOptions};
 use crate::ranks;
 use crate::table::Report;
-use row::{TwinRow, Verdict};
+use pairs::{PAIRS, Pair};
+use row::{Label, TwinRow, Verdict};
 
 /// Flags of `devcomm-bench twins`.
 #[derive(Args, Clone, Debug)]
@@ -31,7 +32,8 @@ pub struct Options {
     #[arg(value_name = "KERNEL")]
     kernels: Vec<String>,
 
-    /// The folder that `cargo xtask twins` made [default: DEVCOMM_TWINS, or `twins` beside this program's folder]
+    /// The folder that `cargo xtask twins` made [default: DEVCOMM_TWINS, or `twins` beside this
+    /// program's folder]
     #[arg(long, value_name = "FOLDER")]
     twins: Option<PathBuf>,
 
@@ -63,18 +65,6 @@ pub struct Options {
     output: OutputOptions,
 }
 
-/// A pair: the stem of its files, and what runs it.
-type Pair = (&'static str, fn(&mut Job<'_>) -> Result<()>);
-
-/// All pairs. A new one is a line here, and a function that makes its windows and hands [`measure::Case`]s to the job.
-const PAIRS: [Pair; 5] = [
-    ("lsa_barrier", barrier::run),
-    ("lsa_allreduce", all_reduce::lsa_allreduce),
-    ("reduce_copy", all_reduce::reduce_copy),
-    ("ll_exchange", ll_exchange::run),
-    ("gin_put", gin_put::run),
-];
-
 impl Options {
     /// The pairs that were asked for.
     fn pairs(&self) -> Result<Vec<Pair>> {
@@ -99,43 +89,41 @@ pub fn run(options: &Options) -> Result<()> {
     options.run.validate()?;
     let pairs = options.pairs()?;
     let files = Files::find(options.twins.as_deref())?;
-    ranks::run(&options.ranks, |rank| run_rank(rank, options, &pairs, &files))
+    ranks::run(&options.ranks, None, |rank| run_rank(rank, options, &pairs, &files))
 }
 
 fn run_rank(rank: &Rank, options: &Options, pairs: &[Pair], files: &Files) -> Result<()> {
-    let comm = rank.communicator()?;
-    comm.require_single_lsa_team()?;
-    let (mut there, mut missing) = (Vec::new(), Vec::new());
-    for pair in pairs {
-        if files.has(pair.0) { there.push(*pair) } else { missing.push(pair.0) }
-    }
+    let harness = &Harness::new(rank, &options.ranks, &options.run)?;
+    harness.comm.require_single_lsa_team()?;
+    let (there, missing): (Vec<Pair>, Vec<Pair>) =
+        pairs.iter().partition(|(name, _)| files.has(name));
+    let names = |pairs: &[Pair]| pairs.iter().map(|(name, _)| *name).collect::<Vec<_>>();
     if there.is_empty() {
-        bail!("{} holds none of the pairs {}", files.folder().display(), missing.join(", "));
+        let missing = names(&missing).join(", ");
+        bail!("{} holds none of the pairs {missing}", files.folder().display());
     }
-    let names: Vec<&str> = there.iter().map(|(name, _)| *name).collect();
     let load = |paths: Vec<PathBuf>| Kernels::load_files(rank.context(), &paths);
+    let (rust, cpp) = (files.rust(&names(&there)), || files.cpp(&names(&there)));
     let mut job = Job {
-        rank,
-        comm,
+        harness,
         options,
-        contestants: [
-            load(files.rust(&names)).context("the Rust kernels do not load")?,
-            load(files.cpp(&names)).context("the C++ twins do not load")?,
-            load(files.cpp(&names)).context("the C++ twins do not load again")?,
+        compiled: &[
+            (Variant::Rust, load(rust).context("the Rust kernels do not load")?),
+            (Variant::Cpp, load(cpp()).context("the C++ twins do not load")?),
+            (Variant::Cpp, load(cpp()).context("the C++ twins do not load again")?),
         ],
-        stream: rank.stream()?,
-        events: (rank.context().event()?, rank.context().event()?),
-        order: crate::stats::Shuffle::new(options.run.seed),
+        order: fastrand::Rng::with_seed(options.run.seed),
         report: Report::new(),
     };
     let header = Header::of(rank)?;
     if rank.is_root() {
-        header.print();
+        print!("{header}");
         println!("# {}", options.run.describe());
         println!(
-            "# noise: the interquartile range of the rounds' ratios; null: C++ against itself, loaded twice"
+            "# noise: the interquartile range of the rounds' ratios; null: C++ against itself, \
+             loaded twice"
         );
-        for name in missing {
+        for name in names(&missing) {
             println!("# left out: {name}, which is not in {}", files.folder().display());
         }
         println!();
@@ -147,28 +135,38 @@ fn run_rank(rank: &Rank, options: &Options, pairs: &[Pair], files: &Files) -> Re
 
 /// What a rank measures with.
 struct Job<'a> {
-    rank: &'a Rank,
-    comm: &'a Communicator,
+    harness: &'a Harness<'a>,
     options: &'a Options,
     /// Rust, C++, C++ again.
-    contestants: [Kernels; 3],
-    stream: Stream,
-    events: (Event, Event),
-    order: crate::stats::Shuffle,
+    compiled: &'a [(Variant, Kernels); 3],
+    order: fastrand::Rng,
     report: Report<TwinRow>,
 }
 
 impl Job<'_> {
-    /// Tells what is being done, beside the table.
-    fn say(&self, what: &str) {
-        if self.rank.is_root() {
-            eprintln!("{what}");
-        }
+    /// Checks Rust and C++ and times all three: one row. *Collective*.
+    fn row(&mut self, label: Label, contenders: &[Contender<'_>]) -> Result<()> {
+        let Label { kernel, dtype, bytes } = label;
+        let launches = [0, 1].map(|i| contenders[i].launch.unwrap_or_default());
+        let Launch { blocks, threads, .. } = launches[0];
+        self.harness.say(&format!("{kernel} {dtype} {bytes} B {blocks}x{threads} ..."));
+        let wrong = self.check(contenders)?;
+        let rounds = self.harness.time(contenders, &mut self.order)?;
+        let row = TwinRow::new(label, launches, &rounds, wrong);
+        self.report.rows.push(row.context("there were no rounds")?);
+        Ok(())
+    }
+
+    /// The wrong elements of Rust and of C++ over all ranks; `None` when nothing is to be checked.
+    /// *Collective*.
+    fn check(&self, contenders: &[Contender<'_>]) -> Result<[Option<usize>; 2]> {
+        let wrong = self.harness.check(&contenders[..2])?;
+        Ok([wrong[0], wrong[1]])
     }
 
     /// Tells that a pair cannot run here.
     fn leave_out(&self, name: &str, why: &str) {
-        if self.rank.is_root() {
+        if self.harness.rank.is_root() {
             println!("# left out: {name}: {why}");
         }
     }
@@ -176,10 +174,8 @@ impl Job<'_> {
     /// Prints what was measured, also when that is not all, and gives the verdict.
     fn finish(self, measured: Result<()>) -> Result<()> {
         let verdict = Verdict::of(&self.report.rows);
-        if self.rank.is_root() && !self.report.rows.is_empty() {
-            println!("{}\n", self.report.table());
-            println!("{verdict}");
-            self.report.write(&self.options.output)?;
+        if self.harness.rank.is_root() {
+            self.report.publish(&verdict, &self.options.output)?;
         }
         measured?;
         verdict.judge(self.options.max_mean, self.options.max_row)

@@ -5,6 +5,8 @@ use std::fmt;
 use anyhow::{Result, ensure};
 use serde::Serialize;
 
+use crate::contender::Launch;
+use crate::harness::Rounds;
 use crate::stats::{Spread, geometric_mean};
 use crate::table::Row;
 
@@ -34,26 +36,21 @@ pub struct TwinRow {
     pub cpp_wrong: Option<usize>,
 }
 
-/// The times of each round: Rust, C++, C++ again, in seconds.
-pub type Rounds = Vec<[f64; 3]>;
-
 /// What a row says beside the times.
 #[derive(Clone, Copy, Debug)]
 pub struct Label {
     pub kernel: &'static str,
     pub dtype: &'static str,
     pub bytes: usize,
-    pub blocks: u32,
-    pub threads: u32,
 }
 
 impl TwinRow {
-    /// From the times of every round, for `operations` each.
+    /// From the times of every round: of Rust, C++, and C++ again.
     pub fn new(
         label: Label,
-        registers: [u32; 2],
+        launches: [Launch; 2],
         rounds: &Rounds,
-        wrong: Option<[usize; 2]>,
+        wrong: [Option<usize>; 2],
     ) -> Option<Self> {
         let time = |i: usize| Spread::of(rounds.iter().map(|round| round[i]));
         let ratio = |i: usize| Spread::of(rounds.iter().map(|round| round[i] / round[1]));
@@ -62,18 +59,18 @@ impl TwinRow {
             kernel: label.kernel,
             dtype: label.dtype,
             bytes: label.bytes,
-            blocks: label.blocks,
-            threads: label.threads,
-            rust_registers: registers[0],
-            cpp_registers: registers[1],
+            blocks: launches[0].blocks,
+            threads: launches[0].threads,
+            rust_registers: launches[0].registers,
+            cpp_registers: launches[1].registers,
             rust_us: time(0)?.median * 1e6,
             cpp_us: time(1)?.median * 1e6,
             ratio: ours.median,
             noise: ours.iqr,
             null: null.median,
             null_noise: null.iqr,
-            rust_wrong: wrong.map(|wrong| wrong[0]),
-            cpp_wrong: wrong.map(|wrong| wrong[1]),
+            rust_wrong: wrong[0],
+            cpp_wrong: wrong[1],
         })
     }
 
@@ -180,10 +177,12 @@ mod tests {
     use super::*;
 
     fn row(rust: f64, wrong: usize) -> TwinRow {
-        let label = Label { kernel: "sum", dtype: "f32", bytes: 1024, blocks: 8, threads: 128 };
+        let label = Label { kernel: "sum", dtype: "f32", bytes: 1024 };
         // Rounds that differ by more than the contestants do: the ratio is within a round.
-        let rounds = vec![[rust, 1.0, 0.99], [rust * 3.0, 3.0, 3.0], [rust * 9.0, 9.0, 9.09]];
-        TwinRow::new(label, [30, 32], &rounds, Some([wrong, 0])).unwrap()
+        let rounds = [[rust, 1.0, 0.99], [rust * 3.0, 3.0, 3.0], [rust * 9.0, 9.0, 9.09]];
+        let rounds = rounds.map(Vec::from).to_vec();
+        let launches = [30, 32].map(|registers| Launch { blocks: 8, threads: 128, registers });
+        TwinRow::new(label, launches, &rounds, [Some(wrong), Some(0)]).unwrap()
     }
 
     #[test]

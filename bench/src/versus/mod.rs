@@ -1,32 +1,30 @@
-//! Kernel-initiated communication against host-initiated: kernels that communicate by themselves against NCCL's calls on the
-//! host, which launch NCCL's own kernels.
+//! Kernel-initiated communication against host-initiated: kernels that communicate by themselves
+//! against NCCL's calls on the host, which launch NCCL's own kernels.
 //!
-//! Every variant works on the same random data and is checked in full before it is timed. In every round each is timed over one batch,
-//! in an order that is drawn anew; a ratio is the median of the rounds' ratios, which are of neighbours in time.
+//! Every variant works on the same random data and is checked in full before it is timed. In every
+//! round each is timed over one batch, in an order that is drawn anew; a ratio is the median of the
+//! rounds' ratios, which are of neighbours in time.
 
 mod all_reduce;
 mod barrier;
+mod choice;
 mod gemm_allreduce;
-mod gpus;
-mod machine;
+mod job;
 mod put;
 mod row;
-mod simulated;
-mod variant;
 
 use std::path::PathBuf;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use clap::Args;
 use devcomm::{Error, Rank};
 
-use crate::header::Header;
+use crate::contender::Variant;
+use crate::harness::Harness;
 use crate::options::{OutputOptions, RankOptions, RunOptions};
 use crate::ranks;
-use gpus::Gpus;
-use machine::Job;
-use simulated::Simulated;
-use variant::{Choice, Described, Variant};
+use choice::{Choice, Described};
+use job::Job;
 
 pub use all_reduce::AllReduce;
 pub use barrier::Barrier;
@@ -40,11 +38,12 @@ pub struct Options {
     #[arg(long, value_enum, value_delimiter = ',', value_name = "VARIANT")]
     variants: Vec<Variant>,
 
-    /// Simulate N GPUs on the CPU: the kernels' results are checked, nothing is timed
+    /// Simulate N GPUs on the CPU: all results are checked, nothing is timed
     #[arg(long, value_name = "N", conflicts_with_all = ["gpus", "processes"])]
     simulate: Option<usize>,
 
-    /// The folder that `cargo xtask twins` made [default: DEVCOMM_TWINS, or `twins` beside this program's folder]
+    /// The folder that `cargo xtask twins` made [default: DEVCOMM_TWINS, or `twins` beside this
+    /// program's folder]
     #[arg(long, value_name = "FOLDER")]
     twins: Option<PathBuf>,
 
@@ -69,12 +68,14 @@ pub trait Benchmark: Args + Sync {
     /// Refuses flags that cannot be meant.
     fn validate(&self) -> Result<()>;
 
-    /// Measures on GPUs.
-    fn on_gpus(&self, job: &mut Job<'_, Gpus<'_>>) -> Result<()>;
-
-    /// Checks in the simulator.
-    fn simulated(&self, job: &mut Job<'_, Simulated>) -> Result<()>;
+    /// Compares its contenders.
+    fn run(&self, job: &mut Job<'_>) -> Result<()>;
 }
+
+/// The largest message where none was named, on simulated GPUs.
+const SIMULATED_LARGEST: usize = 64 << 10;
+/// Blocks at most on simulated GPUs, where each takes as long as all others together.
+const SIMULATED_BLOCKS: u32 = 4;
 
 /// The command line of a benchmark.
 #[derive(Args, Clone, Debug)]
@@ -92,59 +93,20 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
     benchmark.validate()?;
     options.run.validate()?;
     let choice = Choice::new(&options.variants, B::VARIANTS, B::NAME)?;
-    if let Some(ranks) = options.simulate {
-        return run_simulated(benchmark, options, choice, ranks);
-    }
-    let rank = |rank: &Rank| run_rank(benchmark, options, choice.clone(), rank);
-    ranks::run(&options.ranks, rank).map_err(advise)
-}
-
-fn run_rank(
-    benchmark: &impl Benchmark,
-    options: &Options,
-    choice: Choice,
-    rank: &Rank,
-) -> Result<()> {
-    let gpus = Gpus::new(rank, options)?;
-    let mut job = Job::new(&gpus, &options.run, choice);
-    let measured = benchmark.on_gpus(&mut job);
-    job.finish(measured, &options.output)
-}
-
-fn run_simulated(
-    benchmark: &impl Benchmark,
-    options: &Options,
-    mut choice: Choice,
-    ranks: usize,
-) -> Result<()> {
-    ensure!(ranks > 0, "there is at least one rank");
-    Simulated::leave_out(&mut choice)?;
-    let simulated = Simulated::new(ranks)?;
-    let mut job = Job::new(&simulated, &options.run, choice);
-    job.begin(Header::simulated(ranks));
-    let checked = benchmark.simulated(&mut job);
-    job.finish(checked, &options.output)
+    let rank = |rank: &Rank| {
+        let harness = Harness::new(rank, &options.ranks, &options.run)?;
+        let mut job = Job::new(&harness, choice.clone(), options.twins.as_deref());
+        let measured = benchmark.run(&mut job);
+        job.finish(measured, &options.output)
+    };
+    ranks::run(&options.ranks, options.simulate, rank).map_err(advise)
 }
 
 /// Names the way out when it is the machine that does not do.
 fn advise(error: anyhow::Error) -> anyhow::Error {
-    let of_the_machine = matches!(
-        error.downcast_ref(),
-        Some(
-            Error::NoDriver { .. }
-                | Error::DriverTooOld { .. }
-                | Error::NoGpu
-                | Error::TooFewGpus { .. }
-                | Error::WrongArch { .. }
-                | Error::PtxTooNew { .. }
-                | Error::DevCommRefused { .. }
-                | Error::NoWindow { .. }
-                | Error::SeveralLsaTeams { .. }
-        )
-    );
-    match of_the_machine {
+    match error.downcast_ref().is_some_and(Error::is_of_the_machine) {
         true => error.context(
-            "nothing can be measured here; `--simulate N` checks the kernels on N simulated GPUs",
+            "nothing can be measured here; `--simulate N` checks the results on N simulated GPUs",
         ),
         false => error,
     }

@@ -6,7 +6,8 @@ use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::variant::Variant;
+use crate::contender::{Launch, Variant};
+use crate::harness::Rounds;
 use crate::stats::{Spread, geometric_mean};
 use crate::table;
 
@@ -31,9 +32,6 @@ impl Case {
         self.shape.map_or_else(String::new, |[m, n, k]| format!("{m}x{n}x{k}"))
     }
 }
-
-/// Seconds of an operation by each variant, in every round.
-pub type Rounds = Vec<Vec<f64>>;
 
 /// One variant.
 #[derive(Clone, Debug, Serialize)]
@@ -68,8 +66,7 @@ pub struct Row {
 #[derive(Clone, Copy, Debug)]
 pub struct Ran {
     pub variant: Variant,
-    /// Blocks and threads; `None` where NCCL chooses them.
-    pub grid: Option<(u32, u32)>,
+    pub launch: Option<Launch>,
     pub wrong: Option<usize>,
 }
 
@@ -93,8 +90,8 @@ pub fn rows(case: Case, ran: &[Ran], rounds: Option<&Rounds>) -> Vec<Row> {
             n: case.shape.map(|[_, n, _]| n),
             k: case.shape.map(|[_, _, k]| k),
             variant: ran.variant,
-            blocks: ran.grid.map(|(blocks, _)| blocks),
-            threads: ran.grid.map(|(_, threads)| threads),
+            blocks: ran.launch.map(|launch| launch.blocks),
+            threads: ran.launch.map(|launch| launch.threads),
             time_us: time.map(|time| time.median * 1e6),
             algbw: bandwidth,
             busbw: bandwidth.map(|bandwidth| bandwidth * case.bus),
@@ -228,8 +225,8 @@ impl fmt::Display for Summary {
         for Ratio { kernel, host, rows, mean, lowest, highest } in &self.ratios {
             writeln!(
                 f,
-                "# time of {kernel} over time of {host}: geometric mean {mean:.3} over {rows} rows, from {lowest:.3} to \
-                 {highest:.3} (below 1: {kernel} is faster)"
+                "# time of {kernel} over time of {host}: geometric mean {mean:.3} over {rows} \
+                 rows, from {lowest:.3} to {highest:.3} (below 1: {kernel} is faster)"
             )?;
         }
         match self.checked {
@@ -248,7 +245,8 @@ mod tests {
         Case { size: 3000, count: 750, dtype: "f32", redop: "sum", bus: 1.5, shape: None };
 
     fn ran(variant: Variant) -> Ran {
-        Ran { variant, grid: variant.is_kernel().then_some((4, 128)), wrong: Some(0) }
+        let launch = Launch { blocks: 4, threads: 128, registers: 32 };
+        Ran { variant, launch: variant.is_kernel().then_some(launch), wrong: Some(0) }
     }
 
     fn measured() -> Vec<Row> {
@@ -290,8 +288,8 @@ mod tests {
     #[test]
     fn the_summary_says_which_way_the_ratio_goes() {
         let text = Summary::of(&measured()).to_string();
-        let line = "# time of rust over time of nccl-sym: geometric mean 0.500 over 1 rows, from 0.500 to 0.500 (below 1: \
-                    rust is faster)";
+        let line = "# time of rust over time of nccl-sym: geometric mean 0.500 over 1 rows, from \
+                    0.500 to 0.500 (below 1: rust is faster)";
         assert!(text.contains(line) && text.ends_with("# #wrong 0"), "{text}");
     }
 

@@ -4,8 +4,19 @@ use std::process::Command;
 
 /// Exit code, stdout and stderr.
 pub fn run(args: &[&str]) -> (Option<i32>, String, String) {
+    output(program(args))
+}
+
+/// The program, with none of its variables set.
+pub fn program(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_devcomm-bench"));
-    let output = command.args(args).env_remove("DEVCOMM_TWINS").output().unwrap();
+    command.args(args).env_remove("DEVCOMM_TWINS").env_remove("DEVCOMM_SIMULATE");
+    command
+}
+
+/// As [`run`].
+pub fn output(mut command: Command) -> (Option<i32>, String, String) {
+    let output = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status.code(), text(output.stdout), text(output.stderr))
 }

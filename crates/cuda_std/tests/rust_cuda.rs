@@ -8,7 +8,8 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use cuda_builder::{Artifacts, CudaBuilder, Error};
-use devcomm_sim::{LaunchConfig, Simulator};
+use devcomm::{Result, Simulation};
+use devcomm_testing::simulated::{Gpu, read, run, world};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use rust_cuda_kernels::{matrix_product, vector_add, warp_sum};
 
@@ -93,48 +94,50 @@ fn assemble(artifacts: &Artifacts) -> Result<(), Failed> {
     Ok(())
 }
 
-/// A buffer of these elements in rank 0.
-fn buffer(sim: &Simulator, elements: &[f32]) -> Result<devcomm_sim::Buffer<f32>, Failed> {
-    let buffer = sim.buffer(0, elements.len())?;
-    buffer.write(elements)?;
-    Ok(buffer)
+/// What `body` gives on one simulated GPU.
+fn on_gpu<T: Send>(body: impl Fn(&Gpu<'_>) -> Result<T> + Sync) -> Result<T, Failed> {
+    let mut given = run(&world(Simulation::new(1)), body)?;
+    Ok(given.remove(0))
 }
 
 fn adds_vectors() -> Result<(), Failed> {
-    let sim = Simulator::new(1)?;
     let (a, b): (Vec<f32>, Vec<f32>) = (0..1000).map(|i| (i as f32, (7 * i % 13) as f32)).unzip();
-    let [left, right, sum] = [&a[..], &b, &[-1.0; 1024]].map(|elements| buffer(&sim, elements));
-    let (left, right, sum) = (left?, right?, sum?);
-    // SAFETY: the result has as many elements as the slices, and more.
-    unsafe { sim.launch(vector_add, LaunchConfig::new(8, 128), |_| (&left, &right, &sum)) }?;
+    let sums = on_gpu(|gpu| {
+        // The result has as many elements as the slices, and more.
+        let sums = gpu.buffer(&[-1.0_f32; 1024])?;
+        gpu.launch(vector_add, 8, 128, (&gpu.buffer(&a)?, &gpu.buffer(&b)?, &sums))?;
+        read(&sums)
+    })?;
     let wanted: Vec<f32> = a.iter().zip(&b).map(|(a, b)| a + b).chain([-1.0; 24]).collect();
-    ensure(sum.read() == wanted, || "the sums are wrong".to_owned())
+    ensure(sums == wanted, || "the sums are wrong".to_owned())
 }
 
 fn multiplies_matrices() -> Result<(), Failed> {
-    let sim = Simulator::new(1)?;
     let (rows, columns, inner) = (37, 50, 21);
     let a: Vec<f32> = (0..rows * inner).map(|i| (i % 7) as f32 - 3.0).collect();
     let b: Vec<f32> = (0..inner * columns).map(|i| (i % 5) as f32).collect();
-    let (left, right) = (buffer(&sim, &a)?, buffer(&sim, &b)?);
-    let out = buffer(&sim, &vec![f32::NAN; rows * columns])?;
-    let args = |_| (&left, &right, &out, rows, columns, inner);
-    // SAFETY: the matrices have the sizes.
-    unsafe { sim.launch(matrix_product, LaunchConfig::new(12, 256), args) }?;
+    let product = on_gpu(|gpu| {
+        let out = gpu.buffer(&vec![f32::NAN; rows * columns])?;
+        let args = (&gpu.buffer(&a)?, &gpu.buffer(&b)?, &out, rows, columns, inner);
+        gpu.launch(matrix_product, 12, 256, args)?;
+        read(&out)
+    })?;
     let element = |i: usize| {
         let (row, column) = (i / columns, i % columns);
         (0..inner).map(|k| a[row * inner + k] * b[k * columns + column]).sum::<f32>()
     };
     let wanted: Vec<f32> = (0..rows * columns).map(element).collect();
-    ensure(out.read() == wanted, || "the product is wrong".to_owned())
+    ensure(product == wanted, || "the product is wrong".to_owned())
 }
 
 fn sums_warps() -> Result<(), Failed> {
-    let sim = Simulator::new(1)?;
     let values: Vec<f32> = (0..700).map(|i| (i % 11) as f32).collect();
-    let (values_in, out) = (buffer(&sim, &values)?, buffer(&sim, &[0.0; 3])?);
-    // SAFETY: there is room for a sum a block, and blocks have whole warps.
-    unsafe { sim.launch(warp_sum, LaunchConfig::new(3, 256), |_| (&values_in, &out)) }?;
+    let sums = on_gpu(|gpu| {
+        // Room for a sum a block; blocks have whole warps.
+        let sums = gpu.buffer(&[0_f32; 3])?;
+        gpu.launch(warp_sum, 3, 256, (&gpu.buffer(&values)?, &sums))?;
+        read(&sums)
+    })?;
     let wanted: Vec<f32> = values.chunks(256).map(|chunk| chunk.iter().sum()).collect();
-    ensure(out.read() == wanted, || format!("{:?} in place of {wanted:?}", out.read()))
+    ensure(sums == wanted, || format!("{sums:?} in place of {wanted:?}"))
 }

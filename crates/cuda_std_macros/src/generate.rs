@@ -115,6 +115,9 @@ fn with_lifetime(ty: &Type) -> Type {
     ty
 }
 
+/// Threads of a block, where a kernel does not say how many it has at most.
+const MAX_THREADS: u32 = 1024;
+
 impl Kernel<'_> {
     fn plain(&self, instance: &Instance) -> TokenStream {
         let ItemFn { vis, sig, .. } = self.function;
@@ -281,6 +284,7 @@ impl Kernel<'_> {
         let name = instance.name(&sig.ident);
         let gin = self.args.gin.is_some();
         let file = &self.source.stem;
+        let max_threads = self.args.max_threads.unwrap_or(MAX_THREADS);
         let attrs = attrs.iter().filter(|attr| !attr.path().is_ident("doc"));
         let body = body_fn(quote!(#(#attrs)*), quote!(#unsafety), quote!(#inputs), block);
         quote! {
@@ -289,6 +293,10 @@ impl Kernel<'_> {
                 const GIN: bool = #gin;
                 const FILE: &'static str = #file;
                 type Args = (#(#types,)*);
+                const BODY: ::core::option::Option<::cuda_std::__private::HostBody> =
+                    ::core::option::Option::Some(
+                        ::cuda_std::__private::HostBody::new::<Self>(#max_threads),
+                    );
             }
             impl ::cuda_std::__private::HostKernel for #item {
                 unsafe fn call((#(#names,)*): Self::Args) {

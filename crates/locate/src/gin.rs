@@ -122,12 +122,15 @@ pub struct GinMachine {
     pub gpus: Option<GinGpus>,
     /// The settings of NCCL that stand in the way of GIN as a whole: `NCCL_GIN_ENABLE=0` and such.
     pub hindered_by: Vec<String>,
-    /// `NCCL_GIN_TYPE`, `NCCL_GIN_PLUGIN`, `NCCL_GDRCOPY_ENABLE` and `NCCL_RMA_PLUGIN`.
-    set: [Option<String>; 4],
+    /// `NCCL_GIN_TYPE`, if set.
+    gin_type: Option<String>,
+    /// `NCCL_GIN_PLUGIN`, if set.
+    gin_plugin: Option<String>,
+    /// `NCCL_GDRCOPY_ENABLE`, if set.
+    gdrcopy: Option<String>,
+    /// `NCCL_RMA_PLUGIN`, if set.
+    rma_plugin: Option<String>,
 }
-
-const SET: [&str; 4] =
-    ["NCCL_GIN_TYPE", "NCCL_GIN_PLUGIN", "NCCL_GDRCOPY_ENABLE", "NCCL_RMA_PLUGIN"];
 
 /// Looks at this machine. The GPUs are the caller's to ask.
 #[must_use]
@@ -151,7 +154,10 @@ fn gin_machine_in(env: &Env, root: &Path, gpus: Option<GinGpus>) -> GinMachine {
         loopback: find_gin_loopback_in(env, None),
         gpus,
         hindered_by: hindering.into_iter().filter_map(zero).collect(),
-        set: SET.map(text),
+        gin_type: text("NCCL_GIN_TYPE"),
+        gin_plugin: text("NCCL_GIN_PLUGIN"),
+        gdrcopy: text("NCCL_GDRCOPY_ENABLE"),
+        rma_plugin: text("NCCL_RMA_PLUGIN"),
     }
 }
 
@@ -185,8 +191,7 @@ impl GinMachine {
         if let Some(first) = self.hindered_by.first() {
             return Err(format!("{first} keeps NCCL from all of GIN"));
         }
-        let [gin_type, gin_plugin, gdrcopy, _] = &self.set;
-        if let Some(asked) = gin_type
+        if let Some(asked) = &self.gin_type
             && asked.parse().is_ok_and(|number: i32| number >= 0 && number != route.gin_type())
         {
             return Err(format!("NCCL_GIN_TYPE={asked} asks for another back end"));
@@ -207,7 +212,7 @@ impl GinMachine {
             GinRoute::EfaGda => self.card(|kind| kind == "efa"),
             GinRoute::ProxyTcp => {
                 let newer = self.gpus.is_some_and(|gpus| gpus.driver >= 13_030);
-                let enabled = gdrcopy.as_deref().is_some_and(|value| value != "0");
+                let enabled = self.gdrcopy.as_deref().is_some_and(|value| value != "0");
                 match (self.gdrdrv || newer, enabled) {
                     (true, true) => Ok("NCCL_GDRCOPY_ENABLE is set".to_owned()),
                     (true, false) => Err("NCCL_GDRCOPY_ENABLE is not set".to_owned()),
@@ -218,7 +223,7 @@ impl GinMachine {
                 Ok(path) => Ok(path.display().to_string()),
                 Err(error) => Err(format!("{}: {}", error.what(), error.advice())),
             },
-            GinRoute::Gpi => match gin_plugin {
+            GinRoute::Gpi => match &self.gin_plugin {
                 Some(name) => Ok(format!("NCCL_GIN_PLUGIN={name}, if that is it")),
                 None => Err("NCCL_GIN_PLUGIN is not set".to_owned()),
             },
@@ -248,9 +253,8 @@ impl GinMachine {
 
     /// Why a route that looks possible is not there in this very process.
     fn switched_off(&self, route: GinRoute) -> Option<String> {
-        let [.., rma_plugin] = &self.set;
         let plugin = self.loopback.as_ref().ok().filter(|_| route == GinRoute::ProxyLoopback)?;
-        match rma_plugin {
+        match &self.rma_plugin {
             None => Some("it is not switched on: NCCL_RMA_PLUGIN is not set".to_owned()),
             Some(other) if fs::canonicalize(other).ok().as_ref() != Some(plugin) => {
                 Some(format!("NCCL_RMA_PLUGIN is {other}"))

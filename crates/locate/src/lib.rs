@@ -51,7 +51,7 @@ mod version;
 pub use cache::{cache_dir, wheel_dir};
 pub use error::{NotFound, Tried};
 pub use gin::{GinGpus, GinMachine, GinRoute, RdmaDevice, gin_machine};
-pub use loopback::find_gin_loopback;
+pub use loopback::{find_gin_loopback, gin_loopback_environment};
 pub use nccl::{FoundBy, NcclTree, Part, find_nccl};
 pub use ptxas::{PTXAS_MIN, find_ptxas};
 pub use version::NcclVersion;

@@ -56,6 +56,24 @@ pub(crate) fn find_gin_loopback_in(
     found.into_iter().max_by_key(age).ok_or_else(|| not_found(tried))
 }
 
+/// The variables that a program must have in its environment before it loads NCCL or touches a GPU, for GIN PROXY through
+/// devcomm's plugin at `plugin` (an absolute path).
+///
+/// - `NCCL_RMA_PLUGIN` names the plugin, `NCCL_GIN_TYPE=2` asks for GIN PROXY, the only type that goes through a plugin.
+/// - `NCCL_RMA_PLUGIN_REF_COUNT=1`: the library stays loaded after the last communicator.
+/// - `CUDA_MODULE_LOADING=EAGER`: a module that is loaded while a kernel waits for a signal would wait for that kernel.
+/// - `CUDA_DEVICE_MAX_CONNECTIONS=32`: with the usual 8 hardware queues a copy may be queued behind a waiting kernel.
+#[must_use]
+pub fn gin_loopback_environment(plugin: &Path) -> [(&'static str, String); 5] {
+    [
+        ("NCCL_RMA_PLUGIN", plugin.display().to_string()),
+        ("NCCL_RMA_PLUGIN_REF_COUNT", "1".to_owned()),
+        ("NCCL_GIN_TYPE", "2".to_owned()),
+        ("CUDA_MODULE_LOADING", "EAGER".to_owned()),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "32".to_owned()),
+    ]
+}
+
 fn around(folder: &Path) -> impl Iterator<Item = PathBuf> {
     let folders = BESIDE.iter().map(|step| folder.join(step));
     folders.filter_map(|folder| fs::canonicalize(folder).ok())

@@ -4,7 +4,11 @@ use std::fmt::Debug;
 
 use cuda_std::prelude::*;
 use cuda_std::reduce::{Max, Sum, fold};
-use devcomm_sim::{Buffer, DevComm, DevCommConfig, LaunchConfig, Simulator, Window};
+use devcomm::{
+    DevCommRequirements, DevCommResource, Element, Kernel, Result, Simulation, SymmetricBuffer,
+    Window,
+};
+use devcomm_testing::simulated::{Gpu, read, simulate};
 use reduce_copy_kernels::multimem::{
     lsa_reduce_multimem_copy, multimem_copy, multimem_reduce, multimem_reduce_copy,
     multimem_reduce_lsa_copy,
@@ -13,38 +17,40 @@ use reduce_copy_kernels::multimem::{
 /// Elements of windows and buffers.
 const LEN: usize = 700;
 
-/// Ranks, and their memory.
-struct World<T> {
-    sim: Simulator,
-    comm: DevComm,
+/// A rank's memory, and what all ranks put into theirs.
+struct Memory<T: Element> {
+    comm: DevCommResource,
     inputs: Vec<Vec<T>>,
+    untouched: T,
     src: Window<T>,
     dst: Window<T>,
-    buffers: Vec<Buffer<T>>,
+    buffer: SymmetricBuffer<T>,
 }
 
-impl<T: Accumulate + PartialEq + Debug> World<T> {
-    fn new(ranks: usize, element: fn(usize) -> T) -> Self {
-        let sim = Simulator::new(ranks).unwrap();
-        #[allow(clippy::needless_update, reason = "what else there is")]
-        let config = DevCommConfig { lsa_multimem: true, lsa_barriers: 1, ..Default::default() };
-        let comm = sim.dev_comm(config).unwrap();
-        let (src, dst) = (sim.window::<T>(LEN).unwrap(), sim.window::<T>(LEN).unwrap());
-        let buffers: Vec<_> = (0..ranks).map(|rank| sim.buffer::<T>(rank, LEN).unwrap()).collect();
+impl<T: Accumulate + PartialEq + Debug> Memory<T> {
+    fn new(gpu: &Gpu<'_>, element: fn(usize) -> T) -> Result<Self> {
+        let requirements = DevCommRequirements::new().lsa_multimem(true).lsa_barriers(1);
         let input = |rank: usize| (0..LEN).map(|i| element(3 * rank + i)).collect();
-        let inputs: Vec<Vec<T>> = (0..ranks).map(input).collect();
-        for (rank, input) in inputs.iter().enumerate() {
-            src.write(rank, input).unwrap();
-            dst.write(rank, &[element(1); LEN]).unwrap();
-            buffers[rank].write(&[element(1); LEN]).unwrap();
-        }
-        Self { sim, comm, inputs, src, dst, buffers }
+        let inputs: Vec<Vec<T>> = (0..gpu.n_ranks()).map(input).collect();
+        let untouched = element(1);
+        Ok(Self {
+            comm: gpu.dev_comm(requirements)?,
+            src: gpu.window(&inputs[gpu.rank()])?,
+            dst: gpu.window(&[untouched; LEN])?,
+            buffer: gpu.buffer(&[untouched; LEN])?,
+            untouched,
+            inputs,
+        })
+    }
+
+    /// The address of an element of the buffer.
+    fn at(&self, index: usize) -> u64 {
+        self.buffer.device_address() + (index * size_of::<T>()) as u64
     }
 
     /// What a destination holds that gets `count` elements at `to`.
     fn wanted(&self, to: usize, count: usize, of: impl Fn(usize) -> T) -> Vec<T> {
-        // The last element is beyond every range.
-        let mut wanted = vec![self.dst.read(0)[LEN - 1]; LEN];
+        let mut wanted = vec![self.untouched; LEN];
         for i in 0..count {
             wanted[to + i] = of(i);
         }
@@ -58,6 +64,18 @@ impl<T: Accumulate + PartialEq + Debug> World<T> {
     }
 }
 
+/// Does `trial` with memory of its own for each of [`RANGES`]: a count, and offsets of source and destination.
+fn trials<T: Accumulate + PartialEq + Debug>(
+    ranks: usize,
+    element: fn(usize) -> T,
+    trial: impl Fn(&Gpu<'_>, Memory<T>, [usize; 3]) -> Result<()> + Sync,
+) {
+    simulate(Simulation::new(ranks), |gpu| {
+        let of = |&(count, from, to)| trial(gpu, Memory::new(gpu, element)?, [count, from, to]);
+        RANGES.iter().try_for_each(of)
+    });
+}
+
 /// Counts and offsets, in vectors and out of step with them.
 const RANGES: [(usize, usize, usize); 6] =
     [(0, 0, 0), (1, 3, 3), (640, 0, 0), (613, 5, 5), (600, 1, 2), (31, 7, 0)];
@@ -66,24 +84,16 @@ const RANGES: [(usize, usize, usize); 6] =
 fn all_copies_are_summed_into_a_pointer() {
     fn check<T: Accumulate + PartialEq + Debug, K>(kernel: K, element: fn(usize) -> T)
     where
-        K: devcomm_types::HostKernel<
-                Args = (nccl_device::DevComm, nccl_device::Window<T>, usize, *mut T, usize),
-            >,
+        K: Kernel<Args = (nccl_device::DevComm, nccl_device::Window<T>, usize, *mut T, usize)>
+            + Sync,
     {
         for ranks in [1, 3] {
-            for (count, from, to) in RANGES {
-                let world = World::new(ranks, element);
-                let args = |rank: usize| {
-                    let dst = world.buffers[rank].address() + (to * size_of::<T>()) as u64;
-                    (world.comm.rank(rank), world.src.rank(rank), from, dst, count)
-                };
-                // SAFETY: window and buffers have room.
-                unsafe { world.sim.launch(kernel, LaunchConfig::new(1, 32), args) }.unwrap();
-                let wanted = world.wanted(to, count, |i| world.folded(Sum, from + i));
-                for buffer in &world.buffers {
-                    assert_eq!(buffer.read(), wanted, "{count} from {from} to {to}");
-                }
-            }
+            trials(ranks, element, |gpu, it, [count, from, to]| {
+                gpu.launch(kernel, 1, 32, (&it.comm, &it.src, from, it.at(to), count))?;
+                let wanted = it.wanted(to, count, |i| it.folded(Sum, from + i));
+                assert_eq!(read(&it.buffer)?, wanted, "{count} from {from} to {to}");
+                Ok(())
+            });
         }
     }
     check(multimem_reduce::<f32>, |i| (i % 9) as f32);
@@ -97,26 +107,19 @@ fn all_copies_are_summed_into_a_pointer() {
 fn a_pointer_is_copied_to_all_copies_and_neighbours_stay() {
     fn check<T: Accumulate + PartialEq + Debug, K>(kernel: K, element: fn(usize) -> T)
     where
-        K: devcomm_types::HostKernel<
-                Args = (nccl_device::DevComm, *const T, nccl_device::Window<T>, usize, usize),
-            >,
+        K: Kernel<Args = (nccl_device::DevComm, *const T, nccl_device::Window<T>, usize, usize)>
+            + Sync,
     {
-        for (count, from, to) in RANGES {
-            let world = World::new(2, element);
+        trials(2, element, |gpu, it, [count, from, to]| {
             let source: Vec<T> = (0..LEN).map(|i| element(i * i)).collect();
-            world.buffers[1].write(&source).unwrap();
+            it.buffer.copy_from_host(&source)?;
             // One rank writes, the other nothing.
-            let args = |rank: usize| {
-                let src = world.buffers[rank].address() + (from * size_of::<T>()) as u64;
-                (world.comm.rank(rank), src, world.dst.rank(rank), to, count * rank)
-            };
-            // SAFETY: window and buffers have room.
-            unsafe { world.sim.launch(kernel, LaunchConfig::new(1, 32), args) }.unwrap();
-            let wanted = world.wanted(to, count, |i| source[from + i]);
-            for rank in 0..2 {
-                assert_eq!(world.dst.read(rank), wanted, "{count} from {from} to {to}");
-            }
-        }
+            let args = (&it.comm, it.at(from), &it.dst, to, count * gpu.rank());
+            gpu.launch(kernel, 1, 32, args)?;
+            let wanted = it.wanted(to, count, |i| source[from + i]);
+            assert_eq!(read(&it.dst)?, wanted, "{count} from {from} to {to}");
+            Ok(())
+        });
     }
     check(multimem_copy::<f32>, |i| (i % 99) as f32);
     check(multimem_copy::<f16>, |i| f16::from_f32((i % 99) as f32));
@@ -129,7 +132,7 @@ fn check_windows<T: Accumulate + PartialEq + Debug, K, Op: ReduceOp<T>>(
     op: Op,
     element: fn(usize) -> T,
 ) where
-    K: devcomm_types::HostKernel<
+    K: Kernel<
             Args = (
                 nccl_device::DevComm,
                 nccl_device::Window<T>,
@@ -138,24 +141,19 @@ fn check_windows<T: Accumulate + PartialEq + Debug, K, Op: ReduceOp<T>>(
                 usize,
                 usize,
             ),
-        >,
+        > + Sync,
+    Op: Sync,
 {
     for ranks in [1, 2, 3, 4, 8] {
-        for (count, from, to) in RANGES {
-            let world = World::new(ranks, element);
+        trials(ranks, element, |gpu, it, [count, from, to]| {
             let share = |rank: usize| count * rank / ranks;
-            let args = |rank: usize| {
-                let (begin, len) = (share(rank), share(rank + 1) - share(rank));
-                let (src, dst) = (world.src.rank(rank), world.dst.rank(rank));
-                (world.comm.rank(rank), src, from + begin, dst, to + begin, len)
-            };
-            // SAFETY: the windows have room.
-            unsafe { world.sim.launch(kernel, LaunchConfig::new(1, 32), args) }.unwrap();
-            let wanted = world.wanted(to, count, |i| world.folded(op, from + i));
-            for rank in 0..ranks {
-                assert_eq!(world.dst.read(rank), wanted, "{ranks}: {count} from {from} to {to}");
-            }
-        }
+            let (begin, end) = (share(gpu.rank()), share(gpu.rank() + 1));
+            let args = (&it.comm, &it.src, from + begin, &it.dst, to + begin, end - begin);
+            gpu.launch(kernel, 1, 32, args)?;
+            let wanted = it.wanted(to, count, |i| it.folded(op, from + i));
+            assert_eq!(read(&it.dst)?, wanted, "{ranks}: {count} from {from} to {to}");
+            Ok(())
+        });
     }
 }
 

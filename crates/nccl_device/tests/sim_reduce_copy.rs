@@ -4,8 +4,9 @@ use std::fmt::Debug;
 
 use cuda_std::prelude::*;
 use cuda_std::reduce::{And, Avg, Max, Min, Or, PreMulSum, Prod, Sum, Xor, fold};
-use devcomm_sim::{DevCommConfig, LaunchConfig, Simulator};
-use devcomm_types::{F8E4M3, F8E5M2};
+use devcomm::{DevCommRequirements, F8E4M3, F8E5M2, Kernel, Simulation};
+use devcomm_testing::simulated::{read, simulate};
+use fastrand::Rng;
 use nccl_device::reduce_copy as rc;
 use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
 
@@ -160,28 +161,9 @@ unsafe fn local<T: Accumulate>(
     }
 }
 
-/// Numbers that look random, the same in every run.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        self.0 >> 33
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        self.next() as usize % n
-    }
-
-    /// An element: small numbers, of which sums are exact in every type, in any order.
-    fn element<T: Small>(&mut self) -> T {
-        T::small(self.next() as u8 % 4)
-    }
-
-    fn elements<T: Small>(&mut self, len: usize) -> Vec<T> {
-        (0..len).map(|_| self.element()).collect()
-    }
+/// So many elements: small numbers, of which sums are exact in every type, in any order.
+fn elements<T: Small>(rng: &mut Rng, len: usize) -> Vec<T> {
+    (0..len).map(|_| T::small(rng.u8(..4))).collect()
 }
 
 /// Elements of a few small values, negative ones among them.
@@ -224,16 +206,15 @@ fn untouched<T: Small>(len: usize) -> Vec<T> {
 const ROOM: usize = 40;
 
 /// The bodies of random trials: ranks, threads, count, and two offsets that are alike in their vectors or not.
-fn trials(seed: u64, mut trial: impl FnMut(&mut Random, usize, u32, usize, [usize; 2])) {
-    let mut random = Random(seed);
+fn trials(seed: u64, mut trial: impl FnMut(&mut Rng, usize, u32, usize, [usize; 2])) {
+    let mut rng = Rng::with_seed(seed);
     for ranks in [1, 2, 3, 4, 5, 8] {
         for _ in 0..3 {
-            let threads = [1, 7, 32, 64][random.below(4)];
-            let longest = [20, 200, 3000][random.below(3)];
-            let count = random.below(longest);
-            let first = random.below(ROOM / 2);
-            let second = if random.below(2) == 0 { first } else { random.below(ROOM / 2) };
-            trial(&mut random, ranks, threads, count, [first, second]);
+            let threads = [1, 7, 32, 64][rng.usize(..4)];
+            let longest = [20, 200, 3000][rng.usize(..3)];
+            let (count, first) = (rng.usize(..longest), rng.usize(..ROOM / 2));
+            let second = if rng.bool() { first } else { rng.usize(..ROOM / 2) };
+            trial(&mut rng, ranks, threads, count, [first, second]);
         }
     }
 }
@@ -241,23 +222,18 @@ fn trials(seed: u64, mut trial: impl FnMut(&mut Random, usize, u32, usize, [usiz
 /// Runs a kernel of [`reduce`]'s shape on random elements.
 macro_rules! check_reduce {
     ($kernel:ident: $type:ident $($op:ident)*) => { $(
-        trials(line!().into(), |random, ranks, threads, count, [from, to]| {
-            let sim = Simulator::new(ranks).unwrap();
-            let comm = sim.dev_comm(DevCommConfig { lsa_barriers: 1, ..Default::default() }).unwrap();
-            let src = sim.window::<$type>(count + ROOM).unwrap();
-            let inputs: Vec<Vec<$type>> = (0..ranks).map(|_| random.elements(count + ROOM)).collect();
-            let outputs: Vec<_> = (0..ranks).map(|rank| sim.buffer::<$type>(rank, count + ROOM).unwrap()).collect();
-            for rank in 0..ranks {
-                src.write(rank, &inputs[rank]).unwrap();
-                outputs[rank].write(&untouched(count + ROOM)).unwrap();
-            }
-            let args = |rank: usize| {
-                let dst = outputs[rank].address() + (to * size_of::<$type>()) as u64;
-                (comm.rank(rank), src.rank(rank), from, dst, count)
-            };
-            // SAFETY: windows and buffers have room.
-            unsafe { sim.launch($kernel::<$type, $op>, LaunchConfig::new(1, threads), args) }.unwrap();
-            let mut wanted = untouched::<$type>(count + ROOM);
+        trials(line!().into(), |rng, ranks, threads, count, [from, to]| {
+            let len = count + ROOM;
+            let inputs: Vec<Vec<$type>> = (0..ranks).map(|_| elements(rng, len)).collect();
+            let outputs = simulate(Simulation::new(ranks), |gpu| {
+                let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+                let output = gpu.buffer(&untouched::<$type>(len))?;
+                let dst = output.device_address() + (to * size_of::<$type>()) as u64;
+                let args = (&comm, &gpu.window(&inputs[gpu.rank()])?, from, dst, count);
+                gpu.launch($kernel::<$type, $op>, 1, threads, args)?;
+                read(&output)
+            });
+            let mut wanted = untouched::<$type>(len);
             for i in 0..count {
                 let of_ranks: Vec<$type> = inputs.iter().map(|input| input[from + i]).collect();
                 let op = <$op as Operator<$type>>::of(ranks as u32);
@@ -265,7 +241,7 @@ macro_rules! check_reduce {
             }
             for output in &outputs {
                 let what = concat!(stringify!($type), " ", stringify!($op));
-                assert_eq!(output.read(), wanted, "{what}: {ranks} ranks, {threads} threads, {count} from {from} to {to}");
+                assert_eq!(*output, wanted, "{what}: {ranks} ranks, {threads} threads, {count} from {from} to {to}");
             }
         });
     )* };
@@ -288,37 +264,29 @@ check_types!(floats_are_scaled_before_they_are_summed: reduce_scaled [Scaled]; f
 
 fn reduces_to_all<T: Small, K>(kernel: K, seed: u64)
 where
-    K: devcomm_types::HostKernel<
-            Args = (DevComm, Window<T>, usize, Window<T>, usize, Window<T>, usize),
-        >,
+    K: Kernel<Args = (DevComm, Window<T>, usize, Window<T>, usize, Window<T>, usize)> + Sync,
 {
-    trials(seed, |random, ranks, threads, count, [from, to]| {
-        let sim = Simulator::new(ranks).unwrap();
-        let comm = sim.dev_comm(DevCommConfig { lsa_barriers: 1, ..Default::default() }).unwrap();
-        let window = || sim.window::<T>(count + ROOM).unwrap();
-        let (src, dst, again) = (window(), window(), window());
-        let inputs: Vec<Vec<T>> = (0..ranks).map(|_| random.elements(count + ROOM)).collect();
-        for (rank, input) in inputs.iter().enumerate() {
-            src.write(rank, input).unwrap();
-            dst.write(rank, &untouched(count + ROOM)).unwrap();
-            again.write(rank, &untouched(count + ROOM)).unwrap();
-        }
-        let args = |rank: usize| {
-            let [src, dst, again] = [&src, &dst, &again].map(|window| window.rank(rank));
-            (comm.rank(rank), src, from, dst, to, again, count)
-        };
-        // SAFETY: the windows have room.
-        unsafe { sim.launch(kernel, LaunchConfig::new(1, 32 * threads.min(8)), args) }.unwrap();
-        let (mut wanted, mut moved) = (untouched::<T>(count + ROOM), untouched(count + ROOM));
+    trials(seed, |rng, ranks, threads, count, [from, to]| {
+        let len = count + ROOM;
+        let inputs: Vec<Vec<T>> = (0..ranks).map(|_| elements(rng, len)).collect();
+        let outputs = simulate(Simulation::new(ranks), |gpu| {
+            let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+            let src = gpu.window(&inputs[gpu.rank()])?;
+            let (dst, again) = (gpu.window(&untouched(len))?, gpu.window(&untouched(len))?);
+            let args = (&comm, &src, from, &dst, to, &again, count);
+            gpu.launch(kernel, 1, 32 * threads.min(8), args)?;
+            Ok((read(&dst)?, read(&again)?))
+        });
+        let (mut wanted, mut moved) = (untouched::<T>(len), untouched(len));
         for i in 0..count {
             let of_ranks: Vec<T> = inputs.iter().map(|input| input[from + i]).collect();
             wanted[to + i] = fold(Sum, &of_ranks).unwrap();
             moved[to + i + 2] = wanted[to + i];
         }
-        for rank in 0..ranks {
+        for (dst, again) in outputs {
             let what = format!("{ranks} ranks, {threads} warps, {count} from {from} to {to}");
-            assert_eq!(dst.read(rank), wanted, "{what}");
-            assert_eq!(again.read(rank), moved, "copied again: {what}");
+            assert_eq!(dst, wanted, "{what}");
+            assert_eq!(again, moved, "copied again: {what}");
         }
     });
 }
@@ -334,25 +302,20 @@ fn a_share_reduced_by_each_rank_arrives_in_all() {
 
 fn works_on_parts<T: Small, K>(kernel: K, seed: u64)
 where
-    K: devcomm_types::HostKernel<
-            Args = (*const T, usize, usize, *mut T, usize, usize, *mut T, *mut T, usize),
-        >,
+    K: Kernel<Args = (*const T, usize, usize, *mut T, usize, usize, *mut T, *mut T, usize)> + Sync,
 {
-    trials(seed, |random, n, threads, count, [stride, dst_stride]| {
+    trials(seed, |rng, n, threads, count, [stride, dst_stride]| {
         let (stride, dst_stride, m) = (count + stride, count + dst_stride, 1 + n % 3);
-        let sim = Simulator::new(1).unwrap();
-        let filled = |elements: &[T]| {
-            let buffer = sim.buffer::<T>(0, elements.len()).unwrap();
-            buffer.write(elements).unwrap();
-            buffer
-        };
-        let input: Vec<T> = random.elements(n * stride + 1);
+        let input: Vec<T> = elements(rng, n * stride + 1);
         let room = m * dst_stride + 1;
-        let (src, dst) = (filled(&input), filled(&untouched(room)));
-        let (sum, copies) = (filled(&untouched(count + 1)), filled(&untouched(room)));
-        let args = |_| (&src, n, stride, &dst, m, dst_stride, &sum, &copies, count);
-        // SAFETY: the buffers have room.
-        unsafe { sim.launch(kernel, LaunchConfig::new(1, threads), args) }.unwrap();
+        let outputs = simulate(Simulation::new(1), |gpu| {
+            let (src, dst) = (gpu.buffer(&input)?, gpu.buffer(&untouched::<T>(room))?);
+            let sum = gpu.buffer(&untouched::<T>(count + 1))?;
+            let copies = gpu.buffer(&untouched::<T>(room))?;
+            let args = (&src, n, stride, &dst, m, dst_stride, &sum, &copies, count);
+            gpu.launch(kernel, 1, threads, args)?;
+            Ok([read(&dst)?, read(&sum)?, read(&copies)?])
+        });
         let (mut least, mut total) = (untouched::<T>(room), untouched::<T>(count + 1));
         let mut copied = untouched::<T>(room);
         for i in 0..count {
@@ -364,8 +327,7 @@ where
             }
         }
         let what = format!("{n} to {m} parts of {count}, {stride} and {dst_stride} apart");
-        assert_eq!((dst.read(), sum.read()), (least, total), "{what}");
-        assert_eq!(copies.read(), copied, "{what}");
+        assert_eq!(outputs, [[least, total, copied]], "{what}");
     });
 }
 
@@ -379,18 +341,14 @@ fn parts_at_any_distance_are_reduced_and_copied() {
 #[test]
 fn an_operator_may_be_a_closure() {
     use reduce_copy_kernels::lsa::reduce_by_closure;
-    let sim = Simulator::new(3).unwrap();
-    let comm = sim.dev_comm(DevCommConfig { lsa_barriers: 1, ..Default::default() }).unwrap();
-    let src = sim.window::<bf16>(20).unwrap();
     let of_rank = |rank: usize| [1.0, -7.0, 5.0].map(|x: f32| bf16::from_f32(x - rank as f32));
-    let outputs: Vec<_> = (0..3).map(|rank| sim.buffer::<bf16>(rank, 9).unwrap()).collect();
-    for (rank, output) in outputs.iter().enumerate() {
-        src.write(rank, &of_rank(rank).repeat(6)).unwrap();
-        output.write(&[bf16::ZERO; 9]).unwrap();
-    }
-    let args = |rank: usize| (comm.rank(rank), src.rank(rank), 3, &outputs[rank], 9);
-    // SAFETY: window and buffers have room.
-    unsafe { sim.launch(reduce_by_closure::<bf16>, LaunchConfig::new(1, 32), args) }.unwrap();
+    let outputs = simulate(Simulation::new(3), |gpu| {
+        let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+        let src = gpu.window(&of_rank(gpu.rank()).repeat(6))?;
+        let output = gpu.buffer(&[bf16::ZERO; 9])?;
+        gpu.launch(reduce_by_closure::<bf16>, 1, 32, (&comm, &src, 3_usize, &output, 9_usize))?;
+        read(&output)
+    });
     let wanted = [-1.0, -9.0, 5.0].map(bf16::from_f32).repeat(3);
-    assert!(outputs.iter().all(|output| output.read() == wanted));
+    assert!(outputs.iter().all(|output| *output == wanted));
 }

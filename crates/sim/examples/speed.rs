@@ -4,7 +4,8 @@
 //! `cargo run -p devcomm-sim --example speed -- [RANKS [BLOCKS [THREADS [ELEMENTS]]]]`
 
 use cuda_std::prelude::*;
-use devcomm_sim::{Builder, DevCommConfig, LaunchConfig, Result, Simulator};
+use devcomm::{DevCommRequirements, Result, Simulation};
+use devcomm_testing::simulated::{Gpu, run, world};
 use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
 
 #[kernel]
@@ -38,11 +39,11 @@ unsafe fn barriers(count: u32) {
     }
 }
 
-/// Processor time of this thread in seconds: other work on the machine does not count.
+/// Processor time of this process in seconds: other work on the computer does not count.
 fn processor_time() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the clock writes to the struct.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
@@ -53,45 +54,50 @@ fn main() -> Result<()> {
     let (ranks, grid, block) = (number(1, 8), number(2, 8) as u32, number(3, 256) as u32);
     let count = number(4, 1 << 18);
     println!("{ranks} ranks, {grid} blocks of {block} threads, {count} elements a rank");
-    let all = Simulator::builder().ranks(ranks);
-    show("unwatched", all.watch(false), grid, block, count)?;
-    show("watched (default)", all, grid, block, count)?;
-    show("random order", all.seed(7), grid, block, count)?;
-    show("preempted", all.preempt(true), grid, block, count)?;
-    show("preempted, random", all.preempt(true).seed(7), grid, block, count)?;
-
-    let sim = all.build()?;
-    let begun = processor_time();
-    // SAFETY: the kernel touches no memory.
-    let report = unsafe { sim.launch(barriers, LaunchConfig::new(grid, block), |_| (100_u32,)) }?;
-    let switch = (processor_time() - begun) * 1e9 / report.switches as f64;
-    println!("sync_threads: {switch:.0} ns a thread and barrier");
+    let all = || Simulation::new(ranks);
+    let accesses = (2 * count * ranks) as f64;
+    for (what, simulation) in [
+        ("unwatched", all().watch(false)),
+        ("watched (default)", all()),
+        ("random order", all().seed(7)),
+        ("preempted", all().preempt(true)),
+        ("preempted, random", all().preempt(true).seed(7)),
+    ] {
+        let (seconds, switches) = best(simulation, |gpu| {
+            let (send, recv) = (gpu.window(&vec![1_f32; count])?, gpu.window(&vec![0_f32; count])?);
+            let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(grid))?;
+            Ok(move |gpu: &Gpu<'_>| {
+                gpu.launch(allreduce, grid, block, (&comm, &send, &recv, count))
+            })
+        })?;
+        println!(
+            "{what:20} {:6.1} M accesses/s, {switches:8} switches ({:5.0} ns each, work included)",
+            accesses / seconds / 1e6,
+            seconds * 1e9 / switches as f64,
+        );
+    }
+    let (seconds, switches) =
+        best(all(), |_| Ok(|gpu: &Gpu<'_>| gpu.launch(barriers, grid, block, (100_u32,))))?;
+    println!("sync_threads: {:.0} ns a thread and barrier", seconds * 1e9 / switches as f64);
     Ok(())
 }
 
-fn show(what: &str, builder: Builder, grid: u32, block: u32, count: usize) -> Result<()> {
-    let sim = builder.build()?;
-    let (send, recv) = (sim.window::<f32>(count)?, sim.window::<f32>(count)?);
-    for rank in 0..sim.ranks() {
-        send.write(rank, &vec![1.0; count])?;
-    }
-    let comm = sim.dev_comm(DevCommConfig { lsa_barriers: grid, ..Default::default() })?;
-    let config = LaunchConfig::new(grid, block);
-    let args = |rank: usize| (comm.rank(rank), send.rank(rank), recv.rank(rank), count);
-    let mut seconds = f64::MAX;
-    let mut report = None;
-    for _ in 0..5 {
-        let begun = processor_time();
-        // SAFETY: both windows have `count` elements.
-        report = Some(unsafe { sim.launch(allreduce, config, args) }?);
-        seconds = seconds.min(processor_time() - begun);
-    }
-    let switches = report.map_or(0, |report| report.switches);
-    let accesses = (2 * count * sim.ranks()) as f64;
-    println!(
-        "{what:20} {:6.1} M accesses/s, {switches:8} switches ({:5.0} ns each, work included)",
-        accesses / seconds / 1e6,
-        seconds * 1e9 / switches as f64,
-    );
-    Ok(())
+/// Processor time of the fastest of five launches in seconds, and how often a thread got its turn in one.
+fn best<L: Fn(&Gpu<'_>) -> Result<()>>(
+    simulation: Simulation,
+    prepare: impl Fn(&Gpu<'_>) -> Result<L> + Sync,
+) -> Result<(f64, u64)> {
+    let world = world(simulation);
+    let of_ranks = run(&world, |gpu| {
+        let (launch, mut best) = (prepare(gpu)?, f64::MAX);
+        for _ in 0..5 {
+            gpu.barrier()?;
+            let begun = processor_time();
+            launch(gpu)?;
+            best = best.min(processor_time() - begun);
+        }
+        Ok(best)
+    })?;
+    let switches = world.simulated_machine().map_or(0, |machine| machine.activity().switches);
+    Ok((of_ranks[0], switches / 5))
 }

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use crate::error::{Error, Site};
-use crate::thread::{Block, Run, Thread, Wait, Within};
+use crate::thread::{Block, Thread, Wait, Within};
 
 /// State of one barrier.
 #[derive(Default)]
@@ -17,24 +17,17 @@ pub(crate) struct BlockBarrier {
 
 /// A thread arrives at barrier `id` for `count` threads and waits for the others. `within` is the call of NCCL that it does so
 /// for.
-pub(crate) fn arrive(
-    run: &Run,
-    thread: &Thread,
-    id: u32,
-    count: u32,
-    within: Option<Within>,
-    at: Site,
-) {
-    let block = thread.block(run);
+pub(crate) fn arrive(thread: &Thread, id: u32, count: u32, within: Option<Within>, at: Site) {
+    let block = thread.block();
     let Some(barrier) = block.barriers.get(id as usize) else {
-        thread.misuse(run, at, format!("barrier {id} does not exist: a block has barriers 0 to 15"))
+        thread.misuse(at, format!("barrier {id} does not exist: a block has barriers 0 to 15"))
     };
     if !count.is_multiple_of(32) {
-        thread.misuse(run, at, format!("barrier {id} for {count} threads: not whole warps"));
+        thread.misuse(at, format!("barrier {id} for {count} threads: not whole warps"));
     }
-    if count > run.mode.block.next_multiple_of(32) {
-        let threads = run.mode.block;
-        thread.misuse(run, at, format!("barrier {id} for {count} threads of a block of {threads}"));
+    if count > block.size.next_multiple_of(32) {
+        let threads = block.size;
+        thread.misuse(at, format!("barrier {id} for {count} threads of a block of {threads}"));
     }
     match barrier.at.get() {
         None => {
@@ -45,7 +38,6 @@ pub(crate) fn arrive(
             if barrier.count.get() != count {
                 let others = barrier.count.get();
                 thread.misuse(
-                    run,
                     at,
                     format!(
                         "barrier {id} for {count} threads, where others ask for {others} (0 is all)"
@@ -55,56 +47,48 @@ pub(crate) fn arrive(
             // Optimised builds merge calls, and with them the places.
             if cfg!(debug_assertions) && id == 0 && other != at {
                 let what = "sync_threads".to_owned();
-                let (kernel, thread_id) = (run.mode.kernel, thread.who(run));
-                thread.fail(run, Error::Divergent { kernel, thread: thread_id, what, at, other });
+                let (kernel, thread_id) = (thread.kernel(), thread.who());
+                thread.fail(Error::Divergent { kernel, thread: thread_id, what, at, other });
             }
         }
     }
     barrier.arrived.set(barrier.arrived.get() + 1);
-    if !release_if_complete(run, block, id, Some(thread.id)) {
+    if !release_if_complete(block, id, Some(thread)) {
         thread.give_way(Wait::Barrier { id, at, within });
-    } else if run.mode.random {
+    } else if thread.gpus().random() {
         thread.give_way(Wait::Ready);
     }
 }
 
 /// Wakes the threads at barrier `id` but `except`, if it has all that it waits for.
-fn release_if_complete(run: &Run, block: &Block, id: u32, except: Option<u32>) -> bool {
+fn release_if_complete(block: &Block, id: u32, except: Option<&Thread>) -> bool {
     let barrier = &block.barriers[id as usize];
     let needed = match barrier.count.get() {
         0 => block.live.get(),
         // A block's last warp may be partial; its missing lanes count as arrived.
-        count => count.min(run.mode.block),
+        count => count.min(block.size),
     };
     if barrier.arrived.get() < needed.max(1) {
         return false;
     }
     barrier.arrived.set(0);
     barrier.at.set(None);
-    for other in block.threads(run) {
-        if Some(other.id) != except
+    for other in block.threads() {
+        if !except.is_some_and(|thread| std::ptr::eq(thread, other))
             && matches!(other.wait.get(), Wait::Barrier { id: at, .. } if at == id)
         {
-            run.wake(other.id);
+            other.wake();
         }
     }
     true
 }
 
 /// A thread of the block ended: barriers for all threads may be complete without it.
-pub(crate) fn thread_ended(run: &Run, block: &Block) {
+pub(crate) fn thread_ended(block: &Block) {
     for id in 0..block.barriers.len() {
         let barrier = &block.barriers[id];
         if barrier.arrived.get() > 0 && barrier.count.get() == 0 {
-            release_if_complete(run, block, id as u32, None);
+            release_if_complete(block, id as u32, None);
         }
-    }
-}
-
-/// Makes the barriers of a slot ready for its next block.
-pub(crate) fn reset(block: &Block) {
-    for barrier in &block.barriers {
-        barrier.arrived.set(0);
-        barrier.at.set(None);
     }
 }

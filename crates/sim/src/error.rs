@@ -7,7 +7,7 @@ use std::time::Duration;
 use devcomm_types::WaitFor;
 
 /// A result of this crate.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A place in a kernel's source.
 pub type Site = &'static Location<'static>;
@@ -15,11 +15,11 @@ pub type Site = &'static Location<'static>;
 /// Which simulated thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ThreadId {
-    /// Rank in the world.
+    /// Rank in the world, which is the number of the GPU.
     pub rank: usize,
-    /// `blockIdx.x`.
+    /// The block's number in its grid, x first.
     pub block: u32,
-    /// `threadIdx.x`.
+    /// The thread's number in its block, x first.
     pub thread: u32,
 }
 
@@ -107,9 +107,13 @@ impl fmt::Display for Waiting {
 /// Threads of one block that wait for one thing.
 #[derive(Clone, Debug)]
 pub struct Waiter {
+    /// Name of their kernel.
+    pub kernel: &'static str,
     /// Rank in the world.
     pub rank: usize,
-    /// `blockIdx.x`.
+    /// Rank in the communicator of the kernel, if that has other ranks.
+    pub comm_rank: Option<usize>,
+    /// The block's number in its grid, x first.
     pub block: u32,
     /// How many threads.
     pub threads: u32,
@@ -119,11 +123,13 @@ pub struct Waiter {
     pub at: Option<Site>,
 }
 
-/// Who waits for what when a kernel cannot end.
+/// Who waits for what when nothing can go on, or a kernel does not end.
 #[derive(Clone, Debug)]
 pub struct Stall {
-    /// Name of the kernel.
-    pub kernel: &'static str,
+    /// What host threads and streams are at, a line each; where kernels alone are to blame, nothing.
+    pub host: Vec<String>,
+    /// Name of the kernel, or of all that run.
+    pub kernel: String,
     /// By rank, block and what they wait for.
     pub waiters: Vec<Waiter>,
     /// Blocks that have ended, a rank.
@@ -144,9 +150,18 @@ const MAX_LINES: usize = 40;
 
 impl fmt::Display for Stall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.host.iter().try_for_each(|line| write!(f, "\n  {line}"))?;
         for w in self.waiters.iter().take(MAX_LINES) {
             let threads = if w.threads == 1 { "1 thread waits" } else { "threads wait" };
-            write!(f, "\n  rank {} block {}: ", w.rank, w.block)?;
+            write!(f, "\n  rank {}", w.rank)?;
+            if let Some(rank) = w.comm_rank {
+                write!(f, " (rank {rank} of its communicator)")?;
+            }
+            write!(f, " block {}", w.block)?;
+            if w.kernel != self.kernel {
+                write!(f, " of {}", w.kernel)?;
+            }
+            write!(f, ": ")?;
             if w.threads != 1 {
                 write!(f, "{} ", w.threads)?;
             }
@@ -235,8 +250,8 @@ pub enum Error {
         /// The panic's message.
         message: String,
     },
-    /// Nobody can go on.
-    #[error("deadlock in {}: {} threads wait, and none can go on{_0}", _0.kernel, _0.threads())]
+    /// Everybody waits, and nothing that anybody waits for can happen.
+    #[error("nothing can go on{_0}")]
     Deadlock(Box<Stall>),
     /// Every thread polls or waits, and nobody stores.
     #[error("livelock in {}: {} threads poll or wait, and none stores{_0}", _0.kernel, _0.threads())]
@@ -302,7 +317,7 @@ pub enum Error {
         kernel: &'static str,
         /// Rank in the world.
         rank: usize,
-        /// `blockIdx.x`.
+        /// The block's number in its grid, x first.
         block: u32,
         /// `static` or `dynamic`.
         what: &'static str,
@@ -367,7 +382,7 @@ pub enum Error {
 pub enum Limit {
     /// Switches between threads.
     Steps(u64),
-    /// Time on the clock.
+    /// Processor time.
     Time(Duration),
 }
 

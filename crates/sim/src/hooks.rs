@@ -2,10 +2,11 @@
 //!
 //! # Safety
 //!
-//! The scheduler sets [`CTX`](cuda_std::arch::CTX) only to the address of a [`Thread`] of a live [`Run`], with the
-//! provenance of the whole object, and hooks run only on that thread's coroutine while it is current. So the cast of the
-//! context's address back to the thread is sound, and so is its pointer to the run, which outlives all its coroutines.
-//! Everything behind both is in cells: no reference here excludes another.
+//! The scheduler sets [`CTX`](cuda_std::arch::CTX) only to the address of a [`Thread`] of a live
+//! [`Gpus`](crate::gpus::Gpus), with the provenance of the whole object, and hooks run only on that thread's coroutine
+//! while it is current. So the cast of the context's address back to the thread is sound, and so is
+//! its pointer to the GPUs, which outlive all coroutines. Everything behind both is in cells: no
+//! reference here excludes another.
 
 use corosensei::Yielder;
 use cuda_std::arch::{Access, MulticastParts, Ops, ThreadCtx};
@@ -15,25 +16,22 @@ use crate::error::{Error, Site};
 use crate::multicast;
 use crate::nccl;
 use crate::shared::MAX_STATIC;
-use crate::thread::{Run, Thread, Wait};
+use crate::thread::{Thread, Wait};
 use crate::warp::{self, Lane, Op};
 
 /// Accesses that a thread makes before others run: a thread that polls without saying so must not stop the world.
 pub(crate) const SLICE: u64 = 1 << 16;
 
 impl Thread {
-    /// The thread of a context, and its run.
+    /// The thread of a context.
     #[inline(always)]
-    pub(crate) fn of<'a>(ctx: *const ThreadCtx) -> (&'a Thread, &'a Run) {
-        // SAFETY: the module's: a context is the start of a thread of a live run.
-        unsafe {
-            let thread = &*ctx.cast::<Thread>();
-            (thread, &*thread.run.get())
-        }
+    pub(crate) fn of<'a>(ctx: *const ThreadCtx) -> &'a Thread {
+        // SAFETY: the module's: a context is the start of a thread that runs.
+        unsafe { &*ctx.cast::<Thread>() }
     }
 
     /// The thread that runs now. Only for code that runs on a coroutine.
-    pub(crate) fn current<'a>() -> (&'a Thread, &'a Run) {
+    pub(crate) fn current<'a>() -> &'a Thread {
         Self::of(cuda_std::arch::CTX.get())
     }
 
@@ -51,20 +49,20 @@ impl Thread {
 }
 
 fn barrier_hook(ctx: *const ThreadCtx, id: u32, count: u32, at: Site) {
-    let (thread, run) = Thread::of(ctx);
-    barrier::arrive(run, thread, id, count, None, at);
+    let thread = Thread::of(ctx);
+    barrier::arrive(thread, id, count, None, at);
 }
 
 fn exit(ctx: *const ThreadCtx) -> ! {
-    let (thread, _) = Thread::of(ctx);
+    let thread = Thread::of(ctx);
     loop {
         thread.give_way(Wait::Exited);
     }
 }
 
 fn sync_warp(ctx: *const ThreadCtx, mask: u32, at: Site) {
-    let (thread, run) = Thread::of(ctx);
-    warp::meet(run, thread, mask, Op::Sync, Lane::default(), at);
+    let thread = Thread::of(ctx);
+    warp::meet(thread, mask, Op::Sync, Lane::default(), at);
 }
 
 fn shuffle(
@@ -76,48 +74,48 @@ fn shuffle(
     width: u32,
     at: Site,
 ) -> (u32, bool) {
-    let (thread, run) = Thread::of(ctx);
-    warp::meet(run, thread, mask, Op::Shuffle(kind), Lane { value, operand, width }, at)
+    let thread = Thread::of(ctx);
+    warp::meet(thread, mask, Op::Shuffle(kind), Lane { value, operand, width }, at)
 }
 
 fn ballot(ctx: *const ThreadCtx, mask: u32, predicate: bool, at: Site) -> u32 {
-    let (thread, run) = Thread::of(ctx);
+    let thread = Thread::of(ctx);
     let mine = Lane { value: predicate.into(), ..Lane::default() };
-    warp::meet(run, thread, mask, Op::Ballot, mine, at).0
+    warp::meet(thread, mask, Op::Ballot, mine, at).0
 }
 
 fn shared_static(ctx: *const ThreadCtx, key: usize, size: usize) -> *mut u8 {
-    let (thread, run) = Thread::of(ctx);
-    run.called();
-    let found = thread.block(run).shared.borrow_mut().of_static(key, size);
+    let thread = Thread::of(ctx);
+    thread.gpus().called();
+    let found = thread.block().shared.borrow_mut().of_static(key, size);
     found.unwrap_or_else(|| {
-        let (kernel, who) = (run.mode.kernel, thread.who(run));
-        thread
-            .fail(run, Error::SharedMemory { kernel, thread: who, bytes: size, limit: MAX_STATIC })
+        let (kernel, who) = (thread.kernel(), thread.who());
+        thread.fail(Error::SharedMemory { kernel, thread: who, bytes: size, limit: MAX_STATIC })
     })
 }
 
 fn access(ctx: *const ThreadCtx, address: usize, bytes: usize, access: Access, at: Site) {
-    let (thread, run) = Thread::of(ctx);
-    thread.touch(run, address, bytes, access, at);
+    let thread = Thread::of(ctx);
+    thread.touch(address, bytes, access, at);
 }
 
 impl Thread {
     /// An access about to happen: refuses it where the memory is not the thread's, and lets others run.
     #[inline(always)]
-    pub(crate) fn touch(&self, run: &Run, address: usize, bytes: usize, access: Access, at: Site) {
-        let accesses = run.accesses.get() + 1;
-        run.accesses.set(accesses);
-        let rank = self.block(run).rank as u32;
-        if !run.memory.contains(rank, address, bytes) && !self.owns(run, address, bytes) {
-            out_of_bounds(run, self, address, bytes, access, at);
+    pub(crate) fn touch(&self, address: usize, bytes: usize, access: Access, at: Site) {
+        let gpus = self.gpus();
+        let accesses = gpus.accesses.get() + 1;
+        gpus.accesses.set(accesses);
+        let gpu = self.block().gpu as u32;
+        if !gpus.memory.contains(gpu, address, bytes) && !self.owns(address, bytes) {
+            out_of_bounds(self, address, bytes, access, at);
         }
         if self.updating.replace(false) {
-            run.progress();
+            gpus.progress();
         }
         match access {
             Access::Read => {}
-            Access::Write | Access::AtomicWrite(..) => run.progress(),
+            Access::Write | Access::AtomicWrite(..) => gpus.progress(),
             Access::AtomicRmw(..) => self.updating.set(true),
             Access::AtomicRead(..) => {
                 // A thread that goes on to other addresses does not poll, unless it says so. (It gives way by itself, so not
@@ -125,72 +123,59 @@ impl Thread {
                 let [a, b, c, d] = self.polled.get();
                 if ![a, b, c, d].contains(&address) && !self.waits.get() {
                     self.polled.set([address, a, b, c]);
-                    run.progress();
+                    gpus.progress();
                 }
                 return;
             }
         }
-        if run.mode.preempt || accesses >= run.slice_end.get() {
+        if gpus.settings.preempt || accesses >= gpus.slice_end.get() {
             self.give_way(Wait::Ready);
         }
     }
 
     /// Whether the bytes are the block's shared memory or the thread's own stack.
     #[cold]
-    fn owns(&self, run: &Run, address: usize, bytes: usize) -> bool {
-        let (low, high) = run.stack_of(self.id);
+    fn owns(&self, address: usize, bytes: usize) -> bool {
+        let (low, high) = self.stack();
         (address >= low && address <= high && bytes <= high - address)
-            || self.block(run).shared.borrow().contains(address, bytes)
+            || self.block().shared.borrow().contains(address, bytes)
     }
 }
 
 #[cold]
-fn out_of_bounds(
-    run: &Run,
-    thread: &Thread,
-    address: usize,
-    bytes: usize,
-    access: Access,
-    at: Site,
-) -> ! {
+fn out_of_bounds(thread: &Thread, address: usize, bytes: usize, access: Access, at: Site) -> ! {
     let access = match access {
         Access::Read | Access::AtomicRead(..) => "loads",
         Access::Write | Access::AtomicWrite(..) => "stores",
         Access::AtomicRmw(..) => "updates",
     };
     if multicast::is_multicast(address) {
-        thread.misuse(run, at, format!(
+        thread.misuse(at, format!(
             "it {access} {bytes} bytes at {address:#x}, a multicast address, which is for multimem instructions only"
         ));
     }
-    let where_to = nccl::describe(&run.memory, address);
-    let (kernel, who) = (run.mode.kernel, thread.who(run));
-    thread
-        .fail(run, Error::OutOfBounds { kernel, thread: who, access, bytes, address, where_to, at })
+    let where_to = nccl::describe(&thread.gpus().memory, address);
+    let (kernel, who) = (thread.kernel(), thread.who());
+    thread.fail(Error::OutOfBounds { kernel, thread: who, access, bytes, address, where_to, at })
 }
 
 fn multimem(ctx: *const ThreadCtx, address: usize, bytes: usize, at: Site) -> MulticastParts {
-    let (thread, run) = Thread::of(ctx);
-    thread.multimem(run, address, bytes, at)
+    let thread = Thread::of(ctx);
+    thread.multimem(address, bytes, at)
 }
 
 impl Thread {
     /// The copies behind a multicast address that the thread is about to use.
-    pub(crate) fn multimem(
-        &self,
-        run: &Run,
-        address: usize,
-        bytes: usize,
-        at: Site,
-    ) -> MulticastParts {
-        run.accesses.set(run.accesses.get() + 1);
-        let rank = self.block(run).rank;
-        let parts = match run.memory.multicast.parts(rank, address, bytes) {
+    pub(crate) fn multimem(&self, address: usize, bytes: usize, at: Site) -> MulticastParts {
+        let gpus = self.gpus();
+        gpus.accesses.set(gpus.accesses.get() + 1);
+        let gpu = self.block().gpu;
+        let parts = match gpus.memory.multicast.parts(gpu, address, bytes) {
             Ok(parts) => parts,
-            Err(why) => self.misuse(run, at, format!("a multimem instruction: {why}")),
+            Err(why) => self.misuse(at, format!("a multimem instruction: {why}")),
         };
-        run.progress();
-        if run.mode.preempt || run.accesses.get() >= run.slice_end.get() {
+        gpus.progress();
+        if gpus.settings.preempt || gpus.accesses.get() >= gpus.slice_end.get() {
             self.give_way(Wait::Ready);
         }
         parts
@@ -198,27 +183,28 @@ impl Thread {
 }
 
 fn spin(ctx: *const ThreadCtx, at: Site) {
-    let (thread, _) = Thread::of(ctx);
+    let thread = Thread::of(ctx);
     // An update that changed nothing.
     thread.updating.set(false);
     thread.give_way(Wait::Spin { at });
 }
 
 fn print(ctx: *const ThreadCtx, text: &str) {
-    let (_, run) = Thread::of(ctx);
-    run.called();
-    run.printed.borrow_mut().push_str(text);
+    let gpus = Thread::of(ctx).gpus();
+    gpus.called();
+    gpus.printed.borrow_mut().push_str(text);
 }
 
 /// What one look at the clock takes. Much, so that a kernel that waits for a time soon sees it pass.
 const LOOK: u64 = 1000;
 
 fn clock(ctx: *const ThreadCtx) -> u64 {
-    let (thread, run) = Thread::of(ctx);
+    let thread = Thread::of(ctx);
     // Whoever looks at the clock may be waiting for it, which is no livelock.
-    run.progress();
-    let now = run.clock.get();
-    run.clock.set(now + LOOK);
+    let gpus = thread.gpus();
+    gpus.progress();
+    let now = gpus.clock.get();
+    gpus.clock.set(now + LOOK);
     thread.give_way(Wait::Ready);
     now
 }

@@ -10,13 +10,17 @@
 //! register lies in a live mapping, because [`Allocation`] holds both. Kernels write to this memory whenever they run, so
 //! the host never makes a reference into it: it copies.
 
+mod shared;
+
 use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::rc::Rc;
 
 use devcomm_types::Element;
 
+pub(crate) use self::shared::{Pages, Part};
 use crate::error::{Error, Result};
 use crate::multicast::Multicast;
 
@@ -97,9 +101,20 @@ impl Drop for Mapping {
 /// Whose memory a range is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
-    Window { id: u32, rank: usize },
-    Resources { id: u32, rank: usize },
-    Buffer { id: u32, rank: usize },
+    Window {
+        id: u32,
+        rank: usize,
+    },
+    Resources {
+        id: u32,
+        rank: usize,
+    },
+    Buffer {
+        id: u32,
+        rank: usize,
+    },
+    /// Pinned memory of the host.
+    Pinned,
 }
 
 impl fmt::Display for Owner {
@@ -109,28 +124,70 @@ impl fmt::Display for Owner {
             Self::Resources { id, rank } => {
                 write!(f, "device communicator {id}'s resources of rank {rank}")
             }
+            Self::Pinned => write!(f, "pinned memory of the host"),
             Self::Buffer { id, rank } => write!(f, "buffer {id} of rank {rank}"),
         }
     }
 }
 
-/// Live memory, and who may touch it.
+/// A set of GPUs.
+#[derive(Clone, Debug)]
+pub(crate) struct GpuSet(Rc<[Run]>);
+
+/// Neighbouring GPUs: the first, and how many.
+type Run = (u32, u32);
+
+impl GpuSet {
+    /// Every GPU: memory of the host.
+    pub(crate) fn all() -> Self {
+        Self([(0, u32::MAX)].into())
+    }
+
+    /// The run of neighbours in it that `gpu` is one of.
+    fn run_of(&self, gpu: u32) -> Option<Run> {
+        let next = self.0.partition_point(|(first, _)| *first <= gpu);
+        let (first, n) = self.0[next.checked_sub(1)?];
+        (gpu - first < n).then_some((first, n))
+    }
+}
+
+impl FromIterator<u32> for GpuSet {
+    fn from_iter<I: IntoIterator<Item = u32>>(gpus: I) -> Self {
+        let gpus: BTreeSet<u32> = gpus.into_iter().collect();
+        let mut runs: Vec<Run> = Vec::new();
+        for gpu in gpus {
+            match runs.last_mut() {
+                Some((first, n)) if *first + *n == gpu => *n += 1,
+                _ => runs.push((gpu, 1)),
+            }
+        }
+        Self(runs.into())
+    }
+}
+
+/// Live memory.
+struct Live {
+    end: usize,
+    /// Who may touch it.
+    gpus: GpuSet,
+    owner: Owner,
+}
+
+/// Live memory, and some neighbouring GPUs that may touch it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Range {
     start: usize,
     end: usize,
-    /// So many ranks from the first.
-    first_rank: u32,
-    ranks: u32,
+    gpus: Run,
 }
 
 impl Range {
     #[inline(always)]
-    fn contains(&self, rank: u32, address: usize, bytes: usize) -> bool {
+    fn contains(&self, gpu: u32, address: usize, bytes: usize) -> bool {
         // Wrapping: what lies before the start is far behind the end.
         address.wrapping_sub(self.start) < self.end - self.start
             && bytes <= self.end - address
-            && rank.wrapping_sub(self.first_rank) < self.ranks
+            && gpu.wrapping_sub(self.gpus.0) < self.gpus.1
     }
 }
 
@@ -138,7 +195,8 @@ const CACHE_BITS: u32 = 8;
 
 /// What is live, with a small cache in front: neighbouring accesses fall into one range.
 pub(crate) struct Memory {
-    ranges: RefCell<Vec<(Range, Owner)>>,
+    /// By first address.
+    live: RefCell<BTreeMap<usize, Live>>,
     cache: Box<[Cell<Range>]>,
     pub(crate) multicast: Multicast,
 }
@@ -146,41 +204,40 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new() -> Self {
         let cache = vec![Cell::default(); 1 << CACHE_BITS].into();
-        Self { ranges: RefCell::default(), cache, multicast: Multicast::default() }
+        Self { live: RefCell::default(), cache, multicast: Multicast::default() }
     }
 
-    /// `bytes` from `part` are live, and `ranks` (the first, and how many) may touch them.
-    fn insert(&self, part: *mut u8, bytes: usize, ranks: (usize, usize), owner: Owner) {
-        let (start, end) = (part.addr(), part.addr() + bytes);
-        let (first_rank, of) = (ranks.0 as u32, ranks.1 as u32);
-        let range = Range { start, end, first_rank, ranks: of };
-        let mut ranges = self.ranges.borrow_mut();
-        let at = ranges.partition_point(|(r, _)| r.start < start);
-        ranges.insert(at, (range, owner));
+    /// `bytes` from `start` are live, and `gpus` may touch them. No other live memory is there.
+    pub(crate) fn insert(&self, start: *mut u8, bytes: usize, gpus: GpuSet, owner: Owner) {
+        let live = Live { end: start.addr() + bytes, gpus, owner };
+        self.live.borrow_mut().insert(start.addr(), live);
     }
 
-    fn remove(&self, start: usize) {
-        self.ranges.borrow_mut().retain(|(r, _)| r.start != start);
+    /// What is live from `start` is so no more.
+    pub(crate) fn remove(&self, start: usize) {
+        self.live.borrow_mut().remove(&start);
         self.cache.iter().for_each(|entry| entry.set(Range::default()));
     }
 
-    /// Whether all of `address..address + bytes` lies in one live range that `rank` may touch.
+    /// Whether all of `address..address + bytes` lies in one live range that `gpu` may touch.
     #[inline(always)]
-    pub(crate) fn contains(&self, rank: u32, address: usize, bytes: usize) -> bool {
+    pub(crate) fn contains(&self, gpu: u32, address: usize, bytes: usize) -> bool {
         // Neighbouring accesses fall into one piece of 64 KiB; the product spreads the pieces over the cache.
         let piece = (address >> 16) as u64;
         let slot = piece.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - CACHE_BITS);
         let entry = &self.cache[slot as usize];
-        entry.get().contains(rank, address, bytes) || self.find(rank, address, bytes, entry)
+        entry.get().contains(gpu, address, bytes) || self.find(gpu, address, bytes, entry)
     }
 
     #[cold]
-    fn find(&self, rank: u32, address: usize, bytes: usize, entry: &Cell<Range>) -> bool {
-        let ranges = self.ranges.borrow();
-        let next = ranges.partition_point(|(r, _)| r.start <= address);
-        let before = next.checked_sub(1).map(|i| ranges[i]);
-        match before.filter(|(range, _)| range.contains(rank, address, bytes)) {
-            Some((range, _)) => {
+    fn find(&self, gpu: u32, address: usize, bytes: usize, entry: &Cell<Range>) -> bool {
+        let all = self.live.borrow();
+        let before = all.range(..=address).next_back();
+        let range = before.and_then(|(start, live)| {
+            Some(Range { start: *start, end: live.end, gpus: live.gpus.run_of(gpu)? })
+        });
+        match range.filter(|range| range.contains(gpu, address, bytes)) {
+            Some(range) => {
                 entry.set(range);
                 true
             }
@@ -188,26 +245,29 @@ impl Memory {
         }
     }
 
+    /// Whether all of `address..address + bytes` lies in one live range.
+    pub(crate) fn is_live(&self, address: usize, bytes: usize) -> bool {
+        let all = self.live.borrow();
+        let before = all.range(..=address).next_back();
+        before.is_some_and(|(_, live)| address <= live.end && bytes <= live.end - address)
+    }
+
     /// Says where `address` lies relative to live memory.
     pub(crate) fn describe(&self, address: usize) -> String {
-        let ranges = self.ranges.borrow();
-        let next = ranges.partition_point(|(r, _)| r.start <= address);
-        let before = next.checked_sub(1).map(|i| ranges[i]);
-        let after = ranges.get(next).copied();
-        if let Some((r, owner)) = before {
-            if address < r.end {
+        let all = self.live.borrow();
+        let before = all.range(..=address).next_back();
+        let after = all.range(address.saturating_add(1)..).next();
+        if let Some((start, Live { end, owner, .. })) = before {
+            if address < *end {
                 return format!("in {owner}, which the rank does not reach or which ends before");
             }
-            let behind = address - r.end;
-            if after.is_none_or(|(next, _)| behind <= next.start - address) {
-                return format!(
-                    "{behind} bytes behind the end of {owner}, {} bytes",
-                    r.end - r.start
-                );
+            let behind = address - end;
+            if after.is_none_or(|(next, _)| behind <= next - address) {
+                return format!("{behind} bytes behind the end of {owner}, {} bytes", end - start);
             }
         }
         match after {
-            Some((r, owner)) => format!("{} bytes before {owner}", r.start - address),
+            Some((start, live)) => format!("{} bytes before {}", start - address, live.owner),
             None => "there is no window and no buffer".to_owned(),
         }
     }
@@ -216,8 +276,8 @@ impl Memory {
 /// Memory of one or more ranks, alive as long as this object.
 pub(crate) struct Allocation {
     parts: Vec<*mut u8>,
-    /// Length of a part in bytes.
-    bytes: usize,
+    /// Length of each part in bytes.
+    lens: Rc<[usize]>,
     stride: usize,
     /// Where multicast addresses have it.
     place: Option<u32>,
@@ -226,40 +286,61 @@ pub(crate) struct Allocation {
 }
 
 impl Allocation {
-    /// One part a rank, laid out as NCCL lays out a window; `team` neighbouring ranks reach each other's.
+    /// One part a rank, laid out as NCCL lays out a window, where rank `i` is on `gpus[i]`; `team`
+    /// neighbouring ranks reach each other's.
     pub(crate) fn symmetric(
         memory: &Rc<Memory>,
-        ranks: usize,
+        gpus: &Rc<[u32]>,
         team: usize,
         bytes: usize,
         owner: impl Fn(usize) -> Owner,
     ) -> Result<Self> {
-        let page = page_size();
+        let lens = gpus.iter().map(|_| bytes).collect();
+        Self::lay_out(memory, gpus, team, lens, owner, |mapping, _, offset, len| {
+            mapping.protect(offset, len, true)
+        })
+    }
+
+    /// Parts of these lengths; `open` makes `len` bytes of the mapping, from `offset` on, the part of `rank`.
+    fn lay_out(
+        memory: &Rc<Memory>,
+        gpus: &Rc<[u32]>,
+        team: usize,
+        lens: Rc<[usize]>,
+        owner: impl Fn(usize) -> Owner,
+        open: impl Fn(&Mapping, usize, usize, usize) -> io::Result<()>,
+    ) -> Result<Self> {
+        let (page, ranks) = (page_size(), gpus.len());
+        let bytes = lens.iter().copied().max().unwrap_or(0);
         let refused = |source| Error::Memory { bytes, ranks, source };
         let too_large = || refused(io::Error::from(io::ErrorKind::OutOfMemory));
-        let open = bytes.checked_next_multiple_of(page).ok_or_else(too_large)?.max(page);
-        let stride = open.checked_add(page).and_then(|s| s.checked_next_multiple_of(STRIDE_UNIT));
+        let pages = |bytes: usize| bytes.checked_next_multiple_of(page).map(|len| len.max(page));
+        let stride = pages(bytes).and_then(|len| len.checked_add(page));
+        let stride = stride.and_then(|len| len.checked_next_multiple_of(STRIDE_UNIT));
         let stride = stride.ok_or_else(too_large)?;
         let len = stride.checked_mul(ranks).ok_or_else(too_large)?;
         let mapping = Mapping::reserve(len).map_err(refused)?;
         let mut parts = Vec::with_capacity(ranks);
-        for rank in 0..ranks {
-            mapping.protect(rank * stride, open, true).map_err(refused)?;
+        for (rank, bytes) in lens.iter().enumerate() {
+            let len = pages(*bytes).ok_or_else(too_large)?;
+            open(&mapping, rank, rank * stride, len).map_err(refused)?;
             parts.push(mapping.base().wrapping_add(rank * stride));
         }
-        let place = memory.multicast.place(parts[0], stride, bytes).ok_or_else(too_large)?;
-        for (rank, part) in parts.iter().enumerate() {
-            let (first_rank, owner) = (rank - rank % team, owner(rank));
-            memory.insert(*part, bytes, (first_rank, team), owner);
+        let place = memory.multicast.place(gpus, parts[0], stride, &lens).ok_or_else(too_large)?;
+        for (i, (parts, gpus)) in parts.chunks(team).zip(gpus.chunks(team)).enumerate() {
+            let gpus: GpuSet = gpus.iter().copied().collect();
+            for (rank, part) in (i * team..).zip(parts) {
+                memory.insert(*part, lens[rank], gpus.clone(), owner(rank));
+            }
         }
         let (place, memory) = (Some(place), Rc::clone(memory));
-        Ok(Self { parts, bytes, stride, place, memory, _mapping: mapping })
+        Ok(Self { parts, lens, stride, place, memory, _mapping: mapping })
     }
 
-    /// One part of `rank` alone, ending at a page without access (up to the alignment).
+    /// One part that `gpus` may touch, ending at a page without access (up to the alignment).
     pub(crate) fn single(
         memory: &Rc<Memory>,
-        rank: usize,
+        gpus: GpuSet,
         bytes: usize,
         owner: Owner,
     ) -> Result<Self> {
@@ -272,9 +353,10 @@ impl Allocation {
         mapping.protect(page, open, true).map_err(refused)?;
         let start = page + open - bytes.next_multiple_of(BUFFER_ALIGN).min(open);
         let part = mapping.base().wrapping_add(start);
-        memory.insert(part, bytes, (rank, 1), owner);
+        memory.insert(part, bytes, gpus, owner);
         let memory = Rc::clone(memory);
-        Ok(Self { parts: vec![part], bytes, stride: 0, place: None, memory, _mapping: mapping })
+        let (parts, lens) = (vec![part], [bytes].into());
+        Ok(Self { parts, lens, stride: 0, place: None, memory, _mapping: mapping })
     }
 
     /// First byte of `rank`'s part.
@@ -287,9 +369,9 @@ impl Allocation {
         (self.stride / STRIDE_UNIT) as u32
     }
 
-    /// Length of a part in bytes.
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
+    /// Length of each part in bytes.
+    pub(crate) fn lens(&self) -> &Rc<[usize]> {
+        &self.lens
     }
 
     /// Its place in multicast groups, in their units.
@@ -299,12 +381,12 @@ impl Allocation {
 
     /// Sets every byte of `rank`'s part to the poison pattern.
     pub(crate) fn poison(&self, rank: usize) {
-        let part = self.parts[rank];
-        for i in 0..self.bytes / 4 {
+        let (part, bytes) = (self.parts[rank], self.lens[rank]);
+        for i in 0..bytes / 4 {
             // SAFETY: the word lies in the part, which is aligned for it, and no kernel runs while the host does.
             unsafe { part.cast::<u32>().add(i).write(POISON) };
         }
-        for (i, byte) in (self.bytes / 4 * 4..self.bytes).zip(POISON.to_le_bytes()) {
+        for (i, byte) in (bytes / 4 * 4..bytes).zip(POISON.to_le_bytes()) {
             // SAFETY: `i` is below the part's length, and no kernel runs while the host does.
             unsafe { part.add(i).write(byte) };
         }
@@ -312,13 +394,13 @@ impl Allocation {
 
     /// Sets every byte of `rank`'s part to zero.
     pub(crate) fn zero(&self, rank: usize) {
-        // SAFETY: the part has `bytes` bytes, and no kernel runs while the host does.
-        unsafe { self.parts[rank].write_bytes(0, self.bytes) };
+        // SAFETY: the part has so many bytes, and no kernel runs while the host does.
+        unsafe { self.parts[rank].write_bytes(0, self.lens[rank]) };
     }
 
     /// Copies `data` to the start of `rank`'s part; the caller checked that it fits.
     pub(crate) fn write<T: Element>(&self, rank: usize, data: &[T]) {
-        assert!(size_of_val(data) <= self.bytes, "the data fits the part");
+        assert!(size_of_val(data) <= self.lens[rank], "the data fits the part");
         let part = self.parts[rank].cast::<T>();
         // SAFETY: the part has room, by the assertion, and is aligned for every element; `data` is host memory elsewhere.
         unsafe { part.copy_from_nonoverlapping(data.as_ptr(), data.len()) };
@@ -326,7 +408,7 @@ impl Allocation {
 
     /// Copies `len` elements from the start of `rank`'s part.
     pub(crate) fn read<T: Element>(&self, rank: usize, len: usize) -> Vec<T> {
-        assert!(len * size_of::<T>() <= self.bytes, "the part has the elements");
+        assert!(len * size_of::<T>() <= self.lens[rank], "the part has the elements");
         let mut data = Vec::with_capacity(len);
         // SAFETY: the part has the elements, by the assertion; every bit pattern is an Element; the vector has the room.
         unsafe {

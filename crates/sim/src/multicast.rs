@@ -4,8 +4,9 @@
 //! address is the group's base, the window's place and an offset. Nothing is stored there; the addresses stand for the
 //! parts of the windows.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use cuda_std::arch::MulticastParts;
 
@@ -17,24 +18,33 @@ const MAX_GROUPS: usize = 1 << 17;
 /// What places are counted in.
 pub(crate) const UNIT: usize = 4096;
 
-/// Ranks that are members: `n` of them from `first`, `stride` apart.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// Ranks that are members: `n` of a communicator's from `first`, `stride` apart.
 pub(crate) struct Group {
+    /// The communicator: the GPU of each of its ranks.
+    pub(crate) gpus: Rc<[u32]>,
     pub(crate) first: usize,
     pub(crate) n: usize,
     pub(crate) stride: usize,
 }
 
 impl Group {
-    fn has(&self, rank: usize) -> bool {
-        rank.checked_sub(self.first)
-            .is_some_and(|d| d.is_multiple_of(self.stride) && d / self.stride < self.n)
+    fn has(&self, gpu: usize) -> bool {
+        let members = self.gpus[self.first..].iter().step_by(self.stride).take(self.n);
+        members.into_iter().any(|member| *member as usize == gpu)
+    }
+
+    /// Whether it is this one of the communicator's teams.
+    pub(crate) fn is(&self, first: usize, n: usize, stride: usize) -> bool {
+        (self.first, self.n, self.stride) == (first, n, stride)
     }
 }
 
 /// A window's place in all groups.
 struct Placed {
-    bytes: usize,
+    /// The communicator whose ranks have parts of it.
+    gpus: Rc<[u32]>,
+    /// Length of each rank's part in bytes.
+    lens: Rc<[usize]>,
     /// Rank 0's part.
     base: *mut u8,
     /// Distance between the parts in bytes.
@@ -71,19 +81,28 @@ impl Multicast {
     }
 
     /// The members of the group with base address `base`.
-    pub(crate) fn group(&self, base: usize) -> Option<Group> {
+    pub(crate) fn group(&self, base: usize) -> Option<Ref<'_, Group>> {
         let index = (base ^ BASE) >> GROUP_BITS;
-        self.groups.borrow().get(index).copied().flatten()
+        Ref::filter_map(self.groups.borrow(), |groups| groups.get(index)?.as_ref()).ok()
     }
 
-    /// Gives memory a place, in units: `bytes` in each rank, rank 0's at `base` and `stride` bytes from one to the next.
-    pub(crate) fn place(&self, base: *mut u8, stride: usize, bytes: usize) -> Option<u32> {
+    /// Gives memory a place, in units: parts of these lengths in bytes of the communicator whose ranks are on `gpus`, rank 0's
+    /// at `base` and `stride` bytes from one to the next.
+    pub(crate) fn place(
+        &self,
+        gpus: &Rc<[u32]>,
+        base: *mut u8,
+        stride: usize,
+        lens: &Rc<[usize]>,
+    ) -> Option<u32> {
         let place = self.next.get();
+        let bytes = lens.iter().copied().max()?;
         // A gap behind each, so that an access beyond the end meets nothing.
         let next = place.checked_add(bytes.div_ceil(UNIT) + 1)?;
         u32::try_from(next).ok()?;
         self.next.set(next);
-        self.placed.borrow_mut().insert(place * UNIT, Placed { bytes, base, stride });
+        let placed = Placed { gpus: Rc::clone(gpus), lens: Rc::clone(lens), base, stride };
+        self.placed.borrow_mut().insert(place * UNIT, placed);
         u32::try_from(place).ok()
     }
 
@@ -92,10 +111,10 @@ impl Multicast {
         self.placed.borrow_mut().remove(&(place as usize * UNIT));
     }
 
-    /// The copies of the bytes at `address`; or why there are none for `rank`.
+    /// The copies of the bytes at `address`; or why there are none for `gpu`.
     pub(crate) fn parts(
         &self,
-        rank: usize,
+        gpu: usize,
         address: usize,
         bytes: usize,
     ) -> Result<MulticastParts, String> {
@@ -105,22 +124,29 @@ impl Multicast {
         let Some(group) = self.group(address) else {
             return Err(format!("{address:#x} is in no multicast group that is alive"));
         };
-        if !group.has(rank) {
-            return Err(format!("{address:#x} is in a multicast group without rank {rank}"));
+        if !group.has(gpu) {
+            return Err(format!("{address:#x} is in a multicast group without rank {gpu}"));
         }
         let within = address & ((1 << GROUP_BITS) - 1);
         let placed = self.placed.borrow();
         let found =
             placed.range(..=within).next_back().map(|(start, placed)| (within - start, placed));
         match found {
-            Some((offset, memory)) if offset < memory.bytes && bytes <= memory.bytes - offset => {
+            Some((_, memory)) if !Rc::ptr_eq(&memory.gpus, &group.gpus) => Err(format!(
+                "{address:#x} names memory of one communicator in a multicast group of another"
+            )),
+            Some((offset, memory)) => {
+                // Every member has the bytes.
+                let members = memory.lens[group.first..].iter().step_by(group.stride);
+                let len = members.take(group.n).copied().min().unwrap_or(0);
+                if offset >= len || bytes > len - offset {
+                    return Err(format!(
+                        "{bytes} bytes at multicast offset {offset} of memory of {len} bytes"
+                    ));
+                }
                 let first = memory.base.wrapping_add(group.first * memory.stride + offset);
                 Ok(MulticastParts { first, stride: group.stride * memory.stride, n: group.n })
             }
-            Some((offset, memory)) => Err(format!(
-                "{bytes} bytes at multicast offset {offset} of memory of {} bytes",
-                memory.bytes
-            )),
             None => Err(format!("no window is at the multicast address {address:#x}")),
         }
     }

@@ -15,13 +15,14 @@ mod table;
 mod teams;
 
 use std::ffi::c_void;
+use std::rc::Rc;
 
 use nccl_device::raw::host::CALL_SITE;
 
 use crate::error::Site;
 use crate::memory::{Memory, STRIDE_UNIT};
 use crate::multicast;
-use crate::thread::{Run, Thread};
+use crate::thread::Thread;
 
 pub(crate) use gin::network::{Network, QueueKey};
 pub(crate) use gin::{BarrierSet, GinComm, GinRank};
@@ -37,15 +38,18 @@ pub(crate) struct WindowView {
     pub(crate) stride_4g: u32,
     pub(crate) lsa_rank: i32,
     pub(crate) lsa_size: i32,
+    /// Rank in the communicator.
     pub(crate) world_rank: i32,
+    /// The communicator: the GPU of each of its ranks.
+    pub(crate) gpus: Rc<[u32]>,
     /// Its place in multicast groups, in units of 4 KiB.
     pub(crate) mc_offset_4k: u32,
     /// Number of the window, for reports.
     pub(crate) id: u32,
     /// The part of rank 0, for the network.
     pub(crate) world_base: *mut u8,
-    /// Length of a part in bytes.
-    pub(crate) bytes: usize,
+    /// Length of each rank's part in bytes.
+    pub(crate) lens: Rc<[usize]>,
 }
 
 /// Pointers to ranks that do not exist start here: no machine maps it.
@@ -73,11 +77,12 @@ impl WindowView {
         of_lsa(self.flat_base, self.stride_4g, self.lsa_size, offset, peer)
     }
 
-    /// Byte `offset` of world rank `rank`'s part, where `bytes` bytes are; or nothing.
+    /// Byte `offset` of the part of the communicator's rank `rank`, where `bytes` bytes are; or
+    /// nothing.
     fn of_world(&self, offset: usize, bytes: usize, rank: usize) -> Option<*mut u8> {
         let end = offset.checked_add(bytes)?;
         let part = rank * self.stride_4g as usize * STRIDE_UNIT;
-        (end <= self.bytes).then(|| self.world_base.wrapping_add(part + offset))
+        (end <= self.lens[rank]).then(|| self.world_base.wrapping_add(part + offset))
     }
 }
 
@@ -93,10 +98,10 @@ pub(crate) fn describe(memory: &Memory, address: usize) -> String {
     memory.describe(address)
 }
 
-/// The thread that made the call, its run, and where it did.
-fn caller<'a>() -> (&'a Thread, &'a Run, Site) {
-    let (thread, run) = Thread::current();
-    (thread, run, CALL_SITE.get())
+/// The thread that made the call, and where it did.
+fn caller<'a>() -> (&'a Thread, Site) {
+    let thread = Thread::current();
+    (thread, CALL_SITE.get())
 }
 
 /// The view behind a handle; a NULL handle ends the kernel.
@@ -110,8 +115,8 @@ unsafe fn view<'a>(window: *mut c_void) -> &'a WindowView {
     match unsafe { window.cast::<WindowView>().as_ref() } {
         Some(view) => view,
         None => {
-            let (thread, run, at) = caller();
-            thread.misuse(run, at, "the window is NULL")
+            let (thread, at) = caller();
+            thread.misuse(at, "the window is NULL")
         }
     }
 }

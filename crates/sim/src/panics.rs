@@ -10,7 +10,7 @@ use std::sync::Once;
 use cuda_std::arch::CTX;
 
 use crate::error::Error;
-use crate::thread::{Run, Thread};
+use crate::thread::Thread;
 
 thread_local! {
     static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
@@ -25,17 +25,17 @@ pub(crate) fn install() {
             if CTX.get().is_null() {
                 return before(info);
             }
-            Thread::current().0.unwinding.set(true);
+            Thread::current().unwinding.set(true);
             PLACE.set(info.location().map(ToString::to_string));
         }));
     });
 }
 
 /// Records the panic of `thread`.
-pub(crate) fn report(run: &Run, thread: &Thread, payload: &(dyn Any + Send)) {
+pub(crate) fn report(thread: &Thread, payload: &(dyn Any + Send)) {
     let at = PLACE.take().unwrap_or_else(|| "an unknown place".to_owned());
-    let (kernel, thread) = (run.mode.kernel, thread.who(run));
-    run.fail(Error::Panic { kernel, thread, at, message: message(payload) });
+    let (gpus, kernel, thread) = (thread.gpus(), thread.kernel(), thread.who());
+    gpus.fail(Error::Panic { kernel, thread, at, message: message(payload) });
 }
 
 /// The text of a panic.

@@ -1,30 +1,34 @@
-//! Runs the threads of a launch, block by block, until all have ended or none can go on.
+//! Runs the threads on the GPUs, block by block.
 //!
 //! A turn takes a block and runs its ready threads, round after round, until none is ready or the turn is long enough; then
 //! comes the next block. (One queue of all threads would be several times slower: each thread's stack would be out of
-//! the cache at its turn.) The order is that of the ranks, blocks and threads, or random by seed.
+//! the cache at its turn.) The order is that in which the blocks came to be ready, or random by
+//! seed.
 //!
 //! A pass over the blocks in which threads wait gives the network its turn. What happens when they do nothing else is in
 //! [`stuck`].
 
+mod fiber;
 mod report;
+mod room;
 mod stuck;
 
-use std::time::{Duration, Instant};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
 
-use corosensei::{Coroutine, CoroutineResult};
-use cuda_std::arch::{CTX, ThreadCtx};
+use cuda_std::arch::CTX;
+use fastrand::Rng;
 
+pub(crate) use self::fiber::Fiber;
+use self::room::Gpu;
 use crate::barrier;
 use crate::error::{Error, Limit, Result};
-use crate::hooks::{OPS, SLICE};
-use crate::shared::SharedMemory;
-use crate::stack::SlabStack;
-use crate::thread::{Block, Run, Thread, Wait};
-use crate::warp::{self, WARP};
-
-/// A simulated thread's coroutine.
-pub(crate) type Fiber = Coroutine<(), (), (), SlabStack>;
+use crate::gpus::{Gpus, GridId, Settings, Step};
+use crate::hooks::SLICE;
+use crate::thread::{Block, Grid, Thread, Wait};
+use crate::trap::{Watchdog, processor_time};
+use crate::warp::{self, Warp};
 
 /// Rounds of a block before the next block's turn, in order.
 const TURN: usize = 1000;
@@ -38,32 +42,8 @@ const ACCESSES_A_STEP: u64 = 16;
 const MAX_IDLE: u64 = 1 << 20;
 const MAX_IDLE_UNWATCHED: u64 = 1 << 26;
 
-/// SplitMix64: the order of a run is a function of its seed.
-pub(crate) struct Rng(pub(crate) u64);
-
-impl Rng {
-    /// A number below `n`.
-    pub(crate) fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((u128::from(z ^ (z >> 31)) * n as u128) >> 64) as usize
-    }
-}
-
-/// The threads' coroutines, abandoned when dropped: a thread that never ends has nothing to clean up.
-struct Fibers(Vec<Option<Fiber>>);
-
-impl Drop for Fibers {
-    fn drop(&mut self) {
-        for fiber in self.0.iter_mut().flatten() {
-            // SAFETY: the frames given up hold kernel code only, which owns nothing outside its stack but what may leak;
-            // no scoped borrow of the host reaches into them.
-            unsafe { fiber.force_reset() };
-        }
-    }
-}
+/// What the hash of an order starts from.
+const NO_TRACE: u64 = 0xcbf2_9ce4_8422_2325;
 
 /// What happened in a pass over the blocks that can run.
 #[derive(Default)]
@@ -76,205 +56,209 @@ struct Pass {
     other: bool,
 }
 
-/// The state of one launch.
-pub(crate) struct Scheduler<'a> {
-    run: &'a Run,
-    /// Makes the coroutine of a thread.
-    spawn: &'a dyn Fn(&Thread) -> Fiber,
-    dynamic_shared: usize,
-    fibers: Fibers,
-    rng: Option<Rng>,
-    step_limit: Option<u64>,
-    time_limit: Option<Duration>,
-    started: Instant,
+/// The limits of a time in which something is on the GPUs.
+struct Busy {
+    /// Switches and processor time when it began.
+    switches: u64,
+    started: Duration,
     next_look: u64,
-    /// First block of each rank's grid that has not started.
-    next_block: Vec<u32>,
-    /// Blocks of each rank's grid that have ended.
-    ended: Vec<u32>,
+    _watchdog: Watchdog,
+}
+
+/// A thread on a GPU: its block's slot, and its number in the block.
+#[derive(Clone, Copy)]
+struct ThreadAt {
+    slot: u32,
+    tid: u32,
+}
+
+/// What the scheduler keeps for itself.
+pub(crate) struct Scheduler {
+    settings: Settings,
+    rng: Option<Rng>,
+    gpus: Vec<Gpu>,
+    /// GPUs on which there may be room for blocks that have not started.
+    changed: Vec<usize>,
+    /// The grids that nobody was told of that they have ended.
+    grids: BTreeMap<GridId, Rc<Grid>>,
+    launched: u64,
+    /// The blocks on the GPUs, by slot, and slots without one.
+    blocks: Vec<Option<Rc<Block>>>,
+    free: Vec<usize>,
+    /// Warps of blocks that have ended, for the next ones.
+    warps: Vec<Box<Warp>>,
+    /// Threads of these blocks that have not ended.
     live: usize,
     /// Threads that wait for a peer's word.
-    at_inbox: Vec<u32>,
+    at_inbox: Vec<ThreadAt>,
     /// Threads that wait for the network.
-    at_network: Vec<u32>,
+    at_network: Vec<ThreadAt>,
+    busy: Option<Busy>,
     /// What the present pass saw.
     pass: Pass,
     /// Passes in a row in which threads only looked for what they wait for.
     quiet: u32,
-    batch: Vec<u32>,
+    /// The blocks of a pass, and the threads of a round.
+    turns: Vec<u32>,
+    round: Vec<u32>,
     /// Hash of the order so far.
     trace: u64,
 }
 
-impl<'a> Scheduler<'a> {
-    pub(crate) fn new(
-        run: &'a Run,
-        spawn: &'a dyn Fn(&Thread) -> Fiber,
-        dynamic_shared: usize,
-        seed: Option<u64>,
-        limits: (Option<u64>, Option<Duration>),
-    ) -> Self {
+impl Scheduler {
+    pub(crate) fn new(settings: &Settings) -> Self {
         Self {
-            run,
-            spawn,
-            dynamic_shared,
-            fibers: Fibers((0..run.threads.len()).map(|_| None).collect()),
-            rng: seed.map(Rng),
-            step_limit: limits.0,
-            time_limit: limits.1,
-            started: Instant::now(),
-            next_look: 0,
-            next_block: vec![0; run.mode.ranks],
-            ended: vec![0; run.mode.ranks],
+            settings: *settings,
+            rng: settings.seed.map(Rng::with_seed),
+            gpus: (0..settings.gpus).map(|_| Gpu::default()).collect(),
+            changed: Vec::new(),
+            grids: BTreeMap::new(),
+            launched: 0,
+            blocks: Vec::new(),
+            free: Vec::new(),
+            warps: Vec::new(),
             live: 0,
             at_inbox: Vec::new(),
             at_network: Vec::new(),
+            busy: None,
             pass: Pass::default(),
             quiet: 0,
-            batch: Vec::new(),
-            trace: 0xcbf2_9ce4_8422_2325,
+            turns: Vec::new(),
+            round: Vec::new(),
+            trace: NO_TRACE,
         }
     }
 
-    /// Runs the launch to its end; a hash of the order in which threads ran.
-    pub(crate) fn run(mut self) -> Result<u64> {
-        for slot in 0..self.run.blocks.len() {
-            self.start_block(slot);
-        }
-        let mut pass = Vec::new();
-        loop {
-            std::mem::swap(&mut pass, &mut self.run.queue.borrow_mut());
-            self.pass = Pass::default();
-            let idle = self.run.idle.get();
-            for i in 0..pass.len() {
-                if let Some(rng) = &mut self.rng {
-                    let k = i + rng.below(pass.len() - i);
-                    pass.swap(i, k);
-                }
-                self.turn(pass[i] as usize)?;
-                self.deliver_at_random();
-            }
-            pass.clear();
-            self.deliver();
-            self.wake_arrived();
-            if self.run.queue.borrow().is_empty() {
-                if self.live == 0 {
-                    self.run.network.drain(self.rng.as_mut());
-                    return Ok(self.trace);
-                }
-                if self.run.network.is_idle() && !self.time_out() {
-                    return Err(Error::Deadlock(self.stall()));
-                }
-            } else {
-                self.look_for_news(idle)?;
-            }
-        }
+    /// Ends everything. Warps that ran go too: their stacks may be broken.
+    pub(crate) fn reset(&mut self) {
+        let new = Self::new(&self.settings);
+        let Self { warps, launched, .. } = std::mem::replace(self, new);
+        (self.warps, self.launched) = (warps, launched);
     }
 
-    /// Gives a slot the next block of its rank's grid, if there is one.
-    fn start_block(&mut self, slot: usize) {
-        let run = self.run;
-        let block = &run.blocks[slot];
-        let index = self.next_block[block.rank];
-        if index >= run.mode.grid {
-            return;
+    #[cfg(test)]
+    pub(crate) fn idle_warps(&self) -> usize {
+        self.warps.len()
+    }
+
+    pub(crate) fn trace(&self) -> u64 {
+        self.trace
+    }
+
+    /// One of `n`: the first, or with a seed any.
+    pub(crate) fn choose(&mut self, n: usize) -> usize {
+        self.rng.as_mut().map_or(0, |rng| rng.usize(..n))
+    }
+
+    /// One pass over the blocks that can run, and the network's turn.
+    pub(crate) fn pass(&mut self, gpus: &Gpus) -> Result<Step> {
+        self.start_blocks(gpus)?;
+        if self.live == 0 {
+            return self.rest(gpus);
         }
-        self.next_block[block.rank] = index + 1;
-        block.index.set(index);
-        block.live.set(run.mode.block);
-        barrier::reset(block);
-        for (i, warp) in block.warps.iter().enumerate() {
-            warp.reset(run.mode.block - i as u32 * WARP);
+        let settings = &self.settings;
+        self.busy.get_or_insert_with(|| Busy {
+            switches: gpus.switches.get(),
+            started: processor_time(),
+            next_look: 0,
+            _watchdog: Watchdog::new(settings.time_limit),
+        });
+        let mut turns = std::mem::take(&mut self.turns);
+        std::mem::swap(&mut turns, &mut gpus.queue.borrow_mut());
+        self.pass = Pass::default();
+        let idle = gpus.idle.get();
+        for i in 0..turns.len() {
+            let k = i + self.choose(turns.len() - i);
+            turns.swap(i, k);
+            self.turn(gpus, turns[i] as usize)?;
+            self.deliver_at_random(gpus)?;
         }
-        let shared = SharedMemory::new(self.dynamic_shared);
-        let dynamic_shared = shared.dynamic();
-        block.shared.replace(shared);
-        for thread in block.threads(run) {
-            thread.ctx.set(ThreadCtx {
-                thread_idx: [thread.tid, 0, 0],
-                block_idx: [index, 0, 0],
-                block_dim: [run.mode.block, 1, 1],
-                grid_dim: [run.mode.grid, 1, 1],
-                dynamic_shared,
-                watch: run.mode.watch,
-                ops: &OPS,
-            });
-            thread.wait.set(Wait::Ready);
-            thread.updating.set(false);
-            thread.polled.set([0; 4]);
-            thread.waits.set(false);
-            run.waits[thread.id as usize].over.set(false);
-            let fiber = (self.spawn)(thread);
-            thread.trap.set(Some(fiber.trap_handler()));
-            self.fibers.0[thread.id as usize] = Some(fiber);
-            run.enqueue(thread);
+        turns.clear();
+        self.turns = turns;
+        self.deliver(gpus)?;
+        self.wake_arrived(gpus);
+        if !gpus.queue.borrow().is_empty() {
+            return Ok(self.look_for_news(gpus, idle));
         }
-        self.live += run.mode.block as usize;
+        let stuck = self.live > 0 && self.changed.is_empty() && gpus.network.is_idle();
+        Ok(if stuck { Step::Stuck } else { Step::Progress })
+    }
+
+    /// Nothing runs: the network goes on.
+    fn rest(&mut self, gpus: &Gpus) -> Result<Step> {
+        self.busy = None;
+        if gpus.network.is_idle() {
+            return Ok(Step::Idle);
+        }
+        self.deliver_some(gpus)?;
+        Ok(Step::Progress)
     }
 
     /// A block's turn.
-    fn turn(&mut self, slot: usize) -> Result<()> {
-        let run = self.run;
-        let block = &run.blocks[slot];
+    fn turn(&mut self, gpus: &Gpus, slot: usize) -> Result<()> {
+        let Some(block) = self.blocks[slot].clone() else { return Ok(()) };
         let mut rounds = TURN;
         if let Some(rng) = &mut self.rng {
-            rounds = 1 + rng.below(64);
+            rounds = rng.usize(1..=64);
         }
         for _ in 0..rounds {
-            self.batch.clear();
-            std::mem::swap(&mut self.batch, &mut block.next.borrow_mut());
-            if self.batch.is_empty() {
+            self.round.clear();
+            std::mem::swap(&mut self.round, &mut block.next.borrow_mut());
+            if self.round.is_empty() {
                 break;
             }
             let mut only_polls = true;
-            for i in 0..self.batch.len() {
-                if let Some(rng) = &mut self.rng {
-                    let k = i + rng.below(self.batch.len() - i);
-                    self.batch.swap(i, k);
-                }
-                let thread = &run.threads[self.batch[i] as usize];
-                only_polls &= self.step(block, thread);
-                self.check_failure()?;
+            for i in 0..self.round.len() {
+                let k = i + self.choose(self.round.len() - i);
+                self.round.swap(i, k);
+                only_polls &= self.run(gpus, &block, block.thread(self.round[i]));
+                self.check_failure(gpus)?;
             }
-            self.look_at_limits()?;
+            self.look_at_limits(gpus)?;
             if only_polls {
                 break;
             }
         }
-        if block.live.get() == 0 && self.next_block[block.rank] < run.mode.grid {
-            self.start_block(slot);
-        }
         let ready = !block.next.borrow().is_empty();
         block.queued.set(ready);
         if ready {
-            run.queue.borrow_mut().push(slot as u32);
+            gpus.queue.borrow_mut().push(slot as u32);
+        }
+        if block.live.get() == 0 {
+            drop(block);
+            self.end_block(gpus, slot);
         }
         Ok(())
     }
 
     /// Runs a thread until it gives way; says whether it polls.
     #[inline]
-    fn step(&mut self, block: &Block, thread: &Thread) -> bool {
-        let run = self.run;
-        run.switches.set(run.switches.get() + 1);
-        let who = u64::from(thread.id) | u64::from(block.index.get()) << 32;
+    fn run(&mut self, gpus: &Gpus, block: &Block, thread: &Thread) -> bool {
+        gpus.switches.set(gpus.switches.get() + 1);
+        let tid = thread.tid.get();
+        let who = u64::from(tid) | (block.gpu as u64) << 16 | u64::from(block.index) << 32;
         self.trace = (self.trace ^ who).wrapping_mul(0x100_0000_01b3);
-        run.slice_end.set(run.accesses.get() + SLICE);
+        gpus.slice_end.set(gpus.accesses.get() + SLICE);
         thread.wait.set(Wait::Ready);
         let waits = thread.waits.get();
-        let fiber = &mut self.fibers.0[thread.id as usize];
+        let mut fiber = thread.fiber.borrow_mut();
         CTX.set(std::ptr::from_ref(thread).cast());
-        let result = fiber.as_mut().map(|fiber| fiber.resume(()));
+        let ended = fiber.as_mut().is_none_or(Fiber::resume);
         CTX.set(std::ptr::null());
-        match result {
-            Some(CoroutineResult::Yield(())) => match thread.wait.get() {
+        if ended {
+            *fiber = None;
+            if !gpus.interrupted.get() {
+                self.thread_ended(gpus, block, thread);
+            }
+        } else {
+            match thread.wait.get() {
                 Wait::Ready if !(waits && thread.waits.get()) => {
-                    run.progress();
-                    block.next.borrow_mut().push(thread.id);
+                    gpus.progress();
+                    block.next.borrow_mut().push(tid);
                 }
                 Wait::Ready | Wait::Spin { .. } => {
-                    run.idle.set(run.idle.get() + 1);
-                    block.next.borrow_mut().push(thread.id);
+                    gpus.idle.set(gpus.idle.get() + 1);
+                    block.next.borrow_mut().push(tid);
                     if waits && thread.waits.get() {
                         self.pass.looks += 1;
                     } else {
@@ -283,86 +267,78 @@ impl<'a> Scheduler<'a> {
                     return true;
                 }
                 Wait::Exited => {
-                    // SAFETY: as in the drop of `Fibers`.
-                    fiber.iter_mut().for_each(|fiber| unsafe { fiber.force_reset() });
                     *fiber = None;
-                    self.thread_ended(block, thread);
+                    self.thread_ended(gpus, block, thread);
                 }
-                Wait::Inbox(_) => self.at_inbox.push(thread.id),
-                Wait::Network => self.at_network.push(thread.id),
+                Wait::Inbox(_) => self.at_inbox.push(ThreadAt { slot: block.slot, tid }),
+                Wait::Network => self.at_network.push(ThreadAt { slot: block.slot, tid }),
                 _ => {}
-            },
-            Some(CoroutineResult::Return(())) | None => {
-                *fiber = None;
-                if !run.interrupted.get() {
-                    self.thread_ended(block, thread);
-                }
             }
         }
         self.pass.other = true;
         false
     }
 
-    fn thread_ended(&mut self, block: &Block, thread: &Thread) {
-        let run = self.run;
+    fn thread_ended(&mut self, gpus: &Gpus, block: &Block, thread: &Thread) {
         thread.wait.set(Wait::Done);
-        run.progress();
+        gpus.progress();
         self.live -= 1;
         block.live.set(block.live.get() - 1);
-        warp::thread_ended(run, block, thread.tid);
-        barrier::thread_ended(run, block);
-        if run.slab.overflowed(thread.id as usize) {
-            run.fail(thread.overflow(run));
+        warp::thread_ended(thread);
+        barrier::thread_ended(block);
+        if thread.overflowed() {
+            gpus.fail(thread.overflow());
         }
         if block.live.get() > 0 {
             return;
         }
-        self.ended[block.rank] += 1;
         if let Some((what, bytes)) = block.shared.borrow().overrun() {
-            let (kernel, rank, block) = (run.mode.kernel, block.rank, block.index.get());
-            run.fail(Error::SharedOverrun { kernel, rank, block, what, bytes });
+            let (kernel, rank, block) = (block.grid.launch.kernel, block.gpu, block.index);
+            gpus.fail(Error::SharedOverrun { kernel, rank, block, what, bytes });
         }
     }
 
     /// Wakes the threads whose peer has arrived, or for which the network has delivered.
-    fn wake_arrived(&mut self) {
-        let run = self.run;
-        self.at_inbox.retain(|id| {
-            let over = match run.threads[*id as usize].wait.get() {
-                Wait::Inbox(wait) => wait.over(),
-                _ => true,
-            };
+    fn wake_arrived(&mut self, gpus: &Gpus) {
+        let blocks = &self.blocks;
+        let wake = |at: &ThreadAt, over: &dyn Fn(&Thread) -> bool| {
+            let Some(block) = &blocks[at.slot as usize] else { return false };
+            let thread = block.thread(at.tid);
+            let over = over(thread);
             if over {
-                run.wake(*id);
+                thread.wake();
             }
             !over
-        });
-        self.at_network.retain(|id| {
-            let state = &run.waits[*id as usize];
-            let over = state.over.get() || state.until.get().is_none_or(|until| until.holds(run));
-            if over {
-                run.wake(*id);
-            }
-            !over
-        });
+        };
+        let arrived = |thread: &Thread| match thread.wait.get() {
+            Wait::Inbox(wait) => wait.over(),
+            _ => true,
+        };
+        self.at_inbox.retain(|at| wake(at, &arrived));
+        let delivered = |thread: &Thread| {
+            let state = &thread.state;
+            state.over.get() || state.until.get().is_none_or(|until| until.holds(gpus))
+        };
+        self.at_network.retain(|at| wake(at, &delivered));
     }
 
-    fn look_at_limits(&mut self) -> Result<()> {
-        let run = self.run;
-        let allowed = if run.mode.watch { MAX_IDLE } else { MAX_IDLE_UNWATCHED };
-        if run.idle.get() > allowed.max(64 * self.live as u64) {
+    fn look_at_limits(&mut self, gpus: &Gpus) -> Result<()> {
+        let allowed = if self.settings.watch { MAX_IDLE } else { MAX_IDLE_UNWATCHED };
+        if gpus.idle.get() > allowed.max(64 * self.live as u64) {
             return Err(Error::Livelock(self.stall()));
         }
-        let steps = run.switches.get();
-        if let Some(limit) = self.step_limit.filter(|limit| steps >= *limit) {
+        let Some(busy) = &mut self.busy else { return Ok(()) };
+        let steps = gpus.switches.get() - busy.switches;
+        if let Some(limit) = self.settings.step_limit.filter(|limit| steps >= *limit) {
             return Err(Error::Limit { limit: Limit::Steps(limit), stall: self.stall() });
         }
-        let work = steps + run.accesses.get() / ACCESSES_A_STEP;
-        if work < self.next_look {
+        let work = gpus.switches.get() + gpus.accesses.get() / ACCESSES_A_STEP;
+        if work < busy.next_look {
             return Ok(());
         }
-        self.next_look = work + STEPS_A_LOOK;
-        match self.time_limit.filter(|limit| self.started.elapsed() >= *limit) {
+        busy.next_look = work + STEPS_A_LOOK;
+        let took = processor_time().saturating_sub(busy.started);
+        match self.settings.time_limit.filter(|limit| took >= *limit) {
             Some(limit) => Err(Error::Limit { limit: Limit::Time(limit), stall: self.stall() }),
             None => Ok(()),
         }
@@ -370,24 +346,14 @@ impl<'a> Scheduler<'a> {
 
     /// The error of the thread that ran last, if it made one.
     #[inline]
-    fn check_failure(&self) -> Result<()> {
-        let run = self.run;
-        if run.interrupted.get() {
-            let limit = Limit::Time(self.time_limit.unwrap_or_default());
+    fn check_failure(&self, gpus: &Gpus) -> Result<()> {
+        if gpus.interrupted.get() {
+            let limit = Limit::Time(self.settings.time_limit.unwrap_or_default());
             return Err(Error::Limit { limit, stall: self.stall() });
         }
-        match run.failed() {
-            true => run.failure.take().map_or(Ok(()), Err),
+        match gpus.failed() {
+            true => gpus.failure.take().map_or(Ok(()), Err),
             false => Ok(()),
         }
-    }
-}
-
-impl Thread {
-    /// The error of a thread that has used up its stack.
-    pub(crate) fn overflow(&self, run: &Run) -> Error {
-        let (low, high) = run.stack_of(self.id);
-        let (kernel, thread) = (run.mode.kernel, self.who(run));
-        Error::StackOverflow { kernel, thread, stack: high - low }
     }
 }

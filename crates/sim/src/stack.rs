@@ -1,4 +1,5 @@
-//! Stacks of the simulated threads: one mapping for all, kept between launches.
+//! Stacks of the simulated threads: one mapping for those of a warp, which keeps them from block to
+//! block.
 //!
 //! # Safety
 //!
@@ -77,11 +78,6 @@ impl Slab {
 
     fn canary(&self, i: usize) -> *mut u64 {
         self.mapping.base().wrapping_add(i * self.size).cast()
-    }
-
-    /// Whether there are `stacks` stacks of `size` usable bytes.
-    pub(crate) fn fits(&self, stacks: usize, size: usize) -> bool {
-        self.stacks >= stacks && self.size >= size.next_multiple_of(page_size()) + page_size()
     }
 
     /// Whether stack `i` was used beyond its end, as far as one can see.
@@ -167,7 +163,6 @@ mod tests {
     #[test]
     fn stacks_do_not_overlap_and_hold_what_was_asked_for() {
         let slab = Slab::new(3, 20_000).unwrap();
-        assert!(slab.fits(3, 20_000) && !slab.fits(4, 20_000) && !slab.fits(3, 40_000));
         for i in 0..3 {
             let (low, high) = slab.bounds(i);
             assert!(high - low >= 20_000);

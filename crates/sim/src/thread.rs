@@ -1,7 +1,12 @@
-//! The objects of a running kernel: threads, blocks, and the run that holds them.
+//! What runs on the simulated GPUs: grids, their blocks, and these blocks' threads.
+//!
+//! # Safety
+//!
+//! A thread points to its block and to the GPUs. The scheduler sets both when a block starts, and
+//! runs a thread, or looks at it, only while its block is on a GPU. Blocks lie in an `Rc` until
+//! their last thread has ended, GPUs in one that outlives them.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use corosensei::Yielder;
@@ -10,12 +15,13 @@ use cuda_std::arch::ThreadCtx;
 
 use crate::barrier::BlockBarrier;
 use crate::error::{Error, Site, ThreadId};
-use crate::memory::Memory;
-use crate::nccl::{InboxWait, Network};
+use crate::gpus::{Gpus, GridId, Launch};
+use crate::hooks::OPS;
+use crate::nccl::InboxWait;
+use crate::scheduler::Fiber;
 use crate::shared::SharedMemory;
-use crate::stack::Slab;
 use crate::waits::WaitState;
-use crate::warp::Warp;
+use crate::warp::{WARP, Warp};
 
 /// What a thread waits for.
 #[derive(Clone, Copy)]
@@ -28,13 +34,13 @@ pub(crate) enum Wait {
     Warp { mask: u32, at: Site },
     /// A word that a peer stores.
     Inbox(InboxWait),
-    /// What [`Run::waits`] says.
+    /// What [`Thread::state`] says.
     Network,
     /// Anything that another thread does: it polls.
     Spin { at: Site },
     /// Nothing any more: it left the kernel.
     Exited,
-    /// Nothing any more: it broke a rule, and the kernel ends.
+    /// Nothing any more: it broke a rule, and all kernels end.
     Failed,
     /// Nothing: it computes, and was stopped.
     Running,
@@ -56,14 +62,18 @@ pub(crate) enum Within {
 pub(crate) struct Thread {
     /// What cuda_std sees. First, so that the address of the context is the address of the thread.
     pub(crate) ctx: Cell<ThreadCtx>,
-    pub(crate) run: Cell<*const Run>,
+    pub(crate) gpus: Cell<*const Gpus>,
+    pub(crate) block: Cell<*const Block>,
+    /// Its number in the block, as CUDA counts: x first.
+    pub(crate) tid: Cell<u32>,
+    pub(crate) fiber: RefCell<Option<Fiber>>,
     pub(crate) yielder: Cell<*const Yielder<(), ()>>,
     pub(crate) wait: Cell<Wait>,
     /// What its last warp operation gave.
     pub(crate) result: Cell<(u32, bool)>,
     /// Whether it has begun a read-modify-write that may have changed memory.
     pub(crate) updating: Cell<bool>,
-    /// Whether it is in a wait with a name, which [`Run::waits`] has.
+    /// Whether it is in a wait with a name, which [`state`](Self::state) has.
     pub(crate) waits: Cell<bool>,
     /// Whether it has panicked, and unwinds.
     pub(crate) unwinding: Cell<bool>,
@@ -71,46 +81,170 @@ pub(crate) struct Thread {
     pub(crate) polled: Cell<[usize; 4]>,
     /// The way out of its coroutine after a fault.
     pub(crate) trap: Cell<Option<CoroutineTrapHandler<()>>>,
-    /// Index in [`Run::threads`].
-    pub(crate) id: u32,
-    /// `threadIdx.x`.
-    pub(crate) tid: u32,
-    /// Index in [`Run::blocks`].
-    pub(crate) slot: u32,
+    /// Its wait with a name. Last: it is seldom looked at.
+    pub(crate) state: WaitState,
 }
 
-/// The blocks that are on the simulated devices at one time each have a slot.
+/// A grid that was launched.
+pub(crate) struct Grid {
+    pub(crate) id: GridId,
+    pub(crate) launch: Launch,
+    /// Number of its blocks.
+    pub(crate) blocks: u32,
+    /// The first block that has not started.
+    pub(crate) next: Cell<u32>,
+    /// Blocks that have ended.
+    pub(crate) ended: Cell<u32>,
+}
+
+/// A block that is on a multiprocessor.
 pub(crate) struct Block {
-    pub(crate) rank: usize,
-    /// `blockIdx.x` of the block in the slot.
-    pub(crate) index: Cell<u32>,
-    /// First thread of the slot in [`Run::threads`].
-    pub(crate) first: u32,
+    pub(crate) grid: Rc<Grid>,
+    pub(crate) gpu: usize,
+    /// Its number in the grid, as CUDA counts: x first.
+    pub(crate) index: u32,
+    /// Where the scheduler has it.
+    pub(crate) slot: u32,
+    pub(crate) multiprocessor: usize,
+    /// Number of its threads.
+    pub(crate) size: u32,
     /// Threads that have not ended.
     pub(crate) live: Cell<u32>,
     /// Threads to run in the next round.
     pub(crate) next: RefCell<Vec<u32>>,
-    /// Whether the block is in [`Run::queue`].
+    /// Whether the block is in [`Gpus::queue`].
     pub(crate) queued: Cell<bool>,
     pub(crate) barriers: [BlockBarrier; 16],
-    pub(crate) warps: Box<[Warp]>,
+    pub(crate) warps: Vec<Box<Warp>>,
     pub(crate) shared: RefCell<SharedMemory>,
 }
 
-/// How a launch runs.
-#[derive(Clone, Copy)]
-pub(crate) struct Mode {
-    pub(crate) kernel: &'static str,
-    /// Threads of a block.
-    pub(crate) block: u32,
-    pub(crate) grid: u32,
-    pub(crate) ranks: usize,
-    /// Look at every access.
-    pub(crate) watch: bool,
-    /// Run others at every access.
-    pub(crate) preempt: bool,
-    /// Run in random order.
-    pub(crate) random: bool,
+impl Block {
+    #[inline]
+    pub(crate) fn thread(&self, tid: u32) -> &Thread {
+        &self.warps[(tid / WARP) as usize].threads[(tid % WARP) as usize]
+    }
+
+    pub(crate) fn threads(&self) -> impl Iterator<Item = &Thread> {
+        let all = self.warps.iter().flat_map(|warp| &warp.threads);
+        all.take(self.size as usize)
+    }
+}
+
+impl Thread {
+    /// One that has no block yet.
+    pub(crate) fn new() -> Self {
+        Self {
+            ctx: Cell::new(ThreadCtx {
+                thread_idx: [0; 3],
+                block_idx: [0; 3],
+                block_dim: [0; 3],
+                grid_dim: [0; 3],
+                dynamic_shared: (std::ptr::null_mut(), 0),
+                watch: false,
+                ops: &OPS,
+            }),
+            gpus: Cell::new(std::ptr::null()),
+            block: Cell::new(std::ptr::null()),
+            tid: Cell::new(0),
+            fiber: RefCell::new(None),
+            yielder: Cell::new(std::ptr::null()),
+            wait: Cell::new(Wait::Done),
+            result: Cell::new((0, false)),
+            updating: Cell::new(false),
+            waits: Cell::new(false),
+            unwinding: Cell::new(false),
+            polled: Cell::new([0; 4]),
+            trap: Cell::new(None),
+            state: WaitState::default(),
+        }
+    }
+
+    /// The GPUs on which it runs.
+    #[inline(always)]
+    pub(crate) fn gpus(&self) -> &Gpus {
+        // SAFETY: the module's.
+        unsafe { &*self.gpus.get() }
+    }
+
+    /// Its block, while that is on a GPU.
+    #[inline(always)]
+    pub(crate) fn block(&self) -> &Block {
+        // SAFETY: the module's.
+        unsafe { &*self.block.get() }
+    }
+
+    /// Name of its kernel.
+    pub(crate) fn kernel(&self) -> &'static str {
+        self.block().grid.launch.kernel
+    }
+
+    /// Who this is, for reports.
+    pub(crate) fn who(&self) -> ThreadId {
+        let block = self.block();
+        ThreadId { rank: block.gpu, block: block.index, thread: self.tid.get() }
+    }
+
+    /// Lets it run again when it waits.
+    pub(crate) fn wake(&self) {
+        self.wait.set(Wait::Ready);
+        self.gpus().progress();
+        self.enqueue();
+    }
+
+    /// Puts it into the next round of its block.
+    pub(crate) fn enqueue(&self) {
+        let block = self.block();
+        block.next.borrow_mut().push(self.tid.get());
+        if !block.queued.replace(true) {
+            self.gpus().queue.borrow_mut().push(block.slot);
+        }
+    }
+
+    /// Ends all kernels with a report of a broken contract.
+    pub(crate) fn misuse(&self, at: Site, what: impl Into<String>) -> ! {
+        let (kernel, thread, what) = (self.kernel(), self.who(), what.into());
+        self.fail(Error::Misuse { kernel, thread, what, at })
+    }
+
+    /// Ends all kernels with an error: this thread does not run again.
+    pub(crate) fn fail(&self, error: Error) -> ! {
+        self.gpus().fail(error);
+        loop {
+            self.give_way(Wait::Failed);
+        }
+    }
+
+    /// Its warp.
+    pub(crate) fn warp(&self) -> &Warp {
+        &self.block().warps[(self.tid.get() / WARP) as usize]
+    }
+
+    /// Its place in its warp.
+    pub(crate) fn lane(&self) -> u32 {
+        self.tid.get() % WARP
+    }
+
+    /// The addresses of its stack.
+    pub(crate) fn stack(&self) -> (usize, usize) {
+        self.warp().stacks.bounds(self.lane() as usize)
+    }
+
+    /// Whether `address` lies in its stack's guard page.
+    pub(crate) fn guards(&self, address: usize) -> bool {
+        self.warp().stacks.in_guard(self.lane() as usize, address)
+    }
+
+    /// Whether it used its stack beyond the end, as far as one can see.
+    pub(crate) fn overflowed(&self) -> bool {
+        self.warp().stacks.overflowed(self.lane() as usize)
+    }
+
+    /// The error of a thread that has used up its stack.
+    pub(crate) fn overflow(&self) -> Error {
+        let (low, high) = self.stack();
+        Error::StackOverflow { kernel: self.kernel(), thread: self.who(), stack: high - low }
+    }
 }
 
 /// An LSA barrier session that a kernel opened and did not close.
@@ -118,143 +252,10 @@ pub(crate) struct Mode {
 pub struct OpenSession {
     /// Rank in the world.
     pub rank: usize,
-    /// `blockIdx.x` of the coop that opened it.
+    /// Number of the coop's block in its grid.
     pub block: u32,
     /// Index of the barrier.
     pub index: u32,
     /// Where it was opened.
     pub at: Site,
-}
-
-/// A running kernel. Threads and hooks share it, so that everything that changes is in a cell.
-pub(crate) struct Run {
-    pub(crate) mode: Mode,
-    pub(crate) threads: Box<[Thread]>,
-    pub(crate) blocks: Box<[Block]>,
-    /// Blocks with a thread that can run.
-    pub(crate) queue: RefCell<Vec<u32>>,
-    pub(crate) failure: RefCell<Option<Error>>,
-    pub(crate) printed: RefCell<String>,
-    /// How often threads got their turn.
-    pub(crate) switches: Cell<u64>,
-    pub(crate) accesses: Cell<u64>,
-    /// Calls that are neither.
-    pub(crate) calls: Cell<u64>,
-    /// Calls of all kinds when the watchdog last looked.
-    pub(crate) last_activity: Cell<u64>,
-    /// Whether the watchdog stopped a thread.
-    pub(crate) interrupted: Cell<bool>,
-    /// [`accesses`](Self::accesses) at which the running thread gives way.
-    pub(crate) slice_end: Cell<u64>,
-    pub(crate) clock: Cell<u64>,
-    /// How often threads polled since something last happened.
-    pub(crate) idle: Cell<u64>,
-    /// Number of the present streak of passes in which threads only looked for what they wait for.
-    pub(crate) streak: Cell<u64>,
-    /// The waits of the threads, apart from them because they are seldom looked at.
-    pub(crate) waits: Box<[WaitState]>,
-    /// What is under way between the ranks.
-    pub(crate) network: Network,
-    /// Sessions by address of the barrier's epoch word, with the thread that opened each.
-    pub(crate) sessions: RefCell<BTreeMap<usize, (u32, OpenSession)>>,
-    /// Keeps the live ranges.
-    pub(crate) memory: Rc<Memory>,
-    pub(crate) slab: Slab,
-}
-
-impl Run {
-    /// Something happened: whoever polls may find it.
-    #[inline]
-    pub(crate) fn progress(&self) {
-        self.idle.set(0);
-    }
-
-    /// Lets a waiting thread run again.
-    pub(crate) fn wake(&self, id: u32) {
-        let thread = &self.threads[id as usize];
-        thread.wait.set(Wait::Ready);
-        self.progress();
-        self.enqueue(thread);
-    }
-
-    /// Puts a thread into the next round of its block.
-    pub(crate) fn enqueue(&self, thread: &Thread) {
-        let block = &self.blocks[thread.slot as usize];
-        block.next.borrow_mut().push(thread.id);
-        if !block.queued.replace(true) {
-            self.queue.borrow_mut().push(thread.slot);
-        }
-    }
-
-    /// Records an error; the first one counts.
-    pub(crate) fn fail(&self, error: Error) {
-        self.failure.borrow_mut().get_or_insert(error);
-    }
-
-    /// The addresses of a thread's stack.
-    pub(crate) fn stack_of(&self, id: u32) -> (usize, usize) {
-        self.slab.bounds(id as usize)
-    }
-
-    /// A coop's first thread opens a session on the barrier whose epoch is at `word`.
-    pub(crate) fn session_opened(&self, thread: &Thread, word: usize, index: u32, at: Site) {
-        let mut sessions = self.sessions.borrow_mut();
-        let other = sessions.get(&word).filter(|(owner, _)| *owner != thread.id);
-        if let Some((_, OpenSession { block, at: there, .. })) = other {
-            let what = format!("LSA barrier {index} is in use by block {block} ({there})");
-            drop(sessions);
-            thread.misuse(self, at, what);
-        }
-        let ThreadId { rank, block, .. } = thread.who(self);
-        sessions.insert(word, (thread.id, OpenSession { rank, block, index, at }));
-    }
-
-    /// The session on the barrier whose epoch is at `word` is closed.
-    pub(crate) fn session_closed(&self, word: usize) {
-        self.sessions.borrow_mut().remove(&word);
-    }
-
-    /// Counts a call that is no access.
-    pub(crate) fn called(&self) {
-        self.calls.set(self.calls.get() + 1);
-    }
-
-    pub(crate) fn failed(&self) -> bool {
-        self.failure.borrow().is_some()
-    }
-}
-
-impl Block {
-    /// The slot's threads.
-    pub(crate) fn threads<'a>(&self, run: &'a Run) -> &'a [Thread] {
-        &run.threads[self.first as usize..][..run.mode.block as usize]
-    }
-}
-
-impl Thread {
-    pub(crate) fn block<'a>(&self, run: &'a Run) -> &'a Block {
-        &run.blocks[self.slot as usize]
-    }
-
-    /// Who this is, for reports.
-    pub(crate) fn who(&self, run: &Run) -> ThreadId {
-        let block = self.block(run);
-        ThreadId { rank: block.rank, block: block.index.get(), thread: self.tid }
-    }
-
-    /// Ends the kernel with a report of a broken contract.
-    pub(crate) fn misuse(&self, run: &Run, at: Site, what: impl Into<String>) -> ! {
-        self.fail(
-            run,
-            Error::Misuse { kernel: run.mode.kernel, thread: self.who(run), what: what.into(), at },
-        )
-    }
-
-    /// Ends the kernel with an error: this thread does not run again.
-    pub(crate) fn fail(&self, run: &Run, error: Error) -> ! {
-        run.fail(error);
-        loop {
-            self.give_way(Wait::Failed);
-        }
-    }
 }

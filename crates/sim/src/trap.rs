@@ -14,7 +14,7 @@
 
 use std::time::Duration;
 
-use crate::thread::Run;
+use crate::gpus::Gpus;
 
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod linux;
@@ -22,9 +22,17 @@ mod linux;
 /// What a kernel may do without a call into the simulator once its time is over, in time of the processor.
 const PATIENCE: Duration = Duration::from_millis(250);
 
+/// Processor time of this OS thread: other work on the machine does not count.
+pub(crate) fn processor_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the clock writes to the struct; should it fail, no time passes.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
 /// Calls into the simulator so far: while it changes, the kernel can be stopped by itself.
-fn activity(run: &Run) -> u64 {
-    run.switches.get() + run.accesses.get() + run.calls.get()
+fn activity(gpus: &Gpus) -> u64 {
+    gpus.switches.get() + gpus.accesses.get() + gpus.calls.get()
 }
 
 /// Installs the handlers, once in a process.

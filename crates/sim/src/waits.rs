@@ -5,9 +5,6 @@
 //! nothing but wait: where all do, and the network has nothing to deliver, waits with a timeout are over, one after the
 //! other, and without any the run is stuck.
 
-#[cfg(test)]
-mod tests;
-
 use std::cell::Cell;
 use std::panic::Location;
 
@@ -15,8 +12,9 @@ use devcomm_types::WaitFor;
 use nccl_device::raw::host::Waits;
 
 use crate::error::Site;
+use crate::gpus::Gpus;
 use crate::nccl::{QueueKey, arrived};
-use crate::thread::{Run, Thread, Wait};
+use crate::thread::{Thread, Wait};
 
 /// A wait with a name.
 #[derive(Clone, Copy)]
@@ -55,12 +53,12 @@ pub(crate) enum Until {
 }
 
 impl Until {
-    pub(crate) fn holds(&self, run: &Run) -> bool {
+    pub(crate) fn holds(&self, gpus: &Gpus) -> bool {
         match *self {
             Self::Reached { least, bits, .. } => reached(self.seen(), least, bits),
             Self::Arrived { inbox, target } => arrived(inbox, target),
-            Self::Complete { queue, before, gets } => run.network.complete(queue, gets) >= before,
-            Self::Room { queue, depth } => run.network.posted(queue) < depth,
+            Self::Complete { queue, before, gets } => gpus.network.complete(queue, gets) >= before,
+            Self::Room { queue, depth } => gpus.network.posted(queue) < depth,
         }
     }
 
@@ -85,36 +83,36 @@ pub(crate) fn reached(value: u64, least: u64, bits: u32) -> bool {
 
 /// Parks the thread until `until` holds. The answer is whether it does: a wait with a timeout may be over before.
 pub(crate) fn until(
-    run: &Run,
     thread: &Thread,
     until: Until,
     what: WaitFor,
     deadline: Option<u64>,
     at: Site,
 ) -> bool {
-    if until.holds(run) {
+    let gpus = thread.gpus();
+    if until.holds(gpus) {
         return true;
     }
-    let state = &run.waits[thread.id as usize];
+    let state = &thread.state;
     state.named.set(Some(Named { what, deadline, at }));
     state.until.set(Some(until));
     thread.waits.set(true);
     thread.give_way(Wait::Network);
     thread.waits.set(false);
     state.until.set(None);
-    !state.over.replace(false) || until.holds(run)
+    !state.over.replace(false) || until.holds(gpus)
 }
 
 /// The seam's side of the typed layer's waits.
 pub(crate) const WAITS: Waits = Waits { poll, end };
 
 fn poll(what: &WaitFor, deadline: Option<u64>, at: &'static Location<'static>) -> bool {
-    let (thread, run) = Thread::current();
-    let state = &run.waits[thread.id as usize];
+    let thread = Thread::current();
+    let state = &thread.state;
     state.named.set(Some(Named { what: *what, deadline, at }));
     thread.waits.set(true);
     let (streak, looks) = state.looks.get();
-    let now = run.streak.get();
+    let now = thread.gpus().streak.get();
     state.looks.set((now, if streak == now { looks + 1 } else { 1 }));
     if !state.over.get() {
         thread.give_way(Wait::Spin { at });
@@ -124,8 +122,8 @@ fn poll(what: &WaitFor, deadline: Option<u64>, at: &'static Location<'static>) -
 }
 
 fn end() {
-    let (thread, run) = Thread::current();
+    let thread = Thread::current();
     thread.waits.set(false);
-    run.waits[thread.id as usize].over.set(false);
-    run.progress();
+    thread.state.over.set(false);
+    thread.gpus().progress();
 }

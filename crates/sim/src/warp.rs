@@ -1,12 +1,14 @@
 //! Warps: shuffles, votes and `sync_warp`, each a meeting of the lanes of a mask.
 
 use std::cell::{Cell, RefCell};
+use std::io;
 
 use cuda_std::arch::Shuffle;
 
 use crate::error::{Error, Site};
 use crate::memory::POISON;
-use crate::thread::{Block, Run, Thread, Wait};
+use crate::stack::Slab;
+use crate::thread::{Thread, Wait};
 
 pub(crate) const WARP: u32 = 32;
 
@@ -47,15 +49,27 @@ struct Meeting {
     lanes: [Lane; WARP as usize],
 }
 
-/// One warp of a block.
-#[derive(Default)]
+/// One warp of a block, with the stacks of its threads: what the scheduler keeps when the block has
+/// ended.
 pub(crate) struct Warp {
+    pub(crate) threads: [Thread; WARP as usize],
+    pub(crate) stacks: Slab,
     /// Lanes that have not ended.
     live: Cell<u32>,
     meetings: RefCell<Vec<Meeting>>,
 }
 
 impl Warp {
+    /// A warp that has no block yet, with `stack_size` bytes of stack a thread.
+    pub(crate) fn new(stack_size: usize) -> io::Result<Box<Self>> {
+        Ok(Box::new(Self {
+            stacks: Slab::new(WARP as usize, stack_size)?,
+            threads: std::array::from_fn(|_| Thread::new()),
+            live: Cell::new(0),
+            meetings: RefCell::default(),
+        }))
+    }
+
     /// Makes the warp ready for a block with `lanes` lanes in it.
     pub(crate) fn reset(&self, lanes: u32) {
         self.live.set(u32::MAX >> (WARP - lanes.clamp(1, WARP)));
@@ -65,23 +79,15 @@ impl Warp {
 
 /// A lane comes to the meeting of `mask` and waits for the others. Lanes that have ended, or that a partial warp lacks, are
 /// not waited for. The result is the lane's own.
-pub(crate) fn meet(
-    run: &Run,
-    thread: &Thread,
-    mask: u32,
-    op: Op,
-    mine: Lane,
-    at: Site,
-) -> (u32, bool) {
-    let lane = thread.tid % WARP;
-    let block = thread.block(run);
-    let warp = &block.warps[(thread.tid / WARP) as usize];
+pub(crate) fn meet(thread: &Thread, mask: u32, op: Op, mine: Lane, at: Site) -> (u32, bool) {
+    let lane = thread.lane();
+    let warp = thread.warp();
     if mask >> lane & 1 == 0 {
-        thread.misuse(run, at, format!("lane {lane} is not in its own mask {mask:#010x}"));
+        thread.misuse(at, format!("lane {lane} is not in its own mask {mask:#010x}"));
     }
     if matches!(op, Op::Shuffle(_)) && !(mine.width.is_power_of_two() && mine.width <= WARP) {
         let width = mine.width;
-        thread.misuse(run, at, format!("shuffle width {width} is not 1, 2, 4, 8, 16 or 32"));
+        thread.misuse(at, format!("shuffle width {width} is not 1, 2, 4, 8, 16 or 32"));
     }
     let mut meetings = warp.meetings.borrow_mut();
     let found = meetings.iter().position(|m| m.mask == mask);
@@ -94,17 +100,17 @@ pub(crate) fn meet(
     if meeting.op != op || elsewhere {
         let other = meeting.at;
         drop(meetings);
-        let (kernel, thread_id) = (run.mode.kernel, thread.who(run));
+        let (kernel, thread_id) = (thread.kernel(), thread.who());
         let what = op.name().to_owned();
-        thread.fail(run, Error::Divergent { kernel, thread: thread_id, what, at, other });
+        thread.fail(Error::Divergent { kernel, thread: thread_id, what, at, other });
     }
     meeting.arrived |= 1 << lane;
     meeting.lanes[lane as usize] = mine;
     if warp.live.get() & mask & !meeting.arrived == 0 {
         let meeting = meetings.swap_remove(index);
         drop(meetings);
-        finish(run, block, thread.tid / WARP, &meeting, Some(thread.id));
-        if run.mode.random {
+        finish(warp, &meeting, Some(thread));
+        if thread.gpus().random() {
             thread.give_way(Wait::Ready);
         }
     } else {
@@ -115,14 +121,13 @@ pub(crate) fn meet(
 }
 
 /// Gives every lane of a complete meeting its result and wakes it, but `except`.
-fn finish(run: &Run, block: &Block, warp: u32, meeting: &Meeting, except: Option<u32>) {
+fn finish(warp: &Warp, meeting: &Meeting, except: Option<&Thread>) {
     let ballot = meeting
         .lanes
         .iter()
         .enumerate()
         .fold(0, |bits, (i, lane)| bits | ((lane.value & meeting.arrived >> i & 1) << i));
-    let threads = &block.threads(run)[(warp * WARP) as usize..];
-    for (i, thread) in threads.iter().take(WARP as usize).enumerate() {
+    for (i, thread) in warp.threads.iter().enumerate() {
         if meeting.arrived >> i & 1 == 0 {
             continue;
         }
@@ -131,8 +136,8 @@ fn finish(run: &Run, block: &Block, warp: u32, meeting: &Meeting, except: Option
             Op::Ballot => (ballot, true),
             Op::Shuffle(kind) => shuffled(meeting, kind, i as u32),
         });
-        if Some(thread.id) != except {
-            run.wake(thread.id);
+        if !except.is_some_and(|other| std::ptr::eq(thread, other)) {
+            thread.wake();
         }
     }
 }
@@ -158,15 +163,15 @@ fn shuffled(meeting: &Meeting, kind: Shuffle, lane: u32) -> (u32, bool) {
 }
 
 /// A thread ended: meetings of its warp may be complete without it.
-pub(crate) fn thread_ended(run: &Run, block: &Block, tid: u32) {
-    let warp = &block.warps[(tid / WARP) as usize];
-    warp.live.set(warp.live.get() & !(1 << (tid % WARP)));
+pub(crate) fn thread_ended(thread: &Thread) {
+    let warp = thread.warp();
+    warp.live.set(warp.live.get() & !(1 << thread.lane()));
     loop {
         let mut meetings = warp.meetings.borrow_mut();
         let live = warp.live.get();
         let Some(i) = meetings.iter().position(|m| live & m.mask & !m.arrived == 0) else { return };
         let meeting = meetings.swap_remove(i);
         drop(meetings);
-        finish(run, block, tid / WARP, &meeting, None);
+        finish(warp, &meeting, None);
     }
 }

@@ -9,21 +9,18 @@ use devcomm_types::nccl;
 use devcomm_types::{Element, Slice, Window as WindowParam};
 
 use crate::builder::Builder;
-use crate::dev_comm::{self, CommState, DevComm, DevCommConfig};
+use crate::dev_comm::{CommState, DevComm, DevCommConfig};
 use crate::error::{Error, Result};
+use crate::gpus::{Gpus, Settings};
 use crate::memory::{Allocation, Memory, Owner};
-use crate::nccl::WindowView;
-use crate::stack::Slab;
+use crate::ranks::{Ranks, Symmetric};
 
 /// Simulated GPUs, one a rank, and what they share.
 ///
 /// It lives on one OS thread; several may live on several.
 pub struct Simulator {
-    pub(crate) settings: Builder,
-    pub(crate) lsa_ranks: usize,
-    pub(crate) memory: Rc<Memory>,
-    /// Stacks, kept between launches.
-    pub(crate) slab: RefCell<Option<Slab>>,
+    pub(crate) gpus: Rc<Gpus>,
+    pub(crate) world: Ranks,
     comms: RefCell<Vec<Weak<CommState>>>,
     ids: Cell<u32>,
     pub(crate) printed: RefCell<String>,
@@ -45,22 +42,18 @@ impl Simulator {
     }
 
     /// A simulator of checked settings.
-    pub(crate) fn with(settings: Builder, lsa_ranks: usize) -> Self {
-        crate::nccl::install();
-        Self {
-            settings,
-            lsa_ranks,
-            memory: Rc::new(Memory::new()),
-            slab: RefCell::new(None),
-            comms: RefCell::default(),
-            ids: Cell::new(0),
-            printed: RefCell::default(),
-        }
+    pub(crate) fn with(settings: Settings, lsa_ranks: usize) -> Self {
+        let memory = Rc::new(Memory::new());
+        let gpus = Gpus::new(settings, Rc::clone(&memory));
+        let network = Rc::clone(&gpus.network);
+        let world = Ranks { gpus: (0..settings.gpus as u32).collect(), lsa_ranks, memory, network };
+        let (comms, ids, printed) = (RefCell::default(), Cell::new(0), RefCell::default());
+        Self { gpus, world, comms, ids, printed }
     }
 
     /// How many ranks.
     pub fn ranks(&self) -> usize {
-        self.settings.ranks
+        self.world.len()
     }
 
     /// What the last launch printed, also if it failed.
@@ -73,35 +66,8 @@ impl Simulator {
     }
 
     pub(crate) fn check_rank(&self, rank: usize) -> Result<()> {
-        let ranks = self.settings.ranks;
+        let ranks = self.ranks();
         if rank < ranks { Ok(()) } else { Err(Error::Rank { rank, ranks }) }
-    }
-
-    /// Memory in every rank, at one place in all.
-    pub(crate) fn symmetric(
-        &self,
-        bytes: usize,
-        id: u32,
-        owner: impl Fn(usize) -> Owner,
-    ) -> Result<Symmetric> {
-        let (ranks, team) = (self.settings.ranks, self.lsa_ranks);
-        let allocation = Allocation::symmetric(&self.memory, ranks, team, bytes, owner)?;
-        let view = |rank: usize| {
-            let lsa_rank = rank % self.lsa_ranks;
-            WindowView {
-                flat_base: allocation.part(rank - lsa_rank),
-                stride_4g: allocation.stride_4g(),
-                lsa_rank: lsa_rank as i32,
-                lsa_size: self.lsa_ranks as i32,
-                world_rank: rank as i32,
-                mc_offset_4k: allocation.place(),
-                id,
-                world_base: allocation.part(0),
-                bytes: allocation.bytes(),
-            }
-        };
-        let views = (0..self.settings.ranks).map(view).collect();
-        Ok(Symmetric { allocation, views })
     }
 
     /// A symmetric window: `len` elements in every rank. As on a GPU they are undefined at first (NaN, in floats).
@@ -112,8 +78,8 @@ impl Simulator {
     pub fn window<T: Element>(&self, len: usize) -> Result<Window<T>> {
         let id = self.next_id();
         let bytes = len.saturating_mul(size_of::<T>());
-        let memory = self.symmetric(bytes, id, |rank| Owner::Window { id, rank })?;
-        (0..self.settings.ranks).for_each(|rank| memory.allocation.poison(rank));
+        let memory = self.world.symmetric(bytes, id, |rank| Owner::Window { id, rank })?;
+        (0..self.ranks()).for_each(|rank| memory.allocation.poison(rank));
         Ok(Window { memory, len, id, element: PhantomData })
     }
 
@@ -126,7 +92,8 @@ impl Simulator {
         self.check_rank(rank)?;
         let id = self.next_id();
         let bytes = len.saturating_mul(size_of::<T>());
-        let memory = Allocation::single(&self.memory, rank, bytes, Owner::Buffer { id, rank })?;
+        let (gpu, owner) = ([rank as u32].into_iter().collect(), Owner::Buffer { id, rank });
+        let memory = Allocation::single(&self.world.memory, gpu, bytes, owner)?;
         memory.poison(0);
         Ok(Buffer { memory, len, id, rank, element: PhantomData })
     }
@@ -140,7 +107,7 @@ impl Simulator {
     /// [`Error::Memory`] where the machine has no room, [`Error::Settings`] for what makes no sense.
     #[doc(alias = "ncclDevCommCreate")]
     pub fn dev_comm(&self, config: DevCommConfig) -> Result<DevComm> {
-        let comm = dev_comm::make(self, &config, self.next_id())?;
+        let comm = DevComm::new(&self.world, &config, self.next_id())?;
         let mut known = self.comms.borrow_mut();
         known.retain(|comm| comm.strong_count() > 0);
         known.push(Rc::downgrade(comm.state()));
@@ -152,19 +119,6 @@ impl Simulator {
         let comms = self.comms.borrow();
         let mut live = comms.iter().filter_map(Weak::upgrade);
         live.find(|state| state.has(comm))
-    }
-}
-
-/// Memory of all ranks, and each rank's view of it.
-pub(crate) struct Symmetric {
-    pub(crate) allocation: Allocation,
-    /// Boxed: handles point here.
-    pub(crate) views: Box<[WindowView]>,
-}
-
-impl Symmetric {
-    pub(crate) fn handle(&self, rank: usize) -> *mut std::ffi::c_void {
-        std::ptr::from_ref(&self.views[rank]).cast_mut().cast()
     }
 }
 

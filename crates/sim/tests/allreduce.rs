@@ -1,7 +1,9 @@
 //! Ranks that talk to each other by load and store.
 
 use cuda_std::prelude::*;
-use devcomm_sim::{DevCommConfig, LaunchConfig, Simulator};
+use devcomm::sim::Activity;
+use devcomm::{DevCommRequirements, Simulation};
+use devcomm_testing::simulated::{read, run, simulate, world};
 use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
 
 /// `recv[i] = sum over ranks of send[i]`: each rank sums its share and stores it to all.
@@ -34,92 +36,76 @@ fn value(rank: usize, i: usize) -> f32 {
     (rank * 7 + i % 13) as f32
 }
 
-/// Runs `launches` all-reduces in one simulator, and checks every element; the trace hashes.
-fn check(sim: &Simulator, grid: u32, block: u32, count: usize, launches: usize) -> Vec<u64> {
-    let ranks = sim.ranks();
-    let send = sim.window::<f32>(count).unwrap();
-    let recv = sim.window::<f32>(count).unwrap();
-    let comm = sim.dev_comm(DevCommConfig { lsa_barriers: grid, ..Default::default() }).unwrap();
-    let mut traces = Vec::new();
-    for launch in 0..launches {
-        for rank in 0..ranks {
-            let data: Vec<f32> = (0..count).map(|i| value(rank, i + launch)).collect();
-            send.write(rank, &data).unwrap();
-            recv.write(rank, &vec![-1.0; count]).unwrap();
+/// Runs `launches` all-reduces on one machine, and checks every element.
+fn check(simulation: Simulation, grid: u32, block: u32, count: usize, launches: usize) -> Activity {
+    let world = world(simulation);
+    let summed = run(&world, |gpu| {
+        let (send, recv) = (gpu.window(&vec![0.0; count])?, gpu.window(&vec![0.0; count])?);
+        let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(grid))?;
+        for launch in 0..launches {
+            let of = |rank| (0..count).map(move |i| value(rank, i + launch));
+            send.copy_from_host(&of(gpu.rank()).collect::<Vec<_>>())?;
+            recv.fill(0xff)?;
+            gpu.launch(allreduce, grid, block, (&comm, &send, &recv, count))?;
+            let all: Vec<Vec<f32>> = (0..gpu.n_ranks()).map(|rank| of(rank).collect()).collect();
+            let want: Vec<f32> = (0..count).map(|i| all.iter().map(|of| of[i]).sum()).collect();
+            assert_eq!(read(&recv)?, want, "launch {launch}");
         }
-        let args = |rank: usize| (comm.rank(rank), send.rank(rank), recv.rank(rank), count);
-        // SAFETY: both windows have `count` elements.
-        let report = unsafe { sim.launch(allreduce, LaunchConfig::new(grid, block), args) };
-        let report = report.unwrap();
-        assert!(report.open_sessions.is_empty());
-        traces.push(report.trace);
-        for rank in 0..ranks {
-            let got = recv.read(rank);
-            for (i, got) in got.iter().enumerate() {
-                let want: f32 = (0..ranks).map(|r| value(r, i + launch)).sum();
-                assert_eq!(*got, want, "rank {rank} element {i} launch {launch}");
-            }
-        }
-    }
-    traces
+        Ok(())
+    });
+    summed.unwrap_or_else(|error| panic!("{error}"));
+    let activity = world.simulated_machine().unwrap().activity();
+    assert!(activity.open_sessions.is_empty());
+    activity
 }
 
 #[test]
 fn all_reduce_sums_for_any_number_of_ranks() {
     for ranks in [1, 2, 3, 8] {
-        let sim = Simulator::new(ranks).unwrap();
-        check(&sim, 3, 64, 1000, 1);
+        check(Simulation::new(ranks), 3, 64, 1000, 1);
     }
 }
 
 #[test]
 fn fewer_threads_than_peers_still_meet() {
-    check(&Simulator::new(8).unwrap(), 2, 3, 100, 2);
+    check(Simulation::new(8), 2, 3, 100, 2);
 }
 
 #[test]
 fn barriers_keep_their_epochs_between_launches() {
-    check(&Simulator::new(4).unwrap(), 2, 32, 256, 5);
+    check(Simulation::new(4), 2, 32, 256, 5);
 }
 
 #[test]
 fn any_order_gives_the_same_sums() {
     for seed in 0..8 {
-        check(&Simulator::builder().ranks(3).seed(seed).build().unwrap(), 2, 48, 500, 2);
-        let sim = Simulator::builder().ranks(3).seed(seed).preempt(true).build().unwrap();
-        check(&sim, 2, 48, 100, 2);
+        check(Simulation::new(3).seed(seed), 2, 48, 500, 2);
+        check(Simulation::new(3).seed(seed).preempt(true), 2, 48, 100, 2);
     }
 }
 
 #[test]
 fn a_seed_fixes_the_order() {
-    let run = |seed| {
-        let sim = Simulator::builder().ranks(2).seed(seed).preempt(true).build().unwrap();
-        check(&sim, 2, 32, 100, 2)
-    };
-    assert_eq!(run(7), run(7));
-    assert_ne!(run(7), run(8));
+    let trace = |seed| check(Simulation::new(2).seed(seed).preempt(true), 2, 32, 100, 2).trace;
+    assert_eq!(trace(7), trace(7));
+    assert_ne!(trace(7), trace(8));
 }
 
 #[test]
 fn sixteen_thousand_threads_run_at_once() {
-    let sim = Simulator::new(8).unwrap();
-    check(&sim, 8, 256, 4096, 2);
+    check(Simulation::new(8), 8, 256, 4096, 2);
 }
 
 #[test]
 fn teams_of_fewer_ranks_than_the_world_sum_apart() {
-    let sim = Simulator::builder().ranks(4).lsa_ranks(2).build().unwrap();
-    let (send, recv) = (sim.window::<f32>(10).unwrap(), sim.window::<f32>(10).unwrap());
-    let comm = sim.dev_comm(DevCommConfig { lsa_barriers: 1, ..Default::default() }).unwrap();
-    for rank in 0..4 {
-        send.write(rank, &[10_f32.powi(rank as i32); 10]).unwrap();
-    }
-    let args = |rank: usize| (comm.rank(rank), send.rank(rank), recv.rank(rank), 10_usize);
-    // SAFETY: both windows have ten elements.
-    unsafe { sim.launch(allreduce, LaunchConfig::new(1, 32), args) }.unwrap();
-    assert_eq!(recv.read(0), [11.0; 10]);
-    assert_eq!(recv.read(3), [1100.0; 10]);
+    let sums = simulate(Simulation::new(4).team_size(2), |gpu| {
+        let (send, recv) =
+            (gpu.window(&[10_f32.powi(gpu.rank() as i32); 10])?, gpu.window(&[0.0; 10])?);
+        let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+        gpu.launch(allreduce, 1, 32, (&comm, &send, &recv, 10_usize))?;
+        read(&recv)
+    });
+    assert_eq!((&sums[0][..], &sums[3][..]), (&[11.0; 10][..], &[1100.0; 10][..]));
 }
 
 /// One all-reduce of one element whose barrier session is never closed.
@@ -150,19 +136,20 @@ unsafe fn forgets_to_close(comm: DevComm, send: Window<u32>, recv: Window<u32>, 
 
 #[test]
 fn a_session_that_is_not_closed_breaks_the_next_launch_as_on_a_gpu() {
-    let sim = Simulator::new(2).unwrap();
-    let (send, recv) = (sim.window::<u32>(1).unwrap(), sim.window::<u32>(1).unwrap());
-    let comm = sim.dev_comm(DevCommConfig { lsa_barriers: 1, ..Default::default() }).unwrap();
-    let run = |first: u32| {
-        let args = |rank: usize| (comm.rank(rank), send.rank(rank), recv.rank(rank), first);
-        // SAFETY: the windows have an element.
-        unsafe { sim.launch(forgets_to_close, LaunchConfig::new(1, 1), args) }.unwrap()
-    };
-    let report = run(10);
-    assert_eq!(recv.read(0), [21]);
-    assert_eq!(report.open_sessions.len(), 2);
-    assert_eq!(report.open_sessions[1].rank, 1);
-    // Rank 0 passes the barrier at once and reads what rank 1 stored in the first launch.
-    run(100);
-    assert_eq!(recv.read(0), [100 + 11]);
+    let world = world(Simulation::new(2));
+    let sums = run(&world, |gpu| {
+        let (send, recv) = (gpu.window(&[0])?, gpu.window(&[0])?);
+        let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+        let sum = |first: u32| {
+            gpu.launch(forgets_to_close, 1, 1, (&comm, &send, &recv, first))?;
+            read(&recv).map(|sums| sums[0])
+        };
+        Ok((sum(10)?, sum(100)?))
+    });
+    let sums = sums.unwrap();
+    assert_eq!((sums[0].0, sums[1].0), (21, 21));
+    // Whoever comes first passes at once, and reads what the other stored in the first launch.
+    assert!(sums.iter().any(|(_, again)| *again == 111), "{sums:?}");
+    let open = world.simulated_machine().unwrap().activity().open_sessions;
+    assert_eq!(open.iter().map(|session| session.rank).collect::<Vec<_>>(), [0, 0, 1, 1]);
 }

@@ -1,9 +1,32 @@
 //! Threads of one block: shared memory, barriers, warps, atomics.
 
+use std::process::Command;
+
 use cuda_std::atomic::{Atomic, Order, Scope};
 use cuda_std::prelude::*;
-use devcomm_sim::{LaunchConfig, Simulator};
+use devcomm::{Element, Kernel, LaunchConfig, Simulation, SymmetricBuffer};
+use devcomm_testing::simulated::{read, simulate};
+use devcomm_types::LaunchArgs;
 use nccl_device::Coop;
+
+/// What a kernel of one GPU makes of the memory that it gets.
+fn output<T: Element, K: Kernel, const N: usize>(
+    simulation: Simulation,
+    kernel: K,
+    (grid, block): (u32, u32),
+    memory: [T; N],
+) -> Vec<T>
+where
+    for<'a> (&'a SymmetricBuffer<T>,): LaunchArgs<K::Args>,
+    K: Sync,
+{
+    let outputs = simulate(simulation, |gpu| {
+        let memory = gpu.buffer(&memory)?;
+        gpu.launch(kernel, grid, block, (&memory,))?;
+        read(&memory)
+    });
+    outputs.concat()
+}
 
 /// Sum of a block's 256 elements, through shared memory and then shuffles.
 #[kernel]
@@ -36,15 +59,15 @@ unsafe fn block_sum(x: *const f32, out: *mut f32) {
 
 #[test]
 fn blocks_sum_through_shared_memory_and_shuffles() {
-    for builder in [Simulator::builder(), Simulator::builder().seed(3).preempt(true)] {
-        let sim = builder.build().unwrap();
-        let (x, out) = (sim.buffer::<f32>(0, 1024).unwrap(), sim.buffer::<f32>(0, 4).unwrap());
-        let data: Vec<f32> = (0..1024).map(|i| (i % 31) as f32).collect();
-        x.write(&data).unwrap();
-        // SAFETY: a block an output, 256 inputs a block.
-        unsafe { sim.launch(block_sum, LaunchConfig::new(4, 256), |_| (&x, &out)) }.unwrap();
-        let want: Vec<f32> = data.chunks(256).map(|block| block.iter().sum()).collect();
-        assert_eq!(out.read(), want);
+    let data: Vec<f32> = (0..1024).map(|i| (i % 31) as f32).collect();
+    let want: Vec<f32> = data.chunks(256).map(|block| block.iter().sum()).collect();
+    for simulation in [Simulation::new(1), Simulation::new(1).seed(3).preempt(true)] {
+        let sums = simulate(simulation, |gpu| {
+            let (x, out) = (gpu.buffer(&data)?, gpu.buffer(&[0.0; 4])?);
+            gpu.launch(block_sum, 4, 256, (&x, &out))?;
+            read(&out)
+        });
+        assert_eq!(sums, [want.clone()]);
     }
 }
 
@@ -62,13 +85,13 @@ unsafe fn reverse(x: *mut u32) {
 
 #[test]
 fn dynamic_shared_memory_has_the_size_asked_for() {
-    let sim = Simulator::new(1).unwrap();
-    let x = sim.buffer::<u32>(0, 100).unwrap();
-    x.write(&(0..100).collect::<Vec<_>>()).unwrap();
-    let config = LaunchConfig { grid: 1, block: 100, dynamic_shared: 400 };
-    // SAFETY: four bytes of shared memory a thread.
-    unsafe { sim.launch(reverse, config, |_| (&x,)) }.unwrap();
-    assert_eq!(x.read(), (0..100).rev().collect::<Vec<_>>());
+    let reversed = simulate(Simulation::new(1), |gpu| {
+        let x = gpu.buffer(&(0..100).collect::<Vec<u32>>())?;
+        // Four bytes of shared memory a thread.
+        gpu.launch_as(reverse, LaunchConfig::new(1, 100).with_dynamic_shared(400), (&x,))?;
+        read(&x)
+    });
+    assert_eq!(reversed, [(0..100).rev().collect::<Vec<_>>()]);
 }
 
 #[kernel(T = [f32, f64, f16, bf16])]
@@ -80,14 +103,11 @@ unsafe fn reads_unset_shared<T: Copy>(out: *mut T) {
 
 #[test]
 fn fresh_memory_is_not_a_number_in_any_type() {
-    let sim = Simulator::new(1).unwrap();
     macro_rules! check {
         ($($type:ty)*) => { $(
-            let out = sim.buffer::<$type>(0, 2).unwrap();
             let kernel = reads_unset_shared::<$type>;
-            // SAFETY: the buffer has an element.
-            unsafe { sim.launch(kernel, LaunchConfig::new(1, 1), |_| (&out,)) }.unwrap();
-            assert!(out.read().iter().all(|x| x.is_nan()));
+            let seen = output(Simulation::new(1), kernel, (1, 1), [<$type>::default(); 1]);
+            assert!(seen[0].is_nan());
         )* };
     }
     check!(f32 f64 f16 bf16);
@@ -114,11 +134,7 @@ unsafe fn shuffles(out: *mut u32) {
 
 #[test]
 fn warp_operations_follow_masks_and_widths() {
-    let sim = Simulator::builder().seed(1).build().unwrap();
-    let out = sim.buffer::<u32>(0, 128).unwrap();
-    // SAFETY: four rows of 32.
-    unsafe { sim.launch(shuffles, LaunchConfig::new(1, 32), |_| (&out,)) }.unwrap();
-    let got = out.read();
+    let got = output(Simulation::new(1).seed(1), shuffles, (1, 32), [0; 128]);
     for lane in 0..32_u32 {
         let i = lane as usize;
         let thirds = (0..16).filter(|l| l % 3 == 0).fold(0, |bits, l| bits | 1 << l);
@@ -142,12 +158,7 @@ unsafe fn votes_of_a_partial_warp(out: *mut u32) {
 
 #[test]
 fn lanes_that_left_or_never_were_are_not_waited_for() {
-    let sim = Simulator::new(1).unwrap();
-    let out = sim.buffer::<u32>(0, 40).unwrap();
-    let launch = LaunchConfig::new(1, 40);
-    // SAFETY: 40 elements.
-    unsafe { sim.launch(votes_of_a_partial_warp, launch, |_| (&out,)) }.unwrap();
-    let got = out.read();
+    let got = output(Simulation::new(1), votes_of_a_partial_warp, (1, 40), [0; 40]);
     assert_eq!(got[0], u32::MAX);
     assert_eq!(got[38], 0b0111_1111);
 }
@@ -187,11 +198,8 @@ unsafe fn coops(out: *mut u32) {
 #[test]
 fn coops_rank_and_meet_their_own_threads() {
     for seed in 0..4 {
-        let sim = Simulator::builder().seed(seed).build().unwrap();
-        let out = sim.buffer::<u32>(0, 160).unwrap();
-        // SAFETY: an element a thread.
-        unsafe { sim.launch(coops, LaunchConfig::new(1, 160), |_| (&out,)) }.unwrap();
-        for (t, got) in (0..160_u32).zip(out.read()) {
+        let out = output(Simulation::new(1).seed(seed), coops, (1, 160), [0; 160]);
+        for (t, got) in (0..160_u32).zip(out) {
             let want = match t / 32 {
                 0 => 30 - t / 2 * 2 + t % 2,
                 1 | 2 => 127 - t,
@@ -204,10 +212,10 @@ fn coops_rank_and_meet_their_own_threads() {
 }
 
 #[kernel]
-unsafe fn producer_and_consumer(flag: *mut u32, data: *mut u32) {
-    // SAFETY: both have a word; the flag orders the data.
+unsafe fn producer_and_consumer(data: *mut u32) {
+    // SAFETY: three words, the last of which is a flag that orders the others.
     unsafe {
-        let flag = Atomic::from_ptr(flag);
+        let flag = Atomic::from_ptr(data.add(2));
         if thread::block_idx_x() == 0 {
             while flag.load(Order::Acquire, Scope::Gpu) == 0 {}
             mem::store(data.add(1), mem::load(data) + 1);
@@ -220,20 +228,15 @@ unsafe fn producer_and_consumer(flag: *mut u32, data: *mut u32) {
 
 #[test]
 fn a_thread_that_polls_lets_others_run() {
-    let sim = Simulator::new(1).unwrap();
-    let (flag, data) = (sim.buffer::<u32>(0, 1).unwrap(), sim.buffer::<u32>(0, 2).unwrap());
-    flag.write(&[0]).unwrap();
-    let launch = LaunchConfig::new(2, 1);
-    // SAFETY: the buffers have the words.
-    unsafe { sim.launch(producer_and_consumer, launch, |_| (&flag, &data)) }.unwrap();
-    assert_eq!(data.read(), [41, 42]);
+    let data = output(Simulation::new(1), producer_and_consumer, (2, 1), [0; 3]);
+    assert_eq!(data, [41, 42, 1]);
 }
 
 #[kernel]
-unsafe fn locked_increments(lock: *mut u32, count: *mut u32) {
-    // SAFETY: the lock orders the accesses to the count.
+unsafe fn locked_increments(count: *mut u32) {
+    // SAFETY: a word, and a lock behind it that orders the accesses to the word.
     unsafe {
-        let lock = Atomic::from_ptr(lock);
+        let lock = Atomic::from_ptr(count.add(1));
         while lock.compare_exchange(0, 1, Order::AcqRel, Scope::Gpu).is_err() {}
         let seen = mem::load(count);
         mem::store(count, seen + 1);
@@ -243,14 +246,8 @@ unsafe fn locked_increments(lock: *mut u32, count: *mut u32) {
 
 #[test]
 fn a_spin_lock_excludes() {
-    let sim = Simulator::builder().seed(11).preempt(true).build().unwrap();
-    let (lock, count) = (sim.buffer::<u32>(0, 1).unwrap(), sim.buffer::<u32>(0, 1).unwrap());
-    lock.write(&[0]).unwrap();
-    count.write(&[0]).unwrap();
-    let launch = LaunchConfig::new(3, 64);
-    // SAFETY: the buffers have a word each.
-    unsafe { sim.launch(locked_increments, launch, |_| (&lock, &count)) }.unwrap();
-    assert_eq!(count.read(), [192]);
+    let simulation = Simulation::new(1).seed(11).preempt(true);
+    assert_eq!(output(simulation, locked_increments, (3, 64), [0; 2]), [192, 0]);
 }
 
 #[kernel]
@@ -264,12 +261,8 @@ unsafe fn unlocked_increments(count: *mut u32) {
 
 #[test]
 fn preemption_loses_the_updates_of_a_race() {
-    let sim = Simulator::builder().seed(5).preempt(true).build().unwrap();
-    let count = sim.buffer::<u32>(0, 1).unwrap();
-    count.write(&[0]).unwrap();
-    // SAFETY: the buffer has a word.
-    unsafe { sim.launch(unlocked_increments, LaunchConfig::new(1, 64), |_| (&count,)) }.unwrap();
-    assert!(count.read()[0] < 64);
+    let simulation = Simulation::new(1).seed(5).preempt(true);
+    assert!(output(simulation, unlocked_increments, (1, 64), [0])[0] < 64);
 }
 
 #[kernel]
@@ -280,11 +273,17 @@ unsafe fn prints() {
 }
 
 #[test]
-fn what_a_kernel_prints_is_in_the_report() {
-    let sim = Simulator::new(1).unwrap();
-    // SAFETY: the kernel touches nothing.
-    let report = unsafe { sim.launch(prints, LaunchConfig::new(2, 2), |_| ()) }.unwrap();
-    assert_eq!(report.printed, "block 0 says 1.5\nblock 1 says 1.5\n");
+fn what_a_kernel_prints_the_program_prints() {
+    const IN_CHILD: &str = "DEVCOMM_TEST_PRINTS";
+    if std::env::var_os(IN_CHILD).is_some() {
+        simulate(Simulation::new(1), |gpu| gpu.launch(prints, 2, 2, ()));
+        return;
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "--nocapture", "what_a_kernel_prints_the_program_prints"]);
+    let output = child.env(IN_CHILD, "1").output().unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(printed.contains("block 0 says 1.5\nblock 1 says 1.5\n"), "{printed}");
 }
 
 #[kernel]
@@ -298,12 +297,8 @@ unsafe fn counts_blocks(count: *mut u32) {
 
 #[test]
 fn a_grid_larger_than_the_device_runs_in_waves() {
-    let sim = Simulator::builder().multiprocessors(2).build().unwrap();
-    let count = sim.buffer::<u32>(0, 1).unwrap();
-    count.write(&[0]).unwrap();
-    // SAFETY: the buffer has a word.
-    unsafe { sim.launch(counts_blocks, LaunchConfig::new(1000, 64), |_| (&count,)) }.unwrap();
-    assert_eq!(count.read(), [1000]);
+    let simulation = Simulation::new(1).multiprocessors(2);
+    assert_eq!(output(simulation, counts_blocks, (1000, 64), [0]), [1000]);
 }
 
 #[kernel]
@@ -319,9 +314,6 @@ unsafe fn waits_for_a_time(out: *mut u64) {
 
 #[test]
 fn time_passes_for_those_who_look() {
-    let sim = Simulator::new(1).unwrap();
-    let out = sim.buffer::<u64>(0, 1).unwrap();
-    // SAFETY: the buffer has an element.
-    unsafe { sim.launch(waits_for_a_time, LaunchConfig::new(1, 1), |_| (&out,)) }.unwrap();
-    assert!(out.read()[0] >= 1_000_000);
+    let waited = output(Simulation::new(1), waits_for_a_time, (1, 1), [0_u64]);
+    assert!(waited[0] >= 1_000_000);
 }

@@ -1,29 +1,40 @@
 //! What is wrong with a kernel is reported, with who and where, and never a hang.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use cuda_std::atomic::{Atomic, Order, Scope};
 use cuda_std::prelude::*;
-use devcomm_sim::{DevCommConfig, Error, LaunchConfig, Limit, Simulator, Stall, ThreadId, Waiting};
+use devcomm::sim::{Error, Limit, Machine, Stall, ThreadId, Waiting};
+use devcomm::{
+    DevCommRequirements, Error as HostError, Kernel, LaunchConfig, Simulation, SymmetricBuffer,
+};
+use devcomm_testing::simulated::{failure, read, run, simulate, world};
+use devcomm_types::LaunchArgs;
 use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
 
-/// The error of a launch that must fail.
-macro_rules! error_of {
-    ($sim:expr, $kernel:expr, $grid:expr, $block:expr, $args:expr) => {
-        // SAFETY: the kernel is wrong in a way that the simulator reports before harm is done.
-        unsafe { $sim.launch($kernel, LaunchConfig::new($grid, $block), $args) }.unwrap_err()
-    };
+fn barriers(count: u32) -> DevCommRequirements {
+    DevCommRequirements::new().lsa_barriers(count)
 }
 
-fn comm(sim: &Simulator, lsa_barriers: u32) -> devcomm_sim::DevComm {
-    sim.dev_comm(DevCommConfig { lsa_barriers, ..Default::default() }).unwrap()
-}
-
-fn deadlock(error: Error) -> Box<Stall> {
+fn deadlock(error: &Error) -> &Stall {
     match error {
         Error::Deadlock(stall) => stall,
         other => panic!("not a deadlock: {other}"),
     }
+}
+
+/// What goes wrong with a kernel of one GPU that takes nothing.
+fn failure_of(kernel: impl Kernel<Args = ()> + Sync, grid: u32, block: u32) -> Arc<Error> {
+    failure(Simulation::new(1), |gpu| gpu.launch(kernel, grid, block, ()))
+}
+
+/// What goes wrong with a kernel of one GPU that takes a word, which is 0.
+fn failure_with_word<K: Kernel + Sync>(simulation: Simulation, kernel: K, block: u32) -> Arc<Error>
+where
+    for<'a> (&'a SymmetricBuffer<u32>,): LaunchArgs<K::Args>,
+{
+    failure(simulation, |gpu| gpu.launch(kernel, 1, block, (&gpu.buffer(&[0_u32])?,)))
 }
 
 #[kernel]
@@ -39,11 +50,10 @@ unsafe fn rank_1_skips(comm: DevComm) {
 
 #[test]
 fn a_deadlock_names_who_waits_for_which_peer_and_where() {
-    let sim = Simulator::new(3).unwrap();
-    let comm = comm(&sim, 2);
-    let error = error_of!(sim, rank_1_skips, 2, 64, |rank| (comm.rank(rank),));
-    let text = error.to_string();
-    let stall = deadlock(error);
+    let error = failure(Simulation::new(3), |gpu| {
+        gpu.launch(rank_1_skips, 2, 64, (&gpu.dev_comm(barriers(2))?,))
+    });
+    let (text, stall) = (error.to_string(), deadlock(&error));
     assert_eq!(stall.kernel, "rank_1_skips");
     assert_eq!(stall.threads(), 2 * 64);
     let waiting = |rank: usize| {
@@ -56,27 +66,42 @@ fn a_deadlock_names_who_waits_for_which_peer_and_where() {
         assert_eq!(waiter.what, Waiting::Peers { index: 1, missing: vec![1] });
         assert!(waiter.at.unwrap().file().ends_with("failures.rs"));
     }
-    assert_eq!(stall.ended, [1, 2, 1]);
+    // Rank 1's kernel has ended.
+    assert_eq!(stall.ended, [1, 0, 1]);
     let lines: Vec<_> = text.lines().collect();
-    assert_eq!(lines[0], "deadlock in rank_1_skips: 128 threads wait, and none can go on");
-    let first =
-        "  rank 0 block 1: 1 thread waits for LSA barrier 1, where rank 1 has not arrived, at ";
-    assert!(lines[1].starts_with(first), "{text}");
-    assert!(lines[2].contains("63 threads wait for sync_threads, at"));
-    assert_eq!(lines[6], "  rank 1: 2 blocks have ended");
+    assert_eq!(lines[0], "nothing can go on");
+    let line = |line: &str| lines.iter().any(|l| l.starts_with(line));
+    assert!(line("  GPU 0: kernel `rank_1_skips` runs"), "{text}");
+    assert!(
+        line(
+            "  rank 0 block 1: 1 thread waits for LSA barrier 1, where rank 1 has not arrived, at "
+        ),
+        "{text}"
+    );
+    assert!(line("  rank 2 block 1: 63 threads wait for sync_threads, at"), "{text}");
+    assert!(line("  rank 2: 1 block has ended"), "{text}");
 }
 
 #[test]
-fn a_device_communicator_of_a_failed_kernel_is_refused_and_all_else_goes_on() {
-    let sim = Simulator::new(2).unwrap();
-    let first = comm(&sim, 2);
-    deadlock(error_of!(sim, rank_1_skips, 2, 32, |rank| (first.rank(rank),)));
-    let again = error_of!(sim, rank_1_skips, 1, 32, |rank| (first.rank(rank),));
-    assert!(again.to_string().contains("make a new one"), "{again}");
-    let second = comm(&sim, 1);
-    let launch = LaunchConfig::new(1, 32);
-    // SAFETY: block 1, which does wrong, is not launched.
-    unsafe { sim.launch(rank_1_skips, launch, |rank| (second.rank(rank),)) }.unwrap();
+fn a_machine_of_a_failed_kernel_is_over_and_others_go_on() {
+    let world = world(Simulation::new(2));
+    let word = |error| match error {
+        HostError::Cuda { text, .. } => text,
+        other => panic!("{other}"),
+    };
+    let texts = run(&world, |gpu| {
+        let args = (&gpu.window(&[0_u32])?, 1, 1_usize);
+        let launch = || gpu.launch(stores_behind, 1, 4, args).map_err(word).unwrap_err();
+        // As on a GPU: whatever comes after it fails like it.
+        Ok((launch(), launch()))
+    });
+    for (first, next) in texts.unwrap() {
+        assert!(first.contains("behind the end of window"), "{first}");
+        assert_eq!(first, next);
+    }
+    simulate(Simulation::new(2), |gpu| {
+        gpu.launch(rank_1_skips, 1, 32, (&gpu.dev_comm(barriers(1))?,))
+    });
 }
 
 #[kernel]
@@ -99,8 +124,8 @@ unsafe fn half_a_block_syncs() {
 
 #[test]
 fn a_deadlock_names_warps_and_block_barriers() {
-    let sim = Simulator::new(1).unwrap();
-    let stall = deadlock(error_of!(sim, half_a_block_syncs, 1, 64, |_| ()));
+    let error = failure_of(half_a_block_syncs, 1, 64);
+    let stall = deadlock(&error);
     let what: Vec<_> = stall.waiters.iter().map(|w| (w.threads, &w.what)).collect();
     assert!(what.contains(&(31, &Waiting::Warp { mask: !0 })), "{what:?}");
     assert!(what.contains(&(1, &Waiting::Block { barrier: 0 })), "{what:?}");
@@ -119,9 +144,8 @@ unsafe fn diverges() {
 #[test]
 #[cfg(debug_assertions)]
 fn threads_at_different_barriers_are_reported() {
-    let sim = Simulator::new(1).unwrap();
-    let error = error_of!(sim, diverges, 1, 64, |_| ());
-    let Error::Divergent { thread, at, other, .. } = error else { panic!("{error}") };
+    let error = failure_of(diverges, 1, 64);
+    let Error::Divergent { thread, at, other, .. } = *error else { panic!("{error}") };
     assert_eq!(thread, ThreadId { rank: 0, block: 0, thread: 32 });
     assert_eq!(at.line(), other.line() + 3);
 }
@@ -134,10 +158,10 @@ unsafe fn panics(x: u32) {
 
 #[test]
 fn a_panic_is_an_error_with_place_and_thread() {
-    let sim = Simulator::new(2).unwrap();
-    let error = error_of!(sim, panics, 1, 32, |rank| (rank as u32 + 3,));
-    let Error::Panic { thread, at, message, .. } = error else { panic!("{error}") };
-    assert_eq!(thread, ThreadId { rank: 0, block: 0, thread: 5 });
+    let error =
+        failure(Simulation::new(2), |gpu| gpu.launch(panics, 1, 32, (gpu.rank() as u32 + 3,)));
+    let Error::Panic { thread, at, message, .. } = &*error else { panic!("{error}") };
+    assert_eq!(*thread, ThreadId { rank: 0, block: 0, thread: 5 });
     assert_eq!(message, "x is 3");
     assert!(at.contains("failures.rs:"), "{at}");
 }
@@ -158,10 +182,8 @@ unsafe fn panics_with_a_guard() {
 
 #[test]
 fn a_panic_does_not_wait_in_destructors() {
-    let sim = Simulator::new(1).unwrap();
-    let error = error_of!(sim, panics_with_a_guard, 1, 2, |_| ());
-    assert!(matches!(error, Error::Panic { .. }), "{error}");
-    assert!(!std::thread::panicking());
+    let error = failure_of(panics_with_a_guard, 1, 2);
+    assert!(matches!(*error, Error::Panic { .. }), "{error}");
 }
 
 #[kernel]
@@ -174,16 +196,20 @@ unsafe fn stores_behind(out: Window<u32>, peer: i32, at: usize) {
 
 #[test]
 fn an_access_outside_a_window_is_reported_before_it_happens() {
-    let sim = Simulator::new(2).unwrap();
-    let out = sim.window::<u32>(100).unwrap();
-    let error = error_of!(sim, stores_behind, 1, 4, |rank| (out.rank(rank), 1, 104_usize));
-    let Error::OutOfBounds { thread, bytes, ref where_to, at, .. } = error else {
+    let error_at = |peer: i32, at: usize| {
+        failure(Simulation::new(2), |gpu| {
+            gpu.launch(stores_behind, 1, 4, (&gpu.window(&[0_u32; 100])?, peer, at))
+        })
+    };
+    let error = error_at(1, 104);
+    let Error::OutOfBounds { thread, bytes, ref where_to, at, .. } = *error else {
         panic!("{error}")
     };
     assert_eq!((thread.rank, thread.block, thread.thread, bytes), (0, 0, 3, 4));
-    assert_eq!(where_to, "16 bytes behind the end of window 0, rank 1's part, 400 bytes");
+    assert!(where_to.starts_with("16 bytes behind the end of window"), "{where_to}");
+    assert!(where_to.ends_with("rank 1's part, 400 bytes"), "{where_to}");
     assert!(at.file().ends_with("failures.rs"));
-    let error = error_of!(sim, stores_behind, 1, 4, |rank| (out.rank(rank), 2, 0_usize));
+    let error = error_at(2, 0);
     assert!(error.to_string().contains("rank 2, which is not in the LSA team"), "{error}");
 }
 
@@ -195,12 +221,15 @@ unsafe fn stores_to(out: *mut u32) {
 
 #[test]
 fn another_ranks_buffer_is_out_of_reach() {
-    let sim = Simulator::new(2).unwrap();
-    let of_rank_1 = sim.buffer::<u32>(1, 1).unwrap();
-    let error = error_of!(sim, stores_to, 1, 1, |_| (&of_rank_1,));
-    let Error::OutOfBounds { thread, .. } = error else { panic!("{error}") };
+    let error = failure(Simulation::new(2), |gpu| {
+        let mine = gpu.buffer(&[0_u32])?;
+        let of_rank_1 = gpu.broadcast(1, &mine.device_address().to_ne_bytes())?;
+        let address = u64::from_ne_bytes(of_rank_1.try_into().unwrap());
+        gpu.launch(stores_to, 1, 1, (address,))
+    });
+    let Error::OutOfBounds { thread, .. } = *error else { panic!("{error}") };
     assert_eq!(thread.rank, 0);
-    assert!(error.to_string().contains("buffer 0 of rank 1"), "{error}");
+    assert!(error.to_string().contains("of rank 1"), "{error}");
 }
 
 #[kernel]
@@ -211,9 +240,8 @@ unsafe fn wants_much_shared() {
 
 #[test]
 fn more_static_shared_memory_than_a_block_has_is_reported() {
-    let sim = Simulator::new(1).unwrap();
-    let error = error_of!(sim, wants_much_shared, 1, 1, |_| ());
-    assert!(matches!(error, Error::SharedMemory { bytes: 10_000, .. }), "{error}");
+    let error = failure_of(wants_much_shared, 1, 1);
+    assert!(matches!(*error, Error::SharedMemory { bytes: 10_000, .. }), "{error}");
 }
 
 #[kernel]
@@ -222,21 +250,34 @@ unsafe fn writes_plainly_behind(out: *mut u32, at: usize) {
     unsafe { out.add(at).write_volatile(1) };
 }
 
+/// Words of a page, behind which nothing is mapped.
+const PAGE: usize = 1024;
+
 #[test]
 fn a_plain_access_to_unmapped_memory_is_an_error_and_no_crash() {
-    let sim = Simulator::new(1).unwrap();
-    let out = sim.buffer::<u32>(0, 64).unwrap();
-    let error = error_of!(sim, writes_plainly_behind, 1, 1, |_| (&out, 64_usize));
-    let Error::Fault { address, ref where_to, .. } = error else { panic!("{error}") };
-    assert_eq!(address.map(|a| a as u64), Some(out.address() + 256));
-    assert!(where_to.ends_with("0 bytes behind the end of buffer 0 of rank 0, 256 bytes"));
-    let error = error_of!(sim, writes_plainly_behind, 1, 1, |_| (&out, 1_usize << 52));
-    assert!(matches!(error, Error::Fault { .. }), "{error}");
-    // The simulator goes on.
-    let args = |_| (&out, 63_usize);
-    // SAFETY: the index is right.
-    unsafe { sim.launch(writes_plainly_behind, LaunchConfig::new(1, 1), args) }.unwrap();
-    assert_eq!(out.read()[63], 1);
+    let error_at = |at: usize| {
+        failure(Simulation::new(1), |gpu| {
+            gpu.launch(writes_plainly_behind, 1, 1, (&gpu.buffer(&[0_u32; PAGE])?, at))
+        })
+    };
+    let error = error_at(PAGE);
+    let Error::Fault { address: Some(address), ref where_to, .. } = *error else {
+        panic!("{error}")
+    };
+    assert!(where_to.contains(&format!("{address:#x}")), "{where_to}");
+    assert!(
+        where_to.ends_with("0 bytes behind the end of buffer 0 of rank 0, 4096 bytes"),
+        "{where_to}"
+    );
+    let error = error_at(1 << 52);
+    assert!(matches!(*error, Error::Fault { .. }), "{error}");
+    // The program goes on.
+    let written = simulate(Simulation::new(1), |gpu| {
+        let out = gpu.buffer(&[0_u32; PAGE])?;
+        gpu.launch(writes_plainly_behind, 1, 1, (&out, PAGE - 1))?;
+        read(&out)
+    });
+    assert_eq!(written[0][PAGE - 1], 1);
 }
 
 fn deep(n: u32) -> u32 {
@@ -252,11 +293,9 @@ unsafe fn recurses(depth: u32) {
 
 #[test]
 fn a_stack_that_is_full_is_an_error_and_no_crash() {
-    let sim = Simulator::new(1).unwrap();
-    let error = error_of!(sim, recurses, 2, 64, |_| (100_000_u32,));
-    assert!(matches!(error, Error::StackOverflow { stack: 0x10000, .. }), "{error}");
-    // SAFETY: the kernel touches nothing.
-    unsafe { sim.launch(recurses, LaunchConfig::new(2, 64), |_| (10_u32,)) }.unwrap();
+    let error = failure(Simulation::new(1), |gpu| gpu.launch(recurses, 2, 64, (100_000_u32,)));
+    assert!(matches!(*error, Error::StackOverflow { stack: 0x10000, .. }), "{error}");
+    simulate(Simulation::new(1), |gpu| gpu.launch(recurses, 2, 64, (10_u32,)));
 }
 
 #[kernel]
@@ -268,9 +307,8 @@ unsafe fn overruns_shared() {
 
 #[test]
 fn a_shared_array_that_was_overrun_is_reported() {
-    let sim = Simulator::new(1).unwrap();
-    let error = error_of!(sim, overruns_shared, 1, 1, |_| ());
-    assert!(matches!(error, Error::SharedOverrun { what: "static", bytes: 12, .. }), "{error}");
+    let error = failure_of(overruns_shared, 1, 1);
+    assert!(matches!(*error, Error::SharedOverrun { what: "static", bytes: 12, .. }), "{error}");
 }
 
 #[kernel]
@@ -280,28 +318,24 @@ unsafe fn takes_barrier(comm: DevComm, index: u32) {
 
 #[test]
 fn a_barrier_index_that_is_not_there_is_reported() {
-    let sim = Simulator::new(2).unwrap();
-    let comm = comm(&sim, 1);
-    let error = error_of!(sim, takes_barrier, 1, 1, |rank| (comm.rank(rank), 1_u32));
+    let error = failure(Simulation::new(2), |gpu| {
+        gpu.launch(takes_barrier, 1, 1, (&gpu.dev_comm(barriers(1))?, 1_u32))
+    });
     // The typed layer checks in debug builds, the simulator always.
-    assert!(matches!(error, Error::Panic { .. } | Error::Misuse { .. }), "{error}");
+    assert!(matches!(*error, Error::Panic { .. } | Error::Misuse { .. }), "{error}");
     assert!(error.to_string().contains("barrier"), "{error}");
 }
 
 #[test]
 fn one_barrier_with_two_users_is_reported() {
-    let sim = Simulator::new(1).unwrap();
-    let comm = comm(&sim, 2);
     // One rank passes the barrier at once: random order makes the sessions overlap.
-    let error = (0..64).find_map(|seed| {
-        let sim = Simulator::builder().ranks(2).seed(seed).build().unwrap();
-        let comm = sim.dev_comm(DevCommConfig { lsa_barriers: 2, ..Default::default() }).unwrap();
-        let args = |rank: usize| (comm.rank(rank), 0_u32);
-        // SAFETY: the kernel is wrong in a way that the simulator reports.
-        unsafe { sim.launch(takes_barrier, LaunchConfig::new(2, 2), args) }.err()
+    let errors = (0..64).map(|seed| world(Simulation::new(2).seed(seed))).filter_map(|world| {
+        let _ = run(&world, |gpu| {
+            gpu.launch(takes_barrier, 2, 2, (&gpu.dev_comm(barriers(2))?, 0_u32))
+        });
+        world.simulated_machine().and_then(Machine::failure)
     });
-    drop(comm);
-    let error = error.unwrap();
+    let error = { errors }.next().unwrap();
     assert!(error.to_string().contains("LSA barrier 0 is in use by block"), "{error}");
 }
 
@@ -318,11 +352,8 @@ unsafe fn polls(flag: *mut u32) {
 
 #[test]
 fn threads_that_all_poll_or_wait_are_a_livelock() {
-    let sim = Simulator::new(1).unwrap();
-    let flag = sim.buffer::<u32>(0, 1).unwrap();
-    flag.write(&[0]).unwrap();
-    let error = error_of!(sim, polls, 1, 4, |_| (&flag,));
-    let Error::Livelock(stall) = error else { panic!("{error}") };
+    let error = failure_with_word(Simulation::new(1), polls, 4);
+    let Error::Livelock(stall) = &*error else { panic!("{error}") };
     let polling = stall.waiters.iter().find(|w| w.what == Waiting::Spin).unwrap();
     assert_eq!(polling.threads, 1);
     assert!(polling.at.unwrap().file().ends_with("failures.rs"));
@@ -337,11 +368,8 @@ unsafe fn takes_a_held_lock(lock: *mut u32) {
 
 #[test]
 fn a_lock_that_is_never_released_is_a_livelock() {
-    let sim = Simulator::new(1).unwrap();
-    let lock = sim.buffer::<u32>(0, 1).unwrap();
-    lock.write(&[0]).unwrap();
-    let error = error_of!(sim, takes_a_held_lock, 1, 2, |_| (&lock,));
-    assert!(matches!(error, Error::Livelock(_)), "{error}");
+    let error = failure_with_word(Simulation::new(1), takes_a_held_lock, 2);
+    assert!(matches!(*error, Error::Livelock(_)), "{error}");
 }
 
 #[kernel]
@@ -354,13 +382,10 @@ unsafe fn counts_forever(x: *mut u32) {
 
 #[test]
 fn a_kernel_that_never_ends_meets_its_limit() {
-    let sim = Simulator::builder().time_limit(Duration::from_millis(50)).build().unwrap();
-    let x = sim.buffer::<u32>(0, 1).unwrap();
-    let error = error_of!(sim, counts_forever, 1, 1, |_| (&x,));
-    assert!(matches!(error, Error::Limit { limit: Limit::Time(_), .. }), "{error}");
-    let sim = Simulator::builder().step_limit(10).build().unwrap();
-    let x = sim.buffer::<u32>(0, 1).unwrap();
-    let error = error_of!(sim, counts_forever, 1, 1, |_| (&x,));
+    let simulation = Simulation::new(1).time_limit(Duration::from_millis(50));
+    let error = failure_with_word(simulation, counts_forever, 1);
+    assert!(matches!(*error, Error::Limit { limit: Limit::Time(_), .. }), "{error}");
+    let error = failure_with_word(Simulation::new(1).step_limit(10), counts_forever, 1);
     assert!(error.to_string().contains("counts_forever did not end within its limit of 10 steps"));
 }
 
@@ -373,15 +398,11 @@ unsafe fn polls_plainly(flag: *const u32) {
 #[test]
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn a_loop_that_the_simulator_does_not_see_meets_the_time_limit_too() {
-    let sim = Simulator::builder().time_limit(Duration::from_millis(100)).build().unwrap();
-    let flag = sim.buffer::<u32>(0, 1).unwrap();
-    flag.write(&[0]).unwrap();
-    let error = error_of!(sim, polls_plainly, 1, 2, |_| (&flag,));
-    let Error::Limit { limit: Limit::Time(_), ref stall } = error else { panic!("{error}") };
+    let simulation = Simulation::new(1).time_limit(Duration::from_millis(100));
+    let error = failure_with_word(simulation, polls_plainly, 2);
+    let Error::Limit { limit: Limit::Time(_), stall } = &*error else { panic!("{error}") };
     assert!(stall.waiters.iter().any(|w| w.what == Waiting::Computing), "{error}");
-    flag.write(&[1]).unwrap();
-    // SAFETY: the buffer has a word.
-    unsafe { sim.launch(polls_plainly, LaunchConfig::new(1, 2), |_| (&flag,)) }.unwrap();
+    simulate(Simulation::new(1), |gpu| gpu.launch(polls_plainly, 1, 2, (&gpu.buffer(&[1_u32])?,)));
 }
 
 #[kernel]
@@ -392,65 +413,56 @@ unsafe fn nothing_with_comm(_comm: DevComm) {}
 
 #[test]
 fn what_a_gpu_refuses_is_refused() {
-    let sim = Simulator::builder().ranks(2).multiprocessors(1).build().unwrap();
-    for (grid, block) in [(0, 1), (1, 0), (1, 1025)] {
-        let error = error_of!(sim, nothing, grid, block, |_| ());
-        assert!(matches!(error, Error::Launch { kernel: "nothing", .. }), "{error}");
-    }
-    let config = LaunchConfig { grid: 1, block: 1, dynamic_shared: 1 << 20 };
-    // SAFETY: the kernel touches nothing.
-    assert!(unsafe { sim.launch(nothing, config, |_| ()) }.is_err());
-
-    let comm = comm(&sim, 64);
-    let error = error_of!(sim, nothing_with_comm, 33, 32, |rank| (comm.rank(rank),));
-    assert!(error.to_string().contains("holds 32 of them"), "{error}");
-    // Without a device communicator any grid will do.
-    // SAFETY: the kernel touches nothing.
-    unsafe { sim.launch(nothing, LaunchConfig::new(33, 32), |_| ()) }.unwrap();
+    simulate(Simulation::new(2).multiprocessors(1), |gpu| {
+        let shared = LaunchConfig::new(1, 1).with_dynamic_shared(1 << 20);
+        let shapes =
+            [(0, 1), (1, 0), (1, 1025)].map(|(grid, block)| LaunchConfig::new(grid, block));
+        for config in shapes.into_iter().chain([shared]) {
+            let error = gpu.launch_as(nothing, config, ()).unwrap_err();
+            assert!(matches!(error, HostError::Launch { kernel: "nothing", .. }), "{error}");
+        }
+        let comm = gpu.dev_comm(barriers(64))?;
+        let error = gpu.launch(nothing_with_comm, 33, 32, (&comm,)).unwrap_err();
+        assert!(error.to_string().contains("32"), "{error}");
+        // Without a device communicator any grid will do.
+        gpu.launch(nothing, 33, 32, ())
+    });
 }
 
 #[test]
 fn bad_settings_and_lengths_are_errors() {
-    assert!(matches!(Simulator::new(0), Err(Error::Settings(_))));
-    assert!(Simulator::builder().ranks(4).lsa_ranks(3).build().is_err());
-    assert!(Simulator::builder().stack_size(1).build().is_err());
-    assert!(Simulator::builder().stack_size(usize::MAX).build().is_err());
-    let sim = Simulator::new(2).unwrap();
-    let window = sim.window::<f32>(4).unwrap();
-    assert!(matches!(window.write(0, &[0.0; 5]), Err(Error::Length { given: 5, len: 4, .. })));
-    assert!(matches!(window.write(2, &[0.0; 4]), Err(Error::Rank { rank: 2, ranks: 2 })));
-    assert!(matches!(sim.buffer::<f32>(2, 1), Err(Error::Rank { .. })));
-    for len in [usize::MAX, usize::MAX - 10_000, 1 << 60] {
-        assert!(matches!(sim.window::<u8>(len), Err(Error::Memory { .. })));
-        assert!(matches!(sim.buffer::<f64>(0, len), Err(Error::Memory { .. })));
-    }
-    let vast = Simulator::builder().multiprocessors(1 << 20).build().unwrap();
-    let error = error_of!(vast, nothing, 1 << 20, 1024, |_| ());
-    assert!(matches!(error, Error::Launch { .. }), "{error}");
-    let error = error_of!(sim, stores_behind, 1, 1, |rank| (window_of(&sim, rank), 0, 0_usize));
-    assert!(matches!(error, Error::Arguments { rank: 0, .. }), "{error}");
-}
-
-/// Arguments that cannot be made.
-fn window_of(_: &Simulator, rank: usize) -> devcomm_types::Window<u32> {
-    panic!("no window for rank {rank}")
+    let refuses = |simulation: Simulation| {
+        assert!(matches!(Machine::new(&simulation), Err(Error::Settings(_))), "{simulation:?}");
+    };
+    refuses(Simulation::new(0));
+    refuses(Simulation::new(4).team_size(3));
+    refuses(Simulation::new(1).stack_size(1));
+    refuses(Simulation::new(1).stack_size(usize::MAX));
+    simulate(Simulation::new(1).multiprocessors(1 << 20), |gpu| {
+        let comm = gpu.communicator()?;
+        assert!(gpu.window(&[0.0_f32; 4])?.copy_from_host(&[0.0; 5]).is_err());
+        for len in [usize::MAX, usize::MAX - 10_000, 1 << 60] {
+            assert!(comm.window::<u8>(len).is_err() && comm.mem_alloc::<f64>(len).is_err());
+        }
+        let error = gpu.launch(nothing, 1 << 20, 1024, ()).unwrap_err();
+        assert!(error.to_string().contains("threads at one time"), "{error}");
+        Ok(())
+    });
 }
 
 #[test]
-fn several_simulators_run_on_several_threads() {
+fn several_machines_run_on_several_threads() {
     let threads: Vec<_> = (0..4)
         .map(|_| {
             std::thread::spawn(|| {
-                let sim = Simulator::new(2).unwrap();
-                let comm = comm(&sim, 1);
-                let launch = LaunchConfig::new(1, 32);
-                // SAFETY: block 1, which does wrong, is not launched.
-                unsafe { sim.launch(rank_1_skips, launch, |rank| (comm.rank(rank),)) }.unwrap();
-                deadlock(error_of!(sim, half_a_block_syncs, 1, 64, |_| ())).threads()
+                simulate(Simulation::new(2), |gpu| {
+                    gpu.launch(rank_1_skips, 1, 32, (&gpu.dev_comm(barriers(1))?,))
+                });
+                deadlock(&failure_of(half_a_block_syncs, 1, 64)).threads()
             })
         })
         .collect();
     for thread in threads {
-        assert_eq!(thread.join().unwrap(), 2 * 32);
+        assert_eq!(thread.join().unwrap(), 32);
     }
 }

@@ -7,7 +7,8 @@ use core::ptr::null_mut;
 
 use common::*;
 use cuda_std::prelude::*;
-use devcomm_sim::{DevCommConfig, Simulator};
+use devcomm::{Error, Simulation};
+use devcomm_testing::simulated::{read, simulate};
 use nccl_device::raw::{self, GinRequest};
 use nccl_device::{DevComm, Window};
 
@@ -33,28 +34,30 @@ unsafe fn ping_pong(comm: DevComm, out: Window<u64>, rounds: u64) {
     }
 }
 
+/// Plays `games` games of `rounds` rounds on one machine.
+fn check_ping_pong(simulation: Simulation, games: usize, rounds: u64) {
+    simulate(simulation, |gpu| {
+        let (comm, out) = (gpu.dev_comm(full())?, gpu.window(&[0_u64; 2])?);
+        for _ in 0..games {
+            gpu.launch(ping_pong, 1, 1, (&comm, &out, rounds))?;
+            assert!(!gpu.is_root() || read(&out)?[1] == rounds);
+            // The rounds of the next game count from 1.
+            gpu.launch(resets_signal, 1, 1, (&comm,))?;
+        }
+        Ok(())
+    });
+}
+
 #[test]
 fn a_ping_pong_counts_right_in_a_thousand_orders() {
-    for seed in 0..1000 {
-        let sim = Simulator::builder().ranks(2).seed(seed).build().unwrap();
-        let (comm, out) = (sim.dev_comm(full()).unwrap(), sim.window::<u64>(2).unwrap());
-        run(&sim, ping_pong, 1, 1, |rank| (comm.rank(rank), out.rank(rank), 10_u64));
-        assert_eq!(out.read(0)[1], 10, "seed {seed}");
-    }
+    (0..20).for_each(|seed| check_ping_pong(Simulation::new(2).seed(seed), 50, 10));
 }
 
 #[test]
 fn a_ping_pong_counts_right_however_threads_run() {
-    let builder = || Simulator::builder().ranks(2);
-    for builder in [builder(), builder().watch(false), builder().preempt(true).seed(5)] {
-        let sim = builder.build().unwrap();
-        let (comm, out) = (sim.dev_comm(full()).unwrap(), sim.window::<u64>(2).unwrap());
-        for _ in 0..2 {
-            // The rounds of the next launch count on: its signals are reset.
-            run(&sim, resets_signal, 1, 1, |rank| (comm.rank(rank),));
-            run(&sim, ping_pong, 1, 1, |rank| (comm.rank(rank), out.rank(rank), 100_u64));
-            assert_eq!(out.read(0)[1], 100);
-        }
+    let two = || Simulation::new(2);
+    for simulation in [two(), two().watch(false), two().preempt(true).seed(5)] {
+        check_ping_pong(simulation, 2, 100);
     }
 }
 
@@ -64,9 +67,16 @@ unsafe fn resets_signal(comm: DevComm) {
     unsafe { raw::ncclGinResetSignal(&mut gin(comm.as_raw(), 0), 0) };
 }
 
-/// Every rank puts a block of numbers to every rank, each block's threads to the peers in turn, and waits for all.
+/// Every rank puts a block of numbers to every rank, each block's threads to the peers in turn, and waits for all, which
+/// come in the context in which it puts to itself.
 #[kernel]
-unsafe fn all_to_all(comm: DevComm, send: Window<u32>, recv: Window<u32>, count: usize) {
+unsafe fn all_to_all(
+    comm: DevComm,
+    send: Window<u32>,
+    recv: Window<u32>,
+    count: usize,
+    round: u64,
+) {
     let comm = comm.as_raw();
     let (team, me, ranks) = (comm.world_team(), comm.rank as usize, comm.n_ranks as usize);
     let context = thread::block_idx_x() % comm.gin_context_count;
@@ -89,33 +99,38 @@ unsafe fn all_to_all(comm: DevComm, send: Window<u32>, recv: Window<u32>, count:
             peer += (thread::grid_dim_x() * thread::block_dim_x()) as usize;
         }
         raw::ncclGinFlush(&mut net, &cta(), ACQ_REL);
+        let threads = (thread::grid_dim_x() * thread::block_dim_x()) as usize;
+        if thread::index_1d() as usize == me % threads {
+            wait(&mut net, 1, round * ranks as u64);
+        }
     }
 }
 
 #[test]
 fn an_all_to_all_is_complete_in_a_thousand_orders() {
-    for seed in 0..1000 {
-        let sim = Simulator::builder().ranks(4).lsa_ranks(2).seed(seed).build().unwrap();
-        let comm = sim.dev_comm(full()).unwrap();
-        let (send, recv) = (sim.window::<u32>(4 * 3).unwrap(), sim.window::<u32>(4 * 3).unwrap());
-        for rank in 0..4 {
-            let data: Vec<u32> = (0..12).map(|i| rank as u32 * 100 + i).collect();
-            send.write(rank, &data).unwrap();
-        }
-        run(&sim, all_to_all, 2, 2, |rank| {
-            (comm.rank(rank), send.rank(rank), recv.rank(rank), 3_usize)
+    let sent = |rank: u32| (0..12).map(move |i| rank * 100 + i);
+    for seed in 0..20 {
+        simulate(Simulation::new(4).team_size(2).seed(seed), |gpu| {
+            let (comm, me) = (gpu.dev_comm(full())?, gpu.rank() as u32);
+            let send = gpu.window(&sent(me).collect::<Vec<_>>())?;
+            let recv = gpu.window(&[0_u32; 12])?;
+            let mine = |from| sent(from).skip(3 * me as usize).take(3);
+            let want: Vec<u32> = (0..4).flat_map(mine).collect();
+            for round in 1..=50_u64 {
+                recv.fill(0xff)?;
+                gpu.barrier()?;
+                gpu.launch(all_to_all, 2, 2, (&comm, &send, &recv, 3_usize, round))?;
+                assert_eq!(read(&recv)?, want, "seed {seed} round {round}");
+            }
+            Ok(())
         });
-        for rank in 0..4_u32 {
-            let want: Vec<u32> =
-                (0..4).flat_map(|from| (0..3).map(move |i| from * 100 + rank * 3 + i)).collect();
-            assert_eq!(recv.read(rank as usize), want, "seed {seed} rank {rank}");
-        }
     }
 }
 
-/// Rank 0 puts element 0 to elements 0 and 1 of rank 1: first without a signal, then with one. Rank 1 notes what it sees then.
+/// Rank 0 puts element 0 to elements 0 and 1 of rank 1: first without a signal, then with one. Rank 1 notes what it sees then,
+/// and waits until all is there.
 #[kernel]
-unsafe fn two_puts(comm: DevComm, out: Window<u32>, seen: Window<u32>, strong: bool) {
+unsafe fn two_puts(comm: DevComm, out: Window<u32>, seen: Window<u32>, strong: bool, round: u64) {
     let comm = comm.as_raw();
     let (team, mut net, window) = (comm.world_team(), gin(comm, 0), handle(&out));
     // SAFETY: the windows have two elements.
@@ -123,37 +138,50 @@ unsafe fn two_puts(comm: DevComm, out: Window<u32>, seen: Window<u32>, strong: b
         if comm.rank == 0 {
             put(&mut net, &team, 1, (window, 0), (window, 0), 4, Then::Nothing, None);
             put(&mut net, &team, 1, (window, 4), (window, 0), 4, Then::Inc(3, strong), None);
+            signal(&mut net, &team, 1, Then::Inc(4, true));
             return;
         }
-        wait(&mut net, 3, 1);
+        wait(&mut net, 3, round);
         seen.local().store(0, out.local().load(0));
         seen.local().store(1, out.local().load(1));
+        wait(&mut net, 4, round);
     }
 }
 
-/// What rank 1 saw of two puts, by seed.
-fn seen_of_two_puts(seed: Option<u64>, strong: bool) -> Vec<u32> {
-    let builder = Simulator::builder().ranks(2);
-    let sim = seed.map_or(builder, |seed| builder.seed(seed)).build().unwrap();
-    let comm = sim.dev_comm(full()).unwrap();
-    let (out, seen) = (sim.window::<u32>(2).unwrap(), sim.window::<u32>(2).unwrap());
-    out.write(0, &[7, 7]).unwrap();
-    out.write(1, &[0, 0]).unwrap();
-    run(&sim, two_puts, 1, 1, |rank| (comm.rank(rank), out.rank(rank), seen.rank(rank), strong));
-    // Both have arrived when the launch is over.
-    assert_eq!(out.read(1), [7, 7]);
-    seen.read(1)
+/// What rank 1 saw of two puts, again and again.
+fn seen_of_two_puts(simulation: Simulation, strong: bool) -> Vec<Vec<u32>> {
+    let seen = simulate(simulation, |gpu| {
+        let comm = gpu.dev_comm(full())?;
+        let (out, seen) = (gpu.window(&[7_u32; 2])?, gpu.window(&[0_u32; 2])?);
+        let mut all = Vec::new();
+        for round in 1..=50_u64 {
+            if gpu.rank() == 1 {
+                out.fill(0)?;
+            }
+            gpu.barrier()?;
+            gpu.launch(two_puts, 1, 1, (&comm, &out, &seen, strong, round))?;
+            assert_eq!(read(&out)?, [7, 7]);
+            all.push(read(&seen)?);
+        }
+        Ok(all)
+    });
+    seen.into_iter().nth(1).unwrap()
+}
+
+fn seeds() -> impl Iterator<Item = Simulation> {
+    (0..10).map(|seed| Simulation::new(2).seed(seed))
 }
 
 #[test]
 fn a_strong_signal_comes_after_all_puts_before_it() {
-    assert_eq!(seen_of_two_puts(None, true), [7, 7]);
-    assert!((0..200).all(|seed| seen_of_two_puts(Some(seed), true) == [7, 7]));
+    for simulation in seeds().chain([Simulation::new(2)]) {
+        assert!(seen_of_two_puts(simulation, true).iter().all(|seen| seen[..] == [7, 7]));
+    }
 }
 
 #[test]
 fn a_weak_signal_promises_its_own_put_only() {
-    let seen: Vec<_> = (0..200).map(|seed| seen_of_two_puts(Some(seed), false)).collect();
+    let seen: Vec<_> = seeds().flat_map(|seed| seen_of_two_puts(seed, false)).collect();
     assert!(seen.iter().all(|seen| seen[1] == 7));
     assert!(seen.iter().any(|seen| seen[0] == 0), "the first put always came first");
     assert!(seen.iter().any(|seen| seen[0] == 7), "the first put never came first");
@@ -161,7 +189,7 @@ fn a_weak_signal_promises_its_own_put_only() {
 
 /// Rank 0 overwrites what it puts, after a flush or not.
 #[kernel]
-unsafe fn overwrites(comm: DevComm, out: Window<u32>, flushes: bool) {
+unsafe fn overwrites(comm: DevComm, out: Window<u32>, flushes: bool, round: u64) {
     let comm = comm.as_raw();
     let (team, mut net, window) = (comm.world_team(), gin(comm, 0), handle(&out));
     // SAFETY: the window has two elements.
@@ -174,59 +202,75 @@ unsafe fn overwrites(comm: DevComm, out: Window<u32>, flushes: bool) {
             }
             out.local().store(0, 2);
         } else {
-            wait(&mut net, 0, 1);
+            wait(&mut net, 0, round);
         }
     }
 }
 
 #[test]
 fn a_source_is_read_when_the_network_comes_to_it_and_not_after_a_flush() {
-    let got = |flushes: bool, seed: Option<u64>| {
-        let builder = Simulator::builder().ranks(2);
-        let sim = seed.map_or(builder, |seed| builder.seed(seed)).build().unwrap();
-        let (comm, out) = (sim.dev_comm(full()).unwrap(), sim.window::<u32>(2).unwrap());
-        run(&sim, overwrites, 1, 1, |rank| (comm.rank(rank), out.rank(rank), flushes));
-        out.read(1)[1]
+    let got = |simulation: Simulation, flushes: bool| {
+        let got = simulate(simulation, |gpu| {
+            let (comm, out) = (gpu.dev_comm(full())?, gpu.window(&[0_u32; 2])?);
+            let arrives = |round: u64| {
+                gpu.launch(overwrites, 1, 1, (&comm, &out, flushes, round))?;
+                read(&out).map(|out| out[1])
+            };
+            (1..=10).map(arrives).collect::<Result<Vec<_>, _>>()
+        });
+        got.into_iter().nth(1).unwrap()
     };
-    assert_eq!((got(true, None), got(false, None)), (1, 2));
-    assert!((0..50).all(|seed| got(true, Some(seed)) == 1));
+    assert_eq!(got(Simulation::new(2), true), [1; 10]);
+    assert!(got(Simulation::new(2), false).contains(&2));
+    assert!(seeds().all(|seed| got(seed, true) == [1; 10]));
 }
 
-/// Rank 0 flushes a put, and tells rank 1 by a plain store, which is wrong.
+/// Rank 0 flushes a put, and tells rank 1 by a plain store, which is wrong. Rank 1 notes what it sees, and waits.
 #[kernel]
-unsafe fn takes_a_flush_for_delivery(comm: DevComm, out: Window<u32>, flag: Window<u32>) {
+unsafe fn takes_a_flush_for_delivery(
+    comm: DevComm,
+    out: Window<u32>,
+    flag: Window<u32>,
+    round: u64,
+) {
     let comm = comm.as_raw();
     let (team, mut net, window) = (comm.world_team(), gin(comm, 0), handle(&out));
     // SAFETY: the windows have two elements.
     unsafe {
         if comm.rank == 0 {
-            out.local().store(0, 1);
+            out.local().store(0, round as u32);
             put(&mut net, &team, 1, (window, 4), (window, 0), 4, Then::Nothing, None);
             flush(&mut net);
-            mem::store_volatile(flag.lsa(1).as_ptr(), 1);
+            mem::store_volatile(flag.lsa(1).as_ptr(), round as u32);
+            signal(&mut net, &team, 1, Then::Inc(0, true));
         } else {
-            while mem::load_volatile(flag.local().as_ptr()) == 0 {}
+            while mem::load_volatile(flag.local().as_ptr()) != round as u32 {}
             let seen = out.local().load(1);
             out.local().store(0, seen);
+            wait(&mut net, 0, round);
         }
     }
 }
 
 #[test]
 fn a_flush_is_no_delivery() {
-    let early = (0..200).filter(|seed| {
-        let sim = Simulator::builder().ranks(2).seed(*seed).build().unwrap();
-        let comm = sim.dev_comm(full()).unwrap();
-        let (out, flag) = (sim.window::<u32>(2).unwrap(), sim.window::<u32>(1).unwrap());
-        out.write(1, &[9, 9]).unwrap();
-        flag.write(1, &[0]).unwrap();
-        let args = |rank: usize| (comm.rank(rank), out.rank(rank), flag.rank(rank));
-        run(&sim, takes_a_flush_for_delivery, 1, 1, args);
-        let [seen, in_the_end] = out.read(1)[..] else { panic!("two elements") };
-        assert_eq!(in_the_end, 1);
-        seen == 9
+    let early = seeds().flat_map(|simulation| {
+        let early = simulate(simulation, |gpu| {
+            let comm = gpu.dev_comm(full())?;
+            let (out, flag) = (gpu.window(&[0_u32; 2])?, gpu.window(&[0_u32])?);
+            let is_early = |round: u64| {
+                // All have read what the round before left.
+                gpu.barrier()?;
+                gpu.launch(takes_a_flush_for_delivery, 1, 1, (&comm, &out, &flag, round))?;
+                let out = read(&out)?;
+                assert!(gpu.is_root() || u64::from(out[1]) == round);
+                Ok::<_, Error>(u64::from(out[0]) != round)
+            };
+            (1..=20).map(is_early).collect::<Result<Vec<_>, _>>()
+        });
+        early.into_iter().nth(1).unwrap()
     });
-    assert!(early.count() > 0, "a flush always delivered");
+    assert!({ early }.any(|early| early), "a flush always delivered");
 }
 
 /// Rank 0 gets from rank 1, and notes the element before and after it waited; in the end the counter's values.
@@ -267,12 +311,12 @@ unsafe fn gets_and_counts(comm: DevComm, out: Window<u64>, by_request: bool) {
 #[test]
 fn gets_are_there_after_a_flush_and_counters_count_puts() {
     for by_request in [false, true] {
-        let sim = Simulator::new(2).unwrap();
-        let (comm, out) = (sim.dev_comm(full()).unwrap(), sim.window::<u64>(8).unwrap());
-        out.write(0, &[5; 8]).unwrap();
-        out.write(1, &[6; 8]).unwrap();
-        run(&sim, gets_and_counts, 1, 1, |rank| (comm.rank(rank), out.rank(rank), by_request));
-        assert_eq!(out.read(0)[..6], [6, 5, 6, 1, 3, 0]);
+        let out = simulate(Simulation::new(2), |gpu| {
+            let (comm, out) = (gpu.dev_comm(full())?, gpu.window(&[5 + gpu.rank() as u64; 8])?);
+            gpu.launch(gets_and_counts, 1, 1, (&comm, &out, by_request))?;
+            read(&out)
+        });
+        assert_eq!(out[0][..6], [6, 5, 6, 1, 3, 0]);
     }
 }
 
@@ -352,12 +396,13 @@ unsafe fn signals_of_all_kinds(comm: DevComm, out: Window<u64>) {
 #[test]
 fn values_and_signals_of_every_kind_arrive() {
     for seed in 0..20 {
-        let sim = Simulator::builder().ranks(2).seed(seed).build().unwrap();
-        let (comm, out) = (sim.dev_comm(full()).unwrap(), sim.window::<u64>(16).unwrap());
-        out.write(0, &[77; 16]).unwrap();
-        out.write(1, &[0; 16]).unwrap();
-        run(&sim, signals_of_all_kinds, 1, 1, |rank| (comm.rank(rank), out.rank(rank)));
-        let got = out.read(1);
+        let out = simulate(Simulation::new(2).seed(seed), |gpu| {
+            let first = if gpu.is_root() { 77_u64 } else { 0 };
+            let (comm, out) = (gpu.dev_comm(full())?, gpu.window(&[first; 16])?);
+            gpu.launch(signals_of_all_kinds, 1, 1, (&comm, &out))?;
+            read(&out)
+        });
+        let got = &out[1];
         assert_eq!(got[..5], [0x88, 0x7788, 0x5566_7788, 0x1122_3344_5566_7788, 77]);
         assert_eq!(got[8..15], [0, 42, 2, 2, 0, 0, 1]);
     }
@@ -410,10 +455,12 @@ unsafe fn follows_shadows(comm: DevComm, out: Window<u64>) {
 #[test]
 fn shadows_are_met_and_followed_by_every_thread() {
     for seed in 0..50 {
-        let sim = Simulator::builder().ranks(2).seed(seed).build().unwrap();
-        let (comm, out) = (sim.dev_comm(full()).unwrap(), sim.window::<u64>(8).unwrap());
-        run(&sim, follows_shadows, 1, 2, |rank| (comm.rank(rank), out.rank(rank)));
-        assert_eq!(out.read(1)[..7], [2, 3, 2, 3, 5, 0, 0], "seed {seed}");
+        let out = simulate(Simulation::new(2).seed(seed), |gpu| {
+            let (comm, out) = (gpu.dev_comm(full())?, gpu.window(&[0_u64; 8])?);
+            gpu.launch(follows_shadows, 1, 2, (&comm, &out))?;
+            read(&out)
+        });
+        assert_eq!(out[1][..7], [2, 3, 2, 3, 5, 0, 0], "seed {seed}");
     }
 }
 
@@ -435,11 +482,12 @@ unsafe fn posts_many(comm: DevComm, out: Window<u32>, count: u32) {
 #[test]
 fn whoever_fills_a_queue_waits_for_room() {
     for depth in [1, 2, 0] {
-        let sim = Simulator::new(3).unwrap();
-        let comm = sim.dev_comm(DevCommConfig { gin_queue_depth: depth, ..full() }).unwrap();
-        let out = sim.window::<u32>(1001).unwrap();
-        (0..3).for_each(|rank| out.write(rank, &[rank as u32]).unwrap());
-        run(&sim, posts_many, 1, 1, |rank| (comm.rank(rank), out.rank(rank), 1000_u32));
-        (0..3).for_each(|rank| assert_eq!(out.read(rank)[1000], (rank as u32 + 2) % 3));
+        let last = simulate(Simulation::new(3), |gpu| {
+            let comm = gpu.dev_comm(full().gin_queue_depth(depth))?;
+            let out = gpu.window(&[gpu.rank() as u32; 1001])?;
+            gpu.launch(posts_many, 1, 1, (&comm, &out, 1000_u32))?;
+            read(&out).map(|out| out[1000])
+        });
+        assert_eq!(last, [2, 0, 1]);
     }
 }

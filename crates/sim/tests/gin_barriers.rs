@@ -6,7 +6,9 @@ use core::mem::MaybeUninit;
 
 use common::*;
 use cuda_std::prelude::*;
-use devcomm_sim::{DevCommConfig, Error, GinBarriers, GinConnectionType, Simulator, Waiting};
+use devcomm::sim::{Error, Waiting};
+use devcomm::{DevCommRequirements, GinBarriers, GinConnectionType, Simulation};
+use devcomm_testing::simulated::{Gpu, failure, read, run, simulate, world};
 use nccl_device::raw::{self, BarrierSession, GinBarrierHandle, GinBarrierSession, Team};
 use nccl_device::{DevComm, Window};
 
@@ -98,53 +100,53 @@ unsafe fn puts_and_syncs(
     }
 }
 
-fn config(connection: GinConnectionType) -> DevCommConfig {
+fn requirements(connection: GinConnectionType) -> DevCommRequirements {
     let world = if connection == GinConnectionType::Full { 2 } else { 0 };
-    DevCommConfig {
-        gin_connection: connection,
-        gin_contexts: 3,
-        world_gin_barriers: world,
-        rail_gin_barriers: 2,
-        barriers: 2,
-        ..full()
-    }
+    full()
+        .gin_connection(connection)
+        .gin_contexts(3)
+        .world_gin_barriers(world)
+        .rail_gin_barriers(2)
+        .barriers(2)
 }
 
 #[test]
 fn a_put_fence_makes_the_puts_of_every_member_visible() {
     for seed in 0..30 {
-        let sim = Simulator::builder().ranks(4).lsa_ranks(2).seed(seed).build().unwrap();
-        for (which, connection) in [
-            (WORLD, GinConnectionType::Full),
-            (RAIL, GinConnectionType::Full),
-            (RAIL, GinConnectionType::Rail),
-        ] {
-            for all_contexts in [false, true] {
-                let comm = sim.dev_comm(config(connection)).unwrap();
-                let out = sim.window::<u64>(64).unwrap();
-                let args =
-                    |rank: usize| (comm.rank(rank), out.rank(rank), which, all_contexts, 3_u64);
-                run(&sim, puts_and_syncs, 2, 3, args);
-                // Barriers keep their count between launches.
-                run(&sim, puts_and_syncs, 2, 3, args);
+        simulate(Simulation::new(4).team_size(2).seed(seed), |gpu| {
+            for (which, connection) in [
+                (WORLD, GinConnectionType::Full),
+                (RAIL, GinConnectionType::Full),
+                (RAIL, GinConnectionType::Rail),
+            ] {
+                for all_contexts in [false, true] {
+                    let comm = gpu.dev_comm(requirements(connection))?;
+                    let out = gpu.window(&[0_u64; 64])?;
+                    let args = (&comm, &out, which, all_contexts, 3_u64);
+                    gpu.launch(puts_and_syncs, 2, 3, args)?;
+                    // Barriers keep their count between launches.
+                    gpu.launch(puts_and_syncs, 2, 3, args)?;
+                }
             }
-        }
+            Ok(())
+        });
     }
 }
 
 #[test]
 fn weak_signals_make_the_put_fence_void_as_on_a_gpu() {
-    let failures = (0..100).filter(|seed| {
-        let sim = Simulator::builder().ranks(2).seed(*seed).build().unwrap();
-        let weak = DevCommConfig { gin_strong_signals: false, ..config(GinConnectionType::Full) };
-        let (comm, out) = (sim.dev_comm(weak).unwrap(), sim.window::<u64>(64).unwrap());
-        let args = |rank: usize| (comm.rank(rank), out.rank(rank), WORLD, false, 3_u64);
-        let launch = devcomm_sim::LaunchConfig::new(1, 1);
-        // SAFETY: the window has the places.
-        let result = unsafe { sim.launch(puts_and_syncs, launch, args) };
-        matches!(result, Err(Error::Panic { .. }))
-    });
-    assert!(failures.count() > 0);
+    let fails = |seed: u64| {
+        let world = world(Simulation::new(2).seed(seed));
+        let result = run(&world, |gpu| {
+            let weak = requirements(GinConnectionType::Full).gin_strong_signals(false);
+            let (comm, out) = (gpu.dev_comm(weak)?, gpu.window(&[0_u64; 64])?);
+            let args = (&comm, &out, WORLD, false, 3_u64);
+            (0..10).try_for_each(|_| gpu.launch(puts_and_syncs, 1, 1, args))
+        });
+        let failure = world.simulated_machine().unwrap().failure();
+        result.is_err() && matches!(failure.as_deref(), Some(Error::Panic { .. }))
+    };
+    assert!((0..100).any(fails));
 }
 
 /// Rank 0 gets from rank 1, then meets it.
@@ -189,18 +191,22 @@ unsafe fn gets_and_syncs(comm: DevComm, out: Window<u64>, all_contexts: bool, fe
 #[test]
 fn a_get_fence_completes_this_ranks_gets() {
     let seen = |seed: u64, all_contexts: bool, fence: i32| {
-        let sim = Simulator::builder().ranks(2).seed(seed).build().unwrap();
-        let comm = sim.dev_comm(config(GinConnectionType::Full)).unwrap();
-        let out = sim.window::<u64>(2).unwrap();
-        (0..2).for_each(|rank| out.write(rank, &[5 + rank as u64, 0]).unwrap());
-        run(&sim, gets_and_syncs, 1, 1, |rank| {
-            (comm.rank(rank), out.rank(rank), all_contexts, fence)
+        let seen = simulate(Simulation::new(2).seed(seed), |gpu| {
+            let comm = gpu.dev_comm(requirements(GinConnectionType::Full))?;
+            let out = gpu.window(&[0_u64; 2])?;
+            let sees = |_| {
+                out.copy_from_host(&[5 + gpu.rank() as u64, 0])?;
+                gpu.barrier()?;
+                gpu.launch(gets_and_syncs, 1, 1, (&comm, &out, all_contexts, fence))?;
+                read(&out).map(|out| out[0])
+            };
+            (0..20).map(sees).collect::<Result<Vec<_>, _>>()
         });
-        out.read(0)[0]
+        seen.into_iter().next().unwrap()
     };
     for all_contexts in [false, true] {
-        assert!((0..100).all(|seed| seen(seed, all_contexts, GET) != 0));
-        assert!((0..100).any(|seed| seen(seed, all_contexts, NO_FENCE) == 0));
+        assert!((0..5).all(|seed| !seen(seed, all_contexts, GET).contains(&0)));
+        assert!((0..5).any(|seed| seen(seed, all_contexts, NO_FENCE).contains(&0)));
     }
 }
 
@@ -272,37 +278,39 @@ unsafe fn meets_hybrid(comm: DevComm, out: Window<u64>, multimem: bool, fence: i
 #[test]
 fn a_hybrid_barrier_meets_lsa_team_and_rail() {
     for seed in 0..30 {
-        let sim = Simulator::builder().ranks(6).lsa_ranks(3).seed(seed).build().unwrap();
-        for multimem in [false, true] {
-            let config =
-                DevCommConfig { lsa_multimem: multimem, ..config(GinConnectionType::Rail) };
-            let (comm, out) = (sim.dev_comm(config).unwrap(), sim.window::<u64>(6).unwrap());
-            let args = |rank: usize| (comm.rank(rank), out.rank(rank), multimem, PUT | GET, 3_u64);
-            let report = run(&sim, meets_hybrid, 1, 2, args);
-            assert!(report.open_sessions.is_empty());
-            run(&sim, meets_hybrid, 1, 2, args);
-        }
+        let world = world(Simulation::new(6).team_size(3).seed(seed));
+        let met = run(&world, |gpu| {
+            for multimem in [false, true] {
+                let asked = requirements(GinConnectionType::Rail).lsa_multimem(multimem);
+                let (comm, out) = (gpu.dev_comm(asked)?, gpu.window(&[0_u64; 6])?);
+                let args = (&comm, &out, multimem, PUT | GET, 3_u64);
+                gpu.launch(meets_hybrid, 1, 2, args)?;
+                gpu.launch(meets_hybrid, 1, 2, args)?;
+            }
+            Ok(())
+        });
+        met.unwrap();
+        assert!(world.simulated_machine().unwrap().activity().open_sessions.is_empty());
     }
 }
 
 #[test]
 fn the_hybrid_barrier_that_does_nothing_is_reported() {
-    let sim = Simulator::builder().ranks(8).lsa_ranks(4).build().unwrap();
-    let out = sim.window::<u64>(8).unwrap();
     for (connection, does) in [
         (GinConnectionType::Full, "does nothing here"),
         (GinConnectionType::CustomStride, "synchronises the LSA team only here"),
     ] {
-        let config = DevCommConfig { gin_custom_stride: 2, ..config(connection) };
-        let comm = sim.dev_comm(config.clone()).unwrap();
-        let args = |rank: usize| (comm.rank(rank), out.rank(rank), false, PUT, 1_u64);
-        let error = error_of(&sim, meets_hybrid, 1, 1, args);
-        assert!(matches!(error, Error::Misuse { .. }), "{error}");
+        let meet = |gpu: &Gpu<'_>, fence: i32, rounds: u64| {
+            let comm = gpu.dev_comm(requirements(connection).gin_custom_stride(2))?;
+            let args = (&comm, &gpu.window(&[0_u64; 8])?, false, fence, rounds);
+            gpu.launch(meets_hybrid, 1, 1, args)
+        };
+        let simulation = Simulation::new(8).team_size(4);
+        let error = failure(simulation.clone(), |gpu| meet(gpu, PUT, 1));
+        assert!(matches!(*error, Error::Misuse { .. }), "{error}");
         assert!(error.to_string().contains(&format!("NCCL's hybrid barrier {does}")), "{error}");
         // Without puts in the fence it is a barrier.
-        let comm = sim.dev_comm(config).unwrap();
-        let args = |rank: usize| (comm.rank(rank), out.rank(rank), false, GET, 2_u64);
-        run(&sim, meets_hybrid, 1, 1, args);
+        simulate(simulation, |gpu| meet(gpu, GET, 2));
     }
 }
 
@@ -326,14 +334,16 @@ unsafe fn one_stays_away(comm: DevComm, ranks: i32, index: u32, signal0: u32) {
 
 #[test]
 fn a_gin_barrier_names_who_has_not_arrived() {
-    let sim = Simulator::new(3).unwrap();
-    let mut config = config(GinConnectionType::Full);
-    let key = config.add(GinBarriers { ranks: 3, count: 2 });
-    let comm = sim.dev_comm(config).unwrap();
-    let signal0 = comm.rank(0).resource(key).signal0;
-    let error = error_of(&sim, one_stays_away, 1, 4, |rank| (comm.rank(rank), 3, 1_u32, signal0));
+    let error = failure(Simulation::new(3), |gpu| {
+        let mut asked = requirements(GinConnectionType::Full);
+        let team = gpu.communicator()?.team_world()?;
+        let key = asked.add(GinBarriers { team, count: 2 });
+        let comm = gpu.dev_comm(asked)?;
+        let signal0 = comm.resource(key)?.signal0;
+        gpu.launch(one_stays_away, 1, 4, (&comm, 3, 1_u32, signal0))
+    });
     let text = error.to_string();
-    let Error::Deadlock(stall) = error else { panic!("{text}") };
+    let Error::Deadlock(stall) = &*error else { panic!("{text}") };
     let named = stall.waiters.iter().filter(|w| matches!(w.what, Waiting::For(_))).count();
     assert_eq!(named, 2);
     assert!(text.contains("GIN barrier 1 on context 0, where rank 1 has not arrived"), "{text}");
@@ -342,19 +352,16 @@ fn a_gin_barrier_names_who_has_not_arrived() {
 
 #[test]
 fn a_gin_barrier_that_was_not_made_is_reported() {
-    let sim = Simulator::new(3).unwrap();
-    let signal0 = |comm: &devcomm_sim::DevComm| {
-        devcomm_types::IntoArg::<raw::DevComm>::into_arg(comm.rank(0)).world_gin_barrier.signal0
-    };
     for (ranks, index, beyond, want) in [
-        (2, 0, 0, "a team of 2 ranks, made for 3"),
+        (2, 0_u32, 0, "a team of 2 ranks, made for 3"),
         (3, 2, 0, "GIN barrier 2: the device communicator was made with 2"),
         (3, 0, 1, "none of the device communicator's"),
     ] {
-        let comm = sim.dev_comm(config(GinConnectionType::Full)).unwrap();
-        let first = signal0(&comm) + beyond;
-        let error =
-            error_of(&sim, one_stays_away, 1, 1, |rank| (comm.rank(rank), ranks, index, first));
+        let error = failure(Simulation::new(3), |gpu| {
+            let comm = gpu.dev_comm(requirements(GinConnectionType::Full))?;
+            let first = comm.dev_comm()?.world_gin_barrier.signal0 + beyond;
+            gpu.launch(one_stays_away, 1, 1, (&comm, ranks, index, first))
+        });
         assert!(error.to_string().contains(want), "{error}");
     }
 }

@@ -7,7 +7,9 @@ use core::ptr::null_mut;
 
 use common::*;
 use cuda_std::prelude::*;
-use devcomm_sim::{DevCommConfig, Error, GinConnectionType, Simulator, Waiting};
+use devcomm::sim::{Error, Machine, Waiting};
+use devcomm::{DevCommRequirements, GinConnectionType, Simulation};
+use devcomm_testing::simulated::{failure, run, simulate, world};
 use nccl_device::raw::{self, GinRequest};
 use nccl_device::{DevComm, Window};
 
@@ -40,16 +42,16 @@ fn report_of_put(
     id: u32,
     counter: u32,
 ) -> String {
-    let sim = Simulator::builder().ranks(4).lsa_ranks(2).build().unwrap();
-    let config = DevCommConfig { gin_connection: connection, ..full() };
-    let (comm, out) = (sim.dev_comm(config).unwrap(), sim.window::<u32>(2).unwrap());
-    let args = |rank: usize| (comm.rank(rank), out.rank(rank), peer, offset, id, counter);
-    let launch = devcomm_sim::LaunchConfig::new(1, 1);
-    // SAFETY: the kernel is right, or wrong in a way that the simulator reports.
-    match unsafe { sim.launch(puts_to, launch, args) } {
-        Ok(_) => String::new(),
-        Err(error @ Error::Misuse { .. }) => error.to_string(),
-        Err(other) => panic!("{other}"),
+    let world = world(Simulation::new(4).team_size(2));
+    let result = run(&world, |gpu| {
+        let comm = gpu.dev_comm(full().gin_connection(connection))?;
+        let out = gpu.window(&[0_u32; 2])?;
+        gpu.launch(puts_to, 1, 1, (&comm, &out, peer, offset, id, counter))
+    });
+    match (result, world.simulated_machine().and_then(Machine::failure).as_deref()) {
+        (Ok(_), None) => String::new(),
+        (Err(_), Some(error @ Error::Misuse { .. })) => error.to_string(),
+        other => panic!("{other:?}"),
     }
 }
 
@@ -65,11 +67,8 @@ fn what_a_put_may_not_do_is_reported_when_it_is_posted() {
             "rank 1 is not connected to rank 0 over the network: only ranks 2 apart are",
         ),
         (report_of_put(Full, 4, 0, 0, 0), "peer 4 of a team of 4 ranks"),
-        (
-            report_of_put(Full, 1, 5, 0, 0),
-            "a put to 4 bytes at byte 5 of window 1, rank 1's part, which has 8",
-        ),
-        (report_of_put(Full, 1, usize::MAX, 0, 0), "of window 1, rank 1's part, which has 8"),
+        (report_of_put(Full, 1, 5, 0, 0), "a put to 4 bytes at byte 5 of window"),
+        (report_of_put(Full, 1, usize::MAX, 0, 0), "rank 1's part, which has 8"),
         (report_of_put(Full, 1, 0, 16, 0), "signal 16: the device communicator has 16"),
         (report_of_put(Full, 1, 0, 0, 4), "counter 4: the device communicator has 4"),
     ];
@@ -147,8 +146,6 @@ unsafe fn mistakes(comm: DevComm, out: Window<u64>, which: u32) {
 
 #[test]
 fn misuse_of_the_network_is_reported() {
-    let sim = Simulator::new(1).unwrap();
-    let out = sim.window::<u64>(2).unwrap();
     let wants = [
         "GIN context 4: the device communicator has 4",
         "lacks PROXY",
@@ -160,16 +157,20 @@ fn misuse_of_the_network_is_reported() {
         "a put of a value of 3 bytes",
         "the GIN handle was not made by ncclGin_C_init",
     ];
-    for (which, want) in wants.into_iter().enumerate() {
-        let comm = sim.dev_comm(full()).unwrap();
-        let error =
-            error_of(&sim, mistakes, 1, 1, |rank| (comm.rank(rank), out.rank(rank), which as u32));
-        assert!(matches!(error, Error::Misuse { .. }), "{error}");
-        assert!(error.to_string().contains(want), "{error}");
+    let report = |requirements: &DevCommRequirements, which: u32| {
+        let error = failure(Simulation::new(1), |gpu| {
+            let (comm, out) = (gpu.dev_comm(requirements.clone())?, gpu.window(&[0_u64; 2])?);
+            gpu.launch(mistakes, 1, 1, (&comm, &out, which))
+        });
+        assert!(matches!(*error, Error::Misuse { .. }), "{error}");
+        error.to_string()
+    };
+    for (which, want) in (0..).zip(wants) {
+        let report = report(&full(), which);
+        assert!(report.contains(want), "{report}");
     }
-    let comm = sim.dev_comm(DevCommConfig { lsa_barriers: 1, ..Default::default() }).unwrap();
-    let error = error_of(&sim, mistakes, 1, 1, |rank| (comm.rank(rank), out.rank(rank), 9_u32));
-    assert!(error.to_string().contains("made without a gin_connection"), "{error}");
+    let without = report(&DevCommRequirements::new().lsa_barriers(1), 9);
+    assert!(without.contains("made without a gin_connection"), "{without}");
 }
 
 /// A signal is counted anew after a reset, in another way too.
@@ -189,9 +190,7 @@ unsafe fn resets_between(comm: DevComm) {
 
 #[test]
 fn a_reset_lets_a_signal_be_counted_another_way() {
-    let sim = Simulator::new(1).unwrap();
-    let comm = sim.dev_comm(full()).unwrap();
-    run(&sim, resets_between, 1, 1, |rank| (comm.rank(rank),));
+    simulate(Simulation::new(1), |gpu| gpu.launch(resets_between, 1, 1, (&gpu.dev_comm(full())?,)));
 }
 
 #[kernel]
@@ -204,11 +203,11 @@ unsafe fn waits_for_nobody(comm: DevComm) {
 
 #[test]
 fn a_wait_for_a_signal_that_nobody_sends_is_a_deadlock_with_its_name() {
-    let sim = Simulator::new(2).unwrap();
-    let comm = sim.dev_comm(full()).unwrap();
-    let error = error_of(&sim, waits_for_nobody, 1, 4, |rank| (comm.rank(rank),));
+    let error = failure(Simulation::new(2), |gpu| {
+        gpu.launch(waits_for_nobody, 1, 4, (&gpu.dev_comm(full())?,))
+    });
     let text = error.to_string();
-    let Error::Deadlock(stall) = error else { panic!("{text}") };
+    let Error::Deadlock(stall) = &*error else { panic!("{text}") };
     let waiter = stall.waiters.iter().find(|w| matches!(w.what, Waiting::For(_))).unwrap();
     assert_eq!((waiter.rank, waiter.threads), (0, 1));
     assert!(waiter.at.unwrap().file().ends_with("gin_misuse.rs"));

@@ -6,7 +6,9 @@ use core::mem::MaybeUninit;
 
 use common::*;
 use cuda_std::prelude::*;
-use devcomm_sim::{DevCommConfig, Error, LsaBarriers, Simulator};
+use devcomm::sim::Error;
+use devcomm::{DevCommRequirements, LsaBarriers, Simulation};
+use devcomm_testing::simulated::{failure, run, world};
 use nccl_device::raw::{self, LsaBarrierHandle, LsaBarrierSession, MultimemHandle, Team};
 use nccl_device::{DevComm, Window};
 
@@ -50,15 +52,17 @@ unsafe fn pairs_meet(comm: DevComm, out: Window<u32>, buffer: u32, ranks: i32, r
 #[test]
 fn teams_within_the_lsa_team_have_barriers_of_their_own() {
     for seed in 0..30 {
-        let sim = Simulator::builder().ranks(8).lsa_ranks(4).seed(seed).build().unwrap();
-        let mut config = DevCommConfig { lsa_barriers: 2, ..Default::default() };
-        let key = config.add(LsaBarriers { ranks: 2, count: 2 });
-        let (comm, out) = (sim.dev_comm(config).unwrap(), sim.window::<u32>(2).unwrap());
-        let buffer = comm.rank(0).resource(key).buffer;
-        let args = |rank: usize| (comm.rank(rank), out.rank(rank), buffer, 2, 3_u32);
-        for _ in 0..2 {
-            assert!(run(&sim, pairs_meet, 2, 3, args).open_sessions.is_empty());
-        }
+        let world = world(Simulation::new(8).team_size(4).seed(seed));
+        let met = run(&world, |gpu| {
+            let mut requirements = DevCommRequirements::new().lsa_barriers(2);
+            let team = gpu.communicator()?.team_lsa()?.inner_factor(2);
+            let key = requirements.add(LsaBarriers { team, count: 2 });
+            let (comm, out) = (gpu.dev_comm(requirements)?, gpu.window(&[0_u32; 2])?);
+            let args = (&comm, &out, comm.resource(key)?.buffer, 2, 3_u32);
+            (0..2).try_for_each(|_| gpu.launch(pairs_meet, 2, 3, args))
+        });
+        met.unwrap();
+        assert!(world.simulated_machine().unwrap().activity().open_sessions.is_empty());
     }
 }
 
@@ -85,12 +89,12 @@ unsafe fn world_meets(comm: DevComm, place: i32) {
 
 #[test]
 fn a_barrier_of_ranks_that_load_and_store_do_not_reach_is_reported() {
-    let sim = Simulator::builder().ranks(4).lsa_ranks(2).build().unwrap();
     for place in [0, 4, -1] {
-        let config = DevCommConfig { lsa_barriers: 1, ..Default::default() };
-        let comm = sim.dev_comm(config).unwrap();
-        let error = error_of(&sim, world_meets, 1, 1, |rank| (comm.rank(rank), place));
-        assert!(matches!(error, Error::Misuse { .. }), "{error}");
+        let error = failure(Simulation::new(4).team_size(2), |gpu| {
+            let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+            gpu.launch(world_meets, 1, 1, (&comm, place))
+        });
+        assert!(matches!(*error, Error::Misuse { .. }), "{error}");
         assert!(error.to_string().contains("a team that is not in the LSA team"), "{error}");
     }
 }

@@ -8,8 +8,10 @@ use core::panic::Location;
 use common::*;
 use cuda_std::arch::{CTX, MulticastParts};
 use cuda_std::prelude::*;
-use devcomm_sim::{DevCommConfig, Error, ResourceBuffer, Simulator, TeamMultimem, Waiting};
-use nccl_device::raw::{self, LsaBarrierSession, MultimemHandle};
+use devcomm::sim::{Error, Waiting};
+use devcomm::{DevCommRequirements, ResourceBuffer, Simulation, TeamMultimem};
+use devcomm_testing::simulated::{Gpu, failure, read, run, simulate, world};
+use nccl_device::raw::{self, LsaBarrierSession, MultimemHandle, Team};
 use nccl_device::{DevComm, Window};
 
 /// The copies behind an address, as a `multimem` instruction gets them.
@@ -70,19 +72,20 @@ unsafe fn sums_all(comm: DevComm, out: Window<u32>, buffer: u32, ranks: usize) {
 
 #[test]
 fn a_multicast_address_is_every_members_copy() {
-    let sim = Simulator::builder().ranks(6).lsa_ranks(3).build().unwrap();
-    let mut config = DevCommConfig { lsa_barriers: 1, lsa_multimem: true, ..Default::default() };
-    let key = config.add(ResourceBuffer { bytes: 24, align: 128 });
-    let comm = sim.dev_comm(config).unwrap();
-    let buffer = comm.rank(0).resource(key);
-    // Another window lies before.
-    let (_other, out) = (sim.window::<u32>(1000).unwrap(), sim.window::<u32>(7).unwrap());
-    (0..6).for_each(|rank| out.write(rank, &[0; 7]).unwrap());
-    run(&sim, stores_to_all, 1, 1, |rank| (comm.rank(rank), out.rank(rank), buffer));
-    run(&sim, sums_all, 1, 1, |rank| (comm.rank(rank), out.rank(rank), buffer, 6_usize));
-    for rank in 0..6 {
+    let seen = simulate(Simulation::new(6).team_size(3), |gpu| {
+        let mut requirements = multimem();
+        let key = requirements.add(ResourceBuffer { bytes: 24, align: 128 });
+        let comm = gpu.dev_comm(requirements)?;
+        let buffer = comm.resource(key)?;
+        // Another window lies before.
+        let (_other, out) = (gpu.window(&[0_u32; 1000])?, gpu.window(&[0_u32; 7])?);
+        gpu.launch(stores_to_all, 1, 1, (&comm, &out, buffer))?;
+        gpu.launch(sums_all, 1, 1, (&comm, &out, buffer, 6_usize))?;
+        read(&out)
+    });
+    for (rank, seen) in seen.into_iter().enumerate() {
         let want = if rank < 3 { [1, 2, 3, 0, 0, 0, 3003] } else { [0, 0, 0, 4, 5, 6, 12012] };
-        assert_eq!(out.read(rank), want);
+        assert_eq!(seen, want);
     }
 }
 
@@ -98,22 +101,27 @@ unsafe fn stores_to_team(comm: DevComm, out: Window<u32>, base: u64) {
 
 #[test]
 fn teams_have_multicast_of_their_own() {
-    let sim = Simulator::builder().ranks(8).lsa_ranks(4).build().unwrap();
-    let mut config = DevCommConfig { lsa_barriers: 1, ..Default::default() };
-    let key = config.add(TeamMultimem { ranks: 2, stride: 2 });
-    let comm = sim.dev_comm(config).unwrap();
-    let out = sim.window::<u32>(8).unwrap();
-    (0..8).for_each(|rank| out.write(rank, &[0; 8]).unwrap());
-    let base = |rank: usize| comm.rank(rank).resource(key).base.addr() as u64;
-    run(&sim, stores_to_team, 1, 1, |rank| (comm.rank(rank), out.rank(rank), base(rank)));
-    for rank in 0..8 {
+    let store = |gpu: &Gpu<'_>, base_of: Option<usize>| {
+        let mut requirements = DevCommRequirements::new().lsa_barriers(1);
+        let (lsa, me) = (gpu.communicator()?.team_lsa()?, gpu.rank());
+        let team = Team { n_ranks: 2, rank: lsa.rank / 2, stride: 2 };
+        let key = requirements.add(TeamMultimem { team, multimem: true });
+        let (comm, out) = (gpu.dev_comm(requirements)?, gpu.window(&[0_u32; 8])?);
+        let base = comm.resource(key)?.map_or(0, |team| team.base.addr() as u64);
+        let bases = gpu.all_gather(&base.to_ne_bytes())?;
+        let base = bases[base_of.unwrap_or(me)].clone();
+        let base = u64::from_ne_bytes(base.try_into().unwrap());
+        gpu.launch(stores_to_team, 1, 1, (&comm, &out, base))?;
+        read(&out)
+    };
+    let simulation = Simulation::new(8).team_size(4);
+    for (rank, got) in simulate(simulation.clone(), |gpu| store(gpu, None)).iter().enumerate() {
         let mut want = [0; 8];
         (want[rank], want[rank ^ 2]) = (1, 1);
-        assert_eq!(out.read(rank), want, "rank {rank}");
+        assert_eq!(got[..], want, "rank {rank}");
     }
     // The multicast address of a team is not another's.
-    let error =
-        error_of(&sim, stores_to_team, 1, 1, |rank| (comm.rank(rank), out.rank(rank), base(1)));
+    let error = failure(simulation, |gpu| store(gpu, Some(1)).map(drop));
     assert!(error.to_string().contains("a multicast group without rank 0"), "{error}");
 }
 
@@ -137,9 +145,6 @@ unsafe fn mistakes(comm: DevComm, out: Window<u32>, which: u32) {
 
 #[test]
 fn misuse_of_multicast_addresses_is_reported() {
-    let sim = Simulator::new(2).unwrap();
-    let out = sim.window::<u32>(2).unwrap();
-    let config = DevCommConfig { lsa_barriers: 1, lsa_multimem: true, ..Default::default() };
     let wants = [
         "stores 4 bytes at 0x4",
         "loads 4 bytes at 0x4",
@@ -147,19 +152,21 @@ fn misuse_of_multicast_addresses_is_reported() {
         "4 bytes at multicast offset 8 of memory of 8 bytes",
         "8 bytes at multicast offset 4 of memory of 8 bytes",
     ];
-    for (which, want) in wants.into_iter().enumerate() {
-        let comm = sim.dev_comm(config.clone()).unwrap();
-        let error =
-            error_of(&sim, mistakes, 1, 1, |rank| (comm.rank(rank), out.rank(rank), which as u32));
-        assert!(matches!(error, Error::Misuse { .. }), "{error}");
+    let report = |requirements: &DevCommRequirements, which: u32| {
+        failure(Simulation::new(2), |gpu| {
+            let (comm, out) = (gpu.dev_comm(requirements.clone())?, gpu.window(&[0_u32; 2])?);
+            gpu.launch(mistakes, 1, 1, (&comm, &out, which))
+        })
+    };
+    for (which, want) in (0..).zip(wants) {
+        let error = report(&multimem(), which);
+        assert!(matches!(*error, Error::Misuse { .. }), "{error}");
         assert!(error.to_string().contains(want), "{error}");
         assert!(error.to_string().contains("multimem.rs"), "{error}");
     }
-    let comm = sim.dev_comm(config).unwrap();
-    let error = error_of(&sim, mistakes, 1, 1, |rank| (comm.rank(rank), out.rank(rank), 5_u32));
-    assert!(matches!(error, Error::Fault { .. }), "{error}");
-    let comm = sim.dev_comm(DevCommConfig { lsa_barriers: 1, ..Default::default() }).unwrap();
-    let error = error_of(&sim, mistakes, 1, 1, |rank| (comm.rank(rank), out.rank(rank), 0_u32));
+    let error = report(&multimem(), 5);
+    assert!(matches!(*error, Error::Fault { .. }), "{error}");
+    let error = report(&DevCommRequirements::new().lsa_barriers(1), 0);
     assert!(error.to_string().contains("no multicast for the team"), "{error}");
 }
 
@@ -199,33 +206,34 @@ unsafe fn meets_by_multimem(comm: DevComm, out: Window<u32>, rounds: u32, absent
     }
 }
 
-fn multimem() -> DevCommConfig {
-    DevCommConfig { lsa_barriers: 1, lsa_multimem: true, ..Default::default() }
+fn multimem() -> DevCommRequirements {
+    DevCommRequirements::new().lsa_barriers(1).lsa_multimem(true)
 }
 
 #[test]
 fn an_lsa_barrier_over_multimem_meets_everyone() {
     for seed in 0..50 {
-        let sim = Simulator::builder().ranks(6).lsa_ranks(3).seed(seed).build().unwrap();
-        let (comm, out) = (sim.dev_comm(multimem()).unwrap(), sim.window::<u32>(1).unwrap());
-        for _ in 0..2 {
-            let args = |rank: usize| (comm.rank(rank), out.rank(rank), 3_u32, -1);
-            let report = run(&sim, meets_by_multimem, 1, 2, args);
-            assert!(report.open_sessions.is_empty());
-        }
+        let world = world(Simulation::new(6).team_size(3).seed(seed));
+        let met = run(&world, |gpu| {
+            let args = (&gpu.dev_comm(multimem())?, &gpu.window(&[0_u32])?, 3_u32, -1);
+            (0..2).try_for_each(|_| gpu.launch(meets_by_multimem, 1, 2, args))
+        });
+        met.unwrap();
+        assert!(world.simulated_machine().unwrap().activity().open_sessions.is_empty());
     }
 }
 
 #[test]
 fn an_lsa_barrier_over_multimem_says_what_it_waits_for() {
-    let sim = Simulator::new(3).unwrap();
-    let (comm, out) = (sim.dev_comm(multimem()).unwrap(), sim.window::<u32>(1).unwrap());
-    let error =
-        error_of(&sim, meets_by_multimem, 1, 1, |rank| (comm.rank(rank), out.rank(rank), 1_u32, 2));
-    let Error::Deadlock(stall) = error else { panic!("{error}") };
+    let failure_with = |requirements: &DevCommRequirements| {
+        failure(Simulation::new(3), |gpu| {
+            let comm = gpu.dev_comm(requirements.clone())?;
+            gpu.launch(meets_by_multimem, 1, 1, (&comm, &gpu.window(&[0_u32])?, 1_u32, 2))
+        })
+    };
+    let error = failure_with(&multimem());
+    let Error::Deadlock(stall) = &*error else { panic!("{error}") };
     assert!(stall.waiters.iter().all(|w| matches!(w.what, Waiting::For(_))));
-    let comm = sim.dev_comm(DevCommConfig { lsa_multimem: false, ..multimem() }).unwrap();
-    let error =
-        error_of(&sim, meets_by_multimem, 1, 1, |rank| (comm.rank(rank), out.rank(rank), 1_u32, 2));
+    let error = failure_with(&multimem().lsa_multimem(false));
     assert!(error.to_string().contains("the multimem handle is NULL"), "{error}");
 }

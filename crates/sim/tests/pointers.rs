@@ -6,9 +6,11 @@ use core::ffi::c_void;
 
 use common::*;
 use cuda_std::prelude::*;
-use devcomm_sim::{
-    Counters, DevCommConfig, GinBarriers, LlA2a, LsaBarriers, ResourceBuffer, Signals, Simulator,
+use devcomm::{
+    Counters, DevCommRequirements, GinBarriers, LlA2a, LsaBarriers, ResourceBuffer, Signals,
+    Simulation,
 };
+use devcomm_testing::simulated::{failure, read, simulate};
 use nccl_device::raw::{self, Team};
 use nccl_device::{DevComm, Window};
 
@@ -56,19 +58,21 @@ unsafe fn leaves_names(comm: DevComm, out: Window<u32>, buffer: u32) {
 
 #[test]
 fn every_pointer_leads_to_its_rank() {
-    let sim = Simulator::builder().ranks(6).lsa_ranks(3).build().unwrap();
-    let mut config = DevCommConfig { lsa_barriers: 1, ..Default::default() };
-    let scratch = config.add(ResourceBuffer { bytes: 32, align: 256 });
-    let (comm, out) = (sim.dev_comm(config).unwrap(), sim.window::<u32>(8).unwrap());
-    let buffer = comm.rank(0).resource(scratch);
-    assert_eq!(buffer % 2, 0, "aligned to 256 bytes");
-    run(&sim, leaves_names, 1, 1, |rank| (comm.rank(rank), out.rank(rank), buffer));
-    // The buffers are read one launch later, when all have stored.
-    run(&sim, leaves_names, 1, 1, |rank| (comm.rank(rank), out.rank(rank), buffer));
-    for rank in 0..6_u32 {
+    let names = simulate(Simulation::new(6).team_size(3), |gpu| {
+        let mut requirements = DevCommRequirements::new().lsa_barriers(1);
+        let scratch = requirements.add(ResourceBuffer { bytes: 32, align: 256 });
+        let (comm, out) = (gpu.dev_comm(requirements)?, gpu.window(&[0_u32; 8])?);
+        let buffer = comm.resource(scratch)?;
+        assert_eq!(buffer % 2, 0, "aligned to 256 bytes");
+        gpu.launch(leaves_names, 1, 1, (&comm, &out, buffer))?;
+        // The buffers are read one launch later, when all have stored.
+        gpu.launch(leaves_names, 1, 1, (&comm, &out, buffer))?;
+        read(&out)
+    });
+    for (rank, names) in (0..6_u32).zip(names) {
         let before = rank / 3 * 3 + (rank % 3 + 2) % 3 + 1;
         let want = [rank + 1, before, before, before, before, rank + 1, before, before];
-        assert_eq!(out.read(rank as usize), want, "rank {rank}");
+        assert_eq!(names, want, "rank {rank}");
     }
 }
 
@@ -98,8 +102,6 @@ unsafe fn mistakes(comm: DevComm, out: Window<u32>, which: u32) {
 
 #[test]
 fn what_no_pointer_reaches_is_reported() {
-    let sim = Simulator::builder().ranks(4).lsa_ranks(2).build().unwrap();
-    let out = sim.window::<u32>(2).unwrap();
     let wants = [
         "rank 2, which is not in the LSA team",
         "rank -1, which is not in the LSA team",
@@ -108,9 +110,10 @@ fn what_no_pointer_reaches_is_reported() {
         "the window is NULL",
     ];
     for which in 0..11 {
-        let comm = sim.dev_comm(DevCommConfig { lsa_barriers: 1, ..Default::default() }).unwrap();
-        let error =
-            error_of(&sim, mistakes, 1, 1, |rank| (comm.rank(rank), out.rank(rank), which as u32));
+        let error = failure(Simulation::new(4).team_size(2), |gpu| {
+            let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+            gpu.launch(mistakes, 1, 1, (&comm, &gpu.window(&[0_u32; 2])?, which as u32))
+        });
         let want = wants.get(which).unwrap_or(&"CFT is not simulated");
         assert!(error.to_string().contains(want), "{which}: {error}");
         assert!(error.to_string().contains("pointers.rs"), "{error}");
@@ -119,34 +122,36 @@ fn what_no_pointer_reaches_is_reported() {
 
 #[test]
 fn resources_have_places_of_their_own() {
-    let sim = Simulator::builder().ranks(4).lsa_ranks(2).build().unwrap();
-    let mut config = full();
-    let barriers = config.add(LsaBarriers { ranks: 2, count: 3 });
-    let gin_barriers = config.add(GinBarriers { ranks: 4, count: 3 });
-    let a2a = config.add(LlA2a { blocks: 2, max_elements: 5, element_size: 12 });
-    let (signals, counters) = (config.add(Signals { count: 2 }), config.add(Counters { count: 3 }));
-    let scratch = config.add(ResourceBuffer { bytes: 1, align: 1 });
-    let comm = sim.dev_comm(config).unwrap();
-    let it = comm.rank(3);
-    let (barriers, a2a) = (it.resource(barriers), it.resource(a2a));
-    assert_eq!((barriers.n_barriers, a2a.n_slots), (3, 10));
-    // Two blocks with a header and two banks of ten lines of 16 bytes, in units of 128.
-    assert_eq!(it.resource(scratch) - a2a.buffer, (2 * (1 + 2 * 10) * 16_u32).div_ceil(128));
-    assert!(barriers.buffer < a2a.buffer && barriers.buffer > 0);
-    // Numbers behind the user's own, in the order of the list.
-    assert_eq!(it.resource(gin_barriers).signal0, 16);
-    assert_eq!((it.resource(signals).first, it.resource(counters).first), (16 + 12, 4));
+    simulate(Simulation::new(4).team_size(2), |gpu| {
+        let (of, mut asked) = (gpu.communicator()?, full());
+        let barriers = asked.add(LsaBarriers { team: of.team_lsa()?, count: 3 });
+        let gin_barriers = asked.add(GinBarriers { team: of.team_world()?, count: 3 });
+        let a2a = asked.add(LlA2a { blocks: 2, max_elements: 5, element_size: 12 });
+        let signals = asked.add(Signals { count: 2 });
+        let counters = asked.add(Counters { count: 3 });
+        let scratch = asked.add(ResourceBuffer { bytes: 1, align: 1 });
+        let it = gpu.dev_comm(asked)?;
+        let (barriers, a2a) = (it.resource(barriers)?, it.resource(a2a)?);
+        assert_eq!((barriers.n_barriers, a2a.n_slots), (3, 10));
+        // Two blocks with a header and two banks of ten lines of 16 bytes, in units of 128.
+        let lines = (2 * (1 + 2 * 10) * 16_u32).div_ceil(128);
+        assert_eq!(it.resource(scratch)? - a2a.buffer, lines);
+        assert!(barriers.buffer < a2a.buffer && barriers.buffer > 0);
+        // Numbers behind the user's own, in the order of the list.
+        assert_eq!(it.resource(gin_barriers)?.signal0, 16);
+        assert_eq!((it.resource(signals)?.first, it.resource(counters)?.first), (16 + 12, 4));
+        Ok(())
+    });
 }
 
 #[test]
-fn the_key_of_another_configuration_opens_nothing() {
-    let sim = Simulator::new(1).unwrap();
-    let (mut one, mut two) = (full(), full());
-    let key = one.add(Signals { count: 2 });
-    two.add(Signals { count: 3 });
-    let comm = sim.dev_comm(two).unwrap();
-    let result =
-        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| comm.rank(0).resource(key)));
-    assert!(result.is_err());
-    assert!(sim.dev_comm(one).is_ok());
+fn the_key_of_other_requirements_opens_nothing() {
+    simulate(Simulation::new(1), |gpu| {
+        let (mut one, mut two) = (full(), full());
+        let key = one.add(Signals { count: 2 });
+        two.add(Signals { count: 3 });
+        assert!(gpu.dev_comm(two)?.resource(key).is_err());
+        assert!(gpu.dev_comm(one)?.resource(key).is_ok());
+        Ok(())
+    });
 }

@@ -6,7 +6,9 @@ use core::fmt::Debug;
 
 use common::*;
 use cuda_std::prelude::*;
-use devcomm_sim::{DevCommConfig, Error, Simulator};
+use devcomm::sim::{Error, Machine};
+use devcomm::{DevCommRequirements, Simulation};
+use devcomm_testing::simulated::{read, run, simulate, world};
 use devcomm_types::{Element, F8E4M3, F8E5M2};
 use half::{bf16, f16};
 use nccl_device::raw;
@@ -52,24 +54,17 @@ macro_rules! by_lsa {
 
             #[test]
             fn sums_and_copies_over_lsa_are_nccls() {
-                let sim = Simulator::builder().ranks(6).lsa_ranks(3).build().unwrap();
-                let comm =
-                    sim.dev_comm(DevCommConfig { lsa_barriers: 1, ..Default::default() }).unwrap();
-                let (input, out) = (
-                    sim.window::<$type>(2 * COUNT).unwrap(),
-                    sim.window::<$type>(5 * COUNT).unwrap(),
-                );
                 let value = |rank: usize, i: usize| -> $type { $value(rank * 11 + i) };
-                for rank in 0..6 {
-                    let data: Vec<_> = (0..2 * COUNT).map(|i| value(rank, i)).collect();
-                    input.write(rank, &data).unwrap();
-                }
-                run(&sim, all_of_them, 1, 8, |rank| {
-                    (comm.rank(rank), input.rank(rank), out.rank(rank))
+                let got = simulate(Simulation::new(6).team_size(3), |gpu| {
+                    let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
+                    let input: Vec<_> = (0..2 * COUNT).map(|i| value(gpu.rank(), i)).collect();
+                    let input = gpu.window(&input)?;
+                    let out = gpu.window(&[<$type>::default(); 5 * COUNT])?;
+                    gpu.launch(all_of_them, 1, 8, (&comm, &input, &out))?;
+                    read(&out)
                 });
-                for rank in 0..6 {
+                for (rank, got) in got.iter().enumerate() {
                     let first = rank / 3 * 3;
-                    let got = out.read(rank);
                     for i in 0..COUNT {
                         let total: $type =
                             $sum(&[value(first, i), value(first + 1, i), value(first + 2, i)]);
@@ -269,23 +264,17 @@ macro_rules! by_multimem {
 
             #[test]
             fn sums_and_copies_over_multimem_are_nccls() {
-                let sim = Simulator::builder().ranks(4).lsa_ranks(2).build().unwrap();
-                let config =
-                    DevCommConfig { lsa_barriers: 1, lsa_multimem: true, ..Default::default() };
-                let comm = sim.dev_comm(config).unwrap();
-                let (input, out) =
-                    (sim.window::<$type>(COUNT).unwrap(), sim.window::<$type>(3 * COUNT).unwrap());
                 let value = |rank: usize, i: usize| -> $type { $value(rank * 11 + i) };
-                for rank in 0..4 {
-                    let data: Vec<_> = (0..COUNT).map(|i| value(rank, i)).collect();
-                    input.write(rank, &data).unwrap();
-                }
-                run(&sim, all_of_them, 1, 8, |rank| {
-                    (comm.rank(rank), input.rank(rank), out.rank(rank))
+                let got = simulate(Simulation::new(4).team_size(2), |gpu| {
+                    let asked = DevCommRequirements::new().lsa_barriers(1).lsa_multimem(true);
+                    let input: Vec<_> = (0..COUNT).map(|i| value(gpu.rank(), i)).collect();
+                    let (comm, input) = (gpu.dev_comm(asked)?, gpu.window(&input)?);
+                    let out = gpu.window(&[<$type>::default(); 3 * COUNT])?;
+                    gpu.launch(all_of_them, 1, 8, (&comm, &input, &out))?;
+                    read(&out)
                 });
-                for rank in 0..4 {
+                for (rank, got) in got.iter().enumerate() {
                     let first = rank / 2 * 2;
-                    let got = out.read(rank);
                     for i in 0..COUNT {
                         let total: $type = $sum(&[value(first, i), value(first + 1, i)]);
                         for (part, want) in [total, value(first, i), total].into_iter().enumerate()
@@ -398,17 +387,19 @@ unsafe fn mistakes(comm: DevComm, eights: Window<F8E4M3>, floats: Window<f32>, w
 
 #[test]
 fn misuse_of_reduce_copy_is_reported() {
-    let sim = Simulator::new(2).unwrap();
-    let (eights, floats) = (sim.window::<F8E4M3>(4).unwrap(), sim.window::<f32>(4).unwrap());
-    let launch = |which: u32| {
-        let config = DevCommConfig { lsa_barriers: 1, lsa_multimem: true, ..Default::default() };
-        let comm = sim.dev_comm(config).unwrap();
-        let args = |rank: usize| (comm.rank(rank), eights.rank(rank), floats.rank(rank), which);
-        // SAFETY: the kernel is right, or wrong in a way that the simulator reports.
-        unsafe { sim.launch(mistakes, devcomm_sim::LaunchConfig::new(1, 2), args) }
+    let report = |which: u32| {
+        let world = world(Simulation::new(2));
+        let result = run(&world, |gpu| {
+            let asked = DevCommRequirements::new().lsa_barriers(1).lsa_multimem(true);
+            let (eights, floats) = (gpu.window(&[F8E4M3::default(); 4])?, gpu.window(&[0_f32; 4])?);
+            gpu.launch(mistakes, 1, 2, (&gpu.dev_comm(asked)?, &eights, &floats, which))
+        });
+        let failure = world.simulated_machine().and_then(Machine::failure);
+        assert_eq!(result.is_err(), failure.is_some(), "{result:?}");
+        failure
     };
     // Copies of 8-bit floats are not sums.
-    assert!(launch(0).is_ok() && launch(1).is_ok());
+    assert!(report(0).is_none() && report(1).is_none());
     for (which, want) in [
         (2, "a multimem sum of f8e4m3: NCCL's device library traps here"),
         (3, "a multimem sum of f8e5m2: NCCL's device library traps here"),
@@ -418,8 +409,8 @@ fn misuse_of_reduce_copy_is_reported() {
         (7, "is no multicast address"),
         (8, "a multicast address, which is for multimem instructions only"),
     ] {
-        let error = launch(which).unwrap_err();
-        assert!(matches!(error, Error::Misuse { .. } | Error::OutOfBounds { .. }), "{error}");
+        let error = report(which).unwrap();
+        assert!(matches!(*error, Error::Misuse { .. } | Error::OutOfBounds { .. }), "{error}");
         assert!(error.to_string().contains(want), "{error}");
         assert!(error.to_string().contains("reduce_copy.rs"), "{error}");
     }

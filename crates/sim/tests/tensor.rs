@@ -4,8 +4,9 @@ use cuda_std::mbarrier::{self, MBarrier};
 use cuda_std::prelude::*;
 use cuda_std::wgmma::{self, Tile};
 use cuda_std::{async_copy, mma, tma};
-use devcomm_sim::{LaunchConfig, Simulator};
-use devcomm_types::{GridConstant, TensorMap, Tiling};
+use devcomm::{LaunchConfig, Simulation, TensorMap, Tiling};
+use devcomm_testing::simulated::{failure, read, simulate};
+use devcomm_types::GridConstant;
 
 /// Small whole numbers, of which every sum of products is exact.
 fn numbers(count: usize, seed: usize) -> Vec<bf16> {
@@ -46,18 +47,15 @@ unsafe fn fragment(a: *const bf16, b: *const bf16, d: *mut f32) {
 
 #[test]
 fn a_warps_fragments_are_where_ptx_says() {
-    for seed in [None, Some(5)] {
-        let builder = Simulator::builder();
-        let sim = seed.map_or(builder, |seed| builder.seed(seed)).build().unwrap();
-        let (a, b) = (numbers(256, 1), numbers(128, 4));
-        let (on_a, on_b) = (sim.buffer(0, 256).unwrap(), sim.buffer(0, 128).unwrap());
-        let d = sim.buffer::<f32>(0, 128).unwrap();
-        on_a.write(&a).unwrap();
-        on_b.write(&b).unwrap();
-        // SAFETY: a warp, and the elements that it wants.
-        unsafe { sim.launch(fragment, LaunchConfig::new(1, 32), |_| (&on_a, &on_b, &d)) }.unwrap();
-        let want: Vec<f32> = product(&a, &b, 16).iter().map(|sum| sum + 0.5).collect();
-        assert_eq!(d.read(), want);
+    let (a, b) = (numbers(256, 1), numbers(128, 4));
+    let want: Vec<f32> = product(&a, &b, 16).iter().map(|sum| sum + 0.5).collect();
+    for simulation in [Simulation::new(1), Simulation::new(1).seed(5)] {
+        let got = simulate(simulation, |gpu| {
+            let d = gpu.buffer(&[0_f32; 128])?;
+            gpu.launch(fragment, 1, 32, (&gpu.buffer(&a)?, &gpu.buffer(&b)?, &d))?;
+            read(&d)
+        });
+        assert_eq!(got[0], want);
     }
 }
 
@@ -77,12 +75,13 @@ unsafe fn copy_some(from: *const u32, to: *mut u32) {
 
 #[test]
 fn a_copy_that_takes_nothing_brings_zeros() {
-    let sim = Simulator::new(1).unwrap();
-    let (from, to) = (sim.buffer::<u32>(0, 80).unwrap(), sim.buffer::<u32>(0, 128).unwrap());
-    from.write(&[7; 80]).unwrap();
-    // SAFETY: 20 threads take 16 bytes each.
-    unsafe { sim.launch(copy_some, LaunchConfig::new(1, 32), |_| (&from, &to)) }.unwrap();
-    assert_eq!(to.read(), [[7; 80].as_slice(), &[0; 48]].concat());
+    let copied = simulate(Simulation::new(1), |gpu| {
+        let to = gpu.buffer(&[1_u32; 128])?;
+        // 20 threads take 16 bytes each.
+        gpu.launch(copy_some, 1, 32, (&gpu.buffer(&[7_u32; 80])?, &to))?;
+        read(&to)
+    });
+    assert_eq!(copied[0], [[7; 80].as_slice(), &[0; 48]].concat());
 }
 
 const BYTES: u32 = (64 + 256) * 128;
@@ -131,22 +130,21 @@ unsafe fn warpgroup(a: GridConstant<TensorMap>, b: GridConstant<TensorMap>, d: *
 #[test]
 fn a_warpgroups_tiles_are_where_the_copy_engine_puts_them() {
     for (rows, columns, k) in [(64, 256, 64), (64, 256, 128), (3, 250, 72), (64, 1, 8)] {
-        let sim = Simulator::new(1).unwrap();
         let (a, b) = (numbers(rows * k, 3), numbers(columns * k, 8));
-        let (on_a, on_b) = (sim.buffer(0, a.len()).unwrap(), sim.buffer(0, b.len()).unwrap());
-        let d = sim.buffer::<f32>(0, 64 * 256).unwrap();
-        on_a.write(&a).unwrap();
-        on_b.write(&b).unwrap();
-        let map = |address, rows: usize, tile_rows| {
-            let (rows, columns) = (rows as u32, k as u32);
-            Tiling { address, rows, columns, tile_rows }.for_simulator()
-        };
-        let (map_a, map_b) = (map(on_a.address(), rows, 64), map(on_b.address(), columns, 256));
-        let mut config = LaunchConfig::new(1, 128);
-        config.dynamic_shared = BYTES as usize + 1024;
-        // SAFETY: the maps are of the matrices, and D has the elements.
-        unsafe { sim.launch(warpgroup, config, |_| (map_a, map_b, &d, k as u32)) }.unwrap();
-        let (got, want) = (d.read(), product(&a, &b, k));
+        let got = simulate(Simulation::new(1), |gpu| {
+            let (a, b) = (gpu.buffer(&a)?, gpu.buffer(&b)?);
+            let d = gpu.buffer(&[0_f32; 64 * 256])?;
+            let map = |address, rows: usize, tile_rows| {
+                let (rows, columns) = (rows as u32, k as u32);
+                gpu.context().tensor_map(&Tiling { address, rows, columns, tile_rows })
+            };
+            let map_a = map(a.device_address(), rows, 64)?;
+            let map_b = map(b.device_address(), columns, 256)?;
+            let config = LaunchConfig::new(1, 128).with_dynamic_shared(BYTES + 1024);
+            gpu.launch_as(warpgroup, config, (map_a, map_b, &d, k as u32))?;
+            read(&d)
+        });
+        let (got, want) = (&got[0], product(&a, &b, k));
         for (i, row) in got.chunks(256).enumerate() {
             for (j, sum) in row.iter().enumerate() {
                 // What lies outside is zeros.
@@ -189,11 +187,12 @@ unsafe fn hand_over(out: *mut u32, rounds: u32) {
 #[test]
 fn a_barriers_phases_alternate() {
     for seed in 0..5 {
-        let sim = Simulator::builder().seed(seed).build().unwrap();
-        let out = sim.buffer::<u32>(0, 9).unwrap();
-        // SAFETY: room for nine rounds.
-        unsafe { sim.launch(hand_over, LaunchConfig::new(1, 64), |_| (&out, 9_u32)) }.unwrap();
-        assert_eq!(out.read(), (0..9).map(|round| 10 * round).collect::<Vec<_>>());
+        let out = simulate(Simulation::new(1).seed(seed), |gpu| {
+            let out = gpu.buffer(&[0_u32; 9])?;
+            gpu.launch(hand_over, 1, 64, (&out, 9_u32))?;
+            read(&out)
+        });
+        assert_eq!(out[0], (0..9).map(|round| 10 * round).collect::<Vec<_>>());
     }
 }
 
@@ -211,11 +210,9 @@ unsafe fn no_map(map: GridConstant<TensorMap>) {
 
 #[test]
 fn a_map_of_the_drivers_is_refused_with_what_to_do() {
-    let sim = Simulator::new(1).unwrap();
-    let mut config = LaunchConfig::new(1, 1);
-    config.dynamic_shared = 16 << 10;
-    let map = TensorMap { words: [3; 16] };
-    // SAFETY: the kernel stops before it copies.
-    let error = unsafe { sim.launch(no_map, config, |_| (map,)) }.unwrap_err();
-    assert!(error.to_string().contains("Tiling::for_simulator"), "{error}");
+    let error = failure(Simulation::new(1), |gpu| {
+        let config = LaunchConfig::new(1, 1).with_dynamic_shared(16 << 10);
+        gpu.launch_as(no_map, config, (TensorMap { words: [3; 16] },))
+    });
+    assert!(error.to_string().contains("Context::tensor_map"), "{error}");
 }

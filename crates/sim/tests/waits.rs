@@ -8,9 +8,11 @@ use core::ptr::null_mut;
 use common::*;
 use cuda_std::atomic::{Atomic, Order, Scope};
 use cuda_std::prelude::*;
-use devcomm_sim::{Error, Simulator, Waiting};
+use devcomm::Simulation;
+use devcomm::sim::{Error, Waiting};
+use devcomm_testing::simulated::{failure, read, run, simulate, world};
 use nccl_device::raw::{self, GinRequest};
-use nccl_device::{DevComm, Window};
+use nccl_device::{Coop, DevComm, Timeout, Window};
 
 /// A long time, in cycles.
 const LONG: u64 = 1 << 40;
@@ -33,12 +35,13 @@ unsafe fn waits_with_timeout(comm: DevComm, out: Window<i32>) {
 #[test]
 fn a_timeout_is_told_to_the_coops_first_thread_only() {
     for seed in 0..50 {
-        let sim = Simulator::builder().ranks(3).seed(seed).build().unwrap();
-        let (comm, out) = (sim.dev_comm(full()).unwrap(), sim.window::<i32>(4).unwrap());
-        run(&sim, waits_with_timeout, 1, 4, |rank| (comm.rank(rank), out.rank(rank)));
-        assert_eq!(out.read(0), [0, 0, 0, 0], "seed {seed}");
-        assert_eq!(out.read(1), [TIMEOUT, 0, 0, 0], "seed {seed}");
-        assert_eq!(out.read(2), [TIMEOUT, 0, 0, 0], "seed {seed}");
+        let out = simulate(Simulation::new(3).seed(seed), |gpu| {
+            let (comm, out) = (gpu.dev_comm(full())?, gpu.window(&[-1_i32; 4])?);
+            gpu.launch(waits_with_timeout, 1, 4, (&comm, &out))?;
+            read(&out)
+        });
+        let none = [TIMEOUT, 0, 0, 0];
+        assert_eq!(out, [[0; 4], none, none], "seed {seed}");
     }
 }
 
@@ -89,12 +92,12 @@ unsafe fn every_kind(comm: DevComm, out: Window<i32>, signals: Window<u64>) {
 #[test]
 fn every_wait_with_a_timeout_ends() {
     for seed in 0..20 {
-        let sim = Simulator::builder().seed(seed).build().unwrap();
-        let comm = sim.dev_comm(full()).unwrap();
-        let (out, signals) = (sim.window::<i32>(10).unwrap(), sim.window::<u64>(2).unwrap());
-        signals.write(0, &[0; 2]).unwrap();
-        run(&sim, every_kind, 1, 1, |rank| (comm.rank(rank), out.rank(rank), signals.rank(rank)));
-        assert_eq!(out.read(0), [8, 8, 8, 0, 0, 0, 0, 0, 8, 0]);
+        let out = simulate(Simulation::new(1).seed(seed), |gpu| {
+            let (out, signals) = (gpu.window(&[-1_i32; 10])?, gpu.window(&[0_u64; 2])?);
+            gpu.launch(every_kind, 1, 1, (&gpu.dev_comm(full())?, &out, &signals))?;
+            read(&out)
+        });
+        assert_eq!(out, [[8, 8, 8, 0, 0, 0, 0, 0, 8, 0]]);
     }
 }
 
@@ -125,10 +128,12 @@ unsafe fn is_slow(comm: DevComm, out: Window<u32>, rounds: u32) {
 #[test]
 fn no_wait_is_over_while_others_can_go_on() {
     for seed in 0..20 {
-        let sim = Simulator::builder().ranks(2).seed(seed).build().unwrap();
-        let (comm, out) = (sim.dev_comm(full()).unwrap(), sim.window::<u32>(2).unwrap());
-        run(&sim, is_slow, 1, 2, |rank| (comm.rank(rank), out.rank(rank), 500_u32));
-        assert_eq!(out.read(0)[1], 0, "seed {seed}");
+        let out = simulate(Simulation::new(2).seed(seed), |gpu| {
+            let (comm, out) = (gpu.dev_comm(full())?, gpu.window(&[9_u32; 2])?);
+            gpu.launch(is_slow, 1, 2, (&comm, &out, 500_u32))?;
+            read(&out)
+        });
+        assert_eq!(out[0][1], 0, "seed {seed}");
     }
 }
 
@@ -152,22 +157,27 @@ unsafe fn spins_for_a_timeout(comm: DevComm, flag: Window<u32>) {
 
 #[test]
 fn a_wait_is_over_although_others_spin() {
-    let sim = Simulator::builder().ranks(2).step_limit(100_000).build().unwrap();
-    let (comm, flag) = (sim.dev_comm(full()).unwrap(), sim.window::<u32>(1).unwrap());
-    flag.write(0, &[0]).unwrap();
-    run(&sim, spins_for_a_timeout, 1, 1, |rank| (comm.rank(rank), flag.rank(rank)));
-    assert_eq!(flag.read(0), [TIMEOUT as u32]);
+    let flags = simulate(Simulation::new(2).step_limit(100_000), |gpu| {
+        let (comm, flag) = (gpu.dev_comm(full())?, gpu.window(&[0_u32])?);
+        gpu.launch(spins_for_a_timeout, 1, 1, (&comm, &flag))?;
+        read(&flag)
+    });
+    assert_eq!(flags[0], [TIMEOUT as u32]);
 }
 
 #[test]
 fn a_seed_fixes_what_the_network_does() {
-    let run = |seed| {
-        let sim = Simulator::builder().ranks(3).seed(seed).build().unwrap();
-        let (comm, out) = (sim.dev_comm(full()).unwrap(), sim.window::<i32>(4).unwrap());
-        run(&sim, waits_with_timeout, 1, 4, |rank| (comm.rank(rank), out.rank(rank))).trace
+    let trace = |seed| {
+        let world = world(Simulation::new(3).seed(seed));
+        let ran = run(&world, |gpu| {
+            let (comm, out) = (gpu.dev_comm(full())?, gpu.window(&[0_i32; 4])?);
+            gpu.launch(waits_with_timeout, 1, 4, (&comm, &out))
+        });
+        ran.unwrap();
+        world.simulated_machine().unwrap().activity().trace
     };
-    assert_eq!(run(3), run(3));
-    assert_ne!(run(3), run(4));
+    assert_eq!(trace(3), trace(3));
+    assert_ne!(trace(3), trace(4));
 }
 
 /// Half of the block leaves, by `exit` from a function; the rest meets.
@@ -192,11 +202,12 @@ unsafe fn half_leaves(out: Window<u32>) {
 #[test]
 fn threads_that_exit_leave_barriers_passable() {
     for seed in 0..10 {
-        let sim = Simulator::builder().seed(seed).build().unwrap();
-        let out = sim.window::<u32>(64).unwrap();
-        out.write(0, &[0; 64]).unwrap();
-        run(&sim, half_leaves, 3, 64, |rank| (out.rank(rank),));
-        let got = out.read(0);
+        let out = simulate(Simulation::new(1).seed(seed), |gpu| {
+            let out = gpu.window(&[0_u32; 64])?;
+            gpu.launch(half_leaves, 3, 64, (&out,))?;
+            read(&out)
+        });
+        let got = &out[0];
         assert!((0..64).all(|i| got[i] == if i % 2 == 0 { 0x5555_5555 } else { 0 }), "{got:?}");
     }
 }
@@ -214,10 +225,88 @@ unsafe fn waits_in_vain(comm: DevComm) {
 
 #[test]
 fn a_wait_in_vain_is_found_at_once() {
-    let sim = Simulator::builder().ranks(2).step_limit(1000).build().unwrap();
-    let comm = sim.dev_comm(full()).unwrap();
-    let error = error_of(&sim, waits_in_vain, 2, 64, |rank| (comm.rank(rank),));
-    let Error::Deadlock(stall) = error else { panic!("{error}") };
+    let error = failure(Simulation::new(2).step_limit(1000), |gpu| {
+        gpu.launch(waits_in_vain, 2, 64, (&gpu.dev_comm(full())?,))
+    });
+    let Error::Deadlock(stall) = &*error else { panic!("{error}") };
     let named = stall.waiters.iter().filter(|w| matches!(w.what, Waiting::For(_)));
     assert_eq!(named.map(|w| w.threads).sum::<u32>(), 4);
+}
+
+/// Thread `i` waits for word `i`, and sets word `i + 1`.
+#[kernel]
+unsafe fn passes_on(comm: DevComm, words: Window<u32>, starts: bool) {
+    let (i, words) = (thread::index_1d() as usize, words.local().as_ptr());
+    // SAFETY: the window has a word a thread and one more.
+    unsafe {
+        if i > 0 || !starts {
+            comm.wait_until(Coop::thread(), || mem::load_volatile(words.add(i)) != 0);
+        }
+        mem::store(words.add(i + 1), 1);
+    }
+}
+
+/// Machines of one GPU that poll in order and in random ones, watched or not.
+fn of_one() -> impl Iterator<Item = Simulation> {
+    let one = |watch| Simulation::new(1).step_limit(100_000).watch(watch);
+    let seeds = move |watch| (0..20).map(move |seed| one(watch).seed(seed)).chain([one(watch)]);
+    [true, false].into_iter().flat_map(seeds)
+}
+
+#[test]
+fn threads_that_wait_for_each_other_in_a_row_all_pass() {
+    for simulation in of_one() {
+        let words = simulate(simulation, |gpu| {
+            let (comm, words) = (gpu.dev_comm(full())?, gpu.window(&[0_u32; 129])?);
+            gpu.launch(passes_on, 2, 64, (&comm, &words, true))?;
+            read(&words)
+        });
+        assert_eq!(words[0][1..], [1; 128]);
+    }
+}
+
+#[test]
+fn polls_in_vain_are_a_deadlock_after_a_few_looks_and_have_names() {
+    for watch in [true, false] {
+        let simulation = Simulation::new(1).step_limit(100_000).watch(watch);
+        let error = failure(simulation, |gpu| {
+            let words = gpu.window(&[0_u32; 129])?;
+            gpu.launch(passes_on, 2, 64, (&gpu.dev_comm(full())?, &words, false))
+        });
+        let Error::Deadlock(stall) = &*error else { panic!("{error}") };
+        assert_eq!(stall.threads(), 128);
+        assert!(stall.waiters.iter().all(|w| matches!(w.what, Waiting::For(_))));
+        assert!(stall.waiters[0].at.unwrap().file().ends_with("waits.rs"));
+    }
+}
+
+/// Thread 0 waits for a word with a timeout, then sets the other's; both note what their wait gave.
+#[kernel]
+unsafe fn times_out(comm: DevComm, words: Window<u32>) {
+    let (i, words) = (thread::thread_idx_x() as usize, words.local().as_ptr());
+    // SAFETY: the window has four words.
+    unsafe {
+        let is_set = || mem::load_volatile(words.add(i)) != 0;
+        let mut set = 1;
+        if i == 0 {
+            let waited = comm.wait_until_timeout(Coop::thread(), Timeout::nanos(0), is_set);
+            set = u32::from(waited.is_ok());
+            mem::store(words.add(1), 1);
+        } else {
+            comm.wait_until(Coop::thread(), is_set);
+        }
+        mem::store(words.add(2 + i), 10 + set);
+    }
+}
+
+#[test]
+fn a_poll_with_a_timeout_is_over_when_nothing_else_can_go_on() {
+    for simulation in of_one() {
+        let words = simulate(simulation, |gpu| {
+            let (comm, words) = (gpu.dev_comm(full())?, gpu.window(&[0_u32; 4])?);
+            gpu.launch(times_out, 1, 2, (&comm, &words))?;
+            read(&words)
+        });
+        assert_eq!(words, [[0, 1, 10, 11]]);
+    }
 }

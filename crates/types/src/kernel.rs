@@ -10,6 +10,7 @@ use core::fmt;
 use core::marker::PhantomData;
 
 use crate::gin::{CounterRange, SignalRange};
+use crate::host_body::HostBody;
 use crate::nccl::{
     CftBarrierHandle, DevComm, GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, MultimemHandle,
     Window,
@@ -31,10 +32,12 @@ pub trait Kernel: Copy + 'static {
     const FILE: &'static str;
     /// The kernel's parameters, as the device sees them.
     type Args: KernelArgs;
+    /// What a simulated GPU runs; `None` for a kernel that exists as machine code alone. Only a launch on a simulated machine
+    /// looks at it.
+    const BODY: Option<HostBody> = None;
 }
 
-/// A kernel whose body can run on the host. Only the simulator uses it; a launch never names it, so that a program that
-/// launches on GPUs needs no simulator.
+/// A kernel whose body can run on the host.
 pub trait HostKernel: Kernel {
     /// Runs one thread of the kernel.
     ///
@@ -288,6 +291,13 @@ pub trait KernelArgs: Copy {
     /// What the bytes stand for is there: the memory behind a slice, the window behind a handle.
     unsafe fn from_abi(abi: Self::Abi) -> Self;
 
+    /// The parameters at these addresses, one each in order.
+    ///
+    /// # Safety
+    ///
+    /// There is an address for each parameter, where a value of its plain type is.
+    unsafe fn read(addresses: &[*const c_void]) -> Self::Abi;
+
     /// Calls `f` with the address of each parameter, in order, as `cuLaunchKernel` wants them. The addresses are valid
     /// during the call.
     fn with_pointers<R>(abi: &Self::Abi, f: impl FnOnce(&mut [*mut c_void]) -> R) -> R;
@@ -320,6 +330,12 @@ macro_rules! tuples {
                 $( let () = <$param as KernelParam>::LAYOUT; )*
                 // SAFETY: KernelParam promises that the bytes of an Abi are a valid parameter, and LAYOUT checked the size.
                 ($( unsafe { core::mem::transmute_copy::<$param::Abi, $param>(&abi.$index) }, )*)
+            }
+
+            #[allow(unused_variables, clippy::unused_unit)]
+            unsafe fn read(addresses: &[*const c_void]) -> Self::Abi {
+                // SAFETY: the caller's.
+                ($( unsafe { addresses[$index].cast::<$param::Abi>().read() }, )*)
             }
 
             #[inline]

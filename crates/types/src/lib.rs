@@ -11,6 +11,7 @@
 //! * [`element`]: the numeric types that NCCL knows ([`Element`], [`DataType`]).
 //! * [`tensor_map`]: matrices as the GPU's bulk copy engine sees them ([`TensorMap`]).
 //! * [`wait`]: what a kernel waits for, and how the host ends it ([`WaitFor`], [`AbortBlock`]).
+//! * [`launch`]: how many blocks of how many threads ([`LaunchConfig`]).
 //! * [`kernel`]: what `#[kernel]` generates and what a launch needs of it ([`Kernel`], [`KernelParam`], [`IntoArg`]).
 //!
 //! # Safety model
@@ -30,7 +31,9 @@
 pub mod cft;
 pub mod element;
 pub mod gin;
+pub mod host_body;
 pub mod kernel;
+pub mod launch;
 pub mod nccl;
 pub mod team;
 pub mod tensor_map;
@@ -39,9 +42,11 @@ pub mod wait;
 pub use cft::CftTeamMode;
 pub use element::{DataType, Element, F8E4M3, F8E5M2};
 pub use gin::{CounterRange, GinConnectionType, GinType, SignalRange};
+pub use host_body::HostBody;
 pub use kernel::{
     GridConstant, HostKernel, IntoArg, Kernel, KernelArgs, KernelParam, LaunchArgs, Slice,
 };
+pub use launch::{Dim3, LaunchConfig};
 pub use nccl::{DevComm, Window};
 pub use team::Team;
 pub use tensor_map::{TensorMap, Tiling};

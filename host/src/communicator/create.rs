@@ -5,16 +5,18 @@ use std::ffi::{c_int, c_void};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use super::comm::{Communicator, End, Inner};
 use super::handle::{Handle, Status};
+use super::peers::{self, Peers};
 use super::watched::watched;
-use super::{Communicator, End, Inner};
-use crate::bootstrap::Rendezvous;
-use crate::group::refuse_inside;
-use crate::sys::nccl::abi::{RawComm, RawUniqueId};
+use super::{CommConfig, Library, UniqueId};
+use crate::device::Context;
+use crate::device::in_group::refuse_inside;
+use crate::error::{Error, Result};
 use crate::sys::nccl::call::{Call, CommPtr, CommSlot, Out};
 use crate::sys::nccl::calls;
 use crate::sys::nccl_build::check_driver;
-use crate::{CommConfig, Context, Error, Library, Result, UniqueId};
+use devcomm_sys::nccl::{RawComm, RawUniqueId};
 
 /// What happens to the operations that are running when a communicator shrinks.
 #[repr(i32)]
@@ -35,13 +37,13 @@ struct Place<'a> {
     context: &'a Context,
     rank: usize,
     n_ranks: usize,
-    rendezvous: Option<Rendezvous>,
+    peers: Option<Rc<dyn Peers>>,
     blocking: bool,
 }
 
 impl Place<'_> {
     fn communicator(self, slot: CommSlot, end: End) -> Communicator {
-        let Self { library, context, rank, n_ranks, rendezvous, blocking } = self;
+        let Self { library, context, rank, n_ranks, peers, blocking } = self;
         tracing::debug!(rank, n_ranks, gpu = context.ordinal(), "joined a communicator");
         let (nccl, health) = (Arc::clone(library.nccl()), Arc::clone(context.health()));
         let handle = Handle::new(nccl, slot, rank, blocking, health);
@@ -49,9 +51,9 @@ impl Place<'_> {
         let resources = RefCell::default();
         let handle = Arc::new(handle);
         if end != End::Foreign {
-            context.health().guard(&handle);
+            context.health().guard(Arc::downgrade(&handle) as _);
         }
-        let inner = Inner { handle, end, rank, n_ranks, context, library, rendezvous, resources };
+        let inner = Inner { handle, end, rank, n_ranks, context, library, peers, resources };
         Communicator { inner: Rc::new(inner) }
     }
 }
@@ -109,7 +111,7 @@ impl Communicator {
         rank: usize,
         n_ranks: usize,
         config: &CommConfig,
-        rendezvous: Option<Rendezvous>,
+        peers: Option<Rc<dyn Peers>>,
     ) -> Result<Self> {
         refuse_inside("ncclCommInitRankScalable")?;
         if rank >= n_ranks {
@@ -128,7 +130,7 @@ impl Communicator {
         let out = Out::new(std::ptr::null_mut());
         let call = calls::init_rank(out.clone(), ids, c_rank, c_n_ranks, config);
         make(library, context, rank, call)?;
-        let place = Place { library, context, rank, n_ranks, rendezvous, blocking };
+        let place = Place { library, context, rank, n_ranks, peers, blocking };
         Ok(place.communicator(
             CommSlot::new(made(&out, rank, "ncclCommInitRankScalable")?),
             End::Together,
@@ -161,7 +163,7 @@ impl Communicator {
         make(library, first, 0, calls::init_all(outs.clone(), devices))?;
         let n_ranks = contexts.len();
         let place = |(rank, context)| {
-            let place = Place { library, context, rank, n_ranks, rendezvous: None, blocking: true };
+            let place = Place { library, context, rank, n_ranks, peers: None, blocking: true };
             Ok(place.communicator(
                 CommSlot::new(made(&outs[rank], rank, "ncclCommInitAll")?),
                 End::OneByOne,
@@ -187,8 +189,7 @@ impl Communicator {
             return Err(Error::invalid("the communicator is NULL"));
         }
         let slot = CommSlot::from_raw(raw);
-        let place =
-            Place { library, context, rank: 0, n_ranks: 1, rendezvous: None, blocking: false };
+        let place = Place { library, context, rank: 0, n_ranks: 1, peers: None, blocking: false };
         let foreign = place.communicator(slot, End::Foreign);
         let (rank, n_ranks, device) = foreign.identity()?;
         let (rank, n_ranks) = (rank.unsigned_abs() as usize, n_ranks.unsigned_abs() as usize);
@@ -198,7 +199,7 @@ impl Communicator {
                 context.ordinal()
             )));
         }
-        let place = Place { library, context, rank, n_ranks, rendezvous: None, blocking: false };
+        let place = Place { library, context, rank, n_ranks, peers: None, blocking: false };
         Ok(place.communicator(CommSlot::from_raw(raw), End::Foreign))
     }
 
@@ -218,7 +219,7 @@ impl Communicator {
         }
         let color = color.unwrap_or(NO_COLOR);
         let lowered = config.lower(self.library().version())?;
-        let rendezvous = self.split_rendezvous(color, key)?;
+        let peers = self.split_peers(color, key)?;
         let out = Out::new(std::ptr::null_mut());
         let call = |comm| calls::split(comm, color, key, out.clone(), lowered);
         self.spawn(&[Status::Live, Status::Revoked], call)?;
@@ -226,29 +227,29 @@ impl Communicator {
             None if color == NO_COLOR => Ok(None),
             _ => {
                 let comm = made(&out, self.rank(), "ncclCommSplit")?;
-                self.child(comm, rendezvous, config).map(Some)
+                self.child(comm, peers, config).map(Some)
             }
         }
     }
 
-    /// Tells the ranks of each new communicator about each other.
-    fn split_rendezvous(&self, color: i32, key: i32) -> Result<Option<Rendezvous>> {
-        let Some(rendezvous) = self.rendezvous() else { return Ok(None) };
-        let own = [color.to_le_bytes(), key.to_le_bytes()].concat();
-        let all = rendezvous.all_gather(&own)?;
-        let number = |bytes: &[u8], at: usize| {
-            let bytes = bytes.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
-            i32::from_le_bytes(bytes.unwrap_or_default())
-        };
-        let mut members: Vec<(i32, usize)> = all
-            .iter()
-            .enumerate()
-            .filter(|(_, bytes)| number(bytes, 0) == color)
-            .map(|(rank, bytes)| (number(bytes, 4), rank))
-            .collect();
+    /// The ranks of the new communicator, if there is one.
+    fn split_peers(&self, color: i32, key: i32) -> Result<Option<Rc<dyn Peers>>> {
+        let Some(peers) = self.peers() else { return Ok(None) };
+        let mut members = Vec::new();
+        for (rank, choice) in peers::all_gather(peers, &[color, key])?.iter().enumerate() {
+            match choice[..] {
+                [other, key] if other == color => members.push((key, rank)),
+                [_, _] => {}
+                _ => {
+                    return Err(Error::invalid(format!(
+                        "rank {rank} is in another call than a split"
+                    )));
+                }
+            }
+        }
         members.sort_unstable();
         let members: Vec<usize> = members.into_iter().map(|(_, rank)| rank).collect();
-        if color < 0 { Ok(None) } else { rendezvous.subset(&members).map(Some) }
+        if color < 0 { Ok(None) } else { peers.subset(&members).map(Some) }
     }
 
     /// Makes a communicator without the ranks in `exclude`, which do not call this. *Collective* for the others.
@@ -282,13 +283,12 @@ impl Communicator {
         }
         let lowered = config.lower(self.library().version())?;
         let members: Vec<usize> = (0..n_ranks).filter(|&rank| !excluded[rank]).collect();
-        let rendezvous =
-            self.rendezvous().map(|rendezvous| rendezvous.subset(&members)).transpose()?;
+        let peers = self.peers().map(|peers| peers.subset(&members)).transpose()?;
         let exclude = exclude.iter().map(|&rank| number(rank)).collect::<Result<_>>()?;
         let out = Out::new(std::ptr::null_mut());
         let call = |comm| calls::shrink(comm, exclude, out.clone(), lowered, mode as c_int);
         self.spawn(&[Status::Live, Status::Revoked], call)?;
-        self.child(made(&out, self.rank(), "ncclCommShrink")?, rendezvous, config)
+        self.child(made(&out, self.rank(), "ncclCommShrink")?, peers, config)
     }
 
     /// The id with which new ranks join by [`join_grown`](Self::join_grown). One rank calls this, hands the id to the new
@@ -355,7 +355,7 @@ impl Communicator {
         let call = calls::grow(None, c_n_ranks, Some(id.0), c_rank, out.clone(), lowered);
         make(library, context, rank, call)?;
         let blocking = config.is_blocking();
-        let place = Place { library, context, rank, n_ranks, rendezvous: None, blocking };
+        let place = Place { library, context, rank, n_ranks, peers: None, blocking };
         let grown =
             place.communicator(CommSlot::new(made(&out, rank, "ncclCommGrow")?), End::Together);
         grown.wait_in_background()?;
@@ -375,27 +375,30 @@ impl Communicator {
     fn child(
         &self,
         comm: CommPtr,
-        rendezvous: Option<Rendezvous>,
+        peers: Option<Rc<dyn Peers>>,
         config: &CommConfig,
     ) -> Result<Self> {
         let (library, context) = (self.library(), self.context());
         // What is not set is inherited.
         let blocking = config.is_blocking() && self.inner.handle.is_blocking();
         // Only NCCL can tell the new rank; this look at the communicator does not end it.
-        let look = Place { library, context, rank: 0, n_ranks: 1, rendezvous: None, blocking };
+        let look = Place { library, context, rank: 0, n_ranks: 1, peers: None, blocking };
         let look = look.communicator(CommSlot::new(comm), End::Foreign);
         look.wait_in_background()?;
         let (rank, n_ranks, _) = look.identity()?;
         let (rank, n_ranks) = (rank.unsigned_abs() as usize, n_ranks.unsigned_abs() as usize);
-        let place = Place { library, context, rank, n_ranks, rendezvous, blocking };
+        let place = Place { library, context, rank, n_ranks, peers, blocking };
         Ok(place.communicator(CommSlot::new(comm), End::Together))
     }
 }
 
 /// Makes a call that joins ranks, with the context current.
 fn make(library: &Library, context: &Context, rank: usize, call: Call) -> Result<()> {
+    if library.nccl().machine().is_simulated() != context.machine().is_simulated() {
+        return Err(Error::invalid("the NCCL library is of another machine than the GPU"));
+    }
     context.health().check()?;
-    check_driver(library.path())?;
+    check_driver(context.machine(), library.path())?;
     context.cuda().bind()?;
     let (nccl, operation) = (Arc::clone(library.nccl()), call.operation);
     let work = move || {

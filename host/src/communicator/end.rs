@@ -1,18 +1,14 @@
 //! The end of a communicator: together with the other ranks, or without asking them.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
-use std::time::Duration;
 
-use super::handle::{Handle, Status};
+use super::abort::{abort_aside, start_abort, wait_for_abort};
+use super::comm::{Communicator, End, Inner};
+use super::handle::Status;
 use super::watched::watched;
-use super::{Communicator, End, Inner};
-use crate::group::refuse_inside;
+use crate::device::in_group::refuse_inside;
+use crate::error::{Error, Result};
 use crate::sys::nccl::calls;
-use crate::{Error, Result};
-
-/// How long the end of a communicator waits for an abort, which can hang behind a kernel.
-const ABORT_LIMIT: Duration = Duration::from_secs(5);
 
 impl Communicator {
     /// Closes what was made from the communicator, as [`destroy`](Self::destroy) does, and finishes what is outstanding on
@@ -37,7 +33,7 @@ impl Communicator {
     }
 
     /// Ends the communicator together with the other ranks', after closing what was made from it: windows, registered
-    /// buffers, operators, device communicators and graphs, the latest first. *Collective*. Once more it does nothing.
+    /// buffers, operators, device communicators and graphs, the latest first. *Collective*. Idempotent.
     ///
     /// Dropping the last clone does the same.
     ///
@@ -62,8 +58,7 @@ impl Communicator {
     }
 
     /// Ends the communicator without asking the other ranks. Kernels of its device communicators leave what they wait for, and
-    /// NCCL's operations that are running are stopped. Then what was made from the communicator is closed. Once more it
-    /// does nothing.
+    /// NCCL's operations that are running are stopped. Then what was made from the communicator is closed. Idempotent.
     ///
     /// NCCL: `ncclCommAbort`.
     ///
@@ -76,15 +71,9 @@ impl Communicator {
         refuse_inside("the end of a communicator")?;
         let aborting = start_abort(&self.inner.handle);
         // NCCL returns when the graphs with its operations are gone, and they can go when it has stopped what runs.
-        let _ = self.context().come_to_rest();
+        let _ = self.context().drain();
         self.close_resources();
-        aborting.map_or(Ok(()), wait_for_abort)
-    }
-
-    /// What other threads can abort the communicator with, while this one waits for an operation that hangs.
-    #[must_use]
-    pub fn abort_handle(&self) -> AbortHandle {
-        AbortHandle { handle: Arc::clone(&self.inner.handle) }
+        aborting.map_or(Ok(()), |aborting| wait_for_abort(&aborting?))
     }
 
     /// Stops the operations that are running, so that the communicator can be split, shrunk or ended; nothing else works
@@ -135,75 +124,6 @@ impl Communicator {
         self.watch(&entered, calls::comm_resume(entered.comm()))?;
         self.inner.handle.set_status(Status::Live);
         Ok(())
-    }
-}
-
-/// Aborts a communicator from any thread.
-///
-/// ```no_run
-/// # use std::time::Duration;
-/// # use devcomm_host::{Communicator, Result, Stream};
-/// # fn work(comm: &Communicator, stream: &Stream) -> Result<()> {
-/// let watchdog = comm.abort_handle();
-/// std::thread::spawn(move || {
-///     std::thread::sleep(Duration::from_secs(60));
-///     let _ = watchdog.abort();
-/// });
-/// stream.synchronize() // an error if the watchdog was faster
-/// # }
-/// ```
-#[derive(Clone, Debug)]
-pub struct AbortHandle {
-    handle: Arc<Handle>,
-}
-
-impl AbortHandle {
-    /// Ends the communicator: what waits for its operations, on this rank, returns with [`Error::CommunicatorEnded`], and what
-    /// waits for kernels of its device communicators with [`Error::KernelAborted`]. Once more it does nothing. NCCL returns when the graphs with operations of the communicator are gone, too, which the
-    /// rank's thread closes by [`Communicator::abort`] or [`Communicator::destroy`].
-    ///
-    /// NCCL: `ncclCommAbort`.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Nccl`]; [`Error::DeadlinePassed`] when NCCL has not come back within 5 s: it goes on in the background.
-    #[doc(alias = "ncclCommAbort")]
-    pub fn abort(&self) -> Result<()> {
-        start_abort(&self.handle).map_or(Ok(()), wait_for_abort)
-    }
-}
-
-/// Begins an abort on a thread of its own, unless somebody else has ended the communicator.
-fn start_abort(handle: &Arc<Handle>) -> Option<Receiver<Result<()>>> {
-    if handle.status() >= Status::Destroyed {
-        return None;
-    }
-    let comm = handle.seize()?;
-    let (sender, receiver) = sync_channel(1);
-    let (failed, handle) = (sender.clone(), Arc::clone(handle));
-    let work = move || {
-        // SAFETY: taken out of the slot, nobody else begins a call with it; that one may be going on is what aborting is for.
-        let code = unsafe { calls::comm_abort(comm).make(handle.nccl()) };
-        let rank = Some(handle.rank());
-        let _ = sender.send(code.and_then(|code| handle.nccl().check("ncclCommAbort", code, rank)));
-    };
-    if let Err(error) = std::thread::Builder::new().name("devcomm-abort".to_owned()).spawn(work) {
-        let error = Error::invalid(format!("a thread to abort with cannot be started: {error}"));
-        let _ = failed.send(Err(error));
-    }
-    Some(receiver)
-}
-
-/// Waits for a while: an abort hangs behind a kernel that does not end, and behind graphs.
-fn wait_for_abort(aborting: Receiver<Result<()>>) -> Result<()> {
-    let late = |_| Err(Error::DeadlinePassed { waited: ABORT_LIMIT });
-    aborting.recv_timeout(ABORT_LIMIT).unwrap_or_else(late)
-}
-
-/// Aborts what nobody needs any more.
-pub(crate) fn abort_aside(handle: &Arc<Handle>) {
-    if let Some(Err(error)) = start_abort(handle).map(wait_for_abort) {
-        tracing::warn!("the communicator of rank {} was not aborted: {error}", handle.rank());
     }
 }
 
@@ -259,11 +179,7 @@ impl Inner {
     fn finalize_quietly(&self) -> Result<(), Error> {
         let entered = self.handle.enter(&[Status::Live])?;
         self.watch(&entered, calls::comm_finalize(entered.comm()))?;
-        while !entered.poll()? {
-            self.context.health().check()?;
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Ok(())
+        self.context.poll(None, || entered.poll())
     }
 }
 
@@ -293,11 +209,7 @@ impl Communicator {
         if self.inner.handle.is_blocking() {
             return Ok(());
         }
-        while !self.inner.handle.poll()? {
-            self.context().health().check()?;
-            std::thread::sleep(Duration::from_micros(200));
-        }
-        Ok(())
+        self.context().poll(None, || self.inner.handle.poll())
     }
 
     fn close_resources(&self) {

@@ -1,16 +1,19 @@
 //! A communicator as all its users share it: the owner's thread, threads that wait for a slow call, threads that abort.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::abort::{AbortCause, Alarm, Alarms};
-use crate::health::Health;
+use devcomm_sys::nccl::IN_PROGRESS;
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::device::Health;
+use crate::device::abort::{AbortFlag, AbortFlags};
+use crate::error::{AbortCause, Error, Result};
+use crate::machine::Machine;
 use crate::sys::nccl::Nccl;
-use crate::sys::nccl::abi::IN_PROGRESS;
 use crate::sys::nccl::call::{Call, CommPtr, CommSlot, Out};
 use crate::sys::nccl::calls;
-use crate::{Error, Result};
 
 /// How long an abort from another thread waits for a call that is just being made. One that blocks is what it is to end.
 const ABORT_PATIENCE: Duration = Duration::from_millis(200);
@@ -63,7 +66,7 @@ pub(crate) struct Handle {
     blocking: bool,
     health: Arc<Health>,
     /// Its device communicators.
-    alarms: Alarms,
+    flags: AbortFlags,
 }
 
 impl Handle {
@@ -75,12 +78,16 @@ impl Handle {
         health: Arc<Health>,
     ) -> Self {
         let status = AtomicU8::new(Status::Live as u8);
-        let (busy, alarms) = (Mutex::new(()), Alarms::default());
-        Self { nccl, slot, status, busy, rank, blocking, health, alarms }
+        let (busy, flags) = (Mutex::new(()), AbortFlags::default());
+        Self { nccl, slot, status, busy, rank, blocking, health, flags }
     }
 
     pub(crate) fn nccl(&self) -> &Arc<Nccl> {
         &self.nccl
+    }
+
+    pub(crate) fn machine(&self) -> &Machine {
+        self.nccl.machine()
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -114,7 +121,7 @@ impl Handle {
 
     /// Begins a call that a communicator of one of these states allows.
     pub(crate) fn enter(&self, allowed: &[Status]) -> Result<Entered<'_>> {
-        let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let busy = self.busy.lock();
         if !allowed.contains(&self.status()) {
             return Err(self.ended());
         }
@@ -124,25 +131,21 @@ impl Handle {
 
     /// As [`enter`](Self::enter), to end the communicator: nobody else gets it afterwards.
     pub(crate) fn enter_last(&self) -> Option<Entered<'_>> {
-        let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let busy = self.busy.lock();
         self.slot.take().map(|comm| Entered { handle: self, comm, _busy: busy })
     }
 
     /// Whether operations of the communicator were cut short.
-    pub(crate) fn is_live(&self) -> bool {
-        self.status() == Status::Live
-    }
-
     pub(crate) fn is_aborted(&self) -> bool {
         self.status() == Status::Aborted
     }
 
     /// Has the kernels of a device communicator leave when the communicator is aborted or a rank is lost.
-    pub(crate) fn watch(&self, alarm: &Arc<Alarm>) {
-        self.health.watch(alarm);
-        self.alarms.add(alarm);
+    pub(crate) fn watch(&self, flag: &Arc<AbortFlag>) {
+        self.health.watch(flag);
+        self.flags.add(flag);
         if self.is_aborted() {
-            alarm.raise(AbortCause::CommunicatorAborted);
+            flag.raise(AbortCause::CommunicatorAborted);
         }
     }
 
@@ -150,15 +153,9 @@ impl Handle {
     pub(crate) fn seize(&self) -> Option<CommPtr> {
         self.status.store(Status::Aborted as u8, Ordering::Release);
         // NCCL waits for the GPU when it aborts.
-        self.alarms.raise(AbortCause::CommunicatorAborted);
-        let start = Instant::now();
+        self.flags.raise(AbortCause::CommunicatorAborted);
         // Short calls are let pass.
-        while let Err(TryLockError::WouldBlock) = self.busy.try_lock() {
-            if start.elapsed() >= ABORT_PATIENCE {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        let _ = self.machine().poll(Some(ABORT_PATIENCE), || Ok(self.busy.try_lock().is_some()));
         self.slot.take()
     }
 

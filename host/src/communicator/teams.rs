@@ -4,8 +4,8 @@ use devcomm_types::nccl::Team;
 
 use super::Communicator;
 use super::handle::Status;
+use crate::error::{Error, Result, ranks};
 use crate::sys::nccl::query::TeamKind;
-use crate::{Error, Result};
 
 /// Which ranks a CFT (copy fabric) team takes in. NCCL: `ncclCftTeamMode_t`.
 #[repr(i32)]
@@ -107,8 +107,57 @@ impl Communicator {
         unsafe { self.inner.handle.nccl().translate(entered.comm(), team, member) }
     }
 
+    /// Fails unless every rank reaches every other by load and store.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::SeveralLsaTeams`] names the ranks and hosts of each group; otherwise as [`properties`](Self::properties).
+    pub fn require_single_lsa_team(&self) -> Result<()> {
+        let teams = self.properties()?.n_lsa_teams;
+        let hosts = self.peers().map_or(&[][..], |peers| peers.hosts());
+        match describe_lsa_teams(self.n_ranks(), teams, hosts) {
+            None => Ok(()),
+            Some(teams) => Err(Error::SeveralLsaTeams { teams }),
+        }
+    }
+
     fn rank_from(&self, raw: i32) -> Result<usize> {
         let rank = usize::try_from(raw).ok().filter(|rank| *rank < self.n_ranks());
         rank.ok_or_else(|| Error::invalid(format!("NCCL translated a rank to {raw}")))
+    }
+}
+
+/// The ranks and hosts of each group that shares memory, or `None` if there is one group. NCCL's groups are of one size
+/// and take consecutive ranks.
+fn describe_lsa_teams(n_ranks: usize, n_teams: usize, hosts: &[String]) -> Option<Vec<String>> {
+    if n_teams <= 1 {
+        return None;
+    }
+    let size = (n_ranks / n_teams).max(1);
+    let all: Vec<usize> = (0..n_ranks).collect();
+    let describe = |team: &[usize]| {
+        let mut names: Vec<&str> =
+            team.iter().filter_map(|&rank| hosts.get(rank).map(String::as_str)).collect();
+        names.dedup();
+        let place =
+            if names.is_empty() { String::new() } else { format!(" on {}", names.join(", ")) };
+        format!("{}{place}", ranks(team))
+    };
+    Some(all.chunks(size).map(describe).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_that_cannot_share_memory_are_named_with_their_hosts() {
+        let hosts: Vec<String> = ["a", "a", "b", "b"].map(str::to_owned).into();
+        assert_eq!(describe_lsa_teams(4, 1, &hosts), None);
+        let teams = describe_lsa_teams(4, 2, &hosts).unwrap();
+        assert_eq!(teams, ["ranks 0, 1 on a", "ranks 2, 3 on b"]);
+        let error =
+            Error::SeveralLsaTeams { teams: describe_lsa_teams(2, 2, &hosts[1..3]).unwrap() };
+        assert!(error.to_string().ends_with("rank 0 on a; rank 1 on b"), "{error}");
     }
 }

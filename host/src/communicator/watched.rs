@@ -4,13 +4,11 @@
 //! ever. Such a call is made on a thread of its own, while this one looks after the health of the job. When a rank is lost,
 //! the communicator is aborted, which makes NCCL's calls return; a thread that does not come back even then is left behind.
 
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-use crate::{Context, Error, Result};
+use crate::device::Context;
+use crate::error::Result;
 
-/// How often the health of the job is looked at.
-const PULSE: Duration = Duration::from_millis(5);
 /// How long a call may take to return once its communicator was aborted.
 const RESCUE_PATIENCE: Duration = Duration::from_secs(3);
 
@@ -22,30 +20,15 @@ pub(crate) fn watched<T: Send + 'static>(
     rescue: impl FnOnce(),
 ) -> Result<T> {
     context.health().check()?;
-    let (sender, receiver) = sync_channel(1);
     let binder = context.cuda().binder();
-    let thread = move || {
-        // Nobody listens any more to one that was left behind.
-        let _ = sender.send(binder.bind().and_then(|()| work()));
-    };
-    std::thread::Builder::new()
-        .name("devcomm-nccl".to_owned())
-        .spawn(thread)
-        .map_err(|error| Error::invalid(format!("a thread for NCCL cannot be started: {error}")))?;
-    let lost = loop {
-        match receiver.recv_timeout(PULSE) {
-            Ok(result) => return result,
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(Error::invalid("a thread that called NCCL panicked"));
-            }
-            Err(RecvTimeoutError::Timeout) => {}
-        }
-        if let Err(lost) = context.health().check() {
-            break lost;
-        }
+    let work = move || binder.bind().and_then(|()| work());
+    let task = context.machine().spawn("devcomm-nccl", work)?;
+    let lost = match task.wait(None, || context.health().check()) {
+        Ok(result) => return result,
+        Err(lost) => lost,
     };
     rescue();
-    if let Err(RecvTimeoutError::Timeout) = receiver.recv_timeout(RESCUE_PATIENCE) {
+    if task.wait(Some(RESCUE_PATIENCE), || Ok(())).is_err() {
         tracing::warn!("a call of NCCL does not return and is left behind");
         // The thread goes on using it.
         std::mem::forget(context.clone());

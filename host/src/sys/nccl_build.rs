@@ -7,23 +7,28 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
+
+use super::banner::build_of;
 use super::cuda;
-use crate::library::banner::build_of;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
+use crate::machine::Machine;
 
 /// A CUDA version: major, minor.
 type Version = (u32, u32);
 
-/// Fails if the NCCL library of that path needs a newer driver than this machine's. A library that
-/// does not say what it was built for is given the benefit of the doubt.
-pub(crate) fn check_driver(library: &Path) -> Result<()> {
+/// Fails if the NCCL library of that path needs a newer driver than the machine's. A library that
+/// does not say what it was built for is given the benefit of the doubt; a simulated machine's is
+/// part of the machine.
+pub(crate) fn check_driver(machine: &Machine, library: &Path) -> Result<()> {
     static KNOWN: Mutex<Option<HashMap<PathBuf, Option<Version>>>> = Mutex::new(None);
-    let driver = cuda::driver_version()?;
+    if machine.is_simulated() {
+        return Ok(());
+    }
+    let driver = cuda::driver_version(machine)?;
     let built = *KNOWN
         .lock()
-        .unwrap_or_else(PoisonError::into_inner)
         .get_or_insert_default()
         .entry(library.to_owned())
         .or_insert_with(|| build_of(library).as_deref().and_then(built_for));

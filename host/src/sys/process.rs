@@ -9,7 +9,7 @@ use std::process::{Child, Command};
 
 use socket2::SockRef;
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Makes the system kill the child when the thread that starts it dies, so that a launcher killed
 /// outright leaves no ranks behind.

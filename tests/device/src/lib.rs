@@ -1,17 +1,15 @@
-//! Tests of the typed device API: kernels of `devcomm-device-test-kernels`, the same in the simulator and on GPUs.
+//! Tests of the typed device API: kernels of `devcomm-device-test-kernels`, on simulated GPUs and on
+//! real ones.
 //!
-//! A [`Machine`] runs kernels; [`Simulated`] and [`Gpus`] are two. What is tested is written once, in [`cases`], for any machine.
-//! `tests/sim_*.rs` runs it with many seeds, `tests/gpu_*.rs` where there are GPUs.
+//! What is tested is in [`cases`], for the ranks of any [`TestWorld`]; `tests/gpu_device` runs it.
 
 pub mod cases;
-mod gpus;
-mod machine;
-mod simulated;
+mod job;
+mod world;
 
 pub use devcomm_device_test_kernels as kernels;
-pub use gpus::{Gpus, Job, on_gpus, on_gpus_with_gin, require_works, with_world};
-pub use machine::{Machine, Setup, TestKernel};
-pub use simulated::{Ended, Simulated};
+pub use job::{Job, Setup, TestKernel, require_works};
+pub use world::{TestWorld, gpus, in_worlds};
 
 /// The kernels for GPUs.
 #[cfg(feature = "ptx")]

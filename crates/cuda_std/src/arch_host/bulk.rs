@@ -106,7 +106,7 @@ pub(crate) unsafe fn load_tile(
     barrier: *mut u64,
 ) {
     let Some(tiling) = Tiling::of_simulated(map) else {
-        panic!("this tensor map is not the simulator's: make it with Tiling::for_simulator");
+        panic!("this tensor map is not of a simulated GPU: Context::tensor_map makes them");
     };
     assert!(to.addr().is_multiple_of(1024), "a tile's address is a multiple of 1,024");
     const PIECES: u32 = Tiling::TILE_COLUMNS / 8;

@@ -1,25 +1,25 @@
 //! Device communicators: what a kernel needs in order to communicate, made for every rank.
 
-mod config;
+mod front;
 mod plan;
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use devcomm_types::kernel::IntoArg;
 use devcomm_types::nccl::{self, MultimemHandle, ResourceWindow};
 
-pub use self::config::{
-    Counters, DevCommConfig, GinBarriers, LlA2a, LsaBarriers, ResourceBuffer, ResourceKey,
-    ResourceRequest, Signals, TeamMultimem,
+pub use self::front::{
+    Counters, DevComm, DevCommArg, DevCommConfig, GinBarriers, LlA2a, LsaBarriers, ResourceBuffer,
+    ResourceKey, ResourceRequest, Signals, TeamMultimem,
 };
-use self::config::{Made, Resource};
+pub(crate) use self::plan::{Asked, Made, Resource};
 use self::plan::{GinPlan, Plan};
 use crate::error::{Error, Result};
 use crate::memory::{Memory, Owner};
 use crate::multicast::Group;
 use crate::nccl::{GinComm, RESOURCE_UNIT};
-use crate::world::{Simulator, Symmetric};
+use crate::ranks::{Ranks, Symmetric};
 
 /// What NCCL writes into a device communicator: version 2.32.3.
 const VERSION: u32 = 23203;
@@ -28,66 +28,13 @@ const MAGIC: u32 = 0xcafe_beef;
 /// NCCL: `NCCL_NET_DEVICE_GIN_PROXY`.
 const PROXY: u8 = 2;
 
-/// A device communicator of every rank. NCCL: `ncclDevComm`.
-#[doc(alias = "ncclDevComm")]
-pub struct DevComm {
-    state: Rc<CommState>,
-}
-
-impl DevComm {
-    /// The device communicator as an argument for `rank`'s kernel.
-    ///
-    /// # Panics
-    ///
-    /// If there is no such rank, as indexing does. (In the closure of a launch that becomes an error.)
-    pub fn rank(&self, rank: usize) -> DevCommArg<'_> {
-        DevCommArg { comm: &self.state.comms[rank], state: &self.state, rank }
-    }
-}
-
-/// A device communicator as one rank's kernel takes it.
-#[derive(Clone, Copy)]
-pub struct DevCommArg<'a> {
-    comm: &'a nccl::DevComm,
-    state: &'a CommState,
-    rank: usize,
-}
-
-impl DevCommArg<'_> {
-    /// The rank's handle of the resource that [`DevCommConfig::add`] gave this key for.
-    ///
-    /// # Panics
-    ///
-    /// For the key of another configuration, where it would open another resource. (In the closure of a launch that becomes
-    /// an error.)
-    pub fn resource<R: ResourceRequest>(&self, key: ResourceKey<R>) -> R::Handle {
-        let (asked, made) = &self.state.resources[key.index];
-        assert!(*asked == key.request.into(), "the key is of another configuration");
-        key.request.handle(made[self.rank.min(made.len() - 1)])
-    }
-}
-
-impl std::fmt::Debug for DevCommArg<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("DevCommArg").field(self.comm).finish()
-    }
-}
-
-impl IntoArg<nccl::DevComm> for DevCommArg<'_> {
-    fn into_arg(self) -> nccl::DevComm {
-        *self.comm
-    }
-
-    fn dev_comm(&self) -> Option<&nccl::DevComm> {
-        Some(self.comm)
-    }
-}
-
-/// What lies behind a [`DevComm`].
+/// The device communicators of all ranks, and what they lead to.
 pub(crate) struct CommState {
-    comms: Box<[nccl::DevComm]>,
-    /// What was asked for, and what was made: for each rank, or once for all.
-    resources: Vec<(Resource, Vec<Made>)>,
+    pub(crate) comms: Box<[nccl::DevComm]>,
+    /// What was made for each resource that was asked for.
+    pub(crate) made: Vec<Made>,
+    /// The same of each team.
+    pub(crate) teams: Vec<Groups>,
     /// Whether a kernel that used it failed: its barriers stand anywhere.
     pub(crate) poisoned: Cell<bool>,
     #[expect(dead_code, reason = "owned: the communicators point into it")]
@@ -95,7 +42,7 @@ pub(crate) struct CommState {
     #[expect(dead_code, reason = "owned: the communicators point into it")]
     window: Symmetric,
     #[expect(dead_code, reason = "owned: the multicast addresses that kernels have are in it")]
-    groups: Vec<Groups>,
+    lsa_team: Option<Groups>,
 }
 
 impl CommState {
@@ -106,31 +53,47 @@ impl CommState {
 }
 
 /// Multicast groups of all ranks; they end with this.
-struct Groups {
+pub(crate) struct Groups {
     /// The base address of each rank's group.
     bases: Vec<usize>,
     memory: Rc<Memory>,
 }
 
 impl Groups {
-    /// Teams of `n` ranks, `stride` apart: every run of `n * stride` ranks is cut into `stride` of them.
-    fn new(memory: &Rc<Memory>, ranks: usize, n: usize, stride: usize) -> Result<Self> {
-        let mut groups = Self { bases: Vec::new(), memory: Rc::clone(memory) };
-        for rank in 0..ranks {
-            let first = rank - rank % (n * stride) + rank % stride;
-            if first < rank {
-                groups.bases.push(groups.bases[first]);
-                continue;
+    /// Teams of `n` ranks, `stride` apart, where `first` says the first member of a rank's team.
+    fn new(ranks: &Ranks, n: usize, stride: usize, first: impl Fn(usize) -> usize) -> Result<Self> {
+        let mut groups = Self { bases: Vec::new(), memory: Rc::clone(&ranks.memory) };
+        let mut known = BTreeMap::new();
+        for rank in 0..ranks.len() {
+            let (first, lsa) = (first(rank), rank - rank % ranks.lsa_ranks);
+            let last = n.checked_sub(1).and_then(|n| n.checked_mul(stride)?.checked_add(first));
+            let members = || (0..n).map(|i| first + i * stride);
+            let within = last.is_some_and(|last| lsa <= first && last < lsa + ranks.lsa_ranks);
+            if stride == 0 || !within || !members().any(|member| member == rank) {
+                return Err(Error::Settings(format!(
+                    "a team of {n} ranks with stride {stride} from rank {first}, which rank {rank} or its LSA team does not have"
+                )));
             }
-            match memory.multicast.add_group(Group { first, n, stride }) {
-                Some(base) => groups.bases.push(base),
-                None => return Err(Error::Settings("too many multicast groups".to_owned())),
-            }
+            let base = match known.get(&first) {
+                Some(base) => *base,
+                None => {
+                    let group = Group { gpus: Rc::clone(&ranks.gpus), first, n, stride };
+                    let base = ranks.memory.multicast.add_group(group);
+                    let full = || Error::Settings("too many multicast groups".to_owned());
+                    *known.entry(first).or_insert(base.ok_or_else(full)?)
+                }
+            };
+            groups.bases.push(base);
         }
         Ok(groups)
     }
 
-    fn handle(&self, rank: usize) -> MultimemHandle {
+    /// The LSA teams.
+    pub(crate) fn of_lsa_teams(ranks: &Ranks) -> Result<Self> {
+        Self::new(ranks, ranks.lsa_ranks, 1, |rank| rank - rank % ranks.lsa_ranks)
+    }
+
+    pub(crate) fn handle(&self, rank: usize) -> MultimemHandle {
         MultimemHandle { base: std::ptr::without_provenance_mut(self.bases[rank]) }
     }
 }
@@ -149,47 +112,37 @@ fn reciprocal(n: usize) -> u32 {
     (u32::MAX / n).wrapping_add(n.is_power_of_two().into())
 }
 
-/// A device communicator in every rank of `sim`.
-pub(crate) fn make(sim: &Simulator, config: &DevCommConfig, id: u32) -> Result<DevComm> {
-    let (ranks, lsa_ranks) = (sim.ranks(), sim.lsa_ranks);
-    let plan = Plan::new(config, ranks, lsa_ranks)?;
-    let window = sim.symmetric(plan.bytes, id, |rank| Owner::Resources { id, rank })?;
+/// A device communicator in every one of these ranks. `first` says the first member of a rank's team, by team and rank.
+pub(crate) fn make(
+    of: &Ranks,
+    asked: &Asked,
+    id: u32,
+    first: impl Fn(usize, usize) -> usize,
+) -> Result<CommState> {
+    let (ranks, lsa_ranks) = (of.len(), of.lsa_ranks);
+    let plan = Plan::new(asked, ranks, lsa_ranks)?;
+    let window = of.symmetric(plan.bytes, id, |rank| Owner::Resources { id, rank })?;
     (0..ranks).for_each(|rank| window.allocation.zero(rank));
-    let mut groups = Vec::new();
-    let mut lsa_multimem = None;
-    if config.lsa_multimem {
-        let lsa = Groups::new(&sim.memory, ranks, lsa_ranks, 1)?;
-        lsa_multimem = Some((0..ranks).map(|rank| lsa.handle(rank)).collect::<Vec<_>>());
-        groups.push(lsa);
-    }
-    let mut resources = Vec::new();
-    for (asked, made) in config.resources.iter().zip(&plan.made) {
-        let made = match asked {
-            Resource::Team(TeamMultimem { ranks: n, stride }) => {
-                let team = Groups::new(&sim.memory, ranks, *n as usize, *stride as usize)?;
-                let handles = (0..ranks).map(|rank| Made { multimem: team.handle(rank), ..*made });
-                let handles = handles.collect();
-                groups.push(team);
-                handles
-            }
-            _ => vec![*made],
-        };
-        resources.push((*asked, made));
-    }
+    let lsa_team = asked.lsa_multimem.then(|| Groups::of_lsa_teams(of)).transpose()?;
+    let team = |(team, (n, stride)): (usize, &(u32, u32))| {
+        Groups::new(of, *n as usize, *stride as usize, |rank| first(team, rank))
+    };
+    let teams = asked.teams.iter().enumerate().map(team).collect::<Result<Vec<_>>>()?;
     let at = |rank: usize, handle: u32| {
         window.allocation.part(rank).wrapping_add(handle as usize * RESOURCE_UNIT)
     };
     let gin = plan.gin.as_ref().map(|gin: &GinPlan| {
         Box::new(GinComm {
             id,
-            ranks,
+            gpus: Rc::clone(&of.gpus),
             stride: gin.stride as usize,
             contexts: gin.contexts,
             signals: gin.signals,
             counters: gin.counters,
-            strong: config.gin_strong_signals,
+            strong: asked.gin_strong_signals,
             depth: gin.depth,
             barriers: gin.barriers.clone(),
+            network: Rc::clone(&of.network),
             of_rank: (0..ranks)
                 .map(|rank| {
                     let counts = (gin.contexts * gin.signals, gin.contexts * gin.counters);
@@ -215,7 +168,7 @@ pub(crate) fn make(sim: &Simulator, config: &DevCommConfig, id: u32) -> Result<D
                 stride_4g: view.stride_4g,
                 mc_offset_4k: view.mc_offset_4k,
             },
-            lsa_multimem: lsa_multimem.as_ref().map_or(MultimemHandle::NULL, |bases| bases[rank]),
+            lsa_multimem: lsa_team.as_ref().map_or(MultimemHandle::NULL, |team| team.handle(rank)),
             lsa_barrier: plan.lsa_barrier,
             hybrid_lsa_barrier: plan.hybrid_lsa_barrier,
             ..nccl::DevComm::zeroed()
@@ -231,7 +184,7 @@ pub(crate) fn make(sim: &Simulator, config: &DevCommConfig, id: u32) -> Result<D
             comm.gin_connection_stride = gin.stride;
             comm.gin_connection_stride_rcp32 = reciprocal(gin.stride as usize);
             comm.gin_context_stride = gin.stride;
-            comm.gin_strong_legacy_signals = config.gin_strong_signals;
+            comm.gin_strong_legacy_signals = asked.gin_strong_signals;
             comm.hybrid_rail_gin_barrier = plan.hybrid_rail_gin_barrier;
             comm.hybrid_dense_gin_barrier = plan.hybrid_dense_gin_barrier;
             comm.rail_gin_barrier = plan.rail_gin_barrier;
@@ -240,13 +193,6 @@ pub(crate) fn make(sim: &Simulator, config: &DevCommConfig, id: u32) -> Result<D
         comm
     };
     let comms = (0..ranks).map(comm).collect();
-    let poisoned = Cell::new(false);
-    Ok(DevComm { state: Rc::new(CommState { comms, resources, poisoned, gin, window, groups }) })
-}
-
-impl DevComm {
-    /// What the simulator keeps of it.
-    pub(crate) fn state(&self) -> &Rc<CommState> {
-        &self.state
-    }
+    let (made, poisoned) = (plan.made, Cell::new(false));
+    Ok(CommState { comms, made, teams, poisoned, gin, window, lsa_team })
 }

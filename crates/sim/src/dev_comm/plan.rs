@@ -1,12 +1,8 @@
 //! Where the resources of a device communicator lie: the checks, and the layout, the same on every rank.
 
 use devcomm_types::GinConnectionType;
-use devcomm_types::nccl::{GinBarrierHandle, LsaBarrierHandle, MultimemHandle, ResourceHandle};
+use devcomm_types::nccl::{GinBarrierHandle, LsaBarrierHandle, ResourceHandle};
 
-use super::config::{
-    Counters, DevCommConfig, GinBarriers, LlA2a, LsaBarriers, Made, Resource, ResourceBuffer,
-    Signals, TeamMultimem,
-};
 use crate::error::{Error, Result};
 use crate::nccl::{BarrierSet, RESOURCE_UNIT, barrier_words};
 
@@ -16,6 +12,45 @@ const MAX_COUNT: u32 = 1 << 20;
 const MAX_BYTES: usize = 1 << 38;
 /// Operations of a queue where nothing is asked for.
 const QUEUE_DEPTH: u32 = 512;
+
+/// What a device communicator is made with, on every rank the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Asked {
+    pub(crate) lsa_barriers: u32,
+    pub(crate) lsa_multimem: bool,
+    pub(crate) barriers: u32,
+    pub(crate) rail_gin_barriers: u32,
+    pub(crate) world_gin_barriers: u32,
+    pub(crate) gin_connection: GinConnectionType,
+    pub(crate) gin_custom_stride: u32,
+    pub(crate) gin_contexts: u32,
+    pub(crate) gin_signals: u32,
+    pub(crate) gin_counters: u32,
+    pub(crate) gin_strong_signals: bool,
+    pub(crate) gin_queue_depth: u32,
+    pub(crate) resources: Vec<Resource>,
+    /// Size and stride of each team that has multicast addresses.
+    pub(crate) teams: Vec<(u32, u32)>,
+}
+
+/// Resources of a kernel's own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Resource {
+    pub(crate) bytes: usize,
+    pub(crate) align: usize,
+    pub(crate) signals: u32,
+    pub(crate) counters: u32,
+    /// Ranks of the team whose barriers the signals are, if anybody has said so.
+    pub(crate) barrier_ranks: Option<u32>,
+}
+
+/// What was made for it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Made {
+    pub(crate) buffer: ResourceHandle,
+    pub(crate) first_signal: u32,
+    pub(crate) first_counter: u32,
+}
 
 /// Where everything lies.
 pub(super) struct Plan {
@@ -27,7 +62,7 @@ pub(super) struct Plan {
     pub(super) hybrid_dense_gin_barrier: GinBarrierHandle,
     pub(super) rail_gin_barrier: GinBarrierHandle,
     pub(super) world_gin_barrier: GinBarrierHandle,
-    /// What was made for each resource of the configuration's list.
+    /// What was made for each resource of the list.
     pub(super) made: Vec<Made>,
     /// The network, where there is one.
     pub(super) gin: Option<GinPlan>,
@@ -93,65 +128,37 @@ impl Given {
 
     fn gin_barriers(&mut self, count: u32, ranks: u32) -> Result<GinBarrierHandle> {
         check("GIN barriers", count)?;
-        let signal0 = self.signals(count.saturating_mul(ranks))?;
+        let signals = count.saturating_mul(ranks);
+        let signal0 = self.signals(signals)?;
         if count > 0 {
-            self.barriers.push(BarrierSet { signal0, count, ranks });
+            self.barriers.push(BarrierSet { signal0, signals, ranks: Some(ranks) });
         }
         Ok(GinBarrierHandle { signal0, unused: 0 })
     }
 
-    fn resource(&mut self, resource: Resource, lsa_ranks: usize) -> Result<Made> {
-        let mut made =
-            Made { buffer: 0, first_signal: 0, first_counter: 0, multimem: MultimemHandle::NULL };
-        match resource {
-            Resource::LsaBarriers(LsaBarriers { ranks, count }) => {
-                check_team(ranks, 1, lsa_ranks)?;
-                made.buffer = self.lsa_barriers(count, ranks as usize)?.buffer;
-            }
-            Resource::GinBarriers(GinBarriers { ranks, count }) => {
-                made.first_signal = self.gin_barriers(count, ranks)?.signal0;
-            }
-            Resource::LlA2a(request @ LlA2a { blocks, .. }) => {
-                let lines = usize::try_from(1 + 2 * request.slots()).unwrap_or(usize::MAX);
-                let bytes = lines.saturating_mul(16).saturating_mul(blocks as usize);
-                made.buffer = self.buffer(bytes, RESOURCE_UNIT)?;
-            }
-            Resource::Buffer(ResourceBuffer { align, .. }) if !align.is_power_of_two() => {
-                return refuse(format!("a resource aligned to {align}, which is no power of two"));
-            }
-            Resource::Buffer(ResourceBuffer { bytes, align }) => {
-                made.buffer = self.buffer(bytes, align)?;
-            }
-            Resource::Signals(Signals { count }) => made.first_signal = self.signals(count)?,
-            Resource::Counters(Counters { count }) => {
-                made.first_counter = self.counters;
-                self.counters = check("counters", self.counters.saturating_add(count))?;
-            }
-            Resource::Team(TeamMultimem { ranks, stride }) => check_team(ranks, stride, lsa_ranks)?,
+    fn resource(&mut self, resource: &Resource) -> Result<Made> {
+        let Resource { bytes, align, signals, counters, barrier_ranks: ranks } = *resource;
+        if !align.is_power_of_two() {
+            return refuse(format!("a resource aligned to {align}, which is no power of two"));
         }
-        Ok(made)
+        let buffer = if bytes > 0 { self.buffer(bytes, align)? } else { 0 };
+        let (first_signal, first_counter) = (self.signals(signals)?, self.counters);
+        self.counters = check("counters", first_counter.saturating_add(counters))?;
+        if signals > 0 {
+            self.barriers.push(BarrierSet { signal0: first_signal, signals, ranks });
+        }
+        Ok(Made { buffer, first_signal, first_counter })
     }
-}
-
-/// Refuses teams into which an LSA team cannot be cut.
-fn check_team(ranks: u32, stride: u32, lsa_ranks: usize) -> Result<()> {
-    let span = ranks as usize * stride as usize;
-    if span > 0 && lsa_ranks.is_multiple_of(span) {
-        return Ok(());
-    }
-    refuse(format!(
-        "teams of {ranks} ranks with stride {stride}, into which LSA teams of {lsa_ranks} cannot be cut"
-    ))
 }
 
 /// The distance between connected ranks, if any are.
-fn stride_of(config: &DevCommConfig, lsa_ranks: usize) -> Result<Option<u32>> {
-    match config.gin_connection {
+fn stride_of(asked: &Asked, lsa_ranks: usize) -> Result<Option<u32>> {
+    match asked.gin_connection {
         GinConnectionType::None => Ok(None),
         GinConnectionType::Full => Ok(Some(1)),
         GinConnectionType::Rail => Ok(Some(lsa_ranks as u32)),
         GinConnectionType::CustomStride => {
-            let stride = config.gin_custom_stride;
+            let stride = asked.gin_custom_stride;
             if stride > 0 && lsa_ranks.is_multiple_of(stride as usize) {
                 return Ok(Some(stride));
             }
@@ -164,22 +171,22 @@ fn stride_of(config: &DevCommConfig, lsa_ranks: usize) -> Result<Option<u32>> {
 }
 
 impl Plan {
-    pub(super) fn new(config: &DevCommConfig, ranks: usize, lsa_ranks: usize) -> Result<Self> {
+    pub(super) fn new(asked: &Asked, ranks: usize, lsa_ranks: usize) -> Result<Self> {
         // Not at 0, so that forgetting a handle shows.
         let mut given = Given { bytes: RESOURCE_UNIT, ..Given::default() };
-        given.signals(config.gin_signals)?;
-        given.counters = check("counters", config.gin_counters)?;
-        let lsa_barrier = given.lsa_barriers(config.lsa_barriers, lsa_ranks)?;
-        let hybrid_lsa_barrier = given.lsa_barriers(config.barriers, lsa_ranks)?;
-        let list = config.resources.iter();
-        let made = list.map(|r| given.resource(*r, lsa_ranks)).collect::<Result<Vec<_>>>()?;
+        given.signals(asked.gin_signals)?;
+        given.counters = check("counters", asked.gin_counters)?;
+        let lsa_barrier = given.lsa_barriers(asked.lsa_barriers, lsa_ranks)?;
+        let hybrid_lsa_barrier = given.lsa_barriers(asked.barriers, lsa_ranks)?;
+        let list = asked.resources.iter();
+        let made = list.map(|resource| given.resource(resource)).collect::<Result<Vec<_>>>()?;
         let rails = (ranks / lsa_ranks) as u32;
-        let stride = stride_of(config, lsa_ranks)?;
-        let hybrid_rail_gin_barrier = given.gin_barriers(config.barriers, rails)?;
-        let rail_gin_barrier = given.gin_barriers(config.rail_gin_barriers, rails)?;
-        let world_gin_barrier = given.gin_barriers(config.world_gin_barriers, ranks as u32)?;
+        let stride = stride_of(asked, lsa_ranks)?;
+        let hybrid_rail_gin_barrier = given.gin_barriers(asked.barriers, rails)?;
+        let rail_gin_barrier = given.gin_barriers(asked.rail_gin_barriers, rails)?;
+        let world_gin_barrier = given.gin_barriers(asked.world_gin_barriers, ranks as u32)?;
         let dense = ranks as u32 / stride.unwrap_or(1);
-        let hybrid_dense_gin_barrier = given.gin_barriers(config.barriers, dense)?;
+        let hybrid_dense_gin_barrier = given.gin_barriers(asked.barriers, dense)?;
         let gin = match stride {
             None if given.signals > 0 || given.counters > 0 => {
                 return refuse(
@@ -188,17 +195,17 @@ impl Plan {
             }
             None => None,
             Some(stride) => {
-                if config.world_gin_barriers > 0 && stride > 1 {
+                if asked.world_gin_barriers > 0 && stride > 1 {
                     return refuse(format!(
                         "world GIN barriers, but only ranks {stride} apart are connected"
                     ));
                 }
-                let contexts = check("GIN contexts", config.gin_contexts)?;
+                let contexts = check("GIN contexts", asked.gin_contexts)?;
                 if contexts == 0 {
                     return refuse("a GIN connection without contexts");
                 }
                 let shadows = (contexts as usize).saturating_mul(given.signals as usize);
-                let depth = config.gin_queue_depth;
+                let depth = asked.gin_queue_depth;
                 Some(GinPlan {
                     stride,
                     contexts,

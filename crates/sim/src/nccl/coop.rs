@@ -11,7 +11,7 @@ use nccl_device::raw::host::CALL_SITE;
 
 use crate::barrier;
 use crate::error::Site;
-use crate::thread::{Run, Thread, Within};
+use crate::thread::{Thread, Within};
 use crate::warp::{self, Lane, Op, WARP};
 
 /// What a coop is, as `CoopAny::storage[0]` holds it. The second word has the lane mask, or the warp span.
@@ -38,9 +38,9 @@ pub(super) enum Coop {
 
 impl Coop {
     /// Reads what one of the init functions wrote; anything else ends the kernel.
-    pub(super) fn of(coop: &CoopAny, run: &Run, thread: &Thread, at: Site) -> Self {
+    pub(super) fn of(coop: &CoopAny, thread: &Thread, at: Site) -> Self {
         if !std::ptr::eq(coop.vtable.cast(), &raw const COOP) {
-            thread.misuse(run, at, "the coop was not made by one of the init functions");
+            thread.misuse(at, "the coop was not made by one of the init functions");
         }
         // SAFETY: only `init` knows the mark just seen, and it fills both words.
         let [kind, data] = coop.storage.map(|word| unsafe { word.assume_init() });
@@ -58,39 +58,39 @@ impl Coop {
 
     /// The thread's place in the coop; nothing if it is not in it.
     pub(super) fn rank(self, thread: &Thread) -> Option<u32> {
-        let lane = thread.tid % WARP;
+        let lane = thread.lane();
         match self {
             Self::Thread => Some(0),
             Self::Lanes { mask } => {
                 (mask >> lane & 1 == 1).then(|| (mask & !(u32::MAX << lane)).count_ones())
             }
             Self::Span { first, warps, .. } => {
-                thread.tid.checked_sub(first * WARP).filter(|rank| *rank < warps * WARP)
+                thread.tid.get().checked_sub(first * WARP).filter(|rank| *rank < warps * WARP)
             }
-            Self::Cta => Some(thread.tid),
+            Self::Cta => Some(thread.tid.get()),
         }
     }
 
-    pub(super) fn size(self, run: &Run) -> u32 {
+    pub(super) fn size(self, thread: &Thread) -> u32 {
         match self {
             Self::Thread => 1,
             Self::Lanes { mask } => mask.count_ones(),
             Self::Span { warps, .. } => warps * WARP,
-            Self::Cta => run.mode.block,
+            Self::Cta => thread.block().size,
         }
     }
 
     /// Barrier of the coop, as part of the call `within`, if any.
-    pub(super) fn sync(self, run: &Run, thread: &Thread, within: Option<Within>, at: Site) {
+    pub(super) fn sync(self, thread: &Thread, within: Option<Within>, at: Site) {
         match self {
             Self::Thread => {}
             Self::Lanes { mask } => {
-                warp::meet(run, thread, mask, Op::Sync, Lane::default(), at);
+                warp::meet(thread, mask, Op::Sync, Lane::default(), at);
             }
             Self::Span { warps, id, .. } => {
-                barrier::arrive(run, thread, 1 + id, warps * WARP, within, at);
+                barrier::arrive(thread, 1 + id, warps * WARP, within, at);
             }
-            Self::Cta => barrier::arrive(run, thread, 0, 0, within, at),
+            Self::Cta => barrier::arrive(thread, 0, 0, within, at),
         }
     }
 }
@@ -128,13 +128,13 @@ pub(super) unsafe extern "C-unwind" fn warp_span(
     warps: i32,
     id: i32,
 ) {
-    let (thread, run) = Thread::current();
-    let has = run.mode.block.div_ceil(WARP) as i32;
+    let thread = Thread::current();
+    let has = thread.block().size.div_ceil(WARP) as i32;
     if first < 0 || warps < 1 || first > has || warps > has - first || !(0..15).contains(&id) {
         let what = format!(
             "warp span of {warps} warps from {first} with id {id}: the block has {has} warps, ids are 0 to 14"
         );
-        thread.misuse(run, CALL_SITE.get(), what);
+        thread.misuse(CALL_SITE.get(), what);
     }
     let data = first as u64 | (warps as u64) << 16 | (id as u64) << 32;
     // SAFETY: as above.
@@ -147,28 +147,28 @@ pub(super) unsafe extern "C-unwind" fn cta(coop: *mut CoopAny) {
 }
 
 pub(super) unsafe extern "C-unwind" fn thread_rank(coop: *const CoopAny) -> i32 {
-    let ((thread, run), at) = (Thread::current(), CALL_SITE.get());
+    let (thread, at) = (Thread::current(), CALL_SITE.get());
     // SAFETY: the kernel passes a coop.
-    let coop = Coop::of(unsafe { &*coop }, run, thread, at);
-    member(coop, run, thread, at) as i32
+    let coop = Coop::of(unsafe { &*coop }, thread, at);
+    member(coop, thread, at) as i32
 }
 
 pub(super) unsafe extern "C-unwind" fn size(coop: *const CoopAny) -> i32 {
-    let ((thread, run), at) = (Thread::current(), CALL_SITE.get());
+    let (thread, at) = (Thread::current(), CALL_SITE.get());
     // SAFETY: the kernel passes a coop.
-    Coop::of(unsafe { &*coop }, run, thread, at).size(run) as i32
+    Coop::of(unsafe { &*coop }, thread, at).size(thread) as i32
 }
 
 pub(super) unsafe extern "C-unwind" fn sync(coop: *const CoopAny) {
-    let ((thread, run), at) = (Thread::current(), CALL_SITE.get());
+    let (thread, at) = (Thread::current(), CALL_SITE.get());
     // SAFETY: the kernel passes a coop.
-    let coop = Coop::of(unsafe { &*coop }, run, thread, at);
-    member(coop, run, thread, at);
-    coop.sync(run, thread, None, at);
+    let coop = Coop::of(unsafe { &*coop }, thread, at);
+    member(coop, thread, at);
+    coop.sync(thread, None, at);
 }
 
 /// The thread's rank in the coop; it ends the kernel if it has none.
-pub(super) fn member(coop: Coop, run: &Run, thread: &Thread, at: Site) -> u32 {
+pub(super) fn member(coop: Coop, thread: &Thread, at: Site) -> u32 {
     coop.rank(thread)
-        .unwrap_or_else(|| thread.misuse(run, at, "the thread is not in the coop that it passes"))
+        .unwrap_or_else(|| thread.misuse(at, "the thread is not in the coop that it passes"))
 }

@@ -14,26 +14,29 @@ pub(super) mod wait;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use devcomm_types::nccl::{CoopAny, DevComm, Gin, Team};
 use devcomm_types::{WaitFor, WaitKind};
 
-use self::network::QueueKey;
+use self::network::{Network, QueueKey};
 use super::caller;
 use super::coop::{Coop, member};
 use crate::error::Site;
-use crate::thread::{Run, Thread, Within};
+use crate::gpus::Gpus;
+use crate::ranks;
+use crate::thread::{Thread, Within};
 
 /// NCCL's bit of the back end that is simulated.
 const PROXY: u32 = 1 << 2;
 
-/// A set of GIN barriers.
+/// Signals that may be those of GIN barriers.
 #[derive(Clone, Copy)]
 pub(crate) struct BarrierSet {
     pub(crate) signal0: u32,
-    pub(crate) count: u32,
-    /// Ranks of its team, and signals of a barrier.
-    pub(crate) ranks: u32,
+    pub(crate) signals: u32,
+    /// Ranks of the team, and signals of a barrier, where that is known.
+    pub(crate) ranks: Option<u32>,
 }
 
 /// How a signal is counted.
@@ -72,7 +75,8 @@ impl GinRank {
 pub(crate) struct GinComm {
     /// Which device communicator.
     pub(crate) id: u32,
-    pub(crate) ranks: usize,
+    /// The GPU of each rank.
+    pub(crate) gpus: Rc<[u32]>,
     /// Distance between connected ranks.
     pub(crate) stride: usize,
     pub(crate) contexts: u32,
@@ -85,6 +89,13 @@ pub(crate) struct GinComm {
     pub(crate) depth: usize,
     pub(crate) barriers: Vec<BarrierSet>,
     pub(crate) of_rank: Box<[GinRank]>,
+    pub(crate) network: Rc<Network>,
+}
+
+impl Drop for GinComm {
+    fn drop(&mut self) {
+        self.network.forget(self.id);
+    }
 }
 
 /// What the simulator keeps in an `ncclGin_C`.
@@ -109,27 +120,17 @@ impl Handle {
     /// # Safety
     ///
     /// `comm` is a device communicator.
-    unsafe fn new(
-        comm: *const DevComm,
-        context: u32,
-        run: &Run,
-        thread: &Thread,
-        at: Site,
-    ) -> Self {
+    unsafe fn new(comm: *const DevComm, context: u32, thread: &Thread, at: Site) -> Self {
         // SAFETY: the caller's.
         let dev = unsafe { &*comm };
         let gin: *const GinComm = dev.gin_handles[0].cast();
         if gin.is_null() {
-            thread.misuse(
-                run,
-                at,
-                "GIN, but the device communicator was made without a gin_connection",
-            );
+            thread.misuse(at, "GIN, but the device communicator was made without a gin_connection");
         }
         if context >= dev.gin_context_count {
             let contexts = dev.gin_context_count;
             let what = format!("GIN context {context}: the device communicator has {contexts}");
-            thread.misuse(run, at, what);
+            thread.misuse(at, what);
         }
         Self { mark: &raw const GIN, gin, comm, rank: dev.rank as u32, context }
     }
@@ -139,11 +140,11 @@ impl Handle {
     /// # Safety
     ///
     /// `net` points to an object of that type.
-    unsafe fn of(net: *const Gin, run: &Run, thread: &Thread, at: Site) -> Self {
+    unsafe fn of(net: *const Gin, thread: &Thread, at: Site) -> Self {
         // SAFETY: the caller's; any bits are a handle, and are looked at when the mark is right.
         let handle = unsafe { *net.cast::<Self>() };
         if !std::ptr::eq(handle.mark, &raw const GIN) {
-            thread.misuse(run, at, "the GIN handle was not made by ncclGin_C_init");
+            thread.misuse(at, "the GIN handle was not made by ncclGin_C_init");
         }
         handle
     }
@@ -155,14 +156,14 @@ pub(super) unsafe extern "C-unwind" fn init(
     comm: *const DevComm,
     context: i32,
 ) {
-    let (thread, run, at) = caller();
+    let (thread, at) = caller();
     // SAFETY: the kernel passes a device communicator.
-    let handle = unsafe { Handle::new(comm, context as u32, run, thread, at) };
+    let handle = unsafe { Handle::new(comm, context as u32, thread, at) };
     if backend_mask & PROXY == 0 {
         let what = format!(
             "the back-end mask {backend_mask:#x} lacks PROXY, the device communicator's back end: on a GPU that corrupts memory"
         );
-        thread.misuse(run, at, what);
+        thread.misuse(at, what);
     }
     // SAFETY: the kernel passes room for the object, which is larger.
     unsafe { net.cast::<Handle>().write(handle) };
@@ -176,8 +177,8 @@ pub(super) unsafe extern "C-unwind" fn init_with_sharing(
     sharing: u8,
 ) {
     if sharing > 2 {
-        let (thread, run, at) = caller();
-        thread.misuse(run, at, format!("{sharing} is no resource sharing mode: 0, 1 and 2 are"));
+        let (thread, at) = caller();
+        thread.misuse(at, format!("{sharing} is no resource sharing mode: 0, 1 and 2 are"));
     }
     // SAFETY: the kernel's.
     unsafe { init(net, backend_mask, comm, context) }
@@ -187,7 +188,7 @@ pub(super) unsafe extern "C-unwind" fn init_with_sharing(
 #[derive(Clone, Copy)]
 struct Call<'a> {
     thread: &'a Thread,
-    run: &'a Run,
+    gpus: &'a Gpus,
     at: Site,
     gin: &'a GinComm,
     handle: Handle,
@@ -200,16 +201,16 @@ impl<'a> Call<'a> {
     ///
     /// `net` is a handle that `init` wrote.
     unsafe fn on(net: *const Gin) -> Self {
-        let (thread, run, at) = caller();
+        let (thread, at) = caller();
         // SAFETY: the caller's.
-        let handle = unsafe { Handle::of(net, run, thread, at) };
-        Self::with(handle, thread, run, at)
+        let handle = unsafe { Handle::of(net, thread, at) };
+        Self::with(handle, thread, at)
     }
 
-    fn with(handle: Handle, thread: &'a Thread, run: &'a Run, at: Site) -> Self {
+    fn with(handle: Handle, thread: &'a Thread, at: Site) -> Self {
         // SAFETY: the module's: the device communicator outlives the launch.
         let gin = unsafe { &*handle.gin };
-        Self { thread, run, at, gin, handle }
+        Self { thread, gpus: thread.gpus(), at, gin, handle }
     }
 
     /// The same on another context.
@@ -218,7 +219,7 @@ impl<'a> Call<'a> {
     }
 
     fn misuse(&self, what: impl Into<String>) -> ! {
-        self.thread.misuse(self.run, self.at, what)
+        self.thread.misuse(self.at, what)
     }
 
     /// The coop of a cooperative call, and the thread's rank in it.
@@ -228,12 +229,12 @@ impl<'a> Call<'a> {
     /// `coop` is a coop.
     unsafe fn coop(&self, coop: *const CoopAny) -> (Coop, u32) {
         // SAFETY: the caller's.
-        let coop = Coop::of(unsafe { &*coop }, self.run, self.thread, self.at);
-        (coop, member(coop, self.run, self.thread, self.at))
+        let coop = Coop::of(unsafe { &*coop }, self.thread, self.at);
+        (coop, member(coop, self.thread, self.at))
     }
 
     fn sync(&self, coop: Coop, name: &'static str) {
-        coop.sync(self.run, self.thread, Some(Within::Call(name)), self.at);
+        coop.sync(self.thread, Some(Within::Call(name)), self.at);
     }
 
     fn mine(&self) -> &'a GinRank {
@@ -247,15 +248,16 @@ impl<'a> Call<'a> {
             self.misuse(format!("peer {peer} of a team of {n} ranks"));
         }
         let world = team.to_world(me, peer);
-        if !(0..self.gin.ranks as i32).contains(&world) {
+        if !(0..self.gin.gpus.len() as i32).contains(&world) {
             self.misuse(format!(
                 "peer {peer} of the team is world rank {world}, which is not there"
             ));
         }
         let stride = self.gin.stride;
         if !((world - me).unsigned_abs() as usize).is_multiple_of(stride) {
+            let [world, me] = [world, me].map(|rank| ranks::name(&self.gin.gpus, rank as u32));
             self.misuse(format!(
-                "rank {world} is not connected to rank {me} over the network: only ranks {stride} apart are"
+                "{world} is not connected to {me} over the network: only ranks {stride} apart are"
             ));
         }
         world as u32

@@ -7,6 +7,7 @@
 //! device communicator that the kernel was launched with, which lives as long as the launch.
 
 use std::mem::offset_of;
+use std::rc::Rc;
 
 use devcomm_types::nccl::{
     CoopAny, DevComm, LsaBarrierHandle, LsaBarrierSession, MultimemHandle, Team,
@@ -14,12 +15,12 @@ use devcomm_types::nccl::{
 use devcomm_types::{WaitFor, WaitKind};
 use nccl_device::raw::host::CALL_SITE;
 
-use super::RESOURCE_UNIT;
 use super::coop::{Coop, member};
+use super::{RESOURCE_UNIT, view};
 use crate::error::{Site, Waiting};
 use crate::memory::STRIDE_UNIT;
-use crate::multicast::{Group, is_multicast};
-use crate::thread::{Run, Thread, Wait, Within};
+use crate::multicast::is_multicast;
+use crate::thread::{Thread, Wait, Within};
 use crate::waits::{self, Until};
 
 /// NCCL's session object, field by field.
@@ -44,6 +45,16 @@ const _: () = {
     assert!(offset_of!(Session, multimem_handle) == 64);
     assert!(offset_of!(Session, epoch) == 72);
 };
+
+/// The GPUs of a communicator's ranks.
+///
+/// # Safety
+///
+/// `comm` is a device communicator.
+unsafe fn gpus_of<'a>(comm: *const DevComm) -> &'a Rc<[u32]> {
+    // SAFETY: the caller's.
+    &unsafe { view((*comm).resource_window) }.gpus
+}
 
 /// Words of `n` barriers for a team of `ranks`: epochs and inboxes for multimem, epochs, and an inbox a peer.
 pub(crate) fn barrier_words(n: usize, ranks: usize) -> usize {
@@ -74,7 +85,7 @@ impl Session {
     }
 
     /// Refuses a team that load and store do not reach.
-    fn check_team(&self, run: &Run, thread: &Thread, at: Site) {
+    fn check_team(&self, thread: &Thread, at: Site) {
         // SAFETY: as in `state`.
         let comm = unsafe { &*self.comm };
         let Team { n_ranks, rank, stride } = self.team;
@@ -84,26 +95,29 @@ impl Session {
             let what = format!(
                 "an LSA barrier of a team that is not in the LSA team: place {rank} of {n_ranks} ranks with stride {stride}"
             );
-            thread.misuse(run, at, what);
+            thread.misuse(at, what);
         }
     }
 
     /// Refuses a multicast handle that is not the team's.
-    fn check_multimem(&self, run: &Run, thread: &Thread, at: Site) {
+    fn check_multimem(&self, thread: &Thread, at: Site) {
         // SAFETY: as in `state`.
-        let rank = unsafe { (*self.comm).rank };
-        let first = self.team.to_world(rank, 0);
+        let (rank, communicator) = unsafe { ((*self.comm).rank, gpus_of(self.comm)) };
+        let first = self.team.to_world(rank, 0) as usize;
         let (n, stride) = (self.team.n_ranks as usize, self.team.stride as usize);
-        let team = Group { first: first as usize, n, stride };
         let base = self.multimem_handle.base.addr();
-        let found = is_multicast(base).then(|| run.memory.multicast.group(base)).flatten();
-        if found != Some(team) {
+        let found =
+            is_multicast(base).then(|| thread.gpus().memory.multicast.group(base)).flatten();
+        let is_team = found.is_some_and(|group| {
+            Rc::ptr_eq(&group.gpus, communicator) && group.is(first, n, stride)
+        });
+        if !is_team {
             let what = if base == 0 {
                 "an LSA barrier over multimem, but the multimem handle is NULL"
             } else {
                 "an LSA barrier over multimem, but the multimem handle is not the team's"
             };
-            thread.misuse(run, at, what);
+            thread.misuse(at, what);
         }
     }
 
@@ -120,29 +134,29 @@ impl Session {
         (rank as i32..others).step_by(size.max(1) as usize).map(move |i| i + i32::from(me <= i))
     }
 
-    pub(super) fn arrive(&self, run: &Run, thread: &Thread, coop: Coop, at: Site) {
-        coop.sync(run, thread, Some(Within::LsaBarrier(self.index)), at);
+    pub(super) fn arrive(&self, thread: &Thread, coop: Coop, at: Site) {
+        coop.sync(thread, Some(Within::LsaBarrier(self.index)), at);
         if self.multimem {
-            if member(coop, run, thread, at) == 0 {
+            if member(coop, thread, at) == 0 {
                 for owner in 0..self.team.n_ranks {
                     let inbox = self.multimem_inbox(owner);
                     // SAFETY: an inbox of a barrier that Init checked; threads take turns.
                     unsafe { inbox.write_volatile(inbox.read_volatile().wrapping_add(1)) };
                 }
-                run.progress();
+                thread.gpus().progress();
             }
             return;
         }
-        for peer in self.peers(member(coop, run, thread, at), coop.size(run)) {
+        for peer in self.peers(member(coop, thread, at), coop.size(thread)) {
             // SAFETY: an inbox of a barrier that Init checked; threads take turns.
             unsafe { self.inbox(peer, self.team.rank).write_volatile(self.epoch.wrapping_add(1)) };
-            run.progress();
+            thread.gpus().progress();
         }
     }
 
-    pub(super) fn wait(&mut self, run: &Run, thread: &Thread, coop: Coop, at: Site) {
+    pub(super) fn wait(&mut self, thread: &Thread, coop: Coop, at: Site) {
         if self.multimem {
-            if member(coop, run, thread, at) == 0 {
+            if member(coop, thread, at) == 0 {
                 let target = self.epoch.wrapping_add(self.team.n_ranks as u32);
                 let inbox = self.multimem_inbox(self.team.rank);
                 let until = Until::Arrived { inbox, target };
@@ -154,21 +168,19 @@ impl Session {
                     wanted: target.into(),
                     seen: 0,
                 };
-                waits::until(run, thread, until, what, None, at);
+                waits::until(thread, until, what, None, at);
                 self.epoch = target;
             }
-            return coop.sync(run, thread, Some(Within::LsaBarrier(self.index)), at);
+            return coop.sync(thread, Some(Within::LsaBarrier(self.index)), at);
         }
         let target = self.epoch.wrapping_add(1);
-        // SAFETY: as in `state`.
-        let my_world_rank = unsafe { (*self.comm).rank };
-        for peer in self.peers(member(coop, run, thread, at), coop.size(run)) {
+        for peer in self.peers(member(coop, thread, at), coop.size(thread)) {
             let wait = InboxWait {
                 word: self.inbox(self.team.rank, peer),
                 inboxes: self.inbox(self.team.rank, 0),
                 target,
                 team: self.team,
-                my_world_rank,
+                comm: self.comm,
                 index: self.index,
                 at,
             };
@@ -177,26 +189,26 @@ impl Session {
             }
         }
         self.epoch = target;
-        coop.sync(run, thread, Some(Within::LsaBarrier(self.index)), at);
+        coop.sync(thread, Some(Within::LsaBarrier(self.index)), at);
     }
 }
 
 impl Session {
     /// A session, with the epoch that the last one left.
-    pub(super) fn open(mut self, run: &Run, thread: &Thread, at: Site) -> Self {
+    pub(super) fn open(mut self, thread: &Thread, at: Site) -> Self {
         let (n, index) = (self.handle.n_barriers, self.index);
         if i64::from(index) >= i64::from(n) {
             let what = format!("LSA barrier {index}: the device communicator was made with {n}");
-            thread.misuse(run, at, what);
+            thread.misuse(at, what);
         }
-        self.check_team(run, thread, at);
+        self.check_team(thread, at);
         if self.multimem {
-            self.check_multimem(run, thread, at);
+            self.check_multimem(thread, at);
         }
         let word = self.epoch_word();
-        let member = member(Coop::of(&self.coop, run, thread, at), run, thread, at);
+        let member = member(Coop::of(&self.coop, thread, at), thread, at);
         if member == 0 {
-            run.session_opened(thread, word.addr(), index, at);
+            thread.gpus().session_opened(thread, word.addr(), index, at);
         }
         // SAFETY: the word of a barrier that the device communicator has, by the check above.
         self.epoch = unsafe { word.read_volatile() };
@@ -204,14 +216,14 @@ impl Session {
     }
 
     /// Stores the epoch for the next session.
-    pub(super) fn close(&self, run: &Run, thread: &Thread, coop: Coop, at: Site) {
-        if member(coop, run, thread, at) == 0 {
+    pub(super) fn close(&self, thread: &Thread, coop: Coop, at: Site) {
+        if member(coop, thread, at) == 0 {
             let word = self.epoch_word();
             // SAFETY: the epoch word of a barrier that Init checked.
             unsafe { word.write_volatile(self.epoch) };
-            run.session_closed(word.addr());
+            thread.gpus().session_closed(word.addr());
         }
-        coop.sync(run, thread, Some(Within::LsaBarrier(self.index)), at);
+        coop.sync(thread, Some(Within::LsaBarrier(self.index)), at);
     }
 }
 
@@ -229,7 +241,7 @@ pub(crate) struct InboxWait {
     inboxes: *const u32,
     target: u32,
     team: Team,
-    my_world_rank: i32,
+    comm: *const DevComm,
     index: u32,
     pub(crate) at: Site,
 }
@@ -242,10 +254,12 @@ impl InboxWait {
 
     /// What the thread waits for, for a report.
     pub(crate) fn waiting(&self) -> Waiting {
+        // SAFETY: the thread waits with this device communicator in scope.
+        let (rank, gpus) = unsafe { ((*self.comm).rank, gpus_of(self.comm)) };
         let missing = (0..self.team.n_ranks)
             .filter(|peer| *peer != self.team.rank)
             .filter(|peer| !arrived(self.inboxes.wrapping_add(*peer as usize), self.target))
-            .map(|peer| self.team.to_world(self.my_world_rank, peer) as usize)
+            .map(|peer| gpus[self.team.to_world(rank, peer) as usize] as usize)
             .collect();
         Waiting::Peers { index: self.index, missing }
     }
@@ -262,7 +276,7 @@ pub(super) unsafe extern "C-unwind" fn init(
     multimem: bool,
     multimem_handle: *const MultimemHandle,
 ) {
-    let ((thread, run), at) = (Thread::current(), CALL_SITE.get());
+    let (thread, at) = (Thread::current(), CALL_SITE.get());
     // SAFETY: the kernel passes valid objects, as NCCL wants them; the session may be uninitialised and is only written.
     let new = unsafe {
         Session {
@@ -276,7 +290,7 @@ pub(super) unsafe extern "C-unwind" fn init(
             epoch: 0,
         }
     };
-    let new = new.open(run, thread, at);
+    let new = new.open(thread, at);
     // SAFETY: the kernel's; a Session has the size and alignment of NCCL's.
     unsafe { session.cast::<Session>().write(new) };
 }
@@ -287,10 +301,10 @@ pub(super) unsafe extern "C-unwind" fn init(
 ///
 /// `session` was filled by [`init`] on this thread, and nobody else uses it.
 unsafe fn opened<'a>(session: *mut LsaBarrierSession) -> (&'a mut Session, Coop, Site) {
-    let ((thread, run), at) = (Thread::current(), CALL_SITE.get());
+    let (thread, at) = (Thread::current(), CALL_SITE.get());
     // SAFETY: the caller's.
     let session = unsafe { &mut *session.cast::<Session>() };
-    let coop = Coop::of(&session.coop, run, thread, at);
+    let coop = Coop::of(&session.coop, thread, at);
     (session, coop, at)
 }
 
@@ -299,10 +313,10 @@ pub(super) unsafe extern "C-unwind" fn arrive(
     _coop: *const CoopAny,
     _order: i32,
 ) {
-    let (thread, run) = Thread::current();
+    let thread = Thread::current();
     // SAFETY: the kernel opened the session.
     let (session, coop, at) = unsafe { opened(session) };
-    session.arrive(run, thread, coop, at);
+    session.arrive(thread, coop, at);
 }
 
 pub(super) unsafe extern "C-unwind" fn wait(
@@ -310,10 +324,10 @@ pub(super) unsafe extern "C-unwind" fn wait(
     _coop: *const CoopAny,
     _order: i32,
 ) {
-    let (thread, run) = Thread::current();
+    let thread = Thread::current();
     // SAFETY: the kernel opened the session.
     let (session, coop, at) = unsafe { opened(session) };
-    session.wait(run, thread, coop, at);
+    session.wait(thread, coop, at);
 }
 
 pub(super) unsafe extern "C-unwind" fn sync(
@@ -321,18 +335,18 @@ pub(super) unsafe extern "C-unwind" fn sync(
     _coop: *const CoopAny,
     _order: i32,
 ) {
-    let (thread, run) = Thread::current();
+    let thread = Thread::current();
     // SAFETY: the kernel opened the session.
     let (session, coop, at) = unsafe { opened(session) };
-    session.arrive(run, thread, coop, at);
-    session.wait(run, thread, coop, at);
+    session.arrive(thread, coop, at);
+    session.wait(thread, coop, at);
 }
 
 pub(super) unsafe extern "C-unwind" fn destroy(session: *mut LsaBarrierSession) {
-    let (thread, run) = Thread::current();
+    let thread = Thread::current();
     // SAFETY: the kernel opened the session.
     let (session, coop, at) = unsafe { opened(session) };
-    session.close(run, thread, coop, at);
+    session.close(thread, coop, at);
 }
 
 pub(super) unsafe extern "C-unwind" fn size() -> usize {

@@ -52,9 +52,8 @@ pub(super) unsafe extern "C-unwind" fn peer_of_team(
 /// The multicast address of byte `offset` of what has the place `mc_offset_4k`; a NULL handle ends the kernel.
 fn of_multimem(handle: MultimemHandle, mc_offset_4k: u32, offset: usize) -> *mut c_void {
     if handle.base.is_null() {
-        let (thread, run, at) = caller();
+        let (thread, at) = caller();
         thread.misuse(
-            run,
             at,
             "a multicast address of a NULL handle: the device communicator has no multicast for the team (DevCommConfig::lsa_multimem, TeamMultimem)",
         );
@@ -141,12 +140,8 @@ pub(super) unsafe extern "C-unwind" fn resource_lsa_multimem(
 
 /// Ends the kernel: there are no logical endpoints here.
 fn no_cft() -> ! {
-    let (thread, run, at) = caller();
-    thread.misuse(
-        run,
-        at,
-        "CFT is not simulated: no device communicator here has logical endpoints",
-    )
+    let (thread, at) = caller();
+    thread.misuse(at, "CFT is not simulated: no device communicator here has logical endpoints")
 }
 
 pub(super) unsafe extern "C-unwind" fn cft_le_info(

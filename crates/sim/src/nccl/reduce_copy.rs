@@ -18,7 +18,7 @@ use half::{bf16, f16};
 use super::coop::{Coop, member};
 use super::{caller, view};
 use crate::error::Site;
-use crate::thread::{Run, Thread};
+use crate::thread::Thread;
 
 /// An element, and the type in which NCCL sums it.
 pub(super) trait Sum: Element {
@@ -82,7 +82,6 @@ fn sum<T: Sum>(mut elements: impl Iterator<Item = T>) -> Option<T> {
 /// One thread's part in a call.
 struct Work<'a> {
     thread: &'a Thread,
-    run: &'a Run,
     at: Site,
     rank: usize,
     size: usize,
@@ -95,11 +94,11 @@ impl Work<'_> {
     ///
     /// `coop` is a coop.
     unsafe fn of<'a>(coop: *const CoopAny) -> Work<'a> {
-        let (thread, run, at) = caller();
+        let (thread, at) = caller();
         // SAFETY: the caller's.
-        let coop = Coop::of(unsafe { &*coop }, run, thread, at);
-        let rank = member(coop, run, thread, at) as usize;
-        Work { thread, run, at, rank, size: coop.size(run) as usize }
+        let coop = Coop::of(unsafe { &*coop }, thread, at);
+        let rank = member(coop, thread, at) as usize;
+        Work { thread, at, rank, size: coop.size(thread) as usize }
     }
 
     /// The elements that are the thread's.
@@ -112,10 +111,10 @@ impl Work<'_> {
             let align = align_of::<T>();
             let what =
                 format!("{:#x} is not a multiple of {align}, the elements' size", address.addr());
-            self.thread.misuse(self.run, self.at, what);
+            self.thread.misuse(self.at, what);
         }
-        if self.run.mode.watch {
-            self.thread.touch(self.run, address.addr(), size_of::<T>(), access, self.at);
+        if self.thread.gpus().settings.watch {
+            self.thread.touch(address.addr(), size_of::<T>(), access, self.at);
         }
     }
 
@@ -135,7 +134,7 @@ impl Work<'_> {
     fn parts<T>(&self, address: *const T) -> impl Iterator<Item = *mut T> + use<T> {
         let bytes = size_of::<T>();
         let MulticastParts { first, stride, n } =
-            self.thread.multimem(self.run, address.addr(), bytes, self.at);
+            self.thread.multimem(address.addr(), bytes, self.at);
         (0..n).map(move |i| first.wrapping_add(i * stride).cast())
     }
 
@@ -158,7 +157,7 @@ impl Work<'_> {
     ) {
         for i in self.of_mine(count) {
             let Some(total) = sum((0..n_src).map(|k| self.load(src(k).wrapping_add(i)))) else {
-                self.thread.misuse(self.run, self.at, "a sum of no sources")
+                self.thread.misuse(self.at, "a sum of no sources")
             };
             (0..n_dst).for_each(|j| self.store(dst(j).wrapping_add(i), total));
         }
@@ -170,7 +169,7 @@ impl Work<'_> {
                 "a multimem sum of {}: NCCL's device library traps here, on every GPU",
                 T::NAME
             );
-            self.thread.misuse(self.run, self.at, what);
+            self.thread.misuse(self.at, what);
         }
     }
 }

@@ -1,89 +1,118 @@
-//! Who waits for what, when a run is stuck or meets a limit.
+//! Who waits for what, when the GPUs are stuck or meet a limit.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use devcomm_types::{WaitFor, WaitKind};
 
 use super::Scheduler;
-use crate::error::{Stall, Waiter, Waiting};
-use crate::thread::{Wait, Within};
-use crate::waits::{Named, WaitState};
+use crate::error::{Site, Stall, Waiter, Waiting};
+use crate::thread::{Block, Thread, Wait, Within};
+use crate::waits::Named;
 
-impl Scheduler<'_> {
+impl Scheduler {
     /// Who waits for what now.
-    pub(super) fn stall(&self) -> Box<Stall> {
-        let run = self.run;
-        let mut waiters = Vec::new();
-        for block in run.blocks.iter().filter(|block| block.live.get() > 0) {
-            // By text and place; those that wait for peers first, since others wait for them.
-            let mut groups: BTreeMap<(bool, String, String), Waiter> = BTreeMap::new();
-            for thread in block.threads(run) {
-                let state = &run.waits[thread.id as usize];
-                let named = state.named.get().filter(|_| thread.waits.get());
-                let (what, at) = match thread.wait.get() {
-                    Wait::Exited | Wait::Done => continue,
-                    Wait::Ready | Wait::Spin { .. } | Wait::Network if named.is_some() => named
-                        .map_or((Waiting::Nothing, None), |named| {
-                            (state.wants(named), Some(named.at))
-                        }),
-                    Wait::Network | Wait::Ready | Wait::Failed => (Waiting::Nothing, None),
-                    Wait::Barrier { id, at, within: None } => {
-                        (Waiting::Block { barrier: id }, Some(at))
-                    }
-                    Wait::Barrier { within: Some(Within::LsaBarrier(index)), at, .. } => {
-                        (Waiting::Coop { index }, Some(at))
-                    }
-                    Wait::Barrier { within: Some(Within::Call(call)), at, .. } => {
-                        (Waiting::CoopIn { call }, Some(at))
-                    }
-                    Wait::Warp { mask, at } => (Waiting::Warp { mask }, Some(at)),
-                    Wait::Inbox(wait) => (wait.waiting(), Some(wait.at)),
-                    Wait::Spin { at } => (Waiting::Spin, Some(at)),
-                    Wait::Running => (Waiting::Computing, None),
-                };
-                let place = at.map_or_else(String::new, |at| at.to_string());
-                let (rank, index) = (block.rank, block.index.get());
-                let behind = !matches!(what, Waiting::Peers { .. } | Waiting::For(_));
-                // Each thread may wait for a peer of its own at one barrier.
-                let text = match &what {
-                    Waiting::Peers { index, .. } => index.to_string(),
-                    _ => what.to_string(),
-                };
-                let group = groups.entry((behind, text, place));
-                let waiter = group.or_insert_with(|| Waiter {
-                    rank,
-                    block: index,
-                    threads: 0,
-                    what: what.clone(),
-                    at,
-                });
-                waiter.threads += 1;
-                if let (Waiting::Peers { missing, .. }, Waiting::Peers { missing: more, .. }) =
-                    (&mut waiter.what, what)
-                {
-                    missing.extend(more);
-                    missing.sort_unstable();
-                    missing.dedup();
-                }
-            }
-            waiters.extend(groups.into_values());
+    pub(crate) fn stall(&self) -> Box<Stall> {
+        let mut blocks: Vec<&Rc<Block>> = self.blocks.iter().flatten().collect();
+        blocks.sort_by_key(|block| (block.gpu, block.grid.id, block.index));
+        let mut kernels: Vec<_> = blocks.iter().map(|block| block.grid.launch.kernel).collect();
+        let (mut ended, mut pending) = (vec![0; self.gpus.len()], vec![0; self.gpus.len()]);
+        for grid in self.grids.values() {
+            ended[grid.launch.gpu] += grid.ended.get();
+            pending[grid.launch.gpu] += grid.blocks - grid.next.get();
         }
+        kernels.sort_unstable();
+        kernels.dedup();
         Box::new(Stall {
-            kernel: run.mode.kernel,
-            waiters,
-            ended: self.ended.clone(),
-            pending: self.next_block.iter().map(|next| run.mode.grid - next).collect(),
+            host: Vec::new(),
+            kernel: kernels.join(", "),
+            waiters: blocks.iter().flat_map(|block| block.waiters()).collect(),
+            ended,
+            pending,
         })
     }
 }
 
-impl WaitState {
-    /// What it waits for, as things are now.
-    fn wants(&self, named: Named) -> Waiting {
-        let Named { mut what, .. } = named;
-        if let Some(until) = self.until.get() {
+impl Block {
+    /// What its threads wait for.
+    fn waiters(&self) -> impl Iterator<Item = Waiter> + use<> {
+        // By text and place; those that wait for peers first, since others wait for them.
+        let mut groups: BTreeMap<(bool, String, String), Waiter> = BTreeMap::new();
+        for (what, at) in self.threads().filter_map(Thread::waiting) {
+            let place = at.map_or_else(String::new, |at| at.to_string());
+            let behind = !matches!(what, Waiting::Peers { .. } | Waiting::For(_));
+            // Each thread may wait for a peer of its own at one barrier.
+            let text = match &what {
+                Waiting::Peers { index, .. } => index.to_string(),
+                _ => what.to_string(),
+            };
+            let group = groups.entry((behind, text, place));
+            let waiter = group.or_insert_with(|| Waiter {
+                kernel: self.grid.launch.kernel,
+                rank: self.gpu,
+                comm_rank: self.comm_rank().filter(|rank| *rank != self.gpu),
+                block: self.index,
+                threads: 0,
+                what: what.clone(),
+                at,
+            });
+            waiter.threads += 1;
+            if let (Waiting::Peers { missing, .. }, Waiting::Peers { missing: more, .. }) =
+                (&mut waiter.what, what)
+            {
+                missing.extend(more);
+                missing.sort_unstable();
+                missing.dedup();
+            }
+        }
+        groups.into_values()
+    }
+
+    /// Its rank in the communicator of its kernel.
+    fn comm_rank(&self) -> Option<usize> {
+        let communicator = self.grid.launch.communicator.as_ref()?;
+        communicator.iter().position(|gpu| *gpu as usize == self.gpu)
+    }
+
+    /// The world rank of its communicator's rank `peer`.
+    fn world_rank(&self, peer: i32) -> i32 {
+        let communicator = self.grid.launch.communicator.as_ref();
+        let gpu = communicator.and_then(|gpus| gpus.get(usize::try_from(peer).ok()?));
+        gpu.map_or(peer, |gpu| *gpu as i32)
+    }
+}
+
+impl Thread {
+    /// What it waits for and where, if it has not ended.
+    fn waiting(&self) -> Option<(Waiting, Option<Site>)> {
+        let named = self.state.named.get().filter(|_| self.waits.get());
+        Some(match self.wait.get() {
+            Wait::Exited | Wait::Done => return None,
+            Wait::Ready | Wait::Spin { .. } | Wait::Network if named.is_some() => {
+                let named = named?;
+                (self.wants(named), Some(named.at))
+            }
+            Wait::Network | Wait::Ready | Wait::Failed => (Waiting::Nothing, None),
+            Wait::Barrier { id, at, within: None } => (Waiting::Block { barrier: id }, Some(at)),
+            Wait::Barrier { within: Some(Within::LsaBarrier(index)), at, .. } => {
+                (Waiting::Coop { index }, Some(at))
+            }
+            Wait::Barrier { within: Some(Within::Call(call)), at, .. } => {
+                (Waiting::CoopIn { call }, Some(at))
+            }
+            Wait::Warp { mask, at } => (Waiting::Warp { mask }, Some(at)),
+            Wait::Inbox(wait) => (wait.waiting(), Some(wait.at)),
+            Wait::Spin { at } => (Waiting::Spin, Some(at)),
+            Wait::Running => (Waiting::Computing, None),
+        })
+    }
+
+    /// What a wait with a name is for, as things are now.
+    fn wants(&self, Named { mut what, .. }: Named) -> Waiting {
+        if let Some(until) = self.state.until.get() {
             what.seen = until.seen();
         }
+        what.peer = self.block().world_rank(what.peer);
         match what {
             WaitFor { kind: WaitKind::LsaBarrier, index, peer: 0.., .. } => {
                 Waiting::Peers { index, missing: vec![what.peer as usize] }

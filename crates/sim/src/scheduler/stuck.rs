@@ -1,94 +1,107 @@
-//! When threads only wait: the network's turn, the end of waits with a timeout, and the report if nothing helps.
+//! When threads only wait: the network's turn, the end of waits with a timeout, and whether
+//! anything helps.
 
 use super::{Pass, Scheduler};
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::gpus::{Gpus, Step};
 use crate::thread::{Thread, Wait};
 
-/// Passes without news after which a run is looked over for being stuck.
+/// Passes without news after which threads are looked over for being stuck.
 const QUIET: u32 = 3;
-/// Polls without news after which waits with a timeout are over, where threads poll that do not say for what.
+/// Polls without news after which time may pass, where threads poll that do not say for what.
 const IDLE_TIMEOUT: u64 = 1 << 12;
 
-impl Scheduler<'_> {
+impl Scheduler {
     /// In random order: perhaps delivers something.
-    pub(super) fn deliver_at_random(&mut self) {
-        if let Some(rng) = self.rng.as_mut().filter(|_| !self.run.network.is_idle()) {
-            for _ in 0..rng.below(4) {
-                self.run.network.step(rng);
-                self.run.progress();
+    pub(super) fn deliver_at_random(&mut self, gpus: &Gpus) -> Result<()> {
+        if let Some(rng) = self.rng.as_mut().filter(|_| !gpus.network.is_idle()) {
+            for _ in 0..rng.usize(..4) {
+                gpus.network.step(rng)?;
+                gpus.progress();
             }
         }
+        Ok(())
     }
 
     /// Delivers something, if any thread waits.
-    pub(super) fn deliver(&mut self) {
-        let run = self.run;
+    pub(super) fn deliver(&mut self, gpus: &Gpus) -> Result<()> {
         let waits = self.pass.looks + self.pass.spins > 0 || !self.at_network.is_empty();
-        if run.network.is_idle() || !(waits || run.queue.borrow().is_empty()) {
-            return;
+        if gpus.network.is_idle() || !(waits || gpus.queue.borrow().is_empty()) {
+            return Ok(());
         }
+        self.deliver_some(gpus)
+    }
+
+    /// One step of the network.
+    pub(super) fn deliver_some(&mut self, gpus: &Gpus) -> Result<()> {
+        gpus.progress();
         match &mut self.rng {
-            Some(rng) => run.network.step(rng),
-            None => run.network.deliver(),
+            Some(rng) => gpus.network.step(rng),
+            None => gpus.network.deliver(),
         }
-        run.progress();
     }
 
     /// Finds out whether all that threads do is to wait for each other. `idle` is the count before the pass.
-    pub(super) fn look_for_news(&mut self, idle: u64) -> Result<()> {
-        let run = self.run;
+    pub(super) fn look_for_news(&mut self, gpus: &Gpus, idle: u64) -> Step {
         let Pass { looks, spins, other } = self.pass;
-        if other || !run.network.is_idle() || run.idle.get() != idle + looks + spins {
+        let news = gpus.idle.get() != idle + looks + spins || !self.changed.is_empty();
+        if other || news || !gpus.network.is_idle() {
             self.quiet = 0;
-            return Ok(());
+            return Step::Progress;
         }
         if spins > 0 {
             self.quiet = 0;
             // Who spins may count its rounds. A timeout may always come, but a report may not.
-            if run.idle.get() > IDLE_TIMEOUT.max(64 * self.live as u64) {
-                self.time_out();
-            }
-            return Ok(());
+            let long = gpus.idle.get() > IDLE_TIMEOUT.max(64 * self.live as u64);
+            return if long { Step::Spinning } else { Step::Progress };
         }
         if self.quiet == 0 {
-            run.streak.set(run.streak.get() + 1);
+            gpus.streak.set(gpus.streak.get() + 1);
         }
         self.quiet += 1;
         if self.quiet < QUIET {
-            return Ok(());
+            return Step::Progress;
         }
         // A first look may have begun before the streak did.
         let looked = |thread: &Thread| match thread.wait.get() {
             Wait::Ready | Wait::Spin { .. } => {
-                let (streak, looks) = run.waits[thread.id as usize].looks.get();
-                streak == run.streak.get() && looks >= 2
+                let (streak, looks) = thread.state.looks.get();
+                streak == gpus.streak.get() && looks >= 2
             }
             _ => true,
         };
-        if !run.threads.iter().all(looked) || self.time_out() {
-            return Ok(());
-        }
-        Err(Error::Deadlock(self.stall()))
+        if self.threads().all(looked) { Step::Stuck } else { Step::Progress }
     }
 
-    /// Ends the wait with a timeout that is over first; says whether there was any.
-    pub(super) fn time_out(&mut self) -> bool {
-        let run = self.run;
+    /// The threads of the blocks that are on the GPUs.
+    fn threads(&self) -> impl Iterator<Item = &Thread> {
+        self.blocks.iter().flatten().flat_map(|block| block.threads())
+    }
+
+    /// The wait with a timeout that is over first: when, and whose it is.
+    fn first_timeout(&self) -> Option<(u64, &Thread)> {
         let deadline = |thread: &Thread| {
             let parked = matches!(thread.wait.get(), Wait::Network);
             let polls = matches!(thread.wait.get(), Wait::Spin { .. } | Wait::Ready);
-            let state = &run.waits[thread.id as usize];
-            let waits = thread.waits.get() && (parked || polls) && !state.over.get();
-            state.named.get().filter(|_| waits).and_then(|named| named.deadline)
+            let waits = thread.waits.get() && (parked || polls) && !thread.state.over.get();
+            thread.state.named.get().filter(|_| waits).and_then(|named| named.deadline)
         };
-        let timed = run.threads.iter().filter_map(|thread| Some((deadline(thread)?, thread)));
-        let Some((first, thread)) = timed.min_by_key(|(deadline, _)| *deadline) else {
-            return false;
-        };
-        run.clock.set(run.clock.get().max(first));
-        run.waits[thread.id as usize].over.set(true);
-        run.progress();
-        self.quiet = 0;
-        true
+        let timed = self.threads().filter_map(|thread| Some((deadline(thread)?, thread)));
+        timed.min_by_key(|(deadline, _)| *deadline)
+    }
+
+    /// When the first wait with a timeout is over.
+    pub(crate) fn next_deadline(&self) -> Option<u64> {
+        self.first_timeout().map(|(deadline, _)| deadline)
+    }
+
+    /// Ends the wait with a timeout that is over first, if it is over by now.
+    pub(crate) fn time_out(&mut self, gpus: &Gpus) {
+        let first = self.first_timeout().filter(|(deadline, _)| *deadline <= gpus.now());
+        if let Some((_, thread)) = first {
+            thread.state.over.set(true);
+            gpus.progress();
+            self.quiet = 0;
+        }
     }
 }

@@ -56,7 +56,7 @@ fn leave_kernel(context: &mut ucontext_t, instead: impl FnOnce() + 'static) -> b
     if CTX.get().is_null() {
         return false;
     }
-    let trap = Thread::current().0.trap.get();
+    let trap = Thread::current().trap.get();
     match trap.filter(|trap| trap.stack_ptr_in_bounds(stack_pointer(context))) {
         Some(trap) => {
             // SAFETY: the signal hit this coroutine's stack, by the check, and the registers are set as returned.
@@ -84,25 +84,27 @@ unsafe extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut
 
 /// Runs on the faulting thread's stack, in place of its kernel.
 fn faulted(address: Option<usize>) {
-    let (thread, run) = Thread::current();
-    if address.is_some_and(|address| run.slab.in_guard(thread.id as usize, address)) {
-        return run.fail(thread.overflow(run));
+    let thread = Thread::current();
+    if address.is_some_and(|address| thread.guards(address)) {
+        return thread.gpus().fail(thread.overflow());
     }
     let where_to = match address {
-        Some(address) => format!("{address:#x}, {}", nccl::describe(&run.memory, address)),
+        Some(address) => {
+            format!("{address:#x}, {}", nccl::describe(&thread.gpus().memory, address))
+        }
         None => "an address that no machine has, such as one of a rank outside the LSA team".into(),
     };
-    let (kernel, thread) = (run.mode.kernel, thread.who(run));
-    run.fail(Error::Fault { kernel, thread, address, where_to });
+    let (gpus, kernel, thread) = (thread.gpus(), thread.kernel(), thread.who());
+    gpus.fail(Error::Fault { kernel, thread, address, where_to });
 }
 
 unsafe extern "C" fn on_tick(_: c_int, _: *mut siginfo_t, context: *mut c_void) {
     if CTX.get().is_null() {
         return;
     }
-    let (_, run) = Thread::current();
-    let now = activity(run);
-    if run.last_activity.replace(now) == now {
+    let gpus = Thread::current().gpus();
+    let now = activity(gpus);
+    if gpus.last_activity.replace(now) == now {
         // SAFETY: the system passes the context to a handler with SA_SIGINFO.
         leave_kernel(unsafe { &mut *context.cast() }, interrupted);
     }
@@ -110,9 +112,9 @@ unsafe extern "C" fn on_tick(_: c_int, _: *mut siginfo_t, context: *mut c_void) 
 
 /// Runs on the thread's stack, in place of its kernel.
 fn interrupted() {
-    let (thread, run) = Thread::current();
+    let thread = Thread::current();
     thread.wait.set(Wait::Running);
-    run.interrupted.set(true);
+    thread.gpus().interrupted.set(true);
 }
 
 /// Ticks after the calling thread has computed for a time, and then at short intervals.

@@ -5,8 +5,7 @@
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
 
-use devcomm_sim::{Error, LaunchConfig, Report, Simulator};
-use devcomm_types::kernel::{HostKernel, LaunchArgs};
+use devcomm::{DevCommRequirements, GinConnectionType};
 use nccl_device::raw::{self, CoopAny, DevComm, Gin, Team};
 
 /// NCCL's bit of the PROXY back end.
@@ -26,32 +25,6 @@ pub const ADD: i32 = 1;
 pub const NONE: i32 = 0;
 pub const VA: i32 = 1;
 pub const INDEXED: i32 = 2;
-
-/// The error of a launch that must fail.
-pub fn error_of<K: HostKernel, A: LaunchArgs<K::Args>>(
-    sim: &Simulator,
-    kernel: K,
-    grid: u32,
-    block: u32,
-    args: impl FnMut(usize) -> A,
-) -> Error {
-    // SAFETY: the kernel is wrong in a way that the simulator reports before harm is done.
-    unsafe { sim.launch(kernel, LaunchConfig::new(grid, block), args) }.unwrap_err()
-}
-
-/// A launch that must succeed.
-#[track_caller]
-pub fn run<K: HostKernel, A: LaunchArgs<K::Args>>(
-    sim: &Simulator,
-    kernel: K,
-    grid: u32,
-    block: u32,
-    args: impl FnMut(usize) -> A,
-) -> Report {
-    // SAFETY: the windows have what the kernel touches.
-    let result = unsafe { sim.launch(kernel, LaunchConfig::new(grid, block), args) };
-    result.unwrap_or_else(|error| panic!("{error}"))
-}
 
 /// An object that an init function fills.
 fn filled<T>(init: impl FnOnce(*mut T)) -> T {
@@ -213,13 +186,12 @@ pub unsafe fn flush(net: &mut Gin) {
     unsafe { raw::ncclGinFlush(net, &thread_coop(), ACQ_REL) };
 }
 
-/// A configuration with a GIN connection of every rank, and some of each thing.
-pub fn full() -> devcomm_sim::DevCommConfig {
-    devcomm_sim::DevCommConfig {
-        lsa_barriers: 4,
-        gin_connection: devcomm_sim::GinConnectionType::Full,
-        gin_signals: 16,
-        gin_counters: 4,
-        ..Default::default()
-    }
+/// A GIN connection of every rank, and some of each thing.
+pub fn full() -> DevCommRequirements {
+    DevCommRequirements::new()
+        .lsa_barriers(4)
+        .gin_connection(GinConnectionType::Full)
+        .gin_signals(16)
+        .gin_counters(4)
+        .gin_va_signals(true)
 }

@@ -3,14 +3,15 @@
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use cudarc::driver::sys;
+use devcomm_sys::driver::{CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, Driver};
 use devcomm_types::{AbortBlock, STUCK_RECORDS, StuckRecord};
 
 use super::{PrimaryContext, check};
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// An [`AbortBlock`] that the host and the GPU share. Dropping it leaves the memory allocated.
 pub(crate) struct SharedBlock {
+    driver: &'static Driver,
     host: NonNull<AbortBlock>,
     /// The GPU's address of it.
     device: u64,
@@ -25,11 +26,11 @@ impl PrimaryContext {
     pub(crate) fn alloc_abort_block(&self) -> Result<SharedBlock> {
         self.bind()?;
         let (mut host, mut device) = (null_mut(), 0);
-        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        let flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
+        let (driver, bytes) = (self.driver, size_of::<AbortBlock>());
         // SAFETY: the context is current; `host` is live.
-        let made =
-            unsafe { sys::cuMemHostAlloc(&raw mut host, size_of::<AbortBlock>(), flags as _) };
-        check("cuMemHostAlloc", made)?;
+        let made = unsafe { driver.cuMemHostAlloc(&raw mut host, bytes, flags as _) };
+        check(driver, "cuMemHostAlloc", made)?;
         let address = NonNull::new(host.cast::<AbortBlock>()).filter(|host| host.is_aligned());
         let Some(address) = address else {
             return Err(Error::invalid(
@@ -39,9 +40,9 @@ impl PrimaryContext {
         // SAFETY: memory of that size, which nobody else has yet.
         unsafe { address.write_bytes(0, 1) };
         // SAFETY: `device` is live, the memory was allocated for the device's use.
-        let mapped = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut device, host, 0) };
-        check("cuMemHostGetDevicePointer", mapped)?;
-        Ok(SharedBlock { host: address, device })
+        let mapped = unsafe { driver.cuMemHostGetDevicePointer_v2(&raw mut device, host, 0) };
+        check(driver, "cuMemHostGetDevicePointer", mapped)?;
+        Ok(SharedBlock { driver, host: address, device })
     }
 }
 
@@ -86,6 +87,7 @@ impl SharedBlock {
     /// No kernel uses it, and the context that it was allocated in is current.
     pub(crate) unsafe fn free(self) -> Result<()> {
         // SAFETY: allocated by `alloc_abort_block`, and the caller vouches for the GPU.
-        check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(self.host.as_ptr().cast()) })
+        let freed = unsafe { self.driver.cuMemFreeHost(self.host.as_ptr().cast()) };
+        check(self.driver, "cuMemFreeHost", freed)
     }
 }

@@ -2,66 +2,73 @@
 
 use std::ptr::null_mut;
 
-use cudarc::driver::sys;
+use devcomm_sys::driver::{CUgraph, CUgraphExec, CUstreamCaptureMode, Driver};
 
 use super::check;
 use super::stream::StreamHandle;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 impl StreamHandle {
     /// From now on work goes to a graph instead of the GPU. No thread is hindered in what it does elsewhere, this one
     /// included: NCCL connects ranks when it first needs to, which may be in a capture.
     pub(crate) fn begin_capture(&self) -> Result<()> {
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream is live.
-        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.raw(), mode) })
+        let begun = unsafe { self.driver().cuStreamBeginCapture_v2(self.raw(), mode) };
+        check(self.driver(), "cuStreamBeginCapture", begun)
     }
 
     /// Ends the capture. What was captured cannot be run if a call in between was not allowed in a capture.
     pub(crate) fn end_capture(&self) -> Result<GraphHandle> {
-        let mut raw = null_mut();
+        let (driver, mut raw) = (self.driver(), null_mut());
         // SAFETY: the stream is live; `raw` is live.
-        let ended = unsafe { sys::cuStreamEndCapture(self.raw(), &raw mut raw) };
-        check("cuStreamEndCapture", ended)?;
+        let ended = unsafe { driver.cuStreamEndCapture(self.raw(), &raw mut raw) };
+        check(driver, "cuStreamEndCapture", ended)?;
         if raw.is_null() {
             return Err(Error::invalid("the capture of a stream gave no graph"));
         }
-        Ok(GraphHandle(raw))
+        Ok(GraphHandle { driver, raw })
     }
 }
 
 /// What was captured.
-pub(crate) struct GraphHandle(sys::CUgraph);
+pub(crate) struct GraphHandle {
+    driver: &'static Driver,
+    raw: CUgraph,
+}
 
 impl GraphHandle {
     /// How many operations it has.
     pub(crate) fn len(&self) -> Result<usize> {
         let mut count = 0;
         // SAFETY: the graph is live; without an array the driver gives the number.
-        let got = unsafe { sys::cuGraphGetNodes(self.0, null_mut(), &raw mut count) };
-        check("cuGraphGetNodes", got)?;
+        let got = unsafe { self.driver.cuGraphGetNodes(self.raw, null_mut(), &raw mut count) };
+        check(self.driver, "cuGraphGetNodes", got)?;
         Ok(count)
     }
 
     /// Makes it ready to run.
     pub(crate) fn instantiate(&self) -> Result<GraphExecHandle> {
-        let mut raw = null_mut();
+        let (driver, mut raw) = (self.driver, null_mut());
         // SAFETY: the graph is live; `raw` is live; no flags.
-        let made = unsafe { sys::cuGraphInstantiateWithFlags(&raw mut raw, self.0, 0) };
-        check("cuGraphInstantiate", made)?;
-        Ok(GraphExecHandle(raw))
+        let made = unsafe { driver.cuGraphInstantiateWithFlags(&raw mut raw, self.raw, 0) };
+        check(driver, "cuGraphInstantiate", made)?;
+        Ok(GraphExecHandle { driver, raw })
     }
 }
 
 impl Drop for GraphHandle {
     fn drop(&mut self) {
         // SAFETY: the graph is live and not used again.
-        let _ = unsafe { sys::cuGraphDestroy(self.0) };
+        let _ = unsafe { self.driver.cuGraphDestroy(self.raw) };
     }
 }
 
 /// A graph that can be launched.
-pub(crate) struct GraphExecHandle(sys::CUgraphExec);
+pub(crate) struct GraphExecHandle {
+    driver: &'static Driver,
+    raw: CUgraphExec,
+}
 
 impl GraphExecHandle {
     /// Enqueues the graph.
@@ -71,13 +78,14 @@ impl GraphExecHandle {
     /// What its operations use is allocated until the stream has passed it, and their own contracts hold.
     pub(crate) unsafe fn launch(&self, stream: &StreamHandle) -> Result<()> {
         // SAFETY: both are live; the caller vouches for the operations.
-        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.0, stream.raw()) })
+        let launched = unsafe { self.driver.cuGraphLaunch(self.raw, stream.raw()) };
+        check(self.driver, "cuGraphLaunch", launched)
     }
 }
 
 impl Drop for GraphExecHandle {
     fn drop(&mut self) {
         // SAFETY: it is live and not used again; the driver waits for a launch that is running.
-        let _ = unsafe { sys::cuGraphExecDestroy(self.0) };
+        let _ = unsafe { self.driver.cuGraphExecDestroy(self.raw) };
     }
 }

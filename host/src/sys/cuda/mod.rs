@@ -1,7 +1,7 @@
-//! The part of the CUDA driver that the host uses, over cudarc's bindings.
+//! The part of the CUDA driver that the host uses, by the machine's table.
 //!
-//! cudarc panics when the driver's library or one of its functions is missing. [`init`] checks for
-//! both first, and everything here needs a [`PrimaryContext`], which needs [`init`].
+//! On GPUs a call panics when the driver's library or the function in it is missing. [`init`] checks
+//! for both first, and everything here needs a [`PrimaryContext`], which needs [`init`].
 
 pub(crate) mod abort_block;
 pub(crate) mod graph;
@@ -13,26 +13,27 @@ use std::ffi::{CStr, c_int};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 
-use cudarc::driver::sys::{self, CUresult};
+use devcomm_locate::GinGpus;
+use devcomm_sys::driver::{CUcontext, CUdevice, CUresult, Driver};
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
+use crate::machine::Machine;
 
-pub(crate) use cudarc::driver::sys::{
+pub(crate) use devcomm_sys::driver::{
     CUdevice_attribute as DeviceAttribute, CUfunction_attribute as FunctionAttribute,
+    CUstream as RawStream,
 };
-/// A stream as the driver and NCCL take it.
-pub(crate) type RawStream = sys::CUstream;
 
 /// The oldest driver that has every function called here (`cuEventElapsedTime_v2`); PTX 8.6, which
 /// kernels are built for, needs 12.7. An NCCL library may need a newer one ([`super::nccl_build`]).
 const OLDEST_CUDA: c_int = 12_080;
 
 /// Turns a driver result into an error that names the operation.
-fn check(operation: &'static str, result: CUresult) -> Result<()> {
-    if result == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(error(operation, result)) }
+fn check(driver: &Driver, operation: &'static str, result: CUresult) -> Result<()> {
+    if result == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(error(driver, operation, result)) }
 }
 
-fn error(operation: &'static str, result: CUresult) -> Error {
+fn error(driver: &Driver, operation: &'static str, result: CUresult) -> Error {
     let text = |lookup: unsafe fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {
         let mut text = std::ptr::null();
         // SAFETY: the driver is loaded, for it returned `result`; `text` is a live pointer, and what
@@ -47,131 +48,135 @@ fn error(operation: &'static str, result: CUresult) -> Error {
     Error::Cuda {
         operation,
         code: result as u32,
-        name: text(sys::cuGetErrorName),
-        text: text(sys::cuGetErrorString),
+        name: text(driver.cuGetErrorName),
+        text: text(driver.cuGetErrorString),
     }
 }
 
-/// Loads and initialises the driver, once a process.
-pub(crate) fn init() -> Result<()> {
-    static READY: OnceLock<()> = OnceLock::new();
-    if READY.get().is_some() {
-        return Ok(());
+/// Initialises the machine's driver. Its functions, for this thread.
+pub(crate) fn init(machine: &Machine) -> Result<&'static Driver> {
+    static GPUS: OnceLock<()> = OnceLock::new();
+    let driver = machine.driver();
+    if !machine.is_simulated() && GPUS.get().is_none() {
+        init_gpus(driver)?;
+        let _ = GPUS.set(());
     }
+    Ok(driver)
+}
+
+/// Loads and initialises NVIDIA's driver.
+fn init_gpus(driver: &Driver) -> Result<()> {
     // SAFETY: loading the driver's library runs its initialisers, which is what using it means.
-    if !unsafe { sys::is_culib_present() } {
+    if !unsafe { cudarc::driver::sys::is_culib_present() } {
         let reason = "libcuda.so.1 cannot be loaded".to_owned();
         return Err(Error::NoDriver { reason });
     }
-    let has = driver_version_code()?;
+    let has = version_code(driver)?;
     if has < OLDEST_CUDA {
         return Err(Error::DriverTooOld { needs: dotted(OLDEST_CUDA), has: dotted(has) });
     }
     // SAFETY: the library is there, checked above; the flags are 0, as they must be.
-    match unsafe { sys::cuInit(0) } {
-        CUresult::CUDA_SUCCESS => {}
-        CUresult::CUDA_ERROR_NO_DEVICE => return Err(Error::NoGpu),
+    match unsafe { driver.cuInit(0) } {
+        CUresult::CUDA_SUCCESS => Ok(()),
+        CUresult::CUDA_ERROR_NO_DEVICE => Err(Error::NoGpu),
         CUresult::CUDA_ERROR_STUB_LIBRARY => {
             let reason = "the libcuda found is the toolkit's stub, not a driver".to_owned();
-            return Err(Error::NoDriver { reason });
+            Err(Error::NoDriver { reason })
         }
-        failed => return Err(error("cuInit", failed)),
+        failed => Err(error(driver, "cuInit", failed)),
     }
-    let _ = READY.set(());
-    Ok(())
 }
 
-fn driver_version_code() -> Result<c_int> {
+fn version_code(driver: &Driver) -> Result<c_int> {
     let mut version = 0;
-    // SAFETY: the library is there, as both callers have checked; `version` is a live int.
-    check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&raw mut version) })?;
+    // SAFETY: the library is there, as all callers have checked; `version` is a live int.
+    let got = unsafe { driver.cuDriverGetVersion(&raw mut version) };
+    check(driver, "cuDriverGetVersion", got)?;
     Ok(version)
 }
 
 /// The CUDA version that the driver supports, as `13.0`.
-pub(crate) fn driver_version() -> Result<String> {
-    init()?;
-    driver_version_code().map(dotted)
+pub(crate) fn driver_version(machine: &Machine) -> Result<String> {
+    version_code(init(machine)?).map(dotted)
 }
 
 fn dotted(code: c_int) -> String {
     format!("{}.{}", code / 1000, code % 1000 / 10)
 }
 
-/// What GIN asks of GPUs: the driver's CUDA version (13000 for 13.0), and whether all GPUs allow RDMA to memory of the virtual
-/// memory API.
-pub(crate) fn gin_gpus() -> Result<(i32, bool)> {
+/// What GIN asks of the GPUs.
+pub(crate) fn gin_gpus(machine: &Machine) -> Result<GinGpus> {
     const ATTRIBUTE: DeviceAttribute =
         DeviceAttribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
-    let mut all = true;
-    for device in 0..c_int::try_from(device_count()?).unwrap_or(0) {
+    let (driver, mut rdma_with_vmm) = (init(machine)?, true);
+    for device in 0..c_int::try_from(device_count(machine)?).unwrap_or(0) {
         let mut value = 0;
         // SAFETY: devices are their ordinals, below the count; `value` is live.
-        let result = unsafe { sys::cuDeviceGetAttribute(&raw mut value, ATTRIBUTE, device) };
-        check("cuDeviceGetAttribute", result)?;
-        all &= value != 0;
+        let result = unsafe { driver.cuDeviceGetAttribute(&raw mut value, ATTRIBUTE, device) };
+        check(driver, "cuDeviceGetAttribute", result)?;
+        rdma_with_vmm &= value != 0;
     }
-    Ok((driver_version_code()?, all))
+    Ok(GinGpus { driver: version_code(driver)?, rdma_with_vmm })
 }
 
 /// How many GPUs the driver shows to this process.
-pub(crate) fn device_count() -> Result<usize> {
-    init()?;
-    let mut count = 0;
+pub(crate) fn device_count(machine: &Machine) -> Result<usize> {
+    let (driver, mut count) = (init(machine)?, 0);
     // SAFETY: the driver is initialised; `count` is a live int.
-    check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&raw mut count) })?;
+    check(driver, "cuDeviceGetCount", unsafe { driver.cuDeviceGetCount(&raw mut count) })?;
     Ok(usize::try_from(count).unwrap_or(0))
 }
 
 /// A device's primary context, which NCCL uses too. Every operation below takes one and makes it
 /// current on the calling thread first.
 pub(crate) struct PrimaryContext {
-    device: sys::CUdevice,
-    raw: sys::CUcontext,
+    driver: &'static Driver,
+    device: CUdevice,
+    raw: CUcontext,
 }
 
 impl PrimaryContext {
-    pub(crate) fn retain(ordinal: usize) -> Result<Self> {
-        let visible = device_count()?;
+    pub(crate) fn retain(machine: &Machine, ordinal: usize) -> Result<Self> {
+        let visible = device_count(machine)?;
         if visible == 0 {
             return Err(Error::NoGpu);
         }
         let asked = ordinal.saturating_add(1);
         let ordinal = c_int::try_from(ordinal).ok().filter(|_| ordinal < visible);
         let ordinal = ordinal.ok_or(Error::TooFewGpus { asked, visible })?;
-        let mut device = 0;
+        let (driver, mut device, mut raw) = (machine.driver(), 0, null_mut());
         // SAFETY: the driver is initialised; `device` is live.
-        check("cuDeviceGet", unsafe { sys::cuDeviceGet(&raw mut device, ordinal) })?;
-        let mut raw = null_mut();
+        let got = unsafe { driver.cuDeviceGet(&raw mut device, ordinal) };
+        check(driver, "cuDeviceGet", got)?;
         // SAFETY: the device came from the driver; `raw` is live.
-        let retained = unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut raw, device) };
-        check("cuDevicePrimaryCtxRetain", retained)?;
-        let context = Self { device, raw };
+        let retained = unsafe { driver.cuDevicePrimaryCtxRetain(&raw mut raw, device) };
+        check(driver, "cuDevicePrimaryCtxRetain", retained)?;
+        let context = Self { driver, device, raw };
         context.bind()?;
         Ok(context)
     }
 
     /// Makes the context current on this thread.
     pub(crate) fn bind(&self) -> Result<()> {
-        // SAFETY: the context is retained as long as `self` lives.
-        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.raw) })
+        self.binder().bind()
     }
 
     /// Whether it is this one of the driver's.
-    pub(crate) fn is(&self, other: sys::CUcontext) -> bool {
+    pub(crate) fn is(&self, other: CUcontext) -> bool {
         self.raw == other
     }
 
     /// What makes the context current on another thread. It must not outlive the context's users.
     pub(crate) fn binder(&self) -> Binder {
-        Binder(self.raw)
+        Binder { driver: self.driver, raw: self.raw }
     }
 
     pub(crate) fn attribute(&self, attribute: DeviceAttribute) -> Result<u32> {
         let mut value = 0;
         // SAFETY: the device came from the driver; `value` is live.
-        let result = unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, self.device) };
-        check("cuDeviceGetAttribute", result)?;
+        let result =
+            unsafe { self.driver.cuDeviceGetAttribute(&raw mut value, attribute, self.device) };
+        check(self.driver, "cuDeviceGetAttribute", result)?;
         Ok(u32::try_from(value).unwrap_or(0))
     }
 
@@ -179,8 +184,9 @@ impl PrimaryContext {
         let mut name = [0u8; 256];
         let length = name.len() as c_int;
         // SAFETY: the buffer is live and of the length given; the driver ends the name with a NUL.
-        let result = unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), length, self.device) };
-        check("cuDeviceGetName", result)?;
+        let result =
+            unsafe { self.driver.cuDeviceGetName(name.as_mut_ptr().cast(), length, self.device) };
+        check(self.driver, "cuDeviceGetName", result)?;
         Ok(text_of(&name))
     }
 
@@ -189,7 +195,9 @@ impl PrimaryContext {
         self.bind()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: the context is current; both are live.
-        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) })?;
+        check(self.driver, "cuMemGetInfo", unsafe {
+            self.driver.cuMemGetInfo_v2(&raw mut free, &raw mut total)
+        })?;
         Ok((free, total))
     }
 
@@ -202,8 +210,8 @@ impl PrimaryContext {
         self.bind()?;
         // SAFETY: the source is live for its length, the caller vouches for the target. From
         // pageable memory this returns once the bytes are staged; the wait below is for the rest.
-        let result = unsafe { sys::cuMemcpyHtoD_v2(to, from.as_ptr().cast(), from.len()) };
-        check("cuMemcpyHtoD", result)?;
+        let result = unsafe { self.driver.cuMemcpyHtoD_v2(to, from.as_ptr().cast(), from.len()) };
+        check(self.driver, "cuMemcpyHtoD", result)?;
         self.wait_for_default_stream()
     }
 
@@ -215,8 +223,8 @@ impl PrimaryContext {
     pub(crate) unsafe fn copy_out(&self, to: &mut [u8], from: u64) -> Result<()> {
         self.bind()?;
         // SAFETY: the target is live for its length, the caller vouches for the source.
-        let result = unsafe { sys::cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), from, to.len()) };
-        check("cuMemcpyDtoH", result)?;
+        let result = unsafe { self.driver.cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), from, to.len()) };
+        check(self.driver, "cuMemcpyDtoH", result)?;
         self.wait_for_default_stream()
     }
 
@@ -228,28 +236,33 @@ impl PrimaryContext {
     pub(crate) unsafe fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<()> {
         self.bind()?;
         // SAFETY: the caller vouches for the target.
-        check("cuMemsetD8", unsafe { sys::cuMemsetD8_v2(to, byte, bytes) })?;
+        check(self.driver, "cuMemsetD8", unsafe { self.driver.cuMemsetD8_v2(to, byte, bytes) })?;
         self.wait_for_default_stream()
     }
 
     /// Copies and fills run in the default stream, which the streams of this crate do not wait for.
     fn wait_for_default_stream(&self) -> Result<()> {
         // SAFETY: the context is current and NULL is its default stream.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(null_mut()) })
+        check(self.driver, "cuStreamSynchronize", unsafe {
+            self.driver.cuStreamSynchronize(null_mut())
+        })
     }
 }
 
 /// Makes a context current on the thread it was sent to.
 #[derive(Clone, Copy)]
-pub(crate) struct Binder(sys::CUcontext);
+pub(crate) struct Binder {
+    driver: &'static Driver,
+    raw: CUcontext,
+}
 
 // SAFETY: a context can be current on any number of threads.
 unsafe impl Send for Binder {}
 
 impl Binder {
     pub(crate) fn bind(self) -> Result<()> {
-        // SAFETY: who sent it keeps the context retained while the thread works.
-        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.0) })
+        // SAFETY: who has it keeps the context retained while the thread works.
+        check(self.driver, "cuCtxSetCurrent", unsafe { self.driver.cuCtxSetCurrent(self.raw) })
     }
 }
 
@@ -262,6 +275,6 @@ fn text_of(buffer: &[u8]) -> String {
 impl Drop for PrimaryContext {
     fn drop(&mut self) {
         // SAFETY: retained once by `retain`. The result does not matter: the process is done with it.
-        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+        let _ = unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.device) };
     }
 }

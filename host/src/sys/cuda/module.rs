@@ -1,14 +1,18 @@
 //! Modules, their kernels, and launches.
 
 use std::ffi::{CStr, CString, c_int, c_uint, c_void};
-use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 
-use cudarc::driver::sys::{self, CUresult};
+use devcomm_sys::driver::{
+    CUfunction, CUjit_option, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue,
+    CUlaunchConfig, CUmodule, CUresult, Driver,
+};
+use devcomm_types::HostBody;
 
 use super::stream::StreamHandle;
 use super::{FunctionAttribute, PrimaryContext, check, error, text_of};
-use crate::{Error, Result};
+use crate::error::{Error, Result};
+use crate::machine::Machine;
 
 /// Why a module was not loaded.
 pub(crate) enum LoadFailure {
@@ -31,33 +35,43 @@ impl PrimaryContext {
     pub(crate) fn load_module(&self, image: Image<'_>) -> Result<ModuleHandle, LoadFailure> {
         self.bind().map_err(LoadFailure::Other)?;
         match image {
-            Image::Ptx(ptx) => load_ptx(ptx),
-            Image::File(path) => load_file(path),
+            Image::Ptx(ptx) => load_ptx(self.driver, ptx),
+            Image::File(path) => load_file(self.driver, path),
         }
+    }
+
+    /// The function that runs a kernel's body on this GPU, which is one of `machine`.
+    pub(crate) fn bind_body(&self, machine: &Machine, body: &HostBody) -> Result<FunctionHandle> {
+        self.bind()?;
+        let (driver, raw) = (self.driver, machine.bind(body));
+        if raw.is_null() {
+            return Err(Error::invalid(format!("the machine runs no body of `{}`", body.name())));
+        }
+        Ok(FunctionHandle { driver, raw })
     }
 }
 
-fn load_file(path: &CStr) -> Result<ModuleHandle, LoadFailure> {
+fn load_file(driver: &'static Driver, path: &CStr) -> Result<ModuleHandle, LoadFailure> {
     let mut raw = null_mut();
     // SAFETY: the caller made the context current; the path is NUL-terminated.
-    match unsafe { sys::cuModuleLoad(&raw mut raw, path.as_ptr()) } {
-        CUresult::CUDA_SUCCESS => Ok(ModuleHandle(raw)),
+    match unsafe { driver.cuModuleLoad(&raw mut raw, path.as_ptr()) } {
+        CUresult::CUDA_SUCCESS => Ok(ModuleHandle { driver, raw }),
         CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => Err(LoadFailure::PtxTooNew),
         refused => {
-            let error = error("cuModuleLoad", refused).to_string();
+            let error = error(driver, "cuModuleLoad", refused).to_string();
             Err(LoadFailure::Refused { error, log: path.to_string_lossy().into_owned() })
         }
     }
 }
 
-fn load_ptx(ptx: &CStr) -> Result<ModuleHandle, LoadFailure> {
+fn load_ptx(driver: &'static Driver, ptx: &CStr) -> Result<ModuleHandle, LoadFailure> {
     const LOG_BYTES: usize = 16 << 10;
     let (mut errors, mut notes) = (vec![0u8; LOG_BYTES], vec![0u8; LOG_BYTES]);
     let mut options = [
-        sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
-        sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
-        sys::CUjit_option::CU_JIT_INFO_LOG_BUFFER,
-        sys::CUjit_option::CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
+        CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
+        CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+        CUjit_option::CU_JIT_INFO_LOG_BUFFER,
+        CUjit_option::CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
     ];
     // The driver takes a number in the place of the pointer, and writes the used size back.
     let size = LOG_BYTES as *mut c_void;
@@ -66,7 +80,7 @@ fn load_ptx(ptx: &CStr) -> Result<ModuleHandle, LoadFailure> {
     // SAFETY: the caller made the context current; the image is NUL-terminated PTX; there are as many options as
     // values, and the log buffers outlive the call and are of the size given.
     let result = unsafe {
-        sys::cuModuleLoadDataEx(
+        driver.cuModuleLoadDataEx(
             &raw mut raw,
             ptx.as_ptr().cast(),
             options.len() as c_uint,
@@ -75,10 +89,10 @@ fn load_ptx(ptx: &CStr) -> Result<ModuleHandle, LoadFailure> {
         )
     };
     match result {
-        CUresult::CUDA_SUCCESS => Ok(ModuleHandle(raw)),
+        CUresult::CUDA_SUCCESS => Ok(ModuleHandle { driver, raw }),
         CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => Err(LoadFailure::PtxTooNew),
         refused => {
-            let error = error("cuModuleLoadDataEx", refused).to_string();
+            let error = error(driver, "cuModuleLoadDataEx", refused).to_string();
             let log = [errors, notes].map(|log| text_of(&log)).join("\n");
             Err(LoadFailure::Refused { error, log })
         }
@@ -86,22 +100,23 @@ fn load_ptx(ptx: &CStr) -> Result<ModuleHandle, LoadFailure> {
 }
 
 /// A loaded module.
-pub(crate) struct ModuleHandle(sys::CUmodule);
+pub(crate) struct ModuleHandle {
+    driver: &'static Driver,
+    raw: CUmodule,
+}
 
 impl ModuleHandle {
     /// The entry `name`, loaded completely: a lazy load while a kernel spins would wait for that kernel.
     pub(crate) fn function(&self, name: &str) -> Result<FunctionHandle> {
         let name = CString::new(name)
             .map_err(|_| Error::invalid(format!("the kernel name {name:?} holds a NUL")))?;
-        let mut raw = MaybeUninit::uninit();
+        let (driver, mut raw) = (self.driver, null_mut());
         // SAFETY: the module is live, the name NUL-terminated, `raw` writable.
-        let result = unsafe { sys::cuModuleGetFunction(raw.as_mut_ptr(), self.0, name.as_ptr()) };
-        check("cuModuleGetFunction", result)?;
-        // SAFETY: the call succeeded, so it wrote the handle.
-        let raw = unsafe { raw.assume_init() };
+        let got = unsafe { driver.cuModuleGetFunction(&raw mut raw, self.raw, name.as_ptr()) };
+        check(driver, "cuModuleGetFunction", got)?;
         // SAFETY: the function belongs to the live module.
-        check("cuFuncLoad", unsafe { sys::cuFuncLoad(raw) })?;
-        Ok(FunctionHandle(raw))
+        check(driver, "cuFuncLoad", unsafe { driver.cuFuncLoad(raw) })?;
+        Ok(FunctionHandle { driver, raw })
     }
 
     /// Unloads the module.
@@ -111,12 +126,15 @@ impl ModuleHandle {
     /// No kernel of it runs and no [`FunctionHandle`] of it is used again.
     pub(crate) unsafe fn unload(self) -> Result<()> {
         // SAFETY: the module is live and taken by value; the caller vouches for its functions.
-        check("cuModuleUnload", unsafe { sys::cuModuleUnload(self.0) })
+        check(self.driver, "cuModuleUnload", unsafe { self.driver.cuModuleUnload(self.raw) })
     }
 }
 
 /// A kernel entry; the owner keeps the module it belongs to.
-pub(crate) struct FunctionHandle(sys::CUfunction);
+pub(crate) struct FunctionHandle {
+    driver: &'static Driver,
+    raw: CUfunction,
+}
 
 /// Grid and block of one launch.
 pub(crate) struct Shape {
@@ -131,8 +149,8 @@ impl FunctionHandle {
     pub(crate) fn attribute(&self, attribute: FunctionAttribute) -> Result<u32> {
         let mut value = 0;
         // SAFETY: the function's module is live; `value` is a live int.
-        let result = unsafe { sys::cuFuncGetAttribute(&raw mut value, attribute, self.0) };
-        check("cuFuncGetAttribute", result)?;
+        let result = unsafe { self.driver.cuFuncGetAttribute(&raw mut value, attribute, self.raw) };
+        check(self.driver, "cuFuncGetAttribute", result)?;
         Ok(u32::try_from(value).unwrap_or(0))
     }
 
@@ -141,8 +159,8 @@ impl FunctionHandle {
         let attribute = FunctionAttribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
         // SAFETY: the function's module is live; the driver checks the value.
-        let result = unsafe { sys::cuFuncSetAttribute(self.0, attribute, bytes) };
-        check("cuFuncSetAttribute", result)
+        let result = unsafe { self.driver.cuFuncSetAttribute(self.raw, attribute, bytes) };
+        check(self.driver, "cuFuncSetAttribute", result)
     }
 
     /// Blocks of this shape that fit on one multiprocessor at once.
@@ -151,14 +169,14 @@ impl FunctionHandle {
         let threads = c_int::try_from(threads).unwrap_or(c_int::MAX);
         // SAFETY: the function's module is live; `blocks` is a live int.
         let result = unsafe {
-            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            self.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
                 &raw mut blocks,
-                self.0,
+                self.raw,
                 threads,
                 dynamic_shared as usize,
             )
         };
-        check("cuOccupancyMaxActiveBlocksPerMultiprocessor", result)?;
+        check(self.driver, "cuOccupancyMaxActiveBlocksPerMultiprocessor", result)?;
         Ok(u32::try_from(blocks).unwrap_or(0))
     }
 
@@ -174,13 +192,13 @@ impl FunctionHandle {
         shape: &Shape,
         params: &mut [*mut c_void],
     ) -> Result<()> {
-        let mut attribute = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+        let mut attribute = CUlaunchAttribute {
+            id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
             pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { pad: [0; 64] },
+            value: CUlaunchAttributeValue { pad: [0; 64] },
         };
         attribute.value.cooperative = 1;
-        let config = sys::CUlaunchConfig {
+        let config = CUlaunchConfig {
             gridDimX: shape.grid[0],
             gridDimY: shape.grid[1],
             gridDimZ: shape.grid[2],
@@ -195,8 +213,13 @@ impl FunctionHandle {
         // SAFETY: the configuration and its one attribute live through the call, which copies the
         // parameters; the caller vouches for the rest.
         let result = unsafe {
-            sys::cuLaunchKernelEx(&raw const config, self.0, params.as_mut_ptr(), null_mut())
+            self.driver.cuLaunchKernelEx(
+                &raw const config,
+                self.raw,
+                params.as_mut_ptr(),
+                null_mut(),
+            )
         };
-        check("cuLaunchKernelEx", result)
+        check(self.driver, "cuLaunchKernelEx", result)
     }
 }

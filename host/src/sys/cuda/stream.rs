@@ -4,39 +4,42 @@ use std::any::Any;
 use std::ffi::c_uint;
 use std::ptr::null_mut;
 
-use cudarc::driver::sys::{self, CUresult};
+use devcomm_sys::driver::{CUevent, CUevent_flags, CUresult, CUstream_flags, Driver};
 
 use super::{PrimaryContext, RawStream, check, error};
-use crate::Result;
+use crate::error::Result;
 
 impl PrimaryContext {
     /// Makes a stream that does not wait for the default stream.
     pub(crate) fn create_stream(&self) -> Result<StreamHandle> {
         self.bind()?;
-        let mut raw = null_mut();
-        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
+        let (driver, mut raw) = (self.driver, null_mut());
+        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
         // SAFETY: the context is current; `raw` is live.
-        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&raw mut raw, flags) })?;
-        Ok(StreamHandle { raw, owner: Owner::Us })
+        let made = unsafe { driver.cuStreamCreate(&raw mut raw, flags) };
+        check(driver, "cuStreamCreate", made)?;
+        Ok(StreamHandle { driver, raw, owner: Owner::Us })
     }
 
     /// Makes an event, with a time or without.
     pub(crate) fn create_event(&self, timed: bool) -> Result<EventHandle> {
         self.bind()?;
-        let mut raw = null_mut();
+        let (driver, mut raw) = (self.driver, null_mut());
         let flags = if timed {
-            sys::CUevent_flags::CU_EVENT_DEFAULT
+            CUevent_flags::CU_EVENT_DEFAULT
         } else {
-            sys::CUevent_flags::CU_EVENT_DISABLE_TIMING
+            CUevent_flags::CU_EVENT_DISABLE_TIMING
         };
         // SAFETY: the context is current; `raw` is live.
-        check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut raw, flags as c_uint) })?;
-        Ok(EventHandle(raw))
+        let made = unsafe { driver.cuEventCreate(&raw mut raw, flags as c_uint) };
+        check(driver, "cuEventCreate", made)?;
+        Ok(EventHandle { driver, raw })
     }
 }
 
 /// A live stream of the context it is used with.
 pub(crate) struct StreamHandle {
+    driver: &'static Driver,
     raw: RawStream,
     owner: Owner,
 }
@@ -50,14 +53,24 @@ enum Owner {
     },
 }
 
-impl StreamHandle {
+impl PrimaryContext {
     /// A stream that another part of the program made.
     ///
     /// # Safety
     ///
-    /// It is a stream of the context it will be used with, NULL for the default stream, and lives as long as the handle.
-    pub(crate) unsafe fn foreign(raw: RawStream, keep: Option<Box<dyn Any>>) -> Self {
-        Self { raw, owner: Owner::Other { _keep: keep } }
+    /// It is a stream of this context, NULL for the default stream, and lives as long as the handle.
+    pub(crate) unsafe fn foreign_stream(
+        &self,
+        raw: RawStream,
+        keep: Option<Box<dyn Any>>,
+    ) -> StreamHandle {
+        StreamHandle { driver: self.driver, raw, owner: Owner::Other { _keep: keep } }
+    }
+}
+
+impl StreamHandle {
+    pub(super) fn driver(&self) -> &'static Driver {
+        self.driver
     }
 
     pub(crate) fn raw(&self) -> RawStream {
@@ -67,18 +80,21 @@ impl StreamHandle {
     /// Whether all work is done.
     pub(crate) fn is_idle(&self) -> Result<bool> {
         // SAFETY: the stream is live.
-        ready("cuStreamQuery", unsafe { sys::cuStreamQuery(self.raw) })
+        let state = unsafe { self.driver.cuStreamQuery(self.raw) };
+        ready(self.driver, "cuStreamQuery", state)
     }
 
     pub(crate) fn record(&self, event: &EventHandle) -> Result<()> {
         // SAFETY: both are live and of one context.
-        check("cuEventRecord", unsafe { sys::cuEventRecord(event.0, self.raw) })
+        let recorded = unsafe { self.driver.cuEventRecord(event.raw, self.raw) };
+        check(self.driver, "cuEventRecord", recorded)
     }
 
     /// Later work of the stream waits for the event.
     pub(crate) fn wait_for(&self, event: &EventHandle) -> Result<()> {
         // SAFETY: both are live; the flags are 0, as they must be.
-        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, event.0, 0) })
+        let noted = unsafe { self.driver.cuStreamWaitEvent(self.raw, event.raw, 0) };
+        check(self.driver, "cuStreamWaitEvent", noted)
     }
 }
 
@@ -86,39 +102,45 @@ impl Drop for StreamHandle {
     fn drop(&mut self) {
         if matches!(self.owner, Owner::Us) {
             // SAFETY: the stream is live and not used again. The driver lets pending work finish.
-            let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
+            let _ = unsafe { self.driver.cuStreamDestroy_v2(self.raw) };
         }
     }
 }
 
-fn ready(operation: &'static str, result: CUresult) -> Result<bool> {
+fn ready(driver: &Driver, operation: &'static str, result: CUresult) -> Result<bool> {
     match result {
         CUresult::CUDA_SUCCESS => Ok(true),
         CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-        failed => Err(error(operation, failed)),
+        failed => Err(error(driver, operation, failed)),
     }
 }
 
 /// A live event.
-pub(crate) struct EventHandle(sys::CUevent);
+pub(crate) struct EventHandle {
+    driver: &'static Driver,
+    raw: CUevent,
+}
 
 impl EventHandle {
-    pub(crate) fn raw(&self) -> sys::CUevent {
-        self.0
+    pub(crate) fn raw(&self) -> CUevent {
+        self.raw
     }
 
     /// Whether the stream has passed it; true for one that was never recorded.
     pub(crate) fn is_reached(&self) -> Result<bool> {
         // SAFETY: the event is live.
-        ready("cuEventQuery", unsafe { sys::cuEventQuery(self.0) })
+        let state = unsafe { self.driver.cuEventQuery(self.raw) };
+        ready(self.driver, "cuEventQuery", state)
     }
 
     /// Milliseconds from `start` to `self`. Both must have been recorded and reached.
     pub(crate) fn elapsed_ms(&self, start: &Self) -> Result<f32> {
         let mut milliseconds = 0.0;
         // SAFETY: both are live; `milliseconds` is a live float.
-        let result = unsafe { sys::cuEventElapsedTime_v2(&raw mut milliseconds, start.0, self.0) };
-        check("cuEventElapsedTime", result)?;
+        let result = unsafe {
+            self.driver.cuEventElapsedTime_v2(&raw mut milliseconds, start.raw, self.raw)
+        };
+        check(self.driver, "cuEventElapsedTime", result)?;
         Ok(milliseconds)
     }
 }
@@ -126,6 +148,6 @@ impl EventHandle {
 impl Drop for EventHandle {
     fn drop(&mut self) {
         // SAFETY: the event is live and not used again. The driver waits for no work here.
-        let _ = unsafe { sys::cuEventDestroy_v2(self.0) };
+        let _ = unsafe { self.driver.cuEventDestroy_v2(self.raw) };
     }
 }

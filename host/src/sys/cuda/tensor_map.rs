@@ -1,38 +1,41 @@
 //! Maps for the bulk copy engine.
 
-use cudarc::driver::sys;
+use devcomm_sys::driver::{
+    CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
+    CUtensorMapL2promotion, CUtensorMapSwizzle,
+};
 use devcomm_types::{TensorMap, Tiling};
 
 use super::{PrimaryContext, check};
-use crate::Result;
+use crate::error::Result;
 
 impl PrimaryContext {
     /// The map of a tiling whose numbers the driver allows; it says which does not do.
     pub(crate) fn tensor_map(&self, tiling: &Tiling) -> Result<TensorMap> {
         self.bind()?;
-        let mut map = sys::CUtensorMap { opaque: [0; 16] };
+        let mut map = CUtensorMap { opaque: [0; 16] };
         let extents = [u64::from(tiling.columns), u64::from(tiling.rows)];
         let pitch = [2 * u64::from(tiling.columns)];
         let tile = [Tiling::TILE_COLUMNS, tiling.tile_rows];
         // SAFETY: the driver was initialised with the context. The map is live, the arrays have an element a dimension (the pitches one
         // fewer). The matrix is not touched.
         let made = unsafe {
-            sys::cuTensorMapEncodeTiled(
+            self.driver.cuTensorMapEncodeTiled(
                 &raw mut map,
-                sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
                 2,
                 tiling.address as *mut std::ffi::c_void,
                 extents.as_ptr(),
                 pitch.as_ptr(),
                 tile.as_ptr(),
                 [1, 1].as_ptr(),
-                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+                CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )
         };
-        check("cuTensorMapEncodeTiled", made)?;
+        check(self.driver, "cuTensorMapEncodeTiled", made)?;
         Ok(TensorMap { words: map.opaque })
     }
 }

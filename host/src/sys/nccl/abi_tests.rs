@@ -13,7 +13,7 @@ use std::process::Command;
 
 use devcomm_locate::{Part, find_nccl};
 
-use crate::library::DEV_COMM_VERSION;
+use crate::sys::nccl::DEV_COMM_VERSION;
 
 /// NCCL's headers name a few types of CUDA's, whose headers are seldom there. None of them is in a struct by value but an enum.
 const CUDA_STANDIN: &str = "#pragma once

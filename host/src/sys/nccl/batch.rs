@@ -1,10 +1,10 @@
 //! Calls made together, in one of NCCL's groups.
 
 use super::Nccl;
-use super::abi::{IN_PROGRESS, SUCCESS, SimInfo};
 use super::call::{Call, Out};
-use crate::Result;
+use crate::error::Result;
 use crate::sys::cuda::Binder;
+use devcomm_sys::nccl::{IN_PROGRESS, SUCCESS, SimInfo};
 
 /// A call, the context of its communicator and the rank.
 pub(crate) struct Member {

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::Nccl;
-use super::abi::RawComm;
-use crate::Result;
+use crate::error::Result;
+use devcomm_sys::nccl::RawComm;
 
 /// A communicator of NCCL. NCCL allows any thread to use it, one at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CommPtr(pub(super) RawComm);
 
-// SAFETY: an opaque handle. Who makes a call holds the communicator's lock (`crate::communicator::Handle`).
+// SAFETY: an opaque handle. Who makes a call holds the communicator's lock .
 unsafe impl Send for CommPtr {}
 
 /// Where a communicator's address is kept for all its users, of any thread. Empty before it is made and after it has ended.

@@ -7,12 +7,14 @@ use std::sync::Arc;
 
 use devcomm_types::DevComm;
 
-use super::abi::{
+use super::DEV_COMM_VERSION;
+use super::call::{Call, CommPtr, Out};
+use super::lists::RequirementLists;
+use super::lists_config::{LoweredCollectiveConfig, LoweredConfig};
+use crate::error::Result;
+use devcomm_sys::nccl::{
     CommProperties, IN_PROGRESS, RawComm, RawStream, RawUniqueId, RawWaitSignal, RawWindow,
 };
-use super::call::{Call, CommPtr, Out};
-use crate::config::{LoweredCollectiveConfig, LoweredConfig};
-use crate::dev_comm::Lowered;
 
 /// What a collective works on.
 #[derive(Clone, Copy, Debug)]
@@ -142,7 +144,7 @@ pub(crate) fn wait_signal(comm: CommPtr, mut waits: Vec<RawWaitSignal>, on: u64)
 }
 
 /// A call that goes on in the background may still read its configuration: that is then never freed.
-fn read(code: c_int, config: LoweredConfig) -> crate::Result<c_int> {
+fn read(code: c_int, config: LoweredConfig) -> Result<c_int> {
     if code == IN_PROGRESS {
         std::mem::forget(config);
     }
@@ -277,7 +279,7 @@ pub(crate) fn properties(comm: CommPtr, out: Out<CommProperties>) -> Call {
     call!("ncclCommQueryProperties", |nccl| {
         let comm = comm;
         // The struct that an older library fills is shorter or laid out otherwise.
-        nccl.require("ncclCommQueryProperties (as of 2.32.3)", crate::library::DEV_COMM_VERSION)?;
+        nccl.require("ncclCommQueryProperties (as of 2.32.3)", DEV_COMM_VERSION)?;
         nccl.comm_query_properties(comm.0, out.as_ptr())
     })
 }
@@ -346,7 +348,7 @@ pub(crate) fn pre_mul_sum(
 /// Makes a device communicator of the layout that `requirements` names, which is this crate's.
 pub(crate) fn create_dev_comm(
     comm: CommPtr,
-    requirements: Arc<Lowered>,
+    requirements: Arc<RequirementLists>,
     out: Out<DevComm>,
 ) -> Call {
     call!("ncclDevCommCreate", |nccl| {

@@ -6,7 +6,7 @@ use std::ptr::{NonNull, null_mut};
 use devcomm_types::Team;
 use devcomm_types::nccl::{MultimemHandle, ResourceHandle};
 
-use super::abi::{Requirements, ResourceRequirements, TeamRequirements};
+use devcomm_sys::nccl::{Requirements, ResourceRequirements, TeamRequirements};
 
 /// What one node of the resource list asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

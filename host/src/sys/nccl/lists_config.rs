@@ -5,7 +5,7 @@
 use std::ffi::{CString, c_int};
 use std::ptr::{from_mut, null, null_mut};
 
-use super::abi::{CollConfig, Config, ConfigExt, ConfigExtValue};
+use devcomm_sys::nccl::{CollConfig, Config, ConfigExt, ConfigExtValue};
 
 /// A communicator's configuration.
 #[derive(Debug)]

@@ -1,34 +1,39 @@
 //! A loaded NCCL library: its functions behind version gates, its errors, and calls as values.
 
-pub(crate) mod abi;
 #[cfg(test)]
 mod abi_tests;
 pub(crate) mod batch;
 pub(crate) mod call;
 pub(crate) mod calls;
-pub(crate) mod functions;
+mod functions;
 pub(crate) mod lists;
 pub(crate) mod lists_config;
 pub(crate) mod params;
 pub(crate) mod query;
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 
 use devcomm_locate::NcclVersion;
 
-use self::abi::{IN_PROGRESS, RawUniqueId, SUCCESS};
-use self::functions::Slots;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
+use crate::machine::Machine;
+use devcomm_sys::nccl::{ABI_VERSION, Functions, IN_PROGRESS, RawUniqueId, SUCCESS};
 
-/// NCCL's library. Once one is in use it stays loaded for the life of the process: NCCL keeps
-/// threads of its own running in it.
+/// The NCCL version whose structs this crate fills and whose [`DevComm`](devcomm_types::DevComm) kernels read: a
+/// device communicator needs a library at least this new, and kernels linked with this version's device code.
+pub const DEV_COMM_VERSION: NcclVersion = NcclVersion::from_code(ABI_VERSION);
+
+/// NCCL's functions. Once a library is in use it stays loaded for the life of the process: NCCL
+/// keeps threads of its own running in it.
 pub(crate) struct Nccl {
-    library: libloading::Library,
+    machine: Machine,
+    functions: Functions,
+    /// What the functions are in, unless they are this program's.
+    _library: Option<libloading::Library>,
     path: PathBuf,
     version: NcclVersion,
-    slots: Slots,
 }
 
 const HINT: &str = "run again with NCCL_DEBUG=INFO for NCCL's own log";
@@ -36,31 +41,60 @@ const HINT: &str = "run again with NCCL_DEBUG=INFO for NCCL's own log";
 impl Nccl {
     /// Loads the library at `path` and asks its version; nothing of it is initialised.
     pub(crate) fn load(path: &Path) -> Result<Self> {
-        let unusable = |reason: String| Error::NcclUnusable { path: path.to_owned(), reason };
         // SAFETY: loading runs the library's initialisers. The path comes from the search for NCCL
         // or from the caller, who vouches for the file as for any code of the program.
-        let library = unsafe { libloading::Library::new(path) }
-            .map_err(|error| unusable(error.to_string()))?;
-        let mut code: c_int = 0;
-        let status = {
-            // SAFETY: the prototype of ncclGetVersion has been this one since NCCL 2.3.
-            let get_version = unsafe {
-                library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(b"ncclGetVersion\0")
-            };
-            let get_version =
-                get_version.map_err(|_| unusable("it has no ncclGetVersion".to_owned()))?;
-            // SAFETY: the argument is a live int.
-            unsafe { get_version(&raw mut code) }
+        let library = unsafe { libloading::Library::new(path) }.map_err(|error| {
+            Error::NcclUnusable { path: path.to_owned(), reason: error.to_string() }
+        })?;
+        let symbol = |name: &str| {
+            // SAFETY: any symbol is an address.
+            unsafe { library.get::<*mut c_void>(name) }.map_or(null_mut(), |symbol| *symbol)
         };
+        // SAFETY: what NCCL exports by these names; the library stays loaded as long as `Nccl`.
+        let functions = unsafe { Functions::load(symbol) };
+        Self::new(Machine::Gpus, path, functions, Some(library))
+    }
+
+    /// The machine's own, if it has one.
+    pub(crate) fn of(machine: &Machine) -> Option<Result<Self>> {
+        let (path, functions) = machine.nccl()?;
+        Some(Self::new(machine.clone(), path, functions, None))
+    }
+
+    fn new(
+        machine: Machine,
+        path: &Path,
+        functions: Functions,
+        library: Option<libloading::Library>,
+    ) -> Result<Self> {
+        let unusable = |reason| Error::NcclUnusable { path: path.to_owned(), reason };
+        let get_version =
+            functions.get_version.ok_or_else(|| unusable("it has no ncclGetVersion".to_owned()))?;
+        let mut code: c_int = 0;
+        machine.enter();
+        // SAFETY: the argument is a live int.
+        let status = unsafe { get_version(&raw mut code) };
         match u32::try_from(code) {
-            Ok(code) if status == SUCCESS && code > 0 => Ok(Self {
-                library,
-                path: path.to_owned(),
-                version: NcclVersion::from_code(code),
-                slots: Slots::default(),
-            }),
+            Ok(code) if status == SUCCESS && code > 0 => {
+                let version = NcclVersion::from_code(code);
+                Ok(Self { machine, functions, _library: library, path: path.to_owned(), version })
+            }
             _ => Err(unusable(format!("ncclGetVersion returned {status} and version {code}"))),
         }
+    }
+
+    pub(crate) fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    #[cfg(test)]
+    pub(crate) fn functions(&self) -> &Functions {
+        &self.functions
+    }
+
+    /// Whether both are one library: one path is loaded once.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        self.path == other.path
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -78,16 +112,6 @@ impl Nccl {
 
     fn lacks(&self, what: &'static str, needs: NcclVersion) -> Error {
         Error::Unsupported { what, needs, has: self.version }
-    }
-
-    /// Looks up a function.
-    ///
-    /// # Safety
-    ///
-    /// `F` is a function pointer of the symbol's C prototype.
-    pub(crate) unsafe fn symbol<F: Copy>(&self, name: &str) -> Option<F> {
-        // SAFETY: the caller vouches for the type.
-        unsafe { self.library.get::<F>(name) }.ok().map(|symbol| *symbol)
     }
 
     /// Turns a result code into an error with everything that NCCL says about it. To be called on the thread that made the

@@ -4,9 +4,9 @@
 use std::ffi::{CStr, c_int};
 use std::ptr::{null, null_mut};
 
-use super::abi::EncryptionConfig;
 use super::{Nccl, text_of};
-use crate::Result;
+use crate::error::Result;
+use devcomm_sys::nccl::EncryptionConfig;
 
 /// NCCL: `ncclInvalidArgument`.
 pub(super) const INVALID_ARGUMENT: c_int = 4;
@@ -45,7 +45,7 @@ impl Nccl {
     /// `None` ends the encryption of connections made from now on.
     pub(crate) fn encrypt(&self, psk: Option<&CStr>) -> Result<()> {
         // The struct that is filled is of this version.
-        self.require("ncclSetEncryption (as of 2.32.3)", crate::library::DEV_COMM_VERSION)?;
+        self.require("ncclSetEncryption (as of 2.32.3)", crate::sys::nccl::DEV_COMM_VERSION)?;
         let mut config = EncryptionConfig::new();
         if let Some(psk) = psk {
             (config.mode, config.psk) = (ENCRYPTION_PSK, psk.as_ptr());

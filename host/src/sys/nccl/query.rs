@@ -6,9 +6,9 @@ use std::ptr::null_mut;
 use devcomm_types::nccl::{MultimemHandle, Team};
 
 use super::Nccl;
-use super::abi::RawWindow;
 use super::call::CommPtr;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
+use devcomm_sys::nccl::RawWindow;
 
 /// Device memory from `ncclMemAlloc`.
 pub(crate) struct Allocation {

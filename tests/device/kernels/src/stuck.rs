@@ -2,7 +2,6 @@
 //!
 //! Each thread writes 2 to its word of `out` before it waits and would write 3 behind: threads that have left stay at 2.
 
-use cuda_std::atomic::{Order, Scope};
 use cuda_std::prelude::*;
 use nccl_device::gin::{CounterId, GinBackend, SignalId, VaSignal};
 use nccl_device::{
@@ -14,24 +13,9 @@ use crate::Extra;
 
 const ORDER: MemoryOrder = MemoryOrder::AcqRel;
 
-/// With this bit of the number, the last block does the host's part: it waits a little and raises the abort flag.
-pub const RAISES: u32 = 1 << 16;
-
-/// Whether this thread is not one of those that wait: the rank that never comes, or the block that raises the flag, which it has done then.
+/// Whether this is the rank that never comes.
 #[inline(always)]
-fn is_elsewhere(comm: &DevComm, n: u32) -> bool {
-    if n & RAISES != 0 && thread::block_idx_x() == thread::grid_dim_x() - 1 {
-        if thread::thread_idx_x() == 0 && comm.rank() < comm.n_ranks() - 1 {
-            let mut looks = 0;
-            while looks < 50 {
-                thread::nanosleep(100);
-                looks += 1;
-            }
-            // SAFETY: the test's flag, which waits look at.
-            unsafe { mem::store_ordered(comm.as_raw().abort_flag, 1, Order::Relaxed, Scope::Sys) };
-        }
-        return true;
-    }
+fn is_elsewhere(comm: &DevComm) -> bool {
     comm.rank() == comm.n_ranks() - 1
 }
 
@@ -48,14 +32,14 @@ unsafe fn at(out: Window<u64>, step: u64) {
 /// own.
 #[kernel]
 pub unsafe fn stuck_lsa(comm: DevComm, mail: Window<u64>, out: Window<u64>, extra: Extra, n: u32) {
-    if is_elsewhere(&comm, n) {
+    if is_elsewhere(&comm) {
         return;
     }
     let cta = Coop::cta();
     // SAFETY: a word a thread; the resources that the test makes.
     unsafe {
         at(out, 2);
-        match n & 0xff {
+        match n {
             0 => LsaBarrier::with(cta, &comm, BarrierIndex::this_block(), |b| b.sync(ORDER)),
             1 => {
                 let index = BarrierIndex::new(thread::index_1d() / 32);
@@ -82,14 +66,14 @@ pub unsafe fn stuck_in_a_loop(
     _mail: Window<u64>,
     out: Window<u64>,
     _extra: Extra,
-    n: u32,
+    _n: u32,
 ) {
     // SAFETY: a word a thread.
     unsafe { at(out, 2) };
     LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
         let mut round = 0;
         while round < 100 {
-            if round == 5 && is_elsewhere(&comm, n) {
+            if round == 5 && is_elsewhere(&comm) {
                 return;
             }
             barrier.sync(ORDER);
@@ -110,7 +94,7 @@ pub unsafe fn stuck_gin<B: GinBackend>(
     extra: Extra,
     n: u32,
 ) {
-    if is_elsewhere(&comm, n) {
+    if is_elsewhere(&comm) {
         return;
     }
     let (coop, gin, index) = (Coop::cta(), comm.gin::<B>(0), BarrierIndex::this_block());
@@ -118,7 +102,7 @@ pub unsafe fn stuck_gin<B: GinBackend>(
     // SAFETY: a word a thread; the resources that the test makes.
     unsafe {
         at(out, 2);
-        match n & 0xff {
+        match n {
             0 => gin.wait_signal(coop, signal, 3, ORDER),
             1 => gin.wait_signal(coop, VaSignal::new(mail, 5), 4, ORDER),
             2 => gin.wait_counter(coop, CounterId::of(&comm, extra.counters(), 1), 5, ORDER),

@@ -1,4 +1,4 @@
-//! What the API promises, on any machine.
+//! What the API promises, on any world.
 
 pub mod barriers;
 pub mod gin;

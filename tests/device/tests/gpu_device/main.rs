@@ -1,5 +1,7 @@
-//! The device API on GPUs. One program, since each carries all kernels.
+//! The device API. One program, since each carries all kernels.
 
 mod gin;
+mod ll_a2a;
 mod lsa;
 mod stuck;
+mod wrong;

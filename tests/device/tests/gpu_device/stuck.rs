@@ -1,66 +1,84 @@
-//! Kernels that are stuck in a wait are ended from the host: by a deadline, or from another thread. 20 times each, in one process.
+//! Kernels that are stuck in a wait are ended from the host, by a deadline or from another thread:
+//! all threads leave, and say what they waited for.
 
-use std::thread;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use devcomm::{AbortCause, Error, GinConnectionType, LaunchRefusal, Rank, StuckWait, WaitKind};
-use devcomm_device_tests::{Job, Setup, TestKernel, kernels, require_works, with_world};
+use devcomm::{
+    AbortCause, Error, KernelAbortHandle, LaunchRefusal, Rank, Simulation, StuckWait, WaitKind,
+};
+use devcomm_device_tests::{Job, Setup, TestKernel, gpus, kernels, require_works};
+use devcomm_testing::machines::{Gpus, give_time};
 
-const TIMES: usize = 20;
+/// How often on GPUs, in one process; and simulated, each time in another order.
+const TIMES: u64 = 20;
+const SEEDS: u64 = 24;
 const THREADS: u32 = 64;
+/// How long a stuck kernel is waited for.
+const PATIENCE: Duration = Duration::from_millis(30);
 /// What a kernel may take to leave once it has been told to, on a machine that does other things too.
 const LEAVE: Duration = Duration::from_secs(1);
 
-/// Two GPUs run `kernel`, to which the last rank does not come: the other's is ended each time, and says what it waited for in each of `blocks`.
-/// Then new kernels run.
+/// Runs a kernel to which the last rank does not come: the others' are ended each time, with `noted`
+/// waits a block that are `right`. Then new kernels run.
 fn is_ended<K: TestKernel>(
     name: &str,
     kernel: K,
     n: u32,
     setup: &Setup,
-    right: impl Fn(&StuckWait) -> bool + Sync,
+    noted: usize,
+    right: impl Fn(&StuckWait, &Rank) -> bool + Sync,
 ) {
-    with_world(name, 2, setup.gin, |world| {
-        let result = world.run(|rank| {
-            for time in 0..TIMES {
-                end_once(rank, kernel, n, setup, time, &right)?;
-            }
+    if Gpus::are_real() {
+        let gpus = gpus(Simulation::new(2), setup.gin);
+        let handles = Handles::default();
+        return gpus.run(name, |rank| {
+            let end = |time| end_once(rank, kernel, n, setup, time, &handles, noted, &right);
+            (0..TIMES).try_for_each(end)?;
             require_works(rank)
         });
-        result.unwrap_or_else(|error| panic!("{error}"));
-    });
+    }
+    for seed in 0..SEEDS {
+        let simulation = Simulation::new([2, 3, 4][seed as usize % 3]).preempt(seed % 8 == 7);
+        let handles = Handles::default();
+        gpus(simulation.seed(seed), setup.gin).run(name, |rank| {
+            end_once(rank, kernel, n, setup, seed / 3, &handles, noted, &right)?;
+            require_works(rank)
+        });
+    }
 }
 
+/// With which the last rank ends the others' kernels.
+type Handles = Mutex<Vec<KernelAbortHandle>>;
+
+#[expect(clippy::too_many_arguments, reason = "one call")]
 fn end_once<K: TestKernel>(
     rank: &Rank,
     kernel: K,
     n: u32,
     setup: &Setup,
-    time: usize,
-    right: &impl Fn(&StuckWait) -> bool,
+    time: u64,
+    handles: &Handles,
+    noted: usize,
+    right: &impl Fn(&StuckWait, &Rank) -> bool,
 ) -> Result<(), Error> {
     let job = Job::new(rank, setup)?;
+    let (by_deadline, is_absent) = (time.is_multiple_of(2), rank.rank() == rank.n_ranks() - 1);
+    if !by_deadline && !is_absent {
+        handles.lock().unwrap().push(job.dev_comm().abort_handle());
+    }
     rank.barrier()?;
     job.launch(kernel, setup, n)?;
-    if rank.rank() == rank.n_ranks() - 1 {
+    if is_absent {
+        give_time(rank, PATIENCE);
+        handles.lock().unwrap().drain(..).for_each(|handle| handle.abort());
         job.stream().synchronize()?;
-        rank.barrier()?;
-        return Ok(());
+        return rank.barrier();
     }
     let begun = Instant::now();
-    let patience = Duration::from_millis(30);
-    let by_deadline = time.is_multiple_of(2);
-    let ended = if by_deadline {
-        job.stream().synchronize_within(patience)
-    } else {
-        let handle = job.dev_comm().abort_handle();
-        thread::scope(|scope| {
-            scope.spawn(move || {
-                thread::sleep(patience);
-                handle.abort();
-            });
-            job.stream().synchronize()
-        })
+    let ended = match by_deadline {
+        true => job.stream().synchronize_within(PATIENCE),
+        false => job.stream().synchronize(),
     };
     let took = begun.elapsed();
     rank.barrier()?;
@@ -74,10 +92,11 @@ fn end_once<K: TestKernel>(
         AbortCause::Request => assert!(!by_deadline),
         other => panic!("{other}"),
     }
-    assert!(took < patience + LEAVE, "it took {took:?}");
-    assert!(stuck.iter().all(right), "{stuck:?}");
+    assert!(rank.is_simulated() || took < PATIENCE + LEAVE, "it took {took:?}");
+    assert!(stuck.iter().all(|wait| right(wait, rank)), "{rank:?}: {stuck:?}");
     for block in 0..setup.grid {
-        assert!(stuck.iter().any(|wait| wait.block == block), "block {block}: {stuck:?}");
+        let of_block = stuck.iter().filter(|wait| wait.block == block).count();
+        assert_eq!(of_block, noted, "block {block}: {stuck:?}");
     }
     assert!(text.contains(&format!("rank {}", rank.rank())) && text.contains("block"), "{text}");
     // No thread has passed its wait.
@@ -101,58 +120,99 @@ fn with_gin() -> Setup {
 
 #[test]
 fn at_a_barrier_of_blocks() {
-    is_ended("at_a_barrier_of_blocks", kernels::stuck_lsa, 0, &setup(), |stuck| {
+    is_ended("at_a_barrier_of_blocks", kernels::stuck_lsa, 0, &setup(), 1, |stuck, rank| {
         let wait = &stuck.wait;
-        wait.kind == WaitKind::LsaBarrier && wait.index == stuck.block && wait.peer == 1
+        // Of more than two, others may have left by then.
+        let is_named = rank.n_ranks() > 2 || wait.peer == 1;
+        wait.kind == WaitKind::LsaBarrier && wait.index == stuck.block && is_named
     });
 }
 
 #[test]
+fn at_a_barrier_of_blocks_names_the_rank_that_did_not_come() {
+    let name = "at_a_barrier_of_blocks_names_the_rank_that_did_not_come";
+    let peers = Mutex::new(Vec::new());
+    is_ended(name, kernels::stuck_lsa, 0, &setup(), 1, |stuck, rank| {
+        peers.lock().unwrap().push((stuck.wait.peer, rank.n_ranks() as i32));
+        (0..rank.n_ranks() as i32).contains(&stuck.wait.peer)
+    });
+    let peers = peers.into_inner().unwrap();
+    let named = peers.iter().filter(|(peer, n)| *peer == n - 1).count();
+    assert!(2 * named >= peers.len(), "{named} of {}", peers.len());
+}
+
+#[test]
 fn at_barriers_of_warps() {
-    is_ended("at_barriers_of_warps", kernels::stuck_lsa, 1, &setup(), |stuck| {
+    is_ended("at_barriers_of_warps", kernels::stuck_lsa, 1, &setup(), 2, |stuck, _| {
         let index = stuck.block * (THREADS / 32) + stuck.thread / 32;
         stuck.wait.kind == WaitKind::LsaBarrier && stuck.wait.index == index
     });
 }
 
 #[test]
-fn in_ll_all_to_all() {
-    let setup = Setup { ll: (4, 1, 8), ..setup() };
-    is_ended("in_ll_all_to_all", kernels::stuck_lsa, 2, &setup, |stuck| {
-        stuck.wait.kind == WaitKind::LlA2a
-    });
-}
-
-#[test]
-fn in_a_poll_of_the_kernel() {
-    is_ended("in_a_poll_of_the_kernel", kernels::stuck_lsa, 3, &setup(), |stuck| {
-        stuck.wait.kind == WaitKind::Poll && stuck.thread == 0
-    });
-}
-
-#[test]
 fn in_the_middle_of_a_loop_over_many_blocks() {
-    let setup = Setup::new(64, THREADS);
     let name = "in_the_middle_of_a_loop_over_many_blocks";
-    is_ended(name, kernels::stuck_in_a_loop, 0, &setup, |stuck| {
+    let setup = Setup::new(if Gpus::are_real() { 64 } else { 8 }, THREADS);
+    is_ended(name, kernels::stuck_in_a_loop, 0, &setup, 1, |stuck, _| {
         stuck.wait.kind == WaitKind::LsaBarrier && stuck.wait.index == stuck.block
     });
 }
 
 #[test]
-fn in_waits_for_the_network() {
-    let kinds = [
-        WaitKind::Signal,
-        WaitKind::VaSignal,
-        WaitKind::Counter,
-        WaitKind::Signal,
-        WaitKind::GinBarrier,
-        WaitKind::LsaBarrier,
-        WaitKind::GinBarrier,
-    ];
-    assert_eq!(with_gin().gin, GinConnectionType::Full);
-    for (n, kind) in kinds.into_iter().enumerate() {
-        let name = format!("in_waits_for_the_network {n}");
-        is_ended(&name, kernels::stuck_gin, n as u32, &with_gin(), |stuck| stuck.wait.kind == kind);
+fn in_ll_all_to_all() {
+    let setup = Setup { ll: (4, 1, 8), ..setup() };
+    is_ended("in_ll_all_to_all", kernels::stuck_lsa, 2, &setup, 2, |stuck, _| {
+        let wait = &stuck.wait;
+        wait.kind == WaitKind::LlA2a && wait.index == 0 && wait.wanted == 2
+    });
+}
+
+#[test]
+fn in_a_poll_of_the_kernel() {
+    is_ended("in_a_poll_of_the_kernel", kernels::stuck_lsa, 3, &setup(), 1, |stuck, _| {
+        stuck.wait.kind == WaitKind::Poll && stuck.thread == 0
+    });
+}
+
+#[test]
+fn for_signals_and_counters() {
+    let kinds = [(WaitKind::Signal, 3), (WaitKind::VaSignal, 4), (WaitKind::Counter, 5)];
+    for (n, kind) in (0..).zip(kinds) {
+        let name = format!("for_signals_and_counters {n}");
+        is_ended(&name, kernels::stuck_gin, n, &with_gin(), 1, |stuck, _| {
+            let wait = &stuck.wait;
+            (wait.kind, wait.wanted) == kind && wait.seen == 0 && stuck.thread == 0
+        });
+    }
+}
+
+#[test]
+fn for_a_shadow() {
+    is_ended("for_a_shadow", kernels::stuck_gin, 3, &with_gin(), 1, |stuck, _| {
+        stuck.wait.kind == WaitKind::Signal && stuck.thread == 0
+    });
+}
+
+#[test]
+fn at_a_barrier_over_the_network() {
+    let name = "at_a_barrier_over_the_network";
+    is_ended(name, kernels::stuck_gin, 4, &with_gin(), 1, |stuck, rank| {
+        let wait = &stuck.wait;
+        wait.kind == WaitKind::GinBarrier
+            && wait.index == stuck.block
+            && wait.peer < rank.n_ranks() as i32
+            && wait.wanted == 1
+    });
+}
+
+#[test]
+fn at_a_hybrid_barrier() {
+    for n in [5, 6] {
+        let name = format!("at_a_hybrid_barrier {n}");
+        is_ended(&name, kernels::stuck_gin, n, &with_gin(), 1, |stuck, _| match stuck.wait.kind {
+            WaitKind::GinBarrier | WaitKind::LsaBarrier => stuck.wait.index == stuck.block,
+            // A rank that all others have met, and that flushes for the fence.
+            kind => n == 6 && kind == WaitKind::Request,
+        });
     }
 }

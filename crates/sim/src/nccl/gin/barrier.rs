@@ -6,7 +6,7 @@ use devcomm_types::{WaitFor, WaitKind};
 use super::{Call, Handle};
 use crate::error::Site;
 use crate::nccl::caller;
-use crate::thread::{Run, Thread};
+use crate::thread::Thread;
 
 const NAME: &str = "a GIN barrier";
 
@@ -44,26 +44,26 @@ impl Session {
         let Some(set) = call.gin.barriers.iter().find(|set| set.signal0 == barriers.signal0) else {
             call.misuse("a GIN barrier of a handle that is none of the device communicator's")
         };
-        if i64::from(ranks) != i64::from(set.ranks) {
-            let made = set.ranks;
+        let made = set.ranks.unwrap_or(ranks as u32);
+        if i64::from(ranks) != i64::from(made) {
             call.misuse(format!("a GIN barrier of a team of {ranks} ranks, made for {made}"));
         }
-        if index >= set.count {
-            let count = set.count;
+        let count = set.signals / made.max(1);
+        if index >= count {
             call.misuse(format!(
                 "GIN barrier {index}: the device communicator was made with {count}"
             ));
         }
-        let signal = barriers.signal0 + index * set.ranks;
+        let signal = barriers.signal0 + index * made;
         Self { coop, handle: call.handle, team, index, signal, all_contexts }
     }
 
     /// Meets the other ranks.
-    pub(super) fn sync(&mut self, thread: &Thread, run: &Run, at: Site, fence: i32) {
-        let call = Call::with(self.handle, thread, run, at);
+    pub(super) fn sync(&mut self, thread: &Thread, at: Site, fence: i32) {
+        let call = Call::with(self.handle, thread, at);
         // SAFETY: the session's own coop.
         let (coop, rank) = unsafe { call.coop(&raw const self.coop) };
-        let (size, ranks) = (coop.size(run), self.team.n_ranks as u32);
+        let (size, ranks) = (coop.size(thread), self.team.n_ranks as u32);
         call.sync(coop, NAME);
         // PROXY's signals can be strong, so nothing is flushed first. With a fence of puts a rank signals itself too.
         let signals = if fence & FENCE_PUT != 0 { ranks } else { ranks - 1 };
@@ -134,10 +134,10 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn init_all_contexts(
     handle: *const GinBarrierHandle,
     index: u32,
 ) {
-    let (thread, run, at) = caller();
+    let (thread, at) = caller();
     // SAFETY: the kernel passes a device communicator, a coop, a team, and room for a session, which is larger than ours.
     unsafe {
-        let call = Call::with(Handle::new(comm, 0, run, thread, at), thread, run, at);
+        let call = Call::with(Handle::new(comm, 0, thread, at), thread, at);
         let new = Session::new(&call, *coop, *team, *handle, index, true);
         session.cast::<Session>().write(new);
     }
@@ -149,9 +149,9 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn sync(
     _order: i32,
     fence: i32,
 ) {
-    let (thread, run, at) = caller();
+    let (thread, at) = caller();
     // SAFETY: the kernel opened the session.
-    unsafe { (*session.cast::<Session>()).sync(thread, run, at, fence) };
+    unsafe { (*session.cast::<Session>()).sync(thread, at, fence) };
 }
 
 /// NCCL's keeps nothing either.

@@ -45,7 +45,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn init(
             epoch: 0,
         };
         let rail = barrier::Session::new(&call, *coop, *outer_team, *outer_handle, index, false);
-        let lsa = lsa.open(call.run, call.thread, call.at);
+        let lsa = lsa.open(call.thread, call.at);
         session.cast::<Session>().write(Session { lsa, rail });
     }
 }
@@ -56,7 +56,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn sync(
     _order: i32,
     fence: i32,
 ) {
-    let (thread, run, at) = caller();
+    let (thread, at) = caller();
     // SAFETY: the kernel opened the session, while its device communicator is in scope.
     let (session, comm) = unsafe {
         let session = &mut *session.cast::<Session>();
@@ -71,20 +71,20 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn sync(
         let what = format!(
             "NCCL's hybrid barrier {does}: with a fence of puts, and more ranks connected than the rail team, it needs the dense barrier, which its C functions do not make; use a RAIL connection, a fence without puts, or barriers of your own"
         );
-        thread.misuse(run, at, what);
+        thread.misuse(at, what);
     }
-    let coop = Coop::of(&session.lsa.coop, run, thread, at);
-    session.lsa.arrive(run, thread, coop, at);
-    session.lsa.wait(run, thread, coop, at);
-    session.rail.sync(thread, run, at, fence);
+    let coop = Coop::of(&session.lsa.coop, thread, at);
+    session.lsa.arrive(thread, coop, at);
+    session.lsa.wait(thread, coop, at);
+    session.rail.sync(thread, at, fence);
 }
 
 pub(in crate::nccl) unsafe extern "C-unwind" fn destroy(session: *mut BarrierSession) {
-    let (thread, run, at) = caller();
+    let (thread, at) = caller();
     // SAFETY: the kernel opened the session.
     let session = unsafe { &mut *session.cast::<Session>() };
-    let coop = Coop::of(&session.lsa.coop, run, thread, at);
-    session.lsa.close(run, thread, coop, at);
+    let coop = Coop::of(&session.lsa.coop, thread, at);
+    session.lsa.close(thread, coop, at);
 }
 
 pub(in crate::nccl) unsafe extern "C-unwind" fn size() -> usize {

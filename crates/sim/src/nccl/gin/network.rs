@@ -10,13 +10,19 @@
 //!
 //! # Safety
 //!
-//! The addresses in an operation lie in windows, signals and counters of this launch, as its poster checked. It is
-//! delivered before the launch returns, and never while a reference to kernel memory exists: there are none.
+//! The addresses in an operation lie in windows, signals and counters, as its poster checked. It
+//! may be delivered when the kernel has ended: signals and counters end with their device
+//! communicator, which takes its queues away, and what is in windows is looked up again. There are
+//! no references to memory of kernels.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
 
-use crate::scheduler::Rng;
+use fastrand::Rng;
+
+use crate::error::{Error, Result, Site, ThreadId};
+use crate::memory::Memory;
 
 /// A queue's name.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -43,6 +49,16 @@ pub(super) struct Add {
     pub(super) word: *mut u64,
     pub(super) value: u64,
     pub(super) strong: bool,
+    /// Whether the word is in a window.
+    pub(super) in_window: bool,
+}
+
+/// Who posted an operation.
+#[derive(Clone, Copy)]
+pub(super) struct Poster {
+    pub(super) kernel: &'static str,
+    pub(super) thread: ThreadId,
+    pub(super) at: Site,
 }
 
 /// An operation.
@@ -50,6 +66,7 @@ pub(super) struct Operation {
     pub(super) transfer: Transfer,
     pub(super) signal: Option<Add>,
     pub(super) counter: Option<*mut u64>,
+    pub(super) by: Poster,
 }
 
 /// An operation on its way.
@@ -74,10 +91,11 @@ impl Queue {
     }
 
     /// Takes the first posted operation.
-    fn take(&mut self) {
-        let Some(mut flight) = self.posted.pop_front() else { return };
+    fn take(&mut self, memory: &Memory) -> Result<()> {
+        let Some(mut flight) = self.posted.pop_front() else { return Ok(()) };
         match flight.operation.transfer {
             Transfer::Put { from, bytes, .. } => {
+                flight.operation.by.check(memory, from.addr(), bytes)?;
                 flight.payload.reserve_exact(bytes);
                 // SAFETY: the module's; the vector has the room.
                 unsafe {
@@ -93,24 +111,37 @@ impl Queue {
             unsafe { *counter = (*counter).wrapping_add(1) };
         }
         self.taken.push_back(flight);
+        Ok(())
     }
 
     /// Lands a taken operation.
-    fn land(&mut self, index: usize) {
-        let Some(Flight { operation, payload, .. }) = self.taken.remove(index) else { return };
+    fn land(&mut self, index: usize, memory: &Memory) -> Result<()> {
+        let Some(Flight { operation, payload, .. }) = self.taken.remove(index) else {
+            return Ok(());
+        };
+        let by = operation.by;
         match operation.transfer {
             Transfer::Put { to, .. } | Transfer::Value { to, .. } => {
+                by.check(memory, to.addr(), payload.len())?;
                 // SAFETY: the module's; the payload has as many bytes as the operation.
                 unsafe { to.copy_from_nonoverlapping(payload.as_ptr(), payload.len()) };
             }
-            // SAFETY: the module's; both ends may be one place.
-            Transfer::Get { from, to, bytes } => unsafe { to.copy_from(from, bytes) },
+            Transfer::Get { from, to, bytes } => {
+                by.check(memory, from.addr(), bytes)?;
+                by.check(memory, to.addr(), bytes)?;
+                // SAFETY: the module's; both ends may be one place.
+                unsafe { to.copy_from(from, bytes) };
+            }
             Transfer::Nothing => {}
         }
-        if let Some(Add { word, value, .. }) = operation.signal {
+        if let Some(Add { word, value, in_window, .. }) = operation.signal {
+            if in_window {
+                by.check(memory, word.addr(), size_of::<u64>())?;
+            }
             // SAFETY: the module's. A word in a window is aligned, as its poster checked.
             unsafe { *word = (*word).wrapping_add(value) };
         }
+        Ok(())
     }
 
     /// The taken operations that may land now: the first, and weak signals with nothing before them but operations
@@ -127,15 +158,46 @@ impl Queue {
     }
 }
 
+impl Poster {
+    /// Refuses memory that was freed since the operation was posted.
+    fn check(self, memory: &Memory, address: usize, bytes: usize) -> Result<()> {
+        if memory.is_live(address, bytes) {
+            return Ok(());
+        }
+        let Self { kernel, thread, at } = self;
+        let what = format!(
+            "the operation that it posted was under way when {bytes} bytes of it at {address:#x} were freed: flush, and wait for what it signals, before the memory goes"
+        );
+        Err(Error::Misuse { kernel, thread, what, at })
+    }
+}
+
 /// Everything under way.
-#[derive(Default)]
 pub(crate) struct Network {
+    memory: Rc<Memory>,
     queues: RefCell<BTreeMap<QueueKey, Queue>>,
     /// The queues that are not empty, in the order in which they came to be so.
     busy: RefCell<Vec<QueueKey>>,
 }
 
 impl Network {
+    /// Nothing under way, between windows in `memory`.
+    pub(crate) fn new(memory: Rc<Memory>) -> Self {
+        Self { memory, queues: RefCell::default(), busy: RefCell::default() }
+    }
+
+    /// Drops what is under way.
+    pub(crate) fn clear(&self) {
+        self.queues.borrow_mut().clear();
+        self.busy.borrow_mut().clear();
+    }
+
+    /// Drops what is under way for a device communicator, which ends.
+    pub(super) fn forget(&self, comm: u32) {
+        self.queues.borrow_mut().retain(|key, _| key.comm != comm);
+        self.busy.borrow_mut().retain(|key| key.comm != comm);
+    }
+
     /// Whether nothing is under way.
     pub(crate) fn is_idle(&self) -> bool {
         self.busy.borrow().is_empty()
@@ -187,46 +249,40 @@ impl Network {
     }
 
     /// Lands all that was taken, and takes all that was posted.
-    pub(crate) fn deliver(&self) {
+    pub(crate) fn deliver(&self) -> Result<()> {
         let (mut queues, mut busy) = (self.queues.borrow_mut(), self.busy.borrow_mut());
-        busy.retain(|key| {
-            let Some(queue) = queues.get_mut(key) else { return false };
+        for key in std::mem::take(&mut *busy) {
+            let Some(queue) = queues.get_mut(&key) else { continue };
             while !queue.taken.is_empty() {
-                queue.land(0);
+                queue.land(0, &self.memory)?;
             }
             while !queue.posted.is_empty() {
-                queue.take();
+                queue.take(&self.memory)?;
             }
-            !queue.is_empty()
-        });
+            if !queue.is_empty() {
+                busy.push(key);
+            }
+        }
+        Ok(())
     }
 
     /// Takes or lands one operation, by chance.
-    pub(crate) fn step(&self, rng: &mut Rng) {
+    pub(crate) fn step(&self, rng: &mut Rng) -> Result<()> {
         let (mut queues, mut busy) = (self.queues.borrow_mut(), self.busy.borrow_mut());
         if busy.is_empty() {
-            return;
+            return Ok(());
         }
-        let chosen = rng.below(busy.len());
-        let Some(queue) = queues.get_mut(&busy[chosen]) else { return };
-        if queue.taken.is_empty() || !queue.posted.is_empty() && rng.below(2) == 0 {
-            queue.take();
+        let chosen = rng.usize(..busy.len());
+        let Some(queue) = queues.get_mut(&busy[chosen]) else { return Ok(()) };
+        if queue.taken.is_empty() || !queue.posted.is_empty() && rng.bool() {
+            queue.take(&self.memory)?;
         } else {
             let may = queue.may_land();
-            queue.land(may[rng.below(may.len())]);
+            queue.land(may[rng.usize(..may.len())], &self.memory)?;
         }
         if queue.is_empty() {
             busy.swap_remove(chosen);
         }
-    }
-
-    /// Delivers everything: the network goes on when a kernel has ended.
-    pub(crate) fn drain(&self, mut rng: Option<&mut Rng>) {
-        while !self.is_idle() {
-            match &mut rng {
-                Some(rng) => self.step(rng),
-                None => self.deliver(),
-            }
-        }
+        Ok(())
     }
 }

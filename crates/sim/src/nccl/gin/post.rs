@@ -5,9 +5,10 @@ use std::ffi::c_void;
 use devcomm_types::WaitKind;
 use devcomm_types::nccl::{CoopAny, Gin, GinDescriptorSmem, Team};
 
-use super::network::{Add, Operation, Transfer};
+use super::network::{Add, Operation, Poster, Transfer};
 use super::{Call, SignalOp};
 use crate::nccl::view;
+use crate::ranks;
 use crate::waits::{self, Until};
 
 /// What signals the target, as the functions' parameters say it.
@@ -61,9 +62,10 @@ impl Call<'_> {
         // SAFETY: the caller's.
         let view = unsafe { view(window) };
         view.of_world(offset, bytes, rank as usize).unwrap_or_else(|| {
-            let (id, len) = (view.id, view.bytes);
+            let len = view.lens[rank as usize];
+            let (id, rank) = (view.id, ranks::name(&view.gpus, rank));
             self.misuse(format!(
-                "{what} {bytes} bytes at byte {offset} of window {id}, rank {rank}'s part, which has {len}"
+                "{what} {bytes} bytes at byte {offset} of window {id}, {rank}'s part, which has {len}"
             ))
         })
     }
@@ -100,11 +102,13 @@ impl Call<'_> {
             }
         };
         if before.is_some_and(|before| before != op) {
+            let peer = ranks::name(&self.gin.gpus, peer);
             self.misuse(format!(
-                "{which} of rank {peer} is both incremented and added to without a reset: some back ends count these apart"
+                "{which} of {peer} is both incremented and added to without a reset: some back ends count these apart"
             ));
         }
-        Some(Add { word, value, strong })
+        let in_window = matches!(signal, Signal::Va { .. });
+        Some(Add { word, value, strong, in_window })
     }
 
     /// The word of a signal in a window.
@@ -124,17 +128,19 @@ impl Call<'_> {
     }
 
     /// Posts an operation to world rank `peer`, when its queue has room.
-    fn post(&self, peer: u32, operation: Operation) {
+    fn post(&self, peer: u32, transfer: Transfer, signal: Option<Add>, counter: Option<*mut u64>) {
         let (queue, depth) = (self.queue(peer), self.gin.depth);
         let mut what = self.wait_for(WaitKind::Request, 0, 0);
         what.peer = peer as i32;
         let room = Until::Room { queue, depth };
         // Another thread may take the room before this one runs.
-        while !room.holds(self.run) {
-            waits::until(self.run, self.thread, room, what, None, self.at);
+        while !room.holds(self.gpus) {
+            waits::until(self.thread, room, what, None, self.at);
         }
-        self.run.network.post(queue, operation);
-        self.run.progress();
+        let (kernel, thread) = (self.thread.kernel(), self.thread.who());
+        let by = Poster { kernel, thread, at: self.at };
+        self.gpus.network.post(queue, Operation { transfer, signal, counter, by });
+        self.gpus.progress();
     }
 
     /// Thread 0 of the coop does `body`, between barriers.
@@ -168,7 +174,7 @@ impl Call<'_> {
         // SAFETY: the caller's.
         let signal = unsafe { self.add(signal, peer) };
         if signal.is_some() {
-            self.post(peer, Operation { transfer: Transfer::Nothing, signal, counter: None });
+            self.post(peer, Transfer::Nothing, signal, None);
         }
     }
 
@@ -177,7 +183,7 @@ impl Call<'_> {
         let signal = Signal::Indexed { id, strong: self.gin.strong, op: 0, arg: 1 };
         // SAFETY: there is no window.
         let signal = unsafe { self.add(signal, peer) };
-        self.post(peer, Operation { transfer: Transfer::Nothing, signal, counter: None });
+        self.post(peer, Transfer::Nothing, signal, None);
     }
 
     /// A put from `src` to `dst`, each a window and an offset, by the coop's first thread.
@@ -201,10 +207,7 @@ impl Call<'_> {
             let to = self.bytes("a put to", dst.0, dst.1, bytes, peer);
             let counter = counter.map(|id| self.mine().counters[self.counter(id)].as_ptr());
             let signal = self.add(signal, peer);
-            self.post(
-                peer,
-                Operation { transfer: Transfer::Put { from, to, bytes }, signal, counter },
-            );
+            self.post(peer, Transfer::Put { from, to, bytes }, signal, counter);
         }
     }
 
@@ -229,7 +232,7 @@ impl Call<'_> {
             let to = self.bytes("a put to", dst.0, dst.1, bytes, peer);
             let signal = self.add(signal, peer);
             let transfer = Transfer::Value { value: value.to_le_bytes(), to, bytes };
-            self.post(peer, Operation { transfer, signal, counter: None });
+            self.post(peer, transfer, signal, None);
         }
     }
 }
@@ -342,8 +345,7 @@ impl Call<'_> {
             let peer = self.peer(*team, peer);
             let from = self.bytes("a get from", remote.0, remote.1, bytes, peer);
             let to = self.bytes("a get to", local.0, local.1, bytes, self.handle.rank);
-            let transfer = Transfer::Get { from, to, bytes };
-            self.post(peer, Operation { transfer, signal: None, counter: None });
+            self.post(peer, Transfer::Get { from, to, bytes }, None, None);
         }
     }
 }

@@ -21,7 +21,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn increase(net: *mut Gin, signal: 
         let call = Call::on(net);
         let shadow = call.shadow(signal);
         shadow.write_volatile(shadow.read_volatile().wrapping_add(delta));
-        call.run.progress();
+        call.gpus.progress();
     }
 }
 
@@ -42,7 +42,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn wait_meet(
             let word = call.mine().signals[call.signal(signal)].as_ptr();
             let what = call.wait_for(WaitKind::Signal, signal, least);
             let until = Until::Reached { word, least, bits };
-            waits::until(call.run, call.thread, until, what, None, call.at);
+            waits::until(call.thread, until, what, None, call.at);
         });
     }
 }
@@ -71,9 +71,9 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn wait_follow(
             let word = call.mine().signals[call.signal(signal)].as_ptr();
             let what = call.wait_for(WaitKind::Signal, signal, least);
             let until = Until::Reached { word, least, bits };
-            waits::until(call.run, call.thread, until, what, None, call.at);
+            waits::until(call.thread, until, what, None, call.at);
             shadow.write_volatile(word.read_volatile());
-            call.run.progress();
+            call.gpus.progress();
         }
         call.sync(coop, NAME);
         let mask = u64::MAX >> (64 - bits);
@@ -88,7 +88,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn reset_signal(net: *mut Gin, sign
         let call = Call::on(net);
         let place = call.signal(signal);
         let cell = &call.mine().signals[place];
-        if call.run.network.will_change(cell.as_ptr()) {
+        if call.gpus.network.will_change(cell.as_ptr()) {
             call.misuse(format!(
                 "signal {signal} is reset while an operation that signals it is under way"
             ));
@@ -96,6 +96,6 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn reset_signal(net: *mut Gin, sign
         cell.set(0);
         call.mine().ops[place].set(None);
         call.shadow(signal).write_volatile(0);
-        call.run.progress();
+        call.gpus.progress();
     }
 }

@@ -22,11 +22,11 @@ impl Call<'_> {
     fn wait(&self, until: Until, what: WaitFor, timeout: Option<u64>) -> i32 {
         if timeout == Some(0) {
             self.thread.give_way(Wait::Spin { at: self.at });
-            return if until.holds(self.run) { SUCCESS } else { TIMEOUT };
+            return if until.holds(self.gpus) { SUCCESS } else { TIMEOUT };
         }
         // A cycle is taken for a nanosecond.
-        let deadline = timeout.map(|cycles| self.run.clock.get().saturating_add(cycles));
-        match waits::until(self.run, self.thread, until, what, deadline, self.at) {
+        let deadline = timeout.map(|cycles| self.gpus.clock.get().saturating_add(cycles));
+        match waits::until(self.thread, until, what, deadline, self.at) {
             true => SUCCESS,
             false => TIMEOUT,
         }
@@ -42,12 +42,12 @@ impl Call<'_> {
 
     /// The operations of a queue so far.
     fn all_of(&self, queue: QueueKey, gets: bool) -> Until {
-        Until::Complete { queue, before: self.run.network.next(queue), gets }
+        Until::Complete { queue, before: self.gpus.network.next(queue), gets }
     }
 
     /// Waits for this context's operations to the peers that are the thread's share, of `size` threads.
     fn flush_share(&self, rank: u32, size: u32, gets: bool, timeout: Option<u64>) -> i32 {
-        for peer in (rank..self.gin.ranks as u32).step_by(size.max(1) as usize) {
+        for peer in (rank..self.gin.gpus.len() as u32).step_by(size.max(1) as usize) {
             let mut what = self.wait_for(WaitKind::Flush, 0, 0);
             what.peer = peer as i32;
             let result = self.wait(self.all_of(self.queue(peer), gets), what, timeout);
@@ -80,7 +80,7 @@ impl Call<'_> {
         // SAFETY: the caller's.
         let (coop, rank) = unsafe { self.coop(coop) };
         self.sync(coop, NAME);
-        let result = self.flush_share(rank, coop.size(self.run), gets, timeout);
+        let result = self.flush_share(rank, coop.size(self.thread), gets, timeout);
         self.sync(coop, NAME);
         result
     }
@@ -193,7 +193,9 @@ impl Call<'_> {
         unsafe {
             self.once(coop, "a wait for a flush", || {
                 let GinRequest([peer, before]) = *request;
-                if peer & !u64::from(u32::MAX) != REQUEST || peer as u32 >= self.gin.ranks as u32 {
+                if peer & !u64::from(u32::MAX) != REQUEST
+                    || peer as u32 >= self.gin.gpus.len() as u32
+                {
                     self.misuse("the request was not made by ncclGinFlushAsync");
                 }
                 let mut what = self.wait_for(WaitKind::Request, 0, 0);
@@ -255,7 +257,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn flush_async(
         let call = Call::on(net);
         call.once(coop, "the start of a flush", || {
             let peer = call.peer(*team, peer as i32);
-            let before = call.run.network.next(call.queue(peer));
+            let before = call.gpus.network.next(call.queue(peer));
             request.write(GinRequest([REQUEST | u64::from(peer), before]));
         });
     }
@@ -326,11 +328,11 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn reset_counter(net: *mut Gin, cou
     // SAFETY: the kernel passes a handle.
     let call = unsafe { Call::on(net) };
     let cell = &call.mine().counters[call.counter(counter)];
-    if call.run.network.will_change(cell.as_ptr()) {
+    if call.gpus.network.will_change(cell.as_ptr()) {
         call.misuse(format!("counter {counter} is reset while a put that it counts is under way"));
     }
     cell.set(0);
-    call.run.progress();
+    call.gpus.progress();
 }
 
 pub(in crate::nccl) unsafe extern "C-unwind" fn read_signal(
@@ -420,13 +422,13 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn reset_signal_va(
     unsafe {
         let call = Call::on(net);
         let word = call.va_word(window, offset, call.handle.rank);
-        if call.run.network.will_change(word) {
+        if call.gpus.network.will_change(word) {
             call.misuse(format!(
                 "the signal at byte {offset} of a window is reset while one that counts it is under way"
             ));
         }
         word.write_volatile(0);
         call.mine().va_ops.borrow_mut().remove(&word.addr());
-        call.run.progress();
+        call.gpus.progress();
     }
 }

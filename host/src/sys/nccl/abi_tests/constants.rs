@@ -2,12 +2,12 @@
 
 use devcomm_types::DataType;
 
-use super::super::abi::*;
 use super::{compare, printed};
-use crate::{
+use crate::communicator::{
     CftTeamMode, CtaPolicy, GraphUsageMode, HostCftMode, MemoryStat, NvlsHostMode, ReduceOp,
     ShrinkMode, WindowFlags,
 };
+use devcomm_sys::nccl::*;
 
 /// What C calls it, and our value.
 fn constants() -> Vec<(&'static str, i64)> {

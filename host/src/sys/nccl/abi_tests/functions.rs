@@ -6,10 +6,10 @@ use std::fs::File;
 use object::read::ReadCache;
 use object::{Object, ObjectSymbol};
 
-use super::super::functions::{PROTOTYPES, SYMBOLS};
 use super::{compile, include, skip};
-use crate::Library;
-use crate::library::DEV_COMM_VERSION;
+use crate::communicator::Library;
+use crate::sys::nccl::DEV_COMM_VERSION;
+use devcomm_sys::nccl::PROTOTYPES;
 
 /// What the library exports or the headers declare, and the table leaves out.
 const LEFT_OUT: &[(&str, &str)] = &[
@@ -21,14 +21,15 @@ const LEFT_OUT: &[(&str, &str)] = &[
 
 /// The C type that a Rust type of the table stands for.
 fn c_type(rust: &str) -> String {
-    let rust = rust.trim();
+    // The compiler writes pointers with a space or without.
+    let rust = &rust.trim().replace("* ", "*");
     if let Some(target) = rust.strip_prefix("*mut ") {
         return c_type(target) + " *";
     }
     if let Some(target) = rust.strip_prefix("*const ") {
         return c_type(target) + " const *";
     }
-    let name = match rust {
+    let name = match rust.as_str() {
         "()" => "void",
         "c_void" => "void",
         "c_char" => "char",
@@ -117,7 +118,7 @@ fn declared(header: &str) -> BTreeSet<String> {
 }
 
 fn table() -> BTreeSet<String> {
-    SYMBOLS.iter().map(|symbol| (*symbol).to_owned()).collect()
+    PROTOTYPES.iter().map(|(symbol, ..)| (*symbol).to_owned()).collect()
 }
 
 #[test]

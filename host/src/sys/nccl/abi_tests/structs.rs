@@ -7,8 +7,8 @@ use std::ptr::null_mut;
 
 use devcomm_types::nccl;
 
-use super::super::abi::*;
 use super::{compare, printed};
+use devcomm_sys::nccl::*;
 
 /// A field: C name, offset, size, initial value.
 type Field = (&'static str, usize, usize, Option<i64>);

@@ -1,0 +1,171 @@
+//! cuBLASLt: the product alone, as its heuristics would have it.
+
+use std::ffi::c_void;
+
+use anyhow::{Context, Result};
+use cudarc::cublaslt::{result, sys};
+use devcomm::{Communicator, Stream, SymmetricBuffer};
+use half::bf16;
+
+/// Scratch memory that an algorithm may use.
+const SCRATCH: usize = 64 << 20;
+
+/// The library, and its scratch memory on one GPU.
+pub struct CublasLt {
+    handle: sys::cublasLtHandle_t,
+    scratch: SymmetricBuffer<u32>,
+}
+
+/// The type of the product's elements.
+#[derive(Clone, Copy)]
+pub enum Output {
+    F32,
+    Bf16,
+}
+
+impl CublasLt {
+    /// The library for the GPU of the communicator; nothing where it is not installed.
+    pub fn load(comm: &Communicator) -> Result<Option<Self>> {
+        // SAFETY: opening the library runs its initialisers, which is what using it means.
+        if !unsafe { sys::is_culib_present() } {
+            return Ok(None);
+        }
+        let scratch = comm.mem_alloc::<u32>(SCRATCH / size_of::<u32>())?;
+        let handle = result::create_handle().context("cublasLtCreate")?;
+        Ok(Some(Self { handle, scratch }))
+    }
+
+    /// `C = A x B^T` of `[m, n, k]`; nothing where cuBLASLt has no algorithm for it.
+    pub fn plan(&self, [m, n, k]: [usize; 3], output: Output) -> Result<Option<Plan<'_>>> {
+        use sys::cudaDataType::{CUDA_R_16BF, CUDA_R_32F};
+        let (rows, columns, terms) = (m as u64, n as u64, k as u64);
+        let product = match output {
+            Output::F32 => CUDA_R_32F,
+            Output::Bf16 => CUDA_R_16BF,
+        };
+        let matmul =
+            result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, CUDA_R_32F)?;
+        // Its matrices are column-major: it computes the transpose, B x A^T, of which our rows are
+        // the columns.
+        let mut plan = Plan {
+            library: self,
+            matmul,
+            b: result::create_matrix_layout(CUDA_R_16BF, terms, columns, k as i64)?,
+            a: result::create_matrix_layout(CUDA_R_16BF, terms, rows, k as i64)?,
+            c: result::create_matrix_layout(product, columns, rows, n as i64)?,
+            algorithm: None,
+        };
+        // CUBLAS_OP_T, and a limit that an address can be taken of.
+        let (transposed, scratch) = (1_i32, SCRATCH);
+        let preference = result::create_matmul_pref()?;
+        // SAFETY: the descriptors are live, and the attributes have the types and sizes that they
+        // are documented with.
+        let found = unsafe {
+            result::set_matmul_desc_attribute(
+                matmul,
+                sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA,
+                (&raw const transposed).cast(),
+                size_of_val(&transposed),
+            )?;
+            result::set_matmul_pref_attribute(
+                preference,
+                sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                (&raw const scratch).cast(),
+                size_of_val(&scratch),
+            )?;
+            let found = result::get_matmul_algo_heuristic(
+                self.handle,
+                matmul,
+                plan.b,
+                plan.a,
+                plan.c,
+                plan.c,
+                preference,
+            );
+            result::destroy_matmul_pref(preference)?;
+            found
+        };
+        match found {
+            Ok(found) => plan.algorithm = Some(found.algo),
+            Err(error) if error.0 == sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED => {
+                return Ok(None);
+            }
+            Err(error) => return Err(error).context("cublasLtMatmulAlgoGetHeuristic"),
+        }
+        Ok(Some(plan))
+    }
+}
+
+impl Drop for CublasLt {
+    fn drop(&mut self) {
+        // SAFETY: plans borrow the library, so none is left.
+        let _ = unsafe { result::destroy_handle(self.handle) };
+    }
+}
+
+/// One product, ready to be enqueued.
+pub struct Plan<'a> {
+    library: &'a CublasLt,
+    matmul: sys::cublasLtMatmulDesc_t,
+    a: sys::cublasLtMatrixLayout_t,
+    b: sys::cublasLtMatrixLayout_t,
+    c: sys::cublasLtMatrixLayout_t,
+    algorithm: Option<sys::cublasLtMatmulAlgo_t>,
+}
+
+impl Plan<'_> {
+    /// Enqueues the product.
+    ///
+    /// # Safety
+    ///
+    /// The buffers have the elements of the plan's shape and type, and nobody else uses them until
+    /// the stream has passed it.
+    pub unsafe fn enqueue(
+        &self,
+        a: &SymmetricBuffer<bf16>,
+        b: &SymmetricBuffer<bf16>,
+        c: u64,
+        stream: &Stream,
+    ) -> devcomm::Result<()> {
+        let (one, zero) = (1.0_f32, 0.0_f32);
+        let c = c as *mut c_void;
+        let algorithm = self.algorithm.as_ref().map_or(std::ptr::null(), |algorithm| algorithm);
+        // SAFETY: the descriptors are the plan's, the rest is the caller's. Streams of the runtime
+        // are the driver's.
+        let enqueued = unsafe {
+            result::matmul(
+                self.library.handle,
+                self.matmul,
+                (&raw const one).cast(),
+                (&raw const zero).cast(),
+                b.device_address() as *const c_void,
+                self.b,
+                a.device_address() as *const c_void,
+                self.a,
+                c,
+                self.c,
+                c,
+                self.c,
+                algorithm,
+                self.library.scratch.device_address() as *mut c_void,
+                SCRATCH,
+                stream.as_raw().cast(),
+            )
+        };
+        let refused =
+            |error| devcomm::Error::InvalidInput { what: format!("cublasLtMatmul: {error}") };
+        enqueued.map_err(refused)
+    }
+}
+
+impl Drop for Plan<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the descriptors are the plan's, and not used again.
+        unsafe {
+            let _ = result::destroy_matmul_desc(self.matmul);
+            for layout in [self.a, self.b, self.c] {
+                let _ = result::destroy_matrix_layout(layout);
+            }
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! The kernels that exist in Rust and in C++, with the sizes and grids that they are compared at.
+
+use anyhow::{Result, ensure};
+use devcomm::{GinType, Kernel, device, kernels};
+use devcomm_bench_kernels as bench_kernels;
+use devcomm_testing::numbers::Number;
+use half::{bf16, f16};
+
+use super::Job;
+use super::row::Label;
+use crate::options::LARGEST;
+use crate::workloads::{AllReduce, Barrier, LlExchange, Message, Put, Shape};
+
+/// A pair: the stem of its files, and what runs it.
+pub type Pair = (&'static str, fn(&mut Job<'_>) -> Result<()>);
+
+/// All pairs. A new one is a line here, and a function that makes its workloads and hands them to
+/// the job.
+pub const PAIRS: [Pair; 5] = [
+    ("lsa_barrier", lsa_barrier),
+    ("lsa_allreduce", lsa_allreduce),
+    ("reduce_copy", reduce_copy),
+    ("ll_exchange", ll_exchange),
+    ("gin_put", gin_put),
+];
+
+/// Counts that divide neither by ranks nor by vectors: checked, not timed.
+const ODD_COUNTS: [usize; 6] = [1, 7, 17, 1023, 4099, 65537];
+/// Larger messages are not what the low-latency protocol is for, and of puts they measure the
+/// network alone.
+const LARGEST_MESSAGE: usize = 1 << 20;
+/// Round trips of a launch.
+const ROUNDS: u32 = 50;
+
+fn lsa_barrier(job: &mut Job<'_>) -> Result<()> {
+    let grid = &job.options.grid;
+    let blocks = grid.blocks.map_or(Barrier::BLOCKS.to_vec(), |blocks| vec![blocks]);
+    let threads = grid.threads.map_or(vec![128, 512], |threads| vec![threads]);
+    for threads in threads {
+        for &blocks in &blocks {
+            let label = Label { kernel: "lsa_barrier", dtype: "-", bytes: 0 };
+            let workload = Barrier::new(job.harness, blocks, threads)?;
+            job.row(label, &workload.by(job.compiled)?)?;
+        }
+    }
+    Ok(())
+}
+
+fn lsa_allreduce(job: &mut Job<'_>) -> Result<()> {
+    let shape = Shape { threads: 128, max_blocks: 128, rounds_often: false };
+    all_reduce(job, "lsa_allreduce", shape, kernels::lsa_allreduce::<f32>)?;
+    all_reduce(job, "lsa_allreduce", shape, kernels::lsa_allreduce::<f16>)?;
+    all_reduce(job, "lsa_allreduce", shape, kernels::lsa_allreduce::<bf16>)
+}
+
+fn reduce_copy(job: &mut Job<'_>) -> Result<()> {
+    let shape = Shape { threads: 256, max_blocks: 64, rounds_often: true };
+    all_reduce(job, "reduce_copy", shape, bench_kernels::reduce_copy::<f32>)?;
+    all_reduce(job, "reduce_copy", shape, bench_kernels::reduce_copy::<f16>)?;
+    all_reduce(job, "reduce_copy", shape, bench_kernels::reduce_copy::<bf16>)
+}
+
+fn all_reduce<T, K>(job: &mut Job<'_>, name: &'static str, shape: Shape, kernel: K) -> Result<()>
+where
+    T: Number,
+    K: Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
+{
+    let Job { harness, compiled, options, .. } = *job;
+    if !options.dtype.wants(T::NAME) {
+        return Ok(());
+    }
+    let workload = |count| AllReduce::new(harness, &options.grid, shape, kernel, count);
+    for count in options.sizes.counts(LARGEST, size_of::<T>())? {
+        let label = Label { kernel: name, dtype: T::NAME, bytes: count * size_of::<T>() };
+        job.row(label, &workload(count)?.by(compiled)?)?;
+    }
+    for count in ODD_COUNTS {
+        let [rust, cpp] =
+            job.check(&workload(count)?.by(compiled)?)?.map(Option::unwrap_or_default);
+        ensure!(
+            rust == 0 && cpp == 0,
+            "{name} of {} with {count} elements: {rust} are wrong in Rust's result, {cpp} in C++'s",
+            T::NAME
+        );
+    }
+    Ok(())
+}
+
+fn ll_exchange(job: &mut Job<'_>) -> Result<()> {
+    for size in sizes(job) {
+        let workload = LlExchange::new(job.harness, &job.options.grid, size)?;
+        let label = Label { kernel: "ll_exchange", dtype: "u64", bytes: workload.bytes() };
+        job.row(label, &workload.by(job.compiled)?)?;
+    }
+    Ok(())
+}
+
+/// Where there is PROXY.
+fn gin_put(job: &mut Job<'_>) -> Result<()> {
+    let harness = job.harness;
+    if !harness.comm.properties()?.gin_types.contains(GinType::Proxy) {
+        job.leave_out("gin_put", "NCCL offers no GIN of type PROXY here");
+        return Ok(());
+    }
+    if harness.rank.n_ranks() < 2 {
+        job.leave_out("gin_put", "it needs two ranks");
+        return Ok(());
+    }
+    for bytes in [8].into_iter().chain(sizes(job)) {
+        let windows = [harness.comm.window(bytes)?, harness.comm.window(bytes)?];
+        let message = Message::new(harness, &windows[0], &windows[1])?;
+        let label = Label { kernel: "gin_put", dtype: "u8", bytes };
+        job.row(label, &Put::over_gin(&message, &windows, ROUNDS)?.by(job.compiled)?)?;
+    }
+    Ok(())
+}
+
+/// The sizes of messages, of those that make sense.
+fn sizes(job: &Job<'_>) -> Vec<usize> {
+    let sizes = job.options.sizes.sizes(LARGEST_MESSAGE);
+    sizes.take_while(|size| *size <= LARGEST_MESSAGE).collect()
+}

@@ -1,0 +1,152 @@
+//! All-reduce (sum): `kernels/src/lsa_allreduce.rs` against `ncclAllReduce`.
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use devcomm::{Buffer, KERNELS, Kernel, Kernels, ReduceOp, Window, device, kernels};
+use devcomm_testing::numbers::Number;
+use half::{bf16, f16};
+
+use super::choice::Described;
+use super::job::Job;
+use super::row::Case;
+use super::{Benchmark, SIMULATED_BLOCKS, SIMULATED_LARGEST};
+use crate::contender::{Contender, Variant};
+use crate::harness::Harness;
+use crate::options::{Dtype, GridOptions, LARGEST, SizeOptions};
+use crate::workloads::{self, Shape, Sum};
+
+/// The flags of `all-reduce`.
+#[derive(Args, Clone, Debug)]
+pub struct AllReduce {
+    #[command(flatten)]
+    sizes: SizeOptions,
+
+    #[command(flatten)]
+    grid: GridOptions,
+
+    /// Element type
+    #[arg(short = 'd', long = "datatype", value_enum, default_value = "all")]
+    dtype: Dtype,
+
+    /// Reduction
+    #[arg(short = 'o', long = "op", value_enum, default_value = "sum")]
+    op: Op,
+}
+
+/// Reductions: the kernel has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Op {
+    #[value(alias = "all")]
+    Sum,
+}
+
+impl Op {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+        }
+    }
+}
+
+impl Benchmark for AllReduce {
+    const NAME: &'static str = "all-reduce";
+    const VARIANTS: &'static [Described] = &[
+        (Variant::Rust, "kernels::lsa_allreduce on symmetric windows"),
+        (Variant::Cpp, "its twin in C++ on the same windows"),
+        (
+            Variant::Nccl,
+            "ncclAllReduce on memory of ncclMemAlloc that is not registered, as in nccl-tests",
+        ),
+        (Variant::NcclSym, "ncclAllReduce on the windows"),
+    ];
+
+    fn validate(&self) -> Result<()> {
+        self.sizes.validate()?;
+        self.grid.validate()
+    }
+
+    fn run(&self, job: &mut Job<'_>) -> Result<()> {
+        job.harness.comm.require_single_lsa_team()?;
+        let compiled = job.kernels(&KERNELS, "lsa_allreduce")?;
+        job.begin()?;
+        self.run_type(job, &compiled, kernels::lsa_allreduce::<f32>)?;
+        self.run_type(job, &compiled, kernels::lsa_allreduce::<f16>)?;
+        self.run_type(job, &compiled, kernels::lsa_allreduce::<bf16>)
+    }
+}
+
+impl AllReduce {
+    fn run_type<T, K>(
+        &self,
+        job: &mut Job<'_>,
+        compiled: &[(Variant, Kernels)],
+        kernel: K,
+    ) -> Result<()>
+    where
+        T: Number,
+        K: Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
+    {
+        if !self.dtype.wants(T::NAME) {
+            return Ok(());
+        }
+        let harness = job.harness;
+        let max_blocks = harness.here(128, SIMULATED_BLOCKS);
+        let shape = Shape { threads: 128, max_blocks, rounds_often: false };
+        let largest = harness.here(LARGEST, SIMULATED_LARGEST);
+        for count in self.sizes.counts(largest, size_of::<T>())? {
+            let workload = workloads::AllReduce::new(harness, &self.grid, shape, kernel, count)?;
+            let mut contenders = workload.by(compiled)?;
+            if job.choice.has(Variant::Nccl) {
+                contenders.push(by_nccl::<T>(harness, count)?);
+            }
+            if job.choice.has(Variant::NcclSym) {
+                contenders.push(by_nccl_sym(harness, &workload.send, &workload.recv)?);
+            }
+            let case = Case {
+                size: count * size_of::<T>(),
+                count,
+                dtype: T::NAME,
+                redop: self.op.name(),
+                bus: bus(harness.rank.n_ranks()),
+                shape: None,
+            };
+            job.compare(case, &contenders)?;
+        }
+        Ok(())
+    }
+}
+
+/// What each rank of an all-reduce has to send and to receive, in messages.
+pub fn bus(ranks: usize) -> f64 {
+    2.0 * (ranks - 1) as f64 / ranks as f64
+}
+
+/// NCCL's call on the host, on memory as NCCL allocates it, with this rank's input.
+pub fn by_nccl<'a, T: Number>(harness: &'a Harness<'a>, count: usize) -> Result<Contender<'a>> {
+    let (send, recv) = (harness.comm.mem_alloc::<T>(count)?, harness.comm.mem_alloc(count)?);
+    by_host(harness, Variant::Nccl, &send, &recv)
+}
+
+/// On windows, of which the first gets this rank's input.
+pub fn by_nccl_sym<'a, T: Number>(
+    harness: &'a Harness<'a>,
+    send: &Window<T>,
+    recv: &Window<T>,
+) -> Result<Contender<'a>> {
+    by_host(harness, Variant::NcclSym, send, recv)
+}
+
+fn by_host<'a, B>(
+    harness: &'a Harness<'a>,
+    variant: Variant,
+    send: &B,
+    recv: &B,
+) -> Result<Contender<'a>>
+where
+    B: Buffer<Element: Number>,
+{
+    let sum = Sum::new(harness, send, recv)?;
+    let (send, recv) = (send.device_slice(), recv.device_slice());
+    let work = move || harness.comm.all_reduce(&send, &recv, ReduceOp::Sum, &harness.stream);
+    Ok(Contender::new(variant, work, sum))
+}

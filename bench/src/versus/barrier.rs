@@ -1,0 +1,67 @@
+//! Barrier: `bench/kernels/src/lsa_barrier.rs`, a kernel that meets the other ranks many times,
+//! against what the host has for it, a collective without data.
+
+use anyhow::Result;
+use clap::Args;
+
+use super::all_reduce::{by_nccl, by_nccl_sym};
+use super::choice::Described;
+use super::job::Job;
+use super::row::Case;
+use super::{Benchmark, SIMULATED_BLOCKS};
+use crate::contender::Variant;
+use crate::options::GridOptions;
+use crate::workloads;
+
+/// The flags of `barrier`.
+#[derive(Args, Clone, Debug)]
+pub struct Barrier {
+    #[command(flatten)]
+    grid: GridOptions,
+}
+
+const THREADS: u32 = 128;
+
+const CASE: Case = Case { size: 0, count: 0, dtype: "-", redop: "-", bus: 0.0, shape: None };
+
+impl Benchmark for Barrier {
+    const NAME: &'static str = "barrier";
+    const VARIANTS: &'static [Described] = &[
+        (Variant::Rust, "each block has its LSA barrier, 1000 of them in a launch"),
+        (Variant::Cpp, "its twin in C++"),
+        (
+            Variant::Nccl,
+            "ncclAllReduce of one element on memory that is not registered, a launch each",
+        ),
+        (Variant::NcclSym, "ncclAllReduce of one element on symmetric windows, a launch each"),
+    ];
+
+    fn validate(&self) -> Result<()> {
+        self.grid.validate()
+    }
+
+    fn run(&self, job: &mut Job<'_>) -> Result<()> {
+        let harness = job.harness;
+        harness.comm.require_single_lsa_team()?;
+        let compiled = job.kernels(&crate::KERNELS, "lsa_barrier")?;
+        job.begin()?;
+        let max_blocks = harness.here(u32::MAX, SIMULATED_BLOCKS);
+        let default = || workloads::Barrier::BLOCKS.map(|blocks| blocks.min(max_blocks)).to_vec();
+        let mut blocks = self.grid.blocks.map_or_else(default, |blocks| vec![blocks]);
+        blocks.dedup();
+        for blocks in blocks {
+            let threads = self.grid.threads.unwrap_or(THREADS);
+            let workload = workloads::Barrier::new(harness, blocks, threads)?;
+            let mut contenders = workload.by(&compiled)?;
+            if job.choice.has(Variant::Nccl) {
+                contenders.push(by_nccl::<f32>(harness, 1)?);
+            }
+            if job.choice.has(Variant::NcclSym) {
+                let (send, recv) = (harness.comm.window::<f32>(1)?, harness.comm.window(1)?);
+                contenders.push(by_nccl_sym(harness, &send, &recv)?);
+            }
+            job.compare(CASE, &contenders)?;
+        }
+        Ok(())
+    }
+}

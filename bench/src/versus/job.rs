@@ -1,0 +1,239 @@
+//! The comparison itself: every contender is checked, then all are timed in turns.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use devcomm::{KernelSet, Kernels};
+
+use super::choice::Choice;
+use super::row::{Case, Ran, Row, Summary, rows};
+use crate::contender::{Contender, Variant};
+use crate::files::Files;
+use crate::harness::Harness;
+use crate::header::Header;
+use crate::options::OutputOptions;
+use crate::table::Report;
+
+/// A run of a benchmark.
+pub struct Job<'a> {
+    pub harness: &'a Harness<'a>,
+    pub choice: Choice,
+    /// The folder of the twins in C++, if one was named.
+    twins: Option<&'a Path>,
+    order: fastrand::Rng,
+    report: Report<Row>,
+}
+
+impl<'a> Job<'a> {
+    /// Without rows yet.
+    pub fn new(harness: &'a Harness<'a>, choice: Choice, twins: Option<&'a Path>) -> Self {
+        let order = fastrand::Rng::with_seed(harness.run.seed);
+        Self { harness, choice, twins, order, report: Report::new() }
+    }
+
+    /// The kernels of `name` in Rust, of `set`, and in C++: those that were chosen and are there.
+    pub fn kernels(&mut self, set: &KernelSet, name: &str) -> Result<Vec<(Variant, Kernels)>> {
+        let rank = self.harness.rank;
+        let mut kernels = Vec::new();
+        if self.choice.has(Variant::Rust) {
+            kernels.push((Variant::Rust, rank.load(set)?));
+        }
+        let twin = || {
+            ensure!(!rank.is_simulated(), "the simulator runs no kernels but those in Rust");
+            let files = Files::find(self.twins)?;
+            let module = files.cpp(&[name]).into_iter().find(|module| module.is_file());
+            module.with_context(|| format!("{} has no {name} in C++", files.folder().display()))
+        };
+        if self.choice.has(Variant::Cpp) {
+            match twin() {
+                Ok(module) => {
+                    let twin = Kernels::load_files(rank.context(), &[module]);
+                    kernels.push((Variant::Cpp, twin.context("the C++ twin does not load")?));
+                }
+                Err(why) => self.choice.leave_out(Variant::Cpp, why)?,
+            }
+        }
+        Ok(kernels)
+    }
+
+    /// Prints what is measured on and how, when it is known who takes part.
+    pub fn begin(&mut self) -> Result<()> {
+        let header = Header::of(self.harness.rank)?;
+        if self.harness.rank.is_root() {
+            print!("{header}");
+            if header.machine.is_some() {
+                println!("# {}", self.harness.run.describe());
+                println!(
+                    "# noise: the interquartile range of the rounds' times in percent of their \
+                     median; time/nccl: this row's time over nccl's, median of the rounds' ratios"
+                );
+                println!(
+                    "# kernels in Rust are compiled by the driver from PTX, those in C++ are \
+                     cubins of ptxas"
+                );
+            }
+            println!("{}", self.choice);
+        }
+        self.report.set_header(header);
+        Ok(())
+    }
+
+    /// Checks all contenders and measures them: a row each. *Collective*.
+    pub fn compare(&mut self, case: Case, contenders: &[Contender<'_>]) -> Result<()> {
+        self.compare_refilled(case, contenders, || Ok(()))
+    }
+
+    /// The same, with other inputs for what is timed than for what is checked: `refill` writes them
+    /// in between.
+    pub fn compare_refilled(
+        &mut self,
+        case: Case,
+        contenders: &[Contender<'_>],
+        refill: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        if contenders.is_empty() {
+            return Ok(());
+        }
+        self.harness.say(&format!("{} B {} {} ...", case.size, case.dtype, case.shape()));
+        let wrong = self.harness.check(contenders)?;
+        let rounds = match self.harness.is_timed {
+            true => {
+                refill()?;
+                Some(self.harness.time(contenders, &mut self.order)?)
+            }
+            false => None,
+        };
+        let ran = contenders.iter().zip(wrong);
+        let ran = ran.map(|(it, wrong)| Ran { variant: it.variant, launch: it.launch, wrong });
+        self.report.rows.extend(rows(case, &ran.collect::<Vec<_>>(), rounds.as_ref()));
+        Ok(())
+    }
+
+    /// Prints what was measured, also when that is not all, and gives the verdict.
+    pub fn finish(self, measured: Result<()>, output: &OutputOptions) -> Result<()> {
+        let summary = Summary::of(&self.report.rows);
+        if self.harness.rank.is_root() {
+            self.report.publish(&summary, output)?;
+        }
+        measured?;
+        summary.judge()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+    use std::rc::Rc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use anyhow::bail;
+    use clap::Parser;
+    use devcomm::World;
+
+    use super::*;
+    use crate::contender::Outcome;
+    use crate::options::{RankOptions, RunOptions};
+
+    const CASE: Case =
+        Case { size: 4, count: 1, dtype: "f32", redop: "sum", bus: 1.0, shape: None };
+
+    /// What the contenders of a rank have done.
+    struct Log<'a> {
+        done: RefCell<Vec<&'static str>>,
+        /// Results that were spoilt, of both ranks.
+        spoilt: &'a AtomicUsize,
+    }
+
+    /// A result that is right when it is 7.
+    struct Seven<'a>(Rc<Cell<u32>>, &'a Log<'a>);
+
+    impl Outcome for Seven<'_> {
+        fn spoil(&self) -> Result<()> {
+            self.1.done.borrow_mut().push("spoil");
+            self.1.spoilt.fetch_add(1, Ordering::Relaxed);
+            self.0.set(0);
+            Ok(())
+        }
+
+        fn count_wrong(&self) -> Result<usize> {
+            Ok(usize::from(self.0.get() != 7))
+        }
+    }
+
+    /// Writes its result only when it is asked to be checked, and then once in so many times.
+    fn lazy<'a>(variant: Variant, every: usize, log: &'a Log<'a>) -> Contender<'a> {
+        let (result, times) = (Rc::new(Cell::new(7)), Cell::new(0_usize));
+        let outcome = Seven(Rc::clone(&result), log);
+        let checked = move || {
+            let mine = log.done.borrow().iter().filter(|done| **done == "spoil").count();
+            let all = log.spoilt.load(Ordering::Relaxed);
+            assert!(all >= 2 * mine, "the other rank's result is not spoilt yet");
+            log.done.borrow_mut().push("checked");
+            times.set(times.get() + 1);
+            if times.get().is_multiple_of(every) {
+                result.set(7);
+            }
+            Ok(())
+        };
+        let timed = || {
+            log.done.borrow_mut().push("timed");
+            Ok(())
+        };
+        Contender::new(variant, checked, outcome).timed(1, timed)
+    }
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        ranks: RankOptions,
+        #[command(flatten)]
+        run: RunOptions,
+        #[command(flatten)]
+        output: OutputOptions,
+    }
+
+    /// A job of two simulated ranks.
+    fn simulated(args: &str, test: impl Fn(Job<'_>, &OutputOptions) -> Result<()> + Sync) {
+        let cli = Cli::parse_from(["bench"].into_iter().chain(args.split_whitespace()));
+        let variants = [(Variant::Rust, ""), (Variant::Nccl, "")];
+        let choice = Choice::new(&[], &variants, "test").unwrap();
+        let ran = World::simulated(2).unwrap().run(|rank| {
+            let mut harness = Harness::new(rank, &cli.ranks, &cli.run)?;
+            // The times mean nothing, but are taken as on GPUs.
+            harness.is_timed = true;
+            test(Job::new(&harness, choice.clone(), None), &cli.output)
+        });
+        ran.unwrap();
+    }
+
+    #[test]
+    fn every_check_begins_with_a_spoilt_result_and_all_are_done_before_the_first_time() {
+        let spoilt = AtomicUsize::new(0);
+        simulated("-c 2 -n 3 -w 1 --rounds 2", |mut job, output| {
+            let log = Log { done: RefCell::default(), spoilt: &spoilt };
+            job.compare(CASE, &[lazy(Variant::Rust, 1, &log), lazy(Variant::Nccl, 2, &log)])?;
+            // Warm-up, and in every round a launch before the batch.
+            let timed = 2 * (1 + 2 * (1 + 3));
+            let checks = [["spoil", "checked"]; 4].concat();
+            assert_eq!(*log.done.borrow(), [&checks[..], &vec!["timed"; timed]].concat());
+
+            let wrong: Vec<_> = job.report.rows.iter().map(|row| row.wrong).collect();
+            // One of two checks, on two ranks.
+            assert_eq!(wrong, [Some(0), Some(2)]);
+            assert!(job.report.rows.iter().all(|row| row.time_us.is_some()));
+            let error = job.finish(Ok(()), output).unwrap_err().to_string();
+            assert_eq!(error, "2 elements are wrong, see #wrong");
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn the_error_of_a_run_comes_before_its_verdict() {
+        simulated("", |job, output| {
+            let measured = || bail!("the GPU is on fire");
+            let error = job.finish(measured(), output).unwrap_err().to_string();
+            assert_eq!(error, "the GPU is on fire");
+            Ok(())
+        });
+    }
+}

@@ -1,0 +1,174 @@
+//! Put: messages to a neighbouring rank and back, each with a signal, by kernels over the network
+//! (GIN) and over NVLink, against NCCL's sends and puts on the host.
+
+use anyhow::{Result, ensure};
+use clap::Args;
+use devcomm::{GinType, Signal, WaitSignalDesc, Window};
+
+use super::choice::Described;
+use super::job::Job;
+use super::row::Case;
+use super::{Benchmark, SIMULATED_BLOCKS, SIMULATED_LARGEST};
+use crate::contender::{Contender, Variant};
+use crate::harness::Harness;
+use crate::options::{GridOptions, SizeOptions};
+use crate::workloads::{self, Message};
+
+/// The flags of `put`.
+#[derive(Args, Clone, Debug)]
+pub struct Put {
+    #[command(flatten)]
+    sizes: SizeOptions,
+
+    #[command(flatten)]
+    grid: GridOptions,
+}
+
+/// The smallest message, beside those of the command line.
+const SMALLEST: usize = 8;
+/// The largest message where none was named, on GPUs.
+const LARGEST: usize = 4 << 20;
+/// Threads of a block that stores, and blocks at most on GPUs.
+const THREADS: u32 = 512;
+const MAX_BLOCKS: u32 = 32;
+
+impl Benchmark for Put {
+    const NAME: &'static str = "put";
+    const VARIANTS: &'static [Described] = &[
+        (Variant::Rust, "puts with a signal over GIN (PROXY) by one warp"),
+        (
+            Variant::RustLsa,
+            "stores over NVLink and then a flag; each block plays by itself, so with many blocks \
+             both directions are busy at once",
+        ),
+        (Variant::Cpp, "rust's twin in C++"),
+        (
+            Variant::Nccl,
+            "ncclSend and ncclRecv on memory that is not registered, two launches a round trip",
+        ),
+        (Variant::NcclSym, "ncclPutSignal and ncclWaitSignal on symmetric windows"),
+    ];
+
+    fn validate(&self) -> Result<()> {
+        self.sizes.validate()?;
+        self.grid.validate()
+    }
+
+    fn run(&self, job: &mut Job<'_>) -> Result<()> {
+        let harness = job.harness;
+        ensure!(harness.rank.n_ranks() >= 2, "a put needs two ranks, and there is one");
+        leave_out(job)?;
+        let over_gin = job.kernels(&crate::KERNELS, "gin_put")?;
+        let over_nvlink = match job.choice.has(Variant::RustLsa) {
+            true => vec![(Variant::RustLsa, harness.rank.load(&crate::KERNELS)?)],
+            false => Vec::new(),
+        };
+        job.begin()?;
+        let max_blocks = harness.here(MAX_BLOCKS, SIMULATED_BLOCKS);
+        let smallest = (self.sizes.min > SMALLEST).then_some(SMALLEST);
+        let sizes = self.sizes.sizes(harness.here(LARGEST, SIMULATED_LARGEST));
+        for bytes in smallest.into_iter().chain(sizes) {
+            let windows = &[harness.comm.window(bytes)?, harness.comm.window(bytes)?];
+            let message = Message::new(harness, &windows[0], &windows[1])?;
+            let rounds = rounds(bytes);
+            let gin = (!over_gin.is_empty())
+                .then(|| workloads::Put::over_gin(&message, windows, rounds))
+                .transpose()?;
+            let grid = self.grid.grid(bytes, THREADS, max_blocks);
+            let nvlink = (!over_nvlink.is_empty())
+                .then(|| workloads::Put::over_nvlink(&message, windows, rounds, grid))
+                .transpose()?;
+            let mut contenders = Vec::new();
+            if let Some(put) = &gin {
+                contenders.extend(put.by(&over_gin)?);
+            }
+            if let Some(put) = &nvlink {
+                contenders.extend(put.by(&over_nvlink)?);
+            }
+            if job.choice.has(Variant::Nccl) {
+                contenders.push(by_nccl(harness, bytes)?);
+            }
+            if job.choice.has(Variant::NcclSym) {
+                contenders.push(by_nccl_sym(harness, windows)?);
+            }
+            let (size, count) = (bytes, bytes);
+            let case = Case { size, count, dtype: "u8", redop: "-", bus: 1.0, shape: None };
+            job.compare(case, &contenders)?;
+        }
+        Ok(())
+    }
+}
+
+/// Round trips of a launch that is timed: so many that the launch does not count, but not more
+/// bytes than take some time.
+fn rounds(bytes: usize) -> u32 {
+    ((16 << 20) / bytes).clamp(2, 50) as u32
+}
+
+/// Leaves out what NCCL does not offer here.
+fn leave_out(job: &mut Job<'_>) -> Result<()> {
+    let properties = job.harness.comm.properties()?;
+    if !properties.gin_types.contains(GinType::Proxy) {
+        for variant in [Variant::Rust, Variant::Cpp] {
+            let why = "NCCL offers no GIN of type PROXY here; --gin-loopback carries it between \
+                       the GPUs of one host";
+            job.choice.leave_out(variant, why)?;
+        }
+    }
+    if properties.n_lsa_teams > 1 {
+        let why = "the ranks do not all reach each other by load and store";
+        job.choice.leave_out(Variant::RustLsa, why)?;
+    }
+    if !properties.host_rma {
+        let why = "NCCL offers no one-sided operations of the host here";
+        job.choice.leave_out(Variant::NcclSym, why)?;
+    }
+    Ok(())
+}
+
+/// By sends, on memory as NCCL allocates it.
+fn by_nccl<'a>(harness: &'a Harness<'a>, bytes: usize) -> Result<Contender<'a>> {
+    let Harness { comm, stream, .. } = harness;
+    let (send, recv) = (comm.mem_alloc(bytes)?, comm.mem_alloc(bytes)?);
+    let message = Message::new(harness, &send, &recv)?;
+    let send = move |peer| comm.send(&send, peer, stream);
+    Ok(by_host(Variant::Nccl, message, send, move |peer| comm.recv(&recv, peer, stream)))
+}
+
+/// By puts, from window to window.
+fn by_nccl_sym<'a>(
+    harness: &'a Harness<'a>,
+    [send, recv]: &'a [Window<u8>; 2],
+) -> Result<Contender<'a>> {
+    let Harness { comm, stream, .. } = harness;
+    let message = Message::new(harness, send, recv)?;
+    let send = |peer| comm.put_signal(send, recv, 0, Signal::to(peer), stream);
+    let receive = |peer| comm.wait_signal(&[WaitSignalDesc::from(peer)], stream);
+    Ok(by_host(Variant::NcclSym, message, send, receive))
+}
+
+/// One message there and one back: of two ranks, the lower one sends first.
+fn by_host<'a>(
+    variant: Variant,
+    message: Message<'a>,
+    send: impl Fn(usize) -> devcomm::Result<()> + 'a,
+    receive: impl Fn(usize) -> devcomm::Result<()> + 'a,
+) -> Contender<'a> {
+    let (rank, peer) = (message.harness.rank.rank(), message.peer());
+    let work = move || {
+        match peer {
+            None => {}
+            Some(peer) if rank < peer => {
+                send(peer)?;
+                receive(peer)?;
+            }
+            Some(peer) => {
+                receive(peer)?;
+                send(peer)?;
+            }
+        }
+        Ok(())
+    };
+    // A row tells the time of one way.
+    Contender { operations: 2, ..Contender::new(variant, work, message) }
+}

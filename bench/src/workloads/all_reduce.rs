@@ -1,0 +1,116 @@
+//! All-reduces: kernels that take a `DevComm`, two windows and a count.
+
+use anyhow::Result;
+use devcomm::{
+    Buffer, DevCommRequirements, DevCommResource, DeviceSlice, Kernel, Kernels, LaunchConfig,
+    Window, device,
+};
+use devcomm_testing::numbers::{Number, checksum, count_wrong, inputs};
+
+use crate::contender::{Contender, Outcome, Variant};
+use crate::harness::Harness;
+use crate::options::GridOptions;
+
+/// What suits a kernel.
+#[derive(Clone, Copy)]
+pub struct Shape {
+    /// Threads of a block.
+    pub threads: u32,
+    /// Blocks at most.
+    pub max_blocks: u32,
+    /// Whether partial sums are rounded to the type, and not the result alone.
+    pub rounds_often: bool,
+}
+
+/// All-reduces of one size by kernels.
+pub struct AllReduce<'a, T: Number, K> {
+    harness: &'a Harness<'a>,
+    kernel: K,
+    dev_comm: DevCommResource,
+    pub send: Window<T>,
+    pub recv: Window<T>,
+    config: LaunchConfig,
+    sum: Sum<'a, T>,
+}
+
+impl<'a, T, K> AllReduce<'a, T, K>
+where
+    T: Number,
+    K: Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
+{
+    /// Of `count` elements, with this rank's input. *Collective*.
+    pub fn new(
+        harness: &'a Harness<'a>,
+        grid: &GridOptions,
+        shape: Shape,
+        kernel: K,
+        count: usize,
+    ) -> Result<Self> {
+        let share = (count * size_of::<T>()).div_ceil(harness.rank.n_ranks());
+        let (blocks, threads) = grid.grid(share, shape.threads, shape.max_blocks);
+        let requirements = DevCommRequirements::new().lsa_barriers(blocks);
+        let dev_comm = harness.comm.create_dev_comm(requirements)?;
+        let (send, recv) = (harness.comm.window(count)?, harness.comm.window(count)?);
+        let (rounds_often, same_bits) = (shape.rounds_often, true);
+        let sum = Sum { rounds_often, same_bits, ..Sum::new(harness, &send, &recv)? };
+        let config = LaunchConfig::new(blocks, threads);
+        Ok(Self { harness, kernel, dev_comm, send, recv, config, sum })
+    }
+
+    /// By the kernels of these compilers.
+    pub fn by<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
+        let Self { harness, kernel, dev_comm, send, recv, config, sum } = self;
+        let by = |(variant, kernels): &'b (Variant, Kernels)| {
+            let work = move || {
+                let args = (dev_comm, send, recv, send.len());
+                // SAFETY: both windows have as many elements in every rank; every rank launches the
+                // same, in one stream, whose work is waited for before the windows go.
+                unsafe { kernels.launch(&harness.stream, *kernel, *config, args) }
+            };
+            Ok(Contender::new(*variant, work, sum).by_kernel(*config, kernels.info(*kernel)?))
+        };
+        compiled.iter().map(by).collect()
+    }
+}
+
+/// The sum of all ranks' inputs, in this rank.
+pub struct Sum<'a, T> {
+    harness: &'a Harness<'a>,
+    recv: DeviceSlice<T>,
+    /// Whether partial sums are rounded to the type, and not the result alone.
+    rounds_often: bool,
+    /// Whether every rank gets the same bits.
+    same_bits: bool,
+}
+
+impl<'a, T: Number> Sum<'a, T> {
+    /// As NCCL sums, of which a ring rounds each partial sum; `send` gets this rank's input.
+    pub fn new<B>(harness: &'a Harness<'a>, send: &B, recv: &B) -> Result<Self>
+    where
+        B: Buffer<Element = T>,
+    {
+        let (send, recv) = (send.device_slice(), recv.device_slice());
+        send.copy_from_host(&inputs(harness.run.seed, harness.rank.rank(), send.len()))?;
+        Ok(Self { harness, recv, rounds_often: true, same_bits: false })
+    }
+}
+
+impl<T: Number> Outcome for Sum<'_, T> {
+    fn spoil(&self) -> Result<()> {
+        // NaNs.
+        Ok(self.recv.fill(0xff)?)
+    }
+
+    fn count_wrong(&self) -> Result<usize> {
+        let Harness { rank, run, .. } = self.harness;
+        let mut got = vec![T::nearest(0.0); self.recv.len()];
+        self.recv.copy_to_host(&mut got)?;
+        let roundings = if self.rounds_often { (rank.n_ranks() - 1).max(1) } else { 1 };
+        let wrong = count_wrong(run.seed, rank.n_ranks(), roundings, &got);
+        if !self.same_bits {
+            return Ok(wrong);
+        }
+        let sums = rank.all_gather(&[checksum(&got)])?;
+        Ok(wrong + usize::from(sums.iter().any(|sum| *sum != sums[0])))
+    }
+}

@@ -1,0 +1,80 @@
+//! LSA barriers back to back.
+
+use anyhow::{Result, ensure};
+use devcomm::{DevCommRequirements, DevCommResource, Kernels, LaunchConfig, Window};
+use devcomm_bench_kernels::{lsa_barrier, lsa_barrier_checked};
+
+use crate::contender::{Contender, Outcome, Variant};
+use crate::harness::Harness;
+
+/// Barriers of a launch that is timed, so many that the launch does not count, and of one that is
+/// checked.
+const ROUNDS: u32 = 1000;
+const CHECKED_ROUNDS: u32 = 100;
+
+/// A grid of them.
+pub struct Barrier<'a> {
+    harness: &'a Harness<'a>,
+    dev_comm: DevCommResource,
+    /// For the check: a row of ranks for every block.
+    table: Window<u32>,
+    wrong: Window<u32>,
+    config: LaunchConfig,
+}
+
+impl<'a> Barrier<'a> {
+    /// Blocks where nobody names a number, each with a barrier of its own.
+    pub const BLOCKS: [u32; 3] = [1, 16, 64];
+
+    /// *Collective*.
+    pub fn new(harness: &'a Harness<'a>, blocks: u32, threads: u32) -> Result<Self> {
+        let (comm, ranks) = (harness.comm, harness.rank.n_ranks());
+        ensure!(
+            threads as usize >= ranks,
+            "{threads} threads a block, but a barrier of {ranks} ranks is checked by as many"
+        );
+        let len = blocks as usize * ranks;
+        Ok(Self {
+            harness,
+            dev_comm: comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(blocks))?,
+            table: comm.window(len)?,
+            wrong: comm.window(len)?,
+            config: LaunchConfig::new(blocks, threads),
+        })
+    }
+
+    /// By the kernels of these compilers.
+    pub fn by<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
+        let Self { harness: Harness { stream, .. }, dev_comm, table, wrong, config } = self;
+        let by = |(variant, kernels): &'b (Variant, Kernels)| {
+            let checked = move || {
+                let args = (dev_comm, table, wrong, CHECKED_ROUNDS);
+                // SAFETY: both windows have a row of ranks for every block, and a block has a
+                // thread for every rank; every rank launches the same, in one stream, whose work is
+                // waited for.
+                unsafe { kernels.launch(stream, lsa_barrier_checked, *config, args) }
+            };
+            let timed = move || {
+                // SAFETY: every rank launches the same, in one stream, whose work is waited for.
+                unsafe { kernels.launch(stream, lsa_barrier, *config, (dev_comm, ROUNDS)) }
+            };
+            let contender = Contender::new(*variant, checked, self).timed(ROUNDS, timed);
+            Ok(contender.by_kernel(*config, kernels.info(lsa_barrier)?))
+        };
+        compiled.iter().map(by).collect()
+    }
+}
+
+impl Outcome for Barrier<'_> {
+    fn spoil(&self) -> Result<()> {
+        self.table.fill(0xff)?;
+        Ok(self.wrong.fill(0xff)?)
+    }
+
+    fn count_wrong(&self) -> Result<usize> {
+        let mut counts = vec![0; self.wrong.len()];
+        self.wrong.copy_to_host(&mut counts)?;
+        // One that was not written counts as all.
+        Ok(counts.iter().map(|&count| count.min(CHECKED_ROUNDS) as usize).sum())
+    }
+}

@@ -1,0 +1,137 @@
+//! Ping-pong of messages between two neighbouring ranks: over the network (GIN), and over NVLink.
+
+use anyhow::Result;
+use devcomm::{
+    Buffer, DevCommRequirements, DevCommResource, DeviceSlice, GinConnectionType, GinType, Kernels,
+    LaunchConfig, Window,
+};
+use devcomm_bench_kernels::{gin_put, lsa_put};
+use devcomm_testing::messages::datum;
+
+use crate::contender::{Contender, Outcome, Variant};
+use crate::harness::Harness;
+
+/// A block that puts over the network.
+const WARP: u32 = 32;
+
+/// What a rank gets from its neighbour.
+pub struct Message<'a> {
+    pub harness: &'a Harness<'a>,
+    recv: DeviceSlice<u8>,
+}
+
+impl<'a> Message<'a> {
+    /// `send` gets this rank's message.
+    pub fn new<B: Buffer<Element = u8>>(
+        harness: &'a Harness<'a>,
+        send: &B,
+        recv: &B,
+    ) -> Result<Self> {
+        let (send, recv) = (send.device_slice(), recv.device_slice());
+        let mine = (0..send.len()).map(|i| datum(harness.run.seed, harness.rank.rank(), i));
+        send.copy_from_host(&mine.collect::<Vec<_>>())?;
+        Ok(Self { harness, recv })
+    }
+
+    /// The rank that this one plays with, if there is one.
+    pub fn peer(&self) -> Option<usize> {
+        Some(self.harness.rank.rank() ^ 1).filter(|peer| *peer < self.harness.rank.n_ranks())
+    }
+}
+
+impl Outcome for Message<'_> {
+    fn spoil(&self) -> Result<()> {
+        // No message holds this byte.
+        Ok(self.recv.fill(0xff)?)
+    }
+
+    fn count_wrong(&self) -> Result<usize> {
+        let Some(peer) = self.peer() else { return Ok(0) };
+        let (seed, mut got) = (self.harness.run.seed, vec![0; self.recv.len()]);
+        self.recv.copy_to_host(&mut got)?;
+        Ok((0..got.len()).filter(|&i| got[i] != datum::<u8>(seed, peer, i)).count())
+    }
+}
+
+/// Puts of a kernel, in one block of one warp over GIN or in any grid over NVLink.
+pub struct Put<'a> {
+    message: &'a Message<'a>,
+    send: &'a Window<u8>,
+    recv: &'a Window<u8>,
+    /// Round trips of a launch that is timed.
+    rounds: u32,
+    config: LaunchConfig,
+    dev_comm: DevCommResource,
+    /// Over NVLink: two for every block.
+    flags: Option<Window<u32>>,
+}
+
+impl<'a> Put<'a> {
+    /// Puts `message`, which is in these windows, with a signal by GIN's PROXY back end.
+    /// *Collective*.
+    pub fn over_gin(
+        message: &'a Message<'a>,
+        [send, recv]: &'a [Window<u8>; 2],
+        rounds: u32,
+    ) -> Result<Self> {
+        let requirements = DevCommRequirements::new()
+            .gin_connection(GinConnectionType::Full)
+            .gin_type(GinType::Proxy)
+            .gin_signals(1);
+        let dev_comm = message.harness.comm.create_dev_comm(requirements)?;
+        let config = LaunchConfig::new(1, WARP);
+        Ok(Self { message, send, recv, rounds, config, dev_comm, flags: None })
+    }
+
+    /// Stores it, and then a flag. *Collective*; all ranks are in one LSA team.
+    pub fn over_nvlink(
+        message: &'a Message<'a>,
+        [send, recv]: &'a [Window<u8>; 2],
+        rounds: u32,
+        (blocks, threads): (u32, u32),
+    ) -> Result<Self> {
+        let comm = message.harness.comm;
+        let dev_comm = comm.create_dev_comm(DevCommRequirements::new())?;
+        let flags = comm.window(2 * blocks as usize)?;
+        flags.fill(0)?;
+        let config = LaunchConfig::new(blocks, threads);
+        Ok(Self { message, send, recv, rounds, config, dev_comm, flags: Some(flags) })
+    }
+
+    fn play(&self, kernels: &Kernels, rounds: u32) -> devcomm::Result<()> {
+        let Self { message, send, recv, config, dev_comm, .. } = self;
+        let (stream, bytes) = (&message.harness.stream, send.len());
+        // SAFETY: both windows have as many bytes in every rank, and the flags two elements for
+        // every block, 0 at first; every rank launches the same, in one stream, whose work is
+        // waited for before the windows go; the device communicator was made with PROXY for the
+        // one, and for the other all ranks are in one LSA team.
+        unsafe {
+            match &self.flags {
+                None => {
+                    let args = (dev_comm, *send, *recv, bytes, rounds);
+                    kernels.launch(stream, gin_put, *config, args)
+                }
+                Some(flags) => {
+                    let args = (dev_comm, *send, *recv, flags, bytes, rounds);
+                    kernels.launch(stream, lsa_put, *config, args)
+                }
+            }
+        }
+    }
+
+    /// By the kernels of these compilers.
+    pub fn by<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
+        let by = |(variant, kernels): &'b (Variant, Kernels)| {
+            let checked = || self.play(kernels, self.message.harness.here(1, 3));
+            let timed = || self.play(kernels, self.rounds);
+            let info = match self.flags {
+                None => kernels.info(gin_put)?,
+                Some(_) => kernels.info(lsa_put)?,
+            };
+            let contender = Contender::new(*variant, checked, self.message);
+            // One way.
+            Ok(contender.timed(2 * self.rounds, timed).by_kernel(self.config, info))
+        };
+        compiled.iter().map(by).collect()
+    }
+}

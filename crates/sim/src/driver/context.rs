@@ -1,0 +1,140 @@
+//! Devices and their contexts.
+
+use std::ffi::{c_char, c_int, c_uint};
+
+use devcomm_sys::driver::{CUcontext, CUdevice, CUdevice_attribute, CUresult};
+
+use super::{Ask, Refused, ask, limits};
+use crate::machine::baton::Client;
+use crate::machine::{find, join};
+
+/// CUDA 13.0.
+const DRIVER_VERSION: c_int = 13_000;
+
+pub(super) unsafe fn init(_flags: c_uint) -> CUresult {
+    CUresult::CUDA_SUCCESS
+}
+
+pub(super) unsafe fn driver_version(version: *mut c_int) -> CUresult {
+    // SAFETY: the caller's pointer.
+    unsafe { version.write(DRIVER_VERSION) };
+    CUresult::CUDA_SUCCESS
+}
+
+pub(super) unsafe fn device_count(count: *mut c_int) -> CUresult {
+    ask("cuDeviceGetCount", |ask| {
+        // SAFETY: the module's, here and below.
+        unsafe { count.write(ask.core.devices.len() as c_int) };
+        Ok(())
+    })
+}
+
+impl Ask<'_> {
+    /// The number of a GPU that exists.
+    fn existing(&self, device: c_int) -> Refused<usize> {
+        let gpu = usize::try_from(device).ok().filter(|gpu| *gpu < self.core.devices.len());
+        gpu.ok_or_else(|| CUresult::CUDA_ERROR_INVALID_DEVICE.into())
+    }
+}
+
+pub(super) unsafe fn device(device: *mut CUdevice, ordinal: c_int) -> CUresult {
+    ask("cuDeviceGet", |ask| {
+        let gpu = ask.existing(ordinal)?;
+        // SAFETY: the module's.
+        unsafe { device.write(gpu as CUdevice) };
+        Ok(())
+    })
+}
+
+pub(super) unsafe fn device_attribute(
+    value: *mut c_int,
+    attribute: CUdevice_attribute,
+    device: CUdevice,
+) -> CUresult {
+    use CUdevice_attribute as A;
+    ask("cuDeviceGetAttribute", |ask| {
+        ask.existing(device)?;
+        let number = match attribute {
+            A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => 9,
+            A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR => 0,
+            A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => ask.core.simulation.multiprocessors,
+            A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X => limits::GRID[0],
+            A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y => limits::GRID[1],
+            A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z => limits::GRID[2],
+            A::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X => limits::BLOCK[0],
+            A::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y => limits::BLOCK[1],
+            A::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z => limits::BLOCK[2],
+            A::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK => limits::BLOCK_THREADS,
+            A::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK => limits::BLOCK_REGISTERS,
+            A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK => limits::STATIC_SHARED,
+            A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN => limits::BLOCK_SHARED,
+            A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED => 1,
+            _ => 0,
+        };
+        // SAFETY: the module's.
+        unsafe { value.write(number.cast_signed()) };
+        Ok(())
+    })
+}
+
+pub(super) unsafe fn device_name(name: *mut c_char, len: c_int, device: CUdevice) -> CUresult {
+    const NAME: &std::ffi::CStr = c"simulated GPU";
+    ask("cuDeviceGetName", |ask| {
+        ask.existing(device)?;
+        let bytes = NAME.to_bytes_with_nul();
+        if (len as usize) < bytes.len() {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
+        }
+        // SAFETY: the module's; the buffer has `len` bytes.
+        unsafe { name.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        Ok(())
+    })
+}
+
+/// A context's handle names its machine and its GPU, so that a thread that has seen neither can
+/// make it current.
+fn handle(machine: u64, gpu: usize) -> CUcontext {
+    ((machine << 24) | ((gpu as u64 + 1) << 4)) as CUcontext
+}
+
+fn meant_by(context: CUcontext) -> (u64, Option<usize>) {
+    let number = context as u64;
+    (number >> 24, ((number >> 4) as usize & 0xf_ffff).checked_sub(1))
+}
+
+pub(super) unsafe fn retain(context: *mut CUcontext, device: CUdevice) -> CUresult {
+    ask("cuDevicePrimaryCtxRetain", |ask| {
+        let gpu = ask.existing(device)?;
+        let retained = &ask.core.devices[gpu].retained;
+        retained.set(retained.get() + 1);
+        // SAFETY: the module's.
+        unsafe { context.write(handle(ask.core.number(), gpu)) };
+        Ok(())
+    })
+}
+
+pub(super) unsafe fn release(device: CUdevice) -> CUresult {
+    ask("cuDevicePrimaryCtxRelease", |ask| {
+        let retained = &ask.core.devices[ask.existing(device)?].retained;
+        match retained.get().checked_sub(1) {
+            Some(left) => retained.set(left),
+            None => return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT.into()),
+        }
+        Ok(())
+    })
+}
+
+/// A thread that uses no machine comes to the context's; the driver's does so too.
+pub(super) unsafe fn set_current(context: CUcontext) -> CUresult {
+    let (number, gpu) = meant_by(context);
+    if context.is_null() {
+        Client::with(|client| client.gpu.set(None));
+        return CUresult::CUDA_SUCCESS;
+    }
+    let (Some(machine), Some(gpu)) = (find(number), gpu) else {
+        return CUresult::CUDA_ERROR_INVALID_CONTEXT;
+    };
+    join(&machine);
+    Client::with(|client| client.gpu.set(Some(gpu)));
+    CUresult::CUDA_SUCCESS
+}

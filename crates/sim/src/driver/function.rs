@@ -1,0 +1,298 @@
+//! Functions and launches. There are no modules: a simulated GPU runs a kernel's body, not machine
+//! code.
+
+use std::cell::Cell;
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::rc::Rc;
+use std::task::Poll;
+
+use devcomm_sys::driver::{
+    CUfunction, CUfunction_attribute, CUjit_option, CUlaunchAttributeID, CUlaunchConfig, CUmodule,
+    CUresult,
+};
+use devcomm_types::HostBody;
+
+use super::stream::StreamOp;
+use super::{Ask, Refusal, Refused, ask, limits};
+use crate::gpus::{GridId, Launch};
+use crate::machine::core::Core;
+
+/// Registers that a thread of a kernel takes: as good a number as any.
+const REGISTERS: u32 = 32;
+
+/// A kernel's body on one GPU.
+pub(crate) struct Function {
+    gpu: usize,
+    body: HostBody,
+    /// Dynamic shared memory that a launch may ask for, in bytes.
+    allowed_shared: Cell<u32>,
+}
+
+impl Function {
+    pub(crate) fn new(gpu: usize, body: HostBody) -> Self {
+        Self { gpu, body, allowed_shared: Cell::new(limits::STATIC_SHARED) }
+    }
+
+    /// Whether it is this body on this GPU.
+    pub(crate) fn is(&self, gpu: usize, body: &HostBody) -> bool {
+        self.gpu == gpu && self.body == *body
+    }
+}
+
+impl Ask<'_> {
+    fn function(&self, function: CUfunction) -> Refused<Rc<Function>> {
+        self.gpu()?;
+        let functions = self.core.functions.borrow();
+        let found = functions.get(&(function as u64)).cloned();
+        found.ok_or_else(|| CUresult::CUDA_ERROR_INVALID_HANDLE.into())
+    }
+}
+
+/// Compiled code is refused.
+fn no_modules() -> CUresult {
+    ask("cuModuleLoad", |_| {
+        let text = "a simulated GPU runs kernels written in Rust, by their bodies on the host: it \
+                    cannot load compiled code";
+        Err(Refusal::new(CUresult::CUDA_ERROR_NOT_SUPPORTED, text))
+    })
+}
+
+pub(super) unsafe fn load_file(_: *mut CUmodule, _: *const c_char) -> CUresult {
+    no_modules()
+}
+
+pub(super) unsafe fn load_data(
+    _: *mut CUmodule,
+    _: *const c_void,
+    _: c_uint,
+    _: *mut CUjit_option,
+    _: *mut *mut c_void,
+) -> CUresult {
+    no_modules()
+}
+
+pub(super) unsafe fn unload(_: CUmodule) -> CUresult {
+    CUresult::CUDA_ERROR_INVALID_HANDLE
+}
+
+pub(super) unsafe fn of_module(_: *mut CUfunction, _: CUmodule, _: *const c_char) -> CUresult {
+    CUresult::CUDA_ERROR_INVALID_HANDLE
+}
+
+pub(super) unsafe fn load(function: CUfunction) -> CUresult {
+    ask("cuFuncLoad", |ask| ask.function(function).map(drop))
+}
+
+pub(super) unsafe fn attribute(
+    value: *mut c_int,
+    attribute: CUfunction_attribute,
+    function: CUfunction,
+) -> CUresult {
+    use CUfunction_attribute as A;
+    ask("cuFuncGetAttribute", |ask| {
+        let function = ask.function(function)?;
+        let number = match attribute {
+            A::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK => function.body.max_threads(),
+            A::CU_FUNC_ATTRIBUTE_NUM_REGS => REGISTERS,
+            A::CU_FUNC_ATTRIBUTE_PTX_VERSION | A::CU_FUNC_ATTRIBUTE_BINARY_VERSION => 90,
+            A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES => function.allowed_shared.get(),
+            _ => 0,
+        };
+        // SAFETY: the module's.
+        unsafe { value.write(number.cast_signed()) };
+        Ok(())
+    })
+}
+
+pub(super) unsafe fn set_attribute(
+    function: CUfunction,
+    attribute: CUfunction_attribute,
+    value: c_int,
+) -> CUresult {
+    ask("cuFuncSetAttribute", |ask| {
+        let function = ask.function(function)?;
+        let bytes = u32::try_from(value).ok().filter(|bytes| *bytes <= limits::BLOCK_SHARED);
+        match (attribute, bytes) {
+            (
+                CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                Some(bytes),
+            ) => function.allowed_shared.set(bytes),
+            _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into()),
+        }
+        Ok(())
+    })
+}
+
+pub(super) unsafe fn occupancy(
+    blocks: *mut c_int,
+    function: CUfunction,
+    block_size: c_int,
+    dynamic_shared: usize,
+) -> CUresult {
+    ask("cuOccupancyMaxActiveBlocksPerMultiprocessor", |ask| {
+        ask.function(function)?;
+        let threads = u32::try_from(block_size).ok().filter(|threads| *threads > 0);
+        let threads = threads.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let all = ask.core.gpus.resident(threads, dynamic_shared);
+        // SAFETY: the module's.
+        unsafe { blocks.write((all / ask.core.simulation.multiprocessors) as c_int) };
+        Ok(())
+    })
+}
+
+pub(super) unsafe fn launch(
+    config: *const CUlaunchConfig,
+    function: CUfunction,
+    params: *mut *mut c_void,
+    _extra: *mut *mut c_void,
+) -> CUresult {
+    ask("cuLaunchKernelEx", |ask| {
+        // SAFETY: the module's, here and below.
+        let config = unsafe { &*config };
+        let function = ask.function(function)?;
+        let stream = ask.stream(config.hStream)?;
+        if stream.gpu() != function.gpu {
+            return Err(CUresult::CUDA_ERROR_INVALID_HANDLE.into());
+        }
+        if config.sharedMemBytes > function.allowed_shared.get() {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
+        }
+        // SAFETY: as above; there are as many attributes as it says.
+        let cooperative = (0..config.numAttrs as usize).any(|index| unsafe {
+            let attribute = &*config.attrs.add(index);
+            attribute.id == CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+                && attribute.value.cooperative != 0
+        });
+        // SAFETY: as above; there is an address for each parameter, of its size.
+        let params = unsafe { Params::copy(&function.body, params) };
+        let kernel = Kernel {
+            gpu: function.gpu,
+            body: function.body,
+            params: Rc::new(params),
+            grid: [config.gridDimX, config.gridDimY, config.gridDimZ],
+            block: [config.blockDimX, config.blockDimY, config.blockDimZ],
+            dynamic_shared: config.sharedMemBytes as usize,
+            cooperative,
+            started: None,
+        };
+        ask.note(|| kernel.shape());
+        let refused = ask.core.gpus.check(&kernel.launch());
+        refused
+            .map_err(|error| Refusal::new(CUresult::CUDA_ERROR_INVALID_VALUE, error.to_string()))?;
+        ask.core.enqueue(&stream, Box::new(kernel));
+        Ok(())
+    })
+}
+
+/// The parameters of a launch, as the kernel's threads read them.
+struct Params {
+    /// Each parameter begins at a multiple of [`ALIGN`].
+    bytes: Box<[Aligned]>,
+    /// Where each begins, in units of that.
+    starts: Vec<usize>,
+}
+
+/// As a tensor map, the most strictly aligned parameter, wants it.
+#[repr(C, align(128))]
+#[derive(Clone, Copy)]
+struct Aligned([u8; 128]);
+
+impl Params {
+    /// # Safety
+    ///
+    /// `from` has the address of each of the body's parameters, of its size.
+    unsafe fn copy(body: &HostBody, from: *mut *mut c_void) -> Self {
+        let mut starts = Vec::new();
+        let mut len = 0;
+        for size in body.params() {
+            starts.push(len);
+            len += size.div_ceil(size_of::<Aligned>());
+        }
+        let mut bytes = vec![Aligned([0; 128]); len].into_boxed_slice();
+        let base = bytes.as_mut_ptr();
+        for (index, (size, start)) in body.params().iter().zip(&starts).enumerate() {
+            // SAFETY: the caller's; the room from `start` on is at least that size.
+            unsafe {
+                let source = (*from.add(index)).cast::<u8>();
+                base.add(*start).cast::<u8>().copy_from_nonoverlapping(source, *size);
+            }
+        }
+        Self { bytes, starts }
+    }
+
+    fn addresses(&self) -> Vec<*const c_void> {
+        let base = self.bytes.as_ptr();
+        self.starts.iter().map(|start| base.wrapping_add(*start).cast()).collect()
+    }
+}
+
+/// A launch, as an operation of a stream.
+struct Kernel {
+    gpu: usize,
+    body: HostBody,
+    params: Rc<Params>,
+    grid: [u32; 3],
+    block: [u32; 3],
+    dynamic_shared: usize,
+    cooperative: bool,
+    started: Option<GridId>,
+}
+
+impl Kernel {
+    /// For the record of calls.
+    fn shape(&self) -> String {
+        let Self { grid, block, dynamic_shared, cooperative, .. } = self;
+        let name = self.body.name();
+        format!(
+            "{name} grid {grid:?} block {block:?} shared {dynamic_shared} cooperative {cooperative}"
+        )
+    }
+
+    fn launch(&self) -> Launch {
+        let (body, params) = (self.body, Rc::clone(&self.params));
+        let addresses = params.addresses();
+        let run = move || {
+            // They point into it.
+            let _params = &params;
+            // SAFETY: a copy of each parameter; the launch's caller keeps the kernel's contract, and
+            // the GPU's scheduler has made a thread current.
+            unsafe { body.call(&addresses) }
+        };
+        Launch {
+            kernel: self.body.name(),
+            gpu: self.gpu,
+            grid: self.grid,
+            block: self.block,
+            dynamic_shared: self.dynamic_shared,
+            cooperative: self.cooperative,
+            communicator: None,
+            body: Rc::new(run),
+        }
+    }
+}
+
+impl StreamOp for Kernel {
+    fn poll(&mut self, core: &Core) -> Poll<()> {
+        let grid = match self.started {
+            Some(grid) => grid,
+            None => match core.gpus.launch(self.launch()) {
+                Ok(grid) => *self.started.insert(grid),
+                Err(error) => {
+                    core.fail(error);
+                    return Poll::Pending;
+                }
+            },
+        };
+        if core.gpus.is_done(grid) { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    fn describe(&self, _core: &Core) -> String {
+        let state = if self.started.is_some() { "runs" } else { "is next" };
+        format!("kernel `{}` {state}", self.body.name())
+    }
+
+    fn duplicate(&self) -> Box<dyn StreamOp> {
+        let (params, started) = (Rc::clone(&self.params), None);
+        Box::new(Self { params, started, ..*self })
+    }
+}

@@ -1,0 +1,61 @@
+//! Maps for the bulk copy engine.
+
+use std::ffi::c_void;
+
+use devcomm_sys::driver::{
+    CUresult, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
+    CUtensorMapL2promotion, CUtensorMapSwizzle,
+};
+use devcomm_types::Tiling;
+
+use super::{Refusal, ask};
+
+/// Two dimensions of 16-bit elements in tiles of 128 bytes a row, which is all that cuda_std's
+/// copies take.
+pub(super) unsafe fn encode_tiled(
+    map: *mut CUtensorMap,
+    data_type: CUtensorMapDataType,
+    rank: u32,
+    address: *mut c_void,
+    extents: *const u64,
+    strides: *const u64,
+    tile: *const u32,
+    element_strides: *const u32,
+    _interleave: CUtensorMapInterleave,
+    swizzle: CUtensorMapSwizzle,
+    _promotion: CUtensorMapL2promotion,
+    _fill: CUtensorMapFloatOOBfill,
+) -> CUresult {
+    ask("cuTensorMapEncodeTiled", |ask| {
+        ask.gpu()?;
+        let refuse = |what: &str| {
+            let text = format!("the simulator has no tensor maps {what}");
+            Err(Refusal::new(CUresult::CUDA_ERROR_NOT_SUPPORTED, text))
+        };
+        if rank != 2 {
+            return refuse("of other than two dimensions");
+        }
+        // SAFETY: the module's; there are as many elements as dimensions, and one stride less.
+        let (columns, rows, stride, tile, strides) = unsafe {
+            let tile = [*tile, *tile.add(1)];
+            let element_strides = [*element_strides, *element_strides.add(1)];
+            (*extents, *extents.add(1), *strides, tile, element_strides)
+        };
+        if data_type != CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+            || swizzle != CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B
+            || tile[0] != Tiling::TILE_COLUMNS
+            || strides != [1, 1]
+            || stride != 2 * columns
+        {
+            return refuse("but of bf16 in dense rows and tiles of 64 swizzled columns");
+        }
+        let (Ok(rows), Ok(columns)) = (u32::try_from(rows), u32::try_from(columns)) else {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
+        };
+        let address = address as u64;
+        let tiling = Tiling { address, rows, columns, tile_rows: tile[1] };
+        // SAFETY: the module's.
+        unsafe { (*map).opaque = tiling.for_simulator().words };
+        Ok(())
+    })
+}

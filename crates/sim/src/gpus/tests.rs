@@ -1,0 +1,330 @@
+//! Many grids on many GPUs at once.
+
+mod communicators;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use cuda_std::atomic::{Atomic, Order, Scope};
+use cuda_std::prelude::*;
+
+use super::*;
+use crate::memory::{Allocation, GpuSet, Owner};
+
+fn settings(gpus: usize, multiprocessors: u32) -> Settings {
+    Settings {
+        gpus,
+        multiprocessors,
+        seed: None,
+        preempt: false,
+        watch: true,
+        stack_size: 64 << 10,
+        step_limit: Some(1 << 20),
+        time_limit: None,
+    }
+}
+
+/// In order, and by a few seeds.
+fn machines(gpus: usize, multiprocessors: u32) -> impl Iterator<Item = Rc<Gpus>> {
+    let seeds = std::iter::once(None).chain((0..10).map(Some));
+    seeds.map(move |seed| {
+        let settings = Settings { seed, ..settings(gpus, multiprocessors) };
+        Gpus::new(settings, Rc::new(Memory::new()))
+    })
+}
+
+/// `len` zeroed words that all GPUs reach.
+struct Words(Allocation);
+
+impl Words {
+    fn new(gpus: &Gpus, len: usize) -> Self {
+        let owner = Owner::Buffer { id: 0, rank: 0 };
+        let memory = Allocation::single(&gpus.memory, GpuSet::all(), 4 * len, owner).unwrap();
+        memory.zero(0);
+        Self(memory)
+    }
+
+    fn word(&self, i: usize) -> Word {
+        Word(self.0.part(0).cast::<u32>().wrapping_add(i))
+    }
+
+    fn read(&self) -> Vec<u32> {
+        self.0.read(0, self.0.lens()[0] / 4)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Word(*mut u32);
+
+impl Word {
+    fn atomic(&self) -> &Atomic<u32> {
+        // SAFETY: a word of memory that outlives the grid.
+        unsafe { Atomic::from_ptr(self.0) }
+    }
+
+    fn set(self, value: u32) {
+        self.atomic().store(value, Order::Release, Scope::Sys);
+    }
+
+    fn add(self) -> u32 {
+        self.atomic().fetch_add(1, Order::AcqRel, Scope::Sys)
+    }
+
+    /// Polls until it is at least `least`.
+    fn wait(self, least: u32) {
+        while self.atomic().load(Order::Acquire, Scope::Sys) < least {}
+    }
+}
+
+fn grid(gpu: usize, blocks: u32, threads: u32, body: impl Fn() + 'static) -> Launch {
+    Launch {
+        kernel: "test",
+        gpu,
+        grid: [blocks, 1, 1],
+        block: [threads, 1, 1],
+        dynamic_shared: 0,
+        cooperative: false,
+        communicator: None,
+        body: Rc::new(body),
+    }
+}
+
+/// Runs until nothing happens any more.
+fn settle(gpus: &Gpus) -> Step {
+    loop {
+        match gpus.step() {
+            Step::Progress => {}
+            step => return step,
+        }
+    }
+}
+
+#[track_caller]
+fn finish(gpus: &Gpus) {
+    let step = settle(gpus);
+    assert!(matches!(step, Step::Idle), "{step:?}");
+}
+
+#[test]
+fn two_grids_of_one_gpu_that_signal_each_other_overlap_where_both_fit() {
+    for gpus in machines(1, 2) {
+        let words = Words::new(&gpus, 2);
+        let (a, b) = (words.word(0), words.word(1));
+        let one = move || {
+            a.add();
+            b.wait(1024);
+        };
+        let other = move || {
+            a.wait(2048);
+            b.add();
+        };
+        let first = gpus.launch(grid(0, 2, 1024, one)).unwrap();
+        let second = gpus.launch(grid(0, 1, 1024, other)).unwrap();
+        finish(&gpus);
+        assert!(gpus.is_done(first) && gpus.is_done(second));
+        assert_eq!(words.read(), [2048, 1024]);
+    }
+}
+
+#[test]
+fn two_grids_that_do_not_fit_together_get_no_further() {
+    for gpus in machines(1, 1) {
+        let words = Words::new(&gpus, 1);
+        let word = words.word(0);
+        let first = gpus.launch(grid(0, 2, 1024, move || word.wait(1))).unwrap();
+        let second = gpus.launch(grid(0, 1, 32, move || word.set(1))).unwrap();
+        let step = settle(&gpus);
+        assert!(matches!(step, Step::Spinning), "{step:?}");
+        assert!(!gpus.is_done(first) && !gpus.is_done(second));
+        let stall = gpus.stall();
+        assert_eq!((stall.threads(), &stall.pending[..]), (2048, &[1][..]));
+        // The host helps.
+        // SAFETY: a word of the buffer, and no kernel runs now.
+        unsafe { word.0.write(1) };
+        gpus.progress();
+        finish(&gpus);
+        assert!(gpus.is_done(first) && gpus.is_done(second));
+    }
+}
+
+#[test]
+fn one_gpu_is_in_its_second_grid_while_another_is_in_its_first() {
+    for gpus in machines(2, 1) {
+        let words = Words::new(&gpus, 2);
+        let (a, b) = (words.word(0), words.word(1));
+        let slow = gpus.launch(grid(1, 4, 64, move || a.wait(2))).unwrap();
+        for i in 1..=2 {
+            let next = gpus.launch(grid(0, 1, 1, move || a.set(i))).unwrap();
+            while !gpus.is_done(next) {
+                assert!(matches!(gpus.step(), Step::Progress));
+            }
+            assert!(i == 2 || !gpus.is_done(slow));
+        }
+        gpus.launch(grid(0, 1, 1, move || b.set(1))).unwrap();
+        finish(&gpus);
+        assert_eq!(words.read(), [2, 1]);
+    }
+}
+
+#[test]
+fn a_cooperative_grid_waits_until_all_of_it_fits() {
+    for gpus in machines(1, 2) {
+        let words = Words::new(&gpus, 2);
+        let (go, arrived) = (words.word(0), words.word(1));
+        gpus.launch(grid(0, 1, 1024, move || go.wait(1))).unwrap();
+        let together = move || {
+            arrived.add();
+            arrived.wait(4096);
+        };
+        let whole = Launch { cooperative: true, ..grid(0, 4, 1024, together) };
+        gpus.launch(whole).unwrap();
+        assert!(matches!(settle(&gpus), Step::Spinning));
+        let stall = gpus.stall();
+        assert_eq!((stall.threads(), &stall.pending[..]), (1024, &[4][..]));
+        // SAFETY: a word of the buffer, and no kernel runs now.
+        unsafe { go.0.write(1) };
+        gpus.progress();
+        finish(&gpus);
+        assert_eq!(words.read()[1], 4096);
+    }
+    let gpus = machines(1, 2).next().unwrap();
+    let too_large = Launch { cooperative: true, ..grid(0, 5, 1024, || {}) };
+    let error = gpus.launch(too_large).unwrap_err().to_string();
+    assert!(error.contains("a GPU holds 4 of them at one time"), "{error}");
+}
+
+#[test]
+fn shared_memory_limits_how_many_blocks_are_on_a_multiprocessor() {
+    let gpus = machines(1, 1).next().unwrap();
+    let half = Launch { dynamic_shared: 100 << 10, ..grid(0, 3, 32, thread::sync_threads) };
+    assert_eq!(gpus.resident(32, half.dynamic_shared), 2);
+    let words = Words::new(&gpus, 1);
+    let go = words.word(0);
+    gpus.launch(Launch { body: Rc::new(move || go.wait(1)), ..half }).unwrap();
+    assert!(matches!(settle(&gpus), Step::Spinning));
+    assert_eq!((gpus.stall().threads(), &gpus.stall().pending[..]), (64, &[1][..]));
+    gpus.reset();
+    finish(&gpus);
+}
+
+#[test]
+fn grids_and_blocks_have_three_dimensions() {
+    for gpus in machines(1, 132) {
+        let seen = Rc::new(RefCell::new(Vec::new()));
+        let note = Rc::clone(&seen);
+        let body = move || {
+            let (t, b) = (thread::thread_idx(), thread::block_idx());
+            // Lanes are counted x first too: the neighbour in a warp.
+            // SAFETY: whole warps call it.
+            let lane = unsafe { warp::shuffle_idx(thread::index_in_block(), 0) } % 32;
+            note.borrow_mut().push(([b.x, b.y, b.z], [t.x, t.y, t.z], lane));
+        };
+        let launch = Launch { grid: [2, 3, 2], block: [4, 2, 8], ..grid(0, 1, 1, body) };
+        gpus.launch(launch).unwrap();
+        finish(&gpus);
+        let mut seen = seen.take();
+        assert_eq!(seen.len(), 12 * 64);
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen.len(), 12 * 64);
+        assert_eq!(seen.last(), Some(&([1, 2, 1], [3, 1, 7], 0)));
+    }
+}
+
+#[test]
+fn what_no_gpu_takes_is_refused() {
+    let gpus = machines(2, 132).next().unwrap();
+    let none = || grid(0, 1, 1, || {});
+    for (launch, why) in [
+        (Launch { gpu: 2, ..none() }, "there is no GPU 2"),
+        (Launch { grid: [1, 0, 1], ..none() }, "no blocks"),
+        (Launch { grid: [1, 1 << 16, 1], ..none() }, "where [2147483647, 65535, 65535] are"),
+        (Launch { block: [32, 32, 2], ..none() }, "blocks of 2048 threads"),
+        (Launch { block: [1, 1, 65], ..none() }, "where [1024, 1024, 64] are"),
+        (Launch { dynamic_shared: 228 << 10, ..none() }, "dynamic shared memory"),
+    ] {
+        let error = gpus.launch(launch).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
+    finish(&gpus);
+}
+
+#[test]
+fn memory_may_be_of_any_gpus() {
+    let memory = Memory::new();
+    let owner = Owner::Buffer { id: 0, rank: 0 };
+    let at = |address: usize| std::ptr::without_provenance_mut(address);
+    memory.insert(at(4096), 64, [5, 0, 3, 4].into_iter().collect(), owner);
+    memory.insert(at(8192), 64, GpuSet::all(), owner);
+    // Twice: the first look leaves something in the cache.
+    for _ in 0..2 {
+        let may = |address| (0..8).filter(|gpu| memory.contains(*gpu, address, 64)).collect();
+        let (some, all): (Vec<u32>, Vec<u32>) = (may(4096), may(8192));
+        assert_eq!((&some[..], all.len()), (&[0, 3, 4, 5][..], 8));
+    }
+    assert!(!memory.contains(0, 4096, 65) && memory.is_live(4096, 64));
+    memory.remove(4096);
+    assert!(!memory.contains(0, 4096, 1) && !memory.is_live(4096, 1));
+}
+
+#[test]
+fn a_failure_ends_all_grids_and_the_next_ones_run() {
+    for gpus in machines(2, 132) {
+        let words = Words::new(&gpus, 2);
+        let (never, ran) = (words.word(0), words.word(1));
+        let waits = gpus.launch(grid(1, 2, 64, move || never.wait(1))).unwrap();
+        let wrong = Launch { kernel: "wrong", ..grid(0, 1, 1, || panic!("on purpose")) };
+        gpus.launch(wrong).unwrap();
+        let step = settle(&gpus);
+        let Step::Failed(Error::Panic { kernel: "wrong", .. }) = step else { panic!("{step:?}") };
+        assert!(gpus.is_done(waits));
+        gpus.launch(grid(1, 2, 64, move || ran.set(1))).unwrap();
+        finish(&gpus);
+        assert_eq!(words.read(), [0, 1]);
+    }
+}
+
+#[test]
+fn a_report_of_several_kernels_says_which_thread_is_of_which() {
+    let gpus = machines(4, 132).next().unwrap();
+    let stuck = || {
+        if thread::thread_idx_x() == 0 {
+            // SAFETY: wrong on purpose, and reported.
+            unsafe { warp::sync() };
+        } else {
+            thread::sync_threads();
+        }
+    };
+    let communicator = Some([3, 2].into());
+    gpus.launch(Launch { kernel: "one", communicator, ..grid(2, 1, 2, stuck) }).unwrap();
+    gpus.launch(Launch { kernel: "other", ..grid(3, 1, 2, stuck) }).unwrap();
+    assert!(matches!(settle(&gpus), Step::Stuck));
+    let text = Error::Deadlock(gpus.stall()).to_string();
+    assert!(text.starts_with("deadlock in one, other: 4 threads wait"), "{text}");
+    assert!(text.contains("\n  rank 2 (rank 1 of its communicator) block 0 of one: 1 thread"));
+    assert!(text.contains("\n  rank 3 block 0 of other: 1 thread waits for sync_threads, at "));
+}
+
+#[test]
+fn a_choice_is_the_first_or_a_function_of_the_seed() {
+    let choices = |gpus: Rc<Gpus>| [0; 100].map(|_| gpus.choose(5));
+    let (once, again) = (machines(1, 1).map(choices), machines(1, 1).map(choices));
+    let (once, again): (Vec<_>, Vec<_>) = (once.collect(), again.collect());
+    assert_eq!(once, again);
+    assert_eq!(once[0], [0; 100]);
+    assert!(once[1..].iter().all(|choices| (0..5).all(|choice| choices.contains(&choice))));
+}
+
+#[test]
+fn a_grid_after_another_takes_over_its_warps() {
+    let gpus = machines(1, 132).next().unwrap();
+    let mut kept = 0;
+    for i in 0..3 {
+        gpus.launch(grid(0, 8, 256, thread::sync_threads)).unwrap();
+        finish(&gpus);
+        let warps = gpus.scheduler.borrow().idle_warps();
+        assert!(i == 0 || warps == kept, "{warps} warps, {kept} before");
+        kept = warps;
+    }
+    assert_eq!(kept, 64);
+}

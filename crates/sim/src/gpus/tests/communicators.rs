@@ -1,0 +1,223 @@
+//! Communicators of some of the GPUs: their ranks have other numbers.
+
+use cuda_std::multimem;
+use devcomm_types::Window as WindowParam;
+use devcomm_types::kernel::{HostKernel, KernelArgs, LaunchArgs};
+use nccl_device::gin::Proxy;
+use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
+
+use super::*;
+use crate::GinConnectionType;
+use crate::dev_comm::{self, DevCommArg, DevCommConfig};
+use crate::ranks::{Ranks, Symmetric};
+
+/// A communicator with a device communicator and a window of a word for each rank.
+struct Communicator {
+    ranks: Ranks,
+    comm: dev_comm::DevComm,
+    words: Symmetric,
+}
+
+impl Communicator {
+    fn new(gpus: &Gpus, of: &[u32], id: u32) -> Self {
+        crate::nccl::install();
+        let ranks = Ranks {
+            gpus: of.into(),
+            lsa_ranks: of.len(),
+            memory: Rc::clone(&gpus.memory),
+            network: Rc::clone(&gpus.network),
+        };
+        let config = DevCommConfig {
+            lsa_barriers: 1,
+            lsa_multimem: true,
+            gin_connection: GinConnectionType::Full,
+            gin_signals: 1,
+            ..Default::default()
+        };
+        let comm = dev_comm::DevComm::new(&ranks, &config, 2 * id).unwrap();
+        let owner = |rank| Owner::Window { id: 2 * id + 1, rank };
+        let words = ranks.symmetric(4 * of.len(), 2 * id + 1, owner).unwrap();
+        (0..of.len()).for_each(|rank| words.allocation.zero(rank));
+        Self { ranks, comm, words }
+    }
+
+    fn window(&self, rank: usize) -> WindowParam<u32> {
+        WindowParam::from_handle(self.words.handle(rank))
+    }
+
+    /// Launches one warp of a kernel on the GPU of a rank.
+    fn launch<K: HostKernel, A: LaunchArgs<K::Args>>(
+        &self,
+        gpus: &Gpus,
+        _kernel: K,
+        rank: usize,
+        args: A,
+    ) -> GridId {
+        // SAFETY: the arguments are this communicator's, which outlives the grid.
+        let args = unsafe { K::Args::from_abi(args.into_abi()) };
+        let launch = Launch {
+            kernel: K::NAME,
+            communicator: Some(Rc::clone(&self.ranks.gpus)),
+            // SAFETY: the window has a word a rank, and the device communicator a barrier.
+            body: Rc::new(move || unsafe { K::call(args) }),
+            ..grid(self.ranks.gpus[rank] as usize, 1, 32, || {})
+        };
+        gpus.launch(launch).unwrap()
+    }
+
+    fn read(&self, rank: usize) -> Vec<u32> {
+        self.words.allocation.read(rank, self.ranks.len())
+    }
+}
+
+/// Each rank stores its number and 1 into its word of every rank's window.
+#[kernel]
+unsafe fn introduce(comm: DevComm, words: Window<u32>) {
+    let (team, peer) = (comm.lsa_team(), thread::thread_idx_x() as i32);
+    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
+        barrier.sync(MemoryOrder::Acquire);
+        if peer < team.n_ranks {
+            // SAFETY: a word a rank, which one rank writes.
+            unsafe { words.lsa(peer).store(team.rank as usize, team.rank as u32 + 1) };
+        }
+        barrier.sync(MemoryOrder::Release);
+    });
+}
+
+/// Each rank puts its own word to every rank, and waits for theirs.
+#[kernel]
+unsafe fn introduce_by_gin(comm: DevComm, words: Window<u32>, flushes: bool) {
+    let (team, coop, gin) = (comm.world_team(), Coop::cta(), comm.gin::<Proxy>(0));
+    let (me, signal) = (team.rank as usize, comm.signal(0));
+    // SAFETY: a word a rank, which one rank writes.
+    unsafe {
+        if thread::thread_idx_x() == 0 {
+            words.local().store(me, me as u32 + 1);
+        }
+        for peer in 0..team.n_ranks {
+            gin.put(team, peer, words.at(me), words.at(me), 1).signal(signal.inc()).post(coop);
+        }
+    }
+    if flushes {
+        gin.wait_signal(coop, signal, team.n_ranks as u64, MemoryOrder::Acquire);
+        gin.flush(coop, MemoryOrder::Relaxed);
+    }
+}
+
+/// The same over multicast.
+#[kernel]
+unsafe fn introduce_to_all(comm: DevComm, words: Window<u32>) {
+    let me = comm.lsa_team().rank as usize;
+    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
+        barrier.sync(MemoryOrder::Acquire);
+        if thread::thread_idx_x() == 0 {
+            // SAFETY: a word a rank, which one rank writes; there is multicast.
+            unsafe { multimem::store(words.multimem(&comm).wrapping_add(me), me as u32 + 1) };
+        }
+        barrier.sync(MemoryOrder::Release);
+    });
+}
+
+fn work_side_by_side<K: HostKernel>(kernel: K)
+where
+    for<'a> (DevCommArg<'a>, WindowParam<u32>): LaunchArgs<K::Args>,
+{
+    for gpus in machines(4, 132) {
+        let comms = [[3, 1], [0, 2]].map(|of| Communicator::new(&gpus, &of, of[0]));
+        for rank in 0..2 {
+            for one in &comms {
+                one.launch(&gpus, kernel, rank, (one.comm.rank(rank), one.window(rank)));
+            }
+        }
+        finish(&gpus);
+        for one in &comms {
+            assert_eq!([one.read(0), one.read(1)], [[1, 2], [1, 2]]);
+        }
+    }
+}
+
+#[test]
+fn communicators_of_different_gpus_work_side_by_side() {
+    work_side_by_side(introduce);
+    work_side_by_side(introduce_to_all);
+}
+
+#[test]
+fn the_network_knows_ranks_of_the_communicator_too() {
+    for gpus in machines(4, 132) {
+        let one = Communicator::new(&gpus, &[3, 0, 1], 0);
+        for rank in 0..3 {
+            let args = (one.comm.rank(rank), one.window(rank), true);
+            one.launch(&gpus, introduce_by_gin, rank, args);
+        }
+        finish(&gpus);
+        assert_eq!([0, 1, 2].map(|rank| one.read(rank)), [[1, 2, 3]; 3]);
+    }
+}
+
+#[test]
+fn a_window_is_out_of_reach_for_gpus_that_are_no_ranks() {
+    let gpus = machines(4, 132).next().unwrap();
+    let one = Communicator::new(&gpus, &[3, 1], 0);
+    let part = one.words.allocation.part(0).cast::<u32>();
+    for gpu in [1, 2] {
+        // SAFETY: a word of the window.
+        let body = move || unsafe { mem::store(part, 7) };
+        gpus.launch(grid(gpu, 1, 1, body)).unwrap();
+        let step = settle(&gpus);
+        assert_eq!(matches!(step, Step::Failed(Error::OutOfBounds { .. })), gpu == 2, "{step:?}");
+    }
+}
+
+#[test]
+fn a_report_has_world_ranks_and_says_where_a_communicator_counts_otherwise() {
+    let gpus = machines(4, 132).next().unwrap();
+    let one = Communicator::new(&gpus, &[2, 3], 0);
+    one.launch(&gpus, introduce, 0, (one.comm.rank(0), one.window(0)));
+    assert!(matches!(settle(&gpus), Step::Stuck));
+    let text = Error::Deadlock(gpus.stall()).to_string();
+    let line = "\n  rank 2 (rank 0 of its communicator) block 0: 1 thread waits for LSA barrier 0, \
+                where rank 3 has not arrived, at ";
+    assert!(text.contains(line), "{text}");
+    // The peer's launch comes later.
+    one.launch(&gpus, introduce, 1, (one.comm.rank(1), one.window(1)));
+    finish(&gpus);
+}
+
+#[test]
+fn what_is_under_way_outlives_its_kernel_but_not_its_window() {
+    for frees in [false, true] {
+        let gpus = machines(2, 132).next().unwrap();
+        let one = Communicator::new(&gpus, &[1, 0], 0);
+        let args = (one.comm.rank(0), one.window(0), false);
+        let grid = one.launch(&gpus, introduce_by_gin, 0, args);
+        while !gpus.is_done(grid) {
+            assert!(matches!(gpus.step(), Step::Progress));
+        }
+        assert_eq!(one.read(1), [0, 0]);
+        let Communicator { comm, words, ranks } = one;
+        if !frees {
+            finish(&gpus);
+            assert_eq!(words.allocation.read::<u32>(1, 2), [1, 0]);
+            continue;
+        }
+        drop(words);
+        let step = settle(&gpus);
+        let Step::Failed(Error::Misuse { kernel, what, .. }) = step else { panic!("{step:?}") };
+        assert!(kernel.starts_with("introduce_by_gin") && what.contains("were freed"), "{what}");
+        drop((comm, ranks));
+    }
+}
+
+#[test]
+fn a_device_communicator_that_ends_takes_what_is_under_way_with_it() {
+    let gpus = machines(2, 132).next().unwrap();
+    let one = Communicator::new(&gpus, &[0, 1], 0);
+    let grid = one.launch(&gpus, introduce_by_gin, 0, (one.comm.rank(0), one.window(0), false));
+    while !gpus.is_done(grid) {
+        assert!(matches!(gpus.step(), Step::Progress));
+    }
+    assert!(!gpus.network.is_idle());
+    drop(one);
+    finish(&gpus);
+}

@@ -1,0 +1,87 @@
+//! The settings of a communicator that mean something to a simulated machine.
+
+use std::ffi::{CStr, c_int};
+use std::fmt::Write;
+
+use devcomm_sys::nccl::{API_MAGIC, Config, UNDEF_INT};
+
+use super::call::{Refusal, Refused};
+
+#[derive(Clone, Debug)]
+pub(super) struct Settings {
+    pub(super) blocking: bool,
+    /// Contexts of the host's one-sided operations, and signals of each.
+    pub(super) rma_contexts: c_int,
+    pub(super) rma_signals: c_int,
+    /// Whether one-sided operations work before the first window.
+    pub(super) rma_eager: bool,
+    pub(super) name: Option<String>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { blocking: true, rma_contexts: 1, rma_signals: 1, rma_eager: false, name: None }
+    }
+}
+
+impl Settings {
+    /// What a configuration says; what it leaves open is as in `parent`.
+    ///
+    /// # Safety
+    ///
+    /// `config` is NULL, or a configuration whose texts are NULL or end with a NUL.
+    pub(super) unsafe fn read(config: *const Config, parent: Self) -> Refused<Self> {
+        // SAFETY: the caller's.
+        let Some(config) = (unsafe { config.as_ref() }) else { return Ok(parent) };
+        if config.size != size_of::<Config>() || config.magic != API_MAGIC {
+            return Err(Refusal::argument("a configuration that was not initialized"));
+        }
+        let number = |value: c_int, otherwise: c_int, least: c_int| match value {
+            UNDEF_INT => Ok(otherwise),
+            value if value >= least => Ok(value),
+            value => Err(Refusal::argument(format!("{value} in a configuration"))),
+        };
+        Ok(Self {
+            blocking: number(config.blocking, parent.blocking.into(), 0)? != 0,
+            rma_contexts: number(config.num_rma_ctx, parent.rma_contexts, 0)?,
+            rma_signals: number(config.num_rma_sig, parent.rma_signals, 1)?,
+            rma_eager: number(config.rma_eager_init, parent.rma_eager.into(), 0)? != 0,
+            // SAFETY: as above.
+            name: unsafe { text(config.comm_name) }.or(parent.name),
+        })
+    }
+
+    /// What a configuration says, for the record of calls.
+    ///
+    /// # Safety
+    ///
+    /// As of [`read`](Self::read).
+    pub(super) unsafe fn describe(config: *const Config) -> String {
+        // SAFETY: the caller's.
+        let Some(config) = (unsafe { config.as_ref() }) else { return String::new() };
+        let mut shown = String::new();
+        let numbers = [
+            ("blocking", config.blocking),
+            ("min_ctas", config.min_ctas),
+            ("max_ctas", config.max_ctas),
+        ];
+        for (name, value) in numbers.into_iter().filter(|(_, value)| *value != UNDEF_INT) {
+            let _ = write!(shown, " {name} {value}");
+        }
+        for (name, value) in [("net", config.net_name), ("name", config.comm_name)] {
+            // SAFETY: as above.
+            if let Some(value) = unsafe { text(value) } {
+                let _ = write!(shown, " {name} {value}");
+            }
+        }
+        if shown.is_empty() { shown } else { format!(" config{shown}") }
+    }
+}
+
+/// # Safety
+///
+/// NULL, or a text that ends with a NUL.
+unsafe fn text(text: *const std::ffi::c_char) -> Option<String> {
+    // SAFETY: the caller's.
+    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+}

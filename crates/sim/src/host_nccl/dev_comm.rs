@@ -1,0 +1,317 @@
+//! Device communicators and their requirements.
+
+use std::ffi::c_int;
+use std::ptr::null_mut;
+use std::rc::Rc;
+
+use devcomm_sys::nccl::{
+    ABI_VERSION, API_MAGIC, RawComm, Requirements, ResourceRequirements, SUCCESS,
+};
+use devcomm_types::nccl::{
+    GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, MultimemHandle, ResourceHandle,
+};
+use devcomm_types::{DevComm, GinConnectionType, GinType, Team};
+
+use super::call::{Ask, Begun, Refusal, Refused, call};
+use super::comm::Comm;
+use super::meeting::{Task, What};
+use crate::dev_comm::{Asked, CommState, Resource, make};
+use crate::machine::core::Core;
+use crate::nccl::barrier_words;
+
+/// One rank's part in the making of a device communicator.
+pub(super) struct Creation {
+    asked: Asked,
+    /// The rank's view of each team.
+    teams: Vec<Team>,
+    out: *mut DevComm,
+    out_resources: Vec<(*mut ResourceHandle, *mut u32, *mut u32)>,
+    out_teams: Vec<*mut MultimemHandle>,
+}
+
+/// Device communicators by the address of their resources, each with its rank.
+pub(super) struct Made {
+    comm: Rc<Comm>,
+    rank: usize,
+    #[expect(dead_code, reason = "owned: kernels have pointers into it")]
+    state: Rc<CommState>,
+}
+
+impl Made {
+    pub(super) fn is_of(&self, comm: &Rc<Comm>, rank: usize) -> bool {
+        Rc::ptr_eq(&self.comm, comm) && self.rank == rank
+    }
+}
+
+/// All ranks have come.
+pub(super) fn complete(core: &Core, tasks: &[(&Task, &Creation)]) -> Refused<()> {
+    let Some((first, own)) = tasks.first() else { return Ok(()) };
+    let comm = first.member.place()?.0;
+    if let Some((other, theirs)) = tasks.iter().find(|(_, theirs)| theirs.asked != own.asked) {
+        let (a, b) = (first.member.name(), other.member.name());
+        let text = format!("{a} asks for {:?}, but {b} for {:?}", own.asked, theirs.asked);
+        return Err(Refusal::usage(text));
+    }
+    let first = |team: usize, rank: usize| {
+        let first = tasks[rank].1.teams[team].to_world(rank as i32, 0);
+        usize::try_from(first).unwrap_or(usize::MAX)
+    };
+    let made = make(&comm.ranks, &own.asked, core.nccl.next_id(), first);
+    let state = Rc::new(made.map_err(|error| Refusal::argument(error.to_string()))?);
+    for (rank, (_, creation)) in tasks.iter().enumerate() {
+        // SAFETY: the module's: the call or its group waits, or its caller keeps the places, of
+        // which those that are NULL are not wanted.
+        unsafe {
+            for ((buffer, signal, counter), made) in creation.out_resources.iter().zip(&state.made)
+            {
+                write(*buffer, made.buffer);
+                write(*signal, made.first_signal);
+                write(*counter, made.first_counter);
+            }
+            for (out, team) in creation.out_teams.iter().zip(&state.teams) {
+                write(*out, team.handle(rank));
+            }
+            creation.out.write(state.comms[rank]);
+        }
+        let (comm, state) = (Rc::clone(comm), Rc::clone(&state));
+        let handle = state.comms[rank].resource_window.addr();
+        core.nccl.dev_comms.borrow_mut().insert(handle, Made { comm, rank, state });
+    }
+    Ok(())
+}
+
+/// # Safety
+///
+/// NULL, or a place for the value.
+unsafe fn write<T>(out: *mut T, value: T) {
+    if !out.is_null() {
+        // SAFETY: the caller's.
+        unsafe { out.write(value) };
+    }
+}
+
+/// A list of NCCL's.
+///
+/// # Safety
+///
+/// `node` is NULL or a node, and so is what `next` says of each.
+unsafe fn list<T>(mut node: *mut T, next: impl Fn(&T) -> *mut T) -> Vec<T>
+where
+    T: Copy,
+{
+    let mut nodes = Vec::new();
+    // SAFETY: the caller's.
+    while let Some(this) = unsafe { node.as_ref() } {
+        nodes.push(*this);
+        node = next(this);
+    }
+    nodes
+}
+
+fn count(value: c_int, what: &str) -> Refused<u32> {
+    u32::try_from(value).map_err(|_| Refusal::argument(format!("{value} {what}")))
+}
+
+impl Creation {
+    /// What a rank asks for.
+    ///
+    /// # Safety
+    ///
+    /// The lists are lists.
+    unsafe fn read(ask: &Ask<'_>, raw: &Requirements, out: *mut DevComm) -> Refused<Self> {
+        // SAFETY: the caller's, here and below.
+        let resources = unsafe { list(raw.resource_requirements_list, |node| node.next) };
+        // SAFETY: as above.
+        let teams = unsafe { list(raw.team_requirements_list, |node| node.next) };
+        let lacks = |what: &str| Err(Refusal::usage(format!("simulated GPUs have no {what}")));
+        let multimem = teams.iter().filter(|team| team.multimem);
+        if (raw.lsa_multimem || multimem.clone().next().is_some()) && !ask.core.simulation.multimem
+        {
+            return lacks("multicast");
+        }
+        if raw.cft_caps != 0 || raw.cft_barrier_count != 0 {
+            return lacks("CFT");
+        }
+        let wanted = GinType::from_raw(raw.gin_type);
+        if !matches!(wanted, GinType::None | GinType::Proxy) {
+            return lacks("GIN but PROXY");
+        }
+        let gin_connection = match GinConnectionType::from_raw(raw.gin_connection_type) {
+            GinConnectionType::None if raw.gin_force_enable => GinConnectionType::Full,
+            connection => connection,
+        };
+        let resource = |node: &ResourceRequirements| {
+            Ok(Resource {
+                bytes: node.buffer_size,
+                align: node.buffer_align.max(1),
+                signals: count(node.gin_signal_count, "signals")?,
+                counters: count(node.gin_counter_count, "counters")?,
+                // Nothing tells barriers of other signals.
+                barrier_ranks: None,
+            })
+        };
+        let mut asked = Asked {
+            lsa_barriers: count(raw.lsa_barrier_count, "LSA barriers")?,
+            lsa_multimem: raw.lsa_multimem,
+            barriers: count(raw.barrier_count, "barriers")?,
+            rail_gin_barriers: count(raw.rail_gin_barrier_count, "rail GIN barriers")?,
+            world_gin_barriers: count(raw.world_gin_barrier_count, "world GIN barriers")?,
+            gin_connection,
+            gin_custom_stride: count(raw.gin_custom_stride, "as custom stride")?,
+            gin_contexts: count(raw.gin_context_count, "GIN contexts")?,
+            gin_signals: count(raw.gin_signal_count, "signals")?,
+            gin_counters: count(raw.gin_counter_count, "counters")?,
+            gin_strong_signals: raw.gin_strong_signals_required,
+            gin_queue_depth: count(raw.gin_queue_depth, "as queue depth")?,
+            resources: resources.iter().map(resource).collect::<Refused<_>>()?,
+            teams: Vec::new(),
+        };
+        for node in multimem.clone() {
+            let (n, stride) = (node.team.n_ranks, node.team.stride);
+            asked.teams.push((count(n, "ranks of a team")?, count(stride, "as stride")?));
+        }
+        let blocks = count(raw.lsa_ll_a2a_block_count, "LL all-to-all blocks")?;
+        let slots = count(raw.lsa_ll_a2a_slot_count, "LL all-to-all slots")?;
+        if blocks > 0 {
+            let bytes = ll_a2a_bytes(blocks as usize, slots as usize);
+            asked.resources.push(Resource { bytes, align: 16, ..Resource::default() });
+        }
+        let outs = |node: &ResourceRequirements| {
+            (node.out_buffer_handle, node.out_gin_signal_start, node.out_gin_counter_start)
+        };
+        Ok(Self {
+            asked,
+            teams: multimem.clone().map(|node| node.team).collect(),
+            out,
+            out_resources: resources.iter().map(outs).collect(),
+            out_teams: multimem.map(|node| node.out_multimem_handle).collect(),
+        })
+    }
+}
+
+pub(super) unsafe extern "C" fn create(
+    comm: RawComm,
+    requirements: *const Requirements,
+    out: *mut DevComm,
+) -> c_int {
+    const NAME: &str = "ncclDevCommCreate";
+    call(NAME, comm, |ask| {
+        // SAFETY: the module's, here and below.
+        let raw = unsafe { &*requirements };
+        ask.note(|| {
+            let barriers = format!("{} barriers", raw.lsa_barrier_count);
+            // SAFETY: as above.
+            let resources = unsafe { list(raw.resource_requirements_list, |node| node.next) }.len();
+            // SAFETY: as above.
+            let teams = unsafe { list(raw.team_requirements_list, |node| node.next) }.len();
+            match resources + teams {
+                0 => barriers,
+                _ => format!("{barriers} {resources} resources {teams} teams"),
+            }
+        });
+        let member = ask.live(comm)?;
+        let (size, version) = (size_of::<Requirements>(), ABI_VERSION);
+        if (raw.size, raw.magic, raw.version) != (size, API_MAGIC, version) {
+            let text = "requirements of another version than 2.32.3, or not initialized";
+            return Err(Refusal::usage(text));
+        }
+        // SAFETY: as above.
+        let what = What::DevComm(unsafe { Creation::read(ask, raw, out) }?);
+        ask.start(Task::new(NAME, member, None, what))
+    })
+}
+
+/// The other ranks keep theirs.
+pub(super) unsafe extern "C" fn destroy(comm: RawComm, dev_comm: *const DevComm) -> c_int {
+    call("ncclDevCommDestroy", comm, |ask| {
+        let member = ask.member(comm)?;
+        let (group, rank) = member.place()?;
+        // SAFETY: the module's.
+        let dev_comm = unsafe { &*dev_comm };
+        let handle = dev_comm.resource_window.addr();
+        let mut all = ask.core.nccl.dev_comms.borrow_mut();
+        let is_own = all.get(&handle).is_some_and(|made| made.is_of(group, rank));
+        // A program may have put a flag into its copy, which NCCL would take for its own.
+        if !is_own || dev_comm.magic != API_MAGIC || !dev_comm.abort_flag.is_null() {
+            let text = "no device communicator of the communicator as it was made";
+            return Err(Refusal::argument(text));
+        }
+        all.remove(&handle);
+        Ok(Begun::Done(SUCCESS))
+    })
+}
+
+/// A node that asks for nothing.
+const NOTHING: ResourceRequirements = ResourceRequirements {
+    next: null_mut(),
+    buffer_size: 0,
+    buffer_align: 0,
+    out_buffer_handle: null_mut(),
+    gin_signal_count: 0,
+    gin_counter_count: 0,
+    out_gin_signal_start: null_mut(),
+    out_gin_counter_start: null_mut(),
+};
+
+pub(super) unsafe extern "C" fn lsa_barriers(
+    team: Team,
+    n_barriers: c_int,
+    handle: *mut LsaBarrierHandle,
+    out: *mut ResourceRequirements,
+) -> c_int {
+    let n = usize::try_from(n_barriers).unwrap_or(0);
+    let ranks = usize::try_from(team.n_ranks).unwrap_or(0);
+    let buffer_size = barrier_words(n, ranks) * size_of::<u32>();
+    // SAFETY: the module's, here and below.
+    unsafe {
+        (*handle).n_barriers = n_barriers;
+        let out_buffer_handle = &raw mut (*handle).buffer;
+        let buffer = ResourceRequirements { buffer_size, buffer_align: 4, ..NOTHING };
+        out.write(ResourceRequirements { out_buffer_handle, ..buffer });
+    }
+    SUCCESS
+}
+
+pub(super) unsafe extern "C" fn gin_barriers(
+    _comm: RawComm,
+    team: Team,
+    n_barriers: c_int,
+    handle: *mut GinBarrierHandle,
+    out: *mut ResourceRequirements,
+) -> c_int {
+    let gin_signal_count = n_barriers.saturating_mul(team.n_ranks);
+    // SAFETY: as above.
+    unsafe {
+        let out_gin_signal_start = &raw mut (*handle).signal0;
+        out.write(ResourceRequirements { gin_signal_count, out_gin_signal_start, ..NOTHING });
+    }
+    SUCCESS
+}
+
+pub(super) unsafe extern "C" fn ll_a2a_slots(max_elements: c_int, max_size: c_int) -> c_int {
+    let words = c_int::try_from(max_size.max(0).unsigned_abs().div_ceil(8)).unwrap_or(c_int::MAX);
+    max_elements.saturating_mul(words)
+}
+
+/// A header and two banks of slots, in lines of 16 bytes, for each block.
+fn ll_a2a_bytes(blocks: usize, slots: usize) -> usize {
+    blocks * (1 + 2 * slots) * 16
+}
+
+pub(super) unsafe extern "C" fn ll_a2a(
+    n_blocks: c_int,
+    n_slots: c_int,
+    handle: *mut LlA2aHandle,
+    out: *mut ResourceRequirements,
+) -> c_int {
+    let positive = |value: c_int| usize::try_from(value).unwrap_or(0);
+    let buffer_size = ll_a2a_bytes(positive(n_blocks), positive(n_slots));
+    // SAFETY: as above.
+    unsafe {
+        (*handle).n_slots = n_slots.max(0).unsigned_abs();
+        let out_buffer_handle = &raw mut (*handle).buffer;
+        let buffer = ResourceRequirements { buffer_size, buffer_align: 16, ..NOTHING };
+        out.write(ResourceRequirements { out_buffer_handle, ..buffer });
+    }
+    SUCCESS
+}

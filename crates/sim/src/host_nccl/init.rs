@@ -1,0 +1,164 @@
+//! Communicators from nothing: unique ids, and the ranks that meet by them.
+
+use std::ffi::c_int;
+use std::ptr::null_mut;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use devcomm_sys::nccl::{Config, RawComm, RawUniqueId, SUCCESS};
+
+use super::call::{Begun, Refusal, Refused, call, question};
+use super::comm::{Comm, Member};
+use super::config::Settings;
+use super::meeting::{Task, What};
+
+/// What the ids of simulated machines begin with.
+const MARK: [u8; 8] = *b"devcomm.";
+
+/// A unique id with a number that no other has, of any machine of this process.
+pub(super) fn new_id() -> (u64, RawUniqueId) {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let mut bytes = [0; 128];
+    bytes[..8].copy_from_slice(&MARK);
+    bytes[8..16].copy_from_slice(&number.to_le_bytes());
+    (number, RawUniqueId(bytes))
+}
+
+/// The number of a unique id.
+pub(super) fn number_of(id: &RawUniqueId) -> Refused<u64> {
+    let (mark, rest) = id.0.split_at(8);
+    let number = rest.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
+    let known = number.filter(|number| mark == MARK && *number > 0);
+    known.ok_or_else(|| Refusal::argument("a unique id that no simulated machine has made"))
+}
+
+pub(super) unsafe extern "C" fn get_unique_id(id: *mut RawUniqueId) -> c_int {
+    question("ncclGetUniqueId", null_mut(), |_| {
+        // SAFETY: the module's.
+        unsafe { id.write(new_id().1) };
+        Ok(())
+    })
+}
+
+/// A rank that is one of `n_ranks`.
+pub(super) fn rank_of(rank: c_int, n_ranks: c_int) -> Refused<(usize, usize)> {
+    let numbers = usize::try_from(rank).ok().zip(usize::try_from(n_ranks).ok());
+    let valid = numbers.filter(|(rank, n_ranks)| rank < n_ranks);
+    valid.ok_or_else(|| Refusal::argument(format!("rank {rank} of {n_ranks} ranks")))
+}
+
+/// # Safety
+///
+/// NCCL's contract of the function.
+unsafe fn init(
+    name: &'static str,
+    out: *mut RawComm,
+    n_ranks: c_int,
+    rank: c_int,
+    ids: (*const RawUniqueId, c_int),
+    config: *const Config,
+) -> c_int {
+    call(name, null_mut(), |ask| {
+        ask.note(|| {
+            let many = if ids.1 > 1 { format!(" ids {}", ids.1) } else { String::new() };
+            // SAFETY: the module's, here and below.
+            format!("{rank} of {n_ranks}{many}{}", unsafe { Settings::describe(config) })
+        });
+        let (rank, n_ranks) = rank_of(rank, n_ranks)?;
+        if ids.1 < 1 {
+            return Err(Refusal::argument("no unique id"));
+        }
+        // All ranks have the same ids: the first one is enough to meet by.
+        // SAFETY: as above.
+        let id = number_of(unsafe { &*ids.0 })?;
+        // SAFETY: as above.
+        let settings = unsafe { Settings::read(config, Settings::default()) }?;
+        let member = Member::new(ask.core, ask.gpu()?, settings);
+        // SAFETY: as above.
+        unsafe { ask.give(out, &member) };
+        let made = Some((Rc::clone(&member), out));
+        ask.start(Task::new(name, member, made, What::Join { id, rank, n_ranks }))
+    })
+}
+
+impl super::call::Ask<'_> {
+    /// Writes a new communicator's handle.
+    ///
+    /// # Safety
+    ///
+    /// `out` is a place for it.
+    pub(super) unsafe fn give(&self, out: *mut RawComm, member: &Member) {
+        let raw = if self.gives_null() { null_mut() } else { member.raw() };
+        // SAFETY: the caller's.
+        unsafe { out.write(raw) };
+    }
+}
+
+pub(super) unsafe extern "C" fn init_rank(
+    out: *mut RawComm,
+    n_ranks: c_int,
+    id: RawUniqueId,
+    rank: c_int,
+) -> c_int {
+    let none = std::ptr::null();
+    // SAFETY: the module's, here and below; the id is live for the call.
+    unsafe { init("ncclCommInitRank", out, n_ranks, rank, (&raw const id, 1), none) }
+}
+
+pub(super) unsafe extern "C" fn init_rank_config(
+    out: *mut RawComm,
+    n_ranks: c_int,
+    id: RawUniqueId,
+    rank: c_int,
+    config: *mut Config,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe { init("ncclCommInitRankConfig", out, n_ranks, rank, (&raw const id, 1), config) }
+}
+
+pub(super) unsafe extern "C" fn init_rank_scalable(
+    out: *mut RawComm,
+    n_ranks: c_int,
+    rank: c_int,
+    n_ids: c_int,
+    ids: *mut RawUniqueId,
+    config: *mut Config,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe { init("ncclCommInitRankScalable", out, n_ranks, rank, (ids, n_ids), config) }
+}
+
+/// All ranks are the calling thread's.
+pub(super) unsafe extern "C" fn init_all(
+    out: *mut RawComm,
+    n_devices: c_int,
+    devices: *const c_int,
+) -> c_int {
+    call("ncclCommInitAll", null_mut(), |ask| {
+        ask.note(|| n_devices.to_string());
+        let n = usize::try_from(n_devices).unwrap_or(0);
+        if n == 0 {
+            return Err(Refusal::argument(format!("communicators of {n_devices} GPUs")));
+        }
+        let mut gpus = Vec::with_capacity(n);
+        for index in 0..n {
+            // SAFETY: the module's; NULL are the first GPUs.
+            let device = unsafe { devices.as_ref().map(|_| *devices.add(index)) };
+            let gpu = device.map_or(Some(index), |device| usize::try_from(device).ok());
+            let gpu = gpu.filter(|gpu| *gpu < ask.core.devices.len());
+            gpus.push(gpu.ok_or_else(|| Refusal::argument(format!("no GPU {device:?}")))?);
+        }
+        if let Some(twice) = (1..n).find(|index| gpus[..*index].contains(&gpus[*index])) {
+            return Err(Refusal::argument(format!("GPU {} is there twice", gpus[twice])));
+        }
+        let member = |gpu: &usize| Member::new(ask.core, *gpu, Settings::default());
+        let members: Vec<_> = gpus.iter().map(member).collect();
+        for (index, member) in members.iter().enumerate() {
+            // SAFETY: the module's.
+            unsafe { ask.give(out.add(index), member) };
+        }
+        Comm::make(ask.core, members);
+        Ok(Begun::Done(SUCCESS))
+    })
+}

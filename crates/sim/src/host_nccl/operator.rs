@@ -1,0 +1,138 @@
+//! Operators of reductions.
+
+use std::cell::RefCell;
+use std::ffi::{c_int, c_void};
+
+use devcomm_sys::nccl::{RawComm, SUCCESS};
+use devcomm_types::DataType;
+
+use super::call::{Begun, Refusal, Refused, call};
+use super::collective::{at, check, data_type};
+use super::comm::Member;
+use crate::driver;
+use crate::machine::core::Core;
+
+/// What combines the ranks' elements.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Operator {
+    Sum,
+    Prod,
+    Max,
+    Min,
+    Avg,
+    /// The sum of what is multiplied by a scalar first, each rank's by its own.
+    PreMulSum(Scalar),
+}
+
+/// A number of the operator's type.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Scalar {
+    Host([u8; 8]),
+    /// Read when the operation runs.
+    Device(usize),
+}
+
+/// The operators that a communicator has been given, by their number from [`FIRST`] on.
+pub(super) type Operators = RefCell<Vec<Option<(DataType, Scalar)>>>;
+
+/// NCCL: `ncclNumOps`.
+const FIRST: c_int = 5;
+
+impl Operator {
+    /// The operator of a number, for elements of a type.
+    pub(super) fn of(member: &Member, number: c_int, on: DataType) -> Refused<Self> {
+        Ok(match number {
+            0 => Self::Sum,
+            1 => Self::Prod,
+            2 => Self::Max,
+            3 => Self::Min,
+            4 => Self::Avg,
+            _ => {
+                let index = usize::try_from(number - FIRST).ok();
+                let operators = member.operators.borrow();
+                let found = index.and_then(|index| *operators.get(index)?);
+                let (data_type, scalar) = found
+                    .ok_or_else(|| Refusal::argument(format!("no operator has number {number}")))?;
+                if data_type != on {
+                    let text = format!("an operator on {data_type:?} for {on:?}");
+                    return Err(Refusal::argument(text));
+                }
+                Self::PreMulSum(scalar)
+            }
+        })
+    }
+
+    /// The bytes of its scalar, as they are now.
+    pub(super) fn scalar(
+        self,
+        core: &Core,
+        gpu: usize,
+        on: DataType,
+    ) -> Result<[u8; 8], driver::Refusal> {
+        let mut bytes = [0; 8];
+        match self {
+            Self::PreMulSum(Scalar::Host(scalar)) => bytes = scalar,
+            Self::PreMulSum(Scalar::Device(address)) => {
+                check(core, gpu, address, on.size())?;
+                // SAFETY: it was checked, no kernel runs meanwhile, and it has at most 8 bytes.
+                unsafe { bytes.as_mut_ptr().copy_from(at(address), on.size()) };
+            }
+            _ => {}
+        }
+        Ok(bytes)
+    }
+
+    /// Whether both are of one kind; scalars may differ between ranks.
+    pub(super) fn is_like(self, other: Self) -> bool {
+        std::mem::discriminant(&self) == std::mem::discriminant(&other)
+    }
+}
+
+pub(super) unsafe extern "C" fn create_pre_mul_sum(
+    op: *mut c_int,
+    scalar: *mut c_void,
+    on: c_int,
+    residence: c_int,
+    comm: RawComm,
+) -> c_int {
+    call("ncclRedOpCreatePreMulSum", comm, |ask| {
+        ask.note(|| format!("type {on} residence {residence}"));
+        let (member, on) = (ask.live(comm)?, data_type(on)?);
+        let scalar = match residence {
+            0 => {
+                ask.reached(&member, scalar.addr(), on.size())?;
+                Scalar::Device(scalar.expose_provenance())
+            }
+            1 => {
+                let mut bytes = [0; 8];
+                // SAFETY: the module's; a scalar has at most 8 bytes.
+                unsafe { bytes.as_mut_ptr().copy_from(scalar.cast(), on.size()) };
+                Scalar::Host(bytes)
+            }
+            _ => return Err(Refusal::argument(format!("residence {residence} of a scalar"))),
+        };
+        let mut operators = member.operators.borrow_mut();
+        let index = operators.iter().position(Option::is_none).unwrap_or(operators.len());
+        if index == operators.len() {
+            operators.push(None);
+        }
+        operators[index] = Some((on, scalar));
+        // SAFETY: the module's.
+        unsafe { op.write(FIRST + index as c_int) };
+        Ok(Begun::Done(SUCCESS))
+    })
+}
+
+/// Operations that were launched with it have its scalar.
+pub(super) unsafe extern "C" fn destroy(op: c_int, comm: RawComm) -> c_int {
+    call("ncclRedOpDestroy", comm, |ask| {
+        ask.note(|| op.to_string());
+        let member = ask.member(comm)?;
+        let index = usize::try_from(op - FIRST).ok();
+        let mut operators = member.operators.borrow_mut();
+        match index.and_then(|index| operators.get_mut(index)?.take()) {
+            Some(_) => Ok(Begun::Done(SUCCESS)),
+            None => Err(Refusal::argument(format!("no operator has number {op}"))),
+        }
+    })
+}

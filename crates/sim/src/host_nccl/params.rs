@@ -1,0 +1,164 @@
+//! NCCL's parameters: those of its log, which a simulated NCCL does not write.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ptr::null_mut;
+
+use devcomm_sys::nccl::{ParamHandle, SUCCESS};
+
+use super::call::{INVALID_ARGUMENT, Refusal, Refused, refuse};
+
+/// Names, and what they are if the environment does not say.
+const PARAMETERS: [(&CStr, &str); 7] = [
+    (c"NCCL_DEBUG", ""),
+    (c"NCCL_DEBUG_FILE", ""),
+    (c"NCCL_DEBUG_SUBSYS", ""),
+    (c"NCCL_DEBUG_LEVELS", ""),
+    (c"NCCL_DEBUG_TIMESTAMP_FORMAT", "[%F %T] "),
+    (c"NCCL_DEBUG_TIMESTAMP_LEVELS", "WARN"),
+    (c"NCCL_SET_THREAD_NAME", "0"),
+];
+
+thread_local! {
+    /// What the calling thread was told last; it has it until it asks again.
+    static TOLD: RefCell<(Vec<*const c_char>, CString)> = RefCell::default();
+}
+
+fn value_of(index: usize) -> String {
+    let (name, otherwise) = PARAMETERS[index];
+    let set = name.to_str().ok().and_then(|name| std::env::var(name).ok());
+    set.unwrap_or_else(|| otherwise.to_owned())
+}
+
+/// # Safety
+///
+/// `key` is a text.
+unsafe fn index_of(key: *const c_char) -> Refused<usize> {
+    // SAFETY: the caller's.
+    let key = unsafe { CStr::from_ptr(key) };
+    let found = PARAMETERS.iter().position(|(name, _)| *name == key);
+    found.ok_or_else(|| Refusal::argument(format!("no parameter is called {key:?}")))
+}
+
+/// A handle is the parameter's place, from 1.
+fn index(handle: ParamHandle) -> Refused<usize> {
+    let index = handle.addr().checked_sub(1).filter(|index| *index < PARAMETERS.len());
+    index.ok_or_else(|| Refusal::argument("a handle of no parameter"))
+}
+
+fn answer(name: &str, answer: impl FnOnce() -> Refused<()>) -> c_int {
+    answer().map_or_else(|refusal| refuse(name, refusal), |()| SUCCESS)
+}
+
+/// Keeps a text for the calling thread.
+fn tell(text: String) -> *const c_char {
+    let text = CString::new(text).unwrap_or_default();
+    TOLD.with_borrow_mut(|told| {
+        told.1 = text;
+        told.1.as_ptr()
+    })
+}
+
+pub(super) unsafe extern "C" fn keys(table: *mut *mut *const c_char, len: *mut c_int) -> c_int {
+    TOLD.with_borrow_mut(|told| {
+        told.0 = PARAMETERS.iter().map(|(name, _)| name.as_ptr()).collect();
+        // SAFETY: the module's.
+        unsafe {
+            table.write(told.0.as_mut_ptr());
+            len.write(told.0.len() as c_int);
+        }
+    });
+    SUCCESS
+}
+
+pub(super) unsafe extern "C" fn parameter(
+    key: *const c_char,
+    value: *mut *const c_char,
+    len: *mut c_int,
+) -> c_int {
+    answer("ncclParamGetParameter", || {
+        // SAFETY: the module's, here and below.
+        let text = value_of(unsafe { index_of(key) }?);
+        // SAFETY: as above.
+        unsafe {
+            len.write(text.len() as c_int);
+            value.write(tell(text));
+        }
+        Ok(())
+    })
+}
+
+pub(super) unsafe extern "C" fn dump_all() {
+    for (index, (name, _)) in PARAMETERS.iter().enumerate() {
+        println!("{}={}", name.to_string_lossy(), value_of(index));
+    }
+}
+
+pub(super) unsafe extern "C" fn bind(out: *mut ParamHandle, key: *const c_char) -> c_int {
+    answer("ncclParamBind", || {
+        // SAFETY: as above.
+        unsafe {
+            out.write(null_mut());
+            out.write(std::ptr::without_provenance_mut(index_of(key)? + 1));
+        }
+        Ok(())
+    })
+}
+
+/// Declares the reads of numbers.
+macro_rules! typed {
+    ($( $name:ident $symbol:literal $type:ty; )*) => { $(
+        pub(super) unsafe extern "C" fn $name(handle: ParamHandle, out: *mut $type) -> c_int {
+            answer($symbol, || {
+                let text = value_of(index(handle)?);
+                let number = text.trim().parse().map_err(|_| {
+                    Refusal::argument(format!("{text:?} is no {}", stringify!($type)))
+                })?;
+                // SAFETY: as above.
+                unsafe { out.write(number) };
+                Ok(())
+            })
+        }
+    )* };
+}
+
+typed! {
+    get_i8 "ncclParamGetI8" i8;
+    get_i16 "ncclParamGetI16" i16;
+    get_i32 "ncclParamGetI32" i32;
+    get_i64 "ncclParamGetI64" i64;
+    get_u8 "ncclParamGetU8" u8;
+    get_u16 "ncclParamGetU16" u16;
+    get_u32 "ncclParamGetU32" u32;
+    get_u64 "ncclParamGetU64" u64;
+}
+
+pub(super) unsafe extern "C" fn get_str(handle: ParamHandle, out: *mut *const c_char) -> c_int {
+    answer("ncclParamGetStr", || {
+        let text = value_of(index(handle)?);
+        // SAFETY: as above.
+        unsafe { out.write(tell(text)) };
+        Ok(())
+    })
+}
+
+/// The bytes of the value's text.
+pub(super) unsafe extern "C" fn get(
+    handle: ParamHandle,
+    out: *mut c_void,
+    most: c_int,
+    len: *mut c_int,
+) -> c_int {
+    answer("ncclParamGet", || {
+        let text = value_of(index(handle)?);
+        // SAFETY: as above.
+        unsafe { len.write(text.len() as c_int) };
+        if text.len() > usize::try_from(most).unwrap_or(0) {
+            let n = text.len();
+            return Err(Refusal::new(INVALID_ARGUMENT, format!("{n} bytes for {most}")));
+        }
+        // SAFETY: as above; there is room.
+        unsafe { out.cast::<u8>().copy_from(text.as_ptr(), text.len()) };
+        Ok(())
+    })
+}

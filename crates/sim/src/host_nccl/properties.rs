@@ -1,0 +1,128 @@
+//! What can be asked of a communicator, and of NCCL itself.
+
+use std::ffi::{c_char, c_int};
+use std::ptr::null_mut;
+
+use devcomm_sys::nccl::{ABI_VERSION, API_MAGIC, CommProperties, EncryptionConfig, RawComm};
+use devcomm_types::{DevComm, GinConnectionType, GinType};
+
+use super::call::{Refusal, question};
+
+pub(super) unsafe extern "C" fn version(version: *mut c_int) -> c_int {
+    // SAFETY: the module's.
+    unsafe { version.write(ABI_VERSION.cast_signed()) };
+    0
+}
+
+pub(super) unsafe extern "C" fn error_string(code: c_int) -> *const c_char {
+    let text = match code {
+        0 => c"no error",
+        1 => c"unhandled cuda error",
+        2 => c"unhandled system error",
+        3 => c"internal error",
+        4 => c"invalid argument",
+        5 => c"invalid usage",
+        6 => c"remote process exited or there was a network error",
+        7 => c"NCCL operation in progress",
+        8 => c"timeout",
+        _ => c"unknown result code",
+    };
+    text.as_ptr()
+}
+
+/// There is no log whose settings could be read anew.
+pub(super) unsafe extern "C" fn reset_debug_init() {}
+
+/// There are no connections that could be encrypted.
+pub(super) unsafe extern "C" fn set_encryption(config: *const EncryptionConfig) -> c_int {
+    question("ncclSetEncryption", null_mut(), |ask| {
+        // SAFETY: the module's.
+        let config = unsafe { &*config };
+        ask.note(|| format!("mode {}", config.mode));
+        if config.size != size_of::<EncryptionConfig>() || config.magic != API_MAGIC {
+            return Err(Refusal::argument("a configuration that was not initialized"));
+        }
+        match (config.mode, config.psk.is_null()) {
+            (0, _) | (1, false) => Ok(()),
+            (mode, _) => Err(Refusal::argument(format!("encryption of mode {mode}"))),
+        }
+    })
+}
+
+pub(super) unsafe extern "C" fn count(comm: RawComm, count: *mut c_int) -> c_int {
+    question("ncclCommCount", comm, |ask| {
+        let member = ask.ready(comm)?;
+        // SAFETY: the module's, here and below.
+        unsafe { count.write(member.place()?.0.n_ranks() as c_int) };
+        Ok(())
+    })
+}
+
+pub(super) unsafe extern "C" fn user_rank(comm: RawComm, rank: *mut c_int) -> c_int {
+    question("ncclCommUserRank", comm, |ask| {
+        let member = ask.ready(comm)?;
+        // SAFETY: as above.
+        unsafe { rank.write(member.place()?.1 as c_int) };
+        Ok(())
+    })
+}
+
+pub(super) unsafe extern "C" fn cu_device(comm: RawComm, device: *mut c_int) -> c_int {
+    question("ncclCommCuDevice", comm, |ask| {
+        // SAFETY: as above.
+        unsafe { device.write(ask.ready(comm)?.gpu as c_int) };
+        Ok(())
+    })
+}
+
+/// A simulated NCCL has no buffers of its own.
+pub(super) unsafe extern "C" fn mem_stats(comm: RawComm, stat: c_int, value: *mut u64) -> c_int {
+    const SUSPENDED: c_int = 1;
+    question("ncclCommMemStats", comm, |ask| {
+        let member = ask.ready(comm)?;
+        let is_suspended = u64::from(member.is_suspended.get());
+        let number = match stat {
+            SUSPENDED => is_suspended,
+            0 | 2 | 3 => 0,
+            _ => return Err(Refusal::argument(format!("no statistic has number {stat}"))),
+        };
+        // SAFETY: as above.
+        unsafe { value.write(number) };
+        Ok(())
+    })
+}
+
+/// The network is PROXY, from each rank to each.
+pub(super) unsafe extern "C" fn query(comm: RawComm, props: *mut CommProperties) -> c_int {
+    question("ncclCommQueryProperties", comm, |ask| {
+        let member = ask.ready(comm)?;
+        let (group, rank) = member.place()?;
+        // SAFETY: as above.
+        let props = unsafe { &mut *props };
+        let own = CommProperties::new();
+        if (props.size, props.magic, props.version) != (own.size, own.magic, own.version) {
+            return Err(Refusal::usage("properties of another version, or not initialized"));
+        }
+        let mut gin_support = [0; 64];
+        gin_support[GinType::Proxy.raw() as usize] = 1;
+        *props = CommProperties {
+            rank: rank as c_int,
+            n_ranks: group.n_ranks() as c_int,
+            cuda_dev: member.gpu as c_int,
+            nvml_dev: member.gpu as c_int,
+            device_api_support: 1,
+            multimem_support: ask.core.simulation.multimem.into(),
+            gin_type: GinType::Proxy.raw(),
+            n_lsa_teams: (group.n_ranks() / group.lsa_size()) as c_int,
+            host_rma_support: (member.settings.rma_contexts > 0).into(),
+            railed_gin_type: GinType::Proxy.raw(),
+            comm_hash: group.number,
+            gin_min_stride: 1,
+            gin_connection_type: GinConnectionType::Full.raw(),
+            gin_support,
+            dev_comm_runtime_version_size: size_of::<DevComm>(),
+            ..own
+        };
+        Ok(())
+    })
+}

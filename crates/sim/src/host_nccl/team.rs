@@ -1,0 +1,78 @@
+//! Teams of a communicator. A communicator that is not there has teams of nobody.
+
+use std::cell::Cell;
+use std::ffi::c_int;
+
+use devcomm_sys::nccl::RawComm;
+use devcomm_types::Team;
+
+use super::call::question;
+
+/// The teams of a rank.
+#[derive(Clone, Copy)]
+pub(super) struct Teams {
+    pub(super) world: Team,
+    lsa_size: c_int,
+}
+
+impl Teams {
+    pub(super) fn new(rank: usize, n_ranks: usize, lsa_size: usize) -> Self {
+        let world = Team { n_ranks: n_ranks as c_int, rank: rank as c_int, stride: 1 };
+        Self { world, lsa_size: lsa_size as c_int }
+    }
+
+    pub(super) fn lsa(self) -> Team {
+        self.world.inner_factor(self.lsa_size)
+    }
+
+    pub(super) fn rail(self) -> Team {
+        self.world.outer_factor(self.lsa_size)
+    }
+}
+
+fn of(name: &'static str, comm: RawComm) -> Option<Teams> {
+    let teams = Cell::new(None);
+    question(name, comm, |ask| {
+        let member = ask.ready(comm)?;
+        let (group, rank) = member.place()?;
+        teams.set(Some(Teams::new(rank, group.n_ranks(), group.lsa_size())));
+        Ok(())
+    });
+    teams.get()
+}
+
+const NOBODY: Team = Team { n_ranks: 0, rank: 0, stride: 0 };
+
+pub(super) unsafe extern "C" fn world(comm: RawComm) -> Team {
+    of("ncclTeamWorld", comm).map_or(NOBODY, |teams| teams.world)
+}
+
+pub(super) unsafe extern "C" fn lsa(comm: RawComm) -> Team {
+    of("ncclTeamLsa", comm).map_or(NOBODY, Teams::lsa)
+}
+
+pub(super) unsafe extern "C" fn rail(comm: RawComm) -> Team {
+    of("ncclTeamRail", comm).map_or(NOBODY, Teams::rail)
+}
+
+/// Without CFT each rank is alone.
+pub(super) unsafe extern "C" fn cft(comm: RawComm, _mode: c_int) -> Team {
+    let alone = Team { n_ranks: 1, rank: 0, stride: 1 };
+    of("ncclTeamCft", comm).map_or(NOBODY, |_| alone)
+}
+
+pub(super) unsafe extern "C" fn cft_multimem(comm: RawComm) -> Team {
+    let alone = Team { n_ranks: 1, rank: 0, stride: 1 };
+    of("ncclTeamCftMultimem", comm).map_or(NOBODY, |_| alone)
+}
+
+/// -1 without a communicator.
+pub(super) unsafe extern "C" fn to_world(comm: RawComm, team: Team, rank: c_int) -> c_int {
+    let teams = of("ncclTeamRankToWorld", comm);
+    teams.map_or(-1, |teams| team.to_world(teams.world.rank, rank))
+}
+
+pub(super) unsafe extern "C" fn to_lsa(comm: RawComm, team: Team, rank: c_int) -> c_int {
+    let teams = of("ncclTeamRankToLsa", comm);
+    teams.map_or(-1, |teams| team.to_lsa(teams.lsa().rank, rank))
+}

@@ -1,0 +1,333 @@
+//! Which blocks are on the GPUs: grids start in the order of their launches, as the multiprocessors
+//! have room.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use cuda_std::arch::ThreadCtx;
+
+use super::{Fiber, Scheduler};
+use crate::barrier::BlockBarrier;
+use crate::error::{Error, Result};
+use crate::gpus::{Gpus, GridId, Launch};
+use crate::hooks::OPS;
+use crate::shared::{MAX_SHARED, SharedMemory};
+use crate::thread::{Block, Grid, Thread, Wait};
+use crate::warp::{WARP, Warp};
+
+/// Threads of a block, at most: in each dimension, and in all.
+const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
+const MAX_BLOCK_THREADS: u64 = 1024;
+/// Blocks of a grid, at most: in each dimension.
+const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
+/// Threads that are simulated at one time: their stacks take 4 KiB each at least.
+const MAX_THREADS: usize = 1 << 22;
+
+/// Room on a multiprocessor: what it has left, or what a block takes.
+#[derive(Clone, Copy)]
+struct Room {
+    threads: u32,
+    blocks: u32,
+    /// Bytes of shared memory.
+    shared: usize,
+}
+
+impl Room {
+    /// All of Hopper's.
+    const WHOLE: Self = Self { threads: 2048, blocks: 32, shared: 228 << 10 };
+
+    /// What a block takes: whole warps, and 1 KiB of shared memory more than it asks for.
+    fn of_block(threads: u32, dynamic_shared: usize) -> Self {
+        let threads = threads.max(1).next_multiple_of(WARP);
+        Self { threads, blocks: 1, shared: dynamic_shared + (1 << 10) }
+    }
+
+    /// How many `block`s fit.
+    fn holds(self, block: Self) -> u32 {
+        let of_shared = (self.shared / block.shared) as u32;
+        (self.threads / block.threads).min(self.blocks).min(of_shared)
+    }
+
+    fn take(&mut self, block: Self) {
+        self.threads -= block.threads;
+        self.blocks -= block.blocks;
+        self.shared -= block.shared;
+    }
+
+    fn give_back(&mut self, block: Self) {
+        self.threads += block.threads;
+        self.blocks += block.blocks;
+        self.shared += block.shared;
+    }
+}
+
+/// What a GPU runs.
+#[derive(Default)]
+pub(super) struct Gpu {
+    /// Room on the multiprocessors that have had a block; the others are empty.
+    left: Vec<Room>,
+    /// Where to look for room first.
+    next: usize,
+    /// Grids with blocks that have not started.
+    pending: VecDeque<Rc<Grid>>,
+}
+
+impl Gpu {
+    /// Takes room for a block on one of `all` multiprocessors: its number. Like a GPU's, blocks go
+    /// to one multiprocessor after the other.
+    fn place(&mut self, all: u32, block: Room) -> Option<usize> {
+        if self.left.len() < all as usize {
+            self.left.push(Room::WHOLE);
+            self.next = self.left.len() - 1;
+        }
+        let n = self.left.len();
+        let found = (0..n).map(|i| (self.next + i) % n).find(|i| self.left[*i].holds(block) > 0)?;
+        self.left[found].take(block);
+        self.next = (found + 1) % n;
+        Some(found)
+    }
+
+    /// How many of these blocks fit beside what is there.
+    fn holds(&self, all: u32, block: Room) -> u32 {
+        let used: u32 = self.left.iter().map(|left| left.holds(block)).sum();
+        let empty = all - self.left.len() as u32;
+        used.saturating_add(empty.saturating_mul(Room::WHOLE.holds(block)))
+    }
+}
+
+/// The numbers of element `index` of an array of these dimensions, x first.
+fn unfold(index: u32, [x, y, _]: [u32; 3]) -> [u32; 3] {
+    [index % x, index / x % y, index / x / y]
+}
+
+/// How many elements there are.
+fn volume(dimensions: [u32; 3]) -> u64 {
+    dimensions.iter().fold(1_u64, |n, d| n.saturating_mul((*d).into()))
+}
+
+fn too_many(kernel: &'static str, threads: usize) -> Error {
+    let reason = format!(
+        "{threads} threads at one time, where the simulator takes {MAX_THREADS}; launch fewer blocks, or simulate fewer multiprocessors"
+    );
+    Error::Launch { kernel, reason }
+}
+
+impl Scheduler {
+    /// How many blocks of `threads` threads with so much dynamic shared memory a GPU holds at one
+    /// time.
+    pub(crate) fn resident(&self, threads: u32, dynamic_shared: usize) -> u32 {
+        let block = Room::of_block(threads, dynamic_shared);
+        self.settings.multiprocessors.saturating_mul(Room::WHOLE.holds(block))
+    }
+
+    /// Refuses what no GPU takes; the number of blocks.
+    pub(crate) fn check(&self, launch: &Launch) -> Result<u32> {
+        let Launch { kernel, gpu, grid, block, dynamic_shared, .. } = *launch;
+        let refuse = |reason: String| Err(Error::Launch { kernel, reason });
+        if gpu >= self.gpus.len() {
+            return refuse(format!("there is no GPU {gpu}, only {}", self.gpus.len()));
+        }
+        let (blocks, threads) = (volume(grid), volume(block));
+        if blocks == 0 {
+            return refuse("a grid of no blocks".to_owned());
+        }
+        if (0..3).any(|i| grid[i] > MAX_GRID[i]) {
+            return refuse(format!("a grid of {grid:?} blocks, where {MAX_GRID:?} are possible"));
+        }
+        let Ok(blocks) = u32::try_from(blocks) else {
+            return refuse(format!("{blocks} blocks, where the simulator takes {}", u32::MAX));
+        };
+        if !(1..=MAX_BLOCK_THREADS).contains(&threads) {
+            return refuse(format!(
+                "blocks of {threads} threads, where 1 to {MAX_BLOCK_THREADS} are possible"
+            ));
+        }
+        if (0..3).any(|i| block[i] > MAX_BLOCK[i]) {
+            return refuse(format!(
+                "a block of {block:?} threads, where {MAX_BLOCK:?} are possible"
+            ));
+        }
+        let threads = threads as u32;
+        if dynamic_shared > MAX_SHARED {
+            return refuse(format!(
+                "{dynamic_shared} bytes of dynamic shared memory, where a block has at most {MAX_SHARED}"
+            ));
+        }
+        let resident = self.resident(threads, dynamic_shared);
+        if launch.cooperative && blocks > resident {
+            return refuse(format!(
+                "a cooperative grid of {blocks} blocks, but a GPU holds {resident} of them at one time"
+            ));
+        }
+        let at_once = blocks.min(resident) as usize * threads as usize;
+        if at_once > MAX_THREADS {
+            return Err(too_many(kernel, at_once));
+        }
+        Ok(blocks)
+    }
+
+    /// Takes a grid, or refuses what no GPU takes.
+    pub(crate) fn launch(&mut self, launch: Launch) -> Result<GridId> {
+        let (blocks, gpu) = (self.check(&launch)?, launch.gpu);
+        self.launched += 1;
+        let id = GridId(self.launched);
+        let (next, ended) = (Cell::new(0), Cell::new(0));
+        let grid = Rc::new(Grid { id, launch, blocks, next, ended });
+        self.grids.insert(id, Rc::clone(&grid));
+        self.gpus[gpu].pending.push_back(grid);
+        self.changed.push(gpu);
+        Ok(id)
+    }
+
+    /// Whether no grid runs or waits to run.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.live == 0 && self.gpus.iter().all(|gpu| gpu.pending.is_empty())
+    }
+
+    /// Whether a grid has ended.
+    pub(crate) fn is_done(&mut self, id: GridId) -> bool {
+        let runs = self.grids.get(&id).is_some_and(|grid| grid.ended.get() < grid.blocks);
+        if !runs {
+            self.grids.remove(&id);
+        }
+        !runs
+    }
+
+    /// Starts the blocks that have room now.
+    pub(super) fn start_blocks(&mut self, gpus: &Gpus) -> Result<()> {
+        for gpu in std::mem::take(&mut self.changed) {
+            while let Some(grid) = self.gpus[gpu].pending.front().cloned() {
+                let (all, next) = (self.settings.multiprocessors, grid.next.get());
+                let room = Room::of_block(grid.threads(), grid.launch.dynamic_shared);
+                let gpu = &mut self.gpus[gpu];
+                let waits = grid.launch.cooperative && next == 0;
+                if waits && gpu.holds(all, room) < grid.blocks {
+                    break;
+                }
+                let Some(multiprocessor) = gpu.place(all, room) else { break };
+                grid.next.set(next + 1);
+                if next + 1 == grid.blocks {
+                    gpu.pending.pop_front();
+                }
+                self.start_block(gpus, grid, next, multiprocessor)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn start_block(
+        &mut self,
+        gpus: &Gpus,
+        grid: Rc<Grid>,
+        index: u32,
+        multiprocessor: usize,
+    ) -> Result<()> {
+        let size = grid.threads();
+        self.live += size as usize;
+        if self.live > MAX_THREADS {
+            return Err(too_many(grid.launch.kernel, self.live));
+        }
+        let warps = (0..size.div_ceil(WARP)).map(|i| self.warp(size - i * WARP));
+        let warps = warps.collect::<Result<Vec<_>>>()?;
+        let shared = SharedMemory::new(grid.launch.dynamic_shared);
+        let dynamic_shared = shared.dynamic();
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.blocks.push(None);
+            self.blocks.len() - 1
+        });
+        let block = Rc::new(Block {
+            gpu: grid.launch.gpu,
+            grid,
+            index,
+            slot: slot as u32,
+            multiprocessor,
+            size,
+            live: Cell::new(size),
+            next: RefCell::new(Vec::with_capacity(size as usize)),
+            queued: Cell::new(false),
+            barriers: std::array::from_fn(|_| BlockBarrier::default()),
+            warps,
+            shared: RefCell::new(shared),
+        });
+        let Launch { grid: grid_dim, block: block_dim, .. } = block.grid.launch;
+        for (tid, thread) in block.threads().enumerate() {
+            let tid = tid as u32;
+            thread.start(
+                gpus,
+                &block,
+                tid,
+                ThreadCtx {
+                    thread_idx: unfold(tid, block_dim),
+                    block_idx: unfold(index, grid_dim),
+                    block_dim,
+                    grid_dim,
+                    dynamic_shared,
+                    watch: self.settings.watch,
+                    ops: &OPS,
+                },
+            );
+            thread.enqueue();
+        }
+        self.blocks[slot] = Some(block);
+        Ok(())
+    }
+
+    /// A warp of a block's last `lanes` threads, with the stacks of one that has ended, if there is
+    /// one.
+    fn warp(&mut self, lanes: u32) -> Result<Box<Warp>> {
+        let warp = match self.warps.pop() {
+            Some(warp) => warp,
+            None => Warp::new(self.settings.stack_size).map_err(|source| Error::Stacks {
+                threads: self.live,
+                bytes: self.settings.stack_size,
+                source,
+            })?,
+        };
+        warp.reset(lanes);
+        Ok(warp)
+    }
+
+    /// A block's last thread has ended.
+    pub(super) fn end_block(&mut self, gpus: &Gpus, slot: usize) {
+        let Some(Ok(block)) = self.blocks[slot].take().map(Rc::try_unwrap) else { return };
+        let Block { grid, gpu, size, multiprocessor, warps, .. } = block;
+        self.free.push(slot);
+        self.warps.extend(warps);
+        let room = Room::of_block(size, grid.launch.dynamic_shared);
+        self.gpus[gpu].left[multiprocessor].give_back(room);
+        if !self.gpus[gpu].pending.is_empty() {
+            self.changed.push(gpu);
+        }
+        grid.ended.set(grid.ended.get() + 1);
+        if grid.ended.get() == grid.blocks {
+            gpus.grid_ended(grid.id);
+        }
+    }
+}
+
+impl Grid {
+    /// Threads of a block.
+    fn threads(&self) -> u32 {
+        self.launch.block.iter().product()
+    }
+}
+
+impl Thread {
+    /// Makes it thread `tid` of a block.
+    fn start(&self, gpus: &Gpus, block: &Rc<Block>, tid: u32, ctx: ThreadCtx) {
+        self.ctx.set(ctx);
+        self.gpus.set(gpus);
+        self.block.set(Rc::as_ptr(block));
+        self.tid.set(tid);
+        self.wait.set(Wait::Ready);
+        self.updating.set(false);
+        self.waits.set(false);
+        self.unwinding.set(false);
+        self.polled.set([0; 4]);
+        self.state.over.set(false);
+        let fiber = Fiber::new(self);
+        self.trap.set(Some(fiber.trap_handler()));
+        self.fiber.replace(Some(fiber));
+    }
+}

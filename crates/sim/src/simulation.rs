@@ -1,0 +1,212 @@
+//! What a simulated machine is like.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::memory::page_size;
+
+/// GPUs that a machine can have.
+const MAX_GPUS: usize = 1 << 15;
+/// The largest stack that a simulated thread can have.
+const MAX_STACK: usize = 1 << 30;
+
+/// The settings of a simulated machine.
+///
+/// As text, in `DEVCOMM_SIMULATE` for example, it is the number of GPUs and any of the settings:
+/// `4,team=2,multimem=0,seed=7,preempt=1,multiprocessors=8`.
+///
+/// ```
+/// use devcomm_sim::Simulation;
+///
+/// let simulation: Simulation = "4,team=2".parse()?;
+/// assert_eq!((simulation.gpus(), simulation.team()), (4, 2));
+/// # Ok::<(), devcomm_sim::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "settings do nothing until a machine is made of them"]
+pub struct Simulation {
+    pub(crate) gpus: usize,
+    pub(crate) team: Option<usize>,
+    pub(crate) multimem: bool,
+    pub(crate) seed: Option<u64>,
+    pub(crate) preempt: bool,
+    pub(crate) watch: bool,
+    pub(crate) stack_size: usize,
+    pub(crate) step_limit: Option<u64>,
+    pub(crate) time_limit: Option<Duration>,
+    pub(crate) multiprocessors: u32,
+}
+
+impl Simulation {
+    /// A machine of `gpus` GPUs that reach each other by load and store and by multicast.
+    pub fn new(gpus: usize) -> Self {
+        Self {
+            gpus,
+            team: None,
+            multimem: true,
+            seed: None,
+            preempt: false,
+            watch: true,
+            stack_size: 64 << 10,
+            step_limit: None,
+            time_limit: Some(Duration::from_secs(600)),
+            multiprocessors: 132,
+        }
+    }
+
+    /// How many neighbouring GPUs reach each other by load and store, a divisor of all: the others
+    /// are reached over the network alone. Default: all.
+    pub fn team_size(mut self, gpus: usize) -> Self {
+        self.team = Some(gpus);
+        self
+    }
+
+    /// Whether the GPUs of a team have multicast addresses (NVLS). Default: yes.
+    pub fn multimem(mut self, multimem: bool) -> Self {
+        self.multimem = multimem;
+        self
+    }
+
+    /// Runs everything in a random order that is a function of `seed`: host threads, streams,
+    /// blocks and threads, and the deliveries of the network. Default: in turn.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// Whether other threads of the GPUs may run between any two accesses that go through cuda_std,
+    /// not only where threads synchronise. It is several times slower, and finds more. Implies
+    /// [`watch`](Self::watch). Default: no.
+    pub fn preempt(mut self, preempt: bool) -> Self {
+        self.preempt = preempt;
+        self
+    }
+
+    /// Whether each access that goes through cuda_std is checked to lie in memory that its GPU
+    /// reaches. Without it, a wild access is a fault or goes unseen, and livelocks are found later.
+    /// Default: yes.
+    pub fn watch(mut self, watch: bool) -> Self {
+        self.watch = watch;
+        self
+    }
+
+    /// Stack of a simulated thread in bytes. Memory is taken as it is used. Default: 64 KiB.
+    pub fn stack_size(mut self, bytes: usize) -> Self {
+        self.stack_size = bytes;
+        self
+    }
+
+    /// Fails the kernels with [`Error::Limit`] after so many switches between threads without the
+    /// GPUs being idle. Default: never.
+    pub fn step_limit(mut self, steps: u64) -> Self {
+        self.step_limit = Some(steps);
+        self
+    }
+
+    /// Fails the kernels with [`Error::Limit`] when they have run for so long, also a kernel that
+    /// loops without any call into cuda_std or nccl_device (where signals can stop it: on Linux on
+    /// x86-64 and aarch64). Default: ten minutes.
+    pub fn time_limit(mut self, limit: Duration) -> Self {
+        self.time_limit = Some(limit);
+        self
+    }
+
+    /// Multiprocessors of a GPU; each holds 2048 threads, and at most 32 blocks. Default: 132, an
+    /// H200's.
+    pub fn multiprocessors(mut self, multiprocessors: u32) -> Self {
+        self.multiprocessors = multiprocessors;
+        self
+    }
+
+    /// How many GPUs it has.
+    #[must_use]
+    pub fn gpus(&self) -> usize {
+        self.gpus
+    }
+
+    /// How many GPUs reach each other by load and store.
+    #[must_use]
+    pub fn team(&self) -> usize {
+        self.team.unwrap_or(self.gpus)
+    }
+
+    /// Refuses what makes no sense.
+    pub(crate) fn checked(&self) -> Result<Self> {
+        let refuse = |reason: String| Err(Error::Settings(reason));
+        let (gpus, team) = (self.gpus, self.team());
+        if gpus == 0 || gpus > MAX_GPUS {
+            return refuse(format!("{gpus} GPUs, where 1 to {MAX_GPUS} are possible"));
+        }
+        if team == 0 || !gpus.is_multiple_of(team) {
+            return refuse(format!("{gpus} GPUs do not divide into teams of {team}"));
+        }
+        let (stack, least) = (self.stack_size, 4 * page_size());
+        if stack < least || stack > MAX_STACK {
+            return refuse(format!("stacks of {stack} bytes, of {least} to {MAX_STACK}"));
+        }
+        if self.multiprocessors == 0 {
+            return refuse("a GPU without multiprocessors".to_owned());
+        }
+        Ok(Self { watch: self.watch || self.preempt, ..self.clone() })
+    }
+}
+
+impl FromStr for Simulation {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        const FORM: &str = "a number of GPUs and settings, such as `4,team=2,seed=7`";
+        let refuse = |what: &str| Err(Error::Settings(format!("{what} in {text:?}; it is {FORM}")));
+        let mut parts = text.split(',').map(str::trim);
+        let Some(Ok(gpus)) = parts.next().map(str::parse) else {
+            return refuse("no number of GPUs");
+        };
+        let mut simulation = Self::new(gpus);
+        for part in parts {
+            let Some((name, value)) = part.split_once('=') else {
+                return refuse(&format!("{part:?} has no value"));
+            };
+            let Ok(number) = value.parse::<u64>() else {
+                return refuse(&format!("{name} is {value:?}, no number"));
+            };
+            let small = u32::try_from(number).unwrap_or(u32::MAX);
+            simulation = match name {
+                "team" => simulation.team_size(small as usize),
+                "multimem" => simulation.multimem(number != 0),
+                "seed" => simulation.seed(number),
+                "preempt" => simulation.preempt(number != 0),
+                "watch" => simulation.watch(number != 0),
+                "multiprocessors" => simulation.multiprocessors(small),
+                _ => return refuse(&format!("no setting is called {name:?}")),
+            };
+        }
+        simulation.checked()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_read_from_text() {
+        let read = |text: &str| text.parse::<Simulation>();
+        assert_eq!(read("4").unwrap(), Simulation::new(4));
+        let all = Simulation::new(8).team_size(2).multimem(false).seed(7).preempt(true);
+        assert_eq!(
+            read("8, team=2, multimem=0, seed=7, preempt=1").unwrap(),
+            all.checked().unwrap()
+        );
+    }
+
+    #[test]
+    fn text_that_is_no_setting_is_refused_with_the_form() {
+        for bad in ["", "x", "0", "4,team", "4,team=3", "4,speed=1", "4,seed=x", "-1"] {
+            let refusal = bad.parse::<Simulation>().unwrap_err().to_string();
+            assert!(!refusal.is_empty(), "{bad}");
+        }
+        let refusal = "4,speed=1".parse::<Simulation>().unwrap_err().to_string();
+        assert!(refusal.contains("speed") && refusal.contains("4,team=2"), "{refusal}");
+    }
+}

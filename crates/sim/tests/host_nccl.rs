@@ -1,0 +1,552 @@
+//! Promises of the simulated NCCL, called as C calls it.
+
+mod nccl_threads;
+
+use std::ffi::{CStr, c_int};
+use std::ptr::{null, null_mut};
+
+use devcomm_sim::{Effect, Fault, Machine, Simulation};
+use devcomm_sys::nccl::{Config, RawComm, RawUniqueId, SimInfo};
+use devcomm_types::{F8E4M3, F8E5M2, Team};
+use half::{bf16, f16};
+
+use nccl_threads::*;
+
+const F32: c_int = 7;
+const SUM: c_int = 0;
+
+/// Rank `rank`'s elements.
+fn own(rank: usize, n: usize) -> Vec<f32> {
+    (0..n).map(|i| (100 * rank + i) as f32).collect()
+}
+
+#[test]
+fn every_collective_moves_the_right_data() {
+    const PART: usize = 3;
+    const N: usize = 4;
+    let sum = |n| -> Vec<f32> { (0..n).map(|i| (600 + N * i) as f32).collect() };
+    on(Simulation::new(N), |rank| {
+        let (comm, stream, part) =
+            (rank.init(), rank.stream(), rank.me * PART..(rank.me + 1) * PART);
+        let small = || rank.filled(&own(rank.me, PART));
+        let large = || rank.filled(&own(rank.me, N * PART));
+        let done = |code: c_int| {
+            ok(code);
+            rank.synchronize(stream);
+        };
+        let gathered: Vec<f32> = (0..N).flat_map(|from| own(from, PART)).collect();
+        let nccl = Machine::nccl();
+        // SAFETY: live handles, and memory of the lengths that are said, in the whole closure.
+        unsafe {
+            let (a, b) = (small(), rank.zeroed(PART));
+            done(nccl.all_reduce.unwrap()(a.ptr(), b.ptr(), PART, F32, SUM, comm, stream));
+            assert_eq!(b.read::<f32>(PART), sum(PART));
+            done(nccl.all_reduce.unwrap()(a.ptr(), a.ptr(), PART, F32, SUM, comm, stream));
+            assert_eq!(a.read::<f32>(PART), sum(PART));
+            let (a, b) = (small(), rank.zeroed(PART));
+            let from = if rank.me == 2 { a.ptr() } else { null_mut() };
+            done(nccl.broadcast.unwrap()(from, b.ptr(), PART, F32, 2, comm, stream));
+            assert_eq!(b.read::<f32>(PART), own(2, PART));
+            done(nccl.bcast.unwrap()(a.ptr(), PART, F32, 1, comm, stream));
+            assert_eq!(a.read::<f32>(PART), own(1, PART));
+            let (a, b) = (small(), rank.zeroed(PART));
+            let to = if rank.me == 0 { b.ptr() } else { null_mut() };
+            done(nccl.reduce.unwrap()(a.ptr(), to, PART, F32, SUM, 0, comm, stream));
+            assert_eq!(b.read::<f32>(PART), if rank.me == 0 { sum(PART) } else { vec![0.0; PART] });
+            let (a, b) = (small(), rank.zeroed(N * PART));
+            done(nccl.all_gather.unwrap()(a.ptr(), b.ptr(), PART, F32, comm, stream));
+            assert_eq!(b.read::<f32>(N * PART), gathered);
+            let b = large();
+            let mine = b.ptr().byte_add(4 * part.start);
+            done(nccl.all_gather.unwrap()(mine, b.ptr(), PART, F32, comm, stream));
+            let parts = (0..N).flat_map(|from| own(from, N * PART)[from * PART..][..PART].to_vec());
+            assert_eq!(b.read::<f32>(N * PART), parts.collect::<Vec<_>>());
+            let (a, b) = (large(), rank.zeroed(PART));
+            done(nccl.reduce_scatter.unwrap()(a.ptr(), b.ptr(), PART, F32, SUM, comm, stream));
+            assert_eq!(b.read::<f32>(PART), sum(N * PART)[part.clone()]);
+            let (a, b) = (large(), rank.zeroed(N * PART));
+            done(nccl.all_to_all.unwrap()(a.ptr(), b.ptr(), PART, F32, comm, stream));
+            let parts = (0..N).flat_map(|from| own(from, N * PART)[part.clone()].to_vec());
+            assert_eq!(b.read::<f32>(N * PART), parts.collect::<Vec<_>>());
+            let in_place = nccl.all_to_all.unwrap()(a.ptr(), a.ptr(), PART, F32, comm, stream);
+            assert_eq!(in_place, INVALID_ARGUMENT);
+            let (a, b) = (small(), rank.zeroed(N * PART));
+            let to = if rank.me == 3 { b.ptr() } else { null_mut() };
+            done(nccl.gather.unwrap()(a.ptr(), to, PART, F32, 3, comm, stream));
+            assert!(rank.me != 3 || b.read::<f32>(N * PART) == gathered);
+            let (a, b) = (large(), rank.zeroed(PART));
+            done(nccl.scatter.unwrap()(a.ptr(), b.ptr(), PART, F32, 0, comm, stream));
+            assert_eq!(b.read::<f32>(PART), own(0, N * PART)[part.clone()]);
+            // Nothing at all is as good a count as any.
+            done(nccl.all_reduce.unwrap()(null(), null_mut(), 0, F32, SUM, comm, stream));
+        }
+        rank.destroy(comm);
+    });
+}
+
+/// What two ranks' values come to, in a type whose number is `data_type`.
+fn reduced<T: Copy + Send + Sync>(values: [T; 2], data_type: c_int, op: c_int) -> T {
+    let results = on(Simulation::new(2), |rank| {
+        let (comm, stream, b) = (rank.init(), rank.stream(), rank.filled(&[values[rank.me]]));
+        ok(rank.all_reduce(&b, 1, data_type, op, comm, stream));
+        rank.synchronize(stream);
+        b.read::<T>(1)[0]
+    });
+    results[0]
+}
+
+#[test]
+fn all_types_are_reduced_as_what_they_are_by_every_operator() {
+    for (op, result) in [(0, 8.0), (1, 15.0), (2, 5.0), (3, 3.0), (4, 4.0)] {
+        assert_eq!(reduced([3.0_f32, 5.0], 7, op), result);
+        assert_eq!(reduced([3.0_f64, 5.0], 8, op), f64::from(result));
+        assert_eq!(reduced([3_i8, 5], 0, op), result as i8);
+        assert_eq!(reduced([3_u8, 5], 1, op), result as u8);
+        assert_eq!(reduced([3_i32, 5], 2, op), result as i32);
+        assert_eq!(reduced([3_u32, 5], 3, op), result as u32);
+        assert_eq!(reduced([3_i64, 5], 4, op), result as i64);
+        assert_eq!(reduced([3_u64, 5], 5, op), result as u64);
+        assert_eq!(reduced([3.0, 5.0].map(f16::from_f32), 6, op).to_f32(), result);
+        assert_eq!(reduced([3.0, 5.0].map(bf16::from_f32), 9, op).to_f32(), result);
+        assert_eq!(reduced([3.0, 5.0].map(F8E4M3::from_f32), 10, op).to_f32(), result);
+        // Three bits of mantissa would be needed for 15.
+        let rounded = if op == 1 { 16.0 } else { result };
+        assert_eq!(reduced([3.0, 5.0].map(F8E5M2::from_f32), 11, op).to_f32(), rounded);
+    }
+    assert_eq!(reduced([-3_i32, -4], 2, 4), -3);
+    assert_eq!(reduced([200_u8, 100], 1, 0), 44);
+}
+
+#[test]
+fn a_scalar_multiplies_each_ranks_part_before_the_sum() {
+    on(Simulation::new(2), |rank| {
+        let (comm, stream, nccl) = (rank.init(), rank.stream(), Machine::nccl());
+        let mut factor = [2.0_f32, 10.0][rank.me];
+        let on_device = rank.filled(&[factor]);
+        for (residence, scalar) in [(1, (&raw mut factor).cast()), (0, on_device.ptr())] {
+            let (mut op, b) = (0, rank.filled(&[1.0 + rank.me as f32]));
+            // SAFETY: live pointers and handles, here and below.
+            ok(unsafe {
+                nccl.red_op_create_pre_mul_sum.unwrap()(&raw mut op, scalar, F32, residence, comm)
+            });
+            assert_eq!(op, 5);
+            let of_others = rank.all_reduce(&b, 1, 8, op, comm, stream);
+            assert_eq!(of_others, INVALID_ARGUMENT, "an operator on another type");
+            ok(rank.all_reduce(&b, 1, F32, op, comm, stream));
+            // SAFETY: as above; an operation that was launched does not need it.
+            ok(unsafe { nccl.red_op_destroy.unwrap()(op, comm) });
+            rank.synchronize(stream);
+            assert_eq!(b.read::<f32>(1), [22.0]);
+            assert_eq!(rank.all_reduce(&b, 1, F32, op, comm, stream), INVALID_ARGUMENT);
+        }
+    });
+}
+
+#[test]
+fn ranks_that_call_different_things_are_told_what_and_nobody_hangs() {
+    on(Simulation::new(2), |rank| {
+        let (comm, stream, b) = (rank.init(), rank.stream(), rank.zeroed(8));
+        ok(rank.all_reduce(&b, 7 + rank.me, F32, SUM, comm, stream));
+        rank.synchronize(stream);
+        assert_eq!(rank.async_error(comm), INVALID_USAGE);
+        let text = rank.last_error(comm);
+        for part in ["rank 0 calls", "rank 1 calls", "AllReduce of 7 Float32", "of 8 Float32"] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert_eq!(rank.all_reduce(&b, 8, F32, SUM, comm, stream), INVALID_USAGE);
+        rank.abort(comm);
+    });
+}
+
+#[test]
+fn arguments_that_make_no_sense_are_refused_with_the_reason() {
+    on(Simulation::new(2), |rank| {
+        let (comm, stream, nccl) = (rank.init(), rank.stream(), Machine::nccl());
+        let b = rank.zeroed(4);
+        let refused = |code: c_int, reason: &str| {
+            assert_eq!(code, INVALID_ARGUMENT);
+            let text = rank.last_error(null_mut());
+            assert!(text.contains(reason) && text.starts_with("ncclAllReduce: "), "{text}");
+        };
+        refused(rank.all_reduce(&b, 5, F32, SUM, comm, stream), "which GPU");
+        refused(rank.all_reduce(&b, 1, 12, SUM, comm, stream), "no data type has number 12");
+        refused(rank.all_reduce(&b, 1, F32, 9, comm, stream), "no operator has number 9");
+        refused(rank.all_reduce(&b, 1, F32, SUM, null_mut(), stream), "NULL");
+        refused(rank.all_reduce(&b, 1, F32, SUM, 64 as RawComm, stream), "no communicator");
+        refused(rank.all_reduce(&b, usize::MAX, F32, SUM, comm, stream), "elements");
+        // SAFETY: no result is followed.
+        let root = unsafe { nccl.bcast.unwrap()(b.ptr(), 1, F32, 2, comm, stream) };
+        assert_eq!(root, INVALID_ARGUMENT);
+        rank.destroy(comm);
+        refused(rank.all_reduce(&b, 1, F32, SUM, comm, stream), "has ended");
+        // SAFETY: as above.
+        assert_eq!(unsafe { nccl.comm_abort.unwrap()(comm) }, INVALID_ARGUMENT);
+    });
+}
+
+#[test]
+fn a_ring_of_sends_and_receives_passes_on_what_each_rank_has() {
+    on(Simulation::new(3).seed(1), |rank| {
+        let (comm, stream, nccl) = (rank.init(), rank.stream(), Machine::nccl());
+        let (a, b) = (rank.filled(&own(rank.me, 5)), rank.zeroed(5));
+        let (next, before) = ((rank.me + 1) % 3, (rank.me + 2) % 3);
+        // SAFETY: live handles and memory.
+        unsafe {
+            ok(nccl.group_start.unwrap()());
+            ok(nccl.send.unwrap()(a.ptr(), 5, F32, next as c_int, comm, stream));
+            ok(nccl.recv.unwrap()(b.ptr(), 5, F32, before as c_int, comm, stream));
+            ok(nccl.group_end.unwrap()());
+        }
+        rank.synchronize(stream);
+        assert_eq!(b.read::<f32>(5), own(before, 5));
+    });
+}
+
+#[test]
+fn a_send_and_a_receive_of_different_lengths_are_told() {
+    on(Simulation::new(2), |rank| {
+        let (comm, stream, nccl) = (rank.init(), rank.stream(), Machine::nccl());
+        let b = rank.zeroed(4);
+        // SAFETY: live handles and memory.
+        ok(unsafe {
+            match rank.me {
+                0 => nccl.send.unwrap()(b.ptr(), 3, F32, 1, comm, stream),
+                _ => nccl.recv.unwrap()(b.ptr(), 4, F32, 0, comm, stream),
+            }
+        });
+        rank.synchronize(stream);
+        assert_eq!(rank.async_error(comm), INVALID_USAGE);
+        assert!(rank.last_error(comm).contains("send to rank 1 of 3 Float32"));
+    });
+}
+
+#[test]
+fn one_thread_drives_several_gpus_in_groups() {
+    on(Simulation::new(4), |rank| {
+        if rank.me > 0 {
+            return;
+        }
+        let (nccl, mut comms) = (Machine::nccl(), [null_mut(); 4]);
+        let mut id = RawUniqueId([0; 128]);
+        // SAFETY: live pointers, handles and memory.
+        unsafe {
+            ok(nccl.get_unique_id.unwrap()(&raw mut id));
+            ok(nccl.group_start.unwrap()());
+            for (gpu, comm) in comms.iter_mut().enumerate() {
+                retain(gpu);
+                ok(nccl.comm_init_rank.unwrap()(comm, 4, id, gpu as c_int));
+            }
+            ok(nccl.group_end.unwrap()());
+            let mut all = Vec::new();
+            ok(nccl.group_start.unwrap()());
+            for (gpu, comm) in comms.iter().enumerate() {
+                retain(gpu);
+                let (stream, b) = (rank.stream(), rank.filled(&[gpu as f32]));
+                for _ in 0..3 {
+                    ok(rank.all_reduce(&b, 1, F32, SUM, *comm, stream));
+                }
+                all.push((stream, b));
+            }
+            ok(nccl.group_end.unwrap()());
+            for (gpu, (stream, b)) in all.iter().enumerate() {
+                retain(gpu);
+                rank.synchronize(*stream);
+                // 6, 24, 96.
+                assert_eq!(b.read::<f32>(1), [96.0]);
+            }
+            assert_eq!(nccl.group_end.unwrap()(), INVALID_USAGE);
+            let mut again = [null_mut(); 2];
+            ok(nccl.comm_init_all.unwrap()(again.as_mut_ptr(), 2, [3, 1].as_ptr()));
+            let mut device = -1;
+            ok(nccl.comm_cu_device.unwrap()(again[0], &raw mut device));
+            assert_eq!(device, 3);
+            comms.iter().chain(&again).for_each(|comm| rank.destroy(*comm));
+        }
+    });
+}
+
+#[test]
+fn a_group_in_which_a_call_fails_or_that_is_simulated_makes_nothing() {
+    on(Simulation::new(2), |rank| {
+        let (comm, stream, nccl) = (rank.init(), rank.stream(), Machine::nccl());
+        let b = rank.filled(&[1.0_f32]);
+        let (mut child, mut info) = (null_mut(), SimInfo::new());
+        // SAFETY: live pointers and handles.
+        unsafe {
+            ok(nccl.group_start.unwrap()());
+            ok(nccl.comm_split.unwrap()(comm, 0, 0, &raw mut child, null_mut()));
+            ok(rank.all_reduce(&b, 1, F32, SUM, comm, stream));
+            assert_eq!(rank.all_reduce(&b, 1, 99, SUM, comm, stream), INVALID_ARGUMENT);
+            assert_eq!(nccl.group_end.unwrap()(), INVALID_ARGUMENT);
+            assert!(child.is_null());
+            ok(nccl.group_start.unwrap()());
+            ok(rank.all_reduce(&b, 1, F32, SUM, comm, stream));
+            ok(nccl.group_simulate_end.unwrap()(&raw mut info));
+        }
+        assert_eq!(info.estimated_time, 0.0);
+        rank.synchronize(stream);
+        assert_eq!((b.read::<f32>(1), rank.async_error(comm)), (vec![1.0], 0));
+    });
+}
+
+#[test]
+fn a_group_on_two_streams_is_one_operation_on_both() {
+    on(Simulation::new(2), |rank| {
+        let (comm, nccl, streams) = (rank.init(), Machine::nccl(), [rank.stream(), rank.stream()]);
+        let b = rank.filled(&[1.0_f32 + rank.me as f32]);
+        // Ranks need not agree on which stream has which operation.
+        let order = if rank.me == 0 { [0, 1] } else { [1, 0] };
+        // SAFETY: no arguments.
+        unsafe { ok(nccl.group_start.unwrap()()) };
+        for stream in order {
+            ok(rank.all_reduce(&b, 1, F32, SUM, comm, streams[stream]));
+        }
+        // SAFETY: as above.
+        unsafe { ok(nccl.group_end.unwrap()()) };
+        rank.synchronize(streams[1]);
+        assert_eq!(b.read::<f32>(1), [6.0]);
+        rank.synchronize(streams[0]);
+    });
+}
+
+#[test]
+fn communicators_split_by_color_and_key_and_shrink() {
+    on(Simulation::new(4).team_size(2), |rank| {
+        let (comm, nccl, stream) = (rank.init(), Machine::nccl(), rank.stream());
+        let (mut pair, mut rest) = (null_mut(), null_mut());
+        let (color, key) = ([0, 7, 0, -1][rank.me], -(rank.me as c_int));
+        // SAFETY: live pointers and handles.
+        ok(unsafe { nccl.comm_split.unwrap()(comm, color, key, &raw mut pair, null_mut()) });
+        match rank.me {
+            3 => assert!(pair.is_null()),
+            1 => assert_eq!(rank.place(pair), (0, 1)),
+            // The higher rank has the lower key.
+            me => assert_eq!(rank.place(pair), (usize::from(me == 0), 2)),
+        }
+        if rank.me == 0 || rank.me == 2 {
+            let b = rank.filled(&[rank.me as f32 + 1.0]);
+            ok(rank.all_reduce(&b, 1, F32, SUM, pair, stream));
+            rank.synchronize(stream);
+            assert_eq!(b.read::<f32>(1), [4.0]);
+        }
+        if rank.me == 1 {
+            return;
+        }
+        // Rank 1 does not come to this operation: the shrink ends it.
+        let b = rank.zeroed(1);
+        ok(rank.all_reduce(&b, 1, F32, SUM, comm, stream));
+        let mut excluded = [1];
+        // SAFETY: as above.
+        ok(unsafe {
+            let (out, excluded) = (&raw mut rest, excluded.as_mut_ptr());
+            nccl.comm_shrink.unwrap()(comm, excluded, 1, out, null_mut(), 1)
+        });
+        rank.synchronize(stream);
+        assert_eq!(rank.place(rest), ([0, 9, 1, 2][rank.me], 3));
+        let b = rank.filled(&[1.0_f32]);
+        ok(rank.all_reduce(&b, 1, F32, SUM, rest, stream));
+        rank.synchronize(stream);
+        assert_eq!(b.read::<f32>(1), [3.0]);
+        // GPUs 0, 2 and 3 have no teams of one size but of one rank.
+        // SAFETY: as above.
+        let lsa = unsafe { nccl.team_lsa.unwrap()(rest) };
+        assert_eq!(lsa, Team { n_ranks: 1, rank: 0, stride: 1 });
+    });
+}
+
+#[test]
+fn a_communicator_grows_by_ranks_that_have_its_id() {
+    let id = std::sync::Mutex::new(None);
+    on(Simulation::new(3), |rank| {
+        let (nccl, mut grown) = (Machine::nccl(), null_mut());
+        let all = rank.init();
+        let mut comm = null_mut();
+        let color = if rank.me == 2 { -1 } else { 0 };
+        // SAFETY: live pointers and handles, in the whole closure.
+        unsafe {
+            ok(nccl.comm_split.unwrap()(all, color, 0, &raw mut comm, null_mut()));
+            if rank.me == 0 {
+                let mut new = RawUniqueId([0; 128]);
+                ok(nccl.comm_get_unique_id.unwrap()(comm, &raw mut new));
+                assert_eq!(nccl.comm_get_unique_id.unwrap()(comm, &raw mut new), INVALID_USAGE);
+                *id.lock().unwrap() = Some(new);
+            }
+            rank.meet(all);
+            let id = id.lock().unwrap().unwrap();
+            let (out, config) = (&raw mut grown, null_mut());
+            ok(match rank.me {
+                0 => nccl.comm_grow.unwrap()(comm, 3, &raw const id, -1, out, config),
+                1 => nccl.comm_grow.unwrap()(comm, 3, null(), -1, out, config),
+                _ => nccl.comm_grow.unwrap()(null_mut(), 3, &raw const id, 2, out, config),
+            });
+            assert_eq!(rank.place(grown), (rank.me, 3));
+            rank.meet(all);
+            if rank.me == 2 {
+                let again =
+                    nccl.comm_grow.unwrap()(null_mut(), 3, &raw const id, 2, out, null_mut());
+                assert_eq!(again, INVALID_ARGUMENT);
+            }
+        }
+    });
+}
+
+#[test]
+fn an_abort_releases_its_own_rank_and_a_revoked_communicator_can_be_split() {
+    on(Simulation::new(2), |rank| {
+        let (comm, nccl, stream) = (rank.init(), Machine::nccl(), rank.stream());
+        let b = rank.zeroed(1);
+        // SAFETY: live pointers and handles, here and below.
+        unsafe {
+            let peer = 1 - rank.me as c_int;
+            ok(nccl.recv.unwrap()(b.ptr(), 1, F32, peer, comm, stream));
+            ok(nccl.comm_revoke.unwrap()(comm, 0));
+            rank.synchronize(stream);
+            assert_eq!(rank.all_reduce(&b, 1, F32, SUM, comm, stream), INVALID_USAGE);
+            assert_eq!(nccl.comm_finalize.unwrap()(comm), INVALID_USAGE);
+            let mut child = null_mut();
+            ok(nccl.comm_split.unwrap()(comm, 0, 0, &raw mut child, null_mut()));
+            rank.destroy(comm);
+            ok(nccl.recv.unwrap()(b.ptr(), 1, F32, peer, child, stream));
+            rank.abort(child);
+            rank.synchronize(stream);
+        }
+    });
+}
+
+#[test]
+fn a_suspended_communicator_waits_for_its_resume() {
+    on(Simulation::new(1), |rank| {
+        let (comm, nccl, stream) = (rank.init(), Machine::nccl(), rank.stream());
+        let (b, mut stat) = (rank.zeroed(1), 9);
+        // SAFETY: live pointers and handles.
+        unsafe {
+            assert_eq!(nccl.comm_resume.unwrap()(comm), INVALID_USAGE);
+            ok(nccl.comm_suspend.unwrap()(comm, 1));
+            ok(nccl.comm_mem_stats.unwrap()(comm, 1, &raw mut stat));
+            assert_eq!(stat, 1);
+            assert_eq!(rank.all_reduce(&b, 1, F32, SUM, comm, stream), INVALID_USAGE);
+            ok(nccl.comm_resume.unwrap()(comm));
+            ok(rank.all_reduce(&b, 1, F32, SUM, comm, stream));
+            ok(nccl.comm_finalize.unwrap()(comm));
+            assert_eq!(rank.all_reduce(&b, 1, F32, SUM, comm, stream), INVALID_USAGE);
+        }
+        rank.destroy(comm);
+    });
+}
+
+#[test]
+fn a_communicator_that_does_not_block_is_in_progress_until_all_have_come() {
+    on(Simulation::new(2), |rank| {
+        let config = Config { blocking: 0, ..Config::new() };
+        let (comm, code) = rank.init_with(config);
+        assert_eq!((code, rank.async_error(comm)), (IN_PROGRESS, IN_PROGRESS));
+        rank.wait(comm);
+        let (b, stream) = (rank.filled(&[1.0_f32]), rank.stream());
+        assert_eq!(rank.all_reduce(&b, 1, F32, SUM, comm, stream), IN_PROGRESS);
+        rank.wait(comm);
+        rank.synchronize(stream);
+        assert_eq!(b.read::<f32>(1), [2.0]);
+        let mut child = null_mut();
+        // SAFETY: a live pointer and handle, to the end of what goes on.
+        let code =
+            unsafe { Machine::nccl().comm_split.unwrap()(comm, 0, 0, &raw mut child, null_mut()) };
+        assert_eq!(code, IN_PROGRESS);
+        rank.wait(comm);
+        rank.wait(child);
+        assert_eq!(rank.place(child), (rank.me, 2));
+    });
+}
+
+#[test]
+fn a_graph_with_collectives_does_them_at_each_launch() {
+    on(Simulation::new(2), |rank| {
+        let (comm, stream) = (rank.init(), rank.stream());
+        let b = rank.filled(&[1.0_f32]);
+        let exec = rank.capture(stream, || {
+            ok(rank.all_reduce(&b, 1, F32, SUM, comm, stream));
+            ok(rank.all_reduce(&b, 1, F32, SUM, comm, stream));
+        });
+        assert_eq!(b.read::<f32>(1), [1.0]);
+        for _ in 0..3 {
+            rank.launch(exec, stream);
+        }
+        rank.synchronize(stream);
+        assert_eq!(b.read::<f32>(1), [64.0]);
+    });
+}
+
+#[test]
+fn faults_come_where_they_were_asked_for_and_calls_are_recorded() {
+    let machine = Machine::new(&Simulation::new(2)).unwrap();
+    let fault = |function, gpu, effect| Fault { function, gpu, nth: Some(0), effect };
+    machine.inject(fault("ncclMemAlloc", Some(1), Effect::Fail(1)));
+    machine.inject(fault("ncclCommSplit", None, Effect::Null));
+    machine.inject(fault("ncclAllReduce", Some(0), Effect::Later(6)));
+    machine.record_calls();
+    on_machine(&machine, |rank| {
+        let (comm, nccl, mut memory) = (rank.init(), Machine::nccl(), null_mut());
+        // SAFETY: live pointers and handles, here and below.
+        let code = unsafe { nccl.mem_alloc.unwrap()(&raw mut memory, 8) };
+        assert_eq!(code, rank.me as c_int);
+        if rank.me == 1 {
+            assert_eq!(rank.last_error(null_mut()), "ncclMemAlloc: it fails on request");
+        }
+        let mut child = 64 as RawComm;
+        // SAFETY: as above.
+        ok(unsafe { nccl.comm_split.unwrap()(comm, 0, 0, &raw mut child, null_mut()) });
+        let (b, stream) = (rank.filled(&[1.0_f32]), rank.stream());
+        ok(rank.all_reduce(&b, 1, F32, SUM, comm, stream));
+        assert_eq!(rank.async_error(comm), if rank.me == 0 { 6 } else { 0 });
+        rank.abort(comm);
+        child.is_null()
+    });
+    let calls = machine.calls();
+    let of = |gpu| {
+        let calls = calls.iter().filter(move |call| call.gpu == Some(gpu));
+        calls.map(ToString::to_string).filter(|line| line.starts_with("ncclAllReduce"))
+    };
+    assert_eq!(of(0).collect::<Vec<_>>(), ["ncclAllReduce 1 type 7 op 0"]);
+    let failed = calls.iter().find(|call| call.code == Some(1)).unwrap();
+    assert_eq!((failed.function, failed.gpu), ("ncclMemAlloc", Some(1)));
+}
+
+#[test]
+fn a_call_that_hangs_returns_when_its_gpus_communicator_is_aborted() {
+    let machine = Machine::new(&Simulation::new(1)).unwrap();
+    let (function, gpu, nth, effect) = ("ncclCommSuspend", Some(0), None, Effect::Hang);
+    machine.inject(Fault { function, gpu, nth, effect });
+    on_machine(&machine, |rank| {
+        let comm = rank.init() as usize;
+        std::thread::scope(|scope| {
+            let ticket = machine.ticket("aborts");
+            scope.spawn(move || {
+                let _attached = ticket.attach();
+                // SAFETY: a live handle.
+                ok(unsafe { Machine::nccl().comm_abort.unwrap()(comm as RawComm) });
+            });
+            // SAFETY: as above.
+            let code = unsafe { Machine::nccl().comm_suspend.unwrap()(comm as RawComm, 1) };
+            assert_eq!(code, 3);
+        });
+    });
+}
+
+#[test]
+fn parameters_are_read_by_name_and_by_handle() {
+    let nccl = Machine::nccl();
+    let (mut table, mut len, mut value, mut number) = (null_mut(), 0, null(), -1);
+    let (mut handle, name) = (null_mut(), c"NCCL_SET_THREAD_NAME");
+    // SAFETY: live pointers; tables and texts are the thread's until its next call.
+    unsafe {
+        ok(nccl.param_get_all_parameter_keys.unwrap()(&raw mut table, &raw mut len));
+        let keys = (0..len as usize).map(|i| CStr::from_ptr(*table.add(i)).to_owned());
+        assert!(keys.collect::<Vec<_>>().iter().any(|key| **key == *name));
+        ok(nccl.param_get_parameter.unwrap()(name.as_ptr(), &raw mut value, &raw mut len));
+        assert_eq!((CStr::from_ptr(value), len), (c"0", 1));
+        ok(nccl.param_bind.unwrap()(&raw mut handle, name.as_ptr()));
+        ok(nccl.param_get_i64.unwrap()(handle, &raw mut number));
+        assert_eq!(number, 0);
+        let unknown = nccl.param_bind.unwrap()(&raw mut handle, c"NCCL_NOTHING".as_ptr());
+        assert_eq!((unknown, handle.is_null()), (INVALID_ARGUMENT, true));
+    }
+}

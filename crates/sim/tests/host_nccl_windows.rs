@@ -1,0 +1,370 @@
+//! Promises of the simulated NCCL: windows, device communicators, puts, and kernels that use them.
+
+mod nccl_threads;
+
+use std::ffi::{c_int, c_void};
+use std::ptr::{null_mut, without_provenance_mut};
+
+use cuda_std::prelude::*;
+use devcomm_sim::{Machine, Simulation};
+use devcomm_sys::nccl::{
+    CommProperties, Config, RawComm, RawWaitSignal, RawWindow, Requirements, ResourceRequirements,
+    TeamRequirements,
+};
+use devcomm_types::nccl::{GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, MultimemHandle};
+use devcomm_types::{DevComm as RawDevComm, HostBody, Kernel, Team, Window as RawWindowArg};
+use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
+
+use nccl_threads::*;
+
+const F32: c_int = 7;
+const SYMMETRIC: c_int = 1;
+
+impl Thread {
+    /// Registers memory as a window, together with the other ranks.
+    fn window(&self, comm: RawComm, memory: &Memory, bytes: usize) -> RawWindow {
+        let mut window = null_mut();
+        // SAFETY: live handles and pointers, here and below.
+        ok(unsafe {
+            let register = Machine::nccl().comm_window_register.unwrap();
+            register(comm, memory.ptr(), bytes, &raw mut window, SYMMETRIC)
+        });
+        window
+    }
+
+    fn dev_comm(&self, comm: RawComm, requirements: &Requirements) -> Result<RawDevComm, c_int> {
+        let mut dev_comm = RawDevComm::zeroed();
+        // SAFETY: as above.
+        let code = unsafe {
+            Machine::nccl().dev_comm_create.unwrap()(comm, requirements, &raw mut dev_comm)
+        };
+        if code == 0 { Ok(dev_comm) } else { Err(code) }
+    }
+}
+
+fn lsa_pointer(window: RawWindow, offset: usize, rank: usize) -> *mut c_void {
+    let mut out = null_mut();
+    // SAFETY: as above.
+    ok(unsafe {
+        Machine::nccl().get_lsa_device_pointer.unwrap()(window, offset, rank as c_int, &raw mut out)
+    });
+    out
+}
+
+fn peer_pointer(window: RawWindow, offset: usize, peer: c_int) -> (c_int, *mut c_void) {
+    let mut out = null_mut();
+    // SAFETY: as above.
+    let code = unsafe {
+        Machine::nccl().get_peer_device_pointer.unwrap()(window, offset, peer, &raw mut out)
+    };
+    (code, out)
+}
+
+#[test]
+fn a_window_shows_each_ranks_own_memory_to_its_lsa_team() {
+    on(Simulation::new(4).team_size(2), |rank| {
+        let comm = rank.init();
+        // Each rank's part is as long as it says.
+        let len = 1000 * (rank.me + 1);
+        let memory = rank.filled(&vec![rank.me as f32; len]);
+        let window = rank.window(comm, &memory, 4 * len);
+        rank.meet(comm);
+        let (first, neighbour) = (rank.me & !1, rank.me ^ 1);
+        let theirs = lsa_pointer(window, 8, neighbour - first);
+        assert_eq!(Memory::at(theirs).read::<f32>(1), [neighbour as f32]);
+        assert_eq!(peer_pointer(window, 8, neighbour as c_int), (0, theirs));
+        // What the neighbour writes here is in the rank's own memory.
+        rank.meet(comm);
+        Memory::at(theirs).write(&[10.0 + rank.me as f32]);
+        rank.meet(comm);
+        assert_eq!(memory.read::<f32>(3)[2], 10.0 + neighbour as f32);
+        let across = (rank.me + 2) % 4;
+        assert_eq!(peer_pointer(window, 0, across as c_int), (0, null_mut()));
+        assert_eq!(peer_pointer(window, 0, 4).0, INVALID_ARGUMENT);
+        let end = 4000 * (neighbour + 1);
+        assert_eq!(peer_pointer(window, end + 1, neighbour as c_int).0, INVALID_ARGUMENT);
+        let nccl = Machine::nccl();
+        let (mut own, mut multimem) = (null_mut(), null_mut());
+        // SAFETY: live handles and pointers.
+        unsafe {
+            ok(nccl.win_get_user_ptr.unwrap()(comm, window, &raw mut own));
+            assert_eq!(own, memory.ptr());
+            let lsa_multimem = nccl.get_lsa_multimem_device_pointer.unwrap();
+            ok(lsa_multimem(window, 4, &raw mut multimem));
+            assert!(!multimem.is_null());
+            rank.meet(comm);
+            ok(nccl.comm_window_deregister.unwrap()(comm, window));
+            let again = nccl.comm_window_deregister.unwrap()(comm, window);
+            assert_eq!(again, INVALID_ARGUMENT);
+            ok(nccl.comm_window_deregister.unwrap()(comm, null_mut()));
+        }
+        assert_eq!(peer_pointer(window, 0, 0).0, INVALID_ARGUMENT);
+    });
+}
+
+#[test]
+fn what_makes_no_window_is_refused_or_null_on_all_ranks() {
+    on(Simulation::new(2), |rank| {
+        let (comm, nccl) = (rank.init(), Machine::nccl());
+        let memory = rank.zeroed(4096);
+        let mut window = without_provenance_mut(64);
+        // SAFETY: live handles and pointers; what is no memory is refused.
+        let register = |address: *mut c_void, bytes, flags, out: *mut RawWindow| unsafe {
+            nccl.comm_window_register.unwrap()(comm, address, bytes, out, flags)
+        };
+        let out = &raw mut window;
+        assert_eq!(register(memory.ptr().wrapping_byte_add(64), 64, 1, out), INVALID_ARGUMENT);
+        assert_eq!(register(memory.ptr(), 4 * 4096 + 1, 1, out), INVALID_ARGUMENT);
+        assert_eq!(register(memory.ptr(), 0, 1, out), INVALID_ARGUMENT);
+        assert_eq!(register(memory.ptr(), 64, 1 | 4, out), INVALID_ARGUMENT);
+        let pinned = rank.pinned(4096);
+        // Rank 1's memory is none of NCCL's.
+        let address = if rank.me == 0 { memory.ptr() } else { pinned };
+        if address.addr().is_multiple_of(4096) {
+            ok(register(address, 4096, 1, out));
+        }
+        assert!(window.is_null() || rank.me == 1);
+        let differ = register(memory.ptr(), 64, rank.me as c_int, out);
+        assert_eq!(differ, INVALID_USAGE, "flags that differ");
+    });
+}
+
+#[test]
+fn registered_buffers_and_properties_are_there() {
+    on(Simulation::new(4).team_size(2).multimem(false), |rank| {
+        let (comm, nccl) = (rank.init(), Machine::nccl());
+        let (memory, mut handle) = (rank.zeroed(64), null_mut());
+        let mut props = CommProperties::new();
+        // SAFETY: live handles and pointers.
+        unsafe {
+            ok(nccl.comm_register.unwrap()(comm, memory.ptr(), 256, &raw mut handle));
+            ok(nccl.comm_deregister.unwrap()(comm, handle));
+            assert_eq!(nccl.comm_deregister.unwrap()(comm, handle), INVALID_ARGUMENT);
+            ok(nccl.comm_query_properties.unwrap()(comm, &raw mut props));
+            let team = nccl.team_rail.unwrap()(comm);
+            assert_eq!(team, Team { n_ranks: 2, rank: rank.me as i32 / 2, stride: 2 });
+            assert_eq!(nccl.team_rank_to_world.unwrap()(comm, team, 1), 2 + rank.me as c_int % 2);
+            assert_eq!(nccl.team_rank_to_lsa.unwrap()(comm, team, team.rank), rank.me as c_int % 2);
+            assert_eq!(nccl.team_world.unwrap()(null_mut()).n_ranks, 0);
+        }
+        assert_eq!(
+            (props.rank, props.n_ranks, props.cuda_dev),
+            (rank.me as c_int, 4, rank.me as c_int)
+        );
+        assert_eq!((props.n_lsa_teams, props.multimem_support, props.gin_type), (2, 0, 2));
+        assert_eq!(
+            (props.device_api_support, props.host_rma_support, props.cft_support),
+            (1, 1, 0)
+        );
+        let multimem = Requirements { lsa_multimem: true, ..Requirements::new() };
+        assert_eq!(rank.dev_comm(comm, &multimem).unwrap_err(), INVALID_USAGE);
+    });
+}
+
+/// `recv[i]` is the sum of all ranks' `send[i]`, by load and store.
+#[kernel]
+unsafe fn allreduce(comm: DevComm, send: Window<f32>, recv: Window<f32>, count: usize) {
+    let team = comm.lsa_team();
+    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
+        barrier.sync(MemoryOrder::Acquire);
+        let mut i = thread::index_1d() as usize;
+        while i < count {
+            // SAFETY: below `count`; the barriers order it.
+            let sum = (0..team.n_ranks).map(|peer| unsafe { send.lsa(peer).load(i) }).sum();
+            // SAFETY: as above.
+            unsafe { recv.local().store(i, sum) };
+            i += (thread::grid_dim_x() * thread::block_dim_x()) as usize;
+        }
+        barrier.sync(MemoryOrder::Release);
+    });
+}
+
+/// The body of a kernel.
+fn body<K: Kernel>(_kernel: K) -> HostBody {
+    K::BODY.unwrap()
+}
+
+#[test]
+fn a_kernel_uses_windows_and_a_device_communicator() {
+    const COUNT: usize = 777;
+    for simulation in [Simulation::new(4), Simulation::new(3).seed(7)] {
+        let n = simulation.gpus();
+        on(simulation, |rank| {
+            // Ranks and GPUs are numbered the other way round.
+            let (all, nccl) = (rank.init(), Machine::nccl());
+            let (mut comm, key) = (null_mut(), -(rank.me as c_int));
+            // SAFETY: live handles and pointers.
+            ok(unsafe { nccl.comm_split.unwrap()(all, 0, key, &raw mut comm, null_mut()) });
+            let me = n - 1 - rank.me;
+            assert_eq!(rank.place(comm), (me, n));
+            let (send, recv) = (rank.filled(&vec![me as f32; COUNT]), rank.zeroed(COUNT));
+            let windows = [&send, &recv].map(|memory| rank.window(comm, memory, 4 * COUNT));
+            let barriers = Requirements { lsa_barrier_count: 2, ..Requirements::new() };
+            let dev_comm = rank.dev_comm(comm, &barriers).unwrap();
+            assert_eq!((dev_comm.rank, dev_comm.lsa_size), (me as i32, n as i32));
+            let args = windows.map(RawWindowArg::<f32>::from_handle);
+            let (stream, count) = (rank.stream(), COUNT);
+            rank.launch_kernel(
+                &body(allreduce),
+                (2, 64),
+                stream,
+                &[
+                    (&raw const dev_comm).cast(),
+                    (&raw const args[0]).cast(),
+                    (&raw const args[1]).cast(),
+                    (&raw const count).cast(),
+                ],
+            );
+            rank.synchronize(stream);
+            let sum = (n * (n - 1) / 2) as f32;
+            assert_eq!(recv.read::<f32>(COUNT), vec![sum; COUNT]);
+            rank.meet(comm);
+            // SAFETY: as above.
+            unsafe {
+                ok(nccl.dev_comm_destroy.unwrap()(comm, &raw const dev_comm));
+                let again = nccl.dev_comm_destroy.unwrap()(comm, &raw const dev_comm);
+                assert_eq!(again, INVALID_ARGUMENT);
+            }
+            rank.destroy(comm);
+        });
+    }
+}
+
+#[test]
+fn all_requirements_are_met_at_places_that_are_the_same_on_all_ranks() {
+    let made = on(Simulation::new(4).team_size(2), |rank| {
+        let (comm, nccl) = (rank.init(), Machine::nccl());
+        // SAFETY: a live handle.
+        let (world, lsa) =
+            unsafe { (nccl.team_world.unwrap()(comm), nccl.team_lsa.unwrap()(comm)) };
+        let (mut barriers, mut gin) = (LsaBarrierHandle::default(), GinBarrierHandle::default());
+        let (mut a2a, mut multimem) = (LlA2aHandle::default(), MultimemHandle::NULL);
+        let mut nodes = [None::<ResourceRequirements>; 3].map(|_| std::mem::MaybeUninit::uninit());
+        let [first, second, third] = nodes.each_mut().map(std::mem::MaybeUninit::as_mut_ptr);
+        // SAFETY: live pointers; each call fills its node.
+        let requirements = unsafe {
+            assert_eq!(nccl.ll_a2a_calc_slots.unwrap()(10, 12), 20);
+            ok(nccl.lsa_barrier_create_requirement.unwrap()(lsa, 4, &raw mut barriers, first));
+            ok(nccl.gin_barrier_create_requirement.unwrap()(comm, world, 3, &raw mut gin, second));
+            ok(nccl.ll_a2a_create_requirement.unwrap()(2, 20, &raw mut a2a, third));
+            assert_eq!(((*first).buffer_size, (*second).gin_signal_count), (80, 12));
+            assert_eq!((*third).buffer_size, 2 * 41 * 16);
+            ((*first).next, (*second).next) = (second, third);
+            Requirements {
+                resource_requirements_list: first,
+                team_requirements_list: &mut TeamRequirements {
+                    next: null_mut(),
+                    team: lsa,
+                    multimem: true,
+                    out_multimem_handle: &raw mut multimem,
+                },
+                lsa_multimem: true,
+                barrier_count: 2,
+                lsa_barrier_count: 5,
+                rail_gin_barrier_count: 1,
+                gin_connection_type: 1,
+                gin_context_count: 3,
+                gin_signal_count: 6,
+                gin_counter_count: 7,
+                ..Requirements::new()
+            }
+        };
+        let dev_comm = rank.dev_comm(comm, &requirements).unwrap();
+        assert_eq!((dev_comm.n_ranks, dev_comm.lsa_size), (4, 2));
+        assert_eq!((dev_comm.gin_context_count, dev_comm.gin_counter_count), (3, 7));
+        assert_eq!(dev_comm.lsa_barrier.n_barriers, 5);
+        assert!(!multimem.base.is_null() && !dev_comm.lsa_multimem.base.is_null());
+        assert_eq!((barriers.n_barriers, a2a.n_slots, gin.signal0), (4, 20, 6));
+        (barriers.buffer, a2a.buffer, dev_comm.lsa_barrier, dev_comm.rail_gin_barrier)
+    });
+    assert!(made.iter().all(|places| *places == made[0]), "{made:?}");
+    assert!(made[0].0 != 0 && made[0].0 != made[0].1);
+}
+
+#[test]
+fn requirements_that_cannot_be_met_or_differ_are_refused_on_all_ranks() {
+    on(Simulation::new(4).team_size(2), |rank| {
+        let comm = rank.init();
+        let of = Requirements::new();
+        let refused = |requirements: Requirements, code: c_int, reason: &str| {
+            assert_eq!(rank.dev_comm(comm, &requirements).unwrap_err(), code);
+            let text = rank.last_error(null_mut());
+            assert!(text.contains(reason), "{text}");
+        };
+        refused(Requirements { gin_signal_count: 1, ..of }, INVALID_ARGUMENT, "gin_connection");
+        let rails = Requirements { gin_connection_type: 2, world_gin_barrier_count: 1, ..of };
+        refused(rails, INVALID_ARGUMENT, "world GIN barriers");
+        refused(Requirements { cft_caps: 1, ..of }, INVALID_USAGE, "no CFT");
+        refused(Requirements { gin_type: 3, ..of }, INVALID_USAGE, "PROXY");
+        refused(Requirements { version: 23204, ..of }, INVALID_USAGE, "2.32.3");
+        refused(Requirements { lsa_barrier_count: -1, ..of }, INVALID_ARGUMENT, "-1 LSA barriers");
+        let differ = Requirements { lsa_barrier_count: 1 + rank.me as c_int / 3, ..of };
+        refused(differ, INVALID_USAGE, "rank 3 of 4 ranks for");
+    });
+}
+
+#[test]
+fn puts_and_signals_reach_the_peers_window() {
+    on(Simulation::new(3).seed(5), |rank| {
+        let config = Config { num_rma_sig: 8, num_rma_ctx: 3, ..Config::new() };
+        let ((comm, code), nccl) = (rank.init_with(config), Machine::nccl());
+        ok(code);
+        let (stream, next, before) = (rank.stream(), (rank.me + 1) % 3, (rank.me + 2) % 3);
+        // SAFETY: live handles and pointers, here and below.
+        let early = unsafe { nccl.signal.unwrap()(next as c_int, 0, 0, 0, comm, stream) };
+        assert_eq!(early, INVALID_USAGE, "before the first window");
+        let (from, to) = (rank.filled(&[rank.me as f32; 4]), rank.zeroed(8));
+        let windows = [(&from, 16), (&to, 32)].map(|(memory, n)| rank.window(comm, memory, n));
+        let put = |at: usize, signal, context, window| {
+            // SAFETY: as above.
+            unsafe {
+                let (peer, put) = (next as c_int, nccl.put_signal.unwrap());
+                put(from.ptr(), 2, F32, peer, window, at, signal, context, 0, comm, stream)
+            }
+        };
+        assert_eq!(put(28, 0, 0, windows[1]), INVALID_ARGUMENT, "beyond the window");
+        assert_eq!(put(0, 8, 0, windows[1]), INVALID_ARGUMENT, "signal 8 of 8");
+        ok(put(12, 7, 2, windows[1]));
+        // SAFETY: as above.
+        ok(unsafe { nccl.signal.unwrap()(next as c_int, 7, 2, 0, comm, stream) });
+        let (op_count, peer) = (2, before as c_int);
+        let mut wait = RawWaitSignal { op_count, peer, signal_index: 7, context: 2 };
+        // SAFETY: as above.
+        ok(unsafe { nccl.wait_signal.unwrap()(1, &raw mut wait, comm, stream) });
+        rank.synchronize(stream);
+        let theirs = before as f32;
+        assert_eq!(to.read::<f32>(6), [0.0, 0.0, 0.0, theirs, theirs, 0.0]);
+    });
+}
+
+#[test]
+fn ranks_that_wait_for_each_other_in_vain_are_told_who_waits_for_what() {
+    let told = on(Simulation::new(2), |rank| {
+        let (comm, stream, nccl) = (rank.init(), rank.stream(), Machine::nccl());
+        let b = rank.zeroed(1);
+        let peer = 1 - rank.me as c_int;
+        // SAFETY: live handles and pointers.
+        ok(unsafe { nccl.recv.unwrap()(b.ptr(), 1, F32, peer, comm, stream) });
+        let told = rank.wait_for(stream);
+        rank.abort(comm);
+        told
+    });
+    // Who hears of it first hears of both.
+    let first = told.iter().flatten().max_by_key(|text| text.len()).unwrap();
+    for part in ["GPU 0", "GPU 1: rank 1 of 2 ranks", "receive from rank 1 of 1 Float32"] {
+        assert!(first.contains(part), "{first}");
+    }
+    // And in a call that needs all ranks.
+    let told = on(Simulation::new(2), |rank| {
+        let (comm, mut child) = (rank.init(), null_mut());
+        if rank.me == 0 {
+            return String::new();
+        }
+        // SAFETY: as above.
+        let code =
+            unsafe { Machine::nccl().comm_split.unwrap()(comm, 0, 0, &raw mut child, null_mut()) };
+        assert_eq!((code, child.is_null()), (2, true));
+        rank.last_error(null_mut())
+    });
+    assert!(told[1].contains("rank 1 is in ncclCommSplit"), "{}", told[1]);
+}

@@ -1,0 +1,307 @@
+//! Threads that use a machine's tables of functions, a GPU each.
+
+#![allow(dead_code, reason = "each of the programs that have this uses a part of it")]
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr::{null, null_mut};
+
+use devcomm_sim::{Machine, Simulation};
+use devcomm_sys::driver::{
+    CUcontext, CUgraph, CUgraphExec, CUlaunchConfig, CUresult, CUstream, CUstreamCaptureMode,
+};
+use devcomm_sys::nccl::{Config, RawComm, RawStream, RawUniqueId};
+use devcomm_types::HostBody;
+
+pub const IN_PROGRESS: c_int = 7;
+pub const INVALID_ARGUMENT: c_int = 4;
+pub const INVALID_USAGE: c_int = 5;
+
+const OK: CUresult = CUresult::CUDA_SUCCESS;
+
+/// One thread, with its GPU current.
+pub struct Thread {
+    pub me: usize,
+    n: usize,
+    machine: Machine,
+    /// The unique id by which all threads meet.
+    id: RawUniqueId,
+    memory: Cell<Vec<usize>>,
+}
+
+fn unique_id(machine: &Machine) -> RawUniqueId {
+    let (_attached, mut id) = (machine.ticket("makes an id").attach(), RawUniqueId([0; 128]));
+    // SAFETY: a live pointer.
+    ok(unsafe { Machine::nccl().get_unique_id.unwrap()(&raw mut id) });
+    id
+}
+
+/// Runs `f` on a thread for each GPU of a new machine.
+pub fn on<T: Send>(simulation: Simulation, f: impl Fn(&Thread) -> T + Sync) -> Vec<T> {
+    on_machine(&Machine::new(&simulation).unwrap(), f)
+}
+
+pub fn on_machine<T: Send>(machine: &Machine, f: impl Fn(&Thread) -> T + Sync) -> Vec<T> {
+    let (n, id, f) = (machine.gpus(), unique_id(machine), &f);
+    std::thread::scope(|scope| {
+        let tickets: Vec<_> = (0..n).map(|rank| machine.ticket(format!("rank {rank}"))).collect();
+        let start = |(me, ticket): (usize, devcomm_sim::Ticket)| {
+            scope.spawn(move || {
+                let _attached = ticket.attach();
+                retain(me);
+                let machine = machine.clone();
+                f(&Thread { me, n, machine, id, memory: Cell::default() })
+            })
+        };
+        let threads: Vec<_> = tickets.into_iter().enumerate().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Makes a GPU's context current.
+pub fn retain(gpu: usize) {
+    let (cuda, mut context): (_, CUcontext) = (Machine::driver(), null_mut());
+    // SAFETY: a live pointer, and a context that was retained.
+    unsafe {
+        assert_eq!(cuda.cuDevicePrimaryCtxRetain(&raw mut context, gpu as i32), OK);
+        assert_eq!(cuda.cuCtxSetCurrent(context), OK);
+    }
+}
+
+#[track_caller]
+pub fn ok(code: c_int) {
+    // SAFETY: NULL is allowed, and the text is the thread's until its next call.
+    let text = unsafe { CStr::from_ptr(Machine::nccl().get_last_error.unwrap()(null_mut())) };
+    assert_eq!(code, 0, "{text:?}");
+}
+
+/// Memory of `ncclMemAlloc`, freed by its thread.
+pub struct Memory(*mut c_void);
+
+impl Memory {
+    pub fn at(address: *mut c_void) -> Self {
+        Self(address)
+    }
+
+    pub fn ptr(&self) -> *mut c_void {
+        self.0
+    }
+
+    pub fn read<T: Copy>(&self, n: usize) -> Vec<T> {
+        let mut data = Vec::<T>::with_capacity(n);
+        let bytes = n * size_of::<T>();
+        // SAFETY: there is room, and every pattern is a number of the tests' types.
+        unsafe {
+            let from = self.0 as u64;
+            assert_eq!(
+                Machine::driver().cuMemcpyDtoH_v2(data.as_mut_ptr().cast(), from, bytes),
+                OK
+            );
+            data.set_len(n);
+        }
+        data
+    }
+
+    pub fn write<T: Copy>(&self, data: &[T]) {
+        let bytes = size_of_val(data);
+        // SAFETY: the data has as many bytes; the machine checks the other side.
+        let code = unsafe {
+            Machine::driver().cuMemcpyHtoD_v2(self.0 as u64, data.as_ptr().cast(), bytes)
+        };
+        assert_eq!(code, OK);
+    }
+}
+
+impl Thread {
+    /// A communicator of all threads, which call this together.
+    pub fn init(&self) -> RawComm {
+        let (comm, code) = self.init_with(Config::new());
+        ok(code);
+        comm
+    }
+
+    pub fn init_with(&self, mut config: Config) -> (RawComm, c_int) {
+        let (nccl, mut comm) = (Machine::nccl(), null_mut());
+        let (n, me) = (self.n as c_int, self.me as c_int);
+        // SAFETY: live pointers.
+        let code = unsafe {
+            let (out, config) = (&raw mut comm, &raw mut config);
+            nccl.comm_init_rank_config.unwrap()(out, n, self.id, me, config)
+        };
+        (comm, code)
+    }
+
+    pub fn destroy(&self, comm: RawComm) {
+        // SAFETY: a live handle, here and below.
+        ok(unsafe { Machine::nccl().comm_destroy.unwrap()(comm) });
+    }
+
+    pub fn abort(&self, comm: RawComm) {
+        // SAFETY: as above.
+        ok(unsafe { Machine::nccl().comm_abort.unwrap()(comm) });
+    }
+
+    pub fn async_error(&self, comm: RawComm) -> c_int {
+        let mut state = -1;
+        // SAFETY: as above.
+        ok(unsafe { Machine::nccl().comm_get_async_error.unwrap()(comm, &raw mut state) });
+        state
+    }
+
+    /// Waits until what does not block is done.
+    pub fn wait(&self, comm: RawComm) {
+        while self.async_error(comm) == IN_PROGRESS {}
+        assert_eq!(self.async_error(comm), 0);
+    }
+
+    pub fn last_error(&self, comm: RawComm) -> String {
+        // SAFETY: as above; the text is the thread's until its next call.
+        let text = unsafe { CStr::from_ptr(Machine::nccl().get_last_error.unwrap()(comm)) };
+        text.to_str().unwrap().to_owned()
+    }
+
+    /// Rank and number of ranks.
+    pub fn place(&self, comm: RawComm) -> (usize, usize) {
+        let (nccl, mut rank, mut n) = (Machine::nccl(), -1, -1);
+        // SAFETY: as above.
+        unsafe {
+            ok(nccl.comm_user_rank.unwrap()(comm, &raw mut rank));
+            ok(nccl.comm_count.unwrap()(comm, &raw mut n));
+        }
+        (rank as usize, n as usize)
+    }
+
+    pub fn stream(&self) -> RawStream {
+        let mut stream: CUstream = null_mut();
+        // SAFETY: a live pointer.
+        assert_eq!(unsafe { Machine::driver().cuStreamCreate(&raw mut stream, 1) }, OK);
+        stream.cast()
+    }
+
+    pub fn synchronize(&self, stream: RawStream) {
+        // SAFETY: a live handle.
+        assert_eq!(unsafe { Machine::driver().cuStreamSynchronize(stream.cast()) }, OK);
+    }
+
+    /// Waits for a stream; the driver's text, if that fails.
+    pub fn wait_for(&self, stream: RawStream) -> Option<String> {
+        let (cuda, mut text) = (Machine::driver(), null());
+        // SAFETY: live handles and pointers; the text is the thread's until its next call.
+        unsafe {
+            let code = cuda.cuStreamSynchronize(stream.cast());
+            assert_eq!(cuda.cuGetErrorString(code, &raw mut text), OK);
+            (code != OK).then(|| CStr::from_ptr(text).to_str().unwrap().to_owned())
+        }
+    }
+
+    /// Launches a kernel, by the addresses of its parameters.
+    pub fn launch_kernel(
+        &self,
+        body: &HostBody,
+        (grid, block): (u32, u32),
+        stream: RawStream,
+        params: &[*const c_void],
+    ) {
+        let mut params: Vec<_> = params.iter().map(|param| param.cast_mut()).collect();
+        let config = CUlaunchConfig {
+            gridDimX: grid,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            hStream: stream.cast(),
+            attrs: null_mut(),
+            numAttrs: 0,
+        };
+        let function = self.machine.bind(body);
+        // SAFETY: the parameters are the kernel's.
+        let code = unsafe {
+            let (config, params) = (&raw const config, params.as_mut_ptr());
+            Machine::driver().cuLaunchKernelEx(config, function, params, null_mut())
+        };
+        assert_eq!(code, OK);
+    }
+
+    /// Pinned memory of the host.
+    pub fn pinned(&self, bytes: usize) -> *mut c_void {
+        let mut memory = null_mut();
+        // SAFETY: a live pointer.
+        assert_eq!(unsafe { Machine::driver().cuMemHostAlloc(&raw mut memory, bytes, 0) }, OK);
+        memory
+    }
+
+    pub fn capture(&self, stream: RawStream, f: impl FnOnce()) -> CUgraphExec {
+        let (cuda, stream): (_, CUstream) = (Machine::driver(), stream.cast());
+        let (mut graph, mut exec): (CUgraph, CUgraphExec) = (null_mut(), null_mut());
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: live pointers and handles.
+        unsafe {
+            assert_eq!(cuda.cuStreamBeginCapture_v2(stream, mode), OK);
+            f();
+            assert_eq!(cuda.cuStreamEndCapture(stream, &raw mut graph), OK);
+            assert_eq!(cuda.cuGraphInstantiateWithFlags(&raw mut exec, graph, 0), OK);
+        }
+        exec
+    }
+
+    pub fn launch(&self, exec: CUgraphExec, stream: RawStream) {
+        // SAFETY: live handles.
+        assert_eq!(unsafe { Machine::driver().cuGraphLaunch(exec, stream.cast()) }, OK);
+    }
+
+    pub fn alloc(&self, bytes: usize) -> Memory {
+        let mut memory = null_mut();
+        // SAFETY: a live pointer.
+        ok(unsafe { Machine::nccl().mem_alloc.unwrap()(&raw mut memory, bytes) });
+        let mut all = self.memory.take();
+        all.push(memory.addr());
+        self.memory.set(all);
+        Memory(memory)
+    }
+
+    pub fn filled<T: Copy>(&self, data: &[T]) -> Memory {
+        let memory = self.alloc(size_of_val(data));
+        memory.write(data);
+        memory
+    }
+
+    pub fn zeroed(&self, n: usize) -> Memory {
+        self.filled(&vec![0.0_f32; n])
+    }
+
+    /// In place.
+    pub fn all_reduce(
+        &self,
+        on: &Memory,
+        count: usize,
+        data_type: c_int,
+        op: c_int,
+        comm: RawComm,
+        stream: RawStream,
+    ) -> c_int {
+        // SAFETY: whatever is no handle and no memory is refused.
+        unsafe {
+            let all_reduce = Machine::nccl().all_reduce.unwrap();
+            all_reduce(on.0, on.0, count, data_type, op, comm, stream)
+        }
+    }
+
+    /// Waits until all ranks of a communicator are here.
+    pub fn meet(&self, comm: RawComm) {
+        let (b, stream) = (self.zeroed(1), self.stream());
+        ok(self.all_reduce(&b, 1, 7, 0, comm, stream));
+        self.synchronize(stream);
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        for memory in self.memory.take() {
+            let memory = std::ptr::with_exposed_provenance_mut(memory);
+            // SAFETY: it was allocated, and nothing uses it any more.
+            unsafe { Machine::nccl().mem_free.unwrap()(memory) };
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! NCCL's host ABI: its structs and constants, as `nccl.h` and `nccl_device/host.h` of 2.32.3 declare them.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::mem::{offset_of, size_of};
+use std::ptr::{null, null_mut};
+
+use devcomm_types::nccl::{MultimemHandle, ResourceHandle, Team};
+
+/// First word of every versioned struct. NCCL: `NCCL_API_MAGIC`.
+pub const API_MAGIC: u32 = 0xcafe_beef;
+/// The version whose structs these are. NCCL: `NCCL_VERSION_CODE`.
+pub const ABI_VERSION: u32 = 23203;
+/// "Not set". NCCL: `NCCL_CONFIG_UNDEF_INT`.
+pub const UNDEF_INT: c_int = c_int::MIN;
+/// NCCL: `ncclSuccess`.
+pub const SUCCESS: c_int = 0;
+/// The call goes on in the background. NCCL: `ncclInProgress`.
+pub const IN_PROGRESS: c_int = 7;
+
+/// NCCL: `ncclUniqueId`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct RawUniqueId(pub [u8; 128]);
+
+/// NCCL: `ncclCommProperties_t`. The bools that NCCL writes are read as bytes, so that no value of
+/// theirs can be invalid.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CommProperties {
+    pub size: usize,
+    pub magic: u32,
+    pub version: u32,
+    pub rank: c_int,
+    pub n_ranks: c_int,
+    pub cuda_dev: c_int,
+    pub nvml_dev: c_int,
+    pub device_api_support: u8,
+    pub multimem_support: u8,
+    pub gin_type: c_int,
+    pub n_lsa_teams: c_int,
+    pub host_rma_support: u8,
+    pub railed_gin_type: c_int,
+    pub comm_hash: u64,
+    pub gin_min_stride: c_int,
+    pub gin_connection_type: c_int,
+    pub gin_support: [u8; 64],
+    pub dev_comm_runtime_version_size: usize,
+    pub cft_support: u8,
+    pub cft_multicast_support: u8,
+    pub cft_counted_support: u8,
+}
+
+impl CommProperties {
+    /// NCCL: `NCCL_COMM_PROPERTIES_INITIALIZER`.
+    pub const fn new() -> Self {
+        Self {
+            size: size_of::<Self>(),
+            magic: API_MAGIC,
+            version: ABI_VERSION,
+            rank: 0,
+            n_ranks: 0,
+            cuda_dev: 0,
+            nvml_dev: 0,
+            device_api_support: 0,
+            multimem_support: 0,
+            gin_type: 0,
+            n_lsa_teams: 0,
+            host_rma_support: 0,
+            railed_gin_type: 0,
+            comm_hash: 0,
+            gin_min_stride: 0,
+            gin_connection_type: 0,
+            gin_support: [0; 64],
+            dev_comm_runtime_version_size: 0,
+            cft_support: 0,
+            cft_multicast_support: 0,
+            cft_counted_support: 0,
+        }
+    }
+}
+
+/// NCCL: `ncclDevCommRequirements_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Requirements {
+    pub size: usize,
+    pub magic: u32,
+    pub version: u32,
+    pub resource_requirements_list: *mut ResourceRequirements,
+    pub team_requirements_list: *mut TeamRequirements,
+    pub lsa_multimem: bool,
+    pub barrier_count: c_int,
+    pub lsa_barrier_count: c_int,
+    pub rail_gin_barrier_count: c_int,
+    pub lsa_ll_a2a_block_count: c_int,
+    pub lsa_ll_a2a_slot_count: c_int,
+    pub gin_force_enable: bool,
+    pub gin_context_count: c_int,
+    pub gin_signal_count: c_int,
+    pub gin_counter_count: c_int,
+    pub gin_connection_type: c_int,
+    pub gin_exclusive_contexts: bool,
+    pub gin_queue_depth: c_int,
+    pub gin_traffic_class: c_int,
+    pub world_gin_barrier_count: c_int,
+    pub gin_strong_signals_required: bool,
+    pub gin_va_signals_required: bool,
+    pub gin_custom_stride: c_int,
+    pub gin_type: c_int,
+    pub use_runtime_version: bool,
+    pub cft_caps: c_int,
+    pub cft_barrier_count: c_int,
+}
+
+impl Requirements {
+    /// NCCL: `NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER`.
+    pub const fn new() -> Self {
+        Self {
+            size: size_of::<Self>(),
+            magic: API_MAGIC,
+            version: ABI_VERSION,
+            resource_requirements_list: null_mut(),
+            team_requirements_list: null_mut(),
+            lsa_multimem: false,
+            barrier_count: 0,
+            lsa_barrier_count: 0,
+            rail_gin_barrier_count: 0,
+            lsa_ll_a2a_block_count: 0,
+            lsa_ll_a2a_slot_count: 0,
+            gin_force_enable: false,
+            gin_context_count: 4,
+            gin_signal_count: 0,
+            gin_counter_count: 0,
+            gin_connection_type: 0,
+            gin_exclusive_contexts: false,
+            gin_queue_depth: 0,
+            gin_traffic_class: UNDEF_INT,
+            world_gin_barrier_count: 0,
+            gin_strong_signals_required: true,
+            gin_va_signals_required: true,
+            gin_custom_stride: 1,
+            gin_type: 0,
+            use_runtime_version: false,
+            cft_caps: 0,
+            cft_barrier_count: 0,
+        }
+    }
+}
+
+/// NCCL: `ncclConfig_t`. Every number starts as [`UNDEF_INT`], which leaves it to NCCL.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    pub size: usize,
+    pub magic: u32,
+    pub version: u32,
+    pub blocking: c_int,
+    pub cga_cluster_size: c_int,
+    pub min_ctas: c_int,
+    pub max_ctas: c_int,
+    pub net_name: *const c_char,
+    pub split_share: c_int,
+    pub traffic_class: c_int,
+    pub comm_name: *const c_char,
+    pub collnet_enable: c_int,
+    pub cta_policy: c_int,
+    pub shrink_share: c_int,
+    pub nvls_ctas: c_int,
+    pub n_channels_per_net_peer: c_int,
+    pub nvlink_centric_sched: c_int,
+    pub graph_usage_mode: c_int,
+    pub num_rma_ctx: c_int,
+    pub max_p2p_peers: c_int,
+    pub graph_stream_ordering: c_int,
+    pub launch_order_implicit: c_int,
+    pub num_rma_sig: c_int,
+    pub rma_eager_init: c_int,
+    pub host_cft_mode: c_int,
+    pub nvls_host_mode: c_int,
+}
+
+impl Config {
+    /// NCCL: `NCCL_CONFIG_INITIALIZER`.
+    pub const fn new() -> Self {
+        Self {
+            size: size_of::<Self>(),
+            magic: API_MAGIC,
+            version: ABI_VERSION,
+            blocking: UNDEF_INT,
+            cga_cluster_size: UNDEF_INT,
+            min_ctas: UNDEF_INT,
+            max_ctas: UNDEF_INT,
+            net_name: null(),
+            split_share: UNDEF_INT,
+            traffic_class: UNDEF_INT,
+            comm_name: null(),
+            collnet_enable: UNDEF_INT,
+            cta_policy: UNDEF_INT,
+            shrink_share: UNDEF_INT,
+            nvls_ctas: UNDEF_INT,
+            n_channels_per_net_peer: UNDEF_INT,
+            nvlink_centric_sched: UNDEF_INT,
+            graph_usage_mode: UNDEF_INT,
+            num_rma_ctx: UNDEF_INT,
+            max_p2p_peers: UNDEF_INT,
+            graph_stream_ordering: UNDEF_INT,
+            launch_order_implicit: UNDEF_INT,
+            num_rma_sig: UNDEF_INT,
+            rma_eager_init: UNDEF_INT,
+            host_cft_mode: UNDEF_INT,
+            nvls_host_mode: UNDEF_INT,
+        }
+    }
+}
+
+/// NCCL: `ncclConfigExt_t`, one option of a vendor.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ConfigExt {
+    pub next: *mut ConfigExt,
+    pub vendor_id: c_int,
+    pub option_id: c_int,
+    pub value: ConfigExtValue,
+}
+
+/// The value of a vendor's option: its kind is the vendor's matter.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub union ConfigExtValue {
+    pub int: c_int,
+    pub text: *const c_char,
+    pub raw: *mut c_void,
+}
+
+/// NCCL: `ncclCollConfig_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CollConfig {
+    pub size: usize,
+    pub magic: u32,
+    pub version: u32,
+    pub ext: *mut ConfigExt,
+    pub min_ctas: c_int,
+    pub max_ctas: c_int,
+    pub nvls_ctas: c_int,
+    pub cga_cluster_size: c_int,
+    pub alg_selection: *const c_char,
+    pub force_alg_selection: c_int,
+    pub cta_policy: c_int,
+    pub user_profiler_tag: u64,
+    pub launch_completion_event: *mut c_void,
+}
+
+impl CollConfig {
+    /// NCCL: `NCCL_COLLCONFIG_INITIALIZER`.
+    pub const fn new() -> Self {
+        Self {
+            size: size_of::<Self>(),
+            magic: API_MAGIC,
+            version: ABI_VERSION,
+            ext: null_mut(),
+            min_ctas: UNDEF_INT,
+            max_ctas: UNDEF_INT,
+            nvls_ctas: UNDEF_INT,
+            cga_cluster_size: UNDEF_INT,
+            alg_selection: null(),
+            force_alg_selection: 1,
+            cta_policy: UNDEF_INT,
+            user_profiler_tag: 0,
+            launch_completion_event: null_mut(),
+        }
+    }
+}
+
+/// NCCL: `ncclSimInfo_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct SimInfo {
+    pub size: usize,
+    pub magic: u32,
+    pub version: u32,
+    pub estimated_time: f32,
+}
+
+impl SimInfo {
+    /// NCCL: `NCCL_SIM_INFO_INITIALIZER`.
+    pub const fn new() -> Self {
+        Self {
+            size: size_of::<Self>(),
+            magic: 0x7468_5283,
+            version: ABI_VERSION,
+            estimated_time: -1.0,
+        }
+    }
+}
+
+/// NCCL: `ncclEncryptionConfig_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct EncryptionConfig {
+    pub size: usize,
+    pub magic: u32,
+    pub version: u32,
+    pub mode: c_int,
+    pub psk: *const c_char,
+}
+
+impl EncryptionConfig {
+    /// NCCL: `NCCL_ENCRYPTION_CONFIG_INITIALIZER`.
+    pub const fn new() -> Self {
+        Self {
+            size: size_of::<Self>(),
+            magic: API_MAGIC,
+            version: ABI_VERSION,
+            mode: 0,
+            psk: null(),
+        }
+    }
+}
+
+/// NCCL: `ncclWaitSignalDesc_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RawWaitSignal {
+    pub op_count: c_int,
+    pub peer: c_int,
+    pub signal_index: c_int,
+    pub context: c_int,
+}
+
+/// NCCL: `ncclDevResourceRequirements_t`, a node of a list.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ResourceRequirements {
+    pub next: *mut ResourceRequirements,
+    pub buffer_size: usize,
+    pub buffer_align: usize,
+    pub out_buffer_handle: *mut ResourceHandle,
+    pub gin_signal_count: c_int,
+    pub gin_counter_count: c_int,
+    pub out_gin_signal_start: *mut u32,
+    pub out_gin_counter_start: *mut u32,
+}
+
+/// NCCL: `ncclTeamRequirements_t`, a node of a list.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TeamRequirements {
+    pub next: *mut TeamRequirements,
+    pub team: Team,
+    pub multimem: bool,
+    pub out_multimem_handle: *mut MultimemHandle,
+}
+
+const _: () = {
+    assert!(size_of::<Config>() == 120 && size_of::<CollConfig>() == 72);
+    assert!(size_of::<ConfigExt>() == 24 && size_of::<SimInfo>() == 24);
+    assert!(size_of::<EncryptionConfig>() == 32 && size_of::<RawWaitSignal>() == 16);
+    assert!(size_of::<ResourceRequirements>() == 56 && size_of::<TeamRequirements>() == 32);
+    assert!(size_of::<RawUniqueId>() == 128 && align_of::<RawUniqueId>() == 1);
+    assert!(size_of::<CommProperties>() == 152);
+    assert!(offset_of!(CommProperties, multimem_support) == 33);
+    assert!(offset_of!(CommProperties, gin_type) == 36);
+    assert!(offset_of!(CommProperties, railed_gin_type) == 48);
+    assert!(offset_of!(CommProperties, comm_hash) == 56);
+    assert!(offset_of!(CommProperties, gin_support) == 72);
+    assert!(offset_of!(CommProperties, dev_comm_runtime_version_size) == 136);
+    assert!(offset_of!(CommProperties, cft_counted_support) == 146);
+    assert!(size_of::<Requirements>() == 120 && align_of::<Requirements>() == 8);
+    assert!(offset_of!(Requirements, lsa_multimem) == 32);
+    assert!(offset_of!(Requirements, lsa_barrier_count) == 40);
+    assert!(offset_of!(Requirements, gin_force_enable) == 56);
+    assert!(offset_of!(Requirements, gin_connection_type) == 72);
+    assert!(offset_of!(Requirements, gin_traffic_class) == 84);
+    assert!(offset_of!(Requirements, gin_va_signals_required) == 93);
+    assert!(offset_of!(Requirements, gin_custom_stride) == 96);
+    assert!(offset_of!(Requirements, use_runtime_version) == 104);
+    assert!(offset_of!(Requirements, cft_barrier_count) == 112);
+};
+
+/// NCCL: `ncclComm_t`.
+pub type RawComm = *mut c_void;
+/// NCCL: `ncclWindow_t`, a device address.
+pub type RawWindow = *mut c_void;
+/// A CUDA stream: `cudaStream_t` and `CUstream` are one type.
+pub type RawStream = *mut c_void;
+/// NCCL: `ncclParamHandle_t`.
+pub type ParamHandle = *mut c_void;

@@ -1,0 +1,8 @@
+//! NCCL's host API: its structs and constants, and its functions.
+
+#[expect(missing_docs, reason = "the fields are NCCL's, documented in its headers")]
+mod abi;
+mod functions;
+
+pub use abi::*;
+pub use functions::{Functions, PROTOTYPES};

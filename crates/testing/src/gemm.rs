@@ -1,0 +1,132 @@
+//! The matrices, and what their product has to be.
+//!
+//! Elements are random multiples of 1/8 from -1 to 1. So products are multiples of 1/64, and up to 2^18 of them have a sum that f32 holds
+//! exactly, in whatever order and however a tensor core rounds: the product has no error before its last rounding, and an element is
+//! right when it is the bf16 nearest to the reference, bit for bit.
+
+use anyhow::{Result, ensure};
+use half::bf16;
+
+/// The most terms of a sum, over all ranks, for which it is exact.
+pub const MOST_TERMS: usize = 1 << 18;
+
+/// C of `m x n`, and `k` terms a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Rows of C.
+    pub m: usize,
+    /// Columns of C.
+    pub n: usize,
+    /// Terms of a rank's product.
+    pub k: usize,
+    /// Of the random inputs.
+    pub seed: u64,
+}
+
+/// Which factor.
+#[derive(Clone, Copy)]
+pub enum Factor {
+    /// The left one, `m x k`.
+    A,
+    /// The right one, `n x k`.
+    B,
+}
+
+impl Problem {
+    /// Every combination of the lists, for so many ranks.
+    ///
+    /// # Errors
+    ///
+    /// A combination of which sums would not be exact, or that the kernels do not take.
+    pub fn combinations(lists: [&[usize]; 3], ranks: usize, seed: u64) -> Result<Vec<Self>> {
+        let [rows, columns, terms] = lists;
+        let mut problems = Vec::new();
+        for &k in terms {
+            ensure!(k.is_multiple_of(8), "--k {k}: rows of A and B are multiples of 8 elements");
+            ensure!(
+                k.checked_mul(ranks).is_some_and(|terms| terms <= MOST_TERMS),
+                "--k {k}: sums of more than {MOST_TERMS} terms over all ranks would not be exact"
+            );
+            for &n in columns {
+                for &m in rows {
+                    ensure!(m > 0 && n > 0 && k > 0, "{m} x {n} with {k} terms has nothing to do");
+                    problems.push(Self { m, n, k, seed });
+                }
+            }
+        }
+        Ok(problems)
+    }
+
+    /// `[m, n, k]`.
+    pub fn shape(&self) -> [usize; 3] {
+        [self.m, self.n, self.k]
+    }
+
+    /// Eighths of an element of a rank's factor.
+    fn eighths(&self, factor: Factor, rank: usize, row: usize, column: usize) -> i64 {
+        let of_rank = self.seed << 56 ^ (factor as u64) << 48 ^ (rank as u64) << 40;
+        let key = of_rank ^ (row * self.k + column) as u64;
+        fastrand::Rng::with_seed(key).i64(-8..=8)
+    }
+
+    /// A rank's factor: `m x k` or `n x k`, row-major.
+    pub fn factor(&self, factor: Factor, rank: usize) -> Vec<bf16> {
+        let table: [bf16; 17] = std::array::from_fn(|i| bf16::from_f32((i as f32 - 8.0) / 8.0));
+        let rows = match factor {
+            Factor::A => self.m,
+            Factor::B => self.n,
+        };
+        let element = |row, column| table[(self.eighths(factor, rank, row, column) + 8) as usize];
+        (0..rows).flat_map(|row| (0..self.k).map(move |column| element(row, column))).collect()
+    }
+
+    /// Factors to measure with: numbers from -1 to 1 of which every bit is random. With few values a GPU draws less power, and is faster.
+    pub fn noise(&self, factor: Factor, rank: usize) -> Vec<bf16> {
+        let rows = match factor {
+            Factor::A => self.m,
+            Factor::B => self.n,
+        };
+        let key = self.seed ^ (factor as u64) << 48 ^ (rank as u64) << 40;
+        let mut rng = fastrand::Rng::with_seed(key);
+        (0..rows * self.k).map(|_| bf16::from_f32(2.0 * rng.f32() - 1.0)).collect()
+    }
+
+    /// Element (`row`, `column`) of the sum of the products of `ranks`, exactly.
+    pub fn exact(&self, ranks: impl Iterator<Item = usize>, row: usize, column: usize) -> f64 {
+        let term = |rank, k| {
+            self.eighths(Factor::A, rank, row, k) * self.eighths(Factor::B, rank, column, k)
+        };
+        let sum: i64 = ranks.map(|rank| (0..self.k).map(|k| term(rank, k)).sum::<i64>()).sum();
+        sum as f64 / 64.0
+    }
+
+    /// How many of these elements of `c` are wrong.
+    pub fn count_wrong(
+        &self,
+        ranks: std::ops::Range<usize>,
+        c: &[bf16],
+        places: impl Iterator<Item = (usize, usize)>,
+    ) -> usize {
+        let is_wrong = |&(row, column): &(usize, usize)| {
+            let right = bf16::from_f64(self.exact(ranks.clone(), row, column));
+            // -0 and 0 are the same sum.
+            c[row * self.n + column] != right
+        };
+        places.filter(is_wrong).count()
+    }
+
+    /// Every element's place.
+    pub fn all(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let (m, n) = (self.m, self.n);
+        (0..m).flat_map(move |row| (0..n).map(move |column| (row, column)))
+    }
+
+    /// So many random places, and the corners.
+    pub fn samples(&self, count: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let (m, n, seed) = (self.m, self.n, self.seed);
+        let corners = [(0, 0), (0, n - 1), (m - 1, 0), (m - 1, n - 1)];
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let random = (0..count).map(move |_| (rng.usize(..m), rng.usize(..n)));
+        corners.into_iter().chain(random)
+    }
+}

@@ -1,0 +1,64 @@
+//! Data whose every element says where it comes from.
+
+use devcomm::Element;
+use half::{bf16, f16};
+
+/// A type that messages consist of.
+pub trait Datum: Element {
+    /// An element of random bits, but none whose bits are all 1: those are of what nobody has
+    /// written.
+    fn of(random: u64) -> Self;
+    /// Its bits.
+    fn bits(self) -> u64;
+    /// The bits of what nobody has written, after a fill with 0xff.
+    const UNTOUCHED: u64 = u64::MAX >> (64 - 8 * size_of::<Self>());
+}
+
+macro_rules! data {
+    ($($type:ty, $random:ident => $of:expr, $x:ident => $bits:expr;)*) => { $(
+        impl Datum for $type {
+            fn of($random: u64) -> Self {
+                $of
+            }
+            fn bits(self) -> u64 {
+                let $x = self;
+                $bits.into()
+            }
+        }
+    )* };
+}
+
+data! {
+    u8, random => (random % 255) as u8, x => x;
+    u64, random => random % u64::MAX, x => x;
+    f32, random => f32::from_bits((random % u64::from(u32::MAX)) as u32), x => x.to_bits();
+    f16, random => f16::from_bits((random % 0xffff) as u16), x => x.to_bits();
+    bf16, random => bf16::from_bits((random % 0xffff) as u16), x => x.to_bits();
+}
+
+/// Element `i` of what rank `from` sends.
+pub fn datum<T: Datum>(seed: u64, from: usize, i: usize) -> T {
+    T::of(fastrand::Rng::with_seed(seed ^ ((from as u64) << 48) ^ i as u64).u64(..))
+}
+
+/// What rank `from` sends in an all-to-all of `count` elements a pair: for each peer its elements,
+/// one peer behind the other.
+pub fn sent<T: Datum>(seed: u64, from: usize, n_ranks: usize, count: usize) -> Vec<T> {
+    (0..n_ranks * count).map(|i| datum(seed, from, i)).collect()
+}
+
+/// How many elements of what rank `to` has received are wrong, those behind the messages among
+/// them, which nobody writes after a fill with 0xff.
+pub fn count_wrong<T: Datum>(
+    seed: u64,
+    to: usize,
+    n_ranks: usize,
+    count: usize,
+    got: &[T],
+) -> usize {
+    let wanted = |at: usize| match at.checked_div(count) {
+        Some(from) if from < n_ranks => datum::<T>(seed, from, to * count + at % count).bits(),
+        _ => T::UNTOUCHED,
+    };
+    got.iter().enumerate().filter(|(at, got)| got.bits() != wanted(*at)).count()
+}

@@ -1,0 +1,97 @@
+//! Random numbers to sum up, and the sums.
+
+use devcomm::Element;
+use half::{bf16, f16};
+
+/// A type that is summed up.
+pub trait Number: Element + PartialEq + std::fmt::Debug {
+    /// Distance from 1 to the next number.
+    const EPSILON: f64;
+    /// Half the distance between numbers around zero, where it no longer shrinks (only f16's is
+    /// large enough to matter).
+    const HALF_STEP_AT_ZERO: f64;
+    /// The nearest number to `x`.
+    fn nearest(x: f32) -> Self;
+    /// The number's value.
+    fn value(self) -> f64;
+    /// The number's bits.
+    fn bits(self) -> u64;
+}
+
+macro_rules! numbers {
+    ($($type:ty, $epsilon:expr, $half_step:expr, $nearest:expr, $value:expr);* $(;)?) => { $(
+        impl Number for $type {
+            const EPSILON: f64 = $epsilon;
+            const HALF_STEP_AT_ZERO: f64 = $half_step;
+            fn nearest(x: f32) -> Self {
+                $nearest(x)
+            }
+            fn value(self) -> f64 {
+                $value(self)
+            }
+            fn bits(self) -> u64 {
+                self.to_bits().into()
+            }
+        }
+    )* };
+}
+numbers! {
+    f32, f32::EPSILON as f64, 0.0, |x| x, f64::from;
+    f16, 1.0 / (1u64 << 10) as f64, 1.0 / (1u64 << 25) as f64, f16::from_f32, f16::to_f64;
+    bf16, 1.0 / (1u64 << 7) as f64, 0.0, bf16::from_f32, bf16::to_f64;
+}
+
+/// Element `index` of rank `rank`'s input: uniform in -1 to 1.
+pub fn input<T: Number>(seed: u64, rank: usize, index: usize) -> T {
+    let key = seed ^ ((rank as u64) << 48) ^ index as u64;
+    T::nearest(2.0 * fastrand::Rng::with_seed(key).f32() - 1.0)
+}
+
+/// Rank `rank`'s input, `count` elements.
+pub fn inputs<T: Number>(seed: u64, rank: usize, count: usize) -> Vec<T> {
+    (0..count).map(|index| input(seed, rank, index)).collect()
+}
+
+/// How many of `got` differ from the sum over `n_ranks` by more than rounding can: one of f32 for
+/// each addition, and `roundings` of `T`.
+pub fn count_wrong<T: Number>(seed: u64, n_ranks: usize, roundings: usize, got: &[T]) -> usize {
+    let wrong = |index, got| is_wrong(seed, n_ranks, roundings, index, got);
+    got.iter().enumerate().filter(|&(index, got)| wrong(index, *got)).count()
+}
+
+fn is_wrong<T: Number>(seed: u64, n_ranks: usize, roundings: usize, index: usize, got: T) -> bool {
+    let (mut sum, mut magnitude) = (0.0f64, 0.0f64);
+    for rank in 0..n_ranks {
+        let x = input::<T>(seed, rank, index).value();
+        sum += x;
+        magnitude += x.abs();
+    }
+    let on_the_way = n_ranks as f64 * f64::from(f32::EPSILON) / 2.0 * magnitude;
+    // One rounding is of the result, the others are of partial sums.
+    let of_the_result = T::EPSILON / 2.0 * (sum.abs() + on_the_way);
+    let of_partial_sums = (roundings - 1) as f64 * T::EPSILON / 2.0 * magnitude;
+    let bound = on_the_way + of_partial_sums + of_the_result.max(T::HALF_STEP_AT_ZERO);
+    let error = (got.value() - sum).abs();
+    error.is_nan() || error > bound
+}
+
+/// A checksum of the bits: equal in all ranks when the ranks got equal results.
+pub fn checksum<T: Number>(data: &[T]) -> u64 {
+    data.iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, x| (hash ^ x.bits()).wrapping_mul(0x100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_check_sees_a_wrong_element() {
+        let sum = |i| input::<f32>(11, 0, i) + input::<f32>(11, 1, i);
+        let mut sums: Vec<f32> = (0..100).map(sum).collect();
+        assert_eq!(count_wrong(11, 2, 1, &sums), 0);
+        sums[41] += 1e-5;
+        sums[77] = f32::NAN;
+        assert_eq!(count_wrong(11, 2, 1, &sums), 2);
+    }
+}

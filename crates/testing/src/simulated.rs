@@ -1,0 +1,157 @@
+//! Kernels under test, on simulated GPUs.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use devcomm::sim;
+use devcomm::{
+    Buffer, DevCommRequirements, DevCommResource, Element, Kernel, Kernels, LaunchConfig, Rank,
+    Result, Simulation, Stream, SymmetricBuffer, WITHOUT_PTX, Window, World,
+};
+use devcomm_types::LaunchArgs;
+
+/// One rank of a simulated world, with what a test of a kernel asks of it.
+pub struct Gpu<'a> {
+    rank: &'a Rank,
+    kernels: Kernels,
+    stream: Stream,
+}
+
+impl Deref for Gpu<'_> {
+    type Target = Rank;
+
+    fn deref(&self) -> &Rank {
+        self.rank
+    }
+}
+
+impl Gpu<'_> {
+    /// A window with these elements in this rank, and those of the others in theirs. *Collective*.
+    ///
+    /// # Errors
+    ///
+    /// The host's.
+    pub fn window<T: Element>(&self, elements: &[T]) -> Result<Window<T>> {
+        let window = self.communicator()?.window(elements.len())?;
+        window.copy_from_host(elements)?;
+        // A peer's kernel may write to it from its start.
+        self.barrier()?;
+        Ok(window)
+    }
+
+    /// Memory of this rank alone with these elements.
+    ///
+    /// # Errors
+    ///
+    /// The host's.
+    pub fn buffer<T: Element>(&self, elements: &[T]) -> Result<SymmetricBuffer<T>> {
+        let buffer = SymmetricBuffer::new(self.library(), self.context(), elements.len())?;
+        buffer.copy_from_host(elements)?;
+        Ok(buffer)
+    }
+
+    /// A device communicator of all ranks. *Collective*.
+    ///
+    /// # Errors
+    ///
+    /// The host's.
+    pub fn dev_comm(&self, requirements: DevCommRequirements) -> Result<DevCommResource> {
+        self.communicator()?.create_dev_comm(requirements)
+    }
+
+    /// Runs a kernel, and waits until it has ended in every rank. *Collective*.
+    ///
+    /// Safe, so that a test is as short as what it tests: the kernel is written beside the launch,
+    /// and what it does wrong, the simulator reports before harm is done.
+    ///
+    /// # Errors
+    ///
+    /// The host's, and what the simulator reports.
+    pub fn launch<K: Kernel, A: LaunchArgs<K::Args>>(
+        &self,
+        kernel: K,
+        grid: u32,
+        block: u32,
+        args: A,
+    ) -> Result<()> {
+        self.launch_as(kernel, LaunchConfig::new(grid, block), args)
+    }
+
+    /// As [`launch`](Self::launch), of any shape.
+    ///
+    /// # Errors
+    ///
+    /// As [`launch`](Self::launch).
+    pub fn launch_as<K: Kernel, A: LaunchArgs<K::Args>>(
+        &self,
+        kernel: K,
+        config: LaunchConfig,
+        args: A,
+    ) -> Result<()> {
+        // SAFETY: every rank launches the same, one kernel after the other; the rest is the test's, as said above.
+        unsafe { self.kernels.launch(&self.stream, kernel, config, args) }?;
+        self.stream.synchronize()?;
+        self.barrier()
+    }
+}
+
+/// A copy of device memory.
+///
+/// # Errors
+///
+/// The host's.
+pub fn read<T: Element>(memory: &impl Buffer<Element = T>) -> Result<Vec<T>> {
+    let slice = memory.device_slice();
+    // SAFETY: of an element every bit pattern is valid.
+    let mut elements = vec![unsafe { std::mem::zeroed() }; slice.len()];
+    slice.copy_to_host(&mut elements)?;
+    Ok(elements)
+}
+
+/// A world of all GPUs of a simulated machine.
+///
+/// # Panics
+///
+/// For settings that make no sense.
+#[track_caller]
+pub fn world(simulation: Simulation) -> World {
+    World::builder().simulate(simulation).from_env().unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Runs `body` in every rank of a simulated world.
+///
+/// # Errors
+///
+/// That of the rank that failed first.
+pub fn run<T: Send>(world: &World, body: impl Fn(&Gpu<'_>) -> Result<T> + Sync) -> Result<Vec<T>> {
+    world.run(|rank| body(&Gpu { rank, kernels: rank.load(&WITHOUT_PTX)?, stream: rank.stream()? }))
+}
+
+/// What `body` gives in every rank of a simulated machine.
+///
+/// # Panics
+///
+/// If it fails.
+#[track_caller]
+pub fn simulate<T: Send>(
+    simulation: Simulation,
+    body: impl Fn(&Gpu<'_>) -> Result<T> + Sync,
+) -> Vec<T> {
+    run(&world(simulation), body).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// What the simulator reports of a `body` that breaks a rule.
+///
+/// # Panics
+///
+/// If it does not.
+#[track_caller]
+pub fn failure(
+    simulation: Simulation,
+    body: impl Fn(&Gpu<'_>) -> Result<()> + Sync,
+) -> Arc<sim::Error> {
+    let world = world(simulation);
+    let result = run(&world, body);
+    let failure = world.simulated_machine().and_then(sim::Machine::failure);
+    failure.unwrap_or_else(|| panic!("the simulator has nothing to report: {result:?}"))
+}

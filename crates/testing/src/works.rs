@@ -1,0 +1,61 @@
+//! Checks that what a test has been rough with still works.
+
+use devcomm::{
+    Communicator, DevCommRequirements, Error, KERNELS, LaunchConfig, Rank, ReduceOp, Stream,
+    kernels,
+};
+
+const COUNT: usize = 1000;
+
+/// Checks that a communicator works: an all-reduce over all its ranks gives the right sums.
+///
+/// # Errors
+///
+/// Those of the calls.
+///
+/// # Panics
+///
+/// If a sum is wrong.
+pub fn require_works(comm: &Communicator, stream: &Stream) -> Result<(), Error> {
+    let (send, recv) = (comm.mem_alloc::<u32>(COUNT)?, comm.mem_alloc::<u32>(COUNT)?);
+    let multiples = |of: usize| (0..COUNT).map(|i| (i * of) as u32).collect::<Vec<_>>();
+    send.copy_from_host(&multiples(comm.rank() + 1))?;
+    comm.all_reduce(&send, &recv, ReduceOp::Sum, stream)?;
+    stream.synchronize()?;
+    let mut sums = vec![0; COUNT];
+    recv.copy_to_host(&mut sums)?;
+    assert_eq!(sums, multiples((1..=comm.n_ranks()).sum()), "{comm:?}");
+    Ok(())
+}
+
+/// Checks that kernels of a communicator's ranks reach each other: an all-reduce by load and store
+/// gives the right sums.
+///
+/// # Errors
+///
+/// Those of the calls.
+///
+/// # Panics
+///
+/// If a sum is wrong.
+pub fn require_kernels_work(
+    rank: &Rank,
+    comm: &Communicator,
+    stream: &Stream,
+) -> Result<(), Error> {
+    let (send, recv) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(COUNT)?);
+    let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(2))?;
+    let compiled = rank.load(&KERNELS)?;
+    let multiples = |of: usize| (0..COUNT).map(|i| (i * of) as f32).collect::<Vec<_>>();
+    send.copy_from_host(&multiples(comm.rank() + 1))?;
+    let args = (&dev_comm, &send, &recv, COUNT);
+    let kernel = kernels::lsa_allreduce::<f32>;
+    // SAFETY: both windows have `COUNT` elements in every rank, every rank does the same, and the
+    // kernel ends with a barrier.
+    unsafe { compiled.launch(stream, kernel, LaunchConfig::new(2, 128), args)? };
+    stream.synchronize()?;
+    let mut sums = vec![0.0; COUNT];
+    recv.copy_to_host(&mut sums)?;
+    assert_eq!(sums, multiples((1..=comm.n_ranks()).sum()), "{comm:?}");
+    Ok(())
+}

@@ -1,0 +1,225 @@
+//! A communicator: what it is, and what it says of itself.
+
+use std::cell::RefCell;
+use std::ffi::c_void;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::Duration;
+
+use devcomm_sys::nccl::CommProperties;
+
+use super::handle::{Handle, Status};
+use super::peers::Peers;
+use super::{Library, Properties};
+use crate::device::Context;
+use crate::device::issuer::{Issuer, Owner, Resource};
+use crate::error::{Error, Result};
+use crate::sys::nccl::call::Out;
+use crate::sys::nccl::calls;
+
+/// One rank's end of a communicator. Clones are the same one; what is made from it keeps it alive.
+///
+/// It stays on the thread it was made on, whose current CUDA context is the rank's device. Methods marked *collective* are
+/// called by every rank, in the same order. [`destroy`](Self::destroy) ends it together with the other ranks' and closes what
+/// was made from it first; dropped last, it does that by itself. After a lost rank it is aborted.
+///
+/// NCCL: `ncclComm_t`.
+#[doc(alias = "ncclComm_t")]
+#[derive(Clone)]
+pub struct Communicator {
+    pub(super) inner: Rc<Inner>,
+}
+
+pub(super) struct Inner {
+    pub(super) handle: Arc<Handle>,
+    pub(super) end: End,
+    pub(super) rank: usize,
+    pub(super) n_ranks: usize,
+    pub(super) context: Context,
+    pub(super) library: Library,
+    /// The other ranks, of a communicator of a world.
+    pub(super) peers: Option<Rc<dyn Peers>>,
+    /// What was made from it and is closed with it, in the order in which it was made.
+    pub(super) resources: RefCell<Vec<Weak<dyn Resource>>>,
+}
+
+/// Who ends a communicator, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// The part of the program that made it.
+    Foreign,
+    /// We, when all ranks have finished.
+    Together,
+    /// We, without waiting for the other ranks: they belong to the same thread.
+    OneByOne,
+}
+
+/// Memory that NCCL holds for a communicator. NCCL: `ncclCommMemStat_t`.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[doc(alias = "ncclCommMemStat_t")]
+pub enum MemoryStat {
+    /// Bytes that a suspended communicator gives back. NCCL: `ncclStatGpuMemSuspend`.
+    Suspendable = 0,
+    /// 1 while the communicator is suspended. NCCL: `ncclStatGpuMemSuspended`.
+    Suspended = 1,
+    /// Bytes that it keeps all the time. NCCL: `ncclStatGpuMemPersist`.
+    Persistent = 2,
+    /// All bytes. NCCL: `ncclStatGpuMemTotal`.
+    Total = 3,
+}
+
+impl Communicator {
+    /// This rank, below [`n_ranks`](Self::n_ranks).
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.inner.rank
+    }
+
+    /// Whether both are clones of one.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(self.handle(), other.handle())
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn n_ranks(&self) -> usize {
+        self.inner.n_ranks
+    }
+
+    /// The ordinal of this rank's GPU among the visible ones.
+    #[must_use]
+    pub fn device(&self) -> usize {
+        self.inner.context.ordinal()
+    }
+
+    /// This rank's GPU.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.inner.context
+    }
+
+    /// The NCCL in use.
+    #[must_use]
+    pub fn library(&self) -> &Library {
+        &self.inner.library
+    }
+
+    /// NCCL's handle (`ncclComm_t`), for use with other libraries; NULL after its end.
+    #[must_use]
+    pub fn as_raw(&self) -> *mut c_void {
+        self.inner.handle.address()
+    }
+
+    /// Whether it has neither been ended nor aborted.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        self.inner.handle.status() < Status::Destroyed
+    }
+
+    /// What NCCL itself says about (rank, number of ranks, CUDA device).
+    ///
+    /// NCCL: `ncclCommUserRank`, `ncclCommCount`, `ncclCommCuDevice`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::CommunicatorEnded`], [`Error::Nccl`].
+    #[doc(alias = "ncclCommUserRank")]
+    #[doc(alias = "ncclCommCount")]
+    #[doc(alias = "ncclCommCuDevice")]
+    pub fn identity(&self) -> Result<(i32, i32, i32)> {
+        Ok((
+            self.ask(Out::new(0), calls::comm_rank)?,
+            self.ask(Out::new(0), calls::comm_count)?,
+            self.ask(Out::new(0), calls::comm_device)?,
+        ))
+    }
+
+    /// What the communicator can do. NCCL: `ncclCommQueryProperties`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] from an older library, [`Error::CommunicatorEnded`], [`Error::Nccl`].
+    #[doc(alias = "ncclCommQueryProperties")]
+    pub fn properties(&self) -> Result<Properties> {
+        self.bind()?;
+        self.ask(Out::new(CommProperties::new()), calls::properties).map(Properties::from)
+    }
+
+    /// One number on the memory that NCCL holds for this communicator on this GPU: bytes, or 0 and 1.
+    ///
+    /// NCCL: `ncclCommMemStats`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`], [`Error::CommunicatorEnded`], [`Error::Nccl`].
+    #[doc(alias = "ncclCommMemStats")]
+    pub fn memory_stat(&self, stat: MemoryStat) -> Result<u64> {
+        self.bind()?;
+        let entered = self.inner.handle.enter(&[Status::Live, Status::Suspended])?;
+        let out = Out::new(0);
+        entered.make(calls::mem_stat(entered.comm(), stat as i32, out.clone()))?;
+        Ok(out.get())
+    }
+
+    /// Fails if an operation of this communicator failed in the background. NCCL: `ncclCommGetAsyncError`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::CommunicatorEnded`], [`Error::Nccl`].
+    #[doc(alias = "ncclCommGetAsyncError")]
+    pub fn async_error(&self) -> Result<()> {
+        self.inner.handle.poll().map(drop)
+    }
+
+    /// Whether a non-blocking communicator has done what was asked of it last. A blocking one always has.
+    ///
+    /// NCCL: `ncclCommGetAsyncError`, which says `ncclInProgress` until then.
+    ///
+    /// # Errors
+    ///
+    /// As [`async_error`](Self::async_error).
+    pub fn is_ready(&self) -> Result<bool> {
+        self.inner.handle.poll()
+    }
+
+    /// Waits until a non-blocking communicator has done what was asked of it last.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::DeadlinePassed`] after `limit`; [`Error::RankLost`]; as [`async_error`](Self::async_error).
+    pub fn wait(&self, limit: Duration) -> Result<()> {
+        self.context().poll(Some(limit), || self.is_ready())
+    }
+
+    /// Waits until every rank is here; the GPUs are not waited for. *Collective*.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::RankLost`]; [`Error::InvalidInput`] if the communicator was not made by a [`World`](crate::World).
+    pub fn barrier(&self) -> Result<()> {
+        match &self.inner.peers {
+            Some(peers) => peers.all_gather(&[]).map(drop),
+            None => Err(Error::invalid("a communicator made without a world has no barrier")),
+        }
+    }
+}
+
+impl Owner for Inner {
+    fn issuer(&self) -> Arc<dyn Issuer> {
+        Arc::clone(&self.handle) as _
+    }
+
+    fn adopt(&self, resource: Weak<dyn Resource>) {
+        let mut resources = self.resources.borrow_mut();
+        resources.retain(|resource| resource.strong_count() > 0);
+        resources.push(resource);
+    }
+}
+
+impl std::fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Communicator(rank {} of {})", self.rank(), self.n_ranks())
+    }
+}

@@ -1,0 +1,233 @@
+//! The configuration of one collective.
+
+use std::ffi::{c_int, c_void};
+
+use devcomm_locate::NcclVersion;
+
+use super::{CtaPolicy, LoweredCollectiveConfig, check_cluster, check_ctas, int, supported, text};
+use crate::error::{Error, Result};
+use crate::sys::nccl::DEV_COMM_VERSION;
+use crate::sys::nccl::lists_config::LoweredValue;
+use devcomm_sys::nccl::CollConfig;
+
+/// The value of a vendor's option.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VendorValue {
+    /// A number.
+    Int(i32),
+    /// A text.
+    Text(String),
+}
+
+impl From<i32> for VendorValue {
+    fn from(value: i32) -> Self {
+        Self::Int(value)
+    }
+}
+
+impl From<&str> for VendorValue {
+    fn from(value: &str) -> Self {
+        Self::Text(value.to_owned())
+    }
+}
+
+impl From<String> for VendorValue {
+    fn from(value: String) -> Self {
+        Self::Text(value)
+    }
+}
+
+/// The configuration of one collective. Every rank gives the same one; NCCL does not compare them.
+///
+/// ```
+/// use devcomm_host::CollectiveConfig;
+/// let config = CollectiveConfig::new().max_ctas(4).alg_selection("ring").force_alg_selection(false);
+/// ```
+///
+/// NCCL: `ncclCollConfig_t` as of 2.32.3; an older library has no collectives that take it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[doc(alias = "ncclCollConfig_t")]
+#[must_use]
+pub struct CollectiveConfig {
+    min_ctas: Option<u32>,
+    max_ctas: Option<u32>,
+    nvls_ctas: Option<u32>,
+    cga_cluster_size: Option<u32>,
+    alg_selection: Option<String>,
+    force_alg_selection: Option<bool>,
+    cta_policy: Option<CtaPolicy>,
+    user_profiler_tag: u64,
+    /// The event's address; 0 for none.
+    launch_completion_event: usize,
+    vendor_options: Vec<(i32, i32, VendorValue)>,
+}
+
+impl CollectiveConfig {
+    /// NCCL's defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The fewest thread blocks, from 1. Default: the communicator's.
+    ///
+    /// NCCL: `minCTAs`.
+    #[doc(alias = "minCTAs")]
+    pub fn min_ctas(mut self, count: u32) -> Self {
+        self.min_ctas = Some(count);
+        self
+    }
+
+    /// The most thread blocks, from 1 and not below `min_ctas`. Default: the communicator's, which it cannot exceed.
+    ///
+    /// NCCL: `maxCTAs`.
+    #[doc(alias = "maxCTAs")]
+    pub fn max_ctas(mut self, count: u32) -> Self {
+        self.max_ctas = Some(count);
+        self
+    }
+
+    /// Thread blocks where the collective runs over NVLS, from 1. Default: the communicator's.
+    ///
+    /// NCCL: `nvlsCTAs`.
+    #[doc(alias = "nvlsCTAs")]
+    pub fn nvls_ctas(mut self, count: u32) -> Self {
+        self.nvls_ctas = Some(count);
+        self
+    }
+
+    /// Thread blocks in a cluster, 0 to 8; the same for all collectives of a group. Default: the communicator's.
+    ///
+    /// NCCL: `cgaClusterSize`.
+    #[doc(alias = "cgaClusterSize")]
+    pub fn cga_cluster_size(mut self, blocks: u32) -> Self {
+        self.cga_cluster_size = Some(blocks);
+        self
+    }
+
+    /// Which algorithms may be used, in NCCL's notation. Default: any.
+    ///
+    /// NCCL: `algSelection`.
+    #[doc(alias = "algSelection")]
+    pub fn alg_selection(mut self, selection: impl Into<String>) -> Self {
+        self.alg_selection = Some(selection.into());
+        self
+    }
+
+    /// Whether a selection that cannot be honoured is an error; otherwise NCCL then chooses itself. Default: true.
+    ///
+    /// NCCL: `forceAlgSelection`.
+    #[doc(alias = "forceAlgSelection")]
+    pub fn force_alg_selection(mut self, force: bool) -> Self {
+        self.force_alg_selection = Some(force);
+        self
+    }
+
+    /// How multiprocessors are used; not [`CtaPolicy::DEFAULT`], which NCCL refuses here. Default: the communicator's.
+    ///
+    /// NCCL: `CTAPolicy`.
+    #[doc(alias = "CTAPolicy")]
+    pub fn cta_policy(mut self, policy: CtaPolicy) -> Self {
+        self.cta_policy = Some(policy);
+        self
+    }
+
+    /// A value that profiler plugins get with the events of this call. The highest bit is NCCL's and must be clear.
+    /// Default: 0, no tag.
+    ///
+    /// NCCL: `userProfilerTag`.
+    #[doc(alias = "userProfilerTag")]
+    pub fn user_profiler_tag(mut self, tag: u64) -> Self {
+        self.user_profiler_tag = tag;
+        self
+    }
+
+    /// A CUDA event (`cudaEvent_t`, `CUevent`) that is recorded when the collective's kernel has been launched (before it,
+    /// where CUDA is older than 12.3). Every rank gives one or none does; a communicator has at most one in a group.
+    ///
+    /// NCCL: `launchCompletionEvent`.
+    ///
+    /// # Safety
+    ///
+    /// The event was made on the communicator's device with timing disabled and not for other processes, and lives until
+    /// every collective with this configuration, every wait for the event and every graph that captured it has ended.
+    #[doc(alias = "launchCompletionEvent")]
+    pub unsafe fn launch_completion_event(mut self, event: *mut c_void) -> Self {
+        self.launch_completion_event = event as usize;
+        self
+    }
+
+    /// An option of a vendor's NCCL; NVIDIA's ignores it. Each pair of vendor and option is given once.
+    ///
+    /// NCCL: `ncclConfigExt_t`.
+    #[doc(alias = "ncclConfigExt_t")]
+    pub fn vendor_option(
+        mut self,
+        vendor: i32,
+        option: i32,
+        value: impl Into<VendorValue>,
+    ) -> Self {
+        self.vendor_options.push((vendor, option, value.into()));
+        self
+    }
+
+    /// The struct for a library of version `has`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] where collectives take no configuration, [`Error::InvalidInput`] for what makes no sense.
+    pub(crate) fn lower(&self, has: NcclVersion) -> Result<LoweredCollectiveConfig> {
+        supported("a collective with a configuration (ncclCollConfig_t)", DEV_COMM_VERSION, has)?;
+        self.check()?;
+        let mut raw = CollConfig::new();
+        let set = |slot: &mut c_int, name, value: Option<u32>| -> Result<()> {
+            value.map_or(Ok(()), |value| int(name, value).map(|value| *slot = value))
+        };
+        set(&mut raw.min_ctas, "min_ctas", self.min_ctas)?;
+        set(&mut raw.max_ctas, "max_ctas", self.max_ctas)?;
+        set(&mut raw.nvls_ctas, "nvls_ctas", self.nvls_ctas)?;
+        set(&mut raw.cga_cluster_size, "cga_cluster_size", self.cga_cluster_size)?;
+        if let Some(force) = self.force_alg_selection {
+            raw.force_alg_selection = force.into();
+        }
+        if let Some(policy) = self.cta_policy {
+            raw.cta_policy = int("cta_policy", policy)?;
+        }
+        raw.user_profiler_tag = self.user_profiler_tag;
+        raw.launch_completion_event = self.launch_completion_event as *mut c_void;
+        let selection = self.alg_selection.as_deref();
+        let selection = selection.map(|value| text("alg_selection", value)).transpose()?;
+        let options = self.vendor_options.iter().map(|(vendor, option, value)| {
+            let value = match value {
+                VendorValue::Int(value) => LoweredValue::Int(*value),
+                VendorValue::Text(value) => LoweredValue::Text(text("vendor_option", value)?),
+            };
+            Ok((*vendor, *option, value))
+        });
+        Ok(LoweredCollectiveConfig::new(raw, selection, options.collect::<Result<_>>()?))
+    }
+
+    fn check(&self) -> Result<()> {
+        check_ctas(self.min_ctas, self.max_ctas, self.nvls_ctas)?;
+        check_cluster(self.cga_cluster_size)?;
+        if self.cta_policy == Some(CtaPolicy::DEFAULT) {
+            return Err(Error::invalid(
+                "cta_policy(DEFAULT): a collective takes EFFICIENCY or ZERO, or inherits the communicator's",
+            ));
+        }
+        if self.user_profiler_tag >> 63 == 1 {
+            let tag = self.user_profiler_tag;
+            return Err(Error::invalid(format!(
+                "user_profiler_tag({tag:#x}): the highest bit is reserved for NCCL"
+            )));
+        }
+        for (n, (vendor, option, _)) in self.vendor_options.iter().enumerate() {
+            let earlier = &self.vendor_options[..n];
+            if earlier.iter().any(|(v, o, _)| (v, o) == (vendor, option)) {
+                return Err(Error::invalid(format!(
+                    "vendor_option: option {option} of vendor {vendor} is given twice"
+                )));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,162 @@
+//! Requirements compared between ranks, before a collective call that would hang or fail if they differed.
+
+use serde::{Deserialize, Serialize};
+
+use super::DevCommRequirements;
+use super::check::check;
+use super::facilities::Facilities;
+use crate::communicator::Properties;
+use crate::error::{Error, Result};
+
+/// What a rank tells the others.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Report {
+    /// What it asks for: name and value of each field.
+    pub fields: Vec<(String, String)>,
+    /// Why it cannot have it.
+    pub refusal: Option<String>,
+}
+
+impl Report {
+    /// This rank's.
+    pub(crate) fn new(
+        requirements: &DevCommRequirements,
+        properties: &Properties,
+        facilities: &Facilities,
+    ) -> Self {
+        let refusal = check(requirements, properties, facilities).err();
+        Self {
+            fields: requirements.describe(),
+            refusal: refusal.map(|refusal| refusal.to_string()),
+        }
+    }
+
+    /// For the rank that cannot ask the others.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::DevCommRefused`].
+    pub(crate) fn alone(self, rank: usize) -> Result<()> {
+        match self.refusal {
+            None => Ok(()),
+            Some(why) => Err(Error::DevCommRefused { rank, others: 0, why }),
+        }
+    }
+
+    /// As it goes to the others.
+    pub(crate) fn to_bytes(&self) -> Result<Vec<u8>> {
+        serde_json::to_vec(self)
+            .map_err(|error| Error::invalid(format!("requirements cannot be sent: {error}")))
+    }
+
+    /// As it came from `rank`.
+    pub(crate) fn from_bytes(rank: usize, bytes: &[u8]) -> Result<Self> {
+        serde_json::from_slice(bytes).map_err(|error| {
+            Error::invalid(format!(
+                "rank {rank} gave no requirements where rank 0 did ({error}); collective calls come in one order on all ranks"
+            ))
+        })
+    }
+}
+
+/// Fails if a rank refuses or if two ranks ask for different things. `all` has every rank's report, in the order of ranks;
+/// whoever computes this from the same reports comes to the same result.
+///
+/// # Errors
+///
+/// [`Error::DevCommRefused`], [`Error::RequirementsDiffer`].
+pub(crate) fn agree(all: &[Report]) -> Result<()> {
+    let mut refusals = all
+        .iter()
+        .enumerate()
+        .filter_map(|(rank, report)| report.refusal.as_ref().map(|why| (rank, why)));
+    if let Some((rank, why)) = refusals.next() {
+        return Err(Error::DevCommRefused { rank, others: refusals.count(), why: why.clone() });
+    }
+    let Some(first) = all.first() else { return Ok(()) };
+    let differing = all.iter().enumerate().find(|(_, report)| report.fields != first.fields);
+    match differing {
+        None => Ok(()),
+        Some((rank, report)) => {
+            let (field, of_first, of_rank) = difference(&first.fields, &report.fields);
+            Err(Error::RequirementsDiffer { field, first: (0, of_first), second: (rank, of_rank) })
+        }
+    }
+}
+
+/// The first field in which two lists differ, and its two values.
+fn difference(a: &[(String, String)], b: &[(String, String)]) -> (String, String, String) {
+    let value = |fields: &[(String, String)], name: &str| {
+        let found = fields.iter().find(|field| field.0 == name);
+        found.map_or_else(|| "nothing".to_owned(), |field| field.1.clone())
+    };
+    let names = a.iter().chain(b).map(|field| &field.0);
+    names
+        .map(|name| (name.clone(), value(a, name), value(b, name)))
+        .find(|(_, of_a, of_b)| of_a != of_b)
+        .unwrap_or_else(|| {
+            ("the order of fields".to_owned(), "one".to_owned(), "another".to_owned())
+        })
+}
+
+impl DevCommRequirements {
+    /// Name and value of everything that is asked for: the same on two ranks if their requirements go together.
+    pub(crate) fn describe(&self) -> Vec<(String, String)> {
+        // Taken apart, so that a new field cannot be forgotten here.
+        let Self {
+            lsa_multimem,
+            barriers,
+            lsa_barriers,
+            rail_gin_barriers,
+            world_gin_barriers,
+            lsa_ll_a2a_blocks,
+            lsa_ll_a2a_slots,
+            gin_force_enable: _,
+            gin_contexts,
+            gin_signals,
+            gin_counters,
+            gin_connection: _,
+            gin_exclusive_contexts,
+            gin_queue_depth,
+            gin_traffic_class,
+            gin_strong_signals,
+            gin_va_signals,
+            gin_custom_stride,
+            gin_type,
+            cft,
+            cft_multimem,
+            cft_barriers,
+            resources,
+        } = self;
+        let traffic_class =
+            gin_traffic_class.map_or_else(|| "the communicator's".to_owned(), |c| c.to_string());
+        let fields: [(&str, &dyn std::fmt::Display); 21] = [
+            ("lsa_multimem", lsa_multimem),
+            ("barriers", barriers),
+            ("lsa_barriers", lsa_barriers),
+            ("rail_gin_barriers", rail_gin_barriers),
+            ("world_gin_barriers", world_gin_barriers),
+            ("lsa_ll_a2a blocks", lsa_ll_a2a_blocks),
+            ("lsa_ll_a2a slots", lsa_ll_a2a_slots),
+            ("gin_contexts", gin_contexts),
+            ("gin_signals", gin_signals),
+            ("gin_counters", gin_counters),
+            ("gin_connection", &self.connection()),
+            ("gin_exclusive_contexts", gin_exclusive_contexts),
+            ("gin_queue_depth", gin_queue_depth),
+            ("gin_traffic_class", &traffic_class),
+            ("gin_strong_signals", gin_strong_signals),
+            ("gin_va_signals", gin_va_signals),
+            ("gin_custom_stride", gin_custom_stride),
+            ("gin_type", gin_type),
+            ("cft", cft),
+            ("cft_multimem", cft_multimem),
+            ("cft_barriers", cft_barriers),
+        ];
+        let fields = fields.into_iter().map(|(name, value)| (name.to_owned(), value.to_string()));
+        let resources = resources.iter().enumerate();
+        fields
+            .chain(resources.map(|(i, resource)| (format!("resource {i}"), resource.to_string())))
+            .collect()
+    }
+}

@@ -1,0 +1,326 @@
+//! What a machine cannot serve, found out before the collective call that would fail.
+//!
+//! The rules are those by which `ncclDevCommCreate` of 2.32.3 refuses, and some where it does not refuse and a kernel would
+//! go wrong instead; comments tell these apart.
+
+use std::ffi::c_int;
+
+use devcomm_types::{GinConnectionType, GinType, Team};
+
+use super::facilities::Facilities;
+use super::resources::{GinBarriers, LlA2a, LsaBarriers, Node, Resource, TeamMultimem};
+use super::{DevCommRequirements, RequirementsRefusal};
+use crate::communicator::Properties;
+use crate::communicator::properties::GinTypes;
+
+/// Bytes of resource buffers that 32-bit handles of 128-byte units reach.
+pub(super) const MAX_BUFFER_BYTES: u64 = 128 << 32;
+
+/// `value` as NCCL's int.
+pub(super) fn int(what: &'static str, value: impl Into<u64>) -> Result<c_int, RequirementsRefusal> {
+    let asked = value.into();
+    c_int::try_from(asked).map_err(|_| RequirementsRefusal::TooMany {
+        what,
+        asked,
+        limit: c_int::MAX as u64,
+    })
+}
+
+/// Refuses what a communicator with these properties cannot serve on this machine.
+pub(super) fn check(
+    requirements: &DevCommRequirements,
+    properties: &Properties,
+    facilities: &Facilities,
+) -> Result<(), RequirementsRefusal> {
+    requirements.raw()?;
+    if !properties.device_api {
+        return Err(RequirementsRefusal::NoDeviceApi);
+    }
+    check_multimem(requirements, properties, facilities.nvls_enable.as_deref())?;
+    check_cft(requirements, properties)?;
+    check_teams(requirements, properties)?;
+    let totals = Totals::of(requirements, properties)?;
+    let gin_types = check_gin(requirements, properties, facilities, &totals)?;
+    totals.check(gin_types)
+}
+
+fn check_multimem(
+    asked: &DevCommRequirements,
+    properties: &Properties,
+    nvls_enable: Option<&str>,
+) -> Result<(), RequirementsRefusal> {
+    let of_a_team = |resource: &Resource| {
+        matches!(resource, Resource::Team(TeamMultimem { multimem: true, .. }))
+    };
+    let what = if asked.lsa_multimem {
+        "lsa_multimem"
+    } else if asked.resources.iter().any(of_a_team) {
+        "a team with multimem"
+    } else if asked.cft_multimem {
+        "cft_multimem"
+    } else {
+        return Ok(());
+    };
+    let why = if nvls_enable.is_some_and(|value| value.trim() == "0") {
+        "NCCL_NVLS_ENABLE is 0"
+    } else if !properties.multimem {
+        "the GPUs have none (multimemSupport is false): it takes NVLink switches, a driver that can use them, and GPUs of compute capability 9.0 or higher"
+    } else {
+        return Ok(());
+    };
+    Err(RequirementsRefusal::NoMultimem { what, why })
+}
+
+fn check_cft(
+    asked: &DevCommRequirements,
+    properties: &Properties,
+) -> Result<(), RequirementsRefusal> {
+    let refuse = |what, property| Err(RequirementsRefusal::NoCft { what, property });
+    if asked.cft && !properties.cft {
+        refuse("cft", "cftSupport")
+    } else if asked.cft_multimem && !properties.cft_multicast {
+        refuse("cft_multimem", "cftMulticastSupport")
+    } else if asked.cft_barriers > 0 && !properties.cft {
+        refuse("cft_barriers", "cftSupport")
+    } else {
+        Ok(())
+    }
+}
+
+/// Teams are made of ranks that are there. NCCL does not look.
+fn check_teams(
+    asked: &DevCommRequirements,
+    properties: &Properties,
+) -> Result<(), RequirementsRefusal> {
+    for resource in &asked.resources {
+        let (_, Some(team)) = (resource.node()?, resource.team()) else { continue };
+        if !is_within(team, properties.world_team()) {
+            return Err(RequirementsRefusal::NotATeam { team });
+        }
+        let what = match resource {
+            Resource::LsaBarriers(_) => "LSA barriers",
+            Resource::Team(TeamMultimem { multimem: true, .. }) => "multicast mappings",
+            _ => continue,
+        };
+        if !is_within(team, properties.lsa_team()) {
+            let lsa_size = properties.lsa_size();
+            return Err(RequirementsRefusal::TeamBeyondLsa { what, team, lsa_size });
+        }
+    }
+    Ok(())
+}
+
+/// Whether all members of a team are in `neighbours`, a team with stride 1.
+fn is_within(team: Team, neighbours: Team) -> bool {
+    let place = |member: i32| {
+        let distance = (i64::from(member) - i64::from(team.rank)) * i64::from(team.stride);
+        i64::from(neighbours.rank) + distance
+    };
+    let all = 0..i64::from(neighbours.n_ranks);
+    all.contains(&place(0)) && all.contains(&place(team.n_ranks - 1))
+}
+
+/// The back ends that NCCL may take, or none if none is asked for.
+fn check_gin(
+    asked: &DevCommRequirements,
+    properties: &Properties,
+    facilities: &Facilities,
+    totals: &Totals,
+) -> Result<Option<GinTypes>, RequirementsRefusal> {
+    let connection = asked.connection();
+    let one_lsa_team = properties.n_lsa_teams <= 1;
+    if connection == GinConnectionType::None {
+        return match totals.first_of_gin(asked) {
+            None => Ok(None),
+            Some(_) if asked.barriers > 0 && one_lsa_team => {
+                let (count, n_ranks) = (asked.barriers, properties.n_ranks);
+                Err(RequirementsRefusal::BarriersWithoutNetwork { count, n_ranks })
+            }
+            Some(what) => Err(RequirementsRefusal::NotConnected { what }),
+        };
+    }
+    let (full, railed) = (properties.gin_type, properties.railed_gin_type);
+    if full == GinType::None && railed == GinType::None {
+        let named = (asked.gin_type != GinType::None).then_some(asked.gin_type);
+        let why = (facilities.why_no_gin)(named);
+        return Err(RequirementsRefusal::NoGin { connection, one_lsa_team, why });
+    }
+    if connection == GinConnectionType::Full && full == GinType::None {
+        return Err(RequirementsRefusal::OnlyRail { railed });
+    }
+    let stride = stride_of(connection, asked.gin_custom_stride, properties)?;
+    if asked.gin_contexts == 0 {
+        return Err(RequirementsRefusal::NoContexts);
+    }
+    // NCCL refuses them with RAIL whatever its stride is; with a custom one it does not look, and they would hang.
+    let count = asked.world_gin_barriers;
+    if count > 0 && (stride > 1 || connection == GinConnectionType::Rail) {
+        return Err(RequirementsRefusal::WorldBarriersNotConnected { count, connection, stride });
+    }
+    for resource in &asked.resources {
+        // NCCL does not look here either.
+        if let Resource::GinBarriers(GinBarriers { team, .. }) = *resource
+            && team.n_ranks > 1
+            && team.stride.unsigned_abs() % stride != 0
+        {
+            return Err(RequirementsRefusal::TeamNotConnected { team, stride });
+        }
+    }
+    gin_types(asked, properties, facilities).map(Some)
+}
+
+/// The distance in ranks that a connection spans.
+fn stride_of(
+    connection: GinConnectionType,
+    custom: u32,
+    properties: &Properties,
+) -> Result<u32, RequirementsRefusal> {
+    let max = u32::try_from(properties.lsa_size()).unwrap_or(u32::MAX);
+    match connection {
+        GinConnectionType::Full => Ok(1),
+        GinConnectionType::Rail => Ok(max),
+        GinConnectionType::CustomStride => {
+            let multiple_of =
+                properties.gin_min_stride.ok_or(RequirementsRefusal::NoCustomStride)?;
+            if custom == 0 || custom > max || !custom.is_multiple_of(multiple_of) {
+                return Err(RequirementsRefusal::BadStride { stride: custom, multiple_of, max });
+            }
+            Ok(custom)
+        }
+        connection => Err(RequirementsRefusal::UnknownConnection { connection }),
+    }
+}
+
+/// The back ends that are there and have what is asked for. NCCL takes the first that it can set up.
+fn gin_types(
+    asked: &DevCommRequirements,
+    properties: &Properties,
+    facilities: &Facilities,
+) -> Result<GinTypes, RequirementsRefusal> {
+    let named = [properties.gin_type, properties.railed_gin_type];
+    let available: GinTypes = properties.gin_types.iter().chain(named).collect();
+    let candidates = match asked.gin_type {
+        GinType::None => available,
+        asked if available.contains(asked) => [asked].into_iter().collect(),
+        asked => {
+            let why = (facilities.why_no_gin)(Some(asked));
+            return Err(RequirementsRefusal::NoSuchGinType { asked, available, why });
+        }
+    };
+    let (strong, va) = (asked.gin_strong_signals, asked.gin_va_signals);
+    let able: GinTypes = candidates
+        .iter()
+        .filter(|&gin_type| !(strong || va) || has_all_signals(gin_type))
+        .collect();
+    if able.is_empty() {
+        return Err(RequirementsRefusal::NoSuchSignals { strong, va, available: candidates });
+    }
+    Ok(able)
+}
+
+/// Whether a back end may have strong signals and VA signals, which go together: NCCL's device code for EFA_GDA says that
+/// its signals are not strong, and asserts that they are indexed. PROXY over TCP has no VA signals, but is not told apart
+/// from PROXY over RDMA until NCCL sets it up.
+fn has_all_signals(gin_type: GinType) -> bool {
+    gin_type != GinType::EfaGda
+}
+
+/// The most signals and counters that a back end's descriptors number: 24 and 23 bits for PROXY, 16 for GPI.
+fn most_ids(gin_type: GinType) -> (u64, u64) {
+    match gin_type {
+        GinType::Proxy => (1 << 24, 1 << 23),
+        GinType::Gpi => (1 << 16, 1 << 16),
+        _ => (c_int::MAX as u64, c_int::MAX as u64),
+    }
+}
+
+/// What all requirements come to, at least: NCCL adds a little.
+struct Totals {
+    bytes: u64,
+    signals: u64,
+    counters: u64,
+    /// Whether the list of resources has signals or counters.
+    listed: bool,
+}
+
+impl Totals {
+    fn of(
+        asked: &DevCommRequirements,
+        properties: &Properties,
+    ) -> Result<Self, RequirementsRefusal> {
+        let (world, lsa) = (properties.world_team(), properties.lsa_team());
+        let rail = properties.rail_team();
+        let ll_a2a = LlA2a {
+            blocks: asked.lsa_ll_a2a_blocks,
+            max_elements: asked.lsa_ll_a2a_slots,
+            element_size: 8,
+        };
+        let of_its_own: [(u32, Resource); 6] = [
+            (asked.lsa_barriers, LsaBarriers { team: lsa, count: asked.lsa_barriers }.into()),
+            (asked.barriers, LsaBarriers { team: lsa, count: asked.barriers }.into()),
+            (asked.barriers, GinBarriers { team: rail, count: asked.barriers }.into()),
+            (
+                asked.rail_gin_barriers,
+                GinBarriers { team: rail, count: asked.rail_gin_barriers }.into(),
+            ),
+            (
+                asked.world_gin_barriers,
+                GinBarriers { team: world, count: asked.world_gin_barriers }.into(),
+            ),
+            (ll_a2a.blocks, ll_a2a.into()),
+        ];
+        let of_its_own = of_its_own.iter().filter(|(count, _)| *count > 0);
+        let mut totals = Self {
+            bytes: 0,
+            signals: asked.gin_signals.into(),
+            counters: asked.gin_counters.into(),
+            listed: false,
+        };
+        let listed = asked.resources.iter().map(|resource| (true, resource));
+        for (listed, resource) in of_its_own.map(|(_, own)| (false, own)).chain(listed) {
+            let Node::Resource(node) = resource.node()? else { continue };
+            let (bytes, align) = (node.buffer.0 as u64, node.buffer.1.max(128) as u64);
+            let start = totals.bytes.checked_next_multiple_of(align).unwrap_or(u64::MAX);
+            totals.bytes = start.saturating_add(bytes);
+            totals.signals += node.signals as u64;
+            totals.counters += node.counters as u64;
+            totals.listed |= listed && (node.signals > 0 || node.counters > 0);
+        }
+        if asked.connection() != GinConnectionType::None {
+            // A shadow of 8 bytes for each signal of each context.
+            let shadows = u64::from(asked.gin_contexts).saturating_mul(totals.signals);
+            totals.bytes = totals.bytes.saturating_add(shadows.saturating_mul(8));
+        }
+        Ok(totals)
+    }
+
+    /// The first thing asked for that needs the network.
+    fn first_of_gin(&self, asked: &DevCommRequirements) -> Option<&'static str> {
+        let all = [
+            (asked.gin_signals > 0, "gin_signals"),
+            (asked.gin_counters > 0, "gin_counters"),
+            (asked.barriers > 0, "barriers"),
+            (asked.rail_gin_barriers > 0, "rail_gin_barriers"),
+            (asked.world_gin_barriers > 0, "world_gin_barriers"),
+            (self.listed, "GIN barriers, signals or counters added as resources"),
+        ];
+        all.into_iter().find_map(|(wanted, what)| wanted.then_some(what))
+    }
+
+    /// NCCL numbers these with an int and does not look at overflow.
+    fn check(&self, gin_types: Option<GinTypes>) -> Result<(), RequirementsRefusal> {
+        let most = |of: fn((u64, u64)) -> u64| {
+            let types = gin_types.unwrap_or_default();
+            types.iter().map(|gin_type| of(most_ids(gin_type))).max().unwrap_or(0)
+        };
+        let checks = [
+            ("bytes of resource buffers", self.bytes, MAX_BUFFER_BYTES),
+            ("signals, with those of the barriers,", self.signals, most(|ids| ids.0)),
+            ("counters", self.counters, most(|ids| ids.1)),
+        ];
+        match checks.into_iter().find(|(_, asked, limit)| asked > limit) {
+            None => Ok(()),
+            Some((what, asked, limit)) => Err(RequirementsRefusal::TooMany { what, asked, limit }),
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! What a rank's machine says about requirements, beyond the communicator's properties.
+
+use devcomm_locate::gin_machine;
+use devcomm_types::GinType;
+
+use crate::machine::Machine;
+use crate::sys::cuda;
+
+/// What a rank's machine says.
+#[derive(Clone, Debug)]
+pub(crate) struct Facilities {
+    /// The value of NCCL_NVLS_ENABLE.
+    pub nvls_enable: Option<String>,
+    /// Why a back end of GIN, or any if none is named, is not there: what it needs, and what is here. Asked only to refuse.
+    pub why_no_gin: fn(Option<GinType>) -> String,
+}
+
+impl Facilities {
+    /// Those of the calling thread's machine.
+    pub(crate) fn here() -> Self {
+        Self::of(&Machine::current().unwrap_or(Machine::Gpus))
+    }
+
+    /// Those of a machine. The environment says nothing of a simulated one.
+    pub(crate) fn of(machine: &Machine) -> Self {
+        if machine.is_simulated() {
+            return Self { nvls_enable: None, why_no_gin: |_| "it is not simulated".to_owned() };
+        }
+        Self { nvls_enable: std::env::var("NCCL_NVLS_ENABLE").ok(), why_no_gin }
+    }
+}
+
+fn why_no_gin(gin_type: Option<GinType>) -> String {
+    gin_machine(cuda::gin_gpus(&Machine::Gpus).ok()).why_not(gin_type.map(GinType::raw))
+}

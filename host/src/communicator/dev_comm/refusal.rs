@@ -1,0 +1,191 @@
+//! Why a device communicator cannot be made.
+
+use devcomm_types::{GinConnectionType, GinType, Team};
+
+use crate::communicator::properties::GinTypes;
+
+/// Why a device communicator cannot be made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RequirementsRefusal {
+    /// NCCL's device functions do not work between these ranks.
+    #[error(
+        "NCCL offers no device communication here (deviceApiSupport is false); it needs CUDA peer access between all GPUs of a host, NCCL_WIN_ENABLE and NCCL_CUMEM_ENABLE not 0, and a network that GIN can use if the ranks span several NVLink domains"
+    )]
+    NoDeviceApi,
+    /// Multicast was asked for where there is none.
+    #[error("{what} needs multicast, but {why}")]
+    NoMultimem {
+        /// What was asked for.
+        what: &'static str,
+        /// What says that there is none.
+        why: &'static str,
+    },
+    /// A resource of the network without a connection.
+    #[error(
+        "{what} need a network connection, but none is asked for; add gin_connection(GinConnectionType::Full), or Rail"
+    )]
+    NotConnected {
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// Hybrid barriers without a connection where load and store reach every rank.
+    #[error(
+        "{count} hybrid barriers need a network connection, and none is asked for; all {n_ranks} ranks are in one LSA team, so lsa_barriers({count}) does without"
+    )]
+    BarriersWithoutNetwork {
+        /// Barriers asked for.
+        count: u32,
+        /// Ranks of the communicator.
+        n_ranks: usize,
+    },
+    /// A connection where there is no network for kernels.
+    #[error(
+        "a network connection of type {connection} was asked for, but no network back end for kernels (GIN) works on all ranks{}. {why}",
+        if *one_lsa_team { ", which are all in one LSA team and need none" } else { "" }
+    )]
+    NoGin {
+        /// The connection asked for.
+        connection: GinConnectionType,
+        /// Whether load and store reach every rank.
+        one_lsa_team: bool,
+        /// What this machine has, and what each back end needs.
+        why: String,
+    },
+    /// Every rank was to be connected, but the network connects rails only.
+    #[error(
+        "a network connection of type FULL was asked for, but the network connects rails only (ginType is none, railedGinType is {railed}): each rank reaches the ranks with its place in the other LSA teams; use GinConnectionType::Rail"
+    )]
+    OnlyRail {
+        /// The back end of the rails.
+        railed: GinType,
+    },
+    /// A connection that this crate does not know.
+    #[error(
+        "there is no network connection of {connection}; there are FULL, RAIL and CUSTOM_STRIDE"
+    )]
+    UnknownConnection {
+        /// The connection asked for.
+        connection: GinConnectionType,
+    },
+    /// A back end that is not there.
+    #[error("network back end {asked} was asked for, but here there is: {available}. {why}")]
+    NoSuchGinType {
+        /// The back end asked for.
+        asked: GinType,
+        /// Those that are there.
+        available: GinTypes,
+        /// What this machine has, and what that back end needs.
+        why: String,
+    },
+    /// No back end has the signals asked for.
+    #[error(
+        "{} were asked for, but no back end among {available} has them: EFA_GDA has neither strong nor VA signals; see gin_strong_signals and gin_va_signals",
+        signals(*strong, *va)
+    )]
+    NoSuchSignals {
+        /// Whether strong signals were asked for.
+        strong: bool,
+        /// Whether VA signals were asked for.
+        va: bool,
+        /// The back ends that could have been taken.
+        available: GinTypes,
+    },
+    /// No contexts at all.
+    #[error("gin_contexts(0) leaves kernels nothing to communicate with; ask for 1 or more")]
+    NoContexts,
+    /// Barriers between all ranks where not all are connected.
+    #[error(
+        "{count} world GIN barriers were asked for, but a connection of type {connection} with stride {stride} does not reach every rank; use rail_gin_barriers, or GinConnectionType::Full"
+    )]
+    WorldBarriersNotConnected {
+        /// Barriers asked for.
+        count: u32,
+        /// The connection asked for.
+        connection: GinConnectionType,
+        /// Its distance in ranks.
+        stride: u32,
+    },
+    /// GIN barriers of a team that is not connected.
+    #[error(
+        "GIN barriers of a team with stride {} were asked for, but the connection reaches multiples of {stride} ranks only",
+        team.stride
+    )]
+    TeamNotConnected {
+        /// The team.
+        team: Team,
+        /// The connection's distance in ranks.
+        stride: u32,
+    },
+    /// The network takes no custom stride.
+    #[error(
+        "a custom stride was asked for, but the network's connections follow no even pattern (ginMinStride is INT_MAX); use GinConnectionType::Rail, or Full"
+    )]
+    NoCustomStride,
+    /// A custom stride that the network does not take.
+    #[error(
+        "gin_custom_stride({stride}) was asked for, but here it must be a multiple of {multiple_of} between {multiple_of} and {max}, the size of an LSA team"
+    )]
+    BadStride {
+        /// The stride asked for, in ranks.
+        stride: u32,
+        /// The least stride, in ranks.
+        multiple_of: u32,
+        /// The greatest stride, in ranks.
+        max: u32,
+    },
+    /// CFT was asked for where there is none.
+    #[error(
+        "{what} was asked for, but CFT does not work on all ranks here ({property} is false); it needs a driver of CUDA 13.3 or newer, hardware for it, and NCCL_CFT_ENABLE not 0"
+    )]
+    NoCft {
+        /// What was asked for.
+        what: &'static str,
+        /// NCCL's property.
+        property: &'static str,
+    },
+    /// A team whose numbers make no sense.
+    #[error(
+        "{team:?} is no team of these ranks: its rank is 0 to n_ranks - 1, its stride is not 0, and its members are ranks of the communicator"
+    )]
+    NotATeam {
+        /// The team.
+        team: Team,
+    },
+    /// A team with members that load and store do not reach.
+    #[error(
+        "{what} of {team:?} need a team within load and store, but this rank's LSA team has {lsa_size} ranks, neighbours in the communicator"
+    )]
+    TeamBeyondLsa {
+        /// What was asked for.
+        what: &'static str,
+        /// The team.
+        team: Team,
+        /// Ranks of an LSA team.
+        lsa_size: usize,
+    },
+    /// More than NCCL can count or address.
+    #[error("{asked} {what} were asked for, but {limit} are the most")]
+    TooMany {
+        /// What was asked for.
+        what: &'static str,
+        /// How many.
+        asked: u64,
+        /// How many are possible.
+        limit: u64,
+    },
+    /// An alignment that is not a power of two.
+    #[error("a resource buffer was asked for with alignment {align}, which is not a power of two")]
+    BadAlign {
+        /// The alignment in bytes.
+        align: usize,
+    },
+}
+
+fn signals(strong: bool, va: bool) -> &'static str {
+    match (strong, va) {
+        (true, true) => "strong and VA signals",
+        (true, false) => "strong signals",
+        _ => "VA signals",
+    }
+}

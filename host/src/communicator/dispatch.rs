@@ -1,0 +1,181 @@
+//! How a communicator's calls are made: now or when a group ends, on this thread or on one that may be left behind.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use super::abort::abort_aside;
+use super::comm::{Communicator, Inner};
+use super::group::{CallState, DeferredCall, defer};
+use super::handle::{Entered, Handle, Status};
+use super::peers::Peers;
+use super::watched::watched;
+use crate::device::in_group::{is_open, refuse_inside};
+use crate::device::issuer::{Owner, Resource};
+use crate::device::{Context, Stream};
+use crate::error::{Error, Result};
+use crate::sys::nccl::Nccl;
+use crate::sys::nccl::call::{Call, CommPtr, Out};
+
+impl Communicator {
+    pub(super) fn handle(&self) -> &Arc<Handle> {
+        &self.inner.handle
+    }
+
+    /// Runs `f` with NCCL and this communicator, for a question that is answered at once.
+    pub(super) fn with_comm<R>(&self, f: impl FnOnce(&Nccl, CommPtr) -> Result<R>) -> Result<R> {
+        self.bind()?;
+        let entered = self.inner.handle.enter(&[Status::Live])?;
+        entered.require_ready("a question about a window")?;
+        f(self.inner.handle.nccl(), entered.comm())
+    }
+
+    /// Fails when it was ended.
+    pub(super) fn require_live(&self) -> Result<()> {
+        self.inner.handle.enter(&[Status::Live]).map(drop)
+    }
+
+    /// Fails while it is suspended: what was made from it can neither be used nor closed.
+    pub(super) fn refuse_suspended(&self) -> Result<()> {
+        let suspended = self.inner.handle.status() == Status::Suspended;
+        if suspended { Err(self.inner.handle.ended()) } else { Ok(()) }
+    }
+
+    pub(super) fn peers(&self) -> Option<&dyn Peers> {
+        self.inner.peers.as_deref()
+    }
+
+    /// Has `resource` closed with the communicator.
+    pub(super) fn adopt(&self, resource: Weak<dyn Resource>) {
+        self.inner.adopt(resource);
+    }
+
+    /// As streams and graphs keep it.
+    pub(super) fn owner(&self) -> Rc<dyn Owner> {
+        Rc::clone(&self.inner) as _
+    }
+
+    /// Fails for a stream or memory of another context: memory waits for the streams of its own before it is freed.
+    pub(super) fn require_own(&self, context: &Context, what: &str) -> Result<()> {
+        if context.is(self.context()) {
+            return Ok(());
+        }
+        let rank = self.rank();
+        Err(Error::invalid(format!(
+            "{what} of another context than the communicator's, on rank {rank}"
+        )))
+    }
+
+    /// The communicator's address for a call that may be deferred.
+    fn comm(&self) -> Result<CommPtr> {
+        Ok(self.inner.handle.enter(&[Status::Live])?.comm())
+    }
+
+    /// Enqueues an operation to a stream, now or when the open group ends. `keep` is what it uses.
+    pub(super) fn enqueue(
+        &self,
+        stream: &Stream,
+        keep: Vec<Rc<dyn Any>>,
+        call: impl FnOnce(CommPtr) -> Call,
+    ) -> Result<()> {
+        self.require_own(stream.context(), "a stream")?;
+        self.bind()?;
+        if is_open() {
+            let (call, stream) = (call(self.comm()?), Some(stream.clone()));
+            let made = Rc::new(Cell::new(CallState::Deferred));
+            defer(DeferredCall { communicator: self.clone(), call, stream, keep, made });
+            return Ok(());
+        }
+        let entered = self.inner.handle.enter(&[Status::Live])?;
+        let call = call(entered.comm());
+        entered.require_ready(call.operation)?;
+        entered.make(call)?;
+        drop(entered);
+        stream.enqueued(&self.owner(), keep);
+        Ok(())
+    }
+
+    /// Makes a call that talks to the other ranks, now or when the open group ends. `keep` is what it uses and what it
+    /// makes, which is not dropped before `made` says what has become of it.
+    pub(super) fn call_collective(
+        &self,
+        made: &Rc<Cell<CallState>>,
+        keep: Rc<dyn Any>,
+        call: impl FnOnce(CommPtr) -> Call,
+    ) -> Result<()> {
+        self.bind()?;
+        if is_open() {
+            let (call, made, keep) = (call(self.comm()?), Rc::clone(made), vec![keep]);
+            defer(DeferredCall { communicator: self.clone(), call, stream: None, keep, made });
+        } else {
+            let entered = self.inner.handle.enter(&[Status::Live])?;
+            let call = call(entered.comm());
+            entered.require_ready(call.operation)?;
+            let done = self.inner.watch(&entered, call);
+            drop(entered);
+            if let Err(error) = done.and_then(|()| self.wait_in_background()) {
+                made.set(CallState::Failed);
+                self.keep_if_lost(keep);
+                return Err(error);
+            }
+            made.set(CallState::Made);
+        }
+        Ok(())
+    }
+
+    /// Never drops what a call uses that may not have come back.
+    pub(super) fn keep_if_lost<T>(&self, keep: T) {
+        if self.context().health().is_lost() {
+            std::mem::forget(keep);
+        }
+    }
+
+    /// Makes a call that concerns this rank only, now.
+    pub(super) fn call(&self, call: impl FnOnce(CommPtr) -> Call) -> Result<()> {
+        let entered = self.inner.handle.enter(&[Status::Live])?;
+        entered.make(call(entered.comm()))
+    }
+
+    /// Makes a call that closes something, which a communicator that is good for nothing else allows too.
+    pub(super) fn release(&self, call: impl FnOnce(CommPtr) -> Call) -> Result<()> {
+        let entered = self.inner.handle.enter(&[Status::Live, Status::Revoked])?;
+        entered.make(call(entered.comm()))
+    }
+
+    pub(super) fn ask<T: Copy>(
+        &self,
+        out: Out<T>,
+        call: impl FnOnce(CommPtr, Out<T>) -> Call,
+    ) -> Result<T> {
+        let entered =
+            self.inner.handle.enter(&[Status::Live, Status::Revoked, Status::Finalized])?;
+        entered.make(call(entered.comm(), out.clone()))?;
+        Ok(out.get())
+    }
+
+    pub(super) fn watch(&self, entered: &Entered<'_>, call: Call) -> Result<()> {
+        refuse_inside(call.operation)?;
+        self.bind()?;
+        self.inner.watch(entered, call)
+    }
+
+    /// Makes this rank's context current, which NCCL needs, unless a lost rank makes the call pointless.
+    pub(super) fn bind(&self) -> Result<()> {
+        self.context().health().check()?;
+        self.context().cuda().bind()
+    }
+}
+
+impl Inner {
+    /// Makes a call that may never return.
+    pub(super) fn watch(&self, entered: &Entered<'_>, call: Call) -> Result<()> {
+        let (handle, operation) = (Arc::clone(&self.handle), call.operation);
+        let work = move || {
+            // SAFETY: the communicator is entered and live; what the call uses is not freed if it does not come back.
+            let code = unsafe { call.make(handle.nccl())? };
+            handle.nccl().check(operation, code, Some(handle.rank()))
+        };
+        entered.verdict(watched(&self.context, work, || abort_aside(&self.handle)))
+    }
+}

@@ -1,0 +1,186 @@
+//! All GPUs of one process, driven by one thread: collectives on lists of buffers, one a GPU.
+
+use super::{Communicator, Library, ReduceOp, group};
+use crate::device::{Buffer, Context, DeviceSlice, Stream, gpus_of};
+use crate::error::{Error, Result};
+
+/// The communicators of several GPUs, with a stream each.
+///
+/// The operations take one buffer a GPU, in order, and are enqueued to the GPUs' streams together;
+/// [`synchronize`](Self::synchronize) waits for all of them.
+///
+/// ```no_run
+/// # use devcomm_host::{Library, MultiGpu, ReduceOp, Result};
+/// # fn main() -> Result<()> {
+/// let gpus = MultiGpu::all(&Library::open(None)?)?;
+/// let buffers = gpus.communicators().iter().map(|comm| comm.mem_alloc::<f32>(1024)).collect::<Result<Vec<_>>>()?;
+/// gpus.all_reduce(&buffers, &buffers, ReduceOp::Sum)?; // in place
+/// gpus.synchronize()
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct MultiGpu {
+    communicators: Vec<Communicator>,
+    streams: Vec<Stream>,
+}
+
+impl MultiGpu {
+    /// The GPUs of these ordinals on the library's machine, rank `i` on the `i`th.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::init_all`]; [`Error::NoDriver`], [`Error::NoGpu`], [`Error::TooFewGpus`].
+    pub fn new(library: &Library, devices: &[usize]) -> Result<Self> {
+        let machine = library.nccl().machine();
+        let contexts = devices.iter().map(|&device| Context::on(machine, device));
+        let contexts = contexts.collect::<Result<Vec<_>>>()?;
+        let streams = contexts.iter().map(Context::stream).collect::<Result<_>>()?;
+        Ok(Self { communicators: Communicator::init_all(library, &contexts)?, streams })
+    }
+
+    /// All visible GPUs.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn all(library: &Library) -> Result<Self> {
+        Self::new(library, &(0..gpus_of(library.nccl().machine())?).collect::<Vec<_>>())
+    }
+
+    /// The communicators, in order of ranks.
+    #[must_use]
+    pub fn communicators(&self) -> &[Communicator] {
+        &self.communicators
+    }
+
+    /// The streams, in order of ranks.
+    #[must_use]
+    pub fn streams(&self) -> &[Stream] {
+        &self.streams
+    }
+
+    /// Has the operations go to other streams from now on, one a GPU.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for another number of streams, or streams of other contexts.
+    pub fn set_streams(&mut self, streams: Vec<Stream>) -> Result<()> {
+        self.one_a_gpu("streams", streams.len())?;
+        for (communicator, stream) in self.communicators.iter().zip(&streams) {
+            communicator.require_own(stream.context(), "a stream")?;
+        }
+        self.streams = streams;
+        Ok(())
+    }
+
+    /// Every `recv` gets the combination of all `send`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] unless there is one buffer a GPU; as [`Communicator::all_reduce`]. So for the others.
+    pub fn all_reduce<S, R>(&self, send: &[S], recv: &[R], op: ReduceOp) -> Result<()>
+    where
+        S: Buffer,
+        R: Buffer<Element = S::Element>,
+    {
+        self.each(&[send.len(), recv.len()], |rank, comm, stream| {
+            comm.all_reduce(&send[rank], &recv[rank], op, stream)
+        })
+    }
+
+    /// `recv` of GPU `root` gets the combination of all `send`.
+    ///
+    /// # Errors
+    ///
+    /// As [`all_reduce`](Self::all_reduce).
+    pub fn reduce<S, R>(&self, send: &[S], recv: &R, op: ReduceOp, root: usize) -> Result<()>
+    where
+        S: Buffer,
+        R: Buffer<Element = S::Element>,
+    {
+        self.each(&[send.len()], |rank, comm, stream| {
+            comm.reduce(&send[rank], at_root(rank, root, recv), op, root, stream)
+        })
+    }
+
+    /// Every other GPU's buffer gets what that of `root` has.
+    ///
+    /// # Errors
+    ///
+    /// As [`all_reduce`](Self::all_reduce).
+    pub fn broadcast<B: Buffer>(&self, buffers: &[B], root: usize) -> Result<()> {
+        self.each(&[buffers.len()], |rank, comm, stream| {
+            comm.broadcast(at_root(rank, root, &buffers[rank]), &buffers[rank], root, stream)
+        })
+    }
+
+    /// Every `recv` gets all `send`, one after the other.
+    ///
+    /// # Errors
+    ///
+    /// As [`all_reduce`](Self::all_reduce).
+    pub fn all_gather<S, R>(&self, send: &[S], recv: &[R]) -> Result<()>
+    where
+        S: Buffer,
+        R: Buffer<Element = S::Element>,
+    {
+        self.each(&[send.len(), recv.len()], |rank, comm, stream| {
+            comm.all_gather(&send[rank], &recv[rank], stream)
+        })
+    }
+
+    /// Every `recv` gets its part of the combination of all `send`.
+    ///
+    /// # Errors
+    ///
+    /// As [`all_reduce`](Self::all_reduce).
+    pub fn reduce_scatter<S, R>(&self, send: &[S], recv: &[R], op: ReduceOp) -> Result<()>
+    where
+        S: Buffer,
+        R: Buffer<Element = S::Element>,
+    {
+        self.each(&[send.len(), recv.len()], |rank, comm, stream| {
+            comm.reduce_scatter(&send[rank], &recv[rank], op, stream)
+        })
+    }
+
+    /// Runs `f` for every GPU, in one group: for operations that there is no method for.
+    ///
+    /// # Errors
+    ///
+    /// The closure's own, and those of the group.
+    pub fn for_each(&self, f: impl Fn(usize, &Communicator, &Stream) -> Result<()>) -> Result<()> {
+        self.each(&[], f)
+    }
+
+    /// Waits for the streams of all GPUs.
+    ///
+    /// # Errors
+    ///
+    /// As [`Stream::synchronize`].
+    pub fn synchronize(&self) -> Result<()> {
+        self.streams.iter().try_for_each(Stream::synchronize)
+    }
+
+    fn each(
+        &self,
+        lists: &[usize],
+        f: impl Fn(usize, &Communicator, &Stream) -> Result<()>,
+    ) -> Result<()> {
+        lists.iter().try_for_each(|&len| self.one_a_gpu("buffers", len))?;
+        let gpus = self.communicators.iter().zip(&self.streams).enumerate();
+        group(|_| {
+            let mut gpus = gpus;
+            gpus.try_for_each(|(rank, (comm, stream))| f(rank, comm, stream))
+        })
+    }
+
+    fn one_a_gpu(&self, what: &str, len: usize) -> Result<()> {
+        let n = self.communicators.len();
+        if len == n { Ok(()) } else { Err(Error::invalid(format!("{len} {what} for {n} GPUs"))) }
+    }
+}
+
+fn at_root<B: Buffer>(rank: usize, root: usize, buffer: &B) -> Option<DeviceSlice<B::Element>> {
+    (rank == root).then(|| buffer.device_slice())
+}

@@ -1,0 +1,158 @@
+//! One-sided operations, launched by the host: a rank writes another's window, and tells it so by a signal.
+
+use std::ffi::c_int;
+
+use devcomm_types::Element;
+
+use super::collectives::Operation;
+use super::{Communicator, Window};
+use crate::device::{Buffer, Stream};
+use crate::error::{Error, Result};
+use crate::sys::nccl::calls::{self, Target};
+use devcomm_sys::nccl::RawWaitSignal;
+
+/// Where a signal goes: a rank, one of its signals, the context that carries it.
+///
+/// NCCL counts signals for each pair of ranks and context. A communicator has one signal and one context unless its
+/// [`CommConfig`](crate::CommConfig) asks for more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Signal {
+    /// The rank that is told.
+    pub peer: usize,
+    /// Index of the signal, below `num_rma_sig` of the configuration.
+    pub index: u32,
+    /// Index of the context, below `num_rma_ctx` of the configuration.
+    pub context: u32,
+}
+
+impl Signal {
+    /// The first signal of rank `peer`, in the first context.
+    #[must_use]
+    pub const fn to(peer: usize) -> Self {
+        Self { peer, index: 0, context: 0 }
+    }
+}
+
+/// Signals to wait for: `count` of them from rank `peer`. NCCL: `ncclWaitSignalDesc_t`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[doc(alias = "ncclWaitSignalDesc_t")]
+pub struct WaitSignalDesc {
+    /// The rank they come from.
+    pub peer: usize,
+    /// How many.
+    pub count: u32,
+    /// Index of the signal.
+    pub index: u32,
+    /// Index of the context.
+    pub context: u32,
+}
+
+impl WaitSignalDesc {
+    /// One signal from rank `peer`: the first, in the first context.
+    #[must_use]
+    pub const fn from(peer: usize) -> Self {
+        Self { peer, count: 1, index: 0, context: 0 }
+    }
+
+    /// As many instead.
+    #[must_use]
+    pub const fn count(mut self, count: u32) -> Self {
+        self.count = count;
+        self
+    }
+}
+
+impl Communicator {
+    /// Copies `local` to `window` of rank `to.peer`, from element `at` on, and then signals that rank, which sees the data
+    /// once it has [waited](Self::wait_signal). `local` must itself be part of a window of this communicator.
+    ///
+    /// `window` is this rank's own handle of the window; its peers' copies are assumed to be as long.
+    ///
+    /// NCCL: `ncclPutSignal`, which counts the offset in bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for elements beyond the end of the window, a rank or an index that there is not;
+    /// [`Error::Closed`], [`Error::Unsupported`], [`Error::CommunicatorEnded`], [`Error::RankLost`], [`Error::Nccl`].
+    #[doc(alias = "ncclPutSignal")]
+    pub fn put_signal<T, B>(
+        &self,
+        local: &B,
+        window: &Window<T>,
+        at: usize,
+        to: Signal,
+        stream: &Stream,
+    ) -> Result<()>
+    where
+        T: Element,
+        B: Buffer<Element = T>,
+    {
+        let (local, target) = (local.device_slice(), self.target(to)?);
+        let end = at.checked_add(local.len());
+        if end.is_none_or(|end| end > window.len()) {
+            return Err(Error::invalid(format!(
+                "{} elements to element {at} of a window that has {}",
+                local.len(),
+                window.len()
+            )));
+        }
+        if !std::sync::Arc::ptr_eq(window.communicator().handle(), self.handle()) {
+            return Err(Error::invalid("the window is registered with another communicator"));
+        }
+        let (handle, offset) = (window.handle()?, at * size_of::<T>());
+        let on = Operation::new(self, local.len(), local.data_type()).sends(&local)?;
+        on.keep(window.keep())
+            .enqueue(stream, |comm, on| calls::put_signal(comm, on, target, handle, offset))
+    }
+
+    /// Signals a rank.
+    ///
+    /// NCCL: `ncclSignal`.
+    ///
+    /// # Errors
+    ///
+    /// As [`put_signal`](Self::put_signal). NCCL sets up one-sided operations at the first window: before that it fails,
+    /// unless the configuration asks for it at once (`rma_eager_init`).
+    #[doc(alias = "ncclSignal")]
+    pub fn signal(&self, to: Signal, stream: &Stream) -> Result<()> {
+        let (target, on) = (self.target(to)?, stream.handle().raw() as u64);
+        self.enqueue(stream, Vec::new(), |comm| calls::signal(comm, target, on))
+    }
+
+    /// Makes the stream wait for signals: later work in it sees what the ranks put before them. A signal is waited for once.
+    ///
+    /// NCCL: `ncclWaitSignal`.
+    ///
+    /// # Errors
+    ///
+    /// As [`signal`](Self::signal); [`Error::InvalidInput`] for no signals at all.
+    #[doc(alias = "ncclWaitSignal")]
+    pub fn wait_signal(&self, signals: &[WaitSignalDesc], stream: &Stream) -> Result<()> {
+        if signals.is_empty() {
+            return Err(Error::invalid("no signals to wait for"));
+        }
+        let raw = |desc: &WaitSignalDesc| {
+            Ok(RawWaitSignal {
+                op_count: index(desc.count, "count of signals")?,
+                peer: self.peer(desc.peer)?,
+                signal_index: index(desc.index, "signal index")?,
+                context: index(desc.context, "context index")?,
+            })
+        };
+        let waits = signals.iter().map(raw).collect::<Result<Vec<_>>>()?;
+        let on = stream.handle().raw() as u64;
+        self.enqueue(stream, Vec::new(), |comm| calls::wait_signal(comm, waits, on))
+    }
+
+    fn target(&self, to: Signal) -> Result<Target> {
+        let peer = self.peer(to.peer)?;
+        let (signal, context) =
+            (index(to.index, "signal index")?, index(to.context, "context index")?);
+        Ok(Target { peer, signal, context })
+    }
+}
+
+fn index(value: u32, what: &str) -> Result<c_int> {
+    c_int::try_from(value)
+        .map_err(|_| Error::invalid(format!("{what} {value} does not fit NCCL's int")))
+}

@@ -1,0 +1,131 @@
+//! NCCL's parameters, as the library sees them.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+
+use super::Library;
+use crate::error::Result;
+
+/// A read-only map of the parameters that the library tells of, by the names of their environment variables. What it holds
+/// is asked of NCCL at each call.
+///
+/// NCCL 2.32.3 tells of a few that concern its log, `NCCL_DEBUG` for one; of most `NCCL_*` variables it tells nothing.
+///
+/// ```no_run
+/// # fn main() -> devcomm_host::Result<()> {
+/// let library = devcomm_host::Library::open(None)?;
+/// for (key, value) in library.params().to_map()? {
+///     println!("{key}={value}");
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// NCCL: `ncclParamGetAllParameterKeys`, `ncclParamGetParameter`, since 2.30.4; the methods fail with
+/// [`Error::Unsupported`](crate::Error::Unsupported) on an older library. Its reads by type are left out: on nearly every
+/// parameter that there is they fail, since these are lists and enumerations.
+#[derive(Clone, Debug)]
+#[doc(alias = "ncclParamGetParameter")]
+#[doc(alias = "ncclParamGetAllParameterKeys")]
+pub struct Params {
+    library: Library,
+}
+
+impl Params {
+    /// The value as text, empty if it is not set; `None` for a parameter that NCCL tells nothing of.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`](crate::Error::Unsupported), [`Error::Nccl`](crate::Error::Nccl).
+    pub fn get(&self, key: &str) -> Result<Option<String>> {
+        // No key has a NUL in it.
+        let Ok(key) = CString::new(key) else { return Ok(None) };
+        self.library.nccl().parameter(&key)
+    }
+
+    /// The names, in order.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get).
+    pub fn keys(&self) -> Result<Vec<String>> {
+        let mut keys = self.library.nccl().parameter_keys()?;
+        keys.sort_unstable();
+        Ok(keys)
+    }
+
+    /// Every parameter with its value.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get).
+    pub fn to_map(&self) -> Result<BTreeMap<String, String>> {
+        let values = self.keys()?.into_iter().filter_map(|key| match self.get(&key) {
+            Ok(value) => value.map(|value| Ok((key, value))),
+            Err(error) => Some(Err(error)),
+        });
+        values.collect()
+    }
+}
+
+impl Library {
+    /// NCCL's parameters.
+    #[must_use]
+    pub fn params(&self) -> Params {
+        Params { library: self.clone() }
+    }
+
+    /// Has NCCL print its parameters to standard output, each with what it is for, what it accepts and where its value is
+    /// from.
+    ///
+    /// NCCL: `ncclParamDumpAll`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`](crate::Error::Unsupported) on a library older than 2.30.4.
+    #[doc(alias = "ncclParamDumpAll")]
+    pub fn dump_params(&self) -> Result<()> {
+        self.nccl().dump_parameters()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn real() -> Option<Params> {
+        let library = Library::open(None).inspect_err(|error| eprintln!("SKIPPED: {error}"));
+        library.ok().map(|library| library.params())
+    }
+
+    #[test]
+    fn the_real_library_tells_of_its_log_and_of_nothing_that_does_not_exist() {
+        let Some(params) = real() else { return };
+        let keys = params.keys().unwrap();
+        for key in ["NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_SET_THREAD_NAME"] {
+            assert!(keys.iter().any(|known| known == key), "{key}: {keys:?}");
+        }
+        assert!(keys.is_sorted());
+        assert_eq!(params.get("NCCL_NO_SUCH_THING").unwrap(), None);
+        assert_eq!(params.get("").unwrap(), None);
+        assert_eq!(params.get("NCCL_DEBUG\0").unwrap(), None);
+    }
+
+    #[test]
+    fn the_map_holds_what_single_reads_give_on_any_thread() {
+        let Some(params) = real() else { return };
+        let map = params.to_map().unwrap();
+        assert_eq!(map.keys().cloned().collect::<Vec<_>>(), params.keys().unwrap());
+        assert!(!map["NCCL_SET_THREAD_NAME"].is_empty());
+        let read = || {
+            for (key, value) in &map {
+                assert_eq!(params.get(key).unwrap().as_ref(), Some(value), "{key}");
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(read);
+            }
+        });
+    }
+}

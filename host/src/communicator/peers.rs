@@ -1,0 +1,64 @@
+//! The other ranks of a communicator, as they are reached beside NCCL.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use bytemuck::Pod;
+
+use crate::error::{Error, Result};
+
+/// What every rank of a group gave, in order of its ranks.
+pub(crate) type Gathered = Arc<Vec<Vec<u8>>>;
+
+/// Ranks that exchange bytes, of which this rank is one. All of them make the same calls in the same order.
+pub(crate) trait Peers {
+    /// The hosts of all ranks.
+    fn hosts(&self) -> &[String];
+
+    /// Gives `bytes` and gets what each rank gave.
+    fn all_gather(&self, bytes: &[u8]) -> Result<Gathered>;
+
+    /// Some of the ranks, in the order of `members`; this rank is one of them. Nothing is exchanged.
+    fn subset(&self, members: &[usize]) -> Result<Rc<dyn Peers>>;
+}
+
+/// Gives `values` and gets what each rank gave; lengths may differ.
+pub(crate) fn all_gather<T: Pod>(peers: &dyn Peers, values: &[T]) -> Result<Vec<Vec<T>>> {
+    let all = peers.all_gather(bytemuck::cast_slice(values))?;
+    all.iter().enumerate().map(|(rank, bytes)| read(rank, bytes)).collect()
+}
+
+/// The values that `rank` gave.
+pub(crate) fn read<T: Pod>(rank: usize, bytes: &[u8]) -> Result<Vec<T>> {
+    if bytes.is_empty() {
+        return Ok(Vec::new());
+    }
+    if bytes.len().checked_rem(size_of::<T>()) != Some(0) {
+        return Err(Error::invalid(format!(
+            "rank {rank} gave {} bytes, which are no values of {} bytes; all ranks exchange one type",
+            bytes.len(),
+            size_of::<T>()
+        )));
+    }
+    Ok(bytemuck::pod_collect_to_vec(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_read_wherever_they_lie() {
+        let mut bytes = vec![0];
+        bytes.extend(bytemuck::bytes_of(&[1.5_f64, -2.0]));
+        assert_eq!(read::<f64>(0, &bytes[1..]).unwrap(), [1.5, -2.0]);
+        assert_eq!(read::<[u32; 2]>(0, &[]).unwrap(), [[0; 2]; 0]);
+    }
+
+    #[test]
+    fn bytes_of_another_type_are_refused_with_the_rank() {
+        let error = read::<u32>(3, &[0; 6]).unwrap_err().to_string();
+        assert!(error.contains("rank 3 gave 6 bytes") && error.contains("4 bytes"), "{error}");
+        assert!(read::<()>(0, &[0]).is_err());
+    }
+}

@@ -1,0 +1,207 @@
+//! How reductions combine elements.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::marker::PhantomData;
+use std::rc::Rc;
+
+use devcomm_types::{DataType, Element};
+
+use super::Communicator;
+use crate::device::in_group::refuse_inside;
+use crate::device::issuer::Resource;
+use crate::device::{Buffer, Dynamic};
+use crate::error::{Error, Result};
+use crate::sys::nccl::call::Out;
+use crate::sys::nccl::calls::{self, Scalar};
+
+/// How a reduction combines elements. NCCL: `ncclRedOp_t`.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[doc(alias = "ncclRedOp_t")]
+pub enum ReduceOp {
+    /// The sum.
+    Sum = 0,
+    /// The product.
+    Prod = 1,
+    /// The greatest.
+    Max = 2,
+    /// The least.
+    Min = 3,
+    /// The sum divided by the number of ranks.
+    Avg = 4,
+}
+
+/// What reductions of elements `E` take: a [`ReduceOp`], or a [`CustomReduceOp`] of that type.
+pub trait ReduceOperator<E>: sealed::Operator {}
+
+pub(crate) mod sealed {
+    use super::{Any, Communicator, DataType, Rc, Result, c_int};
+
+    pub trait Operator {
+        /// NCCL's number of the operator, and what keeps it.
+        fn resolve(
+            &self,
+            communicator: &Communicator,
+            data_type: DataType,
+        ) -> Result<(c_int, Option<Rc<dyn Any>>)>;
+    }
+}
+
+impl<E> ReduceOperator<E> for ReduceOp {}
+
+impl sealed::Operator for ReduceOp {
+    fn resolve(&self, _: &Communicator, _: DataType) -> Result<(c_int, Option<Rc<dyn Any>>)> {
+        Ok((*self as c_int, None))
+    }
+}
+
+/// The sum of every rank's elements multiplied by that rank's scalar.
+///
+/// Made by [`Communicator::pre_mul_sum`] and [`Communicator::pre_mul_sum_from`], good for reductions of `T` on that
+/// communicator. It is closed with the communicator.
+///
+/// NCCL: `ncclRedOpCreatePreMulSum`, `ncclRedOpDestroy`.
+#[doc(alias = "ncclRedOpCreatePreMulSum")]
+#[doc(alias = "ncclRedOpDestroy")]
+pub struct CustomReduceOp<T> {
+    inner: Rc<Inner>,
+    element: PhantomData<T>,
+}
+
+struct Inner {
+    op: c_int,
+    data_type: DataType,
+    closed: Cell<bool>,
+    communicator: Communicator,
+    /// A scalar in device memory is read by every operation.
+    _scalar: Option<Rc<dyn Any>>,
+}
+
+impl Communicator {
+    /// An operator that multiplies this rank's elements by `scalar` and sums over the ranks.
+    ///
+    /// NCCL: `ncclRedOpCreatePreMulSum` with `ncclScalarHostImmediate`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::CommunicatorEnded`], [`Error::Nccl`].
+    pub fn pre_mul_sum<T: Element>(&self, scalar: T) -> Result<CustomReduceOp<T>> {
+        let mut bytes = vec![0u64; size_of::<T>().div_ceil(8)];
+        // SAFETY: there is room for a T, which is plain data.
+        unsafe { bytes.as_mut_ptr().cast::<T>().write_unaligned(scalar) };
+        self.custom(Scalar::Host(bytes), None)
+    }
+
+    /// As [`pre_mul_sum`](Self::pre_mul_sum), with a scalar in device memory: a buffer of one element, read whenever an
+    /// operation uses the operator.
+    ///
+    /// NCCL: `ncclRedOpCreatePreMulSum` with `ncclScalarDevice`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for another number of elements or memory of another context; otherwise as
+    /// [`pre_mul_sum`](Self::pre_mul_sum).
+    pub fn pre_mul_sum_from<B>(&self, scalar: &B) -> Result<CustomReduceOp<B::Element>>
+    where
+        B: Buffer<Element: Element>,
+    {
+        let slice = scalar.device_slice();
+        self.require_own(slice.context(), "a scalar")?;
+        if slice.len() != 1 {
+            return Err(Error::invalid(format!("a scalar of {} elements", slice.len())));
+        }
+        self.custom(Scalar::Device(slice.device_address()), slice.keep())
+    }
+
+    fn custom<T: Element>(
+        &self,
+        scalar: Scalar,
+        keep: Option<Rc<dyn Any>>,
+    ) -> Result<CustomReduceOp<T>> {
+        self.bind()?;
+        let out = Out::new(0);
+        let data_type = T::DATA_TYPE as c_int;
+        self.call(|comm| calls::pre_mul_sum(comm, scalar, data_type, out.clone()))?;
+        let inner = Rc::new(Inner {
+            op: out.get(),
+            data_type: T::DATA_TYPE,
+            closed: Cell::new(false),
+            communicator: self.clone(),
+            _scalar: keep,
+        });
+        let adopted: Rc<dyn Resource> = Rc::clone(&inner) as _;
+        self.adopt(Rc::downgrade(&adopted));
+        Ok(CustomReduceOp { inner, element: PhantomData })
+    }
+}
+
+impl<T> CustomReduceOp<T> {
+    /// Whether it can still be used.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        !self.inner.closed.get() && self.inner.communicator.is_valid()
+    }
+
+    /// Releases the operator. Operations that were enqueued with it are not affected. Idempotent.
+    ///
+    /// NCCL: `ncclRedOpDestroy`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InGroup`], for the group's operations may use it; [`Error::Nccl`].
+    pub fn close(&self) -> Result<()> {
+        refuse_inside("the end of an operator")?;
+        self.inner.close()
+    }
+}
+
+impl<T: Element> ReduceOperator<T> for &CustomReduceOp<T> {}
+
+/// Compared when the program runs.
+impl<T: Element> ReduceOperator<Dynamic> for &CustomReduceOp<T> {}
+
+impl<T> sealed::Operator for &CustomReduceOp<T> {
+    fn resolve(
+        &self,
+        communicator: &Communicator,
+        data_type: DataType,
+    ) -> Result<(c_int, Option<Rc<dyn Any>>)> {
+        let Inner { op, data_type: own, communicator: made_by, .. } = &*self.inner;
+        if !self.is_valid() {
+            return Err(Error::Closed { what: "the operator", rank: communicator.rank() });
+        }
+        if !std::sync::Arc::ptr_eq(made_by.handle(), communicator.handle()) {
+            return Err(Error::invalid("an operator that another communicator made"));
+        }
+        if *own != data_type {
+            return Err(Error::invalid(format!("an operator on {own:?} for {data_type:?}")));
+        }
+        Ok((*op, Some(Rc::clone(&self.inner) as _)))
+    }
+}
+
+impl Resource for Inner {
+    fn close(&self) -> Result<()> {
+        if self.closed.replace(true) || !self.communicator.is_valid() {
+            return Ok(());
+        }
+        let op = self.op;
+        self.communicator.release(|comm| calls::red_op_destroy(comm, op))
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Err(error) = self.close() {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+impl<T> std::fmt::Debug for CustomReduceOp<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "CustomReduceOp({}, {:?})", self.inner.op, self.inner.data_type)
+    }
+}

@@ -1,0 +1,167 @@
+//! Buffers that NCCL knows, so that its collectives need not copy them.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::rc::Rc;
+
+use super::Communicator;
+use super::group::CallState;
+use crate::device::Buffer;
+use crate::device::in_group::refuse_inside;
+use crate::device::issuer::Resource;
+use crate::error::{Error, Result};
+use crate::sys::nccl::call::Out;
+use crate::sys::nccl::calls;
+
+/// Memory registered with one communicator, on this rank alone: collectives on it go without NCCL's internal buffers where
+/// NCCL can do that.
+///
+/// Made by [`Communicator::register_buffer`]; closed by [`close`](Self::close), with the communicator, or when dropped.
+///
+/// NCCL: `ncclCommRegister`, `ncclCommDeregister`.
+#[doc(alias = "ncclCommRegister")]
+#[doc(alias = "ncclCommDeregister")]
+pub struct RegisteredBuffer {
+    inner: Rc<Inner>,
+}
+
+struct Inner {
+    handle: Out<u64>,
+    made: Rc<Cell<CallState>>,
+    closed: Cell<bool>,
+    bytes: usize,
+    communicator: Communicator,
+    memory: Cell<Option<Rc<dyn Any>>>,
+}
+
+impl Communicator {
+    /// Registers memory for zero-copy collectives. Every rank does it for its own buffers.
+    ///
+    /// NCCL: `ncclCommRegister`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for empty memory or memory of another context; [`Error::Capturing`],
+    /// [`Error::CommunicatorEnded`], [`Error::RankLost`], [`Error::Nccl`].
+    pub fn register_buffer<B: Buffer>(&self, buffer: &B) -> Result<RegisteredBuffer> {
+        let slice = buffer.device_slice();
+        self.require_own(slice.context(), "memory to be registered")?;
+        if slice.is_empty() {
+            return Err(Error::invalid("a registration of no memory at all"));
+        }
+        self.context().refuse_capturing("a buffer is registered")?;
+        let inner = Rc::new(Inner {
+            handle: Out::new(0),
+            made: Rc::new(Cell::new(CallState::Deferred)),
+            closed: Cell::new(false),
+            bytes: slice.byte_len(),
+            communicator: self.clone(),
+            memory: Cell::new(slice.keep()),
+        });
+        // Kept until the call is made: only then can the registration be ended, and the memory freed.
+        self.call_collective(&inner.made, Rc::clone(&inner) as _, |comm| {
+            let (address, bytes) = (slice.device_address(), slice.byte_len());
+            calls::register_buffer(comm, address, bytes, inner.handle.clone())
+        })?;
+        let adopted: Rc<dyn Resource> = Rc::clone(&inner) as _;
+        self.adopt(Rc::downgrade(&adopted));
+        Ok(RegisteredBuffer { inner })
+    }
+}
+
+impl RegisteredBuffer {
+    /// Size in bytes.
+    #[must_use]
+    pub fn byte_len(&self) -> usize {
+        self.inner.bytes
+    }
+
+    /// NCCL's handle of the registration. NCCL may give none (0) for memory that it cannot use without a copy.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Closed`]; [`Error::InGroup`] before the group of the registration has ended.
+    pub fn handle(&self) -> Result<u64> {
+        self.inner.handle()
+    }
+
+    /// Whether it is registered.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        self.inner.handle().is_ok()
+    }
+
+    /// Ends the registration, after waiting for this rank's streams. Idempotent.
+    ///
+    /// NCCL: `ncclCommDeregister`.
+    ///
+    /// # Errors
+    ///
+    /// What waiting for the streams gives, [`Error::Capturing`], [`Error::InGroup`], [`Error::Nccl`].
+    pub fn close(&self) -> Result<()> {
+        refuse_inside("the end of a registration")?;
+        self.inner.close()
+    }
+}
+
+impl Inner {
+    fn handle(&self) -> Result<u64> {
+        let rank = self.communicator.rank();
+        self.communicator.refuse_suspended()?;
+        match self.made.get() {
+            CallState::Made if !self.closed.get() && self.communicator.is_valid() => {
+                Ok(self.handle.get())
+            }
+            CallState::Deferred => {
+                Err(Error::InGroup { what: "the use of a buffer that the group registers" })
+            }
+            _ => Err(Error::Closed { what: "the registered buffer", rank }),
+        }
+    }
+}
+
+impl Resource for Inner {
+    fn close(&self) -> Result<()> {
+        self.communicator.refuse_suspended()?;
+        let Ok(handle) = self.handle() else {
+            // It is not there, or has gone with the communicator.
+            self.closed.set(true);
+            return Ok(());
+        };
+        let context = self.communicator.context();
+        context.refuse_capturing("a registration is ended")?;
+        context.drain()?;
+        self.closed.set(true);
+        let _ = context.cuda().bind();
+        if handle == 0 {
+            return Ok(());
+        }
+        let ended = self.communicator.release(|comm| calls::deregister_buffer(comm, handle));
+        if ended.is_err() {
+            std::mem::forget(self.memory.take());
+        }
+        ended
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let suspended = self.communicator.refuse_suspended().is_err();
+        if self.handle().is_err() && !suspended {
+            return;
+        }
+        if suspended || !self.communicator.context().is_settled("a registered buffer") {
+            std::mem::forget(self.memory.take());
+            return;
+        }
+        if let Err(error) = self.close() {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+impl std::fmt::Debug for RegisteredBuffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "RegisteredBuffer({} bytes)", self.inner.bytes)
+    }
+}

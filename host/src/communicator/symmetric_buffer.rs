@@ -1,0 +1,176 @@
+//! Device memory that NCCL can share between ranks.
+
+use std::marker::PhantomData;
+use std::rc::Rc;
+
+use devcomm_types::{Element, IntoArg, Slice};
+
+use super::{Communicator, Library};
+use crate::device::{Buffer, Context, DeviceSlice};
+use crate::error::{Error, Result};
+use crate::sys::nccl::query::Allocation;
+
+/// `len` elements of device memory from `ncclMemAlloc`, zeroed. Clones are the same memory.
+///
+/// The copies first wait for this rank's streams, so they see what earlier launches wrote and disturb nothing that runs on
+/// this GPU. They know nothing of other ranks: a peer whose kernel still writes this memory is for a barrier to wait for.
+///
+/// When the last clone is dropped, and every [`Window`](crate::Window), [`DeviceSlice`] and [`Graph`](crate::Graph) of it,
+/// it waits for this rank's streams and frees the memory. If they do not come to rest within 10 s, or cannot (a rank is
+/// lost, a deadline was missed), the memory stays allocated until the process ends.
+///
+/// NCCL: `ncclMemAlloc`, `ncclMemFree`.
+#[doc(alias = "ncclMemAlloc")]
+#[doc(alias = "ncclMemFree")]
+pub struct SymmetricBuffer<T: Element> {
+    memory: Rc<Memory>,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+/// An allocation that is freed when nobody needs it.
+struct Memory {
+    /// `None` only while dropping.
+    allocation: Option<Allocation>,
+    context: Context,
+    library: Library,
+}
+
+impl Communicator {
+    /// Allocates `len` elements of device memory, zeroed, known to this rank only. Not collective.
+    ///
+    /// NCCL: `ncclMemAlloc`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for a length of 0, [`Error::RankLost`], [`Error::Nccl`].
+    #[doc(alias = "ncclMemAlloc")]
+    pub fn mem_alloc<T: Element>(&self, len: usize) -> Result<SymmetricBuffer<T>> {
+        self.bind()?;
+        SymmetricBuffer::new(self.library(), self.context(), len)
+    }
+}
+
+impl<T: Element> SymmetricBuffer<T> {
+    /// Allocates on the context's GPU. [`Communicator::mem_alloc`](crate::Communicator::mem_alloc) does the same.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for a length of 0, [`Error::RankLost`], [`Error::Nccl`]; [`Error::Capturing`] while a stream of
+    /// the context is captured.
+    pub fn new(library: &Library, context: &Context, len: usize) -> Result<Self> {
+        let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
+        let bytes = match bytes {
+            None => {
+                return Err(Error::invalid(format!("{len} elements of {} do not fit", T::NAME)));
+            }
+            Some(0) => return Err(Error::invalid("device memory of 0 elements was asked for")),
+            Some(bytes) => bytes,
+        };
+        context.refuse_capturing("device memory is allocated")?;
+        context.health().check()?;
+        context.cuda().bind()?;
+        let allocation = Some(library.nccl().alloc(bytes)?);
+        let memory = Memory { allocation, context: context.clone(), library: library.clone() };
+        let buffer = Self { memory: Rc::new(memory), len, element: PhantomData };
+        buffer.fill(0)?;
+        Ok(buffer)
+    }
+
+    /// Number of elements; never 0.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Size in bytes.
+    #[must_use]
+    pub fn byte_len(&self) -> usize {
+        self.len * size_of::<T>()
+    }
+
+    /// The device address of the first element; valid on this GPU while the memory is allocated.
+    #[must_use]
+    pub fn device_address(&self) -> u64 {
+        self.memory.allocation.as_ref().map_or(0, Allocation::address)
+    }
+
+    /// Copies `data` to the first `data.len()` elements.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceSlice::copy_from_host`].
+    pub fn copy_from_host(&self, data: &[T]) -> Result<()> {
+        self.device_slice().copy_from_host(data)
+    }
+
+    /// Copies the first `data.len()` elements to `data`.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceSlice::copy_to_host`].
+    pub fn copy_to_host(&self, data: &mut [T]) -> Result<()> {
+        self.device_slice().copy_to_host(data)
+    }
+
+    /// Sets every byte.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceSlice::fill`].
+    pub fn fill(&self, byte: u8) -> Result<()> {
+        self.device_slice().fill(byte)
+    }
+}
+
+impl<T: Element> Buffer for SymmetricBuffer<T> {
+    type Element = T;
+
+    fn device_slice(&self) -> DeviceSlice<T> {
+        let owner = Rc::clone(&self.memory);
+        DeviceSlice::owned(&self.memory.context, self.device_address(), self.len, owner)
+    }
+}
+
+/// As a pointer, for a kernel that takes one.
+impl<T: Element> IntoArg<u64> for &SymmetricBuffer<T> {
+    fn into_arg(self) -> u64 {
+        self.device_address()
+    }
+}
+
+/// With its length, for a kernel that takes `&[T]`.
+impl<T: Element> IntoArg<Slice<T>> for &SymmetricBuffer<T> {
+    fn into_arg(self) -> Slice<T> {
+        Slice::new(self.device_address(), self.len)
+    }
+}
+
+impl<T: Element> Clone for SymmetricBuffer<T> {
+    fn clone(&self) -> Self {
+        Self { memory: Rc::clone(&self.memory), len: self.len, element: PhantomData }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let Some(allocation) = self.allocation.take() else { return };
+        if self.context.health().is_lost() || !self.context.is_settled("device memory") {
+            return;
+        }
+        let _ = self.context.cuda().bind();
+        // SAFETY: this rank's streams are idle. A window over the memory keeps it; that peers have finished with it is part
+        // of the contract of the launch that let them.
+        if let Err(error) = unsafe { self.library.nccl().free(allocation) } {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+impl<T: Element> std::fmt::Debug for SymmetricBuffer<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (name, address) = (T::NAME, self.device_address());
+        write!(f, "SymmetricBuffer<{name}>({address:#x}, {} elements)", self.len)
+    }
+}

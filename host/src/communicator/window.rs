@@ -1,0 +1,498 @@
+//! Symmetric windows: memory that the kernels of every rank can reach.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::rc::Rc;
+
+use devcomm_types::nccl::{MultimemHandle, Team};
+use devcomm_types::{Element, IntoArg, Window as DeviceWindow};
+
+use super::Communicator;
+use super::group::CallState;
+use crate::device::in_group::refuse_inside;
+use crate::device::issuer::Resource;
+use crate::device::{Buffer, DeviceSlice};
+use crate::error::{Error, Result};
+use crate::sys::nccl::call::Out;
+use crate::sys::nccl::calls;
+use crate::sys::nccl::query::RawEndpoint;
+
+bitflags::bitflags! {
+    /// How a window is registered. NCCL: `NCCL_WIN_*`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct WindowFlags: i32 {
+        /// Every rank uses the same offset in its window when it takes part in a collective, which makes NCCL's symmetric
+        /// kernels possible. What [`Communicator::window`] asks for. NCCL: `NCCL_WIN_COLL_SYMMETRIC`.
+        const COLL_SYMMETRIC = 1;
+        /// Puts and signals to the window keep their order: needed for signals that are words of it.
+        /// NCCL: `NCCL_WIN_STRICT_ORDERING`.
+        const STRICT_ORDERING = 2;
+        /// For the network only: no load and store by peers. NCCL: `NCCL_WIN_GIN_ONLY`.
+        const GIN_ONLY = 4;
+        /// For counted CFT writes. NCCL: `NCCL_WIN_CFT_COUNTED`.
+        const CFT_COUNTED = 8;
+    }
+}
+
+/// Device memory of `len` elements `T`, registered with every rank of a communicator.
+///
+/// Made by [`Communicator::window`] and [`Communicator::register_window`]. A launch takes `&Window<T>` where the kernel has a
+/// `Window<T>`.
+///
+/// [`close`](Self::close) ends the registration; so does the end of the communicator, and dropping. The memory is freed
+/// when nobody else needs it. Both are local: that the kernels of *other* ranks have finished with this window is for a
+/// barrier at their end to ensure.
+///
+/// NCCL: `ncclCommWindowRegister`, `ncclCommWindowDeregister`.
+#[doc(alias = "ncclCommWindowRegister")]
+#[doc(alias = "ncclWindow_t")]
+pub struct Window<T: Element> {
+    inner: Rc<Inner>,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+struct Inner {
+    /// Written when the registration is made: at the end of a group, perhaps.
+    handle: Out<u64>,
+    made: Rc<Cell<CallState>>,
+    closed: Cell<bool>,
+    address: u64,
+    bytes: usize,
+    flags: WindowFlags,
+    /// What keeps the memory allocated; `None` for another's.
+    memory: Cell<Option<Rc<dyn Any>>>,
+    communicator: Communicator,
+}
+
+/// A CFT endpoint and a place in it. NCCL: `ncclCftLeId` and the offset of the `ncclGet*LeInfo` functions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogicalEndpoint {
+    /// The endpoint.
+    pub id: u32,
+    /// In bytes.
+    pub offset: usize,
+}
+
+impl From<RawEndpoint> for LogicalEndpoint {
+    fn from(raw: RawEndpoint) -> Self {
+        Self { id: raw.id, offset: raw.offset }
+    }
+}
+
+impl Communicator {
+    /// Allocates a symmetric window of `len` elements, zeroed, and registers it with every rank. *Collective*; the ranks may
+    /// ask for different lengths, and then keep to what the owner of each copy has.
+    ///
+    /// NCCL: `ncclMemAlloc`, `ncclCommWindowRegister` with `NCCL_WIN_COLL_SYMMETRIC`.
+    ///
+    /// # Errors
+    ///
+    /// As [`mem_alloc`](Self::mem_alloc) and [`register_window`](Self::register_window).
+    #[doc(alias = "ncclCommWindowRegister")]
+    pub fn window<T: Element>(&self, len: usize) -> Result<Window<T>> {
+        self.register_window(&self.mem_alloc(len)?, WindowFlags::COLL_SYMMETRIC)
+    }
+
+    /// Registers memory as a window. *Collective*; the ranks' memory may differ in length, the flags may not. Inside a
+    /// [`group`](crate::group()) several windows are registered together, and are good for use when the group has ended.
+    ///
+    /// One buffer can be registered with several communicators.
+    ///
+    /// NCCL: `ncclCommWindowRegister`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoWindow`] where the ranks have no symmetric memory, [`Error::InvalidInput`] for memory that does not begin at
+    /// a multiple of 4096 bytes, is of another context or empty, and for flags that exclude each other;
+    /// [`Error::Capturing`] while a stream is captured; [`Error::RankLost`], [`Error::CommunicatorEnded`], [`Error::Nccl`].
+    #[doc(alias = "ncclCommWindowRegister")]
+    pub fn register_window<B>(&self, buffer: &B, flags: WindowFlags) -> Result<Window<B::Element>>
+    where
+        B: Buffer<Element: Element>,
+    {
+        const ALIGNMENT: u64 = 4096;
+        let slice = buffer.device_slice();
+        self.require_own(slice.context(), "memory for a window")?;
+        if slice.is_empty() || !slice.device_address().is_multiple_of(ALIGNMENT) {
+            return Err(Error::invalid(format!(
+                "a window over {} bytes at {:#x}: it needs at least one element and an address that is a multiple of {ALIGNMENT}",
+                slice.byte_len(),
+                slice.device_address()
+            )));
+        }
+        if flags.contains(WindowFlags::COLL_SYMMETRIC)
+            && flags.intersects(WindowFlags::GIN_ONLY | WindowFlags::CFT_COUNTED)
+        {
+            return Err(Error::invalid(
+                "COLL_SYMMETRIC excludes GIN_ONLY and CFT_COUNTED in a window's flags",
+            ));
+        }
+        self.context().refuse_capturing("a window is registered")?;
+        let inner = Rc::new(Inner {
+            handle: Out::new(0),
+            made: Rc::new(Cell::new(CallState::Deferred)),
+            closed: Cell::new(false),
+            address: slice.device_address(),
+            bytes: slice.byte_len(),
+            flags,
+            memory: Cell::new(slice.keep()),
+            communicator: self.clone(),
+        });
+        // Kept until the call is made: only then can the registration be ended, and the memory freed.
+        self.call_collective(&inner.made, Rc::clone(&inner) as _, |comm| {
+            let (address, bytes) = (slice.device_address(), slice.byte_len());
+            calls::register_window(comm, address, bytes, flags.bits(), inner.handle.clone())
+        })?;
+        let adopted: Rc<dyn Resource> = Rc::clone(&inner) as _;
+        self.adopt(Rc::downgrade(&adopted));
+        let window = Window { inner, len: slice.len(), element: PhantomData };
+        if window.inner.made.get() == CallState::Made {
+            // NCCL reports success and gives no window where it has no symmetric memory.
+            window.inner.handle()?;
+        }
+        Ok(window)
+    }
+}
+
+impl<T: Element> Window<T> {
+    /// Number of elements; never 0.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Size in bytes.
+    #[must_use]
+    pub fn byte_len(&self) -> usize {
+        self.inner.bytes
+    }
+
+    /// The device address of this rank's first element.
+    #[must_use]
+    pub fn device_address(&self) -> u64 {
+        self.inner.address
+    }
+
+    /// How it was registered.
+    #[must_use]
+    pub fn flags(&self) -> WindowFlags {
+        self.inner.flags
+    }
+
+    /// The communicator it is registered with.
+    #[must_use]
+    pub fn communicator(&self) -> &Communicator {
+        &self.inner.communicator
+    }
+
+    /// Whether it is registered: not before its group has ended, and no more when it is closed.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        self.inner.handle().is_ok()
+    }
+
+    /// The window as a kernel parameter.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Closed`]; [`Error::InGroup`] before the group of the registration has ended; [`Error::NoWindow`].
+    pub fn device_window(&self) -> Result<DeviceWindow<T>> {
+        self.inner.handle().map(|handle| DeviceWindow::from_handle(handle as *mut c_void))
+    }
+
+    /// Ends the registration, after waiting for this rank's streams. Idempotent. The memory stays as long as
+    /// the window does, for copies.
+    ///
+    /// NCCL: `ncclCommWindowDeregister`.
+    ///
+    /// # Errors
+    ///
+    /// What waiting for the streams gives, [`Error::Capturing`], [`Error::InGroup`], [`Error::Nccl`].
+    #[doc(alias = "ncclCommWindowDeregister")]
+    pub fn close(&self) -> Result<()> {
+        refuse_inside("the end of a window")?;
+        self.inner.close()
+    }
+
+    /// The address that NCCL has for this rank's copy. NCCL: `ncclWinGetUserPtr`.
+    ///
+    /// # Errors
+    ///
+    /// As [`device_window`](Self::device_window); [`Error::Unsupported`], [`Error::Nccl`].
+    #[doc(alias = "ncclWinGetUserPtr")]
+    pub fn user_pointer(&self) -> Result<u64> {
+        let handle = self.inner.handle()?;
+        self.inner.communicator.with_comm(|nccl, comm| {
+            // SAFETY: communicator and window are live.
+            unsafe { nccl.user_pointer(comm, handle) }
+        })
+    }
+
+    /// The address on this GPU of element `index` in the copy of LSA rank `lsa_rank`. NCCL: `ncclGetLsaDevicePointer`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for an index beyond this rank's window or a rank that is not in the LSA team; as
+    /// [`user_pointer`](Self::user_pointer).
+    #[doc(alias = "ncclGetLsaDevicePointer")]
+    pub fn lsa_pointer(&self, lsa_rank: usize, index: usize) -> Result<u64> {
+        let (handle, offset) = (self.inner.handle()?, self.offset(index)?);
+        let n = self.inner.communicator.team_lsa()?.n_ranks;
+        let rank = i32::try_from(lsa_rank).ok().filter(|rank| *rank < n).ok_or_else(|| {
+            Error::invalid(format!("LSA rank {lsa_rank} is not one of the {n} of this team"))
+        })?;
+        self.inner.communicator.with_comm(|nccl, _| {
+            // SAFETY: the window is live.
+            unsafe { nccl.lsa_pointer(handle, offset, rank) }
+        })
+    }
+
+    /// The address on this GPU of element `index` in the copy of rank `peer`; `None` if that is not reached by load and
+    /// store. NCCL: `ncclGetPeerDevicePointer`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for an index beyond this rank's window or a rank that there is not; as
+    /// [`user_pointer`](Self::user_pointer).
+    #[doc(alias = "ncclGetPeerDevicePointer")]
+    pub fn peer_pointer(&self, peer: usize, index: usize) -> Result<Option<u64>> {
+        let (handle, offset) = (self.inner.handle()?, self.offset(index)?);
+        let peer = self.inner.communicator.peer(peer)?;
+        self.inner.communicator.with_comm(|nccl, _| {
+            // SAFETY: the window is live.
+            unsafe { nccl.peer_pointer(handle, offset, peer) }.map(non_null)
+        })
+    }
+
+    /// The multicast address of element `index` over the LSA team; `None` where there is none.
+    /// NCCL: `ncclGetLsaMultimemDevicePointer`.
+    ///
+    /// # Errors
+    ///
+    /// As [`peer_pointer`](Self::peer_pointer).
+    #[doc(alias = "ncclGetLsaMultimemDevicePointer")]
+    pub fn lsa_multimem_pointer(&self, index: usize) -> Result<Option<u64>> {
+        let (handle, offset) = (self.inner.handle()?, self.offset(index)?);
+        self.inner.communicator.with_comm(|nccl, _| {
+            // SAFETY: the window is live.
+            unsafe { nccl.lsa_multimem_pointer(handle, offset) }.map(non_null)
+        })
+    }
+
+    /// The multicast address of element `index` over the team whose handle this is, as a device communicator gives it.
+    /// NCCL: `ncclGetMultimemDevicePointer`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for an empty handle; as [`peer_pointer`](Self::peer_pointer).
+    #[doc(alias = "ncclGetMultimemDevicePointer")]
+    pub fn multimem_pointer(&self, team: MultimemHandle, index: usize) -> Result<Option<u64>> {
+        if team.base.is_null() {
+            return Err(Error::invalid("the multimem handle is empty"));
+        }
+        let (handle, offset) = (self.inner.handle()?, self.offset(index)?);
+        self.inner.communicator.with_comm(|nccl, _| {
+            // SAFETY: the window is live.
+            unsafe { nccl.multimem_pointer(handle, offset, team) }.map(non_null)
+        })
+    }
+
+    /// Where CFT has element `index` of member `member` of a CFT team. NCCL: `ncclGetCftDeviceLeInfo`.
+    ///
+    /// # Errors
+    ///
+    /// As [`peer_pointer`](Self::peer_pointer).
+    #[doc(alias = "ncclGetCftDeviceLeInfo")]
+    pub fn cft_endpoint(&self, team: Team, member: usize, index: usize) -> Result<LogicalEndpoint> {
+        let (handle, offset) = (self.inner.handle()?, self.offset(index)?);
+        let member = i32::try_from(member).ok().filter(|member| *member < team.n_ranks);
+        let member = member.ok_or_else(|| Error::invalid("no such member of the CFT team"))?;
+        self.inner.communicator.with_comm(|nccl, _| {
+            // SAFETY: the window is live.
+            unsafe { nccl.cft_endpoint(handle, offset, member, team) }.map(Into::into)
+        })
+    }
+
+    /// Where CFT has element `index` of rank `peer`. NCCL: `ncclGetPeerDeviceLeInfo`.
+    ///
+    /// # Errors
+    ///
+    /// As [`peer_pointer`](Self::peer_pointer).
+    #[doc(alias = "ncclGetPeerDeviceLeInfo")]
+    pub fn peer_endpoint(&self, peer: usize, index: usize) -> Result<LogicalEndpoint> {
+        let (handle, offset) = (self.inner.handle()?, self.offset(index)?);
+        let peer = self.inner.communicator.peer(peer)?;
+        self.inner.communicator.with_comm(|nccl, _| {
+            // SAFETY: the window is live.
+            unsafe { nccl.peer_endpoint(handle, offset, peer) }.map(Into::into)
+        })
+    }
+
+    /// Where CFT has element `index` for all ranks of its multicast group. NCCL: `ncclGetMultimemDeviceLeInfo`.
+    ///
+    /// # Errors
+    ///
+    /// As [`peer_pointer`](Self::peer_pointer).
+    #[doc(alias = "ncclGetMultimemDeviceLeInfo")]
+    pub fn multimem_endpoint(&self, index: usize) -> Result<LogicalEndpoint> {
+        let (handle, offset) = (self.inner.handle()?, self.offset(index)?);
+        self.inner.communicator.with_comm(|nccl, _| {
+            // SAFETY: the window is live.
+            unsafe { nccl.multimem_endpoint(handle, offset) }.map(Into::into)
+        })
+    }
+
+    /// Copies `data` to this rank's first `data.len()` elements.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceSlice::copy_from_host`].
+    pub fn copy_from_host(&self, data: &[T]) -> Result<()> {
+        self.device_slice().copy_from_host(data)
+    }
+
+    /// Copies this rank's first `data.len()` elements to `data`.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceSlice::copy_to_host`].
+    pub fn copy_to_host(&self, data: &mut [T]) -> Result<()> {
+        self.device_slice().copy_to_host(data)
+    }
+
+    /// Sets every byte of this rank's copy.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceSlice::fill`].
+    pub fn fill(&self, byte: u8) -> Result<()> {
+        self.device_slice().fill(byte)
+    }
+
+    /// NCCL's handle, for calls that go to it.
+    pub(crate) fn handle(&self) -> Result<u64> {
+        self.inner.handle()
+    }
+
+    /// What keeps the registration.
+    pub(crate) fn keep(&self) -> Rc<dyn Any> {
+        Rc::clone(&self.inner) as _
+    }
+
+    /// In bytes.
+    fn offset(&self, index: usize) -> Result<usize> {
+        if index >= self.len {
+            let len = self.len;
+            return Err(Error::invalid(format!("element {index} of a window that has {len}")));
+        }
+        Ok(index * size_of::<T>())
+    }
+}
+
+fn non_null(address: u64) -> Option<u64> {
+    (address != 0).then_some(address)
+}
+
+impl<T: Element> Buffer for Window<T> {
+    type Element = T;
+
+    fn device_slice(&self) -> DeviceSlice<T> {
+        let context = self.inner.communicator.context();
+        // The window keeps its memory.
+        DeviceSlice::owned(context, self.inner.address, self.len, self.keep())
+    }
+}
+
+impl Inner {
+    fn handle(&self) -> Result<u64> {
+        let rank = self.communicator.rank();
+        self.communicator.refuse_suspended()?;
+        if self.closed.get()
+            || self.made.get() == CallState::Failed
+            || !self.communicator.is_valid()
+        {
+            return Err(Error::Closed { what: "the window", rank });
+        }
+        if self.made.get() == CallState::Deferred {
+            return Err(Error::InGroup { what: "the use of a window that the group registers" });
+        }
+        if self.handle.get() == 0 && !self.communicator.is_ready()? {
+            return Err(Error::InProgress { operation: "the use of a window", rank });
+        }
+        match self.handle.get() {
+            0 => Err(Error::NoWindow { rank, bytes: self.bytes }),
+            handle => Ok(handle),
+        }
+    }
+
+    /// Gives up the memory without freeing it: something on a GPU may still use it.
+    fn leak(&self) {
+        std::mem::forget(self.memory.take());
+    }
+}
+
+impl Resource for Inner {
+    fn close(&self) -> Result<()> {
+        self.communicator.refuse_suspended()?;
+        let Ok(handle) = self.handle() else {
+            // It is not there, or has gone with the communicator.
+            self.closed.set(true);
+            return Ok(());
+        };
+        let communicator = &self.communicator;
+        let context = communicator.context();
+        if context.health().is_lost() {
+            // The registration is for nobody to end any more.
+            self.closed.set(true);
+            self.leak();
+            return Ok(());
+        }
+        context.refuse_capturing("a window is closed")?;
+        context.drain()?;
+        self.closed.set(true);
+        let _ = context.cuda().bind();
+        // This rank's streams are idle; peers are covered by the contract of the launch.
+        let ended = communicator.release(|comm| calls::deregister_window(comm, handle));
+        if ended.is_err() {
+            // Memory under a window that would not end is not to be freed.
+            self.leak();
+        }
+        ended
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let suspended = self.communicator.refuse_suspended().is_err();
+        if self.handle().is_err() && !suspended {
+            return;
+        }
+        if suspended || !self.communicator.context().is_settled("a window") {
+            return self.leak();
+        }
+        if let Err(error) = self.close() {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+impl<T: Element> IntoArg<DeviceWindow<T>> for &Window<T> {
+    fn into_arg(self) -> DeviceWindow<T> {
+        DeviceWindow::from_handle(self.inner.handle().unwrap_or_default() as *mut c_void)
+    }
+
+    fn closed(&self) -> Option<&'static str> {
+        self.inner.handle().is_err().then_some("the window")
+    }
+}
+
+impl<T: Element> std::fmt::Debug for Window<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (address, len) = (self.inner.address, self.len);
+        write!(f, "Window<{}>({address:#x}, {len} elements)", T::NAME)
+    }
+}

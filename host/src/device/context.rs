@@ -1,0 +1,413 @@
+//! A rank's GPU: its context, what it can do, and when it has come to rest.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::Duration;
+
+use devcomm_types::{DevComm, TensorMap, Tiling};
+
+use super::abort::{AbortFlag, AbortFlags};
+use super::capture::Capture;
+use super::health::Health;
+use super::issuer::{Issuer, Owner};
+use super::launch::DeviceLimits;
+use crate::error::{Error, Result};
+use crate::machine::Machine;
+use crate::sys::cuda::abort_block::SharedBlock;
+use crate::sys::cuda::{self, DeviceAttribute, PrimaryContext};
+
+/// How long destructors wait for the GPU before they leave things to the end of the process.
+const DROP_PATIENCE: Duration = Duration::from_secs(10);
+/// How long the news of a lost rank may take to come after the error that it caused.
+const HEAR: Duration = Duration::from_millis(200);
+
+/// A GPU as one rank uses it: the device's primary context, bound to the rank's thread.
+///
+/// Everything made from it (streams, memory, modules, communicators) keeps it alive. None of them can leave the thread:
+/// NCCL allows one thread at a time a communicator, and a CUDA context is current to a thread.
+#[derive(Clone)]
+pub struct Context {
+    inner: Rc<ContextInner>,
+}
+
+pub(crate) struct ContextInner {
+    pub(crate) cuda: PrimaryContext,
+    pub(crate) limits: DeviceLimits,
+    pub(crate) health: Arc<Health>,
+    ordinal: usize,
+    streams: RefCell<Vec<Weak<dyn Queue>>>,
+    /// Set when work on the GPU will not end, or has failed for good: nothing may wait for it again.
+    stuck: Cell<bool>,
+    /// Set when a destructor has waited in vain: the next ones do not wait again.
+    impatient: Cell<bool>,
+    /// What is being captured to a graph, one at a time.
+    capture: RefCell<Option<Capture>>,
+    /// The device communicators that kernels of this context can have.
+    flags: AbortFlags,
+    /// Blocks of device communicators that were closed.
+    abort_blocks: RefCell<Vec<SharedBlock>>,
+}
+
+/// A stream, as its context knows it.
+pub(super) trait Queue {
+    /// Waits until all work is done, and fails when an operation was cut short.
+    fn wait(&self) -> Result<()>;
+
+    /// Waits until the GPU has nothing left to do for this stream, however its work ended.
+    fn rest(&self, limit: Duration) -> Result<()>;
+
+    /// Fails when an operation in the stream has failed or was cut short, or the network that its kernels use has failed.
+    fn ask(&self) -> Result<()>;
+
+    /// The device communicators of kernels that may not have ended.
+    fn running(&self) -> Vec<Arc<AbortFlag>>;
+}
+
+impl Context {
+    /// The GPU of that ordinal among the visible ones.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoDriver`], [`Error::NoGpu`], [`Error::TooFewGpus`], or the driver's error.
+    pub fn new(ordinal: usize) -> Result<Self> {
+        Self::on(&Machine::current()?, ordinal)
+    }
+
+    /// The GPU of that ordinal among those of a machine.
+    pub(crate) fn on(machine: &Machine, ordinal: usize) -> Result<Self> {
+        Self::with_health(ordinal, Health::new(machine.clone()))
+    }
+
+    pub(crate) fn with_health(ordinal: usize, health: Arc<Health>) -> Result<Self> {
+        let cuda = PrimaryContext::retain(health.machine(), ordinal)?;
+        let limits = limits_of(&cuda)?;
+        let (streams, stuck, impatient, capture, flags, abort_blocks) = Default::default();
+        let inner = ContextInner {
+            cuda,
+            limits,
+            health,
+            ordinal,
+            streams,
+            stuck,
+            impatient,
+            capture,
+            flags,
+            abort_blocks,
+        };
+        Ok(Self { inner: Rc::new(inner) })
+    }
+
+    /// The device's ordinal among the visible ones.
+    #[must_use]
+    pub fn ordinal(&self) -> usize {
+        self.inner.ordinal
+    }
+
+    /// The device's name, such as `NVIDIA H200`.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn device_name(&self) -> Result<String> {
+        self.inner.cuda.device_name()
+    }
+
+    /// What a launch on this device is measured against.
+    #[must_use]
+    pub fn limits(&self) -> &DeviceLimits {
+        &self.inner.limits
+    }
+
+    /// Free and total memory in bytes.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn memory_info(&self) -> Result<(usize, usize)> {
+        self.inner.cuda.memory_info()
+    }
+
+    /// Takes note of a stream: freeing memory waits for it.
+    pub(super) fn register_stream(&self, stream: &Rc<dyn Queue>) {
+        let mut streams = self.inner.streams.borrow_mut();
+        streams.retain(|stream| stream.strong_count() > 0);
+        streams.push(Rc::downgrade(stream));
+    }
+
+    /// What the bulk copy engine of this GPU needs to register of a matrix of bf16: for kernels that take a `GridConstant<TensorMap>`.
+    ///
+    /// Nothing is read: the matrix has to be there when the kernel runs. CUDA: `cuTensorMapEncodeTiled`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for numbers that [`Tiling`] does not allow; the driver's where the GPU has no such engine.
+    pub fn tensor_map(&self, tiling: &Tiling) -> Result<TensorMap> {
+        let Tiling { address, rows, columns, tile_rows } = *tiling;
+        if address == 0 || !address.is_multiple_of(16) {
+            return Err(Error::invalid(format!(
+                "a tensor map's matrix is aligned to 16 bytes, not at {address:#x}"
+            )));
+        }
+        if rows == 0 || columns == 0 || !columns.is_multiple_of(8) {
+            return Err(Error::invalid(format!(
+                "a tensor map's matrix has rows, of a multiple of 8 elements: not {rows} x {columns}"
+            )));
+        }
+        if !(1..=256).contains(&tile_rows) {
+            return Err(Error::invalid(format!("a tile has 1 to 256 rows, not {tile_rows}")));
+        }
+        self.cuda().tensor_map(tiling)
+    }
+
+    /// Whether both are clones of one. Two contexts of one GPU do not register each other's streams.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    pub(crate) fn cuda(&self) -> &PrimaryContext {
+        &self.inner.cuda
+    }
+
+    pub(crate) fn health(&self) -> &Arc<Health> {
+        &self.inner.health
+    }
+
+    pub(crate) fn machine(&self) -> &Machine {
+        self.inner.health.machine()
+    }
+
+    /// Polls `done` until it is true or fails, a rank is lost, or `limit` is over.
+    pub(crate) fn poll(
+        &self,
+        limit: Option<Duration>,
+        mut done: impl FnMut() -> Result<bool>,
+    ) -> Result<()> {
+        self.machine().poll(limit, || match done()? {
+            true => Ok(true),
+            false => self.health().check().map(|()| false),
+        })
+    }
+
+    pub(crate) fn capture(&self) -> &RefCell<Option<Capture>> {
+        &self.inner.capture
+    }
+
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.inner.capture.borrow().is_some()
+    }
+
+    /// Fails while a stream is captured: what would be done now would not be done in the graph, or spoil it. `what` completes "while a
+    /// stream is captured", as in "a window is registered".
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Capturing`].
+    pub fn refuse_capturing(&self, what: &'static str) -> Result<()> {
+        if self.is_capturing() { Err(Error::Capturing { what }) } else { Ok(()) }
+    }
+
+    /// Hands what an operation uses to the graph that is being captured. Gives it back when none is.
+    pub(crate) fn captured(
+        &self,
+        owner: &Rc<dyn Owner>,
+        keep: Vec<Rc<dyn Any>>,
+    ) -> Option<Vec<Rc<dyn Any>>> {
+        match self.inner.capture.borrow_mut().as_mut() {
+            None => Some(keep),
+            Some(capture) => {
+                capture.take_in(owner, keep);
+                None
+            }
+        }
+    }
+
+    /// That of a device communicator that was made here.
+    pub(crate) fn flag_of(&self, dev_comm: &DevComm) -> Option<Arc<AbortFlag>> {
+        self.inner.flags.find(dev_comm.abort_flag.addr() as u64)
+    }
+
+    /// The device communicators of kernels that may not have ended.
+    pub(crate) fn running(&self) -> Vec<Arc<AbortFlag>> {
+        self.streams().iter().flat_map(|stream| stream.running()).collect()
+    }
+
+    /// Fails when an operation or the network of a kernel has failed in a stream that may not be idle.
+    pub(crate) fn ask(&self) -> Result<()> {
+        self.streams().iter().try_for_each(|stream| stream.ask())
+    }
+
+    /// What NCCL reports may be the death of another rank, of which the job hears a moment later: then that is the error.
+    pub(crate) fn blame(&self, error: Error) -> Error {
+        if !matches!(error, Error::Nccl { .. }) {
+            return error;
+        }
+        match self.poll(Some(HEAR), || Ok(false)) {
+            Err(lost @ Error::RankLost { .. }) => lost,
+            _ => error,
+        }
+    }
+
+    /// The flag of a device communicator that kernels of this context will have.
+    pub(crate) fn new_abort_flag(&self, communicator: &Arc<dyn Issuer>) -> Result<Arc<AbortFlag>> {
+        let used = self.inner.abort_blocks.borrow_mut().pop();
+        let block = match used {
+            Some(mut block) => {
+                block.clear();
+                block
+            }
+            None => self.cuda().alloc_abort_block()?,
+        };
+        let flag = AbortFlag::new(self.machine().clone(), block, communicator);
+        self.inner.flags.add(&flag);
+        Ok(flag)
+    }
+
+    /// The device communicator is gone, and the streams are at rest.
+    pub(crate) fn close_abort_flag(&self, flag: &AbortFlag) {
+        self.inner.abort_blocks.borrow_mut().extend(flag.detach());
+    }
+
+    /// Notes that the GPU will not come to rest any more.
+    pub(crate) fn mark_stuck(&self) {
+        self.inner.stuck.set(true);
+    }
+
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.inner.stuck.get()
+    }
+
+    /// Waits until all work of this context is done.
+    ///
+    /// # Errors
+    ///
+    /// A rank is lost while work is left, an operation failed or was cut short, or the GPU failed or missed a deadline before.
+    pub(crate) fn settle(&self) -> Result<()> {
+        self.each_stream("the GPU's streams are waited for", |stream| stream.wait())
+    }
+
+    /// Waits, not for ever, until all streams of this context are idle, however their work ended: what they used can be
+    /// freed then.
+    pub(crate) fn drain(&self) -> Result<()> {
+        let limit = self.patience();
+        let (machine, start) = (self.machine(), self.machine().now());
+        self.each_stream("the GPU's streams are waited for", |stream| {
+            stream.rest(limit.saturating_sub(machine.since(start)))
+        })
+    }
+
+    fn each_stream(
+        &self,
+        what: &'static str,
+        wait: impl Fn(&dyn Queue) -> Result<()>,
+    ) -> Result<()> {
+        self.refuse_capturing(what)?;
+        if self.is_stuck() {
+            return Err(Error::DeadlinePassed { waited: Duration::ZERO });
+        }
+        self.streams().iter().try_for_each(|stream| wait(&**stream))
+    }
+
+    fn streams(&self) -> Vec<Rc<dyn Queue>> {
+        self.inner.streams.borrow().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Whether all streams of this context are idle right now.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        let look = |stream: &dyn Queue| stream.rest(Duration::ZERO);
+        self.each_stream("the GPU's streams are asked", look).is_ok()
+    }
+
+    /// Whether what the GPU may use can be freed: every stream is idle. Asked by destructors; when it says no, the
+    /// memory is left to the end of the process, for freeing it would wait or pull it from under a kernel.
+    pub(crate) fn is_settled(&self, what: &str) -> bool {
+        if self.is_capturing() {
+            // Not to be waited for, which says nothing about the GPU.
+            tracing::warn!("{what} is left allocated: it was dropped while a stream was captured");
+            return false;
+        }
+        match self.drain() {
+            Ok(()) => true,
+            Err(error) => {
+                self.inner.impatient.set(true);
+                tracing::warn!("{what} is left allocated: {error}");
+                false
+            }
+        }
+    }
+
+    /// How long a destructor waits. A function that returns early because of an error drops what it made while its
+    /// kernel may wait for ranks that wait for this one: the error must get out all the same.
+    pub(crate) fn patience(&self) -> Duration {
+        let hurry = self.inner.impatient.get() || std::thread::panicking();
+        if hurry { Duration::ZERO } else { DROP_PATIENCE }
+    }
+}
+
+impl Drop for ContextInner {
+    fn drop(&mut self) {
+        self.flags.detach();
+        if self.stuck.get() || self.health.is_lost() {
+            return;
+        }
+        let _ = self.cuda.bind();
+        for block in self.abort_blocks.take() {
+            // SAFETY: a block comes here when no kernel uses it any more; the context is current.
+            if let Err(error) = unsafe { block.free() } {
+                tracing::warn!("{error}");
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Context(GPU {})", self.inner.ordinal)
+    }
+}
+
+fn limits_of(cuda: &PrimaryContext) -> Result<DeviceLimits> {
+    use DeviceAttribute as A;
+    let get = |attribute| cuda.attribute(attribute);
+    Ok(DeviceLimits {
+        compute_capability: (
+            get(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            get(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        multiprocessors: get(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        max_grid: [
+            get(A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X)?,
+            get(A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y)?,
+            get(A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z)?,
+        ],
+        max_block: [
+            get(A::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X)?,
+            get(A::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y)?,
+            get(A::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z)?,
+        ],
+        max_threads_per_block: get(A::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+        registers_per_block: get(A::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK)?,
+        shared_per_block: get(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK)?,
+        shared_per_block_optin: get(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+    })
+}
+
+/// How many GPUs the driver shows to this process.
+///
+/// # Errors
+///
+/// [`Error::NoDriver`], [`Error::DriverTooOld`] or [`Error::NoGpu`].
+pub fn visible_gpus() -> Result<usize> {
+    gpus_of(&Machine::current()?)
+}
+
+/// How many GPUs a machine has.
+pub(crate) fn gpus_of(machine: &Machine) -> Result<usize> {
+    let _visit = machine.visit();
+    match cuda::device_count(machine)? {
+        0 => Err(Error::NoGpu),
+        count => Ok(count),
+    }
+}

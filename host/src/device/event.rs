@@ -1,0 +1,120 @@
+//! Events: points in streams.
+
+use std::any::Any;
+use std::ffi::c_void;
+use std::rc::Rc;
+
+use super::context::Context;
+use super::stream::ASK;
+use crate::error::Result;
+use crate::sys::cuda::stream::EventHandle;
+
+/// A point in a stream, for timing and for other streams to wait for.
+///
+/// Clones are the same event.
+#[derive(Clone)]
+pub struct Event {
+    inner: Rc<EventInner>,
+}
+
+struct EventInner {
+    handle: EventHandle,
+    context: Context,
+    timed: bool,
+}
+
+impl Context {
+    /// A new event for timing.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn event(&self) -> Result<Event> {
+        Event::new(self, true)
+    }
+
+    /// A new event for other streams to wait for, which tells no time and costs less.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn event_without_timing(&self) -> Result<Event> {
+        Event::new(self, false)
+    }
+}
+
+impl Event {
+    fn new(context: &Context, timed: bool) -> Result<Self> {
+        let (handle, context) = (context.cuda().create_event(timed)?, context.clone());
+        Ok(Self { inner: Rc::new(EventInner { handle, context, timed }) })
+    }
+
+    pub(super) fn handle(&self) -> &EventHandle {
+        &self.inner.handle
+    }
+
+    /// Whether the stream has passed it; true for one that was never recorded.
+    ///
+    /// # Errors
+    ///
+    /// The driver's error when a kernel failed.
+    pub fn is_reached(&self) -> Result<bool> {
+        self.inner.context.cuda().bind()?;
+        self.inner.handle.is_reached()
+    }
+
+    /// Waits until the stream has passed it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::RankLost`](crate::Error::RankLost); [`Error::Nccl`](crate::Error::Nccl) when an operation, or the network of a kernel, fails in a stream of this context;
+    /// [`Error::CommunicatorEnded`](crate::Error::CommunicatorEnded); [`Error::Capturing`](crate::Error::Capturing); the driver's.
+    pub fn synchronize(&self) -> Result<()> {
+        self.inner.context.refuse_capturing("an event is waited for")?;
+        let (context, machine) = (&self.inner.context, self.inner.context.machine());
+        let mut asked = machine.now();
+        context.poll(None, || {
+            let reached = self.is_reached()?;
+            if !reached && machine.is_due(asked, ASK) {
+                asked = machine.now();
+                context.ask().map_err(|error| context.blame(error))?;
+            }
+            Ok(reached)
+        })
+    }
+
+    /// The driver's handle (`CUevent`, which is `cudaEvent_t`).
+    #[must_use]
+    pub fn as_raw(&self) -> *mut c_void {
+        self.inner.handle.raw().cast()
+    }
+
+    /// Milliseconds between `start` and this event, by the GPU's clock (resolution about 0.5 us).
+    ///
+    /// # Errors
+    ///
+    /// The driver's, when one of the two was not recorded or the stream has not passed it yet.
+    pub fn elapsed_ms(&self, start: &Self) -> Result<f32> {
+        self.inner.context.cuda().bind()?;
+        self.inner.handle.elapsed_ms(&start.inner.handle)
+    }
+
+    /// What keeps the event.
+    pub(crate) fn keep(&self) -> Rc<dyn Any> {
+        Rc::clone(&self.inner) as _
+    }
+
+    pub(crate) fn is_timed(&self) -> bool {
+        self.inner.timed
+    }
+
+    pub(crate) fn context(&self) -> &Context {
+        &self.inner.context
+    }
+}
+
+impl std::fmt::Debug for Event {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Event({:?})", self.inner.context)
+    }
+}

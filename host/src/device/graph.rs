@@ -1,0 +1,211 @@
+//! CUDA graphs: work captured once and launched again and again.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::abort::AbortFlag;
+use super::capture::Capture;
+use super::context::Context;
+use super::in_group::refuse_inside;
+use super::issuer::{Issuer, Owner, Resource};
+use super::stream::Stream;
+use crate::error::{Error, Result};
+use crate::sys::cuda::graph::{GraphExecHandle, GraphHandle};
+
+/// Work that was captured from a stream: collectives, kernel launches, events.
+///
+/// Made by [`Stream::capture`]. It keeps the memory, windows and operators that captured collectives use; what captured
+/// kernel launches use is part of their contract. It is closed with the communicators whose operations it has.
+///
+/// ```no_run
+/// # use devcomm_host::{Communicator, ReduceOp, Result, Stream, SymmetricBuffer};
+/// # fn f(comm: &Communicator, a: &SymmetricBuffer<f32>, stream: &Stream) -> Result<()> {
+/// let graph = stream.capture(|| comm.all_reduce(a, a, ReduceOp::Sum, stream))?;
+/// for _ in 0..100 {
+///     graph.launch(stream)?;
+/// }
+/// stream.synchronize()
+/// # }
+/// ```
+pub struct Graph {
+    inner: Rc<Inner>,
+}
+
+struct Inner {
+    exec: RefCell<Option<Exec>>,
+    context: Context,
+    len: usize,
+}
+
+/// What a graph needs as long as it can be launched. Dropped in this order.
+struct Exec {
+    handle: GraphExecHandle,
+    /// Some drivers refer to it.
+    _graph: GraphHandle,
+    communicators: Vec<Arc<dyn Issuer>>,
+    kernels: Vec<(&'static str, Arc<AbortFlag>)>,
+    /// The communicators themselves, and what their operations use.
+    _keep: (Vec<Rc<dyn Owner>>, Vec<Rc<dyn Any>>),
+}
+
+impl Stream {
+    /// Captures what `f` enqueues to this stream, and to streams that wait for its events, instead of running it. Every rank
+    /// captures the same.
+    ///
+    /// Meanwhile nothing on this rank's GPU can be waited for, copied, allocated or registered; that is
+    /// [`Error::Capturing`].
+    ///
+    /// # Errors
+    ///
+    /// The closure's own; [`Error::Capturing`] inside another capture; [`Error::InGroup`] inside a group; the driver's, when
+    /// something was done that a graph cannot hold.
+    pub fn capture<E: From<Error>>(&self, f: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
+        refuse_inside("a capture")?;
+        let context = self.context();
+        context.refuse_capturing("another capture begins")?;
+        context.health().check()?;
+        context.cuda().bind()?;
+        self.handle().begin_capture()?;
+        let open = Open(self);
+        context.capture().replace(Some(Capture::default()));
+        f()?;
+        Ok(open.close()?)
+    }
+}
+
+/// Ends the capture also when the closure fails or panics.
+struct Open<'a>(&'a Stream);
+
+impl Open<'_> {
+    fn close(self) -> Result<Graph> {
+        let stream = self.0;
+        std::mem::forget(self);
+        let context = stream.context();
+        let capture = context.capture().take().unwrap_or_default();
+        context.cuda().bind()?;
+        let graph = stream.handle().end_capture()?;
+        let (len, handle) = (graph.len()?, graph.instantiate()?);
+        let Capture { owners, keep, kernels } = capture;
+        let communicators = owners.iter().map(|owner| owner.issuer()).collect();
+        let keep = (owners.clone(), keep);
+        let exec = Exec { handle, _graph: graph, communicators, kernels, _keep: keep };
+        let exec = RefCell::new(Some(exec));
+        let inner = Rc::new(Inner { exec, context: context.clone(), len });
+        let adopted: Rc<dyn Resource> = Rc::clone(&inner) as _;
+        owners.iter().for_each(|owner| owner.adopt(Rc::downgrade(&adopted)));
+        Ok(Graph { inner })
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        let context = self.0.context();
+        let capture = context.capture().take();
+        let _ = context.cuda().bind();
+        // What was captured so far is thrown away: the graph first, for the memory that it uses may be freed then, which
+        // waits for the streams.
+        let _ = self.0.handle().end_capture();
+        drop(capture);
+    }
+}
+
+impl Graph {
+    /// Enqueues the captured work to `stream`. Every rank launches its graph.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Closed`]; [`Error::CommunicatorEnded`]; [`Error::Launch`] when the device communicator of a kernel in it was
+    /// aborted or closed; [`Error::InvalidInput`] for a stream of another context; [`Error::RankLost`]; the driver's.
+    pub fn launch(&self, stream: &Stream) -> Result<()> {
+        let context = &self.inner.context;
+        if !stream.context().is(context) {
+            return Err(Error::invalid("a graph is launched to a stream of another context"));
+        }
+        context.health().check()?;
+        let exec = self.inner.exec.borrow();
+        let exec = exec.as_ref().ok_or(Error::Closed { what: "the graph", rank: self.rank() })?;
+        for communicator in &exec.communicators {
+            // One that was aborted has operations in the graph that would run on freed memory.
+            communicator.require_live()?;
+        }
+        for (kernel, flag) in &exec.kernels {
+            if let Some(refusal) = flag.refusal() {
+                return Err(Error::Launch { kernel, refusal });
+            }
+        }
+        context.cuda().bind()?;
+        // SAFETY: memory and communicators are kept; what kernels use was promised at their launch.
+        unsafe { exec.handle.launch(stream.handle())? };
+        for communicator in &exec.communicators {
+            stream.expect(Arc::clone(communicator));
+        }
+        for (kernel, flag) in &exec.kernels {
+            stream.launched(kernel, Arc::clone(flag));
+        }
+        Ok(())
+    }
+
+    /// How many operations it has, as the driver counts them.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "nobody asks whether it is empty")]
+    pub fn len(&self) -> usize {
+        self.inner.len
+    }
+
+    /// Whether it can be launched.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        let exec = self.inner.exec.borrow();
+        exec.as_ref().is_some_and(|exec| {
+            exec.communicators.iter().all(|communicator| communicator.is_live())
+                && exec.kernels.iter().all(|(_, flag)| flag.refusal().is_none())
+        })
+    }
+
+    /// Gives up the graph and what it keeps, after waiting for this rank's streams. Idempotent.
+    ///
+    /// # Errors
+    ///
+    /// What waiting for the streams gives.
+    pub fn close(&self) -> Result<()> {
+        self.inner.close()
+    }
+
+    fn rank(&self) -> usize {
+        let exec = self.inner.exec.borrow();
+        exec.as_ref().and_then(|exec| exec.communicators.first()).map_or(0, |first| first.rank())
+    }
+}
+
+impl Resource for Inner {
+    fn close(&self) -> Result<()> {
+        if self.exec.borrow().is_none() {
+            return Ok(());
+        }
+        self.context.drain()?;
+        let _ = self.context.cuda().bind();
+        drop(self.exec.take());
+        Ok(())
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.exec.borrow().is_none() {
+            return;
+        }
+        if self.context.is_settled("a graph") {
+            let _ = self.context.cuda().bind();
+        } else {
+            std::mem::forget(self.exec.take());
+        }
+    }
+}
+
+impl std::fmt::Debug for Graph {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Graph({} operations)", self.inner.len)
+    }
+}

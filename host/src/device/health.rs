@@ -1,0 +1,93 @@
+//! Whether the job is still whole, and what happens when it is not.
+
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::abort::{AbortFlag, AbortFlags};
+use super::issuer::Issuer;
+use crate::error::{AbortCause, Error, Result};
+use crate::machine::Machine;
+
+/// After a loss, calls that NCCL is in have this long to return by themselves.
+const LOSS_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Whether every rank is still there. Shared by everything that might otherwise wait for a dead one.
+#[derive(Debug)]
+pub(crate) struct Health {
+    machine: Machine,
+    lost: OnceLock<(usize, String)>,
+    /// The communicators of this process.
+    communicators: Mutex<Vec<Weak<dyn Issuer>>>,
+    /// Their device communicators.
+    flags: AbortFlags,
+}
+
+impl Health {
+    pub(crate) fn new(machine: Machine) -> Arc<Self> {
+        let (lost, communicators, flags) = Default::default();
+        Arc::new(Self { machine, lost, communicators, flags })
+    }
+
+    /// The machine that the job's ranks of this process run on.
+    pub(crate) fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// Fails once a rank is lost, naming the first one.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.lost.get() {
+            None => Ok(()),
+            Some((rank, why)) => Err(Error::RankLost { rank: *rank, why: why.clone() }),
+        }
+    }
+
+    /// Whether a rank is lost.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.get().is_some()
+    }
+
+    pub(crate) fn lost_rank(&self) -> Option<usize> {
+        self.lost.get().map(|(rank, _)| *rank)
+    }
+
+    /// Records a lost rank; only the first one counts. Kernels that wait for it leave, and
+    /// whoever is in a call of NCCL that waits for it is released.
+    pub(crate) fn lose(&self, rank: usize, why: &str) {
+        if self.lost.set((rank, why.to_owned())).is_err() {
+            return;
+        }
+        // Kernels first: NCCL waits for them when it aborts.
+        self.flags.raise(AbortCause::RankLost { rank });
+        self.machine.notify();
+        let known = std::mem::take(&mut *self.communicators.lock());
+        if known.iter().all(|handle| handle.strong_count() == 0) {
+            return;
+        }
+        let machine = self.machine.clone();
+        let release = move || {
+            machine.sleep(LOSS_PATIENCE);
+            known.iter().filter_map(Weak::upgrade).for_each(<dyn Issuer>::abort);
+            Ok(())
+        };
+        if let Err(error) = self.machine.spawn("devcomm-release", release) {
+            tracing::warn!("communicators of a lost job are not aborted: {error}");
+        }
+    }
+
+    /// Has a communicator aborted when a rank is lost.
+    pub(crate) fn guard(&self, communicator: Weak<dyn Issuer>) {
+        let mut known = self.communicators.lock();
+        known.retain(|known| known.strong_count() > 0);
+        known.push(communicator);
+    }
+
+    /// Has the kernels of a device communicator leave when a rank is lost.
+    pub(crate) fn watch(&self, flag: &Arc<AbortFlag>) {
+        self.flags.add(flag);
+        if let Some(rank) = self.lost_rank() {
+            flag.raise(AbortCause::RankLost { rank });
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Functions of loaded kernels, and what a launch asks of the driver about them.
+
+use std::cell::Cell;
+
+use devcomm_locate::NcclVersion;
+use devcomm_types::LaunchConfig;
+
+use super::sidecar::Param;
+use crate::device::context::Context;
+use crate::device::launch::{FunctionInfo, check_shape};
+use crate::error::{Error, Result};
+use crate::sys::cuda::FunctionAttribute;
+use crate::sys::cuda::module::FunctionHandle;
+
+/// A function of the driver's with what is known of it.
+pub(super) struct Entry {
+    pub(super) function: FunctionHandle,
+    pub(super) info: FunctionInfo,
+    /// As compiled; `None` for a body, whose parameters the compiler of this program has seen.
+    pub(super) params: Option<Vec<Param>>,
+    /// Whether it opens sessions on LSA barriers.
+    pub(super) lsa_barriers: bool,
+    pub(super) stamp: Option<NcclVersion>,
+    /// Dynamic shared memory that the driver was told to allow, in bytes.
+    allowed_shared: Cell<u32>,
+    /// The last occupancy asked for: threads a block, dynamic shared memory, blocks a multiprocessor.
+    occupancy: Cell<Option<(u32, u32, u32)>>,
+}
+
+impl Entry {
+    pub(super) fn new(function: FunctionHandle) -> Result<Self> {
+        let info = info_of(&function)?;
+        let (params, lsa_barriers, stamp, allowed_shared, occupancy) = Default::default();
+        Ok(Self { function, info, params, lsa_barriers, stamp, allowed_shared, occupancy })
+    }
+
+    /// Checks the shape, and tells the driver of the shared memory that it needs.
+    pub(super) fn prepare(
+        &self,
+        context: &Context,
+        kernel: &'static str,
+        config: &LaunchConfig,
+    ) -> Result<Prepared<'_>> {
+        let device = context.limits();
+        check_shape(config, &self.info, device)
+            .map_err(|refusal| Error::Launch { kernel, refusal })?;
+        context.cuda().bind()?;
+        let dynamic_shared = config.dynamic_shared;
+        // Static and dynamic memory together may take this much without asking.
+        let free = device.shared_per_block.saturating_sub(self.info.static_shared);
+        if dynamic_shared > free.max(self.allowed_shared.get()) {
+            self.function.allow_dynamic_shared(dynamic_shared)?;
+            self.allowed_shared.set(dynamic_shared);
+        }
+        // The shape's check bounds it by the largest block, which is far below this.
+        let threads = u32::try_from(config.block.count()).unwrap_or(u32::MAX);
+        Ok(Prepared { entry: self, threads, dynamic_shared })
+    }
+}
+
+/// A kernel with a shape that the GPU allows.
+pub(super) struct Prepared<'a> {
+    entry: &'a Entry,
+    threads: u32,
+    dynamic_shared: u32,
+}
+
+impl Prepared<'_> {
+    /// Blocks that fit on one multiprocessor.
+    pub(super) fn blocks(&self) -> Result<u32> {
+        match self.entry.occupancy.get() {
+            Some((threads, shared, blocks))
+                if (threads, shared) == (self.threads, self.dynamic_shared) =>
+            {
+                Ok(blocks)
+            }
+            _ => {
+                let (threads, shared) = (self.threads, self.dynamic_shared);
+                let blocks = self.entry.function.blocks_per_sm(threads, shared)?;
+                self.entry.occupancy.set(Some((threads, shared, blocks)));
+                Ok(blocks)
+            }
+        }
+    }
+}
+
+fn info_of(function: &FunctionHandle) -> Result<FunctionInfo> {
+    use FunctionAttribute as A;
+    Ok(FunctionInfo {
+        registers: function.attribute(A::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
+        max_threads_per_block: function.attribute(A::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+        static_shared: function.attribute(A::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
+        local: function.attribute(A::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
+    })
+}

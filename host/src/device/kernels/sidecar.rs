@@ -1,0 +1,178 @@
+//! The description that the kernel build writes beside each PTX module.
+
+use devcomm_locate::NcclVersion;
+use serde::Deserialize;
+
+use crate::error::{Error, LaunchRefusal, Result};
+
+/// What is known of a module of kernels. Fields that a later build adds are ignored.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Sidecar {
+    pub arch: String,
+    pub ptx_isa: String,
+    pub nccl: Option<NcclStamp>,
+    pub kernels: Vec<KernelInfo>,
+}
+
+/// The device code of NCCL that was linked in.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct NcclStamp {
+    pub version: String,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct KernelInfo {
+    pub name: String,
+    pub params: Vec<Param>,
+    /// Whether it opens sessions on LSA barriers.
+    #[serde(default)]
+    pub lsa_barriers: bool,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Param {
+    pub name: String,
+    #[serde(rename = "type")]
+    pub type_name: String,
+    pub size: usize,
+}
+
+impl Sidecar {
+    pub(crate) fn parse(file: &str, json: &str) -> Result<Self> {
+        serde_json::from_str(json)
+            .map_err(|error| Error::BadSidecar { file: file.to_owned(), why: error.to_string() })
+    }
+
+    /// The version of NCCL's device code in the module, if there is any.
+    pub(crate) fn stamp(&self, file: &str) -> Result<Option<NcclVersion>> {
+        let Some(stamp) = &self.nccl else { return Ok(None) };
+        let numbers: Option<Vec<u32>> =
+            stamp.version.split('.').map(|part| part.parse().ok()).collect();
+        match numbers.as_deref() {
+            Some(&[major, minor, patch]) => Ok(Some(NcclVersion { major, minor, patch })),
+            _ => {
+                let why = format!("{:?} is not a version of NCCL", stamp.version);
+                Err(Error::BadSidecar { file: file.to_owned(), why })
+            }
+        }
+    }
+
+    /// Whether the module is for its architecture alone, as its source asked for.
+    pub(crate) fn is_bound(&self) -> bool {
+        self.arch.ends_with(|last: char| last.is_ascii_alphabetic())
+    }
+
+    /// Whether code for this module's architecture runs on a GPU of that compute capability.
+    pub(crate) fn runs_on(&self, device: (u32, u32)) -> bool {
+        let digits = self.arch.strip_prefix("sm_").unwrap_or(&self.arch);
+        let number = digits.trim_end_matches(|suffix: char| suffix.is_ascii_alphabetic());
+        let Ok(code) = number.parse::<u32>() else {
+            // An architecture of a new spelling is for the driver to judge.
+            return true;
+        };
+        let arch = (code / 10, code % 10);
+        match &digits[number.len()..] {
+            "" => device >= arch,
+            // sm_90a: this architecture and no other.
+            "a" => device == arch,
+            // sm_100f: its family.
+            _ => device.0 == arch.0 && device >= arch,
+        }
+    }
+}
+
+/// Compares what a launch passes, parameters of these sizes in bytes, with what the compiled kernel takes: the driver copies
+/// each parameter's compiled size from the address that it is given.
+pub(crate) fn check_params(compiled: &[Param], sizes: &[usize]) -> Result<(), LaunchRefusal> {
+    let describe = || {
+        let list: Vec<_> = compiled
+            .iter()
+            .map(|param| format!("{}: {} ({} B)", param.name, param.type_name, param.size))
+            .collect();
+        format!("{} parameters ({})", compiled.len(), list.join(", "))
+    };
+    let refuse = |passed| Err(LaunchRefusal::Parameters { compiled: describe(), passed });
+    if compiled.len() != sizes.len() {
+        return refuse(sizes.len().to_string());
+    }
+    match compiled.iter().zip(sizes).enumerate().find(|(_, (param, size))| param.size != **size) {
+        None => Ok(()),
+        Some((index, (param, size))) => {
+            refuse(format!("{size} B for parameter {index} (`{}`)", param.name))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXAMPLE: &str = r#"{"arch":"sm_90","ptx_isa":"8.6","rustc":"rustc 1.95.0","llvm":"22.1.2",
+        "nccl":{"version":"2.32.3","bitcode_sha256":"00"},
+        "kernels":[{"name":"lsa_allreduce_f32","file":"lsa_allreduce",
+            "params":[{"name":"comm","type":"DevComm","size":248,"align":8},
+                      {"name":"count","type":"usize","size":8,"align":8}],
+            "resources":{"registers":32,"stack":0,"spill_stores":0,"spill_loads":0,"static_shared":0}}]}"#;
+
+    #[test]
+    fn what_the_build_writes_is_read() {
+        let sidecar = Sidecar::parse("lsa_allreduce", EXAMPLE).unwrap();
+        assert_eq!((sidecar.arch.as_str(), sidecar.ptx_isa.as_str()), ("sm_90", "8.6"));
+        let stamp = sidecar.stamp("lsa_allreduce").unwrap().unwrap();
+        assert_eq!(stamp, NcclVersion { major: 2, minor: 32, patch: 3 });
+        let kernel = &sidecar.kernels[0];
+        assert_eq!(kernel.name, "lsa_allreduce_f32");
+        assert_eq!((kernel.params[0].type_name.as_str(), kernel.params[0].size), ("DevComm", 248));
+    }
+
+    #[test]
+    fn a_module_without_nccl_has_no_stamp() {
+        let json = r#"{"arch":"sm_90","ptx_isa":"8.6","nccl":null,"kernels":[]}"#;
+        assert_eq!(Sidecar::parse("plain", json).unwrap().stamp("plain").unwrap(), None);
+    }
+
+    #[test]
+    fn a_broken_description_names_its_module() {
+        for json in ["", "{", r#"{"arch":"sm_90"}"#, "[1]"] {
+            let error = Sidecar::parse("lsa", json).unwrap_err().to_string();
+            assert!(error.contains("kernel module lsa is broken"), "{error}");
+        }
+        let json = EXAMPLE.replace("2.32.3", "two");
+        assert!(Sidecar::parse("lsa", &json).unwrap().stamp("lsa").is_err());
+    }
+
+    #[test]
+    fn code_runs_on_its_architecture_and_later_unless_it_is_bound_to_one() {
+        let runs = |arch: &str, device| {
+            let sidecar = EXAMPLE.replace("sm_90", arch);
+            Sidecar::parse("x", &sidecar).unwrap().runs_on(device)
+        };
+        assert!(runs("sm_90", (9, 0)) && runs("sm_90", (10, 0)) && !runs("sm_90", (8, 9)));
+        assert!(runs("sm_90a", (9, 0)) && !runs("sm_90a", (10, 0)));
+        assert!(runs("sm_100f", (10, 3)) && !runs("sm_100f", (12, 0)));
+        assert!(runs("sm_next", (9, 0)));
+    }
+
+    #[test]
+    fn a_module_is_bound_when_its_architecture_has_a_suffix() {
+        let bound =
+            |arch: &str| Sidecar::parse("x", &EXAMPLE.replace("sm_90", arch)).unwrap().is_bound();
+        assert!(bound("sm_90a") && bound("sm_100f") && !bound("sm_90") && !bound("sm_120"));
+    }
+
+    #[test]
+    fn parameters_of_another_number_or_size_are_refused() {
+        let param = |size| Param { name: "p".into(), type_name: "T".into(), size };
+        let check = |compiled: &[usize]| {
+            let params: Vec<Param> = compiled.iter().map(|&size| param(size)).collect();
+            check_params(&params, &[8, 4, 4])
+        };
+        assert_eq!(check(&[8, 4, 4]), Ok(()));
+        for other in [&[8, 4][..], &[8, 4, 4, 4], &[248, 4, 4], &[4, 4, 4], &[8, 4, 2]] {
+            assert!(check(other).is_err(), "{other:?}");
+        }
+        let error = check(&[8, 8, 4]).unwrap_err().to_string();
+        assert!(error.contains("4 B for parameter 1 (`p`)"), "{error}");
+        assert!(error.contains("p: T (8 B), p: T (8 B), p: T (4 B)"), "{error}");
+    }
+}

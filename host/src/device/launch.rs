@@ -1,0 +1,157 @@
+//! The shape of a launch, and whether the GPU and the kernel allow it.
+//!
+//! A launch that would hang or corrupt memory is refused before the driver sees it. The verdict is a pure function of
+//! numbers, so that it is tested without a GPU.
+
+use devcomm_locate::NcclVersion;
+use devcomm_sys::nccl::API_MAGIC;
+use devcomm_types::{DevComm, Dim3, GinType, LaunchConfig};
+
+use crate::error::{LaunchRefusal, registers_needed};
+
+/// What a GPU allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the driver's attributes of these names")]
+pub struct DeviceLimits {
+    pub compute_capability: (u32, u32),
+    pub multiprocessors: u32,
+    pub max_grid: [u32; 3],
+    pub max_block: [u32; 3],
+    pub max_threads_per_block: u32,
+    pub registers_per_block: u32,
+    /// Shared memory a block without asking, in bytes.
+    pub shared_per_block: u32,
+    /// Shared memory a block that asks for more, in bytes.
+    pub shared_per_block_optin: u32,
+}
+
+/// What a kernel uses, as the driver compiled it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FunctionInfo {
+    /// Registers a thread.
+    pub registers: u32,
+    /// The largest block that the driver would launch.
+    pub max_threads_per_block: u32,
+    /// Static shared memory a block, in bytes.
+    pub static_shared: u32,
+    /// Local memory a thread (stack and spills), in bytes.
+    pub local: u32,
+}
+
+impl FunctionInfo {
+    /// What is enough for either.
+    pub(crate) fn most(self, other: Self) -> Self {
+        Self {
+            registers: self.registers.max(other.registers),
+            max_threads_per_block: self.max_threads_per_block.min(other.max_threads_per_block),
+            static_shared: self.static_shared.max(other.static_shared),
+            local: self.local.max(other.local),
+        }
+    }
+}
+
+/// Whether this kernel can be launched so on this GPU.
+pub(crate) fn check_shape(
+    config: &LaunchConfig,
+    function: &FunctionInfo,
+    device: &DeviceLimits,
+) -> Result<(), LaunchRefusal> {
+    let (grid, block) = (config.grid, config.block);
+    if grid.count() == 0 || block.count() == 0 {
+        return Err(LaunchRefusal::Empty { grid, block });
+    }
+    let over = |extents: Dim3, limit: [u32; 3]| {
+        extents.to_array().iter().zip(limit).any(|(extent, limit)| *extent > limit)
+    };
+    if over(grid, device.max_grid) {
+        return Err(LaunchRefusal::GridTooLarge { grid, limit: device.max_grid });
+    }
+    if over(block, device.max_block) {
+        return Err(LaunchRefusal::BlockTooLarge { block, limit: device.max_block });
+    }
+    let threads = block.count();
+    if threads > u64::from(device.max_threads_per_block) {
+        return Err(LaunchRefusal::TooManyThreads { threads, limit: device.max_threads_per_block });
+    }
+    // Before the kernel's own limit, which follows from its registers and would not say so.
+    let needed = registers_needed(function.registers, threads);
+    if needed > u64::from(device.registers_per_block) {
+        let (registers, limit) = (function.registers, device.registers_per_block);
+        return Err(LaunchRefusal::TooManyRegisters { registers, threads, needed, limit });
+    }
+    if threads > u64::from(function.max_threads_per_block) {
+        let limit = function.max_threads_per_block;
+        return Err(LaunchRefusal::TooManyThreads { threads, limit });
+    }
+    let (static_shared, dynamic_shared) = (function.static_shared, config.dynamic_shared);
+    let limit = device.shared_per_block_optin;
+    if u64::from(static_shared) + u64::from(dynamic_shared) > u64::from(limit) {
+        return Err(LaunchRefusal::TooMuchShared { static_shared, dynamic_shared, limit });
+    }
+    Ok(())
+}
+
+/// What a launch gives to a kernel that communicates: a device communicator that NCCL made.
+pub(crate) fn check_dev_comm(dev_comm: Option<&DevComm>) -> Result<&DevComm, LaunchRefusal> {
+    match dev_comm {
+        None => Err(LaunchRefusal::NoDevComm),
+        Some(dev_comm) if dev_comm.magic != API_MAGIC => Err(LaunchRefusal::ForeignDevComm),
+        Some(dev_comm) => Ok(dev_comm),
+    }
+}
+
+/// The back end of all of the device communicator's connections.
+pub(crate) fn check_gin(dev_comm: &DevComm) -> Result<GinType, LaunchRefusal> {
+    let types = dev_comm.gin_net_device_types.iter();
+    let connections = types.take(usize::from(dev_comm.gin_connection_count));
+    let connections: Vec<_> = connections.map(|&raw| GinType::from_raw(raw.into())).collect();
+    match connections[..] {
+        [] => Err(LaunchRefusal::NoGin),
+        [first, ref rest @ ..] if rest.iter().any(|other| *other != first) => {
+            Err(LaunchRefusal::MixedGin { connections })
+        }
+        [back_end, ..] => Ok(back_end),
+    }
+}
+
+/// Whether a kernel that takes this device communicator can be launched so; `per_multiprocessor` is its occupancy, and
+/// `stamp` the version of NCCL's device code in it. `lsa_barriers` says whether the kernel opens sessions on LSA barriers: its own,
+/// or those that are the inner part of hybrid ones.
+pub(crate) fn check_communicating(
+    config: &LaunchConfig,
+    dev_comm: &DevComm,
+    lsa_barriers: bool,
+    stamp: Option<NcclVersion>,
+    device: &DeviceLimits,
+    per_multiprocessor: u32,
+) -> Result<(), LaunchRefusal> {
+    let layout = NcclVersion::from_code(dev_comm.version);
+    if let Some(kernel) = stamp.filter(|kernel| *kernel != layout) {
+        return Err(LaunchRefusal::DevCommVersion { kernel, dev_comm: layout });
+    }
+    let block = config.block;
+    if (block.y, block.z) != (1, 1) {
+        return Err(LaunchRefusal::BlockNotOneDimensional { block });
+    }
+    let blocks = config.grid.count();
+    let most = dev_comm.lsa_barrier.n_barriers.max(dev_comm.hybrid_lsa_barrier.n_barriers);
+    let barriers = u64::try_from(most).unwrap_or(0);
+    if lsa_barriers && blocks > barriers {
+        return Err(LaunchRefusal::TooFewBarriers { blocks, barriers });
+    }
+    let multiprocessors = device.multiprocessors;
+    let resident = u64::from(multiprocessors) * u64::from(per_multiprocessor);
+    if blocks > resident {
+        return Err(LaunchRefusal::NotResident {
+            blocks,
+            resident,
+            per_multiprocessor,
+            multiprocessors,
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "launch_tests.rs"]
+mod tests;

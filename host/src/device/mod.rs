@@ -1,0 +1,25 @@
+//! A rank's GPU: its context, streams, events and graphs, memory as operations take it, kernels and their launches.
+
+pub(crate) mod abort;
+mod capture;
+mod context;
+mod event;
+mod graph;
+mod health;
+pub(crate) mod in_group;
+pub(crate) mod issuer;
+mod kernels;
+mod launch;
+mod slice;
+mod stream;
+
+pub use self::abort::KernelAbortHandle;
+pub(crate) use self::context::gpus_of;
+pub use self::context::{Context, visible_gpus};
+pub use self::event::Event;
+pub use self::graph::Graph;
+pub(crate) use self::health::Health;
+pub use self::kernels::{KernelSet, Kernels, ModuleSource};
+pub use self::launch::{DeviceLimits, FunctionInfo};
+pub use self::slice::{Buffer, DeviceSlice, Dynamic};
+pub use self::stream::Stream;

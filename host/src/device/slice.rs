@@ -1,0 +1,268 @@
+//! Device memory as operations take it: a stretch of elements, wherever it comes from.
+
+use std::any::Any;
+use std::marker::PhantomData;
+use std::ops::{Bound, RangeBounds};
+use std::rc::Rc;
+
+use devcomm_types::{DataType, Element, IntoArg, Slice};
+
+use super::context::Context;
+use crate::error::{Error, Result};
+
+/// Elements of a type that is known only when the program runs; see [`DeviceSlice::from_raw_parts_dynamic`].
+#[derive(Clone, Copy, Debug)]
+pub enum Dynamic {}
+
+/// A stretch of device memory of one GPU, counted in elements. What it is part of stays allocated as long as it lives.
+///
+/// Operations take it by [`Buffer`], as they take a whole [`SymmetricBuffer`](crate::SymmetricBuffer) or
+/// [`Window`](crate::Window).
+pub struct DeviceSlice<T> {
+    address: u64,
+    len: usize,
+    data_type: DataType,
+    context: Context,
+    owner: Option<Rc<dyn Any>>,
+    element: PhantomData<T>,
+}
+
+/// Device memory of elements `Element` that operations work on.
+///
+/// Implemented by [`SymmetricBuffer`](crate::SymmetricBuffer), [`Window`](crate::Window) and [`DeviceSlice`].
+pub trait Buffer {
+    /// The type of the elements, or [`Dynamic`].
+    type Element;
+
+    /// The memory, all of it.
+    fn device_slice(&self) -> DeviceSlice<Self::Element>;
+
+    /// The elements of `range`, for example `..n`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for a range that goes beyond the end.
+    fn slice(&self, range: impl RangeBounds<usize>) -> Result<DeviceSlice<Self::Element>>
+    where
+        Self: Sized,
+    {
+        self.device_slice().cut(range)
+    }
+}
+
+impl<T> Buffer for DeviceSlice<T> {
+    type Element = T;
+
+    fn device_slice(&self) -> DeviceSlice<T> {
+        self.clone()
+    }
+}
+
+impl<T: Element> DeviceSlice<T> {
+    /// Memory that another part of the program allocated, `len` elements from `address` on.
+    ///
+    /// ```no_run
+    /// # use devcomm_host::{Communicator, Context, DeviceSlice, ReduceOp, Result, Stream};
+    /// # fn sum(comm: &Communicator, context: &Context, tensor: (u64, usize), stream: &Stream) -> Result<()> {
+    /// let (data_ptr, numel) = tensor;
+    /// // SAFETY: the tensor lives until the stream is synchronized.
+    /// let tensor = unsafe { DeviceSlice::<f32>::from_raw_parts(context, data_ptr, numel) };
+    /// comm.all_reduce(&tensor, &tensor, ReduceOp::Sum, stream)?; // in place
+    /// stream.synchronize()
+    /// # }
+    /// ```
+    ///
+    /// # Safety
+    ///
+    /// The memory is of the context's GPU, aligned for `T`, and stays allocated until every stream has passed every operation
+    /// that was given the slice.
+    #[must_use]
+    pub unsafe fn from_raw_parts(context: &Context, address: u64, len: usize) -> Self {
+        // SAFETY: the caller's contract.
+        unsafe { Self::tagged(context, address, len, T::DATA_TYPE) }
+    }
+
+    pub(crate) fn owned(context: &Context, address: u64, len: usize, owner: Rc<dyn Any>) -> Self {
+        let (data_type, context) = (T::DATA_TYPE, context.clone());
+        Self { address, len, data_type, context, owner: Some(owner), element: PhantomData }
+    }
+
+    /// Copies `data` to the first `data.len()` elements, after waiting for this rank's streams.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] if `data` is longer than the memory; what waiting for the streams gives; the driver's.
+    pub fn copy_from_host(&self, data: &[T]) -> Result<()> {
+        self.fits(data.len())?;
+        self.context.settle()?;
+        // SAFETY: Element promises plain data without padding, so its bytes are initialised.
+        let bytes =
+            unsafe { std::slice::from_raw_parts(data.as_ptr().cast::<u8>(), size_of_val(data)) };
+        // SAFETY: the memory has at least `data.len()` elements, and this rank's streams are idle.
+        unsafe { self.context.cuda().copy_in(self.address, bytes) }
+    }
+
+    /// Copies the first `data.len()` elements to `data`, after waiting for this rank's streams.
+    ///
+    /// # Errors
+    ///
+    /// As [`copy_from_host`](Self::copy_from_host).
+    pub fn copy_to_host(&self, data: &mut [T]) -> Result<()> {
+        self.fits(data.len())?;
+        self.context.settle()?;
+        // SAFETY: Element promises that every bit pattern is valid, so any bytes may be written.
+        let bytes = unsafe {
+            std::slice::from_raw_parts_mut(data.as_mut_ptr().cast::<u8>(), size_of_val(data))
+        };
+        // SAFETY: the memory has at least `data.len()` elements, and this rank's streams are idle.
+        unsafe { self.context.cuda().copy_out(bytes, self.address) }
+    }
+
+    /// Sets every byte, after waiting for this rank's streams.
+    ///
+    /// # Errors
+    ///
+    /// What waiting for the streams gives; the driver's.
+    pub fn fill(&self, byte: u8) -> Result<()> {
+        self.context.settle()?;
+        // SAFETY: all of the memory, and this rank's streams are idle.
+        unsafe { self.context.cuda().fill(self.address, byte, self.byte_len()) }
+    }
+
+    fn fits(&self, count: usize) -> Result<()> {
+        if count > self.len {
+            let (len, name) = (self.len, T::NAME);
+            return Err(Error::invalid(format!("{count} elements of {name} in memory of {len}")));
+        }
+        Ok(())
+    }
+
+    /// The same memory with the type of its elements known only at run time.
+    #[must_use]
+    pub fn into_dynamic(self) -> DeviceSlice<Dynamic> {
+        let Self { address, len, data_type, context, owner, .. } = self;
+        DeviceSlice { address, len, data_type, context, owner, element: PhantomData }
+    }
+}
+
+impl DeviceSlice<Dynamic> {
+    /// As [`from_raw_parts`](Self::from_raw_parts), for `len` elements of `data_type`.
+    ///
+    /// # Safety
+    ///
+    /// As [`from_raw_parts`](DeviceSlice::from_raw_parts).
+    #[must_use]
+    pub unsafe fn from_raw_parts_dynamic(
+        context: &Context,
+        address: u64,
+        len: usize,
+        data_type: DataType,
+    ) -> Self {
+        // SAFETY: the caller's contract.
+        unsafe { Self::tagged(context, address, len, data_type) }
+    }
+}
+
+impl<T> DeviceSlice<T> {
+    /// # Safety
+    ///
+    /// As [`from_raw_parts`](DeviceSlice::from_raw_parts); the elements are of `data_type`.
+    unsafe fn tagged(context: &Context, address: u64, len: usize, data_type: DataType) -> Self {
+        let context = context.clone();
+        Self { address, len, data_type, context, owner: None, element: PhantomData }
+    }
+
+    /// Number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Size in bytes.
+    #[must_use]
+    pub fn byte_len(&self) -> usize {
+        self.len * self.data_type.size()
+    }
+
+    /// The device address of the first element.
+    #[must_use]
+    pub fn device_address(&self) -> u64 {
+        self.address
+    }
+
+    /// NCCL's tag of the elements.
+    #[must_use]
+    pub fn data_type(&self) -> DataType {
+        self.data_type
+    }
+
+    /// The context that the memory belongs to.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// What keeps the memory allocated.
+    pub(crate) fn keep(&self) -> Option<Rc<dyn Any>> {
+        self.owner.clone()
+    }
+
+    fn cut(&self, range: impl RangeBounds<usize>) -> Result<Self> {
+        let len = self.len;
+        let start = match range.start_bound() {
+            Bound::Included(&start) => Some(start),
+            Bound::Excluded(&start) => start.checked_add(1),
+            Bound::Unbounded => Some(0),
+        };
+        let end = match range.end_bound() {
+            Bound::Included(&end) => end.checked_add(1),
+            Bound::Excluded(&end) => Some(end),
+            Bound::Unbounded => Some(len),
+        };
+        match (start, end) {
+            (Some(start), Some(end)) if start <= end && end <= len => {
+                let address = self.address + (start * self.data_type.size()) as u64;
+                Ok(Self { address, len: end - start, ..self.clone() })
+            }
+            _ => {
+                let (start, end) = (range.start_bound(), range.end_bound());
+                Err(Error::invalid(format!(
+                    "the elements from {start:?} to {end:?} of memory that has {len}"
+                )))
+            }
+        }
+    }
+}
+
+impl<T> Clone for DeviceSlice<T> {
+    fn clone(&self) -> Self {
+        let (context, owner) = (self.context.clone(), self.owner.clone());
+        Self { context, owner, ..*self }
+    }
+}
+
+impl<T> std::fmt::Debug for DeviceSlice<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "DeviceSlice({:#x}, {} elements of {:?})", self.address, self.len, self.data_type)
+    }
+}
+
+/// As a pointer, for a kernel that takes one.
+impl<T: Element> IntoArg<u64> for &DeviceSlice<T> {
+    fn into_arg(self) -> u64 {
+        self.address
+    }
+}
+
+/// With its length, for a kernel that takes `&[T]`.
+impl<T: Element> IntoArg<Slice<T>> for &DeviceSlice<T> {
+    fn into_arg(self) -> Slice<T> {
+        Slice::new(self.address, self.len)
+    }
+}

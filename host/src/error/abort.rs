@@ -1,0 +1,37 @@
+//! Why kernels were ended.
+
+use std::fmt;
+use std::time::Duration;
+
+/// Who ended the kernels of a device communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AbortCause {
+    /// The program, by [`DevCommResource::abort`](crate::DevCommResource::abort) or from another thread.
+    Request,
+    /// A wait with a deadline: [`Stream::synchronize_within`](crate::Stream::synchronize_within).
+    Deadline {
+        /// How long it had waited.
+        waited: Duration,
+    },
+    /// The end of the communicator, by [`Communicator::abort`](crate::Communicator::abort) or because NCCL reported an error.
+    CommunicatorAborted,
+    /// The loss of another rank.
+    RankLost {
+        /// The rank.
+        rank: usize,
+    },
+}
+
+impl fmt::Display for AbortCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Request => f.write_str("the program asked for it"),
+            Self::Deadline { waited } => {
+                write!(f, "they had not ended after {:.1} s", waited.as_secs_f64())
+            }
+            Self::CommunicatorAborted => f.write_str("their communicator was aborted"),
+            Self::RankLost { rank } => write!(f, "rank {rank} is lost"),
+        }
+    }
+}

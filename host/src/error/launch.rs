@@ -1,0 +1,187 @@
+//! Why a launch is not made.
+
+use devcomm_locate::NcclVersion;
+use devcomm_types::{Dim3, GinType};
+
+use super::AbortCause;
+
+/// Why a launch was not made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchRefusal {
+    /// An extent is 0.
+    #[error("a grid of {grid} blocks of {block} threads has nothing to run")]
+    Empty {
+        /// Blocks.
+        grid: Dim3,
+        /// Threads a block.
+        block: Dim3,
+    },
+    /// An extent of the grid is over the device's limit.
+    #[error("a grid of {grid} is over the GPU's limit of {}x{}x{}", limit[0], limit[1], limit[2])]
+    GridTooLarge {
+        /// Blocks.
+        grid: Dim3,
+        /// The device's limit.
+        limit: [u32; 3],
+    },
+    /// An extent of the block is over the device's limit.
+    #[error("a block of {block} is over the GPU's limit of {}x{}x{}", limit[0], limit[1], limit[2])]
+    BlockTooLarge {
+        /// Threads a block.
+        block: Dim3,
+        /// The device's limit.
+        limit: [u32; 3],
+    },
+    /// The block has more threads than the kernel can be launched with.
+    #[error("{threads} threads a block, but this kernel takes at most {limit}")]
+    TooManyThreads {
+        /// Threads a block.
+        threads: u64,
+        /// The kernel's limit.
+        limit: u32,
+    },
+    /// The block needs more registers than a block can have.
+    #[error(
+        "{registers} registers x {threads} threads need {needed} registers (allocated in steps of 8 a thread and whole warps), but a block has {limit}; use at most {} threads",
+        largest_block(*registers, *limit)
+    )]
+    TooManyRegisters {
+        /// Registers a thread.
+        registers: u32,
+        /// Threads a block.
+        threads: u64,
+        /// Registers that a block would take.
+        needed: u64,
+        /// The device's limit.
+        limit: u32,
+    },
+    /// The block needs more shared memory than a block can have.
+    #[error(
+        "{static_shared} B static and {dynamic_shared} B dynamic shared memory, but a block has {limit} B"
+    )]
+    TooMuchShared {
+        /// Static shared memory in bytes.
+        static_shared: u32,
+        /// Dynamic shared memory in bytes.
+        dynamic_shared: u32,
+        /// The device's limit in bytes.
+        limit: u32,
+    },
+    /// A kernel that communicates was given a block of several dimensions.
+    #[error(
+        "its block is {block}, but a kernel that takes a DevComm runs in one-dimensional blocks"
+    )]
+    BlockNotOneDimensional {
+        /// Threads a block.
+        block: Dim3,
+    },
+    /// The kernel takes a device communicator but none was passed.
+    #[error("it takes a DevComm, but none is among the arguments")]
+    NoDevComm,
+    /// The device communicator was not made by NCCL.
+    #[error("the DevComm was not filled in by ncclDevCommCreate")]
+    ForeignDevComm,
+    /// The device communicator has another layout than the kernel reads.
+    #[error(
+        "the kernel reads the DevComm of NCCL {kernel}, but this one has the layout of NCCL {dev_comm}"
+    )]
+    DevCommVersion {
+        /// The version of the kernel's device code.
+        kernel: NcclVersion,
+        /// The version of the device communicator.
+        dev_comm: NcclVersion,
+    },
+    /// A kernel for GIN was given a device communicator without GIN.
+    #[error(
+        "it is a kernel for GIN, but the device communicator was made without GIN; ask for a connection with DevCommRequirements::gin_connection"
+    )]
+    NoGin,
+    /// The compiled kernel has no entry for the device communicator's back end.
+    #[error(
+        "it has entries for {}, but the device communicator's back end is {dev_comm}; rebuild the kernels, or ask for another back end with DevCommRequirements::gin_type",
+        back_ends(entries)
+    )]
+    NoGinEntry {
+        /// The back ends that the compiled kernel has entries for.
+        entries: Vec<GinType>,
+        /// The device communicator's.
+        dev_comm: GinType,
+    },
+    /// The device communicator's connections are of several back ends, and an entry knows one.
+    #[error(
+        "each of its entries is for one back end of GIN, but the device communicator's connections use several ({}); ask for one with DevCommRequirements::gin_type",
+        back_ends(connections)
+    )]
+    MixedGin {
+        /// The back end of each connection.
+        connections: Vec<GinType>,
+    },
+    /// What stands behind an argument is gone, or not there yet.
+    #[error("{what} among its arguments is closed, or its group has not ended yet")]
+    Closed {
+        /// Which argument.
+        what: &'static str,
+    },
+    /// The device communicator was aborted.
+    #[error(
+        "the device communicator of rank {rank} among its arguments was aborted ({cause}), and its barriers may stand anywhere; close it and make another"
+    )]
+    Aborted {
+        /// The rank.
+        rank: usize,
+        /// Why it was aborted.
+        cause: AbortCause,
+    },
+    /// The grid has more blocks than barriers were reserved.
+    #[error(
+        "{blocks} blocks, but the device communicator has {barriers} LSA barriers; ask for DevCommRequirements::lsa_barriers({blocks}) or launch fewer blocks"
+    )]
+    TooFewBarriers {
+        /// Blocks.
+        blocks: u64,
+        /// Barriers of the device communicator.
+        barriers: u64,
+    },
+    /// The blocks cannot all run at once, so that those that run would wait for ever.
+    #[error(
+        "{blocks} blocks would not all run at once, as blocks that wait for each other must: the GPU holds {resident} ({per_multiprocessor} on each of {multiprocessors} multiprocessors)"
+    )]
+    NotResident {
+        /// Blocks.
+        blocks: u64,
+        /// Blocks that fit.
+        resident: u64,
+        /// Blocks that fit on one multiprocessor.
+        per_multiprocessor: u32,
+        /// Multiprocessors of the GPU.
+        multiprocessors: u32,
+    },
+    /// The host and the compiled kernel disagree on the parameters.
+    #[error(
+        "the compiled kernel takes {compiled}, but the program passes {passed}; rebuild the kernels"
+    )]
+    Parameters {
+        /// What the sidecar says.
+        compiled: String,
+        /// What the launch passes.
+        passed: String,
+    },
+}
+
+fn back_ends(list: &[GinType]) -> String {
+    list.iter().map(GinType::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Registers are allocated in steps of this a thread.
+const REGISTER_STEP: u64 = 8;
+const WARP: u64 = 32;
+
+pub(crate) fn registers_needed(registers: u32, threads: u64) -> u64 {
+    u64::from(registers).next_multiple_of(REGISTER_STEP) * threads.next_multiple_of(WARP)
+}
+
+fn largest_block(registers: u32, limit: u32) -> u64 {
+    let per_warp = registers_needed(registers.max(1), WARP);
+    u64::from(limit) / per_warp * WARP
+}

@@ -1,0 +1,119 @@
+//! What kernels waited for when they were ended, for people to read.
+
+use std::collections::BTreeSet;
+use std::fmt::{self, Write};
+
+use devcomm_types::{StuckRecord, WaitFor, WaitKind};
+
+/// The most lines of a report.
+const LINES: usize = 16;
+/// The most ranges of numbers in a line.
+const RANGES: usize = 8;
+
+/// A wait that an abort ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StuckWait {
+    /// `blockIdx.x`.
+    pub block: u32,
+    /// `threadIdx.x`.
+    pub thread: u32,
+    /// What it waited for.
+    pub wait: WaitFor,
+}
+
+impl fmt::Display for StuckWait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "block {}, thread {}: {}", self.block, self.thread, self.wait)
+    }
+}
+
+/// What the kernels have noted. A kind that this crate does not know is left out.
+pub(crate) fn waits(records: &[StuckRecord]) -> Vec<StuckWait> {
+    let wait = |record: &StuckRecord| {
+        let StuckRecord { kind, block, index, context, peer, thread, wanted, seen } = *record;
+        let kind = WaitKind::from_raw(kind)?;
+        Some(StuckWait {
+            block,
+            thread,
+            wait: WaitFor { kind, index, context, peer, wanted, seen },
+        })
+    };
+    let mut waits: Vec<StuckWait> = records.iter().filter_map(wait).collect();
+    waits.sort_by_key(|wait| (wait.block, wait.thread));
+    waits
+}
+
+/// Blocks that wait for the same, or for the same at different indices.
+struct Group {
+    /// The first of them.
+    wait: WaitFor,
+    blocks: BTreeSet<u32>,
+    threads: BTreeSet<u32>,
+    indices: BTreeSet<u32>,
+}
+
+/// The end of an error's text: a line for each group of blocks.
+pub(super) fn report(waits: &[StuckWait]) -> String {
+    if waits.is_empty() {
+        return "; no block noted a wait".to_owned();
+    }
+    let mut groups: Vec<Group> = Vec::new();
+    for &StuckWait { block, thread, wait } in waits {
+        let same = |group: &Group| group.wait == WaitFor { index: group.wait.index, ..wait };
+        let at = groups.iter().position(same).unwrap_or_else(|| {
+            let (blocks, threads, indices) = Default::default();
+            groups.push(Group { wait, blocks, threads, indices });
+            groups.len() - 1
+        });
+        groups[at].blocks.insert(block);
+        groups[at].threads.insert(thread);
+        groups[at].indices.insert(wait.index);
+    }
+    let mut text = "; what they waited for:".to_owned();
+    for group in groups.iter().take(LINES) {
+        let _ = write!(text, "\n  {group}");
+    }
+    if let Some(left @ 1..) = groups.len().checked_sub(LINES) {
+        let _ = write!(text, "\n  and {left} other waits");
+    }
+    text
+}
+
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { wait, blocks, threads, indices } = self;
+        write!(f, "{}, {}: {wait}", numbers("block", blocks), numbers("thread", threads))?;
+        let mut others = indices.clone();
+        others.remove(&wait.index);
+        if others.is_empty() { Ok(()) } else { write!(f, "; likewise at {}", ranges(&others)) }
+    }
+}
+
+/// `block 3`, or `blocks 0-7, 9`.
+fn numbers(what: &str, set: &BTreeSet<u32>) -> String {
+    let plural = if set.len() == 1 { "" } else { "s" };
+    format!("{what}{plural} {}", ranges(set))
+}
+
+fn ranges(set: &BTreeSet<u32>) -> String {
+    let mut ranges: Vec<(u32, u32)> = Vec::new();
+    for &number in set {
+        match ranges.last_mut() {
+            Some((_, last)) if last.checked_add(1) == Some(number) => *last = number,
+            _ => ranges.push((number, number)),
+        }
+    }
+    let shown = ranges.iter().take(RANGES).map(|&(first, last)| match last - first {
+        0 => first.to_string(),
+        _ => format!("{first}-{last}"),
+    });
+    let mut text = shown.collect::<Vec<_>>().join(", ");
+    if ranges.len() > RANGES {
+        text.push_str(", ...");
+    }
+    text
+}
+
+#[cfg(test)]
+#[path = "stuck_tests.rs"]
+mod tests;

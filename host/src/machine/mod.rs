@@ -1,0 +1,275 @@
+//! The machine under everything: GPUs, or simulated ones.
+//!
+//! It gives the two tables of C functions that [`sys`](crate::sys) calls, and what a host thread
+//! does with time: clocks, pauses, other threads, and waits for what those do. On GPUs that is the
+//! system's. A simulated machine runs one thread at a time and has a clock of its own, so all of it
+//! is asked of the machine; a thread that waits by other means holds up all others.
+
+mod shared;
+#[cfg(feature = "simulator")]
+mod simulated;
+mod threads;
+
+use std::cell::RefCell;
+use std::path::Path;
+use std::ptr::null_mut;
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+use devcomm_sys::driver::{CUDA, CUfunction, Driver};
+use devcomm_sys::nccl::Functions;
+use devcomm_types::HostBody;
+
+pub(crate) use self::shared::Shared;
+#[cfg(feature = "simulator")]
+use self::simulated::Simulated;
+pub(crate) use self::threads::{Task, message};
+use crate::error::{Error, Result};
+
+/// Names a machine to simulate for any program: `4`, or `4,team=2,seed=7`.
+pub(crate) const VARIABLE: &str = "DEVCOMM_SIMULATE";
+
+/// A machine. Clones are the same one.
+#[derive(Clone)]
+pub(crate) enum Machine {
+    /// The GPUs that the driver shows to this process.
+    Gpus,
+    #[cfg(feature = "simulator")]
+    Simulated(Simulated),
+}
+
+thread_local! {
+    /// The machine of the world whose rank the thread is.
+    static CURRENT: RefCell<Option<Machine>> = const { RefCell::new(None) };
+}
+
+impl Machine {
+    /// The calling thread's machine: that of the world whose rank it is, or else the one that the
+    /// environment asks for.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Environment`].
+    pub(crate) fn current() -> Result<Self> {
+        CURRENT.with_borrow(|current| match current {
+            Some(machine) => Ok(machine.clone()),
+            None => Ok(Self::asked_for(None)?.unwrap_or(Self::Gpus)),
+        })
+    }
+
+    /// The simulated machine that the environment asks for, one for the whole process. The first
+    /// caller may cut its GPUs into LSA teams.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Environment`] for a value that makes no sense.
+    #[cfg(feature = "simulator")]
+    pub(crate) fn asked_for(team: Option<usize>) -> Result<Option<Self>> {
+        Ok(simulated::asked_for(team)?.map(Self::Simulated))
+    }
+
+    /// A simulated machine of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for settings that make no sense.
+    #[cfg(feature = "simulator")]
+    pub(crate) fn simulate(
+        simulation: &devcomm_sim::Simulation,
+        team: Option<usize>,
+    ) -> Result<Self> {
+        Simulated::new(simulation, team).map(Self::Simulated)
+    }
+
+    /// As above; there is none in this program.
+    #[cfg(not(feature = "simulator"))]
+    pub(crate) fn asked_for(_: Option<usize>) -> Result<Option<Self>> {
+        match std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
+            None => Ok(None),
+            Some(value) => {
+                let why = "this program was built without the simulator; unset it, or build with \
+                           the feature `simulator`";
+                let value = Some(value.to_string_lossy().into_owned());
+                Err(Error::Environment { variable: VARIABLE, value, why: why.to_owned() })
+            }
+        }
+    }
+
+    pub(crate) fn is_simulated(&self) -> bool {
+        !matches!(self, Self::Gpus)
+    }
+
+    #[cfg(feature = "simulator")]
+    pub(crate) fn simulated(&self) -> Option<&devcomm_sim::Machine> {
+        match self {
+            Self::Gpus => None,
+            Self::Simulated(machine) => Some(machine.machine()),
+        }
+    }
+
+    /// Fails on a simulated machine, which has no `what`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotSimulated`].
+    pub(crate) fn refuse_simulated(&self, what: impl FnOnce() -> String) -> Result<()> {
+        if self.is_simulated() { Err(Error::NotSimulated { what: what() }) } else { Ok(()) }
+    }
+
+    /// The driver's functions, for calls on this thread.
+    pub(crate) fn driver(&self) -> &'static Driver {
+        match self {
+            Self::Gpus => &CUDA,
+            #[cfg(feature = "simulator")]
+            Self::Simulated(machine) => machine.driver(),
+        }
+    }
+
+    /// NCCL's functions and where they are said to be, if they are the machine's own.
+    pub(crate) fn nccl(&self) -> Option<(&'static Path, Functions)> {
+        match self {
+            Self::Gpus => None,
+            #[cfg(feature = "simulator")]
+            Self::Simulated(machine) => Some(machine.nccl()),
+        }
+    }
+
+    /// The function that runs a kernel's body on the GPU of the current context; NULL on GPUs,
+    /// which run machine code.
+    pub(crate) fn bind(&self, body: &HostBody) -> CUfunction {
+        match self {
+            Self::Gpus => {
+                let _ = body;
+                null_mut()
+            }
+            #[cfg(feature = "simulator")]
+            Self::Simulated(machine) => machine.bind(body),
+        }
+    }
+
+    /// Tells a simulated machine of the calling thread, if it is one that the program has started:
+    /// its calls find the machine by their thread.
+    pub(crate) fn enter(&self) {
+        match self {
+            Self::Gpus => {}
+            #[cfg(feature = "simulator")]
+            Self::Simulated(machine) => machine.enter(),
+        }
+    }
+
+    /// The time since some fixed moment.
+    pub(crate) fn now(&self) -> Duration {
+        static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+        match self {
+            Self::Gpus => START.elapsed(),
+            #[cfg(feature = "simulator")]
+            Self::Simulated(machine) => machine.now(),
+        }
+    }
+
+    /// The time since a moment that [`now`](Self::now) gave.
+    pub(crate) fn since(&self, start: Duration) -> Duration {
+        self.now().saturating_sub(start)
+    }
+
+    /// Whether what is looked at every `interval` is due. On a simulated machine it always is: a
+    /// wait there ends when something has happened, not after a while.
+    pub(crate) fn is_due(&self, last: Duration, interval: Duration) -> bool {
+        self.is_simulated() || self.since(last) >= interval
+    }
+
+    /// How much has happened on a simulated machine: whoever polls takes it before a look.
+    fn news(&self) -> u64 {
+        match self {
+            Self::Gpus => 0,
+            #[cfg(feature = "simulator")]
+            Self::Simulated(machine) => machine.news(),
+        }
+    }
+
+    /// Lets others work; somebody who polls has `waited` so long already and stops at `deadline`.
+    /// `since` is the [`news`](Self::news) before the last look.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Deadlock`] on a simulated machine.
+    fn pause(&self, since: u64, waited: Duration, deadline: Option<Duration>) -> Result<()> {
+        match self {
+            Self::Gpus => {
+                let _ = (since, deadline);
+                // Short waits are polled without sleeping, long ones leave the processor to others.
+                if waited < Duration::from_millis(1) {
+                    std::thread::yield_now();
+                } else {
+                    std::thread::sleep((waited / 16).min(Duration::from_millis(1)));
+                }
+                Ok(())
+            }
+            #[cfg(feature = "simulator")]
+            Self::Simulated(machine) => machine.wait(since, deadline),
+        }
+    }
+
+    /// Polls `done` until it is true or fails, for at most `limit`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::DeadlinePassed`] after `limit`; [`Error::Deadlock`]; those of `done`.
+    pub(crate) fn poll(
+        &self,
+        limit: Option<Duration>,
+        mut done: impl FnMut() -> Result<bool>,
+    ) -> Result<()> {
+        let start = self.now();
+        loop {
+            let news = self.news();
+            if done()? {
+                return Ok(());
+            }
+            let waited = self.since(start);
+            if limit.is_some_and(|limit| waited >= limit) {
+                return Err(Error::DeadlinePassed { waited });
+            }
+            self.pause(news, waited, limit.map(|limit| start.saturating_add(limit)))?;
+        }
+    }
+
+    /// Waits for other threads of the machine to bring about `done`, which nobody says when it is.
+    /// On GPUs whoever asks waits by the system's means.
+    pub(crate) fn let_work(&self, done: impl Fn() -> bool) {
+        loop {
+            let news = self.news();
+            if !self.is_simulated() || done() {
+                return;
+            }
+            // That nothing can go on is for those to say who wait for something.
+            let _ = self.pause(news, Duration::ZERO, None);
+        }
+    }
+
+    /// Waits for so long.
+    pub(crate) fn sleep(&self, duration: Duration) {
+        match self {
+            Self::Gpus => std::thread::sleep(duration),
+            // The deadline is what it waits for.
+            #[cfg(feature = "simulator")]
+            Self::Simulated(_) => drop(self.poll(Some(duration), || Ok(false))),
+        }
+    }
+
+    /// Says that something has happened that others may wait for, which the machine cannot know:
+    /// something in the host's memory.
+    pub(crate) fn notify(&self) {
+        match self {
+            Self::Gpus => {}
+            #[cfg(feature = "simulator")]
+            Self::Simulated(machine) => machine.notify(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Machine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.is_simulated() { "a simulated machine" } else { "GPUs" })
+    }
+}

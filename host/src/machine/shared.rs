@@ -1,0 +1,89 @@
+//! What threads share and wait for changes of.
+
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::Machine;
+use crate::error::{Error, Result};
+
+/// How often a wait looks at what changes elsewhere, such as the health of the job.
+const PULSE: Duration = Duration::from_millis(5);
+
+/// A value under a lock, whose changes threads can wait for. A panic elsewhere does not spoil it.
+pub(crate) struct Shared<T> {
+    value: Mutex<T>,
+    changed: Condvar,
+    machine: Machine,
+}
+
+impl<T> Shared<T> {
+    pub(crate) fn new(machine: Machine, value: T) -> Self {
+        Self { value: Mutex::new(value), changed: Condvar::new(), machine }
+    }
+
+    /// The value, to look at.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        self.value.lock()
+    }
+
+    /// Changes the value, and wakes who waits.
+    pub(crate) fn change<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
+        let result = change(&mut self.value.lock());
+        self.changed.notify_all();
+        self.machine.notify();
+        result
+    }
+
+    /// Waits until `ready` finds what it looks for, which it is asked after each change.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Deadlock`]; those of `ready`.
+    pub(crate) fn wait<R>(&self, ready: impl FnMut(&mut T) -> Result<Option<R>>) -> Result<R> {
+        self.look(None, Duration::MAX, ready)
+    }
+
+    /// As [`wait`](Self::wait), for at most `limit`; `ready` is also asked now and then, for what
+    /// changes elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::DeadlinePassed`] after `limit`; [`Error::Deadlock`]; those of `ready`.
+    pub(crate) fn watch<R>(
+        &self,
+        limit: Option<Duration>,
+        ready: impl FnMut(&mut T) -> Result<Option<R>>,
+    ) -> Result<R> {
+        self.look(limit, PULSE, ready)
+    }
+
+    fn look<R>(
+        &self,
+        limit: Option<Duration>,
+        pulse: Duration,
+        mut ready: impl FnMut(&mut T) -> Result<Option<R>>,
+    ) -> Result<R> {
+        if self.machine.is_simulated() {
+            let mut found = None;
+            self.machine.poll(limit, || {
+                found = ready(&mut self.lock())?;
+                Ok(found.is_some())
+            })?;
+            return found.ok_or_else(|| Error::invalid("a wait that ended without a result"));
+        }
+        let start = self.machine.now();
+        let mut value = self.lock();
+        loop {
+            if let Some(found) = ready(&mut value)? {
+                return Ok(found);
+            }
+            let waited = self.machine.since(start);
+            let left = limit.map_or(pulse, |limit| limit.saturating_sub(waited));
+            if left.is_zero() {
+                return Err(Error::DeadlinePassed { waited });
+            }
+            self.changed.wait_for(&mut value, left.min(pulse));
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! The simulated machine, as the host asks it.
+
+use std::path::Path;
+use std::time::Duration;
+
+use devcomm_sim::Simulation;
+use devcomm_sys::driver::{CUfunction, Driver};
+use devcomm_sys::nccl::Functions;
+use devcomm_types::HostBody;
+use parking_lot::Mutex;
+
+use super::VARIABLE;
+use crate::error::{Error, Result};
+
+/// A simulated machine. Clones are the same one.
+#[derive(Clone)]
+pub(crate) struct Simulated(devcomm_sim::Machine);
+
+/// Where its NCCL is said to be.
+pub(crate) const NCCL_PATH: &str = "<simulated>";
+
+/// The machine that the environment asks for, made at the first call.
+pub(super) fn asked_for(team: Option<usize>) -> Result<Option<Simulated>> {
+    static MACHINE: Mutex<Option<Simulated>> = Mutex::new(None);
+    let Some(value) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) else {
+        return Ok(None);
+    };
+    let mut machine = MACHINE.lock();
+    if machine.is_none() {
+        let text = value.to_string_lossy();
+        let made = text.parse().and_then(|asked| make(&asked, team));
+        *machine = Some(made.map_err(|error| Error::Environment {
+            variable: VARIABLE,
+            value: Some(text.clone().into_owned()),
+            why: error.to_string(),
+        })?);
+    }
+    Ok(machine.clone())
+}
+
+fn make(simulation: &Simulation, team: Option<usize>) -> Result<Simulated, devcomm_sim::Error> {
+    let asked = simulation.clone();
+    let asked = if let Some(team) = team { asked.team_size(team) } else { asked };
+    devcomm_sim::Machine::new(&asked).map(Simulated)
+}
+
+impl Simulated {
+    pub(super) fn new(simulation: &Simulation, team: Option<usize>) -> Result<Self> {
+        make(simulation, team).map_err(|error| Error::invalid(error.to_string()))
+    }
+
+    pub(super) fn machine(&self) -> &devcomm_sim::Machine {
+        &self.0
+    }
+
+    pub(super) fn nccl(&self) -> (&'static Path, Functions) {
+        (Path::new(NCCL_PATH), *devcomm_sim::Machine::nccl())
+    }
+
+    /// The function that runs `body` on the GPU of the current context.
+    pub(super) fn bind(&self, body: &HostBody) -> CUfunction {
+        self.enter();
+        self.0.bind(body)
+    }
+
+    pub(super) fn driver(&self) -> &'static Driver {
+        self.enter();
+        devcomm_sim::Machine::driver()
+    }
+
+    pub(super) fn enter(&self) {
+        self.0.enter();
+    }
+
+    pub(super) fn ticket(&self, name: &str) -> devcomm_sim::Ticket {
+        self.0.ticket(name.to_owned())
+    }
+
+    pub(super) fn now(&self) -> Duration {
+        self.0.now()
+    }
+
+    pub(super) fn notify(&self) {
+        self.0.notify();
+    }
+
+    pub(super) fn news(&self) -> u64 {
+        self.0.news()
+    }
+
+    pub(super) fn wait(&self, since: u64, deadline: Option<Duration>) -> Result<()> {
+        self.enter();
+        self.0.wait(since, deadline).map_err(|report| Error::Deadlock { report })
+    }
+}

@@ -1,0 +1,118 @@
+//! Threads of a machine.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{CURRENT, Machine, Shared};
+use crate::error::{Error, Result};
+
+/// The right of a thread that is about to start to be one of the machine's. A simulated machine
+/// waits for it, so the order of tickets and not that in which the system starts threads counts.
+pub(crate) struct Ticket {
+    machine: Machine,
+    #[cfg(feature = "simulator")]
+    simulated: Option<devcomm_sim::Ticket>,
+}
+
+/// A thread of a machine, until it is dropped.
+pub(crate) struct Entered {
+    before: Option<Machine>,
+    #[cfg(feature = "simulator")]
+    _simulated: Option<devcomm_sim::Attached>,
+}
+
+impl Ticket {
+    /// Makes the machine the calling thread's. On a simulated one, returns when it is its turn.
+    pub(crate) fn enter(self) -> Entered {
+        let before = CURRENT.replace(Some(self.machine));
+        Entered {
+            before,
+            #[cfg(feature = "simulator")]
+            _simulated: self.simulated.map(devcomm_sim::Ticket::attach),
+        }
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        CURRENT.set(self.before.take());
+    }
+}
+
+/// A thread that was started. Dropping it leaves the thread to itself.
+pub(crate) struct Task<T>(Arc<Shared<Option<Result<T>>>>);
+
+impl<T> Task<T> {
+    /// Waits for what the thread came to, for at most `limit` and as long as `watch` does not fail.
+    ///
+    /// # Errors
+    ///
+    /// Of the wait: [`Error::DeadlinePassed`] after `limit`; [`Error::Deadlock`]; those of `watch`.
+    pub(crate) fn wait(
+        &self,
+        limit: Option<Duration>,
+        watch: impl Fn() -> Result<()>,
+    ) -> Result<Result<T>> {
+        self.0.watch(limit, |result| match result.take() {
+            None => watch().map(|()| None),
+            result => Ok(result),
+        })
+    }
+}
+
+impl Machine {
+    /// Makes the calling thread one of the machine's for a while, unless it is one already.
+    pub(crate) fn visit(&self) -> Option<Entered> {
+        let is_here = CURRENT.with_borrow(Option::is_some);
+        (!is_here).then(|| self.ticket(std::thread::current().name().unwrap_or("a thread")).enter())
+    }
+
+    /// A ticket for a thread of that name.
+    pub(crate) fn ticket(&self, name: &str) -> Ticket {
+        #[cfg(not(feature = "simulator"))]
+        let _ = name;
+        Ticket {
+            machine: self.clone(),
+            #[cfg(feature = "simulator")]
+            simulated: match self {
+                Self::Gpus => None,
+                Self::Simulated(machine) => Some(machine.ticket(name)),
+            },
+        }
+    }
+
+    /// Starts a thread of the machine.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] when the system cannot.
+    pub(crate) fn spawn<T: Send + 'static>(
+        &self,
+        name: &str,
+        f: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<Task<T>> {
+        let (shared, ticket) = (Arc::new(Shared::new(self.clone(), None)), self.ticket(name));
+        let result = Arc::clone(&shared);
+        let thread = move || {
+            let _entered = ticket.enter();
+            let came_to = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
+                Err(Error::invalid(format!("a thread panicked: {}", message(&*panic))))
+            });
+            result.change(|result| *result = Some(came_to));
+        };
+        let started = std::thread::Builder::new().name(name.to_owned()).spawn(thread);
+        started.map_err(|error| {
+            Error::invalid(format!("the thread {name} cannot be started: {error}"))
+        })?;
+        Ok(Task(shared))
+    }
+}
+
+/// What a panic says.
+pub(crate) fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    text.unwrap_or_else(|| "no message".to_owned())
+}

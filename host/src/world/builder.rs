@@ -1,0 +1,110 @@
+//! What is settled before a world looks at its GPUs.
+
+use super::env::launched;
+use super::{GinLoopback, World};
+use crate::error::{Error, Result};
+use crate::machine::{Machine, VARIABLE};
+
+/// Settings of a [`World`]: the machine, and what NCCL and the CUDA driver read once, from the environment. See
+/// [`World::builder`].
+#[derive(Clone, Debug, Default)]
+#[must_use = "a builder makes a world only by from_env, threads or spawn_local"]
+pub struct WorldBuilder {
+    gin_loopback: Option<GinLoopback>,
+    #[cfg(feature = "simulator")]
+    simulation: Option<devcomm_sim::Simulation>,
+}
+
+impl WorldBuilder {
+    /// Kernels reach the network (GIN) by devcomm's plugin, which needs no network card. A simulated machine has a network of its own: of the
+    /// settings it takes the size of the LSA teams.
+    pub fn gin_loopback(mut self, loopback: GinLoopback) -> Self {
+        self.gin_loopback = Some(loopback);
+        self
+    }
+
+    /// The ranks run on a simulated machine, as threads, whatever the environment says of simulations.
+    ///
+    /// ```no_run
+    /// use devcomm_host::{Error, Simulation, World};
+    ///
+    /// let machine = Simulation::new(4).team_size(2).seed(7);
+    /// let teams = World::builder().simulate(machine).from_env()?.run(|rank| {
+    ///     Ok::<_, Error>(rank.communicator()?.properties()?.n_lsa_teams)
+    /// })?;
+    /// assert_eq!(teams, [2; 4]);
+    /// # Ok::<_, Error>(())
+    /// ```
+    #[cfg(feature = "simulator")]
+    pub fn simulate(mut self, simulation: devcomm_sim::Simulation) -> Self {
+        self.simulation = Some(simulation);
+        self
+    }
+
+    /// As [`World::from_env`].
+    ///
+    /// # Errors
+    ///
+    /// As [`World::from_env`]; [`Error::GinLoopbackNotFound`], [`Error::EnvironmentInUse`], [`Error::Environment`].
+    pub fn from_env(self) -> Result<World> {
+        let (machine, launched) = (self.settle()?, launched(&|name| std::env::var_os(name))?);
+        match launched {
+            None => World::of_threads(machine, None),
+            Some(launched) if machine.is_simulated() => Err(no_processes(launched.variable)),
+            Some(launched) => World::of_launcher(launched),
+        }
+    }
+
+    /// As [`World::threads`].
+    ///
+    /// # Errors
+    ///
+    /// As [`World::threads`], and as [`from_env`](Self::from_env) for the settings.
+    pub fn threads(self, n: usize) -> Result<World> {
+        World::of_threads(self.settle()?, Some(n))
+    }
+
+    /// As [`World::spawn_local`]; the processes inherit the settings.
+    ///
+    /// # Errors
+    ///
+    /// As [`World::spawn_local`], and as [`from_env`](Self::from_env) for the settings.
+    pub fn spawn_local(self, n: usize) -> Result<()> {
+        if self.settle()?.is_simulated() {
+            return Err(no_processes("World::spawn_local"));
+        }
+        World::start_processes(n)
+    }
+
+    /// The machine, with its settings made.
+    fn settle(&self) -> Result<Machine> {
+        #[cfg(feature = "simulator")]
+        if let Some(simulation) = &self.simulation {
+            return Machine::simulate(simulation, self.lsa_team_size());
+        }
+        if let Some(machine) = Machine::asked_for(self.lsa_team_size())? {
+            return Ok(machine);
+        }
+        self.gin_loopback.as_ref().map_or(Ok(()), GinLoopback::enable)?;
+        Ok(Machine::Gpus)
+    }
+
+    fn lsa_team_size(&self) -> Option<usize> {
+        self.gin_loopback.as_ref().and_then(GinLoopback::team_size)
+    }
+}
+
+/// The refusal of a simulated machine whose ranks are processes, because of what `says` so.
+fn no_processes(says: &str) -> Error {
+    let why = format!(
+        "the ranks of a simulated machine are threads of one process, but with {says} each is a \
+         process of its own; do without one of the two"
+    );
+    match std::env::var_os(VARIABLE) {
+        None => Error::invalid(format!("a World that simulates its machine: {why}")),
+        Some(value) => {
+            let value = Some(value.to_string_lossy().into_owned());
+            Error::Environment { variable: VARIABLE, value, why }
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! GIN on a host without an RDMA card: devcomm's plugin for NCCL, and the environment it needs.
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+
+use devcomm_locate::{find_gin_loopback, gin_loopback_environment, gin_machine};
+
+use crate::error::{Error, Result};
+use crate::machine::Machine;
+use crate::sys::process::set_variables;
+
+/// GIN between the GPUs of one host by CUDA copies, where there is no RDMA card: NCCL then has GIN PROXY, and kernels that
+/// use the network run unchanged. For developing and testing them; it says nothing of a network's speed.
+///
+/// The plugin is `libdevcomm_rma_loopback.so`, which cargo builds with any program that depends on `devcomm`. NCCL and the CUDA
+/// driver read their settings once, so a program says this first, before it starts threads and before anything touches a
+/// GPU; [`World::builder`](crate::World::builder) does it in the right order.
+///
+/// ```no_run
+/// use devcomm_host::{Error, GinLoopback, World};
+///
+/// # fn main() -> Result<(), Error> {
+/// let world = World::builder().gin_loopback(GinLoopback::new()).from_env()?;
+/// world.run(|rank| {
+///     let comm = rank.communicator()?;
+///     println!("GIN here: {}", comm.properties()?.gin_type); // PROXY
+///     Ok::<_, Error>(())
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Any other program, in any language, gets it by the same variables in its environment; `cargo xtask doctor` prints them.
+#[derive(Clone, Debug, Default)]
+pub struct GinLoopback {
+    plugin: Option<PathBuf>,
+    lsa_team_size: Option<usize>,
+    unless_rdma: bool,
+}
+
+impl GinLoopback {
+    /// With the plugin that lies beside the program, or that `DEVCOMM_GIN_LOOPBACK` names.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// As [`new`](Self::new), but only where the machine has no RDMA device; where it has one, only the size of LSA teams is set,
+    /// if one is asked for.
+    #[must_use]
+    pub fn unless_rdma() -> Self {
+        Self { unless_rdma: true, ..Self::default() }
+    }
+
+    /// With the plugin of this file.
+    #[must_use]
+    pub fn plugin(mut self, path: impl Into<PathBuf>) -> Self {
+        self.plugin = Some(path.into());
+        self
+    }
+
+    /// Cuts the ranks into LSA teams of `ranks`, which must divide their number, as if there were several NVLink domains: what
+    /// lies between teams then goes over the network. 4 GPUs and 2 make 2 teams and 2 rails. NCCL: `NCCL_LSA_TEAM_SIZE`.
+    #[must_use]
+    pub fn lsa_team_size(mut self, ranks: usize) -> Self {
+        self.lsa_team_size = Some(ranks);
+        self
+    }
+
+    pub(crate) fn team_size(&self) -> Option<usize> {
+        self.lsa_team_size
+    }
+
+    /// The variables that a process needs in its environment.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::GinLoopbackNotFound`] lists the places that were searched; [`Error::InvalidInput`] for teams of 0 ranks.
+    pub fn environment(&self) -> Result<Vec<(&'static str, OsString)>> {
+        if self.lsa_team_size == Some(0) {
+            return Err(Error::invalid("LSA teams of 0 ranks"));
+        }
+        let mut variables = Vec::new();
+        if !(self.unless_rdma && gin_machine(None).has_rdma()) {
+            let plugin = find_gin_loopback(self.plugin.as_deref())
+                .map_err(|not_found| Error::GinLoopbackNotFound { not_found })?;
+            variables.extend(gin_loopback_environment(&plugin).map(|(n, v)| (n, v.into())));
+        }
+        let teams = self.lsa_team_size.map(|ranks| ranks.to_string().into());
+        variables.extend(teams.map(|ranks| ("NCCL_LSA_TEAM_SIZE", ranks)));
+        Ok(variables)
+    }
+
+    /// Puts them into this process's environment, for a program that builds no [`World`](crate::World). What the user has set
+    /// stays, if it is only another tuning. A simulated machine needs none of it.
+    ///
+    /// # Errors
+    ///
+    /// As [`environment`](Self::environment); [`Error::EnvironmentInUse`] when this process has threads already, of which one
+    /// may be reading the environment, and [`Error::Environment`] when a variable asks for another network or other teams.
+    pub fn enable(&self) -> Result<()> {
+        if Machine::asked_for(self.lsa_team_size)?.is_some() {
+            return Ok(());
+        }
+        let mut missing = Vec::new();
+        for (name, value) in self.environment()? {
+            match std::env::var_os(name) {
+                None => missing.push((name, value)),
+                Some(set) if set == value || !contradicts(name) || same_file(&set, &value) => {}
+                Some(set) => {
+                    let why = format!("GinLoopback needs {} here; unset it", value.display());
+                    let value = Some(set.to_string_lossy().into_owned());
+                    return Err(Error::Environment { variable: name, value, why });
+                }
+            }
+        }
+        set_variables(&missing)
+    }
+}
+
+/// Whether two names are those of one file.
+fn same_file(a: &OsStr, b: &OsStr) -> bool {
+    std::fs::canonicalize(a).is_ok_and(|a| std::fs::canonicalize(b).is_ok_and(|b| a == b))
+}
+
+/// Whether another value than ours means another network, and not just another tuning.
+fn contradicts(name: &str) -> bool {
+    matches!(name, "NCCL_RMA_PLUGIN" | "NCCL_GIN_TYPE" | "NCCL_LSA_TEAM_SIZE")
+}

@@ -1,0 +1,227 @@
+//! Starting the ranks of one machine as processes, and seeing them to their end.
+
+use std::ffi::{OsStr, OsString};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use super::env::LISTENER;
+use super::signals::Signals;
+use crate::error::{Error, Result};
+use crate::sys::process::{die_with_parent, spawn_with_listener};
+
+/// How often the processes are looked at.
+const LOOK: Duration = Duration::from_millis(10);
+/// After a rank has failed, the others have this long to notice it and say so.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// Several processes of one program on this machine, each one rank.
+///
+/// They get torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), from which
+/// [`World::from_env`](crate::World::from_env) makes them one world. Standard output and error are this process's;
+/// standard input goes to rank 0.
+///
+/// The ranks meet at a socket that listens before the first of them starts and that rank 0 inherits, so nobody can take the
+/// port in between. It listens on this machine only, and a random DEVCOMM_JOB_ID keeps out other users of the machine, who
+/// could otherwise connect there and pass for a rank.
+///
+/// ```no_run
+/// # fn main() -> devcomm_host::Result<()> {
+/// use devcomm_host::LocalJob;
+/// LocalJob::new(4)?.env("NCCL_NVLS_ENABLE", "0").run()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct LocalJob {
+    n_ranks: usize,
+    program: PathBuf,
+    args: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
+}
+
+impl LocalJob {
+    /// `n_ranks` copies of this very program with this process's arguments.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for 0 ranks; [`Error::SpawnFailed`] when this program's file cannot be found.
+    pub fn new(n_ranks: usize) -> Result<Self> {
+        if n_ranks == 0 {
+            return Err(Error::invalid("a job of 0 ranks"));
+        }
+        let program = std::env::current_exe()
+            .map_err(|error| Error::SpawnFailed { rank: 0, why: error.to_string() })?;
+        Ok(Self { n_ranks, program, args: std::env::args_os().skip(1).collect(), env: Vec::new() })
+    }
+
+    /// Another program.
+    #[must_use]
+    pub fn program(mut self, program: impl Into<PathBuf>) -> Self {
+        self.program = program.into();
+        self
+    }
+
+    /// Other arguments.
+    #[must_use]
+    pub fn args<S: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = S>) -> Self {
+        self.args = args.into_iter().map(|arg| arg.as_ref().to_owned()).collect();
+        self
+    }
+
+    /// One more environment variable for every rank.
+    #[must_use]
+    pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+        self.env.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
+        self
+    }
+
+    /// Starts all ranks and waits for them. When one fails, the others get a moment to notice and are then killed; SIGINT,
+    /// SIGTERM and SIGHUP end all of them. They do not outlive this process, nor the thread that calls this, however it ends.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::RankFailed`] names the rank that failed first and how it ended, [`Error::SpawnFailed`],
+    /// [`Error::Interrupted`].
+    pub fn run(self) -> Result<()> {
+        let signals = Signals::watch()?;
+        let mut ranks = Ranks::start(&self)?;
+        let mut failure = None;
+        loop {
+            if let Some(signal) = signals.seen() {
+                // Dropping `ranks` kills what is left.
+                return Err(Error::Interrupted { signal });
+            }
+            let failed = ranks.look()?;
+            if failure.is_none() {
+                failure = failed.map(|failed| (failed, Instant::now()));
+            }
+            if ranks.all_ended() {
+                return failure
+                    .map_or(Ok(()), |((rank, how), _)| Err(Error::RankFailed { rank, how }));
+            }
+            if failure.as_ref().is_some_and(|(_, since)| since.elapsed() > GRACE) {
+                ranks.kill();
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    fn command(&self, rank: usize, port: u16, job: &str) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(&self.args);
+        // A launcher around this process must not be mistaken for the ranks' own.
+        for outer in
+            ["TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID", "DEVCOMM_PORT", LISTENER]
+        {
+            command.env_remove(outer);
+        }
+        command
+            .env("RANK", rank.to_string())
+            .env("LOCAL_RANK", rank.to_string())
+            .env("WORLD_SIZE", self.n_ranks.to_string())
+            .env("LOCAL_WORLD_SIZE", self.n_ranks.to_string())
+            .env("MASTER_ADDR", Ipv4Addr::LOCALHOST.to_string())
+            .env("MASTER_PORT", port.to_string())
+            .env("DEVCOMM_JOB_ID", job)
+            .envs(self.env.iter().map(|(name, value)| (name, value)));
+        if rank > 0 {
+            command.stdin(Stdio::null());
+        }
+        die_with_parent(&mut command);
+        command
+    }
+}
+
+/// The processes of the ranks; those left over are killed on drop.
+pub(super) struct Ranks {
+    /// By rank, those that have not ended.
+    pub(super) running: Vec<Option<Child>>,
+}
+
+impl Ranks {
+    pub(super) fn start(job: &LocalJob) -> Result<Self> {
+        let failed =
+            |rank, error: std::io::Error| Error::SpawnFailed { rank, why: error.to_string() };
+        let listener =
+            TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|error| failed(0, error))?;
+        let port = listener.local_addr().map_err(|error| failed(0, error))?.port();
+        let id = job_id();
+        let mut ranks = Self { running: Vec::with_capacity(job.n_ranks) };
+        let mut root = job.command(0, port, &id);
+        root.env(LISTENER, listener.as_raw_fd().to_string());
+        let root = spawn_with_listener(root, &listener).map_err(|error| failed(0, error))?;
+        ranks.running.push(Some(root));
+        // Now it is rank 0's alone, and whoever knocks is turned away when rank 0 is gone.
+        drop(listener);
+        for rank in 1..job.n_ranks {
+            let child =
+                job.command(rank, port, &id).spawn().map_err(|error| failed(rank, error))?;
+            ranks.running.push(Some(child));
+        }
+        Ok(ranks)
+    }
+
+    /// Collects who has ended. Returns a rank that failed: one killed by a signal rather than one that ended by itself,
+    /// for the latter may have died of the former.
+    fn look(&mut self) -> Result<Option<(usize, String)>> {
+        let mut failed: Option<(usize, ExitStatus)> = None;
+        for (rank, slot) in self.running.iter_mut().enumerate() {
+            let Some(child) = slot else { continue };
+            let ended = child.try_wait();
+            let ended = ended.map_err(|error| Error::RankFailed {
+                rank,
+                how: format!("an unknown status: {error}"),
+            })?;
+            let Some(status) = ended else { continue };
+            *slot = None;
+            let by_signal = |status: &ExitStatus| status.signal().is_some();
+            let worse = failed.is_none_or(|(_, first)| !by_signal(&first) && by_signal(&status));
+            if !status.success() && worse {
+                failed = Some((rank, status));
+            }
+        }
+        Ok(failed.map(|(rank, status)| (rank, how(status))))
+    }
+
+    fn all_ended(&self) -> bool {
+        self.running.iter().all(Option::is_none)
+    }
+
+    fn kill(&mut self) {
+        for child in self.running.iter_mut().flatten() {
+            // It may just have ended by itself.
+            let _ = child.kill();
+        }
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        self.kill();
+        for child in self.running.iter_mut().flatten() {
+            let _ = child.wait();
+        }
+    }
+}
+
+/// An id that no other job has and nobody can guess: what hashes of nothing give under keys that the system draws at random.
+fn job_id() -> String {
+    let random = || RandomState::new().build_hasher().finish();
+    format!("local-{:016x}{:016x}", random(), random())
+}
+
+fn how(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => match signal_hook::low_level::signal_name(signal) {
+            Some(name) => format!("signal {signal} ({name})"),
+            None => format!("signal {signal}"),
+        },
+        (None, None) => status.to_string(),
+    }
+}

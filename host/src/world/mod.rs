@@ -1,0 +1,251 @@
+//! All ranks together: as threads of this process, or as processes of which this is one.
+
+mod builder;
+mod env;
+mod gin_loopback;
+mod local_job;
+mod rank;
+mod rendezvous;
+mod run;
+mod signals;
+
+use std::fmt::Display;
+
+pub use self::builder::WorldBuilder;
+use self::env::{Launched, launched};
+pub use self::gin_loopback::GinLoopback;
+pub use self::local_job::LocalJob;
+pub use self::rank::Rank;
+use self::rendezvous::{Meeting, Peer, host_name};
+use self::run::{run_rank, run_threads};
+use crate::communicator::Library;
+use crate::device::gpus_of;
+use crate::error::{Error, Result};
+use crate::machine::Machine;
+use crate::sys::nccl::DEV_COMM_VERSION;
+
+/// The ranks of a job, one GPU each.
+///
+/// ```no_run
+/// use devcomm_host::{Error, World};
+///
+/// # fn main() -> Result<(), Error> {
+/// let world = World::from_env()?;
+/// let sums = world.run(|rank| {
+///     let all = rank.all_gather(&[rank.rank() as u8])?;
+///     Ok::<_, Error>(all.iter().map(|bytes| u32::from(bytes[0])).sum::<u32>())
+/// })?;
+/// println!("{sums:?}");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct World {
+    machine: Machine,
+    library: Library,
+    form: Form,
+}
+
+#[derive(Clone, Debug)]
+enum Form {
+    /// Every rank is a thread, on the GPU of its number.
+    Threads(usize),
+    /// This process is one rank.
+    Process { meeting: Meeting, local_rank: usize, device: usize },
+}
+
+impl World {
+    /// What the environment says: this process is one rank of those that a launcher started, on the GPU numbered by its local
+    /// rank; without a launcher every visible GPU is a rank, as a thread. With `DEVCOMM_SIMULATE=4` there are four GPUs to see,
+    /// simulated ones.
+    ///
+    /// The first launcher whose variables are there counts, for one may have been started by another:
+    ///
+    /// 1. torchrun, or whoever sets RANK and WORLD_SIZE, with LOCAL_RANK, MASTER_ADDR and MASTER_PORT;
+    /// 2. mpirun of Open MPI (OMPI_COMM_WORLD_RANK, ...) and of MVAPICH2 (MV2_COMM_WORLD_RANK, ...);
+    /// 3. mpiexec of MPICH, Intel MPI and PALS (PMI_RANK, ...);
+    /// 4. srun of Slurm (SLURM_PROCID, ...), known by SLURM_STEP_ID. A batch script, salloc's shell, an interactive shell of
+    ///    `srun --pty`, and what these start themselves are no ranks, though they have most of Slurm's variables.
+    ///
+    /// Ranks meet where rank 0 is: at MASTER_ADDR and MASTER_PORT. 2 to 4 can do without. The address is then this host if all
+    /// ranks are on it, or else the first host of Slurm's list; MPI's launchers do not say it, so ranks on several hosts need
+    /// MASTER_ADDR. The port, from 20001 to 32767, follows from the id of the job.
+    ///
+    /// | variable | meaning |
+    /// |---|---|
+    /// | `DEVCOMM_PORT` | port of the rendezvous; else MASTER_PORT, or the next one when torchrun's agent holds that; else from the job's id |
+    /// | `DEVCOMM_TIMEOUT` | seconds that rank 0 waits for all ranks to arrive, and they for rank 0; else 60 |
+    /// | `DEVCOMM_SIMULATE` | GPUs to simulate, and how: `4`, or `4,team=2,multimem=0,seed=7`; not under a launcher |
+    /// | `DEVCOMM_JOB_ID` | only ranks of one id meet; else the launcher's (TORCHELASTIC_RUN_ID, Slurm's job and step, ...), else `devcomm` |
+    ///
+    /// mpiexec of MPICH gives a job no id: two that run side by side on one host need a DEVCOMM_JOB_ID or a MASTER_PORT each.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Environment`], also when both a launcher and DEVCOMM_SIMULATE are there; [`Error::NoDriver`],
+    /// [`Error::NoGpu`], [`Error::TooFewGpus`], [`Error::NcclNotFound`].
+    pub fn from_env() -> Result<Self> {
+        Self::builder().from_env()
+    }
+
+    /// `n` ranks on simulated GPUs, as threads of this process: a program that works here is right on GPUs too, and what is
+    /// wrong with it shows here. It says nothing of speed. [`builder`](Self::builder) has more settings.
+    ///
+    /// The ranks run one at a time, in an order that is a function of the simulation's seed, and deadlines are of a clock of the machine's own.
+    ///
+    /// ```no_run
+    /// use devcomm_host::{Error, World};
+    ///
+    /// let ranks = World::simulated(4)?.run(|rank| Ok::<_, Error>(rank.rank()))?;
+    /// assert_eq!(ranks, [0, 1, 2, 3]);
+    /// # Ok::<_, Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for 0 ranks.
+    #[cfg(feature = "simulator")]
+    pub fn simulated(n: usize) -> Result<Self> {
+        Self::builder().simulate(devcomm_sim::Simulation::new(n)).threads(n)
+    }
+
+    /// For what is settled before NCCL and the CUDA driver are loaded:
+    /// `World::builder().gin_loopback(GinLoopback::new()).from_env()`, and for simulated machines:
+    /// `World::builder().simulate(Simulation::new(4).team_size(2)).from_env()`.
+    pub fn builder() -> WorldBuilder {
+        WorldBuilder::default()
+    }
+
+    /// Those ranks of a launcher of which this process is one.
+    fn of_launcher(launched: Launched) -> Result<Self> {
+        let machine = Machine::Gpus;
+        let device = device_of(launched.local_rank, gpus_of(&machine)?)?;
+        let library = Library::open_on(&machine, None, DEV_COMM_VERSION)?;
+        let peer = Peer { host: host_name(), nccl: library.version().code() };
+        let local_rank = launched.local_rank;
+        let meeting = Meeting::new(launched, peer);
+        Ok(Self { machine, library, form: Form::Process { meeting, local_rank, device } })
+    }
+
+    /// `n` ranks as threads, or one a GPU.
+    fn of_threads(machine: Machine, n: Option<usize>) -> Result<Self> {
+        let n = match n {
+            None => gpus_of(&machine)?,
+            Some(n) => enough_gpus(&machine, n)?,
+        };
+        let library = Library::open_on(&machine, None, DEV_COMM_VERSION)?;
+        Ok(Self { machine, library, form: Form::Threads(n) })
+    }
+
+    /// `n` ranks as threads of this process, rank `i` on GPU `i`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TooFewGpus`] names both numbers; [`Error::NoDriver`], [`Error::NoGpu`], [`Error::NcclNotFound`];
+    /// [`Error::InvalidInput`] for 0 ranks.
+    pub fn threads(n: usize) -> Result<Self> {
+        Self::builder().threads(n)
+    }
+
+    /// Whether a launcher started this process as one rank, as [`from_env`](Self::from_env) sees it. A program that starts its
+    /// own ranks does so only if not.
+    #[must_use]
+    pub fn is_launched() -> bool {
+        !matches!(launched(&|name| std::env::var_os(name)), Ok(None))
+    }
+
+    /// Starts `n` copies of this program on this machine, one a GPU, with the same arguments, and waits for them. In each of
+    /// them [`is_launched`](Self::is_launched) is true and [`from_env`](Self::from_env) makes it one rank. See [`LocalJob`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TooFewGpus`], [`Error::NcclNotFound`] and such before anything is started; [`Error::Environment`] with
+    /// DEVCOMM_SIMULATE, for a simulated machine's ranks are threads of one process; then as [`LocalJob::run`].
+    pub fn spawn_local(n: usize) -> Result<()> {
+        Self::builder().spawn_local(n)
+    }
+
+    fn start_processes(n: usize) -> Result<()> {
+        enough_gpus(&Machine::Gpus, n)?;
+        // What every rank would fail with is said once.
+        Library::open_on(&Machine::Gpus, None, DEV_COMM_VERSION)?;
+        LocalJob::new(n)?.run()
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn n_ranks(&self) -> usize {
+        match &self.form {
+            Form::Threads(n) => *n,
+            Form::Process { meeting, .. } => meeting.n_ranks,
+        }
+    }
+
+    /// Whether its GPUs are simulated: nothing that takes time there says anything about GPUs.
+    #[must_use]
+    pub fn is_simulated(&self) -> bool {
+        self.machine.is_simulated()
+    }
+
+    /// The machine that its GPUs are simulated on: what went wrong there in its own terms, and more
+    /// that tests ask for.
+    #[cfg(feature = "simulator")]
+    #[must_use]
+    pub fn simulated_machine(&self) -> Option<&devcomm_sim::Machine> {
+        self.machine.simulated()
+    }
+
+    /// The NCCL in use.
+    #[must_use]
+    pub fn library(&self) -> &Library {
+        &self.library
+    }
+
+    /// Runs `f` on every rank of this process and returns what each gave: all ranks' results, in order, if they are threads;
+    /// this rank's alone if it is a process of its own. Returns when all ranks of the world are done.
+    ///
+    /// When a rank fails, the others are released from whatever they wait for with [`Error::RankLost`]; the result is the
+    /// error of the rank that failed first.
+    ///
+    /// # Errors
+    ///
+    /// The first failing rank's error; [`Error::RankPanicked`] if `f` panicked; [`Error::RankLost`] if another process
+    /// failed; from meeting the others [`Error::RanksMissing`], [`Error::NcclVersionsDiffer`], [`Error::Rendezvous`].
+    pub fn run<T, E, F>(&self, f: F) -> Result<Vec<T>, E>
+    where
+        F: Fn(&Rank) -> Result<T, E> + Sync,
+        T: Send,
+        E: From<Error> + Display + Send,
+    {
+        match &self.form {
+            Form::Process { meeting, local_rank, device } => {
+                let rendezvous = meeting.join()?;
+                let library = self.library.clone();
+                let make = || Rank::new(rendezvous.clone(), library, *local_rank, *device);
+                run_rank(&rendezvous, make, &f).map(|result| vec![result])
+            }
+            Form::Threads(n) => run_threads(&self.machine, *n, |rendezvous| {
+                let (rank, library) = (rendezvous.rank(), self.library.clone());
+                run_rank(rendezvous, || Rank::new(rendezvous.clone(), library, rank, rank), &f)
+            }),
+        }
+    }
+}
+
+/// As many as were asked for, if the machine has them.
+fn enough_gpus(machine: &Machine, asked: usize) -> Result<usize> {
+    if asked == 0 {
+        return Err(Error::invalid("a world of 0 ranks"));
+    }
+    let visible = gpus_of(machine)?;
+    if asked > visible { Err(Error::TooFewGpus { asked, visible }) } else { Ok(asked) }
+}
+
+/// The GPU of a rank: the one of its local number, or the only one if the launcher shows each process its own.
+fn device_of(local_rank: usize, visible: usize) -> Result<usize> {
+    match (local_rank < visible, visible) {
+        (true, _) => Ok(local_rank),
+        (false, 1) => Ok(0),
+        (false, _) => Err(Error::TooFewGpus { asked: local_rank + 1, visible }),
+    }
+}

@@ -1,0 +1,180 @@
+//! One rank of a world, as its function sees it.
+
+use std::cell::OnceCell;
+use std::rc::Rc;
+
+use bytemuck::Pod;
+
+use super::rendezvous::Rendezvous;
+use crate::communicator::peers::{self, Peers};
+use crate::communicator::{CommConfig, Communicator, Library, UniqueId};
+use crate::device::{Context, KernelSet, Kernels, Stream};
+use crate::error::{Error, Result};
+
+/// One rank: its GPU, its way to the other ranks, its communicator.
+///
+/// [`World::run`](crate::World::run) makes it. Methods marked *collective* are called by every rank, in the same order.
+pub struct Rank {
+    // In order of dropping: the communicator needs the context.
+    communicator: OnceCell<Communicator>,
+    context: Context,
+    library: Library,
+    rendezvous: Rendezvous,
+    local_rank: usize,
+}
+
+impl Rank {
+    pub(crate) fn new(
+        rendezvous: Rendezvous,
+        library: Library,
+        local_rank: usize,
+        device: usize,
+    ) -> Result<Self> {
+        let context = Context::with_health(device, rendezvous.health().clone())?;
+        Ok(Self { communicator: OnceCell::new(), context, library, rendezvous, local_rank })
+    }
+
+    /// This rank, below [`n_ranks`](Self::n_ranks).
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.rendezvous.rank()
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn n_ranks(&self) -> usize {
+        self.rendezvous.n_ranks()
+    }
+
+    /// This rank's place among those of its machine.
+    #[must_use]
+    pub fn local_rank(&self) -> usize {
+        self.local_rank
+    }
+
+    /// The ordinal of this rank's GPU among the visible ones.
+    #[must_use]
+    pub fn device(&self) -> usize {
+        self.context.ordinal()
+    }
+
+    /// Whether its GPU is a simulated one: nothing that takes time there says anything about GPUs.
+    #[must_use]
+    pub fn is_simulated(&self) -> bool {
+        self.context.machine().is_simulated()
+    }
+
+    /// Whether this is rank 0, the one that prints.
+    #[must_use]
+    pub fn is_root(&self) -> bool {
+        self.rank() == 0
+    }
+
+    /// The hosts of all ranks, in order of ranks.
+    #[must_use]
+    pub fn hosts(&self) -> &[String] {
+        self.rendezvous.hosts()
+    }
+
+    /// This rank's GPU.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// The NCCL in use.
+    #[must_use]
+    pub fn library(&self) -> &Library {
+        &self.library
+    }
+
+    /// The communicator of all ranks, made at the first call. The first call is *collective*.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::RankLost`], [`Error::Nccl`].
+    pub fn communicator(&self) -> Result<&Communicator> {
+        if let Some(communicator) = self.communicator.get() {
+            return Ok(communicator);
+        }
+        let communicator = self.new_communicator(&CommConfig::new())?;
+        Ok(self.communicator.get_or_init(|| communicator))
+    }
+
+    /// Another communicator of all ranks, with a configuration that is the same on every rank. *Collective*.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::init_rank`].
+    pub fn new_communicator(&self, config: &CommConfig) -> Result<Communicator> {
+        let own = if self.is_root() { Some(self.library.unique_id()?) } else { None };
+        let bytes = own.as_ref().map_or(&[][..], |id| &id.as_bytes()[..]);
+        // Nobody enters NCCL, where a missing rank is waited for without end, before all are here.
+        let bytes = self.broadcast(0, bytes)?;
+        let id = UniqueId::from_bytes(&bytes)
+            .ok_or_else(|| Error::invalid("rank 0 sent something else than NCCL's unique id"))?;
+        let (rank, n_ranks) = (self.rank(), self.n_ranks());
+        let peers: Rc<dyn Peers> = Rc::new(self.rendezvous.clone());
+        Communicator::join(&self.library, &self.context, &[id], rank, n_ranks, config, Some(peers))
+    }
+
+    /// Loads a program's kernels on this rank's GPU.
+    ///
+    /// # Errors
+    ///
+    /// As [`Kernels::load`].
+    pub fn load(&self, set: &KernelSet) -> Result<Kernels> {
+        Kernels::load(&self.context, set)
+    }
+
+    /// A new stream on this rank's GPU.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn stream(&self) -> Result<Stream> {
+        self.context.stream()
+    }
+
+    /// Waits until every rank is here; the GPUs are not waited for. *Collective*.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::RankLost`].
+    pub fn barrier(&self) -> Result<()> {
+        self.rendezvous.barrier()
+    }
+
+    /// Gives `values` to every rank and gets what each gave, in order of ranks; their number may differ, their type may not.
+    /// *Collective*.
+    ///
+    /// ```no_run
+    /// # fn f(rank: &devcomm_host::Rank, elapsed: f64) -> devcomm_host::Result<()> {
+    /// let slowest = rank.all_gather(&[elapsed])?.concat().into_iter().fold(0.0, f64::max);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::RankLost`]; [`Error::InvalidInput`] when all ranks together give more than 64 MiB, or a rank gives what are no
+    /// values of this type.
+    pub fn all_gather<T: Pod>(&self, values: &[T]) -> Result<Vec<Vec<T>>> {
+        peers::all_gather(&self.rendezvous, values)
+    }
+
+    /// Gives every rank the values of rank `root`; the others' do not matter. *Collective*.
+    ///
+    /// # Errors
+    ///
+    /// As [`all_gather`](Self::all_gather).
+    pub fn broadcast<T: Pod>(&self, root: usize, values: &[T]) -> Result<Vec<T>> {
+        let bytes = self.rendezvous.broadcast(root, bytemuck::cast_slice(values))?;
+        peers::read(root, &bytes)
+    }
+}
+
+impl std::fmt::Debug for Rank {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Rank({} of {}, GPU {})", self.rank(), self.n_ranks(), self.device())
+    }
+}

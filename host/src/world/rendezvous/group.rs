@@ -1,0 +1,187 @@
+//! The ranks that exchange among themselves: the world, its subsets, subsets of those.
+//!
+//! Many groups exchange at the same time over the same connections, so every part of an exchange carries the key of its
+//! group, and parts with one key belong together. A key is agreed by construction, with no word between the ranks: it is how
+//! the group was made, from the world on: for every step the members, and how many subsets of these very members had been
+//! made of the same parent before. Two groups of the same members thus have different keys, and that takes no more than the
+//! rule for everything collective: the members of a group make it in the same order.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+
+use parking_lot::Mutex;
+
+use super::wire::bad;
+use crate::error::{Error, Result};
+
+/// How long a key may get on the wire, in bytes: a few nested groups of as many ranks as there can be.
+pub(super) const MAX_KEY: usize = 32 << 20;
+
+/// Some ranks of the world, in the order of their ranks in the group.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Group {
+    /// For each step from the world to here: which of its like, number of members, the members as ranks of the world.
+    key: Vec<u64>,
+    members: Vec<usize>,
+}
+
+impl Group {
+    pub(super) fn world(n_ranks: usize) -> Self {
+        Self { key: Vec::new(), members: (0..n_ranks).collect() }
+    }
+
+    pub(super) fn key(&self) -> &[u64] {
+        &self.key
+    }
+
+    /// The members as ranks of the world.
+    pub(super) fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    /// The group's rank of a rank of the world.
+    pub(super) fn place_of(&self, world_rank: usize) -> Option<usize> {
+        // Where the group is the world or starts as it does, the place is the rank.
+        if self.members.get(world_rank) == Some(&world_rank) {
+            return Some(world_rank);
+        }
+        self.members.iter().position(|&member| member == world_rank)
+    }
+
+    /// The group of this key, as another rank says.
+    pub(super) fn of_key(key: Vec<u64>, n_ranks: usize) -> io::Result<Self> {
+        let (mut rest, mut last) = (key.as_slice(), None);
+        while let [_, count, after @ ..] = rest {
+            let count = usize::try_from(*count).ok().filter(|count| *count <= after.len());
+            let (members, after) = after.split_at(count.ok_or_else(garbled)?);
+            (rest, last) = (after, Some(members));
+        }
+        if !rest.is_empty() {
+            return Err(garbled());
+        }
+        let Some(members) = last else { return Ok(Self::world(n_ranks)) };
+        let members = members.iter().map(|&member| usize::try_from(member).unwrap_or(usize::MAX));
+        let members: Vec<usize> = members.collect();
+        match fault(&members, n_ranks) {
+            None if !members.is_empty() => Ok(Self { key, members }),
+            _ => Err(garbled()),
+        }
+    }
+}
+
+fn garbled() -> io::Error {
+    bad("a garbled group")
+}
+
+/// What is wrong with these ranks of `n_ranks`, if anything is.
+fn fault(members: &[usize], n_ranks: usize) -> Option<String> {
+    let mut seen = HashSet::with_capacity(members.len().min(n_ranks));
+    members.iter().find_map(|&member| {
+        if member >= n_ranks {
+            Some(format!("rank {member} is not one of {n_ranks} ranks"))
+        } else if seen.insert(member) {
+            None
+        } else {
+            Some(format!("rank {member} is in it twice"))
+        }
+    })
+}
+
+/// How many subsets of which members one rank has made of one group.
+#[derive(Default)]
+pub(super) struct Subsets(Mutex<HashMap<Vec<usize>, u64>>);
+
+impl Subsets {
+    /// The next subset of `group` with these of its ranks; `rank` is this rank's in `group`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`].
+    pub(super) fn next(&self, group: &Group, rank: usize, members: &[usize]) -> Result<Group> {
+        let n_ranks = group.members.len();
+        if let Some(fault) = fault(members, n_ranks) {
+            return Err(Error::invalid(format!("a group of these ranks is not possible: {fault}")));
+        }
+        if !members.contains(&rank) {
+            return Err(Error::invalid(format!("rank {rank} is not in the group that it makes")));
+        }
+        let length = size_of::<u64>() * (group.key.len() + 2 + members.len());
+        if length > MAX_KEY {
+            return Err(Error::invalid("groups are nested too deep"));
+        }
+        let nth = {
+            let mut made = self.0.lock();
+            let made = made.entry(members.to_vec()).or_default();
+            *made += 1;
+            *made - 1
+        };
+        let members: Vec<usize> = members.iter().map(|&member| group.members[member]).collect();
+        let mut key = group.key.clone();
+        key.extend([nth, members.len() as u64]);
+        key.extend(members.iter().map(|&member| member as u64));
+        Ok(Group { key, members })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_that_are_made_alike_have_one_key_and_all_others_have_others() {
+        let world = Group::world(6);
+        let (one, other) = (Subsets::default(), Subsets::default());
+        let made = |subsets: &Subsets, rank| {
+            [&[0, 2, 4][..], &[4, 2, 0], &[0, 2, 4], &[2, 4]]
+                .map(|members| subsets.next(&world, rank, members).unwrap())
+        };
+        let (ones, others) = (made(&one, 2), made(&other, 4));
+        assert_eq!(ones, others);
+        let keys: HashSet<_> = ones.iter().map(Group::key).collect();
+        assert_eq!(keys.len(), 4);
+        // The same ranks of the world, by another way.
+        let nested = Subsets::default().next(&ones[0], 1, &[1, 2]).unwrap();
+        assert_eq!(nested.members(), ones[3].members());
+        assert!(!keys.contains(nested.key()));
+        assert_eq!(nested.place_of(4), Some(1));
+        assert_eq!(nested.place_of(0), None);
+    }
+
+    #[test]
+    fn a_group_is_read_back_from_its_key() {
+        let world = Group::world(5);
+        let group = Subsets::default().next(&world, 3, &[4, 3, 1]).unwrap();
+        let nested = Subsets::default().next(&group, 0, &[0, 2]).unwrap();
+        for group in [world, group, nested] {
+            assert_eq!(Group::of_key(group.key.clone(), 5).unwrap(), group);
+        }
+    }
+
+    #[test]
+    fn a_key_that_is_none_is_refused() {
+        for key in [
+            &[0][..],
+            &[0, 0],
+            &[0, 2, 1],
+            &[0, 2, 1, 1],
+            &[0, 2, 1, 5],
+            &[0, u64::MAX, 1],
+            &[0, 1, u64::MAX],
+            &[0, 1, 1, 7],
+        ] {
+            assert!(Group::of_key(key.to_vec(), 5).is_err(), "{key:?}");
+        }
+    }
+
+    #[test]
+    fn a_group_that_is_not_possible_is_an_error() {
+        let world = Group::world(4);
+        let why = |members: &[usize]| {
+            Subsets::default().next(&world, 1, members).unwrap_err().to_string()
+        };
+        assert!(why(&[1, 4]).contains("rank 4 is not one of 4 ranks"));
+        assert!(why(&[1, 2, 1]).contains("rank 1 is in it twice"));
+        assert!(why(&[0, 2]).contains("rank 1 is not in the group"));
+        assert!(why(&[]).contains("rank 1 is not in the group"));
+    }
+}

@@ -1,0 +1,351 @@
+//! The rendezvous of ranks that are processes, once they have [joined](super::join): every rank keeps one connection to
+//! rank 0. One that closes before its rank has finished is a dead rank, and rank 0 tells the others.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use socket2::{SockRef, TcpKeepalive};
+
+use super::Member;
+use super::group::Group;
+use super::hub::{Given, Hub, Outcome};
+use super::wire::{
+    self, Kind, LostRank, MAX_FRAME, bad, pack, parse, part_head, read_part, receive, send_all,
+    unpack,
+};
+use crate::communicator::peers::Gathered;
+use crate::device::Health;
+use crate::error::Result;
+use crate::machine::{Machine, Shared};
+
+/// A peer that takes nothing for this long is taken for dead.
+const WRITE_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a rank that leaves waits for the other side to have read everything.
+const PARTING: Duration = Duration::from_secs(1);
+/// A host that went down says nothing; the system asks after it this often, three times.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+
+/// Prepares a connection for the time after the greeting.
+fn settle_in(stream: &TcpStream) -> io::Result<()> {
+    stream.set_read_timeout(None)?;
+    stream.set_write_timeout(Some(WRITE_PATIENCE))?;
+    stream.set_nodelay(true)?;
+    let keepalive =
+        TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE).with_retries(3);
+    SockRef::from(stream).set_tcp_keepalive(&keepalive)
+}
+
+fn closed(error: &io::Error) -> String {
+    format!("its connection closed ({error}): its process ended or its host went down")
+}
+
+/// Waits, not for long, until the threads that read have ended, which hold `shared` too. Closing with something unread
+/// would make the system throw away what the other side has not read yet: the reason why a rank is lost, say.
+fn wait_for_readers<T>(shared: &Arc<T>) {
+    let start = Instant::now();
+    while Arc::strong_count(shared) > 1 && start.elapsed() < PARTING {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Rank 0's side: the hub, and the connections to the others.
+struct Root {
+    hub: Hub,
+    /// The connection of rank `i` is at `i - 1`.
+    writers: Vec<Mutex<TcpStream>>,
+    /// Whether the others were told of a lost rank.
+    announced: Mutex<bool>,
+}
+
+impl Root {
+    fn n_ranks(&self) -> usize {
+        1 + self.writers.len()
+    }
+
+    /// Tells one other rank.
+    fn tell(&self, rank: usize, kind: Kind, payload: &[&[u8]]) {
+        let mut writer = self.writers[rank - 1].lock();
+        if send_all(&mut *writer, kind, payload).is_err() {
+            // Its reader then sees the end of the connection and reports the rank.
+            let _ = writer.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn tell_all(&self, kind: Kind, payload: &[u8]) {
+        (1..self.n_ranks()).for_each(|rank| self.tell(rank, kind, &[payload]));
+    }
+
+    // The others are told before this process's own rank is woken: once awake, it may end and close the connections.
+
+    /// Where the result will be.
+    fn give(&self, rank: usize, group: &Arc<Group>, ticket: u64, bytes: Vec<u8>) -> Outcome {
+        match self.hub.give(rank, group, ticket, bytes) {
+            Given::Complete(complete) => {
+                let (payload, outcome) = (pack(&complete.all), complete.outcome.clone());
+                for (&member, ticket) in group.members().iter().zip(&complete.tickets) {
+                    if member > 0 {
+                        self.tell(member, Kind::Gathered, &[&ticket.to_le_bytes(), &payload]);
+                    }
+                }
+                self.hub.publish(complete);
+                outcome
+            }
+            Given::Pending(outcome) => outcome,
+            Given::Spoilt(rank, why) => {
+                self.lose(rank, why);
+                Outcome::default()
+            }
+        }
+    }
+
+    /// A part came from another rank.
+    fn given(&self, rank: usize, payload: &[u8]) -> io::Result<()> {
+        let part = read_part(payload)?;
+        let group = Arc::new(Group::of_key(part.group, self.n_ranks())?);
+        self.give(rank, &group, part.ticket, part.bytes);
+        Ok(())
+    }
+
+    fn finished(&self, rank: usize) {
+        match self.hub.finished(rank) {
+            Ok(true) => {
+                self.tell_all(Kind::Finished, &[]);
+                self.hub.release();
+            }
+            Ok(false) => {}
+            Err(why) => self.lose(rank, why),
+        }
+    }
+
+    fn lose(&self, rank: usize, why: &str) {
+        // Held to the end, so that everyone learns of the same rank first.
+        let mut announced = self.announced.lock();
+        if !*announced {
+            *announced = true;
+            let news = LostRank { rank, why: why.to_owned() };
+            self.tell_all(Kind::Lost, &serde_json::to_vec(&news).unwrap_or_default());
+        }
+        self.hub.lose(rank, why);
+    }
+
+    /// Serves one rank until it leaves.
+    fn serve(&self, rank: usize, mut stream: TcpStream) {
+        self.hear(rank, &mut stream);
+        let _ = stream.shutdown(Shutdown::Both);
+    }
+
+    fn hear(&self, rank: usize, stream: &mut TcpStream) {
+        loop {
+            match receive(stream, MAX_FRAME) {
+                Ok((Kind::Give, payload)) => {
+                    if let Err(error) = self.given(rank, &payload) {
+                        return self.lose(rank, &format!("it sent {error}"));
+                    }
+                }
+                Ok((Kind::Finished, _)) => self.finished(rank),
+                Ok((Kind::Failed, why)) => return self.lose(rank, &String::from_utf8_lossy(&why)),
+                Ok((kind, _)) => return self.lose(rank, &format!("it sent {kind:?} out of turn")),
+                Err(_) if self.hub.is_finished() => return,
+                Err(error) => return self.lose(rank, &closed(&error)),
+            }
+        }
+    }
+}
+
+/// Rank 0.
+pub(super) struct RootMember(Arc<Root>);
+
+impl RootMember {
+    /// `streams` are the connections of ranks 1, 2, ... in order, greeted.
+    pub(super) fn start(streams: Vec<TcpStream>) -> io::Result<Self> {
+        streams.iter().try_for_each(settle_in)?;
+        let readers: Vec<TcpStream> =
+            streams.iter().map(TcpStream::try_clone).collect::<Result<_, _>>()?;
+        let hub = Hub::new(Machine::Gpus, 1 + streams.len());
+        let writers = streams.into_iter().map(Mutex::new).collect();
+        let root = Arc::new(Root { hub, writers, announced: Mutex::new(false) });
+        for (index, stream) in readers.into_iter().enumerate() {
+            let (root, rank) = (Arc::clone(&root), index + 1);
+            std::thread::Builder::new()
+                .name(format!("devcomm-rank-{rank}"))
+                .spawn(move || root.serve(rank, stream))?;
+        }
+        Ok(Self(root))
+    }
+}
+
+impl Member for RootMember {
+    fn all_gather(&self, group: &Arc<Group>, bytes: &[u8]) -> Result<Gathered> {
+        self.0.hub.health().check()?;
+        let outcome = self.0.give(0, group, 0, bytes.to_vec());
+        self.0.hub.wait_for(&outcome)
+    }
+
+    fn finish(&self) -> Result<()> {
+        self.0.finished(0);
+        self.0.hub.wait_for_all()
+    }
+
+    fn fail(&self, why: &str) {
+        self.0.lose(0, why);
+    }
+
+    fn health(&self) -> &Arc<Health> {
+        self.0.hub.health()
+    }
+}
+
+impl Drop for RootMember {
+    fn drop(&mut self) {
+        // From here on a rank that leaves is none that is lost.
+        *self.0.announced.lock() = true;
+        for writer in &self.0.writers {
+            let _ = writer.lock().shutdown(Shutdown::Write);
+        }
+        wait_for_readers(&self.0);
+        for writer in &self.0.writers {
+            let _ = writer.lock().shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// The side of every other rank.
+struct Client {
+    state: Shared<ClientState>,
+    health: Arc<Health>,
+    writer: Mutex<TcpStream>,
+    /// The ticket of the next exchange.
+    next: AtomicU64,
+    rank: usize,
+}
+
+#[derive(Default)]
+struct ClientState {
+    /// By their tickets, the exchanges that this rank has given to: the number of their ranks, and once it is there the result.
+    exchanges: HashMap<u64, (usize, Option<Gathered>)>,
+    finished: bool,
+}
+
+impl Client {
+    fn lose(&self, rank: usize, why: &str) {
+        self.state.change(|_| self.health.lose(rank, why));
+    }
+
+    fn gathered(&self, payload: &[u8]) -> io::Result<()> {
+        let (ticket, parts) = wire::ticket(payload)?;
+        let parts = unpack(parts)?;
+        self.state.change(|state| match state.exchanges.get_mut(&ticket) {
+            Some((n_ranks, result @ None)) if *n_ranks == parts.len() => {
+                *result = Some(Arc::new(parts));
+                Ok(())
+            }
+            _ => Err(bad("an exchange that this rank did not ask for")),
+        })
+    }
+
+    fn listen(&self, mut stream: TcpStream) {
+        loop {
+            let news = receive(&mut stream, MAX_FRAME).and_then(|(kind, payload)| match kind {
+                Kind::Gathered => self.gathered(&payload),
+                Kind::Finished => {
+                    self.state.change(|state| state.finished = true);
+                    Ok(())
+                }
+                Kind::Lost => {
+                    let lost: LostRank = parse(&payload)?;
+                    self.lose(lost.rank, &lost.why);
+                    Ok(())
+                }
+                other => Err(bad(format!("{other:?} out of turn"))),
+            });
+            if let Err(error) = news {
+                if !self.state.lock().finished {
+                    self.lose(0, &closed(&error));
+                }
+                let _ = stream.shutdown(Shutdown::Both);
+                return;
+            }
+        }
+    }
+
+    fn send(&self, kind: Kind, payload: &[&[u8]]) {
+        let mut writer = self.writer.lock();
+        if send_all(&mut *writer, kind, payload).is_err() {
+            // The listener reads on to the end, where it finds out why: rank 0's last words may wait there.
+            let _ = writer.shutdown(Shutdown::Write);
+        }
+    }
+
+    /// Waits until `ready` finds what it looks for.
+    fn wait<T>(&self, mut ready: impl FnMut(&mut ClientState) -> Option<T>) -> Result<T> {
+        self.state.wait(|state| match ready(state) {
+            None => self.health.check().map(|()| None),
+            found => Ok(found),
+        })
+    }
+}
+
+/// A rank other than 0.
+pub(super) struct ClientMember(Arc<Client>);
+
+impl ClientMember {
+    /// `stream` is the connection to rank 0, greeted.
+    pub(super) fn start(stream: TcpStream, rank: usize) -> io::Result<Self> {
+        settle_in(&stream)?;
+        let reader = stream.try_clone()?;
+        let client = Arc::new(Client {
+            state: Shared::new(Machine::Gpus, ClientState::default()),
+            health: Health::new(Machine::Gpus),
+            writer: Mutex::new(stream),
+            next: AtomicU64::new(0),
+            rank,
+        });
+        let listener = Arc::clone(&client);
+        std::thread::Builder::new()
+            .name(format!("devcomm-rank-{rank}"))
+            .spawn(move || listener.listen(reader))?;
+        Ok(Self(client))
+    }
+}
+
+impl Member for ClientMember {
+    fn all_gather(&self, group: &Arc<Group>, bytes: &[u8]) -> Result<Gathered> {
+        self.0.health.check()?;
+        let ticket = self.0.next.fetch_add(1, Ordering::Relaxed);
+        self.0.state.lock().exchanges.insert(ticket, (group.members().len(), None));
+        self.0.send(Kind::Give, &[&part_head(ticket, group.key()), bytes]);
+        self.0.wait(|state| {
+            let result = state.exchanges.get(&ticket)?.1.clone()?;
+            state.exchanges.remove(&ticket);
+            Some(result)
+        })
+    }
+
+    fn finish(&self) -> Result<()> {
+        self.0.send(Kind::Finished, &[]);
+        self.0.wait(|state| state.finished.then_some(()))?;
+        self.0.health.check()
+    }
+
+    fn fail(&self, why: &str) {
+        self.0.send(Kind::Failed, &[why.as_bytes()]);
+        self.0.lose(self.0.rank, why);
+    }
+
+    fn health(&self) -> &Arc<Health> {
+        &self.0.health
+    }
+}
+
+impl Drop for ClientMember {
+    fn drop(&mut self) {
+        let _ = self.0.writer.lock().shutdown(Shutdown::Write);
+        wait_for_readers(&self.0);
+        let _ = self.0.writer.lock().shutdown(Shutdown::Both);
+    }
+}

@@ -1,0 +1,57 @@
+//! Exchanges of the whole world.
+
+use super::super::host_name;
+use super::*;
+use crate::error::Error;
+use crate::machine::Machine;
+use crate::world::run::run_threads;
+
+#[test]
+fn sixteen_ranks_meet_and_exchange() {
+    let results = together(&meetings(16, AMPLE), |meeting, rendezvous| -> Result<()> {
+        let rendezvous = rendezvous?;
+        let rank = meeting.rank;
+        assert_eq!((rendezvous.rank(), rendezvous.n_ranks()), (rank, 16));
+        assert_eq!(rendezvous.hosts()[7], "host7");
+        for round in 0..20 {
+            // Lengths differ from rank to rank, and some are 0.
+            let all = rendezvous.all_gather(&vec![round; rank * usize::from(round % 3)])?;
+            for (other, part) in all.iter().enumerate() {
+                assert_eq!(*part, vec![round; other * usize::from(round % 3)]);
+            }
+        }
+        assert_eq!(rendezvous.broadcast(5, format!("from {rank}").as_bytes())?, b"from 5");
+        assert!(rendezvous.broadcast(16, b"").is_err());
+        rendezvous.barrier()?;
+        rendezvous.finish()
+    });
+    for result in results {
+        result.unwrap();
+    }
+}
+
+#[test]
+fn an_exchange_that_does_not_fit_is_refused() {
+    let results = together(&meetings(2, AMPLE), |_, rendezvous| {
+        let rendezvous = rendezvous?;
+        let error = rendezvous.all_gather(&vec![0; 33 << 20]).unwrap_err();
+        assert!(matches!(error, Error::InvalidInput { .. }), "{error}");
+        rendezvous.barrier()
+    });
+    assert!(results.iter().all(Result::is_ok), "{results:?}");
+}
+
+#[test]
+fn threads_meet_in_memory() {
+    let sums = run_threads(&Machine::Gpus, 5, |rendezvous| -> Result<usize> {
+        let mut sum = 0;
+        for _ in 0..50 {
+            let all = rendezvous.all_gather(&[rendezvous.rank() as u8])?;
+            sum += all.iter().map(|part| usize::from(part[0])).sum::<usize>();
+        }
+        assert_eq!(rendezvous.hosts(), vec![host_name(); 5]);
+        rendezvous.finish()?;
+        Ok(sum)
+    });
+    assert_eq!(sums.unwrap(), [500; 5]);
+}

@@ -1,0 +1,176 @@
+//! A thousand jobs of which one process is killed at a random moment: every other one ends with an error, soon, and nothing
+//! is left over.
+
+use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::ExitStatus;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::processes::{as_rank, job};
+use super::*;
+use crate::error::Error;
+use crate::world::local_job::Ranks;
+
+const TEST: &str =
+    "world::rendezvous::tests::kills::whoever_is_killed_and_whenever_all_others_end_with_an_error";
+const KILLS: usize = 1000;
+/// Jobs side by side: most of the time a process waits.
+const LANES: usize = 8;
+/// Every tenth kill hits while the ranks are still meeting, and these wait for each other this long.
+const MEETING: Duration = Duration::from_secs(1);
+/// How soon after the kill the others have ended, on a machine that does ten other things.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// Exit codes of a rank: it missed others at the meeting; at rank 0's port there was another job by then; it lost the rank whose
+/// number is added.
+const MISSING: i32 = 50;
+const TURNED_AWAY: i32 = 51;
+const LOST: i32 = 100;
+
+const SOCKET: &str = "DEVCOMM_TEST_SOCKET";
+
+/// A rank: exchanges until somebody is lost.
+fn exchange_for_ever(meeting: &Meeting) -> Result<()> {
+    let world = meeting.join()?;
+    let (own, n) = (world.rank(), world.n_ranks());
+    // Pairs, and one that is alone if the number is odd.
+    let pair: Vec<usize> = (0..n).filter(|rank| rank / 2 == own / 2).collect();
+    let pair = world.subset(&pair)?;
+    world.barrier()?;
+    let supervisor = UnixDatagram::unbound().unwrap();
+    supervisor.send_to(&[own as u8], std::env::var_os(SOCKET).unwrap()).unwrap();
+    let mut random = fastrand::Rng::with_seed(own as u64);
+    loop {
+        world.all_gather(&vec![1; random.usize(..3) * random.usize(..30_000)])?;
+        pair.barrier()?;
+    }
+}
+
+/// Ends this process with what became of it.
+fn be_rank(meeting: &Meeting) -> ! {
+    let code = match exchange_for_ever(meeting) {
+        Err(Error::RankLost { rank, .. }) => LOST + rank as i32,
+        Err(Error::RanksMissing { .. }) => MISSING,
+        Err(Error::Rendezvous { why, .. }) if why.contains("another job") => TURNED_AWAY,
+        other => {
+            eprintln!("{other:?}");
+            1
+        }
+    };
+    std::process::exit(code)
+}
+
+/// What the kill of one process led to.
+struct Outcome {
+    /// From the kill to the end of the last survivor.
+    took: Duration,
+    meeting: bool,
+}
+
+/// `None` if there was nobody to kill any more: on a machine too busy to start a job in time, its ranks give each other up.
+fn kill_one(seed: usize, folder: &Path) -> Option<Outcome> {
+    let mut random = fastrand::Rng::with_seed(seed as u64);
+    let n = 2 + random.usize(..3);
+    let victim = random.usize(..n);
+    let meeting = random.usize(..10) == 0;
+    let moment = Duration::from_micros(random.usize(..12_000) as u64);
+
+    let path = folder.join(seed.to_string());
+    let started = UnixDatagram::bind(&path).unwrap();
+    started.set_read_timeout(Some(AMPLE)).unwrap();
+    let timeout = if meeting { MEETING } else { AMPLE };
+    let job = job(TEST, n).env(SOCKET, &path).env("DEVCOMM_TIMEOUT", timeout.as_secs().to_string());
+    let mut ranks = Ranks::start(&job).unwrap();
+    if !meeting {
+        for _ in 0..n {
+            assert_eq!(started.recv(&mut [0; 8]).unwrap(), 1, "seed {seed}");
+        }
+    }
+    thread::sleep(moment);
+    let mut killed = ranks.running[victim].take().unwrap();
+    killed.kill().unwrap();
+    let start = Instant::now();
+    let ended = killed.wait().unwrap();
+    if meeting && ended.code() == Some(MISSING) {
+        std::fs::remove_file(path).unwrap();
+        return None;
+    }
+    assert_eq!(ended.signal(), Some(9), "seed {seed}: rank {victim} of {n} had ended: {ended}");
+
+    let mut survivors: Vec<(usize, Option<ExitStatus>)> =
+        (0..n).filter(|&rank| rank != victim).map(|rank| (rank, None)).collect();
+    while survivors.iter().any(|(_, status)| status.is_none()) {
+        assert!(start.elapsed() < timeout.min(MEETING) + DEADLINE, "seed {seed}: {survivors:?}");
+        for (rank, status) in &mut survivors {
+            let child = ranks.running[*rank].as_mut().unwrap();
+            *status = child.try_wait().unwrap();
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    let took = start.elapsed();
+    for (rank, status) in survivors {
+        let code = status.and_then(|status| status.code());
+        let lost = Some(LOST + victim as i32);
+        let right = match code {
+            Some(MISSING) => meeting,
+            Some(TURNED_AWAY) => meeting && victim == 0,
+            code => code == lost,
+        };
+        assert!(
+            right,
+            "seed {seed}: rank {rank} of {n} ended with {status:?}, killed was {victim}"
+        );
+    }
+    std::fs::remove_file(path).unwrap();
+    Some(Outcome { took, meeting })
+}
+
+/// The processes with this folder in their environment, whoever's children they are.
+fn left_over(folder: &Path) -> Vec<String> {
+    let folder = folder.to_str().unwrap().as_bytes();
+    let processes = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap());
+    let ours = processes.filter(|process| {
+        // Not every entry is a process, and not every process of this user, or still there.
+        let environment = std::fs::read(process.path().join("environ")).unwrap_or_default();
+        environment.windows(folder.len()).any(|part| part == folder)
+    });
+    ours.map(|process| process.file_name().to_string_lossy().into_owned()).collect()
+}
+
+#[test]
+fn whoever_is_killed_and_whenever_all_others_end_with_an_error() {
+    if let Some(meeting) = as_rank(TEST) {
+        be_rank(&meeting);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let start = Instant::now();
+    thread::scope(|scope| {
+        for _ in 0..LANES {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= KILLS {
+                        return;
+                    }
+                    let outcome = (0..10).find_map(|_| kill_one(seed, folder.path())).unwrap();
+                    outcomes.lock().unwrap().push(outcome);
+                }
+            });
+        }
+    });
+    assert_eq!(left_over(folder.path()), Vec::<String>::new());
+    let outcomes = outcomes.into_inner().unwrap();
+    assert_eq!(outcomes.len(), KILLS);
+    for (meeting, what) in [(false, "exchanging"), (true, "meeting")] {
+        let mut took: Vec<Duration> =
+            outcomes.iter().filter(|one| one.meeting == meeting).map(|one| one.took).collect();
+        took.sort();
+        let (count, middle, last) = (took.len(), took[took.len() / 2], took[took.len() - 1]);
+        println!(
+            "{count} kills while {what}: the others ended after {middle:.1?}, at most {last:.1?}"
+        );
+    }
+    println!("{KILLS} kills in {:.1?}", start.elapsed());
+}

@@ -1,0 +1,82 @@
+//! Ranks that are processes: this test program, started again as a job.
+
+use std::ffi::OsStr;
+use std::fmt::Display;
+
+use super::*;
+use crate::sys::process::inherited_listener;
+use crate::world::env::launched;
+use crate::world::local_job::LocalJob;
+
+/// A job whose ranks run the test of this name again, but for what it prints; they know themselves by [`as_rank`].
+pub(super) fn job(test: &str, n_ranks: usize) -> LocalJob {
+    let this = std::env::current_exe().unwrap();
+    let script = r#"exec "$0" --exact "$1" > /dev/null"#;
+    let args = [OsStr::new("-c"), script.as_ref(), this.as_ref(), test.as_ref()];
+    LocalJob::new(n_ranks).unwrap().program("/bin/sh").args(args).env(ROLE, test)
+}
+
+const ROLE: &str = "DEVCOMM_TEST_ROLE";
+
+/// The meeting of this process, if it is a rank of this test.
+pub(super) fn as_rank(test: &str) -> Option<Meeting> {
+    std::env::var_os(ROLE).filter(|role| role == test)?;
+    let launched = launched(&|name| std::env::var_os(name)).unwrap().unwrap();
+    let peer = Peer { host: format!("host{}", launched.rank), nccl: NCCL };
+    Some(Meeting::new(launched, peer))
+}
+
+/// A piece of work in which everyone has to do with everyone.
+fn work(meeting: &Meeting) -> Result<()> {
+    let world = meeting.join()?;
+    let (own, n) = (world.rank(), world.n_ranks());
+    let members: Vec<usize> = (0..n).filter(|rank| rank % 2 == own % 2).collect();
+    let group = world.subset(&members)?;
+    let text = |rank: &dyn Display| format!("rank {rank}").into_bytes();
+    for _ in 0..5 {
+        assert_eq!(*world.all_gather(&text(&own))?, (0..n).map(|r| text(&r)).collect::<Vec<_>>());
+        let all = group.all_gather(&text(&own))?;
+        assert_eq!(*all, members.iter().map(|r| text(r)).collect::<Vec<_>>());
+    }
+    world.finish()
+}
+
+#[test]
+fn sixty_four_processes_meet_exchange_and_finish() {
+    const TEST: &str =
+        "world::rendezvous::tests::processes::sixty_four_processes_meet_exchange_and_finish";
+    if let Some(meeting) = as_rank(TEST) {
+        assert_eq!(meeting.n_ranks, 64);
+        return work(&meeting).unwrap();
+    }
+    job(TEST, 64).run().unwrap();
+}
+
+#[test]
+fn many_small_jobs_at_once_do_not_meet_each_other() {
+    const TEST: &str =
+        "world::rendezvous::tests::processes::many_small_jobs_at_once_do_not_meet_each_other";
+    if let Some(meeting) = as_rank(TEST) {
+        return work(&meeting).unwrap();
+    }
+    thread::scope(|scope| {
+        for _ in 0..12 {
+            scope.spawn(|| job(TEST, 3).run().unwrap());
+        }
+    });
+}
+
+#[test]
+fn rank_0_inherits_the_socket_and_the_others_do_not() {
+    const TEST: &str =
+        "world::rendezvous::tests::processes::rank_0_inherits_the_socket_and_the_others_do_not";
+    if let Some(meeting) = as_rank(TEST) {
+        let everywhere = (3..64).filter(|&fd| inherited_listener(fd, meeting.port).is_ok());
+        assert_eq!(everywhere.collect::<Vec<_>>(), Vec::from_iter(meeting.listener));
+        assert_eq!(meeting.listener.is_some(), meeting.rank == 0);
+        assert!(meeting.job.starts_with("local-") && meeting.job.len() == 38, "{}", meeting.job);
+        // Twice: the socket stays for the next time.
+        return (0..2).for_each(|_| work(&meeting).unwrap());
+    }
+    job(TEST, 3).run().unwrap();
+}

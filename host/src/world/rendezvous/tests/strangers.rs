@@ -1,0 +1,167 @@
+//! Connections that are not a rank's, or not of this job; ranks that talk nonsense; something else in rank 0's place.
+
+use std::io::Write;
+use std::net::TcpListener;
+use std::thread;
+use std::time::Duration;
+
+use super::super::wire::{Hello, Kind, part_head, receive, send, send_json};
+use super::*;
+use crate::error::Error;
+
+#[test]
+fn strangers_are_refused_with_a_reason_and_the_job_goes_on() {
+    let meetings = meetings(3, AMPLE);
+    thread::scope(|scope| {
+        let root = scope.spawn(|| meetings[0].join()?.barrier());
+
+        let mut garbage = knock(&meetings[0]);
+        garbage.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        let silent = knock(&meetings[0]);
+        let mut endless = knock(&meetings[0]);
+        endless.write_all(&[Kind::Hello as u8, 0xff, 0xff, 0xff, 0xff]).unwrap();
+
+        let refused = |hello, reason: &str| {
+            let (kind, why) = introduce(&meetings[0], &hello);
+            assert_eq!(kind, Kind::Refused);
+            assert!(why.contains(reason), "{why}");
+        };
+        refused(Hello { job: "another".into(), ..hello(2, 3) }, "another job");
+        refused(hello(2, 4), "as one of 4 ranks, rank 0 as one of 3");
+        refused(hello(3, 3), "rank 3 is not one of the ranks");
+        refused(hello(0, 3), "rank 0 is not one of the ranks");
+        refused(Hello { protocol: 9, ..hello(2, 3) }, "version 9");
+
+        let mut rank_1 = the_one_of_two(&meetings[0], &hello(1, 3));
+        let rank_2 = scope.spawn(|| meetings[2].join()?.barrier());
+        assert_eq!(next_news(&mut rank_1).0, Kind::Welcome);
+        send(&mut rank_1, Kind::Give, &part_head(0, &[])).unwrap();
+        assert_eq!(next_news(&mut rank_1).0, Kind::Gathered);
+        root.join().unwrap().unwrap();
+        rank_2.join().unwrap().unwrap();
+        drop((silent, endless, garbage));
+    });
+}
+
+/// Introduces one rank twice: one of the two is refused, the other is returned.
+fn the_one_of_two(meeting: &Meeting, hello: &Hello) -> TcpStream {
+    let mut both = [knock(meeting), knock(meeting)];
+    for stream in &mut both {
+        send_json(stream, Kind::Hello, hello).unwrap();
+    }
+    // The one that is let in hears that others are awaited, the other one why it is not.
+    let answers = both.each_mut().map(|stream| receive(stream, 4096).unwrap());
+    let refused = usize::from(answers[0].0 == Kind::Waiting);
+    assert_eq!(answers[1 - refused].0, Kind::Waiting);
+    assert_eq!(answers[refused].0, Kind::Refused);
+    assert_eq!(answers[refused].1, b"there is a rank 1 already");
+    let [first, second] = both;
+    if refused == 0 { second } else { first }
+}
+
+#[test]
+fn what_was_refused_is_told_when_a_rank_is_missing() {
+    let meetings = meetings(2, Duration::from_secs(2));
+    thread::scope(|scope| {
+        let root = scope.spawn(|| meetings[0].join().err().unwrap().to_string());
+        let (kind, _) = introduce(&meetings[0], &hello(1, 5));
+        assert_eq!(kind, Kind::Refused);
+        let error = root.join().unwrap();
+        assert!(error.contains("rank 1 did not arrive"), "{error}");
+        assert!(error.contains("as one of 5 ranks"), "{error}");
+    });
+}
+
+#[test]
+fn a_refused_rank_gets_an_error_not_a_timeout() {
+    let mut meetings = meetings(2, AMPLE);
+    meetings[1].job = "another".into();
+    thread::scope(|scope| {
+        let mut short = meetings[0].clone();
+        short.timeout = Duration::from_millis(1500);
+        let root = scope.spawn(move || short.join().err().unwrap());
+        let error = meetings[1].join().err().unwrap();
+        assert!(matches!(error, Error::Rendezvous { .. }), "{error}");
+        assert!(error.to_string().contains("another job"), "{error}");
+        assert!(matches!(root.join().unwrap(), Error::RanksMissing { .. }));
+    });
+}
+
+/// Something at rank 0's address that is no rank; what a rank that comes there reports.
+fn in_place_of_rank_0(answer: impl Fn(TcpStream) + Send) -> Error {
+    let mut meeting = meetings(2, Duration::from_millis(400)).remove(1);
+    let other = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    meeting.port = other.local_addr().unwrap().port();
+    other.set_nonblocking(true).unwrap();
+    thread::scope(|scope| {
+        let rank = scope.spawn(|| meeting.join().err().unwrap());
+        let mut kept = Vec::new();
+        while !rank.is_finished() {
+            match other.accept() {
+                Ok((stream, _)) => {
+                    answer(stream.try_clone().unwrap());
+                    kept.push(stream);
+                }
+                Err(_) => thread::sleep(Duration::from_millis(5)),
+            }
+        }
+        rank.join().unwrap()
+    })
+}
+
+#[test]
+fn something_else_in_rank_0s_place_is_not_taken_for_it() {
+    let server =
+        |mut stream: TcpStream| drop(stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n"));
+    let error = in_place_of_rank_0(server);
+    let Error::RanksMissing { missing, notes, .. } = &error else { panic!("{error}") };
+    assert_eq!(*missing, [0]);
+    assert!(notes.iter().any(|note| note.contains("not a rank of this program")), "{notes:?}");
+    let silent = in_place_of_rank_0(drop);
+    assert!(matches!(&silent, Error::RanksMissing { missing, .. } if *missing == [0]), "{silent}");
+    let rude = |mut stream: TcpStream| drop(send(&mut stream, Kind::Gathered, &[0; 9]));
+    let error = in_place_of_rank_0(rude);
+    assert!(error.to_string().contains("rank 0 answered with Gathered"), "{error}");
+}
+
+#[test]
+fn a_rank_that_talks_nonsense_is_lost_to_all_with_what_it_said() {
+    let group = |key: &[u64]| [part_head(0, key), b"bytes".to_vec()].concat();
+    let nonsense = [
+        (Kind::Give, vec![1, 2, 3], "it sent a frame with no ticket"),
+        (Kind::Give, part_head(0, &[1])[..20].to_vec(), "it sent a garbled part of an exchange"),
+        (Kind::Give, group(&[0, 2, 0, 7]), "it sent a garbled group"),
+        (Kind::Give, group(&[0, 2, 0, 2]), "it gave to the exchange of a group that it is not in"),
+        (Kind::Welcome, Vec::new(), "it sent Welcome out of turn"),
+    ];
+    for (kind, payload, why) in nonsense {
+        let meetings = meetings(3, AMPLE);
+        thread::scope(|scope| {
+            let sane = [0, 2].map(|rank| {
+                let meeting = &meetings[rank];
+                scope.spawn(move || meeting.join().unwrap().barrier().unwrap_err().to_string())
+            });
+            let mut stream = knock(&meetings[0]);
+            send_json(&mut stream, Kind::Hello, &hello(1, 3)).unwrap();
+            assert_eq!(next_news(&mut stream).0, Kind::Welcome);
+            send(&mut stream, kind, &payload).unwrap();
+            for error in sane.map(|rank| rank.join().unwrap()) {
+                assert_eq!(error, format!("rank 1 is lost: {why}"));
+            }
+        });
+    }
+}
+
+#[test]
+fn bytes_that_are_no_frame_lose_the_rank_that_sent_them() {
+    let meetings = meetings(2, AMPLE);
+    thread::scope(|scope| {
+        let root = scope.spawn(|| meetings[0].join().unwrap().barrier().unwrap_err().to_string());
+        let mut stream = knock(&meetings[0]);
+        send_json(&mut stream, Kind::Hello, &hello(1, 2)).unwrap();
+        assert_eq!(next_news(&mut stream).0, Kind::Welcome);
+        stream.write_all(&[Kind::Give as u8, 0xff, 0xff, 0xff, 0xff]).unwrap();
+        let error = root.join().unwrap();
+        assert!(error.contains("rank 1 is lost") && error.contains("4294967295 bytes"), "{error}");
+    });
+}

@@ -1,0 +1,95 @@
+//! The lives of ranks: as threads of this process, or this process as one.
+
+use std::any::Any;
+use std::fmt::Display;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::ScopedJoinHandle;
+
+use super::rendezvous::{Hub, Rendezvous, ThreadMember, host_name};
+use crate::error::{Error, Result};
+use crate::machine::{Machine, message};
+
+/// Runs `f` in a thread a rank. If ranks fail, the error of the one that failed first.
+pub(crate) fn run_threads<T, E>(
+    machine: &Machine,
+    n: usize,
+    f: impl Fn(&Rendezvous) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, E>
+where
+    T: Send,
+    E: From<Error> + Send,
+{
+    let hub = Arc::new(Hub::new(machine.clone(), n));
+    let hosts = vec![host_name(); n];
+    // While it waits for the ranks this thread is one of the machine's.
+    let _entered = machine.ticket("the world").enter();
+    let mut results: Vec<Result<T, E>> = std::thread::scope(|scope| {
+        let start = |rank| {
+            let ticket = machine.ticket(&format!("rank {rank}"));
+            let member = Arc::new(ThreadMember::new(Arc::clone(&hub), rank));
+            let rendezvous = Rendezvous::new(rank, hosts.clone(), member);
+            let f = &f;
+            let name = format!("devcomm-rank-{rank}");
+            std::thread::Builder::new().name(name).spawn_scoped(scope, move || {
+                let _entered = ticket.enter();
+                f(&rendezvous)
+            })
+        };
+        let threads: Vec<_> = (0..n)
+            .map(|rank| {
+                start(rank).map_err(|error| {
+                    let why = error.to_string();
+                    hub.lose(rank, &why);
+                    Error::SpawnFailed { rank, why }
+                })
+            })
+            .collect();
+        machine.let_work(|| threads.iter().flatten().all(ScopedJoinHandle::is_finished));
+        let join = |(rank, thread): (usize, Result<ScopedJoinHandle<'_, _>>)| {
+            // Panics of the rank's function were caught in it; this is one of a destructor.
+            thread?.join().unwrap_or_else(|panic| Err(panicked(rank, &*panic).into()))
+        };
+        threads.into_iter().enumerate().map(join).collect()
+    });
+    if let Some(first) = hub.health().lost_rank()
+        && results.get(first).is_some_and(Result::is_err)
+    {
+        results.swap(0, first);
+    }
+    results.into_iter().collect()
+}
+
+/// The life of one rank: make it, run its function, wait for the others, close it.
+pub(crate) fn run_rank<R, T, E>(
+    rendezvous: &Rendezvous,
+    make: impl FnOnce() -> Result<R>,
+    f: impl Fn(&R) -> Result<T, E>,
+) -> Result<T, E>
+where
+    E: From<Error> + Display,
+{
+    let rank = make().inspect_err(|error| rendezvous.fail(&error.to_string()))?;
+    // What the function leaves behind is either dropped or private to this rank.
+    let result = match catch_unwind(AssertUnwindSafe(|| f(&rank))) {
+        Ok(result) => result,
+        Err(panic) => Err(panicked(rendezvous.rank(), &*panic).into()),
+    };
+    match result {
+        Ok(result) => {
+            // The communicator is destroyed together, so it waits until nobody needs it, or one is lost.
+            rendezvous.finish()?;
+            drop(rank);
+            Ok(result)
+        }
+        Err(error) => {
+            rendezvous.fail(&error.to_string());
+            drop(rank);
+            Err(error)
+        }
+    }
+}
+
+fn panicked(rank: usize, panic: &(dyn Any + Send)) -> Error {
+    Error::RankPanicked { rank, message: message(panic) }
+}

@@ -1,0 +1,56 @@
+//! The layers of this crate: none uses one above it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// From the bottom up. What is in a layer's folder is the layer.
+const LAYERS: [&str; 6] = ["error", "machine", "sys", "device", "communicator", "world"];
+
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// The names after `crate::` in the code of a file; comments may link to anything.
+fn uses(source: &str) -> impl Iterator<Item = (usize, &str)> {
+    let code = source.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"));
+    code.flat_map(|(index, line)| {
+        line.split("crate::").skip(1).map(move |rest| {
+            let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+            (index + 1, &rest[..end])
+        })
+    })
+}
+
+#[test]
+fn no_layer_uses_one_above_it() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let rank = |name: &str| LAYERS.iter().position(|layer| *layer == name);
+    let mut seen = 0;
+    for layer in LAYERS {
+        let mut files = Vec::new();
+        sources(&root.join(layer), &mut files);
+        for file in files.into_iter().filter(|file| !file.to_string_lossy().contains("test")) {
+            let source = fs::read_to_string(&file).unwrap();
+            for (line, used) in uses(&source) {
+                let place = format!("{}:{line}: crate::{used}", file.display());
+                let of = rank(used);
+                // By way of the crate's root a name would hide its layer.
+                assert!(of.is_some(), "{place}, by way of the crate's root; name its layer");
+                assert!(of <= rank(layer), "{place}, from {layer}, which is below it");
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 100, "{seen} uses are too few to believe");
+    let mut top: Vec<_> = fs::read_dir(&root).unwrap().map(|entry| entry.unwrap()).collect();
+    top.retain(|entry| rank(&entry.file_name().to_string_lossy()).is_none());
+    let rest: Vec<_> = top.iter().map(fs::DirEntry::file_name).collect();
+    assert_eq!(rest, ["lib.rs"], "what is in no layer");
+}

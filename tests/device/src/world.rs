@@ -1,0 +1,159 @@
+//! Ranks that run test kernels.
+
+use std::time::Duration;
+
+use devcomm::{Error, GinConnectionType, Rank, Simulation, World};
+use devcomm_testing::machines::Gpus;
+
+use crate::KERNELS;
+use crate::job::{Job, Setup, TestKernel};
+
+/// What a kernel may take: one that waits in vain becomes an error that says for what.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A world, and what a test wants to know of it.
+pub struct TestWorld<'a> {
+    world: &'a World,
+    lsa_size: usize,
+}
+
+/// GPUs that run the test kernels, connected so.
+pub fn gpus(simulation: Simulation, gin: GinConnectionType) -> Gpus {
+    Gpus::from(simulation).with_kernels(&KERNELS).with_gin(gin)
+}
+
+/// Runs a case on 2 and on 4 GPUs, in whatever LSA teams they are if they are connected. Simulated,
+/// it runs with `seeds` seeds, in turn in worlds of so many GPUs in teams of so many, and now and
+/// then with switches at any access.
+pub fn in_worlds(
+    name: &str,
+    worlds: &[(usize, usize)],
+    seeds: u64,
+    gpus: impl Fn(Simulation) -> Gpus,
+    case: impl Fn(&TestWorld),
+) {
+    let run = |name: &str, simulation| {
+        gpus(simulation).with_world(name, |world| case(&TestWorld::new(world)));
+    };
+    if Gpus::are_real() {
+        return [2, 4].iter().for_each(|&n| run(&format!("{name} on {n}"), Simulation::new(n)));
+    }
+    for (seed, (n, team)) in (0..seeds).zip(worlds.iter().cycle()) {
+        run(name, Simulation::new(*n).team_size(*team).seed(seed));
+    }
+    for seed in 0..seeds.div_ceil(16) {
+        run(name, Simulation::new(4).team_size(2).seed(seed).preempt(true));
+    }
+}
+
+impl<'a> TestWorld<'a> {
+    /// What there is to know.
+    ///
+    /// # Panics
+    ///
+    /// If there is no communicator.
+    pub fn new(world: &'a World) -> Self {
+        let size = |rank: &Rank| Ok::<_, Error>(rank.communicator()?.properties()?.lsa_size());
+        let sizes = world.run(size).unwrap_or_else(|error| panic!("{error}"));
+        Self { world, lsa_size: sizes[0] }
+    }
+
+    /// How many ranks.
+    pub fn n_ranks(&self) -> usize {
+        self.world.n_ranks()
+    }
+
+    /// How many neighbours reach each other by load and store.
+    pub fn lsa_size(&self) -> usize {
+        self.lsa_size
+    }
+
+    /// How often a kernel is launched where one that goes wrong now and then is to be found. A
+    /// simulated one meets other orders by its seeds.
+    pub fn launches(&self) -> usize {
+        if self.world.is_simulated() { 2 } else { 100 }
+    }
+
+    /// Launches `kernel` in every rank with one device communicator, once for each number of `ns`,
+    /// one launch after the other has ended everywhere. Gives what is in the second window of each
+    /// rank in the end.
+    ///
+    /// # Panics
+    ///
+    /// If anything fails.
+    pub fn run<K: TestKernel>(&self, kernel: K, setup: &Setup, ns: &[u32]) -> Vec<Vec<u64>> {
+        self.run_two(kernel, kernel, setup, &[], ns)
+    }
+
+    /// [`run`](Self::run), after another kernel with the same device communicator and the numbers
+    /// `before`.
+    ///
+    /// # Panics
+    ///
+    /// If anything fails.
+    pub fn run_two<P: TestKernel, K: TestKernel>(
+        &self,
+        prepare: P,
+        kernel: K,
+        setup: &Setup,
+        before: &[u32],
+        ns: &[u32],
+    ) -> Vec<Vec<u64>> {
+        self.run_each_after(prepare, kernel, setup, before, ns).pop().expect("a launch")
+    }
+
+    /// [`run`](Self::run), with what was in the second windows after each launch.
+    ///
+    /// # Panics
+    ///
+    /// If anything fails.
+    pub fn run_each<K: TestKernel>(
+        &self,
+        kernel: K,
+        setup: &Setup,
+        ns: &[u32],
+    ) -> Vec<Vec<Vec<u64>>> {
+        self.run_each_after(kernel, kernel, setup, &[], ns)
+    }
+
+    /// [`run_each`](Self::run_each), with the same number each time, as often as
+    /// [`launches`](Self::launches) says.
+    ///
+    /// # Panics
+    ///
+    /// If anything fails.
+    pub fn run_often<K: TestKernel>(&self, kernel: K, setup: &Setup, n: u32) -> Vec<Vec<Vec<u64>>> {
+        self.run_each(kernel, setup, &vec![n; self.launches()])
+    }
+
+    fn run_each_after<P: TestKernel, K: TestKernel>(
+        &self,
+        prepare: P,
+        kernel: K,
+        setup: &Setup,
+        before: &[u32],
+        ns: &[u32],
+    ) -> Vec<Vec<Vec<u64>>> {
+        let run = |rank: &Rank| -> Result<Vec<Vec<u64>>, Error> {
+            let job = Job::new(rank, setup)?;
+            rank.barrier()?;
+            for &n in before {
+                job.launch(prepare, setup, n)?;
+                job.stream().synchronize_within(LIMIT)?;
+                rank.barrier()?;
+            }
+            let one = |&n: &u32| {
+                job.launch(kernel, setup, n)?;
+                job.stream().synchronize_within(LIMIT)?;
+                let out = job.out()?;
+                rank.barrier()?;
+                Ok(out)
+            };
+            ns.iter().map(one).collect()
+        };
+        let of_ranks = self.world.run(run).unwrap_or_else(|error| panic!("{error}"));
+        // By launches, then by ranks.
+        let launch = |i: usize| of_ranks.iter().map(|launches| launches[i].clone()).collect();
+        (0..ns.len()).map(launch).collect()
+    }
+}

@@ -1,0 +1,65 @@
+//! Kernels that are wrong are found out on simulated GPUs.
+
+use devcomm::{Error, Rank, Simulation, World};
+use devcomm_device_tests::{Job, Setup, TestKernel, TestWorld, kernels};
+
+/// In how many of so many orders of three ranks a kernel has seen something that it must not.
+fn found_out<K: TestKernel>(kernel: K, setup: &Setup, n: u32, seeds: u64) -> usize {
+    let is_found = |seed: &u64| {
+        let simulation = Simulation::new(3).seed(*seed);
+        let world = World::builder().simulate(simulation).from_env().unwrap();
+        let words = TestWorld::new(&world).run(kernel, setup, &[n]);
+        words.iter().flatten().any(|&wrong| wrong == 1)
+    };
+    (0..seeds).filter(is_found).count()
+}
+
+#[test]
+fn a_kernel_that_forgets_to_wait_is_found_out_by_some_seed() {
+    let found = found_out(kernels::reads_before_the_wait, &Setup::new(1, 32), 0, 50);
+    assert!(found > 5, "{found} of 50");
+}
+
+#[test]
+fn a_kernel_that_forgets_its_signal_is_found_out_by_some_seed() {
+    let setup = Setup::with_gin(1, 32);
+    let found = |n| found_out(kernels::reads_before_the_signal, &setup, n, 60);
+    assert_eq!(found(0), 0);
+    assert!(found(1) > 5);
+}
+
+#[test]
+fn broken_rules_are_reported_where_they_are_broken() {
+    let setup = Setup { ll: (1, 2, 8), world_barriers: 1, ..Setup::with_gin(1, 32) };
+    let broken = |n: u32| {
+        let world = World::simulated(2).unwrap();
+        let run = |rank: &Rank| {
+            let job = Job::new(rank, &setup)?;
+            rank.barrier()?;
+            job.launch(kernels::breaks_a_rule, &setup, n)?;
+            job.stream().synchronize()
+        };
+        world.run(run).map_err(|error: Error| error.to_string()).unwrap_err()
+    };
+    // What a kernel's own checks say, and what the simulator's do.
+    for (n, message) in [
+        (0, "barrier"),
+        (1, "the device communicator has no such GIN context"),
+        (2, "the signal is not reserved"),
+        (3, "the signal is not reserved"),
+        (4, "the counter is not reserved"),
+        (5, "the barrier's signals are not reserved"),
+        (6, "the peer is not in the session's team"),
+        (7, "the peer is not in the session's team"),
+        (8, "the session has no such element"),
+        (9, "the session has no such element"),
+        (10, "the session has no such element"),
+        (11, "the elements do not fit the session's slots"),
+        (12, "the elements do not fit the session's slots"),
+        (13, "window"),
+        (14, "peer"),
+    ] {
+        let error = broken(n);
+        assert!(error.contains(message) && error.contains("wrong.rs"), "rule {n}: {error}");
+    }
+}
