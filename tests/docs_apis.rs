@@ -28,11 +28,11 @@ fn has_test(source: &str, test: &str) -> bool {
         format!("fn {test}("),
         format!(" {test},"),
         format!(" {test};"),
-        format!(" {test}: "),
-        format!("({test}: "),
+        format!(" {test}:"),
+        format!("({test}:"),
         format!("\"{test}\""),
     ];
-    forms.iter().any(|form| source.contains(form))
+    source.contains(test) && forms.iter().any(|form| source.contains(form))
 }
 
 /// What the last cells of a document's rows name as tests, a list for each row; heads of tables are left out.

@@ -4,7 +4,7 @@ use devcomm::{
     DevCommRequirements, DevCommResource, Error, KERNELS, Kernels, LaunchConfig, LaunchRefusal,
     Stream, Window, kernels,
 };
-use devcomm_testing::machines::on_gpus;
+use devcomm_testing::machines::Gpus;
 
 const COUNT: usize = 1024;
 
@@ -26,7 +26,11 @@ impl Job {
 
 /// Runs `body` on two GPUs with `barriers` LSA barriers, and afterwards a launch that must be right.
 fn with_job(name: &str, barriers: u32, body: impl Fn(&Job) + Sync) {
-    on_gpus(name, 2, |rank| {
+    with_job_on(Gpus::new(2), name, barriers, body);
+}
+
+fn with_job_on(gpus: Gpus, name: &str, barriers: u32, body: impl Fn(&Job) + Sync) {
+    gpus.run(name, |rank| {
         let comm = rank.communicator()?;
         let requirements = DevCommRequirements::new().lsa_barriers(barriers);
         let job = Job {
@@ -58,7 +62,9 @@ fn refusal(result: Result<(), Error>) -> LaunchRefusal {
 
 #[test]
 fn refuses_more_blocks_than_barriers() {
-    with_job("refuses_more_blocks_than_barriers", 4, |job| {
+    // A simulated kernel is reported where it opens a session, for nothing says before that it will.
+    let gpus = Gpus::new(2).only_real("machine code that says which barriers it uses");
+    with_job_on(gpus, "refuses_more_blocks_than_barriers", 4, |job| {
         let refused = refusal(job.launch(LaunchConfig::new(5, 128)));
         assert!(matches!(refused, LaunchRefusal::TooFewBarriers { blocks: 5, barriers: 4 }));
     });
@@ -93,7 +99,8 @@ fn refuses_a_block_of_two_dimensions() {
 
 #[test]
 fn refuses_more_threads_than_registers_allow() {
-    with_job("refuses_more_threads_than_registers_allow", 4, |job| {
+    let gpus = Gpus::new(2).only_real("registers");
+    with_job_on(gpus, "refuses_more_threads_than_registers_allow", 4, |job| {
         let refused = refusal(job.launch(LaunchConfig::new(1, 1024)));
         assert!(matches!(refused, LaunchRefusal::TooManyRegisters { .. }), "{refused}");
     });

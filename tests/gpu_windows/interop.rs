@@ -3,14 +3,15 @@
 use cudarc::driver::{CudaContext, DevicePtrMut};
 use devcomm::{DeviceSlice, Error, ReduceOp, Stream, visible_gpus};
 
-use devcomm_testing::machines::on_gpus;
+use devcomm_testing::machines::{Gpus, on_gpus};
 use devcomm_testing::works::{require_kernels_work, require_works};
 
 const COUNT: usize = 1000;
 
 #[test]
 fn cudarcs_memory_on_cudarcs_stream() {
-    on_gpus("cudarcs_memory_on_cudarcs_stream", 2, |rank| {
+    let gpus = Gpus::new(2).only_real("CUDA driver that cudarc loads");
+    gpus.run("cudarcs_memory_on_cudarcs_stream", |rank| {
         let comm = rank.communicator()?;
         let cuda = CudaContext::new(rank.device()).unwrap();
         let theirs = cuda.new_stream().unwrap();

@@ -235,6 +235,12 @@ impl Gpus {
         self.idle.set(0);
     }
 
+    /// Host threads have run, who may have written what kernels wait for: nothing is
+    /// [stuck](Step::Stuck) before its threads have looked again.
+    pub(crate) fn look_again(&self) {
+        self.scheduler.borrow_mut().look_again();
+    }
+
     /// One of `n`: the first, or with a seed any. All that is left to chance asks here, so that a run
     /// is a function of its seed.
     pub(crate) fn choose(&self, n: usize) -> usize {

@@ -110,8 +110,13 @@ impl RegisteredBuffer {
 
 impl Inner {
     fn handle(&self) -> Result<u64> {
-        let rank = self.communicator.rank();
         self.communicator.refuse_suspended()?;
+        self.registered()
+    }
+
+    /// The handle, also while the communicator is suspended.
+    fn registered(&self) -> Result<u64> {
+        let rank = self.communicator.rank();
         match self.made.get() {
             CallState::Made if !self.closed.get() && self.communicator.is_valid() => {
                 Ok(self.handle.get())
@@ -150,10 +155,10 @@ impl Resource for Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let suspended = self.communicator.refuse_suspended().is_err();
-        if self.handle().is_err() && !suspended {
+        if self.registered().is_err() {
             return;
         }
+        let suspended = self.communicator.refuse_suspended().is_err();
         if suspended || !self.communicator.context().is_settled("a registered buffer") {
             std::mem::forget(self.memory.take());
             return;

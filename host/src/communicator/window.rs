@@ -420,8 +420,13 @@ impl<T: Element> Buffer for Window<T> {
 
 impl Inner {
     fn handle(&self) -> Result<u64> {
-        let rank = self.communicator.rank();
         self.communicator.refuse_suspended()?;
+        self.registered()
+    }
+
+    /// The handle, also while the communicator is suspended.
+    fn registered(&self) -> Result<u64> {
+        let rank = self.communicator.rank();
         if self.closed.get()
             || self.made.get() == CallState::Failed
             || !self.communicator.is_valid()
@@ -478,10 +483,10 @@ impl Resource for Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let suspended = self.communicator.refuse_suspended().is_err();
-        if self.handle().is_err() && !suspended {
+        if self.registered().is_err() {
             return;
         }
+        let suspended = self.communicator.refuse_suspended().is_err();
         if suspended || !self.communicator.context().is_settled("a window") {
             return self.leak();
         }

@@ -14,6 +14,8 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// A world, and what a test wants to know of it.
 pub struct TestWorld<'a> {
     world: &'a World,
+    /// For reports.
+    simulation: &'a Simulation,
     lsa_size: usize,
 }
 
@@ -32,8 +34,9 @@ pub fn in_worlds(
     gpus: impl Fn(Simulation) -> Gpus,
     case: impl Fn(&TestWorld),
 ) {
-    let run = |name: &str, simulation| {
-        gpus(simulation).with_world(name, |world| case(&TestWorld::new(world)));
+    let run = |name: &str, simulation: Simulation| {
+        let gpus = gpus(simulation.clone());
+        gpus.with_world(name, |world| case(&TestWorld::new(world, &simulation)));
     };
     if Gpus::are_real() {
         return [2, 4].iter().for_each(|&n| run(&format!("{name} on {n}"), Simulation::new(n)));
@@ -52,10 +55,10 @@ impl<'a> TestWorld<'a> {
     /// # Panics
     ///
     /// If there is no communicator.
-    pub fn new(world: &'a World) -> Self {
+    pub fn new(world: &'a World, simulation: &'a Simulation) -> Self {
         let size = |rank: &Rank| Ok::<_, Error>(rank.communicator()?.properties()?.lsa_size());
         let sizes = world.run(size).unwrap_or_else(|error| panic!("{error}"));
-        Self { world, lsa_size: sizes[0] }
+        Self { world, simulation, lsa_size: sizes[0] }
     }
 
     /// How many ranks.
@@ -151,7 +154,8 @@ impl<'a> TestWorld<'a> {
             };
             ns.iter().map(one).collect()
         };
-        let of_ranks = self.world.run(run).unwrap_or_else(|error| panic!("{error}"));
+        let of_ranks = self.world.run(run);
+        let of_ranks = of_ranks.unwrap_or_else(|error| panic!("{:?}: {error}", self.simulation));
         // By launches, then by ranks.
         let launch = |i: usize| of_ranks.iter().map(|launches| launches[i].clone()).collect();
         (0..ns.len()).map(launch).collect()

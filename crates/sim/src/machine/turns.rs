@@ -73,6 +73,7 @@ impl Turns {
             // thread.
             if call.is_none_or(|call| unsafe { call.poll(&self.core) }) {
                 self.core.tick();
+                self.core.gpus.look_again();
                 self.last = Some(*id);
                 self.served += 1;
                 self.shared.give_turn(*id);

@@ -73,6 +73,11 @@ impl Scheduler {
         if self.threads().all(looked) { Step::Stuck } else { Step::Progress }
     }
 
+    /// The host may have written what threads wait for: they look again.
+    pub(crate) fn look_again(&mut self) {
+        self.quiet = 0;
+    }
+
     /// The threads of the blocks that are on the GPUs.
     fn threads(&self) -> impl Iterator<Item = &Thread> {
         self.blocks.iter().flatten().flat_map(|block| block.threads())

@@ -42,7 +42,8 @@ pub unsafe fn gin_shadows<B: GinBackend>(
     gin.signal(coop, world, right, second.add(n.into()));
     let (before, grown) = gin.wait_signal_follow_shadow(coop, second, n.into(), ORDER);
     gin.signal(coop, world, right, second.add(2));
-    let limit = Timeout::millis(60_000);
+    // In vain, where the last wait has seen both.
+    let limit = Timeout::millis(1_000);
     let more = gin.wait_signal_follow_shadow_timeout(coop, second, 2, ORDER, limit);
     // SAFETY: six words a thread.
     unsafe {

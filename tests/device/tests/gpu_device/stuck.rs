@@ -69,10 +69,11 @@ fn end_once<K: TestKernel>(
     }
     rank.barrier()?;
     job.launch(kernel, setup, n)?;
+    rank.barrier()?;
     if is_absent {
+        job.stream().synchronize()?;
         give_time(rank, PATIENCE);
         handles.lock().unwrap().drain(..).for_each(|handle| handle.abort());
-        job.stream().synchronize()?;
         return rank.barrier();
     }
     let begun = Instant::now();

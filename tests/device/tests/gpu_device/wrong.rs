@@ -1,14 +1,15 @@
 //! Kernels that are wrong are found out on simulated GPUs.
 
-use devcomm::{Error, Rank, Simulation, World};
+use devcomm::Simulation;
 use devcomm_device_tests::{Job, Setup, TestKernel, TestWorld, kernels};
+use devcomm_testing::simulated;
 
 /// In how many of so many orders of three ranks a kernel has seen something that it must not.
 fn found_out<K: TestKernel>(kernel: K, setup: &Setup, n: u32, seeds: u64) -> usize {
     let is_found = |seed: &u64| {
         let simulation = Simulation::new(3).seed(*seed);
-        let world = World::builder().simulate(simulation).from_env().unwrap();
-        let words = TestWorld::new(&world).run(kernel, setup, &[n]);
+        let world = simulated::world(simulation.clone());
+        let words = TestWorld::new(&world, &simulation).run(kernel, setup, &[n]);
         words.iter().flatten().any(|&wrong| wrong == 1)
     };
     (0..seeds).filter(is_found).count()
@@ -32,14 +33,13 @@ fn a_kernel_that_forgets_its_signal_is_found_out_by_some_seed() {
 fn broken_rules_are_reported_where_they_are_broken() {
     let setup = Setup { ll: (1, 2, 8), world_barriers: 1, ..Setup::with_gin(1, 32) };
     let broken = |n: u32| {
-        let world = World::simulated(2).unwrap();
-        let run = |rank: &Rank| {
-            let job = Job::new(rank, &setup)?;
-            rank.barrier()?;
+        let failure = simulated::failure(Simulation::new(2), |gpu| {
+            let job = Job::new(gpu, &setup)?;
+            gpu.barrier()?;
             job.launch(kernels::breaks_a_rule, &setup, n)?;
             job.stream().synchronize()
-        };
-        world.run(run).map_err(|error: Error| error.to_string()).unwrap_err()
+        });
+        failure.to_string()
     };
     // What a kernel's own checks say, and what the simulator's do.
     for (n, message) in [
