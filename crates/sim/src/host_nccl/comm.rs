@@ -271,8 +271,10 @@ impl Member {
         }
         core.nccl.members.borrow_mut().remove(&self.handle);
         if let Some((comm, rank)) = self.place.get() {
-            core.nccl.windows.borrow_mut().retain(|_, window| !window.is_of(self));
-            core.nccl.dev_comms.borrow_mut().retain(|_, made| !made.is_of(comm, *rank));
+            let mut windows = core.nccl.windows.borrow_mut();
+            core.retire(windows.extract_if(.., |_, own| own.is_of(self)).collect::<Vec<_>>());
+            let mut made = core.nccl.dev_comms.borrow_mut();
+            core.retire(made.extract_if(.., |_, own| own.is_of(comm, *rank)).collect::<Vec<_>>());
         }
         core.notify();
     }

@@ -226,7 +226,7 @@ pub(super) unsafe extern "C" fn destroy(comm: RawComm, dev_comm: *const DevComm)
             let text = "no device communicator of the communicator as it was made";
             return Err(Refusal::argument(text));
         }
-        all.remove(&handle);
+        ask.core.retire(all.remove(&handle));
         Ok(Begun::Done(SUCCESS))
     })
 }
