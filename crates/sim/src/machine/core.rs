@@ -222,8 +222,10 @@ impl Core {
     pub(super) fn run_gpus(&self) -> Moved {
         self.streams.borrow_mut().retain(|_, stream| !stream.is_over());
         let streams: Vec<_> = self.streams.borrow().values().cloned().collect();
-        // No short circuit: each stream gets its turn.
-        let moved = streams.iter().fold(false, |moved, stream| stream.advance(self) || moved);
+        let mut moved = false;
+        for stream in streams {
+            moved |= stream.advance(self);
+        }
         self.shared.advance(self.gpus.now());
         let step = self.gpus.step();
         self.shared.advance(self.gpus.now());
