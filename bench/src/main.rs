@@ -4,7 +4,7 @@
 //! devcomm-bench all-reduce -b 1K -e 64M -f 4 --json rows.json   # a kernel against ncclAllReduce
 //! devcomm-bench all-reduce --simulate 4                         # without GPUs: the results alone
 //! torchrun --no-python --nproc-per-node 8 -- ./devcomm-bench all-reduce
-//! cargo xtask twins && cargo run --release -p devcomm-bench -- twins    # Rust against CUDA C++
+//! cargo xtask twins && cargo run --release -p devcomm-bench --features ptx -- twins    # Rust against CUDA C++
 //! ```
 //!
 //! What is measured is checked first, on random data; flags and columns are those of nccl-tests

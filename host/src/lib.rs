@@ -1,9 +1,11 @@
-//! Host side of devcomm: NCCL communicators, symmetric windows, device communicators, kernel launch and bootstrap.
+//! Host side of devcomm: NCCL communicators, symmetric windows, device communicators, kernel launch
+//! and bootstrap.
 //!
-//! A [`World`] is the ranks of a job, each with a GPU. It runs a function on every [`Rank`], which makes the
-//! [`Communicator`], and from it [`Window`]s that every rank's kernels reach and a [`DevCommResource`] with which they
-//! synchronise. [`Kernels`] are the program's compiled kernels on that GPU; a launch takes the windows and the device
-//! communicator as arguments and is checked by the compiler.
+//! A [`World`] is the ranks of a job, each with a GPU. It runs a function on every [`Rank`], which
+//! makes the [`Communicator`], and from it [`Window`]s that every rank's kernels reach and a
+//! [`DevCommResource`] with which they synchronise. [`Kernels`] are the program's compiled kernels
+//! on that GPU; a launch takes the windows and the device communicator as arguments and is checked
+//! by the compiler.
 //!
 //! # Example
 //!
@@ -41,23 +43,35 @@
 //! # }
 //! ```
 //!
+//! # Two machines
+//!
+//! The machine under it is GPUs or simulated ones: `DEVCOMM_SIMULATE=4` gives any program four, and
+//! `World::simulated` chooses them in the program. A simulated machine runs the bodies that
+//! kernels have on the host, needs neither driver nor NCCL, and has a clock of its own. There, a
+//! wait that nothing can end is [`Error::Deadlock`], and what only GPUs can do is
+//! [`Error::NotSimulated`]. The feature `simulator` (on by default) has it.
+//!
 //! # Beside other bindings
 //!
-//! Who knows nccl4py, pynccl or `torch.cuda.nccl` finds the same things under the same terms; `docs/host_api.md` of the repository
-//! has them side by side. [`Communicator`] has the lifecycle and the collectives, [`group()`] takes operations together, [`MultiGpu`]
-//! drives all GPUs from one thread, [`Stream::capture`] makes graphs, and [`DeviceSlice`] is memory of other libraries.
+//! Who knows nccl4py, pynccl or `torch.cuda.nccl` finds the same things under the same terms;
+//! `docs/host_api.md` of the repository has them side by side. [`Communicator`] has the lifecycle
+//! and the collectives, [`group()`] takes operations together, [`MultiGpu`] drives all GPUs from
+//! one thread, [`Stream::capture`] makes graphs, and [`DeviceSlice`] is memory of other libraries.
 //!
 //! # Safety model
 //!
-//! Everything is safe but [`Kernels::launch`], whose contract is the kernel's, and what takes raw pointers, streams or
-//! communicators of others, whose lifetime only the caller knows. Three rules make that so:
+//! Everything is safe but [`Kernels::launch`], whose contract is the kernel's, and what takes raw
+//! pointers, streams or communicators of others, whose lifetime only the caller knows. Three rules
+//! make that so:
 //!
-//! * what a rank makes stays on the rank's thread (nothing of it is `Send` but [`AbortHandle`] and [`KernelAbortHandle`]), where its CUDA context is
-//!   current, as NCCL asks;
-//! * memory, windows, device communicators, graphs and modules are freed only when this rank's streams are idle. If they cannot
-//!   come to rest, because a rank is lost or a deadline was missed, these things are left to the end of the process;
-//! * every wait looks at the health of the job, so that a dead rank is an error and not a hang; and whatever ends a communicator
-//!   early has its kernels leave first, so that they do not wait for ever for a rank that is gone.
+//! * what a rank makes stays on the rank's thread (nothing of it is `Send` but [`AbortHandle`] and
+//!   [`KernelAbortHandle`]), where its CUDA context is current, as NCCL asks;
+//! * memory, windows, device communicators, graphs and modules are freed only when this rank's
+//!   streams are idle. If they cannot come to rest, because a rank is lost or a deadline was
+//!   missed, these things are left to the end of the process;
+//! * every wait looks at the health of the job, so that a dead rank is an error and not a hang; and
+//!   whatever ends a communicator early has its kernels leave first, so that they do not wait for
+//!   ever for a rank that is gone.
 //!
 //! Unsafe code that talks to NCCL and the driver is in the private module `sys`.
 

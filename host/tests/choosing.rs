@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use devcomm_host::{Error, Simulation, World, visible_gpus};
+use devcomm_host::{Error, Library, MultiGpu, ReduceOp, Simulation, World, visible_gpus};
 
 /// Whether this process has the variables. Otherwise the test is done in one that has them.
 fn has(test: &str, variables: &[(&str, &str)]) -> bool {
@@ -59,5 +59,38 @@ fn a_variable_that_makes_no_sense_is_an_error_wherever_a_machine_is_asked_for() 
     if has("a_variable_that_makes_no_sense_is_an_error_wherever_a_machine_is_asked_for", variable) {
         says(World::from_env().map(drop), &["DEVCOMM_SIMULATE=\"some\""]);
         says(visible_gpus().map(drop), &["DEVCOMM_SIMULATE=\"some\""]);
+    }
+}
+
+#[test]
+fn with_the_variable_a_program_finds_simulated_gpus_in_and_outside_of_worlds() {
+    let variable = &[("DEVCOMM_SIMULATE", "3,seed=7")];
+    if !has("with_the_variable_a_program_finds_simulated_gpus_in_and_outside_of_worlds", variable) {
+        return;
+    }
+    assert_eq!(visible_gpus().unwrap(), 3);
+    // On this thread, before, between and after worlds.
+    let gpus = MultiGpu::all(&Library::open(None).unwrap()).unwrap();
+    let sum = |values: [f32; 3]| {
+        let buffer = |(comm, value): (&devcomm_host::Communicator, f32)| {
+            let buffer = comm.mem_alloc::<f32>(8)?;
+            buffer.copy_from_host(&[value; 8]).map(|()| buffer)
+        };
+        let buffers = gpus.communicators().iter().zip(values).map(buffer);
+        let buffers = buffers.collect::<Result<Vec<_>, Error>>()?;
+        gpus.all_reduce(&buffers, &buffers, ReduceOp::Sum)?;
+        gpus.synchronize()?;
+        let last = |buffer: &devcomm_host::SymmetricBuffer<f32>| {
+            let mut all = [0.0; 8];
+            buffer.copy_to_host(&mut all).map(|()| all[7])
+        };
+        buffers.iter().map(last).collect::<Result<Vec<_>, Error>>()
+    };
+    for round in 0..2 {
+        assert_eq!(sum([1.0, 2.0, round as f32]).unwrap(), [3.0 + round as f32; 3]);
+        let world = World::from_env().unwrap();
+        assert!(world.is_simulated() && world.n_ranks() == 3);
+        world.run(|rank| rank.communicator().map(drop)).unwrap();
+        assert_eq!(World::threads(2).unwrap().run(|rank| rank.barrier()).unwrap().len(), 2);
     }
 }

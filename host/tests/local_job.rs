@@ -1,4 +1,5 @@
-//! Ranks as processes of this machine: how they are started, and that one that fails ends the others.
+//! Ranks as processes of this machine: how they are started, and that one that fails ends the
+//! others.
 
 use std::time::{Duration, Instant};
 

@@ -22,7 +22,8 @@ fn eventually<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Whether a process is there and not just waits for someone to ask how it ended, which nobody may do in a container.
+/// Whether a process is there and not just waits for someone to ask how it ended, which nobody may
+/// do in a container.
 fn is_alive(id: &str) -> bool {
     let status = std::fs::read_to_string(Path::new("/proc").join(id).join("stat"));
     status.is_ok_and(|status| !status.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))

@@ -1,11 +1,12 @@
-//! A signal to the launcher ends the job. A test of its own, for the signal goes to the whole process.
+//! A signal to the launcher ends the job. A test of its own, for the signal goes to the whole
+//! process.
 
 use std::time::{Duration, Instant};
 
 use devcomm_host::{Error, LocalJob};
 
-/// A job whose ranks take no notice of signals, and whose rank 0 signals the launcher once both ranks have left their process
-/// ids behind.
+/// A job whose ranks take no notice of signals, and whose rank 0 signals the launcher once both
+/// ranks have left their process ids behind.
 fn interrupted(signal: &'static str) {
     let folder = tempfile::tempdir().unwrap();
     let launcher = std::process::id();

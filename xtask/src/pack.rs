@@ -2,12 +2,17 @@
 //! no Rust, no network and an older NCCL.
 //!
 //! ```text
-//! run.sh      ./run.sh list | tests | bench ... | EXAMPLE [ARGS...]
-//! examples/   the programs                tests/   the test programs that need GPUs
-//! bench/      devcomm-bench               twins/   kernels compiled from Rust and from C++, for it
-//! kernels/    PTX, cubins, sidecars       nccl/    lib/libnccl.so.2 (or .xz) and include/nccl.h
-//! lib/        the plugin of GinLoopback   licences/   the project's and NCCL's
+//! run.sh           ./run.sh list | tests | bench ... | EXAMPLE [ARGS...]
+//! programs.tar.xz  what run.sh unpacks into the user's cache, once:
+//!     examples/    the programs              tests/   the test programs that need GPUs
+//!     bench/       devcomm-bench             twins/   kernels compiled from Rust and from C++, for it
+//!     kernels/     PTX, cubins, sidecars     lib/     the plugin of GinLoopback
+//! nccl/            lib/libnccl.so.2 (or .xz) and include/nccl.h
+//! licences/        the project's and NCCL's
 //! ```
+//!
+//! Each program holds the kernels' PTX; in one archive they take its space once. Whatever takes
+//! long is kept in the target folder, so that packing again, with a larger limit, takes seconds.
 
 use std::fs::{self, File};
 use std::io::BufReader;
@@ -20,7 +25,6 @@ use cargo_metadata::camino::Utf8PathBuf;
 use cargo_metadata::{Message, TargetKind};
 use devcomm_locate::{NcclTree, NcclVersion};
 use libloading::Library;
-use tempfile::TempDir;
 
 use crate::project::{EXAMPLES_PACKAGE, Project, cargo, root};
 use crate::setup::{NCCL_VERSION, Without, find_pinned_nccl, setup};
@@ -55,53 +59,118 @@ pub fn pack(limit: u64, slim: Option<u32>, out: Option<&Path>) -> Result<()> {
     ensure_replaceable(&out)?;
     setup(true, Without::Ptxas)?;
     let tree = find_pinned_nccl()?;
-
-    // Made under another name: a pack that fails leaves the last one as it was, and nothing else.
-    let scratch = scratch_beside(&out)?;
-    let partial = scratch.path().join("pack");
     let project = Project::open()?;
-    copy_programs(&project, &partial)?;
-    copy_twins(&partial.join("twins"))?;
-    copy_cpp(&partial.join("examples"))?;
-    copy_licences(&tree, &partial.join("licences"))?;
-    copy_nccl(&tree, slim, &partial.join("nccl"))?;
+    let kept = project.target_folder().join("pack");
+
+    let programs = kept.join("programs");
+    remove(&programs)?;
+    step("programs");
+    copy_programs(&project, &programs)?;
+    step("kernels in Rust and in C++");
+    copy_twins(&programs.join("twins"))?;
+    copy_cpp(&programs.join("examples"))?;
+    step("archive");
+    let archive = archive(&programs)?;
+    step("NCCL");
+    let library = nccl_library(&tree, slim, &kept)?;
+
+    let files = contents(&tree, &archive, &library)?;
+    ensure_fits(&files, limit, slim)?;
+    place(&files, &out)?;
+    let total = files.iter().map(|file| file.size()).sum::<Result<u64>>()?;
+    println!("{}: {}; start with ./run.sh list", out.display(), mib(total));
+    Ok(())
+}
+
+fn step(name: &str) {
+    println!("== {name} ==");
+}
+
+fn remove(folder: &Path) -> Result<()> {
+    match folder.exists() {
+        true => fs::remove_dir_all(folder)
+            .with_context(|| format!("cannot remove {}", folder.display())),
+        false => Ok(()),
+    }
+}
+
+/// A file of the pack, and where it comes from.
+struct Packed {
+    from: PathBuf,
+    to: PathBuf,
+}
+
+impl Packed {
+    fn size(&self) -> Result<u64> {
+        let metadata = fs::metadata(&self.from);
+        Ok(metadata.with_context(|| format!("cannot read {}", self.from.display()))?.len())
+    }
+}
+
+/// Everything in the pack but run.sh.
+fn contents(tree: &NcclTree, archive: &Path, library: &Path) -> Result<Vec<Packed>> {
+    let include = tree.include.as_deref().context("NCCL's tree lost its headers")?;
+    let licence = nccl_licence(tree).with_context(|| {
+        format!("no licence of NCCL was found around {}; pack from its wheel", tree.root.display())
+    })?;
+    let name = library.file_name().unwrap_or_default();
+    let mut files = vec![
+        (archive.to_owned(), PathBuf::from("programs.tar.xz")),
+        (library.to_owned(), Path::new("nccl/lib").join(name)),
+        (include.join("nccl.h"), PathBuf::from("nccl/include/nccl.h")),
+        (licence, PathBuf::from("licences/NCCL-LICENSE.txt")),
+    ];
+    let own = ["LICENSE-APACHE", "LICENSE-MIT", "THIRD_PARTY_NOTICES"];
+    files.extend(own.map(|name| (root().join(name), Path::new("licences").join(name))));
+    Ok(files.into_iter().map(|(from, to)| Packed { from, to }).collect())
+}
+
+/// Refuses a pack that is too large, before anything of it is made.
+fn ensure_fits(files: &[Packed], limit: u64, slim: Option<u32>) -> Result<()> {
+    let mut sizes = Vec::new();
+    for file in files {
+        sizes.push((file.size()?, &file.to));
+    }
+    sizes.sort_by(|a, b| b.cmp(a));
+    let total = sizes.iter().map(|(size, _)| size).sum();
+    if total <= limit {
+        return Ok(());
+    }
+    let biggest = sizes.iter().take(3);
+    let biggest: String =
+        biggest.map(|(size, to)| format!("\n  {:>9}  {}", mib(*size), to.display())).collect();
+    let advice = match slim {
+        None => "\n`--slim sm_90` cuts NCCL's library to one architecture",
+        Some(_) => "",
+    };
+    bail!(
+        "the folder would hold {}, the limit is {}; its biggest files:{biggest}{advice}\nWhat was \
+         made is kept: with a larger `--limit` it is packed in seconds",
+        mib(total),
+        mib(limit)
+    )
+}
+
+/// Makes the folder: under another name first, so that a pack that fails leaves the last one as it
+/// was, and nothing else.
+fn place(files: &[Packed], out: &Path) -> Result<()> {
+    let parent = out.parent().with_context(|| format!("{} cannot be a pack", out.display()))?;
+    fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+    let scratch = tempfile::Builder::new()
+        .prefix(".devcomm-pack-")
+        .tempdir_in(parent)
+        .with_context(|| format!("cannot create a folder in {}", parent.display()))?;
+    let partial = scratch.path().join("pack");
+    for Packed { from, to } in files {
+        let to = partial.join(to);
+        fs::create_dir_all(to.parent().unwrap_or(&partial))?;
+        fs::copy(from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
+    }
     fs::write(partial.join(MARKER), "")?;
     fs::write(partial.join("run.sh"), RUN_SH)?;
     fs::set_permissions(partial.join("run.sh"), fs::Permissions::from_mode(0o755))?;
-
-    let files = files_by_size(&partial)?;
-    let total: u64 = files.iter().map(|(size, _)| size).sum();
-    if total > limit {
-        let biggest = files.iter().take(5).map(|(size, path)| {
-            format!(
-                "\n  {:>8}  {}",
-                mib(*size),
-                path.strip_prefix(&partial).unwrap_or(path).display()
-            )
-        });
-        let biggest: String = biggest.collect();
-        let advice = if slim.is_none() {
-            "\n`--slim sm_90` cuts NCCL's library to one architecture"
-        } else {
-            ""
-        };
-        bail!(
-            "the folder would hold {}, the limit is {}; its biggest files:{biggest}{advice}",
-            mib(total),
-            mib(limit)
-        );
-    }
-    if out.exists() {
-        fs::remove_dir_all(&out).with_context(|| format!("cannot remove {}", out.display()))?;
-    }
-    fs::rename(&partial, &out).with_context(|| format!("cannot create {}", out.display()))?;
-    println!(
-        "{}: {} in {} files; start with ./run.sh list",
-        out.display(),
-        mib(total),
-        files.len()
-    );
-    Ok(())
+    remove(out)?;
+    fs::rename(&partial, out).with_context(|| format!("cannot create {}", out.display()))
 }
 
 /// Refuses to replace a folder that no pack made.
@@ -117,54 +186,32 @@ fn ensure_replaceable(out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A folder on the disk of `out`, from where a finished pack can be moved there in one step.
-fn scratch_beside(out: &Path) -> Result<TempDir> {
-    let parent = out.parent().with_context(|| format!("{} cannot be a pack", out.display()))?;
-    fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
-    tempfile::Builder::new()
-        .prefix(".devcomm-pack-")
-        .tempdir_in(parent)
-        .with_context(|| format!("cannot create a folder in {}", parent.display()))
-}
-
-/// Builds the examples and the GPU tests, and copies them and the kernels that they hold.
-fn copy_programs(project: &Project, pack: &Path) -> Result<()> {
+/// Builds the examples, the benchmarks and the GPU tests, and copies them and the kernels that they
+/// hold.
+fn copy_programs(project: &Project, to: &Path) -> Result<()> {
     let mut made = Made::default();
-    let bins = ["build".to_owned(), "--bins".to_owned()];
-    let examples = pack.join("examples");
-    build(project, EXAMPLES_PACKAGE, &bins, &TargetKind::Bin, &examples, &mut made)?;
-    build(project, BENCH_PACKAGE, &bins, &TargetKind::Bin, &pack.join("bench"), &mut made)?;
-
-    for (package, names) in project.gpu_tests() {
-        let mut tests = vec!["test".to_owned(), "--no-run".to_owned()];
-        tests.extend(names.into_iter().flat_map(|name| ["--test".to_owned(), name]));
-        build(project, &package, &tests, &TargetKind::Test, &pack.join("tests"), &mut made)?;
-    }
+    let packages = ["--package", EXAMPLES_PACKAGE, "--package", BENCH_PACKAGE, "--bins"];
+    build(project, "build", &packages, to, &mut made)?;
+    let tests = project.gpu_tests();
+    let selected: Vec<&str> = tests
+        .iter()
+        .flat_map(|(package, names)| {
+            let names = names.iter().flat_map(|name| ["--test", name.as_str()]);
+            ["--package", package.as_str()].into_iter().chain(names)
+        })
+        .collect();
+    build(project, "test", &[&["--no-run"], &selected[..]].concat(), to, &mut made)?;
 
     let plugin = made.plugin.context("no program was built with the plugin of GinLoopback")?;
-    fs::create_dir_all(pack.join("lib"))?;
-    fs::copy(plugin, pack.join("lib/libdevcomm_rma_loopback.so"))?;
-    fs::write(pack.join("lib/network.sh"), network_sh())?;
+    copy_into(&plugin, &to.join("lib/libdevcomm_rma_loopback.so"))?;
+    fs::write(to.join("lib/network.sh"), network_sh())?;
     let kernels = made.kernels.context("the build script of the root package made no kernels")?;
-    let target = pack.join("kernels");
-    fs::create_dir_all(&target)?;
-    for entry in
-        fs::read_dir(&kernels).with_context(|| format!("cannot read {}", kernels.display()))?
-    {
-        let path = entry?.path();
-        let wanted = path
-            .extension()
-            .is_some_and(|kind| ["ptx", "json", "cubin"].iter().any(|k| kind == *k));
-        if let (true, Some(name)) = (wanted, path.file_name()) {
-            fs::copy(&path, target.join(name))?;
-        }
-    }
-    Ok(())
+    copy_kinds(&kernels, &["ptx", "json", "cubin"], &to.join("kernels"))
 }
 
-/// What run.sh sets for GIN without a network card; it names the pack's folder `here`.
+/// What run.sh sets for GIN without a network card; it names the folder of the programs `programs`.
 fn network_sh() -> String {
-    let plugin = Path::new("$here/lib/libdevcomm_rma_loopback.so");
+    let plugin = Path::new("$programs/lib/libdevcomm_rma_loopback.so");
     let variables = devcomm_locate::gin_loopback_environment(plugin);
     variables.map(|(name, value)| format!("export {name}=\"{value}\"\n")).concat()
 }
@@ -178,27 +225,12 @@ struct Made {
     plugin: Option<PathBuf>,
 }
 
-/// Runs cargo and copies the programs of `kind` that it reports; notes what else was made.
-fn build(
-    project: &Project,
-    package: &str,
-    select: &[String],
-    kind: &TargetKind,
-    target: &Path,
-    made: &mut Made,
-) -> Result<()> {
-    fs::create_dir_all(target)?;
+/// Runs cargo and copies the programs that it reports; notes what else was made.
+fn build(project: &Project, task: &str, select: &[&str], to: &Path, made: &mut Made) -> Result<()> {
     let mut child = cargo()
+        .arg(task)
+        .args(["--release", "--features", "ptx", "--message-format=json-render-diagnostics"])
         .args(select)
-        .args([
-            "--release",
-            "--features",
-            "ptx",
-            "--package",
-            package,
-            "--message-format=json-render-diagnostics",
-        ])
-        .args(["--config", "profile.release.strip=\"symbols\""])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -206,16 +238,21 @@ fn build(
     let stdout = child.stdout.take().context("cargo's output was not piped")?;
     for message in Message::parse_stream(BufReader::new(stdout)) {
         match message? {
-            Message::CompilerArtifact(artifact) if artifact.target.kind.contains(kind) => {
-                if let Some(program) = artifact.executable {
-                    fs::copy(&program, target.join(&artifact.target.name))?;
+            Message::CompilerArtifact(artifact) => {
+                let package = project.package(&artifact.package_id);
+                let folder = match package.map(|package| package.name.as_str()) {
+                    _ if artifact.profile.test => "tests",
+                    Some(BENCH_PACKAGE) => "bench",
+                    Some(EXAMPLES_PACKAGE) => "examples",
+                    _ => "",
+                };
+                let kinds = &artifact.target.kind;
+                if let (Some(program), false) = (&artifact.executable, folder.is_empty()) {
+                    copy_into(program.as_std_path(), &to.join(folder).join(&artifact.target.name))?;
+                } else if kinds.contains(&TargetKind::CDyLib) {
+                    let shared = |path: &&Utf8PathBuf| path.extension() == Some("so");
+                    made.plugin = artifact.filenames.iter().find(shared).map(PathBuf::from);
                 }
-            }
-            Message::CompilerArtifact(artifact)
-                if artifact.target.kind.contains(&TargetKind::CDyLib) =>
-            {
-                let shared = |path: &&Utf8PathBuf| path.extension() == Some("so");
-                made.plugin = artifact.filenames.iter().find(shared).map(PathBuf::from);
             }
             Message::BuildScriptExecuted(script) if project.is_root(&script.package_id) => {
                 made.kernels = Some(script.out_dir.join("kernels").into());
@@ -223,7 +260,26 @@ fn build(
             _ => {}
         }
     }
-    ensure!(child.wait()?.success(), "cargo {} failed, see above", select.join(" "));
+    ensure!(child.wait()?.success(), "cargo {task} {} failed, see above", select.join(" "));
+    Ok(())
+}
+
+fn copy_into(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to.parent().unwrap_or(to))?;
+    fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
+    Ok(())
+}
+
+/// Copies the files of these kinds.
+fn copy_kinds(from: &Path, kinds: &[&str], to: &Path) -> Result<()> {
+    let entries = fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))?;
+    for entry in entries {
+        let path = entry?.path();
+        let kind = path.extension().unwrap_or_default();
+        if kinds.iter().any(|wanted| kind == *wanted) {
+            copy_into(&path, &to.join(path.file_name().unwrap_or_default()))?;
+        }
+    }
     Ok(())
 }
 
@@ -237,14 +293,7 @@ fn copy_twins(target: &Path) -> Result<()> {
         }
     };
     for side in ["rust", "cpp"] {
-        fs::create_dir_all(target.join(side))?;
-        for entry in fs::read_dir(folder.join(side))? {
-            let path = entry?.path();
-            let wanted = path.extension().is_some_and(|kind| kind == "cubin" || kind == "json");
-            if let (true, Some(name)) = (wanted, path.file_name()) {
-                fs::copy(&path, target.join(side).join(name))?;
-            }
-        }
+        copy_kinds(&folder.join(side), &["cubin", "json"], &target.join(side))?;
     }
     Ok(())
 }
@@ -260,21 +309,8 @@ fn copy_cpp(target: &Path) -> Result<()> {
     };
     for program in programs {
         let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        fs::copy(&program, target.join(format!("cpp_{name}")))?;
+        copy_into(&program, &target.join(format!("cpp_{name}")))?;
     }
-    Ok(())
-}
-
-fn copy_licences(tree: &NcclTree, target: &Path) -> Result<()> {
-    fs::create_dir_all(target)?;
-    for name in ["LICENSE-APACHE", "LICENSE-MIT", "THIRD_PARTY_NOTICES"] {
-        fs::copy(root().join(name), target.join(name))
-            .with_context(|| format!("cannot copy {name}"))?;
-    }
-    let licence = nccl_licence(tree).with_context(|| {
-        format!("no licence of NCCL was found around {}; pack from its wheel", tree.root.display())
-    })?;
-    fs::copy(licence, target.join("NCCL-LICENSE.txt"))?;
     Ok(())
 }
 
@@ -296,27 +332,46 @@ fn nccl_licence(tree: &NcclTree) -> Option<PathBuf> {
         })
 }
 
-fn copy_nccl(tree: &NcclTree, slim: Option<u32>, target: &Path) -> Result<()> {
+/// The archive of a folder, beside it. One of the same files that an earlier pack made is as good.
+fn archive(folder: &Path) -> Result<PathBuf> {
+    let (tar, new) = (folder.with_extension("tar"), folder.with_extension("tar.new"));
+    let archive = folder.with_extension("tar.xz");
+    let mut command = Command::new("tar");
+    // The same files make the same archive.
+    command.args(["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner"]);
+    let status = command.arg("-C").arg(folder).arg("-cf").arg(&new).arg(".").status();
+    let status = status.context("tar does not start")?;
+    ensure!(status.success(), "tar ended with {status} on {}", folder.display());
+    if archive.is_file()
+        && fs::read(&tar).is_ok_and(|old| fs::read(&new).is_ok_and(|new| new == old))
+    {
+        fs::remove_file(new)?;
+    } else {
+        compress(&new, &archive)?;
+        fs::rename(new, tar)?;
+    }
+    Ok(archive)
+}
+
+/// NCCL's library: as it is, or cut and compressed in the folder `kept`.
+fn nccl_library(tree: &NcclTree, slim: Option<u32>, kept: &Path) -> Result<PathBuf> {
     let library = tree.library.as_deref().context("NCCL's tree lost its library")?;
-    let include = tree.include.as_deref().context("NCCL's tree lost its headers")?;
-    let lib = target.join("lib");
-    fs::create_dir_all(&lib)?;
-    fs::create_dir_all(target.join("include"))?;
-    fs::copy(include.join("nccl.h"), target.join("include/nccl.h"))?;
-    let copy = lib.join("libnccl.so.2");
-    let Some(arch) = slim else {
-        fs::copy(library, copy)?;
-        return Ok(());
-    };
-    println!("cutting NCCL's library to sm_{arch} ...");
+    let Some(arch) = slim else { return Ok(library.to_owned()) };
+    let folder = kept.join(format!("nccl-{NCCL_VERSION}-sm_{arch}"));
+    let (cut, packed) = (folder.join("libnccl.so.2"), folder.join("libnccl.so.2.xz"));
+    if packed.is_file() {
+        return Ok(packed);
+    }
+    fs::create_dir_all(&folder)?;
+    println!("cutting the library to sm_{arch} and compressing it ...");
     let mut image = fs::read(library)?;
     slim::slim(&mut image, arch).with_context(|| format!("cannot cut {}", library.display()))?;
-    fs::write(&copy, &image)?;
-    let version = version_of_library(&copy).context("the cut library does not work")?;
+    fs::write(&cut, &image)?;
+    let version = version_of_library(&cut).context("the cut library does not work")?;
     ensure!(version == NCCL_VERSION, "the cut library says it is NCCL {version}");
-    compress(&copy, &lib.join("libnccl.so.2.xz"))?;
-    fs::remove_file(copy)?;
-    Ok(())
+    compress(&cut, &packed)?;
+    fs::remove_file(cut)?;
+    Ok(packed)
 }
 
 /// Loads NCCL's library and asks for its version.
@@ -334,42 +389,30 @@ fn version_of_library(path: &Path) -> Result<NcclVersion> {
     Ok(NcclVersion::from_code(u32::try_from(code)?))
 }
 
-/// Compresses a file to `target`: with `xz`, on all cores, or else with Python's lzma.
+/// Compresses a file to `target`, which appears as a whole: with `xz`, or else with Python's lzma.
 fn compress(file: &Path, target: &Path) -> Result<()> {
-    let lzma = "import lzma, shutil, sys; packed = lzma.open(sys.stdout.buffer, 'wb'); \
-                shutil.copyfileobj(sys.stdin.buffer, packed, 1 << 20); packed.close()";
-    for (program, args) in [("xz", ["-6", "-cT0"]), ("python3", ["-c", lzma])] {
+    // What repeats within this many bytes is stored once: a few programs' length.
+    let lzma = "import lzma, shutil, sys; filters = [{'id': lzma.FILTER_LZMA2, 'preset': 6, \
+                'dict_size': 1 << 26}]; packed = lzma.open(sys.stdout.buffer, 'wb', \
+                filters=filters); shutil.copyfileobj(sys.stdin.buffer, packed, 1 << 20); \
+                packed.close()";
+    let unfinished = target.with_extension("unfinished");
+    for (program, args) in
+        [("xz", ["--lzma2=preset=6,dict=64MiB", "-cT0"]), ("python3", ["-c", lzma])]
+    {
         let status = Command::new(program)
             .args(args)
             .stdin(File::open(file)?)
-            .stdout(File::create(target)?)
+            .stdout(File::create(&unfinished)?)
             .status();
         match status {
-            Ok(status) if status.success() => return Ok(()),
+            Ok(status) if status.success() => return Ok(fs::rename(unfinished, target)?),
             Ok(status) => bail!("{program} ended with {status} on {}", file.display()),
             // Not installed: the next one.
             Err(_) => {}
         }
     }
-    bail!("compressing NCCL's library needs xz or python3, and neither starts")
-}
-
-/// The files under `folder`, biggest first.
-fn files_by_size(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
-    let mut files = Vec::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder)? {
-            let entry = entry?;
-            if entry.file_type()?.is_dir() {
-                folders.push(entry.path());
-            } else {
-                files.push((entry.metadata()?.len(), entry.path()));
-            }
-        }
-    }
-    files.sort_by(|a, b| b.cmp(a));
-    Ok(files)
+    bail!("compressing needs xz or python3, and neither starts")
 }
 
 fn mib(bytes: u64) -> String {
@@ -393,7 +436,7 @@ mod tests {
 
     #[test]
     fn a_pack_s_network_is_the_plugin_in_it() {
-        let script = format!("here='/a pack'\n{}env", network_sh());
+        let script = format!("programs='/a pack'\n{}env", network_sh());
         let output = Command::new("sh").args(["-c", &script]).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         let text = String::from_utf8(output.stdout).unwrap();

@@ -9,77 +9,85 @@ usage() {
 }
 
 list() {
-    for program in "$here"/examples/*; do
-        [ ! -f "$program" ] || basename "$program"
+    for program in "$programs"/examples/*; do
+        basename "$program"
     done
-    [ ! -d "$here/tests" ] || echo tests
-    [ ! -d "$here/bench" ] || echo bench
+    echo tests
+    echo bench
 }
 
-unpack() {
+unxz() {
     if command -v xz >/dev/null 2>&1; then
         xz -dc
     elif command -v python3 >/dev/null 2>&1; then
         python3 -c 'import lzma, shutil, sys
 shutil.copyfileobj(lzma.open(sys.stdin.buffer), sys.stdout.buffer)'
     else
-        echo "error: unpacking NCCL needs xz or python3" >&2
+        echo "error: unpacking needs xz or python3" >&2
         return 1
     fi
 }
 
-# Names the packed NCCL in DEVCOMM_NCCL_HOME, unpacked into the user's cache once. Where nothing can be kept, $scratch
-# names a folder to be removed at the end.
+# provide NAME FILE COMMAND: names in $folder a folder that COMMAND FILE FOLDER has filled, once, in the user's cache.
+# Where nothing can be kept it is one of those in $scratch, which are removed at the end.
+cache="${DEVCOMM_CACHE:-${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}/devcomm}/packed"
 scratch=
-provide_nccl() {
-    [ -z "${DEVCOMM_NCCL_HOME:-}" ] || return 0
-    export DEVCOMM_NCCL_HOME="$here/nccl"
-    packed="$here/nccl/lib/libnccl.so.2.xz"
-    [ -f "$packed" ] || return 0
-
-    cache="${DEVCOMM_CACHE:-${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}/devcomm}/packed"
-    DEVCOMM_NCCL_HOME="$cache/nccl-$(cksum <"$packed" | tr ' ' '-')"
-    [ ! -d "$DEVCOMM_NCCL_HOME" ] || return 0
+provide() {
+    folder="$cache/$1-$(cksum <"$2" | tr ' ' '-')"
+    [ ! -d "$folder" ] || return 0
+    kept=yes
     if ! mkdir -p "$cache" 2>/dev/null || ! partial=$(mktemp -d "$cache/.partial-XXXXXX" 2>/dev/null); then
+        kept=no
         partial=$(mktemp -d)
-        scratch=$partial
     fi
-    echo "unpacking NCCL ..." >&2
-    mkdir "$partial/lib"
-    if ! unpack <"$packed" >"$partial/lib/libnccl.so.2"; then
+    echo "unpacking $1 ..." >&2
+    if ! "$3" "$2" "$partial"; then
         rm -rf "$partial"
-        echo "error: $packed does not unpack into $partial" >&2
+        echo "error: $2 does not unpack into $partial" >&2
         exit 1
     fi
-    cp -R "$here/nccl/include" "$partial/include"
-    if [ -n "$scratch" ]; then
-        DEVCOMM_NCCL_HOME=$scratch
+    if [ "$kept" = no ]; then
+        folder=$partial
+        scratch="$scratch $partial"
     else
         # Renamed when whole; another process may have been first.
-        mv -T "$partial" "$DEVCOMM_NCCL_HOME" 2>/dev/null || rm -rf "$partial"
+        mv -T "$partial" "$folder" 2>/dev/null || rm -rf "$partial"
     fi
+}
+
+unpack_programs() {
+    unxz <"$1" | tar -xf - -C "$2"
+}
+
+unpack_nccl() {
+    mkdir "$2/lib"
+    unxz <"$1" >"$2/lib/libnccl.so.2" && cp -R "$here/nccl/include" "$2/include"
+}
+
+# Names the packed NCCL in DEVCOMM_NCCL_HOME, unless another is named there.
+provide_nccl() {
+    [ -z "${DEVCOMM_NCCL_HOME:-}" ] || return 0
+    folder="$here/nccl"
+    [ ! -f "$here/nccl/lib/libnccl.so.2.xz" ] || provide nccl "$here/nccl/lib/libnccl.so.2.xz" unpack_nccl
+    export DEVCOMM_NCCL_HOME="$folder"
 }
 
 # Gives kernels a network (GIN) where there is no RDMA card and no other plugin is named.
 provide_network() {
     [ -z "${NCCL_RMA_PLUGIN:-}" ] && [ -z "$(ls /sys/class/infiniband 2>/dev/null)" ] || return 0
-    . "$here/lib/network.sh"
+    . "$programs/lib/network.sh"
 }
 
 run_tests() {
-    if [ ! -d "$here/tests" ]; then
-        echo "error: no tests were packed" >&2
-        return 1
-    fi
     provide_network
     # A program's name chooses that program; anything else is a filter for the tests in it.
     chosen=
     for word in "$@"; do
         shift
-        if [ -f "$here/tests/$word" ]; then chosen="$chosen $word"; else set -- "$@" "$word"; fi
+        if [ -f "$programs/tests/$word" ]; then chosen="$chosen $word"; else set -- "$@" "$word"; fi
     done
     log=$(mktemp)
-    for program in "$here"/tests/*; do
+    for program in "$programs"/tests/*; do
         name=$(basename "$program")
         case "$chosen " in
         " " | *" $name "*) ;;
@@ -124,24 +132,31 @@ run_tests() {
     return "$code"
 }
 
-if [ $# -eq 0 ]; then
+case ${1:-} in
+"")
     usage
     exit 1
-fi
+    ;;
+-h | --help)
+    usage
+    exit 0
+    ;;
+esac
 task=$1
 shift
+provide programs "$here/programs.tar.xz" unpack_programs
+programs=$folder
 code=0
 case $task in
 list) list ;;
--h | --help) usage ;;
 tests)
     provide_nccl
     run_tests "$@" || code=$?
     ;;
 *)
     case $task in
-    bench) program="$here/bench/devcomm-bench" ;;
-    *) program="$here/examples/$task" ;;
+    bench) program="$programs/bench/devcomm-bench" ;;
+    *) program="$programs/examples/$task" ;;
     esac
     if [ ! -f "$program" ]; then
         echo "error: there is no example '$task'; there are:" >&2
@@ -149,11 +164,16 @@ tests)
         exit 1
     fi
     provide_nccl
-    # For the programs that are linked with NCCL.
-    export LD_LIBRARY_PATH="$DEVCOMM_NCCL_HOME/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+    case $task in
+    # Linked with NCCL, and nothing in them asks for a network.
+    cpp_*)
+        export LD_LIBRARY_PATH="$DEVCOMM_NCCL_HOME/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+        provide_network
+        ;;
+    esac
     [ -n "$scratch" ] || exec "$program" "$@"
     "$program" "$@" || code=$?
     ;;
 esac
-[ -z "$scratch" ] || rm -rf "$scratch"
+[ -z "$scratch" ] || rm -rf $scratch
 exit "$code"

@@ -4,8 +4,8 @@ use std::fmt::Debug;
 
 use cuda_std::prelude::*;
 use cuda_std::reduce::{And, Avg, Max, Min, Or, PreMulSum, Prod, Sum, Xor, fold};
-use devcomm::{DevCommRequirements, F8E4M3, F8E5M2, Kernel, Simulation};
-use devcomm_testing::simulated::{read, simulate};
+use devcomm::{DevCommRequirements, DevCommResource, F8E4M3, F8E5M2, Kernel, Result, Simulation};
+use devcomm_testing::simulated::{Gpu, read, simulate};
 use fastrand::Rng;
 use nccl_device::reduce_copy as rc;
 use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
@@ -205,56 +205,65 @@ fn untouched<T: Small>(len: usize) -> Vec<T> {
 /// Room in front of and behind what is touched.
 const ROOM: usize = 40;
 
-/// The bodies of random trials: ranks, threads, count, and two offsets that are alike in their vectors or not.
-fn trials(seed: u64, mut trial: impl FnMut(&mut Rng, usize, u32, usize, [usize; 2])) {
-    let mut rng = Rng::with_seed(seed);
+/// Does random trials in worlds of several sizes. The ranks of a world draw the same numbers.
+fn trials(seed: u64, trial: impl Fn(&Gpu<'_>, &mut Rng) -> Result<()> + Sync) {
     for ranks in [1, 2, 3, 4, 5, 8] {
-        for _ in 0..3 {
-            let threads = [1, 7, 32, 64][rng.usize(..4)];
-            let longest = [20, 200, 3000][rng.usize(..3)];
-            let (count, first) = (rng.usize(..longest), rng.usize(..ROOM / 2));
-            let second = if rng.bool() { first } else { rng.usize(..ROOM / 2) };
-            trial(&mut rng, ranks, threads, count, [first, second]);
-        }
+        simulate(Simulation::new(ranks), |gpu| {
+            let mut rng = Rng::with_seed(seed << 8 | ranks as u64);
+            (0..3).try_for_each(|_| trial(gpu, &mut rng))
+        });
     }
 }
 
+/// Threads, a count, and two offsets that are alike in their vectors or not.
+fn shape(rng: &mut Rng) -> (u32, usize, [usize; 2]) {
+    let threads = [1, 7, 32, 64][rng.usize(..4)];
+    let longest = [20, 200, 3000][rng.usize(..3)];
+    let (count, first) = (rng.usize(..longest), rng.usize(..ROOM / 2));
+    let second = if rng.bool() { first } else { rng.usize(..ROOM / 2) };
+    (threads, count, [first, second])
+}
+
+fn barrier(gpu: &Gpu<'_>) -> Result<DevCommResource> {
+    gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))
+}
+
 /// Runs a kernel of [`reduce`]'s shape on random elements.
-macro_rules! check_reduce {
-    ($kernel:ident: $type:ident $($op:ident)*) => { $(
-        trials(line!().into(), |rng, ranks, threads, count, [from, to]| {
-            let len = count + ROOM;
-            let inputs: Vec<Vec<$type>> = (0..ranks).map(|_| elements(rng, len)).collect();
-            let outputs = simulate(Simulation::new(ranks), |gpu| {
-                let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
-                let output = gpu.buffer(&untouched::<$type>(len))?;
-                let dst = output.device_address() + (to * size_of::<$type>()) as u64;
-                let args = (&comm, &gpu.window(&inputs[gpu.rank()])?, from, dst, count);
-                gpu.launch($kernel::<$type, $op>, 1, threads, args)?;
-                read(&output)
-            });
-            let mut wanted = untouched::<$type>(len);
-            for i in 0..count {
-                let of_ranks: Vec<$type> = inputs.iter().map(|input| input[from + i]).collect();
-                let op = <$op as Operator<$type>>::of(ranks as u32);
-                wanted[to + i] = fold(op, &of_ranks).unwrap();
-            }
-            for output in &outputs {
-                let what = concat!(stringify!($type), " ", stringify!($op));
-                assert_eq!(*output, wanted, "{what}: {ranks} ranks, {threads} threads, {count} from {from} to {to}");
-            }
-        });
-    )* };
+fn reduces<T: Small, Op: Operator<T>>(
+    kernel: impl Kernel<Args = (DevComm, Window<T>, usize, *mut T, usize)>,
+    gpu: &Gpu<'_>,
+    rng: &mut Rng,
+) -> Result<()> {
+    let ((threads, count, [from, to]), ranks) = (shape(rng), gpu.n_ranks());
+    let len = count + ROOM;
+    let inputs: Vec<Vec<T>> = (0..ranks).map(|_| elements(rng, len)).collect();
+    let output = gpu.buffer(&untouched::<T>(len))?;
+    let dst = output.device_address() + (to * size_of::<T>()) as u64;
+    let args = (&barrier(gpu)?, &gpu.window(&inputs[gpu.rank()])?, from, dst, count);
+    gpu.launch(kernel, 1, threads, args)?;
+    let mut wanted = untouched::<T>(len);
+    for i in 0..count {
+        let of_ranks: Vec<T> = inputs.iter().map(|input| input[from + i]).collect();
+        wanted[to + i] = fold(<Op as Operator<T>>::of(ranks as u32), &of_ranks).unwrap();
+    }
+    let what = (std::any::type_name::<T>(), std::any::type_name::<Op>());
+    assert_eq!(read(&output)?, wanted, "{what:?}: {threads} threads, {count} from {from} to {to}");
+    Ok(())
 }
 
 macro_rules! check_types {
     ($name:ident: $kernel:ident $ops:tt; $($type:ident)*) => {
         #[test]
         fn $name() {
-            $( check_types!(@ $kernel $type $ops); )*
+            trials(line!().into(), |gpu, rng| {
+                $( check_types!(@ gpu rng $kernel $type $ops); )*
+                Ok(())
+            });
         }
     };
-    (@ $kernel:ident $type:ident [$($op:ident)*]) => { check_reduce!($kernel: $type $($op)*); };
+    (@ $gpu:ident $rng:ident $kernel:ident $type:ident [$($op:ident)*]) => {
+        $( reduces::<$type, $op>($kernel::<$type, $op>, $gpu, $rng)?; )*
+    };
 }
 
 check_types!(integers_reduce_by_every_operator: reduce [Sum Prod Min Max Avg]; i8 u8 i32 u32 i64 u64);
@@ -262,80 +271,78 @@ check_types!(floats_reduce_by_every_operator: reduce [Sum Prod Min Max Avg]; f16
 check_types!(integers_reduce_by_their_bits: reduce_bits [And Or Xor]; i8 u8 i32 u32 i64 u64);
 check_types!(floats_are_scaled_before_they_are_summed: reduce_scaled [Scaled]; f16 f32 bf16 F8E4M3 F8E5M2);
 
-fn reduces_to_all<T: Small, K>(kernel: K, seed: u64)
-where
-    K: Kernel<Args = (DevComm, Window<T>, usize, Window<T>, usize, Window<T>, usize)> + Sync,
-{
-    trials(seed, |rng, ranks, threads, count, [from, to]| {
-        let len = count + ROOM;
-        let inputs: Vec<Vec<T>> = (0..ranks).map(|_| elements(rng, len)).collect();
-        let outputs = simulate(Simulation::new(ranks), |gpu| {
-            let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
-            let src = gpu.window(&inputs[gpu.rank()])?;
-            let (dst, again) = (gpu.window(&untouched(len))?, gpu.window(&untouched(len))?);
-            let args = (&comm, &src, from, &dst, to, &again, count);
-            gpu.launch(kernel, 1, 32 * threads.min(8), args)?;
-            Ok((read(&dst)?, read(&again)?))
-        });
-        let (mut wanted, mut moved) = (untouched::<T>(len), untouched(len));
-        for i in 0..count {
-            let of_ranks: Vec<T> = inputs.iter().map(|input| input[from + i]).collect();
-            wanted[to + i] = fold(Sum, &of_ranks).unwrap();
-            moved[to + i + 2] = wanted[to + i];
-        }
-        for (dst, again) in outputs {
-            let what = format!("{ranks} ranks, {threads} warps, {count} from {from} to {to}");
-            assert_eq!(dst, wanted, "{what}");
-            assert_eq!(again, moved, "copied again: {what}");
-        }
-    });
+fn reduces_to_all<T: Small>(
+    kernel: impl Kernel<Args = (DevComm, Window<T>, usize, Window<T>, usize, Window<T>, usize)>,
+    gpu: &Gpu<'_>,
+    rng: &mut Rng,
+) -> Result<()> {
+    let (threads, count, [from, to]) = shape(rng);
+    let len = count + ROOM;
+    let inputs: Vec<Vec<T>> = (0..gpu.n_ranks()).map(|_| elements(rng, len)).collect();
+    let src = gpu.window(&inputs[gpu.rank()])?;
+    let (dst, again) = (gpu.window(&untouched(len))?, gpu.window(&untouched(len))?);
+    let args = (&barrier(gpu)?, &src, from, &dst, to, &again, count);
+    gpu.launch(kernel, 1, 32 * threads.min(8), args)?;
+    let (mut wanted, mut moved) = (untouched::<T>(len), untouched(len));
+    for i in 0..count {
+        let of_ranks: Vec<T> = inputs.iter().map(|input| input[from + i]).collect();
+        wanted[to + i] = fold(Sum, &of_ranks).unwrap();
+        moved[to + i + 2] = wanted[to + i];
+    }
+    let what = format!("{threads} warps, {count} from {from} to {to}");
+    assert_eq!(read(&dst)?, wanted, "{what}");
+    assert_eq!(read(&again)?, moved, "copied again: {what}");
+    Ok(())
 }
 
 #[test]
 fn a_share_reduced_by_each_rank_arrives_in_all() {
-    reduces_to_all(reduce_copy::<u8>, 1);
-    reduces_to_all(reduce_copy::<i64>, 2);
-    reduces_to_all(reduce_copy::<f16>, 3);
-    reduces_to_all(reduce_copy::<f32>, 4);
-    reduces_to_all(reduce_copy::<F8E5M2>, 5);
+    trials(1, |gpu, rng| {
+        reduces_to_all(reduce_copy::<u8>, gpu, rng)?;
+        reduces_to_all(reduce_copy::<i64>, gpu, rng)?;
+        reduces_to_all(reduce_copy::<f16>, gpu, rng)?;
+        reduces_to_all(reduce_copy::<f32>, gpu, rng)?;
+        reduces_to_all(reduce_copy::<F8E5M2>, gpu, rng)
+    });
 }
 
-fn works_on_parts<T: Small, K>(kernel: K, seed: u64)
-where
-    K: Kernel<Args = (*const T, usize, usize, *mut T, usize, usize, *mut T, *mut T, usize)> + Sync,
-{
-    trials(seed, |rng, n, threads, count, [stride, dst_stride]| {
-        let (stride, dst_stride, m) = (count + stride, count + dst_stride, 1 + n % 3);
-        let input: Vec<T> = elements(rng, n * stride + 1);
-        let room = m * dst_stride + 1;
-        let outputs = simulate(Simulation::new(1), |gpu| {
-            let (src, dst) = (gpu.buffer(&input)?, gpu.buffer(&untouched::<T>(room))?);
-            let sum = gpu.buffer(&untouched::<T>(count + 1))?;
-            let copies = gpu.buffer(&untouched::<T>(room))?;
-            let args = (&src, n, stride, &dst, m, dst_stride, &sum, &copies, count);
-            gpu.launch(kernel, 1, threads, args)?;
-            Ok([read(&dst)?, read(&sum)?, read(&copies)?])
-        });
-        let (mut least, mut total) = (untouched::<T>(room), untouched::<T>(count + 1));
-        let mut copied = untouched::<T>(room);
-        for i in 0..count {
-            let of_parts: Vec<T> = (0..n).map(|part| input[part * stride + i]).collect();
-            total[i] = fold(Sum, &of_parts).unwrap();
-            for part in 0..m {
-                least[part * dst_stride + i] = fold(Min, &of_parts).unwrap();
-                copied[part * dst_stride + i] = total[i];
-            }
+/// As many parts as there are ranks, each of which does the same.
+fn works_on_parts<T: Small>(
+    kernel: impl Kernel<Args = (*const T, usize, usize, *mut T, usize, usize, *mut T, *mut T, usize)>,
+    gpu: &Gpu<'_>,
+    rng: &mut Rng,
+) -> Result<()> {
+    let ((threads, count, offsets), n) = (shape(rng), gpu.n_ranks());
+    let ([stride, dst_stride], m) = (offsets.map(|offset| count + offset), 1 + n % 3);
+    let input: Vec<T> = elements(rng, n * stride + 1);
+    let room = m * dst_stride + 1;
+    let (src, dst) = (gpu.buffer(&input)?, gpu.buffer(&untouched::<T>(room))?);
+    let sum = gpu.buffer(&untouched::<T>(count + 1))?;
+    let copies = gpu.buffer(&untouched::<T>(room))?;
+    let args = (&src, n, stride, &dst, m, dst_stride, &sum, &copies, count);
+    gpu.launch(kernel, 1, threads, args)?;
+    let (mut least, mut total) = (untouched::<T>(room), untouched::<T>(count + 1));
+    let mut copied = untouched::<T>(room);
+    for i in 0..count {
+        let of_parts: Vec<T> = (0..n).map(|part| input[part * stride + i]).collect();
+        total[i] = fold(Sum, &of_parts).unwrap();
+        for part in 0..m {
+            least[part * dst_stride + i] = fold(Min, &of_parts).unwrap();
+            copied[part * dst_stride + i] = total[i];
         }
-        let what = format!("{n} to {m} parts of {count}, {stride} and {dst_stride} apart");
-        assert_eq!(outputs, [[least, total, copied]], "{what}");
-    });
+    }
+    let what = format!("{n} to {m} parts of {count}, {stride} and {dst_stride} apart");
+    assert_eq!([read(&dst)?, read(&sum)?, read(&copies)?], [least, total, copied], "{what}");
+    Ok(())
 }
 
 #[test]
 fn parts_at_any_distance_are_reduced_and_copied() {
-    works_on_parts(local::<i8>, 6);
-    works_on_parts(local::<f64>, 7);
-    works_on_parts(local::<bf16>, 8);
+    trials(2, |gpu, rng| {
+        works_on_parts(local::<i8>, gpu, rng)?;
+        works_on_parts(local::<f64>, gpu, rng)?;
+        works_on_parts(local::<bf16>, gpu, rng)
+    });
 }
 
 #[test]
@@ -343,8 +350,7 @@ fn an_operator_may_be_a_closure() {
     use reduce_copy_kernels::lsa::reduce_by_closure;
     let of_rank = |rank: usize| [1.0, -7.0, 5.0].map(|x: f32| bf16::from_f32(x - rank as f32));
     let outputs = simulate(Simulation::new(3), |gpu| {
-        let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
-        let src = gpu.window(&of_rank(gpu.rank()).repeat(6))?;
+        let (comm, src) = (barrier(gpu)?, gpu.window(&of_rank(gpu.rank()).repeat(6))?);
         let output = gpu.buffer(&[bf16::ZERO; 9])?;
         gpu.launch(reduce_by_closure::<bf16>, 1, 32, (&comm, &src, 3_usize, &output, 9_usize))?;
         read(&output)

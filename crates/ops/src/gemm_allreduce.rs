@@ -1,7 +1,9 @@
 //! The launch of the fused product and all-reduce, with all that can be wrong with it checked before.
 
 use std::ops::Deref;
+use std::slice;
 
+use bytemuck::{Pod, Zeroable};
 use devcomm_host::{
     Buffer, Communicator, Context, DevCommRequirements, DevCommResource, DeviceSlice, Error,
     Kernels, LaunchConfig, Rank, Result, Stream, Tiling, Window,
@@ -93,9 +95,8 @@ impl<'a> GemmAllReduce<'a> {
     ) -> Result<Self> {
         // No rank leaves before it has told the others why.
         let mine = wishes(rank, comm, compiled, stream, form, m, n);
-        let all = rank.all_gather(&Wishes::to_bytes(mine.as_ref().ok()))?;
+        let all = rank.all_gather(mine.as_ref().map_or(&[], slice::from_ref))?;
         mine?;
-        let all: Vec<_> = all.iter().map(|bytes| Wishes::of_bytes(bytes)).collect();
         let (form, blocks) = agree(&all)?;
         let n_ranks = comm.n_ranks();
         let Some(sizes) = form.workspace(m, n, n_ranks) else {
@@ -272,9 +273,9 @@ impl GemmOutput {
     pub fn new(rank: &Rank, comm: &Communicator, len: usize) -> Result<Self> {
         let mine = require_world(rank, comm);
         let told = if mine.is_ok() { len as u64 } else { u64::MAX };
-        let all = rank.all_gather(&told.to_le_bytes())?;
+        let all = rank.all_gather(&[told])?;
         mine?;
-        if let Some(other) = all.iter().position(|bytes| **bytes != told.to_le_bytes()) {
+        if let Some(other) = all.iter().position(|other| *other != [told]) {
             return refuse(format!("C has {len} elements here, but rank {other} asks for others"));
         }
         comm.window(len).map(Self)
@@ -295,57 +296,30 @@ impl std::fmt::Debug for GemmOutput {
     }
 }
 
-/// What a rank wants and can do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a rank wants and can do. One that refuses tells the others nothing.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 struct Wishes {
-    form: Option<GemmForm>,
+    form: u64,
     m: u64,
     n: u64,
-    /// Blocks of Hopper's form and of the portable one that run at once; 0 of a form that is not asked for, or does not run here.
+    /// Blocks of Hopper's form and of the portable one that run at once; 0 of a form that is not
+    /// asked for, or does not run here.
     blocks: [u32; 2],
 }
 
-impl Wishes {
-    const BYTES: usize = 25;
-
-    /// Nothing of a rank that refuses.
-    fn to_bytes(wishes: Option<&Self>) -> Vec<u8> {
-        let Some(Self { form, m, n, blocks: [wgmma, mma] }) = wishes else {
-            return vec![0; Self::BYTES];
-        };
-        let form = match form {
-            None => 1,
-            Some(GemmForm::Wgmma) => 2,
-            Some(GemmForm::Mma) => 3,
-        };
-        let (wgmma, mma) = (wgmma.to_le_bytes(), mma.to_le_bytes());
-        [&[form][..], &m.to_le_bytes(), &n.to_le_bytes(), &wgmma, &mma].concat()
-    }
-
-    fn of_bytes(bytes: &[u8]) -> Option<Self> {
-        let (form, rest) = bytes.split_first()?;
-        let form = match form {
-            1 => None,
-            2 => Some(GemmForm::Wgmma),
-            3 => Some(GemmForm::Mma),
-            _ => return None,
-        };
-        let (m, rest) = rest.split_first_chunk()?;
-        let (n, rest) = rest.split_first_chunk()?;
-        let (wgmma, rest) = rest.split_first_chunk()?;
-        let mma = rest.first_chunk()?;
-        let blocks = [u32::from_le_bytes(*wgmma), u32::from_le_bytes(*mma)];
-        Some(Self { form, m: u64::from_le_bytes(*m), n: u64::from_le_bytes(*n), blocks })
-    }
+/// How a form is told to the other ranks; no form is any.
+fn code(form: Option<GemmForm>) -> u64 {
+    form.map_or(0, |form| 1 + form as u64)
 }
 
 /// The form and the blocks that all ranks take: Hopper's where all have it and none asks for another, and as many blocks as the smallest GPU
 /// holds.
-fn agree(all: &[Option<Wishes>]) -> Result<(GemmForm, u32)> {
-    let first = all.first().copied().flatten();
+fn agree(all: &[Vec<Wishes>]) -> Result<(GemmForm, u32)> {
+    let first = all.first().and_then(|wishes| wishes.first());
     let (mut form, mut least) = (GemmForm::Wgmma, [u32::MAX; 2]);
     for (rank, wishes) in all.iter().enumerate() {
-        let Some(wishes) = wishes else {
+        let [wishes] = wishes[..] else {
             return refuse(format!("rank {rank} cannot take part: its own error says why"));
         };
         if first.is_some_and(|f| (f.form, f.m, f.n) != (wishes.form, wishes.m, wishes.n)) {
@@ -355,8 +329,8 @@ fn agree(all: &[Option<Wishes>]) -> Result<(GemmForm, u32)> {
         }
         least = [0, 1].map(|i| least[i].min(wishes.blocks[i]));
     }
-    let asked = first.and_then(|wishes| wishes.form);
-    if asked == Some(GemmForm::Mma) || asked.is_none() && least[0] == 0 {
+    let asked = first.map_or(code(None), |wishes| wishes.form);
+    if asked == code(Some(GemmForm::Mma)) || asked == code(None) && least[0] == 0 {
         form = GemmForm::Mma;
     }
     Ok((form, if form == GemmForm::Wgmma { least[0] } else { least[1] }))
@@ -388,7 +362,7 @@ fn wishes(
         Some(GemmForm::Wgmma) => 0,
         _ => resident(compiled, kernels::gemm_allreduce_mma, GemmForm::Mma)?,
     };
-    Ok(Wishes { form, m: m as u64, n: n as u64, blocks: [wgmma, mma] })
+    Ok(Wishes { form: code(form), m: m as u64, n: n as u64, blocks: [wgmma, mma] })
 }
 
 fn require_world(rank: &Rank, comm: &Communicator) -> Result<()> {
@@ -461,23 +435,17 @@ mod tests {
 
     #[test]
     fn ranks_agree_on_what_all_can_do_or_say_who_differs() {
-        let wishes = |form, n, blocks| Wishes { form, m: 7, n, blocks };
+        let wishes = |form, n, blocks| vec![Wishes { form: code(form), m: 7, n, blocks }];
         let hopper = wishes(None, 9, [132, 264]);
         let other = wishes(None, 9, [0, 100]);
-        assert_eq!(agree(&[Some(hopper); 2]).unwrap(), (GemmForm::Wgmma, 132));
-        assert_eq!(agree(&[Some(hopper), Some(other)]).unwrap(), (GemmForm::Mma, 100));
+        assert_eq!(agree(&[hopper.clone(), hopper.clone()]).unwrap(), (GemmForm::Wgmma, 132));
+        assert_eq!(agree(&[hopper.clone(), other]).unwrap(), (GemmForm::Mma, 100));
         let mma = wishes(Some(GemmForm::Mma), 9, [0, 264]);
-        assert_eq!(agree(&[Some(mma); 2]).unwrap(), (GemmForm::Mma, 264));
-        assert!(
-            message(agree(&[Some(hopper), Some(mma)])).contains("rank 1 asks for another form")
-        );
+        assert_eq!(agree(&[mma.clone(), mma.clone()]).unwrap(), (GemmForm::Mma, 264));
+        assert!(message(agree(&[hopper.clone(), mma])).contains("rank 1 asks for another form"));
         let larger = wishes(None, 10, [132, 264]);
-        assert!(message(agree(&[Some(hopper), Some(larger)])).contains("rank 1 asks"));
-        assert!(message(agree(&[None, Some(hopper)])).contains("rank 0 cannot take part"));
-        for told in [None, Some(hopper), Some(mma)] {
-            let bytes = Wishes::to_bytes(told.as_ref());
-            assert_eq!((bytes.len(), Wishes::of_bytes(&bytes)), (Wishes::BYTES, told));
-        }
+        assert!(message(agree(&[hopper.clone(), larger])).contains("rank 1 asks"));
+        assert!(message(agree(&[vec![], hopper])).contains("rank 0 cannot take part"));
     }
 
     #[test]

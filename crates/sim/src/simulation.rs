@@ -3,6 +3,8 @@
 use std::str::FromStr;
 use std::time::Duration;
 
+use devcomm_types::GinConnectionType;
+
 use crate::error::{Error, Result};
 use crate::memory::page_size;
 
@@ -14,7 +16,7 @@ const MAX_STACK: usize = 1 << 30;
 /// The settings of a simulated machine.
 ///
 /// As text, in `DEVCOMM_SIMULATE` for example, it is the number of GPUs and any of the settings:
-/// `4,team=2,multimem=0,seed=7,preempt=1,multiprocessors=8`.
+/// `4,team=2,multimem=0,network=rail,seed=7,preempt=1,multiprocessors=8`.
 ///
 /// ```
 /// use devcomm_sim::Simulation;
@@ -29,6 +31,7 @@ pub struct Simulation {
     pub(crate) gpus: usize,
     pub(crate) team: Option<usize>,
     pub(crate) multimem: bool,
+    pub(crate) network: GinConnectionType,
     pub(crate) seed: Option<u64>,
     pub(crate) preempt: bool,
     pub(crate) watch: bool,
@@ -45,6 +48,7 @@ impl Simulation {
             gpus,
             team: None,
             multimem: true,
+            network: GinConnectionType::Full,
             seed: None,
             preempt: false,
             watch: true,
@@ -65,6 +69,14 @@ impl Simulation {
     /// Whether the GPUs of a team have multicast addresses (NVLS). Default: yes.
     pub fn multimem(mut self, multimem: bool) -> Self {
         self.multimem = multimem;
+        self
+    }
+
+    /// Which GPUs are connected by a network that kernels can use (GIN, with the PROXY back end):
+    /// all ([`Full`](GinConnectionType::Full), the default), those with the same place in each team
+    /// ([`Rail`](GinConnectionType::Rail)), or none ([`None`](GinConnectionType::None)).
+    pub fn network(mut self, network: GinConnectionType) -> Self {
+        self.network = network;
         self
     }
 
@@ -141,6 +153,10 @@ impl Simulation {
         if team == 0 || !gpus.is_multiple_of(team) {
             return refuse(format!("{gpus} GPUs do not divide into teams of {team}"));
         }
+        use GinConnectionType as N;
+        if !matches!(self.network, N::None | N::Full | N::Rail) {
+            return refuse(format!("a network that is {}: FULL, RAIL and NONE are", self.network));
+        }
         let (stack, least) = (self.stack_size, 4 * page_size());
         if stack < least || stack > MAX_STACK {
             return refuse(format!("stacks of {stack} bytes, of {least} to {MAX_STACK}"));
@@ -167,6 +183,19 @@ impl FromStr for Simulation {
             let Some((name, value)) = part.split_once('=') else {
                 return refuse(&format!("{part:?} has no value"));
             };
+            if name == "network" {
+                simulation = simulation.network(match value {
+                    "none" => GinConnectionType::None,
+                    "rail" => GinConnectionType::Rail,
+                    "full" => GinConnectionType::Full,
+                    _ => {
+                        return refuse(&format!(
+                            "the network is {value:?}, not none, rail or full"
+                        ));
+                    }
+                });
+                continue;
+            }
             let Ok(number) = value.parse::<u64>() else {
                 return refuse(&format!("{name} is {value:?}, no number"));
             };
@@ -198,11 +227,15 @@ mod tests {
             read("8, team=2, multimem=0, seed=7, preempt=1").unwrap(),
             all.checked().unwrap()
         );
+        let rails = Simulation::new(4).team_size(2).network(GinConnectionType::Rail);
+        assert_eq!(read("4,team=2,network=rail").unwrap(), rails);
     }
 
     #[test]
     fn text_that_is_no_setting_is_refused_with_the_form() {
-        for bad in ["", "x", "0", "4,team", "4,team=3", "4,speed=1", "4,seed=x", "-1"] {
+        for bad in
+            ["", "x", "0", "4,team", "4,team=3", "4,speed=1", "4,seed=x", "4,network=1", "-1"]
+        {
             let refusal = bad.parse::<Simulation>().unwrap_err().to_string();
             assert!(!refusal.is_empty(), "{bad}");
         }

@@ -5,6 +5,7 @@ mod nccl_threads;
 use std::ffi::{c_int, c_void};
 use std::ptr::{null_mut, without_provenance_mut};
 
+use cuda_std::atomic::{AtomicU32, Order, Scope};
 use cuda_std::prelude::*;
 use devcomm_sim::{Machine, Simulation};
 use devcomm_sys::nccl::{
@@ -12,7 +13,9 @@ use devcomm_sys::nccl::{
     TeamRequirements,
 };
 use devcomm_types::nccl::{GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, MultimemHandle};
-use devcomm_types::{DevComm as RawDevComm, HostBody, Kernel, Team, Window as RawWindowArg};
+use devcomm_types::{
+    DevComm as RawDevComm, GinConnectionType, HostBody, Kernel, Team, Window as RawWindowArg,
+};
 use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
 
 use nccl_threads::*;
@@ -334,6 +337,66 @@ fn puts_and_signals_reach_the_peers_window() {
         rank.synchronize(stream);
         let theirs = before as f32;
         assert_eq!(to.read::<f32>(6), [0.0, 0.0, 0.0, theirs, theirs, 0.0]);
+    });
+}
+
+#[test]
+fn the_network_connects_all_ranks_or_rails_or_none() {
+    use GinConnectionType as N;
+    for (network, gin, railed, device_api) in [(N::Rail, 0, 2, 1), (N::None, 0, 0, 0)] {
+        on(Simulation::new(4).team_size(2).network(network), |rank| {
+            let (comm, mut props) = (rank.init(), CommProperties::new());
+            // SAFETY: live handles and pointers.
+            ok(unsafe { Machine::nccl().comm_query_properties.unwrap()(comm, &raw mut props) });
+            assert_eq!((props.gin_type, props.railed_gin_type), (gin, railed));
+            assert_eq!(
+                (props.device_api_support, props.host_rma_support),
+                (device_api, device_api)
+            );
+            let of =
+                |gin_connection_type| Requirements { gin_connection_type, ..Requirements::new() };
+            assert_eq!(rank.dev_comm(comm, &of(1)).unwrap_err(), INVALID_ARGUMENT);
+            assert_eq!(rank.dev_comm(comm, &of(2)).is_ok(), network == N::Rail);
+        });
+    }
+}
+
+/// Leaves when its flag is set.
+#[kernel]
+unsafe fn linger(flag: u64) {
+    // SAFETY: the launch passes a word that the host sets.
+    let flag = unsafe { AtomicU32::from_ptr(flag as *mut u32) };
+    while flag.load(Order::Acquire, Scope::Sys) == 0 {
+        thread::nanosleep(20);
+    }
+}
+
+#[test]
+fn an_abort_waits_for_the_kernels_of_its_gpu() {
+    on(Simulation::new(1), |rank| {
+        let (comm, stream) = (rank.init(), rank.stream());
+        let flag = rank.pinned(4).cast::<u32>();
+        // SAFETY: memory of the host, which the kernel reads in its turns.
+        unsafe { flag.write_volatile(0) };
+        let address = flag as u64;
+        rank.launch_kernel(&body(linger), (1, 1), stream, &[(&raw const address).cast()]);
+        let addresses = (comm as usize, flag as usize);
+        std::thread::scope(|scope| {
+            let ticket = rank.machine.ticket("aborts");
+            scope.spawn(move || {
+                let _attached = ticket.attach();
+                // SAFETY: a live handle.
+                ok(unsafe { Machine::nccl().comm_abort.unwrap()(addresses.0 as RawComm) });
+                // SAFETY: as above.
+                assert_eq!(unsafe { (addresses.1 as *const u32).read_volatile() }, 1);
+            });
+            for _ in 0..20 {
+                rank.stream();
+            }
+            // SAFETY: as above.
+            unsafe { flag.write_volatile(1) };
+            rank.synchronize(stream);
+        });
     });
 }
 

@@ -15,7 +15,8 @@ impl Dim3 {
     /// The product of the extents.
     #[must_use]
     pub const fn count(self) -> u64 {
-        // The driver's limits keep this far from overflow; a wild value must not wrap to a small one.
+        // The driver's limits keep this far from overflow; a wild value must not wrap to a small
+        // one.
         (self.x as u64).saturating_mul(self.y as u64).saturating_mul(self.z as u64)
     }
 

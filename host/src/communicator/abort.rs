@@ -14,7 +14,8 @@ use crate::sys::nccl::calls;
 const ABORT_LIMIT: Duration = Duration::from_secs(5);
 
 impl Communicator {
-    /// What other threads can abort the communicator with, while this one waits for an operation that hangs.
+    /// What other threads can abort the communicator with, while this one waits for an operation
+    /// that hangs.
     #[must_use]
     pub fn abort_handle(&self) -> AbortHandle {
         AbortHandle { handle: Arc::clone(&self.inner.handle) }
@@ -41,15 +42,18 @@ pub struct AbortHandle {
 }
 
 impl AbortHandle {
-    /// Ends the communicator: what waits for its operations, on this rank, returns with [`Error::CommunicatorEnded`], and what
-    /// waits for kernels of its device communicators with [`Error::KernelAborted`]. Idempotent. NCCL returns when the graphs with operations of the communicator are gone, too, which the
-    /// rank's thread closes by [`Communicator::abort`] or [`Communicator::destroy`].
+    /// Ends the communicator: what waits for its operations, on this rank, returns with
+    /// [`Error::CommunicatorEnded`], and what waits for kernels of its device communicators with
+    /// [`Error::KernelAborted`]. Idempotent. NCCL returns when the graphs with operations of the
+    /// communicator are gone, too, which the rank's thread closes by [`Communicator::abort`] or
+    /// [`Communicator::destroy`].
     ///
     /// NCCL: `ncclCommAbort`.
     ///
     /// # Errors
     ///
-    /// [`Error::Nccl`]; [`Error::DeadlinePassed`] when NCCL has not come back within 5 s: it goes on in the background.
+    /// [`Error::Nccl`]; [`Error::DeadlinePassed`] when NCCL has not come back within 5 s: it goes
+    /// on in the background.
     #[doc(alias = "ncclCommAbort")]
     pub fn abort(&self) -> Result<()> {
         abort(&self.handle)
@@ -64,7 +68,8 @@ pub(super) fn start_abort(handle: &Arc<Handle>) -> Option<Result<Task<()>>> {
     let comm = handle.seize()?;
     let aborted = Arc::clone(handle);
     let work = move || {
-        // SAFETY: taken out of the slot, nobody else begins a call with it; that one may be going on is what aborting is for.
+        // SAFETY: taken out of the slot, nobody else begins a call with it; that one may be going
+        // on is what aborting is for.
         let code = unsafe { calls::comm_abort(comm).make(aborted.nccl())? };
         aborted.nccl().check("ncclCommAbort", code, Some(aborted.rank()))
     };

@@ -1,8 +1,9 @@
 //! NCCL's collectives and sends, launched by the host.
 //!
-//! They take [`Buffer`]s, whose lengths say how many elements; lengths that do not fit are an error. Everything is enqueued
-//! to the caller's stream and returns at once. The memory stays allocated until the stream has passed it. Where NCCL allows
-//! it, the two buffers may be the same memory, or the one a part of the other: *in place*.
+//! They take [`Buffer`]s, whose lengths say how many elements; lengths that do not fit are an
+//! error. Everything is enqueued to the caller's stream and returns at once. The memory stays
+//! allocated until the stream has passed it. Where NCCL allows it, the two buffers may be the same
+//! memory, or the one a part of the other: *in place*.
 
 use std::any::Any;
 use std::ffi::c_int;
@@ -19,7 +20,8 @@ use crate::error::{Error, Result};
 use crate::sys::nccl::call::{Call, CommPtr};
 use crate::sys::nccl::calls::{self, Operands};
 
-/// A communicator with a configuration for the collectives that are called on it; see [`Communicator::configured`].
+/// A communicator with a configuration for the collectives that are called on it; see
+/// [`Communicator::configured`].
 #[derive(Clone, Debug)]
 pub struct Configured<'a> {
     communicator: &'a Communicator,
@@ -42,8 +44,9 @@ macro_rules! collectives {
                 ///
                 /// # Errors
                 ///
-                /// [`Error::InvalidInput`] when lengths do not fit each other, or memory or stream are of another context
-                /// than the communicator; [`Error::CommunicatorEnded`], [`Error::RankLost`], [`Error::Nccl`].
+                /// [`Error::InvalidInput`] when lengths do not fit each other, or memory or stream
+                /// are of another context than the communicator; [`Error::CommunicatorEnded`],
+                /// [`Error::RankLost`], [`Error::Nccl`].
                 #[doc(alias = $alias)]
                 pub fn $name<$($generic: $bound),*>(&self, $($arg: $type),*) -> Result<()> {
                     Configured { communicator: self, config: None, event: None }.$name($($arg),*)
@@ -73,41 +76,43 @@ collectives! {
     #[nccl("ncclAllReduce", "ncclAllReduceConfig")]
     fn all_reduce<S: Buffer, R: SameElement<S>, O: ReduceOperator<S::Element>>(send: &S, recv: &R, op: O, stream: &Stream);
 
-    /// `root`'s `recv` gets the combination of all ranks' `send`; both have the same length. The other ranks' `recv` is not
-    /// used and may be `None`.
+    /// `root`'s `recv` gets the combination of all ranks' `send`; both have the same length. The
+    /// other ranks' `recv` is not used and may be `None`.
     #[nccl("ncclReduce", "ncclReduceConfig")]
     fn reduce<S: Buffer, O: ReduceOperator<S::Element>>(
         send: &S, recv: Option<DeviceSlice<S::Element>>, op: O, root: usize, stream: &Stream);
 
-    /// Every rank's `recv` gets `root`'s `send`; both have the same length. The other ranks' `send` is not used and may be
-    /// `None`.
+    /// Every rank's `recv` gets `root`'s `send`; both have the same length. The other ranks' `send`
+    /// is not used and may be `None`.
     #[nccl("ncclBroadcast", "ncclBroadcastConfig")]
     fn broadcast<R: Buffer>(
         send: Option<DeviceSlice<R::Element>>, recv: &R, root: usize, stream: &Stream);
 
-    /// Every rank's `recv` gets all ranks' `send`, one after the other: it is as many times as long. In place, `send` is this
-    /// rank's part of `recv`.
+    /// Every rank's `recv` gets all ranks' `send`, one after the other: it is as many times as
+    /// long. In place, `send` is this rank's part of `recv`.
     #[nccl("ncclAllGather", "ncclAllGatherConfig")]
     fn all_gather<S: Buffer, R: SameElement<S>>(send: &S, recv: &R, stream: &Stream);
 
-    /// Every rank's `recv` gets its part of the combination of all ranks' `send`, which is as many times as long. In place,
-    /// `recv` is this rank's part of `send`.
+    /// Every rank's `recv` gets its part of the combination of all ranks' `send`, which is as many
+    /// times as long. In place, `recv` is this rank's part of `send`.
     #[nccl("ncclReduceScatter", "ncclReduceScatterConfig")]
     fn reduce_scatter<S: Buffer, R: SameElement<S>, O: ReduceOperator<S::Element>>(send: &S, recv: &R, op: O, stream: &Stream);
 
-    /// Part `i` of every rank's `recv` gets part `rank` of rank `i`'s `send`; both have the same length, one part a rank. Not
-    /// in place.
+    /// Part `i` of every rank's `recv` gets part `rank` of rank `i`'s `send`; both have the same
+    /// length, one part a rank. Not in place.
     #[nccl("ncclAlltoAll", "ncclAlltoAllConfig")]
     fn all_to_all<S: Buffer, R: SameElement<S>>(send: &S, recv: &R, stream: &Stream);
 
-    /// `root`'s `recv` gets all ranks' `send`, one after the other: it is as many times as long. The other ranks' `recv` is
-    /// not used and may be `None`. In place, `root`'s `send` is its part of `recv`.
+    /// `root`'s `recv` gets all ranks' `send`, one after the other: it is as many times as long.
+    /// The other ranks' `recv` is not used and may be `None`. In place, `root`'s `send` is its part
+    /// of `recv`.
     #[nccl("ncclGather", "ncclGatherConfig")]
     fn gather<S: Buffer>(
         send: &S, recv: Option<DeviceSlice<S::Element>>, root: usize, stream: &Stream);
 
-    /// Every rank's `recv` gets its part of `root`'s `send`, which is as many times as long. The other ranks' `send` is not
-    /// used and may be `None`. In place, `root`'s `recv` is its part of `send`.
+    /// Every rank's `recv` gets its part of `root`'s `send`, which is as many times as long. The
+    /// other ranks' `send` is not used and may be `None`. In place, `root`'s `recv` is its part of
+    /// `send`.
     #[nccl("ncclScatter", "ncclScatterConfig")]
     fn scatter<R: Buffer>(
         send: Option<DeviceSlice<R::Element>>, recv: &R, root: usize, stream: &Stream);
@@ -132,23 +137,26 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for values that NCCL would refuse, [`Error::Unsupported`] from an older library.
+    /// [`Error::InvalidInput`] for values that NCCL would refuse, [`Error::Unsupported`] from an
+    /// older library.
     #[doc(alias = "ncclCollConfig_t")]
     pub fn configured(&self, config: &CollectiveConfig) -> Result<Configured<'_>> {
         let config = Some(Arc::new(config.lower(self.library().version())?));
         Ok(Configured { communicator: self, config, event: None })
     }
 
-    /// As [`configured`](Self::configured); each collective also records `event` when its kernel has been launched completely,
-    /// so that another stream can start its work then. Every rank passes an event of its own, or none does; at most one
-    /// collective of a communicator with an event is in a group.
+    /// As [`configured`](Self::configured); each collective also records `event` when its kernel
+    /// has been launched completely, so that another stream can start its work then. Every rank
+    /// passes an event of its own, or none does; at most one collective of a communicator with an
+    /// event is in a group.
     ///
     /// NCCL: `launchCompletionEvent` of `ncclCollConfig_t`.
     ///
     /// # Errors
     ///
-    /// Also [`Error::InvalidInput`] for an event of another context, or one that was made with timing
-    /// ([`Context::event_without_timing`](crate::Context::event_without_timing) makes the other kind).
+    /// Also [`Error::InvalidInput`] for an event of another context, or one that was made with
+    /// timing ([`Context::event_without_timing`](crate::Context::event_without_timing) makes the
+    /// other kind).
     #[doc(alias = "launchCompletionEvent")]
     pub fn configured_recording(
         &self,
@@ -161,13 +169,14 @@ impl Communicator {
                 "a collective records only events that were made without timing",
             ));
         }
-        // SAFETY: an untimed event of this device; every operation with this configuration keeps it.
+        // SAFETY: an untimed event of this device; every operation with this configuration keeps
+        // it.
         let config = unsafe { config.clone().launch_completion_event(event.as_raw()) };
         Ok(Configured { event: Some(event.clone()), ..self.configured(&config)? })
     }
 
-    /// Sends a buffer to rank `peer`, which [receives](Self::recv) it. Sends and receives that wait for each other belong in
-    /// one [`group`](crate::group()).
+    /// Sends a buffer to rank `peer`, which [receives](Self::recv) it. Sends and receives that wait
+    /// for each other belong in one [`group`](crate::group()).
     ///
     /// NCCL: `ncclSend`.
     ///
@@ -243,7 +252,8 @@ impl<'a> Operation<'a> {
         Ok(op)
     }
 
-    /// As [`enqueue`](Self::enqueue), with the configuration and its event, which are kept until a group has ended.
+    /// As [`enqueue`](Self::enqueue), with the configuration and its event, which are kept until a
+    /// group has ended.
     fn enqueue_configured(
         mut self,
         of: &Configured<'_>,

@@ -19,9 +19,10 @@ use crate::sys::nccl::calls;
 
 /// One rank's end of a communicator. Clones are the same one; what is made from it keeps it alive.
 ///
-/// It stays on the thread it was made on, whose current CUDA context is the rank's device. Methods marked *collective* are
-/// called by every rank, in the same order. [`destroy`](Self::destroy) ends it together with the other ranks' and closes what
-/// was made from it first; dropped last, it does that by itself. After a lost rank it is aborted.
+/// It stays on the thread it was made on, whose current CUDA context is the rank's device. Methods
+/// marked *collective* are called by every rank, in the same order. [`destroy`](Self::destroy) ends
+/// it together with the other ranks' and closes what was made from it first; dropped last, it does
+/// that by itself. After a lost rank it is aborted.
 ///
 /// NCCL: `ncclComm_t`.
 #[doc(alias = "ncclComm_t")]
@@ -147,7 +148,8 @@ impl Communicator {
         self.ask(Out::new(CommProperties::new()), calls::properties).map(Properties::from)
     }
 
-    /// One number on the memory that NCCL holds for this communicator on this GPU: bytes, or 0 and 1.
+    /// One number on the memory that NCCL holds for this communicator on this GPU: bytes, or 0 and
+    /// 1.
     ///
     /// NCCL: `ncclCommMemStats`.
     ///
@@ -163,7 +165,8 @@ impl Communicator {
         Ok(out.get())
     }
 
-    /// Fails if an operation of this communicator failed in the background. NCCL: `ncclCommGetAsyncError`.
+    /// Fails if an operation of this communicator failed in the background. NCCL:
+    /// `ncclCommGetAsyncError`.
     ///
     /// # Errors
     ///
@@ -173,7 +176,8 @@ impl Communicator {
         self.inner.handle.poll().map(drop)
     }
 
-    /// Whether a non-blocking communicator has done what was asked of it last. A blocking one always has.
+    /// Whether a non-blocking communicator has done what was asked of it last. A blocking one
+    /// always has.
     ///
     /// NCCL: `ncclCommGetAsyncError`, which says `ncclInProgress` until then.
     ///
@@ -188,7 +192,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::DeadlinePassed`] after `limit`; [`Error::RankLost`]; as [`async_error`](Self::async_error).
+    /// [`Error::DeadlinePassed`] after `limit`; [`Error::RankLost`]; as
+    /// [`async_error`](Self::async_error).
     pub fn wait(&self, limit: Duration) -> Result<()> {
         self.context().poll(Some(limit), || self.is_ready())
     }
@@ -197,7 +202,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`]; [`Error::InvalidInput`] if the communicator was not made by a [`World`](crate::World).
+    /// [`Error::RankLost`]; [`Error::InvalidInput`] if the communicator was not made by a
+    /// [`World`](crate::World).
     pub fn barrier(&self) -> Result<()> {
         match &self.inner.peers {
             Some(peers) => peers.all_gather(&[]).map(drop),

@@ -1,4 +1,5 @@
-//! Making communicators: from unique ids, for all GPUs of a process, from a handle, and from others.
+//! Making communicators: from unique ids, for all GPUs of a process, from a handle, and from
+//! others.
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
@@ -59,18 +60,19 @@ impl Place<'_> {
 }
 
 impl Communicator {
-    /// Joins the communicator that `id` names. *Collective*: returns when all `n_ranks` ranks have called it, each on a
-    /// thread of its own; at once if `config` asks for a non-blocking communicator, which then
-    /// [is ready](Self::is_ready) when all have.
+    /// Joins the communicator that `id` names. *Collective*: returns when all `n_ranks` ranks have
+    /// called it, each on a thread of its own; at once if `config` asks for a non-blocking
+    /// communicator, which then [is ready](Self::is_ready) when all have.
     ///
-    /// [`Rank::communicator`](crate::Rank::communicator) does this for the ranks of a [`World`](crate::World).
+    /// [`Rank::communicator`](crate::Rank::communicator) does this for the ranks of a
+    /// [`World`](crate::World).
     ///
     /// NCCL: `ncclCommInitRankConfig`, by way of `ncclCommInitRankScalable`.
     ///
     /// # Errors
     ///
-    /// [`Error::Nccl`], [`Error::InvalidInput`] for a rank that is not below `n_ranks`, [`Error::Unsupported`] for a field of
-    /// the configuration that the library does not know.
+    /// [`Error::Nccl`], [`Error::InvalidInput`] for a rank that is not below `n_ranks`,
+    /// [`Error::Unsupported`] for a field of the configuration that the library does not know.
     #[doc(alias = "ncclCommInitRank")]
     #[doc(alias = "ncclCommInitRankConfig")]
     pub fn init_rank(
@@ -84,8 +86,8 @@ impl Communicator {
         Self::init_rank_scalable(library, context, &[*id], rank, n_ranks, config)
     }
 
-    /// As [`init_rank`](Self::init_rank), with several ids, made by as many ranks, that share the work of bringing very many
-    /// ranks together. Every rank passes the same list.
+    /// As [`init_rank`](Self::init_rank), with several ids, made by as many ranks, that share the
+    /// work of bringing very many ranks together. Every rank passes the same list.
     ///
     /// NCCL: `ncclCommInitRankScalable`.
     ///
@@ -137,8 +139,9 @@ impl Communicator {
         ))
     }
 
-    /// Makes the communicators of all `contexts`, rank `i` on the `i`th, for use by this one thread. Operations that wait for
-    /// one another belong in a [`group`](crate::group()); [`MultiGpu`](crate::MultiGpu) sees to that.
+    /// Makes the communicators of all `contexts`, rank `i` on the `i`th, for use by this one
+    /// thread. Operations that wait for one another belong in a [`group`](crate::group());
+    /// [`MultiGpu`](crate::MultiGpu) sees to that.
     ///
     /// NCCL: `ncclCommInitAll`.
     ///
@@ -178,8 +181,9 @@ impl Communicator {
     ///
     /// # Safety
     ///
-    /// `raw` is a live `ncclComm_t` of this very library, of the context's GPU; nobody else uses it while calls are made
-    /// here, and it stays alive as long as this communicator and what is made from it.
+    /// `raw` is a live `ncclComm_t` of this very library, of the context's GPU; nobody else uses it
+    /// while calls are made here, and it stays alive as long as this communicator and what is made
+    /// from it.
     ///
     /// # Errors
     ///
@@ -203,14 +207,15 @@ impl Communicator {
         Ok(place.communicator(CommSlot::from_raw(raw), End::Foreign))
     }
 
-    /// Splits the communicator: the ranks of one `color` make a new one, in the order of their `key`s and then of their
-    /// ranks. `None` takes no part and gets none. *Collective*.
+    /// Splits the communicator: the ranks of one `color` make a new one, in the order of their
+    /// `key`s and then of their ranks. `None` takes no part and gets none. *Collective*.
     ///
     /// NCCL: `ncclCommSplit`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a negative color, [`Error::CommunicatorEnded`], [`Error::RankLost`], [`Error::Nccl`].
+    /// [`Error::InvalidInput`] for a negative color, [`Error::CommunicatorEnded`],
+    /// [`Error::RankLost`], [`Error::Nccl`].
     #[doc(alias = "ncclCommSplit")]
     pub fn split(&self, color: Option<i32>, key: i32, config: &CommConfig) -> Result<Option<Self>> {
         const NO_COLOR: c_int = -1;
@@ -252,14 +257,15 @@ impl Communicator {
         if color < 0 { Ok(None) } else { peers.subset(&members).map(Some) }
     }
 
-    /// Makes a communicator without the ranks in `exclude`, which do not call this. *Collective* for the others.
+    /// Makes a communicator without the ranks in `exclude`, which do not call this. *Collective*
+    /// for the others.
     ///
     /// NCCL: `ncclCommShrink`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] when `exclude` is empty, names this rank, no rank, or one twice; otherwise as
-    /// [`split`](Self::split).
+    /// [`Error::InvalidInput`] when `exclude` is empty, names this rank, no rank, or one twice;
+    /// otherwise as [`split`](Self::split).
     #[doc(alias = "ncclCommShrink")]
     pub fn shrink(&self, exclude: &[usize], mode: ShrinkMode, config: &CommConfig) -> Result<Self> {
         let n_ranks = self.n_ranks();
@@ -291,8 +297,9 @@ impl Communicator {
         self.child(made(&out, self.rank(), "ncclCommShrink")?, peers, config)
     }
 
-    /// The id with which new ranks join by [`join_grown`](Self::join_grown). One rank calls this, hands the id to the new
-    /// ranks, and passes it to [`grow`](Self::grow). An id is good for one growth.
+    /// The id with which new ranks join by [`join_grown`](Self::join_grown). One rank calls this,
+    /// hands the id to the new ranks, and passes it to [`grow`](Self::grow). An id is good for one
+    /// growth.
     ///
     /// NCCL: `ncclCommGetUniqueId`.
     ///
@@ -305,15 +312,16 @@ impl Communicator {
         self.ask(Out::new(RawUniqueId([0; 128])), calls::unique_id).map(UniqueId)
     }
 
-    /// Makes a communicator of these ranks and new ones, `n_ranks` in all. *Collective*, together with the new ranks'
-    /// [`join_grown`](Self::join_grown). The rank that made the id passes it, the others pass `None`. Old ranks keep their
-    /// numbers; the old communicator stays as it is.
+    /// Makes a communicator of these ranks and new ones, `n_ranks` in all. *Collective*, together
+    /// with the new ranks' [`join_grown`](Self::join_grown). The rank that made the id passes it,
+    /// the others pass `None`. Old ranks keep their numbers; the old communicator stays as it is.
     ///
     /// NCCL: `ncclCommGrow`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] unless `n_ranks` is more than there are; otherwise as [`split`](Self::split).
+    /// [`Error::InvalidInput`] unless `n_ranks` is more than there are; otherwise as
+    /// [`split`](Self::split).
     #[doc(alias = "ncclCommGrow")]
     pub fn grow(&self, n_ranks: usize, id: Option<&UniqueId>, config: &CommConfig) -> Result<Self> {
         const SAME_RANK: c_int = -1;

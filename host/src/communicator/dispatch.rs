@@ -1,4 +1,5 @@
-//! How a communicator's calls are made: now or when a group ends, on this thread or on one that may be left behind.
+//! How a communicator's calls are made: now or when a group ends, on this thread or on one that may
+//! be left behind.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -56,7 +57,8 @@ impl Communicator {
         Rc::clone(&self.inner) as _
     }
 
-    /// Fails for a stream or memory of another context: memory waits for the streams of its own before it is freed.
+    /// Fails for a stream or memory of another context: memory waits for the streams of its own
+    /// before it is freed.
     pub(super) fn require_own(&self, context: &Context, what: &str) -> Result<()> {
         if context.is(self.context()) {
             return Ok(());
@@ -96,8 +98,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// Makes a call that talks to the other ranks, now or when the open group ends. `keep` is what it uses and what it
-    /// makes, which is not dropped before `made` says what has become of it.
+    /// Makes a call that talks to the other ranks, now or when the open group ends. `keep` is what
+    /// it uses and what it makes, which is not dropped before `made` says what has become of it.
     pub(super) fn call_collective(
         &self,
         made: &Rc<Cell<CallState>>,
@@ -137,7 +139,8 @@ impl Communicator {
         entered.make(call(entered.comm()))
     }
 
-    /// Makes a call that closes something, which a communicator that is good for nothing else allows too.
+    /// Makes a call that closes something, which a communicator that is good for nothing else
+    /// allows too.
     pub(super) fn release(&self, call: impl FnOnce(CommPtr) -> Call) -> Result<()> {
         let entered = self.inner.handle.enter(&[Status::Live, Status::Revoked])?;
         entered.make(call(entered.comm()))
@@ -160,7 +163,8 @@ impl Communicator {
         self.inner.watch(entered, call)
     }
 
-    /// Makes this rank's context current, which NCCL needs, unless a lost rank makes the call pointless.
+    /// Makes this rank's context current, which NCCL needs, unless a lost rank makes the call
+    /// pointless.
     pub(super) fn bind(&self) -> Result<()> {
         self.context().health().check()?;
         self.context().cuda().bind()
@@ -172,7 +176,8 @@ impl Inner {
     pub(super) fn watch(&self, entered: &Entered<'_>, call: Call) -> Result<()> {
         let (handle, operation) = (Arc::clone(&self.handle), call.operation);
         let work = move || {
-            // SAFETY: the communicator is entered and live; what the call uses is not freed if it does not come back.
+            // SAFETY: the communicator is entered and live; what the call uses is not freed if it
+            // does not come back.
             let code = unsafe { call.make(handle.nccl())? };
             handle.nccl().check(operation, code, Some(handle.rank()))
         };

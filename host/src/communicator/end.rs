@@ -11,14 +11,16 @@ use crate::error::{Error, Result};
 use crate::sys::nccl::calls;
 
 impl Communicator {
-    /// Closes what was made from the communicator, as [`destroy`](Self::destroy) does, and finishes what is outstanding on
-    /// every rank. *Collective*. Afterwards only `destroy` and [`abort`](Self::abort) are of use; both do without it, too.
+    /// Closes what was made from the communicator, as [`destroy`](Self::destroy) does, and finishes
+    /// what is outstanding on every rank. *Collective*. Afterwards only `destroy` and
+    /// [`abort`](Self::abort) are of use; both do without it, too.
     ///
     /// NCCL: `ncclCommFinalize`.
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`], [`Error::CommunicatorEnded`], [`Error::Nccl`]; what waiting for this rank's streams gives.
+    /// [`Error::RankLost`], [`Error::CommunicatorEnded`], [`Error::Nccl`]; what waiting for this
+    /// rank's streams gives.
     #[doc(alias = "ncclCommFinalize")]
     pub fn finalize(&self) -> Result<()> {
         refuse_inside("the end of a communicator")?;
@@ -32,8 +34,9 @@ impl Communicator {
         self.wait_in_background()
     }
 
-    /// Ends the communicator together with the other ranks', after closing what was made from it: windows, registered
-    /// buffers, operators, device communicators and graphs, the latest first. *Collective*. Idempotent.
+    /// Ends the communicator together with the other ranks', after closing what was made from it:
+    /// windows, registered buffers, operators, device communicators and graphs, the latest first.
+    /// *Collective*. Idempotent.
     ///
     /// Dropping the last clone does the same.
     ///
@@ -41,8 +44,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`] and [`Error::Nccl`]; the communicator has then been aborted. What waiting for this rank's streams
-    /// gives: work that does not end keeps everything as it is.
+    /// [`Error::RankLost`] and [`Error::Nccl`]; the communicator has then been aborted. What
+    /// waiting for this rank's streams gives: work that does not end keeps everything as it is.
     #[doc(alias = "ncclCommDestroy")]
     pub fn destroy(&self) -> Result<()> {
         refuse_inside("the end of a communicator")?;
@@ -57,27 +60,29 @@ impl Communicator {
         self.inner.end()
     }
 
-    /// Ends the communicator without asking the other ranks. Kernels of its device communicators leave what they wait for, and
-    /// NCCL's operations that are running are stopped. Then what was made from the communicator is closed. Idempotent.
+    /// Ends the communicator without asking the other ranks. Kernels of its device communicators
+    /// leave what they wait for, and NCCL's operations that are running are stopped. Then what was
+    /// made from the communicator is closed. Idempotent.
     ///
     /// NCCL: `ncclCommAbort`.
     ///
     /// # Errors
     ///
-    /// [`Error::Nccl`]; [`Error::DeadlinePassed`] when NCCL does not come back within 5 s, because a kernel does not end: one
-    /// that waits by other means than `nccl_device`.
+    /// [`Error::Nccl`]; [`Error::DeadlinePassed`] when NCCL does not come back within 5 s, because
+    /// a kernel does not end: one that waits by other means than `nccl_device`.
     #[doc(alias = "ncclCommAbort")]
     pub fn abort(&self) -> Result<()> {
         refuse_inside("the end of a communicator")?;
         let aborting = start_abort(&self.inner.handle);
-        // NCCL returns when the graphs with its operations are gone, and they can go when it has stopped what runs.
+        // NCCL returns when the graphs with its operations are gone, and they can go when it has
+        // stopped what runs.
         let _ = self.context().drain();
         self.close_resources();
         aborting.map_or(Ok(()), |aborting| wait_for_abort(&aborting?))
     }
 
-    /// Stops the operations that are running, so that the communicator can be split, shrunk or ended; nothing else works
-    /// afterwards. Every rank calls it.
+    /// Stops the operations that are running, so that the communicator can be split, shrunk or
+    /// ended; nothing else works afterwards. Every rank calls it.
     ///
     /// NCCL: `ncclCommRevoke`.
     ///
@@ -93,8 +98,8 @@ impl Communicator {
         self.wait_in_background()
     }
 
-    /// Releases the GPU memory that NCCL can do without until [`resume`](Self::resume); nothing else works meanwhile.
-    /// Every rank calls it, when all work of the communicator is done.
+    /// Releases the GPU memory that NCCL can do without until [`resume`](Self::resume); nothing
+    /// else works meanwhile. Every rank calls it, when all work of the communicator is done.
     ///
     /// NCCL: `ncclCommSuspend` with `NCCL_SUSPEND_MEM`.
     ///
@@ -192,7 +197,8 @@ impl Drop for Inner {
             return self.handle.set_status(Status::Destroyed);
         }
         let lost = self.context.health().is_lost();
-        // A GPU that does not come to rest would block the end as well; but NCCL's own kernels an abort can stop.
+        // A GPU that does not come to rest would block the end as well; but NCCL's own kernels an
+        // abort can stop.
         if !lost && !self.context.is_settled("the communicator") {
             return;
         }
@@ -204,7 +210,8 @@ impl Drop for Inner {
 }
 
 impl Communicator {
-    /// Fails when an operation in the background has failed, and waits for those of a non-blocking communicator.
+    /// Fails when an operation in the background has failed, and waits for those of a non-blocking
+    /// communicator.
     pub(crate) fn wait_in_background(&self) -> Result<()> {
         if self.inner.handle.is_blocking() {
             return Ok(());

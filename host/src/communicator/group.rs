@@ -1,8 +1,8 @@
 //! Operations that NCCL takes together.
 //!
-//! Sends and receives that wait for each other, and collectives of several communicators on one thread, must be in one
-//! group. Inside [`group`] the operations are checked and noted, and made when the closure returns: if it fails or panics,
-//! none of them is made at all.
+//! Sends and receives that wait for each other, and collectives of several communicators on one
+//! thread, must be in one group. Inside [`group`] the operations are checked and noted, and made
+//! when the closure returns: if it fails or panics, none of them is made at all.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -70,15 +70,17 @@ impl Group {
 /// What NCCL expects of a group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
-    /// NCCL's estimate of the time; it documents no unit (its cost model counts microseconds), and is negative when it
-    /// has none. NCCL: `estimatedTime`.
+    /// NCCL's estimate of the time; it documents no unit (its cost model counts microseconds), and
+    /// is negative when it has none. NCCL: `estimatedTime`.
     pub time: f32,
 }
 
-/// Takes the operations that `f` enqueues together. Groups nest: the outermost one makes the operations.
+/// Takes the operations that `f` enqueues together. Groups nest: the outermost one makes the
+/// operations.
 ///
-/// Inside, operations return before they are made: a [`Window`](crate::Window) registered in the group is good for use when
-/// the group has ended. What cannot be deferred, such as making communicators, fails with [`Error::InGroup`].
+/// Inside, operations return before they are made: a [`Window`](crate::Window) registered in the
+/// group is good for use when the group has ended. What cannot be deferred, such as making
+/// communicators, fails with [`Error::InGroup`].
 ///
 /// ```no_run
 /// # use devcomm_host::{Communicator, Result, Stream, SymmetricBuffer, group};
@@ -216,8 +218,8 @@ fn make(noted: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Result<()
         entered.iter().try_for_each(|entered| entered.require_ready("a group"))?;
         let result = if talks_to_all {
             let nccl = Arc::clone(&nccl);
-            // SAFETY: all communicators are entered and live, what the calls use is kept in `rest`, and if the thread
-            // is left behind, is never freed.
+            // SAFETY: all communicators are entered and live, what the calls use is kept in `rest`,
+            // and if the thread is left behind, is never freed.
             let work = move || unsafe { make_all(&nccl, members, simulation) };
             watched(&context, work, || handles.iter().for_each(abort_aside))
         } else {

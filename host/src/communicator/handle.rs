@@ -1,4 +1,5 @@
-//! A communicator as all its users share it: the owner's thread, threads that wait for a slow call, threads that abort.
+//! A communicator as all its users share it: the owner's thread, threads that wait for a slow call,
+//! threads that abort.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -15,7 +16,8 @@ use crate::sys::nccl::Nccl;
 use crate::sys::nccl::call::{Call, CommPtr, CommSlot, Out};
 use crate::sys::nccl::calls;
 
-/// How long an abort from another thread waits for a call that is just being made. One that blocks is what it is to end.
+/// How long an abort from another thread waits for a call that is just being made. One that blocks
+/// is what it is to end.
 const ABORT_PATIENCE: Duration = Duration::from_millis(200);
 
 /// What a communicator can still be used for.
@@ -140,7 +142,8 @@ impl Handle {
         self.status() == Status::Aborted
     }
 
-    /// Has the kernels of a device communicator leave when the communicator is aborted or a rank is lost.
+    /// Has the kernels of a device communicator leave when the communicator is aborted or a rank is
+    /// lost.
     pub(crate) fn watch(&self, flag: &Arc<AbortFlag>) {
         self.health.watch(flag);
         self.flags.add(flag);
@@ -149,7 +152,8 @@ impl Handle {
         }
     }
 
-    /// Marks the communicator aborted, has its kernels leave, and takes it out of everybody's reach, even from under a call that blocks.
+    /// Marks the communicator aborted, has its kernels leave, and takes it out of everybody's
+    /// reach, even from under a call that blocks.
     pub(crate) fn seize(&self) -> Option<CommPtr> {
         self.status.store(Status::Aborted as u8, Ordering::Release);
         // NCCL waits for the GPU when it aborts.
@@ -159,7 +163,8 @@ impl Handle {
         self.slot.take()
     }
 
-    /// What became of the operations in the background: the error of one that failed, or whether all are over.
+    /// What became of the operations in the background: the error of one that failed, or whether
+    /// all are over.
     pub(crate) fn poll(&self) -> Result<bool> {
         let entered = self.enter(&[Status::Live, Status::Revoked, Status::Finalized])?;
         entered.poll()
@@ -188,8 +193,9 @@ impl Entered<'_> {
     pub(crate) fn make(&self, call: Call) -> Result<()> {
         let operation = call.operation;
         let nccl = &self.handle.nccl;
-        // SAFETY: the communicator is live and this is the only call on it; what the call was made of is kept alive by
-        // the owner of the communicator: buffers wait for this rank's streams before they are freed.
+        // SAFETY: the communicator is live and this is the only call on it; what the call was made
+        // of is kept alive by the owner of the communicator: buffers wait for this rank's streams
+        // before they are freed.
         let code = unsafe { call.make(nccl)? };
         self.verdict(nccl.check(operation, code, Some(self.handle.rank)))
     }
@@ -208,7 +214,8 @@ impl Entered<'_> {
         Ok(code != IN_PROGRESS)
     }
 
-    /// Fails while an operation of a non-blocking communicator goes on: NCCL takes no other one meanwhile.
+    /// Fails while an operation of a non-blocking communicator goes on: NCCL takes no other one
+    /// meanwhile.
     pub(crate) fn require_ready(&self, operation: &'static str) -> Result<()> {
         if self.handle.blocking || self.poll()? {
             return Ok(());

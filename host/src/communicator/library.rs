@@ -20,7 +20,8 @@ pub const OLDEST_VERSION: NcclVersion = NcclVersion { major: 2, minor: 28, patch
 /// Fewer bytes of key NCCL refuses.
 const SHORTEST_KEY: usize = 32;
 
-/// What the ranks of one communicator share so as to find each other: 128 opaque bytes, made by one rank.
+/// What the ranks of one communicator share so as to find each other: 128 opaque bytes, made by one
+/// rank.
 ///
 /// NCCL: `ncclUniqueId`.
 #[doc(alias = "ncclUniqueId")]
@@ -63,20 +64,22 @@ pub struct Library {
 }
 
 impl Library {
-    /// Opens the first NCCL, in the [search order](devcomm_locate), that is new enough for device communicators.
+    /// Opens the first NCCL, in the [search order](devcomm_locate), that is new enough for device
+    /// communicators.
     ///
-    /// `explicit` names the root of an NCCL tree or the folder of its library, and is tried first. A simulated machine has
-    /// an NCCL of its own, whatever is named.
+    /// `explicit` names the root of an NCCL tree or the folder of its library, and is tried first.
+    /// A simulated machine has an NCCL of its own, whatever is named.
     ///
     /// # Errors
     ///
-    /// [`Error::NcclNotFound`] lists every place tried; one that is too old is skipped with both versions as the reason.
+    /// [`Error::NcclNotFound`] lists every place tried; one that is too old is skipped with both
+    /// versions as the reason.
     pub fn open(explicit: Option<&Path>) -> Result<Self> {
         Self::open_at_least(explicit, DEV_COMM_VERSION)
     }
 
-    /// As [`open`](Self::open), content with `needs` or newer. What the library is too old for then fails with
-    /// [`Error::Unsupported`] when it is used.
+    /// As [`open`](Self::open), content with `needs` or newer. What the library is too old for then
+    /// fails with [`Error::Unsupported`] when it is used.
     ///
     /// # Errors
     ///
@@ -107,8 +110,9 @@ impl Library {
     ///
     /// # Errors
     ///
-    /// [`Error::NcclUnusable`] when it cannot be loaded or is no NCCL, [`Error::NcclTooOld`] when it is older than `needs`;
-    /// [`Error::NotSimulated`] on a simulated machine, which has an NCCL of its own.
+    /// [`Error::NcclUnusable`] when it cannot be loaded or is no NCCL, [`Error::NcclTooOld`] when
+    /// it is older than `needs`; [`Error::NotSimulated`] on a simulated machine, which has an NCCL
+    /// of its own.
     pub fn load(path: &Path, needs: NcclVersion) -> Result<Self> {
         let what = || format!("the NCCL library {}", path.display());
         Machine::current()?.refuse_simulated(what)?;
@@ -151,8 +155,8 @@ impl Library {
         self.nccl.version()
     }
 
-    /// What is known of the library, in full: where it is, its version, which CUDA it was built with. Reads through the
-    /// library's file.
+    /// What is known of the library, in full: where it is, its version, which CUDA it was built
+    /// with. Reads through the library's file.
     #[must_use]
     pub fn versions(&self) -> Versions {
         Versions {
@@ -171,8 +175,8 @@ impl Library {
         self.nccl.error_text(code)
     }
 
-    /// What NCCL said of the last thing that failed in this process; `None` if nothing has. [`Error::Nccl`] carries it
-    /// already.
+    /// What NCCL said of the last thing that failed in this process; `None` if nothing has.
+    /// [`Error::Nccl`] carries it already.
     ///
     /// NCCL: `ncclGetLastError`.
     #[doc(alias = "ncclGetLastError")]
@@ -181,15 +185,16 @@ impl Library {
         Some(self.nccl.last_error_text()).filter(|text| !text.is_empty())
     }
 
-    /// Encrypts what NCCL sends over its TCP sockets (TLS with a key that all processes share), or, with `None`, no more. To
-    /// be called in every process before the first unique id and the first communicator. The key has at least 32 bytes.
+    /// Encrypts what NCCL sends over its TCP sockets (TLS with a key that all processes share), or,
+    /// with `None`, no more. To be called in every process before the first unique id and the first
+    /// communicator. The key has at least 32 bytes.
     ///
     /// NCCL: `ncclSetEncryption`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a key that is too short or has a NUL in it, [`Error::Unsupported`] on a library older than
-    /// 2.32.3, [`Error::Nccl`].
+    /// [`Error::InvalidInput`] for a key that is too short or has a NUL in it,
+    /// [`Error::Unsupported`] on a library older than 2.32.3, [`Error::Nccl`].
     #[doc(alias = "ncclSetEncryption")]
     #[doc(alias = "ncclEncryptionConfig_t")]
     pub fn set_encryption(&self, key: Option<&str>) -> Result<()> {
@@ -206,7 +211,8 @@ impl Library {
         self.nccl.encrypt(key.transpose()?.as_deref())
     }
 
-    /// Makes the id of a new communicator; NCCL starts a thread in this process that the ranks then contact.
+    /// Makes the id of a new communicator; NCCL starts a thread in this process that the ranks then
+    /// contact.
     ///
     /// NCCL: `ncclGetUniqueId`.
     ///
@@ -237,7 +243,8 @@ pub struct Versions {
     pub path: PathBuf,
     /// The version that it reports.
     pub version: NcclVersion,
-    /// Version, suffix and CUDA as it prints them, `2.32.3+cuda13.4`; `None` if the file does not say.
+    /// Version, suffix and CUDA as it prints them, `2.32.3+cuda13.4`; `None` if the file does not
+    /// say.
     pub build: Option<String>,
 }
 

@@ -77,7 +77,8 @@ impl MultiGpu {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] unless there is one buffer a GPU; as [`Communicator::all_reduce`]. So for the others.
+    /// [`Error::InvalidInput`] unless there is one buffer a GPU; as [`Communicator::all_reduce`].
+    /// So for the others.
     pub fn all_reduce<S, R>(&self, send: &[S], recv: &[R], op: ReduceOp) -> Result<()>
     where
         S: Buffer,

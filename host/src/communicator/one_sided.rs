@@ -1,4 +1,5 @@
-//! One-sided operations, launched by the host: a rank writes another's window, and tells it so by a signal.
+//! One-sided operations, launched by the host: a rank writes another's window, and tells it so by a
+//! signal.
 
 use std::ffi::c_int;
 
@@ -13,8 +14,8 @@ use devcomm_sys::nccl::RawWaitSignal;
 
 /// Where a signal goes: a rank, one of its signals, the context that carries it.
 ///
-/// NCCL counts signals for each pair of ranks and context. A communicator has one signal and one context unless its
-/// [`CommConfig`](crate::CommConfig) asks for more.
+/// NCCL counts signals for each pair of ranks and context. A communicator has one signal and one
+/// context unless its [`CommConfig`](crate::CommConfig) asks for more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Signal {
     /// The rank that is told.
@@ -63,17 +64,20 @@ impl WaitSignalDesc {
 }
 
 impl Communicator {
-    /// Copies `local` to `window` of rank `to.peer`, from element `at` on, and then signals that rank, which sees the data
-    /// once it has [waited](Self::wait_signal). `local` must itself be part of a window of this communicator.
+    /// Copies `local` to `window` of rank `to.peer`, from element `at` on, and then signals that
+    /// rank, which sees the data once it has [waited](Self::wait_signal). `local` must itself be
+    /// part of a window of this communicator.
     ///
-    /// `window` is this rank's own handle of the window; its peers' copies are assumed to be as long.
+    /// `window` is this rank's own handle of the window; its peers' copies are assumed to be as
+    /// long.
     ///
     /// NCCL: `ncclPutSignal`, which counts the offset in bytes.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for elements beyond the end of the window, a rank or an index that there is not;
-    /// [`Error::Closed`], [`Error::Unsupported`], [`Error::CommunicatorEnded`], [`Error::RankLost`], [`Error::Nccl`].
+    /// [`Error::InvalidInput`] for elements beyond the end of the window, a rank or an index that
+    /// there is not; [`Error::Closed`], [`Error::Unsupported`], [`Error::CommunicatorEnded`],
+    /// [`Error::RankLost`], [`Error::Nccl`].
     #[doc(alias = "ncclPutSignal")]
     pub fn put_signal<T, B>(
         &self,
@@ -111,15 +115,16 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`put_signal`](Self::put_signal). NCCL sets up one-sided operations at the first window: before that it fails,
-    /// unless the configuration asks for it at once (`rma_eager_init`).
+    /// As [`put_signal`](Self::put_signal). NCCL sets up one-sided operations at the first window:
+    /// before that it fails, unless the configuration asks for it at once (`rma_eager_init`).
     #[doc(alias = "ncclSignal")]
     pub fn signal(&self, to: Signal, stream: &Stream) -> Result<()> {
         let (target, on) = (self.target(to)?, stream.handle().raw() as u64);
         self.enqueue(stream, Vec::new(), |comm| calls::signal(comm, target, on))
     }
 
-    /// Makes the stream wait for signals: later work in it sees what the ranks put before them. A signal is waited for once.
+    /// Makes the stream wait for signals: later work in it sees what the ranks put before them. A
+    /// signal is waited for once.
     ///
     /// NCCL: `ncclWaitSignal`.
     ///

@@ -6,10 +6,11 @@ use std::ffi::CString;
 use super::Library;
 use crate::error::Result;
 
-/// A read-only map of the parameters that the library tells of, by the names of their environment variables. What it holds
-/// is asked of NCCL at each call.
+/// A read-only map of the parameters that the library tells of, by the names of their environment
+/// variables. What it holds is asked of NCCL at each call.
 ///
-/// NCCL 2.32.3 tells of a few that concern its log, `NCCL_DEBUG` for one; of most `NCCL_*` variables it tells nothing.
+/// NCCL 2.32.3 tells of a few that concern its log, `NCCL_DEBUG` for one; of most `NCCL_*`
+/// variables it tells nothing.
 ///
 /// ```no_run
 /// # fn main() -> devcomm_host::Result<()> {
@@ -21,9 +22,10 @@ use crate::error::Result;
 /// # }
 /// ```
 ///
-/// NCCL: `ncclParamGetAllParameterKeys`, `ncclParamGetParameter`, since 2.30.4; the methods fail with
-/// [`Error::Unsupported`](crate::Error::Unsupported) on an older library. Its reads by type are left out: on nearly every
-/// parameter that there is they fail, since these are lists and enumerations.
+/// NCCL: `ncclParamGetAllParameterKeys`, `ncclParamGetParameter`, since 2.30.4; the methods fail
+/// with [`Error::Unsupported`](crate::Error::Unsupported) on an older library. Its reads by type
+/// are left out: on nearly every parameter that there is they fail, since these are lists and
+/// enumerations.
 #[derive(Clone, Debug)]
 #[doc(alias = "ncclParamGetParameter")]
 #[doc(alias = "ncclParamGetAllParameterKeys")]
@@ -32,7 +34,8 @@ pub struct Params {
 }
 
 impl Params {
-    /// The value as text, empty if it is not set; `None` for a parameter that NCCL tells nothing of.
+    /// The value as text, empty if it is not set; `None` for a parameter that NCCL tells nothing
+    /// of.
     ///
     /// # Errors
     ///
@@ -75,8 +78,8 @@ impl Library {
         Params { library: self.clone() }
     }
 
-    /// Has NCCL print its parameters to standard output, each with what it is for, what it accepts and where its value is
-    /// from.
+    /// Has NCCL print its parameters to standard output, each with what it is for, what it accepts
+    /// and where its value is from.
     ///
     /// NCCL: `ncclParamDumpAll`.
     ///

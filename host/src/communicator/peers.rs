@@ -10,7 +10,8 @@ use crate::error::{Error, Result};
 /// What every rank of a group gave, in order of its ranks.
 pub(crate) type Gathered = Arc<Vec<Vec<u8>>>;
 
-/// Ranks that exchange bytes, of which this rank is one. All of them make the same calls in the same order.
+/// Ranks that exchange bytes, of which this rank is one. All of them make the same calls in the
+/// same order.
 pub(crate) trait Peers {
     /// The hosts of all ranks.
     fn hosts(&self) -> &[String];
@@ -18,7 +19,8 @@ pub(crate) trait Peers {
     /// Gives `bytes` and gets what each rank gave.
     fn all_gather(&self, bytes: &[u8]) -> Result<Gathered>;
 
-    /// Some of the ranks, in the order of `members`; this rank is one of them. Nothing is exchanged.
+    /// Some of the ranks, in the order of `members`; this rank is one of them. Nothing is
+    /// exchanged.
     fn subset(&self, members: &[usize]) -> Result<Rc<dyn Peers>>;
 }
 

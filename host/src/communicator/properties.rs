@@ -4,8 +4,8 @@ use devcomm_types::{GinConnectionType, GinType, Team};
 
 use devcomm_sys::nccl::CommProperties;
 
-/// What a communicator can do, as NCCL found it out over all ranks; only `rank`, `cuda_device` and `nvml_device` differ
-/// between them.
+/// What a communicator can do, as NCCL found it out over all ranks; only `rank`, `cuda_device` and
+/// `nvml_device` differ between them.
 ///
 /// NCCL: `ncclCommProperties_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,25 +26,28 @@ pub struct Properties {
     pub multimem: bool,
     /// Groups of ranks that reach each other by load and store; 1 means all do. NCCL: `nLsaTeams`.
     pub n_lsa_teams: usize,
-    /// The first network back end with which a kernel reaches every rank; [`GinType::None`] where there is none. NCCL:
-    /// `ginType`.
+    /// The first network back end with which a kernel reaches every rank; [`GinType::None`] where
+    /// there is none. NCCL: `ginType`.
     pub gin_type: GinType,
-    /// The first network back end with which a kernel reaches the ranks of its rail team; [`GinType::None`] where there is
-    /// none. NCCL: `railedGinType`.
+    /// The first network back end with which a kernel reaches the ranks of its rail team;
+    /// [`GinType::None`] where there is none. NCCL: `railedGinType`.
     pub railed_gin_type: GinType,
     /// All network back ends that work here. NCCL: `ginSupport`.
     pub gin_types: GinTypes,
     /// Whether the host's one-sided operations work. NCCL: `hostRmaSupport`.
     pub host_rma: bool,
-    /// A number that all ranks of this communicator share, and other communicators hardly do. NCCL: `commHash`.
+    /// A number that all ranks of this communicator share, and other communicators hardly do. NCCL:
+    /// `commHash`.
     pub comm_hash: u64,
-    /// A stride for [`GinConnectionType::CustomStride`] is a multiple of this, in ranks; `None` where the network has no
-    /// even pattern and takes no custom stride. NCCL: `ginMinStride`, which is then `INT_MAX`.
+    /// A stride for [`GinConnectionType::CustomStride`] is a multiple of this, in ranks; `None`
+    /// where the network has no even pattern and takes no custom stride. NCCL: `ginMinStride`,
+    /// which is then `INT_MAX`.
     pub gin_min_stride: Option<u32>,
-    /// What the network connects at most: every rank, the rails, or nobody. NCCL: `ginConnectionType`.
+    /// What the network connects at most: every rank, the rails, or nobody. NCCL:
+    /// `ginConnectionType`.
     pub gin_connection_type: GinConnectionType,
-    /// Bytes of the `ncclDevComm` that this library writes for device code of its own version. NCCL:
-    /// `devCommRuntimeVersionSize`.
+    /// Bytes of the `ncclDevComm` that this library writes for device code of its own version.
+    /// NCCL: `devCommRuntimeVersionSize`.
     pub dev_comm_runtime_version_size: usize,
     /// Whether CFT works here. NCCL: `cftSupport`.
     pub cft: bool,

@@ -59,8 +59,8 @@ impl sealed::Operator for ReduceOp {
 
 /// The sum of every rank's elements multiplied by that rank's scalar.
 ///
-/// Made by [`Communicator::pre_mul_sum`] and [`Communicator::pre_mul_sum_from`], good for reductions of `T` on that
-/// communicator. It is closed with the communicator.
+/// Made by [`Communicator::pre_mul_sum`] and [`Communicator::pre_mul_sum_from`], good for
+/// reductions of `T` on that communicator. It is closed with the communicator.
 ///
 /// NCCL: `ncclRedOpCreatePreMulSum`, `ncclRedOpDestroy`.
 #[doc(alias = "ncclRedOpCreatePreMulSum")]
@@ -94,15 +94,15 @@ impl Communicator {
         self.custom(Scalar::Host(bytes), None)
     }
 
-    /// As [`pre_mul_sum`](Self::pre_mul_sum), with a scalar in device memory: a buffer of one element, read whenever an
-    /// operation uses the operator.
+    /// As [`pre_mul_sum`](Self::pre_mul_sum), with a scalar in device memory: a buffer of one
+    /// element, read whenever an operation uses the operator.
     ///
     /// NCCL: `ncclRedOpCreatePreMulSum` with `ncclScalarDevice`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for another number of elements or memory of another context; otherwise as
-    /// [`pre_mul_sum`](Self::pre_mul_sum).
+    /// [`Error::InvalidInput`] for another number of elements or memory of another context;
+    /// otherwise as [`pre_mul_sum`](Self::pre_mul_sum).
     pub fn pre_mul_sum_from<B>(&self, scalar: &B) -> Result<CustomReduceOp<B::Element>>
     where
         B: Buffer<Element: Element>,

@@ -13,10 +13,11 @@ use crate::error::{Error, Result};
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls;
 
-/// Memory registered with one communicator, on this rank alone: collectives on it go without NCCL's internal buffers where
-/// NCCL can do that.
+/// Memory registered with one communicator, on this rank alone: collectives on it go without NCCL's
+/// internal buffers where NCCL can do that.
 ///
-/// Made by [`Communicator::register_buffer`]; closed by [`close`](Self::close), with the communicator, or when dropped.
+/// Made by [`Communicator::register_buffer`]; closed by [`close`](Self::close), with the
+/// communicator, or when dropped.
 ///
 /// NCCL: `ncclCommRegister`, `ncclCommDeregister`.
 #[doc(alias = "ncclCommRegister")]
@@ -58,7 +59,8 @@ impl Communicator {
             communicator: self.clone(),
             memory: Cell::new(slice.keep()),
         });
-        // Kept until the call is made: only then can the registration be ended, and the memory freed.
+        // Kept until the call is made: only then can the registration be ended, and the memory
+        // freed.
         self.call_collective(&inner.made, Rc::clone(&inner) as _, |comm| {
             let (address, bytes) = (slice.device_address(), slice.byte_len());
             calls::register_buffer(comm, address, bytes, inner.handle.clone())
@@ -76,7 +78,8 @@ impl RegisteredBuffer {
         self.inner.bytes
     }
 
-    /// NCCL's handle of the registration. NCCL may give none (0) for memory that it cannot use without a copy.
+    /// NCCL's handle of the registration. NCCL may give none (0) for memory that it cannot use
+    /// without a copy.
     ///
     /// # Errors
     ///
@@ -97,7 +100,8 @@ impl RegisteredBuffer {
     ///
     /// # Errors
     ///
-    /// What waiting for the streams gives, [`Error::Capturing`], [`Error::InGroup`], [`Error::Nccl`].
+    /// What waiting for the streams gives, [`Error::Capturing`], [`Error::InGroup`],
+    /// [`Error::Nccl`].
     pub fn close(&self) -> Result<()> {
         refuse_inside("the end of a registration")?;
         self.inner.close()

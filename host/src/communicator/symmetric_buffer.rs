@@ -12,12 +12,14 @@ use crate::sys::nccl::query::Allocation;
 
 /// `len` elements of device memory from `ncclMemAlloc`, zeroed. Clones are the same memory.
 ///
-/// The copies first wait for this rank's streams, so they see what earlier launches wrote and disturb nothing that runs on
-/// this GPU. They know nothing of other ranks: a peer whose kernel still writes this memory is for a barrier to wait for.
+/// The copies first wait for this rank's streams, so they see what earlier launches wrote and
+/// disturb nothing that runs on this GPU. They know nothing of other ranks: a peer whose kernel
+/// still writes this memory is for a barrier to wait for.
 ///
-/// When the last clone is dropped, and every [`Window`](crate::Window), [`DeviceSlice`] and [`Graph`](crate::Graph) of it,
-/// it waits for this rank's streams and frees the memory. If they do not come to rest within 10 s, or cannot (a rank is
-/// lost, a deadline was missed), the memory stays allocated until the process ends.
+/// When the last clone is dropped, and every [`Window`](crate::Window), [`DeviceSlice`] and
+/// [`Graph`](crate::Graph) of it, it waits for this rank's streams and frees the memory. If they do
+/// not come to rest within 10 s, or cannot (a rank is lost, a deadline was missed), the memory
+/// stays allocated until the process ends.
 ///
 /// NCCL: `ncclMemAlloc`, `ncclMemFree`.
 #[doc(alias = "ncclMemAlloc")]
@@ -52,12 +54,13 @@ impl Communicator {
 }
 
 impl<T: Element> SymmetricBuffer<T> {
-    /// Allocates on the context's GPU. [`Communicator::mem_alloc`](crate::Communicator::mem_alloc) does the same.
+    /// Allocates on the context's GPU. [`Communicator::mem_alloc`](crate::Communicator::mem_alloc)
+    /// does the same.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a length of 0, [`Error::RankLost`], [`Error::Nccl`]; [`Error::Capturing`] while a stream of
-    /// the context is captured.
+    /// [`Error::InvalidInput`] for a length of 0, [`Error::RankLost`], [`Error::Nccl`];
+    /// [`Error::Capturing`] while a stream of the context is captured.
     pub fn new(library: &Library, context: &Context, len: usize) -> Result<Self> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
         let bytes = match bytes {
@@ -160,8 +163,8 @@ impl Drop for Memory {
             return;
         }
         let _ = self.context.cuda().bind();
-        // SAFETY: this rank's streams are idle. A window over the memory keeps it; that peers have finished with it is part
-        // of the contract of the launch that let them.
+        // SAFETY: this rank's streams are idle. A window over the memory keeps it; that peers have
+        // finished with it is part of the contract of the launch that let them.
         if let Err(error) = unsafe { self.library.nccl().free(allocation) } {
             tracing::warn!("{error}");
         }

@@ -77,11 +77,13 @@ impl Communicator {
         unsafe { self.inner.handle.nccl().team(entered.comm(), kind) }
     }
 
-    /// The world rank of member `member` of a team of this communicator. NCCL: `ncclTeamRankToWorld`.
+    /// The world rank of member `member` of a team of this communicator. NCCL:
+    /// `ncclTeamRankToWorld`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a member that the team has not; as [`team_world`](Self::team_world).
+    /// [`Error::InvalidInput`] for a member that the team has not; as
+    /// [`team_world`](Self::team_world).
     #[doc(alias = "ncclTeamRankToWorld")]
     pub fn rank_to_world(&self, team: Team, member: usize) -> Result<usize> {
         self.translate(team, member).and_then(|(world, _)| self.rank_from(world))
@@ -111,7 +113,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::SeveralLsaTeams`] names the ranks and hosts of each group; otherwise as [`properties`](Self::properties).
+    /// [`Error::SeveralLsaTeams`] names the ranks and hosts of each group; otherwise as
+    /// [`properties`](Self::properties).
     pub fn require_single_lsa_team(&self) -> Result<()> {
         let teams = self.properties()?.n_lsa_teams;
         let hosts = self.peers().map_or(&[][..], |peers| peers.hosts());
@@ -127,8 +130,8 @@ impl Communicator {
     }
 }
 
-/// The ranks and hosts of each group that shares memory, or `None` if there is one group. NCCL's groups are of one size
-/// and take consecutive ranks.
+/// The ranks and hosts of each group that shares memory, or `None` if there is one group. NCCL's
+/// groups are of one size and take consecutive ranks.
 fn describe_lsa_teams(n_ranks: usize, n_teams: usize, hosts: &[String]) -> Option<Vec<String>> {
     if n_teams <= 1 {
         return None;

@@ -1,8 +1,9 @@
 //! Calls that may never return.
 //!
-//! Making and ending communicators and what belongs to them means talking to every rank, and NCCL waits for a dead one for
-//! ever. Such a call is made on a thread of its own, while this one looks after the health of the job. When a rank is lost,
-//! the communicator is aborted, which makes NCCL's calls return; a thread that does not come back even then is left behind.
+//! Making and ending communicators and what belongs to them means talking to every rank, and NCCL
+//! waits for a dead one for ever. Such a call is made on a thread of its own, while this one looks
+//! after the health of the job. When a rank is lost, the communicator is aborted, which makes
+//! NCCL's calls return; a thread that does not come back even then is left behind.
 
 use std::time::Duration;
 
@@ -12,8 +13,8 @@ use crate::error::Result;
 /// How long a call may take to return once its communicator was aborted.
 const RESCUE_PATIENCE: Duration = Duration::from_secs(3);
 
-/// Runs `work` on a thread with the context current. If a rank is lost meanwhile, calls `rescue`, waits a moment longer and
-/// gives up.
+/// Runs `work` on a thread with the context current. If a rank is lost meanwhile, calls `rescue`,
+/// waits a moment longer and gives up.
 pub(crate) fn watched<T: Send + 'static>(
     context: &Context,
     work: impl FnOnce() -> Result<T> + Send + 'static,

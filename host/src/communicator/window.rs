@@ -23,11 +23,12 @@ bitflags::bitflags! {
     /// How a window is registered. NCCL: `NCCL_WIN_*`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct WindowFlags: i32 {
-        /// Every rank uses the same offset in its window when it takes part in a collective, which makes NCCL's symmetric
-        /// kernels possible. What [`Communicator::window`] asks for. NCCL: `NCCL_WIN_COLL_SYMMETRIC`.
+        /// Every rank uses the same offset in its window when it takes part in a collective, which
+        /// makes NCCL's symmetric kernels possible. What [`Communicator::window`] asks for. NCCL:
+        /// `NCCL_WIN_COLL_SYMMETRIC`.
         const COLL_SYMMETRIC = 1;
-        /// Puts and signals to the window keep their order: needed for signals that are words of it.
-        /// NCCL: `NCCL_WIN_STRICT_ORDERING`.
+        /// Puts and signals to the window keep their order: needed for signals that are words of
+        /// it. NCCL: `NCCL_WIN_STRICT_ORDERING`.
         const STRICT_ORDERING = 2;
         /// For the network only: no load and store by peers. NCCL: `NCCL_WIN_GIN_ONLY`.
         const GIN_ONLY = 4;
@@ -38,12 +39,12 @@ bitflags::bitflags! {
 
 /// Device memory of `len` elements `T`, registered with every rank of a communicator.
 ///
-/// Made by [`Communicator::window`] and [`Communicator::register_window`]. A launch takes `&Window<T>` where the kernel has a
-/// `Window<T>`.
+/// Made by [`Communicator::window`] and [`Communicator::register_window`]. A launch takes
+/// `&Window<T>` where the kernel has a `Window<T>`.
 ///
-/// [`close`](Self::close) ends the registration; so does the end of the communicator, and dropping. The memory is freed
-/// when nobody else needs it. Both are local: that the kernels of *other* ranks have finished with this window is for a
-/// barrier at their end to ensure.
+/// [`close`](Self::close) ends the registration; so does the end of the communicator, and dropping.
+/// The memory is freed when nobody else needs it. Both are local: that the kernels of *other* ranks
+/// have finished with this window is for a barrier at their end to ensure.
 ///
 /// NCCL: `ncclCommWindowRegister`, `ncclCommWindowDeregister`.
 #[doc(alias = "ncclCommWindowRegister")]
@@ -67,7 +68,8 @@ struct Inner {
     communicator: Communicator,
 }
 
-/// A CFT endpoint and a place in it. NCCL: `ncclCftLeId` and the offset of the `ncclGet*LeInfo` functions.
+/// A CFT endpoint and a place in it. NCCL: `ncclCftLeId` and the offset of the `ncclGet*LeInfo`
+/// functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogicalEndpoint {
     /// The endpoint.
@@ -83,8 +85,9 @@ impl From<RawEndpoint> for LogicalEndpoint {
 }
 
 impl Communicator {
-    /// Allocates a symmetric window of `len` elements, zeroed, and registers it with every rank. *Collective*; the ranks may
-    /// ask for different lengths, and then keep to what the owner of each copy has.
+    /// Allocates a symmetric window of `len` elements, zeroed, and registers it with every rank.
+    /// *Collective*; the ranks may ask for different lengths, and then keep to what the owner of
+    /// each copy has.
     ///
     /// NCCL: `ncclMemAlloc`, `ncclCommWindowRegister` with `NCCL_WIN_COLL_SYMMETRIC`.
     ///
@@ -96,8 +99,9 @@ impl Communicator {
         self.register_window(&self.mem_alloc(len)?, WindowFlags::COLL_SYMMETRIC)
     }
 
-    /// Registers memory as a window. *Collective*; the ranks' memory may differ in length, the flags may not. Inside a
-    /// [`group`](crate::group()) several windows are registered together, and are good for use when the group has ended.
+    /// Registers memory as a window. *Collective*; the ranks' memory may differ in length, the
+    /// flags may not. Inside a [`group`](crate::group()) several windows are registered together,
+    /// and are good for use when the group has ended.
     ///
     /// One buffer can be registered with several communicators.
     ///
@@ -105,9 +109,10 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::NoWindow`] where the ranks have no symmetric memory, [`Error::InvalidInput`] for memory that does not begin at
-    /// a multiple of 4096 bytes, is of another context or empty, and for flags that exclude each other;
-    /// [`Error::Capturing`] while a stream is captured; [`Error::RankLost`], [`Error::CommunicatorEnded`], [`Error::Nccl`].
+    /// [`Error::NoWindow`] where the ranks have no symmetric memory, [`Error::InvalidInput`] for
+    /// memory that does not begin at a multiple of 4096 bytes, is of another context or empty, and
+    /// for flags that exclude each other; [`Error::Capturing`] while a stream is captured;
+    /// [`Error::RankLost`], [`Error::CommunicatorEnded`], [`Error::Nccl`].
     #[doc(alias = "ncclCommWindowRegister")]
     pub fn register_window<B>(&self, buffer: &B, flags: WindowFlags) -> Result<Window<B::Element>>
     where
@@ -141,7 +146,8 @@ impl Communicator {
             memory: Cell::new(slice.keep()),
             communicator: self.clone(),
         });
-        // Kept until the call is made: only then can the registration be ended, and the memory freed.
+        // Kept until the call is made: only then can the registration be ended, and the memory
+        // freed.
         self.call_collective(&inner.made, Rc::clone(&inner) as _, |comm| {
             let (address, bytes) = (slice.device_address(), slice.byte_len());
             calls::register_window(comm, address, bytes, flags.bits(), inner.handle.clone())
@@ -199,19 +205,21 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Closed`]; [`Error::InGroup`] before the group of the registration has ended; [`Error::NoWindow`].
+    /// [`Error::Closed`]; [`Error::InGroup`] before the group of the registration has ended;
+    /// [`Error::NoWindow`].
     pub fn device_window(&self) -> Result<DeviceWindow<T>> {
         self.inner.handle().map(|handle| DeviceWindow::from_handle(handle as *mut c_void))
     }
 
-    /// Ends the registration, after waiting for this rank's streams. Idempotent. The memory stays as long as
-    /// the window does, for copies.
+    /// Ends the registration, after waiting for this rank's streams. Idempotent. The memory stays
+    /// as long as the window does, for copies.
     ///
     /// NCCL: `ncclCommWindowDeregister`.
     ///
     /// # Errors
     ///
-    /// What waiting for the streams gives, [`Error::Capturing`], [`Error::InGroup`], [`Error::Nccl`].
+    /// What waiting for the streams gives, [`Error::Capturing`], [`Error::InGroup`],
+    /// [`Error::Nccl`].
     #[doc(alias = "ncclCommWindowDeregister")]
     pub fn close(&self) -> Result<()> {
         refuse_inside("the end of a window")?;
@@ -232,12 +240,13 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// The address on this GPU of element `index` in the copy of LSA rank `lsa_rank`. NCCL: `ncclGetLsaDevicePointer`.
+    /// The address on this GPU of element `index` in the copy of LSA rank `lsa_rank`. NCCL:
+    /// `ncclGetLsaDevicePointer`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for an index beyond this rank's window or a rank that is not in the LSA team; as
-    /// [`user_pointer`](Self::user_pointer).
+    /// [`Error::InvalidInput`] for an index beyond this rank's window or a rank that is not in the
+    /// LSA team; as [`user_pointer`](Self::user_pointer).
     #[doc(alias = "ncclGetLsaDevicePointer")]
     pub fn lsa_pointer(&self, lsa_rank: usize, index: usize) -> Result<u64> {
         let (handle, offset) = (self.inner.handle()?, self.offset(index)?);
@@ -251,13 +260,13 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// The address on this GPU of element `index` in the copy of rank `peer`; `None` if that is not reached by load and
-    /// store. NCCL: `ncclGetPeerDevicePointer`.
+    /// The address on this GPU of element `index` in the copy of rank `peer`; `None` if that is not
+    /// reached by load and store. NCCL: `ncclGetPeerDevicePointer`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for an index beyond this rank's window or a rank that there is not; as
-    /// [`user_pointer`](Self::user_pointer).
+    /// [`Error::InvalidInput`] for an index beyond this rank's window or a rank that there is not;
+    /// as [`user_pointer`](Self::user_pointer).
     #[doc(alias = "ncclGetPeerDevicePointer")]
     pub fn peer_pointer(&self, peer: usize, index: usize) -> Result<Option<u64>> {
         let (handle, offset) = (self.inner.handle()?, self.offset(index)?);
@@ -283,8 +292,8 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// The multicast address of element `index` over the team whose handle this is, as a device communicator gives it.
-    /// NCCL: `ncclGetMultimemDevicePointer`.
+    /// The multicast address of element `index` over the team whose handle this is, as a device
+    /// communicator gives it. NCCL: `ncclGetMultimemDevicePointer`.
     ///
     /// # Errors
     ///
@@ -301,7 +310,8 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// Where CFT has element `index` of member `member` of a CFT team. NCCL: `ncclGetCftDeviceLeInfo`.
+    /// Where CFT has element `index` of member `member` of a CFT team. NCCL:
+    /// `ncclGetCftDeviceLeInfo`.
     ///
     /// # Errors
     ///
@@ -332,7 +342,8 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// Where CFT has element `index` for all ranks of its multicast group. NCCL: `ncclGetMultimemDeviceLeInfo`.
+    /// Where CFT has element `index` for all ranks of its multicast group. NCCL:
+    /// `ncclGetMultimemDeviceLeInfo`.
     ///
     /// # Errors
     ///

@@ -1,12 +1,14 @@
 //! Ending kernels that are stuck.
 //!
-//! A kernel that waits for a rank that never comes keeps its GPU busy. So every wait of `nccl_device` looks at a flag now and
-//! then, which the host raises: each device communicator has one, in memory that the GPU reaches. A kernel whose wait sees
-//! it notes what it waited for, and leaves. Nothing can be done with that device communicator afterwards but to close it,
-//! for its barriers may stand anywhere.
+//! A kernel that waits for a rank that never comes keeps its GPU busy. So every wait of
+//! `nccl_device` looks at a flag now and then, which the host raises: each device communicator has
+//! one, in memory that the GPU reaches. A kernel whose wait sees it notes what it waited for, and
+//! leaves. Nothing can be done with that device communicator afterwards but to close it, for its
+//! barriers may stand anywhere.
 //!
-//! The memory goes back to the rank's context when the device communicator is closed, which is when the streams are at rest,
-//! and is used again. It is freed with the context: freeing such memory may wait for every GPU.
+//! The memory goes back to the rank's context when the device communicator is closed, which is when
+//! the streams are at rest, and is used again. It is freed with the context: freeing such memory
+//! may wait for every GPU.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
@@ -49,7 +51,8 @@ impl AbortFlag {
         Arc::new(Self { machine, rank, communicator, device_flag, cause, state })
     }
 
-    /// The communicator, if it is in use: whoever waits for the kernels asks it whether the network has failed.
+    /// The communicator, if it is in use: whoever waits for the kernels asks it whether the network
+    /// has failed.
     pub(crate) fn communicator(&self) -> Option<Arc<dyn Issuer>> {
         self.communicator.upgrade().filter(|communicator| communicator.is_live())
     }
@@ -137,7 +140,8 @@ impl AbortFlags {
         known.iter().rev().filter_map(Weak::upgrade).find(|flag| flag.device_flag == device_flag)
     }
 
-    /// The context with their blocks is about to go, and may take along the memory of those that were not closed.
+    /// The context with their blocks is about to go, and may take along the memory of those that
+    /// were not closed.
     pub(crate) fn detach(&self) {
         for flag in self.known().iter().filter_map(Weak::upgrade) {
             let _left = flag.detach();

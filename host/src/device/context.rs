@@ -25,8 +25,9 @@ const HEAR: Duration = Duration::from_millis(200);
 
 /// A GPU as one rank uses it: the device's primary context, bound to the rank's thread.
 ///
-/// Everything made from it (streams, memory, modules, communicators) keeps it alive. None of them can leave the thread:
-/// NCCL allows one thread at a time a communicator, and a CUDA context is current to a thread.
+/// Everything made from it (streams, memory, modules, communicators) keeps it alive. None of them
+/// can leave the thread: NCCL allows one thread at a time a communicator, and a CUDA context is
+/// current to a thread.
 #[derive(Clone)]
 pub struct Context {
     inner: Rc<ContextInner>,
@@ -38,7 +39,8 @@ pub(crate) struct ContextInner {
     pub(crate) health: Arc<Health>,
     ordinal: usize,
     streams: RefCell<Vec<Weak<dyn Queue>>>,
-    /// Set when work on the GPU will not end, or has failed for good: nothing may wait for it again.
+    /// Set when work on the GPU will not end, or has failed for good: nothing may wait for it
+    /// again.
     stuck: Cell<bool>,
     /// Set when a destructor has waited in vain: the next ones do not wait again.
     impatient: Cell<bool>,
@@ -58,7 +60,8 @@ pub(super) trait Queue {
     /// Waits until the GPU has nothing left to do for this stream, however its work ended.
     fn rest(&self, limit: Duration) -> Result<()>;
 
-    /// Fails when an operation in the stream has failed or was cut short, or the network that its kernels use has failed.
+    /// Fails when an operation in the stream has failed or was cut short, or the network that its
+    /// kernels use has failed.
     fn ask(&self) -> Result<()>;
 
     /// The device communicators of kernels that may not have ended.
@@ -136,13 +139,16 @@ impl Context {
         streams.push(Rc::downgrade(stream));
     }
 
-    /// What the bulk copy engine of this GPU needs to register of a matrix of bf16: for kernels that take a `GridConstant<TensorMap>`.
+    /// What the bulk copy engine of this GPU needs to register of a matrix of bf16: for kernels
+    /// that take a `GridConstant<TensorMap>`.
     ///
-    /// Nothing is read: the matrix has to be there when the kernel runs. CUDA: `cuTensorMapEncodeTiled`.
+    /// Nothing is read: the matrix has to be there when the kernel runs. CUDA:
+    /// `cuTensorMapEncodeTiled`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for numbers that [`Tiling`] does not allow; the driver's where the GPU has no such engine.
+    /// [`Error::InvalidInput`] for numbers that [`Tiling`] does not allow; the driver's where the
+    /// GPU has no such engine.
     pub fn tensor_map(&self, tiling: &Tiling) -> Result<TensorMap> {
         let Tiling { address, rows, columns, tile_rows } = *tiling;
         if address == 0 || !address.is_multiple_of(16) {
@@ -161,7 +167,8 @@ impl Context {
         self.cuda().tensor_map(tiling)
     }
 
-    /// Whether both are clones of one. Two contexts of one GPU do not register each other's streams.
+    /// Whether both are clones of one. Two contexts of one GPU do not register each other's
+    /// streams.
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
         Rc::ptr_eq(&self.inner, &other.inner)
@@ -199,8 +206,8 @@ impl Context {
         self.inner.capture.borrow().is_some()
     }
 
-    /// Fails while a stream is captured: what would be done now would not be done in the graph, or spoil it. `what` completes "while a
-    /// stream is captured", as in "a window is registered".
+    /// Fails while a stream is captured: what would be done now would not be done in the graph, or
+    /// spoil it. `what` completes "while a stream is captured", as in "a window is registered".
     ///
     /// # Errors
     ///
@@ -209,7 +216,8 @@ impl Context {
         if self.is_capturing() { Err(Error::Capturing { what }) } else { Ok(()) }
     }
 
-    /// Hands what an operation uses to the graph that is being captured. Gives it back when none is.
+    /// Hands what an operation uses to the graph that is being captured. Gives it back when none
+    /// is.
     pub(crate) fn captured(
         &self,
         owner: &Rc<dyn Owner>,
@@ -234,12 +242,14 @@ impl Context {
         self.streams().iter().flat_map(|stream| stream.running()).collect()
     }
 
-    /// Fails when an operation or the network of a kernel has failed in a stream that may not be idle.
+    /// Fails when an operation or the network of a kernel has failed in a stream that may not be
+    /// idle.
     pub(crate) fn ask(&self) -> Result<()> {
         self.streams().iter().try_for_each(|stream| stream.ask())
     }
 
-    /// What NCCL reports may be the death of another rank, of which the job hears a moment later: then that is the error.
+    /// What NCCL reports may be the death of another rank, of which the job hears a moment later:
+    /// then that is the error.
     pub(crate) fn blame(&self, error: Error) -> Error {
         if !matches!(error, Error::Nccl { .. }) {
             return error;
@@ -283,13 +293,14 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// A rank is lost while work is left, an operation failed or was cut short, or the GPU failed or missed a deadline before.
+    /// A rank is lost while work is left, an operation failed or was cut short, or the GPU failed
+    /// or missed a deadline before.
     pub(crate) fn settle(&self) -> Result<()> {
         self.each_stream("the GPU's streams are waited for", |stream| stream.wait())
     }
 
-    /// Waits, not for ever, until all streams of this context are idle, however their work ended: what they used can be
-    /// freed then.
+    /// Waits, not for ever, until all streams of this context are idle, however their work ended:
+    /// what they used can be freed then.
     pub(crate) fn drain(&self) -> Result<()> {
         let limit = self.patience();
         let (machine, start) = (self.machine(), self.machine().now());
@@ -320,8 +331,9 @@ impl Context {
         self.each_stream("the GPU's streams are asked", look).is_ok()
     }
 
-    /// Whether what the GPU may use can be freed: every stream is idle. Asked by destructors; when it says no, the
-    /// memory is left to the end of the process, for freeing it would wait or pull it from under a kernel.
+    /// Whether what the GPU may use can be freed: every stream is idle. Asked by destructors; when
+    /// it says no, the memory is left to the end of the process, for freeing it would wait or pull
+    /// it from under a kernel.
     pub(crate) fn is_settled(&self, what: &str) -> bool {
         if self.is_capturing() {
             // Not to be waited for, which says nothing about the GPU.
@@ -338,8 +350,9 @@ impl Context {
         }
     }
 
-    /// How long a destructor waits. A function that returns early because of an error drops what it made while its
-    /// kernel may wait for ranks that wait for this one: the error must get out all the same.
+    /// How long a destructor waits. A function that returns early because of an error drops what it
+    /// made while its kernel may wait for ranks that wait for this one: the error must get out all
+    /// the same.
     pub(crate) fn patience(&self) -> Duration {
         let hurry = self.inner.impatient.get() || std::thread::panicking();
         if hurry { Duration::ZERO } else { DROP_PATIENCE }

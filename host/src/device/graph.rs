@@ -16,8 +16,9 @@ use crate::sys::cuda::graph::{GraphExecHandle, GraphHandle};
 
 /// Work that was captured from a stream: collectives, kernel launches, events.
 ///
-/// Made by [`Stream::capture`]. It keeps the memory, windows and operators that captured collectives use; what captured
-/// kernel launches use is part of their contract. It is closed with the communicators whose operations it has.
+/// Made by [`Stream::capture`]. It keeps the memory, windows and operators that captured
+/// collectives use; what captured kernel launches use is part of their contract. It is closed with
+/// the communicators whose operations it has.
 ///
 /// ```no_run
 /// # use devcomm_host::{Communicator, ReduceOp, Result, Stream, SymmetricBuffer};
@@ -46,21 +47,22 @@ struct Exec {
     _graph: GraphHandle,
     communicators: Vec<Arc<dyn Issuer>>,
     kernels: Vec<(&'static str, Arc<AbortFlag>)>,
-    /// The communicators themselves, and what their operations use.
-    _keep: (Vec<Rc<dyn Owner>>, Vec<Rc<dyn Any>>),
+    _owners: Vec<Rc<dyn Owner>>,
+    /// What the operations use.
+    _keep: Vec<Rc<dyn Any>>,
 }
 
 impl Stream {
-    /// Captures what `f` enqueues to this stream, and to streams that wait for its events, instead of running it. Every rank
-    /// captures the same.
+    /// Captures what `f` enqueues to this stream, and to streams that wait for its events, instead
+    /// of running it. Every rank captures the same.
     ///
-    /// Meanwhile nothing on this rank's GPU can be waited for, copied, allocated or registered; that is
-    /// [`Error::Capturing`].
+    /// Meanwhile nothing on this rank's GPU can be waited for, copied, allocated or registered;
+    /// that is [`Error::Capturing`].
     ///
     /// # Errors
     ///
-    /// The closure's own; [`Error::Capturing`] inside another capture; [`Error::InGroup`] inside a group; the driver's, when
-    /// something was done that a graph cannot hold.
+    /// The closure's own; [`Error::Capturing`] inside another capture; [`Error::InGroup`] inside a
+    /// group; the driver's, when something was done that a graph cannot hold.
     pub fn capture<E: From<Error>>(&self, f: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         refuse_inside("a capture")?;
         let context = self.context();
@@ -89,8 +91,14 @@ impl Open<'_> {
         let (len, handle) = (graph.len()?, graph.instantiate()?);
         let Capture { owners, keep, kernels } = capture;
         let communicators = owners.iter().map(|owner| owner.issuer()).collect();
-        let keep = (owners.clone(), keep);
-        let exec = Exec { handle, _graph: graph, communicators, kernels, _keep: keep };
+        let exec = Exec {
+            handle,
+            _graph: graph,
+            communicators,
+            kernels,
+            _owners: owners.clone(),
+            _keep: keep,
+        };
         let exec = RefCell::new(Some(exec));
         let inner = Rc::new(Inner { exec, context: context.clone(), len });
         let adopted: Rc<dyn Resource> = Rc::clone(&inner) as _;
@@ -104,8 +112,8 @@ impl Drop for Open<'_> {
         let context = self.0.context();
         let capture = context.capture().take();
         let _ = context.cuda().bind();
-        // What was captured so far is thrown away: the graph first, for the memory that it uses may be freed then, which
-        // waits for the streams.
+        // What was captured so far is thrown away: the graph first, for the memory that it uses may
+        // be freed then, which waits for the streams.
         let _ = self.0.handle().end_capture();
         drop(capture);
     }
@@ -116,8 +124,9 @@ impl Graph {
     ///
     /// # Errors
     ///
-    /// [`Error::Closed`]; [`Error::CommunicatorEnded`]; [`Error::Launch`] when the device communicator of a kernel in it was
-    /// aborted or closed; [`Error::InvalidInput`] for a stream of another context; [`Error::RankLost`]; the driver's.
+    /// [`Error::Closed`]; [`Error::CommunicatorEnded`]; [`Error::Launch`] when the device
+    /// communicator of a kernel in it was aborted or closed; [`Error::InvalidInput`] for a stream
+    /// of another context; [`Error::RankLost`]; the driver's.
     pub fn launch(&self, stream: &Stream) -> Result<()> {
         let context = &self.inner.context;
         if !stream.context().is(context) {

@@ -13,7 +13,8 @@ use crate::machine::Machine;
 /// After a loss, calls that NCCL is in have this long to return by themselves.
 const LOSS_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Whether every rank is still there. Shared by everything that might otherwise wait for a dead one.
+/// Whether every rank is still there. Shared by everything that might otherwise wait for a dead
+/// one.
 #[derive(Debug)]
 pub(crate) struct Health {
     machine: Machine,

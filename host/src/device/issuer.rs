@@ -1,11 +1,13 @@
-//! Communicators, as devices see them: streams, graphs and the health of the job know no more of them than this.
+//! Communicators, as devices see them: streams, graphs and the health of the job know no more of
+//! them than this.
 
 use std::rc::Weak;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 
-/// What enqueues operations to streams, as whoever waits for a stream sees it. Any thread may end it.
+/// What enqueues operations to streams, as whoever waits for a stream sees it. Any thread may end
+/// it.
 pub(crate) trait Issuer: Send + Sync {
     fn rank(&self) -> usize;
 

@@ -1,7 +1,7 @@
 //! The shape of a launch, and whether the GPU and the kernel allow it.
 //!
-//! A launch that would hang or corrupt memory is refused before the driver sees it. The verdict is a pure function of
-//! numbers, so that it is tested without a GPU.
+//! A launch that would hang or corrupt memory is refused before the driver sees it. The verdict is
+//! a pure function of numbers, so that it is tested without a GPU.
 
 use devcomm_locate::NcclVersion;
 use devcomm_sys::nccl::API_MAGIC;
@@ -114,9 +114,10 @@ pub(crate) fn check_gin(dev_comm: &DevComm) -> Result<GinType, LaunchRefusal> {
     }
 }
 
-/// Whether a kernel that takes this device communicator can be launched so; `per_multiprocessor` is its occupancy, and
-/// `stamp` the version of NCCL's device code in it. `lsa_barriers` says whether the kernel opens sessions on LSA barriers: its own,
-/// or those that are the inner part of hybrid ones.
+/// Whether a kernel that takes this device communicator can be launched so; `per_multiprocessor` is
+/// its occupancy, and `stamp` the version of NCCL's device code in it. `lsa_barriers` says whether
+/// the kernel opens sessions on LSA barriers: its own, or those that are the inner part of hybrid
+/// ones.
 pub(crate) fn check_communicating(
     config: &LaunchConfig,
     dev_comm: &DevComm,

@@ -10,14 +10,16 @@ use devcomm_types::{DataType, Element, IntoArg, Slice};
 use super::context::Context;
 use crate::error::{Error, Result};
 
-/// Elements of a type that is known only when the program runs; see [`DeviceSlice::from_raw_parts_dynamic`].
+/// Elements of a type that is known only when the program runs; see
+/// [`DeviceSlice::from_raw_parts_dynamic`].
 #[derive(Clone, Copy, Debug)]
 pub enum Dynamic {}
 
-/// A stretch of device memory of one GPU, counted in elements. What it is part of stays allocated as long as it lives.
+/// A stretch of device memory of one GPU, counted in elements. What it is part of stays allocated
+/// as long as it lives.
 ///
-/// Operations take it by [`Buffer`], as they take a whole [`SymmetricBuffer`](crate::SymmetricBuffer) or
-/// [`Window`](crate::Window).
+/// Operations take it by [`Buffer`], as they take a whole
+/// [`SymmetricBuffer`](crate::SymmetricBuffer) or [`Window`](crate::Window).
 pub struct DeviceSlice<T> {
     address: u64,
     len: usize,
@@ -29,7 +31,8 @@ pub struct DeviceSlice<T> {
 
 /// Device memory of elements `Element` that operations work on.
 ///
-/// Implemented by [`SymmetricBuffer`](crate::SymmetricBuffer), [`Window`](crate::Window) and [`DeviceSlice`].
+/// Implemented by [`SymmetricBuffer`](crate::SymmetricBuffer), [`Window`](crate::Window) and
+/// [`DeviceSlice`].
 pub trait Buffer {
     /// The type of the elements, or [`Dynamic`].
     type Element;
@@ -74,8 +77,8 @@ impl<T: Element> DeviceSlice<T> {
     ///
     /// # Safety
     ///
-    /// The memory is of the context's GPU, aligned for `T`, and stays allocated until every stream has passed every operation
-    /// that was given the slice.
+    /// The memory is of the context's GPU, aligned for `T`, and stays allocated until every stream
+    /// has passed every operation that was given the slice.
     #[must_use]
     pub unsafe fn from_raw_parts(context: &Context, address: u64, len: usize) -> Self {
         // SAFETY: the caller's contract.
@@ -91,7 +94,8 @@ impl<T: Element> DeviceSlice<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] if `data` is longer than the memory; what waiting for the streams gives; the driver's.
+    /// [`Error::InvalidInput`] if `data` is longer than the memory; what waiting for the streams
+    /// gives; the driver's.
     pub fn copy_from_host(&self, data: &[T]) -> Result<()> {
         self.fits(data.len())?;
         self.context.settle()?;

@@ -16,7 +16,8 @@ use crate::sys::cuda::stream::StreamHandle;
 
 /// How often a wait asks NCCL whether an operation has failed.
 pub(super) const ASK: Duration = Duration::from_millis(20);
-/// How long kernels may take to leave once they were told to: far more than the few thousand polls between two looks.
+/// How long kernels may take to leave once they were told to: far more than the few thousand polls
+/// between two looks.
 const LEAVE: Duration = Duration::from_secs(1);
 
 /// Work in order on one GPU. Clones are the same stream. Dropping the last one waits for its work.
@@ -56,8 +57,8 @@ impl Stream {
         Self { inner }
     }
 
-    /// A stream that another part of the program made (`CUstream`, which is `cudaStream_t`), or NULL for the default stream.
-    /// Dropping it waits for its work and does not destroy it.
+    /// A stream that another part of the program made (`CUstream`, which is `cudaStream_t`), or
+    /// NULL for the default stream. Dropping it waits for its work and does not destroy it.
     ///
     /// # Safety
     ///
@@ -72,8 +73,8 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] when it is of another GPU than the context, or not of the GPU's primary context;
-    /// [`Error::NotSimulated`] for a context of a simulated machine.
+    /// [`Error::InvalidInput`] when it is of another GPU than the context, or not of the GPU's
+    /// primary context; [`Error::NotSimulated`] for a context of a simulated machine.
     pub fn from_cudarc(
         context: &Context,
         stream: &Arc<cudarc::driver::CudaStream>,
@@ -93,25 +94,29 @@ impl Stream {
         Ok(Self::of(context, handle))
     }
 
-    /// Waits until all work in the stream is done, operations of non-blocking communicators included.
+    /// Waits until all work in the stream is done, operations of non-blocking communicators
+    /// included.
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`] soon after a rank is lost while work is left; [`Error::CommunicatorEnded`] when an operation was
-    /// cut short by an abort; [`Error::KernelAborted`], once, when kernels were; [`Error::Nccl`] when one failed;
+    /// [`Error::RankLost`] soon after a rank is lost while work is left;
+    /// [`Error::CommunicatorEnded`] when an operation was cut short by an abort;
+    /// [`Error::KernelAborted`], once, when kernels were; [`Error::Nccl`] when one failed;
     /// [`Error::Capturing`]; the driver's error when a kernel failed.
     pub fn synchronize(&self) -> Result<()> {
         self.inner.wait()
     }
 
-    /// As [`synchronize`](Self::synchronize), for at most `limit`. Then kernels that wait for other ranks are ended: those in
-    /// this stream, and if that is not enough those in the other streams of the context, for which this one may wait.
+    /// As [`synchronize`](Self::synchronize), for at most `limit`. Then kernels that wait for other
+    /// ranks are ended: those in this stream, and if that is not enough those in the other streams
+    /// of the context, for which this one may wait.
     ///
     /// # Errors
     ///
-    /// Also [`Error::KernelAborted`] with what the kernels waited for: their device communicators are of no use any more, and
-    /// the rest is. [`Error::DeadlinePassed`] when there are none, or they have not ended a second later. The GPU is then
-    /// taken to be stuck: what it may still use is not freed before the process ends.
+    /// Also [`Error::KernelAborted`] with what the kernels waited for: their device communicators
+    /// are of no use any more, and the rest is. [`Error::DeadlinePassed`] when there are none, or
+    /// they have not ended a second later. The GPU is then taken to be stuck: what it may still use
+    /// is not freed before the process ends.
     pub fn synchronize_within(&self, limit: Duration) -> Result<()> {
         match self.inner.wait_within(Some(limit)) {
             Err(Error::DeadlinePassed { waited }) if !self.context().is_stuck() => {
@@ -139,7 +144,7 @@ impl Stream {
     /// [`Error::InvalidInput`] for an event of another context; the driver's.
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         self.require(event)?;
-        self.handle().wait_for(&event.handle())
+        self.handle().wait_for(event.handle())
     }
 
     /// Marks this point of the stream in `event`.
@@ -149,7 +154,7 @@ impl Stream {
     /// [`Error::InvalidInput`] for an event of another context; the driver's.
     pub fn record(&self, event: &Event) -> Result<()> {
         self.require(event)?;
-        self.handle().record(&event.handle())
+        self.handle().record(event.handle())
     }
 
     fn require(&self, event: &Event) -> Result<()> {
@@ -224,7 +229,8 @@ impl StreamInner {
 
     /// Waits until all work is done, and fails when an operation was cut short.
     ///
-    /// It polls, because the driver's own wait would never return once a rank that the running kernel waits for is dead.
+    /// It polls, because the driver's own wait would never return once a rank that the running
+    /// kernel waits for is dead.
     fn wait_within(&self, limit: Option<Duration>) -> Result<()> {
         let machine = self.context.machine();
         let mut asked = machine.now();
@@ -255,8 +261,8 @@ impl StreamInner {
         }
     }
 
-    /// A rank is lost or a communicator has failed, and the kernels were told to leave: gives them the time to, and tells what
-    /// they waited for.
+    /// A rank is lost or a communicator has failed, and the kernels were told to leave: gives them
+    /// the time to, and tells what they waited for.
     fn linger(&self) {
         let running = self.running.take();
         if running.is_empty() {
@@ -318,7 +324,8 @@ impl StreamInner {
 
     /// The stream is idle; were its operations and kernels finished, or cut short?
     fn finished(&self) -> Result<()> {
-        // Dropped when nothing of the stream is borrowed any more: it may wait for this stream itself.
+        // Dropped when nothing of the stream is borrowed any more: it may wait for this stream
+        // itself.
         drop(self.keep.take());
         let pending = self.pending.take();
         match abort::error(&self.running.take()) {
@@ -360,8 +367,8 @@ impl Queue for StreamInner {
     }
 }
 
-/// Whether a communicator's operations are over. One that has failed is aborted: otherwise its kernels would wait for ever for a
-/// rank that is gone.
+/// Whether a communicator's operations are over. One that has failed is aborted: otherwise its
+/// kernels would wait for ever for a rank that is gone.
 fn poll(issuer: &Arc<dyn Issuer>) -> Result<bool> {
     issuer.poll().inspect_err(|_| Arc::clone(issuer).abort())
 }
@@ -371,7 +378,8 @@ impl Drop for StreamInner {
         if self.context.is_capturing() {
             return;
         }
-        // Memory is freed once the streams that are known are idle; this one is about to be unknown.
+        // Memory is freed once the streams that are known are idle; this one is about to be
+        // unknown.
         if self.rest(self.context.patience()).is_err() {
             self.context.mark_stuck();
         }

@@ -7,14 +7,16 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AbortCause {
-    /// The program, by [`DevCommResource::abort`](crate::DevCommResource::abort) or from another thread.
+    /// The program, by [`DevCommResource::abort`](crate::DevCommResource::abort) or from another
+    /// thread.
     Request,
     /// A wait with a deadline: [`Stream::synchronize_within`](crate::Stream::synchronize_within).
     Deadline {
         /// How long it had waited.
         waited: Duration,
     },
-    /// The end of the communicator, by [`Communicator::abort`](crate::Communicator::abort) or because NCCL reported an error.
+    /// The end of the communicator, by [`Communicator::abort`](crate::Communicator::abort) or
+    /// because NCCL reported an error.
     CommunicatorAborted,
     /// The loss of another rank.
     RankLost {

@@ -19,7 +19,8 @@ pub(crate) use self::stuck::waits;
 pub(crate) use self::text::ranks;
 use self::text::{and_others, arch_advice, details, log_text, on_rank, quoted, shown};
 
-/// Everything that can go wrong on the host. A message says what failed, where, and what to do about it.
+/// Everything that can go wrong on the host. A message says what failed, where, and what to do
+/// about it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -300,13 +301,15 @@ pub enum Error {
         waited: Duration,
     },
 
-    /// On a simulated machine: everybody waits, and nothing that they wait for can happen. On GPUs this would hang.
+    /// On a simulated machine: everybody waits, and nothing that they wait for can happen. On GPUs
+    /// this would hang.
     #[error("deadlock: {report}")]
     Deadlock {
         /// Who waits for what.
         report: String,
     },
-    /// A simulated machine has no such thing: it runs kernels that have a body in Rust, and knows its own objects only.
+    /// A simulated machine has no such thing: it runs kernels that have a body in Rust, and knows
+    /// its own objects only.
     #[error("{what} cannot be simulated; run it on GPUs, without DEVCOMM_SIMULATE")]
     NotSimulated {
         /// What was asked for.
@@ -323,7 +326,8 @@ pub enum Error {
         /// What is wrong, and what to do.
         why: String,
     },
-    /// Settings came too late: other threads run already, and one of them may be reading the environment.
+    /// Settings came too late: other threads run already, and one of them may be reading the
+    /// environment.
     #[error(
         "{} must be set before this process starts threads, but it has {threads}; build the world first thing in main, or set the variables outside",
         variables.join(" ")
@@ -334,7 +338,8 @@ pub enum Error {
         /// Threads of this process.
         threads: usize,
     },
-    /// devcomm's RMA plugin, of which [`GinLoopback`](crate::GinLoopback) is the switch, was not found.
+    /// devcomm's RMA plugin, of which [`GinLoopback`](crate::GinLoopback) is the switch, was not
+    /// found.
     #[error("{not_found}")]
     GinLoopbackNotFound {
         /// Where it was sought.
@@ -418,8 +423,8 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Whether the machine is what does not do: its driver, its GPUs, or what NCCL offers between them. The program is right then, and
-    /// may skip what it cannot do here, or simulate it.
+    /// Whether the machine is what does not do: its driver, its GPUs, or what NCCL offers between
+    /// them. The program is right then, and may skip what it cannot do here, or simulate it.
     #[must_use]
     pub fn is_of_the_machine(&self) -> bool {
         matches!(

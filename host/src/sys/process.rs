@@ -42,7 +42,8 @@ pub(crate) fn spawn_with_listener(
 ) -> io::Result<Child> {
     let descriptor = listener.as_raw_fd();
     // SAFETY: the closure runs between fork and exec and calls one async-signal-safe function; it
-    // allocates nothing. In the child the descriptor is the socket's, which is borrowed until after `spawn`.
+    // allocates nothing. In the child the descriptor is the socket's, which is borrowed until after
+    // `spawn`.
     unsafe {
         command.pre_exec(move || {
             // Closed on exec in this process and in all others it starts.
@@ -55,7 +56,8 @@ pub(crate) fn spawn_with_listener(
     command.spawn()
 }
 
-/// A descriptor of our own for the socket that the parent process left open at `descriptor`, if it listens at `port`.
+/// A descriptor of our own for the socket that the parent process left open at `descriptor`, if it
+/// listens at `port`.
 pub(crate) fn inherited_listener(descriptor: i32, port: u16) -> io::Result<TcpListener> {
     // SAFETY: duplicating is harmless whatever the number means, and fails if it means nothing.
     let own = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 3) };
@@ -69,8 +71,8 @@ pub(crate) fn inherited_listener(descriptor: i32, port: u16) -> io::Result<TcpLi
             "descriptor {descriptor} does not listen at port {port}"
         )));
     }
-    // This process's children shall not have it.
-    // SAFETY: it is open, as was just seen, and a socket that the parent left for us; nobody else counts on its flags.
+    // This process's children shall not have it. SAFETY: it is open, as was just seen, and a socket
+    // that the parent left for us; nobody else counts on its flags.
     unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) };
     Ok(listener)
 }
@@ -79,7 +81,8 @@ pub(crate) fn inherited_listener(descriptor: i32, port: u16) -> io::Result<TcpLi
 ///
 /// # Errors
 ///
-/// [`Error::EnvironmentInUse`] unless the calling thread is this process's only one, or there is nothing to set.
+/// [`Error::EnvironmentInUse`] unless the calling thread is this process's only one, or there is
+/// nothing to set.
 pub(crate) fn set_variables(variables: &[(&'static str, OsString)]) -> Result<()> {
     if variables.is_empty() {
         return Ok(());
@@ -92,8 +95,8 @@ pub(crate) fn set_variables(variables: &[(&'static str, OsString)]) -> Result<()
         return Err(Error::EnvironmentInUse { variables, threads });
     }
     for (name, value) in variables {
-        // SAFETY: no other thread can read or write the environment meanwhile: there is none, and only this one could start
-        // one.
+        // SAFETY: no other thread can read or write the environment meanwhile: there is none, and
+        // only this one could start one.
         unsafe { std::env::set_var(name, value) };
     }
     Ok(())

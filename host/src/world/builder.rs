@@ -5,8 +5,8 @@ use super::{GinLoopback, World};
 use crate::error::{Error, Result};
 use crate::machine::{Machine, VARIABLE};
 
-/// Settings of a [`World`]: the machine, and what NCCL and the CUDA driver read once, from the environment. See
-/// [`World::builder`].
+/// Settings of a [`World`]: the machine, and what NCCL and the CUDA driver read once, from the
+/// environment. See [`World::builder`].
 #[derive(Clone, Debug, Default)]
 #[must_use = "a builder makes a world only by from_env, threads or spawn_local"]
 pub struct WorldBuilder {
@@ -16,16 +16,18 @@ pub struct WorldBuilder {
 }
 
 impl WorldBuilder {
-    /// Kernels reach the network (GIN) by devcomm's plugin, which needs no network card. A simulated machine has a network of its own: of the
-    /// settings it takes the size of the LSA teams.
+    /// Kernels reach the network (GIN) by devcomm's plugin, which needs no network card. A
+    /// simulated machine has a network of its own: of the settings it takes the size of the LSA
+    /// teams.
     pub fn gin_loopback(mut self, loopback: GinLoopback) -> Self {
         self.gin_loopback = Some(loopback);
         self
     }
 
-    /// The ranks run on a simulated machine, as threads, whatever the environment says of simulations.
+    /// The ranks run on a simulated machine, as threads, whatever the environment says of
+    /// simulations.
     ///
-    /// ```no_run
+    /// ```
     /// use devcomm_host::{Error, Simulation, World};
     ///
     /// let machine = Simulation::new(4).team_size(2).seed(7);
@@ -45,7 +47,8 @@ impl WorldBuilder {
     ///
     /// # Errors
     ///
-    /// As [`World::from_env`]; [`Error::GinLoopbackNotFound`], [`Error::EnvironmentInUse`], [`Error::Environment`].
+    /// As [`World::from_env`]; [`Error::GinLoopbackNotFound`], [`Error::EnvironmentInUse`],
+    /// [`Error::Environment`].
     pub fn from_env(self) -> Result<World> {
         let (machine, launched) = (self.settle()?, launched(&|name| std::env::var_os(name))?);
         match launched {

@@ -9,12 +9,14 @@ use crate::error::{Error, Result};
 use crate::machine::Machine;
 use crate::sys::process::set_variables;
 
-/// GIN between the GPUs of one host by CUDA copies, where there is no RDMA card: NCCL then has GIN PROXY, and kernels that
-/// use the network run unchanged. For developing and testing them; it says nothing of a network's speed.
+/// GIN between the GPUs of one host by CUDA copies, where there is no RDMA card: NCCL then has GIN
+/// PROXY, and kernels that use the network run unchanged. For developing and testing them; it says
+/// nothing of a network's speed.
 ///
-/// The plugin is `libdevcomm_rma_loopback.so`, which cargo builds with any program that depends on `devcomm`. NCCL and the CUDA
-/// driver read their settings once, so a program says this first, before it starts threads and before anything touches a
-/// GPU; [`World::builder`](crate::World::builder) does it in the right order.
+/// The plugin is `libdevcomm_rma_loopback.so`, which cargo builds with any program that depends on
+/// `devcomm`. NCCL and the CUDA driver read their settings once, so a program says this first,
+/// before it starts threads and before anything touches a GPU;
+/// [`World::builder`](crate::World::builder) does it in the right order.
 ///
 /// ```no_run
 /// use devcomm_host::{Error, GinLoopback, World};
@@ -30,7 +32,8 @@ use crate::sys::process::set_variables;
 /// # }
 /// ```
 ///
-/// Any other program, in any language, gets it by the same variables in its environment; `cargo xtask doctor` prints them.
+/// Any other program, in any language, gets it by the same variables in its environment; `cargo
+/// xtask doctor` prints them.
 #[derive(Clone, Debug, Default)]
 pub struct GinLoopback {
     plugin: Option<PathBuf>,
@@ -45,8 +48,8 @@ impl GinLoopback {
         Self::default()
     }
 
-    /// As [`new`](Self::new), but only where the machine has no RDMA device; where it has one, only the size of LSA teams is set,
-    /// if one is asked for.
+    /// As [`new`](Self::new), but only where the machine has no RDMA device; where it has one, only
+    /// the size of LSA teams is set, if one is asked for.
     #[must_use]
     pub fn unless_rdma() -> Self {
         Self { unless_rdma: true, ..Self::default() }
@@ -59,8 +62,9 @@ impl GinLoopback {
         self
     }
 
-    /// Cuts the ranks into LSA teams of `ranks`, which must divide their number, as if there were several NVLink domains: what
-    /// lies between teams then goes over the network. 4 GPUs and 2 make 2 teams and 2 rails. NCCL: `NCCL_LSA_TEAM_SIZE`.
+    /// Cuts the ranks into LSA teams of `ranks`, which must divide their number, as if there were
+    /// several NVLink domains: what lies between teams then goes over the network. 4 GPUs and 2
+    /// make 2 teams and 2 rails. NCCL: `NCCL_LSA_TEAM_SIZE`.
     #[must_use]
     pub fn lsa_team_size(mut self, ranks: usize) -> Self {
         self.lsa_team_size = Some(ranks);
@@ -75,7 +79,8 @@ impl GinLoopback {
     ///
     /// # Errors
     ///
-    /// [`Error::GinLoopbackNotFound`] lists the places that were searched; [`Error::InvalidInput`] for teams of 0 ranks.
+    /// [`Error::GinLoopbackNotFound`] lists the places that were searched; [`Error::InvalidInput`]
+    /// for teams of 0 ranks.
     pub fn environment(&self) -> Result<Vec<(&'static str, OsString)>> {
         if self.lsa_team_size == Some(0) {
             return Err(Error::invalid("LSA teams of 0 ranks"));
@@ -91,13 +96,15 @@ impl GinLoopback {
         Ok(variables)
     }
 
-    /// Puts them into this process's environment, for a program that builds no [`World`](crate::World). What the user has set
-    /// stays, if it is only another tuning. A simulated machine needs none of it.
+    /// Puts them into this process's environment, for a program that builds no
+    /// [`World`](crate::World). What the user has set stays, if it is only another tuning. A
+    /// simulated machine needs none of it.
     ///
     /// # Errors
     ///
-    /// As [`environment`](Self::environment); [`Error::EnvironmentInUse`] when this process has threads already, of which one
-    /// may be reading the environment, and [`Error::Environment`] when a variable asks for another network or other teams.
+    /// As [`environment`](Self::environment); [`Error::EnvironmentInUse`] when this process has
+    /// threads already, of which one may be reading the environment, and [`Error::Environment`]
+    /// when a variable asks for another network or other teams.
     pub fn enable(&self) -> Result<()> {
         if Machine::asked_for(self.lsa_team_size)?.is_some() {
             return Ok(());

@@ -21,13 +21,14 @@ const GRACE: Duration = Duration::from_secs(3);
 
 /// Several processes of one program on this machine, each one rank.
 ///
-/// They get torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), from which
-/// [`World::from_env`](crate::World::from_env) makes them one world. Standard output and error are this process's;
-/// standard input goes to rank 0.
+/// They get torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
+/// MASTER_PORT), from which [`World::from_env`](crate::World::from_env) makes them one world.
+/// Standard output and error are this process's; standard input goes to rank 0.
 ///
-/// The ranks meet at a socket that listens before the first of them starts and that rank 0 inherits, so nobody can take the
-/// port in between. It listens on this machine only, and a random DEVCOMM_JOB_ID keeps out other users of the machine, who
-/// could otherwise connect there and pass for a rank.
+/// The ranks meet at a socket that listens before the first of them starts and that rank 0
+/// inherits, so nobody can take the port in between. It listens on this machine only, and a random
+/// DEVCOMM_JOB_ID keeps out other users of the machine, who could otherwise connect there and pass
+/// for a rank.
 ///
 /// ```no_run
 /// # fn main() -> devcomm_host::Result<()> {
@@ -49,7 +50,8 @@ impl LocalJob {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for 0 ranks; [`Error::SpawnFailed`] when this program's file cannot be found.
+    /// [`Error::InvalidInput`] for 0 ranks; [`Error::SpawnFailed`] when this program's file cannot
+    /// be found.
     pub fn new(n_ranks: usize) -> Result<Self> {
         if n_ranks == 0 {
             return Err(Error::invalid("a job of 0 ranks"));
@@ -80,13 +82,14 @@ impl LocalJob {
         self
     }
 
-    /// Starts all ranks and waits for them. When one fails, the others get a moment to notice and are then killed; SIGINT,
-    /// SIGTERM and SIGHUP end all of them. They do not outlive this process, nor the thread that calls this, however it ends.
+    /// Starts all ranks and waits for them. When one fails, the others get a moment to notice and
+    /// are then killed; SIGINT, SIGTERM and SIGHUP end all of them. They do not outlive this
+    /// process, nor the thread that calls this, however it ends.
     ///
     /// # Errors
     ///
-    /// [`Error::RankFailed`] names the rank that failed first and how it ended, [`Error::SpawnFailed`],
-    /// [`Error::Interrupted`].
+    /// [`Error::RankFailed`] names the rank that failed first and how it ended,
+    /// [`Error::SpawnFailed`], [`Error::Interrupted`].
     pub fn run(self) -> Result<()> {
         let signals = Signals::watch()?;
         let mut ranks = Ranks::start(&self)?;
@@ -166,8 +169,8 @@ impl Ranks {
         Ok(ranks)
     }
 
-    /// Collects who has ended. Returns a rank that failed: one killed by a signal rather than one that ended by itself,
-    /// for the latter may have died of the former.
+    /// Collects who has ended. Returns a rank that failed: one killed by a signal rather than one
+    /// that ended by itself, for the latter may have died of the former.
     fn look(&mut self) -> Result<Option<(usize, String)>> {
         let mut failed: Option<(usize, ExitStatus)> = None;
         for (rank, slot) in self.running.iter_mut().enumerate() {
@@ -209,7 +212,8 @@ impl Drop for Ranks {
     }
 }
 
-/// An id that no other job has and nobody can guess: what hashes of nothing give under keys that the system draws at random.
+/// An id that no other job has and nobody can guess: what hashes of nothing give under keys that
+/// the system draws at random.
 fn job_id() -> String {
     let random = || RandomState::new().build_hasher().finish();
     format!("local-{:016x}{:016x}", random(), random())

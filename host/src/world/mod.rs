@@ -55,21 +55,26 @@ enum Form {
 }
 
 impl World {
-    /// What the environment says: this process is one rank of those that a launcher started, on the GPU numbered by its local
-    /// rank; without a launcher every visible GPU is a rank, as a thread. With `DEVCOMM_SIMULATE=4` there are four GPUs to see,
-    /// simulated ones.
+    /// What the environment says: this process is one rank of those that a launcher started, on the
+    /// GPU numbered by its local rank; without a launcher every visible GPU is a rank, as a thread.
+    /// With `DEVCOMM_SIMULATE=4` there are four GPUs to see, simulated ones.
     ///
-    /// The first launcher whose variables are there counts, for one may have been started by another:
+    /// The first launcher whose variables are there counts, for one may have been started by
+    /// another:
     ///
-    /// 1. torchrun, or whoever sets RANK and WORLD_SIZE, with LOCAL_RANK, MASTER_ADDR and MASTER_PORT;
-    /// 2. mpirun of Open MPI (OMPI_COMM_WORLD_RANK, ...) and of MVAPICH2 (MV2_COMM_WORLD_RANK, ...);
+    /// 1. torchrun, or whoever sets RANK and WORLD_SIZE, with LOCAL_RANK, MASTER_ADDR and
+    ///    MASTER_PORT;
+    /// 2. mpirun of Open MPI (OMPI_COMM_WORLD_RANK, ...) and of MVAPICH2 (MV2_COMM_WORLD_RANK,
+    ///    ...);
     /// 3. mpiexec of MPICH, Intel MPI and PALS (PMI_RANK, ...);
-    /// 4. srun of Slurm (SLURM_PROCID, ...), known by SLURM_STEP_ID. A batch script, salloc's shell, an interactive shell of
-    ///    `srun --pty`, and what these start themselves are no ranks, though they have most of Slurm's variables.
+    /// 4. srun of Slurm (SLURM_PROCID, ...), known by SLURM_STEP_ID. A batch script, salloc's
+    ///    shell, an interactive shell of `srun --pty`, and what these start themselves are no
+    ///    ranks, though they have most of Slurm's variables.
     ///
-    /// Ranks meet where rank 0 is: at MASTER_ADDR and MASTER_PORT. 2 to 4 can do without. The address is then this host if all
-    /// ranks are on it, or else the first host of Slurm's list; MPI's launchers do not say it, so ranks on several hosts need
-    /// MASTER_ADDR. The port, from 20001 to 32767, follows from the id of the job.
+    /// Ranks meet where rank 0 is: at MASTER_ADDR and MASTER_PORT. 2 to 4 can do without. The
+    /// address is then this host if all ranks are on it, or else the first host of Slurm's list;
+    /// MPI's launchers do not say it, so ranks on several hosts need MASTER_ADDR. The port, from
+    /// 20001 to 32767, follows from the id of the job.
     ///
     /// | variable | meaning |
     /// |---|---|
@@ -78,22 +83,25 @@ impl World {
     /// | `DEVCOMM_SIMULATE` | GPUs to simulate, and how: `4`, or `4,team=2,multimem=0,seed=7`; not under a launcher |
     /// | `DEVCOMM_JOB_ID` | only ranks of one id meet; else the launcher's (TORCHELASTIC_RUN_ID, Slurm's job and step, ...), else `devcomm` |
     ///
-    /// mpiexec of MPICH gives a job no id: two that run side by side on one host need a DEVCOMM_JOB_ID or a MASTER_PORT each.
+    /// mpiexec of MPICH gives a job no id: two that run side by side on one host need a
+    /// DEVCOMM_JOB_ID or a MASTER_PORT each.
     ///
     /// # Errors
     ///
-    /// [`Error::Environment`], also when both a launcher and DEVCOMM_SIMULATE are there; [`Error::NoDriver`],
-    /// [`Error::NoGpu`], [`Error::TooFewGpus`], [`Error::NcclNotFound`].
+    /// [`Error::Environment`], also when both a launcher and DEVCOMM_SIMULATE are there;
+    /// [`Error::NoDriver`], [`Error::NoGpu`], [`Error::TooFewGpus`], [`Error::NcclNotFound`].
     pub fn from_env() -> Result<Self> {
         Self::builder().from_env()
     }
 
-    /// `n` ranks on simulated GPUs, as threads of this process: a program that works here is right on GPUs too, and what is
-    /// wrong with it shows here. It says nothing of speed. [`builder`](Self::builder) has more settings.
+    /// `n` ranks on simulated GPUs, as threads of this process: a program that works here is right
+    /// on GPUs too, and what is wrong with it shows here. It says nothing of speed.
+    /// [`builder`](Self::builder) has more settings.
     ///
-    /// The ranks run one at a time, in an order that is a function of the simulation's seed, and deadlines are of a clock of the machine's own.
+    /// The ranks run one at a time, in an order that is a function of the simulation's seed, and
+    /// deadlines are of a clock of the machine's own.
     ///
-    /// ```no_run
+    /// ```
     /// use devcomm_host::{Error, World};
     ///
     /// let ranks = World::simulated(4)?.run(|rank| Ok::<_, Error>(rank.rank()))?;
@@ -141,26 +149,28 @@ impl World {
     ///
     /// # Errors
     ///
-    /// [`Error::TooFewGpus`] names both numbers; [`Error::NoDriver`], [`Error::NoGpu`], [`Error::NcclNotFound`];
-    /// [`Error::InvalidInput`] for 0 ranks.
+    /// [`Error::TooFewGpus`] names both numbers; [`Error::NoDriver`], [`Error::NoGpu`],
+    /// [`Error::NcclNotFound`]; [`Error::InvalidInput`] for 0 ranks.
     pub fn threads(n: usize) -> Result<Self> {
         Self::builder().threads(n)
     }
 
-    /// Whether a launcher started this process as one rank, as [`from_env`](Self::from_env) sees it. A program that starts its
-    /// own ranks does so only if not.
+    /// Whether a launcher started this process as one rank, as [`from_env`](Self::from_env) sees
+    /// it. A program that starts its own ranks does so only if not.
     #[must_use]
     pub fn is_launched() -> bool {
         !matches!(launched(&|name| std::env::var_os(name)), Ok(None))
     }
 
-    /// Starts `n` copies of this program on this machine, one a GPU, with the same arguments, and waits for them. In each of
-    /// them [`is_launched`](Self::is_launched) is true and [`from_env`](Self::from_env) makes it one rank. See [`LocalJob`].
+    /// Starts `n` copies of this program on this machine, one a GPU, with the same arguments, and
+    /// waits for them. In each of them [`is_launched`](Self::is_launched) is true and
+    /// [`from_env`](Self::from_env) makes it one rank. See [`LocalJob`].
     ///
     /// # Errors
     ///
-    /// [`Error::TooFewGpus`], [`Error::NcclNotFound`] and such before anything is started; [`Error::Environment`] with
-    /// DEVCOMM_SIMULATE, for a simulated machine's ranks are threads of one process; then as [`LocalJob::run`].
+    /// [`Error::TooFewGpus`], [`Error::NcclNotFound`] and such before anything is started;
+    /// [`Error::Environment`] with DEVCOMM_SIMULATE, for a simulated machine's ranks are threads of
+    /// one process; then as [`LocalJob::run`].
     pub fn spawn_local(n: usize) -> Result<()> {
         Self::builder().spawn_local(n)
     }
@@ -201,16 +211,18 @@ impl World {
         &self.library
     }
 
-    /// Runs `f` on every rank of this process and returns what each gave: all ranks' results, in order, if they are threads;
-    /// this rank's alone if it is a process of its own. Returns when all ranks of the world are done.
+    /// Runs `f` on every rank of this process and returns what each gave: all ranks' results, in
+    /// order, if they are threads; this rank's alone if it is a process of its own. Returns when
+    /// all ranks of the world are done.
     ///
-    /// When a rank fails, the others are released from whatever they wait for with [`Error::RankLost`]; the result is the
-    /// error of the rank that failed first.
+    /// When a rank fails, the others are released from whatever they wait for with
+    /// [`Error::RankLost`]; the result is the error of the rank that failed first.
     ///
     /// # Errors
     ///
-    /// The first failing rank's error; [`Error::RankPanicked`] if `f` panicked; [`Error::RankLost`] if another process
-    /// failed; from meeting the others [`Error::RanksMissing`], [`Error::NcclVersionsDiffer`], [`Error::Rendezvous`].
+    /// The first failing rank's error; [`Error::RankPanicked`] if `f` panicked; [`Error::RankLost`]
+    /// if another process failed; from meeting the others [`Error::RanksMissing`],
+    /// [`Error::NcclVersionsDiffer`], [`Error::Rendezvous`].
     pub fn run<T, E, F>(&self, f: F) -> Result<Vec<T>, E>
     where
         F: Fn(&Rank) -> Result<T, E> + Sync,
@@ -241,7 +253,8 @@ fn enough_gpus(machine: &Machine, asked: usize) -> Result<usize> {
     if asked > visible { Err(Error::TooFewGpus { asked, visible }) } else { Ok(asked) }
 }
 
-/// The GPU of a rank: the one of its local number, or the only one if the launcher shows each process its own.
+/// The GPU of a rank: the one of its local number, or the only one if the launcher shows each
+/// process its own.
 fn device_of(local_rank: usize, visible: usize) -> Result<usize> {
     match (local_rank < visible, visible) {
         (true, _) => Ok(local_rank),

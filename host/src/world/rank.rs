@@ -13,7 +13,8 @@ use crate::error::{Error, Result};
 
 /// One rank: its GPU, its way to the other ranks, its communicator.
 ///
-/// [`World::run`](crate::World::run) makes it. Methods marked *collective* are called by every rank, in the same order.
+/// [`World::run`](crate::World::run) makes it. Methods marked *collective* are called by every
+/// rank, in the same order.
 pub struct Rank {
     // In order of dropping: the communicator needs the context.
     communicator: OnceCell<Communicator>,
@@ -101,7 +102,8 @@ impl Rank {
         Ok(self.communicator.get_or_init(|| communicator))
     }
 
-    /// Another communicator of all ranks, with a configuration that is the same on every rank. *Collective*.
+    /// Another communicator of all ranks, with a configuration that is the same on every rank.
+    /// *Collective*.
     ///
     /// # Errors
     ///
@@ -145,8 +147,8 @@ impl Rank {
         self.rendezvous.barrier()
     }
 
-    /// Gives `values` to every rank and gets what each gave, in order of ranks; their number may differ, their type may not.
-    /// *Collective*.
+    /// Gives `values` to every rank and gets what each gave, in order of ranks; their number may
+    /// differ, their type may not. *Collective*.
     ///
     /// ```no_run
     /// # fn f(rank: &devcomm_host::Rank, elapsed: f64) -> devcomm_host::Result<()> {
@@ -156,8 +158,8 @@ impl Rank {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`]; [`Error::InvalidInput`] when all ranks together give more than 64 MiB, or a rank gives what are no
-    /// values of this type.
+    /// [`Error::RankLost`]; [`Error::InvalidInput`] when all ranks together give more than 64 MiB,
+    /// or a rank gives what are no values of this type.
     pub fn all_gather<T: Pod>(&self, values: &[T]) -> Result<Vec<Vec<T>>> {
         peers::all_gather(&self.rendezvous, values)
     }

@@ -77,7 +77,8 @@ where
     };
     match result {
         Ok(result) => {
-            // The communicator is destroyed together, so it waits until nobody needs it, or one is lost.
+            // The communicator is destroyed together, so it waits until nobody needs it, or one is
+            // lost.
             rendezvous.finish()?;
             drop(rank);
             Ok(result)

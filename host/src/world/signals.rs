@@ -10,8 +10,8 @@ use crate::error::{Error, Result};
 
 const ENDING: [(i32, &str); 3] = [(SIGINT, "SIGINT"), (SIGTERM, "SIGTERM"), (SIGHUP, "SIGHUP")];
 
-/// What the handlers of this process share. They are installed with the first job and stay, for a handler that is taken away
-/// leaves a signal without any effect.
+/// What the handlers of this process share. They are installed with the first job and stay, for a
+/// handler that is taken away leaves a signal without any effect.
 struct Handlers {
     /// The last signal, 0 for none.
     seen: Arc<AtomicUsize>,

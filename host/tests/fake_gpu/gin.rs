@@ -17,7 +17,8 @@ tests! {
     the_largest_grid_is_that_of_any_back_end,
 }
 
-/// What comes of a launch of `Ping` with and without GIN in the device communicator, and the names of what ran.
+/// What comes of a launch of `Ping` with and without GIN in the device communicator, and the names
+/// of what ran.
 fn launches(gin: bool) -> (Result<()>, Vec<String>) {
     let mut results = ranks(1, |rank| {
         let comm = rank.communicator()?;

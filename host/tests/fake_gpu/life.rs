@@ -1,4 +1,5 @@
-//! The life of a job: what is done in what order on which GPU, and what is left alone when a rank is lost.
+//! The life of a job: what is done in what order on which GPU, and what is left alone when a rank
+//! is lost.
 
 use std::net::TcpListener;
 use std::time::Duration;

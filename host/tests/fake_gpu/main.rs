@@ -1,7 +1,9 @@
-//! Everything the host does, against a driver and an NCCL that record what is done with them and move real data. They are
-//! small C libraries, built here; a child process finds them by its environment.
+//! Everything the host does, against a driver and an NCCL that record what is done with them and
+//! move real data. They are small C libraries, built here; a child process finds them by its
+//! environment.
 //!
-//! A test is a promise that a job in such a process keeps. The job's own asserts look at results, and at the fakes' log.
+//! A test is a promise that a job in such a process keeps. The job's own asserts look at results,
+//! and at the fakes' log.
 
 mod aborts;
 mod children;

@@ -1,4 +1,5 @@
-//! Device communicators: agreed on by all ranks before NCCL is called, with the resources that were asked for.
+//! Device communicators: agreed on by all ranks before NCCL is called, with the resources that were
+//! asked for.
 
 use devcomm_host::{
     CommConfig, Communicator, CounterRange, Counters, DEV_COMM_VERSION, DevCommRequirements, Error,
@@ -100,8 +101,8 @@ fn keys_open_the_resources_that_were_asked_for() {
         let (dev, log) = logged(rank.device(), || comm.create_dev_comm(requirements));
         let dev = dev?;
         assert_eq!(log.last().unwrap(), "ncclDevCommCreate 0 barriers 6 resources 2 teams");
-        // The fake puts buffers one after the other from 1024 on, in units of 128 bytes, and numbers ids from those asked for
-        // without a key.
+        // The fake puts buffers one after the other from 1024 on, in units of 128 bytes, and
+        // numbers ids from those asked for without a key.
         let opened = dev.resource(barriers)?;
         assert_eq!((opened.n_barriers, opened.buffer), (4, 8));
         assert_eq!(dev.resource(buffer)?, 9);

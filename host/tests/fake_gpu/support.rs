@@ -10,7 +10,8 @@ use devcomm_host::{
 };
 use devcomm_types::{DevComm as RawDevComm, Kernel, KernelParam, Window as RawWindow};
 
-/// A promise, kept by a job that a child process does: once for each environment, or once with none.
+/// A promise, kept by a job that a child process does: once for each environment, or once with
+/// none.
 #[derive(Clone, Copy)]
 pub(crate) struct Test {
     pub name: &'static str,
@@ -70,8 +71,8 @@ fn compile(source: &str, library: &Path, with: &[&Path]) -> bool {
     }
 }
 
-/// Does a job in a process that finds the fakes, with four GPUs unless `env` says otherwise. Returns its output and its log;
-/// `None` without a C compiler.
+/// Does a job in a process that finds the fakes, with four GPUs unless `env` says otherwise.
+/// Returns its output and its log; `None` without a C compiler.
 pub(crate) fn run(name: &str, env: &[(&str, &str)]) -> Option<(Output, String)> {
     let fakes = fakes()?;
     let log = tempfile::NamedTempFile::new().unwrap();
@@ -95,7 +96,8 @@ pub(crate) fn run(name: &str, env: &[(&str, &str)]) -> Option<(Output, String)> 
     Some((output, log))
 }
 
-/// Ends a job that hangs, by SIGALRM: a thread for it would be one that settings for a whole process must come before.
+/// Ends a job that hangs, by SIGALRM: a thread for it would be one that settings for a whole
+/// process must come before.
 pub(crate) fn end_after_20_seconds() {
     // SAFETY: it takes a number, and nobody here handles the signal.
     unsafe { libc::alarm(20) };
@@ -124,7 +126,8 @@ pub(crate) fn logged<T>(gpu: usize, f: impl FnOnce() -> T) -> (T, Vec<String>) {
     (result, log_of(gpu).split_off(before))
 }
 
-/// Fails if the fakes saw a call on something that had ended, or ranks that called different things.
+/// Fails if the fakes saw a call on something that had ended, or ranks that called different
+/// things.
 pub(crate) fn assert_clean() {
     let log = std::fs::read_to_string(std::env::var("FAKE_LOG").unwrap()).unwrap();
     assert!(!log.contains("AFTER ITS END") && !log.contains("MISMATCH"), "{log}");

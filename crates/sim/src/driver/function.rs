@@ -286,6 +286,10 @@ impl StreamOp for Kernel {
         if core.gpus.is_done(grid) { Poll::Ready(()) } else { Poll::Pending }
     }
 
+    fn runs_kernel(&self) -> bool {
+        self.started.is_some()
+    }
+
     fn describe(&self, _core: &Core) -> String {
         let state = if self.started.is_some() { "runs" } else { "is next" };
         format!("kernel `{}` {state}", self.body.name())

@@ -257,6 +257,10 @@ impl StreamOp for Launch {
         Poll::Ready(())
     }
 
+    fn runs_kernel(&self) -> bool {
+        self.ops.iter().flatten().any(|op| op.runs_kernel())
+    }
+
     fn describe(&self, core: &Core) -> String {
         let ready = |(index, node): &(usize, &Node)| {
             !self.is_done(*index) && node.after.iter().all(|before| self.is_done(*before))

@@ -1,6 +1,6 @@
 //! Streams: queues of operations, of which the machine polls the first.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ffi::c_uint;
 use std::rc::Rc;
@@ -22,6 +22,11 @@ pub(crate) trait StreamOp {
     /// again until it is ready.
     fn poll(&mut self, core: &Core) -> Poll<()>;
 
+    /// Whether it has a kernel on the GPU.
+    fn runs_kernel(&self) -> bool {
+        false
+    }
+
     /// What it is and waits for, for reports.
     fn describe(&self, core: &Core) -> String;
 
@@ -33,13 +38,16 @@ pub(crate) trait StreamOp {
 pub(crate) struct Stream {
     gpu: usize,
     queue: RefCell<VecDeque<Box<dyn StreamOp>>>,
+    /// Its handle is good for nothing any more.
+    destroyed: Cell<bool>,
     /// The capture that it is part of.
     pub(super) joined: RefCell<Option<Joined>>,
 }
 
 impl Stream {
     pub(crate) fn new(gpu: usize) -> Self {
-        Self { gpu, queue: RefCell::default(), joined: RefCell::default() }
+        let (queue, destroyed, joined) = Default::default();
+        Self { gpu, queue, destroyed, joined }
     }
 
     /// The handle of a GPU's default stream.
@@ -49,6 +57,11 @@ impl Stream {
 
     pub(crate) fn gpu(&self) -> usize {
         self.gpu
+    }
+
+    /// Whether it was destroyed and has done what was left.
+    pub(crate) fn is_over(&self) -> bool {
+        self.destroyed.get() && self.is_idle()
     }
 
     /// Whether it has nothing to do.
@@ -90,6 +103,11 @@ impl Stream {
         self.queue.take();
     }
 
+    /// Whether a kernel of it is on the GPU.
+    pub(crate) fn runs_kernel(&self) -> bool {
+        self.queue.borrow().front().is_some_and(|op| op.runs_kernel())
+    }
+
     /// What the first operation waits for.
     pub(crate) fn describe(&self, core: &Core) -> Option<String> {
         self.queue.borrow().front().map(|op| op.describe(core))
@@ -101,7 +119,8 @@ impl Core {
     pub(crate) fn stream(&self, gpu: usize, stream: CUstream) -> Refused<Rc<Stream>> {
         let handle = if stream.is_null() { Stream::default_of(gpu) } else { stream as u64 };
         let streams = self.streams.borrow();
-        streams.get(&handle).cloned().ok_or_else(|| CUresult::CUDA_ERROR_INVALID_HANDLE.into())
+        let stream = streams.get(&handle).filter(|stream| !stream.destroyed.get());
+        stream.cloned().ok_or_else(|| CUresult::CUDA_ERROR_INVALID_HANDLE.into())
     }
 }
 
@@ -131,19 +150,14 @@ pub(super) unsafe fn create(stream: *mut CUstream, _flags: c_uint) -> CUresult {
     })
 }
 
-/// What it still has to do is done.
+/// What it still has to do goes on.
 pub(super) unsafe fn destroy(stream: CUstream) -> CUresult {
-    ask_until("cuStreamDestroy", |ask| {
-        let handle = stream as u64;
-        let mut streams = ask.core.streams.borrow_mut();
-        match streams.get(&handle) {
-            Some(stream) if !stream.is_idle() => Poll::Pending,
-            Some(_) => {
-                streams.remove(&handle);
-                Poll::Ready(Ok(()))
-            }
-            None => Poll::Ready(Err(CUresult::CUDA_ERROR_INVALID_HANDLE.into())),
-        }
+    ask("cuStreamDestroy", |ask| {
+        let streams = ask.core.streams.borrow();
+        let stream = streams.get(&(stream as u64)).filter(|stream| !stream.destroyed.get());
+        let stream = stream.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+        stream.destroyed.set(true);
+        Ok(())
     })
 }
 

@@ -12,6 +12,7 @@ use super::{Refusal, ask};
 
 /// Two dimensions of 16-bit elements in tiles of 128 bytes a row, which is all that cuda_std's
 /// copies take.
+#[expect(clippy::too_many_arguments, reason = "they are the driver's")]
 pub(super) unsafe fn encode_tiled(
     map: *mut CUtensorMap,
     data_type: CUtensorMapDataType,

@@ -170,7 +170,8 @@ impl StreamOp for Batch {
         else {
             return Poll::Ready(());
         };
-        if launched.tickets.is_empty() && self.member.epoch.get() == launched.epoch {
+        let may_begin = self.member.is_usable() && self.member.epoch.get() == launched.epoch;
+        if launched.tickets.is_empty() && may_begin {
             self.begin(core, comm, rank, &mut launched);
         }
         for (operation, ticket) in self.operations.iter().zip(&launched.tickets) {
@@ -178,7 +179,7 @@ impl StreamOp for Batch {
                 ticket.is_done.set(comm.take_signals(awaited));
             }
         }
-        let is_cut = self.member.epoch.get() != launched.epoch;
+        let is_cut = self.member.epoch.get() != launched.epoch || !self.member.is_usable();
         if is_cut || launched.tickets.iter().all(|ticket| ticket.is_done.get()) {
             return Poll::Ready(());
         }

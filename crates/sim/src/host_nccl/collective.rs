@@ -1,15 +1,13 @@
 //! Collectives. Their data moves when the streams of all ranks have come to them.
 
-use std::ffi::{c_int, c_void};
-use std::fmt::Write;
+use std::ffi::c_int;
 use std::rc::Rc;
 
 use devcomm_sys::driver::CUresult;
-use devcomm_sys::nccl::{API_MAGIC, CollConfig, RawComm, RawStream, UNDEF_INT};
 use devcomm_types::DataType;
 
-use super::batch::{Operation, Ticket};
-use super::call::{Ask, Refusal, Refused, call};
+use super::batch::Ticket;
+use super::call::{Ask, Refusal, Refused};
 use super::comm::{Comm, Member};
 use super::operator::Operator;
 use super::reduce::{self, Input};
@@ -32,14 +30,14 @@ pub(super) enum Kind {
 /// One rank's arguments.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Collective {
-    kind: Kind,
-    send: usize,
-    recv: usize,
+    pub(super) kind: Kind,
+    pub(super) send: usize,
+    pub(super) recv: usize,
     /// As NCCL counts for the operation.
-    count: usize,
-    data_type: DataType,
-    operator: Operator,
-    root: usize,
+    pub(super) count: usize,
+    pub(super) data_type: DataType,
+    pub(super) operator: Operator,
+    pub(super) root: usize,
 }
 
 impl Collective {
@@ -48,7 +46,7 @@ impl Collective {
     }
 
     /// Bytes that it reads and writes on `rank`.
-    fn bytes(&self, rank: usize, n: usize) -> (usize, usize) {
+    pub(super) fn bytes(&self, rank: usize, n: usize) -> (usize, usize) {
         let (part, all, is_root) = (self.part(), self.part() * n, rank == self.root);
         let of_root = |bytes: usize| if is_root { bytes } else { 0 };
         match self.kind {
@@ -238,173 +236,4 @@ impl Ask<'_> {
             format!("{bytes} bytes at {address:#x}, which GPU {gpu} does not reach: {place}");
         Err(Refusal::argument(text))
     }
-}
-
-/// A call as it comes, with what not all collectives have.
-struct Raw {
-    name: &'static str,
-    kind: Kind,
-    send: *const c_void,
-    recv: *mut c_void,
-    count: usize,
-    data_type: c_int,
-    op: Option<c_int>,
-    root: Option<c_int>,
-    comm: RawComm,
-    stream: RawStream,
-    config: *const CollConfig,
-}
-
-impl Raw {
-    /// Launches it.
-    ///
-    /// # Safety
-    ///
-    /// The configuration is NULL, or one whose list and texts end.
-    unsafe fn launch(self) -> c_int {
-        let Self { name, kind, send, recv, count, data_type: on, op, root, comm, stream, .. } =
-            self;
-        call(name, comm, |ask| {
-            // SAFETY: the caller's.
-            let config = unsafe { self.config.as_ref() };
-            ask.note(|| self.describe(config));
-            let initialized = |config: &CollConfig| {
-                config.size == size_of::<CollConfig>() && config.magic == API_MAGIC
-            };
-            if !config.is_none_or(initialized) {
-                return Err(Refusal::argument("a configuration that was not initialized"));
-            }
-            let member = ask.live(comm)?;
-            let (group, rank) = member.place()?;
-            let data_type = data_type(on)?;
-            let own = Collective {
-                kind,
-                send: send.expose_provenance(),
-                recv: recv.expose_provenance(),
-                count,
-                data_type,
-                operator: Operator::of(&member, op.unwrap_or(0), data_type)?,
-                root: group.rank(root.unwrap_or(0), "root")?,
-            };
-            let whole = count.checked_mul(data_type.size() * group.n_ranks());
-            if whole.is_none() {
-                return Err(Refusal::argument(format!("{count} elements")));
-            }
-            let (reads, writes) = own.bytes(rank, group.n_ranks());
-            ask.reached(&member, own.send, reads)?;
-            ask.reached(&member, own.recv, writes)?;
-            if kind == Kind::AllToAll && own.send.abs_diff(own.recv) < reads {
-                return Err(Refusal::argument("an all-to-all in place"));
-            }
-            let event = config.map(|config| config.launch_completion_event.cast());
-            let event = event.filter(|event: &devcomm_sys::driver::CUevent| !event.is_null());
-            let event = event.map(|event| ask.core.event(event)).transpose()?;
-            let stream = ask.stream(&member, stream)?;
-            let operation = Operation::Collective(own);
-            ask.launch(&member, |launches| launches.add(&member, stream, operation, event))
-        })
-    }
-
-    /// For the record of calls.
-    fn describe(&self, config: Option<&CollConfig>) -> String {
-        let mut text = format!("{} type {}", self.count, self.data_type);
-        let optional = [(" op", self.op), (" root", self.root)];
-        for (name, value) in optional.into_iter().filter_map(|(name, v)| Some((name, v?))) {
-            let _ = write!(text, "{name} {value}");
-        }
-        let Some(config) = config else { return text };
-        text += " config";
-        for (name, value) in [("min_ctas", config.min_ctas), ("max_ctas", config.max_ctas)] {
-            if value != UNDEF_INT {
-                let _ = write!(text, " {name} {value}");
-            }
-        }
-        if config.user_profiler_tag != 0 {
-            let _ = write!(text, " tag {}", config.user_profiler_tag);
-        }
-        if !config.launch_completion_event.is_null() {
-            text += " event";
-        }
-        text
-    }
-}
-
-macro_rules! raw {
-    ($symbol:literal, $kind:ident, ($($op:ident)?) ($($root:ident)?), $($field:ident),*) => {
-        Raw {
-            name: $symbol,
-            kind: Kind::$kind,
-            op: [$($op)?].first().copied(),
-            root: [$($root)?].first().copied(),
-            $($field),*
-        }
-    };
-}
-
-/// Declares a collective's two functions.
-macro_rules! collectives {
-    ($( $name:ident $with_config:ident $kind:ident ($symbol:literal, $config_symbol:literal)
-        ($($op:ident)?) ($($root:ident)?); )*) => { $(
-        pub(super) unsafe extern "C" fn $name(
-            send: *const c_void,
-            recv: *mut c_void,
-            count: usize,
-            data_type: c_int,
-            $($op: c_int,)?
-            $($root: c_int,)?
-            comm: RawComm,
-            stream: RawStream,
-        ) -> c_int {
-            let config = std::ptr::null();
-            let raw = raw!($symbol, $kind, ($($op)?) ($($root)?), send, recv, count, data_type, comm,
-                stream, config);
-            // SAFETY: there is no configuration.
-            unsafe { raw.launch() }
-        }
-
-        pub(super) unsafe extern "C" fn $with_config(
-            send: *const c_void,
-            recv: *mut c_void,
-            count: usize,
-            data_type: c_int,
-            $($op: c_int,)?
-            $($root: c_int,)?
-            comm: RawComm,
-            stream: RawStream,
-            config: *const CollConfig,
-        ) -> c_int {
-            let raw = raw!($config_symbol, $kind, ($($op)?) ($($root)?), send, recv, count, data_type,
-                comm, stream, config);
-            // SAFETY: the module's.
-            unsafe { raw.launch() }
-        }
-    )* };
-}
-
-collectives! {
-    all_reduce all_reduce_config AllReduce ("ncclAllReduce", "ncclAllReduceConfig") (op) ();
-    broadcast broadcast_config Broadcast ("ncclBroadcast", "ncclBroadcastConfig") () (root);
-    reduce reduce_config Reduce ("ncclReduce", "ncclReduceConfig") (op) (root);
-    all_gather all_gather_config AllGather ("ncclAllGather", "ncclAllGatherConfig") () ();
-    reduce_scatter reduce_scatter_config ReduceScatter
-        ("ncclReduceScatter", "ncclReduceScatterConfig") (op) ();
-    all_to_all all_to_all_config AllToAll ("ncclAlltoAll", "ncclAlltoAllConfig") () ();
-    gather gather_config Gather ("ncclGather", "ncclGatherConfig") () (root);
-    scatter scatter_config Scatter ("ncclScatter", "ncclScatterConfig") () (root);
-}
-
-/// A broadcast in place.
-pub(super) unsafe extern "C" fn bcast(
-    buffer: *mut c_void,
-    count: usize,
-    data_type: c_int,
-    root: c_int,
-    comm: RawComm,
-    stream: RawStream,
-) -> c_int {
-    let (send, recv, config) = (buffer.cast_const(), buffer, std::ptr::null());
-    let raw =
-        raw!("ncclBcast", Broadcast, ()(root), send, recv, count, data_type, comm, stream, config);
-    // SAFETY: there is no configuration.
-    unsafe { raw.launch() }
 }

@@ -232,6 +232,11 @@ impl Member {
         IN_PROGRESS
     }
 
+    /// Whether what was launched with it may run: not what a graph launches after its end.
+    pub(super) fn is_usable(&self) -> bool {
+        matches!(self.life.get(), Life::Live | Life::Finalized)
+    }
+
     /// Whether streams still have operations of it.
     pub(super) fn is_running(&self) -> bool {
         Rc::strong_count(&self.queued) > 1
@@ -256,7 +261,7 @@ impl Member {
         self.epoch.set(self.epoch.get() + 1);
     }
 
-    /// Ends all.
+    /// Ends all. Once more it does nothing.
     pub(super) fn end(self: &Rc<Self>, core: &Core) {
         self.life.set(Life::Ended);
         self.cut();
@@ -266,8 +271,10 @@ impl Member {
         }
         core.nccl.members.borrow_mut().remove(&self.handle);
         if let Some((comm, rank)) = self.place.get() {
-            core.nccl.windows.borrow_mut().retain(|_, window| !window.is_of(self));
-            core.nccl.dev_comms.borrow_mut().retain(|_, made| !made.is_of(comm, *rank));
+            let mut windows = core.nccl.windows.borrow_mut();
+            core.retire(windows.extract_if(.., |_, own| own.is_of(self)).collect::<Vec<_>>());
+            let mut made = core.nccl.dev_comms.borrow_mut();
+            core.retire(made.extract_if(.., |_, own| own.is_of(comm, *rank)).collect::<Vec<_>>());
         }
         core.notify();
     }

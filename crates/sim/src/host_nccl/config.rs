@@ -1,6 +1,7 @@
-//! The settings of a communicator that mean something to a simulated machine.
+//! The settings of a communicator that mean something to a simulated machine; texts and lists of
+//! C's.
 
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, c_char, c_int};
 use std::fmt::Write;
 
 use devcomm_sys::nccl::{API_MAGIC, Config, UNDEF_INT};
@@ -47,7 +48,7 @@ impl Settings {
             rma_signals: number(config.num_rma_sig, parent.rma_signals, 1)?,
             rma_eager: number(config.rma_eager_init, parent.rma_eager.into(), 0)? != 0,
             // SAFETY: as above.
-            name: unsafe { text(config.comm_name) }.or(parent.name),
+            name: unsafe { text_of(config.comm_name) }.or(parent.name),
         })
     }
 
@@ -70,7 +71,7 @@ impl Settings {
         }
         for (name, value) in [("net", config.net_name), ("name", config.comm_name)] {
             // SAFETY: as above.
-            if let Some(value) = unsafe { text(value) } {
+            if let Some(value) = unsafe { text_of(value) } {
                 let _ = write!(shown, " {name} {value}");
             }
         }
@@ -78,10 +79,27 @@ impl Settings {
     }
 }
 
+/// A text of C's, if there is one.
+///
 /// # Safety
 ///
 /// NULL, or a text that ends with a NUL.
-unsafe fn text(text: *const std::ffi::c_char) -> Option<String> {
+pub(super) unsafe fn text_of(text: *const c_char) -> Option<String> {
     // SAFETY: the caller's.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+}
+
+/// The nodes of a list of C's.
+///
+/// # Safety
+///
+/// `node` is NULL or a node, and so is what `next` says of each.
+pub(super) unsafe fn list<T: Copy>(mut node: *mut T, next: impl Fn(&T) -> *mut T) -> Vec<T> {
+    let mut nodes = Vec::new();
+    // SAFETY: the caller's.
+    while let Some(this) = unsafe { node.as_ref() } {
+        nodes.push(*this);
+        node = next(this);
+    }
+    nodes
 }

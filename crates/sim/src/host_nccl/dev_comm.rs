@@ -14,6 +14,7 @@ use devcomm_types::{DevComm, GinConnectionType, GinType, Team};
 
 use super::call::{Ask, Begun, Refusal, Refused, call};
 use super::comm::Comm;
+use super::config::list;
 use super::meeting::{Task, What};
 use crate::dev_comm::{Asked, CommState, Resource, make};
 use crate::machine::core::Core;
@@ -90,24 +91,6 @@ unsafe fn write<T>(out: *mut T, value: T) {
     }
 }
 
-/// A list of NCCL's.
-///
-/// # Safety
-///
-/// `node` is NULL or a node, and so is what `next` says of each.
-unsafe fn list<T>(mut node: *mut T, next: impl Fn(&T) -> *mut T) -> Vec<T>
-where
-    T: Copy,
-{
-    let mut nodes = Vec::new();
-    // SAFETY: the caller's.
-    while let Some(this) = unsafe { node.as_ref() } {
-        nodes.push(*this);
-        node = next(this);
-    }
-    nodes
-}
-
 fn count(value: c_int, what: &str) -> Refused<u32> {
     u32::try_from(value).map_err(|_| Refusal::argument(format!("{value} {what}")))
 }
@@ -140,6 +123,13 @@ impl Creation {
             GinConnectionType::None if raw.gin_force_enable => GinConnectionType::Full,
             connection => connection,
         };
+        use GinConnectionType as N;
+        let network = ask.core.simulation.network;
+        if gin_connection != N::None && ![N::Full, gin_connection].contains(&network) {
+            let text =
+                format!("a GIN connection of type {gin_connection}, but the network is {network}");
+            return Err(Refusal::argument(text));
+        }
         let resource = |node: &ResourceRequirements| {
             Ok(Resource {
                 bytes: node.buffer_size,
@@ -236,7 +226,7 @@ pub(super) unsafe extern "C" fn destroy(comm: RawComm, dev_comm: *const DevComm)
             let text = "no device communicator of the communicator as it was made";
             return Err(Refusal::argument(text));
         }
-        all.remove(&handle);
+        ask.core.retire(all.remove(&handle));
         Ok(Begun::Done(SUCCESS))
     })
 }

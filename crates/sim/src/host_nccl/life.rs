@@ -22,7 +22,8 @@ struct Quiet {
 
 impl Wait for Quiet {
     fn poll(&mut self, core: &Core) -> Poll<Refused<c_int>> {
-        if self.member.is_running() && core.check().is_ok() {
+        if core.check().is_ok() && (self.member.is_running() || self.ends && self.has_kernels(core))
+        {
             return Poll::Pending;
         }
         if self.ends {
@@ -30,6 +31,15 @@ impl Wait for Quiet {
             return Poll::Ready(Ok(SUCCESS));
         }
         Poll::Ready(Ok(self.member.code()))
+    }
+}
+
+impl Quiet {
+    /// Whether kernels run on the rank's GPU: what a communicator has there is freed when none do.
+    fn has_kernels(&self, core: &Core) -> bool {
+        let streams = core.streams.borrow();
+        let own = streams.values().filter(|stream| stream.gpu() == self.member.gpu);
+        own.into_iter().any(|stream| stream.runs_kernel())
     }
 }
 
@@ -53,13 +63,14 @@ pub(super) unsafe extern "C" fn destroy(comm: RawComm) -> c_int {
     })
 }
 
-/// Ends what the rank waits for, too. The other ranks hear nothing of it.
+/// Ends what the rank waits for, too, but no kernels, for which it waits. The other ranks hear
+/// nothing of it.
 pub(super) unsafe extern "C" fn abort(comm: RawComm) -> c_int {
     call("ncclCommAbort", comm, |ask| {
         let member = ask.member(comm)?;
         member.end(ask.core);
         ask.core.faults().release(member.gpu);
-        Ok(Begun::Done(SUCCESS))
+        Ok(Begun::Waits(Box::new(Quiet { member, ends: true })))
     })
 }
 

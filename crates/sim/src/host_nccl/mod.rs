@@ -7,14 +7,15 @@
 //!
 //! # Safety
 //!
-//! The functions have NCCL's contracts: pointers for results are valid until the call has ended (for
-//! what is deferred: until its group has, or what goes on in the background), configurations and
-//! lists are what they say, texts end with a NUL.
+//! The functions have NCCL's contracts: pointers for results are valid until the call has ended
+//! (for what is deferred: until its group has, or what goes on in the background), configurations
+//! and lists are what they say, texts end with a NUL.
 
 mod batch;
 mod call;
 mod children;
 mod collective;
+mod collective_calls;
 mod comm;
 mod config;
 mod dev_comm;
@@ -65,23 +66,23 @@ pub(crate) static NCCL: Functions = Functions {
     comm_cu_device: Some(properties::cu_device),
     comm_mem_stats: Some(properties::mem_stats),
     comm_query_properties: Some(properties::query),
-    all_reduce: Some(collective::all_reduce),
-    broadcast: Some(collective::broadcast),
-    reduce: Some(collective::reduce),
-    all_gather: Some(collective::all_gather),
-    reduce_scatter: Some(collective::reduce_scatter),
-    all_to_all: Some(collective::all_to_all),
-    gather: Some(collective::gather),
-    scatter: Some(collective::scatter),
-    bcast: Some(collective::bcast),
-    all_reduce_config: Some(collective::all_reduce_config),
-    broadcast_config: Some(collective::broadcast_config),
-    reduce_config: Some(collective::reduce_config),
-    all_gather_config: Some(collective::all_gather_config),
-    reduce_scatter_config: Some(collective::reduce_scatter_config),
-    all_to_all_config: Some(collective::all_to_all_config),
-    gather_config: Some(collective::gather_config),
-    scatter_config: Some(collective::scatter_config),
+    all_reduce: Some(collective_calls::all_reduce),
+    broadcast: Some(collective_calls::broadcast),
+    reduce: Some(collective_calls::reduce),
+    all_gather: Some(collective_calls::all_gather),
+    reduce_scatter: Some(collective_calls::reduce_scatter),
+    all_to_all: Some(collective_calls::all_to_all),
+    gather: Some(collective_calls::gather),
+    scatter: Some(collective_calls::scatter),
+    bcast: Some(collective_calls::bcast),
+    all_reduce_config: Some(collective_calls::all_reduce_config),
+    broadcast_config: Some(collective_calls::broadcast_config),
+    reduce_config: Some(collective_calls::reduce_config),
+    all_gather_config: Some(collective_calls::all_gather_config),
+    reduce_scatter_config: Some(collective_calls::reduce_scatter_config),
+    all_to_all_config: Some(collective_calls::all_to_all_config),
+    gather_config: Some(collective_calls::gather_config),
+    scatter_config: Some(collective_calls::scatter_config),
     send: Some(p2p::send),
     recv: Some(p2p::recv),
     put_signal: Some(one_sided::put_signal),

@@ -92,7 +92,7 @@ pub(super) unsafe extern "C" fn mem_stats(comm: RawComm, stat: c_int, value: *mu
     })
 }
 
-/// The network is PROXY, from each rank to each.
+/// The back end of the network is PROXY.
 pub(super) unsafe extern "C" fn query(comm: RawComm, props: *mut CommProperties) -> c_int {
     question("ncclCommQueryProperties", comm, |ask| {
         let member = ask.ready(comm)?;
@@ -103,22 +103,30 @@ pub(super) unsafe extern "C" fn query(comm: RawComm, props: *mut CommProperties)
         if (props.size, props.magic, props.version) != (own.size, own.magic, own.version) {
             return Err(Refusal::usage("properties of another version, or not initialized"));
         }
+        let (network, is_one_team) =
+            (ask.core.simulation.network, group.n_ranks() == group.lsa_size());
+        let proxy = |is_there: bool| if is_there { GinType::Proxy } else { GinType::None };
+        let is_connected = network != GinConnectionType::None;
         let mut gin_support = [0; 64];
-        gin_support[GinType::Proxy.raw() as usize] = 1;
+        gin_support[GinType::Proxy.raw() as usize] = is_connected.into();
+        let reaches_all = is_one_team || is_connected;
         *props = CommProperties {
             rank: rank as c_int,
             n_ranks: group.n_ranks() as c_int,
             cuda_dev: member.gpu as c_int,
             nvml_dev: member.gpu as c_int,
-            device_api_support: 1,
+            device_api_support: reaches_all.into(),
             multimem_support: ask.core.simulation.multimem.into(),
-            gin_type: GinType::Proxy.raw(),
+            gin_type: proxy(network == GinConnectionType::Full).raw(),
             n_lsa_teams: (group.n_ranks() / group.lsa_size()) as c_int,
-            host_rma_support: (member.settings.rma_contexts > 0).into(),
-            railed_gin_type: GinType::Proxy.raw(),
+            host_rma_support: (member.settings.rma_contexts > 0 && reaches_all).into(),
+            railed_gin_type: proxy(is_connected).raw(),
             comm_hash: group.number,
-            gin_min_stride: 1,
-            gin_connection_type: GinConnectionType::Full.raw(),
+            gin_min_stride: match network {
+                GinConnectionType::Full => 1,
+                _ => group.lsa_size() as c_int,
+            },
+            gin_connection_type: network.raw(),
             gin_support,
             dev_comm_runtime_version_size: size_of::<DevComm>(),
             ..own

@@ -1,7 +1,7 @@
 //! The arithmetic of reductions.
 //!
-//! The ranks' elements are combined in the order of ranks: integers wrap around, `f64` in `f64`, all
-//! other floats in `f32`, and the result is rounded once. (What NCCL's order and rounding is depends
+//! The ranks' elements are combined in the order of ranks: integers wrap around, `f64` is `f64`,
+//! all other floats are `f32` until the result is rounded, once. (NCCL's order and rounding depend
 //! on its algorithm.) The average is the sum divided by the number of ranks.
 
 use devcomm_types::{DataType, F8E4M3, F8E5M2};

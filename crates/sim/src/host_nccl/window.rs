@@ -160,7 +160,7 @@ pub(super) unsafe extern "C" fn deregister(comm: RawComm, window: RawWindow) -> 
         if !ask.window(window)?.is_of(&member) {
             return Err(Refusal::argument("a window of another communicator"));
         }
-        ask.core.nccl.windows.borrow_mut().remove(&window.addr());
+        ask.core.retire(ask.core.nccl.windows.borrow_mut().remove(&window.addr()));
         Ok(Begun::Done(SUCCESS))
     })
 }

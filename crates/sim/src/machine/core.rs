@@ -1,5 +1,6 @@
 //! All state of a machine, on its own thread.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -56,6 +57,8 @@ pub(crate) struct Core {
     /// Pinned host memory by address.
     pub(crate) pinned: RefCell<BTreeMap<usize, Allocation>>,
     pub(crate) nccl: host_nccl::State,
+    /// What is gone for the host, and kernels or the network may still use.
+    retired: RefCell<Vec<Box<dyn Any>>>,
     next_handle: Cell<u64>,
     /// The error that ended the kernels: every call fails with it from then on.
     failure: RefCell<Option<Refusal>>,
@@ -95,6 +98,7 @@ impl Core {
             functions: RefCell::default(),
             pinned: RefCell::default(),
             nccl: host_nccl::State::default(),
+            retired: RefCell::default(),
             next_handle: Cell::new(FIRST_HANDLE),
             failure: RefCell::default(),
             deadlock: RefCell::default(),
@@ -196,7 +200,16 @@ impl Core {
     pub(crate) fn fail_with(&self, refusal: Refusal) {
         self.failure.borrow_mut().get_or_insert(refusal);
         self.gpus.reset();
+        drop(self.retired.take());
         self.streams.borrow().values().for_each(|stream| stream.clear());
+    }
+
+    /// Keeps what the host has done with until the GPUs are idle: a kernel that was left waiting looks
+    /// at it again and again.
+    pub(crate) fn retire(&self, gone: impl Any) {
+        if !self.gpus.is_idle() {
+            self.retired.borrow_mut().push(Box::new(gone));
+        }
     }
 
     /// Appends an operation to a stream, or to what is captured from it.
@@ -207,15 +220,21 @@ impl Core {
 
     /// Polls the heads of all streams, and runs what is on the GPUs for a while.
     pub(super) fn run_gpus(&self) -> Moved {
+        self.streams.borrow_mut().retain(|_, stream| !stream.is_over());
         let streams: Vec<_> = self.streams.borrow().values().cloned().collect();
-        // No short circuit: each stream gets its turn.
-        let moved = streams.iter().fold(false, |moved, stream| stream.advance(self) || moved);
+        let mut moved = false;
+        for stream in streams {
+            moved |= stream.advance(self);
+        }
         self.shared.advance(self.gpus.now());
         let step = self.gpus.step();
         self.shared.advance(self.gpus.now());
         let printed = self.gpus.take_printed();
         if !printed.is_empty() {
             print!("{printed}");
+        }
+        if matches!(step, Step::Idle) {
+            drop(self.retired.take());
         }
         match step {
             Step::Failed(error) => {

@@ -83,7 +83,6 @@ impl Machine {
 
     /// Announces a thread that will use the machine: until it has attached, no other gets its turn.
     /// `name` stands for it in reports.
-    #[must_use]
     pub fn ticket(&self, name: impl Into<String>) -> Ticket {
         let shared = Arc::clone(&self.inner.shared);
         let id = shared.register(name.into());

@@ -20,7 +20,8 @@ pub(super) fn run(shared: &Arc<Shared>, simulation: &Simulation) {
 struct Turns {
     shared: Arc<Shared>,
     core: Core,
-    rng: Option<fastrand::Rng>,
+    /// Whether turns are drawn by the seed.
+    random: bool,
     /// The client whose turn came last.
     last: Option<ClientId>,
     /// Clients that have had a turn since the GPUs had one.
@@ -29,18 +30,18 @@ struct Turns {
 
 impl Turns {
     fn new(shared: &Arc<Shared>, simulation: &Simulation) -> Self {
-        let rng = simulation.seed.map(fastrand::Rng::with_seed);
         let core = Core::new(Arc::clone(shared), simulation);
-        Self { shared: Arc::clone(shared), core, rng, last: None, served: 0 }
+        let random = simulation.seed.is_some();
+        Self { shared: Arc::clone(shared), core, random, last: None, served: 0 }
     }
 
     fn run(mut self) {
         while let Next::Waiting { mut clients, all } = self.shared.next() {
             self.order(&mut clients);
-            let gpus_first = match &mut self.rng {
-                Some(rng) => rng.bool(),
+            let gpus_first = match self.random {
+                true => self.core.gpus.choose(2) == 0,
                 // The GPUs run beside the clients, not after them.
-                None => self.served >= clients.len(),
+                false => self.served >= clients.len(),
             };
             if gpus_first {
                 self.served = 0;
@@ -56,13 +57,14 @@ impl Turns {
 
     /// In the order in which they are looked at: in turn, or by chance.
     fn order(&mut self, clients: &mut [(ClientId, Option<Call>)]) {
-        match &mut self.rng {
-            Some(rng) => rng.shuffle(clients),
-            None => {
-                let next = clients.iter().position(|(id, _)| Some(*id) > self.last);
-                clients.rotate_left(next.unwrap_or(0));
+        if self.random {
+            for i in 0..clients.len() {
+                clients.swap(i, i + self.core.gpus.choose(clients.len() - i));
             }
+            return;
         }
+        let next = clients.iter().position(|(id, _)| Some(*id) > self.last);
+        clients.rotate_left(next.unwrap_or(0));
     }
 
     /// Gives the baton to the first client that can have it; says whether there was one.

@@ -29,7 +29,7 @@ impl Mapping {
     /// Puts `len` bytes of `pages` from `start` at `offset`. All are whole pages.
     fn map(&self, offset: usize, len: usize, pages: &Pages, start: usize) -> io::Result<()> {
         assert!(offset <= self.len && len <= self.len - offset, "the pages lie in the mapping");
-        // SAFETY: the range lies in this mapping, to which no reference exists; it is unmapped with it.
+        // SAFETY: the range lies in this mapping, to which no reference exists, and ends with it.
         let mapped = unsafe {
             libc::mmap(
                 self.base.add(offset).cast(),

@@ -23,7 +23,7 @@ const OK: CUresult = CUresult::CUDA_SUCCESS;
 pub struct Thread {
     pub me: usize,
     n: usize,
-    machine: Machine,
+    pub machine: Machine,
     /// The unique id by which all threads meet.
     id: RawUniqueId,
     memory: Cell<Vec<usize>>,

@@ -77,7 +77,8 @@ impl CollectiveConfig {
         self
     }
 
-    /// The most thread blocks, from 1 and not below `min_ctas`. Default: the communicator's, which it cannot exceed.
+    /// The most thread blocks, from 1 and not below `min_ctas`. Default: the communicator's, which
+    /// it cannot exceed.
     ///
     /// NCCL: `maxCTAs`.
     #[doc(alias = "maxCTAs")]
@@ -95,7 +96,8 @@ impl CollectiveConfig {
         self
     }
 
-    /// Thread blocks in a cluster, 0 to 8; the same for all collectives of a group. Default: the communicator's.
+    /// Thread blocks in a cluster, 0 to 8; the same for all collectives of a group. Default: the
+    /// communicator's.
     ///
     /// NCCL: `cgaClusterSize`.
     #[doc(alias = "cgaClusterSize")]
@@ -113,7 +115,8 @@ impl CollectiveConfig {
         self
     }
 
-    /// Whether a selection that cannot be honoured is an error; otherwise NCCL then chooses itself. Default: true.
+    /// Whether a selection that cannot be honoured is an error; otherwise NCCL then chooses itself.
+    /// Default: true.
     ///
     /// NCCL: `forceAlgSelection`.
     #[doc(alias = "forceAlgSelection")]
@@ -122,7 +125,8 @@ impl CollectiveConfig {
         self
     }
 
-    /// How multiprocessors are used; not [`CtaPolicy::DEFAULT`], which NCCL refuses here. Default: the communicator's.
+    /// How multiprocessors are used; not [`CtaPolicy::DEFAULT`], which NCCL refuses here. Default:
+    /// the communicator's.
     ///
     /// NCCL: `CTAPolicy`.
     #[doc(alias = "CTAPolicy")]
@@ -131,8 +135,8 @@ impl CollectiveConfig {
         self
     }
 
-    /// A value that profiler plugins get with the events of this call. The highest bit is NCCL's and must be clear.
-    /// Default: 0, no tag.
+    /// A value that profiler plugins get with the events of this call. The highest bit is NCCL's
+    /// and must be clear. Default: 0, no tag.
     ///
     /// NCCL: `userProfilerTag`.
     #[doc(alias = "userProfilerTag")]
@@ -141,22 +145,25 @@ impl CollectiveConfig {
         self
     }
 
-    /// A CUDA event (`cudaEvent_t`, `CUevent`) that is recorded when the collective's kernel has been launched (before it,
-    /// where CUDA is older than 12.3). Every rank gives one or none does; a communicator has at most one in a group.
+    /// A CUDA event (`cudaEvent_t`, `CUevent`) that is recorded when the collective's kernel has
+    /// been launched (before it, where CUDA is older than 12.3). Every rank gives one or none does;
+    /// a communicator has at most one in a group.
     ///
     /// NCCL: `launchCompletionEvent`.
     ///
     /// # Safety
     ///
-    /// The event was made on the communicator's device with timing disabled and not for other processes, and lives until
-    /// every collective with this configuration, every wait for the event and every graph that captured it has ended.
+    /// The event was made on the communicator's device with timing disabled and not for other
+    /// processes, and lives until every collective with this configuration, every wait for the
+    /// event and every graph that captured it has ended.
     #[doc(alias = "launchCompletionEvent")]
     pub unsafe fn launch_completion_event(mut self, event: *mut c_void) -> Self {
         self.launch_completion_event = event as usize;
         self
     }
 
-    /// An option of a vendor's NCCL; NVIDIA's ignores it. Each pair of vendor and option is given once.
+    /// An option of a vendor's NCCL; NVIDIA's ignores it. Each pair of vendor and option is given
+    /// once.
     ///
     /// NCCL: `ncclConfigExt_t`.
     #[doc(alias = "ncclConfigExt_t")]
@@ -174,7 +181,8 @@ impl CollectiveConfig {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] where collectives take no configuration, [`Error::InvalidInput`] for what makes no sense.
+    /// [`Error::Unsupported`] where collectives take no configuration, [`Error::InvalidInput`] for
+    /// what makes no sense.
     pub(crate) fn lower(&self, has: NcclVersion) -> Result<LoweredCollectiveConfig> {
         supported("a collective with a configuration (ncclCollConfig_t)", DEV_COMM_VERSION, has)?;
         self.check()?;

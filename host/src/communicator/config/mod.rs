@@ -1,8 +1,9 @@
 //! What a communicator or a collective is asked to do otherwise than by NCCL's defaults.
 //!
-//! Nothing is set at first; what is left unset NCCL decides, also by its environment variables, which take precedence over
-//! what is set here. Values are checked when they are used: one that makes no sense is [`Error::InvalidInput`], one that the
-//! loaded library does not know yet is [`Error::Unsupported`], and neither reaches NCCL.
+//! Nothing is set at first; what is left unset NCCL decides, also by its environment variables,
+//! which take precedence over what is set here. Values are checked when they are used: one that
+//! makes no sense is [`Error::InvalidInput`], one that the loaded library does not know yet is
+//! [`Error::Unsupported`], and neither reaches NCCL.
 //!
 //! ```
 //! use devcomm_host::{CommConfig, CtaPolicy};
@@ -30,19 +31,22 @@ bitflags::bitflags! {
         /// As few as still saturate the link. NCCL: `NCCL_CTA_POLICY_EFFICIENCY`.
         #[doc(alias = "NCCL_CTA_POLICY_EFFICIENCY")]
         const EFFICIENCY = 1;
-        /// None where copy engines can do the work; takes precedence over `EFFICIENCY`. NCCL: `NCCL_CTA_POLICY_ZERO`.
+        /// None where copy engines can do the work; takes precedence over `EFFICIENCY`. NCCL:
+        /// `NCCL_CTA_POLICY_ZERO`.
         #[doc(alias = "NCCL_CTA_POLICY_ZERO")]
         const ZERO = 2;
     }
 
-    /// What of NVLink SHARP (multicast) the host's collectives must leave alone; empty is to use all of it.
-    /// NCCL: `ncclNvlsHostMode_t`.
+    /// What of NVLink SHARP (multicast) the host's collectives must leave alone; empty is to use
+    /// all of it. NCCL: `ncclNvlsHostMode_t`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[doc(alias = "ncclNvlsHostMode_t")]
     pub struct NvlsHostMode: i32 {
-        /// The NVLS transport and its use of registered buffers. NCCL: `ncclNvlsHostModeDisableTransport`.
+        /// The NVLS transport and its use of registered buffers. NCCL:
+        /// `ncclNvlsHostModeDisableTransport`.
         const DISABLE_TRANSPORT = 1;
-        /// Multicast in NCCL's symmetric kernels and copy engines. NCCL: `ncclNvlsHostModeDisableSymmetricMultimem`.
+        /// Multicast in NCCL's symmetric kernels and copy engines. NCCL:
+        /// `ncclNvlsHostModeDisableSymmetricMultimem`.
         const DISABLE_SYMMETRIC_MULTIMEM = 2;
         /// All of it, later additions too. NCCL: `ncclNvlsHostModeDisable`.
         const DISABLE = i32::MAX;
@@ -128,7 +132,8 @@ impl Setting for GraphUsageMode {
     }
 }
 
-/// Declares [`CommConfig`]: for each setting its documentation, type, NCCL's name and the version that brought it.
+/// Declares [`CommConfig`]: for each setting its documentation, type, NCCL's name and the version
+/// that brought it.
 macro_rules! settings {
     (numbers { $(
         $(#[$doc:meta])* $name:ident: $type:ty = $field:literal
@@ -170,12 +175,13 @@ macro_rules! settings {
             ///
             /// # Errors
             ///
-            /// [`Error::Unsupported`] for a setting that the library does not know, [`Error::InvalidInput`] for one that
-            /// makes no sense.
+            /// [`Error::Unsupported`] for a setting that the library does not know,
+            /// [`Error::InvalidInput`] for one that makes no sense.
             pub(crate) fn lower(&self, has: NcclVersion) -> Result<LoweredConfig> {
                 self.check()?;
                 let mut raw = Config::new();
-                // An older library knows an older version of the struct, which is the beginning of this one.
+                // An older library knows an older version of the struct, which is the beginning of
+                // this one.
                 raw.version = raw.version.min(has.code());
                 $( if let Some(value) = self.$name {
                     let needs = NcclVersion { major: $major, minor: $minor, patch: $patch };
@@ -197,23 +203,25 @@ macro_rules! settings {
 
 settings! {
     numbers {
-        /// Whether calls wait until they are done. If not, they return while NCCL works in the background, and the
-        /// communicator is good for use when its state says so. Default: true.
+        /// Whether calls wait until they are done. If not, they return while NCCL works in the
+        /// background, and the communicator is good for use when its state says so. Default: true.
         blocking: bool = "blocking" since (2, 14, 0);
-        /// Thread blocks in a cluster of NCCL's kernels, 0 to 8. Default: 4 from compute capability 9.0 on, else 0.
+        /// Thread blocks in a cluster of NCCL's kernels, 0 to 8. Default: 4 from compute capability
+        /// 9.0 on, else 0.
         #[doc(alias = "cgaClusterSize")]
         cga_cluster_size: u32 = "cgaClusterSize" since (2, 17, 0);
         /// The fewest thread blocks of a kernel, from 1. Default: 1.
         #[doc(alias = "minCTAs")]
         min_ctas: u32 = "minCTAs" since (2, 17, 0);
-        /// The most thread blocks of a kernel, from 1 and not below `min_ctas`. Default: 32; NCCL caps it at its
-        /// channels.
+        /// The most thread blocks of a kernel, from 1 and not below `min_ctas`. Default: 32; NCCL
+        /// caps it at its channels.
         #[doc(alias = "maxCTAs")]
         max_ctas: u32 = "maxCTAs" since (2, 17, 0);
         /// Whether communicators split off share this one's resources. Default: false.
         #[doc(alias = "splitShare")]
         split_share: bool = "splitShare" since (2, 18, 0);
-        /// The traffic class or service level of the network. Default: the network plugin's, such as NCCL_IB_TC.
+        /// The traffic class or service level of the network. Default: the network plugin's, such
+        /// as NCCL_IB_TC.
         #[doc(alias = "trafficClass")]
         traffic_class: u32 = "trafficClass" since (2, 26, 0);
         /// Whether switches may reduce (CollNet). Default: false.
@@ -243,18 +251,19 @@ settings! {
         /// Peers that two-sided operations are tuned for. Default: the number of ranks.
         #[doc(alias = "maxP2pPeers")]
         max_p2p_peers: u32 = "maxP2pPeers" since (2, 30, 0);
-        /// Whether captured operations keep the order of their streams. False needs a `graph_usage_mode` other than
-        /// [`GraphUsageMode::Mixed`]. Default: true.
+        /// Whether captured operations keep the order of their streams. False needs a
+        /// `graph_usage_mode` other than [`GraphUsageMode::Mixed`]. Default: true.
         #[doc(alias = "graphStreamOrdering")]
         graph_stream_ordering: bool = "graphStreamOrdering" since (2, 30, 5);
-        /// Whether operations of several communicators on one GPU run in the order in which the host made them.
-        /// Default: false.
+        /// Whether operations of several communicators on one GPU run in the order in which the
+        /// host made them. Default: false.
         #[doc(alias = "launchOrderImplicit")]
         launch_order_implicit: bool = "launchOrderImplicit" since (2, 31, 0);
         /// Signals of each peer and context of the host's one-sided operations. Default: 1.
         #[doc(alias = "numRmaSig")]
         num_rma_sig: u32 = "numRmaSig" since (2, 31, 0);
-        /// Whether one-sided operations are made ready with the communicator and not when first used. Default: false.
+        /// Whether one-sided operations are made ready with the communicator and not when first
+        /// used. Default: false.
         #[doc(alias = "rmaEagerInit")]
         rma_eager_init: bool = "rmaEagerInit" since (2, 31, 0);
         /// Whether collectives use CFT. The same on every rank. Default: NCCL's choice.

@@ -1,4 +1,5 @@
-//! Requirements compared between ranks, before a collective call that would hang or fail if they differed.
+//! Requirements compared between ranks, before a collective call that would hang or fail if they
+//! differed.
 
 use serde::{Deserialize, Serialize};
 
@@ -59,8 +60,8 @@ impl Report {
     }
 }
 
-/// Fails if a rank refuses or if two ranks ask for different things. `all` has every rank's report, in the order of ranks;
-/// whoever computes this from the same reports comes to the same result.
+/// Fails if a rank refuses or if two ranks ask for different things. `all` has every rank's report,
+/// in the order of ranks; whoever computes this from the same reports comes to the same result.
 ///
 /// # Errors
 ///
@@ -100,7 +101,8 @@ fn difference(a: &[(String, String)], b: &[(String, String)]) -> (String, String
 }
 
 impl DevCommRequirements {
-    /// Name and value of everything that is asked for: the same on two ranks if their requirements go together.
+    /// Name and value of everything that is asked for: the same on two ranks if their requirements
+    /// go together.
     pub(crate) fn describe(&self) -> Vec<(String, String)> {
         // Taken apart, so that a new field cannot be forgotten here.
         let Self {

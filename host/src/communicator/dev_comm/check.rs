@@ -1,7 +1,7 @@
 //! What a machine cannot serve, found out before the collective call that would fail.
 //!
-//! The rules are those by which `ncclDevCommCreate` of 2.32.3 refuses, and some where it does not refuse and a kernel would
-//! go wrong instead; comments tell these apart.
+//! The rules are those by which `ncclDevCommCreate` of 2.32.3 refuses, and some where it does not
+//! refuse and a kernel would go wrong instead; comments tell these apart.
 
 use std::ffi::c_int;
 
@@ -152,7 +152,8 @@ fn check_gin(
     if asked.gin_contexts == 0 {
         return Err(RequirementsRefusal::NoContexts);
     }
-    // NCCL refuses them with RAIL whatever its stride is; with a custom one it does not look, and they would hang.
+    // NCCL refuses them with RAIL whatever its stride is; with a custom one it does not look, and
+    // they would hang.
     let count = asked.world_gin_barriers;
     if count > 0 && (stride > 1 || connection == GinConnectionType::Rail) {
         return Err(RequirementsRefusal::WorldBarriersNotConnected { count, connection, stride });
@@ -191,7 +192,8 @@ fn stride_of(
     }
 }
 
-/// The back ends that are there and have what is asked for. NCCL takes the first that it can set up.
+/// The back ends that are there and have what is asked for. NCCL takes the first that it can set
+/// up.
 fn gin_types(
     asked: &DevCommRequirements,
     properties: &Properties,
@@ -218,14 +220,15 @@ fn gin_types(
     Ok(able)
 }
 
-/// Whether a back end may have strong signals and VA signals, which go together: NCCL's device code for EFA_GDA says that
-/// its signals are not strong, and asserts that they are indexed. PROXY over TCP has no VA signals, but is not told apart
-/// from PROXY over RDMA until NCCL sets it up.
+/// Whether a back end may have strong signals and VA signals, which go together: NCCL's device code
+/// for EFA_GDA says that its signals are not strong, and asserts that they are indexed. PROXY over
+/// TCP has no VA signals, but is not told apart from PROXY over RDMA until NCCL sets it up.
 fn has_all_signals(gin_type: GinType) -> bool {
     gin_type != GinType::EfaGda
 }
 
-/// The most signals and counters that a back end's descriptors number: 24 and 23 bits for PROXY, 16 for GPI.
+/// The most signals and counters that a back end's descriptors number: 24 and 23 bits for PROXY, 16
+/// for GPI.
 fn most_ids(gin_type: GinType) -> (u64, u64) {
     match gin_type {
         GinType::Proxy => (1 << 24, 1 << 23),

@@ -11,7 +11,8 @@ use crate::sys::cuda;
 pub(crate) struct Facilities {
     /// The value of NCCL_NVLS_ENABLE.
     pub nvls_enable: Option<String>,
-    /// Why a back end of GIN, or any if none is named, is not there: what it needs, and what is here. Asked only to refuse.
+    /// Why a back end of GIN, or any if none is named, is not there: what it needs, and what is
+    /// here. Asked only to refuse.
     pub why_no_gin: fn(Option<GinType>) -> String,
 }
 

@@ -15,8 +15,9 @@ const CFT: c_int = 1;
 /// `NCCL_CFT_MULTIMEM`.
 const CFT_MULTIMEM: c_int = 2;
 
-/// Requirements for one call of `ncclDevCommCreate`, and the cells that it answers into. They keep their addresses when
-/// this moves, also to another thread; it is kept until NCCL has ended the call.
+/// Requirements for one call of `ncclDevCommCreate`, and the cells that it answers into. They keep
+/// their addresses when this moves, also to another thread; it is kept until NCCL has ended the
+/// call.
 pub(crate) struct Lowered {
     lists: Arc<RequirementLists>,
     resources: Vec<Resource>,
@@ -71,7 +72,8 @@ impl Lowered {
         &self.lists
     }
 
-    /// The handle that a key opens, once NCCL has ended the call; `None` for a key of other requirements.
+    /// The handle that a key opens, once NCCL has ended the call; `None` for a key of other
+    /// requirements.
     pub(crate) fn get<R: ResourceRequest>(&self, key: ResourceKey<R>) -> Option<R::Handle> {
         let asked = *self.resources.get(key.index)?;
         if asked != key.request.into() {

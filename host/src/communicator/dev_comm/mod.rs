@@ -39,13 +39,16 @@ use crate::sys::nccl::calls;
 
 /// A device communicator and the resources behind it.
 ///
-/// Made by [`Communicator::create_dev_comm`]. A launch takes `&DevCommResource` where the kernel has a `DevComm`.
+/// Made by [`Communicator::create_dev_comm`]. A launch takes `&DevCommResource` where the kernel
+/// has a `DevComm`.
 ///
-/// [`abort`](Self::abort) has kernels leave that wait for another rank in vain. So does the abort of the communicator, the loss
-/// of a rank, and a deadline ([`Stream::synchronize_within`](crate::Stream::synchronize_within)).
+/// [`abort`](Self::abort) has kernels leave that wait for another rank in vain. So does the abort
+/// of the communicator, the loss of a rank, and a deadline
+/// ([`Stream::synchronize_within`](crate::Stream::synchronize_within)).
 ///
-/// [`close`](Self::close) frees the resources after waiting for this rank's streams; so does the end of the communicator, and
-/// dropping. After a lost rank they are left to the end of the process.
+/// [`close`](Self::close) frees the resources after waiting for this rank's streams; so does the
+/// end of the communicator, and dropping. After a lost rank they are left to the end of the
+/// process.
 ///
 /// NCCL: `ncclDevComm`, `ncclDevCommCreate`, `ncclDevCommDestroy`.
 #[doc(alias = "ncclDevComm")]
@@ -68,16 +71,18 @@ struct Inner {
 }
 
 impl Communicator {
-    /// Makes a device communicator. *Collective*, with the same requirements on every rank: they are compared first, and
-    /// what one rank cannot have fails on all of them.
+    /// Makes a device communicator. *Collective*, with the same requirements on every rank: they
+    /// are compared first, and what one rank cannot have fails on all of them.
     ///
     /// NCCL: `ncclDevCommCreate`.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] from a library older than [`DEV_COMM_VERSION`](crate::DEV_COMM_VERSION),
-    /// [`Error::DevCommRefused`] and, for a communicator of a [`World`](crate::World), [`Error::RequirementsDiffer`], both
-    /// on every rank; [`Error::Capturing`], [`Error::RankLost`], [`Error::CommunicatorEnded`], [`Error::Nccl`].
+    /// [`Error::Unsupported`] from a library older than
+    /// [`DEV_COMM_VERSION`](crate::DEV_COMM_VERSION), [`Error::DevCommRefused`] and, for a
+    /// communicator of a [`World`](crate::World), [`Error::RequirementsDiffer`], both on every
+    /// rank; [`Error::Capturing`], [`Error::RankLost`], [`Error::CommunicatorEnded`],
+    /// [`Error::Nccl`].
     #[doc(alias = "ncclDevCommCreate")]
     pub fn create_dev_comm(&self, requirements: DevCommRequirements) -> Result<DevCommResource> {
         self.context().refuse_capturing("a device communicator is made")?;
@@ -146,8 +151,8 @@ impl DevCommResource {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for the key of other requirements, where it would open another resource; as
-    /// [`dev_comm`](Self::dev_comm).
+    /// [`Error::InvalidInput`] for the key of other requirements, where it would open another
+    /// resource; as [`dev_comm`](Self::dev_comm).
     pub fn resource<R: ResourceRequest>(&self, key: ResourceKey<R>) -> Result<R::Handle> {
         self.inner.dev_comm()?;
         self.inner.lowered.get(key).ok_or_else(|| {
@@ -179,11 +184,13 @@ impl DevCommResource {
         self.inner.dev_comm().is_ok() && self.inner.flag.cause().is_none()
     }
 
-    /// Has the kernels that use it, and wait for another rank, leave. Who waits for their stream gets
-    /// [`Error::KernelAborted`] with what they waited for, and launches with the device communicator are refused from now on:
-    /// its barriers may stand anywhere. Other device communicators go on. Idempotent.
+    /// Has the kernels that use it, and wait for another rank, leave. Who waits for their stream
+    /// gets [`Error::KernelAborted`] with what they waited for, and launches with the device
+    /// communicator are refused from now on: its barriers may stand anywhere. Other device
+    /// communicators go on. Idempotent.
     ///
-    /// A kernel sees it in the waits of `nccl_device`; one that polls memory by other means, or computes, goes on.
+    /// A kernel sees it in the waits of `nccl_device`; one that polls memory by other means, or
+    /// computes, goes on.
     pub fn abort(&self) {
         self.inner.flag.raise(AbortCause::Request);
     }
@@ -194,8 +201,8 @@ impl DevCommResource {
         KernelAbortHandle::new(&self.inner.flag)
     }
 
-    /// What the kernels waited for that have left after an abort: a thread of each block, by block; of grids of more than
-    /// 1024 blocks not each one. Empty if none did.
+    /// What the kernels waited for that have left after an abort: a thread of each block, by block;
+    /// of grids of more than 1024 blocks not each one. Empty if none did.
     #[must_use]
     pub fn stuck(&self) -> Vec<StuckWait> {
         self.inner.flag.stuck()
@@ -207,7 +214,8 @@ impl DevCommResource {
     ///
     /// # Errors
     ///
-    /// What waiting for the streams gives, [`Error::Capturing`], [`Error::InGroup`], [`Error::Nccl`].
+    /// What waiting for the streams gives, [`Error::Capturing`], [`Error::InGroup`],
+    /// [`Error::Nccl`].
     pub fn close(&self) -> Result<()> {
         refuse_inside("the end of a device communicator")?;
         self.inner.close()

@@ -26,10 +26,10 @@ use crate::communicator::Properties;
 /// # assert_eq!((arrived.request().count, scratch.request().align), (8, 128));
 /// ```
 ///
-/// NCCL: `ncclDevCommRequirements_t` of 2.32.3, each field but four: `size`, `magic` and `version` are filled in, and
-/// `useRuntimeVersion` stays false, because it is for device code that is linked against the library at hand when the
-/// program runs. Kernels here are linked when the program is built, against the device code of one version, and it is that
-/// version's layout that they read.
+/// NCCL: `ncclDevCommRequirements_t` of 2.32.3, each field but four: `size`, `magic` and `version`
+/// are filled in, and `useRuntimeVersion` stays false, because it is for device code that is linked
+/// against the library at hand when the program runs. Kernels here are linked when the program is
+/// built, against the device code of one version, and it is that version's layout that they read.
 #[derive(Clone, Debug, PartialEq)]
 #[doc(alias = "ncclDevCommRequirements_t")]
 #[doc(alias = "ncclDevCommRequirements")]
@@ -92,7 +92,8 @@ impl DevCommRequirements {
     }
 
     /// A multicast mapping over the ranks of the LSA team. Refused where
-    /// [`Properties::multimem`](crate::Properties::multimem) is false or NCCL_NVLS_ENABLE is 0. NCCL: `lsaMultimem`.
+    /// [`Properties::multimem`](crate::Properties::multimem) is false or NCCL_NVLS_ENABLE is 0.
+    /// NCCL: `lsaMultimem`.
     #[must_use]
     #[doc(alias = "lsaMultimem")]
     pub const fn lsa_multimem(mut self, wanted: bool) -> Self {
@@ -100,8 +101,9 @@ impl DevCommRequirements {
         self
     }
 
-    /// That many hybrid barriers between all ranks, by load and store within an LSA team and over the network between
-    /// them. They need a [`gin_connection`](Self::gin_connection) even where there is one LSA team. NCCL: `barrierCount`.
+    /// That many hybrid barriers between all ranks, by load and store within an LSA team and over
+    /// the network between them. They need a [`gin_connection`](Self::gin_connection) even where
+    /// there is one LSA team. NCCL: `barrierCount`.
     #[must_use]
     #[doc(alias = "barrierCount")]
     pub const fn barriers(mut self, count: u32) -> Self {
@@ -109,8 +111,8 @@ impl DevCommRequirements {
         self
     }
 
-    /// That many barriers between the ranks that reach each other by load and store: at least one a block of the largest
-    /// grid. NCCL: `lsaBarrierCount`.
+    /// That many barriers between the ranks that reach each other by load and store: at least one a
+    /// block of the largest grid. NCCL: `lsaBarrierCount`.
     #[must_use]
     #[doc(alias = "lsaBarrierCount")]
     pub const fn lsa_barriers(mut self, count: u32) -> Self {
@@ -118,7 +120,8 @@ impl DevCommRequirements {
         self
     }
 
-    /// That many barriers over the network between the ranks of the rail team. NCCL: `railGinBarrierCount`.
+    /// That many barriers over the network between the ranks of the rail team. NCCL:
+    /// `railGinBarrierCount`.
     #[must_use]
     #[doc(alias = "railGinBarrierCount")]
     pub const fn rail_gin_barriers(mut self, count: u32) -> Self {
@@ -135,9 +138,10 @@ impl DevCommRequirements {
         self
     }
 
-    /// Room for low-latency all-to-all sessions in the LSA team: for `blocks` blocks, of `slots` slots of 8 bytes each
-    /// ([`LlA2a::slots`](super::LlA2a::slots) counts them). NCCL fills no handle in for this; ask for
-    /// [`LlA2a`](super::LlA2a) instead to get one. NCCL: `lsaLLA2ABlockCount`, `lsaLLA2ASlotCount`.
+    /// Room for low-latency all-to-all sessions in the LSA team: for `blocks` blocks, of `slots`
+    /// slots of 8 bytes each ([`LlA2a::slots`](super::LlA2a::slots) counts them). NCCL fills no
+    /// handle in for this; ask for [`LlA2a`](super::LlA2a) instead to get one. NCCL:
+    /// `lsaLLA2ABlockCount`, `lsaLLA2ASlotCount`.
     #[must_use]
     #[doc(alias = "lsaLLA2ABlockCount")]
     #[doc(alias = "lsaLLA2ASlotCount")]
@@ -146,8 +150,8 @@ impl DevCommRequirements {
         self
     }
 
-    /// The same as a [`gin_connection`](Self::gin_connection) of [`GinConnectionType::Full`], which it overrides. NCCL:
-    /// `ginForceEnable`, deprecated since 2.29.7.
+    /// The same as a [`gin_connection`](Self::gin_connection) of [`GinConnectionType::Full`], which
+    /// it overrides. NCCL: `ginForceEnable`, deprecated since 2.29.7.
     #[must_use]
     #[deprecated(note = "NCCL has deprecated it; use gin_connection(GinConnectionType::Full)")]
     #[doc(alias = "ginForceEnable")]
@@ -156,8 +160,8 @@ impl DevCommRequirements {
         self
     }
 
-    /// That many contexts, each with its own queues, signals and counters. A wish: the device communicator says how many
-    /// there are. 4 unless set. NCCL: `ginContextCount`.
+    /// That many contexts, each with its own queues, signals and counters. A wish: the device
+    /// communicator says how many there are. 4 unless set. NCCL: `ginContextCount`.
     #[must_use]
     #[doc(alias = "ginContextCount")]
     pub const fn gin_contexts(mut self, count: u32) -> Self {
@@ -197,7 +201,8 @@ impl DevCommRequirements {
         self
     }
 
-    /// Operations that a queue holds; 0, the default, leaves it to the back end. NCCL: `ginQueueDepth`.
+    /// Operations that a queue holds; 0, the default, leaves it to the back end. NCCL:
+    /// `ginQueueDepth`.
     #[must_use]
     #[doc(alias = "ginQueueDepth")]
     pub const fn gin_queue_depth(mut self, operations: u32) -> Self {
@@ -213,10 +218,11 @@ impl DevCommRequirements {
         self
     }
 
-    /// A back end whose signals can be strong: a strong signal arrives after all puts before it to the same rank on the
-    /// same context. True unless set, as NCCL has it, although that leaves out EFA_GDA: with `false` NCCL's GIN barriers
-    /// signal weakly and, on the other back ends, no longer wait for the puts before them. With `false`, a kernel must
-    /// use neither strong signals nor such fences. NCCL: `ginStrongSignalsRequired`.
+    /// A back end whose signals can be strong: a strong signal arrives after all puts before it to
+    /// the same rank on the same context. True unless set, as NCCL has it, although that leaves out
+    /// EFA_GDA: with `false` NCCL's GIN barriers signal weakly and, on the other back ends, no
+    /// longer wait for the puts before them. With `false`, a kernel must use neither strong signals
+    /// nor such fences. NCCL: `ginStrongSignalsRequired`.
     #[must_use]
     #[doc(alias = "ginStrongSignalsRequired")]
     pub const fn gin_strong_signals(mut self, required: bool) -> Self {
@@ -224,9 +230,10 @@ impl DevCommRequirements {
         self
     }
 
-    /// A back end that signals into windows (VA signals). **False unless set, where NCCL has true**: a kernel asks for a VA
-    /// signal by name, and into a window registered with `NCCL_WIN_STRICT_ORDERING`, so who needs them knows; requiring
-    /// them would leave out EFA_GDA and PROXY over TCP for everyone else. With `false`, a kernel must not use them. NCCL:
+    /// A back end that signals into windows (VA signals). **False unless set, where NCCL has
+    /// true**: a kernel asks for a VA signal by name, and into a window registered with
+    /// `NCCL_WIN_STRICT_ORDERING`, so who needs them knows; requiring them would leave out EFA_GDA
+    /// and PROXY over TCP for everyone else. With `false`, a kernel must not use them. NCCL:
     /// `ginVaSignalsRequired`.
     #[must_use]
     #[doc(alias = "ginVaSignalsRequired")]
@@ -236,8 +243,8 @@ impl DevCommRequirements {
     }
 
     /// The distance in ranks for [`GinConnectionType::CustomStride`]: a multiple of
-    /// [`Properties::gin_min_stride`](crate::Properties::gin_min_stride), and at most the size of an LSA team. NCCL:
-    /// `ginCustomStride`.
+    /// [`Properties::gin_min_stride`](crate::Properties::gin_min_stride), and at most the size of
+    /// an LSA team. NCCL: `ginCustomStride`.
     #[must_use]
     #[doc(alias = "ginCustomStride")]
     pub const fn gin_custom_stride(mut self, ranks: u32) -> Self {
@@ -306,8 +313,8 @@ impl DevCommRequirements {
         if self.gin_force_enable { GinConnectionType::Full } else { self.gin_connection }
     }
 
-    /// Whether a communicator with these properties can serve this. Not collective; making the device communicator asks the
-    /// same on every rank.
+    /// Whether a communicator with these properties can serve this. Not collective; making the
+    /// device communicator asks the same on every rank.
     ///
     /// # Errors
     ///

@@ -1,4 +1,5 @@
-//! Resources that a kernel needs beside the device communicator's own: what is asked for, and the key to what comes back.
+//! Resources that a kernel needs beside the device communicator's own: what is asked for, and the
+//! key to what comes back.
 
 use devcomm_types::nccl::{
     GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, MultimemHandle, ResourceHandle,
@@ -9,7 +10,8 @@ use super::RequirementsRefusal;
 use super::check::int;
 use crate::sys::nccl::lists::{ResourceAnswer, ResourceNode, TeamNode};
 
-/// Barriers between the ranks of a team within load and store. A kernel gets an [`LsaBarrierHandle`].
+/// Barriers between the ranks of a team within load and store. A kernel gets an
+/// [`LsaBarrierHandle`].
 ///
 /// NCCL: `ncclLsaBarrierCreateRequirement`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,8 +58,8 @@ impl LlA2a {
     }
 }
 
-/// Memory in the device communicator's own window, zeroed, at one offset on every rank. A kernel gets its
-/// [`ResourceHandle`].
+/// Memory in the device communicator's own window, zeroed, at one offset on every rank. A kernel
+/// gets its [`ResourceHandle`].
 ///
 /// NCCL: `bufferSize`, `bufferAlign` of `ncclDevResourceRequirements_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +89,8 @@ pub struct Counters {
     pub count: u32,
 }
 
-/// A team of a kernel's own. A kernel gets its [`MultimemHandle`], or `None` where no multicast was asked for.
+/// A team of a kernel's own. A kernel gets its [`MultimemHandle`], or `None` where no multicast was
+/// asked for.
 ///
 /// NCCL: `ncclTeamRequirements_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,8 +102,8 @@ pub struct TeamMultimem {
     pub multimem: bool,
 }
 
-/// What [`DevCommRequirements::add`](super::DevCommRequirements::add) takes: [`LsaBarriers`], [`GinBarriers`], [`LlA2a`],
-/// [`ResourceBuffer`], [`Signals`], [`Counters`] or [`TeamMultimem`].
+/// What [`DevCommRequirements::add`](super::DevCommRequirements::add) takes: [`LsaBarriers`],
+/// [`GinBarriers`], [`LlA2a`], [`ResourceBuffer`], [`Signals`], [`Counters`] or [`TeamMultimem`].
 pub trait ResourceRequest: Copy + PartialEq + Into<Resource> + sealed::Sealed {
     /// What a kernel needs in order to use it.
     type Handle;
@@ -111,7 +114,8 @@ pub trait ResourceRequest: Copy + PartialEq + Into<Resource> + sealed::Sealed {
 }
 
 /// The key to a resource that was asked for: it opens with
-/// [`DevCommResource::resource`](super::DevCommResource::resource), and only to the kind that was asked for.
+/// [`DevCommResource::resource`](super::DevCommResource::resource), and only to the kind that was
+/// asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResourceKey<R> {
     pub(super) index: usize,
@@ -250,7 +254,8 @@ impl Resource {
     }
 }
 
-/// What the ranks have to agree on. A team is another one on every rank, but has one size and one stride.
+/// What the ranks have to agree on. A team is another one on every rank, but has one size and one
+/// stride.
 impl std::fmt::Display for Resource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let of = |team: Team| format!("{} ranks, stride {}", team.n_ranks, team.stride);

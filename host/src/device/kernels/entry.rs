@@ -23,7 +23,8 @@ pub(super) struct Entry {
     pub(super) stamp: Option<NcclVersion>,
     /// Dynamic shared memory that the driver was told to allow, in bytes.
     allowed_shared: Cell<u32>,
-    /// The last occupancy asked for: threads a block, dynamic shared memory, blocks a multiprocessor.
+    /// The last occupancy asked for: threads a block, dynamic shared memory, blocks a
+    /// multiprocessor.
     occupancy: Cell<Option<(u32, u32, u32)>>,
 }
 

@@ -27,10 +27,11 @@ use crate::sys::nccl::DEV_COMM_VERSION;
 
 /// The kernels of a [`KernelSet`] or of files, loaded on one rank's GPU.
 ///
-/// All of them are loaded at once, completely: a load while a kernel waits for another rank would wait for that kernel.
+/// All of them are loaded at once, completely: a load while a kernel waits for another rank would
+/// wait for that kernel.
 ///
-/// A simulated machine runs a kernel's body in Rust, compiled into the program: nothing is loaded there, and a kernel that has none (one of
-/// another language, say) is refused at its launch.
+/// A simulated machine runs a kernel's body in Rust, compiled into the program: nothing is loaded
+/// there, and a kernel that has none (one of another language, say) is refused at its launch.
 pub struct Kernels {
     entries: BTreeMap<String, BTreeMap<String, Rc<Entry>>>,
     /// Those of a simulated machine that were used so far, by file and name.
@@ -42,14 +43,15 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// Loads every module of `set` on the context's GPU. One that is bound to another architecture (`sm_90a`, on another GPU than
-    /// Hopper) is left out, and a launch of its kernels is [`Error::WrongArch`].
+    /// Loads every module of `set` on the context's GPU. One that is bound to another architecture
+    /// (`sm_90a`, on another GPU than Hopper) is left out, and a launch of its kernels is
+    /// [`Error::WrongArch`].
     ///
     /// # Errors
     ///
-    /// [`Error::KernelsUnavailable`] when the program was built without kernels, [`Error::BadSidecar`],
-    /// [`Error::WrongNcclStamp`], [`Error::WrongArch`], [`Error::PtxTooNew`], [`Error::ModuleRejected`] with the log of
-    /// the driver's compiler.
+    /// [`Error::KernelsUnavailable`] when the program was built without kernels,
+    /// [`Error::BadSidecar`], [`Error::WrongNcclStamp`], [`Error::WrongArch`],
+    /// [`Error::PtxTooNew`], [`Error::ModuleRejected`] with the log of the driver's compiler.
     pub fn load(context: &Context, set: &KernelSet) -> Result<Self> {
         // From here on a failure drops what was loaded so far.
         let mut kernels = Self::none(context);
@@ -74,16 +76,18 @@ impl Kernels {
         &self.context
     }
 
-    /// Loads modules from files on the context's GPU: each a cubin, or anything else that the driver takes, with the
-    /// description that the kernel build writes beside it (`sum.json` beside `sum.cubin`).
+    /// Loads modules from files on the context's GPU: each a cubin, or anything else that the
+    /// driver takes, with the description that the kernel build writes beside it (`sum.json` beside
+    /// `sum.cubin`).
     ///
-    /// A file's stem stands for [`Kernel::FILE`], so that another build of a kernel, in another language too, is launched
-    /// under the type of the first.
+    /// A file's stem stands for [`Kernel::FILE`], so that another build of a kernel, in another
+    /// language too, is launched under the type of the first.
     ///
     /// # Errors
     ///
-    /// As [`load`](Self::load); [`Error::BadSidecar`] when there is no description, [`Error::InvalidInput`] for a path that
-    /// is not text; [`Error::NotSimulated`] on a simulated machine.
+    /// As [`load`](Self::load); [`Error::BadSidecar`] when there is no description,
+    /// [`Error::InvalidInput`] for a path that is not text; [`Error::NotSimulated`] on a simulated
+    /// machine.
     pub fn load_files<P: AsRef<Path>>(context: &Context, files: &[P]) -> Result<Self> {
         if let Some(first) = files.first() {
             let what = || format!("the machine code of {}", first.as_ref().display());
@@ -139,7 +143,8 @@ impl Kernels {
         self.entries.values().flat_map(|entries| entries.keys().map(String::as_str))
     }
 
-    /// What a kernel uses, as the driver compiled it; of a kernel for GIN, the most that one of its entries uses.
+    /// What a kernel uses, as the driver compiled it; of a kernel for GIN, the most that one of its
+    /// entries uses.
     ///
     /// # Errors
     ///
@@ -149,12 +154,13 @@ impl Kernels {
         infos.reduce(FunctionInfo::most).ok_or_else(|| self.not_found::<K>())
     }
 
-    /// The largest grid of such blocks that runs all at once, as a kernel that takes a `DevComm` must; of a kernel for GIN,
-    /// with any of its entries.
+    /// The largest grid of such blocks that runs all at once, as a kernel that takes a `DevComm`
+    /// must; of a kernel for GIN, with any of its entries.
     ///
     /// # Errors
     ///
-    /// [`Error::KernelNotFound`], [`Error::Launch`] when such a block cannot run at all, the driver's.
+    /// [`Error::KernelNotFound`], [`Error::Launch`] when such a block cannot run at all, the
+    /// driver's.
     pub fn resident_blocks<K: Kernel>(
         &self,
         _kernel: K,
@@ -170,26 +176,30 @@ impl Kernels {
         Ok(per_multiprocessor.saturating_mul(self.context.limits().multiprocessors))
     }
 
-    /// Launches a kernel. `args` are checked against its parameters by the compiler, and against the compiled kernel here.
+    /// Launches a kernel. `args` are checked against its parameters by the compiler, and against
+    /// the compiled kernel here.
     ///
-    /// A kernel that takes a `DevComm` is launched cooperatively: all of its blocks run at once or it is refused. Of a kernel
-    /// for GIN it launches the entry for the device communicator's back end.
+    /// A kernel that takes a `DevComm` is launched cooperatively: all of its blocks run at once or
+    /// it is refused. Of a kernel for GIN it launches the entry for the device communicator's back
+    /// end.
     ///
-    /// What it takes a reference to may be dropped right after the launch: dropping waits for this rank's streams.
+    /// What it takes a reference to may be dropped right after the launch: dropping waits for this
+    /// rank's streams.
     ///
     /// # Errors
     ///
-    /// [`Error::KernelNotFound`], [`Error::Launch`] with the reason, [`Error::RankLost`], the driver's. Errors of the
-    /// kernel itself come from the stream.
+    /// [`Error::KernelNotFound`], [`Error::Launch`] with the reason, [`Error::RankLost`], the
+    /// driver's. Errors of the kernel itself come from the stream.
     ///
     /// # Safety
     ///
-    /// - The kernel's own contract holds for these arguments, and every address among them is valid on this GPU until the
-    ///   kernel has ended; in a [capture](crate::Stream::capture), until the graph is closed.
-    /// - For a kernel that communicates: every rank launches it with the same grid and block and the same device
-    ///   communicator and windows, no other kernel uses the same device communicator at the same time, and no rank
-    ///   drops a window or device communicator before all ranks' kernels have ended with it (a barrier at the end of
-    ///   the kernel ensures that).
+    /// - The kernel's own contract holds for these arguments, and every address among them is valid
+    ///   on this GPU until the kernel has ended; in a [capture](crate::Stream::capture), until the
+    ///   graph is closed.
+    /// - For a kernel that communicates: every rank launches it with the same grid and block and
+    ///   the same device communicator and windows, no other kernel uses the same device
+    ///   communicator at the same time, and no rank drops a window or device communicator before
+    ///   all ranks' kernels have ended with it (a barrier at the end of the kernel ensures that).
     pub unsafe fn launch<K: Kernel, A: LaunchArgs<K::Args>>(
         &self,
         stream: &Stream,
@@ -241,9 +251,9 @@ impl Kernels {
         }
         let abi = args.into_abi();
         <K::Args as KernelArgs>::with_pointers(&abi, |addresses| {
-            // SAFETY: the addresses are the parameters' in order, each of its compiled size, checked
-            // above; the context was made current by `prepare` and is the stream's; the caller
-            // upholds the kernel's contract.
+            // SAFETY: the addresses are the parameters' in order, each of its compiled size,
+            // checked above; the context was made current by `prepare` and is the stream's; the
+            // caller upholds the kernel's contract.
             unsafe { entry.function.launch(stream.handle(), &shape, addresses) }
         })?;
         if let Some(flag) = flag {
@@ -329,7 +339,8 @@ impl Drop for Kernels {
         }
         let _ = self.context.cuda().bind();
         for module in self.modules.drain(..) {
-            // SAFETY: this rank's streams are idle and the entries, which hold the functions, are gone.
+            // SAFETY: this rank's streams are idle and the entries, which hold the functions, are
+            // gone.
             if let Err(error) = unsafe { module.unload() } {
                 tracing::warn!("{error}");
             }
@@ -343,7 +354,8 @@ impl std::fmt::Debug for Kernels {
     }
 }
 
-/// The version of NCCL's device code in a module, which must be the one whose `DevComm` this crate makes.
+/// The version of NCCL's device code in a module, which must be the one whose `DevComm` this crate
+/// makes.
 fn checked_stamp(file: &str, sidecar: &Sidecar) -> Result<Option<NcclVersion>> {
     let stamp = sidecar.stamp(file)?;
     match stamp.filter(|module| *module != DEV_COMM_VERSION) {

@@ -81,8 +81,8 @@ impl Sidecar {
     }
 }
 
-/// Compares what a launch passes, parameters of these sizes in bytes, with what the compiled kernel takes: the driver copies
-/// each parameter's compiled size from the address that it is given.
+/// Compares what a launch passes, parameters of these sizes in bytes, with what the compiled kernel
+/// takes: the driver copies each parameter's compiled size from the address that it is given.
 pub(crate) fn check_params(compiled: &[Param], sizes: &[usize]) -> Result<(), LaunchRefusal> {
     let describe = || {
         let list: Vec<_> = compiled

@@ -17,8 +17,8 @@ pub(crate) struct SharedBlock {
     device: u64,
 }
 
-// SAFETY: any thread may read and write such memory; the flag is atomic, and `&mut self` or the state of the GPU
-// separates the rest.
+// SAFETY: any thread may read and write such memory; the flag is atomic, and `&mut self` or the
+// state of the GPU separates the rest.
 unsafe impl Send for SharedBlock {}
 
 impl PrimaryContext {
@@ -54,7 +54,8 @@ impl SharedBlock {
 
     /// Tells the kernels to leave.
     pub(crate) fn raise(&self) {
-        // SAFETY: the block is allocated as long as `self`; the GPU only reads the flag, and the host writes it as an atomic.
+        // SAFETY: the block is allocated as long as `self`; the GPU only reads the flag, and the
+        // host writes it as an atomic.
         let flag = unsafe { AtomicU32::from_ptr(&raw mut (*self.host.as_ptr()).flag) };
         flag.store(1, Ordering::Release);
     }
@@ -69,8 +70,8 @@ impl SharedBlock {
         let record = unsafe { &raw mut (*self.host.as_ptr()).records[index] };
         // SAFETY: as above; the GPU writes the kind last, as an atomic.
         let kind = unsafe { AtomicU32::from_ptr(&raw mut (*record).kind) }.load(Ordering::Acquire);
-        // SAFETY: as above. Whoever saw the kind sees the rest; a block that shares the record may overwrite it, with
-        // numbers just as valid.
+        // SAFETY: as above. Whoever saw the kind sees the rest; a block that shares the record may
+        // overwrite it, with numbers just as valid.
         (kind != 0).then(|| unsafe { record.read_volatile() })
     }
 

@@ -9,8 +9,9 @@ use super::stream::StreamHandle;
 use crate::error::{Error, Result};
 
 impl StreamHandle {
-    /// From now on work goes to a graph instead of the GPU. No thread is hindered in what it does elsewhere, this one
-    /// included: NCCL connects ranks when it first needs to, which may be in a capture.
+    /// From now on work goes to a graph instead of the GPU. No thread is hindered in what it does
+    /// elsewhere, this one included: NCCL connects ranks when it first needs to, which may be in a
+    /// capture.
     pub(crate) fn begin_capture(&self) -> Result<()> {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream is live.
@@ -18,7 +19,8 @@ impl StreamHandle {
         check(self.driver(), "cuStreamBeginCapture", begun)
     }
 
-    /// Ends the capture. What was captured cannot be run if a call in between was not allowed in a capture.
+    /// Ends the capture. What was captured cannot be run if a call in between was not allowed in a
+    /// capture.
     pub(crate) fn end_capture(&self) -> Result<GraphHandle> {
         let (driver, mut raw) = (self.driver(), null_mut());
         // SAFETY: the stream is live; `raw` is live.
@@ -75,7 +77,8 @@ impl GraphExecHandle {
     ///
     /// # Safety
     ///
-    /// What its operations use is allocated until the stream has passed it, and their own contracts hold.
+    /// What its operations use is allocated until the stream has passed it, and their own contracts
+    /// hold.
     pub(crate) unsafe fn launch(&self, stream: &StreamHandle) -> Result<()> {
         // SAFETY: both are live; the caller vouches for the operations.
         let launched = unsafe { self.driver.cuGraphLaunch(self.raw, stream.raw()) };

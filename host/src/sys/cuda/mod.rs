@@ -1,7 +1,7 @@
 //! The part of the CUDA driver that the host uses, by the machine's table.
 //!
-//! On GPUs a call panics when the driver's library or the function in it is missing. [`init`] checks
-//! for both first, and everything here needs a [`PrimaryContext`], which needs [`init`].
+//! On GPUs a call panics when the driver's library or the function in it is missing. [`init`]
+//! checks for both first, and everything here needs a [`PrimaryContext`], which needs [`init`].
 
 pub(crate) mod abort_block;
 pub(crate) mod graph;
@@ -36,8 +36,8 @@ fn check(driver: &Driver, operation: &'static str, result: CUresult) -> Result<(
 fn error(driver: &Driver, operation: &'static str, result: CUresult) -> Error {
     let text = |lookup: unsafe fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {
         let mut text = std::ptr::null();
-        // SAFETY: the driver is loaded, for it returned `result`; `text` is a live pointer, and what
-        // it is set to is a constant of the driver.
+        // SAFETY: the driver is loaded, for it returned `result`; `text` is a live pointer, and
+        // what it is set to is a constant of the driver.
         let found = unsafe { lookup(result, &raw mut text) };
         if found != CUresult::CUDA_SUCCESS || text.is_null() {
             return format!("error {}", result as u32);
@@ -274,7 +274,8 @@ fn text_of(buffer: &[u8]) -> String {
 
 impl Drop for PrimaryContext {
     fn drop(&mut self) {
-        // SAFETY: retained once by `retain`. The result does not matter: the process is done with it.
+        // SAFETY: retained once by `retain`. The result does not matter: the process is done with
+        // it.
         let _ = unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.device) };
     }
 }

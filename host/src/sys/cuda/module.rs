@@ -77,8 +77,8 @@ fn load_ptx(driver: &'static Driver, ptx: &CStr) -> Result<ModuleHandle, LoadFai
     let size = LOG_BYTES as *mut c_void;
     let mut values = [errors.as_mut_ptr().cast(), size, notes.as_mut_ptr().cast(), size];
     let mut raw = null_mut();
-    // SAFETY: the caller made the context current; the image is NUL-terminated PTX; there are as many options as
-    // values, and the log buffers outlive the call and are of the size given.
+    // SAFETY: the caller made the context current; the image is NUL-terminated PTX; there are as
+    // many options as values, and the log buffers outlive the call and are of the size given.
     let result = unsafe {
         driver.cuModuleLoadDataEx(
             &raw mut raw,
@@ -106,7 +106,8 @@ pub(crate) struct ModuleHandle {
 }
 
 impl ModuleHandle {
-    /// The entry `name`, loaded completely: a lazy load while a kernel spins would wait for that kernel.
+    /// The entry `name`, loaded completely: a lazy load while a kernel spins would wait for that
+    /// kernel.
     pub(crate) fn function(&self, name: &str) -> Result<FunctionHandle> {
         let name = CString::new(name)
             .map_err(|_| Error::invalid(format!("the kernel name {name:?} holds a NUL")))?;

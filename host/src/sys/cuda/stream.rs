@@ -58,7 +58,8 @@ impl PrimaryContext {
     ///
     /// # Safety
     ///
-    /// It is a stream of this context, NULL for the default stream, and lives as long as the handle.
+    /// It is a stream of this context, NULL for the default stream, and lives as long as the
+    /// handle.
     pub(crate) unsafe fn foreign_stream(
         &self,
         raw: RawStream,

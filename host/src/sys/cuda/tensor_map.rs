@@ -17,8 +17,8 @@ impl PrimaryContext {
         let extents = [u64::from(tiling.columns), u64::from(tiling.rows)];
         let pitch = [2 * u64::from(tiling.columns)];
         let tile = [Tiling::TILE_COLUMNS, tiling.tile_rows];
-        // SAFETY: the driver was initialised with the context. The map is live, the arrays have an element a dimension (the pitches one
-        // fewer). The matrix is not touched.
+        // SAFETY: the driver was initialised with the context. The map is live, the arrays have an
+        // element a dimension (the pitches one fewer). The matrix is not touched.
         let made = unsafe {
             self.driver.cuTensorMapEncodeTiled(
                 &raw mut map,

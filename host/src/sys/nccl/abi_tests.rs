@@ -1,8 +1,9 @@
-//! What this crate declares of NCCL's C ABI, against NCCL's own headers as a C++ compiler reads them: the layout and the
-//! initial value of every struct, every constant, the prototype of every function; and against the library, that no function
-//! is missing.
+//! What this crate declares of NCCL's C ABI, against NCCL's own headers as a C++ compiler reads
+//! them: the layout and the initial value of every struct, every constant, the prototype of every
+//! function; and against the library, that no function is missing.
 //!
-//! What only device code sees (`ncclCoopAny`, `ncclLsaBarrierSession_C`) a host compiler is not shown.
+//! What only device code sees (`ncclCoopAny`, `ncclLsaBarrierSession_C`) a host compiler is not
+//! shown.
 
 mod constants;
 mod functions;
@@ -15,7 +16,8 @@ use devcomm_locate::{Part, find_nccl};
 
 use crate::sys::nccl::DEV_COMM_VERSION;
 
-/// NCCL's headers name a few types of CUDA's, whose headers are seldom there. None of them is in a struct by value but an enum.
+/// NCCL's headers name a few types of CUDA's, whose headers are seldom there. None of them is in a
+/// struct by value but an enum.
 const CUDA_STANDIN: &str = "#pragma once
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
@@ -53,7 +55,8 @@ fn include() -> Option<PathBuf> {
     }
 }
 
-/// Runs the C++ compiler on `program`, which follows NCCL's headers. `None` where there are no headers or is no compiler.
+/// Runs the C++ compiler on `program`, which follows NCCL's headers. `None` where there are no
+/// headers or is no compiler.
 fn compile(folder: &Path, program: &str, arguments: &[&str]) -> Option<()> {
     let include = include()?;
     for header in ["cuda.h", "cuda_runtime.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h"] {

@@ -13,7 +13,8 @@ pub(crate) struct Member {
     pub rank: usize,
 }
 
-/// Makes all calls on this thread, in one group. With `simulation`, nothing is launched and the estimate goes there.
+/// Makes all calls on this thread, in one group. With `simulation`, nothing is launched and the
+/// estimate goes there.
 ///
 /// # Safety
 ///

@@ -1,5 +1,5 @@
-//! Calls of NCCL as values, made by [`calls`](super::calls). One and the same call is made at once, or on a thread that may
-//! be left behind when it hangs, or when a group ends.
+//! Calls of NCCL as values, made by [`calls`](super::calls). One and the same call is made at once,
+//! or on a thread that may be left behind when it hangs, or when a group ends.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -17,7 +17,8 @@ pub(crate) struct CommPtr(pub(super) RawComm);
 // SAFETY: an opaque handle. Who makes a call holds the communicator's lock .
 unsafe impl Send for CommPtr {}
 
-/// Where a communicator's address is kept for all its users, of any thread. Empty before it is made and after it has ended.
+/// Where a communicator's address is kept for all its users, of any thread. Empty before it is made
+/// and after it has ended.
 #[derive(Debug, Default)]
 pub(crate) struct CommSlot(AtomicPtr<c_void>);
 
@@ -47,13 +48,14 @@ impl CommSlot {
     }
 }
 
-/// A place that NCCL writes a result to, perhaps after the call has returned: at the end of a group, or in the background.
-/// It stays where it is as long as a call or its owner needs it.
+/// A place that NCCL writes a result to, perhaps after the call has returned: at the end of a
+/// group, or in the background. It stays where it is as long as a call or its owner needs it.
 #[derive(Debug)]
 pub(crate) struct Out<T>(Arc<UnsafeCell<T>>);
 
-// SAFETY: plain values and opaque handles. NCCL writes while the call that has the address is going on, owners read when
-// it is over; the state of the communicator (busy, in a group, in progress) tells them apart.
+// SAFETY: plain values and opaque handles. NCCL writes while the call that has the address is going
+// on, owners read when it is over; the state of the communicator (busy, in a group, in progress)
+// tells them apart.
 unsafe impl<T: Copy> Send for Out<T> {}
 
 impl<T> Clone for Out<T> {
@@ -73,7 +75,8 @@ impl<T: Copy> Out<T> {
 
     /// What is there now; of use when the call that writes it is over.
     pub(crate) fn get(&self) -> T {
-        // SAFETY: the cell is live, and by the rule above nobody writes it now; volatile, since it is C that wrote it.
+        // SAFETY: the cell is live, and by the rule above nobody writes it now; volatile, since it
+        // is C that wrote it.
         unsafe { self.0.get().read_volatile() }
     }
 }
@@ -97,7 +100,8 @@ pub(crate) struct Call {
 impl Call {
     /// # Safety
     ///
-    /// Made while the contract of [`make`](Self::make) holds, `body` keeps to the contract of the functions that it calls.
+    /// Made while the contract of [`make`](Self::make) holds, `body` keeps to the contract of the
+    /// functions that it calls.
     pub(super) unsafe fn new(
         operation: &'static str,
         body: impl FnOnce(&Nccl) -> Result<c_int> + Send + 'static,
@@ -109,8 +113,9 @@ impl Call {
     ///
     /// # Safety
     ///
-    /// The communicator and the handles that the call was made with are live and used by nobody else meanwhile; its device
-    /// is current; the memory stays allocated until the stream has passed the operation.
+    /// The communicator and the handles that the call was made with are live and used by nobody
+    /// else meanwhile; its device is current; the memory stays allocated until the stream has
+    /// passed the operation.
     pub(crate) unsafe fn make(self, nccl: &Nccl) -> Result<c_int> {
         (self.body)(nccl)
     }

@@ -1,5 +1,5 @@
-//! Every call of NCCL that takes a communicator, as a [`Call`]. Arguments are checked by who makes them; addresses of device
-//! memory, windows and streams are numbers here.
+//! Every call of NCCL that takes a communicator, as a [`Call`]. Arguments are checked by who makes
+//! them; addresses of device memory, windows and streams are numbers here.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
@@ -143,7 +143,8 @@ pub(crate) fn wait_signal(comm: CommPtr, mut waits: Vec<RawWaitSignal>, on: u64)
     })
 }
 
-/// A call that goes on in the background may still read its configuration: that is then never freed.
+/// A call that goes on in the background may still read its configuration: that is then never
+/// freed.
 fn read(code: c_int, config: LoweredConfig) -> Result<c_int> {
     if code == IN_PROGRESS {
         std::mem::forget(config);

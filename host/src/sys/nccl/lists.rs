@@ -34,19 +34,22 @@ pub(crate) struct ResourceAnswer {
 
 /// `ncclDevCommRequirements_t` and the two lists that hang on it, with a cell for each answer.
 ///
-/// `ncclDevCommCreate` copies the requirements and the nodes, but keeps the addresses of the cells and writes them when it
-/// ends: inside a group that is `ncclGroupEnd`, for a communicator that does not block it is later still. Nodes and cells
-/// do not move with this value. Whoever hands [`raw`](Self::raw) to NCCL neither drops this nor reads an answer before NCCL
-/// has ended the call.
+/// `ncclDevCommCreate` copies the requirements and the nodes, but keeps the addresses of the cells
+/// and writes them when it ends: inside a group that is `ncclGroupEnd`, for a communicator that
+/// does not block it is later still. Nodes and cells do not move with this value. Whoever hands
+/// [`raw`](Self::raw) to NCCL neither drops this nor reads an answer before NCCL has ended the
+/// call.
 pub(crate) struct RequirementLists {
     raw: Requirements,
     resources: Pinned<(ResourceRequirements, ResourceAnswer)>,
     teams: Pinned<(TeamRequirements, MultimemHandle)>,
 }
 
-// SAFETY: the pointers lead only to memory that this value owns, and nothing here depends on the thread.
+// SAFETY: the pointers lead only to memory that this value owns, and nothing here depends on the
+// thread.
 unsafe impl Send for RequirementLists {}
-// SAFETY: NCCL writes the cells while the call goes on, which is when nobody reads them, by this type's contract.
+// SAFETY: NCCL writes the cells while the call goes on, which is when nobody reads them, by this
+// type's contract.
 unsafe impl Sync for RequirementLists {}
 
 impl RequirementLists {
@@ -71,7 +74,8 @@ impl RequirementLists {
         }));
         let mut next = null_mut();
         for index in (0..resources.len()).rev() {
-            // SAFETY: within the allocation, which this value owns alone until it is handed to NCCL.
+            // SAFETY: within the allocation, which this value owns alone until it is handed to
+            // NCCL.
             unsafe {
                 let node = resources.at(index);
                 (*node).0.next = next;
@@ -124,7 +128,8 @@ impl RequirementLists {
     }
 }
 
-/// A slice on the heap that is reached through raw pointers only: a `Box` would claim to be the only way to it.
+/// A slice on the heap that is reached through raw pointers only: a `Box` would claim to be the
+/// only way to it.
 struct Pinned<T: Copy>(NonNull<[T]>);
 
 impl<T: Copy> Pinned<T> {
@@ -160,7 +165,8 @@ impl<T: Copy> Drop for Pinned<T> {
 mod tests {
     use super::*;
 
-    /// Answers as NCCL does: from copies of the nodes, through the addresses in them, with the numbers in their order.
+    /// Answers as NCCL does: from copies of the nodes, through the addresses in them, with the
+    /// numbers in their order.
     fn answer(raw: &Requirements) -> Vec<ResourceNode> {
         let mut seen = Vec::new();
         let (mut buffer, mut signal, mut counter) = (0, 100, 200);

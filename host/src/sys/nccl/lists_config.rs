@@ -57,8 +57,8 @@ pub(crate) struct LoweredCollectiveConfig {
     _selection: Vec<CString>,
 }
 
-// SAFETY: the pointers in `raw` and in the nodes lead to what `self` owns and nothing changes; the event's address is not
-// followed here.
+// SAFETY: the pointers in `raw` and in the nodes lead to what `self` owns and nothing changes; the
+// event's address is not followed here.
 unsafe impl Send for LoweredCollectiveConfig {}
 // SAFETY: as above; there is no way to change anything through a reference.
 unsafe impl Sync for LoweredCollectiveConfig {}

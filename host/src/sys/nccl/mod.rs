@@ -21,8 +21,9 @@ use crate::error::{Error, Result};
 use crate::machine::Machine;
 use devcomm_sys::nccl::{ABI_VERSION, Functions, IN_PROGRESS, RawUniqueId, SUCCESS};
 
-/// The NCCL version whose structs this crate fills and whose [`DevComm`](devcomm_types::DevComm) kernels read: a
-/// device communicator needs a library at least this new, and kernels linked with this version's device code.
+/// The NCCL version whose structs this crate fills and whose [`DevComm`](devcomm_types::DevComm)
+/// kernels read: a device communicator needs a library at least this new, and kernels linked with
+/// this version's device code.
 pub const DEV_COMM_VERSION: NcclVersion = NcclVersion::from_code(ABI_VERSION);
 
 /// NCCL's functions. Once a library is in use it stays loaded for the life of the process: NCCL
@@ -114,8 +115,9 @@ impl Nccl {
         Error::Unsupported { what, needs, has: self.version }
     }
 
-    /// Turns a result code into an error with everything that NCCL says about it. To be called on the thread that made the
-    /// call, before it makes another. A call that goes on in the background is no error.
+    /// Turns a result code into an error with everything that NCCL says about it. To be called on
+    /// the thread that made the call, before it makes another. A call that goes on in the
+    /// background is no error.
     pub(crate) fn check(
         &self,
         operation: &'static str,

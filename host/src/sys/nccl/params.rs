@@ -1,5 +1,5 @@
-//! NCCL's parameters, encryption and last words. The tables and texts that NCCL hands out belong to the calling thread until
-//! its next call: they are copied at once.
+//! NCCL's parameters, encryption and last words. The tables and texts that NCCL hands out belong to
+//! the calling thread until its next call: they are copied at once.
 
 use std::ffi::{CStr, c_int};
 use std::ptr::{null, null_mut};
@@ -20,7 +20,8 @@ impl Nccl {
         let code = unsafe { self.param_get_all_parameter_keys(&raw mut table, &raw mut len)? };
         self.check("ncclParamGetAllParameterKeys", code, None)?;
         let len = if table.is_null() { 0 } else { usize::try_from(len).unwrap_or(0) };
-        // SAFETY: the table has `len` entries, each NULL or a string, and this thread has made no call since.
+        // SAFETY: the table has `len` entries, each NULL or a string, and this thread has made no
+        // call since.
         Ok((0..len).map(|n| unsafe { text_of(*table.add(n)) }).collect())
     }
 
@@ -50,8 +51,8 @@ impl Nccl {
         if let Some(psk) = psk {
             (config.mode, config.psk) = (ENCRYPTION_PSK, psk.as_ptr());
         }
-        // SAFETY: the struct says its own size and version, which the library has just been found to know; the key is
-        // live for the call, in which NCCL copies it.
+        // SAFETY: the struct says its own size and version, which the library has just been found
+        // to know; the key is live for the call, in which NCCL copies it.
         let code = unsafe { self.set_encryption(&raw const config)? };
         self.check("ncclSetEncryption", code, None)
     }

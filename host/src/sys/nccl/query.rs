@@ -44,7 +44,8 @@ impl Nccl {
     ///
     /// # Safety
     ///
-    /// Nothing on this GPU or on a peer uses the memory any more, and no window is registered over it.
+    /// Nothing on this GPU or on a peer uses the memory any more, and no window is registered over
+    /// it.
     pub(crate) unsafe fn free(&self, allocation: Allocation) -> Result<()> {
         // SAFETY: the address came from ncclMemAlloc, and the allocation is taken by value; the
         // caller vouches for the users.

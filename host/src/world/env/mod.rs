@@ -1,11 +1,13 @@
 //! What a launcher says in the environment, and which launcher it is.
 //!
-//! The first of these whose variables are there counts, for each can be started by one further down: a plain set of
-//! RANK and WORLD_SIZE ([`torchrun`]), a launcher of MPI ([`mpi`]), a step of Slurm ([`slurm`]). A launcher's variables that
-//! are there in part are an error and not a reason to look further: the process is a rank, and nobody knows which.
+//! The first of these whose variables are there counts, for each can be started by one further
+//! down: a plain set of RANK and WORLD_SIZE ([`torchrun`]), a launcher of MPI ([`mpi`]), a step of
+//! Slurm ([`slurm`]). A launcher's variables that are there in part are an error and not a reason
+//! to look further: the process is a rank, and nobody knows which.
 //!
-//! MASTER_ADDR and MASTER_PORT say where rank 0 is, whatever the launcher. MPI's launchers and Slurm need neither: rank 0 is
-//! on this host if all ranks are, or on the first host of Slurm's list, and its port follows from the id of the job.
+//! MASTER_ADDR and MASTER_PORT say where rank 0 is, whatever the launcher. MPI's launchers and
+//! Slurm need neither: rank 0 is on this host if all ranks are, or on the first host of Slurm's
+//! list, and its port follows from the id of the job.
 
 mod mpi;
 mod node_list;
@@ -57,7 +59,8 @@ const LONGEST_JOB: usize = 1024;
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 /// More ranks than any machine has, so that a mistyped WORLD_SIZE does not take all memory.
 const MOST_RANKS: usize = 1 << 20;
-/// Ports that follow from a job's id: above those of services, below those that the system hands out to clients (from 32768).
+/// Ports that follow from a job's id: above those of services, below those that the system hands
+/// out to clients (from 32768).
 const PORTS: std::ops::Range<u16> = 20_001..32_768;
 
 /// What the launcher says, or `None` when there is none.

@@ -1,12 +1,15 @@
-//! The launchers of MPI: Open MPI's mpirun, MVAPICH2's, and those that set the variables of PMI (MPICH, Intel MPI, PALS).
+//! The launchers of MPI: Open MPI's mpirun, MVAPICH2's, and those that set the variables of PMI
+//! (MPICH, Intel MPI, PALS).
 //!
-//! They say who a process is, but not where rank 0 is: that is known only when all ranks are on one host.
+//! They say who a process is, but not where rank 0 is: that is known only when all ranks are on one
+//! host.
 
 use super::value::{Lookup, first, number, port, text, unset};
 use super::{MOST_RANKS, Place, slurm};
 use crate::error::{Error, Result};
 
-/// What one launcher calls its variables; where there are several names, the first that is set counts.
+/// What one launcher calls its variables; where there are several names, the first that is set
+/// counts.
 pub(super) struct Names {
     rank: &'static str,
     n_ranks: &'static str,
@@ -87,7 +90,8 @@ pub(super) fn place(var: Lookup<'_>, names: &Names) -> Result<Option<Place>> {
     Ok(Some(Place { variable, rank, n_ranks, local_rank, host, port, job }))
 }
 
-/// As [`place`] of [`PMI`], but srun's plugins for MPI set those variables too: it is then Slurm that says who is where.
+/// As [`place`] of [`PMI`], but srun's plugins for MPI set those variables too: it is then Slurm
+/// that says who is where.
 pub(super) fn pmi(var: Lookup<'_>) -> Result<Option<Place>> {
     let Some((_, rank)) = first(var, &[PMI.rank])? else { return place(var, &PMI) };
     let n_ranks = text(var, PMI.n_ranks)?;

@@ -1,6 +1,7 @@
 //! Slurm's short form of a list of hosts: `n[01-03,7],gpu5` is n01, n02, n03, n7, gpu5.
 //!
-//! Only the first host matters here, and whether it is the only one. The text may come from anywhere.
+//! Only the first host matters here, and whether it is the only one. The text may come from
+//! anywhere.
 
 /// The longest name of the domain name system.
 const LONGEST_NAME: usize = 253;
@@ -35,7 +36,8 @@ pub(super) fn first(list: &str) -> Result<(String, bool), String> {
     if host.is_empty() { Err("an empty name".to_owned()) } else { Ok((host, alone)) }
 }
 
-/// The first number of what is in a pair of brackets, with its zeros, and whether it is the only one.
+/// The first number of what is in a pair of brackets, with its zeros, and whether it is the only
+/// one.
 fn first_number(inside: &str) -> Result<(&str, bool), String> {
     let range = inside.split(',').next().unwrap_or_default();
     let (low, high) = range.split_once('-').unwrap_or((range, range));

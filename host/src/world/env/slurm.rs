@@ -1,8 +1,9 @@
 //! Slurm: the tasks that srun starts.
 //!
-//! A shell inside an allocation has most of Slurm's variables too: the batch script itself, salloc's shell, whatever they
-//! start without srun. None of these is a rank. Only a step has SLURM_STEP_ID, and the steps that Slurm makes for a batch
-//! script or an interactive shell have numbers of their own. `srun --pty` with one task is an interactive shell as well.
+//! A shell inside an allocation has most of Slurm's variables too: the batch script itself,
+//! salloc's shell, whatever they start without srun. None of these is a rank. Only a step has
+//! SLURM_STEP_ID, and the steps that Slurm makes for a batch script or an interactive shell have
+//! numbers of their own. `srun --pty` with one task is an interactive shell as well.
 
 use super::value::{Lookup, first, number, port, text, unset};
 use super::{MOST_RANKS, Place, node_list};
@@ -11,7 +12,8 @@ use crate::error::{Error, Result};
 const TOGETHER: &str =
     "srun sets SLURM_STEP_ID, SLURM_PROCID, SLURM_LOCALID and SLURM_STEP_NUM_TASKS together";
 
-/// Steps above this are not srun's: the batch script's, an interactive shell's, the container of what is not Slurm's.
+/// Steps above this are not srun's: the batch script's, an interactive shell's, the container of
+/// what is not Slurm's.
 const LAST_NORMAL_STEP: usize = 0xffff_fff0;
 
 /// What Slurm says, if this process is a task of a step.

@@ -1,4 +1,5 @@
-//! The variables of every launcher as it sets them, alone and within each other, and values that nobody means.
+//! The variables of every launcher as it sets them, alone and within each other, and values that
+//! nobody means.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -198,7 +199,8 @@ fn a_task_of_srun_is_a_rank_and_rank_0_is_on_the_first_host() {
     assert_eq!((ranks(&rank), rank.host.as_str()), ((5, 8, 1), "gpu03"));
     assert_eq!(rank.job, "slurm-4711.2");
     assert!(PORTS.contains(&rank.port));
-    // The hosts of the step, not those of the job, if it has fewer; else those of the job under its names old and new.
+    // The hosts of the step, not those of the job, if it has fewer; else those of the job under its
+    // names old and new.
     let fewer = [("SLURM_STEP_NODELIST", "gpu07,gpu09")];
     assert_eq!(all(&[ALLOCATION, SRUN, &fewer]).host, "gpu07");
     let none = [("SLURM_STEP_NODELIST", ""), ("SLURM_JOB_NODELIST", "a[1-2]")];
@@ -300,7 +302,8 @@ fn a_value_that_makes_no_sense_is_named() {
             assert!(error.starts_with(&format!("{variable}={value:?}: ")), "{error}");
         }
     }
-    // A rank beyond the number of ranks, a local rank beyond the number of local ones, and the like.
+    // A rank beyond the number of ranks, a local rank beyond the number of local ones, and the
+    // like.
     let cases: [(Vars<'_>, &str, &str); 16] = [
         (TORCHRUN, "RANK", "8"),
         (TORCHRUN, "WORLD_SIZE", "0"),

@@ -1,4 +1,5 @@
-//! Rank 0's side of the meeting: it listens, looks at who comes, and waits until all are there or the time is up.
+//! Rank 0's side of the meeting: it listens, looks at who comes, and waits until all are there or
+//! the time is up.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -23,7 +24,8 @@ const LOOKOUT: Duration = Duration::from_millis(2);
 /// More than this about strangers helps nobody.
 const MOST_NOTES: usize = 16;
 
-/// Waits for all other ranks. Returns who everyone is, and the connections of ranks 1, 2, ..., welcomed.
+/// Waits for all other ranks. Returns who everyone is, and the connections of ranks 1, 2, ...,
+/// welcomed.
 pub(super) fn wait_for_all(meeting: &Meeting) -> Result<(Vec<Peer>, Vec<TcpStream>)> {
     let start = Instant::now();
     let listener = listen(meeting).map_err(|error| {
@@ -123,7 +125,8 @@ impl Acceptor<'_> {
         }
     }
 
-    /// Tells those who are there that others are awaited, and notices who has gone again. They may come back.
+    /// Tells those who are there that others are awaited, and notices who has gone again. They may
+    /// come back.
     fn look_after_guests(&mut self) {
         for index in 0..self.guests.len() {
             let Some(guest) = &mut self.guests[index] else { continue };
@@ -162,7 +165,8 @@ fn listen(meeting: &Meeting) -> io::Result<TcpListener> {
     let inherited = meeting.listener.map(|descriptor| inherited_listener(descriptor, meeting.port));
     let listener = match inherited {
         Some(Ok(listener)) => listener,
-        // Whatever stood between may have closed it, or this is a child of the process it was meant for.
+        // Whatever stood between may have closed it, or this is a child of the process it was meant
+        // for.
         Some(Err(error)) => {
             tracing::debug!("no socket was handed down: {error}");
             bind(&meeting.host, meeting.port)?
@@ -173,7 +177,8 @@ fn listen(meeting: &Meeting) -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// Listens at the port, which may be just about to get free: a launcher may have tried it, or a job may be ending there.
+/// Listens at the port, which may be just about to get free: a launcher may have tried it, or a job
+/// may be ending there.
 fn bind(host: &str, port: u16) -> io::Result<TcpListener> {
     let start = Instant::now();
     loop {
@@ -202,7 +207,8 @@ fn try_bind(host: &str, port: u16) -> io::Result<TcpListener> {
 /// Someone at the door: from where, and what they said.
 type Greeting = (SocketAddr, io::Result<(Hello, TcpStream)>);
 
-/// Takes the connections that wait. Each is heard by a thread of its own, so that one that says nothing keeps nobody waiting.
+/// Takes the connections that wait. Each is heard by a thread of its own, so that one that says
+/// nothing keeps nobody waiting.
 fn accept(listener: &TcpListener, sender: &Sender<Greeting>) -> io::Result<()> {
     loop {
         let (stream, from) = match listener.accept() {

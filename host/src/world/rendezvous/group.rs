@@ -1,10 +1,11 @@
 //! The ranks that exchange among themselves: the world, its subsets, subsets of those.
 //!
-//! Many groups exchange at the same time over the same connections, so every part of an exchange carries the key of its
-//! group, and parts with one key belong together. A key is agreed by construction, with no word between the ranks: it is how
-//! the group was made, from the world on: for every step the members, and how many subsets of these very members had been
-//! made of the same parent before. Two groups of the same members thus have different keys, and that takes no more than the
-//! rule for everything collective: the members of a group make it in the same order.
+//! Many groups exchange at the same time over the same connections, so every part of an exchange
+//! carries the key of its group, and parts with one key belong together. A key is agreed by
+//! construction, with no word between the ranks: it is how the group was made, from the world on:
+//! for every step the members, and how many subsets of these very members had been made of the same
+//! parent before. Two groups of the same members thus have different keys, and that takes no more
+//! than the rule for everything collective: the members of a group make it in the same order.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -14,13 +15,15 @@ use parking_lot::Mutex;
 use super::wire::bad;
 use crate::error::{Error, Result};
 
-/// How long a key may get on the wire, in bytes: a few nested groups of as many ranks as there can be.
+/// How long a key may get on the wire, in bytes: a few nested groups of as many ranks as there can
+/// be.
 pub(super) const MAX_KEY: usize = 32 << 20;
 
 /// Some ranks of the world, in the order of their ranks in the group.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Group {
-    /// For each step from the world to here: which of its like, number of members, the members as ranks of the world.
+    /// For each step from the world to here: which of its like, number of members, the members as
+    /// ranks of the world.
     key: Vec<u64>,
     members: Vec<usize>,
 }

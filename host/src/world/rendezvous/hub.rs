@@ -16,8 +16,9 @@ pub(crate) struct Hub {
 }
 
 struct State {
-    /// The exchanges that some have given to and some have not, by the keys of their groups. There is one at most a group: a
-    /// rank gives again only after it has got the result of its last exchange.
+    /// The exchanges that some have given to and some have not, by the keys of their groups. There
+    /// is one at most a group: a rank gives again only after it has got the result of its last
+    /// exchange.
     open: HashMap<Vec<u64>, Exchange>,
     finished: Vec<bool>,
     /// Whether everyone may leave.
@@ -55,7 +56,8 @@ pub(crate) enum Given {
     Complete(Complete),
     /// Others are still to give.
     Pending(Outcome),
-    /// This rank will never give, or should not have given, for this reason: the exchange cannot complete.
+    /// This rank will never give, or should not have given, for this reason: the exchange cannot
+    /// complete.
     Spoilt(usize, &'static str),
 }
 
@@ -124,7 +126,8 @@ impl Hub {
         })
     }
 
-    /// Notes that a rank has done its work. True if it was the last one; [`release`](Self::release) then lets everyone go.
+    /// Notes that a rank has done its work. True if it was the last one; [`release`](Self::release)
+    /// then lets everyone go.
     ///
     /// # Errors
     ///

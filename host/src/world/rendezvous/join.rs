@@ -1,8 +1,9 @@
-//! How ranks that are processes find each other: rank 0 listens ([`acceptor`]), everyone else introduces itself there
-//! ([`visit`]), and when all are there each learns who the others are.
+//! How ranks that are processes find each other: rank 0 listens ([`acceptor`]), everyone else
+//! introduces itself there ([`visit`]), and when all are there each learns who the others are.
 //!
-//! Whether all came is for rank 0 to say. While it waits it says so again and again to those who are there, and they wait
-//! with it, however long ago they started; when its time is up it tells everyone who is missing.
+//! Whether all came is for rank 0 to say. While it waits it says so again and again to those who
+//! are there, and they wait with it, however long ago they started; when its time is up it tells
+//! everyone who is missing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,8 +60,8 @@ impl Meeting {
     ///
     /// # Errors
     ///
-    /// [`Error::RanksMissing`] after the deadline, [`Error::NcclVersionsDiffer`], [`Error::Rendezvous`] when rank 0 does not
-    /// let this rank in.
+    /// [`Error::RanksMissing`] after the deadline, [`Error::NcclVersionsDiffer`],
+    /// [`Error::Rendezvous`] when rank 0 does not let this rank in.
     pub(crate) fn join(&self) -> Result<Rendezvous> {
         let (peers, member): (Vec<Peer>, Arc<dyn Member>) = match (self.rank, self.n_ranks) {
             (_, 1) => {

@@ -1,12 +1,12 @@
 //! How ranks find each other and stay in touch.
 //!
-//! A rendezvous is what NCCL needs before it exists: one exchange of bytes between all ranks, again and again, and the
-//! news that a rank is gone. Ranks that are threads meet in memory ([`hub`]), ranks that are processes over TCP
-//! ([`join`], [`tcp`]), rank 0 being the hub of the others.
+//! A rendezvous is what NCCL needs before it exists: one exchange of bytes between all ranks, again
+//! and again, and the news that a rank is gone. Ranks that are threads meet in memory ([`hub`]),
+//! ranks that are processes over TCP ([`join`], [`tcp`]), rank 0 being the hub of the others.
 //!
-//! Some of the ranks can exchange among themselves ([`Rendezvous::subset`]), other groups doing so at the same time; what
-//! keeps their exchanges apart is in [`group`]. Whether all ranks are alive, and when all have done their work, stays a
-//! matter of the world.
+//! Some of the ranks can exchange among themselves ([`Rendezvous::subset`]), other groups doing so
+//! at the same time; what keeps their exchanges apart is in [`group`]. Whether all ranks are alive,
+//! and when all have done their work, stays a matter of the world.
 
 mod acceptor;
 mod group;
@@ -29,7 +29,8 @@ use crate::error::{Error, Result};
 
 /// One rank's place in a rendezvous.
 pub(crate) trait Member: Send + Sync {
-    /// Gives `bytes` and gets what every rank of the group gave, in order of its ranks. All of them take part.
+    /// Gives `bytes` and gets what every rank of the group gave, in order of its ranks. All of them
+    /// take part.
     fn all_gather(&self, group: &Arc<Group>, bytes: &[u8]) -> Result<Gathered>;
 
     /// This rank has done its work; returns when all have.
@@ -60,16 +61,19 @@ impl Rendezvous {
         Self { rank, group, hosts: hosts.into(), subsets: Arc::default(), member }
     }
 
-    /// The rendezvous of some ranks of this one, who are ranks 0, 1, ... there in the order of `members`; this rank is one of
-    /// them. Nothing is exchanged. All members make it, with the same list, and those who make several of the same ranks do
-    /// so in the same order; they exchange in it in the same order, too.
+    /// The rendezvous of some ranks of this one, who are ranks 0, 1, ... there in the order of
+    /// `members`; this rank is one of them. Nothing is exchanged. All members make it, with the
+    /// same list, and those who make several of the same ranks do so in the same order; they
+    /// exchange in it in the same order, too.
     ///
-    /// Its exchanges are its members' alone and may overlap with those of any other group. A lost rank is lost to all groups,
-    /// and errors name it by its rank in the world; [`finish`](Self::finish) and [`fail`](Self::fail) mean the world.
+    /// Its exchanges are its members' alone and may overlap with those of any other group. A lost
+    /// rank is lost to all groups, and errors name it by its rank in the world;
+    /// [`finish`](Self::finish) and [`fail`](Self::fail) mean the world.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] if `members` are not different ranks of this rendezvous with this rank among them.
+    /// [`Error::InvalidInput`] if `members` are not different ranks of this rendezvous with this
+    /// rank among them.
     pub(crate) fn subset(&self, members: &[usize]) -> Result<Self> {
         let group = Arc::new(self.subsets.next(&self.group, self.rank, members)?);
         let hosts: Vec<String> = members.iter().map(|&member| self.hosts[member].clone()).collect();

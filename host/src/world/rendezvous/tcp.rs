@@ -1,5 +1,6 @@
-//! The rendezvous of ranks that are processes, once they have [joined](super::join): every rank keeps one connection to
-//! rank 0. One that closes before its rank has finished is a dead rank, and rank 0 tells the others.
+//! The rendezvous of ranks that are processes, once they have [joined](super::join): every rank
+//! keeps one connection to rank 0. One that closes before its rank has finished is a dead rank, and
+//! rank 0 tells the others.
 
 use std::collections::HashMap;
 use std::io;
@@ -44,8 +45,9 @@ fn closed(error: &io::Error) -> String {
     format!("its connection closed ({error}): its process ended or its host went down")
 }
 
-/// Waits, not for long, until the threads that read have ended, which hold `shared` too. Closing with something unread
-/// would make the system throw away what the other side has not read yet: the reason why a rank is lost, say.
+/// Waits, not for long, until the threads that read have ended, which hold `shared` too. Closing
+/// with something unread would make the system throw away what the other side has not read yet: the
+/// reason why a rank is lost, say.
 fn wait_for_readers<T>(shared: &Arc<T>) {
     let start = Instant::now();
     while Arc::strong_count(shared) > 1 && start.elapsed() < PARTING {
@@ -80,7 +82,8 @@ impl Root {
         (1..self.n_ranks()).for_each(|rank| self.tell(rank, kind, &[payload]));
     }
 
-    // The others are told before this process's own rank is woken: once awake, it may end and close the connections.
+    // The others are told before this process's own rank is woken: once awake, it may end and close
+    // the connections.
 
     /// Where the result will be.
     fn give(&self, rank: usize, group: &Arc<Group>, ticket: u64, bytes: Vec<u8>) -> Outcome {
@@ -226,7 +229,8 @@ struct Client {
 
 #[derive(Default)]
 struct ClientState {
-    /// By their tickets, the exchanges that this rank has given to: the number of their ranks, and once it is there the result.
+    /// By their tickets, the exchanges that this rank has given to: the number of their ranks, and
+    /// once it is there the result.
     exchanges: HashMap<u64, (usize, Option<Gathered>)>,
     finished: bool,
 }
@@ -276,7 +280,8 @@ impl Client {
     fn send(&self, kind: Kind, payload: &[&[u8]]) {
         let mut writer = self.writer.lock();
         if send_all(&mut *writer, kind, payload).is_err() {
-            // The listener reads on to the end, where it finds out why: rank 0's last words may wait there.
+            // The listener reads on to the end, where it finds out why: rank 0's last words may
+            // wait there.
             let _ = writer.shutdown(Shutdown::Write);
         }
     }

@@ -1,4 +1,5 @@
-//! Every other rank's side of the meeting: it knocks at rank 0's door until it is let in, told why not, or the time is up.
+//! Every other rank's side of the meeting: it knocks at rank 0's door until it is let in, told why
+//! not, or the time is up.
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};

@@ -1,4 +1,5 @@
-//! What goes over a rendezvous connection: frames of one byte of kind, four of length, and the payload.
+//! What goes over a rendezvous connection: frames of one byte of kind, four of length, and the
+//! payload.
 
 use std::io::{self, Read, Write};
 

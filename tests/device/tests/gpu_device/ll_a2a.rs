@@ -3,7 +3,6 @@
 use devcomm::GinConnectionType;
 use devcomm_device_tests::cases::ll_a2a;
 use devcomm_device_tests::{TestWorld, gpus, in_worlds};
-use devcomm_testing::machines::Gpus;
 
 fn with_seeds(name: &str, seeds: u64, multimem: bool, case: impl Fn(&TestWorld)) {
     let worlds = [(2, 2), (3, 3), (4, 2), (5, 5), (1, 1)];

@@ -68,7 +68,8 @@ fn c_type(rust: &str) -> String {
     name.to_owned()
 }
 
-/// Enumerations are ints on our side; every other type must be the very same, `const` behind pointers included.
+/// Enumerations are ints on our side; every other type must be the very same, `const` behind
+/// pointers included.
 const INTS: &str = "template <class T, bool = std::is_enum_v<T>> struct Int { using type = T; };
 template <class T> struct Int<T, true> {
   static_assert(sizeof(T) == sizeof(int));
@@ -95,7 +96,8 @@ fn every_prototype_is_that_of_nccls_headers() {
     let _ = compile(folder.path(), &program, &["-fsyntax-only"]);
 }
 
-/// The names of functions in a header: an identifier of NCCL's before a parenthesis, outside of comments and macros.
+/// The names of functions in a header: an identifier of NCCL's before a parenthesis, outside of
+/// comments and macros.
 fn declared(header: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     let mut rest = header.to_owned();

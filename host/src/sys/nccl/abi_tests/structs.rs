@@ -1,5 +1,5 @@
-//! The mirrors of NCCL's structs, those of the host's calls and those that kernels get: every field's offset and size, and
-//! the value that NCCL's initializer gives it.
+//! The mirrors of NCCL's structs, those of the host's calls and those that kernels get: every
+//! field's offset and size, and the value that NCCL's initializer gives it.
 
 use std::fmt::Write as _;
 use std::mem::offset_of;
@@ -101,7 +101,8 @@ fn mirrors_of_the_host() -> Vec<Mirror> {
     ]
 }
 
-/// The configurations, of which each field left unset must have the value that NCCL takes for unset.
+/// The configurations, of which each field left unset must have the value that NCCL takes for
+/// unset.
 fn configurations() -> Vec<Mirror> {
     let config = fields!(
         Config::new(), Config,

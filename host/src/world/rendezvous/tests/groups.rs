@@ -15,7 +15,8 @@ fn worlds(n: usize, f: impl Fn(&Rendezvous) -> Result<()> + Sync) {
     }
 }
 
-/// Every rank of the group gives its rank in the world and a word; they come back in the order of `members`.
+/// Every rank of the group gives its rank in the world and a word; they come back in the order of
+/// `members`.
 fn exchange(group: &Rendezvous, own: usize, members: &[usize], word: &str) -> Result<()> {
     let all = group.all_gather(format!("{word} {own}").as_bytes())?;
     let expected: Vec<_> =

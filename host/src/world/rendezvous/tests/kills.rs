@@ -1,5 +1,5 @@
-//! A thousand jobs of which one process is killed at a random moment: every other one ends with an error, soon, and nothing
-//! is left over.
+//! A thousand jobs of which one process is killed at a random moment: every other one ends with an
+//! error, soon, and nothing is left over.
 
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::ExitStatusExt;
@@ -18,12 +18,13 @@ const TEST: &str =
 const KILLS: usize = 1000;
 /// Jobs side by side: most of the time a process waits.
 const LANES: usize = 8;
-/// Every tenth kill hits while the ranks are still meeting, and these wait for each other this long.
+/// Every tenth kill hits while the ranks are still meeting, and these wait for each other this
+/// long.
 const MEETING: Duration = Duration::from_secs(1);
 /// How soon after the kill the others have ended, on a machine that does ten other things.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Exit codes of a rank: it missed others at the meeting; at rank 0's port there was another job by then; it lost the rank whose
-/// number is added.
+/// Exit codes of a rank: it missed others at the meeting; at rank 0's port there was another job by
+/// then; it lost the rank whose number is added.
 const MISSING: i32 = 50;
 const TURNED_AWAY: i32 = 51;
 const LOST: i32 = 100;
@@ -68,7 +69,8 @@ struct Outcome {
     meeting: bool,
 }
 
-/// `None` if there was nobody to kill any more: on a machine too busy to start a job in time, its ranks give each other up.
+/// `None` if there was nobody to kill any more: on a machine too busy to start a job in time, its
+/// ranks give each other up.
 fn kill_one(seed: usize, folder: &Path) -> Option<Outcome> {
     let mut random = fastrand::Rng::with_seed(seed as u64);
     let n = 2 + random.usize(..3);

@@ -9,7 +9,8 @@ use crate::error::Error;
 use crate::machine::Machine;
 use crate::world::run::{run_rank, run_threads};
 
-/// One rank leaves without a word after the first exchange; what the others wait in, and how soon they know.
+/// One rank leaves without a word after the first exchange; what the others wait in, and how soon
+/// they know.
 fn leave_in_the_middle(leaver: usize) {
     let (sender, left) = channel();
     let sender = std::sync::Mutex::new(sender);

@@ -113,7 +113,8 @@ fn a_rank_whose_connection_broke_may_come_again_and_nobody_is_welcomed_before() 
     let port = socket.local_addr().unwrap().port();
     meetings.iter_mut().for_each(|meeting| meeting.port = port);
     meetings[0].listener = Some(socket.as_raw_fd());
-    // Rank 1 is gone before rank 0 starts, which finds its greeting at the socket and thereby everyone there.
+    // Rank 1 is gone before rank 0 starts, which finds its greeting at the socket and thereby
+    // everyone there.
     send_json(&mut knock(&meetings[0]), Kind::Hello, &hello(1, 2)).unwrap();
     thread::sleep(Duration::from_millis(300));
     thread::scope(|scope| {

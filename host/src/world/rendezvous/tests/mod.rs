@@ -24,7 +24,8 @@ const NCCL: u32 = 23203;
 /// Longer than anything here takes, on a machine that does ten other things.
 const AMPLE: Duration = Duration::from_secs(60);
 
-/// A port that is free and that the system does not hand out by itself, as it does those that it chooses.
+/// A port that is free and that the system does not hand out by itself, as it does those that it
+/// chooses.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     // Other runs of these tests start elsewhere.
@@ -69,7 +70,8 @@ fn together<T: Send>(
     })
 }
 
-/// A connection to rank 0 as a program that is no rank makes it; rank 0 may still be about to listen.
+/// A connection to rank 0 as a program that is no rank makes it; rank 0 may still be about to
+/// listen.
 fn knock(meeting: &Meeting) -> TcpStream {
     let start = Instant::now();
     loop {

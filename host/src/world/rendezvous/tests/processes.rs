@@ -8,7 +8,8 @@ use crate::sys::process::inherited_listener;
 use crate::world::env::launched;
 use crate::world::local_job::LocalJob;
 
-/// A job whose ranks run the test of this name again, but for what it prints; they know themselves by [`as_rank`].
+/// A job whose ranks run the test of this name again, but for what it prints; they know themselves
+/// by [`as_rank`].
 pub(super) fn job(test: &str, n_ranks: usize) -> LocalJob {
     let this = std::env::current_exe().unwrap();
     let script = r#"exec "$0" --exact "$1" > /dev/null"#;

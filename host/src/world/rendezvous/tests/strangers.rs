@@ -1,4 +1,5 @@
-//! Connections that are not a rank's, or not of this job; ranks that talk nonsense; something else in rank 0's place.
+//! Connections that are not a rank's, or not of this job; ranks that talk nonsense; something else
+//! in rank 0's place.
 
 use std::io::Write;
 use std::net::TcpListener;
