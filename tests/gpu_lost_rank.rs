@@ -10,6 +10,7 @@ use devcomm::{
     LocalJob, Rank, ReduceOp, SymmetricBuffer, Window, World, kernels, visible_gpus,
 };
 use devcomm_testing::machines::Gpus;
+use rustix::process::{Signal, getpid, kill_process};
 
 /// How long the survivors may take to notice.
 const DEADLINE: Duration = Duration::from_secs(15);
@@ -186,8 +187,7 @@ impl Part {
         std::thread::spawn(move || {
             std::thread::sleep(life);
             Part { reports, victim: own }.report(own, &now().to_string());
-            // SAFETY: a call without memory; it ends this very process.
-            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+            let _ = kill_process(getpid(), Signal::KILL);
         });
     }
 
