@@ -127,7 +127,7 @@ fn a_pointer_is_copied_to_all_copies_and_neighbours_stay() {
 }
 
 /// A kernel from windows to windows, in which each rank does a part.
-fn check_windows<T: Accumulate + PartialEq + Debug, K, Op: ReduceOp<T>>(
+fn check_windows<T: Accumulate + PartialEq + Debug, K, Op: ReduceOp<T> + Sync>(
     kernel: K,
     op: Op,
     element: fn(usize) -> T,
@@ -142,7 +142,6 @@ fn check_windows<T: Accumulate + PartialEq + Debug, K, Op: ReduceOp<T>>(
                 usize,
             ),
         > + Sync,
-    Op: Sync,
 {
     for ranks in [1, 2, 3, 4, 8] {
         trials(ranks, element, |gpu, it, [count, from, to]| {

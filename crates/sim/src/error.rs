@@ -189,7 +189,7 @@ impl fmt::Display for Stall {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The simulator's own settings do not make sense.
+    /// The machine's settings make no sense.
     #[error("simulator: {0}")]
     Settings(String),
     /// The machine has no memory or address space left.
@@ -204,7 +204,7 @@ pub enum Error {
     },
     /// No room for the stacks of the simulated threads.
     #[error(
-        "cannot map {threads} stacks of {bytes} bytes: {source}; take fewer blocks, or a smaller stack_size"
+        "cannot map {threads} stacks of {bytes} bytes: {source}; take fewer blocks, or a smaller Simulation::stack_size"
     )]
     Stacks {
         /// Simulated threads at one time.
@@ -214,24 +214,6 @@ pub enum Error {
         /// The system's answer.
         source: std::io::Error,
     },
-    /// A host copy is longer than the memory.
-    #[error("{given} elements do not fit {what}, which has {len}")]
-    Length {
-        /// The memory.
-        what: String,
-        /// Elements given.
-        given: usize,
-        /// Elements there.
-        len: usize,
-    },
-    /// There is no such rank.
-    #[error("rank {rank} does not exist: the simulator has {ranks} ranks")]
-    Rank {
-        /// The rank asked for.
-        rank: usize,
-        /// Ranks there are.
-        ranks: usize,
-    },
     /// A launch that a GPU or the host library refuses too.
     #[error("{kernel} cannot be launched: {reason}")]
     Launch {
@@ -239,16 +221,6 @@ pub enum Error {
         kernel: &'static str,
         /// Why, and what to do.
         reason: String,
-    },
-    /// The closure that makes a rank's arguments panicked.
-    #[error("the arguments of {kernel} for rank {rank} could not be made: {message}")]
-    Arguments {
-        /// Name of the kernel.
-        kernel: &'static str,
-        /// The rank.
-        rank: usize,
-        /// The panic's message.
-        message: String,
     },
     /// Everybody waits, and nothing that anybody waits for can happen.
     #[error("nothing can go on{_0}")]
@@ -364,7 +336,7 @@ pub enum Error {
     },
     /// A thread used more stack than it has.
     #[error(
-        "{kernel}: {thread} used more than its {stack} bytes of stack; raise Builder::stack_size, or use less"
+        "{kernel}: {thread} used more than its {stack} bytes of stack; raise Simulation::stack_size, or use less"
     )]
     StackOverflow {
         /// Name of the kernel.

@@ -198,9 +198,9 @@ impl Gpus {
         })
     }
 
-    /// Whether nothing is on the GPUs, and nothing is under way between them.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.scheduler.borrow().is_idle() && self.network.is_idle()
+    /// Whether grids run or wait for room.
+    pub(crate) fn has_grids(&self) -> bool {
+        !self.scheduler.borrow().is_idle()
     }
 
     /// Refuses what [`launch`](Self::launch) refuses.

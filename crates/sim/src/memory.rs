@@ -18,13 +18,11 @@ use std::fmt;
 use std::io;
 use std::rc::Rc;
 
-use devcomm_types::Element;
-
 pub(crate) use self::shared::{Pages, Part};
 use crate::error::{Error, Result};
 use crate::multicast::Multicast;
 
-/// What fresh device memory holds: a NaN in every floating-point type, an unlikely number in the others.
+/// What fresh shared memory holds, and what a warp's missing lanes give: a NaN in every floating-point type, an unlikely number in the others.
 pub(crate) const POISON: u32 = 0x7fff_7fff;
 
 /// Distance between the parts of a window, in units of which NCCL counts.
@@ -379,43 +377,10 @@ impl Allocation {
         self.place.unwrap_or(0)
     }
 
-    /// Sets every byte of `rank`'s part to the poison pattern.
-    pub(crate) fn poison(&self, rank: usize) {
-        let (part, bytes) = (self.parts[rank], self.lens[rank]);
-        for i in 0..bytes / 4 {
-            // SAFETY: the word lies in the part, which is aligned for it, and no kernel runs while the host does.
-            unsafe { part.cast::<u32>().add(i).write(POISON) };
-        }
-        for (i, byte) in (bytes / 4 * 4..bytes).zip(POISON.to_le_bytes()) {
-            // SAFETY: `i` is below the part's length, and no kernel runs while the host does.
-            unsafe { part.add(i).write(byte) };
-        }
-    }
-
     /// Sets every byte of `rank`'s part to zero.
     pub(crate) fn zero(&self, rank: usize) {
         // SAFETY: the part has so many bytes, and no kernel runs while the host does.
         unsafe { self.parts[rank].write_bytes(0, self.lens[rank]) };
-    }
-
-    /// Copies `data` to the start of `rank`'s part; the caller checked that it fits.
-    pub(crate) fn write<T: Element>(&self, rank: usize, data: &[T]) {
-        assert!(size_of_val(data) <= self.lens[rank], "the data fits the part");
-        let part = self.parts[rank].cast::<T>();
-        // SAFETY: the part has room, by the assertion, and is aligned for every element; `data` is host memory elsewhere.
-        unsafe { part.copy_from_nonoverlapping(data.as_ptr(), data.len()) };
-    }
-
-    /// Copies `len` elements from the start of `rank`'s part.
-    pub(crate) fn read<T: Element>(&self, rank: usize, len: usize) -> Vec<T> {
-        assert!(len * size_of::<T>() <= self.lens[rank], "the part has the elements");
-        let mut data = Vec::with_capacity(len);
-        // SAFETY: the part has the elements, by the assertion; every bit pattern is an Element; the vector has the room.
-        unsafe {
-            self.parts[rank].cast::<T>().copy_to_nonoverlapping(data.as_mut_ptr(), len);
-            data.set_len(len);
-        }
-        data
     }
 }
 

@@ -39,7 +39,7 @@ pub(crate) fn report(thread: &Thread, payload: &(dyn Any + Send)) {
 }
 
 /// The text of a panic.
-pub(crate) fn message(payload: &(dyn Any + Send)) -> String {
+fn message(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| payload.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "a panic without a message".to_owned())

@@ -10,7 +10,7 @@ use devcomm_types::LaunchArgs;
 use nccl_device::Coop;
 
 /// What a kernel of one GPU makes of the memory that it gets.
-fn output<T: Element, K: Kernel, const N: usize>(
+fn output<T: Element, K: Kernel + Sync, const N: usize>(
     simulation: Simulation,
     kernel: K,
     (grid, block): (u32, u32),
@@ -18,7 +18,6 @@ fn output<T: Element, K: Kernel, const N: usize>(
 ) -> Vec<T>
 where
     for<'a> (&'a SymmetricBuffer<T>,): LaunchArgs<K::Args>,
-    K: Sync,
 {
     let outputs = simulate(simulation, |gpu| {
         let memory = gpu.buffer(&memory)?;
@@ -67,7 +66,7 @@ fn blocks_sum_through_shared_memory_and_shuffles() {
             gpu.launch(block_sum, 4, 256, (&x, &out))?;
             read(&out)
         });
-        assert_eq!(sums, [want.clone()]);
+        assert_eq!(sums, std::slice::from_ref(&want));
     }
 }
 

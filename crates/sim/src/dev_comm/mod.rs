@@ -1,18 +1,12 @@
 //! Device communicators: what a kernel needs in order to communicate, made for every rank.
 
-mod front;
 mod plan;
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use devcomm_types::nccl::{self, MultimemHandle, ResourceWindow};
 
-pub use self::front::{
-    Counters, DevComm, DevCommArg, DevCommConfig, GinBarriers, LlA2a, LsaBarriers, ResourceBuffer,
-    ResourceKey, ResourceRequest, Signals, TeamMultimem,
-};
 pub(crate) use self::plan::{Asked, Made, Resource};
 use self::plan::{GinPlan, Plan};
 use crate::error::{Error, Result};
@@ -35,21 +29,12 @@ pub(crate) struct CommState {
     pub(crate) made: Vec<Made>,
     /// The same of each team.
     pub(crate) teams: Vec<Groups>,
-    /// Whether a kernel that used it failed: its barriers stand anywhere.
-    pub(crate) poisoned: Cell<bool>,
     #[expect(dead_code, reason = "owned: the communicators point into it")]
     gin: Option<Box<GinComm>>,
     #[expect(dead_code, reason = "owned: the communicators point into it")]
     window: Symmetric,
     #[expect(dead_code, reason = "owned: the multicast addresses that kernels have are in it")]
     lsa_team: Option<Groups>,
-}
-
-impl CommState {
-    /// Whether a kernel's argument is one of these.
-    pub(crate) fn has(&self, comm: &nccl::DevComm) -> bool {
-        self.comms.iter().any(|c| c.resource_window == comm.resource_window)
-    }
 }
 
 /// Multicast groups of all ranks; they end with this.
@@ -193,6 +178,5 @@ pub(crate) fn make(
         comm
     };
     let comms = (0..ranks).map(comm).collect();
-    let (made, poisoned) = (plan.made, Cell::new(false));
-    Ok(CommState { comms, made, teams, poisoned, gin, window, lsa_team })
+    Ok(CommState { comms, made: plan.made, teams, gin, window, lsa_team })
 }

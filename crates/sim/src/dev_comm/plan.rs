@@ -40,8 +40,6 @@ pub(crate) struct Resource {
     pub(crate) align: usize,
     pub(crate) signals: u32,
     pub(crate) counters: u32,
-    /// Ranks of the team whose barriers the signals are, if anybody has said so.
-    pub(crate) barrier_ranks: Option<u32>,
 }
 
 /// What was made for it.
@@ -137,7 +135,7 @@ impl Given {
     }
 
     fn resource(&mut self, resource: &Resource) -> Result<Made> {
-        let Resource { bytes, align, signals, counters, barrier_ranks: ranks } = *resource;
+        let Resource { bytes, align, signals, counters } = *resource;
         if !align.is_power_of_two() {
             return refuse(format!("a resource aligned to {align}, which is no power of two"));
         }
@@ -145,7 +143,8 @@ impl Given {
         let (first_signal, first_counter) = (self.signals(signals)?, self.counters);
         self.counters = check("counters", first_counter.saturating_add(counters))?;
         if signals > 0 {
-            self.barriers.push(BarrierSet { signal0: first_signal, signals, ranks });
+            // They may be barriers': nothing says of which team.
+            self.barriers.push(BarrierSet { signal0: first_signal, signals, ranks: None });
         }
         Ok(Made { buffer, first_signal, first_counter })
     }

@@ -136,8 +136,6 @@ impl Creation {
                 align: node.buffer_align.max(1),
                 signals: count(node.gin_signal_count, "signals")?,
                 counters: count(node.gin_counter_count, "counters")?,
-                // Nothing tells barriers of other signals.
-                barrier_ranks: None,
             })
         };
         let mut asked = Asked {

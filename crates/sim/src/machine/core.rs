@@ -57,7 +57,7 @@ pub(crate) struct Core {
     /// Pinned host memory by address.
     pub(crate) pinned: RefCell<BTreeMap<usize, Allocation>>,
     pub(crate) nccl: host_nccl::State,
-    /// What is gone for the host, and kernels or the network may still use.
+    /// What is gone for the host, and kernels may still use.
     retired: RefCell<Vec<Box<dyn Any>>>,
     next_handle: Cell<u64>,
     /// The error that ended the kernels: every call fails with it from then on.
@@ -204,10 +204,10 @@ impl Core {
         self.streams.borrow().values().for_each(|stream| stream.clear());
     }
 
-    /// Keeps what the host has done with until the GPUs are idle: a kernel that was left waiting looks
-    /// at it again and again.
+    /// Keeps what the host has done with as long as kernels run: one that was left waiting looks at it
+    /// again and again.
     pub(crate) fn retire(&self, gone: impl Any) {
-        if !self.gpus.is_idle() {
+        if self.gpus.has_grids() {
             self.retired.borrow_mut().push(Box::new(gone));
         }
     }
@@ -233,7 +233,7 @@ impl Core {
         if !printed.is_empty() {
             print!("{printed}");
         }
-        if matches!(step, Step::Idle) {
+        if !self.gpus.has_grids() {
             drop(self.retired.take());
         }
         match step {

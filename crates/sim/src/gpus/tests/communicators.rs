@@ -1,44 +1,66 @@
 //! Communicators of some of the GPUs: their ranks have other numbers.
 
 use cuda_std::multimem;
-use devcomm_types::Window as WindowParam;
-use devcomm_types::kernel::{HostKernel, KernelArgs, LaunchArgs};
+use devcomm_types::kernel::{HostKernel, IntoArg, KernelArgs, LaunchArgs};
+use devcomm_types::{GinConnectionType, Window as WindowParam, nccl};
 use nccl_device::gin::Proxy;
 use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
 
 use super::*;
-use crate::GinConnectionType;
-use crate::dev_comm::{self, DevCommArg, DevCommConfig};
+use crate::dev_comm::{Asked, CommState, make};
 use crate::ranks::{Ranks, Symmetric};
 
 /// A communicator with a device communicator and a window of a word for each rank.
 struct Communicator {
     ranks: Ranks,
-    comm: dev_comm::DevComm,
+    state: CommState,
     words: Symmetric,
 }
 
+/// A device communicator as an argument.
+#[derive(Clone, Copy)]
+struct Comm(nccl::DevComm);
+
+impl IntoArg<nccl::DevComm> for Comm {
+    fn into_arg(self) -> nccl::DevComm {
+        self.0
+    }
+}
+
+const ASKED: Asked = Asked {
+    lsa_barriers: 1,
+    lsa_multimem: true,
+    barriers: 0,
+    rail_gin_barriers: 0,
+    world_gin_barriers: 0,
+    gin_connection: GinConnectionType::Full,
+    gin_custom_stride: 1,
+    gin_contexts: 4,
+    gin_signals: 1,
+    gin_counters: 0,
+    gin_strong_signals: true,
+    gin_queue_depth: 0,
+    resources: Vec::new(),
+    teams: Vec::new(),
+};
+
 impl Communicator {
     fn new(gpus: &Gpus, of: &[u32], id: u32) -> Self {
-        crate::nccl::install();
         let ranks = Ranks {
             gpus: of.into(),
             lsa_ranks: of.len(),
             memory: Rc::clone(&gpus.memory),
             network: Rc::clone(&gpus.network),
         };
-        let config = DevCommConfig {
-            lsa_barriers: 1,
-            lsa_multimem: true,
-            gin_connection: GinConnectionType::Full,
-            gin_signals: 1,
-            ..Default::default()
-        };
-        let comm = dev_comm::DevComm::new(&ranks, &config, 2 * id).unwrap();
+        let state = make(&ranks, &ASKED, 2 * id, |_, rank| rank).unwrap();
         let owner = |rank| Owner::Window { id: 2 * id + 1, rank };
         let words = ranks.symmetric(4 * of.len(), 2 * id + 1, owner).unwrap();
         (0..of.len()).for_each(|rank| words.allocation.zero(rank));
-        Self { ranks, comm, words }
+        Self { ranks, state, words }
+    }
+
+    fn comm(&self, rank: usize) -> Comm {
+        Comm(self.state.comms[rank])
     }
 
     fn window(&self, rank: usize) -> WindowParam<u32> {
@@ -66,7 +88,7 @@ impl Communicator {
     }
 
     fn read(&self, rank: usize) -> Vec<u32> {
-        self.words.allocation.read(rank, self.ranks.len())
+        words(&self.words.allocation, rank)
     }
 }
 
@@ -120,13 +142,13 @@ unsafe fn introduce_to_all(comm: DevComm, words: Window<u32>) {
 
 fn work_side_by_side<K: HostKernel>(kernel: K)
 where
-    for<'a> (DevCommArg<'a>, WindowParam<u32>): LaunchArgs<K::Args>,
+    (Comm, WindowParam<u32>): LaunchArgs<K::Args>,
 {
     for gpus in machines(4, 132) {
         let comms = [[3, 1], [0, 2]].map(|of| Communicator::new(&gpus, &of, of[0]));
         for rank in 0..2 {
             for one in &comms {
-                one.launch(&gpus, kernel, rank, (one.comm.rank(rank), one.window(rank)));
+                one.launch(&gpus, kernel, rank, (one.comm(rank), one.window(rank)));
             }
         }
         finish(&gpus);
@@ -147,7 +169,7 @@ fn the_network_knows_ranks_of_the_communicator_too() {
     for gpus in machines(4, 132) {
         let one = Communicator::new(&gpus, &[3, 0, 1], 0);
         for rank in 0..3 {
-            let args = (one.comm.rank(rank), one.window(rank), true);
+            let args = (one.comm(rank), one.window(rank), true);
             one.launch(&gpus, introduce_by_gin, rank, args);
         }
         finish(&gpus);
@@ -173,14 +195,14 @@ fn a_window_is_out_of_reach_for_gpus_that_are_no_ranks() {
 fn a_report_has_world_ranks_and_says_where_a_communicator_counts_otherwise() {
     let gpus = machines(4, 132).next().unwrap();
     let one = Communicator::new(&gpus, &[2, 3], 0);
-    one.launch(&gpus, introduce, 0, (one.comm.rank(0), one.window(0)));
+    one.launch(&gpus, introduce, 0, (one.comm(0), one.window(0)));
     assert!(matches!(settle(&gpus), Step::Stuck));
     let text = Error::Deadlock(gpus.stall()).to_string();
     let line = "\n  rank 2 (rank 0 of its communicator) block 0: 1 thread waits for LSA barrier 0, \
                 where rank 3 has not arrived, at ";
     assert!(text.contains(line), "{text}");
     // The peer's launch comes later.
-    one.launch(&gpus, introduce, 1, (one.comm.rank(1), one.window(1)));
+    one.launch(&gpus, introduce, 1, (one.comm(1), one.window(1)));
     finish(&gpus);
 }
 
@@ -189,23 +211,23 @@ fn what_is_under_way_outlives_its_kernel_but_not_its_window() {
     for frees in [false, true] {
         let gpus = machines(2, 132).next().unwrap();
         let one = Communicator::new(&gpus, &[1, 0], 0);
-        let args = (one.comm.rank(0), one.window(0), false);
+        let args = (one.comm(0), one.window(0), false);
         let grid = one.launch(&gpus, introduce_by_gin, 0, args);
         while !gpus.is_done(grid) {
             assert!(matches!(gpus.step(), Step::Progress));
         }
         assert_eq!(one.read(1), [0, 0]);
-        let Communicator { comm, words, ranks } = one;
+        let Communicator { state, words, ranks } = one;
         if !frees {
             finish(&gpus);
-            assert_eq!(words.allocation.read::<u32>(1, 2), [1, 0]);
+            assert_eq!(super::words(&words.allocation, 1), [1, 0]);
             continue;
         }
         drop(words);
         let step = settle(&gpus);
         let Step::Failed(Error::Misuse { kernel, what, .. }) = step else { panic!("{step:?}") };
         assert!(kernel.starts_with("introduce_by_gin") && what.contains("were freed"), "{what}");
-        drop((comm, ranks));
+        drop((state, ranks));
     }
 }
 
@@ -213,7 +235,7 @@ fn what_is_under_way_outlives_its_kernel_but_not_its_window() {
 fn a_device_communicator_that_ends_takes_what_is_under_way_with_it() {
     let gpus = machines(2, 132).next().unwrap();
     let one = Communicator::new(&gpus, &[0, 1], 0);
-    let grid = one.launch(&gpus, introduce_by_gin, 0, (one.comm.rank(0), one.window(0), false));
+    let grid = one.launch(&gpus, introduce_by_gin, 0, (one.comm(0), one.window(0), false));
     while !gpus.is_done(grid) {
         assert!(matches!(gpus.step(), Step::Progress));
     }
