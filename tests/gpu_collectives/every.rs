@@ -9,9 +9,12 @@ use devcomm::{
 
 use crate::types::{Domain, ElementType, LARGEST, combine};
 
-/// One element, a few, a whole number of vectors, beyond 64 Ki and odd.
-pub const COUNTS: [usize; 4] = [1, 3, 1000, 65_537];
-const LARGEST_COUNT: usize = COUNTS[3];
+/// One element, a few, a whole number of vectors; many, an odd number, beyond 64 Ki where that may
+/// matter.
+pub fn counts(rank: &Rank) -> [usize; 4] {
+    [1, 3, 1000, if rank.is_simulated() { 4097 } else { 65_537 }]
+}
+
 /// Bytes after each result that must stay as they are.
 const GUARD: usize = 64;
 const UNTOUCHED: u8 = 0xa5;
@@ -72,7 +75,7 @@ pub struct Bench<'a> {
 impl<'a> Bench<'a> {
     pub fn new(rank: &'a Rank) -> Result<Self, Error> {
         let comm = rank.communicator()?;
-        let bytes = rank.n_ranks() * LARGEST_COUNT * LARGEST + GUARD;
+        let bytes = rank.n_ranks() * counts(rank)[3] * LARGEST + GUARD;
         let (send, recv) = (comm.mem_alloc(bytes)?, comm.mem_alloc(bytes)?);
         Ok(Self { rank, comm, stream: rank.stream()?, send, recv, config: None })
     }
@@ -85,7 +88,8 @@ impl<'a> Bench<'a> {
     /// Every rank's values, enough for all cases.
     pub fn values(&self, domain: Domain) -> Vec<Vec<i32>> {
         let n = self.rank.n_ranks();
-        let of = |rank| (0..n * LARGEST_COUNT).map(|i| domain.value(n, rank, i)).collect();
+        let len = n * counts(self.rank)[3];
+        let of = |rank| (0..len).map(|i| domain.value(n, rank, i)).collect();
         (0..n).map(of).collect()
     }
 

@@ -8,7 +8,7 @@ mod types;
 
 use devcomm::{CollectiveConfig, Error, Rank, ReduceOp};
 use devcomm_testing::machines::on_gpus;
-use every::{Bench, COUNTS, Case, Collective};
+use every::{Bench, Case, Collective, counts};
 use types::{Domain, types};
 
 /// Every type, every count, out of place and in place, with the roots in turn.
@@ -16,7 +16,7 @@ fn all_cases(rank: &Rank, collective: Collective, op: ReduceOp) -> Result<(), Er
     let bench = Bench::new(rank)?;
     for element in types() {
         let values = bench.values(Domain::of(op, element.data_type));
-        for (turn, count) in COUNTS.into_iter().enumerate() {
+        for (turn, count) in counts(rank).into_iter().enumerate() {
             let root = turn % rank.n_ranks();
             let case = Case { collective, element: &element, op, count, root, values: &values };
             bench.check(&case, false)?;

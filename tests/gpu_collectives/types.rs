@@ -110,18 +110,15 @@ impl Domain {
         }
     }
 
-    /// The value of element `index` of rank `rank`, at random (SplitMix64).
+    /// The value of element `index` of rank `rank`, at random.
     pub fn value(self, n_ranks: usize, rank: usize, index: usize) -> i32 {
-        let mut z = ((rank as u64) << 48 | index as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let random = (z ^ (z >> 31)) >> 32;
-        let small = |signed| if signed { (random % 5) as i32 - 2 } else { (random % 3) as i32 };
+        let mut rng = fastrand::Rng::with_seed((rank as u64) << 48 | index as u64);
+        let mut small = |signed| if signed { rng.i32(-2..=2) } else { rng.i32(0..=2) };
         match self {
             Self::Small { signed } => small(signed),
             Self::Divisible { signed } => small(signed) * n_ranks as i32,
-            Self::Factors { signed: false } => [1, 2][(random % 2) as usize],
-            Self::Factors { signed: true } => [1, 2, -1, -2][(random % 4) as usize],
+            Self::Factors { signed: false } => [1, 2][rng.usize(..2)],
+            Self::Factors { signed: true } => [1, 2, -1, -2][rng.usize(..4)],
         }
     }
 }
