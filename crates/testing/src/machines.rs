@@ -1,8 +1,10 @@
 //! Machines that programs run on, and what is said of them.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::ops::Range;
 use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use devcomm::{
@@ -204,10 +206,29 @@ impl Gpus {
             return World::builder().simulate(self.simulation.clone()).threads(wanted).map(Ok);
         }
         let world = World::threads(wanted)?;
-        if world.run(|rank| self.probe(rank))?.contains(&false) {
-            return Ok(Err("NCCL has no one-sided operations here".to_owned()));
+        Ok(self.missing(&world)?.map_or(Ok(world), Err))
+    }
+
+    /// What real GPUs lack, found out once for all tests that want the same.
+    fn missing(&self, world: &World) -> Result<Option<String>, Error> {
+        static KNOWN: Mutex<BTreeMap<String, Option<String>>> = Mutex::new(BTreeMap::new());
+        let Self { kernels, gin, multimem, host_rma, .. } = self;
+        let kernels: *const KernelSet = *kernels;
+        let wanted = format!("{} {kernels:p} {gin:?} {multimem} {host_rma}", world.n_ranks());
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(missing) = known.get(&wanted) {
+            return Ok(missing.clone());
         }
-        Ok(Ok(world))
+        let missing = match world.run(|rank| self.probe(rank)) {
+            Ok(found) if found.contains(&false) => {
+                Some("NCCL has no one-sided operations here".to_owned())
+            }
+            Ok(_) => None,
+            Err(error) if error.is_of_the_machine() => Some(error.to_string()),
+            Err(error) => return Err(error),
+        };
+        known.insert(wanted, missing.clone());
+        Ok(missing)
     }
 
     /// Does, in little, what every test rests on; whether there is what was asked for besides.

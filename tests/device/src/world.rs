@@ -56,6 +56,9 @@ impl<'a> TestWorld<'a> {
     ///
     /// If there is no communicator.
     pub fn new(world: &'a World, simulation: &'a Simulation) -> Self {
+        if world.is_simulated() {
+            return Self { world, simulation, lsa_size: simulation.team() };
+        }
         let size = |rank: &Rank| Ok::<_, Error>(rank.communicator()?.properties()?.lsa_size());
         let sizes = world.run(size).unwrap_or_else(|error| panic!("{error}"));
         Self { world, simulation, lsa_size: sizes[0] }
