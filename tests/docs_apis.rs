@@ -22,7 +22,8 @@ fn sources(folder: &Path, into: &mut Vec<Source>) {
     }
 }
 
-/// Whether a source has a test of this name: a function, or a name that a macro or a list of trials makes one of.
+/// Whether a source has a test of this name: a function, or a name that a macro or a list of trials
+/// makes one of.
 fn has_test(source: &str, test: &str) -> bool {
     let forms = [
         format!("fn {test}("),
@@ -35,7 +36,8 @@ fn has_test(source: &str, test: &str) -> bool {
     source.contains(test) && forms.iter().any(|form| source.contains(form))
 }
 
-/// What the last cells of a document's rows name as tests, a list for each row; heads of tables are left out.
+/// What the last cells of a document's rows name as tests, a list for each row; heads of tables are
+/// left out.
 fn named(document: &str) -> Vec<(String, Vec<String>)> {
     let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs").join(document);
     let text = fs::read_to_string(text).unwrap();

@@ -189,8 +189,8 @@ fn many_launches_need_no_reset() {
     });
 }
 
-/// Nothing is launched for an input that the kernel cannot do, and the same object goes on to do what
-/// it can.
+/// Nothing is launched for an input that the kernel cannot do, and the same object goes on to do
+/// what it can.
 #[test]
 fn bad_input_is_refused_with_the_reason() {
     on_gpus("bad_input_is_refused_with_the_reason", 1, |rank| {

@@ -65,8 +65,8 @@ fn replays_a_kernel(rank: &Rank) -> Result<(), Error> {
     let (a, b) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(COUNT)?);
     let launch = |send, recv| {
         let (config, args) = (LaunchConfig::new(BLOCKS, 128), (&dev_comm, send, recv, COUNT));
-        // SAFETY: both windows have `COUNT` elements in every rank, every rank does the same, and both windows and the
-        // device communicator outlive the graphs.
+        // SAFETY: both windows have `COUNT` elements in every rank, every rank does the same, and
+        // both windows and the device communicator outlive the graphs.
         unsafe { compiled.launch(&stream, kernels::lsa_allreduce::<f32>, config, args) }
     };
     let there = stream.capture(|| launch(&a, &b))?;

@@ -24,7 +24,8 @@ impl Job {
     }
 }
 
-/// Runs `body` on two GPUs with `barriers` LSA barriers, and afterwards a launch that must be right.
+/// Runs `body` on two GPUs with `barriers` LSA barriers, and afterwards a launch that must be
+/// right.
 fn with_job(name: &str, barriers: u32, body: impl Fn(&Job) + Sync) {
     with_job_on(Gpus::new(2), name, barriers, body);
 }
@@ -62,7 +63,8 @@ fn refusal(result: Result<(), Error>) -> LaunchRefusal {
 
 #[test]
 fn refuses_more_blocks_than_barriers() {
-    // A simulated kernel is reported where it opens a session, for nothing says before that it will.
+    // A simulated kernel is reported where it opens a session, for nothing says before that it
+    // will.
     let gpus = Gpus::new(2).only_real("machine code that says which barriers it uses");
     with_job_on(gpus, "refuses_more_blocks_than_barriers", 4, |job| {
         let refused = refusal(job.launch(LaunchConfig::new(5, 128)));

@@ -1,4 +1,5 @@
-//! A rank that goes, while the others wait for it, is an error that names it, within a deadline, on every one of them.
+//! A rank that goes, while the others wait for it, is an error that names it, within a deadline, on
+//! every one of them.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -10,6 +11,7 @@ use devcomm::{
     LocalJob, Rank, ReduceOp, SymmetricBuffer, Window, World, kernels, visible_gpus,
 };
 use devcomm_testing::machines::Gpus;
+use rustix::process::{Signal, getpid, kill_process};
 
 /// How long the survivors may take to notice.
 const DEADLINE: Duration = Duration::from_secs(15);
@@ -55,7 +57,8 @@ fn a_rank_that_a_kernel_waits_for_is_an_error() {
     });
 }
 
-/// Ranks whose kernels throw messages to each other over the network, one of which is killed in the midst of them.
+/// Ranks whose kernels throw messages to each other over the network, one of which is killed in the
+/// midst of them.
 #[test]
 fn a_rank_killed_among_kernels_that_use_the_network_is_an_error_on_every_other() {
     let name = "a_rank_killed_among_kernels_that_use_the_network_is_an_error_on_every_other";
@@ -75,7 +78,8 @@ fn most() -> usize {
     if visible_gpus().is_ok_and(|n| n >= 4) { 4 } else { 2 }
 }
 
-/// Twenty jobs of this test, each of which loses a rank at another moment of its first tenth of a second in the loop.
+/// Twenty jobs of this test, each of which loses a rank at another moment of its first tenth of a
+/// second in the loop.
 fn kill_at_random(test: &'static str, n_ranks: usize, seed: u64) {
     const TIMES: usize = 20;
     /// The longest life, in microseconds.
@@ -186,8 +190,7 @@ impl Part {
         std::thread::spawn(move || {
             std::thread::sleep(life);
             Part { reports, victim: own }.report(own, &now().to_string());
-            // SAFETY: a call without memory; it ends this very process.
-            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+            let _ = kill_process(getpid(), Signal::KILL);
         });
     }
 
@@ -204,8 +207,8 @@ fn now() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()
 }
 
-/// Runs `body`, which returns only by an error, and reports that. Returns never: what runs on the GPU may not end before
-/// the process does.
+/// Runs `body`, which returns only by an error, and reports that. Returns never: what runs on the
+/// GPU may not end before the process does.
 fn be_a_rank(body: fn(&Rank, &Part) -> Result<(), Error>) {
     let part = Part {
         reports: std::env::var_os(REPORTS).unwrap().into(),
@@ -267,7 +270,8 @@ fn network(rank: &Rank, part: &Part) -> Result<(), Error> {
     let step = || {
         let args = (&dev_comm, &balls, &balls, THROWN, ROUNDS, nanos.device_address());
         let (kernel, config) = (kernels::gin_put_signal, LaunchConfig::new(BLOCKS, 32));
-        // SAFETY: window and times have room for every round of every block; nobody looks at what arrives.
+        // SAFETY: window and times have room for every round of every block; nobody looks at what
+        // arrives.
         unsafe { compiled.launch(&stream, kernel, config, args)? };
         stream.synchronize()
     };
@@ -292,7 +296,8 @@ fn kernel(rank: &Rank, part: &Part) -> Result<(), Error> {
     }
     let args = (&dev_comm, &send, &recv, 1024);
     let kernel = kernels::lsa_allreduce::<f32>;
-    // SAFETY: both windows have 1024 elements in every rank. The victim never comes, so this kernel never ends.
+    // SAFETY: both windows have 1024 elements in every rank. The victim never comes, so this kernel
+    // never ends.
     unsafe { compiled.launch(&stream, kernel, LaunchConfig::new(1, 128), args)? };
     stream.synchronize()
 }

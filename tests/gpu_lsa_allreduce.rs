@@ -18,8 +18,8 @@ fn counts(rank: &Rank) -> &'static [usize] {
     }
 }
 
-/// One all-reduce of `count` elements, in place or not; this rank's result, which is as right as the
-/// others' are, bit for bit.
+/// One all-reduce of `count` elements, in place or not; this rank's result, which is as right as
+/// the others' are, bit for bit.
 fn all_reduce<T: Number>(rank: &Rank, count: usize, in_place: bool) -> Result<Vec<T>, Error>
 where
     kernels::lsa_allreduce<T>:
@@ -126,7 +126,8 @@ fn can_be_launched_many_times() {
         for i in 0..60 {
             let (send, recv) = if i % 2 == 0 { (&a, &b) } else { (&b, &a) };
             let args = (&dev_comm, send, recv, COUNT);
-            // SAFETY: both windows have `COUNT` elements in every rank, and every rank does the same.
+            // SAFETY: both windows have `COUNT` elements in every rank, and every rank does the
+            // same.
             unsafe {
                 let kernel = kernels::lsa_allreduce::<f32>;
                 kernels.launch(&stream, kernel, LaunchConfig::new(4, 128), args)?;

@@ -161,7 +161,8 @@ fn counts_on_four_gpus() {
 #[test]
 fn a_stream_waits_until_it_is_signalled() {
     on_gpus("a_stream_waits_until_it_is_signalled", 2, |rank, comm, stream| {
-        // NCCL sets up one-sided operations at the first window, and the ways between the ranks at the first use.
+        // NCCL sets up one-sided operations at the first window, and the ways between the ranks at
+        // the first use.
         ring::<u8>(rank, comm, stream)?;
         for _ in 0..ROUNDS {
             if rank.is_root() {

@@ -68,13 +68,14 @@ fn refuses_an_unknown_type_and_names_the_known() {
 
 #[test]
 fn refuses_to_simulate_under_a_launcher() {
-    let env = [(SIMULATE, "2"), ("RANK", "0"), ("WORLD_SIZE", "2")];
-    refuses("", &env, &[SIMULATE, "RANK"]);
+    let launcher = [("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")];
+    let meeting = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500"), (SIMULATE, "2")];
+    refuses("", &[&launcher[..], &meeting].concat(), &[SIMULATE, "with RANK"]);
 }
 
 #[test]
 fn ranks_in_several_lsa_teams_are_told_of_the_hybrid_program() {
-    refuses("", &[(SIMULATE, "4,team=2")], &["2 LSA teams", "hybrid_allreduce"]);
+    refuses("", &[(SIMULATE, "4,team=2")], &["ranks 0, 1", "ranks 2, 3", "hybrid_allreduce"]);
 }
 
 #[test]

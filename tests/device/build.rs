@@ -1,4 +1,5 @@
-//! With the feature `ptx`: compiles the kernels of `devcomm-device-test-kernels` to PTX, into `OUT_DIR/kernels`.
+//! With the feature `ptx`: compiles the kernels of `devcomm-device-test-kernels` to PTX, into
+//! `OUT_DIR/kernels`.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=build.rs");

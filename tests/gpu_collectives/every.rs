@@ -111,7 +111,8 @@ impl<'a> Bench<'a> {
             let Case { collective, count, op, root, .. } = *case;
             let (data_type, place) = (element.data_type, if in_place { "in" } else { "out of" });
             format!(
-                "{collective:?} ({op:?}, root {root}) of {count} {data_type:?} {place} place, rank {own} of {n}"
+                "{collective:?} ({op:?}, root {root}) of {count} {data_type:?} {place} place, \
+                 rank {own} of {n}"
             )
         };
         let mut got = vec![0; end + GUARD];
@@ -143,8 +144,8 @@ impl<'a> Bench<'a> {
         element: &ElementType,
     ) -> DeviceSlice<Dynamic> {
         let address = memory.device_address() + (range.start * element.size()) as u64;
-        // SAFETY: the memory has room for every rank's part of the largest case, which starts at a multiple of its
-        // size, and lives until the stream was synchronized.
+        // SAFETY: the memory has room for every rank's part of the largest case, which starts at a
+        // multiple of its size, and lives until the stream was synchronized.
         unsafe {
             DeviceSlice::from_raw_parts_dynamic(
                 self.rank.context(),
@@ -190,7 +191,8 @@ impl<'a> Bench<'a> {
 }
 
 impl Case<'_> {
-    /// Where a rank's input and output are, in elements. In place, the smaller one is the rank's part of the larger.
+    /// Where a rank's input and output are, in elements. In place, the smaller one is the rank's
+    /// part of the larger.
     fn ranges(&self, own: usize, n: usize, in_place: bool) -> (Range<usize>, Range<usize>) {
         let (one, all) = (self.count, n * self.count);
         let part = if in_place { own * one..(own + 1) * one } else { 0..one };

@@ -33,14 +33,18 @@ macro_rules! collectives {
     ($($collective:ident: $two:ident, $four:ident;)*) => { $(
         #[test]
         fn $two() {
-            on_gpus(stringify!($two), 2, |rank| all_cases(rank, Collective::$collective, ReduceOp::Sum));
+            sums(stringify!($two), 2, Collective::$collective);
         }
 
         #[test]
         fn $four() {
-            on_gpus(stringify!($four), 4, |rank| all_cases(rank, Collective::$collective, ReduceOp::Sum));
+            sums(stringify!($four), 4, Collective::$collective);
         }
     )* };
+}
+
+fn sums(name: &str, gpus: usize, collective: Collective) {
+    on_gpus(name, gpus, |rank| all_cases(rank, collective, ReduceOp::Sum));
 }
 
 collectives! {

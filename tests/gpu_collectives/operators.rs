@@ -40,7 +40,8 @@ fn factor(rank: usize) -> i32 {
     rank as i32 + 1
 }
 
-/// With the factor from the host and with one in device memory, which may change between operations.
+/// With the factor from the host and with one in device memory, which may change between
+/// operations.
 fn multiplies_and_sums<T: Whole>(rank: &Rank, stream: &Stream) -> Result<(), Error> {
     let (comm, own) = (rank.communicator()?, rank.rank());
     let (send, recv) = (comm.mem_alloc::<T>(COUNT)?, comm.mem_alloc::<T>(COUNT)?);

@@ -1,4 +1,5 @@
-//! The forms in which memory comes: whole buffers, windows, parts of them, addresses with and without a type.
+//! The forms in which memory comes: whole buffers, windows, parts of them, addresses with and
+//! without a type.
 
 use devcomm::{
     Buffer, CollectiveConfig, DeviceSlice, Dynamic, Error, F8E4M3, F8E5M2, Rank, ReduceOp, Stream,
@@ -93,7 +94,8 @@ fn floats_of_8_bits_by_their_types() {
     });
 }
 
-/// Another stream can start as soon as a collective's kernel was launched; here it waits for that only.
+/// Another stream can start as soon as a collective's kernel was launched; here it waits for that
+/// only.
 #[test]
 fn a_collective_records_an_event_when_it_was_launched() {
     on_gpus("a_collective_records_an_event_when_it_was_launched", 2, |rank| {

@@ -1,7 +1,8 @@
 //! NCCL's twelve types at run time, and values that all of them hold exactly.
 //!
-//! The values are small integers. Sums, products and averages of them over four ranks, and all their partial results, are
-//! exact even with the two bits of mantissa of `Float8e5m2`, so that results are compared bit for bit whatever the order.
+//! The values are small integers. Sums, products and averages of them over four ranks, and all
+//! their partial results, are exact even with the two bits of mantissa of `Float8e5m2`, so that
+//! results are compared bit for bit whatever the order.
 
 use devcomm::{DataType, ReduceOp};
 use half::{bf16, f16};

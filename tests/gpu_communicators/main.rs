@@ -155,7 +155,8 @@ fn a_non_blocking_communicator_does_what_a_blocking_one_does() {
 fn a_communicator_that_another_made_is_used_and_left_alone() {
     on_gpus("a_communicator_that_another_made_is_used_and_left_alone", 2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
-        // SAFETY: a live communicator of this GPU, which outlives the borrowed one and is not used at the same time.
+        // SAFETY: a live communicator of this GPU, which outlives the borrowed one and is not used
+        // at the same time.
         let adopt = |context: &Context, raw| unsafe {
             Communicator::from_raw(rank.library(), context, raw)
         };

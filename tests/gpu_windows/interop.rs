@@ -23,7 +23,8 @@ fn cudarcs_memory_on_cudarcs_stream() {
         let mut memory = theirs.clone_htod(&[rank.rank() as f32 + 1.0; COUNT]).unwrap();
         {
             let (address, _written) = memory.device_ptr_mut(&theirs);
-            // SAFETY: cudarc's memory of this GPU, which lives until the stream has passed what follows.
+            // SAFETY: cudarc's memory of this GPU, which lives until the stream has passed what
+            // follows.
             let slice =
                 unsafe { DeviceSlice::<f32>::from_raw_parts(rank.context(), address, COUNT) };
             comm.all_reduce(&slice, &slice, ReduceOp::Sum, &stream)?;

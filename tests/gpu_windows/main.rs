@@ -1,4 +1,5 @@
-//! Windows and registered buffers on GPUs: how they are registered, what addresses they have, how they end.
+//! Windows and registered buffers on GPUs: how they are registered, what addresses they have, how
+//! they end.
 
 mod interop;
 
@@ -22,7 +23,8 @@ fn values(rank: usize, len: usize) -> Vec<u64> {
 
 /// The first `len` elements at an address.
 fn read(context: &Context, address: u64, len: usize) -> Result<Vec<u64>, Error> {
-    // SAFETY: the callers pass an address in a live window of which this rank's GPU sees at least `len` elements.
+    // SAFETY: the callers pass an address in a live window of which this rank's GPU sees at least
+    // `len` elements.
     let memory = unsafe { DeviceSlice::<u64>::from_raw_parts(context, address, len) };
     let mut read = vec![0; len];
     memory.copy_to_host(&mut read)?;
@@ -36,7 +38,8 @@ fn invalid<T: std::fmt::Debug>(result: Result<T, Error>, word: &str) {
     }
 }
 
-/// NCCL's addresses of every rank's copy are the same by LSA rank and by rank, and the data of that rank is there.
+/// NCCL's addresses of every rank's copy are the same by LSA rank and by rank, and the data of that
+/// rank is there.
 fn addresses_lead_to_the_copies(rank: &Rank) -> Result<(), Error> {
     let (comm, own, n) = (rank.communicator()?, rank.rank(), rank.n_ranks());
     let window = comm.window::<u64>(COUNT)?;

@@ -1,8 +1,9 @@
 //! The matrices, and what their product has to be.
 //!
-//! Elements are random multiples of 1/8 from -1 to 1. So products are multiples of 1/64, and up to 2^18 of them have a sum that f32 holds
-//! exactly, in whatever order and however a tensor core rounds: the product has no error before its last rounding, and an element is
-//! right when it is the bf16 nearest to the reference, bit for bit.
+//! Elements are random multiples of 1/8 from -1 to 1. So products are multiples of 1/64, and up to
+//! 2^18 of them have a sum that f32 holds exactly, in whatever order and however a tensor core
+//! rounds: the product has no error before its last rounding, and an element is right when it is
+//! the bf16 nearest to the reference, bit for bit.
 
 use anyhow::{Result, ensure};
 use half::bf16;
@@ -80,7 +81,8 @@ impl Problem {
         (0..rows).flat_map(|row| (0..self.k).map(move |column| element(row, column))).collect()
     }
 
-    /// Factors to measure with: numbers from -1 to 1 of which every bit is random. With few values a GPU draws less power, and is faster.
+    /// Factors to measure with: numbers from -1 to 1 of which every bit is random. With few values
+    /// a GPU draws less power, and is faster.
     pub fn noise(&self, factor: Factor, rank: usize) -> Vec<bf16> {
         let rows = match factor {
             Factor::A => self.m,

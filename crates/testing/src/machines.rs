@@ -66,7 +66,8 @@ pub fn give_time(rank: &Rank, time: Duration) {
     }
 }
 
-/// GPUs that a test wants: simulated ones or, with [`TEST_GPUS`] in the environment, this machine's.
+/// GPUs that a test wants: simulated ones or, with [`TEST_GPUS`] in the environment, this
+/// machine's.
 #[derive(Clone)]
 #[must_use = "GPUs do nothing until something is run on them"]
 pub struct Gpus {

@@ -88,7 +88,8 @@ impl Gpu<'_> {
         config: LaunchConfig,
         args: A,
     ) -> Result<()> {
-        // SAFETY: every rank launches the same, one kernel after the other; the rest is the test's, as said above.
+        // SAFETY: every rank launches the same, one kernel after the other; the rest is the test's,
+        // as said above.
         unsafe { self.kernels.launch(&self.stream, kernel, config, args) }?;
         self.stream.synchronize()?;
         self.barrier()

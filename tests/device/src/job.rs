@@ -56,7 +56,8 @@ impl Setup {
     /// What nobody has written in the second window.
     pub const UNTOUCHED: u64 = u64::MAX;
 
-    /// `grid` blocks of `block` threads, with an LSA barrier a block, and a word a thread to report.
+    /// `grid` blocks of `block` threads, with an LSA barrier a block, and a word a thread to
+    /// report.
     pub fn new(grid: u32, block: u32) -> Self {
         Self {
             grid,
@@ -131,7 +132,8 @@ impl Job {
     pub fn launch<K: TestKernel>(&self, kernel: K, setup: &Setup, n: u32) -> Result<(), Error> {
         let args = (&self.dev_comm, &self.mail, &self.out, self.extra, n);
         let config = LaunchConfig::new(setup.grid, setup.block);
-        // SAFETY: the setup names the windows and resources that the kernel needs; who uses this waits for all ranks before it goes.
+        // SAFETY: the setup names the windows and resources that the kernel needs; who uses this
+        // waits for all ranks before it goes.
         unsafe { self.compiled.launch(&self.stream, kernel, config, args) }
     }
 

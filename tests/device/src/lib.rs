@@ -1,5 +1,5 @@
-//! Tests of the typed device API: kernels of `devcomm-device-test-kernels`, on simulated GPUs and on
-//! real ones.
+//! Tests of the typed device API: kernels of `devcomm-device-test-kernels`, on simulated GPUs and
+//! on real ones.
 //!
 //! What is tested is in [`cases`], for the ranks of any [`TestWorld`]; `tests/gpu_device` runs it.
 

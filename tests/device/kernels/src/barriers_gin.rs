@@ -21,8 +21,9 @@ fn fence(n: u32) -> FenceLevel {
     }
 }
 
-/// `rounds` times: this rank puts a word to every member of `team`, on the contexts that the barrier covers in turn, and gets one;
-/// meets all; and checks what the fence says is here. `first` is where the coop's words start in `mail`: 4 rows of `ranks`.
+/// `rounds` times: this rank puts a word to every member of `team`, on the contexts that the
+/// barrier covers in turn, and gets one; meets all; and checks what the fence says is here. `first`
+/// is where the coop's words start in `mail`: 4 rows of `ranks`.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
 unsafe fn rounds<B: GinBackend>(
@@ -71,7 +72,8 @@ unsafe fn rounds<B: GinBackend>(
             while p < ranks {
                 let on =
                     if contexts > 1 { comm.gin::<B>((p as u32 + round) % contexts) } else { gin };
-                // SAFETY: the targets are read between two meetings, and not in the round in which they are written again.
+                // SAFETY: the targets are read between two meetings, and not in the round in which
+                // they are written again.
                 unsafe {
                     on.put(team, p as i32, mail.at(targets + me), mail.at(sources + p), 1)
                         .post(coop);
@@ -111,8 +113,9 @@ unsafe fn rounds<B: GinBackend>(
     wrong
 }
 
-/// The barriers of world (`n & 0xc` 0) or rail (4), or those that the host made in addition (8), with fence `n & 3`; `n & 16`: over all
-/// contexts; `n & 32`: with a timeout that is not needed. `n >> 8` rounds. A block a barrier.
+/// The barriers of world (`n & 0xc` 0) or rail (4), or those that the host made in addition (8),
+/// with fence `n & 3`; `n & 16`: over all contexts; `n & 32`: with a timeout that is not needed.
+/// `n >> 8` rounds. A block a barrier.
 #[kernel(B = gin)]
 pub unsafe fn gin_barrier<B: GinBackend>(
     comm: DevComm,
@@ -147,7 +150,8 @@ pub unsafe fn gin_barrier<B: GinBackend>(
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// The hybrid barrier with fence `n & 3`, puts and gets along the rail (`n & 4`) or to all; `n & 32`: with a timeout. `n >> 8` rounds.
+/// The hybrid barrier with fence `n & 3`, puts and gets along the rail (`n & 4`) or to all;
+/// `n & 32`: with a timeout. `n >> 8` rounds.
 #[kernel(B = gin)]
 pub unsafe fn hybrid_barrier<B: GinBackend>(
     comm: DevComm,
@@ -176,8 +180,8 @@ pub unsafe fn hybrid_barrier<B: GinBackend>(
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// A rendezvous of all ranks by the hybrid barrier alone: `n` times, everybody's number is seen over load and store within the LSA
-/// team, and the inner and outer barrier work by themselves.
+/// A rendezvous of all ranks by the hybrid barrier alone: `n` times, everybody's number is seen
+/// over load and store within the LSA team, and the inner and outer barrier work by themselves.
 #[kernel(B = gin)]
 pub unsafe fn hybrid_parts<B: GinBackend>(
     comm: DevComm,

@@ -22,8 +22,8 @@ fn order(n: u32) -> MemoryOrder {
     }
 }
 
-/// `rounds` times, each rank writes to every peer, meets them, and checks what they wrote, on barrier `index` by `coop`; `meet`
-/// is the barrier. Gives how often something was wrong.
+/// `rounds` times, each rank writes to every peer, meets them, and checks what they wrote, on
+/// barrier `index` by `coop`; `meet` is the barrier. Gives how often something was wrong.
 #[inline(always)]
 fn exchange(
     comm: &DevComm,
@@ -43,7 +43,8 @@ fn exchange(
         let mut p = coop.thread_rank();
         while writes && p < l {
             let value = round * 100 + team.rank as u32;
-            // SAFETY: a row of `l` words for each barrier in use; a word has one writer, and the barriers order.
+            // SAFETY: a row of `l` words for each barrier in use; a word has one writer, and the
+            // barriers order.
             unsafe { mail.lsa(p as i32).store(row + team.rank as usize, value.into()) };
             p += coop.size();
         }
@@ -60,7 +61,8 @@ fn exchange(
     wrong
 }
 
-/// `sync` with the order `n & 7`, the rest of `n` rounds; the block's own barrier. The count of errors, a word a thread of the grid.
+/// `sync` with the order `n & 7`, the rest of `n` rounds; the block's own barrier. The count of
+/// errors, a word a thread of the grid.
 #[kernel]
 pub unsafe fn lsa_sync(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra: Extra, n: u32) {
     let coop = Coop::cta();
@@ -71,7 +73,8 @@ pub unsafe fn lsa_sync(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extr
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// The other ways to meet take turns: arrive and wait, a dropped arrival, with a timeout that is not needed.
+/// The other ways to meet take turns: arrive and wait, a dropped arrival, with a timeout that is
+/// not needed.
 #[kernel]
 pub unsafe fn lsa_split(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra: Extra, n: u32) {
     let (coop, order) = (Coop::cta(), MemoryOrder::AcqRel);
@@ -104,7 +107,8 @@ pub unsafe fn lsa_warps(comm: DevComm, mail: Window<u64>, out: Window<u64>, _ext
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// Coops of every other kind, each on a barrier of its own, one after the other: thread 3 alone, lanes of the first warp, a span.
+/// Coops of every other kind, each on a barrier of its own, one after the other: thread 3 alone,
+/// lanes of the first warp, a span.
 #[kernel]
 pub unsafe fn lsa_coops(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra: Extra, n: u32) {
     let t = thread::thread_idx_x();
@@ -147,7 +151,8 @@ pub unsafe fn lsa_multicast(
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// Sessions of the typed layer and of NCCL's own take turns on one barrier; and sessions are opened anew for each meeting.
+/// Sessions of the typed layer and of NCCL's own take turns on one barrier; and sessions are opened
+/// anew for each meeting.
 #[kernel]
 pub unsafe fn lsa_with_raw(
     comm: DevComm,
@@ -205,7 +210,8 @@ pub unsafe fn lsa_near_the_end(
     }
 }
 
-/// The last rank of the team comes late: the others get a timeout, in every thread, and later all meet `n` times.
+/// The last rank of the team comes late: the others get a timeout, in every thread, and later all
+/// meet `n` times.
 #[kernel]
 pub unsafe fn lsa_late(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra: Extra, n: u32) {
     let (team, coop, order) = (comm.lsa_team(), Coop::cta(), MemoryOrder::AcqRel);
@@ -241,7 +247,8 @@ pub unsafe fn lsa_late(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extr
     unsafe { out.local().store(t, wrong * 100 + timeouts) };
 }
 
-/// The first rank of the team never comes, to any of the waits of a barrier that can time out: 3 words a thread.
+/// The first rank of the team never comes, to any of the waits of a barrier that can time out: 3
+/// words a thread.
 #[kernel]
 pub unsafe fn lsa_never(
     comm: DevComm,
@@ -269,7 +276,8 @@ pub unsafe fn lsa_never(
             }
         });
     };
-    // Each call with a coop of one kind: else it is not known when the kernel is compiled what NCCL's session calls.
+    // Each call with a coop of one kind: else it is not known when the kernel is compiled what
+    // NCCL's session calls.
     if t < 64 {
         wait(Coop::warp_span(0, 2, 0), 0);
     } else {

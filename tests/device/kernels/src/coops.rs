@@ -29,8 +29,8 @@ pub unsafe fn coops(_comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra:
     let t = thread::thread_idx_x() as usize;
     let (rank, size) = (coop.thread_rank(), coop.size());
     let own = out.local();
-    // SAFETY: a word a thread in `mail`, 6 in `out`; the coop's threads are those that read each other's words, and the vote's
-    // barrier orders them.
+    // SAFETY: a word a thread in `mail`, 6 in `out`; the coop's threads are those that read each
+    // other's words, and the vote's barrier orders them.
     unsafe {
         own.store(6 * t, rank.into());
         own.store(6 * t + 1, size.into());

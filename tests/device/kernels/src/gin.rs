@@ -13,7 +13,8 @@ fn word(from: i32, to: i32, i: usize) -> u64 {
     (from as u64) << 40 | (to as u64) << 20 | i as u64
 }
 
-/// Writes what this rank sends to the members of `team`, `count` words a member, from word `first` of `window` on.
+/// Writes what this rank sends to the members of `team`, `count` words a member, from word `first`
+/// of `window` on.
 #[inline(always)]
 unsafe fn fill(
     comm: &DevComm,
@@ -54,8 +55,9 @@ unsafe fn count_wrong(
     wrong
 }
 
-/// Waits until a signal is `more` above its shadow, which was `before`, and sets the shadow there. The signal itself may be raised by a
-/// fast peer before this rank looks at it; its shadow is this rank's own.
+/// Waits until a signal is `more` above its shadow, which was `before`, and sets the shadow there.
+/// The signal itself may be raised by a fast peer before this rank looks at it; its shadow is this
+/// rank's own.
 #[inline(always)]
 fn wait_for<B: GinBackend>(
     gin: Gin<'_, B>,
@@ -78,8 +80,9 @@ pub(crate) fn connected(comm: &DevComm, mode: u32) -> Team {
     if mode == 0 { comm.world_team() } else { comm.rail_team() }
 }
 
-/// All to all by puts with a signal: block `b` on context `b`, `n >> 4` words a peer, from `mail` (the first half) to its second half;
-/// the team by `n & 1`; `n & 2`: the kernel releases itself and shares the context with its block alone.
+/// All to all by puts with a signal: block `b` on context `b`, `n >> 4` words a peer, from `mail`
+/// (the first half) to its second half; the team by `n & 1`; `n & 2`: the kernel releases itself
+/// and shares the context with its block alone.
 #[kernel(B = gin)]
 pub unsafe fn gin_put<B: GinBackend>(
     comm: DevComm,
@@ -122,7 +125,8 @@ pub unsafe fn gin_put<B: GinBackend>(
     }
 }
 
-/// Values of every size, without a source; the signal is raised by an amount that says who: 5 words a rank in `out`.
+/// Values of every size, without a source; the signal is raised by an amount that says who: 5 words
+/// a rank in `out`.
 #[kernel(B = gin)]
 pub unsafe fn gin_put_value<B: GinBackend>(
     comm: DevComm,
@@ -175,7 +179,8 @@ pub unsafe fn gin_value_sizes<B: GinBackend>(
     let signal = SignalId::of(&comm, extra.signals(), 0);
     let before = gin.signal_shadow(signal);
     let right = (world.rank + 1) % world.n_ranks;
-    // SAFETY: four words of the neighbour's, of which nobody else writes; the views name the same bytes.
+    // SAFETY: four words of the neighbour's, of which nobody else writes; the views name the same
+    // bytes.
     unsafe {
         gin.put_value(world, right, cast::<u8>(mail).at(0), 0xab_u8)
             .signal(signal.inc())
@@ -203,7 +208,8 @@ pub(crate) unsafe fn cast<T>(window: Window<u64>) -> Window<T> {
     unsafe { core::mem::transmute::<Window<u64>, Window<T>>(window) }
 }
 
-/// Gets from every peer, after a meeting by signals: the first half of `mail` is read, the second written.
+/// Gets from every peer, after a meeting by signals: the first half of `mail` is read, the second
+/// written.
 #[kernel(B = gin)]
 pub unsafe fn gin_get<B: GinBackend>(
     comm: DevComm,
@@ -216,7 +222,8 @@ pub unsafe fn gin_get<B: GinBackend>(
     let (half, gin) = (count * world.n_ranks as usize, comm.gin::<B>(0));
     let ready = SignalId::of(&comm, extra.signals(), 0);
     let before = gin.signal_shadow(ready);
-    // SAFETY: halves of the window: one is written before the signals, the other by this rank's gets alone.
+    // SAFETY: halves of the window: one is written before the signals, the other by this rank's
+    // gets alone.
     unsafe {
         fill(&comm, coop, world, mail, 0, count);
         let mut p = 0;
@@ -237,7 +244,8 @@ pub unsafe fn gin_get<B: GinBackend>(
     }
 }
 
-/// A strong signal after many puts without: it says that all of them have arrived. To the right neighbour, `n` puts.
+/// A strong signal after many puts without: it says that all of them have arrived. To the right
+/// neighbour, `n` puts.
 #[kernel(B = gin)]
 pub unsafe fn gin_strong<B: GinBackend>(
     comm: DevComm,
@@ -278,8 +286,8 @@ pub unsafe fn gin_strong<B: GinBackend>(
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// Each put has a weak signal of its own kind; whoever sees the sum knows that all data is here. Then signals in the window, by one
-/// and by an amount; the values seen are in `out`.
+/// Each put has a weak signal of its own kind; whoever sees the sum knows that all data is here.
+/// Then signals in the window, by one and by an amount; the values seen are in `out`.
 #[kernel(B = gin)]
 pub unsafe fn gin_weak_and_va<B: GinBackend>(
     comm: DevComm,
@@ -292,7 +300,8 @@ pub unsafe fn gin_weak_and_va<B: GinBackend>(
     let (me, ranks) = (world.rank as usize, world.n_ranks as usize);
     let signal = SignalId::of(&comm, extra.signals(), 0);
     let before = gin.signal_shadow(signal);
-    // SAFETY: the test makes the window for it; the two words behind the ranks' are signals, which start at 0.
+    // SAFETY: the test makes the window for it; the two words behind the ranks' are signals, which
+    // start at 0.
     let (by_one, by_more) =
         unsafe { (VaSignal::new(mail, 2 * ranks), VaSignal::new(mail, 2 * ranks + 1)) };
     // SAFETY: a word a rank twice: one written here, one by each peer, read after the signals.
@@ -334,7 +343,8 @@ pub unsafe fn gin_weak_and_va<B: GinBackend>(
     }
 }
 
-/// A counter says when a source can be written again: `n` puts to the right neighbour from one word.
+/// A counter says when a source can be written again: `n` puts to the right neighbour from one
+/// word.
 #[kernel(B = gin)]
 pub unsafe fn gin_counter<B: GinBackend>(
     comm: DevComm,
@@ -351,7 +361,8 @@ pub unsafe fn gin_counter<B: GinBackend>(
     let before = gin.signal_shadow(signal);
     let mut i = 0;
     while i < n as usize {
-        // SAFETY: word 0 is written when the put before has read it; the targets are the neighbour's `n` words behind it.
+        // SAFETY: word 0 is written when the put before has read it; the targets are the
+        // neighbour's `n` words behind it.
         unsafe {
             if coop.thread_rank() == 0 {
                 mail.local().store(0, word(comm.rank(), right, i));
@@ -389,7 +400,8 @@ pub unsafe fn gin_counter<B: GinBackend>(
     gin.flush(coop, MemoryOrder::Relaxed);
 }
 
-/// Flushes to single peers tell when sources can be written again: each thread of the block puts to a peer of its own.
+/// Flushes to single peers tell when sources can be written again: each thread of the block puts to
+/// a peer of its own.
 #[kernel(B = gin)]
 pub unsafe fn gin_requests<B: GinBackend>(
     comm: DevComm,
@@ -407,7 +419,8 @@ pub unsafe fn gin_requests<B: GinBackend>(
     if t < ranks {
         let mut i = 0;
         while i < n as usize {
-            // SAFETY: a source word a thread, written when the flush says so; targets of `n` words a rank.
+            // SAFETY: a source word a thread, written when the flush says so; targets of `n` words
+            // a rank.
             unsafe {
                 mail.local().store(t, word(comm.rank(), t as i32, i));
                 let target = mail.at(ranks + me * n as usize + i);

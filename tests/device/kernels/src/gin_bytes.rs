@@ -7,19 +7,22 @@ use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, LsaPtr, MemoryOrder, 
 use crate::Extra;
 use crate::files::gin::{cast, connected};
 
-/// Messages from one rank to another in a launch, and the bytes of the slot in which each lies somewhere.
+/// Messages from one rank to another in a launch, and the bytes of the slot in which each lies
+/// somewhere.
 pub const MESSAGES: usize = 12;
 /// See [`MESSAGES`].
 pub const SLOT: usize = 80;
 
-/// A message: its bytes, and where it begins in its slots at the source, at the target of a put, and at the target of a get.
+/// A message: its bytes, and where it begins in its slots at the source, at the target of a put,
+/// and at the target of a get.
 struct Message {
     len: usize,
     starts: [usize; 3],
 }
 
 impl Message {
-    /// Message `k` from rank `from` to rank `to`: lengths from 1 to 70, with a begin of every remainder.
+    /// Message `k` from rank `from` to rank `to`: lengths from 1 to 70, with a begin of every
+    /// remainder.
     #[inline(always)]
     fn of(from: i32, to: i32, k: usize) -> Self {
         let mix = 7 * from as usize + 3 * to as usize + 13 * k;
@@ -60,9 +63,10 @@ unsafe fn wrong_in(
     wrong
 }
 
-/// Every rank of a team has [`MESSAGES`] for every other, which it puts, and which the other then gets as well. A block a context; the
-/// team by `n & 1`: 0 the world, 1 the rail; `n >> 1` makes other bytes. `mail` has three areas of a slot a message for each block:
-/// sources, targets of puts, targets of gets.
+/// Every rank of a team has [`MESSAGES`] for every other, which it puts, and which the other then
+/// gets as well. A block a context; the team by `n & 1`: 0 the world, 1 the rail; `n >> 1` makes
+/// other bytes. `mail` has three areas of a slot a message for each block: sources, targets of
+/// puts, targets of gets.
 #[kernel(B = gin)]
 pub unsafe fn gin_bytes<B: GinBackend>(
     comm: DevComm,
@@ -84,8 +88,8 @@ pub unsafe fn gin_bytes<B: GinBackend>(
     let world = |member: i32| team.to_world(comm.rank(), member);
     let me = comm.rank();
 
-    // SAFETY: areas of the block's own. What is put is looked at after its signals, what is got after a flush; a rank's own slots
-    // are cleared before it says that it is there.
+    // SAFETY: areas of the block's own. What is put is looked at after its signals, what is got
+    // after a flush; a rank's own slots are cleared before it says that it is there.
     unsafe {
         let mut i = coop.thread_rank() as usize;
         while i < slots {

@@ -8,7 +8,8 @@ use crate::Extra;
 
 const ORDER: MemoryOrder = MemoryOrder::Acquire;
 
-/// A shadow follows what is expected: 6 words a thread in `out`. The left neighbour raises by 3, then by 4, then by `n`.
+/// A shadow follows what is expected: 6 words a thread in `out`. The left neighbour raises by 3,
+/// then by 4, then by `n`.
 #[kernel(B = gin)]
 pub unsafe fn gin_shadows<B: GinBackend>(
     comm: DevComm,
@@ -57,8 +58,8 @@ pub unsafe fn gin_shadows<B: GinBackend>(
     }
 }
 
-/// Every wait for what never comes ends, in every thread: `out` has the timeouts as bits, a word a thread. Afterwards a reset sets a signal
-/// and its shadow to 0.
+/// Every wait for what never comes ends, in every thread: `out` has the timeouts as bits, a word a
+/// thread. Afterwards a reset sets a signal and its shadow to 0.
 #[kernel(B = gin)]
 pub unsafe fn gin_never<B: GinBackend>(
     comm: DevComm,
@@ -100,8 +101,9 @@ pub unsafe fn gin_never<B: GinBackend>(
     unsafe { out.local().store(thread::thread_idx_x() as usize, bits) };
 }
 
-/// Signals have 64 bits that wrap around: the left neighbour raises one over 2^32 and over 2^64, and words of the window likewise.
-/// `out` has how often a thread saw another number, or a wait that was wrong.
+/// Signals have 64 bits that wrap around: the left neighbour raises one over 2^32 and over 2^64,
+/// and words of the window likewise. `out` has how often a thread saw another number, or a wait
+/// that was wrong.
 #[kernel(B = gin)]
 pub unsafe fn gin_wraps<B: GinBackend>(
     comm: DevComm,
@@ -166,8 +168,8 @@ pub unsafe fn gin_wraps<B: GinBackend>(
     unsafe { out.local().store(thread::thread_idx_x() as usize, wrong) };
 }
 
-/// A signal that was reset counts from 0 again, also by another operation, and so does its shadow. `n` times; `out` has how often a
-/// thread saw another number.
+/// A signal that was reset counts from 0 again, also by another operation, and so does its shadow.
+/// `n` times; `out` has how often a thread saw another number.
 #[kernel(B = gin)]
 pub unsafe fn gin_resets<B: GinBackend>(
     comm: DevComm,

@@ -1,12 +1,13 @@
 //! Kernels that test the typed device API, a file a topic.
 //!
-//! All take the same parameters, so that one test body can run any of them in the simulator and on GPUs: the device communicator,
-//! a window `mail` to write into, a window `out` for findings, [`Extra`] handles, and a number.
+//! All take the same parameters, so that one test body can run any of them in the simulator and on
+//! GPUs: the device communicator, a window `mail` to write into, a window `out` for findings,
+//! [`Extra`] handles, and a number.
 //!
 //! # Safety model
 //!
-//! The contract of each kernel is the same: the windows are as long as its test makes them, and the device communicator has the
-//! resources that its test asks for.
+//! The contract of each kernel is the same: the windows are as long as its test makes them, and the
+//! device communicator has the resources that its test asks for.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![allow(clippy::missing_safety_doc, reason = "the contract is the crate's")]
 

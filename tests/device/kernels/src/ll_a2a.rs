@@ -55,8 +55,9 @@ fn same<T: Pod>(a: &T, b: &T) -> bool {
 /// Elements that a rank sends to each peer in an epoch.
 const EACH: u32 = 3;
 
-/// `n & 0xff` epochs; each rank sends three elements to every peer and checks what it gets. `n >> 8` is the way: 0 send and receive,
-/// 1 broadcast, 2 broadcast by multicast, 3 receive_each. A block a session.
+/// `n & 0xff` epochs; each rank sends three elements to every peer and checks what it gets.
+/// `n >> 8` is the way: 0 send and receive, 1 broadcast, 2 broadcast by multicast, 3 receive_each.
+/// A block a session.
 #[kernel(T = [B1, B4, B6, B8, B12, B16, B29, B64])]
 pub unsafe fn ll_exchange<T: Pod>(
     comm: DevComm,
@@ -155,7 +156,8 @@ pub unsafe fn ll_near_the_end(
     let line = thread::block_idx_x() * (1 + 2 * extra.ll.n_slots);
     let header = comm.resource_buffer(extra.ll.buffer).local::<u32>();
     if thread::thread_idx_x() == 0 {
-        // SAFETY: the word in which a session keeps its epoch, 2 less than it is, while no session is open.
+        // SAFETY: the word in which a session keeps its epoch, 2 less than it is, while no session
+        // is open.
         unsafe { header.store(4 * line as usize, u32::MAX - 2 - n) };
     }
     // SAFETY: a word a thread.

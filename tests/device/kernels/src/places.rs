@@ -42,7 +42,8 @@ pub unsafe fn teams(comm: DevComm, _mail: Window<u64>, out: Window<u64>, _extra:
     }
 }
 
-/// One thread a peer of the LSA team, `l` ranks: rows of `l` in `out` are written and read in every way.
+/// One thread a peer of the LSA team, `l` ranks: rows of `l` in `out` are written and read in every
+/// way.
 #[kernel]
 pub unsafe fn windows(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra: Extra, _n: u32) {
     let (world, lsa) = (comm.world_team(), comm.lsa_team());
@@ -54,7 +55,8 @@ pub unsafe fn windows(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra
             let peer = t as i32;
             let in_world = lsa.to_world(comm.rank(), peer);
             let name = comm.rank() as u64;
-            // SAFETY: four rows in each rank's part; an element is written by one rank between two barriers.
+            // SAFETY: four rows in each rank's part; an element is written by one rank between two
+            // barriers.
             unsafe {
                 mail.lsa(peer).store(me, name);
                 mail.peer(world, in_world).store(l + me, 100 + name);
@@ -101,7 +103,8 @@ pub unsafe fn vectors(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra
     });
 }
 
-/// Data and a flag: the flag's store releases, its load acquires; `n` rounds around the ring of the LSA team.
+/// Data and a flag: the flag's store releases, its load acquires; `n` rounds around the ring of the
+/// LSA team.
 #[kernel]
 pub unsafe fn flags(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra: Extra, n: u32) {
     let (lsa, coop) = (comm.lsa_team(), Coop::cta());
@@ -111,7 +114,8 @@ pub unsafe fn flags(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra: 
     let mut wrong = 0;
     let mut round = 1;
     while round <= u64::from(n) {
-        // SAFETY: element 0 and 1 are flags, written by ordered stores alone; the others are written while the flags say so.
+        // SAFETY: element 0 and 1 are flags, written by ordered stores alone; the others are
+        // written while the flags say so.
         unsafe {
             right.store(2 + t, round * 1000 + t as u64);
             coop.sync();
@@ -176,7 +180,8 @@ pub unsafe fn resources(comm: DevComm, _mail: Window<u64>, out: Window<u64>, ext
     });
 }
 
-/// Multicast addresses reach every rank of the LSA team: each rank adds to words of a window and of a resource buffer.
+/// Multicast addresses reach every rank of the LSA team: each rank adds to words of a window and of
+/// a resource buffer.
 #[kernel]
 pub unsafe fn multicast(comm: DevComm, mail: Window<u64>, out: Window<u64>, extra: Extra, _n: u32) {
     let Some(handle) = comm.lsa_multimem() else { return };
@@ -210,8 +215,8 @@ pub unsafe fn multicast(comm: DevComm, mail: Window<u64>, out: Window<u64>, extr
     });
 }
 
-/// A poll of the kernel's own for what never comes ends when its time is over; one for what a thread then says ends with that. The
-/// timeouts, as bits, a word a thread; the coop by `n`.
+/// A poll of the kernel's own for what never comes ends when its time is over; one for what a
+/// thread then says ends with that. The timeouts, as bits, a word a thread; the coop by `n`.
 #[kernel]
 pub unsafe fn polls(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra: Extra, n: u32) {
     let coop = if n == 0 { Coop::cta() } else { Coop::warp() };

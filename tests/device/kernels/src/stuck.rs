@@ -1,6 +1,8 @@
-//! Kernels in which one rank does not come, so that the others wait for ever, until the host ends them.
+//! Kernels in which one rank does not come, so that the others wait for ever, until the host ends
+//! them.
 //!
-//! Each thread writes 2 to its word of `out` before it waits and would write 3 behind: threads that have left stay at 2.
+//! Each thread writes 2 to its word of `out` before it waits and would write 3 behind: threads that
+//! have left stay at 2.
 
 use cuda_std::prelude::*;
 use nccl_device::gin::{CounterId, GinBackend, SignalId, VaSignal};
@@ -28,8 +30,8 @@ unsafe fn at(out: Window<u64>, step: u64) {
     unsafe { out.local().store(thread::index_1d() as usize, step) };
 }
 
-/// Load and store: `n` 0 a CTA coop at its block's barrier, 1 warp coops at theirs, 2 LL all-to-all, by single threads, 3 a poll of the kernel's
-/// own.
+/// Load and store: `n` 0 a CTA coop at its block's barrier, 1 warp coops at theirs, 2 LL
+/// all-to-all, by single threads, 3 a poll of the kernel's own.
 #[kernel]
 pub unsafe fn stuck_lsa(comm: DevComm, mail: Window<u64>, out: Window<u64>, extra: Extra, n: u32) {
     if is_elsewhere(&comm) {
@@ -59,7 +61,8 @@ pub unsafe fn stuck_lsa(comm: DevComm, mail: Window<u64>, out: Window<u64>, extr
     }
 }
 
-/// The rank leaves in the middle: all meet 5 times, then it goes, and the others are stuck in their loops.
+/// The rank leaves in the middle: all meet 5 times, then it goes, and the others are stuck in their
+/// loops.
 #[kernel]
 pub unsafe fn stuck_in_a_loop(
     comm: DevComm,
@@ -84,8 +87,8 @@ pub unsafe fn stuck_in_a_loop(
     });
 }
 
-/// Over the network: `n` 0 a signal, 1 a signal in a window, 2 a counter, 3 a shadow, 4 a barrier of the world, 5 a hybrid barrier,
-/// 6 a hybrid barrier with a fence.
+/// Over the network: `n` 0 a signal, 1 a signal in a window, 2 a counter, 3 a shadow, 4 a barrier
+/// of the world, 5 a hybrid barrier, 6 a hybrid barrier with a fence.
 #[kernel(B = gin)]
 pub unsafe fn stuck_gin<B: GinBackend>(
     comm: DevComm,

@@ -12,7 +12,8 @@ fn setup(world: &TestWorld, blocks: u32, threads: u32) -> Setup {
     Setup { mail: (rows * world.lsa_size()).max(128), ..Setup::new(blocks, threads) }
 }
 
-/// What was written before the barrier is seen after it, with the orders that promise it, over several launches.
+/// What was written before the barrier is seen after it, with the orders that promise it, over
+/// several launches.
 pub fn lsa_orders(world: &TestWorld) {
     let setup = setup(world, 3, 40);
     for order in [4, 5] {
@@ -33,7 +34,8 @@ pub fn lsa_weaker_orders(world: &TestWorld) {
     );
 }
 
-/// Arriving and waiting apart, dropping an arrival, and timeouts that are not needed are all the same barrier.
+/// Arriving and waiting apart, dropping an arrival, and timeouts that are not needed are all the
+/// same barrier.
 pub fn lsa_split(world: &TestWorld) {
     require_all("split", &world.run(kernels::lsa_split, &setup(world, 3, 40), &[6, 5]), 0);
 }
@@ -76,7 +78,8 @@ pub fn lsa_multicast_wraps(world: &TestWorld) {
     require_all("wrapped", &world.run_two(prepare, kernel, &setup, &[5], &[5, 4]), 0);
 }
 
-/// A rank that comes late: all threads of the others learn that it was not there, and the barrier works afterwards.
+/// A rank that comes late: all threads of the others learn that it was not there, and the barrier
+/// works afterwards.
 pub fn lsa_late(world: &TestWorld) {
     let found = world.run(kernels::lsa_late, &setup(world, 1, 70), &[4]);
     let l = world.lsa_size();

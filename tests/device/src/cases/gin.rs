@@ -39,7 +39,8 @@ pub fn put_value(world: &TestWorld) {
     let setup = Setup { out: 4, mail: 4, ..Setup::with_gin(1, 32) };
     for words in world.run(kernels::gin_value_sizes, &setup, &[0]) {
         let wanted = [0xab, 0x1234 << 16, 0xffff_fffe << 32, 1.5_f64.to_bits()];
-        // The third: bytes 20 to 24 are the high half of word 2; the second: half 5 is bytes 10 to 12 of the window, in word 1.
+        // The third: bytes 20 to 24 are the high half of word 2; the second: half 5 is bytes 10 to
+        // 12 of the window, in word 1.
         assert_eq!(words, wanted);
     }
 }
@@ -107,7 +108,8 @@ pub fn shadows(world: &TestWorld) {
     }
 }
 
-/// Waits for what never comes end, in every thread of the coop; a reset sets signal and shadow to 0.
+/// Waits for what never comes end, in every thread of the coop; a reset sets signal and shadow to
+/// 0.
 pub fn timeouts(world: &TestWorld) {
     let setup = Setup { va: true, ..Setup::with_gin(1, 64) };
     for coop in [0, 1] {
@@ -116,8 +118,8 @@ pub fn timeouts(world: &TestWorld) {
     }
 }
 
-/// Puts and gets move exactly the bytes that they are told, from and to any byte, on as many contexts as blocks, between all ranks or
-/// along the rails.
+/// Puts and gets move exactly the bytes that they are told, from and to any byte, on as many
+/// contexts as blocks, between all ranks or along the rails.
 pub fn bytes(world: &TestWorld, gin: GinConnectionType) {
     const BLOCKS: u32 = 6;
     let along = u32::from(gin == GinConnectionType::Rail);
@@ -146,7 +148,8 @@ pub fn resets(world: &TestWorld) {
     require_each("resets", &world.run_often(kernels::gin_resets, &setup, 3), 0);
 }
 
-/// Barriers over the network with every fence, of the world (0), the rail (4) or made in addition (8), on one context or on all.
+/// Barriers over the network with every fence, of the world (0), the rail (4) or made in addition
+/// (8), on one context or on all.
 pub fn barriers(world: &TestWorld, which: u32, gin: GinConnectionType) {
     for strong in [true, false] {
         let setup = Setup {
@@ -167,7 +170,8 @@ pub fn barriers(world: &TestWorld, which: u32, gin: GinConnectionType) {
     }
 }
 
-/// The hybrid barrier with every fence; where all are connected, for puts to all, else for those along the rails.
+/// The hybrid barrier with every fence; where all are connected, for puts to all, else for those
+/// along the rails.
 pub fn hybrid(world: &TestWorld, gin: GinConnectionType) {
     let along = if gin == GinConnectionType::Full { 0 } else { 4 };
     for strong in [true, false] {

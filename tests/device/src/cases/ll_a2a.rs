@@ -11,8 +11,9 @@ fn setup(world: &TestWorld, bytes: u32) -> Setup {
     Setup { ll, ..Setup::new(2, 48) }
 }
 
-/// Elements of every size arrive as they were sent, in every epoch and launch, however they are sent and received: 0 send and receive, 1
-/// broadcast, 2 broadcast by multicast, 3 several received at once.
+/// Elements of every size arrive as they were sent, in every epoch and launch, however they are
+/// sent and received: 0 send and receive, 1 broadcast, 2 broadcast by multicast, 3 several received
+/// at once.
 pub fn every_size(world: &TestWorld, way: u32) {
     fn one<K: TestKernel>(world: &TestWorld, kernel: K, bytes: u32, way: u32) {
         let setup = Setup { multimem: way == 2, ..setup(world, bytes) };

@@ -40,7 +40,8 @@ pub fn vectors(world: &TestWorld) {
     }
 }
 
-/// A released store that an acquiring load sees brings along what was written before, in a wait of the kernel's own.
+/// A released store that an acquiring load sees brings along what was written before, in a wait of
+/// the kernel's own.
 pub fn flags(world: &TestWorld) {
     let setup = Setup { mail: 2 + 96, ..Setup::new(1, 96) };
     // The flags stay where the last launch left them: one launch.
@@ -55,7 +56,8 @@ pub fn polls(world: &TestWorld) {
     }
 }
 
-/// A resource buffer is zeroed, is where its handle says, and each way to its parts reaches the part that it names.
+/// A resource buffer is zeroed, is where its handle says, and each way to its parts reaches the
+/// part that it names.
 pub fn resources(world: &TestWorld) {
     let l = world.lsa_size();
     let words = 1000;

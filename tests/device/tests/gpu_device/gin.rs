@@ -9,7 +9,9 @@ const ANY: &[(usize, usize)] = &[(2, 1), (3, 3), (4, 2), (6, 3), (2, 2), (4, 4),
 const SMALL: &[(usize, usize)] = &[(2, 2), (2, 1), (3, 3), (4, 4)];
 
 macro_rules! tests {
-    ($($name:ident: $connection:ident, $worlds:ident, $seeds:literal, $case:path $(, $arg:expr)*;)*) => { $(
+    ($(
+        $name:ident: $connection:ident, $worlds:ident, $seeds:literal, $case:path $(, $arg:expr)*;
+    )*) => { $(
         #[test]
         fn $name() {
             let case = |world: &TestWorld| $case(world $(, $arg)*);

@@ -16,11 +16,12 @@ const SEEDS: u64 = 24;
 const THREADS: u32 = 64;
 /// How long a stuck kernel is waited for.
 const PATIENCE: Duration = Duration::from_millis(30);
-/// What a kernel may take to leave once it has been told to, on a machine that does other things too.
+/// What a kernel may take to leave once it has been told to, on a machine that does other things
+/// too.
 const LEAVE: Duration = Duration::from_secs(1);
 
-/// Runs a kernel to which the last rank does not come: the others' are ended each time, with `noted`
-/// waits a block that are `right`. Then new kernels run.
+/// Runs a kernel to which the last rank does not come: the others' are ended each time, with
+/// `noted` waits a block that are `right`. Then new kernels run.
 fn is_ended<K: TestKernel>(
     name: &str,
     kernel: K,
