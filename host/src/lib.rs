@@ -94,7 +94,7 @@ pub use communicator::{
 };
 pub use devcomm_locate::{NcclVersion, NotFound};
 #[cfg(feature = "simulator")]
-pub use devcomm_sim::Simulation;
+pub use devcomm_sim::{CallRecord, Effect, Fault, Machine as SimulatedMachine, Simulation};
 pub use devcomm_types::{
     CounterRange, DataType, Dim3, Element, F8E4M3, F8E5M2, GinConnectionType, GinType,
     LaunchConfig, SignalRange, Team, TensorMap, Tiling, WaitFor, WaitKind,

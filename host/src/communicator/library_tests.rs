@@ -314,26 +314,9 @@ fn functions_that_the_version_promises_and_the_file_lacks_are_unsupported() {
 }
 
 #[test]
-fn the_fake_of_the_tests_has_every_function() {
-    let folder = tempfile::tempdir().unwrap();
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_gpu");
-    let built = |library: &str, source: &str, with: Option<&Path>| {
-        let library = folder.path().join(library);
-        let mut compiler = Command::new("cc");
-        compiler.args(["-shared", "-fPIC", "-pthread", "-o"]).arg(&library);
-        match compiler.arg(sources.join(source)).args(with).status() {
-            Err(error) => {
-                skipped(&format!("no C compiler: {error}"));
-                None
-            }
-            Ok(status) => {
-                assert!(status.success(), "cc: {status}");
-                Some(library)
-            }
-        }
-    };
-    let Some(driver) = built("libcuda_of_the_fake.so", "cuda.c", None) else { return };
-    let Some(path) = built("libnccl.so.2", "nccl.c", Some(&driver)) else { return };
-    let library = Library::load(&path, DEV_COMM_VERSION).unwrap();
+#[cfg(feature = "simulator")]
+fn the_simulated_library_has_every_function() {
+    let machine = Machine::simulate(&crate::Simulation::new(1), None).unwrap();
+    let library = Library::open_on(&machine, None, DEV_COMM_VERSION).unwrap();
     assert_eq!(library.nccl().functions().missing(), [""; 0]);
 }

@@ -355,9 +355,14 @@ impl Queue for StreamInner {
     }
 
     fn ask(&self) -> Result<()> {
-        let kernels = self.running.borrow().iter().filter_map(|flag| flag.communicator()).collect();
-        for issuers in [self.pending.borrow().clone(), kernels] {
-            issuers.iter().try_for_each(|issuer| poll(issuer).map(drop))?;
+        let pending = self.pending.borrow().clone();
+        pending.iter().try_for_each(|issuer| poll(issuer).map(drop))?;
+        for issuer in self.running().iter().filter_map(|flag| flag.communicator()) {
+            match poll(&issuer) {
+                // It was aborted meanwhile: its kernels leave, and who waits for them is told so.
+                Err(Error::CommunicatorEnded { .. }) => {}
+                polled => drop(polled?),
+            }
         }
         Ok(())
     }

@@ -197,8 +197,20 @@ impl World {
         self.machine.is_simulated()
     }
 
-    /// The machine that its GPUs are simulated on: what went wrong there in its own terms, and more
-    /// that tests ask for.
+    /// The machine that its GPUs are simulated on; `None` for real ones. It tells in its own terms what went wrong there, and
+    /// which calls of the driver and of NCCL were made; and a test has such calls go wrong.
+    ///
+    /// ```no_run
+    /// use devcomm_host::{Effect, Error, Fault, World};
+    ///
+    /// let world = World::simulated(2)?;
+    /// let machine = world.simulated_machine().expect("it is one");
+    /// let (function, effect) = ("ncclMemAlloc", Effect::Fail(1));
+    /// machine.inject(Fault { function, gpu: Some(1), nth: None, effect });
+    /// let failed = world.run(|rank| rank.communicator()?.mem_alloc::<f32>(8).map(drop));
+    /// assert!(matches!(failed, Err(Error::Nccl { operation: "ncclMemAlloc", code: 1, .. })));
+    /// # Ok::<_, Error>(())
+    /// ```
     #[cfg(feature = "simulator")]
     #[must_use]
     pub fn simulated_machine(&self) -> Option<&devcomm_sim::Machine> {

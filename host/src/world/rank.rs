@@ -65,6 +65,13 @@ impl Rank {
         self.context.machine().is_simulated()
     }
 
+    /// As [`World::simulated_machine`](crate::World::simulated_machine).
+    #[cfg(feature = "simulator")]
+    #[must_use]
+    pub fn simulated_machine(&self) -> Option<&devcomm_sim::Machine> {
+        self.context.machine().simulated()
+    }
+
     /// Whether this is rank 0, the one that prints.
     #[must_use]
     pub fn is_root(&self) -> bool {

@@ -45,7 +45,7 @@ impl Phase {
 #[derive(Debug)]
 pub struct Program {
     pub phase: Phase,
-    /// Package and target, `devcomm-host fake_gpu`.
+    /// Package and target, `devcomm-host machine`.
     pub name: String,
     path: PathBuf,
     /// Variables that cargo sets: the package's.

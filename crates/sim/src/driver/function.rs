@@ -111,6 +111,7 @@ pub(super) unsafe fn set_attribute(
 ) -> CUresult {
     ask("cuFuncSetAttribute", |ask| {
         let function = ask.function(function)?;
+        ask.note(|| format!("{} {value}", attribute as u32));
         let bytes = u32::try_from(value).ok().filter(|bytes| *bytes <= limits::BLOCK_SHARED);
         match (attribute, bytes) {
             (

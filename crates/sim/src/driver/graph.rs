@@ -131,6 +131,7 @@ pub(super) unsafe fn end_capture(stream: CUstream, graph: *mut CUgraph) -> CUres
             drop(other.joined.borrow_mut().take_if(is_part));
         }
         let nodes = capture.nodes.take();
+        ask.note(|| format!("{} nodes", nodes.len()));
         if let Some(why) = capture.spoilt.get() {
             return Err(why.into());
         }

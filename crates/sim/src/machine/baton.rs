@@ -280,8 +280,10 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Makes this thread the client `id`, and waits for its first turn. Replaces another machine's.
+    /// Makes this thread the client `id`, and waits for its first turn. It is no other client any more.
     pub(crate) fn attach(shared: &Arc<Shared>, id: ClientId) {
+        // First: it could have the baton.
+        Self::detach();
         let mut turns = shared.turns.lock();
         let Some(entry) = turns.clients.get_mut(&id) else { return };
         let turn = Arc::clone(&entry.turn);
@@ -292,8 +294,7 @@ impl Client {
         shared.asked.notify_one();
         let client = Self { shared, id, turn, gpu: Cell::new(None) };
         client.wait_for_turn(turns);
-        let replaced = CURRENT.replace(Some(client));
-        drop(replaced);
+        CURRENT.set(Some(client));
     }
 
     /// This thread is no client any more.

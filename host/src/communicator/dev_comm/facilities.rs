@@ -25,7 +25,9 @@ impl Facilities {
     /// Those of a machine. The environment says nothing of a simulated one.
     pub(crate) fn of(machine: &Machine) -> Self {
         if machine.is_simulated() {
-            return Self { nvls_enable: None, why_no_gin: |_| "it is not simulated".to_owned() };
+            const WHY: &str =
+                "a simulated network is PROXY, and Simulation::network says whom it connects";
+            return Self { nvls_enable: None, why_no_gin: |_| WHY.to_owned() };
         }
         Self { nvls_enable: std::env::var("NCCL_NVLS_ENABLE").ok(), why_no_gin }
     }

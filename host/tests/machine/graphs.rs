@@ -7,31 +7,22 @@ use devcomm_host::{
     Buffer, CommConfig, DevCommRequirements, Error, LaunchConfig, ReduceOp, Result, group,
 };
 
+use crate::kernels::{COUNT, NO_PTX, launch_note};
 use crate::support::{
-    COUNT, KERNELS, assert_clean, contents, fill, is_capturing, is_closed, is_ended, is_in_group,
-    is_invalid, logged, ranks, tests,
+    contents, is_capturing, is_closed, is_ended, is_in_group, is_invalid, logged, ranks,
 };
 
-tests! {
-    what_is_captured_runs_at_each_launch_and_not_before,
-    what_a_graph_cannot_hold_is_refused_while_it_is_captured,
-    a_capture_whose_closure_fails_or_panics_leaves_stream_and_memory_in_order,
-    a_graph_keeps_what_its_operations_use,
-    a_graph_is_closed_with_its_communicator_and_once,
-    a_graph_of_an_aborted_communicator_is_not_launched,
-    a_graph_takes_in_streams_that_wait_for_its_events,
-}
-
+#[test]
 fn what_is_captured_runs_at_each_launch_and_not_before() {
     ranks(2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
-        let kernels = rank.load(&KERNELS)?;
+        let kernels = rank.load(&NO_PTX)?;
         let (a, b) = (comm.window::<f32>(COUNT)?, comm.mem_alloc::<f32>(2)?);
         let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(4))?;
         b.copy_from_host(&[1.0; 2])?;
-        let (graph, log) = logged(rank.device(), || {
+        let (graph, log) = logged(rank, || {
             stream.capture(|| -> Result<()> {
-                fill(&kernels, &stream, LaunchConfig::new(4, 32), (&dev, &a))?;
+                launch_note(&kernels, &stream, LaunchConfig::new(4, 32), (&dev, &a))?;
                 group(|_| comm.all_reduce(&b, &b, ReduceOp::Sum, &stream))
             })
         });
@@ -40,9 +31,11 @@ fn what_is_captured_runs_at_each_launch_and_not_before() {
         assert_eq!(log[log.len() - 2..], ["cuStreamEndCapture 2 nodes", "cuGraphInstantiate"]);
         assert_eq!((graph.len(), contents(&b)), (2, vec![1.0; 2]));
         for sum in [2.0, 4.0] {
+            a.fill(0)?;
             graph.launch(&stream)?;
             stream.synchronize()?;
             assert_eq!(contents(&b), [sum; 2]);
+            assert_eq!(contents(&a)[rank.rank()], COUNT as f32);
         }
         // To another stream just as well.
         let other = rank.stream()?;
@@ -53,9 +46,9 @@ fn what_is_captured_runs_at_each_launch_and_not_before() {
         is_invalid(graph.launch(&elsewhere));
         Ok(())
     });
-    assert_clean();
 }
 
+#[test]
 fn what_a_graph_cannot_hold_is_refused_while_it_is_captured() {
     ranks(2, |rank| {
         let (comm, stream, event) = (rank.communicator()?, rank.stream()?, rank.context().event()?);
@@ -92,9 +85,9 @@ fn what_a_graph_cannot_hold_is_refused_while_it_is_captured() {
         is_in_group(group(|_| stream.capture(|| Ok::<_, Error>(()))));
         stream.synchronize()
     });
-    assert_clean();
 }
 
+#[test]
 fn a_capture_whose_closure_fails_or_panics_leaves_stream_and_memory_in_order() {
     ranks(2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
@@ -105,7 +98,7 @@ fn a_capture_whose_closure_fails_or_panics_leaves_stream_and_memory_in_order() {
             Ok::<_, Error>(move || comm.all_reduce(&own, &own, ReduceOp::Sum, stream))
         };
         let (first, second) = (gone()?, gone()?);
-        let (failed, log) = logged(rank.device(), || {
+        let (failed, log) = logged(rank, || {
             stream.capture(move || {
                 first()?;
                 drop(first);
@@ -128,9 +121,9 @@ fn a_capture_whose_closure_fails_or_panics_leaves_stream_and_memory_in_order() {
         assert_eq!(contents(&b), [2.0; 2]);
         Ok(())
     });
-    assert_clean();
 }
 
+#[test]
 fn a_graph_keeps_what_its_operations_use() {
     ranks(2, |rank| {
         let (comm, stream) = (rank.new_communicator(&CommConfig::new())?, rank.stream()?);
@@ -139,13 +132,13 @@ fn a_graph_keeps_what_its_operations_use() {
         let op = comm.pre_mul_sum(3.0_f32)?;
         let graph = stream.capture(|| comm.all_reduce(&a, &b.slice(..)?, &op, &stream))?;
         let view = b.slice(..)?;
-        let ((), log) = logged(rank.device(), || drop((a, b, op, comm)));
+        let ((), log) = logged(rank, || drop((a, b, op, comm)));
         assert!(log.is_empty(), "{log:?}");
         graph.launch(&stream)?;
         stream.synchronize()?;
         assert_eq!(contents(&view), [6.0; 2]);
         drop(view);
-        let ((), log) = logged(rank.device(), || drop(graph));
+        let ((), log) = logged(rank, || drop(graph));
         assert_eq!(log[0], "cuGraphExecDestroy");
         for ended in ["ncclMemFree", "ncclRedOpDestroy 5", "ncclCommWindowDeregister"] {
             assert!(log.iter().any(|line| line == ended), "{ended}: {log:?}");
@@ -153,9 +146,9 @@ fn a_graph_keeps_what_its_operations_use() {
         assert_eq!(log.last().unwrap(), "ncclCommDestroy");
         Ok(())
     });
-    assert_clean();
 }
 
+#[test]
 fn a_graph_is_closed_with_its_communicator_and_once() {
     ranks(2, |rank| {
         let (comm, stream) = (rank.new_communicator(&CommConfig::new())?, rank.stream()?);
@@ -164,7 +157,7 @@ fn a_graph_is_closed_with_its_communicator_and_once() {
         let (one, other) = (capture()?, capture()?);
         assert!(one.is_valid());
         one.close()?;
-        let (done, log) = logged(rank.device(), || one.close());
+        let (done, log) = logged(rank, || one.close());
         assert!(done.is_ok() && log.is_empty());
         is_closed(one.launch(&stream));
         comm.destroy()?;
@@ -172,22 +165,22 @@ fn a_graph_is_closed_with_its_communicator_and_once() {
         is_closed(other.launch(&stream));
         Ok(())
     });
-    assert_clean();
 }
 
+#[test]
 fn a_graph_of_an_aborted_communicator_is_not_launched() {
     ranks(2, |rank| {
         let (comm, stream) = (rank.new_communicator(&CommConfig::new())?, rank.stream()?);
         let b = comm.mem_alloc::<f32>(2)?;
         let graph = stream.capture(|| comm.all_reduce(&b, &b, ReduceOp::Sum, &stream))?;
         comm.abort_handle().abort()?;
-        let ((), log) = logged(rank.device(), || is_ended(graph.launch(&stream), "aborted"));
+        let ((), log) = logged(rank, || is_ended(graph.launch(&stream), "aborted"));
         assert!(log.is_empty(), "{log:?}");
         Ok(())
     });
-    assert_clean();
 }
 
+#[test]
 fn a_graph_takes_in_streams_that_wait_for_its_events() {
     ranks(2, |rank| {
         let (comm, stream, side) = (rank.communicator()?, rank.stream()?, rank.stream()?);
@@ -207,5 +200,4 @@ fn a_graph_takes_in_streams_that_wait_for_its_events() {
         assert_eq!(contents(&b), [2.0; 2]);
         Ok(())
     });
-    assert_clean();
 }

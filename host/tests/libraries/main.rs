@@ -1,44 +1,25 @@
-//! Everything the host does, against a driver and an NCCL that record what is done with them and
-//! move real data. They are small C libraries, built here; a child process finds them by its
-//! environment.
+//! What only real libraries show, with small ones in C: how they are found and loaded, their
+//! versions, machine code, and jobs of processes. The libraries are compiled here; a child process
+//! finds them by its environment.
 //!
-//! A test is a promise that a job in such a process keeps. The job's own asserts look at results,
-//! and at the fakes' log.
+//! A test is a promise that a job in such a process keeps, and looks at the driver's log.
 
-mod aborts;
-mod children;
-mod collectives;
-mod failures;
-mod gin;
+mod gin_entries;
 mod gin_loopback;
-mod graphs;
-mod groups;
 mod kernel_files;
-mod life;
-mod lifecycle;
-mod one_sided;
-mod requirements;
-mod streams;
+mod processes;
 mod support;
+mod versions;
 
 use libtest_mimic::{Arguments, Trial};
-use support::{Environment, Test, end_after_20_seconds, remove_fakes, run};
+use support::{Environment, Test, end_after_20_seconds, remove_libraries, run};
 
 const MODULES: &[(&str, &[Test])] = &[
-    ("life", life::TESTS),
-    ("collectives", collectives::TESTS),
-    ("groups", groups::TESTS),
-    ("lifecycle", lifecycle::TESTS),
-    ("children", children::TESTS),
-    ("failures", failures::TESTS),
-    ("requirements", requirements::TESTS),
-    ("gin", gin::TESTS),
+    ("gin_entries", gin_entries::TESTS),
     ("gin_loopback", gin_loopback::TESTS),
-    ("graphs", graphs::TESTS),
-    ("streams", streams::TESTS),
-    ("one_sided", one_sided::TESTS),
-    ("aborts", aborts::TESTS),
     ("kernel_files", kernel_files::TESTS),
+    ("processes", processes::TESTS),
+    ("versions", versions::TESTS),
 ];
 
 /// One trial for each environment of a test.
@@ -59,7 +40,7 @@ fn trials((module, test): (&'static str, &'static Test)) -> impl Iterator<Item =
 /// The tests start this program again, as the process of a job.
 fn main() {
     let tests = MODULES.iter().flat_map(|(module, tests)| tests.iter().map(|test| (*module, test)));
-    if let Ok(name) = std::env::var("FAKE_JOB") {
+    if let Ok(name) = std::env::var("STUB_JOB") {
         let Some((_, test)) = tests.into_iter().find(|(_, test)| test.name == name) else {
             panic!("no job {name}")
         };
@@ -67,8 +48,8 @@ fn main() {
         return (test.job)();
     }
     let mut all: Vec<Trial> = tests.flat_map(trials).collect();
-    all.push(life::trial_of_processes());
+    all.push(processes::trial_of_two_processes());
     let conclusion = libtest_mimic::run(&Arguments::from_args(), all);
-    remove_fakes();
+    remove_libraries();
     conclusion.exit();
 }

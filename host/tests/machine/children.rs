@@ -4,16 +4,7 @@ use devcomm_host::{
     CommConfig, Communicator, DevCommRequirements, Error, Rank, ReduceOp, Result, ShrinkMode,
 };
 
-use crate::support::{assert_clean, contents, is_invalid, log_of, logged, ranks, tests};
-
-tests! {
-    a_split_orders_ranks_by_key_and_leaves_out_who_has_no_color,
-    children_work_beside_each_other_and_wait_for_their_own_members_only,
-    a_child_outlives_its_parent,
-    a_shrink_leaves_the_excluded_ranks_out,
-    a_shrink_that_makes_no_sense_is_refused_before_nccl_is_called,
-    a_communicator_grows_by_new_ranks_and_old_ones_keep_their_numbers,
-}
+use crate::support::{contents, is_invalid, log_in, logged, ranks, ranks_on, simulation};
 
 /// The sum over a communicator of each rank's number in the world.
 fn sum(comm: &Communicator, rank: &Rank) -> Result<f32> {
@@ -23,8 +14,9 @@ fn sum(comm: &Communicator, rank: &Rank) -> Result<f32> {
     Ok(contents(&b)[0])
 }
 
+#[test]
 fn a_split_orders_ranks_by_key_and_leaves_out_who_has_no_color() {
-    let places = ranks(4, |rank| {
+    let ran = ranks_on(simulation().multimem(false), 4, |rank| {
         let (me, comm) = (rank.rank(), rank.communicator()?);
         is_invalid(comm.split(Some(-1), 0, &CommConfig::new()));
         // The keys turn the order round.
@@ -42,10 +34,10 @@ fn a_split_orders_ranks_by_key_and_leaves_out_who_has_no_color() {
         }
         Ok(Some((child.rank(), child.n_ranks())))
     });
-    assert_eq!(places, [Some((2, 3)), Some((1, 3)), None, Some((0, 3))]);
-    assert_clean();
+    assert_eq!(ran.results, [Some((2, 3)), Some((1, 3)), None, Some((0, 3))]);
 }
 
+#[test]
 fn children_work_beside_each_other_and_wait_for_their_own_members_only() {
     ranks(4, |rank| {
         let (me, comm) = (rank.rank(), rank.communicator()?);
@@ -62,9 +54,9 @@ fn children_work_beside_each_other_and_wait_for_their_own_members_only() {
         comm.barrier()?;
         child.create_dev_comm(DevCommRequirements::new().lsa_barriers(2)).map(drop)
     });
-    assert_clean();
 }
 
+#[test]
 fn a_child_outlives_its_parent() {
     ranks(2, |rank| {
         let comm = rank.new_communicator(&CommConfig::new())?;
@@ -74,9 +66,9 @@ fn a_child_outlives_its_parent() {
         drop(comm);
         child.barrier()
     });
-    assert_clean();
 }
 
+#[test]
 fn a_shrink_leaves_the_excluded_ranks_out() {
     ranks(4, |rank| {
         let (me, comm) = (rank.rank(), rank.communicator()?);
@@ -85,7 +77,7 @@ fn a_shrink_leaves_the_excluded_ranks_out() {
         }
         for (mode, flags) in [(ShrinkMode::Idle, 0), (ShrinkMode::Abort, 1)] {
             let config = CommConfig::new();
-            let (child, log) = logged(rank.device(), || comm.shrink(&[1, 2], mode, &config));
+            let (child, log) = logged(rank, || comm.shrink(&[1, 2], mode, &config));
             let child = child?;
             assert_eq!(log, [format!("ncclCommShrink without 2 from 1 flags {flags}")]);
             assert_eq!((child.rank(), child.n_ranks()), (me / 3, 2));
@@ -94,13 +86,13 @@ fn a_shrink_leaves_the_excluded_ranks_out() {
         }
         Ok(())
     });
-    assert_clean();
 }
 
+#[test]
 fn a_shrink_that_makes_no_sense_is_refused_before_nccl_is_called() {
     ranks(3, |rank| {
         let (me, comm) = (rank.rank(), rank.communicator()?);
-        let ((), log) = logged(rank.device(), || {
+        let ((), log) = logged(rank, || {
             let next = (me + 1) % 3;
             for exclude in [&[][..], &[me], &[3], &[next, next]] {
                 is_invalid(comm.shrink(exclude, ShrinkMode::Idle, &CommConfig::new()));
@@ -111,8 +103,9 @@ fn a_shrink_that_makes_no_sense_is_refused_before_nccl_is_called() {
     });
 }
 
+#[test]
 fn a_communicator_grows_by_new_ranks_and_old_ones_keep_their_numbers() {
-    ranks(3, |rank| {
+    let ran = ranks(3, |rank| {
         let (me, library, context) = (rank.rank(), rank.library(), rank.context());
         let config = CommConfig::new();
         let own = library.unique_id()?;
@@ -141,11 +134,11 @@ fn a_communicator_grows_by_new_ranks_and_old_ones_keep_their_numbers() {
         is_invalid(grown.barrier());
         Ok(())
     });
-    let grown =
-        |gpu: usize| log_of(gpu).into_iter().find(|line| line.starts_with("ncclCommGrow")).unwrap();
+    let grown = |gpu: usize| {
+        log_in(&ran.world, gpu).into_iter().find(|line| line.starts_with("ncclCommGrow")).unwrap()
+    };
     let [first, second, new] = [0, 1, 2].map(grown);
     assert_eq!(first, "ncclCommGrow to 3 rank -1 with id");
     assert_eq!(second, "ncclCommGrow to 3 rank -1");
     assert_eq!(new, "ncclCommGrow to 3 rank 2 with id new");
-    assert_clean();
 }

@@ -1,40 +1,28 @@
 //! Device communicators: agreed on by all ranks before NCCL is called, with the resources that were
 //! asked for.
 
+use std::ops::Range;
+
 use devcomm_host::{
-    CommConfig, Communicator, CounterRange, Counters, DEV_COMM_VERSION, DevCommRequirements, Error,
-    GinBarriers, GinConnectionType, GinType, Library, LlA2a, LsaBarriers, OLDEST_VERSION,
-    RequirementsRefusal, ResourceBuffer, SignalRange, Signals, Team, TeamMultimem,
+    CounterRange, Counters, DevCommRequirements, Error, GinBarriers, GinConnectionType, GinType,
+    LlA2a, LsaBarriers, Rank, RequirementsRefusal, ResourceBuffer, Signals, Team, TeamMultimem,
 };
 
-use crate::support::{assert_clean, is_invalid, logged, ranks, tests};
-
-tests! {
-    ranks_that_ask_for_different_things_are_told_both_before_nccl_is_called,
-    what_one_rank_cannot_have_no_rank_gets,
-    keys_open_the_resources_that_were_asked_for in ["FAKE_GIN_TYPE" = "2", "FAKE_MULTIMEM" = "1"],
-    a_key_of_other_requirements_opens_nothing,
-    a_device_communicator_has_what_was_asked_for in ["FAKE_GIN_TYPE" = "2", "FAKE_MULTIMEM" = "1"],
-    what_the_network_lacks_is_refused_on_every_rank in ["FAKE_LSA_SIZE" = "2"],
-    a_network_of_rails_connects_no_more_than_rails
-        in ["FAKE_LSA_SIZE" = "2", "FAKE_RAILED_GIN_TYPE" = "2"],
-    ranks_without_a_device_api_get_no_device_communicator in ["FAKE_NO_DEVICE_API" = "1"],
-    properties_are_what_nccl_says in ["FAKE_LSA_SIZE" = "2", "FAKE_GIN_TYPE" = "3", "FAKE_CFT" = "1"],
-    teams_and_their_ranks_are_ncclss in ["FAKE_LSA_SIZE" = "2"],
-    an_older_library_says_what_it_is_too_old_for in ["FAKE_VERSION" = "22902"],
-}
+use crate::support::{is_invalid, logged, ranks, ranks_on, simulation};
 
 /// `create_dev_comm` must fail alike, with no call of NCCL.
-fn refused(comm: &Communicator, requirements: DevCommRequirements) -> Error {
-    let (made, log) = logged(comm.device(), || comm.create_dev_comm(requirements));
+fn refused(rank: &Rank, requirements: DevCommRequirements) -> Error {
+    let comm = rank.communicator().unwrap();
+    let (made, log) = logged(rank, || comm.create_dev_comm(requirements));
     assert!(log.is_empty(), "{log:?}");
     made.unwrap_err()
 }
 
+#[test]
 fn ranks_that_ask_for_different_things_are_told_both_before_nccl_is_called() {
     ranks(3, |rank| {
         let (me, comm) = (rank.rank() as u32, rank.communicator()?);
-        let differ = |requirements| match refused(comm, requirements) {
+        let differ = |requirements| match refused(rank, requirements) {
             Error::RequirementsDiffer { field, first, second } => (field, first, second),
             other => panic!("{other:?}"),
         };
@@ -54,17 +42,17 @@ fn ranks_that_ask_for_different_things_are_told_both_before_nccl_is_called() {
         // And the ranks are still together.
         comm.create_dev_comm(DevCommRequirements::new()).map(drop)
     });
-    assert_clean();
 }
 
+#[test]
 fn what_one_rank_cannot_have_no_rank_gets() {
-    ranks(3, |rank| {
+    ranks_on(simulation().multimem(false), 3, |rank| {
         let comm = rank.communicator()?;
         let mut requirements = DevCommRequirements::new();
         let team = comm.team_lsa()?;
         let team = if rank.rank() == 1 { Team { rank: 7, ..team } } else { team };
         requirements.add(LsaBarriers { team, count: 2 });
-        match refused(comm, requirements) {
+        match refused(rank, requirements) {
             Error::DevCommRefused { rank: 1, others: 0, why } => {
                 assert_eq!(
                     why,
@@ -73,7 +61,7 @@ fn what_one_rank_cannot_have_no_rank_gets() {
             }
             other => panic!("{other:?}"),
         }
-        match refused(comm, DevCommRequirements::new().lsa_multimem(true)) {
+        match refused(rank, DevCommRequirements::new().lsa_multimem(true)) {
             Error::DevCommRefused { rank: 0, others: 2, why } => {
                 assert!(why.contains("multimemSupport is false"), "{why}");
             }
@@ -81,9 +69,18 @@ fn what_one_rank_cannot_have_no_rank_gets() {
         }
         Ok(())
     });
-    assert_clean();
 }
 
+/// Whether ranges do not touch each other, and end by `end`.
+#[track_caller]
+fn is_disjoint(ranges: &[Range<u32>], end: u32) {
+    let mut sorted = ranges.to_vec();
+    sorted.sort_by_key(|range| range.start);
+    let follows = |pair: &[Range<u32>]| pair[0].end <= pair[1].start;
+    assert!(sorted.windows(2).all(follows) && sorted[sorted.len() - 1].end <= end, "{ranges:?}");
+}
+
+#[test]
 fn keys_open_the_resources_that_were_asked_for() {
     ranks(2, |rank| {
         let comm = rank.communicator()?;
@@ -98,28 +95,38 @@ fn keys_open_the_resources_that_were_asked_for() {
         let gin_barriers = requirements.add(GinBarriers { team: world, count: 3 });
         let a2a = requirements.add(LlA2a { blocks: 2, max_elements: 10, element_size: 12 });
         let none = requirements.add(TeamMultimem { team, multimem: false });
-        let (dev, log) = logged(rank.device(), || comm.create_dev_comm(requirements));
+        let (dev, log) = logged(rank, || comm.create_dev_comm(requirements));
         let dev = dev?;
         assert_eq!(log.last().unwrap(), "ncclDevCommCreate 0 barriers 6 resources 2 teams");
-        // The fake puts buffers one after the other from 1024 on, in units of 128 bytes, and
-        // numbers ids from those asked for without a key.
-        let opened = dev.resource(barriers)?;
-        assert_eq!((opened.n_barriers, opened.buffer), (4, 8));
-        assert_eq!(dev.resource(buffer)?, 9);
-        assert_eq!(dev.resource(signals)?, SignalRange { first: 3, count: 8 });
-        assert_eq!(dev.resource(counters)?, CounterRange { first: 5, count: 2 });
-        assert_eq!(dev.resource(gin_barriers)?.signal0, 11);
-        let opened = dev.resource(a2a)?;
-        assert_eq!((opened.buffer, opened.n_slots), (11, 20));
-        assert_eq!(dev.resource(multimem)?.unwrap().base as u64, 2 << 60);
+        // None of it is another's, or what was asked for without a key.
+        let raw = dev.dev_comm()?;
+        let (signals_made, barriers_made) = (dev.resource(signals)?, dev.resource(gin_barriers)?);
+        assert_eq!(signals_made.count, 8);
+        let ids = [
+            0..3,
+            signals_made.first..signals_made.first + 8,
+            barriers_made.signal0..barriers_made.signal0 + 6,
+        ];
+        is_disjoint(&ids, raw.gin_signal_count);
+        let CounterRange { first, count } = dev.resource(counters)?;
+        assert_eq!(count, 2);
+        is_disjoint(&[0..5, first..first + 2], raw.gin_counter_count);
+        let (lsa, a2a) = (dev.resource(barriers)?, dev.resource(a2a)?);
+        assert_eq!((lsa.n_barriers, a2a.n_slots), (4, 20));
+        let own = dev.resource(buffer)?;
+        is_disjoint(
+            &[lsa.buffer..lsa.buffer + 1, own..own + 2, a2a.buffer..a2a.buffer + 11],
+            u32::MAX,
+        );
+        assert!(!dev.resource(multimem)?.unwrap().base.is_null());
         assert_eq!(dev.resource(none)?, None);
         dev.close()?;
         assert!(matches!(dev.resource(signals), Err(Error::Closed { .. })));
         Ok(())
     });
-    assert_clean();
 }
 
+#[test]
 fn a_key_of_other_requirements_opens_nothing() {
     ranks(2, |rank| {
         let comm = rank.communicator()?;
@@ -135,6 +142,7 @@ fn a_key_of_other_requirements_opens_nothing() {
     });
 }
 
+#[test]
 fn a_device_communicator_has_what_was_asked_for() {
     ranks(2, |rank| {
         let comm = rank.communicator()?;
@@ -145,7 +153,8 @@ fn a_device_communicator_has_what_was_asked_for() {
         assert_eq!((raw.rank, raw.n_ranks), (rank.rank() as i32, 2));
         assert_eq!((raw.lsa_size, raw.lsa_barrier.n_barriers), (2, 6));
         let other = comm.window::<f32>(8)?;
-        assert_eq!(other.lsa_multimem_pointer(2)?, Some((1 << 60) + 8));
+        let multicast = |at| Ok::<_, Error>(other.lsa_multimem_pointer(at)?.unwrap());
+        assert_eq!(multicast(2)?, multicast(0)? + 8);
         Ok(())
     });
 }
@@ -157,67 +166,73 @@ fn why(error: Error) -> String {
     }
 }
 
+#[test]
 fn what_the_network_lacks_is_refused_on_every_rank() {
-    ranks(4, |rank| {
-        let comm = rank.communicator()?;
+    ranks_on(simulation().network(GinConnectionType::None), 4, |rank| {
         let full = DevCommRequirements::new().gin_connection(GinConnectionType::Full);
-        let none = why(refused(comm, full));
-        for part in ["type FULL", "PROXY by loopback needs", "GDAKI needs", "GPI needs", "; here "]
-        {
-            assert!(none.contains(part), "{none}");
-        }
-        let signals = why(refused(comm, DevCommRequirements::new().gin_signals(1)));
+        let none = why(refused(rank, full));
+        assert!(none.contains("type FULL") && none.contains("Simulation::network"), "{none}");
+        let signals = why(refused(rank, DevCommRequirements::new().gin_signals(1)));
         assert!(signals.contains("gin_signals need a network connection"), "{signals}");
-        let team = comm.team_world()?;
+        Ok(())
+    });
+    ranks_on(simulation().team_size(2), 4, |rank| {
+        let team = rank.communicator()?.team_world()?;
         let mut beyond = DevCommRequirements::new();
         beyond.add(LsaBarriers { team, count: 1 });
-        let beyond = why(refused(comm, beyond));
+        let beyond = why(refused(rank, beyond));
         assert!(beyond.contains("this rank's LSA team has 2 ranks"), "{beyond}");
         Ok(())
     });
 }
 
+#[test]
 fn a_network_of_rails_connects_no_more_than_rails() {
-    ranks(4, |rank| {
+    let rails = simulation().team_size(2).network(GinConnectionType::Rail);
+    ranks_on(rails, 4, |rank| {
         let comm = rank.communicator()?;
         let of = |connection| DevCommRequirements::new().gin_connection(connection);
         let only_rail = RequirementsRefusal::OnlyRail { railed: GinType::Proxy };
         let full = of(GinConnectionType::Full);
-        assert_eq!(why(refused(comm, full)), only_rail.to_string());
+        assert_eq!(why(refused(rank, full)), only_rail.to_string());
         let dev = comm.create_dev_comm(of(GinConnectionType::Rail).rail_gin_barriers(4))?;
         assert!(dev.is_valid());
         Ok(())
     });
 }
 
+#[test]
 fn ranks_without_a_device_api_get_no_device_communicator() {
-    ranks(4, |rank| {
-        let why = why(refused(rank.communicator()?, DevCommRequirements::new()));
+    let alone = simulation().team_size(2).network(GinConnectionType::None);
+    ranks_on(alone, 4, |rank| {
+        let why = why(refused(rank, DevCommRequirements::new()));
         assert_eq!(why, RequirementsRefusal::NoDeviceApi.to_string());
         Ok(())
     });
 }
 
+#[test]
 fn properties_are_what_nccl_says() {
-    ranks(4, |rank| {
+    ranks_on(simulation().team_size(2).multimem(false), 4, |rank| {
         let properties = rank.communicator()?.properties()?;
         assert_eq!((properties.rank, properties.n_ranks), (rank.rank(), 4));
         assert_eq!((properties.n_lsa_teams, properties.lsa_size()), (2, 2));
         assert!(properties.device_api && properties.host_rma && !properties.multimem);
         assert_eq!(
             (properties.gin_type, properties.railed_gin_type),
-            (GinType::Gdaki, GinType::Gdaki)
+            (GinType::Proxy, GinType::Proxy)
         );
-        assert!(properties.gin_types.contains(GinType::Gdaki));
-        assert!(!properties.gin_types.contains(GinType::Proxy));
+        assert!(properties.gin_types.contains(GinType::Proxy));
+        assert!(!properties.gin_types.contains(GinType::Gdaki));
         assert_eq!(properties.gin_connection_type, GinConnectionType::Full);
-        assert!(properties.cft && properties.cft_multicast && properties.cft_counted);
+        assert!(!(properties.cft || properties.cft_multicast || properties.cft_counted));
         Ok(())
     });
 }
 
+#[test]
 fn teams_and_their_ranks_are_ncclss() {
-    ranks(4, |rank| {
+    ranks_on(simulation().team_size(2).multimem(false), 4, |rank| {
         let (me, comm) = (rank.rank() as i32, rank.communicator()?);
         let (lsa, rail) = (comm.team_lsa()?, comm.team_rail()?);
         assert_eq!(comm.team_world()?, Team { n_ranks: 4, rank: me, stride: 1 });
@@ -232,32 +247,9 @@ fn teams_and_their_ranks_are_ncclss() {
         is_invalid(window.lsa_pointer(0, 8));
         let across = (rank.rank() + 2) % 4;
         assert_eq!(window.peer_pointer(across, 0)?, None);
-        assert_eq!(window.peer_pointer(rank.rank(), 3)?, Some(window.device_address() + 12));
+        let own = |at| Ok::<_, Error>(window.peer_pointer(rank.rank(), at)?.unwrap());
+        assert_eq!(own(3)?, own(0)? + 12);
         assert_eq!(window.lsa_multimem_pointer(0)?, None);
         Ok(())
     });
-}
-
-fn an_older_library_says_what_it_is_too_old_for() {
-    let path = std::env::var("DEVCOMM_NCCL_HOME").unwrap() + "/lib/libnccl.so.2";
-    match Library::load(path.as_ref(), DEV_COMM_VERSION) {
-        Err(Error::NcclTooOld { needs: DEV_COMM_VERSION, .. }) => {}
-        other => panic!("{other:?}"),
-    }
-    let library = Library::load(path.as_ref(), OLDEST_VERSION).unwrap();
-    let context = devcomm_host::Context::new(0).unwrap();
-    let id = library.unique_id().unwrap();
-    let (config, newer) = (CommConfig::new(), CommConfig::new().rma_eager_init(true));
-    let init = |config| Communicator::init_rank(&library, &context, &id, 0, 1, config);
-    let unsupported = |error: Error| match error {
-        Error::Unsupported { needs, has, .. } => assert!(has < needs && needs <= DEV_COMM_VERSION),
-        other => panic!("{other:?}"),
-    };
-    unsupported(init(&newer).unwrap_err());
-    let comm = init(&config).unwrap();
-    unsupported(comm.properties().unwrap_err());
-    unsupported(comm.create_dev_comm(DevCommRequirements::new()).unwrap_err());
-    unsupported(comm.configured(&devcomm_host::CollectiveConfig::new()).unwrap_err());
-    comm.window::<f32>(8).unwrap();
-    comm.destroy().unwrap();
 }

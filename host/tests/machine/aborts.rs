@@ -1,41 +1,28 @@
 //! Kernels that wait for a rank in vain, and who ends them.
 
-use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use devcomm_host::{
-    AbortCause, Communicator, DevCommRequirements, DevCommResource, Error, KernelAbortHandle,
-    Kernels, LaunchConfig, LaunchRefusal, Rank, Result, Stream, StuckWait, WaitFor, WaitKind,
-    Window, World,
+    AbortCause, Communicator, DevCommRequirements, DevCommResource, Effect, Error,
+    KernelAbortHandle, Kernels, LaunchConfig, LaunchRefusal, Rank, Result, Stream, StuckWait,
+    WaitFor, WaitKind, Window, World,
 };
+use parking_lot::Mutex;
 
+use crate::kernels::{COUNT, NO_PTX, meet};
 use crate::support::{
-    COUNT, KERNELS, assert_clean, contents, fill, is_ended, lines_of, log_of, ranks, tests,
+    contents, count, inject, is_ended, later, log_in, log_of, now, pause, ranks, refused_calls,
+    world,
 };
 
-tests! {
-    kernels_leave_when_another_thread_says_so_and_the_wait_tells_what_they_waited_for
-        in ["FAKE_SPIN" = "1"],
-    other_device_communicators_of_the_context_go_on in ["FAKE_SPIN" = "1"],
-    a_deadline_ends_the_kernels_of_its_stream_and_no_others in ["FAKE_SPIN" = "1"],
-    a_deadline_ends_kernels_of_other_streams_that_its_stream_waits_for in ["FAKE_SPIN" = "1"],
-    a_rank_that_is_lost_has_the_others_kernels_leave in ["FAKE_SPIN" = "1"],
-    the_abort_of_a_communicator_has_its_kernels_leave_first in ["FAKE_SPIN" = "1"],
-    an_abort_of_the_communicator_from_another_thread_has_its_kernels_leave in ["FAKE_SPIN" = "1"],
-    kernels_leave_when_the_network_fails_and_the_wait_tells_nccls_error
-        in ["FAKE_SPIN" = "1", "FAKE_ASYNC_ERROR_SPINNING" = "6"],
-    who_waits_for_an_event_behind_them_is_told_too
-        in ["FAKE_SPIN" = "1", "FAKE_ASYNC_ERROR_SPINNING" = "6"],
-    kernels_in_graphs_leave_and_their_graph_is_refused in ["FAKE_SPIN" = "1"],
-    an_abort_after_the_end_of_everything_does_nothing in ["FAKE_SPIN" = "1"],
-    kernels_that_have_ended_are_not_aborted,
-}
-
-/// How long what should take milliseconds may take.
+/// How long what should take milliseconds may take, by the machine's clock.
 const SOON: Duration = Duration::from_secs(3);
+/// How long it takes until something happens that a rank waits for.
+const A_WHILE: Duration = Duration::from_millis(30);
 const BLOCKS: u32 = 8;
 
-/// What one rank launches with.
+/// What one of two ranks launches with, whose kernels meet nobody: each rank's have barriers of
+/// their own.
 struct Bench {
     comm: Communicator,
     window: Window<f32>,
@@ -47,23 +34,38 @@ impl Bench {
     fn new(rank: &Rank) -> Result<Self> {
         let comm = rank.communicator()?.clone();
         let window = comm.window::<f32>(COUNT)?;
-        Ok(Self { comm, window, kernels: rank.load(&KERNELS)?, stream: rank.stream()? })
+        Ok(Self { comm, window, kernels: rank.load(&NO_PTX)?, stream: rank.stream()? })
     }
 
     fn dev(&self) -> Result<DevCommResource> {
-        self.comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(BLOCKS))
+        self.comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(2 * BLOCKS))
     }
 
     fn launch(&self, stream: &Stream, dev: &DevCommResource) -> Result<()> {
-        fill(&self.kernels, stream, LaunchConfig::new(BLOCKS, 32), (dev, &self.window))
+        self.launch_from(first_barrier(self.comm.rank()), stream, dev)
+    }
+
+    fn launch_from(&self, first: u32, stream: &Stream, dev: &DevCommResource) -> Result<()> {
+        let config = LaunchConfig::new(BLOCKS, 32);
+        // SAFETY: that the ranks do not meet is the point, and the host ends it.
+        unsafe { self.kernels.launch(stream, meet, config, (dev, first)) }
     }
 }
 
-/// What the fakes' kernels note.
-fn at_their_barriers(peer: usize) -> Vec<StuckWait> {
+fn clock(rank: &Rank) -> Duration {
+    rank.simulated_machine().unwrap().now()
+}
+
+fn first_barrier(rank: usize) -> u32 {
+    rank as u32 * BLOCKS
+}
+
+/// What a rank's kernel notes.
+fn at_their_barriers(rank: usize) -> Vec<StuckWait> {
     let wait = |block| {
-        let (kind, peer) = (WaitKind::LsaBarrier, peer as i32);
-        let wait = WaitFor { kind, index: block, context: 0, peer, wanted: 1, seen: 0 };
+        let (kind, index, peer) =
+            (WaitKind::LsaBarrier, first_barrier(rank) + block, 1 - rank as i32);
+        let wait = WaitFor { kind, index, context: 0, peer, wanted: 0, seen: 0 };
         StuckWait { block, thread: 0, wait }
     };
     (0..BLOCKS).map(wait).collect()
@@ -74,7 +76,7 @@ fn is_aborted(result: Result<()>, why: impl Fn(AbortCause) -> bool, by_rank: usi
     match result {
         Err(Error::KernelAborted { rank, cause, stuck }) => {
             assert!(why(cause), "{cause:?}");
-            assert_eq!((rank, stuck), (by_rank, at_their_barriers(1 - rank)));
+            assert_eq!((rank, stuck), (by_rank, at_their_barriers(rank)));
         }
         other => panic!("{other:?}"),
     }
@@ -83,7 +85,7 @@ fn is_aborted(result: Result<()>, why: impl Fn(AbortCause) -> bool, by_rank: usi
 #[track_caller]
 fn is_refused(result: Result<()>) {
     match result {
-        Err(Error::Launch { kernel: "fill", refusal: LaunchRefusal::Aborted { .. } }) => {}
+        Err(Error::Launch { kernel: "meet", refusal: LaunchRefusal::Aborted { .. } }) => {}
         other => panic!("{other:?}"),
     }
 }
@@ -92,27 +94,27 @@ fn asked_for(cause: AbortCause) -> bool {
     cause == AbortCause::Request
 }
 
+#[test]
 fn kernels_leave_when_another_thread_says_so_and_the_wait_tells_what_they_waited_for() {
-    ranks(2, |rank| {
+    let ran = ranks(2, |rank| {
         let bench = Bench::new(rank)?;
         for _ in 0..20 {
             let dev = bench.dev()?;
             assert!(dev.is_valid() && dev.stuck().is_empty());
             bench.launch(&bench.stream, &dev)?;
-            let watchdog = dev.abort_handle();
-            let watchdog = std::thread::spawn(move || {
-                std::thread::sleep(Duration::from_millis(10));
-                watchdog.abort();
-                watchdog.clone().abort();
+            let handle = dev.abort_handle();
+            let watchdog = later(rank, A_WHILE, move || {
+                handle.abort();
+                handle.clone().abort();
             });
-            let start = Instant::now();
+            let start = clock(rank);
             is_aborted(bench.stream.synchronize(), asked_for, rank.rank());
-            assert!(start.elapsed() < SOON);
-            watchdog.join().unwrap();
+            assert!(clock(rank) - start < SOON);
+            watchdog.join();
             // Once.
             bench.stream.synchronize()?;
             assert!(!dev.is_valid());
-            assert_eq!(dev.stuck(), at_their_barriers(1 - rank.rank()));
+            assert_eq!(dev.stuck(), at_their_barriers(rank.rank()));
             let refused = bench.launch(&bench.stream, &dev);
             let text = refused.as_ref().unwrap_err().to_string();
             assert!(text.contains("was aborted (the program asked for it)"), "{text}");
@@ -124,15 +126,15 @@ fn kernels_leave_when_another_thread_says_so_and_the_wait_tells_what_they_waited
         Ok(())
     });
     for gpu in 0..2 {
-        let log = log_of(gpu);
-        let count = |line: &str| log.iter().filter(|logged| *logged == line).count();
-        assert_eq!((count("a kernel leaves"), count("ncclDevCommDestroy")), (20, 20), "{log:?}");
+        let log = log_in(&ran.world, gpu);
+        assert_eq!(count(&log, "ncclDevCommDestroy"), 20, "{log:?}");
         // The memory is used again, and freed at the end.
-        assert_eq!((count("cuMemHostAlloc 262208"), count("cuMemFreeHost")), (1, 1), "{log:?}");
+        let blocks = [count(&log, "cuMemHostAlloc"), count(&log, "cuMemFreeHost")];
+        assert_eq!(blocks, [1, 1], "{log:?}");
     }
-    assert_clean();
 }
 
+#[test]
 fn other_device_communicators_of_the_context_go_on() {
     ranks(2, |rank| {
         let (bench, other) = (Bench::new(rank)?, rank.stream()?);
@@ -142,18 +144,17 @@ fn other_device_communicators_of_the_context_go_on() {
         stuck.abort();
         is_aborted(bench.stream.synchronize(), asked_for, rank.rank());
         assert!(going_on.is_valid() && !other.is_idle()?);
-        bench.launch(&bench.stream, &going_on)?;
+        bench.launch(&other, &going_on)?;
         going_on.abort();
-        is_aborted(bench.stream.synchronize(), asked_for, rank.rank());
         is_aborted(other.synchronize(), asked_for, rank.rank());
         stuck.close()
     });
-    assert_clean();
 }
 
+#[test]
 fn a_deadline_ends_the_kernels_of_its_stream_and_no_others() {
     let limit = Duration::from_millis(30);
-    ranks(2, |rank| {
+    let ran = ranks(2, |rank| {
         let (bench, other) = (Bench::new(rank)?, rank.stream()?);
         let (late, going_on) = (bench.dev()?, bench.dev()?);
         bench.launch(&bench.stream, &late)?;
@@ -175,11 +176,11 @@ fn a_deadline_ends_the_kernels_of_its_stream_and_no_others() {
         Ok(())
     });
     for gpu in 0..2 {
-        assert!(log_of(gpu).iter().any(|line| line == "ncclMemFree"));
+        assert_eq!(count(&log_in(&ran.world, gpu), "ncclMemFree"), 1);
     }
-    assert_clean();
 }
 
+#[test]
 fn a_deadline_ends_kernels_of_other_streams_that_its_stream_waits_for() {
     ranks(2, |rank| {
         let (bench, behind, event) = (Bench::new(rank)?, rank.stream()?, rank.context().event()?);
@@ -193,81 +194,88 @@ fn a_deadline_ends_kernels_of_other_streams_that_its_stream_waits_for() {
         is_aborted(bench.stream.synchronize(), missed, rank.rank());
         Ok(())
     });
-    assert_clean();
 }
 
+#[test]
 fn a_rank_that_is_lost_has_the_others_kernels_leave() {
-    let start = Instant::now();
-    let error = World::threads(2).unwrap().run(|rank| {
+    let world = world(2);
+    let error = world.run(|rank| {
         let bench = Bench::new(rank)?;
         let dev = bench.dev()?;
         if rank.rank() == 1 {
-            std::thread::sleep(Duration::from_millis(50));
+            pause(rank, A_WHILE);
             panic!("no more");
         }
         bench.launch(&bench.stream, &dev)?;
         let lost = bench.stream.synchronize().unwrap_err();
         assert_eq!(lost.to_string(), "rank 1 is lost: rank 1 panicked: no more");
         // It knows more, and the GPU is free.
-        assert_eq!(dev.stuck(), at_their_barriers(1));
+        assert_eq!(dev.stuck(), at_their_barriers(0));
         assert!(bench.stream.is_idle()? && !dev.is_valid());
         Err::<(), _>(lost)
     });
     assert!(matches!(error, Err(Error::RankPanicked { rank: 1, .. })), "{error:?}");
-    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
-    let log = log_of(0);
-    let at = |line: &str| log.iter().position(|logged| logged == line);
-    assert!(at("a kernel leaves") < at("ncclCommAbort"), "{log:?}");
-    assert_eq!((at("ncclMemFree"), at("cuMemFreeHost")), (None, None), "{log:?}");
+    assert!(now(&world) < SOON, "{:?}", now(&world));
+    // The kernel has left before: NCCL waits for it.
+    aborts_came_back(&world);
+    let log = log_in(&world, 0);
+    let freed = [count(&log, "ncclMemFree"), count(&log, "cuMemFreeHost")];
+    assert_eq!((count(&log, "ncclCommAbort"), freed), (1, [0, 0]), "{log:?}");
+}
+
+/// NCCL returns from an abort when nothing runs on its GPU.
+#[track_caller]
+fn aborts_came_back(world: &World) {
+    let stuck = refused_calls(world).into_iter().find(|call| call.function == "ncclCommAbort");
+    assert_eq!(stuck, None);
 }
 
 fn by_its_end(cause: AbortCause) -> bool {
     cause == AbortCause::CommunicatorAborted
 }
 
+#[test]
 fn the_abort_of_a_communicator_has_its_kernels_leave_first() {
-    ranks(2, |rank| {
+    let ran = ranks(2, |rank| {
         let bench = Bench::new(rank)?;
         let dev = bench.dev()?;
         bench.launch(&bench.stream, &dev)?;
-        let start = Instant::now();
+        let start = clock(rank);
         bench.comm.abort()?;
-        assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+        assert!(clock(rank) - start < SOON);
         is_aborted(bench.stream.synchronize(), by_its_end, rank.rank());
         assert_eq!(dev.stuck().len(), BLOCKS as usize);
         is_ended(bench.dev(), "aborted");
         Ok(())
     });
     for gpu in 0..2 {
-        let log = log_of(gpu);
-        let freed = log.iter().filter(|line| ["ncclMemFree", "cuMemFreeHost"].contains(&&***line));
-        assert_eq!(freed.count(), 2, "{log:?}");
+        let log = log_in(&ran.world, gpu);
+        let freed = [count(&log, "ncclMemFree"), count(&log, "cuMemFreeHost")];
+        assert_eq!(freed, [1, 1], "{log:?}");
     }
-    assert_clean();
 }
 
+#[test]
 fn an_abort_of_the_communicator_from_another_thread_has_its_kernels_leave() {
     ranks(2, |rank| {
         let bench = Bench::new(rank)?;
         let dev = bench.dev()?;
         bench.launch(&bench.stream, &dev)?;
-        let watchdog = bench.comm.abort_handle();
-        let watchdog = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(30));
-            watchdog.abort()
-        });
+        let handle = bench.comm.abort_handle();
+        let watchdog = later(rank, A_WHILE, move || handle.abort());
         is_aborted(bench.stream.synchronize(), by_its_end, rank.rank());
-        watchdog.join().unwrap()?;
+        watchdog.join()?;
         assert!(!dev.is_valid());
         bench.comm.destroy()
     });
-    assert_clean();
 }
 
+#[test]
 fn kernels_leave_when_the_network_fails_and_the_wait_tells_nccls_error() {
     the_network_fails(|bench| bench.stream.synchronize());
 }
 
+#[test]
 fn who_waits_for_an_event_behind_them_is_told_too() {
     the_network_fails(|bench| {
         let event = bench.comm.context().event()?;
@@ -277,7 +285,10 @@ fn who_waits_for_an_event_behind_them_is_told_too() {
 }
 
 fn the_network_fails(wait: fn(&Bench) -> Result<()>) {
-    let failed = World::threads(2).unwrap().run(|rank| {
+    let world = world(2);
+    // While it is waited for: nothing asks before.
+    inject(&world, "ncclCommGetAsyncError", 0, Effect::Later(6));
+    let failed = world.run(|rank| {
         let bench = Bench::new(rank)?;
         let dev = bench.dev()?;
         if rank.rank() == 1 {
@@ -285,21 +296,20 @@ fn the_network_fails(wait: fn(&Bench) -> Result<()>) {
             return Ok(());
         }
         bench.launch(&bench.stream, &dev)?;
-        let start = Instant::now();
+        let start = clock(rank);
         let failed = wait(&bench).unwrap_err();
-        assert!(start.elapsed() < SOON);
+        assert!(clock(rank) - start < SOON);
         assert!(matches!(&failed, Error::Nccl { code: 6, rank: Some(0), .. }), "{failed}");
         assert!(!dev.is_valid() && !bench.comm.is_valid());
-        assert_eq!(dev.stuck(), at_their_barriers(1));
-        let log = log_of(0);
-        let has = |line: &str| log.iter().any(|logged| logged == line);
-        assert!(has("a kernel leaves") && has("ncclCommAbort"), "{log:?}");
+        assert_eq!(dev.stuck(), at_their_barriers(0));
+        assert_eq!(count(&log_of(rank), "ncclCommAbort"), 1);
         Err(failed)
     });
+    aborts_came_back(&world);
     assert!(matches!(failed, Err(Error::Nccl { code: 6, .. })), "{failed:?}");
-    assert_clean();
 }
 
+#[test]
 fn kernels_in_graphs_leave_and_their_graph_is_refused() {
     ranks(2, |rank| {
         let bench = Bench::new(rank)?;
@@ -311,16 +321,13 @@ fn kernels_in_graphs_leave_and_their_graph_is_refused() {
         bench.stream.synchronize()?;
         closed.close()?;
         let gone = of_closed.launch(&bench.stream).unwrap_err().to_string();
-        assert!(gone.contains("`fill` was not launched: the device communicator"), "{gone}");
+        assert!(gone.contains("`meet` was not launched: the device communicator"), "{gone}");
         let other = rank.stream()?;
         graph.launch(&other)?;
-        let watchdog = dev.abort_handle();
-        let watchdog = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(10));
-            watchdog.abort();
-        });
+        let handle = dev.abort_handle();
+        let watchdog = later(rank, A_WHILE, move || handle.abort());
         is_aborted(other.synchronize(), asked_for, rank.rank());
-        watchdog.join().unwrap();
+        watchdog.join();
         is_refused(graph.launch(&other));
         assert!(!graph.is_valid() && !of_closed.is_valid());
         // By a deadline just as well.
@@ -332,12 +339,12 @@ fn kernels_in_graphs_leave_and_their_graph_is_refused() {
         is_aborted(other.synchronize_within(limit), missed, rank.rank());
         Ok(())
     });
-    assert_clean();
 }
 
+#[test]
 fn an_abort_after_the_end_of_everything_does_nothing() {
     let handles = Mutex::new(Vec::<KernelAbortHandle>::new());
-    let keep = |dev: &DevCommResource| handles.lock().unwrap().push(dev.abort_handle());
+    let keep = |dev: &DevCommResource| handles.lock().push(dev.abort_handle());
     ranks(2, |rank| {
         let bench = Bench::new(rank)?;
         let dev = bench.dev()?;
@@ -348,23 +355,24 @@ fn an_abort_after_the_end_of_everything_does_nothing() {
         Ok(())
     });
     // One that nobody closed, since a rank was lost.
-    let lost = World::threads(2).unwrap().run(|rank| {
+    let lost = world(2).run(|rank| {
         let dev = Bench::new(rank)?.dev()?;
         keep(&dev);
         rank.barrier()?;
         if rank.rank() == 1 { Err(Error::NoGpu) } else { rank.barrier() }
     });
     assert!(lost.is_err());
-    let handles = handles.into_inner().unwrap();
+    let handles = handles.into_inner();
     assert_eq!(handles.len(), 4);
     std::thread::spawn(move || handles.iter().for_each(KernelAbortHandle::abort)).join().unwrap();
 }
 
+#[test]
 fn kernels_that_have_ended_are_not_aborted() {
     ranks(2, |rank| {
         let bench = Bench::new(rank)?;
         let dev = bench.dev()?;
-        bench.launch(&bench.stream, &dev)?;
+        bench.launch_from(0, &bench.stream, &dev)?;
         bench.stream.synchronize()?;
         dev.abort();
         bench.stream.synchronize()?;
@@ -373,7 +381,4 @@ fn kernels_that_have_ended_are_not_aborted() {
         drop(dev);
         Ok(())
     });
-    let log = std::fs::read_to_string(std::env::var("FAKE_LOG").unwrap()).unwrap();
-    assert!(!lines_of(&log, 0).iter().any(|line| line == "a kernel leaves"));
-    assert_clean();
 }

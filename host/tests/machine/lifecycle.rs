@@ -4,32 +4,13 @@ use std::time::Duration;
 
 use devcomm_host::{
     AbortHandle, Buffer, CommConfig, Communicator, Context, DevCommRequirements, Error,
-    LaunchConfig, LaunchRefusal, MemoryStat, Rank, ReduceOp, Result, World,
+    LaunchConfig, LaunchRefusal, MemoryStat, Rank, ReduceOp, Result,
 };
 
+use crate::kernels::{COUNT, NO_PTX, launch_note};
 use crate::support::{
-    COUNT, KERNELS, assert_clean, fill, is_closed, is_ended, is_invalid, log_of, logged, ranks,
-    tests,
+    contents, count, is_closed, is_ended, is_invalid, later, log_in, log_of, logged, ranks,
 };
-
-tests! {
-    destroy_closes_what_was_made_the_latest_first_and_does_so_once,
-    what_has_ended_says_so,
-    what_is_closed_is_closed_once_and_is_not_valid,
-    a_launch_with_what_is_closed_is_refused,
-    what_was_made_from_a_communicator_keeps_it,
-    clones_are_one_communicator,
-    an_abort_from_another_thread_releases_who_waits,
-    what_was_made_from_an_aborted_communicator_is_refused_to_kernels,
-    a_finalized_communicator_closes_what_was_made_and_is_not_finalized_twice,
-    a_suspended_communicator_waits_for_its_resume_and_is_resumed_for_its_end,
-    a_revoked_communicator_is_good_for_a_split_and_its_end,
-    a_communicator_of_another_part_of_the_program_is_not_ended,
-    communicators_of_one_thread_end_one_by_one,
-    a_communicator_that_does_not_block_is_waited_for,
-    windows_of_a_communicator_that_does_not_block_are_good_for_use,
-    settings_reach_nccl,
-}
 
 const _: () = {
     const fn is_for_any_thread<T: Send + Sync>() {}
@@ -41,6 +22,7 @@ fn own(rank: &Rank) -> Result<Communicator> {
     rank.new_communicator(&CommConfig::new())
 }
 
+#[test]
 fn destroy_closes_what_was_made_the_latest_first_and_does_so_once() {
     ranks(2, |rank| {
         let (comm, stream) = (own(rank)?, rank.stream()?);
@@ -49,7 +31,7 @@ fn destroy_closes_what_was_made_the_latest_first_and_does_so_once() {
         let dev = comm.create_dev_comm(DevCommRequirements::new())?;
         let graph = stream.capture(|| comm.all_reduce(&window, &window, ReduceOp::Sum, &stream))?;
         let registered = comm.register_buffer(&comm.mem_alloc::<f32>(8)?)?;
-        let (done, log) = logged(rank.device(), || comm.destroy());
+        let (done, log) = logged(rank, || comm.destroy());
         done?;
         let closed = [
             "ncclCommDeregister",
@@ -64,23 +46,23 @@ fn destroy_closes_what_was_made_the_latest_first_and_does_so_once() {
         assert_eq!(log, closed);
         assert!(!op.is_valid() && !window.is_valid() && !dev.is_valid() && !graph.is_valid());
         assert!(!registered.is_valid() && !comm.is_valid() && comm.as_raw().is_null());
-        let (done, log) = logged(rank.device(), || comm.destroy().and_then(|()| comm.abort()));
+        let (done, log) = logged(rank, || comm.destroy().and_then(|()| comm.abort()));
         done?;
         assert!(log.is_empty(), "{log:?}");
         // Its memory is there until nobody needs it.
-        let ((), log) = logged(rank.device(), || drop((window, registered)));
+        let ((), log) = logged(rank, || drop((window, registered)));
         assert_eq!(log, ["ncclMemFree", "ncclMemFree"]);
         Ok(())
     });
-    assert_clean();
 }
 
+#[test]
 fn what_has_ended_says_so() {
     ranks(2, |rank| {
         let (comm, stream) = (own(rank)?, rank.stream()?);
         let (b, config) = (comm.mem_alloc::<f32>(1)?, CommConfig::new());
         comm.destroy()?;
-        let ((), log) = logged(rank.device(), || {
+        let ((), log) = logged(rank, || {
             let gone = "destroyed";
             is_ended(comm.all_reduce(&b, &b, ReduceOp::Sum, &stream), gone);
             is_ended(comm.send(&b, 0, &stream), gone);
@@ -105,6 +87,7 @@ fn what_has_ended_says_so() {
     });
 }
 
+#[test]
 fn what_is_closed_is_closed_once_and_is_not_valid() {
     ranks(2, |rank| {
         let comm = rank.communicator()?;
@@ -117,7 +100,7 @@ fn what_is_closed_is_closed_once_and_is_not_valid() {
             dev.close()?;
             window.close()
         };
-        let (done, log) = logged(rank.device(), || close().and_then(|()| close()));
+        let (done, log) = logged(rank, || close().and_then(|()| close()));
         done?;
         assert_eq!(log, ["ncclCommDeregister", "ncclDevCommDestroy", "ncclCommWindowDeregister"]);
         assert!(!window.is_valid() && !dev.is_valid() && !registered.is_valid());
@@ -128,7 +111,6 @@ fn what_is_closed_is_closed_once_and_is_not_valid() {
         // The memory is still good for copies.
         window.copy_from_host(&[1.0; 8])
     });
-    assert_clean();
 }
 
 fn is_refused(result: Result<()>, which: &str) {
@@ -138,49 +120,54 @@ fn is_refused(result: Result<()>, which: &str) {
     }
 }
 
+#[test]
 fn a_launch_with_what_is_closed_is_refused() {
     ranks(2, |rank| {
         let (comm, stream) = (own(rank)?, rank.stream()?);
-        let kernels = rank.load(&KERNELS)?;
+        let kernels = rank.load(&NO_PTX)?;
         let window = || comm.window::<f32>(COUNT);
         let dev = || comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(8));
         let (closed_window, closed_dev, window, dev) = (window()?, dev()?, window()?, dev()?);
         closed_window.close()?;
         closed_dev.close()?;
         let config = LaunchConfig::new(8, 32);
-        is_refused(fill(&kernels, &stream, config, (&dev, &closed_window)), "the window");
+        is_refused(launch_note(&kernels, &stream, config, (&dev, &closed_window)), "the window");
         is_refused(
-            fill(&kernels, &stream, config, (&closed_dev, &window)),
+            launch_note(&kernels, &stream, config, (&closed_dev, &window)),
             "the device communicator",
         );
-        fill(&kernels, &stream, config, (&dev, &window))?;
+        launch_note(&kernels, &stream, config, (&dev, &window))?;
         comm.destroy()?;
-        is_refused(fill(&kernels, &stream, config, (&dev, &window)), "the device communicator");
+        is_refused(
+            launch_note(&kernels, &stream, config, (&dev, &window)),
+            "the device communicator",
+        );
         Ok(())
     });
 }
 
+#[test]
 fn what_was_made_from_a_communicator_keeps_it() {
     ranks(2, |rank| {
         let comm = own(rank)?;
         let window = comm.window::<f32>(8)?;
         let slice = window.slice(1..3)?;
-        let ((), log) = logged(rank.device(), || drop((comm, window)));
+        let ((), log) = logged(rank, || drop((comm, window)));
         assert!(log.is_empty(), "{log:?}");
-        let ((), log) = logged(rank.device(), || drop(slice));
+        let ((), log) = logged(rank, || drop(slice));
         let end =
             ["ncclCommWindowDeregister", "ncclMemFree", "ncclCommFinalize", "ncclCommDestroy"];
         assert_eq!(log, end);
         Ok(())
     });
-    assert_clean();
 }
 
+#[test]
 fn clones_are_one_communicator() {
     ranks(2, |rank| {
         let comm = own(rank)?;
         let clone = comm.clone();
-        let ((), log) = logged(rank.device(), || drop(comm));
+        let ((), log) = logged(rank, || drop(comm));
         assert!(log.is_empty() && clone.is_valid(), "{log:?}");
         let other = clone.clone();
         clone.destroy()?;
@@ -188,8 +175,10 @@ fn clones_are_one_communicator() {
         is_ended(other.identity(), "destroyed");
         Ok(())
     });
-    assert_clean();
 }
+
+/// When other threads do what ranks wait for, by the machine's clock.
+const SOON: Duration = Duration::from_millis(50);
 
 /// An operation that the other rank does not take part in, and an abort of it.
 fn aborted(rank: &Rank) -> Result<Communicator> {
@@ -197,15 +186,13 @@ fn aborted(rank: &Rank) -> Result<Communicator> {
     let b = comm.mem_alloc::<f32>(8)?;
     comm.recv(&b, 1 - rank.rank(), &stream)?;
     let handle = comm.abort_handle();
-    let aborter = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(50));
-        handle.abort().and_then(|()| handle.abort())
-    });
+    let aborter = later(rank, SOON, move || handle.abort().and_then(|()| handle.abort()));
     is_ended(stream.synchronize(), "aborted");
-    aborter.join().unwrap()?;
+    aborter.join()?;
     Ok(comm)
 }
 
+#[test]
 fn an_abort_from_another_thread_releases_who_waits() {
     ranks(2, |rank| {
         let comm = aborted(rank)?;
@@ -213,18 +200,18 @@ fn an_abort_from_another_thread_releases_who_waits() {
         is_ended(comm.identity(), "aborted");
         comm.destroy()?;
         drop(comm);
-        let log = log_of(rank.device());
-        assert_eq!(log.iter().filter(|line| *line == "ncclCommAbort").count(), 1, "{log:?}");
-        assert!(!log.iter().any(|line| line == "ncclCommDestroy"), "{log:?}");
+        let log = log_of(rank);
+        let ends = [count(&log, "ncclCommAbort"), count(&log, "ncclCommDestroy")];
+        assert_eq!(ends, [1, 0], "{log:?}");
         Ok(())
     });
-    assert_clean();
 }
 
+#[test]
 fn what_was_made_from_an_aborted_communicator_is_refused_to_kernels() {
     ranks(2, |rank| {
         let (comm, stream) = (own(rank)?, rank.stream()?);
-        let kernels = rank.load(&KERNELS)?;
+        let kernels = rank.load(&NO_PTX)?;
         let window = comm.window::<f32>(COUNT)?;
         let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(8))?;
         let registered = comm.register_buffer(&window)?;
@@ -233,37 +220,40 @@ fn what_was_made_from_an_aborted_communicator_is_refused_to_kernels() {
         assert!(!window.is_valid() && !dev.is_valid() && !registered.is_valid());
         is_closed(window.device_window().map(drop));
         let config = LaunchConfig::new(8, 32);
-        is_refused(fill(&kernels, &stream, config, (&dev, &window)), "the device communicator");
+        is_refused(
+            launch_note(&kernels, &stream, config, (&dev, &window)),
+            "the device communicator",
+        );
         is_ended(graph.launch(&stream), "aborted");
         comm.abort()?;
         assert!(!graph.is_valid());
         drop((window, registered));
-        assert!(log_of(rank.device()).iter().any(|line| line == "ncclMemFree"));
+        assert!(log_of(rank).iter().any(|line| line == "ncclMemFree"));
         Ok(())
     });
-    assert_clean();
 }
 
+#[test]
 fn a_finalized_communicator_closes_what_was_made_and_is_not_finalized_twice() {
     ranks(2, |rank| {
         let comm = own(rank)?;
         let (window, op) = (comm.window::<f32>(8)?, comm.pre_mul_sum(2.0_f32)?);
         let dev = comm.create_dev_comm(DevCommRequirements::new())?;
-        let (done, log) = logged(rank.device(), || comm.finalize());
+        let (done, log) = logged(rank, || comm.finalize());
         done?;
         let closed = ["ncclDevCommDestroy", "ncclRedOpDestroy 5", "ncclCommWindowDeregister"];
         assert_eq!((&log[..3], &*log[3]), (&closed.map(str::to_owned)[..], "ncclCommFinalize"));
         is_ended(comm.finalize(), "finalized");
         is_ended(comm.window::<f32>(8), "finalized");
-        let (done, log) = logged(rank.device(), || comm.destroy());
+        let (done, log) = logged(rank, || comm.destroy());
         done?;
         assert_eq!(log, ["ncclCommDestroy"]);
         drop((window, op, dev));
         Ok(())
     });
-    assert_clean();
 }
 
+#[test]
 fn a_suspended_communicator_waits_for_its_resume_and_is_resumed_for_its_end() {
     ranks(2, |rank| {
         let (comm, stream) = (own(rank)?, rank.stream()?);
@@ -280,20 +270,20 @@ fn a_suspended_communicator_waits_for_its_resume_and_is_resumed_for_its_end() {
         assert_eq!(comm.memory_stat(MemoryStat::Suspended)?, 0);
         comm.all_reduce(&window, &window, ReduceOp::Sum, &stream)?;
         comm.suspend()?;
-        let (done, log) = logged(rank.device(), || comm.destroy());
+        let (done, log) = logged(rank, || comm.destroy());
         done?;
         let end =
             ["ncclCommResume", "ncclCommWindowDeregister", "ncclCommFinalize", "ncclCommDestroy"];
         assert_eq!(log, end);
         let comm = own(rank)?;
         comm.suspend()?;
-        let ((), log) = logged(rank.device(), || drop(comm));
+        let ((), log) = logged(rank, || drop(comm));
         assert_eq!(log, ["ncclCommResume", "ncclCommFinalize", "ncclCommDestroy"]);
         Ok(())
     });
-    assert_clean();
 }
 
+#[test]
 fn a_revoked_communicator_is_good_for_a_split_and_its_end() {
     ranks(2, |rank| {
         let (comm, stream) = (own(rank)?, rank.stream()?);
@@ -306,14 +296,14 @@ fn a_revoked_communicator_is_good_for_a_split_and_its_end() {
         let child = comm.split(Some(0), 0, &CommConfig::new())?.unwrap();
         child.all_reduce(&window, &window, ReduceOp::Sum, &stream)?;
         stream.synchronize()?;
-        let (done, log) = logged(rank.device(), || comm.destroy());
+        let (done, log) = logged(rank, || comm.destroy());
         done?;
         assert_eq!(log, ["ncclCommWindowDeregister", "ncclCommDestroy"]);
         child.destroy()
     });
-    assert_clean();
 }
 
+#[test]
 fn a_communicator_of_another_part_of_the_program_is_not_ended() {
     ranks(2, |rank| {
         let (comm, stream, context) = (own(rank)?, rank.stream()?, rank.context());
@@ -324,37 +314,39 @@ fn a_communicator_of_another_part_of_the_program_is_not_ended() {
         is_invalid(foreign.barrier());
         let window = foreign.window::<f32>(8)?;
         foreign.all_reduce(&window, &window, ReduceOp::Sum, &stream)?;
-        let (done, log) = logged(rank.device(), || foreign.destroy());
+        let (done, log) = logged(rank, || foreign.destroy());
         done?;
         assert_eq!(log, ["ncclCommWindowDeregister"]);
-        let ((), log) = logged(rank.device(), || drop(from(context, comm.as_raw())));
+        let ((), log) = logged(rank, || drop(from(context, comm.as_raw())));
         assert!(log.is_empty(), "{log:?}");
         is_invalid(from(context, std::ptr::null_mut()));
         is_invalid(from(&Context::new(3)?, comm.as_raw()));
         comm.identity().map(drop)
     });
-    assert_clean();
 }
 
+#[test]
 fn communicators_of_one_thread_end_one_by_one() {
-    let library = World::threads(1).unwrap().library().clone();
-    let contexts = [0, 1].map(|gpu| Context::new(gpu).unwrap());
-    let comms = Communicator::init_all(&library, &contexts).unwrap();
-    comms[0].destroy().unwrap();
-    assert!(!comms[0].is_valid() && comms[1].is_valid());
-    assert_eq!(comms[1].identity().unwrap(), (1, 2, 1));
-    drop(comms);
+    let ran = ranks(1, |rank| {
+        let (library, contexts) = (rank.library(), [rank.context().clone(), Context::new(1)?]);
+        let comms = Communicator::init_all(library, &contexts)?;
+        comms[0].destroy()?;
+        assert!(!comms[0].is_valid() && comms[1].is_valid());
+        assert_eq!(comms[1].identity()?, (1, 2, 1));
+        drop(comms);
+        let twice = [contexts[0].clone(), contexts[0].clone()];
+        is_invalid(Communicator::init_all(library, &twice));
+        is_invalid(Communicator::init_all(library, &[]));
+        Ok(())
+    });
     for gpu in 0..2 {
-        assert_eq!(log_of(gpu).last().unwrap(), "ncclCommDestroy");
+        assert_eq!(count(&log_in(&ran.world, gpu), "ncclCommDestroy"), 1);
     }
-    let twice = [contexts[0].clone(), contexts[0].clone()];
-    is_invalid(Communicator::init_all(&library, &twice));
-    is_invalid(Communicator::init_all(&library, &[]));
-    assert_clean();
 }
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
+#[test]
 fn a_communicator_that_does_not_block_is_waited_for() {
     ranks(2, |rank| {
         let comm = rank.new_communicator(&CommConfig::new().blocking(false))?;
@@ -373,17 +365,17 @@ fn a_communicator_that_does_not_block_is_waited_for() {
         comm.wait(PATIENCE)?;
         comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
         stream.synchronize()?;
-        assert_eq!(crate::support::contents(&b), [4.0; 2]);
+        assert_eq!(contents(&b), [4.0; 2]);
         let child = comm.split(Some(0), 0, &CommConfig::new())?.unwrap();
         assert_eq!((child.rank(), child.n_ranks()), (rank.rank(), 2));
         child.destroy()?;
         comm.destroy()
     });
-    assert_clean();
 }
 
+#[test]
 fn windows_of_a_communicator_that_does_not_block_are_good_for_use() {
-    ranks(2, |rank| {
+    let ran = ranks(2, |rank| {
         let comm = rank.new_communicator(&CommConfig::new().blocking(false))?;
         assert!(matches!(comm.window::<f32>(8), Err(Error::InProgress { .. })));
         comm.wait(PATIENCE)?;
@@ -394,24 +386,23 @@ fn windows_of_a_communicator_that_does_not_block_are_good_for_use() {
         })?;
         dropped?;
         assert!(alone.is_valid() && window.is_valid() && dev.is_valid());
-        assert_eq!(window.lsa_pointer(rank.rank(), 0)?, window.device_address());
+        assert_eq!(window.user_pointer()?, window.device_address());
         assert_eq!(dev.dev_comm()?.lsa_barrier.n_barriers, 1);
         comm.destroy()
     });
-    let deregistered =
-        |gpu| log_of(gpu).iter().filter(|line| *line == "ncclCommWindowDeregister").count();
+    let deregistered = |gpu| count(&log_in(&ran.world, gpu), "ncclCommWindowDeregister");
     assert_eq!([deregistered(0), deregistered(1)], [3; 2]);
-    assert_clean();
 }
 
+#[test]
 fn settings_reach_nccl() {
     ranks(2, |rank| {
         let config = CommConfig::new().min_ctas(2).max_ctas(4).net_name("Socket").comm_name("mine");
-        let (comm, log) = logged(rank.device(), || rank.new_communicator(&config));
+        let (comm, log) = logged(rank, || rank.new_communicator(&config));
         let shown = "config min_ctas 2 max_ctas 4 net Socket name mine";
         assert_eq!(log, [format!("ncclCommInitRankScalable {} of 2 {shown}", rank.rank())]);
         let config = CommConfig::new().max_ctas(3);
-        let (child, log) = logged(rank.device(), || comm?.split(Some(7), 1, &config));
+        let (child, log) = logged(rank, || comm?.split(Some(7), 1, &config));
         child?;
         assert!(log[0].starts_with("ncclCommSplit color 7 key 1 config max_ctas 3"), "{log:?}");
         is_invalid(rank.new_communicator(&CommConfig::new().min_ctas(4).max_ctas(2)));

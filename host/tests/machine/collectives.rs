@@ -3,29 +3,12 @@
 use devcomm_host::{
     Buffer, CollectiveConfig, Communicator, Configured, CtaPolicy, DataType, DeviceSlice, Dynamic,
     Element, Error, F8E4M3, F8E5M2, MultiGpu, Rank, ReduceOp, Result, Stream, SymmetricBuffer,
-    World, group,
+    group,
 };
 
 use crate::support::{
-    assert_clean, contents, is_closed, is_in_group, is_invalid, log_of, logged, ranks, tests,
+    contents, count, is_closed, is_in_group, is_invalid, log_in, log_of, logged, ranks,
 };
-
-tests! {
-    every_collective_reaches_nccl_with_its_counts_types_operators_and_roots,
-    every_collective_with_a_configuration_reaches_nccl_with_it,
-    every_collective_gives_the_right_data,
-    collectives_in_place_give_the_same_data,
-    lengths_that_do_not_fit_are_refused_before_nccl_is_called,
-    roots_and_buffers_that_are_not_there_are_refused_before_nccl_is_called,
-    memory_and_streams_of_another_context_are_refused_before_nccl_is_called,
-    slices_typed_raw_and_dynamic_reach_nccl_with_their_address_length_and_type,
-    eight_bit_floats_are_summed_as_what_they_are,
-    every_operator_combines_as_its_name_says,
-    a_scalar_multiplies_each_ranks_part_before_the_sum,
-    an_operator_is_good_for_its_communicator_its_type_and_its_life_only,
-    several_gpus_of_one_thread_are_driven_together,
-    a_ring_of_sends_and_receives_moves_each_ranks_data_to_the_next,
-}
 
 const N: usize = 4;
 const PART: usize = 6;
@@ -97,17 +80,18 @@ const CALLS: [(&str, &str); 8] = [
     ("ncclScatter", "6 type 7 root 0"),
 ];
 
+#[test]
 fn every_collective_reaches_nccl_with_its_counts_types_operators_and_roots() {
     ranks(N, |rank| {
         let (comm, buffers) = (rank.communicator()?, Buffers::new(rank)?);
-        let (done, log) = logged(rank.device(), || on_communicator(comm, rank.rank(), &buffers));
+        let (done, log) = logged(rank, || on_communicator(comm, rank.rank(), &buffers));
         done?;
         assert_eq!(log, CALLS.map(|(name, rest)| format!("{name} {rest}")));
         buffers.stream.synchronize()
     });
-    assert_clean();
 }
 
+#[test]
 fn every_collective_with_a_configuration_reaches_nccl_with_it() {
     ranks(N, |rank| {
         let (comm, buffers) = (rank.communicator()?, Buffers::new(rank)?);
@@ -117,8 +101,7 @@ fn every_collective_with_a_configuration_reaches_nccl_with_it() {
         // SAFETY: the event outlives the collectives.
         let config = unsafe { config.launch_completion_event(event.as_raw()) };
         let configured = comm.configured(&config)?;
-        let (done, log) =
-            logged(rank.device(), || on_configured(&configured, rank.rank(), &buffers));
+        let (done, log) = logged(rank, || on_configured(&configured, rank.rank(), &buffers));
         done?;
         let settings = "config min_ctas 2 max_ctas 4 selection ring tag 7 event options 2";
         assert_eq!(log, CALLS.map(|(name, rest)| format!("{name}Config {rest} {settings}")));
@@ -126,9 +109,9 @@ fn every_collective_with_a_configuration_reaches_nccl_with_it() {
         is_invalid(comm.configured(&meaningless));
         buffers.stream.synchronize()
     });
-    assert_clean();
 }
 
+#[test]
 fn every_collective_gives_the_right_data() {
     ranks(N, |rank| {
         let (comm, b, me) = (rank.communicator()?, Buffers::new(rank)?, rank.rank());
@@ -158,9 +141,9 @@ fn every_collective_gives_the_right_data() {
         assert_eq!(contents(&b.other), own(0, WHOLE)[part(me)]);
         Ok(())
     });
-    assert_clean();
 }
 
+#[test]
 fn collectives_in_place_give_the_same_data() {
     ranks(N, |rank| {
         let (comm, me) = (rank.communicator()?, rank.rank());
@@ -191,15 +174,15 @@ fn collectives_in_place_give_the_same_data() {
         assert_eq!(contents(&b.small), if me == 0 { sum(PART) } else { own(me, PART) });
         Ok(())
     });
-    assert_clean();
 }
 
+#[test]
 fn lengths_that_do_not_fit_are_refused_before_nccl_is_called() {
     ranks(2, |rank| {
         let comm = rank.communicator()?;
         let (five, six) = (comm.mem_alloc::<f32>(5)?, comm.mem_alloc::<f32>(6)?);
         let (stream, me) = (rank.stream()?, rank.rank());
-        let ((), log) = logged(rank.device(), || {
+        let ((), log) = logged(rank, || {
             is_invalid(comm.all_reduce(&five, &six, ReduceOp::Sum, &stream));
             is_invalid(comm.reduce(&five, Some(six.device_slice()), ReduceOp::Sum, me, &stream));
             is_invalid(comm.broadcast(Some(five.device_slice()), &six, me, &stream));
@@ -218,11 +201,12 @@ fn lengths_that_do_not_fit_are_refused_before_nccl_is_called() {
     });
 }
 
+#[test]
 fn roots_and_buffers_that_are_not_there_are_refused_before_nccl_is_called() {
     ranks(2, |rank| {
         let comm = rank.communicator()?;
         let (b, stream, me) = (comm.mem_alloc::<f32>(6)?, rank.stream()?, rank.rank());
-        let ((), log) = logged(rank.device(), || {
+        let ((), log) = logged(rank, || {
             let slice = || Some(b.device_slice());
             is_invalid(comm.reduce(&b, slice(), ReduceOp::Sum, 2, &stream));
             is_invalid(comm.broadcast(slice(), &b, 2, &stream));
@@ -240,13 +224,14 @@ fn roots_and_buffers_that_are_not_there_are_refused_before_nccl_is_called() {
     });
 }
 
+#[test]
 fn memory_and_streams_of_another_context_are_refused_before_nccl_is_called() {
     ranks(2, |rank| {
         let comm = rank.communicator()?;
         let other = devcomm_host::Context::new(3 - rank.device())?;
         let foreign = SymmetricBuffer::<f32>::new(rank.library(), &other, 6)?;
         let (b, stream) = (comm.mem_alloc::<f32>(6)?, rank.stream()?);
-        let ((), log) = logged(rank.device(), || {
+        let ((), log) = logged(rank, || {
             is_invalid(comm.all_reduce(&foreign, &b, ReduceOp::Sum, &stream));
             is_invalid(comm.all_reduce(&b, &foreign, ReduceOp::Sum, &stream));
             is_invalid(comm.send(&foreign, 0, &stream));
@@ -259,6 +244,7 @@ fn memory_and_streams_of_another_context_are_refused_before_nccl_is_called() {
     });
 }
 
+#[test]
 fn slices_typed_raw_and_dynamic_reach_nccl_with_their_address_length_and_type() {
     ranks(2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
@@ -272,7 +258,7 @@ fn slices_typed_raw_and_dynamic_reach_nccl_with_their_address_length_and_type() 
         let dynamic: DeviceSlice<Dynamic> = b.slice(6..)?.into_dynamic();
         assert_eq!((typed.len(), typed.byte_len(), dynamic.byte_len()), (2, 8, 8));
         assert_eq!(typed.device_address(), b.device_address() + 16);
-        let (done, log) = logged(rank.device(), || {
+        let (done, log) = logged(rank, || {
             comm.all_reduce(&raw, &raw, ReduceOp::Sum, &stream)?;
             comm.all_reduce(&typed, &typed, ReduceOp::Sum, &stream)?;
             comm.all_reduce(&dynamic, &dynamic, ReduceOp::Sum, &stream)
@@ -288,7 +274,6 @@ fn slices_typed_raw_and_dynamic_reach_nccl_with_their_address_length_and_type() 
         is_invalid(comm.all_reduce(&dynamic, &other, ReduceOp::Sum, &stream));
         Ok(())
     });
-    assert_clean();
 }
 
 /// Two ranks sum 1.5 and 2.5, in a type whose tag is `tag`.
@@ -296,7 +281,7 @@ fn summed<T: Element>(rank: &Rank, tag: i32, of: impl Fn(f32) -> T) -> Result<T>
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let b = comm.mem_alloc::<T>(1)?;
     b.copy_from_host(&[of(1.5 + rank.rank() as f32)])?;
-    let (done, log) = logged(rank.device(), || comm.all_reduce(&b, &b, ReduceOp::Sum, &stream));
+    let (done, log) = logged(rank, || comm.all_reduce(&b, &b, ReduceOp::Sum, &stream));
     done?;
     assert_eq!(log, [format!("ncclAllReduce 1 type {tag} op 0")]);
     let mut sum = [of(0.0)];
@@ -304,6 +289,7 @@ fn summed<T: Element>(rank: &Rank, tag: i32, of: impl Fn(f32) -> T) -> Result<T>
     Ok(sum[0])
 }
 
+#[test]
 fn eight_bit_floats_are_summed_as_what_they_are() {
     ranks(2, |rank| {
         assert_eq!(summed(rank, 10, F8E4M3::from_f32)?.to_f32(), 4.0);
@@ -314,6 +300,7 @@ fn eight_bit_floats_are_summed_as_what_they_are() {
     });
 }
 
+#[test]
 fn every_operator_combines_as_its_name_says() {
     ranks(2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
@@ -328,6 +315,7 @@ fn every_operator_combines_as_its_name_says() {
     });
 }
 
+#[test]
 fn a_scalar_multiplies_each_ranks_part_before_the_sum() {
     ranks(2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
@@ -345,16 +333,16 @@ fn a_scalar_multiplies_each_ranks_part_before_the_sum() {
             assert_eq!(contents(&b), [22.0]);
         }
         let created: Vec<_> =
-            log_of(rank.device()).into_iter().filter(|line| line.contains("PreMulSum")).collect();
+            log_of(rank).into_iter().filter(|line| line.contains("PreMulSum")).collect();
         assert_eq!(
             created,
             [1, 0].map(|at| { format!("ncclRedOpCreatePreMulSum type 7 residence {at}") })
         );
         Ok(())
     });
-    assert_clean();
 }
 
+#[test]
 fn an_operator_is_good_for_its_communicator_its_type_and_its_life_only() {
     ranks(2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
@@ -368,60 +356,60 @@ fn an_operator_is_good_for_its_communicator_its_type_and_its_life_only() {
         is_invalid(comm.all_reduce(&dynamic, &dynamic, &op, &stream));
         is_invalid(comm.pre_mul_sum_from(&two));
         op.close()?;
-        let (again, log) = logged(rank.device(), || op.close());
+        let (again, log) = logged(rank, || op.close());
         again?;
         assert!(log.is_empty() && !op.is_valid());
         is_closed(comm.all_reduce(&b, &b, &op, &stream));
         Ok(())
     });
-    assert_clean();
 }
 
+#[test]
 fn several_gpus_of_one_thread_are_driven_together() {
-    let library = World::threads(1).unwrap().library().clone();
-    let gpus = MultiGpu::all(&library).unwrap();
-    assert_eq!(gpus.communicators().len(), N);
-    let fresh = |len| {
-        let of = |comm: &Communicator| {
-            let buffer = comm.mem_alloc::<f32>(len)?;
-            buffer.copy_from_host(&own(comm.rank(), len))?;
-            Ok(buffer)
+    let ran = ranks(1, |rank| {
+        let gpus = MultiGpu::all(rank.library())?;
+        assert_eq!(gpus.communicators().len(), N);
+        let fresh = |len| {
+            let of = |comm: &Communicator| {
+                let buffer = comm.mem_alloc::<f32>(len)?;
+                buffer.copy_from_host(&own(comm.rank(), len))?;
+                Ok(buffer)
+            };
+            gpus.communicators().iter().map(of).collect::<Result<Vec<_>>>()
         };
-        gpus.communicators().iter().map(of).collect::<Result<Vec<_>>>().unwrap()
-    };
-    let (small, other, large) = (fresh(PART), fresh(PART), fresh(WHOLE));
-    gpus.all_reduce(&small, &other, ReduceOp::Sum).unwrap();
-    gpus.all_gather(&small, &large).unwrap();
-    gpus.synchronize().unwrap();
-    assert!(other.iter().all(|buffer| contents(buffer) == sum(PART)));
-    assert!(large.iter().all(|buffer| contents(buffer)[WHOLE - 1] == own(3, PART)[PART - 1]));
-    gpus.broadcast(&small, 2).unwrap();
-    assert!(small.iter().all(|buffer| contents(buffer) == own(2, PART)));
-    let (small, large) = (fresh(PART), fresh(WHOLE));
-    gpus.reduce_scatter(&large, &other, ReduceOp::Sum).unwrap();
-    gpus.reduce(&small, &small[1], ReduceOp::Sum, 1).unwrap();
-    assert_eq!(contents(&other[3]), sum(WHOLE)[3 * PART..]);
-    assert_eq!(contents(&small[1]), sum(PART));
-    is_invalid(gpus.all_reduce(&small[1..], &small, ReduceOp::Sum));
-    is_in_group(gpus.for_each(|_, comm, _| comm.destroy()));
-    drop((small, other, large));
-    drop(gpus);
+        let (small, other, large) = (fresh(PART)?, fresh(PART)?, fresh(WHOLE)?);
+        gpus.all_reduce(&small, &other, ReduceOp::Sum)?;
+        gpus.all_gather(&small, &large)?;
+        gpus.synchronize()?;
+        assert!(other.iter().all(|buffer| contents(buffer) == sum(PART)));
+        assert!(large.iter().all(|buffer| contents(buffer)[WHOLE - 1] == own(3, PART)[PART - 1]));
+        gpus.broadcast(&small, 2)?;
+        assert!(small.iter().all(|buffer| contents(buffer) == own(2, PART)));
+        let (small, large) = (fresh(PART)?, fresh(WHOLE)?);
+        gpus.reduce_scatter(&large, &other, ReduceOp::Sum)?;
+        gpus.reduce(&small, &small[1], ReduceOp::Sum, 1)?;
+        assert_eq!(contents(&other[3]), sum(WHOLE)[3 * PART..]);
+        assert_eq!(contents(&small[1]), sum(PART));
+        is_invalid(gpus.all_reduce(&small[1..], &small, ReduceOp::Sum));
+        is_in_group(gpus.for_each(|_, comm, _| comm.destroy()));
+        Ok(())
+    });
     for gpu in 0..N {
-        let log = log_of(gpu);
+        let log = log_in(&ran.world, gpu);
         // The ranks of one thread cannot wait for each other.
-        assert!(!log.iter().any(|line| line == "ncclCommFinalize"), "{log:?}");
-        assert!(log.iter().any(|line| line == "ncclCommDestroy"), "{log:?}");
+        assert_eq!(count(&log, "ncclCommFinalize"), 0, "{log:?}");
+        assert_eq!(count(&log, "ncclCommDestroy"), 1, "{log:?}");
     }
-    assert_clean();
 }
 
+#[test]
 fn a_ring_of_sends_and_receives_moves_each_ranks_data_to_the_next() {
     ranks(3, |rank| {
         let (comm, stream, me) = (rank.communicator()?, rank.stream()?, rank.rank());
         let (a, b) = (comm.mem_alloc::<f32>(5)?, comm.mem_alloc::<f32>(5)?);
         a.copy_from_host(&own(me, 5))?;
         let (next, before) = ((me + 1) % 3, (me + 2) % 3);
-        let (done, log) = logged(rank.device(), || {
+        let (done, log) = logged(rank, || {
             group(|_| {
                 comm.send(&a, next, &stream)?;
                 comm.recv(&b, before, &stream)
@@ -434,5 +422,4 @@ fn a_ring_of_sends_and_receives_moves_each_ranks_data_to_the_next() {
         assert_eq!(contents(&b), own(before, 5));
         Ok::<_, Error>(())
     });
-    assert_clean();
 }

@@ -1,0 +1,113 @@
+// A CUDA driver without a GPU: it loads modules by their names, and its kernels do nothing.
+//
+// STUB_GPUS=n       that many GPUs; 4 unless set
+// STUB_CUDA=code    what cuDriverGetVersion says; 13000 unless set
+// STUB_HANG         a kernel never ends
+// STUB_LOG=file     a line for each call that notes itself, headed by the GPU
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static _Thread_local int device = -1;
+static int hangs;
+
+static int number(const char *name, int otherwise) {
+    return getenv(name) ? atoi(getenv(name)) : otherwise;
+}
+static void note(const char *format, ...) {
+    const char *path = getenv("STUB_LOG");
+    FILE *log = path ? fopen(path, "a") : NULL;
+    if (!log) return;
+    // One write: processes share the file.
+    char line[256];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    fprintf(log, "gpu%d %s\n", device, line);
+    fclose(log);
+}
+
+int cuGetErrorName(int code, const char **text) {
+    *text = code == 218 ? "CUDA_ERROR_INVALID_PTX" : "CUDA_ERROR";
+    return 0;
+}
+int cuGetErrorString(int code, const char **text) { *text = "something is wrong"; return 0; }
+int cuInit(unsigned flags) { return 0; }
+int cuDriverGetVersion(int *version) { *version = number("STUB_CUDA", 13000); return 0; }
+
+int cuDeviceGetCount(int *count) { *count = number("STUB_GPUS", 4); return 0; }
+int cuDeviceGet(int *out, int ordinal) { *out = ordinal; return 0; }
+// An H200's, as far as the host asks.
+int cuDeviceGetAttribute(int *value, int attribute, int ordinal) {
+    switch (attribute) {
+    case 1: case 2: case 3: *value = 1024; break;   // threads of a block, its x and y
+    case 4: *value = 64; break;                     // its z
+    case 5: *value = 2147483647; break;             // x of a grid
+    case 6: case 7: *value = 65535; break;          // its y and z
+    case 8: *value = 49152; break;                  // shared memory of a block
+    case 12: *value = 65536; break;                 // registers of a block
+    case 16: *value = 132; break;                   // multiprocessors
+    case 75: *value = 9; break;                     // compute capability
+    case 97: *value = 232448; break;                // shared memory of a block that asks for it
+    default: *value = 0;
+    }
+    return 0;
+}
+int cuDevicePrimaryCtxRetain(void **context, int ordinal) {
+    *context = (void *)(intptr_t)(ordinal + 1);
+    return 0;
+}
+int cuDevicePrimaryCtxRelease_v2(int ordinal) { note("cuDevicePrimaryCtxRelease"); return 0; }
+int cuCtxSetCurrent(void *context) { device = (int)(intptr_t)context - 1; return 0; }
+int cuCtxGetDevice(int *ordinal) { *ordinal = device; return 0; }
+
+int cuMemsetD8_v2(uint64_t to, unsigned char byte, size_t bytes) {
+    memset((void *)to, byte, bytes);
+    return 0;
+}
+int cuStreamCreate(void **stream, unsigned flags) { *stream = malloc(1); return 0; }
+int cuStreamDestroy_v2(void *stream) { free(stream); return 0; }
+int cuStreamQuery(void *stream) { return hangs ? 600 : 0; }
+int cuStreamSynchronize(void *stream) { return 0; }
+
+int cuModuleLoad(void **module, const char *path) {
+    note("cuModuleLoad %s", strrchr(path, '/') + 1);
+    *module = malloc(1);
+    return strstr(path, "broken") ? 200 : 0;
+}
+// PTX of version 99 is too new. Broken PTX has a log: option 5, whose size is option 6.
+int cuModuleLoadDataEx(void **module, const char *image, unsigned n, const uint32_t *options,
+                       void **values) {
+    *module = malloc(1);
+    if (strstr(image, ".version 99")) return 222;
+    if (!strstr(image, "broken")) return 0;
+    for (unsigned i = 0; i + 1 < n; i++)
+        if (options[i] == 5 && options[i + 1] == 6)
+            snprintf(values[i], (uintptr_t)values[i + 1], "line 1: broken");
+    return 218;
+}
+int cuModuleUnload(void *module) { free(module); return 0; }
+// A function is its name.
+int cuModuleGetFunction(void **function, void *module, const char *name) {
+    *function = strdup(name);
+    return 0;
+}
+int cuFuncLoad(void *function) { return 0; }
+// Threads of a block at most, registers.
+int cuFuncGetAttribute(int *value, int attribute, void *function) {
+    *value = attribute == 0 ? 1024 : attribute == 4 ? 32 : 0;
+    return 0;
+}
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads,
+                                                size_t shared) {
+    *blocks = 2;
+    return 0;
+}
+int cuLaunchKernelEx(const unsigned *config, const char *function, void **params, void **extra) {
+    note("cuLaunchKernelEx %s grid %u block %u", function, config[0], config[3]);
+    hangs = getenv("STUB_HANG") != NULL;
+    return 0;
+}

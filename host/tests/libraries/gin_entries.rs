@@ -1,0 +1,74 @@
+//! Kernels for GIN, which have an entry for each back end: the device communicator picks it.
+
+use devcomm_host::{
+    Context, Error, GinType, KernelSet, Kernels, LaunchConfig, LaunchRefusal, Result,
+};
+
+use crate::support::{Made, Ping, log_of, tests};
+
+tests! {
+    a_launch_takes_the_entry_for_the_back_end_of_the_device_communicator,
+    a_back_end_without_an_entry_is_refused_with_both_names,
+    connections_of_several_back_ends_are_refused,
+    a_device_communicator_without_gin_is_refused,
+    the_largest_grid_is_that_of_any_back_end,
+}
+
+/// Of an older build, which knew two back ends.
+const SIDECAR: &str = r#"{"arch":"sm_90","ptx_isa":"8.6","nccl":{"version":"2.32.3"},"kernels":[
+    {"name":"ping_proxy","params":[
+        {"name":"comm","type":"DevComm","size":248},{"name":"count","type":"usize","size":8}]},
+    {"name":"ping_gdaki","params":[
+        {"name":"comm","type":"DevComm","size":248},{"name":"count","type":"usize","size":8}]}]}"#;
+const KERNELS: KernelSet = KernelSet::new((&[("ping", ".version 8.6", SIDECAR)], None));
+
+/// What comes of a launch of `Ping`, with connections by these back ends.
+fn launch(connections: &[u8]) -> Result<()> {
+    let context = Context::new(0)?;
+    let (kernels, stream) = (Kernels::load(&context, &KERNELS)?, context.stream()?);
+    let dev = Made::new(0, connections);
+    // SAFETY: the driver runs no kernel.
+    unsafe { kernels.launch(&stream, Ping, LaunchConfig::new(2, 32), (&dev, 7_usize)) }
+}
+
+fn launched() -> Vec<String> {
+    let lines = log_of(0).into_iter();
+    lines.filter_map(|line| Some(line.strip_prefix("cuLaunchKernelEx ")?.to_owned())).collect()
+}
+
+fn refusal(connections: &[u8]) -> LaunchRefusal {
+    match launch(connections) {
+        Err(Error::Launch { kernel: "ping", refusal }) if launched().is_empty() => refusal,
+        other => panic!("{other:?}, {:?}", launched()),
+    }
+}
+
+fn a_launch_takes_the_entry_for_the_back_end_of_the_device_communicator() {
+    for connections in [&[2][..], &[3], &[3, 3, 3, 3]] {
+        launch(connections).unwrap();
+    }
+    let entries = ["ping_proxy", "ping_gdaki", "ping_gdaki"];
+    assert_eq!(launched(), entries.map(|entry| format!("{entry} grid 2 block 32")));
+}
+
+fn a_back_end_without_an_entry_is_refused_with_both_names() {
+    let entries = vec![GinType::Proxy, GinType::Gdaki];
+    assert_eq!(refusal(&[4]), LaunchRefusal::NoGinEntry { entries, dev_comm: GinType::Gpi });
+}
+
+fn connections_of_several_back_ends_are_refused() {
+    let connections = vec![GinType::Gdaki, GinType::Proxy];
+    assert_eq!(refusal(&[3, 2]), LaunchRefusal::MixedGin { connections });
+}
+
+fn a_device_communicator_without_gin_is_refused() {
+    assert_eq!(refusal(&[]), LaunchRefusal::NoGin);
+}
+
+fn the_largest_grid_is_that_of_any_back_end() {
+    let kernels = Kernels::load(&Context::new(0).unwrap(), &KERNELS).unwrap();
+    assert_eq!(kernels.resident_blocks(Ping, 256, 0).unwrap(), 264);
+    assert_eq!(kernels.info(Ping).unwrap().registers, 32);
+    let names: Vec<&str> = kernels.names().collect();
+    assert_eq!(names, ["ping_gdaki", "ping_proxy"]);
+}

@@ -1,0 +1,73 @@
+//! Machine code: kernels of the program's PTX, and of files.
+
+use std::fs;
+
+use devcomm_host::{Context, Error, KernelSet, Kernels, LaunchConfig, LaunchRefusal, Result};
+
+use crate::support::{Fill, Made, SIDECAR, Unknown, log_of, tests};
+
+tests! {
+    kernels_of_a_file_are_launched_under_the_type_of_its_name,
+    a_file_that_cannot_be_loaded_says_why,
+    what_would_hang_or_is_not_there_is_refused_before_the_driver_sees_it,
+}
+
+const KERNELS: KernelSet = KernelSet::new((&[("fill", ".version 8.6", SIDECAR)], None));
+const NEWER: KernelSet = KernelSet::new((&[("fill", ".version 99", SIDECAR)], None));
+const BROKEN: KernelSet = KernelSet::new((&[("fill", "broken", SIDECAR)], None));
+
+fn kernels_of_a_file_are_launched_under_the_type_of_its_name() {
+    let (folder, context) = (tempfile::tempdir().unwrap(), Context::new(0).unwrap());
+    fs::write(folder.path().join("fill.json"), SIDECAR).unwrap();
+    let kernels = Kernels::load_files(&context, &[folder.path().join("fill.cubin")]).unwrap();
+    assert_eq!(kernels.info(Fill).unwrap().registers, 32);
+    let (stream, dev) = (context.stream().unwrap(), Made::new(2, &[]));
+    // SAFETY: the driver runs no kernel.
+    unsafe { kernels.launch(&stream, Fill, LaunchConfig::new(2, 64), (&dev, 7_usize)) }.unwrap();
+    stream.synchronize().unwrap();
+    assert_eq!(log_of(0), ["cuModuleLoad fill.cubin", "cuLaunchKernelEx fill grid 2 block 64"]);
+}
+
+fn a_file_that_cannot_be_loaded_says_why() {
+    let (folder, context) = (tempfile::tempdir().unwrap(), Context::new(0).unwrap());
+    let load = |name: &str| Kernels::load_files(&context, &[folder.path().join(name)]).unwrap_err();
+    let error = load("fill.cubin");
+    assert!(matches!(error, Error::BadSidecar { .. }), "{error}");
+    assert!(error.to_string().contains("fill.json"), "{error}");
+    fs::write(folder.path().join("broken.json"), SIDECAR).unwrap();
+    let error = load("broken.cubin").to_string();
+    assert!(error.contains("cuModuleLoad") && error.contains("broken.cubin"), "{error}");
+    fs::write(folder.path().join("old.json"), SIDECAR.replace("2.32.3", "2.30.7")).unwrap();
+    assert!(matches!(load("old.cubin"), Error::WrongNcclStamp { .. }));
+}
+
+fn refusal(result: Result<()>) -> LaunchRefusal {
+    match result {
+        Err(Error::Launch { kernel: "fill", refusal }) => refusal,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn what_would_hang_or_is_not_there_is_refused_before_the_driver_sees_it() {
+    let context = Context::new(0).unwrap();
+    let (kernels, stream) = (Kernels::load(&context, &KERNELS).unwrap(), context.stream().unwrap());
+    let launch = |barriers, grid| {
+        let (config, dev) = (LaunchConfig::new(grid, 64), Made::new(barriers, &[]));
+        // SAFETY: the driver runs no kernel.
+        refusal(unsafe { kernels.launch(&stream, Fill, config, (&dev, 7_usize)) })
+    };
+    assert!(matches!(launch(1000, 265), LaunchRefusal::NotResident { .. }));
+    assert!(matches!(launch(4, 5), LaunchRefusal::TooFewBarriers { .. }));
+    assert_eq!(kernels.resident_blocks(Fill, 256, 0).unwrap(), 264);
+    match kernels.info(Unknown) {
+        Err(Error::KernelNotFound { name, available }) => {
+            assert_eq!((name.as_str(), available), ("unknown", vec!["fill".to_owned()]));
+        }
+        other => panic!("{other:?}"),
+    }
+    let text = Kernels::load(&context, &NEWER).unwrap_err().to_string();
+    assert!(text.contains("is PTX 8.6, which is newer than the driver (CUDA 13.0)"), "{text}");
+    let text = Kernels::load(&context, &BROKEN).unwrap_err().to_string();
+    assert!(text.contains("CUDA_ERROR_INVALID_PTX") && text.contains("line 1: broken"), "{text}");
+    assert!(log_of(0).is_empty(), "{:?}", log_of(0));
+}

@@ -1,0 +1,43 @@
+// An NCCL of which each rank is taken to be where all others are: calls succeed, and move nothing.
+//
+// STUB_NCCL=code    what ncclGetVersion says; 23203 unless set
+#include <stdlib.h>
+#include <string.h>
+
+const char banner[] = "NCCL version 2.32.3+cuda13.4";
+typedef struct { int rank, n_ranks; } Comm;
+int cuCtxGetDevice(int *ordinal);
+
+int ncclGetVersion(int *version) {
+    const char *code = getenv("STUB_NCCL");
+    *version = code ? atoi(code) : 23203;
+    return 0;
+}
+const char *ncclGetErrorString(int code) { return code ? "an error" : "no error"; }
+const char *ncclGetLastError(Comm *comm) { return ""; }
+int ncclGetUniqueId(void *id) { memset(id, 42, 128); return 0; }
+
+int ncclCommInitRankScalable(Comm **comm, int n_ranks, int rank, int n_ids, void *ids,
+                             void *config) {
+    *comm = malloc(sizeof **comm);
+    **comm = (Comm){rank, n_ranks};
+    return 0;
+}
+int ncclCommGetAsyncError(Comm *comm, int *state) { *state = 0; return 0; }
+int ncclCommCount(Comm *comm, int *n) { *n = comm->n_ranks; return 0; }
+int ncclCommUserRank(Comm *comm, int *rank) { *rank = comm->rank; return 0; }
+int ncclCommCuDevice(Comm *comm, int *ordinal) { return cuCtxGetDevice(ordinal); }
+int ncclCommFinalize(Comm *comm) { return 0; }
+int ncclCommDestroy(Comm *comm) { free(comm); return 0; }
+int ncclCommAbort(Comm *comm) { free(comm); return 0; }
+
+int ncclMemAlloc(void **memory, size_t bytes) {
+    *memory = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    return 0;
+}
+int ncclMemFree(void *memory) { free(memory); return 0; }
+int ncclCommWindowRegister(Comm *comm, void *memory, size_t bytes, void **window, int flags) {
+    *window = memory;
+    return 0;
+}
+int ncclCommWindowDeregister(Comm *comm, void *window) { return 0; }

@@ -1,0 +1,114 @@
+//! Jobs whose ranks are processes, each with a GPU of its own.
+
+use std::net::TcpListener;
+
+use devcomm_host::{Error, KernelSet, LaunchConfig, Rank, Result, Stream, World};
+use devcomm_types::Kernel;
+use libtest_mimic::Trial;
+
+use crate::support::{lines_of, log_of, run, tests};
+
+tests! {
+    a_launched_process_is_one_rank_and_works_on_its_own_gpu_alone
+        in ["WORLD_SIZE" = "1", "RANK" = "0"],
+    a_program_starts_its_own_ranks in ["STUB_GPUS" = "2"],
+    a_process_that_dies_ends_the_job_although_another_waits_for_a_kernel
+        in ["STUB_HANG" = "1", "STUB_GPUS" = "2"],
+}
+
+#[derive(Clone, Copy)]
+struct Count;
+
+impl Kernel for Count {
+    const NAME: &'static str = "count";
+    const FILE: &'static str = "count";
+    type Args = (usize,);
+}
+
+const SIDECAR: &str = r#"{"arch":"sm_90","ptx_isa":"8.6","kernels":[
+    {"name":"count","params":[{"name":"n","type":"usize","size":8}]}]}"#;
+const KERNELS: KernelSet = KernelSet::new((&[("count", ".version 8.6", SIDECAR)], None));
+
+/// A kernel in a stream, which waits for nobody.
+fn start(rank: &Rank) -> Result<Stream> {
+    let (kernels, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+    // SAFETY: the driver runs no kernel.
+    unsafe { kernels.launch(&stream, Count, LaunchConfig::new(1, 32), (7_usize,)) }?;
+    Ok(stream)
+}
+
+/// One rank's work.
+fn work(rank: &Rank) -> Result<()> {
+    let (me, comm) = (rank.rank(), rank.communicator()?);
+    assert_eq!((comm.rank(), comm.n_ranks(), comm.device()), (me, rank.n_ranks(), me));
+    assert_eq!(comm.identity()?, (me as i32, rank.n_ranks() as i32, me as i32));
+    start(rank)?.synchronize()?;
+    comm.async_error()?;
+    comm.barrier()
+}
+
+/// What a GPU has done in the end.
+#[track_caller]
+fn has_worked(log: &[String]) {
+    assert_eq!(log, ["cuLaunchKernelEx count grid 1 block 32", "cuDevicePrimaryCtxRelease"]);
+}
+
+/// What the parent sees of ranks that are processes.
+pub(crate) fn trial_of_two_processes() -> Trial {
+    Trial::test("processes::ranks_that_are_processes_do_the_same", || {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = port.to_string();
+        let rank = |rank: &'static str| {
+            let port = port.clone();
+            std::thread::spawn(move || {
+                let address = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)];
+                let launcher = [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2")];
+                run(ONE_PROCESS, &[&address[..], &launcher].concat())
+            })
+        };
+        for (gpu, process) in ["0", "1"].map(rank).into_iter().enumerate() {
+            let Some(log) = process.join().unwrap() else { return Ok(()) };
+            assert!(lines_of(&log, 1 - gpu).is_empty(), "{log}");
+            has_worked(&lines_of(&log, gpu));
+        }
+        Ok(())
+    })
+}
+
+/// The part of one process; the launcher is in its environment.
+const ONE_PROCESS: &str = "a_launched_process_is_one_rank_and_works_on_its_own_gpu_alone";
+
+fn a_launched_process_is_one_rank_and_works_on_its_own_gpu_alone() {
+    assert_eq!(World::from_env().unwrap().run(work).unwrap(), [()]);
+}
+
+fn a_program_starts_its_own_ranks() {
+    if World::is_launched() {
+        assert_eq!(World::from_env().unwrap().run(work).unwrap(), [()]);
+        return;
+    }
+    World::spawn_local(2).unwrap();
+    has_worked(&log_of(0));
+    has_worked(&log_of(1));
+}
+
+/// Rank 1 dies without a word while rank 0 waits for its GPU.
+fn die(rank: &Rank) -> Result<()> {
+    rank.communicator()?;
+    if rank.rank() == 1 {
+        std::process::abort();
+    }
+    start(rank)?.synchronize()
+}
+
+fn a_process_that_dies_ends_the_job_although_another_waits_for_a_kernel() {
+    if World::is_launched() {
+        let error = World::from_env().unwrap().run(die).unwrap_err().to_string();
+        assert!(error.starts_with("rank 1 is lost: its connection closed"), "{error}");
+        return;
+    }
+    let error = World::spawn_local(2).unwrap_err().to_string();
+    assert_eq!(error, "rank 1 failed: its process ended with signal 6 (SIGABRT)");
+    let error = World::spawn_local(3).unwrap_err();
+    assert!(matches!(error, Error::TooFewGpus { asked: 3, visible: 2 }), "{error}");
+}

@@ -1,0 +1,157 @@
+//! The libraries, the processes that find them, and what tests share.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use devcomm_types::{DevComm, IntoArg, Kernel, KernelParam};
+
+/// A promise, kept by a job that a child process does: once for each environment, or once with
+/// none.
+#[derive(Clone, Copy)]
+pub(crate) struct Test {
+    pub name: &'static str,
+    pub job: fn(),
+    pub environments: &'static [Environment],
+}
+
+pub(crate) type Environment = &'static [(&'static str, &'static str)];
+
+/// The tests of a module, each with the environments it runs in.
+macro_rules! tests {
+    ($( $test:ident $( in $([$($key:literal = $value:literal),+])+ )? ),* $(,)?) => {
+        pub(crate) const TESTS: &[crate::support::Test] = &[$(
+            crate::support::Test {
+                name: stringify!($test),
+                job: $test,
+                environments: &[$( $( &[$(($key, $value)),+] ),+ )?],
+            }
+        ),*];
+    };
+}
+pub(crate) use tests;
+
+/// Where the compiled libraries are; `None` without a C compiler.
+fn libraries() -> Option<&'static Path> {
+    static LIBRARIES: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let compiled = LIBRARIES.get_or_init(|| {
+        let (cuda, nccl) = (folder().join("libcuda.so"), folder().join("lib/libnccl.so.2"));
+        (compile("cuda.c", &cuda, &[]) && compile("nccl.c", &nccl, &[&cuda])).then(folder)
+    });
+    compiled.as_deref()
+}
+
+/// In the build's own folder, for this run alone.
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(std::process::id().to_string())
+}
+
+/// Removes what was compiled.
+pub(crate) fn remove_libraries() {
+    let _ = std::fs::remove_dir_all(folder());
+}
+
+fn compile(source: &str, library: &Path, with: &[&Path]) -> bool {
+    std::fs::create_dir_all(library.parent().unwrap()).unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/libraries").join(source);
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o"]).arg(library).arg(source).args(with);
+    match compiler.status() {
+        Ok(status) => {
+            assert!(status.success(), "cc: {status}");
+            true
+        }
+        Err(error) => {
+            eprintln!("SKIPPED: no C compiler: {error}");
+            false
+        }
+    }
+}
+
+/// Does a job in a process that finds the libraries. Returns the driver's log; `None` without a C
+/// compiler.
+pub(crate) fn run(name: &str, env: &[(&str, &str)]) -> Option<String> {
+    let libraries = libraries()?;
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    for variable in ["RANK", "WORLD_SIZE", "DEVCOMM_SIMULATE", "RUST_BACKTRACE"] {
+        child.env_remove(variable);
+    }
+    child.env("STUB_JOB", name).env("STUB_LOG", log.path());
+    child.env("LD_LIBRARY_PATH", libraries).env("DEVCOMM_NCCL_HOME", libraries);
+    let output = child.envs(env.iter().copied()).output().unwrap();
+    let log = std::fs::read_to_string(log.path()).unwrap();
+    if !output.status.success() {
+        let [stdout, stderr] = [&output.stdout, &output.stderr].map(|b| String::from_utf8_lossy(b));
+        panic!("{name} with {env:?}: {}\n{stdout}{stderr}{log}", output.status);
+    }
+    Some(log)
+}
+
+/// What the driver has logged so far for one GPU.
+pub(crate) fn log_of(gpu: usize) -> Vec<String> {
+    lines_of(&std::fs::read_to_string(std::env::var("STUB_LOG").unwrap()).unwrap(), gpu)
+}
+
+pub(crate) fn lines_of(log: &str, gpu: usize) -> Vec<String> {
+    let head = format!("gpu{gpu} ");
+    log.lines().filter_map(|line| line.strip_prefix(&head)).map(str::to_owned).collect()
+}
+
+/// Ends a job that hangs, by SIGALRM: a thread for it would be one that settings for a whole
+/// process must come before.
+pub(crate) fn end_after_20_seconds() {
+    // SAFETY: it takes a number, and nobody here handles the signal.
+    unsafe { libc::alarm(20) };
+}
+
+/// A kernel's parameter of that type.
+#[derive(Clone, Copy)]
+pub(crate) struct DevCommParam(#[expect(dead_code, reason = "only its layout matters")] DevComm);
+// SAFETY: a wrapper of its Abi with the same layout.
+unsafe impl KernelParam for DevCommParam {
+    type Abi = DevComm;
+    const IS_DEV_COMM: bool = true;
+}
+
+/// A device communicator that nobody has made: the driver's kernels do not look at it.
+pub(crate) struct Made(pub DevComm);
+
+impl Made {
+    /// With so many LSA barriers, and connections by back ends of these numbers.
+    pub(crate) fn new(lsa_barriers: i32, connections: &[u8]) -> Self {
+        let mut made = DevComm { magic: 0xcafe_beef, version: 23203, ..DevComm::zeroed() };
+        made.lsa_barrier.n_barriers = lsa_barriers;
+        made.gin_connection_count = connections.len() as u8;
+        made.gin_net_device_types[..connections.len()].copy_from_slice(connections);
+        Self(made)
+    }
+}
+
+impl IntoArg<DevComm> for &Made {
+    fn into_arg(self) -> DevComm {
+        self.0
+    }
+
+    fn dev_comm(&self) -> Option<&DevComm> {
+        Some(&self.0)
+    }
+}
+
+macro_rules! kernels {
+    ($($item:ident = $file:literal $name:literal $(gin $gin:literal)?),*) => { $(
+        #[derive(Clone, Copy)]
+        pub(crate) struct $item;
+        impl Kernel for $item {
+            const NAME: &'static str = $name;
+            const FILE: &'static str = $file;
+            $( const GIN: bool = $gin; )?
+            type Args = (DevCommParam, usize);
+        }
+    )* };
+}
+kernels!(Fill = "fill" "fill", Unknown = "fill" "unknown", Ping = "ping" "ping" gin true);
+
+pub(crate) const SIDECAR: &str = r#"{"arch":"sm_90","ptx_isa":"8.6","nccl":{"version":"2.32.3"},
+    "kernels":[{"name":"fill","lsa_barriers":true,"params":[
+        {"name":"comm","type":"DevComm","size":248},{"name":"count","type":"usize","size":8}]}]}"#;

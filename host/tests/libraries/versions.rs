@@ -1,0 +1,62 @@
+//! Libraries that are not there, too old, or too new for each other.
+
+use std::path::PathBuf;
+
+use devcomm_host::{
+    CollectiveConfig, CommConfig, Communicator, Context, DEV_COMM_VERSION, DevCommRequirements,
+    Error, Library, OLDEST_VERSION, World,
+};
+
+use crate::support::tests;
+
+tests! {
+    a_machine_without_a_gpu_is_named in ["STUB_GPUS" = "0"],
+    a_driver_that_is_too_old_is_named in ["STUB_CUDA" = "12020"],
+    an_nccl_of_a_later_cuda_than_the_drivers_makes_no_communicator in ["STUB_CUDA" = "12080"],
+    an_older_library_says_what_it_is_too_old_for in ["STUB_NCCL" = "22902"],
+}
+
+fn a_machine_without_a_gpu_is_named() {
+    assert!(matches!(World::from_env(), Err(Error::NoGpu)));
+}
+
+fn a_driver_that_is_too_old_is_named() {
+    let text = World::from_env().unwrap_err().to_string();
+    assert!(text.contains("CUDA 12.2, needed is 12.8"), "{text}");
+}
+
+fn an_nccl_of_a_later_cuda_than_the_drivers_makes_no_communicator() {
+    let world = World::threads(2).unwrap();
+    // The library is good for all that needs no GPU of this driver.
+    world.library().unique_id().unwrap();
+    let text = world.run(|rank| rank.communicator().map(drop)).unwrap_err().to_string();
+    let library = "lib/libnccl.so.2 is not a usable NCCL library";
+    for part in [library, "built for CUDA 13.4", "supports CUDA 12.8"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+fn an_older_library_says_what_it_is_too_old_for() {
+    let path = PathBuf::from(std::env::var_os("DEVCOMM_NCCL_HOME").unwrap());
+    let path = path.join("lib/libnccl.so.2");
+    match Library::load(&path, DEV_COMM_VERSION) {
+        Err(Error::NcclTooOld { needs: DEV_COMM_VERSION, .. }) => {}
+        other => panic!("{other:?}"),
+    }
+    let library = Library::load(&path, OLDEST_VERSION).unwrap();
+    let context = Context::new(0).unwrap();
+    let id = library.unique_id().unwrap();
+    let (config, newer) = (CommConfig::new(), CommConfig::new().rma_eager_init(true));
+    let init = |config| Communicator::init_rank(&library, &context, &id, 0, 1, config);
+    let unsupported = |error: Error| match error {
+        Error::Unsupported { needs, has, .. } => assert!(has < needs && needs <= DEV_COMM_VERSION),
+        other => panic!("{other:?}"),
+    };
+    unsupported(init(&newer).unwrap_err());
+    let comm = init(&config).unwrap();
+    unsupported(comm.properties().unwrap_err());
+    unsupported(comm.create_dev_comm(DevCommRequirements::new()).unwrap_err());
+    unsupported(comm.configured(&CollectiveConfig::new()).unwrap_err());
+    comm.window::<f32>(8).unwrap();
+    comm.destroy().unwrap();
+}

@@ -1,0 +1,296 @@
+//! What NCCL refuses, what it never returns from, and what fails in the background.
+
+use std::time::Duration;
+
+use devcomm_host::{
+    CommConfig, DevCommRequirements, DevCommResource, Effect, Error, Rank, ReduceOp, Result,
+    ShrinkMode, World, group,
+};
+
+use crate::support::{contents, count, inject, log_in, log_of, now, pause, refused_calls, world};
+
+/// Functions, and what comes to call them; whatever else that calls succeeds.
+type Calls = [(&'static str, fn(&Rank) -> Result<()>); 21];
+const CALLS: Calls = [
+    ("ncclGetUniqueId", |rank| rank.library().unique_id().map(drop)),
+    ("ncclCommInitRankScalable", |rank| rank.new_communicator(&CommConfig::new()).map(drop)),
+    ("ncclMemAlloc", |rank| rank.communicator()?.mem_alloc::<f32>(8).map(drop)),
+    ("ncclCommWindowRegister", |rank| rank.communicator()?.window::<f32>(8).map(drop)),
+    ("ncclCommRegister", |rank| {
+        let comm = rank.communicator()?;
+        comm.register_buffer(&comm.mem_alloc::<f32>(8)?).map(drop)
+    }),
+    ("ncclRedOpCreatePreMulSum", |rank| rank.communicator()?.pre_mul_sum(1.0_f32).map(drop)),
+    ("ncclCommQueryProperties", |rank| rank.communicator()?.properties().map(drop)),
+    ("ncclDevCommCreate", |rank| dev_comm(rank).map(drop)),
+    ("ncclCommSplit", |rank| rank.communicator()?.split(Some(0), 0, &CommConfig::new()).map(drop)),
+    ("ncclCommShrink", |rank| {
+        let (others, config) = ([1 - rank.rank()], CommConfig::new());
+        rank.communicator()?.shrink(&others, ShrinkMode::Idle, &config).map(drop)
+    }),
+    ("ncclAllReduce", |rank| sum(rank).map(drop)),
+    ("ncclGroupStart", windows_of_a_group),
+    ("ncclGroupEnd", windows_of_a_group),
+    ("ncclCommSuspend", |rank| rank.communicator()?.suspend()),
+    ("ncclCommResume", |rank| {
+        let comm = rank.communicator()?;
+        comm.suspend().and_then(|()| comm.resume())
+    }),
+    ("ncclCommRevoke", |rank| rank.communicator()?.revoke()),
+    ("ncclDevCommDestroy", |rank| dev_comm(rank)?.close()),
+    ("ncclRedOpDestroy", |rank| rank.communicator()?.pre_mul_sum(1.0_f32)?.close()),
+    ("ncclCommFinalize", |rank| rank.communicator()?.destroy()),
+    ("ncclCommDestroy", |rank| rank.communicator()?.destroy()),
+    // Who drops memory is told by the record only.
+    ("ncclMemFree", |rank| rank.communicator()?.mem_alloc::<f32>(8).map(drop)),
+];
+
+/// Comes to call a function.
+fn call(rank: &Rank, function: &str) -> Result<()> {
+    let (_, call) = CALLS.iter().find(|(name, _)| *name == function).expect("it is listed");
+    call(rank)
+}
+
+fn dev_comm(rank: &Rank) -> Result<DevCommResource> {
+    rank.communicator()?.create_dev_comm(DevCommRequirements::new())
+}
+
+fn windows_of_a_group(rank: &Rank) -> Result<()> {
+    let comm = rank.communicator()?;
+    group(|_| comm.window::<f32>(8).map(drop))
+}
+
+fn sum(rank: &Rank) -> Result<f32> {
+    let (comm, stream) = (rank.communicator()?, rank.stream()?);
+    let b = comm.mem_alloc::<f32>(1)?;
+    b.copy_from_host(&[1.0])?;
+    comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
+    stream.synchronize()?;
+    Ok(contents(&b)[0])
+}
+
+const REFUSAL: Effect = Effect::Fail(2);
+/// How long it takes until a rank does what others do not expect.
+const A_WHILE: Duration = Duration::from_millis(100);
+
+#[track_caller]
+fn is_refused(error: &Error, function: &str, on: Option<usize>) {
+    let of_no_rank = ["ncclGetUniqueId", "ncclMemAlloc", "ncclGroupStart", "ncclGroupEnd"];
+    match error {
+        Error::Nccl { operation, rank, code: 2, last_error, .. } => {
+            assert_eq!(*operation, function);
+            assert_eq!(*rank, on.filter(|_| !of_no_rank.contains(&function)));
+            assert_eq!(*last_error, format!("{function}: it fails on request"));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Calls of `function` alone did not do as they were asked.
+#[track_caller]
+fn only_refused(world: &World, function: &str) {
+    let refused = refused_calls(world);
+    assert!(refused.iter().all(|call| call.function == function), "{refused:#?}");
+}
+
+#[test]
+fn a_call_that_nccl_refuses_is_named_with_its_rank_and_the_rest_is_closed_all_the_same() {
+    for (function, call) in CALLS {
+        let world = world(2);
+        inject(&world, function, None, REFUSAL);
+        let refused = |rank: &Rank| -> Result<()> {
+            match call(rank) {
+                Ok(()) => assert_eq!(function, "ncclMemFree"),
+                Err(error) => is_refused(&error, function, Some(rank.rank())),
+            }
+            Ok(())
+        };
+        world.run(refused).unwrap();
+        for gpu in 0..2 {
+            let log = log_in(&world, gpu);
+            if !matches!(function, "ncclMemAlloc" | "ncclMemFree") {
+                let freed = [count(&log, "ncclMemAlloc"), count(&log, "ncclMemFree")];
+                assert_eq!(freed[0], freed[1], "{log:?}");
+            }
+            if !matches!(function, "ncclGetUniqueId" | "ncclCommInitRankScalable") {
+                let ended = count(&log, "ncclCommDestroy") + count(&log, "ncclCommAbort");
+                assert_eq!(ended, 1, "{log:?}");
+            }
+            assert_eq!(log.last().unwrap(), "cuDevicePrimaryCtxRelease");
+        }
+        only_refused(&world, function);
+    }
+}
+
+#[test]
+fn memory_whose_registration_does_not_end_is_not_freed() {
+    let world = world(2);
+    inject(&world, "ncclCommWindowDeregister", None, REFUSAL);
+    inject(&world, "ncclCommDeregister", None, REFUSAL);
+    let refused = |rank: &Rank| -> Result<()> {
+        let (comm, me) = (rank.communicator()?, Some(rank.rank()));
+        let (window, dropped) = (comm.window::<f32>(8)?, comm.window::<f32>(8)?);
+        let registered = comm.register_buffer(&comm.mem_alloc::<f32>(8)?)?;
+        is_refused(&window.close().unwrap_err(), "ncclCommWindowDeregister", me);
+        is_refused(&registered.close().unwrap_err(), "ncclCommDeregister", me);
+        window.close().and_then(|()| registered.close())?;
+        drop((window, dropped, registered));
+        assert_eq!(count(&log_of(rank), "ncclMemFree"), 0);
+        Ok(())
+    };
+    world.run(refused).unwrap();
+    assert_eq!(count(&log_in(&world, 0), "ncclCommDestroy"), 1);
+}
+
+#[test]
+fn one_rank_that_fails_ends_the_job_with_its_error() {
+    for function in
+        ["ncclCommInitRankScalable", "ncclMemAlloc", "ncclCommWindowRegister", "ncclDevCommCreate"]
+    {
+        let world = world(2);
+        inject(&world, function, 1, REFUSAL);
+        let error = world.run(|rank| call(rank, function)).unwrap_err();
+        is_refused(&error, function, Some(1));
+        assert!(now(&world) < RELEASED, "{:?}", now(&world));
+        for gpu in 0..2 {
+            // Nobody finalizes, which would be waiting for the other.
+            assert_eq!(count(&log_in(&world, gpu), "ncclCommFinalize"), 0);
+        }
+    }
+}
+
+/// How long a healthy rank may wait for one that is gone, by the machine's clock.
+const RELEASED: Duration = Duration::from_secs(5);
+
+#[test]
+fn a_rank_that_hangs_in_nccl_is_released_when_another_dies() {
+    for function in [
+        "ncclCommInitRankScalable",
+        "ncclCommWindowRegister",
+        "ncclCommRegister",
+        "ncclDevCommCreate",
+        "ncclCommSplit",
+        "ncclGroupEnd",
+        "ncclAllReduce",
+        "ncclCommSuspend",
+        "ncclCommRevoke",
+        "ncclCommFinalize",
+        "ncclCommDestroy",
+    ] {
+        let world = world(2);
+        inject(&world, function, 0, Effect::Hang);
+        inject(&world, function, 1, REFUSAL);
+        let died = world.run(|rank| {
+            // What has to be there already, on both.
+            if function != "ncclCommInitRankScalable" {
+                rank.communicator()?;
+            }
+            rank.barrier()?;
+            let failed = call(rank, function).unwrap_err();
+            if rank.rank() == 1 {
+                is_refused(&failed, function, Some(1));
+                pause(rank, A_WHILE);
+                panic!("no more");
+            }
+            let lost = failed.to_string();
+            assert_eq!(lost, "rank 1 is lost: rank 1 panicked: no more", "{function}");
+            Err::<(), _>(failed)
+        });
+        assert!(matches!(died, Err(Error::RankPanicked { rank: 1, .. })), "{died:?}");
+        assert!(now(&world) < RELEASED, "{function}: {:?}", now(&world));
+        let log = log_in(&world, 0);
+        assert_eq!(count(&log, "ncclMemFree"), 0, "{log:?}");
+    }
+}
+
+#[test]
+fn ranks_that_wait_for_each_other_in_nccl_are_released_when_one_never_comes() {
+    let world = world(3);
+    let died = world.run(|rank| {
+        let comm = rank.communicator()?;
+        if rank.rank() == 2 {
+            pause(rank, A_WHILE);
+            panic!("no more");
+        }
+        // Nothing on this GPU uses it, but a kernel of the lost rank may.
+        let _idle = comm.mem_alloc::<f32>(8)?;
+        comm.window::<f32>(8).map(drop)
+    });
+    assert!(matches!(died, Err(Error::RankPanicked { rank: 2, .. })), "{died:?}");
+    assert!(now(&world) < RELEASED, "{:?}", now(&world));
+    for gpu in 0..3 {
+        let log = log_in(&world, gpu);
+        let ends = [count(&log, "ncclCommAbort"), count(&log, "ncclMemFree")];
+        assert_eq!(ends, [1, 0], "{log:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_waits_for_an_operation_is_released_when_another_panics() {
+    let world = world(2);
+    let died = world.run(|rank| {
+        rank.communicator()?;
+        rank.barrier()?;
+        if rank.rank() == 1 {
+            panic!("no more");
+        }
+        match sum(rank) {
+            Err(lost @ Error::RankLost { rank: 1, .. }) => Err::<(), _>(lost),
+            other => panic!("{other:?}"),
+        }
+    });
+    assert!(matches!(died, Err(Error::RankPanicked { rank: 1, .. })), "{died:?}");
+    assert!(now(&world) < RELEASED, "{:?}", now(&world));
+    let log = log_in(&world, 0);
+    assert_eq!((count(&log, "ncclCommAbort"), count(&log, "ncclMemFree")), (1, 0), "{log:?}");
+}
+
+#[test]
+fn what_fails_in_the_background_is_the_error_of_who_waits() {
+    let world = world(2);
+    inject(&world, "ncclAllReduce", 0, Effect::Later(6));
+    let failed = world.run(|rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let b = comm.mem_alloc::<f32>(1)?;
+        if rank.rank() == 1 {
+            // The one operation of the two that never comes.
+            rank.barrier()?;
+            return Ok(());
+        }
+        comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
+        let failed = stream.synchronize().unwrap_err();
+        match &failed {
+            Error::Nccl { operation, code: 6, rank: Some(0), .. } => {
+                assert_eq!(*operation, "an asynchronous NCCL operation");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(!comm.is_valid());
+        assert_eq!(count(&log_of(rank), "ncclCommAbort"), 1);
+        Err(failed)
+    });
+    assert!(matches!(failed, Err(Error::Nccl { code: 6, .. })), "{failed:?}");
+}
+
+#[test]
+fn a_missed_deadline_ends_the_waits_on_that_gpu() {
+    let missed = world(2).run(|rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let b = comm.mem_alloc::<f32>(1)?;
+        comm.recv(&b, 1 - rank.rank(), &stream)?;
+        let limit = Duration::from_millis(30);
+        let missed = stream.synchronize_within(limit).unwrap_err();
+        assert!(matches!(missed, Error::DeadlinePassed { waited } if waited >= limit));
+        // From now on nobody waits for this GPU, and nothing that it may use is freed.
+        let clock = || rank.simulated_machine().unwrap().now();
+        let start = clock();
+        for again in [stream.synchronize(), b.copy_from_host(&[0.0]), comm.destroy()] {
+            assert!(matches!(again, Err(Error::DeadlinePassed { .. })), "{again:?}");
+        }
+        drop(b);
+        assert!(clock() - start < Duration::from_millis(500));
+        assert_eq!(count(&log_of(rank), "ncclMemFree"), 0);
+        Err::<(), _>(missed)
+    });
+    assert!(matches!(missed, Err(Error::DeadlinePassed { .. })), "{missed:?}");
+}

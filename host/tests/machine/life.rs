@@ -1,0 +1,189 @@
+//! The life of a job: what is done in what order on which GPU, and what is left alone when a rank
+//! is lost.
+
+use std::time::Duration;
+
+use devcomm_host::{
+    DevCommRequirements, Effect, Error, LaunchConfig, LaunchRefusal, Rank, ReduceOp, Result,
+    Simulation, Stream, World,
+};
+
+use crate::kernels::{COUNT, NO_PTX, launch_never_end, launch_note, note};
+use crate::support::{
+    contents, count, inject, is_invalid, log_in, pause, ranks, ranks_on, simulation, world,
+    world_on,
+};
+
+/// One rank's work: everything once.
+fn work(rank: &Rank) -> Result<f32> {
+    let comm = rank.communicator()?;
+    assert_eq!(
+        (comm.rank(), comm.n_ranks(), comm.device()),
+        (rank.rank(), rank.n_ranks(), rank.rank())
+    );
+    let of_nccl = rank.rank() as i32;
+    assert_eq!(comm.identity()?, (of_nccl, rank.n_ranks() as i32, of_nccl));
+    comm.require_single_lsa_team()?;
+    let (send, recv) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(COUNT)?);
+    let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(8))?;
+    send.copy_from_host(&[1.5; COUNT])?;
+    let (kernels, stream) = (rank.load(&NO_PTX)?, rank.stream()?);
+    let (start, stop) = (rank.context().event()?, rank.context().event()?);
+    stream.record(&start)?;
+    let config = LaunchConfig::new(8, 256).with_dynamic_shared(100 << 10);
+    launch_note(&kernels, &stream, config, (&dev, &send))?;
+    comm.all_reduce(&send, &recv, ReduceOp::Sum, &stream)?;
+    stream.record(&stop)?;
+    stream.synchronize()?;
+    assert!(stop.elapsed_ms(&start)? >= 0.0);
+    comm.async_error()?;
+    comm.barrier()?;
+    // The kernel saw its rank and the number.
+    assert_eq!(contents(&send)[rank.rank()], COUNT as f32);
+    Ok(contents(&recv)[COUNT - 1])
+}
+
+#[test]
+fn a_job_makes_launches_and_closes_everything_in_order_on_its_own_gpu() {
+    let ran = ranks(2, work);
+    assert_eq!(ran.results, [3.0; 2]);
+    for rank in 0..2 {
+        let expected = format!(
+            "ncclCommInitRankScalable {rank} of 2
+ncclMemAlloc 4000
+ncclCommWindowRegister 4000 flags 1
+ncclMemAlloc 4000
+ncclCommWindowRegister 4000 flags 1
+cuMemHostAlloc
+ncclDevCommCreate 8 barriers
+cuFuncSetAttribute 8 102400
+cuLaunchKernelEx note grid [8, 1, 1] block [256, 1, 1] shared 102400 cooperative true
+ncclAllReduce 1000 type 7 op 0
+cuStreamDestroy
+ncclDevCommDestroy
+ncclCommWindowDeregister
+ncclMemFree
+ncclCommWindowDeregister
+ncclMemFree
+ncclCommFinalize
+ncclCommDestroy
+cuMemFreeHost
+cuDevicePrimaryCtxRelease"
+        );
+        assert_eq!(log_in(&ran.world, rank).join("\n"), expected, "rank {rank}");
+    }
+}
+
+#[track_caller]
+fn refusal(result: Result<()>) -> LaunchRefusal {
+    match result {
+        Err(Error::Launch { kernel: "note", refusal }) => refusal,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_would_hang_or_is_not_there_is_refused_before_the_driver_sees_it() {
+    let ran = ranks_on(simulation().multimem(false), 2, |rank| {
+        let comm = rank.communicator()?;
+        let window = comm.window::<f32>(COUNT)?;
+        let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(8))?;
+        let (kernels, stream) = (rank.load(&NO_PTX)?, rank.stream()?);
+        let launch = |grid, block: (u32, u32)| {
+            let config = LaunchConfig::new(grid, block);
+            refusal(launch_note(&kernels, &stream, config, (&dev, &window)))
+        };
+        assert!(matches!(launch(132 * 32 + 1, (64, 1)), LaunchRefusal::NotResident { .. }));
+        assert!(matches!(launch(1, (8, 8)), LaunchRefusal::BlockNotOneDimensional { .. }));
+        assert!(matches!(launch(0, (8, 1)), LaunchRefusal::Empty { .. }));
+        assert_eq!(kernels.resident_blocks(note, 256, 0)?, 132 * 8);
+        let short = comm.mem_alloc::<f32>(COUNT - 1)?;
+        is_invalid(comm.all_reduce(&window, &short, ReduceOp::Sum, &stream));
+        is_invalid(comm.window::<f32>(0));
+        is_invalid(comm.window::<f32>(usize::MAX));
+        let multimem = DevCommRequirements::new().lsa_multimem(true);
+        let refused = comm.create_dev_comm(multimem).unwrap_err().to_string();
+        assert!(
+            refused.contains("rank 0") && refused.contains("multimemSupport is false"),
+            "{refused}"
+        );
+        Ok(())
+    });
+    for gpu in 0..2 {
+        assert_eq!(count(&log_in(&ran.world, gpu), "cuLaunchKernelEx"), 0);
+    }
+}
+
+/// Waits, with everything that a job has in use, for a kernel that never ends.
+fn hang(rank: &Rank, wait: impl Fn(&Stream) -> Result<()>) -> Result<()> {
+    let comm = rank.communicator()?;
+    let _window = comm.window::<f32>(COUNT)?;
+    let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(8))?;
+    let (kernels, stream) = (rank.load(&NO_PTX)?, rank.stream()?);
+    launch_never_end(&kernels, &stream, &dev)?;
+    wait(&stream)
+}
+
+#[test]
+fn a_lost_rank_releases_the_others_and_nothing_in_use_is_freed() {
+    let world = world(2);
+    let error = world.run(|rank| {
+        hang(rank, |stream| {
+            if rank.rank() == 1 {
+                pause(rank, Duration::from_millis(200));
+                panic!("no more");
+            }
+            let lost = stream.synchronize().unwrap_err();
+            assert_eq!(lost.to_string(), "rank 1 is lost: rank 1 panicked: no more");
+            Err(lost)
+        })
+    });
+    assert!(matches!(error, Err(Error::RankPanicked { rank: 1, .. })), "{error:?}");
+    let (waiting, lost) = (log_in(&world, 0), log_in(&world, 1));
+    for freed in ["ncclMemFree", "ncclCommWindowDeregister", "ncclCommDestroy"] {
+        assert_eq!(count(&waiting, freed), 0, "{freed}: {waiting:?}");
+    }
+    // Finalizing would wait for the other rank.
+    for log in [waiting, lost] {
+        assert_eq!(count(&log, "ncclCommAbort"), 1, "{log:?}");
+        assert_eq!(count(&log, "ncclCommFinalize"), 0, "{log:?}");
+    }
+}
+
+#[test]
+fn a_missed_deadline_is_an_error_and_nothing_in_use_is_freed() {
+    let world = world(2);
+    let limit = Duration::from_millis(50);
+    let error = world.run(|rank| hang(rank, |stream| stream.synchronize_within(limit)));
+    assert!(matches!(error, Err(Error::DeadlinePassed { .. })), "{error:?}");
+    for gpu in 0..2 {
+        let log = log_in(&world, gpu);
+        assert_eq!(count(&log, "cuLaunchKernelEx"), 1, "{log:?}");
+        for freed in ["ncclMemFree", "ncclCommWindowDeregister"] {
+            assert_eq!(count(&log, freed), 0, "{freed}: {log:?}");
+        }
+    }
+}
+
+#[test]
+fn more_ranks_than_gpus_are_refused_with_both_numbers() {
+    let text = World::builder().simulate(Simulation::new(2)).threads(3).unwrap_err().to_string();
+    assert!(text.contains("3 GPUs were asked for, but only 2 are visible"), "{text}");
+}
+
+#[test]
+fn ranks_without_symmetric_memory_get_no_window() {
+    let world = world(2);
+    inject(&world, "ncclCommWindowRegister", None, Effect::Null);
+    let window = |rank: &Rank| rank.communicator()?.window::<f32>(COUNT).map(drop);
+    let error = world.run(window).unwrap_err();
+    assert!(matches!(error, Error::NoWindow { bytes: 4000, .. }), "{error}");
+}
+
+#[test]
+fn ranks_that_cannot_share_memory_are_named_with_their_hosts() {
+    let world = world_on(Simulation::new(2).team_size(1), 2);
+    let error = world.run(|rank| rank.communicator()?.require_single_lsa_team());
+    let text = error.unwrap_err().to_string();
+    assert!(text.contains("rank 0 on ") && text.contains("; rank 1 on "), "{text}");
+}
