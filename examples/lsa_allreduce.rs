@@ -59,6 +59,9 @@ const MAX_BLOCKS: u32 = 128;
 fn main() -> ExitCode {
     let options = Options::parse();
     run(World::from_env(), |rank| {
+        if let Some(max) = options.max {
+            ensure!(options.min <= max, "--min {} is above --max {max}", options.min);
+        }
         rank.communicator()?.require_single_lsa_team()?;
         let is_wanted = |dtype| [dtype, Dtype::All].contains(&options.dtype);
         if rank.is_root() {

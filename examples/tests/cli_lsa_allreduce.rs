@@ -45,9 +45,14 @@ fn refuses_no_ranks() {
 #[test]
 fn refuses_sizes_that_hold_no_element_of_a_type() {
     let two = [(SIMULATE, "2")];
-    refuses("--max 3 --dtype f32", &two, &["f32", "3 bytes"]);
+    refuses("--min 1 --max 3 --dtype f32", &two, &["f32", "3 bytes"]);
     // f32 is one of the types that are run unless told.
-    refuses("--max 3", &two, &["f32"]);
+    refuses("--min 1 --max 3", &two, &["f32"]);
+}
+
+#[test]
+fn refuses_a_largest_size_below_the_smallest() {
+    refuses("--min 1K --max 512", &[(SIMULATE, "2")], &["--min 1024", "--max 512"]);
 }
 
 #[test]

@@ -80,6 +80,8 @@ provide_network() {
 
 run_tests() {
     provide_network
+    # Else they take simulated ones.
+    export DEVCOMM_TEST_GPUS=1
     # A program's name chooses that program; anything else is a filter for the tests in it.
     chosen=
     for word in "$@"; do

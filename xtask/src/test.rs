@@ -1,7 +1,8 @@
 //! `cargo xtask test`: every test of the workspace in a sensible order, and one verdict at the end.
 //!
 //! First everything is built, however long that takes. Then the programs run, one after the other;
-//! a test that hangs is ended with its program, and named.
+//! a test that hangs is ended with its program, and named. The tests of `gpu_*` run on simulated
+//! GPUs and then, where there are some, on this machine's.
 //!
 //! A test that cannot run here, for want of GPUs or a C++ compiler, passes for its harness, which
 //! knows no third outcome. It prints a line, past the harness, and is counted as what it was:
@@ -37,6 +38,8 @@ use watch::Watch;
 /// must not compile, and a machine may be slow.
 const TIMEOUT: Duration = Duration::from_secs(30 * 60);
 const TIMEOUT_VARIABLE: &str = "DEVCOMM_TEST_TIMEOUT";
+/// Asks the tests of `gpu_*` for this machine's GPUs (`devcomm_testing::TEST_GPUS`).
+const TEST_GPUS: &str = "DEVCOMM_TEST_GPUS";
 
 /// Runs every test and returns the exit code: 0 when nothing failed.
 pub fn test() -> Result<u8> {
@@ -76,21 +79,30 @@ fn run_all(
             println!("\n== {} ==", program.phase.title());
             phase = Some(program.phase);
         }
-        println!("\n{}", program.name);
-        run_program(program, limit, tally)?;
+        let at_once = available_parallelism().map_or(1, |count| count.get());
+        run_program(program, program.command(), at_once, limit, tally)?;
+    }
+    if cuda::has_gpus() {
+        println!("\n== GPUs ==");
+        for program in programs.iter().filter(|program| program.phase == Phase::Gpu) {
+            // Each test takes all GPUs, so one at a time.
+            let mut command = program.command();
+            command.args(["--nocapture", "--test-threads=1"]).env(TEST_GPUS, "1").envs(network());
+            run_program(program, command, 1, limit, tally)?;
+        }
     }
     Ok(())
 }
 
-fn run_program(program: &Program, limit: Duration, tally: &mut Tally) -> Result<()> {
-    let mut command = program.command();
-    let mut at_once = available_parallelism().map_or(1, |count| count.get());
-    if program.phase == Phase::Gpu {
-        // Each test takes all GPUs, so one at a time; and the harness would swallow the lines that
-        // say what ran.
-        command.args(["--nocapture", "--test-threads=1"]).envs(network());
-        at_once = 1;
-    }
+/// Runs a test program, `at_once` of its tests at a time.
+fn run_program(
+    program: &Program,
+    command: Command,
+    at_once: usize,
+    limit: Duration,
+    tally: &mut Tally,
+) -> Result<()> {
+    println!("\n{}", program.name);
     let watch = Watch::new(limit, true);
     run(&program.name, command, watch, tally, |watch| watch.unfinished(&program.tests(), at_once))
 }

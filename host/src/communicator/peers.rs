@@ -42,7 +42,7 @@ pub(crate) fn read<T: Pod>(rank: usize, bytes: &[u8]) -> Result<Vec<T>> {
             size_of::<T>()
         )));
     }
-    Ok(bytemuck::pod_collect_to_vec(bytes))
+    Ok(bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect())
 }
 
 #[cfg(test)]

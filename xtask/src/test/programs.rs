@@ -17,6 +17,7 @@ pub enum Phase {
     Simulator,
     Ptx,
     Ui,
+    /// On simulated GPUs, and on real ones.
     Gpu,
 }
 
@@ -28,7 +29,7 @@ impl Phase {
             Self::Simulator => "simulator",
             Self::Ptx => "PTX",
             Self::Ui => "what must not compile",
-            Self::Gpu => "GPU",
+            Self::Gpu => "simulated GPUs",
         }
     }
 
