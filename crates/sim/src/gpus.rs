@@ -8,9 +8,10 @@
 mod tests;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
+
+use litemap::LiteMap;
 
 use crate::error::{Error, Result, Site, Stall, ThreadId};
 use crate::memory::Memory;
@@ -138,7 +139,7 @@ pub(crate) struct Gpus {
     /// Number of the present streak of passes in which threads only looked for what they wait for.
     pub(crate) streak: Cell<u64>,
     /// Sessions by address of the barrier's epoch word.
-    sessions: RefCell<BTreeMap<usize, Session>>,
+    sessions: RefCell<LiteMap<usize, Session>>,
     /// Sessions whose grids have ended.
     left_open: RefCell<Vec<OpenSession>>,
 }

@@ -13,12 +13,14 @@
 mod shared;
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::rc::Rc;
 
 pub(crate) use self::shared::{Pages, Part};
+use litemap::LiteMap;
+
 use crate::error::{Error, Result};
 use crate::multicast::Multicast;
 
@@ -194,7 +196,7 @@ const CACHE_BITS: u32 = 8;
 /// What is live, with a small cache in front: neighbouring accesses fall into one range.
 pub(crate) struct Memory {
     /// By first address.
-    live: RefCell<BTreeMap<usize, Live>>,
+    live: RefCell<LiteMap<usize, Live>>,
     cache: Box<[Cell<Range>]>,
     pub(crate) multicast: Multicast,
 }
@@ -230,7 +232,7 @@ impl Memory {
     #[cold]
     fn find(&self, gpu: u32, address: usize, bytes: usize, entry: &Cell<Range>) -> bool {
         let all = self.live.borrow();
-        let before = all.range(..=address).next_back();
+        let before = last_until(&all, address);
         let range = before.and_then(|(start, live)| {
             Some(Range { start: *start, end: live.end, gpus: live.gpus.run_of(gpu)? })
         });
@@ -246,15 +248,18 @@ impl Memory {
     /// Whether all of `address..address + bytes` lies in one live range.
     pub(crate) fn is_live(&self, address: usize, bytes: usize) -> bool {
         let all = self.live.borrow();
-        let before = all.range(..=address).next_back();
+        let before = last_until(&all, address);
         before.is_some_and(|(_, live)| address <= live.end && bytes <= live.end - address)
     }
 
     /// Says where `address` lies relative to live memory.
     pub(crate) fn describe(&self, address: usize) -> String {
         let all = self.live.borrow();
-        let before = all.range(..=address).next_back();
-        let after = all.range(address.saturating_add(1)..).next();
+        let before = last_until(&all, address);
+        let after = match all.find_index(&address) {
+            Ok(at) => all.get_indexed(at + 1),
+            Err(next) => all.get_indexed(next),
+        };
         if let Some((start, Live { end, owner, .. })) = before {
             if address < *end {
                 return format!("in {owner}, which the rank does not reach or which ends before");
@@ -392,5 +397,13 @@ impl Drop for Allocation {
         if let Some(place) = self.place {
             self.memory.multicast.remove(place);
         }
+    }
+}
+
+/// What lies at `address`, or else last before it.
+pub(crate) fn last_until<V>(map: &LiteMap<usize, V>, address: usize) -> Option<(&usize, &V)> {
+    match map.find_index(&address) {
+        Ok(at) => map.get_indexed(at),
+        Err(next) => map.get_indexed(next.checked_sub(1)?),
     }
 }

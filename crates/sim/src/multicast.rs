@@ -5,10 +5,12 @@
 //! parts of the windows.
 
 use std::cell::{Cell, Ref, RefCell};
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use cuda_std::arch::MulticastParts;
+use litemap::LiteMap;
+
+use crate::memory::last_until;
 
 /// Where the groups start: bit 62 alone makes an address that no program can have.
 const BASE: usize = 1 << 62;
@@ -55,7 +57,7 @@ struct Placed {
 #[derive(Default)]
 pub(crate) struct Multicast {
     groups: RefCell<Vec<Option<Group>>>,
-    placed: RefCell<BTreeMap<usize, Placed>>,
+    placed: RefCell<LiteMap<usize, Placed>>,
     /// The first place that is free, in units.
     next: Cell<usize>,
 }
@@ -129,8 +131,7 @@ impl Multicast {
         }
         let within = address & ((1 << GROUP_BITS) - 1);
         let placed = self.placed.borrow();
-        let found =
-            placed.range(..=within).next_back().map(|(start, placed)| (within - start, placed));
+        let found = last_until(&placed, within).map(|(start, placed)| (within - start, placed));
         match found {
             Some((_, memory)) if !Rc::ptr_eq(&memory.gpus, &group.gpus) => Err(format!(
                 "{address:#x} names memory of one communicator in a multicast group of another"

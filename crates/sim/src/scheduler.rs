@@ -13,12 +13,12 @@ mod report;
 mod room;
 mod stuck;
 
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
 use cuda_std::arch::CTX;
 use fastrand::Rng;
+use litemap::LiteMap;
 
 pub(crate) use self::fiber::Fiber;
 use self::room::Gpu;
@@ -80,7 +80,7 @@ pub(crate) struct Scheduler {
     /// GPUs on which there may be room for blocks that have not started.
     changed: Vec<usize>,
     /// The grids that nobody was told of that they have ended.
-    grids: BTreeMap<GridId, Rc<Grid>>,
+    grids: LiteMap<GridId, Rc<Grid>>,
     launched: u64,
     /// The blocks on the GPUs, by slot, and slots without one.
     blocks: Vec<Option<Rc<Block>>>,
@@ -112,7 +112,7 @@ impl Scheduler {
             rng: settings.seed.map(Rng::with_seed),
             gpus: (0..settings.gpus).map(|_| Gpu::default()).collect(),
             changed: Vec::new(),
-            grids: BTreeMap::new(),
+            grids: LiteMap::new(),
             launched: 0,
             blocks: Vec::new(),
             free: Vec::new(),

@@ -2,10 +2,10 @@
 
 mod plan;
 
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use devcomm_types::nccl::{self, MultimemHandle, ResourceWindow};
+use litemap::LiteMap;
 
 pub(crate) use self::plan::{Asked, Made, Resource};
 use self::plan::{GinPlan, Plan};
@@ -48,7 +48,7 @@ impl Groups {
     /// Teams of `n` ranks, `stride` apart, where `first` says the first member of a rank's team.
     fn new(ranks: &Ranks, n: usize, stride: usize, first: impl Fn(usize) -> usize) -> Result<Self> {
         let mut groups = Self { bases: Vec::new(), memory: Rc::clone(&ranks.memory) };
-        let mut known = BTreeMap::new();
+        let mut known = LiteMap::<_, _>::new();
         for rank in 0..ranks.len() {
             let (first, lsa) = (first(rank), rank - rank % ranks.lsa_ranks);
             let last = n.checked_sub(1).and_then(|n| n.checked_mul(stride)?.checked_add(first));

@@ -73,11 +73,11 @@ impl Ask<'_> {
 
 /// Has the machine's thread answer.
 fn ask(name: &'static str, answer: impl Fn(&Ask<'_>) -> Refused<()>) -> CUresult {
-    ask_until(name, |ask| Poll::Ready(answer(ask)))
+    ask_until(name, &|ask| Poll::Ready(answer(ask)))
 }
 
 /// The same, until it has an answer.
-fn ask_until(name: &'static str, answer: impl Fn(&Ask<'_>) -> Poll<Refused<()>>) -> CUresult {
+fn ask_until(name: &'static str, answer: &dyn Fn(&Ask<'_>) -> Poll<Refused<()>>) -> CUresult {
     let answered = Client::with(|client| {
         let current = client.gpu.get();
         let mut entry = None;

@@ -1,10 +1,10 @@
 //! Names and texts of the driver's errors.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::ffi::{CString, c_char};
 
 use devcomm_sys::driver::CUresult;
+use litemap::LiteMap;
 use parking_lot::Mutex;
 
 use super::Refusal;
@@ -26,7 +26,7 @@ fn c_string(text: &str) -> CString {
 
 /// `CUDA_ERROR_NOT_READY`, kept for the life of the process.
 fn name_of(error: CUresult) -> *const c_char {
-    static NAMES: Mutex<BTreeMap<u32, CString>> = Mutex::new(BTreeMap::new());
+    static NAMES: Mutex<LiteMap<u32, CString>> = Mutex::new(LiteMap::new());
     let mut names = NAMES.lock();
     // A name is never removed, and its bytes do not move with the map's entry.
     names.entry(error as u32).or_insert_with(|| c_string(&format!("{error:?}"))).as_ptr()

@@ -169,7 +169,7 @@ pub(super) unsafe fn query(stream: CUstream) -> CUresult {
 }
 
 pub(super) unsafe fn synchronize(stream: CUstream) -> CUresult {
-    ask_until("cuStreamSynchronize", |ask| match ask.waited(stream) {
+    ask_until("cuStreamSynchronize", &|ask| match ask.waited(stream) {
         Ok(stream) if !stream.is_idle() => Poll::Pending,
         other => Poll::Ready(other.map(drop)),
     })

@@ -115,7 +115,7 @@ pub(super) fn question(
     comm: RawComm,
     answer: impl FnOnce(&Ask<'_>) -> Refused<()>,
 ) -> c_int {
-    make(name, comm, false, |ask| answer(ask).map(|()| Begun::Done(SUCCESS)))
+    make(name, comm, false, Box::new(|ask| answer(ask).map(|()| Begun::Done(SUCCESS))))
 }
 
 /// Makes a call that belongs to the group that is open: if it fails, so does the group.
@@ -124,16 +124,14 @@ pub(super) fn call(
     comm: RawComm,
     begin: impl FnOnce(&Ask<'_>) -> Refused<Begun>,
 ) -> c_int {
-    make(name, comm, true, begin)
+    make(name, comm, true, Box::new(begin))
 }
 
+/// What a call begins with.
+type Begin<'a> = dyn FnOnce(&Ask<'_>) -> Refused<Begun> + 'a;
+
 /// Has the machine's thread begin a call, and waits for what it waits for.
-fn make(
-    name: &'static str,
-    comm: RawComm,
-    is_grouped: bool,
-    begin: impl FnOnce(&Ask<'_>) -> Refused<Begun>,
-) -> c_int {
+fn make(name: &'static str, comm: RawComm, is_grouped: bool, begin: Box<Begin<'_>>) -> c_int {
     let answered = Client::with(|client| {
         let (current, client_id) = (client.gpu.get(), client.id());
         let mut begin = Some(begin);

@@ -1,11 +1,12 @@
 //! Communicators: what their ranks share, and each rank's end.
 
 use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ffi::c_int;
 use std::rc::{Rc, Weak};
 
 use devcomm_sys::nccl::{IN_PROGRESS, RawComm, SUCCESS};
+use litemap::LiteMap;
 
 use super::call::{Ask, INTERNAL_ERROR, Refusal, Refused};
 use super::collective::Round;
@@ -27,17 +28,17 @@ pub(crate) struct Comm {
     /// Each rank's end, as long as it is there.
     members: Box<[Weak<Member>]>,
     /// Calls that all ranks make together, by their number.
-    pub(super) meetings: RefCell<BTreeMap<u64, Rc<Meeting>>>,
+    pub(super) meetings: RefCell<LiteMap<u64, Rc<Meeting>>>,
     /// Shrinks by the ranks that are left out.
-    pub(super) shrinks: RefCell<BTreeMap<Vec<usize>, Rc<Meeting>>>,
+    pub(super) shrinks: RefCell<LiteMap<Vec<usize>, Rc<Meeting>>>,
     /// The growth that is being prepared.
     pub(super) growth: RefCell<Option<Rc<Meeting>>>,
     /// Collectives that not all ranks have come to, by their number.
-    pub(super) rounds: RefCell<BTreeMap<u64, Round>>,
+    pub(super) rounds: RefCell<LiteMap<u64, Round>>,
     /// Sends and receives by (from, to).
-    pub(super) mailboxes: RefCell<BTreeMap<(usize, usize), Mailbox>>,
+    pub(super) mailboxes: RefCell<LiteMap<(usize, usize), Mailbox>>,
     /// Signals that have come and were not waited for.
-    pub(super) signals: RefCell<BTreeMap<SignalKey, u64>>,
+    pub(super) signals: RefCell<LiteMap<SignalKey, u64>>,
 }
 
 /// Where signals are counted.
@@ -272,12 +273,20 @@ impl Member {
         core.nccl.members.borrow_mut().remove(&self.handle);
         if let Some((comm, rank)) = self.place.get() {
             let mut windows = core.nccl.windows.borrow_mut();
-            core.retire(windows.extract_if(.., |_, own| own.is_of(self)).collect::<Vec<_>>());
+            core.retire(take(&mut windows, |own| own.is_of(self)));
             let mut made = core.nccl.dev_comms.borrow_mut();
-            core.retire(made.extract_if(.., |_, own| own.is_of(comm, *rank)).collect::<Vec<_>>());
+            core.retire(take(&mut made, |own| own.is_of(comm, *rank)));
         }
         core.notify();
     }
+}
+
+/// Takes out what is chosen.
+fn take<V>(map: &mut LiteMap<usize, V>, is_chosen: impl Fn(&V) -> bool) -> Vec<(usize, V)> {
+    let (chosen, kept) =
+        std::mem::take(map).into_iter().partition::<Vec<_>, _>(|(_, value)| is_chosen(value));
+    map.extend(kept);
+    chosen
 }
 
 impl Ask<'_> {

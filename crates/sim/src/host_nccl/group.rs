@@ -1,13 +1,13 @@
 //! Groups: what is called in one is begun together at its end.
 
 use std::cell::Cell;
-use std::collections::btree_map::Entry;
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::rc::Rc;
 use std::task::Poll;
 
 use devcomm_sys::nccl::{IN_PROGRESS, SUCCESS, SimInfo};
+use litemap::Entry;
 
 use super::batch::Launches;
 use super::call::{Ask, Begun, Refusal, Refused, Wait, call, question};

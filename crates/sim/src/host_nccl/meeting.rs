@@ -1,12 +1,12 @@
 //! Calls that ranks make together: each waits until all have come.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::rc::Rc;
 
 use devcomm_sys::nccl::RawComm;
+use litemap::LiteMap;
 
 use super::call::{Refusal, Refused};
 use super::comm::{Comm, Life, Member};
@@ -60,7 +60,7 @@ pub(super) enum What {
 #[derive(Default)]
 pub(super) struct Meeting {
     expected: Cell<usize>,
-    tasks: RefCell<BTreeMap<usize, Rc<Task>>>,
+    tasks: RefCell<LiteMap<usize, Rc<Task>>>,
 }
 
 impl Meeting {
@@ -84,10 +84,10 @@ impl Meeting {
     /// All are there: nobody else comes to it.
     fn close(self: &Rc<Self>, core: &Core) -> Vec<Rc<Task>> {
         let is_this = |other: &Rc<Self>| Rc::ptr_eq(other, self);
-        for join in core.nccl.joins.borrow_mut().values_mut() {
+        for join in core.nccl.joins.borrow_mut().iter_mut().map(|(_, join)| join) {
             join.take_if(|other| is_this(other));
         }
-        let tasks: Vec<_> = self.tasks.take().into_values().collect();
+        let tasks: Vec<_> = self.tasks.take().into_iter().map(|(_, task)| task).collect();
         for (comm, _) in tasks.iter().filter_map(|task| task.member.place().ok()) {
             comm.meetings.borrow_mut().retain(|_, other| !is_this(other));
             comm.shrinks.borrow_mut().retain(|_, other| !is_this(other));
@@ -261,13 +261,13 @@ fn unite(core: &Core, members: Vec<Rc<Member>>) -> Refused<()> {
 
 /// Makes a communicator for each color, whose ranks are in the order of their keys.
 fn split(core: &Core, tasks: &[Rc<Task>]) -> Refused<()> {
-    let mut colors = BTreeMap::<c_int, Vec<(c_int, Rc<Member>)>>::new();
+    let mut colors = LiteMap::<c_int, Vec<(c_int, Rc<Member>)>>::new();
     for task in tasks {
         if let (What::Split { color, key }, Some((made, _))) = (&task.what, &task.made) {
             colors.entry(*color).or_default().push((*key, Rc::clone(made)));
         }
     }
-    for mut members in colors.into_values() {
+    for (_, mut members) in colors {
         // Stable: ranks keep their order where keys are equal.
         members.sort_by_key(|(key, _)| *key);
         unite(core, members.into_iter().map(|(_, member)| member).collect())?;

@@ -1,19 +1,19 @@
 //! Memory of `ncclMemAlloc`, and buffers that are registered.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::rc::Rc;
 
 use devcomm_sys::nccl::{RawComm, SUCCESS};
+use litemap::LiteMap;
 
 use super::call::{Begun, Refusal, UNHANDLED_CUDA_ERROR, call, question};
 use crate::driver;
-use crate::memory::{Allocation, Owner, Pages, Part};
+use crate::memory::{Allocation, Owner, Pages, Part, last_until};
 
 /// What is allocated, by address.
-pub(super) type Memory = RefCell<BTreeMap<usize, Allocated>>;
+pub(super) type Memory = RefCell<LiteMap<usize, Allocated>>;
 
 /// Memory of one GPU.
 pub(super) struct Allocated {
@@ -26,7 +26,7 @@ impl super::State {
     /// The memory at an address, as a part of a window.
     pub(super) fn part(&self, address: usize, bytes: usize) -> Option<Part> {
         let memory = self.memory.borrow();
-        let (start, found) = memory.range(..=address).next_back()?;
+        let (start, found) = last_until(&memory, address)?;
         let (start, len) = (address - start, found.own.lens()[0]);
         (start < len && bytes <= len - start).then(|| Part {
             pages: Rc::clone(&found.pages),

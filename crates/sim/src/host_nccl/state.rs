@@ -1,12 +1,12 @@
 //! What NCCL keeps for a machine, and what calls wait for.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::rc::Rc;
 use std::task::Poll;
 
 use devcomm_sys::nccl::RawComm;
+use litemap::LiteMap;
 
 use super::call::{Begun, Refusal, Refused, Wait};
 use super::comm::Member;
@@ -22,19 +22,19 @@ use crate::machine::core::Core;
 #[derive(Default)]
 pub(crate) struct State {
     /// The ranks' ends of all communicators by handle.
-    pub(super) members: RefCell<BTreeMap<u64, Rc<Member>>>,
+    pub(super) members: RefCell<LiteMap<u64, Rc<Member>>>,
     /// The ranks that meet by a unique id, by its number. `None`: they have met.
-    pub(super) joins: RefCell<BTreeMap<u64, Option<Rc<Meeting>>>>,
+    pub(super) joins: RefCell<LiteMap<u64, Option<Rc<Meeting>>>>,
     /// The groups that are open.
-    pub(super) groups: RefCell<BTreeMap<ClientId, Group>>,
+    pub(super) groups: RefCell<LiteMap<ClientId, Group>>,
     pub(super) memory: Memory,
     /// Each rank's end of a window, by handle.
-    pub(super) windows: RefCell<BTreeMap<usize, Rc<Window>>>,
-    pub(super) dev_comms: RefCell<BTreeMap<usize, Made>>,
+    pub(super) windows: RefCell<LiteMap<usize, Rc<Window>>>,
+    pub(super) dev_comms: RefCell<LiteMap<usize, Made>>,
     /// How many windows, buffers and device communicators there have been.
     ids: Cell<u32>,
     /// What the clients wait for that have begun a call.
-    waits: RefCell<BTreeMap<ClientId, Box<dyn Wait>>>,
+    waits: RefCell<LiteMap<ClientId, Box<dyn Wait>>>,
 }
 
 impl State {

@@ -16,12 +16,12 @@
 //! threads use it at a time.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
 
+use litemap::LiteMap;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::core::Core;
@@ -55,7 +55,7 @@ pub(crate) struct Shared {
 
 #[derive(Default)]
 struct Turns {
-    clients: BTreeMap<ClientId, Entry>,
+    clients: LiteMap<ClientId, Entry>,
     next: u32,
     /// No new client comes: the machine ends with the last one.
     closed: bool,
@@ -246,7 +246,8 @@ impl Shared {
 impl Turns {
     /// Takes the baton from a client that sleeps.
     fn look_for_sleepers(&mut self) {
-        for entry in self.clients.values_mut().filter(|entry| entry.state == State::Running) {
+        let clients = self.clients.iter_mut().map(|(_, entry)| entry);
+        for entry in clients.filter(|entry| entry.state == State::Running) {
             entry.asleep = if sleeps(entry.thread) { entry.asleep + 1 } else { 0 };
             if entry.asleep >= ASLEEP {
                 entry.state = State::Outside;

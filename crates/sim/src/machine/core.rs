@@ -2,12 +2,12 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use devcomm_sys::driver::{CUfunction, CUresult};
 use devcomm_types::HostBody;
+use litemap::LiteMap;
 
 use super::baton::Shared;
 use super::fault::Faults;
@@ -49,13 +49,13 @@ pub(crate) struct Core {
     pub(crate) gpus: Rc<Gpus>,
     pub(crate) devices: Box<[Device]>,
     /// The streams by handle; those of number 1, 2, ... are the GPUs' default streams.
-    pub(crate) streams: RefCell<BTreeMap<u64, Rc<Stream>>>,
-    pub(crate) events: RefCell<BTreeMap<u64, Rc<Event>>>,
-    pub(crate) graphs: RefCell<BTreeMap<u64, Rc<Graph>>>,
-    pub(crate) execs: RefCell<BTreeMap<u64, Rc<Exec>>>,
-    pub(crate) functions: RefCell<BTreeMap<u64, Rc<Function>>>,
+    pub(crate) streams: RefCell<LiteMap<u64, Rc<Stream>>>,
+    pub(crate) events: RefCell<LiteMap<u64, Rc<Event>>>,
+    pub(crate) graphs: RefCell<LiteMap<u64, Rc<Graph>>>,
+    pub(crate) execs: RefCell<LiteMap<u64, Rc<Exec>>>,
+    pub(crate) functions: RefCell<LiteMap<u64, Rc<Function>>>,
     /// Pinned host memory by address.
-    pub(crate) pinned: RefCell<BTreeMap<usize, Allocation>>,
+    pub(crate) pinned: RefCell<LiteMap<usize, Allocation>>,
     pub(crate) nccl: host_nccl::State,
     /// What is gone for the host, and kernels may still use.
     retired: RefCell<Vec<Box<dyn Any>>>,

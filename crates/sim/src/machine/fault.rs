@@ -2,9 +2,9 @@
 //!
 //! Every function of the driver and of NCCL that asks the machine's thread comes by here first.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
+use litemap::LiteMap;
 use parking_lot::Mutex;
 
 /// A call that goes wrong.
@@ -71,7 +71,7 @@ struct State {
     faults: Vec<(Fault, usize)>,
     records: Option<Vec<CallRecord>>,
     /// Aborts of communicators by GPU.
-    aborts: BTreeMap<usize, u64>,
+    aborts: LiteMap<usize, u64>,
 }
 
 /// A call that is being made.

@@ -9,7 +9,6 @@ pub(crate) mod core;
 pub(crate) mod fault;
 mod turns;
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Poll;
@@ -19,6 +18,7 @@ use std::time::Duration;
 use devcomm_sys::driver::{CUfunction, Driver};
 use devcomm_sys::nccl::Functions;
 use devcomm_types::HostBody;
+use litemap::LiteMap;
 use parking_lot::Mutex;
 
 use self::baton::{Call, Client, ClientId, Shared};
@@ -29,7 +29,7 @@ use crate::gpus::Activity;
 use crate::simulation::Simulation;
 
 /// The machines of this process by number: a context's handle names its machine.
-static MACHINES: Mutex<BTreeMap<u64, Weak<Shared>>> = Mutex::new(BTreeMap::new());
+static MACHINES: Mutex<LiteMap<u64, Weak<Shared>>> = Mutex::new(LiteMap::new());
 
 /// A simulated machine. Clones are the same machine; it ends with the last of them and the last
 /// thread that uses it.

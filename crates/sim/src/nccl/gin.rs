@@ -13,11 +13,11 @@ pub(super) mod shadow;
 pub(super) mod wait;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use devcomm_types::nccl::{CoopAny, DevComm, Gin, Team};
 use devcomm_types::{WaitFor, WaitKind};
+use litemap::LiteMap;
 
 use self::network::{Network, QueueKey};
 use super::caller;
@@ -54,7 +54,7 @@ pub(crate) struct GinRank {
     /// How each signal was counted since its reset.
     ops: Box<[Cell<Option<SignalOp>>]>,
     /// The same of signals in windows, by address.
-    va_ops: RefCell<BTreeMap<usize, SignalOp>>,
+    va_ops: RefCell<LiteMap<usize, SignalOp>>,
     /// In memory that kernels reach.
     shadows: *mut u64,
 }

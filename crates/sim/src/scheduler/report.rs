@@ -1,9 +1,9 @@
 //! Who waits for what, when the GPUs are stuck or meet a limit.
 
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use devcomm_types::{WaitFor, WaitKind};
+use litemap::LiteMap;
 
 use super::Scheduler;
 use crate::error::{Site, Stall, Waiter, Waiting};
@@ -37,7 +37,7 @@ impl Block {
     /// What its threads wait for.
     fn waiters(&self) -> impl Iterator<Item = Waiter> + use<> {
         // By text and place; those that wait for peers first, since others wait for them.
-        let mut groups: BTreeMap<(bool, String, String), Waiter> = BTreeMap::new();
+        let mut groups: LiteMap<(bool, String, String), Waiter> = LiteMap::new();
         for (what, at) in self.threads().filter_map(Thread::waiting) {
             let place = at.map_or_else(String::new, |at| at.to_string());
             let behind = !matches!(what, Waiting::Peers { .. } | Waiting::For(_));
@@ -65,7 +65,7 @@ impl Block {
                 missing.dedup();
             }
         }
-        groups.into_values()
+        groups.into_iter().map(|(_, waiter)| waiter)
     }
 
     /// Its rank in the communicator of its kernel.

@@ -16,10 +16,11 @@
 //! no references to memory of kernels.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use fastrand::Rng;
+use litemap::LiteMap;
 
 use crate::error::{Error, Result, Site, ThreadId};
 use crate::memory::Memory;
@@ -175,7 +176,7 @@ impl Poster {
 /// Everything under way.
 pub(crate) struct Network {
     memory: Rc<Memory>,
-    queues: RefCell<BTreeMap<QueueKey, Queue>>,
+    queues: RefCell<LiteMap<QueueKey, Queue>>,
     /// The queues that are not empty, in the order in which they came to be so.
     busy: RefCell<Vec<QueueKey>>,
 }
