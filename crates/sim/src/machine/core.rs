@@ -215,7 +215,6 @@ impl Core {
     /// Appends an operation to a stream, or to what is captured from it.
     pub(crate) fn enqueue(&self, stream: &Stream, op: Box<dyn StreamOp>) {
         stream.push(self, op);
-        self.notify();
     }
 
     /// Polls the heads of all streams, and runs what is on the GPUs for a while.
