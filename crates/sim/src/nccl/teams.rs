@@ -47,22 +47,18 @@ pub(super) unsafe extern "C-unwind" fn rank_in_difference(
     unsafe { (*parent).rank_in_difference(*subset, index) }
 }
 
-pub(super) unsafe extern "C-unwind" fn comm_rank(comm: *const DevComm) -> i32 {
-    // SAFETY: the kernel passes a device communicator.
-    unsafe { (*comm).rank }
+macro_rules! fields {
+    ($( $name:ident = $field:ident; )*) => { $(
+        pub(super) unsafe extern "C-unwind" fn $name(comm: *const DevComm) -> i32 {
+            // SAFETY: the kernel passes a device communicator.
+            unsafe { (*comm).$field }
+        }
+    )* };
 }
 
-pub(super) unsafe extern "C-unwind" fn comm_n_ranks(comm: *const DevComm) -> i32 {
-    // SAFETY: the kernel passes a device communicator.
-    unsafe { (*comm).n_ranks }
-}
-
-pub(super) unsafe extern "C-unwind" fn comm_lsa_rank(comm: *const DevComm) -> i32 {
-    // SAFETY: the kernel passes a device communicator.
-    unsafe { (*comm).lsa_rank }
-}
-
-pub(super) unsafe extern "C-unwind" fn comm_lsa_size(comm: *const DevComm) -> i32 {
-    // SAFETY: the kernel passes a device communicator.
-    unsafe { (*comm).lsa_size }
+fields! {
+    comm_rank = rank;
+    comm_n_ranks = n_ranks;
+    comm_lsa_rank = lsa_rank;
+    comm_lsa_size = lsa_size;
 }
