@@ -13,9 +13,6 @@ use half::{bf16, f16};
 
 use nccl_threads::*;
 
-const F32: c_int = 7;
-const SUM: c_int = 0;
-
 /// Rank `rank`'s elements.
 fn own(rank: usize, n: usize) -> Vec<f32> {
     (0..n).map(|i| (100 * rank + i) as f32).collect()
@@ -337,10 +334,7 @@ fn a_group_on_two_streams_is_one_operation_on_both() {
 fn communicators_split_by_color_and_key_and_shrink() {
     on(Simulation::new(4).team_size(2), |rank| {
         let (comm, nccl, stream) = (rank.init(), Machine::nccl(), rank.stream());
-        let (mut pair, mut rest) = (null_mut(), null_mut());
-        let (color, key) = ([0, 7, 0, -1][rank.me], -(rank.me as c_int));
-        // SAFETY: live pointers and handles.
-        ok(unsafe { nccl.comm_split.unwrap()(comm, color, key, &raw mut pair, null_mut()) });
+        let pair = rank.split(comm, [0, 7, 0, -1][rank.me], -(rank.me as c_int));
         match rank.me {
             3 => assert!(pair.is_null()),
             1 => assert_eq!(rank.place(pair), (0, 1)),
@@ -348,10 +342,7 @@ fn communicators_split_by_color_and_key_and_shrink() {
             me => assert_eq!(rank.place(pair), (usize::from(me == 0), 2)),
         }
         if rank.me == 0 || rank.me == 2 {
-            let b = rank.filled(&[rank.me as f32 + 1.0]);
-            ok(rank.all_reduce(&b, 1, F32, SUM, pair, stream));
-            rank.synchronize(stream);
-            assert_eq!(b.read::<f32>(1), [4.0]);
+            assert_eq!(rank.sum(rank.me as f32 + 1.0, pair, stream), 4.0);
         }
         if rank.me == 1 {
             return;
@@ -359,18 +350,15 @@ fn communicators_split_by_color_and_key_and_shrink() {
         // Rank 1 does not come to this operation: the shrink ends it.
         let b = rank.zeroed(1);
         ok(rank.all_reduce(&b, 1, F32, SUM, comm, stream));
-        let mut excluded = [1];
-        // SAFETY: as above.
+        let (mut excluded, mut rest) = ([1], null_mut());
+        // SAFETY: live pointers and handles.
         ok(unsafe {
             let (out, excluded) = (&raw mut rest, excluded.as_mut_ptr());
             nccl.comm_shrink.unwrap()(comm, excluded, 1, out, null_mut(), 1)
         });
         rank.synchronize(stream);
         assert_eq!(rank.place(rest), ([0, 9, 1, 2][rank.me], 3));
-        let b = rank.filled(&[1.0_f32]);
-        ok(rank.all_reduce(&b, 1, F32, SUM, rest, stream));
-        rank.synchronize(stream);
-        assert_eq!(b.read::<f32>(1), [3.0]);
+        assert_eq!(rank.sum(1.0, rest, stream), 3.0);
         // GPUs 0, 2 and 3 have no teams of one size but of one rank.
         // SAFETY: as above.
         let lsa = unsafe { nccl.team_lsa.unwrap()(rest) };
@@ -384,11 +372,9 @@ fn a_communicator_grows_by_ranks_that_have_its_id() {
     on(Simulation::new(3), |rank| {
         let (nccl, mut grown) = (Machine::nccl(), null_mut());
         let all = rank.init();
-        let mut comm = null_mut();
-        let color = if rank.me == 2 { -1 } else { 0 };
+        let comm = rank.split(all, if rank.me == 2 { -1 } else { 0 }, 0);
         // SAFETY: live pointers and handles, in the whole closure.
         unsafe {
-            ok(nccl.comm_split.unwrap()(all, color, 0, &raw mut comm, null_mut()));
             if rank.me == 0 {
                 let mut new = RawUniqueId([0; 128]);
                 ok(nccl.comm_get_unique_id.unwrap()(comm, &raw mut new));
@@ -427,8 +413,7 @@ fn an_abort_releases_its_own_rank_and_a_revoked_communicator_can_be_split() {
             rank.synchronize(stream);
             assert_eq!(rank.all_reduce(&b, 1, F32, SUM, comm, stream), INVALID_USAGE);
             assert_eq!(nccl.comm_finalize.unwrap()(comm), INVALID_USAGE);
-            let mut child = null_mut();
-            ok(nccl.comm_split.unwrap()(comm, 0, 0, &raw mut child, null_mut()));
+            let child = rank.split(comm, 0, 0);
             rank.destroy(comm);
             ok(nccl.recv.unwrap()(b.ptr(), 1, F32, peer, child, stream));
             rank.abort(child);

@@ -11,9 +11,6 @@ use devcomm_sys::nccl::RawComm;
 
 use nccl_threads::*;
 
-const F32: c_int = 7;
-const SUM: c_int = 0;
-
 #[test]
 fn faults_come_where_they_were_asked_for_and_calls_are_recorded() {
     let machine = Machine::new(&Simulation::new(2)).unwrap();

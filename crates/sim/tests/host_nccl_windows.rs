@@ -20,7 +20,6 @@ use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
 
 use nccl_threads::*;
 
-const F32: c_int = 7;
 const SYMMETRIC: c_int = 1;
 
 impl Thread {
@@ -195,9 +194,7 @@ fn a_kernel_uses_windows_and_a_device_communicator() {
         on(simulation, |rank| {
             // Ranks and GPUs are numbered the other way round.
             let (all, nccl) = (rank.init(), Machine::nccl());
-            let (mut comm, key) = (null_mut(), -(rank.me as c_int));
-            // SAFETY: live handles and pointers.
-            ok(unsafe { nccl.comm_split.unwrap()(all, 0, key, &raw mut comm, null_mut()) });
+            let comm = rank.split(all, 0, -(rank.me as c_int));
             let me = n - 1 - rank.me;
             assert_eq!(rank.place(comm), (me, n));
             let (send, recv) = (rank.filled(&vec![me as f32; COUNT]), rank.zeroed(COUNT));
@@ -222,7 +219,7 @@ fn a_kernel_uses_windows_and_a_device_communicator() {
             let sum = (n * (n - 1) / 2) as f32;
             assert_eq!(recv.read::<f32>(COUNT), vec![sum; COUNT]);
             rank.meet(comm);
-            // SAFETY: as above.
+            // SAFETY: live handles and pointers.
             unsafe {
                 ok(nccl.dev_comm_destroy.unwrap()(comm, &raw const dev_comm));
                 let again = nccl.dev_comm_destroy.unwrap()(comm, &raw const dev_comm);

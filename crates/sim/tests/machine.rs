@@ -1,45 +1,20 @@
 //! Promises of the machine that host threads share: turns, the clock, reports.
 
+mod nccl_threads;
+
 use std::ptr::null_mut;
 use std::sync::Mutex;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use devcomm_sim::{Machine, Simulation};
-use devcomm_sys::driver::{CUcontext, CUevent, CUgraph, CUgraphExec, CUresult, CUstream};
+use devcomm_sys::driver::{CUevent, CUgraph, CUgraphExec, CUresult, CUstream};
 
-const OK: CUresult = CUresult::CUDA_SUCCESS;
+use nccl_threads::{OK, on, retain};
 
-/// Runs `f` on `n` threads that use a machine of as many GPUs, thread `i` on GPU `i`.
+/// Runs `f` on a thread for each GPU of a machine.
 fn ranks<T: Send>(simulation: Simulation, f: impl Fn(&Machine, usize) -> T + Sync) -> Vec<T> {
-    let machine = Machine::new(&simulation).unwrap();
-    let (machine, f) = (&machine, &f);
-    std::thread::scope(|scope| {
-        let tickets: Vec<_> =
-            (0..simulation.gpus()).map(|rank| machine.ticket(format!("rank {rank}"))).collect();
-        let threads: Vec<_> = tickets
-            .into_iter()
-            .enumerate()
-            .map(|(rank, ticket)| {
-                scope.spawn(move || {
-                    let _attached = ticket.attach();
-                    retain(rank);
-                    f(machine, rank)
-                })
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
-
-/// Makes a GPU's context current.
-fn retain(gpu: usize) {
-    let (cuda, mut context): (_, CUcontext) = (Machine::driver(), null_mut());
-    // SAFETY: a live pointer, and a context that was retained; no result is NULL's to follow.
-    unsafe {
-        assert_eq!(cuda.cuDevicePrimaryCtxRetain(&raw mut context, gpu as i32), OK);
-        assert_eq!(cuda.cuCtxSetCurrent(context), OK);
-    }
+    on(simulation, |thread| f(&thread.machine, thread.me))
 }
 
 fn stream() -> CUstream {

@@ -13,11 +13,13 @@ use devcomm_sys::driver::{
 use devcomm_sys::nccl::{Config, RawComm, RawStream, RawUniqueId};
 use devcomm_types::HostBody;
 
+pub const F32: c_int = 7;
+pub const SUM: c_int = 0;
 pub const IN_PROGRESS: c_int = 7;
 pub const INVALID_ARGUMENT: c_int = 4;
 pub const INVALID_USAGE: c_int = 5;
 
-const OK: CUresult = CUresult::CUDA_SUCCESS;
+pub const OK: CUresult = CUresult::CUDA_SUCCESS;
 
 /// One thread, with its GPU current.
 pub struct Thread {
@@ -291,8 +293,26 @@ impl Thread {
     /// Waits until all ranks of a communicator are here.
     pub fn meet(&self, comm: RawComm) {
         let (b, stream) = (self.zeroed(1), self.stream());
-        ok(self.all_reduce(&b, 1, 7, 0, comm, stream));
+        ok(self.all_reduce(&b, 1, F32, SUM, comm, stream));
         self.synchronize(stream);
+    }
+
+    /// The sum of all ranks' numbers.
+    pub fn sum(&self, own: f32, comm: RawComm, stream: RawStream) -> f32 {
+        let b = self.filled(&[own]);
+        ok(self.all_reduce(&b, 1, F32, SUM, comm, stream));
+        self.synchronize(stream);
+        b.read(1)[0]
+    }
+
+    /// What a split gives; NULL without a color.
+    pub fn split(&self, comm: RawComm, color: c_int, key: c_int) -> RawComm {
+        let mut child = null_mut();
+        // SAFETY: a live pointer and handle.
+        ok(unsafe {
+            Machine::nccl().comm_split.unwrap()(comm, color, key, &raw mut child, null_mut())
+        });
+        child
     }
 }
 
