@@ -9,7 +9,6 @@ mod tests;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::time::Duration;
 
 use litemap::LiteMap;
 
@@ -17,28 +16,9 @@ use crate::error::{Error, Result, Site, Stall, ThreadId};
 use crate::memory::Memory;
 use crate::nccl::{self, Network};
 use crate::scheduler::Scheduler;
+use crate::simulation::Simulation;
 use crate::thread::{OpenSession, Thread};
 use crate::{panics, trap};
-
-/// How GPUs are made, and how they run.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Settings {
-    pub(crate) gpus: usize,
-    /// Multiprocessors of a GPU.
-    pub(crate) multiprocessors: u32,
-    /// Runs threads and blocks in a random order that is a function of the seed; without, in order.
-    pub(crate) seed: Option<u64>,
-    /// Whether other threads may run between any two accesses.
-    pub(crate) preempt: bool,
-    /// Whether every access is checked.
-    pub(crate) watch: bool,
-    /// Bytes of a thread's stack.
-    pub(crate) stack_size: usize,
-    /// Switches between threads in one busy period, at most.
-    pub(crate) step_limit: Option<u64>,
-    /// Processor time of one busy period, at most.
-    pub(crate) time_limit: Option<Duration>,
-}
 
 /// One grid on one GPU.
 pub(crate) struct Launch {
@@ -112,7 +92,7 @@ struct Session {
 /// Threads and hooks share it, so that everything that changes is in a cell. What only the
 /// scheduler looks at is its own.
 pub(crate) struct Gpus {
-    pub(crate) settings: Settings,
+    pub(crate) settings: Simulation,
     /// Keeps the live ranges.
     pub(crate) memory: Rc<Memory>,
     /// What is under way between the GPUs.
@@ -146,15 +126,15 @@ pub(crate) struct Gpus {
 
 impl Gpus {
     /// GPUs with nothing on them, over `memory`.
-    pub(crate) fn new(settings: Settings, memory: Rc<Memory>) -> Rc<Self> {
+    pub(crate) fn new(settings: &Simulation, memory: Rc<Memory>) -> Rc<Self> {
         nccl::install();
         panics::install();
         trap::install();
         Rc::new(Self {
-            settings,
+            settings: settings.clone(),
             network: Rc::new(Network::new(Rc::clone(&memory))),
             memory,
-            scheduler: RefCell::new(Scheduler::new(&settings)),
+            scheduler: RefCell::new(Scheduler::new(settings)),
             queue: RefCell::default(),
             failure: RefCell::default(),
             printed: RefCell::default(),

@@ -48,40 +48,11 @@ impl Thread {
     }
 }
 
-fn barrier_hook(ctx: *const ThreadCtx, id: u32, count: u32, at: Site) {
-    let thread = Thread::of(ctx);
-    barrier::arrive(thread, id, count, None, at);
-}
-
 fn exit(ctx: *const ThreadCtx) -> ! {
     let thread = Thread::of(ctx);
     loop {
         thread.give_way(Wait::Exited);
     }
-}
-
-fn sync_warp(ctx: *const ThreadCtx, mask: u32, at: Site) {
-    let thread = Thread::of(ctx);
-    warp::meet(thread, mask, Op::Sync, Lane::default(), at);
-}
-
-fn shuffle(
-    ctx: *const ThreadCtx,
-    mask: u32,
-    kind: cuda_std::arch::Shuffle,
-    value: u32,
-    operand: u32,
-    width: u32,
-    at: Site,
-) -> (u32, bool) {
-    let thread = Thread::of(ctx);
-    warp::meet(thread, mask, Op::Shuffle(kind), Lane { value, operand, width }, at)
-}
-
-fn ballot(ctx: *const ThreadCtx, mask: u32, predicate: bool, at: Site) -> u32 {
-    let thread = Thread::of(ctx);
-    let mine = Lane { value: predicate.into(), ..Lane::default() };
-    warp::meet(thread, mask, Op::Ballot, mine, at).0
 }
 
 fn shared_static(ctx: *const ThreadCtx, key: usize, size: usize) -> *mut u8 {
@@ -92,11 +63,6 @@ fn shared_static(ctx: *const ThreadCtx, key: usize, size: usize) -> *mut u8 {
         let (kernel, who) = (thread.kernel(), thread.who());
         thread.fail(Error::SharedMemory { kernel, thread: who, bytes: size, limit: MAX_STATIC })
     })
-}
-
-fn access(ctx: *const ThreadCtx, address: usize, bytes: usize, access: Access, at: Site) {
-    let thread = Thread::of(ctx);
-    thread.touch(address, bytes, access, at);
 }
 
 impl Thread {
@@ -159,11 +125,6 @@ fn out_of_bounds(thread: &Thread, address: usize, bytes: usize, access: Access, 
     thread.fail(Error::OutOfBounds { kernel, thread: who, access, bytes, address, where_to, at })
 }
 
-fn multimem(ctx: *const ThreadCtx, address: usize, bytes: usize, at: Site) -> MulticastParts {
-    let thread = Thread::of(ctx);
-    thread.multimem(address, bytes, at)
-}
-
 impl Thread {
     /// The copies behind a multicast address that the thread is about to use.
     pub(crate) fn multimem(&self, address: usize, bytes: usize, at: Site) -> MulticastParts {
@@ -211,13 +172,20 @@ fn clock(ctx: *const ThreadCtx) -> u64 {
 
 /// The simulator behind cuda_std. Fences have nothing to do: threads take turns, so that all see one memory.
 pub(crate) static OPS: Ops = Ops {
-    barrier: barrier_hook,
-    sync_warp,
-    shuffle,
-    ballot,
+    barrier: |ctx, id, count, at| barrier::arrive(Thread::of(ctx), id, count, None, at),
+    sync_warp: |ctx, mask, at| {
+        warp::meet(Thread::of(ctx), mask, Op::Sync, Lane::default(), at);
+    },
+    shuffle: |ctx, mask, kind, value, operand, width, at| {
+        warp::meet(Thread::of(ctx), mask, Op::Shuffle(kind), Lane { value, operand, width }, at)
+    },
+    ballot: |ctx, mask, predicate, at| {
+        let mine = Lane { value: predicate.into(), ..Lane::default() };
+        warp::meet(Thread::of(ctx), mask, Op::Ballot, mine, at).0
+    },
     shared_static,
-    access,
-    multimem,
+    access: |ctx, address, bytes, access, at| Thread::of(ctx).touch(address, bytes, access, at),
+    multimem: |ctx, address, bytes, at| Thread::of(ctx).multimem(address, bytes, at),
     spin,
     fence: |_, _, _| {},
     exit,

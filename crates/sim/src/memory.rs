@@ -66,6 +66,15 @@ impl Mapping {
         Ok(Self { base: base.cast(), len })
     }
 
+    /// Reserves whole pages for `bytes`, with a page before and one behind. Also the bytes of those pages.
+    fn of_one_part(bytes: usize) -> io::Result<(Self, usize)> {
+        let page = page_size();
+        let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
+        let open = bytes.checked_next_multiple_of(page).ok_or_else(too_large)?.max(page);
+        let mapping = Self::reserve(open.checked_add(2 * page).ok_or_else(too_large)?)?;
+        Ok((mapping, open))
+    }
+
     /// Makes `len` bytes from `offset` readable and writable (`true`) or not accessible (`false`). Both are whole pages.
     pub(crate) fn protect(&self, offset: usize, len: usize, open: bool) -> io::Result<()> {
         let rights = if open { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
@@ -349,10 +358,7 @@ impl Allocation {
     ) -> Result<Self> {
         let page = page_size();
         let refused = |source| Error::Memory { bytes, ranks: 1, source };
-        let too_large = || refused(io::Error::from(io::ErrorKind::OutOfMemory));
-        let open = bytes.checked_next_multiple_of(page).ok_or_else(too_large)?.max(page);
-        let mapping =
-            Mapping::reserve(open.checked_add(2 * page).ok_or_else(too_large)?).map_err(refused)?;
+        let (mapping, open) = Mapping::of_one_part(bytes).map_err(refused)?;
         mapping.protect(page, open, true).map_err(refused)?;
         let start = page + open - bytes.next_multiple_of(BUFFER_ALIGN).min(open);
         let part = mapping.base().wrapping_add(start);

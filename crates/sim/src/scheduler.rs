@@ -24,8 +24,9 @@ pub(crate) use self::fiber::Fiber;
 use self::room::Gpu;
 use crate::barrier;
 use crate::error::{Error, Limit, Result};
-use crate::gpus::{Gpus, GridId, Settings, Step};
+use crate::gpus::{Gpus, GridId, Step};
 use crate::hooks::SLICE;
+use crate::simulation::Simulation;
 use crate::thread::{Block, Grid, Thread, Wait};
 use crate::trap::{Watchdog, processor_time};
 use crate::warp::{self, Warp};
@@ -74,7 +75,7 @@ struct ThreadAt {
 
 /// What the scheduler keeps for itself.
 pub(crate) struct Scheduler {
-    settings: Settings,
+    settings: Simulation,
     rng: Option<Rng>,
     gpus: Vec<Gpu>,
     /// GPUs on which there may be room for blocks that have not started.
@@ -106,9 +107,9 @@ pub(crate) struct Scheduler {
 }
 
 impl Scheduler {
-    pub(crate) fn new(settings: &Settings) -> Self {
+    pub(crate) fn new(settings: &Simulation) -> Self {
         Self {
-            settings: *settings,
+            settings: settings.clone(),
             rng: settings.seed.map(Rng::with_seed),
             gpus: (0..settings.gpus).map(|_| Gpu::default()).collect(),
             changed: Vec::new(),

@@ -86,16 +86,8 @@ unsafe fn all_to_all(
         let mut peer = thread::index_1d() as usize;
         while peer < ranks {
             let (dst, src) = ((handle(&recv), me * bytes), (handle(&send), peer * bytes));
-            put(
-                &mut net,
-                &team,
-                peer as i32,
-                dst,
-                src,
-                bytes,
-                Then::Inc(1, peer.is_multiple_of(2)),
-                None,
-            );
+            let then = Then::Inc(1, peer.is_multiple_of(2));
+            put(&mut net, &team, peer as i32, dst, src, bytes, then, None);
             peer += (thread::grid_dim_x() * thread::block_dim_x()) as usize;
         }
         raw::ncclGinFlush(&mut net, &cta(), ACQ_REL);
@@ -330,50 +322,16 @@ unsafe fn signals_of_all_kinds(comm: DevComm, out: Window<u64>) {
     unsafe {
         if comm.rank == 0 {
             for (i, size) in [1, 2, 4, 8].into_iter().enumerate() {
-                raw::ncclGinPutValue(
-                    &mut net,
-                    &team,
-                    1,
-                    window,
-                    i * 8,
-                    0x1122_3344_5566_7788,
-                    size,
-                    true,
-                    1,
-                    ADD,
-                    10,
-                    &one,
-                    false,
-                    null_mut(),
-                    THREAD,
-                    SYSTEM,
-                );
+                let value = (0x1122_3344_5566_7788, size);
+                put_value(&mut net, &team, 1, (window, i * 8), value, Then::AddTo(1, 10));
             }
             signal(&mut net, &team, 1, Then::AddTo(1, 2));
             signal(&mut net, &team, 1, Then::IncVa((window, 64), true));
-            put(
-                &mut net,
-                &team,
-                1,
-                (window, 32),
-                (window, 0),
-                8,
-                Then::IncVa((window, 64), false),
-                None,
-            );
+            let then = Then::IncVa((window, 64), false);
+            put(&mut net, &team, 1, (window, 32), (window, 0), 8, then, None);
+            let (id, none) = (2, null_mut());
             raw::ncclGinSignal(
-                &mut net,
-                &team,
-                1,
-                true,
-                2,
-                INC,
-                0,
-                &one,
-                false,
-                null_mut(),
-                THREAD,
-                SYSTEM,
+                &mut net, &team, 1, true, id, INC, 0, &one, false, none, THREAD, SYSTEM,
             );
             return;
         }
@@ -428,16 +386,8 @@ unsafe fn follows_shadows(comm: DevComm, out: Window<u64>) {
         }
         raw::ncclGinWaitSignalMeetShadow(&mut net, &coop, 4, 64, ACQ_REL);
         let (mut before, mut delta) = (0, 0);
-        raw::ncclGinWaitSignalFollowShadow(
-            &mut net,
-            &coop,
-            4,
-            3,
-            &mut before,
-            &mut delta,
-            64,
-            ACQ_REL,
-        );
+        let (old, by) = (&mut before, &mut delta);
+        raw::ncclGinWaitSignalFollowShadow(&mut net, &coop, 4, 3, old, by, 64, ACQ_REL);
         // Every thread gets them.
         let at = 2 * thread::thread_idx_x() as usize;
         local.store(at, before);

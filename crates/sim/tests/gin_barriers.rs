@@ -3,6 +3,7 @@
 mod common;
 
 use core::mem::MaybeUninit;
+use core::ptr::null_mut;
 
 use common::*;
 use cuda_std::prelude::*;
@@ -63,24 +64,8 @@ unsafe fn puts_and_syncs(
                 for context in 0..contexts {
                     net = gin(comm, context);
                     for peer in 0..team.n_ranks {
-                        raw::ncclGinPutValue(
-                            &mut net,
-                            &team,
-                            peer,
-                            handle(&out),
-                            place(context, team.rank as usize),
-                            round,
-                            8,
-                            false,
-                            0,
-                            INC,
-                            0,
-                            &thread_coop(),
-                            false,
-                            core::ptr::null_mut(),
-                            THREAD,
-                            SYSTEM,
-                        );
+                        let dst = (handle(&out), place(context, team.rank as usize));
+                        put_value(&mut net, &team, peer, dst, (round, 8), Then::Nothing);
                     }
                 }
             }
@@ -166,21 +151,8 @@ unsafe fn gets_and_syncs(comm: DevComm, out: Window<u64>, all_contexts: bool, fe
             raw::ncclGinBarrierSessionInit(session, &coop, &net, &team, &barriers, 1);
         }
         if comm.rank == 0 {
-            let window = handle(&out);
-            raw::ncclGinGet(
-                &mut net,
-                &team,
-                1,
-                window,
-                0,
-                window,
-                8,
-                8,
-                &coop,
-                false,
-                core::ptr::null_mut(),
-                0,
-            );
+            let (w, none) = (handle(&out), null_mut());
+            raw::ncclGinGet(&mut net, &team, 1, w, 0, w, 8, 8, &coop, false, none, 0);
         }
         raw::ncclGinBarrierSessionSync(session, &coop, ACQ_REL, fence);
         let seen = out.local().load(1);
@@ -217,20 +189,13 @@ unsafe fn meets_hybrid(comm: DevComm, out: Window<u64>, multimem: bool, fence: i
     let (lsa, rail, world) = (comm.lsa_team(), comm.rail_team(), comm.world_team());
     let mut session = MaybeUninit::<BarrierSession>::uninit();
     let (session, coop) = (session.as_mut_ptr(), cta());
-    let mut net = gin(comm, 0);
+    let (mut net, index) = (gin(comm, 0), thread::block_idx_x());
+    let (inner, outer) = (&comm.hybrid_lsa_barrier, &comm.hybrid_rail_gin_barrier);
+    let multicast = &comm.lsa_multimem;
     // SAFETY: the window has a place for every rank.
     unsafe {
         raw::ncclBarrierSessionInit(
-            session,
-            &coop,
-            &lsa,
-            &rail,
-            &net,
-            &comm.hybrid_lsa_barrier,
-            &comm.hybrid_rail_gin_barrier,
-            thread::block_idx_x(),
-            multimem,
-            &comm.lsa_multimem,
+            session, &coop, &lsa, &rail, &net, inner, outer, index, multimem, multicast,
         );
         for round in 1..=rounds {
             if thread::thread_idx_x() == 0 {
@@ -239,24 +204,8 @@ unsafe fn meets_hybrid(comm: DevComm, out: Window<u64>, multimem: bool, fence: i
                 }
                 for peer in 0..rail.n_ranks {
                     if peer != rail.rank {
-                        raw::ncclGinPutValue(
-                            &mut net,
-                            &rail,
-                            peer,
-                            handle(&out),
-                            world.rank as usize * 8,
-                            round,
-                            8,
-                            false,
-                            0,
-                            INC,
-                            0,
-                            &thread_coop(),
-                            false,
-                            core::ptr::null_mut(),
-                            THREAD,
-                            SYSTEM,
-                        );
+                        let dst = (handle(&out), world.rank as usize * 8);
+                        put_value(&mut net, &rail, peer, dst, (round, 8), Then::Nothing);
                     }
                 }
             }

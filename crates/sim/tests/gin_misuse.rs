@@ -107,37 +107,13 @@ unsafe fn mistakes(comm: DevComm, out: Window<u64>, which: u32) {
             }
             4 => signal(&mut net, &team, 0, Then::IncVa((window, 4), true)),
             5 => {
-                let mut request = GinRequest([0; 2]);
-                raw::ncclGinWait(
-                    &mut net,
-                    &mut request,
-                    &thread_coop(),
-                    false,
-                    null_mut(),
-                    ACQ_REL,
-                );
+                let (mut request, one) = (GinRequest([0; 2]), thread_coop());
+                raw::ncclGinWait(&mut net, &mut request, &one, false, null_mut(), ACQ_REL);
             }
             6 => {
                 raw::ncclGinReadSignal(&mut net, 0, 65, ACQ_REL);
             }
-            7 => raw::ncclGinPutValue(
-                &mut net,
-                &team,
-                0,
-                window,
-                0,
-                1,
-                3,
-                false,
-                0,
-                INC,
-                0,
-                &thread_coop(),
-                false,
-                null_mut(),
-                THREAD,
-                SYSTEM,
-            ),
+            7 => put_value(&mut net, &team, 0, (window, 0), (1, 3), Then::Nothing),
             8 => flush(&mut *MaybeUninit::<raw::Gin>::zeroed().as_mut_ptr()),
             _ => {}
         }

@@ -5,16 +5,13 @@ mod nccl_threads;
 use std::ffi::c_int;
 use std::ptr::{null, null_mut};
 
-use devcomm_sim::{Machine, Simulation};
+use devcomm_sim::Simulation;
 use devcomm_sys::driver::CUresult as R;
 use devcomm_sys::nccl::{CollConfig, Config, RawComm, RawUniqueId, SimInfo};
 use devcomm_types::{F8E4M3, F8E5M2, Team};
 use half::{bf16, f16};
 
 use nccl_threads::*;
-
-const F32: c_int = 7;
-const SUM: c_int = 0;
 
 /// Rank `rank`'s elements.
 fn own(rank: usize, n: usize) -> Vec<f32> {
@@ -36,51 +33,47 @@ fn every_collective_moves_the_right_data() {
             rank.synchronize(stream);
         };
         let gathered: Vec<f32> = (0..N).flat_map(|from| own(from, PART)).collect();
-        let nccl = Machine::nccl();
-        // SAFETY: live handles, and memory of the lengths that are said, in the whole closure.
-        unsafe {
-            let (a, b) = (small(), rank.zeroed(PART));
-            done(nccl.all_reduce.unwrap()(a.ptr(), b.ptr(), PART, F32, SUM, comm, stream));
-            assert_eq!(b.read::<f32>(PART), sum(PART));
-            done(nccl.all_reduce.unwrap()(a.ptr(), a.ptr(), PART, F32, SUM, comm, stream));
-            assert_eq!(a.read::<f32>(PART), sum(PART));
-            let (a, b) = (small(), rank.zeroed(PART));
-            let from = if rank.me == 2 { a.ptr() } else { null_mut() };
-            done(nccl.broadcast.unwrap()(from, b.ptr(), PART, F32, 2, comm, stream));
-            assert_eq!(b.read::<f32>(PART), own(2, PART));
-            done(nccl.bcast.unwrap()(a.ptr(), PART, F32, 1, comm, stream));
-            assert_eq!(a.read::<f32>(PART), own(1, PART));
-            let (a, b) = (small(), rank.zeroed(PART));
-            let to = if rank.me == 0 { b.ptr() } else { null_mut() };
-            done(nccl.reduce.unwrap()(a.ptr(), to, PART, F32, SUM, 0, comm, stream));
-            assert_eq!(b.read::<f32>(PART), if rank.me == 0 { sum(PART) } else { vec![0.0; PART] });
-            let (a, b) = (small(), rank.zeroed(N * PART));
-            done(nccl.all_gather.unwrap()(a.ptr(), b.ptr(), PART, F32, comm, stream));
-            assert_eq!(b.read::<f32>(N * PART), gathered);
-            let b = large();
-            let mine = b.ptr().byte_add(4 * part.start);
-            done(nccl.all_gather.unwrap()(mine, b.ptr(), PART, F32, comm, stream));
-            let parts = (0..N).flat_map(|from| own(from, N * PART)[from * PART..][..PART].to_vec());
-            assert_eq!(b.read::<f32>(N * PART), parts.collect::<Vec<_>>());
-            let (a, b) = (large(), rank.zeroed(PART));
-            done(nccl.reduce_scatter.unwrap()(a.ptr(), b.ptr(), PART, F32, SUM, comm, stream));
-            assert_eq!(b.read::<f32>(PART), sum(N * PART)[part.clone()]);
-            let (a, b) = (large(), rank.zeroed(N * PART));
-            done(nccl.all_to_all.unwrap()(a.ptr(), b.ptr(), PART, F32, comm, stream));
-            let parts = (0..N).flat_map(|from| own(from, N * PART)[part.clone()].to_vec());
-            assert_eq!(b.read::<f32>(N * PART), parts.collect::<Vec<_>>());
-            let in_place = nccl.all_to_all.unwrap()(a.ptr(), a.ptr(), PART, F32, comm, stream);
-            assert_eq!(in_place, INVALID_ARGUMENT);
-            let (a, b) = (small(), rank.zeroed(N * PART));
-            let to = if rank.me == 3 { b.ptr() } else { null_mut() };
-            done(nccl.gather.unwrap()(a.ptr(), to, PART, F32, 3, comm, stream));
-            assert!(rank.me != 3 || b.read::<f32>(N * PART) == gathered);
-            let (a, b) = (large(), rank.zeroed(PART));
-            done(nccl.scatter.unwrap()(a.ptr(), b.ptr(), PART, F32, 0, comm, stream));
-            assert_eq!(b.read::<f32>(PART), own(0, N * PART)[part.clone()]);
-            // Nothing at all is as good a count as any.
-            done(nccl.all_reduce.unwrap()(null(), null_mut(), 0, F32, SUM, comm, stream));
-        }
+        let (a, b) = (small(), rank.zeroed(PART));
+        done(nccl!(all_reduce(a.ptr(), b.ptr(), PART, F32, SUM, comm, stream)));
+        assert_eq!(b.read::<f32>(PART), sum(PART));
+        done(nccl!(all_reduce(a.ptr(), a.ptr(), PART, F32, SUM, comm, stream)));
+        assert_eq!(a.read::<f32>(PART), sum(PART));
+        let (a, b) = (small(), rank.zeroed(PART));
+        let from = if rank.me == 2 { a.ptr() } else { null_mut() };
+        done(nccl!(broadcast(from, b.ptr(), PART, F32, 2, comm, stream)));
+        assert_eq!(b.read::<f32>(PART), own(2, PART));
+        done(nccl!(bcast(a.ptr(), PART, F32, 1, comm, stream)));
+        assert_eq!(a.read::<f32>(PART), own(1, PART));
+        let (a, b) = (small(), rank.zeroed(PART));
+        let to = if rank.me == 0 { b.ptr() } else { null_mut() };
+        done(nccl!(reduce(a.ptr(), to, PART, F32, SUM, 0, comm, stream)));
+        assert_eq!(b.read::<f32>(PART), if rank.me == 0 { sum(PART) } else { vec![0.0; PART] });
+        let (a, b) = (small(), rank.zeroed(N * PART));
+        done(nccl!(all_gather(a.ptr(), b.ptr(), PART, F32, comm, stream)));
+        assert_eq!(b.read::<f32>(N * PART), gathered);
+        let b = large();
+        let mine = b.ptr().wrapping_byte_add(4 * part.start);
+        done(nccl!(all_gather(mine, b.ptr(), PART, F32, comm, stream)));
+        let parts = (0..N).flat_map(|from| own(from, N * PART)[from * PART..][..PART].to_vec());
+        assert_eq!(b.read::<f32>(N * PART), parts.collect::<Vec<_>>());
+        let (a, b) = (large(), rank.zeroed(PART));
+        done(nccl!(reduce_scatter(a.ptr(), b.ptr(), PART, F32, SUM, comm, stream)));
+        assert_eq!(b.read::<f32>(PART), sum(N * PART)[part.clone()]);
+        let (a, b) = (large(), rank.zeroed(N * PART));
+        done(nccl!(all_to_all(a.ptr(), b.ptr(), PART, F32, comm, stream)));
+        let parts = (0..N).flat_map(|from| own(from, N * PART)[part.clone()].to_vec());
+        assert_eq!(b.read::<f32>(N * PART), parts.collect::<Vec<_>>());
+        let in_place = nccl!(all_to_all(a.ptr(), a.ptr(), PART, F32, comm, stream));
+        assert_eq!(in_place, INVALID_ARGUMENT);
+        let (a, b) = (small(), rank.zeroed(N * PART));
+        let to = if rank.me == 3 { b.ptr() } else { null_mut() };
+        done(nccl!(gather(a.ptr(), to, PART, F32, 3, comm, stream)));
+        assert!(rank.me != 3 || b.read::<f32>(N * PART) == gathered);
+        let (a, b) = (large(), rank.zeroed(PART));
+        done(nccl!(scatter(a.ptr(), b.ptr(), PART, F32, 0, comm, stream)));
+        assert_eq!(b.read::<f32>(PART), own(0, N * PART)[part.clone()]);
+        // Nothing at all is as good a count as any.
+        done(nccl!(all_reduce(null(), null_mut(), 0, F32, SUM, comm, stream)));
         rank.destroy(comm);
     });
 }
@@ -121,21 +114,18 @@ fn all_types_are_reduced_as_what_they_are_by_every_operator() {
 #[test]
 fn a_scalar_multiplies_each_ranks_part_before_the_sum() {
     on(Simulation::new(2), |rank| {
-        let (comm, stream, nccl) = (rank.init(), rank.stream(), Machine::nccl());
+        let (comm, stream) = (rank.init(), rank.stream());
         let mut factor = [2.0_f32, 10.0][rank.me];
         let on_device = rank.filled(&[factor]);
         for (residence, scalar) in [(1, (&raw mut factor).cast()), (0, on_device.ptr())] {
             let (mut op, b) = (0, rank.filled(&[1.0 + rank.me as f32]));
-            // SAFETY: live pointers and handles, here and below.
-            ok(unsafe {
-                nccl.red_op_create_pre_mul_sum.unwrap()(&raw mut op, scalar, F32, residence, comm)
-            });
+            ok(nccl!(red_op_create_pre_mul_sum(&raw mut op, scalar, F32, residence, comm)));
             assert_eq!(op, 5);
             let of_others = rank.all_reduce(&b, 1, 8, op, comm, stream);
             assert_eq!(of_others, INVALID_ARGUMENT, "an operator on another type");
             ok(rank.all_reduce(&b, 1, F32, op, comm, stream));
-            // SAFETY: as above; an operation that was launched does not need it.
-            ok(unsafe { nccl.red_op_destroy.unwrap()(op, comm) });
+            // An operation that was launched does not need it.
+            ok(nccl!(red_op_destroy(op, comm)));
             rank.synchronize(stream);
             assert_eq!(b.read::<f32>(1), [22.0]);
             assert_eq!(rank.all_reduce(&b, 1, F32, op, comm, stream), INVALID_ARGUMENT);
@@ -146,23 +136,22 @@ fn a_scalar_multiplies_each_ranks_part_before_the_sum() {
 #[test]
 fn a_collective_with_a_configuration_records_its_event() {
     on(Simulation::new(2), |rank| {
-        let (comm, stream, cuda) = (rank.init(), rank.stream(), Machine::driver());
+        let (comm, stream) = (rank.init(), rank.stream());
         let (b, mut event, mut ms) = (rank.filled(&[1.0_f32]), null_mut(), 0.0);
-        let all_reduce = Machine::nccl().all_reduce_config.unwrap();
-        // SAFETY: live pointers and handles.
-        unsafe {
-            assert_eq!(cuda.cuEventCreate(&raw mut event, 0), R::CUDA_SUCCESS);
-            let elapsed = cuda.cuEventElapsedTime_v2(&raw mut ms, event, event);
-            assert_eq!(elapsed, R::CUDA_ERROR_INVALID_HANDLE, "not recorded yet");
-            let config = CollConfig { launch_completion_event: event.cast(), ..CollConfig::new() };
-            ok(all_reduce(b.ptr(), b.ptr(), 1, F32, SUM, comm, stream, &raw const config));
-            rank.synchronize(stream);
-            let elapsed = cuda.cuEventElapsedTime_v2(&raw mut ms, event, event);
-            assert_eq!(elapsed, R::CUDA_SUCCESS);
-            let config = CollConfig { magic: 0, ..config };
-            let bad = all_reduce(b.ptr(), b.ptr(), 1, F32, SUM, comm, stream, &raw const config);
-            assert_eq!(bad, INVALID_ARGUMENT);
-        }
+        let all_reduce = |config: CollConfig| {
+            let config = &raw const config;
+            nccl!(all_reduce_config(b.ptr(), b.ptr(), 1, F32, SUM, comm, stream, config))
+        };
+        assert_eq!(cuda!(cuEventCreate(&raw mut event, 0)), R::CUDA_SUCCESS);
+        let elapsed = cuda!(cuEventElapsedTime_v2(&raw mut ms, event, event));
+        assert_eq!(elapsed, R::CUDA_ERROR_INVALID_HANDLE, "not recorded yet");
+        let config = CollConfig { launch_completion_event: event.cast(), ..CollConfig::new() };
+        ok(all_reduce(config));
+        rank.synchronize(stream);
+        let elapsed = cuda!(cuEventElapsedTime_v2(&raw mut ms, event, event));
+        assert_eq!(elapsed, R::CUDA_SUCCESS);
+        let bad = all_reduce(CollConfig { magic: 0, ..config });
+        assert_eq!(bad, INVALID_ARGUMENT);
         assert_eq!(b.read::<f32>(1), [2.0]);
     });
 }
@@ -186,7 +175,7 @@ fn ranks_that_call_different_things_are_told_what_and_nobody_hangs() {
 #[test]
 fn arguments_that_make_no_sense_are_refused_with_the_reason() {
     on(Simulation::new(2), |rank| {
-        let (comm, stream, nccl) = (rank.init(), rank.stream(), Machine::nccl());
+        let (comm, stream) = (rank.init(), rank.stream());
         let b = rank.zeroed(4);
         let refused = |code: c_int, reason: &str| {
             assert_eq!(code, INVALID_ARGUMENT);
@@ -199,29 +188,24 @@ fn arguments_that_make_no_sense_are_refused_with_the_reason() {
         refused(rank.all_reduce(&b, 1, F32, SUM, null_mut(), stream), "NULL");
         refused(rank.all_reduce(&b, 1, F32, SUM, 64 as RawComm, stream), "no communicator");
         refused(rank.all_reduce(&b, usize::MAX, F32, SUM, comm, stream), "elements");
-        // SAFETY: no result is followed.
-        let root = unsafe { nccl.bcast.unwrap()(b.ptr(), 1, F32, 2, comm, stream) };
+        let root = nccl!(bcast(b.ptr(), 1, F32, 2, comm, stream));
         assert_eq!(root, INVALID_ARGUMENT);
         rank.destroy(comm);
         refused(rank.all_reduce(&b, 1, F32, SUM, comm, stream), "has ended");
-        // SAFETY: as above.
-        assert_eq!(unsafe { nccl.comm_abort.unwrap()(comm) }, INVALID_ARGUMENT);
+        assert_eq!(nccl!(comm_abort(comm)), INVALID_ARGUMENT);
     });
 }
 
 #[test]
 fn a_ring_of_sends_and_receives_passes_on_what_each_rank_has() {
     on(Simulation::new(3).seed(1), |rank| {
-        let (comm, stream, nccl) = (rank.init(), rank.stream(), Machine::nccl());
+        let (comm, stream) = (rank.init(), rank.stream());
         let (a, b) = (rank.filled(&own(rank.me, 5)), rank.zeroed(5));
         let (next, before) = ((rank.me + 1) % 3, (rank.me + 2) % 3);
-        // SAFETY: live handles and memory.
-        unsafe {
-            ok(nccl.group_start.unwrap()());
-            ok(nccl.send.unwrap()(a.ptr(), 5, F32, next as c_int, comm, stream));
-            ok(nccl.recv.unwrap()(b.ptr(), 5, F32, before as c_int, comm, stream));
-            ok(nccl.group_end.unwrap()());
-        }
+        ok(nccl!(group_start()));
+        ok(nccl!(send(a.ptr(), 5, F32, next as c_int, comm, stream)));
+        ok(nccl!(recv(b.ptr(), 5, F32, before as c_int, comm, stream)));
+        ok(nccl!(group_end()));
         rank.synchronize(stream);
         assert_eq!(b.read::<f32>(5), own(before, 5));
     });
@@ -230,14 +214,11 @@ fn a_ring_of_sends_and_receives_passes_on_what_each_rank_has() {
 #[test]
 fn a_send_and_a_receive_of_different_lengths_are_told() {
     on(Simulation::new(2), |rank| {
-        let (comm, stream, nccl) = (rank.init(), rank.stream(), Machine::nccl());
+        let (comm, stream) = (rank.init(), rank.stream());
         let b = rank.zeroed(4);
-        // SAFETY: live handles and memory.
-        ok(unsafe {
-            match rank.me {
-                0 => nccl.send.unwrap()(b.ptr(), 3, F32, 1, comm, stream),
-                _ => nccl.recv.unwrap()(b.ptr(), 4, F32, 0, comm, stream),
-            }
+        ok(match rank.me {
+            0 => nccl!(send(b.ptr(), 3, F32, 1, comm, stream)),
+            _ => nccl!(recv(b.ptr(), 4, F32, 0, comm, stream)),
         });
         rank.synchronize(stream);
         assert_eq!(rank.async_error(comm), INVALID_USAGE);
@@ -251,62 +232,56 @@ fn one_thread_drives_several_gpus_in_groups() {
         if rank.me > 0 {
             return;
         }
-        let (nccl, mut comms) = (Machine::nccl(), [null_mut(); 4]);
+        let mut comms = [null_mut(); 4];
         let mut id = RawUniqueId([0; 128]);
-        // SAFETY: live pointers, handles and memory.
-        unsafe {
-            ok(nccl.get_unique_id.unwrap()(&raw mut id));
-            ok(nccl.group_start.unwrap()());
-            for (gpu, comm) in comms.iter_mut().enumerate() {
-                retain(gpu);
-                ok(nccl.comm_init_rank.unwrap()(comm, 4, id, gpu as c_int));
-            }
-            ok(nccl.group_end.unwrap()());
-            let mut all = Vec::new();
-            ok(nccl.group_start.unwrap()());
-            for (gpu, comm) in comms.iter().enumerate() {
-                retain(gpu);
-                let (stream, b) = (rank.stream(), rank.filled(&[gpu as f32]));
-                for _ in 0..3 {
-                    ok(rank.all_reduce(&b, 1, F32, SUM, *comm, stream));
-                }
-                all.push((stream, b));
-            }
-            ok(nccl.group_end.unwrap()());
-            for (gpu, (stream, b)) in all.iter().enumerate() {
-                retain(gpu);
-                rank.synchronize(*stream);
-                assert_eq!(b.read::<f32>(1), [96.0]);
-            }
-            assert_eq!(nccl.group_end.unwrap()(), INVALID_USAGE);
-            let mut again = [null_mut(); 2];
-            ok(nccl.comm_init_all.unwrap()(again.as_mut_ptr(), 2, [3, 1].as_ptr()));
-            let mut device = -1;
-            ok(nccl.comm_cu_device.unwrap()(again[0], &raw mut device));
-            assert_eq!(device, 3);
-            comms.iter().chain(&again).for_each(|comm| rank.destroy(*comm));
+        ok(nccl!(get_unique_id(&raw mut id)));
+        ok(nccl!(group_start()));
+        for (gpu, comm) in comms.iter_mut().enumerate() {
+            retain(gpu);
+            ok(nccl!(comm_init_rank(comm, 4, id, gpu as c_int)));
         }
+        ok(nccl!(group_end()));
+        let mut all = Vec::new();
+        ok(nccl!(group_start()));
+        for (gpu, comm) in comms.iter().enumerate() {
+            retain(gpu);
+            let (stream, b) = (rank.stream(), rank.filled(&[gpu as f32]));
+            for _ in 0..3 {
+                ok(rank.all_reduce(&b, 1, F32, SUM, *comm, stream));
+            }
+            all.push((stream, b));
+        }
+        ok(nccl!(group_end()));
+        for (gpu, (stream, b)) in all.iter().enumerate() {
+            retain(gpu);
+            rank.synchronize(*stream);
+            assert_eq!(b.read::<f32>(1), [96.0]);
+        }
+        assert_eq!(nccl!(group_end()), INVALID_USAGE);
+        let mut again = [null_mut(); 2];
+        ok(nccl!(comm_init_all(again.as_mut_ptr(), 2, [3, 1].as_ptr())));
+        let mut device = -1;
+        ok(nccl!(comm_cu_device(again[0], &raw mut device)));
+        assert_eq!(device, 3);
+        comms.iter().chain(&again).for_each(|comm| rank.destroy(*comm));
     });
 }
 
 #[test]
 fn a_group_in_which_a_call_fails_or_that_is_simulated_makes_nothing() {
     on(Simulation::new(2), |rank| {
-        let (comm, stream, nccl) = (rank.init(), rank.stream(), Machine::nccl());
+        let (comm, stream) = (rank.init(), rank.stream());
         let b = rank.filled(&[1.0_f32]);
         let (mut child, mut info) = (null_mut(), SimInfo::new());
-        // SAFETY: live pointers and handles.
-        unsafe {
-            ok(nccl.group_start.unwrap()());
-            ok(nccl.comm_split.unwrap()(comm, 0, 0, &raw mut child, null_mut()));
-            ok(rank.all_reduce(&b, 1, F32, SUM, comm, stream));
-            assert_eq!(rank.all_reduce(&b, 1, 99, SUM, comm, stream), INVALID_ARGUMENT);
-            assert_eq!(nccl.group_end.unwrap()(), INVALID_ARGUMENT);
-            assert!(child.is_null());
-            ok(nccl.group_start.unwrap()());
-            ok(rank.all_reduce(&b, 1, F32, SUM, comm, stream));
-            ok(nccl.group_simulate_end.unwrap()(&raw mut info));
-        }
+        ok(nccl!(group_start()));
+        ok(nccl!(comm_split(comm, 0, 0, &raw mut child, null_mut())));
+        ok(rank.all_reduce(&b, 1, F32, SUM, comm, stream));
+        assert_eq!(rank.all_reduce(&b, 1, 99, SUM, comm, stream), INVALID_ARGUMENT);
+        assert_eq!(nccl!(group_end()), INVALID_ARGUMENT);
+        assert!(child.is_null());
+        ok(nccl!(group_start()));
+        ok(rank.all_reduce(&b, 1, F32, SUM, comm, stream));
+        ok(nccl!(group_simulate_end(&raw mut info)));
         assert_eq!(info.estimated_time, 0.0);
         rank.synchronize(stream);
         assert_eq!((b.read::<f32>(1), rank.async_error(comm)), (vec![1.0], 0));
@@ -316,17 +291,15 @@ fn a_group_in_which_a_call_fails_or_that_is_simulated_makes_nothing() {
 #[test]
 fn a_group_on_two_streams_is_one_operation_on_both() {
     on(Simulation::new(2), |rank| {
-        let (comm, nccl, streams) = (rank.init(), Machine::nccl(), [rank.stream(), rank.stream()]);
+        let (comm, streams) = (rank.init(), [rank.stream(), rank.stream()]);
         let b = rank.filled(&[1.0_f32 + rank.me as f32]);
         // Ranks need not agree on which stream has which operation.
         let order = if rank.me == 0 { [0, 1] } else { [1, 0] };
-        // SAFETY: no arguments.
-        unsafe { ok(nccl.group_start.unwrap()()) };
+        ok(nccl!(group_start()));
         for stream in order {
             ok(rank.all_reduce(&b, 1, F32, SUM, comm, streams[stream]));
         }
-        // SAFETY: as above.
-        unsafe { ok(nccl.group_end.unwrap()()) };
+        ok(nccl!(group_end()));
         rank.synchronize(streams[1]);
         assert_eq!(b.read::<f32>(1), [6.0]);
         rank.synchronize(streams[0]);
@@ -336,11 +309,8 @@ fn a_group_on_two_streams_is_one_operation_on_both() {
 #[test]
 fn communicators_split_by_color_and_key_and_shrink() {
     on(Simulation::new(4).team_size(2), |rank| {
-        let (comm, nccl, stream) = (rank.init(), Machine::nccl(), rank.stream());
-        let (mut pair, mut rest) = (null_mut(), null_mut());
-        let (color, key) = ([0, 7, 0, -1][rank.me], -(rank.me as c_int));
-        // SAFETY: live pointers and handles.
-        ok(unsafe { nccl.comm_split.unwrap()(comm, color, key, &raw mut pair, null_mut()) });
+        let (comm, stream) = (rank.init(), rank.stream());
+        let pair = rank.split(comm, [0, 7, 0, -1][rank.me], -(rank.me as c_int));
         match rank.me {
             3 => assert!(pair.is_null()),
             1 => assert_eq!(rank.place(pair), (0, 1)),
@@ -348,10 +318,7 @@ fn communicators_split_by_color_and_key_and_shrink() {
             me => assert_eq!(rank.place(pair), (usize::from(me == 0), 2)),
         }
         if rank.me == 0 || rank.me == 2 {
-            let b = rank.filled(&[rank.me as f32 + 1.0]);
-            ok(rank.all_reduce(&b, 1, F32, SUM, pair, stream));
-            rank.synchronize(stream);
-            assert_eq!(b.read::<f32>(1), [4.0]);
+            assert_eq!(rank.sum(rank.me as f32 + 1.0, pair, stream), 4.0);
         }
         if rank.me == 1 {
             return;
@@ -359,21 +326,16 @@ fn communicators_split_by_color_and_key_and_shrink() {
         // Rank 1 does not come to this operation: the shrink ends it.
         let b = rank.zeroed(1);
         ok(rank.all_reduce(&b, 1, F32, SUM, comm, stream));
-        let mut excluded = [1];
-        // SAFETY: as above.
-        ok(unsafe {
+        let (mut excluded, mut rest) = ([1], null_mut());
+        ok({
             let (out, excluded) = (&raw mut rest, excluded.as_mut_ptr());
-            nccl.comm_shrink.unwrap()(comm, excluded, 1, out, null_mut(), 1)
+            nccl!(comm_shrink(comm, excluded, 1, out, null_mut(), 1))
         });
         rank.synchronize(stream);
         assert_eq!(rank.place(rest), ([0, 9, 1, 2][rank.me], 3));
-        let b = rank.filled(&[1.0_f32]);
-        ok(rank.all_reduce(&b, 1, F32, SUM, rest, stream));
-        rank.synchronize(stream);
-        assert_eq!(b.read::<f32>(1), [3.0]);
+        assert_eq!(rank.sum(1.0, rest, stream), 3.0);
         // GPUs 0, 2 and 3 have no teams of one size but of one rank.
-        // SAFETY: as above.
-        let lsa = unsafe { nccl.team_lsa.unwrap()(rest) };
+        let lsa = nccl!(team_lsa(rest));
         assert_eq!(lsa, Team { n_ranks: 1, rank: 0, stride: 1 });
     });
 }
@@ -382,34 +344,28 @@ fn communicators_split_by_color_and_key_and_shrink() {
 fn a_communicator_grows_by_ranks_that_have_its_id() {
     let id = std::sync::Mutex::new(None);
     on(Simulation::new(3), |rank| {
-        let (nccl, mut grown) = (Machine::nccl(), null_mut());
+        let mut grown = null_mut();
         let all = rank.init();
-        let mut comm = null_mut();
-        let color = if rank.me == 2 { -1 } else { 0 };
-        // SAFETY: live pointers and handles, in the whole closure.
-        unsafe {
-            ok(nccl.comm_split.unwrap()(all, color, 0, &raw mut comm, null_mut()));
-            if rank.me == 0 {
-                let mut new = RawUniqueId([0; 128]);
-                ok(nccl.comm_get_unique_id.unwrap()(comm, &raw mut new));
-                assert_eq!(nccl.comm_get_unique_id.unwrap()(comm, &raw mut new), INVALID_USAGE);
-                *id.lock().unwrap() = Some(new);
-            }
-            rank.meet(all);
-            let id = id.lock().unwrap().unwrap();
-            let (out, config) = (&raw mut grown, null_mut());
-            ok(match rank.me {
-                0 => nccl.comm_grow.unwrap()(comm, 3, &raw const id, -1, out, config),
-                1 => nccl.comm_grow.unwrap()(comm, 3, null(), -1, out, config),
-                _ => nccl.comm_grow.unwrap()(null_mut(), 3, &raw const id, 2, out, config),
-            });
-            assert_eq!(rank.place(grown), (rank.me, 3));
-            rank.meet(all);
-            if rank.me == 2 {
-                let again =
-                    nccl.comm_grow.unwrap()(null_mut(), 3, &raw const id, 2, out, null_mut());
-                assert_eq!(again, INVALID_ARGUMENT);
-            }
+        let comm = rank.split(all, if rank.me == 2 { -1 } else { 0 }, 0);
+        if rank.me == 0 {
+            let mut new = RawUniqueId([0; 128]);
+            ok(nccl!(comm_get_unique_id(comm, &raw mut new)));
+            assert_eq!(nccl!(comm_get_unique_id(comm, &raw mut new)), INVALID_USAGE);
+            *id.lock().unwrap() = Some(new);
+        }
+        rank.meet(all);
+        let id = id.lock().unwrap().unwrap();
+        let (out, config) = (&raw mut grown, null_mut());
+        ok(match rank.me {
+            0 => nccl!(comm_grow(comm, 3, &raw const id, -1, out, config)),
+            1 => nccl!(comm_grow(comm, 3, null(), -1, out, config)),
+            _ => nccl!(comm_grow(null_mut(), 3, &raw const id, 2, out, config)),
+        });
+        assert_eq!(rank.place(grown), (rank.me, 3));
+        rank.meet(all);
+        if rank.me == 2 {
+            let again = nccl!(comm_grow(null_mut(), 3, &raw const id, 2, out, null_mut()));
+            assert_eq!(again, INVALID_ARGUMENT);
         }
     });
 }
@@ -417,43 +373,36 @@ fn a_communicator_grows_by_ranks_that_have_its_id() {
 #[test]
 fn an_abort_releases_its_own_rank_and_a_revoked_communicator_can_be_split() {
     on(Simulation::new(2), |rank| {
-        let (comm, nccl, stream) = (rank.init(), Machine::nccl(), rank.stream());
+        let (comm, stream) = (rank.init(), rank.stream());
         let b = rank.zeroed(1);
-        // SAFETY: live pointers and handles, here and below.
-        unsafe {
-            let peer = 1 - rank.me as c_int;
-            ok(nccl.recv.unwrap()(b.ptr(), 1, F32, peer, comm, stream));
-            ok(nccl.comm_revoke.unwrap()(comm, 0));
-            rank.synchronize(stream);
-            assert_eq!(rank.all_reduce(&b, 1, F32, SUM, comm, stream), INVALID_USAGE);
-            assert_eq!(nccl.comm_finalize.unwrap()(comm), INVALID_USAGE);
-            let mut child = null_mut();
-            ok(nccl.comm_split.unwrap()(comm, 0, 0, &raw mut child, null_mut()));
-            rank.destroy(comm);
-            ok(nccl.recv.unwrap()(b.ptr(), 1, F32, peer, child, stream));
-            rank.abort(child);
-            rank.synchronize(stream);
-        }
+        let peer = 1 - rank.me as c_int;
+        ok(nccl!(recv(b.ptr(), 1, F32, peer, comm, stream)));
+        ok(nccl!(comm_revoke(comm, 0)));
+        rank.synchronize(stream);
+        assert_eq!(rank.all_reduce(&b, 1, F32, SUM, comm, stream), INVALID_USAGE);
+        assert_eq!(nccl!(comm_finalize(comm)), INVALID_USAGE);
+        let child = rank.split(comm, 0, 0);
+        rank.destroy(comm);
+        ok(nccl!(recv(b.ptr(), 1, F32, peer, child, stream)));
+        rank.abort(child);
+        rank.synchronize(stream);
     });
 }
 
 #[test]
 fn a_suspended_communicator_waits_for_its_resume() {
     on(Simulation::new(1), |rank| {
-        let (comm, nccl, stream) = (rank.init(), Machine::nccl(), rank.stream());
+        let (comm, stream) = (rank.init(), rank.stream());
         let (b, mut stat) = (rank.zeroed(1), 9);
-        // SAFETY: live pointers and handles.
-        unsafe {
-            assert_eq!(nccl.comm_resume.unwrap()(comm), INVALID_USAGE);
-            ok(nccl.comm_suspend.unwrap()(comm, 1));
-            ok(nccl.comm_mem_stats.unwrap()(comm, 1, &raw mut stat));
-            assert_eq!(stat, 1);
-            assert_eq!(rank.all_reduce(&b, 1, F32, SUM, comm, stream), INVALID_USAGE);
-            ok(nccl.comm_resume.unwrap()(comm));
-            ok(rank.all_reduce(&b, 1, F32, SUM, comm, stream));
-            ok(nccl.comm_finalize.unwrap()(comm));
-            assert_eq!(rank.all_reduce(&b, 1, F32, SUM, comm, stream), INVALID_USAGE);
-        }
+        assert_eq!(nccl!(comm_resume(comm)), INVALID_USAGE);
+        ok(nccl!(comm_suspend(comm, 1)));
+        ok(nccl!(comm_mem_stats(comm, 1, &raw mut stat)));
+        assert_eq!(stat, 1);
+        assert_eq!(rank.all_reduce(&b, 1, F32, SUM, comm, stream), INVALID_USAGE);
+        ok(nccl!(comm_resume(comm)));
+        ok(rank.all_reduce(&b, 1, F32, SUM, comm, stream));
+        ok(nccl!(comm_finalize(comm)));
+        assert_eq!(rank.all_reduce(&b, 1, F32, SUM, comm, stream), INVALID_USAGE);
         rank.destroy(comm);
     });
 }
@@ -471,9 +420,7 @@ fn a_communicator_that_does_not_block_is_in_progress_until_all_have_come() {
         rank.synchronize(stream);
         assert_eq!(b.read::<f32>(1), [2.0]);
         let mut child = null_mut();
-        // SAFETY: a live pointer and handle, to the end of what goes on.
-        let code =
-            unsafe { Machine::nccl().comm_split.unwrap()(comm, 0, 0, &raw mut child, null_mut()) };
+        let code = nccl!(comm_split(comm, 0, 0, &raw mut child, null_mut()));
         assert_eq!(code, IN_PROGRESS);
         rank.wait(comm);
         rank.wait(child);

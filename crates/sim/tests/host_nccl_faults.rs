@@ -11,9 +11,6 @@ use devcomm_sys::nccl::RawComm;
 
 use nccl_threads::*;
 
-const F32: c_int = 7;
-const SUM: c_int = 0;
-
 #[test]
 fn faults_come_where_they_were_asked_for_and_calls_are_recorded() {
     let machine = Machine::new(&Simulation::new(2)).unwrap();
@@ -23,16 +20,14 @@ fn faults_come_where_they_were_asked_for_and_calls_are_recorded() {
     machine.inject(fault("ncclAllReduce", Some(0), Effect::Later(6)));
     machine.record_calls();
     on_machine(&machine, |rank| {
-        let (comm, nccl, mut memory) = (rank.init(), Machine::nccl(), null_mut());
-        // SAFETY: live pointers and handles, here and below.
-        let code = unsafe { nccl.mem_alloc.unwrap()(&raw mut memory, 8) };
+        let (comm, mut memory) = (rank.init(), null_mut());
+        let code = nccl!(mem_alloc(&raw mut memory, 8));
         assert_eq!(code, rank.me as c_int);
         if rank.me == 1 {
             assert_eq!(rank.last_error(null_mut()), "ncclMemAlloc: it fails on request");
         }
         let mut child = 64 as RawComm;
-        // SAFETY: as above.
-        ok(unsafe { nccl.comm_split.unwrap()(comm, 0, 0, &raw mut child, null_mut()) });
+        ok(nccl!(comm_split(comm, 0, 0, &raw mut child, null_mut())));
         let (b, stream) = (rank.filled(&[1.0_f32]), rank.stream());
         ok(rank.all_reduce(&b, 1, F32, SUM, comm, stream));
         assert_eq!(rank.async_error(comm), if rank.me == 0 { 6 } else { 0 });
@@ -60,11 +55,9 @@ fn a_call_that_hangs_returns_when_its_gpus_communicator_is_aborted() {
             let ticket = machine.ticket("aborts");
             scope.spawn(move || {
                 let _attached = ticket.attach();
-                // SAFETY: a live handle.
-                ok(unsafe { Machine::nccl().comm_abort.unwrap()(comm as RawComm) });
+                ok(nccl!(comm_abort(comm as RawComm)));
             });
-            // SAFETY: as above.
-            let code = unsafe { Machine::nccl().comm_suspend.unwrap()(comm as RawComm, 1) };
+            let code = nccl!(comm_suspend(comm as RawComm, 1));
             assert_eq!(code, 3);
         });
     });
@@ -72,20 +65,18 @@ fn a_call_that_hangs_returns_when_its_gpus_communicator_is_aborted() {
 
 #[test]
 fn parameters_are_read_by_name_and_by_handle() {
-    let nccl = Machine::nccl();
     let (mut table, mut len, mut value, mut number) = (null_mut(), 0, null(), -1);
     let (mut handle, name) = (null_mut(), c"NCCL_SET_THREAD_NAME");
-    // SAFETY: live pointers; tables and texts are the thread's until its next call.
-    unsafe {
-        ok(nccl.param_get_all_parameter_keys.unwrap()(&raw mut table, &raw mut len));
-        let keys = (0..len as usize).map(|i| CStr::from_ptr(*table.add(i)).to_owned());
-        assert!(keys.collect::<Vec<_>>().iter().any(|key| **key == *name));
-        ok(nccl.param_get_parameter.unwrap()(name.as_ptr(), &raw mut value, &raw mut len));
-        assert_eq!((CStr::from_ptr(value), len), (c"0", 1));
-        ok(nccl.param_bind.unwrap()(&raw mut handle, name.as_ptr()));
-        ok(nccl.param_get_i64.unwrap()(handle, &raw mut number));
-        assert_eq!(number, 0);
-        let unknown = nccl.param_bind.unwrap()(&raw mut handle, c"NCCL_NOTHING".as_ptr());
-        assert_eq!((unknown, handle.is_null()), (INVALID_ARGUMENT, true));
-    }
+    ok(nccl!(param_get_all_parameter_keys(&raw mut table, &raw mut len)));
+    // SAFETY: the table and its texts are the thread's until its next call.
+    let mut keys = (0..len as usize).map(|i| unsafe { CStr::from_ptr(*table.add(i)) });
+    assert!(keys.any(|key| key == name));
+    ok(nccl!(param_get_parameter(name.as_ptr(), &raw mut value, &raw mut len)));
+    // SAFETY: as above.
+    assert_eq!((unsafe { CStr::from_ptr(value) }, len), (c"0", 1));
+    ok(nccl!(param_bind(&raw mut handle, name.as_ptr())));
+    ok(nccl!(param_get_i64(handle, &raw mut number)));
+    assert_eq!(number, 0);
+    let unknown = nccl!(param_bind(&raw mut handle, c"NCCL_NOTHING".as_ptr()));
+    assert_eq!((unknown, handle.is_null()), (INVALID_ARGUMENT, true));
 }

@@ -7,7 +7,7 @@ use std::ptr::{null_mut, without_provenance_mut};
 
 use cuda_std::atomic::{AtomicU32, Order, Scope};
 use cuda_std::prelude::*;
-use devcomm_sim::{Machine, Simulation};
+use devcomm_sim::Simulation;
 use devcomm_sys::nccl::{
     CommProperties, Config, RawComm, RawWaitSignal, RawWindow, Requirements, ResourceRequirements,
     TeamRequirements,
@@ -20,46 +20,32 @@ use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
 
 use nccl_threads::*;
 
-const F32: c_int = 7;
 const SYMMETRIC: c_int = 1;
 
 impl Thread {
     /// Registers memory as a window, together with the other ranks.
     fn window(&self, comm: RawComm, memory: &Memory, bytes: usize) -> RawWindow {
         let mut window = null_mut();
-        // SAFETY: live handles and pointers, here and below.
-        ok(unsafe {
-            let register = Machine::nccl().comm_window_register.unwrap();
-            register(comm, memory.ptr(), bytes, &raw mut window, SYMMETRIC)
-        });
+        ok(nccl!(comm_window_register(comm, memory.ptr(), bytes, &raw mut window, SYMMETRIC)));
         window
     }
 
     fn dev_comm(&self, comm: RawComm, requirements: &Requirements) -> Result<RawDevComm, c_int> {
         let mut dev_comm = RawDevComm::zeroed();
-        // SAFETY: as above.
-        let code = unsafe {
-            Machine::nccl().dev_comm_create.unwrap()(comm, requirements, &raw mut dev_comm)
-        };
+        let code = nccl!(dev_comm_create(comm, requirements, &raw mut dev_comm));
         if code == 0 { Ok(dev_comm) } else { Err(code) }
     }
 }
 
 fn lsa_pointer(window: RawWindow, offset: usize, rank: usize) -> *mut c_void {
     let mut out = null_mut();
-    // SAFETY: as above.
-    ok(unsafe {
-        Machine::nccl().get_lsa_device_pointer.unwrap()(window, offset, rank as c_int, &raw mut out)
-    });
+    ok(nccl!(get_lsa_device_pointer(window, offset, rank as c_int, &raw mut out)));
     out
 }
 
 fn peer_pointer(window: RawWindow, offset: usize, peer: c_int) -> (c_int, *mut c_void) {
     let mut out = null_mut();
-    // SAFETY: as above.
-    let code = unsafe {
-        Machine::nccl().get_peer_device_pointer.unwrap()(window, offset, peer, &raw mut out)
-    };
+    let code = nccl!(get_peer_device_pointer(window, offset, peer, &raw mut out));
     (code, out)
 }
 
@@ -86,21 +72,16 @@ fn a_window_shows_each_ranks_own_memory_to_its_lsa_team() {
         assert_eq!(peer_pointer(window, 0, 4).0, INVALID_ARGUMENT);
         let end = 4000 * (neighbour + 1);
         assert_eq!(peer_pointer(window, end + 1, neighbour as c_int).0, INVALID_ARGUMENT);
-        let nccl = Machine::nccl();
         let (mut own, mut multimem) = (null_mut(), null_mut());
-        // SAFETY: live handles and pointers.
-        unsafe {
-            ok(nccl.win_get_user_ptr.unwrap()(comm, window, &raw mut own));
-            assert_eq!(own, memory.ptr());
-            let lsa_multimem = nccl.get_lsa_multimem_device_pointer.unwrap();
-            ok(lsa_multimem(window, 4, &raw mut multimem));
-            assert!(!multimem.is_null());
-            rank.meet(comm);
-            ok(nccl.comm_window_deregister.unwrap()(comm, window));
-            let again = nccl.comm_window_deregister.unwrap()(comm, window);
-            assert_eq!(again, INVALID_ARGUMENT);
-            ok(nccl.comm_window_deregister.unwrap()(comm, null_mut()));
-        }
+        ok(nccl!(win_get_user_ptr(comm, window, &raw mut own)));
+        assert_eq!(own, memory.ptr());
+        ok(nccl!(get_lsa_multimem_device_pointer(window, 4, &raw mut multimem)));
+        assert!(!multimem.is_null());
+        rank.meet(comm);
+        ok(nccl!(comm_window_deregister(comm, window)));
+        let again = nccl!(comm_window_deregister(comm, window));
+        assert_eq!(again, INVALID_ARGUMENT);
+        ok(nccl!(comm_window_deregister(comm, null_mut())));
         assert_eq!(peer_pointer(window, 0, 0).0, INVALID_ARGUMENT);
     });
 }
@@ -108,12 +89,11 @@ fn a_window_shows_each_ranks_own_memory_to_its_lsa_team() {
 #[test]
 fn what_makes_no_window_is_refused_or_null_on_all_ranks() {
     on(Simulation::new(2), |rank| {
-        let (comm, nccl) = (rank.init(), Machine::nccl());
+        let comm = rank.init();
         let memory = rank.zeroed(4096);
         let mut window = without_provenance_mut(64);
-        // SAFETY: live handles and pointers; what is no memory is refused.
-        let register = |address: *mut c_void, bytes, flags, out: *mut RawWindow| unsafe {
-            nccl.comm_window_register.unwrap()(comm, address, bytes, out, flags)
+        let register = |address: *mut c_void, bytes, flags, out: *mut RawWindow| {
+            nccl!(comm_window_register(comm, address, bytes, out, flags))
         };
         let out = &raw mut window;
         assert_eq!(register(memory.ptr().wrapping_byte_add(64), 64, 1, out), INVALID_ARGUMENT);
@@ -135,21 +115,18 @@ fn what_makes_no_window_is_refused_or_null_on_all_ranks() {
 #[test]
 fn registered_buffers_and_properties_are_there() {
     on(Simulation::new(4).team_size(2).multimem(false), |rank| {
-        let (comm, nccl) = (rank.init(), Machine::nccl());
+        let comm = rank.init();
         let (memory, mut handle) = (rank.zeroed(64), null_mut());
         let mut props = CommProperties::new();
-        // SAFETY: live handles and pointers.
-        unsafe {
-            ok(nccl.comm_register.unwrap()(comm, memory.ptr(), 256, &raw mut handle));
-            ok(nccl.comm_deregister.unwrap()(comm, handle));
-            assert_eq!(nccl.comm_deregister.unwrap()(comm, handle), INVALID_ARGUMENT);
-            ok(nccl.comm_query_properties.unwrap()(comm, &raw mut props));
-            let team = nccl.team_rail.unwrap()(comm);
-            assert_eq!(team, Team { n_ranks: 2, rank: rank.me as i32 / 2, stride: 2 });
-            assert_eq!(nccl.team_rank_to_world.unwrap()(comm, team, 1), 2 + rank.me as c_int % 2);
-            assert_eq!(nccl.team_rank_to_lsa.unwrap()(comm, team, team.rank), rank.me as c_int % 2);
-            assert_eq!(nccl.team_world.unwrap()(null_mut()).n_ranks, 0);
-        }
+        ok(nccl!(comm_register(comm, memory.ptr(), 256, &raw mut handle)));
+        ok(nccl!(comm_deregister(comm, handle)));
+        assert_eq!(nccl!(comm_deregister(comm, handle)), INVALID_ARGUMENT);
+        ok(nccl!(comm_query_properties(comm, &raw mut props)));
+        let team = nccl!(team_rail(comm));
+        assert_eq!(team, Team { n_ranks: 2, rank: rank.me as i32 / 2, stride: 2 });
+        assert_eq!(nccl!(team_rank_to_world(comm, team, 1)), 2 + rank.me as c_int % 2);
+        assert_eq!(nccl!(team_rank_to_lsa(comm, team, team.rank)), rank.me as c_int % 2);
+        assert_eq!(nccl!(team_world(null_mut())).n_ranks, 0);
         assert_eq!(
             (props.rank, props.n_ranks, props.cuda_dev),
             (rank.me as c_int, 4, rank.me as c_int)
@@ -194,10 +171,8 @@ fn a_kernel_uses_windows_and_a_device_communicator() {
         let n = simulation.gpus();
         on(simulation, |rank| {
             // Ranks and GPUs are numbered the other way round.
-            let (all, nccl) = (rank.init(), Machine::nccl());
-            let (mut comm, key) = (null_mut(), -(rank.me as c_int));
-            // SAFETY: live handles and pointers.
-            ok(unsafe { nccl.comm_split.unwrap()(all, 0, key, &raw mut comm, null_mut()) });
+            let all = rank.init();
+            let comm = rank.split(all, 0, -(rank.me as c_int));
             let me = n - 1 - rank.me;
             assert_eq!(rank.place(comm), (me, n));
             let (send, recv) = (rank.filled(&vec![me as f32; COUNT]), rank.zeroed(COUNT));
@@ -222,12 +197,9 @@ fn a_kernel_uses_windows_and_a_device_communicator() {
             let sum = (n * (n - 1) / 2) as f32;
             assert_eq!(recv.read::<f32>(COUNT), vec![sum; COUNT]);
             rank.meet(comm);
-            // SAFETY: as above.
-            unsafe {
-                ok(nccl.dev_comm_destroy.unwrap()(comm, &raw const dev_comm));
-                let again = nccl.dev_comm_destroy.unwrap()(comm, &raw const dev_comm);
-                assert_eq!(again, INVALID_ARGUMENT);
-            }
+            ok(nccl!(dev_comm_destroy(comm, &raw const dev_comm)));
+            let again = nccl!(dev_comm_destroy(comm, &raw const dev_comm));
+            assert_eq!(again, INVALID_ARGUMENT);
             rank.destroy(comm);
         });
     }
@@ -236,41 +208,37 @@ fn a_kernel_uses_windows_and_a_device_communicator() {
 #[test]
 fn all_requirements_are_met_at_places_that_are_the_same_on_all_ranks() {
     let made = on(Simulation::new(4).team_size(2), |rank| {
-        let (comm, nccl) = (rank.init(), Machine::nccl());
-        // SAFETY: a live handle.
-        let (world, lsa) =
-            unsafe { (nccl.team_world.unwrap()(comm), nccl.team_lsa.unwrap()(comm)) };
+        let comm = rank.init();
+        let (world, lsa) = (nccl!(team_world(comm)), nccl!(team_lsa(comm)));
         let (mut barriers, mut gin) = (LsaBarrierHandle::default(), GinBarrierHandle::default());
         let (mut a2a, mut multimem) = (LlA2aHandle::default(), MultimemHandle::NULL);
-        let mut nodes = [None::<ResourceRequirements>; 3].map(|_| std::mem::MaybeUninit::uninit());
-        let [first, second, third] = nodes.each_mut().map(std::mem::MaybeUninit::as_mut_ptr);
-        // SAFETY: live pointers; each call fills its node.
-        let requirements = unsafe {
-            assert_eq!(nccl.ll_a2a_calc_slots.unwrap()(10, 12), 20);
-            ok(nccl.lsa_barrier_create_requirement.unwrap()(lsa, 4, &raw mut barriers, first));
-            ok(nccl.gin_barrier_create_requirement.unwrap()(comm, world, 3, &raw mut gin, second));
-            ok(nccl.ll_a2a_create_requirement.unwrap()(2, 20, &raw mut a2a, third));
-            assert_eq!(((*first).buffer_size, (*second).gin_signal_count), (80, 12));
-            assert_eq!((*third).buffer_size, 2 * 41 * 16);
-            ((*first).next, (*second).next) = (second, third);
-            Requirements {
-                resource_requirements_list: first,
-                team_requirements_list: &mut TeamRequirements {
-                    next: null_mut(),
-                    team: lsa,
-                    multimem: true,
-                    out_multimem_handle: &raw mut multimem,
-                },
-                lsa_multimem: true,
-                barrier_count: 2,
-                lsa_barrier_count: 5,
-                rail_gin_barrier_count: 1,
-                gin_connection_type: 1,
-                gin_context_count: 3,
-                gin_signal_count: 6,
-                gin_counter_count: 7,
-                ..Requirements::new()
-            }
+        let mut nodes = [ResourceRequirements::NONE; 3];
+        assert_eq!(nccl!(ll_a2a_calc_slots(10, 12)), 20);
+        let [first, second, third] = nodes.each_mut().map(std::ptr::from_mut);
+        ok(nccl!(lsa_barrier_create_requirement(lsa, 4, &raw mut barriers, first)));
+        ok(nccl!(gin_barrier_create_requirement(comm, world, 3, &raw mut gin, second)));
+        ok(nccl!(ll_a2a_create_requirement(2, 20, &raw mut a2a, third)));
+        assert_eq!((nodes[0].buffer_size, nodes[1].gin_signal_count), (80, 12));
+        assert_eq!(nodes[2].buffer_size, 2 * 41 * 16);
+        nodes[1].next = &raw mut nodes[2];
+        nodes[0].next = &raw mut nodes[1];
+        let requirements = Requirements {
+            resource_requirements_list: &raw mut nodes[0],
+            team_requirements_list: &mut TeamRequirements {
+                next: null_mut(),
+                team: lsa,
+                multimem: true,
+                out_multimem_handle: &raw mut multimem,
+            },
+            lsa_multimem: true,
+            barrier_count: 2,
+            lsa_barrier_count: 5,
+            rail_gin_barrier_count: 1,
+            gin_connection_type: 1,
+            gin_context_count: 3,
+            gin_signal_count: 6,
+            gin_counter_count: 7,
+            ..Requirements::new()
         };
         let dev_comm = rank.dev_comm(comm, &requirements).unwrap();
         assert_eq!((dev_comm.n_ranks, dev_comm.lsa_size), (4, 2));
@@ -310,30 +278,24 @@ fn requirements_that_cannot_be_met_or_differ_are_refused_on_all_ranks() {
 fn puts_and_signals_reach_the_peers_window() {
     on(Simulation::new(3).seed(5), |rank| {
         let config = Config { num_rma_sig: 8, num_rma_ctx: 3, ..Config::new() };
-        let ((comm, code), nccl) = (rank.init_with(config), Machine::nccl());
+        let (comm, code) = rank.init_with(config);
         ok(code);
         let (stream, next, before) = (rank.stream(), (rank.me + 1) % 3, (rank.me + 2) % 3);
-        // SAFETY: live handles and pointers, here and below.
-        let early = unsafe { nccl.signal.unwrap()(next as c_int, 0, 0, 0, comm, stream) };
+        let early = nccl!(signal(next as c_int, 0, 0, 0, comm, stream));
         assert_eq!(early, INVALID_USAGE, "before the first window");
         let (from, to) = (rank.filled(&[rank.me as f32; 4]), rank.zeroed(8));
         let windows = [(&from, 16), (&to, 32)].map(|(memory, n)| rank.window(comm, memory, n));
         let put = |at: usize, signal, context, window| {
-            // SAFETY: as above.
-            unsafe {
-                let (peer, put) = (next as c_int, nccl.put_signal.unwrap());
-                put(from.ptr(), 2, F32, peer, window, at, signal, context, 0, comm, stream)
-            }
+            let (from, peer) = (from.ptr(), next as c_int);
+            nccl!(put_signal(from, 2, F32, peer, window, at, signal, context, 0, comm, stream))
         };
         assert_eq!(put(28, 0, 0, windows[1]), INVALID_ARGUMENT, "beyond the window");
         assert_eq!(put(0, 8, 0, windows[1]), INVALID_ARGUMENT, "signal 8 of 8");
         ok(put(12, 7, 2, windows[1]));
-        // SAFETY: as above.
-        ok(unsafe { nccl.signal.unwrap()(next as c_int, 7, 2, 0, comm, stream) });
+        ok(nccl!(signal(next as c_int, 7, 2, 0, comm, stream)));
         let (op_count, peer) = (2, before as c_int);
         let mut wait = RawWaitSignal { op_count, peer, signal_index: 7, context: 2 };
-        // SAFETY: as above.
-        ok(unsafe { nccl.wait_signal.unwrap()(1, &raw mut wait, comm, stream) });
+        ok(nccl!(wait_signal(1, &raw mut wait, comm, stream)));
         rank.synchronize(stream);
         let theirs = before as f32;
         assert_eq!(to.read::<f32>(6), [0.0, 0.0, 0.0, theirs, theirs, 0.0]);
@@ -346,8 +308,7 @@ fn the_network_connects_all_ranks_or_rails_or_none() {
     for (network, gin, railed, device_api) in [(N::Rail, 0, 2, 1), (N::None, 0, 0, 0)] {
         on(Simulation::new(4).team_size(2).network(network), |rank| {
             let (comm, mut props) = (rank.init(), CommProperties::new());
-            // SAFETY: live handles and pointers.
-            ok(unsafe { Machine::nccl().comm_query_properties.unwrap()(comm, &raw mut props) });
+            ok(nccl!(comm_query_properties(comm, &raw mut props)));
             assert_eq!((props.gin_type, props.railed_gin_type), (gin, railed));
             assert_eq!(
                 (props.device_api_support, props.host_rma_support),
@@ -385,8 +346,7 @@ fn an_abort_waits_for_the_kernels_of_its_gpu() {
             let ticket = rank.machine.ticket("aborts");
             scope.spawn(move || {
                 let _attached = ticket.attach();
-                // SAFETY: a live handle.
-                ok(unsafe { Machine::nccl().comm_abort.unwrap()(addresses.0 as RawComm) });
+                ok(nccl!(comm_abort(addresses.0 as RawComm)));
                 // SAFETY: as above.
                 assert_eq!(unsafe { (addresses.1 as *const u32).read_volatile() }, 1);
             });
@@ -403,11 +363,10 @@ fn an_abort_waits_for_the_kernels_of_its_gpu() {
 #[test]
 fn ranks_that_wait_for_each_other_in_vain_are_told_who_waits_for_what() {
     let told = on(Simulation::new(2), |rank| {
-        let (comm, stream, nccl) = (rank.init(), rank.stream(), Machine::nccl());
+        let (comm, stream) = (rank.init(), rank.stream());
         let b = rank.zeroed(1);
         let peer = 1 - rank.me as c_int;
-        // SAFETY: live handles and pointers.
-        ok(unsafe { nccl.recv.unwrap()(b.ptr(), 1, F32, peer, comm, stream) });
+        ok(nccl!(recv(b.ptr(), 1, F32, peer, comm, stream)));
         let told = rank.wait_for(stream);
         rank.abort(comm);
         told
@@ -423,9 +382,7 @@ fn ranks_that_wait_for_each_other_in_vain_are_told_who_waits_for_what() {
         if rank.me == 0 {
             return String::new();
         }
-        // SAFETY: as above.
-        let code =
-            unsafe { Machine::nccl().comm_split.unwrap()(comm, 0, 0, &raw mut child, null_mut()) };
+        let code = nccl!(comm_split(comm, 0, 0, &raw mut child, null_mut()));
         assert_eq!((code, child.is_null()), (2, true));
         rank.last_error(null_mut())
     });

@@ -23,16 +23,8 @@ unsafe fn pairs_meet(comm: DevComm, out: Window<u32>, buffer: u32, ranks: i32, r
     // SAFETY: the window has an element a block; the barriers order the accesses.
     unsafe {
         let index = thread::block_idx_x();
-        raw::ncclLsaBarrierSessionInit(
-            session,
-            &coop,
-            comm,
-            &team,
-            &barriers,
-            index,
-            false,
-            &MultimemHandle::NULL,
-        );
+        let none = MultimemHandle::NULL;
+        raw::ncclLsaBarrierSessionInit(session, &coop, comm, &team, &barriers, index, false, &none);
         for round in 1..=rounds {
             if thread::thread_idx_x() == 0 {
                 out.local().store(index as usize, round);
@@ -72,18 +64,11 @@ unsafe fn world_meets(comm: DevComm, place: i32) {
     let comm = comm.as_raw();
     let team = Team { rank: comm.rank + place, ..comm.world_team() };
     let mut session = MaybeUninit::<LsaBarrierSession>::uninit();
+    let (session, coop, none) = (session.as_mut_ptr(), cta(), MultimemHandle::NULL);
+    let barriers = &comm.lsa_barrier;
     // SAFETY: the simulator reports what is wrong.
     unsafe {
-        raw::ncclLsaBarrierSessionInit(
-            session.as_mut_ptr(),
-            &cta(),
-            comm,
-            &team,
-            &comm.lsa_barrier,
-            0,
-            false,
-            &MultimemHandle::NULL,
-        );
+        raw::ncclLsaBarrierSessionInit(session, &coop, comm, &team, barriers, 0, false, &none);
     }
 }
 

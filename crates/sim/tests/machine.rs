@@ -1,58 +1,31 @@
 //! Promises of the machine that host threads share: turns, the clock, reports.
 
+mod nccl_threads;
+
 use std::ptr::null_mut;
 use std::sync::Mutex;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use devcomm_sim::{Machine, Simulation};
-use devcomm_sys::driver::{CUcontext, CUevent, CUgraph, CUgraphExec, CUresult, CUstream};
+use devcomm_sys::driver::{CUevent, CUgraph, CUgraphExec, CUresult, CUstream};
 
-const OK: CUresult = CUresult::CUDA_SUCCESS;
+use nccl_threads::{OK, cuda, on, retain};
 
-/// Runs `f` on `n` threads that use a machine of as many GPUs, thread `i` on GPU `i`.
+/// Runs `f` on a thread for each GPU of a machine.
 fn ranks<T: Send>(simulation: Simulation, f: impl Fn(&Machine, usize) -> T + Sync) -> Vec<T> {
-    let machine = Machine::new(&simulation).unwrap();
-    let (machine, f) = (&machine, &f);
-    std::thread::scope(|scope| {
-        let tickets: Vec<_> =
-            (0..simulation.gpus()).map(|rank| machine.ticket(format!("rank {rank}"))).collect();
-        let threads: Vec<_> = tickets
-            .into_iter()
-            .enumerate()
-            .map(|(rank, ticket)| {
-                scope.spawn(move || {
-                    let _attached = ticket.attach();
-                    retain(rank);
-                    f(machine, rank)
-                })
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
-
-/// Makes a GPU's context current.
-fn retain(gpu: usize) {
-    let (cuda, mut context): (_, CUcontext) = (Machine::driver(), null_mut());
-    // SAFETY: a live pointer, and a context that was retained; no result is NULL's to follow.
-    unsafe {
-        assert_eq!(cuda.cuDevicePrimaryCtxRetain(&raw mut context, gpu as i32), OK);
-        assert_eq!(cuda.cuCtxSetCurrent(context), OK);
-    }
+    on(simulation, |thread| f(&thread.machine, thread.me))
 }
 
 fn stream() -> CUstream {
     let mut stream = null_mut();
-    // SAFETY: a live pointer.
-    assert_eq!(unsafe { Machine::driver().cuStreamCreate(&raw mut stream, 1) }, OK);
+    assert_eq!(cuda!(cuStreamCreate(&raw mut stream, 1)), OK);
     stream
 }
 
 fn event() -> CUevent {
     let mut event = null_mut();
-    // SAFETY: a live pointer.
-    assert_eq!(unsafe { Machine::driver().cuEventCreate(&raw mut event, 0) }, OK);
+    assert_eq!(cuda!(cuEventCreate(&raw mut event, 0)), OK);
     event
 }
 
@@ -125,80 +98,69 @@ fn a_thread_that_waits_for_another_outside_the_machine_does_not_stop_it() {
 #[test]
 fn streams_keep_their_order_and_wait_for_events_of_others() {
     ranks(Simulation::new(1), |machine, _| {
-        let cuda = Machine::driver();
         let (first, second, mark, end) = (stream(), stream(), event(), event());
-        // SAFETY: live handles, and pointers to live values.
-        unsafe {
-            assert_eq!(cuda.cuEventRecord(mark, first), OK);
-            assert_eq!(cuda.cuStreamWaitEvent(second, mark, 0), OK);
-            assert_eq!(cuda.cuEventRecord(end, second), OK);
-            loop {
-                let news = machine.news();
-                if cuda.cuStreamQuery(second) == OK {
-                    break;
-                }
-                machine.wait(news, None).unwrap();
+        assert_eq!(cuda!(cuEventRecord(mark, first)), OK);
+        assert_eq!(cuda!(cuStreamWaitEvent(second, mark, 0)), OK);
+        assert_eq!(cuda!(cuEventRecord(end, second)), OK);
+        loop {
+            let news = machine.news();
+            if cuda!(cuStreamQuery(second)) == OK {
+                break;
             }
-            assert_eq!((cuda.cuEventQuery(mark), cuda.cuEventQuery(end)), (OK, OK));
-            let mut ms = -1.0;
-            assert_eq!(cuda.cuEventElapsedTime_v2(&raw mut ms, mark, end), OK);
-            assert!(ms >= 0.0);
-            assert_eq!(cuda.cuStreamDestroy_v2(first), OK);
-            assert_eq!(cuda.cuStreamQuery(first), CUresult::CUDA_ERROR_INVALID_HANDLE);
+            machine.wait(news, None).unwrap();
         }
+        assert_eq!((cuda!(cuEventQuery(mark)), cuda!(cuEventQuery(end))), (OK, OK));
+        let mut ms = -1.0;
+        assert_eq!(cuda!(cuEventElapsedTime_v2(&raw mut ms, mark, end)), OK);
+        assert!(ms >= 0.0);
+        assert_eq!(cuda!(cuStreamDestroy_v2(first)), OK);
+        assert_eq!(cuda!(cuStreamQuery(first)), CUresult::CUDA_ERROR_INVALID_HANDLE);
     });
 }
 
 #[test]
 fn a_capture_that_leaves_a_stream_behind_gives_no_graph() {
     ranks(Simulation::new(1), |_, _| {
-        let cuda = Machine::driver();
         let (first, second, mark) = (stream(), stream(), event());
         let mut graph: CUgraph = null_mut();
         let mode = devcomm_sys::driver::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: live handles, and pointers to live values.
-        unsafe {
-            assert_eq!(cuda.cuStreamBeginCapture_v2(first, mode), OK);
-            assert_eq!(cuda.cuEventRecord(mark, first), OK);
-            assert_eq!(cuda.cuStreamWaitEvent(second, mark, 0), OK);
-            let unsupported = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-            assert_eq!(cuda.cuStreamQuery(second), unsupported);
-            let ended = cuda.cuStreamEndCapture(first, &raw mut graph);
-            assert_eq!(ended, CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-            assert!(graph.is_null());
-            // Both are streams as any others now.
-            assert_eq!((cuda.cuStreamQuery(first), cuda.cuStreamQuery(second)), (OK, OK));
-            assert_eq!(cuda.cuStreamBeginCapture_v2(first, mode), OK);
-            assert_eq!(cuda.cuStreamEndCapture(first, &raw mut graph), OK);
-            let mut exec: CUgraphExec = null_mut();
-            assert_eq!(cuda.cuGraphInstantiateWithFlags(&raw mut exec, graph, 0), OK);
-            assert_eq!(cuda.cuGraphLaunch(exec, second), OK);
-            assert_eq!(cuda.cuStreamSynchronize(second), OK);
-        }
+        assert_eq!(cuda!(cuStreamBeginCapture_v2(first, mode)), OK);
+        assert_eq!(cuda!(cuEventRecord(mark, first)), OK);
+        assert_eq!(cuda!(cuStreamWaitEvent(second, mark, 0)), OK);
+        let unsupported = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        assert_eq!(cuda!(cuStreamQuery(second)), unsupported);
+        let ended = cuda!(cuStreamEndCapture(first, &raw mut graph));
+        assert_eq!(ended, CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        assert!(graph.is_null());
+        // Both are streams as any others now.
+        assert_eq!((cuda!(cuStreamQuery(first)), cuda!(cuStreamQuery(second))), (OK, OK));
+        assert_eq!(cuda!(cuStreamBeginCapture_v2(first, mode)), OK);
+        assert_eq!(cuda!(cuStreamEndCapture(first, &raw mut graph)), OK);
+        let mut exec: CUgraphExec = null_mut();
+        assert_eq!(cuda!(cuGraphInstantiateWithFlags(&raw mut exec, graph, 0)), OK);
+        assert_eq!(cuda!(cuGraphLaunch(exec, second)), OK);
+        assert_eq!(cuda!(cuStreamSynchronize(second)), OK);
     });
 }
 
 #[test]
 fn what_does_not_exist_is_refused() {
     let machine = Machine::new(&Simulation::new(2)).unwrap();
-    let cuda = Machine::driver();
     let mut count = 0;
-    // SAFETY: pointers to live values, and handles that are checked.
-    unsafe {
-        assert_eq!(cuda.cuDeviceGetCount(&raw mut count), CUresult::CUDA_ERROR_DEINITIALIZED);
-        machine.enter();
-        assert_eq!(cuda.cuDeviceGetCount(&raw mut count), OK);
-        assert_eq!(count, 2);
-        assert_eq!(cuda.cuStreamQuery(null_mut()), CUresult::CUDA_ERROR_INVALID_CONTEXT);
-        retain(1);
-        assert_eq!(cuda.cuMemsetD8_v2(0x1000, 0, 16), CUresult::CUDA_ERROR_INVALID_VALUE);
-        let mut text = std::ptr::null();
-        let code = CUresult::CUDA_ERROR_INVALID_VALUE;
-        assert_eq!(cuda.cuGetErrorString(code, &raw mut text), OK);
-        let text = std::ffi::CStr::from_ptr(text).to_string_lossy();
-        assert!(text.contains("GPU 1"), "{text}");
-        let mut module = null_mut();
-        let refused = cuda.cuModuleLoad(&raw mut module, c"x.cubin".as_ptr());
-        assert_eq!(refused, CUresult::CUDA_ERROR_NOT_SUPPORTED);
-    }
+    assert_eq!(cuda!(cuDeviceGetCount(&raw mut count)), CUresult::CUDA_ERROR_DEINITIALIZED);
+    machine.enter();
+    assert_eq!(cuda!(cuDeviceGetCount(&raw mut count)), OK);
+    assert_eq!(count, 2);
+    assert_eq!(cuda!(cuStreamQuery(null_mut())), CUresult::CUDA_ERROR_INVALID_CONTEXT);
+    retain(1);
+    assert_eq!(cuda!(cuMemsetD8_v2(0x1000, 0, 16)), CUresult::CUDA_ERROR_INVALID_VALUE);
+    let mut text = std::ptr::null();
+    let code = CUresult::CUDA_ERROR_INVALID_VALUE;
+    assert_eq!(cuda!(cuGetErrorString(code, &raw mut text)), OK);
+    // SAFETY: the text is the thread's until its next call.
+    let text = unsafe { std::ffi::CStr::from_ptr(text) }.to_string_lossy();
+    assert!(text.contains("GPU 1"), "{text}");
+    let mut module = null_mut();
+    let refused = cuda!(cuModuleLoad(&raw mut module, c"x.cubin".as_ptr()));
+    assert_eq!(refused, CUresult::CUDA_ERROR_NOT_SUPPORTED);
 }

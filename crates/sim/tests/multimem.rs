@@ -180,18 +180,10 @@ unsafe fn meets_by_multimem(comm: DevComm, out: Window<u32>, rounds: u32, absent
     if comm.rank == absent {
         return;
     }
+    let (barriers, all) = (&comm.lsa_barrier, &comm.lsa_multimem);
     // SAFETY: the window has an element a rank.
     unsafe {
-        raw::ncclLsaBarrierSessionInit(
-            session,
-            &coop,
-            comm,
-            &team,
-            &comm.lsa_barrier,
-            0,
-            true,
-            &comm.lsa_multimem,
-        );
+        raw::ncclLsaBarrierSessionInit(session, &coop, comm, &team, barriers, 0, true, all);
         for round in 1..=rounds {
             if thread::thread_idx_x() == 0 {
                 out.local().store(0, round);

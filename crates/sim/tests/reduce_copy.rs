@@ -16,9 +16,11 @@ use nccl_device::{DevComm, Window};
 
 const COUNT: usize = 37;
 
-/// Kernels and a test of one type, over load and store.
+/// Kernels and a test of each type, over load and store.
 macro_rules! by_lsa {
-    ($test:ident, $type:ty, $reduce:ident, $copy:ident, $both:ident, $local:ident, $value:expr, $sum:expr) => {
+    ($(
+        $test:ident: $type:ty, $reduce:ident, $copy:ident, $both:ident, $local:ident;
+    )*) => { $(
         mod $test {
             use super::*;
 
@@ -54,7 +56,7 @@ macro_rules! by_lsa {
 
             #[test]
             fn sums_and_copies_over_lsa_are_nccls() {
-                let value = |rank: usize, i: usize| -> $type { $value(rank * 11 + i) };
+                let value = |rank: usize, i: usize| <$type>::number(rank * 11 + i);
                 let got = simulate(Simulation::new(6).team_size(3), |gpu| {
                     let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
                     let input: Vec<_> = (0..2 * COUNT).map(|i| value(gpu.rank(), i)).collect();
@@ -66,9 +68,8 @@ macro_rules! by_lsa {
                 for (rank, got) in got.iter().enumerate() {
                     let first = rank / 3 * 3;
                     for i in 0..COUNT {
-                        let total: $type =
-                            $sum(&[value(first, i), value(first + 1, i), value(first + 2, i)]);
-                        let pair: $type = $sum(&[value(rank, i), value(rank, i + COUNT)]);
+                        let total = Number::sum(&[0, 1, 2].map(|k| value(first + k, i)));
+                        let pair = Number::sum(&[value(rank, i), value(rank, i + COUNT)]);
                         let copied = value(first, i);
                         for (part, want) in
                             [total, copied, total, pair, pair].into_iter().enumerate()
@@ -79,7 +80,7 @@ macro_rules! by_lsa {
                 }
             }
         }
-    };
+    )* };
 }
 
 /// Equal bit by bit.
@@ -94,152 +95,81 @@ fn same<T: Element + Debug>(got: T, want: T, at: impl Debug) {
     assert_eq!(bytes(&got), bytes(&want), "{got:?} for {want:?} at {at:?}");
 }
 
-fn sum_f16(values: &[f16]) -> f16 {
-    f16::from_f32(values.iter().map(|v| v.to_f32()).sum())
-}
-
-fn sum_bf16(values: &[bf16]) -> bf16 {
-    bf16::from_f32(values.iter().map(|v| v.to_f32()).sum())
-}
-
 /// In half precision, rounded at each step.
 fn in_half(values: impl Iterator<Item = f32>) -> f32 {
     let add = |a: f16, b: f32| f16::from_f32(a.to_f32() + f16::from_f32(b).to_f32());
     values.fold(f16::ZERO, add).to_f32()
 }
 
-fn sum_e4m3(values: &[F8E4M3]) -> F8E4M3 {
-    F8E4M3::from_f32(in_half(values.iter().map(|v| v.to_f32())))
+/// A type's inputs, and the sums that NCCL makes of them.
+trait Number: Element {
+    fn number(i: usize) -> Self;
+    fn sum(of: &[Self]) -> Self;
 }
 
-fn sum_e5m2(values: &[F8E5M2]) -> F8E5M2 {
-    F8E5M2::from_f32(in_half(values.iter().map(|v| v.to_f32())))
+macro_rules! numbers {
+    ($( $type:ty: |$i:ident| $number:expr, |$of:ident| $sum:expr; )*) => { $(
+        impl Number for $type {
+            fn number($i: usize) -> Self {
+                $number
+            }
+
+            fn sum($of: &[Self]) -> Self {
+                $sum
+            }
+        }
+    )* };
 }
 
-by_lsa!(
-    i8s,
-    i8,
-    ncclLsaReduceSum_I8,
-    ncclLsaCopy_I8,
-    ncclLsaReduceSumCopy_I8,
-    ncclLocalReduceSumCopy_I8,
-    |i: usize| (i * 37) as i8,
-    |v: &[i8]| v.iter().fold(0_i8, |a, b| a.wrapping_add(*b))
-);
-by_lsa!(
-    u8s,
-    u8,
-    ncclLsaReduceSum_U8,
-    ncclLsaCopy_U8,
-    ncclLsaReduceSumCopy_U8,
-    ncclLocalReduceSumCopy_U8,
-    |i: usize| (i * 37) as u8,
-    |v: &[u8]| v.iter().fold(0_u8, |a, b| a.wrapping_add(*b))
-);
-by_lsa!(
-    i32s,
-    i32,
-    ncclLsaReduceSum_I32,
-    ncclLsaCopy_I32,
-    ncclLsaReduceSumCopy_I32,
-    ncclLocalReduceSumCopy_I32,
-    |i: usize| i32::MAX - i as i32,
-    |v: &[i32]| v.iter().fold(0_i32, |a, b| a.wrapping_add(*b))
-);
-by_lsa!(
-    u32s,
-    u32,
-    ncclLsaReduceSum_U32,
-    ncclLsaCopy_U32,
-    ncclLsaReduceSumCopy_U32,
-    ncclLocalReduceSumCopy_U32,
-    |i: usize| u32::MAX - i as u32,
-    |v: &[u32]| v.iter().fold(0_u32, |a, b| a.wrapping_add(*b))
-);
-by_lsa!(
-    i64s,
-    i64,
-    ncclLsaReduceSum_I64,
-    ncclLsaCopy_I64,
-    ncclLsaReduceSumCopy_I64,
-    ncclLocalReduceSumCopy_I64,
-    |i: usize| i64::MIN + i as i64,
-    |v: &[i64]| v.iter().fold(0_i64, |a, b| a.wrapping_add(*b))
-);
-by_lsa!(
-    u64s,
-    u64,
-    ncclLsaReduceSum_U64,
-    ncclLsaCopy_U64,
-    ncclLsaReduceSumCopy_U64,
-    ncclLocalReduceSumCopy_U64,
-    |i: usize| u64::MAX - i as u64,
-    |v: &[u64]| v.iter().fold(0_u64, |a, b| a.wrapping_add(*b))
-);
-by_lsa!(
-    f16s,
-    f16,
-    ncclLsaReduceSum_F16,
-    ncclLsaCopy_F16,
-    ncclLsaReduceSumCopy_F16,
-    ncclLocalReduceSumCopy_F16,
-    |i: usize| f16::from_f32(1000.0 + i as f32 * 0.37),
-    sum_f16
-);
-by_lsa!(
-    f32s,
-    f32,
-    ncclLsaReduceSum_F32,
-    ncclLsaCopy_F32,
-    ncclLsaReduceSumCopy_F32,
-    ncclLocalReduceSumCopy_F32,
-    |i: usize| 0.1 + i as f32,
-    |v: &[f32]| v.iter().fold(0_f32, |a, b| a + b)
-);
-by_lsa!(
-    f64s,
-    f64,
-    ncclLsaReduceSum_F64,
-    ncclLsaCopy_F64,
-    ncclLsaReduceSumCopy_F64,
-    ncclLocalReduceSumCopy_F64,
-    |i: usize| 0.1 + i as f64,
-    |v: &[f64]| v.iter().fold(0_f64, |a, b| a + b)
-);
-by_lsa!(
-    bf16s,
-    bf16,
-    ncclLsaReduceSum_BF16,
-    ncclLsaCopy_BF16,
-    ncclLsaReduceSumCopy_BF16,
-    ncclLocalReduceSumCopy_BF16,
-    |i: usize| bf16::from_f32(1000.0 + i as f32 * 0.37),
-    sum_bf16
-);
-by_lsa!(
-    e4m3s,
-    F8E4M3,
-    ncclLsaReduceSum_F8E4M3,
-    ncclLsaCopy_F8E4M3,
-    ncclLsaReduceSumCopy_F8E4M3,
-    ncclLocalReduceSumCopy_F8E4M3,
-    |i: usize| F8E4M3::from_f32(i as f32 * 3.7),
-    sum_e4m3
-);
-by_lsa!(
-    e5m2s,
-    F8E5M2,
-    ncclLsaReduceSum_F8E5M2,
-    ncclLsaCopy_F8E5M2,
-    ncclLsaReduceSumCopy_F8E5M2,
-    ncclLocalReduceSumCopy_F8E5M2,
-    |i: usize| F8E5M2::from_f32(i as f32 * 3.7),
-    sum_e5m2
-);
+numbers! {
+    i8: |i| (i * 37) as i8, |of| of.iter().copied().fold(0, Self::wrapping_add);
+    u8: |i| (i * 37) as u8, |of| of.iter().copied().fold(0, Self::wrapping_add);
+    i32: |i| i32::MAX - i as i32, |of| of.iter().copied().fold(0, Self::wrapping_add);
+    u32: |i| u32::MAX - i as u32, |of| of.iter().copied().fold(0, Self::wrapping_add);
+    i64: |i| i64::MIN + i as i64, |of| of.iter().copied().fold(0, Self::wrapping_add);
+    u64: |i| u64::MAX - i as u64, |of| of.iter().copied().fold(0, Self::wrapping_add);
+    f32: |i| 0.1 + i as f32, |of| of.iter().fold(0.0, |a, b| a + b);
+    f64: |i| 0.1 + i as f64, |of| of.iter().fold(0.0, |a, b| a + b);
+    f16: |i| f16::from_f32(1000.0 + i as f32 * 0.37),
+        |of| f16::from_f32(of.iter().map(|v| v.to_f32()).sum());
+    bf16: |i| bf16::from_f32(1000.0 + i as f32 * 0.37),
+        |of| bf16::from_f32(of.iter().map(|v| v.to_f32()).sum());
+    F8E4M3: |i| F8E4M3::from_f32(i as f32 * 3.7),
+        |of| F8E4M3::from_f32(in_half(of.iter().map(|v| v.to_f32())));
+    F8E5M2: |i| F8E5M2::from_f32(i as f32 * 3.7),
+        |of| F8E5M2::from_f32(in_half(of.iter().map(|v| v.to_f32())));
+}
 
-/// Kernels and a test of one type, over multimem.
+by_lsa! {
+    i8s: i8, ncclLsaReduceSum_I8, ncclLsaCopy_I8,
+        ncclLsaReduceSumCopy_I8, ncclLocalReduceSumCopy_I8;
+    u8s: u8, ncclLsaReduceSum_U8, ncclLsaCopy_U8,
+        ncclLsaReduceSumCopy_U8, ncclLocalReduceSumCopy_U8;
+    i32s: i32, ncclLsaReduceSum_I32, ncclLsaCopy_I32,
+        ncclLsaReduceSumCopy_I32, ncclLocalReduceSumCopy_I32;
+    u32s: u32, ncclLsaReduceSum_U32, ncclLsaCopy_U32,
+        ncclLsaReduceSumCopy_U32, ncclLocalReduceSumCopy_U32;
+    i64s: i64, ncclLsaReduceSum_I64, ncclLsaCopy_I64,
+        ncclLsaReduceSumCopy_I64, ncclLocalReduceSumCopy_I64;
+    u64s: u64, ncclLsaReduceSum_U64, ncclLsaCopy_U64,
+        ncclLsaReduceSumCopy_U64, ncclLocalReduceSumCopy_U64;
+    f16s: f16, ncclLsaReduceSum_F16, ncclLsaCopy_F16,
+        ncclLsaReduceSumCopy_F16, ncclLocalReduceSumCopy_F16;
+    f32s: f32, ncclLsaReduceSum_F32, ncclLsaCopy_F32,
+        ncclLsaReduceSumCopy_F32, ncclLocalReduceSumCopy_F32;
+    f64s: f64, ncclLsaReduceSum_F64, ncclLsaCopy_F64,
+        ncclLsaReduceSumCopy_F64, ncclLocalReduceSumCopy_F64;
+    bf16s: bf16, ncclLsaReduceSum_BF16, ncclLsaCopy_BF16,
+        ncclLsaReduceSumCopy_BF16, ncclLocalReduceSumCopy_BF16;
+    e4m3s: F8E4M3, ncclLsaReduceSum_F8E4M3, ncclLsaCopy_F8E4M3,
+        ncclLsaReduceSumCopy_F8E4M3, ncclLocalReduceSumCopy_F8E4M3;
+    e5m2s: F8E5M2, ncclLsaReduceSum_F8E5M2, ncclLsaCopy_F8E5M2,
+        ncclLsaReduceSumCopy_F8E5M2, ncclLocalReduceSumCopy_F8E5M2;
+}
+
+/// Kernels and a test of each type, over multimem.
 macro_rules! by_multimem {
-    ($test:ident, $type:ty, $reduce:ident, $copy:ident, $both:ident, $value:expr, $sum:expr) => {
+    ($( $test:ident: $type:ty, $reduce:ident, $copy:ident, $both:ident; )*) => { $(
         mod $test {
             use super::*;
 
@@ -264,7 +194,7 @@ macro_rules! by_multimem {
 
             #[test]
             fn sums_and_copies_over_multimem_are_nccls() {
-                let value = |rank: usize, i: usize| -> $type { $value(rank * 11 + i) };
+                let value = |rank: usize, i: usize| <$type>::number(rank * 11 + i);
                 let got = simulate(Simulation::new(4).team_size(2), |gpu| {
                     let asked = DevCommRequirements::new().lsa_barriers(1).lsa_multimem(true);
                     let input: Vec<_> = (0..COUNT).map(|i| value(gpu.rank(), i)).collect();
@@ -276,7 +206,7 @@ macro_rules! by_multimem {
                 for (rank, got) in got.iter().enumerate() {
                     let first = rank / 2 * 2;
                     for i in 0..COUNT {
-                        let total: $type = $sum(&[value(first, i), value(first + 1, i)]);
+                        let total = Number::sum(&[value(first, i), value(first + 1, i)]);
                         for (part, want) in [total, value(first, i), total].into_iter().enumerate()
                         {
                             same(got[part * COUNT + i], want, (rank, part, i));
@@ -285,81 +215,27 @@ macro_rules! by_multimem {
                 }
             }
         }
-    };
+    )* };
 }
 
-by_multimem!(
-    mc_i32s,
-    i32,
-    ncclMultimemReduceSum_I32,
-    ncclMultimemCopy_I32,
-    ncclMultimemReduceSumCopy_I32,
-    |i: usize| i32::MAX - i as i32,
-    |v: &[i32]| v[0].wrapping_add(v[1])
-);
-by_multimem!(
-    mc_u32s,
-    u32,
-    ncclMultimemReduceSum_U32,
-    ncclMultimemCopy_U32,
-    ncclMultimemReduceSumCopy_U32,
-    |i: usize| u32::MAX - i as u32,
-    |v: &[u32]| v[0].wrapping_add(v[1])
-);
-by_multimem!(
-    mc_i64s,
-    i64,
-    ncclMultimemReduceSum_I64,
-    ncclMultimemCopy_I64,
-    ncclMultimemReduceSumCopy_I64,
-    |i: usize| i64::MIN + i as i64,
-    |v: &[i64]| v[0].wrapping_add(v[1])
-);
-by_multimem!(
-    mc_u64s,
-    u64,
-    ncclMultimemReduceSum_U64,
-    ncclMultimemCopy_U64,
-    ncclMultimemReduceSumCopy_U64,
-    |i: usize| u64::MAX - i as u64,
-    |v: &[u64]| v[0].wrapping_add(v[1])
-);
-by_multimem!(
-    mc_f16s,
-    f16,
-    ncclMultimemReduceSum_F16,
-    ncclMultimemCopy_F16,
-    ncclMultimemReduceSumCopy_F16,
-    |i: usize| f16::from_f32(1000.0 + i as f32 * 0.37),
-    sum_f16
-);
-by_multimem!(
-    mc_f32s,
-    f32,
-    ncclMultimemReduceSum_F32,
-    ncclMultimemCopy_F32,
-    ncclMultimemReduceSumCopy_F32,
-    |i: usize| 0.1 + i as f32,
-    |v: &[f32]| v[0] + v[1]
-);
-by_multimem!(
-    mc_f64s,
-    f64,
-    ncclMultimemReduceSum_F64,
-    ncclMultimemCopy_F64,
-    ncclMultimemReduceSumCopy_F64,
-    |i: usize| 0.1 + i as f64,
-    |v: &[f64]| v[0] + v[1]
-);
-by_multimem!(
-    mc_bf16s,
-    bf16,
-    ncclMultimemReduceSum_BF16,
-    ncclMultimemCopy_BF16,
-    ncclMultimemReduceSumCopy_BF16,
-    |i: usize| bf16::from_f32(1000.0 + i as f32 * 0.37),
-    sum_bf16
-);
+by_multimem! {
+    mc_i32s: i32, ncclMultimemReduceSum_I32, ncclMultimemCopy_I32,
+        ncclMultimemReduceSumCopy_I32;
+    mc_u32s: u32, ncclMultimemReduceSum_U32, ncclMultimemCopy_U32,
+        ncclMultimemReduceSumCopy_U32;
+    mc_i64s: i64, ncclMultimemReduceSum_I64, ncclMultimemCopy_I64,
+        ncclMultimemReduceSumCopy_I64;
+    mc_u64s: u64, ncclMultimemReduceSum_U64, ncclMultimemCopy_U64,
+        ncclMultimemReduceSumCopy_U64;
+    mc_f16s: f16, ncclMultimemReduceSum_F16, ncclMultimemCopy_F16,
+        ncclMultimemReduceSumCopy_F16;
+    mc_f32s: f32, ncclMultimemReduceSum_F32, ncclMultimemCopy_F32,
+        ncclMultimemReduceSumCopy_F32;
+    mc_f64s: f64, ncclMultimemReduceSum_F64, ncclMultimemCopy_F64,
+        ncclMultimemReduceSumCopy_F64;
+    mc_bf16s: bf16, ncclMultimemReduceSum_BF16, ncclMultimemCopy_BF16,
+        ncclMultimemReduceSumCopy_BF16;
+}
 
 /// Makes one mistake, by number; 0 and 1 are none.
 #[kernel]

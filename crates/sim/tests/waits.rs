@@ -60,16 +60,8 @@ unsafe fn every_kind(comm: DevComm, out: Window<i32>, signals: Window<u64>) {
             raw::ncclGinWaitSignalTimeoutVA(&mut net, &one, window, 0, 1, 64, ACQ_REL, LONG),
             raw::ncclGinWaitCounterTimeout(&mut net, &one, 0, 1, 56, ACQ_REL, LONG),
         ];
-        put(
-            &mut net,
-            &team,
-            0,
-            (window, 8),
-            (window, 0),
-            8,
-            Then::IncVa((window, 0), true),
-            Some(0),
-        );
+        let then = Then::IncVa((window, 0), true);
+        put(&mut net, &team, 0, (window, 8), (window, 0), 8, then, Some(0));
         signal(&mut net, &team, 0, Then::Inc(0, true));
         raw::ncclGinFlushAsync(&mut net, &team, 0, request, &one, 0, false, null_mut());
         let fulfilled = [

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use devcomm_types::DataType;
 
 use super::config::LoweredCollectiveConfig;
+use super::create::rank_of;
 use super::reduce_op::sealed::Operator;
 use super::{CollectiveConfig, Communicator, ReduceOperator};
 use crate::device::{Buffer, DeviceSlice, Event, Stream};
@@ -30,12 +31,14 @@ pub struct Configured<'a> {
     event: Option<Event>,
 }
 
-/// Declares every collective twice: on the communicator, and with a configuration.
+/// Declares every collective twice: on the communicator, and with a configuration. The body is that
+/// of the second, `of`, and compares lengths before anything is enqueued.
 macro_rules! collectives {
     ($(
         $(#[doc = $doc:literal])*
         #[nccl($alias:literal, $alias_config:literal)]
-        fn $name:ident<$($generic:ident: $bound:path),*>($($arg:ident: $type:ty),*);
+        fn $name:ident<$($generic:ident: $bound:path),*>($($arg:ident: $type:ty),* $(,)?) |$of:ident|
+            $body:block
     )*) => {
         impl Communicator {
             $(
@@ -64,7 +67,8 @@ macro_rules! collectives {
                 /// Also [`Error::Unsupported`] from a library without configurations.
                 #[doc(alias = $alias_config)]
                 pub fn $name<$($generic: $bound),*>(&self, $($arg: $type),*) -> Result<()> {
-                    checked::$name(self, $($arg),*)
+                    let $of = self;
+                    $body
                 }
             )*
         }
@@ -74,48 +78,146 @@ macro_rules! collectives {
 collectives! {
     /// Every rank's `recv` gets the combination of all ranks' `send`; both have the same length.
     #[nccl("ncclAllReduce", "ncclAllReduceConfig")]
-    fn all_reduce<S: Buffer, R: SameElement<S>, O: ReduceOperator<S::Element>>(send: &S, recv: &R, op: O, stream: &Stream);
+    fn all_reduce<S: Buffer, R: SameElement<S>, O: ReduceOperator<S::Element>>(
+        send: &S, recv: &R, op: O, stream: &Stream,
+    ) |of| {
+        let (send, recv) = (send.device_slice(), recv.device_slice());
+        same_length("an all-reduce", send.len(), recv.len())?;
+        let on = of.operation(&send).sends(&send)?.receives(&recv)?.combines(&op)?;
+        on.enqueue_configured(of, stream, calls::all_reduce)
+    }
 
     /// `root`'s `recv` gets the combination of all ranks' `send`; both have the same length. The
     /// other ranks' `recv` is not used and may be `None`.
     #[nccl("ncclReduce", "ncclReduceConfig")]
     fn reduce<S: Buffer, O: ReduceOperator<S::Element>>(
-        send: &S, recv: Option<DeviceSlice<S::Element>>, op: O, root: usize, stream: &Stream);
+        send: &S, recv: Option<DeviceSlice<S::Element>>, op: O, root: usize, stream: &Stream,
+    ) |of| {
+        let send = send.device_slice();
+        let mut on = of.operation(&send).with_root(root)?.sends(&send)?;
+        if of.communicator.rank() == root {
+            let recv = needed("a reduction", "receive in", recv)?;
+            same_length("a reduction", send.len(), recv.len())?;
+            on = on.receives(&recv)?;
+        }
+        on.combines(&op)?.enqueue_configured(of, stream, calls::reduce)
+    }
 
     /// Every rank's `recv` gets `root`'s `send`; both have the same length. The other ranks' `send`
     /// is not used and may be `None`.
     #[nccl("ncclBroadcast", "ncclBroadcastConfig")]
     fn broadcast<R: Buffer>(
-        send: Option<DeviceSlice<R::Element>>, recv: &R, root: usize, stream: &Stream);
+        send: Option<DeviceSlice<R::Element>>, recv: &R, root: usize, stream: &Stream,
+    ) |of| {
+        let recv = recv.device_slice();
+        let mut on = of.operation(&recv).with_root(root)?.receives(&recv)?;
+        if of.communicator.rank() == root {
+            let send = needed("a broadcast", "send", send)?;
+            same_length("a broadcast", send.len(), recv.len())?;
+            on = on.sends(&send)?;
+        }
+        on.enqueue_configured(of, stream, calls::broadcast)
+    }
 
     /// Every rank's `recv` gets all ranks' `send`, one after the other: it is as many times as
     /// long. In place, `send` is this rank's part of `recv`.
     #[nccl("ncclAllGather", "ncclAllGatherConfig")]
-    fn all_gather<S: Buffer, R: SameElement<S>>(send: &S, recv: &R, stream: &Stream);
+    fn all_gather<S: Buffer, R: SameElement<S>>(send: &S, recv: &R, stream: &Stream) |of| {
+        let (send, recv) = (send.device_slice(), recv.device_slice());
+        of.in_parts("an all-gather", recv.len(), send.len())?;
+        let on = of.operation(&send).sends(&send)?.receives(&recv)?;
+        on.enqueue_configured(of, stream, calls::all_gather)
+    }
 
     /// Every rank's `recv` gets its part of the combination of all ranks' `send`, which is as many
     /// times as long. In place, `recv` is this rank's part of `send`.
     #[nccl("ncclReduceScatter", "ncclReduceScatterConfig")]
-    fn reduce_scatter<S: Buffer, R: SameElement<S>, O: ReduceOperator<S::Element>>(send: &S, recv: &R, op: O, stream: &Stream);
+    fn reduce_scatter<S: Buffer, R: SameElement<S>, O: ReduceOperator<S::Element>>(
+        send: &S, recv: &R, op: O, stream: &Stream,
+    ) |of| {
+        let (send, recv) = (send.device_slice(), recv.device_slice());
+        of.in_parts("a reduce-scatter", send.len(), recv.len())?;
+        let on = Operation::new(of.communicator, recv.len(), send.data_type());
+        let on = on.sends(&send)?.receives(&recv)?.combines(&op)?;
+        on.enqueue_configured(of, stream, calls::reduce_scatter)
+    }
 
     /// Part `i` of every rank's `recv` gets part `rank` of rank `i`'s `send`; both have the same
     /// length, one part a rank. Not in place.
     #[nccl("ncclAlltoAll", "ncclAlltoAllConfig")]
-    fn all_to_all<S: Buffer, R: SameElement<S>>(send: &S, recv: &R, stream: &Stream);
+    fn all_to_all<S: Buffer, R: SameElement<S>>(send: &S, recv: &R, stream: &Stream) |of| {
+        let (send, recv) = (send.device_slice(), recv.device_slice());
+        same_length("an all-to-all", send.len(), recv.len())?;
+        let part = send.len() / of.communicator.n_ranks();
+        of.in_parts("an all-to-all", send.len(), part)?;
+        let on = Operation::new(of.communicator, part, send.data_type());
+        on.sends(&send)?.receives(&recv)?.enqueue_configured(of, stream, calls::all_to_all)
+    }
 
     /// `root`'s `recv` gets all ranks' `send`, one after the other: it is as many times as long.
     /// The other ranks' `recv` is not used and may be `None`. In place, `root`'s `send` is its part
     /// of `recv`.
     #[nccl("ncclGather", "ncclGatherConfig")]
     fn gather<S: Buffer>(
-        send: &S, recv: Option<DeviceSlice<S::Element>>, root: usize, stream: &Stream);
+        send: &S, recv: Option<DeviceSlice<S::Element>>, root: usize, stream: &Stream,
+    ) |of| {
+        let send = send.device_slice();
+        let mut on = of.operation(&send).with_root(root)?.sends(&send)?;
+        if of.communicator.rank() == root {
+            let recv = needed("a gather", "receive in", recv)?;
+            of.in_parts("a gather", recv.len(), send.len())?;
+            on = on.receives(&recv)?;
+        }
+        on.enqueue_configured(of, stream, calls::gather)
+    }
 
     /// Every rank's `recv` gets its part of `root`'s `send`, which is as many times as long. The
     /// other ranks' `send` is not used and may be `None`. In place, `root`'s `recv` is its part of
     /// `send`.
     #[nccl("ncclScatter", "ncclScatterConfig")]
     fn scatter<R: Buffer>(
-        send: Option<DeviceSlice<R::Element>>, recv: &R, root: usize, stream: &Stream);
+        send: Option<DeviceSlice<R::Element>>, recv: &R, root: usize, stream: &Stream,
+    ) |of| {
+        let recv = recv.device_slice();
+        let mut on = of.operation(&recv).with_root(root)?.receives(&recv)?;
+        if of.communicator.rank() == root {
+            let send = needed("a scatter", "send", send)?;
+            of.in_parts("a scatter", send.len(), recv.len())?;
+            on = on.sends(&send)?;
+        }
+        on.enqueue_configured(of, stream, calls::scatter)
+    }
+}
+
+fn same_length(operation: &str, send: usize, recv: usize) -> Result<()> {
+    if send == recv {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{operation} from {send} elements to {recv}: both must be as many")))
+}
+
+fn needed<T>(operation: &str, what: &str, buffer: Option<T>) -> Result<T> {
+    buffer
+        .ok_or_else(|| Error::invalid(format!("{operation}: the root passed no buffer to {what}")))
+}
+
+impl<'a> Configured<'a> {
+    /// One part a rank.
+    fn in_parts(&self, operation: &str, whole: usize, part: usize) -> Result<()> {
+        let n_ranks = self.communicator.n_ranks();
+        if part.checked_mul(n_ranks) == Some(whole) {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "{operation} among {n_ranks} ranks with parts of {part} elements and a whole of {whole}: \
+             the whole must be {n_ranks} parts"
+        )))
+    }
+
+    /// An operation on as many elements as `slice` has, of their type.
+    fn operation<T>(&self, slice: &DeviceSlice<T>) -> Operation<'a> {
+        Operation::new(self.communicator, slice.len(), slice.data_type())
+    }
 }
 
 /// A buffer with elements of the same type as `S`.
@@ -206,24 +308,22 @@ impl Communicator {
 
     /// NCCL's number of a rank.
     pub(crate) fn peer(&self, rank: usize) -> Result<c_int> {
-        let n_ranks = self.n_ranks();
-        let peer = c_int::try_from(rank).ok().filter(|_| rank < n_ranks);
-        peer.ok_or_else(|| Error::invalid(format!("rank {rank} is not one of {n_ranks} ranks")))
+        rank_of(rank, self.n_ranks())
     }
 }
 
 /// An operation as it is put together.
 pub(crate) struct Operation<'a> {
     communicator: &'a Communicator,
+    data_type: DataType,
     on: Operands,
     keep: Vec<Rc<dyn Any>>,
 }
 
 impl<'a> Operation<'a> {
     pub(crate) fn new(communicator: &'a Communicator, count: usize, data_type: DataType) -> Self {
-        let data_type = data_type as c_int;
-        let on = Operands { send: 0, recv: 0, count, data_type, stream: 0 };
-        Self { communicator, on, keep: Vec::new() }
+        let on = Operands { count, data_type: data_type as c_int, ..Operands::default() };
+        Self { communicator, data_type, on, keep: Vec::new() }
     }
 
     pub(crate) fn sends<T>(mut self, slice: &DeviceSlice<T>) -> Result<Self> {
@@ -245,11 +345,16 @@ impl<'a> Operation<'a> {
         Ok(slice.device_address())
     }
 
-    /// The number of an operator.
-    fn operator(&mut self, op: &impl Operator, data_type: DataType) -> Result<c_int> {
-        let (op, keep) = op.resolve(self.communicator, data_type)?;
+    fn with_root(mut self, root: usize) -> Result<Self> {
+        self.on.root = self.communicator.peer(root)?;
+        Ok(self)
+    }
+
+    fn combines(mut self, op: &impl Operator) -> Result<Self> {
+        let (op, keep) = op.resolve(self.communicator, self.data_type)?;
+        self.on.op = op;
         self.keep.extend(keep);
-        Ok(op)
+        Ok(self)
     }
 
     /// As [`enqueue`](Self::enqueue), with the configuration and its event, which are kept until a
@@ -279,181 +384,5 @@ impl<'a> Operation<'a> {
         let mut on = self.on;
         on.stream = stream.handle().raw() as u64;
         self.communicator.enqueue(stream, self.keep, |comm| call(comm, on))
-    }
-}
-
-/// The collectives, after their lengths were compared.
-mod checked {
-    use super::*;
-
-    fn same_length(operation: &str, send: usize, recv: usize) -> Result<()> {
-        if send == recv {
-            return Ok(());
-        }
-        Err(Error::invalid(format!(
-            "{operation} from {send} elements to {recv}: both must be as many"
-        )))
-    }
-
-    /// One part a rank.
-    fn in_parts(operation: &str, whole: usize, part: usize, n_ranks: usize) -> Result<()> {
-        if part.checked_mul(n_ranks) == Some(whole) {
-            return Ok(());
-        }
-        Err(Error::invalid(format!(
-            "{operation} among {n_ranks} ranks with parts of {part} elements and a whole of {whole}: \
-             the whole must be {n_ranks} parts"
-        )))
-    }
-
-    fn needed<T>(operation: &str, what: &str, buffer: Option<T>) -> Result<T> {
-        buffer.ok_or_else(|| {
-            Error::invalid(format!("{operation}: the root passed no buffer to {what}"))
-        })
-    }
-
-    pub(super) fn all_reduce<S: Buffer, R: SameElement<S>, O: ReduceOperator<S::Element>>(
-        of: &Configured<'_>,
-        send: &S,
-        recv: &R,
-        op: O,
-        stream: &Stream,
-    ) -> Result<()> {
-        let (send, recv) = (send.device_slice(), recv.device_slice());
-        same_length("an all-reduce", send.len(), recv.len())?;
-        let on = Operation::new(of.communicator, send.len(), send.data_type());
-        let mut on = on.sends(&send)?.receives(&recv)?;
-        let op = on.operator(&op, send.data_type())?;
-        on.enqueue_configured(of, stream, |comm, on, config| {
-            calls::all_reduce(comm, on, op, config)
-        })
-    }
-
-    pub(super) fn reduce<S: Buffer, O: ReduceOperator<S::Element>>(
-        of: &Configured<'_>,
-        send: &S,
-        recv: Option<DeviceSlice<S::Element>>,
-        op: O,
-        root: usize,
-        stream: &Stream,
-    ) -> Result<()> {
-        let (send, c_root) = (send.device_slice(), of.communicator.peer(root)?);
-        let on = Operation::new(of.communicator, send.len(), send.data_type());
-        let mut on = on.sends(&send)?;
-        if of.communicator.rank() == root {
-            let recv = needed("a reduction", "receive in", recv)?;
-            same_length("a reduction", send.len(), recv.len())?;
-            on = on.receives(&recv)?;
-        }
-        let op = on.operator(&op, send.data_type())?;
-        on.enqueue_configured(of, stream, |comm, on, config| {
-            calls::reduce(comm, on, op, c_root, config)
-        })
-    }
-
-    pub(super) fn broadcast<R: Buffer>(
-        of: &Configured<'_>,
-        send: Option<DeviceSlice<R::Element>>,
-        recv: &R,
-        root: usize,
-        stream: &Stream,
-    ) -> Result<()> {
-        let (recv, c_root) = (recv.device_slice(), of.communicator.peer(root)?);
-        let on = Operation::new(of.communicator, recv.len(), recv.data_type());
-        let mut on = on.receives(&recv)?;
-        if of.communicator.rank() == root {
-            let send = needed("a broadcast", "send", send)?;
-            same_length("a broadcast", send.len(), recv.len())?;
-            on = on.sends(&send)?;
-        }
-        on.enqueue_configured(of, stream, |comm, on, config| {
-            calls::broadcast(comm, on, c_root, config)
-        })
-    }
-
-    pub(super) fn all_gather<S: Buffer, R: SameElement<S>>(
-        of: &Configured<'_>,
-        send: &S,
-        recv: &R,
-        stream: &Stream,
-    ) -> Result<()> {
-        let (send, recv) = (send.device_slice(), recv.device_slice());
-        in_parts("an all-gather", recv.len(), send.len(), of.communicator.n_ranks())?;
-        let on = Operation::new(of.communicator, send.len(), send.data_type());
-        let on = on.sends(&send)?.receives(&recv)?;
-        on.enqueue_configured(of, stream, calls::all_gather)
-    }
-
-    pub(super) fn reduce_scatter<S: Buffer, R: SameElement<S>, O: ReduceOperator<S::Element>>(
-        of: &Configured<'_>,
-        send: &S,
-        recv: &R,
-        op: O,
-        stream: &Stream,
-    ) -> Result<()> {
-        let (send, recv) = (send.device_slice(), recv.device_slice());
-        in_parts("a reduce-scatter", send.len(), recv.len(), of.communicator.n_ranks())?;
-        let on = Operation::new(of.communicator, recv.len(), send.data_type());
-        let mut on = on.sends(&send)?.receives(&recv)?;
-        let op = on.operator(&op, send.data_type())?;
-        on.enqueue_configured(of, stream, |comm, on, config| {
-            calls::reduce_scatter(comm, on, op, config)
-        })
-    }
-
-    pub(super) fn all_to_all<S: Buffer, R: SameElement<S>>(
-        of: &Configured<'_>,
-        send: &S,
-        recv: &R,
-        stream: &Stream,
-    ) -> Result<()> {
-        let (send, recv) = (send.device_slice(), recv.device_slice());
-        same_length("an all-to-all", send.len(), recv.len())?;
-        let n_ranks = of.communicator.n_ranks();
-        let part = send.len() / n_ranks;
-        in_parts("an all-to-all", send.len(), part, n_ranks)?;
-        let on = Operation::new(of.communicator, part, send.data_type());
-        let on = on.sends(&send)?.receives(&recv)?;
-        on.enqueue_configured(of, stream, calls::all_to_all)
-    }
-
-    pub(super) fn gather<S: Buffer>(
-        of: &Configured<'_>,
-        send: &S,
-        recv: Option<DeviceSlice<S::Element>>,
-        root: usize,
-        stream: &Stream,
-    ) -> Result<()> {
-        let (send, c_root) = (send.device_slice(), of.communicator.peer(root)?);
-        let on = Operation::new(of.communicator, send.len(), send.data_type());
-        let mut on = on.sends(&send)?;
-        if of.communicator.rank() == root {
-            let recv = needed("a gather", "receive in", recv)?;
-            in_parts("a gather", recv.len(), send.len(), of.communicator.n_ranks())?;
-            on = on.receives(&recv)?;
-        }
-        on.enqueue_configured(of, stream, |comm, on, config| {
-            calls::gather(comm, on, c_root, config)
-        })
-    }
-
-    pub(super) fn scatter<R: Buffer>(
-        of: &Configured<'_>,
-        send: Option<DeviceSlice<R::Element>>,
-        recv: &R,
-        root: usize,
-        stream: &Stream,
-    ) -> Result<()> {
-        let (recv, c_root) = (recv.device_slice(), of.communicator.peer(root)?);
-        let on = Operation::new(of.communicator, recv.len(), recv.data_type());
-        let mut on = on.receives(&recv)?;
-        if of.communicator.rank() == root {
-            let send = needed("a scatter", "send", send)?;
-            in_parts("a scatter", send.len(), recv.len(), of.communicator.n_ranks())?;
-            on = on.sends(&send)?;
-        }
-        on.enqueue_configured(of, stream, |comm, on, config| {
-            calls::scatter(comm, on, c_root, config)
-        })
     }
 }

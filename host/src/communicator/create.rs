@@ -43,6 +43,12 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
+    /// The communicator that a call made.
+    fn made(self, out: &Out<RawComm>, operation: &'static str, end: End) -> Result<Communicator> {
+        let slot = CommSlot::new(made(out, self.rank, operation)?);
+        Ok(self.communicator(slot, end))
+    }
+
     fn communicator(self, slot: CommSlot, end: End) -> Communicator {
         let Self { library, context, rank, n_ranks, peers, blocking } = self;
         tracing::debug!(rank, n_ranks, gpu = context.ordinal(), "joined a communicator");
@@ -116,9 +122,7 @@ impl Communicator {
         peers: Option<Rc<dyn Peers>>,
     ) -> Result<Self> {
         refuse_inside("ncclCommInitRankScalable")?;
-        if rank >= n_ranks {
-            return Err(Error::invalid(format!("rank {rank} is not one of {n_ranks} ranks")));
-        }
+        let c_rank = rank_of(rank, n_ranks)?;
         if ids.is_empty() || ids.len() > n_ranks {
             let n = ids.len();
             return Err(Error::invalid(format!(
@@ -126,17 +130,14 @@ impl Communicator {
             )));
         }
         let ids: Vec<RawUniqueId> = ids.iter().map(|id| id.0).collect();
-        let (c_rank, c_n_ranks) = (number(rank)?, number(n_ranks)?);
+        let c_n_ranks = number(n_ranks)?;
         let blocking = config.is_blocking();
         let config = config.lower(library.version())?;
         let out = Out::new(std::ptr::null_mut());
         let call = calls::init_rank(out.clone(), ids, c_rank, c_n_ranks, config);
         make(library, context, rank, call)?;
         let place = Place { library, context, rank, n_ranks, peers, blocking };
-        Ok(place.communicator(
-            CommSlot::new(made(&out, rank, "ncclCommInitRankScalable")?),
-            End::Together,
-        ))
+        place.made(&out, "ncclCommInitRankScalable", End::Together)
     }
 
     /// Makes the communicators of all `contexts`, rank `i` on the `i`th, for use by this one
@@ -167,10 +168,7 @@ impl Communicator {
         let n_ranks = contexts.len();
         let place = |(rank, context)| {
             let place = Place { library, context, rank, n_ranks, peers: None, blocking: true };
-            Ok(place.communicator(
-                CommSlot::new(made(&outs[rank], rank, "ncclCommInitAll")?),
-                End::OneByOne,
-            ))
+            place.made(&outs[rank], "ncclCommInitAll", End::OneByOne)
         };
         contexts.iter().enumerate().map(place).collect()
     }
@@ -271,17 +269,12 @@ impl Communicator {
         let n_ranks = self.n_ranks();
         let mut excluded = vec![false; n_ranks];
         for &rank in exclude {
-            match excluded.get_mut(rank) {
-                Some(_) if rank == self.rank() => {
-                    return Err(Error::invalid(format!("rank {rank} excludes itself")));
-                }
-                Some(place) if !*place => *place = true,
-                Some(_) => return Err(Error::invalid(format!("rank {rank} is excluded twice"))),
-                None => {
-                    return Err(Error::invalid(format!(
-                        "rank {rank} is not one of {n_ranks} ranks"
-                    )));
-                }
+            rank_of(rank, n_ranks)?;
+            if rank == self.rank() {
+                return Err(Error::invalid(format!("rank {rank} excludes itself")));
+            }
+            if std::mem::replace(&mut excluded[rank], true) {
+                return Err(Error::invalid(format!("rank {rank} is excluded twice")));
             }
         }
         if exclude.is_empty() {
@@ -354,18 +347,15 @@ impl Communicator {
         config: &CommConfig,
     ) -> Result<Self> {
         refuse_inside("ncclCommGrow")?;
-        if rank >= n_ranks {
-            return Err(Error::invalid(format!("rank {rank} is not one of {n_ranks} ranks")));
-        }
+        let c_rank = rank_of(rank, n_ranks)?;
         let lowered = config.lower(library.version())?;
         let out = Out::new(std::ptr::null_mut());
-        let (c_rank, c_n_ranks) = (number(rank)?, number(n_ranks)?);
+        let c_n_ranks = number(n_ranks)?;
         let call = calls::grow(None, c_n_ranks, Some(id.0), c_rank, out.clone(), lowered);
         make(library, context, rank, call)?;
         let blocking = config.is_blocking();
         let place = Place { library, context, rank, n_ranks, peers: None, blocking };
-        let grown =
-            place.communicator(CommSlot::new(made(&out, rank, "ncclCommGrow")?), End::Together);
+        let grown = place.made(&out, "ncclCommGrow", End::Together)?;
         grown.wait_in_background()?;
         Ok(grown)
     }
@@ -428,6 +418,12 @@ fn made(out: &Out<RawComm>, rank: usize, operation: &'static str) -> Result<Comm
         rank: Some(rank),
         hint: "run again with NCCL_DEBUG=INFO for NCCL's own log",
     })
+}
+
+/// NCCL's number of a rank.
+pub(super) fn rank_of(rank: usize, n_ranks: usize) -> Result<c_int> {
+    let number = c_int::try_from(rank).ok().filter(|_| rank < n_ranks);
+    number.ok_or_else(|| Error::invalid(format!("rank {rank} is not one of {n_ranks} ranks")))
 }
 
 fn number(value: usize) -> Result<c_int> {

@@ -3,7 +3,7 @@
 
 use std::any::Any;
 use std::cell::Cell;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use super::abort::abort_aside;
@@ -48,8 +48,9 @@ impl Communicator {
     }
 
     /// Has `resource` closed with the communicator.
-    pub(super) fn adopt(&self, resource: Weak<dyn Resource>) {
-        self.inner.adopt(resource);
+    pub(super) fn adopt(&self, resource: &Rc<impl Resource + 'static>) {
+        let resource: Rc<dyn Resource> = Rc::clone(resource) as _;
+        self.inner.adopt(Rc::downgrade(&resource));
     }
 
     /// As streams and graphs keep it.

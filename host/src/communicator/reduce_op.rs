@@ -131,8 +131,7 @@ impl Communicator {
             communicator: self.clone(),
             _scalar: keep,
         });
-        let adopted: Rc<dyn Resource> = Rc::clone(&inner) as _;
-        self.adopt(Rc::downgrade(&adopted));
+        self.adopt(&inner);
         Ok(CustomReduceOp { inner, element: PhantomData })
     }
 }

@@ -65,8 +65,7 @@ impl Communicator {
             let (address, bytes) = (slice.device_address(), slice.byte_len());
             calls::register_buffer(comm, address, bytes, inner.handle.clone())
         })?;
-        let adopted: Rc<dyn Resource> = Rc::clone(&inner) as _;
-        self.adopt(Rc::downgrade(&adopted));
+        self.adopt(&inner);
         Ok(RegisteredBuffer { inner })
     }
 }

@@ -152,8 +152,7 @@ impl Communicator {
             let (address, bytes) = (slice.device_address(), slice.byte_len());
             calls::register_window(comm, address, bytes, flags.bits(), inner.handle.clone())
         })?;
-        let adopted: Rc<dyn Resource> = Rc::clone(&inner) as _;
-        self.adopt(Rc::downgrade(&adopted));
+        self.adopt(&inner);
         let window = Window { inner, len: slice.len(), element: PhantomData };
         if window.inner.made.get() == CallState::Made {
             // NCCL reports success and gives no window where it has no symmetric memory.

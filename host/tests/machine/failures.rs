@@ -7,7 +7,9 @@ use devcomm_host::{
     ShrinkMode, World, group,
 };
 
-use crate::support::{contents, count, inject, log_in, log_of, now, pause, refused_calls, world};
+use crate::support::{
+    contents, count, filled, inject, log_in, log_of, now, pause, refused_calls, world,
+};
 
 /// Functions, and what comes to call them; whatever else that calls succeeds.
 type Calls = [(&'static str, fn(&Rank) -> Result<()>); 21];
@@ -62,8 +64,7 @@ fn windows_of_a_group(rank: &Rank) -> Result<()> {
 
 fn sum(rank: &Rank) -> Result<f32> {
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
-    let b = comm.mem_alloc::<f32>(1)?;
-    b.copy_from_host(&[1.0])?;
+    let b = filled(comm, &[1.0_f32])?;
     comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
     stream.synchronize()?;
     Ok(contents(&b)[0])

@@ -7,7 +7,9 @@ use devcomm_host::{
     Result, WindowFlags, group, simulate,
 };
 
-use crate::support::{contents, inject, is_closed, is_in_group, logged, ranks, world};
+use crate::support::{
+    contents, done, filled, inject, is_closed, is_in_group, logged, ranks, world,
+};
 
 fn none() -> Vec<String> {
     Vec::new()
@@ -17,16 +19,14 @@ fn none() -> Vec<String> {
 fn operations_take_effect_at_the_end_of_their_group() {
     ranks(2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
-        let b = comm.mem_alloc::<f32>(3)?;
-        b.copy_from_host(&[1.0; 3])?;
-        let (done, log) = logged(rank, || {
+        let b = filled(comm, &[1.0_f32; 3])?;
+        let log = done(rank, || {
             group(|open| {
-                let (done, log) = logged(rank, || comm.all_reduce(&b, &b, ReduceOp::Sum, &stream));
+                let log = done(rank, || comm.all_reduce(&b, &b, ReduceOp::Sum, &stream))?;
                 assert_eq!((log, open.len()), (none(), 1));
-                done
+                Ok(())
             })
-        });
-        done?;
+        })?;
         assert_eq!(log, ["ncclGroupStart", "ncclAllReduce 3 type 7 op 0", "ncclGroupEnd"]);
         assert_eq!(contents(&b), [2.0; 3]);
         let (done, log) = logged(rank, || group(|_| Ok::<_, Error>(7)));
@@ -41,7 +41,7 @@ fn nested_groups_are_one() {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let b = comm.mem_alloc::<f32>(3)?;
         let sum = || comm.all_reduce(&b, &b, ReduceOp::Sum, &stream);
-        let (done, log) = logged(rank, || {
+        let log = done(rank, || {
             group(|_| {
                 group(|_| sum())?;
                 group(|open| {
@@ -50,8 +50,7 @@ fn nested_groups_are_one() {
                 })?;
                 sum()
             })
-        });
-        done?;
+        })?;
         assert_eq!(log.len(), 5, "{log:?}");
         assert_eq!(log.iter().filter(|line| line.starts_with("ncclGroup")).count(), 2);
         stream.synchronize()
@@ -80,8 +79,7 @@ fn a_group_whose_closure_fails_or_panics_makes_nothing() {
         });
         assert_eq!(log, none());
         // And no group is left open.
-        let (done, log) = logged(rank, sum);
-        done?;
+        let log = done(rank, sum)?;
         assert_eq!(log, ["ncclAllReduce 3 type 7 op 0"]);
         stream.synchronize()
     });
@@ -92,7 +90,7 @@ fn an_inner_group_that_fails_and_is_ignored_drops_only_its_own() {
     ranks(2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let (b, c) = (comm.mem_alloc::<f32>(3)?, comm.mem_alloc::<f32>(5)?);
-        let (done, log) = logged(rank, || {
+        let log = done(rank, || {
             group(|_| {
                 comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
                 let inner: Result<()> = group(|_| {
@@ -103,8 +101,7 @@ fn an_inner_group_that_fails_and_is_ignored_drops_only_its_own() {
                 assert!(inner.is_err());
                 comm.all_reduce(&b, &b, ReduceOp::Max, &stream)
             })
-        });
-        done?;
+        })?;
         let kept = ["ncclAllReduce 3 type 7 op 0", "ncclAllReduce 3 type 7 op 2"];
         assert_eq!(log[1..log.len() - 1], kept);
         stream.synchronize()
@@ -179,16 +176,14 @@ fn what_is_dropped_inside_a_group_lasts_until_its_end() {
     ranks(2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let result = comm.mem_alloc::<f32>(1)?;
-        let (send, op) = (comm.mem_alloc::<f32>(1)?, comm.pre_mul_sum(3.0_f32)?);
-        send.copy_from_host(&[2.0])?;
-        let (done, log) = logged(rank, || {
+        let (send, op) = (filled(comm, &[2.0_f32])?, comm.pre_mul_sum(3.0_f32)?);
+        let log = done(rank, || {
             group(|_| {
                 comm.all_reduce(&send, &result, &op, &stream)?;
                 drop((send, op));
                 Ok::<_, Error>(())
             })
-        });
-        done?;
+        })?;
         let at = |call: &str| log.iter().position(|line| line.starts_with(call)).unwrap();
         assert!(at("ncclGroupEnd") < at("ncclMemFree"), "{log:?}");
         assert!(at("ncclGroupEnd") < at("ncclRedOpDestroy"), "{log:?}");
@@ -201,14 +196,13 @@ fn what_is_dropped_inside_a_group_lasts_until_its_end() {
 fn what_was_made_and_dropped_inside_a_group_is_closed_after_it() {
     ranks(2, |rank| {
         let comm = rank.communicator()?;
-        let (done, log) = logged(rank, || {
+        let log = done(rank, || {
             group(|_| {
                 comm.window::<f32>(10)?;
                 comm.register_buffer(&comm.mem_alloc::<f32>(3)?)?;
                 comm.create_dev_comm(DevCommRequirements::new()).map(drop)
             })
-        });
-        done?;
+        })?;
         let at = |call: &str| log.iter().position(|line| line.starts_with(call)).unwrap();
         let end = at("ncclGroupEnd");
         for closed in ["ncclCommWindowDeregister", "ncclCommDeregister", "ncclDevCommDestroy"] {
@@ -245,8 +239,7 @@ fn nothing_is_closed_inside_a_group_that_may_use_it() {
 fn a_simulation_makes_nothing() {
     ranks(2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
-        let b = comm.mem_alloc::<f32>(3)?;
-        b.copy_from_host(&[1.0; 3])?;
+        let b = filled(comm, &[1.0_f32; 3])?;
         let (estimate, log) = logged(rank, || {
             simulate(|_| {
                 comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
@@ -318,8 +311,7 @@ fn a_group_that_nccl_refuses_makes_nothing_and_says_which_call() {
     inject(&world, "ncclBroadcast", None, Effect::Fail(2));
     let refused = |rank: &Rank| -> Result<()> {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
-        let b = comm.mem_alloc::<f32>(3)?;
-        b.copy_from_host(&[1.0; 3])?;
+        let b = filled(comm, &[1.0_f32; 3])?;
         let mut window = None;
         let failed = group(|_| {
             comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;

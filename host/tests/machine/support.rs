@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use devcomm_host::{
-    Buffer, CallRecord, Effect, Element, Error, Fault, Rank, Result, SimulatedMachine, Simulation,
-    World,
+    Buffer, CallRecord, Communicator, Effect, Element, Error, Fault, Rank, Result,
+    SimulatedMachine, Simulation, SymmetricBuffer, World,
 };
 use parking_lot::Mutex;
 
@@ -122,6 +122,19 @@ pub(crate) fn logged<T>(rank: &Rank, f: impl FnOnce() -> T) -> (T, Vec<String>) 
     (result, log_of(rank).split_off(before))
 }
 
+/// Runs `f`, and returns what this rank has done meanwhile if it succeeds.
+pub(crate) fn done(rank: &Rank, f: impl FnOnce() -> Result<()>) -> Result<Vec<String>> {
+    let (result, log) = logged(rank, f);
+    result.map(|()| log)
+}
+
+/// Runs `f`, for which this rank does nothing.
+#[track_caller]
+pub(crate) fn calls_nothing(rank: &Rank, f: impl FnOnce()) {
+    let ((), log) = logged(rank, f);
+    assert!(log.is_empty(), "{log:?}");
+}
+
 /// How often a function was called.
 pub(crate) fn count(log: &[String], call: &str) -> usize {
     log.iter().filter(|line| line.split(' ').next() == Some(call)).count()
@@ -191,6 +204,13 @@ fn sleep(machine: &SimulatedMachine, time: Duration) {
     while machine.now() < end {
         machine.wait(machine.news(), Some(end)).unwrap();
     }
+}
+
+/// A buffer with these elements.
+pub(crate) fn filled<T: Element>(comm: &Communicator, data: &[T]) -> Result<SymmetricBuffer<T>> {
+    let buffer = comm.mem_alloc(data.len())?;
+    buffer.copy_from_host(data)?;
+    Ok(buffer)
 }
 
 /// What is in a buffer.

@@ -4,6 +4,7 @@ mod plan;
 
 use std::rc::Rc;
 
+use devcomm_sys::nccl::{ABI_VERSION, API_MAGIC};
 use devcomm_types::nccl::{self, MultimemHandle, ResourceWindow};
 use litemap::LiteMap;
 
@@ -15,10 +16,6 @@ use crate::multicast::Group;
 use crate::nccl::{GinComm, RESOURCE_UNIT};
 use crate::ranks::{Ranks, Symmetric};
 
-/// What NCCL writes into a device communicator: version 2.32.3.
-const VERSION: u32 = 23203;
-/// NCCL: `NCCL_API_MAGIC`.
-const MAGIC: u32 = 0xcafe_beef;
 /// NCCL: `NCCL_NET_DEVICE_GIN_PROXY`.
 const PROXY: u8 = 2;
 
@@ -139,8 +136,8 @@ pub(crate) fn make(
     let comm = |rank: usize| {
         let view = &window.views[rank];
         let mut comm = nccl::DevComm {
-            magic: MAGIC,
-            version: VERSION,
+            magic: API_MAGIC,
+            version: ABI_VERSION,
             rank: rank as i32,
             n_ranks: ranks as i32,
             n_ranks_rcp32: reciprocal(ranks),

@@ -11,25 +11,13 @@ use cuda_std::prelude::*;
 use super::*;
 use crate::memory::{Allocation, GpuSet, Owner};
 
-fn settings(gpus: usize, multiprocessors: u32) -> Settings {
-    Settings {
-        gpus,
-        multiprocessors,
-        seed: None,
-        preempt: false,
-        watch: true,
-        stack_size: 64 << 10,
-        step_limit: Some(1 << 20),
-        time_limit: None,
-    }
-}
-
 /// In order, and by a few seeds.
 fn machines(gpus: usize, multiprocessors: u32) -> impl Iterator<Item = Rc<Gpus>> {
     let seeds = std::iter::once(None).chain((0..10).map(Some));
     seeds.map(move |seed| {
-        let settings = Settings { seed, ..settings(gpus, multiprocessors) };
-        Gpus::new(settings, Rc::new(Memory::new()))
+        let machine = Simulation::new(gpus).multiprocessors(multiprocessors).step_limit(1 << 20);
+        let machine = Simulation { seed, time_limit: None, ..machine };
+        Gpus::new(&machine, Rc::new(Memory::new()))
     })
 }
 

@@ -17,7 +17,7 @@ use crate::driver::graph::{Exec, Graph};
 use crate::driver::stream::{Stream, StreamOp};
 use crate::driver::{Refusal, Refused};
 use crate::error::{Error, Stall};
-use crate::gpus::{Gpus, Settings, Step};
+use crate::gpus::{Gpus, Step};
 use crate::host_nccl;
 use crate::memory::{Allocation, Memory};
 use crate::simulation::Simulation;
@@ -67,13 +67,6 @@ pub(crate) struct Core {
     wake_at: Cell<Option<u64>>,
 }
 
-/// How the GPUs of a simulation run.
-fn settings(simulation: &Simulation) -> Settings {
-    let Simulation { gpus, seed, preempt, watch, .. } = *simulation;
-    let Simulation { stack_size, step_limit, time_limit, multiprocessors, .. } = *simulation;
-    Settings { gpus, multiprocessors, seed, preempt, watch, stack_size, step_limit, time_limit }
-}
-
 /// Handles of objects that are no default streams start here.
 const FIRST_HANDLE: u64 = 1 << 24;
 
@@ -81,7 +74,7 @@ impl Core {
     pub(super) fn new(shared: Arc<Shared>, simulation: &Simulation) -> Self {
         crate::nccl::install();
         let memory = Rc::new(Memory::new());
-        let gpus = Gpus::new(settings(simulation), Rc::clone(&memory));
+        let gpus = Gpus::new(simulation, Rc::clone(&memory));
         let devices = (0..simulation.gpus).map(|_| Device::default()).collect();
         let default = |gpu| (Stream::default_of(gpu), Rc::new(Stream::new(gpu)));
         let streams = RefCell::new((0..simulation.gpus).map(default).collect());

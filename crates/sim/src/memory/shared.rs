@@ -64,10 +64,7 @@ impl Allocation {
     ) -> Result<(Self, Rc<Pages>)> {
         let page = page_size();
         let refused = |source| Error::Memory { bytes, ranks: 1, source };
-        let too_large = || refused(io::Error::from(io::ErrorKind::OutOfMemory));
-        let open = bytes.checked_next_multiple_of(page).ok_or_else(too_large)?.max(page);
-        let mapping =
-            Mapping::reserve(open.checked_add(2 * page).ok_or_else(too_large)?).map_err(refused)?;
+        let (mapping, open) = Mapping::of_one_part(bytes).map_err(refused)?;
         let pages = Pages::new(open).map_err(refused)?;
         mapping.map(page, open, &pages, 0).map_err(refused)?;
         let part = mapping.base().wrapping_add(page);

@@ -308,38 +308,27 @@ unsafe fn opened<'a>(session: *mut LsaBarrierSession) -> (&'a mut Session, Coop,
     (session, coop, at)
 }
 
-pub(super) unsafe extern "C-unwind" fn arrive(
-    session: *mut LsaBarrierSession,
-    _coop: *const CoopAny,
-    _order: i32,
-) {
-    let thread = Thread::current();
-    // SAFETY: the kernel opened the session.
-    let (session, coop, at) = unsafe { opened(session) };
-    session.arrive(thread, coop, at);
+/// The functions that take the session, a coop that it has already, and an order, which the
+/// simulator does not need: threads see one memory.
+macro_rules! on_session {
+    ($( $name:ident: $($step:ident),*; )*) => { $(
+        pub(super) unsafe extern "C-unwind" fn $name(
+            session: *mut LsaBarrierSession,
+            _coop: *const CoopAny,
+            _order: i32,
+        ) {
+            let thread = Thread::current();
+            // SAFETY: the kernel opened the session.
+            let (session, coop, at) = unsafe { opened(session) };
+            $( session.$step(thread, coop, at); )*
+        }
+    )* };
 }
 
-pub(super) unsafe extern "C-unwind" fn wait(
-    session: *mut LsaBarrierSession,
-    _coop: *const CoopAny,
-    _order: i32,
-) {
-    let thread = Thread::current();
-    // SAFETY: the kernel opened the session.
-    let (session, coop, at) = unsafe { opened(session) };
-    session.wait(thread, coop, at);
-}
-
-pub(super) unsafe extern "C-unwind" fn sync(
-    session: *mut LsaBarrierSession,
-    _coop: *const CoopAny,
-    _order: i32,
-) {
-    let thread = Thread::current();
-    // SAFETY: the kernel opened the session.
-    let (session, coop, at) = unsafe { opened(session) };
-    session.arrive(thread, coop, at);
-    session.wait(thread, coop, at);
+on_session! {
+    arrive: arrive;
+    wait: wait;
+    sync: arrive, wait;
 }
 
 pub(super) unsafe extern "C-unwind" fn destroy(session: *mut LsaBarrierSession) {

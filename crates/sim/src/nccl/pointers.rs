@@ -144,54 +144,19 @@ fn no_cft() -> ! {
     thread.misuse(at, "CFT is not simulated: no device communicator here has logical endpoints")
 }
 
-pub(super) unsafe extern "C-unwind" fn cft_le_info(
-    _window: *mut c_void,
-    _offset: usize,
-    _peer: i32,
-    _team: *const Team,
-    _comm: *const DevComm,
-    _id: *mut u32,
-    _le_offset: *mut usize,
-) {
-    no_cft()
+/// Functions that end the kernel, by their parameters.
+macro_rules! without_cft {
+    ($( $name:ident($($type:ty),*); )*) => { $(
+        pub(super) unsafe extern "C-unwind" fn $name($(_: $type),*) {
+            no_cft()
+        }
+    )* };
 }
 
-pub(super) unsafe extern "C-unwind" fn peer_le_info(
-    _window: *mut c_void,
-    _offset: usize,
-    _peer: i32,
-    _comm: *const DevComm,
-    _id: *mut u32,
-    _le_offset: *mut usize,
-) {
-    no_cft()
-}
-
-pub(super) unsafe extern "C-unwind" fn multimem_le_info(
-    _window: *mut c_void,
-    _offset: usize,
-    _comm: *const DevComm,
-    _id: *mut u32,
-    _le_offset: *mut usize,
-) {
-    no_cft()
-}
-
-pub(super) unsafe extern "C-unwind" fn resource_le_info(
-    _comm: *const DevComm,
-    _handle: ResourceHandle,
-    _peer: i32,
-    _id: *mut u32,
-    _le_offset: *mut usize,
-) {
-    no_cft()
-}
-
-pub(super) unsafe extern "C-unwind" fn resource_multimem_le_info(
-    _comm: *const DevComm,
-    _handle: ResourceHandle,
-    _id: *mut u32,
-    _le_offset: *mut usize,
-) {
-    no_cft()
+without_cft! {
+    cft_le_info(*mut c_void, usize, i32, *const Team, *const DevComm, *mut u32, *mut usize);
+    peer_le_info(*mut c_void, usize, i32, *const DevComm, *mut u32, *mut usize);
+    multimem_le_info(*mut c_void, usize, *const DevComm, *mut u32, *mut usize);
+    resource_le_info(*const DevComm, ResourceHandle, i32, *mut u32, *mut usize);
+    resource_multimem_le_info(*const DevComm, ResourceHandle, *mut u32, *mut usize);
 }

@@ -163,13 +163,19 @@ impl Work<'_> {
         }
     }
 
-    fn refuse_sum_in_switch<T: Sum>(&self) {
+    /// Hands the sums behind a multicast address to `store`, with their index, for the thread's elements.
+    fn sum_in_switch<T: Sum>(&self, src: *const T, count: usize, store: impl Fn(usize, T)) {
         if !T::IN_SWITCH {
             let what = format!(
                 "a multimem sum of {}: NCCL's device library traps here, on every GPU",
                 T::NAME
             );
             self.thread.misuse(self.at, what);
+        }
+        for i in self.of_mine(count) {
+            if let Some(total) = self.load_sum(src.wrapping_add(i)) {
+                store(i, total);
+            }
         }
     }
 }
@@ -244,12 +250,7 @@ pub(super) unsafe extern "C-unwind" fn multimem_reduce_sum<T: Sum>(
 ) {
     // SAFETY: the kernel passes a coop.
     let work = unsafe { Work::of(coop) };
-    work.refuse_sum_in_switch::<T>();
-    for i in work.of_mine(count) {
-        if let Some(total) = work.load_sum(mc_src.wrapping_add(i)) {
-            work.store(dst.wrapping_add(i), total);
-        }
-    }
+    work.sum_in_switch(mc_src, count, |i, total| work.store(dst.wrapping_add(i), total));
 }
 
 pub(super) unsafe extern "C-unwind" fn multimem_copy<T: Sum>(
@@ -274,12 +275,7 @@ pub(super) unsafe extern "C-unwind" fn multimem_reduce_sum_copy<T: Sum>(
 ) {
     // SAFETY: the kernel passes a coop.
     let work = unsafe { Work::of(coop) };
-    work.refuse_sum_in_switch::<T>();
-    for i in work.of_mine(count) {
-        if let Some(total) = work.load_sum(mc_src.wrapping_add(i)) {
-            work.store_all(mc_dst.wrapping_add(i), total);
-        }
-    }
+    work.sum_in_switch(mc_src, count, |i, total| work.store_all(mc_dst.wrapping_add(i), total));
 }
 
 #[allow(clippy::too_many_arguments, reason = "NCCL's")]

@@ -125,6 +125,31 @@ pub unsafe fn put(
     }
 }
 
+/// A put of the lowest `bytes` bytes of a value, by one thread.
+///
+/// # Safety
+///
+/// NCCL's contract.
+#[track_caller]
+pub unsafe fn put_value(
+    net: &mut Gin,
+    team: &Team,
+    peer: i32,
+    (window, offset): Place,
+    (value, bytes): (u64, usize),
+    then: Then,
+) {
+    let (kind, _, id, _, op, arg) = then.parts();
+    let (signals, one, none) = (kind == INDEXED, thread_coop(), null_mut());
+    // SAFETY: the caller's.
+    unsafe {
+        raw::ncclGinPutValue(
+            net, team, peer, window, offset, value, bytes, signals, id, op, arg, &one, false, none,
+            THREAD, SYSTEM,
+        );
+    }
+}
+
 /// A signal by one thread.
 ///
 /// # Safety

@@ -8,16 +8,41 @@ use std::ptr::{null, null_mut};
 
 use devcomm_sim::{Machine, Simulation};
 use devcomm_sys::driver::{
-    CUcontext, CUgraph, CUgraphExec, CUlaunchConfig, CUresult, CUstream, CUstreamCaptureMode,
+    CUgraph, CUgraphExec, CUlaunchConfig, CUresult, CUstream, CUstreamCaptureMode,
 };
 use devcomm_sys::nccl::{Config, RawComm, RawStream, RawUniqueId};
 use devcomm_types::HostBody;
 
+/// Calls a function of the simulated NCCL.
+#[allow(unused_macros, reason = "each of the programs that have this uses a part of it")]
+macro_rules! nccl {
+    ($function:ident($($argument:expr),* $(,)?)) => {
+        // SAFETY: live handles, pointers and memory; what is none the machine refuses, which is
+        // what tests look at.
+        unsafe { devcomm_sim::Machine::nccl().$function.unwrap()($($argument),*) }
+    };
+}
+#[allow(unused_imports, reason = "as above")]
+pub(crate) use nccl;
+
+/// Calls a function of the simulated driver.
+#[allow(unused_macros, reason = "as above")]
+macro_rules! cuda {
+    ($function:ident($($argument:expr),* $(,)?)) => {
+        // SAFETY: as for `nccl`.
+        unsafe { devcomm_sim::Machine::driver().$function($($argument),*) }
+    };
+}
+#[allow(unused_imports, reason = "as above")]
+pub(crate) use cuda;
+
+pub const F32: c_int = 7;
+pub const SUM: c_int = 0;
 pub const IN_PROGRESS: c_int = 7;
 pub const INVALID_ARGUMENT: c_int = 4;
 pub const INVALID_USAGE: c_int = 5;
 
-const OK: CUresult = CUresult::CUDA_SUCCESS;
+pub const OK: CUresult = CUresult::CUDA_SUCCESS;
 
 /// One thread, with its GPU current.
 pub struct Thread {
@@ -31,8 +56,7 @@ pub struct Thread {
 
 fn unique_id(machine: &Machine) -> RawUniqueId {
     let (_attached, mut id) = (machine.ticket("makes an id").attach(), RawUniqueId([0; 128]));
-    // SAFETY: a live pointer.
-    ok(unsafe { Machine::nccl().get_unique_id.unwrap()(&raw mut id) });
+    ok(nccl!(get_unique_id(&raw mut id)));
     id
 }
 
@@ -60,19 +84,20 @@ pub fn on_machine<T: Send>(machine: &Machine, f: impl Fn(&Thread) -> T + Sync) -
 
 /// Makes a GPU's context current.
 pub fn retain(gpu: usize) {
-    let (cuda, mut context): (_, CUcontext) = (Machine::driver(), null_mut());
-    // SAFETY: a live pointer, and a context that was retained.
-    unsafe {
-        assert_eq!(cuda.cuDevicePrimaryCtxRetain(&raw mut context, gpu as i32), OK);
-        assert_eq!(cuda.cuCtxSetCurrent(context), OK);
-    }
+    let mut context = null_mut();
+    assert_eq!(cuda!(cuDevicePrimaryCtxRetain(&raw mut context, gpu as i32)), OK);
+    assert_eq!(cuda!(cuCtxSetCurrent(context)), OK);
+}
+
+fn last_error(comm: RawComm) -> String {
+    let text = nccl!(get_last_error(comm));
+    // SAFETY: the text is the thread's until its next call.
+    unsafe { CStr::from_ptr(text) }.to_str().unwrap().to_owned()
 }
 
 #[track_caller]
 pub fn ok(code: c_int) {
-    // SAFETY: NULL is allowed, and the text is the thread's until its next call.
-    let text = unsafe { CStr::from_ptr(Machine::nccl().get_last_error.unwrap()(null_mut())) };
-    assert_eq!(code, 0, "{text:?}");
+    assert_eq!(code, 0, "{}", last_error(null_mut()));
 }
 
 /// Memory of `ncclMemAlloc`, freed by its thread.
@@ -90,24 +115,16 @@ impl Memory {
     pub fn read<T: Copy>(&self, n: usize) -> Vec<T> {
         let mut data = Vec::<T>::with_capacity(n);
         let bytes = n * size_of::<T>();
+        let code = cuda!(cuMemcpyDtoH_v2(data.as_mut_ptr().cast(), self.0 as u64, bytes));
+        assert_eq!(code, OK);
         // SAFETY: there is room, and every pattern is a number of the tests' types.
-        unsafe {
-            let from = self.0 as u64;
-            assert_eq!(
-                Machine::driver().cuMemcpyDtoH_v2(data.as_mut_ptr().cast(), from, bytes),
-                OK
-            );
-            data.set_len(n);
-        }
+        unsafe { data.set_len(n) };
         data
     }
 
     pub fn write<T: Copy>(&self, data: &[T]) {
         let bytes = size_of_val(data);
-        // SAFETY: the data has as many bytes; the machine checks the other side.
-        let code = unsafe {
-            Machine::driver().cuMemcpyHtoD_v2(self.0 as u64, data.as_ptr().cast(), bytes)
-        };
+        let code = cuda!(cuMemcpyHtoD_v2(self.0 as u64, data.as_ptr().cast(), bytes));
         assert_eq!(code, OK);
     }
 }
@@ -121,30 +138,24 @@ impl Thread {
     }
 
     pub fn init_with(&self, mut config: Config) -> (RawComm, c_int) {
-        let (nccl, mut comm) = (Machine::nccl(), null_mut());
+        let mut comm = null_mut();
         let (n, me) = (self.n as c_int, self.me as c_int);
-        // SAFETY: live pointers.
-        let code = unsafe {
-            let (out, config) = (&raw mut comm, &raw mut config);
-            nccl.comm_init_rank_config.unwrap()(out, n, self.id, me, config)
-        };
+        let (out, config) = (&raw mut comm, &raw mut config);
+        let code = nccl!(comm_init_rank_config(out, n, self.id, me, config));
         (comm, code)
     }
 
     pub fn destroy(&self, comm: RawComm) {
-        // SAFETY: a live handle, here and below.
-        ok(unsafe { Machine::nccl().comm_destroy.unwrap()(comm) });
+        ok(nccl!(comm_destroy(comm)));
     }
 
     pub fn abort(&self, comm: RawComm) {
-        // SAFETY: as above.
-        ok(unsafe { Machine::nccl().comm_abort.unwrap()(comm) });
+        ok(nccl!(comm_abort(comm)));
     }
 
     pub fn async_error(&self, comm: RawComm) -> c_int {
         let mut state = -1;
-        // SAFETY: as above.
-        ok(unsafe { Machine::nccl().comm_get_async_error.unwrap()(comm, &raw mut state) });
+        ok(nccl!(comm_get_async_error(comm, &raw mut state)));
         state
     }
 
@@ -155,43 +166,35 @@ impl Thread {
     }
 
     pub fn last_error(&self, comm: RawComm) -> String {
-        // SAFETY: as above; the text is the thread's until its next call.
-        let text = unsafe { CStr::from_ptr(Machine::nccl().get_last_error.unwrap()(comm)) };
-        text.to_str().unwrap().to_owned()
+        last_error(comm)
     }
 
     /// Rank and number of ranks.
     pub fn place(&self, comm: RawComm) -> (usize, usize) {
-        let (nccl, mut rank, mut n) = (Machine::nccl(), -1, -1);
-        // SAFETY: as above.
-        unsafe {
-            ok(nccl.comm_user_rank.unwrap()(comm, &raw mut rank));
-            ok(nccl.comm_count.unwrap()(comm, &raw mut n));
-        }
+        let (mut rank, mut n) = (-1, -1);
+        ok(nccl!(comm_user_rank(comm, &raw mut rank)));
+        ok(nccl!(comm_count(comm, &raw mut n)));
         (rank as usize, n as usize)
     }
 
     pub fn stream(&self) -> RawStream {
         let mut stream: CUstream = null_mut();
-        // SAFETY: a live pointer.
-        assert_eq!(unsafe { Machine::driver().cuStreamCreate(&raw mut stream, 1) }, OK);
+        assert_eq!(cuda!(cuStreamCreate(&raw mut stream, 1)), OK);
         stream.cast()
     }
 
     pub fn synchronize(&self, stream: RawStream) {
-        // SAFETY: a live handle.
-        assert_eq!(unsafe { Machine::driver().cuStreamSynchronize(stream.cast()) }, OK);
+        assert_eq!(cuda!(cuStreamSynchronize(stream.cast())), OK);
     }
 
     /// Waits for a stream; the driver's text, if that fails.
     pub fn wait_for(&self, stream: RawStream) -> Option<String> {
-        let (cuda, mut text) = (Machine::driver(), null());
-        // SAFETY: live handles and pointers; the text is the thread's until its next call.
-        unsafe {
-            let code = cuda.cuStreamSynchronize(stream.cast());
-            assert_eq!(cuda.cuGetErrorString(code, &raw mut text), OK);
-            (code != OK).then(|| CStr::from_ptr(text).to_str().unwrap().to_owned())
-        }
+        let mut text = null();
+        let code = cuda!(cuStreamSynchronize(stream.cast()));
+        assert_eq!(cuda!(cuGetErrorString(code, &raw mut text)), OK);
+        // SAFETY: the text is the thread's until its next call.
+        let text = unsafe { CStr::from_ptr(text) };
+        (code != OK).then(|| text.to_str().unwrap().to_owned())
     }
 
     /// Launches a kernel, by the addresses of its parameters.
@@ -216,45 +219,36 @@ impl Thread {
             numAttrs: 0,
         };
         let function = self.machine.bind(body);
-        // SAFETY: the parameters are the kernel's.
-        let code = unsafe {
-            let (config, params) = (&raw const config, params.as_mut_ptr());
-            Machine::driver().cuLaunchKernelEx(config, function, params, null_mut())
-        };
+        let (config, params) = (&raw const config, params.as_mut_ptr());
+        let code = cuda!(cuLaunchKernelEx(config, function, params, null_mut()));
         assert_eq!(code, OK);
     }
 
     /// Pinned memory of the host.
     pub fn pinned(&self, bytes: usize) -> *mut c_void {
         let mut memory = null_mut();
-        // SAFETY: a live pointer.
-        assert_eq!(unsafe { Machine::driver().cuMemHostAlloc(&raw mut memory, bytes, 0) }, OK);
+        assert_eq!(cuda!(cuMemHostAlloc(&raw mut memory, bytes, 0)), OK);
         memory
     }
 
     pub fn capture(&self, stream: RawStream, f: impl FnOnce()) -> CUgraphExec {
-        let (cuda, stream): (_, CUstream) = (Machine::driver(), stream.cast());
+        let stream = stream.cast();
         let (mut graph, mut exec): (CUgraph, CUgraphExec) = (null_mut(), null_mut());
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: live pointers and handles.
-        unsafe {
-            assert_eq!(cuda.cuStreamBeginCapture_v2(stream, mode), OK);
-            f();
-            assert_eq!(cuda.cuStreamEndCapture(stream, &raw mut graph), OK);
-            assert_eq!(cuda.cuGraphInstantiateWithFlags(&raw mut exec, graph, 0), OK);
-        }
+        assert_eq!(cuda!(cuStreamBeginCapture_v2(stream, mode)), OK);
+        f();
+        assert_eq!(cuda!(cuStreamEndCapture(stream, &raw mut graph)), OK);
+        assert_eq!(cuda!(cuGraphInstantiateWithFlags(&raw mut exec, graph, 0)), OK);
         exec
     }
 
     pub fn launch(&self, exec: CUgraphExec, stream: RawStream) {
-        // SAFETY: live handles.
-        assert_eq!(unsafe { Machine::driver().cuGraphLaunch(exec, stream.cast()) }, OK);
+        assert_eq!(cuda!(cuGraphLaunch(exec, stream.cast())), OK);
     }
 
     pub fn alloc(&self, bytes: usize) -> Memory {
         let mut memory = null_mut();
-        // SAFETY: a live pointer.
-        ok(unsafe { Machine::nccl().mem_alloc.unwrap()(&raw mut memory, bytes) });
+        ok(nccl!(mem_alloc(&raw mut memory, bytes)));
         let mut all = self.memory.take();
         all.push(memory.addr());
         self.memory.set(all);
@@ -291,8 +285,23 @@ impl Thread {
     /// Waits until all ranks of a communicator are here.
     pub fn meet(&self, comm: RawComm) {
         let (b, stream) = (self.zeroed(1), self.stream());
-        ok(self.all_reduce(&b, 1, 7, 0, comm, stream));
+        ok(self.all_reduce(&b, 1, F32, SUM, comm, stream));
         self.synchronize(stream);
+    }
+
+    /// The sum of all ranks' numbers.
+    pub fn sum(&self, own: f32, comm: RawComm, stream: RawStream) -> f32 {
+        let b = self.filled(&[own]);
+        ok(self.all_reduce(&b, 1, F32, SUM, comm, stream));
+        self.synchronize(stream);
+        b.read(1)[0]
+    }
+
+    /// What a split gives; NULL without a color.
+    pub fn split(&self, comm: RawComm, color: c_int, key: c_int) -> RawComm {
+        let mut child = null_mut();
+        ok(nccl!(comm_split(comm, color, key, &raw mut child, null_mut())));
+        child
     }
 }
 
@@ -300,8 +309,7 @@ impl Drop for Thread {
     fn drop(&mut self) {
         for memory in self.memory.take() {
             let memory = std::ptr::with_exposed_provenance_mut(memory);
-            // SAFETY: it was allocated, and nothing uses it any more.
-            unsafe { Machine::nccl().mem_free.unwrap()(memory) };
+            nccl!(mem_free(memory));
         }
     }
 }

@@ -22,194 +22,115 @@ pub const IN_PROGRESS: c_int = 7;
 #[derive(Clone, Copy)]
 pub struct RawUniqueId(pub [u8; 128]);
 
-/// NCCL: `ncclCommProperties_t`. The bools that NCCL writes are read as bytes, so that no value of
-/// theirs can be invalid.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct CommProperties {
-    pub size: usize,
-    pub magic: u32,
-    pub version: u32,
-    pub rank: c_int,
-    pub n_ranks: c_int,
-    pub cuda_dev: c_int,
-    pub nvml_dev: c_int,
-    pub device_api_support: u8,
-    pub multimem_support: u8,
-    pub gin_type: c_int,
-    pub n_lsa_teams: c_int,
-    pub host_rma_support: u8,
-    pub railed_gin_type: c_int,
-    pub comm_hash: u64,
-    pub gin_min_stride: c_int,
-    pub gin_connection_type: c_int,
-    pub gin_support: [u8; 64],
-    pub dev_comm_runtime_version_size: usize,
-    pub cft_support: u8,
-    pub cft_multicast_support: u8,
-    pub cft_counted_support: u8,
+/// Declares versioned structs, with the values that NCCL's initializer gives their fields.
+macro_rules! versioned {
+    ($(
+        $(#[doc = $doc:literal])*
+        $name:ident = $initializer:literal, magic $magic:expr, {
+            $( $field:ident: $type:ty = $value:expr, )*
+        }
+    )*) => { $(
+        $(#[doc = $doc])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug)]
+        pub struct $name {
+            pub size: usize,
+            pub magic: u32,
+            pub version: u32,
+            $( pub $field: $type, )*
+        }
+
+        impl $name {
+            #[doc = concat!("NCCL: `", $initializer, "`.")]
+            pub const fn new() -> Self {
+                Self {
+                    size: size_of::<Self>(),
+                    magic: $magic,
+                    version: ABI_VERSION,
+                    $( $field: $value, )*
+                }
+            }
+        }
+    )* };
 }
 
-impl CommProperties {
-    /// NCCL: `NCCL_COMM_PROPERTIES_INITIALIZER`.
-    pub const fn new() -> Self {
-        Self {
-            size: size_of::<Self>(),
-            magic: API_MAGIC,
-            version: ABI_VERSION,
-            rank: 0,
-            n_ranks: 0,
-            cuda_dev: 0,
-            nvml_dev: 0,
-            device_api_support: 0,
-            multimem_support: 0,
-            gin_type: 0,
-            n_lsa_teams: 0,
-            host_rma_support: 0,
-            railed_gin_type: 0,
-            comm_hash: 0,
-            gin_min_stride: 0,
-            gin_connection_type: 0,
-            gin_support: [0; 64],
-            dev_comm_runtime_version_size: 0,
-            cft_support: 0,
-            cft_multicast_support: 0,
-            cft_counted_support: 0,
-        }
+versioned! {
+    /// NCCL: `ncclCommProperties_t`. The bools that NCCL writes are read as bytes, so that no value
+    /// of theirs can be invalid.
+    CommProperties = "NCCL_COMM_PROPERTIES_INITIALIZER", magic API_MAGIC, {
+        rank: c_int = 0,
+        n_ranks: c_int = 0,
+        cuda_dev: c_int = 0,
+        nvml_dev: c_int = 0,
+        device_api_support: u8 = 0,
+        multimem_support: u8 = 0,
+        gin_type: c_int = 0,
+        n_lsa_teams: c_int = 0,
+        host_rma_support: u8 = 0,
+        railed_gin_type: c_int = 0,
+        comm_hash: u64 = 0,
+        gin_min_stride: c_int = 0,
+        gin_connection_type: c_int = 0,
+        gin_support: [u8; 64] = [0; 64],
+        dev_comm_runtime_version_size: usize = 0,
+        cft_support: u8 = 0,
+        cft_multicast_support: u8 = 0,
+        cft_counted_support: u8 = 0,
     }
-}
 
-/// NCCL: `ncclDevCommRequirements_t`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Requirements {
-    pub size: usize,
-    pub magic: u32,
-    pub version: u32,
-    pub resource_requirements_list: *mut ResourceRequirements,
-    pub team_requirements_list: *mut TeamRequirements,
-    pub lsa_multimem: bool,
-    pub barrier_count: c_int,
-    pub lsa_barrier_count: c_int,
-    pub rail_gin_barrier_count: c_int,
-    pub lsa_ll_a2a_block_count: c_int,
-    pub lsa_ll_a2a_slot_count: c_int,
-    pub gin_force_enable: bool,
-    pub gin_context_count: c_int,
-    pub gin_signal_count: c_int,
-    pub gin_counter_count: c_int,
-    pub gin_connection_type: c_int,
-    pub gin_exclusive_contexts: bool,
-    pub gin_queue_depth: c_int,
-    pub gin_traffic_class: c_int,
-    pub world_gin_barrier_count: c_int,
-    pub gin_strong_signals_required: bool,
-    pub gin_va_signals_required: bool,
-    pub gin_custom_stride: c_int,
-    pub gin_type: c_int,
-    pub use_runtime_version: bool,
-    pub cft_caps: c_int,
-    pub cft_barrier_count: c_int,
-}
-
-impl Requirements {
-    /// NCCL: `NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER`.
-    pub const fn new() -> Self {
-        Self {
-            size: size_of::<Self>(),
-            magic: API_MAGIC,
-            version: ABI_VERSION,
-            resource_requirements_list: null_mut(),
-            team_requirements_list: null_mut(),
-            lsa_multimem: false,
-            barrier_count: 0,
-            lsa_barrier_count: 0,
-            rail_gin_barrier_count: 0,
-            lsa_ll_a2a_block_count: 0,
-            lsa_ll_a2a_slot_count: 0,
-            gin_force_enable: false,
-            gin_context_count: 4,
-            gin_signal_count: 0,
-            gin_counter_count: 0,
-            gin_connection_type: 0,
-            gin_exclusive_contexts: false,
-            gin_queue_depth: 0,
-            gin_traffic_class: UNDEF_INT,
-            world_gin_barrier_count: 0,
-            gin_strong_signals_required: true,
-            gin_va_signals_required: true,
-            gin_custom_stride: 1,
-            gin_type: 0,
-            use_runtime_version: false,
-            cft_caps: 0,
-            cft_barrier_count: 0,
-        }
+    /// NCCL: `ncclDevCommRequirements_t`.
+    Requirements = "NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER", magic API_MAGIC, {
+        resource_requirements_list: *mut ResourceRequirements = null_mut(),
+        team_requirements_list: *mut TeamRequirements = null_mut(),
+        lsa_multimem: bool = false,
+        barrier_count: c_int = 0,
+        lsa_barrier_count: c_int = 0,
+        rail_gin_barrier_count: c_int = 0,
+        lsa_ll_a2a_block_count: c_int = 0,
+        lsa_ll_a2a_slot_count: c_int = 0,
+        gin_force_enable: bool = false,
+        gin_context_count: c_int = 4,
+        gin_signal_count: c_int = 0,
+        gin_counter_count: c_int = 0,
+        gin_connection_type: c_int = 0,
+        gin_exclusive_contexts: bool = false,
+        gin_queue_depth: c_int = 0,
+        gin_traffic_class: c_int = UNDEF_INT,
+        world_gin_barrier_count: c_int = 0,
+        gin_strong_signals_required: bool = true,
+        gin_va_signals_required: bool = true,
+        gin_custom_stride: c_int = 1,
+        gin_type: c_int = 0,
+        use_runtime_version: bool = false,
+        cft_caps: c_int = 0,
+        cft_barrier_count: c_int = 0,
     }
-}
 
-/// NCCL: `ncclConfig_t`. Every number starts as [`UNDEF_INT`], which leaves it to NCCL.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Config {
-    pub size: usize,
-    pub magic: u32,
-    pub version: u32,
-    pub blocking: c_int,
-    pub cga_cluster_size: c_int,
-    pub min_ctas: c_int,
-    pub max_ctas: c_int,
-    pub net_name: *const c_char,
-    pub split_share: c_int,
-    pub traffic_class: c_int,
-    pub comm_name: *const c_char,
-    pub collnet_enable: c_int,
-    pub cta_policy: c_int,
-    pub shrink_share: c_int,
-    pub nvls_ctas: c_int,
-    pub n_channels_per_net_peer: c_int,
-    pub nvlink_centric_sched: c_int,
-    pub graph_usage_mode: c_int,
-    pub num_rma_ctx: c_int,
-    pub max_p2p_peers: c_int,
-    pub graph_stream_ordering: c_int,
-    pub launch_order_implicit: c_int,
-    pub num_rma_sig: c_int,
-    pub rma_eager_init: c_int,
-    pub host_cft_mode: c_int,
-    pub nvls_host_mode: c_int,
-}
-
-impl Config {
-    /// NCCL: `NCCL_CONFIG_INITIALIZER`.
-    pub const fn new() -> Self {
-        Self {
-            size: size_of::<Self>(),
-            magic: API_MAGIC,
-            version: ABI_VERSION,
-            blocking: UNDEF_INT,
-            cga_cluster_size: UNDEF_INT,
-            min_ctas: UNDEF_INT,
-            max_ctas: UNDEF_INT,
-            net_name: null(),
-            split_share: UNDEF_INT,
-            traffic_class: UNDEF_INT,
-            comm_name: null(),
-            collnet_enable: UNDEF_INT,
-            cta_policy: UNDEF_INT,
-            shrink_share: UNDEF_INT,
-            nvls_ctas: UNDEF_INT,
-            n_channels_per_net_peer: UNDEF_INT,
-            nvlink_centric_sched: UNDEF_INT,
-            graph_usage_mode: UNDEF_INT,
-            num_rma_ctx: UNDEF_INT,
-            max_p2p_peers: UNDEF_INT,
-            graph_stream_ordering: UNDEF_INT,
-            launch_order_implicit: UNDEF_INT,
-            num_rma_sig: UNDEF_INT,
-            rma_eager_init: UNDEF_INT,
-            host_cft_mode: UNDEF_INT,
-            nvls_host_mode: UNDEF_INT,
-        }
+    /// NCCL: `ncclConfig_t`. Every number starts as [`UNDEF_INT`], which leaves it to NCCL.
+    Config = "NCCL_CONFIG_INITIALIZER", magic API_MAGIC, {
+        blocking: c_int = UNDEF_INT,
+        cga_cluster_size: c_int = UNDEF_INT,
+        min_ctas: c_int = UNDEF_INT,
+        max_ctas: c_int = UNDEF_INT,
+        net_name: *const c_char = null(),
+        split_share: c_int = UNDEF_INT,
+        traffic_class: c_int = UNDEF_INT,
+        comm_name: *const c_char = null(),
+        collnet_enable: c_int = UNDEF_INT,
+        cta_policy: c_int = UNDEF_INT,
+        shrink_share: c_int = UNDEF_INT,
+        nvls_ctas: c_int = UNDEF_INT,
+        n_channels_per_net_peer: c_int = UNDEF_INT,
+        nvlink_centric_sched: c_int = UNDEF_INT,
+        graph_usage_mode: c_int = UNDEF_INT,
+        num_rma_ctx: c_int = UNDEF_INT,
+        max_p2p_peers: c_int = UNDEF_INT,
+        graph_stream_ordering: c_int = UNDEF_INT,
+        launch_order_implicit: c_int = UNDEF_INT,
+        num_rma_sig: c_int = UNDEF_INT,
+        rma_eager_init: c_int = UNDEF_INT,
+        host_cft_mode: c_int = UNDEF_INT,
+        nvls_host_mode: c_int = UNDEF_INT,
     }
 }
 
@@ -232,89 +153,30 @@ pub union ConfigExtValue {
     pub raw: *mut c_void,
 }
 
-/// NCCL: `ncclCollConfig_t`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct CollConfig {
-    pub size: usize,
-    pub magic: u32,
-    pub version: u32,
-    pub ext: *mut ConfigExt,
-    pub min_ctas: c_int,
-    pub max_ctas: c_int,
-    pub nvls_ctas: c_int,
-    pub cga_cluster_size: c_int,
-    pub alg_selection: *const c_char,
-    pub force_alg_selection: c_int,
-    pub cta_policy: c_int,
-    pub user_profiler_tag: u64,
-    pub launch_completion_event: *mut c_void,
-}
-
-impl CollConfig {
-    /// NCCL: `NCCL_COLLCONFIG_INITIALIZER`.
-    pub const fn new() -> Self {
-        Self {
-            size: size_of::<Self>(),
-            magic: API_MAGIC,
-            version: ABI_VERSION,
-            ext: null_mut(),
-            min_ctas: UNDEF_INT,
-            max_ctas: UNDEF_INT,
-            nvls_ctas: UNDEF_INT,
-            cga_cluster_size: UNDEF_INT,
-            alg_selection: null(),
-            force_alg_selection: 1,
-            cta_policy: UNDEF_INT,
-            user_profiler_tag: 0,
-            launch_completion_event: null_mut(),
-        }
+versioned! {
+    /// NCCL: `ncclCollConfig_t`.
+    CollConfig = "NCCL_COLLCONFIG_INITIALIZER", magic API_MAGIC, {
+        ext: *mut ConfigExt = null_mut(),
+        min_ctas: c_int = UNDEF_INT,
+        max_ctas: c_int = UNDEF_INT,
+        nvls_ctas: c_int = UNDEF_INT,
+        cga_cluster_size: c_int = UNDEF_INT,
+        alg_selection: *const c_char = null(),
+        force_alg_selection: c_int = 1,
+        cta_policy: c_int = UNDEF_INT,
+        user_profiler_tag: u64 = 0,
+        launch_completion_event: *mut c_void = null_mut(),
     }
-}
 
-/// NCCL: `ncclSimInfo_t`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct SimInfo {
-    pub size: usize,
-    pub magic: u32,
-    pub version: u32,
-    pub estimated_time: f32,
-}
-
-impl SimInfo {
-    /// NCCL: `NCCL_SIM_INFO_INITIALIZER`.
-    pub const fn new() -> Self {
-        Self {
-            size: size_of::<Self>(),
-            magic: 0x7468_5283,
-            version: ABI_VERSION,
-            estimated_time: -1.0,
-        }
+    /// NCCL: `ncclSimInfo_t`.
+    SimInfo = "NCCL_SIM_INFO_INITIALIZER", magic 0x7468_5283, {
+        estimated_time: f32 = -1.0,
     }
-}
 
-/// NCCL: `ncclEncryptionConfig_t`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct EncryptionConfig {
-    pub size: usize,
-    pub magic: u32,
-    pub version: u32,
-    pub mode: c_int,
-    pub psk: *const c_char,
-}
-
-impl EncryptionConfig {
-    /// NCCL: `NCCL_ENCRYPTION_CONFIG_INITIALIZER`.
-    pub const fn new() -> Self {
-        Self {
-            size: size_of::<Self>(),
-            magic: API_MAGIC,
-            version: ABI_VERSION,
-            mode: 0,
-            psk: null(),
-        }
+    /// NCCL: `ncclEncryptionConfig_t`.
+    EncryptionConfig = "NCCL_ENCRYPTION_CONFIG_INITIALIZER", magic API_MAGIC, {
+        mode: c_int = 0,
+        psk: *const c_char = null(),
     }
 }
 
@@ -340,6 +202,20 @@ pub struct ResourceRequirements {
     pub gin_counter_count: c_int,
     pub out_gin_signal_start: *mut u32,
     pub out_gin_counter_start: *mut u32,
+}
+
+impl ResourceRequirements {
+    /// Nothing at all.
+    pub const NONE: Self = Self {
+        next: null_mut(),
+        buffer_size: 0,
+        buffer_align: 0,
+        out_buffer_handle: null_mut(),
+        gin_signal_count: 0,
+        gin_counter_count: 0,
+        out_gin_signal_start: null_mut(),
+        out_gin_counter_start: null_mut(),
+    };
 }
 
 /// NCCL: `ncclTeamRequirements_t`, a node of a list.

@@ -62,48 +62,52 @@ pub struct CollectiveConfig {
     vendor_options: Vec<(i32, i32, VendorValue)>,
 }
 
+/// Declares the functions that set one field to a value, each with NCCL's name.
+macro_rules! settings {
+    ($( $(#[doc = $doc:literal])* $name:ident($value:ident: $type:ty) = $field:literal; )*) => {
+        impl CollectiveConfig {
+            $(
+                $(#[doc = $doc])*
+                ///
+                #[doc = concat!("NCCL: `", $field, "`.")]
+                #[doc(alias = $field)]
+                pub fn $name(mut self, $value: $type) -> Self {
+                    self.$name = Some($value);
+                    self
+                }
+            )*
+        }
+    };
+}
+
+settings! {
+    /// The fewest thread blocks, from 1. Default: the communicator's.
+    min_ctas(count: u32) = "minCTAs";
+
+    /// The most thread blocks, from 1 and not below `min_ctas`. Default: the communicator's, which
+    /// it cannot exceed.
+    max_ctas(count: u32) = "maxCTAs";
+
+    /// Thread blocks where the collective runs over NVLS, from 1. Default: the communicator's.
+    nvls_ctas(count: u32) = "nvlsCTAs";
+
+    /// Thread blocks in a cluster, 0 to 8; the same for all collectives of a group. Default: the
+    /// communicator's.
+    cga_cluster_size(blocks: u32) = "cgaClusterSize";
+
+    /// Whether a selection that cannot be honoured is an error; otherwise NCCL then chooses itself.
+    /// Default: true.
+    force_alg_selection(force: bool) = "forceAlgSelection";
+
+    /// How multiprocessors are used; not [`CtaPolicy::DEFAULT`], which NCCL refuses here. Default:
+    /// the communicator's.
+    cta_policy(policy: CtaPolicy) = "CTAPolicy";
+}
+
 impl CollectiveConfig {
     /// NCCL's defaults.
     pub fn new() -> Self {
         Self::default()
-    }
-
-    /// The fewest thread blocks, from 1. Default: the communicator's.
-    ///
-    /// NCCL: `minCTAs`.
-    #[doc(alias = "minCTAs")]
-    pub fn min_ctas(mut self, count: u32) -> Self {
-        self.min_ctas = Some(count);
-        self
-    }
-
-    /// The most thread blocks, from 1 and not below `min_ctas`. Default: the communicator's, which
-    /// it cannot exceed.
-    ///
-    /// NCCL: `maxCTAs`.
-    #[doc(alias = "maxCTAs")]
-    pub fn max_ctas(mut self, count: u32) -> Self {
-        self.max_ctas = Some(count);
-        self
-    }
-
-    /// Thread blocks where the collective runs over NVLS, from 1. Default: the communicator's.
-    ///
-    /// NCCL: `nvlsCTAs`.
-    #[doc(alias = "nvlsCTAs")]
-    pub fn nvls_ctas(mut self, count: u32) -> Self {
-        self.nvls_ctas = Some(count);
-        self
-    }
-
-    /// Thread blocks in a cluster, 0 to 8; the same for all collectives of a group. Default: the
-    /// communicator's.
-    ///
-    /// NCCL: `cgaClusterSize`.
-    #[doc(alias = "cgaClusterSize")]
-    pub fn cga_cluster_size(mut self, blocks: u32) -> Self {
-        self.cga_cluster_size = Some(blocks);
-        self
     }
 
     /// Which algorithms may be used, in NCCL's notation. Default: any.
@@ -112,26 +116,6 @@ impl CollectiveConfig {
     #[doc(alias = "algSelection")]
     pub fn alg_selection(mut self, selection: impl Into<String>) -> Self {
         self.alg_selection = Some(selection.into());
-        self
-    }
-
-    /// Whether a selection that cannot be honoured is an error; otherwise NCCL then chooses itself.
-    /// Default: true.
-    ///
-    /// NCCL: `forceAlgSelection`.
-    #[doc(alias = "forceAlgSelection")]
-    pub fn force_alg_selection(mut self, force: bool) -> Self {
-        self.force_alg_selection = Some(force);
-        self
-    }
-
-    /// How multiprocessors are used; not [`CtaPolicy::DEFAULT`], which NCCL refuses here. Default:
-    /// the communicator's.
-    ///
-    /// NCCL: `CTAPolicy`.
-    #[doc(alias = "CTAPolicy")]
-    pub fn cta_policy(mut self, policy: CtaPolicy) -> Self {
-        self.cta_policy = Some(policy);
         self
     }
 

@@ -96,40 +96,24 @@ trait Setting: Copy {
     fn to_int(self) -> Option<c_int>;
 }
 
-impl Setting for bool {
-    fn to_int(self) -> Option<c_int> {
-        Some(self.into())
-    }
+macro_rules! ints {
+    ($( $type:ty: |$value:ident| $int:expr; )*) => { $(
+        impl Setting for $type {
+            fn to_int(self) -> Option<c_int> {
+                let $value = self;
+                $int
+            }
+        }
+    )* };
 }
 
-impl Setting for u32 {
-    fn to_int(self) -> Option<c_int> {
-        self.try_into().ok()
-    }
-}
-
-impl Setting for CtaPolicy {
-    fn to_int(self) -> Option<c_int> {
-        (Self::all().contains(self)).then_some(self.bits())
-    }
-}
-
-impl Setting for NvlsHostMode {
-    fn to_int(self) -> Option<c_int> {
-        Some(self.bits())
-    }
-}
-
-impl Setting for HostCftMode {
-    fn to_int(self) -> Option<c_int> {
-        Some(self as c_int)
-    }
-}
-
-impl Setting for GraphUsageMode {
-    fn to_int(self) -> Option<c_int> {
-        Some(self as c_int)
-    }
+ints! {
+    bool: |value| Some(value.into());
+    u32: |value| value.try_into().ok();
+    CtaPolicy: |policy| CtaPolicy::all().contains(policy).then_some(policy.bits());
+    NvlsHostMode: |mode| Some(mode.bits());
+    HostCftMode: |mode| Some(mode as c_int);
+    GraphUsageMode: |mode| Some(mode as c_int);
 }
 
 /// Declares [`CommConfig`]: for each setting its documentation, type, NCCL's name and the version

@@ -132,8 +132,7 @@ impl DevCommResource {
         communicator.call_collective(&inner.made, Rc::clone(&inner) as _, |comm| {
             calls::create_dev_comm(comm, Arc::clone(inner.lowered.lists()), inner.out.clone())
         })?;
-        let adopted: Rc<dyn Resource> = Rc::clone(&inner) as _;
-        inner.communicator.adopt(Rc::downgrade(&adopted));
+        inner.communicator.adopt(&inner);
         Ok(Self { inner })
     }
 

@@ -8,136 +8,161 @@ use super::facilities::Facilities;
 use super::resources::{Resource, ResourceKey, ResourceRequest};
 use crate::communicator::Properties;
 
-/// What the kernels that will use a device communicator need of it. Every rank asks for the same.
-///
-/// What is not set is as NCCL has it by default, but for [`gin_va_signals`](Self::gin_va_signals).
-///
-/// ```
-/// use devcomm_host::{DevCommRequirements, GinConnectionType, ResourceBuffer, Signals};
-///
-/// let mut requirements =
-///     DevCommRequirements::new().lsa_barriers(64).gin_connection(GinConnectionType::Full);
-/// assert_eq!(requirements.lsa_barrier_count(), 64);
-/// // Resources of a kernel's own: a key now, the handle when there is a device communicator.
-/// let arrived = requirements.add(Signals { count: 8 });
-/// let scratch = requirements.add(ResourceBuffer { bytes: 1 << 20, align: 128 });
-/// // let dev = comm.create_dev_comm(requirements)?;
-/// // let (arrived, scratch) = (dev.resource(arrived)?, dev.resource(scratch)?);
-/// # assert_eq!((arrived.request().count, scratch.request().align), (8, 128));
-/// ```
-///
-/// NCCL: `ncclDevCommRequirements_t` of 2.32.3, each field but four: `size`, `magic` and `version`
-/// are filled in, and `useRuntimeVersion` stays false, because it is for device code that is linked
-/// against the library at hand when the program runs. Kernels here are linked when the program is
-/// built, against the device code of one version, and it is that version's layout that they read.
-#[derive(Clone, Debug, PartialEq)]
-#[doc(alias = "ncclDevCommRequirements_t")]
-#[doc(alias = "ncclDevCommRequirements")]
-pub struct DevCommRequirements {
-    pub(super) lsa_multimem: bool,
-    pub(super) barriers: u32,
-    pub(super) lsa_barriers: u32,
-    pub(super) rail_gin_barriers: u32,
-    pub(super) world_gin_barriers: u32,
-    pub(super) lsa_ll_a2a_blocks: u32,
-    pub(super) lsa_ll_a2a_slots: u32,
-    pub(super) gin_force_enable: bool,
-    pub(super) gin_contexts: u32,
-    pub(super) gin_signals: u32,
-    pub(super) gin_counters: u32,
-    pub(super) gin_connection: GinConnectionType,
-    pub(super) gin_exclusive_contexts: bool,
-    pub(super) gin_queue_depth: u32,
-    pub(super) gin_traffic_class: Option<i32>,
-    pub(super) gin_strong_signals: bool,
-    pub(super) gin_va_signals: bool,
-    pub(super) gin_custom_stride: u32,
-    pub(super) gin_type: GinType,
-    pub(super) cft: bool,
-    pub(super) cft_multimem: bool,
-    pub(super) cft_barriers: u32,
-    pub(super) resources: Vec<Resource>,
+/// Declares [`DevCommRequirements`]: fields that functions of their own set, with their defaults,
+/// and those that are set as they are, each with the name of its value, its default and NCCL's name.
+macro_rules! requirements {
+    (
+        $(#[$attribute:meta])*
+        pub struct DevCommRequirements {
+            $( $other:ident: $other_type:ty = $other_default:expr, )*
+        }
+        $(
+            $(#[doc = $doc:literal])*
+            $name:ident($value:ident: $type:ty) = $default:expr, $alias:literal;
+        )*
+    ) => {
+        $(#[$attribute])*
+        pub struct DevCommRequirements {
+            $( pub(super) $name: $type, )*
+            $( pub(super) $other: $other_type, )*
+        }
+
+        impl DevCommRequirements {
+            /// Nothing beyond the ranks' addresses.
+            #[must_use]
+            #[expect(
+                clippy::new_without_default,
+                reason = "what is required is stated, not defaulted"
+            )]
+            pub const fn new() -> Self {
+                Self { $( $name: $default, )* $( $other: $other_default, )* }
+            }
+
+            $(
+                $(#[doc = $doc])*
+                #[must_use]
+                #[doc(alias = $alias)]
+                pub const fn $name(mut self, $value: $type) -> Self {
+                    self.$name = $value;
+                    self
+                }
+            )*
+        }
+    };
 }
 
-impl DevCommRequirements {
-    /// Nothing beyond the ranks' addresses.
-    #[must_use]
-    #[expect(clippy::new_without_default, reason = "what is required is stated, not defaulted")]
-    pub const fn new() -> Self {
-        Self {
-            lsa_multimem: false,
-            barriers: 0,
-            lsa_barriers: 0,
-            rail_gin_barriers: 0,
-            world_gin_barriers: 0,
-            lsa_ll_a2a_blocks: 0,
-            lsa_ll_a2a_slots: 0,
-            gin_force_enable: false,
-            gin_contexts: 4,
-            gin_signals: 0,
-            gin_counters: 0,
-            gin_connection: GinConnectionType::None,
-            gin_exclusive_contexts: false,
-            gin_queue_depth: 0,
-            gin_traffic_class: None,
-            gin_strong_signals: true,
-            gin_va_signals: false,
-            gin_custom_stride: 1,
-            gin_type: GinType::None,
-            cft: false,
-            cft_multimem: false,
-            cft_barriers: 0,
-            resources: Vec::new(),
-        }
+requirements! {
+    /// What the kernels that will use a device communicator need of it. Every rank asks for the
+    /// same.
+    ///
+    /// What is not set is as NCCL has it by default, but for
+    /// [`gin_va_signals`](Self::gin_va_signals).
+    ///
+    /// ```
+    /// use devcomm_host::{DevCommRequirements, GinConnectionType, ResourceBuffer, Signals};
+    ///
+    /// let mut requirements =
+    ///     DevCommRequirements::new().lsa_barriers(64).gin_connection(GinConnectionType::Full);
+    /// assert_eq!(requirements.lsa_barrier_count(), 64);
+    /// // Resources of a kernel's own: a key now, the handle when there is a device communicator.
+    /// let arrived = requirements.add(Signals { count: 8 });
+    /// let scratch = requirements.add(ResourceBuffer { bytes: 1 << 20, align: 128 });
+    /// // let dev = comm.create_dev_comm(requirements)?;
+    /// // let (arrived, scratch) = (dev.resource(arrived)?, dev.resource(scratch)?);
+    /// # assert_eq!((arrived.request().count, scratch.request().align), (8, 128));
+    /// ```
+    ///
+    /// NCCL: `ncclDevCommRequirements_t` of 2.32.3, each field but four: `size`, `magic` and
+    /// `version` are filled in, and `useRuntimeVersion` stays false, because it is for device code
+    /// that is linked against the library at hand when the program runs. Kernels here are linked
+    /// when the program is built, against the device code of one version, and it is that version's
+    /// layout that they read.
+    #[derive(Clone, Debug, PartialEq)]
+    #[doc(alias = "ncclDevCommRequirements_t")]
+    #[doc(alias = "ncclDevCommRequirements")]
+    pub struct DevCommRequirements {
+        lsa_ll_a2a_blocks: u32 = 0,
+        lsa_ll_a2a_slots: u32 = 0,
+        gin_force_enable: bool = false,
+        gin_traffic_class: Option<i32> = None,
+        resources: Vec<Resource> = Vec::new(),
     }
 
     /// A multicast mapping over the ranks of the LSA team. Refused where
     /// [`Properties::multimem`](crate::Properties::multimem) is false or NCCL_NVLS_ENABLE is 0.
     /// NCCL: `lsaMultimem`.
-    #[must_use]
-    #[doc(alias = "lsaMultimem")]
-    pub const fn lsa_multimem(mut self, wanted: bool) -> Self {
-        self.lsa_multimem = wanted;
-        self
-    }
+    lsa_multimem(wanted: bool) = false, "lsaMultimem";
 
     /// That many hybrid barriers between all ranks, by load and store within an LSA team and over
     /// the network between them. They need a [`gin_connection`](Self::gin_connection) even where
     /// there is one LSA team. NCCL: `barrierCount`.
-    #[must_use]
-    #[doc(alias = "barrierCount")]
-    pub const fn barriers(mut self, count: u32) -> Self {
-        self.barriers = count;
-        self
-    }
+    barriers(count: u32) = 0, "barrierCount";
 
     /// That many barriers between the ranks that reach each other by load and store: at least one a
     /// block of the largest grid. NCCL: `lsaBarrierCount`.
-    #[must_use]
-    #[doc(alias = "lsaBarrierCount")]
-    pub const fn lsa_barriers(mut self, count: u32) -> Self {
-        self.lsa_barriers = count;
-        self
-    }
+    lsa_barriers(count: u32) = 0, "lsaBarrierCount";
 
     /// That many barriers over the network between the ranks of the rail team. NCCL:
     /// `railGinBarrierCount`.
-    #[must_use]
-    #[doc(alias = "railGinBarrierCount")]
-    pub const fn rail_gin_barriers(mut self, count: u32) -> Self {
-        self.rail_gin_barriers = count;
-        self
-    }
+    rail_gin_barriers(count: u32) = 0, "railGinBarrierCount";
 
     /// That many barriers over the network between all ranks; every rank has to be connected. NCCL:
     /// `worldGinBarrierCount`.
-    #[must_use]
-    #[doc(alias = "worldGinBarrierCount")]
-    pub const fn world_gin_barriers(mut self, count: u32) -> Self {
-        self.world_gin_barriers = count;
-        self
-    }
+    world_gin_barriers(count: u32) = 0, "worldGinBarrierCount";
 
+    /// That many contexts, each with its own queues, signals and counters. A wish: the device
+    /// communicator says how many there are. 4 unless set. NCCL: `ginContextCount`.
+    gin_contexts(count: u32) = 4, "ginContextCount";
+
+    /// That many signals, with ids from 0. NCCL: `ginSignalCount`.
+    gin_signals(count: u32) = 0, "ginSignalCount";
+
+    /// That many counters, with ids from 0. NCCL: `ginCounterCount`.
+    gin_counters(count: u32) = 0, "ginCounterCount";
+
+    /// Which ranks a kernel reaches over the network; nobody unless set. NCCL: `ginConnectionType`.
+    gin_connection(connection: GinConnectionType) = GinConnectionType::None, "ginConnectionType";
+
+    /// Contexts that no other device communicator uses. NCCL: `ginExclusiveContexts`.
+    gin_exclusive_contexts(wanted: bool) = false, "ginExclusiveContexts";
+
+    /// Operations that a queue holds; 0, the default, leaves it to the back end. NCCL:
+    /// `ginQueueDepth`.
+    gin_queue_depth(operations: u32) = 0, "ginQueueDepth";
+
+    /// A back end whose signals can be strong: a strong signal arrives after all puts before it to
+    /// the same rank on the same context. True unless set, as NCCL has it, although that leaves out
+    /// EFA_GDA: with `false` NCCL's GIN barriers signal weakly and, on the other back ends, no
+    /// longer wait for the puts before them. With `false`, a kernel must use neither strong signals
+    /// nor such fences. NCCL: `ginStrongSignalsRequired`.
+    gin_strong_signals(required: bool) = true, "ginStrongSignalsRequired";
+
+    /// A back end that signals into windows (VA signals). **False unless set, where NCCL has
+    /// true**: a kernel asks for a VA signal by name, and into a window registered with
+    /// `NCCL_WIN_STRICT_ORDERING`, so who needs them knows; requiring them would leave out EFA_GDA
+    /// and PROXY over TCP for everyone else. With `false`, a kernel must not use them. NCCL:
+    /// `ginVaSignalsRequired`.
+    gin_va_signals(required: bool) = false, "ginVaSignalsRequired";
+
+    /// The distance in ranks for [`GinConnectionType::CustomStride`]: a multiple of
+    /// [`Properties::gin_min_stride`](crate::Properties::gin_min_stride), and at most the size of
+    /// an LSA team. NCCL: `ginCustomStride`.
+    gin_custom_stride(ranks: u32) = 1, "ginCustomStride";
+
+    /// One back end and no other; [`GinType::None`], the default, takes any. NCCL: `ginType`.
+    gin_type(gin_type: GinType) = GinType::None, "ginType";
+
+    /// CFT's logical endpoints of single ranks. NCCL: `NCCL_CFT` in `cftCaps`.
+    cft(wanted: bool) = false, "cftCaps";
+
+    /// CFT's logical endpoints of multicast. NCCL: `NCCL_CFT_MULTIMEM` in `cftCaps`.
+    cft_multimem(wanted: bool) = false, "cftCaps";
+
+    /// That many CFT barriers. NCCL: `cftBarrierCount`.
+    cft_barriers(count: u32) = 0, "cftBarrierCount";
+}
+
+impl DevCommRequirements {
     /// Room for low-latency all-to-all sessions in the LSA team: for `blocks` blocks, of `slots`
     /// slots of 8 bytes each ([`LlA2a::slots`](super::LlA2a::slots) counts them). NCCL fills no
     /// handle in for this; ask for [`LlA2a`](super::LlA2a) instead to get one. NCCL:
@@ -160,127 +185,11 @@ impl DevCommRequirements {
         self
     }
 
-    /// That many contexts, each with its own queues, signals and counters. A wish: the device
-    /// communicator says how many there are. 4 unless set. NCCL: `ginContextCount`.
-    #[must_use]
-    #[doc(alias = "ginContextCount")]
-    pub const fn gin_contexts(mut self, count: u32) -> Self {
-        self.gin_contexts = count;
-        self
-    }
-
-    /// That many signals, with ids from 0. NCCL: `ginSignalCount`.
-    #[must_use]
-    #[doc(alias = "ginSignalCount")]
-    pub const fn gin_signals(mut self, count: u32) -> Self {
-        self.gin_signals = count;
-        self
-    }
-
-    /// That many counters, with ids from 0. NCCL: `ginCounterCount`.
-    #[must_use]
-    #[doc(alias = "ginCounterCount")]
-    pub const fn gin_counters(mut self, count: u32) -> Self {
-        self.gin_counters = count;
-        self
-    }
-
-    /// Which ranks a kernel reaches over the network; nobody unless set. NCCL: `ginConnectionType`.
-    #[must_use]
-    #[doc(alias = "ginConnectionType")]
-    pub const fn gin_connection(mut self, connection: GinConnectionType) -> Self {
-        self.gin_connection = connection;
-        self
-    }
-
-    /// Contexts that no other device communicator uses. NCCL: `ginExclusiveContexts`.
-    #[must_use]
-    #[doc(alias = "ginExclusiveContexts")]
-    pub const fn gin_exclusive_contexts(mut self, wanted: bool) -> Self {
-        self.gin_exclusive_contexts = wanted;
-        self
-    }
-
-    /// Operations that a queue holds; 0, the default, leaves it to the back end. NCCL:
-    /// `ginQueueDepth`.
-    #[must_use]
-    #[doc(alias = "ginQueueDepth")]
-    pub const fn gin_queue_depth(mut self, operations: u32) -> Self {
-        self.gin_queue_depth = operations;
-        self
-    }
-
     /// The network's traffic class; the communicator's unless set. NCCL: `ginTrafficClass`.
     #[must_use]
     #[doc(alias = "ginTrafficClass")]
     pub const fn gin_traffic_class(mut self, class: i32) -> Self {
         self.gin_traffic_class = Some(class);
-        self
-    }
-
-    /// A back end whose signals can be strong: a strong signal arrives after all puts before it to
-    /// the same rank on the same context. True unless set, as NCCL has it, although that leaves out
-    /// EFA_GDA: with `false` NCCL's GIN barriers signal weakly and, on the other back ends, no
-    /// longer wait for the puts before them. With `false`, a kernel must use neither strong signals
-    /// nor such fences. NCCL: `ginStrongSignalsRequired`.
-    #[must_use]
-    #[doc(alias = "ginStrongSignalsRequired")]
-    pub const fn gin_strong_signals(mut self, required: bool) -> Self {
-        self.gin_strong_signals = required;
-        self
-    }
-
-    /// A back end that signals into windows (VA signals). **False unless set, where NCCL has
-    /// true**: a kernel asks for a VA signal by name, and into a window registered with
-    /// `NCCL_WIN_STRICT_ORDERING`, so who needs them knows; requiring them would leave out EFA_GDA
-    /// and PROXY over TCP for everyone else. With `false`, a kernel must not use them. NCCL:
-    /// `ginVaSignalsRequired`.
-    #[must_use]
-    #[doc(alias = "ginVaSignalsRequired")]
-    pub const fn gin_va_signals(mut self, required: bool) -> Self {
-        self.gin_va_signals = required;
-        self
-    }
-
-    /// The distance in ranks for [`GinConnectionType::CustomStride`]: a multiple of
-    /// [`Properties::gin_min_stride`](crate::Properties::gin_min_stride), and at most the size of
-    /// an LSA team. NCCL: `ginCustomStride`.
-    #[must_use]
-    #[doc(alias = "ginCustomStride")]
-    pub const fn gin_custom_stride(mut self, ranks: u32) -> Self {
-        self.gin_custom_stride = ranks;
-        self
-    }
-
-    /// One back end and no other; [`GinType::None`], the default, takes any. NCCL: `ginType`.
-    #[must_use]
-    #[doc(alias = "ginType")]
-    pub const fn gin_type(mut self, gin_type: GinType) -> Self {
-        self.gin_type = gin_type;
-        self
-    }
-
-    /// CFT's logical endpoints of single ranks. NCCL: `NCCL_CFT` in `cftCaps`.
-    #[must_use]
-    #[doc(alias = "cftCaps")]
-    pub const fn cft(mut self, wanted: bool) -> Self {
-        self.cft = wanted;
-        self
-    }
-
-    /// CFT's logical endpoints of multicast. NCCL: `NCCL_CFT_MULTIMEM` in `cftCaps`.
-    #[must_use]
-    #[doc(alias = "cftCaps")]
-    pub const fn cft_multimem(mut self, wanted: bool) -> Self {
-        self.cft_multimem = wanted;
-        self
-    }
-
-    /// That many CFT barriers. NCCL: `cftBarrierCount`.
-    #[must_use]
-    #[doc(alias = "cftBarrierCount")]
-    pub const fn cft_barriers(mut self, count: u32) -> Self {
-        self.cft_barriers = count;
         self
     }
 

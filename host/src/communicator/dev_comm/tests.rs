@@ -163,16 +163,6 @@ fn nodes_and_handles_are_those_of_nccls_own_functions() {
         Err(error) => return eprintln!("SKIPPED: {error}"),
     };
     let nccl = library.nccl();
-    let empty = || ResourceRequirements {
-        next: std::ptr::null_mut(),
-        buffer_size: 0,
-        buffer_align: 0,
-        out_buffer_handle: std::ptr::null_mut(),
-        gin_signal_count: 0,
-        gin_counter_count: 0,
-        out_gin_signal_start: std::ptr::null_mut(),
-        out_gin_counter_start: std::ptr::null_mut(),
-    };
     let seen = |raw: ResourceRequirements| ResourceNode {
         buffer: (raw.buffer_size, raw.buffer_align),
         signals: raw.gin_signal_count,
@@ -181,7 +171,7 @@ fn nodes_and_handles_are_those_of_nccls_own_functions() {
     for n_ranks in [1, 2, 3, 8, 72] {
         for count in [0, 1, 5, 64, 1000] {
             let team = Team { n_ranks, rank: 0, stride: 1 };
-            let (mut raw, mut handle) = (empty(), LsaBarrierHandle::default());
+            let (mut raw, mut handle) = (ResourceRequirements::NONE, LsaBarrierHandle::default());
             // SAFETY: both outputs are live.
             let code = unsafe {
                 nccl.lsa_barrier_create_requirement(team, count, &raw mut handle, &raw mut raw)
@@ -191,7 +181,7 @@ fn nodes_and_handles_are_those_of_nccls_own_functions() {
             assert_eq!(node(request), seen(raw));
             assert_eq!(handle.n_barriers, count);
 
-            let (mut raw, mut handle) = (empty(), GinBarrierHandle::default());
+            let (mut raw, mut handle) = (ResourceRequirements::NONE, GinBarrierHandle::default());
             // SAFETY: both outputs are live; the communicator may be NULL.
             let code = unsafe {
                 nccl.gin_barrier_create_requirement(
@@ -214,7 +204,7 @@ fn nodes_and_handles_are_those_of_nccls_own_functions() {
                 nccl.ll_a2a_calc_slots(max_elements as i32, element_size as i32).unwrap()
             };
             assert_eq!(slots as u64, request.slots());
-            let (mut raw, mut handle) = (empty(), LlA2aHandle::default());
+            let (mut raw, mut handle) = (ResourceRequirements::NONE, LlA2aHandle::default());
             // SAFETY: both outputs are live.
             let code = unsafe {
                 nccl.ll_a2a_create_requirement(blocks as i32, slots, &raw mut handle, &raw mut raw)

@@ -16,14 +16,21 @@ use devcomm_sys::nccl::{
     CommProperties, IN_PROGRESS, RawComm, RawStream, RawUniqueId, RawWaitSignal, RawWindow,
 };
 
+/// What one-sided operations have none of.
+const NO_FLAGS: c_uint = 0;
+
 /// What a collective works on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Operands {
     pub send: u64,
     pub recv: u64,
     /// In elements, counted as the operation counts.
     pub count: usize,
     pub data_type: c_int,
+    /// Of a reduction.
+    pub op: c_int,
+    /// Of what has one.
+    pub root: c_int,
     pub stream: u64,
 }
 
@@ -48,7 +55,6 @@ macro_rules! collectives {
         pub(crate) fn $name(
             comm: CommPtr,
             on: Operands,
-            $($extra: c_int,)*
             config: Option<Arc<LoweredCollectiveConfig>>,
         ) -> Call {
             call!($symbol, |nccl| {
@@ -56,9 +62,10 @@ macro_rules! collectives {
                 let (send, recv) = (on.send as *const c_void, on.recv as *mut c_void);
                 let (count, data_type, stream) = (on.count, on.data_type, stream(on.stream));
                 match &config {
-                    None => nccl.$name(send, recv, count, data_type, $($extra,)* comm.0, stream),
+                    None => nccl.$name(send, recv, count, data_type, $(on.$extra,)* comm.0, stream),
                     Some(config) => nccl.$with_config(
-                        send, recv, count, data_type, $($extra,)* comm.0, stream, config.as_ptr(),
+                        send, recv, count, data_type, $(on.$extra,)* comm.0, stream,
+                        config.as_ptr(),
                     ),
                 }
             })
@@ -77,20 +84,118 @@ collectives! {
     scatter, scatter_config, "ncclScatter", (root);
 }
 
-pub(crate) fn send(comm: CommPtr, on: Operands, peer: c_int) -> Call {
-    call!("ncclSend", |nccl| {
-        let comm = comm;
-        let from = on.send as *const c_void;
-        nccl.send(from, on.count, on.data_type, peer, comm.0, stream(on.stream))
-    })
+/// Declares calls on a communicator, each with the expression that makes it.
+macro_rules! on_a_communicator {
+    ($(
+        $(#[doc = $doc:literal])*
+        fn $name:ident($($arg:ident: $type:ty),* $(,)?)
+            = $symbol:literal, |$nccl:ident, $comm:ident| $body:expr;
+    )*) => { $(
+        $(#[doc = $doc])*
+        pub(crate) fn $name(comm: CommPtr, $($arg: $type),*) -> Call {
+            call!($symbol, |$nccl| {
+                let $comm = { comm }.0;
+                $body
+            })
+        }
+    )* };
 }
 
-pub(crate) fn recv(comm: CommPtr, on: Operands, peer: c_int) -> Call {
-    call!("ncclRecv", |nccl| {
-        let comm = comm;
+on_a_communicator! {
+    fn send(on: Operands, peer: c_int) = "ncclSend", |nccl, comm| {
+        let from = on.send as *const c_void;
+        nccl.send(from, on.count, on.data_type, peer, comm, stream(on.stream))
+    };
+
+    fn recv(on: Operands, peer: c_int) = "ncclRecv", |nccl, comm| {
         let to = on.recv as *mut c_void;
-        nccl.recv(to, on.count, on.data_type, peer, comm.0, stream(on.stream))
-    })
+        nccl.recv(to, on.count, on.data_type, peer, comm, stream(on.stream))
+    };
+
+    /// `offset` is in bytes of the peer's window.
+    fn put_signal(on: Operands, to: Target, peer_window: u64, offset: usize)
+        = "ncclPutSignal", |nccl, comm| {
+            let (from, peer_window, stream) =
+                (on.send as *const c_void, window(peer_window), stream(on.stream));
+            nccl.put_signal(
+                from, on.count, on.data_type, to.peer, peer_window, offset, to.signal, to.context,
+                NO_FLAGS, comm, stream,
+            )
+        };
+
+    fn signal(to: Target, on: u64) = "ncclSignal", |nccl, comm|
+        nccl.signal(to.peer, to.signal, to.context, NO_FLAGS, comm, stream(on));
+
+    fn wait_signal(waits: Vec<RawWaitSignal>, on: u64) = "ncclWaitSignal", |nccl, comm| {
+        let (n, mut waits) = (waits.len() as c_int, waits);
+        nccl.wait_signal(n, waits.as_mut_ptr(), comm, stream(on))
+    };
+
+    /// `color` -1 is no color.
+    fn split(color: c_int, key: c_int, out: Out<RawComm>, config: LoweredConfig)
+        = "ncclCommSplit", |nccl, comm| {
+            let mut config = config;
+            read(nccl.comm_split(comm, color, key, out.as_ptr(), config.as_mut_ptr())?, config)
+        };
+
+    fn shrink(exclude: Vec<c_int>, out: Out<RawComm>, config: LoweredConfig, flags: c_int)
+        = "ncclCommShrink", |nccl, comm| {
+            let (n, mut exclude, mut config) = (exclude.len() as c_int, exclude, config);
+            let (out, exclude) = (out.as_ptr(), exclude.as_mut_ptr());
+            read(nccl.comm_shrink(comm, exclude, n, out, config.as_mut_ptr(), flags)?, config)
+        };
+
+    fn comm_finalize() = "ncclCommFinalize", |nccl, comm| nccl.comm_finalize(comm);
+    fn comm_destroy() = "ncclCommDestroy", |nccl, comm| nccl.comm_destroy(comm);
+    fn comm_abort() = "ncclCommAbort", |nccl, comm| nccl.comm_abort(comm);
+    fn comm_revoke(flags: c_int) = "ncclCommRevoke", |nccl, comm| nccl.comm_revoke(comm, flags);
+    fn comm_suspend(flags: c_int) = "ncclCommSuspend", |nccl, comm| nccl.comm_suspend(comm, flags);
+    fn comm_resume() = "ncclCommResume", |nccl, comm| nccl.comm_resume(comm);
+    fn red_op_destroy(op: c_int) = "ncclRedOpDestroy", |nccl, comm| nccl.red_op_destroy(op, comm);
+
+    fn comm_rank(out: Out<c_int>) = "ncclCommUserRank", |nccl, comm|
+        nccl.comm_user_rank(comm, out.as_ptr());
+    fn comm_count(out: Out<c_int>) = "ncclCommCount", |nccl, comm|
+        nccl.comm_count(comm, out.as_ptr());
+    fn comm_device(out: Out<c_int>) = "ncclCommCuDevice", |nccl, comm|
+        nccl.comm_cu_device(comm, out.as_ptr());
+    fn async_error(out: Out<c_int>) = "ncclCommGetAsyncError", |nccl, comm|
+        nccl.comm_get_async_error(comm, out.as_ptr());
+    fn mem_stat(stat: c_int, out: Out<u64>) = "ncclCommMemStats", |nccl, comm|
+        nccl.comm_mem_stats(comm, stat, out.as_ptr());
+    fn unique_id(out: Out<RawUniqueId>) = "ncclCommGetUniqueId", |nccl, comm|
+        nccl.comm_get_unique_id(comm, out.as_ptr());
+
+    fn properties(out: Out<CommProperties>) = "ncclCommQueryProperties", |nccl, comm| {
+        // The struct that an older library fills is shorter or laid out otherwise.
+        nccl.require("ncclCommQueryProperties (as of 2.32.3)", DEV_COMM_VERSION)?;
+        nccl.comm_query_properties(comm, out.as_ptr())
+    };
+
+    /// Registers a window; `out` stays NULL where NCCL has no symmetric memory.
+    fn register_window(memory: u64, bytes: usize, flags: c_int, out: Out<u64>)
+        = "ncclCommWindowRegister", |nccl, comm| {
+            let (memory, out) = (memory as *mut c_void, out.as_ptr().cast());
+            nccl.comm_window_register(comm, memory, bytes, out, flags)
+        };
+
+    fn deregister_window(handle: u64) = "ncclCommWindowDeregister", |nccl, comm|
+        nccl.comm_window_deregister(comm, window(handle));
+
+    fn register_buffer(memory: u64, bytes: usize, out: Out<u64>)
+        = "ncclCommRegister", |nccl, comm|
+        nccl.comm_register(comm, memory as *mut c_void, bytes, out.as_ptr().cast());
+
+    fn deregister_buffer(handle: u64) = "ncclCommDeregister", |nccl, comm|
+        nccl.comm_deregister(comm, handle as *mut c_void);
+
+    /// Makes a device communicator of the layout that `requirements` names, which is this crate's.
+    fn create_dev_comm(requirements: Arc<RequirementLists>, out: Out<DevComm>)
+        = "ncclDevCommCreate", |nccl, comm|
+        nccl.dev_comm_create(comm, requirements.raw(), out.as_ptr());
+
+    fn destroy_dev_comm(dev_comm: Out<DevComm>) = "ncclDevCommDestroy", |nccl, comm|
+        nccl.dev_comm_destroy(comm, dev_comm.as_ptr());
 }
 
 /// Where a signal goes: peer, signal index, context.
@@ -99,48 +204,6 @@ pub(crate) struct Target {
     pub peer: c_int,
     pub signal: c_int,
     pub context: c_int,
-}
-
-/// `offset` is in bytes of the peer's window.
-pub(crate) fn put_signal(
-    comm: CommPtr,
-    on: Operands,
-    to: Target,
-    peer_window: u64,
-    offset: usize,
-) -> Call {
-    call!("ncclPutSignal", |nccl| {
-        let (comm, flags) = (comm, 0);
-        nccl.put_signal(
-            on.send as *const c_void,
-            on.count,
-            on.data_type,
-            to.peer,
-            window(peer_window),
-            offset,
-            to.signal,
-            to.context,
-            flags,
-            comm.0,
-            stream(on.stream),
-        )
-    })
-}
-
-pub(crate) fn signal(comm: CommPtr, to: Target, on: u64) -> Call {
-    call!("ncclSignal", |nccl| {
-        let comm = comm;
-        let flags: c_uint = 0;
-        nccl.signal(to.peer, to.signal, to.context, flags, comm.0, stream(on))
-    })
-}
-
-pub(crate) fn wait_signal(comm: CommPtr, mut waits: Vec<RawWaitSignal>, on: u64) -> Call {
-    call!("ncclWaitSignal", |nccl| {
-        let comm = comm;
-        let n = waits.len() as c_int;
-        nccl.wait_signal(n, waits.as_mut_ptr(), comm.0, stream(on))
-    })
 }
 
 /// A call that goes on in the background may still read its configuration: that is then never
@@ -182,36 +245,6 @@ pub(crate) fn init_all(outs: Vec<Out<RawComm>>, devices: Vec<c_int>) -> Call {
     })
 }
 
-/// `color` -1 is no color.
-pub(crate) fn split(
-    comm: CommPtr,
-    color: c_int,
-    key: c_int,
-    out: Out<RawComm>,
-    config: LoweredConfig,
-) -> Call {
-    call!("ncclCommSplit", |nccl| {
-        let comm = comm;
-        let mut config = config;
-        read(nccl.comm_split(comm.0, color, key, out.as_ptr(), config.as_mut_ptr())?, config)
-    })
-}
-
-pub(crate) fn shrink(
-    comm: CommPtr,
-    mut exclude: Vec<c_int>,
-    out: Out<RawComm>,
-    config: LoweredConfig,
-    flags: c_int,
-) -> Call {
-    call!("ncclCommShrink", |nccl| {
-        let comm = comm;
-        let n = exclude.len() as c_int;
-        let (out, exclude, mut config) = (out.as_ptr(), exclude.as_mut_ptr(), config);
-        read(nccl.comm_shrink(comm.0, exclude, n, out, config.as_mut_ptr(), flags)?, config)
-    })
-}
-
 /// An existing rank passes its communicator and rank -1, a new one no communicator and its rank.
 pub(crate) fn grow(
     comm: Option<CommPtr>,
@@ -226,97 +259,6 @@ pub(crate) fn grow(
         let id = id.as_ref().map_or(null(), |id| &raw const *id);
         let (out, mut config) = (out.as_ptr(), config);
         read(nccl.comm_grow(comm, n_ranks, id, rank, out, config.as_mut_ptr())?, config)
-    })
-}
-
-macro_rules! of_a_communicator {
-    ($( $name:ident, $symbol:literal, ($($arg:ident: $type:ty),*); )*) => { $(
-        pub(crate) fn $name(comm: CommPtr $(, $arg: $type)*) -> Call {
-            call!($symbol, |nccl| {
-                let comm = comm;
-                nccl.$name(comm.0 $(, $arg)*)
-            })
-        }
-    )* };
-}
-
-of_a_communicator! {
-    comm_finalize, "ncclCommFinalize", ();
-    comm_destroy, "ncclCommDestroy", ();
-    comm_abort, "ncclCommAbort", ();
-    comm_revoke, "ncclCommRevoke", (flags: c_int);
-    comm_suspend, "ncclCommSuspend", (flags: c_int);
-    comm_resume, "ncclCommResume", ();
-}
-
-pub(crate) fn red_op_destroy(comm: CommPtr, op: c_int) -> Call {
-    call!("ncclRedOpDestroy", |nccl| {
-        let comm = comm;
-        nccl.red_op_destroy(op, comm.0)
-    })
-}
-
-macro_rules! queries {
-    ($( $name:ident, $function:ident, $symbol:literal, ($($arg:ident: $type:ty),*) -> $out:ty; )*) => { $(
-        pub(crate) fn $name(comm: CommPtr, $($arg: $type,)* out: Out<$out>) -> Call {
-            call!($symbol, |nccl| {
-                let comm = comm;
-                nccl.$function(comm.0, $($arg,)* out.as_ptr())
-            })
-        }
-    )* };
-}
-
-queries! {
-    comm_rank, comm_user_rank, "ncclCommUserRank", () -> c_int;
-    comm_count, comm_count, "ncclCommCount", () -> c_int;
-    comm_device, comm_cu_device, "ncclCommCuDevice", () -> c_int;
-    async_error, comm_get_async_error, "ncclCommGetAsyncError", () -> c_int;
-    mem_stat, comm_mem_stats, "ncclCommMemStats", (stat: c_int) -> u64;
-    unique_id, comm_get_unique_id, "ncclCommGetUniqueId", () -> RawUniqueId;
-}
-
-pub(crate) fn properties(comm: CommPtr, out: Out<CommProperties>) -> Call {
-    call!("ncclCommQueryProperties", |nccl| {
-        let comm = comm;
-        // The struct that an older library fills is shorter or laid out otherwise.
-        nccl.require("ncclCommQueryProperties (as of 2.32.3)", DEV_COMM_VERSION)?;
-        nccl.comm_query_properties(comm.0, out.as_ptr())
-    })
-}
-
-/// Registers a window; `out` stays NULL where NCCL has no symmetric memory.
-pub(crate) fn register_window(
-    comm: CommPtr,
-    memory: u64,
-    bytes: usize,
-    flags: c_int,
-    out: Out<u64>,
-) -> Call {
-    call!("ncclCommWindowRegister", |nccl| {
-        let comm = comm;
-        nccl.comm_window_register(comm.0, memory as *mut c_void, bytes, out.as_ptr().cast(), flags)
-    })
-}
-
-pub(crate) fn deregister_window(comm: CommPtr, handle: u64) -> Call {
-    call!("ncclCommWindowDeregister", |nccl| {
-        let comm = comm;
-        nccl.comm_window_deregister(comm.0, window(handle))
-    })
-}
-
-pub(crate) fn register_buffer(comm: CommPtr, memory: u64, bytes: usize, out: Out<u64>) -> Call {
-    call!("ncclCommRegister", |nccl| {
-        let comm = comm;
-        nccl.comm_register(comm.0, memory as *mut c_void, bytes, out.as_ptr().cast())
-    })
-}
-
-pub(crate) fn deregister_buffer(comm: CommPtr, handle: u64) -> Call {
-    call!("ncclCommDeregister", |nccl| {
-        let comm = comm;
-        nccl.comm_deregister(comm.0, handle as *mut c_void)
     })
 }
 
@@ -343,24 +285,5 @@ pub(crate) fn pre_mul_sum(
             Scalar::Device(address) => (*address as *mut c_void, DEVICE),
         };
         nccl.red_op_create_pre_mul_sum(out.as_ptr(), scalar, data_type, residence, comm.0)
-    })
-}
-
-/// Makes a device communicator of the layout that `requirements` names, which is this crate's.
-pub(crate) fn create_dev_comm(
-    comm: CommPtr,
-    requirements: Arc<RequirementLists>,
-    out: Out<DevComm>,
-) -> Call {
-    call!("ncclDevCommCreate", |nccl| {
-        let comm = comm;
-        nccl.dev_comm_create(comm.0, requirements.raw(), out.as_ptr())
-    })
-}
-
-pub(crate) fn destroy_dev_comm(comm: CommPtr, dev_comm: Out<DevComm>) -> Call {
-    call!("ncclDevCommDestroy", |nccl| {
-        let comm = comm;
-        nccl.dev_comm_destroy(comm.0, dev_comm.as_ptr())
     })
 }

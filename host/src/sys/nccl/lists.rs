@@ -61,14 +61,11 @@ impl RequirementLists {
     ) -> Self {
         let resources = Pinned::new(resources.iter().map(|node| {
             let requirement = ResourceRequirements {
-                next: null_mut(),
                 buffer_size: node.buffer.0,
                 buffer_align: node.buffer.1,
-                out_buffer_handle: null_mut(),
                 gin_signal_count: node.signals,
                 gin_counter_count: node.counters,
-                out_gin_signal_start: null_mut(),
-                out_gin_counter_start: null_mut(),
+                ..ResourceRequirements::NONE
             };
             (requirement, ResourceAnswer::default())
         }));

@@ -53,102 +53,15 @@ impl Nccl {
         self.check("ncclMemFree", code, None)
     }
 
-    /// The address of `offset` bytes into the copy of the window that LSA rank `rank` has.
+    /// The address that the window was registered with.
     ///
     /// # Safety
     ///
-    /// The window is registered, here and in the functions below.
-    pub(crate) unsafe fn lsa_pointer(
-        &self,
-        window: u64,
-        offset: usize,
-        rank: c_int,
-    ) -> Result<u64> {
-        let window = window as RawWindow;
-        // SAFETY: the caller vouches for the window; `out` is live, here and below.
-        let ask = |out| unsafe { self.get_lsa_device_pointer(window, offset, rank, out) };
-        self.address("ncclGetLsaDevicePointer", ask)
-    }
-
-    /// The same by world rank; 0 for a rank that is not reached by load and store.
-    pub(crate) unsafe fn peer_pointer(
-        &self,
-        window: u64,
-        offset: usize,
-        rank: c_int,
-    ) -> Result<u64> {
-        let window = window as RawWindow;
-        // SAFETY: as above.
-        let ask = |out| unsafe { self.get_peer_device_pointer(window, offset, rank, out) };
-        self.address("ncclGetPeerDevicePointer", ask)
-    }
-
-    /// The multicast address over the LSA team; 0 where there is none.
-    pub(crate) unsafe fn lsa_multimem_pointer(&self, window: u64, offset: usize) -> Result<u64> {
-        let window = window as RawWindow;
-        // SAFETY: as above.
-        let ask = |out| unsafe { self.get_lsa_multimem_device_pointer(window, offset, out) };
-        self.address("ncclGetLsaMultimemDevicePointer", ask)
-    }
-
-    /// The multicast address over the team of a handle, which is not NULL.
-    pub(crate) unsafe fn multimem_pointer(
-        &self,
-        window: u64,
-        offset: usize,
-        handle: MultimemHandle,
-    ) -> Result<u64> {
-        let window = window as RawWindow;
-        // SAFETY: as above.
-        let ask = |out| unsafe { self.get_multimem_device_pointer(window, offset, handle, out) };
-        self.address("ncclGetMultimemDevicePointer", ask)
-    }
-
-    /// The address that the window was registered with.
+    /// The window is registered and its communicator live.
     pub(crate) unsafe fn user_pointer(&self, comm: CommPtr, window: u64) -> Result<u64> {
-        // SAFETY: as above; the communicator is live.
+        // SAFETY: the caller vouches for both; `out` is live.
         let ask = |out| unsafe { self.win_get_user_ptr(comm.0, window as RawWindow, out) };
         self.address("ncclWinGetUserPtr", ask)
-    }
-
-    /// The logical endpoint of member `peer` of a CFT team.
-    pub(crate) unsafe fn cft_endpoint(
-        &self,
-        window: u64,
-        offset: usize,
-        peer: c_int,
-        team: Team,
-    ) -> Result<RawEndpoint> {
-        let window = window as RawWindow;
-        // SAFETY: as above.
-        let ask =
-            |id, at| unsafe { self.get_cft_device_le_info(window, offset, peer, team, id, at) };
-        self.endpoint("ncclGetCftDeviceLeInfo", ask)
-    }
-
-    /// The logical endpoint of a world rank.
-    pub(crate) unsafe fn peer_endpoint(
-        &self,
-        window: u64,
-        offset: usize,
-        peer: c_int,
-    ) -> Result<RawEndpoint> {
-        let window = window as RawWindow;
-        // SAFETY: as above.
-        let ask = |id, at| unsafe { self.get_peer_device_le_info(window, offset, peer, id, at) };
-        self.endpoint("ncclGetPeerDeviceLeInfo", ask)
-    }
-
-    /// The logical endpoint of the multicast group.
-    pub(crate) unsafe fn multimem_endpoint(
-        &self,
-        window: u64,
-        offset: usize,
-    ) -> Result<RawEndpoint> {
-        let window = window as RawWindow;
-        // SAFETY: as above.
-        let ask = |id, at| unsafe { self.get_multimem_device_le_info(window, offset, id, at) };
-        self.endpoint("ncclGetMultimemDeviceLeInfo", ask)
     }
 
     fn address(
@@ -170,6 +83,68 @@ impl Nccl {
         self.check(operation, ask(&raw mut out.id, &raw mut out.offset)?, None)?;
         Ok(out)
     }
+}
+
+/// Declares questions about `offset` bytes into a window, each the arguments of one function before
+/// its results.
+macro_rules! of_a_window {
+    ($(
+        $(#[doc = $doc:literal])*
+        fn $name:ident($($arg:ident: $type:ty),*) -> $answer:ty
+            = $symbol:literal, $function:ident, $kind:ident |$($out:ident),*|;
+    )*) => {
+        impl Nccl {
+            $(
+                $(#[doc = $doc])*
+                ///
+                /// # Safety
+                ///
+                /// The window is registered.
+                pub(crate) unsafe fn $name(
+                    &self,
+                    window: u64,
+                    offset: usize,
+                    $($arg: $type),*
+                ) -> Result<$answer> {
+                    let window = window as RawWindow;
+                    // SAFETY: the caller vouches for the window; the results' places are live.
+                    self.$kind($symbol, |$($out),*| unsafe {
+                        self.$function(window, offset, $($arg,)* $($out),*)
+                    })
+                }
+            )*
+        }
+    };
+}
+
+of_a_window! {
+    /// The address in the copy that LSA rank `rank` has.
+    fn lsa_pointer(rank: c_int) -> u64
+        = "ncclGetLsaDevicePointer", get_lsa_device_pointer, address |out|;
+
+    /// The same by world rank; 0 for a rank that is not reached by load and store.
+    fn peer_pointer(rank: c_int) -> u64
+        = "ncclGetPeerDevicePointer", get_peer_device_pointer, address |out|;
+
+    /// The multicast address over the LSA team; 0 where there is none.
+    fn lsa_multimem_pointer() -> u64
+        = "ncclGetLsaMultimemDevicePointer", get_lsa_multimem_device_pointer, address |out|;
+
+    /// The multicast address over the team of a handle, which is not NULL.
+    fn multimem_pointer(handle: MultimemHandle) -> u64
+        = "ncclGetMultimemDevicePointer", get_multimem_device_pointer, address |out|;
+
+    /// The logical endpoint of member `peer` of a CFT team.
+    fn cft_endpoint(peer: c_int, team: Team) -> RawEndpoint
+        = "ncclGetCftDeviceLeInfo", get_cft_device_le_info, endpoint |id, at|;
+
+    /// The logical endpoint of a world rank.
+    fn peer_endpoint(peer: c_int) -> RawEndpoint
+        = "ncclGetPeerDeviceLeInfo", get_peer_device_le_info, endpoint |id, at|;
+
+    /// The logical endpoint of the multicast group.
+    fn multimem_endpoint() -> RawEndpoint
+        = "ncclGetMultimemDeviceLeInfo", get_multimem_device_le_info, endpoint |id, at|;
 }
 
 /// A team of a communicator.

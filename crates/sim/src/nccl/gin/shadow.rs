@@ -10,6 +10,16 @@ use devcomm_types::nccl::{CoopAny, Gin};
 use super::Call;
 use crate::waits::{self, Until};
 
+impl Call<'_> {
+    /// Waits on this thread until signal `id` has reached `least`; where it is.
+    fn wait_here(&self, id: u32, least: u64, bits: u32) -> *const u64 {
+        let word: *const u64 = self.mine().signals[self.signal(id)].as_ptr();
+        let what = self.wait_for(WaitKind::Signal, id, least);
+        waits::until(self.thread, Until::Reached { word, least, bits }, what, None, self.at);
+        word
+    }
+}
+
 pub(in crate::nccl) unsafe extern "C-unwind" fn pointer(net: *mut Gin, signal: u32) -> *mut u64 {
     // SAFETY: the kernel passes a handle.
     unsafe { Call::on(net) }.shadow(signal)
@@ -38,11 +48,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn wait_meet(
         let call = Call::on(net);
         let (shadow, bits) = (call.shadow(signal), call.bits(bits));
         call.once(coop, "a wait for a signal", || {
-            let least = shadow.read_volatile();
-            let word = call.mine().signals[call.signal(signal)].as_ptr();
-            let what = call.wait_for(WaitKind::Signal, signal, least);
-            let until = Until::Reached { word, least, bits };
-            waits::until(call.thread, until, what, None, call.at);
+            call.wait_here(signal, shadow.read_volatile(), bits);
         });
     }
 }
@@ -67,11 +73,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn wait_follow(
         call.sync(coop, NAME);
         let old = shadow.read_volatile();
         if rank == 0 {
-            let least = old.wrapping_add(least_delta);
-            let word = call.mine().signals[call.signal(signal)].as_ptr();
-            let what = call.wait_for(WaitKind::Signal, signal, least);
-            let until = Until::Reached { word, least, bits };
-            waits::until(call.thread, until, what, None, call.at);
+            let word = call.wait_here(signal, old.wrapping_add(least_delta), bits);
             shadow.write_volatile(word.read_volatile());
             call.gpus.progress();
         }

@@ -111,64 +111,11 @@ impl Call<'_> {
         result
     }
 
-    /// # Safety
-    ///
-    /// `coop` is a coop.
-    unsafe fn wait_signal(
-        &self,
-        coop: *const CoopAny,
-        id: u32,
-        least: u64,
-        bits: i32,
-        timeout: Option<u64>,
-    ) -> i32 {
-        let word = self.mine().signals[self.signal(id)].as_ptr();
-        let what = self.wait_for(WaitKind::Signal, id, least);
-        // SAFETY: the caller's.
-        unsafe { self.wait_value(coop, "a wait for a signal", word, what, bits, timeout) }
-    }
-
     /// Waits on this thread until signal `id` of a barrier has reached `least`, in 32 bits.
     pub(super) fn wait_barrier(&self, id: u32, least: u32, what: WaitFor) {
         let word = self.mine().signals[self.signal(id)].as_ptr();
         let until = Until::Reached { word, least: least.into(), bits: 32 };
         self.wait(until, what, None);
-    }
-
-    /// # Safety
-    ///
-    /// `coop` is a coop, `window` NULL or a window.
-    unsafe fn wait_va(
-        &self,
-        coop: *const CoopAny,
-        (window, offset): (*mut c_void, usize),
-        least: u64,
-        bits: i32,
-        timeout: Option<u64>,
-    ) -> i32 {
-        let what = self.wait_for(WaitKind::VaSignal, offset as u32, least);
-        // SAFETY: the caller's.
-        unsafe {
-            let word = self.va_word(window, offset, self.handle.rank);
-            self.wait_value(coop, "a wait for a signal", word, what, bits, timeout)
-        }
-    }
-
-    /// # Safety
-    ///
-    /// `coop` is a coop.
-    unsafe fn wait_counter(
-        &self,
-        coop: *const CoopAny,
-        id: u32,
-        least: u64,
-        bits: i32,
-        timeout: Option<u64>,
-    ) -> i32 {
-        let word = self.mine().counters[self.counter(id)].as_ptr();
-        let what = self.wait_for(WaitKind::Counter, id, least);
-        // SAFETY: the caller's.
-        unsafe { self.wait_value(coop, "a wait for a counter", word, what, bits, timeout) }
     }
 
     /// Reads a word that others change: whoever polls it lets them run.
@@ -217,28 +164,63 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn flush(
     unsafe { Call::on(net).flush(coop, true, None) };
 }
 
-pub(in crate::nccl) unsafe extern "C-unwind" fn flush_v2(
-    net: *mut Gin,
-    coop: *const CoopAny,
-    _ord: i32,
-    _is_descriptor: bool,
-    _descriptor: *mut GinDescriptorSmem,
-) {
-    // SAFETY: the kernel passes a handle and a coop.
-    unsafe { Call::on(net).flush(coop, true, None) };
+/// Declares waits of NCCL's twice: without an end, and with a timeout in cycles.
+macro_rules! waits {
+    ($( $plain:ident, $timed:ident($($arg:ident: $type:ty),*)
+        = |$call:ident, $timeout:ident| $wait:expr; )*) => { $(
+        pub(in crate::nccl) unsafe extern "C-unwind" fn $plain(net: *mut Gin, $($arg: $type),*) {
+            // SAFETY: the kernel passes a handle, a coop, and what else the types say.
+            unsafe {
+                let ($call, $timeout) = (Call::on(net), None);
+                $wait;
+            }
+        }
+
+        #[allow(clippy::too_many_arguments, reason = "NCCL's")]
+        pub(in crate::nccl) unsafe extern "C-unwind" fn $timed(
+            net: *mut Gin,
+            $($arg: $type,)*
+            timeout: u64,
+        ) -> i32 {
+            // SAFETY: as above.
+            unsafe {
+                let ($call, $timeout) = (Call::on(net), Some(timeout));
+                $wait
+            }
+        }
+    )* };
 }
 
-/// Of PROXY: it does not wait until what was got can be seen.
-pub(in crate::nccl) unsafe extern "C-unwind" fn flush_timeout(
-    net: *mut Gin,
-    coop: *const CoopAny,
-    _ord: i32,
-    _is_descriptor: bool,
-    _descriptor: *mut GinDescriptorSmem,
-    timeout: u64,
-) -> i32 {
-    // SAFETY: the kernel passes a handle and a coop.
-    unsafe { Call::on(net).flush(coop, false, Some(timeout)) }
+waits! {
+    // With a timeout, PROXY's does not wait until what was got can be seen.
+    flush_v2, flush_timeout(
+        coop: *const CoopAny, _ord: i32, _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem
+    ) = |call, timeout| call.flush(coop, timeout.is_none(), timeout);
+    wait, wait_timeout(
+        request: *mut GinRequest, coop: *const CoopAny, _is_descriptor: bool,
+        _descriptor: *mut GinDescriptorSmem, _ord: i32
+    ) = |call, timeout| call.wait_request(coop, request, timeout);
+    wait_counter, wait_counter_timeout(
+        coop: *const CoopAny, counter: u32, least: u64, bits: i32, _ord: i32
+    ) = |call, timeout| {
+        let word = call.mine().counters[call.counter(counter)].as_ptr();
+        let what = call.wait_for(WaitKind::Counter, counter, least);
+        call.wait_value(coop, "a wait for a counter", word, what, bits, timeout)
+    };
+    wait_signal, wait_signal_timeout(
+        coop: *const CoopAny, signal: u32, least: u64, bits: i32, _ord: i32
+    ) = |call, timeout| {
+        let word = call.mine().signals[call.signal(signal)].as_ptr();
+        let what = call.wait_for(WaitKind::Signal, signal, least);
+        call.wait_value(coop, "a wait for a signal", word, what, bits, timeout)
+    };
+    wait_signal_va, wait_signal_timeout_va(
+        coop: *const CoopAny, window: *mut c_void, offset: usize, least: u64, bits: i32, _ord: i32
+    ) = |call, timeout| {
+        let word = call.va_word(window, offset, call.handle.rank);
+        let what = call.wait_for(WaitKind::VaSignal, offset as u32, least);
+        call.wait_value(coop, "a wait for a signal", word, what, bits, timeout)
+    };
 }
 
 #[allow(clippy::too_many_arguments, reason = "NCCL's")]
@@ -263,31 +245,6 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn flush_async(
     }
 }
 
-pub(in crate::nccl) unsafe extern "C-unwind" fn wait(
-    net: *mut Gin,
-    request: *mut GinRequest,
-    coop: *const CoopAny,
-    _is_descriptor: bool,
-    _descriptor: *mut GinDescriptorSmem,
-    _ord: i32,
-) {
-    // SAFETY: the kernel passes a handle, a request and a coop.
-    unsafe { Call::on(net).wait_request(coop, request, None) };
-}
-
-pub(in crate::nccl) unsafe extern "C-unwind" fn wait_timeout(
-    net: *mut Gin,
-    request: *mut GinRequest,
-    coop: *const CoopAny,
-    _is_descriptor: bool,
-    _descriptor: *mut GinDescriptorSmem,
-    _ord: i32,
-    timeout: u64,
-) -> i32 {
-    // SAFETY: the kernel passes a handle, a request and a coop.
-    unsafe { Call::on(net).wait_request(coop, request, Some(timeout)) }
-}
-
 pub(in crate::nccl) unsafe extern "C-unwind" fn read_counter(
     net: *mut Gin,
     counter: u32,
@@ -297,31 +254,6 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn read_counter(
     // SAFETY: the kernel passes a handle.
     let call = unsafe { Call::on(net) };
     call.read(call.mine().counters[call.counter(counter)].as_ptr(), bits)
-}
-
-pub(in crate::nccl) unsafe extern "C-unwind" fn wait_counter(
-    net: *mut Gin,
-    coop: *const CoopAny,
-    counter: u32,
-    least: u64,
-    bits: i32,
-    _ord: i32,
-) {
-    // SAFETY: the kernel passes a handle and a coop.
-    unsafe { Call::on(net).wait_counter(coop, counter, least, bits, None) };
-}
-
-pub(in crate::nccl) unsafe extern "C-unwind" fn wait_counter_timeout(
-    net: *mut Gin,
-    coop: *const CoopAny,
-    counter: u32,
-    least: u64,
-    bits: i32,
-    _ord: i32,
-    timeout: u64,
-) -> i32 {
-    // SAFETY: the kernel passes a handle and a coop.
-    unsafe { Call::on(net).wait_counter(coop, counter, least, bits, Some(timeout)) }
 }
 
 pub(in crate::nccl) unsafe extern "C-unwind" fn reset_counter(net: *mut Gin, counter: u32) {
@@ -358,59 +290,6 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn read_signal_va(
         let call = Call::on(net);
         call.read(call.va_word(window, offset, call.handle.rank), bits)
     }
-}
-
-pub(in crate::nccl) unsafe extern "C-unwind" fn wait_signal(
-    net: *mut Gin,
-    coop: *const CoopAny,
-    signal: u32,
-    least: u64,
-    bits: i32,
-    _ord: i32,
-) {
-    // SAFETY: the kernel passes a handle and a coop.
-    unsafe { Call::on(net).wait_signal(coop, signal, least, bits, None) };
-}
-
-pub(in crate::nccl) unsafe extern "C-unwind" fn wait_signal_timeout(
-    net: *mut Gin,
-    coop: *const CoopAny,
-    signal: u32,
-    least: u64,
-    bits: i32,
-    _ord: i32,
-    timeout: u64,
-) -> i32 {
-    // SAFETY: the kernel passes a handle and a coop.
-    unsafe { Call::on(net).wait_signal(coop, signal, least, bits, Some(timeout)) }
-}
-
-pub(in crate::nccl) unsafe extern "C-unwind" fn wait_signal_va(
-    net: *mut Gin,
-    coop: *const CoopAny,
-    window: *mut c_void,
-    offset: usize,
-    least: u64,
-    bits: i32,
-    _ord: i32,
-) {
-    // SAFETY: the kernel passes a handle, a coop and a window.
-    unsafe { Call::on(net).wait_va(coop, (window, offset), least, bits, None) };
-}
-
-#[allow(clippy::too_many_arguments, reason = "NCCL's")]
-pub(in crate::nccl) unsafe extern "C-unwind" fn wait_signal_timeout_va(
-    net: *mut Gin,
-    coop: *const CoopAny,
-    window: *mut c_void,
-    offset: usize,
-    least: u64,
-    bits: i32,
-    _ord: i32,
-    timeout: u64,
-) -> i32 {
-    // SAFETY: the kernel passes a handle, a coop and a window.
-    unsafe { Call::on(net).wait_va(coop, (window, offset), least, bits, Some(timeout)) }
 }
 
 pub(in crate::nccl) unsafe extern "C-unwind" fn reset_signal_va(

@@ -166,18 +166,8 @@ fn nodes() -> Vec<Mirror> {
         signal, RawWaitSignal,
         "opCnt" op_count int, "peer" peer int, "sigIdx" signal_index int, "ctx" context int,
     );
-    let resource = ResourceRequirements {
-        next: null_mut(),
-        buffer_size: 0,
-        buffer_align: 0,
-        out_buffer_handle: null_mut(),
-        gin_signal_count: 0,
-        gin_counter_count: 0,
-        out_gin_signal_start: null_mut(),
-        out_gin_counter_start: null_mut(),
-    };
     let resource = fields!(
-        resource, ResourceRequirements,
+        ResourceRequirements::NONE, ResourceRequirements,
         "next" next null, "bufferSize" buffer_size int, "bufferAlign" buffer_align int,
         "outBufferHandle" out_buffer_handle null, "ginSignalCount" gin_signal_count int,
         "ginCounterCount" gin_counter_count int, "outGinSignalStart" out_gin_signal_start null,

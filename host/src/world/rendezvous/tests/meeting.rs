@@ -106,13 +106,19 @@ fn a_rank_that_came_and_went_is_missing_and_the_note_says_so() {
     });
 }
 
-#[test]
-fn a_rank_whose_connection_broke_may_come_again_and_nobody_is_welcomed_before() {
+/// Two ranks that meet at a socket which listens before rank 0 starts.
+fn at_a_socket() -> (Vec<Meeting>, TcpListener) {
     let mut meetings = meetings(2, AMPLE);
     let socket = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = socket.local_addr().unwrap().port();
     meetings.iter_mut().for_each(|meeting| meeting.port = port);
     meetings[0].listener = Some(socket.as_raw_fd());
+    (meetings, socket)
+}
+
+#[test]
+fn a_rank_whose_connection_broke_may_come_again_and_nobody_is_welcomed_before() {
+    let (meetings, _socket) = at_a_socket();
     // Rank 1 is gone before rank 0 starts, which finds its greeting at the socket and thereby
     // everyone there.
     send_json(&mut knock(&meetings[0]), Kind::Hello, &hello(1, 2)).unwrap();
@@ -142,11 +148,7 @@ fn a_port_that_gets_free_in_time_is_waited_for_and_one_that_does_not_is_an_error
 
 #[test]
 fn ranks_may_come_before_rank_0_has_started() {
-    let mut meetings = meetings(2, AMPLE);
-    let socket = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let port = socket.local_addr().unwrap().port();
-    meetings.iter_mut().for_each(|meeting| meeting.port = port);
-    meetings[0].listener = Some(socket.as_raw_fd());
+    let (meetings, _socket) = at_a_socket();
     thread::scope(|scope| {
         let early = scope.spawn(|| meetings[1].join()?.barrier());
         thread::sleep(Duration::from_millis(300));
