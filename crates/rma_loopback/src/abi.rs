@@ -242,58 +242,46 @@ table! {
     }
 }
 
-table! {
-    /// NCCL: `ncclRma_v15_t`.
-    RmaV15, 168 {
-        0 name: *const c_char,
-        8 init: Init,
-        16 devices: Devices,
-        24 get_properties: GetProperties,
-        32 listen: Listen,
-        40 connect: Connect,
-        48 create_context: CreateContext,
-        56 reg_mr_sym: RegMrSym,
-        64 reg_mr_sym_dma_buf: RegMrSymDmaBuf,
-        72 dereg_mr_sym: DeregMrSym,
-        80 destroy_context: Of,
-        88 close_coll: Of,
-        96 close_listen: Of,
-        104 iput: Iput,
-        112 iput_signal: IputSignal,
-        120 iget: Iput,
-        128 iflush: Iflush,
-        136 test: Test,
-        144 rma_progress: Of,
-        152 query_last_error: QueryLastError,
-        160 finalize: Of,
-    }
+/// Declares a table of before version 16: those differ in their puts and gets.
+macro_rules! table_before_v16 {
+    ($(#[$doc:meta])* $name:ident, $iput:ty, $iput_signal:ty) => {
+        table! {
+            $(#[$doc])*
+            $name, 168 {
+                0 name: *const c_char,
+                8 init: Init,
+                16 devices: Devices,
+                24 get_properties: GetProperties,
+                32 listen: Listen,
+                40 connect: Connect,
+                48 create_context: CreateContext,
+                56 reg_mr_sym: RegMrSym,
+                64 reg_mr_sym_dma_buf: RegMrSymDmaBuf,
+                72 dereg_mr_sym: DeregMrSym,
+                80 destroy_context: Of,
+                88 close_coll: Of,
+                96 close_listen: Of,
+                104 iput: $iput,
+                112 iput_signal: $iput_signal,
+                120 iget: $iput,
+                128 iflush: Iflush,
+                136 test: Test,
+                144 rma_progress: Of,
+                152 query_last_error: QueryLastError,
+                160 finalize: Of,
+            }
+        }
+    };
 }
 
-table! {
+table_before_v16! {
+    /// NCCL: `ncclRma_v15_t`.
+    RmaV15, Iput, IputSignal
+}
+
+table_before_v16! {
     /// NCCL: `ncclRma_v14_t`.
-    RmaV14, 168 {
-        0 name: *const c_char,
-        8 init: Init,
-        16 devices: Devices,
-        24 get_properties: GetProperties,
-        32 listen: Listen,
-        40 connect: Connect,
-        48 create_context: CreateContext,
-        56 reg_mr_sym: RegMrSym,
-        64 reg_mr_sym_dma_buf: RegMrSymDmaBuf,
-        72 dereg_mr_sym: DeregMrSym,
-        80 destroy_context: Of,
-        88 close_coll: Of,
-        96 close_listen: Of,
-        104 iput: IputV14,
-        112 iput_signal: IputSignalV14,
-        120 iget: IputV14,
-        128 iflush: Iflush,
-        136 test: Test,
-        144 rma_progress: Of,
-        152 query_last_error: QueryLastError,
-        160 finalize: Of,
-    }
+    RmaV14, IputV14, IputSignalV14
 }
 
 const _: () = {

@@ -23,11 +23,23 @@ pub(crate) struct Context {
     room: usize,
 }
 
+impl AsRef<Comm> for Context {
+    fn as_ref(&self) -> &Comm {
+        &self.comm
+    }
+}
+
 /// A place in a region, named as NCCL names it: the offset is in bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct At {
-    pub(crate) region: Opaque,
-    pub(crate) offset: u64,
+    region: Opaque,
+    offset: u64,
+}
+
+impl At {
+    pub(crate) fn new(region: Opaque, offset: u64) -> Self {
+        Self { region, offset }
+    }
 }
 
 /// A signal as NCCL asks for it.

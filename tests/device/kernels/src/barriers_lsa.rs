@@ -225,10 +225,8 @@ pub unsafe fn lsa_late(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extr
             // SAFETY: words that are written by ordered stores alone.
             comm.wait_until(coop, || unsafe {
                 let mut all = true;
-                let mut p = 0;
-                while p < team.n_ranks - 1 {
+                for p in 0..team.n_ranks - 1 {
                     all &= mail.local().load_acquire(flag + p as usize) == 1;
-                    p += 1;
                 }
                 all
             });

@@ -28,12 +28,10 @@ pub type B64 = [u8; 64];
 fn element<T: Pod>(from: u32, to: u32, number: u32, round: u32) -> T {
     let mut value = T::zeroed();
     let start = (&raw mut value).cast::<u8>();
-    let mut i = 0;
-    while i < size_of::<T>() {
+    for i in 0..size_of::<T>() {
         let byte = from * 7 + to * 31 + number * 3 + round * 101 + i as u32 * 13;
         // SAFETY: the bytes of `value`, which any bytes are good for.
         unsafe { start.add(i).write(byte as u8) };
-        i += 1;
     }
     value
 }
@@ -43,11 +41,9 @@ fn element<T: Pod>(from: u32, to: u32, number: u32, round: u32) -> T {
 fn same<T: Pod>(a: &T, b: &T) -> bool {
     let (a, b) = ((&raw const *a).cast::<u8>(), (&raw const *b).cast::<u8>());
     let mut same = true;
-    let mut i = 0;
-    while i < size_of::<T>() {
+    for i in 0..size_of::<T>() {
         // SAFETY: the bytes of both.
         same &= unsafe { a.add(i).read() == b.add(i).read() };
-        i += 1;
     }
     same
 }
@@ -77,8 +73,7 @@ pub unsafe fn ll_exchange<T: Pod>(
     }
     let mut wrong = 0;
     buffer.with(coop, block, EACH * ranks, |session: &mut LlA2a<'_, T>| {
-        let mut round = 0;
-        while round < rounds {
+        for round in 0..rounds {
             let mut i = t;
             while i < EACH * ranks {
                 let (peer, number) = (i / EACH, i % EACH);
@@ -101,16 +96,13 @@ pub unsafe fn ll_exchange<T: Pod>(
                 } else {
                     [session.receive(mine[0]), session.receive(mine[1]), session.receive(mine[2])]
                 };
-                let mut number = 0;
-                while number < EACH {
+                for number in 0..EACH {
                     let wanted = element::<T>(i, to, number, round);
                     wrong += u64::from(!same(&got[number as usize], &wanted));
-                    number += 1;
                 }
                 i += coop.size();
             }
             session.end_epoch();
-            round += 1;
         }
     });
     // SAFETY: a word a thread.
@@ -126,8 +118,7 @@ pub unsafe fn ll_reduce(comm: DevComm, _mail: Window<u64>, out: Window<u64>, ext
     let buffer = unsafe { LlA2aBuffer::new(&comm, team, extra.ll, thread::grid_dim_x()) };
     let mut sum = 0;
     buffer.with(coop, thread::block_idx_x(), threads * team.n_ranks as u32, |session| {
-        let mut round = 0;
-        while round < n {
+        for round in 0..n {
             session.broadcast(team.rank as u32 * threads + t, (team.rank as u32 + 1) * (t + round));
             sum += session.receive_reduce::<u64, 2>(
                 t,
@@ -137,7 +128,6 @@ pub unsafe fn ll_reduce(comm: DevComm, _mail: Window<u64>, out: Window<u64>, ext
                 |a, b| a + b,
             );
             session.end_epoch();
-            round += 1;
         }
     });
     // SAFETY: a word a thread.
@@ -178,10 +168,8 @@ pub unsafe fn ll_late(comm: DevComm, _mail: Window<u64>, out: Window<u64>, extra
             session.broadcast(team.rank as u32, 5_u64);
         }
         let mut sum = 0;
-        let mut from = 0;
-        while from < ranks {
+        for from in 0..ranks {
             sum += session.receive_timeout(from, Timeout::millis(60_000)).unwrap_or(1000);
-            from += 1;
         }
         session.end_epoch();
         sum * 2 + u64::from(early)

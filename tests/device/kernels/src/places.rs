@@ -34,11 +34,9 @@ pub unsafe fn teams(comm: DevComm, _mail: Window<u64>, out: Window<u64>, _extra:
         i32::from(comm.is_aborted()),
         i32::from(comm.lsa_multimem().is_some()),
     ];
-    let mut i = 0;
-    while i < numbers.len() {
+    for i in 0..numbers.len() {
         // SAFETY: 16 elements, one thread.
         unsafe { out.local().store(i, numbers[i] as u64) };
-        i += 1;
     }
 }
 

@@ -74,13 +74,11 @@ pub unsafe fn stuck_in_a_loop(
     // SAFETY: a word a thread.
     unsafe { at(out, 2) };
     LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-        let mut round = 0;
-        while round < 100 {
+        for round in 0..100 {
             if round == 5 && is_elsewhere(&comm) {
                 return;
             }
             barrier.sync(ORDER);
-            round += 1;
         }
         // SAFETY: as above.
         unsafe { at(out, 3) };
