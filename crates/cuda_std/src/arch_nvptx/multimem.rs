@@ -13,26 +13,15 @@ use crate::vector::Vec16;
 
 /// `multimem.ld_reduce`: the bits.
 macro_rules! ld_reduce {
-    (word, $strength:literal, $form:literal, $address:expr) => {{
-        let value: u32;
+    (word, $($form:tt)*) => { ld_reduce!(reg32 u32, $($form)*) };
+    (long, $($form:tt)*) => { ld_reduce!(reg64 u64, $($form)*) };
+    ($reg:ident $type:ident, $strength:literal, $form:literal, $address:expr) => {{
+        let value: $type;
         // SAFETY: the caller's.
         unsafe {
             asm!(
                 concat!("multimem.ld_reduce.", $strength, ".", $form, " {}, [{}];"),
-                out(reg32) value,
-                in(reg64) $address,
-                options(nostack),
-            );
-        }
-        value
-    }};
-    (long, $strength:literal, $form:literal, $address:expr) => {{
-        let value: u64;
-        // SAFETY: the caller's.
-        unsafe {
-            asm!(
-                concat!("multimem.ld_reduce.", $strength, ".", $form, " {}, [{}];"),
-                out(reg64) value,
+                out($reg) value,
                 in(reg64) $address,
                 options(nostack),
             );
@@ -89,24 +78,15 @@ macro_rules! ld_reduce {
 
 /// `multimem.st` and `multimem.red`, of the bits of a value.
 macro_rules! write {
-    (word, $what:literal, $form:literal, $address:expr, $value:expr) => {{
-        // SAFETY: values are plain bytes, and this one has 4; the rest is the caller's.
+    (word, $($form:tt)*) => { write!(reg32 u32, $($form)*) };
+    (long, $($form:tt)*) => { write!(reg64 u64, $($form)*) };
+    ($reg:ident $type:ident, $what:literal, $form:literal, $address:expr, $value:expr) => {{
+        // SAFETY: values are plain bytes, and this one has as many as the register; the rest is the caller's.
         unsafe {
             asm!(
                 concat!("multimem.", $what, ".", $form, " [{}], {};"),
                 in(reg64) $address,
-                in(reg32) transmute_copy::<_, u32>(&$value),
-                options(nostack),
-            );
-        }
-    }};
-    (long, $what:literal, $form:literal, $address:expr, $value:expr) => {{
-        // SAFETY: values are plain bytes, and this one has 8; the rest is the caller's.
-        unsafe {
-            asm!(
-                concat!("multimem.", $what, ".", $form, " [{}], {};"),
-                in(reg64) $address,
-                in(reg64) transmute_copy::<_, u64>(&$value),
+                in($reg) transmute_copy::<_, $type>(&$value),
                 options(nostack),
             );
         }
