@@ -461,13 +461,9 @@ pub fn world(options: &Options, body: impl Fn(&Rank, &Meeting) + Sync) {
                 let rank = Rank::start(options, rank, device(rank, options), meeting);
                 assert_eq!(driver::contexts_on_stack(), 1, "what was current is current");
                 // NCCL's progress threads have no context.
-                std::thread::scope(|scope| {
-                    let on = SendRef(&rank);
-                    scope.spawn(move || {
-                        let on = on;
-                        body(on.0, meeting);
-                        assert_eq!(driver::contexts_on_stack(), 0, "no context is left behind");
-                    });
+                on_another_thread(&rank, |rank| {
+                    body(rank, meeting);
+                    assert_eq!(driver::contexts_on_stack(), 0, "no context is left behind");
                 });
                 meeting.barrier.wait();
                 rank.close();
@@ -476,8 +472,16 @@ pub fn world(options: &Options, body: impl Fn(&Rank, &Meeting) + Sync) {
     });
 }
 
-/// Takes a rank to another thread.
-pub struct SendRef<'a>(pub &'a Rank);
-
-// SAFETY: the owner waits while the thread that got it runs.
-unsafe impl Send for SendRef<'_> {}
+/// Runs `body` on a thread of its own, and waits for it.
+pub fn on_another_thread(rank: &Rank, body: impl FnOnce(&Rank) + Send) {
+    struct SendRef<'a>(&'a Rank);
+    // SAFETY: the owner waits while the thread that got it runs.
+    unsafe impl Send for SendRef<'_> {}
+    let sent = SendRef(rank);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let whole = sent;
+            body(whole.0);
+        });
+    });
+}

@@ -3,12 +3,10 @@
 use cuda_std::prelude::*;
 use nccl_device::gin::{Gin, GinBackend};
 use nccl_device::{
-    BarrierIndex, Coop, DevComm, FenceLevel, GinBarriers, HybridBarrier, MemoryOrder, Team,
-    Timeout, Window,
+    BarrierIndex, Coop, DevComm, FenceLevel, GinBarriers, HybridBarrier, MemoryOrder, Team, Timeout,
 };
 
-use crate::Extra;
-use crate::extra::share;
+use crate::extra::{Extra, Words, share};
 
 const ORDER: MemoryOrder = MemoryOrder::AcqRel;
 
@@ -31,7 +29,7 @@ unsafe fn rounds<B: GinBackend>(
     comm: &DevComm,
     gin: Gin<'_, B>,
     contexts: u32,
-    mail: Window<u64>,
+    mail: Words,
     coop: Coop,
     first: usize,
     team: Team,
@@ -110,8 +108,8 @@ unsafe fn rounds<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn gin_barrier<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     extra: Extra,
     n: u32,
 ) {
@@ -146,8 +144,8 @@ pub unsafe fn gin_barrier<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn hybrid_barrier<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     _extra: Extra,
     n: u32,
 ) {
@@ -176,8 +174,8 @@ pub unsafe fn hybrid_barrier<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn hybrid_parts<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     _extra: Extra,
     n: u32,
 ) {
@@ -213,8 +211,8 @@ pub unsafe fn hybrid_parts<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn gin_barrier_never<B: GinBackend>(
     comm: DevComm,
-    _mail: Window<u64>,
-    out: Window<u64>,
+    _mail: Words,
+    out: Words,
     _extra: Extra,
     _n: u32,
 ) {

@@ -6,8 +6,11 @@ use devcomm_types::nccl::{GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, Resou
 use devcomm_types::{CounterRange, SignalRange};
 use nccl_device::{Coop, DevComm, Window};
 
+/// A window of words.
+pub type Words = Window<u64>;
+
 /// The parameters of every kernel.
-pub type Args = (DevComm, Window<u64>, Window<u64>, Extra, u32);
+pub type Args = (DevComm, Words, Words, Extra, u32);
 
 /// Handles of what a test asked for beside the device communicator's own; zeros for the rest.
 #[repr(C)]

@@ -5,8 +5,7 @@ use cuda_std::prelude::*;
 use nccl_device::gin::{CounterId, Gin, GinBackend, ResourceSharing, SignalId, VaSignal};
 use nccl_device::{Coop, DevComm, MemoryOrder, Team, Window};
 
-use crate::Extra;
-use crate::extra::share;
+use crate::extra::{Extra, Words, share};
 
 /// The word that rank `from` sends to rank `to` as its `i`-th.
 #[inline(always)]
@@ -17,14 +16,7 @@ fn word(from: i32, to: i32, i: usize) -> u64 {
 /// Writes what this rank sends to the members of `team`, `count` words a member, from word `first`
 /// of `window` on.
 #[inline(always)]
-unsafe fn fill(
-    comm: &DevComm,
-    coop: Coop,
-    team: Team,
-    window: Window<u64>,
-    first: usize,
-    count: usize,
-) {
+unsafe fn fill(comm: &DevComm, coop: Coop, team: Team, window: Words, first: usize, count: usize) {
     for i in share(coop, count * team.n_ranks as usize) {
         let to = team.to_world(comm.rank(), (i / count) as i32);
         // SAFETY: the caller's: room in the window, which nobody else uses.
@@ -38,7 +30,7 @@ unsafe fn count_wrong(
     comm: &DevComm,
     coop: Coop,
     team: Team,
-    window: Window<u64>,
+    window: Words,
     first: usize,
     count: usize,
 ) -> u64 {
@@ -81,13 +73,7 @@ pub(crate) fn connected(comm: &DevComm, mode: u32) -> Team {
 /// (the first half) to its second half; the team by `n & 1`; `n & 2`: the kernel releases itself
 /// and shares the context with its block alone.
 #[kernel(B = gin)]
-pub unsafe fn gin_put<B: GinBackend>(
-    comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
-    extra: Extra,
-    n: u32,
-) {
+pub unsafe fn gin_put<B: GinBackend>(comm: DevComm, mail: Words, out: Words, extra: Extra, n: u32) {
     let (coop, block, count) = (Coop::cta(), thread::block_idx_x(), (n >> 4) as usize);
     let team = connected(&comm, n & 1);
     let per_block = count * team.n_ranks as usize;
@@ -125,8 +111,8 @@ pub unsafe fn gin_put<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn gin_put_value<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     extra: Extra,
     _n: u32,
 ) {
@@ -157,8 +143,8 @@ pub unsafe fn gin_put_value<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn gin_value_sizes<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     extra: Extra,
     _n: u32,
 ) {
@@ -192,21 +178,15 @@ pub unsafe fn gin_value_sizes<B: GinBackend>(
 
 /// The same window, of other elements.
 #[inline(always)]
-pub(crate) unsafe fn cast<T>(window: Window<u64>) -> Window<T> {
+pub(crate) unsafe fn cast<T>(window: Words) -> Window<T> {
     // SAFETY: a window is a handle, whatever its elements.
-    unsafe { core::mem::transmute::<Window<u64>, Window<T>>(window) }
+    unsafe { core::mem::transmute::<Words, Window<T>>(window) }
 }
 
 /// Gets from every peer, after a meeting by signals: the first half of `mail` is read, the second
 /// written.
 #[kernel(B = gin)]
-pub unsafe fn gin_get<B: GinBackend>(
-    comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
-    extra: Extra,
-    n: u32,
-) {
+pub unsafe fn gin_get<B: GinBackend>(comm: DevComm, mail: Words, out: Words, extra: Extra, n: u32) {
     let (coop, world, count) = (Coop::cta(), comm.world_team(), n as usize);
     let (half, gin) = (count * world.n_ranks as usize, comm.gin::<B>(0));
     let ready = SignalId::of(&comm, extra.signals(), 0);
@@ -234,8 +214,8 @@ pub unsafe fn gin_get<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn gin_strong<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     extra: Extra,
     n: u32,
 ) {
@@ -270,8 +250,8 @@ pub unsafe fn gin_strong<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn gin_weak_and_va<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     extra: Extra,
     _n: u32,
 ) {
@@ -323,8 +303,8 @@ pub unsafe fn gin_weak_and_va<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn gin_counter<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     extra: Extra,
     n: u32,
 ) {
@@ -376,8 +356,8 @@ pub unsafe fn gin_counter<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn gin_requests<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     extra: Extra,
     n: u32,
 ) {
@@ -417,8 +397,8 @@ pub unsafe fn gin_requests<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn gin_contexts<B: GinBackend>(
     comm: DevComm,
-    _mail: Window<u64>,
-    out: Window<u64>,
+    _mail: Words,
+    out: Words,
     extra: Extra,
     _n: u32,
 ) {

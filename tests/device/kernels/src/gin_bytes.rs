@@ -2,10 +2,9 @@
 
 use cuda_std::prelude::*;
 use nccl_device::gin::{GinBackend, SignalId};
-use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, LsaPtr, MemoryOrder, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, LsaPtr, MemoryOrder};
 
-use crate::Extra;
-use crate::extra::share;
+use crate::extra::{Extra, Words, share};
 use crate::files::gin::{cast, connected};
 
 /// Messages from one rank to another in a launch, and the bytes of the slot in which each lies
@@ -69,8 +68,8 @@ unsafe fn wrong_in(
 #[kernel(B = gin)]
 pub unsafe fn gin_bytes<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     extra: Extra,
     n: u32,
 ) {

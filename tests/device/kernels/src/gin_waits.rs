@@ -2,9 +2,9 @@
 
 use cuda_std::prelude::*;
 use nccl_device::gin::{CounterId, GinBackend, SignalId, VaSignal};
-use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Timeout, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Timeout};
 
-use crate::Extra;
+use crate::extra::{Extra, Words};
 
 const ORDER: MemoryOrder = MemoryOrder::Acquire;
 
@@ -13,8 +13,8 @@ const ORDER: MemoryOrder = MemoryOrder::Acquire;
 #[kernel(B = gin)]
 pub unsafe fn gin_shadows<B: GinBackend>(
     comm: DevComm,
-    _mail: Window<u64>,
-    out: Window<u64>,
+    _mail: Words,
+    out: Words,
     extra: Extra,
     n: u32,
 ) {
@@ -63,8 +63,8 @@ pub unsafe fn gin_shadows<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn gin_never<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     extra: Extra,
     n: u32,
 ) {
@@ -107,8 +107,8 @@ pub unsafe fn gin_never<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn gin_wraps<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     extra: Extra,
     n: u32,
 ) {
@@ -169,8 +169,8 @@ pub unsafe fn gin_wraps<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn gin_resets<B: GinBackend>(
     comm: DevComm,
-    _mail: Window<u64>,
-    out: Window<u64>,
+    _mail: Words,
+    out: Words,
     extra: Extra,
     n: u32,
 ) {

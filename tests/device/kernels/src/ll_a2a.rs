@@ -2,9 +2,9 @@
 
 use bytemuck::Pod;
 use cuda_std::prelude::*;
-use nccl_device::{Coop, DevComm, LlA2a, LlA2aBuffer, Timeout, Window};
+use nccl_device::{Coop, DevComm, LlA2a, LlA2aBuffer, Timeout};
 
-use crate::Extra;
+use crate::extra::{Extra, Words};
 
 /// Elements of 1 byte.
 pub type B1 = [u8; 1];
@@ -55,13 +55,7 @@ const EACH: u32 = 3;
 /// `n >> 8` is the way: 0 send and receive, 1 broadcast, 2 broadcast by multicast, 3 receive_each.
 /// A block a session.
 #[kernel(T = [B1, B4, B6, B8, B12, B16, B29, B64])]
-pub unsafe fn ll_exchange<T: Pod>(
-    comm: DevComm,
-    _mail: Window<u64>,
-    out: Window<u64>,
-    extra: Extra,
-    n: u32,
-) {
+pub unsafe fn ll_exchange<T: Pod>(comm: DevComm, _mail: Words, out: Words, extra: Extra, n: u32) {
     let (team, coop, block) = (comm.lsa_team(), Coop::cta(), thread::block_idx_x());
     let (me, ranks, t) = (team.rank as u32, team.n_ranks as u32, thread::thread_idx_x());
     let (rounds, way) = (n & 0xff, n >> 8);
@@ -111,7 +105,7 @@ pub unsafe fn ll_exchange<T: Pod>(
 
 /// A sum over the ranks of a number for each thread, `n` epochs, reduced as it arrives.
 #[kernel]
-pub unsafe fn ll_reduce(comm: DevComm, _mail: Window<u64>, out: Window<u64>, extra: Extra, n: u32) {
+pub unsafe fn ll_reduce(comm: DevComm, _mail: Words, out: Words, extra: Extra, n: u32) {
     let (team, coop) = (comm.lsa_team(), Coop::cta());
     let (t, threads) = (thread::thread_idx_x(), thread::block_dim_x());
     // SAFETY: the host made the memory for the LSA team, with an element a thread and rank.
@@ -136,13 +130,7 @@ pub unsafe fn ll_reduce(comm: DevComm, _mail: Window<u64>, out: Window<u64>, ext
 
 /// Sets the epoch of a block's session to `n` before the last; for a launch of its own.
 #[kernel]
-pub unsafe fn ll_near_the_end(
-    comm: DevComm,
-    _mail: Window<u64>,
-    out: Window<u64>,
-    extra: Extra,
-    n: u32,
-) {
+pub unsafe fn ll_near_the_end(comm: DevComm, _mail: Words, out: Words, extra: Extra, n: u32) {
     let line = thread::block_idx_x() * (1 + 2 * extra.ll.n_slots);
     let header = comm.resource_buffer(extra.ll.buffer).local::<u32>();
     if thread::thread_idx_x() == 0 {
@@ -156,7 +144,7 @@ pub unsafe fn ll_near_the_end(
 
 /// An element that nobody sends: the timeout, and afterwards one that comes.
 #[kernel]
-pub unsafe fn ll_late(comm: DevComm, _mail: Window<u64>, out: Window<u64>, extra: Extra, _n: u32) {
+pub unsafe fn ll_late(comm: DevComm, _mail: Words, out: Words, extra: Extra, _n: u32) {
     let (team, coop) = (comm.lsa_team(), Coop::cta());
     let (t, ranks) = (thread::thread_idx_x(), team.n_ranks as u32);
     // SAFETY: the host made the memory for the LSA team.
