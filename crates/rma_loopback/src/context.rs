@@ -102,11 +102,7 @@ impl Context {
                             bytes,
                         ),
                     };
-                    let signal = signal
-                        .map(|RemoteSignal { region, offset, add }| {
-                            peer.regions.signal(region, offset, add)
-                        })
-                        .transpose()?;
+                    let signal = peer.regions.signal_of(signal)?;
                     comm.keep(self.id, || {
                         let sequence = peer.lane.submit(Transfer { data, signal })?;
                         Ok(Request::Lane { rank: rank as usize, sequence })

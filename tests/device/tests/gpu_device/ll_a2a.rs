@@ -1,5 +1,7 @@
 //! LL all-to-all.
 
+use std::convert::identity as plain;
+
 use devcomm::GinConnectionType;
 use devcomm_device_tests::cases::ll_a2a;
 use devcomm_device_tests::{TestWorld, gpus, in_worlds};
@@ -7,10 +9,6 @@ use devcomm_testing::machines::Gpus;
 
 /// Simulated worlds.
 const WORLDS: &[(usize, usize)] = &[(2, 2), (3, 3), (4, 2), (5, 5), (1, 1)];
-
-fn plain(gpus: Gpus) -> Gpus {
-    gpus
-}
 
 macro_rules! tests {
     ($($name:ident: $kind:path, $seeds:literal, $case:path $(, $arg:expr)*;)*) => { $(
