@@ -6,22 +6,14 @@ use nccl_device::{Coop, DevComm, LlA2a, LlA2aBuffer, Timeout};
 
 use crate::extra::{Extra, Words};
 
-/// Elements of 1 byte.
-pub type B1 = [u8; 1];
-/// Elements of 4 bytes.
-pub type B4 = [u8; 4];
-/// Elements of 6 bytes.
-pub type B6 = [u8; 6];
-/// Elements of 8 bytes.
-pub type B8 = [u8; 8];
-/// Elements of 12 bytes.
-pub type B12 = [u8; 12];
-/// Elements of 16 bytes.
-pub type B16 = [u8; 16];
-/// Elements of 29 bytes.
-pub type B29 = [u8; 29];
-/// Elements of 64 bytes.
-pub type B64 = [u8; 64];
+macro_rules! elements {
+    ($($name:ident $bytes:literal),*) => { $(
+        #[doc = concat!("Elements of so many bytes: ", $bytes, ".")]
+        pub type $name = [u8; $bytes];
+    )* };
+}
+
+elements!(B1 1, B4 4, B6 6, B8 8, B12 12, B16 16, B29 29, B64 64);
 
 /// An element whose bytes say where it comes from.
 #[inline(always)]
