@@ -312,7 +312,7 @@ unsafe fn request(
 }
 
 /// Declares an operation of a context; and the same before version 15, without flags.
-macro_rules! operation {
+macro_rules! with_v14 {
     ($name:ident, $name_v14:ident($($arg:ident: $type:ty,)*) as $call:literal, $body:expr) => {
         pub(crate) unsafe extern "C" fn $name(
             context: Opaque,
@@ -335,7 +335,7 @@ macro_rules! operation {
     };
 }
 
-operation! {
+with_v14! {
     iput, iput_v14(
         index: c_int,
         src_off: u64,
@@ -349,7 +349,7 @@ operation! {
 }
 
 // Every signal is a strong one.
-operation! {
+with_v14! {
     iput_signal, iput_signal_v14(
         index: c_int,
         src_off: u64,
@@ -371,7 +371,7 @@ operation! {
     }
 }
 
-operation! {
+with_v14! {
     iget, iget_v14(
         index: c_int,
         remote_off: u64,
