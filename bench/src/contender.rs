@@ -6,10 +6,11 @@ use std::rc::Rc;
 use anyhow::Result;
 use clap::ValueEnum;
 use devcomm::{FunctionInfo, LaunchConfig};
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 /// What a contender is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
 pub enum Variant {
     /// A kernel in Rust
     Rust,
@@ -44,12 +45,6 @@ impl Variant {
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
-    }
-}
-
-impl Serialize for Variant {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.name())
     }
 }
 

@@ -87,13 +87,11 @@ impl Message {
         let mut word = 0;
         let lane = (&raw mut word).cast::<T>();
         let begin = at * lanes::<T>();
-        let mut i = 0;
-        while i < lanes::<T>() {
+        for i in 0..lanes::<T>() {
             if begin + i < self.count {
                 // SAFETY: an element of the message, by the caller's; a lane of the word.
                 unsafe { lane.add(i).write(from.load(self.first + begin + i)) };
             }
-            i += 1;
         }
         word
     }
@@ -107,13 +105,11 @@ impl Message {
     unsafe fn store<T: Element>(self, to: LsaPtr<T>, at: usize, word: u64) {
         let lane = (&raw const word).cast::<T>();
         let begin = at * lanes::<T>();
-        let mut i = 0;
-        while i < lanes::<T>() {
+        for i in 0..lanes::<T>() {
             if begin + i < self.count {
                 // SAFETY: an element of the message, by the caller's; a lane of the word.
                 unsafe { to.store(self.first + begin + i, lane.add(i).read()) };
             }
-            i += 1;
         }
     }
 }

@@ -42,27 +42,12 @@ pub unsafe fn rmsnorm_allreduce<T: Accumulate<Acc = f32>>(
         let rows = Rows { team, tokens, hidden, eps };
         // SAFETY: the kernel's contract; between the barriers a row is one block's of one rank.
         unsafe {
+            let store = |at, vector| to_all(team, output, at, vector);
             match team.n_ranks {
-                2 => rows.each(
-                    weight,
-                    |at| sum_of::<T, 2>(team, input, at),
-                    |at, v| to_all(team, output, at, v),
-                ),
-                4 => rows.each(
-                    weight,
-                    |at| sum_of::<T, 4>(team, input, at),
-                    |at, v| to_all(team, output, at, v),
-                ),
-                8 => rows.each(
-                    weight,
-                    |at| sum_of::<T, 8>(team, input, at),
-                    |at, v| to_all(team, output, at, v),
-                ),
-                _ => rows.each(
-                    weight,
-                    |at| sum_of_many(team, input, at),
-                    |at, v| to_all(team, output, at, v),
-                ),
+                2 => rows.each(weight, |at| sum_of::<T, 2>(team, input, at), store),
+                4 => rows.each(weight, |at| sum_of::<T, 4>(team, input, at), store),
+                8 => rows.each(weight, |at| sum_of::<T, 8>(team, input, at), store),
+                _ => rows.each(weight, |at| sum_of_many(team, input, at), store),
             }
         }
         barrier.sync(MemoryOrder::Release);

@@ -76,27 +76,15 @@ fn exported() -> BTreeSet<Exported> {
 fn main() {
     cuda_builder::link_worker();
     let tests = vec![
-        Trial::ignorable_test("ptx_has_exactly_the_exported_kernels", || {
-            with_artifacts(&HOPPER, ptx_has_exactly_the_exported_kernels)
-        }),
-        Trial::ignorable_test("kernels_call_gins_operations_at_most", || {
-            with_artifacts(&HOPPER, kernels_call_gins_operations_at_most)
-        }),
-        Trial::ignorable_test("kernels_keep_everything_in_registers", || {
-            with_assembled(&HOPPER, kernels_keep_everything_in_registers)
-        }),
-        Trial::ignorable_test("kernels_run_with_512_threads", || {
-            with_assembled(&HOPPER, kernels_run_with_512_threads)
-        }),
-        Trial::ignorable_test("products_of_tensor_cores_overlap", || {
-            with_assembled(&HOPPER, products_of_tensor_cores_overlap)
-        }),
-        Trial::ignorable_test("kernels_are_as_good_on_blackwell", || {
-            with_assembled(&BLACKWELL, |artifacts| {
-                kernels_call_gins_operations_at_most(artifacts)?;
-                kernels_keep_everything_in_registers(artifacts)?;
-                kernels_run_with_512_threads(artifacts)
-            })
+        trial("ptx_has_exactly_the_exported_kernels", false, &HOPPER, exported_alone),
+        trial("kernels_call_gins_operations_at_most", false, &HOPPER, call_gin_at_most),
+        trial("kernels_keep_everything_in_registers", true, &HOPPER, keep_registers),
+        trial("kernels_run_with_512_threads", true, &HOPPER, run_with_512_threads),
+        trial("products_of_tensor_cores_overlap", true, &HOPPER, products_overlap),
+        trial("kernels_are_as_good_on_blackwell", true, &BLACKWELL, |artifacts| {
+            call_gin_at_most(artifacts)?;
+            keep_registers(artifacts)?;
+            run_with_512_threads(artifacts)
         }),
     ];
     libtest_mimic::run(&Arguments::from_args(), tests).exit();
@@ -116,27 +104,23 @@ fn build(arch: NvvmArch) -> Result<Artifacts, Error> {
         .build()
 }
 
-/// Runs a test on what was built, or says what is missing for it.
-fn with_artifacts(
-    built: &Built,
-    test: impl FnOnce(&Artifacts) -> Result<(), Failed>,
-) -> Result<Completion, Failed> {
-    match &**built {
-        Ok(artifacts) => test(artifacts).map(|()| Completion::Completed),
-        Err(error) if error.is_missing_part() => missing(error.to_string()),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// The same for a test of what `ptxas` makes of the PTX.
-fn with_assembled(
-    built: &Built,
-    test: impl FnOnce(&Artifacts) -> Result<(), Failed>,
-) -> Result<Completion, Failed> {
-    match devcomm_locate::find_ptxas() {
-        Ok(_) => with_artifacts(built, test),
-        Err(error) => missing(error.to_string()),
-    }
+/// A test of what was built, perhaps of what `ptxas` makes of it; skipped where something is missing for it.
+fn trial(
+    name: &str,
+    assembled: bool,
+    built: &'static Built,
+    test: fn(&Artifacts) -> Result<(), Failed>,
+) -> Trial {
+    Trial::ignorable_test(name, move || {
+        if assembled && let Err(error) = devcomm_locate::find_ptxas() {
+            return missing(error.to_string());
+        }
+        match &**built {
+            Ok(artifacts) => test(artifacts).map(|()| Completion::Completed),
+            Err(error) if error.is_missing_part() => missing(error.to_string()),
+            Err(error) => Err(error.into()),
+        }
+    })
 }
 
 /// A test that cannot run is skipped; where a whole environment is asked for, that is a failure.
@@ -147,7 +131,7 @@ fn missing(reason: String) -> Result<Completion, Failed> {
     Ok(Completion::ignored_with(format!("SKIPPED: {reason}")))
 }
 
-fn ptx_has_exactly_the_exported_kernels(artifacts: &Artifacts) -> Result<(), Failed> {
+fn exported_alone(artifacts: &Artifacts) -> Result<(), Failed> {
     let mut entries = BTreeSet::new();
     let mut declared = BTreeSet::new();
     let exported = exported();
@@ -168,7 +152,7 @@ fn ptx_has_exactly_the_exported_kernels(artifacts: &Artifacts) -> Result<(), Fai
 }
 
 /// A kernel has everything inlined. One for GIN calls its operations, and what ends it when one of their assertions fails.
-fn kernels_call_gins_operations_at_most(artifacts: &Artifacts) -> Result<(), Failed> {
+fn call_gin_at_most(artifacts: &Artifacts) -> Result<(), Failed> {
     each_kernel(artifacts, |kernel, gin| {
         let may_call = |callee: &Callee| match callee.kind() {
             CalleeKind::GinOperation => callee.stack <= DESCRIPTOR,
@@ -181,7 +165,7 @@ fn kernels_call_gins_operations_at_most(artifacts: &Artifacts) -> Result<(), Fai
 }
 
 /// What `ptxas` says of the stack of a kernel for GIN is the sum with the operations that it calls.
-fn kernels_keep_everything_in_registers(artifacts: &Artifacts) -> Result<(), Failed> {
+fn keep_registers(artifacts: &Artifacts) -> Result<(), Failed> {
     each_kernel(artifacts, |kernel, gin| {
         let stack_is_good = |stack| kernel.own_stack == 0 && (gin || stack == 0);
         kernel
@@ -191,12 +175,12 @@ fn kernels_keep_everything_in_registers(artifacts: &Artifacts) -> Result<(), Fai
 }
 
 /// `ptxas` says so when it lets each `wgmma` end before the next begins.
-fn products_of_tensor_cores_overlap(artifacts: &Artifacts) -> Result<(), Failed> {
+fn products_overlap(artifacts: &Artifacts) -> Result<(), Failed> {
     each_kernel(artifacts, |kernel, _| kernel.resources.is_some_and(|r| !r.serialized))
 }
 
 /// But for those whose block has one size.
-fn kernels_run_with_512_threads(artifacts: &Artifacts) -> Result<(), Failed> {
+fn run_with_512_threads(artifacts: &Artifacts) -> Result<(), Failed> {
     let wanted = |name: &str| match name {
         "gemm_allreduce_mma" => GemmForm::Mma.threads(),
         "gemm_allreduce_wgmma" => GemmForm::Wgmma.threads(),

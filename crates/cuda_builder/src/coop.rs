@@ -32,8 +32,8 @@ const ENTRY_OFFSETS: [i64; 3] = [0, 8, 16];
 pub(crate) fn mark_group_calls(nccl: &Module<'_>) -> Result<usize> {
     let context = nccl.context();
     // `captures` came with LLVM 21; before it, the same promise was called `nocapture`.
-    let captures = context.attribute("captures").or_else(|| context.attribute("nocapture"));
-    let (Some(captures), Some(readonly)) = (captures, context.attribute("readonly")) else {
+    let captures = context.attribute("captures").or_else(|_| context.attribute("nocapture"));
+    let (Ok(captures), Ok(readonly)) = (captures, context.attribute("readonly")) else {
         return Err(Failure("this LLVM knows neither `captures` nor `nocapture`".to_owned()));
     };
     let functions = nccl.functions();
@@ -66,8 +66,7 @@ const GROUP: &str = "%struct.ncclCoopAny";
 /// Passes groups without a copy to the functions that only read them, and copies them word by word elsewhere. Returns to how
 /// many parameters.
 pub(crate) fn pass_groups_uncopied(nccl: &Module<'_>) -> Result<usize> {
-    let by_value = nccl.context().by_value(1);
-    let by_value = by_value.ok_or_else(|| Failure("this LLVM does not know `byval`".to_owned()))?;
+    let by_value = nccl.context().by_value(1)?;
     let functions = nccl.functions();
     let mut readers = Readers::default();
     let mut passed = Vec::new();

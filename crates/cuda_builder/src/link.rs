@@ -180,15 +180,13 @@ fn move_shared_memory(module: &Module<'_>) -> Result<()> {
 /// address.) PTX lets a kernel take the address of such a parameter when nobody writes to it, which a reference promises.
 fn pass_by_value(module: &Module<'_>) -> Result<()> {
     let context = module.context();
-    let unknown = |name: &str| Failure(format!("this LLVM does not know `{name}`"));
-    let size = context.attribute("dereferenceable").ok_or_else(|| unknown("dereferenceable"))?;
+    let size = context.attribute("dereferenceable")?;
     let constant = context.target_attribute("nvvm.grid_constant", "");
     for kernel in module.functions().into_iter().filter(|function| function.is_kernel()) {
         for index in 0..kernel.parameters().len() as u32 {
             let at = At::Argument(index);
             let Some(bytes) = kernel.attribute_value(at, size) else { continue };
-            let by_value = context.by_value(bytes).ok_or_else(|| unknown("byval"))?;
-            kernel.add_attribute(at, by_value);
+            kernel.add_attribute(at, context.by_value(bytes)?);
             kernel.add_attribute(at, constant);
         }
     }
@@ -210,10 +208,7 @@ fn bound_blocks(module: &Module<'_>, job: &Link) {
 /// it, but any function may reach one, and LLVM takes the mark off where it proves that none does.
 /// Assembly is opaque to it; what says that it has no effect (`pure`) is no barrier, and may move.
 fn mark_convergent(module: &Module<'_>) -> Result<()> {
-    let convergent = module
-        .context()
-        .attribute("convergent")
-        .ok_or_else(|| Failure("this LLVM does not know `convergent`".to_owned()))?;
+    let convergent = module.context().attribute("convergent")?;
     for function in module.functions().into_iter().filter(|f| !f.is_intrinsic()) {
         function.add_attribute(At::Function, convergent);
         for instruction in function.instructions() {
@@ -231,12 +226,9 @@ fn mark_convergent(module: &Module<'_>) -> Result<()> {
 /// Inlines what has one caller, however large: the closure that is the body of a barrier's scope, for
 /// one. A call costs a stack frame, and hides from LLVM what the caller knows.
 fn inline_what_is_called_once(module: &Module<'_>) -> Result<()> {
-    let attribute = |name| {
-        let unknown = || Failure(format!("this LLVM does not know `{name}`"));
-        module.context().attribute(name).ok_or_else(unknown)
-    };
-    let kept_apart = [attribute("noinline")?, attribute("cold")?];
-    let inline = attribute("alwaysinline")?;
+    let context = module.context();
+    let kept_apart = [context.attribute("noinline")?, context.attribute("cold")?];
+    let inline = context.attribute("alwaysinline")?;
     for function in module.functions() {
         let is_ours = !function.is_declaration() && !function.is_kernel();
         if is_ours

@@ -223,34 +223,27 @@ impl<'l> Context<'l> {
         Ok(buffer)
     }
 
-    /// A function attribute by name; `None` when this LLVM does not know it.
-    pub(crate) fn attribute(&self, name: &str) -> Option<Attribute<'_>> {
-        let f = &self.llvm.f;
-        // SAFETY: name and length belong together; kind 0 means unknown and is not used further.
-        unsafe {
-            let kind = (f.LLVMGetEnumAttributeKindForName)(name.as_ptr().cast(), name.len());
-            let raw = (kind != 0).then(|| (f.LLVMCreateEnumAttribute)(self.raw, kind, 0))?;
-            Some(Attribute { raw, context: self.raw, lifetime: PhantomData })
-        }
+    /// A function attribute by name.
+    pub(crate) fn attribute(&self, name: &str) -> Result<Attribute<'_>> {
+        let kind = self.attribute_kind(name)?;
+        // SAFETY: the kind is LLVM's.
+        Ok(self.own(unsafe { (self.llvm.f.LLVMCreateEnumAttribute)(self.raw, kind, 0) }))
     }
 
     /// The attribute of a parameter whose pointer stands for so many bytes, passed by value.
-    pub(crate) fn by_value(&self, bytes: u64) -> Option<Attribute<'_>> {
-        let f = &self.llvm.f;
-        let name = "byval";
-        // SAFETY: as in `attribute`; the type is one of this context.
-        unsafe {
-            let kind = (f.LLVMGetEnumAttributeKindForName)(name.as_ptr().cast(), name.len());
+    pub(crate) fn by_value(&self, bytes: u64) -> Result<Attribute<'_>> {
+        let (f, kind) = (&self.llvm.f, self.attribute_kind("byval")?);
+        // SAFETY: the kind is LLVM's, and the type one of this context.
+        Ok(self.own(unsafe {
             let array = (f.LLVMArrayType2)((f.LLVMInt8TypeInContext)(self.raw), bytes);
-            let raw = (kind != 0).then(|| (f.LLVMCreateTypeAttribute)(self.raw, kind, array))?;
-            Some(Attribute { raw, context: self.raw, lifetime: PhantomData })
-        }
+            (f.LLVMCreateTypeAttribute)(self.raw, kind, array)
+        }))
     }
 
     /// An attribute that a target gives its meaning.
     pub(crate) fn target_attribute(&self, name: &str, value: &str) -> Attribute<'_> {
         // SAFETY: each text goes with its length.
-        let raw = unsafe {
+        self.own(unsafe {
             (self.llvm.f.LLVMCreateStringAttribute)(
                 self.raw,
                 name.as_ptr().cast(),
@@ -258,7 +251,20 @@ impl<'l> Context<'l> {
                 value.as_ptr().cast(),
                 value.len() as u32,
             )
-        };
+        })
+    }
+
+    fn attribute_kind(&self, name: &str) -> Result<u32> {
+        let kind_of = self.llvm.f.LLVMGetEnumAttributeKindForName;
+        // SAFETY: name and length belong together.
+        match unsafe { kind_of(name.as_ptr().cast(), name.len()) } {
+            0 => failure(format!("this LLVM does not know `{name}`")),
+            kind => Ok(kind),
+        }
+    }
+
+    /// An attribute that was made in this context.
+    fn own(&self, raw: Ref) -> Attribute<'_> {
         Attribute { raw, context: self.raw, lifetime: PhantomData }
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::llvm::{At, Context, Failure, Function, Linkage, Llvm, Module, Result, Value};
+use crate::llvm::{At, Context, Function, Linkage, Llvm, Module, Result, Value};
 use crate::toolchain::Toolchain;
 use crate::worker::{Job, Workers};
 
@@ -72,11 +72,8 @@ pub(crate) fn signatures(llvm: &Llvm, bitcode: &Path) -> Result<Vec<Signature>> 
 }
 
 fn signature(module: &Module<'_>, function: Function<'_>) -> Result<Signature> {
-    let unknown = |name: &str| Failure(format!("this LLVM does not know `{name}`"));
     let context = module.context();
-    let by_value = context.by_value(1).ok_or_else(|| unknown("byval"))?;
-    let references = context.attribute("dereferenceable");
-    let references = references.ok_or_else(|| unknown("dereferenceable"))?;
+    let (by_value, references) = (context.by_value(1)?, context.attribute("dereferenceable")?);
     let param = |(index, value): (usize, Value<'_>)| {
         let at = At::Argument(index as u32);
         let copied = function.attribute_type(at, by_value);

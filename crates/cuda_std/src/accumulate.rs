@@ -1,5 +1,7 @@
 //! Elements in a type with enough room to reduce them in, one by one and by vectors.
 
+use core::convert::identity;
+
 use devcomm_types::{Element, F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
@@ -39,11 +41,22 @@ pub trait Accumulate: Element {
     }
 }
 
-/// The methods that all arrays share. Counted loops, which unroll before anything else can go wrong with them.
+/// The methods that all arrays share, and an element's conversions. Counted loops, which unroll before anything else can go wrong
+/// with them.
 macro_rules! lanes {
-    ($acc:ty, $lanes:literal) => {
+    ($acc:ty, $lanes:literal, $to_acc:path, $from_acc:path) => {
         type Acc = $acc;
         type Wide = [$acc; $lanes];
+
+        #[inline(always)]
+        fn to_acc(self) -> $acc {
+            $to_acc(self)
+        }
+
+        #[inline(always)]
+        fn from_acc(acc: $acc) -> Self {
+            $from_acc(acc)
+        }
 
         #[inline(always)]
         fn map(wide: &mut Self::Wide, f: impl Fn($acc) -> $acc) {
@@ -66,17 +79,7 @@ macro_rules! lanes {
 }
 
 impl Accumulate for f32 {
-    lanes!(f32, 4);
-
-    #[inline(always)]
-    fn to_acc(self) -> f32 {
-        self
-    }
-
-    #[inline(always)]
-    fn from_acc(acc: f32) -> Self {
-        acc
-    }
+    lanes!(f32, 4, identity, identity);
 
     #[inline(always)]
     fn widen(vector: Vec16<Self>) -> [f32; 4] {
@@ -92,17 +95,7 @@ impl Accumulate for f32 {
 macro_rules! halves {
     ($($type:ty: $to:ident $from:ident $unpack:ident $pack:ident;)*) => { $(
         impl Accumulate for $type {
-            lanes!(f32, 8);
-
-            #[inline(always)]
-            fn to_acc(self) -> f32 {
-                convert::$to(self)
-            }
-
-            #[inline(always)]
-            fn from_acc(acc: f32) -> Self {
-                convert::$from(acc)
-            }
+            lanes!(f32, 8, convert::$to, convert::$from);
 
             #[inline(always)]
             fn widen(vector: Vec16<Self>) -> [f32; 8] {
@@ -126,17 +119,7 @@ halves! {
 macro_rules! quarters {
     ($($type:ty: $to:ident $from:ident $unpack:ident $pack:ident;)*) => { $(
         impl Accumulate for $type {
-            lanes!(f32, 16);
-
-            #[inline(always)]
-            fn to_acc(self) -> f32 {
-                convert::$to(self)
-            }
-
-            #[inline(always)]
-            fn from_acc(acc: f32) -> Self {
-                convert::$from(acc)
-            }
+            lanes!(f32, 16, convert::$to, convert::$from);
 
             #[inline(always)]
             fn widen(vector: Vec16<Self>) -> [f32; 16] {
@@ -175,17 +158,7 @@ quarters! {
 macro_rules! as_they_are {
     ($($type:ty, $lanes:literal;)*) => { $(
         impl Accumulate for $type {
-            lanes!($type, $lanes);
-
-            #[inline(always)]
-            fn to_acc(self) -> $type {
-                self
-            }
-
-            #[inline(always)]
-            fn from_acc(acc: $type) -> Self {
-                acc
-            }
+            lanes!($type, $lanes, identity, identity);
 
             #[inline(always)]
             fn widen(vector: Vec16<Self>) -> Self::Wide {

@@ -79,31 +79,24 @@ printable!("%g", |v| f64::from(f16_to_f32(v)).to_bits(), v; f16);
 printable!("%g", |v| f64::from(bf16_to_f32(v)).to_bits(), v; bf16);
 printable!("%s", |v| if v { c"true" } else { c"false" }.as_ptr() as u64, v; bool);
 
-impl<T> Printable for *const T {
-    const SPECIFIER: &'static str = "%p";
+macro_rules! printable_pointers {
+    ($($type:ty),*) => { $(
+        impl<T> Printable for $type {
+            const SPECIFIER: &'static str = "%p";
 
-    #[inline(always)]
-    fn slot(self) -> u64 {
-        self as u64
-    }
+            #[inline(always)]
+            fn slot(self) -> u64 {
+                self as u64
+            }
 
-    fn text(self, f: &mut dyn fmt::Write) -> fmt::Result {
-        write!(f, "{self:p}")
-    }
+            fn text(self, f: &mut dyn fmt::Write) -> fmt::Result {
+                write!(f, "{self:p}")
+            }
+        }
+    )* };
 }
 
-impl<T> Printable for *mut T {
-    const SPECIFIER: &'static str = "%p";
-
-    #[inline(always)]
-    fn slot(self) -> u64 {
-        self as u64
-    }
-
-    fn text(self, f: &mut dyn fmt::Write) -> fmt::Result {
-        write!(f, "{self:p}")
-    }
-}
+printable_pointers!(*const T, *mut T);
 
 /// The arguments of one call.
 #[doc(hidden)]

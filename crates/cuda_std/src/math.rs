@@ -44,40 +44,18 @@ pub trait GpuFloat: Copy {
 macro_rules! gpu_float {
     ($($type:ident)*) => { $(
         impl GpuFloat for $type {
-            #[inline(always)]
-            fn mul_add(self, a: Self, b: Self) -> Self {
-                arch::$type::mul_add(self, a, b)
-            }
-
-            #[inline(always)]
-            fn sqrt(self) -> Self {
-                arch::$type::sqrt(self)
-            }
-
-            #[inline(always)]
-            fn floor(self) -> Self {
-                arch::$type::floor(self)
-            }
-
-            #[inline(always)]
-            fn ceil(self) -> Self {
-                arch::$type::ceil(self)
-            }
-
-            #[inline(always)]
-            fn trunc(self) -> Self {
-                arch::$type::trunc(self)
-            }
-
-            #[inline(always)]
-            fn round(self) -> Self {
-                arch::$type::round(self)
-            }
+            gpu_float!($type: mul_add(a, b); sqrt(); floor(); ceil(); trunc(); round(););
 
             #[inline(always)]
             fn fract(self) -> Self {
                 self - arch::$type::trunc(self)
             }
+        }
+    )* };
+    ($type:ident: $($name:ident($($arg:ident),*);)*) => { $(
+        #[inline(always)]
+        fn $name(self $(, $arg: Self)*) -> Self {
+            arch::$type::$name(self $(, $arg)*)
         }
     )* };
 }

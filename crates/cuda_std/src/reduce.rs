@@ -39,27 +39,25 @@ pub trait Number: Copy + PartialOrd + Add<Output = Self> + AddAssign + Mul<Outpu
     fn over(self, count: u32) -> Self;
 }
 
+/// Methods of two numbers, by an expression each.
+macro_rules! of_two {
+    ($self:ident, $other:ident: $($name:ident => $result:expr;)*) => { $(
+        #[inline(always)]
+        fn $name($self, $other: Self) -> Self {
+            $result
+        }
+    )* };
+}
+
 macro_rules! floats {
     ($($type:ident)*) => { $(
         impl Number for $type {
-            #[inline(always)]
-            fn plus(self, other: Self) -> Self {
-                self + other
-            }
-
-            #[inline(always)]
-            fn times(self, other: Self) -> Self {
-                self * other
-            }
-
-            #[inline(always)]
-            fn least(self, other: Self) -> Self {
-                self.min(other)
-            }
-
-            #[inline(always)]
-            fn greatest(self, other: Self) -> Self {
-                self.max(other)
+            of_two! {
+                self, other:
+                plus => self + other;
+                times => self * other;
+                least => self.min(other);
+                greatest => self.max(other);
             }
 
             #[inline(always)]
@@ -85,24 +83,12 @@ pub trait Bits: Number {
 macro_rules! integers {
     ($($type:ident $wide:ident;)*) => { $(
         impl Number for $type {
-            #[inline(always)]
-            fn plus(self, other: Self) -> Self {
-                self.wrapping_add(other)
-            }
-
-            #[inline(always)]
-            fn times(self, other: Self) -> Self {
-                self.wrapping_mul(other)
-            }
-
-            #[inline(always)]
-            fn least(self, other: Self) -> Self {
-                self.min(other)
-            }
-
-            #[inline(always)]
-            fn greatest(self, other: Self) -> Self {
-                self.max(other)
+            of_two! {
+                self, other:
+                plus => self.wrapping_add(other);
+                times => self.wrapping_mul(other);
+                least => self.min(other);
+                greatest => self.max(other);
             }
 
             #[inline(always)]
@@ -113,19 +99,11 @@ macro_rules! integers {
         }
 
         impl Bits for $type {
-            #[inline(always)]
-            fn and(self, other: Self) -> Self {
-                self & other
-            }
-
-            #[inline(always)]
-            fn or(self, other: Self) -> Self {
-                self | other
-            }
-
-            #[inline(always)]
-            fn xor(self, other: Self) -> Self {
-                self ^ other
+            of_two! {
+                self, other:
+                and => self & other;
+                or => self | other;
+                xor => self ^ other;
             }
         }
     )* };

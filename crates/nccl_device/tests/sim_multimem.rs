@@ -4,6 +4,7 @@ use std::fmt::Debug;
 
 use cuda_std::prelude::*;
 use cuda_std::reduce::{Max, Sum, fold};
+use devcomm::device::{self, DevComm};
 use devcomm::{
     DevCommRequirements, DevCommResource, Element, Kernel, Result, Simulation, SymmetricBuffer,
     Window,
@@ -82,11 +83,10 @@ const RANGES: [(usize, usize, usize); 6] =
 
 #[test]
 fn all_copies_are_summed_into_a_pointer() {
-    fn check<T: Accumulate + PartialEq + Debug, K>(kernel: K, element: fn(usize) -> T)
-    where
-        K: Kernel<Args = (nccl_device::DevComm, nccl_device::Window<T>, usize, *mut T, usize)>
-            + Sync,
-    {
+    fn check<T: Accumulate + PartialEq + Debug>(
+        kernel: impl Kernel<Args = (DevComm, device::Window<T>, usize, *mut T, usize)> + Sync,
+        element: fn(usize) -> T,
+    ) {
         for ranks in [1, 3] {
             trials(ranks, element, |gpu, it, [count, from, to]| {
                 gpu.launch(kernel, 1, 32, (&it.comm, &it.src, from, it.at(to), count))?;
@@ -105,11 +105,10 @@ fn all_copies_are_summed_into_a_pointer() {
 
 #[test]
 fn a_pointer_is_copied_to_all_copies_and_neighbours_stay() {
-    fn check<T: Accumulate + PartialEq + Debug, K>(kernel: K, element: fn(usize) -> T)
-    where
-        K: Kernel<Args = (nccl_device::DevComm, *const T, nccl_device::Window<T>, usize, usize)>
-            + Sync,
-    {
+    fn check<T: Accumulate + PartialEq + Debug>(
+        kernel: impl Kernel<Args = (DevComm, *const T, device::Window<T>, usize, usize)> + Sync,
+        element: fn(usize) -> T,
+    ) {
         trials(2, element, |gpu, it, [count, from, to]| {
             let source: Vec<T> = (0..LEN).map(|i| element(i * i)).collect();
             it.buffer.copy_from_host(&source)?;
@@ -126,23 +125,14 @@ fn a_pointer_is_copied_to_all_copies_and_neighbours_stay() {
     check(multimem_copy::<u8>, |i| (i % 251) as u8);
 }
 
+type FromWindowToWindow<T> = (DevComm, device::Window<T>, usize, device::Window<T>, usize, usize);
+
 /// A kernel from windows to windows, in which each rank does a part.
-fn check_windows<T: Accumulate + PartialEq + Debug, K, Op: ReduceOp<T> + Sync>(
-    kernel: K,
-    op: Op,
+fn check_windows<T: Accumulate + PartialEq + Debug>(
+    kernel: impl Kernel<Args = FromWindowToWindow<T>> + Sync,
+    op: impl ReduceOp<T> + Sync,
     element: fn(usize) -> T,
-) where
-    K: Kernel<
-            Args = (
-                nccl_device::DevComm,
-                nccl_device::Window<T>,
-                usize,
-                nccl_device::Window<T>,
-                usize,
-                usize,
-            ),
-        > + Sync,
-{
+) {
     for ranks in [1, 2, 3, 4, 8] {
         trials(ranks, element, |gpu, it, [count, from, to]| {
             let share = |rank: usize| count * rank / ranks;

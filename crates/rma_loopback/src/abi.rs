@@ -126,66 +126,30 @@ pub type RegMrSymDmaBuf =
 pub type DeregMrSym = unsafe extern "C" fn(Opaque, Opaque) -> Status;
 /// `destroy_context`, `close_coll`, `close_listen`, `rma_progress` or `finalize`, of the one object they take.
 pub type Of = unsafe extern "C" fn(Opaque) -> Status;
-/// `iput(rma_ctx, context, src_off, src, bytes, dst_off, dst, rank, opt_flags, request)`.
-pub type Iput = unsafe extern "C" fn(
-    Opaque,
-    c_int,
-    u64,
-    Opaque,
-    usize,
-    u64,
-    Opaque,
-    u32,
-    u32,
-    *mut Opaque,
-) -> Status;
-/// `iput_signal(rma_ctx, context, src_off, src, bytes, dst_off, dst, rank, signal_off, signal, value, op, strong, opt_flags, request)`.
-pub type IputSignal = unsafe extern "C" fn(
-    Opaque,
-    c_int,
-    u64,
-    Opaque,
-    usize,
-    u64,
-    Opaque,
-    u32,
-    u64,
-    Opaque,
-    u64,
-    u32,
-    bool,
-    u32,
-    *mut Opaque,
-) -> Status;
-/// [`Iput`] before version 15, without `opt_flags`; `iget` has the same shape, remote first.
-pub type IputV14 = unsafe extern "C" fn(
-    Opaque,
-    c_int,
-    u64,
-    Opaque,
-    usize,
-    u64,
-    Opaque,
-    u32,
-    *mut Opaque,
-) -> Status;
-/// [`IputSignal`] before version 15, without `opt_flags`.
-pub type IputSignalV14 = unsafe extern "C" fn(
-    Opaque,
-    c_int,
-    u64,
-    Opaque,
-    usize,
-    u64,
-    Opaque,
-    u32,
-    u64,
-    Opaque,
-    u64,
-    u32,
-    bool,
-    *mut Opaque,
-) -> Status;
+/// Declares the type of an operation, and that of before version 15, without `opt_flags`.
+macro_rules! operation {
+    ($(#[$doc:meta])* $name:ident, $(#[$doc_v14:meta])* $name_v14:ident($($arg:ty),*)) => {
+        $(#[$doc])*
+        pub type $name = unsafe extern "C" fn(Opaque, $($arg,)* u32, *mut Opaque) -> Status;
+        $(#[$doc_v14])*
+        pub type $name_v14 = unsafe extern "C" fn(Opaque, $($arg,)* *mut Opaque) -> Status;
+    };
+}
+
+operation! {
+    /// `iput(rma_ctx, context, src_off, src, bytes, dst_off, dst, rank, opt_flags, request)`.
+    Iput,
+    /// [`Iput`] before version 15, without `opt_flags`; `iget` has the same shape, remote first.
+    IputV14(c_int, u64, Opaque, usize, u64, Opaque, u32)
+}
+
+operation! {
+    /// `iput_signal(rma_ctx, context, src_off, src, bytes, dst_off, dst, rank, signal_off, signal, value, op, strong, opt_flags, request)`.
+    IputSignal,
+    /// [`IputSignal`] before version 15, without `opt_flags`.
+    IputSignalV14(c_int, u64, Opaque, usize, u64, Opaque, u32, u64, Opaque, u64, u32, bool)
+}
+
 /// `iflush(rma_ctx, context, region, rank, request)`.
 pub type Iflush = unsafe extern "C" fn(Opaque, c_int, Opaque, u32, *mut Opaque) -> Status;
 /// `test(comm, request, done)`.
@@ -242,58 +206,46 @@ table! {
     }
 }
 
-table! {
-    /// NCCL: `ncclRma_v15_t`.
-    RmaV15, 168 {
-        0 name: *const c_char,
-        8 init: Init,
-        16 devices: Devices,
-        24 get_properties: GetProperties,
-        32 listen: Listen,
-        40 connect: Connect,
-        48 create_context: CreateContext,
-        56 reg_mr_sym: RegMrSym,
-        64 reg_mr_sym_dma_buf: RegMrSymDmaBuf,
-        72 dereg_mr_sym: DeregMrSym,
-        80 destroy_context: Of,
-        88 close_coll: Of,
-        96 close_listen: Of,
-        104 iput: Iput,
-        112 iput_signal: IputSignal,
-        120 iget: Iput,
-        128 iflush: Iflush,
-        136 test: Test,
-        144 rma_progress: Of,
-        152 query_last_error: QueryLastError,
-        160 finalize: Of,
-    }
+/// Declares a table of before version 16: those differ in their puts and gets.
+macro_rules! table_before_v16 {
+    ($(#[$doc:meta])* $name:ident, $iput:ty, $iput_signal:ty) => {
+        table! {
+            $(#[$doc])*
+            $name, 168 {
+                0 name: *const c_char,
+                8 init: Init,
+                16 devices: Devices,
+                24 get_properties: GetProperties,
+                32 listen: Listen,
+                40 connect: Connect,
+                48 create_context: CreateContext,
+                56 reg_mr_sym: RegMrSym,
+                64 reg_mr_sym_dma_buf: RegMrSymDmaBuf,
+                72 dereg_mr_sym: DeregMrSym,
+                80 destroy_context: Of,
+                88 close_coll: Of,
+                96 close_listen: Of,
+                104 iput: $iput,
+                112 iput_signal: $iput_signal,
+                120 iget: $iput,
+                128 iflush: Iflush,
+                136 test: Test,
+                144 rma_progress: Of,
+                152 query_last_error: QueryLastError,
+                160 finalize: Of,
+            }
+        }
+    };
 }
 
-table! {
+table_before_v16! {
+    /// NCCL: `ncclRma_v15_t`.
+    RmaV15, Iput, IputSignal
+}
+
+table_before_v16! {
     /// NCCL: `ncclRma_v14_t`.
-    RmaV14, 168 {
-        0 name: *const c_char,
-        8 init: Init,
-        16 devices: Devices,
-        24 get_properties: GetProperties,
-        32 listen: Listen,
-        40 connect: Connect,
-        48 create_context: CreateContext,
-        56 reg_mr_sym: RegMrSym,
-        64 reg_mr_sym_dma_buf: RegMrSymDmaBuf,
-        72 dereg_mr_sym: DeregMrSym,
-        80 destroy_context: Of,
-        88 close_coll: Of,
-        96 close_listen: Of,
-        104 iput: IputV14,
-        112 iput_signal: IputSignalV14,
-        120 iget: IputV14,
-        128 iflush: Iflush,
-        136 test: Test,
-        144 rma_progress: Of,
-        152 query_last_error: QueryLastError,
-        160 finalize: Of,
-    }
+    RmaV14, IputV14, IputSignalV14
 }
 
 const _: () = {

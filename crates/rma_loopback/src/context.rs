@@ -23,11 +23,23 @@ pub(crate) struct Context {
     room: usize,
 }
 
+impl AsRef<Comm> for Context {
+    fn as_ref(&self) -> &Comm {
+        &self.comm
+    }
+}
+
 /// A place in a region, named as NCCL names it: the offset is in bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct At {
-    pub(crate) region: Opaque,
-    pub(crate) offset: u64,
+    region: Opaque,
+    offset: u64,
+}
+
+impl At {
+    pub(crate) fn new(region: Opaque, offset: u64) -> Self {
+        Self { region, offset }
+    }
 }
 
 /// A signal as NCCL asks for it.
@@ -90,11 +102,7 @@ impl Context {
                             bytes,
                         ),
                     };
-                    let signal = signal
-                        .map(|RemoteSignal { region, offset, add }| {
-                            peer.regions.signal(region, offset, add)
-                        })
-                        .transpose()?;
+                    let signal = peer.regions.signal_of(signal)?;
                     comm.keep(self.id, || {
                         let sequence = peer.lane.submit(Transfer { data, signal })?;
                         Ok(Request::Lane { rank: rank as usize, sequence })

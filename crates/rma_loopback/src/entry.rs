@@ -43,12 +43,6 @@ fn entry(call: &str, body: impl FnOnce() -> Result<()>) -> Status {
     }
 }
 
-/// [`entry`] for what NCCL's progress threads call: an error, a panic too, is the end of the connection.
-fn operation(comm: &Comm, call: &str, body: impl FnOnce() -> Result<()>) -> Status {
-    relax_captures(&comm.me.device().driver);
-    entry(call, || caught(body).map_err(|error| comm.fail(error)))
-}
-
 /// Sets an out parameter.
 ///
 /// # Safety
@@ -72,6 +66,26 @@ unsafe fn object<'a, T>(pointer: Opaque) -> Result<&'a T> {
     // SAFETY: the caller's promise.
     unsafe { pointer.cast::<T>().as_ref() }
         .ok_or_else(|| Error::Argument("an object of the plugin is null".to_owned()))
+}
+
+/// [`entry`] for what NCCL's progress threads call, on a connection or a context of one: an error, a panic too, is the end of the
+/// connection.
+///
+/// # Safety
+///
+/// `pointer` is null, or came from this plugin as a `T` that is still open.
+unsafe fn operation<T: AsRef<Comm>>(
+    call: &str,
+    pointer: Opaque,
+    body: impl FnOnce(&T) -> Result<()>,
+) -> Status {
+    entry(call, || {
+        // SAFETY: the caller's promise.
+        let on = unsafe { object::<T>(pointer)? };
+        let comm = on.as_ref();
+        relax_captures(&comm.me.device().driver);
+        caught(|| body(on)).map_err(|error| comm.fail(error))
+    })
 }
 
 pub(crate) unsafe extern "C" fn init(
@@ -288,132 +302,86 @@ unsafe fn request(
     request: *mut Opaque,
     body: impl FnOnce(&Context) -> Result<Opaque>,
 ) -> Status {
+    let body = |context: &Context| {
+        let handle = body(context)?;
+        // SAFETY: the caller's promise.
+        unsafe { set(request, handle) }
+    };
     // SAFETY: the caller's promise.
-    match unsafe { object::<Context>(context) } {
-        Ok(context) => operation(&context.comm, call, || {
-            let handle = body(context)?;
-            // SAFETY: the caller's promise.
-            unsafe { set(request, handle) }
-        }),
-        Err(error) => entry(call, || Err(error)),
+    unsafe { operation(call, context, body) }
+}
+
+/// Declares an operation of a context; and the same before version 15, without flags.
+macro_rules! with_v14 {
+    ($name:ident, $name_v14:ident($($arg:ident: $type:ty,)*) as $call:literal, $body:expr) => {
+        pub(crate) unsafe extern "C" fn $name(
+            context: Opaque,
+            $($arg: $type,)*
+            _opt_flags: u32,
+            out: *mut Opaque,
+        ) -> Status {
+            // SAFETY: NCCL's contract.
+            unsafe { request($call, context, out, $body) }
+        }
+
+        pub(crate) unsafe extern "C" fn $name_v14(
+            context: Opaque,
+            $($arg: $type,)*
+            out: *mut Opaque,
+        ) -> Status {
+            // SAFETY: the same contract.
+            unsafe { $name(context, $($arg,)* 0, out) }
+        }
+    };
+}
+
+with_v14! {
+    iput, iput_v14(
+        index: c_int,
+        src_off: u64,
+        src: Opaque,
+        bytes: usize,
+        dst_off: u64,
+        dst: Opaque,
+        rank: u32,
+    ) as "iput",
+    |on| on.put(index, At::new(src, src_off), bytes, At::new(dst, dst_off), rank, None)
+}
+
+// Every signal is a strong one.
+with_v14! {
+    iput_signal, iput_signal_v14(
+        index: c_int,
+        src_off: u64,
+        src: Opaque,
+        bytes: usize,
+        dst_off: u64,
+        dst: Opaque,
+        rank: u32,
+        signal_off: u64,
+        signal: Opaque,
+        value: u64,
+        op: u32,
+        _strong: bool,
+    ) as "iputSignal",
+    |on| {
+        let (from, to) = (At::new(src, src_off), At::new(dst, dst_off));
+        let signal = Signalled { at: At::new(signal, signal_off), value, operation: op };
+        on.put(index, from, bytes, to, rank, Some(signal))
     }
 }
 
-pub(crate) unsafe extern "C" fn iput(
-    context: Opaque,
-    index: c_int,
-    src_off: u64,
-    src: Opaque,
-    bytes: usize,
-    dst_off: u64,
-    dst: Opaque,
-    rank: u32,
-    _opt_flags: u32,
-    out: *mut Opaque,
-) -> Status {
-    let (from, to) = (At { region: src, offset: src_off }, At { region: dst, offset: dst_off });
-    // SAFETY: NCCL's contract.
-    unsafe { request("iput", context, out, |on| on.put(index, from, bytes, to, rank, None)) }
-}
-
-pub(crate) unsafe extern "C" fn iput_signal(
-    context: Opaque,
-    index: c_int,
-    src_off: u64,
-    src: Opaque,
-    bytes: usize,
-    dst_off: u64,
-    dst: Opaque,
-    rank: u32,
-    signal_off: u64,
-    signal: Opaque,
-    value: u64,
-    op: u32,
-    // Every signal is a strong one.
-    _strong: bool,
-    _opt_flags: u32,
-    out: *mut Opaque,
-) -> Status {
-    let (from, to) = (At { region: src, offset: src_off }, At { region: dst, offset: dst_off });
-    let at = At { region: signal, offset: signal_off };
-    let signal = Some(Signalled { at, value, operation: op });
-    // SAFETY: NCCL's contract.
-    unsafe {
-        request("iputSignal", context, out, |on| on.put(index, from, bytes, to, rank, signal))
-    }
-}
-
-pub(crate) unsafe extern "C" fn iget(
-    context: Opaque,
-    index: c_int,
-    remote_off: u64,
-    remote: Opaque,
-    bytes: usize,
-    local_off: u64,
-    local: Opaque,
-    rank: u32,
-    _opt_flags: u32,
-    out: *mut Opaque,
-) -> Status {
-    let from = At { region: remote, offset: remote_off };
-    let to = At { region: local, offset: local_off };
-    // SAFETY: NCCL's contract.
-    unsafe { request("iget", context, out, |on| on.get(index, from, bytes, to, rank)) }
-}
-
-pub(crate) unsafe extern "C" fn iput_v14(
-    context: Opaque,
-    index: c_int,
-    src_off: u64,
-    src: Opaque,
-    bytes: usize,
-    dst_off: u64,
-    dst: Opaque,
-    rank: u32,
-    out: *mut Opaque,
-) -> Status {
-    // SAFETY: the same contract.
-    unsafe { iput(context, index, src_off, src, bytes, dst_off, dst, rank, 0, out) }
-}
-
-pub(crate) unsafe extern "C" fn iput_signal_v14(
-    context: Opaque,
-    index: c_int,
-    src_off: u64,
-    src: Opaque,
-    bytes: usize,
-    dst_off: u64,
-    dst: Opaque,
-    rank: u32,
-    signal_off: u64,
-    signal: Opaque,
-    value: u64,
-    op: u32,
-    strong: bool,
-    out: *mut Opaque,
-) -> Status {
-    // SAFETY: the same contract.
-    unsafe {
-        iput_signal(
-            context, index, src_off, src, bytes, dst_off, dst, rank, signal_off, signal, value, op,
-            strong, 0, out,
-        )
-    }
-}
-
-pub(crate) unsafe extern "C" fn iget_v14(
-    context: Opaque,
-    index: c_int,
-    remote_off: u64,
-    remote: Opaque,
-    bytes: usize,
-    local_off: u64,
-    local: Opaque,
-    rank: u32,
-    out: *mut Opaque,
-) -> Status {
-    // SAFETY: the same contract.
-    unsafe { iget(context, index, remote_off, remote, bytes, local_off, local, rank, 0, out) }
+with_v14! {
+    iget, iget_v14(
+        index: c_int,
+        remote_off: u64,
+        remote: Opaque,
+        bytes: usize,
+        local_off: u64,
+        local: Opaque,
+        rank: u32,
+    ) as "iget",
+    |on| on.get(index, At::new(remote, remote_off), bytes, At::new(local, local_off), rank)
 }
 
 /// A get is complete when its data is where kernels see it: there is nothing to flush, and no request.
@@ -429,25 +397,20 @@ pub(crate) unsafe extern "C" fn iflush(
 }
 
 pub(crate) unsafe extern "C" fn test(comm: Opaque, request: Opaque, done: *mut c_int) -> Status {
+    let body = |comm: &Arc<Comm>| {
+        // SAFETY: an out pointer of NCCL's.
+        unsafe { set(done, 0)? };
+        let complete = comm.test(request)?;
+        // SAFETY: as above.
+        unsafe { set(done, c_int::from(complete)) }
+    };
     // SAFETY: from `connect`, not closed yet.
-    match unsafe { object::<Arc<Comm>>(comm) } {
-        Ok(comm) => operation(comm, "test", || {
-            // SAFETY: an out pointer of NCCL's.
-            unsafe { set(done, 0)? };
-            let complete = comm.test(request)?;
-            // SAFETY: as above.
-            unsafe { set(done, c_int::from(complete)) }
-        }),
-        Err(error) => entry("test", || Err(error)),
-    }
+    unsafe { operation("test", comm, body) }
 }
 
 pub(crate) unsafe extern "C" fn rma_progress(context: Opaque) -> Status {
     // SAFETY: from `create_context`, not destroyed yet.
-    match unsafe { object::<Context>(context) } {
-        Ok(context) => operation(&context.comm, "rmaProgress", || context.comm.progress()),
-        Err(error) => entry("rmaProgress", || Err(error)),
-    }
+    unsafe { operation("rmaProgress", context, |context: &Context| context.comm.progress()) }
 }
 
 pub(crate) unsafe extern "C" fn query_last_error(context: Opaque, has_error: *mut bool) -> Status {

@@ -11,6 +11,7 @@ use crate::abi::{MR_SIGNAL_NEVER_RESET, Opaque, PTR_CUDA, PTR_HOST};
 use crate::driver::{Address, Device};
 use crate::error::{Error, Result};
 use crate::reach::Reach;
+use crate::remote::RemoteSignal;
 use crate::staging::Staging;
 use crate::transfer::{Place, Signal, Source};
 
@@ -149,8 +150,9 @@ impl Regions {
         })
     }
 
-    /// The addition of `add` to the word at `offset` of a region.
-    pub(crate) fn signal(&self, id: RegionId, offset: u64, add: u64) -> Result<Signal> {
+    /// A signal to a word of a region, if there is one.
+    pub(crate) fn signal_of(&self, signal: Option<RemoteSignal>) -> Result<Option<Signal>> {
+        let Some(RemoteSignal { region: id, offset, add }) = signal else { return Ok(None) };
         self.with(id, offset, 8, |region, offset| {
             if !(region.base + offset).is_multiple_of(8) {
                 return Err(Error::Argument(format!(
@@ -158,7 +160,7 @@ impl Regions {
                 )));
             }
             let shadow = region.shadow.as_ref().map(|shadow| (Arc::clone(shadow), offset / 8));
-            Ok(Signal { place: region.place(offset), add, shadow })
+            Ok(Some(Signal { place: region.place(offset), add, shadow }))
         })
     }
 }

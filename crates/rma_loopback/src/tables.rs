@@ -8,84 +8,51 @@ use crate::entry::{
     reg_mr_sym_dma_buf, rma_progress, test,
 };
 
-/// The plugin, for NCCL 2.32.
-#[unsafe(no_mangle)]
-#[allow(non_upper_case_globals, reason = "the name that NCCL looks for")]
-pub static ncclRmaPlugin_v16: RmaV16 = RmaV16 {
-    name: NAME.as_ptr(),
-    init,
-    devices,
-    get_rma_properties,
-    get_properties,
-    listen,
-    connect,
-    create_context,
-    reg_mr_sym,
-    reg_mr_sym_dma_buf,
-    dereg_mr_sym,
-    destroy_context,
-    close_coll,
-    close_listen,
-    iput,
-    iput_signal,
-    iget,
-    iflush,
-    test,
-    rma_progress,
-    query_last_error,
-    finalize,
-};
+/// A table: what all versions have, and what the versions differ in.
+macro_rules! table {
+    ($(#[$doc:meta])* $name:ident: $version:ident { $($own:tt)* }) => {
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        #[allow(non_upper_case_globals, reason = "the name that NCCL looks for")]
+        pub static $name: $version = $version {
+            name: NAME.as_ptr(),
+            init,
+            devices,
+            get_properties,
+            listen,
+            connect,
+            create_context,
+            reg_mr_sym,
+            reg_mr_sym_dma_buf,
+            dereg_mr_sym,
+            destroy_context,
+            close_coll,
+            close_listen,
+            iflush,
+            test,
+            rma_progress,
+            query_last_error,
+            finalize,
+            $($own)*
+        };
+    };
+}
 
-/// The plugin, one version of the interface earlier.
-#[unsafe(no_mangle)]
-#[allow(non_upper_case_globals, reason = "the name that NCCL looks for")]
-pub static ncclRmaPlugin_v15: RmaV15 = RmaV15 {
-    name: NAME.as_ptr(),
-    init,
-    devices,
-    get_properties,
-    listen,
-    connect,
-    create_context,
-    reg_mr_sym,
-    reg_mr_sym_dma_buf,
-    dereg_mr_sym,
-    destroy_context,
-    close_coll,
-    close_listen,
-    iput,
-    iput_signal,
-    iget,
-    iflush,
-    test,
-    rma_progress,
-    query_last_error,
-    finalize,
-};
+table! {
+    /// The plugin, for NCCL 2.32.
+    ncclRmaPlugin_v16: RmaV16 { get_rma_properties, iput, iput_signal, iget }
+}
 
-/// The plugin, two versions of the interface earlier.
-#[unsafe(no_mangle)]
-#[allow(non_upper_case_globals, reason = "the name that NCCL looks for")]
-pub static ncclRmaPlugin_v14: RmaV14 = RmaV14 {
-    name: NAME.as_ptr(),
-    init,
-    devices,
-    get_properties,
-    listen,
-    connect,
-    create_context,
-    reg_mr_sym,
-    reg_mr_sym_dma_buf,
-    dereg_mr_sym,
-    destroy_context,
-    close_coll,
-    close_listen,
-    iput: iput_v14,
-    iput_signal: iput_signal_v14,
-    iget: iget_v14,
-    iflush,
-    test,
-    rma_progress,
-    query_last_error,
-    finalize,
-};
+table! {
+    /// The plugin, one version of the interface earlier.
+    ncclRmaPlugin_v15: RmaV15 { iput, iput_signal, iget }
+}
+
+table! {
+    /// The plugin, two versions of the interface earlier.
+    ncclRmaPlugin_v14: RmaV14 {
+        iput: iput_v14,
+        iput_signal: iput_signal_v14,
+        iget: iget_v14,
+    }
+}

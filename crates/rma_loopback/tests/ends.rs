@@ -9,7 +9,7 @@ use devcomm_rma_loopback::abi::{Opaque, SUCCESS, UNHANDLED_CUDA_ERROR};
 use devcomm_rma_loopback::config::{Config, Copy};
 
 use fake::memory::{Kind, mappings_of};
-use fake::{Memory, Options, ok, world};
+use fake::{Memory, Options, ok, on_another_thread, world};
 
 const BYTES: usize = 1000;
 
@@ -140,24 +140,17 @@ fn only_progress_threads_keep_a_relaxed_capture_mode() {
         let window = Memory::new(64);
         let window_at = rank.window(&window);
         meeting.barrier.wait();
-        std::thread::scope(|scope| {
-            let on = (fake::SendRef(rank), window_at as usize);
-            scope.spawn(move || {
-                let (on, window_at) = on;
-                ok(on.0.deregister(window_at as Opaque));
-                assert_eq!(mode(), 0);
-            });
+        let window_at = window_at as usize;
+        on_another_thread(rank, |rank| {
+            ok(rank.deregister(window_at as Opaque));
+            assert_eq!(mode(), 0);
         });
         ok(rank.try_progress());
         assert_eq!(mode(), 2);
         meeting.barrier.wait();
-        std::thread::scope(|scope| {
-            let rank = fake::SendRef(rank);
-            scope.spawn(move || {
-                let on = rank;
-                on.0.close();
-                assert_eq!(mode(), 0);
-            });
+        on_another_thread(rank, |rank| {
+            rank.close();
+            assert_eq!(mode(), 0);
         });
     });
 }

@@ -10,9 +10,8 @@ use std::time::{Duration, Instant};
 use devcomm_rma_loopback::abi::{REMOTE_ERROR, SIGNAL_ADD, SUCCESS, TIMEOUT, UNHANDLED_CUDA_ERROR};
 use devcomm_rma_loopback::config::{Config, Copy};
 
-use fake::driver::Device;
 use fake::hub::{Line, serve};
-use fake::{Memory, Options, Rank, listen, ok, setup, work};
+use fake::{Memory, Options, Rank, device, listen, ok, work};
 
 /// The test that children run, which is any that calls [`job`].
 const TEST: &str = "what_is_complete_is_there";
@@ -74,16 +73,14 @@ fn play(name: &str, number: usize, ranks: usize, hub: &Path) {
             options.config = Config { slots: 2, slot_bytes: 4096, depth: 2, ..options.config };
         }
         "staged" => options.config.copy = Copy::Staged,
-        "contexts" => options.contexts = 3,
+        "contexts" => (options.contexts, options.reductions) = (3, true),
         "slow" => options.delay = 500,
         "signal-and-go" => options.delay = 2000,
         "late" => options.config.timeout = Duration::from_millis(300),
         "impatient" if number == 1 => options.config.timeout = Duration::from_millis(300),
         _ => {}
     }
-    let device = Device::new(number, options.delay, name == "contexts");
-    device.make_current();
-    setup(options.config).use_on_this_thread();
+    let device = device(number, &options);
     let line = Line::call(hub, number, ranks);
     let listening = listen();
     let mut handles = line.gather(listening.handle, || {});

@@ -11,9 +11,8 @@ use devcomm_rma_loopback::abi::{
 };
 use devcomm_rma_loopback::config::{Adding, Config, Copy};
 
-use fake::driver::Device;
 use fake::memory::{Kind, mappings_of};
-use fake::{Meeting, Memory, NOWHERE, Options, Rank, listen, setup, work, world};
+use fake::{Meeting, Memory, NOWHERE, Options, Rank, device, listen, setup, work, world};
 
 fn config() -> Config {
     Options::default().config
@@ -277,17 +276,14 @@ fn a_failed_copy_is_an_error_of_every_rank_from_then_on() {
 
 #[test]
 fn a_put_to_a_rank_that_left_is_an_error() {
-    let options = Options::default();
+    let options = Options { delay: 20, ..Options::default() };
     let meeting = Meeting::new(2);
     let left = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for number in 0..2 {
             let (meeting, options, left) = (&meeting, &options, &left);
             scope.spawn(move || {
-                let device = Device::new(number, 20, false);
-                device.make_current();
-                setup(options.config).use_on_this_thread();
-                let rank = Rank::start(options, number, device, meeting);
+                let rank = Rank::start(options, number, device(number, options), meeting);
                 let memory = Memory::new(64);
                 let at = rank.window(&memory);
                 meeting.barrier.wait();
@@ -313,9 +309,8 @@ fn a_put_to_a_rank_that_left_is_an_error() {
 
 #[test]
 fn connections_do_not_wait_for_ever() {
-    let device = Device::new(0, 0, false);
-    device.make_current();
-    setup(Config { timeout: Duration::from_millis(50), ..config() }).use_on_this_thread();
+    let config = Config { timeout: Duration::from_millis(50), ..config() };
+    device(0, &Options { config, ..Options::default() });
     let (one, other) = (listen(), listen());
     let (status, _) = one.connect(&mut [one.handle, other.handle], 0);
     assert_eq!(status, TIMEOUT);
@@ -325,9 +320,7 @@ fn connections_do_not_wait_for_ever() {
 
 #[test]
 fn ranks_of_another_host_or_plugin_are_refused() {
-    let device = Device::new(0, 0, false);
-    device.make_current();
-    setup(config()).use_on_this_thread();
+    device(0, &Options::default());
     let one = listen();
     let mut other = one.handle;
     other[8] ^= 1; // the host

@@ -1,5 +1,39 @@
 //! What host and device share of GIN, NCCL's networking by kernels.
 
+/// NCCL's numbers of an enumeration, and what its values are called.
+macro_rules! numbered {
+    ($type:ident: $($value:ident = $raw:literal, $name:literal;)*) => {
+        impl $type {
+            /// From NCCL's number; every number has a value.
+            #[must_use]
+            pub const fn from_raw(raw: i32) -> Self {
+                match raw {
+                    $($raw => Self::$value,)*
+                    other => Self::Other(other),
+                }
+            }
+
+            /// NCCL's number.
+            #[must_use]
+            pub const fn raw(self) -> i32 {
+                match self {
+                    $(Self::$value => $raw,)*
+                    Self::Other(other) => other,
+                }
+            }
+        }
+
+        impl core::fmt::Display for $type {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                match self {
+                    $(Self::$value => f.write_str($name),)*
+                    Self::Other(raw) => write!(f, "type {raw}"),
+                }
+            }
+        }
+    };
+}
+
 /// A back end of GIN: who moves the bytes that a kernel sends over the network.
 ///
 /// NCCL: `ncclGinType_t`; also `ncclNetDeviceType` for the values that the device communicator holds.
@@ -42,45 +76,15 @@ impl GinType {
             Self::None | Self::Other(_) => return None,
         })
     }
-
-    /// From NCCL's number; every number has a value.
-    #[must_use]
-    pub const fn from_raw(raw: i32) -> Self {
-        match raw {
-            0 => Self::None,
-            2 => Self::Proxy,
-            3 => Self::Gdaki,
-            4 => Self::Gpi,
-            5 => Self::EfaGda,
-            other => Self::Other(other),
-        }
-    }
-
-    /// NCCL's number.
-    #[must_use]
-    pub const fn raw(self) -> i32 {
-        match self {
-            Self::None => 0,
-            Self::Proxy => 2,
-            Self::Gdaki => 3,
-            Self::Gpi => 4,
-            Self::EfaGda => 5,
-            Self::Other(other) => other,
-        }
-    }
 }
 
-impl core::fmt::Display for GinType {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        match self {
-            Self::None => f.write_str("none"),
-            Self::Proxy => f.write_str("PROXY"),
-            Self::Gdaki => f.write_str("GDAKI"),
-            Self::Gpi => f.write_str("GPI"),
-            Self::EfaGda => f.write_str("EFA_GDA"),
-            Self::Other(raw) => write!(f, "type {raw}"),
-        }
-    }
+numbered! {
+    GinType:
+    None = 0, "none";
+    Proxy = 2, "PROXY";
+    Gdaki = 3, "GDAKI";
+    Gpi = 4, "GPI";
+    EfaGda = 5, "EFA_GDA";
 }
 
 /// Which ranks a kernel reaches over the network.
@@ -106,42 +110,12 @@ pub enum GinConnectionType {
     Other(i32),
 }
 
-impl GinConnectionType {
-    /// From NCCL's number; every number has a value.
-    #[must_use]
-    pub const fn from_raw(raw: i32) -> Self {
-        match raw {
-            0 => Self::None,
-            1 => Self::Full,
-            2 => Self::Rail,
-            3 => Self::CustomStride,
-            other => Self::Other(other),
-        }
-    }
-
-    /// NCCL's number.
-    #[must_use]
-    pub const fn raw(self) -> i32 {
-        match self {
-            Self::None => 0,
-            Self::Full => 1,
-            Self::Rail => 2,
-            Self::CustomStride => 3,
-            Self::Other(other) => other,
-        }
-    }
-}
-
-impl core::fmt::Display for GinConnectionType {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        match self {
-            Self::None => f.write_str("none"),
-            Self::Full => f.write_str("FULL"),
-            Self::Rail => f.write_str("RAIL"),
-            Self::CustomStride => f.write_str("CUSTOM_STRIDE"),
-            Self::Other(raw) => write!(f, "type {raw}"),
-        }
-    }
+numbered! {
+    GinConnectionType:
+    None = 0, "none";
+    Full = 1, "FULL";
+    Rail = 2, "RAIL";
+    CustomStride = 3, "CUSTOM_STRIDE";
 }
 
 /// Signals that the host reserved for a kernel: `first..first + count`, the same on every rank and in every context.

@@ -7,8 +7,20 @@ use core::arch::asm;
 use super::{Order, Scope};
 use crate::atomic::raw::{Add, Bits, MinMax};
 
+/// `emit!("<order>.<scope>", args..)` of a scope.
+macro_rules! scoped {
+    ($scope:expr, $emit:ident, $order:literal $(, $arg:tt)*) => {
+        match $scope {
+            $crate::atomic::Scope::Cta => $emit!(concat!($order, ".cta") $(, $arg)*),
+            $crate::atomic::Scope::Gpu => $emit!(concat!($order, ".gpu") $(, $arg)*),
+            $crate::atomic::Scope::Sys => $emit!(concat!($order, ".sys") $(, $arg)*),
+        }
+    };
+}
+pub(super) use scoped;
+
 macro_rules! fence {
-    ($what:literal) => {{
+    ($what:expr) => {{
         // SAFETY: orders memory, touches none.
         unsafe { asm!(concat!("fence.", $what, ";"), options(nostack)) }
     }};
@@ -16,13 +28,9 @@ macro_rules! fence {
 
 #[inline(always)]
 pub(crate) fn fence(order: Order, scope: Scope) {
-    match (order, scope) {
-        (Order::SeqCst, Scope::Cta) => fence!("sc.cta"),
-        (Order::SeqCst, Scope::Gpu) => fence!("sc.gpu"),
-        (Order::SeqCst, Scope::Sys) => fence!("sc.sys"),
-        (_, Scope::Cta) => fence!("acq_rel.cta"),
-        (_, Scope::Gpu) => fence!("acq_rel.gpu"),
-        (_, Scope::Sys) => fence!("acq_rel.sys"),
+    match order {
+        Order::SeqCst => scoped!(scope, fence, "sc"),
+        _ => scoped!(scope, fence, "acq_rel"),
     }
 }
 
@@ -37,7 +45,7 @@ fn after_fence(order: Order, scope: Scope) -> Order {
 }
 
 macro_rules! ld {
-    ($sem:literal, $bits:literal, $reg:ident, $address:ident) => {{
+    ($sem:expr, $bits:literal, $reg:ident, $address:ident) => {{
         let value;
         // SAFETY: the caller's.
         unsafe {
@@ -53,7 +61,7 @@ macro_rules! ld {
 }
 
 macro_rules! st {
-    ($sem:literal, $bits:literal, $reg:ident, $address:ident, $value:ident) => {{
+    ($sem:expr, $bits:literal, $reg:ident, $address:ident, $value:ident) => {{
         // SAFETY: the caller's.
         unsafe {
             asm!(
@@ -67,7 +75,7 @@ macro_rules! st {
 }
 
 macro_rules! atom {
-    ($sem:literal, $op:literal, $reg:ident, $address:ident, $value:ident) => {{
+    ($sem:expr, $op:literal, $reg:ident, $address:ident, $value:ident) => {{
         let old;
         // SAFETY: the caller's.
         unsafe {
@@ -84,7 +92,7 @@ macro_rules! atom {
 }
 
 macro_rules! cas {
-    ($sem:literal, $op:literal, $reg:ident, $address:ident, $current:ident, $new:ident) => {{
+    ($sem:expr, $op:literal, $reg:ident, $address:ident, $current:ident, $new:ident) => {{
         let old;
         // SAFETY: the caller's.
         unsafe {
@@ -104,19 +112,11 @@ macro_rules! cas {
 /// The read-modify-write `emit!("<order>.<scope>", args..)` of an order and a scope.
 macro_rules! ordered {
     ($order:ident, $scope:ident, $emit:ident, $($arg:tt),*) => {
-        match (after_fence($order, $scope), $scope) {
-            (Order::Relaxed, Scope::Cta) => $emit!("relaxed.cta", $($arg),*),
-            (Order::Relaxed, Scope::Gpu) => $emit!("relaxed.gpu", $($arg),*),
-            (Order::Relaxed, Scope::Sys) => $emit!("relaxed.sys", $($arg),*),
-            (Order::Acquire, Scope::Cta) => $emit!("acquire.cta", $($arg),*),
-            (Order::Acquire, Scope::Gpu) => $emit!("acquire.gpu", $($arg),*),
-            (Order::Acquire, Scope::Sys) => $emit!("acquire.sys", $($arg),*),
-            (Order::Release, Scope::Cta) => $emit!("release.cta", $($arg),*),
-            (Order::Release, Scope::Gpu) => $emit!("release.gpu", $($arg),*),
-            (Order::Release, Scope::Sys) => $emit!("release.sys", $($arg),*),
-            (_, Scope::Cta) => $emit!("acq_rel.cta", $($arg),*),
-            (_, Scope::Gpu) => $emit!("acq_rel.gpu", $($arg),*),
-            (_, Scope::Sys) => $emit!("acq_rel.sys", $($arg),*),
+        match after_fence($order, $scope) {
+            Order::Relaxed => scoped!($scope, $emit, "relaxed", $($arg),*),
+            Order::Acquire => scoped!($scope, $emit, "acquire", $($arg),*),
+            Order::Release => scoped!($scope, $emit, "release", $($arg),*),
+            _ => scoped!($scope, $emit, "acq_rel", $($arg),*),
         }
     };
 }
@@ -135,25 +135,17 @@ macro_rules! words {
         impl Bits for $word {
             #[inline(always)]
             unsafe fn load(address: *const Self, order: Order, scope: Scope) -> Self {
-                match (after_fence(order, scope), scope) {
-                    (Order::Relaxed, Scope::Cta) => ld!("relaxed.cta", $bits, $reg, address),
-                    (Order::Relaxed, Scope::Gpu) => ld!("relaxed.gpu", $bits, $reg, address),
-                    (Order::Relaxed, Scope::Sys) => ld!("relaxed.sys", $bits, $reg, address),
-                    (_, Scope::Cta) => ld!("acquire.cta", $bits, $reg, address),
-                    (_, Scope::Gpu) => ld!("acquire.gpu", $bits, $reg, address),
-                    (_, Scope::Sys) => ld!("acquire.sys", $bits, $reg, address),
+                match after_fence(order, scope) {
+                    Order::Relaxed => scoped!(scope, ld, "relaxed", $bits, $reg, address),
+                    _ => scoped!(scope, ld, "acquire", $bits, $reg, address),
                 }
             }
 
             #[inline(always)]
             unsafe fn store(address: *mut Self, value: Self, order: Order, scope: Scope) {
-                match (after_fence(order, scope), scope) {
-                    (Order::Release, Scope::Cta) => st!("release.cta", $bits, $reg, address, value),
-                    (Order::Release, Scope::Gpu) => st!("release.gpu", $bits, $reg, address, value),
-                    (Order::Release, Scope::Sys) => st!("release.sys", $bits, $reg, address, value),
-                    (_, Scope::Cta) => st!("relaxed.cta", $bits, $reg, address, value),
-                    (_, Scope::Gpu) => st!("relaxed.gpu", $bits, $reg, address, value),
-                    (_, Scope::Sys) => st!("relaxed.sys", $bits, $reg, address, value),
+                match after_fence(order, scope) {
+                    Order::Release => scoped!(scope, st, "release", $bits, $reg, address, value),
+                    _ => scoped!(scope, st, "relaxed", $bits, $reg, address, value),
                 }
             }
 

@@ -3,15 +3,16 @@
 use core::arch::asm;
 use core::mem::transmute;
 
+use super::atomics::scoped;
 use crate::atomic::{AtomicValue, Scope};
 
 macro_rules! ld_v4 {
-    ($scope:literal, $address:ident) => {{
+    ($order:expr, $address:ident) => {{
         let (a, b, c, d): (u32, u32, u32, u32);
         // SAFETY: the caller's.
         unsafe {
             asm!(
-                concat!("ld.relaxed.", $scope, ".v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}];"),
+                concat!("ld.", $order, ".v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}];"),
                 a = out(reg32) a,
                 b = out(reg32) b,
                 c = out(reg32) c,
@@ -25,12 +26,12 @@ macro_rules! ld_v4 {
 }
 
 macro_rules! st_v4 {
-    ($scope:literal, $address:ident, $value:ident) => {{
+    ($order:expr, $address:ident, $value:ident) => {{
         let [a, b, c, d] = $value;
         // SAFETY: the caller's.
         unsafe {
             asm!(
-                concat!("st.relaxed.", $scope, ".v4.b32 [{address}], {{{a}, {b}, {c}, {d}}};"),
+                concat!("st.", $order, ".v4.b32 [{address}], {{{a}, {b}, {c}, {d}}};"),
                 address = in(reg64) $address,
                 a = in(reg32) a,
                 b = in(reg32) b,
@@ -44,20 +45,12 @@ macro_rules! st_v4 {
 
 #[inline(always)]
 pub(crate) unsafe fn load_v4_relaxed(address: *const [u32; 4], scope: Scope) -> [u32; 4] {
-    match scope {
-        Scope::Cta => ld_v4!("cta", address),
-        Scope::Gpu => ld_v4!("gpu", address),
-        Scope::Sys => ld_v4!("sys", address),
-    }
+    scoped!(scope, ld_v4, "relaxed", address)
 }
 
 #[inline(always)]
 pub(crate) unsafe fn store_v4_relaxed(address: *mut [u32; 4], value: [u32; 4], scope: Scope) {
-    match scope {
-        Scope::Cta => st_v4!("cta", address, value),
-        Scope::Gpu => st_v4!("gpu", address, value),
-        Scope::Sys => st_v4!("sys", address, value),
-    }
+    scoped!(scope, st_v4, "relaxed", address, value)
 }
 
 #[inline(always)]

@@ -5,6 +5,7 @@ use core::mem::transmute_copy;
 
 use half::{bf16, f16};
 
+use super::atomics::scoped;
 use super::{Order, Scope};
 use crate::multimem::raw::{Bytes, LoadReduce, Red, Strength};
 use crate::multimem::{operations, values};
@@ -13,33 +14,22 @@ use crate::vector::Vec16;
 
 /// `multimem.ld_reduce`: the bits.
 macro_rules! ld_reduce {
-    (word, $strength:literal, $form:literal, $address:expr) => {{
-        let value: u32;
+    ($strength:expr, word, $($form:tt)*) => { ld_reduce!($strength, reg32 u32, $($form)*) };
+    ($strength:expr, long, $($form:tt)*) => { ld_reduce!($strength, reg64 u64, $($form)*) };
+    ($strength:expr, $reg:ident $type:ident, $form:literal, $address:expr) => {{
+        let value: $type;
         // SAFETY: the caller's.
         unsafe {
             asm!(
                 concat!("multimem.ld_reduce.", $strength, ".", $form, " {}, [{}];"),
-                out(reg32) value,
+                out($reg) value,
                 in(reg64) $address,
                 options(nostack),
             );
         }
         value
     }};
-    (long, $strength:literal, $form:literal, $address:expr) => {{
-        let value: u64;
-        // SAFETY: the caller's.
-        unsafe {
-            asm!(
-                concat!("multimem.ld_reduce.", $strength, ".", $form, " {}, [{}];"),
-                out(reg64) value,
-                in(reg64) $address,
-                options(nostack),
-            );
-        }
-        value
-    }};
-    (pair, $strength:literal, $form:literal, $address:expr) => {{
+    ($strength:expr, pair, $form:literal, $address:expr) => {{
         let (a, b): (u32, u32);
         // SAFETY: the caller's.
         unsafe {
@@ -53,7 +43,7 @@ macro_rules! ld_reduce {
         }
         [a, b]
     }};
-    (quad, $strength:literal, $form:literal, $address:expr) => {{
+    ($strength:expr, quad, $form:literal, $address:expr) => {{
         let (a, b, c, d): (u32, u32, u32, u32);
         // SAFETY: the caller's.
         unsafe {
@@ -69,49 +59,40 @@ macro_rules! ld_reduce {
         }
         [a, b, c, d]
     }};
-    (words, $strength:literal, $form:literal, $address:expr) => {{
+    ($strength:expr, words, $form:literal, $address:expr) => {{
         let words = $address.cast::<u32>();
         [
-            ld_reduce!(word, $strength, $form, words),
-            ld_reduce!(word, $strength, $form, words.wrapping_add(1)),
-            ld_reduce!(word, $strength, $form, words.wrapping_add(2)),
-            ld_reduce!(word, $strength, $form, words.wrapping_add(3)),
+            ld_reduce!($strength, word, $form, words),
+            ld_reduce!($strength, word, $form, words.wrapping_add(1)),
+            ld_reduce!($strength, word, $form, words.wrapping_add(2)),
+            ld_reduce!($strength, word, $form, words.wrapping_add(3)),
         ]
     }};
-    (longs, $strength:literal, $form:literal, $address:expr) => {{
+    ($strength:expr, longs, $form:literal, $address:expr) => {{
         let longs = $address.cast::<u64>();
         [
-            ld_reduce!(long, $strength, $form, longs),
-            ld_reduce!(long, $strength, $form, longs.wrapping_add(1)),
+            ld_reduce!($strength, long, $form, longs),
+            ld_reduce!($strength, long, $form, longs.wrapping_add(1)),
         ]
     }};
 }
 
 /// `multimem.st` and `multimem.red`, of the bits of a value.
 macro_rules! write {
-    (word, $what:literal, $form:literal, $address:expr, $value:expr) => {{
-        // SAFETY: values are plain bytes, and this one has 4; the rest is the caller's.
+    ($what:expr, word, $($form:tt)*) => { write!($what, reg32 u32, $($form)*) };
+    ($what:expr, long, $($form:tt)*) => { write!($what, reg64 u64, $($form)*) };
+    ($what:expr, $reg:ident $type:ident, $form:literal, $address:expr, $value:expr) => {{
+        // SAFETY: values are plain bytes, and this one has as many as the register; the rest is the caller's.
         unsafe {
             asm!(
                 concat!("multimem.", $what, ".", $form, " [{}], {};"),
                 in(reg64) $address,
-                in(reg32) transmute_copy::<_, u32>(&$value),
+                in($reg) transmute_copy::<_, $type>(&$value),
                 options(nostack),
             );
         }
     }};
-    (long, $what:literal, $form:literal, $address:expr, $value:expr) => {{
-        // SAFETY: values are plain bytes, and this one has 8; the rest is the caller's.
-        unsafe {
-            asm!(
-                concat!("multimem.", $what, ".", $form, " [{}], {};"),
-                in(reg64) $address,
-                in(reg64) transmute_copy::<_, u64>(&$value),
-                options(nostack),
-            );
-        }
-    }};
-    (pair, $what:literal, $form:literal, $address:expr, $value:expr) => {{
+    ($what:expr, pair, $form:literal, $address:expr, $value:expr) => {{
         // SAFETY: values are plain bytes, and this one has 8; the rest is the caller's.
         unsafe {
             let [a, b] = transmute_copy::<_, [u32; 2]>(&$value);
@@ -124,7 +105,7 @@ macro_rules! write {
             );
         }
     }};
-    (quad, $what:literal, $form:literal, $address:expr, $value:expr) => {{
+    ($what:expr, quad, $form:literal, $address:expr, $value:expr) => {{
         let [a, b, c, d] = $value.to_bits();
         // SAFETY: the caller's.
         unsafe {
@@ -139,36 +120,36 @@ macro_rules! write {
             );
         }
     }};
-    (words, $what:literal, $form:literal, $address:expr, $value:expr) => {{
+    ($what:expr, words, $form:literal, $address:expr, $value:expr) => {{
         let [a, b, c, d] = $value.to_bits();
         let words = $address.cast::<u32>();
-        write!(word, $what, $form, words, a);
-        write!(word, $what, $form, words.wrapping_add(1), b);
-        write!(word, $what, $form, words.wrapping_add(2), c);
-        write!(word, $what, $form, words.wrapping_add(3), d);
+        write!($what, word, $form, words, a);
+        write!($what, word, $form, words.wrapping_add(1), b);
+        write!($what, word, $form, words.wrapping_add(2), c);
+        write!($what, word, $form, words.wrapping_add(3), d);
     }};
-    (longs, $what:literal, $form:literal, $address:expr, $value:expr) => {{
+    ($what:expr, longs, $form:literal, $address:expr, $value:expr) => {{
         let [a, b, c, d] = $value.to_bits().map(u64::from);
         let longs = $address.cast::<u64>();
-        write!(long, $what, $form, longs, a | b << 32);
-        write!(long, $what, $form, longs.wrapping_add(1), c | d << 32);
+        write!($what, long, $form, longs, a | b << 32);
+        write!($what, long, $form, longs.wrapping_add(1), c | d << 32);
     }};
 }
 
 /// `multimem.st` by kind.
 macro_rules! st {
-    (word, $strength:literal, $address:expr, $value:expr) => {
-        write!(word, $strength, "b32", $address, $value)
+    ($strength:expr, word, $address:expr, $value:expr) => {
+        write!($strength, word, "b32", $address, $value)
     };
-    (long, $strength:literal, $address:expr, $value:expr) => {
-        write!(long, $strength, "b64", $address, $value)
+    ($strength:expr, long, $address:expr, $value:expr) => {
+        write!($strength, long, "b64", $address, $value)
     };
     // PTX has vectors of floats only; a store moves their bits.
-    (pair, $strength:literal, $address:expr, $value:expr) => {
-        write!(pair, $strength, "v2.f32", $address, $value)
+    ($strength:expr, pair, $address:expr, $value:expr) => {
+        write!($strength, pair, "v2.f32", $address, $value)
     };
-    (quad, $strength:literal, $address:expr, $value:expr) => {
-        write!(quad, $strength, "v4.f32", $address, $value)
+    ($strength:expr, quad, $address:expr, $value:expr) => {
+        write!($strength, quad, "v4.f32", $address, $value)
     };
 }
 
@@ -178,13 +159,9 @@ macro_rules! stores {
             #[inline(always)]
             unsafe fn store(address: *mut Self, value: Self, strength: Strength) {
                 match strength {
-                    None => st!($kind, "st.weak", address, value),
-                    Some((Order::Relaxed, Scope::Cta)) => st!($kind, "st.relaxed.cta", address, value),
-                    Some((Order::Relaxed, Scope::Gpu)) => st!($kind, "st.relaxed.gpu", address, value),
-                    Some((Order::Relaxed, Scope::Sys)) => st!($kind, "st.relaxed.sys", address, value),
-                    Some((_, Scope::Cta)) => st!($kind, "st.release.cta", address, value),
-                    Some((_, Scope::Gpu)) => st!($kind, "st.release.gpu", address, value),
-                    Some((_, Scope::Sys)) => st!($kind, "st.release.sys", address, value),
+                    None => st!("st.weak", $kind, address, value),
+                    Some((Order::Relaxed, scope)) => scoped!(scope, st, "st.relaxed", $kind, address, value),
+                    Some((_, scope)) => scoped!(scope, st, "st.release", $kind, address, value),
                 }
             }
         }
@@ -198,13 +175,9 @@ macro_rules! impls {
             #[inline(always)]
             unsafe fn load_reduce(_: $op, address: *const Self, strength: Strength) -> Self {
                 let bits = match strength {
-                    None => ld_reduce!($kind, "weak", $load, address),
-                    Some((Order::Relaxed, Scope::Cta)) => ld_reduce!($kind, "relaxed.cta", $load, address),
-                    Some((Order::Relaxed, Scope::Gpu)) => ld_reduce!($kind, "relaxed.gpu", $load, address),
-                    Some((Order::Relaxed, Scope::Sys)) => ld_reduce!($kind, "relaxed.sys", $load, address),
-                    Some((_, Scope::Cta)) => ld_reduce!($kind, "acquire.cta", $load, address),
-                    Some((_, Scope::Gpu)) => ld_reduce!($kind, "acquire.gpu", $load, address),
-                    Some((_, Scope::Sys)) => ld_reduce!($kind, "acquire.sys", $load, address),
+                    None => ld_reduce!("weak", $kind, $load, address),
+                    Some((Order::Relaxed, scope)) => scoped!(scope, ld_reduce, "relaxed", $kind, $load, address),
+                    Some((_, scope)) => scoped!(scope, ld_reduce, "acquire", $kind, $load, address),
                 };
                 // SAFETY: values are plain bytes, and these are as many.
                 unsafe { transmute_copy(&bits) }
@@ -214,13 +187,9 @@ macro_rules! impls {
         impl Red<$op> for $value {
             #[inline(always)]
             unsafe fn red(_: $op, address: *mut Self, value: Self, order: Order, scope: Scope) {
-                match (order, scope) {
-                    (Order::Relaxed, Scope::Cta) => write!($kind, "red.relaxed.cta", $red, address, value),
-                    (Order::Relaxed, Scope::Gpu) => write!($kind, "red.relaxed.gpu", $red, address, value),
-                    (Order::Relaxed, Scope::Sys) => write!($kind, "red.relaxed.sys", $red, address, value),
-                    (_, Scope::Cta) => write!($kind, "red.release.cta", $red, address, value),
-                    (_, Scope::Gpu) => write!($kind, "red.release.gpu", $red, address, value),
-                    (_, Scope::Sys) => write!($kind, "red.release.sys", $red, address, value),
+                match order {
+                    Order::Relaxed => scoped!(scope, write, "red.relaxed", $kind, $red, address, value),
+                    _ => scoped!(scope, write, "red.release", $kind, $red, address, value),
                 }
             }
         }

@@ -22,36 +22,29 @@ pub(crate) fn f32_to_bf16(value: f32) -> bf16 {
     bf16::from_bits(f32_to_bf16x2([value, 0.0]) as u16)
 }
 
-#[inline(always)]
-pub(crate) fn f32_to_f16x2([low, high]: [f32; 2]) -> u32 {
-    let packed;
-    // SAFETY: arithmetic.
-    unsafe {
-        asm!(
-            "cvt.rn.f16x2.f32 {}, {}, {};",
-            out(reg32) packed,
-            in(reg32) high,
-            in(reg32) low,
-            options(pure, nomem, nostack),
-        );
-    }
-    packed
+macro_rules! halves {
+    ($($pack:ident $instruction:literal;)*) => { $(
+        #[inline(always)]
+        pub(crate) fn $pack([low, high]: [f32; 2]) -> u32 {
+            let packed;
+            // SAFETY: arithmetic.
+            unsafe {
+                asm!(
+                    concat!($instruction, " {}, {}, {};"),
+                    out(reg32) packed,
+                    in(reg32) high,
+                    in(reg32) low,
+                    options(pure, nomem, nostack),
+                );
+            }
+            packed
+        }
+    )* };
 }
 
-#[inline(always)]
-pub(crate) fn f32_to_bf16x2([low, high]: [f32; 2]) -> u32 {
-    let packed;
-    // SAFETY: arithmetic.
-    unsafe {
-        asm!(
-            "cvt.rn.bf16x2.f32 {}, {}, {};",
-            out(reg32) packed,
-            in(reg32) high,
-            in(reg32) low,
-            options(pure, nomem, nostack),
-        );
-    }
-    packed
+halves! {
+    f32_to_f16x2 "cvt.rn.f16x2.f32";
+    f32_to_bf16x2 "cvt.rn.bf16x2.f32";
 }
 
 macro_rules! quarters {

@@ -70,22 +70,24 @@ pub(crate) fn barrier_count(predicate: bool) -> u32 {
     count
 }
 
-macro_rules! barriers_with_result {
-    ($($name:ident $op:literal;)*) => { $(
+/// Instructions that make one predicate of the threads' predicates `p`, in `q`.
+macro_rules! predicates {
+    ($($name:ident($($arg:ident),*) $instruction:literal, $($option:ident)+;)*) => { $(
         #[inline(always)]
-        pub(crate) fn $name(predicate: bool) -> bool {
+        pub(crate) fn $name($($arg: u32,)* predicate: bool) -> bool {
             let result: u32;
-            // SAFETY: as above.
+            // SAFETY: touches no memory of its own; that the threads reach it together is the caller's.
             unsafe {
                 asm!(
                     concat!(
                         "{{ .reg .pred p, q; setp.ne.u32 p, {predicate}, 0; ",
-                        $op,
-                        " q, 0, p; selp.u32 {result}, 1, 0, q; }}"
+                        $instruction,
+                        " selp.u32 {result}, 1, 0, q; }}"
                     ),
                     predicate = in(reg32) u32::from(predicate),
+                    $($arg = in(reg32) $arg,)*
                     result = out(reg32) result,
-                    options(nostack),
+                    options($($option),+),
                 );
             }
             result != 0
@@ -93,27 +95,12 @@ macro_rules! barriers_with_result {
     )* };
 }
 
-barriers_with_result! {
-    barrier_and "bar.red.and.pred";
-    barrier_or "bar.red.or.pred";
-}
-
-#[inline(always)]
-pub(crate) fn some_barrier_or(id: u32, threads: u32, predicate: bool) -> bool {
-    let result: u32;
-    // SAFETY: as above.
-    unsafe {
-        asm!(
-            "{{ .reg .pred p, q; setp.ne.u32 p, {predicate}, 0; barrier.red.or.pred q, {id}, {threads}, p; \
-             selp.u32 {result}, 1, 0, q; }}",
-            predicate = in(reg32) u32::from(predicate),
-            id = in(reg32) id,
-            threads = in(reg32) threads,
-            result = out(reg32) result,
-            options(nostack),
-        );
-    }
-    result != 0
+predicates! {
+    barrier_and() "bar.red.and.pred q, 0, p;", nostack;
+    barrier_or() "bar.red.or.pred q, 0, p;", nostack;
+    some_barrier_or(id, threads) "barrier.red.or.pred q, {id}, {threads}, p;", nostack;
+    vote_all(mask) "vote.sync.all.pred q, p, {mask};", nomem nostack;
+    vote_any(mask) "vote.sync.any.pred q, p, {mask};", nomem nostack;
 }
 
 #[inline(always)]
@@ -186,35 +173,6 @@ pub(crate) fn ballot(mask: u32, predicate: bool) -> u32 {
         );
     }
     lanes
-}
-
-macro_rules! votes {
-    ($($name:ident $op:literal;)*) => { $(
-        #[inline(always)]
-        pub(crate) fn $name(mask: u32, predicate: bool) -> bool {
-            let result: u32;
-            // SAFETY: as above.
-            unsafe {
-                asm!(
-                    concat!(
-                        "{{ .reg .pred p, q; setp.ne.u32 p, {predicate}, 0; ",
-                        $op,
-                        " q, p, {mask}; selp.u32 {result}, 1, 0, q; }}"
-                    ),
-                    predicate = in(reg32) u32::from(predicate),
-                    result = out(reg32) result,
-                    mask = in(reg32) mask,
-                    options(nomem, nostack),
-                );
-            }
-            result != 0
-        }
-    )* };
-}
-
-votes! {
-    vote_all "vote.sync.all.pred";
-    vote_any "vote.sync.any.pred";
 }
 
 #[inline(always)]

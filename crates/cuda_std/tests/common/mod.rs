@@ -4,7 +4,6 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::panic::Location;
 
 use cuda_std::arch::{Access, CTX, MulticastParts, Ops, Order, Scope, Shuffle, ThreadCtx};
 
@@ -29,102 +28,39 @@ fn record(event: Event) {
     EVENTS.with_borrow_mut(|events| events.push(event));
 }
 
-fn barrier(_: *const ThreadCtx, id: u32, count: u32, at: &'static Location<'static>) {
-    record(Event::Barrier { id, count, line: at.line() });
-}
-
-fn sync_warp(_: *const ThreadCtx, mask: u32, _: &'static Location<'static>) {
-    record(Event::SyncWarp { mask });
-}
-
-/// The source lane holds the complement of every word.
-fn shuffle(
-    _: *const ThreadCtx,
-    mask: u32,
-    mode: Shuffle,
-    value: u32,
-    lane: u32,
-    width: u32,
-    _: &'static Location<'static>,
-) -> (u32, bool) {
-    record(Event::Shuffle { mask, mode, lane, width });
-    (!value, lane < width)
-}
-
-fn ballot(_: *const ThreadCtx, mask: u32, predicate: bool, _: &'static Location<'static>) -> u32 {
-    if predicate { mask } else { mask & !1 }
-}
-
-fn shared_static(_: *const ThreadCtx, key: usize, size: usize) -> *mut u8 {
-    SHARED.with_borrow_mut(|shared| {
-        let slot = shared.entry(key).or_insert_with(|| vec![0; size.div_ceil(16)].into());
-        slot.as_mut_ptr().cast()
-    })
-}
-
-fn access(
-    _: *const ThreadCtx,
-    address: usize,
-    bytes: usize,
-    access: Access,
-    at: &'static Location<'static>,
-) {
-    record(Event::Access { address, bytes, access, line: at.line() });
-}
-
-fn spin(_: *const ThreadCtx, _: &'static Location<'static>) {
-    record(Event::Spin);
-}
-
-fn fence(_: *const ThreadCtx, order: Order, scope: Scope) {
-    record(Event::Fence(order, scope));
-}
-
-fn print(_: *const ThreadCtx, text: &str) {
-    record(Event::Print(text.to_owned()));
-}
-
-fn clock(_: *const ThreadCtx) -> u64 {
-    42
-}
-
-fn exit(_: *const ThreadCtx) -> ! {
-    panic!("the thread leaves")
-}
-
-/// Multicast addresses are the first of [`COPIES`] copies, [`STRIDE`] bytes apart.
-fn multimem(
-    _: *const ThreadCtx,
-    address: usize,
-    _: usize,
-    _: &'static Location<'static>,
-) -> MulticastParts {
-    MulticastParts {
-        first: std::ptr::with_exposed_provenance_mut(address),
-        stride: STRIDE,
-        n: COPIES,
-    }
-}
-
-/// Copies behind a multicast address.
+/// Copies behind a multicast address, which is that of the first.
 pub const COPIES: usize = 3;
 
 /// Bytes between them.
 pub const STRIDE: usize = 64;
 
 static OPS: Ops = Ops {
-    barrier,
-    sync_warp,
-    shuffle,
-    ballot,
-    shared_static,
-    access,
-    multimem,
-    spin,
-    fence,
-    exit,
-    print,
-    clock,
+    barrier: |_, id, count, at| record(Event::Barrier { id, count, line: at.line() }),
+    sync_warp: |_, mask, _| record(Event::SyncWarp { mask }),
+    // The source lane holds the complement of every word.
+    shuffle: |_, mask, mode, value, lane, width, _| {
+        record(Event::Shuffle { mask, mode, lane, width });
+        (!value, lane < width)
+    },
+    ballot: |_, mask, predicate, _| if predicate { mask } else { mask & !1 },
+    shared_static: |_, key, size| {
+        SHARED.with_borrow_mut(|shared| {
+            let slot = shared.entry(key).or_insert_with(|| vec![0; size.div_ceil(16)].into());
+            slot.as_mut_ptr().cast()
+        })
+    },
+    access: |_, address, bytes, access, at| {
+        record(Event::Access { address, bytes, access, line: at.line() });
+    },
+    multimem: |_, address, _, _| {
+        let first = std::ptr::with_exposed_provenance_mut(address);
+        MulticastParts { first, stride: STRIDE, n: COPIES }
+    },
+    spin: |_, _| record(Event::Spin),
+    fence: |_, order, scope| record(Event::Fence(order, scope)),
+    exit: |_| panic!("the thread leaves"),
+    print: |_, text| record(Event::Print(text.to_owned())),
+    clock: |_| 42,
 };
 
 /// The first thread of a launch of one.

@@ -66,12 +66,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     #[inline(always)]
     pub fn world_barriers(&self) -> GinBarriers<'a, B> {
         let comm = self.comm();
-        GinBarriers {
-            gin: *self,
-            team: comm.world_team(),
-            handle: comm.as_raw().world_gin_barrier,
-            all_contexts: false,
-        }
+        let (team, handle) = (comm.world_team(), comm.as_raw().world_gin_barrier);
+        GinBarriers { gin: *self, team, handle, all_contexts: false }
     }
 
     /// The barriers of the rail team, which the host reserved by `rail_gin_barriers`. NCCL: `ncclDevComm.railGinBarrier`.
@@ -79,12 +75,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     #[inline(always)]
     pub fn rail_barriers(&self) -> GinBarriers<'a, B> {
         let comm = self.comm();
-        GinBarriers {
-            gin: *self,
-            team: comm.rail_team(),
-            handle: comm.as_raw().rail_gin_barrier,
-            all_contexts: false,
-        }
+        let (team, handle) = (comm.rail_team(), comm.as_raw().rail_gin_barrier);
+        GinBarriers { gin: *self, team, handle, all_contexts: false }
     }
 }
 

@@ -52,30 +52,35 @@ pub(crate) struct Release {
 /// A counter that is counted, or none.
 const NO_COUNTER: u32 = u32::MAX;
 
-/// NCCL's object for a context. It is made in every call: nothing of it is kept.
-#[inline(always)]
-#[track_caller]
-fn net<B: GinBackend>(comm: &DevComm, context: u32, sharing: u8) -> MaybeUninit<raw::Gin> {
-    let mut net = MaybeUninit::uninit();
-    // SAFETY: fills the object; the context exists, by the constructor of `Gin`. The mask names the back end of the device
-    // communicator, which the launch has chosen the kernel's entry by.
-    unsafe {
-        raw::ncclGin_C_initWithResourceSharingMode(
-            net.as_mut_ptr(),
-            B::MASK,
-            comm.as_raw(),
-            context as i32,
-            sharing,
-        );
+impl Context<'_> {
+    /// NCCL's object for it. It is made in every call: nothing of it is kept.
+    #[inline(always)]
+    #[track_caller]
+    fn net<B: GinBackend>(self) -> MaybeUninit<raw::Gin> {
+        let mut net = MaybeUninit::uninit();
+        // SAFETY: fills the object; the context exists, by the constructor of `Gin`. The mask names the back end of the device
+        // communicator, which the launch has chosen the kernel's entry by.
+        unsafe {
+            raw::ncclGin_C_initWithResourceSharingMode(
+                net.as_mut_ptr(),
+                B::MASK,
+                self.comm.as_raw(),
+                self.index as i32,
+                self.sharing,
+            );
+        }
+        net
     }
-    net
+
+    /// What a thread waits for that waits for the context's operations.
+    #[inline(always)]
+    fn operations(self, kind: WaitKind) -> WaitFor {
+        WaitFor { kind, index: 0, context: self.index, peer: -1, wanted: 0, seen: 0 }
+    }
 }
 
-/// The team of all ranks, in which peers are named.
-#[inline(always)]
-fn world(comm: &DevComm) -> raw::Team {
-    comm.world_team()
-}
+/// A window and a byte offset in it.
+pub(crate) type Place = (*mut c_void, usize);
 
 /// A put: `bytes` from `source` of this rank to `target` of world rank `peer`; then the remote action, then the counter.
 #[inline(always)]
@@ -84,8 +89,8 @@ fn world(comm: &DevComm) -> raw::Team {
 pub(crate) unsafe fn put<B: GinBackend>(
     context: Context<'_>,
     peer: i32,
-    target: (*mut c_void, usize),
-    source: (*mut c_void, usize),
+    target: Place,
+    source: Place,
     bytes: usize,
     action: RemoteAction,
     counter: Option<u32>,
@@ -96,13 +101,11 @@ pub(crate) unsafe fn put<B: GinBackend>(
     #[allow(clippy::too_many_arguments)]
     unsafe fn gin_put<B: GinBackend>(
         comm: &DevComm,
-        context: u32,
+        index: u32,
         sharing: u8,
         peer: i32,
-        target: *mut c_void,
-        target_offset: usize,
-        source: *mut c_void,
-        source_offset: usize,
+        target: Place,
+        source: Place,
         bytes: usize,
         action: i32,
         signal: *mut c_void,
@@ -111,21 +114,20 @@ pub(crate) unsafe fn put<B: GinBackend>(
         op: i32,
         value: u64,
         counter: u32,
-        given: i32,
-        required: i32,
+        release: Release,
     ) {
-        let mut net = net::<B>(comm, context, sharing);
+        let mut net = Context { comm, index, sharing }.net::<B>();
         let coop = Coop::thread().as_raw();
         // SAFETY: the caller's.
         unsafe {
             raw::ncclGinPut_v3(
                 net.as_mut_ptr(),
-                &world(comm),
+                &comm.world_team(),
                 peer,
-                target,
-                target_offset,
-                source,
-                source_offset,
+                target.0,
+                target.1,
+                source.0,
+                source.1,
                 bytes,
                 action,
                 signal,
@@ -139,8 +141,8 @@ pub(crate) unsafe fn put<B: GinBackend>(
                 &coop,
                 false,
                 null_mut(),
-                given,
-                required,
+                release.given,
+                release.required,
                 0,
                 0,
             );
@@ -148,12 +150,12 @@ pub(crate) unsafe fn put<B: GinBackend>(
     }
     let Context { comm, index, sharing } = context;
     let RemoteAction { kind, window, place, strong, op, value } = action;
-    let (counter, Release { given, required }) = (counter.unwrap_or(NO_COUNTER), release);
+    let counter = counter.unwrap_or(NO_COUNTER);
     // SAFETY: the caller's.
     unsafe {
         gin_put::<B>(
-            comm, index, sharing, peer, target.0, target.1, source.0, source.1, bytes, kind,
-            window, place, strong, op, value, counter, given, required,
+            comm, index, sharing, peer, target, source, bytes, kind, window, place, strong, op,
+            value, counter, release,
         );
     }
 }
@@ -165,7 +167,7 @@ pub(crate) unsafe fn put<B: GinBackend>(
 pub(crate) unsafe fn put_value<B: GinBackend>(
     context: Context<'_>,
     peer: i32,
-    target: (*mut c_void, usize),
+    target: Place,
     bits: u64,
     size: usize,
     action: RemoteAction,
@@ -176,11 +178,10 @@ pub(crate) unsafe fn put_value<B: GinBackend>(
     #[allow(clippy::too_many_arguments)]
     unsafe fn gin_put_value<B: GinBackend>(
         comm: &DevComm,
-        context: u32,
+        index: u32,
         sharing: u8,
         peer: i32,
-        target: *mut c_void,
-        target_offset: usize,
+        target: Place,
         bits: u64,
         size: usize,
         action: i32,
@@ -189,19 +190,18 @@ pub(crate) unsafe fn put_value<B: GinBackend>(
         strong: bool,
         op: i32,
         value: u64,
-        given: i32,
-        required: i32,
+        release: Release,
     ) {
-        let mut net = net::<B>(comm, context, sharing);
+        let mut net = Context { comm, index, sharing }.net::<B>();
         let coop = Coop::thread().as_raw();
         // SAFETY: the caller's.
         unsafe {
             raw::ncclGinPutValue_v3(
                 net.as_mut_ptr(),
-                &world(comm),
+                &comm.world_team(),
                 peer,
-                target,
-                target_offset,
+                target.0,
+                target.1,
                 bits,
                 size,
                 action,
@@ -214,20 +214,19 @@ pub(crate) unsafe fn put_value<B: GinBackend>(
                 &coop,
                 false,
                 null_mut(),
-                given,
-                required,
+                release.given,
+                release.required,
                 0,
             );
         }
     }
     let Context { comm, index, sharing } = context;
     let RemoteAction { kind, window, place, strong, op, value } = action;
-    let Release { given, required } = release;
     // SAFETY: the caller's.
     unsafe {
         gin_put_value::<B>(
-            comm, index, sharing, peer, target.0, target.1, bits, size, kind, window, place,
-            strong, op, value, given, required,
+            comm, index, sharing, peer, target, bits, size, kind, window, place, strong, op, value,
+            release,
         );
     }
 }
@@ -246,7 +245,7 @@ pub(crate) unsafe fn signal<B: GinBackend>(
     #[allow(clippy::too_many_arguments)]
     unsafe fn gin_signal<B: GinBackend>(
         comm: &DevComm,
-        context: u32,
+        index: u32,
         sharing: u8,
         peer: i32,
         action: i32,
@@ -255,16 +254,15 @@ pub(crate) unsafe fn signal<B: GinBackend>(
         strong: bool,
         op: i32,
         value: u64,
-        given: i32,
-        required: i32,
+        release: Release,
     ) {
-        let mut net = net::<B>(comm, context, sharing);
+        let mut net = Context { comm, index, sharing }.net::<B>();
         let coop = Coop::thread().as_raw();
         // SAFETY: the caller's.
         unsafe {
             raw::ncclGinSignal_v3(
                 net.as_mut_ptr(),
-                &world(comm),
+                &comm.world_team(),
                 peer,
                 action,
                 window,
@@ -276,19 +274,18 @@ pub(crate) unsafe fn signal<B: GinBackend>(
                 &coop,
                 false,
                 null_mut(),
-                given,
-                required,
+                release.given,
+                release.required,
                 0,
             );
         }
     }
     let Context { comm, index, sharing } = context;
     let RemoteAction { kind, window, place, strong, op, value } = action;
-    let Release { given, required } = release;
     // SAFETY: the caller's.
     unsafe {
         gin_signal::<B>(
-            comm, index, sharing, peer, kind, window, place, strong, op, value, given, required,
+            comm, index, sharing, peer, kind, window, place, strong, op, value, release,
         );
     }
 }
@@ -299,8 +296,8 @@ pub(crate) unsafe fn signal<B: GinBackend>(
 pub(crate) unsafe fn get<B: GinBackend>(
     context: Context<'_>,
     peer: i32,
-    source: (*mut c_void, usize),
-    target: (*mut c_void, usize),
+    source: Place,
+    target: Place,
     bytes: usize,
 ) {
     #[inline(never)]
@@ -308,27 +305,25 @@ pub(crate) unsafe fn get<B: GinBackend>(
     #[allow(clippy::too_many_arguments)]
     unsafe fn gin_get<B: GinBackend>(
         comm: &DevComm,
-        context: u32,
+        index: u32,
         sharing: u8,
         peer: i32,
-        source: *mut c_void,
-        source_offset: usize,
-        target: *mut c_void,
-        target_offset: usize,
+        source: Place,
+        target: Place,
         bytes: usize,
     ) {
-        let mut net = net::<B>(comm, context, sharing);
+        let mut net = Context { comm, index, sharing }.net::<B>();
         let coop = Coop::thread().as_raw();
         // SAFETY: the caller's.
         unsafe {
             raw::ncclGinGet_v2(
                 net.as_mut_ptr(),
-                &world(comm),
+                &comm.world_team(),
                 peer,
-                source,
-                source_offset,
-                target,
-                target_offset,
+                source.0,
+                source.1,
+                target.0,
+                target.1,
                 bytes,
                 &coop,
                 false,
@@ -340,9 +335,7 @@ pub(crate) unsafe fn get<B: GinBackend>(
     }
     let Context { comm, index, sharing } = context;
     // SAFETY: the caller's.
-    unsafe {
-        gin_get::<B>(comm, index, sharing, peer, source.0, source.1, target.0, target.1, bytes);
-    }
+    unsafe { gin_get::<B>(comm, index, sharing, peer, source, target, bytes) }
 }
 
 /// A value that peers or the network write, which a thread reads and waits for.
@@ -384,8 +377,7 @@ pub(crate) unsafe fn read<B: GinBackend>(
     bits: i32,
     order: MemoryOrder,
 ) -> u64 {
-    let Context { comm, index, sharing } = context;
-    let mut net = net::<B>(comm, index, sharing);
+    let mut net = context.net::<B>();
     // SAFETY: the caller's.
     unsafe { read_word(net.as_mut_ptr(), word, bits, order) }
 }
@@ -405,9 +397,8 @@ pub(crate) unsafe fn wait<B: GinBackend>(
     deadline: Deadline,
     what: impl Fn(u64) -> WaitFor,
 ) -> Outcome {
-    let Context { comm, index, sharing } = context;
     let done = |cycles| {
-        let mut net = net::<B>(comm, index, sharing);
+        let mut net = context.net::<B>();
         let (net, order, coop) = (net.as_mut_ptr(), order as i32, Coop::thread().as_raw());
         // SAFETY: the caller's.
         let result = unsafe {
@@ -427,7 +418,7 @@ pub(crate) unsafe fn wait<B: GinBackend>(
     };
     // SAFETY: the caller's.
     let seen = || unsafe { read::<B>(context, word, bits, MemoryOrder::Relaxed) };
-    poll_slices(comm, deadline, SHORT_SLICE, done, || what(seen()))
+    poll_slices(context.comm, deadline, SHORT_SLICE, done, || what(seen()))
 }
 
 /// Sets a word to 0; nothing else may touch it meanwhile.
@@ -438,13 +429,13 @@ pub(crate) unsafe fn reset<B: GinBackend>(context: Context<'_>, word: Word) {
     #[track_caller]
     unsafe fn gin_reset<B: GinBackend>(
         comm: &DevComm,
-        context: u32,
+        index: u32,
         sharing: u8,
         kind: i32,
         window: *mut c_void,
         place: usize,
     ) {
-        let mut net = net::<B>(comm, context, sharing);
+        let mut net = Context { comm, index, sharing }.net::<B>();
         // SAFETY: the caller's.
         unsafe {
             match kind {
@@ -468,8 +459,7 @@ pub(crate) unsafe fn reset<B: GinBackend>(context: Context<'_>, word: Word) {
 #[inline(always)]
 #[track_caller]
 pub(crate) unsafe fn shadow<B: GinBackend>(context: Context<'_>, signal: u32) -> *mut u64 {
-    let Context { comm, index, sharing } = context;
-    let mut net = net::<B>(comm, index, sharing);
+    let mut net = context.net::<B>();
     // SAFETY: the caller's.
     unsafe { raw::ncclGinGetSignalShadowPtr(net.as_mut_ptr(), signal) }
 }
@@ -481,15 +471,14 @@ pub(crate) unsafe fn flush_async<B: GinBackend>(
     context: Context<'_>,
     peer: i32,
 ) -> raw::GinRequest {
-    let Context { comm, index, sharing } = context;
-    let mut net = net::<B>(comm, index, sharing);
+    let mut net = context.net::<B>();
     let coop = Coop::thread().as_raw();
     let mut request = MaybeUninit::<raw::GinRequest>::zeroed();
     // SAFETY: the caller's; the request is plain numbers, so that zeros are one too.
     unsafe {
         raw::ncclGinFlushAsync(
             net.as_mut_ptr(),
-            &world(comm),
+            &context.comm.world_team(),
             peer as u32,
             request.as_mut_ptr(),
             &coop,
@@ -517,14 +506,14 @@ pub(crate) unsafe fn wait_request<B: GinBackend>(
     #[track_caller]
     unsafe fn gin_wait<B: GinBackend>(
         comm: &DevComm,
-        context: u32,
+        index: u32,
         sharing: u8,
         request0: u64,
         request1: u64,
         order: i32,
         cycles: u64,
     ) -> bool {
-        let mut net = net::<B>(comm, context, sharing);
+        let mut net = Context { comm, index, sharing }.net::<B>();
         let coop = Coop::thread().as_raw();
         let mut request = raw::GinRequest([request0, request1]);
         // SAFETY: the caller's.
@@ -546,14 +535,7 @@ pub(crate) unsafe fn wait_request<B: GinBackend>(
     let done = |cycles| unsafe {
         gin_wait::<B>(comm, index, sharing, request.0[0], request.0[1], order as i32, cycles)
     };
-    let what = || WaitFor {
-        kind: WaitKind::Request,
-        index: 0,
-        context: index,
-        peer: -1,
-        wanted: 0,
-        seen: 0,
-    };
+    let what = || context.operations(WaitKind::Request);
     // Over PROXY, the wait for gets posts a request in each slice, and the answer to one of an earlier slice does not count.
     poll_slices(comm, deadline, LONG_SLICE, done, what)
 }
@@ -570,12 +552,12 @@ pub(crate) unsafe fn flush<B: GinBackend>(
     #[track_caller]
     unsafe fn gin_flush<B: GinBackend>(
         comm: &DevComm,
-        context: u32,
+        index: u32,
         sharing: u8,
         order: i32,
         cycles: u64,
     ) -> bool {
-        let mut net = net::<B>(comm, context, sharing);
+        let mut net = Context { comm, index, sharing }.net::<B>();
         let coop = Coop::thread().as_raw();
         // SAFETY: the caller's.
         let result = unsafe {
@@ -586,13 +568,6 @@ pub(crate) unsafe fn flush<B: GinBackend>(
     let Context { comm, index, sharing } = context;
     // SAFETY: the caller's.
     let done = |cycles| unsafe { gin_flush::<B>(comm, index, sharing, order as i32, cycles) };
-    let what = || WaitFor {
-        kind: WaitKind::Flush,
-        index: 0,
-        context: index,
-        peer: -1,
-        wanted: 0,
-        seen: 0,
-    };
+    let what = || context.operations(WaitKind::Flush);
     poll_slices(comm, deadline, SHORT_SLICE, done, what)
 }

@@ -3,7 +3,7 @@
 use cuda_std::atomic::Scope;
 use devcomm_types::Element;
 
-use super::calls::{self, Release, RemoteAction};
+use super::calls::{self, Place, Release, RemoteAction};
 use super::signal::SignalAction;
 use super::{CounterId, Gin, GinBackend};
 use crate::window::SymPtr;
@@ -191,7 +191,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
 
 /// The window and byte offset of an element.
 #[inline(always)]
-fn place<T: Element>(element: SymPtr<T>) -> (*mut core::ffi::c_void, usize) {
+fn place<T: Element>(element: SymPtr<T>) -> Place {
     (element.window().as_raw(), element.byte_offset())
 }
 
@@ -200,8 +200,8 @@ fn place<T: Element>(element: SymPtr<T>) -> (*mut core::ffi::c_void, usize) {
 pub struct Put<'a, B> {
     gin: Gin<'a, B>,
     peer: i32,
-    target: (*mut core::ffi::c_void, usize),
-    source: (*mut core::ffi::c_void, usize),
+    target: Place,
+    source: Place,
     bytes: usize,
     action: Option<SignalAction>,
     counter: Option<CounterId>,
@@ -257,7 +257,7 @@ impl<B: GinBackend> Put<'_, B> {
 pub struct PutValue<'a, B> {
     gin: Gin<'a, B>,
     peer: i32,
-    target: (*mut core::ffi::c_void, usize),
+    target: Place,
     bits: u64,
     size: usize,
     action: Option<SignalAction>,
@@ -292,8 +292,8 @@ impl<B: GinBackend> PutValue<'_, B> {
 pub struct Get<'a, B> {
     gin: Gin<'a, B>,
     peer: i32,
-    source: (*mut core::ffi::c_void, usize),
-    target: (*mut core::ffi::c_void, usize),
+    source: Place,
+    target: Place,
     bytes: usize,
 }
 

@@ -50,7 +50,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     #[inline(always)]
     #[track_caller]
     pub fn wait_signal(&self, coop: Coop, signal: impl Signal, least: u64, order: MemoryOrder) {
-        self.wait(coop, word(signal), least, ALL_BITS, order);
+        let outcome = self.wait_by_first(coop, word(signal), least, order, Deadline::NEVER);
+        finish(coop, outcome);
     }
 
     /// [`wait_signal`](Self::wait_signal) with a timeout. NCCL: `ncclGin::waitSignal` with `timeoutCycles`, of which the
@@ -70,7 +71,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         order: MemoryOrder,
         timeout: Timeout,
     ) -> Result<(), TimedOut> {
-        self.wait_timeout(coop, word(signal), least, ALL_BITS, order, timeout)
+        let deadline = Deadline::after(timeout);
+        finish_timed(coop, self.wait_by_first(coop, word(signal), least, order, deadline))
     }
 
     /// The value of a counter. NCCL: `ncclGin::readCounter`.
@@ -88,7 +90,9 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     #[inline(always)]
     #[track_caller]
     pub fn wait_counter(&self, coop: Coop, counter: CounterId, least: u64, order: MemoryOrder) {
-        self.wait(coop, Word::Counter(counter.get()), least, COUNTER_BITS, order);
+        let word = Word::Counter(counter.get());
+        let outcome = self.wait_by_first(coop, word, least, order, Deadline::NEVER);
+        finish(coop, outcome);
     }
 
     /// [`wait_counter`](Self::wait_counter) with a timeout. NCCL: `ncclGin::waitCounter` with `timeoutCycles`.
@@ -107,7 +111,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         order: MemoryOrder,
         timeout: Timeout,
     ) -> Result<(), TimedOut> {
-        self.wait_timeout(coop, Word::Counter(counter.get()), least, COUNTER_BITS, order, timeout)
+        let (word, deadline) = (Word::Counter(counter.get()), Deadline::after(timeout));
+        finish_timed(coop, self.wait_by_first(coop, word, least, order, deadline))
     }
 
     /// Sets a signal of this rank's, and its shadow, to 0. No peer may raise it meanwhile. NCCL: `ncclGin::resetSignal`.
@@ -358,28 +363,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         Outcome::Done
     }
 
-    #[inline(always)]
-    #[track_caller]
-    fn wait(&self, coop: Coop, word: Word, least: u64, bits: i32, order: MemoryOrder) {
-        let outcome = self.wait_by_first(coop, word, least, bits, order, Deadline::NEVER);
-        finish(coop, outcome);
-    }
-
-    #[inline(always)]
-    #[track_caller]
-    fn wait_timeout(
-        &self,
-        coop: Coop,
-        word: Word,
-        least: u64,
-        bits: i32,
-        order: MemoryOrder,
-        timeout: Timeout,
-    ) -> Result<(), TimedOut> {
-        let outcome = self.wait_by_first(coop, word, least, bits, order, Deadline::after(timeout));
-        finish_timed(coop, outcome)
-    }
-
     /// The coop's first thread polls.
     #[inline(always)]
     #[track_caller]
@@ -388,7 +371,6 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         coop: Coop,
         word: Word,
         least: u64,
-        bits: i32,
         order: MemoryOrder,
         deadline: Deadline,
     ) -> Outcome {
@@ -396,10 +378,10 @@ impl<'a, B: GinBackend> Gin<'a, B> {
             return Outcome::Done;
         }
         let (context, order) = (self.context(), order.acquire_half());
-        let (kind, index) = match word {
-            Word::Signal(id) => (WaitKind::Signal, id),
-            Word::VaSignal { offset, .. } => (WaitKind::VaSignal, offset as u32),
-            Word::Counter(id) => (WaitKind::Counter, id),
+        let (kind, index, bits) = match word {
+            Word::Signal(id) => (WaitKind::Signal, id, ALL_BITS),
+            Word::VaSignal { offset, .. } => (WaitKind::VaSignal, offset as u32, ALL_BITS),
+            Word::Counter(id) => (WaitKind::Counter, id, COUNTER_BITS),
         };
         let what =
             |seen| WaitFor { kind, index, context: self.index, peer: -1, wanted: least, seen };

@@ -7,6 +7,7 @@ use devcomm_types::{Element, Team};
 use crate::Window;
 
 /// `n` places at even distances, counted round from the one at `first`.
+#[derive(Clone, Copy)]
 pub(super) struct Parts<T> {
     zeroth: *mut T,
     /// Bytes from one to the next.
@@ -14,15 +15,6 @@ pub(super) struct Parts<T> {
     n: usize,
     first: usize,
 }
-
-impl<T> Clone for Parts<T> {
-    #[inline(always)]
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Parts<T> {}
 
 impl<T: Element> Parts<T> {
     /// Element `index` of a window's part in every rank of `team`, in the order of the ranks.

@@ -68,11 +68,7 @@ fn transfer(ring: Ring<'_>, entry: Entry, me: &Member) -> Result<Transfer> {
             Data::Range { from: Source::Pinned(ring.slot(slot)), to, bytes, moved: 0 }
         }
     };
-    let signal = match signal {
-        Some(signal) => Some(me.regions.signal(signal.region, signal.offset, signal.add)?),
-        None => None,
-    };
-    Ok(Transfer { data, signal })
+    Ok(Transfer { data, signal: me.regions.signal_of(signal)? })
 }
 
 #[cfg(test)]

@@ -214,6 +214,17 @@ fn copy(stream: RawStream, to: usize, from: usize, bytes: usize) -> Code {
     }
 }
 
+/// Sets an out pointer of the caller's.
+///
+/// # Safety
+///
+/// It is valid for a write.
+unsafe fn give<T>(to: *mut T, value: T) -> Code {
+    // SAFETY: the caller's.
+    unsafe { to.write(value) };
+    SUCCESS
+}
+
 unsafe extern "C" fn init(_: c_uint) -> Code {
     SUCCESS
 }
@@ -224,26 +235,22 @@ unsafe extern "C" fn error_name(code: Code, name: *mut *const c_char) -> Code {
         _ => c"CUDA_ERROR_INVALID_VALUE",
     };
     // SAFETY: the caller's out pointer.
-    unsafe { *name = text.as_ptr() };
-    SUCCESS
+    unsafe { give(name, text.as_ptr()) }
 }
 unsafe extern "C" fn version(version: *mut c_int) -> Code {
     // SAFETY: the caller's out pointer.
-    unsafe { *version = 13_010 };
-    SUCCESS
+    unsafe { give(version, 13_010) }
 }
 unsafe extern "C" fn attribute(value: *mut c_int, attribute: c_int, _: c_int) -> Code {
     let Some(device) = current() else { return INVALID_CONTEXT };
     let has = attribute != ATOMIC_REDUCTION_SUPPORTED || device.reductions;
     // SAFETY: the caller's out pointer.
-    unsafe { *value = c_int::from(has) };
-    SUCCESS
+    unsafe { give(value, c_int::from(has)) }
 }
 unsafe extern "C" fn get_current(context: *mut RawContext) -> Code {
     let top = current().map_or(null_mut(), |device| std::ptr::from_ref(device).cast_mut().cast());
     // SAFETY: the caller's out pointer.
-    unsafe { *context = top };
-    SUCCESS
+    unsafe { give(context, top) }
 }
 unsafe extern "C" fn push_current(context: RawContext) -> Code {
     CURRENT.with_borrow_mut(|stack| stack.push(context as usize));
@@ -252,14 +259,12 @@ unsafe extern "C" fn push_current(context: RawContext) -> Code {
 unsafe extern "C" fn pop_current(context: *mut RawContext) -> Code {
     let Some(top) = CURRENT.with_borrow_mut(Vec::pop) else { return INVALID_CONTEXT };
     // SAFETY: the caller's out pointer.
-    unsafe { *context = top as RawContext };
-    SUCCESS
+    unsafe { give(context, top as RawContext) }
 }
 unsafe extern "C" fn get_device(number: *mut c_int) -> Code {
     let Some(device) = current() else { return INVALID_CONTEXT };
     // SAFETY: the caller's out pointer.
-    unsafe { *number = device.number };
-    SUCCESS
+    unsafe { give(number, device.number) }
 }
 unsafe extern "C" fn priorities(least: *mut c_int, greatest: *mut c_int) -> Code {
     // SAFETY: the caller's out pointers.
@@ -276,8 +281,7 @@ unsafe extern "C" fn create(stream: *mut RawStream, _: c_uint, _: c_int) -> Code
     let worker = std::thread::spawn(move || work(&received, &counted, device, seed));
     let made = Stream { device, jobs: Some(jobs), left, worker: Some(worker) };
     // SAFETY: the caller's out pointer.
-    unsafe { *stream = Box::into_raw(Box::new(made)).cast() };
-    SUCCESS
+    unsafe { give(stream, Box::into_raw(Box::new(made)).cast()) }
 }
 unsafe extern "C" fn destroy(stream: RawStream) -> Code {
     // SAFETY: a stream that `create` made; this is its end.
@@ -330,8 +334,7 @@ unsafe extern "C" fn batch(
 }
 unsafe extern "C" fn event_create(event: *mut RawEvent, _: c_uint) -> Code {
     // SAFETY: the caller's out pointer.
-    unsafe { *event = Arc::into_raw(Arc::<Event>::default()).cast_mut().cast() };
-    SUCCESS
+    unsafe { give(event, Arc::into_raw(Arc::<Event>::default()).cast_mut().cast()) }
 }
 unsafe extern "C" fn event_destroy(event: RawEvent) -> Code {
     // SAFETY: an event that `event_create` made; this is its end.
@@ -358,8 +361,7 @@ unsafe extern "C" fn host_alloc(host: *mut *mut c_void, bytes: usize, _: c_uint)
     let memory = vec![0xaa_u128; bytes.div_ceil(16)].leak().as_mut_ptr();
     PINNED.lock().unwrap().insert(memory as usize, bytes);
     // SAFETY: the caller's out pointer.
-    unsafe { *host = memory.cast() };
-    SUCCESS
+    unsafe { give(host, memory.cast()) }
 }
 unsafe extern "C" fn host_free(host: *mut c_void) -> Code {
     // The memory stays: a late access would be the plugin's bug, not a crash of the test.
@@ -371,8 +373,7 @@ unsafe extern "C" fn host_register(host: *mut c_void, bytes: usize, _: c_uint) -
 }
 unsafe extern "C" fn device_pointer(address: *mut Address, host: *mut c_void, _: c_uint) -> Code {
     // SAFETY: the caller's out pointer.
-    unsafe { *address = host as Address };
-    SUCCESS
+    unsafe { give(address, host as Address) }
 }
 unsafe extern "C" fn to_device(
     to: Address,
@@ -410,8 +411,7 @@ unsafe extern "C" fn device_to_device(
 }
 unsafe extern "C" fn can_access_peer(can: *mut c_int, _: c_int, _: c_int) -> Code {
     // SAFETY: the caller's out pointer.
-    unsafe { *can = 1 };
-    SUCCESS
+    unsafe { give(can, 1) }
 }
 unsafe extern "C" fn peer(
     to: Address,
@@ -426,8 +426,7 @@ unsafe extern "C" fn peer(
 }
 unsafe extern "C" fn capture_mode(mode: *mut c_int) -> Code {
     // SAFETY: the caller's pointer.
-    unsafe { *mode = CAPTURE_MODE.replace(*mode) };
-    SUCCESS
+    unsafe { give(mode, CAPTURE_MODE.replace(*mode)) }
 }
 
 /// The driver.

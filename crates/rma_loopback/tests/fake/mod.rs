@@ -152,6 +152,23 @@ impl Listening {
     }
 }
 
+/// Calls an operation of a version of the interface, with flags where it has them, and gives its status and request.
+macro_rules! call_version {
+    ($version:expr, $name:ident($($argument:expr),*)) => {{
+        let mut request = null_mut();
+        let out = &raw mut request;
+        // SAFETY: the arguments are what the interface says.
+        let status = unsafe {
+            match $version {
+                14 => (ncclRmaPlugin_v14.$name)($($argument,)* out),
+                15 => (ncclRmaPlugin_v15.$name)($($argument,)* 1, out),
+                _ => (ncclRmaPlugin_v16.$name)($($argument,)* 0, out),
+            }
+        };
+        (status, request)
+    }};
+}
+
 impl Rank {
     /// Comes up as NCCL does, with the others at `meeting`.
     pub fn start(
@@ -268,17 +285,7 @@ impl Rank {
     ) -> (Status, Opaque) {
         let (at, c, rank) = (self.context.get(), context as c_int, rank as u32);
         let (s, d) = (from.1 as u64, to.1 as u64);
-        let mut request = null_mut();
-        let out = &raw mut request;
-        // SAFETY: the arguments are what the interface says.
-        let status = unsafe {
-            match self.version {
-                14 => (ncclRmaPlugin_v14.iput)(at, c, s, from.0, bytes, d, to.0, rank, out),
-                15 => (ncclRmaPlugin_v15.iput)(at, c, s, from.0, bytes, d, to.0, rank, 1, out),
-                _ => (ncclRmaPlugin_v16.iput)(at, c, s, from.0, bytes, d, to.0, rank, 0, out),
-            }
-        };
-        (status, request)
+        call_version!(self.version, iput(at, c, s, from.0, bytes, d, to.0, rank))
     }
 
     pub fn put(&self, context: usize, from: At, bytes: usize, to: At, rank: usize) {
@@ -301,23 +308,10 @@ impl Rank {
     ) -> (Status, Opaque) {
         let (at, c, rank) = (self.context.get(), context as c_int, rank as u32);
         let (s, d, g) = (from.1 as u64, to.1 as u64, signal.1 as u64);
-        let mut request = null_mut();
-        let out = &raw mut request;
-        // SAFETY: the arguments are what the interface says.
-        let status = unsafe {
-            match self.version {
-                14 => (ncclRmaPlugin_v14.iput_signal)(
-                    at, c, s, from.0, bytes, d, to.0, rank, g, signal.0, add, op, true, out,
-                ),
-                15 => (ncclRmaPlugin_v15.iput_signal)(
-                    at, c, s, from.0, bytes, d, to.0, rank, g, signal.0, add, op, true, 0, out,
-                ),
-                _ => (ncclRmaPlugin_v16.iput_signal)(
-                    at, c, s, from.0, bytes, d, to.0, rank, g, signal.0, add, op, true, 0, out,
-                ),
-            }
-        };
-        (status, request)
+        call_version!(
+            self.version,
+            iput_signal(at, c, s, from.0, bytes, d, to.0, rank, g, signal.0, add, op, true)
+        )
     }
 
     #[allow(clippy::too_many_arguments, reason = "NCCL's")]
@@ -346,16 +340,9 @@ impl Rank {
     pub fn get(&self, context: usize, from: At, bytes: usize, to: At, rank: usize) {
         let (at, c, rank) = (self.context.get(), context as c_int, rank as u32);
         let (r, l) = (from.1 as u64, to.1 as u64);
-        let mut request = null_mut();
-        let out = &raw mut request;
-        // SAFETY: the arguments are what the interface says.
-        ok(unsafe {
-            match self.version {
-                14 => (ncclRmaPlugin_v14.iget)(at, c, r, from.0, bytes, l, to.0, rank, out),
-                15 => (ncclRmaPlugin_v15.iget)(at, c, r, from.0, bytes, l, to.0, rank, 0, out),
-                _ => (ncclRmaPlugin_v16.iget)(at, c, r, from.0, bytes, l, to.0, rank, 0, out),
-            }
-        });
+        let (status, request) =
+            call_version!(self.version, iget(at, c, r, from.0, bytes, l, to.0, rank));
+        ok(status);
         self.keep(request);
     }
 
@@ -456,6 +443,14 @@ pub fn setup(config: Config) -> Setup {
     Setup { driver: Arc::new(Driver::new(driver::functions()).unwrap()), config }
 }
 
+/// A new device, current on this thread, for ranks with this setup.
+pub fn device(number: usize, options: &Options) -> &'static Device {
+    let device = Device::new(number, options.delay, options.reductions);
+    device.make_current();
+    setup(options.config).use_on_this_thread();
+    device
+}
+
 /// Runs `body` on every rank, each a thread of this process with a device of its own.
 pub fn world(options: &Options, body: impl Fn(&Rank, &Meeting) + Sync) {
     let meeting = Meeting::new(options.ranks);
@@ -463,19 +458,12 @@ pub fn world(options: &Options, body: impl Fn(&Rank, &Meeting) + Sync) {
     std::thread::scope(|scope| {
         for rank in 0..options.ranks {
             scope.spawn(move || {
-                let device = Device::new(rank, options.delay, options.reductions);
-                device.make_current();
-                setup(options.config).use_on_this_thread();
-                let rank = Rank::start(options, rank, device, meeting);
+                let rank = Rank::start(options, rank, device(rank, options), meeting);
                 assert_eq!(driver::contexts_on_stack(), 1, "what was current is current");
                 // NCCL's progress threads have no context.
-                std::thread::scope(|scope| {
-                    let on = SendRef(&rank);
-                    scope.spawn(move || {
-                        let on = on;
-                        body(on.0, meeting);
-                        assert_eq!(driver::contexts_on_stack(), 0, "no context is left behind");
-                    });
+                on_another_thread(&rank, |rank| {
+                    body(rank, meeting);
+                    assert_eq!(driver::contexts_on_stack(), 0, "no context is left behind");
                 });
                 meeting.barrier.wait();
                 rank.close();
@@ -484,8 +472,16 @@ pub fn world(options: &Options, body: impl Fn(&Rank, &Meeting) + Sync) {
     });
 }
 
-/// Takes a rank to another thread.
-pub struct SendRef<'a>(pub &'a Rank);
-
-// SAFETY: the owner waits while the thread that got it runs.
-unsafe impl Send for SendRef<'_> {}
+/// Runs `body` on a thread of its own, and waits for it.
+pub fn on_another_thread(rank: &Rank, body: impl FnOnce(&Rank) + Send) {
+    struct SendRef<'a>(&'a Rank);
+    // SAFETY: the owner waits while the thread that got it runs.
+    unsafe impl Send for SendRef<'_> {}
+    let sent = SendRef(rank);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let whole = sent;
+            body(whole.0);
+        });
+    });
+}

@@ -3,11 +3,10 @@
 use cuda_std::prelude::*;
 use nccl_device::gin::{Gin, GinBackend};
 use nccl_device::{
-    BarrierIndex, Coop, DevComm, FenceLevel, GinBarriers, HybridBarrier, MemoryOrder, Team,
-    Timeout, Window,
+    BarrierIndex, Coop, DevComm, FenceLevel, GinBarriers, HybridBarrier, MemoryOrder, Team, Timeout,
 };
 
-use crate::Extra;
+use crate::extra::{Extra, Words, share};
 
 const ORDER: MemoryOrder = MemoryOrder::AcqRel;
 
@@ -30,7 +29,7 @@ unsafe fn rounds<B: GinBackend>(
     comm: &DevComm,
     gin: Gin<'_, B>,
     contexts: u32,
-    mail: Window<u64>,
+    mail: Words,
     coop: Coop,
     first: usize,
     team: Team,
@@ -46,30 +45,25 @@ unsafe fn rounds<B: GinBackend>(
     let world = |member: usize| team.to_world(comm.rank(), member as i32);
     let mut wrong = 0;
     // What peers get: written once. The first meeting orders it.
-    let mut p = coop.thread_rank() as usize;
-    while p < ranks {
+    for p in share(coop, ranks) {
         // SAFETY: the caller's rows.
         unsafe {
             mail.local().store(statics + p, value(comm.rank(), world(p), 999));
             mail.local().store(gets + p, 0);
         }
-        p += coop.size() as usize;
     }
     // Meeting 0 orders that; then two a round. One call of `meet`, so that it is inlined.
     let mut step = 0;
     while step <= 2 * rounds {
         let (round, posts) = (step / 2, !step.is_multiple_of(2));
         if posts {
-            let mut p = coop.thread_rank() as usize;
-            while p < ranks {
+            for p in share(coop, ranks) {
                 // SAFETY: the sources were read: by the fence, or by the flush below.
                 unsafe {
                     mail.local().store(sources + p, value(comm.rank(), world(p), round));
                 }
-                p += coop.size() as usize;
             }
-            let mut p = 0;
-            while p < ranks {
+            for p in 0..ranks {
                 let on =
                     if contexts > 1 { comm.gin::<B>((p as u32 + round) % contexts) } else { gin };
                 // SAFETY: the targets are read between two meetings, and not in the round in which
@@ -79,13 +73,11 @@ unsafe fn rounds<B: GinBackend>(
                         .post(coop);
                     on.get(team, p as i32, mail.at(statics + me), mail.at(gets + p), 1).post(coop);
                 }
-                p += 1;
             }
         }
         meet(step);
         if posts {
-            let mut p = coop.thread_rank() as usize;
-            while p < ranks {
+            for p in share(coop, ranks) {
                 // SAFETY: as the fence says.
                 unsafe {
                     if fence as i32 & 1 != 0 {
@@ -98,14 +90,11 @@ unsafe fn rounds<B: GinBackend>(
                         mail.local().store(gets + p, 0);
                     }
                 }
-                p += coop.size() as usize;
             }
             // The next round writes the sources again.
-            let mut c = 0;
-            while c < contexts {
+            for c in 0..contexts {
                 let on = if contexts > 1 { comm.gin::<B>(c) } else { gin };
                 on.flush(coop, ORDER);
-                c += 1;
             }
         }
         step += 1;
@@ -119,8 +108,8 @@ unsafe fn rounds<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn gin_barrier<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     extra: Extra,
     n: u32,
 ) {
@@ -155,8 +144,8 @@ pub unsafe fn gin_barrier<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn hybrid_barrier<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     _extra: Extra,
     n: u32,
 ) {
@@ -185,8 +174,8 @@ pub unsafe fn hybrid_barrier<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn hybrid_parts<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     _extra: Extra,
     n: u32,
 ) {
@@ -194,8 +183,7 @@ pub unsafe fn hybrid_parts<B: GinBackend>(
     let t = thread::thread_idx_x();
     let mut wrong = 0;
     HybridBarrier::with(coop, gin, BarrierIndex::this_block(), |barrier| {
-        let mut round = 0;
-        while round < u64::from(n) {
+        for round in 0..u64::from(n) {
             if (t as i32) < lsa.n_ranks {
                 // SAFETY: a word a rank of the team, written between two barriers.
                 unsafe { mail.lsa(t as i32).store(lsa.rank as usize, round) };
@@ -213,7 +201,6 @@ pub unsafe fn hybrid_parts<B: GinBackend>(
                 wrong += u64::from(unsafe { mail.local().load(t as usize) } != round);
             }
             barrier.sync(ORDER, FenceLevel::None);
-            round += 1;
         }
     });
     // SAFETY: a word a thread.
@@ -224,8 +211,8 @@ pub unsafe fn hybrid_parts<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn gin_barrier_never<B: GinBackend>(
     comm: DevComm,
-    _mail: Window<u64>,
-    out: Window<u64>,
+    _mail: Words,
+    out: Words,
     _extra: Extra,
     _n: u32,
 ) {

@@ -5,10 +5,10 @@ use core::mem::MaybeUninit;
 use cuda_std::prelude::*;
 use devcomm_types::nccl::{LsaBarrierSession, MultimemHandle};
 use nccl_device::{
-    BarrierIndex, Coop, DevComm, LsaBarrier, LsaBarriers, MemoryOrder, Timeout, Window, raw,
+    BarrierIndex, Coop, DevComm, LsaBarrier, LsaBarriers, MemoryOrder, Timeout, raw,
 };
 
-use crate::Extra;
+use crate::extra::{Extra, Words};
 
 /// The order of a number.
 #[inline(always)]
@@ -27,7 +27,7 @@ fn order(n: u32) -> MemoryOrder {
 #[inline(always)]
 fn exchange(
     comm: &DevComm,
-    mail: Window<u64>,
+    mail: Words,
     coop: Coop,
     index: u32,
     rounds: u32,
@@ -64,7 +64,7 @@ fn exchange(
 /// `sync` with the order `n & 7`, the rest of `n` rounds; the block's own barrier. The count of
 /// errors, a word a thread of the grid.
 #[kernel]
-pub unsafe fn lsa_sync(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra: Extra, n: u32) {
+pub unsafe fn lsa_sync(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let coop = Coop::cta();
     let wrong = LsaBarrier::with(coop, &comm, BarrierIndex::this_block(), |barrier| {
         exchange(&comm, mail, coop, thread::block_idx_x(), n >> 3, |_| barrier.sync(order(n & 7)))
@@ -76,7 +76,7 @@ pub unsafe fn lsa_sync(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extr
 /// The other ways to meet take turns: arrive and wait, a dropped arrival, with a timeout that is
 /// not needed.
 #[kernel]
-pub unsafe fn lsa_split(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra: Extra, n: u32) {
+pub unsafe fn lsa_split(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let (coop, order) = (Coop::cta(), MemoryOrder::AcqRel);
     let wrong = LsaBarrier::with(coop, &comm, BarrierIndex::this_block(), |barrier| {
         exchange(&comm, mail, coop, thread::block_idx_x(), n, |i| match i % 5 {
@@ -96,7 +96,7 @@ pub unsafe fn lsa_split(comm: DevComm, mail: Window<u64>, out: Window<u64>, _ext
 
 /// A barrier a warp, of warp coops.
 #[kernel]
-pub unsafe fn lsa_warps(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra: Extra, n: u32) {
+pub unsafe fn lsa_warps(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let coop = Coop::warp();
     let index = thread::index_1d() / 32;
     let wrong = LsaBarrier::with(coop, &comm, BarrierIndex::new(index), |barrier| {
@@ -110,7 +110,7 @@ pub unsafe fn lsa_warps(comm: DevComm, mail: Window<u64>, out: Window<u64>, _ext
 /// Coops of every other kind, each on a barrier of its own, one after the other: thread 3 alone,
 /// lanes of the first warp, a span.
 #[kernel]
-pub unsafe fn lsa_coops(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra: Extra, n: u32) {
+pub unsafe fn lsa_coops(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let t = thread::thread_idx_x();
     let meet = |coop: Coop, index: u32| {
         LsaBarrier::with(coop, &comm, BarrierIndex::new(index), |barrier| {
@@ -133,13 +133,7 @@ pub unsafe fn lsa_coops(comm: DevComm, mail: Window<u64>, out: Window<u64>, _ext
 
 /// By multicast stores, on barriers that the host made in addition.
 #[kernel]
-pub unsafe fn lsa_multicast(
-    comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
-    extra: Extra,
-    n: u32,
-) {
+pub unsafe fn lsa_multicast(comm: DevComm, mail: Words, out: Words, extra: Extra, n: u32) {
     let (coop, index) = (Coop::cta(), BarrierIndex::this_block());
     let Some(handle) = comm.lsa_multimem() else { return };
     // SAFETY: barriers of the LSA team, and its mapping.
@@ -154,13 +148,7 @@ pub unsafe fn lsa_multicast(
 /// Sessions of the typed layer and of NCCL's own take turns on one barrier; and sessions are opened
 /// anew for each meeting.
 #[kernel]
-pub unsafe fn lsa_with_raw(
-    comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
-    extra: Extra,
-    n: u32,
-) {
+pub unsafe fn lsa_with_raw(comm: DevComm, mail: Words, out: Words, extra: Extra, n: u32) {
     let (coop, team, index) = (Coop::cta(), comm.lsa_team(), thread::block_idx_x());
     let order = MemoryOrder::AcqRel;
     let raw_sync = || {
@@ -193,13 +181,7 @@ pub unsafe fn lsa_with_raw(
 
 /// Sets the epochs of all barriers to just before they wrap around; for a launch of its own.
 #[kernel]
-pub unsafe fn lsa_near_the_end(
-    comm: DevComm,
-    _mail: Window<u64>,
-    _out: Window<u64>,
-    extra: Extra,
-    n: u32,
-) {
+pub unsafe fn lsa_near_the_end(comm: DevComm, _mail: Words, _out: Words, extra: Extra, n: u32) {
     let (barriers, ranks) = (extra.lsa.n_barriers as usize, comm.lsa_team().n_ranks as usize);
     let words = comm.resource_buffer(extra.lsa.buffer).local::<u32>();
     let mut i = thread::thread_idx_x() as usize;
@@ -213,7 +195,7 @@ pub unsafe fn lsa_near_the_end(
 /// The last rank of the team comes late: the others get a timeout, in every thread, and later all
 /// meet `n` times.
 #[kernel]
-pub unsafe fn lsa_late(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra: Extra, n: u32) {
+pub unsafe fn lsa_late(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let (team, coop, order) = (comm.lsa_team(), Coop::cta(), MemoryOrder::AcqRel);
     let (t, late) = (thread::thread_idx_x() as usize, team.rank == team.n_ranks - 1);
     let gave_up = mail.lsa(team.n_ranks - 1);
@@ -225,10 +207,8 @@ pub unsafe fn lsa_late(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extr
             // SAFETY: words that are written by ordered stores alone.
             comm.wait_until(coop, || unsafe {
                 let mut all = true;
-                let mut p = 0;
-                while p < team.n_ranks - 1 {
+                for p in 0..team.n_ranks - 1 {
                     all &= mail.local().load_acquire(flag + p as usize) == 1;
-                    p += 1;
                 }
                 all
             });
@@ -250,13 +230,7 @@ pub unsafe fn lsa_late(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extr
 /// The first rank of the team never comes, to any of the waits of a barrier that can time out: 3
 /// words a thread.
 #[kernel]
-pub unsafe fn lsa_never(
-    comm: DevComm,
-    _mail: Window<u64>,
-    out: Window<u64>,
-    _extra: Extra,
-    _n: u32,
-) {
+pub unsafe fn lsa_never(comm: DevComm, _mail: Words, out: Words, _extra: Extra, _n: u32) {
     let (team, order) = (comm.lsa_team(), MemoryOrder::AcqRel);
     let t = thread::thread_idx_x();
     if team.rank == 0 {

@@ -1,9 +1,9 @@
 //! Coops: who is in one, and that it meets and votes.
 
 use cuda_std::prelude::*;
-use nccl_device::{Coop, DevComm, Window};
+use nccl_device::{Coop, DevComm};
 
-use crate::Extra;
+use crate::extra::{Extra, Words};
 
 /// The coops of a block of 96 threads, of kind `n`; the first thread of the calling thread's coop.
 #[inline(always)]
@@ -24,7 +24,7 @@ fn coop_of(n: u32) -> Coop {
 
 /// Each thread's view of its coop, 6 numbers a thread in `out`. `mail` has a word a thread.
 #[kernel]
-pub unsafe fn coops(_comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra: Extra, n: u32) {
+pub unsafe fn coops(_comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let coop = coop_of(n);
     let t = thread::thread_idx_x() as usize;
     let (rank, size) = (coop.thread_rank(), coop.size());

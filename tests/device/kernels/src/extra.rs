@@ -4,10 +4,13 @@ use bytemuck::{Pod, Zeroable};
 use devcomm_types::kernel::KernelParam;
 use devcomm_types::nccl::{GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, ResourceHandle};
 use devcomm_types::{CounterRange, SignalRange};
-use nccl_device::{DevComm, Window};
+use nccl_device::{Coop, DevComm, Window};
+
+/// A window of words.
+pub type Words = Window<u64>;
 
 /// The parameters of every kernel.
-pub type Args = (DevComm, Window<u64>, Window<u64>, Extra, u32);
+pub type Args = (DevComm, Words, Words, Extra, u32);
 
 /// Handles of what a test asked for beside the device communicator's own; zeros for the rest.
 #[repr(C)]
@@ -51,6 +54,12 @@ impl Extra {
     pub fn counters(&self) -> CounterRange {
         CounterRange { first: self.counters.first, count: self.counters.count }
     }
+}
+
+/// The calling thread's share of `0..count`, which the threads of `coop` divide among themselves.
+#[inline(always)]
+pub(crate) fn share(coop: Coop, count: usize) -> impl Iterator<Item = usize> {
+    (coop.thread_rank() as usize..count).step_by(coop.size() as usize)
 }
 
 // SAFETY: one type, one layout.

@@ -5,7 +5,7 @@ use cuda_std::prelude::*;
 use nccl_device::gin::{CounterId, Gin, GinBackend, ResourceSharing, SignalId, VaSignal};
 use nccl_device::{Coop, DevComm, MemoryOrder, Team, Window};
 
-use crate::Extra;
+use crate::extra::{Extra, Words, share};
 
 /// The word that rank `from` sends to rank `to` as its `i`-th.
 #[inline(always)]
@@ -16,20 +16,11 @@ fn word(from: i32, to: i32, i: usize) -> u64 {
 /// Writes what this rank sends to the members of `team`, `count` words a member, from word `first`
 /// of `window` on.
 #[inline(always)]
-unsafe fn fill(
-    comm: &DevComm,
-    coop: Coop,
-    team: Team,
-    window: Window<u64>,
-    first: usize,
-    count: usize,
-) {
-    let mut i = coop.thread_rank() as usize;
-    while i < count * team.n_ranks as usize {
+unsafe fn fill(comm: &DevComm, coop: Coop, team: Team, window: Words, first: usize, count: usize) {
+    for i in share(coop, count * team.n_ranks as usize) {
         let to = team.to_world(comm.rank(), (i / count) as i32);
         // SAFETY: the caller's: room in the window, which nobody else uses.
         unsafe { window.local().store(first + i, word(comm.rank(), to, i % count)) };
-        i += coop.size() as usize;
     }
 }
 
@@ -39,18 +30,16 @@ unsafe fn count_wrong(
     comm: &DevComm,
     coop: Coop,
     team: Team,
-    window: Window<u64>,
+    window: Words,
     first: usize,
     count: usize,
 ) -> u64 {
     let mut wrong = 0;
-    let mut i = coop.thread_rank() as usize;
-    while i < count * team.n_ranks as usize {
+    for i in share(coop, count * team.n_ranks as usize) {
         let from = team.to_world(comm.rank(), (i / count) as i32);
         // SAFETY: the caller's: the words have arrived.
         let got = unsafe { window.local().load(first + i) };
         wrong += u64::from(got != word(from, comm.rank(), i % count));
-        i += coop.size() as usize;
     }
     wrong
 }
@@ -84,13 +73,7 @@ pub(crate) fn connected(comm: &DevComm, mode: u32) -> Team {
 /// (the first half) to its second half; the team by `n & 1`; `n & 2`: the kernel releases itself
 /// and shares the context with its block alone.
 #[kernel(B = gin)]
-pub unsafe fn gin_put<B: GinBackend>(
-    comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
-    extra: Extra,
-    n: u32,
-) {
+pub unsafe fn gin_put<B: GinBackend>(comm: DevComm, mail: Words, out: Words, extra: Extra, n: u32) {
     let (coop, block, count) = (Coop::cta(), thread::block_idx_x(), (n >> 4) as usize);
     let team = connected(&comm, n & 1);
     let per_block = count * team.n_ranks as usize;
@@ -110,13 +93,11 @@ pub unsafe fn gin_put<B: GinBackend>(
         if n & 2 != 0 {
             thread::grid_fence();
         }
-        let mut p = 0;
-        while p < team.n_ranks {
+        for p in 0..team.n_ranks {
             let to = mail.at(target + team.rank as usize * count);
             let put = gin.put(team, p, to, mail.at(source + p as usize * count), count);
             let put = if n & 2 != 0 { put.released_to(Scope::Gpu) } else { put };
             put.signal(signal.inc()).post(coop);
-            p += 1;
         }
         wait_for(gin, coop, signal, before, team.n_ranks as u64, MemoryOrder::Acquire);
         let wrong = count_wrong(&comm, coop, team, mail, target, count);
@@ -130,8 +111,8 @@ pub unsafe fn gin_put<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn gin_put_value<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     extra: Extra,
     _n: u32,
 ) {
@@ -140,8 +121,7 @@ pub unsafe fn gin_put_value<B: GinBackend>(
     let signal = SignalId::of(&comm, extra.signals(), 0);
     let before = gin.signal_shadow(signal);
     let (me, n_ranks) = (comm.rank() as usize, comm.n_ranks() as u64);
-    let mut p = 0;
-    while p < world.n_ranks {
+    for p in 0..world.n_ranks {
         let value = word(comm.rank(), p, 3);
         // SAFETY: one word a rank in every rank, which is read after the signal.
         unsafe {
@@ -149,15 +129,12 @@ pub unsafe fn gin_put_value<B: GinBackend>(
                 .signal(signal.add(10 + me as u64))
                 .post(coop)
         };
-        p += 1;
     }
     let sum = n_ranks * 10 + n_ranks * (n_ranks - 1) / 2;
     wait_for(gin, coop, signal, before, sum, MemoryOrder::Acquire);
-    let mut p = coop.thread_rank() as usize;
-    while p < comm.n_ranks() as usize {
+    for p in share(coop, comm.n_ranks() as usize) {
         // SAFETY: the words have arrived.
         unsafe { out.local().store(p, mail.local().load(p)) };
-        p += coop.size() as usize;
     }
     gin.flush(coop, MemoryOrder::Relaxed);
 }
@@ -166,8 +143,8 @@ pub unsafe fn gin_put_value<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn gin_value_sizes<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     extra: Extra,
     _n: u32,
 ) {
@@ -192,32 +169,24 @@ pub unsafe fn gin_value_sizes<B: GinBackend>(
         gin.put_value(world, right, cast::<f64>(mail).at(3), 1.5).signal(signal.inc()).post(coop);
     }
     wait_for(gin, coop, signal, before, 4, MemoryOrder::Acquire);
-    let mut i = 0;
-    while i < 4 {
+    for i in 0..4 {
         // SAFETY: as above, after the signals.
         unsafe { out.local().store(i, mail.local().load(i)) };
-        i += 1;
     }
     gin.flush(coop, MemoryOrder::Relaxed);
 }
 
 /// The same window, of other elements.
 #[inline(always)]
-pub(crate) unsafe fn cast<T>(window: Window<u64>) -> Window<T> {
+pub(crate) unsafe fn cast<T>(window: Words) -> Window<T> {
     // SAFETY: a window is a handle, whatever its elements.
-    unsafe { core::mem::transmute::<Window<u64>, Window<T>>(window) }
+    unsafe { core::mem::transmute::<Words, Window<T>>(window) }
 }
 
 /// Gets from every peer, after a meeting by signals: the first half of `mail` is read, the second
 /// written.
 #[kernel(B = gin)]
-pub unsafe fn gin_get<B: GinBackend>(
-    comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
-    extra: Extra,
-    n: u32,
-) {
+pub unsafe fn gin_get<B: GinBackend>(comm: DevComm, mail: Words, out: Words, extra: Extra, n: u32) {
     let (coop, world, count) = (Coop::cta(), comm.world_team(), n as usize);
     let (half, gin) = (count * world.n_ranks as usize, comm.gin::<B>(0));
     let ready = SignalId::of(&comm, extra.signals(), 0);
@@ -226,17 +195,13 @@ pub unsafe fn gin_get<B: GinBackend>(
     // gets alone.
     unsafe {
         fill(&comm, coop, world, mail, 0, count);
-        let mut p = 0;
-        while p < world.n_ranks {
+        for p in 0..world.n_ranks {
             gin.signal(coop, world, p, ready.inc());
-            p += 1;
         }
         wait_for(gin, coop, ready, before, world.n_ranks as u64, MemoryOrder::Acquire);
-        let mut p = 0;
-        while p < world.n_ranks {
+        for p in 0..world.n_ranks {
             let from = mail.at(world.rank as usize * count);
             gin.get(world, p, from, mail.at(half + p as usize * count), count).post(coop);
-            p += 1;
         }
         gin.flush(coop, MemoryOrder::Acquire);
         let wrong = count_wrong(&comm, coop, world, mail, half, count);
@@ -249,8 +214,8 @@ pub unsafe fn gin_get<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn gin_strong<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     extra: Extra,
     n: u32,
 ) {
@@ -259,27 +224,21 @@ pub unsafe fn gin_strong<B: GinBackend>(
     let before = gin.signal_shadow(signal);
     let right = (world.rank + 1) % world.n_ranks;
     let left = (world.rank + world.n_ranks - 1) % world.n_ranks;
-    let mut i = coop.thread_rank() as usize;
-    while i < n as usize {
+    for i in share(coop, n as usize) {
         // SAFETY: the first `n` words of this rank.
         unsafe { mail.local().store(i, word(comm.rank(), right, i)) };
-        i += coop.size() as usize;
     }
-    let mut i = 0;
-    while i < n as usize {
+    for i in 0..n as usize {
         // SAFETY: the second `n` words of the neighbour, which it reads after the signal.
         unsafe { gin.put(world, right, mail.at(n as usize + i), mail.at(i), 1).post(coop) };
-        i += 1;
     }
     gin.signal(coop, world, right, signal.add(1 << 33).strong());
     wait_for(gin, coop, signal, before, 1 << 33, MemoryOrder::Acquire);
     let mut wrong = 0;
-    let mut i = coop.thread_rank() as usize;
-    while i < n as usize {
+    for i in share(coop, n as usize) {
         // SAFETY: they have arrived.
         let got = unsafe { mail.local().load(n as usize + i) };
         wrong += u64::from(got != word(left, comm.rank(), i));
-        i += coop.size() as usize;
     }
     gin.flush(coop, MemoryOrder::Relaxed);
     // SAFETY: a word a thread.
@@ -291,8 +250,8 @@ pub unsafe fn gin_strong<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn gin_weak_and_va<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     extra: Extra,
     _n: u32,
 ) {
@@ -309,24 +268,20 @@ pub unsafe fn gin_weak_and_va<B: GinBackend>(
         if coop.thread_rank() == 0 {
             mail.local().store(me, word(comm.rank(), 0, 1));
         }
-        let mut p = 0;
-        while p < world.n_ranks {
+        for p in 0..world.n_ranks {
             gin.put(world, p, mail.at(ranks + me), mail.at(me), 1)
                 .signal(signal.inc().weak())
                 .post(coop);
             gin.signal(coop, world, p, by_one.inc());
             gin.signal(coop, world, p, by_more.add(100 + me as u64));
-            p += 1;
         }
         wait_for(gin, coop, signal, before, ranks as u64, MemoryOrder::Acquire);
         gin.wait_signal(coop, by_one, ranks as u64, MemoryOrder::Acquire);
         let sum = (100 * ranks + ranks * (ranks - 1) / 2) as u64;
         gin.wait_signal(coop, by_more, sum, MemoryOrder::Acquire);
         let mut wrong = 0;
-        let mut p = 0;
-        while p < ranks {
+        for p in 0..ranks {
             wrong += u64::from(mail.local().load(ranks + p) != word(p as i32, 0, 1));
-            p += 1;
         }
         let t = thread::thread_idx_x() as usize;
         out.local().store(3 * t, wrong);
@@ -348,8 +303,8 @@ pub unsafe fn gin_weak_and_va<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn gin_counter<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     extra: Extra,
     n: u32,
 ) {
@@ -359,8 +314,7 @@ pub unsafe fn gin_counter<B: GinBackend>(
     let right = (world.rank + 1) % world.n_ranks;
     let left = (world.rank + world.n_ranks - 1) % world.n_ranks;
     let before = gin.signal_shadow(signal);
-    let mut i = 0;
-    while i < n as usize {
+    for i in 0..n as usize {
         // SAFETY: word 0 is written when the put before has read it; the targets are the
         // neighbour's `n` words behind it.
         unsafe {
@@ -373,15 +327,12 @@ pub unsafe fn gin_counter<B: GinBackend>(
                 .post(coop);
         }
         gin.wait_counter(coop, counter, i as u64 + 1, MemoryOrder::Relaxed);
-        i += 1;
     }
     wait_for(gin, coop, signal, before, u64::from(n), MemoryOrder::Acquire);
     let mut wrong = 0;
-    let mut i = 0;
-    while i < n as usize {
+    for i in 0..n as usize {
         // SAFETY: they have arrived.
         wrong += u64::from(unsafe { mail.local().load(1 + i) } != word(left, comm.rank(), i));
-        i += 1;
     }
     let counted = gin.read_counter(counter, MemoryOrder::Relaxed);
     coop.sync();
@@ -405,8 +356,8 @@ pub unsafe fn gin_counter<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn gin_requests<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     extra: Extra,
     n: u32,
 ) {
@@ -417,8 +368,7 @@ pub unsafe fn gin_requests<B: GinBackend>(
     Coop::cta().sync();
     let t = thread::thread_idx_x() as usize;
     if t < ranks {
-        let mut i = 0;
-        while i < n as usize {
+        for i in 0..n as usize {
             // SAFETY: a source word a thread, written when the flush says so; targets of `n` words
             // a rank.
             unsafe {
@@ -433,7 +383,6 @@ pub unsafe fn gin_requests<B: GinBackend>(
                 let limit = nccl_device::Timeout::millis(60_000);
                 assert!(gin.wait_request_timeout(&request, MemoryOrder::Relaxed, limit).is_ok());
             }
-            i += 1;
         }
     }
     wait_for(gin, Coop::cta(), signal, before, ranks as u64 * u64::from(n), MemoryOrder::Acquire);
@@ -448,8 +397,8 @@ pub unsafe fn gin_requests<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn gin_contexts<B: GinBackend>(
     comm: DevComm,
-    _mail: Window<u64>,
-    out: Window<u64>,
+    _mail: Words,
+    out: Words,
     extra: Extra,
     _n: u32,
 ) {
@@ -460,10 +409,8 @@ pub unsafe fn gin_contexts<B: GinBackend>(
     let gin: Gin<'_, B> = comm.gin(t);
     let signal = SignalId::of(&comm, extra.signals(), 0);
     let before = gin.signal_shadow(signal);
-    let mut p = 0;
-    while p < world.n_ranks {
+    for p in 0..world.n_ranks {
         gin.signal(alone, world, p, signal.add(u64::from(t) + 1));
-        p += 1;
     }
     let wanted = (u64::from(t) + 1) * world.n_ranks as u64;
     wait_for(gin, alone, signal, before, wanted, MemoryOrder::Relaxed);

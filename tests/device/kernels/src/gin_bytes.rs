@@ -2,9 +2,9 @@
 
 use cuda_std::prelude::*;
 use nccl_device::gin::{GinBackend, SignalId};
-use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, LsaPtr, MemoryOrder, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, LsaPtr, MemoryOrder};
 
-use crate::Extra;
+use crate::extra::{Extra, Words, share};
 use crate::files::gin::{cast, connected};
 
 /// Messages from one rank to another in a launch, and the bytes of the slot in which each lies
@@ -52,13 +52,11 @@ unsafe fn wrong_in(
     let message = Message::of(from, to, k);
     let begin = message.starts[which];
     let mut wrong = 0;
-    let mut i = 0;
-    while i < SLOT {
+    for i in 0..SLOT {
         let inside = i >= begin && i < begin + message.len;
         let wanted = if inside { Message::byte(from, to, k, salt, i - begin) } else { 0 };
         // SAFETY: the caller's: the slot's bytes, at rest.
         wrong += u64::from(unsafe { slot.load(first + i) } != wanted);
-        i += 1;
     }
     wrong
 }
@@ -70,8 +68,8 @@ unsafe fn wrong_in(
 #[kernel(B = gin)]
 pub unsafe fn gin_bytes<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     extra: Extra,
     n: u32,
 ) {
@@ -91,8 +89,7 @@ pub unsafe fn gin_bytes<B: GinBackend>(
     // SAFETY: areas of the block's own. What is put is looked at after its signals, what is got
     // after a flush; a rank's own slots are cleared before it says that it is there.
     unsafe {
-        let mut i = coop.thread_rank() as usize;
-        while i < slots {
+        for i in share(coop, slots) {
             let (member, k) = ((i / MESSAGES) as i32, i % MESSAGES);
             let message = Message::of(me, world(member), k);
             for b in 0..SLOT {
@@ -103,15 +100,13 @@ pub unsafe fn gin_bytes<B: GinBackend>(
                 let byte = Message::byte(me, world(member), k, salt, b);
                 mail.local().store(slot(sources, member, k) + message.starts[0] + b, byte);
             }
-            i += coop.size() as usize;
         }
         let set = if n & 1 == 0 { gin.world_barriers() } else { gin.rail_barriers() };
         let mut barrier = set.barrier(coop, BarrierIndex::this_block());
         barrier.sync(MemoryOrder::AcqRel, FenceLevel::None);
 
         // A thread a message.
-        let mut i = coop.thread_rank() as usize;
-        while i < slots {
+        for i in share(coop, slots) {
             let (member, k) = ((i / MESSAGES) as i32, i % MESSAGES);
             let message = Message::of(me, world(member), k);
             let from = mail.at(slot(sources, member, k) + message.starts[0]);
@@ -123,19 +118,16 @@ pub unsafe fn gin_bytes<B: GinBackend>(
             let from = mail.at(slot(sources, team.rank, k) + message.starts[0]);
             let to = mail.at(slot(gets, member, k) + message.starts[2]);
             gin.get(team, member, from, to, message.len).post(Coop::thread());
-            i += coop.size() as usize;
         }
         gin.wait_signal_follow_shadow(coop, arrived, slots as u64, MemoryOrder::Acquire);
         gin.flush(coop, MemoryOrder::Acquire);
 
         let mut wrong = 0;
-        let mut i = coop.thread_rank() as usize;
-        while i < slots {
+        for i in share(coop, slots) {
             let (member, k) = ((i / MESSAGES) as i32, i % MESSAGES);
             let (from, local) = (world(member), mail.local());
             wrong += wrong_in(local, slot(puts, member, k), 1, from, me, k, salt);
             wrong += wrong_in(local, slot(gets, member, k), 2, from, me, k, salt);
-            i += coop.size() as usize;
         }
         out.local().store(thread::index_1d() as usize, wrong);
     }

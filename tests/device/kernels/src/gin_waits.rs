@@ -2,9 +2,9 @@
 
 use cuda_std::prelude::*;
 use nccl_device::gin::{CounterId, GinBackend, SignalId, VaSignal};
-use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Timeout, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Timeout};
 
-use crate::Extra;
+use crate::extra::{Extra, Words};
 
 const ORDER: MemoryOrder = MemoryOrder::Acquire;
 
@@ -13,8 +13,8 @@ const ORDER: MemoryOrder = MemoryOrder::Acquire;
 #[kernel(B = gin)]
 pub unsafe fn gin_shadows<B: GinBackend>(
     comm: DevComm,
-    _mail: Window<u64>,
-    out: Window<u64>,
+    _mail: Words,
+    out: Words,
     extra: Extra,
     n: u32,
 ) {
@@ -63,8 +63,8 @@ pub unsafe fn gin_shadows<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn gin_never<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     extra: Extra,
     n: u32,
 ) {
@@ -107,8 +107,8 @@ pub unsafe fn gin_never<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn gin_wraps<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     extra: Extra,
     n: u32,
 ) {
@@ -119,8 +119,7 @@ pub unsafe fn gin_wraps<B: GinBackend>(
     let mut barrier = gin.world_barriers().barrier(coop, BarrierIndex::new(0));
     let mut expected = gin.signal_shadow(signal);
     let mut wrong = 0;
-    let mut step = 0;
-    while step < 8 {
+    for step in 0..8 {
         // Nobody is ahead: further apart than 2^63, numbers that wrap around have no order.
         barrier.sync(ORDER, FenceLevel::None);
         let amount = match step {
@@ -140,7 +139,6 @@ pub unsafe fn gin_wraps<B: GinBackend>(
         wrong += u64::from(gin.signal_shadow(signal) != expected);
         let next = expected.wrapping_add(1);
         wrong += u64::from(gin.wait_signal_timeout(coop, signal, next, ORDER, soon).is_ok());
-        step += 1;
     }
     // SAFETY: two words of the window, which are signals from the barrier on.
     let (low, high) = unsafe { (VaSignal::new(mail, 0), VaSignal::new(mail, 1)) };
@@ -153,10 +151,8 @@ pub unsafe fn gin_wraps<B: GinBackend>(
         }
     }
     barrier.sync(ORDER, FenceLevel::None);
-    let mut i = 0;
-    while i < 2 * n {
+    for i in 0..2 * n {
         gin.signal(coop, world, right, if i % 2 == 0 { low.inc() } else { high.inc() });
-        i += 1;
     }
     let more = u64::from(n);
     gin.wait_signal(coop, low, low_start + more, ORDER);
@@ -173,8 +169,8 @@ pub unsafe fn gin_wraps<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn gin_resets<B: GinBackend>(
     comm: DevComm,
-    _mail: Window<u64>,
-    out: Window<u64>,
+    _mail: Words,
+    out: Words,
     extra: Extra,
     n: u32,
 ) {
@@ -183,8 +179,7 @@ pub unsafe fn gin_resets<B: GinBackend>(
     let right = (world.rank + 1) % world.n_ranks;
     let mut barrier = gin.world_barriers().barrier(coop, BarrierIndex::new(0));
     let mut wrong = 0;
-    let mut i = 0;
-    while i < 2 * n {
+    for i in 0..2 * n {
         let (action, amount) = if i % 2 == 0 { (signal.inc(), 1) } else { (signal.add(10), 10) };
         gin.signal(coop, world, right, action);
         let (before, grown) = gin.wait_signal_follow_shadow(coop, signal, amount, ORDER);
@@ -198,7 +193,6 @@ pub unsafe fn gin_resets<B: GinBackend>(
         coop.sync();
         wrong += u64::from(gin.read_signal(signal, ORDER) != 0 || gin.signal_shadow(signal) != 0);
         barrier.sync(ORDER, FenceLevel::None);
-        i += 1;
     }
     // SAFETY: a word a thread.
     unsafe { out.local().store(thread::thread_idx_x() as usize, wrong) };

@@ -2,38 +2,28 @@
 
 use bytemuck::Pod;
 use cuda_std::prelude::*;
-use nccl_device::{Coop, DevComm, LlA2a, LlA2aBuffer, Timeout, Window};
+use nccl_device::{Coop, DevComm, LlA2a, LlA2aBuffer, Timeout};
 
-use crate::Extra;
+use crate::extra::{Extra, Words};
 
-/// Elements of 1 byte.
-pub type B1 = [u8; 1];
-/// Elements of 4 bytes.
-pub type B4 = [u8; 4];
-/// Elements of 6 bytes.
-pub type B6 = [u8; 6];
-/// Elements of 8 bytes.
-pub type B8 = [u8; 8];
-/// Elements of 12 bytes.
-pub type B12 = [u8; 12];
-/// Elements of 16 bytes.
-pub type B16 = [u8; 16];
-/// Elements of 29 bytes.
-pub type B29 = [u8; 29];
-/// Elements of 64 bytes.
-pub type B64 = [u8; 64];
+macro_rules! elements {
+    ($($name:ident $bytes:literal),*) => { $(
+        #[doc = concat!("Elements of so many bytes: ", $bytes, ".")]
+        pub type $name = [u8; $bytes];
+    )* };
+}
+
+elements!(B1 1, B4 4, B6 6, B8 8, B12 12, B16 16, B29 29, B64 64);
 
 /// An element whose bytes say where it comes from.
 #[inline(always)]
 fn element<T: Pod>(from: u32, to: u32, number: u32, round: u32) -> T {
     let mut value = T::zeroed();
     let start = (&raw mut value).cast::<u8>();
-    let mut i = 0;
-    while i < size_of::<T>() {
+    for i in 0..size_of::<T>() {
         let byte = from * 7 + to * 31 + number * 3 + round * 101 + i as u32 * 13;
         // SAFETY: the bytes of `value`, which any bytes are good for.
         unsafe { start.add(i).write(byte as u8) };
-        i += 1;
     }
     value
 }
@@ -43,11 +33,9 @@ fn element<T: Pod>(from: u32, to: u32, number: u32, round: u32) -> T {
 fn same<T: Pod>(a: &T, b: &T) -> bool {
     let (a, b) = ((&raw const *a).cast::<u8>(), (&raw const *b).cast::<u8>());
     let mut same = true;
-    let mut i = 0;
-    while i < size_of::<T>() {
+    for i in 0..size_of::<T>() {
         // SAFETY: the bytes of both.
         same &= unsafe { a.add(i).read() == b.add(i).read() };
-        i += 1;
     }
     same
 }
@@ -59,13 +47,7 @@ const EACH: u32 = 3;
 /// `n >> 8` is the way: 0 send and receive, 1 broadcast, 2 broadcast by multicast, 3 receive_each.
 /// A block a session.
 #[kernel(T = [B1, B4, B6, B8, B12, B16, B29, B64])]
-pub unsafe fn ll_exchange<T: Pod>(
-    comm: DevComm,
-    _mail: Window<u64>,
-    out: Window<u64>,
-    extra: Extra,
-    n: u32,
-) {
+pub unsafe fn ll_exchange<T: Pod>(comm: DevComm, _mail: Words, out: Words, extra: Extra, n: u32) {
     let (team, coop, block) = (comm.lsa_team(), Coop::cta(), thread::block_idx_x());
     let (me, ranks, t) = (team.rank as u32, team.n_ranks as u32, thread::thread_idx_x());
     let (rounds, way) = (n & 0xff, n >> 8);
@@ -77,8 +59,7 @@ pub unsafe fn ll_exchange<T: Pod>(
     }
     let mut wrong = 0;
     buffer.with(coop, block, EACH * ranks, |session: &mut LlA2a<'_, T>| {
-        let mut round = 0;
-        while round < rounds {
+        for round in 0..rounds {
             let mut i = t;
             while i < EACH * ranks {
                 let (peer, number) = (i / EACH, i % EACH);
@@ -101,16 +82,13 @@ pub unsafe fn ll_exchange<T: Pod>(
                 } else {
                     [session.receive(mine[0]), session.receive(mine[1]), session.receive(mine[2])]
                 };
-                let mut number = 0;
-                while number < EACH {
+                for number in 0..EACH {
                     let wanted = element::<T>(i, to, number, round);
                     wrong += u64::from(!same(&got[number as usize], &wanted));
-                    number += 1;
                 }
                 i += coop.size();
             }
             session.end_epoch();
-            round += 1;
         }
     });
     // SAFETY: a word a thread.
@@ -119,15 +97,14 @@ pub unsafe fn ll_exchange<T: Pod>(
 
 /// A sum over the ranks of a number for each thread, `n` epochs, reduced as it arrives.
 #[kernel]
-pub unsafe fn ll_reduce(comm: DevComm, _mail: Window<u64>, out: Window<u64>, extra: Extra, n: u32) {
+pub unsafe fn ll_reduce(comm: DevComm, _mail: Words, out: Words, extra: Extra, n: u32) {
     let (team, coop) = (comm.lsa_team(), Coop::cta());
     let (t, threads) = (thread::thread_idx_x(), thread::block_dim_x());
     // SAFETY: the host made the memory for the LSA team, with an element a thread and rank.
     let buffer = unsafe { LlA2aBuffer::new(&comm, team, extra.ll, thread::grid_dim_x()) };
     let mut sum = 0;
     buffer.with(coop, thread::block_idx_x(), threads * team.n_ranks as u32, |session| {
-        let mut round = 0;
-        while round < n {
+        for round in 0..n {
             session.broadcast(team.rank as u32 * threads + t, (team.rank as u32 + 1) * (t + round));
             sum += session.receive_reduce::<u64, 2>(
                 t,
@@ -137,7 +114,6 @@ pub unsafe fn ll_reduce(comm: DevComm, _mail: Window<u64>, out: Window<u64>, ext
                 |a, b| a + b,
             );
             session.end_epoch();
-            round += 1;
         }
     });
     // SAFETY: a word a thread.
@@ -146,13 +122,7 @@ pub unsafe fn ll_reduce(comm: DevComm, _mail: Window<u64>, out: Window<u64>, ext
 
 /// Sets the epoch of a block's session to `n` before the last; for a launch of its own.
 #[kernel]
-pub unsafe fn ll_near_the_end(
-    comm: DevComm,
-    _mail: Window<u64>,
-    out: Window<u64>,
-    extra: Extra,
-    n: u32,
-) {
+pub unsafe fn ll_near_the_end(comm: DevComm, _mail: Words, out: Words, extra: Extra, n: u32) {
     let line = thread::block_idx_x() * (1 + 2 * extra.ll.n_slots);
     let header = comm.resource_buffer(extra.ll.buffer).local::<u32>();
     if thread::thread_idx_x() == 0 {
@@ -166,7 +136,7 @@ pub unsafe fn ll_near_the_end(
 
 /// An element that nobody sends: the timeout, and afterwards one that comes.
 #[kernel]
-pub unsafe fn ll_late(comm: DevComm, _mail: Window<u64>, out: Window<u64>, extra: Extra, _n: u32) {
+pub unsafe fn ll_late(comm: DevComm, _mail: Words, out: Words, extra: Extra, _n: u32) {
     let (team, coop) = (comm.lsa_team(), Coop::cta());
     let (t, ranks) = (thread::thread_idx_x(), team.n_ranks as u32);
     // SAFETY: the host made the memory for the LSA team.
@@ -178,10 +148,8 @@ pub unsafe fn ll_late(comm: DevComm, _mail: Window<u64>, out: Window<u64>, extra
             session.broadcast(team.rank as u32, 5_u64);
         }
         let mut sum = 0;
-        let mut from = 0;
-        while from < ranks {
+        for from in 0..ranks {
             sum += session.receive_timeout(from, Timeout::millis(60_000)).unwrap_or(1000);
-            from += 1;
         }
         session.end_epoch();
         sum * 2 + u64::from(early)

@@ -5,13 +5,13 @@ use cuda_std::multimem;
 use cuda_std::prelude::*;
 use cuda_std::reduce::Sum;
 use cuda_std::vector::Vec16;
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Timeout, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Timeout};
 
-use crate::Extra;
+use crate::extra::{Extra, Words};
 
 /// What the device communicator says of the ranks: 16 numbers in `out`.
 #[kernel]
-pub unsafe fn teams(comm: DevComm, _mail: Window<u64>, out: Window<u64>, _extra: Extra, _n: u32) {
+pub unsafe fn teams(comm: DevComm, _mail: Words, out: Words, _extra: Extra, _n: u32) {
     if thread::thread_idx_x() > 0 {
         return;
     }
@@ -34,18 +34,16 @@ pub unsafe fn teams(comm: DevComm, _mail: Window<u64>, out: Window<u64>, _extra:
         i32::from(comm.is_aborted()),
         i32::from(comm.lsa_multimem().is_some()),
     ];
-    let mut i = 0;
-    while i < numbers.len() {
+    for (i, number) in numbers.into_iter().enumerate() {
         // SAFETY: 16 elements, one thread.
-        unsafe { out.local().store(i, numbers[i] as u64) };
-        i += 1;
+        unsafe { out.local().store(i, number as u64) };
     }
 }
 
 /// One thread a peer of the LSA team, `l` ranks: rows of `l` in `out` are written and read in every
 /// way.
 #[kernel]
-pub unsafe fn windows(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra: Extra, _n: u32) {
+pub unsafe fn windows(comm: DevComm, mail: Words, out: Words, _extra: Extra, _n: u32) {
     let (world, lsa) = (comm.world_team(), comm.lsa_team());
     let (me, l) = (lsa.rank as usize, lsa.n_ranks as usize);
     let t = thread::thread_idx_x() as usize;
@@ -85,7 +83,7 @@ pub unsafe fn windows(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra
 
 /// Vectors of 16 bytes go to the right neighbour, one a thread.
 #[kernel]
-pub unsafe fn vectors(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra: Extra, _n: u32) {
+pub unsafe fn vectors(comm: DevComm, mail: Words, out: Words, _extra: Extra, _n: u32) {
     let lsa = comm.lsa_team();
     let t = thread::thread_idx_x() as usize;
     LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
@@ -106,7 +104,7 @@ pub unsafe fn vectors(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra
 /// Data and a flag: the flag's store releases, its load acquires; `n` rounds around the ring of the
 /// LSA team.
 #[kernel]
-pub unsafe fn flags(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra: Extra, n: u32) {
+pub unsafe fn flags(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let (lsa, coop) = (comm.lsa_team(), Coop::cta());
     let t = thread::thread_idx_x() as usize;
     let right = mail.lsa((lsa.rank + 1) % lsa.n_ranks);
@@ -138,7 +136,7 @@ pub unsafe fn flags(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra: 
 
 /// A resource buffer is zeroed, as long as asked for, and one part a rank.
 #[kernel]
-pub unsafe fn resources(comm: DevComm, _mail: Window<u64>, out: Window<u64>, extra: Extra, n: u32) {
+pub unsafe fn resources(comm: DevComm, _mail: Words, out: Words, extra: Extra, n: u32) {
     let (world, lsa) = (comm.world_team(), comm.lsa_team());
     let buffer = comm.resource_buffer(extra.buffer);
     let (t, me) = (thread::thread_idx_x(), lsa.rank as usize);
@@ -183,7 +181,7 @@ pub unsafe fn resources(comm: DevComm, _mail: Window<u64>, out: Window<u64>, ext
 /// Multicast addresses reach every rank of the LSA team: each rank adds to words of a window and of
 /// a resource buffer.
 #[kernel]
-pub unsafe fn multicast(comm: DevComm, mail: Window<u64>, out: Window<u64>, extra: Extra, _n: u32) {
+pub unsafe fn multicast(comm: DevComm, mail: Words, out: Words, extra: Extra, _n: u32) {
     let Some(handle) = comm.lsa_multimem() else { return };
     let buffer = comm.resource_buffer(extra.buffer);
     LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
@@ -218,7 +216,7 @@ pub unsafe fn multicast(comm: DevComm, mail: Window<u64>, out: Window<u64>, extr
 /// A poll of the kernel's own for what never comes ends when its time is over; one for what a
 /// thread then says ends with that. The timeouts, as bits, a word a thread; the coop by `n`.
 #[kernel]
-pub unsafe fn polls(comm: DevComm, mail: Window<u64>, out: Window<u64>, _extra: Extra, n: u32) {
+pub unsafe fn polls(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let coop = if n == 0 { Coop::cta() } else { Coop::warp() };
     // SAFETY: words that are written by ordered stores only.
     let is_set = |word: usize| unsafe { mail.local().load_acquire(word) } != 0;

@@ -8,10 +8,10 @@ use cuda_std::prelude::*;
 use nccl_device::gin::{CounterId, GinBackend, SignalId, VaSignal};
 use nccl_device::{
     BarrierIndex, Coop, DevComm, FenceLevel, HybridBarrier, LlA2a, LlA2aBuffer, LsaBarrier,
-    MemoryOrder, Window,
+    MemoryOrder,
 };
 
-use crate::Extra;
+use crate::extra::{Extra, Words};
 
 const ORDER: MemoryOrder = MemoryOrder::AcqRel;
 
@@ -25,7 +25,7 @@ fn is_elsewhere(comm: &DevComm) -> bool {
 ///
 /// `out` has a word a thread.
 #[inline(always)]
-unsafe fn at(out: Window<u64>, step: u64) {
+unsafe fn at(out: Words, step: u64) {
     // SAFETY: the caller's.
     unsafe { out.local().store(thread::index_1d() as usize, step) };
 }
@@ -33,7 +33,7 @@ unsafe fn at(out: Window<u64>, step: u64) {
 /// Load and store: `n` 0 a CTA coop at its block's barrier, 1 warp coops at theirs, 2 LL
 /// all-to-all, by single threads, 3 a poll of the kernel's own.
 #[kernel]
-pub unsafe fn stuck_lsa(comm: DevComm, mail: Window<u64>, out: Window<u64>, extra: Extra, n: u32) {
+pub unsafe fn stuck_lsa(comm: DevComm, mail: Words, out: Words, extra: Extra, n: u32) {
     if is_elsewhere(&comm) {
         return;
     }
@@ -64,23 +64,15 @@ pub unsafe fn stuck_lsa(comm: DevComm, mail: Window<u64>, out: Window<u64>, extr
 /// The rank leaves in the middle: all meet 5 times, then it goes, and the others are stuck in their
 /// loops.
 #[kernel]
-pub unsafe fn stuck_in_a_loop(
-    comm: DevComm,
-    _mail: Window<u64>,
-    out: Window<u64>,
-    _extra: Extra,
-    _n: u32,
-) {
+pub unsafe fn stuck_in_a_loop(comm: DevComm, _mail: Words, out: Words, _extra: Extra, _n: u32) {
     // SAFETY: a word a thread.
     unsafe { at(out, 2) };
     LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-        let mut round = 0;
-        while round < 100 {
+        for round in 0..100 {
             if round == 5 && is_elsewhere(&comm) {
                 return;
             }
             barrier.sync(ORDER);
-            round += 1;
         }
         // SAFETY: as above.
         unsafe { at(out, 3) };
@@ -92,8 +84,8 @@ pub unsafe fn stuck_in_a_loop(
 #[kernel(B = gin)]
 pub unsafe fn stuck_gin<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     extra: Extra,
     n: u32,
 ) {

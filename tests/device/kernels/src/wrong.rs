@@ -2,11 +2,9 @@
 
 use cuda_std::prelude::*;
 use nccl_device::gin::{GinBackend, SignalId};
-use nccl_device::{
-    BarrierIndex, Coop, DevComm, LlA2a, LlA2aBuffer, LsaBarrier, MemoryOrder, Window,
-};
+use nccl_device::{BarrierIndex, Coop, DevComm, LlA2a, LlA2aBuffer, LsaBarrier, MemoryOrder};
 
-use crate::Extra;
+use crate::extra::{Extra, Words};
 
 const ORDER: MemoryOrder = MemoryOrder::AcqRel;
 
@@ -14,8 +12,8 @@ const ORDER: MemoryOrder = MemoryOrder::AcqRel;
 #[kernel]
 pub unsafe fn reads_before_the_wait(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     _extra: Extra,
     _n: u32,
 ) {
@@ -42,8 +40,8 @@ pub unsafe fn reads_before_the_wait(
 #[kernel(B = gin)]
 pub unsafe fn reads_before_the_signal<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    out: Window<u64>,
+    mail: Words,
+    out: Words,
     extra: Extra,
     n: u32,
 ) {
@@ -69,8 +67,8 @@ pub unsafe fn reads_before_the_signal<B: GinBackend>(
 #[kernel(B = gin)]
 pub unsafe fn breaks_a_rule<B: GinBackend>(
     comm: DevComm,
-    mail: Window<u64>,
-    _out: Window<u64>,
+    mail: Words,
+    _out: Words,
     extra: Extra,
     n: u32,
 ) {

@@ -1,5 +1,7 @@
 //! Load and store, coops and LSA barriers.
 
+use std::convert::identity as plain;
+
 use devcomm::GinConnectionType;
 use devcomm_device_tests::cases::{barriers, places};
 use devcomm_device_tests::{TestWorld, gpus, in_worlds};
@@ -8,10 +10,6 @@ use devcomm_testing::machines::Gpus;
 /// Simulated worlds, and those in which each rank has a neighbour.
 const ANY: &[(usize, usize)] = &[(2, 2), (3, 3), (4, 2), (5, 5), (6, 3), (1, 1)];
 const PAIRS: &[(usize, usize)] = &[(2, 2), (3, 3), (4, 2), (5, 5)];
-
-fn plain(gpus: Gpus) -> Gpus {
-    gpus
-}
 
 macro_rules! tests {
     ($($name:ident: $kind:path, $worlds:ident, $seeds:literal, $case:path;)*) => { $(

@@ -6,10 +6,6 @@ use nccl_device::Coop;
 use nccl_device::reduce_copy as rc;
 
 /// Sums `n` parts.
-///
-/// # Safety
-///
-/// The parts have `count` elements, `stride` apart, and `dst` as many.
 #[kernel(T = [f32, f16])]
 pub unsafe fn local_reduce<T: Accumulate>(
     n: usize,
@@ -23,10 +19,6 @@ pub unsafe fn local_reduce<T: Accumulate>(
 }
 
 /// Copies to `n` parts.
-///
-/// # Safety
-///
-/// The parts have `count` elements, `stride` apart, and `src` as many.
 #[kernel(T = [f32, u8])]
 pub unsafe fn local_copy<T: Accumulate>(
     src: *const T,
@@ -40,10 +32,6 @@ pub unsafe fn local_copy<T: Accumulate>(
 }
 
 /// The minimum of `n` parts, to `m` parts.
-///
-/// # Safety
-///
-/// The parts have `count` elements, their strides apart.
 #[kernel(T = [f32, bf16])]
 pub unsafe fn local_reduce_copy<T: Accumulate>(
     n: usize,

@@ -7,10 +7,6 @@ use nccl_device::reduce_copy::{lsa_copy, lsa_reduce, lsa_reduce_copy};
 use nccl_device::{Coop, DevComm, Window};
 
 /// Sums `count` elements of every rank into `dst`.
-///
-/// # Safety
-///
-/// The window has the elements, and `dst` room for them.
 #[kernel(T = [f32, f16, bf16, F8E4M3, F8E5M2, f64, i32, u8])]
 pub unsafe fn reduce<T: Accumulate>(
     comm: DevComm,
@@ -24,10 +20,6 @@ pub unsafe fn reduce<T: Accumulate>(
 }
 
 /// The largest element over the ranks, by one warp.
-///
-/// # Safety
-///
-/// The window has the elements, and `dst` room for them.
 #[kernel(T = [f16])]
 pub unsafe fn reduce_by_warp<T: Accumulate>(
     comm: DevComm,
@@ -41,10 +33,6 @@ pub unsafe fn reduce_by_warp<T: Accumulate>(
 }
 
 /// The larger magnitude, by a closure.
-///
-/// # Safety
-///
-/// The window has the elements, and `dst` room for them.
 #[kernel(T = [bf16])]
 pub unsafe fn reduce_by_closure<T: Accumulate<Acc = f32>>(
     comm: DevComm,
@@ -59,10 +47,6 @@ pub unsafe fn reduce_by_closure<T: Accumulate<Acc = f32>>(
 }
 
 /// Copies `src` into every rank.
-///
-/// # Safety
-///
-/// `src` has `count` elements, and the window room for them.
 #[kernel(T = [f32, f16, u8])]
 pub unsafe fn copy<T: Accumulate>(
     comm: DevComm,
@@ -76,10 +60,6 @@ pub unsafe fn copy<T: Accumulate>(
 }
 
 /// Averages `count` elements of every rank into every rank.
-///
-/// # Safety
-///
-/// The windows have the elements.
 #[kernel(T = [f32, f16, bf16])]
 pub unsafe fn reduce_copy<T: Accumulate>(
     comm: DevComm,

@@ -6,10 +6,6 @@ use nccl_device::reduce_copy as rc;
 use nccl_device::{Coop, DevComm, Window};
 
 /// Sums all copies into `dst`.
-///
-/// # Safety
-///
-/// The window has the elements, and `dst` room for them.
 #[kernel(T = [f32, f16, bf16, f64, i32])]
 pub unsafe fn multimem_reduce<T: rc::MultimemReduce<Sum>>(
     comm: DevComm,
@@ -24,10 +20,6 @@ pub unsafe fn multimem_reduce<T: rc::MultimemReduce<Sum>>(
 }
 
 /// Stores `src` to all copies.
-///
-/// # Safety
-///
-/// `src` has `count` elements, and the window room for them.
 #[kernel(T = [f32, f16, u8])]
 pub unsafe fn multimem_copy<T: Accumulate>(
     comm: DevComm,
@@ -42,10 +34,6 @@ pub unsafe fn multimem_copy<T: Accumulate>(
 }
 
 /// Sums all copies into all copies.
-///
-/// # Safety
-///
-/// The windows have the elements.
 #[kernel(T = [f32, f16, bf16])]
 pub unsafe fn multimem_reduce_copy<T: rc::MultimemReduce<Sum>>(
     comm: DevComm,
@@ -62,10 +50,6 @@ pub unsafe fn multimem_reduce_copy<T: rc::MultimemReduce<Sum>>(
 }
 
 /// The largest over the ranks, to all copies.
-///
-/// # Safety
-///
-/// The windows have the elements.
 #[kernel(T = [f32, bf16])]
 pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
     comm: DevComm,
@@ -82,10 +66,6 @@ pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
 }
 
 /// The largest of all copies, to every rank.
-///
-/// # Safety
-///
-/// The windows have the elements.
 #[kernel(T = [f16, i64])]
 pub unsafe fn multimem_reduce_lsa_copy<T: rc::MultimemReduce<Max>>(
     comm: DevComm,

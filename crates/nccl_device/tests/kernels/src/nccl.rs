@@ -6,10 +6,6 @@ use nccl_device::reduce_copy::nccl::{self, NcclElement, NcclMultimemElement};
 use nccl_device::{Coop, DevComm, Window};
 
 /// Every function over load and store, one after the other.
-///
-/// # Safety
-///
-/// Windows and pointers have `count` elements.
 #[kernel(T = [f32, F8E4M3])]
 pub unsafe fn nccl_lsa<T: NcclElement>(
     comm: DevComm,
@@ -29,10 +25,6 @@ pub unsafe fn nccl_lsa<T: NcclElement>(
 }
 
 /// Every function over multicast addresses, one after the other.
-///
-/// # Safety
-///
-/// Windows and pointers have `count` elements.
 #[kernel(T = [f16])]
 pub unsafe fn nccl_multimem<T: NcclMultimemElement>(
     comm: DevComm,
