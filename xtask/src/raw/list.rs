@@ -56,17 +56,26 @@ impl Function {
         Ok(Self { name: prototype.name.clone(), params, returns, doc })
     }
 
+    /// The declaration, with as many parameters a line as fit.
     fn write(&self) -> String {
-        let params: Vec<String> =
-            self.params.iter().map(|param| format!("{}: {}", param.name, param.ty)).collect();
+        let params = self.params.iter().map(|param| format!("{}: {}", param.name, param.ty));
+        let params: Vec<String> = params.collect();
         let returns = self.returns.as_ref().map_or(String::new(), |ty| format!(" -> {ty}"));
-        let line = format!("    fn {}({}){returns};\n", self.name, params.join(", "));
         let doc = format!("    /// {}\n", self.doc);
+        let line = format!("    fn {}({}){returns};\n", self.name, params.join(", "));
         if line.trim_end().len() <= WIDTH {
             return doc + &line;
         }
-        let params: String = params.iter().map(|param| format!("        {param},\n")).collect();
-        format!("{doc}    fn {}(\n{params}    ){returns};\n", self.name)
+        let (mut lines, mut line) = (format!("{doc}    fn {}(\n", self.name), String::new());
+        for param in params {
+            if line.len() + param.len() + " ,".len() > WIDTH {
+                lines += &format!("{line}\n");
+                line.clear();
+            }
+            line += if line.is_empty() { "        " } else { " " };
+            line += &format!("{param},");
+        }
+        format!("{lines}{line}\n    ){returns};\n")
     }
 }
 
@@ -186,7 +195,8 @@ mod tests {
         assert!(text.contains(
             "    /// Declared in `a.h`.\n    fn ncclShort(comm: *const DevComm, tm: *const Team) -> *mut c_void;\n"
         ));
-        assert!(text.contains("        a_long_name0: u64,\n"), "{text}");
+        assert!(text.contains("        a_long_name0: u64, a_long_name1: u64,"), "{text}");
+        assert!(text.lines().all(|line| line.starts_with("//") || line.len() <= WIDTH), "{text}");
         assert!(text.contains("NCCL 2.32.3"));
         assert_eq!(parse(&text).unwrap(), functions);
     }

@@ -21,388 +21,184 @@ nccl_functions! {
     fn ncclGetPeerPointer(w: *mut c_void, offset: usize, peer: i32) -> *mut c_void;
     /// Declared in `nccl_device/core.h`.
     fn ncclGetMultimemPointer(
-        w: *mut c_void,
-        offset: usize,
-        mm_handle: *const MultimemHandle,
+        w: *mut c_void, offset: usize, mm_handle: *const MultimemHandle,
     ) -> *mut c_void;
     /// Declared in `nccl_device/core.h`.
     fn ncclGetLsaMultimemPointer(
-        w: *mut c_void,
-        offset: usize,
-        comm: *const DevComm,
+        w: *mut c_void, offset: usize, comm: *const DevComm,
     ) -> *mut c_void;
     /// Declared in `nccl_device/core.h`.
     fn ncclGetCftLeInfo(
-        w: *mut c_void,
-        offset: usize,
-        peer_cft: i32,
-        cft_team: *const Team,
-        comm: *const DevComm,
-        le_id: *mut u32,
-        le_offset: *mut usize,
+        w: *mut c_void, offset: usize, peer_cft: i32, cft_team: *const Team, comm: *const DevComm,
+        le_id: *mut u32, le_offset: *mut usize,
     );
     /// Declared in `nccl_device/core.h`.
     fn ncclGetPeerLeInfo(
-        w: *mut c_void,
-        offset: usize,
-        peer_world: i32,
-        comm: *const DevComm,
-        le_id: *mut u32,
+        w: *mut c_void, offset: usize, peer_world: i32, comm: *const DevComm, le_id: *mut u32,
         le_offset: *mut usize,
     );
     /// Declared in `nccl_device/core.h`.
     fn ncclGetMultimemLeInfo(
-        w: *mut c_void,
-        offset: usize,
-        comm: *const DevComm,
-        le_id: *mut u32,
-        le_offset: *mut usize,
+        w: *mut c_void, offset: usize, comm: *const DevComm, le_id: *mut u32, le_offset: *mut usize,
     );
     /// Declared in `nccl_device/core.h`.
     fn ncclGetResourceBufferLocalPointer(
-        comm: *const DevComm,
-        handle: ResourceHandle,
+        comm: *const DevComm, handle: ResourceHandle,
     ) -> *mut c_void;
     /// Declared in `nccl_device/core.h`.
     fn ncclGetResourceBufferLsaPointer(
-        comm: *const DevComm,
-        handle: ResourceHandle,
-        peer: i32,
+        comm: *const DevComm, handle: ResourceHandle, peer: i32,
     ) -> *mut c_void;
     /// Declared in `nccl_device/core.h`.
     fn ncclGetResourceBufferPeerPointer(
-        comm: *const DevComm,
-        handle: ResourceHandle,
-        team: *const Team,
-        peer: i32,
+        comm: *const DevComm, handle: ResourceHandle, team: *const Team, peer: i32,
     ) -> *mut c_void;
     /// Declared in `nccl_device/core.h`.
     fn ncclGetResourceBufferMultimemPointer(
-        comm: *const DevComm,
-        handle: ResourceHandle,
-        multimem_handle: *const MultimemHandle,
+        comm: *const DevComm, handle: ResourceHandle, multimem_handle: *const MultimemHandle,
     ) -> *mut c_void;
     /// Declared in `nccl_device/core.h`.
     fn ncclGetResourceBufferLsaMultimemPointer(
-        comm: *const DevComm,
-        handle: ResourceHandle,
+        comm: *const DevComm, handle: ResourceHandle,
     ) -> *mut c_void;
     /// Declared in `nccl_device/core.h`.
     fn ncclGetResourceBufferCftLeInfo(
-        comm: *const DevComm,
-        handle: ResourceHandle,
-        peer_cft: i32,
-        le_id: *mut u32,
+        comm: *const DevComm, handle: ResourceHandle, peer_cft: i32, le_id: *mut u32,
         le_offset: *mut usize,
     );
     /// Declared in `nccl_device/core.h`.
     fn ncclGetResourceBufferPeerLeInfo(
-        comm: *const DevComm,
-        handle: ResourceHandle,
-        peer_world: i32,
-        le_id: *mut u32,
+        comm: *const DevComm, handle: ResourceHandle, peer_world: i32, le_id: *mut u32,
         le_offset: *mut usize,
     );
     /// Declared in `nccl_device/core.h`.
     fn ncclGetResourceBufferMultimemLeInfo(
-        comm: *const DevComm,
-        handle: ResourceHandle,
-        le_id: *mut u32,
-        le_offset: *mut usize,
+        comm: *const DevComm, handle: ResourceHandle, le_id: *mut u32, le_offset: *mut usize,
     );
     /// Declared in `nccl_device/gin.h`.
     fn ncclGin_C_init(net: *mut Gin, backend_mask: u32, comm: *const DevComm, context_index: i32);
     /// Declared in `nccl_device/gin.h`.
     fn ncclGin_C_initWithResourceSharingMode(
-        net: *mut Gin,
-        backend_mask: u32,
-        comm: *const DevComm,
-        context_index: i32,
+        net: *mut Gin, backend_mask: u32, comm: *const DevComm, context_index: i32,
         resource_sharing_mode: u8,
     );
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinPut(
-        net: *mut Gin,
-        team: *const Team,
-        peer: i32,
-        dst_win: *mut c_void,
-        dst_offset: usize,
-        src_win: *mut c_void,
-        src_offset: usize,
-        bytes: usize,
-        is_signal: bool,
-        signal_id: u32,
-        signal_op: i32,
-        signal_op_arg: u64,
-        is_counter: bool,
-        counter_id: u32,
-        coop: *const CoopAny,
-        is_descriptor: bool,
-        descriptor: *mut GinDescriptorSmem,
-        given_release: i32,
+        net: *mut Gin, team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize,
+        src_win: *mut c_void, src_offset: usize, bytes: usize, is_signal: bool, signal_id: u32,
+        signal_op: i32, signal_op_arg: u64, is_counter: bool, counter_id: u32, coop: *const CoopAny,
+        is_descriptor: bool, descriptor: *mut GinDescriptorSmem, given_release: i32,
         required_release: i32,
     );
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinPut_v2(
-        net: *mut Gin,
-        team: *const Team,
-        peer: i32,
-        dst_win: *mut c_void,
-        dst_offset: usize,
-        src_win: *mut c_void,
-        src_offset: usize,
-        bytes: usize,
-        is_signal: bool,
-        signal_id: u32,
-        signal_op: i32,
-        signal_op_arg: u64,
-        is_counter: bool,
-        counter_id: u32,
-        coop: *const CoopAny,
-        is_descriptor: bool,
-        descriptor: *mut GinDescriptorSmem,
-        given_release: i32,
-        required_release: i32,
-        opt_flags: u32,
+        net: *mut Gin, team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize,
+        src_win: *mut c_void, src_offset: usize, bytes: usize, is_signal: bool, signal_id: u32,
+        signal_op: i32, signal_op_arg: u64, is_counter: bool, counter_id: u32, coop: *const CoopAny,
+        is_descriptor: bool, descriptor: *mut GinDescriptorSmem, given_release: i32,
+        required_release: i32, opt_flags: u32,
     );
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinPut_v3(
-        net: *mut Gin,
-        team: *const Team,
-        peer: i32,
-        dst_win: *mut c_void,
-        dst_offset: usize,
-        src_win: *mut c_void,
-        src_offset: usize,
-        bytes: usize,
-        signal_type: i32,
-        signal_win: *mut c_void,
-        signal_offset: usize,
-        signal_id: u32,
-        is_strong: bool,
-        signal_op: i32,
-        signal_op_arg: u64,
-        is_counter: bool,
-        counter_id: u32,
-        coop: *const CoopAny,
-        is_descriptor: bool,
-        descriptor: *mut GinDescriptorSmem,
-        given_release: i32,
-        required_release: i32,
-        opt_flags: u32,
-        segment_type: i32,
+        net: *mut Gin, team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize,
+        src_win: *mut c_void, src_offset: usize, bytes: usize, signal_type: i32,
+        signal_win: *mut c_void, signal_offset: usize, signal_id: u32, is_strong: bool,
+        signal_op: i32, signal_op_arg: u64, is_counter: bool, counter_id: u32, coop: *const CoopAny,
+        is_descriptor: bool, descriptor: *mut GinDescriptorSmem, given_release: i32,
+        required_release: i32, opt_flags: u32, segment_type: i32,
     );
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinPutValue(
-        net: *mut Gin,
-        team: *const Team,
-        peer: i32,
-        dst_win: *mut c_void,
-        dst_offset: usize,
-        value: u64,
-        size: usize,
-        is_signal: bool,
-        signal_id: u32,
-        signal_op: i32,
-        signal_op_arg: u64,
-        coop: *const CoopAny,
-        is_descriptor: bool,
-        descriptor: *mut GinDescriptorSmem,
-        given_release: i32,
-        required_release: i32,
+        net: *mut Gin, team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize,
+        value: u64, size: usize, is_signal: bool, signal_id: u32, signal_op: i32,
+        signal_op_arg: u64, coop: *const CoopAny, is_descriptor: bool,
+        descriptor: *mut GinDescriptorSmem, given_release: i32, required_release: i32,
     );
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinPutValue_v2(
-        net: *mut Gin,
-        team: *const Team,
-        peer: i32,
-        dst_win: *mut c_void,
-        dst_offset: usize,
-        value: u64,
-        size: usize,
-        is_signal: bool,
-        signal_id: u32,
-        signal_op: i32,
-        signal_op_arg: u64,
-        coop: *const CoopAny,
-        is_descriptor: bool,
-        descriptor: *mut GinDescriptorSmem,
-        given_release: i32,
-        required_release: i32,
+        net: *mut Gin, team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize,
+        value: u64, size: usize, is_signal: bool, signal_id: u32, signal_op: i32,
+        signal_op_arg: u64, coop: *const CoopAny, is_descriptor: bool,
+        descriptor: *mut GinDescriptorSmem, given_release: i32, required_release: i32,
         opt_flags: u32,
     );
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinPutValue_v3(
-        net: *mut Gin,
-        team: *const Team,
-        peer: i32,
-        dst_win: *mut c_void,
-        dst_offset: usize,
-        value: u64,
-        size: usize,
-        signal_type: i32,
-        signal_win: *mut c_void,
-        signal_offset: usize,
-        signal_id: u32,
-        is_strong: bool,
-        signal_op: i32,
-        signal_op_arg: u64,
-        coop: *const CoopAny,
-        is_descriptor: bool,
-        descriptor: *mut GinDescriptorSmem,
-        given_release: i32,
-        required_release: i32,
-        opt_flags: u32,
+        net: *mut Gin, team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize,
+        value: u64, size: usize, signal_type: i32, signal_win: *mut c_void, signal_offset: usize,
+        signal_id: u32, is_strong: bool, signal_op: i32, signal_op_arg: u64, coop: *const CoopAny,
+        is_descriptor: bool, descriptor: *mut GinDescriptorSmem, given_release: i32,
+        required_release: i32, opt_flags: u32,
     );
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinGet(
-        net: *mut Gin,
-        team: *const Team,
-        peer: i32,
-        remote_wnd: *mut c_void,
-        remote_offset: usize,
-        local_wnd: *mut c_void,
-        local_offset: usize,
-        bytes: usize,
-        coop: *const CoopAny,
-        is_descriptor: bool,
-        descriptor: *mut GinDescriptorSmem,
-        opt_flags: u32,
+        net: *mut Gin, team: *const Team, peer: i32, remote_wnd: *mut c_void, remote_offset: usize,
+        local_wnd: *mut c_void, local_offset: usize, bytes: usize, coop: *const CoopAny,
+        is_descriptor: bool, descriptor: *mut GinDescriptorSmem, opt_flags: u32,
     );
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinGet_v2(
-        net: *mut Gin,
-        team: *const Team,
-        peer: i32,
-        remote_wnd: *mut c_void,
-        remote_offset: usize,
-        local_wnd: *mut c_void,
-        local_offset: usize,
-        bytes: usize,
-        coop: *const CoopAny,
-        is_descriptor: bool,
-        descriptor: *mut GinDescriptorSmem,
-        opt_flags: u32,
-        segment_type: i32,
+        net: *mut Gin, team: *const Team, peer: i32, remote_wnd: *mut c_void, remote_offset: usize,
+        local_wnd: *mut c_void, local_offset: usize, bytes: usize, coop: *const CoopAny,
+        is_descriptor: bool, descriptor: *mut GinDescriptorSmem, opt_flags: u32, segment_type: i32,
     );
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinSignal(
-        net: *mut Gin,
-        team: *const Team,
-        peer: i32,
-        is_signal: bool,
-        signal_id: u32,
-        signal_op: i32,
-        signal_op_arg: u64,
-        coop: *const CoopAny,
-        is_descriptor: bool,
-        descriptor: *mut GinDescriptorSmem,
-        given_release: i32,
-        required_release: i32,
+        net: *mut Gin, team: *const Team, peer: i32, is_signal: bool, signal_id: u32,
+        signal_op: i32, signal_op_arg: u64, coop: *const CoopAny, is_descriptor: bool,
+        descriptor: *mut GinDescriptorSmem, given_release: i32, required_release: i32,
     );
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinSignal_v2(
-        net: *mut Gin,
-        team: *const Team,
-        peer: i32,
-        is_signal: bool,
-        signal_id: u32,
-        signal_op: i32,
-        signal_op_arg: u64,
-        coop: *const CoopAny,
-        is_descriptor: bool,
-        descriptor: *mut GinDescriptorSmem,
-        given_release: i32,
-        required_release: i32,
+        net: *mut Gin, team: *const Team, peer: i32, is_signal: bool, signal_id: u32,
+        signal_op: i32, signal_op_arg: u64, coop: *const CoopAny, is_descriptor: bool,
+        descriptor: *mut GinDescriptorSmem, given_release: i32, required_release: i32,
         opt_flags: u32,
     );
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinSignal_v3(
-        net: *mut Gin,
-        team: *const Team,
-        peer: i32,
-        signal_type: i32,
-        signal_win: *mut c_void,
-        signal_offset: usize,
-        signal_id: u32,
-        is_strong: bool,
-        signal_op: i32,
-        signal_op_arg: u64,
-        coop: *const CoopAny,
-        is_descriptor: bool,
-        descriptor: *mut GinDescriptorSmem,
-        given_release: i32,
-        required_release: i32,
-        opt_flags: u32,
+        net: *mut Gin, team: *const Team, peer: i32, signal_type: i32, signal_win: *mut c_void,
+        signal_offset: usize, signal_id: u32, is_strong: bool, signal_op: i32, signal_op_arg: u64,
+        coop: *const CoopAny, is_descriptor: bool, descriptor: *mut GinDescriptorSmem,
+        given_release: i32, required_release: i32, opt_flags: u32,
     );
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinFlush(net: *mut Gin, coop: *const CoopAny, ord: i32);
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinFlush_v2(
-        net: *mut Gin,
-        coop: *const CoopAny,
-        ord: i32,
-        is_descriptor: bool,
+        net: *mut Gin, coop: *const CoopAny, ord: i32, is_descriptor: bool,
         descriptor: *mut GinDescriptorSmem,
     );
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinFlushTimeout(
-        net: *mut Gin,
-        coop: *const CoopAny,
-        ord: i32,
-        is_descriptor: bool,
-        descriptor: *mut GinDescriptorSmem,
-        timeout_cycles: u64,
+        net: *mut Gin, coop: *const CoopAny, ord: i32, is_descriptor: bool,
+        descriptor: *mut GinDescriptorSmem, timeout_cycles: u64,
     ) -> i32;
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinFlushAsync(
-        net: *mut Gin,
-        team: *const Team,
-        peer: u32,
-        out_request: *mut GinRequest,
-        coop: *const CoopAny,
-        opt_flags: u32,
-        is_descriptor: bool,
+        net: *mut Gin, team: *const Team, peer: u32, out_request: *mut GinRequest,
+        coop: *const CoopAny, opt_flags: u32, is_descriptor: bool,
         descriptor: *mut GinDescriptorSmem,
     );
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinWait(
-        net: *mut Gin,
-        request: *mut GinRequest,
-        coop: *const CoopAny,
-        is_descriptor: bool,
-        descriptor: *mut GinDescriptorSmem,
-        ord: i32,
+        net: *mut Gin, request: *mut GinRequest, coop: *const CoopAny, is_descriptor: bool,
+        descriptor: *mut GinDescriptorSmem, ord: i32,
     );
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinWaitTimeout(
-        net: *mut Gin,
-        request: *mut GinRequest,
-        coop: *const CoopAny,
-        is_descriptor: bool,
-        descriptor: *mut GinDescriptorSmem,
-        ord: i32,
-        timeout_cycles: u64,
+        net: *mut Gin, request: *mut GinRequest, coop: *const CoopAny, is_descriptor: bool,
+        descriptor: *mut GinDescriptorSmem, ord: i32, timeout_cycles: u64,
     ) -> i32;
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinReadCounter(net: *mut Gin, counter: u32, bits: i32, ord: i32) -> u64;
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinWaitCounter(
-        net: *mut Gin,
-        coop: *const CoopAny,
-        counter: u32,
-        least: u64,
-        bits: i32,
-        ord: i32,
+        net: *mut Gin, coop: *const CoopAny, counter: u32, least: u64, bits: i32, ord: i32,
     );
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinWaitCounterTimeout(
-        net: *mut Gin,
-        coop: *const CoopAny,
-        counter: u32,
-        least: u64,
-        bits: i32,
-        ord: i32,
+        net: *mut Gin, coop: *const CoopAny, counter: u32, least: u64, bits: i32, ord: i32,
         timeout_cycles: u64,
     ) -> i32;
     /// Declared in `nccl_device/gin.h`.
@@ -415,70 +211,35 @@ nccl_functions! {
     fn ncclGinReadSignal(net: *mut Gin, signal: u32, bits: i32, ord: i32) -> u64;
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinReadSignalVA(
-        net: *mut Gin,
-        signal_window: *mut c_void,
-        signal_offset: usize,
-        bits: i32,
-        ord: i32,
+        net: *mut Gin, signal_window: *mut c_void, signal_offset: usize, bits: i32, ord: i32,
     ) -> u64;
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinWaitSignal(
-        net: *mut Gin,
-        coop: *const CoopAny,
-        signal: u32,
-        least: u64,
-        bits: i32,
-        ord: i32,
+        net: *mut Gin, coop: *const CoopAny, signal: u32, least: u64, bits: i32, ord: i32,
     );
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinWaitSignalTimeout(
-        net: *mut Gin,
-        coop: *const CoopAny,
-        signal: u32,
-        least: u64,
-        bits: i32,
-        ord: i32,
+        net: *mut Gin, coop: *const CoopAny, signal: u32, least: u64, bits: i32, ord: i32,
         timeout_cycles: u64,
     ) -> i32;
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinWaitSignalVA(
-        net: *mut Gin,
-        coop: *const CoopAny,
-        signal_window: *mut c_void,
-        signal_offset: usize,
-        least: u64,
-        bits: i32,
-        ord: i32,
+        net: *mut Gin, coop: *const CoopAny, signal_window: *mut c_void, signal_offset: usize,
+        least: u64, bits: i32, ord: i32,
     );
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinWaitSignalTimeoutVA(
-        net: *mut Gin,
-        coop: *const CoopAny,
-        signal_window: *mut c_void,
-        signal_offset: usize,
-        least: u64,
-        bits: i32,
-        ord: i32,
-        timeout_cycles: u64,
+        net: *mut Gin, coop: *const CoopAny, signal_window: *mut c_void, signal_offset: usize,
+        least: u64, bits: i32, ord: i32, timeout_cycles: u64,
     ) -> i32;
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinWaitSignalMeetShadow(
-        net: *mut Gin,
-        coop: *const CoopAny,
-        signal: u32,
-        bits: i32,
-        ord: i32,
+        net: *mut Gin, coop: *const CoopAny, signal: u32, bits: i32, ord: i32,
     );
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinWaitSignalFollowShadow(
-        net: *mut Gin,
-        coop: *const CoopAny,
-        signal: u32,
-        least_delta: u64,
-        before: *mut u64,
-        delta: *mut u64,
-        bits: i32,
-        ord: i32,
+        net: *mut Gin, coop: *const CoopAny, signal: u32, least_delta: u64, before: *mut u64,
+        delta: *mut u64, bits: i32, ord: i32,
     );
     /// Declared in `nccl_device/gin.h`.
     fn ncclGinResetSignal(net: *mut Gin, signal: u32);
@@ -500,10 +261,7 @@ nccl_functions! {
     fn ncclDevComm_LsaSize(comm: *const DevComm) -> i32;
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclGetPeerPointerTeam(
-        w: *mut c_void,
-        offset: usize,
-        tm: *const Team,
-        peer: i32,
+        w: *mut c_void, offset: usize, tm: *const Team, peer: i32,
     ) -> *mut c_void;
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclCoopAnyInitThread(coop: *mut CoopAny);
@@ -525,20 +283,13 @@ nccl_functions! {
     fn ncclCoopSync(coop: *const CoopAny);
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaBarrierSessionInit(
-        session: *mut LsaBarrierSession,
-        coop: *const CoopAny,
-        comm: *const DevComm,
-        team: *const Team,
-        handle: *const LsaBarrierHandle,
-        index: u32,
-        multimem: bool,
+        session: *mut LsaBarrierSession, coop: *const CoopAny, comm: *const DevComm,
+        team: *const Team, handle: *const LsaBarrierHandle, index: u32, multimem: bool,
         mm_handle: *const MultimemHandle,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaBarrierSessionArrive(
-        session: *mut LsaBarrierSession,
-        coop: *const CoopAny,
-        order: i32,
+        session: *mut LsaBarrierSession, coop: *const CoopAny, order: i32,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaBarrierSessionWait(session: *mut LsaBarrierSession, coop: *const CoopAny, order: i32);
@@ -548,338 +299,192 @@ nccl_functions! {
     fn ncclLsaBarrierSessionDestroy(session: *mut LsaBarrierSession);
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclGinBarrierSessionInit(
-        session: *mut GinBarrierSession,
-        coop: *const CoopAny,
-        net: *const Gin,
-        team: *const Team,
-        handle: *const GinBarrierHandle,
-        index: u32,
+        session: *mut GinBarrierSession, coop: *const CoopAny, net: *const Gin, team: *const Team,
+        handle: *const GinBarrierHandle, index: u32,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclGinBarrierSessionInitAllContexts(
-        session: *mut GinBarrierSession,
-        coop: *const CoopAny,
-        comm: *const DevComm,
-        team: *const Team,
-        handle: *const GinBarrierHandle,
-        index: u32,
+        session: *mut GinBarrierSession, coop: *const CoopAny, comm: *const DevComm,
+        team: *const Team, handle: *const GinBarrierHandle, index: u32,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclGinBarrierSessionSync(
-        session: *mut GinBarrierSession,
-        coop: *const CoopAny,
-        order: i32,
-        fence: i32,
+        session: *mut GinBarrierSession, coop: *const CoopAny, order: i32, fence: i32,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclGinBarrierSessionDestroy(session: *mut GinBarrierSession);
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclBarrierSessionInit(
-        session: *mut BarrierSession,
-        coop: *const CoopAny,
-        inner_team: *const Team,
-        outer_team: *const Team,
-        net: *const Gin,
-        inner_bar_handle: *const LsaBarrierHandle,
-        outer_bar_handle: *const GinBarrierHandle,
-        index: u32,
-        multimem: bool,
+        session: *mut BarrierSession, coop: *const CoopAny, inner_team: *const Team,
+        outer_team: *const Team, net: *const Gin, inner_bar_handle: *const LsaBarrierHandle,
+        outer_bar_handle: *const GinBarrierHandle, index: u32, multimem: bool,
         inner_mm_handle: *const MultimemHandle,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclBarrierSessionSync(
-        session: *mut BarrierSession,
-        coop: *const CoopAny,
-        order: i32,
-        fence: i32,
+        session: *mut BarrierSession, coop: *const CoopAny, order: i32, fence: i32,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclBarrierSessionDestroy(session: *mut BarrierSession);
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaReduceSum_I8(
-        coop: *const CoopAny,
-        src_window: *mut c_void,
-        src_offset: usize,
-        dst: *mut i8,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src_window: *mut c_void, src_offset: usize, dst: *mut i8,
+        count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaReduceSum_U8(
-        coop: *const CoopAny,
-        src_window: *mut c_void,
-        src_offset: usize,
-        dst: *mut u8,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src_window: *mut c_void, src_offset: usize, dst: *mut u8,
+        count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaReduceSum_I32(
-        coop: *const CoopAny,
-        src_window: *mut c_void,
-        src_offset: usize,
-        dst: *mut i32,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src_window: *mut c_void, src_offset: usize, dst: *mut i32,
+        count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaReduceSum_U32(
-        coop: *const CoopAny,
-        src_window: *mut c_void,
-        src_offset: usize,
-        dst: *mut u32,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src_window: *mut c_void, src_offset: usize, dst: *mut u32,
+        count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaReduceSum_I64(
-        coop: *const CoopAny,
-        src_window: *mut c_void,
-        src_offset: usize,
-        dst: *mut i64,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src_window: *mut c_void, src_offset: usize, dst: *mut i64,
+        count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaReduceSum_U64(
-        coop: *const CoopAny,
-        src_window: *mut c_void,
-        src_offset: usize,
-        dst: *mut u64,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src_window: *mut c_void, src_offset: usize, dst: *mut u64,
+        count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaReduceSum_F16(
-        coop: *const CoopAny,
-        src_window: *mut c_void,
-        src_offset: usize,
-        dst: *mut f16,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src_window: *mut c_void, src_offset: usize, dst: *mut f16,
+        count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaReduceSum_F32(
-        coop: *const CoopAny,
-        src_window: *mut c_void,
-        src_offset: usize,
-        dst: *mut f32,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src_window: *mut c_void, src_offset: usize, dst: *mut f32,
+        count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaReduceSum_F64(
-        coop: *const CoopAny,
-        src_window: *mut c_void,
-        src_offset: usize,
-        dst: *mut f64,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src_window: *mut c_void, src_offset: usize, dst: *mut f64,
+        count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaReduceSum_BF16(
-        coop: *const CoopAny,
-        src_window: *mut c_void,
-        src_offset: usize,
-        dst: *mut bf16,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src_window: *mut c_void, src_offset: usize, dst: *mut bf16,
+        count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaReduceSum_F8E4M3(
-        coop: *const CoopAny,
-        src_window: *mut c_void,
-        src_offset: usize,
-        dst: *mut F8E4M3,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src_window: *mut c_void, src_offset: usize, dst: *mut F8E4M3,
+        count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaReduceSum_F8E5M2(
-        coop: *const CoopAny,
-        src_window: *mut c_void,
-        src_offset: usize,
-        dst: *mut F8E5M2,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src_window: *mut c_void, src_offset: usize, dst: *mut F8E5M2,
+        count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclMultimemReduceSum_I32(
-        coop: *const CoopAny,
-        mc_src: *mut i32,
-        dst: *mut i32,
-        count: usize,
+        coop: *const CoopAny, mc_src: *mut i32, dst: *mut i32, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclMultimemReduceSum_U32(
-        coop: *const CoopAny,
-        mc_src: *mut u32,
-        dst: *mut u32,
-        count: usize,
+        coop: *const CoopAny, mc_src: *mut u32, dst: *mut u32, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclMultimemReduceSum_I64(
-        coop: *const CoopAny,
-        mc_src: *mut i64,
-        dst: *mut i64,
-        count: usize,
+        coop: *const CoopAny, mc_src: *mut i64, dst: *mut i64, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclMultimemReduceSum_U64(
-        coop: *const CoopAny,
-        mc_src: *mut u64,
-        dst: *mut u64,
-        count: usize,
+        coop: *const CoopAny, mc_src: *mut u64, dst: *mut u64, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclMultimemReduceSum_F16(
-        coop: *const CoopAny,
-        mc_src: *mut f16,
-        dst: *mut f16,
-        count: usize,
+        coop: *const CoopAny, mc_src: *mut f16, dst: *mut f16, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclMultimemReduceSum_F32(
-        coop: *const CoopAny,
-        mc_src: *mut f32,
-        dst: *mut f32,
-        count: usize,
+        coop: *const CoopAny, mc_src: *mut f32, dst: *mut f32, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclMultimemReduceSum_F64(
-        coop: *const CoopAny,
-        mc_src: *mut f64,
-        dst: *mut f64,
-        count: usize,
+        coop: *const CoopAny, mc_src: *mut f64, dst: *mut f64, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclMultimemReduceSum_BF16(
-        coop: *const CoopAny,
-        mc_src: *mut bf16,
-        dst: *mut bf16,
-        count: usize,
+        coop: *const CoopAny, mc_src: *mut bf16, dst: *mut bf16, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclMultimemReduceSum_F8E4M3(
-        coop: *const CoopAny,
-        mc_src: *mut F8E4M3,
-        dst: *mut F8E4M3,
-        count: usize,
+        coop: *const CoopAny, mc_src: *mut F8E4M3, dst: *mut F8E4M3, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclMultimemReduceSum_F8E5M2(
-        coop: *const CoopAny,
-        mc_src: *mut F8E5M2,
-        dst: *mut F8E5M2,
-        count: usize,
+        coop: *const CoopAny, mc_src: *mut F8E5M2, dst: *mut F8E5M2, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaCopy_I8(
-        coop: *const CoopAny,
-        src: *mut i8,
-        dst_window: *mut c_void,
-        dst_offset: usize,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src: *mut i8, dst_window: *mut c_void, dst_offset: usize,
+        count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaCopy_U8(
-        coop: *const CoopAny,
-        src: *mut u8,
-        dst_window: *mut c_void,
-        dst_offset: usize,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src: *mut u8, dst_window: *mut c_void, dst_offset: usize,
+        count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaCopy_I32(
-        coop: *const CoopAny,
-        src: *mut i32,
-        dst_window: *mut c_void,
-        dst_offset: usize,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src: *mut i32, dst_window: *mut c_void, dst_offset: usize,
+        count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaCopy_U32(
-        coop: *const CoopAny,
-        src: *mut u32,
-        dst_window: *mut c_void,
-        dst_offset: usize,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src: *mut u32, dst_window: *mut c_void, dst_offset: usize,
+        count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaCopy_I64(
-        coop: *const CoopAny,
-        src: *mut i64,
-        dst_window: *mut c_void,
-        dst_offset: usize,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src: *mut i64, dst_window: *mut c_void, dst_offset: usize,
+        count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaCopy_U64(
-        coop: *const CoopAny,
-        src: *mut u64,
-        dst_window: *mut c_void,
-        dst_offset: usize,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src: *mut u64, dst_window: *mut c_void, dst_offset: usize,
+        count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaCopy_F16(
-        coop: *const CoopAny,
-        src: *mut f16,
-        dst_window: *mut c_void,
-        dst_offset: usize,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src: *mut f16, dst_window: *mut c_void, dst_offset: usize,
+        count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaCopy_F32(
-        coop: *const CoopAny,
-        src: *mut f32,
-        dst_window: *mut c_void,
-        dst_offset: usize,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src: *mut f32, dst_window: *mut c_void, dst_offset: usize,
+        count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaCopy_F64(
-        coop: *const CoopAny,
-        src: *mut f64,
-        dst_window: *mut c_void,
-        dst_offset: usize,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src: *mut f64, dst_window: *mut c_void, dst_offset: usize,
+        count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaCopy_BF16(
-        coop: *const CoopAny,
-        src: *mut bf16,
-        dst_window: *mut c_void,
-        dst_offset: usize,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src: *mut bf16, dst_window: *mut c_void, dst_offset: usize,
+        count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaCopy_F8E4M3(
-        coop: *const CoopAny,
-        src: *mut F8E4M3,
-        dst_window: *mut c_void,
-        dst_offset: usize,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src: *mut F8E4M3, dst_window: *mut c_void, dst_offset: usize,
+        count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaCopy_F8E5M2(
-        coop: *const CoopAny,
-        src: *mut F8E5M2,
-        dst_window: *mut c_void,
-        dst_offset: usize,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src: *mut F8E5M2, dst_window: *mut c_void, dst_offset: usize,
+        count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclMultimemCopy_I32(coop: *const CoopAny, src: *mut i32, mc_dst: *mut i32, count: usize);
@@ -899,338 +504,170 @@ nccl_functions! {
     fn ncclMultimemCopy_BF16(coop: *const CoopAny, src: *mut bf16, mc_dst: *mut bf16, count: usize);
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclMultimemCopy_F8E4M3(
-        coop: *const CoopAny,
-        src: *mut F8E4M3,
-        mc_dst: *mut F8E4M3,
-        count: usize,
+        coop: *const CoopAny, src: *mut F8E4M3, mc_dst: *mut F8E4M3, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclMultimemCopy_F8E5M2(
-        coop: *const CoopAny,
-        src: *mut F8E5M2,
-        mc_dst: *mut F8E5M2,
-        count: usize,
+        coop: *const CoopAny, src: *mut F8E5M2, mc_dst: *mut F8E5M2, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaReduceSumCopy_I8(
-        coop: *const CoopAny,
-        src_window: *mut c_void,
-        src_offset: usize,
-        dst_window: *mut c_void,
-        dst_offset: usize,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src_window: *mut c_void, src_offset: usize, dst_window: *mut c_void,
+        dst_offset: usize, count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaReduceSumCopy_U8(
-        coop: *const CoopAny,
-        src_window: *mut c_void,
-        src_offset: usize,
-        dst_window: *mut c_void,
-        dst_offset: usize,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src_window: *mut c_void, src_offset: usize, dst_window: *mut c_void,
+        dst_offset: usize, count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaReduceSumCopy_I32(
-        coop: *const CoopAny,
-        src_window: *mut c_void,
-        src_offset: usize,
-        dst_window: *mut c_void,
-        dst_offset: usize,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src_window: *mut c_void, src_offset: usize, dst_window: *mut c_void,
+        dst_offset: usize, count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaReduceSumCopy_U32(
-        coop: *const CoopAny,
-        src_window: *mut c_void,
-        src_offset: usize,
-        dst_window: *mut c_void,
-        dst_offset: usize,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src_window: *mut c_void, src_offset: usize, dst_window: *mut c_void,
+        dst_offset: usize, count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaReduceSumCopy_I64(
-        coop: *const CoopAny,
-        src_window: *mut c_void,
-        src_offset: usize,
-        dst_window: *mut c_void,
-        dst_offset: usize,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src_window: *mut c_void, src_offset: usize, dst_window: *mut c_void,
+        dst_offset: usize, count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaReduceSumCopy_U64(
-        coop: *const CoopAny,
-        src_window: *mut c_void,
-        src_offset: usize,
-        dst_window: *mut c_void,
-        dst_offset: usize,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src_window: *mut c_void, src_offset: usize, dst_window: *mut c_void,
+        dst_offset: usize, count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaReduceSumCopy_F16(
-        coop: *const CoopAny,
-        src_window: *mut c_void,
-        src_offset: usize,
-        dst_window: *mut c_void,
-        dst_offset: usize,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src_window: *mut c_void, src_offset: usize, dst_window: *mut c_void,
+        dst_offset: usize, count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaReduceSumCopy_F32(
-        coop: *const CoopAny,
-        src_window: *mut c_void,
-        src_offset: usize,
-        dst_window: *mut c_void,
-        dst_offset: usize,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src_window: *mut c_void, src_offset: usize, dst_window: *mut c_void,
+        dst_offset: usize, count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaReduceSumCopy_F64(
-        coop: *const CoopAny,
-        src_window: *mut c_void,
-        src_offset: usize,
-        dst_window: *mut c_void,
-        dst_offset: usize,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src_window: *mut c_void, src_offset: usize, dst_window: *mut c_void,
+        dst_offset: usize, count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaReduceSumCopy_BF16(
-        coop: *const CoopAny,
-        src_window: *mut c_void,
-        src_offset: usize,
-        dst_window: *mut c_void,
-        dst_offset: usize,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src_window: *mut c_void, src_offset: usize, dst_window: *mut c_void,
+        dst_offset: usize, count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaReduceSumCopy_F8E4M3(
-        coop: *const CoopAny,
-        src_window: *mut c_void,
-        src_offset: usize,
-        dst_window: *mut c_void,
-        dst_offset: usize,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src_window: *mut c_void, src_offset: usize, dst_window: *mut c_void,
+        dst_offset: usize, count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLsaReduceSumCopy_F8E5M2(
-        coop: *const CoopAny,
-        src_window: *mut c_void,
-        src_offset: usize,
-        dst_window: *mut c_void,
-        dst_offset: usize,
-        count: usize,
-        team: *const Team,
+        coop: *const CoopAny, src_window: *mut c_void, src_offset: usize, dst_window: *mut c_void,
+        dst_offset: usize, count: usize, team: *const Team,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclMultimemReduceSumCopy_I32(
-        coop: *const CoopAny,
-        mc_src: *mut i32,
-        mc_dst: *mut i32,
-        count: usize,
+        coop: *const CoopAny, mc_src: *mut i32, mc_dst: *mut i32, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclMultimemReduceSumCopy_U32(
-        coop: *const CoopAny,
-        mc_src: *mut u32,
-        mc_dst: *mut u32,
-        count: usize,
+        coop: *const CoopAny, mc_src: *mut u32, mc_dst: *mut u32, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclMultimemReduceSumCopy_I64(
-        coop: *const CoopAny,
-        mc_src: *mut i64,
-        mc_dst: *mut i64,
-        count: usize,
+        coop: *const CoopAny, mc_src: *mut i64, mc_dst: *mut i64, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclMultimemReduceSumCopy_U64(
-        coop: *const CoopAny,
-        mc_src: *mut u64,
-        mc_dst: *mut u64,
-        count: usize,
+        coop: *const CoopAny, mc_src: *mut u64, mc_dst: *mut u64, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclMultimemReduceSumCopy_F16(
-        coop: *const CoopAny,
-        mc_src: *mut f16,
-        mc_dst: *mut f16,
-        count: usize,
+        coop: *const CoopAny, mc_src: *mut f16, mc_dst: *mut f16, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclMultimemReduceSumCopy_F32(
-        coop: *const CoopAny,
-        mc_src: *mut f32,
-        mc_dst: *mut f32,
-        count: usize,
+        coop: *const CoopAny, mc_src: *mut f32, mc_dst: *mut f32, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclMultimemReduceSumCopy_F64(
-        coop: *const CoopAny,
-        mc_src: *mut f64,
-        mc_dst: *mut f64,
-        count: usize,
+        coop: *const CoopAny, mc_src: *mut f64, mc_dst: *mut f64, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclMultimemReduceSumCopy_BF16(
-        coop: *const CoopAny,
-        mc_src: *mut bf16,
-        mc_dst: *mut bf16,
-        count: usize,
+        coop: *const CoopAny, mc_src: *mut bf16, mc_dst: *mut bf16, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclMultimemReduceSumCopy_F8E4M3(
-        coop: *const CoopAny,
-        mc_src: *mut F8E4M3,
-        mc_dst: *mut F8E4M3,
-        count: usize,
+        coop: *const CoopAny, mc_src: *mut F8E4M3, mc_dst: *mut F8E4M3, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclMultimemReduceSumCopy_F8E5M2(
-        coop: *const CoopAny,
-        mc_src: *mut F8E5M2,
-        mc_dst: *mut F8E5M2,
-        count: usize,
+        coop: *const CoopAny, mc_src: *mut F8E5M2, mc_dst: *mut F8E5M2, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLocalReduceSumCopy_I8(
-        coop: *const CoopAny,
-        n_src: i32,
-        src_base: *mut i8,
-        src_displ: usize,
-        n_dst: i32,
-        dst_base: *mut i8,
-        dst_displ: usize,
-        count: usize,
+        coop: *const CoopAny, n_src: i32, src_base: *mut i8, src_displ: usize, n_dst: i32,
+        dst_base: *mut i8, dst_displ: usize, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLocalReduceSumCopy_U8(
-        coop: *const CoopAny,
-        n_src: i32,
-        src_base: *mut u8,
-        src_displ: usize,
-        n_dst: i32,
-        dst_base: *mut u8,
-        dst_displ: usize,
-        count: usize,
+        coop: *const CoopAny, n_src: i32, src_base: *mut u8, src_displ: usize, n_dst: i32,
+        dst_base: *mut u8, dst_displ: usize, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLocalReduceSumCopy_I32(
-        coop: *const CoopAny,
-        n_src: i32,
-        src_base: *mut i32,
-        src_displ: usize,
-        n_dst: i32,
-        dst_base: *mut i32,
-        dst_displ: usize,
-        count: usize,
+        coop: *const CoopAny, n_src: i32, src_base: *mut i32, src_displ: usize, n_dst: i32,
+        dst_base: *mut i32, dst_displ: usize, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLocalReduceSumCopy_U32(
-        coop: *const CoopAny,
-        n_src: i32,
-        src_base: *mut u32,
-        src_displ: usize,
-        n_dst: i32,
-        dst_base: *mut u32,
-        dst_displ: usize,
-        count: usize,
+        coop: *const CoopAny, n_src: i32, src_base: *mut u32, src_displ: usize, n_dst: i32,
+        dst_base: *mut u32, dst_displ: usize, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLocalReduceSumCopy_I64(
-        coop: *const CoopAny,
-        n_src: i32,
-        src_base: *mut i64,
-        src_displ: usize,
-        n_dst: i32,
-        dst_base: *mut i64,
-        dst_displ: usize,
-        count: usize,
+        coop: *const CoopAny, n_src: i32, src_base: *mut i64, src_displ: usize, n_dst: i32,
+        dst_base: *mut i64, dst_displ: usize, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLocalReduceSumCopy_U64(
-        coop: *const CoopAny,
-        n_src: i32,
-        src_base: *mut u64,
-        src_displ: usize,
-        n_dst: i32,
-        dst_base: *mut u64,
-        dst_displ: usize,
-        count: usize,
+        coop: *const CoopAny, n_src: i32, src_base: *mut u64, src_displ: usize, n_dst: i32,
+        dst_base: *mut u64, dst_displ: usize, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLocalReduceSumCopy_F16(
-        coop: *const CoopAny,
-        n_src: i32,
-        src_base: *mut f16,
-        src_displ: usize,
-        n_dst: i32,
-        dst_base: *mut f16,
-        dst_displ: usize,
-        count: usize,
+        coop: *const CoopAny, n_src: i32, src_base: *mut f16, src_displ: usize, n_dst: i32,
+        dst_base: *mut f16, dst_displ: usize, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLocalReduceSumCopy_F32(
-        coop: *const CoopAny,
-        n_src: i32,
-        src_base: *mut f32,
-        src_displ: usize,
-        n_dst: i32,
-        dst_base: *mut f32,
-        dst_displ: usize,
-        count: usize,
+        coop: *const CoopAny, n_src: i32, src_base: *mut f32, src_displ: usize, n_dst: i32,
+        dst_base: *mut f32, dst_displ: usize, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLocalReduceSumCopy_F64(
-        coop: *const CoopAny,
-        n_src: i32,
-        src_base: *mut f64,
-        src_displ: usize,
-        n_dst: i32,
-        dst_base: *mut f64,
-        dst_displ: usize,
-        count: usize,
+        coop: *const CoopAny, n_src: i32, src_base: *mut f64, src_displ: usize, n_dst: i32,
+        dst_base: *mut f64, dst_displ: usize, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLocalReduceSumCopy_BF16(
-        coop: *const CoopAny,
-        n_src: i32,
-        src_base: *mut bf16,
-        src_displ: usize,
-        n_dst: i32,
-        dst_base: *mut bf16,
-        dst_displ: usize,
-        count: usize,
+        coop: *const CoopAny, n_src: i32, src_base: *mut bf16, src_displ: usize, n_dst: i32,
+        dst_base: *mut bf16, dst_displ: usize, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLocalReduceSumCopy_F8E4M3(
-        coop: *const CoopAny,
-        n_src: i32,
-        src_base: *mut F8E4M3,
-        src_displ: usize,
-        n_dst: i32,
-        dst_base: *mut F8E4M3,
-        dst_displ: usize,
-        count: usize,
+        coop: *const CoopAny, n_src: i32, src_base: *mut F8E4M3, src_displ: usize, n_dst: i32,
+        dst_base: *mut F8E4M3, dst_displ: usize, count: usize,
     );
     /// Declared in `nccl_device_wrapper.h`.
     fn ncclLocalReduceSumCopy_F8E5M2(
-        coop: *const CoopAny,
-        n_src: i32,
-        src_base: *mut F8E5M2,
-        src_displ: usize,
-        n_dst: i32,
-        dst_base: *mut F8E5M2,
-        dst_displ: usize,
-        count: usize,
+        coop: *const CoopAny, n_src: i32, src_base: *mut F8E5M2, src_displ: usize, n_dst: i32,
+        dst_base: *mut F8E5M2, dst_displ: usize, count: usize,
     );
 }
