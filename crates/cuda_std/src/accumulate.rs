@@ -35,7 +35,7 @@ pub trait Accumulate: Element {
     fn zip(wide: &mut Self::Wide, other: Self::Wide, f: impl Fn(Self::Acc, Self::Acc) -> Self::Acc);
 
     /// Adds a vector, lane by lane; integers wrap around.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn add(wide: &mut Self::Wide, vector: Vec16<Self>) {
         Self::zip(wide, Self::widen(vector), Number::plus);
     }
@@ -48,17 +48,17 @@ macro_rules! lanes {
         type Acc = $acc;
         type Wide = [$acc; $lanes];
 
-        #[inline(always)]
+        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         fn to_acc(self) -> $acc {
             $to_acc(self)
         }
 
-        #[inline(always)]
+        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         fn from_acc(acc: $acc) -> Self {
             $from_acc(acc)
         }
 
-        #[inline(always)]
+        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         fn map(wide: &mut Self::Wide, f: impl Fn($acc) -> $acc) {
             let mut i = 0;
             while i < $lanes {
@@ -67,7 +67,7 @@ macro_rules! lanes {
             }
         }
 
-        #[inline(always)]
+        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         fn zip(wide: &mut Self::Wide, other: Self::Wide, f: impl Fn($acc, $acc) -> $acc) {
             let mut i = 0;
             while i < $lanes {
@@ -81,12 +81,12 @@ macro_rules! lanes {
 impl Accumulate for f32 {
     lanes!(f32, 4, identity, identity);
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn widen(vector: Vec16<Self>) -> [f32; 4] {
         vector.to_bits().map(f32::from_bits)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn narrow(wide: [f32; 4]) -> Vec16<Self> {
         Vec16::from_bits(wide.map(f32::to_bits))
     }
@@ -97,13 +97,13 @@ macro_rules! halves {
         impl Accumulate for $type {
             lanes!(f32, 8, convert::$to, convert::$from);
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn widen(vector: Vec16<Self>) -> [f32; 8] {
                 let [[a, b], [c, d], [e, f], [g, h]] = vector.to_bits().map(convert::$unpack);
                 [a, b, c, d, e, f, g, h]
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn narrow([a, b, c, d, e, f, g, h]: [f32; 8]) -> Vec16<Self> {
                 Vec16::from_bits([[a, b], [c, d], [e, f], [g, h]].map(convert::$pack))
             }
@@ -121,7 +121,7 @@ macro_rules! quarters {
         impl Accumulate for $type {
             lanes!(f32, 16, convert::$to, convert::$from);
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn widen(vector: Vec16<Self>) -> [f32; 16] {
                 let mut wide = [0.0; 16];
                 let bits = vector.to_bits();
@@ -134,7 +134,7 @@ macro_rules! quarters {
                 wide
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn narrow(wide: [f32; 16]) -> Vec16<Self> {
                 let mut bits = [0; 4];
                 let mut i = 0;
@@ -160,7 +160,7 @@ macro_rules! as_they_are {
         impl Accumulate for $type {
             lanes!($type, $lanes, identity, identity);
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn widen(vector: Vec16<Self>) -> Self::Wide {
                 let mut wide = [0 as $type; $lanes];
                 let mut i = 0;
@@ -171,7 +171,7 @@ macro_rules! as_they_are {
                 wide
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn narrow(wide: Self::Wide) -> Vec16<Self> {
                 Vec16::from_fn(|i| wide[i])
             }

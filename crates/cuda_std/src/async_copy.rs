@@ -37,7 +37,7 @@ use crate::arch;
 /// `to` lies in shared memory and `from` in global; both are aligned to 16 bytes, and valid for 16 (`from` only when `take`). Until
 /// [`wait_groups`] has waited for it nobody reads or writes `to`, or writes `from`.
 #[doc(alias = "cp.async")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn copy_16<T>(to: *mut T, from: *const T, take: bool) {
     // SAFETY: the caller's.
@@ -45,14 +45,14 @@ pub unsafe fn copy_16<T>(to: *mut T, from: *const T, take: bool) {
 }
 
 /// Ends the group of the copies that this thread started since the last one; a group may be empty. PTX: `cp.async.commit_group`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn commit_group() {
     arch::commit_copies();
 }
 
 /// Waits until at most the newest `N` of this thread's groups are under way. PTX: `cp.async.wait_group N`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn wait_groups<const N: u32>() {
     arch::wait_copies::<N>();

@@ -54,7 +54,7 @@ pub enum Scope {
 /// # Panics
 ///
 /// When `order` is relaxed, which orders nothing.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn fence(order: Order, scope: Scope) {
     assert!(order != Order::Relaxed, "there is no relaxed fence");
@@ -124,12 +124,12 @@ macro_rules! values {
         unsafe impl AtomicValue for $type {
             type Bits = $bits;
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn to_bits(self) -> $bits {
                 $to(self)
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn from_bits(bits: $bits) -> Self {
                 $from(bits)
             }
@@ -178,19 +178,19 @@ impl<T: AtomicValue> Atomic<T> {
     ///
     /// `address` is aligned and valid for `'a`, and whoever touches it at the same time does it by atomic or ordered accesses of
     /// the same size, in a scope that includes the other.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const unsafe fn from_ptr<'a>(address: *mut T) -> &'a Self {
         // SAFETY: the caller's; the layout is T's.
         unsafe { &*address.cast() }
     }
 
     /// Its address.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn as_ptr(&self) -> *mut T {
         self.0.get()
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn bits(&self) -> *mut T::Bits {
         self.as_ptr().cast()
     }
@@ -200,7 +200,7 @@ impl<T: AtomicValue> Atomic<T> {
     /// # Panics
     ///
     /// When `order` is none of a load: release or acquire-release.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn load(&self, order: Order, scope: Scope) -> T {
         assert!(
@@ -216,7 +216,7 @@ impl<T: AtomicValue> Atomic<T> {
     /// # Panics
     ///
     /// When `order` is none of a store: acquire or acquire-release.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn store(&self, value: T, order: Order, scope: Scope) {
         assert!(
@@ -228,7 +228,7 @@ impl<T: AtomicValue> Atomic<T> {
     }
 
     /// Replaces the value and returns the old one. PTX: `atom.exch`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn swap(&self, value: T, order: Order, scope: Scope) -> T {
         // SAFETY: the address is that of a live atomic.
@@ -240,7 +240,7 @@ impl<T: AtomicValue> Atomic<T> {
     /// # Errors
     ///
     /// The value found, when it is another one.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn compare_exchange(&self, current: T, new: T, order: Order, scope: Scope) -> Result<T, T> {
         let (current, new) = (current.to_bits(), new.to_bits());
@@ -252,7 +252,7 @@ impl<T: AtomicValue> Atomic<T> {
 
 impl<T: AtomicValue + raw::Add> Atomic<T> {
     /// Adds `value` and returns the old value; integers wrap around. PTX: `atom.add`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn fetch_add(&self, value: T, order: Order, scope: Scope) -> T {
         // SAFETY: the address is that of a live atomic.
@@ -264,14 +264,14 @@ macro_rules! integers {
     ($($type:ty)*) => { $(
         impl Atomic<$type> {
             /// Subtracts `value`, wrapping around, and returns the old value. PTX: `atom.add`.
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             #[track_caller]
             pub fn fetch_sub(&self, value: $type, order: Order, scope: Scope) -> $type {
                 self.fetch_add(value.wrapping_neg(), order, scope)
             }
 
             /// Keeps the smaller one and returns the old value. PTX: `atom.min`.
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             #[track_caller]
             pub fn fetch_min(&self, value: $type, order: Order, scope: Scope) -> $type {
                 // SAFETY: the address is that of a live atomic.
@@ -279,7 +279,7 @@ macro_rules! integers {
             }
 
             /// Keeps the larger one and returns the old value. PTX: `atom.max`.
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             #[track_caller]
             pub fn fetch_max(&self, value: $type, order: Order, scope: Scope) -> $type {
                 // SAFETY: the address is that of a live atomic.
@@ -291,7 +291,7 @@ macro_rules! integers {
     )* };
     (bitwise $type:ty: $($name:ident $raw:ident $ptx:literal),*) => { $(
         #[doc = concat!("The bitwise ", $ptx, " with `value`; returns the old value. PTX: `atom.", $ptx, "`.")]
-        #[inline(always)]
+        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         #[track_caller]
         pub fn $name(&self, value: $type, order: Order, scope: Scope) -> $type {
             // SAFETY: the address is that of a live atomic.

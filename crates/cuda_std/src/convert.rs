@@ -23,49 +23,49 @@ use half::{bf16, f16};
 use crate::arch;
 
 /// Exact. PTX: `cvt.f32.f16`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn f16_to_f32(value: f16) -> f32 {
     arch::f16_to_f32(value)
 }
 
 /// Rounds to the nearest; beyond 65,504 infinity. PTX: `cvt.rn.f16.f32`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn f32_to_f16(value: f32) -> f16 {
     arch::f32_to_f16(value)
 }
 
 /// Exact: a shift.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn bf16_to_f32(value: bf16) -> f32 {
     f32::from_bits(u32::from(value.to_bits()) << 16)
 }
 
 /// Rounds to the nearest. PTX: `cvt.rn.bf16.f32`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn f32_to_bf16(value: f32) -> bf16 {
     arch::f32_to_bf16(value)
 }
 
 /// Exact.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn f16x2_to_f32(packed: u32) -> [f32; 2] {
     [packed as u16, (packed >> 16) as u16].map(|bits| f16_to_f32(f16::from_bits(bits)))
 }
 
 /// Rounds each to the nearest. PTX: `cvt.rn.f16x2.f32`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn f32_to_f16x2(values: [f32; 2]) -> u32 {
     arch::f32_to_f16x2(values)
 }
 
 /// Exact: a shift and a mask.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn bf16x2_to_f32(packed: u32) -> [f32; 2] {
     [f32::from_bits(packed << 16), f32::from_bits(packed & 0xffff_0000)]
 }
 
 /// Rounds each to the nearest. PTX: `cvt.rn.bf16x2.f32`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn f32_to_bf16x2(values: [f32; 2]) -> u32 {
     arch::f32_to_bf16x2(values)
 }
@@ -73,25 +73,25 @@ pub fn f32_to_bf16x2(values: [f32; 2]) -> u32 {
 macro_rules! quarters {
     ($($type:ident $ptx:literal $largest:literal: $to:ident $from:ident $unpack:ident $pack:ident;)*) => { $(
         /// Exact.
-        #[inline(always)]
+        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         pub fn $to(value: $type) -> f32 {
             $unpack(u16::from(value.to_bits()))[0]
         }
 
         #[doc = concat!("Rounds to the nearest; beyond ", $largest, " that number, with the sign.")]
-        #[inline(always)]
+        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         pub fn $from(value: f32) -> $type {
             $type::from_bits($pack([value, 0.0]) as u8)
         }
 
         #[doc = concat!("Exact. PTX: `cvt.rn.f16x2.", $ptx, "`.")]
-        #[inline(always)]
+        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         pub fn $unpack(packed: u16) -> [f32; 2] {
             arch::$unpack(packed)
         }
 
         #[doc = concat!("Rounds each to the nearest; beyond ", $largest, " that number, with the sign. PTX: `cvt.rn.satfinite.", $ptx, ".f32`.")]
-        #[inline(always)]
+        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         pub fn $pack(values: [f32; 2]) -> u16 {
             arch::$pack(values)
         }

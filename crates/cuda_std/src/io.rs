@@ -57,7 +57,7 @@ macro_rules! printable {
         impl Printable for $type {
             const SPECIFIER: &'static str = $specifier;
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn slot(self) -> u64 {
                 let $v = self;
                 $slot
@@ -84,7 +84,7 @@ macro_rules! printable_pointers {
         impl<T> Printable for $type {
             const SPECIFIER: &'static str = "%p";
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn slot(self) -> u64 {
                 self as u64
             }
@@ -111,7 +111,7 @@ macro_rules! arguments {
         impl<$($type: Printable),*> Arguments for ($($type,)*) {
             const SPECIFIERS: &'static [&'static str] = &[$($type::SPECIFIER),*];
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn with_slots<R>(self, f: impl FnOnce(&[u64]) -> R) -> R {
                 f(&[$(self.$index.slot()),*])
             }
@@ -139,7 +139,7 @@ arguments!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);
 
 /// Prints the pieces with the arguments between them.
 #[doc(hidden)]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn print<P: Pieces, A: Arguments>(arguments: A) {
     arch::print::<P, A>(arguments);
 }

@@ -46,14 +46,14 @@ macro_rules! gpu_float {
         impl GpuFloat for $type {
             gpu_float!($type: mul_add(a, b); sqrt(); floor(); ceil(); trunc(); round(););
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn fract(self) -> Self {
                 self - arch::$type::trunc(self)
             }
         }
     )* };
     ($type:ident: $($name:ident($($arg:ident),*);)*) => { $(
-        #[inline(always)]
+        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         fn $name(self $(, $arg: Self)*) -> Self {
             arch::$type::$name(self $(, $arg)*)
         }
@@ -63,7 +63,7 @@ macro_rules! gpu_float {
 gpu_float!(f32 f64);
 
 /// `a * b + c`, rounded once. PTX: `fma.rn.f32`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     GpuFloat::mul_add(a, b, c)
 }
@@ -71,7 +71,7 @@ pub fn fma(a: f32, b: f32, c: f32) -> f32 {
 macro_rules! approximations {
     ($($name:ident: $doc:literal, $error:literal, $ptx:literal;)*) => { $(
         #[doc = concat!($doc, " Error at most ", $error, ". PTX: `", $ptx, "`.")]
-        #[inline(always)]
+        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         pub fn $name(x: f32) -> f32 {
             arch::$name(x)
         }
@@ -88,13 +88,13 @@ approximations! {
 }
 
 /// e to the power of `x`: [`exp2`] of `x * log2(e)`, whose error grows with the size of `x`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn exp(x: f32) -> f32 {
     exp2(x * core::f32::consts::LOG2_E)
 }
 
 /// The natural logarithm: [`log2`] times `ln(2)`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn ln(x: f32) -> f32 {
     log2(x) * core::f32::consts::LN_2
 }

@@ -44,13 +44,13 @@ impl MBarrier {
     ///
     /// `word` lies in shared memory, aligned to 8 bytes, and is a barrier's alone from [`init`](Self::init) on, which comes before
     /// anything else.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const unsafe fn at(word: *mut u64) -> Self {
         Self(word)
     }
 
     /// Its address.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) const fn as_ptr(self) -> *mut u64 {
         self.0
     }
@@ -61,7 +61,7 @@ impl MBarrier {
     /// # Safety
     ///
     /// One thread calls it, and none uses the barrier yet.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn init(self, arrivals: u32) {
         arch::mbarrier_init(self.0, arrivals);
@@ -69,14 +69,14 @@ impl MBarrier {
 
     /// Arrives. What this thread did before is visible to those that wait for the phase. PTX: `mbarrier.arrive` (release, of the
     /// block).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn arrive(self) {
         arch::mbarrier_arrive(self.0);
     }
 
     /// Arrives, and announces `bytes` (below 2^20) that copies of this phase bring. PTX: `mbarrier.arrive.expect_tx`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn arrive_expecting(self, bytes: u32) {
         arch::mbarrier_arrive_expecting(self.0, bytes);
@@ -84,14 +84,14 @@ impl MBarrier {
 
     /// Whether the phase of this parity (0 or 1) has ended; it may wait a little. PTX: `mbarrier.try_wait.parity` (acquire, of
     /// the block).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn try_wait(self, parity: u32) -> bool {
         arch::mbarrier_try_wait(self.0, parity)
     }
 
     /// Waits until the phase of this parity (0 or 1) has ended.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait(self, parity: u32) {
         while !self.try_wait(parity) {}
@@ -99,7 +99,7 @@ impl MBarrier {
 }
 
 /// Makes fresh barriers known to the copy engine. PTX: `fence.mbarrier_init`, `fence.proxy.async`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn fence_init() {
     arch::mbarrier_fence_init();
 }

@@ -39,7 +39,7 @@ use crate::vector::Vec16;
 /// # Safety
 ///
 /// `address` is aligned and valid for reads, and holds a `T`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load<T: Copy>(address: *const T) -> T {
     // SAFETY: the caller's.
@@ -51,7 +51,7 @@ pub unsafe fn load<T: Copy>(address: *const T) -> T {
 /// # Safety
 ///
 /// `address` is aligned and valid for writes.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store<T: Copy>(address: *mut T, value: T) {
     // SAFETY: the caller's.
@@ -64,7 +64,7 @@ pub unsafe fn store<T: Copy>(address: *mut T, value: T) {
 /// # Safety
 ///
 /// As [`load`]; `T` is a number of at most 8 bytes.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_volatile<T: AtomicValue>(address: *const T) -> T {
     // SAFETY: the caller's.
@@ -76,7 +76,7 @@ pub unsafe fn load_volatile<T: AtomicValue>(address: *const T) -> T {
 /// # Safety
 ///
 /// As [`store`].
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_volatile<T: AtomicValue>(address: *mut T, value: T) {
     // SAFETY: the caller's.
@@ -88,7 +88,7 @@ pub unsafe fn store_volatile<T: AtomicValue>(address: *mut T, value: T) {
 /// # Safety
 ///
 /// `address` is aligned to 16 bytes and valid for reads of 16.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_vec<T: Element>(address: *const T) -> Vec16<T> {
     // SAFETY: the caller's.
@@ -100,7 +100,7 @@ pub unsafe fn load_vec<T: Element>(address: *const T) -> Vec16<T> {
 /// # Safety
 ///
 /// `address` is aligned to 16 bytes and valid for writes of 16.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_vec<T: Element>(address: *mut T, value: Vec16<T>) {
     // SAFETY: the caller's.
@@ -116,7 +116,7 @@ pub unsafe fn store_vec<T: Element>(address: *mut T, value: Vec16<T>) {
 /// # Safety
 ///
 /// As [`load_vec`], and whoever writes there at the same time does it by [`store_vec_relaxed`].
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_vec_relaxed<T: Element>(address: *const T, scope: Scope) -> Vec16<T> {
     // SAFETY: the caller's.
@@ -129,7 +129,7 @@ pub unsafe fn load_vec_relaxed<T: Element>(address: *const T, scope: Scope) -> V
 /// # Safety
 ///
 /// As [`store_vec`], and whoever reads or writes there at the same time does it by these two functions.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_vec_relaxed<T: Element>(address: *mut T, value: Vec16<T>, scope: Scope) {
     // SAFETY: the caller's.
@@ -145,7 +145,7 @@ pub unsafe fn store_vec_relaxed<T: Element>(address: *mut T, value: Vec16<T>, sc
 /// # Safety
 ///
 /// As [`load`], and whoever writes there at the same time does it by atomic or ordered accesses of the same size.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_ordered<T: AtomicValue>(address: *const T, order: Order, scope: Scope) -> T {
     // SAFETY: the caller's; a load does not write.
@@ -161,7 +161,7 @@ pub unsafe fn load_ordered<T: AtomicValue>(address: *const T, order: Order, scop
 /// # Safety
 ///
 /// As [`store`], and whoever touches it at the same time does it by atomic or ordered accesses of the same size.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_ordered<T: AtomicValue>(address: *mut T, value: T, order: Order, scope: Scope) {
     // SAFETY: the caller's.

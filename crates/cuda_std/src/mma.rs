@@ -43,7 +43,7 @@ use crate::arch;
 /// # Safety
 ///
 /// All 32 lanes call it together.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn m16n8k16_bf16(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
     // SAFETY: the caller's.
@@ -58,7 +58,7 @@ pub unsafe fn m16n8k16_bf16(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
 ///
 /// All 32 lanes call it together. `row` lies in shared memory, is aligned to 16 bytes and valid for reads of 16.
 #[doc(alias = "ldmatrix")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_matrices(row: *const bf16) -> [u32; 4] {
     // SAFETY: the caller's.

@@ -189,7 +189,7 @@ values!(elements);
 ///
 /// `address` is a multicast address, aligned to the value's size and valid in all copies; nobody writes the elements at the
 /// same time.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_reduce<Op, V: LoadReduce<Op>>(op: Op, address: *const V) -> V
 where
@@ -204,7 +204,7 @@ where
 /// # Safety
 ///
 /// As [`load_reduce`]'s; `address` is aligned to 16 bytes.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_reduce_vec<Op, T: Element>(op: Op, address: *const T) -> Vec16<T>
 where
@@ -226,7 +226,7 @@ where
 ///
 /// `address` is a multicast address, aligned to the value's size and valid in all copies; whoever writes there at the same
 /// time does it by atomic or ordered accesses of the same size.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_reduce_ordered<Op, V: LoadReduce<Op>>(
     op: Op,
@@ -251,7 +251,7 @@ where
 ///
 /// `address` is a multicast address, aligned to the value's size and valid in all copies; nobody reads or writes the elements
 /// at the same time.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store<V: Value>(address: *mut V, value: V) {
     // SAFETY: the caller's.
@@ -263,7 +263,7 @@ pub unsafe fn store<V: Value>(address: *mut V, value: V) {
 /// # Safety
 ///
 /// As [`store`]'s; `address` is aligned to 16 bytes.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_vec<T: Element>(address: *mut T, value: Vec16<T>) {
     // The instruction knows bytes only, so that elements without arithmetic can be stored too.
@@ -282,7 +282,7 @@ pub unsafe fn store_vec<T: Element>(address: *mut T, value: Vec16<T>) {
 ///
 /// `address` is a multicast address, aligned to the value's size and valid in all copies; whoever touches it at the same time
 /// does it by atomic or ordered accesses of the same size.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_ordered<V: Value>(address: *mut V, value: V, order: Order, scope: Scope) {
     assert!(
@@ -304,7 +304,7 @@ pub unsafe fn store_ordered<V: Value>(address: *mut V, value: V, order: Order, s
 ///
 /// `address` is a multicast address, aligned to the value's size and valid in all copies; whoever touches it at the same time
 /// does it by atomic or ordered accesses.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn red<Op, V: Red<Op>>(op: Op, address: *mut V, value: V, order: Order, scope: Scope)
 where

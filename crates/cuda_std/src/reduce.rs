@@ -42,7 +42,7 @@ pub trait Number: Copy + PartialOrd + Add<Output = Self> + AddAssign + Mul<Outpu
 /// Methods of two numbers, by an expression each.
 macro_rules! of_two {
     ($self:ident, $other:ident: $($name:ident => $result:expr;)*) => { $(
-        #[inline(always)]
+        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         fn $name($self, $other: Self) -> Self {
             $result
         }
@@ -60,7 +60,7 @@ macro_rules! floats {
                 greatest => self.max(other);
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn over(self, count: u32) -> Self {
                 self * (1.0 / count as $type)
             }
@@ -91,7 +91,7 @@ macro_rules! integers {
                 greatest => self.max(other);
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn over(self, count: u32) -> Self {
                 // A count of zero divides nothing: no trap on the GPU.
                 (self as $wide).checked_div(count as $wide).unwrap_or_default() as Self
@@ -128,7 +128,7 @@ integers! {
 )]
 pub trait ReduceOp<T: Accumulate>: Copy {
     /// What an element counts as before it is combined.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn input(self, value: T::Acc) -> T::Acc {
         value
     }
@@ -137,14 +137,14 @@ pub trait ReduceOp<T: Accumulate>: Copy {
     fn combine(self, a: T::Acc, b: T::Acc) -> T::Acc;
 
     /// What is left to do when all are combined.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn result(self, value: T::Acc) -> T::Acc {
         value
     }
 }
 
 impl<T: Accumulate, F: Fn(T::Acc, T::Acc) -> T::Acc + Copy> ReduceOp<T> for F {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn combine(self, a: T::Acc, b: T::Acc) -> T::Acc {
         self(a, b)
     }
@@ -164,7 +164,7 @@ macro_rules! operators {
         pub struct $name;
 
         impl<T: Accumulate<Acc: $bound>> ReduceOp<T> for $name {
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn combine(self, a: T::Acc, b: T::Acc) -> T::Acc {
                 $bound::$method(a, b)
             }
@@ -190,12 +190,12 @@ operators! {
 pub struct PreMulSum<Acc>(pub Acc);
 
 impl<T: Accumulate> ReduceOp<T> for PreMulSum<T::Acc> {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn input(self, value: T::Acc) -> T::Acc {
         value.times(self.0)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn combine(self, a: T::Acc, b: T::Acc) -> T::Acc {
         a.plus(b)
     }
@@ -212,12 +212,12 @@ pub struct Avg {
 }
 
 impl<T: Accumulate> ReduceOp<T> for Avg {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn combine(self, a: T::Acc, b: T::Acc) -> T::Acc {
         a.plus(b)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn result(self, value: T::Acc) -> T::Acc {
         value.over(self.of)
     }
@@ -231,7 +231,7 @@ pub struct SumInHalf;
 macro_rules! sum_in_half {
     ($($type:ident)*) => { $(
         impl ReduceOp<$type> for SumInHalf {
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn combine(self, a: f32, b: f32) -> f32 {
                 $type::from_acc(a + b).to_acc()
             }

@@ -51,7 +51,7 @@ impl<T> SharedSlot<T> {
         Self(UnsafeCell::new(MaybeUninit::uninit()))
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn get(&'static self) -> *mut T {
         arch::shared_static(self.0.get().cast())
     }
@@ -76,7 +76,7 @@ impl<T> SharedStatic<T> {
 impl<T: Copy> core::ops::Deref for SharedStatic<T> {
     type Target = T;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn deref(&self) -> &T {
         // SAFETY: both are memory of the size and alignment, alive while the block runs; whoever names a `static mut` answers for
         // races, and for contents that are a `T`.
@@ -85,7 +85,7 @@ impl<T: Copy> core::ops::Deref for SharedStatic<T> {
 }
 
 impl<T: Copy> core::ops::DerefMut for SharedStatic<T> {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as above.
         unsafe { &mut *arch::shared_static(self.0.0.get().cast::<T>()) }
@@ -107,14 +107,14 @@ macro_rules! shared_array {
 }
 
 /// The shared memory that the launch asked for, aligned to 16 bytes: the same address in every call of the block.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn dynamic_shared_mem<T>() -> *mut T {
     const { assert!(align_of::<T>() <= 16, "dynamic shared memory is aligned to 16 bytes, no more") }
     arch::dynamic_shared().cast()
 }
 
 /// Bytes of [`dynamic_shared_mem`]. PTX: `%dynamic_smem_size`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn dynamic_shared_mem_size() -> usize {
     arch::dynamic_shared_size()
 }

@@ -41,7 +41,7 @@ pub struct UVec3 {
 
 impl UVec3 {
     /// `x * y * z`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn element_product(self) -> u32 {
         self.x * self.y * self.z
     }
@@ -50,25 +50,25 @@ impl UVec3 {
 macro_rules! special_registers {
     ($($register:ident: $doc:literal, $x:ident $y:ident $z:ident;)*) => { $(
         #[doc = concat!($doc, ".")]
-        #[inline(always)]
+        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         pub fn $register() -> UVec3 {
             UVec3 { x: $x(), y: $y(), z: $z() }
         }
 
         #[doc = concat!($doc, ": x.")]
-        #[inline(always)]
+        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         pub fn $x() -> u32 {
             arch::$register(0)
         }
 
         #[doc = concat!($doc, ": y.")]
-        #[inline(always)]
+        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         pub fn $y() -> u32 {
             arch::$register(1)
         }
 
         #[doc = concat!($doc, ": z.")]
-        #[inline(always)]
+        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         pub fn $z() -> u32 {
             arch::$register(2)
         }
@@ -83,7 +83,7 @@ special_registers! {
 }
 
 /// Index of the thread in the whole launch, for any number of dimensions: x runs fastest, threads before blocks.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn index() -> u32 {
     let (grid, block) = (grid_dim(), block_idx());
     let block = (block.z * grid.y + block.y) * grid.x + block.x;
@@ -91,33 +91,33 @@ pub fn index() -> u32 {
 }
 
 /// Index of the thread in a one-dimensional launch.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn index_1d() -> u32 {
     block_idx_x() * block_dim_x() + thread_idx_x()
 }
 
 /// Place of the thread in a two-dimensional launch.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn index_2d() -> UVec2 {
     UVec2 { x: index_1d(), y: block_idx_y() * block_dim_y() + thread_idx_y() }
 }
 
 /// Place of the thread in a three-dimensional launch.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn index_3d() -> UVec3 {
     let UVec2 { x, y } = index_2d();
     UVec3 { x, y, z: block_idx_z() * block_dim_z() + thread_idx_z() }
 }
 
 /// Index of the thread in its block, for any number of dimensions: x runs fastest.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn index_in_block() -> u32 {
     let (dim, idx) = (block_dim(), thread_idx());
     (idx.z * dim.y + idx.y) * dim.x + idx.x
 }
 
 /// Whether this is the launch's first thread; true in one thread.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn first() -> bool {
     let zero = UVec3 { x: 0, y: 0, z: 0 };
     block_idx() == zero && thread_idx() == zero
@@ -127,7 +127,7 @@ pub fn first() -> bool {
 ///
 /// Every thread of the block calls it, or the kernel hangs. PTX: `bar.sync 0`.
 #[doc(alias = "__syncthreads")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn sync_threads() {
     arch::barrier_all();
@@ -137,7 +137,7 @@ pub fn sync_threads() {
 ///
 /// For blocks whose warps have different parts. Every warp that takes part calls it with the same numbers. NCCL's warp-span
 /// coop `id` uses barrier `1 + id`. PTX: `barrier.sync id, threads`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn sync_some_threads(id: u32, threads: u32) {
     arch::barrier(id, threads);
@@ -145,7 +145,7 @@ pub fn sync_some_threads(id: u32, threads: u32) {
 
 /// [`sync_threads`], and the number of threads whose `predicate` is not zero. PTX: `barrier.red.popc`.
 #[doc(alias = "__syncthreads_count")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn sync_threads_count(predicate: u32) -> u32 {
     arch::barrier_count(predicate != 0)
@@ -153,7 +153,7 @@ pub fn sync_threads_count(predicate: u32) -> u32 {
 
 /// [`sync_threads`], and whether every thread's `predicate` is not zero, as 1 or 0. PTX: `barrier.red.and`.
 #[doc(alias = "__syncthreads_and")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn sync_threads_and(predicate: u32) -> u32 {
     arch::barrier_and(predicate != 0).into()
@@ -161,14 +161,14 @@ pub fn sync_threads_and(predicate: u32) -> u32 {
 
 /// [`sync_threads`], and whether some thread's `predicate` is not zero, as 1 or 0. PTX: `barrier.red.or`.
 #[doc(alias = "__syncthreads_or")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn sync_threads_or(predicate: u32) -> u32 {
     arch::barrier_or(predicate != 0).into()
 }
 
 /// [`sync_some_threads`], and whether some thread's `predicate` is not zero, as 1 or 0. PTX: `barrier.red.or`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn sync_some_threads_or(id: u32, threads: u32, predicate: u32) -> u32 {
     arch::some_barrier_or(id, threads, predicate != 0).into()
@@ -176,7 +176,7 @@ pub fn sync_some_threads_or(id: u32, threads: u32, predicate: u32) -> u32 {
 
 /// Ends the calling thread. Barriers of the block go on without it; named barriers of a number of threads do not. PTX:
 /// `exit`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn exit() -> ! {
     arch::exit()
@@ -184,33 +184,33 @@ pub fn exit() -> ! {
 
 /// Sequentially consistent fence among the threads of the block.
 #[doc(alias = "__threadfence_block")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn block_fence() {
     fence(Order::SeqCst, Scope::Cta);
 }
 
 /// Sequentially consistent fence among the threads of the grid; the same as [`device_fence`].
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn grid_fence() {
     device_fence();
 }
 
 /// Sequentially consistent fence among the threads of the GPU.
 #[doc(alias = "__threadfence")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn device_fence() {
     fence(Order::SeqCst, Scope::Gpu);
 }
 
 /// Sequentially consistent fence among all GPUs and the host.
 #[doc(alias = "__threadfence_system")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn system_fence() {
     fence(Order::SeqCst, Scope::Sys);
 }
 
 /// Sleeps for about `nanos` nanoseconds (between none and twice that, at most a millisecond). PTX: `nanosleep`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn nanosleep(nanos: u32) {
     arch::nanosleep(nanos);

@@ -38,7 +38,7 @@ use crate::mbarrier::MBarrier;
 /// `to` lies in shared memory, aligned to 1,024 bytes, and has room for the tile. `map` is where the launch put it, a parameter of the
 /// kernel, and its matrix is there. Until the phase has ended nobody reads or writes the tile, or writes the matrix.
 #[doc(alias = "cp.async.bulk.tensor")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_tile(to: *mut u8, map: &TensorMap, row: u32, column: u32, barrier: MBarrier) {
     // SAFETY: the caller's.
@@ -46,7 +46,7 @@ pub unsafe fn load_tile(to: *mut u8, map: &TensorMap, row: u32, column: u32, bar
 }
 
 /// Brings the map itself near, before the first copy. PTX: `prefetch.tensormap`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn prefetch_map(map: &TensorMap) {
     arch::prefetch_map(map);
 }

@@ -34,7 +34,7 @@ pub struct Vec16<T> {
 }
 
 impl<T> Clone for Vec16<T> {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn clone(&self) -> Self {
         *self
     }
@@ -44,13 +44,13 @@ impl<T> Copy for Vec16<T> {}
 
 impl<T> Vec16<T> {
     /// The vector of these 16 bytes, as words of 32 bits.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn from_bits(bits: [u32; 4]) -> Self {
         Self { bits, element: PhantomData }
     }
 
     /// The 16 bytes, as words of 32 bits.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn to_bits(self) -> [u32; 4] {
         self.bits
     }
@@ -61,7 +61,7 @@ impl<T: Element> Vec16<T> {
     pub const LANES: usize = 16 / size_of::<T>();
 
     /// The vector of `f(0)`, `f(1)`, ..
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn from_fn(mut f: impl FnMut(usize) -> T) -> Self {
         let mut bits = 0;
         let mut i = 0;
@@ -78,7 +78,7 @@ impl<T: Element> Vec16<T> {
     }
 
     /// The vector of [`Self::LANES`] times `value`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn splat(value: T) -> Self {
         Self::from_fn(|_| value)
     }
@@ -88,7 +88,7 @@ impl<T: Element> Vec16<T> {
     /// # Panics
     ///
     /// When `i` is not below [`Self::LANES`].
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn lane(self, i: usize) -> T {
         assert!(i < Self::LANES, "a vector has fewer lanes");
@@ -99,7 +99,7 @@ impl<T: Element> Vec16<T> {
 }
 
 /// An element's bits, in the low end.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn to_low_bits<T: Element>(element: T) -> u64 {
     // SAFETY: Element promises plain old data, so an element is the integer of its size.
     unsafe {
@@ -113,7 +113,7 @@ fn to_low_bits<T: Element>(element: T) -> u64 {
 }
 
 /// The element of the bits in the low end.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn from_low_bits<T: Element>(bits: u64) -> T {
     // SAFETY: as above, and every pattern is an element.
     unsafe {

@@ -48,26 +48,26 @@ pub enum Shuffle {
 }
 
 /// Threads of a warp.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn warp_size() -> u32 {
     WARP_SIZE
 }
 
 /// Place of the thread in its warp, 0 to 31.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn lane_id() -> u32 {
     arch::lane_id()
 }
 
 /// Index of the warp in its block.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn warp_id() -> u32 {
     thread::index_in_block() / WARP_SIZE
 }
 
 /// The lanes that execute this together now. Which they are is up to the hardware: good for a hint, not for a mask.
 #[doc(alias = "__activemask")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn activemask() -> u32 {
     arch::active_mask()
@@ -79,7 +79,7 @@ pub fn activemask() -> u32 {
 ///
 /// The caller is in `mask`, and every lane of `mask` calls it with the same mask.
 #[doc(alias = "__syncwarp")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn sync_warp(mask: u32) {
     arch::sync_warp(mask);
@@ -90,7 +90,7 @@ pub unsafe fn sync_warp(mask: u32) {
 /// # Safety
 ///
 /// All 32 lanes call it together.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn sync() {
     arch::sync_warp(FULL_MASK);
@@ -112,13 +112,13 @@ pub trait WarpShuffleValue: Copy {
 macro_rules! shuffle_values {
     ($($type:ty: $to:expr, $from:expr;)*) => { $(
         impl WarpShuffleValue for $type {
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn to_words(self) -> [u32; 2] {
                 let bits: u64 = $to(self);
                 [bits as u32, (bits >> 32) as u32]
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn from_words([low, high]: [u32; 2]) -> Self {
                 $from(u64::from(low) | u64::from(high) << 32)
             }
@@ -143,7 +143,7 @@ shuffle_values! {
     half::bf16: |v: half::bf16| v.to_bits().into(), |bits| half::bf16::from_bits(bits as u16);
 }
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 fn shuffle<T: WarpShuffleValue>(
     mask: u32,
@@ -174,7 +174,7 @@ macro_rules! shuffles {
         /// # Safety
         ///
         /// All 32 lanes call it together.
-        #[inline(always)]
+        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         #[track_caller]
         pub unsafe fn $whole<T: WarpShuffleValue>(value: T, $lane: u32) -> T {
             shuffle(FULL_MASK, Shuffle::$mode, value, $lane, WARP_SIZE).0
@@ -192,7 +192,7 @@ macro_rules! shuffles {
         /// # Safety
         ///
         /// The caller is in `mask`, and every lane of `mask` calls it with the same mask and width.
-        #[inline(always)]
+        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         #[track_caller]
         pub unsafe fn $some<T: WarpShuffleValue>(
             mask: u32,
@@ -219,7 +219,7 @@ macro_rules! votes {
         /// # Safety
         ///
         /// All 32 lanes call it together.
-        #[inline(always)]
+        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         #[track_caller]
         pub unsafe fn $whole(predicate: bool) -> $result {
             arch::$arch(FULL_MASK, predicate)
@@ -230,7 +230,7 @@ macro_rules! votes {
         /// # Safety
         ///
         /// The caller is in `mask`, and every lane of `mask` calls it with the same mask.
-        #[inline(always)]
+        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         #[track_caller]
         pub unsafe fn $some(mask: u32, predicate: bool) -> $result {
             arch::$arch(mask, predicate)

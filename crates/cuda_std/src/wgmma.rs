@@ -43,21 +43,21 @@ pub struct Tile(pub(crate) arch::TileAddress);
 
 impl Tile {
     /// The tile at an address in shared memory, a multiple of 1,024.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn at(address: *const u8) -> Self {
         Self(arch::tile_address(address))
     }
 
     /// The tile from column `k` on, a multiple of 8 below 64.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn columns_from(self, k: u32) -> Self {
         Self(arch::tile_bytes_on(self.0, 2 * k))
     }
 
     /// The tile that many bytes further, a multiple of 1,024.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn bytes_on(self, bytes: u32) -> Self {
         Self(arch::tile_bytes_on(self.0, bytes))
@@ -74,7 +74,7 @@ impl Tile {
 ///
 /// The 128 threads of a warpgroup call it together. The tiles are there, and were written by the copy engine. A [`fence`] lies between the
 /// last access to `d` and this; until [`wait_groups`] nobody touches `d` (but by a further product) or writes the tiles.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn m64n256k16_bf16(d: &mut [f32; 128], a: Tile, b: Tile) {
     // SAFETY: the caller's.
@@ -83,7 +83,7 @@ pub unsafe fn m64n256k16_bf16(d: &mut [f32; 128], a: Tile, b: Tile) {
 
 /// Holds the sums where they are: the compiler moves nothing that it does with them across this, as it otherwise may across an instruction
 /// that does not name them. Before the first [`fence`], and behind the [`wait_groups`] that ends the last group.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn hold(d: &mut [f32; 128]) {
     arch::wgmma_hold(d);
@@ -94,7 +94,7 @@ pub fn hold(d: &mut [f32; 128]) {
 /// # Safety
 ///
 /// The 128 threads of a warpgroup call it together.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn fence() {
     arch::wgmma_fence();
@@ -105,7 +105,7 @@ pub unsafe fn fence() {
 /// # Safety
 ///
 /// The 128 threads of a warpgroup call it together.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn commit_group() {
     arch::wgmma_commit();
@@ -116,7 +116,7 @@ pub unsafe fn commit_group() {
 /// # Safety
 ///
 /// The 128 threads of a warpgroup call it together.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn wait_groups<const N: u32>() {
     arch::wgmma_wait::<N>();

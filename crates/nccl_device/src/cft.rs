@@ -19,7 +19,7 @@ pub struct CftPlace {
 
 impl CftPlace {
     /// The place that one of NCCL's queries writes.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn of(query: impl FnOnce(*mut u32, *mut usize)) -> Self {
         let (mut endpoint, mut byte_offset) = (0, 0);
@@ -33,7 +33,7 @@ impl DevComm {
     /// `ncclTeamCft`.
     #[doc(alias = "ncclTeamCft")]
     #[must_use]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn cft_team(&self, mode: CftTeamMode) -> Team {
         self.as_raw().cft_team(mode)
     }
@@ -41,7 +41,7 @@ impl DevComm {
     /// The ranks that one multicast endpoint reaches. NCCL: `ncclTeamCftMultimem`.
     #[doc(alias = "ncclTeamCftMultimem")]
     #[must_use]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn cft_multimem_team(&self) -> Team {
         self.as_raw().cft_multimem_team()
     }
@@ -52,7 +52,7 @@ impl<T: Element> Window<T> {
     /// `ncclGetCftLeInfo`.
     #[doc(alias = "ncclGetCftLeInfo")]
     #[must_use]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn cft_place(self, comm: &DevComm, team: Team, peer: i32, index: usize) -> CftPlace {
         let (window, offset) = (self.as_raw(), index * size_of::<T>());
@@ -65,7 +65,7 @@ impl<T: Element> Window<T> {
     /// Where the endpoint of world rank `peer` has element `index`. NCCL: `ncclGetPeerLeInfo`.
     #[doc(alias = "ncclGetPeerLeInfo")]
     #[must_use]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn cft_place_of_rank(self, comm: &DevComm, peer: i32, index: usize) -> CftPlace {
         let (window, offset) = (self.as_raw(), index * size_of::<T>());
@@ -78,7 +78,7 @@ impl<T: Element> Window<T> {
     /// Where the multicast endpoint has element `index` of all its ranks. NCCL: `ncclGetMultimemLeInfo`.
     #[doc(alias = "ncclGetMultimemLeInfo")]
     #[must_use]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn cft_multimem_place(self, comm: &DevComm, index: usize) -> CftPlace {
         let (window, offset) = (self.as_raw(), index * size_of::<T>());
@@ -94,7 +94,7 @@ impl ResourceBuffer<'_> {
     /// `ncclGetResourceBufferCftLeInfo`.
     #[doc(alias = "ncclGetResourceBufferCftLeInfo")]
     #[must_use]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn cft_place(self, peer: i32) -> CftPlace {
         let (comm, handle) = (self.comm().as_raw(), self.handle());
@@ -107,7 +107,7 @@ impl ResourceBuffer<'_> {
     /// Where the endpoint of world rank `peer` has the buffer. NCCL: `ncclGetResourceBufferPeerLeInfo`.
     #[doc(alias = "ncclGetResourceBufferPeerLeInfo")]
     #[must_use]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn cft_place_of_rank(self, peer: i32) -> CftPlace {
         let (comm, handle) = (self.comm().as_raw(), self.handle());
@@ -120,7 +120,7 @@ impl ResourceBuffer<'_> {
     /// Where the multicast endpoint has the buffer of all its ranks. NCCL: `ncclGetResourceBufferMultimemLeInfo`.
     #[doc(alias = "ncclGetResourceBufferMultimemLeInfo")]
     #[must_use]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn cft_multimem_place(self) -> CftPlace {
         let (comm, handle) = (self.comm().as_raw(), self.handle());

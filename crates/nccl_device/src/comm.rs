@@ -22,70 +22,70 @@ unsafe impl KernelParam for DevComm {
 
 impl DevComm {
     /// This rank in the communicator.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn rank(&self) -> i32 {
         self.0.rank
     }
 
     /// Ranks of the communicator.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn n_ranks(&self) -> i32 {
         self.0.n_ranks
     }
 
     /// All ranks. NCCL: `ncclTeamWorld`.
     #[doc(alias = "ncclTeamWorld")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn world_team(&self) -> Team {
         self.0.world_team()
     }
 
     /// The ranks within load and store. NCCL: `ncclTeamLsa`.
     #[doc(alias = "ncclTeamLsa")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn lsa_team(&self) -> Team {
         self.0.lsa_team()
     }
 
     /// The ranks with this rank's place in every LSA team. NCCL: `ncclTeamRail`.
     #[doc(alias = "ncclTeamRail")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn rail_team(&self) -> Team {
         self.0.rail_team()
     }
 
     /// Which LSA team this rank is in; [`lsa_team`](Self::lsa_team)s are numbered in the order of ranks.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn lsa_team_index(&self) -> i32 {
         self.rail_team().rank
     }
 
     /// How many LSA barriers the host reserved; [`BarrierIndex`](crate::BarrierIndex)es are below it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn n_lsa_barriers(&self) -> u32 {
         self.0.lsa_barrier.n_barriers as u32
     }
 
     /// The multicast mapping of the LSA team; `None` where the device communicator was made without.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn lsa_multimem(&self) -> Option<MultimemHandle> {
         (!self.0.lsa_multimem.base.is_null()).then_some(self.0.lsa_multimem)
     }
 
     /// How many GIN contexts there are; at least as many as the host asked for, or fewer where the network has no more.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn n_gin_contexts(&self) -> u32 {
         self.0.gin_context_count
     }
 
     /// The distance in ranks between peers that GIN connects: 1 with FULL connections.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn gin_stride(&self) -> i32 {
         (self.0.gin_connection_stride as i32).max(1)
     }
 
     /// NCCL's struct, for [`raw`](crate::raw).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn as_raw(&self) -> &nccl::DevComm {
         &self.0
     }

@@ -43,7 +43,7 @@ macro_rules! init {
 impl Coop {
     /// The calling thread alone. NCCL: `ncclCoopAnyInitThread`.
     #[doc(alias = "ncclCoopAnyInitThread")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn thread() -> Self {
         init!(Kind::Thread, ncclCoopAnyInitThread())
@@ -51,7 +51,7 @@ impl Coop {
 
     /// The calling thread's warp, all 32 lanes. NCCL: `ncclCoopAnyInitWarp`.
     #[doc(alias = "ncclCoopAnyInitWarp")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn warp() -> Self {
         init!(Kind::Lanes(u32::MAX), ncclCoopAnyInitWarp())
@@ -59,7 +59,7 @@ impl Coop {
 
     /// The lanes of the calling thread's warp whose bits are set in `lane_mask`. NCCL: `ncclCoopAnyInitLanes`.
     #[doc(alias = "ncclCoopAnyInitLanes")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn lanes(lane_mask: u32) -> Self {
         init!(Kind::Lanes(lane_mask), ncclCoopAnyInitLanes(lane_mask))
@@ -68,7 +68,7 @@ impl Coop {
     /// Warps `first_warp..first_warp + n_warps` of the block. `id`, 0 to 14, names the hardware barrier: spans in use at one
     /// time have different ones. NCCL: `ncclCoopAnyInitWarpSpan`.
     #[doc(alias = "ncclCoopAnyInitWarpSpan")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn warp_span(first_warp: u32, n_warps: u32, id: u32) -> Self {
         debug_assert!(id < 15, "a warp span's id is 0 to 14");
@@ -78,7 +78,7 @@ impl Coop {
 
     /// All threads of the block. NCCL: `ncclCoopAnyInitCta`.
     #[doc(alias = "ncclCoopAnyInitCta")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn cta() -> Self {
         init!(Kind::Cta, ncclCoopAnyInitCta())
@@ -86,7 +86,7 @@ impl Coop {
 
     /// The calling thread's place in the coop. NCCL: `ncclCoopThreadRank`.
     #[doc(alias = "ncclCoopThreadRank")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn thread_rank(&self) -> u32 {
         match self.kind {
@@ -104,7 +104,7 @@ impl Coop {
 
     /// Threads of the coop. NCCL: `ncclCoopSize`.
     #[doc(alias = "ncclCoopSize")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn size(&self) -> u32 {
         match self.kind {
@@ -117,7 +117,7 @@ impl Coop {
 
     /// Waits for every thread of the coop; memory that one wrote before, the others see after. NCCL: `ncclCoopSync`.
     #[doc(alias = "ncclCoopSync")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn sync(&self) {
         match self.kind {
@@ -132,7 +132,7 @@ impl Coop {
     }
 
     /// [`sync`](Self::sync), and whether `mine` is true for some thread of the coop: every thread gets the same answer.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn any(&self, mine: bool) -> bool {
         match self.kind {
@@ -152,7 +152,7 @@ impl Coop {
 
     /// NCCL's struct, for [`raw`](crate::raw). Pass the address of a copy that is local to the call: NCCL calls through a table
     /// that the struct points to, and only there does LLVM see which.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn as_raw(&self) -> raw::CoopAny {
         self.any
     }

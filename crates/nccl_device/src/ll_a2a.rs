@@ -78,7 +78,7 @@ impl<'a> LlA2aBuffer<'a> {
     ///
     /// The handle is one that the host got for this device communicator and at least `blocks` blocks; the team lies within load and store, and is the same
     /// in all its ranks.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new(comm: &'a DevComm, team: Team, handle: LlA2aHandle, blocks: u32) -> Self {
         Self { comm, team, handle, blocks, multimem: None }
     }
@@ -88,7 +88,7 @@ impl<'a> LlA2aBuffer<'a> {
     /// # Safety
     ///
     /// `multimem` is the multicast mapping of the team.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn over_multimem(self, multimem: MultimemHandle) -> Self {
         Self { multimem: Some(multimem), ..self }
     }
@@ -102,7 +102,7 @@ impl<'a> LlA2aBuffer<'a> {
     ///
     /// NCCL: `ncclLLA2ASession`'s constructor and destructor.
     #[doc(alias = "ncclLLA2ASession")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn with<T: Pod, R>(
         self,
@@ -167,7 +167,7 @@ impl<T: Pod> LlA2a<'_, T> {
     ///
     /// NCCL: `ncclLLA2ASession::send`.
     #[doc(alias = "ncclLLA2ASession::send")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn send(&self, peer: i32, element: u32, value: T) {
         let LlA2aBuffer { comm, team, handle, .. } = self.buffer;
@@ -184,7 +184,7 @@ impl<T: Pod> LlA2a<'_, T> {
     ///
     /// NCCL: `ncclLLA2ASession::bcast`.
     #[doc(alias = "ncclLLA2ASession::bcast")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn broadcast(&self, element: u32, value: T) {
         let LlA2aBuffer { comm, team, handle, multimem, .. } = self.buffer;
@@ -213,7 +213,7 @@ impl<T: Pod> LlA2a<'_, T> {
     ///
     /// NCCL: `ncclLLA2ASession::recv`.
     #[doc(alias = "ncclLLA2ASession::recv")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn receive(&self, element: u32) -> T {
         let [value] = self.receive_each([element]);
@@ -225,7 +225,7 @@ impl<T: Pod> LlA2a<'_, T> {
     /// # Errors
     ///
     /// [`TimedOut`].
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn receive_timeout(&self, element: u32, timeout: Timeout) -> Result<T, TimedOut> {
         let mut lines = [[Line::from_bits([0; 4]); MAX_LINES]];
@@ -238,7 +238,7 @@ impl<T: Pod> LlA2a<'_, T> {
     ///
     /// NCCL: `ncclLLA2ASession::recvUnrolled`.
     #[doc(alias = "ncclLLA2ASession::recvUnrolled")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn receive_each<const N: usize>(&self, elements: [u32; N]) -> [T; N] {
         let mut lines = [[Line::from_bits([0; 4]); MAX_LINES]; N];
@@ -252,7 +252,7 @@ impl<T: Pod> LlA2a<'_, T> {
     ///
     /// NCCL: `ncclLLA2ASession::recvReduce`.
     #[doc(alias = "ncclLLA2ASession::recvReduce")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn receive_reduce<A: Copy, const N: usize>(
         &self,
@@ -284,7 +284,7 @@ impl<T: Pod> LlA2a<'_, T> {
     ///
     /// NCCL: `ncclLLA2ASession::endEpoch`.
     #[doc(alias = "ncclLLA2ASession::endEpoch")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn end_epoch(&mut self) {
         if self.epoch >= u32::MAX - 1 {
@@ -308,13 +308,13 @@ impl<T: Pod> LlA2a<'_, T> {
     }
 
     /// First slot of this epoch's bank, in lines of 16 bytes: behind a header line, in one of two banks.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn slots(&self) -> u32 {
         let slots = self.buffer.handle.n_slots;
         self.block * (1 + 2 * slots) + 1 + (self.epoch & 1) * slots
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn own_lines(&self) -> *mut Line {
         let LlA2aBuffer { comm, handle, .. } = self.buffer;
@@ -322,7 +322,7 @@ impl<T: Pod> LlA2a<'_, T> {
     }
 
     /// The word in which the epoch is kept between sessions.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn header(&self) -> *mut u32 {
         let line = self.block * (1 + 2 * self.buffer.handle.n_slots);
@@ -330,7 +330,7 @@ impl<T: Pod> LlA2a<'_, T> {
     }
 
     /// Stores the lines of a value by `store`: in the memory of a rank of the team, or at the multicast address of all.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn store_lines(
         &self,
@@ -353,14 +353,14 @@ impl<T: Pod> LlA2a<'_, T> {
         }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn check(&self, element: u32) {
         assert!(element < self.pitch, "the session has no such element");
     }
 
     /// Polls until the lines of some elements are all of this epoch.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn load_lines<const N: usize>(
         &self,
@@ -396,7 +396,7 @@ impl<T: Pod> LlA2a<'_, T> {
     }
 
     /// The value in lines that have arrived.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn value(lines: &[Line; MAX_LINES]) -> T {
         let mut words = [[0; 2]; MAX_LINES];
         let mut i = 0;
@@ -409,7 +409,7 @@ impl<T: Pod> LlA2a<'_, T> {
         unsafe { words.as_ptr().cast::<T>().read_unaligned() }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn waited_for(&self, element: u32) -> WaitFor {
         let wanted = self.epoch.into();
         WaitFor { kind: WaitKind::LlA2a, index: element, context: 0, peer: -1, wanted, seen: 0 }

@@ -21,13 +21,13 @@ pub enum MemoryOrder {
 
 impl MemoryOrder {
     /// Whether what precedes stays before.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) const fn releases(self) -> bool {
         matches!(self, Self::Release | Self::AcqRel | Self::SeqCst)
     }
 
     /// The order of a load that ends a wait.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) const fn of_load(self) -> Order {
         match self {
             Self::Acquire | Self::AcqRel | Self::SeqCst => Order::Acquire,
@@ -36,7 +36,7 @@ impl MemoryOrder {
     }
 
     /// The half of it that a wait needs.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) const fn acquire_half(self) -> Self {
         match self {
             Self::Relaxed | Self::Release => Self::Relaxed,
@@ -46,7 +46,7 @@ impl MemoryOrder {
     }
 
     /// The fence before an arrival, for all GPUs.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn fence_before_arrival(self) {
         match self {
             Self::Relaxed | Self::Acquire => {}

@@ -20,19 +20,19 @@ impl DevComm {
     ///
     /// The handle is not checked here: the pointers that the buffer gives must be used only if it is one of this device
     /// communicator's.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn resource_buffer(&self, handle: ResourceHandle) -> ResourceBuffer<'_> {
         ResourceBuffer { comm: self, handle }
     }
 }
 
 impl<'a> ResourceBuffer<'a> {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn comm(self) -> &'a DevComm {
         self.comm
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn handle(self) -> ResourceHandle {
         self.handle
     }
@@ -41,7 +41,7 @@ impl<'a> ResourceBuffer<'a> {
 impl ResourceBuffer<'_> {
     /// Its offset in the resource window in bytes. NCCL: `ncclGetResourceBufferOffset`.
     #[doc(alias = "ncclGetResourceBufferOffset")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn byte_offset(self) -> usize {
         // SAFETY: arithmetic.
@@ -50,7 +50,7 @@ impl ResourceBuffer<'_> {
 
     /// This rank's part. NCCL: `ncclGetResourceBufferLocalPointer`.
     #[doc(alias = "ncclGetResourceBufferLocalPointer")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn local<T: Element>(self) -> LsaPtr<T> {
         // SAFETY: address arithmetic on a device communicator.
@@ -62,7 +62,7 @@ impl ResourceBuffer<'_> {
 
     /// The part of rank `peer` of the LSA team, which is not checked. NCCL: `ncclGetResourceBufferLsaPointer`.
     #[doc(alias = "ncclGetResourceBufferLsaPointer")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn lsa<T: Element>(self, peer: i32) -> LsaPtr<T> {
         // SAFETY: address arithmetic on a device communicator.
@@ -74,7 +74,7 @@ impl ResourceBuffer<'_> {
     /// The part of rank `peer` of `team`, within load and store, which is not checked. NCCL:
     /// `ncclGetResourceBufferPeerPointer`.
     #[doc(alias = "ncclGetResourceBufferPeerPointer")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn peer<T: Element>(self, team: Team, peer: i32) -> LsaPtr<T> {
         // SAFETY: address arithmetic on a device communicator.
@@ -87,7 +87,7 @@ impl ResourceBuffer<'_> {
     /// The multicast address of all parts of a team, for `multimem` instructions only. NCCL:
     /// `ncclGetResourceBufferMultimemPointer`.
     #[doc(alias = "ncclGetResourceBufferMultimemPointer")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn multimem_of<T: Element>(self, multimem: MultimemHandle) -> *mut T {
         // SAFETY: address arithmetic on a device communicator.
@@ -100,7 +100,7 @@ impl ResourceBuffer<'_> {
     /// The multicast address of all parts of the LSA team, for `multimem` instructions only; the device communicator was made
     /// with `lsa_multimem`. NCCL: `ncclGetResourceBufferLsaMultimemPointer`.
     #[doc(alias = "ncclGetResourceBufferLsaMultimemPointer")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn multimem<T: Element>(self) -> *mut T {
         // SAFETY: address arithmetic on a device communicator.

@@ -31,19 +31,19 @@ pub struct Timeout {
 
 impl Timeout {
     /// So many nanoseconds. The GPU's clock counts them in steps of up to a microsecond.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn nanos(nanos: u64) -> Self {
         Self { nanos }
     }
 
     /// So many microseconds.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn micros(micros: u64) -> Self {
         Self { nanos: micros.saturating_mul(1_000) }
     }
 
     /// So many milliseconds.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn millis(millis: u64) -> Self {
         Self { nanos: millis.saturating_mul(1_000_000) }
     }
@@ -71,7 +71,7 @@ pub(crate) struct Deadline {
 impl Deadline {
     pub(crate) const NEVER: Self = Self { at: 0 };
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(crate) fn after(timeout: Timeout) -> Self {
         Self { at: clock::globaltimer().saturating_add(timeout.nanos).max(1) }
@@ -83,7 +83,7 @@ impl Deadline {
     }
 
     /// Cycles until it, not fewer than there are: two a nanosecond.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn cycles_left(self) -> u64 {
         if self.at == 0 {
@@ -94,7 +94,7 @@ impl Deadline {
     }
 
     #[cfg(target_arch = "nvptx64")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn has_passed(self) -> bool {
         self.at != 0 && clock::globaltimer() >= self.at
     }
@@ -103,7 +103,7 @@ impl Deadline {
 impl DevComm {
     /// Whether the host has ended the kernels that use this device communicator. Waits look by themselves; this is for a
     /// kernel that computes for long. It reads the host's memory, which takes a microsecond or two.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn is_aborted(&self) -> bool {
         let flag = self.as_raw().abort_flag;
@@ -122,7 +122,7 @@ impl DevComm {
     /// comm.wait_until(Coop::cta(), || unsafe { word.load_acquire(0) } != 0);
     /// # }
     /// ```
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_until(&self, coop: Coop, done: impl FnMut() -> bool) {
         let what = self.polled();
@@ -138,7 +138,7 @@ impl DevComm {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_until_timeout(
         &self,
@@ -154,7 +154,7 @@ impl DevComm {
         finish_timed(coop, outcome)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn polled(&self) -> WaitFor {
         let kind = devcomm_types::WaitKind::Poll;
         WaitFor { kind, index: 0, context: 0, peer: -1, wanted: 0, seen: 0 }
@@ -162,7 +162,7 @@ impl DevComm {
 }
 
 /// Polls until `done`, the deadline or the host's abort.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) fn poll(
     comm: &DevComm,
@@ -189,7 +189,7 @@ pub(crate) fn poll(
 }
 
 /// [`poll`] for a `done` that waits by itself, for at most so many cycles; of `longest` at most.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) fn poll_slices(
     comm: &DevComm,
@@ -235,7 +235,7 @@ struct Seen;
 
 #[cfg(target_arch = "nvptx64")]
 impl Seen {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn is_over(&mut self, deadline: Deadline, _what: &impl Fn() -> WaitFor) -> bool {
         deadline.has_passed()
     }
@@ -270,7 +270,7 @@ impl Drop for Seen {
 /// The end of a wait without a timeout, for every thread of the coop: a barrier, after which all go on, or all leave.
 ///
 /// Memory is ordered as by [`Coop::sync`].
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) fn finish(coop: Coop, mine: Outcome) {
     if coop.any(mine == Outcome::Aborted) {
@@ -279,7 +279,7 @@ pub(crate) fn finish(coop: Coop, mine: Outcome) {
 }
 
 /// The end of a wait with a timeout.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) fn finish_timed(coop: Coop, mine: Outcome) -> Result<(), TimedOut> {
     if !coop.any(mine != Outcome::Done) {
@@ -293,7 +293,7 @@ pub(crate) fn finish_timed(coop: Coop, mine: Outcome) -> Result<(), TimedOut> {
 
 /// Notes what a thread waited for in vain, in the host's block.
 #[cold]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 fn note(comm: &DevComm, what: impl Fn() -> WaitFor) {
     if !speaks_for_its_warp() {
@@ -320,7 +320,7 @@ fn note(comm: &DevComm, what: impl Fn() -> WaitFor) {
 }
 
 /// One thread of those of a warp that leave together, so that a record is one thread's.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn speaks_for_its_warp() -> bool {
     if cfg!(target_arch = "nvptx64") {
         warp::activemask().trailing_zeros() == warp::lane_id()

@@ -22,7 +22,7 @@ use crate::{DevComm, raw};
 pub struct Window<T>(nccl::Window<T>);
 
 impl<T> Clone for Window<T> {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn clone(&self) -> Self {
         *self
     }
@@ -38,7 +38,7 @@ unsafe impl<T: Element> KernelParam for Window<T> {
 impl<T: Element> Window<T> {
     /// This rank's own part. NCCL: `ncclGetLocalPointer`.
     #[doc(alias = "ncclGetLocalPointer")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn local(self) -> LsaPtr<T> {
         // SAFETY: address arithmetic on the descriptor of a window that the host registered.
@@ -49,7 +49,7 @@ impl<T: Element> Window<T> {
     ///
     /// `peer` is not checked: outside `0..lsa_team().n_ranks` the pointer must not be used.
     #[doc(alias = "ncclGetLsaPointer")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn lsa(self, peer: i32) -> LsaPtr<T> {
         // SAFETY: address arithmetic on the descriptor of a window that the host registered.
@@ -60,7 +60,7 @@ impl<T: Element> Window<T> {
     ///
     /// Nothing is checked: for a rank outside the LSA team the pointer must not be used.
     #[doc(alias = "ncclGetPeerPointer")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn peer(self, team: Team, peer: i32) -> LsaPtr<T> {
         // SAFETY: address arithmetic on the descriptor of a window that the host registered.
@@ -69,14 +69,14 @@ impl<T: Element> Window<T> {
 
     /// Element `index` of every rank's part, as GIN takes it. NCCL: `ncclSymPtr`.
     #[doc(alias = "ncclSymPtr")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn at(self, index: usize) -> SymPtr<T> {
         SymPtr { window: self, index }
     }
 
     /// The multicast address of all parts of a team, for `multimem` instructions only. NCCL: `ncclGetMultimemPointer`.
     #[doc(alias = "ncclGetMultimemPointer")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn multimem_of(self, handle: MultimemHandle) -> *mut T {
         // SAFETY: address arithmetic on the descriptor of a window that the host registered.
@@ -84,7 +84,7 @@ impl<T: Element> Window<T> {
     }
 
     /// NCCL's handle, for [`raw`](crate::raw).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn as_raw(self) -> *mut c_void {
         self.0.handle
     }
@@ -92,7 +92,7 @@ impl<T: Element> Window<T> {
     /// The multicast address of all parts of the LSA team, for `multimem` instructions only. It exists where the device
     /// communicator was made with `lsa_multimem`. NCCL: `ncclGetLsaMultimemPointer`.
     #[doc(alias = "ncclGetLsaMultimemPointer")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn multimem(self, comm: &DevComm) -> *mut T {
         // SAFETY: address arithmetic on the descriptor of a window that the host registered.
@@ -110,13 +110,13 @@ pub struct SymPtr<T> {
 
 impl<T: Element> SymPtr<T> {
     /// The window.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn window(self) -> Window<T> {
         self.window
     }
 
     /// The element's offset in the window in bytes.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn byte_offset(self) -> usize {
         self.index * size_of::<T>()
     }
@@ -130,7 +130,7 @@ pub struct LsaPtr<T> {
 }
 
 impl<T> Clone for LsaPtr<T> {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn clone(&self) -> Self {
         *self
     }
@@ -139,13 +139,13 @@ impl<T> Clone for LsaPtr<T> {
 impl<T> Copy for LsaPtr<T> {}
 
 impl<T: Element> LsaPtr<T> {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new(pointer: *mut T) -> Self {
         Self { pointer, element: PhantomData }
     }
 
     /// The address, for code that needs one.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn as_ptr(self) -> *mut T {
         self.pointer
     }
@@ -155,7 +155,7 @@ impl<T: Element> LsaPtr<T> {
     /// # Safety
     ///
     /// `index` lies in the window's part, and no rank writes the element at the same time.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn load(self, index: usize) -> T {
         // SAFETY: the caller's.
@@ -167,7 +167,7 @@ impl<T: Element> LsaPtr<T> {
     /// # Safety
     ///
     /// `index` lies in the window's part, and no rank reads or writes the element at the same time.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store(self, index: usize, value: T) {
         // SAFETY: the caller's.
@@ -180,7 +180,7 @@ impl<T: Element> LsaPtr<T> {
     ///
     /// As [`load`](Self::load), for each of the elements; the part starts on a 16-byte boundary (windows made by the host
     /// crate do).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn load_vec(self, index: usize) -> Vec16<T> {
         // SAFETY: the caller's.
@@ -193,7 +193,7 @@ impl<T: Element> LsaPtr<T> {
     ///
     /// As [`store`](Self::store), for each of the elements; the part starts on a 16-byte boundary (windows made by the host
     /// crate do).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store_vec(self, index: usize, value: Vec16<T>) {
         // SAFETY: the caller's.
@@ -208,7 +208,7 @@ impl<T: Element + AtomicValue> LsaPtr<T> {
     /// # Safety
     ///
     /// `index` lies in the window's part, and whoever writes it at the same time does it by ordered or atomic accesses.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn load_acquire(self, index: usize) -> T {
         // SAFETY: the caller's.
@@ -221,7 +221,7 @@ impl<T: Element + AtomicValue> LsaPtr<T> {
     /// # Safety
     ///
     /// `index` lies in the window's part, and whoever reads or writes it at the same time does it by ordered or atomic accesses.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store_release(self, index: usize, value: T) {
         // SAFETY: the caller's.

@@ -106,6 +106,6 @@ mod warp;
 
 pub use error::{Error, Limit, Result, Site, Stall, ThreadId, Waiter, Waiting};
 pub use gpus::Activity;
-pub use machine::{Attached, CallRecord, Effect, Fault, Machine, Ticket};
+pub use machine::{Attached, CallRecord, Effect, Fault, Machine, News, Ticket};
 pub use simulation::Simulation;
 pub use thread::OpenSession;

@@ -111,7 +111,7 @@ pub trait TakeParam {
 impl<T> TakeParam for Taken<T, BY_VALUE> {
     type Param = T;
     type Entry = T;
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn take(entry: T) -> T {
         entry
     }
@@ -120,7 +120,7 @@ impl<T> TakeParam for Taken<T, BY_VALUE> {
 impl<T: Copy + 'static> TakeParam for Taken<T, COPIED> {
     type Param = T;
     type Entry = &'static T;
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn take(entry: &'static T) -> T {
         *entry
     }
@@ -147,7 +147,7 @@ unsafe impl<T: KernelParam<Abi = T> + 'static> KernelParam for GridConstant<T> {
 impl<T: 'static> TakeParam for Taken<GridConstant<T>, KEPT> {
     type Param = GridConstant<T>;
     type Entry = &'static T;
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn take(entry: &'static T) -> GridConstant<T> {
         GridConstant(entry)
     }
@@ -157,7 +157,7 @@ impl<T: 'static> core::ops::Deref for GridConstant<T> {
     type Target = T;
 
     #[cfg(target_arch = "nvptx64")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn deref(&self) -> &T {
         self.0
     }

@@ -38,7 +38,7 @@ impl Team {
     /// NCCL: `ncclTeamRankToWorld`.
     #[doc(alias = "ncclTeamRankToWorld")]
     #[must_use]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn to_world(self, my_world_rank: i32, member: i32) -> i32 {
         my_world_rank.wrapping_add(self.distance_to(member))
     }
@@ -49,7 +49,7 @@ impl Team {
     /// NCCL: `ncclTeamRankToLsa`.
     #[doc(alias = "ncclTeamRankToLsa")]
     #[must_use]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn to_lsa(self, my_lsa_rank: i32, member: i32) -> i32 {
         my_lsa_rank.wrapping_add(self.distance_to(member))
     }
@@ -59,7 +59,7 @@ impl Team {
     /// NCCL: `ncclTeamRankIsMember(self, other, member)`.
     #[doc(alias = "ncclTeamRankIsMember")]
     #[must_use]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn contains(self, other: Team, member: i32) -> bool {
         let distance = other.distance_to(member);
         let rank = self.rank_in(other, member);
@@ -72,7 +72,7 @@ impl Team {
     /// NCCL: `ncclTeamRankToTeam(self, other, member)`.
     #[doc(alias = "ncclTeamRankToTeam")]
     #[must_use]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn rank_in(self, other: Team, member: i32) -> i32 {
         self.rank.wrapping_add(quotient(other.distance_to(member), self.stride))
     }
@@ -82,7 +82,7 @@ impl Team {
     /// NCCL: `ncclTeamInnerFactor`.
     #[doc(alias = "ncclTeamInnerFactor")]
     #[must_use]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn inner_factor(self, inner_size: i32) -> Team {
         Team { n_ranks: inner_size, rank: remainder(self.rank, inner_size), stride: self.stride }
     }
@@ -93,7 +93,7 @@ impl Team {
     /// NCCL: `ncclTeamOuterFactor`.
     #[doc(alias = "ncclTeamOuterFactor")]
     #[must_use]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn outer_factor(self, inner_size: i32) -> Team {
         Team {
             n_ranks: quotient(self.n_ranks, inner_size),
@@ -108,7 +108,7 @@ impl Team {
     /// NCCL: `ncclTeamRankInDifference(self, subset, index)`.
     #[doc(alias = "ncclTeamRankInDifference")]
     #[must_use]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn rank_in_difference(self, subset: Team, index: i32) -> i32 {
         // Places of the subset in this team: `first`, then every `step`-th, `last` being the highest.
         let step = quotient(subset.stride, self.stride);
@@ -134,20 +134,20 @@ impl Team {
     }
 
     /// World ranks from this rank to `member`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     const fn distance_to(self, member: i32) -> i32 {
         member.wrapping_sub(self.rank).wrapping_mul(self.stride)
     }
 }
 
 /// `a / b` as C has it; 0 where `b` is 0. Written so that no check for a division by 0 is left in a kernel.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 const fn quotient(a: i32, b: i32) -> i32 {
     if b == 0 { 0 } else { a.wrapping_div(b) }
 }
 
 /// `a % b` as C has it; `a` where `b` is 0.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 const fn remainder(a: i32, b: i32) -> i32 {
     if b == 0 { a } else { a.wrapping_rem(b) }
 }

@@ -11,7 +11,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::device::Health;
 use crate::device::abort::{AbortFlag, AbortFlags};
 use crate::error::{AbortCause, Error, Result};
-use crate::machine::Machine;
+use crate::machine::{Machine, Wakes};
 use crate::sys::nccl::Nccl;
 use crate::sys::nccl::call::{Call, CommPtr, CommSlot, Out};
 use crate::sys::nccl::calls;
@@ -159,7 +159,9 @@ impl Handle {
         // NCCL waits for the GPU when it aborts.
         self.flags.raise(AbortCause::CommunicatorAborted);
         // Short calls are let pass.
-        let _ = self.machine().poll(Some(ABORT_PATIENCE), || Ok(self.busy.try_lock().is_some()));
+        let _ = self
+            .machine()
+            .poll(Wakes::Anything, Some(ABORT_PATIENCE), || Ok(self.busy.try_lock().is_some()));
         self.slot.take()
     }
 

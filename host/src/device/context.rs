@@ -14,7 +14,7 @@ use super::health::Health;
 use super::issuer::{Issuer, Owner};
 use super::launch::DeviceLimits;
 use crate::error::{Error, Result};
-use crate::machine::Machine;
+use crate::machine::{Machine, Wakes};
 use crate::sys::cuda::abort_block::SharedBlock;
 use crate::sys::cuda::{self, DeviceAttribute, PrimaryContext};
 
@@ -192,7 +192,7 @@ impl Context {
         limit: Option<Duration>,
         mut done: impl FnMut() -> Result<bool>,
     ) -> Result<()> {
-        self.machine().poll(limit, || match done()? {
+        self.machine().poll(Wakes::Anything, limit, || match done()? {
             true => Ok(true),
             false => self.health().check().map(|()| false),
         })

@@ -12,6 +12,7 @@ use super::context::{Context, Queue};
 use super::event::Event;
 use super::issuer::{Issuer, Owner};
 use crate::error::{AbortCause, Error, Result};
+use crate::machine::Wakes;
 use crate::sys::cuda::stream::StreamHandle;
 
 /// How often a wait asks NCCL whether an operation has failed.
@@ -268,7 +269,7 @@ impl StreamInner {
         if running.is_empty() {
             return;
         }
-        let _ = self.context.machine().poll(Some(LEAVE), || self.is_idle());
+        let _ = self.context.machine().poll(self.wakes(), Some(LEAVE), || self.is_idle());
         if let Some(error) = abort::error(&running) {
             tracing::warn!("{error}");
         }
@@ -305,7 +306,7 @@ impl StreamInner {
         self.context.cuda().bind()?;
         let machine = self.context.machine();
         let start = machine.now();
-        machine.poll(limit, || {
+        machine.poll(self.wakes(), limit, || {
             let done = done()?;
             if !done {
                 self.context.health().check()?;
@@ -315,6 +316,11 @@ impl StreamInner {
             }
             Ok(done)
         })
+    }
+
+    /// What ends a wait for it.
+    fn wakes(&self) -> Wakes {
+        Wakes::Idle(self.handle.raw())
     }
 
     fn is_idle(&self) -> Result<bool> {

@@ -16,7 +16,9 @@ use std::ptr::null_mut;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use devcomm_sys::driver::{CUDA, CUfunction, Driver};
+#[cfg(feature = "simulator")]
+use devcomm_sim::News;
+use devcomm_sys::driver::{CUDA, CUfunction, CUstream, Driver};
 use devcomm_sys::nccl::Functions;
 use devcomm_types::HostBody;
 
@@ -28,6 +30,23 @@ use crate::error::{Error, Result};
 
 /// Names a machine to simulate for any program: `4`, or `4,team=2,seed=7`.
 pub(crate) const VARIABLE: &str = "DEVCOMM_SIMULATE";
+
+/// What a simulated machine asks for again when somebody polls. GPUs are asked for all again and
+/// again.
+#[derive(Clone, Copy)]
+pub(crate) enum Wakes {
+    /// Whatever has happened.
+    Anything,
+    /// What another thread has [said](Machine::notify).
+    Word,
+    /// The same, and that this stream of the current context has nothing to do any more.
+    Idle(CUstream),
+}
+
+/// How much has happened on a simulated machine.
+#[cfg(not(feature = "simulator"))]
+#[derive(Clone, Copy, Default)]
+struct News;
 
 /// A machine. Clones are the same one.
 #[derive(Clone)]
@@ -179,9 +198,9 @@ impl Machine {
     }
 
     /// How much has happened on a simulated machine: whoever polls takes it before a look.
-    fn news(&self) -> u64 {
+    fn news(&self) -> News {
         match self {
-            Self::Gpus => 0,
+            Self::Gpus => News::default(),
             #[cfg(feature = "simulator")]
             Self::Simulated(machine) => machine.news(),
         }
@@ -193,10 +212,16 @@ impl Machine {
     /// # Errors
     ///
     /// [`Error::Deadlock`] on a simulated machine.
-    fn pause(&self, since: u64, waited: Duration, deadline: Option<Duration>) -> Result<()> {
+    fn pause(
+        &self,
+        wakes: Wakes,
+        since: News,
+        waited: Duration,
+        deadline: Option<Duration>,
+    ) -> Result<()> {
         match self {
             Self::Gpus => {
-                let _ = (since, deadline);
+                let _ = (wakes, since, deadline);
                 // Short waits are polled without sleeping, long ones leave the processor to others.
                 if waited < Duration::from_millis(1) {
                     std::thread::yield_now();
@@ -206,7 +231,7 @@ impl Machine {
                 Ok(())
             }
             #[cfg(feature = "simulator")]
-            Self::Simulated(machine) => machine.wait(since, deadline),
+            Self::Simulated(machine) => machine.wait(wakes, since, deadline),
         }
     }
 
@@ -217,6 +242,7 @@ impl Machine {
     /// [`Error::DeadlinePassed`] after `limit`; [`Error::Deadlock`]; those of `done`.
     pub(crate) fn poll(
         &self,
+        wakes: Wakes,
         limit: Option<Duration>,
         mut done: impl FnMut() -> Result<bool>,
     ) -> Result<()> {
@@ -230,7 +256,7 @@ impl Machine {
             if limit.is_some_and(|limit| waited >= limit) {
                 return Err(Error::DeadlinePassed { waited });
             }
-            self.pause(news, waited, limit.map(|limit| start.saturating_add(limit)))?;
+            self.pause(wakes, news, waited, limit.map(|limit| start.saturating_add(limit)))?;
         }
     }
 
@@ -243,7 +269,7 @@ impl Machine {
                 return;
             }
             // That nothing can go on is for those to say who wait for something.
-            let _ = self.pause(news, Duration::ZERO, None);
+            let _ = self.pause(Wakes::Word, news, Duration::ZERO, None);
         }
     }
 
@@ -253,7 +279,7 @@ impl Machine {
             Self::Gpus => std::thread::sleep(duration),
             // The deadline is what it waits for.
             #[cfg(feature = "simulator")]
-            Self::Simulated(_) => drop(self.poll(Some(duration), || Ok(false))),
+            Self::Simulated(_) => drop(self.poll(Wakes::Word, Some(duration), || Ok(false))),
         }
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::Machine;
+use super::{Machine, Wakes};
 use crate::error::{Error, Result};
 
 /// How often a wait looks at what changes elsewhere, such as the health of the job.
@@ -66,7 +66,7 @@ impl<T> Shared<T> {
     ) -> Result<R> {
         if self.machine.is_simulated() {
             let mut found = None;
-            self.machine.poll(limit, || {
+            self.machine.poll(Wakes::Word, limit, || {
                 found = ready(&mut self.lock())?;
                 Ok(found.is_some())
             })?;

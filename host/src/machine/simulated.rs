@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::time::Duration;
 
-use devcomm_sim::Simulation;
+use devcomm_sim::{News, Simulation};
 use devcomm_sys::driver::{CUfunction, Driver};
 use devcomm_sys::nccl::Functions;
 use devcomm_types::HostBody;
 use parking_lot::Mutex;
 
-use super::VARIABLE;
+use super::{VARIABLE, Wakes};
 use crate::error::{Error, Result};
 
 /// A simulated machine. Clones are the same one.
@@ -84,12 +84,17 @@ impl Simulated {
         self.0.notify();
     }
 
-    pub(super) fn news(&self) -> u64 {
+    pub(super) fn news(&self) -> News {
         self.0.news()
     }
 
-    pub(super) fn wait(&self, since: u64, deadline: Option<Duration>) -> Result<()> {
+    pub(super) fn wait(&self, wakes: Wakes, since: News, end: Option<Duration>) -> Result<()> {
         self.enter();
-        self.0.wait(since, deadline).map_err(|report| Error::Deadlock { report })
+        let waited = match wakes {
+            Wakes::Anything => self.0.wait(since, end),
+            Wakes::Word => self.0.wait_for_word(since, end),
+            Wakes::Idle(stream) => self.0.wait_for_stream(stream, since, end),
+        };
+        waited.map_err(|report| Error::Deadlock { report })
     }
 }

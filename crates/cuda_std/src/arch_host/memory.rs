@@ -6,7 +6,7 @@ use super::{Access, Order, Scope, current};
 use crate::atomic::AtomicValue;
 
 /// Reports an access of `T` about to happen, and refuses what a GPU would fault on.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(super) fn touch<T>(address: *const T, access: Access) {
     if !address.is_aligned() {
@@ -32,7 +32,7 @@ pub(super) fn spin() {
     (context.ops.spin)(thread, Location::caller());
 }
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn load<T: Copy>(address: *const T) -> T {
     touch(address, Access::Read);
@@ -40,7 +40,7 @@ pub(crate) unsafe fn load<T: Copy>(address: *const T) -> T {
     unsafe { address.read() }
 }
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn store<T: Copy>(address: *mut T, value: T) {
     touch(address, Access::Write);
@@ -48,7 +48,7 @@ pub(crate) unsafe fn store<T: Copy>(address: *mut T, value: T) {
     unsafe { address.write(value) }
 }
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn load_v4(address: *const [u32; 4]) -> [u32; 4] {
     touch(address.cast::<u128>(), Access::Read);
@@ -56,7 +56,7 @@ pub(crate) unsafe fn load_v4(address: *const [u32; 4]) -> [u32; 4] {
     unsafe { address.read() }
 }
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn store_v4(address: *mut [u32; 4], value: [u32; 4]) {
     touch(address.cast::<u128>(), Access::Write);

@@ -20,7 +20,7 @@ pub(crate) use tensor::*;
 pub(crate) use threads::*;
 
 /// The running simulated thread: the pointer that its hooks want, and its context.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 fn current() -> (*const ThreadCtx, &'static ThreadCtx) {
     let pointer = CTX.get();

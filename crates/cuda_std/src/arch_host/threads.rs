@@ -9,7 +9,7 @@ use crate::thread::index_in_block;
 
 macro_rules! indices {
     ($($name:ident)*) => { $(
-        #[inline(always)]
+        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         #[track_caller]
         pub(crate) fn $name(axis: usize) -> u32 {
             current().1.$name[axis]
@@ -19,7 +19,7 @@ macro_rules! indices {
 
 indices!(thread_idx block_idx block_dim grid_dim);
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) fn lane_id() -> u32 {
     index_in_block() % crate::warp::WARP_SIZE
@@ -155,7 +155,7 @@ pub(crate) fn print<P: Pieces, A: Arguments>(arguments: A) {
     }
 }
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn opaque(value: u32) -> u32 {
     value
 }

@@ -29,12 +29,12 @@ pub enum FenceLevel {
 }
 
 impl FenceLevel {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) const fn covers_puts(self) -> bool {
         self as i32 & Self::Put as i32 != 0
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     const fn covers_gets(self) -> bool {
         self as i32 & Self::Get as i32 != 0
     }
@@ -52,7 +52,7 @@ pub struct GinBarriers<'a, B> {
 }
 
 impl<B> Clone for GinBarriers<'_, B> {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn clone(&self) -> Self {
         *self
     }
@@ -63,7 +63,7 @@ impl<B> Copy for GinBarriers<'_, B> {}
 impl<'a, B: GinBackend> Gin<'a, B> {
     /// The barriers of all ranks, which the host reserved by `world_gin_barriers`. NCCL: `ncclDevComm.worldGinBarrier`.
     #[doc(alias = "worldGinBarrier")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn world_barriers(&self) -> GinBarriers<'a, B> {
         let comm = self.comm();
         let (team, handle) = (comm.world_team(), comm.as_raw().world_gin_barrier);
@@ -72,7 +72,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
 
     /// The barriers of the rail team, which the host reserved by `rail_gin_barriers`. NCCL: `ncclDevComm.railGinBarrier`.
     #[doc(alias = "railGinBarrier")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn rail_barriers(&self) -> GinBarriers<'a, B> {
         let comm = self.comm();
         let (team, handle) = (comm.rail_team(), comm.as_raw().rail_gin_barrier);
@@ -86,7 +86,7 @@ impl<'a, B: GinBackend> GinBarriers<'a, B> {
     /// # Safety
     ///
     /// The handle is one that the host got for this device communicator and a team of these ranks, all connected.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new(gin: Gin<'a, B>, team: Team, handle: GinBarrierHandle) -> Self {
         Self { gin, team, handle, all_contexts: false }
     }
@@ -94,7 +94,7 @@ impl<'a, B: GinBackend> GinBarriers<'a, B> {
     /// The same barriers, whose fences cover every context of the device communicator instead of one. NCCL:
     /// `ncclGinAllContexts`.
     #[doc(alias = "ncclGinBarrierSessionInitAllContexts")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn over_all_contexts(self) -> Self {
         Self { all_contexts: true, ..self }
@@ -104,7 +104,7 @@ impl<'a, B: GinBackend> GinBarriers<'a, B> {
     ///
     /// NCCL: `ncclGinBarrierSession`'s constructor.
     #[doc(alias = "ncclGinBarrierSessionInit")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn barrier(self, coop: Coop, index: BarrierIndex) -> GinBarrier<'a, B> {
         let ranks = self.team.n_ranks as u32;
@@ -136,7 +136,7 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     ///
     /// NCCL: `ncclGinBarrierSession::sync`.
     #[doc(alias = "ncclGinBarrierSessionSync")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn sync(&mut self, order: MemoryOrder, fence: FenceLevel) {
         let outcome = self.meet(order, fence, Deadline::NEVER);
@@ -151,7 +151,7 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn sync_timeout(
         &mut self,
@@ -163,7 +163,7 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         finish_timed(self.coop, outcome)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) fn meet(
         &mut self,
@@ -226,7 +226,7 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     }
 
     /// Signal and shadow have counted one arrival more; the count as it should be then.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn expect(&self, gin: &Gin<'_, B>, peer: i32) -> u64 {
         // SAFETY: the shadow of one of the barrier's signals. NCCL counts in its low half.
@@ -239,7 +239,7 @@ impl<B: GinBackend> GinBarrier<'_, B> {
     }
 
     /// What this rank has posted is through, on the contexts that the barrier covers; this thread's share.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn flush(&self, order: MemoryOrder, deadline: Deadline) -> Outcome {
         let mut context = 0;
@@ -252,20 +252,20 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn contexts(&self) -> i32 {
         if self.set.all_contexts { self.set.gin.comm().n_gin_contexts() as i32 } else { 1 }
     }
 
     /// The `i`-th of the contexts that the barrier covers.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn on_context(&self, i: i32) -> Gin<'_, B> {
         if self.set.all_contexts { self.set.gin.with_index(i as u32) } else { self.set.gin }
     }
 
     /// The `i`-th pair of a context and a peer. Every rank starts with its neighbour and ends with itself.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn nth(&self, i: i32, peers: i32) -> (Gin<'_, B>, i32) {
         let team = self.set.team;

@@ -41,7 +41,7 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
     /// NCCL: `ncclBarrierSession`'s constructor for the world, and its destructor.
     #[doc(alias = "ncclBarrierSessionInit")]
     #[doc(alias = "ncclBarrierSessionDestroy")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn with<R>(
         coop: Coop,
@@ -58,14 +58,14 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
 
     /// The inner barrier, of the LSA team alone. NCCL: `ncclBarrierSession::lsaBarrier`.
     #[doc(alias = "lsaBarrier")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn lsa(&mut self) -> &mut LsaBarrier<'a> {
         &mut self.lsa
     }
 
     /// The outer barrier, of the rail team alone. NCCL: `ncclBarrierSession::ginBarrier`.
     #[doc(alias = "ginBarrier")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn rail(&mut self) -> GinBarrier<'a, B> {
         let comm = self.gin.comm();
@@ -80,7 +80,7 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
     ///
     /// NCCL: `ncclBarrierSession::sync`.
     #[doc(alias = "ncclBarrierSessionSync")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn sync(&mut self, order: MemoryOrder, fence: FenceLevel) {
         let path = self.path(fence);
@@ -99,7 +99,7 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn sync_timeout(
         &mut self,
@@ -118,7 +118,7 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
         finish_timed(self.coop, outcome).and(inner)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn path(&self, fence: FenceLevel) -> Path {
         let raw = self.gin.comm().as_raw();
         if !fence.covers_puts() || raw.gin_context_stride as i32 == raw.lsa_size {
@@ -130,7 +130,7 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
         }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn outer(&mut self, path: Path) -> GinBarrier<'a, B> {
         if path == Path::LsaThenRail {

@@ -34,7 +34,7 @@ pub struct LsaBarriers<'a> {
 impl DevComm {
     /// The barriers of the LSA team. NCCL: `ncclDevComm.lsaBarrier`.
     #[doc(alias = "lsaBarrier")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn lsa_barriers(&self) -> LsaBarriers<'_> {
         let (team, handle) = (self.lsa_team(), self.as_raw().lsa_barrier);
         LsaBarriers { comm: self, team, handle, multimem: None }
@@ -42,7 +42,7 @@ impl DevComm {
 
     /// The barriers of the LSA team that are the inner part of hybrid barriers. NCCL: `ncclDevComm.hybridLsaBarrier`.
     #[doc(alias = "hybridLsaBarrier")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn hybrid_lsa_barriers(&self) -> LsaBarriers<'_> {
         let (team, handle) = (self.lsa_team(), self.as_raw().hybrid_lsa_barrier);
         LsaBarriers { comm: self, team, handle, multimem: None }
@@ -55,7 +55,7 @@ impl<'a> LsaBarriers<'a> {
     /// # Safety
     ///
     /// The handle is one that the host got for this device communicator and a team of these ranks, all within load and store.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new(comm: &'a DevComm, team: Team, handle: LsaBarrierHandle) -> Self {
         Self { comm, team, handle, multimem: None }
     }
@@ -65,13 +65,13 @@ impl<'a> LsaBarriers<'a> {
     /// # Safety
     ///
     /// `multimem` is the multicast mapping of the barriers' team.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn over_multimem(self, multimem: MultimemHandle) -> Self {
         Self { multimem: Some(multimem), ..self }
     }
 
     /// How many there are.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn count(&self) -> u32 {
         self.handle.n_barriers as u32
     }
@@ -85,7 +85,7 @@ impl<'a> LsaBarriers<'a> {
     /// NCCL: `ncclLsaBarrierSession`'s constructor and destructor.
     #[doc(alias = "ncclLsaBarrierSessionInit")]
     #[doc(alias = "ncclLsaBarrierSessionDestroy")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn with<R>(
         self,
@@ -113,7 +113,7 @@ pub struct LsaBarrier<'a> {
 
 impl<'a> LsaBarrier<'a> {
     /// A session on barrier `index` of the device communicator's LSA barriers: [`LsaBarriers::with`].
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn with<R>(
         coop: Coop,
@@ -124,7 +124,7 @@ impl<'a> LsaBarrier<'a> {
         comm.lsa_barriers().with(coop, index, body)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) fn open(set: LsaBarriers<'a>, coop: Coop, index: BarrierIndex) -> Self {
         let mut barrier = Self { set, coop, index: index.get(), epoch: 0 };
@@ -137,7 +137,7 @@ impl<'a> LsaBarrier<'a> {
 
     /// What NCCL's function does too, which calls the coop through its table: in a large kernel LLVM does not see which it is.
     #[cfg(target_arch = "nvptx64")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn close(self) {
         let LsaBarriers { team, handle, multimem, .. } = self.set;
         if self.coop.thread_rank() == 0 {
@@ -161,7 +161,7 @@ impl<'a> LsaBarrier<'a> {
     }
 
     /// NCCL's session, with the epoch that is stored.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn session(&self) -> MaybeUninit<LsaBarrierSession> {
         let LsaBarriers { comm, team, handle, multimem } = self.set;
@@ -183,7 +183,7 @@ impl<'a> LsaBarrier<'a> {
     }
 
     /// The team's ranks meet here.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn team(&self) -> Team {
         self.set.team
     }
@@ -192,7 +192,7 @@ impl<'a> LsaBarrier<'a> {
     ///
     /// NCCL: `ncclLsaBarrierSessionArrive`.
     #[doc(alias = "ncclLsaBarrierSessionArrive")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn arrive(&mut self, order: MemoryOrder) -> Arrival<'_, 'a> {
         self.tell(order);
@@ -201,7 +201,7 @@ impl<'a> LsaBarrier<'a> {
 
     /// Arrives and waits. NCCL: `ncclLsaBarrierSessionSync`.
     #[doc(alias = "ncclLsaBarrierSessionSync")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn sync(&mut self, order: MemoryOrder) {
         self.tell(order);
@@ -217,13 +217,13 @@ impl<'a> LsaBarrier<'a> {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn sync_timeout(&mut self, order: MemoryOrder, timeout: Timeout) -> Result<(), TimedOut> {
         self.sync_until(order, Deadline::after(timeout))
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) fn sync_until(
         &mut self,
@@ -234,7 +234,7 @@ impl<'a> LsaBarrier<'a> {
         self.wait_until(order, deadline)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn tell(&mut self, order: MemoryOrder) {
         self.forget_addresses();
@@ -269,14 +269,14 @@ impl<'a> LsaBarrier<'a> {
         }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn wait(&mut self, order: MemoryOrder) {
         let outcome = self.wait_for_peers(order, Deadline::NEVER);
         finish(self.coop, outcome);
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn wait_until(&mut self, order: MemoryOrder, deadline: Deadline) -> Result<(), TimedOut> {
         let outcome = self.wait_for_peers(order, deadline);
@@ -285,7 +285,7 @@ impl<'a> LsaBarrier<'a> {
 
     /// Has the addresses of the barrier's words worked out anew: between two episodes they would take registers from the
     /// kernel's own work, which is when it needs them most.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn forget_addresses(&mut self) {
         let LsaBarriers { team, handle, .. } = &mut self.set;
         handle.buffer = hint::opaque(handle.buffer);
@@ -295,13 +295,13 @@ impl<'a> LsaBarrier<'a> {
     }
 
     /// By how much an episode moves the epoch: by multicast all ranks count in one place.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn step(&self) -> u32 {
         if self.set.multimem.is_some() { self.set.team.n_ranks as u32 } else { 1 }
     }
 
     /// Polls for the peers that this thread of the coop looks after.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn wait_for_peers(&self, order: MemoryOrder, deadline: Deadline) -> Outcome {
         let Self { set: LsaBarriers { team, multimem, .. }, coop, .. } = *self;
@@ -325,7 +325,7 @@ impl<'a> LsaBarrier<'a> {
     }
 
     /// Polls until the count in an inbox of this rank has reached the epoch.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn wait_for(
         &self,
@@ -340,7 +340,7 @@ impl<'a> LsaBarrier<'a> {
     }
 
     /// What a thread waits for that waits for team rank `peer`, or for all by multicast (-1).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn missing(&self, peer: i32) -> WaitFor {
         let Self { set: LsaBarriers { comm, team, .. }, index, .. } = *self;
         let peer = if peer < 0 { peer } else { team.to_world(comm.rank(), peer) };
@@ -348,7 +348,7 @@ impl<'a> LsaBarrier<'a> {
     }
 
     /// The set's words in the resources of team rank `owner`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn words(&self, owner: i32) -> *mut u32 {
         let LsaBarriers { comm, team, handle, .. } = self.set;
@@ -356,7 +356,7 @@ impl<'a> LsaBarrier<'a> {
     }
 
     /// Where `peer` tells `owner` that it arrived.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn inbox(&self, owner: i32, peer: i32) -> *mut u32 {
         let LsaBarriers { team, handle, .. } = self.set;
@@ -364,7 +364,7 @@ impl<'a> LsaBarrier<'a> {
         self.words(owner).wrapping_offset(inboxes as isize).wrapping_offset(peer as isize)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn own_multicast_inbox(&self) -> *mut u32 {
         let first = 2 * self.set.handle.n_barriers;
@@ -373,7 +373,7 @@ impl<'a> LsaBarrier<'a> {
             .wrapping_add(self.index as usize)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn multicast_inbox(&self, multimem: MultimemHandle) -> *mut u32 {
         let LsaBarriers { comm, handle, .. } = self.set;
@@ -383,7 +383,7 @@ impl<'a> LsaBarrier<'a> {
 }
 
 /// Where NCCL's session has the epoch.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn epoch_of(session: &mut MaybeUninit<LsaBarrierSession>) -> *mut u32 {
     const OFFSET: usize = 72;
     session.as_mut_ptr().cast::<u32>().wrapping_byte_add(OFFSET)
@@ -398,7 +398,7 @@ pub struct Arrival<'b, 'a> {
 impl Arrival<'_, '_> {
     /// Waits until the coop of every peer arrived. NCCL: `ncclLsaBarrierSessionWait`.
     #[doc(alias = "ncclLsaBarrierSessionWait")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait(self, order: MemoryOrder) {
         self.barrier.wait(order);
@@ -410,7 +410,7 @@ impl Arrival<'_, '_> {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_timeout(self, order: MemoryOrder, timeout: Timeout) -> Result<(), TimedOut> {
         let result = self.barrier.wait_until(order, Deadline::after(timeout));
@@ -420,20 +420,20 @@ impl Arrival<'_, '_> {
 }
 
 impl Drop for Arrival<'_, '_> {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn drop(&mut self) {
         self.barrier.wait(MemoryOrder::AcqRel);
     }
 }
 
 /// The `i`-th rank of the team that is not this one.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn nth_peer(team: Team, i: i32) -> i32 {
     i + i32::from(team.rank <= i)
 }
 
 /// Whether a count that wraps around has reached `target`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn has_reached(count: u32, target: u32) -> bool {
     count.wrapping_sub(target) <= u32::MAX / 2
 }

@@ -16,19 +16,19 @@ pub struct BarrierIndex(u32);
 
 impl BarrierIndex {
     /// The block's own: `blockIdx.x`. A launch is refused when the grid has more blocks than there are barriers.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn this_block() -> Self {
         Self(thread::block_idx_x())
     }
 
     /// Barrier `index`. Opening a session traps when the set has no such barrier.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn new(index: u32) -> Self {
         Self(index)
     }
 
     /// The number.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn get(self) -> u32 {
         self.0
     }

@@ -54,7 +54,7 @@ const NO_COUNTER: u32 = u32::MAX;
 
 impl Context<'_> {
     /// NCCL's object for it. It is made in every call: nothing of it is kept.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn net<B: GinBackend>(self) -> MaybeUninit<raw::Gin> {
         let mut net = MaybeUninit::uninit();
@@ -73,7 +73,7 @@ impl Context<'_> {
     }
 
     /// What a thread waits for that waits for the context's operations.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn operations(self, kind: WaitKind) -> WaitFor {
         WaitFor { kind, index: 0, context: self.index, peer: -1, wanted: 0, seen: 0 }
     }
@@ -83,7 +83,7 @@ impl Context<'_> {
 pub(crate) type Place = (*mut c_void, usize);
 
 /// A put: `bytes` from `source` of this rank to `target` of world rank `peer`; then the remote action, then the counter.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 #[allow(clippy::too_many_arguments)]
 pub(crate) unsafe fn put<B: GinBackend>(
@@ -161,7 +161,7 @@ pub(crate) unsafe fn put<B: GinBackend>(
 }
 
 /// A put of the `size` low bytes of `value`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 #[allow(clippy::too_many_arguments)]
 pub(crate) unsafe fn put_value<B: GinBackend>(
@@ -232,7 +232,7 @@ pub(crate) unsafe fn put_value<B: GinBackend>(
 }
 
 /// A signal without data.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn signal<B: GinBackend>(
     context: Context<'_>,
@@ -291,7 +291,7 @@ pub(crate) unsafe fn signal<B: GinBackend>(
 }
 
 /// A get: `bytes` from `source` of world rank `peer` to `target` of this rank.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn get<B: GinBackend>(
     context: Context<'_>,
@@ -347,7 +347,7 @@ pub enum Word {
 }
 
 /// Reads the low `bits` of a word.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 unsafe fn read_word(net: *mut raw::Gin, word: Word, bits: i32, order: MemoryOrder) -> u64 {
     // SAFETY: the caller's.
@@ -369,7 +369,7 @@ pub(crate) const ALL_BITS: i32 = 64;
 pub(crate) const COUNTER_BITS: i32 = 56;
 
 /// The value of a word.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn read<B: GinBackend>(
     context: Context<'_>,
@@ -385,7 +385,7 @@ pub(crate) unsafe fn read<B: GinBackend>(
 /// Waits until a word has reached `least`; `what` says what for, given the word's value.
 ///
 /// NCCL polls, for a slice of time, since it looks up once where the word is.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 #[allow(clippy::too_many_arguments)]
 pub(crate) unsafe fn wait<B: GinBackend>(
@@ -422,7 +422,7 @@ pub(crate) unsafe fn wait<B: GinBackend>(
 }
 
 /// Sets a word to 0; nothing else may touch it meanwhile.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn reset<B: GinBackend>(context: Context<'_>, word: Word) {
     #[inline(never)]
@@ -456,7 +456,7 @@ pub(crate) unsafe fn reset<B: GinBackend>(context: Context<'_>, word: Word) {
 }
 
 /// Where this rank keeps what it expects of a signal.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn shadow<B: GinBackend>(context: Context<'_>, signal: u32) -> *mut u64 {
     let mut net = context.net::<B>();
@@ -465,7 +465,7 @@ pub(crate) unsafe fn shadow<B: GinBackend>(context: Context<'_>, signal: u32) ->
 }
 
 /// Begins a flush of what this rank has sent to `peer` on a context.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn flush_async<B: GinBackend>(
     context: Context<'_>,
@@ -494,7 +494,7 @@ pub(crate) unsafe fn flush_async<B: GinBackend>(
 const NCCL_TIMEOUT: i32 = 8;
 
 /// Waits until a flush is through, by the GPU's clock of nanoseconds (0: for ever).
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn wait_request<B: GinBackend>(
     context: Context<'_>,
@@ -541,7 +541,7 @@ pub(crate) unsafe fn wait_request<B: GinBackend>(
 }
 
 /// Waits until everything that this thread's rank has sent on a context is through.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn flush<B: GinBackend>(
     context: Context<'_>,

@@ -92,7 +92,7 @@ pub struct Gin<'a, B> {
 }
 
 impl<B> Clone for Gin<'_, B> {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn clone(&self) -> Self {
         *self
     }
@@ -103,7 +103,7 @@ impl<B> Copy for Gin<'_, B> {}
 impl DevComm {
     /// Context `index`, shared by all threads of the GPU. Traps when there is none of that number: they are below
     /// [`n_gin_contexts`](Self::n_gin_contexts), which may be fewer than the host asked for.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn gin<B: GinBackend>(&self, index: u32) -> Gin<'_, B> {
         let raw = self.as_raw();
@@ -117,14 +117,14 @@ impl DevComm {
 
     /// Signal `index` of those that the host asked for by `gin_signals`. Traps when the device communicator has none of that number;
     /// those behind the kernel's own are of barriers.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn signal(&self, index: u32) -> SignalId {
         SignalId::of(self, SignalRange { first: 0, count: u32::MAX }, index)
     }
 
     /// Counter `index` of those that the host asked for by `gin_counters`. Traps when it is not there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn counter(&self, index: u32) -> CounterId {
         CounterId::of(self, CounterRange { first: 0, count: u32::MAX }, index)
@@ -138,36 +138,36 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// As long as this value or a copy of it is used, nobody but those whom `sharing` names uses the context: no other kernel, and
     /// no other device communicator, which `gin_exclusive_contexts` asks for.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn shared_by(self, sharing: ResourceSharing) -> Self {
         Self { sharing, ..self }
     }
 
     /// The device communicator.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn comm(&self) -> &'a DevComm {
         self.comm
     }
 
     /// Which context of the device communicator this is.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn context_index(&self) -> u32 {
         self.index
     }
 
     /// Another context of the same device communicator; it exists.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn with_index(self, index: u32) -> Self {
         Self { index, ..self }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn context(&self) -> Context<'a> {
         Context { comm: self.comm, index: self.index, sharing: self.sharing as u8 }
     }
 
     /// The world rank of a team's member that GIN connects. Traps for another: NCCL would reach into a queue that is not there.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(crate) fn connected(&self, team: Team, peer: i32) -> i32 {
         let (rank, stride) = (self.world_rank(team, peer), self.comm.gin_stride());
@@ -178,7 +178,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     }
 
     /// The world rank of a team's member, as the calls take peers.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn world_rank(&self, team: Team, peer: i32) -> i32 {
         team.to_world(self.comm.rank(), peer)
     }

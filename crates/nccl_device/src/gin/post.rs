@@ -12,7 +12,7 @@ use crate::{Coop, Team};
 /// `cuda::thread_scope`, by NCCL's numbers.
 const THREAD: i32 = 10;
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 const fn number(scope: Scope) -> i32 {
     match scope {
         Scope::Sys => 0,
@@ -33,7 +33,7 @@ impl Release {
         Self { given: number(Scope::Sys), required: number(Scope::Sys) };
 
     /// The kernel has released it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     const fn by_kernel(scope: Scope) -> Self {
         Self { given: number(scope), required: number(Scope::Gpu) }
     }
@@ -48,7 +48,7 @@ pub trait Value: Element {
 macro_rules! values {
     ($($type:ty, $value:ident => $bits:expr;)*) => { $(
         impl Value for $type {
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn bits(self) -> u64 {
                 let $value = self;
                 $bits
@@ -82,7 +82,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// the post on nobody writes the source until a counter, a flush or a signal that answers it says that it was read; nobody
     /// touches the target until a signal or a fenced barrier says that it was written.
     #[doc(alias = "ncclGinPut")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn put<T: Element>(
         &self,
         team: Team,
@@ -111,7 +111,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// As [`put`](Self::put), as far as the target is concerned.
     #[doc(alias = "ncclGinPutValue")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn put_value<T: Value>(
         &self,
         team: Team,
@@ -140,7 +140,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// The elements lie in the windows, and the peer is connected. From the post until a flush nobody touches the target and nobody
     /// writes the source.
     #[doc(alias = "ncclGinGet")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn get<T: Element>(
         &self,
         team: Team,
@@ -165,7 +165,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// NCCL: `ncclGin::signal`.
     #[doc(alias = "ncclGinSignal")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn signal(&self, coop: Coop, team: Team, peer: i32, action: SignalAction) {
         coop.sync();
@@ -175,7 +175,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     }
 
     /// A signal by the calling thread; what was written before may have been released already.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(crate) fn signal_alone(&self, world_rank: i32, action: SignalAction, release: Release) {
         let action = action.lower(self.is_strong_by_default());
@@ -183,14 +183,14 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         unsafe { calls::signal::<B>(self.context(), world_rank, action, release) };
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn is_strong_by_default(&self) -> bool {
         self.comm.as_raw().gin_strong_legacy_signals
     }
 }
 
 /// The window and byte offset of an element.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn place<T: Element>(element: SymPtr<T>) -> Place {
     (element.window().as_raw(), element.byte_offset())
 }
@@ -210,14 +210,14 @@ pub struct Put<'a, B> {
 
 impl<B: GinBackend> Put<'_, B> {
     /// Raises a signal of the peer's when the data has arrived.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn signal(self, action: SignalAction) -> Self {
         Self { action: Some(action), ..self }
     }
 
     /// Counts when the source has been read. NCCL: `ncclGin_CounterInc`.
     #[doc(alias = "ncclGin_CounterInc")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn counter(self, counter: CounterId) -> Self {
         Self { counter: Some(counter), ..self }
     }
@@ -228,13 +228,13 @@ impl<B: GinBackend> Put<'_, B> {
     /// # Safety
     ///
     /// They have.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn released_to(self, scope: Scope) -> Self {
         Self { release: Release::by_kernel(scope), ..self }
     }
 
     /// Sends it. The threads of `coop` call it together, and what any of them wrote to the source goes along.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn post(self, coop: Coop) {
         coop.sync();
@@ -266,13 +266,13 @@ pub struct PutValue<'a, B> {
 
 impl<B: GinBackend> PutValue<'_, B> {
     /// Raises a signal of the peer's when the number has arrived.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn signal(self, action: SignalAction) -> Self {
         Self { action: Some(action), ..self }
     }
 
     /// Sends it. The threads of `coop` call it together, with the same number.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn post(self, coop: Coop) {
         coop.sync();
@@ -299,7 +299,7 @@ pub struct Get<'a, B> {
 
 impl<B: GinBackend> Get<'_, B> {
     /// Sends it. The threads of `coop` call it together.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn post(self, coop: Coop) {
         coop.sync();

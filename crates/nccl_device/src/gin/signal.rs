@@ -14,7 +14,7 @@ pub struct SignalId(u32);
 
 impl SignalId {
     /// Signal `index` of a range that the host reserved. Traps when the range, or the device communicator, has no such signal.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn of(comm: &DevComm, range: SignalRange, index: u32) -> Self {
         let id = u64::from(range.first) + u64::from(index);
@@ -28,13 +28,13 @@ impl SignalId {
     /// # Safety
     ///
     /// The host reserved it, and it is not one of a barrier's.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const unsafe fn from_raw(id: u32) -> Self {
         Self(id)
     }
 
     /// NCCL's number.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn get(self) -> u32 {
         self.0
     }
@@ -42,14 +42,14 @@ impl SignalId {
     /// Raises the peer's signal by one. Not to be mixed with [`add`](Self::add) on one signal, unless it is reset between.
     /// NCCL: `ncclGin_SignalInc`.
     #[doc(alias = "ncclGin_SignalInc")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn inc(self) -> SignalAction {
         SignalAction { target: Target::Id(self.0), op: Op::Inc, strength: Strength::AsMade }
     }
 
     /// Raises the peer's signal by `value`. NCCL: `ncclGin_SignalAdd`.
     #[doc(alias = "ncclGin_SignalAdd")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn add(self, value: u64) -> SignalAction {
         SignalAction { target: Target::Id(self.0), op: Op::Add(value), strength: Strength::AsMade }
     }
@@ -70,26 +70,26 @@ impl VaSignal {
     ///
     /// The window has it in every rank and was registered with `NCCL_WIN_STRICT_ORDERING`; the device communicator was made with
     /// `gin_va_signals`; and while it is a signal nobody writes it but by the functions here.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const unsafe fn new(window: Window<u64>, index: usize) -> Self {
         Self { window, index }
     }
 
     /// Raises the peer's signal by one. NCCL: `ncclGin_VASignalInc`.
     #[doc(alias = "ncclGin_VASignalInc")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn inc(self) -> SignalAction {
         SignalAction { target: Target::Va(self), op: Op::Inc, strength: Strength::AsMade }
     }
 
     /// Raises the peer's signal by `value`. NCCL: `ncclGin_VASignalAdd`.
     #[doc(alias = "ncclGin_VASignalAdd")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn add(self, value: u64) -> SignalAction {
         SignalAction { target: Target::Va(self), op: Op::Add(value), strength: Strength::AsMade }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn byte_offset(self) -> usize {
         self.index * size_of::<u64>()
     }
@@ -108,21 +108,21 @@ impl Signal for SignalId {}
 impl Signal for VaSignal {}
 
 impl sealed::Sealed for SignalId {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn word(self) -> Word {
         Word::Signal(self.0)
     }
 }
 
 impl sealed::Sealed for VaSignal {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn word(self) -> Word {
         Word::VaSignal { window: self.window.as_raw(), offset: self.byte_offset() }
     }
 }
 
 /// The word that a signal is.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn word(signal: impl Signal) -> Word {
     sealed::Sealed::word(signal)
 }
@@ -161,7 +161,7 @@ impl SignalAction {
     /// Whoever sees the signal sees every put that this rank posted before on the same context to the same peer. The device
     /// communicator was made with `gin_strong_signals`, or the kernel traps. NCCL: `ncclGin_StrongSignalInc`, `ncclGin_StrongSignalAdd`.
     #[doc(alias = "ncclGin_StrongSignalInc")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub const fn strong(self) -> Self {
         Self { strength: Strength::Strong, ..self }
@@ -170,14 +170,14 @@ impl SignalAction {
     /// Whoever sees the signal sees the data of its own put, and perhaps nothing of others. NCCL: `ncclGin_WeakSignalInc`,
     /// `ncclGin_WeakSignalAdd`.
     #[doc(alias = "ncclGin_WeakSignalInc")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub const fn weak(self) -> Self {
         Self { strength: Strength::Weak, ..self }
     }
 
     /// As NCCL takes it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn lower(self, strong_by_default: bool) -> RemoteAction {
         const VA: i32 = 1;
         const INDEXED: i32 = 2;
@@ -212,7 +212,7 @@ pub struct CounterId(u32);
 
 impl CounterId {
     /// Counter `index` of a range that the host reserved. Traps when the range, or the device communicator, has no such counter.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn of(comm: &DevComm, range: CounterRange, index: u32) -> Self {
         let id = u64::from(range.first) + u64::from(index);
@@ -222,7 +222,7 @@ impl CounterId {
     }
 
     /// NCCL's number.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn get(self) -> u32 {
         self.0
     }

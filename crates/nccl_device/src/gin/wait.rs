@@ -18,7 +18,7 @@ pub struct Request<'a, B> {
 }
 
 impl<B: GinBackend> Request<'_, B> {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn wait(&self, order: MemoryOrder, deadline: Deadline) -> Outcome {
         let (context, order) = (self.gin.context(), order.acquire_half());
@@ -35,7 +35,7 @@ impl<B: GinBackend> Request<'_, B> {
 impl<'a, B: GinBackend> Gin<'a, B> {
     /// The value of a signal. NCCL: `ncclGin::readSignal`.
     #[doc(alias = "ncclGinReadSignal")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn read_signal(&self, signal: impl Signal, order: MemoryOrder) -> u64 {
         // SAFETY: a signal that the host reserved, or a window's by the contract of `VaSignal`.
@@ -47,7 +47,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// NCCL: `ncclGin::waitSignal`.
     #[doc(alias = "ncclGinWaitSignal")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_signal(&self, coop: Coop, signal: impl Signal, least: u64, order: MemoryOrder) {
         let outcome = self.wait_by_first(coop, word(signal), least, order, Deadline::NEVER);
@@ -61,7 +61,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// [`TimedOut`], in every thread of the coop.
     #[doc(alias = "ncclGinWaitSignalTimeout")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_signal_timeout(
         &self,
@@ -77,7 +77,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
 
     /// The value of a counter. NCCL: `ncclGin::readCounter`.
     #[doc(alias = "ncclGinReadCounter")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn read_counter(&self, counter: CounterId, order: MemoryOrder) -> u64 {
         let word = Word::Counter(counter.get());
@@ -87,7 +87,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
 
     /// Waits until a counter has reached `least`, in numbers of 56 bits that wrap around. NCCL: `ncclGin::waitCounter`.
     #[doc(alias = "ncclGinWaitCounter")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_counter(&self, coop: Coop, counter: CounterId, least: u64, order: MemoryOrder) {
         let word = Word::Counter(counter.get());
@@ -101,7 +101,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// [`TimedOut`], in every thread of the coop.
     #[doc(alias = "ncclGinWaitCounterTimeout")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_counter_timeout(
         &self,
@@ -117,7 +117,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
 
     /// Sets a signal of this rank's, and its shadow, to 0. No peer may raise it meanwhile. NCCL: `ncclGin::resetSignal`.
     #[doc(alias = "ncclGinResetSignal")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn reset_signal(&self, signal: impl Signal) {
         let word = word(signal);
@@ -133,7 +133,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
 
     /// Sets a counter to 0. No put may count meanwhile. NCCL: `ncclGin::resetCounter`.
     #[doc(alias = "ncclGinResetCounter")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn reset_counter(&self, counter: CounterId) {
         // SAFETY: a counter that the host reserved.
@@ -143,7 +143,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// What this rank expects of a signal: a number of its own beside each signal, which outlives the kernel. NCCL:
     /// `ncclGin::getSignalShadowPtr`.
     #[doc(alias = "ncclGinGetSignalShadowPtr")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn signal_shadow(&self, signal: SignalId) -> u64 {
         // SAFETY: the shadow of a signal that the host reserved.
@@ -152,7 +152,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
 
     /// Expects `delta` more of a signal: adds to its shadow. One thread of a coop calls it. NCCL: `ncclGin::increaseSignalShadow`.
     #[doc(alias = "ncclGinIncreaseSignalShadow")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn expect(&self, signal: SignalId, delta: u64) {
         // SAFETY: the shadow of a signal that the host reserved.
@@ -164,7 +164,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
 
     /// Waits until a signal has reached its shadow. NCCL: `ncclGin::waitSignalMeetShadow`.
     #[doc(alias = "ncclGinWaitSignalMeetShadow")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_signal_meets_shadow(&self, coop: Coop, signal: SignalId, order: MemoryOrder) {
         coop.sync();
@@ -176,7 +176,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_signal_meets_shadow_timeout(
         &self,
@@ -194,7 +194,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// NCCL: `ncclGin::waitSignalFollowShadow`.
     #[doc(alias = "ncclGinWaitSignalFollowShadow")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_signal_follow_shadow(
         &self,
@@ -215,7 +215,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     /// # Errors
     ///
     /// [`TimedOut`], in every thread of the coop.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_signal_follow_shadow_timeout(
         &self,
@@ -232,7 +232,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     }
 
     /// Brings the shadow to the signal. The shadow is also what tells the coop's other threads.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn follow_shadow(
         &self,
@@ -259,7 +259,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// NCCL: `ncclGin::flush`.
     #[doc(alias = "ncclGinFlush")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn flush(&self, coop: Coop, order: MemoryOrder) {
         coop.sync();
@@ -274,7 +274,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// [`TimedOut`], in every thread of the coop.
     #[doc(alias = "ncclGinFlushTimeout")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn flush_timeout(
         &self,
@@ -293,7 +293,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// NCCL: `ncclGin::flushAsync`.
     #[doc(alias = "ncclGinFlushAsync")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn flush_async(&self, team: Team, peer: i32) -> Request<'a, B> {
         let peer = self.connected(team, peer);
@@ -307,7 +307,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
 
     /// Waits until a flush is through, on the context on which it began; the calling thread alone. NCCL: `ncclGin::wait`.
     #[doc(alias = "ncclGinWait")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_request(&self, request: Request<'a, B>, order: MemoryOrder) {
         let outcome = request.wait(order, Deadline::NEVER);
@@ -321,7 +321,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// [`TimedOut`].
     #[doc(alias = "ncclGinWaitTimeout")]
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_request_timeout(
         &self,
@@ -334,7 +334,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     }
 
     /// Flushes to the peers that this thread of the coop looks after.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(crate) fn flush_share(
         &self,
@@ -364,7 +364,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     }
 
     /// The coop's first thread polls.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn wait_by_first(
         &self,

@@ -18,7 +18,7 @@ use crate::Coop;
 /// Every thread of the coop calls it alike. There is one source at least; they are valid for reads and aligned, and nobody
 /// writes there at the same time; `dst` is valid for `count` writes, aligned, and touched by nobody else.
 #[doc(alias = "ncclLocalReduceSum")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn local_reduce<T: Accumulate>(
     coop: Coop,
@@ -44,7 +44,7 @@ pub unsafe fn local_reduce<T: Accumulate>(
 /// Every thread of the coop calls it alike. `src` is valid for `count` reads and aligned, and nobody writes there at the same
 /// time; the destinations are valid for writes, aligned, and touched by nobody else.
 #[doc(alias = "ncclLocalCopy")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn local_copy<T: Accumulate>(
     coop: Coop,
@@ -69,7 +69,7 @@ pub unsafe fn local_copy<T: Accumulate>(
 /// writes there at the same time; the destinations are valid for writes, aligned, and touched by nobody else.
 #[doc(alias = "ncclLocalReduceSumCopy")]
 #[expect(clippy::too_many_arguments, reason = "two sets of parts, of three arguments each")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn local_reduce_copy<T: Accumulate>(
     coop: Coop,

@@ -32,7 +32,7 @@ const fn widens_fourfold<T: Accumulate>() -> bool {
 /// time; `dst` is valid for `count` writes, aligned, and touched by nobody else. Team members are within load and store, and
 /// there is one at least.
 #[doc(alias = "ncclLsaReduceSum")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn lsa_reduce<T: Accumulate>(
     coop: Coop,
@@ -71,7 +71,7 @@ pub unsafe fn lsa_reduce<T: Accumulate>(
 /// Every thread of the coop calls it alike. `src` is valid for `count` reads and aligned, and nobody writes there at the same
 /// time; each rank's part of `dst` has the elements, and nobody else touches them. Team members are within load and store.
 #[doc(alias = "ncclLsaCopy")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn lsa_copy<T: Accumulate>(
     coop: Coop,
@@ -99,7 +99,7 @@ pub unsafe fn lsa_copy<T: Accumulate>(
 /// and there is one at least.
 #[doc(alias = "ncclLsaReduceSumCopy")]
 #[expect(clippy::too_many_arguments, reason = "two places, each a window and an index")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn lsa_reduce_copy<T: Accumulate>(
     coop: Coop,

@@ -50,14 +50,14 @@ macro_rules! whole {
             $type: multimem::LoadReduce<Op>,
             Vec16<$type>: multimem::LoadReduce<Op>,
         {
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             #[track_caller]
             unsafe fn load(op: Op, from: *const Self) -> Self {
                 // SAFETY: the caller's.
                 unsafe { multimem::load_reduce(op, from) }
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             #[track_caller]
             unsafe fn load_vec(op: Op, from: *const Self) -> Vec16<Self> {
                 // SAFETY: the caller's.
@@ -76,7 +76,7 @@ macro_rules! halves {
             [$type; 2]: multimem::LoadReduce<Op> + multimem::Value<Element = $type>,
             Vec16<$type>: multimem::LoadReduce<Op>,
         {
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             #[track_caller]
             unsafe fn load(op: Op, from: *const Self) -> Self {
                 let second = from.addr() % 4 / 2;
@@ -85,7 +85,7 @@ macro_rules! halves {
                 if second == 0 { both[0] } else { both[1] }
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             #[track_caller]
             unsafe fn load_vec(op: Op, from: *const Self) -> Vec16<Self> {
                 // SAFETY: the caller's.
@@ -103,7 +103,7 @@ halves!(f16 bf16);
 /// # Safety
 ///
 /// `to` is a multicast address, valid in all copies and aligned to the element.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(super) unsafe fn store_one<T: Element>(to: *mut T, value: T) {
     // SAFETY: an element is plain old data of its size; the rest is the caller's.
@@ -132,12 +132,12 @@ struct Multicast<T, Op> {
 impl<T: MultimemReduce<Op>, Op: ReduceOp<T>> Source<T> for Multicast<T, Op> {
     type Loaded<P: Pack<T>> = P::Value;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn phase(&self) -> Option<usize> {
         Some(phase(self.from))
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn rows<P: Pack<T>, const U: usize>(
         &self,
@@ -156,7 +156,7 @@ impl<T: MultimemReduce<Op>, Op: ReduceOp<T>> Source<T> for Multicast<T, Op> {
         values
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn finish<P: Pack<T>>(&self, loaded: P::Value) -> P::Value {
         loaded
     }
@@ -167,12 +167,12 @@ impl<T: MultimemReduce<Op>, Op: ReduceOp<T>> Source<T> for Multicast<T, Op> {
 struct ToMulticast<T>(*mut T);
 
 impl<T: Accumulate> Sink<T> for ToMulticast<T> {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn phase(&self) -> Option<usize> {
         Some(phase(self.0))
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value) {
         // SAFETY: the caller's.
@@ -189,7 +189,7 @@ impl<T: Accumulate> Sink<T> for ToMulticast<T> {
 /// Every thread of the coop calls it alike. `src` is a multicast address, aligned to the element, that has `count` elements in
 /// each copy, and nobody writes them at the same time; `dst` is valid for `count` writes, aligned, and touched by nobody else.
 #[doc(alias = "ncclMultimemReduceSum")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn multimem_reduce<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
     coop: Coop,
@@ -213,7 +213,7 @@ pub unsafe fn multimem_reduce<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
 /// time; `dst` is a multicast address, aligned to the element, that has `count` elements in each copy, and nobody else touches
 /// them.
 #[doc(alias = "ncclMultimemCopy")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn multimem_copy<T: Accumulate>(coop: Coop, src: *const T, dst: *mut T, count: usize) {
     let (from, to) = (Copied(src), ToMulticast(dst));
@@ -230,7 +230,7 @@ pub unsafe fn multimem_copy<T: Accumulate>(coop: Coop, src: *const T, dst: *mut 
 /// Every thread of the coop calls it alike. `src` and `dst` are multicast addresses, aligned to the element, that have `count`
 /// elements in each copy. Nobody else writes those of `src` or touches those of `dst` at the same time.
 #[doc(alias = "ncclMultimemReduceSumCopy")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn multimem_reduce_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
     coop: Coop,
@@ -252,7 +252,7 @@ pub unsafe fn multimem_reduce_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
 ///
 /// As [`lsa_reduce`](super::lsa_reduce)'s for `src`, and as [`multimem_copy`]'s for `dst`.
 #[doc(alias = "ncclLsaReduceSumMultimemCopy")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
     coop: Coop,
@@ -286,7 +286,7 @@ pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
 ///
 /// As [`multimem_reduce`]'s for `src`, and as [`lsa_copy`](super::lsa_copy)'s for `dst`.
 #[doc(alias = "ncclMultimemReduceSumLsaCopy")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn multimem_reduce_lsa_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
     coop: Coop,

@@ -104,7 +104,7 @@ pub trait NcclMultimemElement: NcclElement {
 /// A function that hands its arguments on.
 macro_rules! forward {
     ($name:ident($($arg:ident: $type:ty),*) = $raw:ident) => {
-        #[inline(always)]
+        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         #[track_caller]
         unsafe fn $name($($arg: $type),*) {
             // SAFETY: the caller's.
@@ -171,7 +171,7 @@ multimem_elements! {
 ///
 /// As [`lsa_reduce`](super::lsa_reduce)'s.
 #[doc(alias = "ncclLsaReduceSum")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn lsa_reduce_sum<T: NcclElement>(
     coop: Coop,
@@ -192,7 +192,7 @@ pub unsafe fn lsa_reduce_sum<T: NcclElement>(
 ///
 /// As [`lsa_copy`](super::lsa_copy)'s.
 #[doc(alias = "ncclLsaCopy")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn lsa_copy<T: NcclElement>(
     coop: Coop,
@@ -214,7 +214,7 @@ pub unsafe fn lsa_copy<T: NcclElement>(
 ///
 /// As [`lsa_reduce_copy`](super::lsa_reduce_copy)'s.
 #[doc(alias = "ncclLsaReduceSumCopy")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn lsa_reduce_sum_copy<T: NcclElement>(
     coop: Coop,
@@ -240,7 +240,7 @@ pub unsafe fn lsa_reduce_sum_copy<T: NcclElement>(
 /// As [`local_reduce_copy`](super::local_reduce_copy)'s.
 #[doc(alias = "ncclLocalReduceSumCopy")]
 #[expect(clippy::too_many_arguments, reason = "two sets of parts, of three arguments each")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn local_reduce_sum_copy<T: NcclElement>(
     coop: Coop,
@@ -275,7 +275,7 @@ pub unsafe fn local_reduce_sum_copy<T: NcclElement>(
 /// As [`multimem_reduce`](super::multimem_reduce)'s. For halves `src` is aligned to 4 bytes and `count` is even: NCCL traps at
 /// single ones.
 #[doc(alias = "ncclMultimemReduceSum")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn multimem_reduce_sum<T: NcclMultimemElement>(
     coop: Coop,
@@ -294,7 +294,7 @@ pub unsafe fn multimem_reduce_sum<T: NcclMultimemElement>(
 /// As [`multimem_copy`](super::multimem_copy)'s. For halves `dst` is aligned to 4 bytes and `count` is even: NCCL traps at
 /// single ones.
 #[doc(alias = "ncclMultimemCopy")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn multimem_copy<T: NcclMultimemElement>(
     coop: Coop,
@@ -313,7 +313,7 @@ pub unsafe fn multimem_copy<T: NcclMultimemElement>(
 /// As [`multimem_reduce_copy`](super::multimem_reduce_copy)'s. For halves both are aligned to 4 bytes and `count` is even:
 /// NCCL traps at single ones.
 #[doc(alias = "ncclMultimemReduceSumCopy")]
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn multimem_reduce_sum_copy<T: NcclMultimemElement>(
     coop: Coop,

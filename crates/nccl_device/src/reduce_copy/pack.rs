@@ -51,26 +51,26 @@ impl<T: Accumulate> Pack<T> for Vectors {
     type Value = Vec16<T>;
     type Wide = T::Wide;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn zero() -> Vec16<T> {
         Vec16::from_bits([0; 4])
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn load(from: *const T) -> Vec16<T> {
         // SAFETY: the caller's.
         unsafe { mem::load_vec(from) }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store(to: *mut T, value: Vec16<T>) {
         // SAFETY: the caller's.
         unsafe { mem::store_vec(to, value) }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn load_multicast<Op>(op: Op, from: *const T) -> Vec16<T>
     where
@@ -80,29 +80,29 @@ impl<T: Accumulate> Pack<T> for Vectors {
         unsafe { T::load_vec(op, from) }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store_multicast(to: *mut T, value: Vec16<T>) {
         // SAFETY: the caller's.
         unsafe { multimem::store_vec(to, value) }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn widen(value: Vec16<T>) -> T::Wide {
         T::widen(value)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn narrow(wide: T::Wide) -> Vec16<T> {
         T::narrow(wide)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn map(wide: &mut T::Wide, f: impl Fn(T::Acc) -> T::Acc) {
         T::map(wide, f);
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn zip(wide: &mut T::Wide, other: T::Wide, f: impl Fn(T::Acc, T::Acc) -> T::Acc) {
         T::zip(wide, other, f);
     }
@@ -116,27 +116,27 @@ impl<T: Accumulate> Pack<T> for Elements {
     type Value = T;
     type Wide = T::Acc;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn zero() -> T {
         // SAFETY: every bit pattern is an element, promises Element.
         unsafe { zeroed() }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn load(from: *const T) -> T {
         // SAFETY: the caller's.
         unsafe { mem::load(from) }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store(to: *mut T, value: T) {
         // SAFETY: the caller's.
         unsafe { mem::store(to, value) }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn load_multicast<Op>(op: Op, from: *const T) -> T
     where
@@ -146,29 +146,29 @@ impl<T: Accumulate> Pack<T> for Elements {
         unsafe { <T as MultimemReduce<Op>>::load(op, from) }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store_multicast(to: *mut T, value: T) {
         // SAFETY: the caller's.
         unsafe { store_one(to, value) }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn widen(value: T) -> T::Acc {
         value.to_acc()
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn narrow(wide: T::Acc) -> T {
         T::from_acc(wide)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn map(wide: &mut T::Acc, f: impl Fn(T::Acc) -> T::Acc) {
         *wide = f(*wide);
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn zip(wide: &mut T::Acc, other: T::Acc, f: impl Fn(T::Acc, T::Acc) -> T::Acc) {
         *wide = f(*wide, other);
     }

@@ -20,7 +20,7 @@ impl<T: Element> Parts<T> {
     /// Element `index` of a window's part in every rank of `team`, in the order of the ranks.
     ///
     /// NCCL says where a rank's part lies; that the parts are as far apart as their LSA ranks is its layout of windows.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) fn of_team(window: Window<T>, index: usize, team: Team) -> Self {
         let own = window.local().as_ptr().wrapping_add(index);
@@ -31,25 +31,25 @@ impl<T: Element> Parts<T> {
     }
 
     /// The same, this rank's own part first.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) fn of_team_from_own(window: Window<T>, index: usize, team: Team) -> Self {
         Self { first: team.rank as usize, ..Self::of_team(window, index, team) }
     }
 
     /// `n` parts, `stride` elements apart.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn strided(zeroth: *mut T, stride: usize, n: usize) -> Self {
         Self { zeroth, stride: stride.wrapping_mul(size_of::<T>()) as isize, n, first: 0 }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn len(&self) -> usize {
         self.n
     }
 
     /// Place `i` of [`Self::len`].
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn get(&self, i: usize) -> *mut T {
         let i = self.first + i;
         let i = if i < self.n { i } else { i - self.n };
@@ -57,7 +57,7 @@ impl<T: Element> Parts<T> {
     }
 
     /// All of them, where they are `N`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn array<const N: usize>(&self) -> [*mut T; N] {
         let mut all = [self.zeroth; N];
         let mut i = 0;
@@ -69,14 +69,14 @@ impl<T: Element> Parts<T> {
     }
 
     /// How all of them lie in their 16 bytes; `None` where they differ.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn phase(&self) -> Option<usize> {
         (self.stride % 16 == 0 || self.n == 1).then(|| phase(self.zeroth))
     }
 }
 
 /// Where an address lies in its 16 bytes.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn phase<T>(address: *const T) -> usize {
     address.addr() % 16
 }

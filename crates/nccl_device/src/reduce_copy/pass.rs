@@ -22,7 +22,7 @@ pub(super) struct Plan {
 
 impl Plan {
     /// Divides `count` elements of `source` and `sink` for the threads of `coop`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) fn new<T: Accumulate>(
         coop: &Coop,
@@ -53,7 +53,7 @@ impl Plan {
     /// # Safety
     ///
     /// The plan is of source and sink, or of others that lie alike; loads and stores of its elements are allowed.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) unsafe fn vectors<T: Accumulate, const U: usize>(
         self,
@@ -69,7 +69,7 @@ impl Plan {
     /// # Safety
     ///
     /// As [`Self::vectors`]'s.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) unsafe fn elements<T: Accumulate>(self, source: impl Source<T>, sink: impl Sink<T>) {
         let mut end = false;
@@ -89,7 +89,7 @@ impl Plan {
     /// # Safety
     ///
     /// As [`Self::vectors`]'s.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) unsafe fn all<T: Accumulate, const U: usize>(
         self,
@@ -108,7 +108,7 @@ impl Plan {
     /// # Safety
     ///
     /// As [`Self::vectors`]'s, and the packs are aligned.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn pass<T: Accumulate, P: Pack<T>, const U: usize>(
         self,

@@ -23,12 +23,12 @@ pub(super) trait Sink<T: Accumulate>: Copy {
 pub(super) struct One<T>(pub(super) *mut T);
 
 impl<T: Accumulate> Sink<T> for One<T> {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn phase(&self) -> Option<usize> {
         Some(phase(self.0))
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value) {
         // SAFETY: the caller's.
@@ -45,19 +45,19 @@ pub(super) struct Each<T, const N: usize> {
 
 impl<T: Accumulate, const N: usize> Each<T, N> {
     /// The parts, which are `N`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn of(parts: Parts<T>) -> Self {
         Self { to: parts.array(), phase: parts.phase() }
     }
 }
 
 impl<T: Accumulate, const N: usize> Sink<T> for Each<T, N> {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn phase(&self) -> Option<usize> {
         self.phase
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value) {
         for to in &self.to {
@@ -72,12 +72,12 @@ impl<T: Accumulate, const N: usize> Sink<T> for Each<T, N> {
 pub(super) struct Many<T>(pub(super) Parts<T>);
 
 impl<T: Accumulate> Sink<T> for Many<T> {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn phase(&self) -> Option<usize> {
         self.0.phase()
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value) {
         let mut i = 0;

@@ -37,12 +37,12 @@ pub(super) struct Copied<T>(pub(super) *const T);
 impl<T: Accumulate> Source<T> for Copied<T> {
     type Loaded<P: Pack<T>> = P::Value;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn phase(&self) -> Option<usize> {
         Some(phase(self.0))
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn rows<P: Pack<T>, const U: usize>(
         &self,
@@ -60,7 +60,7 @@ impl<T: Accumulate> Source<T> for Copied<T> {
         values
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn finish<P: Pack<T>>(&self, loaded: P::Value) -> P::Value {
         loaded
     }
@@ -76,7 +76,7 @@ pub(super) struct Reduced<T, Op, const N: usize> {
 
 impl<T: Accumulate, Op, const N: usize> Reduced<T, Op, N> {
     /// The parts, which are `N`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn of(op: Op, parts: Parts<T>) -> Self {
         Self { op, from: parts.array(), phase: parts.phase() }
     }
@@ -85,12 +85,12 @@ impl<T: Accumulate, Op, const N: usize> Reduced<T, Op, N> {
 impl<T: Accumulate, Op: ReduceOp<T>, const N: usize> Source<T> for Reduced<T, Op, N> {
     type Loaded<P: Pack<T>> = [P::Value; N];
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn phase(&self) -> Option<usize> {
         self.phase
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn rows<P: Pack<T>, const U: usize>(
         &self,
@@ -110,7 +110,7 @@ impl<T: Accumulate, Op: ReduceOp<T>, const N: usize> Source<T> for Reduced<T, Op
         loaded
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn finish<P: Pack<T>>(&self, loaded: [P::Value; N]) -> P::Value {
         let op = self.op;
         let mut acc = P::widen(loaded[0]);
@@ -136,12 +136,12 @@ const TOGETHER: usize = 4;
 impl<T: Accumulate, Op: ReduceOp<T>> Source<T> for ReducedMany<T, Op> {
     type Loaded<P: Pack<T>> = P::Wide;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn phase(&self) -> Option<usize> {
         self.from.phase()
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn rows<P: Pack<T>, const U: usize>(
         &self,
@@ -184,7 +184,7 @@ impl<T: Accumulate, Op: ReduceOp<T>> Source<T> for ReducedMany<T, Op> {
         acc
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn finish<P: Pack<T>>(&self, mut loaded: P::Wide) -> P::Value {
         P::map(&mut loaded, |x| self.op.result(x));
         P::narrow(loaded)

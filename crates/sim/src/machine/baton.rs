@@ -37,6 +37,20 @@ const ASLEEP: u32 = 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ClientId(u32);
 
+/// How much has happened on a machine so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct News {
+    told: u64,
+    ended: u64,
+}
+
+impl News {
+    /// Whether a thread has said something since.
+    pub(crate) fn is_word(self, since: Self) -> bool {
+        self.told != since.told
+    }
+}
+
 /// What clients and the machine's thread share.
 pub(crate) struct Shared {
     /// Of all machines in this process.
@@ -44,8 +58,10 @@ pub(crate) struct Shared {
     turns: Mutex<Turns>,
     /// Tells the machine's thread that a client has asked, come or gone.
     asked: Condvar,
-    /// Grows whenever something has happened that a waiting client may be waiting for.
-    news: AtomicU64,
+    /// How often a thread has said that something has happened.
+    told: AtomicU64,
+    /// How often an operation of a stream has ended.
+    ended: AtomicU64,
     /// The virtual clock in nanoseconds.
     clock: AtomicU64,
     /// What went wrong first.
@@ -126,7 +142,8 @@ impl Shared {
             number,
             turns: Mutex::default(),
             asked: Condvar::new(),
-            news: AtomicU64::new(1),
+            told: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
             clock: AtomicU64::new(0),
             failure: OnceLock::new(),
             faults: Faults::default(),
@@ -142,14 +159,20 @@ impl Shared {
         self.failure.get().cloned()
     }
 
-    pub(crate) fn news(&self) -> u64 {
-        self.news.load(Ordering::Acquire)
+    pub(crate) fn news(&self) -> News {
+        let [told, ended] = [&self.told, &self.ended].map(|count| count.load(Ordering::Acquire));
+        News { told, ended }
     }
 
     /// Something has happened.
     pub(crate) fn notify(&self) {
-        self.news.fetch_add(1, Ordering::AcqRel);
+        self.told.fetch_add(1, Ordering::AcqRel);
         self.asked.notify_one();
+    }
+
+    /// Operations of streams have ended.
+    pub(crate) fn streams_moved(&self) {
+        self.ended.fetch_add(1, Ordering::AcqRel);
     }
 
     pub(crate) fn clock(&self) -> u64 {

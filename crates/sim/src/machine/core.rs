@@ -9,7 +9,7 @@ use devcomm_sys::driver::{CUfunction, CUresult};
 use devcomm_types::HostBody;
 use litemap::LiteMap;
 
-use super::baton::Shared;
+use super::baton::{News, Shared};
 use super::fault::Faults;
 use crate::driver::event::Event;
 use crate::driver::function::Function;
@@ -24,8 +24,8 @@ use crate::simulation::Simulation;
 
 /// What a turn of the GPUs brought.
 pub(super) enum Moved {
-    /// Something that host threads may be waiting for.
-    News,
+    /// Operations of streams have ended: host threads may be waiting for that.
+    Streams,
     /// Something.
     Something,
     /// Nothing; and nothing will come without the host or the clock.
@@ -109,7 +109,7 @@ impl Core {
     }
 
     /// How much has happened so far.
-    pub(crate) fn news(&self) -> u64 {
+    pub(crate) fn news(&self) -> News {
         self.shared.news()
     }
 
@@ -231,9 +231,9 @@ impl Core {
         match step {
             Step::Failed(error) => {
                 self.fail(error);
-                Moved::News
+                Moved::Streams
             }
-            _ if moved => Moved::News,
+            _ if moved => Moved::Streams,
             Step::Progress => Moved::Something,
             // Who spins may count its rounds; but a deadline passes, a kernel's or a client's.
             Step::Spinning if self.first_deadline().is_none() => Moved::Something,

@@ -15,12 +15,13 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use devcomm_sys::driver::{CUfunction, Driver};
+use devcomm_sys::driver::{CUfunction, CUstream, Driver};
 use devcomm_sys::nccl::Functions;
 use devcomm_types::HostBody;
 use litemap::LiteMap;
 use parking_lot::Mutex;
 
+pub use self::baton::News;
 use self::baton::{Call, Client, ClientId, Shared};
 use self::core::Core;
 pub use self::fault::{CallRecord, Effect, Fault};
@@ -100,9 +101,9 @@ impl Machine {
         Duration::from_nanos(self.inner.shared.clock())
     }
 
-    /// How much has happened on the machine so far: a number that grows.
+    /// How much has happened on the machine so far.
     #[must_use]
-    pub fn news(&self) -> u64 {
+    pub fn news(&self) -> News {
         self.inner.shared.news()
     }
 
@@ -115,12 +116,49 @@ impl Machine {
     /// # Errors
     ///
     /// Nothing can happen any more and nobody waits with a deadline: who waits for what.
-    pub fn wait(&self, since: u64, deadline: Option<Duration>) -> Result<(), String> {
+    pub fn wait(&self, since: News, deadline: Option<Duration>) -> Result<(), String> {
+        self.wait_until(deadline, |core, _| core.news() != since)
+    }
+
+    /// As [`wait`](Self::wait), but only for what a thread has [said](Self::notify).
+    ///
+    /// # Errors
+    ///
+    /// As [`wait`](Self::wait).
+    pub fn wait_for_word(&self, since: News, deadline: Option<Duration>) -> Result<(), String> {
+        self.wait_until(deadline, |core, _| core.news().is_word(since))
+    }
+
+    /// As [`wait_for_word`](Self::wait_for_word), or until something has happened and this stream of
+    /// the current context has nothing to do.
+    ///
+    /// # Errors
+    ///
+    /// As [`wait`](Self::wait).
+    pub fn wait_for_stream(
+        &self,
+        stream: CUstream,
+        since: News,
+        deadline: Option<Duration>,
+    ) -> Result<(), String> {
+        self.wait_until(deadline, |core, gpu| {
+            let is_busy = |gpu| core.stream(gpu, stream).is_ok_and(|stream| !stream.is_idle());
+            let now = core.news();
+            now.is_word(since) || (now != since && !gpu.is_some_and(is_busy))
+        })
+    }
+
+    fn wait_until(
+        &self,
+        deadline: Option<Duration>,
+        has_come: impl Fn(&Core, Option<usize>) -> bool,
+    ) -> Result<(), String> {
         self.enter();
         let deadline = deadline.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
         let waited = Client::with(|client| {
+            let gpu = client.gpu.get();
             client.call("a wait", |core, _| {
-                if core.news() != since || deadline.is_some_and(|end| core.clock() >= end) {
+                if has_come(core, gpu) || deadline.is_some_and(|end| core.clock() >= end) {
                     return Poll::Ready(Ok(()));
                 }
                 if let Some(end) = deadline {

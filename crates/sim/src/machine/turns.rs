@@ -45,8 +45,8 @@ impl Turns {
             };
             if gpus_first {
                 self.served = 0;
-                if matches!(self.core.run_gpus(), Moved::News) {
-                    self.shared.notify();
+                if matches!(self.core.run_gpus(), Moved::Streams) {
+                    self.shared.streams_moved();
                 }
             }
             if !self.serve(&clients) {
@@ -89,9 +89,9 @@ impl Turns {
     fn nobody_is_ready(&mut self, clients: &[(ClientId, Option<Call>)], all: bool) {
         self.served = 0;
         match self.core.run_gpus() {
-            Moved::News => self.shared.notify(),
+            Moved::Streams => self.shared.streams_moved(),
             Moved::Something => {}
-            Moved::Nothing if self.core.pass_deadline() => self.shared.notify(),
+            Moved::Nothing if self.core.pass_deadline() => {}
             Moved::Nothing if !all => self.shared.wait_for_outsiders(),
             Moved::Nothing => {
                 // One of them hears of it; the others hear of that one.

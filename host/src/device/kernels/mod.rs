@@ -1,6 +1,7 @@
 //! Loading compiled kernels and launching them.
 
 mod entry;
+mod lookup;
 mod set;
 mod sidecar;
 
@@ -9,15 +10,18 @@ use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use devcomm_locate::NcclVersion;
-use devcomm_types::{DevComm, GinType, Kernel, KernelArgs, LaunchArgs, LaunchConfig};
+use devcomm_types::{DevComm, Kernel, KernelArgs, LaunchArgs, LaunchConfig};
 
 use self::entry::Entry;
+use self::lookup::Wanted;
 pub use self::set::{KernelSet, ModuleSource};
 use self::sidecar::{Sidecar, check_params};
+use super::abort::AbortFlag;
 use super::context::Context;
-use super::launch::{FunctionInfo, check_communicating, check_dev_comm, check_gin};
+use super::launch::{FunctionInfo, check_communicating, check_dev_comm};
 use super::stream::Stream;
 use crate::error::{Error, LaunchRefusal, Result};
 use crate::machine::Machine;
@@ -40,6 +44,14 @@ pub struct Kernels {
     left_out: BTreeMap<String, String>,
     modules: Vec<ModuleHandle>,
     context: Context,
+}
+
+/// A launch that was checked.
+struct Ready {
+    entry: Rc<Entry>,
+    shape: Shape,
+    /// The abort flag of its device communicator.
+    flag: Option<Arc<AbortFlag>>,
 }
 
 impl Kernels {
@@ -150,8 +162,9 @@ impl Kernels {
     ///
     /// [`Error::KernelNotFound`].
     pub fn info<K: Kernel>(&self, _kernel: K) -> Result<FunctionInfo> {
-        let infos = self.entries_of::<K>()?.into_iter().map(|entry| entry.info);
-        infos.reduce(FunctionInfo::most).ok_or_else(|| self.not_found::<K>())
+        let wanted = Wanted::new::<K>();
+        let infos = self.entries_of(&wanted)?.into_iter().map(|entry| entry.info);
+        infos.reduce(FunctionInfo::most).ok_or_else(|| self.not_found(&wanted))
     }
 
     /// The largest grid of such blocks that runs all at once, as a kernel that takes a `DevComm`
@@ -169,7 +182,7 @@ impl Kernels {
     ) -> Result<u32> {
         let config = LaunchConfig::new(1, block).with_dynamic_shared(dynamic_shared);
         let mut per_multiprocessor = u32::MAX;
-        for entry in self.entries_of::<K>()? {
+        for entry in self.entries_of(&Wanted::new::<K>())? {
             let blocks = entry.prepare(&self.context, K::NAME, &config)?.blocks()?;
             per_multiprocessor = per_multiprocessor.min(blocks);
         }
@@ -207,127 +220,65 @@ impl Kernels {
         config: LaunchConfig,
         args: A,
     ) -> Result<()> {
-        let refuse = |refusal| Error::Launch { kernel: K::NAME, refusal };
-        if !stream.context().is(&self.context) {
-            return Err(Error::invalid(format!(
-                "kernel `{}` was loaded by another context than its stream was made by",
-                K::NAME
-            )));
-        }
-        self.context.health().check()?;
-        if let Some(what) = args.closed() {
-            return Err(refuse(LaunchRefusal::Closed { what }));
-        }
-        let flag = args.dev_comm().and_then(|dev_comm| self.context.flag_of(dev_comm));
-        if let Some(refusal) = flag.as_ref().and_then(|flag| flag.refusal()) {
-            return Err(refuse(refusal));
-        }
-        let entry = self.entry_for::<K>(args.dev_comm())?;
-        let cooperative = <K::Args as KernelArgs>::TAKES_DEV_COMM;
-        let prepared = entry.prepare(&self.context, K::NAME, &config)?;
-        if cooperative {
-            let (device, blocks) = (self.context.limits(), prepared.blocks()?);
-            check_dev_comm(args.dev_comm())
-                .and_then(|dev_comm| {
-                    check_communicating(
-                        &config,
-                        dev_comm,
-                        entry.lsa_barriers,
-                        entry.stamp,
-                        device,
-                        blocks,
-                    )
-                })
-                .map_err(refuse)?;
-        }
-        let shape = Shape {
-            grid: config.grid.to_array(),
-            block: config.block.to_array(),
-            dynamic_shared: config.dynamic_shared,
-            cooperative,
-        };
-        if let Some(params) = &entry.params {
-            check_params(params, <K::Args as KernelArgs>::SIZES).map_err(refuse)?;
-        }
+        let wanted = Wanted::new::<K>();
+        let ready = self.prepare(stream, &wanted, &config, args.closed(), args.dev_comm())?;
         let abi = args.into_abi();
         <K::Args as KernelArgs>::with_pointers(&abi, |addresses| {
-            // SAFETY: the addresses are the parameters' in order, each of its compiled size,
-            // checked above; the context was made current by `prepare` and is the stream's; the
+            // SAFETY: the addresses are the parameters' in order, each of its compiled size, which
+            // `prepare` has checked; it has made the context current, which is the stream's; the
             // caller upholds the kernel's contract.
-            unsafe { entry.function.launch(stream.handle(), &shape, addresses) }
+            unsafe { ready.entry.function.launch(stream.handle(), &ready.shape, addresses) }
         })?;
-        if let Some(flag) = flag {
+        if let Some(flag) = ready.flag {
             stream.launched(K::NAME, flag);
         }
         Ok(())
     }
 
-    /// The entry that a launch with this device communicator takes.
-    fn entry_for<K: Kernel>(&self, dev_comm: Option<&DevComm>) -> Result<Rc<Entry>> {
-        let refuse = |refusal| Error::Launch { kernel: K::NAME, refusal };
-        let back_end = || check_dev_comm(dev_comm).and_then(check_gin).map_err(refuse);
-        let back_end = K::GIN.then(back_end).transpose()?;
-        if self.context.machine().is_simulated() {
-            return self.bound::<K>();
+    /// Checks a launch with this device communicator among the arguments, of which what `closed`
+    /// names is gone.
+    fn prepare(
+        &self,
+        stream: &Stream,
+        wanted: &Wanted,
+        config: &LaunchConfig,
+        closed: Option<&'static str>,
+        dev_comm: Option<&DevComm>,
+    ) -> Result<Ready> {
+        let name = wanted.name;
+        let refuse = |refusal| Error::Launch { kernel: name, refusal };
+        if !stream.context().is(&self.context) {
+            return Err(Error::invalid(format!(
+                "kernel `{name}` was loaded by another context than its stream was made by"
+            )));
         }
-        let Some(back_end) = back_end else {
-            return self.entry::<K>(K::NAME).ok_or_else(|| self.not_found::<K>());
+        self.context.health().check()?;
+        if let Some(what) = closed {
+            return Err(refuse(LaunchRefusal::Closed { what }));
+        }
+        let flag = dev_comm.and_then(|dev_comm| self.context.flag_of(dev_comm));
+        if let Some(refusal) = flag.as_ref().and_then(|flag| flag.refusal()) {
+            return Err(refuse(refusal));
+        }
+        let entry = self.entry_for(wanted, dev_comm)?;
+        let prepared = entry.prepare(&self.context, name, config)?;
+        if wanted.takes_dev_comm {
+            let (device, blocks) = (self.context.limits(), prepared.blocks()?);
+            let (barriers, stamp) = (entry.lsa_barriers, entry.stamp);
+            check_dev_comm(dev_comm)
+                .and_then(|comm| check_communicating(config, comm, barriers, stamp, device, blocks))
+                .map_err(refuse)?;
+        }
+        if let Some(params) = &entry.params {
+            check_params(params, wanted.params).map_err(refuse)?;
+        }
+        let shape = Shape {
+            grid: config.grid.to_array(),
+            block: config.block.to_array(),
+            dynamic_shared: config.dynamic_shared,
+            cooperative: wanted.takes_dev_comm,
         };
-        self.gin_entry::<K>(back_end).ok_or_else(|| {
-            let entries: Vec<_> = GinType::BACK_ENDS
-                .into_iter()
-                .filter(|&other| self.gin_entry::<K>(other).is_some())
-                .collect();
-            match entries[..] {
-                [] => self.not_found::<K>(),
-                _ => refuse(LaunchRefusal::NoGinEntry { entries, dev_comm: back_end }),
-            }
-        })
-    }
-
-    /// All entries, at least one.
-    fn entries_of<K: Kernel>(&self) -> Result<Vec<Rc<Entry>>> {
-        if self.context.machine().is_simulated() {
-            return Ok(vec![self.bound::<K>()?]);
-        }
-        let entries: Vec<_> = if K::GIN {
-            GinType::BACK_ENDS.into_iter().filter_map(|b| self.gin_entry::<K>(b)).collect()
-        } else {
-            self.entry::<K>(K::NAME).into_iter().collect()
-        };
-        if entries.is_empty() { Err(self.not_found::<K>()) } else { Ok(entries) }
-    }
-
-    /// The entry of a simulated machine, of all back ends.
-    fn bound<K: Kernel>(&self) -> Result<Rc<Entry>> {
-        let key = (K::FILE, K::NAME);
-        if let Some(entry) = self.bound.borrow().get(&key) {
-            return Ok(Rc::clone(entry));
-        }
-        let what = || format!("the kernel `{}`, which has no body in Rust,", K::NAME);
-        let body = K::BODY.ok_or_else(|| Error::NotSimulated { what: what() })?;
-        let function = self.context.cuda().bind_body(self.context.machine(), &body)?;
-        let entry = Rc::new(Entry::new(function)?);
-        self.bound.borrow_mut().insert(key, Rc::clone(&entry));
-        Ok(entry)
-    }
-
-    fn gin_entry<K: Kernel>(&self, back_end: GinType) -> Option<Rc<Entry>> {
-        self.entry::<K>(&format!("{}_{}", K::NAME, back_end.suffix()?))
-    }
-
-    fn entry<K: Kernel>(&self, name: &str) -> Option<Rc<Entry>> {
-        self.entries.get(K::FILE)?.get(name).cloned()
-    }
-
-    fn not_found<K: Kernel>(&self) -> Error {
-        if let Some(arch) = self.left_out.get(K::FILE) {
-            let (file, arch) = (K::FILE.to_owned(), arch.clone());
-            let device = self.context.limits().compute_capability;
-            return Error::WrongArch { file, arch, device };
-        }
-        let available = self.names().map(str::to_owned).collect();
-        Error::KernelNotFound { name: K::NAME.to_owned(), available }
+        Ok(Ready { entry, shape, flag })
     }
 }
 
