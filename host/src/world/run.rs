@@ -4,6 +4,7 @@ use std::any::Any;
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ScopedJoinHandle;
 
 use super::rendezvous::{Hub, Rendezvous, ThreadMember, host_name};
@@ -24,6 +25,7 @@ where
     let hosts = vec![host_name(); n];
     // While it waits for the ranks this thread is one of the machine's.
     let _entered = machine.ticket("the world").enter();
+    let running = AtomicUsize::new(0);
     let mut results: Vec<Result<T, E>> = std::thread::scope(|scope| {
         let start = |rank| {
             let ticket = machine.ticket(&format!("rank {rank}"));
@@ -31,8 +33,11 @@ where
             let rendezvous = Rendezvous::new(rank, hosts.clone(), member);
             let f = &f;
             let name = format!("devcomm-rank-{rank}");
+            let running = Running::new(&running);
             std::thread::Builder::new().name(name).spawn_scoped(scope, move || {
                 let _entered = ticket.enter();
+                // Counted out before it leaves the machine, which wakes the world.
+                let _running = running;
                 f(&rendezvous)
             })
         };
@@ -45,7 +50,7 @@ where
                 })
             })
             .collect();
-        machine.let_work(|| threads.iter().flatten().all(ScopedJoinHandle::is_finished));
+        machine.let_work(|| running.load(Ordering::Acquire) == 0);
         let join = |(rank, thread): (usize, Result<ScopedJoinHandle<'_, _>>)| {
             // Panics of the rank's function were caught in it; this is one of a destructor.
             thread?.join().unwrap_or_else(|panic| Err(panicked(rank, &*panic).into()))
@@ -58,6 +63,22 @@ where
         results.swap(0, first);
     }
     results.into_iter().collect()
+}
+
+/// One of the ranks that run.
+struct Running<'a>(&'a AtomicUsize);
+
+impl<'a> Running<'a> {
+    fn new(all: &'a AtomicUsize) -> Self {
+        all.fetch_add(1, Ordering::AcqRel);
+        Self(all)
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 /// The life of one rank: make it, run its function, wait for the others, close it.
