@@ -1,4 +1,4 @@
-//! A thousand jobs of which one process is killed at a random moment: every other one ends with an
+//! Jobs of which one process is killed at a random moment: every other one ends with an
 //! error, soon, and nothing is left over.
 
 use std::os::unix::net::UnixDatagram;
@@ -15,7 +15,7 @@ use crate::world::local_job::Ranks;
 
 const TEST: &str =
     "world::rendezvous::tests::kills::whoever_is_killed_and_whenever_all_others_end_with_an_error";
-const KILLS: usize = 1000;
+const KILLS: usize = 250;
 /// Jobs side by side: most of the time a process waits.
 const LANES: usize = 8;
 /// Every tenth kill hits while the ranks are still meeting, and these wait for each other this
