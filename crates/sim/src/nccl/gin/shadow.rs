@@ -72,6 +72,8 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn wait_follow(
         let (coop, rank) = call.coop(coop);
         call.sync(coop, NAME);
         let old = shadow.read_volatile();
+        // Nobody reads what thread 0 writes for what was there before. NCCL trusts in its threads' being equally fast.
+        call.sync(coop, NAME);
         if rank == 0 {
             let word = call.wait_here(signal, old.wrapping_add(least_delta), bits);
             shadow.write_volatile(word.read_volatile());
