@@ -77,6 +77,26 @@ impl Cache {
         }
     }
 
+    /// The entry of this key; one build makes it, and others that want it wait for that one.
+    pub(crate) fn find_or_make<T: Serialize + DeserializeOwned>(
+        &self,
+        key: &str,
+        make: impl FnOnce(&Entry) -> Result<T, Error>,
+    ) -> Result<(Entry, T), Error> {
+        if let Some(kept) = self.find(key) {
+            return Ok(kept);
+        }
+        fs::create_dir_all(&self.folder).map_err(Error::io("create", &self.folder))?;
+        let path = self.folder.join(format!("{key}.lock"));
+        let lock = fs::File::create(&path).map_err(Error::io("create", &path))?;
+        // On a disk without locks each makes it, and all get the same.
+        let _ = lock.lock();
+        match self.find(key) {
+            Some(made_meanwhile) => Ok(made_meanwhile),
+            None => self.make(key, make),
+        }
+    }
+
     /// Has `make` fill a new entry, which then appears as a whole: another build may be looking.
     pub(crate) fn make<T: Serialize + DeserializeOwned>(
         &self,
@@ -120,6 +140,8 @@ pub(crate) fn write_if_changed(path: &Path, contents: &[u8]) -> Result<(), Error
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
     use crate::artifact::Sidecar;
 
@@ -132,6 +154,25 @@ mod tests {
             nccl: None,
             kernels: Vec::new(),
         }
+    }
+
+    #[test]
+    fn builds_that_want_the_same_at_once_make_it_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let made = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let cache = Cache { folder: folder.path().to_owned() };
+                    let make = |_: &Entry| {
+                        made.fetch_add(1, Ordering::Relaxed);
+                        Ok(sidecar())
+                    };
+                    cache.find_or_make("wanted", make).unwrap();
+                });
+            }
+        });
+        assert_eq!(made.into_inner(), 1);
     }
 
     #[test]

@@ -42,10 +42,7 @@ pub(crate) fn sysroot(compile: &Compile<'_>) -> Result<Sysroot, Error> {
     };
     let cache = Cache { folder };
     let key = key(compile);
-    let (entry, names) = match cache.find::<Vec<String>>(&key) {
-        Some(kept) => kept,
-        None => cache.make(&key, |entry| make(compile, entry))?,
-    };
+    let (entry, names) = cache.find_or_make::<Vec<String>>(&key, |entry| make(compile, entry))?;
     cache.remove_unused();
     let bitcode = names.iter().map(|name| libraries(&entry.folder).join(name)).collect();
     Ok(Sysroot { folder: entry.folder, bitcode })

@@ -167,8 +167,8 @@ fn build(package: &str, functions: &[Function]) -> Result<Result<Artifacts, Erro
         writeln!(lib, "pub mod {file};")?;
     }
     write_if_changed(&folder.join("src/lib.rs"), &lib);
-    // One target folder, so that `core` is compiled once.
-    let target = tests.join("target");
+    // That of cuda_builder's tests: what both depend on is compiled once.
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("target");
     let builder =
         CudaBuilder::new(package).manifest_dir(&folder).target_dir(target).assemble(false);
     Ok(builder.out_dir(folder.join("out")).build())
