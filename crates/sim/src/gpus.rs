@@ -33,9 +33,6 @@ pub(crate) struct Launch {
     pub(crate) dynamic_shared: usize,
     /// Whether all blocks run at once: the grid starts when all of them fit beside what runs.
     pub(crate) cooperative: bool,
-    /// The communicator of its device communicator, if it takes one: the GPU of each rank, for
-    /// reports.
-    pub(crate) communicator: Option<Rc<[u32]>>,
     /// Runs one thread of the kernel, on its coroutine. The arguments are inside.
     pub(crate) body: Rc<dyn Fn()>,
 }

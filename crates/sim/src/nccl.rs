@@ -104,6 +104,13 @@ fn caller<'a>() -> (&'a Thread, Site) {
     (thread, CALL_SITE.get())
 }
 
+/// Notes for reports whose ranks the thread's kernel counts: those of the first communicator that
+/// it has to do with.
+#[inline]
+fn note_communicator(thread: &Thread, gpus: &Rc<[u32]>) {
+    thread.block().grid.communicator.get_or_init(|| Rc::clone(gpus));
+}
+
 /// The view behind a handle; a NULL handle ends the kernel.
 ///
 /// # Safety
@@ -113,7 +120,10 @@ fn caller<'a>() -> (&'a Thread, Site) {
 unsafe fn view<'a>(window: *mut c_void) -> &'a WindowView {
     // SAFETY: the caller's; views are not changed after they are made.
     match unsafe { window.cast::<WindowView>().as_ref() } {
-        Some(view) => view,
+        Some(view) => {
+            note_communicator(Thread::current(), &view.gpus);
+            view
+        }
         None => {
             let (thread, at) = caller();
             thread.misuse(at, "the window is NULL")

@@ -6,7 +6,7 @@
 //! runs a thread, or looks at it, only while its block is on a GPU. Blocks lie in an `Rc` until
 //! their last thread has ended, GPUs in one that outlives them.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 
 use corosensei::Yielder;
@@ -95,6 +95,8 @@ pub(crate) struct Grid {
     pub(crate) next: Cell<u32>,
     /// Blocks that have ended.
     pub(crate) ended: Cell<u32>,
+    /// The communicator whose ranks it counts, if any: the GPU of each rank, for reports.
+    pub(crate) communicator: OnceCell<Rc<[u32]>>,
 }
 
 /// A block that is on a multiprocessor.

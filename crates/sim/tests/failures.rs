@@ -7,7 +7,8 @@ use cuda_std::atomic::{Atomic, Order, Scope};
 use cuda_std::prelude::*;
 use devcomm::sim::{Error, Limit, Machine, Stall, ThreadId, Waiting};
 use devcomm::{
-    DevCommRequirements, Error as HostError, Kernel, LaunchConfig, Simulation, SymmetricBuffer,
+    CommConfig, DevCommRequirements, Error as HostError, Kernel, LaunchConfig, Simulation,
+    SymmetricBuffer,
 };
 use devcomm_testing::simulated::{failure, read, run, simulate, world};
 use devcomm_types::LaunchArgs;
@@ -80,6 +81,21 @@ fn a_deadlock_names_who_waits_for_which_peer_and_where() {
     );
     assert!(line("  rank 2 block 1: 63 threads wait for sync_threads, at"), "{text}");
     assert!(line("  rank 2: 1 block has ended"), "{text}");
+}
+
+#[test]
+fn a_report_tells_ranks_of_a_smaller_communicator_from_those_of_the_world() {
+    let error = failure(Simulation::new(4), |gpu| {
+        let (color, world) = (gpu.rank() as i32 % 2, gpu.communicator()?);
+        let pair = world.split(Some(color), 0, &CommConfig::new())?.expect("all have a color");
+        let comm = pair.create_dev_comm(barriers(2))?;
+        gpu.launch(rank_1_skips, 2, 32, (&comm,))
+    });
+    let text = error.to_string();
+    let waits = "block 1: 1 thread waits for LSA barrier 1, where rank";
+    assert!(text.contains(&format!("\n  rank 0 {waits} 2 has not arrived")), "{text}");
+    let of_pair = "rank 1 (rank 0 of its communicator)";
+    assert!(text.contains(&format!("\n  {of_pair} {waits} 3 has not arrived")), "{text}");
 }
 
 #[test]

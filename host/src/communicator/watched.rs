@@ -23,11 +23,11 @@ pub(crate) fn watched<T: Send + 'static>(
 ) -> Result<T> {
     context.health().check()?;
     if context.machine().is_simulated() {
-        return work().or_else(|error| match context.health().check() {
-            Ok(()) => Err(error),
+        return work().map_err(|error| match context.health().check() {
+            Ok(()) => error,
             Err(lost) => {
                 rescue();
-                Err(lost)
+                lost
             }
         });
     }

@@ -266,7 +266,6 @@ impl Kernel {
             block: self.block,
             dynamic_shared: self.dynamic_shared,
             cooperative: self.cooperative,
-            communicator: None,
             body: Rc::new(run),
         }
     }

@@ -79,7 +79,6 @@ fn grid(gpu: usize, blocks: u32, threads: u32, body: impl Fn() + 'static) -> Lau
         block: [threads, 1, 1],
         dynamic_shared: 0,
         cooperative: false,
-        communicator: None,
         body: Rc::new(body),
     }
 }
@@ -290,8 +289,11 @@ fn a_report_of_several_kernels_says_which_thread_is_of_which() {
             thread::sync_threads();
         }
     };
-    let communicator = Some([3, 2].into());
-    gpus.launch(Launch { kernel: "one", communicator, ..grid(2, 1, 2, stuck) }).unwrap();
+    let of_two = move || {
+        let _ = Thread::current().block().grid.communicator.set([3, 2].into());
+        stuck();
+    };
+    gpus.launch(Launch { kernel: "one", ..grid(2, 1, 2, of_two) }).unwrap();
     gpus.launch(Launch { kernel: "other", ..grid(3, 1, 2, stuck) }).unwrap();
     assert!(matches!(settle(&gpus), Step::Stuck));
     let text = Error::Deadlock(gpus.stall()).to_string();

@@ -16,7 +16,7 @@ use devcomm_types::{WaitFor, WaitKind};
 use nccl_device::raw::host::CALL_SITE;
 
 use super::coop::{Coop, member};
-use super::{RESOURCE_UNIT, view};
+use super::{RESOURCE_UNIT, note_communicator, view};
 use crate::error::{Site, Waiting};
 use crate::memory::STRIDE_UNIT;
 use crate::multicast::is_multicast;
@@ -279,6 +279,7 @@ pub(super) unsafe extern "C-unwind" fn init(
     let (thread, at) = (Thread::current(), CALL_SITE.get());
     // SAFETY: the kernel passes valid objects, as NCCL wants them; the session may be uninitialised and is only written.
     let new = unsafe {
+        note_communicator(thread, gpus_of(comm));
         Session {
             coop: *coop,
             comm,

@@ -70,13 +70,13 @@ impl Block {
 
     /// Its rank in the communicator of its kernel.
     fn comm_rank(&self) -> Option<usize> {
-        let communicator = self.grid.launch.communicator.as_ref()?;
+        let communicator = self.grid.communicator.get()?;
         communicator.iter().position(|gpu| *gpu as usize == self.gpu)
     }
 
     /// The world rank of its communicator's rank `peer`.
     fn world_rank(&self, peer: i32) -> i32 {
-        let communicator = self.grid.launch.communicator.as_ref();
+        let communicator = self.grid.communicator.get();
         let gpu = communicator.and_then(|gpus| gpus.get(usize::try_from(peer).ok()?));
         gpu.map_or(peer, |gpu| *gpu as i32)
     }

@@ -1,7 +1,7 @@
 //! Which blocks are on the GPUs: grids start in the order of their launches, as the multiprocessors
 //! have room.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
@@ -173,7 +173,8 @@ impl Scheduler {
         self.launched += 1;
         let id = GridId(self.launched);
         let (next, ended) = (Cell::new(0), Cell::new(0));
-        let grid = Rc::new(Grid { id, launch, blocks, next, ended });
+        let communicator = OnceCell::new();
+        let grid = Rc::new(Grid { id, launch, blocks, next, ended, communicator });
         self.grids.insert(id, Rc::clone(&grid));
         self.gpus[gpu].pending.push_back(grid);
         self.changed.push(gpu);

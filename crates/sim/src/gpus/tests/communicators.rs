@@ -79,7 +79,6 @@ impl Communicator {
         let args = unsafe { K::Args::from_abi(args.into_abi()) };
         let launch = Launch {
             kernel: K::NAME,
-            communicator: Some(Rc::clone(&self.ranks.gpus)),
             // SAFETY: the window has a word a rank, and the device communicator a barrier.
             body: Rc::new(move || unsafe { K::call(args) }),
             ..grid(self.ranks.gpus[rank] as usize, 1, 32, || {})
