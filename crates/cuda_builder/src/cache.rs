@@ -87,7 +87,8 @@ impl Cache {
             return Ok(kept);
         }
         fs::create_dir_all(&self.folder).map_err(Error::io("create", &self.folder))?;
-        let path = self.folder.join(format!("{key}.lock"));
+        // Beside the entries.
+        let path = self.folder.with_extension(format!("{key}.lock"));
         let lock = fs::File::create(&path).map_err(Error::io("create", &path))?;
         // On a disk without locks each makes it, and all get the same.
         let _ = lock.lock();
@@ -163,7 +164,7 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    let cache = Cache { folder: folder.path().to_owned() };
+                    let cache = Cache { folder: folder.path().join("modules") };
                     let make = |_: &Entry| {
                         made.fetch_add(1, Ordering::Relaxed);
                         Ok(sidecar())
