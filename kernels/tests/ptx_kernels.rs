@@ -8,9 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::LazyLock;
 
-use cuda_builder::{
-    Artifacts, Callee, CalleeKind, CudaBuilder, Error, KernelReport, ModuleArtifact, NvvmArch,
-};
+use cuda_builder::{Artifacts, Callee, CalleeKind, CudaBuilder, Error, KernelReport, NvvmArch};
 use devcomm_kernels::{self as kernels, GemmForm};
 use devcomm_types::nccl::GinDescriptorSmem;
 use devcomm_types::{GinType, Kernel, KernelArgs};
@@ -183,8 +181,7 @@ fn runs_with_512_threads(kernel: &KernelReport) -> bool {
 
 /// The PTX that is shipped is what a newer GPU's driver assembles.
 fn as_good_on_blackwell(artifacts: &Artifacts) -> Result<(), Failed> {
-    let portable = |module: &&ModuleArtifact| !module.info.arch.ends_with('a');
-    let modules = artifacts.modules.iter().filter(portable);
+    let modules = artifacts.modules.iter().filter(|module| !module.is_bound());
     let kernels: usize = modules.map(|module| module.info.kernels.len()).sum();
     let reports = artifacts.report_on(NvvmArch::Compute100)?;
     ensure(reports.len() == kernels, || format!("{} kernels of {kernels}", reports.len()))?;

@@ -100,6 +100,14 @@ pub struct ModuleArtifact {
     pub linked: bool,
 }
 
+impl ModuleArtifact {
+    /// Whether it has instructions of one architecture alone (`sm_90a`), and assembles for no other.
+    #[must_use]
+    pub fn is_bound(&self) -> bool {
+        self.info.arch.ends_with('a')
+    }
+}
+
 pub(crate) fn read_ptx(file: &str, text: &str) -> Result<Ptx, Error> {
     ptx::read(text).map_err(|message| Error::Ptx { file: file.to_owned(), message })
 }

@@ -2,10 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
 
 use crate::arch::NvvmArch;
-use crate::artifact::{self, Artifacts, ModuleArtifact};
+use crate::artifact::{self, Artifacts, Kernel, ModuleArtifact};
 use crate::error::Error;
 use crate::ptx::Ptx;
 use crate::ptxas::{Ptxas, Resources};
@@ -90,63 +89,58 @@ impl Artifacts {
     ///
     /// [`Error::Io`] or [`Error::Ptx`] when the PTX on disk cannot be read.
     pub fn report(&self) -> Result<Vec<KernelReport>, Error> {
-        self.report_with(|_| Ok(None))
+        let of_module = |module| reports(module, |kernel| kernel.resources);
+        Ok(self.modules.iter().map(of_module).collect::<Result<Vec<_>, _>>()?.concat())
     }
 
     /// As [`report`](Self::report), of what `ptxas` makes of the same PTX for a newer architecture, as
-    /// the driver does on such a GPU. Kernels that are bound to their architecture (`sm_90a`) are
-    /// left out.
+    /// the driver does on such a GPU. Kernels that are [bound](ModuleArtifact::is_bound) to their
+    /// architecture are left out.
     ///
     /// # Errors
     ///
     /// Also [`Error::Ptxas`] when the PTX does not assemble.
     pub fn report_on(&self, arch: NvvmArch) -> Result<Vec<KernelReport>, Error> {
-        let portable = |module: &&ModuleArtifact| !module.info.arch.ends_with('a');
-        let modules = self.modules.iter().filter(portable).cloned().collect();
         let ptxas = Ptxas::find()?;
+        let temp = std::env::temp_dir();
         let scratch =
-            tempfile::tempdir().map_err(Error::io("create a folder in", Path::new(".")))?;
-        Self { modules, ..self.clone() }.report_with(|module| {
-            let cubin = scratch.path().join(&module.file).with_extension("cubin");
-            let assemble =
-                |ptxas: &Ptxas| ptxas.assemble(&module.file, arch.name(), &module.ptx, &cubin);
-            Ok(Some(ptxas.as_ref().map(assemble).transpose()?.unwrap_or_default()))
-        })
-    }
-
-    /// With other resources than the builds', where a module has them.
-    fn report_with(
-        &self,
-        others: impl Fn(&ModuleArtifact) -> Result<Option<Vec<(String, Resources)>>, Error>,
-    ) -> Result<Vec<KernelReport>, Error> {
-        let mut reports = Vec::new();
-        for module in &self.modules {
-            let text = fs::read_to_string(&module.ptx).map_err(Error::io("read", &module.ptx))?;
-            let ptx = artifact::read_ptx(&module.file, &text)?;
-            let others = others(module)?;
-            for kernel in &module.info.kernels {
-                let entry = ptx.functions.iter().find(|function| function.name == kernel.name);
-                let resources = match &others {
-                    None => kernel.resources,
-                    Some(others) => {
-                        let other = others.iter().find(|(name, _)| *name == kernel.name);
-                        other.map(|(_, resources)| *resources)
-                    }
-                };
-                reports.push(KernelReport {
-                    name: kernel.name.clone(),
-                    file: kernel.file.clone(),
-                    resources,
-                    max_threads: resources.map(|resources| resources.max_threads()),
-                    own_stack: entry.map_or(0, |entry| entry.stack),
-                    calls: entry.map_or(0, |entry| entry.calls.len()),
-                    callees: callees(&ptx, &kernel.name),
-                    call_prototypes: ptx.call_prototypes,
-                });
-            }
+            tempfile::tempdir_in(&temp).map_err(Error::io("create a folder in", &temp))?;
+        let cubin = scratch.path().join("module.cubin");
+        let mut all = Vec::new();
+        for module in self.modules.iter().filter(|module| !module.is_bound()) {
+            let made = match &ptxas {
+                Some(ptxas) => ptxas.assemble(&module.file, arch.name(), &module.ptx, &cubin)?,
+                None => Vec::new(),
+            };
+            let made: BTreeMap<_, _> = made.into_iter().collect();
+            all.extend(reports(module, |kernel| made.get(&kernel.name).copied())?);
         }
-        Ok(reports)
+        Ok(all)
     }
+}
+
+/// What the kernels of a module cost, with the resources that `ptxas` says they take.
+fn reports(
+    module: &ModuleArtifact,
+    resources: impl Fn(&Kernel) -> Option<Resources>,
+) -> Result<Vec<KernelReport>, Error> {
+    let text = fs::read_to_string(&module.ptx).map_err(Error::io("read", &module.ptx))?;
+    let ptx = artifact::read_ptx(&module.file, &text)?;
+    let report = |kernel: &Kernel| {
+        let entry = ptx.functions.iter().find(|function| function.name == kernel.name);
+        let resources = resources(kernel);
+        KernelReport {
+            name: kernel.name.clone(),
+            file: kernel.file.clone(),
+            resources,
+            max_threads: resources.map(|resources| resources.max_threads()),
+            own_stack: entry.map_or(0, |entry| entry.stack),
+            calls: entry.map_or(0, |entry| entry.calls.len()),
+            callees: callees(&ptx, &kernel.name),
+            call_prototypes: ptx.call_prototypes,
+        }
+    };
+    Ok(module.info.kernels.iter().map(report).collect())
 }
 
 /// The functions that calls of this one lead to.

@@ -34,6 +34,7 @@ pub(crate) const VARIABLE: &str = "DEVCOMM_SIMULATE";
 /// What a simulated machine asks for again when somebody polls. GPUs are asked for all again and
 /// again.
 #[derive(Clone, Copy)]
+#[cfg_attr(not(feature = "simulator"), expect(dead_code, reason = "only a simulated machine asks"))]
 pub(crate) enum Wakes {
     /// Whatever has happened.
     Anything,

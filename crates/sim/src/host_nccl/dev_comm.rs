@@ -1,7 +1,6 @@
 //! Device communicators and their requirements.
 
 use std::ffi::c_int;
-use std::ptr::null_mut;
 use std::rc::Rc;
 
 use devcomm_sys::nccl::{
@@ -229,18 +228,6 @@ pub(super) unsafe extern "C" fn destroy(comm: RawComm, dev_comm: *const DevComm)
     })
 }
 
-/// A node that asks for nothing.
-const NOTHING: ResourceRequirements = ResourceRequirements {
-    next: null_mut(),
-    buffer_size: 0,
-    buffer_align: 0,
-    out_buffer_handle: null_mut(),
-    gin_signal_count: 0,
-    gin_counter_count: 0,
-    out_gin_signal_start: null_mut(),
-    out_gin_counter_start: null_mut(),
-};
-
 pub(super) unsafe extern "C" fn lsa_barriers(
     team: Team,
     n_barriers: c_int,
@@ -254,7 +241,8 @@ pub(super) unsafe extern "C" fn lsa_barriers(
     unsafe {
         (*handle).n_barriers = n_barriers;
         let out_buffer_handle = &raw mut (*handle).buffer;
-        let buffer = ResourceRequirements { buffer_size, buffer_align: 4, ..NOTHING };
+        let buffer =
+            ResourceRequirements { buffer_size, buffer_align: 4, ..ResourceRequirements::NONE };
         out.write(ResourceRequirements { out_buffer_handle, ..buffer });
     }
     SUCCESS
@@ -271,7 +259,11 @@ pub(super) unsafe extern "C" fn gin_barriers(
     // SAFETY: as above.
     unsafe {
         let out_gin_signal_start = &raw mut (*handle).signal0;
-        out.write(ResourceRequirements { gin_signal_count, out_gin_signal_start, ..NOTHING });
+        out.write(ResourceRequirements {
+            gin_signal_count,
+            out_gin_signal_start,
+            ..ResourceRequirements::NONE
+        });
     }
     SUCCESS
 }
@@ -298,7 +290,8 @@ pub(super) unsafe extern "C" fn ll_a2a(
     unsafe {
         (*handle).n_slots = n_slots.max(0).unsigned_abs();
         let out_buffer_handle = &raw mut (*handle).buffer;
-        let buffer = ResourceRequirements { buffer_size, buffer_align: 16, ..NOTHING };
+        let buffer =
+            ResourceRequirements { buffer_size, buffer_align: 16, ..ResourceRequirements::NONE };
         out.write(ResourceRequirements { out_buffer_handle, ..buffer });
     }
     SUCCESS
