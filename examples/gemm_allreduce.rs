@@ -87,7 +87,7 @@ fn multiply(rank: &Rank, options: &Options, problem: Problem) -> Result<()> {
     a.copy_from_host(&problem.factor(Factor::A, me))?;
     b.copy_from_host(&problem.factor(Factor::B, me))?;
     // An element that nobody writes stays a NaN.
-    c.fill(0xff)?;
+    c.fill_bytes(0xff)?;
     rank.barrier()?;
     gemm.launch(&a, &b, &c, [m, n, k])?;
     stream.synchronize()?;

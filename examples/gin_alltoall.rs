@@ -45,7 +45,7 @@ fn all_to_alls(rank: &Rank) -> Result<()> {
         let len = n_ranks * count + 1;
         let (send, recv) = (comm.window::<u8>(len)?, comm.window::<u8>(len)?);
         send.copy_from_host(&sent(count as u64, me, n_ranks, count))?;
-        recv.fill(0xff)?;
+        recv.fill_bytes(0xff)?;
         let args = (&dev_comm, &send, &recv, count);
         let config = LaunchConfig::new(BLOCKS, THREADS);
         // SAFETY: the windows have room for `count` elements a rank and live until the ranks have met

@@ -46,7 +46,7 @@ fn ping_pong(rank: &Rank) -> Result<()> {
         let thrown: Vec<u8> = (0..len).map(|i| datum(bytes as u64, me & !1, i)).collect();
         let (send, recv) = (comm.window::<u8>(len)?, comm.window::<u8>(len)?);
         send.copy_from_host(&thrown)?;
-        recv.fill(0xff)?;
+        recv.fill_bytes(0xff)?;
         rank.barrier()?;
         let args = (&dev_comm, &send, &recv, bytes, rounds as u32, nanos.device_address());
         // SAFETY: windows and times have room for every round, the same in every rank, and live until

@@ -52,7 +52,7 @@ fn all_reduces(rank: &Rank) -> Result<()> {
         let partial = comm.window::<f32>(kernels::hybrid_allreduce_partials(count, team, teams))?;
         send.copy_from_host(&inputs::<f32>(count as u64, me, count))?;
         // An element that nobody writes stays a NaN.
-        recv.fill(0xff)?;
+        recv.fill_bytes(0xff)?;
         let args = (&dev_comm, &send, &recv, &partial, count);
         let config = LaunchConfig::new(BLOCKS, THREADS);
         // SAFETY: the windows have the elements and their partial sums, and live until the ranks have

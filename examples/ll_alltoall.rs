@@ -47,7 +47,7 @@ fn all_to_alls(rank: &Rank) -> Result<()> {
         let len = count * n_ranks;
         let (send, recv) = (comm.window::<f32>(len)?, comm.window::<f32>(len)?);
         send.copy_from_host(&sent(count as u64, me, n_ranks, count))?;
-        recv.fill(0xff)?;
+        recv.fill_bytes(0xff)?;
         // Enough blocks that each thread has a word.
         let words = (count.div_ceil(2) * n_ranks) as u32;
         let config = LaunchConfig::new(words.div_ceil(THREADS).clamp(1, BLOCKS), THREADS);

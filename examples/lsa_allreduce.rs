@@ -109,7 +109,7 @@ where
         let blocks = options.blocks.unwrap_or(blocks);
         send.copy_from_host(&inputs::<T>(seed, rank.rank(), count))?;
         // An element that nobody writes stays a NaN.
-        recv.fill(0xff)?;
+        recv.fill_bytes(0xff)?;
         rank.barrier()?;
         let config = LaunchConfig::new(blocks, options.threads);
         let args = (&dev_comm, &send, &recv, count);

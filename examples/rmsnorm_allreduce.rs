@@ -57,7 +57,7 @@ fn normalise(rank: &Rank, (tokens, hidden): (usize, usize)) -> Result<()> {
 
     for by_multicast in [false, true].into_iter().take(1 + usize::from(multimem)) {
         // An element that nobody writes stays a NaN.
-        output.fill(0xff)?;
+        output.fill_bytes(0xff)?;
         rank.barrier()?;
         let weight = weight.device_slice().device_address();
         let args = (&dev_comm, &input, weight, &output, tokens, hidden, EPS);

@@ -63,7 +63,7 @@ fn is_right(rank: &Rank, shapes: &[[usize; 3]], seed: u64, alone: bool) -> Resul
             a.copy_from_host(&problem.factor(Factor::A, me))?;
             b.copy_from_host(&problem.factor(Factor::B, me))?;
             // An element that nobody writes stays a NaN.
-            c.fill(0xff)?;
+            c.fill_bytes(0xff)?;
             rank.barrier()?;
             let summed = if alone {
                 gemm.launch_alone(&a, &b, &c, [m, n, k])?;
@@ -171,7 +171,7 @@ fn many_launches_need_no_reset() {
                 a.copy_from_host(&problem.factor(Factor::A, rank.rank()))?;
                 b.copy_from_host(&problem.factor(Factor::B, rank.rank()))?;
                 let c = GemmOutput::new(rank, comm, m * n)?;
-                c.fill(0xff)?;
+                c.fill_bytes(0xff)?;
                 sets.push((a, b, c));
             }
             rank.barrier()?;

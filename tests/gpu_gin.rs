@@ -103,7 +103,7 @@ fn every_throw_of_a_ping_pong_arrives() {
             // What the even rank of the pair throws first comes back.
             let thrown: Vec<u8> = (0..len).map(|i| datum(salt, me & !1, i)).collect();
             send.copy_from_host(&thrown)?;
-            recv.fill(0xff)?;
+            recv.fill_bytes(0xff)?;
             rank.barrier()?;
             // SAFETY: windows and times have room for every round of every block, the same in every
             // rank, and nobody touches them until all ranks have met again.
@@ -140,7 +140,7 @@ fn all_to_alls<T: Datum>(
     for _ in 0..limits.launches {
         let ((count, config), salt) = (limits.random(&mut shapes), shapes.u64(..));
         send.copy_from_host(&sent::<T>(salt, rank.rank(), n_ranks, count))?;
-        recv.fill(0xff)?;
+        recv.fill_bytes(0xff)?;
         // The kernel itself waits until all ranks are in it.
         // SAFETY: the windows have room for the elements, and live until all ranks have met below.
         unsafe { compiled.launch(&stream, kernel, config, (dev_comm, &send, &recv, count))? };

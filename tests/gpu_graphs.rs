@@ -157,7 +157,7 @@ fn what_a_graph_cannot_hold_is_refused_while_one_is_captured() {
             capturing(window.close());
             capturing(memory.copy_from_host(&[0.0; COUNT]));
             capturing(memory.copy_to_host(&mut [0.0; COUNT]));
-            capturing(memory.fill(0));
+            capturing(memory.fill_bytes(0));
             capturing(stream.synchronize());
             capturing(stream.is_idle());
             capturing(event.synchronize());
@@ -213,12 +213,12 @@ fn a_graph_keeps_the_memory_that_its_operations_use() {
         let recv = comm.mem_alloc::<u32>(COUNT)?;
         let graph = {
             let send = comm.mem_alloc::<u32>(COUNT)?;
-            send.fill(1)?;
+            send.fill_bytes(1)?;
             stream.capture(|| comm.all_reduce(&send, &recv, ReduceOp::Sum, &stream))?
         };
         // Memory that was freed would be given out again here.
         let others = [comm.mem_alloc::<u32>(COUNT)?, comm.mem_alloc::<u32>(COUNT)?];
-        others.iter().try_for_each(|other| other.fill(0xee))?;
+        others.iter().try_for_each(|other| other.fill_bytes(0xee))?;
         graph.launch(&stream)?;
         stream.synchronize()?;
         let mut got = vec![0; COUNT];

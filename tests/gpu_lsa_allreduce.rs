@@ -36,7 +36,7 @@ where
     let recv = if in_place { &send } else { &out };
     let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(config.grid.x))?;
     let (kernels, stream) = (rank.load(&KERNELS)?, rank.stream()?);
-    out.fill(0xff)?;
+    out.fill_bytes(0xff)?;
     let sent = inputs::<T>(SEED, rank.rank(), len);
     send.copy_from_host(&sent)?;
     rank.barrier()?;

@@ -52,7 +52,7 @@ fn multiplies_and_sums<T: Whole>(rank: &Rank, stream: &Stream) -> Result<(), Err
         let mut got = vec![T::whole(0); COUNT];
         recv.copy_to_host(&mut got)?;
         assert_eq!(got, expected, "{}", T::NAME);
-        recv.fill(0xff)
+        recv.fill_bytes(0xff)
     };
 
     let from_host = comm.pre_mul_sum(T::whole(factor(own)))?;

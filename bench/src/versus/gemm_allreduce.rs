@@ -217,7 +217,7 @@ struct Product<'a> {
 impl Outcome for Product<'_> {
     fn spoil(&self) -> Result<()> {
         // NaNs.
-        Ok(self.c.fill(0xff)?)
+        Ok(self.c.fill_bytes(0xff)?)
     }
 
     /// Of all elements where there is their sum, or else of those that the host computes.

@@ -98,7 +98,7 @@ impl<'a, T: Number> Sum<'a, T> {
 impl<T: Number> Outcome for Sum<'_, T> {
     fn spoil(&self) -> Result<()> {
         // NaNs.
-        Ok(self.recv.fill(0xff)?)
+        Ok(self.recv.fill_bytes(0xff)?)
     }
 
     fn count_wrong(&self) -> Result<usize> {

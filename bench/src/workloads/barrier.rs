@@ -67,8 +67,8 @@ impl<'a> Barrier<'a> {
 
 impl Outcome for Barrier<'_> {
     fn spoil(&self) -> Result<()> {
-        self.table.fill(0xff)?;
-        Ok(self.wrong.fill(0xff)?)
+        self.table.fill_bytes(0xff)?;
+        Ok(self.wrong.fill_bytes(0xff)?)
     }
 
     fn count_wrong(&self) -> Result<usize> {

@@ -74,7 +74,7 @@ impl<'a> LlExchange<'a> {
 
 impl Outcome for LlExchange<'_> {
     fn spoil(&self) -> Result<()> {
-        Ok(self.recv.fill(0xff)?)
+        Ok(self.recv.fill_bytes(0xff)?)
     }
 
     fn count_wrong(&self) -> Result<usize> {

@@ -42,7 +42,7 @@ impl<'a> Message<'a> {
 impl Outcome for Message<'_> {
     fn spoil(&self) -> Result<()> {
         // No message holds this byte.
-        Ok(self.recv.fill(0xff)?)
+        Ok(self.recv.fill_bytes(0xff)?)
     }
 
     fn count_wrong(&self) -> Result<usize> {
@@ -93,7 +93,7 @@ impl<'a> Put<'a> {
         let comm = message.harness.comm;
         let dev_comm = comm.create_dev_comm(DevCommRequirements::new())?;
         let flags = comm.window(2 * blocks as usize)?;
-        flags.fill(0)?;
+        flags.fill_bytes(0)?;
         let config = LaunchConfig::new(blocks, threads);
         Ok(Self { message, send, recv, rounds, config, dev_comm, flags: Some(flags) })
     }

@@ -105,7 +105,7 @@ impl<'a> GemmAllReduce<'a> {
         let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(blocks))?;
         let (partials, flags) =
             (comm.window::<f32>(sizes.partials)?, comm.window::<u32>(sizes.flags)?);
-        flags.fill(0)?;
+        flags.fill_bytes(0)?;
         // No rank's kernel sets a flag before it is cleared.
         rank.barrier()?;
         let communicator = comm.clone();

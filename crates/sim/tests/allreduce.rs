@@ -45,7 +45,7 @@ fn check(simulation: Simulation, grid: u32, block: u32, count: usize, launches: 
         for launch in 0..launches {
             let of = |rank| (0..count).map(move |i| value(rank, i + launch));
             send.copy_from_host(&of(gpu.rank()).collect::<Vec<_>>())?;
-            recv.fill(0xff)?;
+            recv.fill_bytes(0xff)?;
             gpu.launch(allreduce, grid, block, (&comm, &send, &recv, count))?;
             let all: Vec<Vec<f32>> = (0..gpu.n_ranks()).map(|rank| of(rank).collect()).collect();
             let want: Vec<f32> = (0..count).map(|i| all.iter().map(|of| of[i]).sum()).collect();

@@ -109,7 +109,7 @@ fn an_all_to_all_is_complete_in_a_thousand_orders() {
             let mine = |from| sent(from).skip(3 * me as usize).take(3);
             let want: Vec<u32> = (0..4).flat_map(mine).collect();
             for round in 1..=50_u64 {
-                recv.fill(0xff)?;
+                recv.fill_bytes(0xff)?;
                 gpu.barrier()?;
                 gpu.launch(all_to_all, 2, 2, (&comm, &send, &recv, 3_usize, round))?;
                 assert_eq!(read(&recv)?, want, "seed {seed} round {round}");
@@ -148,7 +148,7 @@ fn seen_of_two_puts(simulation: Simulation, strong: bool) -> Vec<Vec<u32>> {
         let mut all = Vec::new();
         for round in 1..=50_u64 {
             if gpu.rank() == 1 {
-                out.fill(0)?;
+                out.fill_bytes(0)?;
             }
             gpu.barrier()?;
             gpu.launch(two_puts, 1, 1, (&comm, &out, &seen, strong, round))?;

@@ -153,7 +153,10 @@ fn what_does_not_exist_is_refused() {
     assert_eq!(count, 2);
     assert_eq!(cuda!(cuStreamQuery(null_mut())), CUresult::CUDA_ERROR_INVALID_CONTEXT);
     retain(1);
-    assert_eq!(cuda!(cuMemsetD8_v2(0x1000, 0, 16)), CUresult::CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(
+        cuda!(cuMemsetD8Async(0x1000, 0, 16, null_mut())),
+        CUresult::CUDA_ERROR_INVALID_VALUE
+    );
     let mut text = std::ptr::null();
     let code = CUresult::CUDA_ERROR_INVALID_VALUE;
     assert_eq!(cuda!(cuGetErrorString(code, &raw mut text)), OK);

@@ -76,7 +76,7 @@ impl<T: Element> SymmetricBuffer<T> {
         let allocation = Some(library.nccl().alloc(bytes)?);
         let memory = Memory { allocation, context: context.clone(), library: library.clone() };
         let buffer = Self { memory: Rc::new(memory), len, element: PhantomData };
-        buffer.fill(0)?;
+        buffer.fill_bytes(0)?;
         Ok(buffer)
     }
 
@@ -121,9 +121,9 @@ impl<T: Element> SymmetricBuffer<T> {
     ///
     /// # Errors
     ///
-    /// As [`DeviceSlice::fill`].
-    pub fn fill(&self, byte: u8) -> Result<()> {
-        self.device_slice().fill(byte)
+    /// As [`DeviceSlice::fill_bytes`].
+    pub fn fill_bytes(&self, byte: u8) -> Result<()> {
+        self.device_slice().fill_bytes(byte)
     }
 }
 

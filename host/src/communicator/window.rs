@@ -378,9 +378,9 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     ///
-    /// As [`DeviceSlice::fill`].
-    pub fn fill(&self, byte: u8) -> Result<()> {
-        self.device_slice().fill(byte)
+    /// As [`DeviceSlice::fill_bytes`].
+    pub fn fill_bytes(&self, byte: u8) -> Result<()> {
+        self.device_slice().fill_bytes(byte)
     }
 
     /// NCCL's handle, for calls that go to it.

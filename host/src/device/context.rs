@@ -13,6 +13,7 @@ use super::capture::Capture;
 use super::health::Health;
 use super::issuer::{Issuer, Owner};
 use super::launch::DeviceLimits;
+use super::stream::StreamInner;
 use crate::error::{Error, Result};
 use crate::machine::{Machine, Wakes};
 use crate::sys::cuda::abort_block::SharedBlock;
@@ -46,6 +47,8 @@ pub(crate) struct ContextInner {
     impatient: Cell<bool>,
     /// What is being captured to a graph, one at a time.
     capture: RefCell<Option<Capture>>,
+    /// The default stream, as long as somebody has it.
+    default_stream: RefCell<Weak<StreamInner>>,
     /// The device communicators that kernels of this context can have.
     flags: AbortFlags,
     /// Blocks of device communicators that were closed.
@@ -86,7 +89,8 @@ impl Context {
     pub(crate) fn with_health(ordinal: usize, health: Arc<Health>) -> Result<Self> {
         let cuda = PrimaryContext::retain(health.machine(), ordinal)?;
         let limits = limits_of(&cuda)?;
-        let (streams, stuck, impatient, capture, flags, abort_blocks) = Default::default();
+        let (streams, stuck, impatient, capture, default_stream) = Default::default();
+        let (flags, abort_blocks) = Default::default();
         let inner = ContextInner {
             cuda,
             limits,
@@ -96,6 +100,7 @@ impl Context {
             stuck,
             impatient,
             capture,
+            default_stream,
             flags,
             abort_blocks,
         };
@@ -200,6 +205,10 @@ impl Context {
 
     pub(crate) fn capture(&self) -> &RefCell<Option<Capture>> {
         &self.inner.capture
+    }
+
+    pub(super) fn known_default_stream(&self) -> &RefCell<Weak<StreamInner>> {
+        &self.inner.default_stream
     }
 
     pub(crate) fn is_capturing(&self) -> bool {

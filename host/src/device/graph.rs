@@ -14,10 +14,10 @@ use super::stream::Stream;
 use crate::error::{Error, Result};
 use crate::sys::cuda::graph::{GraphExecHandle, GraphHandle};
 
-/// Work that was captured from a stream: collectives, kernel launches, events.
+/// Work that was captured from a stream: collectives, copies, fills, kernel launches, events.
 ///
 /// Made by [`Stream::capture`]. It keeps the memory, windows and operators that captured
-/// collectives use; what captured kernel launches use is part of their contract. It is closed with
+/// operations use; what captured kernel launches use is part of their contract. It is closed with
 /// the communicators whose operations it has.
 ///
 /// ```no_run
@@ -56,16 +56,19 @@ impl Stream {
     /// Captures what `f` enqueues to this stream, and to streams that wait for its events, instead
     /// of running it. Every rank captures the same.
     ///
-    /// Meanwhile nothing on this rank's GPU can be waited for, copied, allocated or registered;
-    /// that is [`Error::Capturing`].
+    /// Meanwhile nothing on this rank's GPU can be waited for, copied from or to the host,
+    /// allocated or registered; that is [`Error::Capturing`].
     ///
     /// # Errors
     ///
-    /// The closure's own; [`Error::Capturing`] inside another capture; [`Error::InGroup`] inside a
-    /// group; the driver's, when something was done that a graph cannot hold.
+    /// The closure's own; [`Error::InvalidInput`] for the default stream; [`Error::Capturing`]
+    /// inside another capture; [`Error::InGroup`] inside a group; the driver's, when something was done that a graph cannot hold.
     pub fn capture<E: From<Error>>(&self, f: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         refuse_inside("a capture")?;
         let context = self.context();
+        if self.as_raw().is_null() {
+            return Err(Error::invalid("the default stream cannot be captured").into());
+        }
         context.refuse_capturing("another capture begins")?;
         context.health().check()?;
         context.cuda().bind()?;

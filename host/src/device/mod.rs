@@ -4,6 +4,7 @@
 pub(crate) mod abort;
 mod capture;
 mod context;
+mod copy;
 mod event;
 mod graph;
 mod health;

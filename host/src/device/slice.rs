@@ -9,6 +9,7 @@ use devcomm_types::{DataType, Element, IntoArg, Slice};
 
 use super::context::Context;
 use crate::error::{Error, Result};
+use crate::sys::cuda::stream::StreamHandle;
 
 /// Elements of a type that is known only when the program runs; see
 /// [`DeviceSlice::from_raw_parts_dynamic`].
@@ -98,12 +99,9 @@ impl<T: Element> DeviceSlice<T> {
     /// gives; the driver's.
     pub fn copy_from_host(&self, data: &[T]) -> Result<()> {
         self.fits(data.len())?;
-        self.context.settle()?;
-        // SAFETY: Element promises plain data without padding, so its bytes are initialised.
-        let bytes =
-            unsafe { std::slice::from_raw_parts(data.as_ptr().cast::<u8>(), size_of_val(data)) };
+        let stream = self.settled()?;
         // SAFETY: the memory has at least `data.len()` elements, and this rank's streams are idle.
-        unsafe { self.context.cuda().copy_in(self.address, bytes) }
+        unsafe { stream.copy_to_device(self.address, bytes_of(data)) }
     }
 
     /// Copies the first `data.len()` elements to `data`, after waiting for this rank's streams.
@@ -113,13 +111,9 @@ impl<T: Element> DeviceSlice<T> {
     /// As [`copy_from_host`](Self::copy_from_host).
     pub fn copy_to_host(&self, data: &mut [T]) -> Result<()> {
         self.fits(data.len())?;
-        self.context.settle()?;
-        // SAFETY: Element promises that every bit pattern is valid, so any bytes may be written.
-        let bytes = unsafe {
-            std::slice::from_raw_parts_mut(data.as_mut_ptr().cast::<u8>(), size_of_val(data))
-        };
+        let stream = self.settled()?;
         // SAFETY: the memory has at least `data.len()` elements, and this rank's streams are idle.
-        unsafe { self.context.cuda().copy_out(bytes, self.address) }
+        unsafe { stream.copy_to_host(bytes_of_mut(data), self.address) }
     }
 
     /// Sets every byte, after waiting for this rank's streams.
@@ -127,10 +121,19 @@ impl<T: Element> DeviceSlice<T> {
     /// # Errors
     ///
     /// What waiting for the streams gives; the driver's.
-    pub fn fill(&self, byte: u8) -> Result<()> {
-        self.context.settle()?;
+    pub fn fill_bytes(&self, byte: u8) -> Result<()> {
+        let stream = self.settled()?;
         // SAFETY: all of the memory, and this rank's streams are idle.
-        unsafe { self.context.cuda().fill(self.address, byte, self.byte_len()) }
+        unsafe { stream.fill(self.address, &[byte], self.byte_len())? };
+        stream.synchronize()
+    }
+
+    /// Waits for this rank's streams. The default stream, which they do not wait for: what is done
+    /// in it now is to be over before anybody goes on.
+    fn settled(&self) -> Result<StreamHandle> {
+        self.context.settle()?;
+        self.context.cuda().bind()?;
+        Ok(self.context.cuda().default_stream())
     }
 
     fn fits(&self, count: usize) -> Result<()> {
@@ -147,6 +150,18 @@ impl<T: Element> DeviceSlice<T> {
         let Self { address, len, data_type, context, owner, .. } = self;
         DeviceSlice { address, len, data_type, context, owner, element: PhantomData }
     }
+}
+
+/// The bytes of elements.
+pub(super) fn bytes_of<T: Element>(data: &[T]) -> &[u8] {
+    // SAFETY: Element promises plain data without padding, so its bytes are initialised.
+    unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) }
+}
+
+/// The bytes of elements, to be written.
+pub(super) fn bytes_of_mut<T: Element>(data: &mut [T]) -> &mut [u8] {
+    // SAFETY: as above, and Element promises that every bit pattern is valid.
+    unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), size_of_val(data)) }
 }
 
 impl DeviceSlice<Dynamic> {

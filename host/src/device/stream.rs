@@ -27,7 +27,7 @@ pub struct Stream {
     inner: Rc<StreamInner>,
 }
 
-struct StreamInner {
+pub(super) struct StreamInner {
     handle: StreamHandle,
     context: Context,
     /// Communicators whose operations may not be done yet.
@@ -47,6 +47,25 @@ impl Context {
     pub fn stream(&self) -> Result<Stream> {
         Ok(Stream::of(self, self.cuda().create_stream()?))
     }
+
+    /// The default stream of this GPU's primary context, the same for every caller. It cannot be
+    /// captured, and nobody destroys it.
+    ///
+    /// It is CUDA's legacy default stream: it and streams that others made without
+    /// `cudaStreamNonBlocking` wait for each other. Streams of this crate are non-blocking: order
+    /// them with events.
+    #[doc(alias = "cudaStreamLegacy")]
+    #[doc(alias = "CU_STREAM_LEGACY")]
+    #[must_use]
+    pub fn default_stream(&self) -> Stream {
+        let mut known = self.known_default_stream().borrow_mut();
+        if let Some(inner) = known.upgrade() {
+            return Stream { inner };
+        }
+        let stream = Stream::of(self, self.cuda().default_stream());
+        *known = Rc::downgrade(&stream.inner);
+        stream
+    }
 }
 
 impl Stream {
@@ -58,8 +77,9 @@ impl Stream {
         Self { inner }
     }
 
-    /// A stream that another part of the program made (`CUstream`, which is `cudaStream_t`), or
-    /// NULL for the default stream. Dropping it waits for its work and does not destroy it.
+    /// A stream that another part of the program made (`CUstream`, which is `cudaStream_t`).
+    /// Dropping it waits for its work and does not destroy it. The default stream is
+    /// [`Context::default_stream`].
     ///
     /// # Safety
     ///

@@ -145,6 +145,12 @@ impl Rank {
         self.context.stream()
     }
 
+    /// The default stream of this rank's GPU; see [`Context::default_stream`].
+    #[must_use]
+    pub fn default_stream(&self) -> Stream {
+        self.context.default_stream()
+    }
+
     /// Waits until every rank is here; the GPUs are not waited for. *Collective*.
     ///
     /// # Errors

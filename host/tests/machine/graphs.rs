@@ -31,7 +31,7 @@ fn what_is_captured_runs_at_each_launch_and_not_before() {
         assert_eq!(log[log.len() - 2..], ["cuStreamEndCapture 2 nodes", "cuGraphInstantiate"]);
         assert_eq!((graph.len(), contents(&b)), (2, vec![1.0; 2]));
         for sum in [2.0, 4.0] {
-            a.fill(0)?;
+            a.fill_bytes(0)?;
             graph.launch(&stream)?;
             stream.synchronize()?;
             assert_eq!(contents(&b), [sum; 2]);
@@ -64,7 +64,7 @@ fn what_a_graph_cannot_hold_is_refused_while_it_is_captured() {
             is_capturing(event.synchronize());
             is_capturing(b.copy_from_host(&[0.0; 2]));
             is_capturing(b.copy_to_host(&mut [0.0; 2]));
-            is_capturing(b.fill(0));
+            is_capturing(b.fill_bytes(0));
             is_capturing(comm.mem_alloc::<f32>(2));
             is_capturing(comm.register_window(&b, Default::default()));
             is_capturing(comm.register_buffer(&b).map(drop));

@@ -28,20 +28,6 @@ fn a_stream_of_another_part_of_the_program_is_not_destroyed() {
 }
 
 #[test]
-fn the_default_stream_is_a_stream_like_others() {
-    ranks(2, |rank| {
-        let comm = rank.communicator()?;
-        // SAFETY: NULL is the default stream, which is always there.
-        let stream = unsafe { Stream::from_raw(rank.context(), std::ptr::null_mut()) };
-        let b = filled(comm, &[1.0_f32; 2])?;
-        comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
-        stream.synchronize()?;
-        assert_eq!(contents(&b), [2.0; 2]);
-        Ok(())
-    });
-}
-
-#[test]
 fn clones_of_a_stream_are_one_and_the_last_one_waits_for_its_work() {
     ranks(2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);

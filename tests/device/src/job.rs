@@ -167,8 +167,8 @@ fn windows(comm: &Communicator, setup: &Setup) -> Result<(Window<u64>, Window<u6
         comm.window(setup.mail)?
     };
     let out = comm.window(setup.out)?;
-    mail.fill(0)?;
-    out.fill(0xff)?;
+    mail.fill_bytes(0)?;
+    out.fill_bytes(0xff)?;
     Ok((mail, out))
 }
 

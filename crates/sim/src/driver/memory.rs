@@ -1,10 +1,13 @@
 //! Memory: pinned memory of the host, copies, fills.
 
-use std::ffi::{c_uchar, c_uint, c_void};
+use std::ffi::{c_uchar, c_uint, c_ushort, c_void};
+use std::task::Poll;
 
-use devcomm_sys::driver::{CUdeviceptr, CUresult};
+use devcomm_sys::driver::{CUdeviceptr, CUresult, CUstream};
 
-use super::{Ask, Refusal, Refused, ask};
+use super::stream::StreamOp;
+use super::{Ask, Refusal, Refused, ask, ask_until};
+use crate::machine::core::Core;
 use crate::memory::{Allocation, GpuSet, Owner};
 
 /// Bytes of a GPU's memory: as much as an H200 has, whatever this computer does.
@@ -66,43 +69,202 @@ pub(super) unsafe fn host_device_pointer(
 impl Ask<'_> {
     /// Memory of `bytes` bytes that the current GPU reaches.
     fn device_memory(&self, address: CUdeviceptr, bytes: usize) -> Refused<*mut u8> {
-        let gpu = self.gpu()?;
-        let start = address as usize;
-        if bytes > 0 && !self.core.memory.contains(gpu as u32, start, bytes) {
-            let place = self.core.memory.describe(start);
-            let text = format!("{bytes} bytes at {address:#x} are no memory of GPU {gpu}: {place}");
-            return Err(Refusal::new(CUresult::CUDA_ERROR_INVALID_VALUE, text));
-        }
-        Ok(std::ptr::with_exposed_provenance_mut(start))
+        device_memory(self.core, self.gpu()?, address, bytes)
     }
 }
 
-/// Copies and fills take no time: the default stream has nothing that they would have to wait for.
-pub(super) unsafe fn copy_in(to: CUdeviceptr, from: *const c_void, bytes: usize) -> CUresult {
-    ask("cuMemcpyHtoD", |ask| {
-        let to = ask.device_memory(to, bytes)?;
-        // SAFETY: the module's; the target was checked, and no kernel runs while the host asks.
-        unsafe { to.copy_from(from.cast(), bytes) };
-        ask.core.gpus.progress();
+fn device_memory(core: &Core, gpu: usize, address: CUdeviceptr, bytes: usize) -> Refused<*mut u8> {
+    let start = address as usize;
+    if bytes > 0 && !core.memory.contains(gpu as u32, start, bytes) {
+        let place = core.memory.describe(start);
+        let text = format!("{bytes} bytes at {address:#x} are no memory of GPU {gpu}: {place}");
+        return Err(Refusal::new(CUresult::CUDA_ERROR_INVALID_VALUE, text));
+    }
+    Ok(std::ptr::with_exposed_provenance_mut(start))
+}
+
+/// As with pageable memory on a GPU: returns once the stream has come to the copy and done it.
+pub(super) unsafe fn copy_to_device(
+    to: CUdeviceptr,
+    from: *const c_void,
+    bytes: usize,
+    stream: CUstream,
+) -> CUresult {
+    ask_until("cuMemcpyHtoDAsync", &|ask| {
+        ask.when_idle(stream, || {
+            let to = ask.device_memory(to, bytes)?;
+            // SAFETY: the module's; the target was checked, and no kernel runs while the host asks.
+            unsafe { to.copy_from(from.cast(), bytes) };
+            ask.core.gpus.progress();
+            Ok(())
+        })
+    })
+}
+
+/// As [`copy_to_device`].
+pub(super) unsafe fn copy_to_host(
+    to: *mut c_void,
+    from: CUdeviceptr,
+    bytes: usize,
+    stream: CUstream,
+) -> CUresult {
+    ask_until("cuMemcpyDtoHAsync", &|ask| {
+        ask.when_idle(stream, || {
+            let from = ask.device_memory(from, bytes)?;
+            // SAFETY: as above.
+            unsafe { to.cast::<u8>().copy_from(from, bytes) };
+            Ok(())
+        })
+    })
+}
+
+/// A stream's store to device memory.
+#[derive(Clone, Copy)]
+struct Store {
+    gpu: usize,
+    to: CUdeviceptr,
+    what: Stored,
+}
+
+#[derive(Clone, Copy)]
+enum Stored {
+    /// As many bytes of device memory.
+    Copy { from: CUdeviceptr, bytes: usize },
+    /// `count` values of `size` bytes, one every `pitch` bytes.
+    Fill { value: [u8; 4], size: usize, pitch: usize, count: usize },
+}
+
+impl Store {
+    /// The bytes from the first one to the last that it writes.
+    fn extent(&self) -> usize {
+        match self.what {
+            Stored::Copy { bytes, .. } => bytes,
+            Stored::Fill { count: 0, .. } => 0,
+            Stored::Fill { size, pitch, count, .. } => {
+                (count - 1).saturating_mul(pitch).saturating_add(size)
+            }
+        }
+    }
+
+    /// Fails for what is no memory of the GPU.
+    fn check(&self, core: &Core) -> Refused<*mut u8> {
+        let to = device_memory(core, self.gpu, self.to, self.extent())?;
+        if let Stored::Copy { from, bytes } = self.what {
+            device_memory(core, self.gpu, from, bytes)?;
+        }
+        Ok(to)
+    }
+
+    fn run(&self, core: &Core) -> Refused<()> {
+        let to = self.check(core)?;
+        match self.what {
+            // SAFETY: both ends were checked just now, and no kernel runs meanwhile.
+            Stored::Copy { from, bytes } => unsafe {
+                to.copy_from(std::ptr::with_exposed_provenance(from as usize), bytes);
+            },
+            // SAFETY: as above.
+            Stored::Fill { value, size: 1, pitch: 1, count } => unsafe {
+                to.write_bytes(value[0], count);
+            },
+            Stored::Fill { value, size, pitch, count } => {
+                for index in 0..count {
+                    // SAFETY: within the extent, which was checked just now.
+                    unsafe { to.add(index * pitch).copy_from(value.as_ptr(), size) };
+                }
+            }
+        }
+        core.gpus.progress();
+        Ok(())
+    }
+}
+
+impl StreamOp for Store {
+    fn poll(&mut self, core: &Core) -> Poll<()> {
+        match self.run(core) {
+            Ok(()) => Poll::Ready(()),
+            Err(refusal) => {
+                core.fail_with(refusal);
+                Poll::Pending
+            }
+        }
+    }
+
+    fn describe(&self, _core: &Core) -> String {
+        match self.what {
+            Stored::Copy { .. } => "a copy is next".to_owned(),
+            Stored::Fill { .. } => "a fill is next".to_owned(),
+        }
+    }
+
+    fn duplicate(&self) -> Box<dyn StreamOp> {
+        Box::new(*self)
+    }
+}
+
+fn enqueue(name: &'static str, to: CUdeviceptr, what: Stored, stream: CUstream) -> CUresult {
+    ask(name, |ask| {
+        let (stream, store) = (ask.stream(stream)?, Store { gpu: ask.gpu()?, to, what });
+        store.check(ask.core)?;
+        ask.core.enqueue(&stream, Box::new(store));
         Ok(())
     })
 }
 
-pub(super) unsafe fn copy_out(to: *mut c_void, from: CUdeviceptr, bytes: usize) -> CUresult {
-    ask("cuMemcpyDtoH", |ask| {
-        let from = ask.device_memory(from, bytes)?;
-        // SAFETY: as above.
-        unsafe { to.cast::<u8>().copy_from(from, bytes) };
-        Ok(())
-    })
+pub(super) unsafe fn copy(
+    to: CUdeviceptr,
+    from: CUdeviceptr,
+    bytes: usize,
+    stream: CUstream,
+) -> CUresult {
+    enqueue("cuMemcpyDtoDAsync", to, Stored::Copy { from, bytes }, stream)
 }
 
-pub(super) unsafe fn fill(to: CUdeviceptr, byte: c_uchar, count: usize) -> CUresult {
-    ask("cuMemsetD8", |ask| {
-        let to = ask.device_memory(to, count)?;
-        // SAFETY: as above.
-        unsafe { to.write_bytes(byte, count) };
-        ask.core.gpus.progress();
-        Ok(())
-    })
+/// `count` values one after the other.
+fn fill<const N: usize>(value: [u8; N], count: usize) -> Stored {
+    let mut bytes = [0; 4];
+    bytes[..N].copy_from_slice(&value);
+    Stored::Fill { value: bytes, size: N, pitch: N, count }
+}
+
+pub(super) unsafe fn fill_8(
+    to: CUdeviceptr,
+    value: c_uchar,
+    count: usize,
+    stream: CUstream,
+) -> CUresult {
+    enqueue("cuMemsetD8Async", to, fill([value], count), stream)
+}
+
+pub(super) unsafe fn fill_16(
+    to: CUdeviceptr,
+    value: c_ushort,
+    count: usize,
+    stream: CUstream,
+) -> CUresult {
+    enqueue("cuMemsetD16Async", to, fill(value.to_ne_bytes(), count), stream)
+}
+
+pub(super) unsafe fn fill_32(
+    to: CUdeviceptr,
+    value: c_uint,
+    count: usize,
+    stream: CUstream,
+) -> CUresult {
+    enqueue("cuMemsetD32Async", to, fill(value.to_ne_bytes(), count), stream)
+}
+
+/// Rows of one value only.
+pub(super) unsafe fn fill_32_strided(
+    to: CUdeviceptr,
+    pitch: usize,
+    value: c_uint,
+    width: usize,
+    height: usize,
+    stream: CUstream,
+) -> CUresult {
+    if width != 1 {
+        return CUresult::CUDA_ERROR_NOT_SUPPORTED;
+    }
+    let what = Stored::Fill { value: value.to_ne_bytes(), size: 4, pitch, count: height };
+    enqueue("cuMemsetD2D32Async", to, what, stream)
 }

@@ -138,6 +138,19 @@ impl Ask<'_> {
         }
         Ok(stream)
     }
+
+    /// Answers once the stream has nothing to do.
+    pub(super) fn when_idle(
+        &self,
+        stream: CUstream,
+        answer: impl FnOnce() -> Refused<()>,
+    ) -> Poll<Refused<()>> {
+        match self.waited(stream) {
+            Ok(stream) if !stream.is_idle() => Poll::Pending,
+            Ok(_) => Poll::Ready(answer()),
+            Err(refusal) => Poll::Ready(Err(refusal)),
+        }
+    }
 }
 
 pub(super) unsafe fn create(stream: *mut CUstream, _flags: c_uint) -> CUresult {
@@ -169,8 +182,5 @@ pub(super) unsafe fn query(stream: CUstream) -> CUresult {
 }
 
 pub(super) unsafe fn synchronize(stream: CUstream) -> CUresult {
-    ask_until("cuStreamSynchronize", &|ask| match ask.waited(stream) {
-        Ok(stream) if !stream.is_idle() => Poll::Pending,
-        other => Poll::Ready(other.map(drop)),
-    })
+    ask_until("cuStreamSynchronize", &|ask| ask.when_idle(stream, || Ok(())))
 }

@@ -115,7 +115,8 @@ impl Memory {
     pub fn read<T: Copy>(&self, n: usize) -> Vec<T> {
         let mut data = Vec::<T>::with_capacity(n);
         let bytes = n * size_of::<T>();
-        let code = cuda!(cuMemcpyDtoH_v2(data.as_mut_ptr().cast(), self.0 as u64, bytes));
+        let code =
+            cuda!(cuMemcpyDtoHAsync_v2(data.as_mut_ptr().cast(), self.0 as u64, bytes, null_mut()));
         assert_eq!(code, OK);
         // SAFETY: there is room, and every pattern is a number of the tests' types.
         unsafe { data.set_len(n) };
@@ -124,7 +125,8 @@ impl Memory {
 
     pub fn write<T: Copy>(&self, data: &[T]) {
         let bytes = size_of_val(data);
-        let code = cuda!(cuMemcpyHtoD_v2(self.0 as u64, data.as_ptr().cast(), bytes));
+        let code =
+            cuda!(cuMemcpyHtoDAsync_v2(self.0 as u64, data.as_ptr().cast(), bytes, null_mut()));
         assert_eq!(code, OK);
     }
 }

@@ -5,6 +5,7 @@
 
 pub(crate) mod abort_block;
 pub(crate) mod graph;
+pub(crate) mod memory;
 pub(crate) mod module;
 pub(crate) mod stream;
 mod tensor_map;
@@ -199,53 +200,6 @@ impl PrimaryContext {
             self.driver.cuMemGetInfo_v2(&raw mut free, &raw mut total)
         })?;
         Ok((free, total))
-    }
-
-    /// Copies to the device and waits.
-    ///
-    /// # Safety
-    ///
-    /// `to` is device memory of at least `from.len()` bytes that nothing uses meanwhile.
-    pub(crate) unsafe fn copy_in(&self, to: u64, from: &[u8]) -> Result<()> {
-        self.bind()?;
-        // SAFETY: the source is live for its length, the caller vouches for the target. From
-        // pageable memory this returns once the bytes are staged; the wait below is for the rest.
-        let result = unsafe { self.driver.cuMemcpyHtoD_v2(to, from.as_ptr().cast(), from.len()) };
-        check(self.driver, "cuMemcpyHtoD", result)?;
-        self.wait_for_default_stream()
-    }
-
-    /// Copies to the host and waits.
-    ///
-    /// # Safety
-    ///
-    /// `from` is device memory of at least `to.len()` bytes that nothing writes meanwhile.
-    pub(crate) unsafe fn copy_out(&self, to: &mut [u8], from: u64) -> Result<()> {
-        self.bind()?;
-        // SAFETY: the target is live for its length, the caller vouches for the source.
-        let result = unsafe { self.driver.cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), from, to.len()) };
-        check(self.driver, "cuMemcpyDtoH", result)?;
-        self.wait_for_default_stream()
-    }
-
-    /// Fills bytes and waits.
-    ///
-    /// # Safety
-    ///
-    /// `to` is device memory of at least `bytes` bytes that nothing uses meanwhile.
-    pub(crate) unsafe fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<()> {
-        self.bind()?;
-        // SAFETY: the caller vouches for the target.
-        check(self.driver, "cuMemsetD8", unsafe { self.driver.cuMemsetD8_v2(to, byte, bytes) })?;
-        self.wait_for_default_stream()
-    }
-
-    /// Copies and fills run in the default stream, which the streams of this crate do not wait for.
-    fn wait_for_default_stream(&self) -> Result<()> {
-        // SAFETY: the context is current and NULL is its default stream.
-        check(self.driver, "cuStreamSynchronize", unsafe {
-            self.driver.cuStreamSynchronize(null_mut())
-        })
     }
 }
 
