@@ -8,7 +8,9 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
-use devcomm::{DevCommRequirements, Error, KERNELS, LaunchConfig, Rank, World, kernels};
+use devcomm::{
+    DevCommRequirements, Error, KERNELS, LaunchConfig, Rank, StateError, World, kernels,
+};
 use devcomm_testing::machines::run;
 
 const COUNT: usize = 4096;
@@ -43,7 +45,7 @@ fn run_rank(rank: &Rank) -> Result<()> {
     let graph = stream.capture(|| (0..STEPS).try_for_each(|_| step()))?;
     // A graph holds work for the GPU only: whatever needs the host meanwhile is refused, and says so.
     let refused = stream.capture(|| comm.mem_alloc::<f32>(1).map(drop));
-    ensure!(matches!(refused, Err(Error::Capturing { .. })), "{refused:?}");
+    ensure!(matches!(refused, Err(Error::State(StateError::Capturing { .. }))), "{refused:?}");
 
     a.copy_from_host(&[(rank.rank() + 1) as f32; COUNT])?;
     for _ in 0..LAUNCHES {

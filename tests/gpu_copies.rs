@@ -1,6 +1,6 @@
 //! Copies and fills in the order of a stream.
 
-use devcomm::{Buffer, Element, Error, Rank, ReduceOp, Stream};
+use devcomm::{Buffer, Element, Error, Rank, ReduceOp, StateError, Stream};
 use devcomm_testing::machines::on_gpus;
 use devcomm_testing::works::require_works;
 use half::bf16;
@@ -90,7 +90,7 @@ fn a_graph_has_copies_and_fills_and_keeps_their_memory() {
         stream.copy_to_device(&[1.5; COUNT], &from)?;
         let graph = stream.capture(|| {
             let host = stream.copy_to_device(&[0.0; COUNT], &from);
-            assert!(matches!(host, Err(Error::Capturing { .. })), "{host:?}");
+            assert!(matches!(host, Err(Error::State(StateError::Capturing { .. }))), "{host:?}");
             stream.copy(&from, &to)?;
             stream.fill(&from, 2.5)
         })?;

@@ -1,7 +1,7 @@
 //! The fused product and all-reduce.
 
 use devcomm::kernels::GemmForm;
-use devcomm::{Error, GemmAllReduce, GemmOutput, KERNELS, Rank, Simulation};
+use devcomm::{Error, GemmAllReduce, GemmOutput, KERNELS, Rank, Simulation, StateError};
 use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::machines::{Gpus, on_gpus};
 use half::bf16;
@@ -212,7 +212,7 @@ fn bad_input_is_refused_with_the_reason() {
             assert!(error.as_ref().is_some_and(|e| e.contains(reason)), "{shape:?}: {error:?}");
         }
         let graph = stream.capture(|| gemm.launch(&a, &b, &c, [64, 64, 64]));
-        assert!(matches!(graph, Err(Error::Capturing { .. })));
+        assert!(matches!(graph, Err(Error::State(StateError::Capturing { .. }))));
         assert!(made(0, 64).is_err() && made(usize::MAX, 64).is_err());
         gemm.launch(&a, &b, &c, [64, 64, 64])?;
         stream.synchronize()

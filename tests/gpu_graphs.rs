@@ -1,8 +1,8 @@
 //! Collectives and kernels captured to CUDA graphs.
 
 use devcomm::{
-    CommConfig, DevCommRequirements, Error, KERNELS, LaunchConfig, Rank, ReduceOp, Stream,
-    WindowFlags, kernels,
+    CommConfig, DevCommRequirements, Error, KERNELS, LaunchConfig, Rank, ReduceOp, StateError,
+    Stream, WindowFlags, kernels,
 };
 use devcomm_testing::machines::on_gpus;
 use devcomm_testing::works::require_works;
@@ -146,7 +146,10 @@ fn what_a_graph_cannot_hold_is_refused_while_one_is_captured() {
         let (memory, window) = (comm.mem_alloc::<f64>(COUNT)?, comm.window::<f64>(COUNT)?);
         let event = rank.context().event_without_timing()?;
         fn capturing<T: std::fmt::Debug>(result: Result<T, Error>) {
-            assert!(matches!(result, Err(Error::Capturing { .. })), "{result:?}");
+            assert!(
+                matches!(result, Err(Error::State(StateError::Capturing { .. }))),
+                "{result:?}"
+            );
         }
         let graph = stream.capture(|| {
             capturing(comm.mem_alloc::<f64>(COUNT));
@@ -187,7 +190,7 @@ fn a_failed_capture_leaves_the_stream_usable() {
             comm.all_reduce(&memory, &memory, ReduceOp::Sum, &stream)?;
             comm.all_reduce(&memory, &comm.mem_alloc(COUNT)?, ReduceOp::Sum, &stream)
         });
-        assert!(matches!(failed, Err(Error::Capturing { .. })), "{failed:?}");
+        assert!(matches!(failed, Err(Error::State(StateError::Capturing { .. }))), "{failed:?}");
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             stream.capture(|| -> Result<(), Error> { panic!("on purpose") })
         }));
@@ -241,7 +244,7 @@ fn a_graph_is_closed_with_its_communicator() {
         comm.destroy()?;
         for graph in [&used, &unused] {
             assert!(!graph.is_valid());
-            assert!(matches!(graph.launch(&stream), Err(Error::Closed { .. })));
+            assert!(matches!(graph.launch(&stream), Err(Error::State(StateError::Closed { .. }))));
             graph.close()?;
         }
 

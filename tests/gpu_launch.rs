@@ -1,8 +1,8 @@
 //! What a launch refuses, and that a refusal does no harm.
 
 use devcomm::{
-    DevCommRequirements, DevCommResource, Error, KERNELS, Kernels, LaunchConfig, LaunchRefusal,
-    Stream, Window, kernels,
+    DevCommRequirements, DevCommResource, Error, KERNELS, Kernels, LaunchConfig, LaunchError,
+    LaunchRefusal, Stream, Window, kernels,
 };
 use devcomm_testing::machines::Gpus;
 
@@ -56,7 +56,7 @@ fn with_job_on(gpus: Gpus, name: &str, barriers: u32, body: impl Fn(&Job) + Sync
 
 fn refusal(result: Result<(), Error>) -> LaunchRefusal {
     match result {
-        Err(Error::Launch { refusal, .. }) => refusal,
+        Err(Error::Launch(LaunchError::Refused { refusal, .. })) => refusal,
         other => panic!("expected a refusal, got {other:?}"),
     }
 }

@@ -46,10 +46,10 @@
 //! # Two machines
 //!
 //! The machine under it is GPUs or simulated ones: `DEVCOMM_SIMULATE=4` gives any program four, and
-//! `World::simulated` chooses them in the program. A simulated machine runs the bodies that
-//! kernels have on the host, needs neither driver nor NCCL, and has a clock of its own. There, a
-//! wait that nothing can end is [`Error::Deadlock`], and what only GPUs can do is
-//! [`Error::NotSimulated`]. The feature `simulator` (on by default) has it.
+//! `World::simulated` chooses them in the program. A simulated machine runs the bodies that kernels
+//! have on the host, needs neither driver nor NCCL, and has a clock of its own. There, a wait that
+//! nothing can end is [`StateError::Deadlock`], and what only GPUs can do is
+//! [`DriverError::NotSimulated`]. The feature `simulator` (on by default) has it.
 //!
 //! # Beside other bindings
 //!
@@ -103,6 +103,9 @@ pub use device::{
     Buffer, Context, DeviceLimits, DeviceSlice, Dynamic, Event, FunctionInfo, Graph,
     KernelAbortHandle, KernelSet, Kernels, ModuleSource, Stream, visible_gpus,
 };
-pub use error::{AbortCause, Error, LaunchRefusal, Result, StuckWait};
+pub use error::{
+    AbortCause, DevCommError, DriverError, Error, LaunchError, LaunchRefusal, NcclError, Result,
+    StateError, StuckWait, WorldError,
+};
 pub use sys::nccl::DEV_COMM_VERSION;
 pub use world::{GinLoopback, LocalJob, Rank, World, WorldBuilder};

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use devcomm_host::{Error, LocalJob};
+use devcomm_host::{Error, LocalJob, WorldError};
 
 /// A job whose ranks take no notice of signals, and whose rank 0 signals the launcher once both
 /// ranks have left their process ids behind.
@@ -24,7 +24,10 @@ fn interrupted(signal: &'static str) {
         .env("SIGNAL", signal.trim_start_matches("SIG"))
         .run()
         .unwrap_err();
-    assert!(matches!(error, Error::Interrupted { signal: seen } if seen == signal), "{error}");
+    assert!(
+        matches!(error, Error::World(WorldError::Interrupted { signal: seen }) if seen == signal),
+        "{error}"
+    );
     assert!(start.elapsed() < Duration::from_secs(60));
     for rank in ["0", "1"] {
         let id = std::fs::read_to_string(folder.path().join(rank)).unwrap();

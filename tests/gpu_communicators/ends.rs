@@ -4,8 +4,8 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use devcomm::{
-    CommConfig, Communicator, DevCommRequirements, Error, KERNELS, LaunchConfig, LaunchRefusal,
-    MemoryStat, Rank, ReduceOp, Stream, kernels,
+    CommConfig, Communicator, DevCommRequirements, Error, KERNELS, LaunchConfig, LaunchError,
+    LaunchRefusal, MemoryStat, Rank, ReduceOp, StateError, Stream, kernels,
 };
 
 use devcomm_testing::machines::{give_time, on_gpus};
@@ -16,7 +16,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 
 fn ended<T: std::fmt::Debug>(result: Result<T, Error>, state: &str) {
     match result {
-        Err(Error::CommunicatorEnded { how, .. }) => assert_eq!(how, state),
+        Err(Error::State(StateError::CommunicatorEnded { how, .. })) => assert_eq!(how, state),
         other => panic!("expected that the communicator is {state}, got {other:?}"),
     }
 }
@@ -50,9 +50,9 @@ fn what_was_made_from_a_communicator_is_closed_with_it() {
         is_of_no_use(&comm, &stream, "destroyed")?;
         assert!(!window.is_valid() && !registered.is_valid());
         assert!(!op.is_valid() && !graph.is_valid() && !dev_comm.is_valid());
-        assert!(matches!(dev_comm.dev_comm(), Err(Error::Closed { .. })));
-        assert!(matches!(window.device_window(), Err(Error::Closed { .. })));
-        assert!(matches!(graph.launch(&stream), Err(Error::Closed { .. })));
+        assert!(matches!(dev_comm.dev_comm(), Err(Error::State(StateError::Closed { .. }))));
+        assert!(matches!(window.device_window(), Err(Error::State(StateError::Closed { .. }))));
+        assert!(matches!(graph.launch(&stream), Err(Error::State(StateError::Closed { .. }))));
         let launch = |dev_comm, window| {
             let kernel = kernels::lsa_allreduce::<f32>;
             let (config, args) = (LaunchConfig::new(1, 128), (dev_comm, window, window, 8));
@@ -64,7 +64,7 @@ fn what_was_made_from_a_communicator_is_closed_with_it() {
         let live_window = live.window::<f32>(8)?;
         for refused in [launch(&dev_comm, &live_window), launch(&live_dev_comm, &window)] {
             let refusal = match refused {
-                Err(Error::Launch { refusal, .. }) => refusal,
+                Err(Error::Launch(LaunchError::Refused { refusal, .. })) => refusal,
                 other => panic!("expected a refusal, got {other:?}"),
             };
             assert!(matches!(refusal, LaunchRefusal::Closed { .. }), "{refusal}");
@@ -158,7 +158,10 @@ fn a_revoked_communicator_can_be_split_and_destroyed() {
         }
         comm.revoke()?;
         let stopped = stream.synchronize_within(DEADLINE);
-        assert!(!matches!(stopped, Err(Error::DeadlinePassed { .. })), "{stopped:?}");
+        assert!(
+            !matches!(stopped, Err(Error::State(StateError::DeadlinePassed { .. }))),
+            "{stopped:?}"
+        );
         is_of_no_use(&comm, &stream, "revoked")?;
         let child = comm.split(Some(0), 0, &CommConfig::new())?.unwrap();
         require_works(&child, &stream)?;

@@ -54,7 +54,7 @@ impl<'a> GemmAllReduce<'a> {
     /// # Errors
     ///
     /// [`Error::InvalidInput`] for a product without elements or one that is too large, numbers that differ between the ranks, and a
-    /// communicator, kernels and a stream that do not belong together; [`Error::SeveralLsaTeams`] when the ranks do not reach each other's
+    /// communicator, kernels and a stream that do not belong together; [`DevCommError::SeveralLsaTeams`] when the ranks do not reach each other's
     /// memory, and what making windows and a device communicator gives. What one rank finds fails on all.
     pub fn new(
         rank: &Rank,
@@ -71,7 +71,7 @@ impl<'a> GemmAllReduce<'a> {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new), and [`Error::WrongArch`] for a form that this GPU does not run.
+    /// As [`new`](Self::new), and [`LaunchError::WrongArch`] for a form that this GPU does not run.
     pub fn with_form(
         rank: &Rank,
         comm: &Communicator,
@@ -138,7 +138,7 @@ impl<'a> GemmAllReduce<'a> {
     ///
     /// [`Error::InvalidInput`] for a shape without elements, a `k` that is not a multiple of 8, buffers and windows that are too short, not
     /// aligned to 16 bytes or of another context or communicator, or a product that this workspace is too small for;
-    /// [`Error::Capturing`] while a stream is captured, for which there is [`launch_capturable`](Self::launch_capturable); what a launch gives.
+    /// [`StateError::Capturing`] while a stream is captured, for which there is [`launch_capturable`](Self::launch_capturable); what a launch gives.
     pub fn launch<A, B>(&self, a: &A, b: &B, c: &GemmOutput, shape: [usize; 3]) -> Result<()>
     where
         A: Buffer<Element = bf16>,

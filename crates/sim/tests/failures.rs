@@ -7,8 +7,8 @@ use cuda_std::atomic::{Atomic, Order, Scope};
 use cuda_std::prelude::*;
 use devcomm::sim::{Error, Limit, Machine, Stall, ThreadId, Waiting};
 use devcomm::{
-    CommConfig, DevCommRequirements, Error as HostError, Kernel, LaunchConfig, Simulation,
-    SymmetricBuffer,
+    CommConfig, DevCommRequirements, DriverError, Error as HostError, Kernel, LaunchConfig,
+    LaunchError, Simulation, SymmetricBuffer,
 };
 use devcomm_testing::simulated::{failure, read, run, simulate, world};
 use devcomm_types::LaunchArgs;
@@ -102,7 +102,7 @@ fn a_report_tells_ranks_of_a_smaller_communicator_from_those_of_the_world() {
 fn a_machine_of_a_failed_kernel_is_over_and_others_go_on() {
     let world = world(Simulation::new(2));
     let word = |error| match error {
-        HostError::Cuda { text, .. } => text,
+        HostError::Driver(DriverError::Failed { text, .. }) => text,
         other => panic!("{other}"),
     };
     let texts = run(&world, |gpu| {
@@ -435,7 +435,9 @@ fn what_a_gpu_refuses_is_refused() {
             [(0, 1), (1, 0), (1, 1025)].map(|(grid, block)| LaunchConfig::new(grid, block));
         for config in shapes.into_iter().chain([shared]) {
             let error = gpu.launch_as(nothing, config, ()).unwrap_err();
-            assert!(matches!(error, HostError::Launch { kernel: "nothing", .. }), "{error}");
+            let HostError::Launch(LaunchError::Refused { kernel: "nothing", .. }) = error else {
+                panic!("{error}")
+            };
         }
         let comm = gpu.dev_comm(barriers(64))?;
         let error = gpu.launch(nothing_with_comm, 33, 32, (&comm,)).unwrap_err();

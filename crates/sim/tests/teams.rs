@@ -5,8 +5,8 @@ mod common;
 use common::*;
 use cuda_std::prelude::*;
 use devcomm::{
-    DevCommRequirements, Error, GinConnectionType, LsaBarriers, ResourceBuffer, Signals,
-    Simulation, TeamMultimem,
+    DevCommError, DevCommRequirements, Error, GinConnectionType, LsaBarriers, ResourceBuffer,
+    Signals, Simulation, TeamMultimem,
 };
 use devcomm_testing::simulated::{read, simulate};
 use nccl_device::raw::{self, Team};
@@ -194,7 +194,7 @@ fn requirements_that_make_no_sense_are_refused() {
             (with(&|r| _ = r.add(ResourceBuffer { bytes: usize::MAX, align: 1 })), "bytes"),
         ] {
             match gpu.dev_comm(requirements) {
-                Err(Error::DevCommRefused { why: said, .. }) => {
+                Err(Error::DevComm(DevCommError::Refused { why: said, .. })) => {
                     assert!(said.contains(why), "{said}")
                 }
                 other => panic!("{why}: {other:?}"),

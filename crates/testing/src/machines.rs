@@ -8,7 +8,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use devcomm::{
-    DevCommRequirements, Error, GinConnectionType, KERNELS, KernelSet, Rank, Simulation, World,
+    DevCommError, DevCommRequirements, Error, GinConnectionType, KERNELS, KernelSet, Rank,
+    Simulation, World,
 };
 
 /// Runs a program in every rank of `world`, and prints `PASS`, once, when all of them are right.
@@ -33,7 +34,7 @@ pub fn run(
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let advice = match error.downcast_ref::<Error>() {
-                Some(Error::SeveralLsaTeams { .. }) => {
+                Some(Error::DevComm(DevCommError::SeveralLsaTeams { .. })) => {
                     "\nThis program works by load and store alone. `hybrid_allreduce` and \
                      `hybrid_alltoall` also go over the network, between the teams."
                 }

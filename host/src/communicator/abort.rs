@@ -43,17 +43,18 @@ pub struct AbortHandle {
 
 impl AbortHandle {
     /// Ends the communicator: what waits for its operations, on this rank, returns with
-    /// [`Error::CommunicatorEnded`], and what waits for kernels of its device communicators with
-    /// [`Error::KernelAborted`]. Idempotent. NCCL returns when the graphs with operations of the
-    /// communicator are gone, too, which the rank's thread closes by [`Communicator::abort`] or
-    /// [`Communicator::destroy`].
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), and what waits for
+    /// kernels of its device communicators with
+    /// [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted). Idempotent. NCCL returns
+    /// when the graphs with operations of the communicator are gone, too, which the rank's thread
+    /// closes by [`Communicator::abort`] or [`Communicator::destroy`].
     ///
     /// NCCL: `ncclCommAbort`.
     ///
     /// # Errors
     ///
-    /// [`Error::Nccl`]; [`Error::DeadlinePassed`] when NCCL has not come back within 5 s: it goes
-    /// on in the background.
+    /// [`Error::Nccl`]; [`StateError::DeadlinePassed`](crate::StateError::DeadlinePassed) when NCCL
+    /// has not come back within 5 s: it goes on in the background.
     #[doc(alias = "ncclCommAbort")]
     pub fn abort(&self) -> Result<()> {
         abort(&self.handle)

@@ -48,8 +48,9 @@ macro_rules! collectives {
                 /// # Errors
                 ///
                 /// [`Error::InvalidInput`] when lengths do not fit each other, or memory or stream
-                /// are of another context than the communicator; [`Error::CommunicatorEnded`],
-                /// [`Error::RankLost`], [`Error::Nccl`].
+                /// are of another context than the communicator;
+                /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded),
+                /// [`WorldError::RankLost`](crate::WorldError::RankLost), [`Error::Nccl`].
                 #[doc(alias = $alias)]
                 pub fn $name<$($generic: $bound),*>(&self, $($arg: $type),*) -> Result<()> {
                     Configured { communicator: self, config: None, event: None }.$name($($arg),*)
@@ -64,7 +65,8 @@ macro_rules! collectives {
                 ///
                 /// # Errors
                 ///
-                /// Also [`Error::Unsupported`] from a library without configurations.
+                /// Also [`NcclError::Unsupported`](crate::NcclError::Unsupported) from a library
+                /// without configurations.
                 #[doc(alias = $alias_config)]
                 pub fn $name<$($generic: $bound),*>(&self, $($arg: $type),*) -> Result<()> {
                     let $of = self;
@@ -239,8 +241,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for values that NCCL would refuse, [`Error::Unsupported`] from an
-    /// older library.
+    /// [`Error::InvalidInput`] for values that NCCL would refuse,
+    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported) from an older library.
     #[doc(alias = "ncclCollConfig_t")]
     pub fn configured(&self, config: &CollectiveConfig) -> Result<Configured<'_>> {
         let config = Some(Arc::new(config.lower(self.library().version())?));

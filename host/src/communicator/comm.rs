@@ -125,7 +125,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::CommunicatorEnded`], [`Error::Nccl`].
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`].
     #[doc(alias = "ncclCommUserRank")]
     #[doc(alias = "ncclCommCount")]
     #[doc(alias = "ncclCommCuDevice")]
@@ -141,7 +141,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] from an older library, [`Error::CommunicatorEnded`], [`Error::Nccl`].
+    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported) from an older library,
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`].
     #[doc(alias = "ncclCommQueryProperties")]
     pub fn properties(&self) -> Result<Properties> {
         self.bind()?;
@@ -155,7 +156,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`], [`Error::CommunicatorEnded`], [`Error::Nccl`].
+    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported),
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`].
     #[doc(alias = "ncclCommMemStats")]
     pub fn memory_stat(&self, stat: MemoryStat) -> Result<u64> {
         self.bind()?;
@@ -170,7 +172,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::CommunicatorEnded`], [`Error::Nccl`].
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`].
     #[doc(alias = "ncclCommGetAsyncError")]
     pub fn async_error(&self) -> Result<()> {
         self.inner.handle.poll().map(drop)
@@ -192,7 +194,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::DeadlinePassed`] after `limit`; [`Error::RankLost`]; as
+    /// [`StateError::DeadlinePassed`](crate::StateError::DeadlinePassed) after `limit`;
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost); as
     /// [`async_error`](Self::async_error).
     pub fn wait(&self, limit: Duration) -> Result<()> {
         self.context().poll(Some(limit), || self.is_ready())
@@ -202,8 +205,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`]; [`Error::InvalidInput`] if the communicator was not made by a
-    /// [`World`](crate::World).
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost); [`Error::InvalidInput`] if the
+    /// communicator was not made by a [`World`](crate::World).
     pub fn barrier(&self) -> Result<()> {
         match &self.inner.peers {
             Some(peers) => peers.all_gather(&[]).map(drop),

@@ -19,8 +19,9 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`], [`Error::CommunicatorEnded`], [`Error::Nccl`]; what waiting for this
-    /// rank's streams gives.
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost),
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`];
+    /// what waiting for this rank's streams gives.
     #[doc(alias = "ncclCommFinalize")]
     pub fn finalize(&self) -> Result<()> {
         refuse_inside("the end of a communicator")?;
@@ -44,8 +45,9 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`] and [`Error::Nccl`]; the communicator has then been aborted. What
-    /// waiting for this rank's streams gives: work that does not end keeps everything as it is.
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost) and [`Error::Nccl`]; the communicator
+    /// has then been aborted. What waiting for this rank's streams gives: work that does not end
+    /// keeps everything as it is.
     #[doc(alias = "ncclCommDestroy")]
     pub fn destroy(&self) -> Result<()> {
         refuse_inside("the end of a communicator")?;
@@ -68,8 +70,9 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::Nccl`]; [`Error::DeadlinePassed`] when NCCL does not come back within 5 s, because
-    /// a kernel does not end: one that waits by other means than `nccl_device`.
+    /// [`Error::Nccl`]; [`StateError::DeadlinePassed`](crate::StateError::DeadlinePassed) when NCCL
+    /// does not come back within 5 s, because a kernel does not end: one that waits by other means
+    /// than `nccl_device`.
     #[doc(alias = "ncclCommAbort")]
     pub fn abort(&self) -> Result<()> {
         refuse_inside("the end of a communicator")?;
@@ -88,7 +91,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::CommunicatorEnded`], [`Error::Unsupported`], [`Error::Nccl`].
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded),
+    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported), [`Error::Nccl`].
     #[doc(alias = "ncclCommRevoke")]
     pub fn revoke(&self) -> Result<()> {
         let entered = self.inner.handle.enter(&[Status::Live])?;
@@ -105,7 +109,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::CommunicatorEnded`], [`Error::Unsupported`], [`Error::Nccl`].
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded),
+    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported), [`Error::Nccl`].
     #[doc(alias = "ncclCommSuspend")]
     pub fn suspend(&self) -> Result<()> {
         const MEMORY: i32 = 1;
@@ -122,7 +127,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::CommunicatorEnded`] for one that is not suspended, [`Error::Nccl`].
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded) for one that is not
+    /// suspended, [`Error::Nccl`].
     #[doc(alias = "ncclCommResume")]
     pub fn resume(&self) -> Result<()> {
         let entered = self.inner.handle.enter(&[Status::Suspended])?;

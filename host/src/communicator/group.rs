@@ -18,7 +18,7 @@ use super::handle::{Handle, Status};
 use super::watched::watched;
 use crate::device::Stream;
 use crate::device::in_group::{refuse_inside, set_open};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::batch::{Member, make_all};
 use crate::sys::nccl::call::{Call, Out};
 
@@ -80,7 +80,7 @@ pub struct Estimate {
 ///
 /// Inside, operations return before they are made: a [`Window`](crate::Window) registered in the
 /// group is good for use when the group has ended. What cannot be deferred, such as making
-/// communicators, fails with [`Error::InGroup`].
+/// communicators, fails with [`StateError::InGroup`].
 ///
 /// ```no_run
 /// # use devcomm_host::{Communicator, Result, Stream, SymmetricBuffer, group};
@@ -114,7 +114,7 @@ pub fn group<T, E: From<Error>>(f: impl FnOnce(&Group) -> Result<T, E>) -> Resul
 ///
 /// # Errors
 ///
-/// As [`group`]; [`Error::InGroup`] inside another group.
+/// As [`group`]; [`StateError::InGroup`] inside another group.
 #[doc(alias = "ncclGroupSimulateEnd")]
 pub fn simulate<E: From<Error>>(f: impl FnOnce(&Group) -> Result<(), E>) -> Result<Estimate, E> {
     refuse_inside("a simulation")?;
@@ -211,7 +211,9 @@ fn make(noted: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Result<()
     let launched = simulation.is_none();
     let run = || {
         if talks_to_all && !launched {
-            return Err(Error::InGroup { what: "a call that talks to all ranks, simulated," });
+            return Err(
+                StateError::InGroup { what: "a call that talks to all ranks, simulated," }.into()
+            );
         }
         let entered: Vec<_> =
             handles.iter().map(|handle| handle.enter(&[Status::Live])).collect::<Result<_>>()?;

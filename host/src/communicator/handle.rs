@@ -10,7 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::device::Health;
 use crate::device::abort::{AbortFlag, AbortFlags};
-use crate::error::{AbortCause, Error, Result};
+use crate::error::{AbortCause, Error, Result, StateError};
 use crate::machine::{Machine, Wakes};
 use crate::sys::nccl::Nccl;
 use crate::sys::nccl::call::{Call, CommPtr, CommSlot, Out};
@@ -117,7 +117,10 @@ impl Handle {
 
     /// Why it is of no use: a lost rank, or its state.
     pub(crate) fn ended(&self) -> Error {
-        let state = Error::CommunicatorEnded { rank: self.rank, how: self.status().name() };
+        let state = Error::State(StateError::CommunicatorEnded {
+            rank: self.rank,
+            how: self.status().name(),
+        });
         self.health.check().err().unwrap_or(state)
     }
 
@@ -222,6 +225,6 @@ impl Entered<'_> {
         if self.handle.blocking || self.poll()? {
             return Ok(());
         }
-        Err(Error::InProgress { operation, rank: self.handle.rank })
+        Err(StateError::InProgress { operation, rank: self.handle.rank }.into())
     }
 }

@@ -29,7 +29,9 @@ impl MultiGpu {
     ///
     /// # Errors
     ///
-    /// As [`Communicator::init_all`]; [`Error::NoDriver`], [`Error::NoGpu`], [`Error::TooFewGpus`].
+    /// As [`Communicator::init_all`]; [`DriverError::NoDriver`](crate::DriverError::NoDriver),
+    /// [`DriverError::NoGpu`](crate::DriverError::NoGpu),
+    /// [`DriverError::TooFewGpus`](crate::DriverError::TooFewGpus).
     pub fn new(library: &Library, devices: &[usize]) -> Result<Self> {
         let machine = library.nccl().machine();
         let contexts = devices.iter().map(|&device| Context::on(machine, device));

@@ -76,8 +76,10 @@ impl Communicator {
     /// # Errors
     ///
     /// [`Error::InvalidInput`] for elements beyond the end of the window, a rank or an index that
-    /// there is not; [`Error::Closed`], [`Error::Unsupported`], [`Error::CommunicatorEnded`],
-    /// [`Error::RankLost`], [`Error::Nccl`].
+    /// there is not; [`StateError::Closed`](crate::StateError::Closed),
+    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported),
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded),
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost), [`Error::Nccl`].
     #[doc(alias = "ncclPutSignal")]
     pub fn put_signal<T, B>(
         &self,

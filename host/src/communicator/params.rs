@@ -23,8 +23,8 @@ use crate::error::Result;
 /// ```
 ///
 /// NCCL: `ncclParamGetAllParameterKeys`, `ncclParamGetParameter`, since 2.30.4; the methods fail
-/// with [`Error::Unsupported`](crate::Error::Unsupported) on an older library. Its reads by type
-/// are left out: on nearly every parameter that there is they fail, since these are lists and
+/// with [`NcclError::Unsupported`](crate::NcclError::Unsupported) on an older library. Its reads by
+/// type are left out: on nearly every parameter that there is they fail, since these are lists and
 /// enumerations.
 #[derive(Clone, Debug)]
 #[doc(alias = "ncclParamGetParameter")]
@@ -39,7 +39,8 @@ impl Params {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`](crate::Error::Unsupported), [`Error::Nccl`](crate::Error::Nccl).
+    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported),
+    /// [`Error::Nccl`](crate::Error::Nccl).
     pub fn get(&self, key: &str) -> Result<Option<String>> {
         // No key has a NUL in it.
         let Ok(key) = CString::new(key) else { return Ok(None) };
@@ -85,7 +86,7 @@ impl Library {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`](crate::Error::Unsupported) on a library older than 2.30.4.
+    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported) on a library older than 2.30.4.
     #[doc(alias = "ncclParamDumpAll")]
     pub fn dump_params(&self) -> Result<()> {
         self.nccl().dump_parameters()

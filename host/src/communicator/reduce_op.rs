@@ -12,7 +12,7 @@ use super::Communicator;
 use crate::device::in_group::refuse_inside;
 use crate::device::issuer::Resource;
 use crate::device::{Buffer, Dynamic};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls::{self, Scalar};
 
@@ -86,7 +86,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::CommunicatorEnded`], [`Error::Nccl`].
+    /// [`StateError::CommunicatorEnded`], [`Error::Nccl`].
     pub fn pre_mul_sum<T: Element>(&self, scalar: T) -> Result<CustomReduceOp<T>> {
         let mut bytes = vec![0u64; size_of::<T>().div_ceil(8)];
         // SAFETY: there is room for a T, which is plain data.
@@ -149,7 +149,7 @@ impl<T> CustomReduceOp<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::InGroup`], for the group's operations may use it; [`Error::Nccl`].
+    /// [`StateError::InGroup`], for the group's operations may use it; [`Error::Nccl`].
     pub fn close(&self) -> Result<()> {
         refuse_inside("the end of an operator")?;
         self.inner.close()
@@ -169,7 +169,9 @@ impl<T> sealed::Operator for &CustomReduceOp<T> {
     ) -> Result<(c_int, Option<Rc<dyn Any>>)> {
         let Inner { op, data_type: own, communicator: made_by, .. } = &*self.inner;
         if !self.is_valid() {
-            return Err(Error::Closed { what: "the operator", rank: communicator.rank() });
+            return Err(
+                StateError::Closed { what: "the operator", rank: communicator.rank() }.into()
+            );
         }
         if !std::sync::Arc::ptr_eq(made_by.handle(), communicator.handle()) {
             return Err(Error::invalid("an operator that another communicator made"));

@@ -45,7 +45,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a length of 0, [`Error::RankLost`], [`Error::Nccl`].
+    /// [`Error::InvalidInput`] for a length of 0,
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost), [`Error::Nccl`].
     #[doc(alias = "ncclMemAlloc")]
     pub fn mem_alloc<T: Element>(&self, len: usize) -> Result<SymmetricBuffer<T>> {
         self.bind()?;
@@ -59,8 +60,10 @@ impl<T: Element> SymmetricBuffer<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a length of 0, [`Error::RankLost`], [`Error::Nccl`];
-    /// [`Error::Capturing`] while a stream of the context is captured.
+    /// [`Error::InvalidInput`] for a length of 0,
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost), [`Error::Nccl`];
+    /// [`StateError::Capturing`](crate::StateError::Capturing) while a stream of the context is
+    /// captured.
     pub fn new(library: &Library, context: &Context, len: usize) -> Result<Self> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
         let bytes = match bytes {

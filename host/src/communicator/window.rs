@@ -14,7 +14,7 @@ use super::group::CallState;
 use crate::device::in_group::refuse_inside;
 use crate::device::issuer::Resource;
 use crate::device::{Buffer, DeviceSlice};
-use crate::error::{Error, Result};
+use crate::error::{DevCommError, Error, Result, StateError};
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls;
 use crate::sys::nccl::query::RawEndpoint;
@@ -109,10 +109,11 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::NoWindow`] where the ranks have no symmetric memory, [`Error::InvalidInput`] for
-    /// memory that does not begin at a multiple of 4096 bytes, is of another context or empty, and
-    /// for flags that exclude each other; [`Error::Capturing`] while a stream is captured;
-    /// [`Error::RankLost`], [`Error::CommunicatorEnded`], [`Error::Nccl`].
+    /// [`DevCommError::NoWindow`] where the ranks have no symmetric memory, [`Error::InvalidInput`]
+    /// for memory that does not begin at a multiple of 4096 bytes, is of another context or empty,
+    /// and for flags that exclude each other; [`StateError::Capturing`] while a stream is captured;
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost), [`StateError::CommunicatorEnded`],
+    /// [`Error::Nccl`].
     #[doc(alias = "ncclCommWindowRegister")]
     pub fn register_window<B>(&self, buffer: &B, flags: WindowFlags) -> Result<Window<B::Element>>
     where
@@ -204,8 +205,8 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Closed`]; [`Error::InGroup`] before the group of the registration has ended;
-    /// [`Error::NoWindow`].
+    /// [`StateError::Closed`]; [`StateError::InGroup`] before the group of the registration has
+    /// ended; [`DevCommError::NoWindow`].
     pub fn device_window(&self) -> Result<DeviceWindow<T>> {
         self.inner.handle().map(|handle| DeviceWindow::from_handle(handle as *mut c_void))
     }
@@ -217,7 +218,7 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     ///
-    /// What waiting for the streams gives, [`Error::Capturing`], [`Error::InGroup`],
+    /// What waiting for the streams gives, [`StateError::Capturing`], [`StateError::InGroup`],
     /// [`Error::Nccl`].
     #[doc(alias = "ncclCommWindowDeregister")]
     pub fn close(&self) -> Result<()> {
@@ -229,7 +230,8 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     ///
-    /// As [`device_window`](Self::device_window); [`Error::Unsupported`], [`Error::Nccl`].
+    /// As [`device_window`](Self::device_window);
+    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported), [`Error::Nccl`].
     #[doc(alias = "ncclWinGetUserPtr")]
     pub fn user_pointer(&self) -> Result<u64> {
         let handle = self.inner.handle()?;
@@ -430,16 +432,19 @@ impl Inner {
             || self.made.get() == CallState::Failed
             || !self.communicator.is_valid()
         {
-            return Err(Error::Closed { what: "the window", rank });
+            return Err(StateError::Closed { what: "the window", rank }.into());
         }
         if self.made.get() == CallState::Deferred {
-            return Err(Error::InGroup { what: "the use of a window that the group registers" });
+            return Err(StateError::InGroup {
+                what: "the use of a window that the group registers",
+            }
+            .into());
         }
         if self.handle.get() == 0 && !self.communicator.is_ready()? {
-            return Err(Error::InProgress { operation: "the use of a window", rank });
+            return Err(StateError::InProgress { operation: "the use of a window", rank }.into());
         }
         match self.handle.get() {
-            0 => Err(Error::NoWindow { rank, bytes: self.bytes }),
+            0 => Err(DevCommError::NoWindow { rank, bytes: self.bytes }.into()),
             handle => Ok(handle),
         }
     }

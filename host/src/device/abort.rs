@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::issuer::Issuer;
-use crate::error::{AbortCause, Error, LaunchRefusal, StuckWait, waits};
+use crate::error::{AbortCause, Error, LaunchError, LaunchRefusal, StuckWait, waits};
 use crate::machine::Machine;
 use crate::sys::cuda::abort_block::SharedBlock;
 
@@ -115,7 +115,7 @@ pub(crate) fn error(flags: &[Arc<AbortFlag>]) -> Option<Error> {
     let ended = || flags.iter().filter_map(|flag| Some((flag, flag.cause()?)));
     let (first, cause) = ended().next()?;
     let stuck = ended().flat_map(|(flag, _)| flag.stuck()).collect();
-    Some(Error::KernelAborted { rank: first.rank, cause, stuck })
+    Some(Error::Launch(LaunchError::KernelAborted { rank: first.rank, cause, stuck }))
 }
 
 /// Those of several device communicators, in the order in which they were made.

@@ -14,7 +14,7 @@ use super::health::Health;
 use super::issuer::{Issuer, Owner};
 use super::launch::DeviceLimits;
 use super::stream::StreamInner;
-use crate::error::{Error, Result};
+use crate::error::{DriverError, Error, NcclError, Result, StateError, WorldError};
 use crate::machine::{Machine, Wakes};
 use crate::sys::cuda::abort_block::SharedBlock;
 use crate::sys::cuda::{self, DeviceAttribute, PrimaryContext};
@@ -76,7 +76,8 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// [`Error::NoDriver`], [`Error::NoGpu`], [`Error::TooFewGpus`], or the driver's error.
+    /// [`DriverError::NoDriver`], [`DriverError::NoGpu`], [`DriverError::TooFewGpus`], or the
+    /// driver's error.
     pub fn new(ordinal: usize) -> Result<Self> {
         Self::on(&Machine::current()?, ordinal)
     }
@@ -220,9 +221,9 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// [`Error::Capturing`].
+    /// [`StateError::Capturing`].
     pub fn refuse_capturing(&self, what: &'static str) -> Result<()> {
-        if self.is_capturing() { Err(Error::Capturing { what }) } else { Ok(()) }
+        if self.is_capturing() { Err(StateError::Capturing { what }.into()) } else { Ok(()) }
     }
 
     /// Hands what an operation uses to the graph that is being captured. Gives it back when none
@@ -260,11 +261,11 @@ impl Context {
     /// What NCCL reports may be the death of another rank, of which the job hears a moment later:
     /// then that is the error.
     pub(crate) fn blame(&self, error: Error) -> Error {
-        if !matches!(error, Error::Nccl { .. }) {
+        if !matches!(error, Error::Nccl(NcclError::Failed { .. })) {
             return error;
         }
         match self.poll(Some(HEAR), || Ok(false)) {
-            Err(lost @ Error::RankLost { .. }) => lost,
+            Err(lost @ Error::World(WorldError::RankLost { .. })) => lost,
             _ => error,
         }
     }
@@ -325,7 +326,7 @@ impl Context {
     ) -> Result<()> {
         self.refuse_capturing(what)?;
         if self.is_stuck() {
-            return Err(Error::DeadlinePassed { waited: Duration::ZERO });
+            return Err(StateError::DeadlinePassed { waited: Duration::ZERO }.into());
         }
         self.streams().iter().try_for_each(|stream| wait(&**stream))
     }
@@ -420,7 +421,7 @@ fn limits_of(cuda: &PrimaryContext) -> Result<DeviceLimits> {
 ///
 /// # Errors
 ///
-/// [`Error::NoDriver`], [`Error::DriverTooOld`] or [`Error::NoGpu`].
+/// [`DriverError::NoDriver`], [`DriverError::TooOld`] or [`DriverError::NoGpu`].
 pub fn visible_gpus() -> Result<usize> {
     gpus_of(&Machine::current()?)
 }
@@ -429,7 +430,7 @@ pub fn visible_gpus() -> Result<usize> {
 pub(crate) fn gpus_of(machine: &Machine) -> Result<usize> {
     let _visit = machine.visit();
     match cuda::device_count(machine)? {
-        0 => Err(Error::NoGpu),
+        0 => Err(DriverError::NoGpu.into()),
         count => Ok(count),
     }
 }

@@ -23,7 +23,8 @@ impl Stream {
     /// # Errors
     ///
     /// [`Error::InvalidInput`] for lengths that differ and for memory of another context;
-    /// [`Error::Capturing`]; as [`synchronize`](Self::synchronize).
+    /// [`StateError::Capturing`](crate::StateError::Capturing); as
+    /// [`synchronize`](Self::synchronize).
     #[doc(alias = "cudaMemcpyAsync")]
     #[doc(alias = "memcpy_htod")]
     pub fn copy_to_device<T: Element>(
@@ -69,7 +70,7 @@ impl Stream {
     /// # Errors
     ///
     /// [`Error::InvalidInput`] for lengths that differ, memory that overlaps and memory of another
-    /// context; [`Error::RankLost`]; the driver's.
+    /// context; [`WorldError::RankLost`](crate::WorldError::RankLost); the driver's.
     #[doc(alias = "cudaMemcpyAsync")]
     #[doc(alias = "memcpy_dtod")]
     pub fn copy<T: Element>(
@@ -101,7 +102,8 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for memory of another context; [`Error::RankLost`]; the driver's.
+    /// [`Error::InvalidInput`] for memory of another context;
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost); the driver's.
     #[doc(alias = "cudaMemsetAsync")]
     #[doc(alias = "memset_zeros")]
     pub fn fill<T: Element>(&self, buffer: &impl Buffer<Element = T>, value: T) -> Result<()> {

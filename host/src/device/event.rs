@@ -67,10 +67,10 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`](crate::Error::RankLost); [`Error::Nccl`](crate::Error::Nccl) when an
-    /// operation, or the network of a kernel, fails in a stream of this context;
-    /// [`Error::CommunicatorEnded`](crate::Error::CommunicatorEnded);
-    /// [`Error::Capturing`](crate::Error::Capturing); the driver's.
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost); [`Error::Nccl`](crate::Error::Nccl)
+    /// when an operation, or the network of a kernel, fails in a stream of this context;
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded);
+    /// [`StateError::Capturing`](crate::StateError::Capturing); the driver's.
     pub fn synchronize(&self) -> Result<()> {
         self.inner.context.refuse_capturing("an event is waited for")?;
         let (context, machine) = (&self.inner.context, self.inner.context.machine());

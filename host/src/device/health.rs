@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use super::abort::{AbortFlag, AbortFlags};
 use super::issuer::Issuer;
-use crate::error::{AbortCause, Error, Result};
+use crate::error::{AbortCause, Result, WorldError};
 use crate::machine::Machine;
 
 /// After a loss, calls that NCCL is in have this long to return by themselves.
@@ -40,7 +40,7 @@ impl Health {
     pub(crate) fn check(&self) -> Result<()> {
         match self.lost.get() {
             None => Ok(()),
-            Some((rank, why)) => Err(Error::RankLost { rank: *rank, why: why.clone() }),
+            Some((rank, why)) => Err(WorldError::RankLost { rank: *rank, why: why.clone() }.into()),
         }
     }
 

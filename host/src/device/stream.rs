@@ -11,7 +11,7 @@ use super::abort::{self, AbortFlag};
 use super::context::{Context, Queue};
 use super::event::Event;
 use super::issuer::{Issuer, Owner};
-use crate::error::{AbortCause, Error, Result};
+use crate::error::{AbortCause, Error, NcclError, Result, StateError, WorldError};
 use crate::machine::Wakes;
 use crate::sys::cuda::stream::StreamHandle;
 
@@ -95,7 +95,8 @@ impl Stream {
     /// # Errors
     ///
     /// [`Error::InvalidInput`] when it is of another GPU than the context, or not of the GPU's
-    /// primary context; [`Error::NotSimulated`] for a context of a simulated machine.
+    /// primary context; [`DriverError::NotSimulated`](crate::DriverError::NotSimulated) for a
+    /// context of a simulated machine.
     pub fn from_cudarc(
         context: &Context,
         stream: &Arc<cudarc::driver::CudaStream>,
@@ -120,10 +121,11 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`] soon after a rank is lost while work is left;
-    /// [`Error::CommunicatorEnded`] when an operation was cut short by an abort;
-    /// [`Error::KernelAborted`], once, when kernels were; [`Error::Nccl`] when one failed;
-    /// [`Error::Capturing`]; the driver's error when a kernel failed.
+    /// [`WorldError::RankLost`] soon after a rank is lost while work is left;
+    /// [`StateError::CommunicatorEnded`] when an operation was cut short by an abort;
+    /// [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted), once, when kernels were;
+    /// [`Error::Nccl`] when one failed; [`StateError::Capturing`]; the driver's error when a kernel
+    /// failed.
     pub fn synchronize(&self) -> Result<()> {
         self.inner.wait()
     }
@@ -134,13 +136,16 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// Also [`Error::KernelAborted`] with what the kernels waited for: their device communicators
-    /// are of no use any more, and the rest is. [`Error::DeadlinePassed`] when there are none, or
-    /// they have not ended a second later. The GPU is then taken to be stuck: what it may still use
-    /// is not freed before the process ends.
+    /// Also [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted) with what the kernels
+    /// waited for: their device communicators are of no use any more, and the rest is.
+    /// [`StateError::DeadlinePassed`] when there are none, or they have not ended a second later.
+    /// The GPU is then taken to be stuck: what it may still use is not freed before the process
+    /// ends.
     pub fn synchronize_within(&self, limit: Duration) -> Result<()> {
         match self.inner.wait_within(Some(limit)) {
-            Err(Error::DeadlinePassed { waited }) if !self.context().is_stuck() => {
+            Err(Error::State(StateError::DeadlinePassed { waited }))
+                if !self.context().is_stuck() =>
+            {
                 self.inner.end_kernels(waited)
             }
             result => result,
@@ -268,11 +273,14 @@ impl StreamInner {
         });
         match result {
             Ok(()) => self.finished(),
-            Err(lost @ Error::RankLost { .. }) => {
+            Err(lost @ Error::World(WorldError::RankLost { .. })) => {
                 self.linger();
                 Err(lost)
             }
-            Err(error @ (Error::CommunicatorEnded { .. } | Error::Nccl { .. })) => {
+            Err(
+                error @ (Error::State(StateError::CommunicatorEnded { .. })
+                | Error::Nccl(NcclError::Failed { .. })),
+            ) => {
                 // It is told once.
                 self.pending.borrow_mut().clear();
                 self.linger();
@@ -311,14 +319,14 @@ impl StreamInner {
                 continue;
             }
             match self.wait_within(Some(LEAVE)) {
-                Err(Error::DeadlinePassed { .. }) => {}
+                Err(Error::State(StateError::DeadlinePassed { .. })) => {}
                 // What it waited for were other streams' kernels.
                 Ok(()) => return abort::error(&ended).map_or(Ok(()), Err),
                 error => return error,
             }
         }
         self.context.mark_stuck();
-        Err(Error::DeadlinePassed { waited })
+        Err(StateError::DeadlinePassed { waited }.into())
     }
 
     fn poll(&self, limit: Option<Duration>, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
@@ -331,7 +339,7 @@ impl StreamInner {
             if !done {
                 self.context.health().check()?;
                 if self.context.is_stuck() {
-                    return Err(Error::DeadlinePassed { waited: machine.since(start) });
+                    return Err(StateError::DeadlinePassed { waited: machine.since(start) }.into());
                 }
             }
             Ok(done)
@@ -386,7 +394,7 @@ impl Queue for StreamInner {
         for issuer in self.running().iter().filter_map(|flag| flag.communicator()) {
             match poll(&issuer) {
                 // It was aborted meanwhile: its kernels leave, and who waits for them is told so.
-                Err(Error::CommunicatorEnded { .. }) => {}
+                Err(Error::State(StateError::CommunicatorEnded { .. })) => {}
                 polled => drop(polled?),
             }
         }

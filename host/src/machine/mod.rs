@@ -26,7 +26,7 @@ pub(crate) use self::shared::Shared;
 #[cfg(feature = "simulator")]
 use self::simulated::Simulated;
 pub(crate) use self::threads::{Task, message};
-use crate::error::{Error, Result};
+use crate::error::{DriverError, Result, StateError};
 
 /// Names a machine to simulate for any program: `4`, or `4,team=2,seed=7`.
 pub(crate) const VARIABLE: &str = "DEVCOMM_SIMULATE";
@@ -69,7 +69,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// [`Error::Environment`].
+    /// [`WorldError::Environment`](crate::WorldError::Environment).
     pub(crate) fn current() -> Result<Self> {
         CURRENT.with_borrow(|current| match current {
             Some(machine) => Ok(machine.clone()),
@@ -82,7 +82,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// [`Error::Environment`] for a value that makes no sense.
+    /// [`WorldError::Environment`](crate::WorldError::Environment) for a value that makes no sense.
     #[cfg(feature = "simulator")]
     pub(crate) fn asked_for(team: Option<usize>) -> Result<Option<Self>> {
         Ok(simulated::asked_for(team)?.map(Self::Simulated))
@@ -110,7 +110,8 @@ impl Machine {
                 let why = "this program was built without the simulator; unset it, or build with \
                            the feature `simulator`";
                 let value = Some(value.to_string_lossy().into_owned());
-                Err(Error::Environment { variable: VARIABLE, value, why: why.to_owned() })
+                let why = why.to_owned();
+                Err(crate::error::WorldError::Environment { variable: VARIABLE, value, why }.into())
             }
         }
     }
@@ -131,9 +132,13 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// [`Error::NotSimulated`].
+    /// [`DriverError::NotSimulated`].
     pub(crate) fn refuse_simulated(&self, what: impl FnOnce() -> String) -> Result<()> {
-        if self.is_simulated() { Err(Error::NotSimulated { what: what() }) } else { Ok(()) }
+        if self.is_simulated() {
+            Err(DriverError::NotSimulated { what: what() }.into())
+        } else {
+            Ok(())
+        }
     }
 
     /// The driver's functions, for calls on this thread.
@@ -212,7 +217,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// [`Error::Deadlock`] on a simulated machine.
+    /// [`StateError::Deadlock`] on a simulated machine.
     fn pause(
         &self,
         wakes: Wakes,
@@ -240,7 +245,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// [`Error::DeadlinePassed`] after `limit`; [`Error::Deadlock`]; those of `done`.
+    /// [`StateError::DeadlinePassed`] after `limit`; [`StateError::Deadlock`]; those of `done`.
     pub(crate) fn poll(
         &self,
         wakes: Wakes,
@@ -255,7 +260,7 @@ impl Machine {
             }
             let waited = self.since(start);
             if limit.is_some_and(|limit| waited >= limit) {
-                return Err(Error::DeadlinePassed { waited });
+                return Err(StateError::DeadlinePassed { waited }.into());
             }
             self.pause(wakes, news, waited, limit.map(|limit| start.saturating_add(limit)))?;
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::{Machine, Wakes};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StateError};
 
 /// How often a wait looks at what changes elsewhere, such as the health of the job.
 const PULSE: Duration = Duration::from_millis(5);
@@ -39,7 +39,7 @@ impl<T> Shared<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Deadlock`]; those of `ready`.
+    /// [`StateError::Deadlock`]; those of `ready`.
     pub(crate) fn wait<R>(&self, ready: impl FnMut(&mut T) -> Result<Option<R>>) -> Result<R> {
         self.look(None, Duration::MAX, ready)
     }
@@ -49,7 +49,7 @@ impl<T> Shared<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::DeadlinePassed`] after `limit`; [`Error::Deadlock`]; those of `ready`.
+    /// [`StateError::DeadlinePassed`] after `limit`; [`StateError::Deadlock`]; those of `ready`.
     pub(crate) fn watch<R>(
         &self,
         limit: Option<Duration>,
@@ -81,7 +81,7 @@ impl<T> Shared<T> {
             let waited = self.machine.since(start);
             let left = limit.map_or(pulse, |limit| limit.saturating_sub(waited));
             if left.is_zero() {
-                return Err(Error::DeadlinePassed { waited });
+                return Err(StateError::DeadlinePassed { waited }.into());
             }
             self.changed.wait_for(&mut value, left.min(pulse));
         }

@@ -10,7 +10,7 @@ use devcomm_types::HostBody;
 use parking_lot::Mutex;
 
 use super::{VARIABLE, Wakes};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StateError, WorldError};
 
 /// A simulated machine. Clones are the same one.
 #[derive(Clone)]
@@ -29,10 +29,12 @@ pub(super) fn asked_for(team: Option<usize>) -> Result<Option<Simulated>> {
     if machine.is_none() {
         let text = value.to_string_lossy();
         let made = text.parse().and_then(|asked| make(&asked, team));
-        *machine = Some(made.map_err(|error| Error::Environment {
-            variable: VARIABLE,
-            value: Some(text.clone().into_owned()),
-            why: error.to_string(),
+        *machine = Some(made.map_err(|error| {
+            Error::World(WorldError::Environment {
+                variable: VARIABLE,
+                value: Some(text.clone().into_owned()),
+                why: error.to_string(),
+            })
         })?);
     }
     Ok(machine.clone())
@@ -95,6 +97,6 @@ impl Simulated {
             Wakes::Word => self.0.wait_for_word(since, end),
             Wakes::Idle(stream) => self.0.wait_for_stream(stream, since, end),
         };
-        waited.map_err(|report| Error::Deadlock { report })
+        waited.map_err(|report| Error::State(StateError::Deadlock { report }))
     }
 }

@@ -49,7 +49,8 @@ impl<T> Task<T> {
     ///
     /// # Errors
     ///
-    /// Of the wait: [`Error::DeadlinePassed`] after `limit`; [`Error::Deadlock`]; those of `watch`.
+    /// Of the wait: [`StateError::DeadlinePassed`](crate::StateError::DeadlinePassed) after
+    /// `limit`; [`StateError::Deadlock`](crate::StateError::Deadlock); those of `watch`.
     pub(crate) fn wait(
         &self,
         limit: Option<Duration>,

@@ -2,7 +2,7 @@
 
 use super::env::launched;
 use super::{GinLoopback, World};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, WorldError};
 use crate::machine::{Machine, VARIABLE};
 
 /// Settings of a [`World`]: the machine, and what NCCL and the CUDA driver read once, from the
@@ -47,8 +47,8 @@ impl WorldBuilder {
     ///
     /// # Errors
     ///
-    /// As [`World::from_env`]; [`Error::GinLoopbackNotFound`], [`Error::EnvironmentInUse`],
-    /// [`Error::Environment`].
+    /// As [`World::from_env`]; [`WorldError::GinLoopbackNotFound`],
+    /// [`WorldError::EnvironmentInUse`], [`WorldError::Environment`].
     pub fn from_env(self) -> Result<World> {
         let (machine, launched) = (self.settle()?, launched(&|name| std::env::var_os(name))?);
         match launched {
@@ -107,7 +107,7 @@ fn no_processes(says: &str) -> Error {
         None => Error::invalid(format!("a World that simulates its machine: {why}")),
         Some(value) => {
             let value = Some(value.to_string_lossy().into_owned());
-            Error::Environment { variable: VARIABLE, value, why }
+            Error::World(WorldError::Environment { variable: VARIABLE, value, why })
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use devcomm_locate::{find_gin_loopback, gin_loopback_environment, gin_machine};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, WorldError};
 use crate::machine::Machine;
 use crate::sys::process::set_variables;
 
@@ -79,8 +79,8 @@ impl GinLoopback {
     ///
     /// # Errors
     ///
-    /// [`Error::GinLoopbackNotFound`] lists the places that were searched; [`Error::InvalidInput`]
-    /// for teams of 0 ranks.
+    /// [`WorldError::GinLoopbackNotFound`] lists the places that were searched;
+    /// [`Error::InvalidInput`] for teams of 0 ranks.
     pub fn environment(&self) -> Result<Vec<(&'static str, OsString)>> {
         if self.lsa_team_size == Some(0) {
             return Err(Error::invalid("LSA teams of 0 ranks"));
@@ -88,7 +88,7 @@ impl GinLoopback {
         let mut variables = Vec::new();
         if !(self.unless_rdma && gin_machine(None).has_rdma()) {
             let plugin = find_gin_loopback(self.plugin.as_deref())
-                .map_err(|not_found| Error::GinLoopbackNotFound { not_found })?;
+                .map_err(|not_found| Error::World(WorldError::GinLoopbackNotFound { not_found }))?;
             variables.extend(gin_loopback_environment(&plugin).map(|(n, v)| (n, v.into())));
         }
         let teams = self.lsa_team_size.map(|ranks| ranks.to_string().into());
@@ -102,9 +102,9 @@ impl GinLoopback {
     ///
     /// # Errors
     ///
-    /// As [`environment`](Self::environment); [`Error::EnvironmentInUse`] when this process has
-    /// threads already, of which one may be reading the environment, and [`Error::Environment`]
-    /// when a variable asks for another network or other teams.
+    /// As [`environment`](Self::environment); [`WorldError::EnvironmentInUse`] when this process
+    /// has threads already, of which one may be reading the environment, and
+    /// [`WorldError::Environment`] when a variable asks for another network or other teams.
     pub fn enable(&self) -> Result<()> {
         if Machine::asked_for(self.lsa_team_size)?.is_some() {
             return Ok(());
@@ -117,7 +117,7 @@ impl GinLoopback {
                 Some(set) => {
                     let why = format!("GinLoopback needs {} here; unset it", value.display());
                     let value = Some(set.to_string_lossy().into_owned());
-                    return Err(Error::Environment { variable: name, value, why });
+                    return Err(WorldError::Environment { variable: name, value, why }.into());
                 }
             }
         }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::env::LISTENER;
 use super::signals::Signals;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, WorldError};
 use crate::sys::process::{die_with_parent, spawn_with_listener};
 
 /// How often the processes are looked at.
@@ -50,14 +50,15 @@ impl LocalJob {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for 0 ranks; [`Error::SpawnFailed`] when this program's file cannot
-    /// be found.
+    /// [`Error::InvalidInput`] for 0 ranks; [`WorldError::SpawnFailed`] when this program's file
+    /// cannot be found.
     pub fn new(n_ranks: usize) -> Result<Self> {
         if n_ranks == 0 {
             return Err(Error::invalid("a job of 0 ranks"));
         }
-        let program = std::env::current_exe()
-            .map_err(|error| Error::SpawnFailed { rank: 0, why: error.to_string() })?;
+        let program = std::env::current_exe().map_err(|error| {
+            Error::World(WorldError::SpawnFailed { rank: 0, why: error.to_string() })
+        })?;
         Ok(Self { n_ranks, program, args: std::env::args_os().skip(1).collect(), env: Vec::new() })
     }
 
@@ -88,8 +89,8 @@ impl LocalJob {
     ///
     /// # Errors
     ///
-    /// [`Error::RankFailed`] names the rank that failed first and how it ended,
-    /// [`Error::SpawnFailed`], [`Error::Interrupted`].
+    /// [`WorldError::RankFailed`] names the rank that failed first and how it ended,
+    /// [`WorldError::SpawnFailed`], [`WorldError::Interrupted`].
     pub fn run(self) -> Result<()> {
         let signals = Signals::watch()?;
         let mut ranks = Ranks::start(&self)?;
@@ -97,15 +98,16 @@ impl LocalJob {
         loop {
             if let Some(signal) = signals.seen() {
                 // Dropping `ranks` kills what is left.
-                return Err(Error::Interrupted { signal });
+                return Err(WorldError::Interrupted { signal }.into());
             }
             let failed = ranks.look()?;
             if failure.is_none() {
                 failure = failed.map(|failed| (failed, Instant::now()));
             }
             if ranks.all_ended() {
-                return failure
-                    .map_or(Ok(()), |((rank, how), _)| Err(Error::RankFailed { rank, how }));
+                return failure.map_or(Ok(()), |((rank, how), _)| {
+                    Err(WorldError::RankFailed { rank, how }.into())
+                });
             }
             if failure.as_ref().is_some_and(|(_, since)| since.elapsed() > GRACE) {
                 ranks.kill();
@@ -148,8 +150,9 @@ pub(super) struct Ranks {
 
 impl Ranks {
     pub(super) fn start(job: &LocalJob) -> Result<Self> {
-        let failed =
-            |rank, error: std::io::Error| Error::SpawnFailed { rank, why: error.to_string() };
+        let failed = |rank, error: std::io::Error| {
+            Error::World(WorldError::SpawnFailed { rank, why: error.to_string() })
+        };
         let listener =
             TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|error| failed(0, error))?;
         let port = listener.local_addr().map_err(|error| failed(0, error))?.port();
@@ -176,9 +179,11 @@ impl Ranks {
         for (rank, slot) in self.running.iter_mut().enumerate() {
             let Some(child) = slot else { continue };
             let ended = child.try_wait();
-            let ended = ended.map_err(|error| Error::RankFailed {
-                rank,
-                how: format!("an unknown status: {error}"),
+            let ended = ended.map_err(|error| {
+                Error::World(WorldError::RankFailed {
+                    rank,
+                    how: format!("an unknown status: {error}"),
+                })
             })?;
             let Some(status) = ended else { continue };
             *slot = None;

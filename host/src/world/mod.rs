@@ -20,7 +20,7 @@ use self::rendezvous::{Meeting, Peer, host_name};
 use self::run::{run_rank, run_threads};
 use crate::communicator::Library;
 use crate::device::gpus_of;
-use crate::error::{Error, Result};
+use crate::error::{DriverError, Error, Result};
 use crate::machine::Machine;
 use crate::sys::nccl::DEV_COMM_VERSION;
 
@@ -88,8 +88,9 @@ impl World {
     ///
     /// # Errors
     ///
-    /// [`Error::Environment`], also when both a launcher and DEVCOMM_SIMULATE are there;
-    /// [`Error::NoDriver`], [`Error::NoGpu`], [`Error::TooFewGpus`], [`Error::NcclNotFound`].
+    /// [`WorldError::Environment`](crate::WorldError::Environment), also when both a launcher and
+    /// DEVCOMM_SIMULATE are there; [`DriverError::NoDriver`], [`DriverError::NoGpu`],
+    /// [`DriverError::TooFewGpus`], [`NcclError::NotFound`](crate::NcclError::NotFound).
     pub fn from_env() -> Result<Self> {
         Self::builder().from_env()
     }
@@ -149,8 +150,9 @@ impl World {
     ///
     /// # Errors
     ///
-    /// [`Error::TooFewGpus`] names both numbers; [`Error::NoDriver`], [`Error::NoGpu`],
-    /// [`Error::NcclNotFound`]; [`Error::InvalidInput`] for 0 ranks.
+    /// [`DriverError::TooFewGpus`] names both numbers; [`DriverError::NoDriver`],
+    /// [`DriverError::NoGpu`], [`NcclError::NotFound`](crate::NcclError::NotFound);
+    /// [`Error::InvalidInput`] for 0 ranks.
     pub fn threads(n: usize) -> Result<Self> {
         Self::builder().threads(n)
     }
@@ -168,9 +170,10 @@ impl World {
     ///
     /// # Errors
     ///
-    /// [`Error::TooFewGpus`], [`Error::NcclNotFound`] and such before anything is started;
-    /// [`Error::Environment`] with DEVCOMM_SIMULATE, for a simulated machine's ranks are threads of
-    /// one process; then as [`LocalJob::run`].
+    /// [`DriverError::TooFewGpus`], [`NcclError::NotFound`](crate::NcclError::NotFound) and such
+    /// before anything is started; [`WorldError::Environment`](crate::WorldError::Environment) with
+    /// DEVCOMM_SIMULATE, for a simulated machine's ranks are threads of one process; then as
+    /// [`LocalJob::run`].
     pub fn spawn_local(n: usize) -> Result<()> {
         Self::builder().spawn_local(n)
     }
@@ -197,18 +200,19 @@ impl World {
         self.machine.is_simulated()
     }
 
-    /// The machine that its GPUs are simulated on; `None` for real ones. It tells in its own terms what went wrong there, and
-    /// which calls of the driver and of NCCL were made; and a test has such calls go wrong.
+    /// The machine that its GPUs are simulated on; `None` for real ones. It tells in its own terms
+    /// what went wrong there, and which calls of the driver and of NCCL were made; and a test has
+    /// such calls go wrong.
     ///
     /// ```no_run
-    /// use devcomm_host::{Effect, Error, Fault, World};
+    /// use devcomm_host::{Effect, Error, Fault, NcclError, World};
     ///
     /// let world = World::simulated(2)?;
     /// let machine = world.simulated_machine().expect("it is one");
     /// let (function, effect) = ("ncclMemAlloc", Effect::Fail(1));
     /// machine.inject(Fault { function, gpu: Some(1), nth: None, effect });
     /// let failed = world.run(|rank| rank.communicator()?.mem_alloc::<f32>(8).map(drop));
-    /// assert!(matches!(failed, Err(Error::Nccl { operation: "ncclMemAlloc", code: 1, .. })));
+    /// assert!(matches!(failed, Err(Error::Nccl(NcclError::Failed { code: 1, .. }))));
     /// # Ok::<_, Error>(())
     /// ```
     #[cfg(feature = "simulator")]
@@ -228,13 +232,17 @@ impl World {
     /// all ranks of the world are done.
     ///
     /// When a rank fails, the others are released from whatever they wait for with
-    /// [`Error::RankLost`]; the result is the error of the rank that failed first.
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost); the result is the error of the rank
+    /// that failed first.
     ///
     /// # Errors
     ///
-    /// The first failing rank's error; [`Error::RankPanicked`] if `f` panicked; [`Error::RankLost`]
-    /// if another process failed; from meeting the others [`Error::RanksMissing`],
-    /// [`Error::NcclVersionsDiffer`], [`Error::Rendezvous`].
+    /// The first failing rank's error;
+    /// [`WorldError::RankPanicked`](crate::WorldError::RankPanicked) if `f` panicked;
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost) if another process failed; from
+    /// meeting the others [`WorldError::RanksMissing`](crate::WorldError::RanksMissing),
+    /// [`NcclError::VersionsDiffer`](crate::NcclError::VersionsDiffer),
+    /// [`WorldError::Rendezvous`](crate::WorldError::Rendezvous).
     pub fn run<T, E, F>(&self, f: F) -> Result<Vec<T>, E>
     where
         F: Fn(&Rank) -> Result<T, E> + Sync,
@@ -262,7 +270,7 @@ fn enough_gpus(machine: &Machine, asked: usize) -> Result<usize> {
         return Err(Error::invalid("a world of 0 ranks"));
     }
     let visible = gpus_of(machine)?;
-    if asked > visible { Err(Error::TooFewGpus { asked, visible }) } else { Ok(asked) }
+    if asked > visible { Err(DriverError::TooFewGpus { asked, visible }.into()) } else { Ok(asked) }
 }
 
 /// The GPU of a rank: the one of its local number, or the only one if the launcher shows each
@@ -271,6 +279,6 @@ fn device_of(local_rank: usize, visible: usize) -> Result<usize> {
     match (local_rank < visible, visible) {
         (true, _) => Ok(local_rank),
         (false, 1) => Ok(0),
-        (false, _) => Err(Error::TooFewGpus { asked: local_rank + 1, visible }),
+        (false, _) => Err(DriverError::TooFewGpus { asked: local_rank + 1, visible }.into()),
     }
 }

@@ -100,7 +100,7 @@ impl Rank {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`], [`Error::Nccl`].
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost), [`Error::Nccl`].
     pub fn communicator(&self) -> Result<&Communicator> {
         if let Some(communicator) = self.communicator.get() {
             return Ok(communicator);
@@ -155,7 +155,7 @@ impl Rank {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`].
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost).
     pub fn barrier(&self) -> Result<()> {
         self.rendezvous.barrier()
     }
@@ -171,8 +171,8 @@ impl Rank {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`]; [`Error::InvalidInput`] when all ranks together give more than 64 MiB,
-    /// or a rank gives what are no values of this type.
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost); [`Error::InvalidInput`] when all
+    /// ranks together give more than 64 MiB, or a rank gives what are no values of this type.
     pub fn all_gather<T: Pod>(&self, values: &[T]) -> Result<Vec<Vec<T>>> {
         peers::all_gather(&self.rendezvous, values)
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ScopedJoinHandle;
 
 use super::rendezvous::{Hub, Rendezvous, ThreadMember, host_name};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, WorldError};
 use crate::machine::{Machine, message};
 
 /// Runs `f` in a thread a rank. If ranks fail, the error of the one that failed first.
@@ -46,7 +46,7 @@ where
                 start(rank).map_err(|error| {
                     let why = error.to_string();
                     hub.lose(rank, &why);
-                    Error::SpawnFailed { rank, why }
+                    Error::World(WorldError::SpawnFailed { rank, why })
                 })
             })
             .collect();
@@ -113,5 +113,5 @@ where
 }
 
 fn panicked(rank: usize, panic: &(dyn Any + Send)) -> Error {
-    Error::RankPanicked { rank, message: message(panic) }
+    Error::World(WorldError::RankPanicked { rank, message: message(panic) })
 }

@@ -1,7 +1,7 @@
 //! Kernels for GIN, which have an entry for each back end: the device communicator picks it.
 
 use devcomm_host::{
-    Context, Error, GinType, KernelSet, Kernels, LaunchConfig, LaunchRefusal, Result,
+    Context, Error, GinType, KernelSet, Kernels, LaunchConfig, LaunchError, LaunchRefusal, Result,
 };
 
 use crate::support::{Made, Ping, log_of, tests};
@@ -38,7 +38,11 @@ fn launched() -> Vec<String> {
 
 fn refusal(connections: &[u8]) -> LaunchRefusal {
     match launch(connections) {
-        Err(Error::Launch { kernel: "ping", refusal }) if launched().is_empty() => refusal,
+        Err(Error::Launch(LaunchError::Refused { kernel: "ping", refusal }))
+            if launched().is_empty() =>
+        {
+            refusal
+        }
         other => panic!("{other:?}, {:?}", launched()),
     }
 }

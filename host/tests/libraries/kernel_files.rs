@@ -2,7 +2,9 @@
 
 use std::fs;
 
-use devcomm_host::{Context, Error, KernelSet, Kernels, LaunchConfig, LaunchRefusal, Result};
+use devcomm_host::{
+    Context, Error, KernelSet, Kernels, LaunchConfig, LaunchError, LaunchRefusal, Result,
+};
 
 use crate::support::{Fill, Made, SIDECAR, Unknown, log_of, tests};
 
@@ -32,18 +34,18 @@ fn a_file_that_cannot_be_loaded_says_why() {
     let (folder, context) = (tempfile::tempdir().unwrap(), Context::new(0).unwrap());
     let load = |name: &str| Kernels::load_files(&context, &[folder.path().join(name)]).unwrap_err();
     let error = load("fill.cubin");
-    assert!(matches!(error, Error::BadSidecar { .. }), "{error}");
+    assert!(matches!(error, Error::Launch(LaunchError::BadSidecar { .. })), "{error}");
     assert!(error.to_string().contains("fill.json"), "{error}");
     fs::write(folder.path().join("broken.json"), SIDECAR).unwrap();
     let error = load("broken.cubin").to_string();
     assert!(error.contains("cuModuleLoad") && error.contains("broken.cubin"), "{error}");
     fs::write(folder.path().join("old.json"), SIDECAR.replace("2.32.3", "2.30.7")).unwrap();
-    assert!(matches!(load("old.cubin"), Error::WrongNcclStamp { .. }));
+    assert!(matches!(load("old.cubin"), Error::Launch(LaunchError::WrongNcclStamp { .. })));
 }
 
 fn refusal(result: Result<()>) -> LaunchRefusal {
     match result {
-        Err(Error::Launch { kernel: "fill", refusal }) => refusal,
+        Err(Error::Launch(LaunchError::Refused { kernel: "fill", refusal })) => refusal,
         other => panic!("{other:?}"),
     }
 }
@@ -60,7 +62,7 @@ fn what_would_hang_or_is_not_there_is_refused_before_the_driver_sees_it() {
     assert!(matches!(launch(4, 5), LaunchRefusal::TooFewBarriers { .. }));
     assert_eq!(kernels.resident_blocks(Fill, 256, 0).unwrap(), 264);
     match kernels.info(Unknown) {
-        Err(Error::KernelNotFound { name, available }) => {
+        Err(Error::Launch(LaunchError::KernelNotFound { name, available })) => {
             assert_eq!((name.as_str(), available), ("unknown", vec!["fill".to_owned()]));
         }
         other => panic!("{other:?}"),

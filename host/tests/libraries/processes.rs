@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 
-use devcomm_host::{Error, KernelSet, LaunchConfig, Rank, Result, Stream, World};
+use devcomm_host::{DriverError, Error, KernelSet, LaunchConfig, Rank, Result, Stream, World};
 use devcomm_types::Kernel;
 use libtest_mimic::Trial;
 
@@ -110,5 +110,8 @@ fn a_process_that_dies_ends_the_job_although_another_waits_for_a_kernel() {
     let error = World::spawn_local(2).unwrap_err().to_string();
     assert_eq!(error, "rank 1 failed: its process ended with signal 6 (SIGABRT)");
     let error = World::spawn_local(3).unwrap_err();
-    assert!(matches!(error, Error::TooFewGpus { asked: 3, visible: 2 }), "{error}");
+    assert!(
+        matches!(error, Error::Driver(DriverError::TooFewGpus { asked: 3, visible: 2 })),
+        "{error}"
+    );
 }

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use devcomm_host::{
-    AbortCause, Communicator, DevCommRequirements, DevCommResource, Effect, Error,
-    KernelAbortHandle, Kernels, LaunchConfig, LaunchRefusal, Rank, Result, Stream, StuckWait,
-    WaitFor, WaitKind, Window, World,
+    AbortCause, Communicator, DevCommRequirements, DevCommResource, DriverError, Effect, Error,
+    KernelAbortHandle, Kernels, LaunchConfig, LaunchError, LaunchRefusal, NcclError, Rank, Result,
+    Stream, StuckWait, WaitFor, WaitKind, Window, World, WorldError,
 };
 use parking_lot::Mutex;
 
@@ -74,7 +74,7 @@ fn at_their_barriers(rank: usize) -> Vec<StuckWait> {
 #[track_caller]
 fn is_aborted(result: Result<()>, why: impl Fn(AbortCause) -> bool, by_rank: usize) {
     match result {
-        Err(Error::KernelAborted { rank, cause, stuck }) => {
+        Err(Error::Launch(LaunchError::KernelAborted { rank, cause, stuck })) => {
             assert!(why(cause), "{cause:?}");
             assert_eq!((rank, stuck), (by_rank, at_their_barriers(rank)));
         }
@@ -85,7 +85,10 @@ fn is_aborted(result: Result<()>, why: impl Fn(AbortCause) -> bool, by_rank: usi
 #[track_caller]
 fn is_refused(result: Result<()>) {
     match result {
-        Err(Error::Launch { kernel: "meet", refusal: LaunchRefusal::Aborted { .. } }) => {}
+        Err(Error::Launch(LaunchError::Refused {
+            kernel: "meet",
+            refusal: LaunchRefusal::Aborted { .. },
+        })) => {}
         other => panic!("{other:?}"),
     }
 }
@@ -214,7 +217,10 @@ fn a_rank_that_is_lost_has_the_others_kernels_leave() {
         assert!(bench.stream.is_idle()? && !dev.is_valid());
         Err::<(), _>(lost)
     });
-    assert!(matches!(error, Err(Error::RankPanicked { rank: 1, .. })), "{error:?}");
+    assert!(
+        matches!(error, Err(Error::World(WorldError::RankPanicked { rank: 1, .. }))),
+        "{error:?}"
+    );
     assert!(now(&world) < SOON, "{:?}", now(&world));
     // The kernel has left before: NCCL waits for it.
     aborts_came_back(&world);
@@ -299,14 +305,17 @@ fn the_network_fails(wait: fn(&Bench) -> Result<()>) {
         let start = clock(rank);
         let failed = wait(&bench).unwrap_err();
         assert!(clock(rank) - start < SOON);
-        assert!(matches!(&failed, Error::Nccl { code: 6, rank: Some(0), .. }), "{failed}");
+        assert!(
+            matches!(&failed, Error::Nccl(NcclError::Failed { code: 6, rank: Some(0), .. })),
+            "{failed}"
+        );
         assert!(!dev.is_valid() && !bench.comm.is_valid());
         assert_eq!(dev.stuck(), at_their_barriers(0));
         assert_eq!(count(&log_of(rank), "ncclCommAbort"), 1);
         Err(failed)
     });
     aborts_came_back(&world);
-    assert!(matches!(failed, Err(Error::Nccl { code: 6, .. })), "{failed:?}");
+    assert!(matches!(failed, Err(Error::Nccl(NcclError::Failed { code: 6, .. }))), "{failed:?}");
 }
 
 #[test]
@@ -359,7 +368,7 @@ fn an_abort_after_the_end_of_everything_does_nothing() {
         let dev = Bench::new(rank)?.dev()?;
         keep(&dev);
         rank.barrier()?;
-        if rank.rank() == 1 { Err(Error::NoGpu) } else { rank.barrier() }
+        if rank.rank() == 1 { Err(Error::Driver(DriverError::NoGpu)) } else { rank.barrier() }
     });
     assert!(lost.is_err());
     let handles = handles.into_inner();

@@ -1,7 +1,8 @@
 //! Communicators made from others: split, shrunk, grown.
 
 use devcomm_host::{
-    CommConfig, Communicator, DevCommRequirements, Error, Rank, ReduceOp, Result, ShrinkMode,
+    CommConfig, Communicator, DevCommError, DevCommRequirements, Error, Rank, ReduceOp, Result,
+    ShrinkMode,
 };
 
 use crate::support::{
@@ -30,7 +31,7 @@ fn a_split_orders_ranks_by_key_and_leaves_out_who_has_no_color() {
         let multimem = DevCommRequirements::new().lsa_multimem(true);
         let asked = if me == 3 { multimem } else { DevCommRequirements::new() };
         match child.create_dev_comm(asked) {
-            Err(Error::DevCommRefused { rank: 0, others: 0, .. }) => {}
+            Err(Error::DevComm(DevCommError::Refused { rank: 0, others: 0, .. })) => {}
             other => panic!("{other:?}"),
         }
         Ok(Some((child.rank(), child.n_ranks())))

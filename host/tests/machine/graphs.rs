@@ -4,7 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use devcomm_host::{
-    Buffer, CommConfig, DevCommRequirements, Error, LaunchConfig, ReduceOp, Result, group,
+    Buffer, CommConfig, DevCommRequirements, DriverError, Error, LaunchConfig, ReduceOp, Result,
+    group,
 };
 
 use crate::kernels::{COUNT, NO_PTX, launch_note};
@@ -102,10 +103,10 @@ fn a_capture_whose_closure_fails_or_panics_leaves_stream_and_memory_in_order() {
             stream.capture(move || {
                 first()?;
                 drop(first);
-                Err(Error::NoGpu)
+                Err(Error::Driver(DriverError::NoGpu))
             })
         });
-        assert!(matches!(failed, Err(Error::NoGpu)));
+        assert!(matches!(failed, Err(Error::Driver(DriverError::NoGpu))));
         let end = ["cuStreamEndCapture 1 nodes", "cuGraphDestroy", "ncclMemFree"];
         assert_eq!(log[2..], end, "{log:?}");
         let panicked = catch_unwind(AssertUnwindSafe(|| {

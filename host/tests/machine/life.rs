@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use devcomm_host::{
-    DevCommRequirements, Effect, Error, LaunchConfig, LaunchRefusal, Rank, ReduceOp, Result,
-    Simulation, Stream, World,
+    DevCommError, DevCommRequirements, Effect, Error, LaunchConfig, LaunchError, LaunchRefusal,
+    Rank, ReduceOp, Result, Simulation, StateError, Stream, World, WorldError,
 };
 
 use crate::kernels::{COUNT, NO_PTX, launch_never_end, launch_note, note};
@@ -77,7 +77,7 @@ cuDevicePrimaryCtxRelease"
 #[track_caller]
 fn refusal(result: Result<()>) -> LaunchRefusal {
     match result {
-        Err(Error::Launch { kernel: "note", refusal }) => refusal,
+        Err(Error::Launch(LaunchError::Refused { kernel: "note", refusal })) => refusal,
         other => panic!("{other:?}"),
     }
 }
@@ -138,7 +138,10 @@ fn a_lost_rank_releases_the_others_and_nothing_in_use_is_freed() {
             Err(lost)
         })
     });
-    assert!(matches!(error, Err(Error::RankPanicked { rank: 1, .. })), "{error:?}");
+    assert!(
+        matches!(error, Err(Error::World(WorldError::RankPanicked { rank: 1, .. }))),
+        "{error:?}"
+    );
     let (waiting, lost) = (log_in(&world, 0), log_in(&world, 1));
     for freed in ["ncclMemFree", "ncclCommWindowDeregister", "ncclCommDestroy"] {
         assert_eq!(count(&waiting, freed), 0, "{freed}: {waiting:?}");
@@ -155,7 +158,7 @@ fn a_missed_deadline_is_an_error_and_nothing_in_use_is_freed() {
     let world = world(2);
     let limit = Duration::from_millis(50);
     let error = world.run(|rank| hang(rank, |stream| stream.synchronize_within(limit)));
-    assert!(matches!(error, Err(Error::DeadlinePassed { .. })), "{error:?}");
+    assert!(matches!(error, Err(Error::State(StateError::DeadlinePassed { .. }))), "{error:?}");
     for gpu in 0..2 {
         let log = log_in(&world, gpu);
         assert_eq!(count(&log, "cuLaunchKernelEx"), 1, "{log:?}");
@@ -177,7 +180,7 @@ fn ranks_without_symmetric_memory_get_no_window() {
     inject(&world, "ncclCommWindowRegister", None, Effect::Null);
     let window = |rank: &Rank| rank.communicator()?.window::<f32>(COUNT).map(drop);
     let error = world.run(window).unwrap_err();
-    assert!(matches!(error, Error::NoWindow { bytes: 4000, .. }), "{error}");
+    assert!(matches!(error, Error::DevComm(DevCommError::NoWindow { bytes: 4000, .. })), "{error}");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use devcomm_host::{
     AbortHandle, Buffer, CommConfig, Communicator, Context, DevCommRequirements, Error,
-    LaunchConfig, LaunchRefusal, MemoryStat, Rank, ReduceOp, Result,
+    LaunchConfig, LaunchError, LaunchRefusal, MemoryStat, Rank, ReduceOp, Result, StateError,
 };
 
 use crate::kernels::{COUNT, NO_PTX, launch_note};
@@ -112,7 +112,10 @@ fn what_is_closed_is_closed_once_and_is_not_valid() {
 
 fn is_refused(result: Result<()>, which: &str) {
     match result {
-        Err(Error::Launch { refusal: LaunchRefusal::Closed { what }, .. }) if what == which => {}
+        Err(Error::Launch(LaunchError::Refused {
+            refusal: LaunchRefusal::Closed { what },
+            ..
+        })) if what == which => {}
         other => panic!("{other:?}"),
     }
 }
@@ -337,7 +340,7 @@ fn a_communicator_that_does_not_block_is_waited_for() {
         let (b, stream) = (filled(&comm, &[1.0_f32; 2])?, rank.stream()?);
         comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
         match comm.all_reduce(&b, &b, ReduceOp::Sum, &stream) {
-            Err(Error::InProgress { operation: "ncclAllReduce", rank: r }) => {
+            Err(Error::State(StateError::InProgress { operation: "ncclAllReduce", rank: r })) => {
                 assert_eq!(r, rank.rank());
             }
             other => panic!("{other:?}"),
@@ -357,7 +360,7 @@ fn a_communicator_that_does_not_block_is_waited_for() {
 fn windows_of_a_communicator_that_does_not_block_are_good_for_use() {
     let ran = ranks(2, |rank| {
         let comm = rank.new_communicator(&CommConfig::new().blocking(false))?;
-        assert!(matches!(comm.window::<f32>(8), Err(Error::InProgress { .. })));
+        assert!(matches!(comm.window::<f32>(8), Err(Error::State(StateError::InProgress { .. }))));
         comm.wait(PATIENCE)?;
         let alone = comm.window::<f32>(8)?;
         let (window, dev, dropped) = devcomm_host::group(|_| {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use devcomm_host::{
     Buffer, CallRecord, Communicator, Effect, Element, Error, Fault, Rank, Result,
-    SimulatedMachine, Simulation, SymmetricBuffer, World,
+    SimulatedMachine, Simulation, StateError, SymmetricBuffer, World,
 };
 use parking_lot::Mutex;
 
@@ -228,23 +228,23 @@ pub(crate) fn is_invalid<T: std::fmt::Debug>(result: Result<T>) {
 
 #[track_caller]
 pub(crate) fn is_closed<T: std::fmt::Debug>(result: Result<T>) {
-    assert!(matches!(result, Err(Error::Closed { .. })), "{result:?}");
+    assert!(matches!(result, Err(Error::State(StateError::Closed { .. }))), "{result:?}");
 }
 
 #[track_caller]
 pub(crate) fn is_in_group<T: std::fmt::Debug>(result: Result<T>) {
-    assert!(matches!(result, Err(Error::InGroup { .. })), "{result:?}");
+    assert!(matches!(result, Err(Error::State(StateError::InGroup { .. }))), "{result:?}");
 }
 
 #[track_caller]
 pub(crate) fn is_capturing<T: std::fmt::Debug>(result: Result<T>) {
-    assert!(matches!(result, Err(Error::Capturing { .. })), "{result:?}");
+    assert!(matches!(result, Err(Error::State(StateError::Capturing { .. }))), "{result:?}");
 }
 
 #[track_caller]
 pub(crate) fn is_ended<T: std::fmt::Debug>(result: Result<T>, as_what: &str) {
     match result {
-        Err(Error::CommunicatorEnded { how, .. }) if how == as_what => {}
+        Err(Error::State(StateError::CommunicatorEnded { how, .. })) if how == as_what => {}
         other => panic!("{other:?}, not {as_what}"),
     }
 }

@@ -165,8 +165,8 @@ impl CollectiveConfig {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] where collectives take no configuration, [`Error::InvalidInput`] for
-    /// what makes no sense.
+    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported) where collectives take no
+    /// configuration, [`Error::InvalidInput`] for what makes no sense.
     pub(crate) fn lower(&self, has: NcclVersion) -> Result<LoweredCollectiveConfig> {
         supported("a collective with a configuration (ncclCollConfig_t)", DEV_COMM_VERSION, has)?;
         self.check()?;

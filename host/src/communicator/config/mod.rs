@@ -3,7 +3,7 @@
 //! Nothing is set at first; what is left unset NCCL decides, also by its environment variables,
 //! which take precedence over what is set here. Values are checked when they are used: one that
 //! makes no sense is [`Error::InvalidInput`], one that the loaded library does not know yet is
-//! [`Error::Unsupported`], and neither reaches NCCL.
+//! [`NcclError::Unsupported`], and neither reaches NCCL.
 //!
 //! ```
 //! use devcomm_host::{CommConfig, CtaPolicy};
@@ -17,7 +17,7 @@ use std::ffi::{CString, c_int};
 
 use devcomm_locate::NcclVersion;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, NcclError, Result};
 use devcomm_sys::nccl::Config;
 
 pub use self::collective::{CollectiveConfig, VendorValue};
@@ -159,7 +159,7 @@ macro_rules! settings {
             ///
             /// # Errors
             ///
-            /// [`Error::Unsupported`] for a setting that the library does not know,
+            /// [`NcclError::Unsupported`] for a setting that the library does not know,
             /// [`Error::InvalidInput`] for one that makes no sense.
             pub(crate) fn lower(&self, has: NcclVersion) -> Result<LoweredConfig> {
                 self.check()?;
@@ -322,7 +322,7 @@ fn at_least_one(setting: &str, value: Option<u32>) -> Result<()> {
 }
 
 fn supported(what: &'static str, needs: NcclVersion, has: NcclVersion) -> Result<()> {
-    if has < needs { Err(Error::Unsupported { what, needs, has }) } else { Ok(()) }
+    if has < needs { Err(NcclError::Unsupported { what, needs, has }.into()) } else { Ok(()) }
 }
 
 fn int(setting: &str, value: impl Setting + std::fmt::Debug) -> Result<c_int> {

@@ -7,7 +7,7 @@ use super::DevCommRequirements;
 use super::check::check;
 use super::facilities::Facilities;
 use crate::communicator::Properties;
-use crate::error::{Error, Result};
+use crate::error::{DevCommError, Error, Result};
 
 /// What a rank tells the others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,11 +36,11 @@ impl Report {
     ///
     /// # Errors
     ///
-    /// [`Error::DevCommRefused`].
+    /// [`DevCommError::Refused`].
     pub(crate) fn alone(self, rank: usize) -> Result<()> {
         match self.refusal {
             None => Ok(()),
-            Some(why) => Err(Error::DevCommRefused { rank, others: 0, why }),
+            Some(why) => Err(DevCommError::Refused { rank, others: 0, why }.into()),
         }
     }
 
@@ -65,14 +65,16 @@ impl Report {
 ///
 /// # Errors
 ///
-/// [`Error::DevCommRefused`], [`Error::RequirementsDiffer`].
+/// [`DevCommError::Refused`], [`DevCommError::RequirementsDiffer`].
 pub(crate) fn agree(all: &[Report]) -> Result<()> {
     let mut refusals = all
         .iter()
         .enumerate()
         .filter_map(|(rank, report)| report.refusal.as_ref().map(|why| (rank, why)));
     if let Some((rank, why)) = refusals.next() {
-        return Err(Error::DevCommRefused { rank, others: refusals.count(), why: why.clone() });
+        return Err(
+            DevCommError::Refused { rank, others: refusals.count(), why: why.clone() }.into()
+        );
     }
     let Some(first) = all.first() else { return Ok(()) };
     let differing = all.iter().enumerate().find(|(_, report)| report.fields != first.fields);
@@ -80,7 +82,12 @@ pub(crate) fn agree(all: &[Report]) -> Result<()> {
         None => Ok(()),
         Some((rank, report)) => {
             let (field, of_first, of_rank) = difference(&first.fields, &report.fields);
-            Err(Error::RequirementsDiffer { field, first: (0, of_first), second: (rank, of_rank) })
+            Err(DevCommError::RequirementsDiffer {
+                field,
+                first: (0, of_first),
+                second: (rank, of_rank),
+            }
+            .into())
         }
     }
 }

@@ -33,7 +33,7 @@ use crate::device::KernelAbortHandle;
 use crate::device::abort::AbortFlag;
 use crate::device::in_group::refuse_inside;
 use crate::device::issuer::Resource;
-use crate::error::{AbortCause, Error, Result, StuckWait};
+use crate::error::{AbortCause, DevCommError, Error, Result, StateError, StuckWait};
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls;
 
@@ -78,11 +78,14 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] from a library older than
-    /// [`DEV_COMM_VERSION`](crate::DEV_COMM_VERSION), [`Error::DevCommRefused`] and, for a
-    /// communicator of a [`World`](crate::World), [`Error::RequirementsDiffer`], both on every
-    /// rank; [`Error::Capturing`], [`Error::RankLost`], [`Error::CommunicatorEnded`],
-    /// [`Error::Nccl`].
+    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported) from a library older than
+    /// [`DEV_COMM_VERSION`](crate::DEV_COMM_VERSION),
+    /// [`DevCommError::Refused`](crate::DevCommError::Refused) and, for a communicator of a
+    /// [`World`](crate::World),
+    /// [`DevCommError::RequirementsDiffer`](crate::DevCommError::RequirementsDiffer), both on every
+    /// rank; [`StateError::Capturing`](crate::StateError::Capturing),
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost),
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`].
     #[doc(alias = "ncclDevCommCreate")]
     pub fn create_dev_comm(&self, requirements: DevCommRequirements) -> Result<DevCommResource> {
         self.context().refuse_capturing("a device communicator is made")?;
@@ -111,10 +114,8 @@ impl DevCommResource {
         requirements: &DevCommRequirements,
     ) -> Result<Self> {
         let rank = communicator.rank();
-        let lowered = requirements.lower().map_err(|why| Error::DevCommRefused {
-            rank,
-            others: 0,
-            why: why.to_string(),
+        let lowered = requirements.lower().map_err(|why| {
+            Error::DevComm(DevCommError::Refused { rank, others: 0, why: why.to_string() })
         })?;
         let issuer = communicator.owner().issuer();
         let flag = communicator.context().new_abort_flag(&issuer)?;
@@ -166,7 +167,9 @@ impl DevCommResource {
     ///
     /// # Errors
     ///
-    /// [`Error::Closed`]; [`Error::InGroup`] before the group in which it is made has ended.
+    /// [`StateError::Closed`](crate::StateError::Closed);
+    /// [`StateError::InGroup`](crate::StateError::InGroup) before the group in which it is made has
+    /// ended.
     pub fn dev_comm(&self) -> Result<&DevComm> {
         self.inner.dev_comm()
     }
@@ -184,9 +187,9 @@ impl DevCommResource {
     }
 
     /// Has the kernels that use it, and wait for another rank, leave. Who waits for their stream
-    /// gets [`Error::KernelAborted`] with what they waited for, and launches with the device
-    /// communicator are refused from now on: its barriers may stand anywhere. Other device
-    /// communicators go on. Idempotent.
+    /// gets [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted) with what they waited
+    /// for, and launches with the device communicator are refused from now on: its barriers may
+    /// stand anywhere. Other device communicators go on. Idempotent.
     ///
     /// A kernel sees it in the waits of `nccl_device`; one that polls memory by other means, or
     /// computes, goes on.
@@ -213,8 +216,8 @@ impl DevCommResource {
     ///
     /// # Errors
     ///
-    /// What waiting for the streams gives, [`Error::Capturing`], [`Error::InGroup`],
-    /// [`Error::Nccl`].
+    /// What waiting for the streams gives, [`StateError::Capturing`](crate::StateError::Capturing),
+    /// [`StateError::InGroup`](crate::StateError::InGroup), [`Error::Nccl`].
     pub fn close(&self) -> Result<()> {
         refuse_inside("the end of a device communicator")?;
         self.inner.close()
@@ -228,14 +231,21 @@ impl Inner {
         match self.made.get() {
             CallState::Made if !self.closed.get() && self.communicator.is_valid() => {}
             CallState::Deferred => {
-                return Err(Error::InGroup {
+                return Err(StateError::InGroup {
                     what: "the use of a device communicator that the group makes",
-                });
+                }
+                .into());
             }
-            _ => return Err(Error::Closed { what: "the device communicator", rank }),
+            _ => {
+                return Err(StateError::Closed { what: "the device communicator", rank }.into());
+            }
         }
         if self.dev_comm.get().is_none() && !self.communicator.is_ready()? {
-            return Err(Error::InProgress { operation: "the use of a device communicator", rank });
+            return Err(StateError::InProgress {
+                operation: "the use of a device communicator",
+                rank,
+            }
+            .into());
         }
         Ok(self.dev_comm.get_or_init(|| {
             let abort_flag = self.flag.device_flag() as *mut u32;

@@ -9,7 +9,8 @@ use super::resources::{Resource, ResourceKey, ResourceRequest};
 use crate::communicator::Properties;
 
 /// Declares [`DevCommRequirements`]: fields that functions of their own set, with their defaults,
-/// and those that are set as they are, each with the name of its value, its default and NCCL's name.
+/// and those that are set as they are, each with the name of its value, its default and NCCL's
+/// name.
 macro_rules! requirements {
     (
         $(#[$attribute:meta])*

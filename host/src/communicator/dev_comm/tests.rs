@@ -80,7 +80,11 @@ fn ranks_that_differ_in_any_field_are_told_which_and_how() {
     for (name, requirements, _) in every_setter() {
         let other = report(&requirements);
         match agree(&[same.clone(), same.clone(), other]).unwrap_err() {
-            Error::RequirementsDiffer { field, first: (0, a), second: (2, b) } => {
+            Error::DevComm(DevCommError::RequirementsDiffer {
+                field,
+                first: (0, a),
+                second: (2, b),
+            }) => {
                 assert!(field == name && a != b, "{field} {a} {b}");
             }
             error => panic!("{error}"),
@@ -303,5 +307,8 @@ fn the_check_that_ranks_exchange_is_the_public_one() {
     let why = requirements.check(&properties).unwrap_err();
     let report = Report::new(&requirements, &properties, &Facilities::here());
     assert_eq!(report.refusal, Some(why.to_string()));
-    assert!(matches!(report.alone(3), Err(Error::DevCommRefused { rank: 3, others: 0, .. })));
+    assert!(matches!(
+        report.alone(3),
+        Err(Error::DevComm(DevCommError::Refused { rank: 3, others: 0, .. }))
+    ));
 }

@@ -8,7 +8,7 @@ use devcomm_types::LaunchConfig;
 use super::sidecar::Param;
 use crate::device::context::Context;
 use crate::device::launch::{FunctionInfo, check_shape};
-use crate::error::{Error, Result};
+use crate::error::{Error, LaunchError, Result};
 use crate::sys::cuda::FunctionAttribute;
 use crate::sys::cuda::module::FunctionHandle;
 
@@ -44,7 +44,7 @@ impl Entry {
     ) -> Result<Prepared<'_>> {
         let device = context.limits();
         check_shape(config, &self.info, device)
-            .map_err(|refusal| Error::Launch { kernel, refusal })?;
+            .map_err(|refusal| Error::Launch(LaunchError::Refused { kernel, refusal }))?;
         context.cuda().bind()?;
         let dynamic_shared = config.dynamic_shared;
         // Static and dynamic memory together may take this much without asking.

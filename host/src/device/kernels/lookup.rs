@@ -6,7 +6,7 @@ use devcomm_types::{DevComm, GinType, HostBody, Kernel, KernelArgs};
 
 use super::{Entry, Kernels};
 use crate::device::launch::{check_dev_comm, check_gin};
-use crate::error::{Error, LaunchRefusal, Result};
+use crate::error::{DriverError, Error, LaunchError, LaunchRefusal, Result};
 
 /// A kernel without its type, so that what is done with it is compiled once.
 pub(super) struct Wanted {
@@ -35,7 +35,7 @@ impl Wanted {
 impl Kernels {
     /// The entry that a launch with this device communicator takes.
     pub(super) fn entry_for(&self, kernel: &Wanted, comm: Option<&DevComm>) -> Result<Rc<Entry>> {
-        let refuse = |refusal| Error::Launch { kernel: kernel.name, refusal };
+        let refuse = |refusal| Error::Launch(LaunchError::Refused { kernel: kernel.name, refusal });
         let back_end = || check_dev_comm(comm).and_then(check_gin).map_err(refuse);
         let back_end = kernel.gin.then(back_end).transpose()?;
         if self.context.machine().is_simulated() {
@@ -75,8 +75,10 @@ impl Kernels {
         if let Some(entry) = self.bound.borrow().get(&key) {
             return Ok(Rc::clone(entry));
         }
-        let body = kernel.body.ok_or_else(|| Error::NotSimulated {
-            what: format!("the kernel `{}`, which has no body in Rust,", kernel.name),
+        let body = kernel.body.ok_or_else(|| {
+            Error::Driver(DriverError::NotSimulated {
+                what: format!("the kernel `{}`, which has no body in Rust,", kernel.name),
+            })
         })?;
         let function = self.context.cuda().bind_body(self.context.machine(), &body)?;
         let entry = Rc::new(Entry::new(function)?);
@@ -96,9 +98,9 @@ impl Kernels {
         if let Some(arch) = self.left_out.get(kernel.file) {
             let (file, arch) = (kernel.file.to_owned(), arch.clone());
             let device = self.context.limits().compute_capability;
-            return Error::WrongArch { file, arch, device };
+            return Error::Launch(LaunchError::WrongArch { file, arch, device });
         }
         let available = self.names().map(str::to_owned).collect();
-        Error::KernelNotFound { name: kernel.name.to_owned(), available }
+        Error::Launch(LaunchError::KernelNotFound { name: kernel.name.to_owned(), available })
     }
 }

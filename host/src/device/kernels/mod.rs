@@ -23,7 +23,7 @@ use super::abort::AbortFlag;
 use super::context::Context;
 use super::launch::{FunctionInfo, check_communicating, check_dev_comm};
 use super::stream::Stream;
-use crate::error::{Error, LaunchRefusal, Result};
+use crate::error::{Error, LaunchError, LaunchRefusal, Result};
 use crate::machine::Machine;
 use crate::sys::cuda::driver_version;
 use crate::sys::cuda::module::{Image, LoadFailure, ModuleHandle, Shape};
@@ -57,13 +57,14 @@ struct Ready {
 impl Kernels {
     /// Loads every module of `set` on the context's GPU. One that is bound to another architecture
     /// (`sm_90a`, on another GPU than Hopper) is left out, and a launch of its kernels is
-    /// [`Error::WrongArch`].
+    /// [`LaunchError::WrongArch`].
     ///
     /// # Errors
     ///
-    /// [`Error::KernelsUnavailable`] when the program was built without kernels,
-    /// [`Error::BadSidecar`], [`Error::WrongNcclStamp`], [`Error::WrongArch`],
-    /// [`Error::PtxTooNew`], [`Error::ModuleRejected`] with the log of the driver's compiler.
+    /// [`LaunchError::KernelsUnavailable`] when the program was built without kernels,
+    /// [`LaunchError::BadSidecar`], [`LaunchError::WrongNcclStamp`], [`LaunchError::WrongArch`],
+    /// [`LaunchError::PtxTooNew`], [`LaunchError::ModuleRejected`] with the log of the driver's
+    /// compiler.
     pub fn load(context: &Context, set: &KernelSet) -> Result<Self> {
         // From here on a failure drops what was loaded so far.
         let mut kernels = Self::none(context);
@@ -97,9 +98,9 @@ impl Kernels {
     ///
     /// # Errors
     ///
-    /// As [`load`](Self::load); [`Error::BadSidecar`] when there is no description,
-    /// [`Error::InvalidInput`] for a path that is not text; [`Error::NotSimulated`] on a simulated
-    /// machine.
+    /// As [`load`](Self::load); [`LaunchError::BadSidecar`] when there is no description,
+    /// [`Error::InvalidInput`] for a path that is not text;
+    /// [`DriverError::NotSimulated`](crate::DriverError::NotSimulated) on a simulated machine.
     pub fn load_files<P: AsRef<Path>>(context: &Context, files: &[P]) -> Result<Self> {
         if let Some(first) = files.first() {
             let what = || format!("the machine code of {}", first.as_ref().display());
@@ -115,7 +116,7 @@ impl Kernels {
             let image = CString::new(text).map_err(|_| holds_nul(file))?;
             let json = std::fs::read_to_string(path.with_extension("json")).map_err(|error| {
                 let why = format!("{}: {error}", path.with_extension("json").display());
-                Error::BadSidecar { file: file.to_owned(), why }
+                Error::Launch(LaunchError::BadSidecar { file: file.to_owned(), why })
             })?;
             kernels.load_module(file, Image::File(&image), Sidecar::parse(file, &json)?)?;
         }
@@ -132,7 +133,7 @@ impl Kernels {
         let device = self.context.limits().compute_capability;
         if !sidecar.runs_on(device) {
             let (file, arch) = (file.to_owned(), sidecar.arch);
-            return Err(Error::WrongArch { file, arch, device });
+            return Err(LaunchError::WrongArch { file, arch, device }.into());
         }
         let module = match self.context.cuda().load_module(image) {
             Ok(module) => module,
@@ -160,7 +161,7 @@ impl Kernels {
     ///
     /// # Errors
     ///
-    /// [`Error::KernelNotFound`].
+    /// [`LaunchError::KernelNotFound`].
     pub fn info<K: Kernel>(&self, _kernel: K) -> Result<FunctionInfo> {
         let wanted = Wanted::new::<K>();
         let infos = self.entries_of(&wanted)?.into_iter().map(|entry| entry.info);
@@ -172,8 +173,8 @@ impl Kernels {
     ///
     /// # Errors
     ///
-    /// [`Error::KernelNotFound`], [`Error::Launch`] when such a block cannot run at all, the
-    /// driver's.
+    /// [`LaunchError::KernelNotFound`], [`LaunchError::Refused`] when such a block cannot run at
+    /// all, the driver's.
     pub fn resident_blocks<K: Kernel>(
         &self,
         _kernel: K,
@@ -201,8 +202,9 @@ impl Kernels {
     ///
     /// # Errors
     ///
-    /// [`Error::KernelNotFound`], [`Error::Launch`] with the reason, [`Error::RankLost`], the
-    /// driver's. Errors of the kernel itself come from the stream.
+    /// [`LaunchError::KernelNotFound`], [`LaunchError::Refused`] with the reason,
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost), the driver's. Errors of the kernel
+    /// itself come from the stream.
     ///
     /// # Safety
     ///
@@ -246,7 +248,7 @@ impl Kernels {
         dev_comm: Option<&DevComm>,
     ) -> Result<Ready> {
         let name = wanted.name;
-        let refuse = |refusal| Error::Launch { kernel: name, refusal };
+        let refuse = |refusal| Error::Launch(LaunchError::Refused { kernel: name, refusal });
         if !stream.context().is(&self.context) {
             return Err(Error::invalid(format!(
                 "kernel `{name}` was loaded by another context than its stream was made by"
@@ -313,14 +315,14 @@ fn checked_stamp(file: &str, sidecar: &Sidecar) -> Result<Option<NcclVersion>> {
         None => Ok(stamp),
         Some(module) => {
             let (file, layout) = (file.to_owned(), DEV_COMM_VERSION);
-            Err(Error::WrongNcclStamp { file, module, layout })
+            Err(LaunchError::WrongNcclStamp { file, module, layout }.into())
         }
     }
 }
 
 fn holds_nul(file: &str) -> Error {
     let name = "its PTX or path holds a NUL".to_owned();
-    Error::ModuleRejected { file: file.to_owned(), name, log: String::new() }
+    Error::Launch(LaunchError::ModuleRejected { file: file.to_owned(), name, log: String::new() })
 }
 
 fn refused(file: &str, ptx_isa: &str, failure: LoadFailure) -> Error {
@@ -330,9 +332,11 @@ fn refused(file: &str, ptx_isa: &str, failure: LoadFailure) -> Error {
         LoadFailure::PtxTooNew => {
             let driver = driver_version(&Machine::Gpus)
                 .unwrap_or_else(|_| "of an unknown version".to_owned());
-            Error::PtxTooNew { file, ptx: ptx_isa.to_owned(), driver }
+            Error::Launch(LaunchError::PtxTooNew { file, ptx: ptx_isa.to_owned(), driver })
         }
-        LoadFailure::Refused { error, log } => Error::ModuleRejected { file, name: error, log },
+        LoadFailure::Refused { error, log } => {
+            Error::Launch(LaunchError::ModuleRejected { file, name: error, log })
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use devcomm_locate::NcclVersion;
 use serde::Deserialize;
 
-use crate::error::{Error, LaunchRefusal, Result};
+use crate::error::{Error, LaunchError, LaunchRefusal, Result};
 
 /// What is known of a module of kernels. Fields that a later build adds are ignored.
 #[derive(Clone, Debug, Deserialize)]
@@ -39,8 +39,9 @@ pub(crate) struct Param {
 
 impl Sidecar {
     pub(crate) fn parse(file: &str, json: &str) -> Result<Self> {
-        serde_json::from_str(json)
-            .map_err(|error| Error::BadSidecar { file: file.to_owned(), why: error.to_string() })
+        serde_json::from_str(json).map_err(|error| {
+            Error::Launch(LaunchError::BadSidecar { file: file.to_owned(), why: error.to_string() })
+        })
     }
 
     /// The version of NCCL's device code in the module, if there is any.
@@ -52,7 +53,7 @@ impl Sidecar {
             Some(&[major, minor, patch]) => Ok(Some(NcclVersion { major, minor, patch })),
             _ => {
                 let why = format!("{:?} is not a version of NCCL", stamp.version);
-                Err(Error::BadSidecar { file: file.to_owned(), why })
+                Err(LaunchError::BadSidecar { file: file.to_owned(), why }.into())
             }
         }
     }

@@ -17,7 +17,7 @@ use std::sync::OnceLock;
 use devcomm_locate::GinGpus;
 use devcomm_sys::driver::{CUcontext, CUdevice, CUresult, Driver};
 
-use crate::error::{Error, Result};
+use crate::error::{DriverError, Error, Result};
 use crate::machine::Machine;
 
 pub(crate) use devcomm_sys::driver::{
@@ -46,12 +46,12 @@ fn error(driver: &Driver, operation: &'static str, result: CUresult) -> Error {
         // SAFETY: a NUL-terminated constant, as said above.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     };
-    Error::Cuda {
+    Error::Driver(DriverError::Failed {
         operation,
         code: result as u32,
         name: text(driver.cuGetErrorName),
         text: text(driver.cuGetErrorString),
-    }
+    })
 }
 
 /// Initialises the machine's driver. Its functions, for this thread.
@@ -70,19 +70,19 @@ fn init_gpus(driver: &Driver) -> Result<()> {
     // SAFETY: loading the driver's library runs its initialisers, which is what using it means.
     if !unsafe { cudarc::driver::sys::is_culib_present() } {
         let reason = "libcuda.so.1 cannot be loaded".to_owned();
-        return Err(Error::NoDriver { reason });
+        return Err(DriverError::NoDriver { reason }.into());
     }
     let has = version_code(driver)?;
     if has < OLDEST_CUDA {
-        return Err(Error::DriverTooOld { needs: dotted(OLDEST_CUDA), has: dotted(has) });
+        return Err(DriverError::TooOld { needs: dotted(OLDEST_CUDA), has: dotted(has) }.into());
     }
     // SAFETY: the library is there, checked above; the flags are 0, as they must be.
     match unsafe { driver.cuInit(0) } {
         CUresult::CUDA_SUCCESS => Ok(()),
-        CUresult::CUDA_ERROR_NO_DEVICE => Err(Error::NoGpu),
+        CUresult::CUDA_ERROR_NO_DEVICE => Err(DriverError::NoGpu.into()),
         CUresult::CUDA_ERROR_STUB_LIBRARY => {
             let reason = "the libcuda found is the toolkit's stub, not a driver".to_owned();
-            Err(Error::NoDriver { reason })
+            Err(DriverError::NoDriver { reason }.into())
         }
         failed => Err(error(driver, "cuInit", failed)),
     }
@@ -140,11 +140,11 @@ impl PrimaryContext {
     pub(crate) fn retain(machine: &Machine, ordinal: usize) -> Result<Self> {
         let visible = device_count(machine)?;
         if visible == 0 {
-            return Err(Error::NoGpu);
+            return Err(DriverError::NoGpu.into());
         }
         let asked = ordinal.saturating_add(1);
         let ordinal = c_int::try_from(ordinal).ok().filter(|_| ordinal < visible);
-        let ordinal = ordinal.ok_or(Error::TooFewGpus { asked, visible })?;
+        let ordinal = ordinal.ok_or(DriverError::TooFewGpus { asked, visible })?;
         let (driver, mut device, mut raw) = (machine.driver(), 0, null_mut());
         // SAFETY: the driver is initialised; `device` is live.
         let got = unsafe { driver.cuDeviceGet(&raw mut device, ordinal) };

@@ -21,7 +21,7 @@ use value::{number, port, text};
 
 pub(crate) use value::Lookup;
 
-use crate::error::{Error, Result};
+use crate::error::{Result, WorldError};
 
 /// One process of several, as its launcher set it up.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,7 +67,7 @@ const PORTS: std::ops::Range<u16> = 20_001..32_768;
 ///
 /// # Errors
 ///
-/// [`Error::Environment`] names a variable that is missing or makes no sense.
+/// [`WorldError::Environment`] names a variable that is missing or makes no sense.
 pub(crate) fn launched(var: Lookup<'_>) -> Result<Option<Launched>> {
     let Some(place) = place(var)? else { return Ok(None) };
     let Place { variable, rank, n_ranks, local_rank, .. } = place;
@@ -78,7 +78,7 @@ pub(crate) fn launched(var: Lookup<'_>) -> Result<Option<Launched>> {
     };
     if job.len() > LONGEST_JOB {
         let why = format!("the job id has {} bytes, at most {LONGEST_JOB} are allowed", job.len());
-        return Err(Error::Environment { variable: "DEVCOMM_JOB_ID", value: None, why });
+        return Err(WorldError::Environment { variable: "DEVCOMM_JOB_ID", value: None, why }.into());
     }
     let host = match text(var, "MASTER_ADDR")? {
         Some(host) => host,
@@ -128,11 +128,12 @@ fn timeout(var: Lookup<'_>) -> Result<Duration> {
     // A year is for ever, and does not overflow a deadline.
     match parsed.map(|seconds| Duration::try_from_secs_f64(seconds.min(3.2e7))) {
         Some(Ok(timeout)) => Ok(timeout),
-        _ => Err(Error::Environment {
+        _ => Err(WorldError::Environment {
             variable: "DEVCOMM_TIMEOUT",
             value: Some(value),
             why: "not a number of seconds above 0".to_owned(),
-        }),
+        }
+        .into()),
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::value::{Lookup, first, number, port, text, unset};
 use super::{MOST_RANKS, Place, slurm};
-use crate::error::{Error, Result};
+use crate::error::{Result, WorldError};
 
 /// What one launcher calls its variables; where there are several names, the first that is set
 /// counts.
@@ -74,7 +74,7 @@ pub(super) fn place(var: Lookup<'_>, names: &Names) -> Result<Option<Place>> {
     let host = if n_local == Some(n_ranks) {
         Ok("localhost".to_owned())
     } else {
-        Err(Error::Environment {
+        Err(WorldError::Environment {
             variable: "MASTER_ADDR",
             value: None,
             why: format!(
@@ -82,7 +82,7 @@ pub(super) fn place(var: Lookup<'_>, names: &Names) -> Result<Option<Place>> {
                 names.n_local[0],
                 n_local.map_or_else(|| " is not set".to_owned(), |n_local| format!("={n_local}")),
             ),
-        })
+        }.into())
     };
     let job = first(var, names.job)?.or(first(var, BATCH_JOB)?);
     let job = job.map(|(variable, job)| format!("{variable}={job}"));

@@ -7,7 +7,7 @@
 
 use super::value::{Lookup, first, number, port, text, unset};
 use super::{MOST_RANKS, Place, node_list};
-use crate::error::{Error, Result};
+use crate::error::{Result, WorldError};
 
 const TOGETHER: &str =
     "srun sets SLURM_STEP_ID, SLURM_PROCID, SLURM_LOCALID and SLURM_STEP_NUM_TASKS together";
@@ -55,16 +55,17 @@ fn host(var: Lookup<'_>) -> Result<String> {
     let lists = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"];
     let Some((variable, list)) = first(var, &lists)? else {
         let why = format!("not set although SLURM_STEP_ID is; {TOGETHER}; or set MASTER_ADDR");
-        return Err(Error::Environment { variable: lists[0], value: None, why });
+        return Err(WorldError::Environment { variable: lists[0], value: None, why }.into());
     };
     match node_list::first(list.trim()) {
         // A job of one host is not offered to the network.
         Ok((_, true)) => Ok("localhost".to_owned()),
         Ok((host, false)) => Ok(host),
-        Err(why) => Err(Error::Environment {
+        Err(why) => Err(WorldError::Environment {
             variable,
             value: Some(list.chars().take(200).collect()),
             why: format!("not a list of hosts: {why}; MASTER_ADDR can name the host of rank 0"),
-        }),
+        }
+        .into()),
     }
 }

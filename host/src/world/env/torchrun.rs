@@ -3,7 +3,7 @@
 
 use super::value::{Lookup, number, port, text, unset};
 use super::{MOST_RANKS, Place};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, WorldError};
 
 const TOGETHER: &str = "a launcher such as torchrun sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT together";
 
@@ -43,10 +43,12 @@ fn master_port(var: Lookup<'_>) -> Result<Option<u16>> {
     if !taken.is_some_and(|taken| taken.eq_ignore_ascii_case("true")) {
         return Ok(Some(master));
     }
-    let next = master.checked_add(1).ok_or_else(|| Error::Environment {
-        variable: "MASTER_PORT",
-        value: Some(master.to_string()),
-        why: "torchrun holds this port and there is none after it; set DEVCOMM_PORT".to_owned(),
+    let next = master.checked_add(1).ok_or_else(|| {
+        Error::World(WorldError::Environment {
+            variable: "MASTER_PORT",
+            value: Some(master.to_string()),
+            why: "torchrun holds this port and there is none after it; set DEVCOMM_PORT".to_owned(),
+        })
     })?;
     Ok(Some(next))
 }

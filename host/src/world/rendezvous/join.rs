@@ -12,7 +12,7 @@ use super::hub::{Hub, ThreadMember};
 use super::tcp::{ClientMember, RootMember};
 use super::wire::{Hello, MissingRanks, PROTOCOL, Peer};
 use super::{Member, Rendezvous, acceptor, visit};
-use crate::error::{Error, Result};
+use crate::error::{Error, NcclError, Result, WorldError};
 use crate::machine::Machine;
 use crate::world::env::Launched;
 
@@ -42,13 +42,13 @@ impl Meeting {
     }
 
     pub(super) fn error(&self, why: impl ToString) -> Error {
-        Error::Rendezvous { address: self.address(), why: why.to_string() }
+        Error::World(WorldError::Rendezvous { address: self.address(), why: why.to_string() })
     }
 
     pub(super) fn missing(&self, news: MissingRanks) -> Error {
         let MissingRanks { missing, waited_ms, notes } = news;
         let waited = Duration::from_millis(waited_ms);
-        Error::RanksMissing { missing, address: self.address(), waited, notes }
+        Error::World(WorldError::RanksMissing { missing, address: self.address(), waited, notes })
     }
 
     pub(super) fn hello(&self) -> Hello {
@@ -60,8 +60,8 @@ impl Meeting {
     ///
     /// # Errors
     ///
-    /// [`Error::RanksMissing`] after the deadline, [`Error::NcclVersionsDiffer`],
-    /// [`Error::Rendezvous`] when rank 0 does not let this rank in.
+    /// [`WorldError::RanksMissing`] after the deadline, [`NcclError::VersionsDiffer`],
+    /// [`WorldError::Rendezvous`] when rank 0 does not let this rank in.
     pub(crate) fn join(&self) -> Result<Rendezvous> {
         let (peers, member): (Vec<Peer>, Arc<dyn Member>) = match (self.rank, self.n_ranks) {
             (_, 1) => {
@@ -89,9 +89,10 @@ fn same_version(peers: &[Peer]) -> Result<()> {
     let Some(first) = peers.first() else { return Ok(()) };
     match peers.iter().position(|peer| peer.nccl != first.nccl) {
         None => Ok(()),
-        Some(other) => Err(Error::NcclVersionsDiffer {
+        Some(other) => Err(NcclError::VersionsDiffer {
             first: (0, first.version()),
             second: (other, peers[other].version()),
-        }),
+        }
+        .into()),
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::join::Meeting;
 use super::wire::{Kind, MAX_PAYLOAD, Peer, parse, receive, send_json};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, WorldError};
 
 /// How often a rank knocks.
 const RETRY: Duration = Duration::from_millis(50);
@@ -34,12 +34,13 @@ pub(super) fn join(meeting: &Meeting) -> Result<(Vec<Peer>, TcpStream)> {
         }
         if start.elapsed() + RETRY >= meeting.timeout {
             notes.push("or rank 0 waited, gave up and left before this rank came".to_owned());
-            return Err(Error::RanksMissing {
+            return Err(WorldError::RanksMissing {
                 missing: vec![0],
                 address: meeting.address(),
                 waited: start.elapsed(),
                 notes,
-            });
+            }
+            .into());
         }
         std::thread::sleep(RETRY);
     }

@@ -5,7 +5,8 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use devcomm::{
-    AbortCause, Error, KernelAbortHandle, LaunchRefusal, Rank, Simulation, StuckWait, WaitKind,
+    AbortCause, Error, KernelAbortHandle, LaunchError, LaunchRefusal, Rank, Simulation, StuckWait,
+    WaitKind,
 };
 use devcomm_device_tests::{Job, Setup, TestKernel, gpus, kernels, require_works};
 use devcomm_testing::machines::{Gpus, give_time};
@@ -85,7 +86,7 @@ fn end_once<K: TestKernel>(
     let took = begun.elapsed();
     rank.barrier()?;
     let text = ended.as_ref().err().map(ToString::to_string).unwrap_or_default();
-    let Err(Error::KernelAborted { rank: named, cause, stuck }) = ended else {
+    let Err(Error::Launch(LaunchError::KernelAborted { rank: named, cause, stuck })) = ended else {
         panic!("the kernel was not ended: {ended:?}");
     };
     assert_eq!(named, rank.rank());
@@ -105,8 +106,10 @@ fn end_once<K: TestKernel>(
     assert!(job.out()?.iter().all(|&step| step == 2));
     // The device communicator is of no use, and the context is.
     let refused = job.launch(kernel, setup, n);
-    let aborted =
-        matches!(refused, Err(Error::Launch { refusal: LaunchRefusal::Aborted { .. }, .. }));
+    let aborted = matches!(
+        refused,
+        Err(Error::Launch(LaunchError::Refused { refusal: LaunchRefusal::Aborted { .. }, .. }))
+    );
     assert!(aborted, "{refused:?}");
     Ok(())
 }

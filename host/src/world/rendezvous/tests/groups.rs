@@ -3,7 +3,7 @@
 use std::thread;
 
 use super::*;
-use crate::error::Error;
+use crate::error::{Error, WorldError};
 use crate::machine::Machine;
 use crate::world::run::run_threads;
 
@@ -138,7 +138,9 @@ fn a_rank_that_has_finished_is_missed_only_where_it_is_awaited() {
             1 => world.subset(&[0, 1])?.barrier(),
             _ => world.subset(&[0, 2])?.barrier(),
         };
-        let Err(Error::RankLost { rank, why }) = &error else { panic!("{error:?}") };
+        let Err(Error::World(WorldError::RankLost { rank, why })) = &error else {
+            panic!("{error:?}")
+        };
         assert!(*rank == 2 && why.contains("already finished"), "{why}");
         Ok(())
     });

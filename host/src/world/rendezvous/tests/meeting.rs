@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::super::join::Meeting;
 use super::super::wire::{Kind, send, send_json};
 use super::*;
-use crate::error::Error;
+use crate::error::{Error, NcclError, WorldError};
 
 #[test]
 fn a_late_rank_is_waited_for() {
@@ -30,7 +30,9 @@ fn a_rank_that_never_arrives_is_named_to_everyone_after_the_deadline() {
     meetings.remove(2);
     let start = Instant::now();
     for error in together(&meetings, |_, rendezvous| rendezvous.err().unwrap()) {
-        let Error::RanksMissing { missing, .. } = &error else { panic!("{error}") };
+        let Error::World(WorldError::RanksMissing { missing, .. }) = &error else {
+            panic!("{error}")
+        };
         assert_eq!(*missing, [2]);
         assert!(error.to_string().starts_with("rank 2 did not arrive at 127.0.0.1:"), "{error}");
     }
@@ -42,7 +44,9 @@ fn without_rank_0_the_others_name_it_and_why() {
     let mut meetings = meetings(2, Duration::from_millis(300));
     meetings.remove(0);
     let error = together(&meetings, |_, rendezvous| rendezvous.err().unwrap()).remove(0);
-    let Error::RanksMissing { missing, notes, .. } = &error else { panic!("{error}") };
+    let Error::World(WorldError::RanksMissing { missing, notes, .. }) = &error else {
+        panic!("{error}")
+    };
     assert_eq!(*missing, [0]);
     assert!(notes[0].to_lowercase().contains("refused"), "{notes:?}");
 }
@@ -63,7 +67,9 @@ fn rank_0s_verdict_is_everyones_however_long_ago_they_started() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     for error in errors {
-        let Error::RanksMissing { missing, waited, .. } = &error else { panic!("{error}") };
+        let Error::World(WorldError::RanksMissing { missing, waited, .. }) = &error else {
+            panic!("{error}")
+        };
         assert_eq!((missing.as_slice(), waited.as_secs()), (&[3][..], 9), "{error}");
     }
 }
@@ -99,7 +105,9 @@ fn a_rank_that_came_and_went_is_missing_and_the_note_says_so() {
         thread::sleep(Duration::from_millis(500));
         let error = meetings[2].join().err().unwrap();
         for error in [error, root.join().unwrap()] {
-            let Error::RanksMissing { missing, notes, .. } = &error else { panic!("{error}") };
+            let Error::World(WorldError::RanksMissing { missing, notes, .. }) = &error else {
+                panic!("{error}")
+            };
             assert_eq!(*missing, [1]);
             assert_eq!(*notes, ["rank 1 came and went away again"]);
         }
@@ -163,7 +171,7 @@ fn ranks_with_different_ncclss_all_learn_both_versions() {
     meetings[2].peer.nccl = 22809;
     for error in together(&meetings, |_, rendezvous| rendezvous.err().unwrap()) {
         let text = error.to_string();
-        assert!(matches!(error, Error::NcclVersionsDiffer { .. }), "{text}");
+        assert!(matches!(error, Error::Nccl(NcclError::VersionsDiffer { .. })), "{text}");
         assert!(text.contains("rank 0 loaded NCCL 2.32.3 but rank 2 loaded NCCL 2.28.9"), "{text}");
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::super::wire::{Hello, Kind, part_head, receive, send, send_json};
 use super::*;
-use crate::error::Error;
+use crate::error::{Error, WorldError};
 
 #[test]
 fn strangers_are_refused_with_a_reason_and_the_job_goes_on() {
@@ -82,9 +82,9 @@ fn a_refused_rank_gets_an_error_not_a_timeout() {
         short.timeout = Duration::from_millis(1500);
         let root = scope.spawn(move || short.join().err().unwrap());
         let error = meetings[1].join().err().unwrap();
-        assert!(matches!(error, Error::Rendezvous { .. }), "{error}");
+        assert!(matches!(error, Error::World(WorldError::Rendezvous { .. })), "{error}");
         assert!(error.to_string().contains("another job"), "{error}");
-        assert!(matches!(root.join().unwrap(), Error::RanksMissing { .. }));
+        assert!(matches!(root.join().unwrap(), Error::World(WorldError::RanksMissing { .. })));
     });
 }
 
@@ -115,11 +115,16 @@ fn something_else_in_rank_0s_place_is_not_taken_for_it() {
     let server =
         |mut stream: TcpStream| drop(stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n"));
     let error = in_place_of_rank_0(server);
-    let Error::RanksMissing { missing, notes, .. } = &error else { panic!("{error}") };
+    let Error::World(WorldError::RanksMissing { missing, notes, .. }) = &error else {
+        panic!("{error}")
+    };
     assert_eq!(*missing, [0]);
     assert!(notes.iter().any(|note| note.contains("not a rank of this program")), "{notes:?}");
     let silent = in_place_of_rank_0(drop);
-    assert!(matches!(&silent, Error::RanksMissing { missing, .. } if *missing == [0]), "{silent}");
+    assert!(
+        matches!(&silent, Error::World(WorldError::RanksMissing { missing, .. }) if *missing == [0]),
+        "{silent}"
+    );
     let rude = |mut stream: TcpStream| drop(send(&mut stream, Kind::Gathered, &[0; 9]));
     let error = in_place_of_rank_0(rude);
     assert!(error.to_string().contains("rank 0 answered with Gathered"), "{error}");
