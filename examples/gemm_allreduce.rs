@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use anyhow::{Result, ensure};
 use clap::{Parser, ValueEnum};
 use devcomm::kernels::GemmForm;
-use devcomm::{GemmAllReduce, GemmOutput, KERNELS, Rank, World};
+use devcomm::{GemmAllReduce, GemmOutput, Rank, World};
 use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::machines::run;
 use half::bf16;
@@ -70,20 +70,16 @@ fn main() -> ExitCode {
 
 fn multiply(rank: &Rank, options: &Options, problem: Problem) -> Result<()> {
     let (comm, me, n_ranks) = (rank.communicator()?, rank.rank(), rank.n_ranks());
-    let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+    let stream = rank.stream()?;
     let Problem { m, n, k, .. } = problem;
     let gemm = match options.form {
-        None => GemmAllReduce::new(rank, comm, &compiled, &stream, m, n),
-        Some(form) => {
-            let form = match form {
-                Form::Wgmma => GemmForm::Wgmma,
-                Form::Mma => GemmForm::Mma,
-            };
-            GemmAllReduce::with_form(rank, comm, &compiled, &stream, form, m, n)
-        }
-    }?;
+        None => GemmAllReduce::options(),
+        Some(Form::Wgmma) => GemmAllReduce::options().form(GemmForm::Wgmma),
+        Some(Form::Mma) => GemmAllReduce::options().form(GemmForm::Mma),
+    };
+    let gemm = gemm.build(comm, &stream, m, n)?;
     let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
-    let c = GemmOutput::new(rank, comm, m * n)?;
+    let c = GemmOutput::new(comm, m * n)?;
     a.copy_from_host(&problem.factor(Factor::A, me))?;
     b.copy_from_host(&problem.factor(Factor::B, me))?;
     // An element that nobody writes stays a NaN.

@@ -33,6 +33,8 @@ use crate::{cpp, slim, twins};
 const RUN_SH: &str = include_str!("pack_run.sh");
 /// The package of the benchmarks.
 const BENCH_PACKAGE: &str = "devcomm-bench";
+/// Whose build script compiles the shipped kernels.
+const OPS_PACKAGE: &str = "devcomm-ops";
 /// A file of every pack. Only a folder that has it, or is empty, is replaced.
 const MARKER: &str = ".made-by-cargo-xtask-pack";
 const MIB: u64 = 1 << 20;
@@ -205,7 +207,7 @@ fn copy_programs(project: &Project, to: &Path) -> Result<()> {
     let plugin = made.plugin.context("no program was built with the plugin of GinLoopback")?;
     copy_into(&plugin, &to.join("lib/libdevcomm_rma_loopback.so"))?;
     fs::write(to.join("lib/network.sh"), network_sh())?;
-    let kernels = made.kernels.context("the build script of the root package made no kernels")?;
+    let kernels = made.kernels.context("the build script of devcomm-ops made no kernels")?;
     copy_kinds(&kernels, &["ptx", "json", "cubin"], &to.join("kernels"))
 }
 
@@ -254,8 +256,11 @@ fn build(project: &Project, task: &str, select: &[&str], to: &Path, made: &mut M
                     made.plugin = artifact.filenames.iter().find(shared).map(PathBuf::from);
                 }
             }
-            Message::BuildScriptExecuted(script) if project.is_root(&script.package_id) => {
-                made.kernels = Some(script.out_dir.join("kernels").into());
+            Message::BuildScriptExecuted(script) => {
+                let package = project.package(&script.package_id);
+                if package.is_some_and(|package| package.name == OPS_PACKAGE) {
+                    made.kernels = Some(script.out_dir.join("kernels").into());
+                }
             }
             _ => {}
         }

@@ -6,8 +6,6 @@ use std::process::{Command, ExitStatus};
 use anyhow::{Context, Result};
 use cargo_metadata::{Metadata, MetadataCommand, Package, PackageId, TargetKind};
 
-/// The package at the root of the workspace.
-pub const ROOT_PACKAGE: &str = "devcomm";
 /// The package of the examples.
 pub const EXAMPLES_PACKAGE: &str = "devcomm-examples";
 
@@ -66,18 +64,9 @@ impl Project {
         self.0.target_directory.clone().into()
     }
 
-    /// Whether this is the root package.
-    pub fn is_root(&self, id: &PackageId) -> bool {
-        self.root_package().is_some_and(|package| package.id == *id)
-    }
-
     /// The package of this id.
     pub fn package(&self, id: &PackageId) -> Option<&Package> {
         self.0.packages.iter().find(|package| package.id == *id)
-    }
-
-    fn root_package(&self) -> Option<&Package> {
-        self.0.packages.iter().find(|package| package.name == ROOT_PACKAGE)
     }
 }
 

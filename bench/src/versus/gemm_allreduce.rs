@@ -3,9 +3,7 @@
 
 use anyhow::{Result, ensure};
 use clap::Args;
-use devcomm::{
-    Buffer, DeviceSlice, GemmAllReduce as Gemm, GemmOutput, KERNELS, ReduceOp, SymmetricBuffer,
-};
+use devcomm::{Buffer, DeviceSlice, GemmAllReduce as Gemm, GemmOutput, ReduceOp, SymmetricBuffer};
 use devcomm_testing::gemm::{Factor, Problem};
 use half::bf16;
 
@@ -56,10 +54,6 @@ impl Benchmark for GemmAllReduce {
         let harness = job.harness;
         harness.comm.require_single_lsa_team()?;
         let library = load_cublaslt(job)?;
-        let compiled = match job.choice.has(Variant::Rust) {
-            true => Some(harness.rank.load(&KERNELS)?),
-            false => None,
-        };
         job.begin()?;
         let defaults: [&[usize]; 3] =
             harness.here([&[512, 4096], &[4096], &[1024, 4096]], [&[1, 130], &[7, 264], &[72]]);
@@ -82,10 +76,10 @@ impl Benchmark for GemmAllReduce {
                 _ => None,
             };
             let sum = sum.as_ref();
-            let c = GemmOutput::new(harness.rank, harness.comm, m * n)?;
+            let c = GemmOutput::new(harness.comm, m * n)?;
             let mut contenders = Vec::new();
-            if let Some(compiled) = &compiled {
-                let gemm = Gemm::new(harness.rank, harness.comm, compiled, &harness.stream, m, n)?;
+            if job.choice.has(Variant::Rust) {
+                let gemm = Gemm::new(harness.comm, &harness.stream, m, n)?;
                 contenders.push(fused(&matrices, gemm, &c, sum));
             }
             if let Some(plan) = &product {
@@ -243,7 +237,7 @@ impl Outcome for Product<'_> {
 /// One kernel.
 fn fused<'a>(
     matrices: &'a Matrices<'a>,
-    gemm: Gemm<'a>,
+    gemm: Gemm,
     c: &'a GemmOutput,
     sum: Option<&'a Sum>,
 ) -> Contender<'a> {

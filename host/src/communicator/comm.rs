@@ -6,10 +6,11 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytemuck::Pod;
 use devcomm_sys::nccl::CommProperties;
 
 use super::handle::{Handle, Status};
-use super::peers::Peers;
+use super::peers::{Peers, all_gather};
 use super::{Library, Properties};
 use crate::device::Context;
 use crate::device::issuer::{Issuer, Owner, Resource};
@@ -211,6 +212,21 @@ impl Communicator {
         match &self.inner.peers {
             Some(peers) => peers.all_gather(&[]).map(drop),
             None => Err(Error::invalid("a communicator made without a world has no barrier")),
+        }
+    }
+
+    /// Gives `values`, in the host's memory, to every rank and gets what each gave, in order of
+    /// ranks; their number may differ, their type may not. The GPUs have no part in it.
+    /// *Collective*.
+    ///
+    /// # Errors
+    ///
+    /// As [`barrier`](Self::barrier); [`Error::InvalidInput`] when all ranks together give more
+    /// than 64 MiB, or a rank gives what are no values of this type.
+    pub fn host_all_gather<T: Pod>(&self, values: &[T]) -> Result<Vec<Vec<T>>> {
+        match &self.inner.peers {
+            Some(peers) => all_gather(&**peers, values),
+            None => Err(Error::invalid("a communicator made without a world exchanges nothing")),
         }
     }
 }

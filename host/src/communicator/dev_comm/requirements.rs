@@ -31,10 +31,6 @@ macro_rules! requirements {
         impl DevCommRequirements {
             /// Nothing beyond the ranks' addresses.
             #[must_use]
-            #[expect(
-                clippy::new_without_default,
-                reason = "what is required is stated, not defaulted"
-            )]
             pub const fn new() -> Self {
                 Self { $( $name: $default, )* $( $other: $other_default, )* }
             }
@@ -48,6 +44,12 @@ macro_rules! requirements {
                     self
                 }
             )*
+        }
+
+        impl Default for DevCommRequirements {
+            fn default() -> Self {
+                Self::new()
+            }
         }
     };
 }
