@@ -67,11 +67,11 @@
 //! * what a rank makes stays on the rank's thread (nothing of it is `Send` but [`AbortHandle`] and
 //!   [`KernelAbortHandle`]), where its CUDA context is current, as NCCL asks;
 //! * memory, windows, device communicators, graphs and modules are freed only when this rank's
-//!   streams are idle. If they cannot come to rest, because a rank is lost or a deadline was
+//!   streams are idle. If they cannot become idle, because a rank is lost or a deadline was
 //!   missed, these things are left to the end of the process;
 //! * every wait looks at the health of the job, so that a dead rank is an error and not a hang; and
-//!   whatever ends a communicator early has its kernels leave first, so that they do not wait for
-//!   ever for a rank that is gone.
+//!   whatever ends a communicator early asks its kernels to exit first, so that they do not wait
+//!   for ever for a rank that is gone.
 //!
 //! Unsafe code that talks to NCCL and the driver is in the private module `sys`.
 

@@ -66,7 +66,7 @@ pub(super) fn start_abort(handle: &Arc<Handle>) -> Option<Result<Task<()>>> {
     if handle.status() >= Status::Destroyed {
         return None;
     }
-    let comm = handle.seize()?;
+    let comm = handle.take_for_abort()?;
     let aborted = Arc::clone(handle);
     let work = move || {
         // SAFETY: taken out of the slot, nobody else begins a call with it; that one may be going
@@ -88,7 +88,7 @@ fn abort(handle: &Arc<Handle>) -> Result<()> {
 }
 
 /// Aborts what nobody needs any more.
-pub(super) fn abort_aside(handle: &Arc<Handle>) {
+pub(super) fn abort_in_background(handle: &Arc<Handle>) {
     if let Err(error) = abort(handle) {
         tracing::warn!("the communicator of rank {} was not aborted: {error}", handle.rank());
     }
@@ -120,6 +120,6 @@ impl Issuer for Handle {
     }
 
     fn abort(self: Arc<Self>) {
-        abort_aside(&self);
+        abort_in_background(&self);
     }
 }

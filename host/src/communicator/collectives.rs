@@ -121,8 +121,8 @@ collectives! {
         on.enqueue_configured(of, stream, calls::broadcast)
     }
 
-    /// Every rank's `recv` gets all ranks' `send`, one after the other: it is as many times as
-    /// long. In place, `send` is this rank's part of `recv`.
+    /// Every rank's `recv` gets all ranks' `send`, in order of ranks: its length is that of `send`
+    /// times the number of ranks. In place, `send` is this rank's part of `recv`.
     #[nccl("ncclAllGather", "ncclAllGatherConfig")]
     fn all_gather<S: Buffer, R: SameElement<S>>(send: &S, recv: &R, stream: &Stream) |of| {
         let (send, recv) = (send.device_slice(), recv.device_slice());
@@ -131,8 +131,8 @@ collectives! {
         on.enqueue_configured(of, stream, calls::all_gather)
     }
 
-    /// Every rank's `recv` gets its part of the combination of all ranks' `send`, which is as many
-    /// times as long. In place, `recv` is this rank's part of `send`.
+    /// Every rank's `recv` gets its part of the reduction of all ranks' `send`, whose length is
+    /// that of `recv` times the number of ranks. In place, `recv` is this rank's part of `send`.
     #[nccl("ncclReduceScatter", "ncclReduceScatterConfig")]
     fn reduce_scatter<S: Buffer, R: SameElement<S>, O: ReduceOperator<S::Element>>(
         send: &S, recv: &R, op: O, stream: &Stream,
@@ -156,9 +156,9 @@ collectives! {
         on.sends(&send)?.receives(&recv)?.enqueue_configured(of, stream, calls::all_to_all)
     }
 
-    /// `root`'s `recv` gets all ranks' `send`, one after the other: it is as many times as long.
-    /// The other ranks' `recv` is not used and may be `None`. In place, `root`'s `send` is its part
-    /// of `recv`.
+    /// `root`'s `recv` gets all ranks' `send`, in order of ranks: its length is that of `send`
+    /// times the number of ranks. The other ranks' `recv` is not used and may be `None`. In place,
+    /// `root`'s `send` is its part of `recv`.
     #[nccl("ncclGather", "ncclGatherConfig")]
     fn gather<S: Buffer>(
         send: &S, recv: Option<DeviceSlice<S::Element>>, root: usize, stream: &Stream,
@@ -173,9 +173,9 @@ collectives! {
         on.enqueue_configured(of, stream, calls::gather)
     }
 
-    /// Every rank's `recv` gets its part of `root`'s `send`, which is as many times as long. The
-    /// other ranks' `send` is not used and may be `None`. In place, `root`'s `recv` is its part of
-    /// `send`.
+    /// Every rank's `recv` gets its part of `root`'s `send`, whose length is that of `recv` times
+    /// the number of ranks. The other ranks' `send` is not used and may be `None`. In place,
+    /// `root`'s `recv` is its part of `send`.
     #[nccl("ncclScatter", "ncclScatterConfig")]
     fn scatter<R: Buffer>(
         send: Option<DeviceSlice<R::Element>>, recv: &R, root: usize, stream: &Stream,
@@ -195,7 +195,7 @@ fn same_length(operation: &str, send: usize, recv: usize) -> Result<()> {
     if send == recv {
         return Ok(());
     }
-    Err(Error::invalid(format!("{operation} from {send} elements to {recv}: both must be as many")))
+    Err(Error::invalid(format!("lengths must match: {operation} from {send} elements to {recv}")))
 }
 
 fn needed<T>(operation: &str, what: &str, buffer: Option<T>) -> Result<T> {
@@ -216,7 +216,7 @@ impl<'a> Configured<'a> {
         )))
     }
 
-    /// An operation on as many elements as `slice` has, of their type.
+    /// An operation on the elements of `slice`.
     fn operation<T>(&self, slice: &DeviceSlice<T>) -> Operation<'a> {
         Operation::new(self.communicator, slice.len(), slice.data_type())
     }

@@ -132,9 +132,9 @@ impl Communicator {
     #[doc(alias = "ncclCommCuDevice")]
     pub fn identity(&self) -> Result<(i32, i32, i32)> {
         Ok((
-            self.ask(Out::new(0), calls::comm_rank)?,
-            self.ask(Out::new(0), calls::comm_count)?,
-            self.ask(Out::new(0), calls::comm_device)?,
+            self.query(Out::new(0), calls::comm_rank)?,
+            self.query(Out::new(0), calls::comm_count)?,
+            self.query(Out::new(0), calls::comm_device)?,
         ))
     }
 
@@ -147,7 +147,7 @@ impl Communicator {
     #[doc(alias = "ncclCommQueryProperties")]
     pub fn properties(&self) -> Result<Properties> {
         self.bind()?;
-        self.ask(Out::new(CommProperties::new()), calls::properties).map(Properties::from)
+        self.query(Out::new(CommProperties::new()), calls::properties).map(Properties::from)
     }
 
     /// One number on the memory that NCCL holds for this communicator on this GPU: bytes, or 0 and

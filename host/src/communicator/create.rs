@@ -58,7 +58,7 @@ impl Place<'_> {
         let resources = RefCell::default();
         let handle = Arc::new(handle);
         if end != End::Foreign {
-            context.health().guard(Arc::downgrade(&handle) as _);
+            context.health().abort_on_loss(Arc::downgrade(&handle) as _);
         }
         let inner = Inner { handle, end, rank, n_ranks, context, library, peers, resources };
         Communicator { inner: Rc::new(inner) }
@@ -304,7 +304,7 @@ impl Communicator {
     #[doc(alias = "ncclCommGetUniqueId")]
     pub fn unique_id(&self) -> Result<UniqueId> {
         self.bind()?;
-        self.ask(Out::new(RawUniqueId([0; 128])), calls::unique_id).map(UniqueId)
+        self.query(Out::new(RawUniqueId([0; 128])), calls::unique_id).map(UniqueId)
     }
 
     /// Makes a communicator of these ranks and new ones, `n_ranks` in all. *Collective*, together

@@ -1,8 +1,8 @@
-//! The end of a communicator: together with the other ranks, or without asking them.
+//! The end of a communicator: collective, or by this rank alone.
 
 use std::sync::Arc;
 
-use super::abort::{abort_aside, start_abort, wait_for_abort};
+use super::abort::{abort_in_background, start_abort, wait_for_abort};
 use super::comm::{Communicator, End, Inner};
 use super::handle::Status;
 use super::watched::watched;
@@ -26,7 +26,7 @@ impl Communicator {
     pub fn finalize(&self) -> Result<()> {
         refuse_inside("the end of a communicator")?;
         self.require_live()?;
-        self.context().settle()?;
+        self.context().synchronize_streams()?;
         self.close_resources();
         let entered = self.inner.handle.enter(&[Status::Live])?;
         self.watch(&entered, calls::comm_finalize(entered.comm()))?;
@@ -56,15 +56,15 @@ impl Communicator {
             self.close_resources();
             return Ok(());
         }
-        self.context().settle()?;
+        self.context().synchronize_streams()?;
         self.inner.resume_to_end()?;
         self.close_resources();
         self.inner.end()
     }
 
-    /// Ends the communicator without asking the other ranks. Kernels of its device communicators
-    /// leave what they wait for, and NCCL's operations that are running are stopped. Then what was
-    /// made from the communicator is closed. Idempotent.
+    /// Ends the communicator without the other ranks. Kernels of its device communicators that wait
+    /// for other ranks exit, and NCCL's running operations are stopped. Then what was made from the
+    /// communicator is closed. Idempotent.
     ///
     /// NCCL: `ncclCommAbort`.
     ///
@@ -114,7 +114,7 @@ impl Communicator {
     #[doc(alias = "ncclCommSuspend")]
     pub fn suspend(&self) -> Result<()> {
         const MEMORY: i32 = 1;
-        self.context().settle()?;
+        self.context().synchronize_streams()?;
         let entered = self.inner.handle.enter(&[Status::Live])?;
         self.watch(&entered, calls::comm_suspend(entered.comm(), MEMORY))?;
         self.inner.handle.set_status(Status::Suspended);
@@ -147,7 +147,7 @@ impl Inner {
         }
         if self.context.health().is_lost() {
             // To finalize is to wait for the other ranks, one of which is gone.
-            abort_aside(&self.handle);
+            abort_in_background(&self.handle);
             return Ok(());
         }
         self.resume_to_end()?;
@@ -156,7 +156,7 @@ impl Inner {
             && self.end == End::Together
             && let Err(error) = self.finalize_quietly()
         {
-            abort_aside(&self.handle);
+            abort_in_background(&self.handle);
             return Err(error);
         }
         let Some(entered) = self.handle.enter_last() else { return Ok(()) };
@@ -182,7 +182,7 @@ impl Inner {
         drop(entered);
         match resumed {
             Ok(()) => self.handle.set_status(Status::Live),
-            Err(_) => abort_aside(&self.handle),
+            Err(_) => abort_in_background(&self.handle),
         }
         resumed
     }
@@ -203,9 +203,9 @@ impl Drop for Inner {
             return self.handle.set_status(Status::Destroyed);
         }
         let lost = self.context.health().is_lost();
-        // A GPU that does not come to rest would block the end as well; but NCCL's own kernels an
+        // A GPU that does not become idle would block the end as well; but NCCL's own kernels an
         // abort can stop.
-        if !lost && !self.context.is_settled("the communicator") {
+        if !lost && !self.context.can_free("the communicator") {
             return;
         }
         let _ = self.context.cuda().bind();

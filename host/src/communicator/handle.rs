@@ -18,7 +18,7 @@ use crate::sys::nccl::calls;
 
 /// How long an abort from another thread waits for a call that is just being made. One that blocks
 /// is what it is to end.
-const ABORT_PATIENCE: Duration = Duration::from_millis(200);
+const ABORT_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// What a communicator can still be used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -145,8 +145,8 @@ impl Handle {
         self.status() == Status::Aborted
     }
 
-    /// Has the kernels of a device communicator leave when the communicator is aborted or a rank is
-    /// lost.
+    /// Asks the kernels of a device communicator to exit when the communicator is aborted or a rank
+    /// is lost.
     pub(crate) fn watch(&self, flag: &Arc<AbortFlag>) {
         self.health.watch(flag);
         self.flags.add(flag);
@@ -155,16 +155,16 @@ impl Handle {
         }
     }
 
-    /// Marks the communicator aborted, has its kernels leave, and takes it out of everybody's
-    /// reach, even from under a call that blocks.
-    pub(crate) fn seize(&self) -> Option<CommPtr> {
+    /// Marks the communicator aborted, asks its kernels to exit, and takes it away from all users,
+    /// even during a call that blocks.
+    pub(crate) fn take_for_abort(&self) -> Option<CommPtr> {
         self.status.store(Status::Aborted as u8, Ordering::Release);
         // NCCL waits for the GPU when it aborts.
         self.flags.raise(AbortCause::CommunicatorAborted);
         // Short calls are let pass.
         let _ = self
             .machine()
-            .poll(Wakes::Anything, Some(ABORT_PATIENCE), || Ok(self.busy.try_lock().is_some()));
+            .poll(Wakes::Anything, Some(ABORT_TIMEOUT), || Ok(self.busy.try_lock().is_some()));
         self.slot.take()
     }
 

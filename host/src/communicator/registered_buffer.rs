@@ -161,7 +161,7 @@ impl Drop for Inner {
             return;
         }
         let suspended = self.communicator.refuse_suspended().is_err();
-        if suspended || !self.communicator.context().is_settled("a registered buffer") {
+        if suspended || !self.communicator.context().can_free("a registered buffer") {
             std::mem::forget(self.memory.take());
             return;
         }

@@ -17,8 +17,8 @@ use crate::sys::nccl::query::Allocation;
 /// still writes this memory is for a barrier to wait for.
 ///
 /// When the last clone is dropped, and every [`Window`](crate::Window), [`DeviceSlice`] and
-/// [`Graph`](crate::Graph) of it, it waits for this rank's streams and frees the memory. If they do
-/// not come to rest within 10 s, or cannot (a rank is lost, a deadline was missed), the memory
+/// [`Graph`](crate::Graph) of it, it waits for this rank's streams and frees the memory. If they
+/// are not idle within 10 s, or cannot be (a rank is lost, a deadline was missed), the memory
 /// stays allocated until the process ends.
 ///
 /// NCCL: `ncclMemAlloc`, `ncclMemFree`.
@@ -162,7 +162,7 @@ impl<T: Element> Clone for SymmetricBuffer<T> {
 impl Drop for Memory {
     fn drop(&mut self) {
         let Some(allocation) = self.allocation.take() else { return };
-        if self.context.health().is_lost() || !self.context.is_settled("device memory") {
+        if self.context.health().is_lost() || !self.context.can_free("device memory") {
             return;
         }
         let _ = self.context.cuda().bind();

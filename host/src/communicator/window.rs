@@ -491,7 +491,7 @@ impl Drop for Inner {
             return;
         }
         let suspended = self.communicator.refuse_suspended().is_err();
-        if suspended || !self.communicator.context().is_settled("a window") {
+        if suspended || !self.communicator.context().can_free("a window") {
             return self.leak();
         }
         if let Err(error) = self.close() {

@@ -3,11 +3,11 @@
 //! A kernel that waits for a rank that never comes keeps its GPU busy. So every wait of
 //! `nccl_device` looks at a flag now and then, which the host raises: each device communicator has
 //! one, in memory that the GPU reaches. A kernel whose wait sees it notes what it waited for, and
-//! leaves. Nothing can be done with that device communicator afterwards but to close it, for its
+//! exits. Nothing can be done with that device communicator afterwards but to close it, for its
 //! barriers may stand anywhere.
 //!
 //! The memory goes back to the rank's context when the device communicator is closed, which is when
-//! the streams are at rest, and is used again. It is freed with the context: freeing such memory
+//! the streams are idle, and is used again. It is freed with the context: freeing such memory
 //! may wait for every GPU.
 
 use std::fmt;
@@ -62,7 +62,7 @@ impl AbortFlag {
         self.device_flag
     }
 
-    /// Has the kernels leave. The first cause is the one that is told.
+    /// Asks the kernels to exit. The first cause is the one that is reported.
     pub(crate) fn raise(&self, cause: AbortCause) {
         let _ = self.cause.set(cause);
         if let State::Open(block) = &*self.state() {
@@ -75,7 +75,7 @@ impl AbortFlag {
         self.cause.get().copied()
     }
 
-    /// What the kernels waited for that have left so far.
+    /// What the kernels that have exited so far waited for.
     pub(crate) fn stuck(&self) -> Vec<StuckWait> {
         match &*self.state() {
             State::Open(block) => waits(&block.records()),

@@ -1,4 +1,4 @@
-//! A rank's GPU: its context, what it can do, and when it has come to rest.
+//! A rank's GPU: its context, its limits, and whether its streams are idle.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -19,10 +19,10 @@ use crate::machine::{Machine, Wakes};
 use crate::sys::cuda::abort_block::SharedBlock;
 use crate::sys::cuda::{self, DeviceAttribute, PrimaryContext};
 
-/// How long destructors wait for the GPU before they leave things to the end of the process.
-const DROP_PATIENCE: Duration = Duration::from_secs(10);
-/// How long the news of a lost rank may take to come after the error that it caused.
-const HEAR: Duration = Duration::from_millis(200);
+/// How long destructors wait for the GPU before they leak what it may still use.
+const DROP_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long after an error the news of the lost rank that caused it may arrive.
+const LOST_RANK_DELAY: Duration = Duration::from_millis(200);
 
 /// A GPU as one rank uses it: the device's primary context, bound to the rank's thread.
 ///
@@ -39,7 +39,7 @@ pub(crate) struct ContextInner {
     pub(crate) limits: DeviceLimits,
     pub(crate) health: Arc<Health>,
     ordinal: usize,
-    streams: RefCell<Vec<Weak<dyn Queue>>>,
+    streams: RefCell<Vec<Weak<dyn ContextStream>>>,
     /// Set when work on the GPU will not end, or has failed for good: nothing may wait for it
     /// again.
     stuck: Cell<bool>,
@@ -55,17 +55,17 @@ pub(crate) struct ContextInner {
     abort_blocks: RefCell<Vec<SharedBlock>>,
 }
 
-/// A stream, as its context knows it.
-pub(super) trait Queue {
+/// A stream, as its context sees it.
+pub(super) trait ContextStream {
     /// Waits until all work is done, and fails when an operation was cut short.
     fn wait(&self) -> Result<()>;
 
     /// Waits until the GPU has nothing left to do for this stream, however its work ended.
-    fn rest(&self, limit: Duration) -> Result<()>;
+    fn drain(&self, limit: Duration) -> Result<()>;
 
     /// Fails when an operation in the stream has failed or was cut short, or the network that its
     /// kernels use has failed.
-    fn ask(&self) -> Result<()>;
+    fn check_async_errors(&self) -> Result<()>;
 
     /// The device communicators of kernels that may not have ended.
     fn running(&self) -> Vec<Arc<AbortFlag>>;
@@ -139,7 +139,7 @@ impl Context {
     }
 
     /// Takes note of a stream: freeing memory waits for it.
-    pub(super) fn register_stream(&self, stream: &Rc<dyn Queue>) {
+    pub(super) fn register_stream(&self, stream: &Rc<dyn ContextStream>) {
         let mut streams = self.inner.streams.borrow_mut();
         streams.retain(|stream| stream.strong_count() > 0);
         streams.push(Rc::downgrade(stream));
@@ -254,17 +254,17 @@ impl Context {
 
     /// Fails when an operation or the network of a kernel has failed in a stream that may not be
     /// idle.
-    pub(crate) fn ask(&self) -> Result<()> {
-        self.streams().iter().try_for_each(|stream| stream.ask())
+    pub(crate) fn check_async_errors(&self) -> Result<()> {
+        self.streams().iter().try_for_each(|stream| stream.check_async_errors())
     }
 
-    /// What NCCL reports may be the death of another rank, of which the job hears a moment later:
+    /// An error of NCCL's may be caused by a lost rank, of which the news arrives a moment later:
     /// then that is the error.
-    pub(crate) fn blame(&self, error: Error) -> Error {
+    pub(crate) fn prefer_lost_rank(&self, error: Error) -> Error {
         if !matches!(error, Error::Nccl(NcclError::Failed { .. })) {
             return error;
         }
-        match self.poll(Some(HEAR), || Ok(false)) {
+        match self.poll(Some(LOST_RANK_DELAY), || Ok(false)) {
             Err(lost @ Error::World(WorldError::RankLost { .. })) => lost,
             _ => error,
         }
@@ -285,12 +285,12 @@ impl Context {
         Ok(flag)
     }
 
-    /// The device communicator is gone, and the streams are at rest.
+    /// The device communicator is gone, and the streams are idle.
     pub(crate) fn close_abort_flag(&self, flag: &AbortFlag) {
         self.inner.abort_blocks.borrow_mut().extend(flag.detach());
     }
 
-    /// Notes that the GPU will not come to rest any more.
+    /// Notes that the GPU will not become idle any more.
     pub(crate) fn mark_stuck(&self) {
         self.inner.stuck.set(true);
     }
@@ -305,24 +305,24 @@ impl Context {
     ///
     /// A rank is lost while work is left, an operation failed or was cut short, or the GPU failed
     /// or missed a deadline before.
-    pub(crate) fn settle(&self) -> Result<()> {
+    pub(crate) fn synchronize_streams(&self) -> Result<()> {
         self.each_stream("the GPU's streams are waited for", |stream| stream.wait())
     }
 
     /// Waits, not for ever, until all streams of this context are idle, however their work ended:
     /// what they used can be freed then.
     pub(crate) fn drain(&self) -> Result<()> {
-        let limit = self.patience();
+        let limit = self.drop_timeout();
         let (machine, start) = (self.machine(), self.machine().now());
         self.each_stream("the GPU's streams are waited for", |stream| {
-            stream.rest(limit.saturating_sub(machine.since(start)))
+            stream.drain(limit.saturating_sub(machine.since(start)))
         })
     }
 
     fn each_stream(
         &self,
         what: &'static str,
-        wait: impl Fn(&dyn Queue) -> Result<()>,
+        wait: impl Fn(&dyn ContextStream) -> Result<()>,
     ) -> Result<()> {
         self.refuse_capturing(what)?;
         if self.is_stuck() {
@@ -331,20 +331,20 @@ impl Context {
         self.streams().iter().try_for_each(|stream| wait(&**stream))
     }
 
-    fn streams(&self) -> Vec<Rc<dyn Queue>> {
+    fn streams(&self) -> Vec<Rc<dyn ContextStream>> {
         self.inner.streams.borrow().iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Whether all streams of this context are idle right now.
-    pub(crate) fn is_at_rest(&self) -> bool {
-        let look = |stream: &dyn Queue| stream.rest(Duration::ZERO);
+    pub(crate) fn is_idle_now(&self) -> bool {
+        let look = |stream: &dyn ContextStream| stream.drain(Duration::ZERO);
         self.each_stream("the GPU's streams are asked", look).is_ok()
     }
 
     /// Whether what the GPU may use can be freed: every stream is idle. Asked by destructors; when
     /// it says no, the memory is left to the end of the process, for freeing it would wait or pull
     /// it from under a kernel.
-    pub(crate) fn is_settled(&self, what: &str) -> bool {
+    pub(crate) fn can_free(&self, what: &str) -> bool {
         if self.is_capturing() {
             // Not to be waited for, which says nothing about the GPU.
             tracing::warn!("{what} is left allocated: it was dropped while a stream was captured");
@@ -363,9 +363,9 @@ impl Context {
     /// How long a destructor waits. A function that returns early because of an error drops what it
     /// made while its kernel may wait for ranks that wait for this one: the error must get out all
     /// the same.
-    pub(crate) fn patience(&self) -> Duration {
+    pub(crate) fn drop_timeout(&self) -> Duration {
         let hurry = self.inner.impatient.get() || std::thread::panicking();
-        if hurry { Duration::ZERO } else { DROP_PATIENCE }
+        if hurry { Duration::ZERO } else { DROP_TIMEOUT }
     }
 }
 

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::rc::Rc;
 
 use super::context::Context;
-use super::stream::ASK;
+use super::stream::ASYNC_ERROR_INTERVAL;
 use crate::error::Result;
 use crate::sys::cuda::stream::EventHandle;
 
@@ -77,9 +77,9 @@ impl Event {
         let mut asked = machine.now();
         context.poll(None, || {
             let reached = self.is_reached()?;
-            if !reached && machine.is_due(asked, ASK) {
+            if !reached && machine.is_due(asked, ASYNC_ERROR_INTERVAL) {
                 asked = machine.now();
-                context.ask().map_err(|error| context.blame(error))?;
+                context.check_async_errors().map_err(|error| context.prefer_lost_rank(error))?;
             }
             Ok(reached)
         })

@@ -211,7 +211,7 @@ impl Drop for Inner {
         if self.exec.borrow().is_none() {
             return;
         }
-        if self.context.is_settled("a graph") {
+        if self.context.can_free("a graph") {
             let _ = self.context.cuda().bind();
         } else {
             std::mem::forget(self.exec.take());

@@ -131,7 +131,7 @@ impl<T: Element> DeviceSlice<T> {
     /// Waits for this rank's streams. The default stream, which they do not wait for: what is done
     /// in it now is to be over before anybody goes on.
     fn settled(&self) -> Result<StreamHandle> {
-        self.context.settle()?;
+        self.context.synchronize_streams()?;
         self.context.cuda().bind()?;
         Ok(self.context.cuda().default_stream())
     }

@@ -8,18 +8,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::abort::{self, AbortFlag};
-use super::context::{Context, Queue};
+use super::context::{Context, ContextStream};
 use super::event::Event;
 use super::issuer::{Issuer, Owner};
 use crate::error::{AbortCause, Error, NcclError, Result, StateError, WorldError};
 use crate::machine::Wakes;
 use crate::sys::cuda::stream::StreamHandle;
 
-/// How often a wait asks NCCL whether an operation has failed.
-pub(super) const ASK: Duration = Duration::from_millis(20);
-/// How long kernels may take to leave once they were told to: far more than the few thousand polls
-/// between two looks.
-const LEAVE: Duration = Duration::from_secs(1);
+/// How often a wait asks NCCL for asynchronous errors.
+pub(super) const ASYNC_ERROR_INTERVAL: Duration = Duration::from_millis(20);
+/// How long kernels may take to exit once their abort flag is set: far more than the few thousand
+/// polls between two looks at it.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Work in order on one GPU. Clones are the same stream. Dropping the last one waits for its work.
 #[derive(Clone)]
@@ -137,7 +137,7 @@ impl Stream {
     /// # Errors
     ///
     /// Also [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted) with what the kernels
-    /// waited for: their device communicators are of no use any more, and the rest is.
+    /// waited for: their device communicators are of no use any more; everything else is.
     /// [`StateError::DeadlinePassed`] when there are none, or they have not ended a second later.
     /// The GPU is then taken to be stuck: what it may still use is not freed before the process
     /// ends.
@@ -265,16 +265,16 @@ impl StreamInner {
                 return Ok(false);
             }
             let idle = self.is_idle()?;
-            if !idle && machine.is_due(asked, ASK) {
+            if !idle && machine.is_due(asked, ASYNC_ERROR_INTERVAL) {
                 asked = machine.now();
-                self.ask()?;
+                self.check_async_errors()?;
             }
             Ok(idle)
         });
         match result {
             Ok(()) => self.finished(),
             Err(lost @ Error::World(WorldError::RankLost { .. })) => {
-                self.linger();
+                self.wait_for_exit();
                 Err(lost)
             }
             Err(
@@ -283,21 +283,21 @@ impl StreamInner {
             ) => {
                 // It is told once.
                 self.pending.borrow_mut().clear();
-                self.linger();
-                Err(self.context.blame(error))
+                self.wait_for_exit();
+                Err(self.context.prefer_lost_rank(error))
             }
             Err(error) => Err(error),
         }
     }
 
-    /// A rank is lost or a communicator has failed, and the kernels were told to leave: gives them
-    /// the time to, and tells what they waited for.
-    fn linger(&self) {
+    /// A rank is lost or a communicator has failed, and the kernels were asked to exit: waits until
+    /// they have, and logs what they waited for.
+    fn wait_for_exit(&self) {
         let running = self.running.take();
         if running.is_empty() {
             return;
         }
-        let _ = self.context.machine().poll(self.wakes(), Some(LEAVE), || self.is_idle());
+        let _ = self.context.machine().poll(self.wakes(), Some(EXIT_TIMEOUT), || self.is_idle());
         if let Some(error) = abort::error(&running) {
             tracing::warn!("{error}");
         }
@@ -318,7 +318,7 @@ impl StreamInner {
             if ended.len() == known {
                 continue;
             }
-            match self.wait_within(Some(LEAVE)) {
+            match self.wait_within(Some(EXIT_TIMEOUT)) {
                 Err(Error::State(StateError::DeadlinePassed { .. })) => {}
                 // What it waited for were other streams' kernels.
                 Ok(()) => return abort::error(&ended).map_or(Ok(()), Err),
@@ -378,22 +378,22 @@ impl StreamInner {
     }
 }
 
-impl Queue for StreamInner {
+impl ContextStream for StreamInner {
     fn wait(&self) -> Result<()> {
         self.wait_within(None)
     }
 
-    fn rest(&self, limit: Duration) -> Result<()> {
+    fn drain(&self, limit: Duration) -> Result<()> {
         // One that has failed does nothing any more.
         self.poll(Some(limit), || Ok(self.is_done().unwrap_or(true) && self.is_idle()?))
     }
 
-    fn ask(&self) -> Result<()> {
+    fn check_async_errors(&self) -> Result<()> {
         let pending = self.pending.borrow().clone();
         pending.iter().try_for_each(|issuer| poll(issuer).map(drop))?;
         for issuer in self.running().iter().filter_map(|flag| flag.communicator()) {
             match poll(&issuer) {
-                // It was aborted meanwhile: its kernels leave, and who waits for them is told so.
+                // It was aborted meanwhile: its kernels exit, and a wait for them says so.
                 Err(Error::State(StateError::CommunicatorEnded { .. })) => {}
                 polled => drop(polled?),
             }
@@ -419,7 +419,7 @@ impl Drop for StreamInner {
         }
         // Memory is freed once the streams that are known are idle; this one is about to be
         // unknown.
-        if self.rest(self.context.patience()).is_err() {
+        if self.drain(self.context.drop_timeout()).is_err() {
             self.context.mark_stuck();
         }
     }

@@ -50,7 +50,7 @@ impl WorldBuilder {
     /// As [`World::from_env`]; [`WorldError::GinLoopbackNotFound`],
     /// [`WorldError::EnvironmentInUse`], [`WorldError::Environment`].
     pub fn from_env(self) -> Result<World> {
-        let (machine, launched) = (self.settle()?, launched(&|name| std::env::var_os(name))?);
+        let (machine, launched) = (self.machine()?, launched(&|name| std::env::var_os(name))?);
         match launched {
             None => World::of_threads(machine, None),
             Some(launched) if machine.is_simulated() => Err(no_processes(launched.variable)),
@@ -64,7 +64,7 @@ impl WorldBuilder {
     ///
     /// As [`World::threads`], and as [`from_env`](Self::from_env) for the settings.
     pub fn threads(self, n: usize) -> Result<World> {
-        World::of_threads(self.settle()?, Some(n))
+        World::of_threads(self.machine()?, Some(n))
     }
 
     /// As [`World::spawn_local`]; the processes inherit the settings.
@@ -73,14 +73,14 @@ impl WorldBuilder {
     ///
     /// As [`World::spawn_local`], and as [`from_env`](Self::from_env) for the settings.
     pub fn spawn_local(self, n: usize) -> Result<()> {
-        if self.settle()?.is_simulated() {
+        if self.machine()?.is_simulated() {
             return Err(no_processes("World::spawn_local"));
         }
         World::start_processes(n)
     }
 
     /// The machine, with its settings made.
-    fn settle(&self) -> Result<Machine> {
+    fn machine(&self) -> Result<Machine> {
         #[cfg(feature = "simulator")]
         if let Some(simulation) = &self.simulation {
             return Machine::simulate(simulation, self.lsa_team_size());

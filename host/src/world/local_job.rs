@@ -162,7 +162,7 @@ impl Ranks {
         root.env(LISTENER, listener.as_raw_fd().to_string());
         let root = spawn_with_listener(root, &listener).map_err(|error| failed(0, error))?;
         ranks.running.push(Some(root));
-        // Now it is rank 0's alone, and whoever knocks is turned away when rank 0 is gone.
+        // Now it is rank 0's alone, and connections are refused when rank 0 is gone.
         drop(listener);
         for rank in 1..job.n_ranks {
             let child =

@@ -16,7 +16,7 @@ use self::env::{Launched, launched};
 pub use self::gin_loopback::GinLoopback;
 pub use self::local_job::LocalJob;
 pub use self::rank::Rank;
-use self::rendezvous::{Meeting, Peer, host_name};
+use self::rendezvous::{Peer, RendezvousConfig, host_name};
 use self::run::{run_rank, run_threads};
 use crate::communicator::Library;
 use crate::device::gpus_of;
@@ -51,7 +51,7 @@ enum Form {
     /// Every rank is a thread, on the GPU of its number.
     Threads(usize),
     /// This process is one rank.
-    Process { meeting: Meeting, local_rank: usize, device: usize },
+    Process { config: RendezvousConfig, local_rank: usize, device: usize },
 }
 
 impl World {
@@ -132,8 +132,8 @@ impl World {
         let library = Library::open_on(&machine, None, DEV_COMM_VERSION)?;
         let peer = Peer { host: host_name(), nccl: library.version().code() };
         let local_rank = launched.local_rank;
-        let meeting = Meeting::new(launched, peer);
-        Ok(Self { machine, library, form: Form::Process { meeting, local_rank, device } })
+        let config = RendezvousConfig::new(launched, peer);
+        Ok(Self { machine, library, form: Form::Process { config, local_rank, device } })
     }
 
     /// `n` ranks as threads, or one a GPU.
@@ -190,7 +190,7 @@ impl World {
     pub fn n_ranks(&self) -> usize {
         match &self.form {
             Form::Threads(n) => *n,
-            Form::Process { meeting, .. } => meeting.n_ranks,
+            Form::Process { config, .. } => config.n_ranks,
         }
     }
 
@@ -250,8 +250,8 @@ impl World {
         E: From<Error> + Display + Send,
     {
         match &self.form {
-            Form::Process { meeting, local_rank, device } => {
-                let rendezvous = meeting.join()?;
+            Form::Process { config, local_rank, device } => {
+                let rendezvous = config.join()?;
                 let library = self.library.clone();
                 let make = || Rank::new(rendezvous.clone(), library, *local_rank, *device);
                 run_rank(&rendezvous, make, &f).map(|result| vec![result])

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ScopedJoinHandle;
 
-use super::rendezvous::{Hub, Rendezvous, ThreadMember, host_name};
+use super::rendezvous::{Hub, Rendezvous, ThreadTransport, host_name};
 use crate::error::{Error, Result, WorldError};
 use crate::machine::{Machine, message};
 
@@ -29,7 +29,7 @@ where
     let mut results: Vec<Result<T, E>> = std::thread::scope(|scope| {
         let start = |rank| {
             let ticket = machine.ticket(&format!("rank {rank}"));
-            let member = Arc::new(ThreadMember::new(Arc::clone(&hub), rank));
+            let member = Arc::new(ThreadTransport::new(Arc::clone(&hub), rank));
             let rendezvous = Rendezvous::new(rank, hosts.clone(), member);
             let f = &f;
             let name = format!("devcomm-rank-{rank}");
@@ -45,7 +45,7 @@ where
             .map(|rank| {
                 start(rank).map_err(|error| {
                     let why = error.to_string();
-                    hub.lose(rank, &why);
+                    hub.mark_lost(rank, &why);
                     Error::World(WorldError::SpawnFailed { rank, why })
                 })
             })

@@ -42,8 +42,8 @@ use crate::sys::nccl::calls;
 /// Made by [`Communicator::create_dev_comm`]. A launch takes `&DevCommResource` where the kernel
 /// has a `DevComm`.
 ///
-/// [`abort`](Self::abort) has kernels leave that wait for another rank in vain. So does the abort
-/// of the communicator, the loss of a rank, and a deadline
+/// [`abort`](Self::abort) asks kernels that wait for another rank to exit. So do the abort of the
+/// communicator, the loss of a rank, and a deadline
 /// ([`Stream::synchronize_within`](crate::Stream::synchronize_within)).
 ///
 /// [`close`](Self::close) frees the resources after waiting for this rank's streams; so does the
@@ -186,10 +186,10 @@ impl DevCommResource {
         self.inner.dev_comm().is_ok() && self.inner.flag.cause().is_none()
     }
 
-    /// Has the kernels that use it, and wait for another rank, leave. Who waits for their stream
-    /// gets [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted) with what they waited
-    /// for, and launches with the device communicator are refused from now on: its barriers may
-    /// stand anywhere. Other device communicators go on. Idempotent.
+    /// Asks the kernels that use it, and wait for another rank, to exit. A wait for their stream
+    /// fails with [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted) with what they
+    /// waited for, and launches with the device communicator are refused from now on: its barriers
+    /// may stand anywhere. Other device communicators go on. Idempotent.
     ///
     /// A kernel sees it in the waits of `nccl_device`; one that polls memory by other means, or
     /// computes, goes on.
@@ -203,8 +203,8 @@ impl DevCommResource {
         KernelAbortHandle::new(&self.inner.flag)
     }
 
-    /// What the kernels waited for that have left after an abort: a thread of each block, by block;
-    /// of grids of more than 1024 blocks not each one. Empty if none did.
+    /// What the kernels that an abort ended waited for: a thread of each block, by block; of grids
+    /// of more than 1024 blocks not each one. Empty if none did.
     #[must_use]
     pub fn stuck(&self) -> Vec<StuckWait> {
         self.inner.flag.stuck()
@@ -260,7 +260,7 @@ impl Resource for Inner {
         let context = self.communicator.context();
         if self.dev_comm().is_err() {
             // It is not there, or has gone with the communicator.
-            if !self.closed.replace(true) && context.is_at_rest() {
+            if !self.closed.replace(true) && context.is_idle_now() {
                 context.close_abort_flag(&self.flag);
             }
             return Ok(());
@@ -295,7 +295,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let context = self.communicator.context();
         let lost = context.health().is_lost();
-        if self.closed.get() || lost || !context.is_settled("a device communicator") {
+        if self.closed.get() || lost || !context.can_free("a device communicator") {
             return;
         }
         if let Err(error) = self.close() {

@@ -287,7 +287,7 @@ impl Kernels {
 impl Drop for Kernels {
     fn drop(&mut self) {
         self.entries.clear();
-        if self.modules.is_empty() || !self.context.is_settled("a kernel module") {
+        if self.modules.is_empty() || !self.context.can_free("a kernel module") {
             return;
         }
         let _ = self.context.cuda().bind();

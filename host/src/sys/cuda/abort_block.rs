@@ -52,7 +52,7 @@ impl SharedBlock {
         self.device
     }
 
-    /// Tells the kernels to leave.
+    /// Asks the kernels to exit.
     pub(crate) fn raise(&self) {
         // SAFETY: the block is allocated as long as `self`; the GPU only reads the flag, and the
         // host writes it as an atomic.

@@ -35,12 +35,13 @@ pub(crate) struct Launched {
     pub port: u16,
     pub job: String,
     pub timeout: Duration,
-    /// A file descriptor at which rank 0 is called already.
+    /// The file descriptor of a socket that listens at `port` already; rank 0's alone.
     pub listener: Option<i32>,
 }
 
-/// What one launcher says. Its errors about where to meet count only when nothing else says it.
-struct Place {
+/// What the variables of one launcher say. Its errors about the address of rank 0 count only when
+/// no other variable gives that.
+struct LauncherVars {
     variable: &'static str,
     rank: usize,
     n_ranks: usize,
@@ -55,10 +56,10 @@ struct Place {
 pub(crate) const LISTENER: &str = "DEVCOMM_LISTENER";
 
 const DEFAULT_JOB: &str = "devcomm";
-const LONGEST_JOB: usize = 1024;
+const MAX_JOB_ID: usize = 1024;
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
-/// More ranks than any machine has, so that a mistyped WORLD_SIZE does not take all memory.
-const MOST_RANKS: usize = 1 << 20;
+/// More ranks than any cluster has, so that a mistyped WORLD_SIZE does not take all memory.
+const MAX_RANKS: usize = 1 << 20;
 /// Ports that follow from a job's id: above those of services, below those that the system hands
 /// out to clients (from 32768).
 const PORTS: std::ops::Range<u16> = 20_001..32_768;
@@ -69,26 +70,26 @@ const PORTS: std::ops::Range<u16> = 20_001..32_768;
 ///
 /// [`WorldError::Environment`] names a variable that is missing or makes no sense.
 pub(crate) fn launched(var: Lookup<'_>) -> Result<Option<Launched>> {
-    let Some(place) = place(var)? else { return Ok(None) };
-    let Place { variable, rank, n_ranks, local_rank, .. } = place;
+    let Some(vars) = read(var)? else { return Ok(None) };
+    let LauncherVars { variable, rank, n_ranks, local_rank, .. } = vars;
     let alone = n_ranks == 1;
     let job = match text(var, "DEVCOMM_JOB_ID")? {
         Some(job) => job,
-        None => place.job.unwrap_or_else(|| DEFAULT_JOB.to_owned()),
+        None => vars.job.unwrap_or_else(|| DEFAULT_JOB.to_owned()),
     };
-    if job.len() > LONGEST_JOB {
-        let why = format!("the job id has {} bytes, at most {LONGEST_JOB} are allowed", job.len());
+    if job.len() > MAX_JOB_ID {
+        let why = format!("the job id has {} bytes, at most {MAX_JOB_ID} are allowed", job.len());
         return Err(WorldError::Environment { variable: "DEVCOMM_JOB_ID", value: None, why }.into());
     }
     let host = match text(var, "MASTER_ADDR")? {
         Some(host) => host,
         None if alone => "localhost".to_owned(),
-        None => place.host?,
+        None => vars.host?,
     };
     let port = match port(var, "DEVCOMM_PORT")? {
         Some(port) => port,
         None if alone => PORTS.start,
-        None => place.port?.unwrap_or_else(|| port_of(&job)),
+        None => vars.port?.unwrap_or_else(|| port_of(&job)),
     };
     let listener = match text(var, LISTENER)? {
         Some(listener) if rank == 0 => Some(number(LISTENER, listener, 3, 1 << 30)? as i32),
@@ -98,19 +99,19 @@ pub(crate) fn launched(var: Lookup<'_>) -> Result<Option<Launched>> {
     Ok(Some(Launched { variable, rank, n_ranks, local_rank, host, port, job, timeout, listener }))
 }
 
-fn place(var: Lookup<'_>) -> Result<Option<Place>> {
-    if let Some(place) = torchrun::place(var)? {
-        return Ok(Some(place));
+fn read(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
+    if let Some(vars) = torchrun::read(var)? {
+        return Ok(Some(vars));
     }
     for names in [&mpi::OPEN_MPI, &mpi::MVAPICH2] {
-        if let Some(place) = mpi::place(var, names)? {
-            return Ok(Some(place));
+        if let Some(vars) = mpi::read(var, names)? {
+            return Ok(Some(vars));
         }
     }
-    if let Some(place) = mpi::pmi(var)? {
-        return Ok(Some(place));
+    if let Some(vars) = mpi::pmi(var)? {
+        return Ok(Some(vars));
     }
-    slurm::place(var)
+    slurm::read(var)
 }
 
 /// The same port in every rank of a job, and most likely another one for another job. (FNV-1a.)

@@ -5,7 +5,7 @@
 //! host.
 
 use super::value::{Lookup, first, number, port, text, unset};
-use super::{MOST_RANKS, Place, slurm};
+use super::{LauncherVars, MAX_RANKS, slurm};
 use crate::error::{Result, WorldError};
 
 /// What one launcher calls its variables; where there are several names, the first that is set
@@ -51,14 +51,14 @@ pub(super) const PMI: Names = Names {
 const BATCH_JOB: &[&str] = &["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"];
 
 /// What this launcher's variables say, if its rank or size is set.
-pub(super) fn place(var: Lookup<'_>, names: &Names) -> Result<Option<Place>> {
+pub(super) fn read(var: Lookup<'_>, names: &Names) -> Result<Option<LauncherVars>> {
     let (rank, n_ranks) = match (text(var, names.rank)?, text(var, names.n_ranks)?) {
         (None, None) => return Ok(None),
         (Some(rank), Some(n_ranks)) => (rank, n_ranks),
         (None, Some(_)) => return Err(unset(names.rank, names.n_ranks, names.together)),
         (Some(_), None) => return Err(unset(names.n_ranks, names.rank, names.together)),
     };
-    let n_ranks = number(names.n_ranks, n_ranks, 1, MOST_RANKS)?;
+    let n_ranks = number(names.n_ranks, n_ranks, 1, MAX_RANKS)?;
     let rank = number(names.rank, rank, 0, n_ranks - 1)?;
     let n_local = match first(var, names.n_local)? {
         Some((variable, n_local)) => Some(number(variable, n_local, 1, n_ranks)?),
@@ -87,20 +87,20 @@ pub(super) fn place(var: Lookup<'_>, names: &Names) -> Result<Option<Place>> {
     let job = first(var, names.job)?.or(first(var, BATCH_JOB)?);
     let job = job.map(|(variable, job)| format!("{variable}={job}"));
     let (variable, port) = (names.rank, port(var, "MASTER_PORT"));
-    Ok(Some(Place { variable, rank, n_ranks, local_rank, host, port, job }))
+    Ok(Some(LauncherVars { variable, rank, n_ranks, local_rank, host, port, job }))
 }
 
-/// As [`place`] of [`PMI`], but srun's plugins for MPI set those variables too: it is then Slurm
+/// As [`read`] of [`PMI`], but srun's plugins for MPI set those variables too: it is then Slurm
 /// that says who is where.
-pub(super) fn pmi(var: Lookup<'_>) -> Result<Option<Place>> {
-    let Some((_, rank)) = first(var, &[PMI.rank])? else { return place(var, &PMI) };
+pub(super) fn pmi(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
+    let Some((_, rank)) = first(var, &[PMI.rank])? else { return read(var, &PMI) };
     let n_ranks = text(var, PMI.n_ranks)?;
-    match slurm::place(var) {
+    match slurm::read(var) {
         Ok(Some(step))
             if rank == step.rank.to_string() && n_ranks == Some(step.n_ranks.to_string()) =>
         {
             Ok(Some(step))
         }
-        _ => place(var, &PMI),
+        _ => read(var, &PMI),
     }
 }

@@ -6,7 +6,7 @@
 //! numbers of their own. `srun --pty` with one task is an interactive shell as well.
 
 use super::value::{Lookup, first, number, port, text, unset};
-use super::{MOST_RANKS, Place, node_list};
+use super::{LauncherVars, MAX_RANKS, node_list};
 use crate::error::{Result, WorldError};
 
 const TOGETHER: &str =
@@ -17,7 +17,7 @@ const TOGETHER: &str =
 const LAST_NORMAL_STEP: usize = 0xffff_fff0;
 
 /// What Slurm says, if this process is a task of a step.
-pub(super) fn place(var: Lookup<'_>) -> Result<Option<Place>> {
+pub(super) fn read(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
     let Some((variable, step)) = first(var, &["SLURM_STEP_ID", "SLURM_STEPID"])? else {
         return Ok(None);
     };
@@ -28,7 +28,7 @@ pub(super) fn place(var: Lookup<'_>) -> Result<Option<Place>> {
     let Some((n_variable, n_ranks)) = first(var, &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"])? else {
         return Err(unset("SLURM_STEP_NUM_TASKS", variable, TOGETHER));
     };
-    let n_ranks = number(n_variable, n_ranks, 1, MOST_RANKS)?;
+    let n_ranks = number(n_variable, n_ranks, 1, MAX_RANKS)?;
     if n_ranks == 1 && text(var, "SLURM_PTY_PORT")?.is_some() {
         return Ok(None);
     }
@@ -39,7 +39,7 @@ pub(super) fn place(var: Lookup<'_>) -> Result<Option<Place>> {
     let (rank, local_rank) = (own("SLURM_PROCID")?, own("SLURM_LOCALID")?);
     let job = first(var, &["SLURM_JOB_ID", "SLURM_JOBID"])?;
     let job = job.map_or_else(String::new, |(_, job)| job);
-    Ok(Some(Place {
+    Ok(Some(LauncherVars {
         variable,
         rank,
         n_ranks,

@@ -32,7 +32,7 @@ const LOST: i32 = 100;
 const SOCKET: &str = "DEVCOMM_TEST_SOCKET";
 
 /// A rank: exchanges until somebody is lost.
-fn exchange_for_ever(meeting: &Meeting) -> Result<()> {
+fn exchange_for_ever(meeting: &RendezvousConfig) -> Result<()> {
     let world = meeting.join()?;
     let (own, n) = (world.rank(), world.n_ranks());
     // Pairs, and one that is alone if the number is odd.
@@ -49,7 +49,7 @@ fn exchange_for_ever(meeting: &Meeting) -> Result<()> {
 }
 
 /// Ends this process with what became of it.
-fn be_rank(meeting: &Meeting) -> ! {
+fn be_rank(meeting: &RendezvousConfig) -> ! {
     let code = match exchange_for_ever(meeting) {
         Err(Error::World(WorldError::RankLost { rank, .. })) => LOST + rank as i32,
         Err(Error::World(WorldError::RanksMissing { .. })) => MISSING,

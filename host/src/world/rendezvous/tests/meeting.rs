@@ -4,7 +4,7 @@ use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::super::join::Meeting;
+use super::super::join::RendezvousConfig;
 use super::super::wire::{Kind, send, send_json};
 use super::*;
 use crate::error::{Error, NcclError, WorldError};
@@ -12,8 +12,8 @@ use crate::error::{Error, NcclError, WorldError};
 #[test]
 fn a_late_rank_is_waited_for() {
     let meetings = meetings(3, AMPLE);
-    let late = |meeting: &Meeting| {
-        // Rank 0 late is the harder case: the others knock at a closed acceptor.
+    let late = |meeting: &RendezvousConfig| {
+        // Rank 0 late is the harder case: the others find a closed port.
         thread::sleep(Duration::from_millis(if meeting.rank == 0 { 400 } else { 0 }));
         meeting.join()?.barrier()
     };
@@ -58,7 +58,7 @@ fn rank_0s_verdict_is_everyones_however_long_ago_they_started() {
     meetings[0].timeout = Duration::from_secs(9);
     let start_after = [1, 0, 8].map(Duration::from_secs);
     let errors: Vec<Error> = thread::scope(|scope| {
-        let run = |(meeting, after): (&Meeting, Duration)| {
+        let run = |(meeting, after): (&RendezvousConfig, Duration)| {
             thread::sleep(after);
             meeting.join().err().unwrap()
         };
@@ -97,7 +97,7 @@ fn a_rank_that_came_and_went_is_missing_and_the_note_says_so() {
     let meetings = meetings(3, Duration::from_secs(3));
     thread::scope(|scope| {
         let root = scope.spawn(|| meetings[0].join().err().unwrap());
-        let mut stream = knock(&meetings[0]);
+        let mut stream = try_join(&meetings[0]);
         send_json(&mut stream, Kind::Hello, &hello(1, 3)).unwrap();
         assert_eq!(receive(&mut stream, 4096).unwrap().0, Kind::Waiting);
         drop(stream);
@@ -115,7 +115,7 @@ fn a_rank_that_came_and_went_is_missing_and_the_note_says_so() {
 }
 
 /// Two ranks that meet at a socket which listens before rank 0 starts.
-fn at_a_socket() -> (Vec<Meeting>, TcpListener) {
+fn at_a_socket() -> (Vec<RendezvousConfig>, TcpListener) {
     let mut meetings = meetings(2, AMPLE);
     let socket = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = socket.local_addr().unwrap().port();
@@ -129,7 +129,7 @@ fn a_rank_whose_connection_broke_may_come_again_and_nobody_is_welcomed_before() 
     let (meetings, _socket) = at_a_socket();
     // Rank 1 is gone before rank 0 starts, which finds its greeting at the socket and thereby
     // everyone there.
-    send_json(&mut knock(&meetings[0]), Kind::Hello, &hello(1, 2)).unwrap();
+    send_json(&mut try_join(&meetings[0]), Kind::Hello, &hello(1, 2)).unwrap();
     thread::sleep(Duration::from_millis(300));
     thread::scope(|scope| {
         let root = scope.spawn(|| meetings[0].join()?.barrier());

@@ -1,12 +1,12 @@
 //! What a rendezvous promises, over real connections of this machine and between real processes.
 
 mod exchange;
-mod groups;
 mod kills;
 mod loss;
 mod meeting;
 mod processes;
 mod strangers;
+mod subsets;
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, Socket, Type};
 
 use super::Rendezvous;
-use super::join::Meeting;
+use super::join::RendezvousConfig;
 use super::wire::{Hello, Kind, PROTOCOL, Peer, receive, send_json};
 use crate::error::Result;
 
@@ -42,9 +42,9 @@ fn free_port() -> u16 {
 }
 
 /// Meetings of `n` ranks at a port of their own.
-fn meetings(n: usize, timeout: Duration) -> Vec<Meeting> {
+fn meetings(n: usize, timeout: Duration) -> Vec<RendezvousConfig> {
     let port = free_port();
-    let meeting = |rank| Meeting {
+    let meeting = |rank| RendezvousConfig {
         host: "127.0.0.1".into(),
         port,
         job: "test".into(),
@@ -59,12 +59,12 @@ fn meetings(n: usize, timeout: Duration) -> Vec<Meeting> {
 
 /// Runs `f` for every meeting at the same time.
 fn together<T: Send>(
-    meetings: &[Meeting],
-    f: impl Fn(&Meeting, Result<Rendezvous>) -> T + Sync,
+    meetings: &[RendezvousConfig],
+    f: impl Fn(&RendezvousConfig, Result<Rendezvous>) -> T + Sync,
 ) -> Vec<T> {
     thread::scope(|scope| {
         let f = &f;
-        let start = |meeting| scope.spawn(move || f(meeting, Meeting::join(meeting)));
+        let start = |meeting| scope.spawn(move || f(meeting, RendezvousConfig::join(meeting)));
         let threads: Vec<_> = meetings.iter().map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
@@ -72,7 +72,7 @@ fn together<T: Send>(
 
 /// A connection to rank 0 as a program that is no rank makes it; rank 0 may still be about to
 /// listen.
-fn knock(meeting: &Meeting) -> TcpStream {
+fn try_join(meeting: &RendezvousConfig) -> TcpStream {
     let start = Instant::now();
     loop {
         match TcpStream::connect((meeting.host.as_str(), meeting.port)) {
@@ -83,8 +83,8 @@ fn knock(meeting: &Meeting) -> TcpStream {
     }
 }
 
-fn introduce(meeting: &Meeting, hello: &Hello) -> (Kind, String) {
-    let mut stream = knock(meeting);
+fn introduce(meeting: &RendezvousConfig, hello: &Hello) -> (Kind, String) {
+    let mut stream = try_join(meeting);
     send_json(&mut stream, Kind::Hello, hello).unwrap();
     let (kind, payload) = next_news(&mut stream);
     (kind, String::from_utf8(payload).unwrap())
