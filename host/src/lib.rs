@@ -71,9 +71,9 @@
 //!   missed, these things are left to the end of the process;
 //! * every wait looks at the health of the job, so that a dead rank is an error and not a hang; and
 //!   whatever ends a communicator early asks its kernels to exit first, so that they do not wait
-//!   for ever for a rank that is gone.
+//!   for ever for a lost rank.
 //!
-//! Unsafe code that talks to NCCL and the driver is in the private module `sys`.
+//! Unsafe code that calls NCCL and the driver is in the private module `sys`.
 
 // From the bottom up: a layer uses those before it, and none after it (`tests/layers.rs`).
 mod communicator;

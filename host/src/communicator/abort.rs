@@ -1,4 +1,4 @@
-//! Aborts, from any thread.
+//! Aborting a communicator, from any thread.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,7 +61,7 @@ impl AbortHandle {
     }
 }
 
-/// Begins an abort on a thread of its own, unless somebody else has ended the communicator.
+/// Begins an abort on a thread of its own, unless the communicator was ended already.
 pub(super) fn start_abort(handle: &Arc<Handle>) -> Option<Result<Task<()>>> {
     if handle.status() >= Status::Destroyed {
         return None;
@@ -87,7 +87,7 @@ fn abort(handle: &Arc<Handle>) -> Result<()> {
     start_abort(handle).map_or(Ok(()), |aborting| wait_for_abort(&aborting?))
 }
 
-/// Aborts what nobody needs any more.
+/// Aborts a communicator that is not used any more.
 pub(super) fn abort_in_background(handle: &Arc<Handle>) {
     if let Err(error) = abort(handle) {
         tracing::warn!("the communicator of rank {} was not aborted: {error}", handle.rank());

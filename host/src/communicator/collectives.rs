@@ -314,7 +314,7 @@ impl Communicator {
     }
 }
 
-/// An operation as it is put together.
+/// An operation under construction.
 pub(crate) struct Operation<'a> {
     communicator: &'a Communicator,
     data_type: DataType,

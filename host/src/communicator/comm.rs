@@ -1,4 +1,4 @@
-//! A communicator: what it is, and what it says of itself.
+//! The communicator: its identity, its properties, its state.
 
 use std::cell::RefCell;
 use std::ffi::c_void;

@@ -179,9 +179,9 @@ impl Communicator {
     ///
     /// # Safety
     ///
-    /// `raw` is a live `ncclComm_t` of this very library, of the context's GPU; nobody else uses it
-    /// while calls are made here, and it stays alive as long as this communicator and what is made
-    /// from it.
+    /// `raw` is a live `ncclComm_t` of this very library, of the context's GPU; nothing else uses
+    /// it while calls are made here, and it stays alive as long as this communicator and what is
+    /// made from it.
     ///
     /// # Errors
     ///
@@ -292,7 +292,7 @@ impl Communicator {
     }
 
     /// The id with which new ranks join by [`join_grown`](Self::join_grown). One rank calls this,
-    /// hands the id to the new ranks, and passes it to [`grow`](Self::grow). An id is good for one
+    /// hands the id to the new ranks, and passes it to [`grow`](Self::grow). An id is valid for one
     /// growth.
     ///
     /// NCCL: `ncclCommGetUniqueId`.

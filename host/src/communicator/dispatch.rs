@@ -140,8 +140,7 @@ impl Communicator {
         entered.make(call(entered.comm()))
     }
 
-    /// Makes a call that closes something, which a communicator that is good for nothing else
-    /// allows too.
+    /// Makes a call that closes something, which a revoked communicator allows too.
     pub(super) fn release(&self, call: impl FnOnce(CommPtr) -> Call) -> Result<()> {
         let entered = self.inner.handle.enter(&[Status::Live, Status::Revoked])?;
         entered.make(call(entered.comm()))

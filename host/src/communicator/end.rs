@@ -146,7 +146,7 @@ impl Inner {
             return Ok(());
         }
         if self.context.health().is_lost() {
-            // To finalize is to wait for the other ranks, one of which is gone.
+            // Finalizing waits for the other ranks, one of which is lost.
             abort_in_background(&self.handle);
             return Ok(());
         }

@@ -79,7 +79,7 @@ pub struct Estimate {
 /// operations.
 ///
 /// Inside, operations return before they are made: a [`Window`](crate::Window) registered in the
-/// group is good for use when the group has ended. What cannot be deferred, such as making
+/// group can be used once the group has ended. What cannot be deferred, such as making
 /// communicators, fails with [`StateError::InGroup`].
 ///
 /// ```no_run

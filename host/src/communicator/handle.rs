@@ -27,9 +27,9 @@ pub(crate) enum Status {
     Live,
     /// Its memory is released until it is resumed.
     Suspended,
-    /// Stopped; good for a split, a shrink and its end.
+    /// Stopped: it can be split, shrunk and ended.
     Revoked,
-    /// Quiet on all ranks; good for its end.
+    /// Finalized on all ranks: it can be ended.
     Finalized,
     Destroyed,
     Aborted,
@@ -115,7 +115,7 @@ impl Handle {
         });
     }
 
-    /// Why it is of no use: a lost rank, or its state.
+    /// Why it cannot be used: a lost rank, or its state.
     pub(crate) fn ended(&self) -> Error {
         let state = Error::State(StateError::CommunicatorEnded {
             rank: self.rank,
@@ -134,7 +134,7 @@ impl Handle {
         Ok(Entered { handle: self, comm, _busy: busy })
     }
 
-    /// As [`enter`](Self::enter), to end the communicator: nobody else gets it afterwards.
+    /// As [`enter`](Self::enter), to end the communicator: nothing enters it afterwards.
     pub(crate) fn enter_last(&self) -> Option<Entered<'_>> {
         let busy = self.busy.lock();
         self.slot.take().map(|comm| Entered { handle: self, comm, _busy: busy })
@@ -205,7 +205,7 @@ impl Entered<'_> {
         self.verdict(nccl.check(operation, code, Some(self.handle.rank)))
     }
 
-    /// An error that an abort from elsewhere has brought about is told as such.
+    /// An error that an abort by another thread has caused is reported as that.
     pub(crate) fn verdict<T>(&self, result: Result<T>) -> Result<T> {
         if self.handle.is_aborted() { Err(self.handle.ended()) } else { result }
     }

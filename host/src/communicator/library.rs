@@ -14,7 +14,7 @@ use crate::machine::Machine;
 use crate::sys::banner::build_of;
 use crate::sys::nccl::{DEV_COMM_VERSION, Nccl};
 
-/// The oldest NCCL that is good for anything here: host collectives and window registration.
+/// The oldest NCCL that can be used at all: it has host collectives and window registration.
 pub const OLDEST_VERSION: NcclVersion = NcclVersion { major: 2, minor: 28, patch: 0 };
 
 /// Fewer bytes of key NCCL refuses.

@@ -18,7 +18,7 @@ use devcomm_sys::nccl::RawWaitSignal;
 /// context unless its [`CommConfig`](crate::CommConfig) asks for more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Signal {
-    /// The rank that is told.
+    /// The rank that is signalled.
     pub peer: usize,
     /// Index of the signal, below `num_rma_sig` of the configuration.
     pub index: u32,

@@ -6,11 +6,11 @@ use std::ffi::CString;
 use super::Library;
 use crate::error::Result;
 
-/// A read-only map of the parameters that the library tells of, by the names of their environment
+/// A read-only map of the parameters that the library reports, by the names of their environment
 /// variables. What it holds is asked of NCCL at each call.
 ///
-/// NCCL 2.32.3 tells of a few that concern its log, `NCCL_DEBUG` for one; of most `NCCL_*`
-/// variables it tells nothing.
+/// NCCL 2.32.3 reports a few that concern its log, `NCCL_DEBUG` for one, and no other `NCCL_*`
+/// variables.
 ///
 /// ```no_run
 /// # fn main() -> devcomm_host::Result<()> {
@@ -34,8 +34,8 @@ pub struct Params {
 }
 
 impl Params {
-    /// The value as text, empty if it is not set; `None` for a parameter that NCCL tells nothing
-    /// of.
+    /// The value as text, empty if it is not set; `None` for a parameter that NCCL does not
+    /// report.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The other ranks of a communicator, as they are reached beside NCCL.
+//! Exchanges between the ranks of a communicator that do not go through NCCL.
 
 use std::rc::Rc;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What a communicator can do.
+//! The properties of a communicator: what it and its machine can do.
 
 use devcomm_types::{GinConnectionType, GinType, Team};
 
@@ -43,7 +43,7 @@ pub struct Properties {
     /// where the network has no even pattern and takes no custom stride. NCCL: `ginMinStride`,
     /// which is then `INT_MAX`.
     pub gin_min_stride: Option<u32>,
-    /// What the network connects at most: every rank, the rails, or nobody. NCCL:
+    /// What the network connects at most: every rank, the rails, or none. NCCL:
     /// `ginConnectionType`.
     pub gin_connection_type: GinConnectionType,
     /// Bytes of the `ncclDevComm` that this library writes for device code of its own version.

@@ -1,4 +1,4 @@
-//! Buffers that NCCL knows, so that its collectives need not copy them.
+//! Registered buffers: memory that NCCL's collectives use without a copy.
 
 use std::any::Any;
 use std::cell::Cell;

@@ -30,7 +30,7 @@ pub struct SymmetricBuffer<T: Element> {
     element: PhantomData<T>,
 }
 
-/// An allocation that is freed when nobody needs it.
+/// An allocation that is freed with its last user.
 struct Memory {
     /// `None` only while dropping.
     allocation: Option<Allocation>,

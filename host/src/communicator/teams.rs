@@ -1,4 +1,4 @@
-//! Groups of ranks, as NCCL forms them.
+//! Teams: the sets of ranks that NCCL's device API addresses.
 
 use devcomm_types::nccl::Team;
 

@@ -1,4 +1,4 @@
-//! Calls that may never return.
+//! Calls that may never return, made so that the rank does not hang.
 //!
 //! Making and ending communicators and what belongs to them takes every rank, and NCCL waits for a
 //! dead one for ever. Such a call is made on a thread of its own, while this one watches the health

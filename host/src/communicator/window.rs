@@ -43,7 +43,7 @@ bitflags::bitflags! {
 /// `&Window<T>` where the kernel has a `Window<T>`.
 ///
 /// [`close`](Self::close) ends the registration; so does the end of the communicator, and dropping.
-/// The memory is freed when nobody else needs it. Both are local: that the kernels of *other* ranks
+/// The memory is freed when nothing else uses it. Both are local: that the kernels of *other* ranks
 /// have finished with this window is for a barrier at their end to ensure.
 ///
 /// NCCL: `ncclCommWindowRegister`, `ncclCommWindowDeregister`.
@@ -101,7 +101,7 @@ impl Communicator {
 
     /// Registers memory as a window. *Collective*; the ranks' memory may differ in length, the
     /// flags may not. Inside a [`group`](crate::group()) several windows are registered together,
-    /// and are good for use when the group has ended.
+    /// and can be used once the group has ended.
     ///
     /// One buffer can be registered with several communicators.
     ///
@@ -466,7 +466,7 @@ impl Resource for Inner {
         let communicator = &self.communicator;
         let context = communicator.context();
         if context.health().is_lost() {
-            // The registration is for nobody to end any more.
+            // A rank is lost: the registration cannot be ended any more.
             self.closed.set(true);
             self.leak();
             return Ok(());

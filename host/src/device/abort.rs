@@ -1,4 +1,4 @@
-//! Ending kernels that are stuck.
+//! Aborting kernels that wait for a rank that never comes.
 //!
 //! A kernel that waits for a rank that never comes keeps its GPU busy. So every wait of
 //! `nccl_device` looks at a flag now and then, which the host raises: each device communicator has
@@ -51,7 +51,7 @@ impl AbortFlag {
         Arc::new(Self { machine, rank, communicator, device_flag, cause, state })
     }
 
-    /// The communicator, if it is in use: whoever waits for the kernels asks it whether the network
+    /// The communicator, if it is in use: a wait for the kernels asks it whether the network
     /// has failed.
     pub(crate) fn communicator(&self) -> Option<Arc<dyn Issuer>> {
         self.communicator.upgrade().filter(|communicator| communicator.is_live())
@@ -92,7 +92,7 @@ impl AbortFlag {
         closed.then_some(LaunchRefusal::Closed { what: "the device communicator" })
     }
 
-    /// Nobody touches the block through this any more.
+    /// Takes the block away: it is not touched through this any more.
     pub(super) fn detach(&self) -> Option<SharedBlock> {
         let mut state = self.state();
         let stuck = match &*state {

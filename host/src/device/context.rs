@@ -43,11 +43,11 @@ pub(crate) struct ContextInner {
     /// Set when work on the GPU will not end, or has failed for good: nothing may wait for it
     /// again.
     stuck: Cell<bool>,
-    /// Set when a destructor has waited in vain: the next ones do not wait again.
+    /// Set when a destructor's wait has timed out: the next ones do not wait again.
     impatient: Cell<bool>,
     /// What is being captured to a graph, one at a time.
     capture: RefCell<Option<Capture>>,
-    /// The default stream, as long as somebody has it.
+    /// The default stream, while there is a handle of it.
     default_stream: RefCell<Weak<StreamInner>>,
     /// The device communicators that kernels of this context can have.
     flags: AbortFlags,
@@ -309,7 +309,7 @@ impl Context {
         self.each_stream("the GPU's streams are waited for", |stream| stream.wait())
     }
 
-    /// Waits, not for ever, until all streams of this context are idle, however their work ended:
+    /// Waits, with a timeout, until all streams of this context are idle, however their work ended:
     /// what they used can be freed then.
     pub(crate) fn drain(&self) -> Result<()> {
         let limit = self.drop_timeout();

@@ -33,7 +33,7 @@ impl Context {
         Event::new(self, true)
     }
 
-    /// A new event for other streams to wait for, which tells no time and costs less.
+    /// A new event for other streams to wait for, without timing, which costs less.
     ///
     /// # Errors
     ///

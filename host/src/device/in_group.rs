@@ -1,4 +1,4 @@
-//! Whether operations of this thread are being grouped, which is for communicators to say.
+//! Whether a group is open on this thread; communicators set it.
 
 use std::cell::Cell;
 

@@ -1,4 +1,4 @@
-//! Device memory as operations take it: a stretch of elements, wherever it comes from.
+//! Device memory as operations take it: a slice of elements, whoever allocated it.
 
 use std::any::Any;
 use std::marker::PhantomData;
@@ -128,8 +128,8 @@ impl<T: Element> DeviceSlice<T> {
         stream.synchronize()
     }
 
-    /// Waits for this rank's streams. The default stream, which they do not wait for: what is done
-    /// in it now is to be over before anybody goes on.
+    /// Waits for this rank's streams. Returns the default stream, which they do not wait for: the
+    /// caller waits for what it enqueues there.
     fn settled(&self) -> Result<StreamHandle> {
         self.context.synchronize_streams()?;
         self.context.cuda().bind()?;

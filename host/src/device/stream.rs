@@ -1,4 +1,4 @@
-//! Streams whose waits end when the job does.
+//! Streams, and waits for them that end when a rank is lost.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -39,7 +39,8 @@ pub(super) struct StreamInner {
 }
 
 impl Context {
-    /// A new stream. It runs beside every other stream, the default stream included.
+    /// A new stream. It is non-blocking: it runs concurrently with every other stream, the default
+    /// stream included.
     ///
     /// # Errors
     ///
@@ -49,7 +50,7 @@ impl Context {
     }
 
     /// The default stream of this GPU's primary context, the same for every caller. It cannot be
-    /// captured, and nobody destroys it.
+    /// captured, and is never destroyed.
     ///
     /// It is CUDA's legacy default stream: it and streams that others made without
     /// `cudaStreamNonBlocking` wait for each other. Streams of this crate are non-blocking: order
@@ -137,7 +138,7 @@ impl Stream {
     /// # Errors
     ///
     /// Also [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted) with what the kernels
-    /// waited for: their device communicators are of no use any more; everything else is.
+    /// waited for: their device communicators cannot be used any more; everything else can.
     /// [`StateError::DeadlinePassed`] when there are none, or they have not ended a second later.
     /// The GPU is then taken to be stuck: what it may still use is not freed before the process
     /// ends.
@@ -281,7 +282,7 @@ impl StreamInner {
                 error @ (Error::State(StateError::CommunicatorEnded { .. })
                 | Error::Nccl(NcclError::Failed { .. })),
             ) => {
-                // It is told once.
+                // It is reported once.
                 self.pending.borrow_mut().clear();
                 self.wait_for_exit();
                 Err(self.context.prefer_lost_rank(error))
@@ -407,7 +408,7 @@ impl ContextStream for StreamInner {
 }
 
 /// Whether a communicator's operations are over. One that has failed is aborted: otherwise its
-/// kernels would wait for ever for a rank that is gone.
+/// kernels would wait for ever for a lost rank.
 fn poll(issuer: &Arc<dyn Issuer>) -> Result<bool> {
     issuer.poll().inspect_err(|_| Arc::clone(issuer).abort())
 }

@@ -86,7 +86,7 @@ pub enum LaunchError {
         /// Why.
         refusal: LaunchRefusal,
     },
-    /// Kernels that waited for another rank were ended, and what they computed is of no use.
+    /// Kernels that waited for another rank were ended, and their results are invalid.
     #[error("rank {rank}: its kernels were ended: {cause}{}", report(stuck))]
     KernelAborted {
         /// The rank.

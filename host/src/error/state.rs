@@ -1,4 +1,4 @@
-//! Things that are not in the state that a call needs.
+//! Calls that the state of an object, a group, a capture or a wait does not allow.
 
 use std::time::Duration;
 

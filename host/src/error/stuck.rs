@@ -1,4 +1,4 @@
-//! What kernels waited for when they were ended, for people to read.
+//! The report of an abort: what the kernels' blocks waited for.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Write};

@@ -34,7 +34,7 @@ pub enum WorldError {
     /// found.
     #[error("{not_found}")]
     GinLoopbackNotFound {
-        /// Where it was sought.
+        /// Where it was looked for.
         not_found: NotFound,
     },
     /// Some ranks did not come to the rendezvous.

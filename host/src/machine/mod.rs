@@ -1,4 +1,4 @@
-//! The machine under everything: GPUs, or simulated ones.
+//! The machine that the crate runs on: the GPUs, or simulated ones.
 //!
 //! It gives the two tables of C functions that [`sys`](crate::sys) calls, and what a host thread
 //! does with time: clocks, pauses, other threads, and waits for what those do. On GPUs that is the
@@ -31,8 +31,7 @@ use crate::error::{DriverError, Result, StateError};
 /// Names a machine to simulate for any program: `4`, or `4,team=2,seed=7`.
 pub(crate) const VARIABLE: &str = "DEVCOMM_SIMULATE";
 
-/// What a simulated machine asks for again when somebody polls. GPUs are asked for all again and
-/// again.
+/// What a poll on a simulated machine waits for. On GPUs a poll is repeated instead.
 #[derive(Clone, Copy)]
 #[cfg_attr(not(feature = "simulator"), expect(dead_code, reason = "only a simulated machine asks"))]
 pub(crate) enum Wakes {
@@ -101,7 +100,7 @@ impl Machine {
         Simulated::new(simulation, team).map(Self::Simulated)
     }
 
-    /// As above; there is none in this program.
+    /// As above, without the simulator: an error if the variable is set.
     #[cfg(not(feature = "simulator"))]
     pub(crate) fn asked_for(_: Option<usize>) -> Result<Option<Self>> {
         match std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
@@ -203,7 +202,7 @@ impl Machine {
         self.is_simulated() || self.since(last) >= interval
     }
 
-    /// How much has happened on a simulated machine: whoever polls takes it before a look.
+    /// How much has happened on a simulated machine: taken before a poll looks at its condition.
     fn news(&self) -> News {
         match self {
             Self::Gpus => News::default(),

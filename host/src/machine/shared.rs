@@ -1,4 +1,4 @@
-//! What threads share and wait for changes of.
+//! State that threads share, with waits for its changes.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The simulated machine, as the host asks it.
+//! The simulated machine behind the host's calls.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Threads of a machine.
+//! Threads of a machine: a simulated one runs them one at a time.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,4 +1,4 @@
-//! What is settled before a world looks at its GPUs.
+//! Building a world: settings that NCCL and the driver read once, before the GPUs are used.
 
 use super::env::launched;
 use super::{GinLoopback, World};

@@ -48,7 +48,7 @@ impl GinLoopback {
         Self::default()
     }
 
-    /// As [`new`](Self::new), but only where the machine has no RDMA device; where it has one, only
+    /// As [`new`](Self::new), but only where the host has no RDMA device; where it has one, only
     /// the size of LSA teams is set, if one is asked for.
     #[must_use]
     pub fn unless_rdma() -> Self {

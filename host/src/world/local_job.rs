@@ -1,4 +1,4 @@
-//! Starting the ranks of one machine as processes, and seeing them to their end.
+//! Local jobs: starts the ranks of one host as processes, and waits for their end.
 
 use std::ffi::{OsStr, OsString};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -19,15 +19,15 @@ const LOOK: Duration = Duration::from_millis(10);
 /// After a rank has failed, the others have this long to notice it and say so.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Several processes of one program on this machine, each one rank.
+/// Several processes of one program on this host, each one rank.
 ///
 /// They get torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
 /// MASTER_PORT), from which [`World::from_env`](crate::World::from_env) makes them one world.
 /// Standard output and error are this process's; standard input goes to rank 0.
 ///
 /// The ranks meet at a socket that listens before the first of them starts and that rank 0
-/// inherits, so nobody can take the port in between. It listens on this machine only, and a random
-/// DEVCOMM_JOB_ID keeps out other users of the machine, who could otherwise connect there and pass
+/// inherits, so nobody can take the port in between. It listens on this host only, and a random
+/// DEVCOMM_JOB_ID keeps out other users of the host, who could otherwise connect there and pass
 /// for a rank.
 ///
 /// ```no_run

@@ -62,7 +62,7 @@ impl World {
     /// The first launcher whose variables are there counts, for one may have been started by
     /// another:
     ///
-    /// 1. torchrun, or whoever sets RANK and WORLD_SIZE, with LOCAL_RANK, MASTER_ADDR and
+    /// 1. torchrun, or any launcher that sets RANK and WORLD_SIZE, with LOCAL_RANK, MASTER_ADDR and
     ///    MASTER_PORT;
     /// 2. mpirun of Open MPI (OMPI_COMM_WORLD_RANK, ...) and of MVAPICH2 (MV2_COMM_WORLD_RANK,
     ///    ...);
@@ -164,7 +164,7 @@ impl World {
         !matches!(launched(&|name| std::env::var_os(name)), Ok(None))
     }
 
-    /// Starts `n` copies of this program on this machine, one a GPU, with the same arguments, and
+    /// Starts `n` copies of this program on this host, one a GPU, with the same arguments, and
     /// waits for them. In each of them [`is_launched`](Self::is_launched) is true and
     /// [`from_env`](Self::from_env) makes it one rank. See [`LocalJob`].
     ///
@@ -264,7 +264,7 @@ impl World {
     }
 }
 
-/// As many as were asked for, if the machine has them.
+/// `asked`, if the machine has that many GPUs.
 fn enough_gpus(machine: &Machine, asked: usize) -> Result<usize> {
     if asked == 0 {
         return Err(Error::invalid("a world of 0 ranks"));

@@ -47,7 +47,7 @@ impl Rank {
         self.rendezvous.n_ranks()
     }
 
-    /// This rank's place among those of its machine.
+    /// This rank's number among the ranks of its host.
     #[must_use]
     pub fn local_rank(&self) -> usize {
         self.local_rank
@@ -118,7 +118,7 @@ impl Rank {
     pub fn new_communicator(&self, config: &CommConfig) -> Result<Communicator> {
         let own = if self.is_root() { Some(self.library.unique_id()?) } else { None };
         let bytes = own.as_ref().map_or(&[][..], |id| &id.as_bytes()[..]);
-        // Nobody enters NCCL, where a missing rank is waited for without end, before all are here.
+        // NCCL waits for a missing rank for ever: no rank enters it before all are here.
         let bytes = self.broadcast(0, bytes)?;
         let id = UniqueId::from_bytes(&bytes)
             .ok_or_else(|| Error::invalid("rank 0 sent something else than NCCL's unique id"))?;

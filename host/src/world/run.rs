@@ -1,4 +1,4 @@
-//! The lives of ranks: as threads of this process, or this process as one.
+//! Running ranks: as threads of this process, or this process as one.
 
 use std::any::Any;
 use std::fmt::Display;
@@ -98,7 +98,7 @@ where
     };
     match result {
         Ok(result) => {
-            // The communicator is destroyed together, so it waits until nobody needs it, or one is
+            // The communicator is destroyed together, so it waits until no rank uses it, or one is
             // lost.
             rendezvous.finish()?;
             drop(rank);

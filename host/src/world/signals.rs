@@ -1,4 +1,4 @@
-//! The signals that end a job: noted while jobs run, left to what they do by default otherwise.
+//! The signals that end a job: recorded while jobs run, with their default effect otherwise.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

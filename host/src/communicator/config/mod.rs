@@ -1,4 +1,4 @@
-//! What a communicator or a collective is asked to do otherwise than by NCCL's defaults.
+//! Configurations of communicators and collectives: NCCL's settings, by name.
 //!
 //! Nothing is set at first; what is left unset NCCL decides, also by its environment variables,
 //! which take precedence over what is set here. Values are checked when they are used: one that
@@ -84,9 +84,9 @@ pub enum HostCftMode {
 pub enum GraphUsageMode {
     /// In none.
     NoGraph = 0,
-    /// In one graph, and nothing runs beside it.
+    /// In one graph, and nothing runs concurrently.
     OneGraph = 1,
-    /// In several, or beside operations that are in none.
+    /// In several, or concurrently with operations that are in none.
     Mixed = 2,
 }
 
@@ -188,7 +188,7 @@ macro_rules! settings {
 settings! {
     numbers {
         /// Whether calls wait until they are done. If not, they return while NCCL works in the
-        /// background, and the communicator is good for use when its state says so. Default: true.
+        /// background, and the communicator can be used once it is ready. Default: true.
         blocking: bool = "blocking" since (2, 14, 0);
         /// Thread blocks in a cluster of NCCL's kernels, 0 to 8. Default: 4 from compute capability
         /// 9.0 on, else 0.

@@ -9,7 +9,7 @@ use super::facilities::Facilities;
 use crate::communicator::Properties;
 use crate::error::{DevCommError, Error, Result};
 
-/// What a rank tells the others.
+/// What a rank sends to the others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Report {
     /// What it asks for: name and value of each field.
@@ -61,7 +61,7 @@ impl Report {
 }
 
 /// Fails if a rank refuses or if two ranks ask for different things. `all` has every rank's report,
-/// in the order of ranks; whoever computes this from the same reports comes to the same result.
+/// in the order of ranks; every rank computes the same result from the same reports.
 ///
 /// # Errors
 ///

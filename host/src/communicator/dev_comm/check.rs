@@ -1,4 +1,5 @@
-//! What a machine cannot serve, found out before the collective call that would fail.
+//! Checks of requirements against what this rank's machine has, before the collective call that
+//! would fail.
 //!
 //! The rules are those by which `ncclDevCommCreate` of 2.32.3 refuses, and some where it does not
 //! refuse and a kernel would go wrong instead; comments tell these apart.

@@ -1,4 +1,4 @@
-//! What a rank's machine says about requirements, beyond the communicator's properties.
+//! What a rank's machine offers, beyond the communicator's properties.
 
 use devcomm_locate::gin_machine;
 use devcomm_types::GinType;
@@ -6,7 +6,7 @@ use devcomm_types::GinType;
 use crate::machine::Machine;
 use crate::sys::cuda;
 
-/// What a rank's machine says.
+/// What a rank's machine offers.
 #[derive(Clone, Debug)]
 pub(crate) struct Facilities {
     /// The value of NCCL_NVLS_ENABLE.

@@ -1,4 +1,4 @@
-//! What the kernels that will use a device communicator need of it.
+//! The requirements of a device communicator: what the kernels that will use it need.
 
 use devcomm_types::{GinConnectionType, GinType};
 
@@ -77,7 +77,7 @@ requirements! {
     ///
     /// NCCL: `ncclDevCommRequirements_t` of 2.32.3, each field but four: `size`, `magic` and
     /// `version` are filled in, and `useRuntimeVersion` stays false, because it is for device code
-    /// that is linked against the library at hand when the program runs. Kernels here are linked
+    /// that is linked against the installed library when the program runs. Kernels here are linked
     /// when the program is built, against the device code of one version, and it is that version's
     /// layout that they read.
     #[derive(Clone, Debug, PartialEq)]
@@ -123,7 +123,7 @@ requirements! {
     /// That many counters, with ids from 0. NCCL: `ginCounterCount`.
     gin_counters(count: u32) = 0, "ginCounterCount";
 
-    /// Which ranks a kernel reaches over the network; nobody unless set. NCCL: `ginConnectionType`.
+    /// Which ranks a kernel reaches over the network; none unless set. NCCL: `ginConnectionType`.
     gin_connection(connection: GinConnectionType) = GinConnectionType::None, "ginConnectionType";
 
     /// Contexts that no other device communicator uses. NCCL: `ginExclusiveContexts`.
@@ -143,7 +143,7 @@ requirements! {
     /// A back end that signals into windows (VA signals). **False unless set, where NCCL has
     /// true**: a kernel asks for a VA signal by name, and into a window registered with
     /// `NCCL_WIN_STRICT_ORDERING`, so who needs them knows; requiring them would leave out EFA_GDA
-    /// and PROXY over TCP for everyone else. With `false`, a kernel must not use them. NCCL:
+    /// and PROXY over TCP for all others. With `false`, a kernel must not use them. NCCL:
     /// `ginVaSignalsRequired`.
     gin_va_signals(required: bool) = false, "ginVaSignalsRequired";
 

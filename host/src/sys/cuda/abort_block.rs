@@ -1,4 +1,5 @@
-//! Memory of the host that kernels look at while they wait, and note there what they waited for.
+//! Abort blocks: pinned memory with the flag that waiting kernels poll, and the records of what
+//! they waited for.
 
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU32, Ordering};

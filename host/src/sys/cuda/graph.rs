@@ -1,4 +1,4 @@
-//! Captured work: graphs.
+//! Captures and graphs.
 
 use std::ptr::null_mut;
 

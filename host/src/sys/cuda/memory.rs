@@ -1,7 +1,7 @@
 //! Copies and fills of device memory, in the order of a stream.
 //!
-//! Copies between device and host return when they are done. The host's memory may be pinned by
-//! somebody else, and the driver would then go on reading or writing it after the call.
+//! Copies between device and host return when they are done. The host's memory may be
+//! pinned, and the driver would then go on reading or writing it after the call.
 
 use super::check;
 use super::stream::StreamHandle;
@@ -91,7 +91,7 @@ impl StreamHandle {
         }
     }
 
-    /// Waits without an end: for work that depends on nobody else.
+    /// Waits without a timeout: for work that does not depend on other ranks.
     pub(crate) fn synchronize(&self) -> Result<()> {
         // SAFETY: the stream is live.
         let waited = unsafe { self.driver().cuStreamSynchronize(self.raw()) };

@@ -1,4 +1,4 @@
-//! Maps for the bulk copy engine.
+//! Tensor maps for TMA, the bulk copy engine.
 
 use devcomm_sys::driver::{
     CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,

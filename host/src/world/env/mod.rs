@@ -1,9 +1,9 @@
-//! What a launcher says in the environment, and which launcher it is.
+//! The environment of a launcher: which launcher started this process, and as which rank.
 //!
 //! The first of these whose variables are there counts, for each can be started by one further
 //! down: a plain set of RANK and WORLD_SIZE ([`torchrun`]), a launcher of MPI ([`mpi`]), a step of
 //! Slurm ([`slurm`]). A launcher's variables that are there in part are an error and not a reason
-//! to look further: the process is a rank, and nobody knows which.
+//! to look further: the process is a rank, but which one is not known.
 //!
 //! MASTER_ADDR and MASTER_PORT say where rank 0 is, whatever the launcher. MPI's launchers and
 //! Slurm need neither: rank 0 is on this host if all ranks are, or on the first host of Slurm's
@@ -64,7 +64,7 @@ const MAX_RANKS: usize = 1 << 20;
 /// out to clients (from 32768).
 const PORTS: std::ops::Range<u16> = 20_001..32_768;
 
-/// What the launcher says, or `None` when there is none.
+/// This process as its launcher set it up; `None` without a launcher.
 ///
 /// # Errors
 ///
@@ -126,7 +126,7 @@ fn port_of(job: &str) -> u16 {
 fn timeout(var: Lookup<'_>) -> Result<Duration> {
     let Some(value) = text(var, "DEVCOMM_TIMEOUT")? else { return Ok(DEFAULT_TIMEOUT) };
     let parsed = value.trim().parse::<f64>().ok().filter(|seconds| *seconds > 0.0);
-    // A year is for ever, and does not overflow a deadline.
+    // A year is long enough, and does not overflow a deadline.
     match parsed.map(|seconds| Duration::try_from_secs_f64(seconds.min(3.2e7))) {
         Some(Ok(timeout)) => Ok(timeout),
         _ => Err(WorldError::Environment {

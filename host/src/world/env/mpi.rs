@@ -47,7 +47,7 @@ pub(super) const PMI: Names = Names {
     together: "mpiexec of MPICH and Intel MPI sets PMI_RANK, PMI_SIZE and MPI_LOCALRANKID together",
 };
 
-/// What tells jobs apart when their launcher does not: the batch system's number.
+/// The batch system's job numbers, for launchers that give their jobs none.
 const BATCH_JOB: &[&str] = &["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"];
 
 /// What this launcher's variables say, if its rank or size is set.

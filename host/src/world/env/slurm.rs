@@ -1,4 +1,4 @@
-//! Slurm: the tasks that srun starts.
+//! Slurm: the ranks are the tasks that srun starts.
 //!
 //! A shell inside an allocation has most of Slurm's variables too: the batch script itself,
 //! salloc's shell, whatever they start without srun. None of these is a rank. Only a step has

@@ -1,5 +1,5 @@
-//! torchrun, and everyone who sets the same variables: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
-//! MASTER_PORT.
+//! torchrun, and all launchers that set the same variables: RANK, WORLD_SIZE, LOCAL_RANK,
+//! MASTER_ADDR, MASTER_PORT.
 
 use super::value::{Lookup, number, port, text, unset};
 use super::{LauncherVars, MAX_RANKS};

@@ -24,8 +24,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// How many notes about refused connections an error carries.
 const MAX_NOTES: usize = 16;
 
-/// Waits for all other ranks. Returns who everyone is, and the connections of ranks 1, 2, ...,
-/// welcomed.
+/// Waits for all other ranks. Returns the peers of all ranks, and the connections of ranks 1, 2,
+/// ..., which were sent the welcome.
 pub(super) fn wait_for_all(config: &RendezvousConfig) -> Result<(Vec<Peer>, Vec<TcpStream>)> {
     let start = Instant::now();
     let listener = listen(config).map_err(|error| {

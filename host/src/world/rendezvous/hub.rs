@@ -129,7 +129,7 @@ impl Hub {
     }
 
     /// Notes that a rank has done its work. True if it was the last one; [`release`](Self::release)
-    /// then lets everyone go.
+    /// then ends their waits.
     ///
     /// # Errors
     ///
@@ -159,7 +159,7 @@ impl Hub {
         })
     }
 
-    /// Records a lost rank, the first one only, and wakes everyone.
+    /// Records a lost rank, the first one only, and wakes all waits.
     pub(crate) fn mark_lost(&self, rank: usize, why: &str) {
         self.state.change(|_| self.health.mark_lost(rank, why));
     }

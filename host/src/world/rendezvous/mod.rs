@@ -36,7 +36,8 @@ pub(crate) trait Transport: Send + Sync {
     /// This rank has done its work; returns when all have.
     fn finish(&self) -> Result<()>;
 
-    /// This rank cannot go on: it is lost, to itself as well, and the others are told why.
+    /// This rank cannot go on: it counts as lost, for itself as well, and the others get the
+    /// reason.
     fn fail(&self, why: &str);
 
     fn health(&self) -> &Arc<Health>;
@@ -120,7 +121,7 @@ impl Rendezvous {
         self.all_gather(&[]).map(drop)
     }
 
-    /// Everyone gets the bytes that `root` gives; what the others give does not matter.
+    /// All ranks get the bytes that `root` gives; those of the others are ignored.
     pub(crate) fn broadcast(&self, root: usize, bytes: &[u8]) -> Result<Vec<u8>> {
         if root >= self.n_ranks() {
             let n_ranks = self.n_ranks();

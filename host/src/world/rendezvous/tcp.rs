@@ -83,8 +83,8 @@ impl Root {
         (1..self.n_ranks()).for_each(|rank| self.send_to(rank, kind, &[payload]));
     }
 
-    // The others are told before this process's own rank is woken: once awake, it may end and close
-    // the connections.
+    // The others are sent the news before this process's own rank is woken: once awake, it may end
+    // and close the connections.
 
     /// Where the result will be.
     fn give(&self, rank: usize, subset: &Arc<Subset>, ticket: u64, bytes: Vec<u8>) -> Outcome {
@@ -127,7 +127,7 @@ impl Root {
     }
 
     fn mark_lost(&self, rank: usize, why: &str) {
-        // Held to the end, so that everyone learns of the same rank first.
+        // Held to the end, so that all ranks learn of the same rank first.
         let mut announced = self.announced.lock();
         if !*announced {
             *announced = true;
@@ -210,7 +210,7 @@ impl Transport for TcpRoot {
 
 impl Drop for TcpRoot {
     fn drop(&mut self) {
-        // From here on a rank that leaves is none that is lost.
+        // From here on a rank that closes its connection does not count as lost.
         *self.0.announced.lock() = true;
         for writer in &self.0.writers {
             let _ = writer.lock().shutdown(Shutdown::Write);
@@ -285,8 +285,7 @@ impl Client {
     fn send(&self, kind: Kind, payload: &[&[u8]]) {
         let mut writer = self.writer.lock();
         if send_all(&mut *writer, kind, payload).is_err() {
-            // The listener reads on to the end, where it finds out why: rank 0's last words may
-            // wait there.
+            // The reader goes on to the end of the stream, where rank 0 may have sent the reason.
             let _ = writer.shutdown(Shutdown::Write);
         }
     }

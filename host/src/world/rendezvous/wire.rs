@@ -22,7 +22,7 @@ pub(crate) enum Kind {
     Hello = 0xd1,
     /// From rank 0: you have joined; others are awaited. Sent once a second.
     Waiting,
-    /// From rank 0: everyone is here.
+    /// From rank 0: all ranks have joined.
     Welcome,
     /// From rank 0: you are refused; the payload says why.
     Refused,
