@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::machine::Task;
 use crate::sys::nccl::calls;
 
-/// How long the end of a communicator waits for an abort, which can hang behind a kernel.
+/// How long to wait for an abort, which can hang behind a kernel.
 const ABORT_LIMIT: Duration = Duration::from_secs(5);
 
 impl Communicator {
@@ -69,20 +69,20 @@ pub(super) fn start_abort(handle: &Arc<Handle>) -> Option<Result<Task<()>>> {
     let comm = handle.take_for_abort()?;
     let aborted = Arc::clone(handle);
     let work = move || {
-        // SAFETY: taken out of the slot, nobody else begins a call with it; that one may be going
-        // on is what aborting is for.
+        // SAFETY: taken out of the slot, so that no other call begins with it; NCCL allows an abort
+        // while one is running.
         let code = unsafe { calls::comm_abort(comm).make(aborted.nccl())? };
         aborted.nccl().check("ncclCommAbort", code, Some(aborted.rank()))
     };
     Some(handle.machine().spawn("devcomm-abort", work))
 }
 
-/// Waits for a while: an abort hangs behind a kernel that does not end, and behind graphs.
+/// Waits with a timeout: an abort hangs behind a kernel that does not end, and behind graphs.
 pub(super) fn wait_for_abort(aborting: &Task<()>) -> Result<()> {
     aborting.wait(Some(ABORT_LIMIT), || Ok(()))?
 }
 
-/// Aborts, and waits for a while.
+/// Aborts, and waits with a timeout.
 fn abort(handle: &Arc<Handle>) -> Result<()> {
     start_abort(handle).map_or(Ok(()), |aborting| wait_for_abort(&aborting?))
 }

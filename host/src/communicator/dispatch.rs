@@ -182,6 +182,6 @@ impl Inner {
             let code = unsafe { call.make(handle.nccl())? };
             handle.nccl().check(operation, code, Some(handle.rank()))
         };
-        entered.verdict(watched(&self.context, work, || abort_in_background(&self.handle)))
+        entered.or_aborted(watched(&self.context, work, || abort_in_background(&self.handle)))
     }
 }

@@ -226,7 +226,7 @@ fn make(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Result
             // SAFETY: as above.
             unsafe { make_all(&nccl, members, simulation) }
         };
-        entered.iter().fold(result, |result, entered| entered.verdict(result))
+        entered.iter().fold(result, |result, entered| entered.or_aborted(result))
     };
     let mut result = run();
     if is_collective {

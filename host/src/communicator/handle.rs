@@ -1,4 +1,4 @@
-//! A communicator as all its users share it: the owner's thread, threads that wait for a slow call,
+//! The handle of a communicator, shared by its owner's thread, threads that make a slow call and
 //! threads that abort.
 
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::sys::nccl::Nccl;
 use crate::sys::nccl::call::{Call, CommPtr, CommSlot, Out};
 use crate::sys::nccl::calls;
 
-/// How long an abort from another thread waits for a call that is just being made. One that blocks
-/// is what it is to end.
+/// How long an abort from another thread waits for a running call to return. One that blocks is
+/// aborted.
 const ABORT_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// What a communicator can still be used for.
@@ -161,7 +161,7 @@ impl Handle {
         self.status.store(Status::Aborted as u8, Ordering::Release);
         // NCCL waits for the GPU when it aborts.
         self.flags.raise(AbortCause::CommunicatorAborted);
-        // Short calls are let pass.
+        // Lets short calls return.
         let _ = self
             .machine()
             .poll(Wakes::Anything, Some(ABORT_TIMEOUT), || Ok(self.busy.try_lock().is_some()));
@@ -182,7 +182,7 @@ impl std::fmt::Debug for Handle {
     }
 }
 
-/// The right to make one call after another on a live communicator.
+/// Exclusive use of a live communicator, for one call after another.
 pub(crate) struct Entered<'a> {
     handle: &'a Handle,
     comm: CommPtr,
@@ -202,11 +202,11 @@ impl Entered<'_> {
         // of is kept alive by the owner of the communicator: buffers wait for this rank's streams
         // before they are freed.
         let code = unsafe { call.make(nccl)? };
-        self.verdict(nccl.check(operation, code, Some(self.handle.rank)))
+        self.or_aborted(nccl.check(operation, code, Some(self.handle.rank)))
     }
 
     /// An error that an abort by another thread has caused is reported as that.
-    pub(crate) fn verdict<T>(&self, result: Result<T>) -> Result<T> {
+    pub(crate) fn or_aborted<T>(&self, result: Result<T>) -> Result<T> {
         if self.handle.is_aborted() { Err(self.handle.ended()) } else { result }
     }
 
@@ -215,12 +215,12 @@ impl Entered<'_> {
         self.make(calls::async_error(self.comm, state.clone()))?;
         let code = state.get();
         let rank = Some(self.handle.rank);
-        self.verdict(self.handle.nccl.check("an asynchronous NCCL operation", code, rank))?;
+        self.or_aborted(self.handle.nccl.check("an asynchronous NCCL operation", code, rank))?;
         Ok(code != IN_PROGRESS)
     }
 
-    /// Fails while an operation of a non-blocking communicator goes on: NCCL takes no other one
-    /// meanwhile.
+    /// Fails while an operation of a non-blocking communicator is in progress: NCCL takes no other
+    /// one meanwhile.
     pub(crate) fn require_ready(&self, operation: &'static str) -> Result<()> {
         if self.handle.blocking || self.poll()? {
             return Ok(());

@@ -17,8 +17,8 @@ use crate::sys::nccl::{DEV_COMM_VERSION, Nccl};
 /// The oldest NCCL that can be used at all: it has host collectives and window registration.
 pub const OLDEST_VERSION: NcclVersion = NcclVersion { major: 2, minor: 28, patch: 0 };
 
-/// Fewer bytes of key NCCL refuses.
-const SHORTEST_KEY: usize = 32;
+/// The shortest encryption key that NCCL takes, in bytes.
+const MIN_KEY_BYTES: usize = 32;
 
 /// What the ranks of one communicator share so as to find each other: 128 opaque bytes, made by one
 /// rank.
@@ -200,9 +200,9 @@ impl Library {
     #[doc(alias = "ncclEncryptionConfig_t")]
     pub fn set_encryption(&self, key: Option<&str>) -> Result<()> {
         let key = key.map(|key| match CString::new(key) {
-            Ok(text) if key.len() >= SHORTEST_KEY => Ok(text),
+            Ok(text) if key.len() >= MIN_KEY_BYTES => Ok(text),
             Ok(_) => Err(Error::invalid(format!(
-                "the encryption key has {} bytes, NCCL wants at least {SHORTEST_KEY}",
+                "the encryption key has {} bytes, NCCL wants at least {MIN_KEY_BYTES}",
                 key.len()
             ))),
             Err(_) => {

@@ -1,5 +1,5 @@
-//! One-sided operations, launched by the host: a rank writes another's window, and tells it so by a
-//! signal.
+//! One-sided operations, launched by the host: a rank writes to another's window, and signals that
+//! rank.
 
 use std::ffi::c_int;
 
@@ -55,7 +55,7 @@ impl WaitSignalDesc {
         Self { peer, count: 1, index: 0, context: 0 }
     }
 
-    /// As many instead.
+    /// That many signals.
     #[must_use]
     pub const fn count(mut self, count: u32) -> Self {
         self.count = count;

@@ -37,9 +37,9 @@ pub(crate) const VARIABLE: &str = "DEVCOMM_SIMULATE";
 pub(crate) enum Wakes {
     /// Whatever has happened.
     Anything,
-    /// What another thread has [said](Machine::notify).
-    Word,
-    /// The same, and that this stream of the current context has nothing to do any more.
+    /// A [notification](Machine::notify) by another thread.
+    Notified,
+    /// The same, and that this stream of the current context is idle.
     Idle(CUstream),
 }
 
@@ -149,7 +149,7 @@ impl Machine {
         }
     }
 
-    /// NCCL's functions and where they are said to be, if they are the machine's own.
+    /// NCCL's functions and the path that they report, if they are the machine's own.
     pub(crate) fn nccl(&self) -> Option<(&'static Path, Functions)> {
         match self {
             Self::Gpus => None,
@@ -171,8 +171,8 @@ impl Machine {
         }
     }
 
-    /// Tells a simulated machine of the calling thread, if it is one that the program has started:
-    /// its calls find the machine by their thread.
+    /// Registers the calling thread with a simulated machine, if the program has started it: calls
+    /// find the machine by their thread.
     pub(crate) fn enter(&self) {
         match self {
             Self::Gpus => {}
@@ -196,8 +196,8 @@ impl Machine {
         self.now().saturating_sub(start)
     }
 
-    /// Whether what is looked at every `interval` is due. On a simulated machine it always is: a
-    /// wait there ends when something has happened, not after a while.
+    /// Whether something done every `interval` is due. On a simulated machine it always is: a wait
+    /// there ends when something has happened.
     pub(crate) fn is_due(&self, last: Duration, interval: Duration) -> bool {
         self.is_simulated() || self.since(last) >= interval
     }
@@ -211,8 +211,8 @@ impl Machine {
         }
     }
 
-    /// Lets others work; somebody who polls has `waited` so long already and stops at `deadline`.
-    /// `since` is the [`news`](Self::news) before the last look.
+    /// Pauses between two polls, which began `waited` ago and stop at `deadline`. `since` is the
+    /// [`news`](Self::news) before the last one.
     ///
     /// # Errors
     ///
@@ -265,31 +265,30 @@ impl Machine {
         }
     }
 
-    /// Waits for other threads of the machine to bring about `done`, which nobody says when it is.
-    /// On GPUs whoever asks waits by the system's means.
-    pub(crate) fn let_work(&self, done: impl Fn() -> bool) {
+    /// Waits until other threads of a simulated machine have made `done` true. On GPUs the caller
+    /// joins the threads instead.
+    pub(crate) fn wait_for_threads(&self, done: impl Fn() -> bool) {
         loop {
             let news = self.news();
             if !self.is_simulated() || done() {
                 return;
             }
-            // That nothing can go on is for those to say who wait for something.
-            let _ = self.pause(Wakes::Word, news, Duration::ZERO, None);
+            // A deadlock is reported by the threads that wait for something.
+            let _ = self.pause(Wakes::Notified, news, Duration::ZERO, None);
         }
     }
 
-    /// Waits for so long.
+    /// Sleeps.
     pub(crate) fn sleep(&self, duration: Duration) {
         match self {
             Self::Gpus => std::thread::sleep(duration),
             // The deadline is what it waits for.
             #[cfg(feature = "simulator")]
-            Self::Simulated(_) => drop(self.poll(Wakes::Word, Some(duration), || Ok(false))),
+            Self::Simulated(_) => drop(self.poll(Wakes::Notified, Some(duration), || Ok(false))),
         }
     }
 
-    /// Says that something has happened that others may wait for, which the machine cannot know:
-    /// something in the host's memory.
+    /// Wakes polls for a change in the host's memory, which a simulated machine cannot see.
     pub(crate) fn notify(&self) {
         match self {
             Self::Gpus => {}

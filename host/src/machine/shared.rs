@@ -66,7 +66,7 @@ impl<T> Shared<T> {
     ) -> Result<R> {
         if self.machine.is_simulated() {
             let mut found = None;
-            self.machine.poll(Wakes::Word, limit, || {
+            self.machine.poll(Wakes::Notified, limit, || {
                 found = ready(&mut self.lock())?;
                 Ok(found.is_some())
             })?;

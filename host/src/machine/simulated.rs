@@ -94,7 +94,7 @@ impl Simulated {
         self.enter();
         let waited = match wakes {
             Wakes::Anything => self.0.wait(since, end),
-            Wakes::Word => self.0.wait_for_word(since, end),
+            Wakes::Notified => self.0.wait_for_word(since, end),
             Wakes::Idle(stream) => self.0.wait_for_stream(stream, since, end),
         };
         waited.map_err(|report| Error::State(StateError::Deadlock { report }))

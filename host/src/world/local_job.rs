@@ -14,8 +14,8 @@ use super::signals::Signals;
 use crate::error::{Error, Result, WorldError};
 use crate::sys::process::{die_with_parent, spawn_with_listener};
 
-/// How often the processes are looked at.
-const LOOK: Duration = Duration::from_millis(10);
+/// How often the processes are polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// After a rank has failed, the others have this long to notice it and say so.
 const GRACE: Duration = Duration::from_secs(3);
 
@@ -26,9 +26,9 @@ const GRACE: Duration = Duration::from_secs(3);
 /// Standard output and error are this process's; standard input goes to rank 0.
 ///
 /// The ranks meet at a socket that listens before the first of them starts and that rank 0
-/// inherits, so nobody can take the port in between. It listens on this host only, and a random
-/// DEVCOMM_JOB_ID keeps out other users of the host, who could otherwise connect there and pass
-/// for a rank.
+/// inherits, so no other process can take the port in between. It listens on this host only, and a
+/// random DEVCOMM_JOB_ID keeps out other users of the host, who could otherwise connect there and
+/// pass for a rank.
 ///
 /// ```no_run
 /// # fn main() -> devcomm_host::Result<()> {
@@ -100,7 +100,7 @@ impl LocalJob {
                 // Dropping `ranks` kills what is left.
                 return Err(WorldError::Interrupted { signal }.into());
             }
-            let failed = ranks.look()?;
+            let failed = ranks.poll_exits()?;
             if failure.is_none() {
                 failure = failed.map(|failed| (failed, Instant::now()));
             }
@@ -112,7 +112,7 @@ impl LocalJob {
             if failure.as_ref().is_some_and(|(_, since)| since.elapsed() > GRACE) {
                 ranks.kill();
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -172,9 +172,9 @@ impl Ranks {
         Ok(ranks)
     }
 
-    /// Collects who has ended. Returns a rank that failed: one killed by a signal rather than one
-    /// that ended by itself, for the latter may have died of the former.
-    fn look(&mut self) -> Result<Option<(usize, String)>> {
+    /// Collects the processes that have ended. Returns a rank that failed: one killed by a signal
+    /// rather than one that exited, for that may have failed because of the former.
+    fn poll_exits(&mut self) -> Result<Option<(usize, String)>> {
         let mut failed: Option<(usize, ExitStatus)> = None;
         for (rank, slot) in self.running.iter_mut().enumerate() {
             let Some(child) = slot else { continue };
@@ -217,8 +217,8 @@ impl Drop for Ranks {
     }
 }
 
-/// An id that no other job has and nobody can guess: what hashes of nothing give under keys that
-/// the system draws at random.
+/// An id that no other job has and that cannot be guessed: empty hashes, whose keys the system
+/// draws at random.
 fn job_id() -> String {
     let random = || RandomState::new().build_hasher().finish();
     format!("local-{:016x}{:016x}", random(), random())

@@ -1,4 +1,4 @@
-//! All ranks together: as threads of this process, or as processes of which this is one.
+//! Worlds: all ranks of a job, as threads of this process or as processes of which this is one.
 
 mod builder;
 mod env;
@@ -55,12 +55,12 @@ enum Form {
 }
 
 impl World {
-    /// What the environment says: this process is one rank of those that a launcher started, on the
-    /// GPU numbered by its local rank; without a launcher every visible GPU is a rank, as a thread.
-    /// With `DEVCOMM_SIMULATE=4` there are four GPUs to see, simulated ones.
+    /// The world of the environment. Under a launcher this process is one rank, on the GPU of its
+    /// local rank; without one every visible GPU is a rank, as a thread.
+    /// With `DEVCOMM_SIMULATE=4` the visible GPUs are four simulated ones.
     ///
-    /// The first launcher whose variables are there counts, for one may have been started by
-    /// another:
+    /// The first of these launchers whose variables are set counts, for one may have been started
+    /// by another:
     ///
     /// 1. torchrun, or any launcher that sets RANK and WORLD_SIZE, with LOCAL_RANK, MASTER_ADDR and
     ///    MASTER_PORT;
@@ -95,12 +95,12 @@ impl World {
         Self::builder().from_env()
     }
 
-    /// `n` ranks on simulated GPUs, as threads of this process: a program that works here is right
-    /// on GPUs too, and what is wrong with it shows here. It says nothing of speed.
+    /// `n` ranks on simulated GPUs, as threads of this process. A program runs here as on GPUs, and
+    /// its errors are found and reported; its speed says nothing.
     /// [`builder`](Self::builder) has more settings.
     ///
     /// The ranks run one at a time, in an order that is a function of the simulation's seed, and
-    /// deadlines are of a clock of the machine's own.
+    /// deadlines count by the machine's own clock.
     ///
     /// ```
     /// use devcomm_host::{Error, World};
@@ -118,14 +118,14 @@ impl World {
         Self::builder().simulate(devcomm_sim::Simulation::new(n)).threads(n)
     }
 
-    /// For what is settled before NCCL and the CUDA driver are loaded:
+    /// For settings that take effect before NCCL and the CUDA driver are loaded:
     /// `World::builder().gin_loopback(GinLoopback::new()).from_env()`, and for simulated machines:
     /// `World::builder().simulate(Simulation::new(4).team_size(2)).from_env()`.
     pub fn builder() -> WorldBuilder {
         WorldBuilder::default()
     }
 
-    /// Those ranks of a launcher of which this process is one.
+    /// The ranks that a launcher started, of which this process is one.
     fn of_launcher(launched: Launched) -> Result<Self> {
         let machine = Machine::Gpus;
         let device = device_of(launched.local_rank, gpus_of(&machine)?)?;

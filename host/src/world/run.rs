@@ -23,20 +23,20 @@ where
 {
     let hub = Arc::new(Hub::new(machine.clone(), n));
     let hosts = vec![host_name(); n];
-    // While it waits for the ranks this thread is one of the machine's.
+    // While this thread waits for the ranks it is one of the machine's.
     let _entered = machine.ticket("the world").enter();
     let running = AtomicUsize::new(0);
     let mut results: Vec<Result<T, E>> = std::thread::scope(|scope| {
         let start = |rank| {
             let ticket = machine.ticket(&format!("rank {rank}"));
-            let member = Arc::new(ThreadTransport::new(Arc::clone(&hub), rank));
-            let rendezvous = Rendezvous::new(rank, hosts.clone(), member);
+            let transport = Arc::new(ThreadTransport::new(Arc::clone(&hub), rank));
+            let rendezvous = Rendezvous::new(rank, hosts.clone(), transport);
             let f = &f;
             let name = format!("devcomm-rank-{rank}");
             let running = Running::new(&running);
             std::thread::Builder::new().name(name).spawn_scoped(scope, move || {
                 let _entered = ticket.enter();
-                // Counted out before it leaves the machine, which wakes the world.
+                // Dropped before it leaves the machine, which wakes the world's thread.
                 let _running = running;
                 f(&rendezvous)
             })
@@ -50,7 +50,7 @@ where
                 })
             })
             .collect();
-        machine.let_work(|| running.load(Ordering::Acquire) == 0);
+        machine.wait_for_threads(|| running.load(Ordering::Acquire) == 0);
         let join = |(rank, thread): (usize, Result<ScopedJoinHandle<'_, _>>)| {
             // Panics of the rank's function were caught in it; this is one of a destructor.
             thread?.join().unwrap_or_else(|panic| Err(panicked(rank, &*panic).into()))
@@ -65,7 +65,7 @@ where
     results.into_iter().collect()
 }
 
-/// One of the ranks that run.
+/// Counts the ranks that run.
 struct Running<'a>(&'a AtomicUsize);
 
 impl<'a> Running<'a> {
@@ -81,7 +81,7 @@ impl Drop for Running<'_> {
     }
 }
 
-/// The life of one rank: make it, run its function, wait for the others, close it.
+/// Runs one rank: makes it, runs its function, waits for the others, closes it.
 pub(crate) fn run_rank<R, T, E>(
     rendezvous: &Rendezvous,
     make: impl FnOnce() -> Result<R>,
