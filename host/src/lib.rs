@@ -13,7 +13,9 @@
 //! use devcomm_host::{DevCommRequirements, Error, KernelSet, LaunchConfig, ReduceOp, World};
 //! # use devcomm_types as types;
 //! # #[derive(Clone, Copy)] struct DevComm(types::DevComm);
-//! # unsafe impl types::KernelParam for DevComm { type Abi = types::DevComm; const IS_DEV_COMM: bool = true; }
+//! # unsafe impl types::KernelParam for DevComm {
+//! #     type Abi = types::DevComm; const IS_DEV_COMM: bool = true;
+//! # }
 //! # #[derive(Clone, Copy)] struct Window(types::Window<f32>);
 //! # unsafe impl types::KernelParam for Window { type Abi = types::Window<f32>; }
 //! # #[allow(non_camel_case_types)] #[derive(Clone, Copy)] struct lsa_allreduce;

@@ -73,8 +73,17 @@ functions! {
     cuMemsetD8Async(to: CUdeviceptr, value: c_uchar, count: usize, stream: CUstream);
     cuMemsetD16Async(to: CUdeviceptr, value: c_ushort, count: usize, stream: CUstream);
     cuMemsetD32Async(to: CUdeviceptr, value: c_uint, count: usize, stream: CUstream);
-    cuMemsetD2D32Async(to: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize, stream: CUstream);
-    cuTensorMapEncodeTiled(tensor_map: *mut CUtensorMap, tensor_data_type: CUtensorMapDataType, tensor_rank: u32, global_address: *mut c_void, global_dim: *const u64, global_strides: *const u64, box_dim: *const u32, element_strides: *const u32, interleave: CUtensorMapInterleave, swizzle: CUtensorMapSwizzle, l2_promotion: CUtensorMapL2promotion, oob_fill: CUtensorMapFloatOOBfill);
+    cuMemsetD2D32Async(
+        to: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize,
+        stream: CUstream,
+    );
+    cuTensorMapEncodeTiled(
+        tensor_map: *mut CUtensorMap, tensor_data_type: CUtensorMapDataType, tensor_rank: u32,
+        global_address: *mut c_void, global_dim: *const u64, global_strides: *const u64,
+        box_dim: *const u32, element_strides: *const u32, interleave: CUtensorMapInterleave,
+        swizzle: CUtensorMapSwizzle, l2_promotion: CUtensorMapL2promotion,
+        oob_fill: CUtensorMapFloatOOBfill,
+    );
     // Streams and events.
     cuStreamCreate(stream: *mut CUstream, flags: c_uint);
     cuStreamDestroy_v2(stream: CUstream);
@@ -96,12 +105,20 @@ functions! {
     cuGraphExecDestroy(exec: CUgraphExec);
     // Modules and launches.
     cuModuleLoad(module: *mut CUmodule, path: *const c_char);
-    cuModuleLoadDataEx(module: *mut CUmodule, image: *const c_void, num_options: c_uint, options: *mut CUjit_option, option_values: *mut *mut c_void);
+    cuModuleLoadDataEx(
+        module: *mut CUmodule, image: *const c_void, num_options: c_uint,
+        options: *mut CUjit_option, option_values: *mut *mut c_void,
+    );
     cuModuleUnload(module: CUmodule);
     cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
     cuFuncLoad(function: CUfunction);
     cuFuncGetAttribute(value: *mut c_int, attribute: CUfunction_attribute, function: CUfunction);
     cuFuncSetAttribute(function: CUfunction, attribute: CUfunction_attribute, value: c_int);
-    cuOccupancyMaxActiveBlocksPerMultiprocessor(num_blocks: *mut c_int, function: CUfunction, block_size: c_int, dynamic_smem_size: usize);
-    cuLaunchKernelEx(config: *const CUlaunchConfig, function: CUfunction, kernel_params: *mut *mut c_void, extra: *mut *mut c_void);
+    cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        num_blocks: *mut c_int, function: CUfunction, block_size: c_int, dynamic_smem_size: usize,
+    );
+    cuLaunchKernelEx(
+        config: *const CUlaunchConfig, function: CUfunction, kernel_params: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    );
 }

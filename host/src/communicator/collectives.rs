@@ -37,7 +37,8 @@ macro_rules! collectives {
     ($(
         $(#[doc = $doc:literal])*
         #[nccl($alias:literal, $alias_config:literal)]
-        fn $name:ident<$($generic:ident: $bound:path),*>($($arg:ident: $type:ty),* $(,)?) |$of:ident|
+        fn $name:ident<$($generic:ident: $bound:path),*>($($arg:ident: $type:ty),* $(,)?)
+        |$of:ident|
             $body:block
     )*) => {
         impl Communicator {
@@ -61,7 +62,9 @@ macro_rules! collectives {
         /// The collectives, with a configuration.
         impl Configured<'_> {
             $(
-                #[doc = concat!("As [`Communicator::", stringify!($name), "`].\n\nNCCL: `", $alias_config, "`.")]
+                #[doc = concat!(
+                    "As [`Communicator::", stringify!($name), "`].\n\nNCCL: `", $alias_config, "`."
+                )]
                 ///
                 /// # Errors
                 ///
@@ -231,9 +234,11 @@ impl Communicator {
     /// Collectives called on what this returns use `config`, which must be the same on every rank.
     ///
     /// ```no_run
-    /// # use devcomm_host::{CollectiveConfig, Communicator, ReduceOp, Result, Stream, SymmetricBuffer};
+    /// # use devcomm_host::{CollectiveConfig, Communicator, ReduceOp, Result};
+    /// # use devcomm_host::{Stream, SymmetricBuffer};
     /// # fn f(comm: &Communicator, a: &SymmetricBuffer<f32>, stream: &Stream) -> Result<()> {
-    /// comm.configured(&CollectiveConfig::new().max_ctas(4))?.all_reduce(a, a, ReduceOp::Sum, stream)
+    /// let config = CollectiveConfig::new().max_ctas(4);
+    /// comm.configured(&config)?.all_reduce(a, a, ReduceOp::Sum, stream)
     /// # }
     /// ```
     ///

@@ -84,7 +84,8 @@ pub struct Estimate {
 ///
 /// ```no_run
 /// # use devcomm_host::{Communicator, Result, Stream, SymmetricBuffer, group};
-/// # fn ring(comm: &Communicator, a: &SymmetricBuffer<f32>, b: &SymmetricBuffer<f32>, stream: &Stream) -> Result<()> {
+/// # type Memory = SymmetricBuffer<f32>;
+/// # fn ring(comm: &Communicator, a: &Memory, b: &Memory, stream: &Stream) -> Result<()> {
 /// let (rank, n) = (comm.rank(), comm.n_ranks());
 /// group(|_| {
 ///     comm.send(a, (rank + 1) % n, stream)?;

@@ -13,7 +13,8 @@ use crate::error::{Error, Result};
 /// # use devcomm_host::{Library, MultiGpu, ReduceOp, Result};
 /// # fn main() -> Result<()> {
 /// let gpus = MultiGpu::all(&Library::open(None)?)?;
-/// let buffers = gpus.communicators().iter().map(|comm| comm.mem_alloc::<f32>(1024)).collect::<Result<Vec<_>>>()?;
+/// let buffers = gpus.communicators().iter().map(|comm| comm.mem_alloc::<f32>(1024));
+/// let buffers = buffers.collect::<Result<Vec<_>>>()?;
 /// gpus.all_reduce(&buffers, &buffers, ReduceOp::Sum)?; // in place
 /// gpus.synchronize()
 /// # }

@@ -37,7 +37,8 @@ pub(crate) fn read<T: Pod>(rank: usize, bytes: &[u8]) -> Result<Vec<T>> {
     }
     if bytes.len().checked_rem(size_of::<T>()) != Some(0) {
         return Err(Error::invalid(format!(
-            "rank {rank} gave {} bytes, which are no values of {} bytes; all ranks exchange one type",
+            "rank {rank} gave {} bytes, which are no values of {} bytes; all ranks exchange one \
+             type",
             bytes.len(),
             size_of::<T>()
         )));

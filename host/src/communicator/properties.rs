@@ -40,8 +40,8 @@ pub struct Properties {
     /// `commHash`.
     pub comm_hash: u64,
     /// A stride for [`GinConnectionType::CustomStride`] is a multiple of this, in ranks; `None`
-    /// where the network has no even pattern and takes no custom stride. NCCL: `ginMinStride`,
-    /// which is then `INT_MAX`.
+    /// where the network's connections are not strided: it takes no custom stride. NCCL:
+    /// `ginMinStride`, which is then `INT_MAX`.
     pub gin_min_stride: Option<u32>,
     /// What the network connects at most: every rank, the rails, or none. NCCL:
     /// `ginConnectionType`.

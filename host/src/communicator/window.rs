@@ -124,7 +124,8 @@ impl Communicator {
         self.require_own(slice.context(), "memory for a window")?;
         if slice.is_empty() || !slice.device_address().is_multiple_of(ALIGNMENT) {
             return Err(Error::invalid(format!(
-                "a window over {} bytes at {:#x}: it needs at least one element and an address that is a multiple of {ALIGNMENT}",
+                "a window over {} bytes at {:#x}: it needs at least one element and an address \
+                 that is a multiple of {ALIGNMENT}",
                 slice.byte_len(),
                 slice.device_address()
             )));

@@ -164,7 +164,8 @@ impl Context {
         }
         if rows == 0 || columns == 0 || !columns.is_multiple_of(8) {
             return Err(Error::invalid(format!(
-                "a tensor map's matrix has rows, of a multiple of 8 elements: not {rows} x {columns}"
+                "a tensor map's matrix has rows, of a multiple of 8 elements: not {rows} x \
+                 {columns}"
             )));
         }
         if !(1..=256).contains(&tile_rows) {

@@ -67,8 +67,9 @@ impl<T: Element> DeviceSlice<T> {
     ///
     /// ```no_run
     /// # use devcomm_host::{Communicator, Context, DeviceSlice, ReduceOp, Result, Stream};
-    /// # fn sum(comm: &Communicator, context: &Context, tensor: (u64, usize), stream: &Stream) -> Result<()> {
-    /// let (data_ptr, numel) = tensor;
+    /// # type Tensor = (u64, usize);
+    /// # fn f(comm: &Communicator, context: &Context, t: Tensor, stream: &Stream) -> Result<()> {
+    /// let (data_ptr, numel) = t;
     /// // SAFETY: the tensor lives until the stream is synchronized.
     /// let tensor = unsafe { DeviceSlice::<f32>::from_raw_parts(context, data_ptr, numel) };
     /// comm.all_reduce(&tensor, &tensor, ReduceOp::Sum, stream)?; // in place

@@ -16,7 +16,8 @@ pub enum DevCommError {
     },
     /// Ranks asked for different device communicators.
     #[error(
-        "no device communicator: {field} is {} on rank {} but {} on rank {}; every rank asks for the same",
+        "no device communicator: {field} is {} on rank {} but {} on rank {}; every rank asks for \
+         the same",
         first.1, first.0, second.1, second.0
     )]
     RequirementsDiffer {
@@ -29,7 +30,8 @@ pub enum DevCommError {
     },
     /// NCCL took the memory but gave no window.
     #[error(
-        "rank {rank}: NCCL registered no window over {bytes} bytes: symmetric memory is not supported between these ranks"
+        "rank {rank}: NCCL registered no window over {bytes} bytes: symmetric memory is not \
+         supported between these ranks"
     )]
     NoWindow {
         /// The rank that asked.
@@ -38,7 +40,10 @@ pub enum DevCommError {
         bytes: usize,
     },
     /// The ranks are in more than one load/store domain.
-    #[error("not every rank reaches every other by load and store; the domains are: {}", teams.join("; "))]
+    #[error(
+        "not every rank reaches every other by load and store; the domains are: {}",
+        teams.join("; ")
+    )]
     SeveralLsaTeams {
         /// Each domain: its ranks and their hosts.
         teams: Vec<String>,

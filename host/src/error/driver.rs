@@ -6,7 +6,8 @@
 pub enum DriverError {
     /// There is no CUDA driver to talk to.
     #[error(
-        "no CUDA driver: {reason}; install NVIDIA's driver, run where there is one, or simulate GPUs with DEVCOMM_SIMULATE=4"
+        "no CUDA driver: {reason}; install NVIDIA's driver, run where there is one, or simulate \
+         GPUs with DEVCOMM_SIMULATE=4"
     )]
     NoDriver {
         /// What was tried.
@@ -14,7 +15,8 @@ pub enum DriverError {
     },
     /// The driver lacks functions that this crate calls.
     #[error(
-        "the CUDA driver is too old: it supports CUDA {has}, needed is {needs}; update NVIDIA's driver"
+        "the CUDA driver is too old: it supports CUDA {has}, needed is {needs}; update NVIDIA's \
+         driver"
     )]
     TooOld {
         /// The CUDA version that is needed.
@@ -24,12 +26,14 @@ pub enum DriverError {
     },
     /// The driver sees no GPU.
     #[error(
-        "no GPU: the CUDA driver sees none; check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or simulate GPUs with DEVCOMM_SIMULATE=4"
+        "no GPU: the CUDA driver sees none; check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or \
+         simulate GPUs with DEVCOMM_SIMULATE=4"
     )]
     NoGpu,
     /// More ranks than GPUs.
     #[error(
-        "{asked} GPUs were asked for, but only {visible} are visible on this machine; ask for fewer, or check CUDA_VISIBLE_DEVICES"
+        "{asked} GPUs were asked for, but only {visible} are visible on this machine; ask for \
+         fewer, or check CUDA_VISIBLE_DEVICES"
     )]
     TooFewGpus {
         /// GPUs asked for.

@@ -43,7 +43,8 @@ pub enum LaunchError {
     },
     /// The module's PTX is newer than the driver's compiler.
     #[error(
-        "kernel module {file} is PTX {ptx}, which is newer than the driver (CUDA {driver}) can compile; update the driver, or rebuild the kernels for an older PTX ISA"
+        "kernel module {file} is PTX {ptx}, which is newer than the driver (CUDA {driver}) can \
+         compile; update the driver, or rebuild the kernels for an older PTX ISA"
     )]
     PtxTooNew {
         /// The module.
@@ -55,7 +56,8 @@ pub enum LaunchError {
     },
     /// The module was built for another architecture.
     #[error(
-        "kernel module {file} was built for {arch}, which does not run on this GPU (compute capability {}.{}); {}",
+        "kernel module {file} was built for {arch}, which does not run on this GPU (compute \
+         capability {}.{}); {}",
         device.0, device.1, arch_advice(arch, *device)
     )]
     WrongArch {
@@ -68,7 +70,8 @@ pub enum LaunchError {
     },
     /// The module reads a device communicator of another layout.
     #[error(
-        "kernel module {file} was linked with the device code of NCCL {module}, but this program makes device communicators of NCCL {layout}; rebuild the kernels with NCCL {layout}"
+        "kernel module {file} was linked with the device code of NCCL {module}, but this program \
+         makes device communicators of NCCL {layout}; rebuild the kernels with NCCL {layout}"
     )]
     WrongNcclStamp {
         /// The module.

@@ -95,7 +95,8 @@ mod tests {
         };
         assert_eq!(
             error.to_string(),
-            "ncclCommInitRank failed on rank 3: invalid usage (code 5), NCCL says: Duplicate GPU detected; run with NCCL_DEBUG=INFO"
+            "ncclCommInitRank failed on rank 3: invalid usage (code 5), NCCL says: Duplicate GPU \
+             detected; run with NCCL_DEBUG=INFO"
         );
     }
 
@@ -114,7 +115,8 @@ mod tests {
         let errors: [(Error, &str); 6] = [
             (
                 DriverError::TooFewGpus { asked: 8, visible: 2 }.into(),
-                "8 GPUs were asked for, but only 2 are visible on this machine; ask for fewer, or check CUDA_VISIBLE_DEVICES",
+                "8 GPUs were asked for, but only 2 are visible on this machine; ask for fewer, or \
+                 check CUDA_VISIBLE_DEVICES",
             ),
             (
                 NcclError::Unusable { path: "/lib/x.so".into(), reason: "it is empty".into() }
@@ -123,11 +125,13 @@ mod tests {
             ),
             (
                 LaunchError::Refused { kernel: "sum", refusal: LaunchRefusal::NoDevComm }.into(),
-                "kernel `sum` was not launched: it takes a DevComm, but none is among the arguments",
+                "kernel `sum` was not launched: it takes a DevComm, but none is among the \
+                 arguments",
             ),
             (
                 DevCommError::NoWindow { rank: 1, bytes: 64 }.into(),
-                "rank 1: NCCL registered no window over 64 bytes: symmetric memory is not supported between these ranks",
+                "rank 1: NCCL registered no window over 64 bytes: symmetric memory is not \
+                 supported between these ranks",
             ),
             (
                 WorldError::RankLost { rank: 3, why: "its process has ended".into() }.into(),
@@ -135,7 +139,8 @@ mod tests {
             ),
             (
                 StateError::DeadlinePassed { waited: Duration::from_millis(1500) }.into(),
-                "the GPU had not finished after 1.5 s; its work is still running and its memory is kept",
+                "the GPU had not finished after 1.5 s; its work is still running and its memory \
+                 is kept",
             ),
         ];
         for (error, text) in errors {

@@ -21,7 +21,8 @@ pub enum NcclError {
     },
     /// The loaded NCCL is older than what is asked of it.
     #[error(
-        "NCCL {has} ({}) is too old: {needs} or newer is needed; run `cargo xtask setup`, or name a newer one in DEVCOMM_NCCL_HOME",
+        "NCCL {has} ({}) is too old: {needs} or newer is needed; run `cargo xtask setup`, or name \
+         a newer one in DEVCOMM_NCCL_HOME",
         path.display()
     )]
     TooOld {
@@ -34,7 +35,8 @@ pub enum NcclError {
     },
     /// Two ranks loaded different NCCL libraries.
     #[error(
-        "rank {} loaded NCCL {} but rank {} loaded NCCL {}; point DEVCOMM_NCCL_HOME at one version everywhere",
+        "rank {} loaded NCCL {} but rank {} loaded NCCL {}; point DEVCOMM_NCCL_HOME at one \
+         version everywhere",
         first.0, first.1, second.0, second.1
     )]
     VersionsDiffer {
@@ -54,7 +56,10 @@ pub enum NcclError {
         has: NcclVersion,
     },
     /// A call into NCCL failed.
-    #[error("{operation} failed{}: {text} (code {code}){}; {hint}", on_rank(*rank), quoted(last_error))]
+    #[error(
+        "{operation} failed{}: {text} (code {code}){}; {hint}",
+        on_rank(*rank), quoted(last_error)
+    )]
     Failed {
         /// The NCCL function.
         operation: &'static str,

@@ -24,7 +24,8 @@ pub enum StateError {
     },
     /// A non-blocking communicator has not done yet what was asked of it last.
     #[error(
-        "{operation} on rank {rank}: the communicator is still busy with the operation before; wait until it is ready"
+        "{operation} on rank {rank}: the communicator is still busy with the operation before; \
+         wait until it is ready"
     )]
     InProgress {
         /// What was asked of it.

@@ -21,7 +21,8 @@ pub enum WorldError {
     /// Settings came too late: other threads run already, and one of them may be reading the
     /// environment.
     #[error(
-        "{} must be set before this process starts threads, but it has {threads}; build the world first thing in main, or set the variables outside",
+        "{} must be set before this process starts threads, but it has {threads}; build the world \
+         first thing in main, or set the variables outside",
         variables.join(" ")
     )]
     EnvironmentInUse {
@@ -39,7 +40,8 @@ pub enum WorldError {
     },
     /// Some ranks did not come to the rendezvous.
     #[error(
-        "{} did not arrive at {address} within {:.0} s{}; check that every process was started (DEVCOMM_TIMEOUT sets the time)",
+        "{} did not arrive at {address} within {:.0} s{}; check that every process was started \
+         (DEVCOMM_TIMEOUT sets the time)",
         ranks(missing), waited.as_secs_f64(), details(notes)
     )]
     RanksMissing {

@@ -76,12 +76,14 @@ impl World {
     /// MPI's launchers do not say it, so ranks on several hosts need MASTER_ADDR. The port, from
     /// 20001 to 32767, follows from the id of the job.
     ///
-    /// | variable | meaning |
-    /// |---|---|
-    /// | `DEVCOMM_PORT` | port of the rendezvous; else MASTER_PORT, or the next one when torchrun's agent holds that; else from the job's id |
-    /// | `DEVCOMM_TIMEOUT` | seconds that rank 0 waits for all ranks to arrive, and they for rank 0; else 60 |
-    /// | `DEVCOMM_SIMULATE` | GPUs to simulate, and how: `4`, or `4,team=2,multimem=0,seed=7`; not under a launcher |
-    /// | `DEVCOMM_JOB_ID` | only ranks of one id meet; else the launcher's (TORCHELASTIC_RUN_ID, Slurm's job and step, ...), else `devcomm` |
+    /// * `DEVCOMM_PORT`: the port of the rendezvous; else MASTER_PORT, or the next one when
+    ///   torchrun's agent holds that; else from the job's id.
+    /// * `DEVCOMM_TIMEOUT`: seconds that rank 0 waits for all ranks to arrive, and they for rank 0;
+    ///   else 60.
+    /// * `DEVCOMM_SIMULATE`: GPUs to simulate, and how: `4`, or `4,team=2,multimem=0,seed=7`; not
+    ///   under a launcher.
+    /// * `DEVCOMM_JOB_ID`: only ranks of one id meet; else the launcher's (TORCHELASTIC_RUN_ID,
+    ///   Slurm's job and step, ...), else `devcomm`.
     ///
     /// mpiexec of MPICH gives a job no id: two that run side by side on one host need a
     /// DEVCOMM_JOB_ID or a MASTER_PORT each.

@@ -9,7 +9,8 @@ pub(super) fn check_shape([m, n, k]: [usize; 3]) -> Result<[u32; 3]> {
     }
     if !k.is_multiple_of(8) {
         return refuse(format!(
-            "k is {k}, but rows of A and B begin on 16 bytes: pad them with zeros to a multiple of 8 elements"
+            "k is {k}, but rows of A and B begin on 16 bytes: pad them with zeros to a multiple \
+             of 8 elements"
         ));
     }
     // The copy engine's coordinates have a sign.

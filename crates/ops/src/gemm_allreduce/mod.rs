@@ -193,7 +193,8 @@ impl GemmAllReduce {
         });
         let (Some(_), Some(tiles)) = (needed, self.form.tiles(rows, columns)) else {
             return refuse(format!(
-                "a product of {rows} x {columns} elements needs a larger workspace: make another GemmAllReduce for it"
+                "a product of {rows} x {columns} elements needs a larger workspace: make another \
+                 GemmAllReduce for it"
             ));
         };
         let config = LaunchConfig::new(self.blocks.min(tiles), self.form.threads())

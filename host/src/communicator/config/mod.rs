@@ -7,7 +7,11 @@
 //!
 //! ```
 //! use devcomm_host::{CommConfig, CtaPolicy};
-//! let config = CommConfig::new().blocking(false).max_ctas(8).cta_policy(CtaPolicy::ZERO).comm_name("tensor parallel");
+//! let config = CommConfig::new()
+//!     .blocking(false)
+//!     .max_ctas(8)
+//!     .cta_policy(CtaPolicy::ZERO)
+//!     .comm_name("tensor parallel");
 //! assert!(!config.is_blocking());
 //! ```
 
@@ -139,7 +143,9 @@ macro_rules! settings {
             $(
                 $(#[$doc])*
                 ///
-                #[doc = concat!("NCCL: `", $field, "`, since ", $major, ".", $minor, ".", $patch, ".")]
+                #[doc = concat!(
+                    "NCCL: `", $field, "`, since ", $major, ".", $minor, ".", $patch, "."
+                )]
                 pub fn $name(mut self, value: $type) -> Self {
                     self.$name = Some(value);
                     self
@@ -148,7 +154,10 @@ macro_rules! settings {
             $(
                 $(#[$text_doc])*
                 ///
-                #[doc = concat!("NCCL: `", $text_field, "`, since ", $text_major, ".", $text_minor, ".", $text_patch, ".")]
+                #[doc = concat!(
+                    "NCCL: `", $text_field, "`, since ",
+                    $text_major, ".", $text_minor, ".", $text_patch, "."
+                )]
                 pub fn $text(mut self, value: impl Into<String>) -> Self {
                     self.$text = Some(value.into());
                     self
@@ -286,7 +295,8 @@ impl CommConfig {
         let mixed = matches!(self.graph_usage_mode, None | Some(GraphUsageMode::Mixed));
         if self.graph_stream_ordering == Some(false) && mixed {
             return Err(Error::invalid(
-                "graph_stream_ordering(false) needs graph_usage_mode NoGraph or OneGraph; the default is Mixed",
+                "graph_stream_ordering(false) needs graph_usage_mode NoGraph or OneGraph; the \
+                 default is Mixed",
             ));
         }
         Ok(())

@@ -54,7 +54,8 @@ impl Report {
     pub(crate) fn from_bytes(rank: usize, bytes: &[u8]) -> Result<Self> {
         serde_json::from_slice(bytes).map_err(|error| {
             Error::invalid(format!(
-                "rank {rank} gave no requirements where rank 0 did ({error}); collective calls come in one order on all ranks"
+                "rank {rank} gave no requirements where rank 0 did ({error}); collective calls \
+                 come in one order on all ranks"
             ))
         })
     }

@@ -65,7 +65,8 @@ fn check_multimem(
     let why = if nvls_enable.is_some_and(|value| value.trim() == "0") {
         "NCCL_NVLS_ENABLE is 0"
     } else if !properties.multimem {
-        "the GPUs have none (multimemSupport is false): it takes NVLink switches, a driver that can use them, and GPUs of compute capability 9.0 or higher"
+        "the GPUs have none (multimemSupport is false): it takes NVLink switches, a driver that \
+         can use them, and GPUs of compute capability 9.0 or higher"
     } else {
         return Ok(());
     };

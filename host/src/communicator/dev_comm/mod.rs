@@ -158,7 +158,8 @@ impl DevCommResource {
         self.inner.lowered.get(key).ok_or_else(|| {
             let asked: resources::Resource = key.request().into();
             Error::invalid(format!(
-                "this device communicator was not made with the requirements that the key of {asked} is from"
+                "this device communicator was not made with the requirements that the key of \
+                 {asked} is from"
             ))
         })
     }

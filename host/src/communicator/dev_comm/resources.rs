@@ -153,7 +153,10 @@ mod sealed {
 }
 
 macro_rules! requests {
-    ($($request:ident as $variant:ident gives $handle:ty, $self:ident $answer:ident $multimem:ident => $make:expr;)*) => {$(
+    ($(
+        $request:ident as $variant:ident gives $handle:ty,
+        $self:ident $answer:ident $multimem:ident => $make:expr;
+    )*) => {$(
         impl sealed::Sealed for $request {}
 
         impl From<$request> for Resource {
@@ -268,7 +271,8 @@ impl std::fmt::Display for Resource {
             }
             Self::LlA2a(LlA2a { blocks, max_elements, element_size }) => write!(
                 f,
-                "LL all-to-all for {blocks} blocks of {max_elements} elements of {element_size} bytes"
+                "LL all-to-all for {blocks} blocks of {max_elements} elements of {element_size} \
+                 bytes"
             ),
             Self::Buffer(ResourceBuffer { bytes, align }) => {
                 write!(f, "a buffer of {bytes} bytes aligned to {align}")

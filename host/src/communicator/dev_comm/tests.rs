@@ -107,7 +107,8 @@ fn resources_are_compared_in_their_order_and_teams_by_size_and_stride() {
     let error = agree(&[report(TEAM, [2, 3]), report(TEAM, [2, 4])]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "no device communicator: resource 1 is 3 signals on rank 0 but 4 signals on rank 1; every rank asks for the same"
+        "no device communicator: resource 1 is 3 signals on rank 0 but 4 signals on rank 1; every \
+         rank asks for the same"
     );
     let mut fewer = report(TEAM, [2, 3]);
     fewer.fields.pop();

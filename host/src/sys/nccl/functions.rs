@@ -21,7 +21,7 @@ macro_rules! calls {
                 ///
                 /// The C function's own contract.
                 #[allow(clippy::too_many_arguments, reason = "they are the C function's")]
-                #[allow(dead_code, reason = "the table is complete; some have a newer form that is used")]
+                #[allow(dead_code, reason = "the table is complete, replaced functions included")]
                 pub(crate) unsafe fn $name(&self, $($arg: $type),*) -> crate::error::Result<$ret> {
                     const NEEDS: devcomm_locate::NcclVersion =
                         devcomm_locate::NcclVersion { major: $major, minor: $minor, patch: $patch };

@@ -78,11 +78,13 @@ pub(super) fn read(var: Lookup<'_>, names: &Names) -> Result<Option<LauncherVars
             variable: "MASTER_ADDR",
             value: None,
             why: format!(
-                "not set, and not all of the {n_ranks} ranks are known to be on this host ({}{}); set MASTER_ADDR to the host of rank 0, for all ranks alike",
+                "not set, and not all of the {n_ranks} ranks are known to be on this host ({}{}); \
+                 set MASTER_ADDR to the host of rank 0, for all ranks alike",
                 names.n_local[0],
                 n_local.map_or_else(|| " is not set".to_owned(), |n_local| format!("={n_local}")),
             ),
-        }.into())
+        }
+        .into())
     };
     let job = first(var, names.job)?.or(first(var, BATCH_JOB)?);
     let job = job.map(|(variable, job)| format!("{variable}={job}"));

@@ -5,7 +5,8 @@ use super::value::{Lookup, number, port, text, unset};
 use super::{LauncherVars, MAX_RANKS};
 use crate::error::{Error, Result, WorldError};
 
-const TOGETHER: &str = "a launcher such as torchrun sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT together";
+const TOGETHER: &str = "a launcher such as torchrun sets RANK, WORLD_SIZE, LOCAL_RANK, \
+                        MASTER_ADDR and MASTER_PORT together";
 
 /// What torchrun's variables say, if RANK or WORLD_SIZE is set.
 pub(super) fn read(var: Lookup<'_>) -> Result<Option<LauncherVars>> {

@@ -70,7 +70,8 @@ pub(crate) struct Complete {
 }
 
 /// Why a rank is lost that others expect although it has finished.
-const MISSED: &str = "it had already finished when the others expected it in an exchange; every rank must make the same collective calls";
+const MISSED: &str = "it had already finished when the others expected it in an exchange; every \
+    rank must make the same collective calls";
 const TWICE: &str =
     "it gave twice to one exchange; the collective calls of a group are made one after the other";
 const NOT_A_MEMBER: &str = "it gave to the exchange of a group that it is not in";

@@ -122,7 +122,10 @@ fn something_else_in_rank_0s_place_is_not_taken_for_it() {
     assert!(notes.iter().any(|note| note.contains("not a rank of this program")), "{notes:?}");
     let silent = in_place_of_rank_0(drop);
     assert!(
-        matches!(&silent, Error::World(WorldError::RanksMissing { missing, .. }) if *missing == [0]),
+        matches!(
+            &silent,
+            Error::World(WorldError::RanksMissing { missing, .. }) if *missing == [0]
+        ),
         "{silent}"
     );
     let rude = |mut stream: TcpStream| drop(send(&mut stream, Kind::Gathered, &[0; 9]));
