@@ -72,14 +72,15 @@ impl GemmOptions {
     }
 }
 
-/// Loads the kernels of this operation and no others.
+/// The kernels of this operation among [`KERNELS`]: no others are loaded for it.
+static MODULES: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
+    let files = [file(kernels::gemm_allreduce_wgmma), file(kernels::gemm_allreduce_mma)];
+    KERNELS.modules.iter().filter(|(name, ..)| files.contains(name)).copied().collect()
+});
+
 fn load(comm: &Communicator) -> Result<Kernels> {
-    static OURS: LazyLock<Vec<ModuleSource>> = LazyLock::new(|| {
-        let files = [file(kernels::gemm_allreduce_wgmma), file(kernels::gemm_allreduce_mma)];
-        KERNELS.modules.iter().filter(|(name, ..)| files.contains(name)).copied().collect()
-    });
-    let ours = KernelSet { modules: &OURS, unavailable: KERNELS.unavailable };
-    Kernels::load(comm.context(), &ours)
+    let set = KernelSet { modules: &MODULES, unavailable: KERNELS.unavailable };
+    Kernels::load(comm.context(), &set)
 }
 
 fn file<K: Kernel>(_: K) -> &'static str {
@@ -187,6 +188,12 @@ fn agree(all: &[Vec<Proposal>]) -> Result<(GemmForm, u32)> {
 mod tests {
     use super::super::check::tests::message;
     use super::*;
+
+    #[test]
+    fn both_forms_are_among_the_shipped_kernels_when_those_are_compiled() {
+        let forms = if KERNELS.unavailable.is_none() { 2 } else { 0 };
+        assert_eq!(MODULES.len(), forms);
+    }
 
     #[test]
     fn ranks_agree_on_what_all_can_do_or_say_who_differs() {
