@@ -62,7 +62,7 @@ impl MultiGpu {
         &self.streams
     }
 
-    /// Has the operations go to other streams from now on, one a GPU.
+    /// Sets the streams that later operations go to, one a GPU.
     ///
     /// # Errors
     ///
@@ -76,12 +76,11 @@ impl MultiGpu {
         Ok(())
     }
 
-    /// Every `recv` gets the combination of all `send`.
+    /// Every `recv` gets the reduction of all `send`.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidInput`] unless there is one buffer a GPU; as [`Communicator::all_reduce`].
-    /// So for the others.
     pub fn all_reduce<S, R>(&self, send: &[S], recv: &[R], op: ReduceOp) -> Result<()>
     where
         S: Buffer,
@@ -92,7 +91,7 @@ impl MultiGpu {
         })
     }
 
-    /// `recv` of GPU `root` gets the combination of all `send`.
+    /// `recv` of GPU `root` gets the reduction of all `send`.
     ///
     /// # Errors
     ///
@@ -118,7 +117,7 @@ impl MultiGpu {
         })
     }
 
-    /// Every `recv` gets all `send`, one after the other.
+    /// Every `recv` gets all `send`, in order of ranks.
     ///
     /// # Errors
     ///
@@ -133,7 +132,7 @@ impl MultiGpu {
         })
     }
 
-    /// Every `recv` gets its part of the combination of all `send`.
+    /// Every `recv` gets its part of the reduction of all `send`.
     ///
     /// # Errors
     ///
@@ -148,7 +147,7 @@ impl MultiGpu {
         })
     }
 
-    /// Runs `f` for every GPU, in one group: for operations that there is no method for.
+    /// Runs `f` for every GPU, in one group: for operations that have no method here.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! How reductions combine elements.
+//! Operators of reductions: NCCL's own, and sums of scaled elements.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -25,9 +25,9 @@ pub enum ReduceOp {
     Sum = 0,
     /// The product.
     Prod = 1,
-    /// The greatest.
+    /// The maximum.
     Max = 2,
-    /// The least.
+    /// The minimum.
     Min = 3,
     /// The sum divided by the number of ranks.
     Avg = 4,

@@ -135,7 +135,7 @@ impl Resource for Inner {
     fn close(&self) -> Result<()> {
         self.communicator.refuse_suspended()?;
         let Ok(handle) = self.handle() else {
-            // It is not there, or has gone with the communicator.
+            // It was not made, or has ended with the communicator.
             self.closed.set(true);
             return Ok(());
         };

@@ -26,7 +26,7 @@ impl Communicator {
     /// # Errors
     ///
     /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded),
-    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported); so for the other teams.
+    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported).
     #[doc(alias = "ncclTeamWorld")]
     pub fn team_world(&self) -> Result<Team> {
         self.team(TeamKind::World)
@@ -42,7 +42,7 @@ impl Communicator {
         self.team(TeamKind::Lsa)
     }
 
-    /// The ranks with this one's place in every LSA team. NCCL: `ncclTeamRail`.
+    /// The ranks with this one's LSA rank in every LSA team. NCCL: `ncclTeamRail`.
     ///
     /// # Errors
     ///
@@ -83,7 +83,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a member that the team has not; as
+    /// [`Error::InvalidInput`] for a member that is not in the team; as
     /// [`team_world`](Self::team_world).
     #[doc(alias = "ncclTeamRankToWorld")]
     pub fn rank_to_world(&self, team: Team, member: usize) -> Result<usize> {
@@ -114,7 +114,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`DevCommError::SeveralLsaTeams`] names the ranks and hosts of each group; otherwise as
+    /// [`DevCommError::SeveralLsaTeams`] names the ranks and hosts of each LSA team; otherwise as
     /// [`properties`](Self::properties).
     pub fn require_single_lsa_team(&self) -> Result<()> {
         let teams = self.properties()?.n_lsa_teams;
@@ -131,8 +131,8 @@ impl Communicator {
     }
 }
 
-/// The ranks and hosts of each group that shares memory, or `None` if there is one group. NCCL's
-/// groups are of one size and take consecutive ranks.
+/// The ranks and hosts of each LSA team, or `None` if there is one. NCCL's LSA teams have one size
+/// and consecutive ranks.
 fn describe_lsa_teams(n_ranks: usize, n_teams: usize, hosts: &[String]) -> Option<Vec<String>> {
     if n_teams <= 1 {
         return None;

@@ -4,7 +4,7 @@
 //! `nccl_device` looks at a flag now and then, which the host raises: each device communicator has
 //! one, in memory that the GPU reaches. A kernel whose wait sees it notes what it waited for, and
 //! exits. Nothing can be done with that device communicator afterwards but to close it, for its
-//! barriers may stand anywhere.
+//! barriers are in an unknown state.
 //!
 //! The memory goes back to the rank's context when the device communicator is closed, which is when
 //! the streams are idle, and is used again. It is freed with the context: freeing such memory

@@ -10,7 +10,7 @@ use crate::error::{Error, Result, StateError};
 /// How often a wait looks at what changes elsewhere, such as the health of the job.
 const PULSE: Duration = Duration::from_millis(5);
 
-/// A value under a lock, whose changes threads can wait for. A panic elsewhere does not spoil it.
+/// A value under a lock, whose changes threads can wait for. A panic does not poison it.
 pub(crate) struct Shared<T> {
     value: Mutex<T>,
     changed: Condvar,
@@ -22,12 +22,12 @@ impl<T> Shared<T> {
         Self { value: Mutex::new(value), changed: Condvar::new(), machine }
     }
 
-    /// The value, to look at.
+    /// Locks the value.
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.value.lock()
     }
 
-    /// Changes the value, and wakes who waits.
+    /// Changes the value and wakes all waits.
     pub(crate) fn change<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         let result = change(&mut self.value.lock());
         self.changed.notify_all();
@@ -35,7 +35,7 @@ impl<T> Shared<T> {
         result
     }
 
-    /// Waits until `ready` finds what it looks for, which it is asked after each change.
+    /// Waits until `ready` returns a value. It is called after each change.
     ///
     /// # Errors
     ///
@@ -44,7 +44,7 @@ impl<T> Shared<T> {
         self.look(None, Duration::MAX, ready)
     }
 
-    /// As [`wait`](Self::wait), for at most `limit`; `ready` is also asked now and then, for what
+    /// As [`wait`](Self::wait), for at most `limit`; `ready` is also called at intervals, for what
     /// changes elsewhere.
     ///
     /// # Errors

@@ -32,7 +32,7 @@ impl Report {
         }
     }
 
-    /// For the rank that cannot ask the others.
+    /// For a communicator without a world, whose ranks cannot exchange.
     ///
     /// # Errors
     ///
@@ -44,13 +44,13 @@ impl Report {
         }
     }
 
-    /// As it goes to the others.
+    /// Encodes it for the others.
     pub(crate) fn to_bytes(&self) -> Result<Vec<u8>> {
         serde_json::to_vec(self)
             .map_err(|error| Error::invalid(format!("requirements cannot be sent: {error}")))
     }
 
-    /// As it came from `rank`.
+    /// Decodes what `rank` sent.
     pub(crate) fn from_bytes(rank: usize, bytes: &[u8]) -> Result<Self> {
         serde_json::from_slice(bytes).map_err(|error| {
             Error::invalid(format!(
@@ -109,8 +109,7 @@ fn difference(a: &[(String, String)], b: &[(String, String)]) -> (String, String
 }
 
 impl DevCommRequirements {
-    /// Name and value of everything that is asked for: the same on two ranks if their requirements
-    /// go together.
+    /// Name and value of everything that is asked for, to be the same on all ranks.
     pub(crate) fn describe(&self) -> Vec<(String, String)> {
         // Taken apart, so that a new field cannot be forgotten here.
         let Self {

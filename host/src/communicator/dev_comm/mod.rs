@@ -59,10 +59,10 @@ pub struct DevCommResource {
 }
 
 struct Inner {
-    /// Written when it is made: at the end of a group, perhaps.
+    /// Written when it is made, which may be at the end of a group.
     out: Out<DevComm>,
     made: Rc<Cell<CallState>>,
-    /// What kernels get, from the first look on: what was written, with a flag of ours to abort by.
+    /// What kernels get, set at the first use: what NCCL wrote, with our abort flag.
     dev_comm: OnceCell<DevComm>,
     flag: Arc<AbortFlag>,
     closed: Cell<bool>,
@@ -190,7 +190,7 @@ impl DevCommResource {
     /// Asks the kernels that use it, and wait for another rank, to exit. A wait for their stream
     /// fails with [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted) with what they
     /// waited for, and launches with the device communicator are refused from now on: its barriers
-    /// may stand anywhere. Other device communicators go on. Idempotent.
+    /// are in an unknown state. Other device communicators are not affected. Idempotent.
     ///
     /// A kernel sees it in the waits of `nccl_device`; one that polls memory by other means, or
     /// computes, goes on.
@@ -260,7 +260,7 @@ impl Resource for Inner {
         self.communicator.refuse_suspended()?;
         let context = self.communicator.context();
         if self.dev_comm().is_err() {
-            // It is not there, or has gone with the communicator.
+            // It was not made, or has ended with the communicator.
             if !self.closed.replace(true) && context.is_idle_now() {
                 context.close_abort_flag(&self.flag);
             }

@@ -9,8 +9,8 @@ use super::stream::StreamHandle;
 use crate::error::{Error, Result};
 
 impl StreamHandle {
-    /// From now on work goes to a graph instead of the GPU. No thread is hindered in what it does
-    /// elsewhere, this one included: NCCL connects ranks when it first needs to, which may be in a
+    /// From now on work goes to a graph instead of the GPU. The mode is relaxed, so that any thread
+    /// may make any call meanwhile: NCCL connects ranks at their first use, which may be in a
     /// capture.
     pub(crate) fn begin_capture(&self) -> Result<()> {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;

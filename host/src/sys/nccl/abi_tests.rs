@@ -33,7 +33,7 @@ const HEADERS: &str = "#include <cstddef>
 #include <nccl_device.h>
 ";
 
-/// Says why the test cannot run, past the test harness, to whoever counts.
+/// Prints why the test cannot run, past the test harness, for the count of skipped tests.
 fn skip(reason: &str) {
     use std::io::Write as _;
     let reason = reason.replace('\n', " ");
