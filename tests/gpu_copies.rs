@@ -104,3 +104,26 @@ fn a_graph_has_copies_and_fills_and_keeps_their_memory() {
         Ok(())
     });
 }
+
+/// Rounds that overlap: while a stream works on one, the host prepares the next.
+#[test]
+fn pinned_memory_is_copied_while_the_host_goes_on() {
+    on_gpus("pinned_memory_is_copied_while_the_host_goes_on", 2, |rank| {
+        let (comm, stream, context) = (rank.communicator()?, rank.stream()?, rank.context());
+        let memory = comm.mem_alloc::<u64>(COUNT)?;
+        let mut input = [context.pinned(COUNT)?, context.pinned(COUNT)?];
+        let mut sums = [context.pinned(COUNT)?, context.pinned(COUNT)?];
+        for round in 0..20_usize {
+            let [send, recv] = [&mut input[round % 2], &mut sums[round % 2]];
+            if let Some(before) = round.checked_sub(2) {
+                let sum = (before * rank.n_ranks()) as u64;
+                assert!(recv.as_slice()?.iter().all(|&x| x == sum), "round {before}");
+            }
+            send.as_mut_slice()?.fill(round as u64);
+            stream.copy_to_device_async(send, &memory)?;
+            comm.all_reduce(&memory, &memory, ReduceOp::Sum, &stream)?;
+            stream.copy_to_host_async(&memory, recv)?;
+        }
+        stream.synchronize()
+    });
+}

@@ -103,7 +103,7 @@ pub use devcomm_types::{
 };
 pub use device::{
     Buffer, Context, DeviceLimits, DeviceSlice, Dynamic, Event, FunctionInfo, Graph,
-    KernelAbortHandle, KernelSet, Kernels, ModuleSource, Stream, visible_gpus,
+    KernelAbortHandle, KernelSet, Kernels, ModuleSource, PinnedBuffer, Stream, visible_gpus,
 };
 pub use error::{
     AbortCause, DevCommError, DriverError, Error, LaunchError, LaunchRefusal, NcclError, Result,

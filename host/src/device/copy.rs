@@ -2,13 +2,15 @@
 //! comes next.
 //!
 //! Both sides of a copy have the same length; [`Buffer::slice`] takes a part. Copies between the
-//! host and the device return when they are done, so that the host's memory is the caller's again.
-//! Copies on the device and fills are enqueued and may be captured to a graph. Other streams are
+//! host and the device return when they are done, so that the host's memory is the caller's again;
+//! those of a [`PinnedBuffer`] do not wait. Copies on the device and fills are enqueued and may be
+//! captured to a graph. Other streams are
 //! not waited for: where they use the same memory, order them with events.
 
 use devcomm_types::Element;
 
 use super::capture::Capture;
+use super::pinned::PinnedBuffer;
 use super::slice::{Buffer, DeviceSlice, bytes_of, bytes_of_mut};
 use super::stream::Stream;
 use crate::error::{Error, Result};
@@ -59,6 +61,82 @@ impl Stream {
         let handle = self.waited(&from)?;
         // SAFETY: as many elements on both sides; the context is current; the slice lives.
         unsafe { handle.copy_to_host(bytes_of_mut(to), from.device_address()) }
+    }
+
+    /// Enqueues a copy of `from`, in pinned memory of the host, to `to` on the device. The buffer
+    /// waits for it before it gives its elements to be written.
+    ///
+    /// CUDA: `cuMemcpyHtoDAsync`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for lengths that differ and for memory of another context;
+    /// [`StateError::Capturing`](crate::StateError::Capturing);
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost); the driver's.
+    #[doc(alias = "cudaMemcpyAsync")]
+    pub fn copy_to_device_async<T: Element>(
+        &self,
+        from: &PinnedBuffer<T>,
+        to: &impl Buffer<Element = T>,
+    ) -> Result<()> {
+        let to = to.device_slice();
+        require_same_len(from.len(), to.len())?;
+        self.copy_pinned(from, &to, |handle| {
+            // SAFETY: as many elements on both sides; the context is current; the pinned memory is
+            // written and freed after the event behind the copy, device memory when this stream is
+            // idle.
+            unsafe {
+                let (target, source) = (to.device_address(), from.as_ptr().cast());
+                handle.enqueue_copy_to_device(target, source, to.byte_len())
+            }
+        })
+    }
+
+    /// Enqueues a copy of `from`, on the device, to `to` in pinned memory of the host. The buffer
+    /// waits for it before it gives its elements.
+    ///
+    /// CUDA: `cuMemcpyDtoHAsync`.
+    ///
+    /// # Errors
+    ///
+    /// As [`copy_to_device_async`](Self::copy_to_device_async).
+    #[doc(alias = "cudaMemcpyAsync")]
+    pub fn copy_to_host_async<T: Element>(
+        &self,
+        from: &impl Buffer<Element = T>,
+        to: &mut PinnedBuffer<T>,
+    ) -> Result<()> {
+        let from = from.device_slice();
+        require_same_len(from.len(), to.len())?;
+        self.copy_pinned(to, &from, |handle| {
+            // SAFETY: as above; the pinned memory is read after the event behind the copy, too.
+            unsafe {
+                let (target, source) = (to.as_ptr().cast(), from.device_address());
+                handle.enqueue_copy_to_host(target, source, from.byte_len())
+            }
+        })
+    }
+
+    /// Enqueues a copy between pinned memory and the device, and an event behind it.
+    fn copy_pinned<T: Element>(
+        &self,
+        pinned: &PinnedBuffer<T>,
+        memory: &DeviceSlice<T>,
+        copy: impl FnOnce(&StreamHandle) -> Result<()>,
+    ) -> Result<()> {
+        if !pinned.context().is(self.context()) {
+            return Err(Error::invalid("the pinned memory is of another context than the stream"));
+        }
+        self.context().refuse_capturing("memory of the host is copied")?;
+        let (handle, event) = (self.enqueues(&[memory])?, self.context().event_without_timing()?);
+        copy(handle)?;
+        if let Err(error) = self.record(&event) {
+            // Nothing else says when the copy is done.
+            handle.synchronize()?;
+            return Err(error);
+        }
+        pinned.copied(event);
+        Ok(())
     }
 
     /// Enqueues a copy of `from` to `to`, both on this stream's GPU.

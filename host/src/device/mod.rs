@@ -12,6 +12,7 @@ pub(crate) mod in_group;
 pub(crate) mod issuer;
 mod kernels;
 mod launch;
+mod pinned;
 mod slice;
 mod stream;
 
@@ -23,5 +24,6 @@ pub use self::graph::Graph;
 pub(crate) use self::health::Health;
 pub use self::kernels::{KernelSet, Kernels, ModuleSource};
 pub use self::launch::{DeviceLimits, FunctionInfo};
+pub use self::pinned::PinnedBuffer;
 pub use self::slice::{Buffer, DeviceSlice, Dynamic};
 pub use self::stream::Stream;

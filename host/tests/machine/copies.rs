@@ -146,3 +146,69 @@ fn the_default_stream_is_one_and_is_neither_captured_nor_destroyed() {
         Ok(())
     });
 }
+
+#[test]
+fn copies_of_pinned_memory_do_not_wait_and_the_memory_does() {
+    ranks(2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (a, context) = (comm.mem_alloc::<f32>(4)?, rank.context());
+        let (mut input, mut sum) = (context.pinned::<f32>(4)?, context.pinned::<f32>(4)?);
+        assert_eq!((input.as_slice()?, sum.len()), (&[0.0; 4][..], 4));
+        input.as_mut_slice()?.fill(1.5);
+        // The one rank's operation waits for the other's.
+        pause(rank, Duration::from_millis(20 * rank.rank() as u64));
+        let calls = memory_calls(rank, || {
+            stream.copy_to_device_async(&input, &a)?;
+            comm.all_reduce(&a, &a, ReduceOp::Sum, &stream)?;
+            stream.copy_to_host_async(&a, &mut sum)
+        })?;
+        assert_eq!(calls, ["cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync"]);
+        if rank.rank() == 0 {
+            assert!(!stream.is_idle()?);
+        }
+        assert_eq!(sum.as_slice()?, [3.0; 4]);
+        // What follows does not change what was copied before.
+        input.as_mut_slice()?.fill(7.0);
+        stream.copy_to_device_async(&input, &a)?;
+        input.as_mut_slice()?.fill(8.0);
+        assert_eq!(contents(&a), [7.0; 4]);
+        Ok(())
+    });
+}
+
+#[test]
+fn pinned_memory_is_freed_after_its_copies() {
+    ranks(2, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (a, mut pinned) = (filled(comm, &[1.0_f32; 2])?, rank.context().pinned(2)?);
+        pause(rank, Duration::from_millis(20 * rank.rank() as u64));
+        comm.all_reduce(&a, &a, ReduceOp::Sum, &stream)?;
+        stream.copy_to_host_async(&a, &mut pinned)?;
+        drop(pinned);
+        assert!(stream.is_idle()?);
+        assert_eq!(log_of(rank).last().unwrap(), "cuMemFreeHost");
+        Ok(())
+    });
+}
+
+#[test]
+fn copies_of_pinned_memory_that_make_no_sense_are_refused() {
+    ranks(1, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let (a, other) = (comm.mem_alloc::<f32>(2)?, Context::new(3)?);
+        let (mut short, mut foreign) = (rank.context().pinned(1)?, other.pinned(2)?);
+        is_invalid(rank.context().pinned::<f32>(0));
+        is_invalid(rank.context().pinned::<f64>(usize::MAX));
+        is_invalid(stream.copy_to_device_async(&short, &a));
+        is_invalid(stream.copy_to_host_async(&a, &mut short));
+        is_invalid(stream.copy_to_device_async(&foreign, &a));
+        is_invalid(stream.copy_to_host_async(&a, &mut foreign));
+        let graph = stream.capture(|| {
+            is_capturing(stream.copy_to_host_async(&a.slice(..1)?, &mut short));
+            is_capturing(rank.context().pinned::<f32>(1));
+            stream.fill(&a, 1.0)
+        })?;
+        assert_eq!(graph.len(), 1);
+        Ok(())
+    });
+}

@@ -71,6 +71,19 @@ impl Ask<'_> {
     fn device_memory(&self, address: CUdeviceptr, bytes: usize) -> Refused<*mut u8> {
         device_memory(self.core, self.gpu()?, address, bytes)
     }
+
+    /// Whether memory of the host is pinned: GPUs reach it at the host's address.
+    fn is_pinned(&self, memory: *const c_void, bytes: usize) -> bool {
+        self.gpu().is_ok_and(|gpu| self.core.memory.contains(gpu as u32, memory.addr(), bytes))
+    }
+
+    /// Enqueues a store.
+    fn store(&self, to: CUdeviceptr, what: Stored, stream: CUstream) -> Refused<()> {
+        let (stream, store) = (self.stream(stream)?, Store { gpu: self.gpu()?, to, what });
+        store.check(self.core)?;
+        self.core.enqueue(&stream, Box::new(store));
+        Ok(())
+    }
 }
 
 fn device_memory(core: &Core, gpu: usize, address: CUdeviceptr, bytes: usize) -> Refused<*mut u8> {
@@ -83,7 +96,7 @@ fn device_memory(core: &Core, gpu: usize, address: CUdeviceptr, bytes: usize) ->
     Ok(std::ptr::with_exposed_provenance_mut(start))
 }
 
-/// As with pageable memory on a GPU: returns once the stream has come to the copy and done it.
+/// With pageable memory it returns once the stream has come to the copy and done it, as on a GPU.
 pub(super) unsafe fn copy_to_device(
     to: CUdeviceptr,
     from: *const c_void,
@@ -91,6 +104,10 @@ pub(super) unsafe fn copy_to_device(
     stream: CUstream,
 ) -> CUresult {
     ask_until("cuMemcpyHtoDAsync", &|ask| {
+        if ask.is_pinned(from, bytes) {
+            let what = Stored::Copy { from: from as CUdeviceptr, bytes };
+            return Poll::Ready(ask.store(to, what, stream));
+        }
         ask.when_idle(stream, || {
             let to = ask.device_memory(to, bytes)?;
             // SAFETY: the module's; the target was checked, and no kernel runs while the host asks.
@@ -109,6 +126,10 @@ pub(super) unsafe fn copy_to_host(
     stream: CUstream,
 ) -> CUresult {
     ask_until("cuMemcpyDtoHAsync", &|ask| {
+        if ask.is_pinned(to, bytes) {
+            let what = Stored::Copy { from, bytes };
+            return Poll::Ready(ask.store(to as CUdeviceptr, what, stream));
+        }
         ask.when_idle(stream, || {
             let from = ask.device_memory(from, bytes)?;
             // SAFETY: as above.
@@ -118,7 +139,7 @@ pub(super) unsafe fn copy_to_host(
     })
 }
 
-/// A stream's store to device memory.
+/// A stream's store to memory that its GPU reaches.
 #[derive(Clone, Copy)]
 struct Store {
     gpu: usize,
@@ -128,7 +149,7 @@ struct Store {
 
 #[derive(Clone, Copy)]
 enum Stored {
-    /// As many bytes of device memory.
+    /// From memory that the GPU reaches.
     Copy { from: CUdeviceptr, bytes: usize },
     /// `count` values of `size` bytes, one every `pitch` bytes.
     Fill { value: [u8; 4], size: usize, pitch: usize, count: usize },
@@ -202,12 +223,7 @@ impl StreamOp for Store {
 }
 
 fn enqueue(name: &'static str, to: CUdeviceptr, what: Stored, stream: CUstream) -> CUresult {
-    ask(name, |ask| {
-        let (stream, store) = (ask.stream(stream)?, Store { gpu: ask.gpu()?, to, what });
-        store.check(ask.core)?;
-        ask.core.enqueue(&stream, Box::new(store));
-        Ok(())
-    })
+    ask(name, |ask| ask.store(to, what, stream))
 }
 
 pub(super) unsafe fn copy(

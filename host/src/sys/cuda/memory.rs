@@ -3,9 +3,13 @@
 //! Copies between device and host return when they are done. The host's memory may be
 //! pinned, and the driver would then go on reading or writing it after the call.
 
-use super::check;
+use std::ptr::{NonNull, null_mut};
+
+use devcomm_sys::driver::{CU_MEMHOSTALLOC_PORTABLE, Driver};
+
 use super::stream::StreamHandle;
-use crate::error::Result;
+use super::{PrimaryContext, check};
+use crate::error::{Error, Result};
 
 impl StreamHandle {
     /// Copies to the device and waits.
@@ -16,11 +20,26 @@ impl StreamHandle {
     /// nothing but work of this stream uses it meanwhile.
     pub(crate) unsafe fn copy_to_device(&self, to: u64, from: &[u8]) -> Result<()> {
         // SAFETY: the source is live until the wait below is over; the caller vouches for the rest.
-        let result = unsafe {
-            self.driver().cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), from.len(), self.raw())
-        };
-        check(self.driver(), "cuMemcpyHtoDAsync", result)?;
+        unsafe { self.enqueue_copy_to_device(to, from.as_ptr(), from.len())? };
         self.synchronize()
+    }
+
+    /// Enqueues a copy to the device.
+    ///
+    /// # Safety
+    ///
+    /// As [`copy_to_device`](Self::copy_to_device), and both live, and the source is not written,
+    /// until the stream has passed the copy.
+    pub(crate) unsafe fn enqueue_copy_to_device(
+        &self,
+        to: u64,
+        from: *const u8,
+        bytes: usize,
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        let result =
+            unsafe { self.driver().cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.raw()) };
+        check(self.driver(), "cuMemcpyHtoDAsync", result)
     }
 
     /// Copies to the host and waits.
@@ -31,11 +50,26 @@ impl StreamHandle {
     /// nothing but work of this stream writes it meanwhile.
     pub(crate) unsafe fn copy_to_host(&self, to: &mut [u8], from: u64) -> Result<()> {
         // SAFETY: the target is live until the wait below is over; the caller vouches for the rest.
-        let result = unsafe {
-            self.driver().cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from, to.len(), self.raw())
-        };
-        check(self.driver(), "cuMemcpyDtoHAsync", result)?;
+        unsafe { self.enqueue_copy_to_host(to.as_mut_ptr(), from, to.len())? };
         self.synchronize()
+    }
+
+    /// Enqueues a copy to the host.
+    ///
+    /// # Safety
+    ///
+    /// As [`copy_to_host`](Self::copy_to_host), and both live, and the target is neither read nor
+    /// written, until the stream has passed the copy.
+    pub(crate) unsafe fn enqueue_copy_to_host(
+        &self,
+        to: *mut u8,
+        from: u64,
+        bytes: usize,
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        let result =
+            unsafe { self.driver().cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.raw()) };
+        check(self.driver(), "cuMemcpyDtoHAsync", result)
     }
 
     /// Enqueues a copy on the device.
@@ -96,5 +130,46 @@ impl StreamHandle {
         // SAFETY: the stream is live.
         let waited = unsafe { self.driver().cuStreamSynchronize(self.raw()) };
         check(self.driver(), "cuStreamSynchronize", waited)
+    }
+}
+
+/// Pinned memory of the host. Dropping it leaves the memory allocated.
+pub(crate) struct HostAllocation {
+    driver: &'static Driver,
+    address: NonNull<u8>,
+}
+
+impl PrimaryContext {
+    /// Allocates pinned memory of `bytes` bytes, not 0, zeroed.
+    pub(crate) fn alloc_host(&self, bytes: usize) -> Result<HostAllocation> {
+        self.bind()?;
+        let (driver, mut address) = (self.driver, null_mut());
+        // SAFETY: the context is current; `address` is live.
+        let made = unsafe {
+            driver.cuMemHostAlloc(&raw mut address, bytes, CU_MEMHOSTALLOC_PORTABLE as _)
+        };
+        check(driver, "cuMemHostAlloc", made)?;
+        let address = NonNull::new(address.cast::<u8>());
+        let address = address.ok_or_else(|| Error::invalid("cuMemHostAlloc gave no memory"))?;
+        // SAFETY: memory of that size, which nothing else uses yet.
+        unsafe { address.write_bytes(0, bytes) };
+        Ok(HostAllocation { driver, address })
+    }
+}
+
+impl HostAllocation {
+    pub(crate) fn address(&self) -> *mut u8 {
+        self.address.as_ptr()
+    }
+
+    /// Frees it.
+    ///
+    /// # Safety
+    ///
+    /// The context that it was allocated in is current, and neither the host nor a GPU uses it.
+    pub(crate) unsafe fn free(self) -> Result<()> {
+        // SAFETY: allocated by `alloc_host`, once; the caller vouches for the rest.
+        let freed = unsafe { self.driver.cuMemFreeHost(self.address.as_ptr().cast()) };
+        check(self.driver, "cuMemFreeHost", freed)
     }
 }
