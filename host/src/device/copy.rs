@@ -4,8 +4,8 @@
 //! Both sides of a copy have the same length; [`Buffer::slice`] takes a part. Copies between the
 //! host and the device return when they are done, so that the host's memory is the caller's again;
 //! those of a [`PinnedBuffer`] do not wait. Copies on the device and fills are enqueued and may be
-//! captured to a graph. Other streams are
-//! not waited for: where they use the same memory, order them with events.
+//! captured to a graph. Other streams are not waited for: where they use the same memory, order
+//! them with events.
 
 use devcomm_types::Element;
 
