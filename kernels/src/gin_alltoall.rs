@@ -36,7 +36,7 @@ pub unsafe fn gin_alltoall<T: Accumulate, B: GinBackend>(
     let message = |peer: i32| peer as usize * count + first;
 
     // Every rank's kernel has begun, so its window may be written.
-    let mut barrier = gin.world_barriers().barrier(coop, BarrierIndex::this_block());
+    let mut barrier = gin.world_barrier(coop, BarrierIndex::this_block());
     barrier.sync(MemoryOrder::Acquire, FenceLevel::None);
 
     // A thread a peer. Every rank starts with its neighbour, so that no two put to the same one at a time.

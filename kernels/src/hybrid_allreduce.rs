@@ -6,7 +6,7 @@ use cuda_std::prelude::*;
 use cuda_std::vector::Vec16;
 use half::{bf16, f16};
 use nccl_device::gin::GinBackend;
-use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, HybridBarrier, MemoryOrder, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Window};
 
 /// `recv[i] = sum over all ranks of send[i]`, for `i < count`, in every rank.
 ///
@@ -39,38 +39,37 @@ pub unsafe fn hybrid_allreduce<T: Accumulate, B: GinBackend>(
     // Every rank starts with its own part, so that no two read from or store to the same one at a time.
     let peer = |i: i32| (lsa.rank + i) % lsa.n_ranks;
 
-    HybridBarrier::with(coop, gin, BarrierIndex::this_block(), |barrier| {
-        // Every rank's input is there, and nobody reads its partial sums of an earlier launch.
-        barrier.sync(MemoryOrder::Acquire, FenceLevel::None);
-        let partials = partial.local().as_ptr();
-        let own = of_team(rail.rank);
-        // SAFETY: the kernel's contract; between the barriers an element of the team is read and written by one block of one rank.
-        unsafe {
-            let from = |i| send.lsa(peer(i)).as_ptr().add(first);
-            sum(lsa.n_ranks, from, 1, |_| partials.add(own), len);
+    let mut barrier = gin.hybrid_barrier(coop, BarrierIndex::this_block());
+    // Every rank's input is there, and nobody reads its partial sums of an earlier launch.
+    barrier.sync(MemoryOrder::Acquire, FenceLevel::None);
+    let partials = partial.local().as_ptr();
+    let own = of_team(rail.rank);
+    // SAFETY: the kernel's contract; between the barriers an element of the team is read and written by one block of one rank.
+    unsafe {
+        let from = |i| send.lsa(peer(i)).as_ptr().add(first);
+        sum(lsa.n_ranks, from, 1, |_| partials.add(own), len);
+    }
+    coop.sync();
+    if len > 0 {
+        // A thread a peer.
+        let mut i = 1 + coop.thread_rank() as i32;
+        while i < rail.n_ranks {
+            let team = (rail.rank + i) % rail.n_ranks;
+            // SAFETY: the kernel's contract; a partial sum is read after its signal.
+            let put = unsafe { gin.put(rail, team, partial.at(own), partial.at(own), len) };
+            put.signal(came.inc().weak()).post(Coop::thread());
+            i += coop.size() as i32;
         }
-        coop.sync();
-        if len > 0 {
-            // A thread a peer.
-            let mut i = 1 + coop.thread_rank() as i32;
-            while i < rail.n_ranks {
-                let team = (rail.rank + i) % rail.n_ranks;
-                // SAFETY: the kernel's contract; a partial sum is read after its signal.
-                let put = unsafe { gin.put(rail, team, partial.at(own), partial.at(own), len) };
-                put.signal(came.inc().weak()).post(Coop::thread());
-                i += coop.size() as i32;
-            }
-            let others = (rail.n_ranks - 1) as u64;
-            gin.wait_signal_follow_shadow(coop, came, others, MemoryOrder::Acquire);
-        }
-        // SAFETY: as above.
-        unsafe {
-            let to = |i| recv.lsa(peer(i)).as_ptr().add(first);
-            sum(rail.n_ranks, |team| partials.add(of_team(team)), lsa.n_ranks, to, len);
-        }
-        gin.flush(coop, MemoryOrder::Relaxed);
-        barrier.lsa().sync(MemoryOrder::Release);
-    });
+        let others = (rail.n_ranks - 1) as u64;
+        gin.wait_signal_follow_shadow(coop, came, others, MemoryOrder::Acquire);
+    }
+    // SAFETY: as above.
+    unsafe {
+        let to = |i| recv.lsa(peer(i)).as_ptr().add(first);
+        sum(rail.n_ranks, |team| partials.add(of_team(team)), lsa.n_ranks, to, len);
+    }
+    gin.flush(coop, MemoryOrder::Relaxed);
+    barrier.lsa().sync(MemoryOrder::Release);
 }
 
 /// What a block sums: a part of its rank's slice.

@@ -4,7 +4,7 @@ use cuda_std::prelude::*;
 use half::{bf16, f16};
 use nccl_device::gin::GinBackend;
 use nccl_device::reduce_copy::local_copy;
-use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, HybridBarrier, MemoryOrder, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Window};
 
 use crate::share::share;
 
@@ -38,34 +38,33 @@ pub unsafe fn hybrid_alltoall<T: Accumulate, B: GinBackend>(
     // The ranks of other teams come behind this team's, round the world.
     let (next_team, outside) = (lsa.to_world(world.rank, lsa.n_ranks), world.n_ranks - lsa.n_ranks);
 
-    HybridBarrier::with(coop, gin, BarrierIndex::this_block(), |barrier| {
-        // Every rank's kernel has begun, so its window may be written.
-        barrier.sync(MemoryOrder::Acquire, FenceLevel::None);
+    let mut barrier = gin.hybrid_barrier(coop, BarrierIndex::this_block());
+    // Every rank's kernel has begun, so its window may be written.
+    barrier.sync(MemoryOrder::Acquire, FenceLevel::None);
 
-        // To other teams by puts, a thread a peer. Every rank starts at its own place of the next team.
-        let mut i = coop.thread_rank() as i32;
-        while i < outside {
-            let peer = (next_team + (lsa.rank + i) % outside) % world.n_ranks;
-            let (to, from) = (recv.at(message(world.rank)), send.at(message(peer)));
-            // SAFETY: the kernel's contract; the peer reads it after the signal.
-            let put = unsafe { gin.put(world, peer, to, from, len) };
-            put.signal(came.inc().weak()).post(Coop::thread());
-            i += coop.size() as i32;
+    // To other teams by puts, a thread a peer. Every rank starts at its own place of the next team.
+    let mut i = coop.thread_rank() as i32;
+    while i < outside {
+        let peer = (next_team + (lsa.rank + i) % outside) % world.n_ranks;
+        let (to, from) = (recv.at(message(world.rank)), send.at(message(peer)));
+        // SAFETY: the kernel's contract; the peer reads it after the signal.
+        let put = unsafe { gin.put(world, peer, to, from, len) };
+        put.signal(came.inc().weak()).post(Coop::thread());
+        i += coop.size() as i32;
+    }
+    // Within the team by stores, meanwhile.
+    for i in 0..lsa.n_ranks {
+        let member = (lsa.rank + i) % lsa.n_ranks;
+        let peer = lsa.to_world(world.rank, member);
+        // SAFETY: the kernel's contract; the peer reads it after the barrier.
+        unsafe {
+            let from = send.local().as_ptr().add(message(peer));
+            let to = recv.lsa(member).as_ptr().add(message(world.rank));
+            local_copy(coop, from, 1, to, 0, len);
         }
-        // Within the team by stores, meanwhile.
-        for i in 0..lsa.n_ranks {
-            let member = (lsa.rank + i) % lsa.n_ranks;
-            let peer = lsa.to_world(world.rank, member);
-            // SAFETY: the kernel's contract; the peer reads it after the barrier.
-            unsafe {
-                let from = send.local().as_ptr().add(message(peer));
-                let to = recv.lsa(member).as_ptr().add(message(world.rank));
-                local_copy(coop, from, 1, to, 0, len);
-            }
-        }
-        gin.wait_signal_follow_shadow(coop, came, outside as u64, MemoryOrder::Acquire);
-        // `send` can be written again, and the team's stores have arrived.
-        gin.flush(coop, MemoryOrder::Relaxed);
-        barrier.lsa().sync(MemoryOrder::Release);
-    });
+    }
+    gin.wait_signal_follow_shadow(coop, came, outside as u64, MemoryOrder::Acquire);
+    // `send` can be written again, and the team's stores have arrived.
+    gin.flush(coop, MemoryOrder::Relaxed);
+    barrier.lsa().sync(MemoryOrder::Release);
 }

@@ -4,7 +4,7 @@
 use cuda_std::prelude::*;
 use cuda_std::vector::{Accumulate, Vec16};
 use half::{bf16, f16};
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, LsaPtr, MemoryOrder, Team, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, LsaPtr, MemoryOrder, Team, Window};
 
 /// `recv[i] = sum over ranks of send[i]`, for `i < count`, in every rank of the LSA team.
 ///
@@ -25,20 +25,19 @@ pub unsafe fn lsa_allreduce<T: Accumulate>(
     count: usize,
 ) {
     let team = comm.lsa_team();
-    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-        barrier.sync(MemoryOrder::Acquire);
-        // SAFETY: the kernel's contract; between the barriers every element is read and written by one thread of one rank.
-        unsafe {
-            match team.n_ranks {
-                1 => reduce_slice::<T, 1, 4>(team, send, recv, count),
-                2 => reduce_slice::<T, 2, 8>(team, send, recv, count),
-                4 => reduce_slice::<T, 4, 4>(team, send, recv, count),
-                8 => reduce_slice::<T, 8, 1>(team, send, recv, count),
-                _ => reduce_slice_of_many(team, send, recv, count),
-            }
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    barrier.sync(MemoryOrder::Acquire);
+    // SAFETY: the kernel's contract; between the barriers every element is read and written by one thread of one rank.
+    unsafe {
+        match team.n_ranks {
+            1 => reduce_slice::<T, 1, 4>(team, send, recv, count),
+            2 => reduce_slice::<T, 2, 8>(team, send, recv, count),
+            4 => reduce_slice::<T, 4, 4>(team, send, recv, count),
+            8 => reduce_slice::<T, 8, 1>(team, send, recv, count),
+            _ => reduce_slice_of_many(team, send, recv, count),
         }
-        barrier.sync(MemoryOrder::Release);
-    });
+    }
+    barrier.sync(MemoryOrder::Release);
 }
 
 /// What one rank sums: a contiguous share of the whole 16-byte vectors, and for the last rank the elements behind them.

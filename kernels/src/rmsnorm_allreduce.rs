@@ -11,7 +11,7 @@ use cuda_std::vector::{Accumulate, Vec16};
 use devcomm_types::nccl::MultimemHandle;
 use half::{bf16, f16};
 use nccl_device::reduce_copy::MultimemReduce;
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Team, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Team, Window};
 
 /// `output[t] = sum[t] * weight / sqrt(mean(sum[t]^2) + eps)` for each token `t < tokens`, where `sum[t]` is the sum of row `t` of
 /// `input` over the ranks of the LSA team. Every rank gets every row; all get the same bits.
@@ -37,21 +37,20 @@ pub unsafe fn rmsnorm_allreduce<T: Accumulate<Acc = f32>>(
     eps: f32,
 ) {
     let team = comm.lsa_team();
-    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-        barrier.sync(MemoryOrder::Acquire);
-        let rows = Rows { team, tokens, hidden, eps };
-        // SAFETY: the kernel's contract; between the barriers a row is one block's of one rank.
-        unsafe {
-            let store = |at, vector| to_all(team, output, at, vector);
-            match team.n_ranks {
-                2 => rows.each(weight, |at| sum_of::<T, 2>(team, input, at), store),
-                4 => rows.each(weight, |at| sum_of::<T, 4>(team, input, at), store),
-                8 => rows.each(weight, |at| sum_of::<T, 8>(team, input, at), store),
-                _ => rows.each(weight, |at| sum_of_many(team, input, at), store),
-            }
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    barrier.sync(MemoryOrder::Acquire);
+    let rows = Rows { team, tokens, hidden, eps };
+    // SAFETY: the kernel's contract; between the barriers a row is one block's of one rank.
+    unsafe {
+        let store = |at, vector| to_all(team, output, at, vector);
+        match team.n_ranks {
+            2 => rows.each(weight, |at| sum_of::<T, 2>(team, input, at), store),
+            4 => rows.each(weight, |at| sum_of::<T, 4>(team, input, at), store),
+            8 => rows.each(weight, |at| sum_of::<T, 8>(team, input, at), store),
+            _ => rows.each(weight, |at| sum_of_many(team, input, at), store),
         }
-        barrier.sync(MemoryOrder::Release);
-    });
+    }
+    barrier.sync(MemoryOrder::Release);
 }
 
 /// [`rmsnorm_allreduce`] by multicast: the switch sums a row while it is read, and copies it to all ranks while it is written. The
@@ -77,21 +76,20 @@ pub unsafe fn rmsnorm_allreduce_multimem<T: Accumulate<Acc = f32> + MultimemRedu
     let multicast = multicast.unwrap_or(MultimemHandle::NULL);
     // SAFETY: the mapping of the LSA team, whose barriers these are.
     let barriers = unsafe { comm.lsa_barriers().over_multimem(multicast) };
-    barriers.with(Coop::cta(), BarrierIndex::this_block(), |barrier| {
-        barrier.sync(MemoryOrder::Acquire);
-        let rows = Rows { team: comm.lsa_team(), tokens, hidden, eps };
-        let (from, to) = (input.multimem(&comm), output.multimem(&comm));
-        let lanes = Vec16::<T>::LANES;
-        // SAFETY: the kernel's contract; between the barriers a row is one block's of one rank.
-        unsafe {
-            rows.each(
-                weight,
-                |at| T::widen(multimem::load_reduce_vec(Sum, from.add(at * lanes))),
-                |at, vector| multimem::store_vec(to.add(at * lanes), vector),
-            );
-        }
-        barrier.sync(MemoryOrder::Release);
-    });
+    let mut barrier = barriers.barrier(Coop::cta(), BarrierIndex::this_block());
+    barrier.sync(MemoryOrder::Acquire);
+    let rows = Rows { team: comm.lsa_team(), tokens, hidden, eps };
+    let (from, to) = (input.multimem(&comm), output.multimem(&comm));
+    let lanes = Vec16::<T>::LANES;
+    // SAFETY: the kernel's contract; between the barriers a row is one block's of one rank.
+    unsafe {
+        rows.each(
+            weight,
+            |at| T::widen(multimem::load_reduce_vec(Sum, from.add(at * lanes))),
+            |at, vector| multimem::store_vec(to.add(at * lanes), vector),
+        );
+    }
+    barrier.sync(MemoryOrder::Release);
 }
 
 /// Vectors of a row that a thread holds.

@@ -5,7 +5,7 @@
 //! [`arch`] differs between the two.
 //!
 //! * [`kernel`]: makes a function an entry point, and a launch item on the host.
-//! * [`thread`], [`warp`]: indices, barriers, shuffles, votes.
+//! * [`thread`], [`warp`]: indices, barriers, shuffles, votes; [`strided`]: loops shared by threads.
 //! * [`shared`]: shared memory, static ([`shared_array!`]) and dynamic.
 //! * [`mem`], [`vector`], [`multimem`]: loads and stores, 16 bytes at a time where it pays, and of many GPUs at once.
 //! * [`reduce`]: sums and other operators, over elements and vectors.
@@ -63,6 +63,7 @@ pub mod mma;
 pub mod multimem;
 pub mod reduce;
 pub mod shared;
+pub mod strided;
 pub mod thread;
 pub mod tma;
 pub mod vector;

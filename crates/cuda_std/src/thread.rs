@@ -12,15 +12,19 @@
 //!
 //! ```
 //! use cuda_std::thread;
-//! /// The elements that this thread handles, of `count`.
-//! fn mine(count: usize) -> impl Iterator<Item = usize> {
-//!     let stride = (thread::grid_dim_x() * thread::block_dim_x()) as usize;
-//!     (thread::index_1d() as usize..count).step_by(stride)
+//! # use cuda_std::mem;
+//! /// Doubles `count` elements by the threads of a grid of any size.
+//! unsafe fn double(x: *mut f32, count: usize) {
+//!     for i in thread::grid_strided(count) {
+//!         // SAFETY: the caller gives `count` elements, and this thread alone has element i.
+//!         unsafe { mem::store(x.add(i), 2.0 * mem::load(x.add(i))) };
+//!     }
 //! }
 //! ```
 
 use crate::arch;
 use crate::atomic::{Order, Scope, fence};
+use crate::strided::{Index, Strided};
 
 /// Two numbers, one a dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -94,6 +98,13 @@ pub fn index() -> u32 {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn index_1d() -> u32 {
     block_idx_x() * block_dim_x() + thread_idx_x()
+}
+
+/// The numbers of `0..n` that are the calling thread's in a one-dimensional launch, one every grid of
+/// threads: together the threads of the grid have each once. (CUDA's grid-stride loop.)
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn grid_strided<N: Index>(n: N) -> Strided<N> {
+    Strided::new(N::from_u32(index_1d()), n, N::from_u32(grid_dim_x() * block_dim_x()))
 }
 
 /// Place of the thread in a two-dimensional launch.

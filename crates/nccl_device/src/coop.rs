@@ -2,6 +2,7 @@
 
 use core::mem::MaybeUninit;
 
+use cuda_std::strided::{Index, Strided};
 use cuda_std::{thread, warp};
 
 use crate::raw;
@@ -113,6 +114,26 @@ impl Coop {
             Kind::Span { n_warps, .. } => n_warps * warp::WARP_SIZE,
             Kind::Cta => thread::block_dim_x(),
         }
+    }
+
+    /// The numbers of `0..n` that are the calling thread's, one every [`size`](Self::size): together
+    /// the threads of the coop have each once.
+    ///
+    /// ```
+    /// # use nccl_device::{Coop, DevComm, Window};
+    /// /// Tells every rank, a thread a rank.
+    /// # unsafe fn f(comm: &DevComm, table: Window<u32>) {
+    /// let team = comm.lsa_team();
+    /// for peer in Coop::cta().strided(team.n_ranks as u32) {
+    ///     // SAFETY: the table has a number for each rank, which this rank alone writes.
+    ///     unsafe { table.lsa(peer as i32).store(team.rank as usize, 1) };
+    /// }
+    /// # }
+    /// ```
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn strided<N: Index>(&self, n: N) -> Strided<N> {
+        Strided::new(N::from_u32(self.thread_rank()), n, N::from_u32(self.size()))
     }
 
     /// Waits for every thread of the coop; memory that one wrote before, the others see after. NCCL: `ncclCoopSync`.

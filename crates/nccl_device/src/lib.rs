@@ -44,15 +44,14 @@
 //! #[kernel]
 //! pub unsafe fn introduce(comm: DevComm, table: Window<u32>) {
 //!     let team = comm.lsa_team();
-//!     LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-//!         barrier.sync(MemoryOrder::Acquire);
-//!         let peer = thread::thread_idx_x() as i32;
-//!         if peer < team.n_ranks {
-//!             // SAFETY: the table has `n_ranks` elements in every rank, and each is written by one rank between barriers.
-//!             unsafe { table.lsa(peer).store(team.rank as usize, team.rank as u32) };
-//!         }
-//!         barrier.sync(MemoryOrder::Release);
-//!     });
+//!     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+//!     barrier.sync(MemoryOrder::Acquire);
+//!     let peer = thread::thread_idx_x() as i32;
+//!     if peer < team.n_ranks {
+//!         // SAFETY: the table has `n_ranks` elements in every rank, and each is written by one rank between barriers.
+//!         unsafe { table.lsa(peer).store(team.rank as usize, team.rank as u32) };
+//!     }
+//!     barrier.sync(MemoryOrder::Release);
 //! }
 //! ```
 #![cfg_attr(target_arch = "nvptx64", no_std)]

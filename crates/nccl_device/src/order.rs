@@ -45,6 +45,16 @@ impl MemoryOrder {
         }
     }
 
+    /// This order, and what an earlier one releases.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) const fn and_release_of(self, earlier: Self) -> Self {
+        match self {
+            Self::Relaxed if earlier.releases() => Self::Release,
+            Self::Acquire if earlier.releases() => Self::AcqRel,
+            _ => self,
+        }
+    }
+
     /// The fence before an arrival, for all GPUs.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn fence_before_arrival(self) {

@@ -63,7 +63,7 @@ pub(crate) enum Outcome {
 
 /// When a wait is over, if ever.
 #[derive(Clone, Copy)]
-pub(crate) struct Deadline {
+pub struct Deadline {
     /// Nanoseconds of the GPU's clock; 0: never.
     at: u64,
 }
@@ -289,6 +289,16 @@ pub(crate) fn finish_timed(coop: Coop, mine: Outcome) -> Result<(), TimedOut> {
         thread::exit();
     }
     Err(TimedOut)
+}
+
+/// Whether the thread leaves the kernel by a panic, which there is in the simulator alone: what would
+/// wait for others, when it is dropped, must not.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) fn is_unwinding() -> bool {
+    #[cfg(not(target_arch = "nvptx64"))]
+    return std::thread::panicking();
+    #[cfg(target_arch = "nvptx64")]
+    false
 }
 
 /// Notes what a thread waited for in vain, in the host's block.

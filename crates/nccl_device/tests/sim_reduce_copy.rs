@@ -8,16 +8,15 @@ use devcomm::{DevCommRequirements, DevCommResource, F8E4M3, F8E5M2, Kernel, Resu
 use devcomm_testing::simulated::{Gpu, read, simulate};
 use fastrand::Rng;
 use nccl_device::reduce_copy as rc;
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
 /// Runs `body` on one block a rank, between barriers.
 #[inline(always)]
 fn between_barriers(comm: &DevComm, body: impl FnOnce()) {
-    LsaBarrier::with(Coop::cta(), comm, BarrierIndex::this_block(), |barrier| {
-        barrier.sync(MemoryOrder::Acquire);
-        body();
-        barrier.sync(MemoryOrder::Release);
-    });
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    barrier.sync(MemoryOrder::Acquire);
+    body();
+    barrier.sync(MemoryOrder::Release);
 }
 
 /// An operator of the tests, from the seed of the trial.

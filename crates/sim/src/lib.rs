@@ -46,21 +46,20 @@
 //! ```
 //! use cuda_std::prelude::*;
 //! use devcomm::{DevCommRequirements, Error, LaunchConfig, WITHOUT_PTX, World};
-//! use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
+//! use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 //!
 //! /// Each rank writes its number into every rank's part of `table`, `n_ranks` elements long.
 //! #[kernel]
 //! unsafe fn introduce(comm: DevComm, table: Window<u32>) {
 //!     let team = comm.lsa_team();
-//!     LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-//!         barrier.sync(MemoryOrder::Acquire);
-//!         let peer = thread::thread_idx_x() as i32;
-//!         if peer < team.n_ranks {
-//!             // SAFETY: the table has an element a rank, and each is written by one rank.
-//!             unsafe { table.lsa(peer).store(team.rank as usize, team.rank as u32) };
-//!         }
-//!         barrier.sync(MemoryOrder::Release);
-//!     });
+//!     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+//!     barrier.sync(MemoryOrder::Acquire);
+//!     let peer = thread::thread_idx_x() as i32;
+//!     if peer < team.n_ranks {
+//!         // SAFETY: the table has an element a rank, and each is written by one rank.
+//!         unsafe { table.lsa(peer).store(team.rank as usize, team.rank as u32) };
+//!     }
+//!     barrier.sync(MemoryOrder::Release);
 //! }
 //!
 //! fn main() -> Result<(), Error> {

@@ -4,32 +4,31 @@ use cuda_std::prelude::*;
 use devcomm::sim::Activity;
 use devcomm::{DevCommRequirements, Simulation};
 use devcomm_testing::simulated::{read, run, simulate, world};
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
 /// `recv[i] = sum over ranks of send[i]`: each rank sums its share and stores it to all.
 #[kernel]
 unsafe fn allreduce(comm: DevComm, send: Window<f32>, recv: Window<f32>, count: usize) {
     let team = comm.lsa_team();
-    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-        barrier.sync(MemoryOrder::Acquire);
-        let each = count.div_ceil(team.n_ranks as usize);
-        let begin = (each * team.rank as usize).min(count);
-        let end = (begin + each).min(count);
-        let mut i = begin + thread::index_1d() as usize;
-        while i < end {
-            let mut sum = 0.0;
-            for peer in 0..team.n_ranks {
-                // SAFETY: below `count`; the barriers order it.
-                sum += unsafe { send.lsa(peer).load(i) };
-            }
-            for peer in 0..team.n_ranks {
-                // SAFETY: as above.
-                unsafe { recv.lsa(peer).store(i, sum) };
-            }
-            i += (thread::grid_dim_x() * thread::block_dim_x()) as usize;
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    barrier.sync(MemoryOrder::Acquire);
+    let each = count.div_ceil(team.n_ranks as usize);
+    let begin = (each * team.rank as usize).min(count);
+    let end = (begin + each).min(count);
+    let mut i = begin + thread::index_1d() as usize;
+    while i < end {
+        let mut sum = 0.0;
+        for peer in 0..team.n_ranks {
+            // SAFETY: below `count`; the barriers order it.
+            sum += unsafe { send.lsa(peer).load(i) };
         }
-        barrier.sync(MemoryOrder::Release);
-    });
+        for peer in 0..team.n_ranks {
+            // SAFETY: as above.
+            unsafe { recv.lsa(peer).store(i, sum) };
+        }
+        i += (thread::grid_dim_x() * thread::block_dim_x()) as usize;
+    }
+    barrier.sync(MemoryOrder::Release);
 }
 
 fn value(rank: usize, i: usize) -> f32 {

@@ -12,7 +12,7 @@ use devcomm::{
 };
 use devcomm_testing::simulated::{failure, read, run, simulate, world};
 use devcomm_types::LaunchArgs;
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
 fn barriers(count: u32) -> DevCommRequirements {
     DevCommRequirements::new().lsa_barriers(count)
@@ -40,13 +40,12 @@ where
 
 #[kernel]
 unsafe fn rank_1_skips(comm: DevComm) {
-    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-        barrier.sync(MemoryOrder::Acquire);
-        if comm.rank() == 1 && thread::block_idx_x() == 1 {
-            return;
-        }
-        barrier.sync(MemoryOrder::Release);
-    });
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    barrier.sync(MemoryOrder::Acquire);
+    if comm.rank() == 1 && thread::block_idx_x() == 1 {
+        return;
+    }
+    barrier.sync(MemoryOrder::Release);
 }
 
 #[test]
@@ -329,7 +328,7 @@ fn a_shared_array_that_was_overrun_is_reported() {
 
 #[kernel]
 unsafe fn takes_barrier(comm: DevComm, index: u32) {
-    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::new(index), |b| b.sync(MemoryOrder::AcqRel));
+    comm.lsa_barrier(Coop::cta(), BarrierIndex::new(index)).sync(MemoryOrder::AcqRel);
 }
 
 #[test]

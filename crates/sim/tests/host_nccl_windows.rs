@@ -16,7 +16,7 @@ use devcomm_types::nccl::{GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, Multi
 use devcomm_types::{
     DevComm as RawDevComm, GinConnectionType, HostBody, Kernel, Team, Window as RawWindowArg,
 };
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
 use nccl_threads::*;
 
@@ -145,18 +145,17 @@ fn registered_buffers_and_properties_are_there() {
 #[kernel]
 unsafe fn allreduce(comm: DevComm, send: Window<f32>, recv: Window<f32>, count: usize) {
     let team = comm.lsa_team();
-    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-        barrier.sync(MemoryOrder::Acquire);
-        let mut i = thread::index_1d() as usize;
-        while i < count {
-            // SAFETY: below `count`; the barriers order it.
-            let sum = (0..team.n_ranks).map(|peer| unsafe { send.lsa(peer).load(i) }).sum();
-            // SAFETY: as above.
-            unsafe { recv.local().store(i, sum) };
-            i += (thread::grid_dim_x() * thread::block_dim_x()) as usize;
-        }
-        barrier.sync(MemoryOrder::Release);
-    });
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    barrier.sync(MemoryOrder::Acquire);
+    let mut i = thread::index_1d() as usize;
+    while i < count {
+        // SAFETY: below `count`; the barriers order it.
+        let sum = (0..team.n_ranks).map(|peer| unsafe { send.lsa(peer).load(i) }).sum();
+        // SAFETY: as above.
+        unsafe { recv.local().store(i, sum) };
+        i += (thread::grid_dim_x() * thread::block_dim_x()) as usize;
+    }
+    barrier.sync(MemoryOrder::Release);
 }
 
 /// The body of a kernel.

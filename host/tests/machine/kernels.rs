@@ -2,7 +2,7 @@
 
 use cuda_std::prelude::*;
 use devcomm_host::{DevCommResource, KernelSet, Kernels, LaunchConfig, Result, Stream, Window};
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder};
+use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder};
 
 /// A simulated GPU runs kernels by their bodies.
 pub(crate) const NO_PTX: KernelSet = KernelSet::new((&[], Some("simulated GPUs need none")));
@@ -27,7 +27,7 @@ pub(crate) unsafe fn note(comm: DevComm, window: nccl_device::Window<f32>, count
 #[kernel]
 pub(crate) unsafe fn meet(comm: DevComm, first: u32) {
     let index = BarrierIndex::new(first + thread::block_idx_x());
-    LsaBarrier::with(Coop::cta(), &comm, index, |barrier| barrier.sync(MemoryOrder::AcqRel));
+    comm.lsa_barrier(Coop::cta(), index).sync(MemoryOrder::AcqRel);
 }
 
 /// Never ends, and sees no abort.

@@ -7,7 +7,7 @@
 use cuda_std::atomic::{AtomicU32, Order, Scope};
 use cuda_std::convert::f32_to_bf16x2;
 use cuda_std::prelude::*;
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, LsaPtr, MemoryOrder, Team, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, LsaPtr, MemoryOrder, Team, Window};
 
 use super::tiles::{STRIP_ROWS, STRIPS, Strip, Tiles};
 
@@ -311,9 +311,8 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         if through * warp::WARP_SIZE != thread::block_dim_x() {
             thread::exit();
         }
-        LsaBarrier::with(Coop::cta(), self.comm, BarrierIndex::this_block(), |barrier| {
-            barrier.sync(MemoryOrder::AcqRel);
-        });
+        let mut barrier = self.comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+        barrier.sync(MemoryOrder::AcqRel);
         if thread::thread_idx_x() == 0 {
             let words = self.flags.local().as_ptr();
             // SAFETY: both words are the kernel's. The epoch is read by blocks that are not here yet, so the last one changes it.

@@ -1,14 +1,20 @@
 //! Barriers between ranks: over load and store, over the network, and over both.
+//!
+//! All three are guards with the same verbs. Making one opens it for a coop; `arrive` tells the
+//! peers and gives an [`Arrival`], whose `wait` waits for them; `sync` is both, `sync_timeout` both
+//! with a timeout; dropping the guard closes it.
 
+mod arrival;
 mod gin;
 mod hybrid;
 mod lsa;
 
 use cuda_std::thread;
 
+pub use arrival::Arrival;
 pub use gin::{FenceLevel, GinBarrier, GinBarriers};
 pub use hybrid::HybridBarrier;
-pub use lsa::{Arrival, LsaBarrier, LsaBarriers};
+pub use lsa::{LsaBarrier, LsaBarriers};
 
 /// Which barrier of a set a coop uses. One index has one user at a time, also across kernels in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +27,7 @@ impl BarrierIndex {
         Self(thread::block_idx_x())
     }
 
-    /// Barrier `index`. Opening a session traps when the set has no such barrier.
+    /// Barrier `index`. Making the barrier traps when the set has no such one.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn new(index: u32) -> Self {
         Self(index)

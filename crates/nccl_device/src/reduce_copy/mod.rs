@@ -39,20 +39,19 @@
 //! use cuda_std::prelude::*;
 //! use cuda_std::reduce::Max;
 //! use nccl_device::reduce_copy::lsa_reduce_copy;
-//! use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
+//! use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 //!
 //! /// All-reduce by maximum, with one block. `count` is a multiple of the ranks.
 //! #[kernel(T = [f32, bf16])]
 //! pub unsafe fn all_max<T: Accumulate>(comm: DevComm, x: Window<T>, count: usize) {
 //!     let team = comm.lsa_team();
-//!     LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-//!         barrier.sync(MemoryOrder::Acquire);
-//!         let share = count / team.n_ranks as usize;
-//!         let mine = share * team.rank as usize;
-//!         // SAFETY: the window has `count` elements in every rank, and each is touched by one rank between the barriers.
-//!         unsafe { lsa_reduce_copy(Coop::cta(), Max, x, mine, x, mine, share, team) };
-//!         barrier.sync(MemoryOrder::Release);
-//!     });
+//!     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+//!     barrier.sync(MemoryOrder::Acquire);
+//!     let share = count / team.n_ranks as usize;
+//!     let mine = share * team.rank as usize;
+//!     // SAFETY: the window has `count` elements in every rank, and each is touched by one rank between the barriers.
+//!     unsafe { lsa_reduce_copy(Coop::cta(), Max, x, mine, x, mine, share, team) };
+//!     barrier.sync(MemoryOrder::Release);
 //! }
 //! # fn main() {}
 //! ```

@@ -116,7 +116,7 @@ pub unsafe fn gin_wraps<B: GinBackend>(
     let (coop, world, gin) = (Coop::cta(), comm.world_team(), comm.gin::<B>(0));
     let (signal, soon) = (SignalId::of(&comm, extra.signals(), 0), Timeout::micros(100));
     let right = (world.rank + 1) % world.n_ranks;
-    let mut barrier = gin.world_barriers().barrier(coop, BarrierIndex::new(0));
+    let mut barrier = gin.world_barrier(coop, BarrierIndex::new(0));
     let mut expected = gin.signal_shadow(signal);
     let mut wrong = 0;
     for step in 0..8 {
@@ -177,7 +177,7 @@ pub unsafe fn gin_resets<B: GinBackend>(
     let (coop, world, gin) = (Coop::cta(), comm.world_team(), comm.gin::<B>(0));
     let signal = SignalId::of(&comm, extra.signals(), 0);
     let right = (world.rank + 1) % world.n_ranks;
-    let mut barrier = gin.world_barriers().barrier(coop, BarrierIndex::new(0));
+    let mut barrier = gin.world_barrier(coop, BarrierIndex::new(0));
     let mut wrong = 0;
     for i in 0..2 * n {
         let (action, amount) = if i % 2 == 0 { (signal.inc(), 1) } else { (signal.add(10), 10) };

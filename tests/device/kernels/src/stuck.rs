@@ -6,10 +6,7 @@
 
 use cuda_std::prelude::*;
 use nccl_device::gin::{CounterId, GinBackend, SignalId, VaSignal};
-use nccl_device::{
-    BarrierIndex, Coop, DevComm, FenceLevel, HybridBarrier, LlA2a, LlA2aBuffer, LsaBarrier,
-    MemoryOrder,
-};
+use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, LlA2a, LlA2aBuffer, MemoryOrder};
 
 use crate::extra::{Extra, Words};
 
@@ -42,10 +39,10 @@ pub unsafe fn stuck_lsa(comm: DevComm, mail: Words, out: Words, extra: Extra, n:
     unsafe {
         at(out, 2);
         match n {
-            0 => LsaBarrier::with(cta, &comm, BarrierIndex::this_block(), |b| b.sync(ORDER)),
+            0 => comm.lsa_barrier(cta, BarrierIndex::this_block()).sync(ORDER),
             1 => {
                 let index = BarrierIndex::new(thread::index_1d() / 32);
-                LsaBarrier::with(Coop::warp(), &comm, index, |b| b.sync(ORDER));
+                comm.lsa_barrier(Coop::warp(), index).sync(ORDER);
             }
             2 => {
                 let buffer =
@@ -67,16 +64,15 @@ pub unsafe fn stuck_lsa(comm: DevComm, mail: Words, out: Words, extra: Extra, n:
 pub unsafe fn stuck_in_a_loop(comm: DevComm, _mail: Words, out: Words, _extra: Extra, _n: u32) {
     // SAFETY: a word a thread.
     unsafe { at(out, 2) };
-    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-        for round in 0..100 {
-            if round == 5 && is_elsewhere(&comm) {
-                return;
-            }
-            barrier.sync(ORDER);
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    for round in 0..100 {
+        if round == 5 && is_elsewhere(&comm) {
+            return;
         }
-        // SAFETY: as above.
-        unsafe { at(out, 3) };
-    });
+        barrier.sync(ORDER);
+    }
+    // SAFETY: as above.
+    unsafe { at(out, 3) };
 }
 
 /// Over the network: `n` 0 a signal, 1 a signal in a window, 2 a counter, 3 a shadow, 4 a barrier
@@ -108,9 +104,9 @@ pub unsafe fn stuck_gin<B: GinBackend>(
                 coop.sync();
                 gin.wait_signal_follow_shadow(coop, signal, 6, ORDER);
             }
-            4 => gin.world_barriers().barrier(coop, index).sync(ORDER, FenceLevel::None),
-            5 => HybridBarrier::with(coop, gin, index, |b| b.sync(ORDER, FenceLevel::None)),
-            _ => HybridBarrier::with(coop, gin, index, |b| b.sync(ORDER, FenceLevel::PutGet)),
+            4 => gin.world_barrier(coop, index).sync(ORDER, FenceLevel::None),
+            5 => gin.hybrid_barrier(coop, index).sync(ORDER, FenceLevel::None),
+            _ => gin.hybrid_barrier(coop, index).sync(ORDER, FenceLevel::PutGet),
         }
         at(out, 3);
     }

@@ -4,7 +4,7 @@ use cuda_std::multimem;
 use devcomm_types::kernel::{HostKernel, IntoArg, KernelArgs, LaunchArgs};
 use devcomm_types::{GinConnectionType, Window as WindowParam, nccl};
 use nccl_device::gin::Proxy;
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
 use super::*;
 use crate::dev_comm::{Asked, CommState, make};
@@ -95,14 +95,13 @@ impl Communicator {
 #[kernel]
 unsafe fn introduce(comm: DevComm, words: Window<u32>) {
     let (team, peer) = (comm.lsa_team(), thread::thread_idx_x() as i32);
-    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-        barrier.sync(MemoryOrder::Acquire);
-        if peer < team.n_ranks {
-            // SAFETY: a word a rank, which one rank writes.
-            unsafe { words.lsa(peer).store(team.rank as usize, team.rank as u32 + 1) };
-        }
-        barrier.sync(MemoryOrder::Release);
-    });
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    barrier.sync(MemoryOrder::Acquire);
+    if peer < team.n_ranks {
+        // SAFETY: a word a rank, which one rank writes.
+        unsafe { words.lsa(peer).store(team.rank as usize, team.rank as u32 + 1) };
+    }
+    barrier.sync(MemoryOrder::Release);
 }
 
 /// Each rank puts its own word to every rank, and waits for theirs.
@@ -129,14 +128,13 @@ unsafe fn introduce_by_gin(comm: DevComm, words: Window<u32>, flushes: bool) {
 #[kernel]
 unsafe fn introduce_to_all(comm: DevComm, words: Window<u32>) {
     let me = comm.lsa_team().rank as usize;
-    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-        barrier.sync(MemoryOrder::Acquire);
-        if thread::thread_idx_x() == 0 {
-            // SAFETY: a word a rank, which one rank writes; there is multicast.
-            unsafe { multimem::store(words.multimem(&comm).wrapping_add(me), me as u32 + 1) };
-        }
-        barrier.sync(MemoryOrder::Release);
-    });
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    barrier.sync(MemoryOrder::Acquire);
+    if thread::thread_idx_x() == 0 {
+        // SAFETY: a word a rank, which one rank writes; there is multicast.
+        unsafe { multimem::store(words.multimem(&comm).wrapping_add(me), me as u32 + 1) };
+    }
+    barrier.sync(MemoryOrder::Release);
 }
 
 fn work_side_by_side<K: HostKernel>(kernel: K)
