@@ -37,7 +37,7 @@ pub trait Accumulate: Element {
     /// Adds a vector, lane by lane; integers wrap around.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn add(wide: &mut Self::Wide, vector: Vec16<Self>) {
-        Self::zip(wide, Self::widen(vector), Number::plus);
+        Self::zip(wide, Self::widen(vector), Number::wrapping_add);
     }
 }
 

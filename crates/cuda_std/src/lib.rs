@@ -6,6 +6,7 @@
 //!
 //! * [`kernel`]: makes a function an entry point, and a launch item on the host.
 //! * [`thread`], [`warp`]: indices, barriers, shuffles, votes; [`strided`]: loops shared by threads.
+//! * [`collective`]: sums over a warp and a block.
 //! * [`shared`]: shared memory, static ([`shared_array!`]) and dynamic.
 //! * [`mem`], [`vector`], [`multimem`]: loads and stores, 16 bytes at a time where it pays, and of many GPUs at once.
 //! * [`reduce`]: sums and other operators, over elements and vectors.
@@ -53,6 +54,7 @@ pub mod arch;
 pub mod async_copy;
 pub mod atomic;
 pub mod clock;
+pub mod collective;
 pub mod convert;
 pub mod hint;
 pub mod io;
@@ -81,6 +83,7 @@ pub use math::GpuFloat;
 /// Without [`print!`] and [`println!`], which a glob import would make ambiguous with the standard library's: write
 /// `cuda_std::println!`.
 pub mod prelude {
+    pub use crate::collective::{block_sum, warp_sum};
     pub use crate::math::GpuFloat;
     pub use crate::reduce::ReduceOp;
     pub use crate::vector::{Accumulate, Vec16};

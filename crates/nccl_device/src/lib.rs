@@ -12,6 +12,8 @@
 //! | [`DevComm`], [`Team`], [`Coop`] | who communicates, and which threads do it together |
 //! | [`Window`], [`LsaPtr`], [`ResourceBuffer`] | memory that every rank has a part of |
 //! | [`LsaBarrier`], [`GinBarrier`], [`HybridBarrier`] | ranks meet: over load and store, over the network, over both |
+//! | [`NeighborBarrier`], [`GridBarrier`] | a rank meets the two beside it; the blocks of a grid meet |
+//! | [`Flag`], [`Epoch`] | one rank tells another that its data is there, in any number of launches |
 //! | [`gin`] | puts, gets, signals, counters, flushes |
 //! | [`LlA2a`] | messages that carry the news of their arrival |
 //! | [`reduce_copy`] | sums and other reductions over the ranks' memory |
@@ -60,6 +62,7 @@ mod barrier;
 mod cft;
 mod comm;
 mod coop;
+mod flag;
 pub mod gin;
 mod ll_a2a;
 mod order;
@@ -70,13 +73,14 @@ mod wait;
 mod window;
 
 pub use barrier::{
-    Arrival, BarrierIndex, FenceLevel, GinBarrier, GinBarriers, HybridBarrier, LsaBarrier,
-    LsaBarriers,
+    Arrival, BarrierIndex, FenceLevel, GinBarrier, GinBarriers, GridBarrier, HybridBarrier,
+    LsaBarrier, LsaBarriers, NeighborBarrier,
 };
 pub use cft::CftPlace;
 pub use comm::DevComm;
 pub use coop::Coop;
 pub use devcomm_types::{CftTeamMode, CounterRange, DataType, Element, SignalRange, Team};
+pub use flag::{Epoch, Flag, Flags};
 pub use ll_a2a::{LlA2a, LlA2aBuffer};
 pub use order::MemoryOrder;
 pub use resource::ResourceBuffer;

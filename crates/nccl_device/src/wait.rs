@@ -291,6 +291,12 @@ pub(crate) fn finish_timed(coop: Coop, mine: Outcome) -> Result<(), TimedOut> {
     Err(TimedOut)
 }
 
+/// Whether a count that wraps around has reached `target`.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) fn has_reached(count: u32, target: u32) -> bool {
+    count.wrapping_sub(target) <= u32::MAX / 2
+}
+
 /// Whether the thread leaves the kernel by a panic, which there is in the simulator alone: what would
 /// wait for others, when it is dropped, must not.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]

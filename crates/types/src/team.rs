@@ -1,4 +1,4 @@
-//! Teams: groups of ranks at even distances, and the translation of ranks between them.
+//! Teams: strided groups of ranks, and the translation of ranks between them.
 //!
 //! Every function is arithmetic on the 12 bytes of a team, the same on the host and in a kernel, and none panics: a
 //! division by a stride or size of 0, which NCCL leaves undefined, has a stated result.
@@ -77,6 +77,50 @@ impl Team {
         self.rank.wrapping_add(quotient(other.distance_to(member), self.stride))
     }
 
+    /// The rank `steps` further round the team, `0..=n_ranks`: of 4 ranks, seen from rank 3, those 0,
+    /// 1, 2, .. steps further are 3, 0, 1, ...
+    ///
+    /// Ranks that each begin with themselves and go round like this use different peers at any time.
+    #[must_use]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub const fn rotated(self, steps: i32) -> i32 {
+        let rank = self.rank.wrapping_add(steps);
+        if rank < self.n_ranks { rank } else { rank.wrapping_sub(self.n_ranks) }
+    }
+
+    /// The rank behind this one, round the team: behind the last the first, and of one rank itself.
+    #[must_use]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub const fn next(self) -> i32 {
+        self.rotated(1)
+    }
+
+    /// The rank before this one, round the team.
+    #[must_use]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub const fn prev(self) -> i32 {
+        self.rotated(self.n_ranks.wrapping_sub(1))
+    }
+
+    /// All ranks but this one, round the team: the next one first, the previous one last.
+    ///
+    /// ```
+    /// # use devcomm_types::Team;
+    /// let team = Team { n_ranks: 4, rank: 2, stride: 1 };
+    /// assert!(team.others().eq([3, 0, 1]));
+    /// assert!(team.all_from_self().eq([2, 3, 0, 1]));
+    /// ```
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub const fn others(self) -> Ranks {
+        Ranks { team: self, steps: 1 }
+    }
+
+    /// All ranks, round the team, this one first.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub const fn all_from_self(self) -> Ranks {
+        Ranks { team: self, steps: 0 }
+    }
+
     /// This team cut into runs of `inner_size` neighbours: the run that this rank is in. `inner_size` divides `n_ranks`.
     ///
     /// NCCL: `ncclTeamInnerFactor`.
@@ -137,6 +181,28 @@ impl Team {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     const fn distance_to(self, member: i32) -> i32 {
         member.wrapping_sub(self.rank).wrapping_mul(self.stride)
+    }
+}
+
+/// Ranks of a team, round from one: [`Team::others`], [`Team::all_from_self`].
+#[derive(Clone, Copy, Debug)]
+#[must_use = "an iterator does nothing until it is iterated"]
+pub struct Ranks {
+    team: Team,
+    steps: i32,
+}
+
+impl Iterator for Ranks {
+    type Item = i32;
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn next(&mut self) -> Option<i32> {
+        if self.steps >= self.team.n_ranks {
+            return None;
+        }
+        let rank = self.team.rotated(self.steps);
+        self.steps += 1;
+        Some(rank)
     }
 }
 
@@ -253,6 +319,21 @@ mod tests {
     }
 
     #[test]
+    fn ranks_go_round_the_team_from_this_one() {
+        for_each_rank(|_, teams| {
+            for &team in teams {
+                let from_self = (0..team.n_ranks).map(|i| (team.rank + i) % team.n_ranks);
+                let ranks: Vec<_> = from_self.collect();
+                assert!(team.all_from_self().eq(ranks.iter().copied()));
+                assert!(team.others().eq(ranks[1..].iter().copied()));
+                assert_eq!(team.next(), ranks[1 % ranks.len()]);
+                assert_eq!(team.prev(), *ranks.last().unwrap());
+                assert_eq!(team.rotated(team.n_ranks), team.rank);
+            }
+        });
+    }
+
+    #[test]
     fn an_lsa_rank_outside_the_lsa_team_is_out_of_its_range() {
         let world = Team { n_ranks: 8, rank: 5, stride: 1 };
         let lsa_ranks: Vec<_> = (0..8).map(|rank| world.to_lsa(1, rank)).collect();
@@ -275,6 +356,7 @@ mod tests {
                 for &member in &extremes {
                     reached += usize::from(a.contains(b, member));
                     let _ = (a.rank_in(b, member), a.rank_in_difference(b, member));
+                    let _ = (a.next(), a.prev(), a.rotated(member), a.others().next());
                     let _ = (
                         a.inner_factor(member),
                         a.outer_factor(member),

@@ -29,6 +29,10 @@ pub enum WaitKind {
     LlA2a = 8,
     /// What a kernel's author polls for.
     Poll = 9,
+    /// A value of a flag that a peer posts.
+    Flag = 10,
+    /// The other blocks of the grid.
+    GridBarrier = 11,
 }
 
 impl WaitKind {
@@ -45,6 +49,8 @@ impl WaitKind {
             7 => Self::Request,
             8 => Self::LlA2a,
             9 => Self::Poll,
+            10 => Self::Flag,
+            11 => Self::GridBarrier,
             _ => return None,
         })
     }
@@ -55,7 +61,8 @@ impl WaitKind {
 pub struct WaitFor {
     /// The kind of thing.
     pub kind: WaitKind,
-    /// Which: the index of the barrier, the id of the signal or counter, the element.
+    /// Which: the index of the barrier, the id of the signal or counter, the element, of a
+    /// flag that of its window.
     pub index: u32,
     /// The GIN context, where there is one.
     pub context: u32,
@@ -80,12 +87,15 @@ impl fmt::Display for WaitFor {
             WaitKind::Request => write!(f, "a flush of context {context} to one peer")?,
             WaitKind::LlA2a => write!(f, "element {index} of an LL all-to-all")?,
             WaitKind::Poll => write!(f, "a value that it polls")?,
+            WaitKind::Flag if peer >= 0 => write!(f, "flag {index} of rank {peer}")?,
+            WaitKind::Flag => write!(f, "flag {index}")?,
+            WaitKind::GridBarrier => write!(f, "the other blocks of the grid")?,
         }
         match kind {
             WaitKind::LsaBarrier | WaitKind::GinBarrier if peer >= 0 => {
                 write!(f, ", where rank {peer} has not arrived")
             }
-            WaitKind::Signal | WaitKind::VaSignal | WaitKind::Counter => {
+            WaitKind::Signal | WaitKind::VaSignal | WaitKind::Counter | WaitKind::Flag => {
                 write!(f, ", which is {seen} and not yet {wanted}")
             }
             _ if peer >= 0 => write!(f, ", of rank {peer}"),

@@ -20,7 +20,7 @@ use super::arrival::{Arrive, Arrived};
 use super::{Arrival, BarrierIndex, FenceLevel};
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::wait::is_unwinding;
-use crate::wait::{Deadline, Outcome, finish, finish_timed, poll};
+use crate::wait::{Deadline, Outcome, finish, finish_timed, has_reached, poll};
 use crate::{Coop, DevComm, MemoryOrder, Team, TimedOut, Timeout, raw};
 
 /// A set of LSA barriers: a device communicator's own, or one that the host asked for in addition.
@@ -426,10 +426,4 @@ impl Arrive for LsaBarrier<'_> {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn nth_peer(team: Team, i: i32) -> i32 {
     i + i32::from(team.rank <= i)
-}
-
-/// Whether a count that wraps around has reached `target`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn has_reached(count: u32, target: u32) -> bool {
-    count.wrapping_sub(target) <= u32::MAX / 2
 }

@@ -1,20 +1,25 @@
-//! Barriers between ranks: over load and store, over the network, and over both.
+//! Barriers between ranks: over load and store, over the network, over both, and of neighbours
+//! alone; and one of the blocks of a grid.
 //!
-//! All three are guards with the same verbs. Making one opens it for a coop; `arrive` tells the
+//! Those between ranks are guards with the same verbs. Making one opens it for a coop; `arrive` tells the
 //! peers and gives an [`Arrival`], whose `wait` waits for them; `sync` is both, `sync_timeout` both
 //! with a timeout; dropping the guard closes it.
 
 mod arrival;
 mod gin;
+mod grid;
 mod hybrid;
 mod lsa;
+mod neighbors;
 
 use cuda_std::thread;
 
 pub use arrival::Arrival;
 pub use gin::{FenceLevel, GinBarrier, GinBarriers};
+pub use grid::GridBarrier;
 pub use hybrid::HybridBarrier;
 pub use lsa::{LsaBarrier, LsaBarriers};
+pub use neighbors::NeighborBarrier;
 
 /// Which barrier of a set a coop uses. One index has one user at a time, also across kernels in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,5 @@
-//! One kernel for each function of `reduce_copy`, which tests compile to PTX and run in the simulator.
+//! One kernel for each function of `reduce_copy`, and for what threads, blocks and ranks do
+//! together, which tests compile to PTX and run in the simulator.
 //!
 //! # Safety model
 //!
@@ -12,3 +13,4 @@ pub mod local;
 pub mod lsa;
 pub mod multimem;
 pub mod nccl;
+pub mod together;
