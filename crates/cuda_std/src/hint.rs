@@ -6,3 +6,10 @@
 pub fn opaque(value: u32) -> u32 {
     crate::arch::opaque(value)
 }
+
+/// [`opaque`] of an index: so that loops whose addresses begin there do not depend on how it was
+/// worked out.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn opaque_usize(value: usize) -> usize {
+    crate::arch::opaque_usize(value)
+}

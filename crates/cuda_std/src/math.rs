@@ -131,6 +131,6 @@ pub fn gelu(x: f32) -> f32 {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn gelu_tanh(x: f32) -> f32 {
     // (1 + tanh(u)) / 2 is 1 / (1 + exp(-2 * u)).
-    let scale = -2.0 * 0.797_884_56;
+    let scale = -2.0 * 0.797_884_6;
     x / (1.0 + exp(scale * fma(0.044_715 * x * x, x, x)))
 }

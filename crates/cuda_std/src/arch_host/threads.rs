@@ -159,3 +159,8 @@ pub(crate) fn print<P: Pieces, A: Arguments>(arguments: A) {
 pub(crate) fn opaque(value: u32) -> u32 {
     value
 }
+
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) fn opaque_usize(value: usize) -> usize {
+    value
+}

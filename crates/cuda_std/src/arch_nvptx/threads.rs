@@ -192,6 +192,13 @@ pub(crate) fn globaltimer() -> u64 {
 }
 
 #[inline(always)]
+pub(crate) fn opaque_usize(mut value: usize) -> usize {
+    // SAFETY: as below.
+    unsafe { asm!("// {}", inout(reg64) value, options(nomem, nostack)) };
+    value
+}
+
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn opaque(mut value: u32) -> u32 {
     // SAFETY: no instruction. It is not `pure`, so that it stays where it is.
     unsafe { asm!("// {}", inout(reg32) value, options(nomem, nostack)) };

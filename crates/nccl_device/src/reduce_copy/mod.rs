@@ -65,6 +65,7 @@ mod parts;
 mod pass;
 mod sink;
 mod source;
+mod threads;
 
 pub use local::{local_copy, local_reduce, local_reduce_copy};
 pub use lsa::{lsa_copy, lsa_reduce, lsa_reduce_copy};
@@ -72,3 +73,4 @@ pub use multimem::{
     MultimemReduce, lsa_reduce_multimem_copy, multimem_copy, multimem_reduce, multimem_reduce_copy,
     multimem_reduce_lsa_copy,
 };
+pub use threads::Threads;

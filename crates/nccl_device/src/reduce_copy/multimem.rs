@@ -16,7 +16,8 @@ use super::parts::{Parts, phase};
 use super::pass::Plan;
 use super::sink::{Each, Many, One, Sink};
 use super::source::{Copied, Reduced, ReducedMany, Source};
-use crate::{Coop, Window};
+use super::threads::Threads;
+use crate::Window;
 
 /// An element that the switch reduces by `Op`: sums of all elements but those of 8 bits, minima and maxima of integers and
 /// halves, [`And`], [`Or`] and [`Xor`](cuda_std::reduce::Xor) of integers.
@@ -186,13 +187,13 @@ impl<T: Accumulate> Sink<T> for ToMulticast<T> {
 ///
 /// # Safety
 ///
-/// Every thread of the coop calls it alike. `src` is a multicast address, aligned to the element, that has `count` elements in
+/// Every one of `threads` calls it alike. `src` is a multicast address, aligned to the element, that has `count` elements in
 /// each copy, and nobody writes them at the same time; `dst` is valid for `count` writes, aligned, and touched by nobody else.
 #[doc(alias = "ncclMultimemReduceSum")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn multimem_reduce<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
-    coop: Coop,
+    threads: impl Into<Threads>,
     op: Op,
     src: *const T,
     dst: *mut T,
@@ -200,7 +201,7 @@ pub unsafe fn multimem_reduce<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
 ) {
     let (from, to) = (Multicast { op, from: src }, One(dst));
     // SAFETY: the caller's.
-    unsafe { Plan::new(&coop, &from, &to, count).all::<T, 8>(from, to) }
+    unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
 }
 
 /// Every copy of `dst[i] = src[i]`, for `i < count`.
@@ -209,16 +210,21 @@ pub unsafe fn multimem_reduce<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
 ///
 /// # Safety
 ///
-/// Every thread of the coop calls it alike. `src` is valid for `count` reads and aligned, and nobody writes there at the same
+/// Every one of `threads` calls it alike. `src` is valid for `count` reads and aligned, and nobody writes there at the same
 /// time; `dst` is a multicast address, aligned to the element, that has `count` elements in each copy, and nobody else touches
 /// them.
 #[doc(alias = "ncclMultimemCopy")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
-pub unsafe fn multimem_copy<T: Accumulate>(coop: Coop, src: *const T, dst: *mut T, count: usize) {
+pub unsafe fn multimem_copy<T: Accumulate>(
+    threads: impl Into<Threads>,
+    src: *const T,
+    dst: *mut T,
+    count: usize,
+) {
     let (from, to) = (Copied(src), ToMulticast(dst));
     // SAFETY: the caller's.
-    unsafe { Plan::new(&coop, &from, &to, count).all::<T, 8>(from, to) }
+    unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
 }
 
 /// Every copy of `dst[i] = op over the copies of src[i]`, for `i < count`.
@@ -227,13 +233,13 @@ pub unsafe fn multimem_copy<T: Accumulate>(coop: Coop, src: *const T, dst: *mut 
 ///
 /// # Safety
 ///
-/// Every thread of the coop calls it alike. `src` and `dst` are multicast addresses, aligned to the element, that have `count`
+/// Every one of `threads` calls it alike. `src` and `dst` are multicast addresses, aligned to the element, that have `count`
 /// elements in each copy. Nobody else writes those of `src` or touches those of `dst` at the same time.
 #[doc(alias = "ncclMultimemReduceSumCopy")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn multimem_reduce_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
-    coop: Coop,
+    threads: impl Into<Threads>,
     op: Op,
     src: *const T,
     dst: *mut T,
@@ -241,7 +247,7 @@ pub unsafe fn multimem_reduce_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
 ) {
     let (from, to) = (Multicast { op, from: src }, ToMulticast(dst));
     // SAFETY: the caller's.
-    unsafe { Plan::new(&coop, &from, &to, count).all::<T, 8>(from, to) }
+    unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
 }
 
 /// Every copy of `dst[i] = op over the ranks of team of src[src_index + i]`, for `i < count`.
@@ -255,7 +261,7 @@ pub unsafe fn multimem_reduce_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
-    coop: Coop,
+    threads: impl Into<Threads>,
     op: impl ReduceOp<T>,
     src: Window<T>,
     src_index: usize,
@@ -265,7 +271,7 @@ pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
 ) {
     let from = Parts::of_team_from_own(src, src_index, team);
     let (many, to) = (ReducedMany { op, from }, ToMulticast(dst));
-    let plan = Plan::new(&coop, &many, &to, count);
+    let plan = Plan::new(threads.into(), &many, &to, count);
     // SAFETY: the caller's.
     unsafe {
         match team.n_ranks {
@@ -289,7 +295,7 @@ pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn multimem_reduce_lsa_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
-    coop: Coop,
+    threads: impl Into<Threads>,
     op: Op,
     src: *const T,
     dst: Window<T>,
@@ -298,7 +304,7 @@ pub unsafe fn multimem_reduce_lsa_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
     team: Team,
 ) {
     let (from, to) = (Multicast { op, from: src }, Parts::of_team_from_own(dst, dst_index, team));
-    let plan = Plan::new(&coop, &from, &Many(to), count);
+    let plan = Plan::new(threads.into(), &from, &Many(to), count);
     // SAFETY: the caller's.
     unsafe {
         match team.n_ranks {
