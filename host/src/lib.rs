@@ -97,7 +97,7 @@ pub use devcomm_locate::{NcclVersion, NotFound};
 pub use devcomm_sim::{CallRecord, Effect, Fault, Machine as SimulatedMachine, Simulation};
 pub use devcomm_types::{
     CounterRange, DataType, Dim3, Element, F8E4M3, F8E5M2, GinConnectionType, GinType,
-    LaunchConfig, SignalRange, Team, TensorMap, Tiling, WaitFor, WaitKind,
+    LaunchConfig, SignalRange, Team, TensorMap, TensorMapDesc, WaitFor, WaitKind,
 };
 pub use device::{
     Buffer, Context, DeviceLimits, DeviceSlice, Dynamic, Event, FunctionInfo, Graph,

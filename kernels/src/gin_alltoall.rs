@@ -32,7 +32,7 @@ pub unsafe fn gin_alltoall<T: Accumulate, B: GinBackend>(
         return; // In every rank alike.
     }
     let gin = comm.gin::<B>(block % comm.n_gin_contexts().max(1));
-    let came = comm.signal(block);
+    let arrived = comm.signal(block);
     let message = |peer: i32| peer as usize * count + first;
 
     // Every rank's kernel has begun, so its window may be written.
@@ -40,14 +40,13 @@ pub unsafe fn gin_alltoall<T: Accumulate, B: GinBackend>(
     barrier.sync(MemoryOrder::Acquire, FenceLevel::None);
 
     // A thread a peer. Every rank starts with its neighbour, so that no two put to the same one at a time.
-    let mut i = 1 + coop.thread_rank() as i32;
-    while i < world.n_ranks {
-        let peer = (world.rank + i) % world.n_ranks;
+    let others = (world.n_ranks - 1) as u32;
+    for i in coop.strided(others) {
+        let peer = world.rotated(1 + i as i32);
         let (to, from) = (recv.at(message(world.rank)), send.at(message(peer)));
         // SAFETY: the kernel's contract; the peer reads it after the signal.
         let put = unsafe { gin.put(world, peer, to, from, len) };
-        put.signal(came.inc().weak()).post(Coop::thread());
-        i += coop.size() as i32;
+        put.signal(arrived.inc().weak()).post(Coop::thread());
     }
     // Meanwhile its own.
     let own = message(world.rank);
@@ -56,8 +55,7 @@ pub unsafe fn gin_alltoall<T: Accumulate, B: GinBackend>(
         let (from, to) = (send.local().as_ptr().add(own), recv.local().as_ptr().add(own));
         local_copy(coop, from, 1, to, 0, len);
     }
-    let others = (world.n_ranks - 1) as u64;
-    gin.wait_signal_follow_shadow(coop, came, others, MemoryOrder::Acquire);
+    gin.wait_signal_follow_shadow(coop, arrived, others.into(), MemoryOrder::Acquire);
     // `send` can be written again.
     gin.flush(coop, MemoryOrder::Relaxed);
 }

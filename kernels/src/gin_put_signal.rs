@@ -33,9 +33,9 @@ pub unsafe fn gin_put_signal<B: GinBackend>(
         return;
     }
     let gin = comm.gin::<B>(block % comm.n_gin_contexts().max(1));
-    let came = comm.signal(block);
+    let arrived = comm.signal(block);
     // What has come before this launch. The signal itself may be raised by a partner that is ahead; its shadow is this rank's own.
-    let before = gin.signal_shadow(came);
+    let before = gin.signal_shadow(arrived);
     let mut round = 0;
     while round < rounds {
         let throw = block as usize * rounds as usize + round as usize;
@@ -44,9 +44,9 @@ pub unsafe fn gin_put_signal<B: GinBackend>(
         if serves {
             // SAFETY: the kernel's contract; each throw has bytes of its own.
             let put = unsafe { gin.put(world, partner, ball, send.at(throw * count), count) };
-            put.signal(came.inc().weak()).post(coop);
+            put.signal(arrived.inc().weak()).post(coop);
         }
-        gin.wait_signal(coop, came, before + u64::from(round) + 1, MemoryOrder::Acquire);
+        gin.wait_signal(coop, arrived, before + u64::from(round) + 1, MemoryOrder::Acquire);
         if serves && coop.thread_rank() == 0 {
             // SAFETY: the kernel's contract.
             unsafe { mem::store(nanos.add(throw), clock::globaltimer() - start) };
@@ -54,12 +54,12 @@ pub unsafe fn gin_put_signal<B: GinBackend>(
         if !serves {
             // SAFETY: as above; what has come lies still.
             let put = unsafe { gin.put(world, partner, ball, ball, count) };
-            put.signal(came.inc().weak()).post(coop);
+            put.signal(arrived.inc().weak()).post(coop);
         }
         round += 1;
     }
     if coop.thread_rank() == 0 {
-        gin.expect(came, rounds.into());
+        gin.expect(arrived, rounds.into());
     }
     gin.flush(coop, MemoryOrder::Relaxed);
 }

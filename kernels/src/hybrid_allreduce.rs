@@ -1,9 +1,9 @@
 //! All-reduce (sum) of ranks that do not all reach each other by load and store: within each LSA team by load and store, between the
 //! teams over the network.
 
-use cuda_std::mem;
+use cuda_std::hint;
 use cuda_std::prelude::*;
-use cuda_std::vector::Vec16;
+use cuda_std::strided::Strided;
 use half::{bf16, f16};
 use nccl_device::gin::GinBackend;
 use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Window};
@@ -33,40 +33,36 @@ pub unsafe fn hybrid_allreduce<T: Accumulate, B: GinBackend>(
     let (lsa, rail, coop) = (comm.lsa_team(), comm.rail_team(), Coop::cta());
     let block = thread::block_idx_x();
     let gin = comm.gin::<B>(block % comm.n_gin_contexts().max(1));
-    let came = comm.signal(block);
+    let arrived = comm.signal(block);
     let Part { row, begin, first, len } = Part::of(&comm, block, count);
-    let of_team = |team: i32| team as usize * row + begin;
-    // Every rank starts with its own part, so that no two read from or store to the same one at a time.
-    let peer = |i: i32| (lsa.rank + i) % lsa.n_ranks;
+    let (partials, own) = (partial.local().as_ptr(), rail.rank as usize * row + begin);
 
     let mut barrier = gin.hybrid_barrier(coop, BarrierIndex::this_block());
     // Every rank's input is there, and nobody reads its partial sums of an earlier launch.
     barrier.sync(MemoryOrder::Acquire, FenceLevel::None);
-    let partials = partial.local().as_ptr();
-    let own = of_team(rail.rank);
-    // SAFETY: the kernel's contract; between the barriers an element of the team is read and written by one block of one rank.
+    // SAFETY: the kernel's contract; between the barriers an element of the team is read and written
+    // by one block of one rank.
     unsafe {
-        let from = |i| send.lsa(peer(i)).as_ptr().add(first);
+        let from = |i| send.lsa(lsa.rotated(i)).as_ptr().add(first);
         sum(lsa.n_ranks, from, 1, |_| partials.add(own), len);
     }
     coop.sync();
     if len > 0 {
         // A thread a peer.
-        let mut i = 1 + coop.thread_rank() as i32;
-        while i < rail.n_ranks {
-            let team = (rail.rank + i) % rail.n_ranks;
+        let others = (rail.n_ranks - 1) as u32;
+        for i in coop.strided(others) {
+            let team = rail.rotated(1 + i as i32);
             // SAFETY: the kernel's contract; a partial sum is read after its signal.
             let put = unsafe { gin.put(rail, team, partial.at(own), partial.at(own), len) };
-            put.signal(came.inc().weak()).post(Coop::thread());
-            i += coop.size() as i32;
+            put.signal(arrived.inc().weak()).post(Coop::thread());
         }
-        let others = (rail.n_ranks - 1) as u64;
-        gin.wait_signal_follow_shadow(coop, came, others, MemoryOrder::Acquire);
+        gin.wait_signal_follow_shadow(coop, arrived, others.into(), MemoryOrder::Acquire);
     }
-    // SAFETY: as above.
+    // SAFETY: as above; a partial sum of each team lies in its row.
     unsafe {
-        let to = |i| recv.lsa(peer(i)).as_ptr().add(first);
-        sum(rail.n_ranks, |team| partials.add(of_team(team)), lsa.n_ranks, to, len);
+        let from = |team| partials.add(team as usize * row + begin);
+        let to = |i| recv.lsa(lsa.rotated(i)).as_ptr().add(first);
+        sum(rail.n_ranks, from, lsa.n_ranks, to, len);
     }
     gin.flush(coop, MemoryOrder::Relaxed);
     barrier.lsa().sync(MemoryOrder::Release);
@@ -126,8 +122,7 @@ unsafe fn sum<T: Accumulate>(
             at += threads;
         }
         // Fewer than a vector's.
-        let mut at = vectors * lanes + thread::thread_idx_x() as usize;
-        while at < len {
+        for at in Strided::new(vectors * lanes + thread::thread_idx_x() as usize, len, threads) {
             let mut sum = mem::load(from(0).add(at)).to_acc();
             for i in 1..n_from {
                 sum += mem::load(from(i).add(at)).to_acc();
@@ -135,7 +130,6 @@ unsafe fn sum<T: Accumulate>(
             for j in 0..n_to {
                 mem::store(to(j).add(at), T::from_acc(sum));
             }
-            at += threads;
         }
     }
 }
@@ -153,6 +147,8 @@ unsafe fn sum_vectors<T: Accumulate, const U: usize>(
     to: &impl Fn(i32) -> *mut T,
     at: usize,
 ) {
+    // One number that all addresses are worked out from.
+    let at = hint::opaque_usize(at);
     let place = |u: usize| (at + u * thread::block_dim_x() as usize) * Vec16::<T>::LANES;
     // SAFETY: the caller's.
     unsafe {

@@ -33,7 +33,7 @@ pub unsafe fn hybrid_alltoall<T: Accumulate, B: GinBackend>(
         return; // In every rank alike.
     }
     let gin = comm.gin::<B>(block % comm.n_gin_contexts().max(1));
-    let came = comm.signal(block);
+    let arrived = comm.signal(block);
     let message = |peer: i32| peer as usize * count + first;
     // The ranks of other teams come behind this team's, round the world.
     let (next_team, outside) = (lsa.to_world(world.rank, lsa.n_ranks), world.n_ranks - lsa.n_ranks);
@@ -43,18 +43,15 @@ pub unsafe fn hybrid_alltoall<T: Accumulate, B: GinBackend>(
     barrier.sync(MemoryOrder::Acquire, FenceLevel::None);
 
     // To other teams by puts, a thread a peer. Every rank starts at its own place of the next team.
-    let mut i = coop.thread_rank() as i32;
-    while i < outside {
-        let peer = (next_team + (lsa.rank + i) % outside) % world.n_ranks;
+    for i in coop.strided(outside as u32) {
+        let peer = (next_team + (lsa.rank + i as i32) % outside) % world.n_ranks;
         let (to, from) = (recv.at(message(world.rank)), send.at(message(peer)));
         // SAFETY: the kernel's contract; the peer reads it after the signal.
         let put = unsafe { gin.put(world, peer, to, from, len) };
-        put.signal(came.inc().weak()).post(Coop::thread());
-        i += coop.size() as i32;
+        put.signal(arrived.inc().weak()).post(Coop::thread());
     }
     // Within the team by stores, meanwhile.
-    for i in 0..lsa.n_ranks {
-        let member = (lsa.rank + i) % lsa.n_ranks;
+    for member in lsa.all_from_self() {
         let peer = lsa.to_world(world.rank, member);
         // SAFETY: the kernel's contract; the peer reads it after the barrier.
         unsafe {
@@ -63,7 +60,7 @@ pub unsafe fn hybrid_alltoall<T: Accumulate, B: GinBackend>(
             local_copy(coop, from, 1, to, 0, len);
         }
     }
-    gin.wait_signal_follow_shadow(coop, came, outside as u64, MemoryOrder::Acquire);
+    gin.wait_signal_follow_shadow(coop, arrived, outside as u64, MemoryOrder::Acquire);
     // `send` can be written again, and the team's stores have arrived.
     gin.flush(coop, MemoryOrder::Relaxed);
     barrier.lsa().sync(MemoryOrder::Release);

@@ -1,6 +1,7 @@
 //! All-to-all of short messages within the LSA team, by NCCL's low-latency protocol: no barrier, one trip over NVLink.
 
 use cuda_std::prelude::*;
+use cuda_std::strided::Strided;
 use devcomm_types::nccl::LlA2aHandle;
 use half::{bf16, f16};
 use nccl_device::{Coop, DevComm, Element, LlA2aBuffer, LsaPtr, Window};
@@ -36,30 +37,25 @@ pub unsafe fn ll_alltoall<T: Element>(
     // SAFETY: the kernel's contract.
     let buffer = unsafe { LlA2aBuffer::new(&comm, team, exchange, thread::grid_dim_x()) };
     buffer.with(coop, thread::block_idx_x(), chunk * n_ranks, |session| {
-        let mut first = thread::block_idx_x() as usize * chunk as usize;
-        while first < words {
+        let turn = thread::grid_dim_x() as usize * chunk as usize;
+        for first in Strided::new(thread::block_idx_x() as usize * chunk as usize, words, turn) {
             let n = chunk.min((words - first) as u32);
-            let mut i = coop.thread_rank();
-            while i < n * n_ranks {
+            for i in coop.strided(n * n_ranks) {
                 // Every rank starts with its neighbour, so that no two send to the same one.
-                let (peer, at) = ((me + 1 + i / n) % n_ranks, i % n);
+                let (peer, at) = (team.rotated(1 + (i / n) as i32), i % n);
                 let message = Message { first: peer as usize * count, count };
                 // SAFETY: the kernel's contract.
                 let word = unsafe { message.load(send.local(), first + at as usize) };
-                session.send(peer as i32, me * chunk + at, word);
-                i += coop.size();
+                session.send(peer, me * chunk + at, word);
             }
-            let mut i = coop.thread_rank();
-            while i < n * n_ranks {
+            for i in coop.strided(n * n_ranks) {
                 let (peer, at) = (i / n, i % n);
                 let message = Message { first: peer as usize * count, count };
                 let word = session.receive(peer * chunk + at);
                 // SAFETY: the kernel's contract.
                 unsafe { message.store(recv.local(), first + at as usize, word) };
-                i += coop.size();
             }
             session.end_epoch();
-            first += thread::grid_dim_x() as usize * chunk as usize;
         }
     });
 }

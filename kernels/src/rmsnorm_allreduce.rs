@@ -7,6 +7,7 @@ use cuda_std::math;
 use cuda_std::multimem;
 use cuda_std::prelude::*;
 use cuda_std::reduce::Sum;
+use cuda_std::strided::Strided;
 use cuda_std::vector::{Accumulate, Vec16};
 use devcomm_types::nccl::MultimemHandle;
 use half::{bf16, f16};
@@ -42,12 +43,12 @@ pub unsafe fn rmsnorm_allreduce<T: Accumulate<Acc = f32>>(
     let rows = Rows { team, tokens, hidden, eps };
     // SAFETY: the kernel's contract; between the barriers a row is one block's of one rank.
     unsafe {
-        let store = |at, vector| to_all(team, output, at, vector);
+        let store = |at, vector| output.store_vec_to_all(team, at, vector);
         match team.n_ranks {
-            2 => rows.each(weight, |at| sum_of::<T, 2>(team, input, at), store),
-            4 => rows.each(weight, |at| sum_of::<T, 4>(team, input, at), store),
-            8 => rows.each(weight, |at| sum_of::<T, 8>(team, input, at), store),
-            _ => rows.each(weight, |at| sum_of_many(team, input, at), store),
+            2 => rows.each(weight, |at| input.sum_vec_of::<2>(team, at), store),
+            4 => rows.each(weight, |at| input.sum_vec_of::<4>(team, at), store),
+            8 => rows.each(weight, |at| input.sum_vec_of::<8>(team, at), store),
+            _ => rows.each(weight, |at| input.sum_vec(team, at), store),
         }
     }
     barrier.sync(MemoryOrder::Release);
@@ -122,10 +123,9 @@ impl Rows {
         let vectors = self.hidden / lanes;
         let mine = |v: usize| thread::thread_idx_x() as usize + v * thread::block_dim_x() as usize;
         // The ranks take the rows in turn.
-        let stride = thread::grid_dim_x() as usize * self.team.n_ranks as usize;
-        let mut row =
-            self.team.rank as usize + thread::block_idx_x() as usize * self.team.n_ranks as usize;
-        while row < self.tokens {
+        let (rank, n_ranks) = (self.team.rank as usize, self.team.n_ranks as usize);
+        let first = rank + thread::block_idx_x() as usize * n_ranks;
+        for row in Strided::new(first, self.tokens, thread::grid_dim_x() as usize * n_ranks) {
             let first = row * vectors;
             let mut held = [T::widen(Vec16::from_bits([0; 4])); VECTORS];
             let squares = Cell::new(0.0);
@@ -140,7 +140,8 @@ impl Rows {
                 }
                 v += 1;
             }
-            let mean = block_sum(squares.get()) / self.hidden as f32;
+            // SAFETY: rows are taken by whole blocks, which are whole warps.
+            let mean = unsafe { block_sum(squares.get()) } / self.hidden as f32;
             let scale = math::rsqrt(mean + self.eps);
             let mut v = 0;
             while v < VECTORS {
@@ -152,102 +153,6 @@ impl Rows {
                 }
                 v += 1;
             }
-            row += stride;
         }
-    }
-}
-
-/// The sum of vector `at` over a team of `N` ranks. Every rank starts with its own part and goes up.
-///
-/// # Safety
-///
-/// Every part has the vector.
-#[inline(always)]
-unsafe fn sum_of<T: Accumulate, const N: usize>(
-    team: Team,
-    input: Window<T>,
-    at: usize,
-) -> T::Wide {
-    let mut parts = [Vec16::from_bits([0; 4]); N];
-    let mut i = 0;
-    while i < N {
-        let peer = (team.rank as usize + i) % N;
-        // SAFETY: the caller's.
-        parts[i] = unsafe { input.lsa(peer as i32).load_vec(at) };
-        i += 1;
-    }
-    let mut sum = T::widen(parts[0]);
-    let mut i = 1;
-    while i < N {
-        T::add(&mut sum, parts[i]);
-        i += 1;
-    }
-    sum
-}
-
-/// [`sum_of`] for any number of ranks.
-///
-/// # Safety
-///
-/// Every part has the vector.
-#[inline(always)]
-unsafe fn sum_of_many<T: Accumulate>(team: Team, input: Window<T>, at: usize) -> T::Wide {
-    let mut sum = T::widen(Vec16::from_bits([0; 4]));
-    let mut peer = 0;
-    while peer < team.n_ranks {
-        // SAFETY: the caller's.
-        T::add(&mut sum, unsafe { input.lsa(peer).load_vec(at) });
-        peer += 1;
-    }
-    sum
-}
-
-/// Stores vector `at` in every rank.
-///
-/// # Safety
-///
-/// Every part has the vector, and nobody else touches it.
-#[inline(always)]
-unsafe fn to_all<T: Accumulate>(team: Team, output: Window<T>, at: usize, vector: Vec16<T>) {
-    let mut i = 0;
-    while i < team.n_ranks {
-        let peer = team.rank + i;
-        // SAFETY: the caller's.
-        unsafe {
-            output
-                .lsa(if peer < team.n_ranks { peer } else { peer - team.n_ranks })
-                .store_vec(at, vector)
-        };
-        i += 1;
-    }
-}
-
-/// The sum over the threads of the block, in every thread, always in the same order.
-#[inline(always)]
-fn block_sum(mine: f32) -> f32 {
-    let of_warps = shared_array![f32; 32];
-    let mut sum = mine;
-    let mut distance = warp::WARP_SIZE / 2;
-    while distance > 0 {
-        // SAFETY: every lane is here: blocks are whole warps, and rows are taken by whole blocks.
-        sum += unsafe { warp::shuffle_xor(sum, distance) };
-        distance /= 2;
-    }
-    // SAFETY: a place a warp, of which a block has at most 32; barriers separate the writes from the reads, and the reads from the
-    // next writes.
-    unsafe {
-        if warp::lane_id() == 0 {
-            mem::store(of_warps.add(warp::warp_id() as usize), sum);
-        }
-        thread::sync_threads();
-        let warps = thread::block_dim_x().div_ceil(warp::WARP_SIZE) as usize;
-        let mut total = 0.0;
-        let mut i = 0;
-        while i < warps {
-            total += mem::load(of_warps.add(i));
-            i += 1;
-        }
-        thread::sync_threads();
-        total
     }
 }

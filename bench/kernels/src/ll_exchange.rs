@@ -92,9 +92,7 @@ unsafe fn exchange_with_many(
     at: usize,
     count: usize,
 ) {
-    for i in 0..team.n_ranks {
-        let peer = team.rank + i;
-        let peer = if peer < team.n_ranks { peer } else { peer - team.n_ranks };
+    for peer in team.all_from_self() {
         // SAFETY: the caller's.
         session.send(peer, place(team.rank), unsafe { from.load(peer as usize * count + at) });
     }

@@ -85,7 +85,7 @@ pub unsafe fn warp_sum<T: Summand>(mine: T) -> T {
 ///
 /// # Safety
 ///
-/// All threads of the block call it together, and the block is whole warps.
+/// All threads of the block call it together. The block is one-dimensional, and whole warps.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn block_sum<T: Summand>(mine: T) -> T {
@@ -95,11 +95,10 @@ pub unsafe fn block_sum<T: Summand>(mine: T) -> T {
     unsafe {
         let sum = warp_sum(mine);
         if warp::lane_id() == 0 {
-            mem::store(of_warps.add(warp::warp_id() as usize), sum);
+            mem::store(of_warps.add((thread::thread_idx_x() / warp::WARP_SIZE) as usize), sum);
         }
         thread::sync_threads();
-        let threads = thread::block_dim().element_product();
-        let warps = threads.div_ceil(warp::WARP_SIZE) as usize;
+        let warps = (thread::block_dim_x() / warp::WARP_SIZE) as usize;
         let mut total = T::ZERO;
         let mut i = 0;
         while i < warps {

@@ -78,7 +78,7 @@ impl MBarrier {
     /// Arrives, and announces `bytes` (below 2^20) that copies of this phase bring. PTX: `mbarrier.arrive.expect_tx`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
-    pub fn arrive_expecting(self, bytes: u32) {
+    pub fn arrive_expect_tx(self, bytes: u32) {
         arch::mbarrier_arrive_expecting(self.0, bytes);
     }
 

@@ -23,6 +23,8 @@ pub trait Index: Copy {
     fn is_below(self, end: Self) -> bool;
     /// The sum, which wraps around.
     fn wrapping_add(self, other: Self) -> Self;
+    /// The difference, which wraps around.
+    fn wrapping_sub(self, other: Self) -> Self;
 }
 
 macro_rules! indices {
@@ -42,6 +44,11 @@ macro_rules! indices {
             fn wrapping_add(self, other: Self) -> Self {
                 $type::wrapping_add(self, other)
             }
+
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
+            fn wrapping_sub(self, other: Self) -> Self {
+                $type::wrapping_sub(self, other)
+            }
         }
     )* };
 }
@@ -54,7 +61,8 @@ indices!(u32 usize);
 #[derive(Clone, Copy, Debug)]
 #[must_use = "an iterator does nothing until it is iterated"]
 pub struct Strided<N> {
-    next: N,
+    /// The last number given: the next one would take registers while the loop's body runs.
+    last: N,
     end: N,
     step: N,
 }
@@ -63,7 +71,7 @@ impl<N: Index> Strided<N> {
     /// From `first` on, every `step`-th number below `end`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(first: N, end: N, step: N) -> Self {
-        Self { next: first, end, step }
+        Self { last: first.wrapping_sub(step), end, step }
     }
 }
 
@@ -72,11 +80,7 @@ impl<N: Index> Iterator for Strided<N> {
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn next(&mut self) -> Option<N> {
-        let next = self.next;
-        if !next.is_below(self.end) {
-            return None;
-        }
-        self.next = next.wrapping_add(self.step);
-        Some(next)
+        self.last = self.last.wrapping_add(self.step);
+        if self.last.is_below(self.end) { Some(self.last) } else { None }
     }
 }

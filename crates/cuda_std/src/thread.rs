@@ -150,7 +150,7 @@ pub fn sync_threads() {
 /// coop `id` uses barrier `1 + id`. PTX: `barrier.sync id, threads`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
-pub fn sync_some_threads(id: u32, threads: u32) {
+pub fn named_barrier_sync(id: u32, threads: u32) {
     arch::barrier(id, threads);
 }
 
@@ -178,11 +178,11 @@ pub fn sync_threads_or(predicate: u32) -> u32 {
     arch::barrier_or(predicate != 0).into()
 }
 
-/// [`sync_some_threads`], and whether some thread's `predicate` is not zero, as 1 or 0. PTX: `barrier.red.or`.
+/// [`named_barrier_sync`], and whether some thread's `predicate` is not zero, as 1 or 0. PTX: `barrier.red.or`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
-pub fn sync_some_threads_or(id: u32, threads: u32, predicate: u32) -> u32 {
-    arch::some_barrier_or(id, threads, predicate != 0).into()
+pub fn named_barrier_sync_or(id: u32, threads: u32, predicate: u32) -> u32 {
+    arch::named_barrier_or(id, threads, predicate != 0).into()
 }
 
 /// Ends the calling thread. Barriers of the block go on without it; named barriers of a number of threads do not. PTX:

@@ -18,7 +18,7 @@
 //! ///
 //! /// One thread calls it; `to` has the 8 KiB, aligned to 1,024, and `full` is a barrier for one arrival.
 //! unsafe fn first_tile(map: &TensorMap, to: *mut u8, full: MBarrier) {
-//!     full.arrive_expecting(64 * 128);
+//!     full.arrive_expect_tx(64 * 128);
 //!     // SAFETY: the caller's.
 //!     unsafe { tma::load_tile(to, map, 0, 0, full) };
 //!     full.wait(0);

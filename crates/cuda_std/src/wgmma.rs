@@ -1,7 +1,7 @@
 //! Hopper's tensor cores: four warps multiply tiles that lie in shared memory, while they go on.
 //!
 //! A *warpgroup* is four warps, the first a multiple of four. [`fence`] comes first, then the products, [`commit_group`], and in the end
-//! [`wait_groups`], before which nobody touches the sums or writes the tiles: [`hold`] at both ends keeps the compiler from it.
+//! [`wait_groups`], before which nobody touches the sums or writes the tiles: [`fence_operand`] at both ends keeps the compiler from it.
 //!
 //! # Safety model
 //!
@@ -22,22 +22,22 @@
 //!     let (a, b) = (Tile::at(a), Tile::at(b));
 //!     // SAFETY: the caller's.
 //!     unsafe {
-//!         wgmma::hold(d);
+//!         wgmma::fence_operand(d);
 //!         wgmma::fence();
 //!         for k in [0, 16, 32, 48] {
 //!             wgmma::m64n256k16_bf16(d, a.columns_from(k), b.columns_from(k));
 //!         }
 //!         wgmma::commit_group();
 //!         wgmma::wait_groups::<0>();
-//!         wgmma::hold(d);
+//!         wgmma::fence_operand(d);
 //!     }
 //! }
 //! ```
 
 use crate::arch;
 
-/// A tile of 16-bit elements in shared memory, as tensor cores read it: rows of 64 elements (128 bytes), permuted as
-/// [`Tiling`](devcomm_types::Tiling) says. The second factor's columns are its rows.
+/// A tile of 16-bit elements in shared memory, as tensor cores read it: rows of 64 elements (128 bytes), swizzled as
+/// [`TensorMapDesc`](devcomm_types::TensorMapDesc) says. The second factor's columns are its rows.
 #[derive(Clone, Copy)]
 pub struct Tile(pub(crate) arch::TileAddress);
 
@@ -53,14 +53,14 @@ impl Tile {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
     pub fn columns_from(self, k: u32) -> Self {
-        Self(arch::tile_bytes_on(self.0, 2 * k))
+        Self(arch::tile_offset_bytes(self.0, 2 * k))
     }
 
     /// The tile that many bytes further, a multiple of 1,024.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
-    pub fn bytes_on(self, bytes: u32) -> Self {
-        Self(arch::tile_bytes_on(self.0, bytes))
+    pub fn offset_bytes(self, bytes: u32) -> Self {
+        Self(arch::tile_offset_bytes(self.0, bytes))
     }
 }
 
@@ -85,8 +85,8 @@ pub unsafe fn m64n256k16_bf16(d: &mut [f32; 128], a: Tile, b: Tile) {
 /// that does not name them. Before the first [`fence`], and behind the [`wait_groups`] that ends the last group.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
-pub fn hold(d: &mut [f32; 128]) {
-    arch::wgmma_hold(d);
+pub fn fence_operand(d: &mut [f32; 128]) {
+    arch::wgmma_fence_operand(d);
 }
 
 /// Orders earlier accesses to registers before the products that follow. PTX: `wgmma.fence.sync.aligned`.

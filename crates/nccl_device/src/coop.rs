@@ -146,7 +146,7 @@ impl Coop {
             // SAFETY: every lane of the coop calls this.
             Kind::Lanes(mask) => unsafe { warp::sync_warp(mask) },
             Kind::Span { id, n_warps, .. } => {
-                thread::sync_some_threads(1 + id, n_warps * warp::WARP_SIZE);
+                thread::named_barrier_sync(1 + id, n_warps * warp::WARP_SIZE);
             }
             Kind::Cta => thread::sync_threads(),
         }
@@ -165,7 +165,7 @@ impl Coop {
                 unsafe { warp::warp_vote_any(mask, mine) }
             }
             Kind::Span { id, n_warps, .. } => {
-                thread::sync_some_threads_or(1 + id, n_warps * warp::WARP_SIZE, mine.into()) != 0
+                thread::named_barrier_sync_or(1 + id, n_warps * warp::WARP_SIZE, mine.into()) != 0
             }
             Kind::Cta => thread::sync_threads_or(mine.into()) != 0,
         }

@@ -6,7 +6,7 @@ use std::slice;
 use bytemuck::{Pod, Zeroable};
 use devcomm_host::{
     Buffer, Communicator, Context, DevCommRequirements, DevCommResource, DeviceSlice, Error,
-    Kernels, LaunchConfig, Rank, Result, Stream, Tiling, Window,
+    Kernels, LaunchConfig, Rank, Result, Stream, TensorMapDesc, Window,
 };
 use devcomm_kernels::{self as kernels, GemmForm};
 use half::bf16;
@@ -235,7 +235,7 @@ impl<'a> GemmAllReduce<'a> {
             match self.form {
                 GemmForm::Wgmma => {
                     let map = |address, rows, tile_rows| {
-                        let tiling = Tiling { address, rows, columns: k, tile_rows };
+                        let tiling = TensorMapDesc { address, rows, columns: k, tile_rows };
                         self.context().tensor_map(&tiling)
                     };
                     let a = map(a.device_address(), m, GemmForm::TILE_ROWS as u32)?;

@@ -4,7 +4,7 @@ use cuda_std::mbarrier::{self, MBarrier};
 use cuda_std::prelude::*;
 use cuda_std::wgmma::{self, Tile};
 use cuda_std::{async_copy, mma, tma};
-use devcomm::{LaunchConfig, Simulation, TensorMap, Tiling};
+use devcomm::{LaunchConfig, Simulation, TensorMap, TensorMapDesc};
 use devcomm_testing::simulated::{failure, read, simulate};
 use devcomm_types::GridConstant;
 
@@ -105,7 +105,7 @@ unsafe fn warpgroup(a: GridConstant<TensorMap>, b: GridConstant<TensorMap>, d: *
         for step in 0..k.div_ceil(64) {
             if t == 0 {
                 tma::prefetch_map(&a);
-                full.arrive_expecting(BYTES);
+                full.arrive_expect_tx(BYTES);
                 tma::load_tile(tile_a, &a, 0, 64 * step, full);
                 tma::load_tile(tile_b, &b, 0, 64 * step, full);
             }
@@ -136,7 +136,7 @@ fn a_warpgroups_tiles_are_where_the_copy_engine_puts_them() {
             let d = gpu.buffer(&[0_f32; 64 * 256])?;
             let map = |address, rows: usize, tile_rows| {
                 let (rows, columns) = (rows as u32, k as u32);
-                gpu.context().tensor_map(&Tiling { address, rows, columns, tile_rows })
+                gpu.context().tensor_map(&TensorMapDesc { address, rows, columns, tile_rows })
             };
             let map_a = map(a.device_address(), rows, 64)?;
             let map_b = map(b.device_address(), columns, 256)?;

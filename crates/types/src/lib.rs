@@ -49,5 +49,5 @@ pub use kernel::{
 pub use launch::{Dim3, LaunchConfig};
 pub use nccl::{DevComm, Window};
 pub use team::Team;
-pub use tensor_map::{TensorMap, Tiling};
+pub use tensor_map::{TensorMap, TensorMapDesc};
 pub use wait::{AbortBlock, STUCK_RECORDS, StuckRecord, WaitFor, WaitKind};

@@ -112,13 +112,13 @@ impl Team {
     /// ```
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn others(self) -> Ranks {
-        Ranks { team: self, steps: 1 }
+        Ranks { team: self, last: 0 }
     }
 
     /// All ranks, round the team, this one first.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn all_from_self(self) -> Ranks {
-        Ranks { team: self, steps: 0 }
+        Ranks { team: self, last: -1 }
     }
 
     /// This team cut into runs of `inner_size` neighbours: the run that this rank is in. `inner_size` divides `n_ranks`.
@@ -189,7 +189,8 @@ impl Team {
 #[must_use = "an iterator does nothing until it is iterated"]
 pub struct Ranks {
     team: Team,
-    steps: i32,
+    /// Steps to the rank given last.
+    last: i32,
 }
 
 impl Iterator for Ranks {
@@ -197,12 +198,8 @@ impl Iterator for Ranks {
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn next(&mut self) -> Option<i32> {
-        if self.steps >= self.team.n_ranks {
-            return None;
-        }
-        let rank = self.team.rotated(self.steps);
-        self.steps += 1;
-        Some(rank)
+        self.last = self.last.wrapping_add(1);
+        (self.last < self.team.n_ranks).then(|| self.team.rotated(self.last))
     }
 }
 

@@ -6,7 +6,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
-use devcomm_types::{DevComm, TensorMap, Tiling};
+use devcomm_types::{DevComm, TensorMap, TensorMapDesc};
 
 use super::abort::{AbortFlag, AbortFlags};
 use super::capture::Capture;
@@ -147,10 +147,10 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for numbers that [`Tiling`] does not allow; the driver's where the
+    /// [`Error::InvalidInput`] for numbers that [`TensorMapDesc`] does not allow; the driver's where the
     /// GPU has no such engine.
-    pub fn tensor_map(&self, tiling: &Tiling) -> Result<TensorMap> {
-        let Tiling { address, rows, columns, tile_rows } = *tiling;
+    pub fn tensor_map(&self, tiling: &TensorMapDesc) -> Result<TensorMap> {
+        let TensorMapDesc { address, rows, columns, tile_rows } = *tiling;
         if address == 0 || !address.is_multiple_of(16) {
             return Err(Error::invalid(format!(
                 "a tensor map's matrix is aligned to 16 bytes, not at {address:#x}"

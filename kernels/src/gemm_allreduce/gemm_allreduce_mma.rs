@@ -10,11 +10,11 @@ use super::tiles::{STRIPS, TILE_ROWS, Tiles};
 /// Columns of a tile of C.
 pub(super) const COLUMNS: u32 = 128;
 /// Columns of A and B that a stage has.
-const DEPTH: u32 = 32;
+const TILE_K: u32 = 32;
 /// Stages in shared memory.
 const STAGES: u32 = 4;
 /// Bytes of a stage: tiles of A and B.
-const STAGE: u32 = (TILE_ROWS + COLUMNS) * DEPTH * 2;
+const STAGE: u32 = (TILE_ROWS + COLUMNS) * TILE_K * 2;
 /// Dynamic shared memory.
 pub(super) const SHARED: u32 = STAGES * STAGE;
 /// Threads that compute: 128 for each strip.
@@ -97,9 +97,9 @@ unsafe fn compute(exchange: &Exchange<'_, COLUMNS>, operands: Operands, tiles: T
         unsafe {
             let sums = product(operands, row, column, half * 64 + i * 16, j * 8);
             let strip = tiles.strip(STRIPS * tile + half);
-            let outbox = exchange.outbox(strip);
-            outbox.put::<8>(i, j, |x| sums[0][x]);
-            outbox.put::<8>(i + 1, j, |x| sums[1][x]);
+            let partial_tile = exchange.partial_tile(strip);
+            partial_tile.store::<8>(i, j, |x| sums[0][x]);
+            partial_tile.store::<8>(i + 1, j, |x| sums[1][x]);
             exchange.announce(strip, STRIP_BARRIER + half, thread % 128);
         }
         tile += thread::grid_dim_x();
@@ -114,7 +114,7 @@ unsafe fn compute(exchange: &Exchange<'_, COLUMNS>, operands: Operands, tiles: T
 #[inline(always)]
 unsafe fn product(operands: Operands, row: u32, column: u32, m: u32, n: u32) -> [[[f32; 4]; 8]; 2] {
     let mut sums = [[[0.0; 4]; 8]; 2];
-    let steps = operands.k.div_ceil(DEPTH);
+    let steps = operands.k.div_ceil(TILE_K);
     // SAFETY: the caller's. A stage is filled again when all have passed the barrier after they had read it.
     unsafe {
         let mut step = 0;
@@ -128,7 +128,7 @@ unsafe fn product(operands: Operands, row: u32, column: u32, m: u32, n: u32) -> 
         let mut step = 0;
         while step < steps {
             async_copy::wait_groups::<{ STAGES - 2 }>();
-            thread::sync_some_threads(COMPUTE_BARRIER, COMPUTING);
+            thread::named_barrier_sync(COMPUTE_BARRIER, COMPUTING);
             if step + STAGES - 1 < steps {
                 load(operands, row, column, step + STAGES - 1);
             }
@@ -136,7 +136,7 @@ unsafe fn product(operands: Operands, row: u32, column: u32, m: u32, n: u32) -> 
             multiply(&mut sums, step, m, n);
             step += 1;
         }
-        thread::sync_some_threads(COMPUTE_BARRIER, COMPUTING);
+        thread::named_barrier_sync(COMPUTE_BARRIER, COMPUTING);
     }
     sums
 }
@@ -145,14 +145,14 @@ unsafe fn product(operands: Operands, row: u32, column: u32, m: u32, n: u32) -> 
 /// in different banks.
 #[inline(always)]
 fn place(row: u32, piece: u32) -> usize {
-    (row * DEPTH * 2 + (piece ^ (row / 2 % 4)) * 16) as usize
+    (row * TILE_K * 2 + (piece ^ (row / 2 % 4)) * 16) as usize
 }
 
 /// The tiles of A and B of a step.
 #[inline(always)]
 fn stage(step: u32) -> (*mut u8, *mut u8) {
     let a = shared::dynamic_shared_mem::<u8>().wrapping_add((step % STAGES * STAGE) as usize);
-    (a, a.wrapping_add((TILE_ROWS * DEPTH * 2) as usize))
+    (a, a.wrapping_add((TILE_ROWS * TILE_K * 2) as usize))
 }
 
 /// Starts the copies of a step.
@@ -162,13 +162,13 @@ fn stage(step: u32) -> (*mut u8, *mut u8) {
 /// As [`compute`], and nobody reads the stage.
 #[inline(always)]
 unsafe fn load(operands: Operands, row: u32, column: u32, step: u32) {
-    const PIECES: u32 = DEPTH / 8;
+    const PIECES: u32 = TILE_K / 8;
     let Operands { a, b, m, n, k } = operands;
     let (to_a, to_b) = stage(step);
     let mut at = thread::thread_idx_x();
     while at < TILE_ROWS * PIECES {
         let (r, piece) = (at / PIECES, at % PIECES);
-        let from = step * DEPTH + 8 * piece;
+        let from = step * TILE_K + 8 * piece;
         // SAFETY: the places lie in the stage, and what is taken in the matrices.
         unsafe {
             copy(to_a.add(place(r, piece)), a, row + r, m, from, k);
@@ -203,7 +203,7 @@ unsafe fn multiply(sums: &mut [[[f32; 4]; 8]; 2], step: u32, m: u32, n: u32) {
     let (a, b) = stage(step);
     let lane = warp::lane_id();
     let mut piece = 0;
-    while piece < DEPTH / 8 {
+    while piece < TILE_K / 8 {
         // SAFETY: the caller's; rows and pieces lie in the tiles.
         unsafe {
             // Rows 0 to 15 of the first eight columns, then of the second.

@@ -4,7 +4,7 @@ use cuda_std::mbarrier::{self, MBarrier};
 use cuda_std::prelude::*;
 use cuda_std::tma;
 use cuda_std::wgmma::{self, Tile};
-use devcomm_types::{GridConstant, TensorMap, Tiling};
+use devcomm_types::{GridConstant, TensorMap, TensorMapDesc};
 use nccl_device::{DevComm, Window};
 
 use super::exchange::Exchange;
@@ -13,11 +13,11 @@ use super::tiles::{STRIP_ROWS, STRIPS, TILE_ROWS, Tiles};
 /// Columns of a tile of C.
 pub(super) const COLUMNS: u32 = 256;
 /// Columns of A and B that a stage has.
-const DEPTH: u32 = Tiling::TILE_COLUMNS;
+const TILE_K: u32 = TensorMapDesc::TILE_COLUMNS;
 /// Stages in shared memory.
 const STAGES: u32 = 4;
 /// Bytes of a row in a stage.
-const ROW: u32 = DEPTH * 2;
+const ROW: u32 = TILE_K * 2;
 /// Bytes of a stage: tiles of A and B.
 const STAGE: u32 = (TILE_ROWS + COLUMNS) * ROW;
 /// What a tile's address is a multiple of.
@@ -36,7 +36,7 @@ const STRIP_BARRIER: u32 = 1;
 
 /// The product and its all-reduce, as [`GemmForm`] says, on Hopper.
 ///
-/// `a` and `b` are [`Tiling`]s of the two matrices, with tiles of [`GemmForm::TILE_ROWS`] and of [`GemmForm::tile_columns`] rows. With
+/// `a` and `b` are [`TensorMapDesc`]s of the two matrices, with tiles of [`GemmForm::TILE_ROWS`] and of [`GemmForm::tile_columns`] rows. With
 /// `alone` each rank stores its own product to its own part of `c`, and nothing is exchanged.
 ///
 /// Grid: at most as many blocks as the device communicator has LSA barriers, the same in every rank. Block: [`GemmForm::threads`]
@@ -68,21 +68,21 @@ pub unsafe fn gemm_allreduce_wgmma(
     alone: bool,
 ) {
     let tiles = Tiles::<COLUMNS> { m, n };
-    let steps = k.div_ceil(DEPTH);
+    let steps = k.div_ceil(TILE_K);
     // SAFETY: the kernel's contract. All warps come to the end.
     unsafe {
         let exchange = Exchange::new(&comm, tiles, c, partials, flags, alone);
-        let ring = Ring::new();
+        let pipeline = Pipeline::new();
         if thread::thread_idx_x() == 0 {
-            ring.init();
+            pipeline.init();
         }
         thread::sync_threads();
         let warp = thread::thread_idx_x() / warp::WARP_SIZE;
         if warp < COMPUTING_WARPS {
-            compute(&exchange, ring, tiles, steps);
+            compute(&exchange, pipeline, tiles, steps);
         } else if warp == LOADING {
             if warp::lane_id() == 0 {
-                load(&a, &b, ring, tiles, steps);
+                load(&a, &b, pipeline, tiles, steps);
             }
             warp::sync();
         }
@@ -93,19 +93,19 @@ pub unsafe fn gemm_allreduce_wgmma(
 
 /// The stages in shared memory, each with a barrier for *full* and one for *empty*.
 #[derive(Clone, Copy)]
-struct Ring {
+struct Pipeline {
     barriers: *mut u64,
     stages: *mut u8,
 }
 
 /// A stage, and the parity of the round in which it is used.
 #[derive(Clone, Copy)]
-struct Place {
+struct PipelineState {
     stage: u32,
     parity: u32,
 }
 
-impl Place {
+impl PipelineState {
     const FIRST: Self = Self { stage: 0, parity: 0 };
 
     #[inline(always)]
@@ -118,7 +118,7 @@ impl Place {
     }
 }
 
-impl Ring {
+impl Pipeline {
     #[inline(always)]
     fn new() -> Self {
         let memory = shared::dynamic_shared_mem::<u8>();
@@ -131,27 +131,27 @@ impl Ring {
     }
 
     #[inline(always)]
-    fn full(self, place: Place) -> MBarrier {
+    fn full(self, state: PipelineState) -> MBarrier {
         // SAFETY: the words are barriers' alone, made before the block's barrier.
-        unsafe { MBarrier::at(self.barriers.add(place.stage as usize)) }
+        unsafe { MBarrier::at(self.barriers.add(state.stage as usize)) }
     }
 
     #[inline(always)]
-    fn empty(self, place: Place) -> MBarrier {
+    fn empty(self, state: PipelineState) -> MBarrier {
         // SAFETY: as above.
-        unsafe { MBarrier::at(self.barriers.add((STAGES + place.stage) as usize)) }
+        unsafe { MBarrier::at(self.barriers.add((STAGES + state.stage) as usize)) }
     }
 
     /// A stage's tile of A.
     #[inline(always)]
-    fn a(self, place: Place) -> *mut u8 {
-        self.stages.wrapping_add((place.stage * STAGE) as usize)
+    fn a(self, state: PipelineState) -> *mut u8 {
+        self.stages.wrapping_add((state.stage * STAGE) as usize)
     }
 
     /// A stage's tile of B.
     #[inline(always)]
-    fn b(self, place: Place) -> *mut u8 {
-        self.a(place).wrapping_add((TILE_ROWS * ROW) as usize)
+    fn b(self, state: PipelineState) -> *mut u8 {
+        self.a(state).wrapping_add((TILE_ROWS * ROW) as usize)
     }
 
     /// # Safety
@@ -161,13 +161,13 @@ impl Ring {
     unsafe fn init(self) {
         let mut stage = 0;
         while stage < STAGES {
-            let place = Place { stage, parity: 0 };
+            let state = PipelineState { stage, parity: 0 };
             // SAFETY: the caller's.
             unsafe {
                 // The thread that loads.
-                self.full(place).init(1);
+                self.full(state).init(1);
                 // Each warp that computes.
-                self.empty(place).init(COMPUTING_WARPS);
+                self.empty(state).init(COMPUTING_WARPS);
             }
             stage += 1;
         }
@@ -181,24 +181,30 @@ impl Ring {
 ///
 /// The kernel's contract, and one thread calls it.
 #[inline(always)]
-unsafe fn load(a: &TensorMap, b: &TensorMap, ring: Ring, tiles: Tiles<COLUMNS>, steps: u32) {
+unsafe fn load(
+    a: &TensorMap,
+    b: &TensorMap,
+    pipeline: Pipeline,
+    tiles: Tiles<COLUMNS>,
+    steps: u32,
+) {
     tma::prefetch_map(a);
     tma::prefetch_map(b);
-    let mut place = Place::FIRST;
+    let mut state = PipelineState::FIRST;
     let mut tile = thread::block_idx_x();
     while tile < tiles.count() {
         let (row, column) = tiles.place(tile);
         let mut step = 0;
         while step < steps {
-            ring.empty(place).wait(place.parity ^ 1);
-            let full = ring.full(place);
-            full.arrive_expecting(STAGE);
+            pipeline.empty(state).wait(state.parity ^ 1);
+            let full = pipeline.full(state);
+            full.arrive_expect_tx(STAGE);
             // SAFETY: the stage is empty, and filled before it is read.
             unsafe {
-                tma::load_tile(ring.a(place), a, row, step * DEPTH, full);
-                tma::load_tile(ring.b(place), b, column, step * DEPTH, full);
+                tma::load_tile(pipeline.a(state), a, row, step * TILE_K, full);
+                tma::load_tile(pipeline.b(state), b, column, step * TILE_K, full);
             }
-            place = place.next();
+            state = state.next();
             step += 1;
         }
         tile += thread::grid_dim_x();
@@ -211,41 +217,46 @@ unsafe fn load(a: &TensorMap, b: &TensorMap, ring: Ring, tiles: Tiles<COLUMNS>, 
 ///
 /// The kernel's contract, and the first [`COMPUTING_WARPS`] warps of the block call it.
 #[inline(always)]
-unsafe fn compute(exchange: &Exchange<'_, COLUMNS>, ring: Ring, tiles: Tiles<COLUMNS>, steps: u32) {
+unsafe fn compute(
+    exchange: &Exchange<'_, COLUMNS>,
+    pipeline: Pipeline,
+    tiles: Tiles<COLUMNS>,
+    steps: u32,
+) {
     let thread = thread::thread_idx_x();
     let group = thread / 128;
     let warp = thread / warp::WARP_SIZE % 4;
-    let mut place = Place::FIRST;
+    let mut state = PipelineState::FIRST;
     let mut tile = thread::block_idx_x();
     while tile < tiles.count() {
         let mut sums = [0.0; 128];
         // SAFETY: the caller's. The sums rest from the fence to the wait for all groups.
         unsafe {
-            let mut last = place;
+            let mut last = state;
             let mut step = 0;
-            wgmma::hold(&mut sums);
+            wgmma::fence_operand(&mut sums);
             while step < steps {
-                ring.full(place).wait(place.parity);
+                pipeline.full(state).wait(state.parity);
                 wgmma::fence();
-                let a = Tile::at(ring.a(place)).bytes_on(group * STRIP_ROWS * ROW);
-                multiply(&mut sums, a, Tile::at(ring.b(place)));
+                let a = Tile::at(pipeline.a(state)).offset_bytes(group * STRIP_ROWS * ROW);
+                multiply(&mut sums, a, Tile::at(pipeline.b(state)));
                 wgmma::commit_group();
                 // The step before has read its stage.
                 wgmma::wait_groups::<1>();
                 if step > 0 && warp::lane_id() == 0 {
-                    ring.empty(last).arrive();
+                    pipeline.empty(last).arrive();
                 }
-                last = place;
-                place = place.next();
+                last = state;
+                state = state.next();
                 step += 1;
             }
             wgmma::wait_groups::<0>();
-            wgmma::hold(&mut sums);
+            wgmma::fence_operand(&mut sums);
             if warp::lane_id() == 0 {
-                ring.empty(last).arrive();
+                pipeline.empty(last).arrive();
             }
             let strip = tiles.strip(STRIPS * tile + group);
-            exchange.outbox(strip).put::<{ COLUMNS as usize / 8 }>(warp, 0, |j| {
+            exchange.partial_tile(strip).store::<{ COLUMNS as usize / 8 }>(warp, 0, |j| {
                 [sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]]
             });
             exchange.announce(strip, STRIP_BARRIER + group, thread % 128);
@@ -262,7 +273,7 @@ unsafe fn compute(exchange: &Exchange<'_, COLUMNS>, ring: Ring, tiles: Tiles<COL
 #[inline(always)]
 unsafe fn multiply(sums: &mut [f32; 128], a: Tile, b: Tile) {
     let mut k = 0;
-    while k < DEPTH {
+    while k < TILE_K {
         // SAFETY: the caller's.
         unsafe { wgmma::m64n256k16_bf16(sums, a.columns_from(k), b.columns_from(k)) };
         k += 16;

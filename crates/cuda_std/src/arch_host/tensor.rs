@@ -116,12 +116,12 @@ pub(crate) fn tile_address(address: *const u8) -> TileAddress {
     address
 }
 
-pub(crate) fn tile_bytes_on(tile: TileAddress, bytes: u32) -> TileAddress {
+pub(crate) fn tile_offset_bytes(tile: TileAddress, bytes: u32) -> TileAddress {
     tile.wrapping_add(bytes as usize)
 }
 
 /// The place of a 16-byte piece of a tile in the permutation of 128 bytes: bits 4 to 6 of the address, xor bits 7 to 9.
-pub(super) fn permuted<T>(address: *const T) -> *const T {
+pub(super) fn swizzled<T>(address: *const T) -> *const T {
     address.map_addr(|address| address ^ (address >> 7 & 7) << 4)
 }
 
@@ -135,7 +135,7 @@ unsafe fn columns(tile: TileAddress, row: usize) -> [f32; 16] {
     let row = tile.wrapping_add(128 * row);
     let mut values = [0.0; 16];
     for piece in 0..2 {
-        let from = permuted(row.wrapping_add(16 * piece));
+        let from = swizzled(row.wrapping_add(16 * piece));
         touch(from.cast::<u128>(), Access::Read);
         // SAFETY: the caller's.
         let words = unsafe { from.cast::<[u32; 4]>().read() };
@@ -183,6 +183,6 @@ pub(crate) fn wgmma_wait<const N: u32>() {
 }
 
 #[track_caller]
-pub(crate) fn wgmma_hold(_sums: &mut [f32; 128]) {
+pub(crate) fn wgmma_fence_operand(_sums: &mut [f32; 128]) {
     current();
 }

@@ -67,7 +67,7 @@ pub(crate) fn barrier_or(predicate: bool) -> bool {
 
 /// [`barrier_or`] of some threads of the block.
 #[track_caller]
-pub(crate) fn some_barrier_or(id: u32, threads: u32, predicate: bool) -> bool {
+pub(crate) fn named_barrier_or(id: u32, threads: u32, predicate: bool) -> bool {
     static SOME: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
     // SAFETY: as in `barrier_count`.
     let seen = unsafe { AtomicU32::from_ptr(shared_static(SOME[id as usize % 16].as_ptr())) };

@@ -98,12 +98,12 @@ pub(crate) fn tile_address(address: *const u8) -> TileAddress {
 }
 
 #[inline(always)]
-pub(crate) fn tile_bytes_on(tile: TileAddress, bytes: u32) -> TileAddress {
+pub(crate) fn tile_offset_bytes(tile: TileAddress, bytes: u32) -> TileAddress {
     tile + u64::from(bytes >> 4)
 }
 
 macro_rules! wgmma {
-    ($name:ident $hold:ident $shape:literal $sums:literal: $first:literal $($i:literal)*) => {
+    ($name:ident $fence_operand:ident $shape:literal $sums:literal: $first:literal $($i:literal)*) => {
         #[inline(always)]
         pub(crate) unsafe fn $name(d: &mut [f32; $sums], a: TileAddress, b: TileAddress) {
             // SAFETY: reads the tiles, which the caller vouches for, and adds to registers.
@@ -124,7 +124,7 @@ macro_rules! wgmma {
         }
 
         #[inline(always)]
-        pub(crate) fn $hold(d: &mut [f32; $sums]) {
+        pub(crate) fn $fence_operand(d: &mut [f32; $sums]) {
             // SAFETY: does nothing. The compiler takes the registers for changed here.
             unsafe {
                 asm!(
@@ -140,7 +140,7 @@ macro_rules! wgmma {
 
 #[rustfmt::skip]
 wgmma! {
-    wgmma_m64n256k16_bf16 wgmma_hold "m64n256k16" 128:
+    wgmma_m64n256k16_bf16 wgmma_fence_operand "m64n256k16" 128:
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
     32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63
     64 65 66 67 68 69 70 71 72 73 74 75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95

@@ -98,7 +98,7 @@ macro_rules! predicates {
 predicates! {
     barrier_and() "bar.red.and.pred q, 0, p;", nostack;
     barrier_or() "bar.red.or.pred q, 0, p;", nostack;
-    some_barrier_or(id, threads) "barrier.red.or.pred q, {id}, {threads}, p;", nostack;
+    named_barrier_or(id, threads) "barrier.red.or.pred q, {id}, {threads}, p;", nostack;
     vote_all(mask) "vote.sync.all.pred q, p, {mask};", nomem nostack;
     vote_any(mask) "vote.sync.any.pred q, p, {mask};", nomem nostack;
 }

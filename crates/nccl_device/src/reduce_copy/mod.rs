@@ -10,7 +10,7 @@
 //! | [`multimem_copy`] | a pointer | a multicast address |
 //! | [`multimem_reduce_copy`] | a multicast address | a multicast address |
 //! | [`multimem_reduce_lsa_copy`] | a multicast address | every rank of a team |
-//! | [`local_reduce`], [`local_copy`], [`local_reduce_copy`] | parts at even distances | parts at even distances |
+//! | [`local_reduce`], [`local_copy`], [`local_reduce_copy`] | strided parts | strided parts |
 //!
 //! They take any [`ReduceOp`](cuda_std::reduce::ReduceOp) (over multicast addresses what the switch can: sum, minimum, maximum)
 //! and all twelve element types. Indices, counts and distances are in elements. Any index and count is right; where source and
@@ -66,6 +66,7 @@ mod pass;
 mod sink;
 mod source;
 mod threads;
+mod vector;
 
 pub use local::{local_copy, local_reduce, local_reduce_copy};
 pub use lsa::{lsa_copy, lsa_reduce, lsa_reduce_copy};

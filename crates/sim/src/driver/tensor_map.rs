@@ -6,7 +6,7 @@ use devcomm_sys::driver::{
     CUresult, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
     CUtensorMapL2promotion, CUtensorMapSwizzle,
 };
-use devcomm_types::Tiling;
+use devcomm_types::TensorMapDesc;
 
 use super::{Refusal, ask};
 
@@ -44,7 +44,7 @@ pub(super) unsafe fn encode_tiled(
         };
         if data_type != CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
             || swizzle != CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B
-            || tile[0] != Tiling::TILE_COLUMNS
+            || tile[0] != TensorMapDesc::TILE_COLUMNS
             || strides != [1, 1]
             || stride != 2 * columns
         {
@@ -54,7 +54,7 @@ pub(super) unsafe fn encode_tiled(
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
         };
         let address = address as u64;
-        let tiling = Tiling { address, rows, columns, tile_rows: tile[1] };
+        let tiling = TensorMapDesc { address, rows, columns, tile_rows: tile[1] };
         // SAFETY: the module's.
         unsafe { (*map).opaque = tiling.for_simulator().words };
         Ok(())
