@@ -2,7 +2,9 @@
 
 use devcomm::{DevCommRequirements, Simulation};
 use devcomm_testing::simulated::{Gpu, failure, read, simulate};
-use reduce_copy_kernels::together::{grid_meets, neighbors_meet, pass_on, sum_threads};
+use reduce_copy_kernels::together::{
+    grid_meets, neighbors_meet, pass_on, sum_threads, sum_vectors,
+};
 
 /// Simulations of 1 to 4 ranks, each with other schedules.
 fn simulations(seeds: u64) -> impl Iterator<Item = (usize, Simulation)> {
@@ -125,4 +127,20 @@ fn sums_over_warps_and_blocks_are_those_of_their_threads() {
         assert_eq!((read(&of_block)?, read(&of_warp)?), (vec![11, 352], vec![11]));
         Ok(())
     });
+}
+
+#[test]
+fn a_vector_is_summed_over_the_ranks_and_stored_to_all() {
+    for (ranks, simulation) in simulations(16) {
+        let found = simulate(simulation, |gpu| {
+            let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(5))?;
+            let of_rank: Vec<f32> = (0..20).map(|i| (i * (gpu.rank() + 1)) as f32).collect();
+            let (x, y) = (gpu.window(&of_rank)?, gpu.window(&[0_f32; 20])?);
+            gpu.launch(sum_vectors::<f32>, 5, 32, (&comm, &x, &y))?;
+            read(&y)
+        });
+        let factor = (ranks * (ranks + 1) / 2) as f32;
+        let wanted: Vec<f32> = (0..20).map(|i| i as f32 * factor).collect();
+        assert!(found.iter().all(|y| *y == wanted), "{ranks} ranks: {found:?}");
+    }
 }

@@ -4,7 +4,8 @@ use cuda_std::collective::Summand;
 use cuda_std::prelude::*;
 use cuda_std::reduce::Number;
 use nccl_device::{
-    Coop, DevComm, Epoch, Flags, GridBarrier, MemoryOrder, NeighborBarrier, Timeout, Window,
+    BarrierIndex, Coop, DevComm, Epoch, Flags, GridBarrier, MemoryOrder, NeighborBarrier, Timeout,
+    Window,
 };
 
 /// `steps` times: each block hands its part of `x`, `count` elements, plus 1, to the same block of
@@ -152,4 +153,24 @@ pub unsafe fn sum_threads<T: Summand>(
             mem::store(of_blocks.add(2 * block + 1), again);
         }
     }
+}
+
+/// Each block's vector of `x` summed over the ranks, by rank `block % n_ranks`, to every rank's `y`.
+#[kernel(T = [f32, f16])]
+pub unsafe fn sum_vectors<T: Accumulate>(comm: DevComm, x: Window<T>, y: Window<T>) {
+    let (team, block) = (comm.lsa_team(), thread::block_idx_x());
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    barrier.sync(MemoryOrder::Acquire);
+    if thread::thread_idx_x() == 0 && block % team.n_ranks as u32 == team.rank as u32 {
+        let at = block as usize;
+        // SAFETY: the kernel's contract: a vector a block; between barriers it is one thread's.
+        unsafe {
+            let sum = match team.n_ranks {
+                4 => x.sum_vec_of::<4>(team, at),
+                _ => x.sum_vec(team, at),
+            };
+            y.store_vec_to_all(team, at, T::narrow(sum));
+        }
+    }
+    barrier.sync(MemoryOrder::Release);
 }
