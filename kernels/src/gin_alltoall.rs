@@ -1,4 +1,5 @@
-//! All-to-all over the network: every rank puts its messages into the others' windows, and waits for as many signals.
+//! All-to-all over the network: every rank puts its messages into the others' windows, and waits
+//! for as many signals.
 
 use cuda_std::prelude::*;
 use half::{bf16, f16};
@@ -8,17 +9,19 @@ use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Window};
 
 use crate::share::share;
 
-/// `recv[p * count + i]` of rank `r` becomes `send[r * count + i]` of rank `p`, for `i < count`: every rank has `count` elements for
-/// every other.
+/// `recv[p * count + i]` of rank `r` becomes `send[r * count + i]` of rank `p`, for `i < count`:
+/// every rank has `count` elements for every other.
 ///
 /// Each block moves a share of every message, on a context of its own while there are enough.
 ///
-/// Grid: any, up to the signals and world GIN barriers that the host reserved, the same in every rank. Block: any, one-dimensional.
-/// `count` is in elements, the same in every rank. Connections: FULL.
+/// Grid: any, up to the signals and world GIN barriers that the host reserved, the same in every
+/// rank. Block: any, one-dimensional. `count` is in elements, the same in every rank. Connections:
+/// FULL.
 ///
 /// # Safety
 ///
-/// Both windows have at least `count` elements for every rank, and nothing else touches this rank's until the kernel has ended here.
+/// Both windows have at least `count` elements for every rank, and nothing else touches this rank's
+/// until the kernel has ended here.
 #[kernel(T = [u8, f32, f16, bf16], B = gin)]
 pub unsafe fn gin_alltoall<T: Accumulate, B: GinBackend>(
     comm: DevComm,
@@ -39,7 +42,8 @@ pub unsafe fn gin_alltoall<T: Accumulate, B: GinBackend>(
     let mut barrier = gin.world_barrier(coop, BarrierIndex::this_block());
     barrier.sync(MemoryOrder::Acquire, FenceLevel::None);
 
-    // A thread a peer. Every rank starts with its neighbour, so that no two put to the same one at a time.
+    // A thread a peer. Every rank starts with its neighbour, so that no two put to the same one at
+    // a time.
     let others = (world.n_ranks - 1) as u32;
     for i in coop.strided(others) {
         let peer = world.rotated(1 + i as i32);

@@ -1,4 +1,5 @@
-//! Ping-pong over the network: puts whose signals say that their data has arrived, thrown from kernel to kernel with no host between.
+//! Ping-pong over the network: puts whose signals say that their data has arrived, thrown from
+//! kernel to kernel with no host between.
 
 use cuda_std::clock;
 use cuda_std::mem;
@@ -6,18 +7,22 @@ use cuda_std::prelude::*;
 use nccl_device::gin::GinBackend;
 use nccl_device::{Coop, DevComm, MemoryOrder, Window};
 
-/// `rounds` times, each even rank throws `count` bytes to the odd rank behind it, which throws them back: in the end `recv` of both
-/// is `send` of the even one. A last even rank has no partner and does nothing.
+/// `rounds` times, each even rank throws `count` bytes to the odd rank behind it, which throws them
+/// back: in the end `recv` of both is `send` of the even one. A last even rank has no partner and
+/// does nothing.
 ///
-/// Each block plays by itself, on a context of its own while there are enough, with the bytes from `block * rounds * count` on, of which
-/// it throws `count` a round. `nanos[block * rounds + round]` of the even rank becomes the time of that round trip.
+/// Each block plays by itself, on a context of its own while there are enough, with the bytes from
+/// `block * rounds * count` on, of which it throws `count` a round. `nanos[block * rounds + round]`
+/// of the even rank becomes the time of that round trip.
 ///
-/// Grid: any, up to the signals that the host reserved, the same in every rank. Block: any, one-dimensional.
+/// Grid: any, up to the signals that the host reserved, the same in every rank. Block: any,
+/// one-dimensional.
 ///
 /// # Safety
 ///
-/// Both windows have at least `grid * rounds * count` bytes in every rank, `nanos` has `grid * rounds` numbers in this rank, and
-/// nothing else touches them until the kernel has ended in every rank. Ranks that play are connected: with FULL connections all are.
+/// Both windows have at least `grid * rounds * count` bytes in every rank, `nanos` has `grid *
+/// rounds` numbers in this rank, and nothing else touches them until the kernel has ended in every
+/// rank. Ranks that play are connected: with FULL connections all are.
 #[kernel(B = gin)]
 pub unsafe fn gin_put_signal<B: GinBackend>(
     comm: DevComm,
@@ -34,7 +39,8 @@ pub unsafe fn gin_put_signal<B: GinBackend>(
     }
     let gin = comm.gin::<B>(block % comm.n_gin_contexts().max(1));
     let arrived = comm.signal(block);
-    // What has come before this launch. The signal itself may be raised by a partner that is ahead; its shadow is this rank's own.
+    // What has come before this launch. The signal itself may be raised by a partner that is ahead;
+    // its shadow is this rank's own.
     let before = gin.signal_shadow(arrived);
     let mut round = 0;
     while round < rounds {

@@ -1,5 +1,5 @@
-//! All-reduce (sum) of ranks that do not all reach each other by load and store: within each LSA team by load and store, between the
-//! teams over the network.
+//! All-reduce (sum) of ranks that do not all reach each other by load and store: within each LSA
+//! team by load and store, between the teams over the network.
 
 use cuda_std::hint;
 use cuda_std::prelude::*;
@@ -10,18 +10,21 @@ use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Window};
 
 /// `recv[i] = sum over all ranks of send[i]`, for `i < count`, in every rank.
 ///
-/// Three steps, for a slice of the elements in each rank of a team: it sums its slice over its team; exchanges that partial sum with
-/// the ranks of its rail, which have the same slice in the other teams; and stores the sum of the partial sums to its team. f16 and
-/// bf16 are summed in f32 and rounded twice: the partial sums, which cross the network, and the result. All ranks get the same bits.
-/// `recv` may be `send`.
+/// Three steps, for a slice of the elements in each rank of a team: it sums its slice over its
+/// team; exchanges that partial sum with the ranks of its rail, which have the same slice in the
+/// other teams; and stores the sum of the partial sums to its team. f16 and bf16 are summed in f32
+/// and rounded twice: the partial sums, which cross the network, and the result. All ranks get the
+/// same bits. `recv` may be `send`.
 ///
-/// Grid: any, up to the signals and hybrid barriers that the host reserved, the same in every rank. Block: any, one-dimensional, the
-/// same in every rank. `count` is in elements, the same in every rank. Connections: RAIL or FULL.
+/// Grid: any, up to the signals and hybrid barriers that the host reserved, the same in every rank.
+/// Block: any, one-dimensional, the same in every rank. `count` is in elements, the same in every
+/// rank. Connections: RAIL or FULL.
 ///
 /// # Safety
 ///
-/// `send` and `recv` have at least `count` elements in every rank, `partial` has [`hybrid_allreduce_partials`], and nothing else
-/// touches them until the kernel has ended in every rank.
+/// `send` and `recv` have at least `count` elements in every rank, `partial` has
+/// [`hybrid_allreduce_partials`], and nothing else touches them until the kernel has ended in every
+/// rank.
 #[kernel(T = [f32, f16, bf16], B = gin)]
 pub unsafe fn hybrid_allreduce<T: Accumulate, B: GinBackend>(
     comm: DevComm,
@@ -40,8 +43,8 @@ pub unsafe fn hybrid_allreduce<T: Accumulate, B: GinBackend>(
     let mut barrier = gin.hybrid_barrier(coop, BarrierIndex::this_block());
     // Every rank's input is there, and nobody reads its partial sums of an earlier launch.
     barrier.sync(MemoryOrder::Acquire, FenceLevel::None);
-    // SAFETY: the kernel's contract; between the barriers an element of the team is read and written
-    // by one block of one rank.
+    // SAFETY: the kernel's contract; between the barriers an element of the team is read and
+    // written by one block of one rank.
     unsafe {
         let from = |i| send.lsa(lsa.rotated(i)).as_ptr().add(first);
         sum(lsa.n_ranks, from, 1, |_| partials.add(own), len);
@@ -92,12 +95,13 @@ impl Part {
     }
 }
 
-/// `to(j)[k] = sum over i < n_from of from(i)[k]` for each `j < n_to`, for `k < len`, by the threads of the block.
+/// `to(j)[k] = sum over i < n_from of from(i)[k]` for each `j < n_to`, for `k < len`, by the
+/// threads of the block.
 ///
 /// # Safety
 ///
-/// All of them have `len` elements and begin at a multiple of 16 bytes; nobody writes those that are read, or touches those that are
-/// written. The parts to be read are one at least.
+/// All of them have `len` elements and begin at a multiple of 16 bytes; nobody writes those that
+/// are read, or touches those that are written. The parts to be read are one at least.
 #[inline(always)]
 unsafe fn sum<T: Accumulate>(
     n_from: i32,
@@ -117,12 +121,12 @@ unsafe fn sum<T: Accumulate>(
             sum_vectors::<T, UNROLL>(n_from, &from, n_to, &to, at);
             at += UNROLL * threads;
         }
-        while at < vectors {
+        for at in Strided::new(at, vectors, threads) {
             sum_vectors::<T, 1>(n_from, &from, n_to, &to, at);
-            at += threads;
         }
         // Fewer than a vector's.
         for at in Strided::new(vectors * lanes + thread::thread_idx_x() as usize, len, threads) {
+            let at = hint::opaque_usize(at);
             let mut sum = mem::load(from(0).add(at)).to_acc();
             for i in 1..n_from {
                 sum += mem::load(from(i).add(at)).to_acc();
@@ -170,14 +174,15 @@ unsafe fn sum_vectors<T: Accumulate, const U: usize>(
     }
 }
 
-/// Elements of `partial` that [`hybrid_allreduce`] of `count` elements needs in every rank, with `n_teams` teams of `team_ranks`
-/// ranks: a slice for each team.
+/// Elements of `partial` that [`hybrid_allreduce`] of `count` elements needs in every rank, with
+/// `n_teams` teams of `team_ranks` ranks: a slice for each team.
 #[must_use]
 pub const fn hybrid_allreduce_partials(count: usize, team_ranks: usize, n_teams: usize) -> usize {
     slice(count, team_ranks) * n_teams
 }
 
-/// Parts are multiples of so many elements: whole vectors of every type, so that they are moved by vectors.
+/// Parts are multiples of so many elements: whole vectors of every type, so that they are moved by
+/// vectors.
 const GRAIN: usize = 8;
 
 /// Elements of each of `parts` parts. The last ones may be shorter.

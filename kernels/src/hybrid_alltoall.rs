@@ -1,4 +1,5 @@
-//! All-to-all by load and store within the LSA team, and over the network to the ranks of the other teams, at the same time.
+//! All-to-all by load and store within the LSA team, and over the network to the ranks of the other
+//! teams, at the same time.
 
 use cuda_std::prelude::*;
 use half::{bf16, f16};
@@ -8,17 +9,18 @@ use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Window};
 
 use crate::share::share;
 
-/// `recv[p * count + i]` of rank `r` becomes `send[r * count + i]` of rank `p`, for `i < count`: every rank has `count` elements for
-/// every other.
+/// `recv[p * count + i]` of rank `r` becomes `send[r * count + i]` of rank `p`, for `i < count`:
+/// every rank has `count` elements for every other.
 ///
 /// Each block moves a share of every message, on a context of its own while there are enough.
 ///
-/// Grid: any, up to the signals and hybrid barriers that the host reserved, the same in every rank. Block: any, one-dimensional.
-/// `count` is in elements, the same in every rank. Connections: FULL.
+/// Grid: any, up to the signals and hybrid barriers that the host reserved, the same in every rank.
+/// Block: any, one-dimensional. `count` is in elements, the same in every rank. Connections: FULL.
 ///
 /// # Safety
 ///
-/// Both windows have at least `count` elements for every rank, and nothing else touches this rank's until the kernel has ended here.
+/// Both windows have at least `count` elements for every rank, and nothing else touches this rank's
+/// until the kernel has ended here.
 #[kernel(T = [u8, f32, f16, bf16], B = gin)]
 pub unsafe fn hybrid_alltoall<T: Accumulate, B: GinBackend>(
     comm: DevComm,

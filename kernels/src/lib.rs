@@ -1,11 +1,12 @@
 //! The kernels of devcomm, one file each.
 //!
-//! Each compiles for nvptx64, where it is linked with NCCL's device code, and for the host, where the same function runs in
-//! the simulator and leaves a launch item of its name.
+//! Each compiles for nvptx64, where it is linked with NCCL's device code, and for the host, where
+//! the same function runs in the simulator and leaves a launch item of its name.
 //!
 //! # Safety model
 //!
-//! A kernel is an `unsafe fn`: its documentation says what the launch owes it (window lengths, who else uses the windows).
+//! A kernel is an `unsafe fn`: its documentation says what the launch owes it (window lengths, who
+//! else uses the windows).
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 
 mod share;

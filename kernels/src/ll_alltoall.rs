@@ -1,4 +1,5 @@
-//! All-to-all of short messages within the LSA team, by NCCL's low-latency protocol: no barrier, one trip over NVLink.
+//! All-to-all of short messages within the LSA team, by NCCL's low-latency protocol: no barrier,
+//! one trip over NVLink.
 
 use cuda_std::prelude::*;
 use cuda_std::strided::Strided;
@@ -6,18 +7,20 @@ use devcomm_types::nccl::LlA2aHandle;
 use half::{bf16, f16};
 use nccl_device::{Coop, DevComm, Element, LlA2aBuffer, LsaPtr, Window};
 
-/// `recv[p * count + i]` of rank `r` becomes `send[r * count + i]` of rank `p`, for `i < count`: every rank of the LSA team has
-/// `count` elements for every other.
+/// `recv[p * count + i]` of rank `r` becomes `send[r * count + i]` of rank `p`, for `i < count`:
+/// every rank of the LSA team has `count` elements for every other.
 ///
-/// `exchange` is an LL all-to-all that the host asked for: for as many blocks as the grid has, with elements of 8 bytes, at least
-/// one for each rank of the team. A multiple of that lets a block send more before it waits.
+/// `exchange` is an LL all-to-all that the host asked for: for as many blocks as the grid has, with
+/// elements of 8 bytes, at least one for each rank of the team. A multiple of that lets a block
+/// send more before it waits.
 ///
-/// Grid: any, the same in every rank. Block: any, one-dimensional. `count` is in elements, the same in every rank.
+/// Grid: any, the same in every rank. Block: any, one-dimensional. `count` is in elements, the same
+/// in every rank.
 ///
 /// # Safety
 ///
-/// Both windows have at least `count` times the team's ranks elements in this rank, and nothing else touches them there until the
-/// kernel has ended. `exchange` is this device communicator's.
+/// Both windows have at least `count` times the team's ranks elements in this rank, and nothing
+/// else touches them there until the kernel has ended. `exchange` is this device communicator's.
 #[kernel(T = [f32, f16, bf16])]
 pub unsafe fn ll_alltoall<T: Element>(
     comm: DevComm,
@@ -30,7 +33,8 @@ pub unsafe fn ll_alltoall<T: Element>(
     let (n_ranks, me) = (team.n_ranks as u32, team.rank as u32);
     // SAFETY: a team has at least one rank. (A check here would be a branch to a trap.)
     unsafe { core::hint::assert_unchecked(n_ranks > 0) };
-    // Messages are cut into words of 8 bytes. The blocks take them in turn, a chunk for each peer in an epoch.
+    // Messages are cut into words of 8 bytes. The blocks take them in turn, a chunk for each peer
+    // in an epoch.
     let words = count.div_ceil(lanes::<T>());
     let chunk = exchange.n_slots / n_ranks;
     assert!(chunk > 0, "an LL all-to-all has an element a rank");

@@ -1,5 +1,5 @@
-//! All-reduce (sum) by load and store within the LSA team, in two steps: every rank sums its slice of all ranks' inputs, and
-//! stores the sum to all ranks.
+//! All-reduce (sum) by load and store within the LSA team, in two steps: every rank sums its slice
+//! of all ranks' inputs, and stores the sum to all ranks.
 
 use cuda_std::prelude::*;
 use cuda_std::reduce::Sum;
@@ -10,15 +10,16 @@ use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
 /// `recv[i] = sum over ranks of send[i]`, for `i < count`, in every rank of the LSA team.
 ///
-/// f16 and bf16 are summed in f32 and rounded once. All ranks get the same bits. `recv` may be `send`.
+/// f16 and bf16 are summed in f32 and rounded once. All ranks get the same bits. `recv` may be
+/// `send`.
 ///
-/// Grid: any, up to the device communicator's LSA barriers, the same in every rank. Block: any, one-dimensional, the same in
-/// every rank. `count` is in elements.
+/// Grid: any, up to the device communicator's LSA barriers, the same in every rank. Block: any,
+/// one-dimensional, the same in every rank. `count` is in elements.
 ///
 /// # Safety
 ///
-/// Both windows have at least `count` elements in every rank, and nothing else touches them until the kernel has ended
-/// in every rank.
+/// Both windows have at least `count` elements in every rank, and nothing else touches them until
+/// the kernel has ended in every rank.
 #[kernel(T = [f32, f16, bf16])]
 pub unsafe fn lsa_allreduce<T: Accumulate>(
     comm: DevComm,

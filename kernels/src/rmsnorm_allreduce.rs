@@ -1,5 +1,6 @@
-//! RMSNorm fused with the all-reduce before it, within the LSA team: what a tensor-parallel layer does between its two halves, in
-//! one kernel and one pass over the data. In two forms: by load and store, and by multicast.
+//! RMSNorm fused with the all-reduce before it, within the LSA team: what a tensor-parallel layer
+//! does between its two halves, in one kernel and one pass over the data. In two forms: by load and
+//! store, and by multicast.
 
 use core::cell::Cell;
 
@@ -14,19 +15,22 @@ use half::{bf16, f16};
 use nccl_device::reduce_copy::MultimemReduce;
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Team, Window};
 
-/// `output[t] = sum[t] * weight / sqrt(mean(sum[t]^2) + eps)` for each token `t < tokens`, where `sum[t]` is the sum of row `t` of
-/// `input` over the ranks of the LSA team. Every rank gets every row; all get the same bits.
+/// `output[t] = sum[t] * weight / sqrt(mean(sum[t]^2) + eps)` for each token `t < tokens`, where
+/// `sum[t]` is the sum of row `t` of `input` over the ranks of the LSA team. Every rank gets every
+/// row; all get the same bits.
 ///
-/// A row has `hidden` elements. f16 and bf16 are summed and normalised in f32 and rounded once. `output` may be `input`.
+/// A row has `hidden` elements. f16 and bf16 are summed and normalised in f32 and rounded once.
+/// `output` may be `input`.
 ///
-/// Grid: any, up to the device communicator's LSA barriers, the same in every rank; each block takes a row at a time. Block: a
-/// multiple of 32 threads, one-dimensional, the same in every rank.
+/// Grid: any, up to the device communicator's LSA barriers, the same in every rank; each block
+/// takes a row at a time. Block: a multiple of 32 threads, one-dimensional, the same in every rank.
 ///
 /// # Safety
 ///
-/// Both windows have at least `tokens * hidden` elements in every rank, `weight` has `hidden`, aligned to 16 bytes, and nothing
-/// else touches them until the kernel has ended in every rank. `hidden` is a multiple of the elements in 16 bytes, and at most
-/// [`VECTORS`] times that many a thread of the block.
+/// Both windows have at least `tokens * hidden` elements in every rank, `weight` has `hidden`,
+/// aligned to 16 bytes, and nothing else touches them until the kernel has ended in every rank.
+/// `hidden` is a multiple of the elements in 16 bytes, and at most [`VECTORS`] times that many a
+/// thread of the block.
 #[kernel(T = [f32, f16, bf16])]
 pub unsafe fn rmsnorm_allreduce<T: Accumulate<Acc = f32>>(
     comm: DevComm,
@@ -54,10 +58,11 @@ pub unsafe fn rmsnorm_allreduce<T: Accumulate<Acc = f32>>(
     barrier.sync(MemoryOrder::Release);
 }
 
-/// [`rmsnorm_allreduce`] by multicast: the switch sums a row while it is read, and copies it to all ranks while it is written. The
-/// sums are the switch's: in f32, rounded to the element's type.
+/// [`rmsnorm_allreduce`] by multicast: the switch sums a row while it is read, and copies it to all
+/// ranks while it is written. The sums are the switch's: in f32, rounded to the element's type.
 ///
-/// Grid, block: as there. The device communicator was made with `lsa_multimem`, or the kernel traps.
+/// Grid, block: as there. The device communicator was made with `lsa_multimem`, or the kernel
+/// traps.
 ///
 /// # Safety
 ///
@@ -107,7 +112,8 @@ struct Rows {
 }
 
 impl Rows {
-    /// Normalises each row: `load` gives the sum of vector `at` over the ranks, `store` takes the result.
+    /// Normalises each row: `load` gives the sum of vector `at` over the ranks, `store` takes the
+    /// result.
     ///
     /// # Safety
     ///

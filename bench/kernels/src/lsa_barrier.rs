@@ -5,8 +5,8 @@ use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
 /// Every block: `rounds` barriers.
 ///
-/// Grid: any, up to the device communicator's LSA barriers, the same in every rank. Block: any, one-dimensional, the same in
-/// every rank.
+/// Grid: any, up to the device communicator's LSA barriers, the same in every rank. Block: any,
+/// one-dimensional, the same in every rank.
 ///
 /// # Safety
 ///
@@ -19,15 +19,16 @@ pub unsafe fn lsa_barrier(comm: DevComm, rounds: u32) {
     }
 }
 
-/// The same barriers, each with a message through it: between two of them a block's first threads write the round to every
-/// peer's `table[block][rank]`, and count in `wrong[block][rank]` the rounds that are not there behind the barrier.
+/// The same barriers, each with a message through it: between two of them a block's first threads
+/// write the round to every peer's `table[block][rank]`, and count in `wrong[block][rank]` the
+/// rounds that are not there behind the barrier.
 ///
 /// Grid and block as [`lsa_barrier`]'s, with a thread at least for every rank.
 ///
 /// # Safety
 ///
-/// Every rank passes the same `rounds`; both windows have a row of ranks for every block, and nothing else touches them until
-/// the kernel has ended in every rank.
+/// Every rank passes the same `rounds`; both windows have a row of ranks for every block, and
+/// nothing else touches them until the kernel has ended in every rank.
 #[kernel]
 pub unsafe fn lsa_barrier_checked(
     comm: DevComm,

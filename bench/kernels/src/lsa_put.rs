@@ -5,19 +5,19 @@ use cuda_std::strided::Strided;
 use cuda_std::vector::Vec16;
 use nccl_device::{Coop, DevComm, Flag, LsaPtr, Window};
 
-/// `rounds` times there and back: the first `bytes` of the even rank's `send` to the odd rank's `recv`, then the other way
-/// round. Every block moves a part of its own, with flags of its own.
+/// `rounds` times there and back: the first `bytes` of the even rank's `send` to the odd rank's
+/// `recv`, then the other way round. Every block moves a part of its own, with flags of its own.
 ///
-/// `flags` has two elements for every block: what has arrived, which the peer counts up, and what had arrived when the last kernel
-/// ended. Both are 0 at first.
+/// `flags` has two elements for every block: what has arrived, which the peer counts up, and what
+/// had arrived when the last kernel ended. Both are 0 at first.
 ///
 /// Grid: any, the same in every rank. Block: any, one-dimensional.
 ///
 /// # Safety
 ///
-/// All ranks reach each other by load and store. `send` and `recv` have `bytes` bytes in every rank and `flags` two elements for
-/// every block, every rank passes the same numbers, and nothing else touches the windows until the kernel has ended in every
-/// rank.
+/// All ranks reach each other by load and store. `send` and `recv` have `bytes` bytes in every rank
+/// and `flags` two elements for every block, every rank passes the same numbers, and nothing else
+/// touches the windows until the kernel has ended in every rank.
 #[kernel]
 pub unsafe fn lsa_put(
     comm: DevComm,
@@ -35,7 +35,8 @@ pub unsafe fn lsa_put(
     let block = thread::block_idx_x() as usize;
     let (before, mine) = (thread::grid_dim_x() as usize + block, flags.local());
     let first = team.rank % 2 == 0;
-    // SAFETY: the contract: the elements are this block's, the first is a flag of the peer's block's.
+    // SAFETY: the contract: the elements are this block's, the first is a flag of the peer's
+    // block's.
     unsafe {
         let arrived = Flag::new(&comm, flags, block);
         // As many as the peer has got: every kernel sends as many as it receives.
@@ -73,7 +74,8 @@ unsafe fn store_part(from: LsaPtr<u8>, to: LsaPtr<u8>, bytes: usize) {
     let each = vectors.div_ceil(blocks.max(1));
     let end = ((block + 1) * each).min(vectors);
     let mut at = block * each + thread;
-    // SAFETY: the vectors and bytes lie below `bytes`, each is one thread's; the rest is the caller's.
+    // SAFETY: the vectors and bytes lie below `bytes`, each is one thread's; the rest is the
+    // caller's.
     unsafe {
         let mut loaded = [Vec16::<u8>::from_bits([0; 4]); UNROLL];
         while at + (UNROLL - 1) * row < end {

@@ -7,17 +7,18 @@ use half::{bf16, f16};
 use nccl_device::reduce_copy::{Threads, lsa_reduce_copy};
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
-/// `recv[i] = sum over ranks of send[i]`, for `i < count`, in every rank of the LSA team. Every rank sums one contiguous
-/// part, in whole 16-byte vectors but for the last, which its grid goes through row by row. (NCCL's function takes a coop, so in C++
-/// every block has a contiguous part of its own.)
+/// `recv[i] = sum over ranks of send[i]`, for `i < count`, in every rank of the LSA team. Every
+/// rank sums one contiguous part, in whole 16-byte vectors but for the last, which its grid goes
+/// through row by row. (NCCL's function takes a coop, so in C++ every block has a contiguous part
+/// of its own.)
 ///
-/// Grid: any, up to the device communicator's LSA barriers, the same in every rank. Block: any, one-dimensional, the same in
-/// every rank. `count` is in elements.
+/// Grid: any, up to the device communicator's LSA barriers, the same in every rank. Block: any,
+/// one-dimensional, the same in every rank. `count` is in elements.
 ///
 /// # Safety
 ///
-/// Both windows have at least `count` elements in every rank, and nothing else touches them until the kernel has ended
-/// in every rank.
+/// Both windows have at least `count` elements in every rank, and nothing else touches them until
+/// the kernel has ended in every rank.
 #[kernel(T = [f32, f16, bf16])]
 pub unsafe fn reduce_copy<T: Accumulate>(
     comm: DevComm,
@@ -32,7 +33,8 @@ pub unsafe fn reduce_copy<T: Accumulate>(
     let each = vectors.div_ceil((team.n_ranks as usize).max(1)) * Vec16::<T>::LANES;
     let first = (each * team.rank as usize).min(count);
     let n = each.min(count - first);
-    // SAFETY: the contract; the part lies below `count`, and is this rank's alone between the barriers.
+    // SAFETY: the contract; the part lies below `count`, and is this rank's alone between the
+    // barriers.
     unsafe { lsa_reduce_copy(Threads::grid(), Sum, send, first, recv, first, n, team) };
     barrier.sync(MemoryOrder::Release);
 }

@@ -1,13 +1,14 @@
 //! Atomics, orders and scopes.
 //!
-//! [`Atomic`] is a value in memory that threads change at the same time, like `core::sync::atomic`'s types, with a [`Scope`]
-//! beside the [`Order`]: an order among the threads of a block or of one GPU costs less than one that a peer GPU or the host
-//! sees. Orders and scopes are written as constants, which fold to one instruction.
+//! [`Atomic`] is a value in memory that threads change at the same time, like
+//! `core::sync::atomic`'s types, with a [`Scope`] beside the [`Order`]: an order among the threads
+//! of a block or of one GPU costs less than one that a peer GPU or the host sees. Orders and scopes
+//! are written as constants, which fold to one instruction.
 //!
 //! # Safety model
 //!
-//! The operations are safe, as on the host. [`Atomic::from_ptr`], which makes one of memory that somebody else owns (shared
-//! memory, a window), is `unsafe`.
+//! The operations are safe, as on the host. [`Atomic::from_ptr`], which makes one of memory that
+//! somebody else owns (shared memory, a window), is `unsafe`.
 //!
 //! # Example
 //!
@@ -28,7 +29,8 @@ use crate::arch;
 pub enum Order {
     /// Atomic, ordered with nothing else.
     Relaxed,
-    /// What follows stays behind: a load that sees a released value sees all that was written before it.
+    /// What follows stays behind: a load that sees a released value sees all that was written
+    /// before it.
     Acquire,
     /// What precedes stays before.
     Release,
@@ -176,8 +178,8 @@ impl<T: AtomicValue> Atomic<T> {
     ///
     /// # Safety
     ///
-    /// `address` is aligned and valid for `'a`, and whoever touches it at the same time does it by atomic or ordered accesses of
-    /// the same size, in a scope that includes the other.
+    /// `address` is aligned and valid for `'a`, and whoever touches it at the same time does it by
+    /// atomic or ordered accesses of the same size, in a scope that includes the other.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const unsafe fn from_ptr<'a>(address: *mut T) -> &'a Self {
         // SAFETY: the caller's; the layout is T's.

@@ -17,13 +17,15 @@
 
 use crate::arch;
 
-/// Cycles of this multiprocessor. Clocks of different multiprocessors are not comparable. PTX: `%clock64`.
+/// Cycles of this multiprocessor. Clocks of different multiprocessors are not comparable. PTX:
+/// `%clock64`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn clock64() -> u64 {
     arch::clock64()
 }
 
-/// Nanoseconds of a clock that all multiprocessors of the GPU share, in steps of up to a microsecond. PTX: `%globaltimer`.
+/// Nanoseconds of a clock that all multiprocessors of the GPU share, in steps of up to a
+/// microsecond. PTX: `%globaltimer`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn globaltimer() -> u64 {
     arch::globaltimer()

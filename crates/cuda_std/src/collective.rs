@@ -80,8 +80,8 @@ pub unsafe fn warp_sum<T: Summand>(mine: T) -> T {
     sum
 }
 
-/// The sum over the block, in every thread. Two barriers of the block, and shared memory for a `T` of
-/// each warp.
+/// The sum over the block, in every thread. Two barriers of the block, and shared memory for a `T`
+/// of each warp.
 ///
 /// # Safety
 ///

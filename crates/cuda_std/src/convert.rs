@@ -1,10 +1,11 @@
 //! Floats of 16 and 8 bits to and from `f32`, by the hardware's `cvt`.
 //!
-//! The conversions of `half` and `float8` are right everywhere but slow on a GPU, where they are integer code; these are one
-//! instruction, or two for a single float of 8 bits. Narrowing rounds to the nearest, ties to even. A NaN stays a NaN, its
-//! payload may not.
+//! The conversions of `half` and `float8` are right everywhere but slow on a GPU, where they are
+//! integer code; these are one instruction, or two for a single float of 8 bits. Narrowing rounds
+//! to the nearest, ties to even. A NaN stays a NaN, its payload may not.
 //!
-//! The packed forms hold two halves in a word (two floats of 8 bits in a `u16`), the first in the low bits, as in memory.
+//! The packed forms hold two halves in a word (two floats of 8 bits in a `u16`), the first in the
+//! low bits, as in memory.
 //!
 //! # Safety model
 //!

@@ -1,7 +1,7 @@
 //! Hints to the compiler.
 
-/// The same number, which the compiler knows nothing of: what is computed from it is computed behind this place. It costs no
-/// instruction.
+/// The same number, which the compiler knows nothing of: what is computed from it is computed
+/// behind this place. It costs no instruction.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn opaque(value: u32) -> u32 {
     crate::arch::opaque(value)

@@ -1,29 +1,34 @@
 //! The standard library of GPU kernels, with the names that Rust-CUDA users know.
 //!
-//! One source serves two machines. On nvptx64 a function here is an instruction or a few; on the host it asks the simulated
-//! thread that runs now, so that a kernel's body also compiles, lints and runs (in `devcomm-sim`) without a GPU. Only
-//! [`arch`] differs between the two.
+//! One source serves two machines. On nvptx64 a function here is an instruction or a few; on the
+//! host it asks the simulated thread that runs now, so that a kernel's body also compiles, lints
+//! and runs (in `devcomm-sim`) without a GPU. Only [`arch`] differs between the two.
 //!
 //! * [`kernel`]: makes a function an entry point, and a launch item on the host.
-//! * [`thread`], [`warp`]: indices, barriers, shuffles, votes; [`strided`]: loops shared by threads.
+//! * [`thread`], [`warp`]: indices, barriers, shuffles, votes; [`strided`]: loops shared by
+//!   threads.
 //! * [`collective`]: sums over a warp and a block.
 //! * [`shared`]: shared memory, static ([`shared_array!`]) and dynamic.
-//! * [`mem`], [`vector`], [`multimem`]: loads and stores, 16 bytes at a time where it pays, and of many GPUs at once.
+//! * [`mem`], [`vector`], [`multimem`]: loads and stores, 16 bytes at a time where it pays, and of
+//!   many GPUs at once.
 //! * [`reduce`]: sums and other operators, over elements and vectors.
 //! * [`atomic`]: atomics, ordered accesses and fences with a scope.
-//! * [`mma`], [`wgmma`]: tensor cores, of a warp and of Hopper's warpgroups; [`async_copy`], [`tma`], [`mbarrier`]: what feeds them.
+//! * [`mma`], [`wgmma`]: tensor cores, of a warp and of Hopper's warpgroups; [`async_copy`],
+//!   [`tma`], [`mbarrier`]: what feeds them.
 //! * [`math`], [`convert`], [`clock`], [`io`]: arithmetic, narrow floats, clocks, printing.
 //!
 //! # Safety model
 //!
-//! `unsafe` code lives in `arch*`. What is safe to call cannot touch memory that the caller does not own, with one
-//! exception that CUDA programmers know: a barrier that some threads of the block never reach stops the kernel. What reads
-//! or writes through a pointer is `unsafe`, and what needs all lanes of a mask is too; each says what the caller owes.
+//! `unsafe` code lives in `arch*`. What is safe to call cannot touch memory that the caller does
+//! not own, with one exception that CUDA programmers know: a barrier that some threads of the block
+//! never reach stops the kernel. What reads or writes through a pointer is `unsafe`, and what needs
+//! all lanes of a mask is too; each says what the caller owes.
 //!
 //! # Panics
 //!
-//! A failed check in a kernel traps: the launch ends with an error on the host. With debug assertions it prints where
-//! first. On the host every function that needs a thread panics outside a simulator.
+//! A failed check in a kernel traps: the launch ends with an error on the host. With debug
+//! assertions it prints where first. On the host every function that needs a thread panics outside
+//! a simulator.
 //!
 //! # Example
 //!
@@ -80,8 +85,8 @@ pub use math::GpuFloat;
 
 /// What a kernel file needs: `use cuda_std::prelude::*;`.
 ///
-/// Without [`print!`] and [`println!`], which a glob import would make ambiguous with the standard library's: write
-/// `cuda_std::println!`.
+/// Without [`print!`] and [`println!`], which a glob import would make ambiguous with the standard
+/// library's: write `cuda_std::println!`.
 pub mod prelude {
     pub use crate::collective::{block_sum, warp_sum};
     pub use crate::math::GpuFloat;

@@ -1,8 +1,9 @@
 //! Arithmetic that `core` does not have.
 //!
-//! [`GpuFloat`] brings the operations that round correctly, for `f32` and `f64`. The functions of this module are the
-//! hardware's approximations in `f32`, one or two instructions each, with the error that PTX states; on the host they are
-//! the standard library's, so results may differ in the last bits.
+//! [`GpuFloat`] brings the operations that round correctly, for `f32` and `f64`. The functions of
+//! this module are the hardware's approximations in `f32`, one or two instructions each, with the
+//! error that PTX states; on the host they are the standard library's, so results may differ in the
+//! last bits.
 //!
 //! # Safety model
 //!
@@ -117,8 +118,8 @@ pub fn erf(x: f32) -> f32 {
     }
 }
 
-/// GELU by the error function: `x * (1 + erf(x / sqrt(2))) / 2`. Error at most `2^-22 * max(1, |x|)`
-/// absolute.
+/// GELU by the error function: `x * (1 + erf(x / sqrt(2))) / 2`. Error at most `2^-22 * max(1,
+/// |x|)` absolute.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn gelu(x: f32) -> f32 {
     let half = 0.5 * x;

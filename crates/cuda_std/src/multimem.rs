@@ -1,24 +1,28 @@
-//! Loads, stores and updates of a multicast address: of one place in the memory of many GPUs at once, by the switch between
-//! them.
+//! Loads, stores and updates of a multicast address: of one place in the memory of many GPUs at
+//! once, by the switch between them.
 //!
-//! * [`load_reduce`] reads every GPU's copy and gets them reduced to one: sum, minimum, maximum, and for integers and, or, xor.
+//! * [`load_reduce`] reads every GPU's copy and gets them reduced to one: sum, minimum, maximum,
+//!   and for integers and, or, xor.
 //! * [`store`] writes every copy.
 //! * [`red`] updates every copy with a value.
 //!
-//! What they move is a [`Value`]: one number of 4 or 8 bytes, two or four halves (a pointer to a half is cast to one to
-//! `[f16; 2]`), two `f32`, or a [`Vec16`], for which there are short forms by element: [`load_reduce_vec`], [`store_vec`].
-//! Vectors of floats are one instruction, vectors of integers and of `f64` are two or four. Halves are summed in `f32` and
-//! rounded once ([`Sum`](crate::reduce::Sum)) or rounded at each step ([`SumInHalf`](crate::reduce::SumInHalf)), by PTX's
-//! definition in no particular order. Floats of 8 bits are not here: no architecture below sm_100a has them.
+//! What they move is a [`Value`]: one number of 4 or 8 bytes, two or four halves (a pointer to a
+//! half is cast to one to `[f16; 2]`), two `f32`, or a [`Vec16`], for which there are short forms
+//! by element: [`load_reduce_vec`], [`store_vec`]. Vectors of floats are one instruction, vectors
+//! of integers and of `f64` are two or four. Halves are summed in `f32` and rounded once
+//! ([`Sum`](crate::reduce::Sum)) or rounded at each step ([`SumInHalf`](crate::reduce::SumInHalf)),
+//! by PTX's definition in no particular order. Floats of 8 bits are not here: no architecture below
+//! sm_100a has them.
 //!
-//! PTX: `multimem.ld_reduce`, `multimem.st`, `multimem.red`, from sm_90 on. Which machines have multicast addresses is the
-//! driver's to say; elsewhere there is no address to call these with.
+//! PTX: `multimem.ld_reduce`, `multimem.st`, `multimem.red`, from sm_90 on. Which machines have
+//! multicast addresses is the driver's to say; elsewhere there is no address to call these with.
 //!
 //! # Safety model
 //!
-//! All are `unsafe`: the address is a multicast address, as `nccl_device`'s `Window::multimem` gives, valid in all copies for
-//! the access, and aligned to the value's size. Nothing else may be done with a multicast address: a plain load or store of it
-//! is undefined. The plain forms are no atomic accesses: what other threads do to the same elements needs a barrier between.
+//! All are `unsafe`: the address is a multicast address, as `nccl_device`'s `Window::multimem`
+//! gives, valid in all copies for the access, and aligned to the value's size. Nothing else may be
+//! done with a multicast address: a plain load or store of it is undefined. The plain forms are no
+//! atomic accesses: what other threads do to the same elements needs a barrier between.
 //!
 //! # Example
 //!
@@ -95,8 +99,9 @@ pub mod raw {
     }
 }
 
-/// All values, with their elements and how they are accessed: `word` (4 bytes), `long` (8 bytes), `pair` and `quad` (two and
-/// four words by one instruction), `words` and `longs` (16 bytes by several).
+/// All values, with their elements and how they are accessed: `word` (4 bytes), `long` (8 bytes),
+/// `pair` and `quad` (two and four words by one instruction), `words` and `longs` (16 bytes by
+/// several).
 macro_rules! values {
     ($callback:ident) => {
         $callback! {
@@ -187,8 +192,8 @@ values!(elements);
 ///
 /// # Safety
 ///
-/// `address` is a multicast address, aligned to the value's size and valid in all copies; nobody writes the elements at the
-/// same time.
+/// `address` is a multicast address, aligned to the value's size and valid in all copies; nobody
+/// writes the elements at the same time.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_reduce<Op, V: LoadReduce<Op>>(op: Op, address: *const V) -> V
@@ -215,8 +220,8 @@ where
     unsafe { load_reduce(op, address.cast()) }
 }
 
-/// [`load_reduce`] with an order and a scope, of elements that others may write in the same way at the same time. PTX:
-/// `multimem.ld_reduce.{relaxed,acquire}.{cta,gpu,sys}`.
+/// [`load_reduce`] with an order and a scope, of elements that others may write in the same way at
+/// the same time. PTX: `multimem.ld_reduce.{relaxed,acquire}.{cta,gpu,sys}`.
 ///
 /// # Panics
 ///
@@ -224,8 +229,8 @@ where
 ///
 /// # Safety
 ///
-/// `address` is a multicast address, aligned to the value's size and valid in all copies; whoever writes there at the same
-/// time does it by atomic or ordered accesses of the same size.
+/// `address` is a multicast address, aligned to the value's size and valid in all copies; whoever
+/// writes there at the same time does it by atomic or ordered accesses of the same size.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_reduce_ordered<Op, V: LoadReduce<Op>>(
@@ -249,8 +254,8 @@ where
 ///
 /// # Safety
 ///
-/// `address` is a multicast address, aligned to the value's size and valid in all copies; nobody reads or writes the elements
-/// at the same time.
+/// `address` is a multicast address, aligned to the value's size and valid in all copies; nobody
+/// reads or writes the elements at the same time.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store<V: Value>(address: *mut V, value: V) {
@@ -271,8 +276,8 @@ pub unsafe fn store_vec<T: Element>(address: *mut T, value: Vec16<T>) {
     unsafe { store(address.cast(), Vec16::<u32>::from_bits(value.to_bits())) }
 }
 
-/// [`store`] with an order and a scope, to elements that others may access in the same way at the same time. PTX:
-/// `multimem.st.{relaxed,release}.{cta,gpu,sys}`.
+/// [`store`] with an order and a scope, to elements that others may access in the same way at the
+/// same time. PTX: `multimem.st.{relaxed,release}.{cta,gpu,sys}`.
 ///
 /// # Panics
 ///
@@ -280,8 +285,8 @@ pub unsafe fn store_vec<T: Element>(address: *mut T, value: Vec16<T>) {
 ///
 /// # Safety
 ///
-/// `address` is a multicast address, aligned to the value's size and valid in all copies; whoever touches it at the same time
-/// does it by atomic or ordered accesses of the same size.
+/// `address` is a multicast address, aligned to the value's size and valid in all copies; whoever
+/// touches it at the same time does it by atomic or ordered accesses of the same size.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_ordered<V: Value>(address: *mut V, value: V, order: Order, scope: Scope) {
@@ -293,8 +298,8 @@ pub unsafe fn store_ordered<V: Value>(address: *mut V, value: V, order: Order, s
     unsafe { raw::Bytes::store(address, value, Some((order, scope))) }
 }
 
-/// Replaces each copy's elements by those combined with `value`'s, atomically for each element, without a result. Halves are
-/// rounded. PTX: `multimem.red.{relaxed,release}.{cta,gpu,sys}`.
+/// Replaces each copy's elements by those combined with `value`'s, atomically for each element,
+/// without a result. Halves are rounded. PTX: `multimem.red.{relaxed,release}.{cta,gpu,sys}`.
 ///
 /// # Panics
 ///
@@ -302,8 +307,8 @@ pub unsafe fn store_ordered<V: Value>(address: *mut V, value: V, order: Order, s
 ///
 /// # Safety
 ///
-/// `address` is a multicast address, aligned to the value's size and valid in all copies; whoever touches it at the same time
-/// does it by atomic or ordered accesses.
+/// `address` is a multicast address, aligned to the value's size and valid in all copies; whoever
+/// touches it at the same time does it by atomic or ordered accesses.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn red<Op, V: Red<Op>>(op: Op, address: *mut V, value: V, order: Order, scope: Scope)

@@ -1,10 +1,10 @@
 //! How elements are reduced: the operators, and the numbers that they work on.
 //!
-//! A [`ReduceOp`] works on [`Accumulate::Acc`], the type that an element is reduced in. Any `Fn(Acc, Acc) -> Acc` that is
-//! `Copy` is an operator too.
+//! A [`ReduceOp`] works on [`Accumulate::Acc`], the type that an element is reduced in. Any
+//! `Fn(Acc, Acc) -> Acc` that is `Copy` is an operator too.
 //!
-//! The order in which elements are combined is not part of an operator: sums of floats in another order may differ in the
-//! last bits.
+//! The order in which elements are combined is not part of an operator: sums of floats in another
+//! order may differ in the last bits.
 //!
 //! # Safety model
 //!
@@ -25,7 +25,8 @@ use half::{bf16, f16};
 
 pub use crate::accumulate::Accumulate;
 
-/// A number that elements are reduced in. Unlike the operators of integers, these wrap around in every build.
+/// A number that elements are reduced in. Unlike the operators of integers, these wrap around in
+/// every build.
 pub trait Number: Copy + PartialOrd + Add<Output = Self> + AddAssign + Mul<Output = Self> {
     /// The sum.
     fn wrapping_add(self, other: Self) -> Self;
@@ -35,7 +36,8 @@ pub trait Number: Copy + PartialOrd + Add<Output = Self> + AddAssign + Mul<Outpu
     fn min(self, other: Self) -> Self;
     /// The larger; of a NaN and a number the number.
     fn max(self, other: Self) -> Self;
-    /// One `count`th: rounded towards zero for integers, the product with the rounded reciprocal for floats.
+    /// One `count`th: rounded towards zero for integers, the product with the rounded reciprocal
+    /// for floats.
     fn div_count(self, count: u32) -> Self;
 }
 
@@ -121,7 +123,8 @@ integers! {
 
 /// An associative operator over elements `T`.
 ///
-/// Elements `e` reduce to `result(combine(.. combine(input(e0), input(e1)) .., input(en)))`, in any grouping.
+/// Elements `e` reduce to `result(combine(.. combine(input(e0), input(e1)) .., input(en)))`, in any
+/// grouping.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not reduce elements of `{T}`",
     note = "an operator over `T`s is an `Fn(Acc, Acc) -> Acc` on `<T as Accumulate>::Acc`, which is `f32` for floats of 16 and 8 bits"
@@ -203,7 +206,8 @@ impl<T: Accumulate> ReduceOp<T> for PreMulSum<T::Acc> {
 
 /// The sum of the elements, divided by a number of them. NCCL: `ncclAvg`.
 ///
-/// `Avg { of: team.n_ranks as u32 }` averages over a team. Integers are summed with wrap-around and rounded towards zero.
+/// `Avg { of: team.n_ranks as u32 }` averages over a team. Integers are summed with wrap-around and
+/// rounded towards zero.
 #[doc(alias = "ncclAvg")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Avg {
@@ -223,8 +227,8 @@ impl<T: Accumulate> ReduceOp<T> for Avg {
     }
 }
 
-/// The sum with every step rounded to 16 bits, for [`crate::multimem`]: what the hardware does when it is not told to
-/// accumulate in `f32`.
+/// The sum with every step rounded to 16 bits, for [`crate::multimem`]: what the hardware does when
+/// it is not told to accumulate in `f32`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SumInHalf;
 

@@ -1,11 +1,13 @@
-//! The bulk copy engine: tiles of matrices from global to shared memory, by one thread and without registers.
+//! The bulk copy engine: tiles of matrices from global to shared memory, by one thread and without
+//! registers.
 //!
-//! [`TensorMap`] says where the matrix is and what a tile is. What lies outside of the matrix arrives as zeros.
+//! [`TensorMap`] says where the matrix is and what a tile is. What lies outside of the matrix
+//! arrives as zeros.
 //!
 //! # Safety model
 //!
-//! A copy is `unsafe`: until the barrier's phase has ended nobody touches the destination or writes the source. In the simulator a copy
-//! happens at once. Needs sm_90.
+//! A copy is `unsafe`: until the barrier's phase has ended nobody touches the destination or writes
+//! the source. In the simulator a copy happens at once. Needs sm_90.
 //!
 //! # Example
 //!
@@ -30,13 +32,15 @@ use devcomm_types::TensorMap;
 use crate::arch;
 use crate::mbarrier::MBarrier;
 
-/// Starts the copy of the tile whose first element is (`row`, `column`) of the matrix. All bytes of the tile, the zeros too, count for
-/// the current phase of `barrier`. PTX: `cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes`.
+/// Starts the copy of the tile whose first element is (`row`, `column`) of the matrix. All bytes of
+/// the tile, the zeros too, count for the current phase of `barrier`. PTX:
+/// `cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes`.
 ///
 /// # Safety
 ///
-/// `to` lies in shared memory, aligned to 1,024 bytes, and has room for the tile. `map` is where the launch put it, a parameter of the
-/// kernel, and its matrix is there. Until the phase has ended nobody reads or writes the tile, or writes the matrix.
+/// `to` lies in shared memory, aligned to 1,024 bytes, and has room for the tile. `map` is where
+/// the launch put it, a parameter of the kernel, and its matrix is there. Until the phase has ended
+/// nobody reads or writes the tile, or writes the matrix.
 #[doc(alias = "cp.async.bulk.tensor")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]

@@ -1,12 +1,14 @@
 //! Warps: 32 threads that can read each other's registers.
 //!
-//! Each operation comes in two forms. The short one ([`shuffle_xor`], [`ballot`], ..) is for the whole warp; the one with
-//! Rust-CUDA's name ([`warp_shuffle_xor`], [`warp_vote_ballot`], ..) takes a mask of lanes and, for shuffles, a width.
+//! Each operation comes in two forms. The short one ([`shuffle_xor`], [`ballot`], ..) is for the
+//! whole warp; the one with Rust-CUDA's name ([`warp_shuffle_xor`], [`warp_vote_ballot`], ..) takes
+//! a mask of lanes and, for shuffles, a width.
 //!
 //! # Safety model
 //!
-//! A warp operation is undefined unless every lane of its mask executes it, with the same mask and in the same place of
-//! the code; so all of them are `unsafe`, and the caller answers for convergence. [`lane_id`] and the like are safe.
+//! A warp operation is undefined unless every lane of its mask executes it, with the same mask and
+//! in the same place of the code; so all of them are `unsafe`, and the caller answers for
+//! convergence. [`lane_id`] and the like are safe.
 //!
 //! # Example
 //!
@@ -65,7 +67,8 @@ pub fn warp_id() -> u32 {
     thread::index_in_block() / WARP_SIZE
 }
 
-/// The lanes that execute this together now. Which they are is up to the hardware: good for a hint, not for a mask.
+/// The lanes that execute this together now. Which they are is up to the hardware: good for a hint,
+/// not for a mask.
 #[doc(alias = "__activemask")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]

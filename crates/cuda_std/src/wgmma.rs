@@ -1,13 +1,15 @@
 //! Hopper's tensor cores: four warps multiply tiles that lie in shared memory, while they go on.
 //!
-//! A *warpgroup* is four warps, the first a multiple of four. [`fence`] comes first, then the products, [`commit_group`], and in the end
-//! [`wait_groups`], before which nobody touches the sums or writes the tiles: [`fence_operand`] at both ends keeps the compiler from it.
+//! A *warpgroup* is four warps, the first a multiple of four. [`fence`] comes first, then the
+//! products, [`commit_group`], and in the end [`wait_groups`], before which nobody touches the sums
+//! or writes the tiles: [`fence_operand`] at both ends keeps the compiler from it.
 //!
 //! # Safety model
 //!
-//! The operations are the whole warpgroup's and `unsafe` for that: all 128 threads make the same call together. The sums are borrowed
-//! only while an instruction is issued; that they rest until the wait is the caller's. In the simulator a product happens at once, so a
-//! missing fence or wait passes there. Needs sm_90a, and runs on Hopper only.
+//! The operations are the whole warpgroup's and `unsafe` for that: all 128 threads make the same
+//! call together. The sums are borrowed only while an instruction is issued; that they rest until
+//! the wait is the caller's. In the simulator a product happens at once, so a missing fence or wait
+//! passes there. Needs sm_90a, and runs on Hopper only.
 //!
 //! # Example
 //!
@@ -36,8 +38,9 @@
 
 use crate::arch;
 
-/// A tile of 16-bit elements in shared memory, as tensor cores read it: rows of 64 elements (128 bytes), swizzled as
-/// [`TensorMapDesc`](devcomm_types::TensorMapDesc) says. The second factor's columns are its rows.
+/// A tile of 16-bit elements in shared memory, as tensor cores read it: rows of 64 elements (128
+/// bytes), swizzled as [`TensorMapDesc`](devcomm_types::TensorMapDesc) says. The second factor's
+/// columns are its rows.
 #[derive(Clone, Copy)]
 pub struct Tile(pub(crate) arch::TileAddress);
 
@@ -64,16 +67,17 @@ impl Tile {
     }
 }
 
-/// `d += a * b`: 64 x 256 sums in `f32` of products of 16 columns of `a` (64 rows) and of `b` (256 rows). PTX:
-/// `wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16`.
+/// `d += a * b`: 64 x 256 sums in `f32` of products of 16 columns of `a` (64 rows) and of `b` (256
+/// rows). PTX: `wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16`.
 ///
-/// `d` of a thread: elements `4 * j` and the one after are row `16 * warp + lane / 4`, columns `8 * j + 2 * (lane % 4)` and the one
-/// after; the two behind them are the same eight rows further on.
+/// `d` of a thread: elements `4 * j` and the one after are row `16 * warp + lane / 4`, columns `8 *
+/// j + 2 * (lane % 4)` and the one after; the two behind them are the same eight rows further on.
 ///
 /// # Safety
 ///
-/// The 128 threads of a warpgroup call it together. The tiles are there, and were written by the copy engine. A [`fence`] lies between the
-/// last access to `d` and this; until [`wait_groups`] nobody touches `d` (but by a further product) or writes the tiles.
+/// The 128 threads of a warpgroup call it together. The tiles are there, and were written by the
+/// copy engine. A [`fence`] lies between the last access to `d` and this; until [`wait_groups`]
+/// nobody touches `d` (but by a further product) or writes the tiles.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn m64n256k16_bf16(d: &mut [f32; 128], a: Tile, b: Tile) {
@@ -81,15 +85,17 @@ pub unsafe fn m64n256k16_bf16(d: &mut [f32; 128], a: Tile, b: Tile) {
     unsafe { arch::wgmma_m64n256k16_bf16(d, a.0, b.0) }
 }
 
-/// Holds the sums where they are: the compiler moves nothing that it does with them across this, as it otherwise may across an instruction
-/// that does not name them. Before the first [`fence`], and behind the [`wait_groups`] that ends the last group.
+/// Holds the sums where they are: the compiler moves nothing that it does with them across this, as
+/// it otherwise may across an instruction that does not name them. Before the first [`fence`], and
+/// behind the [`wait_groups`] that ends the last group.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn fence_operand(d: &mut [f32; 128]) {
     arch::wgmma_fence_operand(d);
 }
 
-/// Orders earlier accesses to registers before the products that follow. PTX: `wgmma.fence.sync.aligned`.
+/// Orders earlier accesses to registers before the products that follow. PTX:
+/// `wgmma.fence.sync.aligned`.
 ///
 /// # Safety
 ///

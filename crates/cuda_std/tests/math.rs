@@ -4,7 +4,8 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 
 use cuda_std::math;
 
-/// The error function, by its series at 0, which is good to 1e-10 up to 4.5; beyond it is 1 to 1e-10.
+/// The error function, by its series at 0, which is good to 1e-10 up to 4.5; beyond it is 1 to
+/// 1e-10.
 fn erf(x: f64) -> f64 {
     if x.abs() > 4.5 {
         return x.signum();

@@ -1,7 +1,7 @@
 //! Kernels as they are written for Rust-CUDA: compiled to PTX, assembled, and run in the simulator.
 //!
-//! The harness is libtest-mimic: this program is also the builder's worker and must reach `link_worker` first, and a test
-//! can say while it runs that it was skipped.
+//! The harness is libtest-mimic: this program is also the builder's worker and must reach
+//! `link_worker` first, and a test can say while it runs that it was skipped.
 
 use std::fs;
 use std::path::Path;

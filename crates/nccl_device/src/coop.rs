@@ -9,8 +9,8 @@ use crate::raw;
 
 /// A set of threads of one block that makes cooperative calls together.
 ///
-/// NCCL ranks threads by `threadIdx.x` alone, so blocks are one-dimensional; a launch of a kernel that takes a
-/// [`DevComm`](crate::DevComm) is refused otherwise.
+/// NCCL ranks threads by `threadIdx.x` alone, so blocks are one-dimensional; a launch of a kernel
+/// that takes a [`DevComm`](crate::DevComm) is refused otherwise.
 ///
 /// NCCL: `ncclCoopAny`.
 #[doc(alias = "ncclCoopAny")]
@@ -20,8 +20,8 @@ pub struct Coop {
     kind: Kind,
 }
 
-/// The same once more: what NCCL's struct says through a table of functions, as plain data. So that only NCCL's own functions
-/// need the table, and how the threads vote is known.
+/// The same once more: what NCCL's struct says through a table of functions, as plain data. So that
+/// only NCCL's own functions need the table, and how the threads vote is known.
 #[derive(Clone, Copy)]
 enum Kind {
     Thread,
@@ -58,7 +58,8 @@ impl Coop {
         init!(Kind::Lanes(u32::MAX), ncclCoopAnyInitWarp())
     }
 
-    /// The lanes of the calling thread's warp whose bits are set in `lane_mask`. NCCL: `ncclCoopAnyInitLanes`.
+    /// The lanes of the calling thread's warp whose bits are set in `lane_mask`. NCCL:
+    /// `ncclCoopAnyInitLanes`.
     #[doc(alias = "ncclCoopAnyInitLanes")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -66,8 +67,8 @@ impl Coop {
         init!(Kind::Lanes(lane_mask), ncclCoopAnyInitLanes(lane_mask))
     }
 
-    /// Warps `first_warp..first_warp + n_warps` of the block. `id`, 0 to 14, names the hardware barrier: spans in use at one
-    /// time have different ones. NCCL: `ncclCoopAnyInitWarpSpan`.
+    /// Warps `first_warp..first_warp + n_warps` of the block. `id`, 0 to 14, names the hardware
+    /// barrier: spans in use at one time have different ones. NCCL: `ncclCoopAnyInitWarpSpan`.
     #[doc(alias = "ncclCoopAnyInitWarpSpan")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -116,8 +117,8 @@ impl Coop {
         }
     }
 
-    /// The numbers of `0..n` that are the calling thread's, one every [`size`](Self::size): together
-    /// the threads of the coop have each once.
+    /// The numbers of `0..n` that are the calling thread's, one every [`size`](Self::size):
+    /// together the threads of the coop have each once.
     ///
     /// ```
     /// # use nccl_device::{Coop, DevComm, Window};
@@ -136,7 +137,8 @@ impl Coop {
         Strided::new(N::from_u32(self.thread_rank()), n, N::from_u32(self.size()))
     }
 
-    /// Waits for every thread of the coop; memory that one wrote before, the others see after. NCCL: `ncclCoopSync`.
+    /// Waits for every thread of the coop; memory that one wrote before, the others see after.
+    /// NCCL: `ncclCoopSync`.
     #[doc(alias = "ncclCoopSync")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -152,7 +154,8 @@ impl Coop {
         }
     }
 
-    /// [`sync`](Self::sync), and whether `mine` is true for some thread of the coop: every thread gets the same answer.
+    /// [`sync`](Self::sync), and whether `mine` is true for some thread of the coop: every thread
+    /// gets the same answer.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn any(&self, mine: bool) -> bool {
@@ -171,8 +174,9 @@ impl Coop {
         }
     }
 
-    /// NCCL's struct, for [`raw`](crate::raw). Pass the address of a copy that is local to the call: NCCL calls through a table
-    /// that the struct points to, and only there does LLVM see which.
+    /// NCCL's struct, for [`raw`](crate::raw). Pass the address of a copy that is local to the
+    /// call: NCCL calls through a table that the struct points to, and only there does LLVM see
+    /// which.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn as_raw(&self) -> raw::CoopAny {
         self.any

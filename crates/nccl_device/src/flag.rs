@@ -1,9 +1,10 @@
 //! Flags between ranks: words of a window that one rank sets and another waits for.
 //!
-//! A [`Flag`] is one word in each rank's part of a window. Posting it says to one peer that what the
-//! coop wrote before is there; waiting for it is what every wait of this crate is: the host can end
-//! it, and then says who waited for which flag. Values only grow, modulo 2^32, so that a flag is
-//! never reset: post 1, 2, 3, .., or what an [`Epoch`] gives, which goes on from launch to launch.
+//! A [`Flag`] is one word in each rank's part of a window. Posting it says to one peer that what
+//! the coop wrote before is there; waiting for it is what every wait of this crate is: the host can
+//! end it, and then says who waited for which flag. Values only grow, modulo 2^32, so that a flag
+//! is never reset: post 1, 2, 3, .., or what an [`Epoch`] gives, which goes on from launch to
+//! launch.
 //!
 //! # Example
 //!
@@ -18,7 +19,12 @@
 //! /// The windows have `count` elements and one flag, `epoch` two words of this rank's, 0 at first.
 //! #[kernel]
 //! pub unsafe fn shift(
-//!     comm: DevComm, send: Window<f32>, recv: Window<f32>, flags: Window<u32>, epoch: *mut u32, count: usize,
+//!     comm: DevComm,
+//!     send: Window<f32>,
+//!     recv: Window<f32>,
+//!     flags: Window<u32>,
+//!     epoch: *mut u32,
+//!     count: usize,
 //! ) {
 //!     let (team, coop) = (comm.lsa_team(), Coop::cta());
 //!     // SAFETY: the kernel's contract.
@@ -98,8 +104,8 @@ impl<'a> Flag<'a> {
         Self { comm, words, index }
     }
 
-    /// Sets the flag of LSA rank `peer` to `value`, when every thread of the coop is here: who sees it
-    /// sees what they wrote before. Traps when the team has no such rank.
+    /// Sets the flag of LSA rank `peer` to `value`, when every thread of the coop is here: who sees
+    /// it sees what they wrote before. Traps when the team has no such rank.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn post(&self, coop: Coop, peer: i32, value: u32) {
@@ -194,8 +200,8 @@ impl Epoch {
     ///
     /// # Safety
     ///
-    /// `words` are [`WORDS`](Self::WORDS) words of this GPU's memory, 0 before the first launch. All
-    /// blocks of a launch end the epoch, and one launch at a time uses the words.
+    /// `words` are [`WORDS`](Self::WORDS) words of this GPU's memory, 0 before the first launch.
+    /// All blocks of a launch end the epoch, and one launch at a time uses the words.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn begin(words: *mut u32) -> Self {

@@ -1,11 +1,13 @@
-//! NCCL's device API for Rust kernels: the memory of other GPUs by load and store and over the network, and what orders it.
+//! NCCL's device API for Rust kernels: the memory of other GPUs by load and store and over the
+//! network, and what orders it.
 //!
 //! Two layers:
 //!
-//! * [`raw`]: NCCL's C functions under their own names. On the GPU they are NCCL's own code, linked from
-//!   `libnccl_device.bc` and inlined; on the host they reach the simulator.
-//! * the typed layer, everything else here. It is written once for both, and folds away: a kernel that loads and stores makes no
-//!   call and has no stack frame, one that uses the network calls the functions of [`gin`] that are kept out of line.
+//! * [`raw`]: NCCL's C functions under their own names. On the GPU they are NCCL's own code, linked
+//!   from `libnccl_device.bc` and inlined; on the host they reach the simulator.
+//! * the typed layer, everything else here. It is written once for both, and folds away: a kernel
+//!   that loads and stores makes no call and has no stack frame, one that uses the network calls
+//!   the functions of [`gin`] that are kept out of line.
 //!
 //! | | |
 //! |---|---|
@@ -21,20 +23,23 @@
 //!
 //! # Vocabulary
 //!
-//! The *LSA team* (load/store accessible) is the ranks whose memory this GPU reaches by plain loads and stores, over NVLink
-//! for example. The *rail team* is the ranks with the same place in every LSA team. A *window* is a buffer that every rank
-//! registered with NCCL. A *coop* is the set of threads that makes a cooperative call together. *GIN* is NCCL's networking that
-//! kernels start. *Multimem* addresses reach the same place in every rank at once.
+//! The *LSA team* (load/store accessible) is the ranks whose memory this GPU reaches by plain loads
+//! and stores, over NVLink for example. The *rail team* is the ranks with the same place in every
+//! LSA team. A *window* is a buffer that every rank registered with NCCL. A *coop* is the set of
+//! threads that makes a cooperative call together. *GIN* is NCCL's networking that kernels start.
+//! *Multimem* addresses reach the same place in every rank at once.
 //!
 //! # Safety model
 //!
-//! Getting a pointer is safe, using one is not: whoever calls an unsafe method of [`LsaPtr`] promises that the index lies in
-//! the peer's part of the window and that barriers or signals order the access; so does whoever puts, gets or reduces. Never make a
-//! `&[T]` of window memory, since peers write it.
+//! Getting a pointer is safe, using one is not: whoever calls an unsafe method of [`LsaPtr`]
+//! promises that the index lies in the peer's part of the window and that barriers or signals order
+//! the access; so does whoever puts, gets or reduces. Never make a `&[T]` of window memory, since
+//! peers write it.
 //!
-//! Barriers, signals, counters, flushes and LL all-to-all are safe: indices, ids and peers are checked, and a kernel that breaks them
-//! traps. Cooperative calls want every thread of the coop to make the same call; where one does not, the kernel hangs (the
-//! simulator says where), and the host can end it.
+//! Barriers, signals, counters, flushes and LL all-to-all are safe: indices, ids and peers are
+//! checked, and a kernel that breaks them traps. Cooperative calls want every thread of the coop to
+//! make the same call; where one does not, the kernel hangs (the simulator says where), and the
+//! host can end it.
 //!
 //! # Example
 //!

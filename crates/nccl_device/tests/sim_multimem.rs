@@ -1,4 +1,5 @@
-//! Reduce-copy over multicast addresses, in the simulator: the kernels that are compiled to PTX, at any offset and count.
+//! Reduce-copy over multicast addresses, in the simulator: the kernels that are compiled to PTX, at
+//! any offset and count.
 
 use std::fmt::Debug;
 
@@ -65,7 +66,8 @@ impl<T: Accumulate + PartialEq + Debug> Memory<T> {
     }
 }
 
-/// Does `trial` with memory of its own for each of [`RANGES`]: a count, and offsets of source and destination.
+/// Does `trial` with memory of its own for each of [`RANGES`]: a count, and offsets of source and
+/// destination.
 fn trials<T: Accumulate + PartialEq + Debug>(
     ranks: usize,
     element: fn(usize) -> T,

@@ -1,4 +1,5 @@
-//! Reduce-copy in the simulator against plain arithmetic: every element type and operator, random counts and offsets.
+//! Reduce-copy in the simulator against plain arithmetic: every element type and operator, random
+//! counts and offsets.
 
 use std::fmt::Debug;
 
@@ -106,7 +107,8 @@ unsafe fn reduce_scaled<T: Accumulate<Acc = f32>, Op: Operator<T>>(
     });
 }
 
-/// Each rank reduces its share to all, by warps; then each rank copies its share of the result to all, two further on.
+/// Each rank reduces its share to all, by warps; then each rank copies its share of the result to
+/// all, two further on.
 #[kernel(T = [u8, i64, f16, f32, F8E5M2])]
 unsafe fn reduce_copy<T: Accumulate>(
     comm: DevComm,

@@ -40,7 +40,8 @@ impl DataType {
 ///
 /// # Safety
 ///
-/// The type is plain old data (every bit pattern valid, no padding) and `DATA_TYPE.size()` is its size in bytes.
+/// The type is plain old data (every bit pattern valid, no padding) and `DATA_TYPE.size()` is its
+/// size in bytes.
 pub unsafe trait Element: Copy + Send + Sync + 'static {
     /// NCCL's tag.
     const DATA_TYPE: DataType;
@@ -50,7 +51,8 @@ pub unsafe trait Element: Copy + Send + Sync + 'static {
 
 macro_rules! elements {
     ($($type:ty = $tag:ident $name:literal),* $(,)?) => { $(
-        // SAFETY: a primitive number or a transparent wrapper of an integer (half's, float8's); its size is asserted below.
+        // SAFETY: a primitive number or a transparent wrapper of an integer (half's, float8's); its
+        // size is asserted below.
         unsafe impl Element for $type {
             const DATA_TYPE: DataType = DataType::$tag;
             const NAME: &'static str = $name;

@@ -1,12 +1,13 @@
 //! Teams: strided groups of ranks, and the translation of ranks between them.
 //!
-//! Every function is arithmetic on the 12 bytes of a team, the same on the host and in a kernel, and none panics: a
-//! division by a stride or size of 0, which NCCL leaves undefined, has a stated result.
+//! Every function is arithmetic on the 12 bytes of a team, the same on the host and in a kernel,
+//! and none panics: a division by a stride or size of 0, which NCCL leaves undefined, has a stated
+//! result.
 
 /// A group of ranks: member `i` is the world rank `my_world_rank + (i - rank) * stride`.
 ///
-/// A team is seen from one rank, which need not be a member. Where a function takes two teams, both are seen from the same
-/// rank.
+/// A team is seen from one rank, which need not be a member. Where a function takes two teams, both
+/// are seen from the same rank.
 ///
 /// ```
 /// use devcomm_types::Team;
@@ -43,8 +44,8 @@ impl Team {
         my_world_rank.wrapping_add(self.distance_to(member))
     }
 
-    /// The LSA rank of member `member`, seen from the rank whose LSA rank is `my_lsa_rank`. Below 0, or not below the
-    /// size of the LSA team, for a member that load and store do not reach.
+    /// The LSA rank of member `member`, seen from the rank whose LSA rank is `my_lsa_rank`. Below
+    /// 0, or not below the size of the LSA team, for a member that load and store do not reach.
     ///
     /// NCCL: `ncclTeamRankToLsa`.
     #[doc(alias = "ncclTeamRankToLsa")]
@@ -77,10 +78,11 @@ impl Team {
         self.rank.wrapping_add(quotient(other.distance_to(member), self.stride))
     }
 
-    /// The rank `steps` further round the team, `0..=n_ranks`: of 4 ranks, seen from rank 3, those 0,
-    /// 1, 2, .. steps further are 3, 0, 1, ...
+    /// The rank `steps` further round the team, `0..=n_ranks`: of 4 ranks, seen from rank 3, those
+    /// 0, 1, 2, .. steps further are 3, 0, 1, ...
     ///
-    /// Ranks that each begin with themselves and go round like this use different peers at any time.
+    /// Ranks that each begin with themselves and go round like this use different peers at any
+    /// time.
     #[must_use]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn rotated(self, steps: i32) -> i32 {
@@ -121,7 +123,8 @@ impl Team {
         Ranks { team: self, last: -1 }
     }
 
-    /// This team cut into runs of `inner_size` neighbours: the run that this rank is in. `inner_size` divides `n_ranks`.
+    /// This team cut into runs of `inner_size` neighbours: the run that this rank is in.
+    /// `inner_size` divides `n_ranks`.
     ///
     /// NCCL: `ncclTeamInnerFactor`.
     #[doc(alias = "ncclTeamInnerFactor")]
@@ -131,8 +134,8 @@ impl Team {
         Team { n_ranks: inner_size, rank: remainder(self.rank, inner_size), stride: self.stride }
     }
 
-    /// This team cut into runs of `inner_size` neighbours: the members with this rank's place in each run. `inner_size`
-    /// divides `n_ranks`. A size of 0 gives a team of nobody.
+    /// This team cut into runs of `inner_size` neighbours: the members with this rank's place in
+    /// each run. `inner_size` divides `n_ranks`. A size of 0 gives a team of nobody.
     ///
     /// NCCL: `ncclTeamOuterFactor`.
     #[doc(alias = "ncclTeamOuterFactor")]
@@ -146,15 +149,16 @@ impl Team {
         }
     }
 
-    /// The place in this team of the `index`-th of its members that are not in `subset`, a team within this one. There
-    /// are `self.n_ranks - subset.n_ranks` of them.
+    /// The place in this team of the `index`-th of its members that are not in `subset`, a team
+    /// within this one. There are `self.n_ranks - subset.n_ranks` of them.
     ///
     /// NCCL: `ncclTeamRankInDifference(self, subset, index)`.
     #[doc(alias = "ncclTeamRankInDifference")]
     #[must_use]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn rank_in_difference(self, subset: Team, index: i32) -> i32 {
-        // Places of the subset in this team: `first`, then every `step`-th, `last` being the highest.
+        // Places of the subset in this team: `first`, then every `step`-th, `last` being the
+        // highest.
         let step = quotient(subset.stride, self.stride);
         let start = self.rank.wrapping_sub(subset.rank.wrapping_mul(step));
         let extent = subset.n_ranks.wrapping_sub(1).wrapping_mul(step);
@@ -203,7 +207,8 @@ impl Iterator for Ranks {
     }
 }
 
-/// `a / b` as C has it; 0 where `b` is 0. Written so that no check for a division by 0 is left in a kernel.
+/// `a / b` as C has it; 0 where `b` is 0. Written so that no check for a division by 0 is left in a
+/// kernel.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 const fn quotient(a: i32, b: i32) -> i32 {
     if b == 0 { 0 } else { a.wrapping_div(b) }
@@ -230,8 +235,8 @@ mod tests {
         (0..team.n_ranks).map(|member| team.to_world(me, member)).collect()
     }
 
-    /// Every place of a rank in a job of LSA teams of one size, with its teams: world, LSA, rail, and those that the
-    /// LSA team and the rail factor into.
+    /// Every place of a rank in a job of LSA teams of one size, with its teams: world, LSA, rail,
+    /// and those that the LSA team and the rail factor into.
     fn for_each_rank(mut check: impl FnMut(i32, &[Team])) {
         for n_ranks in 1..=24 {
             for lsa_size in (1..=n_ranks).filter(|size| n_ranks % size == 0) {

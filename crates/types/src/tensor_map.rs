@@ -4,8 +4,9 @@ use core::fmt;
 
 use crate::kernel::KernelParam;
 
-/// What the copy engine knows of a matrix in global memory: address, extents, the tile that one copy takes, and how the tile lies in
-/// shared memory. Opaque: the driver makes it (the host crate's `Context::tensor_map`), or [`TensorMapDesc::for_simulator`].
+/// What the copy engine knows of a matrix in global memory: address, extents, the tile that one
+/// copy takes, and how the tile lies in shared memory. Opaque: the driver makes it (the host
+/// crate's `Context::tensor_map`), or [`TensorMapDesc::for_simulator`].
 ///
 /// A kernel takes it as a [`GridConstant`](crate::GridConstant). CUDA: `CUtensorMap` (128 bytes).
 #[doc(alias = "CUtensorMap")]
@@ -27,11 +28,12 @@ impl fmt::Debug for TensorMap {
     }
 }
 
-/// A row-major matrix of 16-bit elements, and the tiles that are copied from it. What lies outside of the matrix is copied as
-/// zeros.
+/// A row-major matrix of 16-bit elements, and the tiles that are copied from it. What lies outside
+/// of the matrix is copied as zeros.
 ///
-/// In shared memory a row of the tile has 128 bytes, rows follow each other, and the 16-byte pieces of row `r` are swizzled: piece
-/// `p` lies at `p ^ (r % 8)`. That is the layout that tensor cores read without conflicts of banks.
+/// In shared memory a row of the tile has 128 bytes, rows follow each other, and the 16-byte pieces
+/// of row `r` are swizzled: piece `p` lies at `p ^ (r % 8)`. That is the layout that tensor cores
+/// read without conflicts of banks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorMapDesc {
     /// Device address of the first element, a multiple of 16.

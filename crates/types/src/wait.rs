@@ -1,8 +1,9 @@
 //! What a kernel waits for, and how the host ends a wait that does not end.
 //!
-//! The host keeps an [`AbortBlock`] in memory that the GPU reaches, and the device communicator points at it: its first word
-//! is the abort flag that NCCL's own waits look at. A wait of `nccl_device` that sees the flag notes what it waited for in
-//! the block, and its thread leaves the kernel.
+//! The host keeps an [`AbortBlock`] in memory that the GPU reaches, and the device communicator
+//! points at it: its first word is the abort flag that NCCL's own waits look at. A wait of
+//! `nccl_device` that sees the flag notes what it waited for in the block, and its thread leaves
+//! the kernel.
 
 use core::fmt;
 
@@ -104,8 +105,8 @@ impl fmt::Display for WaitFor {
     }
 }
 
-/// How many records an [`AbortBlock`] has. Each warp of a grid has one of its own, counted over all blocks; where there are more
-/// warps than records, the numbers start again.
+/// How many records an [`AbortBlock`] has. Each warp of a grid has one of its own, counted over all
+/// blocks; where there are more warps than records, the numbers start again.
 pub const STUCK_RECORDS: usize = 4096;
 
 /// A wait that an abort ended, as its warp noted it.

@@ -1,8 +1,9 @@
 //! What both forms do with the sums of a tile: to the owner, and back to all.
 //!
-//! Sums travel in f32, as tensor cores leave them: in *fragments* of 16 rows and 8 columns, of which each lane of a warp has four elements.
-//! So a warp stores 512 bytes at once, and nothing is swizzled on the way. A lane of the owner picks up what four lanes stored,
-//! which is 8 columns of two rows.
+//! Sums travel in f32, as tensor cores leave them: in *fragments* of 16 rows and 8 columns, of
+//! which each lane of a warp has four elements. So a warp stores 512 bytes at once, and nothing is
+//! swizzled on the way. A lane of the owner picks up what four lanes stored, which is 8 columns of
+//! two rows.
 
 use cuda_std::atomic::{AtomicU32, Order, Scope};
 use cuda_std::convert::f32_to_bf16x2;
@@ -11,7 +12,8 @@ use nccl_device::{BarrierIndex, Coop, DevComm, Epoch, Flag, LsaPtr, MemoryOrder,
 
 use super::tiles::{STRIP_ROWS, STRIPS, Strip, Tiles};
 
-/// Words of the flags' window before the flags: the blocks that have ended, the epoch of the last launch, room to the next line.
+/// Words of the flags' window before the flags: the blocks that have ended, the epoch of the last
+/// launch, room to the next line.
 pub(super) const FIRST_FLAG: usize = 32;
 
 /// Rows and columns of a fragment.
@@ -55,7 +57,8 @@ pub(super) struct Exchange<'a, const COLUMNS: u32> {
 impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
     const FRAGMENTS: u32 = COLUMNS / WIDTH;
 
-    /// Every thread of the block calls it, and the block's barrier follows. A single rank has nobody to exchange with.
+    /// Every thread of the block calls it, and the block's barrier follows. A single rank has
+    /// nobody to exchange with.
     ///
     /// # Safety
     ///
@@ -104,7 +107,8 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         unsafe { Flag::new(self.comm, self.flags, FIRST_FLAG + self.place(strip, source)) }
     }
 
-    /// Where in a strip a lane's four elements of the fragment of rows `16 * i` and columns `8 * j` lie.
+    /// Where in a strip a lane's four elements of the fragment of rows `16 * i` and columns `8 * j`
+    /// lie.
     #[inline(always)]
     fn fragment(i: u32, j: u32, lane: u32) -> usize {
         (((i * Self::FRAGMENTS + j) * warp::WARP_SIZE + lane) as usize) * EACH
@@ -123,8 +127,8 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         PartialTile { c: self.c.local(), partial, strip, m, n, local_only: self.local_only }
     }
 
-    /// Says that this rank's sums of a strip are there. `barrier` is a number for the 128 threads that stored them, which call it
-    /// together; `rank` is the thread's place among them.
+    /// Says that this rank's sums of a strip are there. `barrier` is a number for the 128 threads
+    /// that stored them, which call it together; `rank` is the thread's place among them.
     ///
     /// # Safety
     ///
@@ -141,8 +145,9 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         }
     }
 
-    /// Reduces this block's part of the strips that the rank owns, and stores them to all ranks. Each warp takes the next 16 rows that
-    /// no warp has taken, until there are none: those that do nothing else from the beginning, the others when they are done.
+    /// Reduces this block's part of the strips that the rank owns, and stores them to all ranks.
+    /// Each warp takes the next 16 rows that no warp has taken, until there are none: those that do
+    /// nothing else from the beginning, the others when they are done.
     ///
     /// # Safety
     ///
@@ -157,7 +162,8 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         loop {
             let mut item = 0;
             if warp::lane_id() == 0 {
-                // SAFETY: the word is shared memory, and from the block's barrier on changed here only.
+                // SAFETY: the word is shared memory, and from the block's barrier on changed here
+                // only.
                 let next = unsafe { AtomicU32::from_ptr(next_item()) };
                 item = next.fetch_add(1, Order::Relaxed, Scope::Cta);
             }
@@ -226,8 +232,8 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         }
     }
 
-    /// The sums over the ranks, always in the same order, of eight columns of two rows: the 16 elements at `from`, and `stride` further
-    /// for each next rank.
+    /// The sums over the ranks, always in the same order, of eight columns of two rows: the 16
+    /// elements at `from`, and `stride` further for each next rank.
     ///
     /// # Safety
     ///
@@ -274,7 +280,8 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         ];
         for peer in self.team.all_from_self() {
             let c = self.c.lsa(peer);
-            // SAFETY: the caller's. Rows of whole vectors begin on 16 bytes, and have no part of one.
+            // SAFETY: the caller's. Rows of whole vectors begin on 16 bytes, and have no part of
+            // one.
             unsafe {
                 if n.is_multiple_of(WIDTH) {
                     c.store_vec(at / WIDTH as usize, Vec16::from_bits(words));
@@ -285,11 +292,12 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         }
     }
 
-    /// The end of a launch: when it returns, what the same block of each rank has reduced is there in every rank, and the epoch is over when
-    /// all blocks were here. Every thread of the block calls it.
+    /// The end of a launch: when it returns, what the same block of each rank has reduced is there
+    /// in every rank, and the epoch is over when all blocks were here. Every thread of the block
+    /// calls it.
     ///
-    /// A block of which a warp has left, because the host ended its wait, leaves here. It must not meet the others: they would take its part
-    /// of C for complete.
+    /// A block of which a warp has left, because the host ended its wait, leaves here. It must not
+    /// meet the others: they would take its part of C for complete.
     ///
     /// # Safety
     ///
@@ -341,8 +349,9 @@ pub(super) struct PartialTile<const COLUMNS: u32> {
 }
 
 impl<const COLUMNS: u32> PartialTile<COLUMNS> {
-    /// Stores the lane's elements of `J` fragments: rows from `16 * i` on, columns from `8 * j` on. A lane has four elements of each:
-    /// columns `2 * (lane % 4)` and the next of row `lane / 4`, and of the row eight further.
+    /// Stores the lane's elements of `J` fragments: rows from `16 * i` on, columns from `8 * j` on.
+    /// A lane has four elements of each: columns `2 * (lane % 4)` and the next of row `lane / 4`,
+    /// and of the row eight further.
     ///
     /// # Safety
     ///
@@ -387,7 +396,8 @@ impl<const COLUMNS: u32> PartialTile<COLUMNS> {
         }
     }
 
-    /// Rounds the elements and stores them to C: pairs of columns, each eight further, of `row` and of the row eight further.
+    /// Rounds the elements and stores them to C: pairs of columns, each eight further, of `row` and
+    /// of the row eight further.
     ///
     /// # Safety
     ///
@@ -412,7 +422,8 @@ impl<const COLUMNS: u32> PartialTile<COLUMNS> {
                     let sums = fragments(x);
                     f32_to_bf16x2([sums[2 * half], sums[2 * half + 1]])
                 };
-                // SAFETY: the caller's; with even rows every pair begins on four bytes, and is whole.
+                // SAFETY: the caller's; with even rows every pair begins on four bytes, and is
+                // whole.
                 unsafe {
                     if self.n.is_multiple_of(2) {
                         let mut x = 0;

@@ -30,14 +30,16 @@ const STRIP_BARRIER: u32 = 2;
 ///
 /// With `alone` each rank stores its own product to its own part of `c`, and nothing is exchanged.
 ///
-/// Grid: at most as many blocks as the device communicator has LSA barriers, the same in every rank. Block: [`GemmForm::threads`]
-/// threads, with [`GemmForm::dynamic_shared`] bytes.
+/// Grid: at most as many blocks as the device communicator has LSA barriers, the same in every
+/// rank. Block: [`GemmForm::threads`] threads, with [`GemmForm::dynamic_shared`] bytes.
 ///
 /// # Safety
 ///
-/// `a` has `m * k` elements and `b` has `n * k`, aligned to 16 bytes; `c` has `m * n` in every rank. `k` is a multiple of 8, and none of
-/// the three is 0. The windows of the workspace have [`GemmForm::workspace`]'s elements for this form; no other kernel uses them, and
-/// their flags were 0 in every rank before the first launch in any. All ranks launch the same, in the same order.
+/// `a` has `m * k` elements and `b` has `n * k`, aligned to 16 bytes; `c` has `m * n` in every
+/// rank. `k` is a multiple of 8, and none of the three is 0. The windows of the workspace have
+/// [`GemmForm::workspace`]'s elements for this form; no other kernel uses them, and their flags
+/// were 0 in every rank before the first launch in any. All ranks launch the same, in the same
+/// order.
 ///
 /// [`GemmForm`]: super::GemmForm
 /// [`GemmForm::threads`]: super::GemmForm::threads
@@ -115,7 +117,8 @@ unsafe fn compute(exchange: &Exchange<'_, COLUMNS>, operands: Operands, tiles: T
 unsafe fn product(operands: Operands, row: u32, column: u32, m: u32, n: u32) -> [[[f32; 4]; 8]; 2] {
     let mut sums = [[[0.0; 4]; 8]; 2];
     let steps = operands.k.div_ceil(TILE_K);
-    // SAFETY: the caller's. A stage is filled again when all have passed the barrier after they had read it.
+    // SAFETY: the caller's. A stage is filled again when all have passed the barrier after they had
+    // read it.
     unsafe {
         let mut step = 0;
         while step < STAGES - 1 {
@@ -141,8 +144,8 @@ unsafe fn product(operands: Operands, row: u32, column: u32, m: u32, n: u32) -> 
     sums
 }
 
-/// The place of 16 bytes in a stage's tile: row `row`, columns from `8 * piece`. Permuted, so that eight rows that are read at once lie
-/// in different banks.
+/// The place of 16 bytes in a stage's tile: row `row`, columns from `8 * piece`. Permuted, so that
+/// eight rows that are read at once lie in different banks.
 #[inline(always)]
 fn place(row: u32, piece: u32) -> usize {
     (row * TILE_K * 2 + (piece ^ (row / 2 % 4)) * 16) as usize
@@ -211,7 +214,8 @@ unsafe fn multiply(sums: &mut [[[f32; 4]; 8]; 2], step: u32, m: u32, n: u32) {
             let a = [mma::load_matrices(at(0)), mma::load_matrices(at(16))];
             let mut j = 0;
             while j < 4 {
-                // Eight rows of B, of the first eight columns and the second, then the next eight rows.
+                // Eight rows of B, of the first eight columns and the second, then the next eight
+                // rows.
                 let row = n + 16 * j as u32 + lane / 16 * 8 + lane % 8;
                 let b = mma::load_matrices(b.add(place(row, piece + lane / 8 % 2)).cast());
                 let mut i = 0;

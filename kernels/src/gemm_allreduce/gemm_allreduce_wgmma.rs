@@ -36,17 +36,20 @@ const STRIP_BARRIER: u32 = 1;
 
 /// The product and its all-reduce, as [`GemmForm`] says, on Hopper.
 ///
-/// `a` and `b` are [`TensorMapDesc`]s of the two matrices, with tiles of [`GemmForm::TILE_ROWS`] and of [`GemmForm::tile_columns`] rows. With
-/// `alone` each rank stores its own product to its own part of `c`, and nothing is exchanged.
+/// `a` and `b` are [`TensorMapDesc`]s of the two matrices, with tiles of [`GemmForm::TILE_ROWS`]
+/// and of [`GemmForm::tile_columns`] rows. With `alone` each rank stores its own product to its own
+/// part of `c`, and nothing is exchanged.
 ///
-/// Grid: at most as many blocks as the device communicator has LSA barriers, the same in every rank. Block: [`GemmForm::threads`]
-/// threads, with [`GemmForm::dynamic_shared`] bytes.
+/// Grid: at most as many blocks as the device communicator has LSA barriers, the same in every
+/// rank. Block: [`GemmForm::threads`] threads, with [`GemmForm::dynamic_shared`] bytes.
 ///
 /// # Safety
 ///
-/// `a` is `m x k` and `b` is `n x k`, and both are there; `c` has `m * n` elements in every rank. `k` is a multiple of 8, and none of the
-/// three is 0. The windows of the workspace have [`GemmForm::workspace`]'s elements for this form; no other kernel uses them, and their
-/// flags were 0 in every rank before the first launch in any. All ranks launch the same, in the same order.
+/// `a` is `m x k` and `b` is `n x k`, and both are there; `c` has `m * n` elements in every rank.
+/// `k` is a multiple of 8, and none of the three is 0. The windows of the workspace have
+/// [`GemmForm::workspace`]'s elements for this form; no other kernel uses them, and their flags
+/// were 0 in every rank before the first launch in any. All ranks launch the same, in the same
+/// order.
 ///
 /// [`GemmForm::TILE_ROWS`]: super::GemmForm::TILE_ROWS
 /// [`GemmForm::tile_columns`]: super::GemmForm::tile_columns

@@ -40,7 +40,8 @@ impl Phase {
     #[track_caller]
     fn change(word: *mut u64, change: impl FnOnce(&mut Self)) {
         touch(word, Access::AtomicRmw(Order::AcqRel, Scope::Cta));
-        // SAFETY: who made the `MBarrier` says that the word is a barrier's. Simulated threads run one after the other.
+        // SAFETY: who made the `MBarrier` says that the word is a barrier's. Simulated threads run
+        // one after the other.
         let mut phase = Self::of(unsafe { word.read() });
         change(&mut phase);
         if phase.missing == 0 && phase.bytes == 0 {

@@ -27,8 +27,8 @@ fn current() -> (*const ThreadCtx, &'static ThreadCtx) {
     if pointer.is_null() {
         no_simulator();
     }
-    // SAFETY: the simulator keeps the context alive and unchanged while its thread is current, and a thread's code (all that
-    // holds this reference) runs only then.
+    // SAFETY: the simulator keeps the context alive and unchanged while its thread is current, and
+    // a thread's code (all that holds this reference) runs only then.
     (pointer, unsafe { &*pointer })
 }
 

@@ -22,7 +22,8 @@ unsafe impl Sync for Places {}
 
 static PLACES: Places = Places([const { UnsafeCell::new([[0; 6]; LANES]) }; 32]);
 
-/// Shows `mine` to the warp, calls `f` with what all lanes show, and lets no lane show anew before all have seen.
+/// Shows `mine` to the warp, calls `f` with what all lanes show, and lets no lane show anew before
+/// all have seen.
 #[track_caller]
 fn exchange<R>(mine: [u32; 6], f: impl FnOnce(&Shown) -> R) -> R {
     let (thread, context) = current();
@@ -30,8 +31,8 @@ fn exchange<R>(mine: [u32; 6], f: impl FnOnce(&Shown) -> R) -> R {
     let warp = (crate::thread::index_in_block() / WARP_SIZE) as usize;
     let shown: *mut Shown = shared_static(PLACES.0[warp % 32].get());
     let lane = lane_id() as usize;
-    // SAFETY: the simulator gives the bytes asked for, aligned to 16, alive while the block runs. A lane writes its own words only, before
-    // the first meeting; between the meetings all only read.
+    // SAFETY: the simulator gives the bytes asked for, aligned to 16, alive while the block runs. A
+    // lane writes its own words only, before the first meeting; between the meetings all only read.
     unsafe {
         (&raw mut (*shown)[lane]).write(mine);
         (context.ops.sync_warp)(thread, FULL_MASK, at);
@@ -108,7 +109,8 @@ pub(crate) fn wait_copies<const N: u32>() {
     current();
 }
 
-/// Where the tile is; the permutation goes by the address, so that of a tile is a multiple of 1,024.
+/// Where the tile is; the permutation goes by the address, so that of a tile is a multiple of
+/// 1,024.
 pub(crate) type TileAddress = *const u8;
 
 pub(crate) fn tile_address(address: *const u8) -> TileAddress {
@@ -120,7 +122,8 @@ pub(crate) fn tile_offset_bytes(tile: TileAddress, bytes: u32) -> TileAddress {
     tile.wrapping_add(bytes as usize)
 }
 
-/// The place of a 16-byte piece of a tile in the permutation of 128 bytes: bits 4 to 6 of the address, xor bits 7 to 9.
+/// The place of a 16-byte piece of a tile in the permutation of 128 bytes: bits 4 to 6 of the
+/// address, xor bits 7 to 9.
 pub(super) fn swizzled<T>(address: *const T) -> *const T {
     address.map_addr(|address| address ^ (address >> 7 & 7) << 4)
 }
@@ -165,7 +168,8 @@ pub(crate) unsafe fn wgmma_m64n256k16_bf16(d: &mut [f32; 128], a: TileAddress, b
     }
 }
 
-/// The warp meets: its lanes execute the instruction together, so none is ahead of those that still read the tiles.
+/// The warp meets: its lanes execute the instruction together, so none is ahead of those that still
+/// read the tiles.
 #[track_caller]
 pub(crate) fn wgmma_fence() {
     super::sync_warp(FULL_MASK);

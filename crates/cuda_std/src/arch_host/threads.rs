@@ -42,8 +42,8 @@ pub(crate) fn barrier_all() {
 #[track_caller]
 pub(crate) fn barrier_count(predicate: bool) -> u32 {
     static COUNT: AtomicU32 = AtomicU32::new(0);
-    // SAFETY: the simulator gives at least the four bytes asked for, aligned to 16, alive while the block runs; all access to
-    // them is here, and atomic.
+    // SAFETY: the simulator gives at least the four bytes asked for, aligned to 16, alive while the
+    // block runs; all access to them is here, and atomic.
     let count = unsafe { AtomicU32::from_ptr(shared_static(COUNT.as_ptr())) };
     barrier_all();
     if index_in_block() == 0 {

@@ -1,6 +1,7 @@
 //! Atomics, ordered accesses, fences: one instruction for an operation, an order and a scope.
 //!
-//! Sequential consistency is a `fence.sc` before the operation, which is relaxed (a store) or acquiring (the rest).
+//! Sequential consistency is a `fence.sc` before the operation, which is relaxed (a store) or
+//! acquiring (the rest).
 
 use core::arch::asm;
 

@@ -82,7 +82,8 @@ macro_rules! write {
     ($what:expr, word, $($form:tt)*) => { write!($what, reg32 u32, $($form)*) };
     ($what:expr, long, $($form:tt)*) => { write!($what, reg64 u64, $($form)*) };
     ($what:expr, $reg:ident $type:ident, $form:literal, $address:expr, $value:expr) => {{
-        // SAFETY: values are plain bytes, and this one has as many as the register; the rest is the caller's.
+        // SAFETY: values are plain bytes, and this one has as many as the register; the rest is the
+        // caller's.
         unsafe {
             asm!(
                 concat!("multimem.", $what, ".", $form, " [{}], {};"),

@@ -86,8 +86,8 @@ pub(crate) fn wait_copies<const N: u32>() {
     unsafe { asm!("cp.async.wait_group {};", const N, options(nostack)) }
 }
 
-/// The instruction's descriptor: the address in units of 16 bytes, 1,024 bytes from eight rows to the next eight, the permutation of
-/// 128 bytes.
+/// The instruction's descriptor: the address in units of 16 bytes, 1,024 bytes from eight rows to
+/// the next eight, the permutation of 128 bytes.
 pub(crate) type TileAddress = u64;
 
 #[inline(always)]

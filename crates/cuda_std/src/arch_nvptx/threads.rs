@@ -76,7 +76,8 @@ macro_rules! predicates {
         #[inline(always)]
         pub(crate) fn $name($($arg: u32,)* predicate: bool) -> bool {
             let result: u32;
-            // SAFETY: touches no memory of its own; that the threads reach it together is the caller's.
+            // SAFETY: touches no memory of its own; that the threads reach it together is the
+            // caller's.
             unsafe {
                 asm!(
                     concat!(
@@ -147,8 +148,8 @@ macro_rules! shfl {
 
 #[inline(always)]
 pub(crate) fn shuffle(mask: u32, mode: Shuffle, value: u32, lane: u32, width: u32) -> (u32, bool) {
-    // Bits 8 to 12: which bits of the lane number a part of the warp shares; bits 0 to 4: the last lane of the part (the first
-    // for `up`).
+    // Bits 8 to 12: which bits of the lane number a part of the warp shares; bits 0 to 4: the last
+    // lane of the part (the first for `up`).
     let parts = (32 - width) << 8;
     let clamp = parts | 31;
     match mode {
@@ -178,7 +179,8 @@ pub(crate) fn ballot(mask: u32, predicate: bool) -> u32 {
 #[inline(always)]
 pub(crate) fn clock64() -> u64 {
     let cycles;
-    // SAFETY: reads a register; not pure and without `nomem`, so that it stays between the accesses around it.
+    // SAFETY: reads a register; not pure and without `nomem`, so that it stays between the accesses
+    // around it.
     unsafe { asm!("mov.u64 {}, %clock64;", out(reg64) cycles, options(nostack)) };
     cycles
 }

@@ -1,8 +1,8 @@
 //! Barriers over the network.
 //!
-//! Written here on NCCL's signals and shadows, in the way NCCL does it: each rank raises a signal of every peer, one for each
-//! barrier and rank, and waits for its own. NCCL's function gives its waits no way to fail; these end with the host's abort and can
-//! have a timeout.
+//! Written here on NCCL's signals and shadows, in the way NCCL does it: each rank raises a signal
+//! of every peer, one for each barrier and rank, and waits for its own. NCCL's function gives its
+//! waits no way to fail; these end with the host's abort and can have a timeout.
 
 use cuda_std::mem;
 use devcomm_types::nccl::GinBarrierHandle;
@@ -22,7 +22,8 @@ use crate::{Coop, MemoryOrder, Team, TimedOut, Timeout};
 pub enum FenceLevel {
     /// Nothing: the ranks have arrived.
     None = 0,
-    /// What a rank has put to a member of the team, on the contexts that the barrier covers, has arrived there.
+    /// What a rank has put to a member of the team, on the contexts that the barrier covers, has
+    /// arrived there.
     Put = 1,
     /// What this rank has got is there.
     Get = 2,
@@ -79,7 +80,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         self.rail_barriers().barrier(coop, index)
     }
 
-    /// The barriers of all ranks, which the host reserved by `world_gin_barriers`. NCCL: `ncclDevComm.worldGinBarrier`.
+    /// The barriers of all ranks, which the host reserved by `world_gin_barriers`. NCCL:
+    /// `ncclDevComm.worldGinBarrier`.
     #[doc(alias = "worldGinBarrier")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn world_barriers(&self) -> GinBarriers<'a, B> {
@@ -88,7 +90,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         GinBarriers { gin: *self, team, handle, all_contexts: false }
     }
 
-    /// The barriers of the rail team, which the host reserved by `rail_gin_barriers`. NCCL: `ncclDevComm.railGinBarrier`.
+    /// The barriers of the rail team, which the host reserved by `rail_gin_barriers`. NCCL:
+    /// `ncclDevComm.railGinBarrier`.
     #[doc(alias = "railGinBarrier")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn rail_barriers(&self) -> GinBarriers<'a, B> {
@@ -103,14 +106,15 @@ impl<'a, B: GinBackend> GinBarriers<'a, B> {
     ///
     /// # Safety
     ///
-    /// The handle is one that the host got for this device communicator and a team of these ranks, all connected.
+    /// The handle is one that the host got for this device communicator and a team of these ranks,
+    /// all connected.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new(gin: Gin<'a, B>, team: Team, handle: GinBarrierHandle) -> Self {
         Self { gin, team, handle, all_contexts: false }
     }
 
-    /// The same barriers, whose fences cover every context of the device communicator instead of one. NCCL:
-    /// `ncclGinAllContexts`.
+    /// The same barriers, whose fences cover every context of the device communicator instead of
+    /// one. NCCL: `ncclGinAllContexts`.
     #[doc(alias = "ncclGinBarrierSessionInitAllContexts")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
@@ -118,7 +122,8 @@ impl<'a, B: GinBackend> GinBarriers<'a, B> {
         Self { all_contexts: true, ..self }
     }
 
-    /// Barrier `index`, for the threads of `coop`. Traps when its signals are not among those of the device communicator.
+    /// Barrier `index`, for the threads of `coop`. Traps when its signals are not among those of
+    /// the device communicator.
     ///
     /// NCCL: `ncclGinBarrierSession`'s constructor.
     #[doc(alias = "ncclGinBarrierSessionInit")]
@@ -152,8 +157,9 @@ pub struct GinBarrier<'a, B> {
 }
 
 impl<B: GinBackend> GinBarrier<'_, B> {
-    /// Tells the peers that this coop arrived. What it still waits for is [`Arrival::wait`]; dropping
-    /// the arrival waits too. `fence` is what the barrier says of puts and gets, behind the wait.
+    /// Tells the peers that this coop arrived. What it still waits for is [`Arrival::wait`];
+    /// dropping the arrival waits too. `fence` is what the barrier says of puts and gets, behind
+    /// the wait.
     ///
     /// NCCL has no such half of `ncclGinBarrierSession`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -177,9 +183,9 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         finish(self.coop, outcome);
     }
 
-    /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without its
-    /// promise. (Where signals are weak, a fence for puts waits for those first; a timeout of that
-    /// leaves the barrier as it was, and the peers waiting.)
+    /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without
+    /// its promise. (Where signals are weak, a fence for puts waits for those first; a timeout of
+    /// that leaves the barrier as it was, and the peers waiting.)
     ///
     /// NCCL: `ncclGinBarrierSession::sync` with `timeoutCycles`.
     ///
@@ -309,7 +315,8 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         }
     }
 
-    /// What this rank has posted is through, on the contexts that the barrier covers; this thread's share.
+    /// What this rank has posted is through, on the contexts that the barrier covers; this thread's
+    /// share.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn flush(&self, order: MemoryOrder, deadline: Deadline) -> Outcome {
@@ -335,7 +342,8 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         if self.set.all_contexts { self.set.gin.with_index(i as u32) } else { self.set.gin }
     }
 
-    /// The `i`-th pair of a context and a peer. Every rank starts with its neighbour and ends with itself.
+    /// The `i`-th pair of a context and a peer. Every rank starts with its neighbour and ends with
+    /// itself.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn nth(&self, i: i32, peers: i32) -> (Gin<'_, B>, i32) {

@@ -1,7 +1,8 @@
 //! Barriers over both: load and store within the LSA team, the network between LSA teams.
 //!
-//! NCCL's C function has modes in which it does nothing at all (a fence for puts with FULL connections, the default); this is
-//! written on the two kinds of barriers, and covers every mode that NCCL's C++ class has.
+//! NCCL's C function has modes in which it does nothing at all (a fence for puts with FULL
+//! connections, the default); this is written on the two kinds of barriers, and covers every mode
+//! that NCCL's C++ class has.
 
 use super::arrival::{Arrive, Arrived};
 use super::{Arrival, BarrierIndex, FenceLevel, GinBarrier, GinBarriers, LsaBarrier};
@@ -27,7 +28,8 @@ enum Path {
     LsaThenRail,
     /// All ranks over the network.
     Network,
-    /// The LSA teams within themselves, then those that the network connects: more than the rails, and not all.
+    /// The LSA teams within themselves, then those that the network connects: more than the rails,
+    /// and not all.
     LsaThenNetwork,
 }
 
@@ -69,9 +71,9 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
             .barrier(self.coop, self.index)
     }
 
-    /// Tells the peers that this coop arrived: those of the LSA team, or where the barrier goes over
-    /// the network alone, all. Those of other teams hear of it in [`Arrival::wait`], which a peer's
-    /// wait may so wait for. Dropping the arrival waits too.
+    /// Tells the peers that this coop arrived: those of the LSA team, or where the barrier goes
+    /// over the network alone, all. Those of other teams hear of it in [`Arrival::wait`], which a
+    /// peer's wait may so wait for. Dropping the arrival waits too.
     ///
     /// NCCL has no such half of `ncclBarrierSession`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -89,8 +91,9 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
         Arrival::new(self, Arrived { order, fence })
     }
 
-    /// Waits until the same coop of every rank is here, with what `fence` says of puts and gets. With RAIL connections a fence
-    /// for puts covers those along the rails, which are all there can be.
+    /// Waits until the same coop of every rank is here, with what `fence` says of puts and gets.
+    /// With RAIL connections a fence for puts covers those along the rails, which are all there can
+    /// be.
     ///
     /// NCCL: `ncclBarrierSession::sync`.
     #[doc(alias = "ncclBarrierSessionSync")]
@@ -106,7 +109,8 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
         finish(self.coop, outcome);
     }
 
-    /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without its promise.
+    /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without
+    /// its promise.
     ///
     /// NCCL: `ncclBarrierSession::sync` with `timeoutCycles`.
     ///
@@ -153,7 +157,8 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
         let raw = self.gin.comm().as_raw();
         let stride = (raw.gin_context_stride as i32).max(1);
         let connected = Team { n_ranks: raw.n_ranks / stride, rank: raw.rank / stride, stride };
-        // SAFETY: the handle is the device communicator's own, for the team of those that its contexts connect.
+        // SAFETY: the handle is the device communicator's own, for the team of those that its
+        // contexts connect.
         unsafe { GinBarriers::new(self.gin, connected, raw.hybrid_dense_gin_barrier) }
             .barrier(self.coop, self.index)
     }

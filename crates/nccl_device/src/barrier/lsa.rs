@@ -1,9 +1,11 @@
 //! Barriers between the GPUs of an LSA team.
 //!
-//! NCCL's functions open and close a session. Arriving and waiting are written here, on NCCL's words, so that kernels of both
-//! kinds can use one set of barriers: NCCL's wait has no way to fail, and ours ends with the host's abort and can have a timeout.
-//! A set of `n` barriers is an array of `u32` in every rank's resources: `n` epochs for multicast, `n` epochs, `n` inboxes for
-//! multicast, and for each barrier an inbox a rank. A session reads its epoch when it opens and stores it when it closes.
+//! NCCL's functions open and close a session. Arriving and waiting are written here, on NCCL's
+//! words, so that kernels of both kinds can use one set of barriers: NCCL's wait has no way to
+//! fail, and ours ends with the host's abort and can have a timeout. A set of `n` barriers is an
+//! array of `u32` in every rank's resources: `n` epochs for multicast, `n` epochs, `n` inboxes for
+//! multicast, and for each barrier an inbox a rank. A session reads its epoch when it opens and
+//! stores it when it closes.
 
 use core::mem::MaybeUninit;
 
@@ -62,7 +64,8 @@ impl DevComm {
         LsaBarriers { comm: self, team, handle, multimem: None }
     }
 
-    /// The barriers of the LSA team that are the inner part of hybrid barriers. NCCL: `ncclDevComm.hybridLsaBarrier`.
+    /// The barriers of the LSA team that are the inner part of hybrid barriers. NCCL:
+    /// `ncclDevComm.hybridLsaBarrier`.
     #[doc(alias = "hybridLsaBarrier")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn hybrid_lsa_barriers(&self) -> LsaBarriers<'_> {
@@ -76,13 +79,15 @@ impl<'a> LsaBarriers<'a> {
     ///
     /// # Safety
     ///
-    /// The handle is one that the host got for this device communicator and a team of these ranks, all within load and store.
+    /// The handle is one that the host got for this device communicator and a team of these ranks,
+    /// all within load and store.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new(comm: &'a DevComm, team: Team, handle: LsaBarrierHandle) -> Self {
         Self { comm, team, handle, multimem: None }
     }
 
-    /// The same barriers, but a rank tells its peers by one multicast store. All ranks use the same form in one episode.
+    /// The same barriers, but a rank tells its peers by one multicast store. All ranks use the same
+    /// form in one episode.
     ///
     /// # Safety
     ///
@@ -197,8 +202,8 @@ impl<'a> LsaBarrier<'a> {
         self.set.team
     }
 
-    /// Tells the peers that this coop arrived. What it still waits for is [`Arrival::wait`]; dropping
-    /// the arrival waits too.
+    /// Tells the peers that this coop arrived. What it still waits for is [`Arrival::wait`];
+    /// dropping the arrival waits too.
     ///
     /// NCCL: `ncclLsaBarrierSessionArrive`.
     #[doc(alias = "ncclLsaBarrierSessionArrive")]
@@ -218,9 +223,9 @@ impl<'a> LsaBarrier<'a> {
         self.wait(order);
     }
 
-    /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without its promise: a later one waits for
-    /// the peers' arrival at both. (Not over multicast, where all count in one place: after a timeout there, use the barrier no
-    /// more.)
+    /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without
+    /// its promise: a later one waits for the peers' arrival at both. (Not over multicast, where
+    /// all count in one place: after a timeout there, use the barrier no more.)
     ///
     /// NCCL: `ncclLsaBarrierSession::sync` with `timeoutCycles`.
     ///
@@ -297,8 +302,8 @@ impl<'a> LsaBarrier<'a> {
         finish_timed(self.coop, outcome)
     }
 
-    /// Has the addresses of the barrier's words worked out anew: between two episodes they would take registers from the
-    /// kernel's own work, which is when it needs them most.
+    /// Has the addresses of the barrier's words worked out anew: between two episodes they would
+    /// take registers from the kernel's own work, which is when it needs them most.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn forget_addresses(&mut self) {
         let LsaBarriers { team, handle, .. } = &mut self.set;

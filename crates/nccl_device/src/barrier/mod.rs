@@ -1,9 +1,9 @@
 //! Barriers between ranks: over load and store, over the network, over both, and of neighbours
 //! alone; and one of the blocks of a grid.
 //!
-//! Those between ranks are guards with the same verbs. Making one opens it for a coop; `arrive` tells the
-//! peers and gives an [`Arrival`], whose `wait` waits for them; `sync` is both, `sync_timeout` both
-//! with a timeout; dropping the guard closes it.
+//! Those between ranks are guards with the same verbs. Making one opens it for a coop; `arrive`
+//! tells the peers and gives an [`Arrival`], whose `wait` waits for them; `sync` is both,
+//! `sync_timeout` both with a timeout; dropping the guard closes it.
 
 mod arrival;
 mod gin;
@@ -21,12 +21,14 @@ pub use hybrid::HybridBarrier;
 pub use lsa::{LsaBarrier, LsaBarriers};
 pub use neighbors::NeighborBarrier;
 
-/// Which barrier of a set a coop uses. One index has one user at a time, also across kernels in flight.
+/// Which barrier of a set a coop uses. One index has one user at a time, also across kernels in
+/// flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BarrierIndex(u32);
 
 impl BarrierIndex {
-    /// The block's own: `blockIdx.x`. A launch is refused when the grid has more blocks than there are barriers.
+    /// The block's own: `blockIdx.x`. A launch is refused when the grid has more blocks than there
+    /// are barriers.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn this_block() -> Self {
         Self(thread::block_idx_x())

@@ -47,8 +47,9 @@ impl<'a> NeighborBarrier<'a> {
     /// Words of a window that a barrier takes.
     pub const WORDS: usize = 3;
 
-    /// Opens a session, for the threads of `coop`, on the barrier of the [`WORDS`](Self::WORDS) words
-    /// of `words` from element `first` on. So does the same coop in every other rank of the team.
+    /// Opens a session, for the threads of `coop`, on the barrier of the [`WORDS`](Self::WORDS)
+    /// words of `words` from element `first` on. So does the same coop in every other rank of the
+    /// team.
     ///
     /// # Safety
     ///
@@ -87,8 +88,8 @@ impl<'a> NeighborBarrier<'a> {
         finish(self.coop, outcome);
     }
 
-    /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without its
-    /// promise: a later one waits for the neighbours' arrival at both.
+    /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without
+    /// its promise: a later one waits for the neighbours' arrival at both.
     ///
     /// # Errors
     ///

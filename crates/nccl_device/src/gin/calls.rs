@@ -1,8 +1,9 @@
 //! The calls of NCCL's GIN functions, out of line.
 //!
-//! Each is large (a put of one back end is a thousand lines of PTX), and NCCL's functions are inlined wherever they are called; so
-//! each is called in one place, here, and kernels call these. They take plain numbers, so that nothing is passed through
-//! memory, and one thread makes them: who cooperates is settled before.
+//! Each is large (a put of one back end is a thousand lines of PTX), and NCCL's functions are
+//! inlined wherever they are called; so each is called in one place, here, and kernels call these.
+//! They take plain numbers, so that nothing is passed through memory, and one thread makes them:
+//! who cooperates is settled before.
 
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
@@ -42,7 +43,8 @@ impl RemoteAction {
         Self { kind: 0, window: null_mut(), place: 0, strong: false, op: 0, value: 0 };
 }
 
-/// How far the writes before a put have been released already, and how far it needs them: `cuda::thread_scope`.
+/// How far the writes before a put have been released already, and how far it needs them:
+/// `cuda::thread_scope`.
 #[derive(Clone, Copy)]
 pub(crate) struct Release {
     pub(crate) given: i32,
@@ -58,8 +60,9 @@ impl Context<'_> {
     #[track_caller]
     fn net<B: GinBackend>(self) -> MaybeUninit<raw::Gin> {
         let mut net = MaybeUninit::uninit();
-        // SAFETY: fills the object; the context exists, by the constructor of `Gin`. The mask names the back end of the device
-        // communicator, which the launch has chosen the kernel's entry by.
+        // SAFETY: fills the object; the context exists, by the constructor of `Gin`. The mask names
+        // the back end of the device communicator, which the launch has chosen the kernel's entry
+        // by.
         unsafe {
             raw::ncclGin_C_initWithResourceSharingMode(
                 net.as_mut_ptr(),
@@ -83,8 +86,8 @@ impl Context<'_> {
 pub(crate) type Place = (*mut c_void, usize);
 
 /// An operation out of line. `$name` takes a context and `$arg`s, and hands their plain parts to
-/// `$inner`, which is never inlined. `$call` has NCCL's object, the calling thread as a coop, and the
-/// device communicator.
+/// `$inner`, which is never inlined. `$call` has NCCL's object, the calling thread as a coop, and
+/// the device communicator.
 ///
 /// `$name` is unsafe as NCCL's function is: the places lie in windows, the ids are reserved.
 macro_rules! out_of_line {
@@ -154,7 +157,8 @@ out_of_line! {
     )
     |net, coop, comm| raw::ncclGinPutValue_v3(
         net, &comm.world_team(), peer, target.0, target.1, bits, size, kind, window, place,
-        place as u32, strong, op, value, coop, false, null_mut(), release.given, release.required, 0,
+        place as u32, strong, op, value, coop, false, null_mut(), release.given,
+        release.required, 0,
     )
 }
 

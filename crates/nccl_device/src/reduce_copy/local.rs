@@ -15,8 +15,9 @@ use super::threads::Threads;
 ///
 /// # Safety
 ///
-/// Every one of `threads` calls it alike. There is one source at least; they are valid for reads and aligned, and nobody
-/// writes there at the same time; `dst` is valid for `count` writes, aligned, and touched by nobody else.
+/// Every one of `threads` calls it alike. There is one source at least; they are valid for reads
+/// and aligned, and nobody writes there at the same time; `dst` is valid for `count` writes,
+/// aligned, and touched by nobody else.
 #[doc(alias = "ncclLocalReduceSum")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -41,8 +42,9 @@ pub unsafe fn local_reduce<T: Accumulate>(
 ///
 /// # Safety
 ///
-/// Every one of `threads` calls it alike. `src` is valid for `count` reads and aligned, and nobody writes there at the same
-/// time; the destinations are valid for writes, aligned, and touched by nobody else.
+/// Every one of `threads` calls it alike. `src` is valid for `count` reads and aligned, and nobody
+/// writes there at the same time; the destinations are valid for writes, aligned, and touched by
+/// nobody else.
 #[doc(alias = "ncclLocalCopy")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -59,14 +61,16 @@ pub unsafe fn local_copy<T: Accumulate>(
     unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
 }
 
-/// `dst[k * dst_stride + i] = op over j < n_src of src[j * src_stride + i]` for every `k < n_dst`, for `i < count`.
+/// `dst[k * dst_stride + i] = op over j < n_src of src[j * src_stride + i]` for every `k < n_dst`,
+/// for `i < count`.
 ///
 /// C++ has it for sums only: `ncclLocalReduceSumCopy`.
 ///
 /// # Safety
 ///
-/// Every one of `threads` calls it alike. There is one source at least; they are valid for reads and aligned, and nobody
-/// writes there at the same time; the destinations are valid for writes, aligned, and touched by nobody else.
+/// Every one of `threads` calls it alike. There is one source at least; they are valid for reads
+/// and aligned, and nobody writes there at the same time; the destinations are valid for writes,
+/// aligned, and touched by nobody else.
 #[doc(alias = "ncclLocalReduceSumCopy")]
 #[expect(clippy::too_many_arguments, reason = "two sets of parts, of three arguments each")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]

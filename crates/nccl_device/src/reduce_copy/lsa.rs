@@ -14,8 +14,8 @@ use super::source::{Copied, Reduced, ReducedMany};
 use super::threads::Threads;
 use crate::Window;
 
-// How many vectors a thread has in flight: for the usual numbers of ranks about twelve loads, as many as leave registers for
-// 512 threads. Latency hiding decides the speed over NVLink.
+// How many vectors a thread has in flight: for the usual numbers of ranks about twelve loads, as
+// many as leave registers for 512 threads. Latency hiding decides the speed over NVLink.
 
 /// Whether a vector takes four times its registers while it is reduced: fewer are in flight then.
 const fn widens_fourfold<T: Accumulate>() -> bool {
@@ -30,9 +30,9 @@ const fn widens_fourfold<T: Accumulate>() -> bool {
 ///
 /// # Safety
 ///
-/// Every one of `threads` calls it alike. Each rank's part of `src` has the elements, and nobody writes them at the same
-/// time; `dst` is valid for `count` writes, aligned, and touched by nobody else. Team members are within load and store, and
-/// there is one at least.
+/// Every one of `threads` calls it alike. Each rank's part of `src` has the elements, and nobody
+/// writes them at the same time; `dst` is valid for `count` writes, aligned, and touched by nobody
+/// else. Team members are within load and store, and there is one at least.
 #[doc(alias = "ncclLsaReduceSum")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -70,8 +70,9 @@ pub unsafe fn lsa_reduce<T: Accumulate>(
 ///
 /// # Safety
 ///
-/// Every one of `threads` calls it alike. `src` is valid for `count` reads and aligned, and nobody writes there at the same
-/// time; each rank's part of `dst` has the elements, and nobody else touches them. Team members are within load and store.
+/// Every one of `threads` calls it alike. `src` is valid for `count` reads and aligned, and nobody
+/// writes there at the same time; each rank's part of `dst` has the elements, and nobody else
+/// touches them. Team members are within load and store.
 #[doc(alias = "ncclLsaCopy")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -88,7 +89,8 @@ pub unsafe fn lsa_copy<T: Accumulate>(
     unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
 }
 
-/// `dst[dst_index + i] = op over the ranks of team of src[src_index + i]` in every rank of `team`, for `i < count`.
+/// `dst[dst_index + i] = op over the ranks of team of src[src_index + i]` in every rank of `team`,
+/// for `i < count`.
 ///
 /// The two-shot all-reduce is this over each rank's share, between barriers.
 ///
@@ -96,9 +98,9 @@ pub unsafe fn lsa_copy<T: Accumulate>(
 ///
 /// # Safety
 ///
-/// Every one of `threads` calls it alike. Each rank's part of `src` has the elements, and nobody writes them at the same
-/// time; each rank's part of `dst` has the elements, and nobody else touches them. Team members are within load and store,
-/// and there is one at least.
+/// Every one of `threads` calls it alike. Each rank's part of `src` has the elements, and nobody
+/// writes them at the same time; each rank's part of `dst` has the elements, and nobody else
+/// touches them. Team members are within load and store, and there is one at least.
 #[doc(alias = "ncclLsaReduceSumCopy")]
 #[expect(clippy::too_many_arguments, reason = "two places, each a window and an index")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]

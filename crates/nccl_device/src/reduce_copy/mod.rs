@@ -12,26 +12,31 @@
 //! | [`multimem_reduce_lsa_copy`] | a multicast address | every rank of a team |
 //! | [`local_reduce`], [`local_copy`], [`local_reduce_copy`] | strided parts | strided parts |
 //!
-//! They take any [`ReduceOp`](cuda_std::reduce::ReduceOp) (over multicast addresses what the switch can: sum, minimum, maximum)
-//! and all twelve element types. Indices, counts and distances are in elements. Any index and count is right; where source and
-//! destination lie alike in their 16 bytes, whole vectors move by one access of 16 bytes, several in flight in a thread, and
-//! what is left at both ends element by element. Where they do not, everything does.
+//! They take any [`ReduceOp`](cuda_std::reduce::ReduceOp) (over multicast addresses what the switch
+//! can: sum, minimum, maximum) and all twelve element types. Indices, counts and distances are in
+//! elements. Any index and count is right; where source and destination lie alike in their 16
+//! bytes, whole vectors move by one access of 16 bytes, several in flight in a thread, and what is
+//! left at both ends element by element. Where they do not, everything does.
 //!
-//! [`nccl`] has NCCL's own functions of these kinds: sums only, but the very code that C++ kernels call.
+//! [`nccl`] has NCCL's own functions of these kinds: sums only, but the very code that C++ kernels
+//! call.
 //!
 //! # Order of sums
 //!
-//! [`lsa_reduce`] combines in the order of the ranks, so that all ranks which reduce the same elements get the same bits.
-//! [`lsa_reduce_copy`] begins with this rank's own part, so that ranks which reduce different elements at one time read from
-//! different peers: let one rank reduce an element and all receive it. Over multicast addresses the switch decides.
+//! [`lsa_reduce`] combines in the order of the ranks, so that all ranks which reduce the same
+//! elements get the same bits. [`lsa_reduce_copy`] begins with this rank's own part, so that ranks
+//! which reduce different elements at one time read from different peers: let one rank reduce an
+//! element and all receive it. Over multicast addresses the switch decides.
 //!
 //! # Safety model
 //!
-//! All are `unsafe`, for the same reasons: the ranges lie within the windows or behind the pointers, they are aligned to their
-//! elements, the team is within load and store, and nobody else touches them in a way that conflicts until a barrier is
-//! between. Sources and destinations may be the same ranges, element for element, and may not overlap otherwise. Every thread
-//! of the coop makes the same call; none waits for another, so that a barrier (or [`Coop::sync`](crate::Coop::sync), for this
-//! GPU's own threads) belongs between the call and whoever reads the result.
+//! All are `unsafe`, for the same reasons: the ranges lie within the windows or behind the
+//! pointers, they are aligned to their elements, the team is within load and store, and nobody else
+//! touches them in a way that conflicts until a barrier is between. Sources and destinations may be
+//! the same ranges, element for element, and may not overlap otherwise. Every thread of the coop
+//! makes the same call; none waits for another, so that a barrier (or
+//! [`Coop::sync`](crate::Coop::sync), for this GPU's own threads) belongs between the call and
+//! whoever reads the result.
 //!
 //! # Example
 //!

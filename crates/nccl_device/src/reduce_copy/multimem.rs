@@ -1,6 +1,7 @@
 //! Over multicast addresses: the switch reduces, and stores to all.
 //!
-//! Addresses come from [`Window::multimem`](crate::Window::multimem); add an index in elements to them.
+//! Addresses come from [`Window::multimem`](crate::Window::multimem); add an index in elements to
+//! them.
 
 use core::mem::{size_of, transmute_copy};
 
@@ -19,8 +20,8 @@ use super::source::{Copied, Reduced, ReducedMany, Source};
 use super::threads::Threads;
 use crate::Window;
 
-/// An element that the switch reduces by `Op`: sums of all elements but those of 8 bits, minima and maxima of integers and
-/// halves, [`And`], [`Or`] and [`Xor`](cuda_std::reduce::Xor) of integers.
+/// An element that the switch reduces by `Op`: sums of all elements but those of 8 bits, minima and
+/// maxima of integers and halves, [`And`], [`Or`] and [`Xor`](cuda_std::reduce::Xor) of integers.
 #[diagnostic::on_unimplemented(
     message = "no switch reduces elements of `{Self}` by `{Op}`",
     note = "sums of numbers of 16 to 64 bits, minima and maxima of integers of 32 and 64 bits and of halves, and, or, xor of \
@@ -81,7 +82,8 @@ macro_rules! halves {
             #[track_caller]
             unsafe fn load(op: Op, from: *const Self) -> Self {
                 let second = from.addr() % 4 / 2;
-                // SAFETY: the caller's; the other half of the word is in the same window, whose size is a multiple of words.
+                // SAFETY: the caller's; the other half of the word is in the same window, whose
+                // size is a multiple of words.
                 let both = unsafe { multimem::load_reduce(op, from.wrapping_sub(second).cast::<[$type; 2]>()) };
                 if second == 0 { both[0] } else { both[1] }
             }
@@ -98,8 +100,8 @@ macro_rules! halves {
 
 halves!(f16 bf16);
 
-/// Stores one element to all copies. Of a word that holds several, the bits of one are first cleared, then set: updates that
-/// leave the others alone, whoever writes them at the same time.
+/// Stores one element to all copies. Of a word that holds several, the bits of one are first
+/// cleared, then set: updates that leave the others alone, whoever writes them at the same time.
 ///
 /// # Safety
 ///
@@ -187,8 +189,9 @@ impl<T: Accumulate> Sink<T> for ToMulticast<T> {
 ///
 /// # Safety
 ///
-/// Every one of `threads` calls it alike. `src` is a multicast address, aligned to the element, that has `count` elements in
-/// each copy, and nobody writes them at the same time; `dst` is valid for `count` writes, aligned, and touched by nobody else.
+/// Every one of `threads` calls it alike. `src` is a multicast address, aligned to the element,
+/// that has `count` elements in each copy, and nobody writes them at the same time; `dst` is valid
+/// for `count` writes, aligned, and touched by nobody else.
 #[doc(alias = "ncclMultimemReduceSum")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -210,9 +213,9 @@ pub unsafe fn multimem_reduce<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
 ///
 /// # Safety
 ///
-/// Every one of `threads` calls it alike. `src` is valid for `count` reads and aligned, and nobody writes there at the same
-/// time; `dst` is a multicast address, aligned to the element, that has `count` elements in each copy, and nobody else touches
-/// them.
+/// Every one of `threads` calls it alike. `src` is valid for `count` reads and aligned, and nobody
+/// writes there at the same time; `dst` is a multicast address, aligned to the element, that has
+/// `count` elements in each copy, and nobody else touches them.
 #[doc(alias = "ncclMultimemCopy")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -233,8 +236,9 @@ pub unsafe fn multimem_copy<T: Accumulate>(
 ///
 /// # Safety
 ///
-/// Every one of `threads` calls it alike. `src` and `dst` are multicast addresses, aligned to the element, that have `count`
-/// elements in each copy. Nobody else writes those of `src` or touches those of `dst` at the same time.
+/// Every one of `threads` calls it alike. `src` and `dst` are multicast addresses, aligned to the
+/// element, that have `count` elements in each copy. Nobody else writes those of `src` or touches
+/// those of `dst` at the same time.
 #[doc(alias = "ncclMultimemReduceSumCopy")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]

@@ -1,7 +1,7 @@
 //! NCCL's own reduce-copy functions, by element type: the code that C++ kernels call, sums only.
 //!
-//! Which function it is is known when the kernel is compiled; the call folds away. Indices, counts and distances are in
-//! elements.
+//! Which function it is is known when the kernel is compiled; the call folds away. Indices, counts
+//! and distances are in elements.
 //!
 //! # Safety model
 //!
@@ -79,8 +79,8 @@ pub trait NcclElement: Element {
     );
 }
 
-/// An element that NCCL's functions over multicast addresses have: numbers of 16 to 64 bits. (NCCL has sums of floats of 8 bits
-/// too, which trap below sm_100a.)
+/// An element that NCCL's functions over multicast addresses have: numbers of 16 to 64 bits. (NCCL
+/// has sums of floats of 8 bits too, which trap below sm_100a.)
 #[allow(clippy::missing_safety_doc, reason = "every function: NCCL's contract")]
 pub trait NcclMultimemElement: NcclElement {
     #[doc(hidden)]
@@ -165,7 +165,8 @@ multimem_elements! {
     bf16: ncclMultimemReduceSum_BF16 ncclMultimemCopy_BF16 ncclMultimemReduceSumCopy_BF16;
 }
 
-/// `dst[i] = sum over the ranks of team of src[src_index + i]`, for `i < count`. NCCL: `ncclLsaReduceSum`.
+/// `dst[i] = sum over the ranks of team of src[src_index + i]`, for `i < count`. NCCL:
+/// `ncclLsaReduceSum`.
 ///
 /// # Safety
 ///
@@ -207,8 +208,8 @@ pub unsafe fn lsa_copy<T: NcclElement>(
     unsafe { T::lsa_copy(&coop.as_raw(), src.cast_mut(), dst.as_raw(), offset, count, &team) }
 }
 
-/// `dst[dst_index + i] = sum over the ranks of team of src[src_index + i]` in every rank of `team`, for `i < count`. NCCL:
-/// `ncclLsaReduceSumCopy`.
+/// `dst[dst_index + i] = sum over the ranks of team of src[src_index + i]` in every rank of `team`,
+/// for `i < count`. NCCL: `ncclLsaReduceSumCopy`.
 ///
 /// # Safety
 ///
@@ -232,8 +233,8 @@ pub unsafe fn lsa_reduce_sum_copy<T: NcclElement>(
     }
 }
 
-/// `dst[k * dst_stride + i] = sum over j < n_src of src[j * src_stride + i]` for every `k < n_dst`, for `i < count`. NCCL:
-/// `ncclLocalReduceSumCopy`.
+/// `dst[k * dst_stride + i] = sum over j < n_src of src[j * src_stride + i]` for every `k < n_dst`,
+/// for `i < count`. NCCL: `ncclLocalReduceSumCopy`.
 ///
 /// # Safety
 ///
@@ -272,8 +273,8 @@ pub unsafe fn local_reduce_sum_copy<T: NcclElement>(
 ///
 /// # Safety
 ///
-/// As [`multimem_reduce`](super::multimem_reduce)'s. For halves `src` is aligned to 4 bytes and `count` is even: NCCL traps at
-/// single ones.
+/// As [`multimem_reduce`](super::multimem_reduce)'s. For halves `src` is aligned to 4 bytes and
+/// `count` is even: NCCL traps at single ones.
 #[doc(alias = "ncclMultimemReduceSum")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -291,8 +292,8 @@ pub unsafe fn multimem_reduce_sum<T: NcclMultimemElement>(
 ///
 /// # Safety
 ///
-/// As [`multimem_copy`](super::multimem_copy)'s. For halves `dst` is aligned to 4 bytes and `count` is even: NCCL traps at
-/// single ones.
+/// As [`multimem_copy`](super::multimem_copy)'s. For halves `dst` is aligned to 4 bytes and `count`
+/// is even: NCCL traps at single ones.
 #[doc(alias = "ncclMultimemCopy")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -306,12 +307,13 @@ pub unsafe fn multimem_copy<T: NcclMultimemElement>(
     unsafe { T::multimem_copy(&coop.as_raw(), src.cast_mut(), dst, count) }
 }
 
-/// Every copy of `dst[i] = sum over the copies of src[i]`, for `i < count`. NCCL: `ncclMultimemReduceSumCopy`.
+/// Every copy of `dst[i] = sum over the copies of src[i]`, for `i < count`. NCCL:
+/// `ncclMultimemReduceSumCopy`.
 ///
 /// # Safety
 ///
-/// As [`multimem_reduce_copy`](super::multimem_reduce_copy)'s. For halves both are aligned to 4 bytes and `count` is even:
-/// NCCL traps at single ones.
+/// As [`multimem_reduce_copy`](super::multimem_reduce_copy)'s. For halves both are aligned to 4
+/// bytes and `count` is even: NCCL traps at single ones.
 #[doc(alias = "ncclMultimemReduceSumCopy")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]

@@ -19,7 +19,8 @@ pub(super) struct Parts<T> {
 impl<T: Element> Parts<T> {
     /// Element `index` of a window's part in every rank of `team`, in the order of the ranks.
     ///
-    /// NCCL says where a rank's part lies; that the parts are as far apart as their LSA ranks is its layout of windows.
+    /// NCCL says where a rank's part lies; that the parts are as far apart as their LSA ranks is
+    /// its layout of windows.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) fn of_team(window: Window<T>, index: usize, team: Team) -> Self {

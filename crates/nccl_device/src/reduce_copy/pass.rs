@@ -46,7 +46,8 @@ impl Plan {
     ///
     /// # Safety
     ///
-    /// The plan is of source and sink, or of others that lie alike; loads and stores of its elements are allowed.
+    /// The plan is of source and sink, or of others that lie alike; loads and stores of its
+    /// elements are allowed.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) unsafe fn vectors<T: Accumulate, const U: usize>(
@@ -119,8 +120,8 @@ impl Plan {
         // SAFETY: below `end`; the rest is the caller's.
         unsafe {
             while at + (U - 1) * row < end {
-                // One number that all addresses are worked out from: else LLVM counts up each address
-                // by itself, in two registers each.
+                // One number that all addresses are worked out from: else LLVM counts up each
+                // address by itself, in two registers each.
                 let here = hint::opaque_usize(at);
                 let loaded = source.rows::<P, U>(here, row, |_| true);
                 for (u, loaded) in loaded.iter().enumerate() {

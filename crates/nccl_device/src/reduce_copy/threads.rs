@@ -4,10 +4,12 @@ use cuda_std::thread;
 
 use crate::Coop;
 
-/// The threads that a reduction or copy is divided among: those of a [`Coop`], or of the whole grid.
+/// The threads that a reduction or copy is divided among: those of a [`Coop`], or of the whole
+/// grid.
 ///
-/// The grid's threads move one row of vectors after the other, so that the blocks are close together
-/// in memory at any time; between GPUs that is faster than a part of its own for each block.
+/// The grid's threads move one row of vectors after the other, so that the blocks are close
+/// together in memory at any time; between GPUs that is faster than a part of its own for each
+/// block.
 #[derive(Clone, Copy, Debug)]
 pub struct Threads {
     pub(super) rank: usize,

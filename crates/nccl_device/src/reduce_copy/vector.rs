@@ -1,4 +1,5 @@
-//! One vector of a window in every rank of the LSA team: for kernels that do more with a sum than store it.
+//! One vector of a window in every rank of the LSA team: for kernels that do more with a sum than
+//! store it.
 
 use cuda_std::vector::{Accumulate, Vec16};
 use devcomm_types::Team;
@@ -9,9 +10,9 @@ impl<T: Accumulate> Window<T> {
     /// The sum of the vector of 16 bytes from element `at * Vec16::<T>::LANES` on, over an LSA team
     /// of `N` ranks. All loads are in flight at once.
     ///
-    /// It begins with this rank's own part and goes round the team, so that ranks that sum different
-    /// vectors at one time load from different peers; floats that two ranks sum may differ in the
-    /// last bits.
+    /// It begins with this rank's own part and goes round the team, so that ranks that sum
+    /// different vectors at one time load from different peers; floats that two ranks sum may
+    /// differ in the last bits.
     ///
     /// # Safety
     ///
@@ -54,8 +55,8 @@ impl<T: Accumulate> Window<T> {
         sum
     }
 
-    /// Stores a vector of 16 bytes to every rank of the LSA team, from element `at * Vec16::<T>::LANES` on,
-    /// this rank first.
+    /// Stores a vector of 16 bytes to every rank of the LSA team, from element `at *
+    /// Vec16::<T>::LANES` on, this rank first.
     ///
     /// # Safety
     ///

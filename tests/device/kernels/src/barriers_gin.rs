@@ -103,9 +103,8 @@ unsafe fn rounds<B: GinBackend>(
 }
 
 /// The barriers of world (`n & 0xc` 0) or rail (4), or those that the host made in addition (8),
-/// with fence `n & 3`; `n & 16`: over all contexts; `n & 32`: the ways to meet take turns: with a timeout
-/// that is not needed, arrive and wait, and both.
-/// `n >> 8` rounds. A block a barrier.
+/// with fence `n & 3`; `n & 16`: over all contexts; `n & 32`: the ways to meet take turns: with a
+/// timeout that is not needed, arrive and wait, and both. `n >> 8` rounds. A block a barrier.
 #[kernel(B = gin)]
 pub unsafe fn gin_barrier<B: GinBackend>(
     comm: DevComm,

@@ -1,5 +1,6 @@
-//! Kernels written against `cuda_std` as Rust-CUDA has it at commit ac2674f03208462709f538f07b10e3f8153c93b6
-//! (August 2025), in the style of its examples. They compile for both: only the manifest says which `cuda_std` it is.
+//! Kernels written against `cuda_std` as Rust-CUDA has it at commit
+//! ac2674f03208462709f538f07b10e3f8153c93b6 (August 2025), in the style of its examples. They
+//! compile for both: only the manifest says which `cuda_std` it is.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![allow(clippy::missing_safety_doc, clippy::too_many_arguments, missing_docs)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx))]

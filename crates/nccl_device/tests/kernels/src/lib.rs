@@ -3,8 +3,9 @@
 //!
 //! # Safety model
 //!
-//! The contract of each kernel is the same: the windows and pointers have the elements that it reads and room for those that it writes,
-//! `count` of each, and parts of a pointer's lie a stride apart.
+//! The contract of each kernel is the same: the windows and pointers have the elements that it
+//! reads and room for those that it writes, `count` of each, and parts of a pointer's lie a stride
+//! apart.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx))]
 #![allow(clippy::missing_safety_doc, reason = "the contract is the crate's")]

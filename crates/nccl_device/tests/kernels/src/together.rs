@@ -155,7 +155,8 @@ pub unsafe fn sum_threads<T: Summand>(
     }
 }
 
-/// Each block's vector of `x` summed over the ranks, by rank `block % n_ranks`, to every rank's `y`.
+/// Each block's vector of `x` summed over the ranks, by rank `block % n_ranks`, to every rank's
+/// `y`.
 #[kernel(T = [f32, f16])]
 pub unsafe fn sum_vectors<T: Accumulate>(comm: DevComm, x: Window<T>, y: Window<T>) {
     let (team, block) = (comm.lsa_team(), thread::block_idx_x());
