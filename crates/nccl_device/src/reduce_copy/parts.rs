@@ -1,4 +1,4 @@
-//! Where elements lie: parts of equal length at even distances, one a rank or one after the other.
+//! Where elements lie: strided parts of equal length, one a rank or one after the other.
 
 use core::mem::size_of;
 
@@ -6,7 +6,7 @@ use devcomm_types::{Element, Team};
 
 use crate::Window;
 
-/// `n` places at even distances, counted round from the one at `first`.
+/// `n` strided places, counted round from the one at `first`.
 #[derive(Clone, Copy)]
 pub(super) struct Parts<T> {
     zeroth: *mut T,
