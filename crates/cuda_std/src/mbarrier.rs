@@ -81,7 +81,7 @@ impl MBarrier {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn arrive_expect_tx(self, bytes: u32) {
-        arch::mbarrier_arrive_expecting(self.0, bytes);
+        arch::mbarrier_arrive_expect_tx(self.0, bytes);
     }
 
     /// Whether the phase of this parity (0 or 1) has ended; it may wait a little. PTX:

@@ -78,7 +78,7 @@ pub(crate) fn mbarrier_arrive(word: *mut u64) {
 }
 
 #[track_caller]
-pub(crate) fn mbarrier_arrive_expecting(word: *mut u64, bytes: u32) {
+pub(crate) fn mbarrier_arrive_expect_tx(word: *mut u64, bytes: u32) {
     assert!(bytes <= FIELD, "a phase takes less than 2^20 bytes");
     Phase::change(word, |phase| {
         phase.bytes += bytes as i32;

@@ -43,7 +43,7 @@ pub(crate) fn mbarrier_arrive(word: *mut u64) {
 }
 
 #[inline(always)]
-pub(crate) fn mbarrier_arrive_expecting(word: *mut u64, bytes: u32) {
+pub(crate) fn mbarrier_arrive_expect_tx(word: *mut u64, bytes: u32) {
     // SAFETY: as in `mbarrier_init`.
     unsafe {
         asm!(
