@@ -1,5 +1,5 @@
-//! `cargo xtask cpp`: programs in CUDA C++ against NCCL's own headers and library, nothing of this project in them: what they find
-//! right holds for any program that NCCL serves.
+//! `cargo xtask cpp`: programs in CUDA C++ against NCCL's own headers and library, nothing of this
+//! project in them: what they find right holds for any program that NCCL serves.
 //!
 //! ```text
 //! tests/cpp/X.cu  --nvcc, NCCL's headers and library-->  target/cpp/X

@@ -113,8 +113,8 @@ impl Driver {
     fn attribute(&self, attribute: c_int, gpu: c_int) -> bool {
         type GetAttribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
         let mut value = 0;
-        // SAFETY: `CUresult cuDeviceGetAttribute(int *, CUdevice_attribute, CUdevice)`; the pointer is to a live int, and
-        // the device is an ordinal below the count.
+        // SAFETY: `CUresult cuDeviceGetAttribute(int *, CUdevice_attribute, CUdevice)`; the pointer
+        // is to a live int, and the device is an ordinal below the count.
         let code = unsafe {
             match self.symbol::<GetAttribute>("cuDeviceGetAttribute") {
                 Ok(get) => get(&raw mut value, attribute, gpu),

@@ -107,8 +107,8 @@ impl Drop for Group {
     fn drop(&mut self) {
         let Some(mut leader) = self.leader.take() else { return };
         if let Ok(group) = libc::pid_t::try_from(leader.id()) {
-            // SAFETY: the call takes two numbers. The leader has not been waited for, so its id, and
-            // with it the group's, belongs to no other process.
+            // SAFETY: the call takes two numbers. The leader has not been waited for, so its id,
+            // and with it the group's, belongs to no other process.
             unsafe { libc::killpg(group, libc::SIGKILL) };
         }
         let _ = leader.wait();

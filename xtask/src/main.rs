@@ -67,7 +67,8 @@ enum Task {
         /// All kernels: their PTX is written to a folder
         #[arg(long, conflicts_with = "kernel")]
         all: bool,
-        /// Enforce the rules: no call but of GIN's operations, no stack or spill, launchable, and assembles for sm_100
+        /// Enforce the rules: no call but of GIN's operations, no stack or spill, launchable, and
+        /// assembles for sm_100
         #[arg(long)]
         check: bool,
         /// The architecture to build for instead of the default, e.g. sm_100

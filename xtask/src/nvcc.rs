@@ -1,6 +1,8 @@
-//! nvcc, which compiles the C++ twins and nothing else of the project, and the host compiler that it needs.
+//! nvcc, which compiles the C++ twins and nothing else of the project, and the host compiler that
+//! it needs.
 //!
-//! Its parts are wheels of their own, which work only side by side: they are unpacked into one folder of the cache.
+//! Its parts are wheels of their own, which work only side by side: they are unpacked into one
+//! folder of the cache.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,8 +14,8 @@ use devcomm_locate::wheel_dir;
 use crate::project::root;
 use crate::setup::fetch;
 
-/// The wheels that make an nvcc: the driver of the compilation, its two halves, and headers. The last three follow the
-/// first's version closely: the headers refuse another compiler.
+/// The wheels that make an nvcc: the driver of the compilation, its two halves, and headers. The
+/// last three follow the first's version closely: the headers refuse another compiler.
 const PACKAGES: [(&str, &str); 5] = [
     ("nvidia-cuda-nvcc", VERSION),
     ("nvidia-nvvm", VERSION),

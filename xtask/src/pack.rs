@@ -298,7 +298,8 @@ fn copy_twins(target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Compiles the programs in C++ and copies them, as `cpp_NAME`. A pack without them is better than none.
+/// Compiles the programs in C++ and copies them, as `cpp_NAME`. A pack without them is better than
+/// none.
 fn copy_cpp(target: &Path) -> Result<()> {
     let programs = match cpp::build() {
         Ok(programs) => programs,

@@ -13,9 +13,9 @@ const SIMULATE: &str = "DEVCOMM_SIMULATE";
 /// Where there is no GPU, and nobody says what to simulate.
 const GPUS: &str = "4";
 
-/// Runs `example` with `args` and returns its exit code: on the GPUs of this machine, or on simulated
-/// ones where there is none or `DEVCOMM_SIMULATE` asks for them. Those need no PTX, and what makes
-/// PTX is not fetched.
+/// Runs `example` with `args` and returns its exit code: on the GPUs of this machine, or on
+/// simulated ones where there is none or `DEVCOMM_SIMULATE` asks for them. Those need no PTX, and
+/// what makes PTX is not fetched.
 pub fn run(example: &str, args: &[String]) -> Result<u8> {
     let examples = Project::open()?.examples();
     if !examples.iter().any(|name| name == example) {

@@ -132,8 +132,8 @@ pub fn sysroot() -> Result<PathBuf> {
     Ok(PathBuf::from(String::from_utf8(output.stdout)?.trim_end()))
 }
 
-/// Downloads wheels, each a package and its version, with pip and unpacks them into one folder of the
-/// cache, `name` and `version`, unless `is_there` says, once this process holds the lock, that
+/// Downloads wheels, each a package and its version, with pip and unpacks them into one folder of
+/// the cache, `name` and `version`, unless `is_there` says, once this process holds the lock, that
 /// another one has just done it.
 pub fn fetch(
     name: &str,

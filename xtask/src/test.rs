@@ -107,7 +107,8 @@ fn run_program(
     run(&program.name, command, watch, tally, |watch| watch.unfinished(&program.tests(), at_once))
 }
 
-/// The examples in the documentation: cargo alone knows how to run them, and compiles them on the way.
+/// The examples in the documentation: cargo alone knows how to run them, and compiles them on the
+/// way.
 fn run_documentation(features: &[&str], limit: Duration, tally: &mut Tally) -> Result<()> {
     println!("\n== examples in the documentation ==");
     let mut command = cargo();

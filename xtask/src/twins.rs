@@ -1,4 +1,5 @@
-//! `cargo xtask twins`: the kernels that exist in Rust and in CUDA C++, compiled from both, for `devcomm-bench twins`.
+//! `cargo xtask twins`: the kernels that exist in Rust and in CUDA C++, compiled from both, for
+//! `devcomm-bench twins`.
 //!
 //! ```text
 //! kernels/src/X.rs, bench/kernels/src/X.rs --rustc, LLVM--> PTX --\
@@ -6,8 +7,9 @@
 //! bench/cpp/X.cu   --nvcc -ptx, NCCL's headers-------------> PTX --/
 //! ```
 //!
-//! One ptxas with one set of flags assembles both, so that what is compared is what the languages and their compilers make
-//! of a kernel. A pair has one file name, one set of entries, and the same parameters.
+//! One ptxas with one set of flags assembles both, so that what is compared is what the languages
+//! and their compilers make of a kernel. A pair has one file name, one set of entries, and the same
+//! parameters.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -127,7 +129,8 @@ fn compile_one(
 ) -> Result<ModuleArtifact> {
     let ptx = folder.join(format!("{}.ptx", stem(source)));
     let mut command = Command::new(&nvcc.path);
-    // Lambdas are what NCCL's reduce-copy is made of; line tables are in the Rust kernels too, and change no code.
+    // Lambdas are what NCCL's reduce-copy is made of; line tables are in the Rust kernels too, and
+    // change no code.
     command
         .args(["-ptx", "-O3", "-std=c++17", "--extended-lambda", "-lineinfo"])
         .args(["-arch", NvvmArch::Compute90.name(), "-I"])
@@ -158,7 +161,8 @@ fn empty(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))
 }
 
-/// Refuses pairs of one name that are no twins: another entry, or parameters of another size or place.
+/// Refuses pairs of one name that are no twins: another entry, or parameters of another size or
+/// place.
 fn ensure_same_entries(rust: &Artifacts, cpp: &Artifacts) -> Result<()> {
     for module in &rust.modules {
         let twin = cpp.modules.iter().find(|other| other.file == module.file);

@@ -101,7 +101,8 @@ pub struct ModuleArtifact {
 }
 
 impl ModuleArtifact {
-    /// Whether it has instructions of one architecture alone (`sm_90a`), and assembles for no other.
+    /// Whether it has instructions of one architecture alone (`sm_90a`), and assembles for no
+    /// other.
     #[must_use]
     pub fn is_bound(&self) -> bool {
         self.info.arch.ends_with('a')

@@ -80,8 +80,8 @@ impl CudaBuilder {
         self
     }
 
-    /// Whether `ptxas`, where there is one, assembles the PTX, which gives cubins and what each kernel
-    /// takes; it does unless told.
+    /// Whether `ptxas`, where there is one, assembles the PTX, which gives cubins and what each
+    /// kernel takes; it does unless told.
     pub fn assemble(mut self, assemble: bool) -> Self {
         self.assemble = assemble;
         self
@@ -107,8 +107,8 @@ impl CudaBuilder {
         self
     }
 
-    /// The folder for intermediate results, shared between builds; in `devcomm-kernels` in the target
-    /// folder unless told, one for each workspace.
+    /// The folder for intermediate results, shared between builds; in `devcomm-kernels` in the
+    /// target folder unless told, one for each workspace.
     pub fn target_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.target_dir = Some(folder.into());
         self
@@ -244,7 +244,8 @@ impl CudaBuilder {
     /// What is compiled for the GPU goes into a folder that builds share.
     ///
     /// Checkouts do not share it, though their target folder may be one (`CARGO_TARGET_DIR`): cargo
-    /// names a package's bitcode alike in all of them, so that one would link what another compiles.
+    /// names a package's bitcode alike in all of them, so that one would link what another
+    /// compiles.
     fn target_folder(&self, package: &KernelPackage) -> PathBuf {
         if let Some(folder) = &self.target_dir {
             return folder.clone();

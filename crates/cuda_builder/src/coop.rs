@@ -17,9 +17,9 @@
 //! is a wrong program.
 //!
 //! Functions take groups by value, and LLVM copies what is passed by value when it inlines. Through
-//! such a copy it often loses the table again. A function that does nothing but read its group needs
-//! no copy; where that is proved, down through everything that it passes the group to, the group
-//! is passed as it is.
+//! such a copy it often loses the table again. A function that does nothing but read its group
+//! needs no copy; where that is proved, down through everything that it passes the group to, the
+//! group is passed as it is.
 
 use std::collections::HashMap;
 
@@ -63,8 +63,8 @@ pub(crate) fn mark_group_calls(nccl: &Module<'_>) -> Result<usize> {
 /// LLVM's name of the struct.
 const GROUP: &str = "%struct.ncclCoopAny";
 
-/// Passes groups without a copy to the functions that only read them, and copies them word by word elsewhere. Returns to how
-/// many parameters.
+/// Passes groups without a copy to the functions that only read them, and copies them word by word
+/// elsewhere. Returns to how many parameters.
 pub(crate) fn pass_groups_uncopied(nccl: &Module<'_>) -> Result<usize> {
     let by_value = nccl.context().by_value(1)?;
     let functions = nccl.functions();
@@ -99,8 +99,8 @@ pub(crate) fn pass_groups_uncopied(nccl: &Module<'_>) -> Result<usize> {
 const GROUP_WORDS: u64 = 2;
 const GROUP_BYTES: i64 = 24;
 
-/// Whether this copies a group to another on the stack. LLVM follows a pointer through a load and a store, and not always through
-/// a copy of memory.
+/// Whether this copies a group to another on the stack. LLVM follows a pointer through a load and a
+/// store, and not always through a copy of memory.
 fn copies_group(call: Instruction<'_>) -> bool {
     const LENGTH: usize = 2;
     let called = call.call().and_then(|(called, _)| called.as_function());
@@ -110,7 +110,8 @@ fn copies_group(call: Instruction<'_>) -> bool {
         && operands[0].allocated_type().is_some_and(|ty| ty.text() == GROUP)
 }
 
-/// What is known of parameters: whether nothing is written through them, by the function and by all that it calls.
+/// What is known of parameters: whether nothing is written through them, by the function and by all
+/// that it calls.
 #[derive(Default)]
 struct Readers(HashMap<(String, usize), bool>);
 

@@ -10,12 +10,14 @@ use crate::metadata::Declared;
 use crate::ptxas::Ptxas;
 
 impl ModuleArtifact {
-    /// Takes in a PTX module of another compiler, `nvcc` for example: assembles it by the `ptxas` and with the flags that the
-    /// builder's own kernels are assembled with, and writes cubin and sidecar beside it. All its entries count as kernels.
+    /// Takes in a PTX module of another compiler, `nvcc` for example: assembles it by the `ptxas`
+    /// and with the flags that the builder's own kernels are assembled with, and writes cubin and
+    /// sidecar beside it. All its entries count as kernels.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`], [`Error::Ptx`] when it cannot be read as PTX, [`Error::Ptxas`] when it does not assemble.
+    /// [`Error::Io`], [`Error::Ptx`] when it cannot be read as PTX, [`Error::Ptxas`] when it does
+    /// not assemble.
     pub fn from_ptx(ptx: &Path, compiler: &str, nccl: Option<NcclCode>) -> Result<Self, Error> {
         let file = ptx.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let text = fs::read_to_string(ptx).map_err(Error::io("read", ptx))?;

@@ -135,8 +135,8 @@ fn callers(module: &Module<'_>, kernels: &[String], function: &str) -> Vec<Strin
     callers
 }
 
-/// A function that is declared with other types than it is defined with is called through a pointer of the declared type:
-/// nothing is inlined, and what does not fit is garbage.
+/// A function that is declared with other types than it is defined with is called through a pointer
+/// of the declared type: nothing is inlined, and what does not fit is garbage.
 fn check_signatures(module: &Module<'_>, nccl: &Module<'_>) -> Result<()> {
     let defined = nccl.functions();
     let defined: HashMap<String, Function<'_>> =
@@ -175,9 +175,10 @@ fn move_shared_memory(module: &Module<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A kernel's parameter that is a reference in Rust stands for the bytes behind it: the launch passes those, and the kernel
-/// reads them where they are. (A struct that Rust passes by value is copied to the stack as soon as somebody needs its
-/// address.) PTX lets a kernel take the address of such a parameter when nobody writes to it, which a reference promises.
+/// A kernel's parameter that is a reference in Rust stands for the bytes behind it: the launch
+/// passes those, and the kernel reads them where they are. (A struct that Rust passes by value is
+/// copied to the stack as soon as somebody needs its address.) PTX lets a kernel take the address
+/// of such a parameter when nobody writes to it, which a reference promises.
 fn pass_by_value(module: &Module<'_>) -> Result<()> {
     let context = module.context();
     let size = context.attribute("dereferenceable")?;
@@ -223,8 +224,8 @@ fn mark_convergent(module: &Module<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Inlines what has one caller, however large: the closure that is the body of a barrier's scope, for
-/// one. A call costs a stack frame, and hides from LLVM what the caller knows.
+/// Inlines what has one caller, however large: the closure that is the body of a barrier's scope,
+/// for one. A call costs a stack frame, and hides from LLVM what the caller knows.
 fn inline_what_is_called_once(module: &Module<'_>) -> Result<()> {
     let context = module.context();
     let kept_apart = [context.attribute("noinline")?, context.attribute("cold")?];

@@ -2,8 +2,8 @@
 //!
 //! The attribute emits one static a kernel, in the section `.devcomm.kernel`, whose bytes are JSON:
 //! `{"name":"saxpy_f32","file":"saxpy","params":[{"name":"x","type":"*const
-//! f32"}],"arch":"sm_90a","max_threads":256}`, the last two optional. Nothing refers to these statics, so linking
-//! leaves them behind.
+//! f32"}],"arch":"sm_90a","max_threads":256}`, the last two optional. Nothing refers to these
+//! statics, so linking leaves them behind.
 
 use std::collections::BTreeMap;
 

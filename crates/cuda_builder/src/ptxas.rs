@@ -21,7 +21,8 @@ pub struct Resources {
     pub spill_loads: u32,
     /// Shared memory a block that the kernel declares itself, in bytes.
     pub static_shared: u32,
-    /// Whether `ptxas` lets each `wgmma` end before the next begins (its warning C7510), which takes a kernel most of its speed.
+    /// Whether `ptxas` lets each `wgmma` end before the next begins (its warning C7510), which
+    /// takes a kernel most of its speed.
     #[serde(default)]
     pub serialized: bool,
 }

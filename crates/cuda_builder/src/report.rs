@@ -16,8 +16,8 @@ pub struct KernelReport {
     pub name: String,
     /// Stem of the kernel file.
     pub file: String,
-    /// What it takes; `None` when there was no `ptxas`. The stack is that of the functions it calls as well, most of which
-    /// `ptxas` inlines.
+    /// What it takes; `None` when there was no `ptxas`. The stack is that of the functions it calls
+    /// as well, most of which `ptxas` inlines.
     pub resources: Option<Resources>,
     /// The most threads of a block that the register file holds; `None` when there was no `ptxas`.
     pub max_threads: Option<u32>,
@@ -43,8 +43,8 @@ pub struct Callee {
 /// Why a function is not inlined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CalleeKind {
-    /// One of NCCL's operations on the network, which `nccl_device` has in functions of their own: they are too large to
-    /// inline.
+    /// One of NCCL's operations on the network, which `nccl_device` has in functions of their own:
+    /// they are too large to inline.
     GinOperation,
     /// What ends a kernel whose assertion has failed.
     Assertion,
@@ -93,9 +93,9 @@ impl Artifacts {
         Ok(self.modules.iter().map(of_module).collect::<Result<Vec<_>, _>>()?.concat())
     }
 
-    /// As [`report`](Self::report), of what `ptxas` makes of the same PTX for a newer architecture, as
-    /// the driver does on such a GPU. Kernels that are [bound](ModuleArtifact::is_bound) to their
-    /// architecture are left out.
+    /// As [`report`](Self::report), of what `ptxas` makes of the same PTX for a newer architecture,
+    /// as the driver does on such a GPU. Kernels that are [bound](ModuleArtifact::is_bound) to
+    /// their architecture are left out.
     ///
     /// # Errors
     ///

@@ -3,8 +3,8 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-/// Variables that change what is built. `DEVCOMM_REQUIRE_KERNELS` changes only how a build ends that
-/// lacks something, and that one runs again in any case.
+/// Variables that change what is built. `DEVCOMM_REQUIRE_KERNELS` changes only how a build ends
+/// that lacks something, and that one runs again in any case.
 const VARIABLES: [&str; 9] = [
     "DEVCOMM_CUDA_ARCH",
     "DEVCOMM_BUILD_SKIP",

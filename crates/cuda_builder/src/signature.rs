@@ -1,4 +1,5 @@
-//! The functions that a bitcode file defines, as LLVM sees them: what a binding's declarations are checked against.
+//! The functions that a bitcode file defines, as LLVM sees them: what a binding's declarations are
+//! checked against.
 
 use std::path::Path;
 
@@ -25,9 +26,11 @@ pub struct Signature {
 pub struct SignatureParam {
     /// LLVM's type: `i32`, `ptr`.
     pub ty: String,
-    /// The struct that C passes by value, where the parameter is a pointer to the caller's copy of it.
+    /// The struct that C passes by value, where the parameter is a pointer to the caller's copy of
+    /// it.
     pub by_value: Option<ByValue>,
-    /// So many bytes behind the pointer are there, LLVM is told: those of what a C++ reference refers to.
+    /// So many bytes behind the pointer are there, LLVM is told: those of what a C++ reference
+    /// refers to.
     pub dereferenceable: Option<u64>,
 }
 

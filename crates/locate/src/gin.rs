@@ -85,7 +85,8 @@ impl fmt::Display for GinRoute {
 pub struct GinGpus {
     /// The CUDA version that the driver supports, 13000 for 13.0.
     pub driver: i32,
-    /// Whether all GPUs have `GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`, without which NCCL offers no GIN at all.
+    /// Whether all GPUs have `GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`, without which NCCL offers
+    /// no GIN at all.
     pub rdma_with_vmm: bool,
 }
 
@@ -94,7 +95,8 @@ pub struct GinGpus {
 pub struct RdmaDevice {
     /// `mlx5_0`, or `rocep1s0f0` where devices are named by their place.
     pub name: String,
-    /// The kernel's driver of it, which tells its kind: `mlx5_core`, `efa`; empty where that cannot be read.
+    /// The kernel's driver of it, which tells its kind: `mlx5_core`, `efa`; empty where that cannot
+    /// be read.
     pub driver: String,
 }
 
@@ -181,8 +183,8 @@ impl GinMachine {
         !self.rdma_devices.is_empty()
     }
 
-    /// Whether a route looks possible, with what speaks for it, or else what is missing. NCCL has the last word: it asks every
-    /// rank.
+    /// Whether a route looks possible, with what speaks for it, or else what is missing. NCCL has
+    /// the last word: it asks every rank.
     ///
     /// # Errors
     ///
@@ -230,7 +232,8 @@ impl GinMachine {
         }
     }
 
-    /// A card whose kind fits: the part of its driver's name, or else of its own, before an underscore.
+    /// A card whose kind fits: the part of its driver's name, or else of its own, before an
+    /// underscore.
     fn card(&self, fits: impl Fn(&str) -> bool) -> Result<String, String> {
         let kind = |device: &&RdmaDevice| {
             let name = if device.driver.is_empty() { &device.name } else { &device.driver };
@@ -263,7 +266,8 @@ impl GinMachine {
         }
     }
 
-    /// One sentence for an error message: why those routes of a back end are not there; all routes for `None`.
+    /// One sentence for an error message: why those routes of a back end are not there; all routes
+    /// for `None`.
     #[must_use]
     pub fn why_not(&self, gin_type: Option<i32>) -> String {
         let routes = GinRoute::ALL.into_iter();

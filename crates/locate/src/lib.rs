@@ -1,4 +1,5 @@
-//! Finds what devcomm needs from outside: NCCL's library, device bitcode and headers, `ptxas`, and what a machine has for GIN.
+//! Finds what devcomm needs from outside: NCCL's library, device bitcode and headers, `ptxas`, and
+//! what a machine has for GIN.
 //!
 //! Every search has one fixed order, tries each place in turn, and skips a candidate that will not
 //! do with the reason recorded. When nothing is left, [`NotFound`] lists every place with its
@@ -13,8 +14,8 @@
 //! | 5 | the cache that `cargo xtask setup` fills ([`cache_dir`]) | the cache |
 //! | 6 | the system: `LD_LIBRARY_PATH`, `/usr`, `/usr/local`, `ldconfig`'s list | `/usr/local/cuda/bin` |
 //!
-//! [`find_gin_loopback`] looks beside the running program for devcomm's RMA plugin, and [`gin_machine`] at what a machine has for
-//! the networks of kernels.
+//! [`find_gin_loopback`] looks beside the running program for devcomm's RMA plugin, and
+//! [`gin_machine`] at what a machine has for the networks of kernels.
 //!
 //! # Safety model
 //!

@@ -12,16 +12,19 @@ const VARIABLE: &str = "DEVCOMM_GIN_LOOPBACK";
 const ADVICE: &str = "build it by `cargo build -p devcomm-rma-loopback`, put libdevcomm_rma_loopback.so beside the program, or name \
                       it in DEVCOMM_GIN_LOOPBACK";
 
-/// Where it is, seen from the folder of a program: beside it (installed, or cargo's target folder), where cargo keeps the libraries
-/// of dependencies, both again from a test or an example one folder deeper, and `lib` beside `bin`.
+/// Where it is, seen from the folder of a program: beside it (installed, or cargo's target folder),
+/// where cargo keeps the libraries of dependencies, both again from a test or an example one folder
+/// deeper, and `lib` beside `bin`.
 const BESIDE: [&str; 5] = ["", "deps", "..", "../deps", "../lib"];
 
-/// Finds `libdevcomm_rma_loopback.so`: the explicit path, else that of `DEVCOMM_GIN_LOOPBACK`, else beside the running program,
-/// where cargo puts it when the program depends on devcomm; the newest of several.
+/// Finds `libdevcomm_rma_loopback.so`: the explicit path, else that of `DEVCOMM_GIN_LOOPBACK`, else
+/// beside the running program, where cargo puts it when the program depends on devcomm; the newest
+/// of several.
 ///
 /// # Errors
 ///
-/// [`NotFound`], with every place tried and its reason. A path that was named and is no file ends the search.
+/// [`NotFound`], with every place tried and its reason. A path that was named and is no file ends
+/// the search.
 pub fn find_gin_loopback(explicit: Option<&Path>) -> Result<PathBuf, NotFound> {
     find_gin_loopback_in(&Env::real(), explicit)
 }
@@ -56,13 +59,16 @@ pub(crate) fn find_gin_loopback_in(
     found.into_iter().max_by_key(age).ok_or_else(|| not_found(tried))
 }
 
-/// The variables that a program must have in its environment before it loads NCCL or touches a GPU, for GIN PROXY through
-/// devcomm's plugin at `plugin` (an absolute path).
+/// The variables that a program must have in its environment before it loads NCCL or touches a GPU,
+/// for GIN PROXY through devcomm's plugin at `plugin` (an absolute path).
 ///
-/// - `NCCL_RMA_PLUGIN` names the plugin, `NCCL_GIN_TYPE=2` asks for GIN PROXY, the only type that goes through a plugin.
+/// - `NCCL_RMA_PLUGIN` names the plugin, `NCCL_GIN_TYPE=2` asks for GIN PROXY, the only type that
+///   goes through a plugin.
 /// - `NCCL_RMA_PLUGIN_REF_COUNT=1`: the library stays loaded after the last communicator.
-/// - `CUDA_MODULE_LOADING=EAGER`: a module that is loaded while a kernel waits for a signal would wait for that kernel.
-/// - `CUDA_DEVICE_MAX_CONNECTIONS=32`: with the usual 8 hardware queues a copy may be queued behind a waiting kernel.
+/// - `CUDA_MODULE_LOADING=EAGER`: a module that is loaded while a kernel waits for a signal would
+///   wait for that kernel.
+/// - `CUDA_DEVICE_MAX_CONNECTIONS=32`: with the usual 8 hardware queues a copy may be queued behind
+///   a waiting kernel.
 #[must_use]
 pub fn gin_loopback_environment(plugin: &Path) -> [(&'static str, String); 5] {
     [

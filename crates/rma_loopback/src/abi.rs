@@ -1,4 +1,5 @@
-//! The tables that NCCL reads: its RMA plugin interface, versions 14 to 16 (NCCL 2.31 and 2.32), layouts asserted.
+//! The tables that NCCL reads: its RMA plugin interface, versions 14 to 16 (NCCL 2.31 and 2.32),
+//! layouts asserted.
 //!
 //! The fields have NCCL's names in Rust's spelling. Every function returns a [`Status`].
 
@@ -124,7 +125,8 @@ pub type RegMrSymDmaBuf =
     unsafe extern "C" fn(Opaque, Opaque, usize, c_int, u64, c_int, u64, *mut Opaque) -> Status;
 /// `dereg_mr_sym(comm, region)`.
 pub type DeregMrSym = unsafe extern "C" fn(Opaque, Opaque) -> Status;
-/// `destroy_context`, `close_coll`, `close_listen`, `rma_progress` or `finalize`, of the one object they take.
+/// `destroy_context`, `close_coll`, `close_listen`, `rma_progress` or `finalize`, of the one object
+/// they take.
 pub type Of = unsafe extern "C" fn(Opaque) -> Status;
 /// Declares the type of an operation, and that of before version 15, without `opt_flags`.
 macro_rules! operation {
@@ -144,7 +146,8 @@ operation! {
 }
 
 operation! {
-    /// `iput_signal(rma_ctx, context, src_off, src, bytes, dst_off, dst, rank, signal_off, signal, value, op, strong, opt_flags, request)`.
+    /// `iput_signal(rma_ctx, context, src_off, src, bytes, dst_off, dst, rank, signal_off, signal,
+    /// value, op, strong, opt_flags, request)`.
     IputSignal,
     /// [`IputSignal`] before version 15, without `opt_flags`.
     IputSignalV14(c_int, u64, Opaque, usize, u64, Opaque, u32, u64, Opaque, u64, u32, bool)

@@ -1,7 +1,7 @@
 //! A stream of the plugin, and the words in pinned memory by which it says how far it is.
 //!
-//! A *sequence number* tells when an operation is complete, a *mark* when a step inside one is. Both only grow, so that asking is one
-//! load: no event, no call of the driver.
+//! A *sequence number* tells when an operation is complete, a *mark* when a step inside one is.
+//! Both only grow, so that asking is one load: no event, no call of the driver.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -47,7 +47,8 @@ impl Channel {
         self.word(DONE).load(Ordering::Acquire)
     }
 
-    /// Says that operation `sequence` is complete, for one whose last step is the host's. The stream has nothing to do then.
+    /// Says that operation `sequence` is complete, for one whose last step is the host's. The
+    /// stream has nothing to do then.
     pub(crate) fn set_done(&self, sequence: u64) {
         self.word(DONE).store(sequence, Ordering::Release);
     }
@@ -85,8 +86,8 @@ impl Channel {
         )
     }
 
-    /// Copies from a device to this one, without a stop in host memory that the plugin knows of. `reached` is what `from` is for this
-    /// device, if that reaches it.
+    /// Copies from a device to this one, without a stop in host memory that the plugin knows of.
+    /// `reached` is what `from` is for this device, if that reaches it.
     pub(crate) fn copy_straight(
         &self,
         how: config::Copy,

@@ -15,7 +15,8 @@ use crate::request::{ContextId, Request, Requests};
 
 /// Polls between two looks at the clock.
 const POLLS_A_LOOK: u64 = 256;
-/// Time between two looks at what is not seen by polling: failed copies, and the end of another process.
+/// Time between two looks at what is not seen by polling: failed copies, and the end of another
+/// process.
 const CHECK_EVERY: Duration = Duration::from_millis(10);
 /// How long a rank that closes carries out what other processes have asked it for before.
 const SETTLE_WITHIN: Duration = Duration::from_secs(1);
@@ -156,8 +157,9 @@ impl Comm {
         }
     }
 
-    /// Waits until operations are `done`, because of `why`, and moves on what waits. Where that does not come, the connection has
-    /// failed: what waits is dropped. Whether nothing uses the memory of those operations any more; the host does not in any case.
+    /// Waits until operations are `done`, because of `why`, and moves on what waits. Where that
+    /// does not come, the connection has failed: what waits is dropped. Whether nothing uses the
+    /// memory of those operations any more; the host does not in any case.
     fn ends(&self, why: &str, done: impl Fn() -> bool) -> bool {
         let deadline = Instant::now() + END_WITHIN;
         while !done() {
@@ -178,7 +180,8 @@ impl Comm {
         true
     }
 
-    /// Drops what waits in this process, after a failure. Whether all streams came to a good end soon after.
+    /// Drops what waits in this process, after a failure. Whether all streams came to a good end
+    /// soon after.
     fn stop(&self) -> bool {
         let deadline = *self.stopped.get_or_init(Instant::now) + STOP_WITHIN;
         self.links.iter().flatten().for_each(Link::cancel);
@@ -215,7 +218,8 @@ impl Comm {
         log::debug(format_args!("rank {}: closed", self.rank));
     }
 
-    /// Runs an operation, unless the connection has failed; what fails here has failed for good, and other processes hear of it.
+    /// Runs an operation, unless the connection has failed; what fails here has failed for good,
+    /// and other processes hear of it.
     pub(crate) fn working<T>(&self, operation: impl FnOnce() -> Result<T>) -> Result<T> {
         let result = match self.group.fault() {
             Some(fault) => Err(fault.clone()),

@@ -12,7 +12,8 @@ pub enum Copy {
     Auto,
     /// `cuMemcpyPeerAsync`: straight, whether or not the memory is mapped for the other device.
     Peer,
-    /// `cuMemcpyDtoDAsync`: straight, and an error where the target's device does not reach the memory.
+    /// `cuMemcpyDtoDAsync`: straight, and an error where the target's device does not reach the
+    /// memory.
     Mapped,
     /// Through pinned host memory, where devices do not reach each other.
     Staged,
@@ -39,11 +40,13 @@ pub struct Config {
     pub copy: Copy,
     /// `DEVCOMM_GIN_SIGNAL`: `auto` or `write`.
     pub adding: Adding,
-    /// `DEVCOMM_GIN_SLOTS`: staging slots of each rank, and of each direction between two processes.
+    /// `DEVCOMM_GIN_SLOTS`: staging slots of each rank, and of each direction between two
+    /// processes.
     pub slots: usize,
     /// `DEVCOMM_GIN_SLOT_KIB`, here in bytes: the size of a slot.
     pub slot_bytes: usize,
-    /// `DEVCOMM_GIN_DEPTH`: operations that may be on one rank's stream at a time; more wait in the plugin.
+    /// `DEVCOMM_GIN_DEPTH`: operations that may be on one rank's stream at a time; more wait in the
+    /// plugin.
     pub depth: u64,
     /// `DEVCOMM_GIN_CONNECTIONS`: devices to offer; NCCL makes a connection for each, at most 4.
     pub connections: i32,

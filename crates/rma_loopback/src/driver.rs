@@ -1,6 +1,8 @@
-//! The part of the CUDA driver that the plugin uses: a table of functions, from `libcuda.so.1` or made for a test.
+//! The part of the CUDA driver that the plugin uses: a table of functions, from `libcuda.so.1` or
+//! made for a test.
 //!
-//! Nothing here is linked: a machine without a driver gets an error, and NCCL goes on to its next backend.
+//! Nothing here is linked: a machine without a driver gets an error, and NCCL goes on to its next
+//! backend.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
@@ -129,7 +131,8 @@ macro_rules! functions {
                 Ok(Self {
                     $($symbol: {
                         let name = concat!(stringify!($symbol), "\0").as_bytes();
-                        // SAFETY: the driver's function of this name has this signature: the name carries the version.
+                        // SAFETY: the driver's function of this name has this signature: the name
+                        // carries the version.
                         let found = unsafe { library.get(name) };
                         *found.map_err(|_| Error::NoDriver(format!(
                             "libcuda.so.1 has no {}: it is too old", stringify!($symbol),
@@ -411,8 +414,9 @@ impl Drop for Pinned {
     }
 }
 
-/// Lets this thread's calls leave captures of other threads alone: copies that it issues would otherwise end a capture in
-/// `cudaStreamCaptureModeGlobal`. Once a thread, for good: for NCCL's progress threads, which are nobody else's.
+/// Lets this thread's calls leave captures of other threads alone: copies that it issues would
+/// otherwise end a capture in `cudaStreamCaptureModeGlobal`. Once a thread, for good: for NCCL's
+/// progress threads, which are nobody else's.
 pub(crate) fn relax_captures(driver: &Driver) {
     thread_local! {
         static DONE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };

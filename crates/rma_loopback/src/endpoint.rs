@@ -14,14 +14,16 @@ use crate::error::{Error, Result};
 use crate::group::Key;
 use crate::setup::Setup;
 
-/// Another build of the plugin has another layout of handles and of shared memory, and changes this.
+/// Another build of the plugin has another layout of handles and of shared memory, and changes
+/// this.
 const MAGIC: u64 = u64::from_le_bytes(*b"dvcgin01");
 
 /// What a rank tells the others about itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle {
     host: u64,
-    /// Tells this process from all others: a random number; and the process's id, for a forked child has its parent's number.
+    /// Tells this process from all others: a random number; and the process's id, for a forked
+    /// child has its parent's number.
     process: u64,
     pid: u64,
     endpoint: u64,
@@ -95,7 +97,8 @@ impl Handle {
         SocketAddr::from_abstract_name(&name).map_err(|error| Error::system(name, error))
     }
 
-    /// Calls the rank, without waiting: `AGAIN` says that its queue of calls is full. The stream does not block.
+    /// Calls the rank, without waiting: `AGAIN` says that its queue of calls is full. The stream
+    /// does not block.
     pub(crate) fn call(&self) -> rustix::io::Result<UnixStream> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

@@ -1,7 +1,7 @@
 //! What NCCL calls: the functions behind the tables. Each is thin, and nothing unwinds out of it.
 //!
-//! The pointers that NCCL hands in are those that it got from here, or out pointers that are live during the call; that is the
-//! contract of the interface, and what every `SAFETY` below rests on.
+//! The pointers that NCCL hands in are those that it got from here, or out pointers that are live
+//! during the call; that is the contract of the interface, and what every `SAFETY` below rests on.
 
 use std::ffi::{CStr, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -68,8 +68,8 @@ unsafe fn object<'a, T>(pointer: Opaque) -> Result<&'a T> {
         .ok_or_else(|| Error::Argument("an object of the plugin is null".to_owned()))
 }
 
-/// [`entry`] for what NCCL's progress threads call, on a connection or a context of one: an error, a panic too, is the end of the
-/// connection.
+/// [`entry`] for what NCCL's progress threads call, on a connection or a context of one: an error,
+/// a panic too, is the end of the connection.
 ///
 /// # Safety
 ///
@@ -384,7 +384,8 @@ with_v14! {
     |on| on.get(index, At::new(remote, remote_off), bytes, At::new(local, local_off), rank)
 }
 
-/// A get is complete when its data is where kernels see it: there is nothing to flush, and no request.
+/// A get is complete when its data is where kernels see it: there is nothing to flush, and no
+/// request.
 pub(crate) unsafe extern "C" fn iflush(
     _context: Opaque,
     _index: c_int,

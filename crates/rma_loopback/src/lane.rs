@@ -1,8 +1,10 @@
 //! All that goes into one rank, in one order.
 //!
-//! Whoever puts into the rank enqueues here, under a lock, on the one stream of the rank that carries data and signals. So a signal is
-//! behind all that was put before it, by whatever context and rank: every signal is a strong one. An operation that cannot go on the stream
-//! yet (no slot, too many on the way, a step that the host has to do) keeps later ones waiting, in order; every thread that asks for progress moves it on.
+//! Whoever puts into the rank enqueues here, under a lock, on the one stream of the rank that
+//! carries data and signals. So a signal is behind all that was put before it, by whatever context
+//! and rank: every signal is a strong one. An operation that cannot go on the stream yet (no slot,
+//! too many on the way, a step that the host has to do) keeps later ones waiting, in order; every
+//! thread that asks for progress moves it on.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +26,8 @@ pub(crate) struct Lane {
 }
 
 struct Queue {
-    /// Not on the stream, or not whole. NCCL bounds it: each context has a fixed number of requests for each peer.
+    /// Not on the stream, or not whole. NCCL bounds it: each context has a fixed number of requests
+    /// for each peer.
     transfers: VecDeque<Transfer>,
     /// What the host does, for the first of them, when the stream has passed the mark.
     step: Option<(u64, Step)>,
@@ -89,7 +92,8 @@ impl Lane {
         if idle { Ok(()) } else { self.channel.is_idle().map(|_| ()) }
     }
 
-    /// Drops what waits, of whatever rank: from now on the host looks at no memory of a transfer, and puts nothing on the stream.
+    /// Drops what waits, of whatever rank: from now on the host looks at no memory of a transfer,
+    /// and puts nothing on the stream.
     pub(crate) fn cancel(&self) {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.cancelled = true;

@@ -1,8 +1,10 @@
 //! How the other devices of this process reach a rank's memory.
 //!
-//! A copy between devices is cheapest to start where the memory is mapped for both (a third of the time that a peer copy takes the
-//! host). NCCL maps its windows for the ranks that load and store to each other, under addresses of its own; what it registers may be mapped
-//! for its own device only. So the plugin looks, and else maps the same physical memory once more, for all devices that can reach it.
+//! A copy between devices is cheapest to start where the memory is mapped for both (a third of the
+//! time that a peer copy takes the host). NCCL maps its windows for the ranks that load and store
+//! to each other, under addresses of its own; what it registers may be mapped for its own device
+//! only. So the plugin looks, and else maps the same physical memory once more, for all devices
+//! that can reach it.
 
 use std::ffi::c_int;
 
@@ -18,7 +20,8 @@ pub(crate) struct Reach {
 }
 
 impl Reach {
-    /// Of `bytes` at `base` on `owner`, for as many of `others` as can be; `None`: for none of them.
+    /// Of `bytes` at `base` on `owner`, for as many of `others` as can be; `None`: for none of
+    /// them.
     pub(crate) fn of(
         owner: &Device,
         base: Address,

@@ -1,7 +1,8 @@
 //! Registered memory.
 //!
-//! NCCL registers in the same order on every rank, so a region's number names it on all of them: there is nothing to exchange. The number
-//! plus one is also what NCCL holds as the region's handle, and what kernels put into their requests.
+//! NCCL registers in the same order on every rank, so a region's number names it on all of them:
+//! there is nothing to exchange. The number plus one is also what NCCL holds as the region's
+//! handle, and what kernels put into their requests.
 
 use std::ffi::c_int;
 use std::sync::atomic::AtomicU64;
@@ -131,7 +132,8 @@ impl Regions {
         self.with(id, offset, bytes, |region, offset| Ok(region.place(offset)))
     }
 
-    /// A range of a region as the source of a copy to `target`. `staging` is that of the region's rank.
+    /// A range of a region as the source of a copy to `target`. `staging` is that of the region's
+    /// rank.
     pub(crate) fn source(
         &self,
         id: RegionId,

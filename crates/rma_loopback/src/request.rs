@@ -12,7 +12,8 @@ pub(crate) enum Request {
     Link { rank: usize, ticket: u64 },
 }
 
-/// The requests of a rank that are not complete. Room is made when contexts are, not while requests come.
+/// The requests of a rank that are not complete. Room is made when contexts are, not while requests
+/// come.
 #[derive(Default)]
 pub(crate) struct Requests {
     entries: Vec<Entry>,
@@ -41,7 +42,8 @@ impl Entry {
 }
 
 impl Requests {
-    /// Makes room for `more` requests of a new context, where there is none that earlier ones have left.
+    /// Makes room for `more` requests of a new context, where there is none that earlier ones have
+    /// left.
     pub(crate) fn grow(&mut self, more: usize) -> ContextId {
         self.bound += more;
         let from = self.entries.len();
@@ -53,7 +55,8 @@ impl Requests {
         self.contexts
     }
 
-    /// Forgets the requests of a context that ends, and leaves its room for `less` of them to later contexts.
+    /// Forgets the requests of a context that ends, and leaves its room for `less` of them to later
+    /// contexts.
     pub(crate) fn leave(&mut self, context: ContextId, less: usize) {
         for (index, entry) in self.entries.iter_mut().enumerate() {
             if entry.request.is_some_and(|(of, _)| of == context) {

@@ -1,7 +1,8 @@
 //! Pinned slots of a rank, through which data leaves it that cannot go straight.
 //!
-//! A slot is taken, filled by the rank's outbound stream or by the host, emptied by the target's stream, and free again when that has
-//! passed a mark. There is a fixed number: who finds none comes back later.
+//! A slot is taken, filled by the rank's outbound stream or by the host, emptied by the target's
+//! stream, and free again when that has passed a mark. There is a fixed number: who finds none
+//! comes back later.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -11,7 +11,8 @@ use crate::staging::Staging;
 
 /// Where data comes from.
 pub(crate) enum Source {
-    /// The memory of a rank's device; `reached` is its address for the target's device, if that reaches it.
+    /// The memory of a rank's device; `reached` is its address for the target's device, if that
+    /// reaches it.
     Device { staging: Arc<Staging>, address: Address, reached: Option<Address> },
     /// A rank's host memory, of any kind.
     Host { staging: Arc<Staging>, address: *const u8 },
@@ -69,7 +70,8 @@ impl Data {
             && to.is_multiple_of(bytes as Address)
         {
             let mut value = [0; 8];
-            // SAFETY: the range is in a registered region, checked by the caller, and NCCL has filled it.
+            // SAFETY: the range is in a registered region, checked by the caller, and NCCL has
+            // filled it.
             unsafe { std::ptr::copy_nonoverlapping(*address, value.as_mut_ptr(), bytes) };
             return Self::Word { to, value: u64::from_le_bytes(value), bytes };
         }
@@ -91,10 +93,12 @@ pub(crate) struct Transfer {
     pub(crate) signal: Option<Signal>,
 }
 
-// SAFETY: the pointers are into registered regions and pinned memory, which stay until the operation is complete: NCCL promises it.
+// SAFETY: the pointers are into registered regions and pinned memory, which stay until the
+// operation is complete: NCCL promises it.
 unsafe impl Send for Transfer {}
 
-/// What the host does when the stream has come to it. Nothing else of the lane is on the stream then.
+/// What the host does when the stream has come to it. Nothing else of the lane is on the stream
+/// then.
 pub(crate) enum Step {
     /// Copy to host memory.
     Land { from: *const u8, to: *mut u8, bytes: usize, slot: Option<usize> },
@@ -118,7 +122,8 @@ pub(crate) enum Issued {
 }
 
 impl Transfer {
-    /// Puts what it can on `channel`, whose device is entered: all of it ends with `sequence` being done.
+    /// Puts what it can on `channel`, whose device is entered: all of it ends with `sequence` being
+    /// done.
     pub(crate) fn issue(
         &mut self,
         channel: &Arc<Channel>,
@@ -183,8 +188,8 @@ impl Transfer {
     pub(crate) fn step(&mut self, step: Step, channel: &Channel, sequence: u64) -> Result<bool> {
         match step {
             Step::Land { from, to, bytes, slot } => {
-                // SAFETY: both ranges are in registered regions or slots, checked when the transfer was made; the stream has
-                // passed the mark, so the source is filled.
+                // SAFETY: both ranges are in registered regions or slots, checked when the transfer
+                // was made; the stream has passed the mark, so the source is filled.
                 unsafe { std::ptr::copy(from, to, bytes) };
                 if let Data::Range { from, moved, .. } = &mut self.data {
                     *moved += bytes;
@@ -195,7 +200,8 @@ impl Transfer {
                 Ok(false)
             }
             Step::AddOnHost { word, add } => {
-                // SAFETY: an aligned word of a registered region, checked when the transfer was made.
+                // SAFETY: an aligned word of a registered region, checked when the transfer was
+                // made.
                 unsafe { AtomicU64::from_ptr(word) }.fetch_add(add, Ordering::Release);
                 channel.set_done(sequence);
                 Ok(true)
@@ -264,7 +270,8 @@ fn move_range(
             (Source::Host { staging, address }, Place::Device(to)) => {
                 let Some(slot) = staging.take() else { return Ok(Issued::NoSlot) };
                 let part = left.min(staging.slot_bytes);
-                // SAFETY: the range is in a registered region, checked when the transfer was made; the slot is ours.
+                // SAFETY: the range is in a registered region, checked when the transfer was made;
+                // the slot is ours.
                 unsafe { std::ptr::copy(address.add(*moved), staging.room(slot), part) };
                 channel.copy_in(to + *moved as Address, staging.room(slot), part)?;
                 staging.free_when(slot, channel, channel.mark()?);

@@ -1,4 +1,5 @@
-//! What is on the way when a context, a region or a rank ends: it is complete, or it is dropped, and looks at no memory that is gone.
+//! What is on the way when a context, a region or a rank ends: it is complete, or it is dropped,
+//! and looks at no memory that is gone.
 
 mod fake;
 

@@ -16,8 +16,8 @@ use fake::{Memory, Options, Rank, device, listen, ok, work};
 /// The test that children run, which is any that calls [`job`].
 const TEST: &str = "what_is_complete_is_there";
 
-/// Runs the case `name` in `processes` processes of `threads` ranks each, and returns what each said. `lost` may end as they like.
-/// In a child it plays the child's part, and does not return.
+/// Runs the case `name` in `processes` processes of `threads` ranks each, and returns what each
+/// said. `lost` may end as they like. In a child it plays the child's part, and does not return.
 fn job(name: &str, processes: usize, threads: usize, lost: &[usize]) -> Vec<String> {
     if let (Ok(case), Some(hub)) = (std::env::var("CASE"), std::env::var_os("HUB")) {
         be_a_process(&case, Path::new(&hub));
@@ -206,7 +206,8 @@ fn a_put_to_a_process_that_left_is_an_error() {
     job("left", 2, 1, &[]);
 }
 
-/// Rank 1 destroys all as soon as it has seen the last signal: rank 0 still learns that its puts are complete.
+/// Rank 1 destroys all as soon as it has seen the last signal: rank 0 still learns that its puts
+/// are complete.
 fn signal_and_go(rank: &Rank, barrier: &dyn Fn()) {
     let (memory, signals) = (Memory::new(64), Memory::new(8));
     let (at, signals_at) = (rank.window(&memory), rank.signals(&signals));
@@ -259,7 +260,8 @@ fn a_context_ends_when_what_was_asked_of_other_processes_is_complete() {
     job("unasked", 2, 1, &[]);
 }
 
-/// Rank 1 of three ends before it connects: whoever is to call it, or to be called, learns it long before the timeout.
+/// Rank 1 of three ends before it connects: whoever is to call it, or to be called, learns it long
+/// before the timeout.
 fn absent(number: usize, listening: &fake::Listening, handles: &mut [fake::hub::Part]) {
     if number != 1 {
         std::thread::sleep(Duration::from_millis(100));

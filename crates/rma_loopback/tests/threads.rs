@@ -1,4 +1,5 @@
-//! Ranks as threads of one process: order, completeness, bounds, and what is said when something fails.
+//! Ranks as threads of one process: order, completeness, bounds, and what is said when something
+//! fails.
 
 mod fake;
 
@@ -339,7 +340,8 @@ fn a_rank_without_a_current_device_is_told_so() {
     one.close();
 }
 
-/// Two rails of two ranks each, beside a connection of all four: numbers are those of the connection.
+/// Two rails of two ranks each, beside a connection of all four: numbers are those of the
+/// connection.
 #[test]
 fn connections_of_some_ranks_number_them_anew() {
     let options = Options { ranks: 4, ..Options::default() };

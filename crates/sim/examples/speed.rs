@@ -1,5 +1,5 @@
-//! How fast the simulator is: element accesses and switches a second, for an all-reduce over LSA. In processor time, the
-//! best of five.
+//! How fast the simulator is: element accesses and switches a second, for an all-reduce over LSA.
+//! In processor time, the best of five.
 //!
 //! `cargo run -p devcomm-sim --example speed -- [RANKS [BLOCKS [THREADS [ELEMENTS]]]]`
 
@@ -82,7 +82,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Processor time of the fastest of five launches in seconds, and how often a thread got its turn in one.
+/// Processor time of the fastest of five launches in seconds, and how often a thread got its turn
+/// in one.
 fn best<L: Fn(&Gpu<'_>) -> Result<()>>(
     simulation: Simulation,
     prepare: impl Fn(&Gpu<'_>) -> Result<L> + Sync,

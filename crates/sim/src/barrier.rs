@@ -15,8 +15,8 @@ pub(crate) struct BlockBarrier {
     at: Cell<Option<Site>>,
 }
 
-/// A thread arrives at barrier `id` for `count` threads and waits for the others. `within` is the call of NCCL that it does so
-/// for.
+/// A thread arrives at barrier `id` for `count` threads and waits for the others. `within` is the
+/// call of NCCL that it does so for.
 pub(crate) fn arrive(thread: &Thread, id: u32, count: u32, within: Option<Within>, at: Site) {
     let block = thread.block();
     let Some(barrier) = block.barriers.get(id as usize) else {

@@ -126,7 +126,8 @@ pub struct Waiter {
 /// Who waits for what when nothing can go on, or a kernel does not end.
 #[derive(Clone, Debug)]
 pub struct Stall {
-    /// What host threads and streams are at, a line each; where kernels alone are to blame, nothing.
+    /// What host threads and streams are at, a line each; where kernels alone are to blame,
+    /// nothing.
     pub host: Vec<String>,
     /// Name of the kernel, or of all that run.
     pub kernel: String,
@@ -268,7 +269,8 @@ pub enum Error {
         /// Where in the kernel.
         at: Site,
     },
-    /// An access that the simulator does not see (a plain dereference), to memory that is not there.
+    /// An access that the simulator does not see (a plain dereference), to memory that is not
+    /// there.
     #[error("{kernel}: {thread} touched {where_to}, by a plain access")]
     Fault {
         /// Name of the kernel.

@@ -219,8 +219,8 @@ impl Gpus {
         self.scheduler.borrow_mut().look_again();
     }
 
-    /// One of `n`: the first, or with a seed any. All that is left to chance asks here, so that a run
-    /// is a function of its seed.
+    /// One of `n`: the first, or with a seed any. All that is left to chance asks here, so that a
+    /// run is a function of its seed.
     pub(crate) fn choose(&self, n: usize) -> usize {
         self.scheduler.borrow_mut().choose(n)
     }

@@ -3,10 +3,10 @@
 //! # Safety
 //!
 //! The scheduler sets [`CTX`](cuda_std::arch::CTX) only to the address of a [`Thread`] of a live
-//! [`Gpus`](crate::gpus::Gpus), with the provenance of the whole object, and hooks run only on that thread's coroutine
-//! while it is current. So the cast of the context's address back to the thread is sound, and so is
-//! its pointer to the GPUs, which outlive all coroutines. Everything behind both is in cells: no
-//! reference here excludes another.
+//! [`Gpus`](crate::gpus::Gpus), with the provenance of the whole object, and hooks run only on that
+//! thread's coroutine while it is current. So the cast of the context's address back to the thread
+//! is sound, and so is its pointer to the GPUs, which outlive all coroutines. Everything behind
+//! both is in cells: no reference here excludes another.
 
 use corosensei::Yielder;
 use cuda_std::arch::{Access, MulticastParts, Ops, ThreadCtx};
@@ -19,7 +19,8 @@ use crate::shared::MAX_STATIC;
 use crate::thread::{Thread, Wait};
 use crate::warp::{self, Lane, Op};
 
-/// Accesses that a thread makes before others run: a thread that polls without saying so must not stop the world.
+/// Accesses that a thread makes before others run: a thread that polls without saying so must not
+/// stop the world.
 pub(crate) const SLICE: u64 = 1 << 16;
 
 impl Thread {
@@ -43,7 +44,8 @@ impl Thread {
             return;
         }
         self.wait.set(wait);
-        // SAFETY: the yielder is this coroutine's own, set when it started, and lives as long as its stack.
+        // SAFETY: the yielder is this coroutine's own, set when it started, and lives as long as
+        // its stack.
         unsafe { Yielder::suspend(&*self.yielder.get(), ()) };
     }
 }
@@ -66,7 +68,8 @@ fn shared_static(ctx: *const ThreadCtx, key: usize, size: usize) -> *mut u8 {
 }
 
 impl Thread {
-    /// An access about to happen: refuses it where the memory is not the thread's, and lets others run.
+    /// An access about to happen: refuses it where the memory is not the thread's, and lets others
+    /// run.
     #[inline(always)]
     pub(crate) fn touch(&self, address: usize, bytes: usize, access: Access, at: Site) {
         let gpus = self.gpus();
@@ -84,8 +87,8 @@ impl Thread {
             Access::Write | Access::AtomicWrite(..) => gpus.progress(),
             Access::AtomicRmw(..) => self.updating.set(true),
             Access::AtomicRead(..) => {
-                // A thread that goes on to other addresses does not poll, unless it says so. (It gives way by itself, so not
-                // here.)
+                // A thread that goes on to other addresses does not poll, unless it says so. (It
+                // gives way by itself, so not here.)
                 let [a, b, c, d] = self.polled.get();
                 if ![a, b, c, d].contains(&address) && !self.waits.get() {
                     self.polled.set([address, a, b, c]);
@@ -156,7 +159,8 @@ fn print(ctx: *const ThreadCtx, text: &str) {
     gpus.printed.borrow_mut().push_str(text);
 }
 
-/// What one look at the clock takes. Much, so that a kernel that waits for a time soon sees it pass.
+/// What one look at the clock takes. Much, so that a kernel that waits for a time soon sees it
+/// pass.
 const LOOK: u64 = 1000;
 
 fn clock(ctx: *const ThreadCtx) -> u64 {
@@ -170,7 +174,8 @@ fn clock(ctx: *const ThreadCtx) -> u64 {
     now
 }
 
-/// The simulator behind cuda_std. Fences have nothing to do: threads take turns, so that all see one memory.
+/// The simulator behind cuda_std. Fences have nothing to do: threads take turns, so that all see
+/// one memory.
 pub(crate) static OPS: Ops = Ops {
     barrier: |ctx, id, count, at| barrier::arrive(Thread::of(ctx), id, count, None, at),
     sync_warp: |ctx, mask, at| {

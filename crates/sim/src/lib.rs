@@ -1,45 +1,51 @@
-//! A simulated machine: GPUs, a CUDA driver and an NCCL in Rust, for programs where there is no GPU.
+//! A simulated machine: GPUs, a CUDA driver and an NCCL in Rust, for programs where there is no
+//! GPU.
 //!
 //! A [`Machine`] fills the two tables of C functions by which the host crate reaches the outside
-//! ([`devcomm_sys`]), so that a program of the host API runs on it as it is. Host threads take turns, and
-//! streams, kernels and the network go on between them, in order or in a random order by seed.
+//! ([`devcomm_sys`]), so that a program of the host API runs on it as it is. Host threads take
+//! turns, and streams, kernels and the network go on between them, in order or in a random order by
+//! seed.
 //!
 //! # Kernels
 //!
-//! Each simulated thread is a coroutine of one OS thread. Threads take turns where they synchronise (or, on request, at every
-//! access). Windows and resource buffers, LSA pointers and multicast addresses, all of NCCL's barriers, its reduce-copy functions,
-//! shared memory, block barriers, warp operations, atomics and printing behave as on a GPU. What goes wrong is a report:
-//! [`Machine::failure`] has it in types, the host's errors have its text. What would hang on GPUs is one, too:
-//! [`Error::Deadlock`] says who waits for what.
+//! Each simulated thread is a coroutine of one OS thread. Threads take turns where they synchronise
+//! (or, on request, at every access). Windows and resource buffers, LSA pointers and multicast
+//! addresses, all of NCCL's barriers, its reduce-copy functions, shared memory, block barriers,
+//! warp operations, atomics and printing behave as on a GPU. What goes wrong is a report:
+//! [`Machine::failure`] has it in types, the host's errors have its text. What would hang on GPUs
+//! is one, too: [`Error::Deadlock`] says who waits for what.
 //!
 //! # The network
 //!
-//! GIN is the PROXY back end between the simulated GPUs. An operation is on its way when the call that posts it returns: its
-//! source is read later, its bytes land later still, and its signal comes after them, all when threads wait; with a seed, at
-//! random moments. Strong signals come after all that was posted before them in their context to their peer; weak ones
-//! after their own put, and with a seed sometimes before earlier ones. So a kernel that forgets a flush or a signal fails
-//! for some seed. Windows, peers, signals and counters are checked when an operation is posted.
+//! GIN is the PROXY back end between the simulated GPUs. An operation is on its way when the call
+//! that posts it returns: its source is read later, its bytes land later still, and its signal
+//! comes after them, all when threads wait; with a seed, at random moments. Strong signals come
+//! after all that was posted before them in their context to their peer; weak ones after their own
+//! put, and with a seed sometimes before earlier ones. So a kernel that forgets a flush or a signal
+//! fails for some seed. Windows, peers, signals and counters are checked when an operation is
+//! posted.
 //!
 //! # Time
 //!
-//! The clock is virtual. It moves with what the machine does, and jumps to the next deadline, of a kernel's wait or of a host thread's, when nothing
-//! else can happen.
+//! The clock is virtual. It moves with what the machine does, and jumps to the next deadline, of a
+//! kernel's wait or of a host thread's, when nothing else can happen.
 //!
 //! # What it is not
 //!
-//! Memory is sequentially consistent: a kernel that lacks a fence passes, also one before a put. Plain dereferences of pointers are not
-//! seen, only what goes through `cuda_std` and `nccl_device` is. One block's threads run one at a time, so that speed says
-//! nothing about a GPU. There is no CFT, of the back ends of GIN there is PROXY alone, and what a kernel promises by a resource
+//! Memory is sequentially consistent: a kernel that lacks a fence passes, also one before a put.
+//! Plain dereferences of pointers are not seen, only what goes through `cuda_std` and `nccl_device`
+//! is. One block's threads run one at a time, so that speed says nothing about a GPU. There is no
+//! CFT, of the back ends of GIN there is PROXY alone, and what a kernel promises by a resource
 //! sharing mode is not checked.
 //!
 //! # Safety model
 //!
-//! A launch is unsafe, as a kernel is: a kernel that writes through a wild pointer writes to this process. Accesses
-//! through `cuda_std` are checked first; memory and stacks are surrounded by unmapped pages, and a fault there
-//! is a report too. Everything else is safe.
+//! A launch is unsafe, as a kernel is: a kernel that writes through a wild pointer writes to this
+//! process. Accesses through `cuda_std` are checked first; memory and stacks are surrounded by
+//! unmapped pages, and a fault there is a report too. Everything else is safe.
 //!
-//! The first machine installs a panic hook and a handler for memory faults in the process. Panics and faults outside
-//! simulated threads go to those that were there before.
+//! The first machine installs a panic hook and a handler for memory faults in the process. Panics
+//! and faults outside simulated threads go to those that were there before.
 //!
 //! # Example
 //!

@@ -1,14 +1,14 @@
 //! Simulated device memory: mappings with unmapped surroundings, and a register of what is live.
 //!
-//! A window has NCCL's own layout: one reservation of address space in which the part of rank `r` starts
-//! `r * stride * 4 GiB` behind the first, so that the pointer arithmetic of kernels is the GPU's. Everything between the
-//! parts is unmapped. A buffer ends at an unmapped page.
+//! A window has NCCL's own layout: one reservation of address space in which the part of rank `r`
+//! starts `r * stride * 4 GiB` behind the first, so that the pointer arithmetic of kernels is the
+//! GPU's. Everything between the parts is unmapped. A buffer ends at an unmapped page.
 //!
 //! # Safety
 //!
-//! This file owns the mappings. A [`Mapping`] is unmapped when it is dropped and at no other time; a [`Range`] in the
-//! register lies in a live mapping, because [`Allocation`] holds both. Kernels write to this memory whenever they run, so
-//! the host never makes a reference into it: it copies.
+//! This file owns the mappings. A [`Mapping`] is unmapped when it is dropped and at no other time;
+//! a [`Range`] in the register lies in a live mapping, because [`Allocation`] holds both. Kernels
+//! write to this memory whenever they run, so the host never makes a reference into it: it copies.
 
 mod shared;
 
@@ -24,7 +24,8 @@ use litemap::LiteMap;
 use crate::error::{Error, Result};
 use crate::multicast::Multicast;
 
-/// What fresh shared memory holds, and what a warp's missing lanes give: a NaN in every floating-point type, an unlikely number in the others.
+/// What fresh shared memory holds, and what a warp's missing lanes give: a NaN in every
+/// floating-point type, an unlikely number in the others.
 pub(crate) const POISON: u32 = 0x7fff_7fff;
 
 /// Distance between the parts of a window, in units of which NCCL counts.
@@ -49,7 +50,8 @@ pub(crate) struct Mapping {
 impl Mapping {
     /// Reserves `len` bytes, a multiple of the page size.
     pub(crate) fn reserve(len: usize) -> io::Result<Self> {
-        // SAFETY: a new private mapping at an address of the system's choice touches nothing that exists.
+        // SAFETY: a new private mapping at an address of the system's choice touches nothing that
+        // exists.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -66,7 +68,8 @@ impl Mapping {
         Ok(Self { base: base.cast(), len })
     }
 
-    /// Reserves whole pages for `bytes`, with a page before and one behind. Also the bytes of those pages.
+    /// Reserves whole pages for `bytes`, with a page before and one behind. Also the bytes of those
+    /// pages.
     fn of_one_part(bytes: usize) -> io::Result<(Self, usize)> {
         let page = page_size();
         let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
@@ -75,7 +78,8 @@ impl Mapping {
         Ok((mapping, open))
     }
 
-    /// Makes `len` bytes from `offset` readable and writable (`true`) or not accessible (`false`). Both are whole pages.
+    /// Makes `len` bytes from `offset` readable and writable (`true`) or not accessible (`false`).
+    /// Both are whole pages.
     pub(crate) fn protect(&self, offset: usize, len: usize, open: bool) -> io::Result<()> {
         let rights = if open { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
         assert!(offset <= self.len && len <= self.len - offset, "the pages lie in the mapping");
@@ -86,11 +90,12 @@ impl Mapping {
         Ok(())
     }
 
-    /// Gives the kernel a hint about `len` bytes from `offset`; `false` where it does not know the hint.
+    /// Gives the kernel a hint about `len` bytes from `offset`; `false` where it does not know the
+    /// hint.
     pub(crate) fn advise(&self, offset: usize, len: usize, advice: i32) -> bool {
         assert!(offset <= self.len && len <= self.len - offset, "the pages lie in the mapping");
-        // SAFETY: the range lies in this mapping, to which no reference exists; the hints in use (no huge pages, guard
-        // page) leave the rest of memory alone.
+        // SAFETY: the range lies in this mapping, to which no reference exists; the hints in use
+        // (no huge pages, guard page) leave the rest of memory alone.
         unsafe { libc::madvise(self.base.add(offset).cast(), len, advice) == 0 }
     }
 
@@ -102,7 +107,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this object's own. Nothing that can be done about a failure, and no reason for one.
+        // SAFETY: the mapping is this object's own. Nothing that can be done about a failure, and
+        // no reason for one.
         unsafe { libc::munmap(self.base.cast(), self.len) };
     }
 }
@@ -231,7 +237,8 @@ impl Memory {
     /// Whether all of `address..address + bytes` lies in one live range that `gpu` may touch.
     #[inline(always)]
     pub(crate) fn contains(&self, gpu: u32, address: usize, bytes: usize) -> bool {
-        // Neighbouring accesses fall into one piece of 64 KiB; the product spreads the pieces over the cache.
+        // Neighbouring accesses fall into one piece of 64 KiB; the product spreads the pieces over
+        // the cache.
         let piece = (address >> 16) as u64;
         let slot = piece.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - CACHE_BITS);
         let entry = &self.cache[slot as usize];
@@ -313,7 +320,8 @@ impl Allocation {
         })
     }
 
-    /// Parts of these lengths; `open` makes `len` bytes of the mapping, from `offset` on, the part of `rank`.
+    /// Parts of these lengths; `open` makes `len` bytes of the mapping, from `offset` on, the part
+    /// of `rank`.
     fn lay_out(
         memory: &Rc<Memory>,
         gpus: &Rc<[u32]>,

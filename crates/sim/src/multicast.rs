@@ -1,8 +1,9 @@
-//! Multicast addresses: what a `multimem` instruction reads and writes, one copy in every member of a group of ranks.
+//! Multicast addresses: what a `multimem` instruction reads and writes, one copy in every member of
+//! a group of ranks.
 //!
-//! A group is a range of addresses that no machine maps, and every window has one place in all of them, as with NCCL: an
-//! address is the group's base, the window's place and an offset. Nothing is stored there; the addresses stand for the
-//! parts of the windows.
+//! A group is a range of addresses that no machine maps, and every window has one place in all of
+//! them, as with NCCL: an address is the group's base, the window's place and an offset. Nothing is
+//! stored there; the addresses stand for the parts of the windows.
 
 use std::cell::{Cell, Ref, RefCell};
 use std::rc::Rc;
@@ -88,8 +89,8 @@ impl Multicast {
         Ref::filter_map(self.groups.borrow(), |groups| groups.get(index)?.as_ref()).ok()
     }
 
-    /// Gives memory a place, in units: parts of these lengths in bytes of the communicator whose ranks are on `gpus`, rank 0's
-    /// at `base` and `stride` bytes from one to the next.
+    /// Gives memory a place, in units: parts of these lengths in bytes of the communicator whose
+    /// ranks are on `gpus`, rank 0's at `base` and `stride` bytes from one to the next.
     pub(crate) fn place(
         &self,
         gpus: &Rc<[u32]>,

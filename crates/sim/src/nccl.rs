@@ -2,9 +2,10 @@
 //!
 //! # Safety
 //!
-//! Each function has the contract of NCCL's, which is the kernel author's: handles come from this simulator, coops and
-//! sessions from the functions here, pointers to structs are valid. A kernel runs on a coroutine with a current
-//! [`Thread`]. Barrier words lie in the resource memory of a device communicator, which the launch keeps alive.
+//! Each function has the contract of NCCL's, which is the kernel author's: handles come from this
+//! simulator, coops and sessions from the functions here, pointers to structs are valid. A kernel
+//! runs on a coroutine with a current [`Thread`]. Barrier words lie in the resource memory of a
+//! device communicator, which the launch keeps alive.
 
 mod coop;
 mod gin;

@@ -1,7 +1,8 @@
 //! Panics of kernels: caught, and reported with their place instead of printed.
 //!
-//! A process-wide panic hook keeps the place of a panic in simulated threads; panics elsewhere go to the hook that was there
-//! before. (Printing a backtrace, as the standard hook may, needs more stack than a simulated thread has.)
+//! A process-wide panic hook keeps the place of a panic in simulated threads; panics elsewhere go
+//! to the hook that was there before. (Printing a backtrace, as the standard hook may, needs more
+//! stack than a simulated thread has.)
 
 use std::any::Any;
 use std::cell::RefCell;

@@ -1,12 +1,12 @@
 //! Runs the threads on the GPUs, block by block.
 //!
-//! A turn takes a block and runs its ready threads, round after round, until none is ready or the turn is long enough; then
-//! comes the next block. (One queue of all threads would be several times slower: each thread's stack would be out of
-//! the cache at its turn.) The order is that in which the blocks came to be ready, or random by
-//! seed.
+//! A turn takes a block and runs its ready threads, round after round, until none is ready or the
+//! turn is long enough; then comes the next block. (One queue of all threads would be several times
+//! slower: each thread's stack would be out of the cache at its turn.) The order is that in which
+//! the blocks came to be ready, or random by seed.
 //!
-//! A pass over the blocks in which threads wait gives the network its turn. What happens when they do nothing else is in
-//! [`stuck`].
+//! A pass over the blocks in which threads wait gives the network its turn. What happens when they
+//! do nothing else is in [`stuck`].
 
 mod fiber;
 mod report;
@@ -38,8 +38,8 @@ const TURN: usize = 1000;
 const STEPS_A_LOOK: u64 = 1 << 14;
 const ACCESSES_A_STEP: u64 = 16;
 
-/// Polls without any event after which threads that all poll or wait are stuck. Threads that load without being watched are
-/// given more, since their stores are not seen.
+/// Polls without any event after which threads that all poll or wait are stuck. Threads that load
+/// without being watched are given more, since their stores are not seen.
 const MAX_IDLE: u64 = 1 << 20;
 const MAX_IDLE_UNWATCHED: u64 = 1 << 26;
 

@@ -1,4 +1,5 @@
-//! Shared memory of a block: poisoned at its start, and with a margin behind every array that shows when it was overrun.
+//! Shared memory of a block: poisoned at its start, and with a margin behind every array that shows
+//! when it was overrun.
 
 use std::cell::Cell;
 use std::rc::Rc;

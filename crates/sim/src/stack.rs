@@ -3,10 +3,10 @@
 //!
 //! # Safety
 //!
-//! Stack `i` is the `i`th slice of the mapping; slices do not overlap. The lowest page of a slice is its guard: where the
-//! kernel has guard hints (Linux 6.13) every stack has one; else the first [`MAX_PROTECTED`] stacks of the process have
-//! a protected page, because each costs two entries of the process's limited memory map, and the others a word that is
-//! looked at when the thread ends.
+//! Stack `i` is the `i`th slice of the mapping; slices do not overlap. The lowest page of a slice
+//! is its guard: where the kernel has guard hints (Linux 6.13) every stack has one; else the first
+//! [`MAX_PROTECTED`] stacks of the process have a protected page, because each costs two entries of
+//! the process's limited memory map, and the others a word that is looked at when the thread ends.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -43,7 +43,8 @@ impl Slab {
         Self::guarded(stacks, size, true, MAX_PROTECTED)
     }
 
-    /// [`new`](Self::new), with guard hints if there are any, else with at most so many protected pages in the process.
+    /// [`new`](Self::new), with guard hints if there are any, else with at most so many protected
+    /// pages in the process.
     fn guarded(stacks: usize, size: usize, hints: bool, max_protected: usize) -> io::Result<Self> {
         let page = page_size();
         let size = size.next_multiple_of(page) + page;
@@ -82,8 +83,8 @@ impl Slab {
 
     /// Whether stack `i` was used beyond its end, as far as one can see.
     pub(crate) fn overflowed(&self, i: usize) -> bool {
-        // SAFETY: the lowest word of a stack of this slab without guard page; read as volatile, since a coroutine may have
-        // written it.
+        // SAFETY: the lowest word of a stack of this slab without guard page; read as volatile,
+        // since a coroutine may have written it.
         i >= self.first_canary && unsafe { self.canary(i).read_volatile() } != CANARY
     }
 
@@ -103,7 +104,8 @@ impl Slab {
     ///
     /// # Safety
     ///
-    /// `i` is below the number of stacks, the slab outlives the coroutine, and no other coroutine uses the stack.
+    /// `i` is below the number of stacks, the slab outlives the coroutine, and no other coroutine
+    /// uses the stack.
     pub(crate) unsafe fn stack(&self, i: usize) -> SlabStack {
         debug_assert!(i < self.stacks);
         let low = self.canary(i).addr();
@@ -128,8 +130,8 @@ fn pointer(address: usize) -> StackPointer {
     StackPointer::new(address).unwrap_or(StackPointer::MIN)
 }
 
-// SAFETY: `limit..base` are whole pages of a live mapping (Slab::stack's contract), readable and writable but for the guard
-// page at the low end; there are at least four pages above it.
+// SAFETY: `limit..base` are whole pages of a live mapping (Slab::stack's contract), readable and
+// writable but for the guard page at the low end; there are at least four pages above it.
 unsafe impl Stack for SlabStack {
     #[inline]
     fn base(&self) -> StackPointer {

@@ -1,16 +1,20 @@
-//! Ways out of a kernel that does not come back by itself: it touched memory that is not there, used up its stack, or computes
-//! for ever. It ends with a report instead of taking the process with it.
+//! Ways out of a kernel that does not come back by itself: it touched memory that is not there,
+//! used up its stack, or computes for ever. It ends with a report instead of taking the process
+//! with it.
 //!
-//! Process-wide signal handlers look at where the signal hit. On the stack of the simulated thread that runs on this OS
-//! thread, they let the coroutine go on in a function that records the error and returns. Faults anywhere else go to the
-//! handler that was there before. On machines other than Linux on x86-64 and aarch64 there is none of this.
+//! Process-wide signal handlers look at where the signal hit. On the stack of the simulated thread
+//! that runs on this OS thread, they let the coroutine go on in a function that records the error
+//! and returns. Faults anywhere else go to the handler that was there before. On machines other
+//! than Linux on x86-64 and aarch64 there is none of this.
 //!
 //! # Safety
 //!
-//! The handlers read only cells of the current thread and its run (the argument of [`hooks`](crate::hooks) holds: the context is
-//! a live thread's) and the kernel's signal frame. The interrupted code is the kernel's own, so that it can be given up like
-//! the frames of an abandoned thread: for a fault, because the simulator touches no memory that a kernel names while it
-//! borrows a cell; for the watchdog, because it strikes after a long time of computing without a call into the simulator.
+//! The handlers read only cells of the current thread and its run (the argument of
+//! [`hooks`](crate::hooks) holds: the context is a live thread's) and the kernel's signal frame.
+//! The interrupted code is the kernel's own, so that it can be given up like the frames of an
+//! abandoned thread: for a fault, because the simulator touches no memory that a kernel names while
+//! it borrows a cell; for the watchdog, because it strikes after a long time of computing without a
+//! call into the simulator.
 
 use std::time::Duration;
 
@@ -19,7 +23,8 @@ use crate::gpus::Gpus;
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod linux;
 
-/// What a kernel may do without a call into the simulator once its time is over, in time of the processor.
+/// What a kernel may do without a call into the simulator once its time is over, in time of the
+/// processor.
 const PATIENCE: Duration = Duration::from_millis(250);
 
 /// Processor time of this OS thread: other work on the machine does not count.
@@ -41,7 +46,8 @@ pub(crate) fn install() {
     linux::install();
 }
 
-/// Stops threads that compute on, without a call, behind a time limit. It lasts until it is dropped.
+/// Stops threads that compute on, without a call, behind a time limit. It lasts until it is
+/// dropped.
 pub(crate) struct Watchdog {
     #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
     _timer: Option<linux::Timer>,

@@ -1,9 +1,10 @@
 //! Waits with a name: for the network, and those of `nccl_device`'s typed layer.
 //!
-//! A call of NCCL that waits for the network parks its thread until a condition holds ([`until`]). The typed layer polls, and
-//! tells the simulator what for ([`WAITS`]). Either way a report names the wait, and the scheduler knows that the thread does
-//! nothing but wait: where all do, and the network has nothing to deliver, waits with a timeout are over, one after the
-//! other, and without any the run is stuck.
+//! A call of NCCL that waits for the network parks its thread until a condition holds ([`until`]).
+//! The typed layer polls, and tells the simulator what for ([`WAITS`]). Either way a report names
+//! the wait, and the scheduler knows that the thread does nothing but wait: where all do, and the
+//! network has nothing to deliver, waits with a timeout are over, one after the other, and without
+//! any the run is stuck.
 
 use std::cell::Cell;
 use std::panic::Location;
@@ -45,8 +46,8 @@ pub(crate) enum Until {
     Reached { word: *const u64, least: u64, bits: u32 },
     /// The ranks of an LSA barrier have arrived over multimem.
     Arrived { inbox: *const u32, target: u32 },
-    /// The operations of a queue before number `before` are complete in this rank; without `gets`, they are only out of its
-    /// memory.
+    /// The operations of a queue before number `before` are complete in this rank; without `gets`,
+    /// they are only out of its memory.
     Complete { queue: QueueKey, before: u64, gets: bool },
     /// A queue has room for one operation more.
     Room { queue: QueueKey, depth: usize },
@@ -65,8 +66,8 @@ impl Until {
     /// The value of the word that it is about.
     pub(crate) fn seen(&self) -> u64 {
         match *self {
-            // SAFETY: a signal or counter of a device communicator, or a word in a window that was checked; both outlive the
-            // launch.
+            // SAFETY: a signal or counter of a device communicator, or a word in a window that was
+            // checked; both outlive the launch.
             Self::Reached { word, .. } => unsafe { word.read_volatile() },
             // SAFETY: as in `arrived`.
             Self::Arrived { inbox, .. } => unsafe { inbox.read_volatile() }.into(),
@@ -75,13 +76,15 @@ impl Until {
     }
 }
 
-/// Whether `value` has reached `least`, both counted modulo 2 to the power of `bits`. NCCL: `rollingLessEq`.
+/// Whether `value` has reached `least`, both counted modulo 2 to the power of `bits`. NCCL:
+/// `rollingLessEq`.
 pub(crate) fn reached(value: u64, least: u64, bits: u32) -> bool {
     let mask = u64::MAX >> (64 - bits);
     value.wrapping_sub(least) & mask <= mask >> 1
 }
 
-/// Parks the thread until `until` holds. The answer is whether it does: a wait with a timeout may be over before.
+/// Parks the thread until `until` holds. The answer is whether it does: a wait with a timeout may
+/// be over before.
 pub(crate) fn until(
     thread: &Thread,
     until: Until,

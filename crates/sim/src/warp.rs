@@ -77,8 +77,8 @@ impl Warp {
     }
 }
 
-/// A lane comes to the meeting of `mask` and waits for the others. Lanes that have ended, or that a partial warp lacks, are
-/// not waited for. The result is the lane's own.
+/// A lane comes to the meeting of `mask` and waits for the others. Lanes that have ended, or that a
+/// partial warp lacks, are not waited for. The result is the lane's own.
 pub(crate) fn meet(thread: &Thread, mask: u32, op: Op, mine: Lane, at: Site) -> (u32, bool) {
     let lane = thread.lane();
     let warp = thread.warp();
@@ -142,8 +142,8 @@ fn finish(warp: &Warp, meeting: &Meeting, except: Option<&Thread>) {
     }
 }
 
-/// What `lane` reads, as PTX defines `shfl.sync`: out of range gives its own value, a lane that does not take part an
-/// undefined one.
+/// What `lane` reads, as PTX defines `shfl.sync`: out of range gives its own value, a lane that
+/// does not take part an undefined one.
 fn shuffled(meeting: &Meeting, kind: Shuffle, lane: u32) -> (u32, bool) {
     let Lane { value, operand, width } = meeting.lanes[lane as usize];
     let operand = operand % WARP;

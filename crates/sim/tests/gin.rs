@@ -67,8 +67,8 @@ unsafe fn resets_signal(comm: DevComm) {
     unsafe { raw::ncclGinResetSignal(&mut gin(comm.as_raw(), 0), 0) };
 }
 
-/// Every rank puts a block of numbers to every rank, each block's threads to the peers in turn, and waits for all, which
-/// come in the context in which it puts to itself.
+/// Every rank puts a block of numbers to every rank, each block's threads to the peers in turn, and
+/// waits for all, which come in the context in which it puts to itself.
 #[kernel]
 unsafe fn all_to_all(
     comm: DevComm,
@@ -119,8 +119,8 @@ fn an_all_to_all_is_complete_in_a_thousand_orders() {
     }
 }
 
-/// Rank 0 puts element 0 to elements 0 and 1 of rank 1: first without a signal, then with one. Rank 1 notes what it sees then,
-/// and waits until all is there.
+/// Rank 0 puts element 0 to elements 0 and 1 of rank 1: first without a signal, then with one. Rank
+/// 1 notes what it sees then, and waits until all is there.
 #[kernel]
 unsafe fn two_puts(comm: DevComm, out: Window<u32>, seen: Window<u32>, strong: bool, round: u64) {
     let comm = comm.as_raw();
@@ -217,7 +217,8 @@ fn a_source_is_read_when_the_network_comes_to_it_and_not_after_a_flush() {
     assert!(seeds().all(|seed| got(seed, true) == [1; 10]));
 }
 
-/// Rank 0 flushes a put, and tells rank 1 by a plain store, which is wrong. Rank 1 notes what it sees, and waits.
+/// Rank 0 flushes a put, and tells rank 1 by a plain store, which is wrong. Rank 1 notes what it
+/// sees, and waits.
 #[kernel]
 unsafe fn takes_a_flush_for_delivery(
     comm: DevComm,
@@ -265,7 +266,8 @@ fn a_flush_is_no_delivery() {
     assert!({ early }.any(|early| early), "a flush always delivered");
 }
 
-/// Rank 0 gets from rank 1, and notes the element before and after it waited; in the end the counter's values.
+/// Rank 0 gets from rank 1, and notes the element before and after it waited; in the end the
+/// counter's values.
 #[kernel]
 unsafe fn gets_and_counts(comm: DevComm, out: Window<u64>, by_request: bool) {
     let comm = comm.as_raw();
@@ -312,7 +314,8 @@ fn gets_are_there_after_a_flush_and_counters_count_puts() {
     }
 }
 
-/// Rank 0 puts values of every size and signals in windows and by number; rank 1 waits for all and notes them.
+/// Rank 0 puts values of every size and signals in windows and by number; rank 1 waits for all and
+/// notes them.
 #[kernel]
 unsafe fn signals_of_all_kinds(comm: DevComm, out: Window<u64>) {
     let comm = comm.as_raw();

@@ -24,8 +24,8 @@ macro_rules! by_lsa {
         mod $test {
             use super::*;
 
-            /// `out`: the sum of `input` over the team; a copy of the first rank's; the sum, in every rank; half of `input`
-            /// plus the other half, twice. `COUNT` elements each.
+            /// `out`: the sum of `input` over the team; a copy of the first rank's; the sum, in
+            /// every rank; half of `input` plus the other half, twice. `COUNT` elements each.
             #[kernel]
             unsafe fn all_of_them(comm: DevComm, input: Window<$type>, out: Window<$type>) {
                 let comm = comm.as_raw();

@@ -1,4 +1,5 @@
-//! Teams in a kernel: NCCL's functions agree with the sets of ranks, and the device communicator with both.
+//! Teams in a kernel: NCCL's functions agree with the sets of ranks, and the device communicator
+//! with both.
 
 mod common;
 

@@ -27,7 +27,8 @@ unsafe fn fragment(a: *const bf16, b: *const bf16, d: *mut f32) {
     // SAFETY: a warp; the matrices have 256, 128 and 128 elements.
     unsafe {
         async_copy::copy_16(tile_a.add(8 * lane), a.add(8 * lane), true);
-        // The second half of the lanes has nothing to bring for B: zeros go to where the first half's rows are not.
+        // The second half of the lanes has nothing to bring for B: zeros go to where the first
+        // half's rows are not.
         if lane < 16 {
             async_copy::copy_16(tile_b.add(8 * lane), b.add(8 * lane), true);
         }
@@ -93,7 +94,8 @@ unsafe fn warpgroup(a: GridConstant<TensorMap>, b: GridConstant<TensorMap>, d: *
     let tile_a = memory.wrapping_add(memory.addr().next_multiple_of(1024) - memory.addr());
     let tile_b = tile_a.wrapping_add(64 * 128);
     let t = thread::thread_idx_x();
-    // SAFETY: a block of a warpgroup, with memory for the tiles, which are brought again when all have multiplied.
+    // SAFETY: a block of a warpgroup, with memory for the tiles, which are brought again when all
+    // have multiplied.
     unsafe {
         let full = MBarrier::at(shared_array![u64; 1]);
         if t == 0 {

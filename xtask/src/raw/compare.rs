@@ -5,10 +5,11 @@ use cuda_builder::{Signature, SignatureParam};
 use super::list::{Function, Param};
 use super::types;
 
-/// In what the list differs from the functions of the bitcode that it is to have; empty when it does not.
+/// In what the list differs from the functions of the bitcode that it is to have; empty when it
+/// does not.
 ///
-/// Compared are names, the number of parameters, LLVM's type of each and of the result, and where NCCL's side says how large
-/// the struct behind a pointer is, the size of the project's.
+/// Compared are names, the number of parameters, LLVM's type of each and of the result, and where
+/// NCCL's side says how large the struct behind a pointer is, the size of the project's.
 pub fn differences(list: &[Function], bitcode: &[Signature]) -> Vec<String> {
     let mut found = Vec::new();
     for function in list {

@@ -31,7 +31,8 @@ pub struct CParam {
     pub ty: String,
 }
 
-/// Every function with C's linkage in the headers of the device API, in the order of paths and lines.
+/// Every function with C's linkage in the headers of the device API, in the order of paths and
+/// lines.
 pub fn read(include: &Path) -> Result<Vec<Prototype>> {
     let mut paths = vec![include.join("nccl_device_wrapper.h")];
     find_headers(&include.join("nccl_device"), &mut paths)?;
@@ -163,7 +164,8 @@ fn split_params(text: &str) -> Vec<&str> {
     params
 }
 
-/// `const T*` and `T const *` are one type. A parameter that is itself `const` is its caller's no matter.
+/// `const T*` and `T const *` are one type. A parameter that is itself `const` is its caller's no
+/// matter.
 fn one_spelling(ty: &str) -> String {
     let (pointee, indirection) = match ty.trim().strip_suffix(['*', '&']) {
         Some(pointee) => (pointee, &ty.trim()[ty.trim().len() - 1..]),

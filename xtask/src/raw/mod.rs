@@ -1,8 +1,9 @@
 //! `cargo xtask raw`: the list of NCCL's C functions for kernels, made from NCCL itself.
 //!
-//! Names and LLVM types come from `libnccl_device.bc`, the names and C types of parameters from NCCL's headers. The two must
-//! agree with each other and with the sizes of the project's own structs. What comes out is checked in, in
-//! `crates/nccl_device/src/raw`: `functions.rs`, the list, and `native.md`, the functions that are not on it and why.
+//! Names and LLVM types come from `libnccl_device.bc`, the names and C types of parameters from
+//! NCCL's headers. The two must agree with each other and with the sizes of the project's own
+//! structs. What comes out is checked in, in `crates/nccl_device/src/raw`: `functions.rs`, the
+//! list, and `native.md`, the functions that are not on it and why.
 
 mod compare;
 mod headers;
@@ -140,7 +141,8 @@ impl Files {
     }
 }
 
-/// Writes the files, or compares those that are checked in. The exit code is 1 when they are not what NCCL says.
+/// Writes the files, or compares those that are checked in. The exit code is 1 when they are not
+/// what NCCL says.
 ///
 /// # Errors
 ///

@@ -4,7 +4,8 @@ use std::mem::size_of;
 
 use devcomm_types::nccl;
 
-/// C types that are passed as they are, and their Rust types. Enums are the integers that C makes of them.
+/// C types that are passed as they are, and their Rust types. Enums are the integers that C makes
+/// of them.
 const SCALARS: [(&str, &str); 35] = [
     ("void", "c_void"),
     ("bool", "bool"),
@@ -57,7 +58,8 @@ const STRUCTS: [(&str, &str, usize); 9] = [
     ("ncclGinRequest_t", "GinRequest", size_of::<nccl::GinRequest>()),
 ];
 
-/// The Rust type of a parameter or result, by its C type in one spelling. A struct by value is a pointer to a copy of it.
+/// The Rust type of a parameter or result, by its C type in one spelling. A struct by value is a
+/// pointer to a copy of it.
 pub fn rust_of_c(ty: &str) -> Option<String> {
     let scalar = |ty: &str| SCALARS.iter().find(|(c, _)| *c == ty).map(|(_, rust)| *rust);
     let of_struct = |ty: &str| STRUCTS.iter().find(|(c, ..)| *c == ty).map(|(_, rust, _)| *rust);

@@ -50,7 +50,8 @@ impl Tally {
         }
     }
 
-    /// Takes in `name: ran` or `name: skipped (reason)`. A test of several parts reports each, as `name part`.
+    /// Takes in `name: ran` or `name: skipped (reason)`. A test of several parts reports each, as
+    /// `name part`.
     fn read_gpu(&mut self, report: &str) {
         let Some((name, outcome)) = report.split_once(": ") else { return };
         let name = name.split(' ').next().unwrap_or(name);

@@ -32,8 +32,8 @@ unsafe fn next<T: Copy>(arguments: &mut *const u64) -> T {
 }
 ";
 
-/// How a kernel gets what only NCCL can make: the state that it makes, how, and after which other. What is made by NCCL in the
-/// kernel itself holds known coops, whose functions can be inlined.
+/// How a kernel gets what only NCCL can make: the state that it makes, how, and after which other.
+/// What is made by NCCL in the kernel itself holds known coops, whose functions can be inlined.
 const MADE: [(&str, &str, &[&str]); 5] = [
     ("CoopAny", "ncclCoopAnyInitCta(made)", &[]),
     ("Gin", "ncclGin_C_init(made, PROXY, next(a), next(a))", &[]),
@@ -54,8 +54,9 @@ const MADE: [(&str, &str, &[&str]); 5] = [
     ),
 ];
 
-/// NCCL's barriers over GIN use parts of their own several times. LLVM keeps those as functions, and does not see in them which
-/// coop it is that they call. (The typed layer's barriers are native.)
+/// NCCL's barriers over GIN use parts of their own several times. LLVM keeps those as functions,
+/// and does not see in them which coop it is that they call. (The typed layer's barriers are
+/// native.)
 const NOT_INLINED: [&str; 2] = ["ncclGinBarrierSessionSync", "ncclBarrierSessionSync"];
 
 /// `coop_any` of `CoopAny`.
@@ -174,7 +175,8 @@ fn build(package: &str, functions: &[Function]) -> Result<Result<Artifacts, Erro
     Ok(builder.out_dir(folder.join("out")).build())
 }
 
-/// Linking refuses a declaration with other types than NCCL's, so a kernel that is there has the right ones.
+/// Linking refuses a declaration with other types than NCCL's, so a kernel that is there has the
+/// right ones.
 pub fn every_function_inlines(_nccl: &Nccl) -> Result<(), Failed> {
     let functions = parse(&Files::checked_in(&root())?.list)?;
     let (apart, inlined): (Vec<Function>, Vec<Function>) =

@@ -1,7 +1,7 @@
 //! The list of NCCL's C functions against NCCL, and through the compiler.
 //!
-//! The harness is libtest-mimic: this program is also the builder's worker and must reach `link_worker` first, and a test
-//! can say while it runs that it was skipped.
+//! The harness is libtest-mimic: this program is also the builder's worker and must reach
+//! `link_worker` first, and a test can say while it runs that it was skipped.
 
 mod kernels;
 
@@ -29,7 +29,8 @@ fn main() {
     libtest_mimic::run(&Arguments::from_args(), tests).exit();
 }
 
-/// A test that needs NCCL's bitcode and headers. Without them it is skipped; where a whole environment is asked for, it fails.
+/// A test that needs NCCL's bitcode and headers. Without them it is skipped; where a whole
+/// environment is asked for, it fails.
 fn test(name: &str, body: fn(&Nccl) -> Result<(), Failed>) -> Trial {
     Trial::ignorable_test(name, move || match Nccl::find() {
         Ok(nccl) => body(&nccl).map(|()| Completion::Completed),

@@ -24,7 +24,8 @@ impl PartialEq for Type<'_> {
 impl Type<'_> {
     /// LLVM's text; a struct is its name, without what it is made of.
     pub(crate) fn text(self) -> String {
-        // SAFETY: any type has a text, NUL-terminated and handed over; it is freed once, after the copy.
+        // SAFETY: any type has a text, NUL-terminated and handed over; it is freed once, after the
+        // copy.
         let text = unsafe {
             let raw = (self.f.LLVMPrintTypeToString)(self.raw);
             let text = CStr::from_ptr(raw).to_string_lossy().into_owned();
@@ -68,7 +69,8 @@ impl<'m> Function<'m> {
         self.in_type(unsafe { (self.functions().LLVMGetReturnType)(self.signature().raw) })
     }
 
-    /// The type that the function's attribute of the same kind as this one, which has a type, names.
+    /// The type that the function's attribute of the same kind as this one, which has a type,
+    /// names.
     pub(crate) fn attribute_type(self, at: At, attribute: Attribute<'_>) -> Option<Type<'m>> {
         let f = self.functions();
         let own = self.attribute_at(at, attribute)?;
@@ -81,8 +83,8 @@ impl Module<'_> {
     /// The size of a type in this module's data layout, in bytes.
     pub(crate) fn size_of(&self, ty: Type<'_>) -> u64 {
         let f = ty.f;
-        // SAFETY: the layout is the live module's own; the types that are asked for are those of parameters,
-        // which have a size.
+        // SAFETY: the layout is the live module's own; the types that are asked for are those of
+        // parameters, which have a size.
         unsafe { (f.LLVMABISizeOfType)((f.LLVMGetModuleDataLayout)(self.raw()), ty.raw) }
     }
 }

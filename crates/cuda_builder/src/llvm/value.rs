@@ -266,8 +266,9 @@ impl<'m> Function<'m> {
         self.name().starts_with("llvm.")
     }
 
-    /// Drops the reference to the routine that would unwind the function's frame, which rustc leaves
-    /// on those that call `extern "C-unwind"`. Only landing pads need it; call this when they are gone.
+    /// Drops the reference to the routine that would unwind the function's frame, which rustc
+    /// leaves on those that call `extern "C-unwind"`. Only landing pads need it; call this when
+    /// they are gone.
     pub(crate) fn forget_unwinding(self) {
         // SAFETY: the value is a function; a null routine means none.
         unsafe {
@@ -401,14 +402,15 @@ impl<'m> Instruction<'m> {
         of_bytes.then_some((operands[0], bytes))
     }
 
-    /// Replaces a copy of memory, `memcpy(to, from, ..)` of `words` numbers of 8 bytes and a pointer behind them, by loads and
-    /// stores of each.
+    /// Replaces a copy of memory, `memcpy(to, from, ..)` of `words` numbers of 8 bytes and a
+    /// pointer behind them, by loads and stores of each.
     pub(crate) fn split_copy(self, words: u64) {
         const UNNAMED: *const std::ffi::c_char = c"".as_ptr();
         let (operands, f) = (self.operands(), self.f);
         let [to, from, ..] = operands[..] else { return };
-        // SAFETY: the copy is an instruction of a live module, `to` and `from` are its pointers, and what is built before it
-        // is of the types that the C interface wants. The copy has no users: it gives nothing.
+        // SAFETY: the copy is an instruction of a live module, `to` and `from` are its pointers,
+        // and what is built before it is of the types that the C interface wants. The copy has no
+        // users: it gives nothing.
         unsafe {
             let context = (f.LLVMGetTypeContext)((f.LLVMTypeOf)(to.raw));
             let word = (f.LLVMInt64TypeInContext)(context);

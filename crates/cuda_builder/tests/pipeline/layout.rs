@@ -39,7 +39,8 @@ pub unsafe extern \"ptx-kernel\" fn session_size(size: *mut usize) {
 }
 
 fn coop() -> Outcome {
-    // Where the table is, the linker proves for every call through it, and refuses NCCL's code otherwise.
+    // Where the table is, the linker proves for every call through it, and refuses NCCL's code
+    // otherwise.
     const TABLE_AT: usize = 16;
     let nccl = find_nccl(None, Part::Bitcode, |_| Ok(()))?;
     let bitcode = nccl.bitcode.ok_or("the bitcode that was found has no path")?;

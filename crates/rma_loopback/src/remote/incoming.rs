@@ -18,7 +18,8 @@ pub(crate) struct Incoming {
 }
 
 impl Incoming {
-    /// What the sender has written, if that can be: it has as many entries under way as the ring has.
+    /// What the sender has written, if that can be: it has as many entries under way as the ring
+    /// has.
     fn checked(&self, published: u64) -> Result<u64> {
         if published < self.taken || published - self.acknowledged > ENTRIES {
             return Err(Error::Internal(format!(

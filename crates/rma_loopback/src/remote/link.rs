@@ -174,7 +174,8 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // Copies from and to the slots may be on the way, or, where this rank failed, never come to an end.
+        // Copies from and to the slots may be on the way, or, where this rank failed, never come to
+        // an end.
         let quiet = self.me.lane.settle() && self.me.staging.channel.settle();
         if quiet {
             // SAFETY: dropped here only, and not used again.

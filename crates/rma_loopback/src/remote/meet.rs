@@ -1,4 +1,5 @@
-//! How ranks of different processes find each other: the higher rank calls the lower one's endpoint and brings the memory that they will share.
+//! How ranks of different processes find each other: the higher rank calls the lower one's endpoint
+//! and brings the memory that they will share.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -25,7 +26,8 @@ use crate::log;
 
 /// The longest pause between two looks at the clock and at who is waited for.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Time between two looks whether who is waited for still listens: each takes a place in its queue of calls.
+/// Time between two looks whether who is waited for still listens: each takes a place in its queue
+/// of calls.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 /// Time between two calls of a rank whose queue is full.
 const CALL_EVERY: Duration = Duration::from_millis(10);
@@ -62,7 +64,8 @@ impl Hello {
     }
 }
 
-/// Meets every rank of `handles` that lives in another process: `links` are to those met, whatever comes of it.
+/// Meets every rank of `handles` that lives in another process: `links` are to those met, whatever
+/// comes of it.
 pub(crate) fn meet(
     endpoint: &Endpoint,
     handles: &[Handle],

@@ -25,7 +25,8 @@ pub(crate) struct Job {
     pub(crate) signal: Option<RemoteSignal>,
 }
 
-// SAFETY: places are in registered regions, which stay until the operation is complete: NCCL promises it.
+// SAFETY: places are in registered regions, which stay until the operation is complete: NCCL
+// promises it.
 unsafe impl Send for Job {}
 
 #[derive(Clone, Copy)]
@@ -232,7 +233,8 @@ fn fill(me: &Member, from: Place, slot: *mut u8, bytes: usize) -> Result<Stage> 
             Ok(Stage::Filling(channel.mark()?))
         }
         Place::Host(address) | Place::Pinned(address) => {
-            // SAFETY: the range is in a registered region, checked when the job was made; the slot is this side's.
+            // SAFETY: the range is in a registered region, checked when the job was made; the slot
+            // is this side's.
             unsafe { std::ptr::copy_nonoverlapping(address, slot, bytes) };
             Ok(Stage::Ready)
         }

@@ -31,7 +31,8 @@ impl Shape {
         Self { slots: config.slots, slot_bytes: config.slot_bytes }
     }
 
-    /// Refuses a shape that no rank of this plugin has: another process may have told it. Sizes of others do not overflow.
+    /// Refuses a shape that no rank of this plugin has: another process may have told it. Sizes of
+    /// others do not overflow.
     fn require(self) -> Result<()> {
         let slot_kib = self.slot_bytes as u64 >> 10;
         if SLOTS.contains(&(self.slots as u64))

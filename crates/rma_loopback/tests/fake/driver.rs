@@ -1,7 +1,8 @@
-//! A CUDA driver made of threads: a stream is a thread that takes its time, device memory is the program's.
+//! A CUDA driver made of threads: a stream is a thread that takes its time, device memory is the
+//! program's.
 //!
-//! It refuses what a real one would take amiss or what would stop a progress thread: a stream whose context is not current, an
-//! asynchronous copy from or to host memory that is not pinned.
+//! It refuses what a real one would take amiss or what would stop a progress thread: a stream whose
+//! context is not current, an asynchronous copy from or to host memory that is not pinned.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -77,7 +78,8 @@ fn current() -> Option<&'static Device> {
     unsafe { (top as *const Device).as_ref() }
 }
 
-/// How this thread's calls and captures of others go together: 0 at first, 2 if they do not disturb those.
+/// How this thread's calls and captures of others go together: 0 at first, 2 if they do not disturb
+/// those.
 pub fn capture_mode_of_this_thread() -> c_int {
     CAPTURE_MODE.get()
 }

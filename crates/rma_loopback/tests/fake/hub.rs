@@ -51,7 +51,8 @@ impl Line {
         Self { socket: RefCell::new(socket), ranks }
     }
 
-    /// Brings `part`, calls `meanwhile` again and again until all ranks came, and returns all parts.
+    /// Brings `part`, calls `meanwhile` again and again until all ranks came, and returns all
+    /// parts.
     pub fn gather(&self, part: Part, mut meanwhile: impl FnMut()) -> Vec<Part> {
         let mut socket = self.socket.borrow_mut();
         socket.write_all(&part).unwrap();

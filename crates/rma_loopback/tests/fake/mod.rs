@@ -1,4 +1,5 @@
-//! Plays NCCL: the calls of its proxy, in its order and from its threads, against the plugin's tables.
+//! Plays NCCL: the calls of its proxy, in its order and from its threads, against the plugin's
+//! tables.
 #![allow(dead_code, reason = "each program uses a part of it")]
 
 pub mod buffer;
@@ -152,7 +153,8 @@ impl Listening {
     }
 }
 
-/// Calls an operation of a version of the interface, with flags where it has them, and gives its status and request.
+/// Calls an operation of a version of the interface, with flags where it has them, and gives its
+/// status and request.
 macro_rules! call_version {
     ($version:expr, $name:ident($($argument:expr),*)) => {{
         let mut request = null_mut();

@@ -15,8 +15,9 @@ fn byte(from: usize, to: usize, context: usize, round: usize, at: usize) -> u8 {
     (from * 31 + to * 17 + context * 7 + round * 3 + at) as u8
 }
 
-/// Every rank sends messages to every rank, itself too, on every context: each in up to three puts cut at random, the last with a signal. A
-/// "kernel" beside it watches the signals, and looks at the data behind each.
+/// Every rank sends messages to every rank, itself too, on every context: each in up to three puts
+/// cut at random, the last with a signal. A "kernel" beside it watches the signals, and looks at
+/// the data behind each.
 pub fn traffic(rank: &Rank, contexts: usize, barrier: &dyn Fn()) {
     let (me, ranks) = (rank.rank, rank.ranks);
     let slot = |from: usize, context: usize, round: usize| {
@@ -105,7 +106,8 @@ pub fn traffic(rank: &Rank, contexts: usize, barrier: &dyn Fn()) {
     assert!(!rank.has_error());
 }
 
-/// Puts and gets between every kind of memory, larger than all slots, at odd offsets, to a peer and to the rank itself.
+/// Puts and gets between every kind of memory, larger than all slots, at odd offsets, to a peer and
+/// to the rank itself.
 pub fn ranges(rank: &Rank, barrier: &dyn Fn()) {
     const BYTES: usize = 100_003;
     let me = rank.rank;
@@ -158,7 +160,8 @@ pub fn ranges(rank: &Rank, barrier: &dyn Fn()) {
     barrier();
 }
 
-/// Gets one after the other, each looked at as soon as it is said to be complete; puts likewise, at their target.
+/// Gets one after the other, each looked at as soon as it is said to be complete; puts likewise, at
+/// their target.
 pub fn one_by_one(rank: &Rank, barrier: &dyn Fn()) {
     const ROUNDS: usize = 30;
     let next = (rank.rank + 1) % rank.ranks;

@@ -94,7 +94,8 @@ fn reciprocal(n: usize) -> u32 {
     (u32::MAX / n).wrapping_add(n.is_power_of_two().into())
 }
 
-/// A device communicator in every one of these ranks. `first` says the first member of a rank's team, by team and rank.
+/// A device communicator in every one of these ranks. `first` says the first member of a rank's
+/// team, by team and rank.
 pub(crate) fn make(
     of: &Ranks,
     asked: &Asked,

@@ -1,4 +1,5 @@
-//! Where the resources of a device communicator lie: the checks, and the layout, the same on every rank.
+//! Where the resources of a device communicator lie: the checks, and the layout, the same on every
+//! rank.
 
 use devcomm_types::GinConnectionType;
 use devcomm_types::nccl::{GinBarrierHandle, LsaBarrierHandle, ResourceHandle};

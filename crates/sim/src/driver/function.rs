@@ -255,8 +255,8 @@ impl Kernel {
         let run = move || {
             // They point into it.
             let _params = &params;
-            // SAFETY: a copy of each parameter; the launch's caller keeps the kernel's contract, and
-            // the GPU's scheduler has made a thread current.
+            // SAFETY: a copy of each parameter; the launch's caller keeps the kernel's contract,
+            // and the GPU's scheduler has made a thread current.
             unsafe { body.call(&addresses) }
         };
         Launch {

@@ -304,7 +304,8 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Makes this thread the client `id`, and waits for its first turn. It is no other client any more.
+    /// Makes this thread the client `id`, and waits for its first turn. It is no other client any
+    /// more.
     pub(crate) fn attach(shared: &Arc<Shared>, id: ClientId) {
         // First: it could have the baton.
         Self::detach();
@@ -356,7 +357,8 @@ impl Client {
             Poll::Pending => false,
         };
         let poll: *mut (dyn FnMut(&Core, &Call) -> bool + '_) = &raw mut poll;
-        // SAFETY: the two differ in a lifetime; that nobody uses the pointer behind it is the module's.
+        // SAFETY: the two differ in a lifetime; that nobody uses the pointer behind it is the
+        // module's.
         let poll: *mut (dyn FnMut(&Core, &Call) -> bool + 'static) =
             unsafe { std::mem::transmute(poll) };
         let mut turns = self.shared.turns.lock();

@@ -197,8 +197,8 @@ impl Core {
         self.streams.borrow().values().for_each(|stream| stream.clear());
     }
 
-    /// Keeps what the host has done with as long as kernels run: one that was left waiting looks at it
-    /// again and again.
+    /// Keeps what the host has done with as long as kernels run: one that was left waiting looks at
+    /// it again and again.
     pub(crate) fn retire(&self, gone: impl Any) {
         if self.gpus.has_grids() {
             self.retired.borrow_mut().push(Box::new(gone));

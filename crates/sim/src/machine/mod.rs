@@ -129,8 +129,8 @@ impl Machine {
         self.wait_until(deadline, |core, _| core.news().is_word(since))
     }
 
-    /// As [`wait_for_word`](Self::wait_for_word), or until something has happened and this stream of
-    /// the current context has nothing to do.
+    /// As [`wait_for_word`](Self::wait_for_word), or until something has happened and this stream
+    /// of the current context has nothing to do.
     ///
     /// # Errors
     ///
@@ -177,8 +177,8 @@ impl Machine {
         self.inner.shared.notify();
     }
 
-    /// What went wrong first: why the driver's functions failed, or a wait was told that nothing can
-    /// go on.
+    /// What went wrong first: why the driver's functions failed, or a wait was told that nothing
+    /// can go on.
     #[must_use]
     pub fn failure(&self) -> Option<Arc<Error>> {
         self.inner.shared.failure()
@@ -235,7 +235,8 @@ pub(crate) fn find(number: u64) -> Option<Arc<Shared>> {
     MACHINES.lock().get(&number).and_then(Weak::upgrade)
 }
 
-/// Makes the calling thread one that uses this machine until it ends, if it does not use it already.
+/// Makes the calling thread one that uses this machine until it ends, if it does not use it
+/// already.
 pub(crate) fn join(machine: &Arc<Shared>) {
     let here = |client: &Client| Arc::ptr_eq(client.shared(), machine);
     if !Client::with(here).unwrap_or(false) {

@@ -2,7 +2,8 @@
 //!
 //! # Safety
 //!
-//! The parent module's: a coop that a kernel passes is one that the functions here made, which its mark tells.
+//! The parent module's: a coop that a kernel passes is one that the functions here made, which its
+//! mark tells.
 
 use std::mem::MaybeUninit;
 
@@ -14,7 +15,8 @@ use crate::error::Site;
 use crate::thread::{Thread, Within};
 use crate::warp::{self, Lane, Op, WARP};
 
-/// What a coop is, as `CoopAny::storage[0]` holds it. The second word has the lane mask, or the warp span.
+/// What a coop is, as `CoopAny::storage[0]` holds it. The second word has the lane mask, or the
+/// warp span.
 #[derive(Clone, Copy)]
 #[repr(u64)]
 enum Kind {

@@ -2,8 +2,8 @@
 //!
 //! # Safety
 //!
-//! The device communicator that a kernel gets points to its [`GinComm`], which lives as long as the launch. A [`Gin`] is what
-//! [`init`] wrote, which its mark tells.
+//! The device communicator that a kernel gets points to its [`GinComm`], which lives as long as the
+//! launch. A [`Gin`] is what [`init`] wrote, which its mark tells.
 
 pub(super) mod barrier;
 pub(super) mod hybrid;

@@ -1,10 +1,11 @@
-//! The LSA barrier: NCCL's algorithm on NCCL's words, so that what is wrong with a kernel on a GPU is wrong here. The epoch is
-//! read by Init and stored by Destroy only.
+//! The LSA barrier: NCCL's algorithm on NCCL's words, so that what is wrong with a kernel on a GPU
+//! is wrong here. The epoch is read by Init and stored by Destroy only.
 //!
 //! # Safety
 //!
-//! The parent module's: sessions are those that [`init`] filled; the words of a barrier lie in the resources of the
-//! device communicator that the kernel was launched with, which lives as long as the launch.
+//! The parent module's: sessions are those that [`init`] filled; the words of a barrier lie in the
+//! resources of the device communicator that the kernel was launched with, which lives as long as
+//! the launch.
 
 use std::mem::offset_of;
 use std::rc::Rc;
@@ -56,7 +57,8 @@ unsafe fn gpus_of<'a>(comm: *const DevComm) -> &'a Rc<[u32]> {
     &unsafe { view((*comm).resource_window) }.gpus
 }
 
-/// Words of `n` barriers for a team of `ranks`: epochs and inboxes for multimem, epochs, and an inbox a peer.
+/// Words of `n` barriers for a team of `ranks`: epochs and inboxes for multimem, epochs, and an
+/// inbox a peer.
 pub(crate) fn barrier_words(n: usize, ranks: usize) -> usize {
     3 * n + n * ranks
 }
@@ -277,7 +279,8 @@ pub(super) unsafe extern "C-unwind" fn init(
     multimem_handle: *const MultimemHandle,
 ) {
     let (thread, at) = (Thread::current(), CALL_SITE.get());
-    // SAFETY: the kernel passes valid objects, as NCCL wants them; the session may be uninitialised and is only written.
+    // SAFETY: the kernel passes valid objects, as NCCL wants them; the session may be uninitialised
+    // and is only written.
     let new = unsafe {
         note_communicator(thread, gpus_of(comm));
         Session {

@@ -1,7 +1,8 @@
-//! Addresses: in windows, in resource buffers, and of multicast. CFT, which is not simulated, has none.
+//! Addresses: in windows, in resource buffers, and of multicast. CFT, which is not simulated, has
+//! none.
 //!
-//! As on a GPU nothing is checked here but that a window is one: the access is what counts. The address of a rank out of
-//! reach is one that no machine maps.
+//! As on a GPU nothing is checked here but that a window is one: the access is what counts. The
+//! address of a rank out of reach is one that no machine maps.
 
 use std::ffi::c_void;
 
@@ -49,7 +50,8 @@ pub(super) unsafe extern "C-unwind" fn peer_of_team(
     view.of_lsa(offset, team.to_lsa(view.lsa_rank, peer))
 }
 
-/// The multicast address of byte `offset` of what has the place `mc_offset_4k`; a NULL handle ends the kernel.
+/// The multicast address of byte `offset` of what has the place `mc_offset_4k`; a NULL handle ends
+/// the kernel.
 fn of_multimem(handle: MultimemHandle, mc_offset_4k: u32, offset: usize) -> *mut c_void {
     if handle.base.is_null() {
         let (thread, at) = caller();

@@ -1,12 +1,14 @@
-//! The reduce-copy families: sums and copies of many elements, over the parts of a window, over multicast, or of local arrays.
+//! The reduce-copy families: sums and copies of many elements, over the parts of a window, over
+//! multicast, or of local arrays.
 //!
-//! Elements go to the coop's threads one by one, and sources are added in the team's order, in the type that NCCL adds in:
-//! `f32` for half precision, `f16` for 8-bit floats, with wrap-around for integers. Every element is an access of its
-//! own that is checked as a kernel's.
+//! Elements go to the coop's threads one by one, and sources are added in the team's order, in the
+//! type that NCCL adds in: `f32` for half precision, `f16` for 8-bit floats, with wrap-around for
+//! integers. Every element is an access of its own that is checked as a kernel's.
 //!
 //! # Safety
 //!
-//! The module's of `nccl`; memory is checked before it is touched, unless the simulator was told not to watch.
+//! The module's of `nccl`; memory is checked before it is touched, unless the simulator was told
+//! not to watch.
 
 use std::ffi::c_void;
 
@@ -163,7 +165,8 @@ impl Work<'_> {
         }
     }
 
-    /// Hands the sums behind a multicast address to `store`, with their index, for the thread's elements.
+    /// Hands the sums behind a multicast address to `store`, with their index, for the thread's
+    /// elements.
     fn sum_in_switch<T: Sum>(&self, src: *const T, count: usize, store: impl Fn(usize, T)) {
         if !T::IN_SWITCH {
             let what = format!(

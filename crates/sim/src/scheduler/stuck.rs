@@ -41,7 +41,8 @@ impl Scheduler {
         }
     }
 
-    /// Finds out whether all that threads do is to wait for each other. `idle` is the count before the pass.
+    /// Finds out whether all that threads do is to wait for each other. `idle` is the count before
+    /// the pass.
     pub(super) fn look_for_news(&mut self, gpus: &Gpus, idle: u64) -> Step {
         let Pass { looks, spins, other } = self.pass;
         let news = gpus.idle.get() != idle + looks + spins || !self.changed.is_empty();

@@ -39,8 +39,8 @@ pub(crate) fn install() {
 /// Installs a handler; what was there before.
 fn handle(signal: c_int, handler: Handler) -> sigaction {
     let mut before = MaybeUninit::<sigaction>::zeroed();
-    // SAFETY: all zero is a valid action; the handlers keep to what may be done in one. Should the call fail, `before` stays
-    // all zero, the default action.
+    // SAFETY: all zero is a valid action; the handlers keep to what may be done in one. Should the
+    // call fail, `before` stays all zero, the default action.
     unsafe {
         let mut action = MaybeUninit::<sigaction>::zeroed().assume_init();
         action.sa_sigaction = handler as *const () as usize;
@@ -59,7 +59,8 @@ fn leave_kernel(context: &mut ucontext_t, instead: impl FnOnce() + 'static) -> b
     let trap = Thread::current().trap.get();
     match trap.filter(|trap| trap.stack_ptr_in_bounds(stack_pointer(context))) {
         Some(trap) => {
-            // SAFETY: the signal hit this coroutine's stack, by the check, and the registers are set as returned.
+            // SAFETY: the signal hit this coroutine's stack, by the check, and the registers are
+            // set as returned.
             go_on_at(context, unsafe { trap.setup_trap_handler(instead) });
             true
         }
@@ -68,7 +69,8 @@ fn leave_kernel(context: &mut ucontext_t, instead: impl FnOnce() + 'static) -> b
 }
 
 unsafe extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: the system passes both to a handler with SA_SIGINFO, and SIGSEGV and SIGBUS carry an address.
+    // SAFETY: the system passes both to a handler with SA_SIGINFO, and SIGSEGV and SIGBUS carry an
+    // address.
     let (code, address, context) =
         unsafe { ((*info).si_code, (*info).si_addr().addr(), &mut *context.cast::<ucontext_t>()) };
     let address = (code != SI_KERNEL).then_some(address);
@@ -77,7 +79,8 @@ unsafe extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut
     }
     let which = FAULTS.iter().position(|s| *s == signal).unwrap_or(0);
     if let Some(before) = BEFORE.get() {
-        // SAFETY: an action that the system returned. The access is made again when this handler returns, and meets it.
+        // SAFETY: an action that the system returned. The access is made again when this handler
+        // returns, and meets it.
         unsafe { libc::sigaction(signal, &before[which], std::ptr::null_mut()) };
     }
 }
@@ -123,7 +126,8 @@ pub(crate) struct Timer(timer_t);
 impl Timer {
     pub(crate) fn new(first: Duration) -> Option<Self> {
         let mut timer = MaybeUninit::<timer_t>::uninit();
-        // SAFETY: all zero is a valid event; a timer of this thread's processor time, which signals this thread.
+        // SAFETY: all zero is a valid event; a timer of this thread's processor time, which signals
+        // this thread.
         let timer = unsafe {
             let mut event = MaybeUninit::<libc::sigevent>::zeroed().assume_init();
             event.sigev_notify = libc::SIGEV_THREAD_ID;

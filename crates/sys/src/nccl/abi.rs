@@ -1,4 +1,5 @@
-//! NCCL's host ABI: its structs and constants, as `nccl.h` and `nccl_device/host.h` of 2.32.3 declare them.
+//! NCCL's host ABI: its structs and constants, as `nccl.h` and `nccl_device/host.h` of 2.32.3
+//! declare them.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of};

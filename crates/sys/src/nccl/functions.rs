@@ -1,7 +1,7 @@
 //! NCCL's functions, all that 2.32.3 exports and its headers declare.
 //!
-//! Left out: `ncclCftBarrierCreateRequirement`, which is declared and not exported, and two that are
-//! exported and declared for Windows only.
+//! Left out: `ncclCftBarrierCreateRequirement`, which is declared and not exported, and two that
+//! are exported and declared for Windows only.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -92,7 +92,8 @@ macro_rules! nccl_functions {
             bcast = "ncclBcast" since (2, 3, 5)
                 (address: *mut c_void, count: usize, data_type: c_int, root: c_int, comm: RawComm, stream:
                  RawStream) -> c_int;
-            // Collectives with a configuration: gated by the version whose ncclCollConfig_t is filled.
+            // Collectives with a configuration: gated by the version whose ncclCollConfig_t is
+            // filled.
             all_reduce_config = "ncclAllReduceConfig" since (2, 32, 3)
                 (send: *const c_void, recv: *mut c_void, count: usize, data_type: c_int, op: c_int, comm: RawComm,
                  stream: RawStream, config: *const CollConfig) -> c_int;
@@ -168,7 +169,8 @@ macro_rules! nccl_functions {
             red_op_create_pre_mul_sum = "ncclRedOpCreatePreMulSum" since (2, 11, 4)
                 (op: *mut c_int, scalar: *mut c_void, data_type: c_int, residence: c_int, comm: RawComm) -> c_int;
             red_op_destroy = "ncclRedOpDestroy" since (2, 11, 4) (op: c_int, comm: RawComm) -> c_int;
-            // Device communicators and their resources: gated by the version whose structs are filled.
+            // Device communicators and their resources: gated by the version whose structs are
+            // filled.
             dev_comm_create = "ncclDevCommCreate" since (2, 32, 3)
                 (comm: RawComm, reqs: *const Requirements, out_dev_comm: *mut DevComm) -> c_int;
             dev_comm_destroy = "ncclDevCommDestroy" since (2, 32, 3)

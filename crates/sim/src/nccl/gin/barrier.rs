@@ -1,4 +1,5 @@
-//! The GIN barrier: NCCL's algorithm on signals. Each rank signals its peers, and waits until theirs have reached its shadows.
+//! The GIN barrier: NCCL's algorithm on signals. Each rank signals its peers, and waits until
+//! theirs have reached its shadows.
 
 use devcomm_types::nccl::{CoopAny, DevComm, Gin, GinBarrierHandle, GinBarrierSession, Team};
 use devcomm_types::{WaitFor, WaitKind};
@@ -65,7 +66,8 @@ impl Session {
         let (coop, rank) = unsafe { call.coop(&raw const self.coop) };
         let (size, ranks) = (coop.size(thread), self.team.n_ranks as u32);
         call.sync(coop, NAME);
-        // PROXY's signals can be strong, so nothing is flushed first. With a fence of puts a rank signals itself too.
+        // PROXY's signals can be strong, so nothing is flushed first. With a fence of puts a rank
+        // signals itself too.
         let signals = if fence & FENCE_PUT != 0 { ranks } else { ranks - 1 };
         let contexts = if self.all_contexts { call.gin.contexts } else { 1 };
         let share = || (rank..contexts * signals).step_by(size.max(1) as usize);
@@ -83,7 +85,8 @@ impl Session {
             let world = call.peer(self.team, peer as i32);
             let signal = self.signal + peer;
             let shadow = call.shadow(signal).cast::<u32>();
-            // SAFETY: the low half of a shadow of the device communicator, as NCCL counts; threads take turns.
+            // SAFETY: the low half of a shadow of the device communicator, as NCCL counts; threads
+            // take turns.
             let wanted = unsafe {
                 let wanted = shadow.read_volatile().wrapping_add(1);
                 shadow.write_volatile(wanted);
@@ -118,7 +121,8 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn init(
     handle: *const GinBarrierHandle,
     index: u32,
 ) {
-    // SAFETY: the kernel passes a handle, a coop, a team, and room for a session, which is larger than ours.
+    // SAFETY: the kernel passes a handle, a coop, a team, and room for a session, which is larger
+    // than ours.
     unsafe {
         let call = Call::on(net);
         let new = Session::new(&call, *coop, *team, *handle, index, false);
@@ -135,7 +139,8 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn init_all_contexts(
     index: u32,
 ) {
     let (thread, at) = caller();
-    // SAFETY: the kernel passes a device communicator, a coop, a team, and room for a session, which is larger than ours.
+    // SAFETY: the kernel passes a device communicator, a coop, a team, and room for a session,
+    // which is larger than ours.
     unsafe {
         let call = Call::with(Handle::new(comm, 0, thread, at), thread, at);
         let new = Session::new(&call, *coop, *team, *handle, index, true);

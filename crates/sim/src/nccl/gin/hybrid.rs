@@ -1,5 +1,6 @@
-//! The hybrid barrier, as NCCL's C functions have it: an LSA barrier, then a GIN barrier along the rail. They never make the
-//! dense barrier that NCCL's C++ has, and so do less than a barrier in some modes, which ends the kernel here.
+//! The hybrid barrier, as NCCL's C functions have it: an LSA barrier, then a GIN barrier along the
+//! rail. They never make the dense barrier that NCCL's C++ has, and so do less than a barrier in
+//! some modes, which ends the kernel here.
 
 use devcomm_types::nccl::{
     BarrierSession, CoopAny, Gin, GinBarrierHandle, LsaBarrierHandle, MultimemHandle, Team,
@@ -31,7 +32,8 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn init(
     multimem: bool,
     multimem_handle: *const MultimemHandle,
 ) {
-    // SAFETY: the kernel passes a handle, a coop, teams and handles, and room for a session, which is larger than ours.
+    // SAFETY: the kernel passes a handle, a coop, teams and handles, and room for a session, which
+    // is larger than ours.
     unsafe {
         let call = Call::on(net);
         let lsa = lsa_barrier::Session {

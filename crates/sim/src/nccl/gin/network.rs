@@ -1,12 +1,13 @@
 //! What is under way between the ranks, and its delivery.
 //!
-//! Every context of a rank has a queue to each peer. An operation is posted, then taken (its source is read; for a put, that
-//! completes it in its own rank and counts), then it lands at its target, and last comes its signal. Queues know nothing of
-//! each other, and nothing is delivered when it is posted, so that a kernel that does not wait shows.
+//! Every context of a rank has a queue to each peer. An operation is posted, then taken (its source
+//! is read; for a put, that completes it in its own rank and counts), then it lands at its target,
+//! and last comes its signal. Queues know nothing of each other, and nothing is delivered when it
+//! is posted, so that a kernel that does not wait shows.
 //!
-//! In order, a delivery lands all that was taken and takes all that was posted. In random order each step does one of that
-//! for one operation; and a weak signal, which promises no more than its own put, may come before operations that
-//! were posted earlier and have no signal.
+//! In order, a delivery lands all that was taken and takes all that was posted. In random order
+//! each step does one of that for one operation; and a weak signal, which promises no more than its
+//! own put, may come before operations that were posted earlier and have no signal.
 //!
 //! # Safety
 //!
@@ -145,8 +146,8 @@ impl Queue {
         Ok(())
     }
 
-    /// The taken operations that may land now: the first, and weak signals with nothing before them but operations
-    /// without signal.
+    /// The taken operations that may land now: the first, and weak signals with nothing before them
+    /// but operations without signal.
     fn may_land(&self) -> Vec<usize> {
         let silent = self.taken.iter().take_while(|f| f.operation.signal.is_none()).count();
         let weak =
@@ -225,7 +226,8 @@ impl Network {
         self.queues.borrow().get(&key).map_or(0, |queue| queue.next)
     }
 
-    /// All operations with numbers below this are complete in their own rank; without `gets`, gets count when they are taken.
+    /// All operations with numbers below this are complete in their own rank; without `gets`, gets
+    /// count when they are taken.
     pub(crate) fn complete(&self, key: QueueKey, gets: bool) -> u64 {
         let queues = self.queues.borrow();
         let Some(queue) = queues.get(&key) else { return 0 };

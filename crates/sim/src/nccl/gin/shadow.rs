@@ -42,8 +42,8 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn wait_meet(
     bits: i32,
     _ord: i32,
 ) {
-    // SAFETY: the kernel passes a handle and a coop; a shadow of the device communicator, which thread 0 reads behind the
-    // barrier.
+    // SAFETY: the kernel passes a handle and a coop; a shadow of the device communicator, which
+    // thread 0 reads behind the barrier.
     unsafe {
         let call = Call::on(net);
         let (shadow, bits) = (call.shadow(signal), call.bits(bits));
@@ -65,14 +65,16 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn wait_follow(
     _ord: i32,
 ) {
     const NAME: &str = "a wait for a signal";
-    // SAFETY: the kernel passes a handle, a coop and room for two numbers; a shadow of the device communicator.
+    // SAFETY: the kernel passes a handle, a coop and room for two numbers; a shadow of the device
+    // communicator.
     unsafe {
         let call = Call::on(net);
         let (shadow, bits) = (call.shadow(signal), call.bits(bits));
         let (coop, rank) = call.coop(coop);
         call.sync(coop, NAME);
         let old = shadow.read_volatile();
-        // Nobody reads what thread 0 writes for what was there before. NCCL trusts in its threads' being equally fast.
+        // Nobody reads what thread 0 writes for what was there before. NCCL trusts in its threads'
+        // being equally fast.
         call.sync(coop, NAME);
         if rank == 0 {
             let word = call.wait_here(signal, old.wrapping_add(least_delta), bits);

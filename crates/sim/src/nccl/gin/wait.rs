@@ -18,7 +18,8 @@ const TIMEOUT: i32 = 8;
 const REQUEST: u64 = 0x6e63_636c << 32;
 
 impl Call<'_> {
-    /// Waits; a timeout of no cycles looks once, any other is over when nothing but waits with a timeout could go on.
+    /// Waits; a timeout of no cycles looks once, any other is over when nothing but waits with a
+    /// timeout could go on.
     fn wait(&self, until: Until, what: WaitFor, timeout: Option<u64>) -> i32 {
         if timeout == Some(0) {
             self.thread.give_way(Wait::Spin { at: self.at });
@@ -45,7 +46,8 @@ impl Call<'_> {
         Until::Complete { queue, before: self.gpus.network.next(queue), gets }
     }
 
-    /// Waits for this context's operations to the peers that are the thread's share, of `size` threads.
+    /// Waits for this context's operations to the peers that are the thread's share, of `size`
+    /// threads.
     fn flush_share(&self, rank: u32, size: u32, gets: bool, timeout: Option<u64>) -> i32 {
         for peer in (rank..self.gin.gpus.len() as u32).step_by(size.max(1) as usize) {
             let mut what = self.wait_for(WaitKind::Flush, 0, 0);
@@ -122,7 +124,8 @@ impl Call<'_> {
     fn read(&self, word: *const u64, bits: i32) -> u64 {
         let mask = u64::MAX >> (64 - self.bits(bits));
         self.thread.give_way(Wait::Spin { at: self.at });
-        // SAFETY: a signal or counter of the device communicator, or a word of a window that was checked.
+        // SAFETY: a signal or counter of the device communicator, or a word of a window that was
+        // checked.
         (unsafe { word.read_volatile() }) & mask
     }
 
