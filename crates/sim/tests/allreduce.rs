@@ -1,4 +1,4 @@
-//! Ranks that talk to each other by load and store.
+//! All-reduce kernels by load and store between ranks, in any order and at any size.
 
 use cuda_std::prelude::*;
 use devcomm::sim::Activity;
@@ -148,7 +148,7 @@ fn a_session_that_is_not_closed_breaks_the_next_launch_as_on_a_gpu() {
     });
     let sums = sums.unwrap();
     assert_eq!((sums[0].0, sums[1].0), (21, 21));
-    // Whoever comes first passes at once, and reads what the other stored in the first launch.
+    // The first rank to arrive passes at once, and reads what the other stored in the first launch.
     assert!(sums.iter().any(|(_, again)| *again == 111), "{sums:?}");
     let open = world.simulated_machine().unwrap().activity().open_sessions;
     assert_eq!(open.iter().map(|session| session.rank).collect::<Vec<_>>(), [0, 0, 1, 1]);

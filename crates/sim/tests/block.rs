@@ -9,7 +9,7 @@ use devcomm_testing::simulated::{read, simulate};
 use devcomm_types::LaunchArgs;
 use nccl_device::Coop;
 
-/// What a kernel of one GPU makes of the memory that it gets.
+/// Runs a kernel on one GPU and returns its memory.
 fn output<T: Element, K: Kernel + Sync, const N: usize>(
     simulation: Simulation,
     kernel: K,
@@ -176,7 +176,7 @@ unsafe fn coops(out: *mut u32) {
     unsafe {
         *seen.add(t as usize) = coop.thread_rank();
         coop.sync();
-        // The thread of the coop with the rank opposite of this one's.
+        // The thread of the coop with the mirrored rank.
         let mut opposite = t;
         for other in 0..160 {
             let same = match t / 32 {

@@ -1,4 +1,4 @@
-//! What is wrong with a kernel is reported, with who and where, and never a hang.
+//! A kernel's errors are reported with thread and location, and never hang.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,12 +25,12 @@ fn deadlock(error: &Error) -> &Stall {
     }
 }
 
-/// What goes wrong with a kernel of one GPU that takes nothing.
+/// The failure of a kernel without parameters on one GPU.
 fn failure_of(kernel: impl Kernel<Args = ()> + Sync, grid: u32, block: u32) -> Arc<Error> {
     failure(Simulation::new(1), |gpu| gpu.launch(kernel, grid, block, ()))
 }
 
-/// What goes wrong with a kernel of one GPU that takes a word, which is 0.
+/// The failure of a kernel on one GPU that takes a word, which is 0.
 fn failure_with_word<K: Kernel + Sync>(simulation: Simulation, kernel: K, block: u32) -> Arc<Error>
 where
     for<'a> (&'a SymmetricBuffer<u32>,): LaunchArgs<K::Args>,
@@ -108,7 +108,7 @@ fn a_machine_of_a_failed_kernel_is_over_and_others_go_on() {
     let texts = run(&world, |gpu| {
         let args = (&gpu.window(&[0_u32])?, 1, 1_usize);
         let launch = || gpu.launch(stores_behind, 1, 4, args).map_err(word).unwrap_err();
-        // As on a GPU: whatever comes after it fails like it.
+        // As on a GPU, every later call fails with the same error.
         Ok((launch(), launch()))
     });
     for (first, next) in texts.unwrap() {
@@ -128,7 +128,7 @@ unsafe fn half_a_block_syncs() {
         unsafe {
             *seen = 1;
             warp::sync();
-            // Lane 31 never comes to the shuffle.
+            // Lane 31 never reaches the shuffle.
             if thread::thread_idx_x() != 31 {
                 warp::shuffle_xor(1_u32, 1);
             } else {
@@ -222,7 +222,7 @@ fn an_access_outside_a_window_is_reported_before_it_happens() {
         panic!("{error}")
     };
     assert_eq!((thread.rank, thread.block, thread.thread, bytes), (0, 0, 3, 4));
-    assert!(where_to.starts_with("16 bytes behind the end of window"), "{where_to}");
+    assert!(where_to.starts_with("16 bytes after the end of window"), "{where_to}");
     assert!(where_to.ends_with("rank 1's part, 400 bytes"), "{where_to}");
     assert!(at.file().ends_with("failures.rs"));
     let error = error_at(2, 0);
@@ -266,7 +266,7 @@ unsafe fn writes_plainly_behind(out: *mut u32, at: usize) {
     unsafe { out.add(at).write_volatile(1) };
 }
 
-/// Words of a page, behind which nothing is mapped.
+/// Words of a page; the next page is not mapped.
 const PAGE: usize = 1024;
 
 #[test]
@@ -282,7 +282,7 @@ fn a_plain_access_to_unmapped_memory_is_an_error_and_no_crash() {
     };
     assert!(where_to.contains(&format!("{address:#x}")), "{where_to}");
     assert!(
-        where_to.ends_with("0 bytes behind the end of buffer 0 of rank 0, 4096 bytes"),
+        where_to.ends_with("0 bytes after the end of buffer 0 of rank 0, 4096 bytes"),
         "{where_to}"
     );
     let error = error_at(1 << 52);
@@ -344,7 +344,7 @@ fn a_barrier_index_that_is_not_there_is_reported() {
 
 #[test]
 fn one_barrier_with_two_users_is_reported() {
-    // One rank passes the barrier at once: random order makes the sessions overlap.
+    // One rank passes the barrier immediately: a random order makes the sessions overlap.
     let errors = (0..64).map(|seed| world(Simulation::new(2).seed(seed))).filter_map(|world| {
         let _ = run(&world, |gpu| {
             gpu.launch(takes_barrier, 2, 2, (&gpu.dev_comm(barriers(2))?, 0_u32))
@@ -440,7 +440,7 @@ fn what_a_gpu_refuses_is_refused() {
         let comm = gpu.dev_comm(barriers(64))?;
         let error = gpu.launch(nothing_with_comm, 33, 32, (&comm,)).unwrap_err();
         assert!(error.to_string().contains("32"), "{error}");
-        // Without a device communicator any grid will do.
+        // Without a device communicator any grid is accepted.
         gpu.launch(nothing, 33, 32, ())
     });
 }
@@ -461,7 +461,7 @@ fn bad_settings_and_lengths_are_errors() {
             assert!(comm.window::<u8>(len).is_err() && comm.mem_alloc::<f64>(len).is_err());
         }
         let error = gpu.launch(nothing, 1 << 20, 1024, ()).unwrap_err();
-        assert!(error.to_string().contains("threads at one time"), "{error}");
+        assert!(error.to_string().contains("concurrent threads"), "{error}");
         Ok(())
     });
 }

@@ -1,4 +1,4 @@
-//! Barriers over the network, and over both.
+//! GIN barriers and hybrid barriers.
 
 mod common;
 
@@ -45,11 +45,11 @@ unsafe fn puts_and_syncs(
     let mut session = MaybeUninit::<GinBarrierSession>::uninit();
     let session = session.as_mut_ptr();
     let members = team.n_ranks as usize;
-    // A place for every block, context and member, and one for what is put, and for the sums.
+    // A slot for every block, context and member, and one each for the source and the sums.
     let place = |context: u32, member: usize| {
         ((index * contexts + context) as usize * members + member + 1) * 8
     };
-    // SAFETY: the window has the places; the barriers order the accesses.
+    // SAFETY: the window has the slots; the barriers order the accesses.
     unsafe {
         let mut net = gin(comm, 0);
         if all_contexts {
@@ -65,7 +65,7 @@ unsafe fn puts_and_syncs(
                     net = gin(comm, context);
                     for peer in 0..team.n_ranks {
                         let dst = (handle(&out), place(context, team.rank as usize));
-                        put_value(&mut net, &team, peer, dst, (round, 8), Then::Nothing);
+                        put_value(&mut net, &team, peer, dst, (round, 8), SignalMode::Nothing);
                     }
                 }
             }
@@ -78,7 +78,7 @@ unsafe fn puts_and_syncs(
                     }
                 }
             }
-            // Nobody puts the next round's before all have looked.
+            // No rank puts the next round's data before all have read this one's.
             raw::ncclGinBarrierSessionSync(session, &coop, ACQ_REL, NO_FENCE);
         }
         raw::ncclGinBarrierSessionDestroy(session);
@@ -134,7 +134,7 @@ fn weak_signals_make_the_put_fence_void_as_on_a_gpu() {
     assert!((0..100).any(fails));
 }
 
-/// Rank 0 gets from rank 1, then meets it.
+/// Rank 0 gets from rank 1, then synchronises with it.
 #[kernel]
 unsafe fn gets_and_syncs(comm: DevComm, out: Window<u64>, all_contexts: bool, fence: i32) {
     let comm = comm.as_raw();
@@ -192,7 +192,7 @@ unsafe fn meets_hybrid(comm: DevComm, out: Window<u64>, multimem: bool, fence: i
     let (mut net, index) = (gin(comm, 0), thread::block_idx_x());
     let (inner, outer) = (&comm.hybrid_lsa_barrier, &comm.hybrid_rail_gin_barrier);
     let multicast = &comm.lsa_multimem;
-    // SAFETY: the window has a place for every rank.
+    // SAFETY: the window has an element for every rank.
     unsafe {
         raw::ncclBarrierSessionInit(
             session, &coop, &lsa, &rail, &net, inner, outer, index, multimem, multicast,
@@ -205,7 +205,7 @@ unsafe fn meets_hybrid(comm: DevComm, out: Window<u64>, multimem: bool, fence: i
                 for peer in 0..rail.n_ranks {
                     if peer != rail.rank {
                         let dst = (handle(&out), world.rank as usize * 8);
-                        put_value(&mut net, &rail, peer, dst, (round, 8), Then::Nothing);
+                        put_value(&mut net, &rail, peer, dst, (round, 8), SignalMode::Nothing);
                     }
                 }
             }
@@ -263,7 +263,7 @@ fn the_hybrid_barrier_that_does_nothing_is_reported() {
     }
 }
 
-/// All but rank 1 come to the barrier.
+/// All ranks but rank 1 arrive at the barrier.
 #[kernel]
 unsafe fn one_stays_away(comm: DevComm, ranks: i32, index: u32, signal0: u32) {
     let comm = comm.as_raw();

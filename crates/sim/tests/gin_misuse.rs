@@ -1,4 +1,4 @@
-//! What the network refuses, and waits for it that never end.
+//! GIN's error reports, and waits that never end.
 
 mod common;
 
@@ -26,7 +26,7 @@ unsafe fn puts_to(
     let comm = comm.as_raw();
     if comm.rank == 0 {
         let (team, mut net, window) = (comm.world_team(), gin(comm, 0), handle(&out));
-        let then = Then::Inc(id, true);
+        let then = SignalMode::Inc(id, true);
         // SAFETY: the simulator reports what is wrong.
         unsafe {
             put(&mut net, &team, peer, (window, offset), (window, 0), 4, then, Some(counter))
@@ -98,14 +98,14 @@ unsafe fn mistakes(comm: DevComm, out: Window<u64>, which: u32) {
         let mut net = gin(comm, 0);
         match which {
             2 => {
-                signal(&mut net, &team, 0, Then::Inc(0, true));
-                signal(&mut net, &team, 0, Then::AddTo(0, 1));
+                signal(&mut net, &team, 0, SignalMode::Inc(0, true));
+                signal(&mut net, &team, 0, SignalMode::AddTo(0, 1));
             }
             3 => {
-                signal(&mut net, &team, 0, Then::Inc(0, true));
+                signal(&mut net, &team, 0, SignalMode::Inc(0, true));
                 raw::ncclGinResetSignal(&mut net, 0);
             }
-            4 => signal(&mut net, &team, 0, Then::IncVa((window, 4), true)),
+            4 => signal(&mut net, &team, 0, SignalMode::IncVa((window, 4), true)),
             5 => {
                 let (mut request, one) = (GinRequest([0; 2]), thread_coop());
                 raw::ncclGinWait(&mut net, &mut request, &one, false, null_mut(), ACQ_REL);
@@ -113,7 +113,7 @@ unsafe fn mistakes(comm: DevComm, out: Window<u64>, which: u32) {
             6 => {
                 raw::ncclGinReadSignal(&mut net, 0, 65, ACQ_REL);
             }
-            7 => put_value(&mut net, &team, 0, (window, 0), (1, 3), Then::Nothing),
+            7 => put_value(&mut net, &team, 0, (window, 0), (1, 3), SignalMode::Nothing),
             8 => flush(&mut *MaybeUninit::<raw::Gin>::zeroed().as_mut_ptr()),
             _ => {}
         }
@@ -149,17 +149,17 @@ fn misuse_of_the_network_is_reported() {
     assert!(without.contains("made without a gin_connection"), "{without}");
 }
 
-/// A signal is counted anew after a reset, in another way too.
+/// A signal restarts at 0 after a reset, and may then be changed by another operation.
 #[kernel]
 unsafe fn resets_between(comm: DevComm) {
     let comm = comm.as_raw();
     let (team, mut net) = (comm.world_team(), gin(comm, 0));
     // SAFETY: a handle.
     unsafe {
-        signal(&mut net, &team, 0, Then::Inc(0, true));
+        signal(&mut net, &team, 0, SignalMode::Inc(0, true));
         wait(&mut net, 0, 1);
         raw::ncclGinResetSignal(&mut net, 0);
-        signal(&mut net, &team, 0, Then::AddTo(0, 5));
+        signal(&mut net, &team, 0, SignalMode::AddTo(0, 5));
         wait(&mut net, 0, 5);
     }
 }

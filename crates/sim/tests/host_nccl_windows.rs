@@ -1,4 +1,5 @@
-//! Promises of the simulated NCCL: windows, device communicators, puts, and kernels that use them.
+//! The simulated NCCL's windows, device communicators and one-sided operations, and kernels that
+//! use them.
 
 mod nccl_threads;
 
@@ -101,7 +102,7 @@ fn what_makes_no_window_is_refused_or_null_on_all_ranks() {
         assert_eq!(register(memory.ptr(), 0, 1, out), INVALID_ARGUMENT);
         assert_eq!(register(memory.ptr(), 64, 1 | 4, out), INVALID_ARGUMENT);
         let pinned = rank.pinned(4096);
-        // Rank 1's memory is none of NCCL's.
+        // Rank 1's memory is not of `ncclMemAlloc`.
         let address = if rank.me == 0 { memory.ptr() } else { pinned };
         if address.addr().is_multiple_of(4096) {
             ok(register(address, 4096, 1, out));
@@ -170,7 +171,7 @@ fn a_kernel_uses_windows_and_a_device_communicator() {
     for simulation in [Simulation::new(4), Simulation::new(3).seed(7)] {
         let n = simulation.gpus();
         on(simulation, |rank| {
-            // Ranks and GPUs are numbered the other way round.
+            // Ranks and GPUs are numbered in opposite order.
             let all = rank.init();
             let comm = rank.split(all, 0, -(rank.me as c_int));
             let me = n - 1 - rank.me;
@@ -322,7 +323,7 @@ fn the_network_connects_all_ranks_or_rails_or_none() {
     }
 }
 
-/// Leaves when its flag is set.
+/// Spins until its flag is set.
 #[kernel]
 unsafe fn linger(flag: u64) {
     // SAFETY: the launch passes a word that the host sets.
@@ -371,7 +372,7 @@ fn ranks_that_wait_for_each_other_in_vain_are_told_who_waits_for_what() {
         rank.abort(comm);
         told
     });
-    // Who hears of it first hears of both.
+    // The first rank to get the report learns of both.
     let first = told.iter().flatten().max_by_key(|text| text.len()).unwrap();
     for part in ["GPU 0", "GPU 1: rank 1 of 2 ranks", "receive from rank 1 of 1 Float32"] {
         assert!(first.contains(part), "{first}");

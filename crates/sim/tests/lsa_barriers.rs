@@ -12,7 +12,7 @@ use devcomm_testing::simulated::{failure, run, world};
 use nccl_device::raw::{self, LsaBarrierHandle, LsaBarrierSession, MultimemHandle, Team};
 use nccl_device::{DevComm, Window};
 
-/// Teams of `ranks` neighbours meet, and look at what their members stored before.
+/// Teams of `ranks` consecutive ranks synchronise, and check what their members stored before.
 #[kernel]
 unsafe fn pairs_meet(comm: DevComm, out: Window<u32>, buffer: u32, ranks: i32, rounds: u32) {
     let comm = comm.as_raw();

@@ -1,4 +1,4 @@
-//! Multicast addresses: what is behind them, and what may not be done with them.
+//! Multicast addresses: the copies behind them, and reports of misuse.
 
 mod common;
 
@@ -26,7 +26,7 @@ fn parts<T>(address: *mut T) -> Vec<*mut T> {
     (0..n).map(|i| first.wrapping_add(i * stride).cast()).collect()
 }
 
-/// A store to all, and a sum of all, as the instructions do it.
+/// A store to all copies and a sum of all copies, as `multimem` instructions do them.
 #[track_caller]
 fn store_all(address: *mut u32, value: u32) {
     // SAFETY: the simulator found the elements.
@@ -56,7 +56,7 @@ unsafe fn stores_to_all(comm: DevComm, out: Window<u32>, buffer: u32) {
     }
 }
 
-/// Notes the sum over its LSA team of the element that its first rank stored.
+/// Records the sum over its LSA team of the element that its first rank stored.
 #[kernel]
 unsafe fn sums_all(comm: DevComm, out: Window<u32>, buffer: u32, ranks: usize) {
     let comm = comm.as_raw();
@@ -77,7 +77,7 @@ fn a_multicast_address_is_every_members_copy() {
         let key = requirements.add(ResourceBuffer { bytes: 24, align: 128 });
         let comm = gpu.dev_comm(requirements)?;
         let buffer = comm.resource(key)?;
-        // Another window lies before.
+        // Another window comes first.
         let (_other, out) = (gpu.window(&[0_u32; 1000])?, gpu.window(&[0_u32; 7])?);
         gpu.launch(stores_to_all, 1, 1, (&comm, &out, buffer))?;
         gpu.launch(sums_all, 1, 1, (&comm, &out, buffer, 6_usize))?;
@@ -89,7 +89,7 @@ fn a_multicast_address_is_every_members_copy() {
     }
 }
 
-/// Stores to all of a team of its own.
+/// Stores to all members of a team of its own.
 #[kernel]
 unsafe fn stores_to_team(comm: DevComm, out: Window<u32>, base: u64) {
     let team = MultimemHandle { base: core::ptr::without_provenance_mut(base as usize) };
@@ -120,7 +120,7 @@ fn teams_have_multicast_of_their_own() {
         (want[rank], want[rank ^ 2]) = (1, 1);
         assert_eq!(got[..], want, "rank {rank}");
     }
-    // The multicast address of a team is not another's.
+    // A team's multicast address differs from another's.
     let error = failure(simulation, |gpu| store(gpu, Some(1)).map(drop));
     assert!(error.to_string().contains("is in a multicast group without rank"), "{error}");
 }
@@ -148,7 +148,7 @@ fn misuse_of_multicast_addresses_is_reported() {
     let wants = [
         "stores 4 bytes at 0x4",
         "loads 4 bytes at 0x4",
-        "is no multicast address",
+        "is not a multicast address",
         "4 bytes at multicast offset 8 of memory of 8 bytes",
         "8 bytes at multicast offset 4 of memory of 8 bytes",
     ];
@@ -170,7 +170,7 @@ fn misuse_of_multicast_addresses_is_reported() {
     assert!(error.to_string().contains("no multicast for the team"), "{error}");
 }
 
-/// What the ranks do around an LSA barrier over multimem.
+/// Ranks store before and read after an LSA barrier over multimem.
 #[kernel]
 unsafe fn meets_by_multimem(comm: DevComm, out: Window<u32>, rounds: u32, absent: i32) {
     let comm = comm.as_raw();

@@ -1,4 +1,5 @@
-//! Addresses in windows and resource buffers: who is reached by which, and what is not.
+//! Addresses in windows and resource buffers: which rank each refers to, and reports of invalid
+//! ones.
 
 mod common;
 
@@ -18,7 +19,7 @@ use nccl_device::{DevComm, Window};
 ///
 /// # Safety
 ///
-/// It is valid.
+/// `at` is valid for a write.
 #[track_caller]
 unsafe fn leave_name(at: *mut c_void, comm: &raw::DevComm) {
     // SAFETY: the caller's.
@@ -31,7 +32,8 @@ unsafe fn leaves_names(comm: DevComm, out: Window<u32>, buffer: u32) {
     let (w, lsa) = (handle(&out), comm.lsa_team());
     let other = (lsa.rank + 1) % lsa.n_ranks;
     let reversed = Team { rank: lsa.n_ranks - 1 - lsa.rank, stride: -1, ..lsa };
-    // SAFETY: the window and the buffer have eight elements; every rank has its own way.
+    // SAFETY: the window and the buffer have eight elements; each rank uses another kind of
+    // pointer.
     unsafe {
         leave_name(raw::ncclGetLocalPointer(w, 0), comm);
         leave_name(raw::ncclGetLsaPointer(w, 4, other), comm);
@@ -137,7 +139,7 @@ fn resources_have_places_of_their_own() {
         let lines = (2 * (1 + 2 * 10) * 16_u32).div_ceil(128);
         assert_eq!(it.resource(scratch)? - a2a.buffer, lines);
         assert!(barriers.buffer < a2a.buffer && barriers.buffer > 0);
-        // Numbers behind the user's own, in the order of the list.
+        // Numbers after the user's own, in the order of the list.
         assert_eq!(it.resource(gin_barriers)?.signal0, 16);
         assert_eq!((it.resource(signals)?.first, it.resource(counters)?.first), (16 + 12, 4));
         Ok(())

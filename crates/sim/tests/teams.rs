@@ -1,5 +1,5 @@
-//! Teams in a kernel: NCCL's functions agree with the sets of ranks, and the device communicator
-//! with both.
+//! Teams in a kernel: NCCL's functions agree with the sets of ranks and with the device
+//! communicator.
 
 mod common;
 
@@ -13,7 +13,7 @@ use devcomm_testing::simulated::{read, simulate};
 use nccl_device::raw::{self, Team};
 use nccl_device::{DevComm, Window};
 
-/// Numbers that a kernel notes for the test to compare.
+/// Numbers that a kernel records for the test to compare.
 struct Notes(Window<i32>, usize);
 
 impl Notes {
@@ -60,7 +60,7 @@ fn teams_are_those_of_the_ranks() {
         let mut want = vec![me, 6, me % 2, 2];
         for member in 0..3 {
             let rank = member * 2 + me % 2;
-            // Out of reach by load and store, the LSA rank is out of its range.
+            // For a rank outside the LSA team, the LSA rank is out of range.
             want.extend([rank, me % 2 + rank - me, i32::from(rank == me), rank]);
         }
         want.extend((0..6).filter(|rank| rank / 2 != me / 2));
@@ -145,7 +145,7 @@ fn the_device_communicator_is_filled_as_nccl_fills_it() {
         assert_eq!(first(it.hybrid_dense_gin_barrier), 16 + 3 * 2 + 4 * 2 + 5 * 6);
         assert_eq!(it.gin_signal_count, 16 + 3 * 2 + 4 * 2 + 5 * 6 + 3 * 6);
         assert_eq!((it.gin_connection_stride, it.gin_context_stride), (1, 1));
-        // As NCCL has it for 1.
+        // NCCL's value for 1.
         assert_eq!(it.gin_connection_stride_rcp32, 0);
         assert_eq!(it.hybrid_lsa_barrier.n_barriers, 3);
         assert!(it.gin_strong_legacy_signals && !it.lsa_multimem.base.is_null());

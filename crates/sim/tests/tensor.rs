@@ -1,4 +1,4 @@
-//! Tensor cores and what feeds them: the layouts of fragments and tiles, the phases of barriers.
+//! Tensor cores, TMA and mbarriers: layouts of fragments and tiles, phases of barriers.
 
 use cuda_std::mbarrier::{self, MBarrier};
 use cuda_std::prelude::*;
@@ -27,8 +27,8 @@ unsafe fn fragment(a: *const bf16, b: *const bf16, d: *mut f32) {
     // SAFETY: a warp; the matrices have 256, 128 and 128 elements.
     unsafe {
         async_copy::copy_16(tile_a.add(8 * lane), a.add(8 * lane), true);
-        // The second half of the lanes has nothing to bring for B: zeros go to where the first
-        // half's rows are not.
+        // The second half of the lanes has no rows of B: it points to zeros, away from the first
+        // half's rows.
         if lane < 16 {
             async_copy::copy_16(tile_b.add(8 * lane), b.add(8 * lane), true);
         }
@@ -64,7 +64,7 @@ fn a_warps_fragments_are_where_ptx_says() {
 unsafe fn copy_some(from: *const u32, to: *mut u32) {
     let place = shared_array![u32; 128];
     let t = thread::thread_idx_x() as usize;
-    // SAFETY: 32 threads, 128 elements; what is not taken is not read.
+    // SAFETY: 32 threads, 128 elements; a skipped source is not read.
     unsafe {
         let from = if t < 20 { from.add(4 * t) } else { from };
         async_copy::copy_16(place.add(4 * t), from, t < 20);
@@ -87,15 +87,15 @@ fn a_copy_that_takes_nothing_brings_zeros() {
 
 const BYTES: u32 = (64 + 256) * 128;
 
-/// One 64 x 256 tile by a warpgroup, tiles brought by the copy engine, any number of terms.
+/// One 64 x 256 tile by a warpgroup, operands loaded by TMA, any number of terms.
 #[kernel(arch = "sm_90a")]
 unsafe fn warpgroup(a: GridConstant<TensorMap>, b: GridConstant<TensorMap>, d: *mut f32, k: u32) {
     let memory = shared::dynamic_shared_mem::<u8>();
     let tile_a = memory.wrapping_add(memory.addr().next_multiple_of(1024) - memory.addr());
     let tile_b = tile_a.wrapping_add(64 * 128);
     let t = thread::thread_idx_x();
-    // SAFETY: a block of a warpgroup, with memory for the tiles, which are brought again when all
-    // have multiplied.
+    // SAFETY: a block of a warpgroup, with memory for the tiles, which are loaded again after all
+    // products.
     unsafe {
         let full = MBarrier::at(shared_array![u64; 1]);
         if t == 0 {
@@ -149,7 +149,7 @@ fn a_warpgroups_tiles_are_where_the_copy_engine_puts_them() {
         let (got, want) = (&got[0], product(&a, &b, k));
         for (i, row) in got.chunks(256).enumerate() {
             for (j, sum) in row.iter().enumerate() {
-                // What lies outside is zeros.
+                // Out-of-bounds elements are zeros.
                 let inside = i < rows && j < columns;
                 let want = if inside { want[i * columns + j] } else { 0.0 };
                 assert_eq!(*sum, want, "{rows} x {columns} x {k}: {i}, {j}");
@@ -158,7 +158,8 @@ fn a_warpgroups_tiles_are_where_the_copy_engine_puts_them() {
     }
 }
 
-/// A producer and a consumer hand a slot to and fro: each waits for the phase that the other ends.
+/// A producer and a consumer pass a slot back and forth: each waits for the phase that the other
+/// completes.
 #[kernel]
 unsafe fn hand_over(out: *mut u32, rounds: u32) {
     let (barriers, slot) = (shared_array![u64; 2], shared_array![u32; 1]);
@@ -202,7 +203,7 @@ fn a_barriers_phases_alternate() {
 unsafe fn no_map(map: GridConstant<TensorMap>) {
     let memory = shared::dynamic_shared_mem::<u8>();
     let to = memory.wrapping_add(memory.addr().next_multiple_of(1024) - memory.addr());
-    // SAFETY: nothing is copied by a map that is none.
+    // SAFETY: nothing is copied by an invalid map.
     unsafe {
         let full = MBarrier::at(shared_array![u64; 1]);
         full.init(1);

@@ -1,4 +1,4 @@
-//! Waits that end by time, and threads that leave: who is told, and who goes on.
+//! Waits with a timeout, and threads that exit.
 
 mod common;
 
@@ -17,7 +17,7 @@ use nccl_device::{Coop, DevComm, Timeout, Window};
 /// A long time, in cycles.
 const LONG: u64 = 1 << 40;
 
-/// Every thread notes what its wait for a signal gave; rank 0 gets one, the others none.
+/// Every thread records the result of its wait for a signal; rank 0 gets one, the others none.
 #[kernel]
 unsafe fn waits_with_timeout(comm: DevComm, out: Window<i32>) {
     let comm = comm.as_raw();
@@ -25,7 +25,7 @@ unsafe fn waits_with_timeout(comm: DevComm, out: Window<i32>) {
     // SAFETY: the window has an element a thread.
     unsafe {
         if comm.rank == 1 && thread::thread_idx_x() == 0 {
-            signal(&mut net, &team, 0, Then::Inc(0, true));
+            signal(&mut net, &team, 0, SignalMode::Inc(0, true));
         }
         let result = raw::ncclGinWaitSignalTimeout(&mut net, &coop, 0, 1, 64, ACQ_REL, LONG);
         out.local().store(thread::thread_idx_x() as usize, result);
@@ -45,7 +45,7 @@ fn a_timeout_is_told_to_the_coops_first_thread_only() {
     }
 }
 
-/// What each kind of wait gives when it is in vain, and when it is not.
+/// The result of each kind of wait, with a timeout and without.
 #[kernel]
 unsafe fn every_kind(comm: DevComm, out: Window<i32>, signals: Window<u64>) {
     let comm = comm.as_raw();
@@ -60,9 +60,9 @@ unsafe fn every_kind(comm: DevComm, out: Window<i32>, signals: Window<u64>) {
             raw::ncclGinWaitSignalTimeoutVA(&mut net, &one, window, 0, 1, 64, ACQ_REL, LONG),
             raw::ncclGinWaitCounterTimeout(&mut net, &one, 0, 1, 56, ACQ_REL, LONG),
         ];
-        let then = Then::IncVa((window, 0), true);
+        let then = SignalMode::IncVa((window, 0), true);
         put(&mut net, &team, 0, (window, 8), (window, 0), 8, then, Some(0));
-        signal(&mut net, &team, 0, Then::Inc(0, true));
+        signal(&mut net, &team, 0, SignalMode::Inc(0, true));
         raw::ncclGinFlushAsync(&mut net, &team, 0, request, &one, 0, false, null_mut());
         let fulfilled = [
             raw::ncclGinWaitSignalTimeout(&mut net, &one, 0, 1, 64, ACQ_REL, LONG),
@@ -71,7 +71,7 @@ unsafe fn every_kind(comm: DevComm, out: Window<i32>, signals: Window<u64>) {
             raw::ncclGinFlushTimeout(&mut net, &one, ACQ_REL, false, null_mut(), LONG),
             raw::ncclGinWaitTimeout(&mut net, request, &one, false, null_mut(), ACQ_REL, LONG),
         ];
-        // No cycles at all: a look.
+        // A timeout of 0 cycles polls once.
         let looks = [
             raw::ncclGinWaitSignalTimeout(&mut net, &one, 0, 2, 64, ACQ_REL, 0),
             raw::ncclGinWaitSignalTimeout(&mut net, &one, 0, 1, 64, ACQ_REL, 0),
@@ -93,7 +93,7 @@ fn every_wait_with_a_timeout_ends() {
     }
 }
 
-/// Rank 1 takes its time, with a barrier and a poll in each round, before it signals.
+/// Rank 1 is slow: a barrier and a poll in each round before it signals.
 #[kernel]
 unsafe fn is_slow(comm: DevComm, out: Window<u32>, rounds: u32) {
     let comm = comm.as_raw();
@@ -106,7 +106,7 @@ unsafe fn is_slow(comm: DevComm, out: Window<u32>, rounds: u32) {
                 thread::sync_threads();
             }
             if thread::thread_idx_x() == 0 {
-                signal(&mut net, &team, 0, Then::Inc(0, true));
+                signal(&mut net, &team, 0, SignalMode::Inc(0, true));
             }
             return;
         }
@@ -172,7 +172,7 @@ fn a_seed_fixes_what_the_network_does() {
     assert_ne!(trace(3), trace(4));
 }
 
-/// Half of the block leaves, by `exit` from a function; the rest meets.
+/// Half of the block exits, from a function; the rest synchronises.
 #[kernel]
 unsafe fn half_leaves(out: Window<u32>) {
     fn leave_if(odd: bool) {
@@ -183,7 +183,7 @@ unsafe fn half_leaves(out: Window<u32>) {
     thread::sync_threads();
     leave_if(thread::thread_idx_x() % 2 == 1);
     thread::sync_threads();
-    // SAFETY: the mask names the lanes that are there; the window has an element a thread.
+    // SAFETY: the mask has the remaining lanes; the window has an element a thread.
     unsafe {
         let voted = warp::warp_vote_ballot(0x5555_5555, true);
         thread::sync_threads();
@@ -238,7 +238,7 @@ unsafe fn passes_on(comm: DevComm, words: Window<u32>, starts: bool) {
     }
 }
 
-/// Machines of one GPU that poll in order and in random ones, watched or not.
+/// Machines of one GPU, in order and in random orders, watched or not.
 fn of_one() -> impl Iterator<Item = Simulation> {
     let one = |watch| Simulation::new(1).step_limit(100_000).watch(watch);
     let seeds = move |watch| (0..20).map(move |seed| one(watch).seed(seed)).chain([one(watch)]);
@@ -272,7 +272,8 @@ fn polls_in_vain_are_a_deadlock_after_a_few_looks_and_have_names() {
     }
 }
 
-/// Thread 0 waits for a word with a timeout, then sets the other's; both note what their wait gave.
+/// Thread 0 waits for a word with a timeout, then sets the other thread's; both record the result
+/// of their wait.
 #[kernel]
 unsafe fn times_out(comm: DevComm, words: Window<u32>) {
     let (i, words) = (thread::thread_idx_x() as usize, words.local().as_ptr());

@@ -17,7 +17,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 #[cfg(feature = "simulator")]
-use devcomm_sim::News;
+use devcomm_sim::EventCount;
 use devcomm_sys::driver::{CUDA, CUfunction, CUstream, Driver};
 use devcomm_sys::nccl::Functions;
 use devcomm_types::HostBody;
@@ -47,7 +47,7 @@ pub(crate) enum Wakes {
 /// How much has happened on a simulated machine.
 #[cfg(not(feature = "simulator"))]
 #[derive(Clone, Copy, Default)]
-struct News;
+struct EventCount;
 
 /// A machine. Clones are the same one.
 #[derive(Clone)]
@@ -199,16 +199,16 @@ impl Machine {
     }
 
     /// How much has happened on a simulated machine: whoever polls takes it before a look.
-    fn news(&self) -> News {
+    fn event_count(&self) -> EventCount {
         match self {
-            Self::Gpus => News::default(),
+            Self::Gpus => EventCount::default(),
             #[cfg(feature = "simulator")]
-            Self::Simulated(machine) => machine.news(),
+            Self::Simulated(machine) => machine.event_count(),
         }
     }
 
     /// Lets others work; somebody who polls has `waited` so long already and stops at `deadline`.
-    /// `since` is the [`news`](Self::news) before the last look.
+    /// `since` is the [`event_count`](Self::event_count) before the last look.
     ///
     /// # Errors
     ///
@@ -216,7 +216,7 @@ impl Machine {
     fn pause(
         &self,
         wakes: Wakes,
-        since: News,
+        since: EventCount,
         waited: Duration,
         deadline: Option<Duration>,
     ) -> Result<()> {
@@ -249,7 +249,7 @@ impl Machine {
     ) -> Result<()> {
         let start = self.now();
         loop {
-            let news = self.news();
+            let seen = self.event_count();
             if done()? {
                 return Ok(());
             }
@@ -257,7 +257,7 @@ impl Machine {
             if limit.is_some_and(|limit| waited >= limit) {
                 return Err(Error::DeadlinePassed { waited });
             }
-            self.pause(wakes, news, waited, limit.map(|limit| start.saturating_add(limit)))?;
+            self.pause(wakes, seen, waited, limit.map(|limit| start.saturating_add(limit)))?;
         }
     }
 
@@ -265,12 +265,12 @@ impl Machine {
     /// On GPUs whoever asks waits by the system's means.
     pub(crate) fn let_work(&self, done: impl Fn() -> bool) {
         loop {
-            let news = self.news();
+            let seen = self.event_count();
             if !self.is_simulated() || done() {
                 return;
             }
             // That nothing can go on is for those to say who wait for something.
-            let _ = self.pause(Wakes::Word, news, Duration::ZERO, None);
+            let _ = self.pause(Wakes::Word, seen, Duration::ZERO, None);
         }
     }
 

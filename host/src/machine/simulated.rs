@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use devcomm_sim::{News, Simulation};
+use devcomm_sim::{EventCount, Simulation};
 use devcomm_sys::driver::{CUfunction, Driver};
 use devcomm_sys::nccl::Functions;
 use devcomm_types::HostBody;
@@ -84,15 +84,20 @@ impl Simulated {
         self.0.notify();
     }
 
-    pub(super) fn news(&self) -> News {
-        self.0.news()
+    pub(super) fn event_count(&self) -> EventCount {
+        self.0.event_count()
     }
 
-    pub(super) fn wait(&self, wakes: Wakes, since: News, end: Option<Duration>) -> Result<()> {
+    pub(super) fn wait(
+        &self,
+        wakes: Wakes,
+        since: EventCount,
+        end: Option<Duration>,
+    ) -> Result<()> {
         self.enter();
         let waited = match wakes {
             Wakes::Anything => self.0.wait(since, end),
-            Wakes::Word => self.0.wait_for_word(since, end),
+            Wakes::Word => self.0.wait_for_notify(since, end),
             Wakes::Idle(stream) => self.0.wait_for_stream(stream, since, end),
         };
         waited.map_err(|report| Error::Deadlock { report })

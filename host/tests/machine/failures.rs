@@ -81,7 +81,7 @@ fn is_refused(error: &Error, function: &str, on: Option<usize>) {
         Error::Nccl { operation, rank, code: 2, last_error, .. } => {
             assert_eq!(*operation, function);
             assert_eq!(*rank, on.filter(|_| !of_no_rank.contains(&function)));
-            assert_eq!(*last_error, format!("{function}: it fails on request"));
+            assert_eq!(*last_error, format!("{function}: injected fault"));
         }
         other => panic!("{other:?}"),
     }

@@ -185,11 +185,11 @@ impl<T> Later<T> {
     /// Waits for its end.
     pub(crate) fn join(self) -> T {
         loop {
-            let news = self.machine.news();
+            let seen = self.machine.event_count();
             if let Some(result) = self.result.lock().take() {
                 return result;
             }
-            self.machine.wait(news, None).unwrap();
+            self.machine.wait(seen, None).unwrap();
         }
     }
 }
@@ -202,7 +202,7 @@ pub(crate) fn pause(rank: &Rank, time: Duration) {
 fn sleep(machine: &SimulatedMachine, time: Duration) {
     let end = machine.now() + time;
     while machine.now() < end {
-        machine.wait(machine.news(), Some(end)).unwrap();
+        machine.wait(machine.event_count(), Some(end)).unwrap();
     }
 }
 

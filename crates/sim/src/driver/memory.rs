@@ -1,18 +1,18 @@
-//! Memory: pinned memory of the host, copies, fills.
+//! Driver functions for memory: pinned host memory, copies and fills.
 
 use std::ffi::{c_uchar, c_uint, c_void};
 
 use devcomm_sys::driver::{CUdeviceptr, CUresult};
 
-use super::{Ask, Refusal, Refused, ask};
+use super::{CallContext, CudaError, CudaResult, call};
 use crate::memory::{Allocation, GpuSet, Owner};
 
-/// Bytes of a GPU's memory: as much as an H200 has, whatever this computer does.
+/// A GPU's memory in bytes: an H200's, regardless of the host's memory.
 pub(crate) const MEMORY: usize = 141 << 30;
 
 pub(super) unsafe fn info(free: *mut usize, total: *mut usize) -> CUresult {
-    ask("cuMemGetInfo", |ask| {
-        let taken = ask.core.devices[ask.gpu()?].allocated.get();
+    call("cuMemGetInfo", |cx| {
+        let taken = cx.core.devices[cx.gpu()?].allocated.get();
         // SAFETY: the module's.
         unsafe {
             free.write(MEMORY.saturating_sub(taken));
@@ -22,19 +22,20 @@ pub(super) unsafe fn info(free: *mut usize, total: *mut usize) -> CUresult {
     })
 }
 
-/// Every GPU reaches it, at the address that the host has.
+/// Every GPU can access it, at its host address.
 pub(super) unsafe fn host_alloc(memory: *mut *mut c_void, bytes: usize, _: c_uint) -> CUresult {
-    ask("cuMemHostAlloc", |ask| {
-        ask.gpu()?;
+    call("cuMemHostAlloc", |cx| {
+        cx.gpu()?;
         if bytes == 0 {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
         }
         let everybody = GpuSet::all();
-        let allocation = Allocation::single(&ask.core.memory, everybody, bytes, Owner::Pinned);
-        let allocation = allocation
-            .map_err(|error| Refusal::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY, error.to_string()))?;
+        let allocation = Allocation::single(&cx.core.memory, everybody, bytes, Owner::Pinned);
+        let allocation = allocation.map_err(|error| {
+            CudaError::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY, error.to_string())
+        })?;
         let address = allocation.part(0);
-        ask.core.pinned.borrow_mut().insert(address.addr(), allocation);
+        cx.core.pinned.borrow_mut().insert(address.addr(), allocation);
         // SAFETY: the module's.
         unsafe { memory.write(address.cast()) };
         Ok(())
@@ -42,7 +43,7 @@ pub(super) unsafe fn host_alloc(memory: *mut *mut c_void, bytes: usize, _: c_uin
 }
 
 pub(super) unsafe fn free_host(memory: *mut c_void) -> CUresult {
-    ask("cuMemFreeHost", |ask| match ask.core.pinned.borrow_mut().remove(&memory.addr()) {
+    call("cuMemFreeHost", |cx| match cx.core.pinned.borrow_mut().remove(&memory.addr()) {
         Some(_) => Ok(()),
         None => Err(CUresult::CUDA_ERROR_INVALID_VALUE.into()),
     })
@@ -53,8 +54,8 @@ pub(super) unsafe fn host_device_pointer(
     memory: *mut c_void,
     _flags: c_uint,
 ) -> CUresult {
-    ask("cuMemHostGetDevicePointer", |ask| {
-        if !ask.core.pinned.borrow().contains_key(&memory.addr()) {
+    call("cuMemHostGetDevicePointer", |cx| {
+        if !cx.core.pinned.borrow().contains_key(&memory.addr()) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
         }
         // SAFETY: the module's.
@@ -63,34 +64,37 @@ pub(super) unsafe fn host_device_pointer(
     })
 }
 
-impl Ask<'_> {
-    /// Memory of `bytes` bytes that the current GPU reaches.
-    fn device_memory(&self, address: CUdeviceptr, bytes: usize) -> Refused<*mut u8> {
+impl CallContext<'_> {
+    /// Checks that the current GPU can access `bytes` bytes at `address`.
+    fn device_memory(&self, address: CUdeviceptr, bytes: usize) -> CudaResult<*mut u8> {
         let gpu = self.gpu()?;
         let start = address as usize;
         if bytes > 0 && !self.core.memory.contains(gpu as u32, start, bytes) {
             let place = self.core.memory.describe(start);
-            let text = format!("{bytes} bytes at {address:#x} are no memory of GPU {gpu}: {place}");
-            return Err(Refusal::new(CUresult::CUDA_ERROR_INVALID_VALUE, text));
+            let text = format!(
+                "{bytes} bytes at {address:#x} are not accessible to GPU {gpu}: \
+                               {place}"
+            );
+            return Err(CudaError::new(CUresult::CUDA_ERROR_INVALID_VALUE, text));
         }
         Ok(std::ptr::with_exposed_provenance_mut(start))
     }
 }
 
-/// Copies and fills take no time: the default stream has nothing that they would have to wait for.
+/// Copies and fills complete at once: the default stream has no work to wait for.
 pub(super) unsafe fn copy_in(to: CUdeviceptr, from: *const c_void, bytes: usize) -> CUresult {
-    ask("cuMemcpyHtoD", |ask| {
-        let to = ask.device_memory(to, bytes)?;
+    call("cuMemcpyHtoD", |cx| {
+        let to = cx.device_memory(to, bytes)?;
         // SAFETY: the module's; the target was checked, and no kernel runs while the host asks.
         unsafe { to.copy_from(from.cast(), bytes) };
-        ask.core.gpus.progress();
+        cx.core.gpus.progress();
         Ok(())
     })
 }
 
 pub(super) unsafe fn copy_out(to: *mut c_void, from: CUdeviceptr, bytes: usize) -> CUresult {
-    ask("cuMemcpyDtoH", |ask| {
-        let from = ask.device_memory(from, bytes)?;
+    call("cuMemcpyDtoH", |cx| {
+        let from = cx.device_memory(from, bytes)?;
         // SAFETY: as above.
         unsafe { to.cast::<u8>().copy_from(from, bytes) };
         Ok(())
@@ -98,11 +102,11 @@ pub(super) unsafe fn copy_out(to: *mut c_void, from: CUdeviceptr, bytes: usize) 
 }
 
 pub(super) unsafe fn fill(to: CUdeviceptr, byte: c_uchar, count: usize) -> CUresult {
-    ask("cuMemsetD8", |ask| {
-        let to = ask.device_memory(to, count)?;
+    call("cuMemsetD8", |cx| {
+        let to = cx.device_memory(to, count)?;
         // SAFETY: as above.
         unsafe { to.write_bytes(byte, count) };
-        ask.core.gpus.progress();
+        cx.core.gpus.progress();
         Ok(())
     })
 }

@@ -1,4 +1,4 @@
-//! NCCL's parameters: those of its log, which a simulated NCCL does not write.
+//! NCCL's parameter API, with the parameters of its log, which a simulated NCCL does not write.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -6,9 +6,9 @@ use std::ptr::null_mut;
 
 use devcomm_sys::nccl::{ParamHandle, SUCCESS};
 
-use super::call::{INVALID_ARGUMENT, Refusal, Refused, refuse};
+use super::call::{INVALID_ARGUMENT, NcclError, NcclResult, refuse};
 
-/// Names, and what they are if the environment does not say.
+/// Names and default values.
 const PARAMETERS: [(&CStr, &str); 7] = [
     (c"NCCL_DEBUG", ""),
     (c"NCCL_DEBUG_FILE", ""),
@@ -20,7 +20,7 @@ const PARAMETERS: [(&CStr, &str); 7] = [
 ];
 
 thread_local! {
-    /// What the calling thread was told last; it has it until it asks again.
+    /// The strings last returned to the calling thread, valid until its next call.
     static TOLD: RefCell<(Vec<*const c_char>, CString)> = RefCell::default();
 }
 
@@ -32,25 +32,25 @@ fn value_of(index: usize) -> String {
 
 /// # Safety
 ///
-/// `key` is a text.
-unsafe fn index_of(key: *const c_char) -> Refused<usize> {
+/// `key` is NUL-terminated.
+unsafe fn index_of(key: *const c_char) -> NcclResult<usize> {
     // SAFETY: the caller's.
     let key = unsafe { CStr::from_ptr(key) };
     let found = PARAMETERS.iter().position(|(name, _)| *name == key);
-    found.ok_or_else(|| Refusal::argument(format!("no parameter is called {key:?}")))
+    found.ok_or_else(|| NcclError::argument(format!("no parameter is called {key:?}")))
 }
 
-/// A handle is the parameter's place, from 1.
-fn index(handle: ParamHandle) -> Refused<usize> {
+/// A handle is the parameter's index plus 1.
+fn index(handle: ParamHandle) -> NcclResult<usize> {
     let index = handle.addr().checked_sub(1).filter(|index| *index < PARAMETERS.len());
-    index.ok_or_else(|| Refusal::argument("a handle of no parameter"))
+    index.ok_or_else(|| NcclError::argument("a handle of no parameter"))
 }
 
-fn answer(name: &str, answer: impl FnOnce() -> Refused<()>) -> c_int {
-    answer().map_or_else(|refusal| refuse(name, refusal), |()| SUCCESS)
+fn answer(name: &str, answer: impl FnOnce() -> NcclResult<()>) -> c_int {
+    answer().map_or_else(|error| refuse(name, error), |()| SUCCESS)
 }
 
-/// Keeps a text for the calling thread.
+/// Keeps a string for the calling thread.
 fn tell(text: String) -> *const c_char {
     let text = CString::new(text).unwrap_or_default();
     TOLD.with_borrow_mut(|told| {
@@ -105,14 +105,14 @@ pub(super) unsafe extern "C" fn bind(out: *mut ParamHandle, key: *const c_char) 
     })
 }
 
-/// Declares the reads of numbers.
+/// Declares the numeric getters.
 macro_rules! typed {
     ($( $name:ident $symbol:literal $type:ty; )*) => { $(
         pub(super) unsafe extern "C" fn $name(handle: ParamHandle, out: *mut $type) -> c_int {
             answer($symbol, || {
                 let text = value_of(index(handle)?);
                 let number = text.trim().parse().map_err(|_| {
-                    Refusal::argument(format!("{text:?} is no {}", stringify!($type)))
+                    NcclError::argument(format!("{text:?} is no {}", stringify!($type)))
                 })?;
                 // SAFETY: as above.
                 unsafe { out.write(number) };
@@ -142,7 +142,7 @@ pub(super) unsafe extern "C" fn get_str(handle: ParamHandle, out: *mut *const c_
     })
 }
 
-/// The bytes of the value's text.
+/// The bytes of the value as a string.
 pub(super) unsafe extern "C" fn get(
     handle: ParamHandle,
     out: *mut c_void,
@@ -155,7 +155,7 @@ pub(super) unsafe extern "C" fn get(
         unsafe { len.write(text.len() as c_int) };
         if text.len() > usize::try_from(most).unwrap_or(0) {
             let n = text.len();
-            return Err(Refusal::new(INVALID_ARGUMENT, format!("{n} bytes for {most}")));
+            return Err(NcclError::new(INVALID_ARGUMENT, format!("{n} bytes for {most}")));
         }
         // SAFETY: as above; there is room.
         unsafe { out.cast::<u8>().copy_from(text.as_ptr(), text.len()) };

@@ -1,4 +1,4 @@
-//! Threads that use a machine's tables of functions, a GPU each.
+//! Runs threads that call a machine's function tables, one per GPU.
 
 #![allow(dead_code, reason = "each of the programs that have this uses a part of it")]
 
@@ -17,8 +17,8 @@ use devcomm_types::HostBody;
 #[allow(unused_macros, reason = "each of the programs that have this uses a part of it")]
 macro_rules! nccl {
     ($function:ident($($argument:expr),* $(,)?)) => {
-        // SAFETY: live handles, pointers and memory; what is none the machine refuses, which is
-        // what tests look at.
+        // SAFETY: live handles, pointers and memory; the machine refuses invalid ones, which tests
+        // check.
         unsafe { devcomm_sim::Machine::nccl().$function.unwrap()($($argument),*) }
     };
 }
@@ -49,7 +49,7 @@ pub struct Thread {
     pub me: usize,
     n: usize,
     pub machine: Machine,
-    /// The unique id by which all threads meet.
+    /// The unique id of the communicator of all threads.
     id: RawUniqueId,
     memory: Cell<Vec<usize>>,
 }
@@ -159,7 +159,7 @@ impl Thread {
         state
     }
 
-    /// Waits until what does not block is done.
+    /// Waits until a non-blocking operation is complete.
     pub fn wait(&self, comm: RawComm) {
         while self.async_error(comm) == IN_PROGRESS {}
         assert_eq!(self.async_error(comm), 0);
@@ -187,7 +187,7 @@ impl Thread {
         assert_eq!(cuda!(cuStreamSynchronize(stream.cast())), OK);
     }
 
-    /// Waits for a stream; the driver's text, if that fails.
+    /// Waits for a stream; returns the driver's message if that fails.
     pub fn wait_for(&self, stream: RawStream) -> Option<String> {
         let mut text = null();
         let code = cuda!(cuStreamSynchronize(stream.cast()));
@@ -275,14 +275,14 @@ impl Thread {
         comm: RawComm,
         stream: RawStream,
     ) -> c_int {
-        // SAFETY: whatever is no handle and no memory is refused.
+        // SAFETY: invalid handles and memory are refused.
         unsafe {
             let all_reduce = Machine::nccl().all_reduce.unwrap();
             all_reduce(on.0, on.0, count, data_type, op, comm, stream)
         }
     }
 
-    /// Waits until all ranks of a communicator are here.
+    /// Synchronises all ranks of a communicator.
     pub fn meet(&self, comm: RawComm) {
         let (b, stream) = (self.zeroed(1), self.stream());
         ok(self.all_reduce(&b, 1, F32, SUM, comm, stream));
@@ -297,7 +297,7 @@ impl Thread {
         b.read(1)[0]
     }
 
-    /// What a split gives; NULL without a color.
+    /// Splits a communicator; NULL without a color.
     pub fn split(&self, comm: RawComm, color: c_int, key: c_int) -> RawComm {
         let mut child = null_mut();
         ok(nccl!(comm_split(comm, color, key, &raw mut child, null_mut())));

@@ -7,7 +7,7 @@ use nccl_device::gin::Proxy;
 use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
 
 use super::*;
-use crate::dev_comm::{Asked, CommState, make};
+use crate::dev_comm::{CommState, DevCommConfig, make};
 use crate::ranks::{Ranks, Symmetric};
 
 /// A communicator with a device communicator and a window of a word for each rank.
@@ -27,7 +27,7 @@ impl IntoArg<nccl::DevComm> for Comm {
     }
 }
 
-const ASKED: Asked = Asked {
+const ASKED: DevCommConfig = DevCommConfig {
     lsa_barriers: 1,
     lsa_multimem: true,
     barriers: 0,

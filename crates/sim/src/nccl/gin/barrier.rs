@@ -1,5 +1,5 @@
-//! The GIN barrier: NCCL's algorithm on signals. Each rank signals its peers, and waits until
-//! theirs have reached its shadows.
+//! The GIN barrier: NCCL's algorithm on signals. Each rank signals its peers and waits until their
+//! signals have reached its shadows.
 
 use devcomm_types::nccl::{CoopAny, DevComm, Gin, GinBarrierHandle, GinBarrierSession, Team};
 use devcomm_types::{WaitFor, WaitKind};
@@ -15,7 +15,7 @@ const NAME: &str = "a GIN barrier";
 pub(super) const FENCE_PUT: i32 = 1;
 const FENCE_GET: i32 = 2;
 
-/// What the simulator keeps in a session.
+/// The simulator's content of a session.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Session {
@@ -32,7 +32,7 @@ pub(super) struct Session {
 const _: () = assert!(size_of::<Session>() <= size_of::<GinBarrierSession>());
 
 impl Session {
-    /// A session on barrier `index` of a set that the device communicator has.
+    /// Opens a session on barrier `index` of a set of the device communicator.
     pub(super) fn new(
         call: &Call,
         coop: CoopAny,
@@ -59,7 +59,7 @@ impl Session {
         Self { coop, handle: call.handle, team, index, signal, all_contexts }
     }
 
-    /// Meets the other ranks.
+    /// Synchronises with the other ranks.
     pub(super) fn sync(&mut self, thread: &Thread, at: Site, fence: i32) {
         let call = Call::with(self.handle, thread, at);
         // SAFETY: the session's own coop.
@@ -159,7 +159,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn sync(
     unsafe { (*session.cast::<Session>()).sync(thread, at, fence) };
 }
 
-/// NCCL's keeps nothing either.
+/// A no-op, as in NCCL.
 pub(in crate::nccl) unsafe extern "C-unwind" fn destroy(_session: *mut GinBarrierSession) {}
 
 pub(in crate::nccl) unsafe extern "C-unwind" fn size() -> usize {
