@@ -1,4 +1,4 @@
-//! The shared library as NCCL opens it.
+//! The shared library, loaded as NCCL does.
 
 use std::path::PathBuf;
 use std::ptr::null_mut;

@@ -184,7 +184,7 @@ fn a_cooperative_grid_waits_until_all_of_it_fits() {
     let gpus = machines(1, 2).next().unwrap();
     let too_large = Launch { cooperative: true, ..grid(0, 5, 1024, || {}) };
     let error = gpus.launch(too_large).unwrap_err().to_string();
-    assert!(error.contains("a GPU holds 4 of them at one time"), "{error}");
+    assert!(error.contains("at most 4 of them are resident on a GPU"), "{error}");
 }
 
 #[test]
@@ -232,9 +232,9 @@ fn what_no_gpu_takes_is_refused() {
     for (launch, why) in [
         (Launch { gpu: 2, ..none() }, "there is no GPU 2"),
         (Launch { grid: [1, 0, 1], ..none() }, "no blocks"),
-        (Launch { grid: [1, 1 << 16, 1], ..none() }, "where [2147483647, 65535, 65535] are"),
+        (Launch { grid: [1, 1 << 16, 1], ..none() }, "at most [2147483647, 65535, 65535] are"),
         (Launch { block: [32, 32, 2], ..none() }, "blocks of 2048 threads"),
-        (Launch { block: [1, 1, 65], ..none() }, "where [1024, 1024, 64] are"),
+        (Launch { block: [1, 1, 65], ..none() }, "at most [1024, 1024, 64] are"),
         (Launch { dynamic_shared: 228 << 10, ..none() }, "dynamic shared memory"),
     ] {
         let error = gpus.launch(launch).unwrap_err().to_string();
