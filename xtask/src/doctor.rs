@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::Result;
 use comfy_table::{Table, presets};
-use devcomm_locate::{GinGpus, GinRoute, NcclTree, Part, find_nccl, find_ptxas, gin_machine};
+use devcomm_locate::{GinGpus, GinRoute, NcclPart, NcclTree, find_nccl, find_ptxas, gin_support};
 use serde::Serialize;
 
 use crate::cuda;
@@ -118,10 +118,10 @@ struct Network {
 
 /// As far as one machine shows it without NCCL.
 fn networks(gpus: Option<GinGpus>) -> Vec<Network> {
-    let machine = gin_machine(gpus);
+    let support = gin_support(gpus);
     let network = |route: GinRoute| {
-        let verdict = machine.verdict(route);
-        let environment = match (route, &machine.loopback) {
+        let verdict = support.verdict(route);
+        let environment = match (route, &support.loopback) {
             (GinRoute::ProxyLoopback, Ok(plugin)) => {
                 devcomm_locate::gin_loopback_environment(plugin).to_vec()
             }
@@ -153,8 +153,8 @@ fn print_networks(networks: &[Network]) {
 fn examine(machine: &Result<cuda::Machine, String>) -> Vec<Component> {
     let mut all =
         vec![rust_tool("rustc", "RUSTC"), rust_tool("cargo", "CARGO"), rust_src(), llvm()];
-    all.push(nccl("NCCL library", Part::Library, Need::Extra, |tree| tree.library.clone()));
-    all.push(nccl("NCCL bitcode", Part::Bitcode, Need::Build, |tree| tree.bitcode.clone()));
+    all.push(nccl("NCCL library", NcclPart::Library, Need::Extra, |tree| tree.library.clone()));
+    all.push(nccl("NCCL bitcode", NcclPart::Bitcode, Need::Build, |tree| tree.bitcode.clone()));
     all.push(ptxas());
     all.push(python());
     all.extend(gpus(machine));
@@ -249,7 +249,7 @@ fn is_elf(path: &Path) -> bool {
 
 fn nccl(
     name: &'static str,
-    part: Part,
+    part: NcclPart,
     need: Need,
     path: impl Fn(&NcclTree) -> Option<PathBuf>,
 ) -> Component {

@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use devcomm_locate::{
-    NcclTree, NcclVersion, NotFound, Part, cache_dir, find_nccl, find_ptxas, wheel_dir,
+    NcclPart, NcclTree, NcclVersion, NotFound, cache_dir, find_nccl, find_ptxas, wheel_dir,
 };
 
 use crate::nvcc;
@@ -83,7 +83,7 @@ pub fn setup(quiet: bool, without: Without) -> Result<()> {
 
 /// The tree of NCCL that the project is pinned to, library and bitcode in one place.
 pub fn find_pinned_nccl() -> Result<NcclTree, NotFound> {
-    find_nccl(None, Part::Bitcode, |tree| match (tree.version, &tree.library) {
+    find_nccl(None, NcclPart::Bitcode, |tree| match (tree.version, &tree.library) {
         (Some(NCCL_VERSION), Some(_)) => Ok(()),
         (Some(NCCL_VERSION), None) => Err("it has no lib/libnccl.so.2".to_owned()),
         (Some(other), _) => Err(format!("it is NCCL {other}, wanted is {NCCL_VERSION}")),

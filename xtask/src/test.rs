@@ -24,7 +24,7 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use devcomm_locate::{find_gin_loopback, gin_machine};
+use devcomm_locate::{find_gin_loopback, gin_support};
 
 use crate::cuda;
 use crate::group::{End, Group};
@@ -168,7 +168,7 @@ fn run(
 /// What gives the tests on GPUs a network for their kernels where there is no RDMA card: devcomm's
 /// plugin, unless another is named.
 fn network() -> Vec<(&'static str, String)> {
-    if gin_machine(None).has_rdma() || std::env::var_os("NCCL_RMA_PLUGIN").is_some() {
+    if gin_support(None).has_rdma() || std::env::var_os("NCCL_RMA_PLUGIN").is_some() {
         return Vec::new();
     }
     // Without it those tests say that there is no network.

@@ -345,7 +345,10 @@ with_v14! {
         dst: Opaque,
         rank: u32,
     ) as "iput",
-    |on| on.put(index, RegionOffset::new(src, src_off), bytes, RegionOffset::new(dst, dst_off), rank, None)
+    |on| {
+        let (from, to) = (RegionOffset::new(src, src_off), RegionOffset::new(dst, dst_off));
+        on.put(index, from, bytes, to, rank, None)
+    }
 }
 
 // Every signal is strong.
@@ -366,7 +369,8 @@ with_v14! {
     ) as "iputSignal",
     |on| {
         let (from, to) = (RegionOffset::new(src, src_off), RegionOffset::new(dst, dst_off));
-        let signal = SignalRequest { at: RegionOffset::new(signal, signal_off), value, operation: op };
+        let at = RegionOffset::new(signal, signal_off);
+        let signal = SignalRequest { at, value, operation: op };
         on.put(index, from, bytes, to, rank, Some(signal))
     }
 }
@@ -381,7 +385,10 @@ with_v14! {
         local: Opaque,
         rank: u32,
     ) as "iget",
-    |on| on.get(index, RegionOffset::new(remote, remote_off), bytes, RegionOffset::new(local, local_off), rank)
+    |on| {
+        let from = RegionOffset::new(remote, remote_off);
+        on.get(index, from, bytes, RegionOffset::new(local, local_off), rank)
+    }
 }
 
 /// No-op: a get is complete only when its data is visible to kernels.

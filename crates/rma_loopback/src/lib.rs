@@ -7,7 +7,8 @@
 //! launchers):
 //!
 //! ```console
-//! $ export NCCL_RMA_PLUGIN=/path/to/libdevcomm_rma_loopback.so NCCL_RMA_PLUGIN_REF_COUNT=1 NCCL_GIN_TYPE=2
+//! $ export NCCL_RMA_PLUGIN=/path/to/libdevcomm_rma_loopback.so
+//! $ export NCCL_RMA_PLUGIN_REF_COUNT=1 NCCL_GIN_TYPE=2
 //! $ export CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=32
 //! $ any-program-that-uses-gin
 //! ```
@@ -30,14 +31,19 @@
 //!
 //! | variable | values | meaning |
 //! |---|---|---|
-//! | `DEVCOMM_GIN_COPY` | `auto`, `peer`, `mapped`, `staged` | how data goes between devices of one process: mapped where it can be, else by peer copies; `staged`: through host memory, for devices that do not reach each other |
-//! | `DEVCOMM_GIN_SIGNAL` | `auto`, `write` | how signals are added to: by the device where the driver can (CUDA 13.1), or by writing sums always |
-//! | `DEVCOMM_GIN_SLOTS` | 16 | staging slots of a rank, and of each direction between two processes |
+//! | `DEVCOMM_GIN_COPY` | `auto`, `peer`, `mapped`, `staged` | copies between devices (below) |
+//! | `DEVCOMM_GIN_SIGNAL` | `auto`, `write` | additions to signals (below) |
+//! | `DEVCOMM_GIN_SLOTS` | 16 | staging slots of a rank, and of each direction of a link |
 //! | `DEVCOMM_GIN_SLOT_KIB` | 512 | size of a slot |
-//! | `DEVCOMM_GIN_DEPTH` | 256 | operations on one rank's stream at a time; more wait in the plugin |
-//! | `DEVCOMM_GIN_CONNECTIONS` | 1 to 4 | devices to offer: NCCL makes a connection for each; signals to an address then need CUDA 13.1 |
+//! | `DEVCOMM_GIN_DEPTH` | 256 | operations in a rank's stream; more wait in the plugin |
+//! | `DEVCOMM_GIN_CONNECTIONS` | 1 to 4 | devices to report: NCCL makes a connection for each |
 //! | `DEVCOMM_GIN_TIMEOUT` | 60 | seconds that a rank waits for the others to connect |
-//! | `DEVCOMM_GIN_DEBUG` | 1 | say on standard error what goes on; errors are always said |
+//! | `DEVCOMM_GIN_DEBUG` | 1 | log to standard error; errors are always logged |
+//!
+//! Copies between devices of one process use mapped memory where possible, else peer copies;
+//! `staged` uses host memory, for devices without peer access. The device adds to signals where the
+//! driver can (CUDA 13.1); `write` always writes sums. VA signals over several connections need
+//! CUDA 13.1.
 //!
 //! # Guarantees
 //!

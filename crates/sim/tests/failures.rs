@@ -112,7 +112,7 @@ fn a_machine_of_a_failed_kernel_is_over_and_others_go_on() {
         Ok((launch(), launch()))
     });
     for (first, next) in texts.unwrap() {
-        assert!(first.contains("behind the end of window"), "{first}");
+        assert!(first.contains("after the end of window"), "{first}");
         assert_eq!(first, next);
     }
     simulate(Simulation::new(2), |gpu| {

@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use devcomm_locate::{NcclVersion, Part, find_nccl};
+use devcomm_locate::{NcclPart, NcclVersion, find_nccl};
 use devcomm_sys::nccl::RawUniqueId;
 use parking_lot::Mutex;
 
@@ -98,7 +98,7 @@ impl Library {
             return library.at_least(needs).map(|()| library);
         }
         let mut opened = None;
-        find_nccl(explicit, Part::Library, |tree| {
+        find_nccl(explicit, NcclPart::Library, |tree| {
             let path = tree.library.as_deref().ok_or("it has no lib/libnccl.so.2")?;
             opened = Some(Self::load_gpus(path, needs).map_err(|error| reason(&error))?);
             Ok(())

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
-use devcomm_locate::{find_gin_loopback, gin_loopback_environment, gin_machine};
+use devcomm_locate::{find_gin_loopback, gin_loopback_environment, gin_support};
 
 use crate::error::{Error, Result};
 use crate::machine::Machine;
@@ -86,7 +86,7 @@ impl GinLoopback {
             return Err(Error::invalid("LSA teams of 0 ranks"));
         }
         let mut variables = Vec::new();
-        if !(self.unless_rdma && gin_machine(None).has_rdma()) {
+        if !(self.unless_rdma && gin_support(None).has_rdma()) {
             let plugin = find_gin_loopback(self.plugin.as_deref())
                 .map_err(|not_found| Error::GinLoopbackNotFound { not_found })?;
             variables.extend(gin_loopback_environment(&plugin).map(|(n, v)| (n, v.into())));

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use cuda_builder::{Signature, device_functions};
-use devcomm_locate::{NcclTree, NcclVersion, Part, find_nccl};
+use devcomm_locate::{NcclPart, NcclTree, NcclVersion, find_nccl};
 
 pub use compare::differences;
 pub use list::{Function, Param, parse};
@@ -49,7 +49,7 @@ impl Nccl {
             (Some(_), Some(_)) => Ok(()),
             _ => Err("it has no headers that say its version".to_owned()),
         };
-        let tree = find_nccl(None, Part::Bitcode, whole)?;
+        let tree = find_nccl(None, NcclPart::Bitcode, whole)?;
         match (tree.version, tree.bitcode, tree.include) {
             (Some(version), Some(bitcode), Some(include)) => Ok(Self { version, bitcode, include }),
             _ => bail!("the NCCL in {} is not whole", tree.root.display()),

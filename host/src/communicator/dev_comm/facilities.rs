@@ -1,6 +1,6 @@
 //! What a rank's machine says about requirements, beyond the communicator's properties.
 
-use devcomm_locate::gin_machine;
+use devcomm_locate::gin_support;
 use devcomm_types::GinType;
 
 use crate::machine::Machine;
@@ -34,5 +34,5 @@ impl Facilities {
 }
 
 fn why_no_gin(gin_type: Option<GinType>) -> String {
-    gin_machine(cuda::gin_gpus(&Machine::Gpus).ok()).why_not(gin_type.map(GinType::raw))
+    gin_support(cuda::gin_gpus(&Machine::Gpus).ok()).why_not(gin_type.map(GinType::raw))
 }
