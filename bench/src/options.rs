@@ -1,4 +1,4 @@
-//! Flags that the benchmarks share, under nccl-tests' names.
+//! Flags shared by the benchmarks, with nccl-tests' names.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 
-/// Who takes part.
+/// Flags for ranks.
 #[derive(Args, Clone, Debug)]
 pub struct RankOptions {
     /// GPUs to use, a rank each; not for ranks that torchrun, mpirun or srun started [default:
@@ -30,13 +30,13 @@ pub struct RankOptions {
 }
 
 impl RankOptions {
-    /// The time that a batch may take.
+    /// Time limit of a batch.
     pub fn limit(&self) -> Duration {
         Duration::from_secs(self.timeout)
     }
 }
 
-/// How large messages are.
+/// Flags for message sizes.
 #[derive(Args, Clone, Debug)]
 pub struct SizeOptions {
     /// Smallest message in bytes (suffixes K, M, G)
@@ -58,7 +58,7 @@ pub struct SizeOptions {
     pub step: Option<usize>,
 }
 
-/// The grids of kernels.
+/// Flags for kernels' grids.
 #[derive(Args, Clone, Debug)]
 pub struct GridOptions {
     /// Blocks of a kernel [default: chosen by size]
@@ -80,8 +80,8 @@ impl GridOptions {
         Ok(())
     }
 
-    /// Blocks and threads for a share of so many bytes: as many blocks, up to `max_blocks`, as give
-    /// each thread a vector of 16 bytes.
+    /// Blocks and threads for a share of this many bytes: enough blocks, up to `max_blocks`, to
+    /// give each thread one vector of 16 bytes.
     pub fn grid(&self, bytes: usize, threads: u32, max_blocks: u32) -> (u32, u32) {
         let threads = self.threads.unwrap_or(threads);
         let wanted = bytes.div_ceil(16 * threads as usize).clamp(1, max_blocks as usize) as u32;
@@ -89,7 +89,7 @@ impl GridOptions {
     }
 }
 
-/// How often what is run, and how.
+/// Flags for iterations and rounds.
 #[derive(Args, Clone, Debug)]
 pub struct RunOptions {
     /// Launches in a batch, which is timed as a whole
@@ -117,7 +117,7 @@ pub struct RunOptions {
     pub seed: u64,
 }
 
-/// Where the rows go, beside the table.
+/// Flags for outputs beside the table.
 #[derive(Args, Clone, Debug)]
 pub struct OutputOptions {
     /// Also write the rows as CSV
@@ -142,13 +142,13 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Whether the type of this name is to be run.
+    /// Whether to run the type with this name.
     pub fn wants(self, name: &str) -> bool {
         self == Self::All || Self::from_str(name, false) == Ok(self)
     }
 }
 
-/// The largest message where none was named, on GPUs.
+/// Default largest message on GPUs.
 pub const LARGEST: usize = 64 << 20;
 
 impl SizeOptions {
@@ -162,7 +162,7 @@ impl SizeOptions {
         Ok(())
     }
 
-    /// Message sizes in bytes, up to `largest` where no -e says otherwise.
+    /// Message sizes in bytes, up to -e or else `largest`.
     pub fn sizes(&self, largest: usize) -> impl Iterator<Item = usize> {
         let max = self.max.unwrap_or(largest.max(self.min));
         let (factor, step) = (self.factor, self.step);
@@ -173,8 +173,8 @@ impl SizeOptions {
         .take_while(move |&size| size <= max)
     }
 
-    /// The same in whole elements of `bytes` each, rounded down as nccl-tests does; messages
-    /// without an element are left out.
+    /// The same in elements of `bytes` bytes, rounded down as in nccl-tests, without empty
+    /// messages.
     pub fn counts(&self, largest: usize, bytes: usize) -> Result<Vec<usize>> {
         let mut counts: Vec<usize> = self.sizes(largest).map(|size| size / bytes).collect();
         counts.retain(|&count| count > 0);
@@ -192,12 +192,12 @@ impl RunOptions {
         Ok(())
     }
 
-    /// Launches that are timed at once.
+    /// Launches per timed batch.
     pub fn batch(&self) -> usize {
         self.iters * self.graph.max(1)
     }
 
-    /// How times are taken.
+    /// Describes the measurement.
     pub fn describe(&self) -> String {
         let (rounds, iters) = (self.rounds, self.iters);
         let how = match self.graph {
@@ -258,7 +258,7 @@ mod tests {
         assert_eq!(sizes("-b 4 -e 100 -f 4"), [4, 16, 64]);
         assert_eq!(sizes("-b 4 -e 10 -i 3"), [4, 7, 10]);
         assert_eq!(sizes("-b 256 -f 2"), [256, 512, 1024]);
-        // A lower bound above the default of the upper one is a size.
+        // A lower bound above the default upper one is the only size.
         assert_eq!(sizes("-b 1M"), [1 << 20]);
     }
 

@@ -1,14 +1,14 @@
 //! The project's tasks, run as `cargo xtask <task>`: one command to set up, run, test, inspect and
 //! pack.
 //!
-//! This file is the command line only; each task is a module.
+//! This file is the command line; each task is a module.
 
 mod cpp;
 mod cuda;
 mod doctor;
-mod group;
 mod nvcc;
 mod pack;
+mod process_group;
 mod project;
 mod ptx;
 mod run;
@@ -103,7 +103,7 @@ enum Task {
 }
 
 fn main() -> ExitCode {
-    // Building kernels starts this program again, for LLVM's work.
+    // Kernel builds start this program again, to run LLVM.
     cuda_builder::link_worker();
     let done = match Cli::parse().task {
         Task::Setup { quiet, twins } => setup::setup_all(quiet, twins).map(|()| 0),
@@ -113,7 +113,7 @@ fn main() -> ExitCode {
         Task::Ptx { kernel, all: _, check, arch } => {
             ptx::ptx(kernel.as_deref(), check, arch.as_deref())
         }
-        Task::Raw { check } => setup::setup(true, setup::Without::Ptxas)
+        Task::Raw { check } => setup::setup(true, setup::Optional::Ptxas)
             .and_then(|()| xtask::raw::raw(&project::root(), check)),
         Task::Twins => twins::twins().map(|()| 0),
         Task::Cpp => cpp::cpp().map(|()| 0),

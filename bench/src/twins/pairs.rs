@@ -1,4 +1,4 @@
-//! The kernels that exist in Rust and in C++, with the sizes and grids that they are compared at.
+//! The pairs of kernels in Rust and C++, with their sizes and grids.
 
 use anyhow::{Result, ensure};
 use devcomm::{GinType, Kernel, device, kernels};
@@ -11,11 +11,10 @@ use super::row::Label;
 use crate::options::LARGEST;
 use crate::workloads::{AllReduce, Barrier, LlExchange, Message, Put, Shape};
 
-/// A pair: the stem of its files, and what runs it.
+/// A pair: its file stem, and the function that runs it.
 pub type Pair = (&'static str, fn(&mut Job<'_>) -> Result<()>);
 
-/// All pairs. A new one is a line here, and a function that makes its workloads and hands them to
-/// the job.
+/// All pairs. To add one, add a line here and a function that creates its workloads.
 pub const PAIRS: [Pair; 5] = [
     ("lsa_barrier", lsa_barrier),
     ("lsa_allreduce", lsa_allreduce),
@@ -24,12 +23,11 @@ pub const PAIRS: [Pair; 5] = [
     ("gin_put", gin_put),
 ];
 
-/// Counts that divide neither by ranks nor by vectors: checked, not timed.
+/// Counts not divisible by ranks or vectors: checked, not timed.
 const ODD_COUNTS: [usize; 6] = [1, 7, 17, 1023, 4099, 65537];
-/// Larger messages are not what the low-latency protocol is for, and of puts they measure the
-/// network alone.
+/// The low-latency protocol is not for larger messages, and puts would measure only the network.
 const LARGEST_MESSAGE: usize = 1 << 20;
-/// Round trips of a launch.
+/// Round trips per launch.
 const ROUNDS: u32 = 50;
 
 fn lsa_barrier(job: &mut Job<'_>) -> Result<()> {
@@ -95,15 +93,15 @@ fn ll_exchange(job: &mut Job<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Where there is PROXY.
+/// Requires PROXY.
 fn gin_put(job: &mut Job<'_>) -> Result<()> {
     let harness = job.harness;
     if !harness.comm.properties()?.gin_types.contains(GinType::Proxy) {
-        job.leave_out("gin_put", "NCCL offers no GIN of type PROXY here");
+        job.omit("gin_put", "NCCL offers no GIN of type PROXY here");
         return Ok(());
     }
     if harness.rank.n_ranks() < 2 {
-        job.leave_out("gin_put", "it needs two ranks");
+        job.omit("gin_put", "it needs two ranks");
         return Ok(());
     }
     for bytes in [8].into_iter().chain(sizes(job)) {
@@ -115,7 +113,7 @@ fn gin_put(job: &mut Job<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The sizes of messages, of those that make sense.
+/// The suitable message sizes.
 fn sizes(job: &Job<'_>) -> Vec<usize> {
     let sizes = job.options.sizes.sizes(LARGEST_MESSAGE);
     sizes.take_while(|size| *size <= LARGEST_MESSAGE).collect()

@@ -6,9 +6,9 @@ use devcomm::{Buffer, KERNELS, Kernel, Kernels, ReduceOp, Window, device, kernel
 use devcomm_testing::numbers::Number;
 use half::{bf16, f16};
 
-use super::choice::Described;
 use super::job::Job;
 use super::row::Case;
+use super::selection::VariantInfo;
 use super::{Benchmark, SIMULATED_BLOCKS, SIMULATED_LARGEST};
 use crate::contender::{Contender, Variant};
 use crate::harness::Harness;
@@ -50,7 +50,7 @@ impl Op {
 
 impl Benchmark for AllReduce {
     const NAME: &'static str = "all-reduce";
-    const VARIANTS: &'static [Described] = &[
+    const VARIANTS: &'static [VariantInfo] = &[
         (Variant::Rust, "kernels::lsa_allreduce on symmetric windows"),
         (Variant::Cpp, "its twin in C++ on the same windows"),
         (
@@ -96,10 +96,10 @@ impl AllReduce {
         for count in self.sizes.counts(largest, size_of::<T>())? {
             let workload = workloads::AllReduce::new(harness, &self.grid, shape, kernel, count)?;
             let mut contenders = workload.by(compiled)?;
-            if job.choice.has(Variant::Nccl) {
+            if job.selection.has(Variant::Nccl) {
                 contenders.push(by_nccl::<T>(harness, count)?);
             }
-            if job.choice.has(Variant::NcclSym) {
+            if job.selection.has(Variant::NcclSym) {
                 contenders.push(by_nccl_sym(harness, &workload.send, &workload.recv)?);
             }
             let case = Case {
@@ -116,18 +116,18 @@ impl AllReduce {
     }
 }
 
-/// What each rank of an all-reduce has to send and to receive, in messages.
+/// The sizes and inputs of an all-reduce, per rank.
 pub fn bus(ranks: usize) -> f64 {
     2.0 * (ranks - 1) as f64 / ranks as f64
 }
 
-/// NCCL's call on the host, on memory as NCCL allocates it, with this rank's input.
+/// NCCL's host call, on memory of `ncclMemAlloc`, with this rank's input.
 pub fn by_nccl<'a, T: Number>(harness: &'a Harness<'a>, count: usize) -> Result<Contender<'a>> {
     let (send, recv) = (harness.comm.mem_alloc::<T>(count)?, harness.comm.mem_alloc(count)?);
     by_host(harness, Variant::Nccl, &send, &recv)
 }
 
-/// On windows, of which the first gets this rank's input.
+/// On windows, the first with this rank's input.
 pub fn by_nccl_sym<'a, T: Number>(
     harness: &'a Harness<'a>,
     send: &Window<T>,

@@ -124,8 +124,8 @@ fn call_rank(
 ) -> Result<(Segment, UnixStream)> {
     let failed = |error: &dyn std::fmt::Display| {
         Error::Remote(format!(
-            "rank {} cannot connect to rank {other}, of process {}: {error}; it has ended, or is in \
-             another network namespace of this host, which this plugin does not support",
+            "rank {} cannot connect to rank {other}, of process {}: {error}; it has ended, or is \
+             in another network namespace of this host, which this plugin does not support",
             greeting.rank,
             handle.pid()
         ))
