@@ -26,10 +26,10 @@
 //! # Example
 //!
 //! ```
-//! use devcomm_locate::{NcclVersion, Part, find_nccl};
+//! use devcomm_locate::{NcclVersion, NcclPart, find_nccl};
 //!
 //! let wanted = NcclVersion { major: 2, minor: 28, patch: 0 };
-//! let tree = find_nccl(None, Part::Bitcode, |tree| match tree.version {
+//! let tree = find_nccl(None, NcclPart::Bitcode, |tree| match tree.version {
 //!     Some(version) if version >= wanted => Ok(()),
 //!     Some(version) => Err(format!("it is NCCL {version}, wanted {wanted} or newer")),
 //!     None => Err("it has no include/nccl.h that tells its version".to_owned()),
