@@ -6,7 +6,7 @@
 
 namespace {
 
-// Every block of every rank sums one contiguous part, in whole 16-byte vectors but for the last.
+// Every block of every rank sums one contiguous part, in whole 16-byte vectors except the last.
 template <typename T>
 __device__ void all_reduce(const ncclDevComm& comm, ncclWindow_t send, ncclWindow_t recv, size_t count) {
   constexpr size_t lanes = 16 / sizeof(T);
