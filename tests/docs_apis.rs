@@ -1,4 +1,5 @@
-//! The tables of docs/host_api.md and docs/device_api.md name tests: each of them exists.
+//! Checks documents and sources: the tests that docs/host_api.md and docs/device_api.md name exist,
+//! and lines have at most 100 columns.
 
 use std::fs;
 use std::path::Path;
@@ -54,13 +55,38 @@ fn named(document: &str) -> Vec<(String, Vec<String>)> {
     .collect()
 }
 
-fn all_sources() -> Vec<Source> {
+fn sources_of(folders: &[&str]) -> Vec<Source> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut all = Vec::new();
-    for folder in ["crates", "examples", "host", "kernels", "tests", "xtask"] {
-        sources(&root.join(folder), &mut all);
-    }
+    folders.iter().for_each(|folder| sources(&root.join(folder), &mut all));
     all
+}
+
+fn all_sources() -> Vec<Source> {
+    sources_of(&["crates", "examples", "host", "kernels", "tests", "xtask"])
+}
+
+/// The folders whose lines are checked: rustfmt leaves comments, strings and macros as they are.
+const IN_100_COLUMNS: [&str; 9] = [
+    "bench/src",
+    "bench/tests",
+    "crates/cuda_builder",
+    "crates/locate",
+    "crates/rma_loopback",
+    "crates/sim",
+    "crates/sys",
+    "crates/testing",
+    "xtask",
+];
+
+#[test]
+fn lines_of_sources_have_at_most_100_columns() {
+    let mut long = Vec::new();
+    for (stem, text) in sources_of(&IN_100_COLUMNS) {
+        let lines = text.lines().filter(|line| line.chars().count() > 100);
+        long.extend(lines.map(|line| format!("{stem}.rs: {}", line.trim())));
+    }
+    assert!(long.is_empty(), "wrap these lines:\n{}", long.join("\n"));
 }
 
 #[test]
