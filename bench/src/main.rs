@@ -57,8 +57,7 @@ enum Bench {
     /// Ping-pong of messages between neighbouring ranks: puts of a kernel against ncclSend and
     /// ncclPutSignal
     Put(versus::Command<versus::Put>),
-    /// Matrix product and the all-reduce behind it: one kernel against cuBLASLt and then
-    /// ncclAllReduce
+    /// Matrix product followed by an all-reduce: one kernel against cuBLASLt and then ncclAllReduce
     #[command(name = "gemm-allreduce")]
     GemmAllReduce(versus::Command<versus::GemmAllReduce>),
     /// Kernels written in Rust against the same kernels in CUDA C++, compiled by `cargo xtask

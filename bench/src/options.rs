@@ -18,12 +18,12 @@ pub struct RankOptions {
     #[arg(long)]
     pub processes: bool,
 
-    /// Carry GIN between the GPUs of this host by devcomm's plugin, for want of an RDMA card; it
-    /// says nothing of a network's speed
+    /// Carry GIN between the GPUs of this host by devcomm's plugin, for want of an RDMA card; not a
+    /// measure of a network's speed
     #[arg(long)]
     pub gin_loopback: bool,
 
-    /// Give up when the GPU has not finished a batch after so many seconds
+    /// Seconds after which an unfinished batch is an error
     #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 30)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     pub timeout: u64,
@@ -48,11 +48,11 @@ pub struct SizeOptions {
     #[arg(short = 'e', long = "maxbytes", value_name = "BYTES", value_parser = parse_bytes)]
     pub max: Option<usize>,
 
-    /// Each message is so many times the one before
+    /// Ratio of consecutive message sizes
     #[arg(short = 'f', long = "stepfactor", value_name = "FACTOR", default_value_t = 8)]
     pub factor: usize,
 
-    /// Each message is so many bytes longer than the one before (suffixes K, M, G), instead of -f
+    /// Difference of consecutive message sizes in bytes (suffixes K, M, G), instead of -f
     #[arg(short = 'i', long = "stepbytes", value_name = "BYTES", conflicts_with = "factor")]
     #[arg(value_parser = parse_bytes)]
     pub step: Option<usize>,
@@ -104,7 +104,7 @@ pub struct RunOptions {
     #[arg(short = 'c', long = "check", value_name = "N", default_value_t = 1)]
     pub check: u32,
 
-    /// Make each batch one CUDA graph, and time so many launches of it; 0 for plain launches
+    /// Make each batch a CUDA graph, and time this many launches of it; 0 for plain launches
     #[arg(short = 'G', long = "cudagraph", value_name = "N", default_value_t = 0)]
     pub graph: usize,
 

@@ -493,7 +493,7 @@ fn without_kernels(folder: PathBuf, reason: String) -> Result<Artifacts, Error> 
     Ok(Artifacts { folder, index, modules: Vec::new(), missing: Some(reason) })
 }
 
-/// Removes modules of kernel files that are no more.
+/// Removes modules of kernel files that no longer exist.
 fn remove_stale(folder: &Path, current: &[PathBuf]) -> Result<(), Error> {
     let entries = fs::read_dir(folder).map_err(Error::io("read", folder))?;
     for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 
 use crate::error::Error;
 
-/// What an entry says of itself. An entry that has it is whole.
+/// The sidecar of an entry; an entry with one is complete.
 const SIDECAR: &str = "module.json";
 
 /// An entry that no build has used for so long is removed.

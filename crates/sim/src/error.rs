@@ -53,7 +53,7 @@ pub enum Waiting {
         /// The call.
         call: &'static str,
     },
-    /// What a wait of `nccl_device` or of the network says.
+    /// A named wait of `nccl_device` or of the network.
     For(WaitFor),
     /// Peers, in an LSA barrier.
     Peers {

@@ -3,7 +3,7 @@
 //!
 //! A group is an address range that is never mapped, and a window has the same offset in all
 //! groups, as with NCCL: an address is the group's base, the window's offset in the group, and an
-//! offset in the window. The addresses stand for the parts of windows.
+//! offset in the window. The addresses refer to the parts of windows.
 
 use std::cell::{Cell, Ref, RefCell};
 use std::rc::Rc;

@@ -22,7 +22,7 @@ pub(crate) const MAX_SHARED: usize = 227 << 10;
 
 /// One array and its canary.
 struct SharedArray {
-    /// Address of the static that stands for it.
+    /// Address of the static that identifies it.
     key: usize,
     bytes: usize,
     /// In cells, since kernels write them through pointers.

@@ -113,7 +113,7 @@ pub fn listen() -> Listening {
     let (mut first, mut ctx, mut comm) = (null_mut(), null_mut(), null_mut());
     let mut handle = [0; HANDLE_BYTES];
     let mut devices = 0;
-    // SAFETY: the arguments are what the interface says, here and below.
+    // SAFETY: the arguments follow the interface, here and below.
     unsafe {
         // Once for the RMA plugin, once for the GIN proxy.
         ok((plugin.init)(&raw mut first, 1, None));
@@ -159,7 +159,7 @@ macro_rules! call_version {
     ($version:expr, $name:ident($($argument:expr),*)) => {{
         let mut request = null_mut();
         let out = &raw mut request;
-        // SAFETY: the arguments are what the interface says.
+        // SAFETY: the arguments follow the interface.
         let status = unsafe {
             match $version {
                 14 => (ncclRmaPlugin_v14.$name)($($argument,)* out),
@@ -199,7 +199,7 @@ impl Rank {
         let mut promise = RmaProperties { flushes_all_puts_on_any_signal: true };
         // SAFETY: all zeros are values of every field.
         let mut properties = unsafe { std::mem::zeroed::<NetProperties>() };
-        // SAFETY: the arguments are what the interface says.
+        // SAFETY: the arguments follow the interface.
         unsafe {
             let plugin = &ncclRmaPlugin_v16;
             ok((plugin.get_rma_properties)(comm, &raw mut promise));
@@ -230,7 +230,7 @@ impl Rank {
         let n_contexts = contexts as c_int;
         let mut config = RmaConfig { n_contexts, traffic_class: -1, rank_stride: 1 };
         let mut context = null_mut();
-        // SAFETY: the arguments are what the interface says.
+        // SAFETY: the arguments follow the interface.
         unsafe {
             let create = ncclRmaPlugin_v16.create_context;
             ok(create(self.comm, &raw mut config, &raw mut context));
@@ -248,7 +248,7 @@ impl Rank {
 
     pub fn register_raw(&self, base: Opaque, bytes: usize, kind: c_int, flags: u64) -> Opaque {
         let mut handle = null_mut();
-        // SAFETY: the arguments are what the interface says.
+        // SAFETY: the arguments follow the interface.
         unsafe {
             let register = ncclRmaPlugin_v16.reg_mr_sym;
             ok(register(self.comm, base, bytes, kind, flags, &raw mut handle));
@@ -273,7 +273,7 @@ impl Rank {
     }
 
     pub fn deregister(&self, handle: Opaque) -> Status {
-        // SAFETY: the arguments are what the interface says.
+        // SAFETY: the arguments follow the interface.
         unsafe { (ncclRmaPlugin_v16.dereg_mr_sym)(self.comm, handle) }
     }
 
@@ -364,7 +364,7 @@ impl Rank {
 
     pub fn flush(&self, context: usize, region: Opaque) {
         let mut request = 8 as Opaque;
-        // SAFETY: the arguments are what the interface says.
+        // SAFETY: the arguments follow the interface.
         unsafe {
             let flush = ncclRmaPlugin_v16.iflush;
             let rank = self.rank as u32;
@@ -383,13 +383,13 @@ impl Rank {
 
     pub fn try_test(&self, request: Opaque) -> (Status, bool) {
         let mut done = 0;
-        // SAFETY: the arguments are what the interface says.
+        // SAFETY: the arguments follow the interface.
         let status = unsafe { (ncclRmaPlugin_v16.test)(self.comm, request, &raw mut done) };
         (status, done != 0)
     }
 
     pub fn try_progress(&self) -> Status {
-        // SAFETY: the arguments are what the interface says.
+        // SAFETY: the arguments follow the interface.
         unsafe { (ncclRmaPlugin_v16.rma_progress)(self.context.get()) }
     }
 
@@ -425,7 +425,7 @@ impl Rank {
 
     pub fn has_error(&self) -> bool {
         let mut has_error = false;
-        // SAFETY: the arguments are what the interface says.
+        // SAFETY: the arguments follow the interface.
         unsafe {
             let query = ncclRmaPlugin_v16.query_last_error;
             ok(query(self.context.get(), &raw mut has_error));

@@ -158,7 +158,7 @@ pub(super) unsafe fn launch(
         if config.sharedMemBytes > function.allowed_shared.get() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
         }
-        // SAFETY: as above; there are as many attributes as it says.
+        // SAFETY: as above; `numAttrs` is the number of attributes.
         let cooperative = (0..config.numAttrs as usize).any(|index| unsafe {
             let attribute = &*config.attrs.add(index);
             attribute.id == CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE

@@ -11,7 +11,7 @@ use cuda_std::prelude::*;
 use super::*;
 use crate::memory::{Allocation, GpuSet, Owner};
 
-/// In order, and by a few seeds.
+/// In order, and with a few seeds.
 fn machines(gpus: usize, multiprocessors: u32) -> impl Iterator<Item = Rc<Gpus>> {
     let seeds = std::iter::once(None).chain((0..10).map(Some));
     seeds.map(move |seed| {
@@ -41,7 +41,7 @@ impl Words {
     }
 }
 
-/// What one part of an allocation holds.
+/// The content of one part of an allocation.
 fn words(memory: &Allocation, part: usize) -> Vec<u32> {
     let word = |i| memory.part(part).cast::<u32>().wrapping_add(i);
     // SAFETY: the part has the words, and no kernel runs now.
@@ -83,7 +83,7 @@ fn grid(gpu: usize, blocks: u32, threads: u32, body: impl Fn() + 'static) -> Lau
     }
 }
 
-/// Runs until nothing happens any more.
+/// Runs until no progress is possible.
 fn settle(gpus: &Gpus) -> Step {
     loop {
         match gpus.step() {
@@ -250,7 +250,7 @@ fn memory_may_be_of_any_gpus() {
     let at = |address: usize| std::ptr::without_provenance_mut(address);
     memory.insert(at(4096), 64, [5, 0, 3, 4].into_iter().collect(), owner);
     memory.insert(at(8192), 64, GpuSet::all(), owner);
-    // Twice: the first look leaves something in the cache.
+    // Twice: the first lookup leaves an entry in the cache.
     for _ in 0..2 {
         let may = |address| (0..8).filter(|gpu| memory.contains(*gpu, address, 64)).collect();
         let (some, all): (Vec<u32>, Vec<u32>) = (may(4096), may(8192));

@@ -84,7 +84,7 @@ pub(super) unsafe extern "C" fn shrink(
 ) -> c_int {
     const NAME: &str = "ncclCommShrink";
     call(NAME, comm, |cx| {
-        // SAFETY: the module's: there are as many ranks as it says.
+        // SAFETY: the module's: the list has this many ranks.
         let ranks = (0..usize::try_from(count).unwrap_or(0)).map(|i| unsafe { *excluded.add(i) });
         let ranks: Vec<c_int> = ranks.collect();
         cx.note(|| {

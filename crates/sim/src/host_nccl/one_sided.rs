@@ -175,7 +175,7 @@ pub(super) unsafe extern "C" fn wait_signal(
     stream: RawStream,
 ) -> c_int {
     call("ncclWaitSignal", comm, |cx| {
-        // SAFETY: the module's: there are as many as it says.
+        // SAFETY: the module's: the list has `n` entries.
         let waits = (0..usize::try_from(n).unwrap_or(0)).map(|i| unsafe { *waits.add(i) });
         let waits: Vec<_> = waits.collect();
         cx.note(|| {

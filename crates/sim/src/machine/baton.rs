@@ -207,7 +207,7 @@ impl Shared {
         self.notify();
     }
 
-    /// Accepts no more clients.
+    /// Stops accepting clients.
     pub(crate) fn close(&self) {
         self.turns.lock().closed = true;
         self.asked.notify_one();

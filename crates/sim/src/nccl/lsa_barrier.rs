@@ -303,7 +303,7 @@ pub(super) unsafe extern "C-unwind" fn init(
 ///
 /// # Safety
 ///
-/// `session` was filled by [`init`] on this thread, and nobody else uses it.
+/// `session` was filled by [`init`] on this thread, and nothing else uses it.
 unsafe fn opened<'a>(session: *mut LsaBarrierSession) -> (&'a mut Session, Coop, Site) {
     let (thread, at) = (Thread::current(), CALL_SITE.get());
     // SAFETY: the caller's.

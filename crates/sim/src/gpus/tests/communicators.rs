@@ -1,4 +1,4 @@
-//! Communicators of some of the GPUs: their ranks have other numbers.
+//! Communicators of some of the GPUs, whose ranks differ from the GPUs' numbers.
 
 use cuda_std::multimem;
 use devcomm_types::kernel::{HostKernel, IntoArg, KernelArgs, LaunchArgs};
