@@ -188,9 +188,9 @@ pub(super) unsafe fn launch(
 
 /// A copy of a launch's parameters, which the kernel's threads read.
 struct Params {
-    /// Each parameter starts at a multiple of [`ALIGN`].
+    /// Each parameter starts at an element.
     bytes: Box<[Aligned]>,
-    /// Start of each parameter, in units of [`ALIGN`].
+    /// Index of the element at which each parameter starts.
     starts: Vec<usize>,
 }
 
