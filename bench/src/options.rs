@@ -143,7 +143,7 @@ pub enum Dtype {
 
 impl Dtype {
     /// Whether to run the type with this name.
-    pub fn wants(self, name: &str) -> bool {
+    pub fn includes(self, name: &str) -> bool {
         self == Self::All || Self::from_str(name, false) == Ok(self)
     }
 }

@@ -64,7 +64,7 @@ where
     K: Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
 {
     let Job { harness, compiled, options, .. } = *job;
-    if !options.dtype.wants(T::NAME) {
+    if !options.dtype.includes(T::NAME) {
         return Ok(());
     }
     let workload = |count| AllReduce::new(harness, &options.grid, shape, kernel, count);

@@ -86,7 +86,7 @@ impl AllReduce {
         T: Number,
         K: Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
     {
-        if !self.dtype.wants(T::NAME) {
+        if !self.dtype.includes(T::NAME) {
             return Ok(());
         }
         let harness = job.harness;

@@ -97,7 +97,7 @@ impl<'a> Put<'a> {
         Ok(Self { message, send, recv, rounds, config, dev_comm, flags: Some(flags) })
     }
 
-    fn play(&self, kernels: &Kernels, rounds: u32) -> devcomm::Result<()> {
+    fn ping_pong(&self, kernels: &Kernels, rounds: u32) -> devcomm::Result<()> {
         let Self { message, send, recv, config, dev_comm, .. } = self;
         let (stream, bytes) = (&message.harness.stream, send.len());
         // SAFETY: both windows have the same size on every rank, and the flags two elements for
@@ -121,8 +121,8 @@ impl<'a> Put<'a> {
     /// The contender with the kernel of this compiler.
     pub fn by<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
         let by = |(variant, kernels): &'b (Variant, Kernels)| {
-            let checked = || self.play(kernels, self.message.harness.here(1, 3));
-            let timed = || self.play(kernels, self.rounds);
+            let checked = || self.ping_pong(kernels, self.message.harness.here(1, 3));
+            let timed = || self.ping_pong(kernels, self.rounds);
             let info = match self.flags {
                 None => kernels.info(gin_put)?,
                 Some(_) => kernels.info(lsa_put)?,

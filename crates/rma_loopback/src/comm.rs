@@ -10,7 +10,7 @@ use crate::endpoint::{Endpoint, Handle};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::region::Region;
-use crate::remote::{Link, meet};
+use crate::remote::{Link, connect_links};
 use crate::request::{ContextId, Request, Requests};
 
 /// Polls between two checks of the clock.
@@ -84,9 +84,9 @@ impl Comm {
         let me = Arc::new(LocalRank::new(&endpoint.setup, rank)?);
         connection.join(rank, Arc::clone(&me))?;
         let mut links = handles.iter().map(|_| None).collect::<Vec<_>>();
-        let met = meet(endpoint, handles, rank, &me, connection, deadline, &mut links);
+        let linked = connect_links(endpoint, handles, rank, &me, connection, deadline, &mut links);
         let elsewhere = links.iter().flatten().count();
-        met.and_then(|()| connection.wait_for(handles.len() - elsewhere, deadline)).map_err(
+        linked.and_then(|()| connection.wait_for(handles.len() - elsewhere, deadline)).map_err(
             |error| {
                 let first = connection.fail(error);
                 links.iter().flatten().for_each(|link| link.tell_failure(&first));

@@ -215,7 +215,7 @@ impl Scheduler {
                 only_polls &= self.run(gpus, &block, block.thread(self.round[i]));
                 self.check_failure(gpus)?;
             }
-            self.look_at_limits(gpus)?;
+            self.check_limits(gpus)?;
             if only_polls {
                 break;
             }
@@ -323,7 +323,7 @@ impl Scheduler {
         self.at_network.retain(|at| wake(at, &delivered));
     }
 
-    fn look_at_limits(&mut self, gpus: &Gpus) -> Result<()> {
+    fn check_limits(&mut self, gpus: &Gpus) -> Result<()> {
         let allowed = if self.settings.watch { MAX_IDLE } else { MAX_IDLE_UNWATCHED };
         if gpus.idle.get() > allowed.max(64 * self.live as u64) {
             return Err(Error::Livelock(self.stall()));

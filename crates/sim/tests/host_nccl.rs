@@ -353,7 +353,7 @@ fn a_communicator_grows_by_ranks_that_have_its_id() {
             assert_eq!(nccl!(comm_get_unique_id(comm, &raw mut new)), INVALID_USAGE);
             *id.lock().unwrap() = Some(new);
         }
-        rank.meet(all);
+        rank.barrier(all);
         let id = id.lock().unwrap().unwrap();
         let (out, config) = (&raw mut grown, null_mut());
         ok(match rank.me {
@@ -362,7 +362,7 @@ fn a_communicator_grows_by_ranks_that_have_its_id() {
             _ => nccl!(comm_grow(null_mut(), 3, &raw const id, 2, out, config)),
         });
         assert_eq!(rank.place(grown), (rank.me, 3));
-        rank.meet(all);
+        rank.barrier(all);
         if rank.me == 2 {
             let again = nccl!(comm_grow(null_mut(), 3, &raw const id, 2, out, null_mut()));
             assert_eq!(again, INVALID_ARGUMENT);

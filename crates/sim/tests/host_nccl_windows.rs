@@ -58,15 +58,15 @@ fn a_window_shows_each_ranks_own_memory_to_its_lsa_team() {
         let len = 1000 * (rank.me + 1);
         let memory = rank.filled(&vec![rank.me as f32; len]);
         let window = rank.window(comm, &memory, 4 * len);
-        rank.meet(comm);
+        rank.barrier(comm);
         let (first, neighbour) = (rank.me & !1, rank.me ^ 1);
         let theirs = lsa_pointer(window, 8, neighbour - first);
         assert_eq!(Memory::at(theirs).read::<f32>(1), [neighbour as f32]);
         assert_eq!(peer_pointer(window, 8, neighbour as c_int), (0, theirs));
         // What the neighbour writes here is in the rank's own memory.
-        rank.meet(comm);
+        rank.barrier(comm);
         Memory::at(theirs).write(&[10.0 + rank.me as f32]);
-        rank.meet(comm);
+        rank.barrier(comm);
         assert_eq!(memory.read::<f32>(3)[2], 10.0 + neighbour as f32);
         let across = (rank.me + 2) % 4;
         assert_eq!(peer_pointer(window, 0, across as c_int), (0, null_mut()));
@@ -78,7 +78,7 @@ fn a_window_shows_each_ranks_own_memory_to_its_lsa_team() {
         assert_eq!(own, memory.ptr());
         ok(nccl!(get_lsa_multimem_device_pointer(window, 4, &raw mut multimem)));
         assert!(!multimem.is_null());
-        rank.meet(comm);
+        rank.barrier(comm);
         ok(nccl!(comm_window_deregister(comm, window)));
         let again = nccl!(comm_window_deregister(comm, window));
         assert_eq!(again, INVALID_ARGUMENT);
@@ -197,7 +197,7 @@ fn a_kernel_uses_windows_and_a_device_communicator() {
             rank.synchronize(stream);
             let sum = (n * (n - 1) / 2) as f32;
             assert_eq!(recv.read::<f32>(COUNT), vec![sum; COUNT]);
-            rank.meet(comm);
+            rank.barrier(comm);
             ok(nccl!(dev_comm_destroy(comm, &raw const dev_comm)));
             let again = nccl!(dev_comm_destroy(comm, &raw const dev_comm));
             assert_eq!(again, INVALID_ARGUMENT);

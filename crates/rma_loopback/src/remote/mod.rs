@@ -8,13 +8,13 @@
 //! has a socket: it passes the memory's descriptor, then the notice of a failure or of leaving; if
 //! it closes without a message, the other process has died.
 
+mod connect;
 mod incoming;
 mod link;
-mod meet;
 mod outgoing;
 mod segment;
 
+pub(crate) use connect::connect_links;
 pub(crate) use link::Link;
-pub(crate) use meet::meet;
 pub(crate) use outgoing::{Job, RemoteKind};
 pub(crate) use segment::RemoteSignal;

@@ -84,7 +84,7 @@ fn grid(gpu: usize, blocks: u32, threads: u32, body: impl Fn() + 'static) -> Lau
 }
 
 /// Runs until no progress is possible.
-fn settle(gpus: &Gpus) -> Step {
+fn run_until_idle(gpus: &Gpus) -> Step {
     loop {
         match gpus.step() {
             Step::Progress => {}
@@ -95,7 +95,7 @@ fn settle(gpus: &Gpus) -> Step {
 
 #[track_caller]
 fn finish(gpus: &Gpus) {
-    let step = settle(gpus);
+    let step = run_until_idle(gpus);
     assert!(matches!(step, Step::Idle), "{step:?}");
 }
 
@@ -127,7 +127,7 @@ fn two_grids_that_do_not_fit_together_get_no_further() {
         let word = words.word(0);
         let first = gpus.launch(grid(0, 2, 1024, move || word.wait(1))).unwrap();
         let second = gpus.launch(grid(0, 1, 32, move || word.set(1))).unwrap();
-        let step = settle(&gpus);
+        let step = run_until_idle(&gpus);
         assert!(matches!(step, Step::Spinning), "{step:?}");
         assert!(!gpus.is_done(first) && !gpus.is_done(second));
         let stall = gpus.stall();
@@ -172,7 +172,7 @@ fn a_cooperative_grid_waits_until_all_of_it_fits() {
         };
         let whole = Launch { cooperative: true, ..grid(0, 4, 1024, together) };
         gpus.launch(whole).unwrap();
-        assert!(matches!(settle(&gpus), Step::Spinning));
+        assert!(matches!(run_until_idle(&gpus), Step::Spinning));
         let stall = gpus.stall();
         assert_eq!((stall.threads(), &stall.pending[..]), (1024, &[4][..]));
         // SAFETY: a word of the buffer, and no kernel runs now.
@@ -195,7 +195,7 @@ fn shared_memory_limits_how_many_blocks_are_on_a_multiprocessor() {
     let words = Words::new(&gpus, 1);
     let go = words.word(0);
     gpus.launch(Launch { body: Rc::new(move || go.wait(1)), ..half }).unwrap();
-    assert!(matches!(settle(&gpus), Step::Spinning));
+    assert!(matches!(run_until_idle(&gpus), Step::Spinning));
     assert_eq!((gpus.stall().threads(), &gpus.stall().pending[..]), (64, &[1][..]));
     gpus.reset();
     finish(&gpus);
@@ -269,7 +269,7 @@ fn a_failure_ends_all_grids_and_the_next_ones_run() {
         let waits = gpus.launch(grid(1, 2, 64, move || never.wait(1))).unwrap();
         let wrong = Launch { kernel: "wrong", ..grid(0, 1, 1, || panic!("on purpose")) };
         gpus.launch(wrong).unwrap();
-        let step = settle(&gpus);
+        let step = run_until_idle(&gpus);
         let Step::Failed(Error::Panic { kernel: "wrong", .. }) = step else { panic!("{step:?}") };
         assert!(gpus.is_done(waits));
         gpus.launch(grid(1, 2, 64, move || ran.set(1))).unwrap();
@@ -295,7 +295,7 @@ fn a_report_of_several_kernels_says_which_thread_is_of_which() {
     };
     gpus.launch(Launch { kernel: "one", ..grid(2, 1, 2, of_two) }).unwrap();
     gpus.launch(Launch { kernel: "other", ..grid(3, 1, 2, stuck) }).unwrap();
-    assert!(matches!(settle(&gpus), Step::Stuck));
+    assert!(matches!(run_until_idle(&gpus), Step::Stuck));
     let text = Error::Deadlock(gpus.stall()).to_string();
     assert!(text.starts_with("nothing can go on"), "{text}");
     assert!(text.contains("\n  rank 2 (rank 1 of its communicator) block 0 of one: 1 thread"));

@@ -88,7 +88,7 @@ impl CallContext<'_> {
     }
 
     /// Whether an injected fault makes the call return NULL.
-    pub(super) fn gives_null(&self) -> bool {
+    pub(super) fn injects_null(&self) -> bool {
         self.entry.effect == Some(Effect::Null)
     }
 
@@ -154,7 +154,7 @@ fn make(name: &'static str, comm: RawComm, is_grouped: bool, begin: Box<Begin<'_
                 _ => match begin.take() {
                     Some(begin) => {
                         let cx = CallContext { core, client: client_id, current, entry: entered };
-                        core.nccl.begun(core, client_id, begin(&cx))
+                        core.nccl.register_call(core, client_id, begin(&cx))
                     }
                     None => core.nccl.poll_wait(core, client_id),
                 },

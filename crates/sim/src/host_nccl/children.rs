@@ -94,8 +94,8 @@ pub(super) unsafe extern "C" fn shrink(
             format!("without {count} from {first} flags {flags}{config}")
         });
         let parent = cx.parent(comm)?;
-        let (group, own) = parent.joined()?;
-        let ranks = ranks.into_iter().map(|rank| group.rank(rank, "excluded rank"));
+        let (shared, own) = parent.joined()?;
+        let ranks = ranks.into_iter().map(|rank| shared.rank(rank, "excluded rank"));
         let mut excluded = ranks.collect::<NcclResult<Vec<_>>>()?;
         excluded.sort_unstable();
         excluded.dedup();
@@ -116,8 +116,8 @@ pub(super) unsafe extern "C" fn shrink(
 pub(super) unsafe extern "C" fn get_unique_id(comm: RawComm, id: *mut RawUniqueId) -> c_int {
     call("ncclCommGetUniqueId", comm, |cx| {
         let rank_comm = cx.live(comm)?;
-        let (group, _) = rank_comm.joined()?;
-        let growth = Rc::clone(group.growth.borrow_mut().get_or_insert_default());
+        let (shared, _) = rank_comm.joined()?;
+        let growth = Rc::clone(shared.growth.borrow_mut().get_or_insert_default());
         let mut joins = cx.core.nccl.joins.borrow_mut();
         if joins.values().flatten().any(|join| Rc::ptr_eq(join, &growth)) {
             return Err(NcclError::usage("the communicator already has a unique id to grow with"));
@@ -172,16 +172,16 @@ pub(super) unsafe extern "C" fn grow(
             ));
         }
         let parent = cx.live(comm)?;
-        let (group, own) = parent.joined()?;
-        let growth = Rc::clone(group.growth.borrow_mut().get_or_insert_default());
+        let (shared, own) = parent.joined()?;
+        let growth = Rc::clone(shared.growth.borrow_mut().get_or_insert_default());
         if let Some(id) = id
             && !Rc::ptr_eq(&growth_of(id)?, &growth)
         {
             return Err(NcclError::argument("a unique id of another communicator"));
         }
         let grown = usize::try_from(n_ranks).unwrap_or(0);
-        if rank != -1 || grown <= group.n_ranks() {
-            let n = group.n_ranks();
+        if rank != -1 || grown <= shared.n_ranks() {
+            let n = shared.n_ranks();
             let text = format!("rank {rank} grows {n} ranks to {n_ranks}");
             return Err(NcclError::argument(text));
         }

@@ -47,7 +47,7 @@ impl CollectiveArgs {
                 return Err(NcclError::argument("a configuration that was not initialized"));
             }
             let rank_comm = cx.live(comm)?;
-            let (group, rank) = rank_comm.joined()?;
+            let (shared, rank) = rank_comm.joined()?;
             let data_type = data_type(on)?;
             let own = Collective {
                 kind,
@@ -56,13 +56,13 @@ impl CollectiveArgs {
                 count,
                 data_type,
                 operator: Operator::of(&rank_comm, op.unwrap_or(0), data_type)?,
-                root: group.rank(root.unwrap_or(0), "root")?,
+                root: shared.rank(root.unwrap_or(0), "root")?,
             };
-            let whole = count.checked_mul(data_type.size() * group.n_ranks());
+            let whole = count.checked_mul(data_type.size() * shared.n_ranks());
             if whole.is_none() {
                 return Err(NcclError::argument(format!("{count} elements")));
             }
-            let (reads, writes) = own.bytes(rank, group.n_ranks());
+            let (reads, writes) = own.bytes(rank, shared.n_ranks());
             cx.reached(&rank_comm, own.send, reads)?;
             cx.reached(&rank_comm, own.recv, writes)?;
             if kind == Kind::AllToAll && own.send.abs_diff(own.recv) < reads {

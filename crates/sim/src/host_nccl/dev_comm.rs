@@ -215,12 +215,12 @@ pub(super) unsafe extern "C" fn create(
 pub(super) unsafe extern "C" fn destroy(comm: RawComm, dev_comm: *const DevComm) -> c_int {
     call("ncclDevCommDestroy", comm, |cx| {
         let rank_comm = cx.rank_comm(comm)?;
-        let (group, rank) = rank_comm.joined()?;
+        let (shared, rank) = rank_comm.joined()?;
         // SAFETY: the module's.
         let dev_comm = unsafe { &*dev_comm };
         let handle = dev_comm.resource_window.addr();
         let mut all = cx.core.nccl.dev_comms.borrow_mut();
-        let is_own = all.get(&handle).is_some_and(|made| made.is_of(group, rank));
+        let is_own = all.get(&handle).is_some_and(|made| made.is_of(shared, rank));
         // The program may have set an abort flag in its copy, which NCCL would take for its own.
         if !is_own || dev_comm.magic != API_MAGIC || !dev_comm.abort_flag.is_null() {
             let text = "no device communicator of the communicator as it was made";

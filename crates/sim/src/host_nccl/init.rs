@@ -94,7 +94,7 @@ impl super::call::CallContext<'_> {
     ///
     /// `out` is valid for a write.
     pub(super) unsafe fn give(&self, out: *mut RawComm, rank_comm: &RankComm) {
-        let raw = if self.gives_null() { null_mut() } else { rank_comm.raw() };
+        let raw = if self.injects_null() { null_mut() } else { rank_comm.raw() };
         // SAFETY: the caller's.
         unsafe { out.write(raw) };
     }

@@ -52,7 +52,7 @@ pub(super) unsafe extern "C" fn alloc(address: *mut *mut c_void, bytes: usize) -
         device.allocated.set(device.allocated.get() + bytes);
         let start = own.part(0);
         core.nccl.memory.borrow_mut().insert(start.addr(), Allocated { gpu, pages, own });
-        let allocator = if cx.gives_null() { null_mut() } else { start.cast() };
+        let allocator = if cx.injects_null() { null_mut() } else { start.cast() };
         // SAFETY: the module's.
         unsafe { address.write(allocator) };
         Ok(())
@@ -87,7 +87,7 @@ pub(super) unsafe extern "C" fn register(
         cx.reached(&rank_comm, address.addr(), bytes)?;
         let new = cx.core.new_handle();
         rank_comm.buffers.borrow_mut().insert(new);
-        let allocator = if cx.gives_null() { 0 } else { new };
+        let allocator = if cx.injects_null() { 0 } else { new };
         // SAFETY: the module's.
         unsafe { handle.write(allocator as *mut c_void) };
         Ok(CallProgress::Done(SUCCESS))

@@ -102,8 +102,8 @@ impl TransferCall {
         call(name, comm, |cx| {
             cx.note(|| format!("{count} type {on} peer {peer}"));
             let rank_comm = cx.live(comm)?;
-            let (group, _) = rank_comm.joined()?;
-            let (data_type, peer) = (data_type(on)?, group.rank(peer, "peer")?);
+            let (shared, _) = rank_comm.joined()?;
+            let (data_type, peer) = (data_type(on)?, shared.rank(peer, "peer")?);
             let bytes = count.checked_mul(data_type.size());
             let bytes = bytes.ok_or_else(|| NcclError::argument(format!("{count} elements")))?;
             cx.reached(&rank_comm, address, bytes)?;

@@ -96,7 +96,7 @@ pub(super) unsafe extern "C" fn mem_stats(comm: RawComm, stat: c_int, value: *mu
 pub(super) unsafe extern "C" fn query(comm: RawComm, props: *mut CommProperties) -> c_int {
     call_ungrouped("ncclCommQueryProperties", comm, |cx| {
         let rank_comm = cx.ready(comm)?;
-        let (group, rank) = rank_comm.joined()?;
+        let (shared, rank) = rank_comm.joined()?;
         // SAFETY: as above.
         let props = unsafe { &mut *props };
         let own = CommProperties::new();
@@ -104,7 +104,7 @@ pub(super) unsafe extern "C" fn query(comm: RawComm, props: *mut CommProperties)
             return Err(NcclError::usage("properties of another version, or not initialized"));
         }
         let (network, is_one_team) =
-            (cx.core.simulation.network, group.n_ranks() == group.lsa_size());
+            (cx.core.simulation.network, shared.n_ranks() == shared.lsa_size());
         let proxy = |is_there: bool| if is_there { GinType::Proxy } else { GinType::None };
         let is_connected = network != GinConnectionType::None;
         let mut gin_support = [0; 64];
@@ -112,19 +112,19 @@ pub(super) unsafe extern "C" fn query(comm: RawComm, props: *mut CommProperties)
         let reaches_all = is_one_team || is_connected;
         *props = CommProperties {
             rank: rank as c_int,
-            n_ranks: group.n_ranks() as c_int,
+            n_ranks: shared.n_ranks() as c_int,
             cuda_dev: rank_comm.gpu as c_int,
             nvml_dev: rank_comm.gpu as c_int,
             device_api_support: reaches_all.into(),
             multimem_support: cx.core.simulation.multimem.into(),
             gin_type: proxy(network == GinConnectionType::Full).raw(),
-            n_lsa_teams: (group.n_ranks() / group.lsa_size()) as c_int,
+            n_lsa_teams: (shared.n_ranks() / shared.lsa_size()) as c_int,
             host_rma_support: (rank_comm.settings.rma_contexts > 0 && reaches_all).into(),
             railed_gin_type: proxy(is_connected).raw(),
-            comm_hash: group.number,
+            comm_hash: shared.number,
             gin_min_stride: match network {
                 GinConnectionType::Full => 1,
-                _ => group.lsa_size() as c_int,
+                _ => shared.lsa_size() as c_int,
             },
             gin_connection_type: network.raw(),
             gin_support,

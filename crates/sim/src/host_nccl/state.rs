@@ -44,13 +44,13 @@ impl State {
     }
 
     /// Registers a call that has begun.
-    pub(super) fn begun(
+    pub(super) fn register_call(
         &self,
         core: &Core,
         client: ClientId,
-        begun: NcclResult<CallProgress>,
+        begin: NcclResult<CallProgress>,
     ) -> Poll<NcclResult<c_int>> {
-        match begun {
+        match begin {
             Ok(CallProgress::Done(code)) => Poll::Ready(Ok(code)),
             Err(error) => Poll::Ready(Err(error)),
             Ok(CallProgress::Waits(wait)) => {

@@ -34,8 +34,8 @@ fn of(name: &'static str, comm: RawComm) -> Option<Teams> {
     let teams = Cell::new(None);
     call_ungrouped(name, comm, |cx| {
         let rank_comm = cx.ready(comm)?;
-        let (group, rank) = rank_comm.joined()?;
-        teams.set(Some(Teams::new(rank, group.n_ranks(), group.lsa_size())));
+        let (shared, rank) = rank_comm.joined()?;
+        teams.set(Some(Teams::new(rank, shared.n_ranks(), shared.lsa_size())));
         Ok(())
     });
     teams.get()

@@ -151,7 +151,7 @@ pub(super) unsafe extern "C" fn register(
         cx.reached(&rank_comm, address.addr(), bytes)?;
         // SAFETY: the module's.
         unsafe { out.write(null_mut()) };
-        let (address, is_null) = (address.addr(), cx.gives_null());
+        let (address, is_null) = (address.addr(), cx.injects_null());
         let what = TaskKind::Window(Registration { address, bytes, flags, out, is_null });
         cx.start(Task::new(NAME, rank_comm, None, what))
     })

@@ -283,7 +283,7 @@ impl Thread {
     }
 
     /// Synchronises all ranks of a communicator.
-    pub fn meet(&self, comm: RawComm) {
+    pub fn barrier(&self, comm: RawComm) {
         let (b, stream) = (self.zeroed(1), self.stream());
         ok(self.all_reduce(&b, 1, F32, SUM, comm, stream));
         self.synchronize(stream);

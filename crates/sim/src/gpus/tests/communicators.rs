@@ -185,7 +185,7 @@ fn a_window_is_out_of_reach_for_gpus_that_are_no_ranks() {
         // SAFETY: a word of the window.
         let body = move || unsafe { mem::store(part, 7) };
         gpus.launch(grid(gpu, 1, 1, body)).unwrap();
-        let step = settle(&gpus);
+        let step = run_until_idle(&gpus);
         assert_eq!(matches!(step, Step::Failed(Error::OutOfBounds { .. })), gpu == 2, "{step:?}");
     }
 }
@@ -195,7 +195,7 @@ fn a_report_has_world_ranks_and_says_where_a_communicator_counts_otherwise() {
     let gpus = machines(4, 132).next().unwrap();
     let one = Communicator::new(&gpus, &[2, 3], 0);
     one.launch(&gpus, introduce, 0, (one.comm(0), one.window(0)));
-    assert!(matches!(settle(&gpus), Step::Stuck));
+    assert!(matches!(run_until_idle(&gpus), Step::Stuck));
     let text = Error::Deadlock(gpus.stall()).to_string();
     let line = "\n  rank 2 (rank 0 of its communicator) block 0: 1 thread waits for LSA barrier 0, \
                 where rank 3 has not arrived, at ";
@@ -223,7 +223,7 @@ fn what_is_under_way_outlives_its_kernel_but_not_its_window() {
             continue;
         }
         drop(words);
-        let step = settle(&gpus);
+        let step = run_until_idle(&gpus);
         let Step::Failed(Error::Misuse { kernel, what, .. }) = step else { panic!("{step:?}") };
         assert!(kernel.starts_with("introduce_by_gin") && what.contains("were freed"), "{what}");
         drop((state, ranks));

@@ -65,7 +65,7 @@ impl Greeting {
 
 /// Connects to every rank of `handles` in another process; `links` gets the established links, also
 /// on error.
-pub(crate) fn meet(
+pub(crate) fn connect_links(
     endpoint: &Endpoint,
     handles: &[Handle],
     rank: usize,
