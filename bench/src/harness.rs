@@ -40,7 +40,7 @@ impl<'a> Harness<'a> {
         })
     }
 
-    /// `gpus` on GPUs, `simulated` on simulated ones, where everything takes longer.
+    /// `on_gpus` on GPUs, `simulated` on simulated ones, where everything takes longer.
     pub fn here<T>(&self, on_gpus: T, simulated: T) -> T {
         if self.rank.is_simulated() { simulated } else { on_gpus }
     }

@@ -160,14 +160,14 @@ mod tests {
         }
     }
 
-    /// Writes its result only when checked, and then only every `n`th time.
+    /// Writes its result only when checked, and then only every `every`th time.
     fn lazy<'a>(variant: Variant, every: usize, log: &'a Log<'a>) -> Contender<'a> {
         let (result, times) = (Rc::new(Cell::new(7)), Cell::new(0_usize));
         let outcome = Seven(Rc::clone(&result), log);
         let checked = move || {
             let mine = log.done.borrow().iter().filter(|done| **done == "spoil").count();
             let all = log.overwritten.load(Ordering::Relaxed);
-            assert!(all >= 2 * mine, "the other rank's result is not spoilt yet");
+            assert!(all >= 2 * mine, "the other rank's result is not overwritten yet");
             log.done.borrow_mut().push("checked");
             times.set(times.get() + 1);
             if times.get().is_multiple_of(every) {

@@ -51,8 +51,7 @@ impl HubClient {
         Self { socket: RefCell::new(socket), ranks }
     }
 
-    /// Brings `own`, calls `meanwhile` again and again until all ranks came, and returns all
-    /// parts.
+    /// All-gathers `own`, calling `meanwhile` until all ranks have contributed.
     pub fn gather(&self, own: HandleBytes, mut meanwhile: impl FnMut()) -> Vec<HandleBytes> {
         let mut socket = self.socket.borrow_mut();
         socket.write_all(&own).unwrap();

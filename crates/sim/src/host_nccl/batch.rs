@@ -33,7 +33,7 @@ struct Launch {
     /// The batch is enqueued on the first. The others wait for it, and it waits for them.
     streams: Vec<Rc<Stream>>,
     operations: Vec<Operation>,
-    /// Recorded on the other streams before the batch.
+    /// Recorded when the batch starts.
     events: Vec<Rc<Event>>,
 }
 
