@@ -6,8 +6,8 @@
 //!
 //! * a [`Context`] outlives its [`Module`]s, and a module the [`Value`]s in it (lifetimes);
 //! * nothing in a module is deleted under a shared borrow: an unwanted global is
-//!   [retired](value::Global::retire) and removed by a later pass. Operations that delete values (linking,
-//!   passes) take the module by `&mut` or by value, so no `Value` outlives them;
+//!   [retired](value::Global::retire) and removed by a later pass. Operations that delete values
+//!   (linking, passes) take the module by `&mut` or by value, so no `Value` outlives them;
 //! * a method that LLVM defines for one kind of value only is a method of that kind's type;
 //! * handles are raw pointers, so no type is `Send`.
 

@@ -134,8 +134,8 @@ impl Machine {
         self.wait_until(deadline, |core, _| core.event_count().is_notify(since))
     }
 
-    /// As [`wait_for_notify`](Self::wait_for_notify), or until this stream of the current context is
-    /// idle.
+    /// As [`wait_for_notify`](Self::wait_for_notify), or until this stream of the current context
+    /// is idle.
     ///
     /// # Errors
     ///
