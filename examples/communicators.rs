@@ -1,7 +1,7 @@
 //! Communicators: the one of all ranks, parts of it, and one that shrinks and grows.
 //!
 //! ```text
-//! cargo xtask run communicators                                           # every GPU of this machine, at least two
+//! cargo xtask run communicators  # every GPU, at least two
 //! torchrun --no-python --nproc-per-node 4 -- ./communicators
 //! ```
 
@@ -35,7 +35,8 @@ fn run_rank(rank: &Rank) -> Result<()> {
     // Ended by hand, or when it is dropped; either way together with its other ranks.
     half.destroy()?;
 
-    // Without the last rank, which does not call `shrink`. After a failed operation, `ShrinkMode::Abort` stops it first.
+    // Without the last rank, which does not call `shrink`. After a failed operation,
+    // `ShrinkMode::Abort` stops it first.
     let last = n - 1;
     let small = match own == last {
         true => None,
@@ -80,9 +81,8 @@ fn sum_of_ranks(comm: &Communicator, stream: &Stream) -> Result<u64> {
     memory.copy_from_host(&[comm.rank() as u64])?;
     // In place: the same memory twice.
     comm.all_reduce(&memory, &memory, ReduceOp::Sum, stream)?;
-    stream.synchronize()?;
     let mut sum = [0];
-    memory.copy_to_host(&mut sum)?;
+    stream.copy_to_host(&memory, &mut sum)?;
     Ok(sum[0])
 }
 

@@ -1,28 +1,28 @@
-//! A matrix product fused with the all-reduce behind it.
+//! A matrix product fused with the all-reduce that follows it.
 //!
 //! ```text
-//! cargo xtask run gemm_allreduce                                    # every GPU of this machine; four simulated ones where there is none
+//! cargo xtask run gemm_allreduce  # every GPU, or four simulated ones
 //! cargo xtask run gemm_allreduce --m 1,7,4096 --n 64,8192 --k 1000  # every combination
-//! DEVCOMM_SIMULATE=3 cargo xtask run gemm_allreduce                 # three simulated GPUs, small matrices
+//! DEVCOMM_SIMULATE=3 cargo xtask run gemm_allreduce  # three simulated GPUs, small matrices
 //! torchrun --no-python --nproc-per-node 4 -- ./gemm_allreduce
 //! ```
 //!
-//! `C = sum over the ranks of A x B^T`: each rank has `m x k` elements of A and `n x k` of B, so k is
-//! the number of terms of *one rank*. The kernels are in `kernels/src/gemm_allreduce`. Inputs are
-//! random numbers of which every sum is exact, so an element is right when it is the nearest bf16,
-//! bit for bit. `devcomm-bench gemm-allreduce` has the times, beside cuBLASLt's and NCCL's.
+//! `C = sum over the ranks of A x B^T`: each rank has `m x k` elements of A and `n x k` of B, so k
+//! is the number of terms of *one rank*. The kernels are in `kernels/src/gemm_allreduce`. Inputs
+//! are random numbers of which every sum is exact, so an element is right when it is the nearest
+//! bf16, bit for bit. `devcomm-bench gemm-allreduce` has the times, beside cuBLASLt's and NCCL's.
 
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
 use clap::{Parser, ValueEnum};
 use devcomm::kernels::GemmForm;
-use devcomm::{GemmAllReduce, GemmOutput, KERNELS, Rank, World};
+use devcomm::{GemmAllReduce, Rank, World};
 use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::machines::run;
 use half::bf16;
 
-/// A matrix product fused with the all-reduce behind it.
+/// A matrix product fused with the all-reduce that follows it.
 #[derive(Parser)]
 struct Options {
     /// Rows of C [default: 4096; simulated 1,64,130]
@@ -70,30 +70,24 @@ fn main() -> ExitCode {
 
 fn multiply(rank: &Rank, options: &Options, problem: Problem) -> Result<()> {
     let (comm, me, n_ranks) = (rank.communicator()?, rank.rank(), rank.n_ranks());
-    let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+    let stream = rank.stream()?;
     let Problem { m, n, k, .. } = problem;
     let gemm = match options.form {
-        None => GemmAllReduce::new(rank, comm, &compiled, &stream, m, n),
-        Some(form) => {
-            let form = match form {
-                Form::Wgmma => GemmForm::Wgmma,
-                Form::Mma => GemmForm::Mma,
-            };
-            GemmAllReduce::with_form(rank, comm, &compiled, &stream, form, m, n)
-        }
-    }?;
+        None => GemmAllReduce::options(),
+        Some(Form::Wgmma) => GemmAllReduce::options().form(GemmForm::Wgmma),
+        Some(Form::Mma) => GemmAllReduce::options().form(GemmForm::Mma),
+    };
+    let gemm = gemm.build(comm, &stream, m, n)?;
     let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
-    let c = GemmOutput::new(rank, comm, m * n)?;
+    let c = comm.window::<bf16>(m * n)?;
     a.copy_from_host(&problem.factor(Factor::A, me))?;
     b.copy_from_host(&problem.factor(Factor::B, me))?;
     // An element that nobody writes stays a NaN.
-    c.fill(0xff)?;
+    c.fill_bytes(0xff)?;
     rank.barrier()?;
     gemm.launch(&a, &b, &c, [m, n, k])?;
-    stream.synchronize()?;
-
     let mut got = vec![bf16::NAN; m * n];
-    c.copy_to_host(&mut got)?;
+    stream.copy_to_host(&c, &mut got)?;
     let wrong = match m * n <= options.samples {
         true => problem.count_wrong(0..n_ranks, &got, problem.all()),
         false => problem.count_wrong(0..n_ranks, &got, problem.samples(options.samples)),

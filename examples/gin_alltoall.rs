@@ -1,21 +1,18 @@
 //! All-to-all by a kernel that puts every message over the network itself.
 //!
 //! ```text
-//! cargo xtask run gin_alltoall                        # every GPU of this machine; four simulated ones where there is none
-//! DEVCOMM_SIMULATE=3 cargo xtask run gin_alltoall     # three simulated GPUs
+//! cargo xtask run gin_alltoall                     # every GPU, or four simulated ones
+//! DEVCOMM_SIMULATE=3 cargo xtask run gin_alltoall  # three simulated GPUs
 //! torchrun --no-python --nproc-per-node 4 -- ./gin_alltoall
 //! ```
 //!
-//! The kernel is `kernels/src/gin_alltoall.rs`. Where there is no RDMA card, devcomm's plugin carries
-//! what GIN sends. Every element is checked, and that nothing behind them is written.
+//! The kernel is `kernels/src/gin_alltoall.rs`. Where there is no RDMA card, devcomm's plugin
+//! carries what GIN sends. Every element is checked, and that nothing behind them is written.
 
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
-use devcomm::{
-    DevCommRequirements, GinConnectionType, GinLoopback, KERNELS, LaunchConfig, Rank, World,
-    kernels,
-};
+use devcomm::{DevCommRequirements, GinConnectionType, GinLoopback, KERNELS, Rank, World, kernels};
 use devcomm_testing::machines::run;
 use devcomm_testing::messages::{count_wrong, sent};
 
@@ -40,21 +37,22 @@ fn all_to_alls(rank: &Rank) -> Result<()> {
         .gin_signals(BLOCKS)
         .world_gin_barriers(BLOCKS);
     let dev_comm = comm.create_dev_comm(requirements)?;
-    let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+    rank.load(&KERNELS)?;
+    let stream = rank.stream()?;
     for count in COUNTS {
         let len = n_ranks * count + 1;
         let (send, recv) = (comm.window::<u8>(len)?, comm.window::<u8>(len)?);
         send.copy_from_host(&sent(count as u64, me, n_ranks, count))?;
-        recv.fill(0xff)?;
-        let args = (&dev_comm, &send, &recv, count);
-        let config = LaunchConfig::new(BLOCKS, THREADS);
-        // SAFETY: the windows have room for `count` elements a rank and live until the ranks have met
-        // below. The kernel itself waits until all ranks are in it.
-        unsafe { compiled.launch(&stream, kernels::gin_alltoall::<u8>, config, args)? };
-        stream.synchronize()?;
+        recv.fill_bytes(0xff)?;
+        // SAFETY: the windows have room for `count` elements a rank and live until the ranks have
+        // met below. The kernel itself waits until all ranks are in it.
+        unsafe {
+            let exchange = kernels::gin_alltoall::args(&dev_comm, &send, &recv, count);
+            exchange.grid(BLOCKS).block(THREADS).launch(&stream)?;
+        };
 
         let mut got = vec![0; len];
-        recv.copy_to_host(&mut got)?;
+        stream.copy_to_host(&recv, &mut got)?;
         let wrong = count_wrong(count as u64, me, n_ranks, count, &got);
         ensure!(wrong == 0, "rank {me}, {count} bytes a pair: {wrong} are wrong");
         rank.barrier()?;

@@ -1,22 +1,19 @@
 //! Ping-pong over the network, from kernel to kernel, with the time of a round trip.
 //!
 //! ```text
-//! cargo xtask run gin_put_signal                        # every GPU of this machine; four simulated ones where there is none
-//! DEVCOMM_SIMULATE=2 cargo xtask run gin_put_signal     # two simulated GPUs
+//! cargo xtask run gin_put_signal                     # every GPU, or four simulated ones
+//! DEVCOMM_SIMULATE=2 cargo xtask run gin_put_signal  # two simulated GPUs
 //! torchrun --no-python --nproc-per-node 2 -- ./gin_put_signal
 //! ```
 //!
-//! The kernel is `kernels/src/gin_put_signal.rs`. Each even rank throws bytes to the odd rank behind
-//! it, which throws them back. Every byte of every round is checked. `devcomm-bench put` compares
-//! with what the host can do.
+//! The kernel is `kernels/src/gin_put_signal.rs`. Each even rank throws bytes to the odd rank
+//! behind it, which throws them back. Every byte of every round is checked. `devcomm-bench put`
+//! compares with what the host can do.
 
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
-use devcomm::{
-    DevCommRequirements, GinConnectionType, GinLoopback, KERNELS, LaunchConfig, Rank, World,
-    kernels,
-};
+use devcomm::{DevCommRequirements, GinConnectionType, GinLoopback, KERNELS, Rank, World, kernels};
 use devcomm_testing::machines::run;
 use devcomm_testing::messages::datum;
 
@@ -38,7 +35,8 @@ fn ping_pong(rank: &Rank) -> Result<()> {
     let requirements =
         DevCommRequirements::new().gin_connection(GinConnectionType::Full).gin_signals(1);
     let dev_comm = comm.create_dev_comm(requirements)?;
-    let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+    rank.load(&KERNELS)?;
+    let stream = rank.stream()?;
     let nanos = comm.mem_alloc::<u64>(ROUNDS)?;
     let rounds = if rank.is_simulated() { 5 } else { ROUNDS };
     for bytes in SIZES {
@@ -46,21 +44,26 @@ fn ping_pong(rank: &Rank) -> Result<()> {
         let thrown: Vec<u8> = (0..len).map(|i| datum(bytes as u64, me & !1, i)).collect();
         let (send, recv) = (comm.window::<u8>(len)?, comm.window::<u8>(len)?);
         send.copy_from_host(&thrown)?;
-        recv.fill(0xff)?;
+        recv.fill_bytes(0xff)?;
         rank.barrier()?;
-        let args = (&dev_comm, &send, &recv, bytes, rounds as u32, nanos.device_address());
-        // SAFETY: windows and times have room for every round, the same in every rank, and live until
-        // all ranks have met below.
+        // SAFETY: windows and times have room for every round, the same in every rank, and live
+        // until all ranks have met below.
         unsafe {
-            let config = LaunchConfig::new(1, WARP);
-            compiled.launch(&stream, kernels::gin_put_signal, config, args)?;
+            let play = kernels::gin_put_signal::args(
+                &dev_comm,
+                &send,
+                &recv,
+                bytes,
+                rounds as u32,
+                &nanos,
+            );
+            play.grid(1).block(WARP).launch(&stream)?;
         }
-        stream.synchronize()?;
         rank.barrier()?;
 
         let has_partner = me ^ 1 < n_ranks;
         let mut got = vec![0; len];
-        recv.copy_to_host(&mut got)?;
+        stream.copy_to_host(&recv, &mut got)?;
         ensure!(!has_partner || got == thrown, "rank {me}: bytes of {bytes} are wrong");
         let mut times = vec![0; rounds];
         nanos.copy_to_host(&mut times)?;

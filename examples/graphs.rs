@@ -1,14 +1,15 @@
-//! CUDA graphs: a sequence of collectives and kernels captured once, and launched again and again as one thing.
+//! CUDA graphs: a sequence of collectives and kernels captured once, and launched again and again
+//! as one thing.
 //!
 //! ```text
-//! cargo xtask run graphs                                           # every GPU of this machine
+//! cargo xtask run graphs  # every GPU of this machine
 //! torchrun --no-python --nproc-per-node 4 -- ./graphs
 //! ```
 
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
-use devcomm::{DevCommRequirements, Error, KERNELS, LaunchConfig, Rank, World, kernels};
+use devcomm::{DevCommRequirements, Error, KERNELS, Rank, StateError, World, kernels};
 use devcomm_testing::machines::run;
 
 const COUNT: usize = 4096;
@@ -24,34 +25,33 @@ fn main() -> ExitCode {
 fn run_rank(rank: &Rank) -> Result<()> {
     let (comm, stream, n) = (rank.communicator()?, rank.stream()?, rank.n_ranks());
     comm.require_single_lsa_team()?;
-    let compiled = rank.load(&KERNELS)?;
+    rank.load(&KERNELS)?;
     let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(BLOCKS))?;
     let (a, b) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(COUNT)?);
     // NCCL's operator that multiplies before it sums: it undoes the two sums of a step.
     let scale = comm.pre_mul_sum(1.0 / (n * n) as f32)?;
 
-    // One step: our kernel sums from `a` to `b`, NCCL sums back and scales. All ranks' `a` are then the average.
+    // One step: our kernel sums from `a` to `b`, NCCL sums back and scales. All ranks' `a` are then
+    // the average.
     let step = || {
-        let (config, args) = (LaunchConfig::new(BLOCKS, 128), (&dev_comm, &a, &b, COUNT));
-        // SAFETY: both windows have `COUNT` elements in every rank, every rank does the same, and what the kernel uses
-        // outlives the graph.
-        unsafe { compiled.launch(&stream, kernels::lsa_allreduce::<f32>, config, args)? };
+        let sum = kernels::lsa_allreduce::args(&dev_comm, &a, &b, COUNT);
+        sum.grid(BLOCKS).block(128).launch(&stream)?;
         comm.all_reduce(&b, &a, &scale, &stream)
     };
 
     // What the closure enqueues is noted instead of run. Every rank captures the same.
     let graph = stream.capture(|| (0..STEPS).try_for_each(|_| step()))?;
-    // A graph holds work for the GPU only: whatever needs the host meanwhile is refused, and says so.
+    // A graph holds work for the GPU only: whatever needs the host meanwhile is refused, and says
+    // so.
     let refused = stream.capture(|| comm.mem_alloc::<f32>(1).map(drop));
-    ensure!(matches!(refused, Err(Error::Capturing { .. })), "{refused:?}");
+    ensure!(matches!(refused, Err(Error::State(StateError::Capturing { .. }))), "{refused:?}");
 
     a.copy_from_host(&[(rank.rank() + 1) as f32; COUNT])?;
     for _ in 0..LAUNCHES {
         graph.launch(&stream)?;
     }
-    stream.synchronize()?;
     let mut averages = vec![0.0; COUNT];
-    a.copy_to_host(&mut averages)?;
+    stream.copy_to_host(&a, &mut averages)?;
     let expected = (n + 1) as f32 / 2.0;
     let wrong = averages.iter().filter(|&&x| (x - expected).abs() > 1e-3 * expected).count();
     ensure!(wrong == 0, "{wrong} averages are not {expected}, but {}", averages[0]);

@@ -2,22 +2,19 @@
 //! team of them by load and store, between the teams over the network.
 //!
 //! ```text
-//! cargo xtask run hybrid_allreduce                               # every GPU of this machine; four simulated ones where there is none
-//! NCCL_LSA_TEAM_SIZE=2 cargo xtask run hybrid_allreduce          # teams of two, whatever else load and store would reach
-//! DEVCOMM_SIMULATE=6,team=3 cargo xtask run hybrid_allreduce     # two simulated teams of three
+//! cargo xtask run hybrid_allreduce                            # every GPU, or four simulated ones
+//! NCCL_LSA_TEAM_SIZE=2 cargo xtask run hybrid_allreduce       # teams of two
+//! DEVCOMM_SIMULATE=6,team=3 cargo xtask run hybrid_allreduce  # two simulated teams of three
 //! torchrun --no-python --nproc-per-node 4 -- ./hybrid_allreduce
 //! ```
 //!
-//! The kernel is `kernels/src/hybrid_allreduce.rs`. Every element is compared with a sum in f64, and
-//! the ranks' bits with each other's.
+//! The kernel is `kernels/src/hybrid_allreduce.rs`. Every element is compared with a sum in f64,
+//! and the ranks' bits with each other's.
 
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
-use devcomm::{
-    DevCommRequirements, GinConnectionType, GinLoopback, KERNELS, LaunchConfig, Rank, World,
-    kernels,
-};
+use devcomm::{DevCommRequirements, GinConnectionType, GinLoopback, KERNELS, Rank, World, kernels};
 use devcomm_testing::machines::run;
 use devcomm_testing::numbers::{checksum, count_wrong, inputs};
 
@@ -46,22 +43,24 @@ fn all_reduces(rank: &Rank) -> Result<()> {
         .gin_signals(BLOCKS)
         .barriers(BLOCKS);
     let dev_comm = comm.create_dev_comm(requirements)?;
-    let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+    rank.load(&KERNELS)?;
+    let stream = rank.stream()?;
     for count in COUNTS {
         let (send, recv) = (comm.window::<f32>(count)?, comm.window::<f32>(count)?);
         let partial = comm.window::<f32>(kernels::hybrid_allreduce_partials(count, team, teams))?;
         send.copy_from_host(&inputs::<f32>(count as u64, me, count))?;
         // An element that nobody writes stays a NaN.
-        recv.fill(0xff)?;
-        let args = (&dev_comm, &send, &recv, &partial, count);
-        let config = LaunchConfig::new(BLOCKS, THREADS);
-        // SAFETY: the windows have the elements and their partial sums, and live until the ranks have
-        // met below. The kernel itself waits until all ranks are in it.
-        unsafe { compiled.launch(&stream, kernels::hybrid_allreduce::<f32>, config, args)? };
-        stream.synchronize()?;
+        recv.fill_bytes(0xff)?;
+        // SAFETY: the windows have the elements and their partial sums, and live until the ranks
+        // have met below. The kernel itself waits until all ranks are in it.
+        unsafe {
+            let exchange =
+                kernels::hybrid_allreduce::args(&dev_comm, &send, &recv, &partial, count);
+            exchange.grid(BLOCKS).block(THREADS).launch(&stream)?;
+        }
 
         let mut got = vec![0.0; count];
-        recv.copy_to_host(&mut got)?;
+        stream.copy_to_host(&recv, &mut got)?;
         let wrong = count_wrong(count as u64, n_ranks, 1, &got);
         ensure!(wrong == 0, "rank {me}, {count} elements: {wrong} are wrong");
         let sums = rank.all_gather(&[checksum(&got)])?;

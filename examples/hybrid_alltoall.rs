@@ -1,23 +1,20 @@
-//! All-to-all by a kernel that stores to the GPUs of its own team, and puts over the network to those
-//! of other teams.
+//! All-to-all by a kernel that stores to the GPUs of its own team, and puts over the network to
+//! those of other teams.
 //!
 //! ```text
-//! cargo xtask run hybrid_alltoall                               # every GPU of this machine; four simulated ones where there is none
-//! NCCL_LSA_TEAM_SIZE=2 cargo xtask run hybrid_alltoall          # teams of two, whatever else load and store would reach
-//! DEVCOMM_SIMULATE=6,team=3 cargo xtask run hybrid_alltoall     # two simulated teams of three
+//! cargo xtask run hybrid_alltoall                            # every GPU, or four simulated ones
+//! NCCL_LSA_TEAM_SIZE=2 cargo xtask run hybrid_alltoall       # teams of two
+//! DEVCOMM_SIMULATE=6,team=3 cargo xtask run hybrid_alltoall  # two simulated teams of three
 //! torchrun --no-python --nproc-per-node 4 -- ./hybrid_alltoall
 //! ```
 //!
-//! The kernel is `kernels/src/hybrid_alltoall.rs`. Every element is checked, and that nothing behind
-//! them is written.
+//! The kernel is `kernels/src/hybrid_alltoall.rs`. Every element is checked, and that nothing
+//! behind them is written.
 
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
-use devcomm::{
-    DevCommRequirements, GinConnectionType, GinLoopback, KERNELS, LaunchConfig, Rank, World,
-    kernels,
-};
+use devcomm::{DevCommRequirements, GinConnectionType, GinLoopback, KERNELS, Rank, World, kernels};
 use devcomm_testing::machines::run;
 use devcomm_testing::messages::{count_wrong, sent};
 
@@ -47,21 +44,22 @@ fn all_to_alls(rank: &Rank) -> Result<()> {
         .gin_signals(BLOCKS)
         .barriers(BLOCKS);
     let dev_comm = comm.create_dev_comm(requirements)?;
-    let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+    rank.load(&KERNELS)?;
+    let stream = rank.stream()?;
     for count in COUNTS {
         let len = n_ranks * count + 1;
         let (send, recv) = (comm.window::<f32>(len)?, comm.window::<f32>(len)?);
         send.copy_from_host(&sent(count as u64, me, n_ranks, count))?;
-        recv.fill(0xff)?;
-        let args = (&dev_comm, &send, &recv, count);
-        let config = LaunchConfig::new(BLOCKS, THREADS);
-        // SAFETY: the windows have room for `count` elements a rank and live until the ranks have met
-        // below. The kernel itself waits until all ranks are in it.
-        unsafe { compiled.launch(&stream, kernels::hybrid_alltoall::<f32>, config, args)? };
-        stream.synchronize()?;
+        recv.fill_bytes(0xff)?;
+        // SAFETY: the windows have room for `count` elements a rank and live until the ranks have
+        // met below. The kernel itself waits until all ranks are in it.
+        unsafe {
+            let exchange = kernels::hybrid_alltoall::args(&dev_comm, &send, &recv, count);
+            exchange.grid(BLOCKS).block(THREADS).launch(&stream)?;
+        }
 
         let mut got = vec![0.0; len];
-        recv.copy_to_host(&mut got)?;
+        stream.copy_to_host(&recv, &mut got)?;
         let wrong = count_wrong(count as u64, me, n_ranks, count, &got);
         ensure!(wrong == 0, "rank {me}, {count} elements a pair: {wrong} are wrong");
         rank.barrier()?;

@@ -1,18 +1,18 @@
 //! All-to-all of short messages by NCCL's low-latency protocol.
 //!
 //! ```text
-//! cargo xtask run ll_alltoall                        # every GPU of this machine; four simulated ones where there is none
-//! DEVCOMM_SIMULATE=3 cargo xtask run ll_alltoall     # three simulated GPUs
+//! cargo xtask run ll_alltoall                     # every GPU, or four simulated ones
+//! DEVCOMM_SIMULATE=3 cargo xtask run ll_alltoall  # three simulated GPUs
 //! torchrun --no-python --nproc-per-node 4 -- ./ll_alltoall
 //! ```
 //!
-//! The kernel is `kernels/src/ll_alltoall.rs`. A message carries the news of its own arrival in its
-//! data, so that there is neither a barrier nor a fence. Every element is checked.
+//! The kernel is `kernels/src/ll_alltoall.rs`. A message carries its own flag, so that there is
+//! neither a barrier nor a fence. Every element is checked.
 
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
-use devcomm::{DevCommRequirements, KERNELS, LaunchConfig, LlA2a, Rank, World, kernels};
+use devcomm::{DevCommRequirements, KERNELS, LlA2a, Rank, World, kernels};
 use devcomm_testing::machines::run;
 use devcomm_testing::messages::{count_wrong, sent};
 
@@ -41,30 +41,32 @@ fn all_to_alls(rank: &Rank) -> Result<()> {
     });
     let dev_comm = comm.create_dev_comm(requirements)?;
     let exchange = dev_comm.resource(key)?;
-    let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+    rank.load(&KERNELS)?;
+    let stream = rank.stream()?;
 
     for count in COUNTS {
         let len = count * n_ranks;
         let (send, recv) = (comm.window::<f32>(len)?, comm.window::<f32>(len)?);
         send.copy_from_host(&sent(count as u64, me, n_ranks, count))?;
-        recv.fill(0xff)?;
+        recv.fill_bytes(0xff)?;
         // Enough blocks that each thread has a word.
         let words = (count.div_ceil(2) * n_ranks) as u32;
-        let config = LaunchConfig::new(words.div_ceil(THREADS).clamp(1, BLOCKS), THREADS);
-        let args = (&dev_comm, exchange, &send, &recv, count);
-        // SAFETY: the windows have `count` elements for every rank and live until the stream is idle
-        // below; the exchange is of this device communicator, and every rank passes the same.
-        unsafe { compiled.launch(&stream, kernels::ll_alltoall::<f32>, config, args)? };
-        stream.synchronize()?;
+        let blocks = words.div_ceil(THREADS).clamp(1, BLOCKS);
+        // SAFETY: the windows have `count` elements for every rank and live until the stream is
+        // idle below; the exchange is of this device communicator, and every rank passes the same.
+        unsafe {
+            let all = kernels::ll_alltoall::args(&dev_comm, exchange, &send, &recv, count);
+            all.grid(blocks).block(THREADS).launch(&stream)?;
+        }
 
         let mut got = vec![0.0; len];
-        recv.copy_to_host(&mut got)?;
+        stream.copy_to_host(&recv, &mut got)?;
         let wrong = count_wrong(count as u64, me, n_ranks, count, &got);
         ensure!(wrong == 0, "rank {me}, {count} elements a pair: {wrong} are wrong");
         rank.barrier()?;
         if rank.is_root() {
             let bytes = count * size_of::<f32>();
-            println!("{bytes:6} bytes a pair, {:2} blocks: 0 wrong", config.grid.x);
+            println!("{bytes:6} bytes a pair, {blocks:2} blocks: 0 wrong");
         }
     }
     Ok(())

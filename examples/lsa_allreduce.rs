@@ -1,21 +1,21 @@
 //! All-reduce by load and store over NVLink.
 //!
 //! ```text
-//! cargo xtask run lsa_allreduce                        # every GPU of this machine; four simulated ones where there is none
+//! cargo xtask run lsa_allreduce                     # every GPU, or four simulated ones
 //! cargo xtask run lsa_allreduce --dtype bf16 --max 64M
-//! DEVCOMM_SIMULATE=3 cargo xtask run lsa_allreduce     # three simulated GPUs
+//! DEVCOMM_SIMULATE=3 cargo xtask run lsa_allreduce  # three simulated GPUs
 //! torchrun --no-python --nproc-per-node 8 -- ./lsa_allreduce
 //! ```
 //!
 //! The kernel is `kernels/src/lsa_allreduce.rs`. Every element of every rank is compared with a
-//! reference computed on the host, and the ranks' bits with each other's. `devcomm-bench all-reduce`
-//! has the times.
+//! reference computed on the host, and the ranks' bits with each other's.
+//! `devcomm-bench all-reduce` has the times.
 
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
 use clap::{Parser, ValueEnum};
-use devcomm::{DevCommRequirements, KERNELS, Kernel, LaunchConfig, Rank, World, device, kernels};
+use devcomm::{DevCommRequirements, KERNELS, Kernel, Rank, Safe, World, device, kernels};
 use devcomm_testing::machines::run;
 use devcomm_testing::numbers::{Number, checksum, count_wrong, inputs};
 use half::{bf16, f16};
@@ -82,11 +82,13 @@ fn main() -> ExitCode {
     })
 }
 
+/// The kernel's parameters.
+type Params<T> = (device::DevComm, device::Window<T>, device::Window<T>, usize);
+
 /// All sizes of one type.
 fn all_reduces<T: Number>(rank: &Rank, options: &Options) -> Result<()>
 where
-    kernels::lsa_allreduce<T>:
-        Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
+    kernels::lsa_allreduce<T>: Kernel<Args = Params<T>, Safety = Safe>,
 {
     let (comm, n_ranks, seed) = (rank.communicator()?, rank.n_ranks(), options.seed);
     let max = options.max.unwrap_or(if rank.is_simulated() { 256 << 10 } else { 256 << 20 });
@@ -99,7 +101,8 @@ where
         anyhow::bail!("no message of {max} bytes at most has an element of {}", T::NAME);
     };
 
-    let (kernels, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+    rank.load(&KERNELS)?;
+    let stream = rank.stream()?;
     let max_blocks = options.blocks.unwrap_or(MAX_BLOCKS);
     let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(max_blocks))?;
     let (send, recv) = (comm.window::<T>(most)?, comm.window::<T>(most)?);
@@ -109,13 +112,10 @@ where
         let blocks = options.blocks.unwrap_or(blocks);
         send.copy_from_host(&inputs::<T>(seed, rank.rank(), count))?;
         // An element that nobody writes stays a NaN.
-        recv.fill(0xff)?;
+        recv.fill_bytes(0xff)?;
         rank.barrier()?;
-        let config = LaunchConfig::new(blocks, options.threads);
-        let args = (&dev_comm, &send, &recv, count);
-        // SAFETY: both windows have the elements in every rank, and nobody touches them before all
-        // ranks' kernels have ended.
-        unsafe { kernels.launch(&stream, kernels::lsa_allreduce::<T>, config, args)? };
+        let sum = kernels::lsa_allreduce::<T>::args(&dev_comm, &send, &recv, count);
+        sum.grid(blocks).block(options.threads).launch(&stream)?;
         stream.synchronize()?;
 
         let mut sums = vec![T::nearest(0.0); count];

@@ -1,7 +1,8 @@
-//! One-sided operations: a rank writes into another one's window and signals that it did; the other only waits.
+//! One-sided operations: a rank writes into another one's window and signals that it did; the other
+//! only waits.
 //!
 //! ```text
-//! cargo xtask run one_sided                                           # every GPU of this machine, at least two
+//! cargo xtask run one_sided  # every GPU, at least two
 //! torchrun --no-python --nproc-per-node 4 -- ./one_sided
 //! ```
 
@@ -28,7 +29,8 @@ fn run_rank(rank: &Rank) -> Result<()> {
         "NCCL offers no one-sided operations between these ranks (hostRmaSupport is false)"
     );
 
-    // What is put must itself be in a window. A place for each rank, so that nobody writes another one's.
+    // What is put must itself be in a window. A place for each rank, so that nobody writes another
+    // one's.
     let (source, target) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(n * COUNT)?);
     let peers: Vec<usize> = (0..n).filter(|&peer| peer != own).collect();
 
@@ -40,7 +42,8 @@ fn run_rank(rank: &Rank) -> Result<()> {
             comm.put_signal(&source, &target, own * COUNT, Signal::to(peer), &stream)?;
         }
 
-        // One wait for one signal of each. Work that comes later in this stream sees what they put before it.
+        // One wait for one signal of each. Work that comes later in this stream sees what they put
+        // before it.
         let signals: Vec<_> = peers.iter().map(|&peer| WaitSignalDesc::from(peer)).collect();
         comm.wait_signal(&signals, &stream)?;
         stream.synchronize()?;
@@ -56,7 +59,8 @@ fn run_rank(rank: &Rank) -> Result<()> {
             println!("round {round}: {} x {COUNT} elements arrived", peers.len());
         }
 
-        // A signal alone: "I have read it, you may write again." Without it the next round would race with the copies above.
+        // A signal alone: "I have read it, you may write again." Without it the next round would
+        // race with the copies above.
         for &peer in &peers {
             comm.signal(Signal::to(peer), &stream)?;
         }

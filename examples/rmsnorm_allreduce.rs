@@ -1,8 +1,8 @@
 //! RMSNorm fused with the all-reduce before it.
 //!
 //! ```text
-//! cargo xtask run rmsnorm_allreduce                        # every GPU of this machine; four simulated ones where there is none
-//! DEVCOMM_SIMULATE=3 cargo xtask run rmsnorm_allreduce     # three simulated GPUs
+//! cargo xtask run rmsnorm_allreduce                     # every GPU, or four simulated ones
+//! DEVCOMM_SIMULATE=3 cargo xtask run rmsnorm_allreduce  # three simulated GPUs
 //! torchrun --no-python --nproc-per-node 4 -- ./rmsnorm_allreduce
 //! ```
 //!
@@ -14,7 +14,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
-use devcomm::{Buffer, DevCommRequirements, KERNELS, LaunchConfig, Rank, World, kernels};
+use devcomm::{DevCommRequirements, KERNELS, Rank, World, kernels};
 use devcomm_testing::machines::run;
 use devcomm_testing::numbers::{checksum, input, inputs};
 use half::bf16;
@@ -45,7 +45,8 @@ fn normalise(rank: &Rank, (tokens, hidden): (usize, usize)) -> Result<()> {
     let multimem = rank.is_simulated() && comm.properties()?.multimem;
     let requirements = DevCommRequirements::new().lsa_barriers(BLOCKS).lsa_multimem(multimem);
     let dev_comm = comm.create_dev_comm(requirements)?;
-    let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+    rank.load(&KERNELS)?;
+    let stream = rank.stream()?;
     let len = tokens * hidden;
     let (input, output) = (comm.window::<bf16>(len)?, comm.window::<bf16>(len)?);
     let weight = comm.mem_alloc::<bf16>(hidden)?;
@@ -53,27 +54,29 @@ fn normalise(rank: &Rank, (tokens, hidden): (usize, usize)) -> Result<()> {
     weight.copy_from_host(&weights(hidden))?;
     // A block for each row of a rank's share, with threads for the vectors of a row.
     let threads = (hidden / 8).next_multiple_of(32).clamp(32, 512) as u32;
-    let config = LaunchConfig::new((tokens.div_ceil(n_ranks) as u32).min(BLOCKS), threads);
+    let blocks = (tokens.div_ceil(n_ranks) as u32).min(BLOCKS);
 
     for by_multicast in [false, true].into_iter().take(1 + usize::from(multimem)) {
         // An element that nobody writes stays a NaN.
-        output.fill(0xff)?;
+        output.fill_bytes(0xff)?;
         rank.barrier()?;
-        let weight = weight.device_slice().device_address();
-        let args = (&dev_comm, &input, weight, &output, tokens, hidden, EPS);
         // SAFETY: windows and weights have the elements and live until the stream is idle below; a
         // block has a thread for every few vectors of a row.
         unsafe {
             if by_multicast {
-                let kernel = kernels::rmsnorm_allreduce_multimem::<bf16>;
-                compiled.launch(&stream, kernel, config, args)?;
+                let norm = kernels::rmsnorm_allreduce_multimem::args(
+                    &dev_comm, &input, &weight, &output, tokens, hidden, EPS,
+                );
+                norm.grid(blocks).block(threads).launch(&stream)?;
             } else {
-                compiled.launch(&stream, kernels::rmsnorm_allreduce::<bf16>, config, args)?;
+                let norm = kernels::rmsnorm_allreduce::args(
+                    &dev_comm, &input, &weight, &output, tokens, hidden, EPS,
+                );
+                norm.grid(blocks).block(threads).launch(&stream)?;
             }
         }
-        stream.synchronize()?;
         let mut got = vec![bf16::NAN; len];
-        output.copy_to_host(&mut got)?;
+        stream.copy_to_host(&output, &mut got)?;
         // All ranks have the same bits, and each compares some rows.
         let sums = rank.all_gather(&[checksum(&got)])?;
         ensure!(sums.iter().all(|sum| *sum == sums[0]), "the ranks' results differ");

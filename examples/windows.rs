@@ -1,7 +1,7 @@
 //! Windows: memory of every rank that every other one can read and write, by kernels or by address.
 //!
 //! ```text
-//! cargo xtask run windows                                           # every GPU of this machine
+//! cargo xtask run windows  # every GPU of this machine
 //! torchrun --no-python --nproc-per-node 4 -- ./windows
 //! ```
 
@@ -9,8 +9,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
 use devcomm::{
-    DevCommRequirements, DeviceSlice, Error, KERNELS, LaunchConfig, Rank, WindowFlags, World,
-    group, kernels,
+    DevCommRequirements, DeviceSlice, Error, KERNELS, Rank, WindowFlags, World, group, kernels,
 };
 use devcomm_testing::machines::run;
 
@@ -27,8 +26,9 @@ fn run_rank(rank: &Rank) -> Result<()> {
     comm.require_single_lsa_team()?;
     let (own, n) = (rank.rank(), rank.n_ranks());
 
-    // `comm.window(COUNT)` allocates and registers at once. In two steps, several windows can be registered together:
-    // the ranks then talk to each other once. Inside the group they cannot be used yet.
+    // `comm.window(COUNT)` allocates and registers at once. In two steps, several windows can be
+    // registered together: the ranks then talk to each other once. Inside the group they cannot be
+    // used yet.
     let (send, recv) = (comm.mem_alloc::<f32>(COUNT)?, comm.mem_alloc::<f32>(COUNT)?);
     let (send, recv) = group(|_| {
         let flags = WindowFlags::COLL_SYMMETRIC;
@@ -37,12 +37,13 @@ fn run_rank(rank: &Rank) -> Result<()> {
     ensure!(send.is_valid() && recv.is_valid());
     send.copy_from_host(&vec![own as f32 + 1.0; COUNT])?;
 
-    // Every rank's copy has an address on this GPU. A copy waits for this rank's work only, so the ranks meet before,
-    // and again before anyone writes what another may still read.
+    // Every rank's copy has an address on this GPU. A copy waits for this rank's work only, so the
+    // ranks meet before, and again before anyone writes what another may still read.
     rank.barrier()?;
     for peer in 0..n {
         let address = send.lsa_pointer(peer, 0)?;
-        // SAFETY: the peer's window has `COUNT` elements there, which nobody writes or closes before the barrier below.
+        // SAFETY: the peer's window has `COUNT` elements there, which nobody writes or closes
+        // before the barrier below.
         let theirs = unsafe { DeviceSlice::<f32>::from_raw_parts(rank.context(), address, COUNT) };
         let mut first = [0.0; 4];
         theirs.copy_to_host(&mut first)?;
@@ -55,22 +56,19 @@ fn run_rank(rank: &Rank) -> Result<()> {
 
     // A kernel takes windows as they are: this one sums all ranks' `send` to every rank's `recv`.
     let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(BLOCKS))?;
-    let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
-    let args = (&dev_comm, &send, &recv, COUNT);
-    let kernel = kernels::lsa_allreduce::<f32>;
-    // SAFETY: both windows have `COUNT` elements in every rank, every rank does the same, and the kernel ends with a
-    // barrier, after which nobody reads the other ranks' copies.
-    unsafe { compiled.launch(&stream, kernel, LaunchConfig::new(BLOCKS, 256), args)? };
-    stream.synchronize()?;
+    rank.load(&KERNELS)?;
+    let stream = rank.stream()?;
+    let sum =
+        || kernels::lsa_allreduce::args(&dev_comm, &send, &recv, COUNT).grid(BLOCKS).block(256);
+    sum().launch(&stream)?;
     let mut sums = vec![0.0; COUNT];
-    recv.copy_to_host(&mut sums)?;
+    stream.copy_to_host(&recv, &mut sums)?;
     let expected = (1..=n).sum::<usize>() as f32;
     ensure!(sums.iter().all(|&sum| sum == expected), "a sum is not {expected}");
 
     // Closed, a window is refused by launches; its memory is freed when it is dropped.
     recv.close()?;
-    // SAFETY: as above; but it is refused, on every rank.
-    let refused = unsafe { compiled.launch(&stream, kernel, LaunchConfig::new(BLOCKS, 256), args) };
+    let refused = sum().launch(&stream);
     match refused {
         Err(error) if rank.is_root() => println!("{error}"),
         Err(_) => {}

@@ -1,7 +1,9 @@
 //! The fused product and all-reduce.
 
+use std::num::NonZeroU32;
+
 use devcomm::kernels::GemmForm;
-use devcomm::{Error, GemmAllReduce, GemmOutput, KERNELS, Rank, Simulation};
+use devcomm::{CommConfig, Error, GemmAllReduce, Rank, Simulation, StateError, Window};
 use devcomm_testing::gemm::{Factor, Problem};
 use devcomm_testing::machines::{Gpus, on_gpus};
 use half::bf16;
@@ -34,7 +36,7 @@ fn require(
     rank: &Rank,
     problem: Problem,
     summed: std::ops::Range<usize>,
-    c: &GemmOutput,
+    c: &Window<bf16>,
     form: GemmForm,
 ) -> Result<(), Error> {
     let mut got = vec![bf16::NAN; problem.m * problem.n];
@@ -51,22 +53,21 @@ fn require(
 /// Products of these shapes with one workspace, in each form: summed over the ranks, or each rank's
 /// alone.
 fn is_right(rank: &Rank, shapes: &[[usize; 3]], seed: u64, alone: bool) -> Result<(), Error> {
-    let comm = rank.communicator()?;
-    let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+    let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let [m, n, k] = [0, 1, 2].map(|i| shapes.iter().map(|shape| shape[i]).max().unwrap_or(0));
     let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
-    let c = GemmOutput::new(rank, comm, m * n)?;
+    let c = comm.window::<bf16>(m * n)?;
     for &form in forms(rank) {
-        let gemm = GemmAllReduce::with_form(rank, comm, &compiled, &stream, form, m, n)?;
+        let gemm = GemmAllReduce::options().form(form).build(comm, &stream, m, n)?;
         for &[m, n, k] in shapes {
             let (problem, me) = (Problem { m, n, k, seed }, rank.rank());
             a.copy_from_host(&problem.factor(Factor::A, me))?;
             b.copy_from_host(&problem.factor(Factor::B, me))?;
             // An element that nobody writes stays a NaN.
-            c.fill(0xff)?;
+            c.fill_bytes(0xff)?;
             rank.barrier()?;
             let summed = if alone {
-                gemm.launch_alone(&a, &b, &c, [m, n, k])?;
+                gemm.launch_local(&a, &b, &c, [m, n, k])?;
                 me..me + 1
             } else {
                 gemm.launch(&a, &b, &c, [m, n, k])?;
@@ -141,6 +142,28 @@ fn a_stage_is_not_filled_again_before_all_have_read_it() {
     Gpus::new(1).run_seeds(name, 0..4, |rank, seed| is_right(rank, &shapes, seed, false));
 }
 
+/// A part of the world's ranks, on a part of the multiprocessors, by the default stream.
+#[test]
+fn the_ranks_of_a_split_agree_among_themselves() {
+    on_gpus("the_ranks_of_a_split_agree_among_themselves", 2, |rank| {
+        let (me, stream) = (rank.rank(), rank.default_stream());
+        let comm = rank.communicator()?.split(Some(me as i32), 0, &CommConfig::new())?;
+        let comm = comm.expect("it has a color");
+        let problem = Problem { m: 70, n: 40, k: 16, seed: 5 };
+        let Problem { m, n, k, .. } = problem;
+        let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
+        stream.copy_to_device(&problem.factor(Factor::A, me), &a)?;
+        stream.copy_to_device(&problem.factor(Factor::B, me), &b)?;
+        let c = comm.window::<bf16>(m * n)?;
+        let options = GemmAllReduce::options().form(GemmForm::Mma).max_blocks(NonZeroU32::MIN);
+        let gemm = options.build(&comm, &stream, m, n)?;
+        assert_eq!(format!("{gemm:?}"), "GemmAllReduce(Mma, 1 blocks)");
+        gemm.launch(&a, &b, &c, [m, n, k])?;
+        stream.synchronize()?;
+        require(rank, problem, me..me + 1, &c, gemm.form())
+    });
+}
+
 #[test]
 fn one_block_is_enough_for_many_tiles() {
     let gpus = Gpus::from(Simulation::new(2).multiprocessors(1));
@@ -150,7 +173,7 @@ fn one_block_is_enough_for_many_tiles() {
 }
 
 /// Launches that follow each other in a stream, without the host in between, and shapes that take
-/// turns: the flags' epoch goes on.
+/// turns: the flags' epoch continues.
 #[test]
 fn many_launches_need_no_reset() {
     on_gpus("many_launches_need_no_reset", 2, |rank| {
@@ -158,20 +181,19 @@ fn many_launches_need_no_reset() {
             true => (4, [(129, 40, 32), (64, 33, 8)]),
             false => (50, [(1000, 520, 64), (64, 33, 8)]),
         };
-        let comm = rank.communicator()?;
-        let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let problems = shapes.map(|(m, n, k)| Problem { m, n, k, seed: 9 });
         let (m, n, _) = shapes[0];
         for &form in forms(rank) {
-            let gemm = GemmAllReduce::with_form(rank, comm, &compiled, &stream, form, m, n)?;
+            let gemm = GemmAllReduce::options().form(form).build(comm, &stream, m, n)?;
             let mut sets = Vec::new();
             for problem in problems {
                 let Problem { m, n, k, .. } = problem;
                 let (a, b) = (comm.mem_alloc::<bf16>(m * k)?, comm.mem_alloc::<bf16>(n * k)?);
                 a.copy_from_host(&problem.factor(Factor::A, rank.rank()))?;
                 b.copy_from_host(&problem.factor(Factor::B, rank.rank()))?;
-                let c = GemmOutput::new(rank, comm, m * n)?;
-                c.fill(0xff)?;
+                let c = comm.window::<bf16>(m * n)?;
+                c.fill_bytes(0xff)?;
                 sets.push((a, b, c));
             }
             rank.barrier()?;
@@ -189,16 +211,15 @@ fn many_launches_need_no_reset() {
     });
 }
 
-/// Nothing is launched for an input that the kernel cannot do, and the same object goes on to do
+/// Nothing is launched for an input that the kernel cannot do, and the same object continues to do
 /// what it can.
 #[test]
 fn bad_input_is_refused_with_the_reason() {
     on_gpus("bad_input_is_refused_with_the_reason", 1, |rank| {
-        let comm = rank.communicator()?;
-        let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let (a, b) = (comm.mem_alloc::<bf16>(64 * 64)?, comm.mem_alloc::<bf16>(64 * 64)?);
-        let c = GemmOutput::new(rank, comm, 300 * 300)?;
-        let made = |m, n| GemmAllReduce::new(rank, comm, &compiled, &stream, m, n);
+        let c = comm.window::<bf16>(300 * 300)?;
+        let made = |m, n| GemmAllReduce::new(comm, &stream, m, n);
         let gemm = made(64, 64)?;
         for (shape, reason) in [
             ([64, 64, 12], "k is 12"),
@@ -212,7 +233,7 @@ fn bad_input_is_refused_with_the_reason() {
             assert!(error.as_ref().is_some_and(|e| e.contains(reason)), "{shape:?}: {error:?}");
         }
         let graph = stream.capture(|| gemm.launch(&a, &b, &c, [64, 64, 64]));
-        assert!(matches!(graph, Err(Error::Capturing { .. })));
+        assert!(matches!(graph, Err(Error::State(StateError::Capturing { .. }))));
         assert!(made(0, 64).is_err() && made(usize::MAX, 64).is_err());
         gemm.launch(&a, &b, &c, [64, 64, 64])?;
         stream.synchronize()

@@ -59,7 +59,7 @@ struct Limits {
 
 impl Limits {
     /// `elements` at most on GPUs, or as many simulated ones. There are several launches with one
-    /// device communicator: signals and barriers go on from one to the next.
+    /// device communicator: signals and barriers continue from one to the next.
     fn new(rank: &Rank, elements: usize, simulated: usize) -> Self {
         match rank.is_simulated() {
             true => Self { launches: 3, elements: simulated, threads: 72 },
@@ -95,7 +95,8 @@ fn every_throw_of_a_ping_pong_arrives() {
         let room = throws * limits.elements + 1;
         let (send, recv) = (comm.window::<u8>(room)?, comm.window::<u8>(room)?);
         let nanos = comm.mem_alloc::<u64>(throws)?;
-        let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+        rank.load(&KERNELS)?;
+        let stream = rank.stream()?;
         let mut got = vec![0; room];
         for _ in 0..limits.launches {
             let ((count, config), rounds) = (limits.random(&mut shapes), shapes.up_to(ROUNDS));
@@ -103,14 +104,15 @@ fn every_throw_of_a_ping_pong_arrives() {
             // What the even rank of the pair throws first comes back.
             let thrown: Vec<u8> = (0..len).map(|i| datum(salt, me & !1, i)).collect();
             send.copy_from_host(&thrown)?;
-            recv.fill(0xff)?;
+            recv.fill_bytes(0xff)?;
             rank.barrier()?;
             // SAFETY: windows and times have room for every round of every block, the same in every
             // rank, and nobody touches them until all ranks have met again.
             unsafe {
-                let nanos = nanos.device_address();
-                let args = (&dev_comm, &send, &recv, count, rounds as u32, nanos);
-                compiled.launch(&stream, kernels::gin_put_signal, config, args)?;
+                let rounds = rounds as u32;
+                let play =
+                    kernels::gin_put_signal::args(&dev_comm, &send, &recv, count, rounds, &nanos);
+                play.config(config).launch(&stream)?;
             }
             finish(rank, &stream)?;
             recv.copy_to_host(&mut got)?;
@@ -125,25 +127,25 @@ fn every_throw_of_a_ping_pong_arrives() {
 
 type AllToAll<T> = (device::DevComm, device::Window<T>, device::Window<T>, usize);
 
-fn all_to_alls<T: Datum>(
-    rank: &Rank,
-    kernel: impl Kernel<Args = AllToAll<T>>,
-    dev_comm: &DevCommResource,
-    seed: u64,
-) -> Result<(), Error> {
+fn all_to_alls<T, K>(rank: &Rank, dev_comm: &DevCommResource, seed: u64) -> Result<(), Error>
+where
+    T: Datum,
+    K: Kernel<Args = AllToAll<T>>,
+{
     let (comm, n_ranks) = (rank.communicator()?, rank.n_ranks());
     let (limits, mut shapes) = (Limits::new(rank, 1 << 18, 1 << 9), Shapes::new(seed));
-    let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+    rank.load(&KERNELS)?;
+    let stream = rank.stream()?;
     let room = limits.elements * n_ranks;
     let (send, recv) = (comm.window::<T>(room)?, comm.window::<T>(room)?);
     let mut got = vec![T::of(0); room];
     for _ in 0..limits.launches {
         let ((count, config), salt) = (limits.random(&mut shapes), shapes.u64(..));
         send.copy_from_host(&sent::<T>(salt, rank.rank(), n_ranks, count))?;
-        recv.fill(0xff)?;
+        recv.fill_bytes(0xff)?;
         // The kernel itself waits until all ranks are in it.
         // SAFETY: the windows have room for the elements, and live until all ranks have met below.
-        unsafe { compiled.launch(&stream, kernel, config, (dev_comm, &send, &recv, count))? };
+        unsafe { K::with_args((dev_comm, &send, &recv, count)).config(config).launch(&stream)? };
         finish(rank, &stream)?;
         recv.copy_to_host(&mut got)?;
         let wrong = messages::count_wrong(salt, rank.rank(), n_ranks, count, &got);
@@ -158,8 +160,8 @@ fn every_message_of_an_all_to_all_arrives() {
     in_every_world(name, GinConnectionType::Full, |rank, seed| {
         let requirements = requirements(GinConnectionType::Full).world_gin_barriers(BLOCKS as u32);
         let dev_comm = rank.communicator()?.create_dev_comm(requirements)?;
-        all_to_alls(rank, kernels::gin_alltoall::<u8>, &dev_comm, seed)?;
-        all_to_alls(rank, kernels::gin_alltoall::<f32>, &dev_comm, seed)
+        all_to_alls::<u8, kernels::gin_alltoall<u8>>(rank, &dev_comm, seed)?;
+        all_to_alls::<f32, kernels::gin_alltoall<f32>>(rank, &dev_comm, seed)
     });
 }
 
@@ -169,23 +171,23 @@ fn every_message_of_a_hybrid_all_to_all_arrives() {
     in_every_world(name, GinConnectionType::Full, |rank, seed| {
         let requirements = requirements(GinConnectionType::Full).barriers(BLOCKS as u32);
         let dev_comm = rank.communicator()?.create_dev_comm(requirements)?;
-        all_to_alls(rank, kernels::hybrid_alltoall::<u8>, &dev_comm, seed)?;
-        all_to_alls(rank, kernels::hybrid_alltoall::<f32>, &dev_comm, seed)
+        all_to_alls::<u8, kernels::hybrid_alltoall<u8>>(rank, &dev_comm, seed)?;
+        all_to_alls::<f32, kernels::hybrid_alltoall<f32>>(rank, &dev_comm, seed)
     });
 }
 
 type AllReduce<T> =
     (device::DevComm, device::Window<T>, device::Window<T>, device::Window<T>, usize);
 
-fn all_reduces<T: Number>(
-    rank: &Rank,
-    kernel: impl Kernel<Args = AllReduce<T>>,
-    dev_comm: &DevCommResource,
-    seed: u64,
-) -> Result<(), Error> {
+fn all_reduces<T, K>(rank: &Rank, dev_comm: &DevCommResource, seed: u64) -> Result<(), Error>
+where
+    T: Number,
+    K: Kernel<Args = AllReduce<T>>,
+{
     let (comm, n_ranks) = (rank.communicator()?, rank.n_ranks());
     let (limits, mut shapes) = (Limits::new(rank, 1 << 20, 1 << 11), Shapes::new(seed));
-    let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+    rank.load(&KERNELS)?;
+    let stream = rank.stream()?;
     let properties = comm.properties()?;
     let (team, teams) = (properties.lsa_size(), properties.n_lsa_teams);
     let partials = kernels::hybrid_allreduce_partials(limits.elements, team, teams);
@@ -205,7 +207,8 @@ fn all_reduces<T: Number>(
         // SAFETY: the windows have room for the elements and their partial sums, and nobody touches
         // them until all ranks have met again.
         unsafe {
-            compiled.launch(&stream, kernel, config, (dev_comm, &send, recv, &partial, count))?;
+            let args = (dev_comm, &send, recv, &partial, count);
+            K::with_args(args).config(config).launch(&stream)?;
         }
         finish(rank, &stream)?;
         recv.copy_to_host(&mut got)?;
@@ -225,8 +228,8 @@ fn a_hybrid_all_reduce_sums_over_all_teams() {
     in_every_world(name, GinConnectionType::Rail, |rank, seed| {
         let requirements = requirements(GinConnectionType::Rail).barriers(BLOCKS as u32);
         let dev_comm = rank.communicator()?.create_dev_comm(requirements)?;
-        all_reduces(rank, kernels::hybrid_allreduce::<f32>, &dev_comm, seed)?;
-        all_reduces(rank, kernels::hybrid_allreduce::<f16>, &dev_comm, seed)?;
-        all_reduces(rank, kernels::hybrid_allreduce::<bf16>, &dev_comm, seed)
+        all_reduces::<f32, kernels::hybrid_allreduce<f32>>(rank, &dev_comm, seed)?;
+        all_reduces::<f16, kernels::hybrid_allreduce<f16>>(rank, &dev_comm, seed)?;
+        all_reduces::<bf16, kernels::hybrid_allreduce<bf16>>(rank, &dev_comm, seed)
     });
 }

@@ -1,7 +1,7 @@
 //! Collectives and kernels captured to CUDA graphs.
 
 use devcomm::{
-    CommConfig, DevCommRequirements, Error, KERNELS, LaunchConfig, Rank, ReduceOp, Stream,
+    CommConfig, DevCommRequirements, Error, KERNELS, Rank, ReduceOp, StateError, Stream,
     WindowFlags, kernels,
 };
 use devcomm_testing::machines::on_gpus;
@@ -60,14 +60,12 @@ fn replays_a_kernel(rank: &Rank) -> Result<(), Error> {
     const BLOCKS: u32 = 4;
     let (comm, stream) = (rank.communicator()?, rank.stream()?);
     let (own, n) = (rank.rank(), rank.n_ranks());
-    let compiled = rank.load(&KERNELS)?;
+    rank.load(&KERNELS)?;
     let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(BLOCKS))?;
     let (a, b) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(COUNT)?);
     let launch = |send, recv| {
-        let (config, args) = (LaunchConfig::new(BLOCKS, 128), (&dev_comm, send, recv, COUNT));
-        // SAFETY: both windows have `COUNT` elements in every rank, every rank does the same, and
-        // both windows and the device communicator outlive the graphs.
-        unsafe { compiled.launch(&stream, kernels::lsa_allreduce::<f32>, config, args) }
+        let sum = kernels::lsa_allreduce::<f32>::args(&dev_comm, send, recv, COUNT);
+        sum.grid(BLOCKS).block(128).launch(&stream)
     };
     let there = stream.capture(|| launch(&a, &b))?;
     let value = |rank: usize, turn: i32, i: usize| (rank + i) as f32 + turn as f32;
@@ -146,7 +144,10 @@ fn what_a_graph_cannot_hold_is_refused_while_one_is_captured() {
         let (memory, window) = (comm.mem_alloc::<f64>(COUNT)?, comm.window::<f64>(COUNT)?);
         let event = rank.context().event_without_timing()?;
         fn capturing<T: std::fmt::Debug>(result: Result<T, Error>) {
-            assert!(matches!(result, Err(Error::Capturing { .. })), "{result:?}");
+            assert!(
+                matches!(result, Err(Error::State(StateError::Capturing { .. }))),
+                "{result:?}"
+            );
         }
         let graph = stream.capture(|| {
             capturing(comm.mem_alloc::<f64>(COUNT));
@@ -157,7 +158,7 @@ fn what_a_graph_cannot_hold_is_refused_while_one_is_captured() {
             capturing(window.close());
             capturing(memory.copy_from_host(&[0.0; COUNT]));
             capturing(memory.copy_to_host(&mut [0.0; COUNT]));
-            capturing(memory.fill(0));
+            capturing(memory.fill_bytes(0));
             capturing(stream.synchronize());
             capturing(stream.is_idle());
             capturing(event.synchronize());
@@ -187,7 +188,7 @@ fn a_failed_capture_leaves_the_stream_usable() {
             comm.all_reduce(&memory, &memory, ReduceOp::Sum, &stream)?;
             comm.all_reduce(&memory, &comm.mem_alloc(COUNT)?, ReduceOp::Sum, &stream)
         });
-        assert!(matches!(failed, Err(Error::Capturing { .. })), "{failed:?}");
+        assert!(matches!(failed, Err(Error::State(StateError::Capturing { .. }))), "{failed:?}");
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             stream.capture(|| -> Result<(), Error> { panic!("on purpose") })
         }));
@@ -213,12 +214,12 @@ fn a_graph_keeps_the_memory_that_its_operations_use() {
         let recv = comm.mem_alloc::<u32>(COUNT)?;
         let graph = {
             let send = comm.mem_alloc::<u32>(COUNT)?;
-            send.fill(1)?;
+            send.fill_bytes(1)?;
             stream.capture(|| comm.all_reduce(&send, &recv, ReduceOp::Sum, &stream))?
         };
         // Memory that was freed would be given out again here.
         let others = [comm.mem_alloc::<u32>(COUNT)?, comm.mem_alloc::<u32>(COUNT)?];
-        others.iter().try_for_each(|other| other.fill(0xee))?;
+        others.iter().try_for_each(|other| other.fill_bytes(0xee))?;
         graph.launch(&stream)?;
         stream.synchronize()?;
         let mut got = vec![0; COUNT];
@@ -241,7 +242,7 @@ fn a_graph_is_closed_with_its_communicator() {
         comm.destroy()?;
         for graph in [&used, &unused] {
             assert!(!graph.is_valid());
-            assert!(matches!(graph.launch(&stream), Err(Error::Closed { .. })));
+            assert!(matches!(graph.launch(&stream), Err(Error::State(StateError::Closed { .. }))));
             graph.close()?;
         }
 

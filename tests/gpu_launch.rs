@@ -1,7 +1,7 @@
 //! What a launch refuses, and that a refusal does no harm.
 
 use devcomm::{
-    DevCommRequirements, DevCommResource, Error, KERNELS, Kernels, LaunchConfig, LaunchRefusal,
+    DevCommRequirements, DevCommResource, Error, KERNELS, LaunchConfig, LaunchError, LaunchRefusal,
     Stream, Window, kernels,
 };
 use devcomm_testing::machines::Gpus;
@@ -9,7 +9,6 @@ use devcomm_testing::machines::Gpus;
 const COUNT: usize = 1024;
 
 struct Job {
-    kernels: Kernels,
     stream: Stream,
     dev_comm: DevCommResource,
     send: Window<f32>,
@@ -17,10 +16,14 @@ struct Job {
 }
 
 impl Job {
+    fn resident_blocks(&self, block: u32) -> u32 {
+        let context = self.stream.context();
+        context.resident_blocks::<kernels::lsa_allreduce<f32>>(block, 0).unwrap()
+    }
+
     fn launch(&self, config: LaunchConfig) -> Result<(), Error> {
-        let args = (&self.dev_comm, &self.send, &self.recv, COUNT);
-        // SAFETY: both windows have `COUNT` elements in every rank, and every rank does the same.
-        unsafe { self.kernels.launch(&self.stream, kernels::lsa_allreduce::<f32>, config, args) }
+        let sum = kernels::lsa_allreduce::args(&self.dev_comm, &self.send, &self.recv, COUNT);
+        sum.config(config).launch(&self.stream)
     }
 }
 
@@ -34,8 +37,8 @@ fn with_job_on(gpus: Gpus, name: &str, barriers: u32, body: impl Fn(&Job) + Sync
     gpus.run(name, |rank| {
         let comm = rank.communicator()?;
         let requirements = DevCommRequirements::new().lsa_barriers(barriers);
+        rank.load(&KERNELS)?;
         let job = Job {
-            kernels: rank.load(&KERNELS)?,
             stream: rank.stream()?,
             dev_comm: comm.create_dev_comm(requirements)?,
             send: comm.window(COUNT)?,
@@ -56,7 +59,7 @@ fn with_job_on(gpus: Gpus, name: &str, barriers: u32, body: impl Fn(&Job) + Sync
 
 fn refusal(result: Result<(), Error>) -> LaunchRefusal {
     match result {
-        Err(Error::Launch { refusal, .. }) => refusal,
+        Err(Error::Launch(LaunchError::Refused { refusal, .. })) => refusal,
         other => panic!("expected a refusal, got {other:?}"),
     }
 }
@@ -75,8 +78,7 @@ fn refuses_more_blocks_than_barriers() {
 #[test]
 fn refuses_a_grid_that_is_not_resident() {
     with_job("refuses_a_grid_that_is_not_resident", 4096, |job| {
-        let kernel = kernels::lsa_allreduce::<f32>;
-        let resident = job.kernels.resident_blocks(kernel, 512, 0).unwrap();
+        let resident = job.resident_blocks(512);
         let refused = refusal(job.launch(LaunchConfig::new(resident + 1, 512)));
         assert!(matches!(refused, LaunchRefusal::NotResident { .. }), "{refused}");
     });
@@ -85,7 +87,7 @@ fn refuses_a_grid_that_is_not_resident() {
 #[test]
 fn the_largest_resident_grid_runs() {
     with_job("the_largest_resident_grid_runs", 4096, |job| {
-        let resident = job.kernels.resident_blocks(kernels::lsa_allreduce::<f32>, 512, 0).unwrap();
+        let resident = job.resident_blocks(512);
         job.launch(LaunchConfig::new(resident, 512)).unwrap();
         job.stream.synchronize().unwrap();
     });

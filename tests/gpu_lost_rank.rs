@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use devcomm::{
-    DevCommRequirements, DevCommResource, Error, GinConnectionType, KERNELS, LaunchConfig,
-    LocalJob, Rank, ReduceOp, SymmetricBuffer, Window, World, kernels, visible_gpus,
+    DevCommRequirements, DevCommResource, Error, GinConnectionType, KERNELS, LocalJob, Rank,
+    ReduceOp, SymmetricBuffer, Window, World, kernels, visible_gpus,
 };
 use devcomm_testing::machines::Gpus;
 use rustix::process::{Signal, getpid, kill_process};
@@ -266,13 +266,13 @@ const THROWN: usize = 1 << 12;
 /// Kernels that wait for each other's signals, until one fails.
 fn network(rank: &Rank, part: &Part) -> Result<(), Error> {
     let (dev_comm, balls, nanos) = court(rank)?;
-    let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+    rank.load(&KERNELS)?;
+    let stream = rank.stream()?;
     let step = || {
-        let args = (&dev_comm, &balls, &balls, THROWN, ROUNDS, nanos.device_address());
-        let (kernel, config) = (kernels::gin_put_signal, LaunchConfig::new(BLOCKS, 32));
+        let play = kernels::gin_put_signal::args(&dev_comm, &balls, &balls, THROWN, ROUNDS, &nanos);
         // SAFETY: window and times have room for every round of every block; nobody looks at what
         // arrives.
-        unsafe { compiled.launch(&stream, kernel, config, args)? };
+        unsafe { play.grid(BLOCKS).block(32).launch(&stream)? };
         stream.synchronize()
     };
     step()?;
@@ -288,16 +288,15 @@ fn kernel(rank: &Rank, part: &Part) -> Result<(), Error> {
     let comm = rank.communicator()?;
     let (send, recv) = (comm.window::<f32>(1024)?, comm.window::<f32>(1024)?);
     let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
-    let (compiled, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+    rank.load(&KERNELS)?;
+    let stream = rank.stream()?;
     if rank.rank() == part.victim {
         part.report(rank.rank(), &now().to_string());
         // As if killed: no destructor, no goodbye.
         std::process::abort();
     }
-    let args = (&dev_comm, &send, &recv, 1024);
-    let kernel = kernels::lsa_allreduce::<f32>;
-    // SAFETY: both windows have 1024 elements in every rank. The victim never comes, so this kernel
-    // never ends.
-    unsafe { compiled.launch(&stream, kernel, LaunchConfig::new(1, 128), args)? };
+    // The victim never comes, so this kernel never ends.
+    let sum = kernels::lsa_allreduce::args(&dev_comm, &send, &recv, 1024);
+    sum.grid(1).block(128).launch(&stream)?;
     stream.synchronize()
 }

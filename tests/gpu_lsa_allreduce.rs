@@ -1,14 +1,16 @@
 //! The all-reduce kernel by load and store.
 
 use devcomm::{
-    DevCommRequirements, Error, KERNELS, Kernel, LaunchConfig, Rank, ReduceOp, Simulation, device,
-    kernels,
+    DevCommRequirements, Error, KERNELS, Kernel, LaunchConfig, Rank, ReduceOp, Safe, Simulation,
+    device, kernels,
 };
 use devcomm_testing::machines::{Gpus, on_gpus};
 use devcomm_testing::numbers::{Number, checksum, count_wrong, inputs};
 use half::{bf16, f16};
 
 const SEED: u64 = 5;
+
+type AllReduce<T> = (device::DevComm, device::Window<T>, device::Window<T>, usize);
 
 /// Below a vector, around one, around a row of the grid, over several tiles of the unrolled loop.
 fn counts(rank: &Rank) -> &'static [usize] {
@@ -22,8 +24,7 @@ fn counts(rank: &Rank) -> &'static [usize] {
 /// the others' are, bit for bit.
 fn all_reduce<T: Number>(rank: &Rank, count: usize, in_place: bool) -> Result<Vec<T>, Error>
 where
-    kernels::lsa_allreduce<T>:
-        Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
+    kernels::lsa_allreduce<T>: Kernel<Args = AllReduce<T>, Safety = Safe>,
 {
     let comm = rank.communicator()?;
     let config = match rank.is_simulated() {
@@ -35,17 +36,14 @@ where
     let (send, out) = (comm.window::<T>(len)?, comm.window::<T>(len)?);
     let recv = if in_place { &send } else { &out };
     let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(config.grid.x))?;
-    let (kernels, stream) = (rank.load(&KERNELS)?, rank.stream()?);
-    out.fill(0xff)?;
+    rank.load(&KERNELS)?;
+    let stream = rank.stream()?;
+    out.fill_bytes(0xff)?;
     let sent = inputs::<T>(SEED, rank.rank(), len);
     send.copy_from_host(&sent)?;
     rank.barrier()?;
-    // SAFETY: both windows have `count` elements in every rank, every rank does the same, and the
-    // barriers keep others from the windows.
-    unsafe {
-        let args = (&dev_comm, &send, recv, count);
-        kernels.launch(&stream, kernels::lsa_allreduce::<T>, config, args)?;
-    }
+    let sum = kernels::lsa_allreduce::<T>::args(&dev_comm, &send, recv, count);
+    sum.config(config).launch(&stream)?;
     stream.synchronize()?;
     rank.barrier()?;
     let mut got = vec![T::nearest(0.0); len];
@@ -65,8 +63,7 @@ where
 
 fn sums_any_number_of_elements<T: Number>(name: &str)
 where
-    kernels::lsa_allreduce<T>:
-        Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
+    kernels::lsa_allreduce<T>: Kernel<Args = AllReduce<T>, Safety = Safe>,
 {
     for ranks in [1, 2, 3, 4, 5, 8] {
         on_gpus(&format!("{name} on {ranks}"), ranks, |rank| {
@@ -112,7 +109,7 @@ fn is_right_when_threads_are_interrupted_anywhere() {
     gpus.run_seeds(name, 0..2, |rank, _| all_reduce::<f32>(rank, 201, true).map(drop));
 }
 
-/// The same launch again and again on one device communicator: the barriers' epochs go on.
+/// The same launch again and again on one device communicator: the barriers' epochs continue.
 #[test]
 fn can_be_launched_many_times() {
     on_gpus("can_be_launched_many_times", 2, |rank| {
@@ -120,18 +117,14 @@ fn can_be_launched_many_times() {
         let comm = rank.communicator()?;
         let (a, b) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(COUNT)?);
         let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(4))?;
-        let (kernels, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+        rank.load(&KERNELS)?;
+        let stream = rank.stream()?;
         a.copy_from_host(&[1.0; COUNT])?;
         rank.barrier()?;
         for i in 0..60 {
             let (send, recv) = if i % 2 == 0 { (&a, &b) } else { (&b, &a) };
-            let args = (&dev_comm, send, recv, COUNT);
-            // SAFETY: both windows have `COUNT` elements in every rank, and every rank does the
-            // same.
-            unsafe {
-                let kernel = kernels::lsa_allreduce::<f32>;
-                kernels.launch(&stream, kernel, LaunchConfig::new(4, 128), args)?;
-            }
+            let sum = kernels::lsa_allreduce::args(&dev_comm, send, recv, COUNT);
+            sum.grid(4).block(128).launch(&stream)?;
         }
         stream.synchronize()?;
         rank.barrier()?;

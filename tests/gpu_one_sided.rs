@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use devcomm::{
-    Buffer, CommConfig, Communicator, Element, Error, Rank, Signal, Stream, WaitSignalDesc, Window,
+    Buffer, CommConfig, Communicator, Element, Error, Rank, Signal, StateError, Stream,
+    WaitSignalDesc, Window,
 };
 use devcomm_testing::machines::{Gpus, give_time};
 use devcomm_testing::works::require_works;
@@ -233,7 +234,7 @@ fn what_cannot_be_put_or_waited_for_is_refused() {
         invalid(comm.wait_signal(&[WaitSignalDesc::from(2)], stream));
         target.close()?;
         let closed = comm.put_signal(&source, &target, 0, Signal::to(peer), stream);
-        assert!(matches!(closed, Err(Error::Closed { .. })), "{closed:?}");
+        assert!(matches!(closed, Err(Error::State(StateError::Closed { .. }))), "{closed:?}");
         Ok(())
     });
 }

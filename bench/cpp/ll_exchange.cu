@@ -1,19 +1,22 @@
-// All-to-all of 8-byte elements within the LSA team by NCCL's low-latency protocol: each element travels with a flag, so
-// that there is no barrier. The twin of bench/kernels/src/ll_exchange.rs.
+// All-to-all of 8-byte elements within the LSA team by NCCL's low-latency protocol: each element
+// travels with a flag, so that there is no barrier. The twin of bench/kernels/src/ll_exchange.rs.
 
 #include <nccl_device.h>
 
+#include "window.cuh"
+
 namespace {
 
-// Which element of an epoch this thread's from `rank` is.
+// Index in an epoch of this thread's element from `rank`.
 __device__ int place(int rank) { return rank * blockDim.x + threadIdx.x; }
 
-// Sends this thread's elements to the N ranks of the team, and receives theirs: all loaded, and all polled for, at once.
+// Sends this thread's elements to the N ranks of the team, and receives theirs: all loaded, and all
+// polled for, at once.
 template <int N>
 __device__ void exchange(ncclLLA2ASession<ncclCoopCta>& session, ncclTeam team, const uint64_t* from, uint64_t* to,
                          size_t at, size_t count) {
   uint64_t elements[N];
-  // Every rank starts with itself and goes up, so that the ranks send to different peers at any time.
+  // Own rank first, then upwards, so that ranks send to different peers at any time.
 #pragma unroll
   for (int i = 0; i < N; i++) elements[i] = from[(team.rank + i) % N * count + at];
 #pragma unroll
@@ -36,9 +39,9 @@ __device__ void exchange_with_many(ncclLLA2ASession<ncclCoopCta>& session, ncclT
 
 }  // namespace
 
-// `recv[rank * count + i]` of a peer becomes this rank's `send[peer * count + i]`, for `i < count`. Every block has a session
-// of its own, with room for an element of each rank a thread.
-extern "C" __global__ void ll_exchange(ncclDevComm comm, ncclLLA2AHandle handle, ncclWindow_t send, ncclWindow_t recv,
+// `recv[rank * count + i]` of a peer becomes this rank's `send[peer * count + i]`, for `i < count`.
+// Every block has a session of its own, with room for an element of each rank a thread.
+extern "C" __global__ void ll_exchange(ncclDevComm comm, ncclLLA2AHandle handle, Window send, Window recv,
                                        size_t count) {
   const ncclTeam team = ncclTeamLsa(comm);
   const ncclCoopCta cta;
@@ -46,7 +49,7 @@ extern "C" __global__ void ll_exchange(ncclDevComm comm, ncclLLA2AHandle handle,
   ncclLLA2ASession<ncclCoopCta> session(cta, comm, team, handle, blockIdx.x, room);
   const auto* from = static_cast<const uint64_t*>(ncclGetLocalPointer(send, 0));
   auto* to = static_cast<uint64_t*>(ncclGetLocalPointer(recv, 0));
-  // An epoch moves one element of each rank to each rank a thread.
+  // An epoch moves one element per thread from each rank to each rank.
   for (size_t first = static_cast<size_t>(blockIdx.x) * blockDim.x; first < count;
        first += static_cast<size_t>(gridDim.x) * blockDim.x) {
     const size_t at = first + threadIdx.x;

@@ -1,13 +1,16 @@
-// All-reduce (sum) by load and store within the LSA team: the twin of kernels/src/lsa_allreduce.rs. Every rank sums its
-// share of all ranks' inputs, and stores the sum to all ranks. f16 and bf16 are summed in f32 and rounded once.
+// All-reduce (sum) by load and store within the LSA team: the twin of kernels/src/lsa_allreduce.rs.
+// Every rank sums its share of all ranks' inputs, and stores the sum to all ranks. f16 and bf16 are
+// summed in f32 and rounded once.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <nccl_device.h>
 
+#include "window.cuh"
+
 namespace {
 
-// How 16 bytes of T are widened to f32, and back.
+// Converts 16 bytes of T to f32, and back.
 template <typename T>
 struct Lanes;
 
@@ -27,7 +30,7 @@ struct Lanes<float> {
   }
 };
 
-// Two lanes a word.
+// Two elements per word.
 template <typename Pair, float2 (*to_float)(Pair), Pair (*from_float)(float2)>
 struct HalfLanes {
   static constexpr int count = 8;
@@ -98,7 +101,8 @@ __device__ uint4 sum_of(const uint4 (&parts)[N]) {
   return Lanes<T>::narrow(sum);
 }
 
-// What one rank sums: the whole vectors from begin to end, and for the last rank the elements from tail on.
+// One rank's share: the whole vectors from begin to end, and for the last rank the elements from
+// tail on.
 template <typename T>
 struct Share {
   size_t begin, end, tail;
@@ -112,7 +116,7 @@ struct Share {
   }
 };
 
-// Sums the elements behind the last whole vector, one a thread.
+// Sums the elements after the last whole vector, one per thread.
 template <typename T>
 __device__ void reduce_tail(ncclTeam team, ncclWindow_t send, ncclWindow_t recv, size_t tail, size_t count) {
   for (size_t at = tail + thread_of_grid(); at < count; at += threads_of_grid()) {
@@ -129,7 +133,7 @@ __device__ void reduce_tail(ncclTeam team, ncclWindow_t send, ncclWindow_t recv,
 // A share for a team of N ranks, with Unroll vectors of each rank in flight in a thread.
 template <typename T, int N, int Unroll>
 __device__ void reduce_share(ncclTeam team, ncclWindow_t send, ncclWindow_t recv, size_t count) {
-  // Every rank starts with its own part and goes up, so that the ranks use different peers at any time.
+  // Own rank first, then upwards, so that ranks read from different peers at any time.
   const uint4* from[N];
   uint4* to[N];
   from[0] = static_cast<const uint4*>(ncclGetLocalPointer(send, 0));
@@ -217,14 +221,14 @@ __device__ void all_reduce(const ncclDevComm& comm, ncclWindow_t send, ncclWindo
 
 }  // namespace
 
-extern "C" __global__ void lsa_allreduce_f32(ncclDevComm comm, ncclWindow_t send, ncclWindow_t recv, size_t count) {
+extern "C" __global__ void lsa_allreduce_f32(ncclDevComm comm, Window send, Window recv, size_t count) {
   all_reduce<float>(comm, send, recv, count);
 }
 
-extern "C" __global__ void lsa_allreduce_f16(ncclDevComm comm, ncclWindow_t send, ncclWindow_t recv, size_t count) {
+extern "C" __global__ void lsa_allreduce_f16(ncclDevComm comm, Window send, Window recv, size_t count) {
   all_reduce<__half>(comm, send, recv, count);
 }
 
-extern "C" __global__ void lsa_allreduce_bf16(ncclDevComm comm, ncclWindow_t send, ncclWindow_t recv, size_t count) {
+extern "C" __global__ void lsa_allreduce_bf16(ncclDevComm comm, Window send, Window recv, size_t count) {
   all_reduce<__nv_bfloat16>(comm, send, recv, count);
 }

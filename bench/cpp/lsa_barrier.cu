@@ -2,6 +2,8 @@
 
 #include <nccl_device.h>
 
+#include "window.cuh"
+
 // Every block: `rounds` barriers.
 extern "C" __global__ void lsa_barrier(ncclDevComm comm, uint32_t rounds) {
   const ncclCoopCta cta;
@@ -9,9 +11,10 @@ extern "C" __global__ void lsa_barrier(ncclDevComm comm, uint32_t rounds) {
   for (uint32_t round = 0; round < rounds; round++) barrier.sync(cta, cuda::memory_order_acq_rel);
 }
 
-// The same barriers, each with a message through it: between two of them a block's first threads write the round to every
-// peer's `table[block][rank]`, and count in `wrong[block]` the rows that do not hold it behind the barrier.
-extern "C" __global__ void lsa_barrier_checked(ncclDevComm comm, ncclWindow_t table, ncclWindow_t wrong, uint32_t rounds) {
+// The same barriers, each with a message through it: between two of them a block's first threads
+// write the round to every peer's `table[block][rank]`, and count in `wrong[block]` the rows that
+// do not hold it after the barrier.
+extern "C" __global__ void lsa_barrier_checked(ncclDevComm comm, Window table, Window wrong, uint32_t rounds) {
   const ncclTeam team = ncclTeamLsa(comm);
   const ncclCoopCta cta;
   const int peer = threadIdx.x;

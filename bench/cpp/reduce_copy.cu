@@ -4,9 +4,11 @@
 #include <cuda_fp16.h>
 #include <nccl_device.h>
 
+#include "window.cuh"
+
 namespace {
 
-// Every block of every rank sums one contiguous part, in whole 16-byte vectors but for the last.
+// Every block of every rank sums one contiguous part, in whole 16-byte vectors except the last.
 template <typename T>
 __device__ void all_reduce(const ncclDevComm& comm, ncclWindow_t send, ncclWindow_t recv, size_t count) {
   constexpr size_t lanes = 16 / sizeof(T);
@@ -27,14 +29,14 @@ __device__ void all_reduce(const ncclDevComm& comm, ncclWindow_t send, ncclWindo
 
 }  // namespace
 
-extern "C" __global__ void reduce_copy_f32(ncclDevComm comm, ncclWindow_t send, ncclWindow_t recv, size_t count) {
+extern "C" __global__ void reduce_copy_f32(ncclDevComm comm, Window send, Window recv, size_t count) {
   all_reduce<float>(comm, send, recv, count);
 }
 
-extern "C" __global__ void reduce_copy_f16(ncclDevComm comm, ncclWindow_t send, ncclWindow_t recv, size_t count) {
+extern "C" __global__ void reduce_copy_f16(ncclDevComm comm, Window send, Window recv, size_t count) {
   all_reduce<__half>(comm, send, recv, count);
 }
 
-extern "C" __global__ void reduce_copy_bf16(ncclDevComm comm, ncclWindow_t send, ncclWindow_t recv, size_t count) {
+extern "C" __global__ void reduce_copy_bf16(ncclDevComm comm, Window send, Window recv, size_t count) {
   all_reduce<__nv_bfloat16>(comm, send, recv, count);
 }

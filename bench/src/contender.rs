@@ -1,4 +1,4 @@
-//! Who is compared.
+//! The contenders of a comparison.
 
 use std::fmt;
 use std::rc::Rc;
@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use devcomm::{FunctionInfo, LaunchConfig};
 use serde::Serialize;
 
-/// What a contender is.
+/// The kind of a contender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Variant {
@@ -25,7 +25,7 @@ pub enum Variant {
 }
 
 impl Variant {
-    /// The name that the command line has too.
+    /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Rust => "rust",
@@ -36,7 +36,7 @@ impl Variant {
         }
     }
 
-    /// Whether a kernel does it, and not a call on the host.
+    /// Whether it is a kernel, not a host call.
     pub fn is_kernel(self) -> bool {
         !matches!(self, Self::Nccl | Self::NcclSym)
     }
@@ -48,18 +48,18 @@ impl fmt::Display for Variant {
     }
 }
 
-/// One of those that are compared. What it enqueues is the same in every rank.
+/// One contender. It enqueues the same on every rank.
 pub struct Contender<'a> {
     pub variant: Variant,
-    /// Of its own kernel; NCCL chooses by itself.
+    /// The launch of its kernel; `None` for NCCL's calls.
     pub launch: Option<Launch>,
-    /// Operations in what is timed: a row tells the time of one.
+    /// Operations per timed call: a row reports the time of one.
     pub operations: u32,
-    /// Enqueues what is timed.
+    /// Enqueues the timed work.
     pub timed: Work<'a>,
-    /// Enqueues what is checked.
+    /// Enqueues the checked work.
     pub checked: Work<'a>,
-    /// What is right or wrong.
+    /// The result to check.
     pub outcome: Box<dyn Outcome + 'a>,
 }
 
@@ -68,16 +68,16 @@ pub type Work<'a> = Rc<dyn Fn() -> devcomm::Result<()> + 'a>;
 
 /// A result in this rank's memory.
 pub trait Outcome {
-    /// Spoils it, so that what is not written is wrong.
-    fn spoil(&self) -> Result<()>;
+    /// Overwrites it, so that unwritten elements are wrong.
+    fn overwrite(&self) -> Result<()>;
 
-    /// Its wrong elements. *Collective*.
+    /// Counts its wrong elements. *Collective*.
     fn count_wrong(&self) -> Result<usize>;
 }
 
 impl<O: Outcome> Outcome for &O {
-    fn spoil(&self) -> Result<()> {
-        (**self).spoil()
+    fn overwrite(&self) -> Result<()> {
+        (**self).overwrite()
     }
 
     fn count_wrong(&self) -> Result<usize> {
@@ -90,12 +90,12 @@ impl<O: Outcome> Outcome for &O {
 pub struct Launch {
     pub blocks: u32,
     pub threads: u32,
-    /// A thread's.
+    /// Registers per thread.
     pub registers: u32,
 }
 
 impl<'a> Contender<'a> {
-    /// Does one operation, timed and checked.
+    /// A contender with one operation, both timed and checked.
     pub fn new(
         variant: Variant,
         work: impl Fn() -> devcomm::Result<()> + 'a,
@@ -106,12 +106,12 @@ impl<'a> Contender<'a> {
         Self { variant, launch: None, operations: 1, timed, checked: work, outcome }
     }
 
-    /// With other work to time than to check, of so many operations.
+    /// Times other work than is checked, with this many operations.
     pub fn timed(self, operations: u32, work: impl Fn() -> devcomm::Result<()> + 'a) -> Self {
         Self { operations, timed: Rc::new(work), ..self }
     }
 
-    /// By this kernel.
+    /// With this kernel's launch.
     pub fn by_kernel(self, config: LaunchConfig, info: FunctionInfo) -> Self {
         let (blocks, threads) = (config.grid.x, config.block.x);
         Self { launch: Some(Launch { blocks, threads, registers: info.registers }), ..self }

@@ -1,4 +1,4 @@
-//! cuBLASLt: the product alone, as its heuristics would have it.
+//! Matrix products by cuBLASLt, with the algorithm of its heuristics.
 
 use std::ffi::c_void;
 
@@ -7,10 +7,10 @@ use cudarc::cublaslt::{result, sys};
 use devcomm::{Communicator, Stream, SymmetricBuffer};
 use half::bf16;
 
-/// Scratch memory that an algorithm may use.
+/// Workspace of an algorithm, in bytes.
 const SCRATCH: usize = 64 << 20;
 
-/// The library, and its scratch memory on one GPU.
+/// The library, and its workspace on one GPU.
 pub struct CublasLt {
     handle: sys::cublasLtHandle_t,
     scratch: SymmetricBuffer<u32>,
@@ -24,9 +24,9 @@ pub enum Output {
 }
 
 impl CublasLt {
-    /// The library for the GPU of the communicator; nothing where it is not installed.
+    /// The library for the communicator's GPU; `None` if it is not installed.
     pub fn load(comm: &Communicator) -> Result<Option<Self>> {
-        // SAFETY: opening the library runs its initialisers, which is what using it means.
+        // SAFETY: opening the library runs its initialisers, as intended.
         if !unsafe { sys::is_culib_present() } {
             return Ok(None);
         }
@@ -35,7 +35,7 @@ impl CublasLt {
         Ok(Some(Self { handle, scratch }))
     }
 
-    /// `C = A x B^T` of `[m, n, k]`; nothing where cuBLASLt has no algorithm for it.
+    /// `C = A x B^T` of `[m, n, k]`; `None` if cuBLASLt has no algorithm for it.
     pub fn plan(&self, [m, n, k]: [usize; 3], output: Output) -> Result<Option<Plan<'_>>> {
         use sys::cudaDataType::{CUDA_R_16BF, CUDA_R_32F};
         let (rows, columns, terms) = (m as u64, n as u64, k as u64);
@@ -45,8 +45,8 @@ impl CublasLt {
         };
         let matmul =
             result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, CUDA_R_32F)?;
-        // Its matrices are column-major: it computes the transpose, B x A^T, of which our rows are
-        // the columns.
+        // Its matrices are column-major: it computes the transpose, B x A^T, whose columns are our
+        // rows.
         let mut plan = Plan {
             library: self,
             matmul,
@@ -55,11 +55,11 @@ impl CublasLt {
             c: result::create_matrix_layout(product, columns, rows, n as i64)?,
             algorithm: None,
         };
-        // CUBLAS_OP_T, and a limit that an address can be taken of.
+        // CUBLAS_OP_T, and the workspace limit, as addressable values.
         let (transposed, scratch) = (1_i32, SCRATCH);
         let preference = result::create_matmul_pref()?;
-        // SAFETY: the descriptors are live, and the attributes have the types and sizes that they
-        // are documented with.
+        // SAFETY: the descriptors are live, and the attributes have their documented types and
+        // sizes.
         let found = unsafe {
             result::set_matmul_desc_attribute(
                 matmul,
@@ -103,7 +103,7 @@ impl Drop for CublasLt {
     }
 }
 
-/// One product, ready to be enqueued.
+/// A product with its algorithm.
 pub struct Plan<'a> {
     library: &'a CublasLt,
     matmul: sys::cublasLtMatmulDesc_t,
@@ -118,8 +118,8 @@ impl Plan<'_> {
     ///
     /// # Safety
     ///
-    /// The buffers have the elements of the plan's shape and type, and nobody else uses them until
-    /// the stream has passed it.
+    /// The buffers have the elements of the plan's shape and type, and nothing else uses them until
+    /// the stream has completed it.
     pub unsafe fn enqueue(
         &self,
         a: &SymmetricBuffer<bf16>,

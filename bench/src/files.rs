@@ -1,20 +1,19 @@
-//! Where the compiled twins are.
+//! Locates the compiled twins.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// The variable that names the folder.
+/// The variable with the folder.
 const VARIABLE: &str = "DEVCOMM_TWINS";
 
-/// The folder that `cargo xtask twins` made: `rust/X.cubin` and `cpp/X.cubin`, each with its
-/// `X.json`.
+/// The output folder of `cargo xtask twins`: `rust/X.cubin` and `cpp/X.cubin`, each with `X.json`.
 #[derive(Clone, Debug)]
-pub struct Files(PathBuf);
+pub struct TwinFiles(PathBuf);
 
-impl Files {
-    /// The named folder, or else that of the variable, or else the one beside this program's:
-    /// `target/twins` for `target/release/devcomm-bench`, and likewise in a pack.
+impl TwinFiles {
+    /// The named folder, else the variable's, else the one beside this program's: `target/twins`
+    /// for `target/release/devcomm-bench`, and likewise in a pack.
     pub fn find(named: Option<&Path>) -> Result<Self> {
         let of_variable = || std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
         let folder = match named.map(Path::to_owned).or_else(|| of_variable().map(PathBuf::from)) {
@@ -42,7 +41,7 @@ impl Files {
         &self.0
     }
 
-    /// Whether both sides of a pair are there.
+    /// Whether both sides of a pair exist.
     pub fn has(&self, name: &str) -> bool {
         [self.rust(&[name]), self.cpp(&[name])].iter().flatten().all(|path| path.is_file())
     }

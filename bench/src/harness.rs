@@ -1,4 +1,4 @@
-//! What a rank compares with: each contender is checked, then all are timed in turns.
+//! The measurement loop of a rank: checks each contender, then times all, interleaved.
 
 use std::time::Duration;
 
@@ -10,24 +10,24 @@ use crate::contender::{Contender, Work};
 use crate::options::{RankOptions, RunOptions};
 use crate::ranks;
 
-/// A rank with its stream, and how often what is run on it.
+/// A rank with its stream and its run options.
 pub struct Harness<'a> {
     pub rank: &'a Rank,
     pub comm: &'a Communicator,
     pub stream: Stream,
     pub run: &'a RunOptions,
-    /// Whether times mean anything here.
+    /// Whether times are meaningful: on GPUs only.
     pub is_timed: bool,
-    /// The time that a batch may take.
+    /// Time limit of a batch.
     limit: Duration,
     events: (Event, Event),
 }
 
-/// Seconds of an operation by each contender, in every round.
+/// Seconds per operation of each contender, in every round.
 pub type Rounds = Vec<Vec<f64>>;
 
 impl<'a> Harness<'a> {
-    /// This rank's. *Collective*.
+    /// Creates the rank's harness. *Collective*.
     pub fn new(rank: &'a Rank, options: &RankOptions, run: &'a RunOptions) -> Result<Self> {
         Ok(Self {
             rank,
@@ -40,41 +40,41 @@ impl<'a> Harness<'a> {
         })
     }
 
-    /// The first on GPUs, the second on simulated ones, where everything takes longer.
+    /// `on_gpus` on GPUs, `simulated` on simulated ones, where everything takes longer.
     pub fn here<T>(&self, on_gpus: T, simulated: T) -> T {
         if self.rank.is_simulated() { simulated } else { on_gpus }
     }
 
-    /// Tells what is being done, beside the table.
+    /// Prints progress, beside the table.
     pub fn say(&self, what: &str) {
         if self.rank.is_root() {
             eprintln!("{what}");
         }
     }
 
-    /// Waits for the stream, for as long as a batch may take.
+    /// Waits for the stream, up to the time limit of a batch.
     pub fn finish(&self) -> Result<()> {
         Ok(self.stream.synchronize_within(self.limit)?)
     }
 
-    /// Wrong elements of each contender over all ranks and checks; `None` when nothing is to be
-    /// checked. *Collective*.
+    /// Wrong elements of each contender over all ranks and checks; `None` without checks.
+    /// *Collective*.
     pub fn check(&self, contenders: &[Contender<'_>]) -> Result<Vec<Option<usize>>> {
-        // Every rank has its memory ready, flags that others write too.
+        // Every rank's memory is ready, including flags that others write.
         self.rank.barrier()?;
         contenders.iter().map(|contender| self.check_one(contender)).collect()
     }
 
     fn check_one(&self, contender: &Contender<'_>) -> Result<Option<usize>> {
         if self.run.graph > 0 {
-            // NCCL sets things up at a first call, which is not captured.
+            // NCCL initialises on a first call, which cannot be captured.
             (contender.checked)()?;
             self.finish()?;
         }
         let mut wrong = None;
         for _ in 0..self.run.check {
-            contender.outcome.spoil()?;
-            // No rank's result may come before another's was spoilt.
+            contender.outcome.overwrite()?;
+            // No rank may write a result before another's is overwritten.
             self.rank.barrier()?;
             // In the form that is timed.
             if self.run.graph > 0 {
@@ -126,7 +126,7 @@ impl<'a> Harness<'a> {
         Ok(graph)
     }
 
-    /// Seconds of an operation, over a batch.
+    /// Seconds per operation, over a batch.
     fn time_one(&self, contender: &Contender<'_>, graph: Option<&Graph>) -> Result<f64> {
         let (stream, run) = (&self.stream, self.run);
         self.rank.barrier()?;
@@ -134,7 +134,7 @@ impl<'a> Harness<'a> {
             Some(graph) => (run.graph, &|| graph.launch(stream)),
             None => (run.iters, &*contender.timed),
         };
-        // Not timed: behind it the ranks' GPUs are in step.
+        // Not timed: it brings the ranks' GPUs into step.
         launch()?;
         stream.record(&self.events.0)?;
         (0..launches).try_for_each(|_| launch())?;

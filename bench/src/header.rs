@@ -1,4 +1,4 @@
-//! What was measured on: printed before the table, and part of the JSON.
+//! The header: the system under test, printed before the table, and part of the JSON.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -11,28 +11,27 @@ use serde::Serialize;
 
 use crate::links;
 
-/// The machine and the software, as rank 0 sees them.
+/// System and software, as seen by rank 0.
 #[derive(Clone, Debug, Serialize)]
 pub struct Header {
     /// The command line.
     pub command: Vec<String>,
     /// Ranks.
     pub ranks: usize,
-    /// Ranks that reach each other by load and store: the LSA team.
+    /// Size of the LSA team.
     pub lsa_ranks: usize,
-    /// What the ranks run on; `None` for simulated ones.
-    pub machine: Option<Machine>,
+    /// The GPUs; `None` for simulated ones.
+    pub machine: Option<SystemInfo>,
 }
 
-/// GPUs, and what connects them.
+/// The GPUs and their interconnect.
 #[derive(Clone, Debug, Serialize)]
-pub struct Machine {
+pub struct SystemInfo {
     /// The GPU's name.
     pub gpu: String,
     /// Driver, clocks and power limit; `None` without nvidia-smi.
     pub state: Option<GpuState>,
-    /// What connects the GPUs, in the words of `nvidia-smi topo -m`; `None` without it, and for one
-    /// GPU.
+    /// The links between the GPUs, as in `nvidia-smi topo -m`; `None` without it, and for one GPU.
     pub links: Option<String>,
     /// Hosts.
     pub hosts: usize,
@@ -42,15 +41,15 @@ pub struct Machine {
     pub nccl: String,
     /// Whether NCCL uses multicast over NVLink (NVLS), or why not.
     pub nvls: String,
-    /// Network back ends that kernels can use, `none` without any.
+    /// GIN back ends, `none` without any.
     pub gin: String,
-    /// The RMA plugin that the environment names, which carries GIN PROXY.
+    /// The RMA plugin named in the environment, for GIN PROXY.
     pub rma_plugin: Option<String>,
-    /// Whether the host's one-sided operations work.
+    /// Whether host one-sided operations work.
     pub host_rma: bool,
 }
 
-/// A GPU as nvidia-smi tells it.
+/// A GPU's state from nvidia-smi.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct GpuState {
     pub driver: String,
@@ -61,19 +60,23 @@ pub struct GpuState {
 }
 
 impl Header {
-    /// Asks the rank and its GPU, and on the rank that prints nvidia-smi.
+    /// Collects the header from the rank and its GPU and, on the printing rank, from nvidia-smi.
     pub fn of(rank: &Rank) -> Result<Self> {
         let properties = rank.communicator()?.properties()?;
         Ok(Self {
             command: command(),
             ranks: rank.n_ranks(),
             lsa_ranks: properties.lsa_size(),
-            machine: if rank.is_simulated() { None } else { Some(Machine::of(rank, &properties)?) },
+            machine: if rank.is_simulated() {
+                None
+            } else {
+                Some(SystemInfo::of(rank, &properties)?)
+            },
         })
     }
 }
 
-impl Machine {
+impl SystemInfo {
     fn of(rank: &Rank, properties: &Properties) -> Result<Self> {
         let hosts: HashSet<&String> = rank.hosts().iter().collect();
         let versions = rank.library().versions();
@@ -154,8 +157,7 @@ impl GpuState {
     }
 }
 
-/// The GPUs of this host's ranks, as nvidia-smi counts them, which counts also those that are not
-/// visible.
+/// nvidia-smi's numbers of this host's ranks' GPUs, which include invisible GPUs.
 fn ordinals(ranks: usize) -> Vec<String> {
     match std::env::var("CUDA_VISIBLE_DEVICES").ok().filter(|list| !list.is_empty()) {
         Some(list) => list.split(',').take(ranks).map(|id| id.trim().to_owned()).collect(),
@@ -172,7 +174,7 @@ fn nvls(multimem: bool) -> String {
     }
 }
 
-/// The name of its file.
+/// Its file name.
 fn rma_plugin() -> Option<String> {
     let path = std::env::var_os("NCCL_RMA_PLUGIN").filter(|path| !path.is_empty())?;
     Some(Path::new(&path).file_name()?.to_string_lossy().into_owned())
@@ -181,7 +183,7 @@ fn rma_plugin() -> Option<String> {
 fn command() -> Vec<String> {
     let mut words: Vec<String> = std::env::args().collect();
     if let Some(program) = words.first_mut() {
-        // Where it lies is of no interest, and no result.
+        // Its path is irrelevant, and not a result.
         *program = env!("CARGO_BIN_NAME").to_owned();
     }
     words
@@ -205,7 +207,7 @@ mod tests {
     #[test]
     fn the_head_names_gpu_driver_clocks_nccl_nvls_and_topology() {
         let state = GpuState::parse("580.159.04, 1980 MHz, 1980 MHz, 3201 MHz, 700.00 W");
-        let machine = Machine {
+        let machine = SystemInfo {
             gpu: "NVIDIA H200".to_owned(),
             state,
             links: Some("NV18".to_owned()),

@@ -1,9 +1,9 @@
-//! What connects the GPUs of a host.
+//! Reads the links between a host's GPUs from nvidia-smi.
 
 use std::process::Command;
 
-/// The links between these GPUs, which are numbers of nvidia-smi's: `NV18` where all are alike, or
-/// else `NV18 and SYS`.
+/// The links between these GPUs (nvidia-smi's numbers): `NV18` if all are equal, else
+/// `NV18 and SYS`.
 pub fn between(ordinals: &[String]) -> Option<String> {
     if ordinals.len() < 2 {
         return None;
@@ -14,7 +14,7 @@ pub fn between(ordinals: &[String]) -> Option<String> {
     of_matrix(&matrix, ordinals)
 }
 
-/// Reads the matrix of `nvidia-smi topo -m`. A GPU's row has its name and its links with GPU 0, 1
+/// Parses the matrix of `nvidia-smi topo -m`. A GPU's row has its name and its links to GPU 0, 1
 /// and so on.
 fn of_matrix(matrix: &str, ordinals: &[String]) -> Option<String> {
     let ours: Vec<usize> = ordinals.iter().filter_map(|ordinal| ordinal.parse().ok()).collect();
@@ -24,7 +24,7 @@ fn of_matrix(matrix: &str, ordinals: &[String]) -> Option<String> {
         let gpu = words.next().and_then(|word| word.strip_prefix("GPU")?.parse().ok());
         let Some(gpu) = gpu.filter(|gpu| ours.contains(gpu)) else { continue };
         let row: Vec<&str> = words.collect();
-        // The heading may begin with a GPU's name too.
+        // The heading may also begin with a GPU's name.
         if row.get(gpu) != Some(&"X") {
             continue;
         }

@@ -4,11 +4,11 @@
 //! devcomm-bench all-reduce -b 1K -e 64M -f 4 --json rows.json   # a kernel against ncclAllReduce
 //! devcomm-bench all-reduce --simulate 4                         # without GPUs: the results alone
 //! torchrun --no-python --nproc-per-node 8 -- ./devcomm-bench all-reduce
-//! cargo xtask twins && cargo run --release -p devcomm-bench --features ptx -- twins    # Rust against CUDA C++
+//! cargo xtask twins    # then Rust against CUDA C++:
+//! cargo run --release -p devcomm-bench --features ptx -- twins
 //! ```
 //!
-//! What is measured is checked first, on random data; flags and columns are those of nccl-tests
-//! where it has them.
+//! Results are checked first, on random data; flags and columns are nccl-tests' where it has them.
 
 mod contender;
 mod cublaslt;
@@ -57,8 +57,7 @@ enum Bench {
     /// Ping-pong of messages between neighbouring ranks: puts of a kernel against ncclSend and
     /// ncclPutSignal
     Put(versus::Command<versus::Put>),
-    /// Matrix product and the all-reduce behind it: one kernel against cuBLASLt and then
-    /// ncclAllReduce
+    /// Matrix product followed by an all-reduce: one kernel against cuBLASLt and then ncclAllReduce
     #[command(name = "gemm-allreduce")]
     GemmAllReduce(versus::Command<versus::GemmAllReduce>),
     /// Kernels written in Rust against the same kernels in CUDA C++, compiled by `cargo xtask
@@ -70,9 +69,9 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(message) => {
-            // A reader that is gone needs no message.
+            // Ignore a closed pipe.
             let _ = message.print();
-            // The help that was asked for is no error.
+            // Requested help is not an error.
             return if message.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
         }
     };

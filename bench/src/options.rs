@@ -1,4 +1,4 @@
-//! Flags that the benchmarks share, under nccl-tests' names.
+//! Flags shared by the benchmarks, with nccl-tests' names.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 
-/// Who takes part.
+/// Flags for ranks.
 #[derive(Args, Clone, Debug)]
 pub struct RankOptions {
     /// GPUs to use, a rank each; not for ranks that torchrun, mpirun or srun started [default:
@@ -18,25 +18,25 @@ pub struct RankOptions {
     #[arg(long)]
     pub processes: bool,
 
-    /// Carry GIN between the GPUs of this host by devcomm's plugin, for want of an RDMA card; it
-    /// says nothing of a network's speed
+    /// Carry GIN between the GPUs of this host by devcomm's plugin, for want of an RDMA card; not a
+    /// measure of a network's speed
     #[arg(long)]
     pub gin_loopback: bool,
 
-    /// Give up when the GPU has not finished a batch after so many seconds
+    /// Seconds after which an unfinished batch is an error
     #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 30)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     pub timeout: u64,
 }
 
 impl RankOptions {
-    /// The time that a batch may take.
+    /// Time limit of a batch.
     pub fn limit(&self) -> Duration {
         Duration::from_secs(self.timeout)
     }
 }
 
-/// How large messages are.
+/// Flags for message sizes.
 #[derive(Args, Clone, Debug)]
 pub struct SizeOptions {
     /// Smallest message in bytes (suffixes K, M, G)
@@ -48,17 +48,17 @@ pub struct SizeOptions {
     #[arg(short = 'e', long = "maxbytes", value_name = "BYTES", value_parser = parse_bytes)]
     pub max: Option<usize>,
 
-    /// Each message is so many times the one before
+    /// Ratio of consecutive message sizes
     #[arg(short = 'f', long = "stepfactor", value_name = "FACTOR", default_value_t = 8)]
     pub factor: usize,
 
-    /// Each message is so many bytes longer than the one before (suffixes K, M, G), instead of -f
+    /// Difference of consecutive message sizes in bytes (suffixes K, M, G), instead of -f
     #[arg(short = 'i', long = "stepbytes", value_name = "BYTES", conflicts_with = "factor")]
     #[arg(value_parser = parse_bytes)]
     pub step: Option<usize>,
 }
 
-/// The grids of kernels.
+/// Flags for kernels' grids.
 #[derive(Args, Clone, Debug)]
 pub struct GridOptions {
     /// Blocks of a kernel [default: chosen by size]
@@ -80,8 +80,8 @@ impl GridOptions {
         Ok(())
     }
 
-    /// Blocks and threads for a share of so many bytes: as many blocks, up to `max_blocks`, as give
-    /// each thread a vector of 16 bytes.
+    /// Blocks and threads for a share of this many bytes: enough blocks, up to `max_blocks`, to
+    /// give each thread one vector of 16 bytes.
     pub fn grid(&self, bytes: usize, threads: u32, max_blocks: u32) -> (u32, u32) {
         let threads = self.threads.unwrap_or(threads);
         let wanted = bytes.div_ceil(16 * threads as usize).clamp(1, max_blocks as usize) as u32;
@@ -89,7 +89,7 @@ impl GridOptions {
     }
 }
 
-/// How often what is run, and how.
+/// Flags for iterations and rounds.
 #[derive(Args, Clone, Debug)]
 pub struct RunOptions {
     /// Launches in a batch, which is timed as a whole
@@ -104,7 +104,7 @@ pub struct RunOptions {
     #[arg(short = 'c', long = "check", value_name = "N", default_value_t = 1)]
     pub check: u32,
 
-    /// Make each batch one CUDA graph, and time so many launches of it; 0 for plain launches
+    /// Make each batch a CUDA graph, and time this many launches of it; 0 for plain launches
     #[arg(short = 'G', long = "cudagraph", value_name = "N", default_value_t = 0)]
     pub graph: usize,
 
@@ -117,7 +117,7 @@ pub struct RunOptions {
     pub seed: u64,
 }
 
-/// Where the rows go, beside the table.
+/// Flags for outputs beside the table.
 #[derive(Args, Clone, Debug)]
 pub struct OutputOptions {
     /// Also write the rows as CSV
@@ -142,13 +142,13 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Whether the type of this name is to be run.
-    pub fn wants(self, name: &str) -> bool {
+    /// Whether to run the type with this name.
+    pub fn includes(self, name: &str) -> bool {
         self == Self::All || Self::from_str(name, false) == Ok(self)
     }
 }
 
-/// The largest message where none was named, on GPUs.
+/// Default largest message on GPUs.
 pub const LARGEST: usize = 64 << 20;
 
 impl SizeOptions {
@@ -162,7 +162,7 @@ impl SizeOptions {
         Ok(())
     }
 
-    /// Message sizes in bytes, up to `largest` where no -e says otherwise.
+    /// Message sizes in bytes, up to -e or else `largest`.
     pub fn sizes(&self, largest: usize) -> impl Iterator<Item = usize> {
         let max = self.max.unwrap_or(largest.max(self.min));
         let (factor, step) = (self.factor, self.step);
@@ -173,8 +173,8 @@ impl SizeOptions {
         .take_while(move |&size| size <= max)
     }
 
-    /// The same in whole elements of `bytes` each, rounded down as nccl-tests does; messages
-    /// without an element are left out.
+    /// The same in elements of `bytes` bytes, rounded down as in nccl-tests, without empty
+    /// messages.
     pub fn counts(&self, largest: usize, bytes: usize) -> Result<Vec<usize>> {
         let mut counts: Vec<usize> = self.sizes(largest).map(|size| size / bytes).collect();
         counts.retain(|&count| count > 0);
@@ -192,12 +192,12 @@ impl RunOptions {
         Ok(())
     }
 
-    /// Launches that are timed at once.
+    /// Launches per timed batch.
     pub fn batch(&self) -> usize {
         self.iters * self.graph.max(1)
     }
 
-    /// How times are taken.
+    /// Describes the measurement.
     pub fn describe(&self) -> String {
         let (rounds, iters) = (self.rounds, self.iters);
         let how = match self.graph {
@@ -258,7 +258,7 @@ mod tests {
         assert_eq!(sizes("-b 4 -e 100 -f 4"), [4, 16, 64]);
         assert_eq!(sizes("-b 4 -e 10 -i 3"), [4, 7, 10]);
         assert_eq!(sizes("-b 256 -f 2"), [256, 512, 1024]);
-        // A lower bound above the default of the upper one is a size.
+        // A lower bound above the default upper one is the only size.
         assert_eq!(sizes("-b 1M"), [1 << 20]);
     }
 

@@ -1,12 +1,12 @@
-//! How the ranks come to be, and what they tell each other.
+//! Starts the ranks, and reduces numbers over them.
 
 use anyhow::{Result, bail};
 use devcomm::{GinLoopback, Rank, Simulation, World};
 
 use crate::options::RankOptions;
 
-/// Runs `body` on this process's ranks: those that a launcher started, threads on GPUs or on
-/// simulated ones, or processes that are started here.
+/// Runs `body` on this process's ranks: a launcher's, threads on GPUs or on simulated ones, or
+/// processes started here.
 pub fn run(
     options: &RankOptions,
     simulate: Option<usize>,
@@ -16,7 +16,7 @@ pub fn run(
         bail!("there is at least one rank");
     }
     if options.gin_loopback && simulate.is_none() {
-        // Before anything touches a GPU or starts a thread.
+        // Before any use of a GPU and any thread.
         GinLoopback::new().enable()?;
     }
     if options.processes && !World::is_launched() {
@@ -36,14 +36,14 @@ pub fn run(
     Ok(())
 }
 
-/// The largest of every rank's number at each place. *Collective*.
+/// Elementwise maximum over the ranks. *Collective*.
 pub fn slowest(rank: &Rank, mine: &[f64]) -> Result<Vec<f64>> {
     let all = rank.all_gather(mine)?;
     let at = |i: usize| all.iter().filter_map(|theirs| theirs.get(i).copied()).fold(0.0, f64::max);
     Ok((0..mine.len()).map(at).collect())
 }
 
-/// The sum of every rank's number. *Collective*.
+/// Sum over the ranks. *Collective*.
 pub fn total(rank: &Rank, mine: usize) -> Result<usize> {
     Ok(rank.all_gather(&[mine])?.concat().iter().sum())
 }

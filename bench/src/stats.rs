@@ -1,6 +1,6 @@
 //! Medians, quartiles and geometric means.
 
-/// The median and the spread of some samples.
+/// Median and spread of samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
     /// The median.
@@ -10,7 +10,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of these samples; `None` of none.
+    /// Of these samples; `None` if empty.
     pub fn of(samples: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut sorted: Vec<f64> = samples.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
@@ -19,14 +19,14 @@ impl Spread {
     }
 }
 
-/// The value below which a `part` of the sorted samples lies, between two of them in proportion.
+/// The `part` quantile of sorted samples, interpolated linearly.
 fn quantile(sorted: &[f64], part: f64) -> Option<f64> {
     let at = part * sorted.len().checked_sub(1)? as f64;
     let (below, above) = (sorted[at.floor() as usize], sorted[at.ceil() as usize]);
     Some(below + (above - below) * at.fract())
 }
 
-/// The geometric mean of positive numbers; `None` of none.
+/// The geometric mean of positive numbers; `None` if empty.
 pub fn geometric_mean(numbers: impl IntoIterator<Item = f64>) -> Option<f64> {
     let (mut logarithms, mut count) = (0.0, 0);
     for number in numbers {

@@ -16,10 +16,10 @@ pub trait Row: Serialize {
     /// The names of the columns and their units.
     const COLUMNS: &'static [(&'static str, &'static str)];
 
-    /// How many of the columns hold words, and stand to the left; numbers stand to the right.
+    /// How many leading columns are text, left-aligned; numbers are right-aligned.
     const WORDS: usize;
 
-    /// The values, one a column.
+    /// The values, one per column.
     fn cells(&self) -> Vec<String>;
 }
 
@@ -32,12 +32,12 @@ pub struct Report<R> {
 }
 
 impl<R: Row> Report<R> {
-    /// Without rows yet.
+    /// A report without rows.
     pub fn new() -> Self {
         Self { header: None, rows: Vec::new() }
     }
 
-    /// What was measured on.
+    /// The header.
     pub fn set_header(&mut self, header: Header) {
         self.header = Some(header);
     }
@@ -57,7 +57,7 @@ impl<R: Row> Report<R> {
         table
     }
 
-    /// Prints table and summary, and writes the files that were asked for, if there is a row.
+    /// Prints table and summary, and writes the requested files, if there are rows.
     pub fn publish(&self, summary: &impl Display, output: &OutputOptions) -> Result<()> {
         if self.rows.is_empty() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! The benchmarks' command line: what it refuses, and in what words.
+//! The benchmarks' command line: refusals and help.
 
 mod program;
 
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use program::{refuses, run};
 
-/// A folder that looks as if `cargo xtask twins` had made it, but holds nothing.
+/// An empty folder like that of `cargo xtask twins`.
 fn empty_twins(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("devcomm-bench-{name}-{}", std::process::id()));
     for side in ["rust", "cpp"] {
@@ -20,7 +20,7 @@ fn empty_twins(name: &str) -> PathBuf {
 /// Every benchmark.
 const BENCHMARKS: [&str; 5] = ["twins", "all-reduce", "barrier", "put", "gemm-allreduce"];
 
-/// Those of messages of several sizes.
+/// Those with message sizes.
 const WITH_MESSAGES: [&str; 3] = ["twins", "all-reduce", "put"];
 
 #[test]
@@ -84,7 +84,7 @@ fn a_job_has_a_rank() {
 #[test]
 fn a_machine_without_a_gpu_is_told_so() {
     let Err(reason) = devcomm::visible_gpus() else {
-        // Past the test harness, to whoever counts.
+        // Directly to standard output, bypassing the test harness's capture.
         let name = "a_machine_without_a_gpu_is_told_so";
         let _ = writeln!(std::io::stdout(), "SKIPPED {name}: this machine has a GPU");
         return;

@@ -1,5 +1,4 @@
-//! The benchmarks on simulated GPUs: every result is right, and table, CSV and JSON hold what they
-//! should.
+//! The benchmarks on simulated GPUs: every result is right, and table, CSV and JSON are complete.
 
 mod program;
 
@@ -13,11 +12,10 @@ use serde_json::Value;
 const COLUMNS: &str = "size count type redop shape variant grid time algbw busbw #wrong noise \
                        time/nccl time/nccl-sym";
 
-/// The contenders that the simulator has beside a kernel in Rust.
+/// The contenders in the simulator beside the kernel in Rust.
 const OF_NCCL: [&str; 2] = ["nccl", "nccl-sym"];
 
-/// A run that ends with 0: its lines of comment, and the words of each row of its table below the
-/// names and units of the columns.
+/// A successful run: its comment lines, and the words of each row of its table.
 fn table(args: &[&str]) -> (Vec<String>, Vec<Vec<String>>) {
     table_of(program(args))
 }
@@ -38,13 +36,13 @@ fn column(rows: &[Vec<String>], i: usize) -> Vec<&str> {
     rows.iter().map(|row| row[i].as_str()).collect()
 }
 
-/// Every result was checked, and is right.
+/// Every result was checked and is right.
 fn are_right(comments: &[String], rows: &[Vec<String>]) {
     assert!(rows.iter().all(|row| row[10] == "0"), "{rows:?}");
     assert_eq!(comments.last().unwrap(), "# #wrong 0");
 }
 
-/// The run fails when it has begun, and says `words`.
+/// The run fails after it has started, with `words`.
 fn refuses_late(args: &[&str], words: &str) {
     let (code, _, stderr) = run(args);
     assert_eq!(code, Some(1), "{args:?}: {stderr}");
@@ -141,7 +139,7 @@ fn the_environment_chooses_the_machine_as_the_flag_does() {
     };
     let (by_variable, rows) = simulated(&args);
     let (by_flag, same) = table(&[&args[..], &["--simulate", "4"]].concat());
-    // All but the command line.
+    // Everything but the command line.
     assert_eq!((&by_variable[1..], &rows), (&by_flag[1..], &same));
     let (comments, _) = simulated(&[&args[..], &["-g", "2"]].concat());
     assert_eq!(comments[1], "# 2 simulated GPUs: results are checked, nothing is timed");

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use devcomm_host::{Error, LocalJob};
+use devcomm_host::{Error, LocalJob, WorldError};
 
 /// A job whose ranks run a line of shell.
 fn shell(n_ranks: usize, script: &str) -> LocalJob {
@@ -15,7 +15,8 @@ fn every_rank_gets_torchruns_variables_and_all_meet_at_one_port() {
     let folder = tempfile::tempdir().unwrap();
     shell(
         3,
-        r#"echo "$WORLD_SIZE $LOCAL_WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $MASTER_PORT $DEVCOMM_JOB_ID $EXTRA" > "$OUT/$RANK""#,
+        r#"echo "$WORLD_SIZE $LOCAL_WORLD_SIZE $LOCAL_RANK" \
+            "$MASTER_ADDR $MASTER_PORT $DEVCOMM_JOB_ID $EXTRA" > "$OUT/$RANK""#,
     )
     .env("OUT", folder.path())
     .env("EXTRA", "more")
@@ -49,7 +50,7 @@ fn a_rank_killed_by_a_signal_is_named_before_those_that_failed_because_of_it() {
 fn the_others_are_ended_when_one_fails() {
     let start = Instant::now();
     let error = shell(4, "[ $RANK = 3 ] && exit 1; exec sleep 600").run().unwrap_err();
-    assert!(matches!(error, Error::RankFailed { rank: 3, .. }), "{error}");
+    assert!(matches!(error, Error::World(WorldError::RankFailed { rank: 3, .. })), "{error}");
     assert!(start.elapsed() < Duration::from_secs(60));
 }
 
@@ -71,6 +72,6 @@ fn every_job_has_an_id_of_its_own() {
 #[test]
 fn a_program_that_cannot_be_started_is_an_error() {
     let error = LocalJob::new(2).unwrap().program("/nonexistent/program").run().unwrap_err();
-    assert!(matches!(error, Error::SpawnFailed { rank: 0, .. }), "{error}");
+    assert!(matches!(error, Error::World(WorldError::SpawnFailed { rank: 0, .. })), "{error}");
     assert!(LocalJob::new(0).is_err());
 }

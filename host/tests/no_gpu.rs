@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use devcomm_host::{Context, Error, World, visible_gpus};
+use devcomm_host::{Context, DriverError, Error, World, visible_gpus};
 
 /// Whether there is a GPU, in which case the test has nothing to show.
 fn skipped() -> bool {
@@ -16,7 +16,12 @@ fn skipped() -> bool {
 }
 
 fn says_there_is_none(error: &Error) -> bool {
-    matches!(error, Error::NoDriver { .. } | Error::NoGpu | Error::DriverTooOld { .. })
+    matches!(
+        error,
+        Error::Driver(DriverError::NoDriver { .. })
+            | Error::Driver(DriverError::NoGpu)
+            | Error::Driver(DriverError::TooOld { .. })
+    )
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use devcomm_host::{Error, LocalJob};
+use devcomm_host::{Error, LocalJob, WorldError};
 
 /// A job whose ranks take no notice of signals, and whose rank 0 signals the launcher once both
 /// ranks have left their process ids behind.
@@ -12,7 +12,10 @@ fn interrupted(signal: &'static str) {
     let launcher = std::process::id();
     let script = r#"trap '' TERM INT HUP
         echo $$ > "$OUT/$RANK.part"; mv "$OUT/$RANK.part" "$OUT/$RANK"
-        if [ $RANK = 0 ]; then while [ ! -e "$OUT/1" ]; do sleep 0.01; done; kill -$SIGNAL $LAUNCHER; fi
+        if [ $RANK = 0 ]; then
+            while [ ! -e "$OUT/1" ]; do sleep 0.01; done
+            kill -$SIGNAL $LAUNCHER
+        fi
         exec sleep 600"#;
     let start = Instant::now();
     let error = LocalJob::new(2)
@@ -24,7 +27,10 @@ fn interrupted(signal: &'static str) {
         .env("SIGNAL", signal.trim_start_matches("SIG"))
         .run()
         .unwrap_err();
-    assert!(matches!(error, Error::Interrupted { signal: seen } if seen == signal), "{error}");
+    assert!(
+        matches!(error, Error::World(WorldError::Interrupted { signal: seen }) if seen == signal),
+        "{error}"
+    );
     assert!(start.elapsed() < Duration::from_secs(60));
     for rank in ["0", "1"] {
         let id = std::fs::read_to_string(folder.path().join(rank)).unwrap();

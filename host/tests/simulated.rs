@@ -5,8 +5,8 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use devcomm_host::{
-    Context, Error, Kernels, Library, MultiGpu, OLDEST_VERSION, Rank, Result, Simulation, World,
-    visible_gpus,
+    Context, DriverError, Error, Kernels, Library, MultiGpu, OLDEST_VERSION, Rank, Result,
+    Simulation, StateError, World, visible_gpus,
 };
 
 fn world(simulation: Simulation) -> World {
@@ -29,7 +29,7 @@ fn every_rank_has_a_gpu_of_its_own_and_knows_that_it_is_simulated() {
 #[test]
 fn a_world_of_more_ranks_than_the_machine_has_gpus_is_refused() {
     let world = World::builder().simulate(Simulation::new(2)).threads(3);
-    assert!(matches!(world, Err(Error::TooFewGpus { asked: 3, visible: 2 })));
+    assert!(matches!(world, Err(Error::Driver(DriverError::TooFewGpus { asked: 3, visible: 2 }))));
     assert!(matches!(World::simulated(0), Err(Error::InvalidInput { .. })));
 }
 
@@ -65,7 +65,7 @@ fn ranks_that_wait_for_each_other_in_a_circle_are_told_who_waits_for_what() {
         stream.synchronize()
     });
     let error = ended.unwrap_err();
-    assert!(matches!(error, Error::Deadlock { .. }), "{error}");
+    assert!(matches!(error, Error::State(StateError::Deadlock { .. })), "{error}");
     let text = error.to_string();
     assert!(text.contains("rank 0") && text.contains("rank 1"), "{text}");
 }
@@ -83,7 +83,7 @@ fn a_deadline_that_passes_is_no_deadlock() {
     });
     let error = ended.unwrap_err();
     let waited = match error {
-        Error::DeadlinePassed { waited } => waited,
+        Error::State(StateError::DeadlinePassed { waited }) => waited,
         other => panic!("{other}"),
     };
     assert!(waited >= Duration::from_secs(600), "{waited:?}");
@@ -134,7 +134,10 @@ fn on_one(f: impl Fn(&Rank) -> Result<()> + Sync) {
 fn what_only_gpus_have_is_refused_by_name() {
     let refused = |result: Result<()>, name: &str| {
         let error = result.unwrap_err();
-        assert!(matches!(error, Error::NotSimulated { .. }) && error.is_of_the_machine());
+        assert!(
+            matches!(error, Error::Driver(DriverError::NotSimulated { .. }))
+                && error.is_of_the_machine()
+        );
         assert!(error.to_string().contains(name), "{error}");
     };
     on_one(|rank| {

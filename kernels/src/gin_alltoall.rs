@@ -1,4 +1,5 @@
-//! All-to-all over the network: every rank puts its messages into the others' windows, and waits for as many signals.
+//! All-to-all over the network: every rank puts its messages into the others' windows, and waits
+//! for as many signals.
 
 use cuda_std::prelude::*;
 use half::{bf16, f16};
@@ -8,18 +9,27 @@ use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Window};
 
 use crate::share::share;
 
-/// `recv[p * count + i]` of rank `r` becomes `send[r * count + i]` of rank `p`, for `i < count`: every rank has `count` elements for
-/// every other.
+/// `recv[p * count + i]` of rank `r` becomes `send[r * count + i]` of rank `p`, for `i < count`:
+/// every rank has `count` elements for every other.
 ///
 /// Each block moves a share of every message, on a context of its own while there are enough.
 ///
-/// Grid: any, up to the signals and world GIN barriers that the host reserved, the same in every rank. Block: any, one-dimensional.
-/// `count` is in elements, the same in every rank. Connections: FULL.
+/// Grid: any, up to the signals and world GIN barriers that the host reserved, the same in every
+/// rank. Block: any, one-dimensional. `count` is in elements, the same in every rank. Connections:
+/// FULL.
 ///
 /// # Safety
 ///
-/// Both windows have at least `count` elements for every rank, and nothing else touches this rank's until the kernel has ended here.
-#[kernel(T = [u8, f32, f16, bf16], B = gin)]
+/// Nothing else touches this rank's windows until the kernel has ended here. The launch checks
+/// their lengths.
+#[kernel(
+    T = [u8, f32, f16, bf16],
+    B = gin,
+    requires(
+        count.saturating_mul(comm.n_ranks() as usize) <= send.len(),
+        count.saturating_mul(comm.n_ranks() as usize) <= recv.len()
+    )
+)]
 pub unsafe fn gin_alltoall<T: Accumulate, B: GinBackend>(
     comm: DevComm,
     send: Window<T>,
@@ -32,22 +42,22 @@ pub unsafe fn gin_alltoall<T: Accumulate, B: GinBackend>(
         return; // In every rank alike.
     }
     let gin = comm.gin::<B>(block % comm.n_gin_contexts().max(1));
-    let came = comm.signal(block);
+    let arrived = comm.signal(block);
     let message = |peer: i32| peer as usize * count + first;
 
     // Every rank's kernel has begun, so its window may be written.
-    let mut barrier = gin.world_barriers().barrier(coop, BarrierIndex::this_block());
+    let mut barrier = gin.world_barrier(coop, BarrierIndex::this_block());
     barrier.sync(MemoryOrder::Acquire, FenceLevel::None);
 
-    // A thread a peer. Every rank starts with its neighbour, so that no two put to the same one at a time.
-    let mut i = 1 + coop.thread_rank() as i32;
-    while i < world.n_ranks {
-        let peer = (world.rank + i) % world.n_ranks;
+    // A thread per peer. Every rank starts with its neighbour, so that no two put to the same one
+    // at a time.
+    let others = (world.n_ranks - 1) as u32;
+    for i in coop.strided(others) {
+        let peer = world.rotated(1 + i as i32);
         let (to, from) = (recv.at(message(world.rank)), send.at(message(peer)));
         // SAFETY: the kernel's contract; the peer reads it after the signal.
         let put = unsafe { gin.put(world, peer, to, from, len) };
-        put.signal(came.inc().weak()).post(Coop::thread());
-        i += coop.size() as i32;
+        put.signal(arrived.inc().weak()).post(Coop::thread());
     }
     // Meanwhile its own.
     let own = message(world.rank);
@@ -56,8 +66,7 @@ pub unsafe fn gin_alltoall<T: Accumulate, B: GinBackend>(
         let (from, to) = (send.local().as_ptr().add(own), recv.local().as_ptr().add(own));
         local_copy(coop, from, 1, to, 0, len);
     }
-    let others = (world.n_ranks - 1) as u64;
-    gin.wait_signal_follow_shadow(coop, came, others, MemoryOrder::Acquire);
+    gin.wait_signal_follow_shadow(coop, arrived, others.into(), MemoryOrder::Acquire);
     // `send` can be written again.
     gin.flush(coop, MemoryOrder::Relaxed);
 }

@@ -1,28 +1,42 @@
-//! All-reduce (sum) of ranks that do not all reach each other by load and store: within each LSA team by load and store, between the
-//! teams over the network.
+//! All-reduce (sum) of ranks that do not all reach each other by load and store: within each LSA
+//! team by load and store, between the teams over the network.
 
-use cuda_std::mem;
+use cuda_std::hint;
 use cuda_std::prelude::*;
-use cuda_std::vector::Vec16;
+use cuda_std::strided::Strided;
 use half::{bf16, f16};
 use nccl_device::gin::GinBackend;
-use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, HybridBarrier, MemoryOrder, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, MemoryOrder, Window};
 
 /// `recv[i] = sum over all ranks of send[i]`, for `i < count`, in every rank.
 ///
-/// Three steps, for a slice of the elements in each rank of a team: it sums its slice over its team; exchanges that partial sum with
-/// the ranks of its rail, which have the same slice in the other teams; and stores the sum of the partial sums to its team. f16 and
-/// bf16 are summed in f32 and rounded twice: the partial sums, which cross the network, and the result. All ranks get the same bits.
-/// `recv` may be `send`.
+/// Three steps, for a slice of the elements in each rank of a team: it sums its slice over its
+/// team; exchanges that partial sum with the ranks of its rail, which have the same slice in the
+/// other teams; and stores the sum of the partial sums to its team. f16 and bf16 are summed in f32
+/// and rounded twice: the partial sums, which cross the network, and the result. All ranks get the
+/// same bits. `recv` may be `send`.
 ///
-/// Grid: any, up to the signals and hybrid barriers that the host reserved, the same in every rank. Block: any, one-dimensional, the
-/// same in every rank. `count` is in elements, the same in every rank. Connections: RAIL or FULL.
+/// Grid: any, up to the signals and hybrid barriers that the host reserved, the same in every rank.
+/// Block: any, one-dimensional, the same in every rank. `count` is in elements, the same in every
+/// rank. Connections: RAIL or FULL.
 ///
 /// # Safety
 ///
-/// `send` and `recv` have at least `count` elements in every rank, `partial` has [`hybrid_allreduce_partials`], and nothing else
-/// touches them until the kernel has ended in every rank.
-#[kernel(T = [f32, f16, bf16], B = gin)]
+/// Nothing else touches the windows until the kernel has ended in every rank. The launch checks
+/// their lengths: `partial` has [`hybrid_allreduce_partials`].
+#[kernel(
+    T = [f32, f16, bf16],
+    B = gin,
+    requires(
+        count <= send.len(),
+        count <= recv.len(),
+        hybrid_allreduce_partials(
+            count,
+            comm.lsa_team().n_ranks as usize,
+            comm.rail_team().n_ranks as usize
+        ) <= partial.len()
+    )
+)]
 pub unsafe fn hybrid_allreduce<T: Accumulate, B: GinBackend>(
     comm: DevComm,
     send: Window<T>,
@@ -33,44 +47,39 @@ pub unsafe fn hybrid_allreduce<T: Accumulate, B: GinBackend>(
     let (lsa, rail, coop) = (comm.lsa_team(), comm.rail_team(), Coop::cta());
     let block = thread::block_idx_x();
     let gin = comm.gin::<B>(block % comm.n_gin_contexts().max(1));
-    let came = comm.signal(block);
+    let arrived = comm.signal(block);
     let Part { row, begin, first, len } = Part::of(&comm, block, count);
-    let of_team = |team: i32| team as usize * row + begin;
-    // Every rank starts with its own part, so that no two read from or store to the same one at a time.
-    let peer = |i: i32| (lsa.rank + i) % lsa.n_ranks;
+    let (partials, own) = (partial.local().as_ptr(), rail.rank as usize * row + begin);
 
-    HybridBarrier::with(coop, gin, BarrierIndex::this_block(), |barrier| {
-        // Every rank's input is there, and nobody reads its partial sums of an earlier launch.
-        barrier.sync(MemoryOrder::Acquire, FenceLevel::None);
-        let partials = partial.local().as_ptr();
-        let own = of_team(rail.rank);
-        // SAFETY: the kernel's contract; between the barriers an element of the team is read and written by one block of one rank.
-        unsafe {
-            let from = |i| send.lsa(peer(i)).as_ptr().add(first);
-            sum(lsa.n_ranks, from, 1, |_| partials.add(own), len);
+    let mut barrier = gin.hybrid_barrier(coop, BarrierIndex::this_block());
+    // Every rank's input is there, and nobody reads its partial sums of an earlier launch.
+    barrier.sync(MemoryOrder::Acquire, FenceLevel::None);
+    // SAFETY: the kernel's contract; between the barriers an element of the team is read and
+    // written by one block of one rank.
+    unsafe {
+        let from = |i| send.lsa(lsa.rotated(i)).as_ptr().add(first);
+        sum(lsa.n_ranks, from, 1, |_| partials.add(own), len);
+    }
+    coop.sync();
+    if len > 0 {
+        // A thread per peer.
+        let others = (rail.n_ranks - 1) as u32;
+        for i in coop.strided(others) {
+            let team = rail.rotated(1 + i as i32);
+            // SAFETY: the kernel's contract; a partial sum is read after its signal.
+            let put = unsafe { gin.put(rail, team, partial.at(own), partial.at(own), len) };
+            put.signal(arrived.inc().weak()).post(Coop::thread());
         }
-        coop.sync();
-        if len > 0 {
-            // A thread a peer.
-            let mut i = 1 + coop.thread_rank() as i32;
-            while i < rail.n_ranks {
-                let team = (rail.rank + i) % rail.n_ranks;
-                // SAFETY: the kernel's contract; a partial sum is read after its signal.
-                let put = unsafe { gin.put(rail, team, partial.at(own), partial.at(own), len) };
-                put.signal(came.inc().weak()).post(Coop::thread());
-                i += coop.size() as i32;
-            }
-            let others = (rail.n_ranks - 1) as u64;
-            gin.wait_signal_follow_shadow(coop, came, others, MemoryOrder::Acquire);
-        }
-        // SAFETY: as above.
-        unsafe {
-            let to = |i| recv.lsa(peer(i)).as_ptr().add(first);
-            sum(rail.n_ranks, |team| partials.add(of_team(team)), lsa.n_ranks, to, len);
-        }
-        gin.flush(coop, MemoryOrder::Relaxed);
-        barrier.lsa().sync(MemoryOrder::Release);
-    });
+        gin.wait_signal_follow_shadow(coop, arrived, others.into(), MemoryOrder::Acquire);
+    }
+    // SAFETY: as above; a partial sum of each team lies in its row.
+    unsafe {
+        let from = |team| partials.add(team as usize * row + begin);
+        let to = |i| recv.lsa(lsa.rotated(i)).as_ptr().add(first);
+        sum(rail.n_ranks, from, lsa.n_ranks, to, len);
+    }
+    gin.flush(coop, MemoryOrder::Relaxed);
+    barrier.lsa().sync(MemoryOrder::Release);
 }
 
 /// What a block sums: a part of its rank's slice.
@@ -97,12 +106,13 @@ impl Part {
     }
 }
 
-/// `to(j)[k] = sum over i < n_from of from(i)[k]` for each `j < n_to`, for `k < len`, by the threads of the block.
+/// `to(j)[k] = sum over i < n_from of from(i)[k]` for each `j < n_to`, for `k < len`, by the
+/// threads of the block.
 ///
 /// # Safety
 ///
-/// All of them have `len` elements and begin at a multiple of 16 bytes; nobody writes those that are read, or touches those that are
-/// written. The parts to be read are one at least.
+/// All of them have `len` elements and begin at a multiple of 16 bytes; nobody writes those that
+/// are read, or touches those that are written. The parts to be read are one at least.
 #[inline(always)]
 unsafe fn sum<T: Accumulate>(
     n_from: i32,
@@ -122,13 +132,12 @@ unsafe fn sum<T: Accumulate>(
             sum_vectors::<T, UNROLL>(n_from, &from, n_to, &to, at);
             at += UNROLL * threads;
         }
-        while at < vectors {
+        for at in Strided::new(at, vectors, threads) {
             sum_vectors::<T, 1>(n_from, &from, n_to, &to, at);
-            at += threads;
         }
         // Fewer than a vector's.
-        let mut at = vectors * lanes + thread::thread_idx_x() as usize;
-        while at < len {
+        for at in Strided::new(vectors * lanes + thread::thread_idx_x() as usize, len, threads) {
+            let at = hint::opaque_usize(at);
             let mut sum = mem::load(from(0).add(at)).to_acc();
             for i in 1..n_from {
                 sum += mem::load(from(i).add(at)).to_acc();
@@ -136,7 +145,6 @@ unsafe fn sum<T: Accumulate>(
             for j in 0..n_to {
                 mem::store(to(j).add(at), T::from_acc(sum));
             }
-            at += threads;
         }
     }
 }
@@ -154,6 +162,8 @@ unsafe fn sum_vectors<T: Accumulate, const U: usize>(
     to: &impl Fn(i32) -> *mut T,
     at: usize,
 ) {
+    // One number that all addresses are worked out from.
+    let at = hint::opaque_usize(at);
     let place = |u: usize| (at + u * thread::block_dim_x() as usize) * Vec16::<T>::LANES;
     // SAFETY: the caller's.
     unsafe {
@@ -175,14 +185,15 @@ unsafe fn sum_vectors<T: Accumulate, const U: usize>(
     }
 }
 
-/// Elements of `partial` that [`hybrid_allreduce`] of `count` elements needs in every rank, with `n_teams` teams of `team_ranks`
-/// ranks: a slice for each team.
+/// Elements of `partial` that [`hybrid_allreduce`](fn@hybrid_allreduce) of `count` elements needs
+/// in every rank, with `n_teams` teams of `team_ranks` ranks: a slice for each team.
 #[must_use]
 pub const fn hybrid_allreduce_partials(count: usize, team_ranks: usize, n_teams: usize) -> usize {
     slice(count, team_ranks) * n_teams
 }
 
-/// Parts are multiples of so many elements: whole vectors of every type, so that they are moved by vectors.
+/// Parts are multiples of so many elements: whole vectors of every type, so that they are moved by
+/// vectors.
 const GRAIN: usize = 8;
 
 /// Elements of each of `parts` parts. The last ones may be shorter.

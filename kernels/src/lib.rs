@@ -1,11 +1,13 @@
 //! The kernels of devcomm, one file each.
 //!
-//! Each compiles for nvptx64, where it is linked with NCCL's device code, and for the host, where the same function runs in
-//! the simulator and leaves a launch item of its name.
+//! Each compiles for nvptx64, where it is linked with NCCL's device code, and for the host, where
+//! the same function runs in the simulator and leaves a type of its name to launch it by.
 //!
 //! # Safety model
 //!
-//! A kernel is an `unsafe fn`: its documentation says what the launch owes it (window lengths, who else uses the windows).
+//! A kernel that is a safe function writes nothing but what its arguments give it: the launch
+//! checks the rest. The others are `unsafe fn`s, whose documentation states the contract of a
+//! launch (who else uses the windows, that ranks launch alike).
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 
 mod share;
@@ -23,9 +25,10 @@ mod files {
     pub mod rmsnorm_allreduce;
 }
 
-// On the GPU a kernel is an entry point, with no name to import.
-#[allow(unused_imports)]
+pub use files::gemm_allreduce::gemm_allreduce_mma::gemm_allreduce_mma;
+pub use files::gemm_allreduce::gemm_allreduce_wgmma::gemm_allreduce_wgmma;
+pub use files::gemm_allreduce::{GemmForm, GemmWorkspace};
 pub use files::{
-    gemm_allreduce::*, gin_alltoall::*, gin_put_signal::*, hybrid_allreduce::*, hybrid_alltoall::*,
-    ll_alltoall::*, lsa_allreduce::*, rmsnorm_allreduce::*,
+    gin_alltoall::*, gin_put_signal::*, hybrid_allreduce::*, hybrid_alltoall::*, ll_alltoall::*,
+    lsa_allreduce::*, rmsnorm_allreduce::*,
 };

@@ -1,23 +1,33 @@
-//! All-to-all of short messages within the LSA team, by NCCL's low-latency protocol: no barrier, one trip over NVLink.
+//! All-to-all of short messages within the LSA team, by NCCL's low-latency protocol: no barrier,
+//! one trip over NVLink.
 
 use cuda_std::prelude::*;
+use cuda_std::strided::Strided;
 use devcomm_types::nccl::LlA2aHandle;
 use half::{bf16, f16};
 use nccl_device::{Coop, DevComm, Element, LlA2aBuffer, LsaPtr, Window};
 
-/// `recv[p * count + i]` of rank `r` becomes `send[r * count + i]` of rank `p`, for `i < count`: every rank of the LSA team has
-/// `count` elements for every other.
+/// `recv[p * count + i]` of rank `r` becomes `send[r * count + i]` of rank `p`, for `i < count`:
+/// every rank of the LSA team has `count` elements for every other.
 ///
-/// `exchange` is an LL all-to-all that the host asked for: for as many blocks as the grid has, with elements of 8 bytes, at least
-/// one for each rank of the team. A multiple of that lets a block send more before it waits.
+/// `exchange` is an LL all-to-all that the host asked for: for as many blocks as the grid has, with
+/// elements of 8 bytes, at least one for each rank of the team. A multiple of that lets a block
+/// send more before it waits.
 ///
-/// Grid: any, the same in every rank. Block: any, one-dimensional. `count` is in elements, the same in every rank.
+/// Grid: any, the same in every rank. Block: any, one-dimensional. `count` is in elements, the same
+/// in every rank.
 ///
 /// # Safety
 ///
-/// Both windows have at least `count` times the team's ranks elements in this rank, and nothing else touches them there until the
-/// kernel has ended. `exchange` is this device communicator's.
-#[kernel(T = [f32, f16, bf16])]
+/// Nothing else touches this rank's windows until the kernel has ended. `exchange` is this device
+/// communicator's. The launch checks the windows' lengths.
+#[kernel(
+    T = [f32, f16, bf16],
+    requires(
+        count.saturating_mul(comm.lsa_team().n_ranks as usize) <= send.len(),
+        count.saturating_mul(comm.lsa_team().n_ranks as usize) <= recv.len()
+    )
+)]
 pub unsafe fn ll_alltoall<T: Element>(
     comm: DevComm,
     exchange: LlA2aHandle,
@@ -29,37 +39,33 @@ pub unsafe fn ll_alltoall<T: Element>(
     let (n_ranks, me) = (team.n_ranks as u32, team.rank as u32);
     // SAFETY: a team has at least one rank. (A check here would be a branch to a trap.)
     unsafe { core::hint::assert_unchecked(n_ranks > 0) };
-    // Messages are cut into words of 8 bytes. The blocks take them in turn, a chunk for each peer in an epoch.
+    // Messages are cut into words of 8 bytes. The blocks take them in turn, a chunk for each peer
+    // in an epoch.
     let words = count.div_ceil(lanes::<T>());
     let chunk = exchange.n_slots / n_ranks;
     assert!(chunk > 0, "an LL all-to-all has an element a rank");
     // SAFETY: the kernel's contract.
     let buffer = unsafe { LlA2aBuffer::new(&comm, team, exchange, thread::grid_dim_x()) };
     buffer.with(coop, thread::block_idx_x(), chunk * n_ranks, |session| {
-        let mut first = thread::block_idx_x() as usize * chunk as usize;
-        while first < words {
+        let turn = thread::grid_dim_x() as usize * chunk as usize;
+        for first in Strided::new(thread::block_idx_x() as usize * chunk as usize, words, turn) {
             let n = chunk.min((words - first) as u32);
-            let mut i = coop.thread_rank();
-            while i < n * n_ranks {
+            for i in coop.strided(n * n_ranks) {
                 // Every rank starts with its neighbour, so that no two send to the same one.
-                let (peer, at) = ((me + 1 + i / n) % n_ranks, i % n);
+                let (peer, at) = (team.rotated(1 + (i / n) as i32), i % n);
                 let message = Message { first: peer as usize * count, count };
                 // SAFETY: the kernel's contract.
                 let word = unsafe { message.load(send.local(), first + at as usize) };
-                session.send(peer as i32, me * chunk + at, word);
-                i += coop.size();
+                session.send(peer, me * chunk + at, word);
             }
-            let mut i = coop.thread_rank();
-            while i < n * n_ranks {
+            for i in coop.strided(n * n_ranks) {
                 let (peer, at) = (i / n, i % n);
                 let message = Message { first: peer as usize * count, count };
                 let word = session.receive(peer * chunk + at);
                 // SAFETY: the kernel's contract.
                 unsafe { message.store(recv.local(), first + at as usize, word) };
-                i += coop.size();
             }
             session.end_epoch();
-            first += thread::grid_dim_x() as usize * chunk as usize;
         }
     });
 }

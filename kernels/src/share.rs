@@ -1,6 +1,7 @@
 //! How the blocks of a grid divide elements among themselves.
 
-/// Part `index` of `parts` of `count` elements: the first, and how many. The parts differ by one element at most.
+/// Part `index` of `parts` of `count` elements: the first, and how many. The parts differ by one
+/// element at most.
 #[inline(always)]
 pub(crate) const fn share(count: usize, index: usize, parts: usize) -> (usize, usize) {
     let parts = if parts == 0 { 1 } else { parts };

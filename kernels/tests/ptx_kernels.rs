@@ -1,7 +1,7 @@
 //! What the shipped kernels are compiled to.
 //!
-//! The harness is libtest-mimic: this program is also the builder's worker and must reach `link_worker` first, and a test
-//! can say while it runs that it was skipped.
+//! The harness is libtest-mimic: this program is also the builder's worker and must reach
+//! `link_worker` first, and a test can say while it runs that it was skipped.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -33,7 +33,7 @@ struct Exported {
 
 /// Every entry of the kernels that `devcomm_kernels` exports.
 fn exported() -> BTreeSet<Exported> {
-    fn of<K: Kernel>(_kernel: K) -> Vec<Exported> {
+    fn of<K: Kernel>() -> Vec<Exported> {
         let entry =
             |name| Exported { name, file: K::FILE, params: K::Args::SIZES.len(), gin: K::GIN };
         if !K::GIN {
@@ -43,32 +43,32 @@ fn exported() -> BTreeSet<Exported> {
         suffixes.map(|suffix| entry(format!("{}_{suffix}", K::NAME))).collect()
     }
     let kernels = [
-        of(kernels::gemm_allreduce_mma),
-        of(kernels::gemm_allreduce_wgmma),
-        of(kernels::gin_alltoall::<u8>),
-        of(kernels::gin_alltoall::<f32>),
-        of(kernels::gin_alltoall::<f16>),
-        of(kernels::gin_alltoall::<bf16>),
-        of(kernels::gin_put_signal),
-        of(kernels::hybrid_allreduce::<f32>),
-        of(kernels::hybrid_allreduce::<f16>),
-        of(kernels::hybrid_allreduce::<bf16>),
-        of(kernels::hybrid_alltoall::<u8>),
-        of(kernels::hybrid_alltoall::<f32>),
-        of(kernels::hybrid_alltoall::<f16>),
-        of(kernels::hybrid_alltoall::<bf16>),
-        of(kernels::ll_alltoall::<f32>),
-        of(kernels::ll_alltoall::<f16>),
-        of(kernels::ll_alltoall::<bf16>),
-        of(kernels::lsa_allreduce::<f32>),
-        of(kernels::lsa_allreduce::<f16>),
-        of(kernels::lsa_allreduce::<bf16>),
-        of(kernels::rmsnorm_allreduce::<f32>),
-        of(kernels::rmsnorm_allreduce::<f16>),
-        of(kernels::rmsnorm_allreduce::<bf16>),
-        of(kernels::rmsnorm_allreduce_multimem::<f32>),
-        of(kernels::rmsnorm_allreduce_multimem::<f16>),
-        of(kernels::rmsnorm_allreduce_multimem::<bf16>),
+        of::<kernels::gemm_allreduce_mma>(),
+        of::<kernels::gemm_allreduce_wgmma>(),
+        of::<kernels::gin_alltoall<u8>>(),
+        of::<kernels::gin_alltoall<f32>>(),
+        of::<kernels::gin_alltoall<f16>>(),
+        of::<kernels::gin_alltoall<bf16>>(),
+        of::<kernels::gin_put_signal>(),
+        of::<kernels::hybrid_allreduce<f32>>(),
+        of::<kernels::hybrid_allreduce<f16>>(),
+        of::<kernels::hybrid_allreduce<bf16>>(),
+        of::<kernels::hybrid_alltoall<u8>>(),
+        of::<kernels::hybrid_alltoall<f32>>(),
+        of::<kernels::hybrid_alltoall<f16>>(),
+        of::<kernels::hybrid_alltoall<bf16>>(),
+        of::<kernels::ll_alltoall<f32>>(),
+        of::<kernels::ll_alltoall<f16>>(),
+        of::<kernels::ll_alltoall<bf16>>(),
+        of::<kernels::lsa_allreduce<f32>>(),
+        of::<kernels::lsa_allreduce<f16>>(),
+        of::<kernels::lsa_allreduce<bf16>>(),
+        of::<kernels::rmsnorm_allreduce<f32>>(),
+        of::<kernels::rmsnorm_allreduce<f16>>(),
+        of::<kernels::rmsnorm_allreduce<bf16>>(),
+        of::<kernels::rmsnorm_allreduce_multimem<f32>>(),
+        of::<kernels::rmsnorm_allreduce_multimem<f16>>(),
+        of::<kernels::rmsnorm_allreduce_multimem<bf16>>(),
     ];
     kernels.into_iter().flatten().collect()
 }
@@ -93,7 +93,8 @@ static BUILT: LazyLock<Result<Artifacts, Error>> = LazyLock::new(|| {
         .build()
 });
 
-/// A test of what was built, perhaps of what `ptxas` makes of it; skipped where something is missing for it.
+/// A test of what was built, perhaps of what `ptxas` makes of it; skipped where something is
+/// missing for it.
 fn trial(name: &str, assembled: bool, test: fn(&Artifacts) -> Result<(), Failed>) -> Trial {
     Trial::ignorable_test(name, move || {
         if assembled && let Err(error) = devcomm_locate::find_ptxas() {
@@ -135,7 +136,8 @@ fn exported_alone(artifacts: &Artifacts) -> Result<(), Failed> {
     ensure(declared == wanted, || format!("the sidecars have {declared:?}, wanted {wanted:?}"))
 }
 
-/// A kernel has everything inlined. One for GIN calls its operations, and what ends it when one of their assertions fails.
+/// A kernel has everything inlined. One for GIN calls its operations, and what ends it when one of
+/// their assertions fails.
 fn call_gin_at_most(artifacts: &Artifacts) -> Result<(), Failed> {
     each_kernel(artifacts, |kernel, gin| {
         let may_call = |callee: &Callee| match callee.kind() {
@@ -190,8 +192,8 @@ fn as_good_on_blackwell(artifacts: &Artifacts) -> Result<(), Failed> {
     })
 }
 
-/// Fails with the reports of the kernels that are not as wanted, or when there is no kernel. `good` also gets whether a
-/// kernel is one for GIN.
+/// Fails with the reports of the kernels that are not as wanted, or when there is no kernel. `good`
+/// also gets whether a kernel is one for GIN.
 fn each_kernel(
     artifacts: &Artifacts,
     good: impl Fn(&KernelReport, bool) -> bool,

@@ -1,12 +1,14 @@
-// A plain NCCL program in CUDA C++: kernels of all GPUs of this machine, ranks as threads, put to each other over the network and
-// signal it. It shows that GIN works for any program that NCCL serves, whatever carries it.
+// A plain NCCL program in CUDA C++: kernels on all GPUs of this host, ranks as threads, put to each
+// other over GIN, with signals. It shows that GIN works for any program that uses NCCL, over any
+// transport.
 //
-//   cargo xtask cpp                                  (or: nvcc -std=c++17 -arch=sm_90 -I NCCL/include gin_put.cu -lnccl)
+//   cargo xtask cpp      (or: nvcc -std=c++17 -arch=sm_90 -I NCCL/include gin_put.cu -lnccl)
 //   gin_put [rounds]
 //
-// Every byte is checked; the last line is PASS when all are right, FAIL when not, and SKIP with the reason where there is no GIN.
+// Every byte is checked; the last line is PASS, FAIL, or SKIP with the reason if there is no GIN.
 
-// PROXY alone. NCCL 2.32.3's `ncclGin_BackendOne` does not compile with more than one back end enabled.
+// PROXY alone. NCCL 2.32.3's `ncclGin_BackendOne` does not compile with more than one back end
+// enabled.
 #define NCCL_GIN_PROXY_ENABLE 1
 #define NCCL_GIN_GDAKI_ENABLE 0
 #define NCCL_GIN_GPI_ENABLE 0
@@ -44,8 +46,9 @@ constexpr size_t largest = 1 << 20;
   std::_Exit(1);
 }
 
-// `bytes` from `send + peer * bytes` to `recv + rank * bytes` of every other rank, with a signal each; returns when those of all
-// other ranks have arrived, and `send` may be written again. One block for each context moves its share of every message.
+// `bytes` from `send + peer * bytes` to `recv + rank * bytes` of every other rank, with a signal
+// each; returns when those of all other ranks have arrived, and `send` may be written again. One
+// block for each context moves its share of every message.
 __global__ void exchange(ncclDevComm comm, ncclWindow_t send, ncclWindow_t recv, size_t bytes) {
   const ncclGinSignal_t signal = blockIdx.x;
   const ncclTeam world = ncclTeamWorld(comm);
@@ -92,7 +95,7 @@ void run(int rank, int ranks, ncclUniqueId id, unsigned rounds) {
   ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
   NCCL(ncclCommQueryProperties(comm, &properties));
   if (!properties.ginSupport[NCCL_GIN_TYPE_PROXY] || properties.ginConnectionType != NCCL_GIN_CONNECTION_FULL) {
-    // Every rank finds the same.
+    // The same on every rank.
     if (rank == 0) std::printf("SKIP: NCCL offers no GIN of type PROXY that connects all ranks\n");
     NCCL(ncclCommDestroy(comm));
     wrong = SIZE_MAX;

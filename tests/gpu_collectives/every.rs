@@ -102,7 +102,7 @@ impl<'a> Bench<'a> {
         let bytes = |range: &Range<usize>| range.start * element.size()..range.end * element.size();
 
         let end = if in_place { output.end.max(input.end) } else { output.end } * element.size();
-        target.slice(..end + GUARD)?.fill(UNTOUCHED)?;
+        target.slice(..end + GUARD)?.fill_bytes(UNTOUCHED)?;
         let given = element.encode(&case.values[own][..input.len()]);
         self.send.slice(bytes(&input))?.copy_from_host(&given)?;
 

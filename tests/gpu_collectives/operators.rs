@@ -1,6 +1,6 @@
 //! Operators of one's own: every rank's elements times that rank's factor, summed.
 
-use devcomm::{Element, Error, Rank, ReduceOp, Stream};
+use devcomm::{Element, Error, Rank, ReduceOp, StateError, Stream};
 use half::{bf16, f16};
 
 use devcomm_testing::machines::on_gpus;
@@ -52,7 +52,7 @@ fn multiplies_and_sums<T: Whole>(rank: &Rank, stream: &Stream) -> Result<(), Err
         let mut got = vec![T::whole(0); COUNT];
         recv.copy_to_host(&mut got)?;
         assert_eq!(got, expected, "{}", T::NAME);
-        recv.fill(0xff)
+        recv.fill_bytes(0xff)
     };
 
     let from_host = comm.pre_mul_sum(T::whole(factor(own)))?;
@@ -114,7 +114,7 @@ fn an_operator_is_for_one_type_and_one_communicator_until_it_is_closed() {
         op.close()?;
         assert!(!op.is_valid());
         let refused = comm.all_reduce(&floats, &floats, &op, &stream);
-        assert!(matches!(refused, Err(Error::Closed { .. })), "{refused:?}");
+        assert!(matches!(refused, Err(Error::State(StateError::Closed { .. }))), "{refused:?}");
         comm.all_reduce(&floats, &floats, ReduceOp::Sum, &stream)?;
         stream.synchronize()?;
         require_works(comm, &stream)?;

@@ -40,7 +40,7 @@ fn every_form_of_memory() {
             let mut got = vec![0.0; of.len()];
             of.copy_to_host(&mut got)?;
             assert!(got.iter().all(|&x| x == 2.0), "{of:?}");
-            of.fill(0xff)
+            of.fill_bytes(0xff)
         };
         reduces(rank, &stream, &send, &recv)?;
         require_twos(&recv.device_slice())?;
@@ -123,7 +123,7 @@ fn memory_may_be_dropped_while_it_is_used() {
         let recv = comm.mem_alloc::<u32>(1 << 20)?;
         {
             let send = comm.mem_alloc::<u32>(1 << 20)?;
-            send.fill(1)?;
+            send.fill_bytes(1)?;
             for _ in 0..20 {
                 comm.all_reduce(&send, &recv, ReduceOp::Sum, &stream)?;
             }
@@ -143,7 +143,7 @@ fn a_failed_group_does_nothing_and_an_inner_one_takes_only_its_own_along() {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let (a, b) = (comm.mem_alloc::<u8>(COUNT)?, comm.mem_alloc::<u8>(COUNT)?);
         let c = comm.mem_alloc::<u8>(COUNT)?;
-        a.fill(1)?;
+        a.fill_bytes(1)?;
         let peer = 1 - rank.rank();
         let refused = group(|open| {
             comm.send(&a, peer, &stream)?;
@@ -176,7 +176,7 @@ fn a_simulated_group_runs_nothing() {
     on_gpus("a_simulated_group_runs_nothing", 2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let (send, recv) = (comm.mem_alloc::<u8>(1 << 20)?, comm.mem_alloc::<u8>(1 << 20)?);
-        send.fill(1)?;
+        send.fill_bytes(1)?;
         require_works(comm, &stream)?;
         simulate(|_| comm.all_reduce(&send, &recv, ReduceOp::Sum, &stream))?;
         stream.synchronize()?;

@@ -100,7 +100,7 @@ fn shrinks_and_grows_on_four_gpus() {
     on_gpus("shrinks_and_grows_on_four_gpus", 4, shrinks_and_grows);
 }
 
-/// The others go on without a rank that does not take part in an operation any more.
+/// The others continue without a rank that does not take part in an operation any more.
 fn shrinks_out_of_an_operation_that_hangs(rank: &Rank) -> Result<(), Error> {
     let comm = rank.new_communicator(&CommConfig::new())?;
     let stream = rank.stream()?;

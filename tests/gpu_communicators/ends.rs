@@ -4,8 +4,8 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use devcomm::{
-    CommConfig, Communicator, DevCommRequirements, Error, KERNELS, LaunchConfig, LaunchRefusal,
-    MemoryStat, Rank, ReduceOp, Stream, kernels,
+    CommConfig, Communicator, DevCommRequirements, Error, KERNELS, LaunchError, LaunchRefusal,
+    MemoryStat, Rank, ReduceOp, StateError, Stream, kernels,
 };
 
 use devcomm_testing::machines::{give_time, on_gpus};
@@ -16,7 +16,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 
 fn ended<T: std::fmt::Debug>(result: Result<T, Error>, state: &str) {
     match result {
-        Err(Error::CommunicatorEnded { how, .. }) => assert_eq!(how, state),
+        Err(Error::State(StateError::CommunicatorEnded { how, .. })) => assert_eq!(how, state),
         other => panic!("expected that the communicator is {state}, got {other:?}"),
     }
 }
@@ -35,7 +35,8 @@ fn is_of_no_use(comm: &Communicator, stream: &Stream, state: &str) -> Result<(),
 #[test]
 fn what_was_made_from_a_communicator_is_closed_with_it() {
     on_gpus("what_was_made_from_a_communicator_is_closed_with_it", 2, |rank| {
-        let (stream, compiled) = (rank.stream()?, rank.load(&KERNELS)?);
+        let stream = rank.stream()?;
+        rank.load(&KERNELS)?;
         let comm = rank.new_communicator(&CommConfig::new())?;
         let (window, memory) = (comm.window::<f32>(8)?, comm.mem_alloc::<f32>(8)?);
         let registered = comm.register_buffer(&memory)?;
@@ -50,21 +51,19 @@ fn what_was_made_from_a_communicator_is_closed_with_it() {
         is_of_no_use(&comm, &stream, "destroyed")?;
         assert!(!window.is_valid() && !registered.is_valid());
         assert!(!op.is_valid() && !graph.is_valid() && !dev_comm.is_valid());
-        assert!(matches!(dev_comm.dev_comm(), Err(Error::Closed { .. })));
-        assert!(matches!(window.device_window(), Err(Error::Closed { .. })));
-        assert!(matches!(graph.launch(&stream), Err(Error::Closed { .. })));
+        assert!(matches!(dev_comm.dev_comm(), Err(Error::State(StateError::Closed { .. }))));
+        assert!(matches!(window.device_window(), Err(Error::State(StateError::Closed { .. }))));
+        assert!(matches!(graph.launch(&stream), Err(Error::State(StateError::Closed { .. }))));
         let launch = |dev_comm, window| {
-            let kernel = kernels::lsa_allreduce::<f32>;
-            let (config, args) = (LaunchConfig::new(1, 128), (dev_comm, window, window, 8));
-            // SAFETY: the windows have 8 elements; but it is refused, on every rank.
-            unsafe { compiled.launch(&stream, kernel, config, args) }
+            let sum = kernels::lsa_allreduce::<f32>::args(dev_comm, window, window, 8);
+            sum.grid(1).block(128).launch(&stream)
         };
         let live = rank.communicator()?;
         let live_dev_comm = live.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
         let live_window = live.window::<f32>(8)?;
         for refused in [launch(&dev_comm, &live_window), launch(&live_dev_comm, &window)] {
             let refusal = match refused {
-                Err(Error::Launch { refusal, .. }) => refusal,
+                Err(Error::Launch(LaunchError::Refused { refusal, .. })) => refusal,
                 other => panic!("expected a refusal, got {other:?}"),
             };
             assert!(matches!(refusal, LaunchRefusal::Closed { .. }), "{refusal}");
@@ -137,7 +136,7 @@ fn an_abort_from_another_thread_ends_the_wait() {
         assert!(!comm.is_valid());
         is_of_no_use(&comm, &stream, "aborted")?;
         comm.destroy()?;
-        // The GPU and the world are as good as before.
+        // The GPU and the world still work.
         stream.synchronize()?;
         memory.copy_from_host(&[1.0; 8])?;
         require_works(rank.communicator()?, &stream)
@@ -158,7 +157,10 @@ fn a_revoked_communicator_can_be_split_and_destroyed() {
         }
         comm.revoke()?;
         let stopped = stream.synchronize_within(DEADLINE);
-        assert!(!matches!(stopped, Err(Error::DeadlinePassed { .. })), "{stopped:?}");
+        assert!(
+            !matches!(stopped, Err(Error::State(StateError::DeadlinePassed { .. }))),
+            "{stopped:?}"
+        );
         is_of_no_use(&comm, &stream, "revoked")?;
         let child = comm.split(Some(0), 0, &CommConfig::new())?.unwrap();
         require_works(&child, &stream)?;
@@ -188,7 +190,7 @@ fn suspends_and_resumes(rank: &Rank) -> Result<(), Error> {
     comm.resume()?;
     assert_eq!(comm.memory_stat(MemoryStat::Suspended)?, 0);
     require_works(&comm, &stream)?;
-    // Also without waking up again.
+    // A suspended communicator can be destroyed.
     comm.suspend()?;
     comm.destroy()
 }

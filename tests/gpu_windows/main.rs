@@ -4,8 +4,9 @@
 mod interop;
 
 use devcomm::{
-    Buffer, CommConfig, Context, DevCommRequirements, DeviceSlice, Error, KERNELS, LaunchConfig,
-    LaunchRefusal, Rank, ReduceOp, SymmetricBuffer, Window, WindowFlags, group, kernels,
+    Buffer, CommConfig, Context, DevCommRequirements, DeviceSlice, Error, KERNELS, LaunchError,
+    LaunchRefusal, Rank, ReduceOp, StateError, SymmetricBuffer, Window, WindowFlags, group,
+    kernels,
 };
 use devcomm_testing::machines::on_gpus;
 use devcomm_testing::works::require_works;
@@ -135,8 +136,14 @@ fn several_windows_are_registered_in_one_group() {
             let windows = buffers.iter().map(register).collect::<Result<Vec<_>, _>>()?;
             for window in &windows {
                 assert!(!window.is_valid());
-                assert!(matches!(window.device_window(), Err(Error::InGroup { .. })));
-                assert!(matches!(window.user_pointer(), Err(Error::InGroup { .. })));
+                assert!(matches!(
+                    window.device_window(),
+                    Err(Error::State(StateError::InGroup { .. }))
+                ));
+                assert!(matches!(
+                    window.user_pointer(),
+                    Err(Error::State(StateError::InGroup { .. }))
+                ));
             }
             Ok::<_, Error>(windows)
         })?;
@@ -161,7 +168,7 @@ fn several_windows_are_registered_in_one_group() {
         assert!(failed.is_err());
         let lost = lost.unwrap();
         assert!(!lost.is_valid());
-        assert!(matches!(lost.device_window(), Err(Error::Closed { .. })));
+        assert!(matches!(lost.device_window(), Err(Error::State(StateError::Closed { .. }))));
         lost.close()?;
         assert!(register(&memory)?.is_valid());
         require_works(comm, &stream)
@@ -205,19 +212,17 @@ fn a_closed_window_is_refused_everywhere_but_keeps_its_memory() {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let (window, live) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(COUNT)?);
         let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
-        let compiled = rank.load(&KERNELS)?;
+        rank.load(&KERNELS)?;
         window.copy_from_host(&[5.0; COUNT])?;
         window.close()?;
         window.close()?;
         assert!(!window.is_valid());
-        assert!(matches!(window.device_window(), Err(Error::Closed { .. })));
-        assert!(matches!(window.lsa_pointer(0, 0), Err(Error::Closed { .. })));
-        let args = (&dev_comm, &live, &window, COUNT);
-        let kernel = kernels::lsa_allreduce::<f32>;
-        // SAFETY: both have `COUNT` elements; but it is refused, on every rank.
-        let refused = unsafe { compiled.launch(&stream, kernel, LaunchConfig::new(1, 128), args) };
+        assert!(matches!(window.device_window(), Err(Error::State(StateError::Closed { .. }))));
+        assert!(matches!(window.lsa_pointer(0, 0), Err(Error::State(StateError::Closed { .. }))));
+        let sum = kernels::lsa_allreduce::args(&dev_comm, &live, &window, COUNT);
+        let refused = sum.grid(1).block(128).launch(&stream);
         let refusal = match refused {
-            Err(Error::Launch { refusal, .. }) => refusal,
+            Err(Error::Launch(LaunchError::Refused { refusal, .. })) => refusal,
             other => panic!("expected a refusal, got {other:?}"),
         };
         assert!(matches!(refusal, LaunchRefusal::Closed { .. }), "{refusal}");
@@ -272,7 +277,7 @@ fn registered_buffers_take_part_in_collectives() {
             registered.close()?;
             registered.close()?;
             assert!(!registered.is_valid());
-            assert!(matches!(registered.handle(), Err(Error::Closed { .. })));
+            assert!(matches!(registered.handle(), Err(Error::State(StateError::Closed { .. }))));
         }
         comm.all_gather(&send, &recv, &stream)?;
         stream.synchronize()?;

@@ -1,5 +1,5 @@
-//! `cargo xtask cpp`: programs in CUDA C++ against NCCL's own headers and library, nothing of this project in them: what they find
-//! right holds for any program that NCCL serves.
+//! `cargo xtask cpp`: compiles and runs CUDA C++ programs against NCCL's own headers and library,
+//! without this project's code: what they show holds for any program that uses NCCL.
 //!
 //! ```text
 //! tests/cpp/X.cu  --nvcc, NCCL's headers and library-->  target/cpp/X
@@ -16,9 +16,9 @@ use devcomm_locate::NcclTree;
 
 use crate::nvcc::{self, Nvcc};
 use crate::project::Project;
-use crate::setup::{Without, find_pinned_nccl, setup};
+use crate::setup::{Optional, find_pinned_nccl, setup};
 
-/// Compiles them and runs each.
+/// Compiles and runs them.
 pub fn cpp() -> Result<()> {
     let programs = build()?;
     let tree = find_pinned_nccl()?;
@@ -41,16 +41,16 @@ pub fn cpp() -> Result<()> {
 /// The folder of their sources.
 const SOURCES: &str = "tests/cpp";
 
-/// Compiles them; the programs.
+/// Compiles them; returns the programs.
 pub fn build() -> Result<Vec<PathBuf>> {
-    setup(true, Without::Ptxas)?;
+    setup(true, Optional::Ptxas)?;
     let (nvcc, tree) = (nvcc::find_or_fetch()?, find_pinned_nccl()?);
     let folder = Project::open()?.target_folder().join("cpp");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     nvcc::sources(SOURCES)?.iter().map(|source| compile(&nvcc, &tree, source, &folder)).collect()
 }
 
-/// The runtime is linked statically, NCCL is found when the program starts.
+/// The runtime is linked statically; NCCL is found at run time.
 fn compile(nvcc: &Nvcc, tree: &NcclTree, source: &Path, folder: &Path) -> Result<PathBuf> {
     let include = tree.include.as_deref().context("NCCL's tree lost its headers")?;
     let library = tree.library.as_deref().context("NCCL's tree lost its library")?;
@@ -58,9 +58,9 @@ fn compile(nvcc: &Nvcc, tree: &NcclTree, source: &Path, folder: &Path) -> Result
     let mut command = Command::new(&nvcc.path);
     command.args(["-O3", "-std=c++17", "-arch", NvvmArch::Compute90.name(), "-I"]);
     command.args([include, source]);
-    // nvcc knows libraries by `.so` or `.a` alone, the linker any.
+    // nvcc accepts only libraries ending in `.so` or `.a`, the linker any.
     command.arg("-Xlinker").arg(library);
-    // The compiler's wheels keep the runtime where nvcc does not look.
+    // The compiler's wheels have the runtime where nvcc does not look.
     if let Some(lib) = nvcc.path.parent().and_then(Path::parent).map(|home| home.join("lib")) {
         command.arg("-L").arg(lib);
     }
@@ -87,7 +87,7 @@ mod tests {
             (nvcc, _) => {
                 let nvcc = nvcc.err().map(|error| error.to_string());
                 let reason = nvcc.unwrap_or_else(|| "NCCL is not set up".to_owned());
-                // Past the test harness, to whoever counts.
+                // Directly to standard output, bypassing the test harness's capture.
                 let _ = writeln!(std::io::stdout(), "SKIPPED {name}: {reason}");
                 return;
             }

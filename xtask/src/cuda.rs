@@ -1,22 +1,21 @@
-//! What the CUDA driver says of this machine, asked directly: the driver's library is opened when
-//! it is there.
+//! Queries the CUDA driver, whose library is loaded if present.
 
 use std::ffi::{CStr, c_char, c_int};
 
 use devcomm_locate::GinGpus;
 use libloading::{Library, Symbol};
 
-/// The machine as the driver sees it.
-pub struct Machine {
+/// The driver's view of the system.
+pub struct DriverInfo {
     /// The CUDA version that the driver supports, e.g. `13.0`.
     pub driver: String,
-    /// What NCCL's GIN asks of them; `None` without GPUs.
+    /// The GPU properties that GIN depends on; `None` without GPUs.
     pub gin: Option<GinGpus>,
     /// The name of each GPU.
     pub gpus: Vec<String>,
-    /// How many ordered pairs of GPUs can load from and store to each other.
+    /// Number of ordered pairs of GPUs with peer access.
     pub peer_pairs: usize,
-    /// How many ordered pairs also have atomics between them, as NVLink gives.
+    /// Number of ordered pairs with native atomics, as over NVLink.
     pub atomic_pairs: usize,
 }
 
@@ -27,13 +26,13 @@ const P2P_ATOMICS: c_int = 3;
 /// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`.
 const RDMA_WITH_VMM: c_int = 110;
 
-/// Asks the driver; the error says why there is no answer.
-pub fn machine() -> Result<Machine, String> {
+/// Queries the driver; the error says why that failed.
+pub fn driver_info() -> Result<DriverInfo, String> {
     let driver = Driver::open()?;
     let count = driver.number("cuDeviceGetCount")?;
     let version = driver.number("cuDriverGetVersion")?;
     let rdma_with_vmm = (0..count).all(|gpu| driver.attribute(RDMA_WITH_VMM, gpu));
-    let mut machine = Machine {
+    let mut info = DriverInfo {
         driver: version_text(version),
         gin: (count > 0).then_some(GinGpus { driver: version, rdma_with_vmm }),
         gpus: (0..count).map(|gpu| driver.name(gpu)).collect::<Result<_, _>>()?,
@@ -42,16 +41,16 @@ pub fn machine() -> Result<Machine, String> {
     };
     for from in 0..count {
         for to in (0..count).filter(|to| *to != from) {
-            machine.peer_pairs += usize::from(driver.p2p(P2P_ACCESS, from, to));
-            machine.atomic_pairs += usize::from(driver.p2p(P2P_ATOMICS, from, to));
+            info.peer_pairs += usize::from(driver.p2p(P2P_ACCESS, from, to));
+            info.atomic_pairs += usize::from(driver.p2p(P2P_ATOMICS, from, to));
         }
     }
-    Ok(machine)
+    Ok(info)
 }
 
-/// Whether the driver is there and has GPUs.
+/// Whether the driver is present and has GPUs.
 pub fn has_gpus() -> bool {
-    machine().is_ok_and(|machine| !machine.gpus.is_empty())
+    driver_info().is_ok_and(|info| !info.gpus.is_empty())
 }
 
 /// 13000 is CUDA 13.0.
@@ -64,8 +63,7 @@ struct Driver(Library);
 
 impl Driver {
     fn open() -> Result<Self, String> {
-        // SAFETY: opening NVIDIA's driver library runs its initialisers, which may run in any
-        // process.
+        // SAFETY: opening NVIDIA's driver library runs its initialisers, which any process may do.
         let library = unsafe { Library::new("libcuda.so.1") }
             .map_err(|error| format!("libcuda.so.1 does not open: {error}"))?;
         let driver = Self(library);
@@ -78,11 +76,11 @@ impl Driver {
     ///
     /// `F` must be the type of the driver's function `name`.
     unsafe fn symbol<F>(&self, name: &str) -> Result<Symbol<'_, F>, String> {
-        // SAFETY: the caller vouches for the type.
+        // SAFETY: the caller guarantees the type.
         unsafe { self.0.get(name) }.map_err(|error| format!("the driver has no {name}: {error}"))
     }
 
-    /// Calls a function that only hands out one number.
+    /// Calls a function that returns one number.
     fn number(&self, name: &'static str) -> Result<c_int, String> {
         let mut value = 0;
         // SAFETY: this is called for `cuDeviceGetCount` and `cuDriverGetVersion`, both `CUresult
@@ -109,12 +107,12 @@ impl Driver {
         Ok(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
     }
 
-    /// Whether a GPU has an attribute; what cannot be asked counts as not there.
+    /// Whether a GPU has an attribute; a failed query counts as no.
     fn attribute(&self, attribute: c_int, gpu: c_int) -> bool {
         type GetAttribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
         let mut value = 0;
-        // SAFETY: `CUresult cuDeviceGetAttribute(int *, CUdevice_attribute, CUdevice)`; the pointer is to a live int, and
-        // the device is an ordinal below the count.
+        // SAFETY: `CUresult cuDeviceGetAttribute(int *, CUdevice_attribute, CUdevice)`; the pointer
+        // is to a live int, and the device is an ordinal below the count.
         let code = unsafe {
             match self.symbol::<GetAttribute>("cuDeviceGetAttribute") {
                 Ok(get) => get(&raw mut value, attribute, gpu),
@@ -124,8 +122,7 @@ impl Driver {
         code == 0 && value != 0
     }
 
-    /// Whether an attribute of the path between two GPUs is there; what cannot be asked counts as
-    /// not there.
+    /// Whether a path between two GPUs has an attribute; a failed query counts as no.
     fn p2p(&self, attribute: c_int, from: c_int, to: c_int) -> bool {
         type GetP2p = unsafe extern "C" fn(*mut c_int, c_int, c_int, c_int) -> c_int;
         let mut value = 0;
@@ -141,7 +138,7 @@ impl Driver {
     }
 }
 
-/// The results that a machine without working GPUs gives, in words.
+/// Error codes of systems without working GPUs, in words.
 fn explain(code: c_int) -> String {
     match code {
         34 => "code 34, the driver library is a stub".to_owned(),

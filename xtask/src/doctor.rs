@@ -1,5 +1,5 @@
-//! `cargo xtask doctor`: every component with its version and path, and the command that fixes what
-//! is missing.
+//! `cargo xtask doctor`: reports every component with version, path, and the command that fixes it
+//! if missing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,22 +7,22 @@ use std::process::Command;
 
 use anyhow::Result;
 use comfy_table::{Table, presets};
-use devcomm_locate::{GinGpus, GinRoute, NcclTree, Part, find_nccl, find_ptxas, gin_machine};
+use devcomm_locate::{GinGpus, GinRoute, NcclPart, NcclTree, find_nccl, find_ptxas, gin_support};
 use serde::Serialize;
 
 use crate::cuda;
 use crate::setup::{NCCL_VERSION, python_with_pip, sysroot};
 
-/// What fixes most things.
+/// The usual fix.
 const SETUP: &str = "cargo xtask setup";
 
-/// What a component is there for.
+/// Why a component is needed.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Need {
-    /// Nothing builds without it.
+enum NeededFor {
+    /// The build needs it.
     Build,
-    /// It fetches, reports or runs; the build does without.
+    /// For setup, reports or running; the build does not need it.
     Extra,
 }
 
@@ -30,22 +30,22 @@ enum Need {
 #[derive(Serialize)]
 struct Component {
     name: &'static str,
-    need: Need,
+    need: NeededFor,
     found: bool,
     version: Option<String>,
     path: Option<PathBuf>,
-    /// What else there is to know; why it is not there.
+    /// A remark; the reason if it is missing.
     note: Option<String>,
     /// The command that fixes it.
     fix: Option<String>,
 }
 
 impl Component {
-    fn new(name: &'static str, need: Need) -> Self {
+    fn new(name: &'static str, need: NeededFor) -> Self {
         Self { name, need, found: true, version: None, path: None, note: None, fix: None }
     }
 
-    fn missing(name: &'static str, need: Need, note: impl ToString, fix: &str) -> Self {
+    fn missing(name: &'static str, need: NeededFor, note: impl ToString, fix: &str) -> Self {
         Self {
             found: false,
             note: Some(note.to_string()),
@@ -57,18 +57,19 @@ impl Component {
     fn state(&self) -> &'static str {
         match (self.found, self.need) {
             (true, _) => "ok",
-            (false, Need::Build) => "MISSING",
-            (false, Need::Extra) => "none",
+            (false, NeededFor::Build) => "MISSING",
+            (false, NeededFor::Extra) => "none",
         }
     }
 }
 
-/// Prints the report; the exit code is 0 if everything that the build needs is there.
+/// Prints the report; the exit code is 0 if the build has everything it needs.
 pub fn doctor(json: bool) -> Result<u8> {
-    let machine = cuda::machine();
+    let machine = cuda::driver_info();
     let components = examine(&machine);
     let networks = networks(machine.as_ref().ok().and_then(|machine| machine.gin));
-    let ready = components.iter().all(|component| component.found || component.need != Need::Build);
+    let ready =
+        components.iter().all(|component| component.found || component.need != NeededFor::Build);
     if json {
         let report =
             serde_json::json!({ "ready": ready, "components": components, "gin": networks });
@@ -104,24 +105,24 @@ fn print_components(components: &[Component]) {
     }
 }
 
-/// One way by which kernels could use a network.
+/// A GIN route of kernels.
 #[derive(Serialize)]
 struct Network {
     route: String,
     possible: bool,
     needs: &'static str,
-    /// What speaks for it, or what is missing.
+    /// The evidence for it, or what is missing.
     here: String,
-    /// What a program needs in its environment for it.
+    /// The environment variables that it needs.
     environment: Vec<(&'static str, String)>,
 }
 
-/// As far as one machine shows it without NCCL.
+/// As far as can be determined on one host without NCCL.
 fn networks(gpus: Option<GinGpus>) -> Vec<Network> {
-    let machine = gin_machine(gpus);
+    let support = gin_support(gpus);
     let network = |route: GinRoute| {
-        let verdict = machine.verdict(route);
-        let environment = match (route, &machine.loopback) {
+        let verdict = support.verdict(route);
+        let environment = match (route, &support.loopback) {
             (GinRoute::ProxyLoopback, Ok(plugin)) => {
                 devcomm_locate::gin_loopback_environment(plugin).to_vec()
             }
@@ -150,35 +151,39 @@ fn print_networks(networks: &[Network]) {
     }
 }
 
-fn examine(machine: &Result<cuda::Machine, String>) -> Vec<Component> {
+fn examine(machine: &Result<cuda::DriverInfo, String>) -> Vec<Component> {
     let mut all =
         vec![rust_tool("rustc", "RUSTC"), rust_tool("cargo", "CARGO"), rust_src(), llvm()];
-    all.push(nccl("NCCL library", Part::Library, Need::Extra, |tree| tree.library.clone()));
-    all.push(nccl("NCCL bitcode", Part::Bitcode, Need::Build, |tree| tree.bitcode.clone()));
+    all.push(nccl("NCCL library", NcclPart::Library, NeededFor::Extra, |tree| {
+        tree.library.clone()
+    }));
+    all.push(nccl("NCCL bitcode", NcclPart::Bitcode, NeededFor::Build, |tree| {
+        tree.bitcode.clone()
+    }));
     all.push(ptxas());
     all.push(python());
     all.extend(gpus(machine));
     all
 }
 
-/// rustc and cargo: the ones that this build would use.
+/// rustc and cargo, as used by this build.
 fn rust_tool(name: &'static str, variable: &str) -> Component {
     const INSTALL: &str = "install Rust through https://rustup.rs";
     let program = std::env::var_os(variable).map_or_else(|| PathBuf::from(name), PathBuf::from);
     let Some(version) = first_line(Command::new(&program).arg("--version")) else {
-        return Component::missing(name, Need::Build, "it does not run", INSTALL);
+        return Component::missing(name, NeededFor::Build, "it does not run", INSTALL);
     };
     // "rustc 1.95.0 (59807616e 2026-04-14)"
     let number = version.split_whitespace().nth(1).unwrap_or(&version).to_owned();
     let least = env!("CARGO_PKG_RUST_VERSION");
     if parts(&number) < parts(least) {
         let note = format!("it is {number}, needed is {least} or newer");
-        return Component::missing(name, Need::Build, note, "rustup update");
+        return Component::missing(name, NeededFor::Build, note, "rustup update");
     }
     Component {
         version: Some(number),
         path: on_path(&program),
-        ..Component::new(name, Need::Build)
+        ..Component::new(name, NeededFor::Build)
     }
 }
 
@@ -190,13 +195,13 @@ fn rust_src() -> Component {
     const FIX: &str = "rustup component add rust-src";
     match sysroot().map(|sysroot| sysroot.join("lib/rustlib/src/rust/library")) {
         Ok(path) if path.join("core/Cargo.toml").is_file() => {
-            Component { path: Some(path), ..Component::new("rust-src", Need::Build) }
+            Component { path: Some(path), ..Component::new("rust-src", NeededFor::Build) }
         }
         Ok(path) => {
             let note = format!("{} is not there", path.display());
-            Component::missing("rust-src", Need::Build, note, FIX)
+            Component::missing("rust-src", NeededFor::Build, note, FIX)
         }
-        Err(error) => Component::missing("rust-src", Need::Build, format!("{error:#}"), FIX),
+        Err(error) => Component::missing("rust-src", NeededFor::Build, format!("{error:#}"), FIX),
     }
 }
 
@@ -214,16 +219,18 @@ fn llvm() -> Component {
     });
     match found {
         Some(path) => {
-            Component { version, path: Some(path), ..Component::new("libLLVM", Need::Build) }
+            Component { version, path: Some(path), ..Component::new("libLLVM", NeededFor::Build) }
         }
-        // A distribution's rustc links the system's.
+        // A distribution's rustc links the system's LLVM.
         None => match version.as_deref().and_then(system_llvm) {
-            Some(path) => {
-                Component { version, path: Some(path), ..Component::new("libLLVM", Need::Build) }
-            }
+            Some(path) => Component {
+                version,
+                path: Some(path),
+                ..Component::new("libLLVM", NeededFor::Build)
+            },
             None => Component::missing(
                 "libLLVM",
-                Need::Build,
+                NeededFor::Build,
                 "no shared libLLVM in the toolchain",
                 FIX,
             ),
@@ -239,7 +246,7 @@ fn system_llvm(version: &str) -> Option<PathBuf> {
     folders.into_iter().map(|folder| Path::new(folder).join(&name)).find(|path| is_elf(path))
 }
 
-/// A toolchain keeps a linker script of a similar name beside the library.
+/// A toolchain has a linker script of a similar name beside the library.
 fn is_elf(path: &Path) -> bool {
     use std::io::Read;
     let mut magic = [0; 4];
@@ -249,8 +256,8 @@ fn is_elf(path: &Path) -> bool {
 
 fn nccl(
     name: &'static str,
-    part: Part,
-    need: Need,
+    part: NcclPart,
+    need: NeededFor,
     path: impl Fn(&NcclTree) -> Option<PathBuf>,
 ) -> Component {
     match find_nccl(None, part, |_| Ok(())) {
@@ -281,9 +288,9 @@ fn ptxas() -> Component {
                 line.split_once("release ")?.1.split(',').next()
             }),
             path: Some(path),
-            ..Component::new("ptxas", Need::Extra)
+            ..Component::new("ptxas", NeededFor::Extra)
         },
-        Err(not_found) => Component::missing("ptxas", Need::Extra, not_found, SETUP),
+        Err(not_found) => Component::missing("ptxas", NeededFor::Extra, not_found, SETUP),
     }
 }
 
@@ -294,22 +301,23 @@ fn python() -> Component {
                 line.strip_prefix("Python ")
             }),
             path: on_path(Path::new(python)),
-            ..Component::new("Python, pip", Need::Extra)
+            ..Component::new("Python, pip", NeededFor::Extra)
         },
         Err(error) => {
             let fix = "install Python 3 with pip (only setup needs it)";
-            Component::missing("Python, pip", Need::Extra, error, fix)
+            Component::missing("Python, pip", NeededFor::Extra, error, fix)
         }
     }
 }
 
-fn gpus(machine: &Result<cuda::Machine, String>) -> [Component; 3] {
+fn gpus(machine: &Result<cuda::DriverInfo, String>) -> [Component; 3] {
     let machine = match machine {
         Ok(machine) => machine,
         Err(reason) => {
             let fix = "install NVIDIA's driver; without it kernels run in the simulator";
-            let driver = Component::missing("CUDA driver", Need::Extra, reason, fix);
-            let absent = |name| Component { found: false, ..Component::new(name, Need::Extra) };
+            let driver = Component::missing("CUDA driver", NeededFor::Extra, reason, fix);
+            let absent =
+                |name| Component { found: false, ..Component::new(name, NeededFor::Extra) };
             return [driver, absent("GPUs"), absent("peer access")];
         }
     };
@@ -319,13 +327,13 @@ fn gpus(machine: &Result<cuda::Machine, String>) -> [Component; 3] {
         Component {
             version: Some(machine.driver.clone()),
             path: Some("libcuda.so.1".into()),
-            ..Component::new("CUDA driver", Need::Extra)
+            ..Component::new("CUDA driver", NeededFor::Extra)
         },
         Component {
             found: count > 0,
             version: Some(count.to_string()),
             note: (count > 0).then(|| machine.gpus.join(", ")),
-            ..Component::new("GPUs", Need::Extra)
+            ..Component::new("GPUs", NeededFor::Extra)
         },
         Component {
             found: machine.peer_pairs > 0,
@@ -336,12 +344,12 @@ fn gpus(machine: &Result<cuda::Machine, String>) -> [Component; 3] {
                     machine.peer_pairs, machine.atomic_pairs
                 )
             }),
-            ..Component::new("peer access", Need::Extra)
+            ..Component::new("peer access", NeededFor::Extra)
         },
     ]
 }
 
-/// Where `PATH` has the program.
+/// The program's path in `PATH`.
 fn on_path(program: &Path) -> Option<PathBuf> {
     if program.components().count() > 1 {
         return Some(program.to_owned());
@@ -354,7 +362,7 @@ fn first_line(command: &mut Command) -> Option<String> {
     first_of(command, |line| Some(line))
 }
 
-/// The first line of a program's output that `pick` takes something of.
+/// The result of `pick` for the first line of a program's output that has one.
 fn first_of(command: &mut Command, pick: impl Fn(&str) -> Option<&str>) -> Option<String> {
     let output = command.output().ok().filter(|output| output.status.success())?;
     let text = String::from_utf8(output.stdout).ok()?;

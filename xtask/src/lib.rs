@@ -1,3 +1,3 @@
-//! The parts of the project's tasks that tests use as well.
+//! Parts of the tasks that tests use.
 
 pub mod raw;

@@ -1,14 +1,14 @@
 //! The project's tasks, run as `cargo xtask <task>`: one command to set up, run, test, inspect and
 //! pack.
 //!
-//! This file is the command line only; each task is a module.
+//! This file is the command line; each task is a module.
 
 mod cpp;
 mod cuda;
 mod doctor;
-mod group;
 mod nvcc;
 mod pack;
+mod process_group;
 mod project;
 mod ptx;
 mod run;
@@ -67,7 +67,8 @@ enum Task {
         /// All kernels: their PTX is written to a folder
         #[arg(long, conflicts_with = "kernel")]
         all: bool,
-        /// Enforce the rules: no call but of GIN's operations, no stack or spill, launchable, and assembles for sm_100
+        /// Enforce the rules: no call but of GIN's operations, no stack or spill, launchable, and
+        /// assembles for sm_100
         #[arg(long)]
         check: bool,
         /// The architecture to build for instead of the default, e.g. sm_100
@@ -102,7 +103,7 @@ enum Task {
 }
 
 fn main() -> ExitCode {
-    // Building kernels starts this program again, for LLVM's work.
+    // Kernel builds start this program again, to run LLVM.
     cuda_builder::link_worker();
     let done = match Cli::parse().task {
         Task::Setup { quiet, twins } => setup::setup_all(quiet, twins).map(|()| 0),
@@ -112,7 +113,7 @@ fn main() -> ExitCode {
         Task::Ptx { kernel, all: _, check, arch } => {
             ptx::ptx(kernel.as_deref(), check, arch.as_deref())
         }
-        Task::Raw { check } => setup::setup(true, setup::Without::Ptxas)
+        Task::Raw { check } => setup::setup(true, setup::Optional::Ptxas)
             .and_then(|()| xtask::raw::raw(&project::root(), check)),
         Task::Twins => twins::twins().map(|()| 0),
         Task::Cpp => cpp::cpp().map(|()| 0),

@@ -1,6 +1,7 @@
-//! nvcc, which compiles the C++ twins and nothing else of the project, and the host compiler that it needs.
+//! Finds or fetches nvcc, used for the C++ twins only, and checks for its host compiler.
 //!
-//! Its parts are wheels of their own, which work only side by side: they are unpacked into one folder of the cache.
+//! Its parts are separate wheels, which must be in one folder: they are unpacked into one folder of
+//! the cache.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,8 +13,8 @@ use devcomm_locate::wheel_dir;
 use crate::project::root;
 use crate::setup::fetch;
 
-/// The wheels that make an nvcc: the driver of the compilation, its two halves, and headers. The last three follow the
-/// first's version closely: the headers refuse another compiler.
+/// The wheels of nvcc: compiler driver, front end and back end, and headers. The last three must
+/// match the first's version: the headers refuse another compiler.
 const PACKAGES: [(&str, &str); 5] = [
     ("nvidia-cuda-nvcc", VERSION),
     ("nvidia-nvvm", VERSION),
@@ -23,13 +24,13 @@ const PACKAGES: [(&str, &str); 5] = [
 ];
 const VERSION: &str = "13.5.37";
 
-/// The folder of all of them in the cache. It must not begin like that of the ptxas wheel alone.
+/// Their folder in the cache. Its name must not start like the ptxas wheel's.
 const FOLDER: &str = "cuda-compiler";
 
-/// The variable that names an nvcc to use instead.
+/// The variable with the path of another nvcc.
 const VARIABLE: &str = "DEVCOMM_NVCC";
 
-/// An nvcc that works here.
+/// A working nvcc.
 pub struct Nvcc {
     /// The program.
     pub path: PathBuf,
@@ -37,7 +38,7 @@ pub struct Nvcc {
     pub version: String,
 }
 
-/// The CUDA files of a folder of the checkout, in order of their names.
+/// The CUDA files of a folder of the checkout, sorted by name.
 pub fn sources(folder: &str) -> Result<Vec<PathBuf>> {
     let folder = root().join(folder);
     let entries =
@@ -50,11 +51,11 @@ pub fn sources(folder: &str) -> Result<Vec<PathBuf>> {
     Ok(sources)
 }
 
-/// The nvcc of [`VARIABLE`], or else that of the cache.
+/// The nvcc of [`VARIABLE`], else the cache's.
 ///
 /// # Errors
 ///
-/// Says what is missing: the download, or a host compiler.
+/// If the download or a host compiler is missing.
 pub fn find() -> Result<Nvcc> {
     let path = match std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
         Some(named) => PathBuf::from(named),
@@ -62,7 +63,8 @@ pub fn find() -> Result<Nvcc> {
     };
     ensure!(
         path.is_file(),
-        "there is no nvcc {}: `cargo xtask setup --twins` downloads it, or set {VARIABLE} to one of CUDA 13",
+        "there is no nvcc {}: `cargo xtask setup --twins` downloads it, or set {VARIABLE} to one \
+        of CUDA 13",
         path.display()
     );
     let version = version_of(&path)?;
@@ -70,10 +72,10 @@ pub fn find() -> Result<Nvcc> {
     Ok(Nvcc { path, version })
 }
 
-/// As [`find`]; what the cache lacks is downloaded.
+/// As [`find`], but downloads what the cache lacks.
 pub fn find_or_fetch() -> Result<Nvcc> {
     if std::env::var_os(VARIABLE).is_none_or(|value| value.is_empty()) && !cached().is_file() {
-        // Before the download, which is for nothing without one.
+        // Before the download, which is useless without one.
         ensure_host_compiler()?;
         fetch(FOLDER, VERSION, &PACKAGES, || cached().is_file())?;
     }
@@ -95,7 +97,7 @@ fn version_of(path: &PathBuf) -> Result<String> {
     }
 }
 
-/// nvcc has the preprocessor of a host compiler read the source first.
+/// nvcc uses a host compiler's preprocessor.
 fn ensure_host_compiler() -> Result<()> {
     if std::env::var_os("NVCC_CCBIN").is_some_and(|value| !value.is_empty()) {
         return Ok(());
@@ -104,8 +106,8 @@ fn ensure_host_compiler() -> Result<()> {
     let there = gcc.arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     ensure!(
         there.is_ok_and(|status| status.success()),
-        "the C++ twins need a host compiler for nvcc, and there is no g++: install one (your system's g++ or \
-         build-essential), or name one in NVCC_CCBIN"
+        "the C++ twins need a host compiler for nvcc, and there is no g++: install one (your \
+         system's g++ or build-essential), or name one in NVCC_CCBIN"
     );
     Ok(())
 }

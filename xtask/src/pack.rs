@@ -1,18 +1,18 @@
-//! `cargo xtask pack`: a folder that runs examples and GPU tests on a machine with GPUs, but with
-//! no Rust, no network and an older NCCL.
+//! `cargo xtask pack`: makes a folder that runs examples and GPU tests on a system with GPUs,
+//! without Rust, network or a recent NCCL.
 //!
 //! ```text
 //! run.sh           ./run.sh list | tests | bench ... | EXAMPLE [ARGS...]
 //! programs.tar.xz  what run.sh unpacks into the user's cache, once:
 //!     examples/    the programs              tests/   the test programs that need GPUs
-//!     bench/       devcomm-bench             twins/   kernels compiled from Rust and from C++, for it
+//!     bench/       devcomm-bench             twins/   its kernels from Rust and from C++
 //!     kernels/     PTX, cubins, sidecars     lib/     the plugin of GinLoopback
 //! nccl/            lib/libnccl.so.2 (or .xz) and include/nccl.h
 //! licences/        the project's and NCCL's
 //! ```
 //!
-//! Each program holds the kernels' PTX; in one archive they take its space once. Whatever takes
-//! long is kept in the target folder, so that packing again, with a larger limit, takes seconds.
+//! Each program contains the kernels' PTX; one archive stores it once. Slow steps are cached in the
+//! target folder, so that packing again, with a larger limit, takes seconds.
 
 use std::fs::{self, File};
 use std::io::BufReader;
@@ -27,17 +27,19 @@ use devcomm_locate::{NcclTree, NcclVersion};
 use libloading::Library;
 
 use crate::project::{EXAMPLES_PACKAGE, Project, cargo, root};
-use crate::setup::{NCCL_VERSION, Without, find_pinned_nccl, setup};
+use crate::setup::{NCCL_VERSION, Optional, find_pinned_nccl, setup};
 use crate::{cpp, slim, twins};
 
 const RUN_SH: &str = include_str!("pack_run.sh");
 /// The package of the benchmarks.
 const BENCH_PACKAGE: &str = "devcomm-bench";
-/// A file of every pack. Only a folder that has it, or is empty, is replaced.
+/// Whose build script compiles the shipped kernels.
+const OPS_PACKAGE: &str = "devcomm-ops";
+/// A file in every pack. Only a folder with it, or an empty one, is replaced.
 const MARKER: &str = ".made-by-cargo-xtask-pack";
 const MIB: u64 = 1 << 20;
 
-/// Reads `64M`, `500K`, `2G` or a number of bytes.
+/// Parses `64M`, `500K`, `2G` or a number of bytes.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let (number, factor) = match text.strip_suffix(['K', 'M', 'G']) {
         Some(number) if text.ends_with('K') => (number, 1 << 10),
@@ -49,15 +51,15 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     size.ok_or_else(|| format!("{text:?} is no size; 64M is one"))
 }
 
-/// Makes the folder `out`, or else `pack` in the checkout, and checks that it holds at most `limit`
-/// bytes. With `slim`, NCCL's library is cut to that architecture and compressed.
+/// Makes the folder `out`, default `pack` in the checkout, of at most `limit` bytes. With `slim`,
+/// NCCL's library is cut to that architecture and compressed.
 pub fn pack(limit: u64, slim: Option<u32>, out: Option<&Path>) -> Result<()> {
     let out = match out {
         Some(out) => std::path::absolute(out)?,
         None => root().join("pack"),
     };
     ensure_replaceable(&out)?;
-    setup(true, Without::Ptxas)?;
+    setup(true, Optional::Ptxas)?;
     let tree = find_pinned_nccl()?;
     let project = Project::open()?;
     let kept = project.target_folder().join("pack");
@@ -94,21 +96,21 @@ fn remove(folder: &Path) -> Result<()> {
     }
 }
 
-/// A file of the pack, and where it comes from.
-struct Packed {
+/// A file of the pack and its source.
+struct PackFile {
     from: PathBuf,
     to: PathBuf,
 }
 
-impl Packed {
+impl PackFile {
     fn size(&self) -> Result<u64> {
         let metadata = fs::metadata(&self.from);
         Ok(metadata.with_context(|| format!("cannot read {}", self.from.display()))?.len())
     }
 }
 
-/// Everything in the pack but run.sh.
-fn contents(tree: &NcclTree, archive: &Path, library: &Path) -> Result<Vec<Packed>> {
+/// All files of the pack except run.sh.
+fn contents(tree: &NcclTree, archive: &Path, library: &Path) -> Result<Vec<PackFile>> {
     let include = tree.include.as_deref().context("NCCL's tree lost its headers")?;
     let licence = nccl_licence(tree).with_context(|| {
         format!("no licence of NCCL was found around {}; pack from its wheel", tree.root.display())
@@ -122,11 +124,11 @@ fn contents(tree: &NcclTree, archive: &Path, library: &Path) -> Result<Vec<Packe
     ];
     let own = ["LICENSE-APACHE", "LICENSE-MIT", "THIRD_PARTY_NOTICES"];
     files.extend(own.map(|name| (root().join(name), Path::new("licences").join(name))));
-    Ok(files.into_iter().map(|(from, to)| Packed { from, to }).collect())
+    Ok(files.into_iter().map(|(from, to)| PackFile { from, to }).collect())
 }
 
-/// Refuses a pack that is too large, before anything of it is made.
-fn ensure_fits(files: &[Packed], limit: u64, slim: Option<u32>) -> Result<()> {
+/// Refuses a pack that would be too large, before it is made.
+fn ensure_fits(files: &[PackFile], limit: u64, slim: Option<u32>) -> Result<()> {
     let mut sizes = Vec::new();
     for file in files {
         sizes.push((file.size()?, &file.to));
@@ -151,9 +153,9 @@ fn ensure_fits(files: &[Packed], limit: u64, slim: Option<u32>) -> Result<()> {
     )
 }
 
-/// Makes the folder: under another name first, so that a pack that fails leaves the last one as it
-/// was, and nothing else.
-fn place(files: &[Packed], out: &Path) -> Result<()> {
+/// Makes the folder under a temporary name and renames it, so that a failed pack leaves the
+/// previous one intact.
+fn place(files: &[PackFile], out: &Path) -> Result<()> {
     let parent = out.parent().with_context(|| format!("{} cannot be a pack", out.display()))?;
     fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     let scratch = tempfile::Builder::new()
@@ -161,7 +163,7 @@ fn place(files: &[Packed], out: &Path) -> Result<()> {
         .tempdir_in(parent)
         .with_context(|| format!("cannot create a folder in {}", parent.display()))?;
     let partial = scratch.path().join("pack");
-    for Packed { from, to } in files {
+    for PackFile { from, to } in files {
         let to = partial.join(to);
         fs::create_dir_all(to.parent().unwrap_or(&partial))?;
         fs::copy(from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
@@ -180,16 +182,16 @@ fn ensure_replaceable(out: &Path) -> Result<()> {
         || fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_none());
     ensure!(
         replaceable,
-        "{} is there and no pack made it ({MARKER} is not in it); remove it or choose another --out",
+        "{} is there and no pack made it ({MARKER} is not in it); remove it or choose another \
+        --out",
         out.display()
     );
     Ok(())
 }
 
-/// Builds the examples, the benchmarks and the GPU tests, and copies them and the kernels that they
-/// hold.
+/// Builds the examples, benchmarks and GPU tests, and copies them and their kernels.
 fn copy_programs(project: &Project, to: &Path) -> Result<()> {
-    let mut made = Made::default();
+    let mut made = BuildOutputs::default();
     let packages = ["--package", EXAMPLES_PACKAGE, "--package", BENCH_PACKAGE, "--bins"];
     build(project, "build", &packages, to, &mut made)?;
     let tests = project.gpu_tests();
@@ -205,28 +207,34 @@ fn copy_programs(project: &Project, to: &Path) -> Result<()> {
     let plugin = made.plugin.context("no program was built with the plugin of GinLoopback")?;
     copy_into(&plugin, &to.join("lib/libdevcomm_rma_loopback.so"))?;
     fs::write(to.join("lib/network.sh"), network_sh())?;
-    let kernels = made.kernels.context("the build script of the root package made no kernels")?;
+    let kernels = made.kernels.context("the build script of devcomm-ops made no kernels")?;
     copy_kinds(&kernels, &["ptx", "json", "cubin"], &to.join("kernels"))
 }
 
-/// What run.sh sets for GIN without a network card; it names the folder of the programs `programs`.
+/// run.sh's settings for GIN without a network card; `programs` is the programs' folder.
 fn network_sh() -> String {
     let plugin = Path::new("$programs/lib/libdevcomm_rma_loopback.so");
     let variables = devcomm_locate::gin_loopback_environment(plugin);
     variables.map(|(name, value)| format!("export {name}=\"{value}\"\n")).concat()
 }
 
-/// What builds make besides programs.
+/// Outputs of builds besides programs.
 #[derive(Default)]
-struct Made {
+struct BuildOutputs {
     /// The folder of the kernels.
     kernels: Option<PathBuf>,
-    /// The shared library that NCCL loads for GIN without a network card.
+    /// devcomm's RMA plugin, for GIN without a network card.
     plugin: Option<PathBuf>,
 }
 
-/// Runs cargo and copies the programs that it reports; notes what else was made.
-fn build(project: &Project, task: &str, select: &[&str], to: &Path, made: &mut Made) -> Result<()> {
+/// Runs cargo, copies the programs that it reports, and records its other outputs.
+fn build(
+    project: &Project,
+    task: &str,
+    select: &[&str],
+    to: &Path,
+    made: &mut BuildOutputs,
+) -> Result<()> {
     let mut child = cargo()
         .arg(task)
         .args(["--release", "--features", "ptx", "--message-format=json-render-diagnostics"])
@@ -254,8 +262,11 @@ fn build(project: &Project, task: &str, select: &[&str], to: &Path, made: &mut M
                     made.plugin = artifact.filenames.iter().find(shared).map(PathBuf::from);
                 }
             }
-            Message::BuildScriptExecuted(script) if project.is_root(&script.package_id) => {
-                made.kernels = Some(script.out_dir.join("kernels").into());
+            Message::BuildScriptExecuted(script) => {
+                let package = project.package(&script.package_id);
+                if package.is_some_and(|package| package.name == OPS_PACKAGE) {
+                    made.kernels = Some(script.out_dir.join("kernels").into());
+                }
             }
             _ => {}
         }
@@ -270,7 +281,7 @@ fn copy_into(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies the files of these kinds.
+/// Copies the files with these extensions.
 fn copy_kinds(from: &Path, kinds: &[&str], to: &Path) -> Result<()> {
     let entries = fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))?;
     for entry in entries {
@@ -283,7 +294,7 @@ fn copy_kinds(from: &Path, kinds: &[&str], to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Compiles the twins and copies what the benchmark loads. A pack without them is better than none.
+/// Compiles the twins and copies the benchmark's inputs. Without them the pack is still made.
 fn copy_twins(target: &Path) -> Result<()> {
     let folder = match twins::build() {
         Ok(twins) => twins.folder,
@@ -298,7 +309,7 @@ fn copy_twins(target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Compiles the programs in C++ and copies them, as `cpp_NAME`. A pack without them is better than none.
+/// Compiles the C++ programs and copies them as `cpp_NAME`. Without them the pack is still made.
 fn copy_cpp(target: &Path) -> Result<()> {
     let programs = match cpp::build() {
         Ok(programs) => programs,
@@ -314,8 +325,7 @@ fn copy_cpp(target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// NCCL's licence: in a wheel it is beside the package, in `*.dist-info`; other trees hold it
-/// themselves.
+/// NCCL's licence: beside the package in a wheel, in `*.dist-info`; inside other trees.
 fn nccl_licence(tree: &NcclTree) -> Option<PathBuf> {
     let beside = tree.root.parent().and_then(Path::parent).and_then(|site| fs::read_dir(site).ok());
     let infos = beside.into_iter().flatten().flatten().map(|entry| entry.path()).filter(|path| {
@@ -332,12 +342,12 @@ fn nccl_licence(tree: &NcclTree) -> Option<PathBuf> {
         })
 }
 
-/// The archive of a folder, beside it. One of the same files that an earlier pack made is as good.
+/// The archive of a folder, beside it; reused if the files are unchanged.
 fn archive(folder: &Path) -> Result<PathBuf> {
     let (tar, new) = (folder.with_extension("tar"), folder.with_extension("tar.new"));
     let archive = folder.with_extension("tar.xz");
     let mut command = Command::new("tar");
-    // The same files make the same archive.
+    // Equal files give an equal archive.
     command.args(["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner"]);
     let status = command.arg("-C").arg(folder).arg("-cf").arg(&new).arg(".").status();
     let status = status.context("tar does not start")?;
@@ -353,7 +363,7 @@ fn archive(folder: &Path) -> Result<PathBuf> {
     Ok(archive)
 }
 
-/// NCCL's library: as it is, or cut and compressed in the folder `kept`.
+/// NCCL's library: unchanged, or cut and compressed in the folder `kept`.
 fn nccl_library(tree: &NcclTree, slim: Option<u32>, kept: &Path) -> Result<PathBuf> {
     let library = tree.library.as_deref().context("NCCL's tree lost its library")?;
     let Some(arch) = slim else { return Ok(library.to_owned()) };
@@ -374,7 +384,7 @@ fn nccl_library(tree: &NcclTree, slim: Option<u32>, kept: &Path) -> Result<PathB
     Ok(packed)
 }
 
-/// Loads NCCL's library and asks for its version.
+/// Loads NCCL's library and queries its version.
 fn version_of_library(path: &Path) -> Result<NcclVersion> {
     let mut code = 0;
     // SAFETY: loading NCCL runs its initialisers, which start nothing before the first
@@ -389,9 +399,9 @@ fn version_of_library(path: &Path) -> Result<NcclVersion> {
     Ok(NcclVersion::from_code(u32::try_from(code)?))
 }
 
-/// Compresses a file to `target`, which appears as a whole: with `xz`, or else with Python's lzma.
+/// Compresses a file to `target` atomically, with `xz` or else Python's lzma.
 fn compress(file: &Path, target: &Path) -> Result<()> {
-    // What repeats within this many bytes is stored once: a few programs' length.
+    // Window of the compression: the length of a few programs.
     let lzma = "import lzma, shutil, sys; filters = [{'id': lzma.FILTER_LZMA2, 'preset': 6, \
                 'dict_size': 1 << 26}]; packed = lzma.open(sys.stdout.buffer, 'wb', \
                 filters=filters); shutil.copyfileobj(sys.stdin.buffer, packed, 1 << 20); \
@@ -408,7 +418,7 @@ fn compress(file: &Path, target: &Path) -> Result<()> {
         match status {
             Ok(status) if status.success() => return Ok(fs::rename(unfinished, target)?),
             Ok(status) => bail!("{program} ended with {status} on {}", file.display()),
-            // Not installed: the next one.
+            // Not installed: try the next one.
             Err(_) => {}
         }
     }

@@ -1,4 +1,4 @@
-//! The checkout: where it is, what it holds, and cargo run in it.
+//! The checkout: its root, its packages, and cargo commands in it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
@@ -6,39 +6,37 @@ use std::process::{Command, ExitStatus};
 use anyhow::{Context, Result};
 use cargo_metadata::{Metadata, MetadataCommand, Package, PackageId, TargetKind};
 
-/// The package at the root of the workspace.
-pub const ROOT_PACKAGE: &str = "devcomm";
 /// The package of the examples.
 pub const EXAMPLES_PACKAGE: &str = "devcomm-examples";
 
 /// The root folder of the checkout.
 pub fn root() -> PathBuf {
-    // cargo says where the manifest is now; a checkout may have moved since this program was built.
+    // cargo reports the manifest's current location; the checkout may have moved since this program
+    // was built.
     let manifest_dir = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     manifest_dir.parent().map_or_else(|| manifest_dir.clone(), Path::to_path_buf)
 }
 
-/// The cargo that runs this program, in the root folder. A build that leaves the kernels out is an
-/// error for it.
+/// The cargo that runs this program, in the root folder. A build without kernels is an error.
 pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root()).env("DEVCOMM_REQUIRE_KERNELS", "1");
     command
 }
 
-/// The exit code that a shell would report.
+/// The exit code as a shell reports it.
 pub fn exit_code(status: ExitStatus) -> u8 {
     use std::os::unix::process::ExitStatusExt;
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
-/// What the workspace holds, as cargo sees it.
+/// The workspace, from `cargo metadata`.
 pub struct Project(Metadata);
 
 impl Project {
-    /// Asks cargo.
+    /// Runs `cargo metadata`.
     pub fn open() -> Result<Self> {
         let mut command = MetadataCommand::new();
         command.current_dir(root()).no_deps();
@@ -51,7 +49,7 @@ impl Project {
         package.map_or_else(Vec::new, |package| targets(package, &TargetKind::Bin))
     }
 
-    /// The packages that have integration tests for GPUs, with those.
+    /// The packages with GPU integration tests, and those tests.
     pub fn gpu_tests(&self) -> Vec<(String, Vec<String>)> {
         let of = |package: &Package| {
             let mut tests = targets(package, &TargetKind::Test);
@@ -61,23 +59,14 @@ impl Project {
         self.0.packages.iter().map(of).filter(|(_, tests)| !tests.is_empty()).collect()
     }
 
-    /// Where cargo builds.
+    /// Cargo's target folder.
     pub fn target_folder(&self) -> PathBuf {
         self.0.target_directory.clone().into()
     }
 
-    /// Whether this is the root package.
-    pub fn is_root(&self, id: &PackageId) -> bool {
-        self.root_package().is_some_and(|package| package.id == *id)
-    }
-
-    /// The package of this id.
+    /// The package with this id.
     pub fn package(&self, id: &PackageId) -> Option<&Package> {
         self.0.packages.iter().find(|package| package.id == *id)
-    }
-
-    fn root_package(&self) -> Option<&Package> {
-        self.0.packages.iter().find(|package| package.name == ROOT_PACKAGE)
     }
 }
 

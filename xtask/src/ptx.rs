@@ -1,5 +1,4 @@
-//! `cargo xtask ptx`: the PTX of the kernels, what each takes of the machine, and whether that
-//! keeps the rules.
+//! `cargo xtask ptx`: prints the kernels' PTX and resources, and checks them against the rules.
 
 use std::fs;
 
@@ -8,26 +7,26 @@ use comfy_table::{Table, presets};
 use cuda_builder::{Artifacts, CalleeKind, CudaBuilder, KernelReport, ModuleArtifact, NvvmArch};
 
 use crate::project::{Project, root};
-use crate::setup::{Without, setup};
+use crate::setup::{Optional, setup};
 
 /// The package of the kernels.
 const KERNELS: &str = "devcomm-kernels";
 
-/// Bytes of stack that one of GIN's operations may have: NCCL's descriptor of the request.
+/// Maximum stack of a GIN operation in bytes: NCCL's request descriptor.
 const DESCRIPTOR: usize = 128;
 
-/// The threads of a block that a kernel must launch with, unless its PTX states a bound of its own
+/// The block size that a kernel must support, unless its PTX declares a smaller maximum
 /// (`.maxntid`).
 const THREADS: u32 = 512;
 
-/// A newer architecture, for which the PTX must be as good.
+/// A newer architecture for which the PTX must also follow the rules.
 const NEWER_ARCH: NvvmArch = NvvmArch::Compute100;
 
-/// Builds the kernels, prints one of them or writes them all, and the table. The exit code is 1 if
+/// Builds the kernels, prints one or writes all, and prints the table. The exit code is 1 if
 /// `check` finds a violation.
 pub fn ptx(kernel: Option<&str>, check: bool, arch: Option<&str>) -> Result<u8> {
     let arch = arch.map_or(Ok(NvvmArch::Compute90), str::parse)?;
-    setup(true, if check { Without::Nothing } else { Without::Ptxas })?;
+    setup(true, if check { Optional::Nothing } else { Optional::Ptxas })?;
     let folder = Project::open()?.target_folder().join("ptx").join(arch.name());
     let mut builder = CudaBuilder::new(KERNELS).arch(arch).manifest_dir(root()).out_dir(&folder);
     if let Some(name) = kernel {
@@ -38,7 +37,7 @@ pub fn ptx(kernel: Option<&str>, check: bool, arch: Option<&str>) -> Result<u8> 
     if let Some(name) = kernel {
         reports = select(reports, name);
         print!("{}", text_of(&artifacts, &reports, name)?);
-        // Beside the PTX, so that `> kernel.ptx` gets PTX only.
+        // To standard error, so that `> kernel.ptx` gets only PTX.
         eprintln!("{}", table(&artifacts, &reports));
     } else {
         println!("{}", table(&artifacts, &reports));
@@ -57,7 +56,7 @@ pub fn ptx(kernel: Option<&str>, check: bool, arch: Option<&str>) -> Result<u8> 
     Ok(u8::from(!violations.is_empty()))
 }
 
-/// The kernel of this name, or the kernels of the file of this name.
+/// The kernel with this name, or the kernels of the file with this name.
 fn select(mut reports: Vec<KernelReport>, name: &str) -> Vec<KernelReport> {
     let is_kernel = reports.iter().any(|report| report.name == name);
     reports.retain(|report| if is_kernel { report.name == name } else { report.file == name });
@@ -68,7 +67,7 @@ fn module_of<'a>(artifacts: &'a Artifacts, report: &KernelReport) -> Option<&'a 
     artifacts.modules.iter().find(|module| module.file == report.file)
 }
 
-/// The PTX of one kernel, or of the file of this name.
+/// The PTX of one kernel, or of the file with this name.
 fn text_of(artifacts: &Artifacts, reports: &[KernelReport], name: &str) -> Result<String> {
     let report = reports.first().context("no kernel is selected")?;
     let module = module_of(artifacts, report).context("the kernel has no module")?;
@@ -82,14 +81,14 @@ fn text_of(artifacts: &Artifacts, reports: &[KernelReport], name: &str) -> Resul
     Ok(format!("// {name}, of {}\n{}{kernel}", module.ptx.display(), head(&text)))
 }
 
-/// The directives that a module begins with.
+/// The directives at the start of a module.
 fn head(ptx: &str) -> String {
     let directives = [".version", ".target", ".address_size"];
     let lines = ptx.lines().filter(|line| directives.iter().any(|name| line.starts_with(name)));
     lines.map(|line| format!("{line}\n")).collect()
 }
 
-/// One entry of a module, from its directive to the brace that closes it.
+/// One entry of a module, from its directive to its closing brace.
 fn body(ptx: &str, kernel: &str) -> Option<String> {
     let is_entry = |line: &&str| {
         line.split_once(".entry ").is_some_and(|(_, rest)| {
@@ -109,7 +108,7 @@ fn body(ptx: &str, kernel: &str) -> Option<String> {
     Some(text)
 }
 
-/// The threads of a block that an entry is bounded to by `.maxntid` or `.reqntid`.
+/// The maximum block size of an entry, from `.maxntid` or `.reqntid`.
 fn thread_bound(entry: &str) -> Option<u32> {
     let (declaration, _) = entry.split_once("\n{")?;
     let bound = declaration.lines().find_map(|line| {
@@ -133,7 +132,7 @@ fn table(artifacts: &Artifacts, reports: &[KernelReport]) -> Table {
     ]);
     for report in reports {
         let arch = module_of(artifacts, report).map_or("-", |module| &module.info.arch);
-        // Without ptxas nobody knows.
+        // Unknown without ptxas.
         let known = |value: Option<u32>| value.map_or("-".to_owned(), |value| value.to_string());
         let resources = report.resources;
         table.add_row([
@@ -150,7 +149,7 @@ fn table(artifacts: &Artifacts, reports: &[KernelReport]) -> Table {
     table
 }
 
-/// The stack by ptxas, and how much of it is the kernel's own.
+/// The stack from ptxas, and the kernel's own part of it.
 fn stack(report: &KernelReport) -> String {
     let Some(resources) = report.resources else { return "-".to_owned() };
     match report.callees.is_empty() {
@@ -159,7 +158,7 @@ fn stack(report: &KernelReport) -> String {
     }
 }
 
-/// The functions that a kernel calls, each with its stack if it has one.
+/// The functions that a kernel calls, with their stack, if any.
 fn calls(report: &KernelReport) -> String {
     let names = report.callees.iter().map(|callee| match callee.stack {
         0 => callee.name().to_owned(),
@@ -169,7 +168,7 @@ fn calls(report: &KernelReport) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join("\n") }
 }
 
-/// Everything in which the kernels break the rules.
+/// All violations of the rules.
 fn check_all(artifacts: &Artifacts, reports: &[KernelReport]) -> Result<Vec<String>> {
     let mut violations = Vec::new();
     if reports.is_empty() {
@@ -201,7 +200,7 @@ fn check_all(artifacts: &Artifacts, reports: &[KernelReport]) -> Result<Vec<Stri
     Ok(violations)
 }
 
-/// In what one kernel breaks the rules, if it is to launch with this many threads a block.
+/// A kernel's violations of the rules, for this block size.
 fn check_kernel(report: &KernelReport, threads: u32) -> Vec<String> {
     let name = &report.name;
     let (Some(resources), Some(max_threads)) = (report.resources, report.max_threads) else {
@@ -215,7 +214,7 @@ fn check_kernel(report: &KernelReport, threads: u32) -> Vec<String> {
         ));
     }
     let spills = (resources.spill_stores + resources.spill_loads) as usize;
-    // What ptxas says of the stack is the sum with the functions that it has inlined.
+    // ptxas' stack includes inlined functions.
     let stack = if report.uses_gin() { report.own_stack } else { resources.stack as usize };
     for (count, what) in [(stack, "bytes of stack"), (spills, "bytes of spills")] {
         if count > 0 {

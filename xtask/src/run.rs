@@ -1,4 +1,4 @@
-//! `cargo xtask run`: one example, on the GPUs of this machine or simulated.
+//! `cargo xtask run`: runs one example, on this system's GPUs or simulated.
 
 use std::ffi::OsString;
 
@@ -6,16 +6,16 @@ use anyhow::{Context, Result, bail};
 
 use crate::cuda;
 use crate::project::{EXAMPLES_PACKAGE, Project, cargo, exit_code};
-use crate::setup::{Without, setup};
+use crate::setup::{Optional, setup};
 
-/// Names the machine to simulate, for any program.
+/// The variable that selects the simulated machine.
 const SIMULATE: &str = "DEVCOMM_SIMULATE";
-/// Where there is no GPU, and nobody says what to simulate.
+/// Default number of simulated GPUs.
 const GPUS: &str = "4";
 
-/// Runs `example` with `args` and returns its exit code: on the GPUs of this machine, or on simulated
-/// ones where there is none or `DEVCOMM_SIMULATE` asks for them. Those need no PTX, and what makes
-/// PTX is not fetched.
+/// Runs `example` with `args` and returns its exit code: on this system's GPUs, or simulated
+/// without GPUs or if `DEVCOMM_SIMULATE` is set. A simulated run needs no PTX, so the tools for PTX
+/// are not fetched.
 pub fn run(example: &str, args: &[String]) -> Result<u8> {
     let examples = Project::open()?.examples();
     if !examples.iter().any(|name| name == example) {
@@ -26,7 +26,7 @@ pub fn run(example: &str, args: &[String]) -> Result<u8> {
     match simulation() {
         Some(simulation) => drop(command.env(SIMULATE, simulation)),
         None => {
-            setup(true, Without::Ptxas)?;
+            setup(true, Optional::Ptxas)?;
             command.args(["--release", "--features", "ptx"]);
         }
     }
@@ -34,12 +34,12 @@ pub fn run(example: &str, args: &[String]) -> Result<u8> {
     Ok(exit_code(status))
 }
 
-/// What is to be simulated, if anything is.
+/// The machine to simulate, if any.
 fn simulation() -> Option<OsString> {
     if let Some(asked) = std::env::var_os(SIMULATE).filter(|value| !value.is_empty()) {
         return Some(asked);
     }
-    let reason = match cuda::machine() {
+    let reason = match cuda::driver_info() {
         Ok(machine) if machine.gpus.is_empty() => "the driver has none".to_owned(),
         Ok(_) => return None,
         Err(reason) => reason,

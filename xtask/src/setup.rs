@@ -1,9 +1,8 @@
-//! `cargo xtask setup`: fetches what the build needs and this machine lacks. Running it again
-//! changes nothing.
+//! `cargo xtask setup`: fetches missing components of the build. Idempotent.
 //!
-//! NCCL and ptxas come as Python wheels, into a cache that all checkouts share
-//! (`devcomm_locate::cache_dir`). A wheel is unpacked under another name and renamed when it is
-//! whole, under a lock, so that a setup that is killed, or two at once, leave no half of one.
+//! NCCL and ptxas are Python wheels, in a cache that all checkouts share
+//! (`devcomm_locate::cache_dir`). A wheel is unpacked under a temporary name and renamed when
+//! complete, under a lock, so that killed or concurrent setups leave no partial wheel.
 
 use std::fs::{self, File, TryLockError};
 use std::io::IsTerminal;
@@ -13,33 +12,33 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use devcomm_locate::{
-    NcclTree, NcclVersion, NotFound, Part, cache_dir, find_nccl, find_ptxas, wheel_dir,
+    NcclPart, NcclTree, NcclVersion, NotFound, cache_dir, find_nccl, find_ptxas, wheel_dir,
 };
 
 use crate::nvcc;
 
-/// The NCCL that the project is built and tested with. This is the one place that says so.
+/// The NCCL version that the project is built and tested with; defined only here.
 pub const NCCL_VERSION: NcclVersion = NcclVersion { major: 2, minor: 32, patch: 3 };
 
 /// NCCL's wheel.
 const NCCL_PACKAGE: &str = "nvidia-nccl-cu13";
 
-/// The wheel with ptxas, and its version: any ptxas that `find_ptxas` takes does as well.
+/// The wheel with ptxas, and its version; any ptxas that `find_ptxas` accepts is used instead.
 const PTXAS_PACKAGE: (&str, &str) = ("nvidia-cuda-nvcc", "13.5.37");
 
-/// What a task can do without, should it not be had.
+/// Components that a task does not require.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Without {
-    /// Everything is wanted.
+pub enum Optional {
+    /// All are required.
     Nothing,
-    /// ptxas only makes reports and cubins; kernels build and run without, as the driver assembles
-    /// them.
+    /// ptxas only makes reports and cubins; kernels build and run without it, since the driver
+    /// assembles PTX.
     Ptxas,
 }
 
 /// `cargo xtask setup`: everything, and with `twins` nvcc too.
 pub fn setup_all(quiet: bool, twins: bool) -> Result<()> {
-    setup(quiet, Without::Nothing)?;
+    setup(quiet, Optional::Nothing)?;
     if twins {
         let nvcc = nvcc::find_or_fetch()?;
         if !quiet {
@@ -49,8 +48,8 @@ pub fn setup_all(quiet: bool, twins: bool) -> Result<()> {
     Ok(())
 }
 
-/// Fetches what is missing. With `quiet`, what is there already is not mentioned.
-pub fn setup(quiet: bool, without: Without) -> Result<()> {
+/// Fetches missing components. With `quiet`, present ones are not reported.
+pub fn setup(quiet: bool, without: Optional) -> Result<()> {
     let report = |name: &str, what: &str| {
         if !quiet {
             println!("{name:<9} {what}");
@@ -73,7 +72,7 @@ pub fn setup(quiet: bool, without: Without) -> Result<()> {
 
     match find_ptxas().or_else(|_| fetch_ptxas()) {
         Ok(path) => report("ptxas", &path.display().to_string()),
-        Err(error) if without == Without::Ptxas => {
+        Err(error) if without == Optional::Ptxas => {
             eprintln!("warning: going on without ptxas (no register counts, no cubins): {error:#}");
         }
         Err(error) => return Err(error),
@@ -81,9 +80,9 @@ pub fn setup(quiet: bool, without: Without) -> Result<()> {
     Ok(())
 }
 
-/// The tree of NCCL that the project is pinned to, library and bitcode in one place.
+/// The pinned NCCL's tree, with library and bitcode.
 pub fn find_pinned_nccl() -> Result<NcclTree, NotFound> {
-    find_nccl(None, Part::Bitcode, |tree| match (tree.version, &tree.library) {
+    find_nccl(None, NcclPart::Bitcode, |tree| match (tree.version, &tree.library) {
         (Some(NCCL_VERSION), Some(_)) => Ok(()),
         (Some(NCCL_VERSION), None) => Err("it has no lib/libnccl.so.2".to_owned()),
         (Some(other), _) => Err(format!("it is NCCL {other}, wanted is {NCCL_VERSION}")),
@@ -97,7 +96,7 @@ fn fetch_ptxas() -> Result<PathBuf> {
     Ok(find_ptxas()?)
 }
 
-/// The folder of the active toolchain's library sources, added to it if it has none.
+/// The folder of the active toolchain's library sources, installed if missing.
 fn rust_src() -> Result<PathBuf> {
     let source = sysroot()?.join("lib/rustlib/src/rust/library");
     let manifest = source.join("core/Cargo.toml");
@@ -113,7 +112,8 @@ fn rust_src() -> Result<PathBuf> {
             ),
             Err(_) => bail!(
                 "the toolchain has no rust-src ({} is not there), and there is no rustup to add \
-                 it: install Rust through https://rustup.rs, or your distribution's rust-src package",
+                 it: install Rust through https://rustup.rs, or your distribution's rust-src \
+                 package",
                 manifest.display()
             ),
         }
@@ -132,9 +132,9 @@ pub fn sysroot() -> Result<PathBuf> {
     Ok(PathBuf::from(String::from_utf8(output.stdout)?.trim_end()))
 }
 
-/// Downloads wheels, each a package and its version, with pip and unpacks them into one folder of the
-/// cache, `name` and `version`, unless `is_there` says, once this process holds the lock, that
-/// another one has just done it.
+/// Downloads wheels, given by package and version, with pip and unpacks them into the folder
+/// `name`-`version` of the cache, unless `is_there` finds, under the lock, that another process has
+/// done so.
 pub fn fetch(
     name: &str,
     version: &str,
@@ -182,7 +182,7 @@ pub fn fetch(
     }
     make_programs_executable(&tree)?;
     if target.exists() {
-        // Whole by its name, and yet the search refused it: damaged since.
+        // Complete by its name, yet refused by the search: damaged since.
         fs::remove_dir_all(&target)?;
     }
     fs::rename(&tree, &target)?;
@@ -191,10 +191,10 @@ pub fn fetch(
     Ok(())
 }
 
-/// How the folders of unfinished downloads begin.
+/// Prefix of the folders of unfinished downloads.
 const PARTIAL: &str = ".partial-";
 
-/// Waits for the lock of the cache; it ends with the returned file.
+/// Acquires the cache's lock, held until the returned file is dropped.
 fn lock(path: &Path) -> Result<File> {
     let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
     match file.try_lock() {
@@ -208,7 +208,7 @@ fn lock(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// What a killed setup left behind; nobody else is at work while the lock is held.
+/// Removes what killed setups left; no other setup runs while the lock is held.
 fn remove_leftovers(wheels: &Path) -> Result<()> {
     for entry in fs::read_dir(wheels)? {
         let entry = entry?;
@@ -219,7 +219,7 @@ fn remove_leftovers(wheels: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A Python that has pip; the one of a virtual environment often has none, the system's may.
+/// A Python with pip, which a virtual environment's often lacks.
 pub fn python_with_pip() -> Result<&'static str> {
     let has_pip = |python: &&str| {
         let mut pip = Command::new(python);
@@ -234,7 +234,7 @@ pub fn python_with_pip() -> Result<&'static str> {
 }
 
 fn succeed(command: &mut Command, otherwise: &str) -> Result<()> {
-    // What pip says on the way belongs to the messages, not to the output of the task.
+    // pip's messages go to standard error, not into the task's output.
     let status = command.stdin(Stdio::null()).stdout(std::io::stderr()).status();
     match status {
         Ok(status) if status.success() => Ok(()),
@@ -244,7 +244,7 @@ fn succeed(command: &mut Command, otherwise: &str) -> Result<()> {
     }
 }
 
-/// Python's zipfile drops the executable bits of the programs in `bin` folders.
+/// Restores the executable bits in `bin` folders, which Python's zipfile drops.
 fn make_programs_executable(folder: &Path) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();

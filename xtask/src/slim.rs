@@ -1,22 +1,22 @@
-//! Cuts NCCL's library to the GPU code of one architecture.
+//! Reduces NCCL's library to the GPU code of one architecture.
 //!
-//! The wheel's library holds code for seven architectures, and a second, relocatable set that only
-//! the device linker reads. Their bytes are overwritten by zeros, so that the copy compresses to a
-//! tenth; layout and symbols stay.
+//! The wheel's library has code for seven architectures, and a second, relocatable set for the
+//! device linker. Their bytes are zeroed, so that the copy compresses to a tenth; layout and
+//! symbols are unchanged.
 
 use anyhow::{Context, Result, ensure};
 
-/// What a fat binary begins with; several follow each other in a section.
+/// Magic number of a fat binary; a section has several in a row.
 const FATBIN_MAGIC: u32 = 0xBA55_ED50;
 
-/// Reads `sm_90`, `90` or `sm_90a` as 90.
+/// Parses `sm_90`, `90` or `sm_90a` as 90.
 pub fn parse_arch(text: &str) -> Result<u32, String> {
     let number = text.strip_prefix("sm_").unwrap_or(text).trim_end_matches(char::is_alphabetic);
     number.parse().map_err(|_| format!("{text:?} is no architecture; sm_90 is one"))
 }
 
-/// Zeroes in an ELF `image` all GPU code but that of `arch`, and returns how many bytes of GPU code
-/// are left.
+/// Zeroes all GPU code in an ELF `image` except that of `arch`; returns the remaining bytes of GPU
+/// code.
 pub fn slim(image: &mut [u8], arch: u32) -> Result<u64> {
     ensure!(image.starts_with(b"\x7fELF\x02\x01"), "it is no 64-bit little-endian ELF file");
     let mut kept = 0;
@@ -31,7 +31,7 @@ pub fn slim(image: &mut [u8], arch: u32) -> Result<u64> {
     Ok(kept)
 }
 
-/// Name, start and end of each section that has bytes in the file.
+/// Name, start and end of each section with bytes in the file.
 fn sections(image: &[u8]) -> Result<Vec<(String, usize, usize)>> {
     /// A section of this type has a size but no bytes in the file.
     const NOBITS: u64 = 8;
@@ -62,8 +62,7 @@ fn sections(image: &[u8]) -> Result<Vec<(String, usize, usize)>> {
     Ok(all)
 }
 
-/// Zeroes the entries of other architectures in a section of fat binaries; returns the bytes of the
-/// entries kept.
+/// Zeroes the other architectures' entries in a section of fat binaries; returns the bytes kept.
 fn keep_one_arch(section: &mut [u8], arch: u32) -> Result<u64> {
     let mut kept = 0;
     let mut position = 0;
@@ -72,7 +71,7 @@ fn keep_one_arch(section: &mut [u8], arch: u32) -> Result<u64> {
             position += 8;
             continue;
         }
-        // The binary's header: magic, version (2 bytes), header size (2), size of what follows (8).
+        // The binary's header: magic, version (2 bytes), header size (2), size of the rest (8).
         let header = usize::try_from(number(section, position + 6, 2)?)?;
         let body = usize::try_from(number(section, position + 8, 8)?)?;
         let mut entry = position + header;
@@ -195,7 +194,7 @@ mod tests {
         for length in 0..whole.len() {
             slim(&mut whole[..length].to_vec(), 90).unwrap_err();
         }
-        // The length of the fat binary, and the place of the section table.
+        // The length of the fat binary, and the offset of the section table.
         for place in [64 + 8, 0x28] {
             let mut endless = whole.clone();
             endless[place..place + 8].copy_from_slice(&u64::MAX.to_le_bytes());

@@ -1,11 +1,12 @@
-//! `cargo xtask test`: every test of the workspace in a sensible order, and one verdict at the end.
+//! `cargo xtask test`: runs every test of the workspace in a useful order, with one verdict at the
+//! end.
 //!
-//! First everything is built, however long that takes. Then the programs run, one after the other;
-//! a test that hangs is ended with its program, and named. The tests of `gpu_*` run on simulated
-//! GPUs and then, where there are some, on this machine's.
+//! First everything is built, without a time limit. Then the programs run, one after the other; a
+//! test that hangs is killed with its program, and named. Tests in `gpu_*` run on simulated GPUs
+//! and then, if present, on this system's.
 //!
-//! A test that cannot run here, for want of GPUs or a C++ compiler, passes for its harness, which
-//! knows no third outcome. It prints a line, past the harness, and is counted as what it was:
+//! A test that cannot run here, without GPUs or a C++ compiler, passes for its harness, which has
+//! no third outcome. It prints a line, bypassing the harness, and is counted accordingly:
 //!
 //! ```text
 //! SKIPPED name: reason
@@ -14,9 +15,9 @@
 //! GPU-TEST name part: ran
 //! ```
 
+mod hangs;
 mod programs;
 mod tally;
-mod watch;
 
 use std::io::Write;
 use std::process::Command;
@@ -24,28 +25,28 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use devcomm_locate::{find_gin_loopback, gin_machine};
+use devcomm_locate::{find_gin_loopback, gin_support};
 
 use crate::cuda;
-use crate::group::{End, Group};
+use crate::process_group::{End, ProcessGroup};
 use crate::project::{Project, cargo};
-use crate::setup::{Without, setup};
+use crate::setup::{Optional, setup};
+use hangs::HangDetector;
 use programs::{Phase, Program};
 use tally::Tally;
-use watch::Watch;
 
-/// The time of one test, unless [`TIMEOUT_VARIABLE`] names another. Some compile kernels, or what
-/// must not compile, and a machine may be slow.
+/// Time limit of a test, unless [`TIMEOUT_VARIABLE`] is set. Some tests compile kernels, or
+/// programs that must not compile, and the system may be slow.
 const TIMEOUT: Duration = Duration::from_secs(30 * 60);
 const TIMEOUT_VARIABLE: &str = "DEVCOMM_TEST_TIMEOUT";
-/// Asks the tests of `gpu_*` for this machine's GPUs (`devcomm_testing::TEST_GPUS`).
+/// Makes tests in `gpu_*` run on this system's GPUs (`devcomm_testing::TEST_GPUS`).
 const TEST_GPUS: &str = "DEVCOMM_TEST_GPUS";
 
-/// Runs every test and returns the exit code: 0 when nothing failed.
+/// Runs every test; returns exit code 0 if none failed.
 pub fn test() -> Result<u8> {
     let limit = time_limit(std::env::var(TIMEOUT_VARIABLE).ok().as_deref())?;
-    setup(true, Without::Ptxas)?;
-    // Kernels for GPUs are embedded where there are some; the tests of PTX make their own.
+    setup(true, Optional::Ptxas)?;
+    // PTX is embedded only if there are GPUs; tests of PTX build their own.
     let features: &[&str] = if cuda::has_gpus() { &["--features", "ptx"] } else { &[] };
     let mut tally = Tally::default();
     println!("\n== build ==");
@@ -85,7 +86,7 @@ fn run_all(
     if cuda::has_gpus() {
         println!("\n== GPUs ==");
         for program in programs.iter().filter(|program| program.phase == Phase::Gpu) {
-            // Each test takes all GPUs, so one at a time.
+            // Each test uses all GPUs, so they run one at a time.
             let mut command = program.command();
             command.args(["--nocapture", "--test-threads=1"]).env(TEST_GPUS, "1").envs(network());
             run_program(program, command, 1, limit, tally)?;
@@ -94,7 +95,7 @@ fn run_all(
     Ok(())
 }
 
-/// Runs a test program, `at_once` of its tests at a time.
+/// Runs a test program, with `at_once` concurrent tests.
 fn run_program(
     program: &Program,
     command: Command,
@@ -103,33 +104,33 @@ fn run_program(
     tally: &mut Tally,
 ) -> Result<()> {
     println!("\n{}", program.name);
-    let watch = Watch::new(limit, true);
+    let watch = HangDetector::new(limit, true);
     run(&program.name, command, watch, tally, |watch| watch.unfinished(&program.tests(), at_once))
 }
 
-/// The examples in the documentation: cargo alone knows how to run them, and compiles them on the way.
+/// Runs the examples in the documentation, which only cargo can, compiling them on the way.
 fn run_documentation(features: &[&str], limit: Duration, tally: &mut Tally) -> Result<()> {
     println!("\n== examples in the documentation ==");
     let mut command = cargo();
     command.args(["test", "--workspace", "--doc", "--no-fail-fast"]).args(features);
-    let watch = Watch::new(limit, false);
+    let watch = HangDetector::new(limit, false);
     run("examples in the documentation", command, watch, tally, |watch| {
         watch.unfinished(&[], usize::MAX)
     })
 }
 
-/// Runs a command that tests, and ends it when a test hangs.
+/// Runs a test command, and kills it when a test hangs.
 fn run(
     name: &str,
     command: Command,
-    mut watch: Watch,
+    mut watch: HangDetector,
     tally: &mut Tally,
-    unfinished: impl FnOnce(&Watch) -> Vec<String>,
+    unfinished: impl FnOnce(&HangDetector) -> Vec<String>,
 ) -> Result<()> {
     let failed_before = tally.failures();
     let mut line = Vec::new();
-    let end = Group::spawn(command)?.run(watch.deadline(), |output| {
-        // At once, also an unfinished line: it names a test that hangs.
+    let end = ProcessGroup::spawn(command)?.run(watch.deadline(), |output| {
+        // Immediately, also an incomplete line: it names a test that hangs.
         let mut stdout = std::io::stdout();
         stdout.write_all(output)?;
         stdout.flush()?;
@@ -147,7 +148,7 @@ fn run(
     match end {
         End::Exit(status) => {
             tally.read(String::from_utf8_lossy(&line).trim_end());
-            // A program that dies reports no failing test.
+            // A program that crashes reports no failing test.
             if !status.success() && tally.failures() == failed_before {
                 tally.fail(format!("{name}: ended with {status}, see above"));
             }
@@ -164,13 +165,13 @@ fn run(
     Ok(())
 }
 
-/// What gives the tests on GPUs a network for their kernels where there is no RDMA card: devcomm's
-/// plugin, unless another is named.
+/// Environment variables that give GPU tests GIN without an RDMA card: devcomm's plugin, unless
+/// another is named.
 fn network() -> Vec<(&'static str, String)> {
-    if gin_machine(None).has_rdma() || std::env::var_os("NCCL_RMA_PLUGIN").is_some() {
+    if gin_support(None).has_rdma() || std::env::var_os("NCCL_RMA_PLUGIN").is_some() {
         return Vec::new();
     }
-    // Without it those tests say that there is no network.
+    // Without it those tests report that there is no network.
     let plugin = find_gin_loopback(None).ok();
     plugin.map(|path| devcomm_locate::gin_loopback_environment(&path).to_vec()).unwrap_or_default()
 }
@@ -193,7 +194,7 @@ mod tests {
         let mut tally = Tally::default();
         let mut command = Command::new("sh");
         command.args(["-c", "echo 'running 2 tests'; echo 'test a ... ok'; sleep 600"]);
-        let watch = Watch::new(Duration::from_millis(500), true);
+        let watch = HangDetector::new(Duration::from_millis(500), true);
         let tests = ["a", "b"].map(str::to_owned);
         run("prog", command, watch, &mut tally, |watch| watch.unfinished(&tests, 2)).unwrap();
         assert!(tally.verdict().contains("  prog: b hangs ("), "{}", tally.verdict());

@@ -1,13 +1,16 @@
-//! `cargo xtask twins`: the kernels that exist in Rust and in CUDA C++, compiled from both, for `devcomm-bench twins`.
+//! `cargo xtask twins`: compiles the kernels that exist in Rust and in CUDA C++ from both, for
+//! `devcomm-bench twins`.
 //!
 //! ```text
 //! kernels/src/X.rs, bench/kernels/src/X.rs --rustc, LLVM--> PTX --\
-//!                                                                   ptxas --> target/twins/{rust,cpp}/X.cubin, X.json
+//!                                                                   ptxas --> cubin, json
 //! bench/cpp/X.cu   --nvcc -ptx, NCCL's headers-------------> PTX --/
 //! ```
 //!
-//! One ptxas with one set of flags assembles both, so that what is compared is what the languages and their compilers make
-//! of a kernel. A pair has one file name, one set of entries, and the same parameters.
+//! Cubins and sidecars are in `target/twins/{rust,cpp}`.
+//!
+//! One ptxas with one set of flags assembles both, so that only the languages and their compilers
+//! differ. A pair has the same file name, entries and parameters.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +24,7 @@ use devcomm_locate::NcclTree;
 
 use crate::nvcc::{self, Nvcc};
 use crate::project::{Project, root};
-use crate::setup::{NCCL_VERSION, Without, find_pinned_nccl, setup};
+use crate::setup::{NCCL_VERSION, Optional, find_pinned_nccl, setup};
 
 /// The folder of the C++ sides.
 const SOURCES: &str = "bench/cpp";
@@ -29,7 +32,7 @@ const SOURCES: &str = "bench/cpp";
 /// The packages with the Rust side of twins.
 const PACKAGES: [&str; 2] = ["devcomm-kernels", "devcomm-bench-kernels"];
 
-/// Compiles both sides and prints what each kernel takes.
+/// Compiles both sides and prints each kernel's resources.
 pub fn twins() -> Result<()> {
     let twins = build()?;
     println!("{}", table(&twins.rust.report()?, &twins.cpp.report()?));
@@ -39,7 +42,7 @@ pub fn twins() -> Result<()> {
 
 /// Both sides, compiled.
 pub struct Twins {
-    /// With the folders `rust` and `cpp`.
+    /// Contains the folders `rust` and `cpp`.
     pub folder: PathBuf,
     rust: Artifacts,
     cpp: Artifacts,
@@ -47,7 +50,7 @@ pub struct Twins {
 
 /// Compiles both sides into the target folder.
 pub fn build() -> Result<Twins> {
-    setup(true, Without::Nothing)?;
+    setup(true, Optional::Nothing)?;
     let nvcc = nvcc::find_or_fetch()?;
     let tree = find_pinned_nccl()?;
     let target = Project::open()?.target_folder();
@@ -63,7 +66,7 @@ fn stem(path: &Path) -> String {
     path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Compiles the Rust kernels, and keeps those that have a twin.
+/// Compiles the Rust kernels, and keeps those with a twin.
 fn compile_rust(sources: &[PathBuf], builds: &Path, folder: &Path) -> Result<Artifacts> {
     empty(folder)?;
     let mut modules = Vec::new();
@@ -91,7 +94,7 @@ fn moved(module: ModuleArtifact, folder: &Path) -> Result<ModuleArtifact> {
     Ok(ModuleArtifact { ptx: copy(&module.ptx)?, sidecar: copy(&module.sidecar)?, cubin, ..module })
 }
 
-/// Compiles the C++ kernels, as many at a time as there are processors.
+/// Compiles the C++ kernels, one thread per processor.
 fn compile_cpp(
     nvcc: &Nvcc,
     tree: &NcclTree,
@@ -127,7 +130,8 @@ fn compile_one(
 ) -> Result<ModuleArtifact> {
     let ptx = folder.join(format!("{}.ptx", stem(source)));
     let mut command = Command::new(&nvcc.path);
-    // Lambdas are what NCCL's reduce-copy is made of; line tables are in the Rust kernels too, and change no code.
+    // NCCL's reduce-copy needs lambdas; line tables are in the Rust kernels too, and change no
+    // code.
     command
         .args(["-ptx", "-O3", "-std=c++17", "--extended-lambda", "-lineinfo"])
         .args(["-arch", NvvmArch::Compute90.name(), "-I"])
@@ -149,7 +153,7 @@ fn artifacts(folder: &Path, modules: Vec<ModuleArtifact>) -> Artifacts {
     Artifacts { index: folder.join("kernels.rs"), folder, modules, missing: None }
 }
 
-/// Makes the folder, with nothing in it.
+/// Makes an empty folder.
 fn empty(folder: &Path) -> Result<()> {
     if folder.exists() {
         fs::remove_dir_all(folder)
@@ -158,7 +162,7 @@ fn empty(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))
 }
 
-/// Refuses pairs of one name that are no twins: another entry, or parameters of another size or place.
+/// Refuses pairs that are not twins: different entries, or parameters of different size or offset.
 fn ensure_same_entries(rust: &Artifacts, cpp: &Artifacts) -> Result<()> {
     for module in &rust.modules {
         let twin = cpp.modules.iter().find(|other| other.file == module.file);
@@ -171,7 +175,8 @@ fn ensure_same_entries(rust: &Artifacts, cpp: &Artifacts) -> Result<()> {
         let (ours, theirs) = (entries(module), entries(twin));
         ensure!(
             ours == theirs,
-            "{0}.rs and {0}.cu are no twins: the entries, with the bytes of their parameters, are\n  {ours}\n  {theirs}",
+            "{0}.rs and {0}.cu are no twins: the entries, with the bytes of their parameters, \
+            are\n  {ours}\n  {theirs}",
             module.file
         );
     }
@@ -232,6 +237,7 @@ mod tests {
             resources: Some(Resources::default()),
         };
         let info = Sidecar {
+            package: None,
             arch: "sm_90".into(),
             ptx_isa: "8.6".into(),
             rustc: String::new(),
@@ -269,7 +275,7 @@ mod tests {
             (nvcc, tree) => {
                 let nccl = tree.err().map(|_| "NCCL is not set up".to_owned());
                 let reason = nvcc.err().map(|error| error.to_string()).or(nccl);
-                // Past the test harness, to whoever counts.
+                // Directly to standard output, bypassing the test harness's capture.
                 let reason = reason.unwrap_or_default();
                 let _ = writeln!(std::io::stdout(), "SKIPPED {name}: {reason}");
                 return;

@@ -1,18 +1,21 @@
-//! Ping-pong over the network between two neighbouring ranks, each message a put with a signal, by the PROXY back end.
+//! Ping-pong over the network between two neighbouring ranks, each message a put with a signal, by
+//! the PROXY back end.
 
 use cuda_std::prelude::*;
 use nccl_device::gin::Proxy;
 use nccl_device::{Coop, DevComm, MemoryOrder, Window};
 
-/// `rounds` times there and back: the first `bytes` of the even rank's `send` to the odd rank's `recv`, then the other way
-/// round. Uses signal 0, whose shadow counts what was received, also from kernel to kernel.
+/// `rounds` times there and back: the first `bytes` of the even rank's `send` to the odd rank's
+/// `recv`, then the other way round. Uses signal 0, whose shadow counts what was received, also
+/// from kernel to kernel.
 ///
 /// Grid: one block. Block: one warp.
 ///
 /// # Safety
 ///
-/// Both windows have `bytes` bytes in every rank, every rank passes the same numbers, nothing else touches the windows or the
-/// signal until the kernel has ended in every rank, and the device communicator's GIN is PROXY.
+/// Both windows have `bytes` bytes in every rank, every rank passes the same numbers, nothing else
+/// touches the windows or the signal until the kernel has ended in every rank, and the device
+/// communicator's GIN is PROXY.
 #[kernel]
 pub unsafe fn gin_put(
     comm: DevComm,

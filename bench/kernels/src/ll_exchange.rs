@@ -1,19 +1,20 @@
-//! All-to-all of 8-byte elements within the LSA team by the low-latency protocol, at its barest: what a session costs.
+//! All-to-all of 8-byte elements within the LSA team by the low-latency protocol, at its barest:
+//! what a session costs.
 
 use cuda_std::prelude::*;
 use nccl_device::raw::LlA2aHandle;
 use nccl_device::{Coop, DevComm, LlA2a, LlA2aBuffer, LsaPtr, Team, Window};
 
-/// `recv[rank * count + i]` of a peer becomes this rank's `send[peer * count + i]`, for `i < count`. Every block has a session of
-/// its own, with room for an element of each rank a thread.
+/// `recv[rank * count + i]` of a peer becomes this rank's `send[peer * count + i]`, for `i <
+/// count`. Every block has a session of its own, with room for an element of each rank a thread.
 ///
-/// Grid: any up to the blocks that `lines` is for, the same in every rank. Block: any, one-dimensional, the same in every
-/// rank. `count` is in elements.
+/// Grid: any up to the blocks that `lines` is for, the same in every rank. Block: any,
+/// one-dimensional, the same in every rank. `count` is in elements.
 ///
 /// # Safety
 ///
-/// `lines` is the host's for this device communicator. Both windows have `count` elements for each rank, and nothing else
-/// touches them until the kernel has ended in every rank.
+/// `lines` is the host's for this device communicator. Both windows have `count` elements for each
+/// rank, and nothing else touches them until the kernel has ended in every rank.
 #[kernel]
 pub unsafe fn ll_exchange(
     comm: DevComm,
@@ -50,7 +51,8 @@ pub unsafe fn ll_exchange(
     });
 }
 
-/// Sends this thread's elements to the `N` ranks of the team, and receives theirs: all loaded, and all polled for, at once.
+/// Sends this thread's elements to the `N` ranks of the team, and receives theirs: all loaded, and
+/// all polled for, at once.
 ///
 /// # Safety
 ///
@@ -64,7 +66,8 @@ unsafe fn exchange<const N: usize>(
     at: usize,
     count: usize,
 ) {
-    // Every rank starts with itself and goes up, so that the ranks send to different peers at any time.
+    // Every rank starts with itself and goes up, so that the ranks send to different peers at any
+    // time.
     let peer = |i: usize| (team.rank as usize + i) % N;
     // SAFETY: the caller's.
     let elements: [u64; N] = core::array::from_fn(|i| unsafe { from.load(peer(i) * count + at) });
@@ -92,9 +95,7 @@ unsafe fn exchange_with_many(
     at: usize,
     count: usize,
 ) {
-    for i in 0..team.n_ranks {
-        let peer = team.rank + i;
-        let peer = if peer < team.n_ranks { peer } else { peer - team.n_ranks };
+    for peer in team.all_from_self() {
         // SAFETY: the caller's.
         session.send(peer, place(team.rank), unsafe { from.load(peer as usize * count + at) });
     }

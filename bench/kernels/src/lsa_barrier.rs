@@ -1,34 +1,34 @@
 //! Barriers of the LSA team, back to back.
 
 use cuda_std::prelude::*;
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
 /// Every block: `rounds` barriers.
 ///
-/// Grid: any, up to the device communicator's LSA barriers, the same in every rank. Block: any, one-dimensional, the same in
-/// every rank.
+/// Grid: any, up to the device communicator's LSA barriers, the same in every rank. Block: any,
+/// one-dimensional, the same in every rank.
 ///
 /// # Safety
 ///
 /// Every rank passes the same `rounds`.
 #[kernel]
 pub unsafe fn lsa_barrier(comm: DevComm, rounds: u32) {
-    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-        for _ in 0..rounds {
-            barrier.sync(MemoryOrder::AcqRel);
-        }
-    });
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    for _ in 0..rounds {
+        barrier.sync(MemoryOrder::AcqRel);
+    }
 }
 
-/// The same barriers, each with a message through it: between two of them a block's first threads write the round to every
-/// peer's `table[block][rank]`, and count in `wrong[block][rank]` the rounds that are not there behind the barrier.
+/// The same barriers, each with a message through it: between two of them a block's first threads
+/// write the round to every peer's `table[block][rank]`, and count in `wrong[block][rank]` the
+/// rounds that are not there behind the barrier.
 ///
-/// Grid and block as [`lsa_barrier`]'s, with a thread at least for every rank.
+/// Grid and block as [`lsa_barrier`](fn@lsa_barrier)'s, with a thread at least for every rank.
 ///
 /// # Safety
 ///
-/// Every rank passes the same `rounds`; both windows have a row of ranks for every block, and nothing else touches them until
-/// the kernel has ended in every rank.
+/// Every rank passes the same `rounds`; both windows have a row of ranks for every block, and
+/// nothing else touches them until the kernel has ended in every rank.
 #[kernel]
 pub unsafe fn lsa_barrier_checked(
     comm: DevComm,
@@ -40,21 +40,20 @@ pub unsafe fn lsa_barrier_checked(
     let peer = thread::thread_idx_x() as i32;
     let row = thread::block_idx_x() as usize * team.n_ranks as usize;
     let mut mismatches = 0;
-    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-        for round in 1..rounds + 1 {
-            barrier.sync(MemoryOrder::AcqRel);
-            if peer < team.n_ranks {
-                // SAFETY: the contract; the element is this rank's until the next barrier.
-                unsafe { table.lsa(peer).store(row + team.rank as usize, round) };
-            }
-            barrier.sync(MemoryOrder::AcqRel);
-            if peer < team.n_ranks {
-                // SAFETY: the contract; the peer writes it again behind the next barrier only.
-                let seen = unsafe { table.local().load(row + peer as usize) };
-                mismatches += u32::from(seen != round);
-            }
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    for round in 1..rounds + 1 {
+        barrier.sync(MemoryOrder::AcqRel);
+        if peer < team.n_ranks {
+            // SAFETY: the contract; the element is this rank's until the next barrier.
+            unsafe { table.lsa(peer).store(row + team.rank as usize, round) };
         }
-    });
+        barrier.sync(MemoryOrder::AcqRel);
+        if peer < team.n_ranks {
+            // SAFETY: the contract; the peer writes it again behind the next barrier only.
+            let seen = unsafe { table.local().load(row + peer as usize) };
+            mismatches += u32::from(seen != round);
+        }
+    }
     if peer < team.n_ranks {
         // SAFETY: the contract; only this thread uses the element.
         unsafe { wrong.local().store(row + peer as usize, mismatches) };

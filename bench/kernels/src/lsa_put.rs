@@ -1,22 +1,23 @@
 //! Ping-pong over NVLink between two neighbouring ranks, each message plain stores and then a flag.
 
 use cuda_std::prelude::*;
+use cuda_std::strided::Strided;
 use cuda_std::vector::Vec16;
-use nccl_device::{Coop, DevComm, LsaPtr, Window};
+use nccl_device::{Coop, DevComm, Flag, LsaPtr, Window};
 
-/// `rounds` times there and back: the first `bytes` of the even rank's `send` to the odd rank's `recv`, then the other way
-/// round. Every block moves a part of its own, with flags of its own.
+/// `rounds` times there and back: the first `bytes` of the even rank's `send` to the odd rank's
+/// `recv`, then the other way round. Every block moves a part of its own, with flags of its own.
 ///
-/// `flags` has two elements for every block: what has arrived, which the peer counts up, and what had arrived when the last kernel
-/// ended. Both are 0 at first.
+/// `flags` has two elements for every block: what has arrived, which the peer counts up, and what
+/// had arrived when the last kernel ended. Both are 0 at first.
 ///
 /// Grid: any, the same in every rank. Block: any, one-dimensional.
 ///
 /// # Safety
 ///
-/// All ranks reach each other by load and store. `send` and `recv` have `bytes` bytes in every rank and `flags` two elements for
-/// every block, every rank passes the same numbers, and nothing else touches the windows until the kernel has ended in every
-/// rank.
+/// All ranks reach each other by load and store. `send` and `recv` have `bytes` bytes in every rank
+/// and `flags` two elements for every block, every rank passes the same numbers, and nothing else
+/// touches the windows until the kernel has ended in every rank.
 #[kernel]
 pub unsafe fn lsa_put(
     comm: DevComm,
@@ -32,23 +33,21 @@ pub unsafe fn lsa_put(
         return;
     }
     let block = thread::block_idx_x() as usize;
-    let (arrived, before) = (block, thread::grid_dim_x() as usize + block);
-    let (mine, theirs) = (flags.local(), flags.lsa(peer));
+    let (before, mine) = (thread::grid_dim_x() as usize + block, flags.local());
     let first = team.rank % 2 == 0;
-    // SAFETY: the contract: the elements are this block's, the first is written by the peer's block alone, by ordered stores.
+    // SAFETY: the contract: the elements are this block's, the first is a flag of the peer's
+    // block's.
     unsafe {
+        let arrived = Flag::new(&comm, flags, block);
         // As many as the peer has got: every kernel sends as many as it receives.
         let base = mine.load(before);
         let mut message = base;
         for step in 0..2 * rounds {
             if first == (step % 2 == 0) {
                 store_part(send.local(), recv.lsa(peer), bytes);
-                thread::sync_threads();
-                if cta.thread_rank() == 0 {
-                    theirs.store_release(arrived, message.wrapping_add(1));
-                }
+                arrived.post(cta, peer, message.wrapping_add(1));
             } else {
-                comm.wait_until(cta, || mine.load_acquire(arrived) == message.wrapping_add(1));
+                arrived.wait_at_least(cta, message.wrapping_add(1));
             }
             // Both ways are a message.
             message = message.wrapping_add(step % 2);
@@ -75,7 +74,8 @@ unsafe fn store_part(from: LsaPtr<u8>, to: LsaPtr<u8>, bytes: usize) {
     let each = vectors.div_ceil(blocks.max(1));
     let end = ((block + 1) * each).min(vectors);
     let mut at = block * each + thread;
-    // SAFETY: the vectors and bytes lie below `bytes`, each is one thread's; the rest is the caller's.
+    // SAFETY: the vectors and bytes lie below `bytes`, each is one thread's; the rest is the
+    // caller's.
     unsafe {
         let mut loaded = [Vec16::<u8>::from_bits([0; 4]); UNROLL];
         while at + (UNROLL - 1) * row < end {
@@ -92,10 +92,10 @@ unsafe fn store_part(from: LsaPtr<u8>, to: LsaPtr<u8>, bytes: usize) {
             at += row;
         }
         // The last block has the bytes behind the last whole vector.
-        let mut at = vectors * Vec16::<u8>::LANES + thread;
-        while block + 1 == blocks && at < bytes {
-            to.store(at, from.load(at));
-            at += row;
+        if block + 1 == blocks {
+            for at in Strided::new(vectors * Vec16::<u8>::LANES + thread, bytes, row) {
+                to.store(at, from.load(at));
+            }
         }
     }
 }

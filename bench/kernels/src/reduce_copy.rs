@@ -4,19 +4,21 @@ use cuda_std::prelude::*;
 use cuda_std::reduce::Sum;
 use cuda_std::vector::{Accumulate, Vec16};
 use half::{bf16, f16};
-use nccl_device::reduce_copy::lsa_reduce_copy;
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
+use nccl_device::reduce_copy::{Threads, lsa_reduce_copy};
+use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
-/// `recv[i] = sum over ranks of send[i]`, for `i < count`, in every rank of the LSA team. Every block of every rank sums one
-/// contiguous part, in whole 16-byte vectors but for the last.
+/// `recv[i] = sum over ranks of send[i]`, for `i < count`, in every rank of the LSA team. Every
+/// rank sums one contiguous part, in whole 16-byte vectors but for the last, which its grid goes
+/// through row by row. (NCCL's function takes a coop, so in C++ every block has a contiguous part
+/// of its own.)
 ///
-/// Grid: any, up to the device communicator's LSA barriers, the same in every rank. Block: any, one-dimensional, the same in
-/// every rank. `count` is in elements.
+/// Grid: any, up to the device communicator's LSA barriers, the same in every rank. Block: any,
+/// one-dimensional, the same in every rank. `count` is in elements.
 ///
 /// # Safety
 ///
-/// Both windows have at least `count` elements in every rank, and nothing else touches them until the kernel has ended
-/// in every rank.
+/// Both windows have at least `count` elements in every rank, and nothing else touches them until
+/// the kernel has ended in every rank.
 #[kernel(T = [f32, f16, bf16])]
 pub unsafe fn reduce_copy<T: Accumulate>(
     comm: DevComm,
@@ -24,20 +26,15 @@ pub unsafe fn reduce_copy<T: Accumulate>(
     recv: Window<T>,
     count: usize,
 ) {
-    let (team, coop) = (comm.lsa_team(), Coop::cta());
-    LsaBarrier::with(coop, &comm, BarrierIndex::this_block(), |barrier| {
-        barrier.sync(MemoryOrder::Acquire);
-        let lanes = Vec16::<T>::LANES;
-        let blocks = thread::grid_dim_x() as usize;
-        let parts = team.n_ranks as usize * blocks;
-        // SAFETY: a team has a rank, a grid a block. (A check here would be a branch to a trap.)
-        unsafe { core::hint::assert_unchecked(parts > 0) };
-        let each = count.div_ceil(lanes).div_ceil(parts) * lanes;
-        let part = team.rank as usize * blocks + thread::block_idx_x() as usize;
-        let begin = (part * each).min(count);
-        let length = each.min(count - begin);
-        // SAFETY: the contract; the part lies below `count`, and is this block's alone between the barriers.
-        unsafe { lsa_reduce_copy(coop, Sum, send, begin, recv, begin, length, team) };
-        barrier.sync(MemoryOrder::Release);
-    });
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    barrier.sync(MemoryOrder::Acquire);
+    let team = comm.lsa_team();
+    let vectors = count.div_ceil(Vec16::<T>::LANES);
+    let each = vectors.div_ceil((team.n_ranks as usize).max(1)) * Vec16::<T>::LANES;
+    let first = (each * team.rank as usize).min(count);
+    let n = each.min(count - first);
+    // SAFETY: the contract; the part lies below `count`, and is this rank's alone between the
+    // barriers.
+    unsafe { lsa_reduce_copy(Threads::grid(), Sum, send, first, recv, first, n, team) };
+    barrier.sync(MemoryOrder::Release);
 }

@@ -1,10 +1,10 @@
-//! Kernels in Rust against their twins in CUDA C++: the same work, grid, block and memory,
+//! Compares kernels in Rust with their twins in CUDA C++: same work, grid, block and memory,
 //! assembled by the same ptxas.
 //!
-//! Three modules take part: the Rust kernels, the C++ ones, and the C++ ones loaded once more. The
-//! last shows what a ratio is worth: its distance from 1 is what the machine does by itself. In
-//! every round each of the three is timed over one batch of launches, in an order that is drawn
-//! anew, and the ratios of a round are of neighbours in time.
+//! Three modules take part: the Rust kernels, the C++ ones, and the C++ ones loaded a second time.
+//! The last is the null comparison: its ratio's distance from 1 is the measurement noise. In every
+//! round each module is timed over one batch of launches, in random order, and ratios are taken
+//! within a round.
 
 mod pairs;
 mod row;
@@ -16,7 +16,7 @@ use clap::Args;
 use devcomm::{Kernels, Rank};
 
 use crate::contender::{Contender, Launch, Variant};
-use crate::files::Files;
+use crate::files::TwinFiles;
 use crate::harness::Harness;
 use crate::header::Header;
 use crate::options::{Dtype, GridOptions, OutputOptions, RankOptions, RunOptions, SizeOptions};
@@ -66,7 +66,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The pairs that were asked for.
+    /// The selected pairs.
     fn pairs(&self) -> Result<Vec<Pair>> {
         for name in &self.kernels {
             ensure!(
@@ -88,11 +88,11 @@ pub fn run(options: &Options) -> Result<()> {
     options.grid.validate()?;
     options.run.validate()?;
     let pairs = options.pairs()?;
-    let files = Files::find(options.twins.as_deref())?;
+    let files = TwinFiles::find(options.twins.as_deref())?;
     ranks::run(&options.ranks, None, |rank| run_rank(rank, options, &pairs, &files))
 }
 
-fn run_rank(rank: &Rank, options: &Options, pairs: &[Pair], files: &Files) -> Result<()> {
+fn run_rank(rank: &Rank, options: &Options, pairs: &[Pair], files: &TwinFiles) -> Result<()> {
     let harness = &Harness::new(rank, &options.ranks, &options.run)?;
     harness.comm.require_single_lsa_team()?;
     let (there, missing): (Vec<Pair>, Vec<Pair>) =
@@ -133,11 +133,11 @@ fn run_rank(rank: &Rank, options: &Options, pairs: &[Pair], files: &Files) -> Re
     job.finish(measured)
 }
 
-/// What a rank measures with.
+/// A rank's run of the comparison.
 struct Job<'a> {
     harness: &'a Harness<'a>,
     options: &'a Options,
-    /// Rust, C++, C++ again.
+    /// Rust, C++, and C++ again.
     compiled: &'a [(Variant, Kernels); 3],
     order: fastrand::Rng,
     report: Report<TwinRow>,
@@ -157,21 +157,20 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// The wrong elements of Rust and of C++ over all ranks; `None` when nothing is to be checked.
-    /// *Collective*.
+    /// Wrong elements of Rust and of C++ over all ranks; `None` without checks. *Collective*.
     fn check(&self, contenders: &[Contender<'_>]) -> Result<[Option<usize>; 2]> {
         let wrong = self.harness.check(&contenders[..2])?;
         Ok([wrong[0], wrong[1]])
     }
 
-    /// Tells that a pair cannot run here.
-    fn leave_out(&self, name: &str, why: &str) {
+    /// Reports that a pair cannot run here.
+    fn omit(&self, name: &str, why: &str) {
         if self.harness.rank.is_root() {
             println!("# left out: {name}: {why}");
         }
     }
 
-    /// Prints what was measured, also when that is not all, and gives the verdict.
+    /// Prints the results, even if incomplete, and returns the verdict.
     fn finish(self, measured: Result<()>) -> Result<()> {
         let verdict = Verdict::of(&self.report.rows);
         if self.harness.rank.is_root() {

@@ -1,4 +1,4 @@
-//! The kernels that exist in Rust and in C++, with the sizes and grids that they are compared at.
+//! The pairs of kernels in Rust and C++, with their sizes and grids.
 
 use anyhow::{Result, ensure};
 use devcomm::{GinType, Kernel, device, kernels};
@@ -11,11 +11,10 @@ use super::row::Label;
 use crate::options::LARGEST;
 use crate::workloads::{AllReduce, Barrier, LlExchange, Message, Put, Shape};
 
-/// A pair: the stem of its files, and what runs it.
+/// A pair: its file stem, and the function that runs it.
 pub type Pair = (&'static str, fn(&mut Job<'_>) -> Result<()>);
 
-/// All pairs. A new one is a line here, and a function that makes its workloads and hands them to
-/// the job.
+/// All pairs. To add one, add a line here and a function that creates its workloads.
 pub const PAIRS: [Pair; 5] = [
     ("lsa_barrier", lsa_barrier),
     ("lsa_allreduce", lsa_allreduce),
@@ -24,12 +23,11 @@ pub const PAIRS: [Pair; 5] = [
     ("gin_put", gin_put),
 ];
 
-/// Counts that divide neither by ranks nor by vectors: checked, not timed.
+/// Counts not divisible by ranks or vectors: checked, not timed.
 const ODD_COUNTS: [usize; 6] = [1, 7, 17, 1023, 4099, 65537];
-/// Larger messages are not what the low-latency protocol is for, and of puts they measure the
-/// network alone.
+/// The low-latency protocol is not for larger messages, and puts would measure only the network.
 const LARGEST_MESSAGE: usize = 1 << 20;
-/// Round trips of a launch.
+/// Round trips per launch.
 const ROUNDS: u32 = 50;
 
 fn lsa_barrier(job: &mut Job<'_>) -> Result<()> {
@@ -48,28 +46,28 @@ fn lsa_barrier(job: &mut Job<'_>) -> Result<()> {
 
 fn lsa_allreduce(job: &mut Job<'_>) -> Result<()> {
     let shape = Shape { threads: 128, max_blocks: 128, rounds_often: false };
-    all_reduce(job, "lsa_allreduce", shape, kernels::lsa_allreduce::<f32>)?;
-    all_reduce(job, "lsa_allreduce", shape, kernels::lsa_allreduce::<f16>)?;
-    all_reduce(job, "lsa_allreduce", shape, kernels::lsa_allreduce::<bf16>)
+    all_reduce::<f32, kernels::lsa_allreduce<f32>>(job, "lsa_allreduce", shape)?;
+    all_reduce::<f16, kernels::lsa_allreduce<f16>>(job, "lsa_allreduce", shape)?;
+    all_reduce::<bf16, kernels::lsa_allreduce<bf16>>(job, "lsa_allreduce", shape)
 }
 
 fn reduce_copy(job: &mut Job<'_>) -> Result<()> {
     let shape = Shape { threads: 256, max_blocks: 64, rounds_often: true };
-    all_reduce(job, "reduce_copy", shape, bench_kernels::reduce_copy::<f32>)?;
-    all_reduce(job, "reduce_copy", shape, bench_kernels::reduce_copy::<f16>)?;
-    all_reduce(job, "reduce_copy", shape, bench_kernels::reduce_copy::<bf16>)
+    all_reduce::<f32, bench_kernels::reduce_copy<f32>>(job, "reduce_copy", shape)?;
+    all_reduce::<f16, bench_kernels::reduce_copy<f16>>(job, "reduce_copy", shape)?;
+    all_reduce::<bf16, bench_kernels::reduce_copy<bf16>>(job, "reduce_copy", shape)
 }
 
-fn all_reduce<T, K>(job: &mut Job<'_>, name: &'static str, shape: Shape, kernel: K) -> Result<()>
+fn all_reduce<T, K>(job: &mut Job<'_>, name: &'static str, shape: Shape) -> Result<()>
 where
     T: Number,
     K: Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
 {
     let Job { harness, compiled, options, .. } = *job;
-    if !options.dtype.wants(T::NAME) {
+    if !options.dtype.includes(T::NAME) {
         return Ok(());
     }
-    let workload = |count| AllReduce::new(harness, &options.grid, shape, kernel, count);
+    let workload = |count| AllReduce::<T, K>::new(harness, &options.grid, shape, count);
     for count in options.sizes.counts(LARGEST, size_of::<T>())? {
         let label = Label { kernel: name, dtype: T::NAME, bytes: count * size_of::<T>() };
         job.row(label, &workload(count)?.by(compiled)?)?;
@@ -95,15 +93,15 @@ fn ll_exchange(job: &mut Job<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Where there is PROXY.
+/// Requires PROXY.
 fn gin_put(job: &mut Job<'_>) -> Result<()> {
     let harness = job.harness;
     if !harness.comm.properties()?.gin_types.contains(GinType::Proxy) {
-        job.leave_out("gin_put", "NCCL offers no GIN of type PROXY here");
+        job.omit("gin_put", "NCCL offers no GIN of type PROXY here");
         return Ok(());
     }
     if harness.rank.n_ranks() < 2 {
-        job.leave_out("gin_put", "it needs two ranks");
+        job.omit("gin_put", "it needs two ranks");
         return Ok(());
     }
     for bytes in [8].into_iter().chain(sizes(job)) {
@@ -115,7 +113,7 @@ fn gin_put(job: &mut Job<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The sizes of messages, of those that make sense.
+/// The suitable message sizes.
 fn sizes(job: &Job<'_>) -> Vec<usize> {
     let sizes = job.options.sizes.sizes(LARGEST_MESSAGE);
     sizes.take_while(|size| *size <= LARGEST_MESSAGE).collect()

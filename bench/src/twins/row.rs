@@ -15,28 +15,28 @@ use crate::table::Row;
 pub struct TwinRow {
     pub kernel: &'static str,
     pub dtype: &'static str,
-    /// Bytes of a message; 0 where there is none.
+    /// Bytes of a message; 0 without messages.
     pub bytes: usize,
     pub blocks: u32,
     pub threads: u32,
-    /// Registers a thread.
+    /// Registers per thread.
     pub rust_registers: u32,
     pub cpp_registers: u32,
     /// Microseconds of one operation.
     pub rust_us: f64,
     pub cpp_us: f64,
-    /// Rust's time over C++'s: the median of the rounds, and their interquartile range.
+    /// Rust's time over C++'s: median and interquartile range over rounds.
     pub ratio: f64,
     pub noise: f64,
     /// C++'s time over C++'s, as `ratio`.
     pub null: f64,
     pub null_noise: f64,
-    /// Wrong elements over all ranks; `None` when nothing was checked.
+    /// Wrong elements over all ranks; `None` if not checked.
     pub rust_wrong: Option<usize>,
     pub cpp_wrong: Option<usize>,
 }
 
-/// What a row says beside the times.
+/// A row's identification.
 #[derive(Clone, Copy, Debug)]
 pub struct Label {
     pub kernel: &'static str,
@@ -45,7 +45,7 @@ pub struct Label {
 }
 
 impl TwinRow {
-    /// From the times of every round: of Rust, C++, and C++ again.
+    /// From the times in every round: of Rust, C++, and C++ again.
     pub fn new(
         label: Label,
         launches: [Launch; 2],
@@ -115,7 +115,7 @@ impl Row for TwinRow {
     }
 }
 
-/// All rows in a line.
+/// Verdict over all rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
     rows: usize,
@@ -146,7 +146,7 @@ impl Verdict {
         }
     }
 
-    /// Fails for wrong results, and where a ratio is above what is allowed.
+    /// An error for wrong results, or if a ratio is above its limit.
     pub fn judge(&self, max_mean: Option<f64>, max_row: Option<f64>) -> Result<()> {
         ensure!(self.wrong == 0, "{} elements are wrong, see #wrong", self.wrong);
         if let Some(limit) = max_mean {
@@ -178,7 +178,7 @@ mod tests {
 
     fn row(rust: f64, wrong: usize) -> TwinRow {
         let label = Label { kernel: "sum", dtype: "f32", bytes: 1024 };
-        // Rounds that differ by more than the contestants do: the ratio is within a round.
+        // Rounds differ by more than the contestants do: ratios are taken within a round.
         let rounds = [[rust, 1.0, 0.99], [rust * 3.0, 3.0, 3.0], [rust * 9.0, 9.0, 9.09]];
         let rounds = rounds.map(Vec::from).to_vec();
         let launches = [30, 32].map(|registers| Launch { blocks: 8, threads: 128, registers });

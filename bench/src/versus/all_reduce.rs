@@ -6,9 +6,9 @@ use devcomm::{Buffer, KERNELS, Kernel, Kernels, ReduceOp, Window, device, kernel
 use devcomm_testing::numbers::Number;
 use half::{bf16, f16};
 
-use super::choice::Described;
 use super::job::Job;
 use super::row::Case;
+use super::selection::VariantInfo;
 use super::{Benchmark, SIMULATED_BLOCKS, SIMULATED_LARGEST};
 use crate::contender::{Contender, Variant};
 use crate::harness::Harness;
@@ -50,7 +50,7 @@ impl Op {
 
 impl Benchmark for AllReduce {
     const NAME: &'static str = "all-reduce";
-    const VARIANTS: &'static [Described] = &[
+    const VARIANTS: &'static [VariantInfo] = &[
         (Variant::Rust, "kernels::lsa_allreduce on symmetric windows"),
         (Variant::Cpp, "its twin in C++ on the same windows"),
         (
@@ -69,24 +69,19 @@ impl Benchmark for AllReduce {
         job.harness.comm.require_single_lsa_team()?;
         let compiled = job.kernels(&KERNELS, "lsa_allreduce")?;
         job.begin()?;
-        self.run_type(job, &compiled, kernels::lsa_allreduce::<f32>)?;
-        self.run_type(job, &compiled, kernels::lsa_allreduce::<f16>)?;
-        self.run_type(job, &compiled, kernels::lsa_allreduce::<bf16>)
+        self.run_type::<f32, kernels::lsa_allreduce<f32>>(job, &compiled)?;
+        self.run_type::<f16, kernels::lsa_allreduce<f16>>(job, &compiled)?;
+        self.run_type::<bf16, kernels::lsa_allreduce<bf16>>(job, &compiled)
     }
 }
 
 impl AllReduce {
-    fn run_type<T, K>(
-        &self,
-        job: &mut Job<'_>,
-        compiled: &[(Variant, Kernels)],
-        kernel: K,
-    ) -> Result<()>
+    fn run_type<T, K>(&self, job: &mut Job<'_>, compiled: &[(Variant, Kernels)]) -> Result<()>
     where
         T: Number,
         K: Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
     {
-        if !self.dtype.wants(T::NAME) {
+        if !self.dtype.includes(T::NAME) {
             return Ok(());
         }
         let harness = job.harness;
@@ -94,12 +89,12 @@ impl AllReduce {
         let shape = Shape { threads: 128, max_blocks, rounds_often: false };
         let largest = harness.here(LARGEST, SIMULATED_LARGEST);
         for count in self.sizes.counts(largest, size_of::<T>())? {
-            let workload = workloads::AllReduce::new(harness, &self.grid, shape, kernel, count)?;
+            let workload = workloads::AllReduce::<T, K>::new(harness, &self.grid, shape, count)?;
             let mut contenders = workload.by(compiled)?;
-            if job.choice.has(Variant::Nccl) {
+            if job.selection.has(Variant::Nccl) {
                 contenders.push(by_nccl::<T>(harness, count)?);
             }
-            if job.choice.has(Variant::NcclSym) {
+            if job.selection.has(Variant::NcclSym) {
                 contenders.push(by_nccl_sym(harness, &workload.send, &workload.recv)?);
             }
             let case = Case {
@@ -116,18 +111,18 @@ impl AllReduce {
     }
 }
 
-/// What each rank of an all-reduce has to send and to receive, in messages.
+/// The sizes and inputs of an all-reduce, per rank.
 pub fn bus(ranks: usize) -> f64 {
     2.0 * (ranks - 1) as f64 / ranks as f64
 }
 
-/// NCCL's call on the host, on memory as NCCL allocates it, with this rank's input.
+/// NCCL's host call, on memory of `ncclMemAlloc`, with this rank's input.
 pub fn by_nccl<'a, T: Number>(harness: &'a Harness<'a>, count: usize) -> Result<Contender<'a>> {
     let (send, recv) = (harness.comm.mem_alloc::<T>(count)?, harness.comm.mem_alloc(count)?);
     by_host(harness, Variant::Nccl, &send, &recv)
 }
 
-/// On windows, of which the first gets this rank's input.
+/// On windows, the first with this rank's input.
 pub fn by_nccl_sym<'a, T: Number>(
     harness: &'a Harness<'a>,
     send: &Window<T>,

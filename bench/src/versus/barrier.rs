@@ -1,13 +1,13 @@
-//! Barrier: `bench/kernels/src/lsa_barrier.rs`, a kernel that meets the other ranks many times,
-//! against what the host has for it, a collective without data.
+//! Barrier: `bench/kernels/src/lsa_barrier.rs`, many barriers in one kernel, against the host's
+//! equivalent, a collective of one element.
 
 use anyhow::Result;
 use clap::Args;
 
 use super::all_reduce::{by_nccl, by_nccl_sym};
-use super::choice::Described;
 use super::job::Job;
 use super::row::Case;
+use super::selection::VariantInfo;
 use super::{Benchmark, SIMULATED_BLOCKS};
 use crate::contender::Variant;
 use crate::options::GridOptions;
@@ -26,7 +26,7 @@ const CASE: Case = Case { size: 0, count: 0, dtype: "-", redop: "-", bus: 0.0, s
 
 impl Benchmark for Barrier {
     const NAME: &'static str = "barrier";
-    const VARIANTS: &'static [Described] = &[
+    const VARIANTS: &'static [VariantInfo] = &[
         (Variant::Rust, "each block has its LSA barrier, 1000 of them in a launch"),
         (Variant::Cpp, "its twin in C++"),
         (
@@ -53,10 +53,10 @@ impl Benchmark for Barrier {
             let threads = self.grid.threads.unwrap_or(THREADS);
             let workload = workloads::Barrier::new(harness, blocks, threads)?;
             let mut contenders = workload.by(&compiled)?;
-            if job.choice.has(Variant::Nccl) {
+            if job.selection.has(Variant::Nccl) {
                 contenders.push(by_nccl::<f32>(harness, 1)?);
             }
-            if job.choice.has(Variant::NcclSym) {
+            if job.selection.has(Variant::NcclSym) {
                 let (send, recv) = (harness.comm.window::<f32>(1)?, harness.comm.window(1)?);
                 contenders.push(by_nccl_sym(harness, &send, &recv)?);
             }

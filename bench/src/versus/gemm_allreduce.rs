@@ -1,25 +1,23 @@
-//! Matrix product and the all-reduce behind it, `C = sum over the ranks of A x B^T` in bf16: one
-//! kernel, `kernels/src/gemm_allreduce`, against cuBLASLt's product and then `ncclAllReduce`.
+//! Matrix product followed by all-reduce, `C = sum over the ranks of A x B^T` in bf16: one kernel,
+//! `kernels/src/gemm_allreduce`, against cuBLASLt's product and then `ncclAllReduce`.
 
 use anyhow::{Result, ensure};
 use clap::Args;
-use devcomm::{
-    Buffer, DeviceSlice, GemmAllReduce as Gemm, GemmOutput, KERNELS, ReduceOp, SymmetricBuffer,
-};
+use devcomm::{Buffer, DeviceSlice, GemmAllReduce as Gemm, ReduceOp, SymmetricBuffer, Window};
 use devcomm_testing::gemm::{Factor, Problem};
 use half::bf16;
 
 use super::Benchmark;
 use super::all_reduce::bus;
-use super::choice::Described;
 use super::job::Job;
 use super::row::Case;
+use super::selection::VariantInfo;
 use crate::contender::{Contender, Outcome, Variant};
 use crate::cublaslt::{CublasLt, Output, Plan};
 use crate::harness::Harness;
 use crate::ranks;
 
-/// The flags of `gemm-allreduce`. Every combination of the lists is run.
+/// The flags of `gemm-allreduce`. Every combination of the lists runs.
 #[derive(Args, Clone, Debug)]
 pub struct GemmAllReduce {
     /// Rows of A and C, with commas between [default: 512,4096; 1,130 when simulated]
@@ -36,13 +34,13 @@ pub struct GemmAllReduce {
     k: Vec<usize>,
 }
 
-/// Elements of a large product that are compared with what the host computes, which takes too long
-/// for all.
+/// Elements of a large product that are compared with the host's; computing all would take too
+/// long.
 const SAMPLES: usize = 256;
 
 impl Benchmark for GemmAllReduce {
     const NAME: &'static str = "gemm-allreduce";
-    const VARIANTS: &'static [Described] = &[
+    const VARIANTS: &'static [VariantInfo] = &[
         (Variant::Rust, "one kernel, launched by devcomm::GemmAllReduce, C in a symmetric window"),
         (Variant::Nccl, "cuBLASLt, then ncclAllReduce in place, on memory that is not registered"),
         (Variant::NcclSym, "cuBLASLt, then ncclAllReduce in place, on a symmetric window"),
@@ -56,10 +54,6 @@ impl Benchmark for GemmAllReduce {
         let harness = job.harness;
         harness.comm.require_single_lsa_team()?;
         let library = load_cublaslt(job)?;
-        let compiled = match job.choice.has(Variant::Rust) {
-            true => Some(harness.rank.load(&KERNELS)?),
-            false => None,
-        };
         job.begin()?;
         let defaults: [&[usize]; 3] =
             harness.here([&[512, 4096], &[4096], &[1024, 4096]], [&[1, 130], &[7, 264], &[72]]);
@@ -71,8 +65,8 @@ impl Benchmark for GemmAllReduce {
                 Some(library) => library.plan(shape, output),
                 None => Ok(None),
             };
-            // To check with, and for NCCL's variants, which are not there for a shape that cuBLASLt
-            // has no algorithm for.
+            // For checks, and for NCCL's variants, which are omitted for a shape without an
+            // algorithm.
             let (exact, product) = (plan(Output::F32)?, plan(Output::Bf16)?);
             if library.is_some() && product.is_none() && harness.rank.is_root() {
                 println!("# left out: nccl, nccl-sym of {shape:?}: cuBLASLt has no algorithm");
@@ -82,18 +76,18 @@ impl Benchmark for GemmAllReduce {
                 _ => None,
             };
             let sum = sum.as_ref();
-            let c = GemmOutput::new(harness.rank, harness.comm, m * n)?;
+            let c = harness.comm.window::<bf16>(m * n)?;
             let mut contenders = Vec::new();
-            if let Some(compiled) = &compiled {
-                let gemm = Gemm::new(harness.rank, harness.comm, compiled, &harness.stream, m, n)?;
+            if job.selection.has(Variant::Rust) {
+                let gemm = Gemm::new(harness.comm, &harness.stream, m, n)?;
                 contenders.push(fused(&matrices, gemm, &c, sum));
             }
             if let Some(plan) = &product {
-                if job.choice.has(Variant::Nccl) {
+                if job.selection.has(Variant::Nccl) {
                     let c = harness.comm.mem_alloc(c.len())?.device_slice();
                     contenders.push(unfused(Variant::Nccl, &matrices, plan, c, sum));
                 }
-                if job.choice.has(Variant::NcclSym) {
+                if job.selection.has(Variant::NcclSym) {
                     let c = c.device_slice();
                     contenders.push(unfused(Variant::NcclSym, &matrices, plan, c, sum));
                 }
@@ -113,7 +107,7 @@ impl Benchmark for GemmAllReduce {
 }
 
 impl GemmAllReduce {
-    /// Every combination of the lists `m`, `n` and `k`, or of these where one is empty.
+    /// Every combination of `m`, `n` and `k`, with defaults for empty lists.
     fn problems(&self, default: [&[usize]; 3], ranks: usize, seed: u64) -> Result<Vec<Problem>> {
         let [m, n, k] = default;
         let lists = [(&self.m, m), (&self.n, n), (&self.k, k)]
@@ -122,7 +116,7 @@ impl GemmAllReduce {
     }
 }
 
-/// cuBLASLt, or NCCL's variants are left out.
+/// cuBLASLt; without it NCCL's variants are omitted.
 fn load_cublaslt(job: &mut Job<'_>) -> Result<Option<CublasLt>> {
     let (library, why) = match job.harness.rank.is_simulated() {
         true => (None, "cuBLASLt has no simulated GPUs to run on"),
@@ -133,8 +127,8 @@ fn load_cublaslt(job: &mut Job<'_>) -> Result<Option<CublasLt>> {
         ),
     };
     if library.is_none() {
-        job.choice.leave_out(Variant::Nccl, why)?;
-        job.choice.leave_out(Variant::NcclSym, why)?;
+        job.selection.omit(Variant::Nccl, why)?;
+        job.selection.omit(Variant::NcclSym, why)?;
     }
     Ok(library)
 }
@@ -158,8 +152,8 @@ impl<'a> Matrices<'a> {
         Ok(Self { harness, problem, a: factor(Factor::A)?, b: factor(Factor::B)? })
     }
 
-    /// Elements of which every bit is random: with the few values of those that are checked a GPU
-    /// draws less power, and is faster.
+    /// Elements with all bits random: with the few values of checked ones a GPU draws less power,
+    /// and is faster.
     fn fill_for_timing(&self) -> Result<()> {
         let rank = self.harness.rank.rank();
         self.a.copy_from_host(&self.problem.noise(Factor::A, rank))?;
@@ -167,8 +161,7 @@ impl<'a> Matrices<'a> {
     }
 }
 
-/// What C is before it is rounded: cuBLASLt's and NCCL's sum in f32, which is exact for these
-/// elements.
+/// C before rounding: cuBLASLt and NCCL sum in f32, which is exact for these elements.
 struct Sum {
     elements: Vec<f32>,
     /// The largest magnitude in any rank's product.
@@ -205,7 +198,7 @@ impl Sum {
     }
 }
 
-/// C in this rank.
+/// C on this rank.
 struct Product<'a> {
     matrices: &'a Matrices<'a>,
     c: DeviceSlice<bf16>,
@@ -215,12 +208,12 @@ struct Product<'a> {
 }
 
 impl Outcome for Product<'_> {
-    fn spoil(&self) -> Result<()> {
+    fn overwrite(&self) -> Result<()> {
         // NaNs.
-        Ok(self.c.fill(0xff)?)
+        Ok(self.c.fill_bytes(0xff)?)
     }
 
-    /// Of all elements where there is their sum, or else of those that the host computes.
+    /// Wrong elements of all, or else of those that the host computes.
     fn count_wrong(&self) -> Result<usize> {
         let Matrices { harness: Harness { rank, .. }, problem, .. } = self.matrices;
         let mut c = vec![bf16::ZERO; self.c.len()];
@@ -243,13 +236,13 @@ impl Outcome for Product<'_> {
 /// One kernel.
 fn fused<'a>(
     matrices: &'a Matrices<'a>,
-    gemm: Gemm<'a>,
-    c: &'a GemmOutput,
+    gemm: Gemm,
+    c: &'a Window<bf16>,
     sum: Option<&'a Sum>,
 ) -> Contender<'a> {
     let Matrices { problem, a, b, .. } = matrices;
-    // SAFETY: the graphs of a comparison end before its contenders do, which have all of this, and
-    // are launched to the one stream.
+    // SAFETY: the graphs of a comparison end before its contenders, which own all of this, and are
+    // launched on one stream.
     let work = move || unsafe { gemm.launch_capturable(a, b, c, problem.shape()) };
     let product = Product { matrices, c: c.device_slice(), sum, rounded_once: true };
     Contender::new(Variant::Rust, work, product)
@@ -274,14 +267,14 @@ fn unfused<'a>(
     Contender::new(variant, work, product)
 }
 
-/// Whether `got` differs from `right` by more than roundings to bf16 explain: of each rank's
-/// product, none of which is above `largest`, and of each partial sum of theirs.
+/// Whether `got` differs from `right` by more than bf16 roundings allow: of each rank's product, at
+/// most `largest` each, and of each partial sum.
 fn is_beyond_rounding(right: f32, got: bf16, largest: f64, ranks: usize) -> bool {
     /// Half the distance from 1 to the next number.
     const HALF_STEP: f64 = 1.0 / 256.0;
     let roundings_of_products = ranks as f64 * largest;
     let roundings_of_sums: f64 = (2..=ranks).map(|terms| terms as f64 * largest).sum();
-    // Partial sums of rounded products are a little larger than of exact ones.
+    // Partial sums of rounded products may exceed the exact ones slightly.
     let bound = HALF_STEP
         * (roundings_of_products + roundings_of_sums)
         * (1.0 + HALF_STEP).powi(ranks as i32);

@@ -1,14 +1,14 @@
-//! The comparison itself: every contender is checked, then all are timed in turns.
+//! Runs a comparison: checks every contender, then times all, interleaved.
 
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use devcomm::{KernelSet, Kernels};
 
-use super::choice::Choice;
-use super::row::{Case, Ran, Row, Summary, rows};
+use super::row::{Case, Row, Summary, VariantResult, rows};
+use super::selection::Selection;
 use crate::contender::{Contender, Variant};
-use crate::files::Files;
+use crate::files::TwinFiles;
 use crate::harness::Harness;
 use crate::header::Header;
 use crate::options::OutputOptions;
@@ -17,46 +17,46 @@ use crate::table::Report;
 /// A run of a benchmark.
 pub struct Job<'a> {
     pub harness: &'a Harness<'a>,
-    pub choice: Choice,
-    /// The folder of the twins in C++, if one was named.
+    pub selection: Selection,
+    /// The folder of the C++ twins, if named.
     twins: Option<&'a Path>,
     order: fastrand::Rng,
     report: Report<Row>,
 }
 
 impl<'a> Job<'a> {
-    /// Without rows yet.
-    pub fn new(harness: &'a Harness<'a>, choice: Choice, twins: Option<&'a Path>) -> Self {
+    /// A job without rows.
+    pub fn new(harness: &'a Harness<'a>, selection: Selection, twins: Option<&'a Path>) -> Self {
         let order = fastrand::Rng::with_seed(harness.run.seed);
-        Self { harness, choice, twins, order, report: Report::new() }
+        Self { harness, selection, twins, order, report: Report::new() }
     }
 
-    /// The kernels of `name` in Rust, of `set`, and in C++: those that were chosen and are there.
+    /// The kernels of `name` in Rust, from `set`, and in C++, as selected and available.
     pub fn kernels(&mut self, set: &KernelSet, name: &str) -> Result<Vec<(Variant, Kernels)>> {
         let rank = self.harness.rank;
         let mut kernels = Vec::new();
-        if self.choice.has(Variant::Rust) {
-            kernels.push((Variant::Rust, rank.load(set)?));
+        if self.selection.has(Variant::Rust) {
+            kernels.push((Variant::Rust, Kernels::load(rank.context(), set)?));
         }
         let twin = || {
             ensure!(!rank.is_simulated(), "the simulator runs no kernels but those in Rust");
-            let files = Files::find(self.twins)?;
+            let files = TwinFiles::find(self.twins)?;
             let module = files.cpp(&[name]).into_iter().find(|module| module.is_file());
             module.with_context(|| format!("{} has no {name} in C++", files.folder().display()))
         };
-        if self.choice.has(Variant::Cpp) {
+        if self.selection.has(Variant::Cpp) {
             match twin() {
                 Ok(module) => {
                     let twin = Kernels::load_files(rank.context(), &[module]);
                     kernels.push((Variant::Cpp, twin.context("the C++ twin does not load")?));
                 }
-                Err(why) => self.choice.leave_out(Variant::Cpp, why)?,
+                Err(why) => self.selection.omit(Variant::Cpp, why)?,
             }
         }
         Ok(kernels)
     }
 
-    /// Prints what is measured on and how, when it is known who takes part.
+    /// Prints the header, once the variants are known.
     pub fn begin(&mut self) -> Result<()> {
         let header = Header::of(self.harness.rank)?;
         if self.harness.rank.is_root() {
@@ -72,19 +72,18 @@ impl<'a> Job<'a> {
                      cubins of ptxas"
                 );
             }
-            println!("{}", self.choice);
+            println!("{}", self.selection);
         }
         self.report.set_header(header);
         Ok(())
     }
 
-    /// Checks all contenders and measures them: a row each. *Collective*.
+    /// Checks and times all contenders: one row each. *Collective*.
     pub fn compare(&mut self, case: Case, contenders: &[Contender<'_>]) -> Result<()> {
         self.compare_refilled(case, contenders, || Ok(()))
     }
 
-    /// The same, with other inputs for what is timed than for what is checked: `refill` writes them
-    /// in between.
+    /// The same, with other inputs for timing than for checks, written by `refill`.
     pub fn compare_refilled(
         &mut self,
         case: Case,
@@ -104,12 +103,13 @@ impl<'a> Job<'a> {
             false => None,
         };
         let ran = contenders.iter().zip(wrong);
-        let ran = ran.map(|(it, wrong)| Ran { variant: it.variant, launch: it.launch, wrong });
+        let ran =
+            ran.map(|(it, wrong)| VariantResult { variant: it.variant, launch: it.launch, wrong });
         self.report.rows.extend(rows(case, &ran.collect::<Vec<_>>(), rounds.as_ref()));
         Ok(())
     }
 
-    /// Prints what was measured, also when that is not all, and gives the verdict.
+    /// Prints the results, even if incomplete, and returns the verdict.
     pub fn finish(self, measured: Result<()>, output: &OutputOptions) -> Result<()> {
         let summary = Summary::of(&self.report.rows);
         if self.harness.rank.is_root() {
@@ -137,20 +137,20 @@ mod tests {
     const CASE: Case =
         Case { size: 4, count: 1, dtype: "f32", redop: "sum", bus: 1.0, shape: None };
 
-    /// What the contenders of a rank have done.
+    /// The log of a rank's contenders.
     struct Log<'a> {
         done: RefCell<Vec<&'static str>>,
-        /// Results that were spoilt, of both ranks.
-        spoilt: &'a AtomicUsize,
+        /// Overwritten results of both ranks.
+        overwritten: &'a AtomicUsize,
     }
 
-    /// A result that is right when it is 7.
+    /// A result that is right if it is 7.
     struct Seven<'a>(Rc<Cell<u32>>, &'a Log<'a>);
 
     impl Outcome for Seven<'_> {
-        fn spoil(&self) -> Result<()> {
+        fn overwrite(&self) -> Result<()> {
             self.1.done.borrow_mut().push("spoil");
-            self.1.spoilt.fetch_add(1, Ordering::Relaxed);
+            self.1.overwritten.fetch_add(1, Ordering::Relaxed);
             self.0.set(0);
             Ok(())
         }
@@ -160,14 +160,14 @@ mod tests {
         }
     }
 
-    /// Writes its result only when it is asked to be checked, and then once in so many times.
+    /// Writes its result only when checked, and then only every `every`th time.
     fn lazy<'a>(variant: Variant, every: usize, log: &'a Log<'a>) -> Contender<'a> {
         let (result, times) = (Rc::new(Cell::new(7)), Cell::new(0_usize));
         let outcome = Seven(Rc::clone(&result), log);
         let checked = move || {
             let mine = log.done.borrow().iter().filter(|done| **done == "spoil").count();
-            let all = log.spoilt.load(Ordering::Relaxed);
-            assert!(all >= 2 * mine, "the other rank's result is not spoilt yet");
+            let all = log.overwritten.load(Ordering::Relaxed);
+            assert!(all >= 2 * mine, "the other rank's result is not overwritten yet");
             log.done.borrow_mut().push("checked");
             times.set(times.get() + 1);
             if times.get().is_multiple_of(every) {
@@ -196,21 +196,21 @@ mod tests {
     fn simulated(args: &str, test: impl Fn(Job<'_>, &OutputOptions) -> Result<()> + Sync) {
         let cli = Cli::parse_from(["bench"].into_iter().chain(args.split_whitespace()));
         let variants = [(Variant::Rust, ""), (Variant::Nccl, "")];
-        let choice = Choice::new(&[], &variants, "test").unwrap();
+        let selection = Selection::new(&[], &variants, "test").unwrap();
         let ran = World::simulated(2).unwrap().run(|rank| {
             let mut harness = Harness::new(rank, &cli.ranks, &cli.run)?;
-            // The times mean nothing, but are taken as on GPUs.
+            // The times are meaningless, but taken as on GPUs.
             harness.is_timed = true;
-            test(Job::new(&harness, choice.clone(), None), &cli.output)
+            test(Job::new(&harness, selection.clone(), None), &cli.output)
         });
         ran.unwrap();
     }
 
     #[test]
     fn every_check_begins_with_a_spoilt_result_and_all_are_done_before_the_first_time() {
-        let spoilt = AtomicUsize::new(0);
+        let overwritten = AtomicUsize::new(0);
         simulated("-c 2 -n 3 -w 1 --rounds 2", |mut job, output| {
-            let log = Log { done: RefCell::default(), spoilt: &spoilt };
+            let log = Log { done: RefCell::default(), overwritten: &overwritten };
             job.compare(CASE, &[lazy(Variant::Rust, 1, &log), lazy(Variant::Nccl, 2, &log)])?;
             // Warm-up, and in every round a launch before the batch.
             let timed = 2 * (1 + 2 * (1 + 3));

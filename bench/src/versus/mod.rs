@@ -1,17 +1,16 @@
-//! Kernel-initiated communication against host-initiated: kernels that communicate by themselves
-//! against NCCL's calls on the host, which launch NCCL's own kernels.
+//! Compares kernel-initiated with host-initiated communication: kernels that communicate themselves
+//! against NCCL's host calls, which launch NCCL's kernels.
 //!
-//! Every variant works on the same random data and is checked in full before it is timed. In every
-//! round each is timed over one batch, in an order that is drawn anew; a ratio is the median of the
-//! rounds' ratios, which are of neighbours in time.
+//! Every variant uses the same random data and is fully checked before it is timed. In every round
+//! each is timed over one batch, in random order; a ratio is the median of ratios within a round.
 
 mod all_reduce;
 mod barrier;
-mod choice;
 mod gemm_allreduce;
 mod job;
 mod put;
 mod row;
+mod selection;
 
 use std::path::PathBuf;
 
@@ -23,8 +22,8 @@ use crate::contender::Variant;
 use crate::harness::Harness;
 use crate::options::{OutputOptions, RankOptions, RunOptions};
 use crate::ranks;
-use choice::{Choice, Described};
 use job::Job;
+use selection::{Selection, VariantInfo};
 
 pub use all_reduce::AllReduce;
 pub use barrier::Barrier;
@@ -57,24 +56,24 @@ pub struct Options {
     output: OutputOptions,
 }
 
-/// A benchmark of this kind, with its flags beside [`Options`].
+/// A benchmark, with its flags beside [`Options`].
 pub trait Benchmark: Args + Sync {
-    /// What the command line calls it.
+    /// Its name on the command line.
     const NAME: &'static str;
 
-    /// Its variants, and what each does.
-    const VARIANTS: &'static [Described];
+    /// Its variants, with descriptions.
+    const VARIANTS: &'static [VariantInfo];
 
-    /// Refuses flags that cannot be meant.
+    /// Validates its flags.
     fn validate(&self) -> Result<()>;
 
     /// Compares its contenders.
     fn run(&self, job: &mut Job<'_>) -> Result<()>;
 }
 
-/// The largest message where none was named, on simulated GPUs.
+/// Default largest message on simulated GPUs.
 const SIMULATED_LARGEST: usize = 64 << 10;
-/// Blocks at most on simulated GPUs, where each takes as long as all others together.
+/// Maximum blocks on simulated GPUs, which run them one after the other.
 const SIMULATED_BLOCKS: u32 = 4;
 
 /// The command line of a benchmark.
@@ -92,17 +91,17 @@ pub fn run<B: Benchmark>(command: &Command<B>) -> Result<()> {
     let Command { benchmark, options } = command;
     benchmark.validate()?;
     options.run.validate()?;
-    let choice = Choice::new(&options.variants, B::VARIANTS, B::NAME)?;
+    let selection = Selection::new(&options.variants, B::VARIANTS, B::NAME)?;
     let rank = |rank: &Rank| {
         let harness = Harness::new(rank, &options.ranks, &options.run)?;
-        let mut job = Job::new(&harness, choice.clone(), options.twins.as_deref());
+        let mut job = Job::new(&harness, selection.clone(), options.twins.as_deref());
         let measured = benchmark.run(&mut job);
         job.finish(measured, &options.output)
     };
     ranks::run(&options.ranks, options.simulate, rank).map_err(advise)
 }
 
-/// Names the way out when it is the machine that does not do.
+/// Adds advice to an error if the system cannot run the benchmark.
 fn advise(error: anyhow::Error) -> anyhow::Error {
     match error.downcast_ref().is_some_and(Error::is_of_the_machine) {
         true => error.context(

@@ -1,13 +1,13 @@
-//! Put: messages to a neighbouring rank and back, each with a signal, by kernels over the network
-//! (GIN) and over NVLink, against NCCL's sends and puts on the host.
+//! Put: ping-pong with a neighbouring rank, each message with a signal, by kernels over the network
+//! (GIN) and over NVLink, against NCCL's host sends and puts.
 
 use anyhow::{Result, ensure};
 use clap::Args;
-use devcomm::{GinType, Signal, WaitSignalDesc, Window};
+use devcomm::{GinType, Kernels, Signal, WaitSignalDesc, Window};
 
-use super::choice::Described;
 use super::job::Job;
 use super::row::Case;
+use super::selection::VariantInfo;
 use super::{Benchmark, SIMULATED_BLOCKS, SIMULATED_LARGEST};
 use crate::contender::{Contender, Variant};
 use crate::harness::Harness;
@@ -24,22 +24,22 @@ pub struct Put {
     grid: GridOptions,
 }
 
-/// The smallest message, beside those of the command line.
+/// The smallest message, in addition to the command line's.
 const SMALLEST: usize = 8;
-/// The largest message where none was named, on GPUs.
+/// Default largest message on GPUs.
 const LARGEST: usize = 4 << 20;
-/// Threads of a block that stores, and blocks at most on GPUs.
+/// Threads per block of stores, and maximum blocks on GPUs.
 const THREADS: u32 = 512;
 const MAX_BLOCKS: u32 = 32;
 
 impl Benchmark for Put {
     const NAME: &'static str = "put";
-    const VARIANTS: &'static [Described] = &[
+    const VARIANTS: &'static [VariantInfo] = &[
         (Variant::Rust, "puts with a signal over GIN (PROXY) by one warp"),
         (
             Variant::RustLsa,
-            "stores over NVLink and then a flag; each block plays by itself, so with many blocks \
-             both directions are busy at once",
+            "stores over NVLink and then a flag; each block exchanges on its own, so with many \
+             blocks both directions are busy at once",
         ),
         (Variant::Cpp, "rust's twin in C++"),
         (
@@ -57,10 +57,12 @@ impl Benchmark for Put {
     fn run(&self, job: &mut Job<'_>) -> Result<()> {
         let harness = job.harness;
         ensure!(harness.rank.n_ranks() >= 2, "a put needs two ranks, and there is one");
-        leave_out(job)?;
+        omit(job)?;
         let over_gin = job.kernels(&crate::KERNELS, "gin_put")?;
-        let over_nvlink = match job.choice.has(Variant::RustLsa) {
-            true => vec![(Variant::RustLsa, harness.rank.load(&crate::KERNELS)?)],
+        let over_nvlink = match job.selection.has(Variant::RustLsa) {
+            true => {
+                vec![(Variant::RustLsa, Kernels::load(harness.rank.context(), &crate::KERNELS)?)]
+            }
             false => Vec::new(),
         };
         job.begin()?;
@@ -85,10 +87,10 @@ impl Benchmark for Put {
             if let Some(put) = &nvlink {
                 contenders.extend(put.by(&over_nvlink)?);
             }
-            if job.choice.has(Variant::Nccl) {
+            if job.selection.has(Variant::Nccl) {
                 contenders.push(by_nccl(harness, bytes)?);
             }
-            if job.choice.has(Variant::NcclSym) {
+            if job.selection.has(Variant::NcclSym) {
                 contenders.push(by_nccl_sym(harness, windows)?);
             }
             let (size, count) = (bytes, bytes);
@@ -99,34 +101,33 @@ impl Benchmark for Put {
     }
 }
 
-/// Round trips of a launch that is timed: so many that the launch does not count, but not more
-/// bytes than take some time.
+/// Round trips per timed launch: enough to hide the launch, within a limit of bytes.
 fn rounds(bytes: usize) -> u32 {
     ((16 << 20) / bytes).clamp(2, 50) as u32
 }
 
-/// Leaves out what NCCL does not offer here.
-fn leave_out(job: &mut Job<'_>) -> Result<()> {
+/// Omits variants that NCCL does not support here.
+fn omit(job: &mut Job<'_>) -> Result<()> {
     let properties = job.harness.comm.properties()?;
     if !properties.gin_types.contains(GinType::Proxy) {
         for variant in [Variant::Rust, Variant::Cpp] {
             let why = "NCCL offers no GIN of type PROXY here; --gin-loopback carries it between \
                        the GPUs of one host";
-            job.choice.leave_out(variant, why)?;
+            job.selection.omit(variant, why)?;
         }
     }
     if properties.n_lsa_teams > 1 {
         let why = "the ranks do not all reach each other by load and store";
-        job.choice.leave_out(Variant::RustLsa, why)?;
+        job.selection.omit(Variant::RustLsa, why)?;
     }
     if !properties.host_rma {
         let why = "NCCL offers no one-sided operations of the host here";
-        job.choice.leave_out(Variant::NcclSym, why)?;
+        job.selection.omit(Variant::NcclSym, why)?;
     }
     Ok(())
 }
 
-/// By sends, on memory as NCCL allocates it.
+/// By sends, on memory of `ncclMemAlloc`.
 fn by_nccl<'a>(harness: &'a Harness<'a>, bytes: usize) -> Result<Contender<'a>> {
     let Harness { comm, stream, .. } = harness;
     let (send, recv) = (comm.mem_alloc(bytes)?, comm.mem_alloc(bytes)?);
@@ -147,7 +148,7 @@ fn by_nccl_sym<'a>(
     Ok(by_host(Variant::NcclSym, message, send, receive))
 }
 
-/// One message there and one back: of two ranks, the lower one sends first.
+/// One round trip: the lower rank of a pair sends first.
 fn by_host<'a>(
     variant: Variant,
     message: Message<'a>,
@@ -169,6 +170,6 @@ fn by_host<'a>(
         }
         Ok(())
     };
-    // A row tells the time of one way.
+    // A row reports the one-way time.
     Contender { operations: 2, ..Contender::new(variant, work, message) }
 }

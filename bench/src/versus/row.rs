@@ -1,4 +1,4 @@
-//! A row: one variant with one size and type; and the summary of all rows.
+//! Rows: one variant with one size and type; and their summary.
 
 use std::fmt;
 
@@ -11,23 +11,23 @@ use crate::harness::Rounds;
 use crate::stats::{Spread, geometric_mean};
 use crate::table;
 
-/// What all variants of a comparison do.
+/// Parameters common to all variants of a comparison.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// Bytes of a message; 0 where there is none.
+    /// Bytes of a message; 0 without messages.
     pub size: usize,
     /// Elements.
     pub count: usize,
     pub dtype: &'static str,
     pub redop: &'static str,
-    /// The bus bandwidth over the algorithm's.
+    /// Ratio of bus bandwidth to algorithm bandwidth.
     pub bus: f64,
-    /// Rows and columns of a matrix product, and its terms in each rank.
+    /// Rows, columns and terms per rank of a matrix product.
     pub shape: Option<[usize; 3]>,
 }
 
 impl Case {
-    /// The shape as text, nothing where there is none.
+    /// The shape as text, empty without one.
     pub fn shape(&self) -> String {
         self.shape.map_or_else(String::new, |[m, n, k]| format!("{m}x{n}x{k}"))
     }
@@ -41,40 +41,40 @@ pub struct Row {
     #[serde(rename = "type")]
     pub dtype: &'static str,
     pub redop: &'static str,
-    /// Of a matrix product: rows, columns, and terms in each rank.
+    /// Of a matrix product: rows, columns, and terms per rank.
     pub m: Option<usize>,
     pub n: Option<usize>,
     pub k: Option<usize>,
     pub variant: Variant,
     pub blocks: Option<u32>,
     pub threads: Option<u32>,
-    /// Microseconds of an operation; `None` in the simulator, as all that follows from it.
+    /// Microseconds per operation; `None` in the simulator, as are all derived values.
     pub time_us: Option<f64>,
-    /// GB/s of the message, and by nccl-tests' factor of the wire.
+    /// Algorithm bandwidth and, by nccl-tests' factor, bus bandwidth, in GB/s.
     pub algbw: Option<f64>,
     pub busbw: Option<f64>,
-    /// Wrong elements over all ranks; `None` when nothing was checked.
+    /// Wrong elements over all ranks; `None` if not checked.
     pub wrong: Option<usize>,
-    /// The times' interquartile range in percent of their median.
+    /// Interquartile range of the times in percent of their median.
     pub noise_percent: Option<f64>,
-    /// This variant's time over that of `nccl` and of `nccl-sym`: the median of the rounds' ratios.
+    /// This variant's time over `nccl`'s and over `nccl-sym`'s: medians of ratios within a round.
     pub time_over_nccl: Option<f64>,
     pub time_over_nccl_sym: Option<f64>,
 }
 
-/// A variant as it ran.
+/// A variant's launch and check result.
 #[derive(Clone, Copy, Debug)]
-pub struct Ran {
+pub struct VariantResult {
     pub variant: Variant,
     pub launch: Option<Launch>,
     pub wrong: Option<usize>,
 }
 
-/// The rows of a case, from the times of the same variants.
-pub fn rows(case: Case, ran: &[Ran], rounds: Option<&Rounds>) -> Vec<Row> {
+/// The rows of a case, from the variants' times.
+pub fn rows(case: Case, ran: &[VariantResult], rounds: Option<&Rounds>) -> Vec<Row> {
     let spread = |time: &dyn Fn(&[f64]) -> f64| Spread::of(rounds?.iter().map(|round| time(round)));
     let place = |variant| ran.iter().position(|ran| ran.variant == variant);
-    let row = |(i, ran): (usize, &Ran)| {
+    let row = |(i, ran): (usize, &VariantResult)| {
         let over = |base: Option<usize>| {
             base.and_then(|base| Some(spread(&|round| round[i] / round[base])?.median))
         };
@@ -151,7 +151,7 @@ impl table::Row for Row {
     }
 }
 
-/// All rows in a few lines.
+/// Summary of all rows.
 #[derive(Clone, Debug)]
 pub struct Summary {
     wrong: usize,
@@ -159,7 +159,7 @@ pub struct Summary {
     ratios: Vec<Ratio>,
 }
 
-/// The time of a kernel over that of NCCL's call on the host, over several rows.
+/// A kernel's time over that of NCCL's host call, over several rows.
 #[derive(Clone, Copy, Debug)]
 struct Ratio {
     kernel: Variant,
@@ -172,7 +172,7 @@ struct Ratio {
 }
 
 impl Row {
-    /// This variant's time over that of `host`.
+    /// This variant's time over `host`'s.
     fn over(&self, host: Variant) -> Option<f64> {
         match host {
             Variant::Nccl => self.time_over_nccl,
@@ -183,7 +183,7 @@ impl Row {
 }
 
 impl Ratio {
-    /// `None` where no row has both.
+    /// `None` if no row has both.
     fn of(rows: &[Row], kernel: Variant, host: Variant) -> Option<Self> {
         let of_kernel = rows.iter().filter(|row| row.variant == kernel);
         let ratios: Vec<f64> = of_kernel.filter_map(|row| row.over(host)).collect();
@@ -213,7 +213,7 @@ impl Summary {
         }
     }
 
-    /// Fails for wrong results.
+    /// An error for wrong results.
     pub fn judge(&self) -> Result<()> {
         ensure!(self.wrong == 0, "{} elements are wrong, see #wrong", self.wrong);
         Ok(())
@@ -244,13 +244,13 @@ mod tests {
     const CASE: Case =
         Case { size: 3000, count: 750, dtype: "f32", redop: "sum", bus: 1.5, shape: None };
 
-    fn ran(variant: Variant) -> Ran {
+    fn ran(variant: Variant) -> VariantResult {
         let launch = Launch { blocks: 4, threads: 128, registers: 32 };
-        Ran { variant, launch: variant.is_kernel().then_some(launch), wrong: Some(0) }
+        VariantResult { variant, launch: variant.is_kernel().then_some(launch), wrong: Some(0) }
     }
 
     fn measured() -> Vec<Row> {
-        // Rounds that differ by more than the variants do.
+        // Rounds differ by more than the variants do.
         let rounds =
             vec![vec![1e-6, 2e-6, 4e-6], vec![3e-6, 6e-6, 12e-6], vec![9e-6, 18e-6, 36e-6]];
         let variants = [Variant::Rust, Variant::NcclSym, Variant::Nccl];

@@ -1,4 +1,6 @@
-//! All-reduces: kernels that take a `DevComm`, two windows and a count.
+//! All-reduce kernels, with a `DevComm`, two windows and a count as parameters.
+
+use std::marker::PhantomData;
 
 use anyhow::Result;
 use devcomm::{
@@ -11,26 +13,26 @@ use crate::contender::{Contender, Outcome, Variant};
 use crate::harness::Harness;
 use crate::options::GridOptions;
 
-/// What suits a kernel.
+/// Grid limits and rounding of a kernel.
 #[derive(Clone, Copy)]
 pub struct Shape {
-    /// Threads of a block.
+    /// Threads per block.
     pub threads: u32,
-    /// Blocks at most.
+    /// Maximum blocks.
     pub max_blocks: u32,
-    /// Whether partial sums are rounded to the type, and not the result alone.
+    /// Whether partial sums are rounded to the type, not only the result.
     pub rounds_often: bool,
 }
 
-/// All-reduces of one size by kernels.
+/// An all-reduce of one size by kernels.
 pub struct AllReduce<'a, T: Number, K> {
     harness: &'a Harness<'a>,
-    kernel: K,
     dev_comm: DevCommResource,
     pub send: Window<T>,
     pub recv: Window<T>,
     config: LaunchConfig,
     sum: Sum<'a, T>,
+    kernel: PhantomData<K>,
 }
 
 impl<'a, T, K> AllReduce<'a, T, K>
@@ -38,12 +40,11 @@ where
     T: Number,
     K: Kernel<Args = (device::DevComm, device::Window<T>, device::Window<T>, usize)>,
 {
-    /// Of `count` elements, with this rank's input. *Collective*.
+    /// Creates one of `count` elements, with this rank's input. *Collective*.
     pub fn new(
         harness: &'a Harness<'a>,
         grid: &GridOptions,
         shape: Shape,
-        kernel: K,
         count: usize,
     ) -> Result<Self> {
         let share = (count * size_of::<T>()).div_ceil(harness.rank.n_ranks());
@@ -54,37 +55,37 @@ where
         let (rounds_often, same_bits) = (shape.rounds_often, true);
         let sum = Sum { rounds_often, same_bits, ..Sum::new(harness, &send, &recv)? };
         let config = LaunchConfig::new(blocks, threads);
-        Ok(Self { harness, kernel, dev_comm, send, recv, config, sum })
+        Ok(Self { harness, dev_comm, send, recv, config, sum, kernel: PhantomData })
     }
 
-    /// By the kernels of these compilers.
+    /// The contender with the kernel of this compiler.
     pub fn by<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
-        let Self { harness, kernel, dev_comm, send, recv, config, sum } = self;
+        let Self { harness, dev_comm, send, recv, config, sum, .. } = self;
         let by = |(variant, kernels): &'b (Variant, Kernels)| {
             let work = move || {
                 let args = (dev_comm, send, recv, send.len());
-                // SAFETY: both windows have as many elements in every rank; every rank launches the
-                // same, in one stream, whose work is waited for before the windows go.
-                unsafe { kernels.launch(&harness.stream, *kernel, *config, args) }
+                // SAFETY: both windows have `count` elements on every rank; every rank launches the
+                // same, on one stream, which is synchronised before the windows are dropped.
+                unsafe { K::with_args(args).config(*config).launch(&kernels.on(&harness.stream)) }
             };
-            Ok(Contender::new(*variant, work, sum).by_kernel(*config, kernels.info(*kernel)?))
+            Ok(Contender::new(*variant, work, sum).by_kernel(*config, kernels.info::<K>()?))
         };
         compiled.iter().map(by).collect()
     }
 }
 
-/// The sum of all ranks' inputs, in this rank.
+/// The sum of all ranks' inputs, on this rank.
 pub struct Sum<'a, T> {
     harness: &'a Harness<'a>,
     recv: DeviceSlice<T>,
-    /// Whether partial sums are rounded to the type, and not the result alone.
+    /// Whether partial sums are rounded to the type, not only the result.
     rounds_often: bool,
     /// Whether every rank gets the same bits.
     same_bits: bool,
 }
 
 impl<'a, T: Number> Sum<'a, T> {
-    /// As NCCL sums, of which a ring rounds each partial sum; `send` gets this rank's input.
+    /// NCCL's sum, where a ring rounds each partial sum; `send` gets this rank's input.
     pub fn new<B>(harness: &'a Harness<'a>, send: &B, recv: &B) -> Result<Self>
     where
         B: Buffer<Element = T>,
@@ -96,9 +97,9 @@ impl<'a, T: Number> Sum<'a, T> {
 }
 
 impl<T: Number> Outcome for Sum<'_, T> {
-    fn spoil(&self) -> Result<()> {
+    fn overwrite(&self) -> Result<()> {
         // NaNs.
-        Ok(self.recv.fill(0xff)?)
+        Ok(self.recv.fill_bytes(0xff)?)
     }
 
     fn count_wrong(&self) -> Result<usize> {

@@ -14,7 +14,7 @@ use crate::options::GridOptions;
 const MAX_BLOCKS: usize = 64;
 const THREADS: u32 = 128;
 
-/// An exchange of as many elements with every rank.
+/// An exchange of `count` elements with every rank.
 pub struct LlExchange<'a> {
     harness: &'a Harness<'a>,
     dev_comm: DevCommResource,
@@ -27,7 +27,7 @@ pub struct LlExchange<'a> {
 }
 
 impl<'a> LlExchange<'a> {
-    /// Of so many bytes in all, but an element at least for each rank. *Collective*.
+    /// Creates one of this many bytes in total, at least one element per rank. *Collective*.
     pub fn new(harness: &'a Harness<'a>, grid: &GridOptions, bytes: usize) -> Result<Self> {
         let (comm, ranks, rank) = (harness.comm, harness.rank.n_ranks(), harness.rank.rank());
         let count = (bytes / ranks / size_of::<u64>()).max(1);
@@ -50,31 +50,32 @@ impl<'a> LlExchange<'a> {
         Ok(workload)
     }
 
-    /// Bytes of a rank's elements for all.
+    /// Bytes of a rank's elements for all ranks.
     pub fn bytes(&self) -> usize {
         self.send.byte_len()
     }
 
-    /// By the kernels of these compilers.
+    /// The contender with the kernel of this compiler.
     pub fn by<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
         let Self { harness, dev_comm, exchange, send, recv, count, config } = self;
         let by = |(variant, kernels): &'b (Variant, Kernels)| {
             let work = move || {
-                let args = (dev_comm, dev_comm.resource(*exchange)?, send, recv, *count);
+                let exchange = dev_comm.resource(*exchange)?;
+                let all = ll_exchange::args(dev_comm, exchange, send, recv, *count);
                 // SAFETY: both windows have `count` elements for every rank; every rank launches
-                // the same, in one stream, whose work is waited for before the windows go.
-                unsafe { kernels.launch(&harness.stream, ll_exchange, *config, args) }
+                // the same, on one stream, which is synchronised before the windows are dropped.
+                unsafe { all.config(*config).launch(&kernels.on(&harness.stream)) }
             };
             let contender = Contender::new(*variant, work, self);
-            Ok(contender.by_kernel(*config, kernels.info(ll_exchange)?))
+            Ok(contender.by_kernel(*config, kernels.info::<ll_exchange>()?))
         };
         compiled.iter().map(by).collect()
     }
 }
 
 impl Outcome for LlExchange<'_> {
-    fn spoil(&self) -> Result<()> {
-        Ok(self.recv.fill(0xff)?)
+    fn overwrite(&self) -> Result<()> {
+        Ok(self.recv.fill_bytes(0xff)?)
     }
 
     fn count_wrong(&self) -> Result<usize> {

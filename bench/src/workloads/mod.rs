@@ -1,4 +1,4 @@
-//! Kernels with what they work on, as the comparisons with NCCL and with C++ have them.
+//! Workloads: kernels with their memory, for the comparisons with NCCL and with C++.
 
 mod all_reduce;
 mod barrier;

@@ -11,17 +11,17 @@ use devcomm_testing::messages::datum;
 use crate::contender::{Contender, Outcome, Variant};
 use crate::harness::Harness;
 
-/// A block that puts over the network.
+/// Threads of the block that puts over GIN.
 const WARP: u32 = 32;
 
-/// What a rank gets from its neighbour.
+/// A rank's buffers for messages with its neighbour.
 pub struct Message<'a> {
     pub harness: &'a Harness<'a>,
     recv: DeviceSlice<u8>,
 }
 
 impl<'a> Message<'a> {
-    /// `send` gets this rank's message.
+    /// Creates them; `send` gets this rank's message.
     pub fn new<B: Buffer<Element = u8>>(
         harness: &'a Harness<'a>,
         send: &B,
@@ -33,16 +33,16 @@ impl<'a> Message<'a> {
         Ok(Self { harness, recv })
     }
 
-    /// The rank that this one plays with, if there is one.
+    /// The rank's neighbour, if any.
     pub fn peer(&self) -> Option<usize> {
         Some(self.harness.rank.rank() ^ 1).filter(|peer| *peer < self.harness.rank.n_ranks())
     }
 }
 
 impl Outcome for Message<'_> {
-    fn spoil(&self) -> Result<()> {
-        // No message holds this byte.
-        Ok(self.recv.fill(0xff)?)
+    fn overwrite(&self) -> Result<()> {
+        // No message contains this byte.
+        Ok(self.recv.fill_bytes(0xff)?)
     }
 
     fn count_wrong(&self) -> Result<usize> {
@@ -53,12 +53,12 @@ impl Outcome for Message<'_> {
     }
 }
 
-/// Puts of a kernel, in one block of one warp over GIN or in any grid over NVLink.
+/// A kernel's puts: one block of one warp over GIN, or any grid over NVLink.
 pub struct Put<'a> {
     message: &'a Message<'a>,
     send: &'a Window<u8>,
     recv: &'a Window<u8>,
-    /// Round trips of a launch that is timed.
+    /// Round trips per timed launch.
     rounds: u32,
     config: LaunchConfig,
     dev_comm: DevCommResource,
@@ -67,8 +67,7 @@ pub struct Put<'a> {
 }
 
 impl<'a> Put<'a> {
-    /// Puts `message`, which is in these windows, with a signal by GIN's PROXY back end.
-    /// *Collective*.
+    /// Over GIN's PROXY back end: puts `message` with a signal. *Collective*.
     pub fn over_gin(
         message: &'a Message<'a>,
         [send, recv]: &'a [Window<u8>; 2],
@@ -83,7 +82,7 @@ impl<'a> Put<'a> {
         Ok(Self { message, send, recv, rounds, config, dev_comm, flags: None })
     }
 
-    /// Stores it, and then a flag. *Collective*; all ranks are in one LSA team.
+    /// Over NVLink: stores it, and then a flag. *Collective*; all ranks are in one LSA team.
     pub fn over_nvlink(
         message: &'a Message<'a>,
         [send, recv]: &'a [Window<u8>; 2],
@@ -93,40 +92,40 @@ impl<'a> Put<'a> {
         let comm = message.harness.comm;
         let dev_comm = comm.create_dev_comm(DevCommRequirements::new())?;
         let flags = comm.window(2 * blocks as usize)?;
-        flags.fill(0)?;
+        flags.fill_bytes(0)?;
         let config = LaunchConfig::new(blocks, threads);
         Ok(Self { message, send, recv, rounds, config, dev_comm, flags: Some(flags) })
     }
 
-    fn play(&self, kernels: &Kernels, rounds: u32) -> devcomm::Result<()> {
+    fn ping_pong(&self, kernels: &Kernels, rounds: u32) -> devcomm::Result<()> {
         let Self { message, send, recv, config, dev_comm, .. } = self;
         let (stream, bytes) = (&message.harness.stream, send.len());
-        // SAFETY: both windows have as many bytes in every rank, and the flags two elements for
-        // every block, 0 at first; every rank launches the same, in one stream, whose work is
-        // waited for before the windows go; the device communicator was made with PROXY for the
-        // one, and for the other all ranks are in one LSA team.
+        // SAFETY: both windows have the same size on every rank, and the flags two elements for
+        // every block, initially 0; every rank launches the same, on one stream, which is
+        // synchronised before the windows are dropped; the device communicator has PROXY for GIN,
+        // and all ranks are in one LSA team for NVLink.
         unsafe {
             match &self.flags {
                 None => {
-                    let args = (dev_comm, *send, *recv, bytes, rounds);
-                    kernels.launch(stream, gin_put, *config, args)
+                    let put = gin_put::args(dev_comm, *send, *recv, bytes, rounds);
+                    put.config(*config).launch(&kernels.on(stream))
                 }
                 Some(flags) => {
-                    let args = (dev_comm, *send, *recv, flags, bytes, rounds);
-                    kernels.launch(stream, lsa_put, *config, args)
+                    let put = lsa_put::args(dev_comm, *send, *recv, flags, bytes, rounds);
+                    put.config(*config).launch(&kernels.on(stream))
                 }
             }
         }
     }
 
-    /// By the kernels of these compilers.
+    /// The contender with the kernel of this compiler.
     pub fn by<'b>(&'b self, compiled: &'b [(Variant, Kernels)]) -> Result<Vec<Contender<'b>>> {
         let by = |(variant, kernels): &'b (Variant, Kernels)| {
-            let checked = || self.play(kernels, self.message.harness.here(1, 3));
-            let timed = || self.play(kernels, self.rounds);
+            let checked = || self.ping_pong(kernels, self.message.harness.here(1, 3));
+            let timed = || self.ping_pong(kernels, self.rounds);
             let info = match self.flags {
-                None => kernels.info(gin_put)?,
-                Some(_) => kernels.info(lsa_put)?,
+                None => kernels.info::<gin_put>()?,
+                Some(_) => kernels.info::<lsa_put>()?,
             };
             let contender = Contender::new(*variant, checked, self.message);
             // One way.

@@ -1,4 +1,4 @@
-//! The program, run with arguments.
+//! Runs the program.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ pub fn run(args: &[&str]) -> (Option<i32>, String, String) {
     output(program(args))
 }
 
-/// The program, with none of its variables set.
+/// The program, without its environment variables.
 pub fn program(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_devcomm-bench"));
     command.args(args).env_remove("DEVCOMM_TWINS").env_remove("DEVCOMM_SIMULATE");
@@ -21,7 +21,7 @@ pub fn output(mut command: Command) -> (Option<i32>, String, String) {
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
-/// The run does nothing but say each of `words`, and ends with 1.
+/// The run prints only an error with each of `words`, and exits with 1.
 pub fn refuses(args: &[&str], words: &[&str]) {
     let (code, stdout, stderr) = run(args);
     assert_eq!((code, stdout.as_str()), (Some(1), ""), "{args:?}: {stderr}");

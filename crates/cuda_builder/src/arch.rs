@@ -9,9 +9,9 @@ macro_rules! architectures {
     ($($(#[$doc:meta])* $variant:ident = $name:literal, ptx $ptx:literal;)*) => {
         /// A GPU architecture. The names are Rust-CUDA's: `Compute90` is `sm_90`.
         ///
-        /// PTX of a plain architecture runs on it and on every newer one. The forms with an `a`
-        /// give instructions that exist on this architecture only (Hopper's `wgmma`), and their PTX
-        /// runs nowhere else.
+        /// PTX of a plain architecture runs on it and on every newer one. The `a` suffix enables
+        /// architecture-specific instructions (Hopper's `wgmma`); such PTX runs on that
+        /// architecture only.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[non_exhaustive]
         pub enum NvvmArch {
@@ -22,12 +22,12 @@ macro_rules! architectures {
             /// Every architecture that the builder knows, oldest first.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
-            /// The name that LLVM and `ptxas` know, `sm_90`.
+            /// The name for LLVM and `ptxas`, `sm_90`.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// The oldest PTX version, times ten, that knows this architecture.
+            /// The oldest PTX version with this architecture, times ten.
             const fn oldest_ptx(self) -> u32 {
                 match self { $(Self::$variant => $ptx,)* }
             }
@@ -46,28 +46,28 @@ architectures! {
     Compute89 = "sm_89", ptx 78;
     /// Hopper.
     Compute90 = "sm_90", ptx 78;
-    /// Hopper with the instructions that only Hopper has.
+    /// Hopper with its architecture-specific instructions.
     Compute90a = "sm_90a", ptx 80;
     /// Blackwell, B200.
     Compute100 = "sm_100", ptx 86;
-    /// Blackwell, B200, with the instructions that only it has.
+    /// Blackwell, B200, with its architecture-specific instructions.
     Compute100a = "sm_100a", ptx 86;
     /// Blackwell, B300.
     Compute103 = "sm_103", ptx 88;
-    /// Blackwell, B300, with the instructions that only it has.
+    /// Blackwell, B300, with its architecture-specific instructions.
     Compute103a = "sm_103a", ptx 88;
     /// Blackwell, consumer and workstation GPUs.
     Compute120 = "sm_120", ptx 87;
-    /// Blackwell, consumer and workstation GPUs, with the instructions that only they have.
+    /// Blackwell, consumer and workstation GPUs, with their architecture-specific instructions.
     Compute120a = "sm_120a", ptx 87;
 }
 
-/// NCCL's device code needs PTX 8.6: 128-bit atomics, and fences of one direction.
+/// NCCL's device code needs PTX 8.6: 128-bit atomics and acquire or release fences.
 const NCCL_PTX: u32 = 86;
 
 impl NvvmArch {
-    /// The target feature that asks LLVM for the oldest PTX version that will do, so that the
-    /// oldest driver can load the result.
+    /// The target feature for the oldest sufficient PTX version, so that the oldest possible driver
+    /// can load the result.
     pub(crate) fn ptx_feature(self) -> String {
         format!("+ptx{}", self.oldest_ptx().max(NCCL_PTX))
     }

@@ -1,4 +1,4 @@
-//! What a build leaves: one PTX module a kernel file, its sidecar, and an index to include.
+//! Artifacts of a build: one PTX module per kernel file, its sidecar, and an index to include.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,12 @@ use crate::metadata::Declared;
 use crate::ptx::{self, Ptx};
 use crate::ptxas::Resources;
 
-/// The sidecar of a PTX module: what it was made with, and its kernels. Written as JSON beside the
-/// PTX.
+/// The sidecar of a PTX module: how it was built, and its kernels. JSON beside the PTX.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sidecar {
+    /// The package that the kernels are part of; `None` for kernels that `#[kernel]` did not make.
+    #[serde(default)]
+    pub package: Option<String>,
     /// The architecture, `sm_90`.
     pub arch: String,
     /// The PTX version, `8.6`: the oldest that the driver must know.
@@ -29,7 +31,7 @@ pub struct Sidecar {
     pub kernels: Vec<Kernel>,
 }
 
-/// Which NCCL's device code is in a module.
+/// The NCCL device code of a module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NcclCode {
     /// NCCL's version, `2.32.3`.
@@ -47,10 +49,10 @@ pub struct Kernel {
     pub file: String,
     /// The parameters, in order.
     pub params: Vec<Param>,
-    /// Whether it opens sessions on LSA barriers: a launch then has as many of them as blocks.
+    /// Whether it opens LSA barrier sessions: a launch then needs as many barriers as blocks.
     #[serde(default)]
     pub lsa_barriers: bool,
-    /// What `ptxas` says that it takes; `None` when there was no `ptxas`.
+    /// The resources that `ptxas` reports; `None` without `ptxas`.
     pub resources: Option<Resources>,
 }
 
@@ -71,11 +73,11 @@ pub struct Param {
 /// The result of a build.
 #[derive(Clone, Debug)]
 pub struct Artifacts {
-    /// The folder with everything.
+    /// The output folder.
     pub folder: PathBuf,
     /// A Rust file with one expression, of type `(&[(&str, &str, &str)], Option<&str>)`, to
-    /// `include!`: for each module its name, PTX and sidecar, and the reason when kernels
-    /// could not be built.
+    /// `include!`: name, PTX and sidecar of each module, and the reason if kernels could not be
+    /// built.
     pub index: PathBuf,
     /// The modules, by name. Empty when kernels were skipped or could not be built.
     pub modules: Vec<ModuleArtifact>,
@@ -92,16 +94,16 @@ pub struct ModuleArtifact {
     pub ptx: PathBuf,
     /// The sidecar, as JSON.
     pub sidecar: PathBuf,
-    /// The assembled module; `None` when there was no `ptxas`.
+    /// The assembled module; `None` without `ptxas`.
     pub cubin: Option<PathBuf>,
-    /// What the sidecar says.
+    /// The sidecar's content.
     pub info: Sidecar,
     /// Whether this build linked it; otherwise it came from the cache.
     pub linked: bool,
 }
 
 impl ModuleArtifact {
-    /// Whether it has instructions of one architecture alone (`sm_90a`), and assembles for no other.
+    /// Whether it has architecture-specific code (`sm_90a`), which runs on no other architecture.
     #[must_use]
     pub fn is_bound(&self) -> bool {
         self.info.arch.ends_with('a')
@@ -112,7 +114,7 @@ pub(crate) fn read_ptx(file: &str, text: &str) -> Result<Ptx, Error> {
     ptx::read(text).map_err(|message| Error::Ptx { file: file.to_owned(), message })
 }
 
-/// The sidecar's kernels: what the source declares, with what the PTX says of their parameters.
+/// The sidecar's kernels: declarations from the source, with sizes from the PTX.
 pub(crate) fn kernels(
     file: &str,
     declared: &[Declared],
@@ -155,7 +157,7 @@ pub(crate) fn kernels(
     Ok(kernels)
 }
 
-/// The text of the index.
+/// The content of the index.
 pub(crate) fn index(modules: &[ModuleArtifact], missing: Option<&str>) -> String {
     let mut text = "(&[\n".to_owned();
     for module in modules {

@@ -1,4 +1,4 @@
-//! The builder itself: from a package's name to PTX.
+//! The builder: from a package's name to PTX.
 
 use std::collections::VecDeque;
 use std::env;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::thread;
 
-use devcomm_locate::{Part as NcclPart, find_nccl};
+use devcomm_locate::{NcclPart, find_nccl};
 
 use crate::arch::NvvmArch;
 use crate::artifact::{self, Artifacts, ModuleArtifact, NcclCode, Sidecar};
@@ -20,7 +20,7 @@ use crate::metadata;
 use crate::package::{self, KernelPackage};
 use crate::ptxas::Ptxas;
 use crate::script;
-use crate::split::{Part, Split};
+use crate::split::{KernelFile, Split};
 use crate::toolchain::Toolchain;
 use crate::worker::{Job, Workers, link_worker};
 
@@ -60,8 +60,8 @@ impl CudaBuilder {
         }
     }
 
-    /// The architecture, [`NvvmArch::Compute90`] unless told. `DEVCOMM_CUDA_ARCH` goes before this
-    /// in a build script. A kernel that asks for its own gets that.
+    /// The architecture; default [`NvvmArch::Compute90`]. In a build script `DEVCOMM_CUDA_ARCH`
+    /// overrides it. A kernel's own `arch` has priority.
     pub fn arch(mut self, arch: NvvmArch) -> Self {
         self.arch = Some(arch);
         self
@@ -73,54 +73,54 @@ impl CudaBuilder {
         self
     }
 
-    /// Adds checks to the kernels: debug assertions, overflow, messages of panics. Device code is
-    /// optimised all the same.
+    /// Enables debug assertions, overflow checks and panic messages in kernels. Device code is
+    /// still optimised.
     pub fn debug(mut self, debug: bool) -> Self {
         self.debug = debug;
         self
     }
 
-    /// Whether `ptxas`, where there is one, assembles the PTX, which gives cubins and what each kernel
-    /// takes; it does unless told.
+    /// Whether `ptxas`, if found, assembles the PTX, which gives cubins and each kernel's
+    /// resources. Default: yes.
     pub fn assemble(mut self, assemble: bool) -> Self {
         self.assemble = assemble;
         self
     }
 
-    /// Makes only the module that has this kernel, or the module of the kernel file of this name.
+    /// Builds only the module with this kernel, or of the kernel file with this name.
     pub fn only(mut self, kernel: impl Into<String>) -> Self {
         self.only = Some(kernel.into());
         self
     }
 
-    /// Writes into this folder and says nothing to cargo: for use outside a build script, where
-    /// whatever is missing is an error.
+    /// Writes into this folder without output for cargo: for use outside a build script, where a
+    /// missing component is an error.
     pub fn out_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.out_dir = Some(folder.into());
         self
     }
 
-    /// The folder of the manifest whose workspace has the kernel package; the calling package's
-    /// unless told.
+    /// The folder of the manifest whose workspace has the kernel package; default: the calling
+    /// package's.
     pub fn manifest_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.manifest_dir = Some(folder.into());
         self
     }
 
-    /// The folder for intermediate results, shared between builds; in `devcomm-kernels` in the target
-    /// folder unless told, one for each workspace.
+    /// The folder for intermediate results, shared between builds; default: `devcomm-kernels` in
+    /// the target folder, one per workspace.
     pub fn target_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.target_dir = Some(folder.into());
         self
     }
 
-    /// The compiler; the one that cargo runs unless told.
+    /// The compiler; default: the one that cargo runs.
     pub fn rustc(mut self, rustc: impl Into<PathBuf>) -> Self {
         self.rustc = Some(rustc.into());
         self
     }
 
-    /// A folder with NCCL's `lib/` and `include/`, to be tried before the usual places.
+    /// A folder with NCCL's `lib/` and `include/`, tried first.
     pub fn nccl_home(mut self, folder: impl Into<PathBuf>) -> Self {
         self.nccl_home = Some(folder.into());
         self
@@ -128,15 +128,15 @@ impl CudaBuilder {
 
     /// Builds the kernels.
     ///
-    /// In a build script, a missing part (NCCL, rust-src) is a warning and an empty
-    /// [index](Artifacts::index) that gives the reason, unless `DEVCOMM_REQUIRE_KERNELS=1`;
-    /// `DEVCOMM_BUILD_SKIP=1` and docs.rs give an empty index too. LLVM runs in child
-    /// processes, for which this program is started again and ends [here](link_worker).
+    /// In a build script, a missing component (NCCL, rust-src) is a warning and an empty
+    /// [index](Artifacts::index) with the reason, unless `DEVCOMM_REQUIRE_KERNELS=1`;
+    /// `DEVCOMM_BUILD_SKIP=1` and docs.rs give an empty index too. LLVM runs in child processes:
+    /// this program is started again and ends [here](link_worker).
     ///
     /// # Errors
     ///
-    /// [`Error`] says what could not be done. A fault in a kernel's source is printed by rustc
-    /// itself before [`Error::Compile`] comes back.
+    /// [`Error`] for each failed step. rustc prints errors of kernel sources itself before
+    /// [`Error::Compile`] is returned.
     pub fn build(self) -> Result<Artifacts, Error> {
         link_worker();
         let in_script = self.out_dir.is_none();
@@ -164,7 +164,7 @@ impl CudaBuilder {
                 }
                 let reason = format!("kernels were not built: {error}");
                 script::warn(&reason);
-                script::try_again_next_time(&folder);
+                script::rerun_always(&folder);
                 without_kernels(folder, reason)
             }
             other => other,
@@ -205,11 +205,11 @@ impl CudaBuilder {
             folder: scratch.path().to_owned(),
         });
         let what = format!("cannot take the bitcode of `{}` apart", package.name);
-        let mut parts: Vec<Part> = workers.run("split", &what, split)?;
+        let mut sources: Vec<KernelFile> = workers.run("split", &what, split)?;
         if let Some(name) = &self.only {
-            parts = only(parts, name)?;
+            sources = only(sources, name)?;
         }
-        let nccl = match parts.iter().any(uses_nccl) {
+        let nccl = match sources.iter().any(uses_nccl) {
             true => Some(self.prepare_nccl(&workers, &target)?),
             false => None,
         };
@@ -226,7 +226,7 @@ impl CudaBuilder {
             debug: self.debug,
             dump: dump_folder()?,
         };
-        let made = modules.build(&parts, folder)?;
+        let made = modules.build(&sources, folder)?;
         modules.cache.remove_unused();
         self.finish(folder, made)
     }
@@ -234,17 +234,17 @@ impl CudaBuilder {
     fn chosen_arch(&self) -> Result<NvvmArch, Error> {
         let wanted = env::var("DEVCOMM_CUDA_ARCH").ok().filter(|text| !text.is_empty());
         match (wanted, self.arch) {
-            // A program that names the architecture got it from its user.
+            // Outside a build script the caller's choice has priority.
             (Some(_), Some(arch)) if self.out_dir.is_some() => Ok(arch),
             (Some(text), _) => text.parse(),
             (None, arch) => Ok(arch.unwrap_or(NvvmArch::Compute90)),
         }
     }
 
-    /// What is compiled for the GPU goes into a folder that builds share.
+    /// The folder for device code, shared by builds.
     ///
-    /// Checkouts do not share it, though their target folder may be one (`CARGO_TARGET_DIR`): cargo
-    /// names a package's bitcode alike in all of them, so that one would link what another compiles.
+    /// Checkouts do not share it, even with a common target folder (`CARGO_TARGET_DIR`): cargo
+    /// gives a package's bitcode the same name in all of them, so one would link another's code.
     fn target_folder(&self, package: &KernelPackage) -> PathBuf {
         if let Some(folder) = &self.target_dir {
             return folder.clone();
@@ -258,7 +258,7 @@ impl CudaBuilder {
         target.join("devcomm-kernels").join(&checkout[..16])
     }
 
-    /// Finds NCCL's bitcode and has it prepared, once a bitcode and LLVM.
+    /// Finds NCCL's bitcode and prepares it, once per bitcode and LLVM.
     fn prepare_nccl(&self, workers: &Workers<'_>, target: &Path) -> Result<Nccl, Error> {
         let tree = find_nccl(self.nccl_home.as_deref(), NcclPart::Bitcode, |tree| {
             tree.version.map(|_| ()).ok_or("it has no include/nccl.h that says its version".into())
@@ -310,28 +310,28 @@ struct Nccl {
     code: NcclCode,
 }
 
-/// All C functions of NCCL begin like this, and nothing else does.
-fn uses_nccl(part: &Part) -> bool {
-    part.wanted.iter().any(|name| name.starts_with("nccl"))
+/// Exactly NCCL's C functions have this prefix.
+fn uses_nccl(source: &KernelFile) -> bool {
+    source.wanted.iter().any(|name| name.starts_with("nccl"))
 }
 
-/// The part that has this kernel, or is of the file of this name.
-fn only(parts: Vec<Part>, name: &str) -> Result<Vec<Part>, Error> {
-    let kernels = || parts.iter().flat_map(|part| &part.kernels).map(|kernel| &*kernel.name);
+/// The file that has this kernel, or this name.
+fn only(sources: Vec<KernelFile>, name: &str) -> Result<Vec<KernelFile>, Error> {
+    let kernels = || sources.iter().flat_map(|source| &source.kernels).map(|kernel| &*kernel.name);
     let is_kernel = kernels().any(|kernel| kernel == name);
     let known = kernels().collect::<Vec<_>>().join(", ");
-    let is_wanted = |part: &Part| match is_kernel {
-        true => part.kernels.iter().any(|kernel| kernel.name == name),
-        false => part.file == name,
+    let is_wanted = |source: &KernelFile| match is_kernel {
+        true => source.kernels.iter().any(|kernel| kernel.name == name),
+        false => source.file == name,
     };
-    let wanted: Vec<Part> = parts.into_iter().filter(is_wanted).collect();
+    let wanted: Vec<KernelFile> = sources.into_iter().filter(is_wanted).collect();
     match wanted.is_empty() {
         true => Err(Error::NoKernel { kernel: name.to_owned(), known }),
         false => Ok(wanted),
     }
 }
 
-/// Makes the modules of one build.
+/// Builds the modules of one build.
 struct Modules<'a> {
     toolchain: &'a Toolchain,
     workers: &'a Workers<'a>,
@@ -344,18 +344,18 @@ struct Modules<'a> {
 }
 
 impl Modules<'_> {
-    /// Makes all modules, as many at a time as there are processors.
-    fn build(&self, parts: &[Part], folder: &Path) -> Result<Vec<ModuleArtifact>, Error> {
-        let waiting = Mutex::new(parts.iter().collect::<VecDeque<_>>());
+    /// Builds all modules, one thread per processor.
+    fn build(&self, sources: &[KernelFile], folder: &Path) -> Result<Vec<ModuleArtifact>, Error> {
+        let waiting = Mutex::new(sources.iter().collect::<VecDeque<_>>());
         let next = || waiting.lock().ok()?.pop_front();
         let work = || {
             let mut made = Vec::new();
-            while let Some(part) = next() {
-                made.push(self.module(part, folder));
+            while let Some(source) = next() {
+                made.push(self.module(source, folder));
             }
             made
         };
-        let count = thread::available_parallelism().map_or(1, |n| n.get()).min(parts.len());
+        let count = thread::available_parallelism().map_or(1, |n| n.get()).min(sources.len());
         let made = thread::scope(|scope| {
             let threads: Vec<_> = (0..count).map(|_| scope.spawn(work)).collect();
             let joined = threads.into_iter().map(|thread| thread.join());
@@ -367,11 +367,11 @@ impl Modules<'_> {
         Ok(modules)
     }
 
-    fn module(&self, part: &Part, folder: &Path) -> Result<ModuleArtifact, Error> {
-        let arch = metadata::arch_of(&part.file, &part.kernels, self.arch)?;
-        let nccl = self.nccl.as_ref().filter(|_| uses_nccl(part));
-        let key = self.key(part, arch, nccl)?;
-        // A dump is wanted of each module, so each must pass through LLVM.
+    fn module(&self, source: &KernelFile, folder: &Path) -> Result<ModuleArtifact, Error> {
+        let arch = metadata::arch_of(&source.file, &source.kernels, self.arch)?;
+        let nccl = self.nccl.as_ref().filter(|_| uses_nccl(source));
+        let key = self.key(source, arch, nccl)?;
+        // A dump is wanted of each module, so bypass the cache.
         let kept = if self.dump.is_none() { self.cache.find(&key) } else { None };
         let kept = kept.filter(|(entry, _)| entry.ptx().is_file());
         let linked = kept.is_none();
@@ -379,9 +379,9 @@ impl Modules<'_> {
             Some(kept) => kept,
             None => self
                 .cache
-                .make(&key, |entry| self.link(part, arch, nccl, &entry.ptx(), &entry.cubin()))?,
+                .make(&key, |entry| self.link(source, arch, nccl, &entry.ptx(), &entry.cubin()))?,
         };
-        let place = |extension: &str| folder.join(format!("{}.{extension}", part.file));
+        let place = |extension: &str| folder.join(format!("{}.{extension}", source.file));
         let (ptx, sidecar, cubin) = (place("ptx"), place("json"), place("cubin"));
         copy_if_changed(&entry.ptx(), &ptx)?;
         copy_if_changed(&entry.sidecar(), &sidecar)?;
@@ -390,16 +390,21 @@ impl Modules<'_> {
             copy_if_changed(&entry.cubin(), &cubin)?;
         }
         let cubin = assembled.then_some(cubin);
-        Ok(ModuleArtifact { file: part.file.clone(), ptx, sidecar, cubin, info, linked })
+        Ok(ModuleArtifact { file: source.file.clone(), ptx, sidecar, cubin, info, linked })
     }
 
-    /// The hash of everything that a module is made of.
-    fn key(&self, part: &Part, arch: NvvmArch, nccl: Option<&Nccl>) -> Result<String, Error> {
+    /// The hash of all inputs of a module.
+    fn key(
+        &self,
+        source: &KernelFile,
+        arch: NvvmArch,
+        nccl: Option<&Nccl>,
+    ) -> Result<String, Error> {
         let made_of = serde_json::json!([
             link::REVISION,
             env!("CARGO_PKG_VERSION"),
-            artifact::sha256_of(&part.bitcode)?,
-            part.kernels,
+            artifact::sha256_of(&source.bitcode)?,
+            source.kernels,
             nccl.map(|nccl| &nccl.code),
             self.toolchain.version,
             self.toolchain.llvm_version,
@@ -412,30 +417,30 @@ impl Modules<'_> {
 
     fn link(
         &self,
-        part: &Part,
+        source: &KernelFile,
         arch: NvvmArch,
         nccl: Option<&Nccl>,
         ptx_path: &Path,
         cubin: &Path,
     ) -> Result<Sidecar, Error> {
-        let names: Vec<String> = part.kernels.iter().map(|kernel| kernel.name.clone()).collect();
+        let names: Vec<String> = source.kernels.iter().map(|kernel| kernel.name.clone()).collect();
         let job = Job::Link(Link {
-            file: part.file.clone(),
+            file: source.file.clone(),
             kernels: names.clone(),
-            max_threads: part.kernels.iter().map(|kernel| kernel.max_threads).collect(),
-            bitcode: part.bitcode.clone(),
+            max_threads: source.kernels.iter().map(|kernel| kernel.max_threads).collect(),
+            bitcode: source.bitcode.clone(),
             nccl: nccl.map(|nccl| nccl.prepared.clone()),
             cpu: arch.name().to_owned(),
             features: arch.ptx_feature(),
             dump: self.dump.clone(),
         });
-        let what = format!("cannot link {}.rs (kernels: {})", part.file, names.join(", "));
-        let Linked { ptx: text, lsa_barriers } = self.workers.run(&part.file, &what, job)?;
+        let what = format!("cannot link {}.rs (kernels: {})", source.file, names.join(", "));
+        let Linked { ptx: text, lsa_barriers } = self.workers.run(&source.file, &what, job)?;
         fs::write(ptx_path, &text).map_err(Error::io("write", ptx_path))?;
-        let ptx = artifact::read_ptx(&part.file, &text)?;
+        let ptx = artifact::read_ptx(&source.file, &text)?;
         if ptx.call_prototypes > 0 && !self.debug {
             return Err(Error::Ptx {
-                file: part.file.clone(),
+                file: source.file.clone(),
                 message: format!(
                     "{} indirect calls are left (.callprototype) in the code of {}: a `dyn` or \
                      function-pointer call that LLVM cannot resolve, or a function declared with \
@@ -446,18 +451,19 @@ impl Modules<'_> {
             });
         }
         let resources = match &self.ptxas {
-            Some(ptxas) => Some(ptxas.assemble(&part.file, arch.name(), ptx_path, cubin)?),
+            Some(ptxas) => Some(ptxas.assemble(&source.file, arch.name(), ptx_path, cubin)?),
             None => None,
         };
         Ok(Sidecar {
+            package: source.kernels.iter().find_map(|kernel| kernel.package.clone()),
             arch: ptx.target.clone(),
             ptx_isa: ptx.version.clone(),
             rustc: self.toolchain.version.clone(),
             llvm: self.toolchain.llvm_version.clone(),
             nccl: nccl.map(|nccl| nccl.code.clone()),
             kernels: artifact::kernels(
-                &part.file,
-                &part.kernels,
+                &source.file,
+                &source.kernels,
                 &ptx,
                 resources.as_deref(),
                 &lsa_barriers,
@@ -488,7 +494,7 @@ fn without_kernels(folder: PathBuf, reason: String) -> Result<Artifacts, Error> 
     Ok(Artifacts { folder, index, modules: Vec::new(), missing: Some(reason) })
 }
 
-/// Removes modules of kernel files that are no more.
+/// Removes modules of kernel files that no longer exist.
 fn remove_stale(folder: &Path, current: &[PathBuf]) -> Result<(), Error> {
     let entries = fs::read_dir(folder).map_err(Error::io("read", folder))?;
     for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 
 use crate::error::Error;
 
-/// What an entry says of itself. An entry that has it is whole.
+/// The sidecar of an entry; an entry with one is complete.
 const SIDECAR: &str = "module.json";
 
 /// An entry that no build has used for so long is removed.
@@ -50,19 +50,19 @@ impl Cache {
         Entry { folder: self.folder.join(key) }
     }
 
-    /// The entry of this key, if it was made before. It counts as used now.
+    /// The entry with this key, if it exists; updates its time of use.
     pub(crate) fn find<T: DeserializeOwned>(&self, key: &str) -> Option<(Entry, T)> {
         let entry = self.entry(key);
         let info = entry.info()?;
-        // The sidecar's time is that of the last use. On a disk that keeps no times it is that of
-        // the making, and the entry will be made again.
+        // The sidecar's modification time is the time of last use. On a file system without times
+        // it stays that of creation, and the entry is rebuilt.
         let sidecar = fs::File::options().append(true).open(entry.sidecar());
         let _ = sidecar.and_then(|file| file.set_modified(SystemTime::now()));
         Some((entry, info))
     }
 
-    /// Removes what no build has used for [`KEPT_FOR`], and what builds that were killed have left.
-    /// One that cannot be removed stays.
+    /// Removes entries unused for [`KEPT_FOR`], and leftovers of killed builds. Failures are
+    /// ignored.
     pub(crate) fn remove_unused(&self) {
         let is_old = |path: &Path| {
             // An unfinished entry has no sidecar.
@@ -77,7 +77,7 @@ impl Cache {
         }
     }
 
-    /// The entry of this key; one build makes it, and others that want it wait for that one.
+    /// The entry with this key; one build creates it, and concurrent ones wait for it.
     pub(crate) fn find_or_make<T: Serialize + DeserializeOwned>(
         &self,
         key: &str,
@@ -87,10 +87,10 @@ impl Cache {
             return Ok(kept);
         }
         fs::create_dir_all(&self.folder).map_err(Error::io("create", &self.folder))?;
-        // Beside the entries.
+        // The lock file is beside the entries.
         let path = self.folder.with_extension(format!("{key}.lock"));
         let lock = fs::File::create(&path).map_err(Error::io("create", &path))?;
-        // On a disk without locks each makes it, and all get the same.
+        // On a file system without locks each build creates the same entry.
         let _ = lock.lock();
         match self.find(key) {
             Some(made_meanwhile) => Ok(made_meanwhile),
@@ -98,7 +98,7 @@ impl Cache {
         }
     }
 
-    /// Has `make` fill a new entry, which then appears as a whole: another build may be looking.
+    /// Creates an entry by `make`, published atomically for concurrent builds.
     pub(crate) fn make<T: Serialize + DeserializeOwned>(
         &self,
         key: &str,
@@ -113,8 +113,8 @@ impl Cache {
         let sidecar = fresh.sidecar();
         fs::write(&sidecar, text).map_err(Error::io("write", &sidecar))?;
         let entry = self.entry(key);
-        // What another build has put there meanwhile was made of the same parts, and may be in use;
-        // only an incomplete entry is replaced.
+        // A concurrent build's entry is made of the same inputs and may be in use; only an
+        // incomplete entry is replaced.
         if self.find::<T>(key).is_none() {
             let _ = fs::remove_dir_all(&entry.folder);
             let placed = fs::rename(new.path(), &entry.folder);
@@ -126,12 +126,12 @@ impl Cache {
     }
 }
 
-/// Copies a file, unless the same contents are there: an unchanged time stamp saves a rebuild.
+/// Copies a file unless the contents are equal: an unchanged time stamp avoids a rebuild.
 pub(crate) fn copy_if_changed(from: &Path, to: &Path) -> Result<(), Error> {
     write_if_changed(to, &fs::read(from).map_err(Error::io("read", from))?)
 }
 
-/// Writes a file, unless it has these contents.
+/// Writes a file unless it has these contents.
 pub(crate) fn write_if_changed(path: &Path, contents: &[u8]) -> Result<(), Error> {
     if fs::read(path).is_ok_and(|old| old == contents) {
         return Ok(());
@@ -148,6 +148,7 @@ mod tests {
 
     fn sidecar() -> Sidecar {
         Sidecar {
+            package: None,
             arch: "sm_90".to_owned(),
             ptx_isa: "8.6".to_owned(),
             rustc: String::new(),
@@ -194,7 +195,7 @@ mod tests {
                 .set_modified(long_ago)
                 .unwrap();
         }
-        // Another build that is at work.
+        // Another build in progress.
         fs::create_dir(folder.path().join("new-1")).unwrap();
 
         cache.find::<Sidecar>("used").unwrap();

@@ -1,4 +1,4 @@
-//! Compiles packages to LLVM bitcode with cargo: the kernels', and `core`.
+//! Compiles packages to LLVM bitcode with cargo: the kernel package, and `core`.
 
 use std::env;
 use std::ffi::OsStr;
@@ -17,11 +17,11 @@ use crate::toolchain::Toolchain;
 
 pub(crate) const TARGET: &str = "nvptx64-nvidia-cuda";
 
-/// Features that every kernel crate needs and no stable crate may name. A crate that turns one on
-/// itself may not be given it a second time.
+/// Features that every kernel crate needs and stable rustc rejects in source. A crate that enables
+/// one itself must not get it twice.
 const FEATURES: [&str; 2] = ["abi_ptx", "asm_experimental_arch"];
 
-/// How to compile.
+/// Parameters of a compilation.
 #[derive(Debug)]
 pub(crate) struct Compile<'a> {
     pub(crate) toolchain: &'a Toolchain,
@@ -29,11 +29,11 @@ pub(crate) struct Compile<'a> {
     pub(crate) arch: NvvmArch,
     pub(crate) debug: bool,
     pub(crate) target_dir: &'a Path,
-    /// Whether cargo may say what it does.
+    /// Whether to suppress cargo's output.
     pub(crate) quiet: bool,
 }
 
-/// The bitcode of the kernel package and of each crate below it.
+/// The bitcode of the kernel package and of its dependencies.
 #[derive(Debug)]
 pub(crate) struct Compiled {
     pub(crate) kernels: PathBuf,
@@ -45,14 +45,13 @@ pub(crate) struct Compiled {
 pub(crate) struct Library {
     /// The root file of its source.
     pub(crate) source: PathBuf,
-    /// What rustc links crates above it with.
+    /// The rlib, for dependent crates.
     pub(crate) library: PathBuf,
     pub(crate) bitcode: PathBuf,
 }
 
 impl Compile<'_> {
-    /// Compiles the kernel package. Cargo's messages, and rustc's, go to this process's standard
-    /// error as they are.
+    /// Compiles the kernel package. Messages of cargo and rustc go to standard error unchanged.
     pub(crate) fn run(&self) -> Result<Compiled, Error> {
         let sysroot = sysroot(self)?;
         let package = self.package;
@@ -76,7 +75,7 @@ impl Compile<'_> {
         Error::Program { program: self.toolchain.cargo.to_string_lossy().into_owned(), reason }
     }
 
-    /// Runs cargo and returns the libraries for the GPU that it reports.
+    /// Runs cargo and returns the GPU libraries that it reports.
     pub(crate) fn compiled(&self, mut command: Command) -> Result<Vec<Library>, Error> {
         let stderr = if self.quiet { Stdio::piped() } else { Stdio::inherit() };
         let output = command.stdin(Stdio::null()).stderr(stderr).output();
@@ -85,7 +84,7 @@ impl Compile<'_> {
         eprint!("{messages}");
         if !output.status.success() {
             let package = self.package.name.clone();
-            // Cargo reports the end of each build that it began.
+            // Cargo reports the end of every build that it started.
             let begun = String::from_utf8_lossy(&output.stdout).contains("\"build-finished\"");
             return Err(if begun {
                 Error::Compile { package }
@@ -104,7 +103,7 @@ impl Compile<'_> {
         Ok(libraries)
     }
 
-    /// The library for the GPU that an artifact is, if it is one.
+    /// The GPU library of a cargo artifact, if it is one.
     fn library(&self, artifact: &Artifact) -> Result<Option<Library>, Error> {
         let is_rlib = |kind: &CrateType| matches!(kind, CrateType::Lib | CrateType::RLib);
         let file = |extension: &str| {
@@ -130,7 +129,7 @@ impl Compile<'_> {
         Ok(Some(Library { source, library: library.to_owned(), bitcode }))
     }
 
-    /// Cargo, told to compile the library of a package for the GPU.
+    /// The cargo command that compiles a package's library for the GPU.
     pub(crate) fn command(
         &self,
         package: &str,
@@ -140,23 +139,23 @@ impl Compile<'_> {
     ) -> Command {
         let mut command = Command::new(&self.toolchain.cargo);
         for (name, _) in env::vars_os() {
-            if steers_the_outer_build(&name) {
+            if is_build_setting(&name) {
                 command.env_remove(name);
             }
         }
         let switch = |on: bool| if on { "true" } else { "false" };
         command
             .env("RUSTC", &self.toolchain.rustc)
-            // Unstable features for this child alone: kernels need them, stable rustc has them.
+            // Unstable features for this child only: kernels need them, and stable rustc has them.
             .env("RUSTC_BOOTSTRAP", "1")
             // An empty wrapper also overrides one in a configuration file.
             .env("RUSTC_WRAPPER", "")
             .env("RUSTC_WORKSPACE_WRAPPER", "")
             // The encoded form overrides flags in configuration files, which are for the host.
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
-            // The profile belongs to the user's workspace; the environment goes before it.
+            // The profile belongs to the user's workspace; the environment overrides it.
             .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "3")
-            // Lines for profilers. Anything more makes the PTX `debug`, which ptxas optimises less.
+            // Line tables for profilers. More makes the PTX `debug`, which ptxas optimises less.
             .env("CARGO_PROFILE_RELEASE_DEBUG", "line-directives-only")
             .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
             .env("CARGO_PROFILE_RELEASE_LTO", "off")
@@ -176,7 +175,8 @@ impl Compile<'_> {
         command
     }
 
-    /// See the crate's documentation on barriers for the two flags that keep rustc from optimising.
+    /// See "Barriers" in the crate's documentation for the flags that disable rustc's
+    /// optimisations.
     pub(crate) fn rustflags(&self, arch: NvvmArch) -> Vec<String> {
         let mut flags = vec![
             format!("-Ctarget-cpu={arch}"),
@@ -186,7 +186,7 @@ impl Compile<'_> {
             "-Zmir-enable-passes=-JumpThreading".to_owned(),
         ];
         if !self.debug {
-            // A failed check becomes a trap, with no code for its message.
+            // A failed check traps, without code for its message.
             flags.extend(["-Zunstable-options".to_owned(), "-Cpanic=immediate-abort".to_owned()]);
         }
         flags
@@ -198,16 +198,15 @@ impl Compile<'_> {
     }
 }
 
-/// rustc writes the bitcode beside the metadata, under the crate's name without the `lib` of the
-/// others.
+/// rustc writes the bitcode beside the metadata, under the crate's name without `lib`.
 fn bitcode_of(artifact: &Path) -> Option<PathBuf> {
     let stem = artifact.file_stem()?.to_str()?.strip_prefix("lib")?;
     Some(artifact.with_file_name(format!("{stem}.bc"))).filter(|path| path.is_file())
 }
 
-/// Whether a variable tells cargo or rustc how to build the crate whose build script this is.
-/// Cargo's own home, network, registry, terminal and job-server settings stay.
-fn steers_the_outer_build(name: &OsStr) -> bool {
+/// Whether a variable configures the build of the crate whose build script this is. Cargo's home,
+/// network, registry, terminal and job-server settings are kept.
+fn is_build_setting(name: &OsStr) -> bool {
     const KEPT: [&str; 6] = [
         "CARGO_HOME",
         "CARGO_HTTP_",
@@ -228,7 +227,7 @@ fn steers_the_outer_build(name: &OsStr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::steers_the_outer_build;
+    use super::is_build_setting;
 
     #[test]
     fn the_outer_builds_settings_do_not_reach_the_kernels() {
@@ -241,10 +240,10 @@ mod tests {
             "RUSTC_WORKSPACE_WRAPPER",
             "OUT_DIR",
         ] {
-            assert!(steers_the_outer_build(name.as_ref()), "{name}");
+            assert!(is_build_setting(name.as_ref()), "{name}");
         }
         for name in ["PATH", "CARGO_HOME", "CARGO_NET_OFFLINE", "RUSTUP_TOOLCHAIN", "HOME"] {
-            assert!(!steers_the_outer_build(name.as_ref()), "{name}");
+            assert!(!is_build_setting(name.as_ref()), "{name}");
         }
     }
 }

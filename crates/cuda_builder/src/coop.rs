@@ -1,37 +1,37 @@
-//! Makes the calls through NCCL's cooperative groups inlinable.
+//! Makes the calls through NCCL's coops inlinable.
 //!
-//! NCCL's C functions take a group of threads as an `ncclCoopAny`: 16 bytes of state and, at byte
-//! 16, a pointer to a constant table of three functions (`thread_rank`, `size`, `sync`). Each use
-//! is an indirect call with the group as its only argument. LLVM must assume that such a call keeps
-//! or changes the group, so it cannot see that the table is constant, and thousands of indirect
-//! calls stay. Marking the argument `captures(none)` and `readonly` at the call removes them all.
+//! NCCL's C functions take a coop (a cooperative group) as an `ncclCoopAny`: 16 bytes of state and,
+//! at byte 16, a pointer to a constant table of three functions (`thread_rank`, `size`, `sync`).
+//! Each use is an indirect call with the coop as its only argument. LLVM must assume that such a
+//! call captures or changes the coop, so it cannot prove that the table is constant, and thousands
+//! of indirect calls remain. Marking the argument `captures(none)` and `readonly` at the call
+//! removes them all.
 //!
-//! The marks are promises, so they are proved first, on the bitcode at hand:
+//! The attributes are assumptions, so they are proved first, on the actual bitcode:
 //!
-//! * every indirect call of one argument reads its target from the table of its own argument, at
-//!   one of the three places;
-//! * every function that such a call could reach, that is, every function of one argument whose
+//! * every indirect call with one argument loads its target from the table of that argument, at one
+//!   of the three offsets;
+//! * every function that such a call could reach, that is, every one-argument function whose
 //!   address NCCL's module takes, only reads through that argument.
 //!
-//! Bitcode that does not fit is refused: a future NCCL may do something else, and a wrong promise
-//! is a wrong program.
+//! Other bitcode is refused: a future NCCL may differ, and a wrong assumption is a miscompilation.
 //!
-//! Functions take groups by value, and LLVM copies what is passed by value when it inlines. Through
-//! such a copy it often loses the table again. A function that does nothing but read its group needs
-//! no copy; where that is proved, down through everything that it passes the group to, the group
-//! is passed as it is.
+//! Functions take coops by value, and LLVM copies a by-value argument when it inlines. Through such
+//! a copy it often loses track of the table. A function that only reads its coop needs no copy;
+//! where that is proved, transitively through all calls that it passes the coop to, the coop is
+//! passed by pointer.
 
 use std::collections::HashMap;
 
-use crate::llvm::{At, Failure, Function, Instruction, Module, Opcode, Result, Value};
+use crate::llvm::{AttributePlace, Failure, Function, Instruction, Module, Opcode, Result, Value};
 
 const TABLE_OFFSET: i64 = 16;
 const ENTRY_OFFSETS: [i64; 3] = [0, 8, 16];
 
-/// Proves the promises and marks the calls. Returns how many were marked.
-pub(crate) fn mark_group_calls(nccl: &Module<'_>) -> Result<usize> {
+/// Proves the assumptions and marks the calls. Returns the number of marked calls.
+pub(crate) fn mark_coop_calls(nccl: &Module<'_>) -> Result<usize> {
     let context = nccl.context();
-    // `captures` came with LLVM 21; before it, the same promise was called `nocapture`.
+    // `captures` is new in LLVM 21; before, the attribute was `nocapture`.
     let captures = context.attribute("captures").or_else(|_| context.attribute("nocapture"));
     let (Ok(captures), Ok(readonly)) = (captures, context.attribute("readonly")) else {
         return Err(Failure("this LLVM knows neither `captures` nor `nocapture`".to_owned()));
@@ -45,12 +45,12 @@ pub(crate) fn mark_group_calls(nccl: &Module<'_>) -> Result<usize> {
             }
             if !calls_own_table(call) {
                 return refuse(&format!(
-                    "{} has an indirect call that is not one of a cooperative group",
+                    "{} has an indirect call that is not one of a coop",
                     function.name()
                 ));
             }
-            call.add_attribute(At::Argument(0), captures);
-            call.add_attribute(At::Argument(0), readonly);
+            call.add_attribute(AttributePlace::Argument(0), captures);
+            call.add_attribute(AttributePlace::Argument(0), readonly);
             marked += 1;
         }
     }
@@ -61,27 +61,27 @@ pub(crate) fn mark_group_calls(nccl: &Module<'_>) -> Result<usize> {
 }
 
 /// LLVM's name of the struct.
-const GROUP: &str = "%struct.ncclCoopAny";
+const COOP: &str = "%struct.ncclCoopAny";
 
-/// Passes groups without a copy to the functions that only read them, and copies them word by word elsewhere. Returns to how
-/// many parameters.
-pub(crate) fn pass_groups_uncopied(nccl: &Module<'_>) -> Result<usize> {
+/// Passes coops by pointer to functions that only read them, and copies them word by word
+/// elsewhere. Returns the number of changed parameters.
+pub(crate) fn pass_coops_by_pointer(nccl: &Module<'_>) -> Result<usize> {
     let by_value = nccl.context().by_value(1)?;
     let functions = nccl.functions();
-    let mut readers = Readers::default();
+    let mut readers = ReadOnlyParams::default();
     let mut passed = Vec::new();
     for function in &functions {
         for (index, parameter) in function.parameters().into_iter().enumerate() {
-            let at = At::Argument(index as u32);
+            let at = AttributePlace::Argument(index as u32);
             let copied = function.attribute_type(at, by_value);
-            if copied.is_some_and(|ty| ty.text() == GROUP) && readers.only_reads(parameter) {
+            if copied.is_some_and(|ty| ty.text() == COOP) && readers.only_reads(parameter) {
                 passed.push((function, at));
             }
         }
     }
     for function in &functions {
-        for copy in function.instructions().into_iter().filter(|call| copies_group(*call)) {
-            copy.split_copy(GROUP_WORDS);
+        for copy in function.instructions().into_iter().filter(|call| copies_coop(*call)) {
+            copy.split_copy(COOP_WORDS);
         }
     }
     for (function, at) in &passed {
@@ -95,26 +95,26 @@ pub(crate) fn pass_groups_uncopied(nccl: &Module<'_>) -> Result<usize> {
     Ok(passed.len())
 }
 
-/// The struct is two words, and the pointer to the table.
-const GROUP_WORDS: u64 = 2;
+/// The struct is two words and the pointer to the table.
+const COOP_WORDS: u64 = 2;
 const GROUP_BYTES: i64 = 24;
 
-/// Whether this copies a group to another on the stack. LLVM follows a pointer through a load and a store, and not always through
-/// a copy of memory.
-fn copies_group(call: Instruction<'_>) -> bool {
+/// Whether this copies a coop to another on the stack. LLVM follows a pointer through a load and a
+/// store, but not always through a `memcpy`.
+fn copies_coop(call: Instruction<'_>) -> bool {
     const LENGTH: usize = 2;
     let called = call.call().and_then(|(called, _)| called.as_function());
     let operands = call.operands();
     called.is_some_and(|function| function.name().starts_with("llvm.memcpy."))
         && operands.get(LENGTH).and_then(|length| length.as_integer()) == Some(GROUP_BYTES)
-        && operands[0].allocated_type().is_some_and(|ty| ty.text() == GROUP)
+        && operands[0].allocated_type().is_some_and(|ty| ty.text() == COOP)
 }
 
-/// What is known of parameters: whether nothing is written through them, by the function and by all that it calls.
+/// Known parameters: whether they are read-only, in the function and in all its callees.
 #[derive(Default)]
-struct Readers(HashMap<(String, usize), bool>);
+struct ReadOnlyParams(HashMap<(String, usize), bool>);
 
-impl Readers {
+impl ReadOnlyParams {
     fn only_reads(&mut self, pointer: Value<'_>) -> bool {
         pointer.users().into_iter().all(|user| {
             let Some(user) = user.as_instruction() else { return false };
@@ -132,7 +132,7 @@ impl Readers {
         let operands = call.operands();
         let places = (0..arguments).filter(|place| operands.get(*place) == Some(&pointer));
         let Some(function) = called.as_function() else {
-            // One of the group's own functions, which have been checked.
+            // One of the coop's own functions, which were checked.
             return is_indirect_with_one_argument(call);
         };
         let name = function.name();
@@ -152,7 +152,7 @@ impl Readers {
             if let Some(known) = self.0.get(&key) {
                 return *known;
             }
-            // A function that passes it to itself does nothing else with it thereby.
+            // A recursive call adds no other use.
             self.0.insert(key.clone(), true);
             let reads = parameters.get(place).is_some_and(|parameter| self.only_reads(*parameter));
             self.0.insert(key, reads);
@@ -231,7 +231,7 @@ fn address_is_taken(function: Function<'_>) -> bool {
     !function.users().into_iter().all(called_only)
 }
 
-/// Whether every use of the pointer is a load through it, at it or at a constant distance.
+/// Whether every use of the pointer is a load through it, at a constant offset.
 fn only_read(pointer: Value<'_>) -> bool {
     pointer.users().into_iter().all(|user| {
         let Some(user) = user.as_instruction() else {

@@ -1,4 +1,4 @@
-//! What can go wrong, in words for the person who runs the build.
+//! The builder's errors.
 
 use std::fmt;
 use std::io;
@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use crate::arch::NvvmArch;
 
-/// Why kernels could not be built.
+/// An error of a kernel build.
 ///
-/// `Debug` prints the same sentence as `Display`, so that a build script may end in
+/// `Debug` prints the same text as `Display`, so that a build script can return it from
 /// `fn main() -> Result<(), cuda_builder::Error>`.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
@@ -16,7 +16,7 @@ pub enum Error {
     /// An architecture that the builder does not know.
     #[error("unknown GPU architecture `{0}`; known are {all}", all = known_architectures())]
     UnknownArch(String),
-    /// Kernels of one file ask for two architectures, and a file is one PTX module.
+    /// Kernels of one file require two architectures; a file is one PTX module.
     #[error(
         "the kernels of {file}.rs ask for two architectures, {first} and {second}; a file is one \
          PTX module: move one of them to another file"
@@ -34,20 +34,20 @@ pub enum Error {
     NotInBuildScript {
         /// The variable.
         variable: &'static str,
-        /// The method that takes its place.
+        /// The builder method that replaces it.
         instead: &'static str,
     },
     /// `cargo metadata` failed.
     #[error("cannot read the workspace of {manifest}: {source}", manifest = manifest.display())]
     Workspace {
-        /// The manifest that was asked about.
+        /// The manifest.
         manifest: PathBuf,
-        /// What cargo said.
+        /// Cargo's error.
         source: cargo_metadata::Error,
     },
     /// There is no kernel package of this name.
     #[error(
-        "there is no package `{package}` in the workspace of {manifest} or among its path \
+        "no package `{package}` in the workspace of {manifest} or among its path \
          dependencies; there are: {known}",
         manifest = manifest.display()
     )]
@@ -62,20 +62,20 @@ pub enum Error {
     /// The kernel package has no library.
     #[error("the kernel package `{0}` has no library target (src/lib.rs)")]
     NoLibrary(String),
-    /// The kernel package has no kernel, and no kernel file, of this name.
-    #[error("there is no kernel `{kernel}`; the kernels are: {known}")]
+    /// The kernel package has no kernel or kernel file with this name.
+    #[error("no kernel `{kernel}`; the kernels are: {known}")]
     NoKernel {
         /// The name that was asked for.
         kernel: String,
-        /// The kernels that there are.
+        /// The existing kernels.
         known: String,
     },
-    /// A program could not be run, or said something unexpected.
+    /// A program could not be run, or had unexpected output.
     #[error("cannot use `{program}`: {reason}")]
     Program {
         /// The program.
         program: String,
-        /// What happened.
+        /// The reason.
         reason: String,
     },
     /// The sources of `core` are not installed, so it cannot be compiled for the GPU.
@@ -85,7 +85,7 @@ pub enum Error {
         folder = folder.display()
     )]
     NoRustSource {
-        /// The folder that holds the sources when they are installed.
+        /// The expected folder of the sources.
         folder: PathBuf,
         /// The command that installs them.
         fix: String,
@@ -93,7 +93,7 @@ pub enum Error {
     /// The toolchain's LLVM was not found.
     #[error("no libLLVM of rustc's own was found; tried {tried}; use a toolchain from rustup")]
     NoLlvm {
-        /// Where it was looked for.
+        /// The searched locations.
         tried: String,
     },
     /// The toolchain's LLVM cannot read NCCL's bitcode.
@@ -104,7 +104,7 @@ pub enum Error {
     LlvmTooOld {
         /// The LLVM of this rustc.
         has: String,
-        /// The oldest that will do.
+        /// The minimum version.
         needs: u32,
     },
     /// Kernels call NCCL, and its device bitcode was not found.
@@ -119,26 +119,26 @@ pub enum Error {
         /// The package.
         package: String,
     },
-    /// Cargo could not begin: `core` has dependencies of its own, which it downloads once.
+    /// Cargo could not start the build: `core` has dependencies, which it downloads once.
     #[error(
-        "cargo cannot begin to build the kernel package `{package}`; the first build needs the \
+        "cargo cannot start to build the kernel package `{package}`; the first build needs the \
          network, as `core` has dependencies of its own\n{messages}"
     )]
     NotBegun {
         /// The package.
         package: String,
-        /// What cargo printed; empty when it has been shown already.
+        /// Cargo's output; empty if already shown.
         messages: String,
     },
-    /// LLVM could not do a step.
+    /// A step of LLVM failed.
     #[error("{what}: {message}")]
     Llvm {
         /// The step, with the module and its kernels.
         what: String,
-        /// What LLVM, or the check that failed, said.
+        /// LLVM's message, or that of the failed check.
         message: String,
     },
-    /// The PTX is not what it must be.
+    /// The PTX is invalid.
     #[error("the PTX of {file}.rs: {message}")]
     Ptx {
         /// The kernel file.
@@ -147,29 +147,29 @@ pub enum Error {
         message: String,
     },
     /// `ptxas` refused the PTX.
-    #[error("ptxas does not take the PTX of {file}.rs ({ptx}):\n{message}", ptx = ptx.display())]
+    #[error("ptxas rejects the PTX of {file}.rs ({ptx}):\n{message}", ptx = ptx.display())]
     Ptxas {
         /// The kernel file.
         file: String,
         /// The PTX.
         ptx: PathBuf,
-        /// What ptxas printed.
+        /// ptxas' output.
         message: String,
     },
     /// A file could not be read or written.
     #[error("cannot {what} {path}: {source}", path = path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// With which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 impl Error {
-    /// Whether something has to be installed or downloaded: no reason to fail a `cargo check`.
+    /// Whether a component must be installed or downloaded, which should not fail a `cargo check`.
     pub fn is_missing_part(&self) -> bool {
         use Error::{LlvmTooOld, NoLlvm, NoNccl, NoRustSource, NotBegun};
         matches!(

@@ -1,4 +1,4 @@
-//! Modules that another compiler made, brought into the form of this builder's own.
+//! Adopts PTX modules of other compilers as artifacts.
 
 use std::fs;
 use std::path::Path;
@@ -10,12 +10,13 @@ use crate::metadata::Declared;
 use crate::ptxas::Ptxas;
 
 impl ModuleArtifact {
-    /// Takes in a PTX module of another compiler, `nvcc` for example: assembles it by the `ptxas` and with the flags that the
-    /// builder's own kernels are assembled with, and writes cubin and sidecar beside it. All its entries count as kernels.
+    /// Adopts a PTX module of another compiler, such as `nvcc`: assembles it with the builder's
+    /// `ptxas` and flags, and writes cubin and sidecar beside it. All its entries count as kernels.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`], [`Error::Ptx`] when it cannot be read as PTX, [`Error::Ptxas`] when it does not assemble.
+    /// [`Error::Io`], [`Error::Ptx`] if it is not valid PTX, [`Error::Ptxas`] if it does not
+    /// assemble.
     pub fn from_ptx(ptx: &Path, compiler: &str, nccl: Option<NcclCode>) -> Result<Self, Error> {
         let file = ptx.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let text = fs::read_to_string(ptx).map_err(Error::io("read", ptx))?;
@@ -31,6 +32,7 @@ impl ModuleArtifact {
         let declared = |name: &String| Declared::unknown(name.clone(), file.clone());
         let declared: Vec<_> = read.entries.iter().map(|entry| declared(&entry.name)).collect();
         let info = Sidecar {
+            package: None,
             arch: read.target.clone(),
             ptx_isa: read.version.clone(),
             rustc: compiler.to_owned(),
@@ -76,7 +78,7 @@ mod tests {
         let kernel = &module.info.kernels[0];
         let sizes: Vec<usize> = kernel.params.iter().map(|param| param.size).collect();
         assert_eq!((kernel.name.as_str(), sizes), ("sum", vec![248, 8]));
-        // Only where there is a ptxas.
+        // Only with a ptxas.
         assert_eq!(module.cubin.is_some(), kernel.resources.is_some());
         assert!(module.cubin.is_none_or(|cubin| cubin.is_file()));
     }

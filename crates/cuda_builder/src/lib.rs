@@ -1,13 +1,13 @@
-//! Build-script library: makes PTX of Rust kernels, with NCCL's device code linked in.
+//! Build-script library: compiles Rust kernels to PTX, with NCCL's device code linked in.
 //!
 //! ```text
 //! kernels/*.rs --rustc--> bitcode, with core's and each dependency's
-//!     + libnccl_device.bc --LLVM of that rustc--> one PTX module a kernel file (+ JSON sidecar)
+//!     + libnccl_device.bc --LLVM of that rustc--> one PTX module per kernel file (+ JSON sidecar)
 //!     --ptxas, when there is one--> cubin, registers, stack, spills
 //! ```
 //!
-//! The toolchain is the one that cargo runs, with its `rust-src`; nothing else has to be installed
-//! for kernels that do not call NCCL.
+//! The toolchain is the one that cargo runs, with its `rust-src`; kernels that do not call NCCL
+//! need nothing else.
 //!
 //! # Example
 //!
@@ -23,14 +23,14 @@
 //! ```
 //!
 //! and in the crate, `include!(concat!(env!("OUT_DIR"), "/kernels/kernels.rs"))`: an expression
-//! with each module's name, PTX and sidecar, and the reason when there are none.
+//! with name, PTX and sidecar of each module, and the reason if there are none.
 //!
 //! # Barriers
 //!
 //! rustc marks no function and no inline assembly `convergent`, so its optimiser may copy a barrier
-//! into both branches of a condition, where the threads of a block no longer meet. Kernels are
-//! therefore compiled without the passes that do so, every function and every piece of assembly is
-//! marked, and only then does LLVM optimise. Device code is always optimised.
+//! into both branches of a condition, and the threads of a block diverge at it. Kernels are
+//! therefore compiled without those passes, every function and every piece of assembly is marked,
+//! and only then does LLVM optimise. Device code is always optimised.
 //!
 //! # Environment
 //!
@@ -44,9 +44,9 @@
 //!
 //! # Safety model
 //!
-//! The unsafe code is LLVM's C interface, in one module, behind types that keep its rules. What
-//! that code makes LLVM believe of NCCL's bitcode is proved on the bitcode first. LLVM runs in
-//! child processes, so that its aborts are errors here.
+//! The unsafe code is LLVM's C interface, in one module, behind types that uphold its rules.
+//! Assumptions about NCCL's bitcode are proved on that bitcode first. LLVM runs in child processes,
+//! so that an abort of LLVM is an error here.
 
 mod arch;
 mod artifact;

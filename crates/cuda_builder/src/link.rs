@@ -1,8 +1,8 @@
-//! Links one kernel file with NCCL's device code and makes PTX of it.
+//! Links one kernel file with NCCL's device code and compiles it to PTX.
 //!
-//! The order of the steps is the point. rustc marks nothing `convergent`, so LLVM would copy a
-//! barrier into both branches of a condition: nothing may optimise before the marks are set. The
-//! crates are compiled without LLVM passes, and [`link`] sets the marks before it runs the first.
+//! The order of the steps matters. rustc marks nothing `convergent`, so LLVM could copy a barrier
+//! into both branches of a condition: no pass may run before the marks are set. The crates are
+//! compiled without LLVM passes, and [`link`] sets the marks before it runs the first.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -10,54 +10,55 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::coop;
-use crate::llvm::{At, Context, Failure, Function, Linkage, Llvm, Machine, Module, Result, Value};
+use crate::llvm::{
+    AttributePlace, Context, Failure, Function, Linkage, Llvm, Module, Result, TargetMachine, Value,
+};
 use crate::split::{self, DRIVER_FUNCTIONS};
 
-/// The array that `cuda_std` declares for the shared memory that a launch asks for.
+/// The array that `cuda_std` declares for dynamic shared memory.
 pub(crate) const DYNAMIC_SHARED: &str = "__cuda_std_dynamic_shared";
 
-/// Sections whose statics live in shared memory.
+/// The section of statics in shared memory.
 const SHARED_SECTION: &str = ".shared";
 
-/// What nothing uses goes first, so that no time is spent on it. No panic unwinds on a GPU: a call
-/// that could becomes a plain one.
+/// Removes dead code first, to save time. Nothing unwinds on a GPU: invokes become calls.
 const CLEAN: &str = "globaldce,function(lower-invoke)";
 
-/// The second O3 is needed: after one, arrays that are indexed in loops stay in local memory.
+/// The second O3 is needed: after one, arrays indexed in loops stay in local memory.
 const OPTIMISE: &str = "default<O3>,default<O3>";
 
-/// Part of each cache key: change it when the same input gives another result.
+/// Part of each cache key: change it when equal inputs give another result.
 pub(crate) const REVISION: u32 = 8;
 
-/// What to prepare.
+/// A request to prepare NCCL's bitcode.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct PrepareNccl {
     pub(crate) bitcode: PathBuf,
     pub(crate) prepared: PathBuf,
 }
 
-/// Makes NCCL's bitcode ready to be linked, once for all modules: its calls through cooperative
-/// groups are marked, and each of its functions is taken only when needed.
+/// Prepares NCCL's bitcode for linking, once for all modules: marks calls through coops, and makes
+/// each function linkable on demand.
 pub(crate) fn prepare_nccl(llvm: &Llvm, job: &PrepareNccl) -> Result<usize> {
     let context = Context::new(llvm);
     let nccl = context.read(&job.bitcode)?;
-    let marked = coop::mark_group_calls(&nccl)?;
-    coop::pass_groups_uncopied(&nccl)?;
+    let marked = coop::mark_coop_calls(&nccl)?;
+    coop::pass_coops_by_pointer(&nccl)?;
     split::only_when_needed(&nccl, |_| false);
     nccl.verify()?;
     nccl.write_bitcode(&job.prepared)?;
     Ok(marked)
 }
 
-/// What to link.
+/// A request to link.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Link {
     pub(crate) file: String,
     pub(crate) kernels: Vec<String>,
-    /// For each, the most threads that a block has, if it says so.
+    /// For each kernel, its maximum block size, if declared.
     pub(crate) max_threads: Vec<Option<u32>>,
     pub(crate) bitcode: PathBuf,
-    /// NCCL's device code, prepared; `None` when the file calls none of it.
+    /// NCCL's prepared device code; `None` if the file calls none of it.
     pub(crate) nccl: Option<PathBuf>,
     pub(crate) cpu: String,
     pub(crate) features: String,
@@ -65,15 +66,15 @@ pub(crate) struct Link {
     pub(crate) dump: Option<PathBuf>,
 }
 
-/// What linking a kernel file gives.
+/// The result of linking a kernel file.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Linked {
     pub(crate) ptx: String,
-    /// The kernels that open sessions on LSA barriers.
+    /// The kernels that open LSA barrier sessions.
     pub(crate) lsa_barriers: Vec<String>,
 }
 
-/// NCCL's function that opens a session on an LSA barrier.
+/// NCCL's function that opens an LSA barrier session.
 const OPEN_LSA_BARRIER: &str = "ncclLsaBarrierSessionInit";
 
 /// Links and compiles one kernel file.
@@ -83,33 +84,33 @@ pub(crate) fn link(llvm: &Llvm, job: &Link) -> Result<Linked> {
     module.set_name(&job.file);
     if let Some(nccl) = &job.nccl {
         let nccl = context.read_lazily(nccl)?;
-        // clang 20 spelt out less of the layout than newer LLVMs do. Nothing in NCCL's code depends
-        // on the difference, but LLVM warns of it.
+        // clang 20 specified less of the layout than newer LLVMs do. NCCL's code does not depend on
+        // the difference, but LLVM warns about it.
         nccl.set_data_layout(&module.data_layout())?;
         check_signatures(&module, &nccl)?;
         module.link_in(nccl)?;
     }
     move_shared_memory(&module)?;
     pass_by_value(&module)?;
-    bound_blocks(&module, job);
+    set_max_threads(&module, job);
     mark_convergent(&module)?;
     export_only(&module, &job.kernels);
     module.verify()?;
     dump(&module, job, "before")?;
     let lsa_barriers = callers(&module, &job.kernels, OPEN_LSA_BARRIER);
 
-    let machine = Machine::new(llvm, &job.cpu, &job.features)?;
+    let machine = TargetMachine::new(llvm, &job.cpu, &job.features)?;
     module.optimise(&machine, CLEAN)?;
-    inline_what_is_called_once(&module)?;
+    inline_single_callers(&module)?;
     module.optimise(&machine, OPTIMISE)?;
-    module.functions().into_iter().for_each(Function::forget_unwinding);
+    module.functions().into_iter().for_each(Function::remove_personality);
     dump(&module, job, "after")?;
 
     check_resolved(&module)?;
     Ok(Linked { ptx: module.emit(&machine)?, lsa_barriers })
 }
 
-/// The kernels from which calls lead to a function.
+/// The kernels that call a function, directly or not.
 fn callers(module: &Module<'_>, kernels: &[String], function: &str) -> Vec<String> {
     let functions = module.functions();
     let by_name: HashMap<String, Function<'_>> =
@@ -135,8 +136,8 @@ fn callers(module: &Module<'_>, kernels: &[String], function: &str) -> Vec<Strin
     callers
 }
 
-/// A function that is declared with other types than it is defined with is called through a pointer of the declared type:
-/// nothing is inlined, and what does not fit is garbage.
+/// A function declared with other types than its definition's is called through a mismatched
+/// pointer type: nothing is inlined, and mismatched arguments are garbage.
 fn check_signatures(module: &Module<'_>, nccl: &Module<'_>) -> Result<()> {
     let defined = nccl.functions();
     let defined: HashMap<String, Function<'_>> =
@@ -148,14 +149,14 @@ fn check_signatures(module: &Module<'_>, nccl: &Module<'_>) -> Result<()> {
         let (ours, nccls) = (declaration.signature(), definition.signature());
         if ours != nccls {
             let (name, ours, nccls) = (declaration.name(), ours.text(), nccls.text());
-            faults.push(format!("`{name}` is declared as `{ours}`, and NCCL's is `{nccls}`"));
+            faults.push(format!("`{name}` is declared as `{ours}`, but NCCL's is `{nccls}`"));
         }
     }
     if faults.is_empty() { Ok(()) } else { Err(Failure(faults.join("; "))) }
 }
 
-/// Rust has no statics in shared memory: a section, or the name of the dynamic array, stands for
-/// it.
+/// Moves statics to shared memory. Rust cannot declare them there: a section, or the name of the
+/// dynamic array, marks them.
 fn move_shared_memory(module: &Module<'_>) -> Result<()> {
     for global in module.globals() {
         if global.section().starts_with(SHARED_SECTION) {
@@ -175,16 +176,17 @@ fn move_shared_memory(module: &Module<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A kernel's parameter that is a reference in Rust stands for the bytes behind it: the launch passes those, and the kernel
-/// reads them where they are. (A struct that Rust passes by value is copied to the stack as soon as somebody needs its
-/// address.) PTX lets a kernel take the address of such a parameter when nobody writes to it, which a reference promises.
+/// Passes kernel parameters that are references in Rust by value (`byval`): the launch passes the
+/// bytes, and the kernel reads them in place. (A struct that Rust passes by value is copied to the
+/// stack as soon as its address is needed.) PTX allows taking the address of such a parameter if
+/// nothing writes to it, which a shared reference guarantees.
 fn pass_by_value(module: &Module<'_>) -> Result<()> {
     let context = module.context();
     let size = context.attribute("dereferenceable")?;
     let constant = context.target_attribute("nvvm.grid_constant", "");
     for kernel in module.functions().into_iter().filter(|function| function.is_kernel()) {
         for index in 0..kernel.parameters().len() as u32 {
-            let at = At::Argument(index);
+            let at = AttributePlace::Argument(index);
             let Some(bytes) = kernel.attribute_value(at, size) else { continue };
             kernel.add_attribute(at, context.by_value(bytes)?);
             kernel.add_attribute(at, constant);
@@ -193,39 +195,41 @@ fn pass_by_value(module: &Module<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Tells the assembler how large a block can be, and so how many registers a thread can have.
-fn bound_blocks(module: &Module<'_>, job: &Link) {
+/// Sets the maximum block size, from which the assembler derives the register limit.
+fn set_max_threads(module: &Module<'_>, job: &Link) {
     for (kernel, threads) in job.kernels.iter().zip(&job.max_threads) {
         let function = module.functions().into_iter().find(|function| function.name() == *kernel);
         if let (Some(function), Some(threads)) = (function, threads) {
             let bound = module.context().target_attribute("nvvm.maxntid", &threads.to_string());
-            function.add_attribute(At::Function, bound);
+            function.add_attribute(AttributePlace::Function, bound);
         }
     }
 }
 
-/// Forbids LLVM to make a call depend on more conditions than the source does. Only barriers need
-/// it, but any function may reach one, and LLVM takes the mark off where it proves that none does.
-/// Assembly is opaque to it; what says that it has no effect (`pure`) is no barrier, and may move.
+/// Marks everything `convergent`: LLVM may not make a call control-dependent on more conditions.
+/// Only barriers need it, but any function may reach one, and LLVM drops the mark where it proves
+/// that none does. Assembly is opaque; assembly without side effects (`pure`) is no barrier, and
+/// may move.
 fn mark_convergent(module: &Module<'_>) -> Result<()> {
     let convergent = module.context().attribute("convergent")?;
     for function in module.functions().into_iter().filter(|f| !f.is_intrinsic()) {
-        function.add_attribute(At::Function, convergent);
+        function.add_attribute(AttributePlace::Function, convergent);
         for instruction in function.instructions() {
-            // A direct call has the mark of its function; asm and indirect calls need their own.
+            // A direct call inherits its function's mark; assembly and indirect calls need their
+            // own.
             let needs_own =
                 |called: Value<'_>| called.as_function().is_none() && !called.is_pure_asm();
             if instruction.call().is_some_and(|(called, _)| needs_own(called)) {
-                instruction.add_attribute(At::Function, convergent);
+                instruction.add_attribute(AttributePlace::Function, convergent);
             }
         }
     }
     Ok(())
 }
 
-/// Inlines what has one caller, however large: the closure that is the body of a barrier's scope, for
-/// one. A call costs a stack frame, and hides from LLVM what the caller knows.
-fn inline_what_is_called_once(module: &Module<'_>) -> Result<()> {
+/// Inlines functions with one caller, regardless of size, such as the closure of an LL all-to-all.
+/// A call costs a stack frame, and LLVM does not propagate the caller's constants through it.
+fn inline_single_callers(module: &Module<'_>) -> Result<()> {
     let context = module.context();
     let kept_apart = [context.attribute("noinline")?, context.attribute("cold")?];
     let inline = context.attribute("alwaysinline")?;
@@ -233,16 +237,17 @@ fn inline_what_is_called_once(module: &Module<'_>) -> Result<()> {
         let is_ours = !function.is_declaration() && !function.is_kernel();
         if is_ours
             && function.is_called_once()
-            && !kept_apart.iter().any(|mark| function.has_attribute(At::Function, *mark))
+            && !kept_apart
+                .iter()
+                .any(|mark| function.has_attribute(AttributePlace::Function, *mark))
         {
-            function.add_attribute(At::Function, inline);
+            function.add_attribute(AttributePlace::Function, inline);
         }
     }
     Ok(())
 }
 
-/// Leaves this file's kernels as the only symbols that others can see, so that all else can go
-/// once it is inlined.
+/// Exports only this file's kernels, so that everything else can be removed once inlined.
 fn export_only(module: &Module<'_>, kernels: &[String]) {
     let functions = module.functions();
     let functions = functions.into_iter().map(|function| function.global());
@@ -254,7 +259,7 @@ fn export_only(module: &Module<'_>, kernels: &[String]) {
     }
 }
 
-/// The GPU has no linker behind this one: whatever is undefined now would fail at load.
+/// No linker follows this one: an undefined symbol would fail at load time.
 fn check_resolved(module: &Module<'_>) -> Result<()> {
     let mut faults = Vec::new();
     for name in split::undefined(module) {
@@ -272,7 +277,7 @@ fn check_resolved(module: &Module<'_>) -> Result<()> {
     )))
 }
 
-/// The functions that use a symbol, in words.
+/// The functions that use a symbol, for messages.
 fn users(module: &Module<'_>, name: &str) -> String {
     let functions = module.functions();
     let uses = |function: &&Function<'_>| {

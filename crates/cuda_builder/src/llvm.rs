@@ -1,19 +1,19 @@
-//! The toolchain's LLVM, behind types that make its C interface safe to use.
+//! Safe types over the LLVM-C interface of the toolchain's LLVM.
 //!
 //! # Safety model
 //!
-//! This module holds all of the crate's unsafe code. What keeps it sound:
+//! This module has all of the crate's unsafe code. It is sound because:
 //!
 //! * a [`Context`] outlives its [`Module`]s, and a module the [`Value`]s in it (lifetimes);
-//! * with a shared borrow of a module nothing in it is ever deleted: an unwanted global is
-//!   [retired](Value::retire) and a later pass drops it. What does delete values (linking, running
-//!   passes) takes the module by `&mut` or by value, so no `Value` is left;
+//! * nothing in a module is deleted under a shared borrow: an unwanted global is
+//!   [retired](value::Global::retire) and removed by a later pass. Operations that delete values
+//!   (linking, passes) take the module by `&mut` or by value, so no `Value` outlives them;
 //! * a method that LLVM defines for one kind of value only is a method of that kind's type;
-//! * handles are raw pointers, so none of the types crosses threads.
+//! * handles are raw pointers, so no type is `Send`.
 
 mod functions;
-mod machine;
 mod module;
+mod target_machine;
 mod types;
 mod value;
 
@@ -25,13 +25,13 @@ use std::path::Path;
 use std::ptr::null_mut;
 
 use functions::{Functions, Ref};
-pub(crate) use machine::Machine;
 pub(crate) use module::Module;
+pub(crate) use target_machine::TargetMachine;
 pub(crate) use value::{Function, Instruction, Linkage, Opcode, Value};
 
 const TRIPLE: &CStr = c"nvptx64-nvidia-cuda";
 
-/// A step that LLVM, or the code that drives it, could not do: the whole message.
+/// An error of LLVM or of this code, with its complete message.
 #[derive(Debug)]
 pub(crate) struct Failure(pub(crate) String);
 
@@ -47,27 +47,27 @@ fn failure<T>(message: impl Into<String>) -> Result<T> {
     Err(Failure(message.into()))
 }
 
-/// A loaded libLLVM with its NVPTX back end initialised.
+/// A loaded libLLVM with an initialised NVPTX back end.
 pub(crate) struct Llvm {
     f: Functions,
 }
 
 /// LLVM's options, after the program name that it expects first.
 ///
-/// Loops over register arrays must be unrolled, or the arrays live in local memory. The default
-/// threshold (300 instructions) is too low for eight vectors of halves that are summed in f32.
+/// Loops over register arrays must be unrolled, or the arrays are in local memory. The default
+/// threshold (300 instructions) is too low for eight vectors of halves summed in f32.
 const OPTIONS: [&CStr; 2] = [c"cuda_builder", c"-unroll-threshold=2000"];
 
 impl Llvm {
-    /// Loads the library, for the life of the process, and checks that it is of this version:
-    /// bitcode is read by the LLVM that wrote it, or a newer one.
+    /// Loads the library for the life of the process, and checks its version: bitcode must be read
+    /// by the LLVM that wrote it, or a newer one.
     pub(crate) fn load(library: &Path, version: &str) -> Result<Self> {
         let f = Functions::load(library)
             .map_err(|e| Failure(format!("cannot use {}: {e}", library.display())))?;
         let [mut major, mut minor, mut patch] = [0; 3];
         let options = OPTIONS.map(CStr::as_ptr);
         // SAFETY: the three pointers are to live integers and the options to static strings; the
-        // initialisers take no argument and may be called any number of times.
+        // initialisers have no arguments and may be called repeatedly.
         unsafe {
             (f.LLVMGetVersion)(&mut major, &mut minor, &mut patch);
             (f.LLVMInitializeNVPTXTargetInfo)();
@@ -77,7 +77,7 @@ impl Llvm {
             (f.LLVMParseCommandLineOptions)(2, options.as_ptr(), std::ptr::null());
         }
         let has = format!("{major}.{minor}.{patch}");
-        // A distribution may have updated its LLVM by a patch since it built rustc.
+        // A distribution may have updated LLVM by a patch release after building rustc.
         if has.split('.').take(2).ne(version.split('.').take(2)) {
             let library = library.display();
             return failure(format!("{library} is LLVM {has}, but rustc has LLVM {version}"));
@@ -85,12 +85,12 @@ impl Llvm {
         Ok(Self { f })
     }
 
-    /// Takes over a message that LLVM allocated.
+    /// Converts and frees a message that LLVM allocated.
     fn message(&self, raw: *mut c_char) -> String {
         if raw.is_null() {
             return "LLVM gave no reason".to_owned();
         }
-        // SAFETY: callers pass a NUL-terminated string that LLVM handed over; it is freed once.
+        // SAFETY: callers pass a NUL-terminated string that they own; it is freed once.
         unsafe {
             let text = CStr::from_ptr(raw).to_string_lossy().into_owned();
             (self.f.LLVMDisposeMessage)(raw);
@@ -99,17 +99,17 @@ impl Llvm {
     }
 }
 
-/// What LLVM reported while working in one context.
-struct Reports<'l> {
+/// Diagnostics of one context.
+struct Diagnostics<'l> {
     llvm: &'l Llvm,
     errors: RefCell<Vec<String>>,
 }
 
 extern "C" fn on_diagnostic(info: Ref, reports: *mut c_void) {
-    // SAFETY: `Context::new` registered this function with its boxed `Reports`, which lives until
-    // the context is gone; LLVM calls it on the context's own thread with a live diagnostic.
+    // SAFETY: `Context::new` registered this function with its boxed `Diagnostics`, which outlives
+    // the context; LLVM calls it on the context's own thread with a live diagnostic.
     unsafe {
-        let reports = &*reports.cast::<Reports<'_>>();
+        let reports = &*reports.cast::<Diagnostics<'_>>();
         let f = &reports.llvm.f;
         let error = (f.LLVMGetDiagInfoSeverity)(info) == 0;
         let text = reports.llvm.message((f.LLVMGetDiagInfoDescription)(info));
@@ -119,24 +119,24 @@ extern "C" fn on_diagnostic(info: Ref, reports: *mut c_void) {
     }
 }
 
-/// An LLVM context: the owner of types and of everything that modules share.
+/// An LLVM context, which owns types and state shared by modules.
 pub(crate) struct Context<'l> {
     llvm: &'l Llvm,
     raw: Ref,
-    reports: Box<Reports<'l>>,
+    reports: Box<Diagnostics<'l>>,
 }
 
 impl Drop for Context<'_> {
     fn drop(&mut self) {
-        // SAFETY: the context is ours, and its modules borrow it, so they are gone.
+        // SAFETY: the context is owned, and its modules borrow it, so none is left.
         unsafe { (self.llvm.f.LLVMContextDispose)(self.raw) }
     }
 }
 
 impl<'l> Context<'l> {
     pub(crate) fn new(llvm: &'l Llvm) -> Self {
-        let reports = Box::new(Reports { llvm, errors: RefCell::default() });
-        // SAFETY: the handler's data is boxed, so it stays in place as long as the context, and the
+        let reports = Box::new(Diagnostics { llvm, errors: RefCell::default() });
+        // SAFETY: the handler's data is boxed, so it stays in place as long as the context; the
         // handler only reads it.
         let raw = unsafe {
             let raw = (llvm.f.LLVMContextCreate)();
@@ -147,19 +147,19 @@ impl<'l> Context<'l> {
         Self { llvm, raw, reports }
     }
 
-    /// Errors that LLVM reported since the last call, else the given reason.
+    /// The errors reported since the last call, else `reason`.
     fn errors_or(&self, reason: String) -> Failure {
         let errors = std::mem::take(&mut *self.reports.errors.borrow_mut());
         Failure(if errors.is_empty() { reason } else { errors.join("\n") })
     }
 
-    /// Fails with what LLVM reported since the last call.
+    /// Fails with the errors reported since the last call, if any.
     fn check_reports(&self) -> Result<()> {
         let quiet = self.reports.errors.borrow().is_empty();
         if quiet { Ok(()) } else { Err(self.errors_or(String::new())) }
     }
 
-    /// An empty module for the GPU, in the data layout of `like`.
+    /// An empty module for the GPU, with the data layout of `like`.
     pub(crate) fn new_module(&self, name: &str, like: &Module<'_>) -> Result<Module<'_>> {
         let name = c_string(name)?;
         let f = &self.llvm.f;
@@ -173,11 +173,11 @@ impl<'l> Context<'l> {
         Ok(Module::new(self, raw))
     }
 
-    /// Reads a module's symbols; a function's body is read when something links it.
+    /// Reads a module's symbols; function bodies are read when linked.
     pub(crate) fn read_lazily(&self, path: &Path) -> Result<Module<'_>> {
         let buffer = self.buffer(path)?;
         let mut raw = null_mut();
-        // SAFETY: the buffer is live, and LLVM takes it over whether or not it can read it.
+        // SAFETY: the buffer is live, and LLVM takes ownership in any case.
         let bad = unsafe {
             (self.llvm.f.LLVMGetBitcodeModuleInContext2)(self.raw, buffer, &mut raw) != 0
         };
@@ -230,7 +230,7 @@ impl<'l> Context<'l> {
         Ok(self.own(unsafe { (self.llvm.f.LLVMCreateEnumAttribute)(self.raw, kind, 0) }))
     }
 
-    /// The attribute of a parameter whose pointer stands for so many bytes, passed by value.
+    /// The `byval` attribute for a parameter of this size.
     pub(crate) fn by_value(&self, bytes: u64) -> Result<Attribute<'_>> {
         let (f, kind) = (&self.llvm.f, self.attribute_kind("byval")?);
         // SAFETY: the kind is LLVM's, and the type one of this context.
@@ -240,9 +240,9 @@ impl<'l> Context<'l> {
         }))
     }
 
-    /// An attribute that a target gives its meaning.
+    /// A target-dependent attribute.
     pub(crate) fn target_attribute(&self, name: &str, value: &str) -> Attribute<'_> {
-        // SAFETY: each text goes with its length.
+        // SAFETY: each string is passed with its length.
         self.own(unsafe {
             (self.llvm.f.LLVMCreateStringAttribute)(
                 self.raw,
@@ -263,7 +263,7 @@ impl<'l> Context<'l> {
         }
     }
 
-    /// An attribute that was made in this context.
+    /// An attribute of this context.
     fn own(&self, raw: Ref) -> Attribute<'_> {
         Attribute { raw, context: self.raw, lifetime: PhantomData }
     }
@@ -277,15 +277,15 @@ pub(crate) struct Attribute<'c> {
     lifetime: PhantomData<&'c ()>,
 }
 
-/// Where an attribute goes.
+/// What an attribute applies to.
 #[derive(Clone, Copy)]
-pub(crate) enum At {
+pub(crate) enum AttributePlace {
     Function,
     /// An argument or parameter, counted from 0.
     Argument(u32),
 }
 
-impl At {
+impl AttributePlace {
     fn index(self) -> u32 {
         match self {
             Self::Function => u32::MAX,

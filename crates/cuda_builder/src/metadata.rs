@@ -1,9 +1,9 @@
-//! What `#[kernel]` leaves in the bitcode about each kernel.
+//! Reads the metadata that `#[kernel]` emits into the bitcode.
 //!
-//! The attribute emits one static a kernel, in the section `.devcomm.kernel`, whose bytes are JSON:
-//! `{"name":"saxpy_f32","file":"saxpy","params":[{"name":"x","type":"*const
-//! f32"}],"arch":"sm_90a","max_threads":256}`, the last two optional. Nothing refers to these statics, so linking
-//! leaves them behind.
+//! The attribute emits one static per kernel in the section `.devcomm.kernel`, whose bytes are
+//! JSON: `{"name":"saxpy_f32","file":"saxpy","params":[{"name":"x","type":"*const
+//! f32"}],"arch":"sm_90a","max_threads":256}`, the last two optional. Nothing refers to these
+//! statics, so linking drops them.
 
 use std::collections::BTreeMap;
 
@@ -18,21 +18,24 @@ const SECTION: &str = ".devcomm.kernel";
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Declared {
     pub(crate) name: String,
+    /// The package that it is part of.
+    #[serde(default)]
+    pub(crate) package: Option<String>,
     pub(crate) file: String,
-    /// `None` for a plain `extern "ptx-kernel"` function, of which only the PTX is known.
+    /// `None` for a plain `extern "ptx-kernel"` function, which has only PTX parameters.
     pub(crate) params: Option<Vec<DeclaredParam>>,
-    /// An architecture that this kernel needs, in place of the build's.
+    /// The architecture that this kernel requires, overriding the build's.
     #[serde(default)]
     pub(crate) arch: Option<String>,
-    /// The most threads that a block of it has.
+    /// Its maximum block size.
     #[serde(default)]
     pub(crate) max_threads: Option<u32>,
 }
 
 impl Declared {
-    /// A kernel of which only the PTX is known.
+    /// A kernel without metadata.
     pub(crate) fn unknown(name: String, file: String) -> Self {
-        Self { name, file, params: None, arch: None, max_threads: None }
+        Self { name, package: None, file, params: None, arch: None, max_threads: None }
     }
 }
 
@@ -44,8 +47,8 @@ pub(crate) struct DeclaredParam {
     pub(crate) ty: String,
 }
 
-/// Reads the kernels of a package's module, grouped by source file. Kernels without metadata go
-/// into the group `default_file`.
+/// Reads the kernels of a package's module, grouped by source file. Kernels without metadata are in
+/// the group `default_file`.
 pub(crate) fn kernels(
     module: &Module<'_>,
     default_file: &str,
@@ -96,7 +99,7 @@ fn unreadable<T>(symbol: &str, reason: &str) -> Result<T> {
     )))
 }
 
-/// The file's name becomes the name of files on disk.
+/// Checks the file's name, which becomes part of file names on disk.
 fn check_file_name(kernel: &Declared) -> Result<()> {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     if !kernel.file.is_empty() && kernel.file.chars().all(plain) {
@@ -108,7 +111,7 @@ fn check_file_name(kernel: &Declared) -> Result<()> {
     )))
 }
 
-/// The architecture of a file: what its kernels ask for, else the build's.
+/// The architecture of a file: its kernels', else the build's.
 pub(crate) fn arch_of(
     file: &str,
     kernels: &[Declared],

@@ -1,4 +1,4 @@
-//! Finds the kernel package, and the sources that its kernels depend on.
+//! Finds the kernel package and the sources that its kernels depend on.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ pub(crate) struct KernelPackage {
     pub(crate) manifest: PathBuf,
     /// Root source file of its library.
     pub(crate) root_file: PathBuf,
-    /// Folders and files that the kernels are made of, path dependencies' among them.
+    /// Source folders and files of the kernels, with those of path dependencies.
     pub(crate) sources: Vec<PathBuf>,
     /// The workspace that was searched.
     pub(crate) workspace: PathBuf,
@@ -25,7 +25,7 @@ pub(crate) struct KernelPackage {
 /// Looks for `name` in the workspace of `manifest_dir`, then among its path dependencies.
 pub(crate) fn find(name: &str, manifest_dir: &Path) -> Result<KernelPackage, Error> {
     let manifest = manifest_dir.join("Cargo.toml");
-    let mut seen = Seen::default();
+    let mut seen = PackageGraph::default();
     let metadata = seen.read(&manifest)?;
     let target = metadata.target_directory.into_std_path_buf();
     let workspace = metadata.workspace_root.into_std_path_buf();
@@ -56,14 +56,15 @@ pub(crate) fn find(name: &str, manifest_dir: &Path) -> Result<KernelPackage, Err
     })
 }
 
-/// Packages that were met, by name.
+/// Packages found so far, by name.
 #[derive(Default)]
-struct Seen {
+struct PackageGraph {
     packages: BTreeMap<String, Package>,
 }
 
-impl Seen {
-    /// Reads the workspace of a manifest. Dependencies are not resolved, which needs no network.
+impl PackageGraph {
+    /// Reads the workspace of a manifest, without resolving dependencies, so without network
+    /// access.
     fn read(&mut self, manifest: &Path) -> Result<Metadata, Error> {
         let metadata = MetadataCommand::new()
             .manifest_path(manifest)
@@ -80,7 +81,7 @@ impl Seen {
         self.packages.values().any(|package| package_folder(package) == folder)
     }
 
-    /// Reads the packages in these folders, and those that they depend on by path.
+    /// Reads the packages in these folders and their path dependencies.
     fn follow(&mut self, mut folders: Vec<PathBuf>) -> Result<(), Error> {
         while let Some(folder) = folders.pop() {
             if self.knows(&folder) {
@@ -92,7 +93,7 @@ impl Seen {
         Ok(())
     }
 
-    /// What a package is made of, with everything it depends on by path.
+    /// The sources of a package and of its path dependencies.
     fn sources(&mut self, package: &Package) -> Result<Vec<PathBuf>, Error> {
         let mut folders = vec![package_folder(package)];
         let mut index = 0;

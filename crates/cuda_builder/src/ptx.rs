@@ -1,6 +1,6 @@
-//! Reads what the builder must know from PTX: version, entries, their parameters, calls.
+//! Parses PTX as far as the builder needs: version, entries, parameters, calls.
 
-/// A PTX module, as far as the builder looks at it.
+/// A parsed PTX module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ptx {
     /// `8.6`.
@@ -9,9 +9,9 @@ pub(crate) struct Ptx {
     pub(crate) target: String,
     /// The kernels.
     pub(crate) entries: Vec<Entry>,
-    /// All functions that are defined, kernels among them.
+    /// All defined functions, including kernels.
     pub(crate) functions: Vec<Function>,
-    /// Indirect calls, which the driver can neither inline nor give a stack bound.
+    /// Number of indirect calls, which the driver can neither inline nor bound in stack.
     pub(crate) call_prototypes: usize,
 }
 
@@ -22,13 +22,13 @@ pub(crate) struct Entry {
     pub(crate) params: Vec<Param>,
 }
 
-/// A function in PTX that has a body.
+/// A function with a body.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Function {
     pub(crate) name: String,
-    /// What its calls name: a function, or the register of an indirect call. Once for each call.
+    /// The target of each call: a function, or the register of an indirect call.
     pub(crate) calls: Vec<String>,
-    /// Its own bytes of local memory.
+    /// Its own local memory in bytes.
     pub(crate) stack: usize,
 }
 
@@ -43,12 +43,12 @@ pub(crate) struct Param {
     pub(crate) align: usize,
 }
 
-/// Reads a module that LLVM printed: one directive, parameter or instruction a line.
+/// Parses a module printed by LLVM: one directive, parameter or instruction per line.
 pub(crate) fn read(text: &str) -> Result<Ptx, String> {
     let mut ptx = Ptx::default();
     let mut in_entry = false;
     let mut function = Function::default();
-    // Blocks open at the line's end: assembly of a source may have blocks of its own in a body.
+    // Open blocks at the end of the line: inline assembly may have blocks in a body.
     let mut depth = 0;
     for line in text.lines() {
         let line = line.trim();
@@ -106,7 +106,7 @@ fn function_name(line: &str) -> &str {
     name.trim_start().split(['(', ' ']).next().unwrap_or_default()
 }
 
-/// What a line calls: `name` of `@%p1 call.uni (retval0), name, (param0);`.
+/// The call target of a line: `name` of `@%p1 call.uni (retval0), name, (param0);`.
 fn called(line: &str) -> Option<&str> {
     // A call may have a predicate before it.
     let call = match line.strip_prefix('@') {
@@ -140,7 +140,7 @@ fn param(declaration: &str) -> Result<Param, String> {
         }
         None => None,
     };
-    // `.align` behind `.ptr` is that of what the pointer points to.
+    // `.align` after `.ptr` is the pointee's.
     let align = match words.first() {
         Some(&".align") => words.get(1).and_then(|n| n.parse().ok()).ok_or_else(unreadable)?,
         _ => element.1,

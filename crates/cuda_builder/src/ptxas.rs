@@ -1,4 +1,4 @@
-//! Assembles PTX with NVIDIA's `ptxas`, when there is one, and reads what it says of each kernel.
+//! Assembles PTX with NVIDIA's `ptxas`, if found, and parses its report on each kernel.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -8,29 +8,30 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 
-/// What one kernel takes of a multiprocessor, by `ptxas`.
+/// Resources of a kernel, from `ptxas`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resources {
-    /// Registers a thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// Stack a thread, in bytes.
+    /// Stack per thread, in bytes.
     pub stack: u32,
     /// Stores of spilled registers, in bytes.
     pub spill_stores: u32,
     /// Loads of spilled registers, in bytes.
     pub spill_loads: u32,
-    /// Shared memory a block that the kernel declares itself, in bytes.
+    /// Static shared memory per block, in bytes.
     pub static_shared: u32,
-    /// Whether `ptxas` lets each `wgmma` end before the next begins (its warning C7510), which takes a kernel most of its speed.
+    /// Whether `ptxas` serialises `wgmma` instructions (its warning C7510), which costs a kernel
+    /// most of its speed.
     #[serde(default)]
     pub serialized: bool,
 }
 
 impl Resources {
-    /// The most threads of a block that the register file holds, at most 1,024.
+    /// The maximum block size that the register file allows, at most 1,024.
     pub fn max_threads(&self) -> u32 {
-        // Since Volta a multiprocessor has four register files of 16,384. A warp lives in one of
-        // them, and takes its registers in steps of eight a thread.
+        // Since Volta a multiprocessor has four register files of 16,384 registers. A warp uses one
+        // of them, allocated in units of eight registers per thread.
         const FILES: u32 = 4;
         const FILE: u32 = 16_384;
         const WARP: u32 = 32;
@@ -40,11 +41,11 @@ impl Resources {
     }
 }
 
-/// A `ptxas` to run.
+/// An executable `ptxas`.
 #[derive(Debug)]
 pub(crate) struct Ptxas {
     program: PathBuf,
-    /// Its version text, for the cache.
+    /// Its version output, for the cache key.
     pub(crate) version: String,
 }
 
@@ -86,7 +87,7 @@ impl Ptxas {
     }
 }
 
-/// Reads the messages of `ptxas -v`.
+/// Parses the output of `ptxas -v`.
 fn read(text: &str) -> Vec<(String, Resources)> {
     let mut kernels: Vec<(String, Resources)> = Vec::new();
     let mut of_entry = false;
@@ -105,7 +106,7 @@ fn read(text: &str) -> Vec<(String, Resources)> {
             continue;
         };
         if let Some((_, function)) = line.split_once("Function properties for ") {
-            // Functions that were not inlined have properties of their own.
+            // Functions that are not inlined have properties of their own.
             of_entry = function.trim() == name;
         } else if line.contains("bytes stack frame") && of_entry {
             resources.stack = number_before(line, " bytes stack frame");
@@ -122,7 +123,7 @@ fn read(text: &str) -> Vec<(String, Resources)> {
     kernels
 }
 
-/// The number that stands before the given words, or 0 when they are not there.
+/// The number before the given words; 0 if they are missing.
 fn number_before(line: &str, words: &str) -> u32 {
     let number = line.split_once(words).and_then(|(before, _)| before.split_whitespace().last());
     number.and_then(|number| number.parse().ok()).unwrap_or(0)
@@ -144,8 +145,8 @@ ptxas info    : Used 32 registers, used 1 barriers, 16 bytes cumulative stack si
 ptxas info    : Compile time = 2.1 ms
 ptxas info    : Function properties for helper
     64 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
-ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to \
-                    ill formed pipeline stage in the function 'two'
+ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized \
+                    due to ill formed pipeline stage in the function 'two'
 ptxas info    : Compiling entry function 'two' for 'sm_90'
 ptxas info    : Function properties for two
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads

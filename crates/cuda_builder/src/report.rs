@@ -1,4 +1,4 @@
-//! What each kernel costs.
+//! Reports the resources, stack and calls of each kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,23 +9,23 @@ use crate::error::Error;
 use crate::ptx::Ptx;
 use crate::ptxas::{Ptxas, Resources};
 
-/// What one kernel costs, for a table.
+/// Report on one kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelReport {
     /// The name of the entry.
     pub name: String,
     /// Stem of the kernel file.
     pub file: String,
-    /// What it takes; `None` when there was no `ptxas`. The stack is that of the functions it calls as well, most of which
-    /// `ptxas` inlines.
+    /// Its resources; `None` without `ptxas`. The stack includes that of called functions, most of
+    /// which `ptxas` inlines.
     pub resources: Option<Resources>,
-    /// The most threads of a block that the register file holds; `None` when there was no `ptxas`.
+    /// The maximum block size that the register file allows; `None` without `ptxas`.
     pub max_threads: Option<u32>,
-    /// Bytes of stack that the PTX gives the kernel itself, apart from the functions it calls.
+    /// Stack of the kernel itself in the PTX, in bytes, without called functions.
     pub own_stack: usize,
-    /// Calls in the kernel's body. A kernel with everything inlined has none.
+    /// Number of calls in the kernel's body; 0 if everything is inlined.
     pub calls: usize,
-    /// The functions that these calls lead to, also through one another, by name.
+    /// All called functions, directly or not, by name.
     pub callees: Vec<Callee>,
     /// Indirect calls in the kernel's module.
     pub call_prototypes: usize,
@@ -36,19 +36,19 @@ pub struct KernelReport {
 pub struct Callee {
     /// Its path in Rust with generic arguments, or C's name.
     pub path: String,
-    /// Bytes of stack that the PTX gives it.
+    /// Its stack in the PTX, in bytes.
     pub stack: usize,
 }
 
 /// Why a function is not inlined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CalleeKind {
-    /// One of NCCL's operations on the network, which `nccl_device` has in functions of their own: they are too large to
+    /// One of NCCL's GIN operations, which `nccl_device` keeps out of line: they are too large to
     /// inline.
     GinOperation,
-    /// What ends a kernel whose assertion has failed.
+    /// The handler of a failed assertion.
     Assertion,
-    /// For no reason that holds in a kernel.
+    /// No valid reason in a kernel.
     Other,
 }
 
@@ -68,7 +68,7 @@ impl Callee {
         }
     }
 
-    /// The last part of the path, without generic arguments.
+    /// The last segment of the path, without generic arguments.
     pub fn name(&self) -> &str {
         let path = self.path.split("::<").next().unwrap_or_default();
         path.rsplit("::").next().unwrap_or_default()
@@ -76,14 +76,14 @@ impl Callee {
 }
 
 impl KernelReport {
-    /// Whether the kernel works with the network, and so may call its operations.
+    /// Whether the kernel uses GIN, and so may call its operations.
     pub fn uses_gin(&self) -> bool {
         self.callees.iter().any(|callee| callee.kind() == CalleeKind::GinOperation)
     }
 }
 
 impl Artifacts {
-    /// What each kernel costs, in the order of the modules.
+    /// Reports on all kernels, in module order.
     ///
     /// # Errors
     ///
@@ -93,13 +93,13 @@ impl Artifacts {
         Ok(self.modules.iter().map(of_module).collect::<Result<Vec<_>, _>>()?.concat())
     }
 
-    /// As [`report`](Self::report), of what `ptxas` makes of the same PTX for a newer architecture, as
-    /// the driver does on such a GPU. Kernels that are [bound](ModuleArtifact::is_bound) to their
-    /// architecture are left out.
+    /// As [`report`](Self::report), for the same PTX assembled by `ptxas` for a newer architecture,
+    /// as the driver does on such a GPU. [Architecture-specific](ModuleArtifact::is_bound) kernels
+    /// are omitted.
     ///
     /// # Errors
     ///
-    /// Also [`Error::Ptxas`] when the PTX does not assemble.
+    /// Also [`Error::Ptxas`] if the PTX does not assemble.
     pub fn report_on(&self, arch: NvvmArch) -> Result<Vec<KernelReport>, Error> {
         let ptxas = Ptxas::find()?;
         let temp = std::env::temp_dir();
@@ -119,7 +119,7 @@ impl Artifacts {
     }
 }
 
-/// What the kernels of a module cost, with the resources that `ptxas` says they take.
+/// Reports on a module's kernels, with the resources from `ptxas`.
 fn reports(
     module: &ModuleArtifact,
     resources: impl Fn(&Kernel) -> Option<Resources>,
@@ -143,14 +143,14 @@ fn reports(
     Ok(module.info.kernels.iter().map(report).collect())
 }
 
-/// The functions that calls of this one lead to.
+/// All functions that this one calls, directly or not.
 fn callees(ptx: &Ptx, name: &str) -> Vec<Callee> {
     let functions: BTreeMap<&str, _> =
         ptx.functions.iter().map(|function| (function.name.as_str(), function)).collect();
     let (mut found, mut next) = (BTreeSet::new(), vec![name]);
     while let Some(function) = next.pop().and_then(|name| functions.get(name)) {
         next.extend(function.calls.iter().map(String::as_str).filter(|name| found.insert(*name)));
-        // What is defined elsewhere, by the driver, calls nothing that is known here.
+        // Functions of the driver have no known calls.
         next.retain(|name| functions.contains_key(name));
     }
     let stack = |name| functions.get(name).map_or(0, |function| function.stack);
@@ -165,7 +165,8 @@ mod tests {
     use super::*;
     use crate::ptx;
 
-    const GIN_PUT: &str = "_RINvNvNtNtCsiOktvmIKKkQ_11nccl_device3gin5calls3put7gin_putNtNtB6_7backend5ProxyECs4DSqmUXqoWh_21devcomm_bench_kernels";
+    const GIN_PUT: &str = "_RINvNvNtNtCsiOktvmIKKkQ_11nccl_device3gin5calls3put7gin_putNtNtB6_\
+                           7backend5ProxyECs4DSqmUXqoWh_21devcomm_bench_kernels";
 
     fn module() -> Ptx {
         let text = format!(

@@ -1,22 +1,22 @@
-//! The functions that a bitcode file defines, as LLVM sees them: what a binding's declarations are checked against.
+//! Reads the signatures of a bitcode file's functions, to check a binding's declarations.
 
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::llvm::{At, Context, Function, Linkage, Llvm, Module, Result, Value};
+use crate::llvm::{AttributePlace, Context, Function, Linkage, Llvm, Module, Result, Value};
 use crate::toolchain::Toolchain;
 use crate::worker::{Job, Workers};
 
 /// A function of a bitcode file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Signature {
-    /// The name that a linker knows it by.
+    /// The symbol name.
     pub name: String,
     /// The parameters, in order.
     pub params: Vec<SignatureParam>,
-    /// LLVM's type of the result, `void` or `i32`, or the name of a struct in C.
+    /// LLVM's return type, `void` or `i32`, or a struct's name in C.
     pub returns: String,
 }
 
@@ -25,9 +25,9 @@ pub struct Signature {
 pub struct SignatureParam {
     /// LLVM's type: `i32`, `ptr`.
     pub ty: String,
-    /// The struct that C passes by value, where the parameter is a pointer to the caller's copy of it.
+    /// The struct that C passes by value, if the parameter is a pointer to the caller's copy.
     pub by_value: Option<ByValue>,
-    /// So many bytes behind the pointer are there, LLVM is told: those of what a C++ reference refers to.
+    /// LLVM's `dereferenceable` size in bytes, for a C++ reference.
     pub dereferenceable: Option<u64>,
 }
 
@@ -40,14 +40,14 @@ pub struct ByValue {
     pub size: u64,
 }
 
-/// The functions that a bitcode file defines for others to link with, by name.
+/// The exported functions of a bitcode file, by name.
 ///
-/// LLVM reads the file in a child process, for which this program is started again: call
-/// [`link_worker`](crate::link_worker) first in `main`.
+/// LLVM reads the file in a child process: call [`link_worker`](crate::link_worker) first in
+/// `main`.
 ///
 /// # Errors
 ///
-/// [`Error`] says what is missing of the toolchain, or why the file cannot be read.
+/// [`Error`] for a missing component of the toolchain, or if the file cannot be read.
 pub fn device_functions(bitcode: &Path) -> std::result::Result<Vec<Signature>, Error> {
     let toolchain = Toolchain::find(None)?;
     let temporary = std::env::temp_dir();
@@ -58,7 +58,7 @@ pub fn device_functions(bitcode: &Path) -> std::result::Result<Vec<Signature>, E
     workers.run("signatures", &what, Job::Signatures(bitcode.to_owned()))
 }
 
-/// The worker's part.
+/// The worker's side.
 pub(crate) fn signatures(llvm: &Llvm, bitcode: &Path) -> Result<Vec<Signature>> {
     let context = Context::new(llvm);
     let module = context.read_lazily(bitcode)?;
@@ -75,7 +75,7 @@ fn signature(module: &Module<'_>, function: Function<'_>) -> Result<Signature> {
     let context = module.context();
     let (by_value, references) = (context.by_value(1)?, context.attribute("dereferenceable")?);
     let param = |(index, value): (usize, Value<'_>)| {
-        let at = At::Argument(index as u32);
+        let at = AttributePlace::Argument(index as u32);
         let copied = function.attribute_type(at, by_value);
         SignatureParam {
             ty: value.ty().text(),
@@ -91,7 +91,7 @@ fn signature(module: &Module<'_>, function: Function<'_>) -> Result<Signature> {
     })
 }
 
-/// `ncclTeam` of LLVM's `%struct.ncclTeam`; other types stay as they are.
+/// `ncclTeam` for LLVM's `%struct.ncclTeam`; other types unchanged.
 fn struct_name(ty: &str) -> String {
     ty.strip_prefix("%struct.").unwrap_or(ty).to_owned()
 }

@@ -1,9 +1,9 @@
-//! Turns the crates' bitcode into one small module a kernel file.
+//! Splits the crates' bitcode into one small module per kernel file.
 //!
-//! A linker takes a `linkonce` definition only when something needs it. So every definition that
-//! is not wanted for itself becomes `linkonce`, the crates are read lazily, and what nobody calls
-//! (most of `core`) is never even parsed. The result of a file depends on that file and what it
-//! calls alone: its hash says whether the file must be linked again.
+//! A linker takes a `linkonce` definition only if it is used. So every definition that is not a
+//! root becomes `linkonce`, the crates are read lazily, and unused code (most of `core`) is never
+//! parsed. A file's module depends only on that file and on what it calls: its hash decides whether
+//! to link again.
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
@@ -16,31 +16,31 @@ use crate::metadata::{self, Declared};
 /// Functions that the CUDA driver provides to every module.
 pub(crate) const DRIVER_FUNCTIONS: [&str; 4] = ["vprintf", "__assertfail", "malloc", "free"];
 
-/// What to split.
+/// A request to split.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Split {
     /// The kernel package's bitcode.
     pub(crate) kernels: PathBuf,
     /// Its dependencies', `core` among them.
     pub(crate) libraries: Vec<PathBuf>,
-    /// The module of kernels that come without metadata.
+    /// The module of kernels without metadata.
     pub(crate) default_file: String,
-    /// Where the results go.
+    /// The output folder.
     pub(crate) folder: PathBuf,
 }
 
-/// One kernel file's part of the package.
+/// One kernel file of the package.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Part {
+pub(crate) struct KernelFile {
     pub(crate) file: String,
     pub(crate) kernels: Vec<Declared>,
     pub(crate) bitcode: PathBuf,
-    /// Functions that neither Rust nor the driver defines: NCCL's.
+    /// Undefined functions that are not the driver's: NCCL's.
     pub(crate) wanted: Vec<String>,
 }
 
 /// Splits the package.
-pub(crate) fn split(llvm: &Llvm, job: &Split) -> Result<Vec<Part>> {
+pub(crate) fn split(llvm: &Llvm, job: &Split) -> Result<Vec<KernelFile>> {
     let context = Context::new(llvm);
     let whole = join(&context, job)?;
     let files = metadata::kernels(&whole, &job.default_file)?;
@@ -62,12 +62,12 @@ pub(crate) fn split(llvm: &Llvm, job: &Split) -> Result<Vec<Part>> {
             .into_iter()
             .filter(|name| !DRIVER_FUNCTIONS.contains(&name.as_str()))
             .collect();
-        parts.push(Part { file, kernels, bitcode, wanted });
+        parts.push(KernelFile { file, kernels, bitcode, wanted });
     }
     Ok(parts)
 }
 
-/// The kernel package with what it needs of its dependencies.
+/// Links the kernel package with the used parts of its dependencies.
 fn join<'c>(context: &'c Context<'c>, job: &Split) -> Result<Module<'c>> {
     let mut whole = context.read(&job.kernels)?;
     retire_used_lists(&whole);
@@ -80,14 +80,14 @@ fn join<'c>(context: &'c Context<'c>, job: &Split) -> Result<Module<'c>> {
         let variables = variables.iter().filter(|g| !g.is_declaration()).map(|g| g.name());
         libraries.push((path, defined.chain(variables).collect::<HashSet<_>>()));
     }
-    // Libraries need each other both ways (`core` calls the panic handler of a crate above it), so
-    // one pass over them is not enough.
+    // Libraries depend on each other in both directions (`core` calls the panic handler of a crate
+    // above it), so one pass is not enough.
     loop {
         let mut linked = false;
         for (path, defined) in &libraries {
             if undefined(&whole).iter().any(|name| defined.contains(name)) {
                 let library = context.read_lazily(path)?;
-                share_locals(&library, path);
+                export_locals(&library, path);
                 only_when_needed(&library, |_| false);
                 whole.link_in(library)?;
                 linked = true;
@@ -99,7 +99,7 @@ fn join<'c>(context: &'c Context<'c>, job: &Split) -> Result<Module<'c>> {
     }
 }
 
-/// Makes every definition but the kept ones one that is linked when something needs it.
+/// Makes every definition except the kept ones `linkonce`.
 pub(crate) fn only_when_needed(module: &Module<'_>, keep: impl Fn(&str) -> bool) {
     retire_used_lists(module);
     let functions = module.functions();
@@ -112,9 +112,9 @@ pub(crate) fn only_when_needed(module: &Module<'_>, keep: impl Fn(&str) -> bool)
     }
 }
 
-/// Gives a library's local symbols a name of their own that other modules can see. A library that
-/// is linked in two rounds would otherwise bring its local variables twice.
-fn share_locals(library: &Module<'_>, path: &Path) {
+/// Exports a library's local symbols under unique names. A library that is linked in two rounds
+/// would otherwise duplicate its local variables.
+fn export_locals(library: &Module<'_>, path: &Path) {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let functions = library.functions();
     let functions = functions.into_iter().map(|function| function.global());
@@ -127,7 +127,7 @@ fn share_locals(library: &Module<'_>, path: &Path) {
     }
 }
 
-/// Takes away the lists that keep symbols alive (`llvm.used`): they hold the kernels' metadata.
+/// Removes the lists that keep symbols alive (`llvm.used`), which hold the kernels' metadata.
 fn retire_used_lists(module: &Module<'_>) {
     for global in module.globals() {
         if global.linkage() == Linkage::APPENDING && global.name().ends_with(".used") {
@@ -136,7 +136,7 @@ fn retire_used_lists(module: &Module<'_>) {
     }
 }
 
-/// Names that the module uses and does not define.
+/// The module's undefined symbols.
 pub(crate) fn undefined(module: &Module<'_>) -> BTreeSet<String> {
     let functions = module.functions();
     let functions = functions.iter().filter(|f| !f.is_intrinsic()).map(|f| f.global());

@@ -1,7 +1,7 @@
-//! `core` for the GPU: compiled once a toolchain and set of flags, and kept for all workspaces of
-//! this machine. rustc takes it as the sysroot of the kernels, as it takes `std` for the host.
+//! Compiles `core` for the GPU, once per toolchain and set of flags, into a cache for all
+//! workspaces. rustc uses it as the kernels' sysroot.
 //!
-//! It serves all architectures: what is linked is compiled for the one that the link names.
+//! It works for all architectures: linked code is compiled for the link's target.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,13 +14,13 @@ use crate::cache::{Cache, Entry};
 use crate::compile::{Compile, TARGET};
 use crate::error::Error;
 
-/// Part of the cache key: change it when the same toolchain and flags give another sysroot.
+/// Part of the cache key: change it when equal toolchain and flags give another sysroot.
 const REVISION: u32 = 1;
 
 /// The oldest architecture.
 const ARCH: NvvmArch = NvvmArch::ALL[0];
 
-/// A package that needs nothing but `core`.
+/// A package that depends only on `core`.
 const MANIFEST: &str =
     "[package]\nname = \"core-for-gpu\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n[workspace]\n";
 
@@ -32,10 +32,10 @@ pub(crate) struct Sysroot {
     pub(crate) bitcode: Vec<PathBuf>,
 }
 
-/// The sysroot for a compilation, made unless one is kept.
+/// The sysroot for a compilation, cached or new.
 pub(crate) fn sysroot(compile: &Compile<'_>) -> Result<Sysroot, Error> {
     let shared = cache_dir().join("core");
-    // A machine without a home keeps it in the target folder.
+    // Without a home directory the cache is in the target folder.
     let folder = match fs::create_dir_all(&shared) {
         Ok(()) => shared,
         Err(_) => compile.target_dir.join("core"),
@@ -52,10 +52,10 @@ fn libraries(sysroot: &Path) -> PathBuf {
     sysroot.join("lib/rustlib").join(TARGET).join("lib")
 }
 
-/// The hash of everything that a sysroot is made of.
+/// The hash of all inputs of a sysroot.
 fn key(compile: &Compile<'_>) -> String {
     let toolchain = compile.toolchain;
-    // Two builds of a development version have one version.
+    // Different builds of a development compiler may have one version.
     let made_of = serde_json::json!([
         REVISION,
         toolchain.version,
@@ -66,7 +66,7 @@ fn key(compile: &Compile<'_>) -> String {
     artifact::sha256(made_of.to_string().as_bytes())[..16].to_owned()
 }
 
-/// Compiles `core` and what belongs to it, and returns the names of the bitcode.
+/// Compiles `core` and its dependencies; returns the names of the bitcode files.
 fn make(compile: &Compile<'_>, entry: &Entry) -> Result<Vec<String>, Error> {
     let package = entry.folder.join("build");
     let source = package.join("src/lib.rs");

@@ -1,4 +1,4 @@
-//! The Rust toolchain that compiles the kernels: its rustc, its sources of `core`, its LLVM.
+//! Finds the Rust toolchain that compiles kernels: rustc, the sources of `core`, LLVM.
 
 use std::env;
 use std::ffi::OsString;
@@ -9,7 +9,7 @@ use std::process::Command;
 
 use crate::error::Error;
 
-/// The oldest LLVM that reads NCCL's bitcode, which clang 20 wrote.
+/// The oldest LLVM that reads NCCL's bitcode, which is from clang 20.
 const OLDEST_LLVM: u32 = 20;
 
 /// A Rust toolchain that can compile for the GPU.
@@ -25,12 +25,12 @@ pub(crate) struct Toolchain {
 }
 
 impl Toolchain {
-    /// Looks at the given rustc, else at the one that cargo runs.
+    /// Examines the given rustc, else the one that cargo runs.
     pub(crate) fn find(rustc: Option<&Path>) -> Result<Self, Error> {
         let from_env = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
         let running_cargo = from_env("CARGO").unwrap_or_else(|| "cargo".into());
         let (rustc, cargo) = match rustc {
-            // Another toolchain's cargo may not know how to build this one's `core`.
+            // Another toolchain's cargo may not be able to build this one's `core`.
             Some(path) => {
                 let sibling = path.with_file_name("cargo");
                 let cargo = if sibling.is_file() { sibling.into() } else { running_cargo };
@@ -43,7 +43,7 @@ impl Toolchain {
         let llvm = verbose.lines().find_map(|line| line.strip_prefix("LLVM version: "));
         let llvm_version = llvm.map(str::to_owned).ok_or_else(|| Error::Program {
             program: rustc.to_string_lossy().into_owned(),
-            reason: "it does not say which LLVM it has; the GPU needs rustc's LLVM back end".into(),
+            reason: "it reports no LLVM version; device code needs rustc's LLVM back end".into(),
         })?;
         let sysroot = PathBuf::from(output(&rustc, &["--print", "sysroot"])?.trim());
         check_rust_source(&sysroot)?;
@@ -84,12 +84,12 @@ fn rust_source_command(sysroot: &Path) -> String {
         Some(name) if of_rustup => {
             format!("rustup component add rust-src --toolchain {}", name.to_string_lossy())
         }
-        // A distribution's Rust: rustup does not know it.
+        // A distribution's Rust, unknown to rustup.
         _ => "apt install rust-src` (Debian, Ubuntu) or `rustup component add rust-src".to_owned(),
     }
 }
 
-/// rustup's toolchains bring their LLVM along; a distribution's rustc uses the system's.
+/// rustup's toolchains include LLVM; a distribution's rustc uses the system's.
 fn find_libllvm(sysroot: &Path, version: &str) -> Result<PathBuf, Error> {
     let major = version.split('.').next().unwrap_or_default();
     let minor = version.split('.').take(2).collect::<Vec<_>>().join(".");
@@ -104,7 +104,7 @@ fn find_libllvm(sysroot: &Path, version: &str) -> Result<PathBuf, Error> {
     });
     own.sort();
     tried.push(format!("{}/libLLVM*", folder.display()));
-    // Of two files one is a linker script, which the loader cannot load.
+    // Of two matches one is a linker script, which cannot be loaded.
     if let Some(path) = own.into_iter().find(|path| is_elf(path)) {
         return Ok(path);
     }

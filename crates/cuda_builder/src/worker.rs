@@ -1,8 +1,7 @@
 //! Runs LLVM in a child process.
 //!
-//! LLVM ends the process on what it cannot do (`u128 as f32` on a GPU), and a build that dies
-//! without a sentence helps nobody. So the program starts itself again, as a worker with one job;
-//! whatever happens to the worker, the builder lives to tell.
+//! LLVM aborts the process on unsupported operations (`u128 as f32` on a GPU). So the program
+//! starts itself again as a worker with one job, and the builder reports how the worker ended.
 
 use std::env;
 use std::ffi::OsString;
@@ -20,10 +19,10 @@ use crate::signature;
 use crate::split::{self, Split};
 use crate::toolchain::Toolchain;
 
-/// Names the job of a worker.
+/// Names the file of a worker's request.
 const JOB_VARIABLE: &str = "DEVCOMM_LINK_JOB";
 
-/// LLVM recurses over the code; a test harness gives its threads 2 MiB.
+/// LLVM recurses over code; a test harness gives its threads 2 MiB.
 const STACK_BYTES: usize = 64 << 20;
 
 /// One job for a worker.
@@ -36,23 +35,23 @@ pub(crate) enum Job {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Order {
+struct WorkerRequest {
     libllvm: PathBuf,
     llvm_version: String,
     job: Job,
     outcome: PathBuf,
 }
 
-/// How to start workers.
+/// Starts workers.
 #[derive(Debug)]
 pub(crate) struct Workers<'a> {
     pub(crate) toolchain: &'a Toolchain,
-    /// A folder for orders and outcomes.
+    /// A folder for requests and results.
     pub(crate) folder: PathBuf,
 }
 
 impl Workers<'_> {
-    /// Runs a job in a child process. `what` begins the message when it fails.
+    /// Runs a job in a child process. `what` is the start of an error message.
     pub(crate) fn run<T: DeserializeOwned>(
         &self,
         name: &str,
@@ -62,7 +61,7 @@ impl Workers<'_> {
         let failed = |message: String| Error::Llvm { what: what.to_owned(), message };
         let outcome = self.folder.join(format!("{name}.outcome.json"));
         let order_path = self.folder.join(format!("{name}.job.json"));
-        let order = Order {
+        let order = WorkerRequest {
             libllvm: self.toolchain.libllvm.clone(),
             llvm_version: self.toolchain.llvm_version.clone(),
             job,
@@ -82,17 +81,17 @@ impl Workers<'_> {
             .map_err(|e| failed(format!("cannot start {}: {e}", program.display())))?;
         let stderr = String::from_utf8_lossy(&output.stderr);
         let Ok(text) = fs::read(&outcome) else {
-            return Err(failed(death(output.status, &stderr)));
+            return Err(failed(exit_message(output.status, &stderr)));
         };
         match serde_json::from_slice::<Result<T, String>>(&text) {
             Ok(result) => result.map_err(failed),
-            Err(e) => Err(failed(format!("the worker's answer is not readable: {e}"))),
+            Err(e) => Err(failed(format!("the worker's result cannot be read: {e}"))),
         }
     }
 }
 
-/// What to say of a worker that ended without an answer.
-fn death(status: ExitStatus, stderr: &str) -> String {
+/// The error message for a worker that ended without a result.
+fn exit_message(status: ExitStatus, stderr: &str) -> String {
     if status.success() {
         return "the program was started again to run LLVM, and ended without reaching \
                 `cuda_builder::link_worker()` or `CudaBuilder::build()`; call the former first \
@@ -102,16 +101,16 @@ fn death(status: ExitStatus, stderr: &str) -> String {
     let own = stderr.lines().filter_map(|line| line.split_once("LLVM ERROR: "));
     let reason: Vec<&str> = own.map(|(_, reason)| reason).collect();
     if !reason.is_empty() {
-        return format!("LLVM gave up: {}", reason.join("\n"));
+        return format!("LLVM aborted: {}", reason.join("\n"));
     }
     let last: Vec<&str> = stderr.lines().rev().take(8).collect();
     let last = last.into_iter().rev().collect::<Vec<_>>().join("\n");
     format!("LLVM's process ended with {status}:\n{last}")
 }
 
-/// Does a worker's job and ends the process, when this process was started as a worker.
+/// Runs a worker's job and ends the process, if this process is a worker.
 ///
-/// [`CudaBuilder::build`](crate::CudaBuilder::build) begins with it, which is enough for a build
+/// [`CudaBuilder::build`](crate::CudaBuilder::build) starts with it, which is enough for a build
 /// script. A program that does other work before it builds kernels should call this first in its
 /// `main`.
 pub fn link_worker() {
@@ -133,7 +132,7 @@ pub fn link_worker() {
 
 fn serve(path: &Path) -> Result<(), String> {
     let text = fs::read(path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
-    let order: Order = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
+    let order: WorkerRequest = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
     let answer = Llvm::load(&order.libllvm, &order.llvm_version)
         .and_then(|llvm| do_job(&llvm, &order.job))
         .map_err(|failure| failure.0);

@@ -9,10 +9,11 @@ use crate::convert;
 use crate::reduce::Number;
 use crate::vector::Vec16;
 
-/// An element that can be reduced: in `f32` where it is a float of 16 or 8 bits, in its own type otherwise.
+/// An element that can be reduced: in `f32` where it is a float of 16 or 8 bits, in its own type
+/// otherwise.
 ///
-/// NCCL reduces floats of 8 bits in `f16`. `f32` is never less accurate, does not overflow, and is a type that operators can
-/// be written in; a result that needs no rounding is the same.
+/// NCCL reduces floats of 8 bits in `f16`. `f32` is never less accurate, does not overflow, and is
+/// a type that operators can be written in; a result that needs no rounding is the same.
 pub trait Accumulate: Element {
     /// One element while it is reduced.
     type Acc: Number;
@@ -21,7 +22,8 @@ pub trait Accumulate: Element {
 
     /// The element in the wider type; exact.
     fn to_acc(self) -> Self::Acc;
-    /// The result as an element, rounded to the nearest. Beyond the range: infinity, for floats of 8 bits the largest number.
+    /// The result as an element, rounded to the nearest. Beyond the range: infinity, for floats of
+    /// 8 bits the largest number.
     fn from_acc(acc: Self::Acc) -> Self;
 
     /// Every lane in the wider type; exact.
@@ -37,12 +39,12 @@ pub trait Accumulate: Element {
     /// Adds a vector, lane by lane; integers wrap around.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn add(wide: &mut Self::Wide, vector: Vec16<Self>) {
-        Self::zip(wide, Self::widen(vector), Number::plus);
+        Self::zip(wide, Self::widen(vector), Number::wrapping_add);
     }
 }
 
-/// The methods that all arrays share, and an element's conversions. Counted loops, which unroll before anything else can go wrong
-/// with them.
+/// The methods that all arrays share, and an element's conversions. Counted loops, which unroll
+/// before anything else can go wrong with them.
 macro_rules! lanes {
     ($acc:ty, $lanes:literal, $to_acc:path, $from_acc:path) => {
         type Acc = $acc;

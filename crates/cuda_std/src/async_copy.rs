@@ -1,18 +1,19 @@
 //! Copies from global to shared memory that the thread does not wait for.
 //!
-//! A thread starts copies, ends a group of them by [`commit_group`], and later waits until all but the newest groups have landed. A wait
-//! concerns the thread's own copies: a barrier of the block after it makes those of all threads visible to all.
+//! A thread starts copies, ends a group of them by [`commit_group`], and later waits until all but
+//! the newest groups have landed. A wait concerns the thread's own copies: a barrier of the block
+//! after it makes those of all threads visible to all.
 //!
 //! # Safety model
 //!
-//! [`copy_16`] is `unsafe`: until the wait nobody touches the destination or writes the source. In the simulator a copy happens at once,
-//! so a missing wait passes there.
+//! [`copy_16`] is `unsafe`: until the wait nobody touches the destination or writes the source. In
+//! the simulator a copy happens at once, so a missing wait passes there.
 //!
 //! # Example
 //!
 //! ```
 //! use cuda_std::{async_copy, thread};
-//! /// Brings 16 bytes a thread.
+//! /// Copies 16 bytes per thread.
 //! ///
 //! /// # Safety
 //! ///
@@ -29,29 +30,32 @@
 
 use crate::arch;
 
-/// Starts a copy of 16 bytes from global memory to shared memory, past the first-level cache; of zeros when `!take`. PTX:
-/// `cp.async.cg.shared.global` with a source size.
+/// Starts a copy of 16 bytes from global to shared memory, bypassing L1; where `pred` is false it
+/// writes zeros and reads nothing. PTX: `cp.async.cg.shared.global` with a source size.
 ///
 /// # Safety
 ///
-/// `to` lies in shared memory and `from` in global; both are aligned to 16 bytes, and valid for 16 (`from` only when `take`). Until
-/// [`wait_groups`] has waited for it nobody reads or writes `to`, or writes `from`.
+/// `to` lies in shared memory and `from` in global; both are aligned to 16 bytes, and valid for 16
+/// (`from` only if `pred`). Until [`wait_groups`] has waited for it nobody reads or writes `to`,
+/// or writes `from`.
 #[doc(alias = "cp.async")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
-pub unsafe fn copy_16<T>(to: *mut T, from: *const T, take: bool) {
+pub unsafe fn copy_16<T>(to: *mut T, from: *const T, pred: bool) {
     // SAFETY: the caller's.
-    unsafe { arch::copy_16_async(to.cast(), from.cast(), take) }
+    unsafe { arch::copy_16_async(to.cast(), from.cast(), pred) }
 }
 
-/// Ends the group of the copies that this thread started since the last one; a group may be empty. PTX: `cp.async.commit_group`.
+/// Ends the group of the copies that this thread started since the last one; a group may be empty.
+/// PTX: `cp.async.commit_group`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn commit_group() {
     arch::commit_copies();
 }
 
-/// Waits until at most the newest `N` of this thread's groups are under way. PTX: `cp.async.wait_group N`.
+/// Waits until at most the newest `N` of this thread's groups are under way. PTX:
+/// `cp.async.wait_group N`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn wait_groups<const N: u32>() {

@@ -1,13 +1,14 @@
 //! Atomics, orders and scopes.
 //!
-//! [`Atomic`] is a value in memory that threads change at the same time, like `core::sync::atomic`'s types, with a [`Scope`]
-//! beside the [`Order`]: an order among the threads of a block or of one GPU costs less than one that a peer GPU or the host
-//! sees. Orders and scopes are written as constants, which fold to one instruction.
+//! [`Atomic`] is a value in memory that threads change at the same time, like
+//! `core::sync::atomic`'s types, with a [`Scope`] beside the [`Order`]: an order among the threads
+//! of a block or of one GPU costs less than one that a peer GPU or the host sees. Orders and scopes
+//! are written as constants, which fold to one instruction.
 //!
 //! # Safety model
 //!
-//! The operations are safe, as on the host. [`Atomic::from_ptr`], which makes one of memory that somebody else owns (shared
-//! memory, a window), is `unsafe`.
+//! The operations are safe, as on the host. [`Atomic::from_ptr`], which makes one of memory that
+//! other code owns (shared memory, a window), is `unsafe`.
 //!
 //! # Example
 //!
@@ -28,7 +29,8 @@ use crate::arch;
 pub enum Order {
     /// Atomic, ordered with nothing else.
     Relaxed,
-    /// What follows stays behind: a load that sees a released value sees all that was written before it.
+    /// What follows stays behind: a load that sees a released value sees all that was written
+    /// before it.
     Acquire,
     /// What precedes stays before.
     Release,
@@ -172,12 +174,12 @@ impl<T: AtomicValue> Atomic<T> {
         Self(UnsafeCell::new(value))
     }
 
-    /// The atomic in memory that somebody else owns.
+    /// The atomic in memory that other code owns.
     ///
     /// # Safety
     ///
-    /// `address` is aligned and valid for `'a`, and whoever touches it at the same time does it by atomic or ordered accesses of
-    /// the same size, in a scope that includes the other.
+    /// `address` is aligned and valid for `'a`, and concurrent accesses to it are only atomic or
+    /// ordered accesses of the same size, in a scope that includes the other.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const unsafe fn from_ptr<'a>(address: *mut T) -> &'a Self {
         // SAFETY: the caller's; the layout is T's.
@@ -199,7 +201,7 @@ impl<T: AtomicValue> Atomic<T> {
     ///
     /// # Panics
     ///
-    /// When `order` is none of a load: release or acquire-release.
+    /// When `order` is release or acquire-release, which are not for loads.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn load(&self, order: Order, scope: Scope) -> T {
@@ -215,7 +217,7 @@ impl<T: AtomicValue> Atomic<T> {
     ///
     /// # Panics
     ///
-    /// When `order` is none of a store: acquire or acquire-release.
+    /// When `order` is acquire or acquire-release, which are not for stores.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn store(&self, value: T, order: Order, scope: Scope) {
@@ -290,7 +292,8 @@ macro_rules! integers {
         }
     )* };
     (bitwise $type:ty: $($name:ident $raw:ident $ptx:literal),*) => { $(
-        #[doc = concat!("The bitwise ", $ptx, " with `value`; returns the old value. PTX: `atom.", $ptx, "`.")]
+        #[doc = concat!("The bitwise ", $ptx, " with `value`; returns the old value. ")]
+        #[doc = concat!("PTX: `atom.", $ptx, "`.")]
         #[cfg_attr(target_arch = "nvptx64", inline(always))]
         #[track_caller]
         pub fn $name(&self, value: $type, order: Order, scope: Scope) -> $type {

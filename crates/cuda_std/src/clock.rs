@@ -2,7 +2,7 @@
 //!
 //! # Safety model
 //!
-//! Safe. A read stays in its place among the accesses to memory around it.
+//! Safe. The compiler does not move a read across the memory accesses around it.
 //!
 //! # Example
 //!
@@ -17,13 +17,15 @@
 
 use crate::arch;
 
-/// Cycles of this multiprocessor. Clocks of different multiprocessors are not comparable. PTX: `%clock64`.
+/// Cycles of this multiprocessor. Clocks of different multiprocessors are not comparable. PTX:
+/// `%clock64`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn clock64() -> u64 {
     arch::clock64()
 }
 
-/// Nanoseconds of a clock that all multiprocessors of the GPU share, in steps of up to a microsecond. PTX: `%globaltimer`.
+/// Nanoseconds of a clock that all multiprocessors of the GPU share, in steps of up to a
+/// microsecond. PTX: `%globaltimer`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn globaltimer() -> u64 {
     arch::globaltimer()

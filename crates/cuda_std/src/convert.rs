@@ -1,10 +1,11 @@
 //! Floats of 16 and 8 bits to and from `f32`, by the hardware's `cvt`.
 //!
-//! The conversions of `half` and `float8` are right everywhere but slow on a GPU, where they are integer code; these are one
-//! instruction, or two for a single float of 8 bits. Narrowing rounds to the nearest, ties to even. A NaN stays a NaN, its
-//! payload may not.
+//! The conversions of `half` and `float8` are right everywhere but slow on a GPU, where they are
+//! integer code; these are one instruction, or two for a single float of 8 bits. Narrowing rounds
+//! to the nearest, ties to even. A NaN stays a NaN, its payload may not.
 //!
-//! The packed forms hold two halves in a word (two floats of 8 bits in a `u16`), the first in the low bits, as in memory.
+//! The packed forms hold two halves in a word (two floats of 8 bits in a `u16`), the first in the
+//! low bits, as in memory.
 //!
 //! # Safety model
 //!
@@ -71,7 +72,10 @@ pub fn f32_to_bf16x2(values: [f32; 2]) -> u32 {
 }
 
 macro_rules! quarters {
-    ($($type:ident $ptx:literal $largest:literal: $to:ident $from:ident $unpack:ident $pack:ident;)*) => { $(
+    ($(
+        $type:ident $ptx:literal $largest:literal:
+        $to:ident $from:ident $unpack:ident $pack:ident;
+    )*) => { $(
         /// Exact.
         #[cfg_attr(target_arch = "nvptx64", inline(always))]
         pub fn $to(value: $type) -> f32 {
@@ -90,7 +94,8 @@ macro_rules! quarters {
             arch::$unpack(packed)
         }
 
-        #[doc = concat!("Rounds each to the nearest; beyond ", $largest, " that number, with the sign. PTX: `cvt.rn.satfinite.", $ptx, ".f32`.")]
+        #[doc = concat!("Rounds each to the nearest; beyond ", $largest, " that number, with the")]
+        #[doc = concat!("sign. PTX: `cvt.rn.satfinite.", $ptx, ".f32`.")]
         #[cfg_attr(target_arch = "nvptx64", inline(always))]
         pub fn $pack(values: [f32; 2]) -> u16 {
             arch::$pack(values)

@@ -1,13 +1,15 @@
-//! Printing from kernels, for debugging: what [`print!`](crate::print) and [`println!`](crate::println) call.
+//! Printing from kernels, for debugging: what [`print!`](crate::print) and
+//! [`println!`](crate::println) call.
 //!
-//! The macros take Rust's `{}` and make printf's format of it when they compile, since CUDA's printf leaves the formatting to
-//! the host: a call costs the kernel one record in the printf buffer. The text appears when the host synchronises; the buffer
-//! is a ring, so printing much loses the oldest.
+//! The macros take Rust's `{}` and make printf's format of it when they compile, since CUDA's
+//! printf leaves the formatting to the host: a call costs the kernel one record in the printf
+//! buffer. The text appears when the host synchronises; the buffer is a ring, so printing much
+//! loses the oldest.
 //!
 //! # Safety model
 //!
-//! Safe: the format and the arguments come from one macro call and match by type. At most 8 values print at once; others than
-//! [`Printable`] ones do not compile:
+//! Safe: the format and the arguments come from one macro call and match by type. At most 8 values
+//! print at once; others than [`Printable`] ones do not compile:
 //!
 //! ```compile_fail,E0277
 //! cuda_std::println!("{}", "text");

@@ -1,8 +1,9 @@
 //! Arithmetic that `core` does not have.
 //!
-//! [`GpuFloat`] brings the operations that round correctly, for `f32` and `f64`. The functions of this module are the
-//! hardware's approximations in `f32`, one or two instructions each, with the error that PTX states; on the host they are
-//! the standard library's, so results may differ in the last bits.
+//! [`GpuFloat`] brings the operations that round correctly, for `f32` and `f64`. The functions of
+//! this module are the hardware's approximations in `f32`, one or two instructions each, with the
+//! error that PTX states; on the host they are the standard library's, so results may differ in the
+//! last bits.
 //!
 //! # Safety model
 //!
@@ -81,9 +82,12 @@ macro_rules! approximations {
 approximations! {
     rsqrt: "One over the square root.", "2^-22.9 relative", "rsqrt.approx.f32";
     exp2: "Two to the power of `x`.", "2^-22 relative", "ex2.approx.f32";
-    log2: "The logarithm to base 2.", "2^-22 relative (absolute between 0.5 and 2)", "lg2.approx.f32";
-    sin: "The sine of radians.", "about 2^-20 absolute within a turn, growing beyond", "sin.approx.f32";
-    cos: "The cosine of radians.", "about 2^-20 absolute within a turn, growing beyond", "cos.approx.f32";
+    log2: "The logarithm to base 2.", "2^-22 relative (absolute between 0.5 and 2)",
+        "lg2.approx.f32";
+    sin: "The sine of radians.", "about 2^-20 absolute within a turn, growing beyond",
+        "sin.approx.f32";
+    cos: "The cosine of radians.", "about 2^-20 absolute within a turn, growing beyond",
+        "cos.approx.f32";
     tanh: "The hyperbolic tangent.", "2^-11 relative", "tanh.approx.f32";
 }
 
@@ -97,4 +101,40 @@ pub fn exp(x: f32) -> f32 {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn ln(x: f32) -> f32 {
     log2(x) * core::f32::consts::LN_2
+}
+
+/// The error function. Error at most 2^-22 relative; `erf(-x) == -erf(x)`.
+///
+/// A polynomial for small `x`, and 1 less [`exp`] of one for others (N. Juffa's).
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn erf(x: f32) -> f32 {
+    let (t, s) = (x.abs(), x * x);
+    if t > 0.927_734_4 {
+        let low = fma(-1.728_534_7e-5, t, 3.831_972e-4);
+        let high = fma(-3.883_964_4e-3, t, 2.425_462_2e-2);
+        let r = [-1.067_778_8e-1, -6.348_467e-1, -1.287_175_1e-1];
+        let r = r.into_iter().fold(fma(low, s, high), |r, c| fma(r, t, c));
+        (1.0 - exp(fma(r, t, -t))).copysign(x)
+    } else {
+        let r = [4.991_194_2e-3, -2.676_813_5e-2, 1.128_199_2e-1, -3.761_253_4e-1, 1.283_791_7e-1];
+        fma(r.into_iter().fold(-5.967_617e-4, |r, c| fma(r, s, c)), x, x)
+    }
+}
+
+/// GELU by the error function: `x * (1 + erf(x / sqrt(2))) / 2`. Error at most `2^-22 * max(1,
+/// |x|)` absolute.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn gelu(x: f32) -> f32 {
+    let half = 0.5 * x;
+    fma(half, erf(x * core::f32::consts::FRAC_1_SQRT_2), half)
+}
+
+/// GELU's approximation by the hyperbolic tangent:
+/// `x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) / 2`. Error, of this formula, at most
+/// `2^-20 * max(1, |x|)` absolute: computed by [`exp`], as [`tanh`] has half of an `f32`'s digits.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn gelu_tanh(x: f32) -> f32 {
+    // (1 + tanh(u)) / 2 is 1 / (1 + exp(-2 * u)).
+    let scale = -2.0 * 0.797_884_6;
+    x / (1.0 + exp(scale * fma(0.044_715 * x * x, x, x)))
 }

@@ -1,13 +1,14 @@
 //! Loads and stores that a simulator sees.
 //!
-//! A plain `*p` works in a kernel too, but only what goes through these functions can be watched for races. They cost nothing
-//! on the GPU: [`load`] and [`store`] are plain accesses, the vector forms one 16-byte instruction, the ordered ones
-//! `ld`/`st` with an order and a scope.
+//! A plain `*p` works in a kernel too, but only what goes through these functions can be watched
+//! for races. They cost nothing on the GPU: [`load`] and [`store`] are plain accesses, the vector
+//! forms one 16-byte instruction, the ordered ones `ld`/`st` with an order and a scope.
 //!
 //! # Safety model
 //!
-//! All are `unsafe`: the pointer is valid for the access and aligned for its size. Plain accesses of different threads to one
-//! place, of which one writes, need a barrier or an ordered pair between them.
+//! All are `unsafe`: the pointer is valid for the access and aligned for its size. Plain accesses
+//! of different threads to one place, of which one writes, need a barrier or an ordered pair
+//! between them.
 //!
 //! # Example
 //!
@@ -18,7 +19,8 @@
 //! ///
 //! /// # Safety
 //! ///
-//! /// Both are valid, and the other thread reads `slot` only after it saw the flag with an acquiring load.
+//! /// Both are valid, and the other thread reads `slot` only after it saw the flag with an
+//! /// acquiring load.
 //! unsafe fn publish(slot: *mut f32, flag: *mut u32, value: f32) {
 //!     // SAFETY: the caller's.
 //!     unsafe {
@@ -58,8 +60,8 @@ pub unsafe fn store<T: Copy>(address: *mut T, value: T) {
     unsafe { arch::store(address, value) }
 }
 
-/// A load that is neither dropped nor merged; another thread may write at the same time. PTX: `ld.volatile`, which orders
-/// like a relaxed load of system scope.
+/// A load that is neither dropped nor merged; another thread may write at the same time. PTX:
+/// `ld.volatile`, which orders like a relaxed load of system scope.
 ///
 /// # Safety
 ///
@@ -71,7 +73,8 @@ pub unsafe fn load_volatile<T: AtomicValue>(address: *const T) -> T {
     unsafe { arch::load_volatile(address) }
 }
 
-/// A store that is neither dropped nor merged; another thread may read at the same time. PTX: `st.volatile`.
+/// A store that is neither dropped nor merged; another thread may read at the same time. PTX:
+/// `st.volatile`.
 ///
 /// # Safety
 ///
@@ -107,15 +110,15 @@ pub unsafe fn store_vec<T: Element>(address: *mut T, value: Vec16<T>) {
     unsafe { arch::store_v4(address.cast(), value.to_bits()) }
 }
 
-/// Loads 16 bytes of elements at once, while others may store all 16 at once by [`store_vec_relaxed`]. PTX:
-/// `ld.relaxed.<scope>.v4.b32`.
+/// Loads 16 bytes of elements at once, while others may store all 16 at once by
+/// [`store_vec_relaxed`]. PTX: `ld.relaxed.<scope>.v4.b32`.
 ///
-/// PTX promises no more than that each of the four words is whole; on the GPUs in use an aligned vector store to memory or over
-/// NVLink arrives as one, which NCCL's LL protocols rest on too.
+/// PTX promises no more than that each of the four words is whole; on the GPUs in use an aligned
+/// vector store to memory or over NVLink arrives as one, which NCCL's LL protocols rest on too.
 ///
 /// # Safety
 ///
-/// As [`load_vec`], and whoever writes there at the same time does it by [`store_vec_relaxed`].
+/// As [`load_vec`], and concurrent writes to it are only [`store_vec_relaxed`].
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_vec_relaxed<T: Element>(address: *const T, scope: Scope) -> Vec16<T> {
@@ -128,7 +131,7 @@ pub unsafe fn load_vec_relaxed<T: Element>(address: *const T, scope: Scope) -> V
 ///
 /// # Safety
 ///
-/// As [`store_vec`], and whoever reads or writes there at the same time does it by these two functions.
+/// As [`store_vec`], and concurrent accesses to it are only these two functions.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_vec_relaxed<T: Element>(address: *mut T, value: Vec16<T>, scope: Scope) {
@@ -140,11 +143,11 @@ pub unsafe fn store_vec_relaxed<T: Element>(address: *mut T, value: Vec16<T>, sc
 ///
 /// # Panics
 ///
-/// When `order` is none of a load: release or acquire-release.
+/// When `order` is release or acquire-release, which are not for loads.
 ///
 /// # Safety
 ///
-/// As [`load`], and whoever writes there at the same time does it by atomic or ordered accesses of the same size.
+/// As [`load`], and concurrent writes to it are only atomic or ordered accesses of the same size.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_ordered<T: AtomicValue>(address: *const T, order: Order, scope: Scope) -> T {
@@ -156,11 +159,12 @@ pub unsafe fn load_ordered<T: AtomicValue>(address: *const T, order: Order, scop
 ///
 /// # Panics
 ///
-/// When `order` is none of a store: acquire or acquire-release.
+/// When `order` is acquire or acquire-release, which are not for stores.
 ///
 /// # Safety
 ///
-/// As [`store`], and whoever touches it at the same time does it by atomic or ordered accesses of the same size.
+/// As [`store`], and concurrent accesses to it are only atomic or ordered accesses of the same
+/// size.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_ordered<T: AtomicValue>(address: *mut T, value: T, order: Order, scope: Scope) {

@@ -1,18 +1,19 @@
-//! Tensor cores, as a warp uses them: products of small matrices that lie in its registers.
+//! Tensor cores by warps (`mma.sync`): products of small matrices in registers.
 //!
-//! The operands are *fragments*: each lane has some elements of the matrix, at places that PTX fixes. In all of them `row` stands for
-//! `lane / 4` and `pair` for `2 * (lane % 4)`.
+//! The operands are *fragments*: each lane has some elements of the matrix, at places that PTX
+//! fixes. In all of them `row` stands for `lane / 4` and `pair` for `2 * (lane % 4)`.
 //!
 //! # Safety model
 //!
-//! Every function is an operation of the whole warp and `unsafe` for that: all 32 lanes make the same call together. Those that read
-//! shared memory want valid addresses too.
+//! Every function is an operation of the whole warp and `unsafe` for that: all 32 lanes make the
+//! same call together. Those that read shared memory need valid addresses too.
 //!
 //! # Example
 //!
 //! ```
 //! use cuda_std::{bf16, mma};
-//! /// `d += a * b` for a 16 x 16 tile `a` and an 8 x 16 tile `b` (its columns as rows) in shared memory, rows of 32 bytes.
+//! /// `d += a * b` for a 16 x 16 tile `a` and an 8 x 16 tile `b` (its columns as rows) in shared
+//! /// memory, rows of 32 bytes.
 //! ///
 //! /// # Safety
 //! ///
@@ -36,9 +37,10 @@ use crate::arch;
 /// `mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32`.
 ///
 /// * `d`: rows `row` (elements 0, 1) and `row + 8` (2, 3), columns `pair` and `pair + 1`.
-/// * `a`, two elements a word: row `row`, `row + 8`, `row`, `row + 8`; columns from `pair` (words 0, 1) and from `pair + 8`
-///   (2, 3).
-/// * `b`, two elements a word, the first in the low half: column `row`; rows from `pair` and from `pair + 8`.
+/// * `a`, two elements per word: row `row`, `row + 8`, `row`, `row + 8`; columns from `pair` (words
+///   0, 1) and from `pair + 8` (2, 3).
+/// * `b`, two elements per word, the first in the low half: column `row`; rows from `pair` and from
+///   `pair + 8`.
 ///
 /// # Safety
 ///
@@ -50,13 +52,14 @@ pub unsafe fn m16n8k16_bf16(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
     unsafe { arch::mma_m16n8k16_bf16(d, a, b) }
 }
 
-/// Loads four 8 x 8 matrices of 16-bit elements from shared memory, as fragments: word `i` of a lane is row `row` of matrix `i`,
-/// elements `pair` and `pair + 1`. Lane `8 * i + r` gives the address of row `r` of matrix `i`. PTX:
-/// `ldmatrix.sync.aligned.m8n8.x4.shared.b16`.
+/// Loads four 8 x 8 matrices of 16-bit elements from shared memory, as fragments: word `i` of a
+/// lane is row `row` of matrix `i`, elements `pair` and `pair + 1`. Lane `8 * i + r` gives the
+/// address of row `r` of matrix `i`. PTX: `ldmatrix.sync.aligned.m8n8.x4.shared.b16`.
 ///
 /// # Safety
 ///
-/// All 32 lanes call it together. `row` lies in shared memory, is aligned to 16 bytes and valid for reads of 16.
+/// All 32 lanes call it together. `row` lies in shared memory, is aligned to 16 bytes and valid for
+/// reads of 16.
 #[doc(alias = "ldmatrix")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]

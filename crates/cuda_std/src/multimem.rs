@@ -1,24 +1,28 @@
-//! Loads, stores and updates of a multicast address: of one place in the memory of many GPUs at once, by the switch between
-//! them.
+//! Loads, stores and reductions at multicast addresses, which stand for the same location in the
+//! memory of many GPUs; the NVLink switch carries them out.
 //!
-//! * [`load_reduce`] reads every GPU's copy and gets them reduced to one: sum, minimum, maximum, and for integers and, or, xor.
+//! * [`load_reduce`] reads every GPU's copy and gets them reduced to one: sum, minimum, maximum,
+//!   and for integers and, or, xor.
 //! * [`store`] writes every copy.
 //! * [`red`] updates every copy with a value.
 //!
-//! What they move is a [`Value`]: one number of 4 or 8 bytes, two or four halves (a pointer to a half is cast to one to
-//! `[f16; 2]`), two `f32`, or a [`Vec16`], for which there are short forms by element: [`load_reduce_vec`], [`store_vec`].
-//! Vectors of floats are one instruction, vectors of integers and of `f64` are two or four. Halves are summed in `f32` and
-//! rounded once ([`Sum`](crate::reduce::Sum)) or rounded at each step ([`SumInHalf`](crate::reduce::SumInHalf)), by PTX's
-//! definition in no particular order. Floats of 8 bits are not here: no architecture below sm_100a has them.
+//! What they move is a [`Value`]: one number of 4 or 8 bytes, two or four halves (a pointer to a
+//! half is cast to one to `[f16; 2]`), two `f32`, or a [`Vec16`], for which there are short forms
+//! by element: [`load_reduce_vec`], [`store_vec`]. Vectors of floats are one instruction, vectors
+//! of integers and of `f64` are two or four. Halves are summed in `f32` and rounded once
+//! ([`Sum`](crate::reduce::Sum)) or rounded at each step ([`SumInHalf`](crate::reduce::SumInHalf)),
+//! by PTX's definition in no particular order. Floats of 8 bits are not here: no architecture below
+//! sm_100a has them.
 //!
-//! PTX: `multimem.ld_reduce`, `multimem.st`, `multimem.red`, from sm_90 on. Which machines have multicast addresses is the
-//! driver's to say; elsewhere there is no address to call these with.
+//! PTX: `multimem.ld_reduce`, `multimem.st`, `multimem.red`, from sm_90 on. There are multicast
+//! addresses only where the driver supports multicast objects.
 //!
 //! # Safety model
 //!
-//! All are `unsafe`: the address is a multicast address, as `nccl_device`'s `Window::multimem` gives, valid in all copies for
-//! the access, and aligned to the value's size. Nothing else may be done with a multicast address: a plain load or store of it
-//! is undefined. The plain forms are no atomic accesses: what other threads do to the same elements needs a barrier between.
+//! All are `unsafe`: the address is a multicast address, as `nccl_device`'s `Window::multimem`
+//! gives, valid in all copies for the access, and aligned to the value's size. Nothing else may be
+//! done with a multicast address: a plain load or store of it is undefined. The plain forms are not
+//! atomic: a barrier has to separate them from other threads' accesses to the same elements.
 //!
 //! # Example
 //!
@@ -30,7 +34,8 @@
 //! ///
 //! /// # Safety
 //! ///
-//! /// `copies` is the multicast address of 16 bytes, aligned to 16, and no other thread touches them.
+//! /// `copies` is the multicast address of 16 bytes, aligned to 16, and no other thread touches
+//! /// them.
 //! unsafe fn all_reduce(copies: *mut f16) {
 //!     // SAFETY: the caller's.
 //!     unsafe { multimem::store_vec(copies, multimem::load_reduce_vec(Sum, copies)) }
@@ -55,8 +60,8 @@ pub trait Value: Copy + raw::Bytes {
 /// A value that the hardware reduces by `Op` while it loads.
 #[diagnostic::on_unimplemented(
     message = "no GPU loads `{Self}` from a multicast address reduced by `{Op}`",
-    note = "halves go in twos (`[f16; 2]`) or vectors; sums of integers, floats and halves, minima and maxima of integers and \
-            halves, and, or, xor of integers"
+    note = "halves go in twos (`[f16; 2]`) or vectors; sums of integers, floats and \
+            halves, minima and maxima of integers and halves, and, or, xor of integers"
 )]
 pub trait LoadReduce<Op>: Value + raw::LoadReduce<Op> {}
 impl<V: Value + raw::LoadReduce<Op>, Op> LoadReduce<Op> for V {}
@@ -64,8 +69,8 @@ impl<V: Value + raw::LoadReduce<Op>, Op> LoadReduce<Op> for V {}
 /// A value that the hardware updates by `Op` in every copy.
 #[diagnostic::on_unimplemented(
     message = "no GPU updates `{Self}` at a multicast address by `{Op}`",
-    note = "halves go in twos (`[f16; 2]`) or vectors; sums of integers, floats and halves, minima and maxima of integers and \
-            halves, and, or, xor of integers"
+    note = "halves go in twos (`[f16; 2]`) or vectors; sums of integers, floats and \
+            halves, minima and maxima of integers and halves, and, or, xor of integers"
 )]
 pub trait Red<Op>: Value + raw::Red<Op> {}
 impl<V: Value + raw::Red<Op>, Op> Red<Op> for V {}
@@ -95,8 +100,9 @@ pub mod raw {
     }
 }
 
-/// All values, with their elements and how they are accessed: `word` (4 bytes), `long` (8 bytes), `pair` and `quad` (two and
-/// four words by one instruction), `words` and `longs` (16 bytes by several).
+/// All values, with their elements and how they are accessed: `word` (4 bytes), `long` (8 bytes),
+/// `pair` and `quad` (two and four words by one instruction), `words` and `longs` (16 bytes by
+/// several).
 macro_rules! values {
     ($callback:ident) => {
         $callback! {
@@ -104,7 +110,8 @@ macro_rules! values {
             u64: u64 long; i64: i64 long; f64: f64 long;
             [f32; 2]: f32 pair; [f16; 4]: f16 pair; [bf16; 4]: bf16 pair;
             Vec16<u32>: u32 quad; Vec16<i32>: i32 quad; Vec16<u64>: u64 quad; Vec16<i64>: i64 quad;
-            Vec16<f32>: f32 quad; Vec16<f64>: f64 quad; Vec16<f16>: f16 quad; Vec16<bf16>: bf16 quad;
+            Vec16<f32>: f32 quad; Vec16<f64>: f64 quad; Vec16<f16>: f16 quad;
+            Vec16<bf16>: bf16 quad;
         }
     };
 }
@@ -187,8 +194,8 @@ values!(elements);
 ///
 /// # Safety
 ///
-/// `address` is a multicast address, aligned to the value's size and valid in all copies; nobody writes the elements at the
-/// same time.
+/// `address` is a multicast address, aligned to the value's size and valid in all copies; nobody
+/// writes the elements at the same time.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_reduce<Op, V: LoadReduce<Op>>(op: Op, address: *const V) -> V
@@ -215,8 +222,8 @@ where
     unsafe { load_reduce(op, address.cast()) }
 }
 
-/// [`load_reduce`] with an order and a scope, of elements that others may write in the same way at the same time. PTX:
-/// `multimem.ld_reduce.{relaxed,acquire}.{cta,gpu,sys}`.
+/// [`load_reduce`] with an order and a scope, of elements that others may write in the same way at
+/// the same time. PTX: `multimem.ld_reduce.{relaxed,acquire}.{cta,gpu,sys}`.
 ///
 /// # Panics
 ///
@@ -224,8 +231,8 @@ where
 ///
 /// # Safety
 ///
-/// `address` is a multicast address, aligned to the value's size and valid in all copies; whoever writes there at the same
-/// time does it by atomic or ordered accesses of the same size.
+/// `address` is a multicast address, aligned to the value's size and valid in all copies;
+/// concurrent writes to it are only atomic or ordered accesses of the same size.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn load_reduce_ordered<Op, V: LoadReduce<Op>>(
@@ -249,8 +256,8 @@ where
 ///
 /// # Safety
 ///
-/// `address` is a multicast address, aligned to the value's size and valid in all copies; nobody reads or writes the elements
-/// at the same time.
+/// `address` is a multicast address, aligned to the value's size and valid in all copies; nobody
+/// reads or writes the elements at the same time.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store<V: Value>(address: *mut V, value: V) {
@@ -271,8 +278,8 @@ pub unsafe fn store_vec<T: Element>(address: *mut T, value: Vec16<T>) {
     unsafe { store(address.cast(), Vec16::<u32>::from_bits(value.to_bits())) }
 }
 
-/// [`store`] with an order and a scope, to elements that others may access in the same way at the same time. PTX:
-/// `multimem.st.{relaxed,release}.{cta,gpu,sys}`.
+/// [`store`] with an order and a scope, to elements that others may access in the same way at the
+/// same time. PTX: `multimem.st.{relaxed,release}.{cta,gpu,sys}`.
 ///
 /// # Panics
 ///
@@ -280,8 +287,8 @@ pub unsafe fn store_vec<T: Element>(address: *mut T, value: Vec16<T>) {
 ///
 /// # Safety
 ///
-/// `address` is a multicast address, aligned to the value's size and valid in all copies; whoever touches it at the same time
-/// does it by atomic or ordered accesses of the same size.
+/// `address` is a multicast address, aligned to the value's size and valid in all copies;
+/// concurrent accesses to it are only atomic or ordered accesses of the same size.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn store_ordered<V: Value>(address: *mut V, value: V, order: Order, scope: Scope) {
@@ -293,8 +300,8 @@ pub unsafe fn store_ordered<V: Value>(address: *mut V, value: V, order: Order, s
     unsafe { raw::Bytes::store(address, value, Some((order, scope))) }
 }
 
-/// Replaces each copy's elements by those combined with `value`'s, atomically for each element, without a result. Halves are
-/// rounded. PTX: `multimem.red.{relaxed,release}.{cta,gpu,sys}`.
+/// Replaces each copy's elements by those combined with `value`'s, atomically for each element,
+/// without a result. Halves are rounded. PTX: `multimem.red.{relaxed,release}.{cta,gpu,sys}`.
 ///
 /// # Panics
 ///
@@ -302,8 +309,8 @@ pub unsafe fn store_ordered<V: Value>(address: *mut V, value: V, order: Order, s
 ///
 /// # Safety
 ///
-/// `address` is a multicast address, aligned to the value's size and valid in all copies; whoever touches it at the same time
-/// does it by atomic or ordered accesses.
+/// `address` is a multicast address, aligned to the value's size and valid in all copies;
+/// concurrent accesses to it are only atomic or ordered accesses.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn red<Op, V: Red<Op>>(op: Op, address: *mut V, value: V, order: Order, scope: Scope)

@@ -1,10 +1,10 @@
 //! How elements are reduced: the operators, and the numbers that they work on.
 //!
-//! A [`ReduceOp`] works on [`Accumulate::Acc`], the type that an element is reduced in. Any `Fn(Acc, Acc) -> Acc` that is
-//! `Copy` is an operator too.
+//! A [`ReduceOp`] works on [`Accumulate::Acc`], the type that an element is reduced in. Any
+//! `Fn(Acc, Acc) -> Acc` that is `Copy` is an operator too.
 //!
-//! The order in which elements are combined is not part of an operator: sums of floats in another order may differ in the
-//! last bits.
+//! The order in which elements are combined is not part of an operator: sums of floats in another
+//! order may differ in the last bits.
 //!
 //! # Safety model
 //!
@@ -25,18 +25,20 @@ use half::{bf16, f16};
 
 pub use crate::accumulate::Accumulate;
 
-/// A number that elements are reduced in. Unlike the operators of integers, these wrap around in every build.
+/// A number that elements are reduced in. Unlike the operators of integers, these wrap around in
+/// every build.
 pub trait Number: Copy + PartialOrd + Add<Output = Self> + AddAssign + Mul<Output = Self> {
     /// The sum.
-    fn plus(self, other: Self) -> Self;
+    fn wrapping_add(self, other: Self) -> Self;
     /// The product.
-    fn times(self, other: Self) -> Self;
+    fn wrapping_mul(self, other: Self) -> Self;
     /// The smaller; of a NaN and a number the number.
-    fn least(self, other: Self) -> Self;
+    fn min(self, other: Self) -> Self;
     /// The larger; of a NaN and a number the number.
-    fn greatest(self, other: Self) -> Self;
-    /// One `count`th: rounded towards zero for integers, the product with the rounded reciprocal for floats.
-    fn over(self, count: u32) -> Self;
+    fn max(self, other: Self) -> Self;
+    /// One `count`th: rounded towards zero for integers, the product with the rounded reciprocal
+    /// for floats.
+    fn div_count(self, count: u32) -> Self;
 }
 
 /// Methods of two numbers, by an expression each.
@@ -54,14 +56,14 @@ macro_rules! floats {
         impl Number for $type {
             of_two! {
                 self, other:
-                plus => self + other;
-                times => self * other;
-                least => self.min(other);
-                greatest => self.max(other);
+                wrapping_add => self + other;
+                wrapping_mul => self * other;
+                min => $type::min(self, other);
+                max => $type::max(self, other);
             }
 
             #[cfg_attr(target_arch = "nvptx64", inline(always))]
-            fn over(self, count: u32) -> Self {
+            fn div_count(self, count: u32) -> Self {
                 self * (1.0 / count as $type)
             }
         }
@@ -85,14 +87,14 @@ macro_rules! integers {
         impl Number for $type {
             of_two! {
                 self, other:
-                plus => self.wrapping_add(other);
-                times => self.wrapping_mul(other);
-                least => self.min(other);
-                greatest => self.max(other);
+                wrapping_add => $type::wrapping_add(self, other);
+                wrapping_mul => $type::wrapping_mul(self, other);
+                min => Ord::min(self, other);
+                max => Ord::max(self, other);
             }
 
             #[cfg_attr(target_arch = "nvptx64", inline(always))]
-            fn over(self, count: u32) -> Self {
+            fn div_count(self, count: u32) -> Self {
                 // A count of zero divides nothing: no trap on the GPU.
                 (self as $wide).checked_div(count as $wide).unwrap_or_default() as Self
             }
@@ -121,10 +123,12 @@ integers! {
 
 /// An associative operator over elements `T`.
 ///
-/// Elements `e` reduce to `result(combine(.. combine(input(e0), input(e1)) .., input(en)))`, in any grouping.
+/// Elements `e` reduce to `result(combine(.. combine(input(e0), input(e1)) .., input(en)))`, in any
+/// grouping.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not reduce elements of `{T}`",
-    note = "an operator over `T`s is an `Fn(Acc, Acc) -> Acc` on `<T as Accumulate>::Acc`, which is `f32` for floats of 16 and 8 bits"
+    note = "an operator over `T`s is an `Fn(Acc, Acc) -> Acc` on `<T as Accumulate>::Acc`, which \
+            is `f32` for floats of 16 and 8 bits"
 )]
 pub trait ReduceOp<T: Accumulate>: Copy {
     /// What an element counts as before it is combined.
@@ -173,10 +177,10 @@ macro_rules! operators {
 }
 
 operators! {
-    Sum Number plus "The sum; integers wrap around. NCCL: `ncclSum`.";
-    Prod Number times "The product; integers wrap around. NCCL: `ncclProd`.";
-    Min Number least "The smallest; a NaN only if all are. NCCL: `ncclMin`.";
-    Max Number greatest "The largest; a NaN only if all are. NCCL: `ncclMax`.";
+    Sum Number wrapping_add "The sum; integers wrap around. NCCL: `ncclSum`.";
+    Prod Number wrapping_mul "The product; integers wrap around. NCCL: `ncclProd`.";
+    Min Number min "The smallest; a NaN only if all are. NCCL: `ncclMin`.";
+    Max Number max "The largest; a NaN only if all are. NCCL: `ncclMax`.";
     And Bits and "The bits that all have; integers only.";
     Or Bits or "The bits that some have; integers only.";
     Xor Bits xor "The bits that an odd number have; integers only.";
@@ -192,18 +196,19 @@ pub struct PreMulSum<Acc>(pub Acc);
 impl<T: Accumulate> ReduceOp<T> for PreMulSum<T::Acc> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn input(self, value: T::Acc) -> T::Acc {
-        value.times(self.0)
+        value.wrapping_mul(self.0)
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn combine(self, a: T::Acc, b: T::Acc) -> T::Acc {
-        a.plus(b)
+        a.wrapping_add(b)
     }
 }
 
 /// The sum of the elements, divided by a number of them. NCCL: `ncclAvg`.
 ///
-/// `Avg { of: team.n_ranks as u32 }` averages over a team. Integers are summed with wrap-around and rounded towards zero.
+/// `Avg { of: team.n_ranks as u32 }` averages over a team. Integers are summed with wrap-around and
+/// rounded towards zero.
 #[doc(alias = "ncclAvg")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Avg {
@@ -214,17 +219,17 @@ pub struct Avg {
 impl<T: Accumulate> ReduceOp<T> for Avg {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn combine(self, a: T::Acc, b: T::Acc) -> T::Acc {
-        a.plus(b)
+        a.wrapping_add(b)
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn result(self, value: T::Acc) -> T::Acc {
-        value.over(self.of)
+        value.div_count(self.of)
     }
 }
 
-/// The sum with every step rounded to 16 bits, for [`crate::multimem`]: what the hardware does when it is not told to
-/// accumulate in `f32`.
+/// The sum with every step rounded to 16 bits, for [`crate::multimem`]: what the hardware does when
+/// it is not told to accumulate in `f32`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SumInHalf;
 

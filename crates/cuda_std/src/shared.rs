@@ -1,12 +1,13 @@
 //! Shared memory: memory of a block, as fast as its first-level cache.
 //!
-//! [`shared_array!`](crate::shared_array) reserves an array when the kernel is compiled, [`dynamic_shared_mem`] is what the launch asked for.
+//! [`shared_array!`](crate::shared_array) reserves an array when the kernel is compiled,
+//! [`dynamic_shared_mem`] is what the launch asked for.
 //!
 //! # Safety model
 //!
-//! Both give raw pointers. Contents are undefined at first (the simulator fills them with a pattern that shows). Whoever reads
-//! or writes through them keeps to the length, and puts a barrier such as [`crate::thread::sync_threads`] between a write and
-//! another thread's access.
+//! Both give raw pointers. Contents are undefined at first (the simulator fills them with a pattern
+//! that shows). Whoever reads or writes through them keeps to the length, and puts a barrier such
+//! as [`crate::thread::sync_threads`] between a write and another thread's access.
 //!
 //! # Example
 //!
@@ -18,7 +19,8 @@
 //! pub unsafe fn reverse(x: *mut f32) {
 //!     let tile = shared_array![f32; 64];
 //!     let i = thread::thread_idx_x() as usize;
-//!     // SAFETY: blocks have 64 threads, and the barrier is between the write of an element and its read.
+//!     // SAFETY: blocks have 64 threads, and the barrier is between the write of an element and
+//!     // its read.
 //!     unsafe {
 //!         mem::store(tile.add(i), mem::load(x.add(i)));
 //!         thread::sync_threads();
@@ -33,12 +35,14 @@ use core::mem::MaybeUninit;
 
 use crate::arch;
 
-/// The static behind `shared_array!`: the array itself on the GPU, the key of a block's array in a simulator.
+/// The static behind `shared_array!`: the array itself on the GPU, the key of a block's array in a
+/// simulator.
 #[doc(hidden)]
 #[repr(C, align(16))]
 pub struct SharedSlot<T>(UnsafeCell<MaybeUninit<T>>);
 
-// SAFETY: the slot is only an address; access goes through raw pointers, and those who use them answer for races.
+// SAFETY: the slot is only an address; access goes through raw pointers, and those who use them
+// answer for races.
 unsafe impl<T> Sync for SharedSlot<T> {}
 
 impl<T> SharedSlot<T> {
@@ -57,8 +61,8 @@ impl<T> SharedSlot<T> {
     }
 }
 
-/// A static of [`macro@crate::address_space`]: dereferences to the array itself on the GPU, to the block's copy in a
-/// simulator.
+/// A static of [`macro@crate::address_space`]: dereferences to the array itself on the GPU, to the
+/// block's copy in a simulator.
 #[doc(hidden)]
 pub struct SharedStatic<T>(SharedSlot<T>);
 
@@ -78,8 +82,8 @@ impl<T: Copy> core::ops::Deref for SharedStatic<T> {
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn deref(&self) -> &T {
-        // SAFETY: both are memory of the size and alignment, alive while the block runs; whoever names a `static mut` answers for
-        // races, and for contents that are a `T`.
+        // SAFETY: both are memory of the size and alignment, alive while the block runs; whoever
+        // names a `static mut` answers for races, and for contents that are a `T`.
         unsafe { &*arch::shared_static(self.0.0.get().cast::<T>()) }
     }
 }
@@ -92,10 +96,11 @@ impl<T: Copy> core::ops::DerefMut for SharedStatic<T> {
     }
 }
 
-/// `shared_array![f32; 256]`: an array in shared memory, one a block, as a `*mut f32` aligned to 16 bytes.
+/// `shared_array![f32; 256]`: an array in shared memory, one per block, as a `*mut f32` aligned to
+/// 16 bytes.
 ///
-/// Every expansion is an array of its own; one that is executed again, as in a loop, is the same array. The length is a
-/// constant. Contents are undefined at first.
+/// Every expansion is an array of its own; one that is executed again, as in a loop, is the same
+/// array. The length is a constant. Contents are undefined at first.
 #[macro_export]
 macro_rules! shared_array {
     [$element:ty; $len:expr] => {{
@@ -106,10 +111,11 @@ macro_rules! shared_array {
     }};
 }
 
-/// The shared memory that the launch asked for, aligned to 16 bytes: the same address in every call of the block.
+/// The shared memory that the launch asked for, aligned to 16 bytes: the same address in every call
+/// of the block.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn dynamic_shared_mem<T>() -> *mut T {
-    const { assert!(align_of::<T>() <= 16, "dynamic shared memory is aligned to 16 bytes, no more") }
+    const { assert!(align_of::<T>() <= 16, "dynamic shared memory is aligned to 16 bytes only") }
     arch::dynamic_shared().cast()
 }
 

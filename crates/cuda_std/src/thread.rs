@@ -1,26 +1,31 @@
 //! Indices of the thread, dimensions of the launch, barriers of the block.
 //!
-//! Indices are `u32`, as in the hardware. A launch has a grid of blocks and a block of threads, each up to three-dimensional;
-//! kernels that take a `DevComm` run in one-dimensional blocks.
+//! Indices are `u32`, as in the hardware. A launch has a grid of blocks and a block of threads,
+//! each up to three-dimensional; kernels that take a `DevComm` run in one-dimensional blocks.
 //!
 //! # Safety model
 //!
-//! Reading an index is safe. The barriers are safe to call as in Rust-CUDA, but every thread of the block has to call the
-//! same one: otherwise the kernel hangs or (in the simulator) ends with a report of who waits where.
+//! Reading an index is safe. The barriers are safe to call as in Rust-CUDA, but every thread of the
+//! block has to call the same one: otherwise the kernel hangs or (in the simulator) ends with a
+//! report of who waits where.
 //!
 //! # Example
 //!
 //! ```
 //! use cuda_std::thread;
-//! /// The elements that this thread handles, of `count`.
-//! fn mine(count: usize) -> impl Iterator<Item = usize> {
-//!     let stride = (thread::grid_dim_x() * thread::block_dim_x()) as usize;
-//!     (thread::index_1d() as usize..count).step_by(stride)
+//! # use cuda_std::mem;
+//! /// Doubles `count` elements by the threads of a grid of any size.
+//! unsafe fn double(x: *mut f32, count: usize) {
+//!     for i in thread::grid_strided(count) {
+//!         // SAFETY: the caller gives `count` elements, and this thread alone has element i.
+//!         unsafe { mem::store(x.add(i), 2.0 * mem::load(x.add(i))) };
+//!     }
 //! }
 //! ```
 
 use crate::arch;
 use crate::atomic::{Order, Scope, fence};
+use crate::strided::{Index, Strided};
 
 /// Two numbers, one a dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,7 +87,8 @@ special_registers! {
     grid_dim: "Blocks of the grid", grid_dim_x grid_dim_y grid_dim_z;
 }
 
-/// Index of the thread in the whole launch, for any number of dimensions: x runs fastest, threads before blocks.
+/// Index of the thread in the whole launch, for any number of dimensions: x runs fastest, threads
+/// before blocks.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn index() -> u32 {
     let (grid, block) = (grid_dim(), block_idx());
@@ -94,6 +100,13 @@ pub fn index() -> u32 {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn index_1d() -> u32 {
     block_idx_x() * block_dim_x() + thread_idx_x()
+}
+
+/// The numbers of `0..n` that are the calling thread's in a one-dimensional launch, one every grid
+/// of threads: together the threads of the grid have each once. (CUDA's grid-stride loop.)
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn grid_strided<N: Index>(n: N) -> Strided<N> {
+    Strided::new(N::from_u32(index_1d()), n, N::from_u32(grid_dim_x() * block_dim_x()))
 }
 
 /// Place of the thread in a two-dimensional launch.
@@ -123,7 +136,8 @@ pub fn first() -> bool {
     block_idx() == zero && thread_idx() == zero
 }
 
-/// Barrier of the block: what its threads wrote to shared and global memory before, they all see after.
+/// Barrier of the block: what its threads wrote to shared and global memory before, they all see
+/// after.
 ///
 /// Every thread of the block calls it, or the kernel hangs. PTX: `bar.sync 0`.
 #[doc(alias = "__syncthreads")]
@@ -133,17 +147,19 @@ pub fn sync_threads() {
     arch::barrier_all();
 }
 
-/// Barrier `id` (0 to 15, of which 0 is [`sync_threads`]'s) of `threads` threads of the block, a multiple of the warp size.
+/// Barrier `id` (0 to 15, of which 0 is [`sync_threads`]'s) of `threads` threads of the block, a
+/// multiple of the warp size.
 ///
-/// For blocks whose warps have different parts. Every warp that takes part calls it with the same numbers. NCCL's warp-span
-/// coop `id` uses barrier `1 + id`. PTX: `barrier.sync id, threads`.
+/// For blocks whose warps have different parts. Every warp that takes part calls it with the same
+/// numbers. NCCL's warp-span coop `id` uses barrier `1 + id`. PTX: `barrier.sync id, threads`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
-pub fn sync_some_threads(id: u32, threads: u32) {
+pub fn named_barrier_sync(id: u32, threads: u32) {
     arch::barrier(id, threads);
 }
 
-/// [`sync_threads`], and the number of threads whose `predicate` is not zero. PTX: `barrier.red.popc`.
+/// [`sync_threads`], and the number of threads whose `predicate` is not zero. PTX:
+/// `barrier.red.popc`.
 #[doc(alias = "__syncthreads_count")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -151,7 +167,8 @@ pub fn sync_threads_count(predicate: u32) -> u32 {
     arch::barrier_count(predicate != 0)
 }
 
-/// [`sync_threads`], and whether every thread's `predicate` is not zero, as 1 or 0. PTX: `barrier.red.and`.
+/// [`sync_threads`], and whether every thread's `predicate` is not zero, as 1 or 0. PTX:
+/// `barrier.red.and`.
 #[doc(alias = "__syncthreads_and")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -159,7 +176,8 @@ pub fn sync_threads_and(predicate: u32) -> u32 {
     arch::barrier_and(predicate != 0).into()
 }
 
-/// [`sync_threads`], and whether some thread's `predicate` is not zero, as 1 or 0. PTX: `barrier.red.or`.
+/// [`sync_threads`], and whether some thread's `predicate` is not zero, as 1 or 0. PTX:
+/// `barrier.red.or`.
 #[doc(alias = "__syncthreads_or")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -167,15 +185,16 @@ pub fn sync_threads_or(predicate: u32) -> u32 {
     arch::barrier_or(predicate != 0).into()
 }
 
-/// [`sync_some_threads`], and whether some thread's `predicate` is not zero, as 1 or 0. PTX: `barrier.red.or`.
+/// [`named_barrier_sync`], and whether some thread's `predicate` is not zero, as 1 or 0. PTX:
+/// `barrier.red.or`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
-pub fn sync_some_threads_or(id: u32, threads: u32, predicate: u32) -> u32 {
-    arch::some_barrier_or(id, threads, predicate != 0).into()
+pub fn named_barrier_sync_or(id: u32, threads: u32, predicate: u32) -> u32 {
+    arch::named_barrier_or(id, threads, predicate != 0).into()
 }
 
-/// Ends the calling thread. Barriers of the block go on without it; named barriers of a number of threads do not. PTX:
-/// `exit`.
+/// Ends the calling thread. Barriers of the block continue without it; named barriers of a number
+/// of threads do not. PTX: `exit`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn exit() -> ! {
@@ -209,7 +228,8 @@ pub fn system_fence() {
     fence(Order::SeqCst, Scope::Sys);
 }
 
-/// Sleeps for about `nanos` nanoseconds (between none and twice that, at most a millisecond). PTX: `nanosleep`.
+/// Sleeps for about `nanos` nanoseconds (between none and twice that, at most a millisecond). PTX:
+/// `nanosleep`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub fn nanosleep(nanos: u32) {

@@ -1,11 +1,12 @@
 //! Sixteen bytes of elements: the most that one thread moves by one instruction.
 //!
-//! [`Vec16`] is the value that [`crate::mem::load_vec`] and [`crate::mem::store_vec`] move. [`Accumulate`] reduces such vectors
-//! in a wider type and rounds once at the end.
+//! [`Vec16`] is the value that [`crate::mem::load_vec`] and [`crate::mem::store_vec`] move.
+//! [`Accumulate`] reduces such vectors in a wider type and rounds once at the end.
 //!
 //! # Safety model
 //!
-//! Everything here is safe: a `Vec16` is plain bytes, and every pattern is an element ([`Element`] promises it).
+//! Everything here is safe: a `Vec16` is plain bytes, and every pattern is an element ([`Element`]
+//! promises it).
 //!
 //! # Example
 //!

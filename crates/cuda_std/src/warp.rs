@@ -1,12 +1,14 @@
 //! Warps: 32 threads that can read each other's registers.
 //!
-//! Each operation comes in two forms. The short one ([`shuffle_xor`], [`ballot`], ..) is for the whole warp; the one with
-//! Rust-CUDA's name ([`warp_shuffle_xor`], [`warp_vote_ballot`], ..) takes a mask of lanes and, for shuffles, a width.
+//! Each operation comes in two forms. The short one ([`shuffle_xor`], [`ballot`], ..) is for the
+//! whole warp; the one with Rust-CUDA's name ([`warp_shuffle_xor`], [`warp_vote_ballot`], ..) takes
+//! a mask of lanes and, for shuffles, a width.
 //!
 //! # Safety model
 //!
-//! A warp operation is undefined unless every lane of its mask executes it, with the same mask and in the same place of
-//! the code; so all of them are `unsafe`, and the caller answers for convergence. [`lane_id`] and the like are safe.
+//! A warp operation is undefined unless every lane of its mask executes it, with the same mask and
+//! in the same place of the code; so all of them are `unsafe`, and the caller answers for
+//! convergence. [`lane_id`] and the like are safe.
 //!
 //! # Example
 //!
@@ -65,7 +67,8 @@ pub fn warp_id() -> u32 {
     thread::index_in_block() / WARP_SIZE
 }
 
-/// The lanes that execute this together now. Which they are is up to the hardware: good for a hint, not for a mask.
+/// The lanes that execute this together now. Which they are is up to the hardware: good for a hint,
+/// not for a mask.
 #[doc(alias = "__activemask")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -167,7 +170,8 @@ fn shuffle<T: WarpShuffleValue>(
 
 macro_rules! shuffles {
     ($($mode:ident $whole:ident $some:ident, $lane:ident, $doc:literal, $ptx:literal;)*) => { $(
-        #[doc = concat!("The value of the lane ", $doc, ", over the whole warp. PTX: `", $ptx, "`.")]
+        #[doc = concat!("The value of the lane ", $doc, ", over the whole warp.")]
+        #[doc = concat!("PTX: `", $ptx, "`.")]
         ///
         /// A lane whose source would be outside the warp gets its own value.
         ///
@@ -180,9 +184,11 @@ macro_rules! shuffles {
             shuffle(FULL_MASK, Shuffle::$mode, value, $lane, WARP_SIZE).0
         }
 
-        #[doc = concat!("The value of the lane ", $doc, ", among the lanes of `mask`, and whether that lane was in range.")]
+        #[doc = concat!("The value of the lane ", $doc, ", among the lanes of `mask`, and whether")]
+        /// that lane was in range.
         ///
-        #[doc = concat!("`width` (a power of two up to 32) splits the warp into parts that shuffle apart. PTX: `", $ptx, "`.")]
+        /// `width` (a power of two up to 32) splits the warp into parts that shuffle separately.
+        #[doc = concat!("PTX: `", $ptx, "`.")]
         /// Values of 8 bytes take two shuffles. The value of a lane outside `mask` is unspecified.
         ///
         /// # Panics
@@ -209,7 +215,8 @@ shuffles! {
     Index shuffle_idx warp_shuffle_idx, lane, "`lane`", "shfl.sync.idx";
     Up shuffle_up warp_shuffle_up, delta, "`delta` below", "shfl.sync.up";
     Down shuffle_down warp_shuffle_down, delta, "`delta` above", "shfl.sync.down";
-    Xor shuffle_xor warp_shuffle_xor, lane_mask, "whose number is this one's xor `lane_mask`", "shfl.sync.bfly";
+    Xor shuffle_xor warp_shuffle_xor, lane_mask, "whose number is this one's xor `lane_mask`",
+        "shfl.sync.bfly";
 }
 
 macro_rules! votes {

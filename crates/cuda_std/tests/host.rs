@@ -83,7 +83,7 @@ fn a_barrier_is_reported_at_the_line_of_its_caller() {
     let line = line!() + 2;
     let ((), events) = run(|| {
         thread::sync_threads();
-        thread::sync_some_threads(3, 64);
+        thread::named_barrier_sync(3, 64);
         // SAFETY: the recording simulator waits for nobody.
         unsafe { warp::sync_warp(0xf) };
     });

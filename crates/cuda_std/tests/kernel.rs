@@ -1,4 +1,5 @@
-//! `#[kernel]` on the host: the item, its two traits, its instances.
+//! Tests of `#[kernel]` on the host: names, arguments, instances, structs as parameters,
+//! conditions.
 
 mod common;
 
@@ -8,6 +9,10 @@ use cuda_std::println;
 use devcomm_types::{HostKernel, Kernel};
 
 /// Adds one to `count` elements.
+///
+/// # Safety
+///
+/// `x` has `count` elements.
 #[kernel]
 pub unsafe fn increment(x: *mut u32, mut count: usize) {
     while count > 0 {
@@ -26,6 +31,10 @@ pub(crate) fn prints(value: f32) {
 }
 
 /// Sums `count` vectors into `out` through shared memory.
+///
+/// # Safety
+///
+/// `x` has `count` vectors, and `out` one.
 #[kernel(T = [f32, f16, half_alias])]
 pub unsafe fn sum<T: Accumulate>(x: *const T, out: *mut T, count: usize) {
     let shared = shared_array![T; 8];
@@ -53,48 +62,48 @@ unsafe fn fill<T: From<u16>, const N: usize>(out: *mut T) {
     }
 }
 
-fn name<K: Kernel>(_: K) -> (&'static str, &'static str, usize) {
-    (K::NAME, K::FILE, size_of::<K>())
+fn name<K: Kernel>() -> (&'static str, &'static str, &'static str) {
+    (K::NAME, K::FILE, K::PACKAGE)
 }
 
 /// # Safety
 ///
 /// The kernel's contract.
-unsafe fn call<K: HostKernel>(_: K, args: K::Args) -> Vec<common::Event> {
+unsafe fn call<K: HostKernel>(args: K::Args) -> Vec<common::Event> {
     // SAFETY: the caller's, and `run` makes a thread current.
     run(|| unsafe { K::call(args) }).1
 }
 
 #[test]
 fn a_kernel_leaves_an_item_with_its_name_and_file() {
-    assert_eq!(name(increment), ("increment", "kernel", 0));
-    assert_eq!(name(does_nothing), ("does_nothing", "kernel", 0));
+    assert_eq!(name::<increment>(), ("increment", "kernel", "devcomm-cuda-std"));
+    assert_eq!(name::<does_nothing>(), ("does_nothing", "kernel", "devcomm-cuda-std"));
 }
 
 #[test]
 fn an_instance_is_named_after_its_types_and_constants() {
-    assert_eq!(name(sum::<f32>), ("sum_f32", "kernel", 0));
-    assert_eq!(name(sum::<f16>).0, "sum_f16");
-    assert_eq!(name(sum::<bf16>).0, "sum_half_alias");
-    assert_eq!(name(fill::<u64, 3>), ("fill_u64_3", "kernel", 0));
+    assert_eq!(name::<sum<f32>>(), ("sum_f32", "kernel", "devcomm-cuda-std"));
+    assert_eq!(name::<sum<f16>>().0, "sum_f16");
+    assert_eq!(name::<sum<bf16>>().0, "sum_half_alias");
+    assert_eq!(name::<fill<u64, 3>>(), ("fill_u64_3", "kernel", "devcomm-cuda-std"));
 }
 
 #[test]
 fn the_arguments_are_the_parameters() {
-    fn takes<K: Kernel<Args = A>, A>(_: K) {}
-    takes::<_, (*mut u32, usize)>(increment);
-    takes::<_, ()>(does_nothing);
-    takes::<_, (*const f16, *mut f16, usize)>(sum::<f16>);
+    fn takes<K: Kernel<Args = A>, A>() {}
+    takes::<increment, (*mut u32, usize)>();
+    takes::<does_nothing, ()>();
+    takes::<sum<f16>, (*const f16, *mut f16, usize)>();
 }
 
 #[test]
 fn the_host_runs_the_body() {
     let mut x = [1, 2, 3];
     // SAFETY: three elements.
-    let events = unsafe { call(increment, (x.as_mut_ptr(), 3)) };
+    let events = unsafe { call::<increment>((x.as_mut_ptr(), 3)) };
     assert_eq!((x, events.len()), ([2, 3, 4], 6));
     // SAFETY: no contract.
-    let events = unsafe { call(prints, (1.5,)) };
+    let events = unsafe { call::<prints>((1.5,)) };
     assert_eq!(events, [common::Event::Print("1.5\n".into())]);
 }
 
@@ -104,10 +113,95 @@ fn the_body_of_an_instance_knows_its_types_and_constants() {
     let mut out = Vec16::splat(bf16::ZERO);
     let args = (x.as_ptr().cast(), (&raw mut out).cast(), 3);
     // SAFETY: three vectors, room for one.
-    unsafe { call(sum::<bf16>, args) };
+    unsafe { call::<sum<bf16>>(args) };
     assert_eq!(out, Vec16::splat(bf16::from_f32(4.5)));
     let mut out = [0; 3];
     // SAFETY: room for two of three.
-    unsafe { call(fill::<u32, 2>, (out.as_mut_ptr(),)) };
+    unsafe { call::<fill<u32, 2>>((out.as_mut_ptr(),)) };
     assert_eq!(out, [2, 2, 0]);
+}
+
+/// Parameters in a struct.
+#[repr(C)]
+#[derive(Clone, Copy, KernelParam)]
+struct Job<T> {
+    out: *mut T,
+    count: usize,
+    value: f32,
+    negative: bool,
+}
+
+/// Stores a value to each element.
+#[kernel(T = [f32], requires(job.count <= 8, job.count.is_multiple_of(2)))]
+unsafe fn store_all<T: From<f32> + Copy>(job: Job<T>) {
+    for i in 0..job.count {
+        // SAFETY: the caller gives `count` elements.
+        unsafe { *job.out.add(i) = T::from(if job.negative { -job.value } else { job.value }) };
+    }
+}
+
+fn job(out: &mut [f32]) -> impl devcomm_types::LaunchArgs<(Job<f32>,)> {
+    let (count, out) = (out.len(), out.as_mut_ptr().expose_provenance() as u64);
+    (JobArgs { out, count, value: 1.5, negative: true },)
+}
+
+#[test]
+fn a_struct_is_a_parameter_with_named_fields() {
+    use devcomm_types::{KernelArgs, LaunchArgs};
+    assert_eq!(<(Job<f32>,)>::SIZES, [24]);
+    let mut out = [0.0; 2];
+    // SAFETY: two elements.
+    unsafe {
+        let args = <(Job<f32>,)>::from_abi(job(&mut out).into_abi());
+        call::<store_all<f32>>(args);
+    }
+    assert_eq!(out, [-1.5; 2]);
+}
+
+#[test]
+fn what_a_kernel_requires_is_checked_with_the_values_of_both_sides() {
+    use devcomm_types::LaunchArgs;
+    let unmet = |n: usize| {
+        let mut out = vec![0.0; n];
+        store_all::<f32>::check(&job(&mut out).into_abi()).map_err(|unmet| unmet.to_string())
+    };
+    assert_eq!(unmet(8), Ok(()));
+    assert_eq!(unmet(10), Err("`job.count <= 8`, but these are 10 and 8".to_owned()));
+    assert_eq!(unmet(3), Err("`job.count.is_multiple_of(2)`".to_owned()));
+    assert_eq!(increment::check(&(0, 7)), Ok(()));
+}
+
+/// Calls another kernel, of either kind.
+#[kernel]
+unsafe fn increment_twice(x: *mut u32, count: usize) {
+    // SAFETY: the caller gives `count` elements, two of them at least.
+    unsafe {
+        increment(x, count);
+        fill::<u32, 2>(x);
+        increment(x, count);
+    }
+}
+
+#[test]
+fn a_kernel_can_call_another_as_a_function() {
+    let mut x = [5, 6, 7];
+    // SAFETY: three elements.
+    unsafe { call::<increment_twice>((x.as_mut_ptr(), 3)) };
+    assert_eq!(x, [3, 3, 9]);
+}
+
+#[test]
+fn a_variable_may_have_the_name_of_a_kernel() {
+    let increment = 1;
+    let (does_nothing, sum) = (2, 3);
+    assert_eq!(increment + does_nothing, sum);
+}
+
+#[test]
+fn a_launch_of_a_safe_function_is_safe() {
+    fn is_safe<K: Kernel>() -> bool {
+        <K::Safety as devcomm_types::Safety>::SAFE
+    }
+    assert!(is_safe::<does_nothing>() && is_safe::<prints>());
+    assert!(!is_safe::<increment>() && !is_safe::<sum<f32>>());
 }

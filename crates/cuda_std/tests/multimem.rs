@@ -49,7 +49,10 @@ where
     assert_eq!(loaded, reduced, "{op:?}");
     assert_eq!(copies.read::<V>(), values, "a load changes nothing");
     let reads = events.iter().filter(|event| {
-        matches!(event, Event::Access { bytes, access: Access::Read, .. } if *bytes == size_of::<V>())
+        matches!(
+            event,
+            Event::Access { bytes, access: Access::Read, .. } if *bytes == size_of::<V>()
+        )
     });
     assert_eq!((reads.count(), events.len()), (COPIES, COPIES), "each copy is an access");
 

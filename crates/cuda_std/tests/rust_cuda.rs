@@ -1,7 +1,7 @@
 //! Kernels as they are written for Rust-CUDA: compiled to PTX, assembled, and run in the simulator.
 //!
-//! The harness is libtest-mimic: this program is also the builder's worker and must reach `link_worker` first, and a test
-//! can say while it runs that it was skipped.
+//! The harness is libtest-mimic: this program is also the builder's worker and must reach
+//! `link_worker` first, and a test can say while it runs that it was skipped.
 
 use std::fs;
 use std::path::Path;
@@ -105,7 +105,7 @@ fn adds_vectors() -> Result<(), Failed> {
     let sums = on_gpu(|gpu| {
         // The result has as many elements as the slices, and more.
         let sums = gpu.buffer(&[-1.0_f32; 1024])?;
-        gpu.launch(vector_add, 8, 128, (&gpu.buffer(&a)?, &gpu.buffer(&b)?, &sums))?;
+        gpu.launch(vector_add::args(&gpu.buffer(&a)?, &gpu.buffer(&b)?, &sums).grid(8).block(128))?;
         read(&sums)
     })?;
     let wanted: Vec<f32> = a.iter().zip(&b).map(|(a, b)| a + b).chain([-1.0; 24]).collect();
@@ -118,8 +118,9 @@ fn multiplies_matrices() -> Result<(), Failed> {
     let b: Vec<f32> = (0..inner * columns).map(|i| (i % 5) as f32).collect();
     let product = on_gpu(|gpu| {
         let out = gpu.buffer(&vec![f32::NAN; rows * columns])?;
-        let args = (&gpu.buffer(&a)?, &gpu.buffer(&b)?, &out, rows, columns, inner);
-        gpu.launch(matrix_product, 12, 256, args)?;
+        let (a, b) = (gpu.buffer(&a)?, gpu.buffer(&b)?);
+        let product = matrix_product::args(&a, &b, &out, rows, columns, inner);
+        gpu.launch(product.grid(12).block(256))?;
         read(&out)
     })?;
     let element = |i: usize| {
@@ -135,7 +136,7 @@ fn sums_warps() -> Result<(), Failed> {
     let sums = on_gpu(|gpu| {
         // Room for a sum a block; blocks have whole warps.
         let sums = gpu.buffer(&[0_f32; 3])?;
-        gpu.launch(warp_sum, 3, 256, (&gpu.buffer(&values)?, &sums))?;
+        gpu.launch(warp_sum::args(&gpu.buffer(&values)?, &sums).grid(3).block(256))?;
         read(&sums)
     })?;
     let wanted: Vec<f32> = values.chunks(256).map(|chunk| chunk.iter().sum()).collect();

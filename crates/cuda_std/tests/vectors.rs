@@ -24,7 +24,7 @@ fn lanes_are_memory<T: Accumulate + PartialEq + Debug, const N: usize>(elements:
     T::add(&mut sum, vector);
     let doubled = T::narrow(sum);
     for (i, element) in elements.iter().enumerate() {
-        let acc = element.to_acc().plus(element.to_acc());
+        let acc = element.to_acc().wrapping_add(element.to_acc());
         assert_eq!(doubled.lane(i), T::from_acc(acc), "a vector sums as its elements do");
     }
 }

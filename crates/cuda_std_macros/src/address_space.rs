@@ -8,12 +8,13 @@ use syn::{Error, Ident, ItemStatic, Result, StaticMutability};
 pub fn place(space: &Ident, item: &ItemStatic) -> Result<TokenStream> {
     match space.to_string().as_str() {
         "shared" => shared(item),
-        // Where statics are anyway. Constant memory is an address space of the GPU's too, which reads of a static that is
-        // never written do not need: they go through the same caches.
+        // Where statics are anyway. Constant memory is an address space of the GPU's too, which
+        // reads of a static that is never written do not need: they go through the same caches.
         "global" | "constant" => Ok(quote!(#item)),
         "local" => Err(Error::new_spanned(
             space,
-            "a static in local memory is one a thread, which only a local variable can be: use `let`",
+            "a static in local memory is one a thread, which only a local variable can be: use \
+             `let`",
         )),
         _ => Err(Error::new_spanned(space, "an address space is shared, global or constant")),
     }

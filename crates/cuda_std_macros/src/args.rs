@@ -2,19 +2,23 @@
 
 use syn::parse::{Parse, ParseStream};
 use syn::punctuated::Punctuated;
-use syn::{Error, GenericArgument, Ident, LitInt, LitStr, Result, Token, bracketed};
+use syn::{
+    Error, Expr, GenericArgument, Ident, LitInt, LitStr, Result, Token, bracketed, parenthesized,
+};
 
-/// `T = [f32, f16], N = [4, 8], B = gin, arch = "sm_90a", max_threads = 256`.
+/// `T = [f32, f16], N = [4, 8], B = gin, arch = "sm_90a", max_threads = 256, requires(n <= 8)`.
 #[derive(Default)]
 pub struct KernelArgs {
     /// The values of each generic parameter.
     pub lists: Vec<(Ident, Vec<GenericArgument>)>,
-    /// The parameter that stands for GIN's back end.
+    /// The generic parameter that is GIN's back end.
     pub gin: Option<Ident>,
     /// The architecture that the kernel needs.
     pub arch: Option<LitStr>,
-    /// Threads of the largest block.
+    /// The maximum block size, in threads.
     pub max_threads: Option<u32>,
+    /// Conditions on the arguments, which every launch checks.
+    pub requires: Vec<Expr>,
 }
 
 impl Parse for KernelArgs {
@@ -22,6 +26,16 @@ impl Parse for KernelArgs {
         let mut args = Self::default();
         while !input.is_empty() {
             let name: Ident = input.parse()?;
+            if name == "requires" {
+                let conditions;
+                parenthesized!(conditions in input);
+                let conditions = Punctuated::<Expr, Token![,]>::parse_terminated(&conditions)?;
+                args.requires.extend(conditions);
+                if !input.is_empty() {
+                    input.parse::<Token![,]>()?;
+                }
+                continue;
+            }
             input.parse::<Token![=]>()?;
             if name == "arch" {
                 args.set_arch(name, input.parse()?)?;
@@ -36,7 +50,7 @@ impl Parse for KernelArgs {
                 if values.is_empty() {
                     return Err(Error::new(name.span(), format!("list at least one `{name}`")));
                 }
-                args.refuse_twice(&name)?;
+                args.reject_duplicate(&name)?;
                 args.lists.push((name, values.into_iter().collect()));
             }
             if !input.is_empty() {
@@ -56,7 +70,7 @@ impl KernelArgs {
             );
             return Err(Error::new(what.span(), text));
         }
-        self.refuse_twice(&name)?;
+        self.reject_duplicate(&name)?;
         if let Some(other) = &self.gin {
             let text = format!("`{other}` is GIN's back end already");
             return Err(Error::new(name.span(), text));
@@ -65,7 +79,7 @@ impl KernelArgs {
         Ok(())
     }
 
-    fn refuse_twice(&self, name: &Ident) -> Result<()> {
+    fn reject_duplicate(&self, name: &Ident) -> Result<()> {
         if self.gin.as_ref() == Some(name) || self.lists.iter().any(|(listed, _)| listed == name) {
             return Err(Error::new(name.span(), format!("`{name}` is listed twice")));
         }

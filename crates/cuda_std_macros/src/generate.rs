@@ -3,13 +3,13 @@
 use proc_macro2::TokenStream;
 use quote::{ToTokens, format_ident, quote};
 use syn::{
-    Attribute, Block, Error, FnArg, Ident, ItemFn, Pat, Result, ReturnType, Signature, Type,
-    TypeReference,
+    Attribute, BinOp, Error, Expr, FnArg, Generics, Ident, ItemFn, Pat, Result, ReturnType,
+    Signature, Type, TypeReference,
 };
 
 use crate::args::KernelArgs;
 use crate::instances::{self, Instance};
-use crate::meta::{Record, Source, type_text};
+use crate::meta::{Record, Source, token_text, type_text};
 
 /// The most parameters that a launch's argument tuple has.
 const MAX_PARAMS: usize = 12;
@@ -29,11 +29,7 @@ pub fn kernel(args: KernelArgs, function: ItemFn, source: &Source) -> Result<Tok
     let (names, types) = parameters(&function.sig)?;
     let kernel = Kernel { function: &function, args: &args, source, names, types };
     let instances = instances::of(&args, &function.sig.ident, &function.sig.generics)?;
-    Ok(if function.sig.generics.params.is_empty() {
-        kernel.plain(&instances[0])
-    } else {
-        kernel.generic(&instances)
-    })
+    Ok(kernel.expand(&instances))
 }
 
 fn check(sig: &Signature) -> Result<()> {
@@ -96,17 +92,18 @@ fn refused_reference(reference: &TypeReference) -> &'static str {
     match (&*reference.elem, &reference.mutability) {
         (Type::Slice(_), None) => "",
         (_, Some(_)) => {
-            "a kernel takes no mutable references, since every thread of the grid would hold the same one: take a \
-             pointer, and a count for a slice"
+            "a kernel takes no mutable references, since every thread of the grid would hold the \
+             same one: take a pointer, and a count for a slice"
         }
         _ => {
-            "a kernel takes no references but to slices, since a launch passes plain bytes: take the value, or a \
-             pointer to it"
+            "a kernel takes no references but to slices, since a launch passes plain bytes: take \
+             the value, or a pointer to it"
         }
     }
 }
 
-/// A parameter's type where the compiler wants its lifetime: a slice lives as long as the kernel can tell.
+/// A parameter's type where the compiler wants its lifetime: a slice lives as long as the kernel
+/// can tell.
 fn with_lifetime(ty: &Type) -> Type {
     let mut ty = ty.clone();
     if let Type::Reference(reference) = &mut ty {
@@ -119,138 +116,177 @@ fn with_lifetime(ty: &Type) -> Type {
 const MAX_THREADS: u32 = 1024;
 
 impl Kernel<'_> {
-    fn plain(&self, instance: &Instance) -> TokenStream {
+    fn expand(&self, instances: &[Instance]) -> TokenStream {
+        let (item, function) = (self.item(), self.function());
+        let instances = instances.iter().map(|instance| self.instance(instance));
+        quote! { #item #function #(#instances)* }
+    }
+
+    fn is_generic(&self) -> bool {
+        !self.function.sig.generics.params.is_empty()
+    }
+
+    /// The type that stands for the kernel, with its arguments. A type and no value, since a value
+    /// of that name would be a pattern: no variable in its scope could have the name.
+    fn item(&self) -> TokenStream {
         let ItemFn { vis, sig, .. } = self.function;
-        let name = &sig.ident;
-        let docs = self.docs();
-        let entry = self.entry(quote!(#vis), quote!(#[unsafe(no_mangle)]));
-        let meta = self.meta(instance);
-        let layout = self.layout();
-        // A value only, as a function is: a module beside it may have the name.
-        let item = format_ident!("__{}_item", name);
-        let traits = self.traits(instance, &quote!(#item));
+        let (name, generics) = (&sig.ident, self.item_generics());
+        let (full, arguments, wheres) = generics.split_for_impl();
+        let fields = phantom(&generics);
+        let bare = without_bounds(generics.clone());
+        let (names, types, safety) = (&self.names, self.types_with_lifetimes(), self.safety());
+        let values: Vec<Ident> = names.iter().map(|name| value_type(name)).collect();
+        let docs = format!("The kernel [`{name}`](fn@{name}), to be launched.");
         quote! {
-            #[cfg(target_arch = "nvptx64")]
-            #entry
+            #[doc = #docs]
+            #[allow(non_camel_case_types, dead_code)]
+            #vis struct #name #bare #fields
             #[cfg(not(target_arch = "nvptx64"))]
+            impl #full #name #arguments #wheres {
+                /// The kernel with its arguments: set grid and block, and launch it.
+                #[allow(dead_code, clippy::too_many_arguments)]
+                #[inline]
+                pub fn args<#( #values: ::cuda_std::__private::Arg<#types> ),*>(
+                    #( #names: #values ),*
+                ) -> ::cuda_std::__private::Launch<
+                    Self,
+                    (#(#values,)*),
+                    ::cuda_std::__private::#safety,
+                >
+                where
+                    Self: ::cuda_std::__private::Kernel,
+                {
+                    ::cuda_std::__private::Launch::new((#(#names,)*))
+                }
+            }
+        }
+    }
+
+    /// The function, which other kernels can call. A generic one is a call of its instance, so that
+    /// statics within can have its parameters as types.
+    fn function(&self) -> TokenStream {
+        let ItemFn { attrs, vis, sig, block } = self.function;
+        let attributes = quote! {
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
+            #[allow(dead_code, clippy::too_many_arguments)]
+        };
+        if !self.is_generic() {
+            return quote! { #(#attrs)* #attributes #vis #sig #block };
+        }
+        let Signature { unsafety, ident, generics, .. } = sig;
+        let (names, types, docs) = (&self.names, self.types_with_lifetimes(), self.docs());
+        let (full, arguments, wheres) = generics.split_for_impl();
+        let wheres = wheres.map(|wheres| &wheres.predicates);
+        let (fields, bare) = (phantom(generics), without_bounds(generics.clone()));
+        let instance = self.instance_ident();
+        quote! {
             #[doc(hidden)]
-            #[allow(non_camel_case_types)]
-            #[derive(Clone, Copy)]
-            #vis struct #item;
-            #[cfg(not(target_arch = "nvptx64"))]
+            #[allow(non_camel_case_types, dead_code)]
+            #vis struct #instance #bare #fields
             #(#docs)*
-            #[allow(non_upper_case_globals)]
-            #vis const #name: #item = #item;
+            #attributes
+            #vis #unsafety fn #ident #full(#(#names: #types),*)
+            where
+                #instance #arguments: ::cuda_std::__private::Body<Args = (#(#types,)*)>,
+                #wheres
+            {
+                // SAFETY: this function's contract.
+                unsafe {
+                    <#instance #arguments as ::cuda_std::__private::Body>::call((#(#names,)*))
+                }
+            }
+        }
+    }
+
+    /// What there is of each instance.
+    fn instance(&self, instance: &Instance) -> TokenStream {
+        let (entry, meta) = (self.entry(instance), self.meta(instance));
+        let (aliases, layout) = (instance.aliases(), self.layout());
+        let generic = self.is_generic().then(|| {
+            let (bounds, body) = (self.bounds(instance), self.body(instance));
+            quote! { #bounds #body }
+        });
+        let picks = self.args.gin.as_ref().map(|_| self.picks());
+        let traits = instance.is_the_hosts().then(|| self.traits(instance));
+        quote! {
             const _: () = {
+                #aliases
+                #generic
                 #layout
+                #picks
                 #[cfg(target_arch = "nvptx64")]
                 #meta
+                #[cfg(target_arch = "nvptx64")]
+                #entry
                 #[cfg(not(target_arch = "nvptx64"))]
                 const _: () = { #traits };
             };
         }
     }
 
-    fn generic(&self, instances: &[Instance]) -> TokenStream {
-        let mut out = self.item();
-        for instance in instances {
-            let export = instance.entry(&self.function.sig.ident);
-            let entry = self.entry(quote!(pub), quote!(#[unsafe(export_name = #export)]));
-            let meta = self.meta(instance);
-            let layout = self.layout();
-            let aliases = instance.aliases();
-            let bounds = self.bounds(instance);
-            let picks = self.args.gin.as_ref().map(|_| self.picks());
-            let name = &self.function.sig.ident;
-            let values = instance.item_arguments();
-            let traits = instance
-                .is_the_hosts()
-                .then(|| self.traits(instance, &quote!(#name<#(#values),*>)));
-            out.extend(quote! {
-                const _: () = {
-                    #bounds
-                    #aliases
-                    #layout
-                    #picks
-                    #[cfg(target_arch = "nvptx64")]
-                    #meta
-                    #[cfg(target_arch = "nvptx64")]
-                    #entry
-                    #[cfg(not(target_arch = "nvptx64"))]
-                    const _: () = { #traits };
-                };
-            });
-        }
-        out
-    }
-
-    /// The host's item of a generic kernel: a unit value with type parameters, so that `name::<f32>` is an expression. A
-    /// generic unit struct cannot be (its parameters would be unused); an enum's unit variant of the same name can. The
-    /// glob brings the variant as a value only: as a type the name is taken by the enum. A kernel that is generic over GIN's
-    /// back end alone has a plain item.
-    fn item(&self) -> TokenStream {
-        let ItemFn { vis, sig, .. } = self.function;
-        let name = &sig.ident;
-        let docs = self.docs();
-        let hidden = format_ident!("__{}_item", name);
-        // Of its own name, so that the globs of several kernels do not meet.
-        let phantom = format_ident!("__{}_phantom", name);
-        let mut generics = sig.generics.clone();
-        generics.where_clause = None;
+    /// The generic parameters of the kernel's type: all but GIN's back end, which a launch picks.
+    fn item_generics(&self) -> Generics {
+        let mut generics = self.function.sig.generics.clone();
         if let Some(gin) = &self.args.gin {
             let listed = generics.params.into_iter();
             generics.params = listed.filter(|param| instances::ident(param) != gin).collect();
+            if let Some(wheres) = &mut generics.where_clause {
+                let kept = std::mem::take(&mut wheres.predicates).into_iter();
+                let names_gin =
+                    |tokens: TokenStream| tokens.into_iter().any(|token| *gin == token.to_string());
+                let kept = kept.filter(|predicate| !names_gin(predicate.to_token_stream()));
+                wheres.predicates = kept.collect();
+            }
         }
-        if generics.params.is_empty() {
-            return quote! {
-                #[cfg(not(target_arch = "nvptx64"))]
-                #(#docs)*
-                #[allow(non_camel_case_types)]
-                #[derive(Clone, Copy)]
-                #vis struct #name;
-            };
-        }
-        for param in generics.type_params_mut() {
-            param.bounds.clear();
-            param.colon_token = None;
-        }
-        let types: Vec<&Ident> = generics.type_params().map(|param| &param.ident).collect();
-        let (full, arguments, _) = generics.split_for_impl();
+        // What crosses a launch holds no references.
+        generics.type_params_mut().for_each(|param| param.bounds.push(syn::parse_quote!('static)));
+        generics
+    }
+
+    /// The name of the type that stands for a generic kernel's instances.
+    fn instance_ident(&self) -> Ident {
+        format_ident!("__{}_instance", self.function.sig.ident)
+    }
+
+    fn types_with_lifetimes(&self) -> Vec<Type> {
+        self.types.iter().map(|ty| with_lifetime(ty)).collect()
+    }
+
+    /// A launch of a safe function is safe, unless it promises that nobody writes a slice.
+    fn safety(&self) -> Ident {
+        let slices = self.types.iter().any(|ty| matches!(ty, Type::Reference(_)));
+        let safe = self.function.sig.unsafety.is_none() && !slices;
+        format_ident!("{}", if safe { "Safe" } else { "Unsafe" })
+    }
+
+    /// The body of a generic kernel's instance.
+    fn body(&self, instance: &Instance) -> TokenStream {
+        let ItemFn { attrs, sig, block, .. } = self.function;
+        let Signature { unsafety, inputs, .. } = sig;
+        let attrs = attrs.iter().filter(|attr| !attr.path().is_ident("doc"));
+        let (names, types) = (&self.names, self.types_with_lifetimes());
+        let (item, values) = (self.instance_ident(), instance.arguments());
         quote! {
-            #[cfg(not(target_arch = "nvptx64"))]
-            #[doc(hidden)]
-            #[allow(missing_docs, non_camel_case_types, clippy::expl_impl_clone_on_copy, clippy::manual_non_exhaustive)]
-            mod #hidden {
-                #[derive(Clone, Copy)]
-                pub enum Never {}
-                pub enum #name #full {
-                    #[doc(hidden)]
-                    #name,
-                    #[doc(hidden)]
-                    #phantom(Never, ::core::marker::PhantomData<fn() -> (#(#types,)*)>),
-                }
-                impl #full ::core::clone::Clone for #name #arguments {
-                    fn clone(&self) -> Self { *self }
-                }
-                impl #full ::core::marker::Copy for #name #arguments {}
-                pub mod value {
-                    #[doc(hidden)]
-                    pub use super::#name::*;
+            impl ::cuda_std::__private::Body for #item<#(#values),*> {
+                type Args = (#(#types,)*);
+
+                #[cfg_attr(target_arch = "nvptx64", inline(always))]
+                unsafe fn call((#(#names,)*): Self::Args) {
+                    #(#attrs)*
+                    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+                    #[allow(clippy::too_many_arguments)]
+                    #unsafety fn body(#inputs) #block
+                    #[allow(unused_unsafe)]
+                    // SAFETY: the caller keeps the kernel's contract.
+                    unsafe { body(#(#names),*) }
                 }
             }
-            #[cfg(not(target_arch = "nvptx64"))]
-            #(#docs)*
-            #[doc(inline)]
-            #vis use #hidden::#name;
-            #[cfg(not(target_arch = "nvptx64"))]
-            #[doc(hidden)]
-            #[allow(unused_imports)]
-            #vis use #hidden::value::*;
         }
     }
 
-    /// The device's entry point. Large parameters are references there, which the builder makes parameters by value of.
-    fn entry(&self, vis: TokenStream, export: TokenStream) -> TokenStream {
+    /// The device's entry point. Large parameters are references there, which the builder makes
+    /// parameters by value of.
+    fn entry(&self, instance: &Instance) -> TokenStream {
         let ItemFn { attrs, sig, block, .. } = self.function;
         let Signature { unsafety, ident, inputs, .. } = sig;
         let (names, types) = (&self.names, &self.types);
@@ -263,10 +299,11 @@ impl Kernel<'_> {
             .iter()
             .map(|ty| quote!(#private::Taken<#ty, { <#ty as #private::KernelParam>::ENTRY }>))
             .collect();
+        let export = instance.entry(ident);
         quote! {
             #(#attrs)*
-            #export
-            #vis #unsafety extern "ptx-kernel" fn #ident(
+            #[unsafe(export_name = #export)]
+            pub #unsafety extern "ptx-kernel" fn entry(
                 #( #names: <#taken as #private::TakeParam>::Entry ),*
             ) {
                 #( let #patterns: #types = <#taken as #private::TakeParam>::take(#names); )*
@@ -275,49 +312,81 @@ impl Kernel<'_> {
         }
     }
 
-    /// The host's two traits for `item`.
-    fn traits(&self, instance: &Instance, item: &TokenStream) -> TokenStream {
-        let ItemFn { attrs, sig, block, .. } = self.function;
-        let Signature { unsafety, inputs, .. } = sig;
-        let names = &self.names;
-        let types: Vec<Type> = self.types.iter().map(|ty| with_lifetime(ty)).collect();
-        let name = instance.name(&sig.ident);
+    /// The host's two traits.
+    fn traits(&self, instance: &Instance) -> TokenStream {
+        let ident = &self.function.sig.ident;
+        let (names, types, safety) = (&self.names, self.types_with_lifetimes(), self.safety());
+        let name = instance.name(ident);
         let gin = self.args.gin.is_some();
-        let file = &self.source.stem;
+        let Source { package, stem } = self.source;
         let max_threads = self.args.max_threads.unwrap_or(MAX_THREADS);
-        let attrs = attrs.iter().filter(|attr| !attr.path().is_ident("doc"));
-        let body = body_fn(quote!(#(#attrs)*), quote!(#unsafety), quote!(#inputs), block);
+        let (item, call) = if self.is_generic() {
+            let (values, all) = (instance.item_arguments(), instance.arguments());
+            let body = self.instance_ident();
+            let call = quote!(<#body<#(#all),*> as ::cuda_std::__private::Body>::call(args));
+            (quote!(#ident<#(#values),*>), call)
+        } else {
+            (quote!(#ident), quote!({ let (#(#names,)*) = args; #ident(#(#names),*) }))
+        };
+        let check = (!self.args.requires.is_empty()).then(|| self.check());
         quote! {
             impl ::cuda_std::__private::Kernel for #item {
                 const NAME: &'static str = #name;
                 const GIN: bool = #gin;
-                const FILE: &'static str = #file;
+                const PACKAGE: &'static str = #package;
+                const FILE: &'static str = #stem;
                 type Args = (#(#types,)*);
+                type Safety = ::cuda_std::__private::#safety;
                 const BODY: ::core::option::Option<::cuda_std::__private::HostBody> =
                     ::core::option::Option::Some(
                         ::cuda_std::__private::HostBody::new::<Self>(#max_threads),
                     );
+                #check
             }
             impl ::cuda_std::__private::HostKernel for #item {
-                unsafe fn call((#(#names,)*): Self::Args) {
-                    #body
+                unsafe fn call(args: Self::Args) {
                     #[allow(unused_unsafe)]
                     // SAFETY: the caller keeps the kernel's contract.
-                    unsafe { body(#(#names),*) }
+                    unsafe { #call }
                 }
+            }
+        }
+    }
+
+    /// The conditions on the arguments, which a launch checks.
+    fn check(&self) -> TokenStream {
+        let names = &self.names;
+        let params = self.names.iter().zip(&self.types).filter_map(|(name, ty)| match ty {
+            // On the host the elements of a slice are out of reach; its length is not.
+            Type::Reference(_) => None,
+            ty => Some(quote! {
+                // SAFETY: a launch passes what it has.
+                let #name: #ty = unsafe { ::cuda_std::__private::param::<#ty>(#name) };
+            }),
+        });
+        let conditions = self.args.requires.iter().map(condition);
+        quote! {
+            #[allow(unused_variables)]
+            fn check(
+                args: &<Self::Args as ::cuda_std::__private::KernelArgs>::Abi,
+            ) -> ::core::result::Result<(), ::cuda_std::__private::Unmet> {
+                let (#(#names,)*) = *args;
+                #(#params)*
+                #(#conditions)*
+                ::core::result::Result::Ok(())
             }
         }
     }
 
     /// Each parameter has the layout that the host will fill.
     fn layout(&self) -> TokenStream {
-        let types = self.types.iter().map(|ty| with_lifetime(ty));
+        let types = self.types_with_lifetimes();
         quote! { #( const _: () = <#types as ::cuda_std::__private::KernelParam>::LAYOUT; )* }
     }
 
     /// A launch picks the back end by the device communicator.
     fn picks(&self) -> TokenStream {
-        let types = &self.types;
+        let types = self.types_with_lifetimes();
         quote! {
             const _: () = assert!(
                 false #( || <#types as ::cuda_std::__private::KernelParam>::IS_DEV_COMM )*,
@@ -326,7 +395,8 @@ impl Kernel<'_> {
         }
     }
 
-    /// The bounds of a generic kernel hold for the instance, although its body is compiled without them.
+    /// The bounds of a generic kernel hold for the instance, although its body is compiled without
+    /// them.
     fn bounds(&self, instance: &Instance) -> TokenStream {
         let (full, _, wheres) = self.function.sig.generics.split_for_impl();
         let values = instance.arguments();
@@ -355,15 +425,61 @@ impl Kernel<'_> {
     }
 }
 
-fn body_fn(
-    attrs: TokenStream,
-    unsafety: TokenStream,
-    inputs: TokenStream,
-    block: &Block,
-) -> TokenStream {
-    quote! {
-        #attrs
-        #[allow(clippy::too_many_arguments)]
-        #unsafety fn body(#inputs) #block
+/// The name of the type of a parameter's host value: `CountArg` of `count`.
+fn value_type(param: &Ident) -> Ident {
+    let mut name = String::new();
+    for word in param.to_string().trim_start_matches("r#").split('_') {
+        let mut letters = word.chars();
+        name.extend(letters.next().map(|first| first.to_ascii_uppercase()));
+        name.extend(letters);
     }
+    format_ident!("{name}Arg", span = param.span())
+}
+
+/// Parameters without their bounds, as a type declares them.
+fn without_bounds(mut generics: Generics) -> Generics {
+    generics.where_clause = None;
+    for param in generics.type_params_mut() {
+        param.bounds.clear();
+        param.colon_token = None;
+    }
+    generics
+}
+
+/// The fields of a type that has these parameters, and no values.
+fn phantom(generics: &Generics) -> TokenStream {
+    let types = generics.type_params().map(|param| &param.ident);
+    quote! {
+        {
+            __never: ::core::convert::Infallible,
+            __types: ::core::marker::PhantomData<fn() -> (#(#types,)*)>,
+        }
+    }
+}
+
+/// Returns from the check if the condition does not hold, of a comparison with its two sides.
+fn condition(condition: &Expr) -> TokenStream {
+    let text = |expr: &Expr| token_text(expr.to_token_stream(), &[]);
+    let unmet = |text: String, sides: TokenStream| {
+        quote! {
+            return ::core::result::Result::Err(::cuda_std::__private::Unmet {
+                condition: #text,
+                sides: #sides,
+            });
+        }
+    };
+    if let Expr::Binary(comparison) = condition
+        && let (left, op, right) = (&comparison.left, &comparison.op, &comparison.right)
+        && let BinOp::Lt(_) | BinOp::Le(_) | BinOp::Gt(_) | BinOp::Ge(_) | BinOp::Eq(_) = op
+    {
+        let text = format!("{} {} {}", text(left), op.to_token_stream(), text(right));
+        let sides = quote!(::core::option::Option::Some((left as i128, right as i128)));
+        let unmet = unmet(text, sides);
+        return quote! {{
+            let (left, right) = (#left, #right);
+            if !(left #op right) { #unmet }
+        }};
+    }
+    let unmet = unmet(text(condition), quote!(::core::option::Option::None));
+    quote! { if !(#condition) { #unmet } }
 }

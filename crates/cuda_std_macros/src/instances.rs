@@ -1,10 +1,12 @@
-//! The instances of a generic kernel: every combination of the listed types and constants, and each for every back end of
-//! GIN.
+//! The instances of a generic kernel: every combination of the listed types and constants, and each
+//! for every back end of GIN.
 
 use devcomm_types::GinType;
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
-use syn::{Error, Expr, GenericArgument, GenericParam, Generics, Ident, Lit, Result, Type};
+use syn::{
+    Error, Expr, GenericArgument, GenericParam, Generics, Ident, Lit, Result, Type, TypeParamBound,
+};
 
 use crate::args::KernelArgs;
 
@@ -129,7 +131,8 @@ pub fn of<'a>(
     Ok(instances)
 }
 
-/// The types of `nccl_device` that stand for GIN's back ends, which are named as the values of [`GinType`].
+/// The types of `nccl_device` that stand for GIN's back ends, which are named as the values of
+/// [`GinType`].
 fn back_ends(
     param: &GenericParam,
     index: usize,
@@ -160,9 +163,15 @@ fn list_of<'a>(
         GenericParam::Const(_) => "1, 2",
     };
     let Some((_, list)) = args.lists.iter().find(|(listed, _)| listed == name) else {
+        if is_back_end(param) {
+            let text =
+                format!("compile `{kernel}` for every back end of GIN: #[kernel({name} = gin)]");
+            return Err(Error::new_spanned(name, text));
+        }
         let what = if matches!(param, GenericParam::Type(_)) { "types" } else { "values" };
         let text = format!(
-            "list the {what} of `{name}` that `{kernel}` is compiled for: #[kernel({name} = [{example}])]"
+            "list the {what} of `{name}` that `{kernel}` is compiled for: \
+             #[kernel({name} = [{example}])]"
         );
         return Err(Error::new_spanned(name, text));
     };
@@ -178,6 +187,17 @@ fn list_of<'a>(
         }
     }
     Ok(list)
+}
+
+/// Whether the parameter is bound to be a back end of GIN.
+fn is_back_end(param: &GenericParam) -> bool {
+    let GenericParam::Type(param) = param else { return false };
+    param.bounds.iter().any(|bound| match bound {
+        TypeParamBound::Trait(bound) => {
+            bound.path.segments.last().is_some_and(|last| last.ident == "GinBackend")
+        }
+        _ => false,
+    })
 }
 
 /// A parameter's name.

@@ -1,4 +1,5 @@
-//! What the builder is told of a kernel: a JSON record in a static of the section `.devcomm.kernel`.
+//! What the builder is told of a kernel: a JSON record in a static of the section
+//! `.devcomm.kernel`.
 
 use proc_macro2::{TokenStream, TokenTree};
 use quote::{ToTokens, quote};
@@ -6,7 +7,10 @@ use syn::{Ident, LitStr, Type};
 
 /// Where a kernel was written.
 pub struct Source {
-    /// Stem of the file, which names the PTX module; a package's or a folder's name for `lib.rs` and `mod.rs`.
+    /// The package.
+    pub package: String,
+    /// Stem of the file, which names the PTX module; a package's or a folder's name for `lib.rs`
+    /// and `mod.rs`.
     pub stem: String,
 }
 
@@ -14,7 +18,7 @@ impl Source {
     /// The source of a macro call.
     pub fn of(span: proc_macro::Span) -> Self {
         let package = std::env::var("CARGO_PKG_NAME").unwrap_or_else(|_| "kernels".into());
-        Self { stem: stem(&span.file(), &package) }
+        Self { stem: stem(&span.file(), &package), package }
     }
 }
 
@@ -62,8 +66,9 @@ impl Record<'_> {
         let arch = self.arch.map(|arch| format!("\"arch\":{},", quoted(&arch.value())));
         let max_threads = self.max_threads.map(|count| format!("\"max_threads\":{count},"));
         format!(
-            "{{\"name\":{},\"file\":{},{}{}\"params\":[{}]}}",
+            "{{\"name\":{},\"package\":{},\"file\":{},{}{}\"params\":[{}]}}",
             quoted(self.entry),
+            quoted(&self.source.package),
             quoted(&self.source.stem),
             arch.unwrap_or_default(),
             max_threads.unwrap_or_default(),
@@ -87,8 +92,13 @@ fn quoted(text: &str) -> String {
 
 /// A type as one would write it, with the generic parameters replaced by an instance's values.
 pub fn type_text(ty: &Type, values: &[(&Ident, String)]) -> String {
+    token_text(ty.to_token_stream(), values)
+}
+
+/// The same of any tokens.
+pub fn token_text(tokens: TokenStream, values: &[(&Ident, String)]) -> String {
     let mut out = String::new();
-    write_tokens(ty.to_token_stream(), values, &mut out);
+    write_tokens(tokens, values, &mut out);
     out
 }
 
@@ -150,12 +160,15 @@ mod tests {
     fn a_record_is_the_json_that_the_builder_reads() {
         let name: Ident = syn::parse_quote!(count);
         let arch: LitStr = syn::parse_quote!("sm_90a");
-        let source = Source { stem: "fill".into() };
+        let source = Source { package: "tests".into(), stem: "fill".into() };
         let params = vec![(&name, "usize".to_owned())];
         let (arch, max_threads) = (Some(&arch), Some(256));
         let record = Record { entry: "fill_f32", source: &source, arch, max_threads, params };
         let rest =
             r#""arch":"sm_90a","max_threads":256,"params":[{"name":"count","type":"usize"}]}"#;
-        assert_eq!(record.json(), format!(r#"{{"name":"fill_f32","file":"fill",{rest}"#));
+        assert_eq!(
+            record.json(),
+            format!(r#"{{"name":"fill_f32","package":"tests","file":"fill",{rest}"#)
+        );
     }
 }

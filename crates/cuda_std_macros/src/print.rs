@@ -1,5 +1,5 @@
-//! `print!` and `println!`: Rust's format string becomes printf's, since CUDA's printf formats on the host and costs a
-//! kernel no stack and no code.
+//! `print!` and `println!`: Rust's format string becomes printf's, since CUDA's printf formats on
+//! the host and costs a kernel no stack and no code.
 
 use proc_macro2::TokenStream;
 use quote::quote;

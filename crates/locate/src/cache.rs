@@ -1,4 +1,4 @@
-//! The cache shared by all checkouts of one user.
+//! The user's cache, shared by all checkouts.
 
 use std::cmp::Reverse;
 use std::ffi::OsString;
@@ -13,8 +13,8 @@ pub fn cache_dir() -> PathBuf {
     cache_dir_from(|name| std::env::var_os(name))
 }
 
-/// Where [`cache_dir`] keeps the unpacked wheel of a Python package, e.g. `nvidia-nccl-cu13` and
-/// `2.32.3`. A folder of this name is complete: it is unpacked under another name and renamed last.
+/// The folder in [`cache_dir`] of an unpacked Python wheel, e.g. `nvidia-nccl-cu13` and `2.32.3`.
+/// If it exists it is complete: unpacking uses another name and renames last.
 #[must_use]
 pub fn wheel_dir(package: &str, version: &str) -> PathBuf {
     wheels(&cache_dir()).join(format!("{package}-{version}"))
@@ -25,7 +25,7 @@ pub(crate) fn cache_dir_from(var: impl Fn(&str) -> Option<OsString>) -> PathBuf 
     set("DEVCOMM_CACHE")
         .or_else(|| Some(set("XDG_CACHE_HOME")?.join("devcomm")))
         .or_else(|| Some(set("HOME")?.join(".cache/devcomm")))
-        // No home at all (a bare service account): a private place that still outlives this
+        // Without a home directory (a service account): a private folder that outlives this
         // process.
         .unwrap_or_else(|| std::env::temp_dir().join("devcomm-cache"))
 }
@@ -34,8 +34,8 @@ fn wheels(cache: &Path) -> PathBuf {
     cache.join("wheels")
 }
 
-/// The cached wheels whose folder name starts with `prefix`, newest version first, and the folder
-/// they were sought in.
+/// The cached wheels whose folder name starts with `prefix`, newest version first, and the searched
+/// folder.
 pub(crate) fn cached_wheels(env: &Env, prefix: &str) -> (PathBuf, Vec<PathBuf>) {
     let folder = wheels(&cache_dir_from(&env.var));
     let mut found: Vec<PathBuf> = std::fs::read_dir(&folder)
@@ -52,7 +52,7 @@ fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// The numbers of the last dash-separated part of `name`, so that 2.9.1 sorts below 2.32.3.
+/// The numbers of the last dash-separated segment of `name`, so that 2.9.1 sorts below 2.32.3.
 fn version_key(name: &str) -> Vec<u32> {
     let version = name.rsplit('-').next().unwrap_or_default();
     version.split('.').map(|part| part.parse().unwrap_or(0)).collect()

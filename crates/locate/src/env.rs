@@ -1,4 +1,4 @@
-//! The outside world as the searches see it; tests put another in its place.
+//! The environment that searches read, replaceable in tests.
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -7,28 +7,28 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// A Python behind a shim, on a busy machine, takes a second to start; one on a dead network drive
-/// takes for ever.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Time limit of a program. A Python behind a shim takes a second to start on a busy machine; one
+/// on a dead network drive never does.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Reads an environment variable.
 type Lookup = dyn Fn(&str) -> Option<OsString>;
 
-/// Runs a program with `--version`: what it prints, or why it prints nothing.
-type AskVersion = dyn Fn(&Path) -> Result<String, String>;
+/// Runs a program with `--version`; returns its output, or why there is none.
+type VersionOf = dyn Fn(&Path) -> Result<String, String>;
 
-/// What a search may ask. Everything slow is a closure, run only if the search gets that far.
+/// The environment of a search. Slow queries are closures, run only if needed.
 pub(crate) struct Env {
     /// The environment variables.
     pub var: Box<Lookup>,
-    /// The import path of the active Python; empty when there is none.
+    /// The import path of the active Python; empty without Python.
     pub python_path: Box<dyn Fn() -> Vec<PathBuf>>,
-    /// What `ldconfig -p` prints; empty when there is none.
+    /// Output of `ldconfig -p`; empty without it.
     pub ldconfig: Box<dyn Fn() -> String>,
     /// The system's prefixes, `/usr` and such.
     pub prefixes: Vec<PathBuf>,
     /// The version of a program.
-    pub version_of: Box<AskVersion>,
+    pub version_of: Box<VersionOf>,
     /// The running program's file.
     pub program: Option<PathBuf>,
 }
@@ -40,7 +40,7 @@ impl Env {
             var: Box::new(|name| std::env::var_os(name)),
             python_path: Box::new(python_path),
             ldconfig: Box::new(|| {
-                // Plain users often have no sbin on their PATH.
+                // Unprivileged users often have no sbin on their PATH.
                 ["ldconfig", "/sbin/ldconfig"]
                     .into_iter()
                     .find_map(|program| output(Command::new(program).arg("-p")).ok())
@@ -52,9 +52,9 @@ impl Env {
         }
     }
 
-    /// A machine that has nothing.
+    /// An empty environment.
     #[cfg(test)]
-    pub fn nothing() -> Self {
+    pub fn empty() -> Self {
         Self {
             var: Box::new(|_| None),
             python_path: Box::new(Vec::new),
@@ -65,7 +65,7 @@ impl Env {
         }
     }
 
-    /// A variable naming a path; unset and empty are the same.
+    /// A variable with a path; empty counts as unset.
     pub fn path_var(&self, name: &str) -> Option<PathBuf> {
         (self.var)(name).filter(|value| !value.is_empty()).map(PathBuf::from)
     }
@@ -76,8 +76,8 @@ impl Env {
         std::env::split_paths(&list).filter(|path| !path.as_os_str().is_empty()).collect()
     }
 
-    /// Where the active Python keeps packages: those of `VIRTUAL_ENV`, which need no Python to be
-    /// named, then the import path that the interpreter on `PATH` reports.
+    /// The active Python's site-packages: those of `VIRTUAL_ENV`, which need no interpreter, then
+    /// the import path of the interpreter on `PATH`.
     pub fn site_packages(&self) -> Vec<PathBuf> {
         let mut all = Vec::new();
         if let Some(venv) = self.path_var("VIRTUAL_ENV") {
@@ -97,12 +97,12 @@ impl Env {
     }
 }
 
-/// The import path of the active Python, asked once a process.
+/// The import path of the active Python, queried once per process.
 fn python_path() -> Vec<PathBuf> {
     static PATH: OnceLock<Vec<PathBuf>> = OnceLock::new();
     let ask = || {
-        // The current folder leads the path of `-c` programs as an empty entry: it is no place for
-        // packages.
+        // The import path of `-c` programs starts with the current folder, as an empty entry, which
+        // is skipped.
         let program = "import sys; print('\\n'.join(p for p in sys.path if p))";
         ["python3", "python"]
             .into_iter()
@@ -116,7 +116,7 @@ fn python_path() -> Vec<PathBuf> {
     PATH.get_or_init(ask).clone()
 }
 
-/// What a program prints, or why it printed nothing: it does not start, it fails, it is late.
+/// A program's output, or why there is none: it does not start, fails or times out.
 fn output(command: &mut Command) -> Result<String, String> {
     let mut child = command
         .stdin(Stdio::null())
@@ -124,15 +124,15 @@ fn output(command: &mut Command) -> Result<String, String> {
         .stderr(Stdio::null())
         .spawn()
         .map_err(|error| format!("it cannot be run: {error}"))?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + VERSION_TIMEOUT;
     let status = loop {
         match child.try_wait().map_err(|error| error.to_string())? {
             Some(status) => break status,
             None if Instant::now() > deadline => {
-                // It may have ended in between; either way nobody waits for its answer any more.
+                // It may have ended meanwhile; its output is not needed any more.
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(format!("it gave no answer within {} s", PATIENCE.as_secs()));
+                return Err(format!("it gave no answer within {} s", VERSION_TIMEOUT.as_secs()));
             }
             None => std::thread::sleep(Duration::from_millis(2)),
         }

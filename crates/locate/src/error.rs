@@ -1,32 +1,35 @@
-//! The one error of this crate.
+//! The crate's error.
 
 use std::fmt;
 
-/// A place that was searched, and why what is there will not do.
+/// A searched place, and why it was rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tried {
+pub struct Attempt {
     /// The place: a path, or the variable or program that would have named one.
     pub place: String,
-    /// Why it was skipped.
+    /// Why it was rejected.
     pub reason: String,
 }
 
-/// Nothing fitting was found. Its text names what was looked for, every place with its reason, and
-/// what to do.
+/// Nothing suitable was found. The message has what was searched for, every place with its reason,
+/// and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what} was not found; places tried, in order:{}\nwhat to do: {advice}", Listing(tried))]
+#[error(
+    "{what} was not found; places tried, in order:{}\nwhat to do: {advice}",
+    AttemptList(tried)
+)]
 pub struct NotFound {
     what: String,
-    tried: Vec<Tried>,
+    tried: Vec<Attempt>,
     advice: String,
 }
 
 impl NotFound {
-    pub(crate) fn new(what: &str, tried: Vec<Tried>, advice: &str) -> Self {
+    pub(crate) fn new(what: &str, tried: Vec<Attempt>, advice: &str) -> Self {
         Self { what: what.to_owned(), tried, advice: advice.to_owned() }
     }
 
-    /// What was looked for.
+    /// What was searched for.
     #[must_use]
     pub fn what(&self) -> &str {
         &self.what
@@ -34,20 +37,20 @@ impl NotFound {
 
     /// Every place tried, in the order of the search.
     #[must_use]
-    pub fn tried(&self) -> &[Tried] {
+    pub fn tried(&self) -> &[Attempt] {
         &self.tried
     }
 
-    /// What to do about it.
+    /// How to fix it.
     #[must_use]
     pub fn advice(&self) -> &str {
         &self.advice
     }
 }
 
-struct Listing<'a>(&'a [Tried]);
+struct AttemptList<'a>(&'a [Attempt]);
 
-impl fmt::Display for Listing<'_> {
+impl fmt::Display for AttemptList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|tried| write!(f, "\n  - {}: {}", tried.place, tried.reason))
     }

@@ -1,4 +1,4 @@
-//! The networks that kernels can use (NCCL's GIN), as far as a machine shows them without NCCL.
+//! Detects which networks kernels can use (NCCL's GIN), as far as possible without NCCL.
 
 use std::fmt;
 use std::fs;
@@ -8,16 +8,16 @@ use crate::env::Env;
 use crate::error::NotFound;
 use crate::loopback::find_gin_loopback_in;
 
-/// How a kernel's puts may travel: a back end of GIN, and what carries it.
+/// A route of a kernel's puts: a GIN back end and its transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GinRoute {
-    /// A thread of the host posts what the kernel queues to an RDMA network card.
+    /// PROXY: a host thread posts the kernel's operations to an RDMA network card.
     ProxyRdma,
-    /// As before, over TCP: NCCL's own socket back end.
+    /// PROXY over TCP: NCCL's socket back end.
     ProxyTcp,
-    /// As before, by CUDA copies between the GPUs of one host: devcomm's plugin.
+    /// PROXY by CUDA copies between the GPUs of one host: devcomm's plugin.
     ProxyLoopback,
-    /// The kernel rings the doorbells of an mlx5 card.
+    /// The kernel rings the doorbells of an mlx5 card itself.
     Gdaki,
     /// The GPU-Push Interface of Spectrum-X.
     Gpi,
@@ -26,7 +26,7 @@ pub enum GinRoute {
 }
 
 impl GinRoute {
-    /// All of them.
+    /// All routes.
     pub const ALL: [Self; 6] = [
         Self::ProxyRdma,
         Self::ProxyTcp,
@@ -47,12 +47,13 @@ impl GinRoute {
         }
     }
 
-    /// What it needs besides GPUs, in words.
+    /// Its requirements besides GPUs, in words.
     #[must_use]
     pub const fn needs(self) -> &'static str {
         match self {
             Self::ProxyRdma => {
-                "an InfiniBand or RoCE card that reaches GPU memory (DMA-BUF, or the module nvidia_peermem)"
+                "an InfiniBand or RoCE card that reaches GPU memory (DMA-BUF, or the module \
+                nvidia_peermem)"
             }
             Self::ProxyTcp => {
                 "NCCL_GDRCOPY_ENABLE=1, and GDRCopy (/dev/gdrdrv) or a driver for CUDA 13.3"
@@ -80,21 +81,22 @@ impl fmt::Display for GinRoute {
     }
 }
 
-/// What the CUDA driver says that matters here.
+/// The CUDA driver's properties that GIN depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GinGpus {
     /// The CUDA version that the driver supports, 13000 for 13.0.
     pub driver: i32,
-    /// Whether all GPUs have `GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`, without which NCCL offers no GIN at all.
+    /// Whether all GPUs have `GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`, without which NCCL offers
+    /// no GIN at all.
     pub rdma_with_vmm: bool,
 }
 
 /// A device in `/sys/class/infiniband`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RdmaDevice {
-    /// `mlx5_0`, or `rocep1s0f0` where devices are named by their place.
+    /// `mlx5_0`, or `rocep1s0f0` with names by PCI location.
     pub name: String,
-    /// The kernel's driver of it, which tells its kind: `mlx5_core`, `efa`; empty where that cannot be read.
+    /// Its kernel driver, which identifies its kind: `mlx5_core`, `efa`; empty if unreadable.
     pub driver: String,
 }
 
@@ -107,20 +109,20 @@ impl fmt::Display for RdmaDevice {
     }
 }
 
-/// What a machine has for GIN.
+/// A system's support for GIN.
 #[derive(Clone, Debug)]
-pub struct GinMachine {
-    /// The RDMA devices of the kernel.
+pub struct GinSupport {
+    /// The kernel's RDMA devices.
     pub rdma_devices: Vec<RdmaDevice>,
-    /// The loaded module by which cards reach GPU memory, where DMA-BUF does not do it.
+    /// The loaded module for access of cards to GPU memory, where DMA-BUF is not used.
     pub peer_memory: Option<&'static str>,
     /// Whether GDRCopy's driver is loaded.
     pub gdrdrv: bool,
     /// devcomm's plugin.
     pub loopback: Result<PathBuf, NotFound>,
-    /// What the GPUs say; `None` if there are none, or they were not asked.
+    /// The GPUs' properties; `None` without GPUs, or if not queried.
     pub gpus: Option<GinGpus>,
-    /// The settings of NCCL that stand in the way of GIN as a whole: `NCCL_GIN_ENABLE=0` and such.
+    /// NCCL settings that disable GIN as a whole: `NCCL_GIN_ENABLE=0` and such.
     pub hindered_by: Vec<String>,
     /// `NCCL_GIN_TYPE`, if set.
     gin_type: Option<String>,
@@ -132,13 +134,13 @@ pub struct GinMachine {
     rma_plugin: Option<String>,
 }
 
-/// Looks at this machine. The GPUs are the caller's to ask.
+/// Examines this system. The caller queries the GPUs.
 #[must_use]
-pub fn gin_machine(gpus: Option<GinGpus>) -> GinMachine {
-    gin_machine_in(&Env::real(), Path::new("/"), gpus)
+pub fn gin_support(gpus: Option<GinGpus>) -> GinSupport {
+    gin_support_in(&Env::real(), Path::new("/"), gpus)
 }
 
-fn gin_machine_in(env: &Env, root: &Path, gpus: Option<GinGpus>) -> GinMachine {
+fn gin_support_in(env: &Env, root: &Path, gpus: Option<GinGpus>) -> GinSupport {
     let text = |name: &str| {
         (env.var)(name)
             .map(|value| value.to_string_lossy().trim().to_owned())
@@ -147,7 +149,7 @@ fn gin_machine_in(env: &Env, root: &Path, gpus: Option<GinGpus>) -> GinMachine {
     let zero = |name: &str| text(name).filter(|v| v == "0").map(|_| format!("{name}=0"));
     let hindering = ["NCCL_GIN_ENABLE", "NCCL_CROSS_NIC", "NCCL_CUMEM_ENABLE", "NCCL_WIN_ENABLE"];
     let module = |name: &&str| root.join("sys/module").join(name).is_dir();
-    GinMachine {
+    GinSupport {
         rdma_devices: rdma_devices(&root.join("sys/class/infiniband")),
         peer_memory: ["nvidia_peermem", "nv_peer_mem"].into_iter().find(module),
         gdrdrv: root.join("dev/gdrdrv").exists(),
@@ -174,33 +176,34 @@ fn rdma_devices(folder: &Path) -> Vec<RdmaDevice> {
     devices
 }
 
-impl GinMachine {
-    /// Whether there is any RDMA device, over which NCCL would go by itself.
+impl GinSupport {
+    /// Whether there is any RDMA device, which NCCL would use by itself.
     #[must_use]
     pub fn has_rdma(&self) -> bool {
         !self.rdma_devices.is_empty()
     }
 
-    /// Whether a route looks possible, with what speaks for it, or else what is missing. NCCL has the last word: it asks every
-    /// rank.
+    /// Whether a route looks possible, with the evidence, or else what is missing. NCCL decides in
+    /// the end, from all ranks.
     ///
     /// # Errors
     ///
     /// What is missing, in words.
     pub fn verdict(&self, route: GinRoute) -> Result<String, String> {
         if let Some(first) = self.hindered_by.first() {
-            return Err(format!("{first} keeps NCCL from all of GIN"));
+            return Err(format!("{first} disables GIN in NCCL"));
         }
         if let Some(asked) = &self.gin_type
             && asked.parse().is_ok_and(|number: i32| number >= 0 && number != route.gin_type())
         {
-            return Err(format!("NCCL_GIN_TYPE={asked} asks for another back end"));
+            return Err(format!("NCCL_GIN_TYPE={asked} selects another back end"));
         }
         match self.gpus {
             None => return Err("no GPU was found".to_owned()),
             Some(GinGpus { rdma_with_vmm: false, .. }) => {
                 return Err(
-                    "not every GPU has GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, which NCCL asks for before any GIN"
+                    "not every GPU has GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, which NCCL asks \
+                    for before any GIN"
                         .to_owned(),
                 );
             }
@@ -216,7 +219,9 @@ impl GinMachine {
                 match (self.gdrdrv || newer, enabled) {
                     (true, true) => Ok("NCCL_GDRCOPY_ENABLE is set".to_owned()),
                     (true, false) => Err("NCCL_GDRCOPY_ENABLE is not set".to_owned()),
-                    _ => Err("there is neither /dev/gdrdrv nor a driver for CUDA 13.3".to_owned()),
+                    _ => {
+                        Err("neither /dev/gdrdrv nor a driver for CUDA 13.3 is present".to_owned())
+                    }
                 }
             }
             GinRoute::ProxyLoopback => match &self.loopback {
@@ -230,7 +235,8 @@ impl GinMachine {
         }
     }
 
-    /// A card whose kind fits: the part of its driver's name, or else of its own, before an underscore.
+    /// Cards of a fitting kind: the prefix, up to an underscore, of the driver's name or else of
+    /// the card's.
     fn card(&self, fits: impl Fn(&str) -> bool) -> Result<String, String> {
         let kind = |device: &&RdmaDevice| {
             let name = if device.driver.is_empty() { &device.name } else { &device.driver };
@@ -251,11 +257,11 @@ impl GinMachine {
         Ok(format!("{} through {by}", list(fitting)))
     }
 
-    /// Why a route that looks possible is not there in this very process.
+    /// Why a route that looks possible is unavailable in this process.
     fn switched_off(&self, route: GinRoute) -> Option<String> {
         let plugin = self.loopback.as_ref().ok().filter(|_| route == GinRoute::ProxyLoopback)?;
         match &self.rma_plugin {
-            None => Some("it is not switched on: NCCL_RMA_PLUGIN is not set".to_owned()),
+            None => Some("it is not enabled: NCCL_RMA_PLUGIN is not set".to_owned()),
             Some(other) if fs::canonicalize(other).ok().as_ref() != Some(plugin) => {
                 Some(format!("NCCL_RMA_PLUGIN is {other}"))
             }
@@ -263,7 +269,8 @@ impl GinMachine {
         }
     }
 
-    /// One sentence for an error message: why those routes of a back end are not there; all routes for `None`.
+    /// One sentence for an error message: why the routes of a back end are unavailable; of all back
+    /// ends for `None`.
     #[must_use]
     pub fn why_not(&self, gin_type: Option<i32>) -> String {
         let routes = GinRoute::ALL.into_iter();

@@ -2,12 +2,12 @@ use super::*;
 
 const GPUS: GinGpus = GinGpus { driver: 13_000, rdma_with_vmm: true };
 
-/// A made-up machine with these folders and files under its root, and these variables.
-fn machine(
+/// A fake system with these folders and files under its root, and these variables.
+fn support(
     paths: &[&str],
     variables: &'static [(&str, &str)],
     gpus: Option<GinGpus>,
-) -> (tempfile::TempDir, GinMachine) {
+) -> (tempfile::TempDir, GinSupport) {
     let root = tempfile::tempdir().unwrap();
     for path in paths {
         fs::create_dir_all(root.path().join(path)).unwrap();
@@ -16,36 +16,36 @@ fn machine(
         let found = variables.iter().find(|(known, _)| *known == name);
         found.map(|(_, value)| value.into())
     };
-    let env = Env { var: Box::new(var), ..Env::nothing() };
-    let machine = gin_machine_in(&env, root.path(), gpus);
-    (root, machine)
+    let env = Env { var: Box::new(var), ..Env::empty() };
+    let support = gin_support_in(&env, root.path(), gpus);
+    (root, support)
 }
 
-fn possible(machine: &GinMachine) -> Vec<GinRoute> {
-    GinRoute::ALL.into_iter().filter(|&route| machine.verdict(route).is_ok()).collect()
+fn possible(support: &GinSupport) -> Vec<GinRoute> {
+    GinRoute::ALL.into_iter().filter(|&route| support.verdict(route).is_ok()).collect()
 }
 
 #[test]
 fn each_device_opens_its_routes() {
-    let (_root, bare) = machine(&[], &[], Some(GPUS));
+    let (_root, bare) = support(&[], &[], Some(GPUS));
     assert_eq!(possible(&bare), []);
     assert!(!bare.has_rdma());
 
-    let (_root, mlx5) = machine(&["sys/class/infiniband/mlx5_0"], &[], Some(GPUS));
+    let (_root, mlx5) = support(&["sys/class/infiniband/mlx5_0"], &[], Some(GPUS));
     assert_eq!(possible(&mlx5), [GinRoute::ProxyRdma, GinRoute::Gdaki]);
     assert!(mlx5.has_rdma());
 
-    let (_root, efa) = machine(&["sys/class/infiniband/efa_0"], &[], Some(GPUS));
+    let (_root, efa) = support(&["sys/class/infiniband/efa_0"], &[], Some(GPUS));
     assert_eq!(possible(&efa), [GinRoute::EfaGda]);
 
     let gdrcopy = &[("NCCL_GDRCOPY_ENABLE", "1")];
-    let (_root, tcp) = machine(&["dev/gdrdrv"], gdrcopy, Some(GPUS));
+    let (_root, tcp) = support(&["dev/gdrdrv"], gdrcopy, Some(GPUS));
     assert_eq!(possible(&tcp), [GinRoute::ProxyTcp]);
     let newer = GinGpus { driver: 13_030, ..GPUS };
-    assert_eq!(possible(&machine(&[], gdrcopy, Some(newer)).1), [GinRoute::ProxyTcp]);
-    assert_eq!(possible(&machine(&["dev/gdrdrv"], &[], Some(GPUS)).1), []);
+    assert_eq!(possible(&support(&[], gdrcopy, Some(newer)).1), [GinRoute::ProxyTcp]);
+    assert_eq!(possible(&support(&["dev/gdrdrv"], &[], Some(GPUS)).1), []);
 
-    let (_root, gpi) = machine(&[], &[("NCCL_GIN_PLUGIN", "spcx")], Some(GPUS));
+    let (_root, gpi) = support(&[], &[("NCCL_GIN_PLUGIN", "spcx")], Some(GPUS));
     assert_eq!(possible(&gpi), [GinRoute::Gpi]);
 }
 
@@ -62,8 +62,8 @@ fn a_device_is_known_by_its_driver_where_its_name_says_its_place() {
         fs::create_dir_all(&device).unwrap();
         fs::create_dir_all(&target).unwrap();
         std::os::unix::fs::symlink(&target, device.join("driver")).unwrap();
-        let machine = gin_machine_in(&Env::nothing(), root.path(), Some(GPUS));
-        assert_eq!(possible(&machine), routes, "{driver}");
+        let support = gin_support_in(&Env::empty(), root.path(), Some(GPUS));
+        assert_eq!(possible(&support), routes, "{driver}");
     }
 }
 
@@ -78,12 +78,12 @@ fn a_plugin_that_is_there_but_not_switched_on_is_said_to_be_so() {
         let var = move |name: &str| {
             named.as_ref().filter(|_| name == "NCCL_RMA_PLUGIN").map(|path| path.into())
         };
-        let env = Env { var: Box::new(var), program, ..Env::nothing() };
-        let machine = gin_machine_in(&env, root.path(), Some(GPUS));
-        assert!(machine.verdict(GinRoute::ProxyLoopback).is_ok());
-        machine.why_not(Some(2))
+        let env = Env { var: Box::new(var), program, ..Env::empty() };
+        let support = gin_support_in(&env, root.path(), Some(GPUS));
+        assert!(support.verdict(GinRoute::ProxyLoopback).is_ok());
+        support.why_not(Some(2))
     };
-    assert!(why(None).contains("not switched on: NCCL_RMA_PLUGIN is not set"));
+    assert!(why(None).contains("not enabled: NCCL_RMA_PLUGIN is not set"));
     assert!(why(Some("other.so")).contains("other.so"));
     assert!(why(Some("libdevcomm_rma_loopback.so")).contains("looks possible"));
 }
@@ -97,9 +97,9 @@ fn what_closes_all_of_gin_is_named() {
         (&[], Some(GinGpus { rdma_with_vmm: false, ..GPUS }), "WITH_CUDA_VMM_SUPPORTED"),
         (&[], None, "no GPU"),
     ] {
-        let (_root, machine) = machine(card, variables, gpus);
+        let (_root, support) = support(card, variables, gpus);
         for route in GinRoute::ALL {
-            let why = machine.verdict(route).unwrap_err();
+            let why = support.verdict(route).unwrap_err();
             assert!(why.contains(text), "{route}: {why}");
         }
     }
@@ -107,19 +107,19 @@ fn what_closes_all_of_gin_is_named() {
 
 #[test]
 fn a_back_end_that_nccl_is_told_to_leave_out_is_not_possible() {
-    let (_root, machine) =
-        machine(&["sys/class/infiniband/mlx5_0"], &[("NCCL_GIN_TYPE", "3")], Some(GPUS));
-    assert_eq!(possible(&machine), [GinRoute::Gdaki]);
-    assert!(machine.verdict(GinRoute::ProxyRdma).unwrap_err().contains("NCCL_GIN_TYPE=3"));
+    let (_root, support) =
+        support(&["sys/class/infiniband/mlx5_0"], &[("NCCL_GIN_TYPE", "3")], Some(GPUS));
+    assert_eq!(possible(&support), [GinRoute::Gdaki]);
+    assert!(support.verdict(GinRoute::ProxyRdma).unwrap_err().contains("NCCL_GIN_TYPE=3"));
 }
 
 #[test]
 fn a_missing_back_end_says_what_it_needs_and_what_is_here() {
-    let (_root, machine) = machine(&["sys/class/infiniband/efa_0"], &[], Some(GPUS));
-    let text = machine.why_not(Some(3));
+    let (_root, support) = support(&["sys/class/infiniband/efa_0"], &[], Some(GPUS));
+    let text = support.why_not(Some(3));
     assert!(text.contains("GDAKI needs an mlx5 card"), "{text}");
     assert!(text.contains("here the RDMA devices are efa_0"), "{text}");
     assert!(!text.contains("GPI"), "{text}");
-    let all = machine.why_not(None);
+    let all = support.why_not(None);
     assert!(GinRoute::ALL.iter().all(|route| all.contains(&route.to_string())), "{all}");
 }

@@ -1,8 +1,9 @@
-//! Finds what devcomm needs from outside: NCCL's library, device bitcode and headers, `ptxas`, and what a machine has for GIN.
+//! Finds devcomm's external components: NCCL's library, device bitcode and headers, `ptxas`, and a
+//! system's support for GIN.
 //!
-//! Every search has one fixed order, tries each place in turn, and skips a candidate that will not
-//! do with the reason recorded. When nothing is left, [`NotFound`] lists every place with its
-//! reason and says what to do.
+//! Every search has a fixed order, tries each place in turn, and rejects unsuitable candidates with
+//! a recorded reason. If nothing is left, [`NotFound`] lists every place with its reason and says
+//! what to do.
 //!
 //! | order | NCCL ([`find_nccl`]) | `ptxas` ([`find_ptxas`]) |
 //! |---|---|---|
@@ -11,24 +12,24 @@
 //! | 3 | `NCCL_HOME` | `PATH` |
 //! | 4 | `nvidia/nccl` in the active Python's site-packages | `nvidia/cu13/bin` in them |
 //! | 5 | the cache that `cargo xtask setup` fills ([`cache_dir`]) | the cache |
-//! | 6 | the system: `LD_LIBRARY_PATH`, `/usr`, `/usr/local`, `ldconfig`'s list | `/usr/local/cuda/bin` |
+//! | 6 | `LD_LIBRARY_PATH`, `/usr`, `/usr/local`, `ldconfig`'s list | `/usr/local/cuda/bin` |
 //!
-//! [`find_gin_loopback`] looks beside the running program for devcomm's RMA plugin, and [`gin_machine`] at what a machine has for
-//! the networks of kernels.
+//! [`find_gin_loopback`] looks beside the running program for devcomm's RMA plugin; [`gin_support`]
+//! examines a system's networks for kernels.
 //!
 //! # Safety model
 //!
 //! There is no unsafe code here, and nothing is loaded: a library is only named by its path. The
-//! search reads files and runs `python3`, `ldconfig` and the `ptxas` candidates, each under a
-//! deadline; a program that is missing or late counts as having nothing to say.
+//! search reads files and runs `python3`, `ldconfig` and the `ptxas` candidates, each with a time
+//! limit; a program that is missing or late counts as having no output.
 //!
 //! # Example
 //!
 //! ```
-//! use devcomm_locate::{NcclVersion, Part, find_nccl};
+//! use devcomm_locate::{NcclVersion, NcclPart, find_nccl};
 //!
 //! let wanted = NcclVersion { major: 2, minor: 28, patch: 0 };
-//! let tree = find_nccl(None, Part::Bitcode, |tree| match tree.version {
+//! let tree = find_nccl(None, NcclPart::Bitcode, |tree| match tree.version {
 //!     Some(version) if version >= wanted => Ok(()),
 //!     Some(version) => Err(format!("it is NCCL {version}, wanted {wanted} or newer")),
 //!     None => Err("it has no include/nccl.h that tells its version".to_owned()),
@@ -49,9 +50,9 @@ mod ptxas;
 mod version;
 
 pub use cache::{cache_dir, wheel_dir};
-pub use error::{NotFound, Tried};
-pub use gin::{GinGpus, GinMachine, GinRoute, RdmaDevice, gin_machine};
+pub use error::{Attempt, NotFound};
+pub use gin::{GinGpus, GinRoute, GinSupport, RdmaDevice, gin_support};
 pub use loopback::{find_gin_loopback, gin_loopback_environment};
-pub use nccl::{FoundBy, NcclTree, Part, find_nccl};
+pub use nccl::{FoundBy, NcclPart, NcclTree, find_nccl};
 pub use ptxas::{PTXAS_MIN, find_ptxas};
 pub use version::NcclVersion;

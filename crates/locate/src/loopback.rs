@@ -1,27 +1,31 @@
-//! The search for devcomm's RMA plugin, which gives GIN to a machine without an RDMA card.
+//! Finds devcomm's RMA plugin, which provides GIN on a system without an RDMA card.
 
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::env::Env;
-use crate::error::{NotFound, Tried};
+use crate::error::{Attempt, NotFound};
 
 const VARIABLE: &str = "DEVCOMM_GIN_LOOPBACK";
 
-const ADVICE: &str = "build it by `cargo build -p devcomm-rma-loopback`, put libdevcomm_rma_loopback.so beside the program, or name \
-                      it in DEVCOMM_GIN_LOOPBACK";
+const ADVICE: &str = "build it by `cargo build -p devcomm-rma-loopback`, put \
+                      libdevcomm_rma_loopback.so beside the program, or name it in \
+                      DEVCOMM_GIN_LOOPBACK";
 
-/// Where it is, seen from the folder of a program: beside it (installed, or cargo's target folder), where cargo keeps the libraries
-/// of dependencies, both again from a test or an example one folder deeper, and `lib` beside `bin`.
-const BESIDE: [&str; 5] = ["", "deps", "..", "../deps", "../lib"];
+/// Folders to search, relative to a program's: its own (installed, or cargo's target folder),
+/// cargo's folder of dependencies, both again from a test or an example one folder deeper, and
+/// `lib` beside `bin`.
+const SEARCHED: [&str; 5] = ["", "deps", "..", "../deps", "../lib"];
 
-/// Finds `libdevcomm_rma_loopback.so`: the explicit path, else that of `DEVCOMM_GIN_LOOPBACK`, else beside the running program,
-/// where cargo puts it when the program depends on devcomm; the newest of several.
+/// Finds `libdevcomm_rma_loopback.so`: the explicit path, else that of `DEVCOMM_GIN_LOOPBACK`, else
+/// beside the running program, where cargo puts it for a program that depends on devcomm; the
+/// newest of several.
 ///
 /// # Errors
 ///
-/// [`NotFound`], with every place tried and its reason. A path that was named and is no file ends the search.
+/// [`NotFound`], with every place tried and its reason. A named path that is not a file ends the
+/// search.
 pub fn find_gin_loopback(explicit: Option<&Path>) -> Result<PathBuf, NotFound> {
     find_gin_loopback_in(&Env::real(), explicit)
 }
@@ -39,30 +43,33 @@ pub(crate) fn find_gin_loopback_in(
             Ok(path) if path.is_file() => Ok(path),
             _ => {
                 let place = format!("{} ({by})", path.display());
-                Err(not_found(vec![Tried { place, reason: "there is no such file".to_owned() }]))
+                Err(not_found(vec![Attempt { place, reason: "there is no such file".to_owned() }]))
             }
         };
     }
-    let unset = Tried { place: VARIABLE.to_owned(), reason: "not set".to_owned() };
+    let unset = Attempt { place: VARIABLE.to_owned(), reason: "not set".to_owned() };
     let mut tried = vec![unset];
     let mut found = Vec::new();
     for folder in env.program.as_deref().and_then(Path::parent).into_iter().flat_map(around) {
         found.extend(plugins_in(&folder));
         let reason = "it holds no libdevcomm_rma_loopback.so".to_owned();
-        tried.push(Tried { place: folder.display().to_string(), reason });
+        tried.push(Attempt { place: folder.display().to_string(), reason });
     }
-    // Cargo leaves older ones in its folders.
+    // Cargo leaves older builds in its folders.
     let age = |path: &PathBuf| fs::metadata(path).and_then(|file| file.modified()).ok();
     found.into_iter().max_by_key(age).ok_or_else(|| not_found(tried))
 }
 
-/// The variables that a program must have in its environment before it loads NCCL or touches a GPU, for GIN PROXY through
-/// devcomm's plugin at `plugin` (an absolute path).
+/// The environment variables that a program must set before it loads NCCL or uses a GPU, for GIN
+/// PROXY through devcomm's plugin at `plugin` (an absolute path).
 ///
-/// - `NCCL_RMA_PLUGIN` names the plugin, `NCCL_GIN_TYPE=2` asks for GIN PROXY, the only type that goes through a plugin.
+/// - `NCCL_RMA_PLUGIN` names the plugin; `NCCL_GIN_TYPE=2` selects GIN PROXY, the only type that
+///   uses a plugin.
 /// - `NCCL_RMA_PLUGIN_REF_COUNT=1`: the library stays loaded after the last communicator.
-/// - `CUDA_MODULE_LOADING=EAGER`: a module that is loaded while a kernel waits for a signal would wait for that kernel.
-/// - `CUDA_DEVICE_MAX_CONNECTIONS=32`: with the usual 8 hardware queues a copy may be queued behind a waiting kernel.
+/// - `CUDA_MODULE_LOADING=EAGER`: loading a module while a kernel waits for a signal would wait for
+///   that kernel.
+/// - `CUDA_DEVICE_MAX_CONNECTIONS=32`: with the default of 8 hardware queues a copy may be queued
+///   after a waiting kernel.
 #[must_use]
 pub fn gin_loopback_environment(plugin: &Path) -> [(&'static str, String); 5] {
     [
@@ -75,11 +82,11 @@ pub fn gin_loopback_environment(plugin: &Path) -> [(&'static str, String); 5] {
 }
 
 fn around(folder: &Path) -> impl Iterator<Item = PathBuf> {
-    let folders = BESIDE.iter().map(|step| folder.join(step));
+    let folders = SEARCHED.iter().map(|step| folder.join(step));
     folders.filter_map(|folder| fs::canonicalize(folder).ok())
 }
 
-/// The files with the plugin's name, which in a build folder may carry a hash.
+/// The files with the plugin's name, with or without cargo's hash.
 fn plugins_in(folder: &Path) -> impl Iterator<Item = PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.filter(|entry| is_plugin(&entry.file_name())).map(|entry| entry.path())

@@ -2,13 +2,13 @@ use super::*;
 
 use std::ffi::OsString;
 
-/// A made-up machine whose program lies at `program` under a temporary folder.
+/// A fake system whose program is at `program` under a temporary folder.
 fn machine(root: &Path, program: &str, named: Option<&str>) -> Env {
     let named: Option<OsString> = named.map(|path| root.join(path).into());
     Env {
         var: Box::new(move |name| named.clone().filter(|_| name == VARIABLE)),
         program: Some(root.join(program)),
-        ..Env::nothing()
+        ..Env::empty()
     }
 }
 

@@ -1,23 +1,23 @@
-//! The search for one tree of NCCL.
+//! Finds an NCCL tree.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::cache::cached_wheels;
 use crate::env::Env;
-use crate::error::{NotFound, Tried};
+use crate::error::{Attempt, NotFound};
 use crate::version::NcclVersion;
 
-/// Where in a tree the libraries may be: the wheel's and the toolkit's `lib`, Red Hat's `lib64`,
-/// Debian's multiarch folders, or the folder itself when it was named as the place of the library.
+/// Folders of the libraries in a tree: `lib` of wheels and toolkits, Red Hat's `lib64`, Debian's
+/// multiarch folders, or the folder itself if it was given as the library's.
 const LIB_DIRS: [&str; 5] = ["lib", "lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", ""];
 
 const ADVICE: &str = "run `cargo xtask setup`, which downloads NCCL's wheel into the cache, or set \
                       DEVCOMM_NCCL_HOME to a folder that holds NCCL's lib/ and include/";
 
-/// What a caller needs of NCCL.
+/// A component of NCCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum NcclPart {
     /// The host library, `libnccl.so.2`.
     Library,
     /// The device functions as LLVM bitcode, `libnccl_device.bc`.
@@ -26,7 +26,7 @@ pub enum Part {
     Headers,
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for NcclPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Library => "NCCL's library (libnccl.so.2)",
@@ -36,7 +36,7 @@ impl fmt::Display for Part {
     }
 }
 
-/// Which step of the search named a tree.
+/// The step of the search that found a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FoundBy {
     /// The caller's path.
@@ -66,12 +66,12 @@ impl fmt::Display for FoundBy {
     }
 }
 
-/// One NCCL tree: library, bitcode and headers come from the same place.
+/// An NCCL tree: library, bitcode and headers from the same place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NcclTree {
     /// The folder that holds `lib/` and `include/`.
     pub root: PathBuf,
-    /// The step of the search that named it.
+    /// The step of the search that found it.
     pub found_by: FoundBy,
     /// The host library, if the tree has it.
     pub library: Option<PathBuf>,
@@ -96,28 +96,27 @@ impl NcclTree {
         Self { root, found_by, library, bitcode, include, version }
     }
 
-    fn part(&self, part: Part) -> Option<&Path> {
+    fn part(&self, part: NcclPart) -> Option<&Path> {
         match part {
-            Part::Library => self.library.as_deref(),
-            Part::Bitcode => self.bitcode.as_deref(),
-            Part::Headers => self.include.as_deref(),
+            NcclPart::Library => self.library.as_deref(),
+            NcclPart::Bitcode => self.bitcode.as_deref(),
+            NcclPart::Headers => self.include.as_deref(),
         }
     }
 }
 
 /// Finds the first tree, in the order of the [crate's table](crate), that has `part` and that
-/// `accept` takes.
+/// `accept` accepts.
 ///
 /// `explicit` and the variables name the root of a tree, with `lib/` and `include/` in it, or the
-/// folder of the library itself. `accept` refuses a tree by an `Err` that says why (too old, say);
-/// the search goes on.
+/// library's folder. `accept` rejects a tree with a reason (too old, say); the search continues.
 ///
 /// # Errors
 ///
-/// [`NotFound`], with every place tried and its reason, when no tree is left.
+/// [`NotFound`], with every place tried and its reason.
 pub fn find_nccl(
     explicit: Option<&Path>,
-    part: Part,
+    part: NcclPart,
     accept: impl FnMut(&NcclTree) -> Result<(), String>,
 ) -> Result<NcclTree, NotFound> {
     find_nccl_in(&Env::real(), explicit, part, accept)
@@ -126,7 +125,7 @@ pub fn find_nccl(
 fn find_nccl_in(
     env: &Env,
     explicit: Option<&Path>,
-    part: Part,
+    part: NcclPart,
     mut accept: impl FnMut(&NcclTree) -> Result<(), String>,
 ) -> Result<NcclTree, NotFound> {
     let mut tried = Vec::new();
@@ -137,7 +136,7 @@ fn find_nccl_in(
             tried.push(place);
         }
         for root in roots {
-            // The same folder by a second way would only repeat its reason.
+            // A folder found a second time would only repeat its reason.
             if seen.contains(&root) {
                 continue;
             }
@@ -145,7 +144,10 @@ fn find_nccl_in(
             match judge(NcclTree::at(root.clone(), found_by), part, &mut accept) {
                 Ok(tree) => return Ok(tree),
                 Err(reason) => {
-                    tried.push(Tried { place: format!("{} ({found_by})", root.display()), reason });
+                    tried.push(Attempt {
+                        place: format!("{} ({found_by})", root.display()),
+                        reason,
+                    });
                 }
             }
         }
@@ -155,7 +157,7 @@ fn find_nccl_in(
 
 fn judge(
     tree: NcclTree,
-    part: Part,
+    part: NcclPart,
     accept: &mut impl FnMut(&NcclTree) -> Result<(), String>,
 ) -> Result<NcclTree, String> {
     if !tree.root.is_dir() {
@@ -163,21 +165,21 @@ fn judge(
     }
     if tree.part(part).is_none() {
         return Err(match part {
-            Part::Library => "it has no lib/libnccl.so.2",
-            Part::Bitcode => "it has no lib/libnccl_device.bc (NCCL ships it from 2.28 on)",
-            Part::Headers => "it has no include/nccl.h",
+            NcclPart::Library => "it has no lib/libnccl.so.2",
+            NcclPart::Bitcode => "it has no lib/libnccl_device.bc (NCCL ships it from 2.28 on)",
+            NcclPart::Headers => "it has no include/nccl.h",
         }
         .to_owned());
     }
     accept(&tree).map(|()| tree)
 }
 
-/// A step of the search: the roots it names, and what to say when it names none.
-type Step<'a> = Box<dyn FnOnce() -> (Tried, Vec<PathBuf>) + 'a>;
+/// A step of the search: its candidate roots, and the reason if it has none.
+type Step<'a> = Box<dyn FnOnce() -> (Attempt, Vec<PathBuf>) + 'a>;
 
 fn steps<'a>(env: &'a Env, explicit: Option<&'a Path>) -> Vec<(FoundBy, Step<'a>)> {
     let none =
-        |place: &str, reason: &str| Tried { place: place.to_owned(), reason: reason.to_owned() };
+        |place: &str, reason: &str| Attempt { place: place.to_owned(), reason: reason.to_owned() };
     let variable = move |name: &'static str| -> Step<'a> {
         Box::new(move || (none(name, "not set"), env.path_var(name).into_iter().collect()))
     };
@@ -208,8 +210,7 @@ fn steps<'a>(env: &'a Env, explicit: Option<&'a Path>) -> Vec<(FoundBy, Step<'a>
     steps
 }
 
-/// The prefixes of the system, and around each folder that the dynamic linker would take
-/// `libnccl.so` from.
+/// The system's prefixes, and those of folders where the dynamic linker finds `libnccl.so`.
 fn system_roots(env: &Env) -> Vec<PathBuf> {
     let holds_nccl = |folder: &Path| {
         folder.join("libnccl.so.2").is_file() || folder.join("libnccl.so").is_file()
@@ -227,8 +228,7 @@ fn system_roots(env: &Env) -> Vec<PathBuf> {
     roots
 }
 
-/// The prefix whose library folder this is (`/usr` for `/usr/lib/x86_64-linux-gnu`), else the
-/// folder itself.
+/// The prefix of a library folder (`/usr` for `/usr/lib/x86_64-linux-gnu`), else the folder itself.
 fn prefix_of(folder: &Path) -> PathBuf {
     LIB_DIRS
         .iter()

@@ -3,14 +3,14 @@ use super::*;
 use std::ffi::OsString;
 use std::fs;
 
-/// A made-up machine under a temporary folder.
-struct Machine {
+/// A fake system under a temporary folder.
+struct FakeSystem {
     root: tempfile::TempDir,
     vars: Vec<(&'static str, OsString)>,
     ldconfig: String,
 }
 
-impl Machine {
+impl FakeSystem {
     fn new() -> Self {
         let root = tempfile::tempdir().unwrap();
         let cache = root.path().join("cache").into();
@@ -31,7 +31,7 @@ impl Machine {
         fs::write(path, text).unwrap();
     }
 
-    /// A whole tree of NCCL 2.`minor`.0.
+    /// A complete tree of NCCL 2.`minor`.0.
     fn nccl(&self, root: &str, minor: u32) -> PathBuf {
         self.file(&format!("{root}/lib/libnccl.so.2"), "");
         self.file(&format!("{root}/lib/libnccl_device.bc"), "");
@@ -51,23 +51,23 @@ impl Machine {
             ldconfig: Box::new(move || ldconfig.clone()),
             prefixes: vec![self.path("usr")],
             version_of: Box::new(|_| Err("not asked here".to_owned())),
-            ..Env::nothing()
+            ..Env::empty()
         }
     }
 
-    fn find(&self, explicit: Option<&Path>, part: Part) -> Result<NcclTree, NotFound> {
+    fn find(&self, explicit: Option<&Path>, part: NcclPart) -> Result<NcclTree, NotFound> {
         find_nccl_in(&self.env(), explicit, part, |_| Ok(()))
     }
 }
 
 #[test]
 fn the_order_of_the_search_is_as_documented() {
-    let mut machine = Machine::new();
-    machine.set("DEVCOMM_NCCL_HOME", "devcomm_home");
-    machine.set("NCCL_HOME", "home");
-    machine.set("VIRTUAL_ENV", "venv");
-    machine.set("LD_LIBRARY_PATH", "loader/lib");
-    let explicit = machine.path("explicit");
+    let mut system = FakeSystem::new();
+    system.set("DEVCOMM_NCCL_HOME", "devcomm_home");
+    system.set("NCCL_HOME", "home");
+    system.set("VIRTUAL_ENV", "venv");
+    system.set("LD_LIBRARY_PATH", "loader/lib");
+    let explicit = system.path("explicit");
     let places = [
         ("explicit", FoundBy::Explicit),
         ("devcomm_home", FoundBy::DevcommNcclHome),
@@ -80,22 +80,22 @@ fn the_order_of_the_search_is_as_documented() {
         ("usr", FoundBy::System),
     ];
     for (place, _) in places {
-        machine.nccl(place, 32);
+        system.nccl(place, 32);
     }
     for (place, found_by) in places {
-        let tree = machine.find(Some(&explicit), Part::Bitcode).unwrap();
-        assert_eq!((tree.root, tree.found_by), (machine.path(place), found_by));
-        fs::remove_dir_all(machine.path(place)).unwrap();
+        let tree = system.find(Some(&explicit), NcclPart::Bitcode).unwrap();
+        assert_eq!((tree.root, tree.found_by), (system.path(place), found_by));
+        fs::remove_dir_all(system.path(place)).unwrap();
     }
-    machine.find(Some(&explicit), Part::Bitcode).unwrap_err();
+    system.find(Some(&explicit), NcclPart::Bitcode).unwrap_err();
 }
 
 #[test]
 fn all_parts_of_a_tree_come_from_one_place() {
-    let mut machine = Machine::new();
-    machine.set("DEVCOMM_NCCL_HOME", "home");
-    let root = machine.nccl("home", 32);
-    let tree = machine.find(None, Part::Library).unwrap();
+    let mut system = FakeSystem::new();
+    system.set("DEVCOMM_NCCL_HOME", "home");
+    let root = system.nccl("home", 32);
+    let tree = system.find(None, NcclPart::Library).unwrap();
     assert_eq!(tree.library.unwrap(), root.join("lib/libnccl.so.2"));
     assert_eq!(tree.bitcode.unwrap(), root.join("lib/libnccl_device.bc"));
     assert_eq!(tree.include.unwrap(), root.join("include"));
@@ -104,56 +104,56 @@ fn all_parts_of_a_tree_come_from_one_place() {
 
 #[test]
 fn a_tree_without_the_wanted_part_is_passed_over() {
-    let mut machine = Machine::new();
-    machine.set("DEVCOMM_NCCL_HOME", "home");
-    machine.file("home/lib/libnccl.so.2", "");
-    let cached = machine.nccl("cache/wheels/nvidia-nccl-cu13-2.32.3/nvidia/nccl", 32);
-    assert_eq!(machine.find(None, Part::Library).unwrap().root, machine.path("home"));
-    assert_eq!(machine.find(None, Part::Bitcode).unwrap().root, cached);
-    assert_eq!(machine.find(None, Part::Headers).unwrap().root, cached);
+    let mut system = FakeSystem::new();
+    system.set("DEVCOMM_NCCL_HOME", "home");
+    system.file("home/lib/libnccl.so.2", "");
+    let cached = system.nccl("cache/wheels/nvidia-nccl-cu13-2.32.3/nvidia/nccl", 32);
+    assert_eq!(system.find(None, NcclPart::Library).unwrap().root, system.path("home"));
+    assert_eq!(system.find(None, NcclPart::Bitcode).unwrap().root, cached);
+    assert_eq!(system.find(None, NcclPart::Headers).unwrap().root, cached);
 }
 
 #[test]
 fn a_refused_tree_is_skipped_with_the_callers_reason() {
-    let mut machine = Machine::new();
-    machine.set("NCCL_HOME", "old");
-    machine.nccl("old", 27);
+    let mut system = FakeSystem::new();
+    system.set("NCCL_HOME", "old");
+    system.nccl("old", 27);
     let refuse = |tree: &NcclTree| match tree.version {
         Some(version) if version.minor < 28 => Err(format!("it is NCCL {version}, needed is 2.28")),
         _ => Ok(()),
     };
-    let error = find_nccl_in(&machine.env(), None, Part::Library, refuse).unwrap_err();
+    let error = find_nccl_in(&system.env(), None, NcclPart::Library, refuse).unwrap_err();
     assert!(error.to_string().contains("it is NCCL 2.27.0, needed is 2.28"), "{error}");
-    let wheel = machine.nccl("site/nvidia/nccl", 32);
-    let tree = find_nccl_in(&machine.env(), None, Part::Library, refuse).unwrap();
+    let wheel = system.nccl("site/nvidia/nccl", 32);
+    let tree = find_nccl_in(&system.env(), None, NcclPart::Library, refuse).unwrap();
     assert_eq!(tree.root, wheel);
 }
 
 #[test]
 fn not_found_lists_every_place_and_what_to_do() {
-    let mut machine = Machine::new();
-    machine.set("DEVCOMM_NCCL_HOME", "nowhere");
-    machine.file("site/nvidia/nccl/include/nccl.h", "");
-    fs::create_dir_all(machine.path("usr")).unwrap();
-    let explicit = machine.path("also-nowhere");
-    let error = machine.find(Some(&explicit), Part::Bitcode).unwrap_err();
+    let mut system = FakeSystem::new();
+    system.set("DEVCOMM_NCCL_HOME", "nowhere");
+    system.file("site/nvidia/nccl/include/nccl.h", "");
+    fs::create_dir_all(system.path("usr")).unwrap();
+    let explicit = system.path("also-nowhere");
+    let error = system.find(Some(&explicit), NcclPart::Bitcode).unwrap_err();
     let text = error.to_string();
     let lines = [
         format!("{} (the given path): there is no such folder", explicit.display()),
         format!(
             "{} (DEVCOMM_NCCL_HOME): there is no such folder",
-            machine.path("nowhere").display()
+            system.path("nowhere").display()
         ),
         "NCCL_HOME: not set".to_owned(),
         format!(
             "{} (Python's site-packages): it has no lib/libnccl_device.bc",
-            machine.path("site/nvidia/nccl").display()
+            system.path("site/nvidia/nccl").display()
         ),
         format!(
             "{} (devcomm's cache): it holds no nvidia-nccl wheel",
-            machine.path("cache/wheels").display()
+            system.path("cache/wheels").display()
         ),
-        format!("{} (the system): it has no lib/libnccl_device.bc", machine.path("usr").display()),
+        format!("{} (the system): it has no lib/libnccl_device.bc", system.path("usr").display()),
         "what to do: run `cargo xtask setup`".to_owned(),
     ];
     for line in lines {
@@ -165,29 +165,29 @@ fn not_found_lists_every_place_and_what_to_do() {
 
 #[test]
 fn the_loaders_list_leads_to_the_tree_around_the_library() {
-    let mut machine = Machine::new();
-    machine.file("opt/lib/x86_64-linux-gnu/libnccl.so.2", "");
-    machine.file(
+    let mut system = FakeSystem::new();
+    system.file("opt/lib/x86_64-linux-gnu/libnccl.so.2", "");
+    system.file(
         "opt/include/nccl.h",
         "#define NCCL_MAJOR 2\n#define NCCL_MINOR 29\n#define NCCL_PATCH 2\n",
     );
-    let library = machine.path("opt/lib/x86_64-linux-gnu/libnccl.so.2");
-    machine.ldconfig = format!(
+    let library = system.path("opt/lib/x86_64-linux-gnu/libnccl.so.2");
+    system.ldconfig = format!(
         "2 libs found in cache\n\tlibncurses.so.6 (libc6,x86-64) => /lib/libncurses.so.6\n\
          \tlibnccl.so.2 (libc6,x86-64) => {}\n",
         library.display()
     );
-    let tree = machine.find(None, Part::Library).unwrap();
-    assert_eq!(tree.root, machine.path("opt"));
+    let tree = system.find(None, NcclPart::Library).unwrap();
+    assert_eq!(tree.root, system.path("opt"));
     assert_eq!(tree.library.unwrap(), library);
     assert_eq!(tree.version, Some(NcclVersion { major: 2, minor: 29, patch: 2 }));
 }
 
 #[test]
 fn a_path_may_name_the_folder_of_the_library_itself() {
-    let machine = Machine::new();
-    machine.file("build/libnccl.so.2", "");
-    let tree = machine.find(Some(&machine.path("build")), Part::Library).unwrap();
-    assert_eq!(tree.library.unwrap(), machine.path("build/libnccl.so.2"));
+    let system = FakeSystem::new();
+    system.file("build/libnccl.so.2", "");
+    let tree = system.find(Some(&system.path("build")), NcclPart::Library).unwrap();
+    assert_eq!(tree.library.unwrap(), system.path("build/libnccl.so.2"));
     assert_eq!(tree.version, None);
 }

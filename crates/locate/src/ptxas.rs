@@ -1,16 +1,16 @@
-//! The search for NVIDIA's PTX assembler.
+//! Finds NVIDIA's PTX assembler.
 
 use std::path::{Path, PathBuf};
 
 use crate::cache::cached_wheels;
 use crate::env::Env;
-use crate::error::{NotFound, Tried};
+use crate::error::{Attempt, NotFound};
 
-/// The oldest `ptxas` that [`find_ptxas`] takes, as CUDA's major and minor version: the first that
-/// knows `sm_100`, and past the first that reads the PTX ISA 8.6 which devcomm emits.
+/// The oldest `ptxas` that [`find_ptxas`] accepts, as CUDA's major and minor version: the first
+/// with `sm_100`; it also reads PTX ISA 8.6, which devcomm emits.
 pub const PTXAS_MIN: (u32, u32) = (12, 8);
 
-/// Where a wheel keeps it: CUDA 13's, then CUDA 12's.
+/// Its path in a wheel: CUDA 13's, then CUDA 12's.
 const IN_WHEEL: [&str; 2] = ["nvidia/cu13/bin/ptxas", "nvidia/cuda_nvcc/bin/ptxas"];
 
 const ADVICE: &str = "run `cargo xtask setup`, which downloads its wheel into the cache, or set \
@@ -31,13 +31,13 @@ fn find_ptxas_in(env: &Env) -> Result<PathBuf, NotFound> {
     for Step { place, otherwise, list } in steps(env) {
         let candidates = list();
         if candidates.is_empty() {
-            tried.push(Tried { place: place.to_owned(), reason: otherwise.to_owned() });
+            tried.push(Attempt { place: place.to_owned(), reason: otherwise.to_owned() });
         }
         for path in candidates {
             match judge(env, &path) {
                 Ok(()) => return Ok(path),
                 Err(reason) => {
-                    tried.push(Tried { place: format!("{} ({place})", path.display()), reason });
+                    tried.push(Attempt { place: format!("{} ({place})", path.display()), reason });
                 }
             }
         }
@@ -48,7 +48,7 @@ fn find_ptxas_in(env: &Env) -> Result<PathBuf, NotFound> {
 /// A step of the search.
 struct Step<'a> {
     place: &'static str,
-    /// What to say when the step names no candidate.
+    /// The reason if the step has no candidate.
     otherwise: &'static str,
     list: Box<dyn FnOnce() -> Vec<PathBuf> + 'a>,
 }
@@ -88,7 +88,7 @@ fn steps(env: &Env) -> [Step<'_>; 6] {
     [named, variable("CUDA_HOME", "bin/ptxas"), path, site_packages, cache, system]
 }
 
-/// The files that exist of `names` in `folders`.
+/// The existing files of `names` in `folders`.
 fn existing(folders: &[PathBuf], names: &[&str]) -> Vec<PathBuf> {
     let all = folders.iter().flat_map(|folder| names.iter().map(|name| folder.join(name)));
     all.filter(|path| path.is_file()).collect()
@@ -132,11 +132,11 @@ mod tests {
             python_path: Box::new(move || vec![site.clone()]),
             ldconfig: Box::new(String::new),
             prefixes: vec![root.join("usr/local")],
-            // The made-up ptxas holds what it would print.
+            // The fake ptxas contains its output.
             version_of: Box::new(|path| {
                 fs::read_to_string(path).map_err(|error| error.to_string())
             }),
-            ..Env::nothing()
+            ..Env::empty()
         }
     }
 

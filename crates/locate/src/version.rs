@@ -1,4 +1,4 @@
-//! NCCL's version number, in its three spellings.
+//! NCCL's version number and its three notations.
 
 use std::fmt;
 use std::path::Path;
@@ -55,7 +55,7 @@ impl NcclVersion {
 
     /// Reads the version from `nccl.h` in the folder `include`.
     pub(crate) fn of_headers(include: &Path) -> Option<Self> {
-        // NCCL's header is text in one byte encoding or another: only its ASCII matters here.
+        // The header's encoding is unknown; only its ASCII matters here.
         let bytes = std::fs::read(include.join("nccl.h")).ok()?;
         Self::from_header(&String::from_utf8_lossy(&bytes))
     }

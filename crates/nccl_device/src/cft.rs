@@ -1,4 +1,5 @@
-//! The fabric's logical endpoints (CFT): which ranks have them, and which address in them is an element's.
+//! The fabric's logical endpoints (CFT): which ranks have them, and which address in them is an
+//! element's.
 //!
 //! These are queries. NCCL's operations on endpoints (`ncclCft`) are not part of this crate.
 
@@ -29,8 +30,8 @@ impl CftPlace {
 }
 
 impl DevComm {
-    /// The ranks that have logical endpoints, or some of them; a team of nobody where there is no such fabric. NCCL:
-    /// `ncclTeamCft`.
+    /// The ranks that have logical endpoints, or some of them; a team of nobody where there is no
+    /// such fabric. NCCL: `ncclTeamCft`.
     #[doc(alias = "ncclTeamCft")]
     #[must_use]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -48,15 +49,16 @@ impl DevComm {
 }
 
 impl<T: Element> Window<T> {
-    /// Where the endpoint of member `peer` of `team`, one of [`DevComm::cft_team`]'s, has element `index`. NCCL:
-    /// `ncclGetCftLeInfo`.
+    /// Where the endpoint of member `peer` of `team`, one of [`DevComm::cft_team`]'s, has element
+    /// `index`. NCCL: `ncclGetCftLeInfo`.
     #[doc(alias = "ncclGetCftLeInfo")]
     #[must_use]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn cft_place(self, comm: &DevComm, team: Team, peer: i32, index: usize) -> CftPlace {
         let (window, offset) = (self.as_raw(), index * size_of::<T>());
-        // SAFETY: arithmetic on the descriptor of a window that the host registered; both results are live variables.
+        // SAFETY: arithmetic on the descriptor of a window that the host registered; both results
+        // are live variables.
         CftPlace::of(|endpoint, place| unsafe {
             raw::ncclGetCftLeInfo(window, offset, peer, &team, comm.as_raw(), endpoint, place);
         })
@@ -75,7 +77,8 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// Where the multicast endpoint has element `index` of all its ranks. NCCL: `ncclGetMultimemLeInfo`.
+    /// Where the multicast endpoint has element `index` of all its ranks. NCCL:
+    /// `ncclGetMultimemLeInfo`.
     #[doc(alias = "ncclGetMultimemLeInfo")]
     #[must_use]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -104,7 +107,8 @@ impl ResourceBuffer<'_> {
         })
     }
 
-    /// Where the endpoint of world rank `peer` has the buffer. NCCL: `ncclGetResourceBufferPeerLeInfo`.
+    /// Where the endpoint of world rank `peer` has the buffer. NCCL:
+    /// `ncclGetResourceBufferPeerLeInfo`.
     #[doc(alias = "ncclGetResourceBufferPeerLeInfo")]
     #[must_use]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -117,7 +121,8 @@ impl ResourceBuffer<'_> {
         })
     }
 
-    /// Where the multicast endpoint has the buffer of all its ranks. NCCL: `ncclGetResourceBufferMultimemLeInfo`.
+    /// Where the multicast endpoint has the buffer of all its ranks. NCCL:
+    /// `ncclGetResourceBufferMultimemLeInfo`.
     #[doc(alias = "ncclGetResourceBufferMultimemLeInfo")]
     #[must_use]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

@@ -6,7 +6,8 @@ use devcomm_types::nccl::{self, MultimemHandle};
 
 /// A device communicator as a kernel receives it, by value.
 ///
-/// The host makes it (`Communicator::create_dev_comm`) with the resources that the kernel needs, such as barriers.
+/// The host makes it (`Communicator::create_dev_comm`) with the resources that the kernel needs,
+/// such as barriers.
 ///
 /// NCCL: `ncclDevComm`.
 #[doc(alias = "ncclDevComm")]
@@ -54,25 +55,29 @@ impl DevComm {
         self.0.rail_team()
     }
 
-    /// Which LSA team this rank is in; [`lsa_team`](Self::lsa_team)s are numbered in the order of ranks.
+    /// Which LSA team this rank is in; [`lsa_team`](Self::lsa_team)s are numbered in the order of
+    /// ranks.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn lsa_team_index(&self) -> i32 {
         self.rail_team().rank
     }
 
-    /// How many LSA barriers the host reserved; [`BarrierIndex`](crate::BarrierIndex)es are below it.
+    /// How many LSA barriers the host reserved; [`BarrierIndex`](crate::BarrierIndex)es are below
+    /// it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn n_lsa_barriers(&self) -> u32 {
         self.0.lsa_barrier.n_barriers as u32
     }
 
-    /// The multicast mapping of the LSA team; `None` where the device communicator was made without.
+    /// The multicast mapping of the LSA team; `None` where the device communicator was made
+    /// without.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn lsa_multimem(&self) -> Option<MultimemHandle> {
         (!self.0.lsa_multimem.base.is_null()).then_some(self.0.lsa_multimem)
     }
 
-    /// How many GIN contexts there are; at least as many as the host asked for, or fewer where the network has no more.
+    /// How many GIN contexts there are; at least as many as the host asked for, or fewer where the
+    /// network has no more.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn n_gin_contexts(&self) -> u32 {
         self.0.gin_context_count

@@ -1,15 +1,16 @@
-//! Who makes a cooperative call.
+//! Coops: the sets of threads that make cooperative calls.
 
 use core::mem::MaybeUninit;
 
+use cuda_std::strided::{Index, Strided};
 use cuda_std::{thread, warp};
 
 use crate::raw;
 
 /// A set of threads of one block that makes cooperative calls together.
 ///
-/// NCCL ranks threads by `threadIdx.x` alone, so blocks are one-dimensional; a launch of a kernel that takes a
-/// [`DevComm`](crate::DevComm) is refused otherwise.
+/// NCCL ranks threads by `threadIdx.x` alone, so blocks are one-dimensional; a launch of a kernel
+/// that takes a [`DevComm`](crate::DevComm) is refused otherwise.
 ///
 /// NCCL: `ncclCoopAny`.
 #[doc(alias = "ncclCoopAny")]
@@ -19,8 +20,8 @@ pub struct Coop {
     kind: Kind,
 }
 
-/// The same once more: what NCCL's struct says through a table of functions, as plain data. So that only NCCL's own functions
-/// need the table, and how the threads vote is known.
+/// The kind of a coop as plain data, which NCCL's struct has as a table of functions: only NCCL's
+/// own functions need the table then, and votes can be chosen by the kind.
 #[derive(Clone, Copy)]
 enum Kind {
     Thread,
@@ -57,7 +58,8 @@ impl Coop {
         init!(Kind::Lanes(u32::MAX), ncclCoopAnyInitWarp())
     }
 
-    /// The lanes of the calling thread's warp whose bits are set in `lane_mask`. NCCL: `ncclCoopAnyInitLanes`.
+    /// The lanes of the calling thread's warp whose bits are set in `lane_mask`. NCCL:
+    /// `ncclCoopAnyInitLanes`.
     #[doc(alias = "ncclCoopAnyInitLanes")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -65,8 +67,8 @@ impl Coop {
         init!(Kind::Lanes(lane_mask), ncclCoopAnyInitLanes(lane_mask))
     }
 
-    /// Warps `first_warp..first_warp + n_warps` of the block. `id`, 0 to 14, names the hardware barrier: spans in use at one
-    /// time have different ones. NCCL: `ncclCoopAnyInitWarpSpan`.
+    /// Warps `first_warp..first_warp + n_warps` of the block. `id`, 0 to 14, names the hardware
+    /// barrier: spans in use at one time have different ones. NCCL: `ncclCoopAnyInitWarpSpan`.
     #[doc(alias = "ncclCoopAnyInitWarpSpan")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -115,7 +117,28 @@ impl Coop {
         }
     }
 
-    /// Waits for every thread of the coop; memory that one wrote before, the others see after. NCCL: `ncclCoopSync`.
+    /// The numbers of `0..n` that are the calling thread's, one every [`size`](Self::size):
+    /// together the threads of the coop have each once.
+    ///
+    /// ```
+    /// # use nccl_device::{Coop, DevComm, Window};
+    /// /// Tells every rank, a thread per rank.
+    /// # unsafe fn f(comm: &DevComm, table: Window<u32>) {
+    /// let team = comm.lsa_team();
+    /// for peer in Coop::cta().strided(team.n_ranks as u32) {
+    ///     // SAFETY: the table has a number for each rank, which this rank alone writes.
+    ///     unsafe { table.lsa(peer as i32).store(team.rank as usize, 1) };
+    /// }
+    /// # }
+    /// ```
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn strided<N: Index>(&self, n: N) -> Strided<N> {
+        Strided::new(N::from_u32(self.thread_rank()), n, N::from_u32(self.size()))
+    }
+
+    /// Waits for every thread of the coop; memory that one wrote before, the others see after.
+    /// NCCL: `ncclCoopSync`.
     #[doc(alias = "ncclCoopSync")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -125,13 +148,14 @@ impl Coop {
             // SAFETY: every lane of the coop calls this.
             Kind::Lanes(mask) => unsafe { warp::sync_warp(mask) },
             Kind::Span { id, n_warps, .. } => {
-                thread::sync_some_threads(1 + id, n_warps * warp::WARP_SIZE);
+                thread::named_barrier_sync(1 + id, n_warps * warp::WARP_SIZE);
             }
             Kind::Cta => thread::sync_threads(),
         }
     }
 
-    /// [`sync`](Self::sync), and whether `mine` is true for some thread of the coop: every thread gets the same answer.
+    /// [`sync`](Self::sync), and whether `mine` is true for some thread of the coop: every thread
+    /// gets the same answer.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn any(&self, mine: bool) -> bool {
@@ -144,14 +168,15 @@ impl Coop {
                 unsafe { warp::warp_vote_any(mask, mine) }
             }
             Kind::Span { id, n_warps, .. } => {
-                thread::sync_some_threads_or(1 + id, n_warps * warp::WARP_SIZE, mine.into()) != 0
+                thread::named_barrier_sync_or(1 + id, n_warps * warp::WARP_SIZE, mine.into()) != 0
             }
             Kind::Cta => thread::sync_threads_or(mine.into()) != 0,
         }
     }
 
-    /// NCCL's struct, for [`raw`](crate::raw). Pass the address of a copy that is local to the call: NCCL calls through a table
-    /// that the struct points to, and only there does LLVM see which.
+    /// NCCL's struct, for [`raw`](crate::raw). Pass the address of a copy that is local to the
+    /// call: NCCL calls through a table that the struct points to, and LLVM devirtualises
+    /// those calls only there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn as_raw(&self) -> raw::CoopAny {
         self.any

@@ -1,38 +1,45 @@
-//! NCCL's device API for Rust kernels: the memory of other GPUs by load and store and over the network, and what orders it.
+//! NCCL's device API for Rust kernels: the memory of other GPUs by load and store and over the
+//! network, and what orders it.
 //!
 //! Two layers:
 //!
-//! * [`raw`]: NCCL's C functions under their own names. On the GPU they are NCCL's own code, linked from
-//!   `libnccl_device.bc` and inlined; on the host they reach the simulator.
-//! * the typed layer, everything else here. It is written once for both, and folds away: a kernel that loads and stores makes no
-//!   call and has no stack frame, one that uses the network calls the functions of [`gin`] that are kept out of line.
+//! * [`raw`]: NCCL's C functions under their own names. On the GPU they are NCCL's own code, linked
+//!   from `libnccl_device.bc` and inlined; on the host they reach the simulator.
+//! * the typed layer, everything else here. It is written once for both, and folds away: a kernel
+//!   that loads and stores makes no call and has no stack frame, one that uses the network calls
+//!   the functions of [`gin`] that are kept out of line.
 //!
-//! | | |
-//! |---|---|
-//! | [`DevComm`], [`Team`], [`Coop`] | who communicates, and which threads do it together |
-//! | [`Window`], [`LsaPtr`], [`ResourceBuffer`] | memory that every rank has a part of |
-//! | [`LsaBarrier`], [`GinBarrier`], [`HybridBarrier`] | ranks meet: over load and store, over the network, over both |
-//! | [`gin`] | puts, gets, signals, counters, flushes |
-//! | [`LlA2a`] | messages that carry the news of their arrival |
-//! | [`reduce_copy`] | sums and other reductions over the ranks' memory |
-//! | [`Timeout`], [`DevComm::wait_until`] | every wait can have a timeout, and the host can end it |
+//! * [`DevComm`], [`Team`], [`Coop`]: which ranks communicate, and which threads do it together.
+//! * [`Window`], [`LsaPtr`], [`ResourceBuffer`]: memory that every rank has a part of.
+//! * [`LsaBarrier`], [`GinBarrier`], [`HybridBarrier`]: barriers of ranks over load and store, the
+//!   network, or both.
+//! * [`NeighborBarrier`], [`GridBarrier`]: a barrier of a rank and its two neighbours; a barrier of
+//!   the blocks of a grid.
+//! * [`Flag`], [`Epoch`]: one rank tells another that its data is there, in any number of launches.
+//! * [`gin`]: puts, gets, signals, counters, flushes.
+//! * [`LlA2a`]: NCCL's low-latency (LL) all-to-all, whose messages carry their own flags.
+//! * [`reduce_copy`]: sums and other reductions over the ranks' memory.
+//! * [`Timeout`], [`DevComm::wait_until`]: every wait can have a timeout, and the host can end it.
 //!
 //! # Vocabulary
 //!
-//! The *LSA team* (load/store accessible) is the ranks whose memory this GPU reaches by plain loads and stores, over NVLink
-//! for example. The *rail team* is the ranks with the same place in every LSA team. A *window* is a buffer that every rank
-//! registered with NCCL. A *coop* is the set of threads that makes a cooperative call together. *GIN* is NCCL's networking that
-//! kernels start. *Multimem* addresses reach the same place in every rank at once.
+//! The *LSA team* (load/store accessible) is the ranks whose memory this GPU reaches by plain loads
+//! and stores, over NVLink for example. The *rail team* is the ranks with the same place in every
+//! LSA team. A *window* is a buffer that every rank registered with NCCL. A *coop* is the set of
+//! threads that makes a cooperative call together. *GIN* is NCCL's networking that kernels start.
+//! *Multimem* addresses reach the same place in every rank at once.
 //!
 //! # Safety model
 //!
-//! Getting a pointer is safe, using one is not: whoever calls an unsafe method of [`LsaPtr`] promises that the index lies in
-//! the peer's part of the window and that barriers or signals order the access; so does whoever puts, gets or reduces. Never make a
-//! `&[T]` of window memory, since peers write it.
+//! Getting a pointer is safe, using one is not: whoever calls an unsafe method of [`LsaPtr`]
+//! promises that the index lies in the peer's part of the window and that barriers or signals order
+//! the access; so does whoever puts, gets or reduces. Never make a `&[T]` of window memory, since
+//! peers write it.
 //!
-//! Barriers, signals, counters, flushes and LL all-to-all are safe: indices, ids and peers are checked, and a kernel that breaks them
-//! traps. Cooperative calls want every thread of the coop to make the same call; where one does not, the kernel hangs (the
-//! simulator says where), and the host can end it.
+//! Barriers, signals, counters, flushes and LL all-to-all are safe: indices, ids and peers are
+//! checked, and a kernel that breaks them traps. Cooperative calls want every thread of the coop to
+//! make the same call; where one does not, the kernel hangs (the simulator says where), and the
+//! host can end it.
 //!
 //! # Example
 //!
@@ -44,15 +51,15 @@
 //! #[kernel]
 //! pub unsafe fn introduce(comm: DevComm, table: Window<u32>) {
 //!     let team = comm.lsa_team();
-//!     LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-//!         barrier.sync(MemoryOrder::Acquire);
-//!         let peer = thread::thread_idx_x() as i32;
-//!         if peer < team.n_ranks {
-//!             // SAFETY: the table has `n_ranks` elements in every rank, and each is written by one rank between barriers.
-//!             unsafe { table.lsa(peer).store(team.rank as usize, team.rank as u32) };
-//!         }
-//!         barrier.sync(MemoryOrder::Release);
-//!     });
+//!     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+//!     barrier.sync(MemoryOrder::Acquire);
+//!     let peer = thread::thread_idx_x() as i32;
+//!     if peer < team.n_ranks {
+//!         // SAFETY: the table has `n_ranks` elements in every rank, and each is written by one
+//!         // rank between barriers.
+//!         unsafe { table.lsa(peer).store(team.rank as usize, team.rank as u32) };
+//!     }
+//!     barrier.sync(MemoryOrder::Release);
 //! }
 //! ```
 #![cfg_attr(target_arch = "nvptx64", no_std)]
@@ -61,6 +68,7 @@ mod barrier;
 mod cft;
 mod comm;
 mod coop;
+mod flag;
 pub mod gin;
 mod ll_a2a;
 mod order;
@@ -71,13 +79,14 @@ mod wait;
 mod window;
 
 pub use barrier::{
-    Arrival, BarrierIndex, FenceLevel, GinBarrier, GinBarriers, HybridBarrier, LsaBarrier,
-    LsaBarriers,
+    Arrival, BarrierIndex, FenceLevel, GinBarrier, GinBarriers, GridBarrier, HybridBarrier,
+    LsaBarrier, LsaBarriers, NeighborBarrier,
 };
 pub use cft::CftPlace;
 pub use comm::DevComm;
 pub use coop::Coop;
 pub use devcomm_types::{CftTeamMode, CounterRange, DataType, Element, SignalRange, Team};
+pub use flag::{Epoch, Flag, Flags};
 pub use ll_a2a::{LlA2a, LlA2aBuffer};
 pub use order::MemoryOrder;
 pub use resource::ResourceBuffer;

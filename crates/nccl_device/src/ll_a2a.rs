@@ -1,13 +1,15 @@
-//! Low-latency all-to-all within the LSA team: messages whose data says by itself that it has arrived.
+//! Low-latency all-to-all within the LSA team: messages that carry their own flags.
 //!
-//! NCCL has this in C++ only; this is its protocol in Rust. A *line* is 16 bytes: 8 of payload and the epoch twice, written at
-//! once. A receiver polls its own memory until a line has the epoch it expects, so that no barrier and no fence is needed, and a
-//! message costs one trip. A session has two banks of lines that take turns by epoch.
+//! NCCL has this in C++ only; this is its protocol in Rust. A *line* is 16 bytes: 8 of payload and
+//! the epoch twice, written at once. A receiver polls its own memory until a line has the epoch it
+//! expects, so that no barrier and no fence is needed, and a message costs one trip. A session has
+//! two banks of lines, used alternately by epoch.
 //!
-//! # What a session owes
+//! # What a session requires
 //!
-//! In every epoch each rank sends to every peer at least once, and receives from every peer at least one element: that a peer's
-//! message of this epoch is here is what tells that the peer has read those of the epoch before.
+//! In every epoch each rank sends to every peer at least once, and receives from every peer at
+//! least one element: a peer's message of this epoch implies that the peer has read those of the
+//! epoch before.
 //!
 //! # Example
 //!
@@ -16,13 +18,20 @@
 //! use devcomm_types::nccl::LlA2aHandle;
 //! use nccl_device::{Coop, DevComm, LlA2aBuffer, Window};
 //!
-//! /// Rank `i`'s element `j` becomes rank `j`'s element `i`, one a thread; blocks have a thread a rank.
+//! /// Rank `i`'s element `j` becomes rank `j`'s element `i`, one per thread; blocks have one
+//! /// thread per rank.
 //! ///
 //! /// # Safety
 //! ///
-//! /// `exchange` is the host's, for one block and an element of 4 bytes a rank; both windows have an element a rank.
+//! /// `exchange` is the host's, for one block and an element of 4 bytes per rank; both windows
+//! /// have an element per rank.
 //! #[kernel]
-//! pub unsafe fn transpose(comm: DevComm, exchange: LlA2aHandle, from: Window<f32>, to: Window<f32>) {
+//! pub unsafe fn transpose(
+//!     comm: DevComm,
+//!     exchange: LlA2aHandle,
+//!     from: Window<f32>,
+//!     to: Window<f32>,
+//! ) {
 //!     let (team, peer) = (comm.lsa_team(), thread::thread_idx_x());
 //!     // SAFETY: the kernel's contract.
 //!     let buffer = unsafe { LlA2aBuffer::new(&comm, team, exchange, 1) };
@@ -57,7 +66,8 @@ const PAYLOAD: usize = 8;
 /// A line, as it lies in memory: payload, epoch, payload, epoch.
 type Line = Vec16<u32>;
 
-/// The memory of LL all-to-all sessions: the host asked for it, for a number of blocks and of slots.
+/// The memory of LL all-to-all sessions: the host asked for it, for a number of blocks and of
+/// slots.
 ///
 /// NCCL: `ncclLLA2AHandle` with its team.
 #[doc(alias = "ncclLLA2AHandle")]
@@ -76,14 +86,14 @@ impl<'a> LlA2aBuffer<'a> {
     ///
     /// # Safety
     ///
-    /// The handle is one that the host got for this device communicator and at least `blocks` blocks; the team lies within load and store, and is the same
-    /// in all its ranks.
+    /// The handle is one that the host got for this device communicator and at least `blocks`
+    /// blocks; the team lies within load and store, and is the same in all its ranks.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new(comm: &'a DevComm, team: Team, handle: LlA2aHandle, blocks: u32) -> Self {
         Self { comm, team, handle, blocks, multimem: None }
     }
 
-    /// The same memory; broadcasts take one multicast store instead of one a rank.
+    /// The same memory; broadcasts take one multicast store instead of one per rank.
     ///
     /// # Safety
     ///
@@ -93,12 +103,13 @@ impl<'a> LlA2aBuffer<'a> {
         Self { multimem: Some(multimem), ..self }
     }
 
-    /// Opens the session of `block` for the threads of `coop`, runs `body` and closes the session. In an epoch a rank receives
-    /// at most `max_elements` elements `T`, numbered from 0. A `T` has at most 64 bytes.
+    /// Opens the session of `block` for the threads of `coop`, runs `body` and closes the session.
+    /// In an epoch a rank receives at most `max_elements` elements `T`, numbered from 0. A `T` has
+    /// at most 64 bytes.
     ///
-    /// A scope, because a session that is not closed loses its epoch. Every thread of the coop calls this, with the same numbers in
-    /// every rank of the team; `block` has one user at a time. Traps
-    /// when the elements do not fit the slots.
+    /// A scope, because a session that is not closed loses its epoch. Every thread of the coop
+    /// calls this, with the same numbers in every rank of the team; `block` has one user at a time.
+    /// Traps when the elements do not fit the slots.
     ///
     /// NCCL: `ncclLLA2ASession`'s constructor and destructor.
     #[doc(alias = "ncclLLA2ASession")]
@@ -137,7 +148,8 @@ impl<'a> LlA2aBuffer<'a> {
     }
 }
 
-/// Fresh memory is zeroed, and no line may look as if it were of an epoch: epochs 0 and 1 do not exist.
+/// Fresh memory is zeroed, and no line may look as if it were of an epoch: epochs 0 and 1 do not
+/// exist.
 const FIRST_EPOCH: u32 = 2;
 
 /// An open session of LL all-to-all. [`LlA2aBuffer::with`] opens and closes it.
@@ -162,8 +174,8 @@ impl<T: Pod> LlA2a<'_, T> {
         lines
     };
 
-    /// Sends `value` to team rank `peer` as its element `element` of this epoch. Any thread. Traps when there is no such rank or
-    /// element.
+    /// Sends `value` to team rank `peer` as its element `element` of this epoch. Any thread. Traps
+    /// when there is no such rank or element.
     ///
     /// NCCL: `ncclLLA2ASession::send`.
     #[doc(alias = "ncclLLA2ASession::send")]
@@ -180,7 +192,8 @@ impl<T: Pod> LlA2a<'_, T> {
         self.store_lines(lines, element, value, store);
     }
 
-    /// Sends `value` to every rank of the team, this one too. Any thread. Traps when there is no such element.
+    /// Sends `value` to every rank of the team, this one too. Any thread. Traps when there is no
+    /// such element.
     ///
     /// NCCL: `ncclLLA2ASession::bcast`.
     #[doc(alias = "ncclLLA2ASession::bcast")]
@@ -234,7 +247,8 @@ impl<T: Pod> LlA2a<'_, T> {
         Ok(Self::value(&lines[0]))
     }
 
-    /// Waits for some elements of this epoch, all polled for at the same time. Any thread, each by itself.
+    /// Waits for some elements of this epoch, all polled for at the same time. Any thread, each by
+    /// itself.
     ///
     /// NCCL: `ncclLLA2ASession::recvUnrolled`.
     #[doc(alias = "ncclLLA2ASession::recvUnrolled")]
@@ -247,8 +261,8 @@ impl<T: Pod> LlA2a<'_, T> {
         lines.map(|lines| Self::value(&lines))
     }
 
-    /// Receives `count` elements, from `first` on at a distance of `stride`, and reduces them, `N` in flight at a time. Any thread,
-    /// each by itself; `count` is 1 at least.
+    /// Receives `count` elements, from `first` on at a distance of `stride`, and reduces them, `N`
+    /// in flight at a time. Any thread, each by itself; `count` is 1 at least.
     ///
     /// NCCL: `ncclLLA2ASession::recvReduce`.
     #[doc(alias = "ncclLLA2ASession::recvReduce")]
@@ -307,7 +321,8 @@ impl<T: Pod> LlA2a<'_, T> {
         self.epoch = if self.epoch == u32::MAX { FIRST_EPOCH } else { self.epoch + 1 };
     }
 
-    /// First slot of this epoch's bank, in lines of 16 bytes: behind a header line, in one of two banks.
+    /// First slot of this epoch's bank, in lines of 16 bytes: behind a header line, in one of two
+    /// banks.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn slots(&self) -> u32 {
         let slots = self.buffer.handle.n_slots;
@@ -329,7 +344,8 @@ impl<T: Pod> LlA2a<'_, T> {
         self.own_lines().wrapping_add(line as usize).cast()
     }
 
-    /// Stores the lines of a value by `store`: in the memory of a rank of the team, or at the multicast address of all.
+    /// Stores the lines of a value by `store`: in the memory of a rank of the team, or at the
+    /// multicast address of all.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn store_lines(

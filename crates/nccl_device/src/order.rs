@@ -13,14 +13,14 @@ pub enum MemoryOrder {
     Acquire = 2,
     /// What this rank wrote is complete before a peer passes: the barrier at a kernel's end.
     Release = 3,
-    /// Both: data is exchanged in mid-kernel.
+    /// Both: data is exchanged within a kernel.
     AcqRel = 4,
     /// Both, in one total order.
     SeqCst = 5,
 }
 
 impl MemoryOrder {
-    /// Whether what precedes stays before.
+    /// Whether it has release semantics.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) const fn releases(self) -> bool {
         matches!(self, Self::Release | Self::AcqRel | Self::SeqCst)
@@ -35,13 +35,23 @@ impl MemoryOrder {
         }
     }
 
-    /// The half of it that a wait needs.
+    /// The acquire half, which a wait needs.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) const fn acquire_half(self) -> Self {
         match self {
             Self::Relaxed | Self::Release => Self::Relaxed,
             Self::Acquire | Self::AcqRel => Self::Acquire,
             Self::SeqCst => Self::SeqCst,
+        }
+    }
+
+    /// This order, and what an earlier one releases.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) const fn and_release_of(self, earlier: Self) -> Self {
+        match self {
+            Self::Relaxed if earlier.releases() => Self::Release,
+            Self::Acquire if earlier.releases() => Self::AcqRel,
+            _ => self,
         }
     }
 

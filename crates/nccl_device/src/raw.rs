@@ -1,27 +1,29 @@
 //! NCCL's C functions under their own names: one list, two meanings.
 //!
-//! On nvptx64 the list is a block of `extern` declarations that the linker resolves in `libnccl_device.bc`, where every
-//! function is `alwaysinline`. On the host the same names are functions that call through a table of function pointers,
-//! [`host::NcclDevice`], which a simulator installs; so nothing rests on link-time symbols, the compiler checks the
-//! simulator's signatures against this list, and a call without a simulator is a sentence instead of a link error.
+//! On nvptx64 the list is a block of `extern` declarations that the linker resolves in
+//! `libnccl_device.bc`, where every function is `alwaysinline`. On the host the same names are
+//! functions that call through a table of function pointers, [`host::NcclDevice`], which a
+//! simulator installs; so nothing rests on link-time symbols, the compiler checks the simulator's
+//! signatures against this list, and a call without a simulator is a sentence instead of a link
+//! error.
 //!
-//! The list is generated from NCCL's bitcode and headers (`cargo xtask raw`), and what a kernel declares is compared with NCCL's
-//! types once more whenever it is linked.
+//! The list is generated from NCCL's bitcode and headers (`cargo xtask raw`), and what a kernel
+//! declares is compared with NCCL's types once more whenever it is linked.
 //!
-//! Struct parameters that C passes by value are `*const T` here: clang passes them `byval`, which LLVM sees as a pointer, and
-//! only equal function types inline.
+//! Struct parameters that C passes by value are `*const T` here: clang passes them `byval`, which
+//! LLVM sees as a pointer, and only equal function types inline.
 //!
 //! # Functions that are native Rust
 //!
-//! Functions that return a struct are not listed: clang and rustc return structs in different ways, and none of these computes
-//! anything that Rust could not.
+//! Functions that return a struct are not listed: clang and rustc return structs in different ways,
+//! and none of these computes anything that Rust could not.
 //!
 #![doc = include_str!("raw/native.md")]
 //!
 //! # Safety
 //!
-//! Each function has the contract of NCCL's documentation. Cooperative functions need every thread of their coop to call
-//! them with the same arguments.
+//! Each function has the contract of NCCL's documentation. Cooperative functions need every thread
+//! of their coop to call them with the same arguments.
 
 use core::ffi::c_void;
 
@@ -73,8 +75,9 @@ macro_rules! nccl_functions {
 
             /// How a simulator follows the waits of the typed layer, which poll.
             pub struct Waits {
-                /// The running thread has looked, and what it waits for is not there: runs others. The answer is whether
-                /// a wait with a `deadline`, in nanoseconds of the clock, is over.
+                /// The running thread has looked, and what it waits for is not there: runs others.
+                /// The answer is whether a wait with a `deadline`, in nanoseconds of the clock, is
+                /// over.
                 pub poll:
                     fn(&WaitFor, deadline: Option<u64>, at: &'static Location<'static>) -> bool,
                 /// The running thread waits no more.
@@ -85,7 +88,8 @@ macro_rules! nccl_functions {
 
             thread_local! {
                 /// Where the running thread's kernel called NCCL, for a simulator's reports.
-                pub static CALL_SITE: Cell<&'static Location<'static>> = Cell::new(Location::caller());
+                pub static CALL_SITE: Cell<&'static Location<'static>> =
+                    Cell::new(Location::caller());
             }
 
             /// Makes `table` the process's NCCL. The first call wins; a process has one simulator.
@@ -102,7 +106,10 @@ macro_rules! nccl_functions {
             #[track_caller]
             fn table(name: &str) -> &'static NcclDevice {
                 let Some(table) = TABLE.get() else {
-                    panic!("{name} was called on the host: run this kernel in the simulator or on a GPU")
+                    panic!(
+                        "{name} was called on the host: run this kernel in the simulator or on a \
+                         GPU"
+                    )
                 };
                 CALL_SITE.set(Location::caller());
                 table
@@ -121,7 +128,8 @@ macro_rules! nccl_functions {
                     #[track_caller]
                     #[inline]
                     pub unsafe fn $name($($arg: $type),*) $(-> $ret)? {
-                        // SAFETY: the caller's; the simulator's function has the contract of NCCL's.
+                        // SAFETY: the caller's; the simulator's function has the contract of
+                        // NCCL's.
                         unsafe { (table(stringify!($name)).$name)($($arg),*) }
                     }
                 )*

@@ -5,7 +5,8 @@ use devcomm_types::nccl::{MultimemHandle, ResourceHandle};
 
 use crate::{DevComm, LsaPtr, Team, raw};
 
-/// A buffer among the resources of a device communicator, which the host asked for and NCCL zeroed: one part a rank, like a window.
+/// A buffer among the resources of a device communicator, which the host asked for and NCCL zeroed:
+/// one part per rank, like a window.
 ///
 /// NCCL: `ncclDevResourceHandle`, `ncclGetResourceBuffer*Pointer`.
 #[doc(alias = "ncclDevResourceHandle")]
@@ -18,8 +19,8 @@ pub struct ResourceBuffer<'a> {
 impl DevComm {
     /// The buffer that the host's `handle` stands for.
     ///
-    /// The handle is not checked here: the pointers that the buffer gives must be used only if it is one of this device
-    /// communicator's.
+    /// The handle is not checked here: the pointers that the buffer gives must be used only if it
+    /// is one of this device communicator's.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn resource_buffer(&self, handle: ResourceHandle) -> ResourceBuffer<'_> {
         ResourceBuffer { comm: self, handle }
@@ -60,7 +61,8 @@ impl ResourceBuffer<'_> {
         )
     }
 
-    /// The part of rank `peer` of the LSA team, which is not checked. NCCL: `ncclGetResourceBufferLsaPointer`.
+    /// The part of rank `peer` of the LSA team, which is not checked. NCCL:
+    /// `ncclGetResourceBufferLsaPointer`.
     #[doc(alias = "ncclGetResourceBufferLsaPointer")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -97,8 +99,9 @@ impl ResourceBuffer<'_> {
         .cast()
     }
 
-    /// The multicast address of all parts of the LSA team, for `multimem` instructions only; the device communicator was made
-    /// with `lsa_multimem`. NCCL: `ncclGetResourceBufferLsaMultimemPointer`.
+    /// The multicast address of all parts of the LSA team, for `multimem` instructions only; the
+    /// device communicator was made with `lsa_multimem`. NCCL:
+    /// `ncclGetResourceBufferLsaMultimemPointer`.
     #[doc(alias = "ncclGetResourceBufferLsaMultimemPointer")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]

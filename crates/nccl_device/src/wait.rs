@@ -1,16 +1,17 @@
 //! Waits: polling that the host can end, and that can have a timeout.
 //!
-//! Every wait of the typed layer is a loop of this file. It looks, every few thousand polls, at the abort flag that the host
-//! keeps beside the device communicator. When it is set the thread notes what it waited for in the host's [`AbortBlock`] and
-//! leaves the kernel, and so does every thread of its coop: they vote where NCCL's waits have the barrier at their end, so a
-//! coop never parts.
+//! Every wait of the typed layer is a loop of this file. Every few thousand polls it reads the
+//! abort flag of the device communicator, in the host's memory. When it is set the thread notes
+//! what it waited for in the host's [`AbortBlock`] and exits the kernel, and so does every thread
+//! of its coop: the barrier at the end of NCCL's waits is a vote here, so a coop exits as a whole.
 //!
 //! # What an abort leaves
 //!
-//! Where a part of a block waits (a thread, a warp) and leaves, the block's other threads pass the next barrier of the block without
-//! it: a kernel that goes on with what the part should have brought asks [`DevComm::is_aborted`] first. A named barrier of a number
-//! of threads, which a warp span's is, does not go on without threads that have left. And NCCL's PROXY put spins without looking
-//! while its queue is full, so a peer's network that stands still can hold a kernel there.
+//! Where a part of a block waits (a thread, a warp) and leaves, the block's other threads pass the
+//! next barrier of the block without it: a kernel that uses what the part should have brought
+//! checks [`DevComm::is_aborted`] first. A named barrier of a number of threads, which a warp
+//! span's is, does not continue without threads that have left. And NCCL's PROXY put spins without
+//! looking while its queue is full, so a stalled network can block a kernel there.
 
 use cuda_std::atomic::{Order, Scope};
 use cuda_std::{clock, mem, thread, warp};
@@ -18,12 +19,14 @@ use devcomm_types::{AbortBlock, STUCK_RECORDS, StuckRecord, WaitFor};
 
 use crate::{Coop, DevComm};
 
-/// Polls between two looks at the abort flag, which lies in the host's memory: a look costs a microsecond or two.
-const POLLS_A_LOOK: u32 = 1 << 12;
+/// Polls between two reads of the abort flag, which is in the host's memory: a read costs a
+/// microsecond or two.
+const POLLS_PER_CHECK: u32 = 1 << 12;
 
 /// How long a wait may take at most.
 ///
-/// In the simulator a wait with a timeout ends when nothing else in the simulated world can happen, those that end earlier first.
+/// In the simulator a wait with a timeout ends when nothing else in the simulated world can happen,
+/// those that end earlier first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeout {
     nanos: u64,
@@ -63,7 +66,7 @@ pub(crate) enum Outcome {
 
 /// When a wait is over, if ever.
 #[derive(Clone, Copy)]
-pub(crate) struct Deadline {
+pub struct Deadline {
     /// Nanoseconds of the GPU's clock; 0: never.
     at: u64,
 }
@@ -101,8 +104,9 @@ impl Deadline {
 }
 
 impl DevComm {
-    /// Whether the host has ended the kernels that use this device communicator. Waits look by themselves; this is for a
-    /// kernel that computes for long. It reads the host's memory, which takes a microsecond or two.
+    /// Whether the host has ended the kernels that use this device communicator. Waits look by
+    /// themselves; this is for a kernel that computes for long. It reads the host's memory, which
+    /// takes a microsecond or two.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn is_aborted(&self) -> bool {
@@ -111,8 +115,8 @@ impl DevComm {
         !flag.is_null() && unsafe { mem::load_ordered(flag, Order::Relaxed, Scope::Sys) } != 0
     }
 
-    /// Polls until `done`, for something of the kernel's own, as the waits of this crate do: the host can end it. `coop` is who
-    /// waits: its first thread polls, and all go on together.
+    /// Polls until `done`, for something of the kernel's own, as the waits of this crate do: the
+    /// host can end it. `coop` is who waits: its first thread polls, and all continue together.
     ///
     /// ```
     /// # use nccl_device::{Coop, DevComm, LsaPtr};
@@ -177,7 +181,7 @@ pub(crate) fn poll(
             return Outcome::Done;
         }
         polls = polls.wrapping_add(1);
-        let look = cfg!(not(target_arch = "nvptx64")) || polls.is_multiple_of(POLLS_A_LOOK);
+        let look = cfg!(not(target_arch = "nvptx64")) || polls.is_multiple_of(POLLS_PER_CHECK);
         if look && comm.is_aborted() {
             note(comm, what);
             return Outcome::Aborted;
@@ -204,7 +208,8 @@ pub(crate) fn poll_slices(
         // Simulated, it looks once: the simulator runs others between our looks.
         let cycles =
             if cfg!(target_arch = "nvptx64") { deadline.cycles_left().min(slice) } else { 0 };
-        // In a longer slice NCCL looks at the flag itself, and says of an aborted wait that it succeeded.
+        // In a longer slice NCCL looks at the flag itself, and says of an aborted wait that it
+        // succeeded.
         if done(cycles) && (slice <= SHORT_SLICE || !comm.is_aborted()) {
             return Outcome::Done;
         }
@@ -219,13 +224,16 @@ pub(crate) fn poll_slices(
     }
 }
 
-/// Cycles that NCCL waits before we look at the clock and the abort flag: half a millisecond at first.
+/// Cycles that NCCL waits before we look at the clock and the abort flag: half a millisecond at
+/// first.
 const FIRST_SLICE: u64 = 1 << 20;
 
-/// Two milliseconds, in which NCCL polls fewer than the 10,000 times after which it looks at the flag itself.
+/// Two milliseconds, in which NCCL polls fewer than the 10,000 times after which it looks at the
+/// flag itself.
 pub(crate) const SHORT_SLICE: u64 = 1 << 22;
 
-/// Two seconds: for a wait that starts anew in each slice, which so gets long enough in the end.
+/// Two seconds: for a wait that restarts in each slice, so that a slice gets long enough in the
+/// end.
 pub(crate) const LONG_SLICE: u64 = 1 << 32;
 
 /// Who follows a wait between its polls: on a GPU nobody, and the clock says when it is over.
@@ -241,7 +249,8 @@ impl Seen {
     }
 }
 
-/// The simulator runs others between two polls, knows what is waited for, and says when a wait with a timeout is over.
+/// The simulator runs others between two polls, knows what is waited for, and says when a wait with
+/// a timeout is over.
 #[cfg(not(target_arch = "nvptx64"))]
 #[derive(Default)]
 struct Seen {
@@ -267,7 +276,8 @@ impl Drop for Seen {
     }
 }
 
-/// The end of a wait without a timeout, for every thread of the coop: a barrier, after which all go on, or all leave.
+/// The end of a wait without a timeout, for every thread of the coop: a barrier, after which all
+/// continue, or all leave.
 ///
 /// Memory is ordered as by [`Coop::sync`].
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -291,7 +301,23 @@ pub(crate) fn finish_timed(coop: Coop, mine: Outcome) -> Result<(), TimedOut> {
     Err(TimedOut)
 }
 
-/// Notes what a thread waited for in vain, in the host's block.
+/// Whether a count that wraps around has reached `target`.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) fn has_reached(count: u32, target: u32) -> bool {
+    count.wrapping_sub(target) <= u32::MAX / 2
+}
+
+/// Whether the thread leaves the kernel by a panic, which there is in the simulator alone: what
+/// would wait for others, when it is dropped, must not.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) fn is_unwinding() -> bool {
+    #[cfg(not(target_arch = "nvptx64"))]
+    return std::thread::panicking();
+    #[cfg(target_arch = "nvptx64")]
+    false
+}
+
+/// Records in the host's block what a thread waited for.
 #[cold]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -304,8 +330,8 @@ fn note(comm: &DevComm, what: impl Fn() -> WaitFor) {
     let slot = (block * warps + thread / warp::WARP_SIZE) as usize % STUCK_RECORDS;
     let abort = comm.as_raw().abort_flag.cast::<AbortBlock>();
     let WaitFor { kind, index, context, peer, wanted, seen } = what();
-    // SAFETY: the flag is the first word of the host's block, which is alive while kernels run. The host reads the records when
-    // the kernel has ended.
+    // SAFETY: the flag is the first word of the host's block, which is alive while kernels run. The
+    // host reads the records when the kernel has ended.
     unsafe {
         let record = (&raw mut (*abort).records).cast::<StuckRecord>().add(slot);
         mem::store(&raw mut (*record).block, block);

@@ -1,12 +1,11 @@
 //! Symmetric windows and pointers into them.
 
 use core::ffi::c_void;
-use core::marker::PhantomData;
 
 use cuda_std::atomic::{AtomicValue, Order, Scope};
 use cuda_std::mem;
 use cuda_std::vector::Vec16;
-use devcomm_types::kernel::KernelParam;
+use devcomm_types::kernel::{COPIED, KernelParam};
 use devcomm_types::nccl::{self, MultimemHandle};
 use devcomm_types::{Element, Team};
 
@@ -14,9 +13,10 @@ use crate::{DevComm, raw};
 
 /// A buffer of `T` that every rank registered, each with a part of its own.
 ///
-/// Offsets and indices are in elements. The window does not know its length: kernels take counts as parameters.
+/// Offsets, indices and the length are in elements. A kernel's parameter of this type has 16 bytes:
+/// NCCL's handle and the length.
 ///
-/// NCCL: `ncclWindow_t`.
+/// NCCL: `ncclWindow_t`, which is the handle alone.
 #[doc(alias = "ncclWindow_t")]
 #[repr(transparent)]
 pub struct Window<T>(nccl::Window<T>);
@@ -33,16 +33,37 @@ impl<T> Copy for Window<T> {}
 // SAFETY: a transparent wrapper.
 unsafe impl<T: Element> KernelParam for Window<T> {
     type Abi = nccl::Window<T>;
+    // By value rustc would pass two integers, and LLVM would not know the handle for a pointer to
+    // global memory: 20 registers in `lsa_allreduce`.
+    const ENTRY: u8 = COPIED;
 }
 
 impl<T: Element> Window<T> {
+    /// Elements that every rank's part has: the smallest length among the communicator's ranks.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn len(self) -> usize {
+        self.0.len
+    }
+
+    /// Whether some rank's part has none.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
+    /// A pointer to a part of the window, from an address that NCCL gives.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn part(self, address: *mut c_void) -> LsaPtr<T> {
+        LsaPtr { pointer: address.cast(), len: Bound::new(self.len()) }
+    }
+
     /// This rank's own part. NCCL: `ncclGetLocalPointer`.
     #[doc(alias = "ncclGetLocalPointer")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn local(self) -> LsaPtr<T> {
         // SAFETY: address arithmetic on the descriptor of a window that the host registered.
-        LsaPtr::new(unsafe { raw::ncclGetLocalPointer(self.0.handle, 0) }.cast())
+        self.part(unsafe { raw::ncclGetLocalPointer(self.0.handle, 0) })
     }
 
     /// The part of rank `peer` of the LSA team. NCCL: `ncclGetLsaPointer`.
@@ -53,10 +74,11 @@ impl<T: Element> Window<T> {
     #[track_caller]
     pub fn lsa(self, peer: i32) -> LsaPtr<T> {
         // SAFETY: address arithmetic on the descriptor of a window that the host registered.
-        LsaPtr::new(unsafe { raw::ncclGetLsaPointer(self.0.handle, 0, peer) }.cast())
+        self.part(unsafe { raw::ncclGetLsaPointer(self.0.handle, 0, peer) })
     }
 
-    /// The part of rank `peer` of `team`, which load and store reach. NCCL: `ncclGetPeerPointer` with a team.
+    /// The part of rank `peer` of `team`, which load and store reach. NCCL: `ncclGetPeerPointer`
+    /// with a team.
     ///
     /// Nothing is checked: for a rank outside the LSA team the pointer must not be used.
     #[doc(alias = "ncclGetPeerPointer")]
@@ -64,7 +86,7 @@ impl<T: Element> Window<T> {
     #[track_caller]
     pub fn peer(self, team: Team, peer: i32) -> LsaPtr<T> {
         // SAFETY: address arithmetic on the descriptor of a window that the host registered.
-        LsaPtr::new(unsafe { raw::ncclGetPeerPointerTeam(self.0.handle, 0, &team, peer) }.cast())
+        self.part(unsafe { raw::ncclGetPeerPointerTeam(self.0.handle, 0, &team, peer) })
     }
 
     /// Element `index` of every rank's part, as GIN takes it. NCCL: `ncclSymPtr`.
@@ -74,7 +96,8 @@ impl<T: Element> Window<T> {
         SymPtr { window: self, index }
     }
 
-    /// The multicast address of all parts of a team, for `multimem` instructions only. NCCL: `ncclGetMultimemPointer`.
+    /// The multicast address of all parts of a team, for `multimem` instructions only. NCCL:
+    /// `ncclGetMultimemPointer`.
     #[doc(alias = "ncclGetMultimemPointer")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -89,8 +112,9 @@ impl<T: Element> Window<T> {
         self.0.handle
     }
 
-    /// The multicast address of all parts of the LSA team, for `multimem` instructions only. It exists where the device
-    /// communicator was made with `lsa_multimem`. NCCL: `ncclGetLsaMultimemPointer`.
+    /// The multicast address of all parts of the LSA team, for `multimem` instructions only. It
+    /// exists where the device communicator was made with `lsa_multimem`. NCCL:
+    /// `ncclGetLsaMultimemPointer`.
     #[doc(alias = "ncclGetLsaMultimemPointer")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -122,11 +146,47 @@ impl<T: Element> SymPtr<T> {
     }
 }
 
-/// A pointer into one rank's part of a window: memory that other GPUs read and write too.
+/// A pointer to one rank's part of a window: memory that other GPUs read and write too.
+///
+/// Loads and stores beyond the part are reported by the simulator. Kernels that are compiled with
+/// checks (`cuda_builder`'s `debug`) trap beyond the window's [`len`](Window::len).
 #[derive(Debug)]
 pub struct LsaPtr<T> {
     pointer: *mut T,
-    element: PhantomData<T>,
+    len: Bound,
+}
+
+/// The length that accesses are checked against: nothing where they are not, so that a pointer is
+/// one register.
+#[derive(Clone, Copy, Debug)]
+struct Bound {
+    #[cfg(all(target_arch = "nvptx64", debug_assertions))]
+    len: usize,
+}
+
+impl Bound {
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[allow(unused_variables)]
+    fn new(len: usize) -> Self {
+        Self {
+            #[cfg(all(target_arch = "nvptx64", debug_assertions))]
+            len,
+        }
+    }
+
+    /// Panics unless elements `index..index + count` are below it.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    #[allow(unused_variables)]
+    fn check(self, index: usize, count: usize) {
+        #[cfg(all(target_arch = "nvptx64", debug_assertions))]
+        assert!(
+            index < self.len && count <= self.len - index,
+            "elements {index} to {} of a window that has {}",
+            index.wrapping_add(count),
+            self.len
+        );
+    }
 }
 
 impl<T> Clone for LsaPtr<T> {
@@ -139,9 +199,23 @@ impl<T> Clone for LsaPtr<T> {
 impl<T> Copy for LsaPtr<T> {}
 
 impl<T: Element> LsaPtr<T> {
+    /// A pointer to memory that is no window, of a length that its user knows.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new(pointer: *mut T) -> Self {
-        Self { pointer, element: PhantomData }
+        Self { pointer, len: Bound::new(usize::MAX) }
+    }
+
+    /// The address of element `index`, the first of `count`.
+    ///
+    /// # Safety
+    ///
+    /// They lie in the window's part.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    unsafe fn element(self, index: usize, count: usize) -> *mut T {
+        self.len.check(index, count);
+        // SAFETY: the caller's.
+        unsafe { self.pointer.add(index) }
     }
 
     /// The address, for code that needs one.
@@ -159,7 +233,7 @@ impl<T: Element> LsaPtr<T> {
     #[track_caller]
     pub unsafe fn load(self, index: usize) -> T {
         // SAFETY: the caller's.
-        unsafe { mem::load(self.pointer.add(index)) }
+        unsafe { mem::load(self.element(index, 1)) }
     }
 
     /// Stores element `index`.
@@ -171,60 +245,62 @@ impl<T: Element> LsaPtr<T> {
     #[track_caller]
     pub unsafe fn store(self, index: usize, value: T) {
         // SAFETY: the caller's.
-        unsafe { mem::store(self.pointer.add(index), value) }
+        unsafe { mem::store(self.element(index, 1), value) }
     }
 
     /// Loads 16 bytes, the elements from `index * Vec16::<T>::LANES`, by one instruction.
     ///
     /// # Safety
     ///
-    /// As [`load`](Self::load), for each of the elements; the part starts on a 16-byte boundary (windows made by the host
-    /// crate do).
+    /// As [`load`](Self::load), for each of the elements; the part starts on a 16-byte boundary
+    /// (windows made by the host crate do).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn load_vec(self, index: usize) -> Vec16<T> {
         // SAFETY: the caller's.
-        unsafe { mem::load_vec(self.pointer.add(index * Vec16::<T>::LANES)) }
+        unsafe { mem::load_vec(self.element(index * Vec16::<T>::LANES, Vec16::<T>::LANES)) }
     }
 
     /// Stores 16 bytes, the elements from `index * Vec16::<T>::LANES`, by one instruction.
     ///
     /// # Safety
     ///
-    /// As [`store`](Self::store), for each of the elements; the part starts on a 16-byte boundary (windows made by the host
-    /// crate do).
+    /// As [`store`](Self::store), for each of the elements; the part starts on a 16-byte boundary
+    /// (windows made by the host crate do).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store_vec(self, index: usize, value: Vec16<T>) {
         // SAFETY: the caller's.
-        unsafe { mem::store_vec(self.pointer.add(index * Vec16::<T>::LANES), value) }
+        unsafe { mem::store_vec(self.element(index * Vec16::<T>::LANES, Vec16::<T>::LANES), value) }
     }
 }
 
 impl<T: Element + AtomicValue> LsaPtr<T> {
-    /// Loads element `index`; what its writer wrote before a [`store_release`](Self::store_release) that this load sees is visible
-    /// after it. PTX: `ld.acquire.sys`.
+    /// Loads element `index`; what its writer wrote before a [`store_release`](Self::store_release)
+    /// that this load sees is visible after it. PTX: `ld.acquire.sys`.
     ///
     /// # Safety
     ///
-    /// `index` lies in the window's part, and whoever writes it at the same time does it by ordered or atomic accesses.
+    /// `index` lies in the window's part, and concurrent writes to it are only ordered or atomic
+    /// accesses.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn load_acquire(self, index: usize) -> T {
         // SAFETY: the caller's.
-        unsafe { mem::load_ordered(self.pointer.add(index), Order::Acquire, Scope::Sys) }
+        unsafe { mem::load_ordered(self.element(index, 1), Order::Acquire, Scope::Sys) }
     }
 
-    /// Stores element `index`; whoever sees it by [`load_acquire`](Self::load_acquire) sees what this thread wrote before. PTX:
-    /// `st.release.sys`.
+    /// Stores element `index`; whoever sees it by [`load_acquire`](Self::load_acquire) sees what
+    /// this thread wrote before. PTX: `st.release.sys`.
     ///
     /// # Safety
     ///
-    /// `index` lies in the window's part, and whoever reads or writes it at the same time does it by ordered or atomic accesses.
+    /// `index` lies in the window's part, and concurrent accesses to it are only ordered or atomic
+    /// accesses.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store_release(self, index: usize, value: T) {
         // SAFETY: the caller's.
-        unsafe { mem::store_ordered(self.pointer.add(index), value, Order::Release, Scope::Sys) }
+        unsafe { mem::store_ordered(self.element(index, 1), value, Order::Release, Scope::Sys) }
     }
 }

@@ -1,7 +1,7 @@
 //! What reduce-copy is compiled to: no call, no stack, accesses of 16 bytes.
 //!
-//! The harness is libtest-mimic: this program is also the builder's worker and must reach `link_worker` first, and a test
-//! can say while it runs that it was skipped.
+//! The harness is libtest-mimic: this program is also the builder's worker and must reach
+//! `link_worker` first, and a test can say while it runs that it was skipped.
 
 use std::fs;
 use std::path::Path;

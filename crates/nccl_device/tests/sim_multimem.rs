@@ -1,4 +1,5 @@
-//! Reduce-copy over multicast addresses, in the simulator: the kernels that are compiled to PTX, at any offset and count.
+//! Reduce-copy over multicast addresses, in the simulator: the kernels that are compiled to PTX, at
+//! any offset and count.
 
 use std::fmt::Debug;
 
@@ -65,7 +66,8 @@ impl<T: Accumulate + PartialEq + Debug> Memory<T> {
     }
 }
 
-/// Does `trial` with memory of its own for each of [`RANGES`]: a count, and offsets of source and destination.
+/// Does `trial` with memory of its own for each of [`RANGES`]: a count, and offsets of source and
+/// destination.
 fn trials<T: Accumulate + PartialEq + Debug>(
     ranks: usize,
     element: fn(usize) -> T,
@@ -83,62 +85,66 @@ const RANGES: [(usize, usize, usize); 6] =
 
 #[test]
 fn all_copies_are_summed_into_a_pointer() {
-    fn check<T: Accumulate + PartialEq + Debug>(
-        kernel: impl Kernel<Args = (DevComm, device::Window<T>, usize, *mut T, usize)> + Sync,
-        element: fn(usize) -> T,
-    ) {
+    fn check<T, K>(element: fn(usize) -> T)
+    where
+        T: Accumulate + PartialEq + Debug,
+        K: Kernel<Args = (DevComm, device::Window<T>, usize, *mut T, usize)>,
+    {
         for ranks in [1, 3] {
             trials(ranks, element, |gpu, it, [count, from, to]| {
-                gpu.launch(kernel, 1, 32, (&it.comm, &it.src, from, it.at(to), count))?;
+                gpu.launch(
+                    K::with_args((&it.comm, &it.src, from, it.at(to), count)).grid(1).block(32),
+                )?;
                 let wanted = it.wanted(to, count, |i| it.folded(Sum, from + i));
                 assert_eq!(read(&it.buffer)?, wanted, "{count} from {from} to {to}");
                 Ok(())
             });
         }
     }
-    check(multimem_reduce::<f32>, |i| (i % 9) as f32);
-    check(multimem_reduce::<f64>, |i| (i % 9) as f64);
-    check(multimem_reduce::<i32>, |i| (i % 9) as i32 - 4);
-    check(multimem_reduce::<f16>, |i| f16::from_f32((i % 9) as f32));
-    check(multimem_reduce::<bf16>, |i| bf16::from_f32((i % 9) as f32));
+    check::<f32, multimem_reduce<f32>>(|i| (i % 9) as f32);
+    check::<f64, multimem_reduce<f64>>(|i| (i % 9) as f64);
+    check::<i32, multimem_reduce<i32>>(|i| (i % 9) as i32 - 4);
+    check::<f16, multimem_reduce<f16>>(|i| f16::from_f32((i % 9) as f32));
+    check::<bf16, multimem_reduce<bf16>>(|i| bf16::from_f32((i % 9) as f32));
 }
 
 #[test]
 fn a_pointer_is_copied_to_all_copies_and_neighbours_stay() {
-    fn check<T: Accumulate + PartialEq + Debug>(
-        kernel: impl Kernel<Args = (DevComm, *const T, device::Window<T>, usize, usize)> + Sync,
-        element: fn(usize) -> T,
-    ) {
+    fn check<T, K>(element: fn(usize) -> T)
+    where
+        T: Accumulate + PartialEq + Debug,
+        K: Kernel<Args = (DevComm, *const T, device::Window<T>, usize, usize)>,
+    {
         trials(2, element, |gpu, it, [count, from, to]| {
             let source: Vec<T> = (0..LEN).map(|i| element(i * i)).collect();
             it.buffer.copy_from_host(&source)?;
             // One rank writes, the other nothing.
             let args = (&it.comm, it.at(from), &it.dst, to, count * gpu.rank());
-            gpu.launch(kernel, 1, 32, args)?;
+            gpu.launch(K::with_args(args).grid(1).block(32))?;
             let wanted = it.wanted(to, count, |i| source[from + i]);
             assert_eq!(read(&it.dst)?, wanted, "{count} from {from} to {to}");
             Ok(())
         });
     }
-    check(multimem_copy::<f32>, |i| (i % 99) as f32);
-    check(multimem_copy::<f16>, |i| f16::from_f32((i % 99) as f32));
-    check(multimem_copy::<u8>, |i| (i % 251) as u8);
+    check::<f32, multimem_copy<f32>>(|i| (i % 99) as f32);
+    check::<f16, multimem_copy<f16>>(|i| f16::from_f32((i % 99) as f32));
+    check::<u8, multimem_copy<u8>>(|i| (i % 251) as u8);
 }
 
 type FromWindowToWindow<T> = (DevComm, device::Window<T>, usize, device::Window<T>, usize, usize);
 
 /// A kernel from windows to windows, in which each rank does a part.
-fn check_windows<T: Accumulate + PartialEq + Debug>(
-    kernel: impl Kernel<Args = FromWindowToWindow<T>> + Sync,
-    op: impl ReduceOp<T> + Sync,
-    element: fn(usize) -> T,
-) {
+fn check_windows<T, K>(op: impl ReduceOp<T> + Sync, element: fn(usize) -> T)
+where
+    T: Accumulate + PartialEq + Debug,
+    K: Kernel<Args = FromWindowToWindow<T>>,
+{
     for ranks in [1, 2, 3, 4, 8] {
         trials(ranks, element, |gpu, it, [count, from, to]| {
             let share = |rank: usize| count * rank / ranks;
             let (begin, end) = (share(gpu.rank()), share(gpu.rank() + 1));
             let args = (&it.comm, &it.src, from + begin, &it.dst, to + begin, end - begin);
-            gpu.launch(kernel, 1, 32, args)?;
+            gpu.launch(K::with_args(args).grid(1).block(32))?;
             let wanted = it.wanted(to, count, |i| it.folded(op, from + i));
             assert_eq!(read(&it.dst)?, wanted, "{ranks}: {count} from {from} to {to}");
             Ok(())
@@ -148,15 +154,15 @@ fn check_windows<T: Accumulate + PartialEq + Debug>(
 
 #[test]
 fn all_copies_are_reduced_into_all_copies() {
-    check_windows(multimem_reduce_copy::<f32>, Sum, |i| (i % 9) as f32);
-    check_windows(multimem_reduce_copy::<f16>, Sum, |i| f16::from_f32((i % 9) as f32));
-    check_windows(multimem_reduce_copy::<bf16>, Sum, |i| bf16::from_f32((i % 9) as f32));
+    check_windows::<f32, multimem_reduce_copy<f32>>(Sum, |i| (i % 9) as f32);
+    check_windows::<f16, multimem_reduce_copy<f16>>(Sum, |i| f16::from_f32((i % 9) as f32));
+    check_windows::<bf16, multimem_reduce_copy<bf16>>(Sum, |i| bf16::from_f32((i % 9) as f32));
 }
 
 #[test]
 fn load_and_store_and_multicast_mix() {
-    check_windows(lsa_reduce_multimem_copy::<f32>, Max, |i| (i % 19) as f32);
-    check_windows(lsa_reduce_multimem_copy::<bf16>, Max, |i| bf16::from_f32((i % 19) as f32));
-    check_windows(multimem_reduce_lsa_copy::<f16>, Max, |i| f16::from_f32((i % 19) as f32));
-    check_windows(multimem_reduce_lsa_copy::<i64>, Max, |i| (i % 19) as i64 - 9);
+    check_windows::<f32, lsa_reduce_multimem_copy<f32>>(Max, |i| (i % 19) as f32);
+    check_windows::<bf16, lsa_reduce_multimem_copy<bf16>>(Max, |i| bf16::from_f32((i % 19) as f32));
+    check_windows::<f16, multimem_reduce_lsa_copy<f16>>(Max, |i| f16::from_f32((i % 19) as f32));
+    check_windows::<i64, multimem_reduce_lsa_copy<i64>>(Max, |i| (i % 19) as i64 - 9);
 }

@@ -1,4 +1,5 @@
-//! Reduce-copy in the simulator against plain arithmetic: every element type and operator, random counts and offsets.
+//! Reduce-copy in the simulator against plain arithmetic: every element type and operator, random
+//! counts and offsets.
 
 use std::fmt::Debug;
 
@@ -8,16 +9,15 @@ use devcomm::{DevCommRequirements, DevCommResource, F8E4M3, F8E5M2, Kernel, Resu
 use devcomm_testing::simulated::{Gpu, read, simulate};
 use fastrand::Rng;
 use nccl_device::reduce_copy as rc;
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
-/// Runs `body` on one block a rank, between barriers.
+/// Runs `body` on one block per rank, between barriers.
 #[inline(always)]
 fn between_barriers(comm: &DevComm, body: impl FnOnce()) {
-    LsaBarrier::with(Coop::cta(), comm, BarrierIndex::this_block(), |barrier| {
-        barrier.sync(MemoryOrder::Acquire);
-        body();
-        barrier.sync(MemoryOrder::Release);
-    });
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    barrier.sync(MemoryOrder::Acquire);
+    body();
+    barrier.sync(MemoryOrder::Release);
 }
 
 /// An operator of the tests, from the seed of the trial.
@@ -107,7 +107,8 @@ unsafe fn reduce_scaled<T: Accumulate<Acc = f32>, Op: Operator<T>>(
     });
 }
 
-/// Each rank reduces its share to all, by warps; then each rank copies its share of the result to all, two further on.
+/// Each rank reduces its share to all, by warps; then each rank copies its share of the result to
+/// all, two further on.
 #[kernel(T = [u8, i64, f16, f32, F8E5M2])]
 unsafe fn reduce_copy<T: Accumulate>(
     comm: DevComm,
@@ -229,18 +230,19 @@ fn barrier(gpu: &Gpu<'_>) -> Result<DevCommResource> {
 }
 
 /// Runs a kernel of [`reduce`]'s shape on random elements.
-fn reduces<T: Small, Op: Operator<T>>(
-    kernel: impl Kernel<Args = (DevComm, Window<T>, usize, *mut T, usize)>,
-    gpu: &Gpu<'_>,
-    rng: &mut Rng,
-) -> Result<()> {
+fn reduces<T, Op, K>(gpu: &Gpu<'_>, rng: &mut Rng) -> Result<()>
+where
+    T: Small,
+    Op: Operator<T>,
+    K: Kernel<Args = (DevComm, Window<T>, usize, *mut T, usize)>,
+{
     let ((threads, count, [from, to]), ranks) = (shape(rng), gpu.n_ranks());
     let len = count + ROOM;
     let inputs: Vec<Vec<T>> = (0..ranks).map(|_| elements(rng, len)).collect();
     let output = gpu.buffer(&untouched::<T>(len))?;
     let dst = output.device_address() + (to * size_of::<T>()) as u64;
     let args = (&barrier(gpu)?, &gpu.window(&inputs[gpu.rank()])?, from, dst, count);
-    gpu.launch(kernel, 1, threads, args)?;
+    gpu.launch(K::with_args(args).grid(1).block(threads))?;
     let mut wanted = untouched::<T>(len);
     for i in 0..count {
         let of_ranks: Vec<T> = inputs.iter().map(|input| input[from + i]).collect();
@@ -262,27 +264,30 @@ macro_rules! check_types {
         }
     };
     (@ $gpu:ident $rng:ident $kernel:ident $type:ident [$($op:ident)*]) => {
-        $( reduces::<$type, $op>($kernel::<$type, $op>, $gpu, $rng)?; )*
+        $( reduces::<$type, $op, $kernel<$type, $op>>($gpu, $rng)?; )*
     };
 }
 
-check_types!(integers_reduce_by_every_operator: reduce [Sum Prod Min Max Avg]; i8 u8 i32 u32 i64 u64);
-check_types!(floats_reduce_by_every_operator: reduce [Sum Prod Min Max Avg]; f16 f32 f64 bf16 F8E4M3 F8E5M2);
+check_types!(integers_reduce_by_every_operator: reduce [Sum Prod Min Max Avg];
+    i8 u8 i32 u32 i64 u64);
+check_types!(floats_reduce_by_every_operator: reduce [Sum Prod Min Max Avg];
+    f16 f32 f64 bf16 F8E4M3 F8E5M2);
 check_types!(integers_reduce_by_their_bits: reduce_bits [And Or Xor]; i8 u8 i32 u32 i64 u64);
-check_types!(floats_are_scaled_before_they_are_summed: reduce_scaled [Scaled]; f16 f32 bf16 F8E4M3 F8E5M2);
+check_types!(floats_are_scaled_before_they_are_summed: reduce_scaled [Scaled];
+    f16 f32 bf16 F8E4M3 F8E5M2);
 
-fn reduces_to_all<T: Small>(
-    kernel: impl Kernel<Args = (DevComm, Window<T>, usize, Window<T>, usize, Window<T>, usize)>,
-    gpu: &Gpu<'_>,
-    rng: &mut Rng,
-) -> Result<()> {
+fn reduces_to_all<T, K>(gpu: &Gpu<'_>, rng: &mut Rng) -> Result<()>
+where
+    T: Small,
+    K: Kernel<Args = (DevComm, Window<T>, usize, Window<T>, usize, Window<T>, usize)>,
+{
     let (threads, count, [from, to]) = shape(rng);
     let len = count + ROOM;
     let inputs: Vec<Vec<T>> = (0..gpu.n_ranks()).map(|_| elements(rng, len)).collect();
     let src = gpu.window(&inputs[gpu.rank()])?;
     let (dst, again) = (gpu.window(&untouched(len))?, gpu.window(&untouched(len))?);
     let args = (&barrier(gpu)?, &src, from, &dst, to, &again, count);
-    gpu.launch(kernel, 1, 32 * threads.min(8), args)?;
+    gpu.launch(K::with_args(args).grid(1).block(32 * threads.min(8)))?;
     let (mut wanted, mut moved) = (untouched::<T>(len), untouched(len));
     for i in 0..count {
         let of_ranks: Vec<T> = inputs.iter().map(|input| input[from + i]).collect();
@@ -298,20 +303,20 @@ fn reduces_to_all<T: Small>(
 #[test]
 fn a_share_reduced_by_each_rank_arrives_in_all() {
     trials(1, |gpu, rng| {
-        reduces_to_all(reduce_copy::<u8>, gpu, rng)?;
-        reduces_to_all(reduce_copy::<i64>, gpu, rng)?;
-        reduces_to_all(reduce_copy::<f16>, gpu, rng)?;
-        reduces_to_all(reduce_copy::<f32>, gpu, rng)?;
-        reduces_to_all(reduce_copy::<F8E5M2>, gpu, rng)
+        reduces_to_all::<u8, reduce_copy<u8>>(gpu, rng)?;
+        reduces_to_all::<i64, reduce_copy<i64>>(gpu, rng)?;
+        reduces_to_all::<f16, reduce_copy<f16>>(gpu, rng)?;
+        reduces_to_all::<f32, reduce_copy<f32>>(gpu, rng)?;
+        reduces_to_all::<F8E5M2, reduce_copy<F8E5M2>>(gpu, rng)
     });
 }
 
 /// As many parts as there are ranks, each of which does the same.
-fn works_on_parts<T: Small>(
-    kernel: impl Kernel<Args = (*const T, usize, usize, *mut T, usize, usize, *mut T, *mut T, usize)>,
-    gpu: &Gpu<'_>,
-    rng: &mut Rng,
-) -> Result<()> {
+fn works_on_parts<T, K>(gpu: &Gpu<'_>, rng: &mut Rng) -> Result<()>
+where
+    T: Small,
+    K: Kernel<Args = (*const T, usize, usize, *mut T, usize, usize, *mut T, *mut T, usize)>,
+{
     let ((threads, count, offsets), n) = (shape(rng), gpu.n_ranks());
     let ([stride, dst_stride], m) = (offsets.map(|offset| count + offset), 1 + n % 3);
     let input: Vec<T> = elements(rng, n * stride + 1);
@@ -320,7 +325,7 @@ fn works_on_parts<T: Small>(
     let sum = gpu.buffer(&untouched::<T>(count + 1))?;
     let copies = gpu.buffer(&untouched::<T>(room))?;
     let args = (&src, n, stride, &dst, m, dst_stride, &sum, &copies, count);
-    gpu.launch(kernel, 1, threads, args)?;
+    gpu.launch(K::with_args(args).grid(1).block(threads))?;
     let (mut least, mut total) = (untouched::<T>(room), untouched::<T>(count + 1));
     let mut copied = untouched::<T>(room);
     for i in 0..count {
@@ -339,9 +344,9 @@ fn works_on_parts<T: Small>(
 #[test]
 fn parts_at_any_distance_are_reduced_and_copied() {
     trials(2, |gpu, rng| {
-        works_on_parts(local::<i8>, gpu, rng)?;
-        works_on_parts(local::<f64>, gpu, rng)?;
-        works_on_parts(local::<bf16>, gpu, rng)
+        works_on_parts::<i8, local<i8>>(gpu, rng)?;
+        works_on_parts::<f64, local<f64>>(gpu, rng)?;
+        works_on_parts::<bf16, local<bf16>>(gpu, rng)
     });
 }
 
@@ -352,7 +357,11 @@ fn an_operator_may_be_a_closure() {
     let outputs = simulate(Simulation::new(3), |gpu| {
         let (comm, src) = (barrier(gpu)?, gpu.window(&of_rank(gpu.rank()).repeat(6))?);
         let output = gpu.buffer(&[bf16::ZERO; 9])?;
-        gpu.launch(reduce_by_closure::<bf16>, 1, 32, (&comm, &src, 3_usize, &output, 9_usize))?;
+        gpu.launch(
+            reduce_by_closure::<bf16>::args(&comm, &src, 3_usize, &output, 9_usize)
+                .grid(1)
+                .block(32),
+        )?;
         read(&output)
     });
     let wanted = [-1.0, -9.0, 5.0].map(bf16::from_f32).repeat(3);

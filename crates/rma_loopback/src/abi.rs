@@ -1,51 +1,51 @@
-//! The tables that NCCL reads: its RMA plugin interface, versions 14 to 16 (NCCL 2.31 and 2.32), layouts asserted.
+//! NCCL's RMA plugin interface, versions 14 to 16 (NCCL 2.31 and 2.32), with asserted layouts.
 //!
-//! The fields have NCCL's names in Rust's spelling. Every function returns a [`Status`].
+//! Fields have NCCL's names in snake case. Every function returns a [`Status`].
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 use std::mem::{offset_of, size_of};
 
-/// What NCCL's functions return. NCCL: `ncclResult_t`.
+/// Return code. NCCL: `ncclResult_t`.
 pub type Status = c_int;
 /// An opaque pointer: a communicator, context, region or request of the plugin.
 pub type Opaque = *mut c_void;
 /// NCCL's variadic logger. NCCL: `ncclDebugLogger_t`.
 pub type Logger = unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...);
 
-/// All went well.
+/// Success.
 pub const SUCCESS: Status = 0;
 /// A call of the CUDA driver failed.
 pub const UNHANDLED_CUDA_ERROR: Status = 1;
 /// A call of the operating system failed.
 pub const SYSTEM_ERROR: Status = 2;
-/// The plugin broke a promise of its own.
+/// A bug in the plugin.
 pub const INTERNAL_ERROR: Status = 3;
 /// An argument is out of range.
 pub const INVALID_ARGUMENT: Status = 4;
-/// The job is set up in a way that the plugin does not serve.
+/// The plugin does not support the job's configuration.
 pub const INVALID_USAGE: Status = 5;
 /// Another rank ended or failed.
 pub const REMOTE_ERROR: Status = 6;
-/// Other ranks did not come in time.
+/// Other ranks did not connect in time.
 pub const TIMEOUT: Status = 8;
 
 /// A region of host memory.
 pub const PTR_HOST: c_int = 1;
 /// A region of device memory.
 pub const PTR_CUDA: c_int = 2;
-/// The plugin takes DMA-BUF registrations.
+/// The plugin accepts DMA-BUF registrations.
 pub const PTR_DMABUF: c_int = 4;
 /// Bytes of the handle that `listen` fills.
 pub const HANDLE_BYTES: usize = 128;
-/// Requests that NCCL keeps outstanding for each context and peer, times `max_recvs`.
+/// Maximum outstanding requests per context and peer, times `max_recvs`.
 pub const MAX_REQUESTS: usize = 32;
 /// Only the plugin writes the words of this region.
 pub const MR_SIGNAL_NEVER_RESET: u64 = 1 << 1;
-/// Add 1 to the signal, whatever the value says.
+/// Add 1 to the signal, ignoring the value.
 pub const SIGNAL_INC: u32 = 1;
 /// Add the value to the signal.
 pub const SIGNAL_ADD: u32 = 2;
-/// The plugin serves GIN PROXY.
+/// The plugin supports GIN PROXY.
 pub const NET_DEVICE_GIN_PROXY: c_int = 2;
 
 /// The physical devices behind a device. NCCL: `ncclNetVDeviceProps_t`.
@@ -84,7 +84,7 @@ pub struct NetProperties {
     pub plane_id: i16,
 }
 
-/// What a context is to have. NCCL: `ncclRmaConfig_v16_t`.
+/// Configuration of a context. NCCL: `ncclRmaConfig_v16_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "NCCL's names")]
@@ -94,7 +94,7 @@ pub struct RmaConfig {
     pub rank_stride: c_int,
 }
 
-/// What the plugin promises beyond the interface. NCCL: `ncclRmaProperties_v16_t`.
+/// Guarantees of the plugin beyond the interface. NCCL: `ncclRmaProperties_v16_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct RmaProperties {
@@ -124,9 +124,10 @@ pub type RegMrSymDmaBuf =
     unsafe extern "C" fn(Opaque, Opaque, usize, c_int, u64, c_int, u64, *mut Opaque) -> Status;
 /// `dereg_mr_sym(comm, region)`.
 pub type DeregMrSym = unsafe extern "C" fn(Opaque, Opaque) -> Status;
-/// `destroy_context`, `close_coll`, `close_listen`, `rma_progress` or `finalize`, of the one object they take.
+/// `destroy_context`, `close_coll`, `close_listen`, `rma_progress` or `finalize`, with their one
+/// argument.
 pub type Of = unsafe extern "C" fn(Opaque) -> Status;
-/// Declares the type of an operation, and that of before version 15, without `opt_flags`.
+/// Declares the type of an operation, and that before version 15, without `opt_flags`.
 macro_rules! operation {
     ($(#[$doc:meta])* $name:ident, $(#[$doc_v14:meta])* $name_v14:ident($($arg:ty),*)) => {
         $(#[$doc])*
@@ -144,7 +145,8 @@ operation! {
 }
 
 operation! {
-    /// `iput_signal(rma_ctx, context, src_off, src, bytes, dst_off, dst, rank, signal_off, signal, value, op, strong, opt_flags, request)`.
+    /// `iput_signal(rma_ctx, context, src_off, src, bytes, dst_off, dst, rank, signal_off, signal,
+    /// value, op, strong, opt_flags, request)`.
     IputSignal,
     /// [`IputSignal`] before version 15, without `opt_flags`.
     IputSignalV14(c_int, u64, Opaque, usize, u64, Opaque, u32, u64, Opaque, u64, u32, bool)
@@ -157,9 +159,10 @@ pub type Test = unsafe extern "C" fn(Opaque, Opaque, *mut c_int) -> Status;
 /// `query_last_error(rma_ctx, has_error)`.
 pub type QueryLastError = unsafe extern "C" fn(Opaque, *mut bool) -> Status;
 
-/// Declares a table, its fields in order and the offset of each.
+/// Declares a function table: fields in order, with their offsets.
 macro_rules! table {
-    ($(#[$doc:meta])* $name:ident, $bytes:literal { $($offset:literal $field:ident: $of:ty,)* }) => {
+    ($(#[$doc:meta])* $name:ident,
+    $bytes:literal { $($offset:literal $field:ident: $of:ty,)* }) => {
         $(#[$doc])*
         #[repr(C)]
         #[derive(Clone, Copy)]
@@ -206,7 +209,7 @@ table! {
     }
 }
 
-/// Declares a table of before version 16: those differ in their puts and gets.
+/// Declares a table before version 16; these differ in their puts and gets.
 macro_rules! table_before_v16 {
     ($(#[$doc:meta])* $name:ident, $iput:ty, $iput_signal:ty) => {
         table! {

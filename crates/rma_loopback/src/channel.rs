@@ -1,7 +1,7 @@
-//! A stream of the plugin, and the words in pinned memory by which it says how far it is.
+//! A CUDA stream of the plugin with completion words in pinned memory.
 //!
-//! A *sequence number* tells when an operation is complete, a *mark* when a step inside one is. Both only grow, so that asking is one
-//! load: no event, no call of the driver.
+//! A *sequence number* marks the completion of an operation, a *mark* that of a step within one.
+//! Both only grow, so a test is one load, without an event or a driver call.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -10,29 +10,29 @@ use crate::config;
 use crate::driver::{Address, Device, MemOp, NOT_READY, Pinned, RawEvent, RawStream, call};
 use crate::error::{Error, Result};
 
-/// Bytes from one word to the next: they do not share a cache line.
-const APART: usize = 128;
+/// Bytes between two words, so that they do not share a cache line.
+const WORD_STRIDE: usize = 128;
 const DONE: usize = 0;
-const MARK: usize = APART;
-const CELL: usize = 2 * APART;
+const MARK: usize = WORD_STRIDE;
+const CELL: usize = 2 * WORD_STRIDE;
 
-/// A stream on a rank's device. Whoever enqueues has entered the [`Device`] of it.
+/// A stream on a rank's device. Callers that enqueue have made the [`Device`]'s context current.
 pub(crate) struct Channel {
     pub(crate) device: Device,
     stream: RawStream,
     words: Pinned,
-    /// The last mark. The lock makes its number and its place on the stream one step.
+    /// The last mark. The lock makes its number and its position in the stream one step.
     marks: Mutex<u64>,
 }
 
-// SAFETY: the driver takes streams from every thread; order is the lane's business.
+// SAFETY: streams may be used from every thread; the lane keeps the order.
 unsafe impl Send for Channel {}
 // SAFETY: as above; the words are atomics.
 unsafe impl Sync for Channel {}
 
 impl Channel {
     pub(crate) fn new(device: &Device) -> Result<Self> {
-        let words = device.pinned(3 * APART)?;
+        let words = device.pinned(3 * WORD_STRIDE)?;
         let stream = device.stream()?;
         Ok(Self { device: device.clone(), stream, words, marks: Mutex::new(0) })
     }
@@ -42,22 +42,23 @@ impl Channel {
         unsafe { AtomicU64::from_ptr(self.words.host.add(offset).cast()) }
     }
 
-    /// The last operation that is complete.
+    /// Sequence number of the last completed operation.
     pub(crate) fn done(&self) -> u64 {
         self.word(DONE).load(Ordering::Acquire)
     }
 
-    /// Says that operation `sequence` is complete, for one whose last step is the host's. The stream has nothing to do then.
+    /// Marks operation `sequence` complete from the host, when its last step is the host's. The
+    /// stream is idle then.
     pub(crate) fn set_done(&self, sequence: u64) {
         self.word(DONE).store(sequence, Ordering::Release);
     }
 
-    /// Says so from the stream.
+    /// Marks it complete from the stream.
     pub(crate) fn when_done(&self, sequence: u64) -> MemOp {
         MemOp::write_64(self.words.address + DONE as Address, sequence)
     }
 
-    /// A new mark, set when the stream is here.
+    /// Enqueues a new mark.
     pub(crate) fn mark(&self) -> Result<u64> {
         let mut mark = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
         *mark += 1;
@@ -70,12 +71,12 @@ impl Channel {
         self.word(MARK).load(Ordering::Acquire) >= mark
     }
 
-    /// Pinned room for one word.
+    /// Pinned storage for one word.
     pub(crate) fn cell(&self) -> *mut u64 {
         self.word(CELL).as_ptr()
     }
 
-    /// Runs memory operations in order.
+    /// Enqueues memory operations, in order.
     pub(crate) fn run(&self, operations: &mut [MemOp]) -> Result<()> {
         let count = operations.len() as u32;
         call!(
@@ -85,11 +86,11 @@ impl Channel {
         )
     }
 
-    /// Copies from a device to this one, without a stop in host memory that the plugin knows of. `reached` is what `from` is for this
-    /// device, if that reaches it.
-    pub(crate) fn copy_straight(
+    /// Copies from another device to this one directly. `reached` is the address of `from` for this
+    /// device, if it can access it.
+    pub(crate) fn copy_direct(
         &self,
-        how: config::Copy,
+        how: config::CopyMethod,
         to: Address,
         source: &Device,
         from: Address,
@@ -97,23 +98,25 @@ impl Channel {
         bytes: usize,
     ) -> Result<()> {
         let (driver, context) = (&*self.device.driver, self.device.context);
-        let place = format_args!("for {bytes} bytes between devices");
+        let purpose = format_args!("for {bytes} bytes between devices");
         let mapped = match how {
-            config::Copy::Mapped if reached.is_none() => {
-                return Err(Error::Unserved(format!(
+            config::CopyMethod::Mapped if reached.is_none() => {
+                return Err(Error::Unsupported(format!(
                     "device {} does not reach memory of device {} at {from:#x}, which \
                      DEVCOMM_GIN_COPY=mapped needs",
                     self.device.number, source.number
                 )));
             }
-            config::Copy::Auto | config::Copy::Mapped => reached,
-            config::Copy::Peer | config::Copy::Staged => None,
+            config::CopyMethod::Auto | config::CopyMethod::Mapped => reached,
+            config::CopyMethod::Peer | config::CopyMethod::Staged => None,
         };
         match mapped {
-            Some(from) => call!(*driver, place, cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream)),
+            Some(from) => {
+                call!(*driver, purpose, cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream))
+            }
             None => call!(
                 *driver,
-                place,
+                purpose,
                 cuMemcpyPeerAsync(to, context, from, source.context, bytes, self.stream)
             ),
         }
@@ -137,17 +140,17 @@ impl Channel {
         )
     }
 
-    /// Sets `event`, an event of this device, when the stream is here.
+    /// Records `event`, an event of this device.
     pub(crate) fn record(&self, event: RawEvent) -> Result<()> {
         call!(*self.device.driver, "for a staged copy", cuEventRecord(event, self.stream))
     }
 
-    /// The stream goes on when `event` is set.
+    /// Makes the stream wait for `event`.
     pub(crate) fn wait(&self, event: RawEvent) -> Result<()> {
         call!(*self.device.driver, "for a staged copy", cuStreamWaitEvent(self.stream, event, 0))
     }
 
-    /// Asks the driver whether nothing is on the stream, and whether what was there has failed.
+    /// Queries the driver: whether the stream is idle, or an operation has failed.
     pub(crate) fn is_idle(&self) -> Result<bool> {
         let _entered = self.device.enter()?;
         // SAFETY: the stream lives as long as `self`.
@@ -155,14 +158,14 @@ impl Channel {
         if code == NOT_READY {
             return Ok(false);
         }
-        let place = || "for copies on the way".to_owned();
-        self.device.driver.check(code, "cuStreamQuery", place).map(|()| true)
+        let purpose = || "for copies in flight".to_owned();
+        self.device.driver.check(code, "cuStreamQuery", purpose).map(|()| true)
     }
 }
 
 impl Channel {
-    /// Waits for what is on the stream. Whether that came to a good end.
-    pub(crate) fn settle(&self) -> bool {
+    /// Synchronises the stream; returns whether that succeeded.
+    pub(crate) fn synchronize(&self) -> bool {
         self.device.enter().is_ok_and(|_entered| {
             call!(*self.device.driver, "at close", cuStreamSynchronize(self.stream)).is_ok()
         })
@@ -171,7 +174,7 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        self.settle();
+        self.synchronize();
         let Ok(_entered) = self.device.enter() else { return };
         let driver = &*self.device.driver;
         let _ = call!(*driver, "at close", cuStreamDestroy_v2(self.stream));

@@ -1,51 +1,52 @@
-//! A rank's side of a connection: how it comes up, moves on, fails and ends.
+//! A rank's side of a connection: setup, progress, failure and close.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::abi::{HANDLE_BYTES, Opaque};
+use crate::connection::{Connection, LocalRank};
 use crate::endpoint::{Endpoint, Handle};
 use crate::error::{Error, Result};
-use crate::group::{Group, Member};
 use crate::log;
 use crate::region::Region;
-use crate::remote::{Link, meet};
+use crate::remote::{Link, connect_links};
 use crate::request::{ContextId, Request, Requests};
 
-/// Polls between two looks at the clock.
-const POLLS_A_LOOK: u64 = 256;
-/// Time between two looks at what is not seen by polling: failed copies, and the end of another process.
+/// Polls between two checks of the clock.
+const POLLS_PER_CHECK: u64 = 256;
+/// Interval of the checks that polling does not cover: failed copies, and the end of another
+/// process.
 const CHECK_EVERY: Duration = Duration::from_millis(10);
-/// How long a rank that closes carries out what other processes have asked it for before.
-const SETTLE_WITHIN: Duration = Duration::from_secs(1);
-/// How long what is on the way may take to come to an end, before memory goes that it may look at.
+/// How long a closing rank carries out earlier requests of other processes.
+const FINISH_WITHIN: Duration = Duration::from_secs(1);
+/// How long operations in flight may take to end before the memory that they use is released.
 const END_WITHIN: Duration = Duration::from_secs(4);
-/// How long what is on streams may take, when the connection has failed and nothing more comes.
+/// How long streams may take to become idle after the connection has failed.
 const STOP_WITHIN: Duration = Duration::from_secs(1);
 
 /// A rank of a connection. NCCL: `collComm`.
 pub(crate) struct Comm {
-    group: Arc<Group>,
+    connection: Arc<Connection>,
     pub(crate) rank: usize,
-    pub(crate) me: Arc<Member>,
-    /// To the ranks of other processes, by rank.
+    pub(crate) me: Arc<LocalRank>,
+    /// Links to the ranks of other processes, by rank.
     links: Vec<Option<Link>>,
     requests: Mutex<Requests>,
     polls: AtomicU64,
     checked: Mutex<Instant>,
-    /// When what waits was dropped, after a failure.
+    /// When pending operations were dropped, after a failure.
     stopped: OnceLock<Instant>,
 }
 
-/// Another rank, or this one.
+/// Any rank, this one included.
 pub(crate) enum Peer<'a> {
-    Here(&'a Arc<Member>),
+    Here(&'a Arc<LocalRank>),
     Elsewhere(&'a Link),
 }
 
 impl Comm {
-    /// Meets the other ranks. `handles` is in order of rank.
+    /// Connects to the other ranks. `handles` is in rank order.
     pub(crate) fn connect(
         endpoint: &Endpoint,
         handles: &[[u8; HANDLE_BYTES]],
@@ -61,33 +62,33 @@ impl Comm {
         }
         for (other, handle) in handles.iter().enumerate() {
             if !handle.same_host(&mine) {
-                return Err(Error::Unserved(format!(
+                return Err(Error::Unsupported(format!(
                     "rank {other} is on another host than rank {rank}: this plugin serves the \
                      ranks of one host; across hosts GIN needs RDMA network cards"
                 )));
             }
         }
-        let group = Group::of(handles[0].key(), handles.len())?;
-        let joined = Self::join(endpoint, &handles, rank, &group);
-        // Ranks of this process need not wait for one that does not come.
-        joined.map_err(|error| group.fail(error))
+        let connection = Connection::of(handles[0].key(), handles.len())?;
+        let joined = Self::join(endpoint, &handles, rank, &connection);
+        // Ranks of this process need not wait for a rank that fails.
+        joined.map_err(|error| connection.fail(error))
     }
 
     fn join(
         endpoint: &Endpoint,
         handles: &[Handle],
         rank: usize,
-        group: &Arc<Group>,
+        connection: &Arc<Connection>,
     ) -> Result<Arc<Self>> {
         let deadline = Instant::now() + endpoint.setup.config.timeout;
-        let me = Arc::new(Member::new(&endpoint.setup, rank)?);
-        group.join(rank, Arc::clone(&me))?;
+        let me = Arc::new(LocalRank::new(&endpoint.setup, rank)?);
+        connection.join(rank, Arc::clone(&me))?;
         let mut links = handles.iter().map(|_| None).collect::<Vec<_>>();
-        let met = meet(endpoint, handles, rank, &me, group, deadline, &mut links);
+        let linked = connect_links(endpoint, handles, rank, &me, connection, deadline, &mut links);
         let elsewhere = links.iter().flatten().count();
-        met.and_then(|()| group.wait_for(handles.len() - elsewhere, deadline)).map_err(
+        linked.and_then(|()| connection.wait_for(handles.len() - elsewhere, deadline)).map_err(
             |error| {
-                let first = group.fail(error);
+                let first = connection.fail(error);
                 links.iter().flatten().for_each(|link| link.tell_failure(&first));
                 first
             },
@@ -97,7 +98,7 @@ impl Comm {
             handles.len()
         ));
         Ok(Arc::new(Self {
-            group: Arc::clone(group),
+            connection: Arc::clone(connection),
             rank,
             me,
             links,
@@ -121,7 +122,7 @@ impl Comm {
     ) -> Result<Opaque> {
         let own = self.me.device();
         let mut others: Vec<i32> =
-            self.group.members().map(|member| member.device().number).collect();
+            self.connection.locals().map(|local| local.device().number).collect();
         others.sort_unstable();
         others.dedup();
         others.retain(|other| *other != own.number);
@@ -136,29 +137,30 @@ impl Comm {
     }
 
     pub(crate) fn deregister(&self, handle: Opaque) -> Result<()> {
-        self.forget(vec![self.me.regions.remove(handle)?]);
+        self.drop_regions(vec![self.me.regions.remove(handle)?]);
         Ok(())
     }
 
-    /// Drops regions, when no copy uses their memory any more.
-    fn forget(&self, regions: Vec<Region>) {
+    /// Drops regions once no copy uses their memory.
+    fn drop_regions(&self, regions: Vec<Region>) {
         let lanes: Vec<_> =
-            self.group.members().map(|member| (member, member.lane.accepted())).collect();
+            self.connection.locals().map(|local| (local, local.lane.accepted())).collect();
         let links: Vec<_> =
             self.links.iter().flatten().map(|link| (link, link.accepted())).collect();
-        let quiet = self.ends("a region was deregistered", || {
-            lanes.iter().all(|(member, last)| member.lane.done(*last))
+        let quiet = self.drain("a region was deregistered", || {
+            lanes.iter().all(|(local, last)| local.lane.done(*last))
                 && links.iter().all(|(link, last)| link.done(*last))
         });
         if !quiet && regions.iter().any(Region::is_mapped_here) {
-            // A copy that never ends still has the address: the mapping stays.
+            // A copy that never ends still uses the address: the mapping is leaked.
             std::mem::forget(regions);
         }
     }
 
-    /// Waits until operations are `done`, because of `why`, and moves on what waits. Where that does not come, the connection has
-    /// failed: what waits is dropped. Whether nothing uses the memory of those operations any more; the host does not in any case.
-    fn ends(&self, why: &str, done: impl Fn() -> bool) -> bool {
+    /// Makes progress until operations are `done`; `why` is for the log. If they do not end in
+    /// time, the connection fails and pending operations are dropped. Returns whether no stream
+    /// uses the memory of those operations; the host never does after this.
+    fn drain(&self, why: &str, done: impl Fn() -> bool) -> bool {
         let deadline = Instant::now() + END_WITHIN;
         while !done() {
             if self.progress().is_err() {
@@ -178,15 +180,16 @@ impl Comm {
         true
     }
 
-    /// Drops what waits in this process, after a failure. Whether all streams came to a good end soon after.
+    /// Drops pending operations of this process, after a failure. Returns whether all streams
+    /// became idle soon after.
     fn stop(&self) -> bool {
         let deadline = *self.stopped.get_or_init(Instant::now) + STOP_WITHIN;
         self.links.iter().flatten().for_each(Link::cancel);
-        self.group.members().for_each(|member| member.lane.cancel());
+        self.connection.locals().for_each(|local| local.lane.cancel());
         let idle =
-            |member: &Arc<Member>| Ok(member.lane.is_idle()? && member.staging.channel.is_idle()?);
+            |local: &Arc<LocalRank>| Ok(local.lane.is_idle()? && local.staging.channel.is_idle()?);
         loop {
-            let all = self.group.members().map(idle).collect::<Result<Vec<bool>>>();
+            let all = self.connection.locals().map(idle).collect::<Result<Vec<bool>>>();
             match all {
                 Ok(all) if all.iter().all(|idle| *idle) => return true,
                 Ok(_) if Instant::now() < deadline => std::thread::yield_now(),
@@ -195,9 +198,9 @@ impl Comm {
         }
     }
 
-    /// Carries out what other processes have asked for, before this rank's progress ends.
-    pub(crate) fn settle(&self) {
-        let deadline = Instant::now() + SETTLE_WITHIN;
+    /// Carries out the requests of other processes, before this rank's progress ends.
+    pub(crate) fn finish_incoming(&self) {
+        let deadline = Instant::now() + FINISH_WITHIN;
         while !self.links.iter().flatten().all(Link::is_settled) && Instant::now() < deadline {
             if self.progress().is_err() {
                 return;
@@ -206,18 +209,19 @@ impl Comm {
         }
     }
 
-    /// Closes this rank's side. What others have on the way to it still completes.
+    /// Closes this rank's side. Operations of others into it still complete.
     pub(crate) fn close(&self) {
-        self.settle();
+        self.finish_incoming();
         self.me.leave();
-        self.forget(self.me.regions.clear());
+        self.drop_regions(self.me.regions.clear());
         self.links.iter().flatten().for_each(Link::leave);
         log::debug(format_args!("rank {}: closed", self.rank));
     }
 
-    /// Runs an operation, unless the connection has failed; what fails here has failed for good, and other processes hear of it.
+    /// Runs an operation, unless the connection has failed. An error fails the connection, and
+    /// other processes are told.
     pub(crate) fn working<T>(&self, operation: impl FnOnce() -> Result<T>) -> Result<T> {
-        let result = match self.group.fault() {
+        let result = match self.connection.fault() {
             Some(fault) => Err(fault.clone()),
             None => operation(),
         };
@@ -226,7 +230,7 @@ impl Comm {
 
     /// Records a failure, and returns the first.
     pub(crate) fn fail(&self, error: Error) -> Error {
-        let first = self.group.fail(error);
+        let first = self.connection.fail(error);
         for link in self.links.iter().flatten() {
             link.tell_failure(&first);
         }
@@ -234,7 +238,7 @@ impl Comm {
     }
 
     pub(crate) fn failed(&self) -> bool {
-        self.group.fault().is_some()
+        self.connection.fault().is_some()
     }
 
     pub(crate) fn peer(&self, rank: u32) -> Result<Peer<'_>> {
@@ -242,34 +246,34 @@ impl Comm {
         if let Some(Some(link)) = self.links.get(rank) {
             return Ok(Peer::Elsewhere(link));
         }
-        let member = self.group.member(rank).ok_or_else(|| {
+        let local = self.connection.local(rank).ok_or_else(|| {
             Error::Argument(format!("rank {rank} of {} is out of range", self.n_ranks()))
         })?;
-        if member.has_left() {
+        if local.has_left() {
             return Err(Error::Remote(format!("rank {rank} has left the connection")));
         }
-        Ok(Peer::Here(member))
+        Ok(Peer::Here(local))
     }
 
     fn requests(&self) -> MutexGuard<'_, Requests> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes room for the requests of a new context.
-    pub(crate) fn make_room(&self, more: usize) -> ContextId {
+    /// Reserves capacity for the requests of a new context.
+    pub(crate) fn reserve_requests(&self, more: usize) -> ContextId {
         self.requests().grow(more)
     }
 
-    /// Ends the requests of a context, and leaves their room to the next.
-    pub(crate) fn leave_room(&self, context: ContextId, less: usize) {
+    /// Ends the requests of a context, and leaves their capacity to the next.
+    pub(crate) fn release_requests(&self, context: ContextId, less: usize) {
         let live = self.requests().of(context);
-        self.ends("a context was destroyed", || {
+        self.drain("a context was destroyed", || {
             live.iter().all(|request| self.is_done(*request).unwrap_or(false))
         });
         self.requests().leave(context, less);
     }
 
-    /// Keeps the request that `submit` makes for a context.
+    /// Stores the request that `submit` creates for a context.
     pub(crate) fn keep(
         &self,
         context: ContextId,
@@ -280,7 +284,7 @@ impl Comm {
         requests.add(context, submit()?)
     }
 
-    /// Whether a request is complete; if so, its handle means nothing any more.
+    /// Whether a request is complete; if so, its handle becomes invalid.
     pub(crate) fn test(&self, handle: Opaque) -> Result<bool> {
         self.working(|| {
             let mut requests = self.requests();
@@ -294,10 +298,10 @@ impl Comm {
     }
 
     fn is_done(&self, request: Request) -> Result<bool> {
-        let lost = || Error::Internal(format!("{request:?} is of no rank"));
+        let lost = || Error::Internal(format!("{request:?} belongs to no rank"));
         match request {
             Request::Lane { rank, sequence } => {
-                Ok(self.group.member(rank).ok_or_else(lost)?.lane.done(sequence))
+                Ok(self.connection.local(rank).ok_or_else(lost)?.lane.done(sequence))
             }
             Request::Link { rank, ticket } => {
                 let link = self.links.get(rank).and_then(Option::as_ref);
@@ -306,29 +310,29 @@ impl Comm {
         }
     }
 
-    /// Moves on what waits, whoever it is for.
+    /// Makes progress on all pending operations.
     pub(crate) fn progress(&self) -> Result<()> {
         self.working(|| {
-            for member in self.group.members() {
-                member.lane.progress()?;
+            for local in self.connection.locals() {
+                local.lane.progress()?;
             }
             for link in self.links.iter().flatten() {
                 link.progress()?;
             }
             let polls = self.polls.fetch_add(1, Ordering::Relaxed);
-            if polls % POLLS_A_LOOK == POLLS_A_LOOK - 1 { self.check() } else { Ok(()) }
+            if polls % POLLS_PER_CHECK == POLLS_PER_CHECK - 1 { self.check() } else { Ok(()) }
         })
     }
 
-    /// Looks at what polling does not see, now and then.
+    /// Periodically checks what polling does not cover.
     fn check(&self) -> Result<()> {
         let Ok(mut checked) = self.checked.try_lock() else { return Ok(()) };
         if checked.elapsed() < CHECK_EVERY {
             return Ok(());
         }
         *checked = Instant::now();
-        for member in self.group.members() {
-            member.lane.check()?;
+        for local in self.connection.locals() {
+            local.lane.check()?;
         }
         self.me.staging.channel.is_idle()?;
         self.links.iter().flatten().try_for_each(Link::check)

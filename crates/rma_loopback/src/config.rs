@@ -1,51 +1,53 @@
-//! What the environment says.
+//! The plugin's settings, from environment variables.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
 
-/// How data goes from one device to another.
+/// How data is copied from one device to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Copy {
-    /// As [`Copy::Mapped`] where the target's device reaches the memory, else as [`Copy::Peer`].
+pub enum CopyMethod {
+    /// As [`CopyMethod::Mapped`] where the target's device can access the memory, else as
+    /// [`CopyMethod::Peer`].
     Auto,
-    /// `cuMemcpyPeerAsync`: straight, whether or not the memory is mapped for the other device.
+    /// `cuMemcpyPeerAsync`: direct, whether or not the memory is mapped for the other device.
     Peer,
-    /// `cuMemcpyDtoDAsync`: straight, and an error where the target's device does not reach the memory.
+    /// `cuMemcpyDtoDAsync`: direct; an error where the target's device cannot access the memory.
     Mapped,
-    /// Through pinned host memory, where devices do not reach each other.
+    /// Through pinned host memory, for devices without peer access.
     Staged,
 }
 
 /// How a signal in device memory is added to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Adding {
-    /// By the device where it can (CUDA 13.1), else as [`Adding::Write`].
+pub enum SignalMethod {
+    /// By the device where supported (CUDA 13.1), else as [`SignalMethod::Write`].
     Auto,
-    /// A write of the sum that the plugin keeps, or of what it has read and added to.
+    /// By writing the sum, from the plugin's shadow value or from a read.
     Write,
 }
 
-/// How many slots there can be.
+/// Valid numbers of slots.
 pub(crate) const SLOTS: RangeInclusive<u64> = 2..=1024;
-/// How large a slot can be, in KiB.
+/// Valid slot sizes, in KiB.
 pub(crate) const SLOT_KIB: RangeInclusive<u64> = 4..=65536;
 
 /// The plugin's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// `DEVCOMM_GIN_COPY`: `auto`, `peer`, `mapped` or `staged`.
-    pub copy: Copy,
+    pub copy: CopyMethod,
     /// `DEVCOMM_GIN_SIGNAL`: `auto` or `write`.
-    pub adding: Adding,
-    /// `DEVCOMM_GIN_SLOTS`: staging slots of each rank, and of each direction between two processes.
+    pub signal: SignalMethod,
+    /// `DEVCOMM_GIN_SLOTS`: staging slots of each rank, and of each direction between two
+    /// processes.
     pub slots: usize,
     /// `DEVCOMM_GIN_SLOT_KIB`, here in bytes: the size of a slot.
     pub slot_bytes: usize,
-    /// `DEVCOMM_GIN_DEPTH`: operations that may be on one rank's stream at a time; more wait in the plugin.
+    /// `DEVCOMM_GIN_DEPTH`: maximum operations in one rank's stream; more wait in the plugin.
     pub depth: u64,
-    /// `DEVCOMM_GIN_CONNECTIONS`: devices to offer; NCCL makes a connection for each, at most 4.
+    /// `DEVCOMM_GIN_CONNECTIONS`: devices to report, at most 4; NCCL makes a connection for each.
     pub connections: i32,
     /// `DEVCOMM_GIN_TIMEOUT`, in seconds: how long a rank waits for the others to connect.
     pub timeout: Duration,
@@ -54,8 +56,8 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            copy: Copy::Auto,
-            adding: Adding::Auto,
+            copy: CopyMethod::Auto,
+            signal: SignalMethod::Auto,
             slots: 16,
             slot_bytes: 512 << 10,
             depth: 256,
@@ -79,10 +81,10 @@ impl Config {
         let text = |name| variable(name).filter(|value| !value.is_empty());
         let default = Self::default();
         let copy = match text("DEVCOMM_GIN_COPY").as_deref() {
-            None | Some("auto") => Copy::Auto,
-            Some("peer") => Copy::Peer,
-            Some("mapped") => Copy::Mapped,
-            Some("staged") => Copy::Staged,
+            None | Some("auto") => CopyMethod::Auto,
+            Some("peer") => CopyMethod::Peer,
+            Some("mapped") => CopyMethod::Mapped,
+            Some("staged") => CopyMethod::Staged,
             Some(value) => {
                 return Err(refused(
                     "DEVCOMM_GIN_COPY",
@@ -91,9 +93,9 @@ impl Config {
                 ));
             }
         };
-        let adding = match text("DEVCOMM_GIN_SIGNAL").as_deref() {
-            None | Some("auto") => Adding::Auto,
-            Some("write") => Adding::Write,
+        let signal = match text("DEVCOMM_GIN_SIGNAL").as_deref() {
+            None | Some("auto") => SignalMethod::Auto,
+            Some("write") => SignalMethod::Write,
             Some(value) => {
                 return Err(refused("DEVCOMM_GIN_SIGNAL", value, "one of auto and write"));
             }
@@ -107,7 +109,7 @@ impl Config {
         };
         Ok(Self {
             copy,
-            adding,
+            signal,
             slots: number("DEVCOMM_GIN_SLOTS", 16, SLOTS, "2 to 1024")? as usize,
             slot_bytes: (number("DEVCOMM_GIN_SLOT_KIB", 512, SLOT_KIB, "4 to 65536")? as usize)
                 << 10,
@@ -143,8 +145,8 @@ mod tests {
 
     #[test]
     fn values_are_read_and_wrong_ones_named_with_what_they_can_be() {
-        assert_eq!(with("DEVCOMM_GIN_COPY", "staged").unwrap().copy, Copy::Staged);
-        assert_eq!(with("DEVCOMM_GIN_SIGNAL", "write").unwrap().adding, Adding::Write);
+        assert_eq!(with("DEVCOMM_GIN_COPY", "staged").unwrap().copy, CopyMethod::Staged);
+        assert_eq!(with("DEVCOMM_GIN_SIGNAL", "write").unwrap().signal, SignalMethod::Write);
         assert_eq!(with("DEVCOMM_GIN_SLOT_KIB", "64").unwrap().slot_bytes, 65536);
         assert_eq!(with("DEVCOMM_GIN_DEPTH", "1").unwrap().depth, 1);
         assert_eq!(with("DEVCOMM_GIN_TIMEOUT", "7").unwrap().timeout, Duration::from_secs(7));

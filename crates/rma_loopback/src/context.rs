@@ -1,17 +1,17 @@
-//! The operations of a context.
+//! Contexts and their operations: put, get, signal.
 
 use std::sync::Arc;
 
 use crate::abi::{MAX_REQUESTS, Opaque, SIGNAL_ADD, SIGNAL_INC};
 use crate::comm::{Comm, Peer};
+use crate::connection::LocalRank;
 use crate::error::{Error, Result};
-use crate::group::Member;
 use crate::region::id_of;
-use crate::remote::{Asked, Job, RemoteSignal};
+use crate::remote::{Job, RemoteKind, RemoteSignal};
 use crate::request::{ContextId, Request};
-use crate::transfer::{Data, Place, Source, Transfer};
+use crate::transfer::{Buffer, Data, Source, Transfer};
 
-/// What NCCL multiplies [`MAX_REQUESTS`] by.
+/// Factor of [`MAX_REQUESTS`].
 pub(crate) const MAX_RECVS: usize = 4;
 
 /// Contexts of a connection. NCCL: `rmaCtx`.
@@ -19,8 +19,8 @@ pub(crate) struct Context {
     pub(crate) comm: Arc<Comm>,
     id: ContextId,
     n_contexts: usize,
-    /// Requests that NCCL may have outstanding on them.
-    room: usize,
+    /// Maximum outstanding requests of the contexts.
+    requests: usize,
 }
 
 impl AsRef<Comm> for Context {
@@ -29,28 +29,28 @@ impl AsRef<Comm> for Context {
     }
 }
 
-/// A place in a region, named as NCCL names it: the offset is in bytes.
+/// A location in a region: NCCL's handle, and an offset in bytes.
 #[derive(Clone, Copy)]
-pub(crate) struct At {
+pub(crate) struct RegionOffset {
     region: Opaque,
     offset: u64,
 }
 
-impl At {
+impl RegionOffset {
     pub(crate) fn new(region: Opaque, offset: u64) -> Self {
         Self { region, offset }
     }
 }
 
-/// A signal as NCCL asks for it.
+/// NCCL's parameters of a signal.
 #[derive(Clone, Copy)]
-pub(crate) struct Signalled {
-    pub(crate) at: At,
+pub(crate) struct SignalRequest {
+    pub(crate) at: RegionOffset,
     pub(crate) value: u64,
     pub(crate) operation: u32,
 }
 
-impl Signalled {
+impl SignalRequest {
     fn lower(self) -> Result<RemoteSignal> {
         let add = match self.operation {
             SIGNAL_INC => 1,
@@ -62,13 +62,13 @@ impl Signalled {
 }
 
 impl Context {
-    /// `count` contexts, with room for the requests that NCCL may have on them.
+    /// `count` contexts, with capacity for their requests.
     pub(crate) fn new(comm: &Arc<Comm>, count: i32) -> Result<Self> {
         let n_contexts =
             usize::try_from(count).map_err(|_| Error::Argument(format!("{count} contexts")))?;
-        let room = n_contexts * comm.n_ranks() * MAX_REQUESTS * MAX_RECVS;
-        let id = comm.make_room(room);
-        Ok(Self { comm: Arc::clone(comm), id, n_contexts, room })
+        let requests = n_contexts * comm.n_ranks() * MAX_REQUESTS * MAX_RECVS;
+        let id = comm.reserve_requests(requests);
+        Ok(Self { comm: Arc::clone(comm), id, n_contexts, requests })
     }
 
     fn require(&self, context: i32) -> Result<()> {
@@ -78,20 +78,20 @@ impl Context {
         Err(Error::Argument(format!("context {context} of {}", self.n_contexts)))
     }
 
-    /// Puts `bytes` from `from` of this rank to `to` of `rank`, then signals there.
+    /// Puts `bytes` bytes from `from` on this rank to `to` on `rank`, then signals there.
     pub(crate) fn put(
         &self,
         context: i32,
-        from: At,
+        from: RegionOffset,
         bytes: usize,
-        to: At,
+        to: RegionOffset,
         rank: u32,
-        signal: Option<Signalled>,
+        signal: Option<SignalRequest>,
     ) -> Result<Opaque> {
         let comm = &*self.comm;
         comm.working(|| {
             self.require(context)?;
-            let signal = signal.map(Signalled::lower).transpose()?;
+            let signal = signal.map(SignalRequest::lower).transpose()?;
             match comm.peer(rank)? {
                 Peer::Here(peer) => {
                     let data = match bytes {
@@ -109,11 +109,13 @@ impl Context {
                     })
                 }
                 Peer::Elsewhere(link) => {
-                    let (region, asked) = match bytes {
-                        0 => (0, Asked::Put(None)),
-                        _ => (id_of(to.region)?, Asked::Put(Some(comm.me.range(from, bytes)?))),
+                    let (region, kind) = match bytes {
+                        0 => (0, RemoteKind::Put(None)),
+                        _ => {
+                            (id_of(to.region)?, RemoteKind::Put(Some(comm.me.range(from, bytes)?)))
+                        }
                     };
-                    let job = Job { asked, bytes, region, offset: to.offset, signal };
+                    let job = Job { kind, bytes, region, offset: to.offset, signal };
                     let rank = rank as usize;
                     comm.keep(self.id, || Ok(Request::Link { rank, ticket: link.submit(job)? }))
                 }
@@ -121,24 +123,24 @@ impl Context {
         })
     }
 
-    /// Gets `bytes` from `from` of `rank` to `to` of this rank.
+    /// Gets `bytes` bytes from `from` on `rank` to `to` on this rank.
     pub(crate) fn get(
         &self,
         context: i32,
-        from: At,
+        from: RegionOffset,
         bytes: usize,
-        to: At,
+        to: RegionOffset,
         rank: u32,
     ) -> Result<Opaque> {
         let comm = &*self.comm;
         comm.working(|| {
             self.require(context)?;
-            let place = comm.me.range(to, bytes)?;
+            let buffer = comm.me.range(to, bytes)?;
             match comm.peer(rank)? {
                 Peer::Here(peer) => {
                     let data = match bytes {
                         0 => Data::None,
-                        _ => Data::of(peer.source(from, bytes, &comm.me)?, place, bytes),
+                        _ => Data::of(peer.source(from, bytes, &comm.me)?, buffer, bytes),
                     };
                     comm.keep(self.id, || {
                         let sequence = comm.me.lane.submit(Transfer { data, signal: None })?;
@@ -146,8 +148,8 @@ impl Context {
                     })
                 }
                 Peer::Elsewhere(link) => {
-                    let (region, asked) = (id_of(from.region)?, Asked::Get(place));
-                    let job = Job { asked, bytes, region, offset: from.offset, signal: None };
+                    let (region, kind) = (id_of(from.region)?, RemoteKind::Get(buffer));
+                    let job = Job { kind, bytes, region, offset: from.offset, signal: None };
                     let rank = rank as usize;
                     comm.keep(self.id, || Ok(Request::Link { rank, ticket: link.submit(job)? }))
                 }
@@ -156,13 +158,13 @@ impl Context {
     }
 }
 
-impl Member {
-    fn range(&self, at: At, bytes: usize) -> Result<Place> {
+impl LocalRank {
+    fn range(&self, at: RegionOffset, bytes: usize) -> Result<Buffer> {
         self.regions.range(id_of(at.region)?, at.offset, bytes)
     }
 
-    /// Data of this rank, to be copied to `target`.
-    fn source(&self, at: At, bytes: usize, target: &Member) -> Result<Source> {
+    /// A source on this rank for a copy to `target`.
+    fn source(&self, at: RegionOffset, bytes: usize, target: &LocalRank) -> Result<Source> {
         let device = target.device().number;
         self.regions.source(id_of(at.region)?, at.offset, bytes, &self.staging, device)
     }
@@ -170,8 +172,8 @@ impl Member {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // NCCL frees next what the requests read and write.
-        self.comm.leave_room(self.id, self.room);
-        self.comm.settle();
+        // NCCL frees the requests' memory next.
+        self.comm.release_requests(self.id, self.requests);
+        self.comm.finish_incoming();
     }
 }

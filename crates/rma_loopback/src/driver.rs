@@ -1,6 +1,6 @@
-//! The part of the CUDA driver that the plugin uses: a table of functions, from `libcuda.so.1` or made for a test.
+//! The CUDA driver functions that the plugin uses: a table from `libcuda.so.1`, or a test's.
 //!
-//! Nothing here is linked: a machine without a driver gets an error, and NCCL goes on to its next backend.
+//! Nothing is linked: without a driver, initialisation fails and NCCL tries its next back end.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
@@ -10,7 +10,7 @@ use libloading::Library;
 
 use crate::error::{Error, Result};
 
-/// What the driver's functions return. CUDA: `CUresult`.
+/// Return code. CUDA: `CUresult`.
 pub type Code = c_int;
 /// A context. CUDA: `CUcontext`.
 pub type RawContext = *mut c_void;
@@ -18,7 +18,7 @@ pub type RawContext = *mut c_void;
 pub type RawStream = *mut c_void;
 /// An event. CUDA: `CUevent`.
 pub type RawEvent = *mut c_void;
-/// An address that the device uses. CUDA: `CUdeviceptr`.
+/// A device address. CUDA: `CUdeviceptr`.
 pub type Address = u64;
 
 /// CUDA: `CUDA_SUCCESS`.
@@ -29,7 +29,7 @@ pub const NOT_READY: Code = 600;
 pub const CAN_USE_64_BIT_STREAM_MEM_OPS: c_int = 122;
 /// CUDA: `CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED`.
 pub const ATOMIC_REDUCTION_SUPPORTED: c_int = 148;
-/// The first driver with atomic reductions on streams, as `cuDriverGetVersion` has it.
+/// The first driver version with atomic reductions on streams, as from `cuDriverGetVersion`.
 const FIRST_WITH_REDUCTIONS: c_int = 13_010;
 const STREAM_NON_BLOCKING: c_uint = 1;
 const EVENT_DISABLE_TIMING: c_uint = 2;
@@ -53,22 +53,22 @@ impl MemOp {
     /// Data type of a reduction: unsigned, 64 bits.
     pub const REDUCTION_U64: u64 = 0x16;
 
-    /// Writes `value`, behind all that the stream did before, as every device and the host see it.
+    /// Writes `value` after all earlier work of the stream, visible to every device and the host.
     pub(crate) fn write_64(address: Address, value: u64) -> Self {
         Self([Self::WRITE_64, address, value, 0, 0, 0])
     }
 
-    /// As [`MemOp::write_64`], 4 bytes.
+    /// As [`MemOp::write_64`], with 4 bytes.
     pub(crate) fn write_32(address: Address, value: u32) -> Self {
         Self([Self::WRITE_32, address, u64::from(value), 0, 0, 0])
     }
 
-    /// What follows is behind all that the stream did before.
+    /// Orders later operations after all earlier work of the stream.
     pub(crate) fn barrier() -> Self {
         Self([Self::BARRIER, 0, 0, 0, 0, 0])
     }
 
-    /// Adds `value` to the word, as one access.
+    /// Adds `value` to the word atomically.
     pub(crate) fn add_64(address: Address, value: u64) -> Self {
         Self([Self::REDUCTION, Self::REDUCTION_U64 << 32, address, value, 0, 0])
     }
@@ -77,13 +77,13 @@ impl MemOp {
 /// CUDA: `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
 pub const READ_WRITE: c_int = 3;
 
-/// Where memory is used. CUDA: `CUmemLocation`.
+/// A memory location. CUDA: `CUmemLocation`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Location {
     /// 1: a device.
     pub kind: c_int,
-    /// Its number.
+    /// The device's number.
     pub id: c_int,
 }
 
@@ -93,13 +93,13 @@ impl Location {
     }
 }
 
-/// Who may use memory, and how. CUDA: `CUmemAccessDesc`.
+/// Access to memory. CUDA: `CUmemAccessDesc`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AccessDescription {
-    /// Who.
+    /// The device.
     pub location: Location,
-    /// How.
+    /// The access flags.
     pub flags: c_int,
 }
 
@@ -120,16 +120,17 @@ macro_rules! functions {
         }
 
         impl Functions {
-            /// Looks the functions up.
+            /// Loads the symbols.
             ///
             /// # Safety
             ///
-            /// `library` is the CUDA driver's, and stays loaded.
+            /// `library` is the CUDA driver and stays loaded.
             unsafe fn of(library: &Library) -> Result<Self> {
                 Ok(Self {
                     $($symbol: {
                         let name = concat!(stringify!($symbol), "\0").as_bytes();
-                        // SAFETY: the driver's function of this name has this signature: the name carries the version.
+                        // SAFETY: the driver's function of this name has this signature: the name
+                        // carries the version.
                         let found = unsafe { library.get(name) };
                         *found.map_err(|_| Error::NoDriver(format!(
                             "libcuda.so.1 has no {}: it is too old", stringify!($symbol),
@@ -182,25 +183,25 @@ functions! {
     cuThreadExchangeStreamCaptureMode: fn(*mut c_int);
 }
 
-/// A driver that is initialised.
+/// An initialised driver.
 pub struct Driver {
     functions: Functions,
     version: c_int,
 }
 
-/// Calls a function of the table, and turns its result into an error that names it.
+/// Calls a function of the table; an error names it and the purpose of the call.
 macro_rules! call {
-    ($driver:expr, $place:expr, $symbol:ident($($argument:expr),* $(,)?)) => {{
+    ($driver:expr, $purpose:expr, $symbol:ident($($argument:expr),* $(,)?)) => {{
         let driver: &$crate::driver::Driver = &$driver;
-        // SAFETY: the caller of this macro answers for the arguments, where it stands.
+        // SAFETY: the macro's caller upholds the function's contract.
         let code = unsafe { (driver.functions().$symbol)($($argument),*) };
-        driver.check(code, stringify!($symbol), || $place.to_string())
+        driver.check(code, stringify!($symbol), || $purpose.to_string())
     }};
 }
 pub(crate) use call;
 
 impl Driver {
-    /// The driver of this machine, loaded and initialised once a process.
+    /// The system's driver, loaded and initialised once per process.
     ///
     /// # Errors
     ///
@@ -209,12 +210,12 @@ impl Driver {
         static DRIVER: OnceLock<Result<Arc<Driver>>> = OnceLock::new();
         DRIVER
             .get_or_init(|| {
-                // SAFETY: loading the driver runs its initialisers, which is what using it means.
+                // SAFETY: loading the driver runs its initialisers, as intended.
                 let library = unsafe { Library::new("libcuda.so.1") };
                 let library = library.map_err(|error| {
                     Error::NoDriver(format!("libcuda.so.1 cannot be loaded ({error})"))
                 })?;
-                // SAFETY: it is the driver's library, and is leaked below.
+                // SAFETY: it is the driver's library, which is leaked below.
                 let functions = unsafe { Functions::of(&library) }?;
                 std::mem::forget(library);
                 Self::new(functions).map(Arc::new)
@@ -222,7 +223,7 @@ impl Driver {
             .clone()
     }
 
-    /// A driver of these functions, initialised.
+    /// Initialises a driver with these functions.
     ///
     /// # Errors
     ///
@@ -253,7 +254,7 @@ impl Driver {
         &self,
         code: Code,
         call: &'static str,
-        place: impl FnOnce() -> String,
+        purpose: impl FnOnce() -> String,
     ) -> Result<()> {
         if code == SUCCESS {
             return Ok(());
@@ -262,12 +263,12 @@ impl Driver {
         // SAFETY: a live out pointer.
         let named = unsafe { (self.functions.cuGetErrorName)(code, &raw mut name) };
         let name = if named == SUCCESS && !name.is_null() {
-            // SAFETY: what the driver names is a NUL-terminated constant.
+            // SAFETY: the driver returns a NUL-terminated constant.
             unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
         } else {
             "an unknown error".to_owned()
         };
-        Err(Error::Driver { call, code, name, place: place() })
+        Err(Error::Driver { call, code, name, purpose: purpose() })
     }
 
     fn attribute(&self, attribute: c_int, device: c_int) -> Result<bool> {
@@ -277,13 +278,13 @@ impl Driver {
     }
 }
 
-/// A device as a rank uses it: the context that was current when the rank connected.
+/// A rank's device: the context that was current when the rank connected.
 #[derive(Clone)]
 pub(crate) struct Device {
     pub(crate) driver: Arc<Driver>,
     pub(crate) context: RawContext,
     pub(crate) number: c_int,
-    /// The device adds to a word in memory by itself, in the order of a stream.
+    /// Whether the stream can add to a word in memory.
     pub(crate) reductions: bool,
 }
 
@@ -293,12 +294,12 @@ unsafe impl Send for Device {}
 unsafe impl Sync for Device {}
 
 impl Device {
-    /// The one whose context is current on this thread.
+    /// The device whose context is current on this thread.
     pub(crate) fn current(driver: &Arc<Driver>) -> Result<Self> {
         let mut context = null_mut();
         call!(**driver, "at connect", cuCtxGetCurrent(&raw mut context))?;
         if context.is_null() {
-            return Err(Error::Unserved(
+            return Err(Error::Unsupported(
                 "no CUDA context is current in connect: call cudaSetDevice or make the device's \
                  primary context current before the communicator is used"
                     .to_owned(),
@@ -307,7 +308,7 @@ impl Device {
         let mut device = 0;
         call!(**driver, "at connect", cuCtxGetDevice(&raw mut device))?;
         if !driver.attribute(CAN_USE_64_BIT_STREAM_MEM_OPS, device)? {
-            return Err(Error::Unserved(format!(
+            return Err(Error::Unsupported(format!(
                 "device {device} cannot write 64-bit words in the order of a stream (attribute \
                  {CAN_USE_64_BIT_STREAM_MEM_OPS})"
             )));
@@ -317,21 +318,21 @@ impl Device {
         Ok(Self { driver: Arc::clone(driver), context, number: device, reductions })
     }
 
-    /// Whether device `other` reaches this one's memory.
+    /// Whether device `other` can access this one's memory.
     pub(crate) fn reaches(&self, other: c_int) -> bool {
         let mut can = 0;
-        let place = "for peer access";
-        call!(*self.driver, place, cuDeviceCanAccessPeer(&raw mut can, other, self.number))
+        let purpose = "for peer access";
+        call!(*self.driver, purpose, cuDeviceCanAccessPeer(&raw mut can, other, self.number))
             .is_ok_and(|()| can != 0)
     }
 
     /// Makes the context current until the guard is dropped.
-    pub(crate) fn enter(&self) -> Result<Entered<'_>> {
+    pub(crate) fn enter(&self) -> Result<CurrentContext<'_>> {
         call!(*self.driver, "to make a context current", cuCtxPushCurrent_v2(self.context))?;
-        Ok(Entered { device: self })
+        Ok(CurrentContext { device: self })
     }
 
-    /// A stream that runs beside all others and before them.
+    /// A non-blocking stream of the highest priority.
     pub(crate) fn stream(&self) -> Result<RawStream> {
         let _entered = self.enter()?;
         let (mut least, mut greatest, mut stream) = (0, 0, null_mut());
@@ -349,7 +350,7 @@ impl Device {
         Ok(stream)
     }
 
-    /// An event without a time.
+    /// An event without timing.
     pub(crate) fn event(&self) -> Result<RawEvent> {
         let _entered = self.enter()?;
         let mut event = null_mut();
@@ -357,7 +358,7 @@ impl Device {
         Ok(event)
     }
 
-    /// Host memory that every device reads and writes.
+    /// Pinned host memory that every device can access.
     pub(crate) fn pinned(&self, bytes: usize) -> Result<Pinned> {
         let _entered = self.enter()?;
         let mut host = null_mut();
@@ -372,18 +373,18 @@ impl Device {
             "at connect",
             cuMemHostGetDevicePointer_v2(&raw mut pinned.address, host, 0)
         )?;
-        // SAFETY: the allocation has this many bytes, and nothing else knows it.
+        // SAFETY: the allocation has this many bytes and no other reference.
         unsafe { pinned.host.write_bytes(0, bytes) };
         Ok(pinned)
     }
 }
 
-/// A context that is current on this thread.
-pub(crate) struct Entered<'a> {
+/// A context that is current on this thread until dropped.
+pub(crate) struct CurrentContext<'a> {
     device: &'a Device,
 }
 
-impl Drop for Entered<'_> {
+impl Drop for CurrentContext<'_> {
     fn drop(&mut self) {
         let mut popped = null_mut();
         let _ =
@@ -391,7 +392,7 @@ impl Drop for Entered<'_> {
     }
 }
 
-/// Pinned host memory, zeroed at first.
+/// Pinned host memory, initially zero.
 pub(crate) struct Pinned {
     device: Device,
     pub(crate) host: *mut u8,
@@ -399,7 +400,7 @@ pub(crate) struct Pinned {
     pub(crate) bytes: usize,
 }
 
-// SAFETY: plain memory; who uses which part when is the owner's business.
+// SAFETY: plain memory; the owner coordinates its use.
 unsafe impl Send for Pinned {}
 // SAFETY: as above.
 unsafe impl Sync for Pinned {}
@@ -411,8 +412,9 @@ impl Drop for Pinned {
     }
 }
 
-/// Lets this thread's calls leave captures of other threads alone: copies that it issues would otherwise end a capture in
-/// `cudaStreamCaptureModeGlobal`. Once a thread, for good: for NCCL's progress threads, which are nobody else's.
+/// Sets this thread's capture mode to relaxed, permanently: its copies would otherwise invalidate
+/// another thread's capture in `cudaStreamCaptureModeGlobal`. For NCCL's progress threads, which
+/// run nothing else.
 pub(crate) fn relax_captures(driver: &Driver) {
     thread_local! {
         static DONE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
@@ -422,7 +424,7 @@ pub(crate) fn relax_captures(driver: &Driver) {
     }
 }
 
-/// As [`relax_captures`], until it is dropped: for the program's threads.
+/// As [`relax_captures`], until dropped: for the program's threads.
 pub(crate) struct RelaxedCaptures {
     driver: Arc<Driver>,
     before: Option<c_int>,
@@ -443,8 +445,8 @@ impl Drop for RelaxedCaptures {
     }
 }
 
-/// Sets this thread's mode, and returns what it was.
+/// Exchanges this thread's capture mode; returns the previous one.
 fn exchange_capture_mode(driver: &Driver, mut mode: c_int) -> Option<c_int> {
-    let place = "for a thread's captures";
-    call!(*driver, place, cuThreadExchangeStreamCaptureMode(&raw mut mode)).ok().map(|()| mode)
+    let purpose = "for a thread's captures";
+    call!(*driver, purpose, cuThreadExchangeStreamCaptureMode(&raw mut mode)).ok().map(|()| mode)
 }

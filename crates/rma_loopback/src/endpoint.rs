@@ -1,4 +1,4 @@
-//! Where a rank is found: what `listen` opens, and the handle that ranks exchange.
+//! Endpoints: what `listen` opens, and the handle that ranks exchange.
 
 use std::hash::{BuildHasher, RandomState};
 use std::os::linux::net::SocketAddrExt;
@@ -10,18 +10,19 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 use crate::abi::HANDLE_BYTES;
+use crate::connection::Key;
 use crate::error::{Error, Result};
-use crate::group::Key;
 use crate::setup::Setup;
 
-/// Another build of the plugin has another layout of handles and of shared memory, and changes this.
+/// Identifies the layout of handles and of shared memory; change it with them.
 const MAGIC: u64 = u64::from_le_bytes(*b"dvcgin01");
 
-/// What a rank tells the others about itself.
+/// A rank's identity and address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle {
     host: u64,
-    /// Tells this process from all others: a random number; and the process's id, for a forked child has its parent's number.
+    /// Identifies this process: a random number and the process id, since a forked child inherits
+    /// the former.
     process: u64,
     pid: u64,
     endpoint: u64,
@@ -59,7 +60,7 @@ impl Handle {
         });
         let mut next = || fields.next().unwrap_or_default();
         if next() != MAGIC {
-            return Err(Error::Unserved(format!(
+            return Err(Error::Unsupported(format!(
                 "the handle of rank {rank} was not made by this plugin: every rank must load the \
                  same library"
             )));
@@ -79,23 +80,23 @@ impl Handle {
         self.pid
     }
 
-    /// Names the connection whose rank 0 has this handle.
+    /// The key of the connection whose rank 0 has this handle.
     pub(crate) fn key(&self) -> Key {
         (self.process ^ self.pid.rotate_left(32), self.endpoint)
     }
 
-    /// An abstract name, which is gone with the process.
+    /// An abstract socket name, which ends with the process.
     fn name(&self) -> String {
         format!("devcomm-gin-{:016x}-{}-{}", self.process, self.pid, self.endpoint)
     }
 
-    /// Where the rank listens.
+    /// The address where the rank listens.
     fn address(&self) -> Result<SocketAddr> {
         let name = self.name();
         SocketAddr::from_abstract_name(&name).map_err(|error| Error::system(name, error))
     }
 
-    /// Calls the rank, without waiting: `AGAIN` says that its queue of calls is full. The stream does not block.
+    /// Connects without blocking: `AGAIN` if the backlog is full. The socket is non-blocking.
     pub(crate) fn call(&self) -> rustix::io::Result<UnixStream> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -104,13 +105,13 @@ impl Handle {
         Ok(socket.into())
     }
 
-    /// Whether the rank listens no more: it connects no more, or has ended.
+    /// Whether the rank no longer listens: it has failed to connect, or ended.
     pub(crate) fn is_gone(&self) -> bool {
         self.call().is_err_and(|error| error == Errno::CONNREFUSED)
     }
 }
 
-/// A rank that waits for others. NCCL: `listenComm`.
+/// A listening rank. NCCL: `listenComm`.
 pub(crate) struct Endpoint {
     pub(crate) setup: Setup,
     pub(crate) handle: Handle,

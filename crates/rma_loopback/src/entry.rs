@@ -1,7 +1,7 @@
-//! What NCCL calls: the functions behind the tables. Each is thin, and nothing unwinds out of it.
+//! The functions that NCCL calls through the tables. Each is thin, and none unwinds.
 //!
-//! The pointers that NCCL hands in are those that it got from here, or out pointers that are live during the call; that is the
-//! contract of the interface, and what every `SAFETY` below rests on.
+//! The pointers that NCCL passes came from here, or are out pointers that are live during the call.
+//! This contract of the interface justifies every `SAFETY` comment below.
 
 use std::ffi::{CStr, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,7 +12,7 @@ use crate::abi::{
     Status,
 };
 use crate::comm::Comm;
-use crate::context::{At, Context, MAX_RECVS, Signalled};
+use crate::context::{Context, MAX_RECVS, RegionOffset, SignalRequest};
 use crate::driver::{RelaxedCaptures, relax_captures};
 use crate::endpoint::Endpoint;
 use crate::error::{Error, Result};
@@ -20,10 +20,10 @@ use crate::log;
 use crate::setup::Setup;
 
 pub(crate) const NAME: &CStr = c"devcomm loopback";
-/// One for each connection that NCCL may make. The names are not those of network cards.
+/// One device per connection. Their names differ from network cards'.
 const DEVICES: [&CStr; 4] = [c"gin_loop0", c"gin_loop1", c"gin_loop2", c"gin_loop3"];
 
-/// Makes a panic an error.
+/// Converts a panic to an error.
 fn caught(body: impl FnOnce() -> Result<()>) -> Result<()> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().copied();
@@ -32,7 +32,7 @@ fn caught(body: impl FnOnce() -> Result<()>) -> Result<()> {
     })
 }
 
-/// The one place where errors and panics become what NCCL understands, and are said.
+/// Converts errors and panics to NCCL's codes, and logs them.
 fn entry(call: &str, body: impl FnOnce() -> Result<()>) -> Status {
     match caught(body) {
         Ok(()) => abi::SUCCESS,
@@ -68,8 +68,8 @@ unsafe fn object<'a, T>(pointer: Opaque) -> Result<&'a T> {
         .ok_or_else(|| Error::Argument("an object of the plugin is null".to_owned()))
 }
 
-/// [`entry`] for what NCCL's progress threads call, on a connection or a context of one: an error, a panic too, is the end of the
-/// connection.
+/// [`entry`] for calls of NCCL's progress threads on a connection or a context: an error or a panic
+/// fails the connection.
 ///
 /// # Safety
 ///
@@ -95,7 +95,7 @@ pub(crate) unsafe extern "C" fn init(
 ) -> Status {
     entry("init", || {
         Setup::current()?;
-        // Nothing hangs on it; NCCL hands it back, or another one: it is never looked at.
+        // The plugin has no such state; NCCL may pass another pointer, which is never dereferenced.
         // SAFETY: an out pointer of NCCL's.
         unsafe { set(ctx, NAME.as_ptr().cast_mut().cast()) }
     })
@@ -185,7 +185,7 @@ pub(crate) unsafe extern "C" fn connect(
             return Err(Error::Argument(format!("rank {rank} of {n_ranks}")));
         };
         let handles = (0..n_ranks)
-            // SAFETY: `n_ranks` pointers to handles, alive during this call.
+            // SAFETY: `n_ranks` pointers to handles, live during this call.
             .map(|rank| unsafe { *(*handles.add(rank)).cast::<[u8; HANDLE_BYTES]>() })
             .collect::<Vec<_>>();
         let connected = Comm::connect(endpoint, &handles, rank)?;
@@ -226,7 +226,7 @@ pub(crate) unsafe extern "C" fn reg_mr_sym(
     })
 }
 
-/// The file descriptor is not needed: copies go by address.
+/// The file descriptor is not needed: copies use addresses.
 pub(crate) unsafe extern "C" fn reg_mr_sym_dma_buf(
     comm: Opaque,
     data: Opaque,
@@ -250,7 +250,7 @@ pub(crate) unsafe extern "C" fn dereg_mr_sym(comm: Opaque, region: Opaque) -> St
     })
 }
 
-/// Ends an object of type `T` that was handed to NCCL as a box.
+/// Takes back an object that was passed to NCCL as a box.
 ///
 /// # Safety
 ///
@@ -291,7 +291,7 @@ pub(crate) unsafe extern "C" fn close_listen(listen_comm: Opaque) -> Status {
     })
 }
 
-/// Runs an operation of a context and hands its request out.
+/// Runs an operation of a context and returns its request.
 ///
 /// # Safety
 ///
@@ -311,7 +311,7 @@ unsafe fn request(
     unsafe { operation(call, context, body) }
 }
 
-/// Declares an operation of a context; and the same before version 15, without flags.
+/// Declares an operation of a context, and its form before version 15, without flags.
 macro_rules! with_v14 {
     ($name:ident, $name_v14:ident($($arg:ident: $type:ty,)*) as $call:literal, $body:expr) => {
         pub(crate) unsafe extern "C" fn $name(
@@ -345,10 +345,13 @@ with_v14! {
         dst: Opaque,
         rank: u32,
     ) as "iput",
-    |on| on.put(index, At::new(src, src_off), bytes, At::new(dst, dst_off), rank, None)
+    |on| {
+        let (from, to) = (RegionOffset::new(src, src_off), RegionOffset::new(dst, dst_off));
+        on.put(index, from, bytes, to, rank, None)
+    }
 }
 
-// Every signal is a strong one.
+// Every signal is strong.
 with_v14! {
     iput_signal, iput_signal_v14(
         index: c_int,
@@ -365,8 +368,9 @@ with_v14! {
         _strong: bool,
     ) as "iputSignal",
     |on| {
-        let (from, to) = (At::new(src, src_off), At::new(dst, dst_off));
-        let signal = Signalled { at: At::new(signal, signal_off), value, operation: op };
+        let (from, to) = (RegionOffset::new(src, src_off), RegionOffset::new(dst, dst_off));
+        let at = RegionOffset::new(signal, signal_off);
+        let signal = SignalRequest { at, value, operation: op };
         on.put(index, from, bytes, to, rank, Some(signal))
     }
 }
@@ -381,10 +385,13 @@ with_v14! {
         local: Opaque,
         rank: u32,
     ) as "iget",
-    |on| on.get(index, At::new(remote, remote_off), bytes, At::new(local, local_off), rank)
+    |on| {
+        let from = RegionOffset::new(remote, remote_off);
+        on.get(index, from, bytes, RegionOffset::new(local, local_off), rank)
+    }
 }
 
-/// A get is complete when its data is where kernels see it: there is nothing to flush, and no request.
+/// No-op: a get is complete only when its data is visible to kernels.
 pub(crate) unsafe extern "C" fn iflush(
     _context: Opaque,
     _index: c_int,
@@ -422,7 +429,7 @@ pub(crate) unsafe extern "C" fn query_last_error(context: Opaque, has_error: *mu
     })
 }
 
-/// NCCL calls `init` and `finalize` twice for each communicator; all state hangs on connections.
+/// NCCL calls `init` and `finalize` twice per communicator; all state belongs to connections.
 pub(crate) unsafe extern "C" fn finalize(_ctx: Opaque) -> Status {
     abi::SUCCESS
 }

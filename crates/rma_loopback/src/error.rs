@@ -1,57 +1,57 @@
-//! The one error of this crate, and how NCCL hears of it.
+//! The crate's error, and its mapping to NCCL's codes.
 
 use crate::abi;
 
-/// Why the plugin cannot go on. An error of an operation, whatever it is, ends the connection.
+/// An error of the plugin. An error of an operation fails the connection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The driver cannot be used.
     #[error("no CUDA driver: {0}; install NVIDIA's driver, or run where there is one")]
     NoDriver(String),
-    /// A variable has a value that it cannot have.
+    /// An environment variable has an invalid value.
     #[error("{variable}={value}: {expected}")]
     Variable {
         /// Its name.
         variable: &'static str,
-        /// What it is set to.
+        /// Its value.
         value: String,
-        /// What it can be.
+        /// The valid values.
         expected: &'static str,
     },
-    /// A call of the driver failed.
-    #[error("{call} failed with {name} ({code}) {place}")]
+    /// A driver call failed.
+    #[error("{call} failed with {name} ({code}) {purpose}")]
     Driver {
         /// The driver's function.
         call: &'static str,
-        /// Its result.
+        /// Its return code.
         code: i32,
-        /// The result's name.
+        /// The code's name.
         name: String,
-        /// What it was called for.
-        place: String,
+        /// The purpose of the call.
+        purpose: String,
     },
-    /// The operating system refused something.
+    /// A system call failed.
     #[error("{what}: {reason}")]
     System {
-        /// What was tried.
+        /// The operation.
         what: String,
-        /// What the system says.
+        /// The system's message.
         reason: String,
     },
-    /// A call has an argument that it cannot have.
+    /// An invalid argument.
     #[error("{0}")]
     Argument(String),
-    /// The job is spread in a way that this plugin does not serve.
+    /// The plugin does not support the job's configuration.
     #[error("{0}")]
-    Unserved(String),
-    /// Not all ranks came.
+    Unsupported(String),
+    /// Not all ranks connected in time.
     #[error("{0}")]
     Timeout(String),
     /// Another rank ended or failed.
     #[error("{0}")]
     Remote(String),
-    /// The plugin broke a promise of its own.
+    /// A bug in the plugin.
     #[error("{0}")]
     Internal(String),
 }
@@ -64,14 +64,14 @@ impl Error {
         Self::System { what: what.into(), reason: reason.to_string() }
     }
 
-    /// What NCCL gets. NCCL: `ncclResult_t`.
+    /// The code that NCCL gets. NCCL: `ncclResult_t`.
     #[must_use]
     pub fn status(&self) -> abi::Status {
         match self {
             Self::NoDriver(_) | Self::System { .. } => abi::SYSTEM_ERROR,
             Self::Driver { .. } => abi::UNHANDLED_CUDA_ERROR,
             Self::Argument(_) => abi::INVALID_ARGUMENT,
-            Self::Variable { .. } | Self::Unserved(_) => abi::INVALID_USAGE,
+            Self::Variable { .. } | Self::Unsupported(_) => abi::INVALID_USAGE,
             Self::Timeout(_) => abi::TIMEOUT,
             Self::Remote(_) => abi::REMOTE_ERROR,
             Self::Internal(_) => abi::INTERNAL_ERROR,

@@ -1,8 +1,10 @@
-//! All that goes into one rank, in one order.
+//! A lane: the ordered queue of all operations into one rank.
 //!
-//! Whoever puts into the rank enqueues here, under a lock, on the one stream of the rank that carries data and signals. So a signal is
-//! behind all that was put before it, by whatever context and rank: every signal is a strong one. An operation that cannot go on the stream
-//! yet (no slot, too many on the way, a step that the host has to do) keeps later ones waiting, in order; every thread that asks for progress moves it on.
+//! A thread that puts into the rank enqueues here, under a lock, on the rank's one stream for data
+//! and signals. So a signal follows everything put before it, by any context and rank: every signal
+//! is strong. An operation that cannot be enqueued yet (no free slot, queue depth reached, a
+//! pending host step) holds back later ones, in order; every thread that calls progress advances
+//! it.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,25 +14,26 @@ use crate::channel::Channel;
 use crate::config::Config;
 use crate::driver::Device;
 use crate::error::Result;
-use crate::transfer::{Issued, Step, Transfer};
+use crate::transfer::{HostStep, IssueResult, Transfer};
 
-/// The way into a rank.
+/// The queue of operations into a rank.
 pub(crate) struct Lane {
     channel: Arc<Channel>,
     config: Config,
     queue: Mutex<Queue>,
-    /// Something waits: cheap to ask.
+    /// Whether operations are pending; a cheap test.
     waiting: AtomicBool,
 }
 
 struct Queue {
-    /// Not on the stream, or not whole. NCCL bounds it: each context has a fixed number of requests for each peer.
+    /// Not or not completely enqueued. Bounded by NCCL: each context has a fixed number of requests
+    /// per peer.
     transfers: VecDeque<Transfer>,
-    /// What the host does, for the first of them, when the stream has passed the mark.
-    step: Option<(u64, Step)>,
+    /// The host step of the first one, once the stream has passed the mark.
+    step: Option<(u64, HostStep)>,
     accepted: u64,
     issued: u64,
-    /// The connection has failed: nothing more is issued.
+    /// The connection has failed: nothing more is enqueued.
     cancelled: bool,
 }
 
@@ -51,7 +54,7 @@ impl Lane {
         })
     }
 
-    /// Takes a transfer, and returns its sequence number.
+    /// Accepts a transfer; returns its sequence number.
     pub(crate) fn submit(&self, transfer: Transfer) -> Result<u64> {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.transfers.push_back(transfer);
@@ -61,27 +64,27 @@ impl Lane {
         Ok(sequence)
     }
 
-    /// Whether the transfer of this number is complete.
+    /// Whether the transfer with this number is complete.
     pub(crate) fn done(&self, sequence: u64) -> bool {
         self.channel.done() >= sequence
     }
 
-    /// The number of the last transfer.
+    /// Sequence number of the last transfer.
     pub(crate) fn accepted(&self) -> u64 {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner).accepted
     }
 
-    /// Moves on what waits.
+    /// Makes progress on pending transfers.
     pub(crate) fn progress(&self) -> Result<()> {
         if !self.waiting.load(Ordering::Acquire) {
             return Ok(());
         }
-        // Whoever holds the lock does the same.
+        // The thread that holds the lock does the same.
         let Ok(mut queue) = self.queue.try_lock() else { return Ok(()) };
         self.drain(&mut queue)
     }
 
-    /// Asks the driver whether a transfer has failed, if one is on the way.
+    /// Queries the driver for a failed transfer, if any is in flight.
     pub(crate) fn check(&self) -> Result<()> {
         let Ok(queue) = self.queue.try_lock() else { return Ok(()) };
         let idle = self.channel.done() >= queue.accepted;
@@ -89,7 +92,8 @@ impl Lane {
         if idle { Ok(()) } else { self.channel.is_idle().map(|_| ()) }
     }
 
-    /// Drops what waits, of whatever rank: from now on the host looks at no memory of a transfer, and puts nothing on the stream.
+    /// Drops pending transfers of all ranks: from now on the host accesses no memory of a transfer
+    /// and enqueues nothing.
     pub(crate) fn cancel(&self) {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.cancelled = true;
@@ -97,15 +101,15 @@ impl Lane {
         queue.step = None;
     }
 
-    /// Whether nothing is on the stream, and nothing failed there.
+    /// Whether the stream is idle without an error.
     pub(crate) fn is_idle(&self) -> Result<bool> {
         self.channel.is_idle()
     }
 
-    /// Waits for what is on the stream. Whether nothing is left, nor waits.
-    pub(crate) fn settle(&self) -> bool {
+    /// Synchronises the stream. Returns whether nothing is left in it or pending.
+    pub(crate) fn synchronize(&self) -> bool {
         let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        self.channel.settle() && queue.transfers.is_empty()
+        self.channel.synchronize() && queue.transfers.is_empty()
     }
 
     fn drain(&self, queue: &mut Queue) -> Result<()> {
@@ -135,12 +139,12 @@ impl Lane {
                 continue;
             }
             match first.issue(channel, &self.config, next)? {
-                Issued::Whole => {
+                IssueResult::Whole => {
                     queue.issued = next;
                     queue.transfers.pop_front();
                 }
-                Issued::Until { mark, step } => queue.step = Some((mark, step)),
-                Issued::NoSlot => break,
+                IssueResult::Until { mark, step } => queue.step = Some((mark, step)),
+                IssueResult::NoSlot => break,
             }
         }
         self.waiting.store(!queue.transfers.is_empty(), Ordering::Release);

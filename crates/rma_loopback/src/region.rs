@@ -1,7 +1,8 @@
-//! Registered memory.
+//! Registered memory regions.
 //!
-//! NCCL registers in the same order on every rank, so a region's number names it on all of them: there is nothing to exchange. The number
-//! plus one is also what NCCL holds as the region's handle, and what kernels put into their requests.
+//! NCCL registers in the same order on every rank, so a region's number identifies it on all of
+//! them without any exchange. The number plus one is the region's handle in NCCL and in kernels'
+//! requests.
 
 use std::ffi::c_int;
 use std::sync::atomic::AtomicU64;
@@ -10,33 +11,33 @@ use std::sync::{Arc, PoisonError, RwLock};
 use crate::abi::{MR_SIGNAL_NEVER_RESET, Opaque, PTR_CUDA, PTR_HOST};
 use crate::driver::{Address, Device};
 use crate::error::{Error, Result};
-use crate::reach::Reach;
+use crate::peer_mapping::PeerMapping;
 use crate::remote::RemoteSignal;
 use crate::staging::Staging;
-use crate::transfer::{Place, Signal, Source};
+use crate::transfer::{Buffer, Signal, Source};
 
 /// The number of a region, the same on every rank of a connection.
 pub(crate) type RegionId = u64;
 
-/// The region that NCCL means by a handle.
+/// The region of NCCL's handle.
 pub(crate) fn id_of(handle: Opaque) -> Result<RegionId> {
     (handle as RegionId)
         .checked_sub(1)
         .ok_or_else(|| Error::Argument("a region's handle is null".to_owned()))
 }
 
-/// Memory that NCCL has registered.
+/// A registered region.
 pub(crate) struct Region {
     base: usize,
     bytes: usize,
     on_host: bool,
-    /// What each word is, where only the plugin writes them.
+    /// The value of each word, if only the plugin writes them.
     shadow: Option<Arc<[AtomicU64]>>,
-    reach: Option<Reach>,
+    peer_mapping: Option<PeerMapping>,
 }
 
 impl Region {
-    /// A region on `owner`, or in host memory, that is to be reached from the devices `others`.
+    /// A region on `owner` or in host memory, for access from the devices `others`.
     pub(crate) fn new(
         base: Opaque,
         bytes: usize,
@@ -55,27 +56,28 @@ impl Region {
         let never_reset = !on_host && flags & MR_SIGNAL_NEVER_RESET != 0;
         let shadow =
             never_reset.then(|| (0..bytes.div_ceil(8)).map(|_| AtomicU64::new(0)).collect());
-        // Signals are written by the stream of their own device, and never copied.
+        // Signals are written by their own device's stream, and never copied.
         let is_copied = !on_host && !never_reset;
-        let reach = is_copied.then(|| Reach::of(owner, base as Address, bytes, others)).flatten();
-        Ok(Self { base: base as usize, bytes, on_host, shadow, reach })
+        let peer_mapping =
+            is_copied.then(|| PeerMapping::of(owner, base as Address, bytes, others)).flatten();
+        Ok(Self { base: base as usize, bytes, on_host, shadow, peer_mapping })
     }
 
-    fn place(&self, offset: usize) -> Place {
+    fn buffer(&self, offset: usize) -> Buffer {
         let address = self.base + offset;
-        if self.on_host { Place::Host(address as *mut u8) } else { Place::Device(address as u64) }
+        if self.on_host { Buffer::Host(address as *mut u8) } else { Buffer::Device(address as u64) }
     }
 
-    /// Whether other devices reach it by a mapping that ends with it.
+    /// Whether other devices access it by a mapping that it owns.
     pub(crate) fn is_mapped_here(&self) -> bool {
-        self.reach.as_ref().is_some_and(Reach::is_own_mapping)
+        self.peer_mapping.as_ref().is_some_and(PeerMapping::is_own_mapping)
     }
 }
 
 /// The regions of a rank, in order of registration.
 pub(crate) struct Regions {
     rank: usize,
-    /// `None`: deregistered. A number is not used again, or ranks would disagree.
+    /// `None`: deregistered. Numbers are not reused, so that ranks agree.
     all: RwLock<Vec<Option<Region>>>,
 }
 
@@ -91,7 +93,7 @@ impl Regions {
         all.len() as Opaque
     }
 
-    /// Takes a region out. Its memory is not touched: it may be gone.
+    /// Removes a region. Its memory is not touched: it may already be freed.
     pub(crate) fn remove(&self, handle: Opaque) -> Result<Region> {
         let id = id_of(handle)?;
         let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
@@ -99,7 +101,7 @@ impl Regions {
         region.ok_or_else(|| Error::Argument(format!("region {id} is not registered")))
     }
 
-    /// Takes all regions out.
+    /// Removes all regions.
     pub(crate) fn clear(&self) -> Vec<Region> {
         let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
         all.iter_mut().filter_map(Option::take).collect()
@@ -119,7 +121,7 @@ impl Regions {
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
         if offset > region.bytes || bytes > region.bytes - offset {
             return Err(Error::Argument(format!(
-                "{bytes} bytes at {offset} reach beyond region {id} of rank {}, which has {}",
+                "{bytes} bytes at {offset} exceed region {id} of rank {}, which has {}",
                 self.rank, region.bytes
             )));
         }
@@ -127,11 +129,12 @@ impl Regions {
     }
 
     /// A range of a region.
-    pub(crate) fn range(&self, id: RegionId, offset: u64, bytes: usize) -> Result<Place> {
-        self.with(id, offset, bytes, |region, offset| Ok(region.place(offset)))
+    pub(crate) fn range(&self, id: RegionId, offset: u64, bytes: usize) -> Result<Buffer> {
+        self.with(id, offset, bytes, |region, offset| Ok(region.buffer(offset)))
     }
 
-    /// A range of a region as the source of a copy to `target`. `staging` is that of the region's rank.
+    /// A range of a region as the source of a copy to `target`. `staging` belongs to the region's
+    /// rank.
     pub(crate) fn source(
         &self,
         id: RegionId,
@@ -144,13 +147,16 @@ impl Regions {
             let reached = if target == staging.channel.device.number {
                 Some((region.base + offset) as Address)
             } else {
-                region.reach.as_ref().and_then(|reach| reach.address(target, offset))
+                region
+                    .peer_mapping
+                    .as_ref()
+                    .and_then(|peer_mapping| peer_mapping.address(target, offset))
             };
-            Ok(Source::of(region.place(offset), reached, staging))
+            Ok(Source::of(region.buffer(offset), reached, staging))
         })
     }
 
-    /// A signal to a word of a region, if there is one.
+    /// A signal to a word of a region, if requested.
     pub(crate) fn signal_of(&self, signal: Option<RemoteSignal>) -> Result<Option<Signal>> {
         let Some(RemoteSignal { region: id, offset, add }) = signal else { return Ok(None) };
         self.with(id, offset, 8, |region, offset| {
@@ -160,7 +166,7 @@ impl Regions {
                 )));
             }
             let shadow = region.shadow.as_ref().map(|shadow| (Arc::clone(shadow), offset / 8));
-            Ok(Some(Signal { place: region.place(offset), add, shadow }))
+            Ok(Some(Signal { buffer: region.buffer(offset), add, shadow }))
         })
     }
 }

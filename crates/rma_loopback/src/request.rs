@@ -1,25 +1,25 @@
-//! What NCCL asks about until it is complete.
+//! Requests: operations that NCCL tests until they are complete.
 
 use crate::abi::Opaque;
 use crate::error::{Error, Result};
 
-/// An operation that was accepted.
+/// An accepted operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
-    /// Transfer `sequence` on the lane into `rank`, of this process.
+    /// Transfer `sequence` on the lane of `rank`, in this process.
     Lane { rank: usize, sequence: u64 },
-    /// Number `ticket` on the link to `rank`, of another process.
+    /// Job `ticket` on the link to `rank`, in another process.
     Link { rank: usize, ticket: u64 },
 }
 
-/// The requests of a rank that are not complete. Room is made when contexts are, not while requests come.
+/// The outstanding requests of a rank. Capacity is reserved when contexts are created.
 #[derive(Default)]
 pub(crate) struct Requests {
     entries: Vec<Entry>,
     free: Vec<u32>,
-    /// What all contexts that exist may have outstanding.
+    /// Maximum outstanding requests of all contexts.
     bound: usize,
-    /// How many contexts there were.
+    /// Number of contexts so far.
     contexts: ContextId,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct Requests {
 pub(crate) type ContextId = u64;
 
 struct Entry {
-    /// Counts the uses of the entry, so that a handle of an earlier one is known.
+    /// Generation of the entry, to detect stale handles.
     uses: u32,
     request: Option<(ContextId, Request)>,
 }
@@ -41,7 +41,8 @@ impl Entry {
 }
 
 impl Requests {
-    /// Makes room for `more` requests of a new context, where there is none that earlier ones have left.
+    /// Reserves capacity for `more` requests of a new context, beyond what earlier contexts have
+    /// left.
     pub(crate) fn grow(&mut self, more: usize) -> ContextId {
         self.bound += more;
         let from = self.entries.len();
@@ -53,7 +54,8 @@ impl Requests {
         self.contexts
     }
 
-    /// Forgets the requests of a context that ends, and leaves its room for `less` of them to later contexts.
+    /// Drops the requests of a context that ends, and leaves the capacity of `less` of them to
+    /// later contexts.
     pub(crate) fn leave(&mut self, context: ContextId, less: usize) {
         for (index, entry) in self.entries.iter_mut().enumerate() {
             if entry.request.is_some_and(|(of, _)| of == context) {
@@ -64,13 +66,13 @@ impl Requests {
         self.bound = self.bound.saturating_sub(less);
     }
 
-    /// The requests of a context that nobody has heard to be complete.
+    /// The requests of a context that were not tested as complete.
     pub(crate) fn of(&self, context: ContextId) -> Vec<Request> {
         let all = self.entries.iter().filter_map(|entry| entry.request);
         all.filter(|(of, _)| *of == context).map(|(_, request)| request).collect()
     }
 
-    /// Whether there is room for one more.
+    /// Checks that there is capacity for one more.
     pub(crate) fn require_room(&self) -> Result<()> {
         if self.free.is_empty() {
             return Err(Error::Internal(format!(
@@ -81,7 +83,7 @@ impl Requests {
         Ok(())
     }
 
-    /// Keeps a request, for which there is room, and returns its handle, which is not null.
+    /// Stores a request, for which there is capacity; returns its handle, which is not null.
     pub(crate) fn add(&mut self, context: ContextId, request: Request) -> Result<Opaque> {
         self.require_room()?;
         let index = self.free.pop().unwrap_or_default();
@@ -103,10 +105,10 @@ impl Requests {
             .filter(|entry| entry.uses == uses)
             .and_then(|entry| entry.request)
             .map(|(_, request)| request)
-            .ok_or_else(|| Error::Argument(format!("{handle:?} is no outstanding request")))
+            .ok_or_else(|| Error::Argument(format!("{handle:?} is not an outstanding request")))
     }
 
-    /// Forgets a request that is complete.
+    /// Removes a complete request.
     pub(crate) fn remove(&mut self, handle: Opaque) {
         let (_, index) = Self::index(handle);
         if let Some(entry) = self.entries.get_mut(index as usize)

@@ -1,4 +1,4 @@
-//! The driver and the settings that connections get.
+//! The driver and settings of connections.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::driver::Driver;
 use crate::error::Result;
 
-/// What a connection works with.
+/// Driver and settings of a connection.
 #[derive(Clone)]
 pub struct Setup {
     /// The CUDA driver.
@@ -21,7 +21,7 @@ thread_local! {
 }
 
 impl Setup {
-    /// This machine's driver, and what the environment says.
+    /// The system's driver, with settings from the environment.
     pub(crate) fn current() -> Result<Self> {
         let instead = INSTEAD.with_borrow(Clone::clone);
         match instead {
@@ -30,7 +30,7 @@ impl Setup {
         }
     }
 
-    /// Is what connections of this thread get from now on: for tests.
+    /// Makes connections of this thread use it from now on; for tests.
     pub fn use_on_this_thread(self) {
         INSTEAD.set(Some(self));
     }

@@ -1,7 +1,8 @@
-//! Pinned slots of a rank, through which data leaves it that cannot go straight.
+//! Staging slots: pinned memory for copies that cannot be direct.
 //!
-//! A slot is taken, filled by the rank's outbound stream or by the host, emptied by the target's stream, and free again when that has
-//! passed a mark. There is a fixed number: who finds none comes back later.
+//! A slot is taken, filled by the rank's outbound stream or by the host, emptied by the target's
+//! stream, and free again when that has passed a mark. Their number is fixed: without a free one,
+//! retry later.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,7 +13,7 @@ use crate::error::Result;
 enum Slot {
     Free,
     Taken,
-    /// Free when the channel has passed the mark.
+    /// Free once the channel has passed the mark.
     Until(Arc<Channel>, u64),
 }
 
@@ -20,7 +21,7 @@ enum Slot {
 pub(crate) struct Staging {
     pub(crate) channel: Channel,
     memory: Pinned,
-    /// One for each slot: it is filled.
+    /// One event per slot: it is filled.
     events: Vec<RawEvent>,
     slots: Mutex<Vec<Slot>>,
     pub(crate) slot_bytes: usize,
@@ -70,13 +71,13 @@ impl Staging {
     }
 
     /// The memory of a slot.
-    pub(crate) fn room(&self, slot: usize) -> *mut u8 {
+    pub(crate) fn slot_memory(&self, slot: usize) -> *mut u8 {
         debug_assert!((slot + 1) * self.slot_bytes <= self.memory.bytes);
         // SAFETY: inside the allocation.
         unsafe { self.memory.host.add(slot * self.slot_bytes) }
     }
 
-    /// Starts to fill a slot from this rank's device; `target` goes on when it is filled.
+    /// Starts to fill a slot from this rank's device; `target` waits until it is filled.
     pub(crate) fn fill(
         &self,
         slot: usize,
@@ -87,7 +88,7 @@ impl Staging {
         let event = self.events[slot];
         {
             let _entered = self.channel.device.enter()?;
-            self.channel.copy_out(self.room(slot), from, bytes)?;
+            self.channel.copy_out(self.slot_memory(slot), from, bytes)?;
             self.channel.record(event)?;
         }
         target.wait(event)

@@ -1,4 +1,4 @@
-//! The tables that NCCL looks for in the library, by name; it takes the newest that it knows.
+//! The plugin's exported function tables. NCCL looks them up by name and takes the newest it knows.
 
 use crate::abi::{RmaV14, RmaV15, RmaV16};
 use crate::entry::{
@@ -8,7 +8,7 @@ use crate::entry::{
     reg_mr_sym_dma_buf, rma_progress, test,
 };
 
-/// A table: what all versions have, and what the versions differ in.
+/// Declares a table: fields common to all versions, and those that differ.
 macro_rules! table {
     ($(#[$doc:meta])* $name:ident: $version:ident { $($own:tt)* }) => {
         $(#[$doc])*
@@ -39,17 +39,17 @@ macro_rules! table {
 }
 
 table! {
-    /// The plugin, for NCCL 2.32.
+    /// The plugin, for version 16 of the interface (NCCL 2.32).
     ncclRmaPlugin_v16: RmaV16 { get_rma_properties, iput, iput_signal, iget }
 }
 
 table! {
-    /// The plugin, one version of the interface earlier.
+    /// The plugin, for version 15 of the interface.
     ncclRmaPlugin_v15: RmaV15 { iput, iput_signal, iget }
 }
 
 table! {
-    /// The plugin, two versions of the interface earlier.
+    /// The plugin, for version 14 of the interface.
     ncclRmaPlugin_v14: RmaV14 {
         iput: iput_v14,
         iput_signal: iput_signal_v14,

@@ -1,48 +1,49 @@
-//! One operation into a rank: data, then perhaps a signal.
+//! A transfer: one operation into a rank, data and an optional signal.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::channel::Channel;
-use crate::config::{Adding, Config};
+use crate::config::{Config, SignalMethod};
 use crate::driver::{Address, MemOp};
 use crate::error::{Error, Result};
 use crate::staging::Staging;
 
-/// Where data comes from.
+/// Source of data.
 pub(crate) enum Source {
-    /// The memory of a rank's device; `reached` is its address for the target's device, if that reaches it.
+    /// A rank's device memory; `reached` is its address for the target's device, if that can access
+    /// it.
     Device { staging: Arc<Staging>, address: Address, reached: Option<Address> },
-    /// A rank's host memory, of any kind.
+    /// A rank's host memory, pinned or not.
     Host { staging: Arc<Staging>, address: *const u8 },
-    /// Pinned memory that stays as it is until the operation is complete.
+    /// Pinned memory that is unchanged until the operation is complete.
     Pinned(*const u8),
 }
 
 impl Source {
     /// Memory of the rank that `staging` belongs to.
-    pub(crate) fn of(place: Place, reached: Option<Address>, staging: &Arc<Staging>) -> Self {
+    pub(crate) fn of(buffer: Buffer, reached: Option<Address>, staging: &Arc<Staging>) -> Self {
         let staging = Arc::clone(staging);
-        match place {
-            Place::Device(address) => Self::Device { staging, address, reached },
-            Place::Host(address) | Place::Pinned(address) => Self::Host { staging, address },
+        match buffer {
+            Buffer::Device(address) => Self::Device { staging, address, reached },
+            Buffer::Host(address) | Buffer::Pinned(address) => Self::Host { staging, address },
         }
     }
 }
 
-/// Where data goes.
+/// Target of data.
 #[derive(Clone, Copy)]
-pub(crate) enum Place {
-    /// The device whose lane the transfer is on.
+pub(crate) enum Buffer {
+    /// Memory of the lane's device.
     Device(Address),
-    /// Host memory, of any kind.
+    /// Host memory, pinned or not.
     Host(*mut u8),
-    /// Pinned memory. The source is the lane's own device.
+    /// Pinned memory, with the lane's device as the source.
     Pinned(*mut u8),
 }
 
-impl Place {
-    /// The place `bytes` further on.
+impl Buffer {
+    /// The buffer `bytes` bytes further on.
     pub(crate) fn at(self, bytes: usize) -> Self {
         match self {
             Self::Device(address) => Self::Device(address + bytes as Address),
@@ -52,24 +53,26 @@ impl Place {
     }
 }
 
-/// What is moved.
+/// The data of a transfer.
 pub(crate) enum Data {
     /// A signal alone, or nothing.
     None,
-    /// One aligned word of 4 or 8 bytes to the device, known to the host.
+    /// One aligned word of 4 or 8 bytes to the device, with its value.
     Word { to: Address, value: u64, bytes: usize },
-    /// A range, of which `moved` bytes are on their way.
-    Range { from: Source, to: Place, bytes: usize, moved: usize },
+    /// A range, of which `moved` bytes are in flight.
+    Range { from: Source, to: Buffer, bytes: usize, moved: usize },
 }
 
 impl Data {
-    /// A range; or a word, where the host can read it now and the device can write it at once.
-    pub(crate) fn of(from: Source, to: Place, bytes: usize) -> Self {
-        if let (Source::Host { address, .. }, Place::Device(to), 4 | 8) = (&from, to, bytes)
+    /// A range; or a word, where the host can read it now and the device can write it in one
+    /// operation.
+    pub(crate) fn of(from: Source, to: Buffer, bytes: usize) -> Self {
+        if let (Source::Host { address, .. }, Buffer::Device(to), 4 | 8) = (&from, to, bytes)
             && to.is_multiple_of(bytes as Address)
         {
             let mut value = [0; 8];
-            // SAFETY: the range is in a registered region, checked by the caller, and NCCL has filled it.
+            // SAFETY: the range is in a registered region, checked by the caller, and NCCL has
+            // filled it.
             unsafe { std::ptr::copy_nonoverlapping(*address, value.as_mut_ptr(), bytes) };
             return Self::Word { to, value: u64::from_le_bytes(value), bytes };
         }
@@ -79,81 +82,85 @@ impl Data {
 
 /// An addition to a word of 64 bits.
 pub(crate) struct Signal {
-    pub(crate) place: Place,
+    pub(crate) buffer: Buffer,
     pub(crate) add: u64,
-    /// What the word is, where only the plugin writes it.
+    /// The word's value, if only the plugin writes it.
     pub(crate) shadow: Option<(Arc<[AtomicU64]>, usize)>,
 }
 
-/// Data, then perhaps a signal.
+/// Data, then an optional signal.
 pub(crate) struct Transfer {
     pub(crate) data: Data,
     pub(crate) signal: Option<Signal>,
 }
 
-// SAFETY: the pointers are into registered regions and pinned memory, which stay until the operation is complete: NCCL promises it.
+// SAFETY: the pointers are into registered regions and pinned memory, which NCCL keeps until the
+// operation is complete.
 unsafe impl Send for Transfer {}
 
-/// What the host does when the stream has come to it. Nothing else of the lane is on the stream then.
-pub(crate) enum Step {
+/// A step of the host, once the stream has reached it. Nothing else of the lane is in the stream
+/// then.
+pub(crate) enum HostStep {
     /// Copy to host memory.
     Land { from: *const u8, to: *mut u8, bytes: usize, slot: Option<usize> },
     /// Add to a word of host memory.
     AddOnHost { word: *mut u64, add: u64 },
-    /// Write the sum of what was read and `add`.
+    /// Write the sum of the value read and `add`.
     WriteSum { word: Address, add: u64 },
 }
 
 // SAFETY: as for `Transfer`.
-unsafe impl Send for Step {}
+unsafe impl Send for HostStep {}
 
-/// How far a transfer came.
-pub(crate) enum Issued {
-    /// All of it is on the stream.
+/// Result of issuing a transfer.
+pub(crate) enum IssueResult {
+    /// Completely enqueued.
     Whole,
-    /// The host has something to do when the stream has passed the mark.
-    Until { mark: u64, step: Step },
+    /// A host step follows once the stream has passed the mark.
+    Until { mark: u64, step: HostStep },
     /// There is no free slot.
     NoSlot,
 }
 
 impl Transfer {
-    /// Puts what it can on `channel`, whose device is entered: all of it ends with `sequence` being done.
+    /// Enqueues as much as possible on `channel`, whose context is current; the whole transfer ends
+    /// by completing `sequence`.
     pub(crate) fn issue(
         &mut self,
         channel: &Arc<Channel>,
         config: &Config,
         sequence: u64,
-    ) -> Result<Issued> {
-        let mut last = Last::new();
+    ) -> Result<IssueResult> {
+        let mut last = TrailingOps::new();
         match &mut self.data {
             Data::None => {}
             Data::Word { to, value, bytes: 8 } => last.push(MemOp::write_64(*to, *value)),
             Data::Word { to, value, .. } => last.push(MemOp::write_32(*to, *value as u32)),
             Data::Range { from, to, bytes, moved } => {
                 let begun = move_range(channel, config, from, *to, *bytes, moved)?;
-                if !matches!(begun, Issued::Whole) {
+                if !matches!(begun, IssueResult::Whole) {
                     return Ok(begun);
                 }
             }
         }
         if let Some(signal) = &self.signal {
-            match signal.place {
-                Place::Device(word)
-                    if channel.device.reductions && config.adding == Adding::Auto =>
+            match signal.buffer {
+                Buffer::Device(word)
+                    if channel.device.reductions && config.signal == SignalMethod::Auto =>
                 {
                     last.push(MemOp::barrier());
                     last.push(MemOp::add_64(word, signal.add));
                 }
-                Place::Device(word) => match &signal.shadow {
+                Buffer::Device(word) => match &signal.shadow {
                     Some((shadow, index)) => {
-                        // The lane's lock makes this addition and its place on the stream one step.
+                        // The lane's lock makes this addition and its position in the stream one
+                        // step.
                         let before = shadow[*index].fetch_add(signal.add, Ordering::Relaxed);
                         last.push(MemOp::write_64(word, before.wrapping_add(signal.add)));
                     }
-                    // The word may be another connection's, too, which has a lane of its own.
+                    // Another connection, with a lane of its own, may use the word too.
                     None if config.connections > 1 => {
-                        return Err(Error::Unserved(format!(
+                        return Err(Error::Unsupported(format!(
                             "signals to an address need one connection, not {} \
                              (DEVCOMM_GIN_CONNECTIONS), or devices that add by themselves (a \
                              driver of CUDA 13.1, DEVCOMM_GIN_SIGNAL not set)",
@@ -163,28 +170,33 @@ impl Transfer {
                     None => {
                         last.run(channel)?;
                         channel.copy_out(channel.cell().cast(), word, 8)?;
-                        let step = Step::WriteSum { word, add: signal.add };
-                        return Ok(Issued::Until { mark: channel.mark()?, step });
+                        let step = HostStep::WriteSum { word, add: signal.add };
+                        return Ok(IssueResult::Until { mark: channel.mark()?, step });
                     }
                 },
-                Place::Host(word) | Place::Pinned(word) => {
+                Buffer::Host(word) | Buffer::Pinned(word) => {
                     last.run(channel)?;
-                    let step = Step::AddOnHost { word: word.cast(), add: signal.add };
-                    return Ok(Issued::Until { mark: channel.mark()?, step });
+                    let step = HostStep::AddOnHost { word: word.cast(), add: signal.add };
+                    return Ok(IssueResult::Until { mark: channel.mark()?, step });
                 }
             }
         }
         last.push(channel.when_done(sequence));
         last.run(channel)?;
-        Ok(Issued::Whole)
+        Ok(IssueResult::Whole)
     }
 
-    /// Does the host's step. `true`: the transfer is on the stream, or complete.
-    pub(crate) fn step(&mut self, step: Step, channel: &Channel, sequence: u64) -> Result<bool> {
+    /// Runs the host step. `true`: the transfer is completely enqueued, or complete.
+    pub(crate) fn step(
+        &mut self,
+        step: HostStep,
+        channel: &Channel,
+        sequence: u64,
+    ) -> Result<bool> {
         match step {
-            Step::Land { from, to, bytes, slot } => {
-                // SAFETY: both ranges are in registered regions or slots, checked when the transfer was made; the stream has
-                // passed the mark, so the source is filled.
+            HostStep::Land { from, to, bytes, slot } => {
+                // SAFETY: both ranges are in registered regions or slots, checked when the transfer
+                // was made; the stream has passed the mark, so the source is filled.
                 unsafe { std::ptr::copy(from, to, bytes) };
                 if let Data::Range { from, moved, .. } = &mut self.data {
                     *moved += bytes;
@@ -194,13 +206,14 @@ impl Transfer {
                 }
                 Ok(false)
             }
-            Step::AddOnHost { word, add } => {
-                // SAFETY: an aligned word of a registered region, checked when the transfer was made.
+            HostStep::AddOnHost { word, add } => {
+                // SAFETY: an aligned word of a registered region, checked when the transfer was
+                // made.
                 unsafe { AtomicU64::from_ptr(word) }.fetch_add(add, Ordering::Release);
                 channel.set_done(sequence);
                 Ok(true)
             }
-            Step::WriteSum { word, add } => {
+            HostStep::WriteSum { word, add } => {
                 // SAFETY: the channel's cell; the stream has filled it and passed the mark.
                 let before = unsafe { AtomicU64::from_ptr(channel.cell()) }.load(Ordering::Relaxed);
                 let sum = before.wrapping_add(add);
@@ -211,77 +224,78 @@ impl Transfer {
     }
 }
 
-/// Moves what is left of a range, straight or by slots.
+/// Enqueues the rest of a range, directly or through slots.
 fn move_range(
     channel: &Arc<Channel>,
     config: &Config,
     from: &Source,
-    to: Place,
+    to: Buffer,
     bytes: usize,
     moved: &mut usize,
-) -> Result<Issued> {
+) -> Result<IssueResult> {
     while *moved < bytes {
         let left = bytes - *moved;
         match (from, to) {
-            (Source::Device { staging, address, reached }, Place::Device(to))
-                if config.copy != crate::config::Copy::Staged =>
+            (Source::Device { staging, address, reached }, Buffer::Device(to))
+                if config.copy != crate::config::CopyMethod::Staged =>
             {
                 let source = &staging.channel.device;
-                channel.copy_straight(config.copy, to, source, *address, *reached, bytes)?;
+                channel.copy_direct(config.copy, to, source, *address, *reached, bytes)?;
                 *moved = bytes;
             }
-            (Source::Pinned(from), Place::Device(to)) => {
+            (Source::Pinned(from), Buffer::Device(to)) => {
                 channel.copy_in(to, *from, bytes)?;
                 *moved = bytes;
             }
-            (Source::Device { address, .. }, Place::Pinned(to)) => {
+            (Source::Device { address, .. }, Buffer::Pinned(to)) => {
                 channel.copy_out(to, *address, bytes)?;
                 *moved = bytes;
             }
-            (Source::Host { address: from, .. } | Source::Pinned(from), Place::Host(to))
-            | (Source::Host { address: from, .. } | Source::Pinned(from), Place::Pinned(to)) => {
-                let step = Step::Land { from: *from, to, bytes, slot: None };
-                return Ok(Issued::Until { mark: channel.mark()?, step });
+            (Source::Host { address: from, .. } | Source::Pinned(from), Buffer::Host(to))
+            | (Source::Host { address: from, .. } | Source::Pinned(from), Buffer::Pinned(to)) => {
+                let step = HostStep::Land { from: *from, to, bytes, slot: None };
+                return Ok(IssueResult::Until { mark: channel.mark()?, step });
             }
             (Source::Device { staging, address, .. }, to) => {
-                let Some(slot) = staging.take() else { return Ok(Issued::NoSlot) };
+                let Some(slot) = staging.take() else { return Ok(IssueResult::NoSlot) };
                 let part = left.min(staging.slot_bytes);
                 staging.fill(slot, *address + *moved as Address, part, channel)?;
                 match to {
-                    Place::Device(to) => {
-                        channel.copy_in(to + *moved as Address, staging.room(slot), part)?;
+                    Buffer::Device(to) => {
+                        channel.copy_in(to + *moved as Address, staging.slot_memory(slot), part)?;
                         staging.free_when(slot, channel, channel.mark()?);
                         *moved += part;
                     }
-                    Place::Host(to) | Place::Pinned(to) => {
-                        let from: *const u8 = staging.room(slot);
+                    Buffer::Host(to) | Buffer::Pinned(to) => {
+                        let from: *const u8 = staging.slot_memory(slot);
                         let to = to.wrapping_add(*moved);
-                        let step = Step::Land { from, to, bytes: part, slot: Some(slot) };
-                        return Ok(Issued::Until { mark: channel.mark()?, step });
+                        let step = HostStep::Land { from, to, bytes: part, slot: Some(slot) };
+                        return Ok(IssueResult::Until { mark: channel.mark()?, step });
                     }
                 }
             }
-            (Source::Host { staging, address }, Place::Device(to)) => {
-                let Some(slot) = staging.take() else { return Ok(Issued::NoSlot) };
+            (Source::Host { staging, address }, Buffer::Device(to)) => {
+                let Some(slot) = staging.take() else { return Ok(IssueResult::NoSlot) };
                 let part = left.min(staging.slot_bytes);
-                // SAFETY: the range is in a registered region, checked when the transfer was made; the slot is ours.
-                unsafe { std::ptr::copy(address.add(*moved), staging.room(slot), part) };
-                channel.copy_in(to + *moved as Address, staging.room(slot), part)?;
+                // SAFETY: the range is in a registered region, checked when the transfer was made;
+                // the slot is ours.
+                unsafe { std::ptr::copy(address.add(*moved), staging.slot_memory(slot), part) };
+                channel.copy_in(to + *moved as Address, staging.slot_memory(slot), part)?;
                 staging.free_when(slot, channel, channel.mark()?);
                 *moved += part;
             }
         }
     }
-    Ok(Issued::Whole)
+    Ok(IssueResult::Whole)
 }
 
-/// The memory operations that end a transfer: one call of the driver.
-struct Last {
+/// The memory operations at the end of a transfer, enqueued by one driver call.
+struct TrailingOps {
     operations: [MemOp; 4],
     count: usize,
 }
 
-impl Last {
+impl TrailingOps {
     fn new() -> Self {
         Self { operations: [MemOp::barrier(); 4], count: 0 }
     }

@@ -1,4 +1,5 @@
-//! What is on the way when a context, a region or a rank ends: it is complete, or it is dropped, and looks at no memory that is gone.
+//! Operations in flight when a context, a region or a rank ends: each completes, or is dropped and
+//! accesses no freed memory.
 
 mod fake;
 
@@ -6,14 +7,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use devcomm_rma_loopback::abi::{Opaque, SUCCESS, UNHANDLED_CUDA_ERROR};
-use devcomm_rma_loopback::config::{Config, Copy};
+use devcomm_rma_loopback::config::{Config, CopyMethod};
 
 use fake::memory::{Kind, mappings_of};
 use fake::{Memory, Options, ok, on_another_thread, world};
 
 const BYTES: usize = 1000;
 
-/// Few at a time, so that most wait in the plugin.
+/// A small depth, so that most wait in the plugin.
 fn narrow() -> Options {
     let config = Config { depth: 1, slots: 2, slot_bytes: 256, ..Options::default().config };
     Options { delay: 1000, config, ..Options::default() }
@@ -21,13 +22,13 @@ fn narrow() -> Options {
 
 #[test]
 fn a_context_ends_when_what_was_asked_of_it_is_complete() {
-    for copy in [Copy::Auto, Copy::Staged] {
+    for copy in [CopyMethod::Auto, CopyMethod::Staged] {
         let mut options = narrow();
         options.config.copy = copy;
-        world(&options, |rank, meeting| {
+        world(&options, |rank, bootstrap| {
             let (inline, window) = (Memory::filled(BYTES, |at| at as u8), Memory::new(20 * BYTES));
             let (inline_at, window_at) = (rank.host(&inline), rank.window(&window));
-            meeting.barrier.wait();
+            bootstrap.barrier.wait();
             for index in 0..20 {
                 let to = (window_at, index * BYTES);
                 assert_eq!(rank.try_put(0, (inline_at, 0), BYTES, to, 1 - rank.rank).0, SUCCESS);
@@ -36,24 +37,24 @@ fn a_context_ends_when_what_was_asked_of_it_is_complete() {
             // As NCCL does: free, then deregister.
             inline.write(0, &[0xee; BYTES]);
             ok(rank.deregister(inline_at));
-            meeting.barrier.wait();
+            bootstrap.barrier.wait();
             for index in 0..20 {
                 let right: Vec<u8> = (0..BYTES).map(|at| at as u8).collect();
                 assert!(window.read(index * BYTES, BYTES) == right, "put {index} came too late");
             }
-            meeting.barrier.wait();
+            bootstrap.barrier.wait();
         });
     }
 }
 
 #[test]
 fn requests_that_nobody_asks_about_leave_their_room_to_the_next_context() {
-    world(&Options::default(), |rank, meeting| {
+    world(&Options::default(), |rank, bootstrap| {
         let window = Memory::new(64);
         let window_at = rank.window(&window);
-        meeting.barrier.wait();
+        bootstrap.barrier.wait();
         for _ in 0..3 {
-            // All that the context has room for.
+            // As many as the context's capacity.
             for _ in 0..2 * rank.depth {
                 let to = (window_at, 32);
                 assert_eq!(rank.try_put(0, (window_at, 0), 8, to, 1 - rank.rank).0, SUCCESS);
@@ -61,18 +62,18 @@ fn requests_that_nobody_asks_about_leave_their_room_to_the_next_context() {
             rank.destroy_context();
             rank.create_context(1);
         }
-        meeting.barrier.wait();
+        bootstrap.barrier.wait();
     });
 }
 
 #[test]
 fn what_does_not_end_is_dropped_and_is_an_error() {
-    world(&narrow(), |rank, meeting| {
+    world(&narrow(), |rank, bootstrap| {
         let (inline, window) = (Memory::filled(BYTES, |_| 7), Memory::new(20 * BYTES));
         let (inline_at, window_at) = (rank.host(&inline), rank.window(&window));
-        meeting.barrier.wait();
+        bootstrap.barrier.wait();
         rank.device.stalled.store(true, Ordering::Release);
-        meeting.barrier.wait();
+        bootstrap.barrier.wait();
         if rank.rank == 0 {
             for index in 0..20 {
                 let to = (window_at, index * BYTES);
@@ -84,17 +85,17 @@ fn what_does_not_end_is_dropped_and_is_an_error() {
             inline.write(0, &[0xee; BYTES]);
             ok(rank.deregister(inline_at));
         }
-        meeting.barrier.wait();
+        bootstrap.barrier.wait();
         rank.device.stalled.store(false, Ordering::Release);
         if rank.rank == 1 {
             assert!(rank.has_error());
             assert_ne!(rank.try_progress(), SUCCESS);
-            // It ends when nothing comes into it any more.
+            // It ends when nothing is put into it any more.
             ok(rank.deregister(window_at));
             let seen = window.read(0, 20 * BYTES);
             assert!(!seen.contains(&0xee), "a put was carried out from memory that was gone");
         }
-        meeting.barrier.wait();
+        bootstrap.barrier.wait();
     });
 }
 
@@ -102,17 +103,17 @@ fn what_does_not_end_is_dropped_and_is_an_error() {
 fn after_a_failure_mappings_end_when_no_copy_is_under_way() {
     for stuck in [false, true] {
         let options = Options { memory: Kind::Own, delay: 50_000, ..Options::default() };
-        world(&options, |rank, meeting| {
+        world(&options, |rank, bootstrap| {
             let window = Memory::filled(64, |_| 5);
             let target = Memory::new(64);
             let (window_at, target_at) = (rank.window(&window), rank.window(&target));
-            meeting.barrier.wait();
+            bootstrap.barrier.wait();
             let mapped = || mappings_of(window.base() as usize);
             assert_eq!(mapped(), 1);
             // The second of two puts fails.
             rank.device.copies_left.store(1, Ordering::Relaxed);
             rank.device.stalled.store(stuck, Ordering::Release);
-            meeting.barrier.wait();
+            bootstrap.barrier.wait();
             if rank.rank == 0 {
                 let put = || rank.try_put(0, (window_at, 0), 64, (target_at, 0), 1).0;
                 assert_eq!(put(), SUCCESS);
@@ -120,26 +121,26 @@ fn after_a_failure_mappings_end_when_no_copy_is_under_way() {
                 assert_eq!(rank.deregister(window_at), SUCCESS);
                 assert_eq!(mapped(), usize::from(stuck));
             }
-            meeting.barrier.wait();
+            bootstrap.barrier.wait();
             if rank.rank == 1 && !stuck {
                 assert_eq!(target.read(0, 64), [5; 64], "unmapped under a copy");
             }
             // The memory outlives the copy.
             rank.device.stalled.store(false, Ordering::Release);
-            meeting.barrier.wait();
+            bootstrap.barrier.wait();
             ok(rank.deregister(target_at));
-            meeting.barrier.wait();
+            bootstrap.barrier.wait();
         });
     }
 }
 
 #[test]
 fn only_progress_threads_keep_a_relaxed_capture_mode() {
-    world(&Options::default(), |rank, meeting| {
+    world(&Options::default(), |rank, bootstrap| {
         let mode = fake::driver::capture_mode_of_this_thread;
         let window = Memory::new(64);
         let window_at = rank.window(&window);
-        meeting.barrier.wait();
+        bootstrap.barrier.wait();
         let window_at = window_at as usize;
         on_another_thread(rank, |rank| {
             ok(rank.deregister(window_at as Opaque));
@@ -147,7 +148,7 @@ fn only_progress_threads_keep_a_relaxed_capture_mode() {
         });
         ok(rank.try_progress());
         assert_eq!(mode(), 2);
-        meeting.barrier.wait();
+        bootstrap.barrier.wait();
         on_another_thread(rank, |rank| {
             rank.close();
             assert_eq!(mode(), 0);

@@ -1,4 +1,4 @@
-//! The shared library as NCCL opens it.
+//! The shared library, loaded as NCCL does.
 
 use std::path::PathBuf;
 use std::ptr::null_mut;
@@ -34,7 +34,8 @@ fn without_a_driver_init_fails_so_that_nccl_goes_on() {
     }
     let library = library();
     let mut context = null_mut();
-    // SAFETY: the table that this crate declares, of the same build; the arguments are what the interface says.
+    // SAFETY: the table that this crate declares, of the same build; the arguments are what the
+    // interface says.
     let status = unsafe {
         let table: *const RmaV16 = *library.get::<*const RmaV16>(b"ncclRmaPlugin_v16").unwrap();
         ((*table).init)(&raw mut context, 1, None)

@@ -1,4 +1,4 @@
-//! Ranks in several processes: real ones, that this program starts as copies of itself.
+//! Ranks in several processes, which this program starts as copies of itself.
 
 mod fake;
 
@@ -8,16 +8,16 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use devcomm_rma_loopback::abi::{REMOTE_ERROR, SIGNAL_ADD, SUCCESS, TIMEOUT, UNHANDLED_CUDA_ERROR};
-use devcomm_rma_loopback::config::{Config, Copy};
+use devcomm_rma_loopback::config::{Config, CopyMethod};
 
-use fake::hub::{Line, serve};
+use fake::hub::{HubClient, serve};
 use fake::{Memory, Options, Rank, device, listen, ok, work};
 
 /// The test that children run, which is any that calls [`job`].
 const TEST: &str = "what_is_complete_is_there";
 
-/// Runs the case `name` in `processes` processes of `threads` ranks each, and returns what each said. `lost` may end as they like.
-/// In a child it plays the child's part, and does not return.
+/// Runs the case `name` in `processes` processes of `threads` ranks each, and returns each one's
+/// output. Those in `lost` may fail. In a child it runs the child and does not return.
 fn job(name: &str, processes: usize, threads: usize, lost: &[usize]) -> Vec<String> {
     if let (Ok(case), Some(hub)) = (std::env::var("CASE"), std::env::var_os("HUB")) {
         be_a_process(&case, Path::new(&hub));
@@ -72,7 +72,7 @@ fn play(name: &str, number: usize, ranks: usize, hub: &Path) {
         "small" | "unasked" => {
             options.config = Config { slots: 2, slot_bytes: 4096, depth: 2, ..options.config };
         }
-        "staged" => options.config.copy = Copy::Staged,
+        "staged" => options.config.copy = CopyMethod::Staged,
         "contexts" => (options.contexts, options.reductions) = (3, true),
         "slow" => options.delay = 500,
         "signal-and-go" => options.delay = 2000,
@@ -81,7 +81,7 @@ fn play(name: &str, number: usize, ranks: usize, hub: &Path) {
         _ => {}
     }
     let device = device(number, &options);
-    let line = Line::call(hub, number, ranks);
+    let line = HubClient::call(hub, number, ranks);
     let listening = listen();
     let mut handles = line.gather(listening.handle, || {});
     match name {
@@ -190,7 +190,7 @@ fn left(rank: &Rank, barrier: &dyn Fn()) {
         rank.close();
         return;
     }
-    // Who leaves in peace disturbs nobody, until something is asked of it.
+    // A rank that leaves without an error affects others only when they put to it.
     let start = Instant::now();
     while start.elapsed() < Duration::from_millis(200) {
         ok(rank.try_progress());
@@ -206,7 +206,8 @@ fn a_put_to_a_process_that_left_is_an_error() {
     job("left", 2, 1, &[]);
 }
 
-/// Rank 1 destroys all as soon as it has seen the last signal: rank 0 still learns that its puts are complete.
+/// Rank 1 destroys everything as soon as it has seen the last signal: rank 0 still sees its puts
+/// complete.
 fn signal_and_go(rank: &Rank, barrier: &dyn Fn()) {
     let (memory, signals) = (Memory::new(64), Memory::new(8));
     let (at, signals_at) = (rank.window(&memory), rank.signals(&signals));
@@ -230,7 +231,7 @@ fn a_rank_that_leaves_completes_what_was_asked_of_it() {
     }
 }
 
-/// Rank 0 puts more than the slots hold, asks about none of it, and destroys its context.
+/// Rank 0 puts more than the slots hold, tests none of it, and destroys its context.
 fn unasked(rank: &Rank, barrier: &dyn Fn()) {
     const BYTES: usize = 5000;
     let (inline, window, signals) =
@@ -259,8 +260,8 @@ fn a_context_ends_when_what_was_asked_of_other_processes_is_complete() {
     job("unasked", 2, 1, &[]);
 }
 
-/// Rank 1 of three ends before it connects: whoever is to call it, or to be called, learns it long before the timeout.
-fn absent(number: usize, listening: &fake::Listening, handles: &mut [fake::hub::Part]) {
+/// Rank 1 of three ends before it connects: its peers learn it long before the timeout.
+fn absent(number: usize, listening: &fake::Listening, handles: &mut [fake::hub::HandleBytes]) {
     if number != 1 {
         std::thread::sleep(Duration::from_millis(100));
         let start = Instant::now();
@@ -275,7 +276,7 @@ fn connecting_to_a_process_that_is_gone_is_an_error_at_once() {
 }
 
 /// Rank 1 of two is there, but does not connect in time.
-fn late(number: usize, listening: &fake::Listening, handles: &mut [fake::hub::Part]) {
+fn late(number: usize, listening: &fake::Listening, handles: &mut [fake::hub::HandleBytes]) {
     match number {
         0 => assert_eq!(listening.connect(handles, 0).0, TIMEOUT),
         _ => std::thread::sleep(Duration::from_millis(600)),
@@ -288,7 +289,7 @@ fn connecting_to_a_process_that_does_not_answer_ends_in_time() {
 }
 
 /// Rank 2 of three is there, but does not connect; rank 1 gives up long before the others.
-fn impatient(number: usize, listening: &fake::Listening, handles: &mut [fake::hub::Part]) {
+fn impatient(number: usize, listening: &fake::Listening, handles: &mut [fake::hub::HandleBytes]) {
     match number {
         0 => assert_eq!(listening.connect(handles, 0).0, REMOTE_ERROR),
         1 => assert_eq!(listening.connect(handles, 1).0, TIMEOUT),

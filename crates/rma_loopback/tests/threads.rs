@@ -1,4 +1,4 @@
-//! Ranks as threads of one process: order, completeness, bounds, and what is said when something fails.
+//! Ranks as threads of one process: order, completion, bounds, and errors.
 
 mod fake;
 
@@ -9,27 +9,27 @@ use devcomm_rma_loopback::abi::{
     INVALID_ARGUMENT, INVALID_USAGE, PTR_CUDA, PTR_HOST, REMOTE_ERROR, SIGNAL_ADD, SUCCESS,
     TIMEOUT, UNHANDLED_CUDA_ERROR,
 };
-use devcomm_rma_loopback::config::{Adding, Config, Copy};
+use devcomm_rma_loopback::config::{Config, CopyMethod, SignalMethod};
 
 use fake::memory::{Kind, mappings_of};
-use fake::{Meeting, Memory, NOWHERE, Options, Rank, device, listen, setup, work, world};
+use fake::{Bootstrap, Memory, NOWHERE, Options, Rank, device, listen, setup, work, world};
 
 fn config() -> Config {
     Options::default().config
 }
 
-fn wait(meeting: &Meeting) {
-    meeting.barrier.wait();
+fn wait(bootstrap: &Bootstrap) {
+    bootstrap.barrier.wait();
 }
 
 fn traffic(options: &Options) {
-    world(options, |rank, meeting| {
-        work::traffic(rank, options.contexts, &|| wait(meeting));
+    world(options, |rank, bootstrap| {
+        work::traffic(rank, options.contexts, &|| wait(bootstrap));
     });
 }
 
 fn ranges(options: &Options) {
-    world(options, |rank, meeting| work::ranges(rank, &|| wait(meeting)));
+    world(options, |rank, bootstrap| work::ranges(rank, &|| wait(bootstrap)));
 }
 
 #[test]
@@ -47,13 +47,13 @@ fn so_they_do_through_every_version_of_the_interface() {
 #[test]
 fn so_they_do_when_devices_add_by_themselves() {
     traffic(&Options { ranks: 3, reductions: true, ..Options::default() });
-    let config = Config { adding: Adding::Write, ..config() };
+    let config = Config { signal: SignalMethod::Write, ..config() };
     traffic(&Options { ranks: 2, reductions: true, config, ..Options::default() });
 }
 
 #[test]
 fn so_they_do_through_host_memory() {
-    let config = Config { copy: Copy::Staged, slots: 3, slot_bytes: 512, ..config() };
+    let config = Config { copy: CopyMethod::Staged, slots: 3, slot_bytes: 512, ..config() };
     traffic(&Options { ranks: 3, contexts: 2, config, ..Options::default() });
 }
 
@@ -61,7 +61,7 @@ fn so_they_do_through_host_memory() {
 fn full_queues_hold_operations_back_and_lose_none() {
     let config = Config { depth: 1, slots: 2, slot_bytes: 256, ..config() };
     traffic(&Options { ranks: 3, config, ..Options::default() });
-    let config = Config { copy: Copy::Staged, ..config };
+    let config = Config { copy: CopyMethod::Staged, ..config };
     traffic(&Options { ranks: 2, contexts: 2, config, ..Options::default() });
 }
 
@@ -69,33 +69,33 @@ fn full_queues_hold_operations_back_and_lose_none() {
 fn so_they_do_for_memory_of_every_make() {
     for memory in [Kind::Shared, Kind::Own, Kind::Plain] {
         let options = Options { ranks: 3, memory, ..Options::default() };
-        world(&options, |rank, meeting| {
-            work::traffic(rank, 1, &|| wait(meeting));
+        world(&options, |rank, bootstrap| {
+            work::traffic(rank, 1, &|| wait(bootstrap));
             let peer_copies = rank.device.peer_copies.load(Ordering::Relaxed);
             assert_eq!(peer_copies > 0, memory == Kind::Plain, "peer copies are a last resort");
         });
         ranges(&options);
     }
-    let config = Config { copy: Copy::Peer, ..config() };
+    let config = Config { copy: CopyMethod::Peer, ..config() };
     traffic(&Options { ranks: 2, memory: Kind::Plain, config, ..Options::default() });
-    let config = Config { copy: Copy::Mapped, ..config };
+    let config = Config { copy: CopyMethod::Mapped, ..config };
     traffic(&Options { ranks: 2, memory: Kind::Own, config, ..Options::default() });
 }
 
 #[test]
 fn a_mapping_for_other_devices_ends_with_its_region_and_no_copy_sees_it() {
-    world(&Options { memory: Kind::Own, delay: 2000, ..Options::default() }, |rank, meeting| {
+    world(&Options { memory: Kind::Own, delay: 2000, ..Options::default() }, |rank, bootstrap| {
         let memory = [(); 3].map(|()| Memory::new(64));
         let mapped = |index: usize| mappings_of(memory[index].base() as usize);
         let first = rank.window(&memory[0]);
         let second = rank.window(&memory[1]);
         let signals = rank.signals(&memory[2]);
         assert_eq!([mapped(0), mapped(1), mapped(2)], [1, 1, 0]);
-        meeting.barrier.wait();
+        bootstrap.barrier.wait();
         rank.put(0, (first, 0), 64, (second, 0), 1 - rank.rank);
         rank.signal(0, 1 - rank.rank, (signals, 0), 1);
         rank.drain();
-        meeting.barrier.wait();
+        bootstrap.barrier.wait();
         let others: Vec<_> =
             (0..8).map(|_| rank.try_put(0, (first, 0), 64, (second, 0), 1 - rank.rank)).collect();
         assert_eq!(rank.deregister(first), SUCCESS);
@@ -103,11 +103,11 @@ fn a_mapping_for_other_devices_ends_with_its_region_and_no_copy_sees_it() {
             assert_eq!(status, SUCCESS);
             assert_eq!(rank.try_test(request), (SUCCESS, true), "a copy was on the way still");
         }
-        meeting.barrier.wait();
+        bootstrap.barrier.wait();
         assert_eq!([mapped(0), mapped(1)], [0, 1]);
         rank.close();
         assert_eq!(mapped(1), 0);
-        meeting.barrier.wait();
+        bootstrap.barrier.wait();
     });
 }
 
@@ -116,29 +116,29 @@ fn puts_and_gets_reach_device_and_host_memory() {
     ranges(&Options { ranks: 3, ..Options::default() });
     let config = Config { slots: 2, slot_bytes: 4096, ..config() };
     ranges(&Options { ranks: 2, config, ..Options::default() });
-    let config = Config { copy: Copy::Staged, ..config };
+    let config = Config { copy: CopyMethod::Staged, ..config };
     ranges(&Options { ranks: 2, config, ..Options::default() });
 }
 
 #[test]
 fn what_is_complete_is_there() {
     let options = Options { delay: 500, ..Options::default() };
-    world(&options, |rank, meeting| work::one_by_one(rank, &|| wait(meeting)));
+    world(&options, |rank, bootstrap| work::one_by_one(rank, &|| wait(bootstrap)));
 }
 
 #[test]
 fn short_values_of_every_width_and_place_arrive() {
-    world(&Options::default(), |rank, meeting| {
+    world(&Options::default(), |rank, bootstrap| {
         let source = Memory::filled(64, |at| at as u8 + 1);
         let target = Memory::new(256);
         let (source_at, target_at) = (rank.host(&source), rank.window(&target));
-        meeting.barrier.wait();
+        bootstrap.barrier.wait();
         for (index, bytes) in (1..=8).chain([4, 8]).enumerate() {
             let to = 16 * index + usize::from(index >= 8); // the last two are not aligned
             rank.put(0, (source_at, index), bytes, (target_at, to), 1 - rank.rank);
         }
         rank.drain();
-        meeting.barrier.wait();
+        bootstrap.barrier.wait();
         for (index, bytes) in (1..=8).chain([4, 8]).enumerate() {
             let to = 16 * index + usize::from(index >= 8);
             assert_eq!(target.read(to, bytes), source.read(index, bytes));
@@ -149,16 +149,16 @@ fn short_values_of_every_width_and_place_arrive() {
 
 #[test]
 fn a_signal_to_an_address_counts_from_what_a_kernel_left_there() {
-    world(&Options::default(), |rank, meeting| {
+    world(&Options::default(), |rank, bootstrap| {
         let words = Memory::new(8);
         let words_at = rank.window(&words);
-        meeting.barrier.wait();
+        bootstrap.barrier.wait();
         for start in [0, 1000, 0] {
             words.word(0).store(start, Ordering::Release);
-            meeting.barrier.wait();
+            bootstrap.barrier.wait();
             rank.signal(0, 1 - rank.rank, (words_at, 0), 7);
             rank.drain();
-            meeting.barrier.wait();
+            bootstrap.barrier.wait();
             assert_eq!(words.load(0), start + 7);
         }
     });
@@ -168,13 +168,13 @@ fn a_signal_to_an_address_counts_from_what_a_kernel_left_there() {
 fn signals_to_an_address_are_refused_where_several_connections_would_lose_some() {
     let config = Config { connections: 2, ..config() };
     for reductions in [false, true] {
-        world(&Options { reductions, config, ..Options::default() }, |rank, meeting| {
+        world(&Options { reductions, config, ..Options::default() }, |rank, bootstrap| {
             let (words, signals) = (Memory::new(8), Memory::new(8));
             let (words_at, signals_at) = (rank.window(&words), rank.signals(&signals));
-            meeting.barrier.wait();
+            bootstrap.barrier.wait();
             rank.signal(0, 1 - rank.rank, (signals_at, 0), 1);
             rank.drain();
-            meeting.barrier.wait();
+            bootstrap.barrier.wait();
             if rank.rank == 0 {
                 let (status, request) =
                     rank.try_put_signal(0, NOWHERE, 0, NOWHERE, 1, (words_at, 0), 1, SIGNAL_ADD);
@@ -185,19 +185,19 @@ fn signals_to_an_address_are_refused_where_several_connections_would_lose_some()
                     assert_eq!(status, INVALID_USAGE);
                 }
             }
-            meeting.barrier.wait();
+            bootstrap.barrier.wait();
         });
     }
 }
 
 #[test]
 fn memory_that_is_not_mapped_is_refused_where_it_has_to_be() {
-    let config = Config { copy: Copy::Mapped, ..config() };
+    let config = Config { copy: CopyMethod::Mapped, ..config() };
     let options = Options { memory: Kind::Plain, config, ..Options::default() };
-    world(&options, |rank, meeting| {
+    world(&options, |rank, bootstrap| {
         let memory = Memory::new(64);
         let at = rank.window(&memory);
-        meeting.barrier.wait();
+        bootstrap.barrier.wait();
         if rank.rank == 0 {
             assert_eq!(rank.try_put(0, (at, 0), 64, (at, 0), 1).0, INVALID_USAGE);
         }
@@ -206,7 +206,7 @@ fn memory_that_is_not_mapped_is_refused_where_it_has_to_be() {
 
 #[test]
 fn a_region_is_forgotten_without_a_look_at_its_memory() {
-    world(&Options::default(), |rank, meeting| {
+    world(&Options::default(), |rank, bootstrap| {
         // NCCL frees the inline buffers before it deregisters them.
         let gone = rank.register_raw(8 as _, 1 << 20, PTR_HOST, 0);
         let again = rank.register_raw(4096 as _, 1 << 20, PTR_CUDA, 0);
@@ -214,16 +214,16 @@ fn a_region_is_forgotten_without_a_look_at_its_memory() {
         assert_eq!(rank.deregister(gone), SUCCESS);
         assert_eq!(rank.deregister(again), SUCCESS);
         assert_eq!(rank.deregister(again), INVALID_ARGUMENT);
-        meeting.barrier.wait();
+        bootstrap.barrier.wait();
     });
 }
 
 #[test]
 fn a_range_beyond_its_region_is_refused_and_ends_the_connection() {
-    world(&Options::default(), |rank, meeting| {
+    world(&Options::default(), |rank, bootstrap| {
         let memory = Memory::new(64);
         let at = rank.window(&memory);
-        meeting.barrier.wait();
+        bootstrap.barrier.wait();
         if rank.rank == 0 {
             assert_eq!(rank.try_put(0, (at, 60), 8, (at, 0), 1).0, INVALID_ARGUMENT);
             assert_eq!(rank.try_put(0, (at, 0), 8, (at, 0), 1).0, INVALID_ARGUMENT);
@@ -235,10 +235,10 @@ fn a_range_beyond_its_region_is_refused_and_ends_the_connection() {
 #[test]
 fn wrong_contexts_ranks_and_handles_are_refused() {
     for case in 0..4 {
-        world(&Options::default(), |rank, meeting| {
+        world(&Options::default(), |rank, bootstrap| {
             let memory = Memory::new(64);
             let at = rank.window(&memory);
-            meeting.barrier.wait();
+            bootstrap.barrier.wait();
             if rank.rank == 0 {
                 let status = match case {
                     0 => rank.try_put(1, (at, 0), 8, (at, 0), 1).0,
@@ -254,21 +254,21 @@ fn wrong_contexts_ranks_and_handles_are_refused() {
 
 #[test]
 fn a_failed_copy_is_an_error_of_every_rank_from_then_on() {
-    world(&Options { ranks: 3, ..Options::default() }, |rank, meeting| {
+    world(&Options { ranks: 3, ..Options::default() }, |rank, bootstrap| {
         let memory = Memory::new(64);
         let at = rank.window(&memory);
-        meeting.barrier.wait();
+        bootstrap.barrier.wait();
         if rank.rank == 1 {
             rank.device.copies_left.store(0, Ordering::Relaxed);
         }
-        meeting.barrier.wait();
+        bootstrap.barrier.wait();
         if rank.rank == 0 {
             assert!(!rank.has_error());
             let (status, _) = rank.try_put(0, (at, 0), 64, (at, 0), 1);
             assert_eq!(status, UNHANDLED_CUDA_ERROR);
             assert!(rank.has_error());
         }
-        meeting.barrier.wait();
+        bootstrap.barrier.wait();
         assert_eq!(rank.try_progress(), UNHANDLED_CUDA_ERROR);
         assert!(rank.has_error());
     });
@@ -277,27 +277,27 @@ fn a_failed_copy_is_an_error_of_every_rank_from_then_on() {
 #[test]
 fn a_put_to_a_rank_that_left_is_an_error() {
     let options = Options { delay: 20, ..Options::default() };
-    let meeting = Meeting::new(2);
+    let bootstrap = Bootstrap::new(2);
     let left = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for number in 0..2 {
-            let (meeting, options, left) = (&meeting, &options, &left);
+            let (bootstrap, options, left) = (&bootstrap, &options, &left);
             scope.spawn(move || {
-                let rank = Rank::start(options, number, device(number, options), meeting);
+                let rank = Rank::start(options, number, device(number, options), bootstrap);
                 let memory = Memory::new(64);
                 let at = rank.window(&memory);
-                meeting.barrier.wait();
+                bootstrap.barrier.wait();
                 if number == 0 {
-                    // What is on the way when the other leaves still completes.
+                    // Operations in flight when the other leaves still complete.
                     rank.put(0, (at, 0), 64, (at, 0), 1);
-                    meeting.barrier.wait();
+                    bootstrap.barrier.wait();
                     rank.drain();
                     rank.serve(|| left.load(Ordering::Acquire));
                     assert_eq!(rank.try_put(0, (at, 0), 64, (at, 0), 1).0, REMOTE_ERROR);
                     assert!(rank.has_error());
                     rank.close();
                 } else {
-                    meeting.barrier.wait();
+                    bootstrap.barrier.wait();
                     rank.close();
                     left.store(true, Ordering::Release);
                     std::thread::sleep(Duration::from_millis(50)); // its memory outlives the copy
@@ -339,12 +339,13 @@ fn a_rank_without_a_current_device_is_told_so() {
     one.close();
 }
 
-/// Two rails of two ranks each, beside a connection of all four: numbers are those of the connection.
+/// Two rails of two ranks each, beside a connection of all four: numbers are those of the
+/// connection.
 #[test]
 fn connections_of_some_ranks_number_them_anew() {
     let options = Options { ranks: 4, ..Options::default() };
-    let rails = [Meeting::new(2), Meeting::new(2)];
-    world(&options, |rank, meeting| {
+    let rails = [Bootstrap::new(2), Bootstrap::new(2)];
+    world(&options, |rank, bootstrap| {
         let all = Memory::new(64);
         let all_at = rank.window(&all);
         rank.device.make_current();
@@ -353,12 +354,12 @@ fn connections_of_some_ranks_number_them_anew() {
         let on_rail = Rank::start(&options, number, rank.device, &rails[rail]);
         let some = Memory::filled(64, |_| rank.rank as u8);
         let some_at = on_rail.window(&some);
-        meeting.barrier.wait();
+        bootstrap.barrier.wait();
         on_rail.put(0, (some_at, 0), 8, (some_at, 8), 1 - number);
         rank.signal(0, (rank.rank + 1) % 4, (all_at, 0), 3);
         on_rail.drain();
         rank.drain();
-        meeting.barrier.wait();
+        bootstrap.barrier.wait();
         assert_eq!(some.read(8, 8), [(rank.rank as u8 + 2) % 4; 8]);
         assert_eq!(all.load(0), 3);
         on_rail.close();

@@ -1,35 +1,34 @@
-//! How fast the simulator is: element accesses and switches a second, for an all-reduce over LSA. In processor time, the
-//! best of five.
+//! How fast the simulator is: element accesses and switches a second, for an all-reduce over LSA.
+//! In processor time, the best of five.
 //!
 //! `cargo run -p devcomm-sim --example speed -- [RANKS [BLOCKS [THREADS [ELEMENTS]]]]`
 
 use cuda_std::prelude::*;
 use devcomm::{DevCommRequirements, Result, Simulation};
 use devcomm_testing::simulated::{Gpu, run, world};
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
 #[kernel]
 unsafe fn allreduce(comm: DevComm, send: Window<f32>, recv: Window<f32>, count: usize) {
     let team = comm.lsa_team();
-    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-        barrier.sync(MemoryOrder::Acquire);
-        let each = count / team.n_ranks as usize;
-        let begin = each * team.rank as usize;
-        let mut i = begin + thread::index_1d() as usize;
-        while i < begin + each {
-            let mut sum = 0.0;
-            for peer in 0..team.n_ranks {
-                // SAFETY: below `count`; the barriers order it.
-                sum += unsafe { send.lsa(peer).load(i) };
-            }
-            for peer in 0..team.n_ranks {
-                // SAFETY: as above.
-                unsafe { recv.lsa(peer).store(i, sum) };
-            }
-            i += (thread::grid_dim_x() * thread::block_dim_x()) as usize;
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    barrier.sync(MemoryOrder::Acquire);
+    let each = count / team.n_ranks as usize;
+    let begin = each * team.rank as usize;
+    let mut i = begin + thread::index_1d() as usize;
+    while i < begin + each {
+        let mut sum = 0.0;
+        for peer in 0..team.n_ranks {
+            // SAFETY: below `count`; the barriers order it.
+            sum += unsafe { send.lsa(peer).load(i) };
         }
-        barrier.sync(MemoryOrder::Release);
-    });
+        for peer in 0..team.n_ranks {
+            // SAFETY: as above.
+            unsafe { recv.lsa(peer).store(i, sum) };
+        }
+        i += (thread::grid_dim_x() * thread::block_dim_x()) as usize;
+    }
+    barrier.sync(MemoryOrder::Release);
 }
 
 #[kernel]
@@ -67,7 +66,7 @@ fn main() -> Result<()> {
             let (send, recv) = (gpu.window(&vec![1_f32; count])?, gpu.window(&vec![0_f32; count])?);
             let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(grid))?;
             Ok(move |gpu: &Gpu<'_>| {
-                gpu.launch(allreduce, grid, block, (&comm, &send, &recv, count))
+                gpu.launch(allreduce::args(&comm, &send, &recv, count).grid(grid).block(block))
             })
         })?;
         println!(
@@ -76,13 +75,15 @@ fn main() -> Result<()> {
             seconds * 1e9 / switches as f64,
         );
     }
-    let (seconds, switches) =
-        best(all(), |_| Ok(|gpu: &Gpu<'_>| gpu.launch(barriers, grid, block, (100_u32,))))?;
+    let (seconds, switches) = best(all(), |_| {
+        Ok(|gpu: &Gpu<'_>| gpu.launch(barriers::args(100_u32).grid(grid).block(block)))
+    })?;
     println!("sync_threads: {:.0} ns a thread and barrier", seconds * 1e9 / switches as f64);
     Ok(())
 }
 
-/// Processor time of the fastest of five launches in seconds, and how often a thread got its turn in one.
+/// Processor time of the fastest of five launches in seconds, and how often a thread got its turn
+/// in one.
 fn best<L: Fn(&Gpu<'_>) -> Result<()>>(
     simulation: Simulation,
     prepare: impl Fn(&Gpu<'_>) -> Result<L> + Sync,

@@ -1,29 +1,35 @@
-//! Barriers of a block: the sixteen of the hardware, of which 0 is `sync_threads`.
+//! Barriers of a block (PTX `bar.sync`): 16 of them; barrier 0 is `sync_threads`.
 
 use std::cell::Cell;
 
 use crate::error::{Error, Site};
-use crate::thread::{Block, Thread, Wait, Within};
+use crate::thread::{Block, CoopCall, Thread, Wait};
 
 /// State of one barrier.
 #[derive(Default)]
 pub(crate) struct BlockBarrier {
     arrived: Cell<u32>,
-    /// Threads that it waits for; 0: all of the block that have not ended.
+    /// Expected threads; 0: all threads of the block that have not exited.
     count: Cell<u32>,
-    /// Where the first one came from.
+    /// Call site of the first arrival.
     at: Cell<Option<Site>>,
 }
 
-/// A thread arrives at barrier `id` for `count` threads and waits for the others. `within` is the call of NCCL that it does so
-/// for.
-pub(crate) fn arrive(thread: &Thread, id: u32, count: u32, within: Option<Within>, at: Site) {
+/// A thread arrives at barrier `id` for `count` threads and waits for the others, as part of the
+/// NCCL call `coop_call`, if any.
+pub(crate) fn arrive(thread: &Thread, id: u32, count: u32, coop_call: Option<CoopCall>, at: Site) {
     let block = thread.block();
     let Some(barrier) = block.barriers.get(id as usize) else {
         thread.misuse(at, format!("barrier {id} does not exist: a block has barriers 0 to 15"))
     };
     if !count.is_multiple_of(32) {
-        thread.misuse(at, format!("barrier {id} for {count} threads: not whole warps"));
+        thread.misuse(
+            at,
+            format!(
+                "barrier {id} for {count} threads, which is not a multiple of \
+                                  the warp size"
+            ),
+        );
     }
     if count > block.size.next_multiple_of(32) {
         let threads = block.size;
@@ -40,32 +46,33 @@ pub(crate) fn arrive(thread: &Thread, id: u32, count: u32, within: Option<Within
                 thread.misuse(
                     at,
                     format!(
-                        "barrier {id} for {count} threads, where others ask for {others} (0 is all)"
+                        "barrier {id} for {count} threads, but other threads pass {others} (0 is \
+                        all)"
                     ),
                 );
             }
-            // Optimised builds merge calls, and with them the places.
+            // Optimised builds merge calls, and with them their call sites.
             if cfg!(debug_assertions) && id == 0 && other != at {
                 let what = "sync_threads".to_owned();
-                let (kernel, thread_id) = (thread.kernel(), thread.who());
+                let (kernel, thread_id) = (thread.kernel(), thread.id());
                 thread.fail(Error::Divergent { kernel, thread: thread_id, what, at, other });
             }
         }
     }
     barrier.arrived.set(barrier.arrived.get() + 1);
     if !release_if_complete(block, id, Some(thread)) {
-        thread.give_way(Wait::Barrier { id, at, within });
+        thread.suspend(Wait::Barrier { id, at, coop_call });
     } else if thread.gpus().random() {
-        thread.give_way(Wait::Ready);
+        thread.suspend(Wait::Ready);
     }
 }
 
-/// Wakes the threads at barrier `id` but `except`, if it has all that it waits for.
+/// Wakes the threads at barrier `id` except `except`, if all have arrived.
 fn release_if_complete(block: &Block, id: u32, except: Option<&Thread>) -> bool {
     let barrier = &block.barriers[id as usize];
     let needed = match barrier.count.get() {
         0 => block.live.get(),
-        // A block's last warp may be partial; its missing lanes count as arrived.
+        // A block's last warp may be partial; missing lanes count as arrived.
         count => count.min(block.size),
     };
     if barrier.arrived.get() < needed.max(1) {
@@ -83,7 +90,7 @@ fn release_if_complete(block: &Block, id: u32, except: Option<&Thread>) -> bool 
     true
 }
 
-/// A thread of the block ended: barriers for all threads may be complete without it.
+/// A thread of the block exited: this may complete barriers for all threads.
 pub(crate) fn thread_ended(block: &Block) {
     for id in 0..block.barriers.len() {
         let barrier = &block.barriers[id];

@@ -1,4 +1,4 @@
-//! What can go wrong, and the reports.
+//! Errors of a simulated machine, and reports of deadlocks and stalls.
 
 use std::fmt;
 use std::panic::Location;
@@ -9,10 +9,10 @@ use devcomm_types::WaitFor;
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A place in a kernel's source.
+/// A location in a kernel's source.
 pub type Site = &'static Location<'static>;
 
-/// Which simulated thread.
+/// Identifies a simulated thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ThreadId {
     /// Rank in the world, which is the number of the GPU.
@@ -53,7 +53,7 @@ pub enum Waiting {
         /// The call.
         call: &'static str,
     },
-    /// What a wait of `nccl_device` or of the network says.
+    /// A named wait of `nccl_device` or of the network.
     For(WaitFor),
     /// Peers, in an LSA barrier.
     Peers {
@@ -64,9 +64,9 @@ pub enum Waiting {
     },
     /// A store by another thread: it spins.
     Spin,
-    /// Nothing: it could run.
+    /// Nothing: it is ready to run.
     Nothing,
-    /// Nothing: it runs, and makes no call.
+    /// Nothing: it runs without a call into the simulator.
     Computing,
 }
 
@@ -104,7 +104,7 @@ impl fmt::Display for Waiting {
     }
 }
 
-/// Threads of one block that wait for one thing.
+/// Threads of one block that wait for the same thing.
 #[derive(Clone, Debug)]
 pub struct Waiter {
     /// Name of their kernel.
@@ -119,33 +119,33 @@ pub struct Waiter {
     pub threads: u32,
     /// What they wait for.
     pub what: Waiting,
-    /// Where in the kernel, if they wait.
+    /// Source location, if they wait.
     pub at: Option<Site>,
 }
 
-/// Who waits for what when nothing can go on, or a kernel does not end.
+/// What every thread waits for, at a deadlock or when a kernel does not end.
 #[derive(Clone, Debug)]
 pub struct Stall {
-    /// What host threads and streams are at, a line each; where kernels alone are to blame, nothing.
+    /// What host threads and streams wait for, one per line; empty where only kernels are involved.
     pub host: Vec<String>,
-    /// Name of the kernel, or of all that run.
+    /// Name of the kernel, or of all running kernels.
     pub kernel: String,
-    /// By rank, block and what they wait for.
+    /// Waiting threads, by rank, block and what they wait for.
     pub waiters: Vec<Waiter>,
-    /// Blocks that have ended, a rank.
+    /// Blocks that have ended, for each rank.
     pub ended: Vec<u32>,
-    /// Blocks of the grid that have not started, a rank.
+    /// Blocks of the grid that have not started, for each rank.
     pub pending: Vec<u32>,
 }
 
 impl Stall {
-    /// How many threads have not ended.
+    /// Number of threads that have not ended.
     pub fn threads(&self) -> u32 {
         self.waiters.iter().map(|w| w.threads).sum()
     }
 }
 
-/// Lines of a report; what is behind them is counted.
+/// Maximum lines of a report; the rest is counted.
 const MAX_LINES: usize = 40;
 
 impl fmt::Display for Stall {
@@ -185,31 +185,32 @@ impl fmt::Display for Stall {
     }
 }
 
-/// Everything that this crate reports.
+/// Errors of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The machine's settings make no sense.
+    /// Invalid settings of the machine.
     #[error("simulator: {0}")]
     Settings(String),
-    /// The machine has no memory or address space left.
+    /// The host has no memory or address space left.
     #[error("cannot map {bytes} bytes for each of {ranks} ranks: {source}")]
     Memory {
-        /// Bytes a rank.
+        /// Bytes per rank.
         bytes: usize,
         /// Ranks.
         ranks: usize,
         /// The system's answer.
         source: std::io::Error,
     },
-    /// No room for the stacks of the simulated threads.
+    /// The stacks of the simulated threads cannot be mapped.
     #[error(
-        "cannot map {threads} stacks of {bytes} bytes: {source}; take fewer blocks, or a smaller Simulation::stack_size"
+        "cannot map {threads} stacks of {bytes} bytes: {source}; launch fewer blocks, or set a \
+        smaller Simulation::stack_size"
     )]
     Stacks {
         /// Simulated threads at one time.
         threads: usize,
-        /// Bytes a thread.
+        /// Bytes per thread.
         bytes: usize,
         /// The system's answer.
         source: std::io::Error,
@@ -222,21 +223,25 @@ pub enum Error {
         /// Why, and what to do.
         reason: String,
     },
-    /// Everybody waits, and nothing that anybody waits for can happen.
+    /// Deadlock: every thread waits, and nothing can wake one.
     #[error("nothing can go on{_0}")]
     Deadlock(Box<Stall>),
-    /// Every thread polls or waits, and nobody stores.
-    #[error("livelock in {}: {} threads poll or wait, and none stores{_0}", _0.kernel, _0.threads())]
+    /// Livelock: every thread polls or waits, and none stores.
+    #[error(
+        "livelock in {}: {} threads poll or wait, and none stores{_0}",
+        _0.kernel,
+        _0.threads()
+    )]
     Livelock(Box<Stall>),
     /// The step or time limit was reached.
     #[error("{} did not end within {limit}{stall}", stall.kernel)]
     Limit {
         /// The limit.
         limit: Limit,
-        /// Who did what then.
+        /// What every thread waited for.
         stall: Box<Stall>,
     },
-    /// Threads that must meet went to different places.
+    /// Threads that must reach the same synchronisation reached different ones.
     #[error("{kernel}: {thread} is at {what} {at}, others of its block are at {other}")]
     Divergent {
         /// Name of the kernel.
@@ -250,7 +255,7 @@ pub enum Error {
         /// Where the first one is.
         other: Site,
     },
-    /// An access to memory that is not the kernel's.
+    /// An access outside the memory that the kernel may use.
     #[error("{kernel}: {thread} {access} {bytes} bytes at {address:#x}, {where_to} ({at})")]
     OutOfBounds {
         /// Name of the kernel.
@@ -268,21 +273,22 @@ pub enum Error {
         /// Where in the kernel.
         at: Site,
     },
-    /// An access that the simulator does not see (a plain dereference), to memory that is not there.
+    /// A plain dereference, which the simulator does not check, faulted.
     #[error("{kernel}: {thread} touched {where_to}, by a plain access")]
     Fault {
         /// Name of the kernel.
         kernel: &'static str,
         /// The thread.
         thread: ThreadId,
-        /// The address, where the machine tells.
+        /// The address, where the processor reports it.
         address: Option<usize>,
         /// The address, and the nearest memory.
         where_to: String,
     },
-    /// A shared array was written beyond its end.
+    /// A write beyond the end of a shared array.
     #[error(
-        "{kernel}: rank {rank} block {block} wrote beyond the end of its {what} shared memory of {bytes} bytes"
+        "{kernel}: rank {rank} block {block} wrote beyond the end of its {what} shared memory of \
+        {bytes} bytes"
     )]
     SharedOverrun {
         /// Name of the kernel.
@@ -308,7 +314,7 @@ pub enum Error {
         /// The panic's message.
         message: String,
     },
-    /// A call that breaks the contract of the function called.
+    /// A call that violates the contract of the function called.
     #[error("{kernel}: {thread} at {at}: {what}")]
     Misuse {
         /// Name of the kernel.
@@ -320,9 +326,10 @@ pub enum Error {
         /// Where in the kernel.
         at: Site,
     },
-    /// A block asks for more static shared memory than there is.
+    /// A block needs more static shared memory than it can have.
     #[error(
-        "{kernel}: {thread} asks for an array of {bytes} bytes, but a block has at most {limit} bytes of static shared memory"
+        "{kernel}: {thread} asks for an array of {bytes} bytes, but a block has at most {limit} \
+        bytes of static shared memory"
     )]
     SharedMemory {
         /// Name of the kernel.
@@ -331,12 +338,13 @@ pub enum Error {
         thread: ThreadId,
         /// Length of the array that does not fit.
         bytes: usize,
-        /// What a block can have.
+        /// The limit of a block, in bytes.
         limit: usize,
     },
-    /// A thread used more stack than it has.
+    /// A thread overflowed its stack.
     #[error(
-        "{kernel}: {thread} used more than its {stack} bytes of stack; raise Simulation::stack_size, or use less"
+        "{kernel}: {thread} used more than its {stack} bytes of stack; raise \
+        Simulation::stack_size, or use less"
     )]
     StackOverflow {
         /// Name of the kernel.

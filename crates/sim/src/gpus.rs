@@ -1,8 +1,8 @@
-//! The simulated GPUs: what they run, and how they are driven.
+//! The simulated GPUs: launches, running grids and the state that threads and hooks share.
 //!
-//! [`Gpus`] live as long as their machine. A [`Launch`] gives one GPU a grid; its blocks go to the
-//! GPU's multiprocessors as these have room, so that grids of one GPU overlap where they fit.
-//! [`Gpus::step`] runs all that can run for a while.
+//! [`Gpus`] live as long as their machine. A [`Launch`] gives one GPU a grid; its blocks go to
+//! multiprocessors with free resources, so that grids of one GPU overlap where they fit.
+//! [`Gpus::step`] runs what is ready for a while.
 
 #[cfg(test)]
 mod tests;
@@ -31,13 +31,14 @@ pub(crate) struct Launch {
     pub(crate) block: [u32; 3],
     /// Dynamic shared memory of a block in bytes.
     pub(crate) dynamic_shared: usize,
-    /// Whether all blocks run at once: the grid starts when all of them fit beside what runs.
+    /// Whether all blocks are co-resident: the grid starts when all of them fit beside the running
+    /// ones.
     pub(crate) cooperative: bool,
-    /// Runs one thread of the kernel, on its coroutine. The arguments are inside.
+    /// Runs one thread of the kernel on its coroutine; holds the arguments.
     pub(crate) body: Rc<dyn Fn()>,
 }
 
-/// A grid that was launched.
+/// Identifies a launched grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct GridId(pub(crate) u64);
 
@@ -45,84 +46,82 @@ pub(crate) struct GridId(pub(crate) u64);
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Activity {
-    /// How often a thread got its turn.
+    /// Switches to a thread.
     pub switches: u64,
-    /// Accesses that went through cuda_std, if they were watched.
+    /// Accesses through cuda_std, if [watched](Simulation::watch).
     pub accesses: u64,
-    /// A hash of the order in which threads ran: the same program has the same for the same seed.
+    /// A hash of the order in which threads ran: equal for the same program and seed.
     pub trace: u64,
-    /// LSA barrier sessions that kernels have left open: on a GPU, the next kernel that uses such a
+    /// LSA barrier sessions that kernels did not close: on a GPU, the next kernel that uses such a
     /// barrier misbehaves.
     pub open_sessions: Vec<OpenSession>,
 }
 
-/// What a step of the GPUs did.
+/// Outcome of a step of the GPUs.
 #[derive(Debug)]
 pub(crate) enum Step {
     /// Something happened.
     Progress,
-    /// Nothing is on the GPUs, and nothing is under way between them.
+    /// No grid runs, and no network operation is in flight.
     Idle,
-    /// All threads wait for something that neither a thread nor the network will do. The host may,
-    /// or a deadline may pass ([`Gpus::advance`]); otherwise it is a deadlock ([`Gpus::stall`] says
-    /// of whom).
+    /// All threads wait, and neither a thread nor the network can wake one. The host may, or a
+    /// timeout ([`Gpus::advance`]); otherwise it is a deadlock ([`Gpus::stall`] has the report).
     Stuck,
-    /// Threads poll without saying for what, and nothing has happened for a while: time may pass
-    /// ([`Gpus::advance`]). If nothing happens for long, the step fails with [`Error::Livelock`].
+    /// Threads poll without declaring what for, and nothing has changed for a while: time may
+    /// advance ([`Gpus::advance`]). If nothing changes for long, the step fails with
+    /// [`Error::Livelock`].
     Spinning,
-    /// A kernel broke a rule or met a limit: everything that ran on the GPUs has been ended, as by
-    /// [`Gpus::reset`].
+    /// A kernel failed or reached a limit: all running grids were ended, as by [`Gpus::reset`].
     Failed(Error),
 }
 
-/// An LSA barrier session that is open.
+/// An open LSA barrier session.
 struct Session {
     kernel: &'static str,
     grid: GridId,
-    /// Number of the thread that opened it.
+    /// Index in its block of the thread that opened it.
     tid: u32,
     open: OpenSession,
 }
 
-/// The simulated GPUs: their threads, their network, their clock. They live on one OS thread.
+/// The simulated GPUs: threads, network and clock, on one OS thread.
 ///
-/// Threads and hooks share it, so that everything that changes is in a cell. What only the
-/// scheduler looks at is its own.
+/// Threads and hooks share it, so mutable state is in cells. The scheduler has its own.
 pub(crate) struct Gpus {
     pub(crate) settings: Simulation,
-    /// Keeps the live ranges.
+    /// The registry of live memory.
     pub(crate) memory: Rc<Memory>,
-    /// What is under way between the GPUs.
+    /// Network operations in flight.
     pub(crate) network: Rc<Network>,
     scheduler: RefCell<Scheduler>,
-    /// Blocks with a thread that can run, by slot.
+    /// Blocks with a ready thread, by slot.
     pub(crate) queue: RefCell<Vec<u32>>,
     pub(crate) failure: RefCell<Option<Error>>,
     pub(crate) printed: RefCell<String>,
-    /// How often threads got their turn.
+    /// Switches to threads.
     pub(crate) switches: Cell<u64>,
     pub(crate) accesses: Cell<u64>,
-    /// Calls that are neither.
+    /// Hook calls other than accesses and switches.
     pub(crate) calls: Cell<u64>,
-    /// Calls of all kinds when the watchdog last looked.
+    /// All hook calls when the watchdog last checked.
     pub(crate) last_activity: Cell<u64>,
-    /// Whether the watchdog stopped a thread.
+    /// Whether the watchdog has stopped a thread.
     pub(crate) interrupted: Cell<bool>,
-    /// [`accesses`](Self::accesses) at which the running thread gives way.
+    /// Value of [`accesses`](Self::accesses) at which the running thread yields.
     pub(crate) slice_end: Cell<u64>,
     pub(crate) clock: Cell<u64>,
-    /// How often threads polled since something last happened.
+    /// Polls since memory last changed.
     pub(crate) idle: Cell<u64>,
-    /// Number of the present streak of passes in which threads only looked for what they wait for.
+    /// Number of the current run of passes in which threads only polled.
     pub(crate) streak: Cell<u64>,
-    /// Sessions by address of the barrier's epoch word.
+    /// Open sessions by address of the barrier's epoch word.
     sessions: RefCell<LiteMap<usize, Session>>,
-    /// Sessions whose grids have ended.
+    /// Sessions left open by grids that have ended.
     left_open: RefCell<Vec<OpenSession>>,
 }
 
 impl Gpus {
-    /// GPUs with nothing on them, over `memory`.
+    /// Idle GPUs over `memory`.
     pub(crate) fn new(settings: &Simulation, memory: Rc<Memory>) -> Rc<Self> {
         nccl::install();
         panics::install();
@@ -149,25 +148,25 @@ impl Gpus {
         })
     }
 
-    /// Takes a grid. It starts as its GPU has room, when the grids that the GPU took before have
+    /// Launches a grid. It starts when its GPU has room and the grids launched before it have
     /// started.
     ///
     /// # Errors
     ///
-    /// [`Error::Launch`] for what no GPU takes.
+    /// [`Error::Launch`] for a launch that no GPU accepts.
     pub(crate) fn launch(&self, launch: Launch) -> Result<GridId> {
         let id = self.scheduler.borrow_mut().launch(launch)?;
         self.progress();
         Ok(id)
     }
 
-    /// How many blocks of `threads` threads with so much dynamic shared memory in bytes a GPU holds
-    /// at one time.
+    /// Maximum resident blocks per GPU for `threads` threads and `dynamic_shared` bytes of dynamic
+    /// shared memory per block.
     pub(crate) fn resident(&self, threads: u32, dynamic_shared: usize) -> u32 {
         self.scheduler.borrow().resident(threads, dynamic_shared)
     }
 
-    /// One pass over the blocks that can run, and the network's turn.
+    /// One pass over the ready blocks, then the network.
     pub(crate) fn step(&self) -> Step {
         let result = self.scheduler.borrow_mut().pass(self);
         result.unwrap_or_else(|error| {
@@ -176,23 +175,23 @@ impl Gpus {
         })
     }
 
-    /// Whether grids run or wait for room.
+    /// Whether grids run or are pending.
     pub(crate) fn has_grids(&self) -> bool {
         !self.scheduler.borrow().is_idle()
     }
 
-    /// Refuses what [`launch`](Self::launch) refuses.
+    /// Checks a launch as [`launch`](Self::launch) does.
     pub(crate) fn check(&self, launch: &Launch) -> Result<()> {
         self.scheduler.borrow().check(launch).map(drop)
     }
 
-    /// Whether a grid has ended; one that has is forgotten, and stays done.
+    /// Whether a grid has ended.
     pub(crate) fn is_done(&self, grid: GridId) -> bool {
         self.scheduler.borrow_mut().is_done(grid)
     }
 
-    /// Ends everything that runs, waits to run or is under way. The order of what comes begins
-    /// anew, with the seed too.
+    /// Ends all running and pending grids and drops operations in flight. Restarts the random order
+    /// from the seed.
     pub(crate) fn reset(&self) {
         self.scheduler.borrow_mut().reset();
         self.network.clear();
@@ -206,21 +205,21 @@ impl Gpus {
         self.progress();
     }
 
-    /// Something happened: whoever polls may find it. For the host too, when it has stored to a
-    /// GPU's memory.
+    /// Notes that memory changed, so that polling threads may make progress. The host calls it too
+    /// when it has stored to a GPU's memory.
     #[inline]
     pub(crate) fn progress(&self) {
         self.idle.set(0);
     }
 
-    /// Host threads have run, who may have written what kernels wait for: nothing is
-    /// [stuck](Step::Stuck) before its threads have looked again.
-    pub(crate) fn look_again(&self) {
-        self.scheduler.borrow_mut().look_again();
+    /// Host threads ran and may have written what kernels wait for: threads poll again before they
+    /// count as [stuck](Step::Stuck).
+    pub(crate) fn recheck_waits(&self) {
+        self.scheduler.borrow_mut().recheck_waits();
     }
 
-    /// One of `n`: the first, or with a seed any. All that is left to chance asks here, so that a run
-    /// is a function of its seed.
+    /// Chooses one of `n`: the first, or at random with a seed. Every random choice is made here,
+    /// so that a run is a function of its seed.
     pub(crate) fn choose(&self, n: usize) -> usize {
         self.scheduler.borrow_mut().choose(n)
     }
@@ -230,29 +229,29 @@ impl Gpus {
         self.clock.get()
     }
 
-    /// When the first of the kernels' waits with a timeout is over.
+    /// Deadline of the kernels' wait that times out first.
     pub(crate) fn next_deadline(&self) -> Option<u64> {
         self.scheduler.borrow().next_deadline()
     }
 
-    /// Moves the clock on to `to`, if that is later, and ends the first of the kernels' waits that
-    /// is over then. (One at a time: what its thread does next may be what others wait for.)
+    /// Advances the clock to `to`, if that is later, and times out the kernels' wait that is due
+    /// first. (One at a time: what its thread does next may complete other waits.)
     pub(crate) fn advance(&self, to: u64) {
         self.clock.set(self.now().max(to));
         self.scheduler.borrow_mut().time_out(self);
     }
 
-    /// Who waits for what now.
+    /// What every thread waits for now.
     pub(crate) fn stall(&self) -> Box<Stall> {
         self.scheduler.borrow().stall()
     }
 
-    /// What kernels have printed since this was last asked.
+    /// Takes what kernels have printed.
     pub(crate) fn take_printed(&self) -> String {
         self.printed.take()
     }
 
-    /// What they have done since they were made or [reset](Self::reset).
+    /// Activity since creation or [reset](Self::reset).
     pub(crate) fn activity(&self) -> Activity {
         let mut open_sessions = self.left_open.borrow().clone();
         open_sessions.sort_by_key(|session| (session.rank, session.block, session.index));
@@ -265,14 +264,14 @@ impl Gpus {
     }
 }
 
-/// What threads, and what they wait for, say.
+/// Calls by threads and hooks.
 impl Gpus {
     /// Whether threads run in random order.
     pub(crate) fn random(&self) -> bool {
         self.settings.seed.is_some()
     }
 
-    /// Records an error; the first one counts.
+    /// Records an error; the first one is kept.
     pub(crate) fn fail(&self, error: Error) {
         self.failure.borrow_mut().get_or_insert(error);
     }
@@ -281,14 +280,14 @@ impl Gpus {
         self.failure.borrow().is_some()
     }
 
-    /// Counts a call that is no access.
+    /// Counts a hook call that is not an access.
     pub(crate) fn called(&self) {
         self.calls.set(self.calls.get() + 1);
     }
 
     /// A coop's first thread opens a session on the barrier whose epoch is at `word`.
     pub(crate) fn session_opened(&self, thread: &Thread, word: usize, index: u32, at: Site) {
-        let ThreadId { rank, block, thread: tid } = thread.who();
+        let ThreadId { rank, block, thread: tid } = thread.id();
         let (kernel, grid) = (thread.kernel(), thread.block().grid.id);
         let mut sessions = self.sessions.borrow_mut();
         let other = sessions
@@ -310,7 +309,7 @@ impl Gpus {
         self.sessions.borrow_mut().remove(&word);
     }
 
-    /// A grid has ended: what it left open is nobody's.
+    /// A grid has ended: its open sessions have no owner.
     pub(crate) fn grid_ended(&self, grid: GridId) {
         let mut left_open = self.left_open.borrow_mut();
         self.sessions.borrow_mut().retain(|_, session| {

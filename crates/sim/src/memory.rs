@@ -1,14 +1,15 @@
-//! Simulated device memory: mappings with unmapped surroundings, and a register of what is live.
+//! Simulated device memory: mappings surrounded by unmapped pages, and a registry of live memory.
 //!
-//! A window has NCCL's own layout: one reservation of address space in which the part of rank `r` starts
-//! `r * stride * 4 GiB` behind the first, so that the pointer arithmetic of kernels is the GPU's. Everything between the
-//! parts is unmapped. A buffer ends at an unmapped page.
+//! A window has NCCL's layout: one reservation of address space in which the part of rank `r`
+//! starts `r * stride * 4 GiB` after the first, so that kernels' pointer arithmetic is the GPU's.
+//! Everything between the parts is unmapped. A buffer ends at an unmapped page.
 //!
 //! # Safety
 //!
-//! This file owns the mappings. A [`Mapping`] is unmapped when it is dropped and at no other time; a [`Range`] in the
-//! register lies in a live mapping, because [`Allocation`] holds both. Kernels write to this memory whenever they run, so
-//! the host never makes a reference into it: it copies.
+//! This file owns the mappings. A [`Mapping`] is unmapped when it is dropped and at no other time;
+//! a [`Range`] in the registry lies in a live mapping, because [`Allocation`] holds both. Kernels
+//! write to this memory whenever they run, so the host never creates a reference into it: it
+//! copies.
 
 mod shared;
 
@@ -18,16 +19,17 @@ use std::fmt;
 use std::io;
 use std::rc::Rc;
 
-pub(crate) use self::shared::{Pages, Part};
+pub(crate) use self::shared::{Pages, WindowPart};
 use litemap::LiteMap;
 
 use crate::error::{Error, Result};
 use crate::multicast::Multicast;
 
-/// What fresh shared memory holds, and what a warp's missing lanes give: a NaN in every floating-point type, an unlikely number in the others.
+/// Initial content of shared memory, and the value of a warp's missing lanes: a NaN in every
+/// floating-point type, an unlikely integer.
 pub(crate) const POISON: u32 = 0x7fff_7fff;
 
-/// Distance between the parts of a window, in units of which NCCL counts.
+/// NCCL's unit of the distance between a window's parts.
 pub(crate) const STRIDE_UNIT: usize = 4 << 30;
 
 /// Alignment of a buffer, as `cudaMalloc` gives it.
@@ -40,7 +42,7 @@ pub(crate) fn page_size() -> usize {
     usize::try_from(size).unwrap_or(4096)
 }
 
-/// Reserved address space, without access at first.
+/// Reserved address space, initially inaccessible.
 pub(crate) struct Mapping {
     base: *mut u8,
     len: usize,
@@ -49,7 +51,8 @@ pub(crate) struct Mapping {
 impl Mapping {
     /// Reserves `len` bytes, a multiple of the page size.
     pub(crate) fn reserve(len: usize) -> io::Result<Self> {
-        // SAFETY: a new private mapping at an address of the system's choice touches nothing that exists.
+        // SAFETY: a new private mapping at an address that the system chooses affects no existing
+        // one.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -66,7 +69,8 @@ impl Mapping {
         Ok(Self { base: base.cast(), len })
     }
 
-    /// Reserves whole pages for `bytes`, with a page before and one behind. Also the bytes of those pages.
+    /// Reserves whole pages for `bytes`, with a guard page on each side. Also returns the size of
+    /// those pages.
     fn of_one_part(bytes: usize) -> io::Result<(Self, usize)> {
         let page = page_size();
         let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
@@ -75,7 +79,8 @@ impl Mapping {
         Ok((mapping, open))
     }
 
-    /// Makes `len` bytes from `offset` readable and writable (`true`) or not accessible (`false`). Both are whole pages.
+    /// Makes `len` bytes from `offset` accessible (`open`) or inaccessible. Both are multiples of
+    /// the page size.
     pub(crate) fn protect(&self, offset: usize, len: usize, open: bool) -> io::Result<()> {
         let rights = if open { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
         assert!(offset <= self.len && len <= self.len - offset, "the pages lie in the mapping");
@@ -86,11 +91,11 @@ impl Mapping {
         Ok(())
     }
 
-    /// Gives the kernel a hint about `len` bytes from `offset`; `false` where it does not know the hint.
+    /// Calls `madvise` on `len` bytes from `offset`; `false` if the kernel does not know the hint.
     pub(crate) fn advise(&self, offset: usize, len: usize, advice: i32) -> bool {
         assert!(offset <= self.len && len <= self.len - offset, "the pages lie in the mapping");
-        // SAFETY: the range lies in this mapping, to which no reference exists; the hints in use (no huge pages, guard
-        // page) leave the rest of memory alone.
+        // SAFETY: the range lies in this mapping, to which no reference exists; the hints in use
+        // (no huge pages, guard page) affect no other memory.
         unsafe { libc::madvise(self.base.add(offset).cast(), len, advice) == 0 }
     }
 
@@ -102,12 +107,13 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this object's own. Nothing that can be done about a failure, and no reason for one.
+        // SAFETY: the mapping is this object's own. A failure cannot be handled, and is not
+        // expected.
         unsafe { libc::munmap(self.base.cast(), self.len) };
     }
 }
 
-/// Whose memory a range is.
+/// The owner of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     Window {
@@ -122,7 +128,7 @@ pub(crate) enum Owner {
         id: u32,
         rank: usize,
     },
-    /// Pinned memory of the host.
+    /// Pinned host memory.
     Pinned,
 }
 
@@ -143,16 +149,16 @@ impl fmt::Display for Owner {
 #[derive(Clone, Debug)]
 pub(crate) struct GpuSet(Rc<[Run]>);
 
-/// Neighbouring GPUs: the first, and how many.
+/// Consecutive GPUs: the first, and how many.
 type Run = (u32, u32);
 
 impl GpuSet {
-    /// Every GPU: memory of the host.
+    /// Every GPU, for host memory.
     pub(crate) fn all() -> Self {
         Self([(0, u32::MAX)].into())
     }
 
-    /// The run of neighbours in it that `gpu` is one of.
+    /// The run that contains `gpu`.
     fn run_of(&self, gpu: u32) -> Option<Run> {
         let next = self.0.partition_point(|(first, _)| *first <= gpu);
         let (first, n) = self.0[next.checked_sub(1)?];
@@ -175,14 +181,14 @@ impl FromIterator<u32> for GpuSet {
 }
 
 /// Live memory.
-struct Live {
+struct LiveMemory {
     end: usize,
-    /// Who may touch it.
+    /// The GPUs that may access it.
     gpus: GpuSet,
     owner: Owner,
 }
 
-/// Live memory, and some neighbouring GPUs that may touch it.
+/// Live memory, and a run of GPUs that may access it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Range {
     start: usize,
@@ -193,7 +199,7 @@ struct Range {
 impl Range {
     #[inline(always)]
     fn contains(&self, gpu: u32, address: usize, bytes: usize) -> bool {
-        // Wrapping: what lies before the start is far behind the end.
+        // Wrapping: an address before the start becomes a large offset.
         address.wrapping_sub(self.start) < self.end - self.start
             && bytes <= self.end - address
             && gpu.wrapping_sub(self.gpus.0) < self.gpus.1
@@ -202,10 +208,10 @@ impl Range {
 
 const CACHE_BITS: u32 = 8;
 
-/// What is live, with a small cache in front: neighbouring accesses fall into one range.
+/// The registry of live memory, with a small cache: accesses have locality.
 pub(crate) struct Memory {
-    /// By first address.
-    live: RefCell<LiteMap<usize, Live>>,
+    /// By start address.
+    live: RefCell<LiteMap<usize, LiveMemory>>,
     cache: Box<[Cell<Range>]>,
     pub(crate) multicast: Multicast,
 }
@@ -216,22 +222,23 @@ impl Memory {
         Self { live: RefCell::default(), cache, multicast: Multicast::default() }
     }
 
-    /// `bytes` from `start` are live, and `gpus` may touch them. No other live memory is there.
+    /// Registers `bytes` from `start`, which `gpus` may access. It must not overlap other live
+    /// memory.
     pub(crate) fn insert(&self, start: *mut u8, bytes: usize, gpus: GpuSet, owner: Owner) {
-        let live = Live { end: start.addr() + bytes, gpus, owner };
+        let live = LiveMemory { end: start.addr() + bytes, gpus, owner };
         self.live.borrow_mut().insert(start.addr(), live);
     }
 
-    /// What is live from `start` is so no more.
+    /// Unregisters the memory that starts at `start`.
     pub(crate) fn remove(&self, start: usize) {
         self.live.borrow_mut().remove(&start);
         self.cache.iter().for_each(|entry| entry.set(Range::default()));
     }
 
-    /// Whether all of `address..address + bytes` lies in one live range that `gpu` may touch.
+    /// Whether `address..address + bytes` lies in one live range that `gpu` may access.
     #[inline(always)]
     pub(crate) fn contains(&self, gpu: u32, address: usize, bytes: usize) -> bool {
-        // Neighbouring accesses fall into one piece of 64 KiB; the product spreads the pieces over the cache.
+        // The cache maps blocks of 64 KiB; the multiplication spreads them over its entries.
         let piece = (address >> 16) as u64;
         let slot = piece.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - CACHE_BITS);
         let entry = &self.cache[slot as usize];
@@ -254,14 +261,14 @@ impl Memory {
         }
     }
 
-    /// Whether all of `address..address + bytes` lies in one live range.
+    /// Whether `address..address + bytes` lies in one live range.
     pub(crate) fn is_live(&self, address: usize, bytes: usize) -> bool {
         let all = self.live.borrow();
         let before = last_until(&all, address);
         before.is_some_and(|(_, live)| address <= live.end && bytes <= live.end - address)
     }
 
-    /// Says where `address` lies relative to live memory.
+    /// Describes `address` relative to live memory.
     pub(crate) fn describe(&self, address: usize) -> String {
         let all = self.live.borrow();
         let before = last_until(&all, address);
@@ -269,13 +276,13 @@ impl Memory {
             Ok(at) => all.get_indexed(at + 1),
             Err(next) => all.get_indexed(next),
         };
-        if let Some((start, Live { end, owner, .. })) = before {
+        if let Some((start, LiveMemory { end, owner, .. })) = before {
             if address < *end {
-                return format!("in {owner}, which the rank does not reach or which ends before");
+                return format!("in {owner}, which the rank cannot access or which ends before");
             }
             let behind = address - end;
             if after.is_none_or(|(next, _)| behind <= next - address) {
-                return format!("{behind} bytes behind the end of {owner}, {} bytes", end - start);
+                return format!("{behind} bytes after the end of {owner}, {} bytes", end - start);
             }
         }
         match after {
@@ -285,21 +292,21 @@ impl Memory {
     }
 }
 
-/// Memory of one or more ranks, alive as long as this object.
+/// Memory of one or more ranks, live until dropped.
 pub(crate) struct Allocation {
     parts: Vec<*mut u8>,
     /// Length of each part in bytes.
     lens: Rc<[usize]>,
     stride: usize,
-    /// Where multicast addresses have it.
-    place: Option<u32>,
+    /// Its multicast offset, in units of 4 KiB, if it has one.
+    mc_offset_4k: Option<u32>,
     memory: Rc<Memory>,
     _mapping: Mapping,
 }
 
 impl Allocation {
-    /// One part a rank, laid out as NCCL lays out a window, where rank `i` is on `gpus[i]`; `team`
-    /// neighbouring ranks reach each other's.
+    /// One part per rank in NCCL's window layout; rank `i` is on `gpus[i]`, and `team` consecutive
+    /// ranks can access each other's parts.
     pub(crate) fn symmetric(
         memory: &Rc<Memory>,
         gpus: &Rc<[u32]>,
@@ -313,7 +320,8 @@ impl Allocation {
         })
     }
 
-    /// Parts of these lengths; `open` makes `len` bytes of the mapping, from `offset` on, the part of `rank`.
+    /// Lays out parts of these lengths; `open` makes `len` bytes of the mapping, from `offset` on,
+    /// the part of `rank`.
     fn lay_out(
         memory: &Rc<Memory>,
         gpus: &Rc<[u32]>,
@@ -338,18 +346,19 @@ impl Allocation {
             open(&mapping, rank, rank * stride, len).map_err(refused)?;
             parts.push(mapping.base().wrapping_add(rank * stride));
         }
-        let place = memory.multicast.place(gpus, parts[0], stride, &lens).ok_or_else(too_large)?;
+        let mc_offset_4k =
+            memory.multicast.bind(gpus, parts[0], stride, &lens).ok_or_else(too_large)?;
         for (i, (parts, gpus)) in parts.chunks(team).zip(gpus.chunks(team)).enumerate() {
             let gpus: GpuSet = gpus.iter().copied().collect();
             for (rank, part) in (i * team..).zip(parts) {
                 memory.insert(*part, lens[rank], gpus.clone(), owner(rank));
             }
         }
-        let (place, memory) = (Some(place), Rc::clone(memory));
-        Ok(Self { parts, lens, stride, place, memory, _mapping: mapping })
+        let (mc_offset_4k, memory) = (Some(mc_offset_4k), Rc::clone(memory));
+        Ok(Self { parts, lens, stride, mc_offset_4k, memory, _mapping: mapping })
     }
 
-    /// One part that `gpus` may touch, ending at a page without access (up to the alignment).
+    /// One part that `gpus` may access, ending at an inaccessible page (up to alignment).
     pub(crate) fn single(
         memory: &Rc<Memory>,
         gpus: GpuSet,
@@ -365,7 +374,7 @@ impl Allocation {
         memory.insert(part, bytes, gpus, owner);
         let memory = Rc::clone(memory);
         let (parts, lens) = (vec![part], [bytes].into());
-        Ok(Self { parts, lens, stride: 0, place: None, memory, _mapping: mapping })
+        Ok(Self { parts, lens, stride: 0, mc_offset_4k: None, memory, _mapping: mapping })
     }
 
     /// First byte of `rank`'s part.
@@ -383,14 +392,14 @@ impl Allocation {
         &self.lens
     }
 
-    /// Its place in multicast groups, in their units.
-    pub(crate) fn place(&self) -> u32 {
-        self.place.unwrap_or(0)
+    /// Its offset in multicast groups, in units of 4 KiB.
+    pub(crate) fn mc_offset_4k(&self) -> u32 {
+        self.mc_offset_4k.unwrap_or(0)
     }
 
     /// Sets every byte of `rank`'s part to zero.
     pub(crate) fn zero(&self, rank: usize) {
-        // SAFETY: the part has so many bytes, and no kernel runs while the host does.
+        // SAFETY: the part has this length, and no kernel runs while the host does.
         unsafe { self.parts[rank].write_bytes(0, self.lens[rank]) };
     }
 }
@@ -400,13 +409,13 @@ impl Drop for Allocation {
         for part in &self.parts {
             self.memory.remove(part.addr());
         }
-        if let Some(place) = self.place {
-            self.memory.multicast.remove(place);
+        if let Some(mc_offset_4k) = self.mc_offset_4k {
+            self.memory.multicast.remove(mc_offset_4k);
         }
     }
 }
 
-/// What lies at `address`, or else last before it.
+/// The entry at `address`, or the last one before it.
 pub(crate) fn last_until<V>(map: &LiteMap<usize, V>, address: usize) -> Option<(&usize, &V)> {
     match map.find_index(&address) {
         Ok(at) => map.get_indexed(at),

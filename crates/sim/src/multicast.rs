@@ -1,8 +1,9 @@
-//! Multicast addresses: what a `multimem` instruction reads and writes, one copy in every member of a group of ranks.
+//! Multicast addresses: a `multimem` instruction on one accesses a copy in every member of a group
+//! of ranks.
 //!
-//! A group is a range of addresses that no machine maps, and every window has one place in all of them, as with NCCL: an
-//! address is the group's base, the window's place and an offset. Nothing is stored there; the addresses stand for the
-//! parts of the windows.
+//! A group is an address range that is never mapped, and a window has the same offset in all
+//! groups, as with NCCL: an address is the group's base, the window's offset in the group, and an
+//! offset in the window. The addresses refer to the parts of windows.
 
 use std::cell::{Cell, Ref, RefCell};
 use std::rc::Rc;
@@ -12,38 +13,38 @@ use litemap::LiteMap;
 
 use crate::memory::last_until;
 
-/// Where the groups start: bit 62 alone makes an address that no program can have.
+/// Base of the groups: bit 62 alone makes a non-canonical address.
 const BASE: usize = 1 << 62;
-/// Bits of an address within a group: as much as NCCL's places, counted in [`UNIT`], can name.
+/// Bits of an address within a group: what NCCL's offsets, counted in [`UNIT`], can express.
 const GROUP_BITS: u32 = 44;
 const MAX_GROUPS: usize = 1 << 17;
-/// What places are counted in.
+/// Unit of offsets in a group, in bytes.
 pub(crate) const UNIT: usize = 4096;
 
-/// Ranks that are members: `n` of a communicator's from `first`, `stride` apart.
-pub(crate) struct Group {
-    /// The communicator: the GPU of each of its ranks.
+/// A multicast group: `n` ranks of a communicator from `first`, with stride `stride`.
+pub(crate) struct MulticastGroup {
+    /// The GPU of each rank of the communicator.
     pub(crate) gpus: Rc<[u32]>,
     pub(crate) first: usize,
     pub(crate) n: usize,
     pub(crate) stride: usize,
 }
 
-impl Group {
+impl MulticastGroup {
     fn has(&self, gpu: usize) -> bool {
         let members = self.gpus[self.first..].iter().step_by(self.stride).take(self.n);
         members.into_iter().any(|member| *member as usize == gpu)
     }
 
-    /// Whether it is this one of the communicator's teams.
+    /// Whether it is this team of the communicator.
     pub(crate) fn is(&self, first: usize, n: usize, stride: usize) -> bool {
         (self.first, self.n, self.stride) == (first, n, stride)
     }
 }
 
-/// A window's place in all groups.
-struct Placed {
-    /// The communicator whose ranks have parts of it.
+/// A window bound to an offset in all groups.
+struct BoundWindow {
+    /// The GPU of each rank of the window's communicator.
     gpus: Rc<[u32]>,
     /// Length of each rank's part in bytes.
     lens: Rc<[usize]>,
@@ -53,18 +54,18 @@ struct Placed {
     stride: usize,
 }
 
-/// The groups, and what has a place in them.
+/// The groups, and the memory bound in them.
 #[derive(Default)]
 pub(crate) struct Multicast {
-    groups: RefCell<Vec<Option<Group>>>,
-    placed: RefCell<LiteMap<usize, Placed>>,
-    /// The first place that is free, in units.
+    groups: RefCell<Vec<Option<MulticastGroup>>>,
+    bound: RefCell<LiteMap<usize, BoundWindow>>,
+    /// The first free offset, in units.
     next: Cell<usize>,
 }
 
 impl Multicast {
-    /// A new group: its base address, if there is room.
-    pub(crate) fn add_group(&self, group: Group) -> Option<usize> {
+    /// Adds a group; returns its base address, if there is room.
+    pub(crate) fn add_group(&self, group: MulticastGroup) -> Option<usize> {
         let mut groups = self.groups.borrow_mut();
         let index = groups.iter().position(Option::is_none).unwrap_or(groups.len());
         if index == MAX_GROUPS {
@@ -77,43 +78,43 @@ impl Multicast {
         Some(BASE | index << GROUP_BITS)
     }
 
-    /// The group with base `base` is no more.
+    /// Removes the group with base `base`.
     pub(crate) fn remove_group(&self, base: usize) {
         self.groups.borrow_mut()[(base ^ BASE) >> GROUP_BITS] = None;
     }
 
-    /// The members of the group with base address `base`.
-    pub(crate) fn group(&self, base: usize) -> Option<Ref<'_, Group>> {
+    /// The group with base address `base`.
+    pub(crate) fn group(&self, base: usize) -> Option<Ref<'_, MulticastGroup>> {
         let index = (base ^ BASE) >> GROUP_BITS;
         Ref::filter_map(self.groups.borrow(), |groups| groups.get(index)?.as_ref()).ok()
     }
 
-    /// Gives memory a place, in units: parts of these lengths in bytes of the communicator whose ranks are on `gpus`, rank 0's
-    /// at `base` and `stride` bytes from one to the next.
-    pub(crate) fn place(
+    /// Binds memory at a new offset, which is returned in units: parts of these lengths in bytes on
+    /// `gpus`, rank 0's at `base` and `stride` bytes from one to the next.
+    pub(crate) fn bind(
         &self,
         gpus: &Rc<[u32]>,
         base: *mut u8,
         stride: usize,
         lens: &Rc<[usize]>,
     ) -> Option<u32> {
-        let place = self.next.get();
+        let unit = self.next.get();
         let bytes = lens.iter().copied().max()?;
-        // A gap behind each, so that an access beyond the end meets nothing.
-        let next = place.checked_add(bytes.div_ceil(UNIT) + 1)?;
+        // A gap after each, so that an access beyond the end is detected.
+        let next = unit.checked_add(bytes.div_ceil(UNIT) + 1)?;
         u32::try_from(next).ok()?;
         self.next.set(next);
-        let placed = Placed { gpus: Rc::clone(gpus), lens: Rc::clone(lens), base, stride };
-        self.placed.borrow_mut().insert(place * UNIT, placed);
-        u32::try_from(place).ok()
+        let bound = BoundWindow { gpus: Rc::clone(gpus), lens: Rc::clone(lens), base, stride };
+        self.bound.borrow_mut().insert(unit * UNIT, bound);
+        u32::try_from(unit).ok()
     }
 
-    /// The memory at `place` is no more.
-    pub(crate) fn remove(&self, place: u32) {
-        self.placed.borrow_mut().remove(&(place as usize * UNIT));
+    /// Unbinds the memory at `unit`.
+    pub(crate) fn remove(&self, unit: u32) {
+        self.bound.borrow_mut().remove(&(unit as usize * UNIT));
     }
 
-    /// The copies of the bytes at `address`; or why there are none for `gpu`.
+    /// The copies of the bytes at `address`; or why `gpu` has none.
     pub(crate) fn parts(
         &self,
         gpu: usize,
@@ -121,23 +122,23 @@ impl Multicast {
         bytes: usize,
     ) -> Result<MulticastParts, String> {
         if !is_multicast(address) {
-            return Err(format!("{address:#x} is no multicast address"));
+            return Err(format!("{address:#x} is not a multicast address"));
         }
         let Some(group) = self.group(address) else {
-            return Err(format!("{address:#x} is in no multicast group that is alive"));
+            return Err(format!("{address:#x} is in no live multicast group"));
         };
         if !group.has(gpu) {
             return Err(format!("{address:#x} is in a multicast group without rank {gpu}"));
         }
         let within = address & ((1 << GROUP_BITS) - 1);
-        let placed = self.placed.borrow();
-        let found = last_until(&placed, within).map(|(start, placed)| (within - start, placed));
+        let bound = self.bound.borrow();
+        let found = last_until(&bound, within).map(|(start, bound)| (within - start, bound));
         match found {
             Some((_, memory)) if !Rc::ptr_eq(&memory.gpus, &group.gpus) => Err(format!(
                 "{address:#x} names memory of one communicator in a multicast group of another"
             )),
             Some((offset, memory)) => {
-                // Every member has the bytes.
+                // Every member has these bytes.
                 let members = memory.lens[group.first..].iter().step_by(group.stride);
                 let len = members.take(group.n).copied().min().unwrap_or(0);
                 if offset >= len || bytes > len - offset {
@@ -153,7 +154,7 @@ impl Multicast {
     }
 }
 
-/// Whether an address is of this kind.
+/// Whether an address is a multicast address.
 pub(crate) fn is_multicast(address: usize) -> bool {
     address >> 61 == BASE >> 61
 }

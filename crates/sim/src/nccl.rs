@@ -1,10 +1,11 @@
-//! NCCL's device functions, as the simulator defines them: the table behind `nccl_device::raw`.
+//! NCCL's device API: the simulator's function table behind `nccl_device::raw`.
 //!
 //! # Safety
 //!
-//! Each function has the contract of NCCL's, which is the kernel author's: handles come from this simulator, coops and
-//! sessions from the functions here, pointers to structs are valid. A kernel runs on a coroutine with a current
-//! [`Thread`]. Barrier words lie in the resource memory of a device communicator, which the launch keeps alive.
+//! Each function has NCCL's contract, which the kernel's author upholds: handles come from this
+//! simulator, coops and sessions from the functions here, pointers to structs are valid. A kernel
+//! runs on a coroutine with a current [`Thread`]. Barrier words lie in the resource memory of a
+//! device communicator, which the launch keeps alive.
 
 mod coop;
 mod gin;
@@ -32,7 +33,7 @@ pub(crate) use table::install;
 
 /// What a window handle points to: one rank's view of a window.
 pub(crate) struct WindowView {
-    /// The part of the first rank of the LSA team.
+    /// The part of the LSA team's first rank.
     pub(crate) flat_base: *mut u8,
     /// Distance between parts in units of 4 GiB.
     pub(crate) stride_4g: u32,
@@ -40,19 +41,19 @@ pub(crate) struct WindowView {
     pub(crate) lsa_size: i32,
     /// Rank in the communicator.
     pub(crate) world_rank: i32,
-    /// The communicator: the GPU of each of its ranks.
+    /// The GPU of each rank of the communicator.
     pub(crate) gpus: Rc<[u32]>,
-    /// Its place in multicast groups, in units of 4 KiB.
+    /// Its offset in multicast groups, in units of 4 KiB.
     pub(crate) mc_offset_4k: u32,
     /// Number of the window, for reports.
     pub(crate) id: u32,
-    /// The part of rank 0, for the network.
+    /// The part of rank 0, for GIN.
     pub(crate) world_base: *mut u8,
     /// Length of each rank's part in bytes.
     pub(crate) lens: Rc<[usize]>,
 }
 
-/// Pointers to ranks that do not exist start here: no machine maps it.
+/// Base of pointers to ranks that do not exist: a non-canonical address.
 const NOWHERE: usize = 0xdead << 48;
 
 /// The address of byte `offset` of LSA rank `peer`, among parts that are `stride_4g` apart.
@@ -64,7 +65,7 @@ fn of_lsa(
     peer: i32,
 ) -> *mut c_void {
     if !(0..lsa_size).contains(&peer) {
-        // Asking is allowed, as on a GPU; touching it is reported.
+        // Forming the address is allowed, as on a GPU; an access is reported.
         let address = NOWHERE | (peer as u16 as usize) << 32 | (offset & 0xffff_ffff);
         return std::ptr::without_provenance_mut(address);
     }
@@ -77,8 +78,7 @@ impl WindowView {
         of_lsa(self.flat_base, self.stride_4g, self.lsa_size, offset, peer)
     }
 
-    /// Byte `offset` of the part of the communicator's rank `rank`, where `bytes` bytes are; or
-    /// nothing.
+    /// The address of byte `offset` of rank `rank`'s part, if that has `bytes` bytes there.
     fn of_world(&self, offset: usize, bytes: usize, rank: usize) -> Option<*mut u8> {
         let end = offset.checked_add(bytes)?;
         let part = rank * self.stride_4g as usize * STRIDE_UNIT;
@@ -86,7 +86,7 @@ impl WindowView {
     }
 }
 
-/// Says where an address that is not the kernel's lies.
+/// Describes an address that the kernel may not access.
 pub(crate) fn describe(memory: &Memory, address: usize) -> String {
     if address & (0xffff << 48) == NOWHERE {
         let peer = (address >> 32) as u16 as i16;
@@ -98,14 +98,13 @@ pub(crate) fn describe(memory: &Memory, address: usize) -> String {
     memory.describe(address)
 }
 
-/// The thread that made the call, and where it did.
+/// The calling thread and its call site.
 fn caller<'a>() -> (&'a Thread, Site) {
     let thread = Thread::current();
     (thread, CALL_SITE.get())
 }
 
-/// Notes for reports whose ranks the thread's kernel counts: those of the first communicator that
-/// it has to do with.
+/// Notes the first communicator that the thread's kernel uses, for ranks in reports.
 #[inline]
 fn note_communicator(thread: &Thread, gpus: &Rc<[u32]>) {
     thread.block().grid.communicator.get_or_init(|| Rc::clone(gpus));
@@ -118,7 +117,7 @@ fn note_communicator(thread: &Thread, gpus: &Rc<[u32]>) {
 /// `window` is NULL or a handle of this simulator.
 #[inline]
 unsafe fn view<'a>(window: *mut c_void) -> &'a WindowView {
-    // SAFETY: the caller's; views are not changed after they are made.
+    // SAFETY: the caller's; views are never changed.
     match unsafe { window.cast::<WindowView>().as_ref() } {
         Some(view) => {
             note_communicator(Thread::current(), &view.gpus);

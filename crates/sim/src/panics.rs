@@ -1,7 +1,8 @@
-//! Panics of kernels: caught, and reported with their place instead of printed.
+//! Catches kernels' panics and reports them with their location instead of printing them.
 //!
-//! A process-wide panic hook keeps the place of a panic in simulated threads; panics elsewhere go to the hook that was there
-//! before. (Printing a backtrace, as the standard hook may, needs more stack than a simulated thread has.)
+//! A process-wide panic hook keeps the location of a panic in simulated threads; other panics go to
+//! the previous hook. (Printing a backtrace, as the standard hook may, needs more stack than a
+//! simulated thread has.)
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -33,12 +34,12 @@ pub(crate) fn install() {
 
 /// Records the panic of `thread`.
 pub(crate) fn report(thread: &Thread, payload: &(dyn Any + Send)) {
-    let at = PLACE.take().unwrap_or_else(|| "an unknown place".to_owned());
-    let (gpus, kernel, thread) = (thread.gpus(), thread.kernel(), thread.who());
+    let at = PLACE.take().unwrap_or_else(|| "an unknown location".to_owned());
+    let (gpus, kernel, thread) = (thread.gpus(), thread.kernel(), thread.id());
     gpus.fail(Error::Panic { kernel, thread, at, message: message(payload) });
 }
 
-/// The text of a panic.
+/// The message of a panic.
 fn message(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| payload.downcast_ref::<String>().cloned())

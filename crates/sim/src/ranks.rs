@@ -1,4 +1,4 @@
-//! The ranks of a communicator, and memory that all of them have.
+//! The ranks of a communicator, and symmetric memory.
 
 use std::ffi::c_void;
 use std::rc::Rc;
@@ -7,8 +7,7 @@ use crate::error::Result;
 use crate::memory::{Allocation, Memory, Owner};
 use crate::nccl::{Network, WindowView};
 
-/// How a report names a rank of the communicator on these GPUs: with its GPU, where that has
-/// another number.
+/// A rank's name in reports: with its GPU, where the numbers differ.
 pub(crate) fn name(gpus: &[u32], rank: u32) -> String {
     match gpus.get(rank as usize) {
         Some(gpu) if *gpu != rank => format!("rank {rank} (GPU {gpu})"),
@@ -16,11 +15,11 @@ pub(crate) fn name(gpus: &[u32], rank: u32) -> String {
     }
 }
 
-/// What windows and device communicators are made for.
+/// The ranks for which windows and device communicators are created.
 pub(crate) struct Ranks {
     /// The GPU of each rank.
     pub(crate) gpus: Rc<[u32]>,
-    /// So many neighbouring ranks reach each other by load and store.
+    /// Size of the LSA teams, which are runs of consecutive ranks.
     pub(crate) lsa_ranks: usize,
     pub(crate) memory: Rc<Memory>,
     pub(crate) network: Rc<Network>,
@@ -31,7 +30,7 @@ impl Ranks {
         self.gpus.len()
     }
 
-    /// Memory in every rank, at one place in all.
+    /// Allocates memory on every rank, in window layout.
     pub(crate) fn symmetric(
         &self,
         bytes: usize,
@@ -43,7 +42,7 @@ impl Ranks {
         Ok(self.view(allocation, id))
     }
 
-    /// Each rank's view of memory of all ranks.
+    /// Adds each rank's view to memory of all ranks.
     pub(crate) fn view(&self, allocation: Allocation, id: u32) -> Symmetric {
         let view = |rank: usize| {
             let lsa_rank = rank % self.lsa_ranks;
@@ -54,7 +53,7 @@ impl Ranks {
                 lsa_size: self.lsa_ranks as i32,
                 world_rank: rank as i32,
                 gpus: Rc::clone(&self.gpus),
-                mc_offset_4k: allocation.place(),
+                mc_offset_4k: allocation.mc_offset_4k(),
                 id,
                 world_base: allocation.part(0),
                 lens: Rc::clone(allocation.lens()),
@@ -68,7 +67,7 @@ impl Ranks {
 /// Memory of all ranks, and each rank's view of it.
 pub(crate) struct Symmetric {
     pub(crate) allocation: Allocation,
-    /// Boxed: handles point here.
+    /// Boxed, since handles point to them.
     pub(crate) views: Box<[WindowView]>,
 }
 

@@ -1,16 +1,16 @@
-//! Runs the threads on the GPUs, block by block.
+//! Schedules the simulated threads, block by block.
 //!
-//! A turn takes a block and runs its ready threads, round after round, until none is ready or the turn is long enough; then
-//! comes the next block. (One queue of all threads would be several times slower: each thread's stack would be out of
-//! the cache at its turn.) The order is that in which the blocks came to be ready, or random by
-//! seed.
+//! A turn runs a block's ready threads, round after round, until none is ready or the turn is long
+//! enough; then comes the next block. (One queue of all threads would be several times slower: each
+//! thread's stack would be out of cache at its turn.) Blocks run in the order in which they became
+//! ready, or at random by seed.
 //!
-//! A pass over the blocks in which threads wait gives the network its turn. What happens when they do nothing else is in
-//! [`stuck`].
+//! After a pass in which threads wait, the network delivers. [`stuck`] handles passes in which
+//! threads only wait.
 
 mod fiber;
 mod report;
-mod room;
+mod residency;
 mod stuck;
 
 use std::rc::Rc;
@@ -21,7 +21,7 @@ use fastrand::Rng;
 use litemap::LiteMap;
 
 pub(crate) use self::fiber::Fiber;
-use self::room::Gpu;
+use self::residency::Gpu;
 use crate::barrier;
 use crate::error::{Error, Limit, Result};
 use crate::gpus::{Gpus, GridId, Step};
@@ -31,38 +31,38 @@ use crate::thread::{Block, Grid, Thread, Wait};
 use crate::trap::{Watchdog, processor_time};
 use crate::warp::{self, Warp};
 
-/// Rounds of a block before the next block's turn, in order.
+/// Rounds of a block per turn, in order.
 const TURN: usize = 1000;
 
-/// Steps between looks at the clock; accesses count a little.
-const STEPS_A_LOOK: u64 = 1 << 14;
-const ACCESSES_A_STEP: u64 = 16;
+/// Steps between checks of the time limit; an access counts as a fraction of a step.
+const STEPS_PER_CHECK: u64 = 1 << 14;
+const ACCESSES_PER_STEP: u64 = 16;
 
-/// Polls without any event after which threads that all poll or wait are stuck. Threads that load without being watched are
-/// given more, since their stores are not seen.
+/// Polls without an event after which threads that all poll or wait are livelocked. Without
+/// watching, the limit is higher, since stores are not seen.
 const MAX_IDLE: u64 = 1 << 20;
 const MAX_IDLE_UNWATCHED: u64 = 1 << 26;
 
-/// What the hash of an order starts from.
+/// Initial value of the order's hash.
 const NO_TRACE: u64 = 0xcbf2_9ce4_8422_2325;
 
-/// What happened in a pass over the blocks that can run.
+/// Counts of a pass over the ready blocks.
 #[derive(Default)]
-struct Pass {
-    /// Steps of threads that looked in vain for what they wait for.
-    looks: u64,
-    /// Steps of threads that polled without saying for what.
+struct PassStats {
+    /// Steps of threads whose named wait did not hold yet.
+    waits: u64,
+    /// Steps of threads that polled without a named wait.
     spins: u64,
     /// Whether there was any other step.
     other: bool,
 }
 
-/// The limits of a time in which something is on the GPUs.
-struct Busy {
-    /// Switches and processor time when it began.
+/// A period in which a GPU is busy: the limits apply to each.
+struct BusyPeriod {
+    /// Switches and processor time at its start.
     switches: u64,
     started: Duration,
-    next_look: u64,
+    next_check: u64,
     _watchdog: Watchdog,
 }
 
@@ -73,33 +73,33 @@ struct ThreadAt {
     tid: u32,
 }
 
-/// What the scheduler keeps for itself.
+/// The scheduler's own state.
 pub(crate) struct Scheduler {
     settings: Simulation,
     rng: Option<Rng>,
     gpus: Vec<Gpu>,
-    /// GPUs on which there may be room for blocks that have not started.
+    /// GPUs that may have room for pending blocks.
     changed: Vec<usize>,
-    /// The grids that nobody was told of that they have ended.
+    /// Grids whose completion was not reported yet.
     grids: LiteMap<GridId, Rc<Grid>>,
     launched: u64,
-    /// The blocks on the GPUs, by slot, and slots without one.
+    /// Running blocks by slot, and free slots.
     blocks: Vec<Option<Rc<Block>>>,
     free: Vec<usize>,
-    /// Warps of blocks that have ended, for the next ones.
+    /// Warps of ended blocks, for reuse.
     warps: Vec<Box<Warp>>,
-    /// Threads of these blocks that have not ended.
+    /// Threads of running blocks that have not ended.
     live: usize,
-    /// Threads that wait for a peer's word.
+    /// Threads that wait for a peer in an LSA barrier.
     at_inbox: Vec<ThreadAt>,
     /// Threads that wait for the network.
     at_network: Vec<ThreadAt>,
-    busy: Option<Busy>,
-    /// What the present pass saw.
-    pass: Pass,
-    /// Passes in a row in which threads only looked for what they wait for.
+    busy: Option<BusyPeriod>,
+    /// Counts of the current pass.
+    pass: PassStats,
+    /// Consecutive passes in which threads only polled.
     quiet: u32,
-    /// The blocks of a pass, and the threads of a round.
+    /// The blocks of a pass; the threads of a round.
     turns: Vec<u32>,
     round: Vec<u32>,
     /// Hash of the order so far.
@@ -122,7 +122,7 @@ impl Scheduler {
             at_inbox: Vec::new(),
             at_network: Vec::new(),
             busy: None,
-            pass: Pass::default(),
+            pass: PassStats::default(),
             quiet: 0,
             turns: Vec::new(),
             round: Vec::new(),
@@ -130,7 +130,7 @@ impl Scheduler {
         }
     }
 
-    /// Ends everything. Warps that ran go too: their stacks may be broken.
+    /// Ends everything. Warps in use are dropped too, since their stacks may be corrupt.
     pub(crate) fn reset(&mut self) {
         let new = Self::new(&self.settings);
         let Self { warps, launched, .. } = std::mem::replace(self, new);
@@ -146,27 +146,27 @@ impl Scheduler {
         self.trace
     }
 
-    /// One of `n`: the first, or with a seed any.
+    /// Chooses one of `n`: the first, or at random with a seed.
     pub(crate) fn choose(&mut self, n: usize) -> usize {
         self.rng.as_mut().map_or(0, |rng| rng.usize(..n))
     }
 
-    /// One pass over the blocks that can run, and the network's turn.
+    /// One pass over the ready blocks, then the network.
     pub(crate) fn pass(&mut self, gpus: &Gpus) -> Result<Step> {
         self.start_blocks(gpus)?;
         if self.live == 0 {
-            return self.rest(gpus);
+            return self.step_network(gpus);
         }
         let settings = &self.settings;
-        self.busy.get_or_insert_with(|| Busy {
+        self.busy.get_or_insert_with(|| BusyPeriod {
             switches: gpus.switches.get(),
             started: processor_time(),
-            next_look: 0,
+            next_check: 0,
             _watchdog: Watchdog::new(settings.time_limit),
         });
         let mut turns = std::mem::take(&mut self.turns);
         std::mem::swap(&mut turns, &mut gpus.queue.borrow_mut());
-        self.pass = Pass::default();
+        self.pass = PassStats::default();
         let idle = gpus.idle.get();
         for i in 0..turns.len() {
             let k = i + self.choose(turns.len() - i);
@@ -179,14 +179,14 @@ impl Scheduler {
         self.deliver(gpus)?;
         self.wake_arrived(gpus);
         if !gpus.queue.borrow().is_empty() {
-            return Ok(self.look_for_news(gpus, idle));
+            return Ok(self.detect_stuck(gpus, idle));
         }
         let stuck = self.live > 0 && self.changed.is_empty() && gpus.network.is_idle();
         Ok(if stuck { Step::Stuck } else { Step::Progress })
     }
 
-    /// Nothing runs: the network goes on.
-    fn rest(&mut self, gpus: &Gpus) -> Result<Step> {
+    /// Steps the network while no thread runs.
+    fn step_network(&mut self, gpus: &Gpus) -> Result<Step> {
         self.busy = None;
         if gpus.network.is_idle() {
             return Ok(Step::Idle);
@@ -215,7 +215,7 @@ impl Scheduler {
                 only_polls &= self.run(gpus, &block, block.thread(self.round[i]));
                 self.check_failure(gpus)?;
             }
-            self.look_at_limits(gpus)?;
+            self.check_limits(gpus)?;
             if only_polls {
                 break;
             }
@@ -232,7 +232,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Runs a thread until it gives way; says whether it polls.
+    /// Runs a thread until it suspends; returns whether it polls.
     #[inline]
     fn run(&mut self, gpus: &Gpus, block: &Block, thread: &Thread) -> bool {
         gpus.switches.set(gpus.switches.get() + 1);
@@ -261,7 +261,7 @@ impl Scheduler {
                     gpus.idle.set(gpus.idle.get() + 1);
                     block.next.borrow_mut().push(tid);
                     if waits && thread.waits.get() {
-                        self.pass.looks += 1;
+                        self.pass.waits += 1;
                     } else {
                         self.pass.spins += 1;
                     }
@@ -299,7 +299,7 @@ impl Scheduler {
         }
     }
 
-    /// Wakes the threads whose peer has arrived, or for which the network has delivered.
+    /// Wakes the threads whose peer has arrived, or whose operation was delivered.
     fn wake_arrived(&mut self, gpus: &Gpus) {
         let blocks = &self.blocks;
         let wake = |at: &ThreadAt, over: &dyn Fn(&Thread) -> bool| {
@@ -323,7 +323,7 @@ impl Scheduler {
         self.at_network.retain(|at| wake(at, &delivered));
     }
 
-    fn look_at_limits(&mut self, gpus: &Gpus) -> Result<()> {
+    fn check_limits(&mut self, gpus: &Gpus) -> Result<()> {
         let allowed = if self.settings.watch { MAX_IDLE } else { MAX_IDLE_UNWATCHED };
         if gpus.idle.get() > allowed.max(64 * self.live as u64) {
             return Err(Error::Livelock(self.stall()));
@@ -333,11 +333,11 @@ impl Scheduler {
         if let Some(limit) = self.settings.step_limit.filter(|limit| steps >= *limit) {
             return Err(Error::Limit { limit: Limit::Steps(limit), stall: self.stall() });
         }
-        let work = gpus.switches.get() + gpus.accesses.get() / ACCESSES_A_STEP;
-        if work < busy.next_look {
+        let work = gpus.switches.get() + gpus.accesses.get() / ACCESSES_PER_STEP;
+        if work < busy.next_check {
             return Ok(());
         }
-        busy.next_look = work + STEPS_A_LOOK;
+        busy.next_check = work + STEPS_PER_CHECK;
         let took = processor_time().saturating_sub(busy.started);
         match self.settings.time_limit.filter(|limit| took >= *limit) {
             Some(limit) => Err(Error::Limit { limit: Limit::Time(limit), stall: self.stall() }),
@@ -345,7 +345,7 @@ impl Scheduler {
         }
     }
 
-    /// The error of the thread that ran last, if it made one.
+    /// Returns the error that the last thread recorded.
     #[inline]
     fn check_failure(&self, gpus: &Gpus) -> Result<()> {
         if gpus.interrupted.get() {

@@ -1,4 +1,5 @@
-//! Shared memory of a block: poisoned at its start, and with a margin behind every array that shows when it was overrun.
+//! Shared memory of a block: poisoned at its start, with a canary after every array to detect
+//! overruns.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -10,25 +11,25 @@ const WORD: u128 = {
     p | p << 32 | p << 64 | p << 96
 };
 
-/// Words behind an array.
+/// Words of canary after an array.
 const MARGIN: usize = 8;
 
-/// Static shared memory that a block can have in bytes.
+/// Maximum static shared memory of a block in bytes.
 pub(crate) const MAX_STATIC: usize = 48 << 10;
 
 /// Shared memory of a block in bytes, static and dynamic, on Hopper.
 pub(crate) const MAX_SHARED: usize = 227 << 10;
 
-/// One array and its margin.
-struct Array {
-    /// Address of the static that stands for it.
+/// One array and its canary.
+struct SharedArray {
+    /// Address of the static that identifies it.
     key: usize,
     bytes: usize,
-    /// In cells, because kernels write them through pointers.
+    /// In cells, since kernels write them through pointers.
     words: Rc<[Cell<u128>]>,
 }
 
-impl Array {
+impl SharedArray {
     fn new(key: usize, bytes: usize) -> Self {
         Self { key, bytes, words: vec![Cell::new(WORD); bytes.div_ceil(16) + MARGIN].into() }
     }
@@ -37,8 +38,8 @@ impl Array {
         self.words.as_ptr().cast_mut().cast()
     }
 
-    /// Whether the bytes behind the array are what they were.
-    fn intact(&self) -> bool {
+    /// Whether the canary is unchanged.
+    fn is_intact(&self) -> bool {
         let used = self.bytes / 16;
         let (partial, margin) = self.words[used..].split_at(1);
         let kept = (self.bytes % 16) * 8;
@@ -52,17 +53,17 @@ impl Array {
     }
 }
 
-/// What a block has.
+/// All shared memory of a block.
 #[derive(Default)]
 pub(crate) struct SharedMemory {
-    dynamic: Option<Array>,
-    statics: Vec<Array>,
+    dynamic: Option<SharedArray>,
+    statics: Vec<SharedArray>,
 }
 
 impl SharedMemory {
-    /// Fresh memory, with `bytes` of dynamic.
+    /// Poisoned memory, with `bytes` of dynamic shared memory.
     pub(crate) fn new(bytes: usize) -> Self {
-        Self { dynamic: Some(Array::new(0, bytes)), statics: Vec::new() }
+        Self { dynamic: Some(SharedArray::new(0, bytes)), statics: Vec::new() }
     }
 
     /// Address and length of the dynamic memory.
@@ -70,7 +71,7 @@ impl SharedMemory {
         self.dynamic.as_ref().map_or((std::ptr::null_mut(), 0), |a| (a.start(), a.bytes))
     }
 
-    /// The block's copy of the static at `key`, or nothing if there is no room for it.
+    /// The block's copy of the static at `key`; `None` if it does not fit.
     pub(crate) fn of_static(&mut self, key: usize, bytes: usize) -> Option<*mut u8> {
         let found = self.statics.iter().position(|a| a.key == key && a.bytes == bytes);
         let index = match found {
@@ -80,7 +81,7 @@ impl SharedMemory {
                 if used + bytes > MAX_STATIC {
                     return None;
                 }
-                self.statics.push(Array::new(key, bytes));
+                self.statics.push(SharedArray::new(key, bytes));
                 self.statics.len() - 1
             }
         };
@@ -92,9 +93,9 @@ impl SharedMemory {
         self.statics.iter().chain(&self.dynamic).any(|array| array.contains(address, bytes))
     }
 
-    /// The first array that was written beyond its end: what it is and its length in bytes.
+    /// The first overrun array: its kind and its length in bytes.
     pub(crate) fn overrun(&self) -> Option<(&'static str, usize)> {
-        let broken = |array: &&Array| !array.intact();
+        let broken = |array: &&SharedArray| !array.is_intact();
         let of_static = self.statics.iter().find(broken).map(|a| ("static", a.bytes));
         of_static.or_else(|| self.dynamic.iter().find(broken).map(|a| ("dynamic", a.bytes)))
     }

@@ -1,4 +1,4 @@
-//! What a simulated machine is like.
+//! The settings of a simulated machine.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -8,15 +8,15 @@ use devcomm_types::GinConnectionType;
 use crate::error::{Error, Result};
 use crate::memory::page_size;
 
-/// GPUs that a machine can have.
+/// Maximum GPUs of a machine.
 const MAX_GPUS: usize = 1 << 15;
 /// The largest stack that a simulated thread can have.
 const MAX_STACK: usize = 1 << 30;
 
 /// The settings of a simulated machine.
 ///
-/// As text, in `DEVCOMM_SIMULATE` for example, it is the number of GPUs and any of the settings:
-/// `4,team=2,multimem=0,network=rail,seed=7,preempt=1,multiprocessors=8`.
+/// Its text form, which `DEVCOMM_SIMULATE` takes, is the number of GPUs followed by any of the
+/// settings: `4,team=2,multimem=0,network=rail,seed=7,preempt=1,multiprocessors=8`.
 ///
 /// ```
 /// use devcomm_sim::Simulation;
@@ -42,7 +42,7 @@ pub struct Simulation {
 }
 
 impl Simulation {
-    /// A machine of `gpus` GPUs that reach each other by load and store and by multicast.
+    /// A machine of `gpus` GPUs in one LSA team, with multicast.
     pub fn new(gpus: usize) -> Self {
         Self {
             gpus,
@@ -59,107 +59,113 @@ impl Simulation {
         }
     }
 
-    /// How many neighbouring GPUs reach each other by load and store, a divisor of all: the others
-    /// are reached over the network alone. Default: all.
+    /// Size of an LSA team, a divisor of the number of GPUs: consecutive GPUs that can access each
+    /// other's memory. Other GPUs are connected by the network only. Default: all GPUs.
     pub fn team_size(mut self, gpus: usize) -> Self {
         self.team = Some(gpus);
         self
     }
 
-    /// Whether the GPUs of a team have multicast addresses (NVLS). Default: yes.
+    /// Whether LSA teams have multicast (NVLS). Default: yes.
     pub fn multimem(mut self, multimem: bool) -> Self {
         self.multimem = multimem;
         self
     }
 
-    /// Which GPUs are connected by a network that kernels can use (GIN, with the PROXY back end):
-    /// all ([`Full`](GinConnectionType::Full), the default), those with the same place in each team
+    /// Which GPUs the network connects for GIN (PROXY back end): all
+    /// ([`Full`](GinConnectionType::Full), the default), those with the same index in each team
     /// ([`Rail`](GinConnectionType::Rail)), or none ([`None`](GinConnectionType::None)).
     pub fn network(mut self, network: GinConnectionType) -> Self {
         self.network = network;
         self
     }
 
-    /// Runs everything in a random order that is a function of `seed`: host threads, streams,
-    /// blocks and threads, and the deliveries of the network. Default: in turn.
+    /// Runs everything in a random order determined by `seed`: host threads, streams, blocks and
+    /// threads, and network deliveries. Default: a fixed order.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
     }
 
-    /// Whether other threads of the GPUs may run between any two accesses that go through cuda_std,
-    /// not only where threads synchronise. It is several times slower, and finds more. Implies
+    /// Whether GPU threads may be preempted between any two accesses through cuda_std, not only
+    /// where they synchronise. Several times slower, and finds more errors. Implies
     /// [`watch`](Self::watch). Default: no.
     pub fn preempt(mut self, preempt: bool) -> Self {
         self.preempt = preempt;
         self
     }
 
-    /// Whether each access that goes through cuda_std is checked to lie in memory that its GPU
-    /// reaches. Without it, a wild access is a fault or goes unseen, and livelocks are found later.
+    /// Whether each access through cuda_std is checked against the memory that its GPU can access.
+    /// Without it, a wild access faults or goes unnoticed, and livelocks are detected later.
     /// Default: yes.
     pub fn watch(mut self, watch: bool) -> Self {
         self.watch = watch;
         self
     }
 
-    /// Stack of a simulated thread in bytes. Memory is taken as it is used. Default: 64 KiB.
+    /// Stack size of a simulated thread in bytes; memory is committed on use. Default: 64 KiB.
     pub fn stack_size(mut self, bytes: usize) -> Self {
         self.stack_size = bytes;
         self
     }
 
-    /// Fails the kernels with [`Error::Limit`] after so many switches between threads without the
-    /// GPUs being idle. Default: never.
+    /// Fails the kernels with [`Error::Limit`] after this many switches between threads without an
+    /// idle GPU. Default: no limit.
     pub fn step_limit(mut self, steps: u64) -> Self {
         self.step_limit = Some(steps);
         self
     }
 
-    /// Fails the kernels with [`Error::Limit`] when they have run for so long, also a kernel that
-    /// loops without any call into cuda_std or nccl_device (where signals can stop it: on Linux on
-    /// x86-64 and aarch64). Default: ten minutes.
+    /// Fails the kernels with [`Error::Limit`] when they have run for this long, including a kernel
+    /// that loops without a call into cuda_std or nccl_device (on Linux on x86-64 and aarch64,
+    /// where signals can stop it). Default: ten minutes.
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.time_limit = Some(limit);
         self
     }
 
-    /// Multiprocessors of a GPU; each holds 2048 threads, and at most 32 blocks. Default: 132, an
+    /// Multiprocessors per GPU; each holds 2048 threads and at most 32 blocks. Default: 132, an
     /// H200's.
     pub fn multiprocessors(mut self, multiprocessors: u32) -> Self {
         self.multiprocessors = multiprocessors;
         self
     }
 
-    /// How many GPUs it has.
+    /// Number of GPUs.
     #[must_use]
     pub fn gpus(&self) -> usize {
         self.gpus
     }
 
-    /// How many GPUs reach each other by load and store.
+    /// Size of an LSA team.
     #[must_use]
     pub fn team(&self) -> usize {
         self.team.unwrap_or(self.gpus)
     }
 
-    /// Refuses what makes no sense.
+    /// Validates the settings.
     pub(crate) fn checked(&self) -> Result<Self> {
         let refuse = |reason: String| Err(Error::Settings(reason));
         let (gpus, team) = (self.gpus, self.team());
         if gpus == 0 || gpus > MAX_GPUS {
-            return refuse(format!("{gpus} GPUs, where 1 to {MAX_GPUS} are possible"));
+            return refuse(format!("{gpus} GPUs, but 1 to {MAX_GPUS} are possible"));
         }
         if team == 0 || !gpus.is_multiple_of(team) {
             return refuse(format!("{gpus} GPUs do not divide into teams of {team}"));
         }
         use GinConnectionType as N;
         if !matches!(self.network, N::None | N::Full | N::Rail) {
-            return refuse(format!("a network that is {}: FULL, RAIL and NONE are", self.network));
+            return refuse(format!(
+                "network {} is not possible: use FULL, RAIL or NONE",
+                self.network
+            ));
         }
         let (stack, least) = (self.stack_size, 4 * page_size());
         if stack < least || stack > MAX_STACK {
-            return refuse(format!("stacks of {stack} bytes, of {least} to {MAX_STACK}"));
+            return refuse(format!(
+                "stacks of {stack} bytes, but {least} to {MAX_STACK} are \
+                                  possible"
+            ));
         }
         if self.multiprocessors == 0 {
             return refuse("a GPU without multiprocessors".to_owned());
@@ -173,7 +179,12 @@ impl FromStr for Simulation {
 
     fn from_str(text: &str) -> Result<Self> {
         const FORM: &str = "a number of GPUs and settings, such as `4,team=2,seed=7`";
-        let refuse = |what: &str| Err(Error::Settings(format!("{what} in {text:?}; it is {FORM}")));
+        let refuse = |what: &str| {
+            Err(Error::Settings(format!(
+                "{what} in {text:?}; expected \
+                                                              {FORM}"
+            )))
+        };
         let mut parts = text.split(',').map(str::trim);
         let Some(Ok(gpus)) = parts.next().map(str::parse) else {
             return refuse("no number of GPUs");
@@ -197,7 +208,7 @@ impl FromStr for Simulation {
                 continue;
             }
             let Ok(number) = value.parse::<u64>() else {
-                return refuse(&format!("{name} is {value:?}, no number"));
+                return refuse(&format!("{name} is {value:?}, which is not a number"));
             };
             let small = u32::try_from(number).unwrap_or(u32::MAX);
             simulation = match name {
@@ -207,7 +218,7 @@ impl FromStr for Simulation {
                 "preempt" => simulation.preempt(number != 0),
                 "watch" => simulation.watch(number != 0),
                 "multiprocessors" => simulation.multiprocessors(small),
-                _ => return refuse(&format!("no setting is called {name:?}")),
+                _ => return refuse(&format!("unknown setting {name:?}")),
             };
         }
         simulation.checked()

@@ -1,12 +1,12 @@
-//! Stacks of the simulated threads: one mapping for those of a warp, which keeps them from block to
-//! block.
+//! Stacks of the simulated threads: one mapping per warp, reused from block to block.
 //!
 //! # Safety
 //!
-//! Stack `i` is the `i`th slice of the mapping; slices do not overlap. The lowest page of a slice is its guard: where the
-//! kernel has guard hints (Linux 6.13) every stack has one; else the first [`MAX_PROTECTED`] stacks of the process have
-//! a protected page, because each costs two entries of the process's limited memory map, and the others a word that is
-//! looked at when the thread ends.
+//! Stack `i` is the `i`th slice of the mapping; slices do not overlap. The lowest page of a slice
+//! guards it. Where the kernel supports guard hints (Linux 6.13) every stack has a guard page;
+//! otherwise the first [`MAX_PROTECTED`] stacks of the process have a protected page, since each
+//! costs two entries of the process's limited memory map, and the others have a canary, which is
+//! checked when the thread ends.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,23 +15,23 @@ use corosensei::stack::{Stack, StackPointer};
 
 use crate::memory::{Mapping, page_size};
 
-/// How many stacks of the process have a guard page that splits the mapping.
+/// Maximum stacks of the process with a protected page.
 const MAX_PROTECTED: usize = 16 << 10;
 static PROTECTED: AtomicUsize = AtomicUsize::new(0);
 
-/// `MADV_GUARD_INSTALL`, a guard page that costs no entry in the memory map.
+/// `MADV_GUARD_INSTALL`: a guard page without an entry in the memory map.
 const MADV_GUARD_INSTALL: i32 = 102;
 
-/// What the lowest word of a stack without guard page holds.
+/// The lowest word of a stack without a guard page.
 const CANARY: u64 = 0x5bd1_e995_c2b2_ae35;
 
 /// Many stacks of one size.
 pub(crate) struct Slab {
     mapping: Mapping,
     stacks: usize,
-    /// Bytes of a stack, with its guard page.
+    /// Bytes of a stack, including its guard page.
     size: usize,
-    /// Stacks with a guard page that was made by protection.
+    /// Number of stacks with a protected page.
     protected: usize,
     /// Stacks from this one on have a canary instead of a guard page.
     first_canary: usize,
@@ -43,14 +43,15 @@ impl Slab {
         Self::guarded(stacks, size, true, MAX_PROTECTED)
     }
 
-    /// [`new`](Self::new), with guard hints if there are any, else with at most so many protected pages in the process.
+    /// [`new`](Self::new), with guard hints or at most `max_protected` protected pages in the
+    /// process.
     fn guarded(stacks: usize, size: usize, hints: bool, max_protected: usize) -> io::Result<Self> {
         let page = page_size();
         let size = size.next_multiple_of(page) + page;
         let len = stacks.checked_mul(size).ok_or(io::ErrorKind::OutOfMemory)?;
         let mapping = Mapping::reserve(len)?;
         mapping.protect(0, len, true)?;
-        // A huge page would give every stack 2 MiB of memory at the first touch.
+        // A huge page would commit 2 MiB for every stack at the first touch.
         mapping.advise(0, len, libc::MADV_NOHUGEPAGE);
         let mut slab = Self { mapping, stacks, size, protected: 0, first_canary: stacks };
         let install = |i: usize| slab.mapping.advise(i * size, page, MADV_GUARD_INSTALL);
@@ -80,10 +81,10 @@ impl Slab {
         self.mapping.base().wrapping_add(i * self.size).cast()
     }
 
-    /// Whether stack `i` was used beyond its end, as far as one can see.
+    /// Whether stack `i` overflowed, as far as can be detected.
     pub(crate) fn overflowed(&self, i: usize) -> bool {
-        // SAFETY: the lowest word of a stack of this slab without guard page; read as volatile, since a coroutine may have
-        // written it.
+        // SAFETY: the lowest word of a stack of this slab without a guard page; volatile, since a
+        // coroutine may have written it.
         i >= self.first_canary && unsafe { self.canary(i).read_volatile() } != CANARY
     }
 
@@ -103,7 +104,8 @@ impl Slab {
     ///
     /// # Safety
     ///
-    /// `i` is below the number of stacks, the slab outlives the coroutine, and no other coroutine uses the stack.
+    /// `i` is below the number of stacks, the slab outlives the coroutine, and no other coroutine
+    /// uses the stack.
     pub(crate) unsafe fn stack(&self, i: usize) -> SlabStack {
         debug_assert!(i < self.stacks);
         let low = self.canary(i).addr();
@@ -128,8 +130,8 @@ fn pointer(address: usize) -> StackPointer {
     StackPointer::new(address).unwrap_or(StackPointer::MIN)
 }
 
-// SAFETY: `limit..base` are whole pages of a live mapping (Slab::stack's contract), readable and writable but for the guard
-// page at the low end; there are at least four pages above it.
+// SAFETY: `limit..base` are whole pages of a live mapping (Slab::stack's contract), readable and
+// writable but for the guard page at the low end; there are at least four pages above it.
 unsafe impl Stack for SlabStack {
     #[inline]
     fn base(&self) -> StackPointer {

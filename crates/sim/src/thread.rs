@@ -1,10 +1,10 @@
-//! What runs on the simulated GPUs: grids, their blocks, and these blocks' threads.
+//! Grids, blocks and threads of the simulated GPUs.
 //!
 //! # Safety
 //!
 //! A thread points to its block and to the GPUs. The scheduler sets both when a block starts, and
-//! runs a thread, or looks at it, only while its block is on a GPU. Blocks lie in an `Rc` until
-//! their last thread has ended, GPUs in one that outlives them.
+//! accesses a thread only while its block runs. A block is in an `Rc` until its last thread has
+//! ended; the GPUs are in one that outlives it.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
@@ -28,64 +28,64 @@ use crate::warp::{WARP, Warp};
 pub(crate) enum Wait {
     /// Nothing.
     Ready,
-    /// A barrier of its block; as part of a call of NCCL, if any.
-    Barrier { id: u32, at: Site, within: Option<Within> },
+    /// A barrier of its block, as part of an NCCL call, if any.
+    Barrier { id: u32, at: Site, coop_call: Option<CoopCall> },
     /// Lanes of its warp.
     Warp { mask: u32, at: Site },
-    /// A word that a peer stores.
+    /// A peer's arrival in an LSA barrier.
     Inbox(InboxWait),
-    /// What [`Thread::state`] says.
+    /// The named wait in [`Thread::state`].
     Network,
-    /// Anything that another thread does: it polls.
+    /// A store by another thread: it polls.
     Spin { at: Site },
-    /// Nothing any more: it left the kernel.
+    /// Nothing: it has left the kernel.
     Exited,
-    /// Nothing any more: it broke a rule, and all kernels end.
+    /// Nothing: it has failed, and all kernels end.
     Failed,
-    /// Nothing: it computes, and was stopped.
+    /// Nothing: it was computing when it was stopped.
     Running,
     /// It has ended.
     Done,
 }
 
-/// A call of NCCL in which the threads of a coop wait for each other.
+/// An NCCL call in which the threads of a coop synchronise.
 #[derive(Clone, Copy)]
-pub(crate) enum Within {
-    /// One on the LSA barrier of this index.
+pub(crate) enum CoopCall {
+    /// A call on the LSA barrier with this index.
     LsaBarrier(u32),
-    /// One of this name.
+    /// Another call.
     Call(&'static str),
 }
 
 /// One simulated thread.
 #[repr(C)]
 pub(crate) struct Thread {
-    /// What cuda_std sees. First, so that the address of the context is the address of the thread.
+    /// What cuda_std uses. First, so that its address is the thread's address.
     pub(crate) ctx: Cell<ThreadCtx>,
     pub(crate) gpus: Cell<*const Gpus>,
     pub(crate) block: Cell<*const Block>,
-    /// Its number in the block, as CUDA counts: x first.
+    /// Its index in the block, x first.
     pub(crate) tid: Cell<u32>,
     pub(crate) fiber: RefCell<Option<Fiber>>,
     pub(crate) yielder: Cell<*const Yielder<(), ()>>,
     pub(crate) wait: Cell<Wait>,
-    /// What its last warp operation gave.
+    /// Result of its last warp operation.
     pub(crate) result: Cell<(u32, bool)>,
-    /// Whether it has begun a read-modify-write that may have changed memory.
+    /// Whether it is in a read-modify-write that may have changed memory.
     pub(crate) updating: Cell<bool>,
-    /// Whether it is in a wait with a name, which [`state`](Self::state) has.
+    /// Whether it is in a named wait, which is in [`state`](Self::state).
     pub(crate) waits: Cell<bool>,
-    /// Whether it has panicked, and unwinds.
+    /// Whether it has panicked and is unwinding.
     pub(crate) unwinding: Cell<bool>,
-    /// Addresses that it polled lately.
+    /// Recently polled addresses.
     pub(crate) polled: Cell<[usize; 4]>,
-    /// The way out of its coroutine after a fault.
+    /// Leaves its coroutine after a fault.
     pub(crate) trap: Cell<Option<CoroutineTrapHandler<()>>>,
-    /// Its wait with a name. Last: it is seldom looked at.
+    /// Its named wait. Last, since it is seldom accessed.
     pub(crate) state: WaitState,
 }
 
-/// A grid that was launched.
+/// A launched grid.
 pub(crate) struct Grid {
     pub(crate) id: GridId,
     pub(crate) launch: Launch,
@@ -95,17 +95,17 @@ pub(crate) struct Grid {
     pub(crate) next: Cell<u32>,
     /// Blocks that have ended.
     pub(crate) ended: Cell<u32>,
-    /// The communicator whose ranks it counts, if any: the GPU of each rank, for reports.
+    /// The GPU of each rank of the first communicator that it used, for reports.
     pub(crate) communicator: OnceCell<Rc<[u32]>>,
 }
 
-/// A block that is on a multiprocessor.
+/// A running block.
 pub(crate) struct Block {
     pub(crate) grid: Rc<Grid>,
     pub(crate) gpu: usize,
-    /// Its number in the grid, as CUDA counts: x first.
+    /// Its index in the grid, x first.
     pub(crate) index: u32,
-    /// Where the scheduler has it.
+    /// Its slot in the scheduler.
     pub(crate) slot: u32,
     pub(crate) multiprocessor: usize,
     /// Number of its threads.
@@ -134,7 +134,7 @@ impl Block {
 }
 
 impl Thread {
-    /// One that has no block yet.
+    /// A thread without a block.
     pub(crate) fn new() -> Self {
         Self {
             ctx: Cell::new(ThreadCtx {
@@ -169,7 +169,7 @@ impl Thread {
         unsafe { &*self.gpus.get() }
     }
 
-    /// Its block, while that is on a GPU.
+    /// Its block, while that runs.
     #[inline(always)]
     pub(crate) fn block(&self) -> &Block {
         // SAFETY: the module's.
@@ -181,20 +181,20 @@ impl Thread {
         self.block().grid.launch.kernel
     }
 
-    /// Who this is, for reports.
-    pub(crate) fn who(&self) -> ThreadId {
+    /// Its identity, for reports.
+    pub(crate) fn id(&self) -> ThreadId {
         let block = self.block();
         ThreadId { rank: block.gpu, block: block.index, thread: self.tid.get() }
     }
 
-    /// Lets it run again when it waits.
+    /// Makes it ready, if it waits.
     pub(crate) fn wake(&self) {
         self.wait.set(Wait::Ready);
         self.gpus().progress();
         self.enqueue();
     }
 
-    /// Puts it into the next round of its block.
+    /// Queues it for its block's next round.
     pub(crate) fn enqueue(&self) {
         let block = self.block();
         block.next.borrow_mut().push(self.tid.get());
@@ -203,17 +203,17 @@ impl Thread {
         }
     }
 
-    /// Ends all kernels with a report of a broken contract.
+    /// Fails the kernels with a report of misuse.
     pub(crate) fn misuse(&self, at: Site, what: impl Into<String>) -> ! {
-        let (kernel, thread, what) = (self.kernel(), self.who(), what.into());
+        let (kernel, thread, what) = (self.kernel(), self.id(), what.into());
         self.fail(Error::Misuse { kernel, thread, what, at })
     }
 
-    /// Ends all kernels with an error: this thread does not run again.
+    /// Fails the kernels with an error; does not return.
     pub(crate) fn fail(&self, error: Error) -> ! {
         self.gpus().fail(error);
         loop {
-            self.give_way(Wait::Failed);
+            self.suspend(Wait::Failed);
         }
     }
 
@@ -222,7 +222,7 @@ impl Thread {
         &self.block().warps[(self.tid.get() / WARP) as usize]
     }
 
-    /// Its place in its warp.
+    /// Its lane in its warp.
     pub(crate) fn lane(&self) -> u32 {
         self.tid.get() % WARP
     }
@@ -237,15 +237,15 @@ impl Thread {
         self.warp().stacks.in_guard(self.lane() as usize, address)
     }
 
-    /// Whether it used its stack beyond the end, as far as one can see.
+    /// Whether its stack overflowed, as far as can be detected.
     pub(crate) fn overflowed(&self) -> bool {
         self.warp().stacks.overflowed(self.lane() as usize)
     }
 
-    /// The error of a thread that has used up its stack.
+    /// The error for a stack overflow of this thread.
     pub(crate) fn overflow(&self) -> Error {
         let (low, high) = self.stack();
-        Error::StackOverflow { kernel: self.kernel(), thread: self.who(), stack: high - low }
+        Error::StackOverflow { kernel: self.kernel(), thread: self.id(), stack: high - low }
     }
 }
 
@@ -254,7 +254,7 @@ impl Thread {
 pub struct OpenSession {
     /// Rank in the world.
     pub rank: usize,
-    /// Number of the coop's block in its grid.
+    /// Index of the coop's block in its grid.
     pub block: u32,
     /// Index of the barrier.
     pub index: u32,

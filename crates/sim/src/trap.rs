@@ -1,16 +1,18 @@
-//! Ways out of a kernel that does not come back by itself: it touched memory that is not there, used up its stack, or computes
-//! for ever. It ends with a report instead of taking the process with it.
+//! Ends kernels that do not return to the simulator: an invalid memory access, a stack overflow, an
+//! endless computation. Each ends with a report instead of ending the process.
 //!
-//! Process-wide signal handlers look at where the signal hit. On the stack of the simulated thread that runs on this OS
-//! thread, they let the coroutine go on in a function that records the error and returns. Faults anywhere else go to the
-//! handler that was there before. On machines other than Linux on x86-64 and aarch64 there is none of this.
+//! Process-wide signal handlers examine where the signal occurred. On the stack of a simulated
+//! thread they resume the coroutine in a function that records the error and returns. Other faults
+//! go to the previous handler. Only on Linux on x86-64 and aarch64.
 //!
 //! # Safety
 //!
-//! The handlers read only cells of the current thread and its run (the argument of [`hooks`](crate::hooks) holds: the context is
-//! a live thread's) and the kernel's signal frame. The interrupted code is the kernel's own, so that it can be given up like
-//! the frames of an abandoned thread: for a fault, because the simulator touches no memory that a kernel names while it
-//! borrows a cell; for the watchdog, because it strikes after a long time of computing without a call into the simulator.
+//! The handlers read only cells of the current thread and its run (the argument of
+//! [`hooks`](crate::hooks) holds: the context is a live thread's) and the kernel's signal frame.
+//! The interrupted code is the kernel's own, so that it can be abandoned like the frames of an
+//! unfinished thread: for a fault, because the simulator touches no memory that a kernel names
+//! while it borrows a cell; for the watchdog, because it fires only after a long computation
+//! without a call into the simulator.
 
 use std::time::Duration;
 
@@ -19,18 +21,18 @@ use crate::gpus::Gpus;
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod linux;
 
-/// What a kernel may do without a call into the simulator once its time is over, in time of the processor.
-const PATIENCE: Duration = Duration::from_millis(250);
+/// Processor time that a kernel may use after its limit without a call into the simulator.
+const GRACE_PERIOD: Duration = Duration::from_millis(250);
 
-/// Processor time of this OS thread: other work on the machine does not count.
+/// Processor time of this OS thread, independent of other load.
 pub(crate) fn processor_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the clock writes to the struct; should it fail, no time passes.
+    // SAFETY: the call writes to the struct; if it fails, the time is zero.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Calls into the simulator so far: while it changes, the kernel can be stopped by itself.
+/// Number of calls into the simulator: while it changes, the kernel stops itself.
 fn activity(gpus: &Gpus) -> u64 {
     gpus.switches.get() + gpus.accesses.get() + gpus.calls.get()
 }
@@ -41,7 +43,7 @@ pub(crate) fn install() {
     linux::install();
 }
 
-/// Stops threads that compute on, without a call, behind a time limit. It lasts until it is dropped.
+/// Stops threads that compute past a time limit without a call. Active until dropped.
 pub(crate) struct Watchdog {
     #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
     _timer: Option<linux::Timer>,
@@ -56,7 +58,7 @@ impl Watchdog {
             any(target_arch = "x86_64", target_arch = "aarch64")
         )))]
         {
-            let _ = (limit, PATIENCE, activity);
+            let _ = (limit, GRACE_PERIOD, activity);
             Self {}
         }
     }

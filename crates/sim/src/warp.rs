@@ -1,4 +1,4 @@
-//! Warps: shuffles, votes and `sync_warp`, each a meeting of the lanes of a mask.
+//! Warps: shuffles, votes and `sync_warp`, each a barrier of the lanes in a mask.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -12,7 +12,7 @@ use crate::thread::{Thread, Wait};
 
 pub(crate) const WARP: u32 = 32;
 
-/// What the lanes meet for.
+/// The warp operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Sync,
@@ -30,7 +30,7 @@ impl Op {
     }
 }
 
-/// What one lane brings.
+/// One lane's operands.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Lane {
     pub(crate) value: u32,
@@ -40,8 +40,8 @@ pub(crate) struct Lane {
     pub(crate) width: u32,
 }
 
-/// Lanes that wait for each other.
-struct Meeting {
+/// The lanes of one operation, which wait for each other.
+struct WarpBarrier {
     mask: u32,
     op: Op,
     at: Site,
@@ -49,37 +49,36 @@ struct Meeting {
     lanes: [Lane; WARP as usize],
 }
 
-/// One warp of a block, with the stacks of its threads: what the scheduler keeps when the block has
-/// ended.
+/// One warp of a block and the stacks of its threads, which the scheduler reuses.
 pub(crate) struct Warp {
     pub(crate) threads: [Thread; WARP as usize],
     pub(crate) stacks: Slab,
     /// Lanes that have not ended.
     live: Cell<u32>,
-    meetings: RefCell<Vec<Meeting>>,
+    barriers: RefCell<Vec<WarpBarrier>>,
 }
 
 impl Warp {
-    /// A warp that has no block yet, with `stack_size` bytes of stack a thread.
+    /// A warp without a block, with `stack_size` bytes of stack per thread.
     pub(crate) fn new(stack_size: usize) -> io::Result<Box<Self>> {
         Ok(Box::new(Self {
             stacks: Slab::new(WARP as usize, stack_size)?,
             threads: std::array::from_fn(|_| Thread::new()),
             live: Cell::new(0),
-            meetings: RefCell::default(),
+            barriers: RefCell::default(),
         }))
     }
 
-    /// Makes the warp ready for a block with `lanes` lanes in it.
+    /// Prepares the warp for a block with `lanes` lanes in it.
     pub(crate) fn reset(&self, lanes: u32) {
         self.live.set(u32::MAX >> (WARP - lanes.clamp(1, WARP)));
-        self.meetings.borrow_mut().clear();
+        self.barriers.borrow_mut().clear();
     }
 }
 
-/// A lane comes to the meeting of `mask` and waits for the others. Lanes that have ended, or that a partial warp lacks, are
-/// not waited for. The result is the lane's own.
-pub(crate) fn meet(thread: &Thread, mask: u32, op: Op, mine: Lane, at: Site) -> (u32, bool) {
+/// A lane arrives at the barrier of `mask` and waits for the other lanes. Lanes that have exited,
+/// or that a partial warp lacks, do not count. Returns the lane's result.
+pub(crate) fn converge(thread: &Thread, mask: u32, op: Op, mine: Lane, at: Site) -> (u32, bool) {
     let lane = thread.lane();
     let warp = thread.warp();
     if mask >> lane & 1 == 0 {
@@ -89,52 +88,52 @@ pub(crate) fn meet(thread: &Thread, mask: u32, op: Op, mine: Lane, at: Site) -> 
         let width = mine.width;
         thread.misuse(at, format!("shuffle width {width} is not 1, 2, 4, 8, 16 or 32"));
     }
-    let mut meetings = warp.meetings.borrow_mut();
-    let found = meetings.iter().position(|m| m.mask == mask);
+    let mut barriers = warp.barriers.borrow_mut();
+    let found = barriers.iter().position(|m| m.mask == mask);
     let index = found.unwrap_or_else(|| {
-        meetings.push(Meeting { mask, op, at, arrived: 0, lanes: Default::default() });
-        meetings.len() - 1
+        barriers.push(WarpBarrier { mask, op, at, arrived: 0, lanes: Default::default() });
+        barriers.len() - 1
     });
-    let meeting = &mut meetings[index];
-    let elsewhere = cfg!(debug_assertions) && op != Op::Sync && meeting.at != at;
-    if meeting.op != op || elsewhere {
-        let other = meeting.at;
-        drop(meetings);
-        let (kernel, thread_id) = (thread.kernel(), thread.who());
+    let barrier = &mut barriers[index];
+    let elsewhere = cfg!(debug_assertions) && op != Op::Sync && barrier.at != at;
+    if barrier.op != op || elsewhere {
+        let other = barrier.at;
+        drop(barriers);
+        let (kernel, thread_id) = (thread.kernel(), thread.id());
         let what = op.name().to_owned();
         thread.fail(Error::Divergent { kernel, thread: thread_id, what, at, other });
     }
-    meeting.arrived |= 1 << lane;
-    meeting.lanes[lane as usize] = mine;
-    if warp.live.get() & mask & !meeting.arrived == 0 {
-        let meeting = meetings.swap_remove(index);
-        drop(meetings);
-        finish(warp, &meeting, Some(thread));
+    barrier.arrived |= 1 << lane;
+    barrier.lanes[lane as usize] = mine;
+    if warp.live.get() & mask & !barrier.arrived == 0 {
+        let barrier = barriers.swap_remove(index);
+        drop(barriers);
+        finish(warp, &barrier, Some(thread));
         if thread.gpus().random() {
-            thread.give_way(Wait::Ready);
+            thread.suspend(Wait::Ready);
         }
     } else {
-        drop(meetings);
-        thread.give_way(Wait::Warp { mask, at });
+        drop(barriers);
+        thread.suspend(Wait::Warp { mask, at });
     }
     thread.result.get()
 }
 
-/// Gives every lane of a complete meeting its result and wakes it, but `except`.
-fn finish(warp: &Warp, meeting: &Meeting, except: Option<&Thread>) {
-    let ballot = meeting
+/// Sets the result of every lane of a complete barrier and wakes it, except `except`.
+fn finish(warp: &Warp, barrier: &WarpBarrier, except: Option<&Thread>) {
+    let ballot = barrier
         .lanes
         .iter()
         .enumerate()
-        .fold(0, |bits, (i, lane)| bits | ((lane.value & meeting.arrived >> i & 1) << i));
+        .fold(0, |bits, (i, lane)| bits | ((lane.value & barrier.arrived >> i & 1) << i));
     for (i, thread) in warp.threads.iter().enumerate() {
-        if meeting.arrived >> i & 1 == 0 {
+        if barrier.arrived >> i & 1 == 0 {
             continue;
         }
-        thread.result.set(match meeting.op {
+        thread.result.set(match barrier.op {
             Op::Sync => (0, true),
             Op::Ballot => (ballot, true),
-            Op::Shuffle(kind) => shuffled(meeting, kind, i as u32),
+            Op::Shuffle(kind) => shuffled(barrier, kind, i as u32),
         });
         if !except.is_some_and(|other| std::ptr::eq(thread, other)) {
             thread.wake();
@@ -142,10 +141,10 @@ fn finish(warp: &Warp, meeting: &Meeting, except: Option<&Thread>) {
     }
 }
 
-/// What `lane` reads, as PTX defines `shfl.sync`: out of range gives its own value, a lane that does not take part an
-/// undefined one.
-fn shuffled(meeting: &Meeting, kind: Shuffle, lane: u32) -> (u32, bool) {
-    let Lane { value, operand, width } = meeting.lanes[lane as usize];
+/// What `lane` reads, as PTX defines `shfl.sync`: its own value if out of range, an undefined one
+/// from a lane outside the mask.
+fn shuffled(barrier: &WarpBarrier, kind: Shuffle, lane: u32) -> (u32, bool) {
+    let Lane { value, operand, width } = barrier.lanes[lane as usize];
     let operand = operand % WARP;
     let first = lane & !(width - 1);
     let last = first + width - 1;
@@ -157,21 +156,21 @@ fn shuffled(meeting: &Meeting, kind: Shuffle, lane: u32) -> (u32, bool) {
     };
     match source {
         None => (value, false),
-        Some(source) if meeting.arrived >> source & 1 == 0 => (POISON, true),
-        Some(source) => (meeting.lanes[source as usize].value, true),
+        Some(source) if barrier.arrived >> source & 1 == 0 => (POISON, true),
+        Some(source) => (barrier.lanes[source as usize].value, true),
     }
 }
 
-/// A thread ended: meetings of its warp may be complete without it.
+/// A thread exited: this may complete barriers of its warp.
 pub(crate) fn thread_ended(thread: &Thread) {
     let warp = thread.warp();
     warp.live.set(warp.live.get() & !(1 << thread.lane()));
     loop {
-        let mut meetings = warp.meetings.borrow_mut();
+        let mut barriers = warp.barriers.borrow_mut();
         let live = warp.live.get();
-        let Some(i) = meetings.iter().position(|m| live & m.mask & !m.arrived == 0) else { return };
-        let meeting = meetings.swap_remove(i);
-        drop(meetings);
-        finish(warp, &meeting, None);
+        let Some(i) = barriers.iter().position(|m| live & m.mask & !m.arrived == 0) else { return };
+        let barrier = barriers.swap_remove(i);
+        drop(barriers);
+        finish(warp, &barrier, None);
     }
 }

@@ -1,35 +1,34 @@
-//! Ranks that talk to each other by load and store.
+//! All-reduce kernels by load and store between ranks, in any order and at any size.
 
 use cuda_std::prelude::*;
 use devcomm::sim::Activity;
 use devcomm::{DevCommRequirements, Simulation};
 use devcomm_testing::simulated::{read, run, simulate, world};
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
 /// `recv[i] = sum over ranks of send[i]`: each rank sums its share and stores it to all.
 #[kernel]
 unsafe fn allreduce(comm: DevComm, send: Window<f32>, recv: Window<f32>, count: usize) {
     let team = comm.lsa_team();
-    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-        barrier.sync(MemoryOrder::Acquire);
-        let each = count.div_ceil(team.n_ranks as usize);
-        let begin = (each * team.rank as usize).min(count);
-        let end = (begin + each).min(count);
-        let mut i = begin + thread::index_1d() as usize;
-        while i < end {
-            let mut sum = 0.0;
-            for peer in 0..team.n_ranks {
-                // SAFETY: below `count`; the barriers order it.
-                sum += unsafe { send.lsa(peer).load(i) };
-            }
-            for peer in 0..team.n_ranks {
-                // SAFETY: as above.
-                unsafe { recv.lsa(peer).store(i, sum) };
-            }
-            i += (thread::grid_dim_x() * thread::block_dim_x()) as usize;
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    barrier.sync(MemoryOrder::Acquire);
+    let each = count.div_ceil(team.n_ranks as usize);
+    let begin = (each * team.rank as usize).min(count);
+    let end = (begin + each).min(count);
+    let mut i = begin + thread::index_1d() as usize;
+    while i < end {
+        let mut sum = 0.0;
+        for peer in 0..team.n_ranks {
+            // SAFETY: below `count`; the barriers order it.
+            sum += unsafe { send.lsa(peer).load(i) };
         }
-        barrier.sync(MemoryOrder::Release);
-    });
+        for peer in 0..team.n_ranks {
+            // SAFETY: as above.
+            unsafe { recv.lsa(peer).store(i, sum) };
+        }
+        i += (thread::grid_dim_x() * thread::block_dim_x()) as usize;
+    }
+    barrier.sync(MemoryOrder::Release);
 }
 
 fn value(rank: usize, i: usize) -> f32 {
@@ -45,8 +44,8 @@ fn check(simulation: Simulation, grid: u32, block: u32, count: usize, launches: 
         for launch in 0..launches {
             let of = |rank| (0..count).map(move |i| value(rank, i + launch));
             send.copy_from_host(&of(gpu.rank()).collect::<Vec<_>>())?;
-            recv.fill(0xff)?;
-            gpu.launch(allreduce, grid, block, (&comm, &send, &recv, count))?;
+            recv.fill_bytes(0xff)?;
+            gpu.launch(allreduce::args(&comm, &send, &recv, count).grid(grid).block(block))?;
             let all: Vec<Vec<f32>> = (0..gpu.n_ranks()).map(|rank| of(rank).collect()).collect();
             let want: Vec<f32> = (0..count).map(|i| all.iter().map(|of| of[i]).sum()).collect();
             assert_eq!(read(&recv)?, want, "launch {launch}");
@@ -102,7 +101,7 @@ fn teams_of_fewer_ranks_than_the_world_sum_apart() {
         let (send, recv) =
             (gpu.window(&[10_f32.powi(gpu.rank() as i32); 10])?, gpu.window(&[0.0; 10])?);
         let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
-        gpu.launch(allreduce, 1, 32, (&comm, &send, &recv, 10_usize))?;
+        gpu.launch(allreduce::args(&comm, &send, &recv, 10_usize).grid(1).block(32))?;
         read(&recv)
     });
     assert_eq!((&sums[0][..], &sums[3][..]), (&[11.0; 10][..], &[1100.0; 10][..]));
@@ -141,14 +140,14 @@ fn a_session_that_is_not_closed_breaks_the_next_launch_as_on_a_gpu() {
         let (send, recv) = (gpu.window(&[0])?, gpu.window(&[0])?);
         let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
         let sum = |first: u32| {
-            gpu.launch(forgets_to_close, 1, 1, (&comm, &send, &recv, first))?;
+            gpu.launch(forgets_to_close::args(&comm, &send, &recv, first).grid(1).block(1))?;
             read(&recv).map(|sums| sums[0])
         };
         Ok((sum(10)?, sum(100)?))
     });
     let sums = sums.unwrap();
     assert_eq!((sums[0].0, sums[1].0), (21, 21));
-    // Whoever comes first passes at once, and reads what the other stored in the first launch.
+    // The first rank to arrive passes at once, and reads what the other stored in the first launch.
     assert!(sums.iter().any(|(_, again)| *again == 111), "{sums:?}");
     let open = world.simulated_machine().unwrap().activity().open_sessions;
     assert_eq!(open.iter().map(|session| session.rank).collect::<Vec<_>>(), [0, 0, 1, 1]);

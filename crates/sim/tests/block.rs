@@ -4,15 +4,14 @@ use std::process::Command;
 
 use cuda_std::atomic::{Atomic, Order, Scope};
 use cuda_std::prelude::*;
-use devcomm::{Element, Kernel, LaunchConfig, Simulation, SymmetricBuffer};
+use devcomm::{Element, Kernel, Simulation, SymmetricBuffer};
 use devcomm_testing::simulated::{read, simulate};
 use devcomm_types::LaunchArgs;
 use nccl_device::Coop;
 
-/// What a kernel of one GPU makes of the memory that it gets.
-fn output<T: Element, K: Kernel + Sync, const N: usize>(
+/// Runs a kernel on one GPU and returns its memory.
+fn output<T: Element, K: Kernel, const N: usize>(
     simulation: Simulation,
-    kernel: K,
     (grid, block): (u32, u32),
     memory: [T; N],
 ) -> Vec<T>
@@ -21,7 +20,7 @@ where
 {
     let outputs = simulate(simulation, |gpu| {
         let memory = gpu.buffer(&memory)?;
-        gpu.launch(kernel, grid, block, (&memory,))?;
+        gpu.launch(K::with_args((&memory,)).grid(grid).block(block))?;
         read(&memory)
     });
     outputs.concat()
@@ -63,7 +62,7 @@ fn blocks_sum_through_shared_memory_and_shuffles() {
     for simulation in [Simulation::new(1), Simulation::new(1).seed(3).preempt(true)] {
         let sums = simulate(simulation, |gpu| {
             let (x, out) = (gpu.buffer(&data)?, gpu.buffer(&[0.0; 4])?);
-            gpu.launch(block_sum, 4, 256, (&x, &out))?;
+            gpu.launch(block_sum::args(&x, &out).grid(4).block(256))?;
             read(&out)
         });
         assert_eq!(sums, std::slice::from_ref(&want));
@@ -74,7 +73,7 @@ fn blocks_sum_through_shared_memory_and_shuffles() {
 unsafe fn reverse(x: *mut u32) {
     let copy = shared::dynamic_shared_mem::<u32>();
     let (t, n) = (thread::thread_idx_x() as usize, thread::block_dim_x() as usize);
-    // SAFETY: the launch gives four bytes a thread.
+    // SAFETY: the launch gives four bytes per thread.
     unsafe {
         *copy.add(t) = mem::load(x.add(t));
         thread::sync_threads();
@@ -86,8 +85,8 @@ unsafe fn reverse(x: *mut u32) {
 fn dynamic_shared_memory_has_the_size_asked_for() {
     let reversed = simulate(Simulation::new(1), |gpu| {
         let x = gpu.buffer(&(0..100).collect::<Vec<u32>>())?;
-        // Four bytes of shared memory a thread.
-        gpu.launch_as(reverse, LaunchConfig::new(1, 100).with_dynamic_shared(400), (&x,))?;
+        // Four bytes of shared memory per thread.
+        gpu.launch(reverse::args(&x).grid(1).block(100).dynamic_shared(400))?;
         read(&x)
     });
     assert_eq!(reversed, [(0..100).rev().collect::<Vec<_>>()]);
@@ -104,8 +103,8 @@ unsafe fn reads_unset_shared<T: Copy>(out: *mut T) {
 fn fresh_memory_is_not_a_number_in_any_type() {
     macro_rules! check {
         ($($type:ty)*) => { $(
-            let kernel = reads_unset_shared::<$type>;
-            let seen = output(Simulation::new(1), kernel, (1, 1), [<$type>::default(); 1]);
+            let out = [<$type>::default(); 1];
+            let seen = output::<_, reads_unset_shared<$type>, _>(Simulation::new(1), (1, 1), out);
             assert!(seen[0].is_nan());
         )* };
     }
@@ -133,7 +132,7 @@ unsafe fn shuffles(out: *mut u32) {
 
 #[test]
 fn warp_operations_follow_masks_and_widths() {
-    let got = output(Simulation::new(1).seed(1), shuffles, (1, 32), [0; 128]);
+    let got = output::<_, shuffles, _>(Simulation::new(1).seed(1), (1, 32), [0; 128]);
     for lane in 0..32_u32 {
         let i = lane as usize;
         let thirds = (0..16).filter(|l| l % 3 == 0).fold(0, |bits, l| bits | 1 << l);
@@ -157,7 +156,7 @@ unsafe fn votes_of_a_partial_warp(out: *mut u32) {
 
 #[test]
 fn lanes_that_left_or_never_were_are_not_waited_for() {
-    let got = output(Simulation::new(1), votes_of_a_partial_warp, (1, 40), [0; 40]);
+    let got = output::<_, votes_of_a_partial_warp, _>(Simulation::new(1), (1, 40), [0; 40]);
     assert_eq!(got[0], u32::MAX);
     assert_eq!(got[38], 0b0111_1111);
 }
@@ -172,11 +171,11 @@ unsafe fn coops(out: *mut u32) {
         _ => Coop::thread(),
     };
     let seen = shared_array![u32; 160];
-    // SAFETY: a word a thread; the coops' barriers order the accesses of their threads.
+    // SAFETY: a word per thread; the coops' barriers order the accesses of their threads.
     unsafe {
         *seen.add(t as usize) = coop.thread_rank();
         coop.sync();
-        // The thread of the coop with the rank opposite of this one's.
+        // The thread of the coop with the mirrored rank.
         let mut opposite = t;
         for other in 0..160 {
             let same = match t / 32 {
@@ -197,7 +196,7 @@ unsafe fn coops(out: *mut u32) {
 #[test]
 fn coops_rank_and_meet_their_own_threads() {
     for seed in 0..4 {
-        let out = output(Simulation::new(1).seed(seed), coops, (1, 160), [0; 160]);
+        let out = output::<_, coops, _>(Simulation::new(1).seed(seed), (1, 160), [0; 160]);
         for (t, got) in (0..160_u32).zip(out) {
             let want = match t / 32 {
                 0 => 30 - t / 2 * 2 + t % 2,
@@ -227,7 +226,7 @@ unsafe fn producer_and_consumer(data: *mut u32) {
 
 #[test]
 fn a_thread_that_polls_lets_others_run() {
-    let data = output(Simulation::new(1), producer_and_consumer, (2, 1), [0; 3]);
+    let data = output::<_, producer_and_consumer, _>(Simulation::new(1), (2, 1), [0; 3]);
     assert_eq!(data, [41, 42, 1]);
 }
 
@@ -246,7 +245,7 @@ unsafe fn locked_increments(count: *mut u32) {
 #[test]
 fn a_spin_lock_excludes() {
     let simulation = Simulation::new(1).seed(11).preempt(true);
-    assert_eq!(output(simulation, locked_increments, (3, 64), [0; 2]), [192, 0]);
+    assert_eq!(output::<_, locked_increments, _>(simulation, (3, 64), [0; 2]), [192, 0]);
 }
 
 #[kernel]
@@ -261,7 +260,7 @@ unsafe fn unlocked_increments(count: *mut u32) {
 #[test]
 fn preemption_loses_the_updates_of_a_race() {
     let simulation = Simulation::new(1).seed(5).preempt(true);
-    assert!(output(simulation, unlocked_increments, (1, 64), [0])[0] < 64);
+    assert!(output::<_, unlocked_increments, _>(simulation, (1, 64), [0])[0] < 64);
 }
 
 #[kernel]
@@ -275,7 +274,7 @@ unsafe fn prints() {
 fn what_a_kernel_prints_the_program_prints() {
     const IN_CHILD: &str = "DEVCOMM_TEST_PRINTS";
     if std::env::var_os(IN_CHILD).is_some() {
-        simulate(Simulation::new(1), |gpu| gpu.launch(prints, 2, 2, ()));
+        simulate(Simulation::new(1), |gpu| gpu.launch(prints::args().grid(2).block(2)));
         return;
     }
     let mut child = Command::new(std::env::current_exe().unwrap());
@@ -297,7 +296,7 @@ unsafe fn counts_blocks(count: *mut u32) {
 #[test]
 fn a_grid_larger_than_the_device_runs_in_waves() {
     let simulation = Simulation::new(1).multiprocessors(2);
-    assert_eq!(output(simulation, counts_blocks, (1000, 64), [0]), [1000]);
+    assert_eq!(output::<_, counts_blocks, _>(simulation, (1000, 64), [0]), [1000]);
 }
 
 #[kernel]
@@ -313,6 +312,6 @@ unsafe fn waits_for_a_time(out: *mut u64) {
 
 #[test]
 fn time_passes_for_those_who_look() {
-    let waited = output(Simulation::new(1), waits_for_a_time, (1, 1), [0_u64]);
+    let waited = output::<_, waits_for_a_time, _>(Simulation::new(1), (1, 1), [0_u64]);
     assert!(waited[0] >= 1_000_000);
 }

@@ -1,4 +1,4 @@
-//! What is wrong with a kernel is reported, with who and where, and never a hang.
+//! A kernel's errors are reported with thread and location, and never hang.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,12 +7,12 @@ use cuda_std::atomic::{Atomic, Order, Scope};
 use cuda_std::prelude::*;
 use devcomm::sim::{Error, Limit, Machine, Stall, ThreadId, Waiting};
 use devcomm::{
-    CommConfig, DevCommRequirements, Error as HostError, Kernel, LaunchConfig, Simulation,
-    SymmetricBuffer,
+    CommConfig, DevCommRequirements, DriverError, Error as HostError, Kernel, LaunchConfig,
+    LaunchError, Simulation, SymmetricBuffer,
 };
 use devcomm_testing::simulated::{failure, read, run, simulate, world};
 use devcomm_types::LaunchArgs;
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
 fn barriers(count: u32) -> DevCommRequirements {
     DevCommRequirements::new().lsa_barriers(count)
@@ -25,34 +25,35 @@ fn deadlock(error: &Error) -> &Stall {
     }
 }
 
-/// What goes wrong with a kernel of one GPU that takes nothing.
-fn failure_of(kernel: impl Kernel<Args = ()> + Sync, grid: u32, block: u32) -> Arc<Error> {
-    failure(Simulation::new(1), |gpu| gpu.launch(kernel, grid, block, ()))
+/// The failure of a kernel without parameters on one GPU.
+fn failure_of<K: Kernel<Args = ()>>(grid: u32, block: u32) -> Arc<Error> {
+    failure(Simulation::new(1), |gpu| gpu.launch(K::with_args(()).grid(grid).block(block)))
 }
 
-/// What goes wrong with a kernel of one GPU that takes a word, which is 0.
-fn failure_with_word<K: Kernel + Sync>(simulation: Simulation, kernel: K, block: u32) -> Arc<Error>
+/// The failure of a kernel on one GPU that takes a word, which is 0.
+fn failure_with_word<K: Kernel>(simulation: Simulation, block: u32) -> Arc<Error>
 where
     for<'a> (&'a SymmetricBuffer<u32>,): LaunchArgs<K::Args>,
 {
-    failure(simulation, |gpu| gpu.launch(kernel, 1, block, (&gpu.buffer(&[0_u32])?,)))
+    failure(simulation, |gpu| {
+        gpu.launch(K::with_args((&gpu.buffer(&[0_u32])?,)).grid(1).block(block))
+    })
 }
 
 #[kernel]
 unsafe fn rank_1_skips(comm: DevComm) {
-    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-        barrier.sync(MemoryOrder::Acquire);
-        if comm.rank() == 1 && thread::block_idx_x() == 1 {
-            return;
-        }
-        barrier.sync(MemoryOrder::Release);
-    });
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    barrier.sync(MemoryOrder::Acquire);
+    if comm.rank() == 1 && thread::block_idx_x() == 1 {
+        return;
+    }
+    barrier.sync(MemoryOrder::Release);
 }
 
 #[test]
 fn a_deadlock_names_who_waits_for_which_peer_and_where() {
     let error = failure(Simulation::new(3), |gpu| {
-        gpu.launch(rank_1_skips, 2, 64, (&gpu.dev_comm(barriers(2))?,))
+        gpu.launch(rank_1_skips::args(&gpu.dev_comm(barriers(2))?).grid(2).block(64))
     });
     let (text, stall) = (error.to_string(), deadlock(&error));
     assert_eq!(stall.kernel, "rank_1_skips");
@@ -89,7 +90,7 @@ fn a_report_tells_ranks_of_a_smaller_communicator_from_those_of_the_world() {
         let (color, world) = (gpu.rank() as i32 % 2, gpu.communicator()?);
         let pair = world.split(Some(color), 0, &CommConfig::new())?.expect("all have a color");
         let comm = pair.create_dev_comm(barriers(2))?;
-        gpu.launch(rank_1_skips, 2, 32, (&comm,))
+        gpu.launch(rank_1_skips::args(&comm).grid(2).block(32))
     });
     let text = error.to_string();
     let waits = "block 1: 1 thread waits for LSA barrier 1, where rank";
@@ -102,21 +103,23 @@ fn a_report_tells_ranks_of_a_smaller_communicator_from_those_of_the_world() {
 fn a_machine_of_a_failed_kernel_is_over_and_others_go_on() {
     let world = world(Simulation::new(2));
     let word = |error| match error {
-        HostError::Cuda { text, .. } => text,
+        HostError::Driver(DriverError::Failed { text, .. }) => text,
         other => panic!("{other}"),
     };
     let texts = run(&world, |gpu| {
         let args = (&gpu.window(&[0_u32])?, 1, 1_usize);
-        let launch = || gpu.launch(stores_behind, 1, 4, args).map_err(word).unwrap_err();
-        // As on a GPU: whatever comes after it fails like it.
+        let launch = || {
+            gpu.launch(stores_behind::with_args(args).grid(1).block(4)).map_err(word).unwrap_err()
+        };
+        // As on a GPU, every later call fails with the same error.
         Ok((launch(), launch()))
     });
     for (first, next) in texts.unwrap() {
-        assert!(first.contains("behind the end of window"), "{first}");
+        assert!(first.contains("after the end of window"), "{first}");
         assert_eq!(first, next);
     }
     simulate(Simulation::new(2), |gpu| {
-        gpu.launch(rank_1_skips, 1, 32, (&gpu.dev_comm(barriers(1))?,))
+        gpu.launch(rank_1_skips::args(&gpu.dev_comm(barriers(1))?).grid(1).block(32))
     });
 }
 
@@ -128,7 +131,7 @@ unsafe fn half_a_block_syncs() {
         unsafe {
             *seen = 1;
             warp::sync();
-            // Lane 31 never comes to the shuffle.
+            // Lane 31 never reaches the shuffle.
             if thread::thread_idx_x() != 31 {
                 warp::shuffle_xor(1_u32, 1);
             } else {
@@ -140,7 +143,7 @@ unsafe fn half_a_block_syncs() {
 
 #[test]
 fn a_deadlock_names_warps_and_block_barriers() {
-    let error = failure_of(half_a_block_syncs, 1, 64);
+    let error = failure_of::<half_a_block_syncs>(1, 64);
     let stall = deadlock(&error);
     let what: Vec<_> = stall.waiters.iter().map(|w| (w.threads, &w.what)).collect();
     assert!(what.contains(&(31, &Waiting::Warp { mask: !0 })), "{what:?}");
@@ -160,7 +163,7 @@ unsafe fn diverges() {
 #[test]
 #[cfg(debug_assertions)]
 fn threads_at_different_barriers_are_reported() {
-    let error = failure_of(diverges, 1, 64);
+    let error = failure_of::<diverges>(1, 64);
     let Error::Divergent { thread, at, other, .. } = *error else { panic!("{error}") };
     assert_eq!(thread, ThreadId { rank: 0, block: 0, thread: 32 });
     assert_eq!(at.line(), other.line() + 3);
@@ -174,8 +177,9 @@ unsafe fn panics(x: u32) {
 
 #[test]
 fn a_panic_is_an_error_with_place_and_thread() {
-    let error =
-        failure(Simulation::new(2), |gpu| gpu.launch(panics, 1, 32, (gpu.rank() as u32 + 3,)));
+    let error = failure(Simulation::new(2), |gpu| {
+        gpu.launch(panics::args(gpu.rank() as u32 + 3).grid(1).block(32))
+    });
     let Error::Panic { thread, at, message, .. } = &*error else { panic!("{error}") };
     assert_eq!(*thread, ThreadId { rank: 0, block: 0, thread: 5 });
     assert_eq!(message, "x is 3");
@@ -198,7 +202,7 @@ unsafe fn panics_with_a_guard() {
 
 #[test]
 fn a_panic_does_not_wait_in_destructors() {
-    let error = failure_of(panics_with_a_guard, 1, 2);
+    let error = failure_of::<panics_with_a_guard>(1, 2);
     assert!(matches!(*error, Error::Panic { .. }), "{error}");
 }
 
@@ -214,7 +218,7 @@ unsafe fn stores_behind(out: Window<u32>, peer: i32, at: usize) {
 fn an_access_outside_a_window_is_reported_before_it_happens() {
     let error_at = |peer: i32, at: usize| {
         failure(Simulation::new(2), |gpu| {
-            gpu.launch(stores_behind, 1, 4, (&gpu.window(&[0_u32; 100])?, peer, at))
+            gpu.launch(stores_behind::args(&gpu.window(&[0_u32; 100])?, peer, at).grid(1).block(4))
         })
     };
     let error = error_at(1, 104);
@@ -222,7 +226,7 @@ fn an_access_outside_a_window_is_reported_before_it_happens() {
         panic!("{error}")
     };
     assert_eq!((thread.rank, thread.block, thread.thread, bytes), (0, 0, 3, 4));
-    assert!(where_to.starts_with("16 bytes behind the end of window"), "{where_to}");
+    assert!(where_to.starts_with("16 bytes after the end of window"), "{where_to}");
     assert!(where_to.ends_with("rank 1's part, 400 bytes"), "{where_to}");
     assert!(at.file().ends_with("failures.rs"));
     let error = error_at(2, 0);
@@ -241,7 +245,7 @@ fn another_ranks_buffer_is_out_of_reach() {
         let mine = gpu.buffer(&[0_u32])?;
         let of_rank_1 = gpu.broadcast(1, &mine.device_address().to_ne_bytes())?;
         let address = u64::from_ne_bytes(of_rank_1.try_into().unwrap());
-        gpu.launch(stores_to, 1, 1, (address,))
+        gpu.launch(stores_to::args(address).grid(1).block(1))
     });
     let Error::OutOfBounds { thread, .. } = *error else { panic!("{error}") };
     assert_eq!(thread.rank, 0);
@@ -256,7 +260,7 @@ unsafe fn wants_much_shared() {
 
 #[test]
 fn more_static_shared_memory_than_a_block_has_is_reported() {
-    let error = failure_of(wants_much_shared, 1, 1);
+    let error = failure_of::<wants_much_shared>(1, 1);
     assert!(matches!(*error, Error::SharedMemory { bytes: 10_000, .. }), "{error}");
 }
 
@@ -266,14 +270,16 @@ unsafe fn writes_plainly_behind(out: *mut u32, at: usize) {
     unsafe { out.add(at).write_volatile(1) };
 }
 
-/// Words of a page, behind which nothing is mapped.
+/// Words of a page; the next page is not mapped.
 const PAGE: usize = 1024;
 
 #[test]
 fn a_plain_access_to_unmapped_memory_is_an_error_and_no_crash() {
     let error_at = |at: usize| {
         failure(Simulation::new(1), |gpu| {
-            gpu.launch(writes_plainly_behind, 1, 1, (&gpu.buffer(&[0_u32; PAGE])?, at))
+            gpu.launch(
+                writes_plainly_behind::args(&gpu.buffer(&[0_u32; PAGE])?, at).grid(1).block(1),
+            )
         })
     };
     let error = error_at(PAGE);
@@ -282,15 +288,15 @@ fn a_plain_access_to_unmapped_memory_is_an_error_and_no_crash() {
     };
     assert!(where_to.contains(&format!("{address:#x}")), "{where_to}");
     assert!(
-        where_to.ends_with("0 bytes behind the end of buffer 0 of rank 0, 4096 bytes"),
+        where_to.ends_with("0 bytes after the end of buffer 0 of rank 0, 4096 bytes"),
         "{where_to}"
     );
     let error = error_at(1 << 52);
     assert!(matches!(*error, Error::Fault { .. }), "{error}");
-    // The program goes on.
+    // The program continues.
     let written = simulate(Simulation::new(1), |gpu| {
         let out = gpu.buffer(&[0_u32; PAGE])?;
-        gpu.launch(writes_plainly_behind, 1, 1, (&out, PAGE - 1))?;
+        gpu.launch(writes_plainly_behind::args(&out, PAGE - 1).grid(1).block(1))?;
         read(&out)
     });
     assert_eq!(written[0][PAGE - 1], 1);
@@ -309,9 +315,11 @@ unsafe fn recurses(depth: u32) {
 
 #[test]
 fn a_stack_that_is_full_is_an_error_and_no_crash() {
-    let error = failure(Simulation::new(1), |gpu| gpu.launch(recurses, 2, 64, (100_000_u32,)));
+    let error = failure(Simulation::new(1), |gpu| {
+        gpu.launch(recurses::args(100_000_u32).grid(2).block(64))
+    });
     assert!(matches!(*error, Error::StackOverflow { stack: 0x10000, .. }), "{error}");
-    simulate(Simulation::new(1), |gpu| gpu.launch(recurses, 2, 64, (10_u32,)));
+    simulate(Simulation::new(1), |gpu| gpu.launch(recurses::args(10_u32).grid(2).block(64)));
 }
 
 #[kernel]
@@ -323,19 +331,19 @@ unsafe fn overruns_shared() {
 
 #[test]
 fn a_shared_array_that_was_overrun_is_reported() {
-    let error = failure_of(overruns_shared, 1, 1);
+    let error = failure_of::<overruns_shared>(1, 1);
     assert!(matches!(*error, Error::SharedOverrun { what: "static", bytes: 12, .. }), "{error}");
 }
 
 #[kernel]
 unsafe fn takes_barrier(comm: DevComm, index: u32) {
-    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::new(index), |b| b.sync(MemoryOrder::AcqRel));
+    comm.lsa_barrier(Coop::cta(), BarrierIndex::new(index)).sync(MemoryOrder::AcqRel);
 }
 
 #[test]
 fn a_barrier_index_that_is_not_there_is_reported() {
     let error = failure(Simulation::new(2), |gpu| {
-        gpu.launch(takes_barrier, 1, 1, (&gpu.dev_comm(barriers(1))?, 1_u32))
+        gpu.launch(takes_barrier::args(&gpu.dev_comm(barriers(1))?, 1_u32).grid(1).block(1))
     });
     // The typed layer checks in debug builds, the simulator always.
     assert!(matches!(*error, Error::Panic { .. } | Error::Misuse { .. }), "{error}");
@@ -344,10 +352,10 @@ fn a_barrier_index_that_is_not_there_is_reported() {
 
 #[test]
 fn one_barrier_with_two_users_is_reported() {
-    // One rank passes the barrier at once: random order makes the sessions overlap.
+    // One rank passes the barrier immediately: a random order makes the sessions overlap.
     let errors = (0..64).map(|seed| world(Simulation::new(2).seed(seed))).filter_map(|world| {
         let _ = run(&world, |gpu| {
-            gpu.launch(takes_barrier, 2, 2, (&gpu.dev_comm(barriers(2))?, 0_u32))
+            gpu.launch(takes_barrier::args(&gpu.dev_comm(barriers(2))?, 0_u32).grid(2).block(2))
         });
         world.simulated_machine().and_then(Machine::failure)
     });
@@ -368,7 +376,7 @@ unsafe fn polls(flag: *mut u32) {
 
 #[test]
 fn threads_that_all_poll_or_wait_are_a_livelock() {
-    let error = failure_with_word(Simulation::new(1), polls, 4);
+    let error = failure_with_word::<polls>(Simulation::new(1), 4);
     let Error::Livelock(stall) = &*error else { panic!("{error}") };
     let polling = stall.waiters.iter().find(|w| w.what == Waiting::Spin).unwrap();
     assert_eq!(polling.threads, 1);
@@ -384,7 +392,7 @@ unsafe fn takes_a_held_lock(lock: *mut u32) {
 
 #[test]
 fn a_lock_that_is_never_released_is_a_livelock() {
-    let error = failure_with_word(Simulation::new(1), takes_a_held_lock, 2);
+    let error = failure_with_word::<takes_a_held_lock>(Simulation::new(1), 2);
     assert!(matches!(*error, Error::Livelock(_)), "{error}");
 }
 
@@ -399,9 +407,9 @@ unsafe fn counts_forever(x: *mut u32) {
 #[test]
 fn a_kernel_that_never_ends_meets_its_limit() {
     let simulation = Simulation::new(1).time_limit(Duration::from_millis(50));
-    let error = failure_with_word(simulation, counts_forever, 1);
+    let error = failure_with_word::<counts_forever>(simulation, 1);
     assert!(matches!(*error, Error::Limit { limit: Limit::Time(_), .. }), "{error}");
-    let error = failure_with_word(Simulation::new(1).step_limit(10), counts_forever, 1);
+    let error = failure_with_word::<counts_forever>(Simulation::new(1).step_limit(10), 1);
     assert!(error.to_string().contains("counts_forever did not end within its limit of 10 steps"));
 }
 
@@ -415,10 +423,12 @@ unsafe fn polls_plainly(flag: *const u32) {
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn a_loop_that_the_simulator_does_not_see_meets_the_time_limit_too() {
     let simulation = Simulation::new(1).time_limit(Duration::from_millis(100));
-    let error = failure_with_word(simulation, polls_plainly, 2);
+    let error = failure_with_word::<polls_plainly>(simulation, 2);
     let Error::Limit { limit: Limit::Time(_), stall } = &*error else { panic!("{error}") };
     assert!(stall.waiters.iter().any(|w| w.what == Waiting::Computing), "{error}");
-    simulate(Simulation::new(1), |gpu| gpu.launch(polls_plainly, 1, 2, (&gpu.buffer(&[1_u32])?,)));
+    simulate(Simulation::new(1), |gpu| {
+        gpu.launch(polls_plainly::args(&gpu.buffer(&[1_u32])?).grid(1).block(2))
+    });
 }
 
 #[kernel]
@@ -434,14 +444,16 @@ fn what_a_gpu_refuses_is_refused() {
         let shapes =
             [(0, 1), (1, 0), (1, 1025)].map(|(grid, block)| LaunchConfig::new(grid, block));
         for config in shapes.into_iter().chain([shared]) {
-            let error = gpu.launch_as(nothing, config, ()).unwrap_err();
-            assert!(matches!(error, HostError::Launch { kernel: "nothing", .. }), "{error}");
+            let error = gpu.launch(nothing::args().config(config)).unwrap_err();
+            let HostError::Launch(LaunchError::Refused { kernel: "nothing", .. }) = error else {
+                panic!("{error}")
+            };
         }
         let comm = gpu.dev_comm(barriers(64))?;
-        let error = gpu.launch(nothing_with_comm, 33, 32, (&comm,)).unwrap_err();
+        let error = gpu.launch(nothing_with_comm::args(&comm).grid(33).block(32)).unwrap_err();
         assert!(error.to_string().contains("32"), "{error}");
-        // Without a device communicator any grid will do.
-        gpu.launch(nothing, 33, 32, ())
+        // Without a device communicator any grid is accepted.
+        gpu.launch(nothing::args().grid(33).block(32))
     });
 }
 
@@ -460,8 +472,8 @@ fn bad_settings_and_lengths_are_errors() {
         for len in [usize::MAX, usize::MAX - 10_000, 1 << 60] {
             assert!(comm.window::<u8>(len).is_err() && comm.mem_alloc::<f64>(len).is_err());
         }
-        let error = gpu.launch(nothing, 1 << 20, 1024, ()).unwrap_err();
-        assert!(error.to_string().contains("threads at one time"), "{error}");
+        let error = gpu.launch(nothing::args().grid(1 << 20).block(1024)).unwrap_err();
+        assert!(error.to_string().contains("concurrent threads"), "{error}");
         Ok(())
     });
 }
@@ -472,9 +484,9 @@ fn several_machines_run_on_several_threads() {
         .map(|_| {
             std::thread::spawn(|| {
                 simulate(Simulation::new(2), |gpu| {
-                    gpu.launch(rank_1_skips, 1, 32, (&gpu.dev_comm(barriers(1))?,))
+                    gpu.launch(rank_1_skips::args(&gpu.dev_comm(barriers(1))?).grid(1).block(32))
                 });
-                deadlock(&failure_of(half_a_block_syncs, 1, 64)).threads()
+                deadlock(&failure_of::<half_a_block_syncs>(1, 64)).threads()
             })
         })
         .collect();

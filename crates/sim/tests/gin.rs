@@ -1,4 +1,4 @@
-//! The network of kernels: what arrives when, what completes when, and what is refused.
+//! GIN: delivery, completion, ordering and flow control.
 
 mod common;
 
@@ -25,7 +25,16 @@ unsafe fn ping_pong(comm: DevComm, out: Window<u64>, rounds: u64) {
             if (round % 2 == 1) == (me == 0) {
                 let value = if round == 1 { 0 } else { out.local().load(1) };
                 out.local().store(0, value + 1);
-                put(&mut net, &team, peer, (window, 8), (window, 0), 8, Then::Inc(0, true), None);
+                put(
+                    &mut net,
+                    &team,
+                    peer,
+                    (window, 8),
+                    (window, 0),
+                    8,
+                    SignalMode::Inc(0, true),
+                    None,
+                );
                 flush(&mut net);
             } else {
                 wait(&mut net, 0, round.div_ceil(2) - u64::from(me == 0 && round % 2 == 1));
@@ -39,10 +48,10 @@ fn check_ping_pong(simulation: Simulation, games: usize, rounds: u64) {
     simulate(simulation, |gpu| {
         let (comm, out) = (gpu.dev_comm(full())?, gpu.window(&[0_u64; 2])?);
         for _ in 0..games {
-            gpu.launch(ping_pong, 1, 1, (&comm, &out, rounds))?;
+            gpu.launch(ping_pong::args(&comm, &out, rounds).grid(1).block(1))?;
             assert!(!gpu.is_root() || read(&out)?[1] == rounds);
-            // The rounds of the next game count from 1.
-            gpu.launch(resets_signal, 1, 1, (&comm,))?;
+            // The next game counts its rounds from 1.
+            gpu.launch(resets_signal::args(&comm).grid(1).block(1))?;
         }
         Ok(())
     });
@@ -63,12 +72,12 @@ fn a_ping_pong_counts_right_however_threads_run() {
 
 #[kernel]
 unsafe fn resets_signal(comm: DevComm) {
-    // SAFETY: a handle; nothing is under way.
+    // SAFETY: a handle; no operation is in flight.
     unsafe { raw::ncclGinResetSignal(&mut gin(comm.as_raw(), 0), 0) };
 }
 
-/// Every rank puts a block of numbers to every rank, each block's threads to the peers in turn, and waits for all, which
-/// come in the context in which it puts to itself.
+/// Every rank puts a block of numbers to every rank, the threads of a block taking the peers in
+/// turn, and waits for all of its own, in the context in which it puts to itself.
 #[kernel]
 unsafe fn all_to_all(
     comm: DevComm,
@@ -86,7 +95,7 @@ unsafe fn all_to_all(
         let mut peer = thread::index_1d() as usize;
         while peer < ranks {
             let (dst, src) = ((handle(&recv), me * bytes), (handle(&send), peer * bytes));
-            let then = Then::Inc(1, peer.is_multiple_of(2));
+            let then = SignalMode::Inc(1, peer.is_multiple_of(2));
             put(&mut net, &team, peer as i32, dst, src, bytes, then, None);
             peer += (thread::grid_dim_x() * thread::block_dim_x()) as usize;
         }
@@ -109,9 +118,9 @@ fn an_all_to_all_is_complete_in_a_thousand_orders() {
             let mine = |from| sent(from).skip(3 * me as usize).take(3);
             let want: Vec<u32> = (0..4).flat_map(mine).collect();
             for round in 1..=50_u64 {
-                recv.fill(0xff)?;
+                recv.fill_bytes(0xff)?;
                 gpu.barrier()?;
-                gpu.launch(all_to_all, 2, 2, (&comm, &send, &recv, 3_usize, round))?;
+                gpu.launch(all_to_all::args(&comm, &send, &recv, 3_usize, round).grid(2).block(2))?;
                 assert_eq!(read(&recv)?, want, "seed {seed} round {round}");
             }
             Ok(())
@@ -119,8 +128,8 @@ fn an_all_to_all_is_complete_in_a_thousand_orders() {
     }
 }
 
-/// Rank 0 puts element 0 to elements 0 and 1 of rank 1: first without a signal, then with one. Rank 1 notes what it sees then,
-/// and waits until all is there.
+/// Rank 0 puts element 0 to elements 0 and 1 of rank 1: first without a signal, then with one. Rank
+/// 1 records what it sees then, and waits for both.
 #[kernel]
 unsafe fn two_puts(comm: DevComm, out: Window<u32>, seen: Window<u32>, strong: bool, round: u64) {
     let comm = comm.as_raw();
@@ -128,9 +137,9 @@ unsafe fn two_puts(comm: DevComm, out: Window<u32>, seen: Window<u32>, strong: b
     // SAFETY: the windows have two elements.
     unsafe {
         if comm.rank == 0 {
-            put(&mut net, &team, 1, (window, 0), (window, 0), 4, Then::Nothing, None);
-            put(&mut net, &team, 1, (window, 4), (window, 0), 4, Then::Inc(3, strong), None);
-            signal(&mut net, &team, 1, Then::Inc(4, true));
+            put(&mut net, &team, 1, (window, 0), (window, 0), 4, SignalMode::Nothing, None);
+            put(&mut net, &team, 1, (window, 4), (window, 0), 4, SignalMode::Inc(3, strong), None);
+            signal(&mut net, &team, 1, SignalMode::Inc(4, true));
             return;
         }
         wait(&mut net, 3, round);
@@ -140,7 +149,7 @@ unsafe fn two_puts(comm: DevComm, out: Window<u32>, seen: Window<u32>, strong: b
     }
 }
 
-/// What rank 1 saw of two puts, again and again.
+/// What rank 1 saw of the two puts, in several rounds.
 fn seen_of_two_puts(simulation: Simulation, strong: bool) -> Vec<Vec<u32>> {
     let seen = simulate(simulation, |gpu| {
         let comm = gpu.dev_comm(full())?;
@@ -148,10 +157,10 @@ fn seen_of_two_puts(simulation: Simulation, strong: bool) -> Vec<Vec<u32>> {
         let mut all = Vec::new();
         for round in 1..=50_u64 {
             if gpu.rank() == 1 {
-                out.fill(0)?;
+                out.fill_bytes(0)?;
             }
             gpu.barrier()?;
-            gpu.launch(two_puts, 1, 1, (&comm, &out, &seen, strong, round))?;
+            gpu.launch(two_puts::args(&comm, &out, &seen, strong, round).grid(1).block(1))?;
             assert_eq!(read(&out)?, [7, 7]);
             all.push(read(&seen)?);
         }
@@ -179,7 +188,7 @@ fn a_weak_signal_promises_its_own_put_only() {
     assert!(seen.iter().any(|seen| seen[0] == 7), "the first put never came first");
 }
 
-/// Rank 0 overwrites what it puts, after a flush or not.
+/// Rank 0 overwrites the source of a put, with or without a flush.
 #[kernel]
 unsafe fn overwrites(comm: DevComm, out: Window<u32>, flushes: bool, round: u64) {
     let comm = comm.as_raw();
@@ -188,7 +197,7 @@ unsafe fn overwrites(comm: DevComm, out: Window<u32>, flushes: bool, round: u64)
     unsafe {
         if comm.rank == 0 {
             out.local().store(0, 1);
-            put(&mut net, &team, 1, (window, 4), (window, 0), 4, Then::Inc(0, true), None);
+            put(&mut net, &team, 1, (window, 4), (window, 0), 4, SignalMode::Inc(0, true), None);
             if flushes {
                 flush(&mut net);
             }
@@ -205,7 +214,7 @@ fn a_source_is_read_when_the_network_comes_to_it_and_not_after_a_flush() {
         let got = simulate(simulation, |gpu| {
             let (comm, out) = (gpu.dev_comm(full())?, gpu.window(&[0_u32; 2])?);
             let arrives = |round: u64| {
-                gpu.launch(overwrites, 1, 1, (&comm, &out, flushes, round))?;
+                gpu.launch(overwrites::args(&comm, &out, flushes, round).grid(1).block(1))?;
                 read(&out).map(|out| out[1])
             };
             (1..=10).map(arrives).collect::<Result<Vec<_>, _>>()
@@ -217,7 +226,8 @@ fn a_source_is_read_when_the_network_comes_to_it_and_not_after_a_flush() {
     assert!(seeds().all(|seed| got(seed, true) == [1; 10]));
 }
 
-/// Rank 0 flushes a put, and tells rank 1 by a plain store, which is wrong. Rank 1 notes what it sees, and waits.
+/// Rank 0 flushes a put and tells rank 1 by a plain store, which is wrong. Rank 1 records what it
+/// sees, and waits.
 #[kernel]
 unsafe fn takes_a_flush_for_delivery(
     comm: DevComm,
@@ -231,10 +241,10 @@ unsafe fn takes_a_flush_for_delivery(
     unsafe {
         if comm.rank == 0 {
             out.local().store(0, round as u32);
-            put(&mut net, &team, 1, (window, 4), (window, 0), 4, Then::Nothing, None);
+            put(&mut net, &team, 1, (window, 4), (window, 0), 4, SignalMode::Nothing, None);
             flush(&mut net);
             mem::store_volatile(flag.lsa(1).as_ptr(), round as u32);
-            signal(&mut net, &team, 1, Then::Inc(0, true));
+            signal(&mut net, &team, 1, SignalMode::Inc(0, true));
         } else {
             while mem::load_volatile(flag.local().as_ptr()) != round as u32 {}
             let seen = out.local().load(1);
@@ -251,9 +261,11 @@ fn a_flush_is_no_delivery() {
             let comm = gpu.dev_comm(full())?;
             let (out, flag) = (gpu.window(&[0_u32; 2])?, gpu.window(&[0_u32])?);
             let is_early = |round: u64| {
-                // All have read what the round before left.
+                // All ranks have read the previous round's data.
                 gpu.barrier()?;
-                gpu.launch(takes_a_flush_for_delivery, 1, 1, (&comm, &out, &flag, round))?;
+                gpu.launch(
+                    takes_a_flush_for_delivery::args(&comm, &out, &flag, round).grid(1).block(1),
+                )?;
                 let out = read(&out)?;
                 assert!(gpu.is_root() || u64::from(out[1]) == round);
                 Ok::<_, Error>(u64::from(out[0]) != round)
@@ -265,7 +277,8 @@ fn a_flush_is_no_delivery() {
     assert!({ early }.any(|early| early), "a flush always delivered");
 }
 
-/// Rank 0 gets from rank 1, and notes the element before and after it waited; in the end the counter's values.
+/// Rank 0 gets from rank 1, and records the element before and after the wait, and at the end the
+/// counter's values.
 #[kernel]
 unsafe fn gets_and_counts(comm: DevComm, out: Window<u64>, by_request: bool) {
     let comm = comm.as_raw();
@@ -289,7 +302,7 @@ unsafe fn gets_and_counts(comm: DevComm, out: Window<u64>, by_request: bool) {
         local.store(2, local.load(0));
 
         for _ in 0..3 {
-            put(&mut net, &team, 1, (window, 56), (window, 0), 8, Then::Nothing, Some(2));
+            put(&mut net, &team, 1, (window, 56), (window, 0), 8, SignalMode::Nothing, Some(2));
         }
         let early = raw::ncclGinReadCounter(&mut net, 2, 56, RELAXED);
         local.store(3, u64::from(early <= 3));
@@ -305,14 +318,15 @@ fn gets_are_there_after_a_flush_and_counters_count_puts() {
     for by_request in [false, true] {
         let out = simulate(Simulation::new(2), |gpu| {
             let (comm, out) = (gpu.dev_comm(full())?, gpu.window(&[5 + gpu.rank() as u64; 8])?);
-            gpu.launch(gets_and_counts, 1, 1, (&comm, &out, by_request))?;
+            gpu.launch(gets_and_counts::args(&comm, &out, by_request).grid(1).block(1))?;
             read(&out)
         });
         assert_eq!(out[0][..6], [6, 5, 6, 1, 3, 0]);
     }
 }
 
-/// Rank 0 puts values of every size and signals in windows and by number; rank 1 waits for all and notes them.
+/// Rank 0 puts values of every size and sends VA and indexed signals; rank 1 waits for all and
+/// records them.
 #[kernel]
 unsafe fn signals_of_all_kinds(comm: DevComm, out: Window<u64>) {
     let comm = comm.as_raw();
@@ -323,11 +337,11 @@ unsafe fn signals_of_all_kinds(comm: DevComm, out: Window<u64>) {
         if comm.rank == 0 {
             for (i, size) in [1, 2, 4, 8].into_iter().enumerate() {
                 let value = (0x1122_3344_5566_7788, size);
-                put_value(&mut net, &team, 1, (window, i * 8), value, Then::AddTo(1, 10));
+                put_value(&mut net, &team, 1, (window, i * 8), value, SignalMode::AddTo(1, 10));
             }
-            signal(&mut net, &team, 1, Then::AddTo(1, 2));
-            signal(&mut net, &team, 1, Then::IncVa((window, 64), true));
-            let then = Then::IncVa((window, 64), false);
+            signal(&mut net, &team, 1, SignalMode::AddTo(1, 2));
+            signal(&mut net, &team, 1, SignalMode::IncVa((window, 64), true));
+            let then = SignalMode::IncVa((window, 64), false);
             put(&mut net, &team, 1, (window, 32), (window, 0), 8, then, None);
             let (id, none) = (2, null_mut());
             raw::ncclGinSignal(
@@ -357,7 +371,7 @@ fn values_and_signals_of_every_kind_arrive() {
         let out = simulate(Simulation::new(2).seed(seed), |gpu| {
             let first = if gpu.is_root() { 77_u64 } else { 0 };
             let (comm, out) = (gpu.dev_comm(full())?, gpu.window(&[first; 16])?);
-            gpu.launch(signals_of_all_kinds, 1, 1, (&comm, &out))?;
+            gpu.launch(signals_of_all_kinds::args(&comm, &out).grid(1).block(1))?;
             read(&out)
         });
         let got = &out[1];
@@ -375,7 +389,7 @@ unsafe fn follows_shadows(comm: DevComm, out: Window<u64>) {
     unsafe {
         if comm.rank == 0 {
             if thread::thread_idx_x() == 0 {
-                (0..5).for_each(|_| signal(&mut net, &team, 1, Then::Inc(4, true)));
+                (0..5).for_each(|_| signal(&mut net, &team, 1, SignalMode::Inc(4, true)));
             }
             return;
         }
@@ -407,7 +421,7 @@ fn shadows_are_met_and_followed_by_every_thread() {
     for seed in 0..50 {
         let out = simulate(Simulation::new(2).seed(seed), |gpu| {
             let (comm, out) = (gpu.dev_comm(full())?, gpu.window(&[0_u64; 8])?);
-            gpu.launch(follows_shadows, 1, 2, (&comm, &out))?;
+            gpu.launch(follows_shadows::args(&comm, &out).grid(1).block(2))?;
             read(&out)
         });
         assert_eq!(out[1][..7], [2, 3, 2, 3, 5, 0, 0], "seed {seed}");
@@ -423,7 +437,7 @@ unsafe fn posts_many(comm: DevComm, out: Window<u32>, count: u32) {
     for i in 0..count {
         let dst = (window, 4 * (1 + i as usize));
         // SAFETY: the window has an element more than `count`.
-        unsafe { put(&mut net, &team, peer, dst, (window, 0), 4, Then::Inc(0, true), None) };
+        unsafe { put(&mut net, &team, peer, dst, (window, 0), 4, SignalMode::Inc(0, true), None) };
     }
     // SAFETY: a handle.
     unsafe { wait(&mut net, 0, count.into()) };
@@ -435,7 +449,7 @@ fn whoever_fills_a_queue_waits_for_room() {
         let last = simulate(Simulation::new(3), |gpu| {
             let comm = gpu.dev_comm(full().gin_queue_depth(depth))?;
             let out = gpu.window(&[gpu.rank() as u32; 1001])?;
-            gpu.launch(posts_many, 1, 1, (&comm, &out, 1000_u32))?;
+            gpu.launch(posts_many::args(&comm, &out, 1000_u32).grid(1).block(1))?;
             read(&out).map(|out| out[1000])
         });
         assert_eq!(last, [2, 0, 1]);

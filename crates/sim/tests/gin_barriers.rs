@@ -1,9 +1,10 @@
-//! Barriers over the network, and over both.
+//! GIN barriers and hybrid barriers.
 
 mod common;
 
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
+use devcomm_types::Kernel;
 
 use common::*;
 use cuda_std::prelude::*;
@@ -45,11 +46,11 @@ unsafe fn puts_and_syncs(
     let mut session = MaybeUninit::<GinBarrierSession>::uninit();
     let session = session.as_mut_ptr();
     let members = team.n_ranks as usize;
-    // A place for every block, context and member, and one for what is put, and for the sums.
+    // A slot for every block, context and member, and one each for the source and the sums.
     let place = |context: u32, member: usize| {
         ((index * contexts + context) as usize * members + member + 1) * 8
     };
-    // SAFETY: the window has the places; the barriers order the accesses.
+    // SAFETY: the window has the slots; the barriers order the accesses.
     unsafe {
         let mut net = gin(comm, 0);
         if all_contexts {
@@ -65,7 +66,7 @@ unsafe fn puts_and_syncs(
                     net = gin(comm, context);
                     for peer in 0..team.n_ranks {
                         let dst = (handle(&out), place(context, team.rank as usize));
-                        put_value(&mut net, &team, peer, dst, (round, 8), Then::Nothing);
+                        put_value(&mut net, &team, peer, dst, (round, 8), SignalMode::Nothing);
                     }
                 }
             }
@@ -78,7 +79,7 @@ unsafe fn puts_and_syncs(
                     }
                 }
             }
-            // Nobody puts the next round's before all have looked.
+            // No rank puts the next round's data before all have read this one's.
             raw::ncclGinBarrierSessionSync(session, &coop, ACQ_REL, NO_FENCE);
         }
         raw::ncclGinBarrierSessionDestroy(session);
@@ -108,9 +109,9 @@ fn a_put_fence_makes_the_puts_of_every_member_visible() {
                     let comm = gpu.dev_comm(requirements(connection))?;
                     let out = gpu.window(&[0_u64; 64])?;
                     let args = (&comm, &out, which, all_contexts, 3_u64);
-                    gpu.launch(puts_and_syncs, 2, 3, args)?;
+                    gpu.launch(puts_and_syncs::with_args(args).grid(2).block(3))?;
                     // Barriers keep their count between launches.
-                    gpu.launch(puts_and_syncs, 2, 3, args)?;
+                    gpu.launch(puts_and_syncs::with_args(args).grid(2).block(3))?;
                 }
             }
             Ok(())
@@ -126,7 +127,7 @@ fn weak_signals_make_the_put_fence_void_as_on_a_gpu() {
             let weak = requirements(GinConnectionType::Full).gin_strong_signals(false);
             let (comm, out) = (gpu.dev_comm(weak)?, gpu.window(&[0_u64; 64])?);
             let args = (&comm, &out, WORLD, false, 3_u64);
-            (0..10).try_for_each(|_| gpu.launch(puts_and_syncs, 1, 1, args))
+            (0..10).try_for_each(|_| gpu.launch(puts_and_syncs::with_args(args).grid(1).block(1)))
         });
         let failure = world.simulated_machine().unwrap().failure();
         result.is_err() && matches!(failure.as_deref(), Some(Error::Panic { .. }))
@@ -134,7 +135,7 @@ fn weak_signals_make_the_put_fence_void_as_on_a_gpu() {
     assert!((0..100).any(fails));
 }
 
-/// Rank 0 gets from rank 1, then meets it.
+/// Rank 0 gets from rank 1, then synchronises with it.
 #[kernel]
 unsafe fn gets_and_syncs(comm: DevComm, out: Window<u64>, all_contexts: bool, fence: i32) {
     let comm = comm.as_raw();
@@ -169,7 +170,9 @@ fn a_get_fence_completes_this_ranks_gets() {
             let sees = |_| {
                 out.copy_from_host(&[5 + gpu.rank() as u64, 0])?;
                 gpu.barrier()?;
-                gpu.launch(gets_and_syncs, 1, 1, (&comm, &out, all_contexts, fence))?;
+                gpu.launch(
+                    gets_and_syncs::args(&comm, &out, all_contexts, fence).grid(1).block(1),
+                )?;
                 read(&out).map(|out| out[0])
             };
             (0..20).map(sees).collect::<Result<Vec<_>, _>>()
@@ -192,7 +195,7 @@ unsafe fn meets_hybrid(comm: DevComm, out: Window<u64>, multimem: bool, fence: i
     let (mut net, index) = (gin(comm, 0), thread::block_idx_x());
     let (inner, outer) = (&comm.hybrid_lsa_barrier, &comm.hybrid_rail_gin_barrier);
     let multicast = &comm.lsa_multimem;
-    // SAFETY: the window has a place for every rank.
+    // SAFETY: the window has an element for every rank.
     unsafe {
         raw::ncclBarrierSessionInit(
             session, &coop, &lsa, &rail, &net, inner, outer, index, multimem, multicast,
@@ -205,7 +208,7 @@ unsafe fn meets_hybrid(comm: DevComm, out: Window<u64>, multimem: bool, fence: i
                 for peer in 0..rail.n_ranks {
                     if peer != rail.rank {
                         let dst = (handle(&out), world.rank as usize * 8);
-                        put_value(&mut net, &rail, peer, dst, (round, 8), Then::Nothing);
+                        put_value(&mut net, &rail, peer, dst, (round, 8), SignalMode::Nothing);
                     }
                 }
             }
@@ -233,8 +236,8 @@ fn a_hybrid_barrier_meets_lsa_team_and_rail() {
                 let asked = requirements(GinConnectionType::Rail).lsa_multimem(multimem);
                 let (comm, out) = (gpu.dev_comm(asked)?, gpu.window(&[0_u64; 6])?);
                 let args = (&comm, &out, multimem, PUT | GET, 3_u64);
-                gpu.launch(meets_hybrid, 1, 2, args)?;
-                gpu.launch(meets_hybrid, 1, 2, args)?;
+                gpu.launch(meets_hybrid::with_args(args).grid(1).block(2))?;
+                gpu.launch(meets_hybrid::with_args(args).grid(1).block(2))?;
             }
             Ok(())
         });
@@ -252,7 +255,7 @@ fn the_hybrid_barrier_that_does_nothing_is_reported() {
         let meet = |gpu: &Gpu<'_>, fence: i32, rounds: u64| {
             let comm = gpu.dev_comm(requirements(connection).gin_custom_stride(2))?;
             let args = (&comm, &gpu.window(&[0_u64; 8])?, false, fence, rounds);
-            gpu.launch(meets_hybrid, 1, 1, args)
+            gpu.launch(meets_hybrid::with_args(args).grid(1).block(1))
         };
         let simulation = Simulation::new(8).team_size(4);
         let error = failure(simulation.clone(), |gpu| meet(gpu, PUT, 1));
@@ -263,7 +266,7 @@ fn the_hybrid_barrier_that_does_nothing_is_reported() {
     }
 }
 
-/// All but rank 1 come to the barrier.
+/// All ranks but rank 1 arrive at the barrier.
 #[kernel]
 unsafe fn one_stays_away(comm: DevComm, ranks: i32, index: u32, signal0: u32) {
     let comm = comm.as_raw();
@@ -289,7 +292,7 @@ fn a_gin_barrier_names_who_has_not_arrived() {
         let key = asked.add(GinBarriers { team, count: 2 });
         let comm = gpu.dev_comm(asked)?;
         let signal0 = comm.resource(key)?.signal0;
-        gpu.launch(one_stays_away, 1, 4, (&comm, 3, 1_u32, signal0))
+        gpu.launch(one_stays_away::args(&comm, 3, 1_u32, signal0).grid(1).block(4))
     });
     let text = error.to_string();
     let Error::Deadlock(stall) = &*error else { panic!("{text}") };
@@ -304,12 +307,12 @@ fn a_gin_barrier_that_was_not_made_is_reported() {
     for (ranks, index, beyond, want) in [
         (2, 0_u32, 0, "a team of 2 ranks, made for 3"),
         (3, 2, 0, "GIN barrier 2: the device communicator was made with 2"),
-        (3, 0, 1, "none of the device communicator's"),
+        (3, 0, 1, "not of this device communicator"),
     ] {
         let error = failure(Simulation::new(3), |gpu| {
             let comm = gpu.dev_comm(requirements(GinConnectionType::Full))?;
             let first = comm.dev_comm()?.world_gin_barrier.signal0 + beyond;
-            gpu.launch(one_stays_away, 1, 1, (&comm, ranks, index, first))
+            gpu.launch(one_stays_away::args(&comm, ranks, index, first).grid(1).block(1))
         });
         assert!(error.to_string().contains(want), "{error}");
     }

@@ -1,4 +1,4 @@
-//! What the network refuses, and waits for it that never end.
+//! GIN's error reports, and waits that never end.
 
 mod common;
 
@@ -26,7 +26,7 @@ unsafe fn puts_to(
     let comm = comm.as_raw();
     if comm.rank == 0 {
         let (team, mut net, window) = (comm.world_team(), gin(comm, 0), handle(&out));
-        let then = Then::Inc(id, true);
+        let then = SignalMode::Inc(id, true);
         // SAFETY: the simulator reports what is wrong.
         unsafe {
             put(&mut net, &team, peer, (window, offset), (window, 0), 4, then, Some(counter))
@@ -46,7 +46,7 @@ fn report_of_put(
     let result = run(&world, |gpu| {
         let comm = gpu.dev_comm(full().gin_connection(connection))?;
         let out = gpu.window(&[0_u32; 2])?;
-        gpu.launch(puts_to, 1, 1, (&comm, &out, peer, offset, id, counter))
+        gpu.launch(puts_to::args(&comm, &out, peer, offset, id, counter).grid(1).block(1))
     });
     match (result, world.simulated_machine().and_then(Machine::failure).as_deref()) {
         (Ok(_), None) => String::new(),
@@ -98,14 +98,14 @@ unsafe fn mistakes(comm: DevComm, out: Window<u64>, which: u32) {
         let mut net = gin(comm, 0);
         match which {
             2 => {
-                signal(&mut net, &team, 0, Then::Inc(0, true));
-                signal(&mut net, &team, 0, Then::AddTo(0, 1));
+                signal(&mut net, &team, 0, SignalMode::Inc(0, true));
+                signal(&mut net, &team, 0, SignalMode::AddTo(0, 1));
             }
             3 => {
-                signal(&mut net, &team, 0, Then::Inc(0, true));
+                signal(&mut net, &team, 0, SignalMode::Inc(0, true));
                 raw::ncclGinResetSignal(&mut net, 0);
             }
-            4 => signal(&mut net, &team, 0, Then::IncVa((window, 4), true)),
+            4 => signal(&mut net, &team, 0, SignalMode::IncVa((window, 4), true)),
             5 => {
                 let (mut request, one) = (GinRequest([0; 2]), thread_coop());
                 raw::ncclGinWait(&mut net, &mut request, &one, false, null_mut(), ACQ_REL);
@@ -113,7 +113,7 @@ unsafe fn mistakes(comm: DevComm, out: Window<u64>, which: u32) {
             6 => {
                 raw::ncclGinReadSignal(&mut net, 0, 65, ACQ_REL);
             }
-            7 => put_value(&mut net, &team, 0, (window, 0), (1, 3), Then::Nothing),
+            7 => put_value(&mut net, &team, 0, (window, 0), (1, 3), SignalMode::Nothing),
             8 => flush(&mut *MaybeUninit::<raw::Gin>::zeroed().as_mut_ptr()),
             _ => {}
         }
@@ -136,7 +136,7 @@ fn misuse_of_the_network_is_reported() {
     let report = |requirements: &DevCommRequirements, which: u32| {
         let error = failure(Simulation::new(1), |gpu| {
             let (comm, out) = (gpu.dev_comm(requirements.clone())?, gpu.window(&[0_u64; 2])?);
-            gpu.launch(mistakes, 1, 1, (&comm, &out, which))
+            gpu.launch(mistakes::args(&comm, &out, which).grid(1).block(1))
         });
         assert!(matches!(*error, Error::Misuse { .. }), "{error}");
         error.to_string()
@@ -149,24 +149,26 @@ fn misuse_of_the_network_is_reported() {
     assert!(without.contains("made without a gin_connection"), "{without}");
 }
 
-/// A signal is counted anew after a reset, in another way too.
+/// A signal restarts at 0 after a reset, and may then be changed by another operation.
 #[kernel]
 unsafe fn resets_between(comm: DevComm) {
     let comm = comm.as_raw();
     let (team, mut net) = (comm.world_team(), gin(comm, 0));
     // SAFETY: a handle.
     unsafe {
-        signal(&mut net, &team, 0, Then::Inc(0, true));
+        signal(&mut net, &team, 0, SignalMode::Inc(0, true));
         wait(&mut net, 0, 1);
         raw::ncclGinResetSignal(&mut net, 0);
-        signal(&mut net, &team, 0, Then::AddTo(0, 5));
+        signal(&mut net, &team, 0, SignalMode::AddTo(0, 5));
         wait(&mut net, 0, 5);
     }
 }
 
 #[test]
 fn a_reset_lets_a_signal_be_counted_another_way() {
-    simulate(Simulation::new(1), |gpu| gpu.launch(resets_between, 1, 1, (&gpu.dev_comm(full())?,)));
+    simulate(Simulation::new(1), |gpu| {
+        gpu.launch(resets_between::args(&gpu.dev_comm(full())?).grid(1).block(1))
+    });
 }
 
 #[kernel]
@@ -180,7 +182,7 @@ unsafe fn waits_for_nobody(comm: DevComm) {
 #[test]
 fn a_wait_for_a_signal_that_nobody_sends_is_a_deadlock_with_its_name() {
     let error = failure(Simulation::new(2), |gpu| {
-        gpu.launch(waits_for_nobody, 1, 4, (&gpu.dev_comm(full())?,))
+        gpu.launch(waits_for_nobody::args(&gpu.dev_comm(full())?).grid(1).block(4))
     });
     let text = error.to_string();
     let Error::Deadlock(stall) = &*error else { panic!("{text}") };

@@ -1,4 +1,4 @@
-//! Promises of the simulated NCCL, called as C calls it.
+//! The simulated NCCL's host API, called as from C.
 
 mod nccl_threads;
 
@@ -72,13 +72,13 @@ fn every_collective_moves_the_right_data() {
         let (a, b) = (large(), rank.zeroed(PART));
         done(nccl!(scatter(a.ptr(), b.ptr(), PART, F32, 0, comm, stream)));
         assert_eq!(b.read::<f32>(PART), own(0, N * PART)[part.clone()]);
-        // Nothing at all is as good a count as any.
+        // A count of 0 is valid.
         done(nccl!(all_reduce(null(), null_mut(), 0, F32, SUM, comm, stream)));
         rank.destroy(comm);
     });
 }
 
-/// What two ranks' values come to, in a type whose number is `data_type`.
+/// The reduction of two ranks' values, in the type with number `data_type`.
 fn reduced<T: Copy + Send + Sync>(values: [T; 2], data_type: c_int, op: c_int) -> T {
     let results = on(Simulation::new(2), |rank| {
         let (comm, stream, b) = (rank.init(), rank.stream(), rank.filled(&[values[rank.me]]));
@@ -124,7 +124,7 @@ fn a_scalar_multiplies_each_ranks_part_before_the_sum() {
             let of_others = rank.all_reduce(&b, 1, 8, op, comm, stream);
             assert_eq!(of_others, INVALID_ARGUMENT, "an operator on another type");
             ok(rank.all_reduce(&b, 1, F32, op, comm, stream));
-            // An operation that was launched does not need it.
+            // A launched operation does not need it.
             ok(nccl!(red_op_destroy(op, comm)));
             rank.synchronize(stream);
             assert_eq!(b.read::<f32>(1), [22.0]);
@@ -186,12 +186,12 @@ fn arguments_that_make_no_sense_are_refused_with_the_reason() {
         refused(rank.all_reduce(&b, 1, 12, SUM, comm, stream), "no data type has number 12");
         refused(rank.all_reduce(&b, 1, F32, 9, comm, stream), "no operator has number 9");
         refused(rank.all_reduce(&b, 1, F32, SUM, null_mut(), stream), "NULL");
-        refused(rank.all_reduce(&b, 1, F32, SUM, 64 as RawComm, stream), "no communicator");
+        refused(rank.all_reduce(&b, 1, F32, SUM, 64 as RawComm, stream), "not a communicator");
         refused(rank.all_reduce(&b, usize::MAX, F32, SUM, comm, stream), "elements");
         let root = nccl!(bcast(b.ptr(), 1, F32, 2, comm, stream));
         assert_eq!(root, INVALID_ARGUMENT);
         rank.destroy(comm);
-        refused(rank.all_reduce(&b, 1, F32, SUM, comm, stream), "has ended");
+        refused(rank.all_reduce(&b, 1, F32, SUM, comm, stream), "was destroyed");
         assert_eq!(nccl!(comm_abort(comm)), INVALID_ARGUMENT);
     });
 }
@@ -323,7 +323,7 @@ fn communicators_split_by_color_and_key_and_shrink() {
         if rank.me == 1 {
             return;
         }
-        // Rank 1 does not come to this operation: the shrink ends it.
+        // Rank 1 does not call this operation: the shrink cancels it.
         let b = rank.zeroed(1);
         ok(rank.all_reduce(&b, 1, F32, SUM, comm, stream));
         let (mut excluded, mut rest) = ([1], null_mut());
@@ -334,7 +334,7 @@ fn communicators_split_by_color_and_key_and_shrink() {
         rank.synchronize(stream);
         assert_eq!(rank.place(rest), ([0, 9, 1, 2][rank.me], 3));
         assert_eq!(rank.sum(1.0, rest, stream), 3.0);
-        // GPUs 0, 2 and 3 have no teams of one size but of one rank.
+        // GPUs 0, 2 and 3 have no teams of equal size larger than one.
         let lsa = nccl!(team_lsa(rest));
         assert_eq!(lsa, Team { n_ranks: 1, rank: 0, stride: 1 });
     });
@@ -353,7 +353,7 @@ fn a_communicator_grows_by_ranks_that_have_its_id() {
             assert_eq!(nccl!(comm_get_unique_id(comm, &raw mut new)), INVALID_USAGE);
             *id.lock().unwrap() = Some(new);
         }
-        rank.meet(all);
+        rank.barrier(all);
         let id = id.lock().unwrap().unwrap();
         let (out, config) = (&raw mut grown, null_mut());
         ok(match rank.me {
@@ -362,7 +362,7 @@ fn a_communicator_grows_by_ranks_that_have_its_id() {
             _ => nccl!(comm_grow(null_mut(), 3, &raw const id, 2, out, config)),
         });
         assert_eq!(rank.place(grown), (rank.me, 3));
-        rank.meet(all);
+        rank.barrier(all);
         if rank.me == 2 {
             let again = nccl!(comm_grow(null_mut(), 3, &raw const id, 2, out, null_mut()));
             assert_eq!(again, INVALID_ARGUMENT);

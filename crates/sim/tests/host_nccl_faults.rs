@@ -1,5 +1,4 @@
-//! Promises of what tests do to a machine: faults on request and the record of calls; and of
-//! NCCL's parameters.
+//! Fault injection and call recording; NCCL's parameters.
 
 mod nccl_threads;
 
@@ -24,7 +23,7 @@ fn faults_come_where_they_were_asked_for_and_calls_are_recorded() {
         let code = nccl!(mem_alloc(&raw mut memory, 8));
         assert_eq!(code, rank.me as c_int);
         if rank.me == 1 {
-            assert_eq!(rank.last_error(null_mut()), "ncclMemAlloc: it fails on request");
+            assert_eq!(rank.last_error(null_mut()), "ncclMemAlloc: injected fault");
         }
         let mut child = 64 as RawComm;
         ok(nccl!(comm_split(comm, 0, 0, &raw mut child, null_mut())));
@@ -68,7 +67,7 @@ fn parameters_are_read_by_name_and_by_handle() {
     let (mut table, mut len, mut value, mut number) = (null_mut(), 0, null(), -1);
     let (mut handle, name) = (null_mut(), c"NCCL_SET_THREAD_NAME");
     ok(nccl!(param_get_all_parameter_keys(&raw mut table, &raw mut len)));
-    // SAFETY: the table and its texts are the thread's until its next call.
+    // SAFETY: the table and its strings are valid until the thread's next call.
     let mut keys = (0..len as usize).map(|i| unsafe { CStr::from_ptr(*table.add(i)) });
     assert!(keys.any(|key| key == name));
     ok(nccl!(param_get_parameter(name.as_ptr(), &raw mut value, &raw mut len)));

@@ -1,4 +1,5 @@
-//! Promises of the simulated NCCL: windows, device communicators, puts, and kernels that use them.
+//! The simulated NCCL's windows, device communicators and one-sided operations, and kernels that
+//! use them.
 
 mod nccl_threads;
 
@@ -16,7 +17,7 @@ use devcomm_types::nccl::{GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, Multi
 use devcomm_types::{
     DevComm as RawDevComm, GinConnectionType, HostBody, Kernel, Team, Window as RawWindowArg,
 };
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
 use nccl_threads::*;
 
@@ -57,15 +58,15 @@ fn a_window_shows_each_ranks_own_memory_to_its_lsa_team() {
         let len = 1000 * (rank.me + 1);
         let memory = rank.filled(&vec![rank.me as f32; len]);
         let window = rank.window(comm, &memory, 4 * len);
-        rank.meet(comm);
+        rank.barrier(comm);
         let (first, neighbour) = (rank.me & !1, rank.me ^ 1);
         let theirs = lsa_pointer(window, 8, neighbour - first);
         assert_eq!(Memory::at(theirs).read::<f32>(1), [neighbour as f32]);
         assert_eq!(peer_pointer(window, 8, neighbour as c_int), (0, theirs));
         // What the neighbour writes here is in the rank's own memory.
-        rank.meet(comm);
+        rank.barrier(comm);
         Memory::at(theirs).write(&[10.0 + rank.me as f32]);
-        rank.meet(comm);
+        rank.barrier(comm);
         assert_eq!(memory.read::<f32>(3)[2], 10.0 + neighbour as f32);
         let across = (rank.me + 2) % 4;
         assert_eq!(peer_pointer(window, 0, across as c_int), (0, null_mut()));
@@ -77,7 +78,7 @@ fn a_window_shows_each_ranks_own_memory_to_its_lsa_team() {
         assert_eq!(own, memory.ptr());
         ok(nccl!(get_lsa_multimem_device_pointer(window, 4, &raw mut multimem)));
         assert!(!multimem.is_null());
-        rank.meet(comm);
+        rank.barrier(comm);
         ok(nccl!(comm_window_deregister(comm, window)));
         let again = nccl!(comm_window_deregister(comm, window));
         assert_eq!(again, INVALID_ARGUMENT);
@@ -101,7 +102,7 @@ fn what_makes_no_window_is_refused_or_null_on_all_ranks() {
         assert_eq!(register(memory.ptr(), 0, 1, out), INVALID_ARGUMENT);
         assert_eq!(register(memory.ptr(), 64, 1 | 4, out), INVALID_ARGUMENT);
         let pinned = rank.pinned(4096);
-        // Rank 1's memory is none of NCCL's.
+        // Rank 1's memory is not of `ncclMemAlloc`.
         let address = if rank.me == 0 { memory.ptr() } else { pinned };
         if address.addr().is_multiple_of(4096) {
             ok(register(address, 4096, 1, out));
@@ -145,22 +146,21 @@ fn registered_buffers_and_properties_are_there() {
 #[kernel]
 unsafe fn allreduce(comm: DevComm, send: Window<f32>, recv: Window<f32>, count: usize) {
     let team = comm.lsa_team();
-    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-        barrier.sync(MemoryOrder::Acquire);
-        let mut i = thread::index_1d() as usize;
-        while i < count {
-            // SAFETY: below `count`; the barriers order it.
-            let sum = (0..team.n_ranks).map(|peer| unsafe { send.lsa(peer).load(i) }).sum();
-            // SAFETY: as above.
-            unsafe { recv.local().store(i, sum) };
-            i += (thread::grid_dim_x() * thread::block_dim_x()) as usize;
-        }
-        barrier.sync(MemoryOrder::Release);
-    });
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    barrier.sync(MemoryOrder::Acquire);
+    let mut i = thread::index_1d() as usize;
+    while i < count {
+        // SAFETY: below `count`; the barriers order it.
+        let sum = (0..team.n_ranks).map(|peer| unsafe { send.lsa(peer).load(i) }).sum();
+        // SAFETY: as above.
+        unsafe { recv.local().store(i, sum) };
+        i += (thread::grid_dim_x() * thread::block_dim_x()) as usize;
+    }
+    barrier.sync(MemoryOrder::Release);
 }
 
 /// The body of a kernel.
-fn body<K: Kernel>(_kernel: K) -> HostBody {
+fn body<K: Kernel>() -> HostBody {
     K::BODY.unwrap()
 }
 
@@ -170,7 +170,7 @@ fn a_kernel_uses_windows_and_a_device_communicator() {
     for simulation in [Simulation::new(4), Simulation::new(3).seed(7)] {
         let n = simulation.gpus();
         on(simulation, |rank| {
-            // Ranks and GPUs are numbered the other way round.
+            // Ranks and GPUs are numbered in opposite order.
             let all = rank.init();
             let comm = rank.split(all, 0, -(rank.me as c_int));
             let me = n - 1 - rank.me;
@@ -180,10 +180,10 @@ fn a_kernel_uses_windows_and_a_device_communicator() {
             let barriers = Requirements { lsa_barrier_count: 2, ..Requirements::new() };
             let dev_comm = rank.dev_comm(comm, &barriers).unwrap();
             assert_eq!((dev_comm.rank, dev_comm.lsa_size), (me as i32, n as i32));
-            let args = windows.map(RawWindowArg::<f32>::from_handle);
+            let args = windows.map(|handle| RawWindowArg::<f32>::new(handle, COUNT));
             let (stream, count) = (rank.stream(), COUNT);
             rank.launch_kernel(
-                &body(allreduce),
+                &body::<allreduce>(),
                 (2, 64),
                 stream,
                 &[
@@ -196,7 +196,7 @@ fn a_kernel_uses_windows_and_a_device_communicator() {
             rank.synchronize(stream);
             let sum = (n * (n - 1) / 2) as f32;
             assert_eq!(recv.read::<f32>(COUNT), vec![sum; COUNT]);
-            rank.meet(comm);
+            rank.barrier(comm);
             ok(nccl!(dev_comm_destroy(comm, &raw const dev_comm)));
             let again = nccl!(dev_comm_destroy(comm, &raw const dev_comm));
             assert_eq!(again, INVALID_ARGUMENT);
@@ -322,7 +322,7 @@ fn the_network_connects_all_ranks_or_rails_or_none() {
     }
 }
 
-/// Leaves when its flag is set.
+/// Spins until its flag is set.
 #[kernel]
 unsafe fn linger(flag: u64) {
     // SAFETY: the launch passes a word that the host sets.
@@ -340,7 +340,7 @@ fn an_abort_waits_for_the_kernels_of_its_gpu() {
         // SAFETY: memory of the host, which the kernel reads in its turns.
         unsafe { flag.write_volatile(0) };
         let address = flag as u64;
-        rank.launch_kernel(&body(linger), (1, 1), stream, &[(&raw const address).cast()]);
+        rank.launch_kernel(&body::<linger>(), (1, 1), stream, &[(&raw const address).cast()]);
         let addresses = (comm as usize, flag as usize);
         std::thread::scope(|scope| {
             let ticket = rank.machine.ticket("aborts");
@@ -371,7 +371,7 @@ fn ranks_that_wait_for_each_other_in_vain_are_told_who_waits_for_what() {
         rank.abort(comm);
         told
     });
-    // Who hears of it first hears of both.
+    // The first rank to get the report learns of both.
     let first = told.iter().flatten().max_by_key(|text| text.len()).unwrap();
     for part in ["GPU 0", "GPU 1: rank 1 of 2 ranks", "receive from rank 1 of 1 Float32"] {
         assert!(first.contains(part), "{first}");

@@ -3,6 +3,7 @@
 mod common;
 
 use core::mem::MaybeUninit;
+use devcomm_types::Kernel;
 
 use common::*;
 use cuda_std::prelude::*;
@@ -12,7 +13,7 @@ use devcomm_testing::simulated::{failure, run, world};
 use nccl_device::raw::{self, LsaBarrierHandle, LsaBarrierSession, MultimemHandle, Team};
 use nccl_device::{DevComm, Window};
 
-/// Teams of `ranks` neighbours meet, and look at what their members stored before.
+/// Teams of `ranks` consecutive ranks synchronise, and check what their members stored before.
 #[kernel]
 unsafe fn pairs_meet(comm: DevComm, out: Window<u32>, buffer: u32, ranks: i32, rounds: u32) {
     let comm = comm.as_raw();
@@ -20,7 +21,7 @@ unsafe fn pairs_meet(comm: DevComm, out: Window<u32>, buffer: u32, ranks: i32, r
     let barriers = LsaBarrierHandle { buffer, n_barriers: 2 };
     let mut session = MaybeUninit::<LsaBarrierSession>::uninit();
     let session = session.as_mut_ptr();
-    // SAFETY: the window has an element a block; the barriers order the accesses.
+    // SAFETY: the window has an element per block; the barriers order the accesses.
     unsafe {
         let index = thread::block_idx_x();
         let none = MultimemHandle::NULL;
@@ -51,7 +52,7 @@ fn teams_within_the_lsa_team_have_barriers_of_their_own() {
             let key = requirements.add(LsaBarriers { team, count: 2 });
             let (comm, out) = (gpu.dev_comm(requirements)?, gpu.window(&[0_u32; 2])?);
             let args = (&comm, &out, comm.resource(key)?.buffer, 2, 3_u32);
-            (0..2).try_for_each(|_| gpu.launch(pairs_meet, 2, 3, args))
+            (0..2).try_for_each(|_| gpu.launch(pairs_meet::with_args(args).grid(2).block(3)))
         });
         met.unwrap();
         assert!(world.simulated_machine().unwrap().activity().open_sessions.is_empty());
@@ -77,7 +78,7 @@ fn a_barrier_of_ranks_that_load_and_store_do_not_reach_is_reported() {
     for place in [0, 4, -1] {
         let error = failure(Simulation::new(4).team_size(2), |gpu| {
             let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
-            gpu.launch(world_meets, 1, 1, (&comm, place))
+            gpu.launch(world_meets::args(&comm, place).grid(1).block(1))
         });
         assert!(matches!(*error, Error::Misuse { .. }), "{error}");
         assert!(error.to_string().contains("a team that is not in the LSA team"), "{error}");

@@ -1,4 +1,4 @@
-//! Promises of the machine that host threads share: turns, the clock, reports.
+//! Host threads on a machine: turns, the clock, reports.
 
 mod nccl_threads;
 
@@ -29,7 +29,7 @@ fn event() -> CUevent {
     event
 }
 
-/// The order in which the threads of a machine come to make calls.
+/// The order in which a machine's threads make calls.
 fn order(simulation: Simulation) -> Vec<usize> {
     let order = Mutex::new(Vec::new());
     ranks(simulation, |_, rank| {
@@ -57,7 +57,7 @@ fn time_passes_when_nothing_else_can_happen() {
         let start = machine.now();
         let deadline = start + Duration::from_secs(3600 * (1 + rank as u64));
         while machine.now() < deadline {
-            machine.wait(machine.news(), Some(deadline)).unwrap();
+            machine.wait(machine.event_count(), Some(deadline)).unwrap();
         }
         machine.now() - start
     });
@@ -69,8 +69,8 @@ fn time_passes_when_nothing_else_can_happen() {
 #[test]
 fn threads_that_wait_for_each_other_are_told_who_waits() {
     let told = ranks(Simulation::new(2), |machine, rank| {
-        let told = machine.wait(machine.news(), None);
-        // News for the other one.
+        let told = machine.wait(machine.event_count(), None);
+        // An event for the other thread.
         machine.notify();
         (rank, told)
     });
@@ -103,11 +103,11 @@ fn streams_keep_their_order_and_wait_for_events_of_others() {
         assert_eq!(cuda!(cuStreamWaitEvent(second, mark, 0)), OK);
         assert_eq!(cuda!(cuEventRecord(end, second)), OK);
         loop {
-            let news = machine.news();
+            let seen = machine.event_count();
             if cuda!(cuStreamQuery(second)) == OK {
                 break;
             }
-            machine.wait(news, None).unwrap();
+            machine.wait(seen, None).unwrap();
         }
         assert_eq!((cuda!(cuEventQuery(mark)), cuda!(cuEventQuery(end))), (OK, OK));
         let mut ms = -1.0;
@@ -132,7 +132,7 @@ fn a_capture_that_leaves_a_stream_behind_gives_no_graph() {
         let ended = cuda!(cuStreamEndCapture(first, &raw mut graph));
         assert_eq!(ended, CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
         assert!(graph.is_null());
-        // Both are streams as any others now.
+        // Both can be used as other streams now.
         assert_eq!((cuda!(cuStreamQuery(first)), cuda!(cuStreamQuery(second))), (OK, OK));
         assert_eq!(cuda!(cuStreamBeginCapture_v2(first, mode)), OK);
         assert_eq!(cuda!(cuStreamEndCapture(first, &raw mut graph)), OK);
@@ -153,11 +153,14 @@ fn what_does_not_exist_is_refused() {
     assert_eq!(count, 2);
     assert_eq!(cuda!(cuStreamQuery(null_mut())), CUresult::CUDA_ERROR_INVALID_CONTEXT);
     retain(1);
-    assert_eq!(cuda!(cuMemsetD8_v2(0x1000, 0, 16)), CUresult::CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(
+        cuda!(cuMemsetD8Async(0x1000, 0, 16, null_mut())),
+        CUresult::CUDA_ERROR_INVALID_VALUE
+    );
     let mut text = std::ptr::null();
     let code = CUresult::CUDA_ERROR_INVALID_VALUE;
     assert_eq!(cuda!(cuGetErrorString(code, &raw mut text)), OK);
-    // SAFETY: the text is the thread's until its next call.
+    // SAFETY: the string is valid until the thread's next call.
     let text = unsafe { std::ffi::CStr::from_ptr(text) }.to_string_lossy();
     assert!(text.contains("GPU 1"), "{text}");
     let mut module = null_mut();

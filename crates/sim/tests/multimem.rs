@@ -1,9 +1,10 @@
-//! Multicast addresses: what is behind them, and what may not be done with them.
+//! Multicast addresses: the copies behind them, and reports of misuse.
 
 mod common;
 
 use core::mem::MaybeUninit;
 use core::panic::Location;
+use devcomm_types::Kernel;
 
 use common::*;
 use cuda_std::arch::{CTX, MulticastParts};
@@ -26,7 +27,7 @@ fn parts<T>(address: *mut T) -> Vec<*mut T> {
     (0..n).map(|i| first.wrapping_add(i * stride).cast()).collect()
 }
 
-/// A store to all, and a sum of all, as the instructions do it.
+/// A store to all copies and a sum of all copies, as `multimem` instructions do them.
 #[track_caller]
 fn store_all(address: *mut u32, value: u32) {
     // SAFETY: the simulator found the elements.
@@ -43,7 +44,7 @@ fn sum(address: *mut u32) -> u32 {
 #[kernel]
 unsafe fn stores_to_all(comm: DevComm, out: Window<u32>, buffer: u32) {
     let (comm, me) = (comm.as_raw(), comm.rank() as usize);
-    // SAFETY: the window has an element a rank and one more, the buffer an element a rank.
+    // SAFETY: the window has an element per rank and one more, the buffer an element per rank.
     unsafe {
         let all = raw::ncclGetLsaMultimemPointer(handle(&out), 4 * me, comm).cast::<u32>();
         let by_handle = raw::ncclGetMultimemPointer(handle(&out), 4 * me, &comm.lsa_multimem);
@@ -56,7 +57,7 @@ unsafe fn stores_to_all(comm: DevComm, out: Window<u32>, buffer: u32) {
     }
 }
 
-/// Notes the sum over its LSA team of the element that its first rank stored.
+/// Records the sum over its LSA team of the element that its first rank stored.
 #[kernel]
 unsafe fn sums_all(comm: DevComm, out: Window<u32>, buffer: u32, ranks: usize) {
     let comm = comm.as_raw();
@@ -77,10 +78,10 @@ fn a_multicast_address_is_every_members_copy() {
         let key = requirements.add(ResourceBuffer { bytes: 24, align: 128 });
         let comm = gpu.dev_comm(requirements)?;
         let buffer = comm.resource(key)?;
-        // Another window lies before.
+        // Another window comes first.
         let (_other, out) = (gpu.window(&[0_u32; 1000])?, gpu.window(&[0_u32; 7])?);
-        gpu.launch(stores_to_all, 1, 1, (&comm, &out, buffer))?;
-        gpu.launch(sums_all, 1, 1, (&comm, &out, buffer, 6_usize))?;
+        gpu.launch(stores_to_all::args(&comm, &out, buffer).grid(1).block(1))?;
+        gpu.launch(sums_all::args(&comm, &out, buffer, 6_usize).grid(1).block(1))?;
         read(&out)
     });
     for (rank, seen) in seen.into_iter().enumerate() {
@@ -89,12 +90,12 @@ fn a_multicast_address_is_every_members_copy() {
     }
 }
 
-/// Stores to all of a team of its own.
+/// Stores to all members of a team of its own.
 #[kernel]
 unsafe fn stores_to_team(comm: DevComm, out: Window<u32>, base: u64) {
     let team = MultimemHandle { base: core::ptr::without_provenance_mut(base as usize) };
     let me = comm.rank() as usize;
-    // SAFETY: the window has an element a rank.
+    // SAFETY: the window has an element per rank.
     let all = unsafe { raw::ncclGetMultimemPointer(handle(&out), 4 * me, &team) };
     store_all(all.cast(), 1);
 }
@@ -111,7 +112,7 @@ fn teams_have_multicast_of_their_own() {
         let bases = gpu.all_gather(&base.to_ne_bytes())?;
         let base = bases[base_of.unwrap_or(me)].clone();
         let base = u64::from_ne_bytes(base.try_into().unwrap());
-        gpu.launch(stores_to_team, 1, 1, (&comm, &out, base))?;
+        gpu.launch(stores_to_team::args(&comm, &out, base).grid(1).block(1))?;
         read(&out)
     };
     let simulation = Simulation::new(8).team_size(4);
@@ -120,7 +121,7 @@ fn teams_have_multicast_of_their_own() {
         (want[rank], want[rank ^ 2]) = (1, 1);
         assert_eq!(got[..], want, "rank {rank}");
     }
-    // The multicast address of a team is not another's.
+    // A team's multicast address differs from another's.
     let error = failure(simulation, |gpu| store(gpu, Some(1)).map(drop));
     assert!(error.to_string().contains("is in a multicast group without rank"), "{error}");
 }
@@ -148,14 +149,14 @@ fn misuse_of_multicast_addresses_is_reported() {
     let wants = [
         "stores 4 bytes at 0x4",
         "loads 4 bytes at 0x4",
-        "is no multicast address",
+        "is not a multicast address",
         "4 bytes at multicast offset 8 of memory of 8 bytes",
         "8 bytes at multicast offset 4 of memory of 8 bytes",
     ];
     let report = |requirements: &DevCommRequirements, which: u32| {
         failure(Simulation::new(2), |gpu| {
             let (comm, out) = (gpu.dev_comm(requirements.clone())?, gpu.window(&[0_u32; 2])?);
-            gpu.launch(mistakes, 1, 1, (&comm, &out, which))
+            gpu.launch(mistakes::args(&comm, &out, which).grid(1).block(1))
         })
     };
     for (which, want) in (0..).zip(wants) {
@@ -170,7 +171,7 @@ fn misuse_of_multicast_addresses_is_reported() {
     assert!(error.to_string().contains("no multicast for the team"), "{error}");
 }
 
-/// What the ranks do around an LSA barrier over multimem.
+/// Ranks store before and read after an LSA barrier over multimem.
 #[kernel]
 unsafe fn meets_by_multimem(comm: DevComm, out: Window<u32>, rounds: u32, absent: i32) {
     let comm = comm.as_raw();
@@ -181,7 +182,7 @@ unsafe fn meets_by_multimem(comm: DevComm, out: Window<u32>, rounds: u32, absent
         return;
     }
     let (barriers, all) = (&comm.lsa_barrier, &comm.lsa_multimem);
-    // SAFETY: the window has an element a rank.
+    // SAFETY: the window has an element per rank.
     unsafe {
         raw::ncclLsaBarrierSessionInit(session, &coop, comm, &team, barriers, 0, true, all);
         for round in 1..=rounds {
@@ -208,7 +209,7 @@ fn an_lsa_barrier_over_multimem_meets_everyone() {
         let world = world(Simulation::new(6).team_size(3).seed(seed));
         let met = run(&world, |gpu| {
             let args = (&gpu.dev_comm(multimem())?, &gpu.window(&[0_u32])?, 3_u32, -1);
-            (0..2).try_for_each(|_| gpu.launch(meets_by_multimem, 1, 2, args))
+            (0..2).try_for_each(|_| gpu.launch(meets_by_multimem::with_args(args).grid(1).block(2)))
         });
         met.unwrap();
         assert!(world.simulated_machine().unwrap().activity().open_sessions.is_empty());
@@ -220,7 +221,9 @@ fn an_lsa_barrier_over_multimem_says_what_it_waits_for() {
     let failure_with = |requirements: &DevCommRequirements| {
         failure(Simulation::new(3), |gpu| {
             let comm = gpu.dev_comm(requirements.clone())?;
-            gpu.launch(meets_by_multimem, 1, 1, (&comm, &gpu.window(&[0_u32])?, 1_u32, 2))
+            gpu.launch(
+                meets_by_multimem::args(&comm, &gpu.window(&[0_u32])?, 1_u32, 2).grid(1).block(1),
+            )
         })
     };
     let error = failure_with(&multimem());

@@ -1,4 +1,5 @@
-//! Addresses in windows and resource buffers: who is reached by which, and what is not.
+//! Addresses in windows and resource buffers: which rank each refers to, and reports of invalid
+//! ones.
 
 mod common;
 
@@ -18,7 +19,7 @@ use nccl_device::{DevComm, Window};
 ///
 /// # Safety
 ///
-/// It is valid.
+/// `at` is valid for a write.
 #[track_caller]
 unsafe fn leave_name(at: *mut c_void, comm: &raw::DevComm) {
     // SAFETY: the caller's.
@@ -31,7 +32,8 @@ unsafe fn leaves_names(comm: DevComm, out: Window<u32>, buffer: u32) {
     let (w, lsa) = (handle(&out), comm.lsa_team());
     let other = (lsa.rank + 1) % lsa.n_ranks;
     let reversed = Team { rank: lsa.n_ranks - 1 - lsa.rank, stride: -1, ..lsa };
-    // SAFETY: the window and the buffer have eight elements; every rank has its own way.
+    // SAFETY: the window and the buffer have eight elements; each rank uses another kind of
+    // pointer.
     unsafe {
         leave_name(raw::ncclGetLocalPointer(w, 0), comm);
         leave_name(raw::ncclGetLsaPointer(w, 4, other), comm);
@@ -64,9 +66,9 @@ fn every_pointer_leads_to_its_rank() {
         let (comm, out) = (gpu.dev_comm(requirements)?, gpu.window(&[0_u32; 8])?);
         let buffer = comm.resource(scratch)?;
         assert_eq!(buffer % 2, 0, "aligned to 256 bytes");
-        gpu.launch(leaves_names, 1, 1, (&comm, &out, buffer))?;
+        gpu.launch(leaves_names::args(&comm, &out, buffer).grid(1).block(1))?;
         // The buffers are read one launch later, when all have stored.
-        gpu.launch(leaves_names, 1, 1, (&comm, &out, buffer))?;
+        gpu.launch(leaves_names::args(&comm, &out, buffer).grid(1).block(1))?;
         read(&out)
     });
     for (rank, names) in (0..6_u32).zip(names) {
@@ -106,13 +108,15 @@ fn what_no_pointer_reaches_is_reported() {
         "rank 2, which is not in the LSA team",
         "rank -1, which is not in the LSA team",
         "rank 2, which is not in the LSA team",
-        "behind the end of device communicator",
+        "after the end of device communicator",
         "the window is NULL",
     ];
     for which in 0..11 {
         let error = failure(Simulation::new(4).team_size(2), |gpu| {
             let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
-            gpu.launch(mistakes, 1, 1, (&comm, &gpu.window(&[0_u32; 2])?, which as u32))
+            gpu.launch(
+                mistakes::args(&comm, &gpu.window(&[0_u32; 2])?, which as u32).grid(1).block(1),
+            )
         });
         let want = wants.get(which).unwrap_or(&"CFT is not simulated");
         assert!(error.to_string().contains(want), "{which}: {error}");
@@ -137,7 +141,7 @@ fn resources_have_places_of_their_own() {
         let lines = (2 * (1 + 2 * 10) * 16_u32).div_ceil(128);
         assert_eq!(it.resource(scratch)? - a2a.buffer, lines);
         assert!(barriers.buffer < a2a.buffer && barriers.buffer > 0);
-        // Numbers behind the user's own, in the order of the list.
+        // Numbers after the user's own, in the order of the list.
         assert_eq!(it.resource(gin_barriers)?.signal0, 16);
         assert_eq!((it.resource(signals)?.first, it.resource(counters)?.first), (16 + 12, 4));
         Ok(())

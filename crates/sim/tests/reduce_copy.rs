@@ -1,4 +1,4 @@
-//! The reduce-copy families: every function, its sums and its types.
+//! The reduce-copy functions: sums, copies and types.
 
 mod common;
 
@@ -24,8 +24,8 @@ macro_rules! by_lsa {
         mod $test {
             use super::*;
 
-            /// `out`: the sum of `input` over the team; a copy of the first rank's; the sum, in every rank; half of `input`
-            /// plus the other half, twice. `COUNT` elements each.
+            /// `out`: the sum of `input` over the team; a copy of the first rank's; the sum, in
+            /// every rank; half of `input` plus the other half, twice. `COUNT` elements each.
             #[kernel]
             unsafe fn all_of_them(comm: DevComm, input: Window<$type>, out: Window<$type>) {
                 let comm = comm.as_raw();
@@ -62,14 +62,14 @@ macro_rules! by_lsa {
                     let input: Vec<_> = (0..2 * COUNT).map(|i| value(gpu.rank(), i)).collect();
                     let input = gpu.window(&input)?;
                     let out = gpu.window(&[<$type>::default(); 5 * COUNT])?;
-                    gpu.launch(all_of_them, 1, 8, (&comm, &input, &out))?;
+                    gpu.launch(all_of_them::args(&comm, &input, &out).grid(1).block(8))?;
                     read(&out)
                 });
                 for (rank, got) in got.iter().enumerate() {
                     let first = rank / 3 * 3;
                     for i in 0..COUNT {
-                        let total = Number::sum(&[0, 1, 2].map(|k| value(first + k, i)));
-                        let pair = Number::sum(&[value(rank, i), value(rank, i + COUNT)]);
+                        let total = Reducible::sum(&[0, 1, 2].map(|k| value(first + k, i)));
+                        let pair = Reducible::sum(&[value(rank, i), value(rank, i + COUNT)]);
                         let copied = value(first, i);
                         for (part, want) in
                             [total, copied, total, pair, pair].into_iter().enumerate()
@@ -101,15 +101,15 @@ fn in_half(values: impl Iterator<Item = f32>) -> f32 {
     values.fold(f16::ZERO, add).to_f32()
 }
 
-/// A type's inputs, and the sums that NCCL makes of them.
-trait Number: Element {
+/// A type's inputs, and NCCL's sums of them.
+trait Reducible: Element {
     fn number(i: usize) -> Self;
     fn sum(of: &[Self]) -> Self;
 }
 
 macro_rules! numbers {
     ($( $type:ty: |$i:ident| $number:expr, |$of:ident| $sum:expr; )*) => { $(
-        impl Number for $type {
+        impl Reducible for $type {
             fn number($i: usize) -> Self {
                 $number
             }
@@ -200,13 +200,13 @@ macro_rules! by_multimem {
                     let input: Vec<_> = (0..COUNT).map(|i| value(gpu.rank(), i)).collect();
                     let (comm, input) = (gpu.dev_comm(asked)?, gpu.window(&input)?);
                     let out = gpu.window(&[<$type>::default(); 3 * COUNT])?;
-                    gpu.launch(all_of_them, 1, 8, (&comm, &input, &out))?;
+                    gpu.launch(all_of_them::args(&comm, &input, &out).grid(1).block(8))?;
                     read(&out)
                 });
                 for (rank, got) in got.iter().enumerate() {
                     let first = rank / 2 * 2;
                     for i in 0..COUNT {
-                        let total = Number::sum(&[value(first, i), value(first + 1, i)]);
+                        let total = Reducible::sum(&[value(first, i), value(first + 1, i)]);
                         for (part, want) in [total, value(first, i), total].into_iter().enumerate()
                         {
                             same(got[part * COUNT + i], want, (rank, part, i));
@@ -237,7 +237,7 @@ by_multimem! {
         ncclMultimemReduceSumCopy_BF16;
 }
 
-/// Makes one mistake, by number; 0 and 1 are none.
+/// Makes one mistake, by number; 0 and 1 are correct.
 #[kernel]
 unsafe fn mistakes(comm: DevComm, eights: Window<F8E4M3>, floats: Window<f32>, which: u32) {
     let comm = comm.as_raw();
@@ -268,7 +268,9 @@ fn misuse_of_reduce_copy_is_reported() {
         let result = run(&world, |gpu| {
             let asked = DevCommRequirements::new().lsa_barriers(1).lsa_multimem(true);
             let (eights, floats) = (gpu.window(&[F8E4M3::default(); 4])?, gpu.window(&[0_f32; 4])?);
-            gpu.launch(mistakes, 1, 2, (&gpu.dev_comm(asked)?, &eights, &floats, which))
+            gpu.launch(
+                mistakes::args(&gpu.dev_comm(asked)?, &eights, &floats, which).grid(1).block(2),
+            )
         });
         let failure = world.simulated_machine().and_then(Machine::failure);
         assert_eq!(result.is_err(), failure.is_some(), "{result:?}");
@@ -282,7 +284,7 @@ fn misuse_of_reduce_copy_is_reported() {
         (4, "loads 4 bytes at"),
         (5, "is not a multiple of 4"),
         (6, "a sum of no sources"),
-        (7, "is no multicast address"),
+        (7, "is not a multicast address"),
         (8, "a multicast address, which is for multimem instructions only"),
     ] {
         let error = report(which).unwrap();

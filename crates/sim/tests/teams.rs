@@ -1,18 +1,19 @@
-//! Teams in a kernel: NCCL's functions agree with the sets of ranks, and the device communicator with both.
+//! Teams in a kernel: NCCL's functions agree with the sets of ranks and with the device
+//! communicator.
 
 mod common;
 
 use common::*;
 use cuda_std::prelude::*;
 use devcomm::{
-    DevCommRequirements, Error, GinConnectionType, LsaBarriers, ResourceBuffer, Signals,
-    Simulation, TeamMultimem,
+    DevCommError, DevCommRequirements, Error, GinConnectionType, LsaBarriers, ResourceBuffer,
+    Signals, Simulation, TeamMultimem,
 };
 use devcomm_testing::simulated::{read, simulate};
 use nccl_device::raw::{self, Team};
 use nccl_device::{DevComm, Window};
 
-/// Numbers that a kernel notes for the test to compare.
+/// Numbers that a kernel records for the test to compare.
 struct Notes(Window<i32>, usize);
 
 impl Notes {
@@ -52,14 +53,14 @@ fn teams_are_those_of_the_ranks() {
     let notes = simulate(Simulation::new(6).team_size(2), |gpu| {
         let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
         let out = gpu.window(&[0_i32; 20])?;
-        gpu.launch(notes_teams, 1, 1, (&comm, &out))?;
+        gpu.launch(notes_teams::args(&comm, &out).grid(1).block(1))?;
         read(&out)
     });
     for (me, notes) in (0..6_i32).zip(notes) {
         let mut want = vec![me, 6, me % 2, 2];
         for member in 0..3 {
             let rank = member * 2 + me % 2;
-            // Out of reach by load and store, the LSA rank is out of its range.
+            // For a rank outside the LSA team, the LSA rank is out of range.
             want.extend([rank, me % 2 + rank - me, i32::from(rank == me), rank]);
         }
         want.extend((0..6).filter(|rank| rank / 2 != me / 2));
@@ -78,7 +79,7 @@ unsafe fn notes_coops(out: Window<i32>) {
             unsafe { (raw::ncclCoopThreadRank(&coop), raw::ncclCoopNumThreads(&coop)) }
         }
     };
-    // SAFETY: the window has two elements a thread.
+    // SAFETY: the window has two elements per thread.
     unsafe {
         out.local().store(2 * thread::thread_idx_x() as usize, rank);
         out.local().store(2 * thread::thread_idx_x() as usize + 1, size);
@@ -89,7 +90,7 @@ unsafe fn notes_coops(out: Window<i32>) {
 fn coops_know_their_threads() {
     let notes = simulate(Simulation::new(1), |gpu| {
         let out = gpu.window(&[0_i32; 6])?;
-        gpu.launch(notes_coops, 1, 3, (&out,))?;
+        gpu.launch(notes_coops::args(&out).grid(1).block(3))?;
         read(&out)
     });
     assert_eq!(notes, [[0, 1, 1, 3, 2, 3]]);
@@ -112,7 +113,7 @@ unsafe fn notes_sizes(out: Window<u64>) {
 fn sessions_have_nccls_sizes() {
     let sizes = simulate(Simulation::new(1), |gpu| {
         let out = gpu.window(&[0_u64; 3])?;
-        gpu.launch(notes_sizes, 1, 1, (&out,))?;
+        gpu.launch(notes_sizes::args(&out).grid(1).block(1))?;
         read(&out)
     });
     assert_eq!(sizes, [[80, 96, 368]]);
@@ -144,7 +145,7 @@ fn the_device_communicator_is_filled_as_nccl_fills_it() {
         assert_eq!(first(it.hybrid_dense_gin_barrier), 16 + 3 * 2 + 4 * 2 + 5 * 6);
         assert_eq!(it.gin_signal_count, 16 + 3 * 2 + 4 * 2 + 5 * 6 + 3 * 6);
         assert_eq!((it.gin_connection_stride, it.gin_context_stride), (1, 1));
-        // As NCCL has it for 1.
+        // NCCL's value for 1.
         assert_eq!(it.gin_connection_stride_rcp32, 0);
         assert_eq!(it.hybrid_lsa_barrier.n_barriers, 3);
         assert!(it.gin_strong_legacy_signals && !it.lsa_multimem.base.is_null());
@@ -194,7 +195,7 @@ fn requirements_that_make_no_sense_are_refused() {
             (with(&|r| _ = r.add(ResourceBuffer { bytes: usize::MAX, align: 1 })), "bytes"),
         ] {
             match gpu.dev_comm(requirements) {
-                Err(Error::DevCommRefused { why: said, .. }) => {
+                Err(Error::DevComm(DevCommError::Refused { why: said, .. })) => {
                     assert!(said.contains(why), "{said}")
                 }
                 other => panic!("{why}: {other:?}"),

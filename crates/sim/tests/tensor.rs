@@ -1,10 +1,10 @@
-//! Tensor cores and what feeds them: the layouts of fragments and tiles, the phases of barriers.
+//! Tensor cores, TMA and mbarriers: layouts of fragments and tiles, phases of barriers.
 
 use cuda_std::mbarrier::{self, MBarrier};
 use cuda_std::prelude::*;
 use cuda_std::wgmma::{self, Tile};
 use cuda_std::{async_copy, mma, tma};
-use devcomm::{LaunchConfig, Simulation, TensorMap, Tiling};
+use devcomm::{Simulation, TensorMap, TensorMapDesc};
 use devcomm_testing::simulated::{failure, read, simulate};
 use devcomm_types::GridConstant;
 
@@ -27,7 +27,8 @@ unsafe fn fragment(a: *const bf16, b: *const bf16, d: *mut f32) {
     // SAFETY: a warp; the matrices have 256, 128 and 128 elements.
     unsafe {
         async_copy::copy_16(tile_a.add(8 * lane), a.add(8 * lane), true);
-        // The second half of the lanes has nothing to bring for B: zeros go to where the first half's rows are not.
+        // The second half of the lanes has no rows of B: it points to zeros, away from the first
+        // half's rows.
         if lane < 16 {
             async_copy::copy_16(tile_b.add(8 * lane), b.add(8 * lane), true);
         }
@@ -52,7 +53,7 @@ fn a_warps_fragments_are_where_ptx_says() {
     for simulation in [Simulation::new(1), Simulation::new(1).seed(5)] {
         let got = simulate(simulation, |gpu| {
             let d = gpu.buffer(&[0_f32; 128])?;
-            gpu.launch(fragment, 1, 32, (&gpu.buffer(&a)?, &gpu.buffer(&b)?, &d))?;
+            gpu.launch(fragment::args(&gpu.buffer(&a)?, &gpu.buffer(&b)?, &d).grid(1).block(32))?;
             read(&d)
         });
         assert_eq!(got[0], want);
@@ -63,7 +64,7 @@ fn a_warps_fragments_are_where_ptx_says() {
 unsafe fn copy_some(from: *const u32, to: *mut u32) {
     let place = shared_array![u32; 128];
     let t = thread::thread_idx_x() as usize;
-    // SAFETY: 32 threads, 128 elements; what is not taken is not read.
+    // SAFETY: 32 threads, 128 elements; a skipped source is not read.
     unsafe {
         let from = if t < 20 { from.add(4 * t) } else { from };
         async_copy::copy_16(place.add(4 * t), from, t < 20);
@@ -78,7 +79,7 @@ fn a_copy_that_takes_nothing_brings_zeros() {
     let copied = simulate(Simulation::new(1), |gpu| {
         let to = gpu.buffer(&[1_u32; 128])?;
         // 20 threads take 16 bytes each.
-        gpu.launch(copy_some, 1, 32, (&gpu.buffer(&[7_u32; 80])?, &to))?;
+        gpu.launch(copy_some::args(&gpu.buffer(&[7_u32; 80])?, &to).grid(1).block(32))?;
         read(&to)
     });
     assert_eq!(copied[0], [[7; 80].as_slice(), &[0; 48]].concat());
@@ -86,14 +87,15 @@ fn a_copy_that_takes_nothing_brings_zeros() {
 
 const BYTES: u32 = (64 + 256) * 128;
 
-/// One 64 x 256 tile by a warpgroup, tiles brought by the copy engine, any number of terms.
+/// One 64 x 256 tile by a warpgroup, operands loaded by TMA, any number of terms.
 #[kernel(arch = "sm_90a")]
 unsafe fn warpgroup(a: GridConstant<TensorMap>, b: GridConstant<TensorMap>, d: *mut f32, k: u32) {
     let memory = shared::dynamic_shared_mem::<u8>();
     let tile_a = memory.wrapping_add(memory.addr().next_multiple_of(1024) - memory.addr());
     let tile_b = tile_a.wrapping_add(64 * 128);
     let t = thread::thread_idx_x();
-    // SAFETY: a block of a warpgroup, with memory for the tiles, which are brought again when all have multiplied.
+    // SAFETY: a block of a warpgroup, with memory for the tiles, which are loaded again after all
+    // products.
     unsafe {
         let full = MBarrier::at(shared_array![u64; 1]);
         if t == 0 {
@@ -105,7 +107,7 @@ unsafe fn warpgroup(a: GridConstant<TensorMap>, b: GridConstant<TensorMap>, d: *
         for step in 0..k.div_ceil(64) {
             if t == 0 {
                 tma::prefetch_map(&a);
-                full.arrive_expecting(BYTES);
+                full.arrive_expect_tx(BYTES);
                 tma::load_tile(tile_a, &a, 0, 64 * step, full);
                 tma::load_tile(tile_b, &b, 0, 64 * step, full);
             }
@@ -136,18 +138,18 @@ fn a_warpgroups_tiles_are_where_the_copy_engine_puts_them() {
             let d = gpu.buffer(&[0_f32; 64 * 256])?;
             let map = |address, rows: usize, tile_rows| {
                 let (rows, columns) = (rows as u32, k as u32);
-                gpu.context().tensor_map(&Tiling { address, rows, columns, tile_rows })
+                gpu.context().tensor_map(&TensorMapDesc { address, rows, columns, tile_rows })
             };
             let map_a = map(a.device_address(), rows, 64)?;
             let map_b = map(b.device_address(), columns, 256)?;
-            let config = LaunchConfig::new(1, 128).with_dynamic_shared(BYTES + 1024);
-            gpu.launch_as(warpgroup, config, (map_a, map_b, &d, k as u32))?;
+            let product = warpgroup::args(map_a, map_b, &d, k as u32);
+            gpu.launch(product.grid(1).block(128).dynamic_shared(BYTES + 1024))?;
             read(&d)
         });
         let (got, want) = (&got[0], product(&a, &b, k));
         for (i, row) in got.chunks(256).enumerate() {
             for (j, sum) in row.iter().enumerate() {
-                // What lies outside is zeros.
+                // Out-of-bounds elements are zeros.
                 let inside = i < rows && j < columns;
                 let want = if inside { want[i * columns + j] } else { 0.0 };
                 assert_eq!(*sum, want, "{rows} x {columns} x {k}: {i}, {j}");
@@ -156,7 +158,8 @@ fn a_warpgroups_tiles_are_where_the_copy_engine_puts_them() {
     }
 }
 
-/// A producer and a consumer hand a slot to and fro: each waits for the phase that the other ends.
+/// A producer and a consumer pass a slot back and forth: each waits for the phase that the other
+/// completes.
 #[kernel]
 unsafe fn hand_over(out: *mut u32, rounds: u32) {
     let (barriers, slot) = (shared_array![u64; 2], shared_array![u32; 1]);
@@ -189,7 +192,7 @@ fn a_barriers_phases_alternate() {
     for seed in 0..5 {
         let out = simulate(Simulation::new(1).seed(seed), |gpu| {
             let out = gpu.buffer(&[0_u32; 9])?;
-            gpu.launch(hand_over, 1, 64, (&out, 9_u32))?;
+            gpu.launch(hand_over::args(&out, 9_u32).grid(1).block(64))?;
             read(&out)
         });
         assert_eq!(out[0], (0..9).map(|round| 10 * round).collect::<Vec<_>>());
@@ -200,7 +203,7 @@ fn a_barriers_phases_alternate() {
 unsafe fn no_map(map: GridConstant<TensorMap>) {
     let memory = shared::dynamic_shared_mem::<u8>();
     let to = memory.wrapping_add(memory.addr().next_multiple_of(1024) - memory.addr());
-    // SAFETY: nothing is copied by a map that is none.
+    // SAFETY: nothing is copied by an invalid map.
     unsafe {
         let full = MBarrier::at(shared_array![u64; 1]);
         full.init(1);
@@ -211,8 +214,8 @@ unsafe fn no_map(map: GridConstant<TensorMap>) {
 #[test]
 fn a_map_of_the_drivers_is_refused_with_what_to_do() {
     let error = failure(Simulation::new(1), |gpu| {
-        let config = LaunchConfig::new(1, 1).with_dynamic_shared(16 << 10);
-        gpu.launch_as(no_map, config, (TensorMap { words: [3; 16] },))
+        let no_map = no_map::args(TensorMap { words: [3; 16] });
+        gpu.launch(no_map.grid(1).block(1).dynamic_shared(16 << 10))
     });
     assert!(error.to_string().contains("Context::tensor_map"), "{error}");
 }

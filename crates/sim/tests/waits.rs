@@ -1,4 +1,4 @@
-//! Waits that end by time, and threads that leave: who is told, and who goes on.
+//! Waits with a timeout, and threads that exit.
 
 mod common;
 
@@ -17,15 +17,15 @@ use nccl_device::{Coop, DevComm, Timeout, Window};
 /// A long time, in cycles.
 const LONG: u64 = 1 << 40;
 
-/// Every thread notes what its wait for a signal gave; rank 0 gets one, the others none.
+/// Every thread records the result of its wait for a signal; rank 0 gets one, the others none.
 #[kernel]
 unsafe fn waits_with_timeout(comm: DevComm, out: Window<i32>) {
     let comm = comm.as_raw();
     let (team, mut net, coop) = (comm.world_team(), gin(comm, 0), cta());
-    // SAFETY: the window has an element a thread.
+    // SAFETY: the window has an element per thread.
     unsafe {
         if comm.rank == 1 && thread::thread_idx_x() == 0 {
-            signal(&mut net, &team, 0, Then::Inc(0, true));
+            signal(&mut net, &team, 0, SignalMode::Inc(0, true));
         }
         let result = raw::ncclGinWaitSignalTimeout(&mut net, &coop, 0, 1, 64, ACQ_REL, LONG);
         out.local().store(thread::thread_idx_x() as usize, result);
@@ -37,7 +37,7 @@ fn a_timeout_is_told_to_the_coops_first_thread_only() {
     for seed in 0..50 {
         let out = simulate(Simulation::new(3).seed(seed), |gpu| {
             let (comm, out) = (gpu.dev_comm(full())?, gpu.window(&[-1_i32; 4])?);
-            gpu.launch(waits_with_timeout, 1, 4, (&comm, &out))?;
+            gpu.launch(waits_with_timeout::args(&comm, &out).grid(1).block(4))?;
             read(&out)
         });
         let none = [TIMEOUT, 0, 0, 0];
@@ -45,7 +45,7 @@ fn a_timeout_is_told_to_the_coops_first_thread_only() {
     }
 }
 
-/// What each kind of wait gives when it is in vain, and when it is not.
+/// The result of each kind of wait, with a timeout and without.
 #[kernel]
 unsafe fn every_kind(comm: DevComm, out: Window<i32>, signals: Window<u64>) {
     let comm = comm.as_raw();
@@ -60,9 +60,9 @@ unsafe fn every_kind(comm: DevComm, out: Window<i32>, signals: Window<u64>) {
             raw::ncclGinWaitSignalTimeoutVA(&mut net, &one, window, 0, 1, 64, ACQ_REL, LONG),
             raw::ncclGinWaitCounterTimeout(&mut net, &one, 0, 1, 56, ACQ_REL, LONG),
         ];
-        let then = Then::IncVa((window, 0), true);
+        let then = SignalMode::IncVa((window, 0), true);
         put(&mut net, &team, 0, (window, 8), (window, 0), 8, then, Some(0));
-        signal(&mut net, &team, 0, Then::Inc(0, true));
+        signal(&mut net, &team, 0, SignalMode::Inc(0, true));
         raw::ncclGinFlushAsync(&mut net, &team, 0, request, &one, 0, false, null_mut());
         let fulfilled = [
             raw::ncclGinWaitSignalTimeout(&mut net, &one, 0, 1, 64, ACQ_REL, LONG),
@@ -71,7 +71,7 @@ unsafe fn every_kind(comm: DevComm, out: Window<i32>, signals: Window<u64>) {
             raw::ncclGinFlushTimeout(&mut net, &one, ACQ_REL, false, null_mut(), LONG),
             raw::ncclGinWaitTimeout(&mut net, request, &one, false, null_mut(), ACQ_REL, LONG),
         ];
-        // No cycles at all: a look.
+        // A timeout of 0 cycles polls once.
         let looks = [
             raw::ncclGinWaitSignalTimeout(&mut net, &one, 0, 2, 64, ACQ_REL, 0),
             raw::ncclGinWaitSignalTimeout(&mut net, &one, 0, 1, 64, ACQ_REL, 0),
@@ -86,14 +86,14 @@ fn every_wait_with_a_timeout_ends() {
     for seed in 0..20 {
         let out = simulate(Simulation::new(1).seed(seed), |gpu| {
             let (out, signals) = (gpu.window(&[-1_i32; 10])?, gpu.window(&[0_u64; 2])?);
-            gpu.launch(every_kind, 1, 1, (&gpu.dev_comm(full())?, &out, &signals))?;
+            gpu.launch(every_kind::args(&gpu.dev_comm(full())?, &out, &signals).grid(1).block(1))?;
             read(&out)
         });
         assert_eq!(out, [[8, 8, 8, 0, 0, 0, 0, 0, 8, 0]]);
     }
 }
 
-/// Rank 1 takes its time, with a barrier and a poll in each round, before it signals.
+/// Rank 1 is slow: a barrier and a poll in each round before it signals.
 #[kernel]
 unsafe fn is_slow(comm: DevComm, out: Window<u32>, rounds: u32) {
     let comm = comm.as_raw();
@@ -106,7 +106,7 @@ unsafe fn is_slow(comm: DevComm, out: Window<u32>, rounds: u32) {
                 thread::sync_threads();
             }
             if thread::thread_idx_x() == 0 {
-                signal(&mut net, &team, 0, Then::Inc(0, true));
+                signal(&mut net, &team, 0, SignalMode::Inc(0, true));
             }
             return;
         }
@@ -122,7 +122,7 @@ fn no_wait_is_over_while_others_can_go_on() {
     for seed in 0..20 {
         let out = simulate(Simulation::new(2).seed(seed), |gpu| {
             let (comm, out) = (gpu.dev_comm(full())?, gpu.window(&[9_u32; 2])?);
-            gpu.launch(is_slow, 1, 2, (&comm, &out, 500_u32))?;
+            gpu.launch(is_slow::args(&comm, &out, 500_u32).grid(1).block(2))?;
             read(&out)
         });
         assert_eq!(out[0][1], 0, "seed {seed}");
@@ -151,7 +151,7 @@ unsafe fn spins_for_a_timeout(comm: DevComm, flag: Window<u32>) {
 fn a_wait_is_over_although_others_spin() {
     let flags = simulate(Simulation::new(2).step_limit(100_000), |gpu| {
         let (comm, flag) = (gpu.dev_comm(full())?, gpu.window(&[0_u32])?);
-        gpu.launch(spins_for_a_timeout, 1, 1, (&comm, &flag))?;
+        gpu.launch(spins_for_a_timeout::args(&comm, &flag).grid(1).block(1))?;
         read(&flag)
     });
     assert_eq!(flags[0], [TIMEOUT as u32]);
@@ -163,7 +163,7 @@ fn a_seed_fixes_what_the_network_does() {
         let world = world(Simulation::new(3).seed(seed));
         let ran = run(&world, |gpu| {
             let (comm, out) = (gpu.dev_comm(full())?, gpu.window(&[0_i32; 4])?);
-            gpu.launch(waits_with_timeout, 1, 4, (&comm, &out))
+            gpu.launch(waits_with_timeout::args(&comm, &out).grid(1).block(4))
         });
         ran.unwrap();
         world.simulated_machine().unwrap().activity().trace
@@ -172,7 +172,7 @@ fn a_seed_fixes_what_the_network_does() {
     assert_ne!(trace(3), trace(4));
 }
 
-/// Half of the block leaves, by `exit` from a function; the rest meets.
+/// Half of the block exits, from a function; the rest synchronises.
 #[kernel]
 unsafe fn half_leaves(out: Window<u32>) {
     fn leave_if(odd: bool) {
@@ -183,7 +183,7 @@ unsafe fn half_leaves(out: Window<u32>) {
     thread::sync_threads();
     leave_if(thread::thread_idx_x() % 2 == 1);
     thread::sync_threads();
-    // SAFETY: the mask names the lanes that are there; the window has an element a thread.
+    // SAFETY: the mask has the remaining lanes; the window has an element per thread.
     unsafe {
         let voted = warp::warp_vote_ballot(0x5555_5555, true);
         thread::sync_threads();
@@ -196,7 +196,7 @@ fn threads_that_exit_leave_barriers_passable() {
     for seed in 0..10 {
         let out = simulate(Simulation::new(1).seed(seed), |gpu| {
             let out = gpu.window(&[0_u32; 64])?;
-            gpu.launch(half_leaves, 3, 64, (&out,))?;
+            gpu.launch(half_leaves::args(&out).grid(3).block(64))?;
             read(&out)
         });
         let got = &out[0];
@@ -218,7 +218,7 @@ unsafe fn waits_in_vain(comm: DevComm) {
 #[test]
 fn a_wait_in_vain_is_found_at_once() {
     let error = failure(Simulation::new(2).step_limit(1000), |gpu| {
-        gpu.launch(waits_in_vain, 2, 64, (&gpu.dev_comm(full())?,))
+        gpu.launch(waits_in_vain::args(&gpu.dev_comm(full())?).grid(2).block(64))
     });
     let Error::Deadlock(stall) = &*error else { panic!("{error}") };
     let named = stall.waiters.iter().filter(|w| matches!(w.what, Waiting::For(_)));
@@ -238,7 +238,7 @@ unsafe fn passes_on(comm: DevComm, words: Window<u32>, starts: bool) {
     }
 }
 
-/// Machines of one GPU that poll in order and in random ones, watched or not.
+/// Machines of one GPU, in order and in random orders, watched or not.
 fn of_one() -> impl Iterator<Item = Simulation> {
     let one = |watch| Simulation::new(1).step_limit(100_000).watch(watch);
     let seeds = move |watch| (0..20).map(move |seed| one(watch).seed(seed)).chain([one(watch)]);
@@ -250,7 +250,7 @@ fn threads_that_wait_for_each_other_in_a_row_all_pass() {
     for simulation in of_one() {
         let words = simulate(simulation, |gpu| {
             let (comm, words) = (gpu.dev_comm(full())?, gpu.window(&[0_u32; 129])?);
-            gpu.launch(passes_on, 2, 64, (&comm, &words, true))?;
+            gpu.launch(passes_on::args(&comm, &words, true).grid(2).block(64))?;
             read(&words)
         });
         assert_eq!(words[0][1..], [1; 128]);
@@ -263,7 +263,7 @@ fn polls_in_vain_are_a_deadlock_after_a_few_looks_and_have_names() {
         let simulation = Simulation::new(1).step_limit(100_000).watch(watch);
         let error = failure(simulation, |gpu| {
             let words = gpu.window(&[0_u32; 129])?;
-            gpu.launch(passes_on, 2, 64, (&gpu.dev_comm(full())?, &words, false))
+            gpu.launch(passes_on::args(&gpu.dev_comm(full())?, &words, false).grid(2).block(64))
         });
         let Error::Deadlock(stall) = &*error else { panic!("{error}") };
         assert_eq!(stall.threads(), 128);
@@ -272,7 +272,8 @@ fn polls_in_vain_are_a_deadlock_after_a_few_looks_and_have_names() {
     }
 }
 
-/// Thread 0 waits for a word with a timeout, then sets the other's; both note what their wait gave.
+/// Thread 0 waits for a word with a timeout, then sets the other thread's; both record the result
+/// of their wait.
 #[kernel]
 unsafe fn times_out(comm: DevComm, words: Window<u32>) {
     let (i, words) = (thread::thread_idx_x() as usize, words.local().as_ptr());
@@ -296,7 +297,7 @@ fn a_poll_with_a_timeout_is_over_when_nothing_else_can_go_on() {
     for simulation in of_one() {
         let words = simulate(simulation, |gpu| {
             let (comm, words) = (gpu.dev_comm(full())?, gpu.window(&[0_u32; 4])?);
-            gpu.launch(times_out, 1, 2, (&comm, &words))?;
+            gpu.launch(times_out::args(&comm, &words).grid(1).block(2))?;
             read(&words)
         });
         assert_eq!(words, [[0, 1, 10, 11]]);

@@ -2,7 +2,7 @@
 //!
 //! Names, prototypes and raw types are the driver's (the types as cudarc declares them).
 
-use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
+use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 
 pub use cudarc::driver::sys::{
     CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CUcontext, CUdevice, CUdevice_attribute,
@@ -13,10 +13,10 @@ pub use cudarc::driver::sys::{
     CUtensorMapSwizzle,
 };
 
-/// Declares the table, and the one that cudarc fills.
+/// Declares the function table, and the instance that cudarc fills.
 macro_rules! functions {
     ($( $name:ident($($arg:ident: $type:ty),* $(,)?); )*) => {
-        /// The table. Each function has the contract of the driver's function of its name.
+        /// The function table. Each function has the contract of the driver function with its name.
         #[derive(Clone, Copy, Debug)]
         #[allow(non_snake_case, reason = "the names are the driver's")]
         pub struct Driver {
@@ -26,8 +26,8 @@ macro_rules! functions {
             )*
         }
 
-        /// The driver of this machine, by cudarc: a call panics where the library, or the function
-        /// in it, is missing.
+        /// The system's driver, loaded by cudarc: a call panics if the library or the function is
+        /// missing.
         pub static CUDA: Driver = Driver { $( $name: cudarc::driver::sys::$name, )* };
 
         #[allow(non_snake_case, reason = "the names are the driver's")]
@@ -37,7 +37,7 @@ macro_rules! functions {
                 ///
                 /// # Safety
                 ///
-                /// The C function's own contract.
+                /// That of the C function.
                 #[allow(clippy::too_many_arguments, reason = "they are the C function's")]
                 pub unsafe fn $name(&self, $($arg: $type),*) -> CUresult {
                     // SAFETY: the caller's.
@@ -67,10 +67,23 @@ functions! {
     cuMemHostAlloc(memory: *mut *mut c_void, bytes: usize, flags: c_uint);
     cuMemFreeHost(memory: *mut c_void);
     cuMemHostGetDevicePointer_v2(device: *mut CUdeviceptr, memory: *mut c_void, flags: c_uint);
-    cuMemcpyHtoD_v2(to: CUdeviceptr, from: *const c_void, bytes: usize);
-    cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize);
-    cuMemsetD8_v2(to: CUdeviceptr, byte: c_uchar, count: usize);
-    cuTensorMapEncodeTiled(tensor_map: *mut CUtensorMap, tensor_data_type: CUtensorMapDataType, tensor_rank: u32, global_address: *mut c_void, global_dim: *const u64, global_strides: *const u64, box_dim: *const u32, element_strides: *const u32, interleave: CUtensorMapInterleave, swizzle: CUtensorMapSwizzle, l2_promotion: CUtensorMapL2promotion, oob_fill: CUtensorMapFloatOOBfill);
+    cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream);
+    cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
+    cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
+    cuMemsetD8Async(to: CUdeviceptr, value: c_uchar, count: usize, stream: CUstream);
+    cuMemsetD16Async(to: CUdeviceptr, value: c_ushort, count: usize, stream: CUstream);
+    cuMemsetD32Async(to: CUdeviceptr, value: c_uint, count: usize, stream: CUstream);
+    cuMemsetD2D32Async(
+        to: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize,
+        stream: CUstream,
+    );
+    cuTensorMapEncodeTiled(
+        tensor_map: *mut CUtensorMap, tensor_data_type: CUtensorMapDataType, tensor_rank: u32,
+        global_address: *mut c_void, global_dim: *const u64, global_strides: *const u64,
+        box_dim: *const u32, element_strides: *const u32, interleave: CUtensorMapInterleave,
+        swizzle: CUtensorMapSwizzle, l2_promotion: CUtensorMapL2promotion,
+        oob_fill: CUtensorMapFloatOOBfill
+    );
     // Streams and events.
     cuStreamCreate(stream: *mut CUstream, flags: c_uint);
     cuStreamDestroy_v2(stream: CUstream);
@@ -92,12 +105,20 @@ functions! {
     cuGraphExecDestroy(exec: CUgraphExec);
     // Modules and launches.
     cuModuleLoad(module: *mut CUmodule, path: *const c_char);
-    cuModuleLoadDataEx(module: *mut CUmodule, image: *const c_void, num_options: c_uint, options: *mut CUjit_option, option_values: *mut *mut c_void);
+    cuModuleLoadDataEx(
+        module: *mut CUmodule, image: *const c_void, num_options: c_uint,
+        options: *mut CUjit_option, option_values: *mut *mut c_void
+    );
     cuModuleUnload(module: CUmodule);
     cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
     cuFuncLoad(function: CUfunction);
     cuFuncGetAttribute(value: *mut c_int, attribute: CUfunction_attribute, function: CUfunction);
     cuFuncSetAttribute(function: CUfunction, attribute: CUfunction_attribute, value: c_int);
-    cuOccupancyMaxActiveBlocksPerMultiprocessor(num_blocks: *mut c_int, function: CUfunction, block_size: c_int, dynamic_smem_size: usize);
-    cuLaunchKernelEx(config: *const CUlaunchConfig, function: CUfunction, kernel_params: *mut *mut c_void, extra: *mut *mut c_void);
+    cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        num_blocks: *mut c_int, function: CUfunction, block_size: c_int, dynamic_smem_size: usize
+    );
+    cuLaunchKernelEx(
+        config: *const CUlaunchConfig, function: CUfunction, kernel_params: *mut *mut c_void,
+        extra: *mut *mut c_void
+    );
 }

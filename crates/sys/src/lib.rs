@@ -1,13 +1,11 @@
-//! The C functions that devcomm reaches its machine by: the CUDA driver's and NCCL's, as two tables.
+//! The C functions that devcomm calls: the CUDA driver's and NCCL's, as two function tables.
 //!
-//! There are two machines. On GPUs the tables are filled from the driver's library and from NCCL's;
-//! in a simulation the simulator fills them with functions of its own. Nothing above the tables
-//! knows which it is.
+//! On GPUs the tables are filled from the driver and from libnccl; in a simulation, by the
+//! simulator. Code above the tables does not distinguish them.
 //!
 //! # Safety model
 //!
-//! The functions have the contracts that NVIDIA documents; this crate only says what they look
-//! like.
+//! The functions have the contracts that NVIDIA documents; this crate only declares them.
 
 pub mod driver;
 pub mod nccl;

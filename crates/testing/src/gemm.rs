@@ -1,26 +1,26 @@
-//! The matrices, and what their product has to be.
+//! Matrices for GEMM tests, and the reference of their product.
 //!
-//! Elements are random multiples of 1/8 from -1 to 1. So products are multiples of 1/64, and up to
-//! 2^18 of them have a sum that f32 holds exactly, in whatever order and however a tensor core
-//! rounds: the product has no error before its last rounding, and an element is right when it is
-//! the bf16 nearest to the reference, bit for bit.
+//! Elements are random multiples of 1/8 from -1 to 1. So products are multiples of 1/64, and f32
+//! holds the sum of up to 2^18 of them exactly, in any order and with any rounding of tensor cores:
+//! the only error is the final rounding, and an element is right if it is the bf16 nearest to the
+//! reference, bit for bit.
 
 use anyhow::{Result, ensure};
 use half::bf16;
 
-/// The most terms of a sum, over all ranks, for which it is exact.
+/// Maximum terms of an exact sum, over all ranks.
 pub const MOST_TERMS: usize = 1 << 18;
 
-/// C of `m x n`, and `k` terms a rank.
+/// A problem: C of `m x n`, with `k` terms per rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// Rows of C.
     pub m: usize,
     /// Columns of C.
     pub n: usize,
-    /// Terms of a rank's product.
+    /// Terms per rank.
     pub k: usize,
-    /// Of the random inputs.
+    /// Seed of the random inputs.
     pub seed: u64,
 }
 
@@ -34,11 +34,11 @@ pub enum Factor {
 }
 
 impl Problem {
-    /// Every combination of the lists, for so many ranks.
+    /// Every combination of the lists, for this many ranks.
     ///
     /// # Errors
     ///
-    /// A combination of which sums would not be exact, or that the kernels do not take.
+    /// For a combination whose sums would not be exact, or that the kernels do not support.
     pub fn combinations(lists: [&[usize]; 3], ranks: usize, seed: u64) -> Result<Vec<Self>> {
         let [rows, columns, terms] = lists;
         let mut problems = Vec::new();
@@ -63,7 +63,7 @@ impl Problem {
         [self.m, self.n, self.k]
     }
 
-    /// Eighths of an element of a rank's factor.
+    /// An element of a rank's factor, in eighths.
     fn eighths(&self, factor: Factor, rank: usize, row: usize, column: usize) -> i64 {
         let of_rank = self.seed << 56 ^ (factor as u64) << 48 ^ (rank as u64) << 40;
         let key = of_rank ^ (row * self.k + column) as u64;
@@ -81,8 +81,8 @@ impl Problem {
         (0..rows).flat_map(|row| (0..self.k).map(move |column| element(row, column))).collect()
     }
 
-    /// Factors to measure with: numbers from -1 to 1 of which every bit is random. With few values
-    /// a GPU draws less power, and is faster.
+    /// Factors for measurements: numbers from -1 to 1 with all bits random. With few values a GPU
+    /// draws less power, and is faster.
     pub fn noise(&self, factor: Factor, rank: usize) -> Vec<bf16> {
         let rows = match factor {
             Factor::A => self.m,
@@ -102,7 +102,7 @@ impl Problem {
         sum as f64 / 64.0
     }
 
-    /// How many of these elements of `c` are wrong.
+    /// How many of the elements at these positions of `c` are wrong.
     pub fn count_wrong(
         &self,
         ranks: std::ops::Range<usize>,
@@ -111,19 +111,19 @@ impl Problem {
     ) -> usize {
         let is_wrong = |&(row, column): &(usize, usize)| {
             let right = bf16::from_f64(self.exact(ranks.clone(), row, column));
-            // -0 and 0 are the same sum.
+            // -0 equals 0.
             c[row * self.n + column] != right
         };
         places.filter(is_wrong).count()
     }
 
-    /// Every element's place.
+    /// Every position.
     pub fn all(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
         let (m, n) = (self.m, self.n);
         (0..m).flat_map(move |row| (0..n).map(move |column| (row, column)))
     }
 
-    /// So many random places, and the corners.
+    /// This many random positions, and the corners.
     pub fn samples(&self, count: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
         let (m, n, seed) = (self.m, self.n, self.seed);
         let corners = [(0, 0), (0, n - 1), (m - 1, 0), (m - 1, n - 1)];

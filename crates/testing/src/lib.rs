@@ -1,7 +1,7 @@
-//! What the examples, benchmarks and tests of devcomm share.
+//! Shared helpers of devcomm's examples, benchmarks and tests.
 //!
-//! Inputs are functions of a seed, a rank and an index, so that each rank can compute what every
-//! other one has, and with it what a result must be.
+//! Inputs are functions of a seed, a rank and an index, so that each rank can compute every other
+//! rank's input, and the expected result.
 
 pub mod gemm;
 pub mod machines;

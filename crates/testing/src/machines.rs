@@ -1,4 +1,4 @@
-//! Machines that programs run on, and what is said of them.
+//! Selects GPUs or simulated GPUs for programs and tests, and reports what ran.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -8,10 +8,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use devcomm::{
-    DevCommRequirements, Error, GinConnectionType, KERNELS, KernelSet, Rank, Simulation, World,
+    DevCommError, DevCommRequirements, Error, GinConnectionType, KERNELS, KernelSet, Rank,
+    Simulation, World,
 };
 
-/// Runs a program in every rank of `world`, and prints `PASS`, once, when all of them are right.
+/// Runs a program on every rank of `world`, and prints `PASS` once if all succeed.
 pub fn run(
     world: Result<World, Error>,
     program: impl Fn(&Rank) -> anyhow::Result<()> + Sync,
@@ -21,7 +22,7 @@ pub fn run(
             program(rank)?;
             Ok::<_, anyhow::Error>(rank.is_root())
         })?;
-        // After all ranks, and in one process.
+        // After all ranks, by one process.
         match (roots.contains(&true), world.is_simulated()) {
             (false, _) => {}
             (true, false) => println!("PASS"),
@@ -33,7 +34,7 @@ pub fn run(
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let advice = match error.downcast_ref::<Error>() {
-                Some(Error::SeveralLsaTeams { .. }) => {
+                Some(Error::DevComm(DevCommError::SeveralLsaTeams { .. })) => {
                     "\nThis program works by load and store alone. `hybrid_allreduce` and \
                      `hybrid_alltoall` also go over the network, between the teams."
                 }
@@ -48,11 +49,11 @@ pub fn run(
     }
 }
 
-/// Asks for tests on this machine's GPUs, of all tests whose bodies run on both machines.
+/// Makes tests with bodies for both run on this system's GPUs.
 pub const TEST_GPUS: &str = "DEVCOMM_TEST_GPUS";
 
-/// Runs `body` in every rank of `wanted` simulated GPUs or, with [`TEST_GPUS`] in the environment,
-/// of this machine's, which all reach each other by load and store. See [`Gpus::run`].
+/// Runs `body` on every rank of `wanted` simulated GPUs or, with [`TEST_GPUS`] in the environment,
+/// of this system's GPUs, if they are in one LSA team. See [`Gpus::run`].
 ///
 /// # Panics
 ///
@@ -61,15 +62,14 @@ pub fn on_gpus(name: &str, wanted: usize, body: impl Fn(&Rank) -> Result<(), Err
     Gpus::new(wanted).run(name, body);
 }
 
-/// Gives real GPUs some time to get to where they wait. Simulated ones need none.
+/// Gives GPUs time to reach their wait; simulated ones need none.
 pub fn give_time(rank: &Rank, time: Duration) {
     if !rank.is_simulated() {
         std::thread::sleep(time);
     }
 }
 
-/// GPUs that a test wants: simulated ones or, with [`TEST_GPUS`] in the environment, this
-/// machine's.
+/// The GPUs of a test: simulated ones or, with [`TEST_GPUS`] in the environment, this system's.
 #[derive(Clone)]
 #[must_use = "GPUs do nothing until something is run on them"]
 pub struct Gpus {
@@ -78,11 +78,11 @@ pub struct Gpus {
     gin: GinConnectionType,
     multimem: bool,
     host_rma: bool,
-    /// What simulated ones lack for the test.
+    /// What simulated GPUs lack for the test.
     unsimulated: Option<&'static str>,
 }
 
-/// As many as the simulated machine has. Its settings say nothing of real ones.
+/// As many as the simulated machine has; its other settings do not apply to real GPUs.
 impl From<Simulation> for Gpus {
     fn from(simulation: Simulation) -> Self {
         Self {
@@ -97,55 +97,55 @@ impl From<Simulation> for Gpus {
 }
 
 impl Gpus {
-    /// So many that all reach each other by load and store.
+    /// This many, in one LSA team.
     pub fn new(wanted: usize) -> Self {
         Simulation::new(wanted).into()
     }
 
-    /// Those that run these kernels. Default: the shipped ones.
+    /// Requires that they run these kernels. Default: the shipped ones.
     pub fn with_kernels(mut self, kernels: &'static KernelSet) -> Self {
         self.kernels = kernels;
         self
     }
 
-    /// Those whose kernels also reach each other over the network, in LSA teams of any size.
+    /// Requires GIN between all of them; LSA teams may have any size.
     pub fn with_gin(mut self, connection: GinConnectionType) -> Self {
         self.gin = connection;
         self
     }
 
-    /// Those that have multicast addresses.
+    /// Requires multicast.
     pub fn with_multimem(mut self) -> Self {
         self.multimem = true;
         self
     }
 
-    /// Those for which NCCL has one-sided operations of the host.
+    /// Requires NCCL's host one-sided operations.
     pub fn with_host_rma(mut self) -> Self {
         self.host_rma = true;
         self
     }
 
-    /// Real ones alone: simulated ones have no `what`.
+    /// Requires real GPUs: simulated ones have no `what`.
     pub fn only_real(mut self, what: &'static str) -> Self {
         self.unsimulated = Some(what);
         self
     }
 
-    /// Whether tests are run on this machine's GPUs.
+    /// Whether tests run on this system's GPUs.
     #[must_use]
     pub fn are_real() -> bool {
         std::env::var_os(TEST_GPUS).is_some_and(|value| !value.is_empty() && value != "0")
     }
 
-    /// Runs `body` in every rank.
+    /// Runs `body` on every rank.
     ///
-    /// On real GPUs it prints `GPU-TEST name: ran` for `cargo xtask test`, or
-    /// `GPU-TEST name: skipped (reason)` where there are none that can run it.
+    /// On GPUs it prints `GPU-TEST name: ran` for `cargo xtask test`, or
+    /// `GPU-TEST name: skipped (reason)` if none are suitable.
     ///
     /// # Panics
     ///
-    /// If `body` fails, or anything before it that the machine is not to blame for.
+    /// If `body` fails, or its setup for another reason than missing hardware.
     pub fn run(&self, name: &str, body: impl Fn(&Rank) -> Result<(), Error> + Sync) {
         self.with_world(name, |world| {
             if let Err(error) = world.run(body) {
@@ -154,8 +154,8 @@ impl Gpus {
         });
     }
 
-    /// As [`run`](Self::run), once for each seed: `body` makes random shapes of it, and a simulated
-    /// machine of its own goes by it too. Real GPUs, whose order nobody chooses, run the first.
+    /// As [`run`](Self::run), once per seed: `body` derives random shapes from it, and a simulated
+    /// machine uses it too. Real GPUs, whose order cannot be chosen, run the first seed only.
     ///
     /// # Panics
     ///
@@ -172,11 +172,11 @@ impl Gpus {
         }
     }
 
-    /// As [`run`](Self::run), with the world itself, of which each rank is a thread.
+    /// As [`run`](Self::run), with the world itself; each rank is a thread.
     ///
     /// # Panics
     ///
-    /// If the machine is not to blame for there being no such world.
+    /// If the world cannot be created for another reason than missing hardware.
     pub fn with_world(&self, name: &str, body: impl FnOnce(&World)) {
         let skipped = match self.world() {
             Ok(Ok(world)) => {
@@ -192,11 +192,11 @@ impl Gpus {
             None => return,
             Some(reason) => format!("skipped ({reason})"),
         };
-        // Past the test harness, to whoever counts.
+        // Directly to standard output, bypassing the test harness's capture.
         let _ = writeln!(std::io::stdout(), "GPU-TEST {name}: {outcome}");
     }
 
-    /// A world of them, or why there is none that can do what tests rest on.
+    /// A world of these GPUs, or why none is suitable.
     fn world(&self) -> Result<Result<World, String>, Error> {
         let wanted = self.simulation.gpus();
         if !Self::are_real() {
@@ -209,7 +209,7 @@ impl Gpus {
         Ok(self.missing(&world)?.map_or(Ok(world), Err))
     }
 
-    /// What real GPUs lack, found out once for all tests that want the same.
+    /// What real GPUs lack, determined once for all tests with the same requirements.
     fn missing(&self, world: &World) -> Result<Option<String>, Error> {
         static KNOWN: Mutex<BTreeMap<String, Option<String>>> = Mutex::new(BTreeMap::new());
         let Self { kernels, gin, multimem, host_rma, .. } = self;
@@ -231,7 +231,7 @@ impl Gpus {
         Ok(missing)
     }
 
-    /// Does, in little, what every test rests on; whether there is what was asked for besides.
+    /// Probes what every test relies on, and the additional requirements.
     fn probe(&self, rank: &Rank) -> Result<bool, Error> {
         rank.load(self.kernels)?;
         let comm = rank.communicator()?;

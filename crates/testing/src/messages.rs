@@ -1,16 +1,15 @@
-//! Data whose every element says where it comes from.
+//! Message data: every element encodes its origin.
 
 use devcomm::Element;
 use half::{bf16, f16};
 
-/// A type that messages consist of.
+/// An element type of messages.
 pub trait Datum: Element {
-    /// An element of random bits, but none whose bits are all 1: those are of what nobody has
-    /// written.
+    /// An element of random bits, but never all ones, which mark unwritten elements.
     fn of(random: u64) -> Self;
     /// Its bits.
     fn bits(self) -> u64;
-    /// The bits of what nobody has written, after a fill with 0xff.
+    /// The bits of an unwritten element, after a fill with 0xff.
     const UNTOUCHED: u64 = u64::MAX >> (64 - 8 * size_of::<Self>());
 }
 
@@ -36,19 +35,18 @@ data! {
     bf16, random => bf16::from_bits((random % 0xffff) as u16), x => x.to_bits();
 }
 
-/// Element `i` of what rank `from` sends.
+/// Element `i` of rank `from`'s message.
 pub fn datum<T: Datum>(seed: u64, from: usize, i: usize) -> T {
     T::of(fastrand::Rng::with_seed(seed ^ ((from as u64) << 48) ^ i as u64).u64(..))
 }
 
-/// What rank `from` sends in an all-to-all of `count` elements a pair: for each peer its elements,
-/// one peer behind the other.
+/// Rank `from`'s send buffer of an all-to-all with `count` elements per pair, in peer order.
 pub fn sent<T: Datum>(seed: u64, from: usize, n_ranks: usize, count: usize) -> Vec<T> {
     (0..n_ranks * count).map(|i| datum(seed, from, i)).collect()
 }
 
-/// How many elements of what rank `to` has received are wrong, those behind the messages among
-/// them, which nobody writes after a fill with 0xff.
+/// How many elements of rank `to`'s receive buffer are wrong, including those after the messages,
+/// which must stay unwritten after a fill with 0xff.
 pub fn count_wrong<T: Datum>(
     seed: u64,
     to: usize,

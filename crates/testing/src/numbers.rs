@@ -1,14 +1,14 @@
-//! Random numbers to sum up, and the sums.
+//! Random numbers for sums, and checks of the sums.
 
-use devcomm::Element;
+use cuda_std::vector::Accumulate;
 use half::{bf16, f16};
 
-/// A type that is summed up.
-pub trait Number: Element + PartialEq + std::fmt::Debug {
+/// A type that is summed.
+pub trait Number: Accumulate + PartialEq + std::fmt::Debug {
     /// Distance from 1 to the next number.
     const EPSILON: f64;
-    /// Half the distance between numbers around zero, where it no longer shrinks (only f16's is
-    /// large enough to matter).
+    /// Half the distance between numbers around zero, in the subnormal range (relevant for f16
+    /// only).
     const HALF_STEP_AT_ZERO: f64;
     /// The nearest number to `x`.
     fn nearest(x: f32) -> Self;
@@ -52,8 +52,8 @@ pub fn inputs<T: Number>(seed: u64, rank: usize, count: usize) -> Vec<T> {
     (0..count).map(|index| input(seed, rank, index)).collect()
 }
 
-/// How many of `got` differ from the sum over `n_ranks` by more than rounding can: one of f32 for
-/// each addition, and `roundings` of `T`.
+/// How many of `got` differ from the sum over `n_ranks` by more than rounding allows: one f32
+/// rounding per addition, and `roundings` of `T`.
 pub fn count_wrong<T: Number>(seed: u64, n_ranks: usize, roundings: usize, got: &[T]) -> usize {
     let wrong = |index, got| is_wrong(seed, n_ranks, roundings, index, got);
     got.iter().enumerate().filter(|&(index, got)| wrong(index, *got)).count()
@@ -67,7 +67,7 @@ fn is_wrong<T: Number>(seed: u64, n_ranks: usize, roundings: usize, index: usize
         magnitude += x.abs();
     }
     let on_the_way = n_ranks as f64 * f64::from(f32::EPSILON) / 2.0 * magnitude;
-    // One rounding is of the result, the others are of partial sums.
+    // One rounding is the result's, the others are of partial sums.
     let of_the_result = T::EPSILON / 2.0 * (sum.abs() + on_the_way);
     let of_partial_sums = (roundings - 1) as f64 * T::EPSILON / 2.0 * magnitude;
     let bound = on_the_way + of_partial_sums + of_the_result.max(T::HALF_STEP_AT_ZERO);
@@ -75,7 +75,7 @@ fn is_wrong<T: Number>(seed: u64, n_ranks: usize, roundings: usize, index: usize
     error.is_nan() || error > bound
 }
 
-/// A checksum of the bits: equal in all ranks when the ranks got equal results.
+/// A checksum of the bits: equal on all ranks if their results are.
 pub fn checksum<T: Number>(data: &[T]) -> u64 {
     data.iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, x| (hash ^ x.bits()).wrapping_mul(0x100_0000_01b3))

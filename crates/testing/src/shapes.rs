@@ -2,22 +2,22 @@
 
 use std::ops::{Deref, DerefMut};
 
-/// Random numbers that are the same in every rank.
+/// Random numbers, equal on every rank.
 #[derive(Clone, Debug)]
 pub struct Shapes(fastrand::Rng);
 
 impl Shapes {
-    /// Those of a seed.
+    /// Random numbers from a seed.
     pub fn new(seed: u64) -> Self {
         Self(fastrand::Rng::with_seed(seed))
     }
 
-    /// One of `1..=most`, each as likely.
+    /// One of `1..=most`, uniformly.
     pub fn up_to(&mut self, most: usize) -> usize {
         self.usize(1..=most)
     }
 
-    /// One of `1..=most`, each order of magnitude as likely: small and odd ones as well as large
+    /// One of `1..=most`, uniform in the order of magnitude: small and odd ones as well as large
     /// ones.
     pub fn size(&mut self, most: usize) -> usize {
         let bits = self.up_to(most.ilog2() as usize + 1);

@@ -5,15 +5,14 @@ use std::sync::Arc;
 
 use devcomm::sim;
 use devcomm::{
-    Buffer, DevCommRequirements, DevCommResource, Element, Kernel, Kernels, LaunchConfig, Rank,
-    Result, Simulation, Stream, SymmetricBuffer, WITHOUT_PTX, Window, World,
+    Buffer, DevCommRequirements, DevCommResource, Element, Kernel, Launch, Rank, Result,
+    Simulation, Stream, SymmetricBuffer, WITHOUT_PTX, Window, World,
 };
 use devcomm_types::LaunchArgs;
 
 /// One rank of a simulated world, with what a test of a kernel asks of it.
 pub struct Gpu<'a> {
     rank: &'a Rank,
-    kernels: Kernels,
     stream: Stream,
 }
 
@@ -67,30 +66,13 @@ impl Gpu<'_> {
     /// # Errors
     ///
     /// The host's, and what the simulator reports.
-    pub fn launch<K: Kernel, A: LaunchArgs<K::Args>>(
+    pub fn launch<K: Kernel, A: LaunchArgs<K::Args>, S>(
         &self,
-        kernel: K,
-        grid: u32,
-        block: u32,
-        args: A,
-    ) -> Result<()> {
-        self.launch_as(kernel, LaunchConfig::new(grid, block), args)
-    }
-
-    /// As [`launch`](Self::launch), of any shape.
-    ///
-    /// # Errors
-    ///
-    /// As [`launch`](Self::launch).
-    pub fn launch_as<K: Kernel, A: LaunchArgs<K::Args>>(
-        &self,
-        kernel: K,
-        config: LaunchConfig,
-        args: A,
+        launch: Launch<K, A, S>,
     ) -> Result<()> {
         // SAFETY: every rank launches the same, one kernel after the other; the rest is the test's,
         // as said above.
-        unsafe { self.kernels.launch(&self.stream, kernel, config, args) }?;
+        unsafe { launch.into_unsafe().launch(&self.stream) }?;
         self.stream.synchronize()?;
         self.barrier()
     }
@@ -113,7 +95,7 @@ pub fn read<T: Element>(memory: &impl Buffer<Element = T>) -> Result<Vec<T>> {
 ///
 /// # Panics
 ///
-/// For settings that make no sense.
+/// For invalid settings.
 #[track_caller]
 pub fn world(simulation: Simulation) -> World {
     World::builder().simulate(simulation).from_env().unwrap_or_else(|error| panic!("{error}"))
@@ -125,7 +107,10 @@ pub fn world(simulation: Simulation) -> World {
 ///
 /// That of the rank that failed first.
 pub fn run<T: Send>(world: &World, body: impl Fn(&Gpu<'_>) -> Result<T> + Sync) -> Result<Vec<T>> {
-    world.run(|rank| body(&Gpu { rank, kernels: rank.load(&WITHOUT_PTX)?, stream: rank.stream()? }))
+    world.run(|rank| {
+        rank.load(&WITHOUT_PTX)?;
+        body(&Gpu { rank, stream: rank.stream()? })
+    })
 }
 
 /// What `body` gives in every rank of a simulated machine.

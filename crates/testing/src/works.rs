@@ -1,9 +1,6 @@
 //! Checks that what a test has been rough with still works.
 
-use devcomm::{
-    Communicator, DevCommRequirements, Error, KERNELS, LaunchConfig, Rank, ReduceOp, Stream,
-    kernels,
-};
+use devcomm::{Communicator, DevCommRequirements, Error, KERNELS, Rank, ReduceOp, Stream, kernels};
 
 const COUNT: usize = 1000;
 
@@ -45,14 +42,13 @@ pub fn require_kernels_work(
 ) -> Result<(), Error> {
     let (send, recv) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(COUNT)?);
     let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(2))?;
-    let compiled = rank.load(&KERNELS)?;
+    rank.load(&KERNELS)?;
     let multiples = |of: usize| (0..COUNT).map(|i| (i * of) as f32).collect::<Vec<_>>();
     send.copy_from_host(&multiples(comm.rank() + 1))?;
-    let args = (&dev_comm, &send, &recv, COUNT);
-    let kernel = kernels::lsa_allreduce::<f32>;
-    // SAFETY: both windows have `COUNT` elements in every rank, every rank does the same, and the
-    // kernel ends with a barrier.
-    unsafe { compiled.launch(stream, kernel, LaunchConfig::new(2, 128), args)? };
+    let sum = kernels::lsa_allreduce::args(&dev_comm, &send, &recv, COUNT);
+    // SAFETY: both windows have `COUNT` elements in every rank, also where the ranks of a communicator
+    // without a world cannot tell each other.
+    unsafe { sum.grid(2).block(128).into_unsafe().launch(stream)? };
     stream.synchronize()?;
     let mut sums = vec![0.0; COUNT];
     recv.copy_to_host(&mut sums)?;

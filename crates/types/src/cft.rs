@@ -1,5 +1,5 @@
-//! Teams of the fabric's logical endpoints (CFT). NCCL can be asked about them; communication through them is not part of
-//! this project.
+//! Teams of the fabric's logical endpoints (CFT). NCCL can be asked about them; communication
+//! through them is not part of this project.
 
 use crate::nccl::DevComm;
 use crate::team::Team;
@@ -17,8 +17,8 @@ pub enum CftTeamMode {
 }
 
 impl DevComm {
-    /// The ranks that have logical endpoints, or some of them; a team of nobody where there is no such fabric. NCCL:
-    /// `ncclTeamCft`.
+    /// The ranks that have logical endpoints, or some of them; a team of nobody where there is no
+    /// such fabric. NCCL: `ncclTeamCft`.
     #[doc(alias = "ncclTeamCft")]
     #[must_use]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

@@ -40,7 +40,8 @@ impl DataType {
 ///
 /// # Safety
 ///
-/// The type is plain old data (every bit pattern valid, no padding) and `DATA_TYPE.size()` is its size in bytes.
+/// The type is plain old data (every bit pattern valid, no padding) and `DATA_TYPE.size()` is its
+/// size in bytes.
 pub unsafe trait Element: Copy + Send + Sync + 'static {
     /// NCCL's tag.
     const DATA_TYPE: DataType;
@@ -50,7 +51,8 @@ pub unsafe trait Element: Copy + Send + Sync + 'static {
 
 macro_rules! elements {
     ($($type:ty = $tag:ident $name:literal),* $(,)?) => { $(
-        // SAFETY: a primitive number or a transparent wrapper of an integer (half's, float8's); its size is asserted below.
+        // SAFETY: a primitive number or a transparent wrapper of an integer (half's, float8's); its
+        // size is asserted below.
         unsafe impl Element for $type {
             const DATA_TYPE: DataType = DataType::$tag;
             const NAME: &'static str = $name;
@@ -60,7 +62,8 @@ macro_rules! elements {
 }
 
 elements! {
-    i8 = Int8 "i8", u8 = Uint8 "u8", i32 = Int32 "i32", u32 = Uint32 "u32", i64 = Int64 "i64", u64 = Uint64 "u64",
+    i8 = Int8 "i8", u8 = Uint8 "u8", i32 = Int32 "i32", u32 = Uint32 "u32", i64 = Int64 "i64",
+    u64 = Uint64 "u64",
     f16 = Float16 "f16", f32 = Float32 "f32", f64 = Float64 "f64", bf16 = Bfloat16 "bf16",
     F8E4M3 = Float8e4m3 "f8e4m3", F8E5M2 = Float8e5m2 "f8e5m2",
 }

@@ -36,18 +36,21 @@ macro_rules! numbered {
 
 /// A back end of GIN: who moves the bytes that a kernel sends over the network.
 ///
-/// NCCL: `ncclGinType_t`; also `ncclNetDeviceType` for the values that the device communicator holds.
+/// NCCL: `ncclGinType_t`; also `ncclNetDeviceType` for the values that the device communicator
+/// holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[doc(alias = "ncclGinType_t")]
 #[non_exhaustive]
 pub enum GinType {
-    /// None: there is no GIN, or, in a requirement, any back end will do. NCCL: `NCCL_GIN_TYPE_NONE`, 0.
+    /// None: there is no GIN, or, in a requirement, any back end will do. NCCL:
+    /// `NCCL_GIN_TYPE_NONE`, 0.
     #[doc(alias = "NCCL_GIN_TYPE_NONE")]
     None,
     /// A thread of the host posts what the kernel queues. NCCL: `NCCL_GIN_TYPE_PROXY`, 2.
     #[doc(alias = "NCCL_GIN_TYPE_PROXY")]
     Proxy,
-    /// The kernel rings the doorbells of an mlx5 network card itself. NCCL: `NCCL_GIN_TYPE_GDAKI`, 3.
+    /// The kernel rings the doorbells of an mlx5 network card itself. NCCL: `NCCL_GIN_TYPE_GDAKI`,
+    /// 3.
     #[doc(alias = "NCCL_GIN_TYPE_GDAKI")]
     Gdaki,
     /// GPU-Push Interface, of Spectrum-X's plugin. NCCL: `NCCL_GIN_TYPE_GPI`, 4.
@@ -64,8 +67,8 @@ impl GinType {
     /// The back ends that kernels are compiled for.
     pub const BACK_ENDS: [Self; 4] = [Self::Proxy, Self::Gdaki, Self::Gpi, Self::EfaGda];
 
-    /// What the name of a kernel's entry for this back end ends with, behind an underscore; `None` for one that kernels are
-    /// not compiled for.
+    /// What the name of a kernel's entry for this back end ends with, behind an underscore; `None`
+    /// for one that kernels are not compiled for.
     #[must_use]
     pub const fn suffix(self) -> Option<&'static str> {
         Some(match self {
@@ -103,7 +106,8 @@ pub enum GinConnectionType {
     /// The ranks of the rail team. NCCL: `NCCL_GIN_CONNECTION_RAIL`, 2.
     #[doc(alias = "NCCL_GIN_CONNECTION_RAIL")]
     Rail,
-    /// The ranks at a chosen distance and its multiples. NCCL: `NCCL_GIN_CONNECTION_CUSTOM_STRIDE`, 3.
+    /// The ranks at a chosen distance and its multiples. NCCL: `NCCL_GIN_CONNECTION_CUSTOM_STRIDE`,
+    /// 3.
     #[doc(alias = "NCCL_GIN_CONNECTION_CUSTOM_STRIDE")]
     CustomStride,
     /// One that this crate does not know, by NCCL's number.
@@ -118,7 +122,8 @@ numbered! {
     CustomStride = 3, "CUSTOM_STRIDE";
 }
 
-/// Signals that the host reserved for a kernel: `first..first + count`, the same on every rank and in every context.
+/// Signals that the host reserved for a kernel: `first..first + count`, the same on every rank and
+/// in every context.
 ///
 /// NCCL: `outGinSignalStart`, `ncclGinSignal_t`.
 #[repr(C)]
@@ -131,7 +136,8 @@ pub struct SignalRange {
     pub count: u32,
 }
 
-/// Counters that the host reserved for a kernel: `first..first + count`, the same on every rank and in every context.
+/// Counters that the host reserved for a kernel: `first..first + count`, the same on every rank and
+/// in every context.
 ///
 /// NCCL: `outGinCounterStart`, `ncclGinCounter_t`.
 #[repr(C)]

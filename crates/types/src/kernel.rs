@@ -1,9 +1,10 @@
 //! What `#[kernel]` generates, and what a launch needs of it.
 //!
-//! A kernel's Rust parameters are device types: `nccl_device::DevComm`, `nccl_device::Window<f32>`, `usize`. A launch passes
-//! host values: a `&DevCommResource`, a `&Window<f32>` of the host crate, a number. The meeting point is the parameter's
-//! [`KernelParam::Abi`], a plain type of this crate: the device type names it, the host value converts into it by
-//! [`IntoArg`]. So the compiler checks a launch although the host crate and the device crate never see each other.
+//! A kernel's Rust parameters are device types: `nccl_device::DevComm`, `nccl_device::Window<f32>`,
+//! `usize`. A launch passes host values: a `&DevCommResource`, a `&Window<f32>` of the host crate,
+//! a number. The meeting point is the parameter's [`KernelParam::Abi`], a plain type of this crate:
+//! the device type names it, the host value converts into it by [`IntoArg`]. So the compiler checks
+//! a launch although the host crate and the device crate never see each other.
 
 use core::ffi::c_void;
 use core::fmt;
@@ -11,30 +12,74 @@ use core::marker::PhantomData;
 
 use crate::gin::{CounterRange, SignalRange};
 use crate::host_body::HostBody;
+use crate::launch::{Launch, Safety};
 use crate::nccl::{
     CftBarrierHandle, DevComm, GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, MultimemHandle,
     Window,
 };
 use crate::team::Team;
 
-/// A launchable kernel: the zero-sized item that `#[kernel]` leaves on the host under the function's name.
+/// A launchable kernel: the type that `#[kernel]` makes under the function's name. It has no
+/// values.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a kernel that was instantiated",
+    message = "`{Self}` is not a kernel, or not an instance of one",
+    note = "a kernel is a type of its function's name, such as `my_kernel` or `my_kernel<f32>`",
     note = "a generic kernel exists for the types listed in `#[kernel(T = [..])]` only"
 )]
-pub trait Kernel: Copy + 'static {
-    /// Name of the entry point in PTX; of a kernel for GIN, what the names of its entries begin with.
+pub trait Kernel: Sized + 'static {
+    /// Name of the entry point in PTX; of a kernel for GIN, what the names of its entries begin
+    /// with.
     const NAME: &'static str;
-    /// Whether it is compiled once for each back end of GIN: the entry for one is `NAME`, an underscore and
-    /// [`GinType::suffix`](crate::GinType::suffix).
+    /// Whether it is compiled once for each back end of GIN: the entry for one is `NAME`, an
+    /// underscore and [`GinType::suffix`](crate::GinType::suffix).
     const GIN: bool = false;
+    /// The package that the kernel is part of.
+    const PACKAGE: &'static str;
     /// Stem of the source file, which names the PTX module.
     const FILE: &'static str;
     /// The kernel's parameters, as the device sees them.
     type Args: KernelArgs;
-    /// What a simulated GPU runs; `None` for a kernel that exists as machine code alone. Only a launch on a simulated machine
-    /// looks at it.
+    /// Whether a launch needs `unsafe`: [`Safe`](crate::Safe) or [`Unsafe`](crate::Unsafe), as the
+    /// function that it was written as.
+    type Safety: Safety;
+    /// What a simulated GPU runs; `None` for a kernel that exists as machine code alone. Only a
+    /// launch on a simulated machine looks at it.
     const BODY: Option<HostBody> = None;
+
+    /// The kernel with a tuple of arguments, for code that is generic over kernels. A kernel's own
+    /// `args` names the parameters, and knows whether the launch is safe.
+    fn with_args<A: LaunchArgs<Self::Args>>(args: A) -> Launch<Self, A> {
+        Launch::new(args)
+    }
+
+    /// What the kernel requires of its arguments: the conditions of `#[kernel(requires(..))]`.
+    ///
+    /// # Errors
+    ///
+    /// The first that does not hold.
+    fn check(args: &<Self::Args as KernelArgs>::Abi) -> Result<(), Unmet> {
+        let _ = args;
+        Ok(())
+    }
+}
+
+/// A condition on a kernel's arguments that does not hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unmet {
+    /// The condition, as in the source.
+    pub condition: &'static str,
+    /// The two sides of a comparison.
+    pub sides: Option<(i128, i128)>,
+}
+
+impl fmt::Display for Unmet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}`", self.condition)?;
+        match self.sides {
+            Some((left, right)) => write!(f, ", but these are {left} and {right}"),
+            None => Ok(()),
+        }
+    }
 }
 
 /// A kernel whose body can run on the host.
@@ -44,6 +89,23 @@ pub trait HostKernel: Kernel {
     /// # Safety
     ///
     /// The kernel's own contract, and a simulated thread is current.
+    unsafe fn call(args: Self::Args);
+}
+
+/// An instance of a generic kernel, which the kernel's function calls.
+#[doc(hidden)]
+#[diagnostic::on_unimplemented(
+    message = "the kernel is not instantiated for these types",
+    note = "a generic kernel exists for the types listed in `#[kernel(T = [..])]` only"
+)]
+pub trait Body {
+    /// The parameters.
+    type Args;
+    /// Runs it.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's contract.
     unsafe fn call(args: Self::Args);
 }
 
@@ -57,16 +119,18 @@ pub unsafe trait KernelParam: Copy {
     /// The plain type that the host fills.
     type Abi: Copy + 'static;
 
-    /// Whether the parameter is a device communicator, which makes the launch check residency and barriers.
+    /// Whether the parameter is a device communicator, which makes the launch check residency and
+    /// barriers.
     const IS_DEV_COMM: bool = false;
 
-    /// How an entry takes it: [`BY_VALUE`], or as a reference to where the launch put it: a struct that does not fit two registers would
-    /// be copied to the stack as soon as somebody needs its address.
+    /// How an entry takes it: [`BY_VALUE`], or as a reference to where the launch put it: a struct
+    /// that does not fit two registers would be copied to the stack as soon as its address is
+    /// needed.
     #[doc(hidden)]
     const ENTRY: u8 = if size_of::<Self>() > 16 { COPIED } else { BY_VALUE };
 
-    /// Fails to compile when the two layouts differ, or when the type has no bytes (PTX would drop the parameter and shift
-    /// those behind it).
+    /// Fails to compile when the two layouts differ, or when the type has no bytes (PTX would drop
+    /// the parameter and shift those behind it).
     const LAYOUT: () = {
         assert!(
             Self::ENTRY == KEPT || size_of::<Self>() == size_of::<Self::Abi>(),
@@ -78,6 +142,20 @@ pub unsafe trait KernelParam: Copy {
         );
         assert!(size_of::<Self>() != 0, "a kernel parameter has at least one byte");
     };
+}
+
+/// The parameter that a launch's bytes are.
+///
+/// # Safety
+///
+/// What the bytes stand for is there.
+#[doc(hidden)]
+#[inline]
+pub unsafe fn param<P: KernelParam>(abi: P::Abi) -> P {
+    let () = P::LAYOUT;
+    // SAFETY: KernelParam promises that the bytes of an Abi are a valid parameter, and LAYOUT
+    // checked the size.
+    unsafe { core::mem::transmute_copy::<P::Abi, P>(&abi) }
 }
 
 /// An entry takes the parameter as it is.
@@ -126,8 +204,9 @@ impl<T: Copy + 'static> TakeParam for Taken<T, COPIED> {
     }
 }
 
-/// A parameter that stays where the launch put it, in constant memory: for what an instruction wants the address of there, such as a
-/// [`TensorMap`](crate::TensorMap). The host passes a `T`. CUDA: `__grid_constant__`.
+/// A parameter that stays where the launch put it, in constant memory: for what an instruction
+/// wants the address of there, such as a [`TensorMap`](crate::TensorMap). The host passes a `T`.
+/// CUDA: `__grid_constant__`.
 #[doc(alias = "__grid_constant__")]
 #[derive(Clone, Copy)]
 pub struct GridConstant<T: 'static>(Kept<T>);
@@ -137,7 +216,8 @@ type Kept<T> = &'static T;
 #[cfg(not(target_arch = "nvptx64"))]
 type Kept<T> = T;
 
-// SAFETY: on the host, where a launch's bytes become a parameter, the two are one; a GPU's entry gets a reference to the bytes.
+// SAFETY: on the host, where a launch's bytes become a parameter, the two are one; a GPU's entry
+// gets a reference to the bytes.
 unsafe impl<T: KernelParam<Abi = T> + 'static> KernelParam for GridConstant<T> {
     type Abi = T;
     const ENTRY: u8 = if cfg!(target_arch = "nvptx64") { KEPT } else { BY_VALUE };
@@ -207,10 +287,25 @@ pub struct Slice<T> {
 }
 
 impl<T> Slice<T> {
-    /// `len` elements from the device address `address` on, which is aligned to them. It is not 0, also for no elements.
+    /// `len` elements from the device address `address` on, which is aligned to them. It is not 0,
+    /// also for no elements.
     #[must_use]
     pub const fn new(address: u64, len: usize) -> Self {
         Self { address, len, element: PhantomData }
+    }
+}
+
+impl<T> Slice<T> {
+    /// The number of elements.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
     }
 }
 
@@ -228,8 +323,9 @@ impl<T> fmt::Debug for Slice<T> {
     }
 }
 
-// SAFETY: rustc lays a reference to a slice out as address and length, as a test here checks. That the elements exist, and that
-// nobody writes them while the kernel runs, is the contract of the launch.
+// SAFETY: rustc lays a reference to a slice out as address and length, as a test here checks. That
+// the elements exist, and that nobody writes them while the kernel runs, is the contract of the
+// launch.
 unsafe impl<T: Copy + 'static> KernelParam for &[T] {
     type Abi = Slice<T>;
 }
@@ -243,14 +339,53 @@ pub trait IntoArg<Abi> {
     /// The bytes that the kernel gets.
     fn into_arg(self) -> Abi;
 
-    /// The device communicator among the arguments, if this is one.
-    fn dev_comm(&self) -> Option<&DevComm> {
-        None
+    /// What a launch checks of it.
+    fn info(&self) -> ArgInfo<'_> {
+        ArgInfo::default()
     }
+}
 
-    /// What stands behind this value and is gone, if so: a launch is then refused.
-    fn closed(&self) -> Option<&'static str> {
-        None
+/// A host value for a kernel's parameter `P`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be passed where the kernel takes `{P}`",
+    label = "not what the kernel's parameter takes"
+)]
+pub trait Arg<P: KernelParam>: IntoArg<P::Abi> {}
+
+#[diagnostic::do_not_recommend]
+impl<P: KernelParam, A: IntoArg<P::Abi>> Arg<P> for A {}
+
+/// What a launch checks of an argument, or of all of them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ArgInfo<'a> {
+    /// The device communicator.
+    pub dev_comm: Option<&'a DevComm>,
+    /// What is closed, or not made yet.
+    pub closed: Option<&'static str>,
+    /// The communicator that a window or device communicator belongs to, as a number of the host's.
+    pub communicator: Option<u64>,
+    /// Windows and device communicators of more than one communicator.
+    pub mixed: bool,
+    /// A window whose length the host cannot check: a bare handle, or one whose ranks could not
+    /// exchange their lengths. A safe kernel is not launched with it.
+    pub unchecked: bool,
+}
+
+impl<'a> ArgInfo<'a> {
+    /// Of both.
+    #[must_use]
+    pub fn and(self, other: ArgInfo<'a>) -> Self {
+        let mixed = match (self.communicator, other.communicator) {
+            (Some(one), Some(other)) => one != other,
+            _ => false,
+        };
+        Self {
+            dev_comm: self.dev_comm.or(other.dev_comm),
+            closed: self.closed.or(other.closed),
+            communicator: self.communicator.or(other.communicator),
+            mixed: mixed || self.mixed || other.mixed,
+            unchecked: self.unchecked || other.unchecked,
+        }
     }
 }
 
@@ -265,6 +400,10 @@ impl<T: 'static> IntoArg<Window<T>> for Window<T> {
     #[inline]
     fn into_arg(self) -> Window<T> {
         self
+    }
+
+    fn info(&self) -> ArgInfo<'_> {
+        ArgInfo { unchecked: true, ..ArgInfo::default() }
     }
 }
 
@@ -298,8 +437,8 @@ pub trait KernelArgs: Copy {
     /// There is an address for each parameter, where a value of its plain type is.
     unsafe fn read(addresses: &[*const c_void]) -> Self::Abi;
 
-    /// Calls `f` with the address of each parameter, in order, as `cuLaunchKernel` wants them. The addresses are valid
-    /// during the call.
+    /// Calls `f` with the address of each parameter, in order, as `cuLaunchKernel` wants them. The
+    /// addresses are valid during the call.
     fn with_pointers<R>(abi: &Self::Abi, f: impl FnOnce(&mut [*mut c_void]) -> R) -> R;
 }
 
@@ -311,10 +450,8 @@ pub trait KernelArgs: Copy {
 pub trait LaunchArgs<P: KernelArgs> {
     /// The bytes that the kernel gets.
     fn into_abi(self) -> P::Abi;
-    /// The device communicator among the arguments.
-    fn dev_comm(&self) -> Option<&DevComm>;
-    /// What stands behind one of the arguments and is gone.
-    fn closed(&self) -> Option<&'static str>;
+    /// What a launch checks of them.
+    fn info(&self) -> ArgInfo<'_>;
 }
 
 macro_rules! tuples {
@@ -327,9 +464,8 @@ macro_rules! tuples {
             #[inline]
             #[allow(unused_variables, clippy::unused_unit)]
             unsafe fn from_abi(abi: Self::Abi) -> Self {
-                $( let () = <$param as KernelParam>::LAYOUT; )*
-                // SAFETY: KernelParam promises that the bytes of an Abi are a valid parameter, and LAYOUT checked the size.
-                ($( unsafe { core::mem::transmute_copy::<$param::Abi, $param>(&abi.$index) }, )*)
+                // SAFETY: the caller's.
+                ($( unsafe { param::<$param>(abi.$index) }, )*)
             }
 
             #[allow(unused_variables, clippy::unused_unit)]
@@ -356,13 +492,8 @@ macro_rules! tuples {
             }
 
             #[inline]
-            fn dev_comm(&self) -> Option<&DevComm> {
-                None $( .or(self.$index.dev_comm()) )*
-            }
-
-            #[inline]
-            fn closed(&self) -> Option<&'static str> {
-                None $( .or(self.$index.closed()) )*
+            fn info(&self) -> ArgInfo<'_> {
+                ArgInfo::default() $( .and(self.$index.info()) )*
             }
         }
     };
@@ -379,9 +510,10 @@ tuples!(H0 P0 0, H1 P1 1, H2 P2 2, H3 P3 3, H4 P4 4, H5 P5 5, H6 P6 6);
 tuples!(H0 P0 0, H1 P1 1, H2 P2 2, H3 P3 3, H4 P4 4, H5 P5 5, H6 P6 6, H7 P7 7);
 tuples!(H0 P0 0, H1 P1 1, H2 P2 2, H3 P3 3, H4 P4 4, H5 P5 5, H6 P6 6, H7 P7 7, H8 P8 8);
 tuples!(H0 P0 0, H1 P1 1, H2 P2 2, H3 P3 3, H4 P4 4, H5 P5 5, H6 P6 6, H7 P7 7, H8 P8 8, H9 P9 9);
-tuples!(H0 P0 0, H1 P1 1, H2 P2 2, H3 P3 3, H4 P4 4, H5 P5 5, H6 P6 6, H7 P7 7, H8 P8 8, H9 P9 9, H10 P10 10);
-tuples!(H0 P0 0, H1 P1 1, H2 P2 2, H3 P3 3, H4 P4 4, H5 P5 5, H6 P6 6, H7 P7 7, H8 P8 8, H9 P9 9, H10 P10 10,
-    H11 P11 11);
+tuples!(H0 P0 0, H1 P1 1, H2 P2 2, H3 P3 3, H4 P4 4, H5 P5 5, H6 P6 6, H7 P7 7, H8 P8 8, H9 P9 9,
+    H10 P10 10);
+tuples!(H0 P0 0, H1 P1 1, H2 P2 2, H3 P3 3, H4 P4 4, H5 P5 5, H6 P6 6, H7 P7 7, H8 P8 8, H9 P9 9,
+    H10 P10 10, H11 P11 11);
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,9 @@
-//! The shape of a launch.
+//! A launch: a kernel with its arguments and the shape of its grid.
 
 use core::fmt;
+use core::marker::PhantomData;
+
+use crate::kernel::{Kernel, LaunchArgs};
 
 /// Three extents. A number is the first of them, the others being 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,7 +57,7 @@ impl fmt::Display for Dim3 {
     }
 }
 
-/// How many blocks of how many threads, and how much dynamic shared memory a block.
+/// How many blocks of how many threads, and how much dynamic shared memory per block.
 ///
 /// ```
 /// use devcomm_types::LaunchConfig;
@@ -65,9 +68,9 @@ impl fmt::Display for Dim3 {
 pub struct LaunchConfig {
     /// Blocks.
     pub grid: Dim3,
-    /// Threads a block.
+    /// Threads per block.
     pub block: Dim3,
-    /// Dynamic shared memory a block, in bytes.
+    /// Dynamic shared memory per block, in bytes.
     pub dynamic_shared: u32,
 }
 
@@ -78,10 +81,179 @@ impl LaunchConfig {
         Self { grid: grid.into(), block: block.into(), dynamic_shared: 0 }
     }
 
-    /// With that much dynamic shared memory a block, in bytes.
+    /// With that much dynamic shared memory per block, in bytes.
     #[must_use]
     pub const fn with_dynamic_shared(mut self, bytes: u32) -> Self {
         self.dynamic_shared = bytes;
         self
     }
+}
+
+impl LaunchConfig {
+    /// Grid and block are not set yet.
+    const UNSET: Self = Self {
+        grid: Dim3 { x: 0, y: 1, z: 1 },
+        block: Dim3 { x: 0, y: 1, z: 1 },
+        dynamic_shared: 0,
+    };
+}
+
+/// Whether a launch needs `unsafe`: [`Safe`] or [`Unsafe`].
+pub trait Safety: sealed::Sealed + 'static {
+    /// Whether it does not.
+    const SAFE: bool;
+}
+
+/// The launch of a kernel that is a safe function: whatever its arguments are, it writes nothing
+/// but what they give it.
+#[derive(Clone, Copy, Debug)]
+pub enum Safe {}
+
+/// The launch of a kernel that is an `unsafe fn`: its documentation states the contract of a
+/// launch.
+#[derive(Clone, Copy, Debug)]
+pub enum Unsafe {}
+
+impl Safety for Safe {
+    const SAFE: bool = true;
+}
+
+impl Safety for Unsafe {
+    const SAFE: bool = false;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::Safe {}
+    impl Sealed for super::Unsafe {}
+}
+
+/// Kernel `K` with the arguments `A`, before it is launched: what `my_kernel::args(..)` gives.
+///
+/// `my_kernel::args(&dev, &window, 7).grid(64).block(128).launch(&stream)`. Grid and block have to
+/// be set.
+#[must_use = "nothing runs before `launch`"]
+pub struct Launch<K, A, S = Unsafe> {
+    args: A,
+    config: LaunchConfig,
+    kernel: PhantomData<fn() -> (K, S)>,
+}
+
+impl<K, A: Clone, S> Clone for Launch<K, A, S> {
+    fn clone(&self) -> Self {
+        Self { args: self.args.clone(), config: self.config, kernel: PhantomData }
+    }
+}
+
+impl<K, A: Copy, S> Copy for Launch<K, A, S> {}
+
+impl<K: Kernel, A, S> fmt::Debug for Launch<K, A, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LaunchConfig { grid, block, dynamic_shared } = self.config;
+        write!(f, "Launch({}, {grid} x {block}, {dynamic_shared} B)", K::NAME)
+    }
+}
+
+impl<K, A, S> Launch<K, A, S> {
+    /// What a kernel's `args` and [`Kernel::with_args`] call.
+    #[doc(hidden)]
+    pub const fn new(args: A) -> Self {
+        Self { args, config: LaunchConfig::UNSET, kernel: PhantomData }
+    }
+
+    /// The same launch, but `unsafe`, for code that launches safe and unsafe kernels.
+    pub fn into_unsafe(self) -> Launch<K, A> {
+        Launch { args: self.args, config: self.config, kernel: PhantomData }
+    }
+
+    /// Blocks: a number, or up to three extents.
+    pub fn grid(mut self, blocks: impl Into<Dim3>) -> Self {
+        self.config.grid = blocks.into();
+        self
+    }
+
+    /// Threads per block: a number, or up to three extents.
+    pub fn block(mut self, threads: impl Into<Dim3>) -> Self {
+        self.config.block = threads.into();
+        self
+    }
+
+    /// Dynamic shared memory per block, in bytes; 0 if not set.
+    pub const fn dynamic_shared(mut self, bytes: u32) -> Self {
+        self.config.dynamic_shared = bytes;
+        self
+    }
+
+    /// Grid, block and dynamic shared memory.
+    pub const fn config(mut self, config: LaunchConfig) -> Self {
+        self.config = config;
+        self
+    }
+}
+
+impl<K: Kernel, A: LaunchArgs<K::Args>> Launch<K, A> {
+    /// Launches the kernel on a stream.
+    ///
+    /// A kernel that takes a `DevComm` is launched cooperatively: all of its blocks run at once or
+    /// it is refused. Of a kernel for GIN it launches the entry for the device communicator's back
+    /// end. What the arguments refer to may be dropped right after the launch: dropping waits for
+    /// this rank's streams.
+    ///
+    /// # Errors
+    ///
+    /// A refusal with its reason, a lost rank, the driver's. Errors of the kernel itself come from
+    /// the stream.
+    ///
+    /// # Safety
+    ///
+    /// - The kernel's own contract holds for these arguments, and every address among them is valid
+    ///   on this GPU until the kernel has ended; in a capture, until the graph is closed.
+    /// - For a kernel that communicates: every rank launches it with the same grid and block and
+    ///   the same device communicator and windows, no other kernel uses the same device
+    ///   communicator at the same time, and no rank drops a window or device communicator before
+    ///   all ranks' kernels have ended with it (a barrier at the end of the kernel ensures that).
+    pub unsafe fn launch<T: LaunchTarget>(self, target: &T) -> Result<(), T::Error> {
+        // SAFETY: the caller's.
+        unsafe { target.launch_kernel::<K, A>(self.config, self.args, false) }
+    }
+}
+
+impl<K: Kernel<Safety = Safe>, A: LaunchArgs<K::Args>> Launch<K, A, Safe> {
+    /// Launches the kernel on a stream, as [`Launch::launch`] does.
+    ///
+    /// Safe, since the kernel is. A launch also refuses windows of another communicator than the
+    /// device communicator's, and those whose length on the other ranks is not known. If the ranks
+    /// do not launch the same, or two kernels use one device communicator at the same time, the
+    /// kernel may wait forever, which the host can end, and its results are undefined.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn launch<T: LaunchTarget>(self, target: &T) -> Result<(), T::Error> {
+        // SAFETY: the kernel's author promises that it has no contract, by a safe function.
+        unsafe { target.launch_kernel::<K, A>(self.config, self.args, true) }
+    }
+}
+
+/// Where kernels are launched: a stream of the host crate, or a stream with kernels of its own.
+pub trait LaunchTarget {
+    /// Why a launch fails.
+    type Error;
+
+    /// Launches `K`: see [`Launch::launch`]. With `safe` it refuses arguments that are not known to
+    /// belong together.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    unsafe fn launch_kernel<K: Kernel, A: LaunchArgs<K::Args>>(
+        &self,
+        config: LaunchConfig,
+        args: A,
+        safe: bool,
+    ) -> Result<(), Self::Error>;
 }

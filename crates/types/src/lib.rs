@@ -1,23 +1,26 @@
 //! What crosses a kernel launch, as the host and the device both see it.
 //!
-//! The host crate fills these structs, a kernel receives them, and the simulator stands in for either side; so they live in
-//! a leaf crate that all three share and that knows none of them.
+//! The host crate fills these structs, a kernel receives them, and the simulator stands in for
+//! either side; so they live in a leaf crate that all three share and that knows none of them.
 //!
-//! * [`nccl`]: mirrors of NCCL's public structs ([`DevComm`], [`Window`], the barrier handles). Their layout is NCCL's,
-//!   asserted at compile time.
+//! * [`nccl`]: mirrors of NCCL's public structs ([`DevComm`], [`Window`], the barrier handles).
+//!   Their layout is NCCL's, asserted at compile time.
 //! * [`team`]: groups of ranks, and ranks translated between them ([`Team`]).
 //! * [`cft`]: teams of the fabric's logical endpoints ([`CftTeamMode`]).
 //! * [`gin`]: the network of kernels ([`GinType`], [`GinConnectionType`]).
 //! * [`element`]: the numeric types that NCCL knows ([`Element`], [`DataType`]).
-//! * [`tensor_map`]: matrices as the GPU's bulk copy engine sees them ([`TensorMap`]).
+//! * [`tensor_map`]: matrices as TMA reads them ([`TensorMap`]).
 //! * [`wait`]: what a kernel waits for, and how the host ends it ([`WaitFor`], [`AbortBlock`]).
-//! * [`launch`]: how many blocks of how many threads ([`LaunchConfig`]).
-//! * [`kernel`]: what `#[kernel]` generates and what a launch needs of it ([`Kernel`], [`KernelParam`], [`IntoArg`]).
+//! * [`launch`]: a kernel with its arguments and the shape of its grid ([`Launch`],
+//!   [`LaunchConfig`]).
+//! * [`kernel`]: what `#[kernel]` generates and what a launch needs of it ([`Kernel`],
+//!   [`KernelParam`], [`IntoArg`]).
 //!
 //! # Safety model
 //!
-//! Nothing here dereferences a device address. Two traits are unsafe to implement because a launch copies raw bytes on their
-//! word: [`KernelParam`] (two types of one layout) and [`Element`] (plain old data of a known size).
+//! Nothing here dereferences a device address. Two traits are unsafe to implement because a launch
+//! copies raw bytes on their word: [`KernelParam`] (two types of one layout) and [`Element`] (plain
+//! old data of a known size).
 //!
 //! # Example
 //!
@@ -44,10 +47,11 @@ pub use element::{DataType, Element, F8E4M3, F8E5M2};
 pub use gin::{CounterRange, GinConnectionType, GinType, SignalRange};
 pub use host_body::HostBody;
 pub use kernel::{
-    GridConstant, HostKernel, IntoArg, Kernel, KernelArgs, KernelParam, LaunchArgs, Slice,
+    Arg, ArgInfo, GridConstant, HostKernel, IntoArg, Kernel, KernelArgs, KernelParam, LaunchArgs,
+    Slice, Unmet,
 };
-pub use launch::{Dim3, LaunchConfig};
+pub use launch::{Dim3, Launch, LaunchConfig, LaunchTarget, Safe, Safety, Unsafe};
 pub use nccl::{DevComm, Window};
 pub use team::Team;
-pub use tensor_map::{TensorMap, Tiling};
+pub use tensor_map::{TensorMap, TensorMapDesc};
 pub use wait::{AbortBlock, STUCK_RECORDS, StuckRecord, WaitFor, WaitKind};

@@ -1,7 +1,8 @@
-//! Mirrors of NCCL's public structs, NCCL 2.32.3. Sources: `nccl_device/core.h` and `nccl_device/impl/*__types.h`.
+//! Mirrors of NCCL's public structs, NCCL 2.32.3. Sources: `nccl_device/core.h` and
+//! `nccl_device/impl/*__types.h`.
 //!
-//! The layouts are the same on the host (x86-64, aarch64) and on nvptx64; the host crate's tests compare every field with
-//! NCCL's own headers.
+//! The layouts are the same on the host (x86-64, aarch64) and on nvptx64; the host crate's tests
+//! compare every field with NCCL's own headers.
 
 use core::ffi::c_void;
 use core::marker::PhantomData;
@@ -100,7 +101,8 @@ pub struct ResourceWindow {
 
 /// A device communicator as a kernel gets it: by value, 248 bytes.
 ///
-/// NCCL: `ncclDevComm`. The layout is the one that `ncclDevCommCreate` writes for requirements of version 2.32.3.
+/// NCCL: `ncclDevComm`. The layout is the one that `ncclDevCommCreate` writes for requirements of
+/// version 2.32.3.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "ncclDevComm")]
@@ -153,7 +155,8 @@ pub struct DevComm {
 impl DevComm {
     /// A device communicator of nobody: every field zero.
     pub const fn zeroed() -> Self {
-        // SAFETY: every field is an integer, a raw pointer or a bool, and all of them admit the all-zero pattern.
+        // SAFETY: every field is an integer, a raw pointer or a bool, and all of them admit the
+        // all-zero pattern.
         unsafe { core::mem::zeroed() }
     }
 
@@ -186,23 +189,24 @@ impl DevComm {
     }
 }
 
-/// A registered symmetric window of elements `T`, as a kernel parameter: the device address that NCCL calls `ncclWindow_t`.
+/// A registered symmetric window of elements `T`, as a kernel parameter: NCCL's handle and the
+/// length (16 bytes).
 ///
-/// The handle alone does not say how many elements the window has; kernels take counts as parameters.
-///
-/// NCCL: `ncclWindow_t`.
-#[repr(transparent)]
+/// NCCL: `ncclWindow_t`, which is the handle alone.
+#[repr(C)]
 #[doc(alias = "ncclWindow_t")]
 pub struct Window<T> {
-    /// NCCL's handle. Never dereferenced on the host.
+    /// NCCL's handle, a device address. Never dereferenced on the host.
     pub handle: *mut c_void,
+    /// Elements that every rank's part has: the smallest length among the ranks.
+    pub len: usize,
     element: PhantomData<*mut T>,
 }
 
 impl<T> Window<T> {
-    /// A window from NCCL's handle.
-    pub const fn from_handle(handle: *mut c_void) -> Self {
-        Self { handle, element: PhantomData }
+    /// A window by NCCL's handle, of which every rank's part has at least `len` elements.
+    pub const fn new(handle: *mut c_void, len: usize) -> Self {
+        Self { handle, len, element: PhantomData }
     }
 }
 
@@ -216,13 +220,14 @@ impl<T> Copy for Window<T> {}
 
 impl<T> core::fmt::Debug for Window<T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "Window({:p})", self.handle)
+        write!(f, "Window({:p}, {} elements)", self.handle, self.len)
     }
 }
 
 /// Thread set of a cooperative call. NCCL: `ncclCoopAny` (24 bytes).
 ///
-/// The vtable is an address inside the linked module, so a value comes only from NCCL's `ncclCoopAnyInit*` functions.
+/// The vtable is an address inside the linked module, so a value comes only from NCCL's
+/// `ncclCoopAnyInit*` functions.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[doc(alias = "ncclCoopAny")]
@@ -259,7 +264,8 @@ pub struct BarrierSession(pub [u64; 46]);
 #[doc(alias = "ncclGinRequest_t")]
 pub struct GinRequest(pub [u64; 2]);
 
-/// Room in shared memory in which a GIN call builds its descriptor. NCCL: `ncclGinDescriptorSmem` (128 bytes).
+/// Room in shared memory in which a GIN call builds its descriptor. NCCL: `ncclGinDescriptorSmem`
+/// (128 bytes).
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 #[doc(alias = "ncclGinDescriptorSmem")]
@@ -279,7 +285,8 @@ const _: () = {
     assert!(size_of::<ResourceWindow>() == 16);
     assert!(size_of::<CoopAny>() == 24);
     assert!(size_of::<LsaBarrierSession>() == 80);
-    assert!(size_of::<Window<f32>>() == 8);
+    assert!(size_of::<Window<f32>>() == 16);
+    assert!(offset_of!(Window<f32>, len) == 8);
     assert!(size_of::<DevComm>() == 248);
     assert!(offset_of!(DevComm, lsa_rank) == 20);
     assert!(offset_of!(DevComm, resource_window_inlined) == 48);

@@ -1,12 +1,13 @@
-//! Teams: groups of ranks at even distances, and the translation of ranks between them.
+//! Teams: strided groups of ranks, and the translation of ranks between them.
 //!
-//! Every function is arithmetic on the 12 bytes of a team, the same on the host and in a kernel, and none panics: a
-//! division by a stride or size of 0, which NCCL leaves undefined, has a stated result.
+//! Every function is arithmetic on the 12 bytes of a team, the same on the host and in a kernel,
+//! and none panics: a division by a stride or size of 0, which NCCL leaves undefined, has a stated
+//! result.
 
 /// A group of ranks: member `i` is the world rank `my_world_rank + (i - rank) * stride`.
 ///
-/// A team is seen from one rank, which need not be a member. Where a function takes two teams, both are seen from the same
-/// rank.
+/// A team is seen from one rank, which need not be a member. Where a function takes two teams, both
+/// are seen from the same rank.
 ///
 /// ```
 /// use devcomm_types::Team;
@@ -43,8 +44,8 @@ impl Team {
         my_world_rank.wrapping_add(self.distance_to(member))
     }
 
-    /// The LSA rank of member `member`, seen from the rank whose LSA rank is `my_lsa_rank`. Below 0, or not below the
-    /// size of the LSA team, for a member that load and store do not reach.
+    /// The LSA rank of member `member`, seen from the rank whose LSA rank is `my_lsa_rank`. Below
+    /// 0, or not below the size of the LSA team, for a member that load and store do not reach.
     ///
     /// NCCL: `ncclTeamRankToLsa`.
     #[doc(alias = "ncclTeamRankToLsa")]
@@ -77,7 +78,52 @@ impl Team {
         self.rank.wrapping_add(quotient(other.distance_to(member), self.stride))
     }
 
-    /// This team cut into runs of `inner_size` neighbours: the run that this rank is in. `inner_size` divides `n_ranks`.
+    /// The rank `steps` (`0..=n_ranks`) after this one, cyclically: of 4 ranks, seen from rank 3,
+    /// those 0, 1, 2, .. steps after it are 3, 0, 1, ...
+    ///
+    /// Ranks that all iterate like this use different peers at any time.
+    #[must_use]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub const fn rotated(self, steps: i32) -> i32 {
+        let rank = self.rank.wrapping_add(steps);
+        if rank < self.n_ranks { rank } else { rank.wrapping_sub(self.n_ranks) }
+    }
+
+    /// The next rank, cyclically: after the last the first; of a team of one, the rank itself.
+    #[must_use]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub const fn next(self) -> i32 {
+        self.rotated(1)
+    }
+
+    /// The previous rank, cyclically.
+    #[must_use]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub const fn prev(self) -> i32 {
+        self.rotated(self.n_ranks.wrapping_sub(1))
+    }
+
+    /// All ranks but this one, cyclically: the next one first, the previous one last.
+    ///
+    /// ```
+    /// # use devcomm_types::Team;
+    /// let team = Team { n_ranks: 4, rank: 2, stride: 1 };
+    /// assert!(team.others().eq([3, 0, 1]));
+    /// assert!(team.all_from_self().eq([2, 3, 0, 1]));
+    /// ```
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub const fn others(self) -> Ranks {
+        Ranks { team: self, last: 0 }
+    }
+
+    /// All ranks, cyclically, this one first.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub const fn all_from_self(self) -> Ranks {
+        Ranks { team: self, last: -1 }
+    }
+
+    /// This team cut into runs of `inner_size` neighbours: the run that this rank is in.
+    /// `inner_size` divides `n_ranks`.
     ///
     /// NCCL: `ncclTeamInnerFactor`.
     #[doc(alias = "ncclTeamInnerFactor")]
@@ -87,8 +133,8 @@ impl Team {
         Team { n_ranks: inner_size, rank: remainder(self.rank, inner_size), stride: self.stride }
     }
 
-    /// This team cut into runs of `inner_size` neighbours: the members with this rank's place in each run. `inner_size`
-    /// divides `n_ranks`. A size of 0 gives a team of nobody.
+    /// This team cut into runs of `inner_size` neighbours: the members with this rank's place in
+    /// each run. `inner_size` divides `n_ranks`. A size of 0 gives an empty team.
     ///
     /// NCCL: `ncclTeamOuterFactor`.
     #[doc(alias = "ncclTeamOuterFactor")]
@@ -102,15 +148,16 @@ impl Team {
         }
     }
 
-    /// The place in this team of the `index`-th of its members that are not in `subset`, a team within this one. There
-    /// are `self.n_ranks - subset.n_ranks` of them.
+    /// The place in this team of the `index`-th of its members that are not in `subset`, a team
+    /// within this one. There are `self.n_ranks - subset.n_ranks` of them.
     ///
     /// NCCL: `ncclTeamRankInDifference(self, subset, index)`.
     #[doc(alias = "ncclTeamRankInDifference")]
     #[must_use]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn rank_in_difference(self, subset: Team, index: i32) -> i32 {
-        // Places of the subset in this team: `first`, then every `step`-th, `last` being the highest.
+        // Places of the subset in this team: `first`, then every `step`-th, `last` being the
+        // highest.
         let step = quotient(subset.stride, self.stride);
         let start = self.rank.wrapping_sub(subset.rank.wrapping_mul(step));
         let extent = subset.n_ranks.wrapping_sub(1).wrapping_mul(step);
@@ -140,7 +187,27 @@ impl Team {
     }
 }
 
-/// `a / b` as C has it; 0 where `b` is 0. Written so that no check for a division by 0 is left in a kernel.
+/// Ranks of a team in cyclic order from one: [`Team::others`], [`Team::all_from_self`].
+#[derive(Clone, Copy, Debug)]
+#[must_use = "an iterator does nothing until it is iterated"]
+pub struct Ranks {
+    team: Team,
+    /// Steps to the rank given last.
+    last: i32,
+}
+
+impl Iterator for Ranks {
+    type Item = i32;
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn next(&mut self) -> Option<i32> {
+        self.last = self.last.wrapping_add(1);
+        (self.last < self.team.n_ranks).then(|| self.team.rotated(self.last))
+    }
+}
+
+/// `a / b` as C has it; 0 where `b` is 0. Written so that no check for a division by 0 is left in a
+/// kernel.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 const fn quotient(a: i32, b: i32) -> i32 {
     if b == 0 { 0 } else { a.wrapping_div(b) }
@@ -167,8 +234,8 @@ mod tests {
         (0..team.n_ranks).map(|member| team.to_world(me, member)).collect()
     }
 
-    /// Every place of a rank in a job of LSA teams of one size, with its teams: world, LSA, rail, and those that the
-    /// LSA team and the rail factor into.
+    /// Every place of a rank in a job of LSA teams of one size, with its teams: world, LSA, rail,
+    /// and those that the LSA team and the rail factor into.
     fn for_each_rank(mut check: impl FnMut(i32, &[Team])) {
         for n_ranks in 1..=24 {
             for lsa_size in (1..=n_ranks).filter(|size| n_ranks % size == 0) {
@@ -253,6 +320,21 @@ mod tests {
     }
 
     #[test]
+    fn ranks_go_round_the_team_from_this_one() {
+        for_each_rank(|_, teams| {
+            for &team in teams {
+                let from_self = (0..team.n_ranks).map(|i| (team.rank + i) % team.n_ranks);
+                let ranks: Vec<_> = from_self.collect();
+                assert!(team.all_from_self().eq(ranks.iter().copied()));
+                assert!(team.others().eq(ranks[1..].iter().copied()));
+                assert_eq!(team.next(), ranks[1 % ranks.len()]);
+                assert_eq!(team.prev(), *ranks.last().unwrap());
+                assert_eq!(team.rotated(team.n_ranks), team.rank);
+            }
+        });
+    }
+
+    #[test]
     fn an_lsa_rank_outside_the_lsa_team_is_out_of_its_range() {
         let world = Team { n_ranks: 8, rank: 5, stride: 1 };
         let lsa_ranks: Vec<_> = (0..8).map(|rank| world.to_lsa(1, rank)).collect();
@@ -275,6 +357,7 @@ mod tests {
                 for &member in &extremes {
                     reached += usize::from(a.contains(b, member));
                     let _ = (a.rank_in(b, member), a.rank_in_difference(b, member));
+                    let _ = (a.next(), a.prev(), a.rotated(member), a.others().next());
                     let _ = (
                         a.inner_factor(member),
                         a.outer_factor(member),

@@ -1,11 +1,12 @@
-//! How the bulk copy engine of the GPU finds a tile of a matrix.
+//! Tensor maps: how TMA finds a tile of a matrix.
 
 use core::fmt;
 
 use crate::kernel::KernelParam;
 
-/// What the copy engine knows of a matrix in global memory: address, extents, the tile that one copy takes, and how the tile lies in
-/// shared memory. Opaque: the driver makes it (the host crate's `Context::tensor_map`), or [`Tiling::for_simulator`].
+/// What TMA needs to know of a matrix in global memory: address, extents, the tile that one
+/// copy takes, and how the tile lies in shared memory. Opaque: the driver makes it (the host
+/// crate's `Context::tensor_map`), or [`TensorMapDesc::for_simulator`].
 ///
 /// A kernel takes it as a [`GridConstant`](crate::GridConstant). CUDA: `CUtensorMap` (128 bytes).
 #[doc(alias = "CUtensorMap")]
@@ -27,24 +28,25 @@ impl fmt::Debug for TensorMap {
     }
 }
 
-/// A row-major matrix of 16-bit elements, and the tiles that are copied from it. What lies outside of the matrix is copied as
-/// zeros.
+/// A row-major matrix of 16-bit elements, and the tiles that are copied from it. What lies outside
+/// of the matrix is copied as zeros.
 ///
-/// In shared memory a row of the tile has 128 bytes, rows follow each other, and the 16-byte pieces of row `r` are permuted: piece
-/// `p` lies at `p ^ (r % 8)`. That is the layout that tensor cores read without conflicts of banks.
+/// In shared memory a row of the tile has 128 bytes, rows follow each other, and the 16-byte pieces
+/// of row `r` are swizzled: piece `p` lies at `p ^ (r % 8)`. That is the layout that tensor cores
+/// read without conflicts of banks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tiling {
+pub struct TensorMapDesc {
     /// Device address of the first element, a multiple of 16.
     pub address: u64,
     /// Rows of the matrix, at least 1.
     pub rows: u32,
     /// Elements of a row, a multiple of 8; rows follow each other without a gap.
     pub columns: u32,
-    /// Rows of a tile, 1 to 256. A tile has [`Tiling::TILE_COLUMNS`] columns.
+    /// Rows of a tile, 1 to 256. A tile has [`TensorMapDesc::TILE_COLUMNS`] columns.
     pub tile_rows: u32,
 }
 
-impl Tiling {
+impl TensorMapDesc {
     /// Columns of a tile, 128 bytes.
     pub const TILE_COLUMNS: u32 = 64;
 
@@ -85,9 +87,9 @@ mod tests {
 
     #[test]
     fn the_simulators_map_is_read_back_and_no_other() {
-        let tiling = Tiling { address: 0x7f00, rows: 3, columns: 8, tile_rows: 128 };
-        assert_eq!(Tiling::of_simulated(&tiling.for_simulator()), Some(tiling));
-        assert_eq!(Tiling::of_simulated(&TensorMap { words: [1; 16] }), None);
+        let tiling = TensorMapDesc { address: 0x7f00, rows: 3, columns: 8, tile_rows: 128 };
+        assert_eq!(TensorMapDesc::of_simulated(&tiling.for_simulator()), Some(tiling));
+        assert_eq!(TensorMapDesc::of_simulated(&TensorMap { words: [1; 16] }), None);
     }
 
     #[test]

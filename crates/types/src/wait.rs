@@ -1,8 +1,9 @@
 //! What a kernel waits for, and how the host ends a wait that does not end.
 //!
-//! The host keeps an [`AbortBlock`] in memory that the GPU reaches, and the device communicator points at it: its first word
-//! is the abort flag that NCCL's own waits look at. A wait of `nccl_device` that sees the flag notes what it waited for in
-//! the block, and its thread leaves the kernel.
+//! The host keeps an [`AbortBlock`] in memory that the GPU reaches, and the device communicator
+//! points at it: its first word is the abort flag that NCCL's own waits look at. A wait of
+//! `nccl_device` that sees the flag notes what it waited for in the block, and its thread leaves
+//! the kernel.
 
 use core::fmt;
 
@@ -29,6 +30,10 @@ pub enum WaitKind {
     LlA2a = 8,
     /// What a kernel's author polls for.
     Poll = 9,
+    /// A value of a flag that a peer posts.
+    Flag = 10,
+    /// The other blocks of the grid.
+    GridBarrier = 11,
 }
 
 impl WaitKind {
@@ -45,6 +50,8 @@ impl WaitKind {
             7 => Self::Request,
             8 => Self::LlA2a,
             9 => Self::Poll,
+            10 => Self::Flag,
+            11 => Self::GridBarrier,
             _ => return None,
         })
     }
@@ -55,7 +62,8 @@ impl WaitKind {
 pub struct WaitFor {
     /// The kind of thing.
     pub kind: WaitKind,
-    /// Which: the index of the barrier, the id of the signal or counter, the element.
+    /// Which: the index of the barrier, the id of the signal or counter, the element, of a
+    /// flag that of its window.
     pub index: u32,
     /// The GIN context, where there is one.
     pub context: u32,
@@ -80,12 +88,15 @@ impl fmt::Display for WaitFor {
             WaitKind::Request => write!(f, "a flush of context {context} to one peer")?,
             WaitKind::LlA2a => write!(f, "element {index} of an LL all-to-all")?,
             WaitKind::Poll => write!(f, "a value that it polls")?,
+            WaitKind::Flag if peer >= 0 => write!(f, "flag {index} of rank {peer}")?,
+            WaitKind::Flag => write!(f, "flag {index}")?,
+            WaitKind::GridBarrier => write!(f, "the other blocks of the grid")?,
         }
         match kind {
             WaitKind::LsaBarrier | WaitKind::GinBarrier if peer >= 0 => {
                 write!(f, ", where rank {peer} has not arrived")
             }
-            WaitKind::Signal | WaitKind::VaSignal | WaitKind::Counter => {
+            WaitKind::Signal | WaitKind::VaSignal | WaitKind::Counter | WaitKind::Flag => {
                 write!(f, ", which is {seen} and not yet {wanted}")
             }
             _ if peer >= 0 => write!(f, ", of rank {peer}"),
@@ -94,8 +105,8 @@ impl fmt::Display for WaitFor {
     }
 }
 
-/// How many records an [`AbortBlock`] has. Each warp of a grid has one of its own, counted over all blocks; where there are more
-/// warps than records, the numbers start again.
+/// How many records an [`AbortBlock`] has. Each warp of a grid has one of its own, counted over all
+/// blocks; where there are more warps than records, the numbers start again.
 pub const STUCK_RECORDS: usize = 4096;
 
 /// A wait that an abort ended, as its warp noted it.

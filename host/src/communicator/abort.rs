@@ -1,4 +1,4 @@
-//! Aborts, from any thread.
+//! Aborting a communicator, from any thread.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::machine::Task;
 use crate::sys::nccl::calls;
 
-/// How long the end of a communicator waits for an abort, which can hang behind a kernel.
+/// How long to wait for an abort, which can hang behind a kernel.
 const ABORT_LIMIT: Duration = Duration::from_secs(5);
 
 impl Communicator {
@@ -43,51 +43,52 @@ pub struct AbortHandle {
 
 impl AbortHandle {
     /// Ends the communicator: what waits for its operations, on this rank, returns with
-    /// [`Error::CommunicatorEnded`], and what waits for kernels of its device communicators with
-    /// [`Error::KernelAborted`]. Idempotent. NCCL returns when the graphs with operations of the
-    /// communicator are gone, too, which the rank's thread closes by [`Communicator::abort`] or
-    /// [`Communicator::destroy`].
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), and what waits for
+    /// kernels of its device communicators with
+    /// [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted). Idempotent. NCCL returns
+    /// when the graphs with operations of the communicator are gone, too, which the rank's thread
+    /// closes by [`Communicator::abort`] or [`Communicator::destroy`].
     ///
     /// NCCL: `ncclCommAbort`.
     ///
     /// # Errors
     ///
-    /// [`Error::Nccl`]; [`Error::DeadlinePassed`] when NCCL has not come back within 5 s: it goes
-    /// on in the background.
+    /// [`Error::Nccl`]; [`StateError::DeadlinePassed`](crate::StateError::DeadlinePassed) when NCCL
+    /// has not come back within 5 s: it continues in the background.
     #[doc(alias = "ncclCommAbort")]
     pub fn abort(&self) -> Result<()> {
         abort(&self.handle)
     }
 }
 
-/// Begins an abort on a thread of its own, unless somebody else has ended the communicator.
+/// Begins an abort on a thread of its own, unless the communicator was ended already.
 pub(super) fn start_abort(handle: &Arc<Handle>) -> Option<Result<Task<()>>> {
     if handle.status() >= Status::Destroyed {
         return None;
     }
-    let comm = handle.seize()?;
+    let comm = handle.take_for_abort()?;
     let aborted = Arc::clone(handle);
     let work = move || {
-        // SAFETY: taken out of the slot, nobody else begins a call with it; that one may be going
-        // on is what aborting is for.
+        // SAFETY: taken out of the slot, so that no other call begins with it; NCCL allows an abort
+        // while one is running.
         let code = unsafe { calls::comm_abort(comm).make(aborted.nccl())? };
         aborted.nccl().check("ncclCommAbort", code, Some(aborted.rank()))
     };
     Some(handle.machine().spawn("devcomm-abort", work))
 }
 
-/// Waits for a while: an abort hangs behind a kernel that does not end, and behind graphs.
+/// Waits with a timeout: an abort hangs behind a kernel that does not end, and behind graphs.
 pub(super) fn wait_for_abort(aborting: &Task<()>) -> Result<()> {
     aborting.wait(Some(ABORT_LIMIT), || Ok(()))?
 }
 
-/// Aborts, and waits for a while.
+/// Aborts, and waits with a timeout.
 fn abort(handle: &Arc<Handle>) -> Result<()> {
     start_abort(handle).map_or(Ok(()), |aborting| wait_for_abort(&aborting?))
 }
 
-/// Aborts what nobody needs any more.
-pub(super) fn abort_aside(handle: &Arc<Handle>) {
+/// Aborts a communicator that is not used any more.
+pub(super) fn abort_in_background(handle: &Arc<Handle>) {
     if let Err(error) = abort(handle) {
         tracing::warn!("the communicator of rank {} was not aborted: {error}", handle.rank());
     }
@@ -119,6 +120,6 @@ impl Issuer for Handle {
     }
 
     fn abort(self: Arc<Self>) {
-        abort_aside(&self);
+        abort_in_background(&self);
     }
 }

@@ -37,7 +37,8 @@ macro_rules! collectives {
     ($(
         $(#[doc = $doc:literal])*
         #[nccl($alias:literal, $alias_config:literal)]
-        fn $name:ident<$($generic:ident: $bound:path),*>($($arg:ident: $type:ty),* $(,)?) |$of:ident|
+        fn $name:ident<$($generic:ident: $bound:path),*>($($arg:ident: $type:ty),* $(,)?)
+        |$of:ident|
             $body:block
     )*) => {
         impl Communicator {
@@ -48,8 +49,9 @@ macro_rules! collectives {
                 /// # Errors
                 ///
                 /// [`Error::InvalidInput`] when lengths do not fit each other, or memory or stream
-                /// are of another context than the communicator; [`Error::CommunicatorEnded`],
-                /// [`Error::RankLost`], [`Error::Nccl`].
+                /// are of another context than the communicator;
+                /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded),
+                /// [`WorldError::RankLost`](crate::WorldError::RankLost), [`Error::Nccl`].
                 #[doc(alias = $alias)]
                 pub fn $name<$($generic: $bound),*>(&self, $($arg: $type),*) -> Result<()> {
                     Configured { communicator: self, config: None, event: None }.$name($($arg),*)
@@ -60,11 +62,14 @@ macro_rules! collectives {
         /// The collectives, with a configuration.
         impl Configured<'_> {
             $(
-                #[doc = concat!("As [`Communicator::", stringify!($name), "`].\n\nNCCL: `", $alias_config, "`.")]
+                #[doc = concat!(
+                    "As [`Communicator::", stringify!($name), "`].\n\nNCCL: `", $alias_config, "`."
+                )]
                 ///
                 /// # Errors
                 ///
-                /// Also [`Error::Unsupported`] from a library without configurations.
+                /// Also [`NcclError::Unsupported`](crate::NcclError::Unsupported) from a library
+                /// without configurations.
                 #[doc(alias = $alias_config)]
                 pub fn $name<$($generic: $bound),*>(&self, $($arg: $type),*) -> Result<()> {
                     let $of = self;
@@ -119,8 +124,8 @@ collectives! {
         on.enqueue_configured(of, stream, calls::broadcast)
     }
 
-    /// Every rank's `recv` gets all ranks' `send`, one after the other: it is as many times as
-    /// long. In place, `send` is this rank's part of `recv`.
+    /// Every rank's `recv` gets all ranks' `send`, in order of ranks: its length is that of `send`
+    /// times the number of ranks. In place, `send` is this rank's part of `recv`.
     #[nccl("ncclAllGather", "ncclAllGatherConfig")]
     fn all_gather<S: Buffer, R: SameElement<S>>(send: &S, recv: &R, stream: &Stream) |of| {
         let (send, recv) = (send.device_slice(), recv.device_slice());
@@ -129,8 +134,8 @@ collectives! {
         on.enqueue_configured(of, stream, calls::all_gather)
     }
 
-    /// Every rank's `recv` gets its part of the combination of all ranks' `send`, which is as many
-    /// times as long. In place, `recv` is this rank's part of `send`.
+    /// Every rank's `recv` gets its part of the reduction of all ranks' `send`, whose length is
+    /// that of `recv` times the number of ranks. In place, `recv` is this rank's part of `send`.
     #[nccl("ncclReduceScatter", "ncclReduceScatterConfig")]
     fn reduce_scatter<S: Buffer, R: SameElement<S>, O: ReduceOperator<S::Element>>(
         send: &S, recv: &R, op: O, stream: &Stream,
@@ -143,7 +148,7 @@ collectives! {
     }
 
     /// Part `i` of every rank's `recv` gets part `rank` of rank `i`'s `send`; both have the same
-    /// length, one part a rank. Not in place.
+    /// length, one part per rank. Not in place.
     #[nccl("ncclAlltoAll", "ncclAlltoAllConfig")]
     fn all_to_all<S: Buffer, R: SameElement<S>>(send: &S, recv: &R, stream: &Stream) |of| {
         let (send, recv) = (send.device_slice(), recv.device_slice());
@@ -154,9 +159,9 @@ collectives! {
         on.sends(&send)?.receives(&recv)?.enqueue_configured(of, stream, calls::all_to_all)
     }
 
-    /// `root`'s `recv` gets all ranks' `send`, one after the other: it is as many times as long.
-    /// The other ranks' `recv` is not used and may be `None`. In place, `root`'s `send` is its part
-    /// of `recv`.
+    /// `root`'s `recv` gets all ranks' `send`, in order of ranks: its length is that of `send`
+    /// times the number of ranks. The other ranks' `recv` is not used and may be `None`. In place,
+    /// `root`'s `send` is its part of `recv`.
     #[nccl("ncclGather", "ncclGatherConfig")]
     fn gather<S: Buffer>(
         send: &S, recv: Option<DeviceSlice<S::Element>>, root: usize, stream: &Stream,
@@ -171,9 +176,9 @@ collectives! {
         on.enqueue_configured(of, stream, calls::gather)
     }
 
-    /// Every rank's `recv` gets its part of `root`'s `send`, which is as many times as long. The
-    /// other ranks' `send` is not used and may be `None`. In place, `root`'s `recv` is its part of
-    /// `send`.
+    /// Every rank's `recv` gets its part of `root`'s `send`, whose length is that of `recv` times
+    /// the number of ranks. The other ranks' `send` is not used and may be `None`. In place,
+    /// `root`'s `recv` is its part of `send`.
     #[nccl("ncclScatter", "ncclScatterConfig")]
     fn scatter<R: Buffer>(
         send: Option<DeviceSlice<R::Element>>, recv: &R, root: usize, stream: &Stream,
@@ -193,7 +198,7 @@ fn same_length(operation: &str, send: usize, recv: usize) -> Result<()> {
     if send == recv {
         return Ok(());
     }
-    Err(Error::invalid(format!("{operation} from {send} elements to {recv}: both must be as many")))
+    Err(Error::invalid(format!("lengths must match: {operation} from {send} elements to {recv}")))
 }
 
 fn needed<T>(operation: &str, what: &str, buffer: Option<T>) -> Result<T> {
@@ -202,19 +207,19 @@ fn needed<T>(operation: &str, what: &str, buffer: Option<T>) -> Result<T> {
 }
 
 impl<'a> Configured<'a> {
-    /// One part a rank.
+    /// One part per rank.
     fn in_parts(&self, operation: &str, whole: usize, part: usize) -> Result<()> {
         let n_ranks = self.communicator.n_ranks();
         if part.checked_mul(n_ranks) == Some(whole) {
             return Ok(());
         }
         Err(Error::invalid(format!(
-            "{operation} among {n_ranks} ranks with parts of {part} elements and a whole of {whole}: \
-             the whole must be {n_ranks} parts"
+            "{operation} among {n_ranks} ranks with parts of {part} elements and a whole of \
+             {whole}: the whole must be {n_ranks} parts"
         )))
     }
 
-    /// An operation on as many elements as `slice` has, of their type.
+    /// An operation on the elements of `slice`.
     fn operation<T>(&self, slice: &DeviceSlice<T>) -> Operation<'a> {
         Operation::new(self.communicator, slice.len(), slice.data_type())
     }
@@ -229,9 +234,11 @@ impl Communicator {
     /// Collectives called on what this returns use `config`, which must be the same on every rank.
     ///
     /// ```no_run
-    /// # use devcomm_host::{CollectiveConfig, Communicator, ReduceOp, Result, Stream, SymmetricBuffer};
+    /// # use devcomm_host::{CollectiveConfig, Communicator, ReduceOp, Result};
+    /// # use devcomm_host::{Stream, SymmetricBuffer};
     /// # fn f(comm: &Communicator, a: &SymmetricBuffer<f32>, stream: &Stream) -> Result<()> {
-    /// comm.configured(&CollectiveConfig::new().max_ctas(4))?.all_reduce(a, a, ReduceOp::Sum, stream)
+    /// let config = CollectiveConfig::new().max_ctas(4);
+    /// comm.configured(&config)?.all_reduce(a, a, ReduceOp::Sum, stream)
     /// # }
     /// ```
     ///
@@ -239,8 +246,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for values that NCCL would refuse, [`Error::Unsupported`] from an
-    /// older library.
+    /// [`Error::InvalidInput`] for values that NCCL would refuse,
+    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported) from an older library.
     #[doc(alias = "ncclCollConfig_t")]
     pub fn configured(&self, config: &CollectiveConfig) -> Result<Configured<'_>> {
         let config = Some(Arc::new(config.lower(self.library().version())?));
@@ -312,7 +319,7 @@ impl Communicator {
     }
 }
 
-/// An operation as it is put together.
+/// An operation under construction.
 pub(crate) struct Operation<'a> {
     communicator: &'a Communicator,
     data_type: DataType,

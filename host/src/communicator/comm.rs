@@ -1,4 +1,4 @@
-//! A communicator: what it is, and what it says of itself.
+//! The communicator: its identity, its properties, its state.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -6,10 +6,11 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytemuck::Pod;
 use devcomm_sys::nccl::CommProperties;
 
 use super::handle::{Handle, Status};
-use super::peers::Peers;
+use super::peers::{Peers, all_gather};
 use super::{Library, Properties};
 use crate::device::Context;
 use crate::device::issuer::{Issuer, Owner, Resource};
@@ -83,6 +84,11 @@ impl Communicator {
         Arc::ptr_eq(self.handle(), other.handle())
     }
 
+    /// A number that clones share and no other communicator has.
+    pub(crate) fn id(&self) -> u64 {
+        Arc::as_ptr(self.handle()).addr() as u64
+    }
+
     /// Number of ranks.
     #[must_use]
     pub fn n_ranks(&self) -> usize {
@@ -125,15 +131,15 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::CommunicatorEnded`], [`Error::Nccl`].
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`].
     #[doc(alias = "ncclCommUserRank")]
     #[doc(alias = "ncclCommCount")]
     #[doc(alias = "ncclCommCuDevice")]
     pub fn identity(&self) -> Result<(i32, i32, i32)> {
         Ok((
-            self.ask(Out::new(0), calls::comm_rank)?,
-            self.ask(Out::new(0), calls::comm_count)?,
-            self.ask(Out::new(0), calls::comm_device)?,
+            self.query(Out::new(0), calls::comm_rank)?,
+            self.query(Out::new(0), calls::comm_count)?,
+            self.query(Out::new(0), calls::comm_device)?,
         ))
     }
 
@@ -141,11 +147,12 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] from an older library, [`Error::CommunicatorEnded`], [`Error::Nccl`].
+    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported) from an older library,
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`].
     #[doc(alias = "ncclCommQueryProperties")]
     pub fn properties(&self) -> Result<Properties> {
         self.bind()?;
-        self.ask(Out::new(CommProperties::new()), calls::properties).map(Properties::from)
+        self.query(Out::new(CommProperties::new()), calls::properties).map(Properties::from)
     }
 
     /// One number on the memory that NCCL holds for this communicator on this GPU: bytes, or 0 and
@@ -155,7 +162,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`], [`Error::CommunicatorEnded`], [`Error::Nccl`].
+    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported),
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`].
     #[doc(alias = "ncclCommMemStats")]
     pub fn memory_stat(&self, stat: MemoryStat) -> Result<u64> {
         self.bind()?;
@@ -170,7 +178,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::CommunicatorEnded`], [`Error::Nccl`].
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`].
     #[doc(alias = "ncclCommGetAsyncError")]
     pub fn async_error(&self) -> Result<()> {
         self.inner.handle.poll().map(drop)
@@ -192,7 +200,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::DeadlinePassed`] after `limit`; [`Error::RankLost`]; as
+    /// [`StateError::DeadlinePassed`](crate::StateError::DeadlinePassed) after `limit`;
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost); as
     /// [`async_error`](Self::async_error).
     pub fn wait(&self, limit: Duration) -> Result<()> {
         self.context().poll(Some(limit), || self.is_ready())
@@ -202,12 +211,27 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`]; [`Error::InvalidInput`] if the communicator was not made by a
-    /// [`World`](crate::World).
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost); [`Error::InvalidInput`] if the
+    /// communicator was not made by a [`World`](crate::World).
     pub fn barrier(&self) -> Result<()> {
         match &self.inner.peers {
             Some(peers) => peers.all_gather(&[]).map(drop),
             None => Err(Error::invalid("a communicator made without a world has no barrier")),
+        }
+    }
+
+    /// Gives `values`, in the host's memory, to every rank and gets what each gave, in order of
+    /// ranks; their number may differ, their type may not. The GPUs have no part in it.
+    /// *Collective*.
+    ///
+    /// # Errors
+    ///
+    /// As [`barrier`](Self::barrier); [`Error::InvalidInput`] when all ranks together give more
+    /// than 64 MiB, or a rank gives what are no values of this type.
+    pub fn host_all_gather<T: Pod>(&self, values: &[T]) -> Result<Vec<Vec<T>>> {
+        match &self.inner.peers {
+            Some(peers) => all_gather(&**peers, values),
+            None => Err(Error::invalid("a communicator made without a world exchanges nothing")),
         }
     }
 }

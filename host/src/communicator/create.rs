@@ -13,7 +13,7 @@ use super::watched::watched;
 use super::{CommConfig, Library, UniqueId};
 use crate::device::Context;
 use crate::device::in_group::refuse_inside;
-use crate::error::{Error, Result};
+use crate::error::{Error, NcclError, Result};
 use crate::sys::nccl::call::{Call, CommPtr, CommSlot, Out};
 use crate::sys::nccl::calls;
 use crate::sys::nccl_build::check_driver;
@@ -58,7 +58,7 @@ impl Place<'_> {
         let resources = RefCell::default();
         let handle = Arc::new(handle);
         if end != End::Foreign {
-            context.health().guard(Arc::downgrade(&handle) as _);
+            context.health().abort_on_loss(Arc::downgrade(&handle) as _);
         }
         let inner = Inner { handle, end, rank, n_ranks, context, library, peers, resources };
         Communicator { inner: Rc::new(inner) }
@@ -78,7 +78,7 @@ impl Communicator {
     /// # Errors
     ///
     /// [`Error::Nccl`], [`Error::InvalidInput`] for a rank that is not below `n_ranks`,
-    /// [`Error::Unsupported`] for a field of the configuration that the library does not know.
+    /// [`NcclError::Unsupported`] for a field of the configuration that the library does not know.
     #[doc(alias = "ncclCommInitRank")]
     #[doc(alias = "ncclCommInitRankConfig")]
     pub fn init_rank(
@@ -179,9 +179,9 @@ impl Communicator {
     ///
     /// # Safety
     ///
-    /// `raw` is a live `ncclComm_t` of this very library, of the context's GPU; nobody else uses it
-    /// while calls are made here, and it stays alive as long as this communicator and what is made
-    /// from it.
+    /// `raw` is a live `ncclComm_t` of this very library, of the context's GPU; nothing else uses
+    /// it while calls are made here, and it stays alive as long as this communicator and what is
+    /// made from it.
     ///
     /// # Errors
     ///
@@ -212,8 +212,9 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a negative color, [`Error::CommunicatorEnded`],
-    /// [`Error::RankLost`], [`Error::Nccl`].
+    /// [`Error::InvalidInput`] for a negative color,
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded),
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost), [`Error::Nccl`].
     #[doc(alias = "ncclCommSplit")]
     pub fn split(&self, color: Option<i32>, key: i32, config: &CommConfig) -> Result<Option<Self>> {
         const NO_COLOR: c_int = -1;
@@ -291,18 +292,19 @@ impl Communicator {
     }
 
     /// The id with which new ranks join by [`join_grown`](Self::join_grown). One rank calls this,
-    /// hands the id to the new ranks, and passes it to [`grow`](Self::grow). An id is good for one
+    /// hands the id to the new ranks, and passes it to [`grow`](Self::grow). An id is valid for one
     /// growth.
     ///
     /// NCCL: `ncclCommGetUniqueId`.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`], [`Error::CommunicatorEnded`], [`Error::Nccl`].
+    /// [`NcclError::Unsupported`],
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`].
     #[doc(alias = "ncclCommGetUniqueId")]
     pub fn unique_id(&self) -> Result<UniqueId> {
         self.bind()?;
-        self.ask(Out::new(RawUniqueId([0; 128])), calls::unique_id).map(UniqueId)
+        self.query(Out::new(RawUniqueId([0; 128])), calls::unique_id).map(UniqueId)
     }
 
     /// Makes a communicator of these ranks and new ones, `n_ranks` in all. *Collective*, together
@@ -410,13 +412,15 @@ fn make(library: &Library, context: &Context, rank: usize, call: Call) -> Result
 
 /// The communicator that a call made.
 fn made(out: &Out<RawComm>, rank: usize, operation: &'static str) -> Result<CommPtr> {
-    out.communicator().ok_or_else(|| Error::Nccl {
-        operation,
-        code: 0,
-        text: "success, but no communicator".to_owned(),
-        last_error: String::new(),
-        rank: Some(rank),
-        hint: "run again with NCCL_DEBUG=INFO for NCCL's own log",
+    out.communicator().ok_or_else(|| {
+        Error::Nccl(NcclError::Failed {
+            operation,
+            code: 0,
+            text: "success, but no communicator".to_owned(),
+            last_error: String::new(),
+            rank: Some(rank),
+            hint: "run again with NCCL_DEBUG=INFO for NCCL's own log",
+        })
     })
 }
 

@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::abort::abort_aside;
+use super::abort::abort_in_background;
 use super::comm::{Communicator, Inner};
 use super::group::{CallState, DeferredCall, defer};
 use super::handle::{Entered, Handle, Status};
@@ -99,7 +99,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Makes a call that talks to the other ranks, now or when the open group ends. `keep` is what
+    /// Makes a call that waits for the other ranks, now or when the open group ends. `keep` is what
     /// it uses and what it makes, which is not dropped before `made` says what has become of it.
     pub(super) fn call_collective(
         &self,
@@ -119,7 +119,7 @@ impl Communicator {
             drop(entered);
             if let Err(error) = done.and_then(|()| self.wait_in_background()) {
                 made.set(CallState::Failed);
-                self.keep_if_lost(keep);
+                self.leak_if_lost(keep);
                 return Err(error);
             }
             made.set(CallState::Made);
@@ -127,8 +127,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// Never drops what a call uses that may not have come back.
-    pub(super) fn keep_if_lost<T>(&self, keep: T) {
+    /// Leaks what a call uses if it may never return: NCCL may continue using it.
+    pub(super) fn leak_if_lost<T>(&self, keep: T) {
         if self.context().health().is_lost() {
             std::mem::forget(keep);
         }
@@ -140,14 +140,14 @@ impl Communicator {
         entered.make(call(entered.comm()))
     }
 
-    /// Makes a call that closes something, which a communicator that is good for nothing else
-    /// allows too.
+    /// Makes a call that closes something, which a revoked communicator allows too.
     pub(super) fn release(&self, call: impl FnOnce(CommPtr) -> Call) -> Result<()> {
         let entered = self.inner.handle.enter(&[Status::Live, Status::Revoked])?;
         entered.make(call(entered.comm()))
     }
 
-    pub(super) fn ask<T: Copy>(
+    /// Asks NCCL something that it answers at once.
+    pub(super) fn query<T: Copy>(
         &self,
         out: Out<T>,
         call: impl FnOnce(CommPtr, Out<T>) -> Call,
@@ -182,6 +182,6 @@ impl Inner {
             let code = unsafe { call.make(handle.nccl())? };
             handle.nccl().check(operation, code, Some(handle.rank()))
         };
-        entered.verdict(watched(&self.context, work, || abort_aside(&self.handle)))
+        entered.or_aborted(watched(&self.context, work, || abort_in_background(&self.handle)))
     }
 }

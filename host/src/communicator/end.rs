@@ -1,8 +1,8 @@
-//! The end of a communicator: together with the other ranks, or without asking them.
+//! The end of a communicator: collective, or by this rank alone.
 
 use std::sync::Arc;
 
-use super::abort::{abort_aside, start_abort, wait_for_abort};
+use super::abort::{abort_in_background, start_abort, wait_for_abort};
 use super::comm::{Communicator, End, Inner};
 use super::handle::Status;
 use super::watched::watched;
@@ -19,13 +19,14 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`], [`Error::CommunicatorEnded`], [`Error::Nccl`]; what waiting for this
-    /// rank's streams gives.
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost),
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`];
+    /// what waiting for this rank's streams gives.
     #[doc(alias = "ncclCommFinalize")]
     pub fn finalize(&self) -> Result<()> {
         refuse_inside("the end of a communicator")?;
         self.require_live()?;
-        self.context().settle()?;
+        self.context().synchronize_streams()?;
         self.close_resources();
         let entered = self.inner.handle.enter(&[Status::Live])?;
         self.watch(&entered, calls::comm_finalize(entered.comm()))?;
@@ -44,8 +45,9 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`] and [`Error::Nccl`]; the communicator has then been aborted. What
-    /// waiting for this rank's streams gives: work that does not end keeps everything as it is.
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost) and [`Error::Nccl`]; the communicator
+    /// has then been aborted. What waiting for this rank's streams gives: work that does not end
+    /// keeps everything as it is.
     #[doc(alias = "ncclCommDestroy")]
     pub fn destroy(&self) -> Result<()> {
         refuse_inside("the end of a communicator")?;
@@ -54,22 +56,23 @@ impl Communicator {
             self.close_resources();
             return Ok(());
         }
-        self.context().settle()?;
+        self.context().synchronize_streams()?;
         self.inner.resume_to_end()?;
         self.close_resources();
         self.inner.end()
     }
 
-    /// Ends the communicator without asking the other ranks. Kernels of its device communicators
-    /// leave what they wait for, and NCCL's operations that are running are stopped. Then what was
-    /// made from the communicator is closed. Idempotent.
+    /// Ends the communicator without the other ranks. Kernels of its device communicators that wait
+    /// for other ranks exit, and NCCL's running operations are stopped. Then what was made from the
+    /// communicator is closed. Idempotent.
     ///
     /// NCCL: `ncclCommAbort`.
     ///
     /// # Errors
     ///
-    /// [`Error::Nccl`]; [`Error::DeadlinePassed`] when NCCL does not come back within 5 s, because
-    /// a kernel does not end: one that waits by other means than `nccl_device`.
+    /// [`Error::Nccl`]; [`StateError::DeadlinePassed`](crate::StateError::DeadlinePassed) when NCCL
+    /// does not come back within 5 s, because a kernel does not end: one that waits by other means
+    /// than `nccl_device`.
     #[doc(alias = "ncclCommAbort")]
     pub fn abort(&self) -> Result<()> {
         refuse_inside("the end of a communicator")?;
@@ -88,7 +91,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::CommunicatorEnded`], [`Error::Unsupported`], [`Error::Nccl`].
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded),
+    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported), [`Error::Nccl`].
     #[doc(alias = "ncclCommRevoke")]
     pub fn revoke(&self) -> Result<()> {
         let entered = self.inner.handle.enter(&[Status::Live])?;
@@ -105,11 +109,12 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::CommunicatorEnded`], [`Error::Unsupported`], [`Error::Nccl`].
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded),
+    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported), [`Error::Nccl`].
     #[doc(alias = "ncclCommSuspend")]
     pub fn suspend(&self) -> Result<()> {
         const MEMORY: i32 = 1;
-        self.context().settle()?;
+        self.context().synchronize_streams()?;
         let entered = self.inner.handle.enter(&[Status::Live])?;
         self.watch(&entered, calls::comm_suspend(entered.comm(), MEMORY))?;
         self.inner.handle.set_status(Status::Suspended);
@@ -122,7 +127,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::CommunicatorEnded`] for one that is not suspended, [`Error::Nccl`].
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded) for one that is not
+    /// suspended, [`Error::Nccl`].
     #[doc(alias = "ncclCommResume")]
     pub fn resume(&self) -> Result<()> {
         let entered = self.inner.handle.enter(&[Status::Suspended])?;
@@ -140,8 +146,8 @@ impl Inner {
             return Ok(());
         }
         if self.context.health().is_lost() {
-            // To finalize is to wait for the other ranks, one of which is gone.
-            abort_aside(&self.handle);
+            // Finalizing waits for the other ranks, one of which is lost.
+            abort_in_background(&self.handle);
             return Ok(());
         }
         self.resume_to_end()?;
@@ -150,7 +156,7 @@ impl Inner {
             && self.end == End::Together
             && let Err(error) = self.finalize_quietly()
         {
-            abort_aside(&self.handle);
+            abort_in_background(&self.handle);
             return Err(error);
         }
         let Some(entered) = self.handle.enter_last() else { return Ok(()) };
@@ -176,7 +182,7 @@ impl Inner {
         drop(entered);
         match resumed {
             Ok(()) => self.handle.set_status(Status::Live),
-            Err(_) => abort_aside(&self.handle),
+            Err(_) => abort_in_background(&self.handle),
         }
         resumed
     }
@@ -197,9 +203,9 @@ impl Drop for Inner {
             return self.handle.set_status(Status::Destroyed);
         }
         let lost = self.context.health().is_lost();
-        // A GPU that does not come to rest would block the end as well; but NCCL's own kernels an
+        // A GPU that does not become idle would block the end as well; but NCCL's own kernels an
         // abort can stop.
-        if !lost && !self.context.is_settled("the communicator") {
+        if !lost && !self.context.can_free("the communicator") {
             return;
         }
         let _ = self.context.cuda().bind();

@@ -1,7 +1,7 @@
-//! Operations that NCCL takes together.
+//! Groups: operations that NCCL starts together.
 //!
 //! Sends and receives that wait for each other, and collectives of several communicators on one
-//! thread, must be in one group. Inside [`group`] the operations are checked and noted, and made
+//! thread, must be in one group. Inside [`group`] the operations are checked and recorded, and made
 //! when the closure returns: if it fails or panics, none of them is made at all.
 
 use std::any::Any;
@@ -13,16 +13,16 @@ use std::sync::Arc;
 use devcomm_sys::nccl::SimInfo;
 
 use super::Communicator;
-use super::abort::abort_aside;
+use super::abort::abort_in_background;
 use super::handle::{Handle, Status};
 use super::watched::watched;
 use crate::device::Stream;
 use crate::device::in_group::{refuse_inside, set_open};
-use crate::error::{Error, Result};
-use crate::sys::nccl::batch::{Member, make_all};
+use crate::error::{Error, Result, StateError};
+use crate::sys::nccl::batch::{BatchedCall, make_all};
 use crate::sys::nccl::call::{Call, Out};
 
-/// What a deferred call has come to.
+/// The state of a deferred call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallState {
     /// Its group is still open.
@@ -35,17 +35,17 @@ pub(super) enum CallState {
 pub(super) struct DeferredCall {
     pub communicator: Communicator,
     pub call: Call,
-    /// The stream it is enqueued to; `None` for one that talks to all ranks.
+    /// The stream it is enqueued to; `None` for a collective one, which waits for all ranks.
     pub stream: Option<Stream>,
-    /// What it uses.
+    /// The memory and handles that it uses.
     pub keep: Vec<Rc<dyn Any>>,
     pub made: Rc<Cell<CallState>>,
 }
 
 struct Recording {
-    /// How much had been noted when each open group began, the outermost first.
+    /// How many calls had been deferred when each open group began, the outermost first.
     begun_at: Vec<usize>,
-    noted: Vec<DeferredCall>,
+    deferred: Vec<DeferredCall>,
 }
 
 thread_local! {
@@ -59,11 +59,11 @@ pub struct Group {
 }
 
 impl Group {
-    /// How many operations were noted so far, those of groups around this one included.
+    /// How many operations were recorded so far, those of groups around this one included.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "nobody asks whether it is empty")]
+    #[expect(clippy::len_without_is_empty, reason = "a count for reports, not a container")]
     pub fn len(&self) -> usize {
-        RECORDING.with_borrow(|recording| recording.as_ref().map_or(0, |open| open.noted.len()))
+        RECORDING.with_borrow(|recording| recording.as_ref().map_or(0, |open| open.deferred.len()))
     }
 }
 
@@ -75,16 +75,16 @@ pub struct Estimate {
     pub time: f32,
 }
 
-/// Takes the operations that `f` enqueues together. Groups nest: the outermost one makes the
-/// operations.
+/// Starts the operations that `f` enqueues together. Groups nest: the outermost one starts them.
 ///
 /// Inside, operations return before they are made: a [`Window`](crate::Window) registered in the
-/// group is good for use when the group has ended. What cannot be deferred, such as making
-/// communicators, fails with [`Error::InGroup`].
+/// group can be used once the group has ended. What cannot be deferred, such as making
+/// communicators, fails with [`StateError::InGroup`].
 ///
 /// ```no_run
 /// # use devcomm_host::{Communicator, Result, Stream, SymmetricBuffer, group};
-/// # fn ring(comm: &Communicator, a: &SymmetricBuffer<f32>, b: &SymmetricBuffer<f32>, stream: &Stream) -> Result<()> {
+/// # type Memory = SymmetricBuffer<f32>;
+/// # fn ring(comm: &Communicator, a: &Memory, b: &Memory, stream: &Stream) -> Result<()> {
 /// let (rank, n) = (comm.rank(), comm.n_ranks());
 /// group(|_| {
 ///     comm.send(a, (rank + 1) % n, stream)?;
@@ -101,30 +101,30 @@ pub struct Estimate {
 #[doc(alias = "ncclGroupStart")]
 #[doc(alias = "ncclGroupEnd")]
 pub fn group<T, E: From<Error>>(f: impl FnOnce(&Group) -> Result<T, E>) -> Result<T, E> {
-    let (value, noted) = record(f)?;
-    if let Some(noted) = noted {
-        make(noted, None)?;
+    let (value, deferred) = record(f)?;
+    if let Some(deferred) = deferred {
+        make(deferred, None)?;
     }
     Ok(value)
 }
 
-/// Asks what the operations that `f` enqueues would take, and makes none of them.
+/// Asks NCCL how long the operations that `f` enqueues would take, and starts none of them.
 ///
 /// NCCL: `ncclGroupSimulateEnd`.
 ///
 /// # Errors
 ///
-/// As [`group`]; [`Error::InGroup`] inside another group.
+/// As [`group`]; [`StateError::InGroup`] inside another group.
 #[doc(alias = "ncclGroupSimulateEnd")]
 pub fn simulate<E: From<Error>>(f: impl FnOnce(&Group) -> Result<(), E>) -> Result<Estimate, E> {
     refuse_inside("a simulation")?;
-    let ((), noted) = record(f)?;
+    let ((), deferred) = record(f)?;
     let out = Out::new(SimInfo::new());
-    make(noted.unwrap_or_default(), Some(out.clone()))?;
+    make(deferred.unwrap_or_default(), Some(out.clone()))?;
     Ok(Estimate { time: out.get().estimated_time })
 }
 
-/// Runs `f` and returns what it noted, if this is the outermost group.
+/// Runs `f` and returns what it deferred, if this is the outermost group.
 fn record<T, E: From<Error>>(
     f: impl FnOnce(&Group) -> Result<T, E>,
 ) -> Result<(T, Option<Vec<DeferredCall>>), E> {
@@ -139,14 +139,14 @@ struct Open;
 impl Open {
     fn new() -> Self {
         RECORDING.with_borrow_mut(|recording| {
-            let open = recording.get_or_insert(Recording { begun_at: vec![], noted: vec![] });
-            open.begun_at.push(open.noted.len());
+            let open = recording.get_or_insert(Recording { begun_at: vec![], deferred: vec![] });
+            open.begun_at.push(open.deferred.len());
         });
         set_open(true);
         Self
     }
 
-    /// What is to be made now, if this is the outermost group.
+    /// The deferred calls, if this is the outermost group.
     fn close(self) -> Option<Vec<DeferredCall>> {
         std::mem::forget(self);
         RECORDING.with_borrow_mut(|recording| {
@@ -156,7 +156,7 @@ impl Open {
                 return None;
             }
             set_open(false);
-            recording.take().map(|open| open.noted)
+            recording.take().map(|open| open.deferred)
         })
     }
 }
@@ -166,36 +166,36 @@ impl Drop for Open {
         let dropped = RECORDING.with_borrow_mut(|recording| {
             let Some(open) = recording.as_mut() else { return Vec::new() };
             let begun_at = open.begun_at.pop().unwrap_or(0);
-            let dropped = open.noted.split_off(begun_at.min(open.noted.len()));
+            let dropped = open.deferred.split_off(begun_at.min(open.deferred.len()));
             if open.begun_at.is_empty() {
                 set_open(false);
                 *recording = None;
             }
             dropped
         });
-        for noted in dropped {
-            noted.made.set(CallState::Failed);
+        for deferred in dropped {
+            deferred.made.set(CallState::Failed);
         }
     }
 }
 
 /// Defers a call to the end of the open group.
-pub(super) fn defer(noted: DeferredCall) {
+pub(super) fn defer(deferred: DeferredCall) {
     RECORDING.with_borrow_mut(|recording| match recording {
-        Some(open) => open.noted.push(noted),
-        None => noted.made.set(CallState::Failed),
+        Some(open) => open.deferred.push(deferred),
+        None => deferred.made.set(CallState::Failed),
     });
 }
 
-/// Makes noted calls in one group of NCCL.
-fn make(noted: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Result<()> {
-    let Some(first) = noted.first() else { return Ok(()) };
+/// Makes deferred calls in one group of NCCL.
+fn make(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Result<()> {
+    let Some(first) = deferred.first() else { return Ok(()) };
     let nccl = Arc::clone(first.communicator.handle().nccl());
     let context = first.communicator.context().clone();
     let mut handles: Vec<Arc<Handle>> = Vec::new();
-    let mut rest = Vec::with_capacity(noted.len());
-    let mut members = Vec::with_capacity(noted.len());
-    for DeferredCall { communicator, call, stream, keep, made } in noted {
+    let mut rest = Vec::with_capacity(deferred.len());
+    let mut members = Vec::with_capacity(deferred.len());
+    for DeferredCall { communicator, call, stream, keep, made } in deferred {
         let handle = communicator.handle();
         if !handle.nccl().is(&nccl) {
             return Err(Error::invalid("a group of communicators of different NCCL libraries"));
@@ -204,33 +204,33 @@ fn make(noted: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Result<()
             handles.push(Arc::clone(handle));
         }
         let binder = communicator.context().cuda().binder();
-        members.push(Member { call, binder, rank: handle.rank() });
+        members.push(BatchedCall { call, binder, rank: handle.rank() });
         rest.push((communicator, stream, keep, made));
     }
-    let talks_to_all = rest.iter().any(|(_, stream, ..)| stream.is_none());
+    let is_collective = rest.iter().any(|(_, stream, ..)| stream.is_none());
     let launched = simulation.is_none();
     let run = || {
-        if talks_to_all && !launched {
-            return Err(Error::InGroup { what: "a call that talks to all ranks, simulated," });
+        if is_collective && !launched {
+            return Err(StateError::InGroup { what: "a collective call, simulated," }.into());
         }
         let entered: Vec<_> =
             handles.iter().map(|handle| handle.enter(&[Status::Live])).collect::<Result<_>>()?;
         entered.iter().try_for_each(|entered| entered.require_ready("a group"))?;
-        let result = if talks_to_all {
+        let result = if is_collective {
             let nccl = Arc::clone(&nccl);
             // SAFETY: all communicators are entered and live, what the calls use is kept in `rest`,
-            // and if the thread is left behind, is never freed.
+            // and is leaked with the thread if that never returns.
             let work = move || unsafe { make_all(&nccl, members, simulation) };
-            watched(&context, work, || handles.iter().for_each(abort_aside))
+            watched(&context, work, || handles.iter().for_each(abort_in_background))
         } else {
             // SAFETY: as above.
             unsafe { make_all(&nccl, members, simulation) }
         };
-        entered.iter().fold(result, |result, entered| entered.verdict(result))
+        entered.iter().fold(result, |result, entered| entered.or_aborted(result))
     };
     let mut result = run();
-    if talks_to_all {
-        // NCCL goes on writing what it makes for communicators that do not block.
+    if is_collective {
+        // NCCL still writes the results of non-blocking communicators.
         let mut all = rest.iter().map(|(communicator, ..)| communicator);
         result = result.and_then(|()| all.try_for_each(Communicator::wait_in_background));
     }
@@ -239,7 +239,7 @@ fn make(noted: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Result<()
         if let (Ok(()), true, Some(stream)) = (&result, launched, stream) {
             stream.enqueued(&communicator.owner(), keep);
         } else if result.is_err() {
-            communicator.keep_if_lost(keep);
+            communicator.leak_if_lost(keep);
         }
     }
     result

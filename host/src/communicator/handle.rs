@@ -1,4 +1,4 @@
-//! A communicator as all its users share it: the owner's thread, threads that wait for a slow call,
+//! The handle of a communicator, shared by its owner's thread, threads that make a slow call and
 //! threads that abort.
 
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::device::Health;
 use crate::device::abort::{AbortFlag, AbortFlags};
-use crate::error::{AbortCause, Error, Result};
+use crate::error::{AbortCause, Error, Result, StateError};
 use crate::machine::{Machine, Wakes};
 use crate::sys::nccl::Nccl;
 use crate::sys::nccl::call::{Call, CommPtr, CommSlot, Out};
 use crate::sys::nccl::calls;
 
-/// How long an abort from another thread waits for a call that is just being made. One that blocks
-/// is what it is to end.
-const ABORT_PATIENCE: Duration = Duration::from_millis(200);
+/// How long an abort from another thread waits for a running call to return. One that blocks is
+/// aborted.
+const ABORT_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// What a communicator can still be used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,9 +27,9 @@ pub(crate) enum Status {
     Live,
     /// Its memory is released until it is resumed.
     Suspended,
-    /// Stopped; good for a split, a shrink and its end.
+    /// Stopped: it can be split, shrunk and ended.
     Revoked,
-    /// Quiet on all ranks; good for its end.
+    /// Finalized on all ranks: it can be ended.
     Finalized,
     Destroyed,
     Aborted,
@@ -115,9 +115,12 @@ impl Handle {
         });
     }
 
-    /// Why it is of no use: a lost rank, or its state.
+    /// Why it cannot be used: a lost rank, or its state.
     pub(crate) fn ended(&self) -> Error {
-        let state = Error::CommunicatorEnded { rank: self.rank, how: self.status().name() };
+        let state = Error::State(StateError::CommunicatorEnded {
+            rank: self.rank,
+            how: self.status().name(),
+        });
         self.health.check().err().unwrap_or(state)
     }
 
@@ -131,7 +134,7 @@ impl Handle {
         Ok(Entered { handle: self, comm, _busy: busy })
     }
 
-    /// As [`enter`](Self::enter), to end the communicator: nobody else gets it afterwards.
+    /// As [`enter`](Self::enter), to end the communicator: nothing enters it afterwards.
     pub(crate) fn enter_last(&self) -> Option<Entered<'_>> {
         let busy = self.busy.lock();
         self.slot.take().map(|comm| Entered { handle: self, comm, _busy: busy })
@@ -142,8 +145,8 @@ impl Handle {
         self.status() == Status::Aborted
     }
 
-    /// Has the kernels of a device communicator leave when the communicator is aborted or a rank is
-    /// lost.
+    /// Asks the kernels of a device communicator to exit when the communicator is aborted or a rank
+    /// is lost.
     pub(crate) fn watch(&self, flag: &Arc<AbortFlag>) {
         self.health.watch(flag);
         self.flags.add(flag);
@@ -152,16 +155,16 @@ impl Handle {
         }
     }
 
-    /// Marks the communicator aborted, has its kernels leave, and takes it out of everybody's
-    /// reach, even from under a call that blocks.
-    pub(crate) fn seize(&self) -> Option<CommPtr> {
+    /// Marks the communicator aborted, asks its kernels to exit, and takes it away from all users,
+    /// even during a call that blocks.
+    pub(crate) fn take_for_abort(&self) -> Option<CommPtr> {
         self.status.store(Status::Aborted as u8, Ordering::Release);
         // NCCL waits for the GPU when it aborts.
         self.flags.raise(AbortCause::CommunicatorAborted);
-        // Short calls are let pass.
+        // Lets short calls return.
         let _ = self
             .machine()
-            .poll(Wakes::Anything, Some(ABORT_PATIENCE), || Ok(self.busy.try_lock().is_some()));
+            .poll(Wakes::Anything, Some(ABORT_TIMEOUT), || Ok(self.busy.try_lock().is_some()));
         self.slot.take()
     }
 
@@ -179,7 +182,7 @@ impl std::fmt::Debug for Handle {
     }
 }
 
-/// The right to make one call after another on a live communicator.
+/// Exclusive use of a live communicator, for one call after another.
 pub(crate) struct Entered<'a> {
     handle: &'a Handle,
     comm: CommPtr,
@@ -199,11 +202,11 @@ impl Entered<'_> {
         // of is kept alive by the owner of the communicator: buffers wait for this rank's streams
         // before they are freed.
         let code = unsafe { call.make(nccl)? };
-        self.verdict(nccl.check(operation, code, Some(self.handle.rank)))
+        self.or_aborted(nccl.check(operation, code, Some(self.handle.rank)))
     }
 
-    /// An error that an abort from elsewhere has brought about is told as such.
-    pub(crate) fn verdict<T>(&self, result: Result<T>) -> Result<T> {
+    /// An error that an abort by another thread has caused is reported as that.
+    pub(crate) fn or_aborted<T>(&self, result: Result<T>) -> Result<T> {
         if self.handle.is_aborted() { Err(self.handle.ended()) } else { result }
     }
 
@@ -212,16 +215,16 @@ impl Entered<'_> {
         self.make(calls::async_error(self.comm, state.clone()))?;
         let code = state.get();
         let rank = Some(self.handle.rank);
-        self.verdict(self.handle.nccl.check("an asynchronous NCCL operation", code, rank))?;
+        self.or_aborted(self.handle.nccl.check("an asynchronous NCCL operation", code, rank))?;
         Ok(code != IN_PROGRESS)
     }
 
-    /// Fails while an operation of a non-blocking communicator goes on: NCCL takes no other one
-    /// meanwhile.
+    /// Fails while an operation of a non-blocking communicator is in progress: NCCL takes no other
+    /// one meanwhile.
     pub(crate) fn require_ready(&self, operation: &'static str) -> Result<()> {
         if self.handle.blocking || self.poll()? {
             return Ok(());
         }
-        Err(Error::InProgress { operation, rank: self.handle.rank })
+        Err(StateError::InProgress { operation, rank: self.handle.rank }.into())
     }
 }

@@ -5,20 +5,20 @@ use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use devcomm_locate::{NcclVersion, Part, find_nccl};
+use devcomm_locate::{NcclPart, NcclVersion, find_nccl};
 use devcomm_sys::nccl::RawUniqueId;
 use parking_lot::Mutex;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, NcclError, Result};
 use crate::machine::Machine;
 use crate::sys::banner::build_of;
 use crate::sys::nccl::{DEV_COMM_VERSION, Nccl};
 
-/// The oldest NCCL that is good for anything here: host collectives and window registration.
+/// The oldest NCCL that can be used at all: it has host collectives and window registration.
 pub const OLDEST_VERSION: NcclVersion = NcclVersion { major: 2, minor: 28, patch: 0 };
 
-/// Fewer bytes of key NCCL refuses.
-const SHORTEST_KEY: usize = 32;
+/// The shortest encryption key that NCCL takes, in bytes.
+const MIN_KEY_BYTES: usize = 32;
 
 /// What the ranks of one communicator share so as to find each other: 128 opaque bytes, made by one
 /// rank.
@@ -72,14 +72,14 @@ impl Library {
     ///
     /// # Errors
     ///
-    /// [`Error::NcclNotFound`] lists every place tried; one that is too old is skipped with both
+    /// [`NcclError::NotFound`] lists every place tried; one that is too old is skipped with both
     /// versions as the reason.
     pub fn open(explicit: Option<&Path>) -> Result<Self> {
         Self::open_at_least(explicit, DEV_COMM_VERSION)
     }
 
     /// As [`open`](Self::open), content with `needs` or newer. What the library is too old for then
-    /// fails with [`Error::Unsupported`] when it is used.
+    /// fails with [`NcclError::Unsupported`] when it is used.
     ///
     /// # Errors
     ///
@@ -98,11 +98,12 @@ impl Library {
             return library.at_least(needs).map(|()| library);
         }
         let mut opened = None;
-        find_nccl(explicit, Part::Library, |tree| {
+        find_nccl(explicit, NcclPart::Library, |tree| {
             let path = tree.library.as_deref().ok_or("it has no lib/libnccl.so.2")?;
             opened = Some(Self::load_gpus(path, needs).map_err(|error| reason(&error))?);
             Ok(())
-        })?;
+        })
+        .map_err(NcclError::NotFound)?;
         opened.ok_or_else(|| Error::invalid("the search for NCCL accepted nothing"))
     }
 
@@ -110,9 +111,9 @@ impl Library {
     ///
     /// # Errors
     ///
-    /// [`Error::NcclUnusable`] when it cannot be loaded or is no NCCL, [`Error::NcclTooOld`] when
-    /// it is older than `needs`; [`Error::NotSimulated`] on a simulated machine, which has an NCCL
-    /// of its own.
+    /// [`NcclError::Unusable`] when it cannot be loaded or is no NCCL, [`NcclError::TooOld`] when
+    /// it is older than `needs`; [`DriverError::NotSimulated`](crate::DriverError::NotSimulated) on
+    /// a simulated machine, which has an NCCL of its own.
     pub fn load(path: &Path, needs: NcclVersion) -> Result<Self> {
         let what = || format!("the NCCL library {}", path.display());
         Machine::current()?.refuse_simulated(what)?;
@@ -137,7 +138,7 @@ impl Library {
     fn at_least(&self, needs: NcclVersion) -> Result<()> {
         let has = self.version();
         if has < needs {
-            return Err(Error::NcclTooOld { needs, has, path: self.path().to_owned() });
+            return Err(NcclError::TooOld { needs, has, path: self.path().to_owned() }.into());
         }
         Ok(())
     }
@@ -194,14 +195,14 @@ impl Library {
     /// # Errors
     ///
     /// [`Error::InvalidInput`] for a key that is too short or has a NUL in it,
-    /// [`Error::Unsupported`] on a library older than 2.32.3, [`Error::Nccl`].
+    /// [`NcclError::Unsupported`] on a library older than 2.32.3, [`Error::Nccl`].
     #[doc(alias = "ncclSetEncryption")]
     #[doc(alias = "ncclEncryptionConfig_t")]
     pub fn set_encryption(&self, key: Option<&str>) -> Result<()> {
         let key = key.map(|key| match CString::new(key) {
-            Ok(text) if key.len() >= SHORTEST_KEY => Ok(text),
+            Ok(text) if key.len() >= MIN_KEY_BYTES => Ok(text),
             Ok(_) => Err(Error::invalid(format!(
-                "the encryption key has {} bytes, NCCL wants at least {SHORTEST_KEY}",
+                "the encryption key has {} bytes, NCCL wants at least {MIN_KEY_BYTES}",
                 key.len()
             ))),
             Err(_) => {
@@ -269,10 +270,10 @@ impl std::fmt::Display for Versions {
 /// The reason in a list whose entry already names the place.
 fn reason(error: &Error) -> String {
     match error {
-        Error::NcclTooOld { needs, has, .. } => {
+        Error::Nccl(NcclError::TooOld { needs, has, .. }) => {
             format!("it is NCCL {has}, needed is {needs} or newer")
         }
-        Error::NcclUnusable { reason, .. } => reason.clone(),
+        Error::Nccl(NcclError::Unusable { reason, .. }) => reason.clone(),
         other => other.to_string(),
     }
 }

@@ -62,7 +62,7 @@ fn an_nccl_that_is_too_old_names_both_versions() {
     let folder = tempfile::tempdir().unwrap();
     let Some(path) = impostor(folder.path(), &of_version(22809)) else { return };
     let error = Library::load(&path, DEV_COMM_VERSION).unwrap_err();
-    assert!(matches!(error, Error::NcclTooOld { .. }));
+    assert!(matches!(error, Error::Nccl(NcclError::TooOld { .. })));
     let text = error.to_string();
     assert!(text.contains("2.28.9") && text.contains("2.32.3"), "{text}");
     assert!(text.contains(path.to_str().unwrap()), "{text}");
@@ -97,7 +97,7 @@ fn nothing_of_a_later_version_is_called_in_an_old_library() {
         nccl.dev_comm_create(std::ptr::null_mut(), std::ptr::null(), std::ptr::null_mut())
     };
     match refused {
-        Err(Error::Unsupported { what: "ncclDevCommCreate", needs, has }) => {
+        Err(Error::Nccl(NcclError::Unsupported { what: "ncclDevCommCreate", needs, has })) => {
             assert_eq!((needs.code(), has.code()), (23203, 22809));
         }
         other => panic!("{other:?}"),
@@ -110,7 +110,10 @@ fn a_function_that_is_missing_is_unsupported_when_it_is_used() {
     let Some(path) = impostor(folder.path(), &of_version(23203)) else { return };
     let library = Library::load(&path, DEV_COMM_VERSION).unwrap();
     let error = library.unique_id().err().unwrap();
-    assert!(matches!(error, Error::Unsupported { what: "ncclGetUniqueId", .. }), "{error}");
+    assert!(
+        matches!(error, Error::Nccl(NcclError::Unsupported { what: "ncclGetUniqueId", .. })),
+        "{error}"
+    );
 }
 
 #[test]
@@ -118,7 +121,9 @@ fn a_failed_call_carries_everything_nccl_says() {
     let folder = tempfile::tempdir().unwrap();
     let source = of_version(23203)
         + r#"
-        const char *ncclGetErrorString(int code) { return code == 2 ? "unhandled system error" : "?"; }
+        const char *ncclGetErrorString(int code) {
+            return code == 2 ? "unhandled system error" : "?";
+        }
         const char *ncclGetLastError(void *comm) { return "socket: no interface eth7"; }
         int ncclGetUniqueId(void *id) { return 2; }"#;
     let Some(path) = impostor(folder.path(), &source) else { return };
@@ -137,7 +142,7 @@ fn what_is_no_nccl_is_an_error() {
     let missing = folder.path().join("nothing.so");
     for path in [&text, &missing] {
         let error = Library::load(path, OLDEST_VERSION).unwrap_err();
-        assert!(matches!(error, Error::NcclUnusable { .. }), "{error}");
+        assert!(matches!(error, Error::Nccl(NcclError::Unusable { .. })), "{error}");
     }
     let Some(path) = impostor(folder.path(), "int other(void) { return 0; }") else { return };
     let error = Library::load(&path, OLDEST_VERSION).unwrap_err().to_string();
@@ -171,7 +176,9 @@ fn the_real_library_makes_an_id_and_refuses_a_rank_without_a_gpu_in_words() {
     // SAFETY: the call owns what it writes to.
     let code = unsafe { call.make(library.nccl()) }.unwrap();
     match library.nccl().check("ncclCommInitRankScalable", code, Some(0)).err() {
-        Some(Error::Nccl { rank: Some(0), text, .. }) => assert!(!text.is_empty()),
+        Some(Error::Nccl(NcclError::Failed { rank: Some(0), text, .. })) => {
+            assert!(!text.is_empty())
+        }
         other => panic!("{other:?}"),
     }
     assert!(out.communicator().is_none());
@@ -256,7 +263,7 @@ fn deadly(folder: &Path, code: u32) -> Option<Library> {
 /// Refused as too new for the library, and nothing was called: that would have ended the process.
 fn refused<T>(result: Result<T>, library: &Library, what: &str, needs: u32) {
     match result.err() {
-        Some(Error::Unsupported { what: refused, needs: least, has }) => {
+        Some(Error::Nccl(NcclError::Unsupported { what: refused, needs: least, has })) => {
             assert_eq!((refused, least.code(), has), (what, needs, library.version()));
         }
         other => panic!("{what}: {other:?}"),

@@ -1,4 +1,4 @@
-//! All GPUs of one process, driven by one thread: collectives on lists of buffers, one a GPU.
+//! All GPUs of one process, driven by one thread: collectives on lists of buffers, one per GPU.
 
 use super::{Communicator, Library, ReduceOp, group};
 use crate::device::{Buffer, Context, DeviceSlice, Stream, gpus_of};
@@ -13,7 +13,8 @@ use crate::error::{Error, Result};
 /// # use devcomm_host::{Library, MultiGpu, ReduceOp, Result};
 /// # fn main() -> Result<()> {
 /// let gpus = MultiGpu::all(&Library::open(None)?)?;
-/// let buffers = gpus.communicators().iter().map(|comm| comm.mem_alloc::<f32>(1024)).collect::<Result<Vec<_>>>()?;
+/// let buffers = gpus.communicators().iter().map(|comm| comm.mem_alloc::<f32>(1024));
+/// let buffers = buffers.collect::<Result<Vec<_>>>()?;
 /// gpus.all_reduce(&buffers, &buffers, ReduceOp::Sum)?; // in place
 /// gpus.synchronize()
 /// # }
@@ -29,7 +30,9 @@ impl MultiGpu {
     ///
     /// # Errors
     ///
-    /// As [`Communicator::init_all`]; [`Error::NoDriver`], [`Error::NoGpu`], [`Error::TooFewGpus`].
+    /// As [`Communicator::init_all`]; [`DriverError::NoDriver`](crate::DriverError::NoDriver),
+    /// [`DriverError::NoGpu`](crate::DriverError::NoGpu),
+    /// [`DriverError::TooFewGpus`](crate::DriverError::TooFewGpus).
     pub fn new(library: &Library, devices: &[usize]) -> Result<Self> {
         let machine = library.nccl().machine();
         let contexts = devices.iter().map(|&device| Context::on(machine, device));
@@ -59,7 +62,7 @@ impl MultiGpu {
         &self.streams
     }
 
-    /// Has the operations go to other streams from now on, one a GPU.
+    /// Sets the streams that later operations go to, one per GPU.
     ///
     /// # Errors
     ///
@@ -73,12 +76,11 @@ impl MultiGpu {
         Ok(())
     }
 
-    /// Every `recv` gets the combination of all `send`.
+    /// Every `recv` gets the reduction of all `send`.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidInput`] unless there is one buffer a GPU; as [`Communicator::all_reduce`].
-    /// So for the others.
     pub fn all_reduce<S, R>(&self, send: &[S], recv: &[R], op: ReduceOp) -> Result<()>
     where
         S: Buffer,
@@ -89,7 +91,7 @@ impl MultiGpu {
         })
     }
 
-    /// `recv` of GPU `root` gets the combination of all `send`.
+    /// `recv` of GPU `root` gets the reduction of all `send`.
     ///
     /// # Errors
     ///
@@ -115,7 +117,7 @@ impl MultiGpu {
         })
     }
 
-    /// Every `recv` gets all `send`, one after the other.
+    /// Every `recv` gets all `send`, in order of ranks.
     ///
     /// # Errors
     ///
@@ -130,7 +132,7 @@ impl MultiGpu {
         })
     }
 
-    /// Every `recv` gets its part of the combination of all `send`.
+    /// Every `recv` gets its part of the reduction of all `send`.
     ///
     /// # Errors
     ///
@@ -145,7 +147,7 @@ impl MultiGpu {
         })
     }
 
-    /// Runs `f` for every GPU, in one group: for operations that there is no method for.
+    /// Runs `f` for every GPU, in one group: for operations that have no method here.
     ///
     /// # Errors
     ///

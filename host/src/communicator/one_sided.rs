@@ -1,5 +1,5 @@
-//! One-sided operations, launched by the host: a rank writes another's window, and tells it so by a
-//! signal.
+//! One-sided operations, launched by the host: a rank writes to another's window, and signals that
+//! rank.
 
 use std::ffi::c_int;
 
@@ -18,7 +18,7 @@ use devcomm_sys::nccl::RawWaitSignal;
 /// context unless its [`CommConfig`](crate::CommConfig) asks for more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Signal {
-    /// The rank that is told.
+    /// The rank that is signalled.
     pub peer: usize,
     /// Index of the signal, below `num_rma_sig` of the configuration.
     pub index: u32,
@@ -55,7 +55,7 @@ impl WaitSignalDesc {
         Self { peer, count: 1, index: 0, context: 0 }
     }
 
-    /// As many instead.
+    /// That many signals.
     #[must_use]
     pub const fn count(mut self, count: u32) -> Self {
         self.count = count;
@@ -68,16 +68,18 @@ impl Communicator {
     /// rank, which sees the data once it has [waited](Self::wait_signal). `local` must itself be
     /// part of a window of this communicator.
     ///
-    /// `window` is this rank's own handle of the window; its peers' copies are assumed to be as
-    /// long.
+    /// `window` is this rank's own handle of the window. What counts is the length of the peer's part;
+    /// of a communicator without a world it is assumed to be this rank's.
     ///
     /// NCCL: `ncclPutSignal`, which counts the offset in bytes.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidInput`] for elements beyond the end of the window, a rank or an index that
-    /// there is not; [`Error::Closed`], [`Error::Unsupported`], [`Error::CommunicatorEnded`],
-    /// [`Error::RankLost`], [`Error::Nccl`].
+    /// there is not; [`StateError::Closed`](crate::StateError::Closed),
+    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported),
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded),
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost), [`Error::Nccl`].
     #[doc(alias = "ncclPutSignal")]
     pub fn put_signal<T, B>(
         &self,
@@ -93,11 +95,12 @@ impl Communicator {
     {
         let (local, target) = (local.device_slice(), self.target(to)?);
         let end = at.checked_add(local.len());
-        if end.is_none_or(|end| end > window.len()) {
+        let room = window.len_of(to.peer).unwrap_or(window.len());
+        if end.is_none_or(|end| end > room) {
             return Err(Error::invalid(format!(
-                "{} elements to element {at} of a window that has {}",
+                "{} elements to element {at} of a window that has {room} in rank {}",
                 local.len(),
-                window.len()
+                to.peer
             )));
         }
         if !std::sync::Arc::ptr_eq(window.communicator().handle(), self.handle()) {

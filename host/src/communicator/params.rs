@@ -6,11 +6,11 @@ use std::ffi::CString;
 use super::Library;
 use crate::error::Result;
 
-/// A read-only map of the parameters that the library tells of, by the names of their environment
+/// A read-only map of the parameters that the library reports, by the names of their environment
 /// variables. What it holds is asked of NCCL at each call.
 ///
-/// NCCL 2.32.3 tells of a few that concern its log, `NCCL_DEBUG` for one; of most `NCCL_*`
-/// variables it tells nothing.
+/// NCCL 2.32.3 reports a few that concern its log, `NCCL_DEBUG` for one, and no other `NCCL_*`
+/// variables.
 ///
 /// ```no_run
 /// # fn main() -> devcomm_host::Result<()> {
@@ -23,8 +23,8 @@ use crate::error::Result;
 /// ```
 ///
 /// NCCL: `ncclParamGetAllParameterKeys`, `ncclParamGetParameter`, since 2.30.4; the methods fail
-/// with [`Error::Unsupported`](crate::Error::Unsupported) on an older library. Its reads by type
-/// are left out: on nearly every parameter that there is they fail, since these are lists and
+/// with [`NcclError::Unsupported`](crate::NcclError::Unsupported) on an older library. Its reads by
+/// type are left out: on nearly every parameter that there is they fail, since these are lists and
 /// enumerations.
 #[derive(Clone, Debug)]
 #[doc(alias = "ncclParamGetParameter")]
@@ -34,12 +34,13 @@ pub struct Params {
 }
 
 impl Params {
-    /// The value as text, empty if it is not set; `None` for a parameter that NCCL tells nothing
-    /// of.
+    /// The value as text, empty if it is not set; `None` for a parameter that NCCL does not
+    /// report.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`](crate::Error::Unsupported), [`Error::Nccl`](crate::Error::Nccl).
+    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported),
+    /// [`Error::Nccl`](crate::Error::Nccl).
     pub fn get(&self, key: &str) -> Result<Option<String>> {
         // No key has a NUL in it.
         let Ok(key) = CString::new(key) else { return Ok(None) };
@@ -85,7 +86,7 @@ impl Library {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`](crate::Error::Unsupported) on a library older than 2.30.4.
+    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported) on a library older than 2.30.4.
     #[doc(alias = "ncclParamDumpAll")]
     pub fn dump_params(&self) -> Result<()> {
         self.nccl().dump_parameters()

@@ -1,4 +1,4 @@
-//! The other ranks of a communicator, as they are reached beside NCCL.
+//! Exchanges between the ranks of a communicator that do not go through NCCL.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -37,7 +37,8 @@ pub(crate) fn read<T: Pod>(rank: usize, bytes: &[u8]) -> Result<Vec<T>> {
     }
     if bytes.len().checked_rem(size_of::<T>()) != Some(0) {
         return Err(Error::invalid(format!(
-            "rank {rank} gave {} bytes, which are no values of {} bytes; all ranks exchange one type",
+            "rank {rank} gave {} bytes, which are no values of {} bytes; all ranks exchange one \
+             type",
             bytes.len(),
             size_of::<T>()
         )));

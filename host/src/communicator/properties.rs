@@ -1,4 +1,4 @@
-//! What a communicator can do.
+//! The properties of a communicator: what it and its machine can do.
 
 use devcomm_types::{GinConnectionType, GinType, Team};
 
@@ -24,7 +24,8 @@ pub struct Properties {
     pub device_api: bool,
     /// Whether multicast works here. NCCL: `multimemSupport`.
     pub multimem: bool,
-    /// Groups of ranks that reach each other by load and store; 1 means all do. NCCL: `nLsaTeams`.
+    /// How many LSA teams there are; with 1, all ranks reach each other by load and store. NCCL:
+    /// `nLsaTeams`.
     pub n_lsa_teams: usize,
     /// The first network back end with which a kernel reaches every rank; [`GinType::None`] where
     /// there is none. NCCL: `ginType`.
@@ -36,14 +37,14 @@ pub struct Properties {
     pub gin_types: GinTypes,
     /// Whether the host's one-sided operations work. NCCL: `hostRmaSupport`.
     pub host_rma: bool,
-    /// A number that all ranks of this communicator share, and other communicators hardly do. NCCL:
+    /// A hash that is the same on all ranks of this communicator and most likely no other. NCCL:
     /// `commHash`.
     pub comm_hash: u64,
     /// A stride for [`GinConnectionType::CustomStride`] is a multiple of this, in ranks; `None`
-    /// where the network has no even pattern and takes no custom stride. NCCL: `ginMinStride`,
-    /// which is then `INT_MAX`.
+    /// where the network's connections are not strided: it takes no custom stride. NCCL:
+    /// `ginMinStride`, which is then `INT_MAX`.
     pub gin_min_stride: Option<u32>,
-    /// What the network connects at most: every rank, the rails, or nobody. NCCL:
+    /// What the network connects at most: every rank, the rails, or none. NCCL:
     /// `ginConnectionType`.
     pub gin_connection_type: GinConnectionType,
     /// Bytes of the `ncclDevComm` that this library writes for device code of its own version.
@@ -58,7 +59,7 @@ pub struct Properties {
 }
 
 impl Properties {
-    /// Ranks of an LSA team; all teams have as many.
+    /// Ranks of an LSA team, the same in all teams.
     #[must_use]
     pub fn lsa_size(&self) -> usize {
         (self.n_ranks / self.n_lsa_teams.max(1)).max(1)
@@ -70,7 +71,7 @@ impl Properties {
         Team { n_ranks: int(self.n_ranks), rank: int(self.rank), stride: 1 }
     }
 
-    /// This rank's LSA team. NCCL's LSA teams are runs of ranks of one size.
+    /// This rank's LSA team. NCCL's LSA teams are consecutive ranks, of one size.
     pub(crate) fn lsa_team(&self) -> Team {
         self.world_team().inner_factor(self.lsa_stride())
     }

@@ -1,4 +1,4 @@
-//! How reductions combine elements.
+//! Operators of reductions: NCCL's own, and sums of scaled elements.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -12,7 +12,7 @@ use super::Communicator;
 use crate::device::in_group::refuse_inside;
 use crate::device::issuer::Resource;
 use crate::device::{Buffer, Dynamic};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls::{self, Scalar};
 
@@ -25,9 +25,9 @@ pub enum ReduceOp {
     Sum = 0,
     /// The product.
     Prod = 1,
-    /// The greatest.
+    /// The maximum.
     Max = 2,
-    /// The least.
+    /// The minimum.
     Min = 3,
     /// The sum divided by the number of ranks.
     Avg = 4,
@@ -59,7 +59,7 @@ impl sealed::Operator for ReduceOp {
 
 /// The sum of every rank's elements multiplied by that rank's scalar.
 ///
-/// Made by [`Communicator::pre_mul_sum`] and [`Communicator::pre_mul_sum_from`], good for
+/// Made by [`Communicator::pre_mul_sum`] and [`Communicator::pre_mul_sum_from`], valid for
 /// reductions of `T` on that communicator. It is closed with the communicator.
 ///
 /// NCCL: `ncclRedOpCreatePreMulSum`, `ncclRedOpDestroy`.
@@ -86,7 +86,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::CommunicatorEnded`], [`Error::Nccl`].
+    /// [`StateError::CommunicatorEnded`], [`Error::Nccl`].
     pub fn pre_mul_sum<T: Element>(&self, scalar: T) -> Result<CustomReduceOp<T>> {
         let mut bytes = vec![0u64; size_of::<T>().div_ceil(8)];
         // SAFETY: there is room for a T, which is plain data.
@@ -149,7 +149,7 @@ impl<T> CustomReduceOp<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::InGroup`], for the group's operations may use it; [`Error::Nccl`].
+    /// [`StateError::InGroup`], for the group's operations may use it; [`Error::Nccl`].
     pub fn close(&self) -> Result<()> {
         refuse_inside("the end of an operator")?;
         self.inner.close()
@@ -169,7 +169,9 @@ impl<T> sealed::Operator for &CustomReduceOp<T> {
     ) -> Result<(c_int, Option<Rc<dyn Any>>)> {
         let Inner { op, data_type: own, communicator: made_by, .. } = &*self.inner;
         if !self.is_valid() {
-            return Err(Error::Closed { what: "the operator", rank: communicator.rank() });
+            return Err(
+                StateError::Closed { what: "the operator", rank: communicator.rank() }.into()
+            );
         }
         if !std::sync::Arc::ptr_eq(made_by.handle(), communicator.handle()) {
             return Err(Error::invalid("an operator that another communicator made"));

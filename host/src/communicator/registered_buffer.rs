@@ -1,4 +1,4 @@
-//! Buffers that NCCL knows, so that its collectives need not copy them.
+//! Registered buffers: memory that NCCL's collectives use without a copy.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -9,7 +9,7 @@ use super::group::CallState;
 use crate::device::Buffer;
 use crate::device::in_group::refuse_inside;
 use crate::device::issuer::Resource;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls;
 
@@ -42,8 +42,9 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for empty memory or memory of another context; [`Error::Capturing`],
-    /// [`Error::CommunicatorEnded`], [`Error::RankLost`], [`Error::Nccl`].
+    /// [`Error::InvalidInput`] for empty memory or memory of another context;
+    /// [`StateError::Capturing`], [`StateError::CommunicatorEnded`],
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost), [`Error::Nccl`].
     pub fn register_buffer<B: Buffer>(&self, buffer: &B) -> Result<RegisteredBuffer> {
         let slice = buffer.device_slice();
         self.require_own(slice.context(), "memory to be registered")?;
@@ -82,7 +83,8 @@ impl RegisteredBuffer {
     ///
     /// # Errors
     ///
-    /// [`Error::Closed`]; [`Error::InGroup`] before the group of the registration has ended.
+    /// [`StateError::Closed`]; [`StateError::InGroup`] before the group of the registration has
+    /// ended.
     pub fn handle(&self) -> Result<u64> {
         self.inner.handle()
     }
@@ -99,7 +101,7 @@ impl RegisteredBuffer {
     ///
     /// # Errors
     ///
-    /// What waiting for the streams gives, [`Error::Capturing`], [`Error::InGroup`],
+    /// What waiting for the streams gives, [`StateError::Capturing`], [`StateError::InGroup`],
     /// [`Error::Nccl`].
     pub fn close(&self) -> Result<()> {
         refuse_inside("the end of a registration")?;
@@ -121,9 +123,10 @@ impl Inner {
                 Ok(self.handle.get())
             }
             CallState::Deferred => {
-                Err(Error::InGroup { what: "the use of a buffer that the group registers" })
+                Err(StateError::InGroup { what: "the use of a buffer that the group registers" }
+                    .into())
             }
-            _ => Err(Error::Closed { what: "the registered buffer", rank }),
+            _ => Err(StateError::Closed { what: "the registered buffer", rank }.into()),
         }
     }
 }
@@ -132,7 +135,7 @@ impl Resource for Inner {
     fn close(&self) -> Result<()> {
         self.communicator.refuse_suspended()?;
         let Ok(handle) = self.handle() else {
-            // It is not there, or has gone with the communicator.
+            // It was not made, or has ended with the communicator.
             self.closed.set(true);
             return Ok(());
         };
@@ -158,7 +161,7 @@ impl Drop for Inner {
             return;
         }
         let suspended = self.communicator.refuse_suspended().is_err();
-        if suspended || !self.communicator.context().is_settled("a registered buffer") {
+        if suspended || !self.communicator.context().can_free("a registered buffer") {
             std::mem::forget(self.memory.take());
             return;
         }

@@ -17,8 +17,8 @@ use crate::sys::nccl::query::Allocation;
 /// still writes this memory is for a barrier to wait for.
 ///
 /// When the last clone is dropped, and every [`Window`](crate::Window), [`DeviceSlice`] and
-/// [`Graph`](crate::Graph) of it, it waits for this rank's streams and frees the memory. If they do
-/// not come to rest within 10 s, or cannot (a rank is lost, a deadline was missed), the memory
+/// [`Graph`](crate::Graph) of it, it waits for this rank's streams and frees the memory. If they
+/// are not idle within 10 s, or cannot be (a rank is lost, a deadline was missed), the memory
 /// stays allocated until the process ends.
 ///
 /// NCCL: `ncclMemAlloc`, `ncclMemFree`.
@@ -30,7 +30,7 @@ pub struct SymmetricBuffer<T: Element> {
     element: PhantomData<T>,
 }
 
-/// An allocation that is freed when nobody needs it.
+/// An allocation that is freed with its last user.
 struct Memory {
     /// `None` only while dropping.
     allocation: Option<Allocation>,
@@ -45,7 +45,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a length of 0, [`Error::RankLost`], [`Error::Nccl`].
+    /// [`Error::InvalidInput`] for a length of 0,
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost), [`Error::Nccl`].
     #[doc(alias = "ncclMemAlloc")]
     pub fn mem_alloc<T: Element>(&self, len: usize) -> Result<SymmetricBuffer<T>> {
         self.bind()?;
@@ -59,8 +60,10 @@ impl<T: Element> SymmetricBuffer<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a length of 0, [`Error::RankLost`], [`Error::Nccl`];
-    /// [`Error::Capturing`] while a stream of the context is captured.
+    /// [`Error::InvalidInput`] for a length of 0,
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost), [`Error::Nccl`];
+    /// [`StateError::Capturing`](crate::StateError::Capturing) while a stream of the context is
+    /// captured.
     pub fn new(library: &Library, context: &Context, len: usize) -> Result<Self> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
         let bytes = match bytes {
@@ -76,7 +79,7 @@ impl<T: Element> SymmetricBuffer<T> {
         let allocation = Some(library.nccl().alloc(bytes)?);
         let memory = Memory { allocation, context: context.clone(), library: library.clone() };
         let buffer = Self { memory: Rc::new(memory), len, element: PhantomData };
-        buffer.fill(0)?;
+        buffer.fill_bytes(0)?;
         Ok(buffer)
     }
 
@@ -121,9 +124,9 @@ impl<T: Element> SymmetricBuffer<T> {
     ///
     /// # Errors
     ///
-    /// As [`DeviceSlice::fill`].
-    pub fn fill(&self, byte: u8) -> Result<()> {
-        self.device_slice().fill(byte)
+    /// As [`DeviceSlice::fill_bytes`].
+    pub fn fill_bytes(&self, byte: u8) -> Result<()> {
+        self.device_slice().fill_bytes(byte)
     }
 }
 
@@ -159,7 +162,7 @@ impl<T: Element> Clone for SymmetricBuffer<T> {
 impl Drop for Memory {
     fn drop(&mut self) {
         let Some(allocation) = self.allocation.take() else { return };
-        if self.context.health().is_lost() || !self.context.is_settled("device memory") {
+        if self.context.health().is_lost() || !self.context.can_free("device memory") {
             return;
         }
         let _ = self.context.cuda().bind();

@@ -1,10 +1,10 @@
-//! Groups of ranks, as NCCL forms them.
+//! Teams: the sets of ranks that NCCL's device API addresses.
 
 use devcomm_types::nccl::Team;
 
 use super::Communicator;
 use super::handle::Status;
-use crate::error::{Error, Result, ranks};
+use crate::error::{DevCommError, Error, Result, ranks};
 use crate::sys::nccl::query::TeamKind;
 
 /// Which ranks a CFT (copy fabric) team takes in. NCCL: `ncclCftTeamMode_t`.
@@ -25,7 +25,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::CommunicatorEnded`], [`Error::Unsupported`]; so for the other teams.
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded),
+    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported).
     #[doc(alias = "ncclTeamWorld")]
     pub fn team_world(&self) -> Result<Team> {
         self.team(TeamKind::World)
@@ -41,7 +42,7 @@ impl Communicator {
         self.team(TeamKind::Lsa)
     }
 
-    /// The ranks with this one's place in every LSA team. NCCL: `ncclTeamRail`.
+    /// The ranks with this one's LSA rank in every LSA team. NCCL: `ncclTeamRail`.
     ///
     /// # Errors
     ///
@@ -82,7 +83,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a member that the team has not; as
+    /// [`Error::InvalidInput`] for a member that is not in the team; as
     /// [`team_world`](Self::team_world).
     #[doc(alias = "ncclTeamRankToWorld")]
     pub fn rank_to_world(&self, team: Team, member: usize) -> Result<usize> {
@@ -113,14 +114,14 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::SeveralLsaTeams`] names the ranks and hosts of each group; otherwise as
+    /// [`DevCommError::SeveralLsaTeams`] names the ranks and hosts of each LSA team; otherwise as
     /// [`properties`](Self::properties).
     pub fn require_single_lsa_team(&self) -> Result<()> {
         let teams = self.properties()?.n_lsa_teams;
         let hosts = self.peers().map_or(&[][..], |peers| peers.hosts());
         match describe_lsa_teams(self.n_ranks(), teams, hosts) {
             None => Ok(()),
-            Some(teams) => Err(Error::SeveralLsaTeams { teams }),
+            Some(teams) => Err(DevCommError::SeveralLsaTeams { teams }.into()),
         }
     }
 
@@ -130,8 +131,8 @@ impl Communicator {
     }
 }
 
-/// The ranks and hosts of each group that shares memory, or `None` if there is one group. NCCL's
-/// groups are of one size and take consecutive ranks.
+/// The ranks and hosts of each LSA team, or `None` if there is one. NCCL's LSA teams have one size
+/// and consecutive ranks.
 fn describe_lsa_teams(n_ranks: usize, n_teams: usize, hosts: &[String]) -> Option<Vec<String>> {
     if n_teams <= 1 {
         return None;
@@ -159,8 +160,9 @@ mod tests {
         assert_eq!(describe_lsa_teams(4, 1, &hosts), None);
         let teams = describe_lsa_teams(4, 2, &hosts).unwrap();
         assert_eq!(teams, ["ranks 0, 1 on a", "ranks 2, 3 on b"]);
-        let error =
-            Error::SeveralLsaTeams { teams: describe_lsa_teams(2, 2, &hosts[1..3]).unwrap() };
+        let error = Error::DevComm(DevCommError::SeveralLsaTeams {
+            teams: describe_lsa_teams(2, 2, &hosts[1..3]).unwrap(),
+        });
         assert!(error.to_string().ends_with("rank 0 on a; rank 1 on b"), "{error}");
     }
 }

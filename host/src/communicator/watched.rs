@@ -1,10 +1,10 @@
-//! Calls that may never return.
+//! Calls that may never return, made so that the rank does not hang.
 //!
-//! Making and ending communicators and what belongs to them means talking to every rank, and NCCL
-//! waits for a dead one for ever. Such a call is made on a thread of its own, while this one looks
-//! after the health of the job. When a rank is lost, the communicator is aborted, which makes
-//! NCCL's calls return; a thread that does not come back even then is left behind. A simulated
-//! NCCL knows when nobody can come any more, and is called as it is.
+//! Making and ending communicators and what belongs to them takes every rank, and NCCL waits for a
+//! dead one forever. Such a call is made on a thread of its own, while this one watches the health
+//! of the job. When a rank is lost, the communicator is aborted, which makes NCCL's calls return; a
+//! thread that does not return even then is leaked. A simulated NCCL detects a call that can never
+//! return, and is called on the rank's own thread.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::device::Context;
 use crate::error::Result;
 
 /// How long a call may take to return once its communicator was aborted.
-const RESCUE_PATIENCE: Duration = Duration::from_secs(3);
+const RESCUE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Runs `work` on a thread with the context current. If a rank is lost meanwhile, calls `rescue`,
 /// waits a moment longer and gives up.
@@ -39,9 +39,9 @@ pub(crate) fn watched<T: Send + 'static>(
         Err(lost) => lost,
     };
     rescue();
-    if task.wait(Some(RESCUE_PATIENCE), || Ok(())).is_err() {
-        tracing::warn!("a call of NCCL does not return and is left behind");
-        // The thread goes on using it.
+    if task.wait(Some(RESCUE_TIMEOUT), || Ok(())).is_err() {
+        tracing::warn!("a call of NCCL does not return; its thread is leaked");
+        // The thread continues using it.
         std::mem::forget(context.clone());
     }
     Err(lost)

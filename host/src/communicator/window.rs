@@ -7,14 +7,15 @@ use std::marker::PhantomData;
 use std::rc::Rc;
 
 use devcomm_types::nccl::{MultimemHandle, Team};
-use devcomm_types::{Element, IntoArg, Window as DeviceWindow};
+use devcomm_types::{ArgInfo, Element, IntoArg, Window as DeviceWindow};
 
 use super::Communicator;
 use super::group::CallState;
+use super::peers;
 use crate::device::in_group::refuse_inside;
 use crate::device::issuer::Resource;
 use crate::device::{Buffer, DeviceSlice};
-use crate::error::{Error, Result};
+use crate::error::{DevCommError, Error, Result, StateError};
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls;
 use crate::sys::nccl::query::RawEndpoint;
@@ -43,7 +44,7 @@ bitflags::bitflags! {
 /// `&Window<T>` where the kernel has a `Window<T>`.
 ///
 /// [`close`](Self::close) ends the registration; so does the end of the communicator, and dropping.
-/// The memory is freed when nobody else needs it. Both are local: that the kernels of *other* ranks
+/// The memory is freed when nothing else uses it. Both are local: that the kernels of *other* ranks
 /// have finished with this window is for a barrier at their end to ensure.
 ///
 /// NCCL: `ncclCommWindowRegister`, `ncclCommWindowDeregister`.
@@ -63,6 +64,8 @@ struct Inner {
     address: u64,
     bytes: usize,
     flags: WindowFlags,
+    /// Bytes of each rank's part; `None` where the ranks cannot tell each other.
+    of_ranks: Option<Vec<u64>>,
     /// What keeps the memory allocated; `None` for another's.
     memory: Cell<Option<Rc<dyn Any>>>,
     communicator: Communicator,
@@ -86,8 +89,7 @@ impl From<RawEndpoint> for LogicalEndpoint {
 
 impl Communicator {
     /// Allocates a symmetric window of `len` elements, zeroed, and registers it with every rank.
-    /// *Collective*; the ranks may ask for different lengths, and then keep to what the owner of
-    /// each copy has.
+    /// *Collective*; the ranks may ask for different lengths, of which kernels get the smallest.
     ///
     /// NCCL: `ncclMemAlloc`, `ncclCommWindowRegister` with `NCCL_WIN_COLL_SYMMETRIC`.
     ///
@@ -101,7 +103,7 @@ impl Communicator {
 
     /// Registers memory as a window. *Collective*; the ranks' memory may differ in length, the
     /// flags may not. Inside a [`group`](crate::group()) several windows are registered together,
-    /// and are good for use when the group has ended.
+    /// and can be used once the group has ended.
     ///
     /// One buffer can be registered with several communicators.
     ///
@@ -109,10 +111,11 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::NoWindow`] where the ranks have no symmetric memory, [`Error::InvalidInput`] for
-    /// memory that does not begin at a multiple of 4096 bytes, is of another context or empty, and
-    /// for flags that exclude each other; [`Error::Capturing`] while a stream is captured;
-    /// [`Error::RankLost`], [`Error::CommunicatorEnded`], [`Error::Nccl`].
+    /// [`DevCommError::NoWindow`] where the ranks have no symmetric memory, [`Error::InvalidInput`]
+    /// for memory that does not begin at a multiple of 4096 bytes, is of another context or empty,
+    /// and for flags that exclude each other; [`StateError::Capturing`] while a stream is captured;
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost), [`StateError::CommunicatorEnded`],
+    /// [`Error::Nccl`].
     #[doc(alias = "ncclCommWindowRegister")]
     pub fn register_window<B>(&self, buffer: &B, flags: WindowFlags) -> Result<Window<B::Element>>
     where
@@ -123,7 +126,8 @@ impl Communicator {
         self.require_own(slice.context(), "memory for a window")?;
         if slice.is_empty() || !slice.device_address().is_multiple_of(ALIGNMENT) {
             return Err(Error::invalid(format!(
-                "a window over {} bytes at {:#x}: it needs at least one element and an address that is a multiple of {ALIGNMENT}",
+                "a window over {} bytes at {:#x}: it needs at least one element and an address \
+                 that is a multiple of {ALIGNMENT}",
                 slice.byte_len(),
                 slice.device_address()
             )));
@@ -136,6 +140,7 @@ impl Communicator {
             ));
         }
         self.context().refuse_capturing("a window is registered")?;
+        let of_ranks = self.lengths_of_ranks(slice.byte_len())?;
         let inner = Rc::new(Inner {
             handle: Out::new(0),
             made: Rc::new(Cell::new(CallState::Deferred)),
@@ -143,6 +148,7 @@ impl Communicator {
             address: slice.device_address(),
             bytes: slice.byte_len(),
             flags,
+            of_ranks,
             memory: Cell::new(slice.keep()),
             communicator: self.clone(),
         });
@@ -160,6 +166,16 @@ impl Communicator {
         }
         Ok(window)
     }
+
+    /// What each rank gives, of which this one gives `bytes`.
+    fn lengths_of_ranks(&self, bytes: usize) -> Result<Option<Vec<u64>>> {
+        if self.n_ranks() == 1 {
+            return Ok(Some(vec![bytes as u64]));
+        }
+        let Some(peers) = self.peers() else { return Ok(None) };
+        let all = peers::all_gather(peers, &[bytes as u64])?;
+        Ok(Some(all.concat()))
+    }
 }
 
 impl<T: Element> Window<T> {
@@ -168,6 +184,22 @@ impl<T: Element> Window<T> {
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Elements of the part of `rank`; `None` for a rank that there is not, and for a communicator
+    /// without a world, whose ranks cannot tell each other.
+    #[must_use]
+    pub fn len_of(&self, rank: usize) -> Option<usize> {
+        let bytes = self.inner.of_ranks.as_ref()?.get(rank)?;
+        Some(usize::try_from(*bytes).ok()? / size_of::<T>())
+    }
+
+    /// Elements that every rank's part has: the length that kernels get. Of a communicator without
+    /// a world it is this rank's.
+    #[must_use]
+    pub fn min_len(&self) -> usize {
+        let ranks = 0..self.inner.communicator.n_ranks();
+        ranks.filter_map(|rank| self.len_of(rank)).min().unwrap_or(self.len)
     }
 
     /// Size in bytes.
@@ -204,10 +236,11 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Closed`]; [`Error::InGroup`] before the group of the registration has ended;
-    /// [`Error::NoWindow`].
+    /// [`StateError::Closed`]; [`StateError::InGroup`] before the group of the registration has
+    /// ended; [`DevCommError::NoWindow`].
     pub fn device_window(&self) -> Result<DeviceWindow<T>> {
-        self.inner.handle().map(|handle| DeviceWindow::from_handle(handle as *mut c_void))
+        let new = |handle| DeviceWindow::new(handle as *mut c_void, self.min_len());
+        self.inner.handle().map(new)
     }
 
     /// Ends the registration, after waiting for this rank's streams. Idempotent. The memory stays
@@ -217,7 +250,7 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     ///
-    /// What waiting for the streams gives, [`Error::Capturing`], [`Error::InGroup`],
+    /// What waiting for the streams gives, [`StateError::Capturing`], [`StateError::InGroup`],
     /// [`Error::Nccl`].
     #[doc(alias = "ncclCommWindowDeregister")]
     pub fn close(&self) -> Result<()> {
@@ -229,7 +262,8 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     ///
-    /// As [`device_window`](Self::device_window); [`Error::Unsupported`], [`Error::Nccl`].
+    /// As [`device_window`](Self::device_window);
+    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported), [`Error::Nccl`].
     #[doc(alias = "ncclWinGetUserPtr")]
     pub fn user_pointer(&self) -> Result<u64> {
         let handle = self.inner.handle()?;
@@ -378,9 +412,9 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     ///
-    /// As [`DeviceSlice::fill`].
-    pub fn fill(&self, byte: u8) -> Result<()> {
-        self.device_slice().fill(byte)
+    /// As [`DeviceSlice::fill_bytes`].
+    pub fn fill_bytes(&self, byte: u8) -> Result<()> {
+        self.device_slice().fill_bytes(byte)
     }
 
     /// NCCL's handle, for calls that go to it.
@@ -430,16 +464,19 @@ impl Inner {
             || self.made.get() == CallState::Failed
             || !self.communicator.is_valid()
         {
-            return Err(Error::Closed { what: "the window", rank });
+            return Err(StateError::Closed { what: "the window", rank }.into());
         }
         if self.made.get() == CallState::Deferred {
-            return Err(Error::InGroup { what: "the use of a window that the group registers" });
+            return Err(StateError::InGroup {
+                what: "the use of a window that the group registers",
+            }
+            .into());
         }
         if self.handle.get() == 0 && !self.communicator.is_ready()? {
-            return Err(Error::InProgress { operation: "the use of a window", rank });
+            return Err(StateError::InProgress { operation: "the use of a window", rank }.into());
         }
         match self.handle.get() {
-            0 => Err(Error::NoWindow { rank, bytes: self.bytes }),
+            0 => Err(DevCommError::NoWindow { rank, bytes: self.bytes }.into()),
             handle => Ok(handle),
         }
     }
@@ -454,14 +491,14 @@ impl Resource for Inner {
     fn close(&self) -> Result<()> {
         self.communicator.refuse_suspended()?;
         let Ok(handle) = self.handle() else {
-            // It is not there, or has gone with the communicator.
+            // It was not made, or has ended with the communicator.
             self.closed.set(true);
             return Ok(());
         };
         let communicator = &self.communicator;
         let context = communicator.context();
         if context.health().is_lost() {
-            // The registration is for nobody to end any more.
+            // A rank is lost: the registration cannot be ended any more.
             self.closed.set(true);
             self.leak();
             return Ok(());
@@ -486,7 +523,7 @@ impl Drop for Inner {
             return;
         }
         let suspended = self.communicator.refuse_suspended().is_err();
-        if suspended || !self.communicator.context().is_settled("a window") {
+        if suspended || !self.communicator.context().can_free("a window") {
             return self.leak();
         }
         if let Err(error) = self.close() {
@@ -497,11 +534,16 @@ impl Drop for Inner {
 
 impl<T: Element> IntoArg<DeviceWindow<T>> for &Window<T> {
     fn into_arg(self) -> DeviceWindow<T> {
-        DeviceWindow::from_handle(self.inner.handle().unwrap_or_default() as *mut c_void)
+        self.device_window().unwrap_or(DeviceWindow::new(std::ptr::null_mut(), 0))
     }
 
-    fn closed(&self) -> Option<&'static str> {
-        self.inner.handle().is_err().then_some("the window")
+    fn info(&self) -> ArgInfo<'_> {
+        ArgInfo {
+            closed: self.inner.handle().is_err().then_some("the window"),
+            communicator: Some(self.inner.communicator.id()),
+            unchecked: self.inner.of_ranks.is_none(),
+            ..ArgInfo::default()
+        }
     }
 }
 

@@ -1,13 +1,13 @@
-//! Ending kernels that are stuck.
+//! Aborting kernels that wait for a rank that never comes.
 //!
 //! A kernel that waits for a rank that never comes keeps its GPU busy. So every wait of
 //! `nccl_device` looks at a flag now and then, which the host raises: each device communicator has
 //! one, in memory that the GPU reaches. A kernel whose wait sees it notes what it waited for, and
-//! leaves. Nothing can be done with that device communicator afterwards but to close it, for its
-//! barriers may stand anywhere.
+//! exits. Nothing can be done with that device communicator afterwards but to close it, for its
+//! barriers are in an unknown state.
 //!
 //! The memory goes back to the rank's context when the device communicator is closed, which is when
-//! the streams are at rest, and is used again. It is freed with the context: freeing such memory
+//! the streams are idle, and is used again. It is freed with the context: freeing such memory
 //! may wait for every GPU.
 
 use std::fmt;
@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::issuer::Issuer;
-use crate::error::{AbortCause, Error, LaunchRefusal, StuckWait, waits};
+use crate::error::{AbortCause, Error, LaunchError, LaunchRefusal, StuckWait, waits};
 use crate::machine::Machine;
 use crate::sys::cuda::abort_block::SharedBlock;
 
@@ -51,7 +51,7 @@ impl AbortFlag {
         Arc::new(Self { machine, rank, communicator, device_flag, cause, state })
     }
 
-    /// The communicator, if it is in use: whoever waits for the kernels asks it whether the network
+    /// The communicator, if it is in use: a wait for the kernels asks it whether the network
     /// has failed.
     pub(crate) fn communicator(&self) -> Option<Arc<dyn Issuer>> {
         self.communicator.upgrade().filter(|communicator| communicator.is_live())
@@ -62,7 +62,7 @@ impl AbortFlag {
         self.device_flag
     }
 
-    /// Has the kernels leave. The first cause is the one that is told.
+    /// Asks the kernels to exit. The first cause is the one that is reported.
     pub(crate) fn raise(&self, cause: AbortCause) {
         let _ = self.cause.set(cause);
         if let State::Open(block) = &*self.state() {
@@ -75,7 +75,7 @@ impl AbortFlag {
         self.cause.get().copied()
     }
 
-    /// What the kernels waited for that have left so far.
+    /// What the kernels that have exited so far waited for.
     pub(crate) fn stuck(&self) -> Vec<StuckWait> {
         match &*self.state() {
             State::Open(block) => waits(&block.records()),
@@ -92,7 +92,7 @@ impl AbortFlag {
         closed.then_some(LaunchRefusal::Closed { what: "the device communicator" })
     }
 
-    /// Nobody touches the block through this any more.
+    /// Takes the block away: it is not touched through this any more.
     pub(super) fn detach(&self) -> Option<SharedBlock> {
         let mut state = self.state();
         let stuck = match &*state {
@@ -115,7 +115,7 @@ pub(crate) fn error(flags: &[Arc<AbortFlag>]) -> Option<Error> {
     let ended = || flags.iter().filter_map(|flag| Some((flag, flag.cause()?)));
     let (first, cause) = ended().next()?;
     let stuck = ended().flat_map(|(flag, _)| flag.stuck()).collect();
-    Some(Error::KernelAborted { rank: first.rank, cause, stuck })
+    Some(Error::Launch(LaunchError::KernelAborted { rank: first.rank, cause, stuck }))
 }
 
 /// Those of several device communicators, in the order in which they were made.

@@ -1,4 +1,4 @@
-//! What a capture collects.
+//! What a capture collects for its graph.
 
 use std::any::Any;
 use std::rc::Rc;

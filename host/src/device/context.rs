@@ -1,4 +1,4 @@
-//! A rank's GPU: its context, what it can do, and when it has come to rest.
+//! A rank's GPU: its context, its limits, and whether its streams are idle.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -6,22 +6,24 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
-use devcomm_types::{DevComm, TensorMap, Tiling};
+use devcomm_types::{DevComm, TensorMap, TensorMapDesc};
 
 use super::abort::{AbortFlag, AbortFlags};
 use super::capture::Capture;
 use super::health::Health;
 use super::issuer::{Issuer, Owner};
+use super::kernels::Modules;
 use super::launch::DeviceLimits;
-use crate::error::{Error, Result};
+use super::stream::StreamInner;
+use crate::error::{DriverError, Error, NcclError, Result, StateError, WorldError};
 use crate::machine::{Machine, Wakes};
 use crate::sys::cuda::abort_block::SharedBlock;
 use crate::sys::cuda::{self, DeviceAttribute, PrimaryContext};
 
-/// How long destructors wait for the GPU before they leave things to the end of the process.
-const DROP_PATIENCE: Duration = Duration::from_secs(10);
-/// How long the news of a lost rank may take to come after the error that it caused.
-const HEAR: Duration = Duration::from_millis(200);
+/// How long destructors wait for the GPU before they leak what it may still use.
+const DROP_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long after an error the news of the lost rank that caused it may arrive.
+const LOST_RANK_DELAY: Duration = Duration::from_millis(200);
 
 /// A GPU as one rank uses it: the device's primary context, bound to the rank's thread.
 ///
@@ -38,31 +40,35 @@ pub(crate) struct ContextInner {
     pub(crate) limits: DeviceLimits,
     pub(crate) health: Arc<Health>,
     ordinal: usize,
-    streams: RefCell<Vec<Weak<dyn Queue>>>,
+    streams: RefCell<Vec<Weak<dyn ContextStream>>>,
     /// Set when work on the GPU will not end, or has failed for good: nothing may wait for it
     /// again.
     stuck: Cell<bool>,
-    /// Set when a destructor has waited in vain: the next ones do not wait again.
+    /// Set when a destructor's wait has timed out: the next ones do not wait again.
     impatient: Cell<bool>,
     /// What is being captured to a graph, one at a time.
     capture: RefCell<Option<Capture>>,
+    /// The default stream, while there is a handle of it.
+    default_stream: RefCell<Weak<StreamInner>>,
     /// The device communicators that kernels of this context can have.
     flags: AbortFlags,
     /// Blocks of device communicators that were closed.
     abort_blocks: RefCell<Vec<SharedBlock>>,
+    /// The kernels that its streams can launch.
+    kernels: RefCell<Vec<Rc<Modules>>>,
 }
 
-/// A stream, as its context knows it.
-pub(super) trait Queue {
+/// A stream, as its context sees it.
+pub(super) trait ContextStream {
     /// Waits until all work is done, and fails when an operation was cut short.
     fn wait(&self) -> Result<()>;
 
     /// Waits until the GPU has nothing left to do for this stream, however its work ended.
-    fn rest(&self, limit: Duration) -> Result<()>;
+    fn drain(&self, limit: Duration) -> Result<()>;
 
     /// Fails when an operation in the stream has failed or was cut short, or the network that its
     /// kernels use has failed.
-    fn ask(&self) -> Result<()>;
+    fn check_async_errors(&self) -> Result<()>;
 
     /// The device communicators of kernels that may not have ended.
     fn running(&self) -> Vec<Arc<AbortFlag>>;
@@ -73,7 +79,8 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// [`Error::NoDriver`], [`Error::NoGpu`], [`Error::TooFewGpus`], or the driver's error.
+    /// [`DriverError::NoDriver`], [`DriverError::NoGpu`], [`DriverError::TooFewGpus`], or the
+    /// driver's error.
     pub fn new(ordinal: usize) -> Result<Self> {
         Self::on(&Machine::current()?, ordinal)
     }
@@ -86,7 +93,8 @@ impl Context {
     pub(crate) fn with_health(ordinal: usize, health: Arc<Health>) -> Result<Self> {
         let cuda = PrimaryContext::retain(health.machine(), ordinal)?;
         let limits = limits_of(&cuda)?;
-        let (streams, stuck, impatient, capture, flags, abort_blocks) = Default::default();
+        let (streams, stuck, impatient, capture, default_stream) = Default::default();
+        let (flags, abort_blocks, kernels) = Default::default();
         let inner = ContextInner {
             cuda,
             limits,
@@ -96,8 +104,10 @@ impl Context {
             stuck,
             impatient,
             capture,
+            default_stream,
             flags,
             abort_blocks,
+            kernels,
         };
         Ok(Self { inner: Rc::new(inner) })
     }
@@ -133,13 +143,13 @@ impl Context {
     }
 
     /// Takes note of a stream: freeing memory waits for it.
-    pub(super) fn register_stream(&self, stream: &Rc<dyn Queue>) {
+    pub(super) fn register_stream(&self, stream: &Rc<dyn ContextStream>) {
         let mut streams = self.inner.streams.borrow_mut();
         streams.retain(|stream| stream.strong_count() > 0);
         streams.push(Rc::downgrade(stream));
     }
 
-    /// What the bulk copy engine of this GPU needs to register of a matrix of bf16: for kernels
+    /// The tensor map that TMA of this GPU needs to read a matrix of bf16: for kernels
     /// that take a `GridConstant<TensorMap>`.
     ///
     /// Nothing is read: the matrix has to be there when the kernel runs. CUDA:
@@ -147,10 +157,10 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for numbers that [`Tiling`] does not allow; the driver's where the
-    /// GPU has no such engine.
-    pub fn tensor_map(&self, tiling: &Tiling) -> Result<TensorMap> {
-        let Tiling { address, rows, columns, tile_rows } = *tiling;
+    /// [`Error::InvalidInput`] for numbers that [`TensorMapDesc`] does not allow; the driver's
+    /// where the GPU has no such engine.
+    pub fn tensor_map(&self, tiling: &TensorMapDesc) -> Result<TensorMap> {
+        let TensorMapDesc { address, rows, columns, tile_rows } = *tiling;
         if address == 0 || !address.is_multiple_of(16) {
             return Err(Error::invalid(format!(
                 "a tensor map's matrix is aligned to 16 bytes, not at {address:#x}"
@@ -158,7 +168,8 @@ impl Context {
         }
         if rows == 0 || columns == 0 || !columns.is_multiple_of(8) {
             return Err(Error::invalid(format!(
-                "a tensor map's matrix has rows, of a multiple of 8 elements: not {rows} x {columns}"
+                "a tensor map's matrix has rows, of a multiple of 8 elements: not {rows} x \
+                 {columns}"
             )));
         }
         if !(1..=256).contains(&tile_rows) {
@@ -198,8 +209,16 @@ impl Context {
         })
     }
 
+    pub(super) fn kernels(&self) -> &RefCell<Vec<Rc<Modules>>> {
+        &self.inner.kernels
+    }
+
     pub(crate) fn capture(&self) -> &RefCell<Option<Capture>> {
         &self.inner.capture
+    }
+
+    pub(super) fn known_default_stream(&self) -> &RefCell<Weak<StreamInner>> {
+        &self.inner.default_stream
     }
 
     pub(crate) fn is_capturing(&self) -> bool {
@@ -211,9 +230,9 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// [`Error::Capturing`].
+    /// [`StateError::Capturing`].
     pub fn refuse_capturing(&self, what: &'static str) -> Result<()> {
-        if self.is_capturing() { Err(Error::Capturing { what }) } else { Ok(()) }
+        if self.is_capturing() { Err(StateError::Capturing { what }.into()) } else { Ok(()) }
     }
 
     /// Hands what an operation uses to the graph that is being captured. Gives it back when none
@@ -244,18 +263,18 @@ impl Context {
 
     /// Fails when an operation or the network of a kernel has failed in a stream that may not be
     /// idle.
-    pub(crate) fn ask(&self) -> Result<()> {
-        self.streams().iter().try_for_each(|stream| stream.ask())
+    pub(crate) fn check_async_errors(&self) -> Result<()> {
+        self.streams().iter().try_for_each(|stream| stream.check_async_errors())
     }
 
-    /// What NCCL reports may be the death of another rank, of which the job hears a moment later:
+    /// An error of NCCL's may be caused by a lost rank, of which the news arrives a moment later:
     /// then that is the error.
-    pub(crate) fn blame(&self, error: Error) -> Error {
-        if !matches!(error, Error::Nccl { .. }) {
+    pub(crate) fn prefer_lost_rank(&self, error: Error) -> Error {
+        if !matches!(error, Error::Nccl(NcclError::Failed { .. })) {
             return error;
         }
-        match self.poll(Some(HEAR), || Ok(false)) {
-            Err(lost @ Error::RankLost { .. }) => lost,
+        match self.poll(Some(LOST_RANK_DELAY), || Ok(false)) {
+            Err(lost @ Error::World(WorldError::RankLost { .. })) => lost,
             _ => error,
         }
     }
@@ -275,12 +294,12 @@ impl Context {
         Ok(flag)
     }
 
-    /// The device communicator is gone, and the streams are at rest.
+    /// The device communicator is gone, and the streams are idle.
     pub(crate) fn close_abort_flag(&self, flag: &AbortFlag) {
         self.inner.abort_blocks.borrow_mut().extend(flag.detach());
     }
 
-    /// Notes that the GPU will not come to rest any more.
+    /// Notes that the GPU will not become idle any more.
     pub(crate) fn mark_stuck(&self) {
         self.inner.stuck.set(true);
     }
@@ -295,46 +314,46 @@ impl Context {
     ///
     /// A rank is lost while work is left, an operation failed or was cut short, or the GPU failed
     /// or missed a deadline before.
-    pub(crate) fn settle(&self) -> Result<()> {
+    pub(crate) fn synchronize_streams(&self) -> Result<()> {
         self.each_stream("the GPU's streams are waited for", |stream| stream.wait())
     }
 
-    /// Waits, not for ever, until all streams of this context are idle, however their work ended:
+    /// Waits, with a timeout, until all streams of this context are idle, however their work ended:
     /// what they used can be freed then.
     pub(crate) fn drain(&self) -> Result<()> {
-        let limit = self.patience();
+        let limit = self.drop_timeout();
         let (machine, start) = (self.machine(), self.machine().now());
         self.each_stream("the GPU's streams are waited for", |stream| {
-            stream.rest(limit.saturating_sub(machine.since(start)))
+            stream.drain(limit.saturating_sub(machine.since(start)))
         })
     }
 
     fn each_stream(
         &self,
         what: &'static str,
-        wait: impl Fn(&dyn Queue) -> Result<()>,
+        wait: impl Fn(&dyn ContextStream) -> Result<()>,
     ) -> Result<()> {
         self.refuse_capturing(what)?;
         if self.is_stuck() {
-            return Err(Error::DeadlinePassed { waited: Duration::ZERO });
+            return Err(StateError::DeadlinePassed { waited: Duration::ZERO }.into());
         }
         self.streams().iter().try_for_each(|stream| wait(&**stream))
     }
 
-    fn streams(&self) -> Vec<Rc<dyn Queue>> {
+    fn streams(&self) -> Vec<Rc<dyn ContextStream>> {
         self.inner.streams.borrow().iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Whether all streams of this context are idle right now.
-    pub(crate) fn is_at_rest(&self) -> bool {
-        let look = |stream: &dyn Queue| stream.rest(Duration::ZERO);
+    pub(crate) fn is_idle_now(&self) -> bool {
+        let look = |stream: &dyn ContextStream| stream.drain(Duration::ZERO);
         self.each_stream("the GPU's streams are asked", look).is_ok()
     }
 
     /// Whether what the GPU may use can be freed: every stream is idle. Asked by destructors; when
     /// it says no, the memory is left to the end of the process, for freeing it would wait or pull
     /// it from under a kernel.
-    pub(crate) fn is_settled(&self, what: &str) -> bool {
+    pub(crate) fn can_free(&self, what: &str) -> bool {
         if self.is_capturing() {
             // Not to be waited for, which says nothing about the GPU.
             tracing::warn!("{what} is left allocated: it was dropped while a stream was captured");
@@ -353,9 +372,9 @@ impl Context {
     /// How long a destructor waits. A function that returns early because of an error drops what it
     /// made while its kernel may wait for ranks that wait for this one: the error must get out all
     /// the same.
-    pub(crate) fn patience(&self) -> Duration {
+    pub(crate) fn drop_timeout(&self) -> Duration {
         let hurry = self.inner.impatient.get() || std::thread::panicking();
-        if hurry { Duration::ZERO } else { DROP_PATIENCE }
+        if hurry { Duration::ZERO } else { DROP_TIMEOUT }
     }
 }
 
@@ -366,6 +385,10 @@ impl Drop for ContextInner {
             return;
         }
         let _ = self.cuda.bind();
+        for modules in self.kernels.take() {
+            // SAFETY: the streams have gone, each when its work was done; the context is current.
+            unsafe { modules.unload() };
+        }
         for block in self.abort_blocks.take() {
             // SAFETY: a block comes here when no kernel uses it any more; the context is current.
             if let Err(error) = unsafe { block.free() } {
@@ -411,7 +434,7 @@ fn limits_of(cuda: &PrimaryContext) -> Result<DeviceLimits> {
 ///
 /// # Errors
 ///
-/// [`Error::NoDriver`], [`Error::DriverTooOld`] or [`Error::NoGpu`].
+/// [`DriverError::NoDriver`], [`DriverError::TooOld`] or [`DriverError::NoGpu`].
 pub fn visible_gpus() -> Result<usize> {
     gpus_of(&Machine::current()?)
 }
@@ -420,7 +443,7 @@ pub fn visible_gpus() -> Result<usize> {
 pub(crate) fn gpus_of(machine: &Machine) -> Result<usize> {
     let _visit = machine.visit();
     match cuda::device_count(machine)? {
-        0 => Err(Error::NoGpu),
+        0 => Err(DriverError::NoGpu.into()),
         count => Ok(count),
     }
 }

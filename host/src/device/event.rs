@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::rc::Rc;
 
 use super::context::Context;
-use super::stream::ASK;
+use super::stream::ASYNC_ERROR_INTERVAL;
 use crate::error::Result;
 use crate::sys::cuda::stream::EventHandle;
 
@@ -33,7 +33,7 @@ impl Context {
         Event::new(self, true)
     }
 
-    /// A new event for other streams to wait for, which tells no time and costs less.
+    /// A new event for other streams to wait for, without timing, which costs less.
     ///
     /// # Errors
     ///
@@ -67,19 +67,19 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`](crate::Error::RankLost); [`Error::Nccl`](crate::Error::Nccl) when an
-    /// operation, or the network of a kernel, fails in a stream of this context;
-    /// [`Error::CommunicatorEnded`](crate::Error::CommunicatorEnded);
-    /// [`Error::Capturing`](crate::Error::Capturing); the driver's.
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost); [`Error::Nccl`](crate::Error::Nccl)
+    /// when an operation, or the network of a kernel, fails in a stream of this context;
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded);
+    /// [`StateError::Capturing`](crate::StateError::Capturing); the driver's.
     pub fn synchronize(&self) -> Result<()> {
         self.inner.context.refuse_capturing("an event is waited for")?;
         let (context, machine) = (&self.inner.context, self.inner.context.machine());
         let mut asked = machine.now();
         context.poll(None, || {
             let reached = self.is_reached()?;
-            if !reached && machine.is_due(asked, ASK) {
+            if !reached && machine.is_due(asked, ASYNC_ERROR_INTERVAL) {
                 asked = machine.now();
-                context.ask().map_err(|error| context.blame(error))?;
+                context.check_async_errors().map_err(|error| context.prefer_lost_rank(error))?;
             }
             Ok(reached)
         })

@@ -11,13 +11,13 @@ use super::context::Context;
 use super::in_group::refuse_inside;
 use super::issuer::{Issuer, Owner, Resource};
 use super::stream::Stream;
-use crate::error::{Error, Result};
+use crate::error::{Error, LaunchError, Result, StateError};
 use crate::sys::cuda::graph::{GraphExecHandle, GraphHandle};
 
-/// Work that was captured from a stream: collectives, kernel launches, events.
+/// Work that was captured from a stream: collectives, copies, fills, kernel launches, events.
 ///
 /// Made by [`Stream::capture`]. It keeps the memory, windows and operators that captured
-/// collectives use; what captured kernel launches use is part of their contract. It is closed with
+/// operations use; what captured kernel launches use is part of their contract. It is closed with
 /// the communicators whose operations it has.
 ///
 /// ```no_run
@@ -56,16 +56,20 @@ impl Stream {
     /// Captures what `f` enqueues to this stream, and to streams that wait for its events, instead
     /// of running it. Every rank captures the same.
     ///
-    /// Meanwhile nothing on this rank's GPU can be waited for, copied, allocated or registered;
-    /// that is [`Error::Capturing`].
+    /// Meanwhile nothing on this rank's GPU can be waited for, copied from or to the host,
+    /// allocated or registered; that is [`StateError::Capturing`].
     ///
     /// # Errors
     ///
-    /// The closure's own; [`Error::Capturing`] inside another capture; [`Error::InGroup`] inside a
-    /// group; the driver's, when something was done that a graph cannot hold.
+    /// The closure's own; [`Error::InvalidInput`] for the default stream; [`StateError::Capturing`]
+    /// inside another capture; [`StateError::InGroup`] inside a group; the driver's, when something
+    /// was done that a graph cannot hold.
     pub fn capture<E: From<Error>>(&self, f: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         refuse_inside("a capture")?;
         let context = self.context();
+        if self.as_raw().is_null() {
+            return Err(Error::invalid("the default stream cannot be captured").into());
+        }
         context.refuse_capturing("another capture begins")?;
         context.health().check()?;
         context.cuda().bind()?;
@@ -124,9 +128,10 @@ impl Graph {
     ///
     /// # Errors
     ///
-    /// [`Error::Closed`]; [`Error::CommunicatorEnded`]; [`Error::Launch`] when the device
-    /// communicator of a kernel in it was aborted or closed; [`Error::InvalidInput`] for a stream
-    /// of another context; [`Error::RankLost`]; the driver's.
+    /// [`StateError::Closed`]; [`StateError::CommunicatorEnded`]; [`LaunchError::Refused`] when the
+    /// device communicator of a kernel in it was aborted or closed; [`Error::InvalidInput`] for a
+    /// stream of another context; [`WorldError::RankLost`](crate::WorldError::RankLost); the
+    /// driver's.
     pub fn launch(&self, stream: &Stream) -> Result<()> {
         let context = &self.inner.context;
         if !stream.context().is(context) {
@@ -134,14 +139,15 @@ impl Graph {
         }
         context.health().check()?;
         let exec = self.inner.exec.borrow();
-        let exec = exec.as_ref().ok_or(Error::Closed { what: "the graph", rank: self.rank() })?;
+        let exec =
+            exec.as_ref().ok_or(StateError::Closed { what: "the graph", rank: self.rank() })?;
         for communicator in &exec.communicators {
             // One that was aborted has operations in the graph that would run on freed memory.
             communicator.require_live()?;
         }
         for (kernel, flag) in &exec.kernels {
             if let Some(refusal) = flag.refusal() {
-                return Err(Error::Launch { kernel, refusal });
+                return Err(LaunchError::Refused { kernel, refusal }.into());
             }
         }
         context.cuda().bind()?;
@@ -205,7 +211,7 @@ impl Drop for Inner {
         if self.exec.borrow().is_none() {
             return;
         }
-        if self.context.is_settled("a graph") {
+        if self.context.can_free("a graph") {
             let _ = self.context.cuda().bind();
         } else {
             std::mem::forget(self.exec.take());

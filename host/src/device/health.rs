@@ -1,4 +1,4 @@
-//! Whether the job is still whole, and what happens when it is not.
+//! The health of the job: whether a rank is lost, and what is ended when one is.
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -7,14 +7,13 @@ use parking_lot::Mutex;
 
 use super::abort::{AbortFlag, AbortFlags};
 use super::issuer::Issuer;
-use crate::error::{AbortCause, Error, Result};
+use crate::error::{AbortCause, Result, WorldError};
 use crate::machine::Machine;
 
-/// After a loss, calls that NCCL is in have this long to return by themselves.
-const LOSS_PATIENCE: Duration = Duration::from_secs(2);
+/// After a rank is lost, running NCCL calls have this long to return by themselves.
+const LOST_RANK_GRACE: Duration = Duration::from_secs(2);
 
-/// Whether every rank is still there. Shared by everything that might otherwise wait for a dead
-/// one.
+/// Whether a rank is lost. Shared by everything that might otherwise wait for a dead one.
 #[derive(Debug)]
 pub(crate) struct Health {
     machine: Machine,
@@ -40,7 +39,7 @@ impl Health {
     pub(crate) fn check(&self) -> Result<()> {
         match self.lost.get() {
             None => Ok(()),
-            Some((rank, why)) => Err(Error::RankLost { rank: *rank, why: why.clone() }),
+            Some((rank, why)) => Err(WorldError::RankLost { rank: *rank, why: why.clone() }.into()),
         }
     }
 
@@ -53,9 +52,9 @@ impl Health {
         self.lost.get().map(|(rank, _)| *rank)
     }
 
-    /// Records a lost rank; only the first one counts. Kernels that wait for it leave, and
-    /// whoever is in a call of NCCL that waits for it is released.
-    pub(crate) fn lose(&self, rank: usize, why: &str) {
+    /// Records a lost rank; only the first one counts. Kernels that wait for it are asked to exit,
+    /// and NCCL calls that wait for it are aborted.
+    pub(crate) fn mark_lost(&self, rank: usize, why: &str) {
         if self.lost.set((rank, why.to_owned())).is_err() {
             return;
         }
@@ -68,7 +67,7 @@ impl Health {
         }
         let machine = self.machine.clone();
         let release = move || {
-            machine.sleep(LOSS_PATIENCE);
+            machine.sleep(LOST_RANK_GRACE);
             known.iter().filter_map(Weak::upgrade).for_each(<dyn Issuer>::abort);
             Ok(())
         };
@@ -77,14 +76,14 @@ impl Health {
         }
     }
 
-    /// Has a communicator aborted when a rank is lost.
-    pub(crate) fn guard(&self, communicator: Weak<dyn Issuer>) {
+    /// Aborts a communicator when a rank is lost.
+    pub(crate) fn abort_on_loss(&self, communicator: Weak<dyn Issuer>) {
         let mut known = self.communicators.lock();
         known.retain(|known| known.strong_count() > 0);
         known.push(communicator);
     }
 
-    /// Has the kernels of a device communicator leave when a rank is lost.
+    /// Asks the kernels of a device communicator to exit when a rank is lost.
     pub(crate) fn watch(&self, flag: &Arc<AbortFlag>) {
         self.flags.add(flag);
         if let Some(rank) = self.lost_rank() {

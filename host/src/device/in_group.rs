@@ -1,8 +1,8 @@
-//! Whether operations of this thread are being grouped, which is for communicators to say.
+//! Whether a group is open on this thread; communicators set it.
 
 use std::cell::Cell;
 
-use crate::error::{Error, Result};
+use crate::error::{Result, StateError};
 
 thread_local! {
     static OPEN: Cell<bool> = const { Cell::new(false) };
@@ -19,5 +19,5 @@ pub(crate) fn set_open(open: bool) {
 
 /// Fails inside a group.
 pub(crate) fn refuse_inside(what: &'static str) -> Result<()> {
-    if is_open() { Err(Error::InGroup { what }) } else { Ok(()) }
+    if is_open() { Err(StateError::InGroup { what }.into()) } else { Ok(()) }
 }

@@ -1,13 +1,12 @@
-//! Communicators, as devices see them: streams, graphs and the health of the job know no more of
-//! them than this.
+//! The traits by which streams, graphs and the health of the job reach communicators, which are a
+//! layer above.
 
 use std::rc::Weak;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 
-/// What enqueues operations to streams, as whoever waits for a stream sees it. Any thread may end
-/// it.
+/// What enqueues operations to streams, as a wait for a stream sees it. Any thread may end it.
 pub(crate) trait Issuer: Send + Sync {
     fn rank(&self) -> usize;
 
@@ -19,7 +18,7 @@ pub(crate) trait Issuer: Send + Sync {
     /// Whether its operations were cut short.
     fn is_aborted(&self) -> bool;
 
-    /// Why it is of no use.
+    /// Why it cannot be used.
     fn ended(&self) -> Error;
 
     /// Whether the operations in the background are over, or the error of one that failed.

@@ -5,7 +5,7 @@
 
 use devcomm_locate::NcclVersion;
 use devcomm_sys::nccl::API_MAGIC;
-use devcomm_types::{DevComm, Dim3, GinType, LaunchConfig};
+use devcomm_types::{ArgInfo, DevComm, Dim3, GinType, LaunchConfig};
 
 use crate::error::{LaunchRefusal, registers_needed};
 
@@ -28,11 +28,11 @@ pub struct DeviceLimits {
 /// What a kernel uses, as the driver compiled it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FunctionInfo {
-    /// Registers a thread.
+    /// Registers per thread.
     pub registers: u32,
     /// The largest block that the driver would launch.
     pub max_threads_per_block: u32,
-    /// Static shared memory a block, in bytes.
+    /// Static shared memory per block, in bytes.
     pub static_shared: u32,
     /// Local memory a thread (stack and spills), in bytes.
     pub local: u32,
@@ -97,6 +97,15 @@ pub(crate) fn check_dev_comm(dev_comm: Option<&DevComm>) -> Result<&DevComm, Lau
         None => Err(LaunchRefusal::NoDevComm),
         Some(dev_comm) if dev_comm.magic != API_MAGIC => Err(LaunchRefusal::ForeignDevComm),
         Some(dev_comm) => Ok(dev_comm),
+    }
+}
+
+/// Checks the arguments of a safe launch: they belong together.
+pub(crate) fn check_safe(args: ArgInfo<'_>) -> Result<(), LaunchRefusal> {
+    match args {
+        ArgInfo { mixed: true, .. } => Err(LaunchRefusal::MixedCommunicators),
+        ArgInfo { unchecked: true, .. } => Err(LaunchRefusal::UncheckedWindow),
+        _ => Ok(()),
     }
 }
 

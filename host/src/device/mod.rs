@@ -4,6 +4,7 @@
 pub(crate) mod abort;
 mod capture;
 mod context;
+mod copy;
 mod event;
 mod graph;
 mod health;
@@ -11,6 +12,7 @@ pub(crate) mod in_group;
 pub(crate) mod issuer;
 mod kernels;
 mod launch;
+mod pinned;
 mod slice;
 mod stream;
 
@@ -20,7 +22,8 @@ pub use self::context::{Context, visible_gpus};
 pub use self::event::Event;
 pub use self::graph::Graph;
 pub(crate) use self::health::Health;
-pub use self::kernels::{KernelSet, Kernels, ModuleSource};
+pub use self::kernels::{KernelSet, Kernels, KernelsOn, ModuleSource};
 pub use self::launch::{DeviceLimits, FunctionInfo};
+pub use self::pinned::PinnedBuffer;
 pub use self::slice::{Buffer, DeviceSlice, Dynamic};
 pub use self::stream::Stream;

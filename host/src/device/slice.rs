@@ -1,4 +1,4 @@
-//! Device memory as operations take it: a stretch of elements, wherever it comes from.
+//! Device memory as operations take it: a slice of elements, whoever allocated it.
 
 use std::any::Any;
 use std::marker::PhantomData;
@@ -9,6 +9,7 @@ use devcomm_types::{DataType, Element, IntoArg, Slice};
 
 use super::context::Context;
 use crate::error::{Error, Result};
+use crate::sys::cuda::stream::StreamHandle;
 
 /// Elements of a type that is known only when the program runs; see
 /// [`DeviceSlice::from_raw_parts_dynamic`].
@@ -66,8 +67,9 @@ impl<T: Element> DeviceSlice<T> {
     ///
     /// ```no_run
     /// # use devcomm_host::{Communicator, Context, DeviceSlice, ReduceOp, Result, Stream};
-    /// # fn sum(comm: &Communicator, context: &Context, tensor: (u64, usize), stream: &Stream) -> Result<()> {
-    /// let (data_ptr, numel) = tensor;
+    /// # type Tensor = (u64, usize);
+    /// # fn f(comm: &Communicator, context: &Context, t: Tensor, stream: &Stream) -> Result<()> {
+    /// let (data_ptr, numel) = t;
     /// // SAFETY: the tensor lives until the stream is synchronized.
     /// let tensor = unsafe { DeviceSlice::<f32>::from_raw_parts(context, data_ptr, numel) };
     /// comm.all_reduce(&tensor, &tensor, ReduceOp::Sum, stream)?; // in place
@@ -98,12 +100,9 @@ impl<T: Element> DeviceSlice<T> {
     /// gives; the driver's.
     pub fn copy_from_host(&self, data: &[T]) -> Result<()> {
         self.fits(data.len())?;
-        self.context.settle()?;
-        // SAFETY: Element promises plain data without padding, so its bytes are initialised.
-        let bytes =
-            unsafe { std::slice::from_raw_parts(data.as_ptr().cast::<u8>(), size_of_val(data)) };
+        let stream = self.settled()?;
         // SAFETY: the memory has at least `data.len()` elements, and this rank's streams are idle.
-        unsafe { self.context.cuda().copy_in(self.address, bytes) }
+        unsafe { stream.copy_to_device(self.address, bytes_of(data)) }
     }
 
     /// Copies the first `data.len()` elements to `data`, after waiting for this rank's streams.
@@ -113,13 +112,9 @@ impl<T: Element> DeviceSlice<T> {
     /// As [`copy_from_host`](Self::copy_from_host).
     pub fn copy_to_host(&self, data: &mut [T]) -> Result<()> {
         self.fits(data.len())?;
-        self.context.settle()?;
-        // SAFETY: Element promises that every bit pattern is valid, so any bytes may be written.
-        let bytes = unsafe {
-            std::slice::from_raw_parts_mut(data.as_mut_ptr().cast::<u8>(), size_of_val(data))
-        };
+        let stream = self.settled()?;
         // SAFETY: the memory has at least `data.len()` elements, and this rank's streams are idle.
-        unsafe { self.context.cuda().copy_out(bytes, self.address) }
+        unsafe { stream.copy_to_host(bytes_of_mut(data), self.address) }
     }
 
     /// Sets every byte, after waiting for this rank's streams.
@@ -127,10 +122,19 @@ impl<T: Element> DeviceSlice<T> {
     /// # Errors
     ///
     /// What waiting for the streams gives; the driver's.
-    pub fn fill(&self, byte: u8) -> Result<()> {
-        self.context.settle()?;
+    pub fn fill_bytes(&self, byte: u8) -> Result<()> {
+        let stream = self.settled()?;
         // SAFETY: all of the memory, and this rank's streams are idle.
-        unsafe { self.context.cuda().fill(self.address, byte, self.byte_len()) }
+        unsafe { stream.fill(self.address, &[byte], self.byte_len())? };
+        stream.synchronize()
+    }
+
+    /// Waits for this rank's streams. Returns the default stream, which they do not wait for: the
+    /// caller waits for what it enqueues there.
+    fn settled(&self) -> Result<StreamHandle> {
+        self.context.synchronize_streams()?;
+        self.context.cuda().bind()?;
+        Ok(self.context.cuda().default_stream())
     }
 
     fn fits(&self, count: usize) -> Result<()> {
@@ -147,6 +151,18 @@ impl<T: Element> DeviceSlice<T> {
         let Self { address, len, data_type, context, owner, .. } = self;
         DeviceSlice { address, len, data_type, context, owner, element: PhantomData }
     }
+}
+
+/// The bytes of elements.
+pub(super) fn bytes_of<T: Element>(data: &[T]) -> &[u8] {
+    // SAFETY: Element promises plain data without padding, so its bytes are initialised.
+    unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) }
+}
+
+/// The bytes of elements, to be written.
+pub(super) fn bytes_of_mut<T: Element>(data: &mut [T]) -> &mut [u8] {
+    // SAFETY: as above, and Element promises that every bit pattern is valid.
+    unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), size_of_val(data)) }
 }
 
 impl DeviceSlice<Dynamic> {

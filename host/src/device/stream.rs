@@ -1,4 +1,4 @@
-//! Streams whose waits end when the job does.
+//! Streams, and waits for them that end when a rank is lost.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -8,18 +8,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::abort::{self, AbortFlag};
-use super::context::{Context, Queue};
+use super::context::{Context, ContextStream};
 use super::event::Event;
 use super::issuer::{Issuer, Owner};
-use crate::error::{AbortCause, Error, Result};
+use crate::error::{AbortCause, Error, NcclError, Result, StateError, WorldError};
 use crate::machine::Wakes;
 use crate::sys::cuda::stream::StreamHandle;
 
-/// How often a wait asks NCCL whether an operation has failed.
-pub(super) const ASK: Duration = Duration::from_millis(20);
-/// How long kernels may take to leave once they were told to: far more than the few thousand polls
-/// between two looks.
-const LEAVE: Duration = Duration::from_secs(1);
+/// How often a wait asks NCCL for asynchronous errors.
+pub(super) const ASYNC_ERROR_INTERVAL: Duration = Duration::from_millis(20);
+/// How long kernels may take to exit once their abort flag is set: far more than the few thousand
+/// polls between two looks at it.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Work in order on one GPU. Clones are the same stream. Dropping the last one waits for its work.
 #[derive(Clone)]
@@ -27,7 +27,7 @@ pub struct Stream {
     inner: Rc<StreamInner>,
 }
 
-struct StreamInner {
+pub(super) struct StreamInner {
     handle: StreamHandle,
     context: Context,
     /// Communicators whose operations may not be done yet.
@@ -39,13 +39,33 @@ struct StreamInner {
 }
 
 impl Context {
-    /// A new stream. It runs beside every other stream, the default stream included.
+    /// A new stream. It is non-blocking: it runs concurrently with every other stream, the default
+    /// stream included.
     ///
     /// # Errors
     ///
     /// The driver's.
     pub fn stream(&self) -> Result<Stream> {
         Ok(Stream::of(self, self.cuda().create_stream()?))
+    }
+
+    /// The default stream of this GPU's primary context, the same for every caller. It cannot be
+    /// captured, and is never destroyed.
+    ///
+    /// It is CUDA's legacy default stream: it and streams that others made without
+    /// `cudaStreamNonBlocking` wait for each other. Streams of this crate are non-blocking: order
+    /// them with events.
+    #[doc(alias = "cudaStreamLegacy")]
+    #[doc(alias = "CU_STREAM_LEGACY")]
+    #[must_use]
+    pub fn default_stream(&self) -> Stream {
+        let mut known = self.known_default_stream().borrow_mut();
+        if let Some(inner) = known.upgrade() {
+            return Stream { inner };
+        }
+        let stream = Stream::of(self, self.cuda().default_stream());
+        *known = Rc::downgrade(&stream.inner);
+        stream
     }
 }
 
@@ -58,8 +78,9 @@ impl Stream {
         Self { inner }
     }
 
-    /// A stream that another part of the program made (`CUstream`, which is `cudaStream_t`), or
-    /// NULL for the default stream. Dropping it waits for its work and does not destroy it.
+    /// A stream that another part of the program made (`CUstream`, which is `cudaStream_t`).
+    /// Dropping it waits for its work and does not destroy it. The default stream is
+    /// [`Context::default_stream`].
     ///
     /// # Safety
     ///
@@ -75,7 +96,8 @@ impl Stream {
     /// # Errors
     ///
     /// [`Error::InvalidInput`] when it is of another GPU than the context, or not of the GPU's
-    /// primary context; [`Error::NotSimulated`] for a context of a simulated machine.
+    /// primary context; [`DriverError::NotSimulated`](crate::DriverError::NotSimulated) for a
+    /// context of a simulated machine.
     pub fn from_cudarc(
         context: &Context,
         stream: &Arc<cudarc::driver::CudaStream>,
@@ -100,10 +122,11 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`] soon after a rank is lost while work is left;
-    /// [`Error::CommunicatorEnded`] when an operation was cut short by an abort;
-    /// [`Error::KernelAborted`], once, when kernels were; [`Error::Nccl`] when one failed;
-    /// [`Error::Capturing`]; the driver's error when a kernel failed.
+    /// [`WorldError::RankLost`] soon after a rank is lost while work is left;
+    /// [`StateError::CommunicatorEnded`] when an operation was cut short by an abort;
+    /// [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted), once, when kernels were;
+    /// [`Error::Nccl`] when one failed; [`StateError::Capturing`]; the driver's error when a kernel
+    /// failed.
     pub fn synchronize(&self) -> Result<()> {
         self.inner.wait()
     }
@@ -114,13 +137,16 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// Also [`Error::KernelAborted`] with what the kernels waited for: their device communicators
-    /// are of no use any more, and the rest is. [`Error::DeadlinePassed`] when there are none, or
-    /// they have not ended a second later. The GPU is then taken to be stuck: what it may still use
-    /// is not freed before the process ends.
+    /// Also [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted) with what the kernels
+    /// waited for: their device communicators cannot be used any more; everything else can.
+    /// [`StateError::DeadlinePassed`] when there are none, or they have not ended a second later.
+    /// The GPU is then taken to be stuck: what it may still use is not freed before the process
+    /// ends.
     pub fn synchronize_within(&self, limit: Duration) -> Result<()> {
         match self.inner.wait_within(Some(limit)) {
-            Err(Error::DeadlinePassed { waited }) if !self.context().is_stuck() => {
+            Err(Error::State(StateError::DeadlinePassed { waited }))
+                if !self.context().is_stuck() =>
+            {
                 self.inner.end_kernels(waited)
             }
             result => result,
@@ -240,36 +266,39 @@ impl StreamInner {
                 return Ok(false);
             }
             let idle = self.is_idle()?;
-            if !idle && machine.is_due(asked, ASK) {
+            if !idle && machine.is_due(asked, ASYNC_ERROR_INTERVAL) {
                 asked = machine.now();
-                self.ask()?;
+                self.check_async_errors()?;
             }
             Ok(idle)
         });
         match result {
             Ok(()) => self.finished(),
-            Err(lost @ Error::RankLost { .. }) => {
-                self.linger();
+            Err(lost @ Error::World(WorldError::RankLost { .. })) => {
+                self.wait_for_exit();
                 Err(lost)
             }
-            Err(error @ (Error::CommunicatorEnded { .. } | Error::Nccl { .. })) => {
-                // It is told once.
+            Err(
+                error @ (Error::State(StateError::CommunicatorEnded { .. })
+                | Error::Nccl(NcclError::Failed { .. })),
+            ) => {
+                // It is reported once.
                 self.pending.borrow_mut().clear();
-                self.linger();
-                Err(self.context.blame(error))
+                self.wait_for_exit();
+                Err(self.context.prefer_lost_rank(error))
             }
             Err(error) => Err(error),
         }
     }
 
-    /// A rank is lost or a communicator has failed, and the kernels were told to leave: gives them
-    /// the time to, and tells what they waited for.
-    fn linger(&self) {
+    /// A rank is lost or a communicator has failed, and the kernels were asked to exit: waits until
+    /// they have, and logs what they waited for.
+    fn wait_for_exit(&self) {
         let running = self.running.take();
         if running.is_empty() {
             return;
         }
-        let _ = self.context.machine().poll(self.wakes(), Some(LEAVE), || self.is_idle());
+        let _ = self.context.machine().poll(self.wakes(), Some(EXIT_TIMEOUT), || self.is_idle());
         if let Some(error) = abort::error(&running) {
             tracing::warn!("{error}");
         }
@@ -290,15 +319,15 @@ impl StreamInner {
             if ended.len() == known {
                 continue;
             }
-            match self.wait_within(Some(LEAVE)) {
-                Err(Error::DeadlinePassed { .. }) => {}
+            match self.wait_within(Some(EXIT_TIMEOUT)) {
+                Err(Error::State(StateError::DeadlinePassed { .. })) => {}
                 // What it waited for were other streams' kernels.
                 Ok(()) => return abort::error(&ended).map_or(Ok(()), Err),
                 error => return error,
             }
         }
         self.context.mark_stuck();
-        Err(Error::DeadlinePassed { waited })
+        Err(StateError::DeadlinePassed { waited }.into())
     }
 
     fn poll(&self, limit: Option<Duration>, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
@@ -311,7 +340,7 @@ impl StreamInner {
             if !done {
                 self.context.health().check()?;
                 if self.context.is_stuck() {
-                    return Err(Error::DeadlinePassed { waited: machine.since(start) });
+                    return Err(StateError::DeadlinePassed { waited: machine.since(start) }.into());
                 }
             }
             Ok(done)
@@ -350,23 +379,23 @@ impl StreamInner {
     }
 }
 
-impl Queue for StreamInner {
+impl ContextStream for StreamInner {
     fn wait(&self) -> Result<()> {
         self.wait_within(None)
     }
 
-    fn rest(&self, limit: Duration) -> Result<()> {
+    fn drain(&self, limit: Duration) -> Result<()> {
         // One that has failed does nothing any more.
         self.poll(Some(limit), || Ok(self.is_done().unwrap_or(true) && self.is_idle()?))
     }
 
-    fn ask(&self) -> Result<()> {
+    fn check_async_errors(&self) -> Result<()> {
         let pending = self.pending.borrow().clone();
         pending.iter().try_for_each(|issuer| poll(issuer).map(drop))?;
         for issuer in self.running().iter().filter_map(|flag| flag.communicator()) {
             match poll(&issuer) {
-                // It was aborted meanwhile: its kernels leave, and who waits for them is told so.
-                Err(Error::CommunicatorEnded { .. }) => {}
+                // It was aborted meanwhile: its kernels exit, and a wait for them says so.
+                Err(Error::State(StateError::CommunicatorEnded { .. })) => {}
                 polled => drop(polled?),
             }
         }
@@ -379,7 +408,7 @@ impl Queue for StreamInner {
 }
 
 /// Whether a communicator's operations are over. One that has failed is aborted: otherwise its
-/// kernels would wait for ever for a rank that is gone.
+/// kernels would wait forever for a lost rank.
 fn poll(issuer: &Arc<dyn Issuer>) -> Result<bool> {
     issuer.poll().inspect_err(|_| Arc::clone(issuer).abort())
 }
@@ -391,7 +420,7 @@ impl Drop for StreamInner {
         }
         // Memory is freed once the streams that are known are idle; this one is about to be
         // unknown.
-        if self.rest(self.context.patience()).is_err() {
+        if self.drain(self.context.drop_timeout()).is_err() {
             self.context.mark_stuck();
         }
     }

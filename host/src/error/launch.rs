@@ -1,7 +1,7 @@
 //! Why a launch is not made.
 
 use devcomm_locate::NcclVersion;
-use devcomm_types::{Dim3, GinType};
+use devcomm_types::{Dim3, GinType, Unmet};
 
 use super::AbortCause;
 
@@ -10,11 +10,14 @@ use super::AbortCause;
 #[non_exhaustive]
 pub enum LaunchRefusal {
     /// An extent is 0.
-    #[error("a grid of {grid} blocks of {block} threads has nothing to run")]
+    #[error(
+        "a grid of {grid} blocks of {block} threads has nothing to run; set both by `grid` and \
+         `block`"
+    )]
     Empty {
         /// Blocks.
         grid: Dim3,
-        /// Threads a block.
+        /// Threads per block.
         block: Dim3,
     },
     /// An extent of the grid is over the device's limit.
@@ -28,7 +31,7 @@ pub enum LaunchRefusal {
     /// An extent of the block is over the device's limit.
     #[error("a block of {block} is over the GPU's limit of {}x{}x{}", limit[0], limit[1], limit[2])]
     BlockTooLarge {
-        /// Threads a block.
+        /// Threads per block.
         block: Dim3,
         /// The device's limit.
         limit: [u32; 3],
@@ -36,20 +39,21 @@ pub enum LaunchRefusal {
     /// The block has more threads than the kernel can be launched with.
     #[error("{threads} threads a block, but this kernel takes at most {limit}")]
     TooManyThreads {
-        /// Threads a block.
+        /// Threads per block.
         threads: u64,
         /// The kernel's limit.
         limit: u32,
     },
     /// The block needs more registers than a block can have.
     #[error(
-        "{registers} registers x {threads} threads need {needed} registers (allocated in steps of 8 a thread and whole warps), but a block has {limit}; use at most {} threads",
+        "{registers} registers x {threads} threads need {needed} registers (allocated in steps of \
+         8 a thread and whole warps), but a block has {limit}; use at most {} threads",
         largest_block(*registers, *limit)
     )]
     TooManyRegisters {
-        /// Registers a thread.
+        /// Registers per thread.
         registers: u32,
-        /// Threads a block.
+        /// Threads per block.
         threads: u64,
         /// Registers that a block would take.
         needed: u64,
@@ -58,7 +62,8 @@ pub enum LaunchRefusal {
     },
     /// The block needs more shared memory than a block can have.
     #[error(
-        "{static_shared} B static and {dynamic_shared} B dynamic shared memory, but a block has {limit} B"
+        "{static_shared} B static and {dynamic_shared} B dynamic shared memory, but a block has \
+         {limit} B"
     )]
     TooMuchShared {
         /// Static shared memory in bytes.
@@ -73,7 +78,7 @@ pub enum LaunchRefusal {
         "its block is {block}, but a kernel that takes a DevComm runs in one-dimensional blocks"
     )]
     BlockNotOneDimensional {
-        /// Threads a block.
+        /// Threads per block.
         block: Dim3,
     },
     /// The kernel takes a device communicator but none was passed.
@@ -84,7 +89,8 @@ pub enum LaunchRefusal {
     ForeignDevComm,
     /// The device communicator has another layout than the kernel reads.
     #[error(
-        "the kernel reads the DevComm of NCCL {kernel}, but this one has the layout of NCCL {dev_comm}"
+        "the kernel reads the DevComm of NCCL {kernel}, but this one has the layout of NCCL \
+         {dev_comm}"
     )]
     DevCommVersion {
         /// The version of the kernel's device code.
@@ -94,12 +100,14 @@ pub enum LaunchRefusal {
     },
     /// A kernel for GIN was given a device communicator without GIN.
     #[error(
-        "it is a kernel for GIN, but the device communicator was made without GIN; ask for a connection with DevCommRequirements::gin_connection"
+        "it is a kernel for GIN, but the device communicator was made without GIN; ask for a \
+         connection with DevCommRequirements::gin_connection"
     )]
     NoGin,
     /// The compiled kernel has no entry for the device communicator's back end.
     #[error(
-        "it has entries for {}, but the device communicator's back end is {dev_comm}; rebuild the kernels, or ask for another back end with DevCommRequirements::gin_type",
+        "it has entries for {}, but the device communicator's back end is {dev_comm}; rebuild the \
+         kernels, or ask for another back end with DevCommRequirements::gin_type",
         back_ends(entries)
     )]
     NoGinEntry {
@@ -108,16 +116,36 @@ pub enum LaunchRefusal {
         /// The device communicator's.
         dev_comm: GinType,
     },
-    /// The device communicator's connections are of several back ends, and an entry knows one.
+    /// The device communicator's connections use several back ends, and an entry is for one.
     #[error(
-        "each of its entries is for one back end of GIN, but the device communicator's connections use several ({}); ask for one with DevCommRequirements::gin_type",
+        "each of its entries is for one back end of GIN, but the device communicator's connections \
+         use several ({}); ask for one with DevCommRequirements::gin_type",
         back_ends(connections)
     )]
     MixedGin {
         /// The back end of each connection.
         connections: Vec<GinType>,
     },
-    /// What stands behind an argument is gone, or not there yet.
+    /// The arguments do not meet a condition of the kernel's.
+    #[error("it requires {unmet}")]
+    Requirement {
+        /// The condition, with the values of its two sides.
+        unmet: Unmet,
+    },
+    /// A safe kernel was given windows and device communicators of several communicators.
+    #[error(
+        "its windows and its device communicator are not all of one communicator, where a safe \
+         kernel could write elsewhere"
+    )]
+    MixedCommunicators,
+    /// A safe kernel was given a window whose length on other ranks is not known.
+    #[error(
+        "the length that a window among its arguments has on every rank is not known, where a safe \
+         kernel could write elsewhere; take windows of a world's communicator, or launch it by \
+         `into_unsafe`"
+    )]
+    UncheckedWindow,
+    /// An argument's object is closed, or its group has not ended yet.
     #[error("{what} among its arguments is closed, or its group has not ended yet")]
     Closed {
         /// Which argument.
@@ -125,7 +153,8 @@ pub enum LaunchRefusal {
     },
     /// The device communicator was aborted.
     #[error(
-        "the device communicator of rank {rank} among its arguments was aborted ({cause}), and its barriers may stand anywhere; close it and make another"
+        "the device communicator of rank {rank} among its arguments was aborted ({cause}), and its \
+         barriers may stand anywhere; close it and make another"
     )]
     Aborted {
         /// The rank.
@@ -135,7 +164,8 @@ pub enum LaunchRefusal {
     },
     /// The grid has more blocks than barriers were reserved.
     #[error(
-        "{blocks} blocks, but the device communicator has {barriers} LSA barriers; ask for DevCommRequirements::lsa_barriers({blocks}) or launch fewer blocks"
+        "{blocks} blocks, but the device communicator has {barriers} LSA barriers; ask for \
+         DevCommRequirements::lsa_barriers({blocks}) or launch fewer blocks"
     )]
     TooFewBarriers {
         /// Blocks.
@@ -143,9 +173,10 @@ pub enum LaunchRefusal {
         /// Barriers of the device communicator.
         barriers: u64,
     },
-    /// The blocks cannot all run at once, so that those that run would wait for ever.
+    /// The blocks cannot all run at once, so that those that run would wait forever.
     #[error(
-        "{blocks} blocks would not all run at once, as blocks that wait for each other must: the GPU holds {resident} ({per_multiprocessor} on each of {multiprocessors} multiprocessors)"
+        "{blocks} blocks would not all run at once, as blocks that wait for each other must: the \
+         GPU holds {resident} ({per_multiprocessor} on each of {multiprocessors} multiprocessors)"
     )]
     NotResident {
         /// Blocks.

@@ -1,4 +1,4 @@
-//! What kernels waited for when they were ended, for people to read.
+//! The report of an abort: what the kernels' blocks waited for.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Write};
@@ -44,7 +44,7 @@ pub(crate) fn waits(records: &[StuckRecord]) -> Vec<StuckWait> {
 }
 
 /// Blocks that wait for the same, or for the same at different indices.
-struct Group {
+struct SameWait {
     /// The first of them.
     wait: WaitFor,
     blocks: BTreeSet<u32>,
@@ -57,12 +57,12 @@ pub(super) fn report(waits: &[StuckWait]) -> String {
     if waits.is_empty() {
         return "; no block noted a wait".to_owned();
     }
-    let mut groups: Vec<Group> = Vec::new();
+    let mut groups: Vec<SameWait> = Vec::new();
     for &StuckWait { block, thread, wait } in waits {
-        let same = |group: &Group| group.wait == WaitFor { index: group.wait.index, ..wait };
+        let same = |group: &SameWait| group.wait == WaitFor { index: group.wait.index, ..wait };
         let at = groups.iter().position(same).unwrap_or_else(|| {
             let (blocks, threads, indices) = Default::default();
-            groups.push(Group { wait, blocks, threads, indices });
+            groups.push(SameWait { wait, blocks, threads, indices });
             groups.len() - 1
         });
         groups[at].blocks.insert(block);
@@ -79,7 +79,7 @@ pub(super) fn report(waits: &[StuckWait]) -> String {
     text
 }
 
-impl fmt::Display for Group {
+impl fmt::Display for SameWait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { wait, blocks, threads, indices } = self;
         write!(f, "{}, {}: {wait}", numbers("block", blocks), numbers("thread", threads))?;

@@ -5,14 +5,14 @@ use std::time::Duration;
 use devcomm_types::{StuckRecord, WaitFor, WaitKind};
 
 use super::*;
-use crate::error::{AbortCause, Error};
+use crate::error::{AbortCause, LaunchError};
 
 const BARRIER: WaitFor =
     WaitFor { kind: WaitKind::LsaBarrier, index: 0, context: 0, peer: 1, wanted: 1, seen: 0 };
 
 fn error(stuck: Vec<StuckWait>) -> String {
     let cause = AbortCause::Deadline { waited: Duration::from_millis(1500) };
-    Error::KernelAborted { rank: 3, cause, stuck }.to_string()
+    LaunchError::KernelAborted { rank: 3, cause, stuck }.to_string()
 }
 
 fn wait(block: u32, thread: u32, wait: WaitFor) -> StuckWait {

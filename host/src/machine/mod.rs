@@ -1,4 +1,4 @@
-//! The machine under everything: GPUs, or simulated ones.
+//! The machine that the crate runs on: the GPUs, or simulated ones.
 //!
 //! It gives the two tables of C functions that [`sys`](crate::sys) calls, and what a host thread
 //! does with time: clocks, pauses, other threads, and waits for what those do. On GPUs that is the
@@ -17,7 +17,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 #[cfg(feature = "simulator")]
-use devcomm_sim::News;
+use devcomm_sim::EventCount;
 use devcomm_sys::driver::{CUDA, CUfunction, CUstream, Driver};
 use devcomm_sys::nccl::Functions;
 use devcomm_types::HostBody;
@@ -26,28 +26,27 @@ pub(crate) use self::shared::Shared;
 #[cfg(feature = "simulator")]
 use self::simulated::Simulated;
 pub(crate) use self::threads::{Task, message};
-use crate::error::{Error, Result};
+use crate::error::{DriverError, Result, StateError};
 
 /// Names a machine to simulate for any program: `4`, or `4,team=2,seed=7`.
 pub(crate) const VARIABLE: &str = "DEVCOMM_SIMULATE";
 
-/// What a simulated machine asks for again when somebody polls. GPUs are asked for all again and
-/// again.
+/// What a poll on a simulated machine waits for. On GPUs a poll is repeated instead.
 #[derive(Clone, Copy)]
 #[cfg_attr(not(feature = "simulator"), expect(dead_code, reason = "only a simulated machine asks"))]
 pub(crate) enum Wakes {
     /// Whatever has happened.
     Anything,
-    /// What another thread has [said](Machine::notify).
-    Word,
-    /// The same, and that this stream of the current context has nothing to do any more.
+    /// A [notification](Machine::notify) by another thread.
+    Notified,
+    /// The same, and that this stream of the current context is idle.
     Idle(CUstream),
 }
 
 /// How much has happened on a simulated machine.
 #[cfg(not(feature = "simulator"))]
 #[derive(Clone, Copy, Default)]
-struct News;
+struct EventCount;
 
 /// A machine. Clones are the same one.
 #[derive(Clone)]
@@ -69,7 +68,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// [`Error::Environment`].
+    /// [`WorldError::Environment`](crate::WorldError::Environment).
     pub(crate) fn current() -> Result<Self> {
         CURRENT.with_borrow(|current| match current {
             Some(machine) => Ok(machine.clone()),
@@ -82,7 +81,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// [`Error::Environment`] for a value that makes no sense.
+    /// [`WorldError::Environment`](crate::WorldError::Environment) for a value that makes no sense.
     #[cfg(feature = "simulator")]
     pub(crate) fn asked_for(team: Option<usize>) -> Result<Option<Self>> {
         Ok(simulated::asked_for(team)?.map(Self::Simulated))
@@ -92,7 +91,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for settings that make no sense.
+    /// [`Error::InvalidInput`] for invalid settings.
     #[cfg(feature = "simulator")]
     pub(crate) fn simulate(
         simulation: &devcomm_sim::Simulation,
@@ -101,7 +100,7 @@ impl Machine {
         Simulated::new(simulation, team).map(Self::Simulated)
     }
 
-    /// As above; there is none in this program.
+    /// As above, without the simulator: an error if the variable is set.
     #[cfg(not(feature = "simulator"))]
     pub(crate) fn asked_for(_: Option<usize>) -> Result<Option<Self>> {
         match std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
@@ -110,7 +109,8 @@ impl Machine {
                 let why = "this program was built without the simulator; unset it, or build with \
                            the feature `simulator`";
                 let value = Some(value.to_string_lossy().into_owned());
-                Err(Error::Environment { variable: VARIABLE, value, why: why.to_owned() })
+                let why = why.to_owned();
+                Err(crate::error::WorldError::Environment { variable: VARIABLE, value, why }.into())
             }
         }
     }
@@ -131,9 +131,13 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// [`Error::NotSimulated`].
+    /// [`DriverError::NotSimulated`].
     pub(crate) fn refuse_simulated(&self, what: impl FnOnce() -> String) -> Result<()> {
-        if self.is_simulated() { Err(Error::NotSimulated { what: what() }) } else { Ok(()) }
+        if self.is_simulated() {
+            Err(DriverError::NotSimulated { what: what() }.into())
+        } else {
+            Ok(())
+        }
     }
 
     /// The driver's functions, for calls on this thread.
@@ -145,7 +149,7 @@ impl Machine {
         }
     }
 
-    /// NCCL's functions and where they are said to be, if they are the machine's own.
+    /// NCCL's functions and the path that they report, if they are the machine's own.
     pub(crate) fn nccl(&self) -> Option<(&'static Path, Functions)> {
         match self {
             Self::Gpus => None,
@@ -167,8 +171,8 @@ impl Machine {
         }
     }
 
-    /// Tells a simulated machine of the calling thread, if it is one that the program has started:
-    /// its calls find the machine by their thread.
+    /// Registers the calling thread with a simulated machine, if the program has started it: calls
+    /// find the machine by their thread.
     pub(crate) fn enter(&self) {
         match self {
             Self::Gpus => {}
@@ -192,31 +196,31 @@ impl Machine {
         self.now().saturating_sub(start)
     }
 
-    /// Whether what is looked at every `interval` is due. On a simulated machine it always is: a
-    /// wait there ends when something has happened, not after a while.
+    /// Whether something done every `interval` is due. On a simulated machine it always is: a wait
+    /// there ends when something has happened.
     pub(crate) fn is_due(&self, last: Duration, interval: Duration) -> bool {
         self.is_simulated() || self.since(last) >= interval
     }
 
-    /// How much has happened on a simulated machine: whoever polls takes it before a look.
-    fn news(&self) -> News {
+    /// How much has happened on a simulated machine: taken before a poll looks at its condition.
+    fn event_count(&self) -> EventCount {
         match self {
-            Self::Gpus => News::default(),
+            Self::Gpus => EventCount::default(),
             #[cfg(feature = "simulator")]
-            Self::Simulated(machine) => machine.news(),
+            Self::Simulated(machine) => machine.event_count(),
         }
     }
 
-    /// Lets others work; somebody who polls has `waited` so long already and stops at `deadline`.
-    /// `since` is the [`news`](Self::news) before the last look.
+    /// Lets others work; a caller that polls has `waited` so long already and stops at `deadline`.
+    /// `since` is the [`event_count`](Self::event_count) before the last look.
     ///
     /// # Errors
     ///
-    /// [`Error::Deadlock`] on a simulated machine.
+    /// [`StateError::Deadlock`] on a simulated machine.
     fn pause(
         &self,
         wakes: Wakes,
-        since: News,
+        since: EventCount,
         waited: Duration,
         deadline: Option<Duration>,
     ) -> Result<()> {
@@ -240,7 +244,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// [`Error::DeadlinePassed`] after `limit`; [`Error::Deadlock`]; those of `done`.
+    /// [`StateError::DeadlinePassed`] after `limit`; [`StateError::Deadlock`]; those of `done`.
     pub(crate) fn poll(
         &self,
         wakes: Wakes,
@@ -249,43 +253,42 @@ impl Machine {
     ) -> Result<()> {
         let start = self.now();
         loop {
-            let news = self.news();
+            let seen = self.event_count();
             if done()? {
                 return Ok(());
             }
             let waited = self.since(start);
             if limit.is_some_and(|limit| waited >= limit) {
-                return Err(Error::DeadlinePassed { waited });
+                return Err(StateError::DeadlinePassed { waited }.into());
             }
-            self.pause(wakes, news, waited, limit.map(|limit| start.saturating_add(limit)))?;
+            self.pause(wakes, seen, waited, limit.map(|limit| start.saturating_add(limit)))?;
         }
     }
 
-    /// Waits for other threads of the machine to bring about `done`, which nobody says when it is.
-    /// On GPUs whoever asks waits by the system's means.
-    pub(crate) fn let_work(&self, done: impl Fn() -> bool) {
+    /// Waits until other threads of a simulated machine have made `done` true. On GPUs the caller
+    /// joins the threads instead.
+    pub(crate) fn wait_for_threads(&self, done: impl Fn() -> bool) {
         loop {
-            let news = self.news();
+            let seen = self.event_count();
             if !self.is_simulated() || done() {
                 return;
             }
-            // That nothing can go on is for those to say who wait for something.
-            let _ = self.pause(Wakes::Word, news, Duration::ZERO, None);
+            // A deadlock is reported by the threads that wait for something.
+            let _ = self.pause(Wakes::Notified, seen, Duration::ZERO, None);
         }
     }
 
-    /// Waits for so long.
+    /// Sleeps.
     pub(crate) fn sleep(&self, duration: Duration) {
         match self {
             Self::Gpus => std::thread::sleep(duration),
             // The deadline is what it waits for.
             #[cfg(feature = "simulator")]
-            Self::Simulated(_) => drop(self.poll(Wakes::Word, Some(duration), || Ok(false))),
+            Self::Simulated(_) => drop(self.poll(Wakes::Notified, Some(duration), || Ok(false))),
         }
     }
 
-    /// Says that something has happened that others may wait for, which the machine cannot know:
-    /// something in the host's memory.
+    /// Wakes polls for a change in the host's memory, which a simulated machine cannot see.
     pub(crate) fn notify(&self) {
         match self {
             Self::Gpus => {}

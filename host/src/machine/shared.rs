@@ -1,16 +1,16 @@
-//! What threads share and wait for changes of.
+//! State that threads share, with waits for its changes.
 
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::{Machine, Wakes};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StateError};
 
 /// How often a wait looks at what changes elsewhere, such as the health of the job.
 const PULSE: Duration = Duration::from_millis(5);
 
-/// A value under a lock, whose changes threads can wait for. A panic elsewhere does not spoil it.
+/// A value under a lock, whose changes threads can wait for. A panic does not poison it.
 pub(crate) struct Shared<T> {
     value: Mutex<T>,
     changed: Condvar,
@@ -22,12 +22,12 @@ impl<T> Shared<T> {
         Self { value: Mutex::new(value), changed: Condvar::new(), machine }
     }
 
-    /// The value, to look at.
+    /// Locks the value.
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.value.lock()
     }
 
-    /// Changes the value, and wakes who waits.
+    /// Changes the value and wakes all waits.
     pub(crate) fn change<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         let result = change(&mut self.value.lock());
         self.changed.notify_all();
@@ -35,21 +35,21 @@ impl<T> Shared<T> {
         result
     }
 
-    /// Waits until `ready` finds what it looks for, which it is asked after each change.
+    /// Waits until `ready` returns a value. It is called after each change.
     ///
     /// # Errors
     ///
-    /// [`Error::Deadlock`]; those of `ready`.
+    /// [`StateError::Deadlock`]; those of `ready`.
     pub(crate) fn wait<R>(&self, ready: impl FnMut(&mut T) -> Result<Option<R>>) -> Result<R> {
         self.look(None, Duration::MAX, ready)
     }
 
-    /// As [`wait`](Self::wait), for at most `limit`; `ready` is also asked now and then, for what
+    /// As [`wait`](Self::wait), for at most `limit`; `ready` is also called at intervals, for what
     /// changes elsewhere.
     ///
     /// # Errors
     ///
-    /// [`Error::DeadlinePassed`] after `limit`; [`Error::Deadlock`]; those of `ready`.
+    /// [`StateError::DeadlinePassed`] after `limit`; [`StateError::Deadlock`]; those of `ready`.
     pub(crate) fn watch<R>(
         &self,
         limit: Option<Duration>,
@@ -66,7 +66,7 @@ impl<T> Shared<T> {
     ) -> Result<R> {
         if self.machine.is_simulated() {
             let mut found = None;
-            self.machine.poll(Wakes::Word, limit, || {
+            self.machine.poll(Wakes::Notified, limit, || {
                 found = ready(&mut self.lock())?;
                 Ok(found.is_some())
             })?;
@@ -81,7 +81,7 @@ impl<T> Shared<T> {
             let waited = self.machine.since(start);
             let left = limit.map_or(pulse, |limit| limit.saturating_sub(waited));
             if left.is_zero() {
-                return Err(Error::DeadlinePassed { waited });
+                return Err(StateError::DeadlinePassed { waited }.into());
             }
             self.changed.wait_for(&mut value, left.min(pulse));
         }

@@ -1,16 +1,16 @@
-//! The simulated machine, as the host asks it.
+//! The simulated machine behind the host's calls.
 
 use std::path::Path;
 use std::time::Duration;
 
-use devcomm_sim::{News, Simulation};
+use devcomm_sim::{EventCount, Simulation};
 use devcomm_sys::driver::{CUfunction, Driver};
 use devcomm_sys::nccl::Functions;
 use devcomm_types::HostBody;
 use parking_lot::Mutex;
 
 use super::{VARIABLE, Wakes};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StateError, WorldError};
 
 /// A simulated machine. Clones are the same one.
 #[derive(Clone)]
@@ -29,10 +29,12 @@ pub(super) fn asked_for(team: Option<usize>) -> Result<Option<Simulated>> {
     if machine.is_none() {
         let text = value.to_string_lossy();
         let made = text.parse().and_then(|asked| make(&asked, team));
-        *machine = Some(made.map_err(|error| Error::Environment {
-            variable: VARIABLE,
-            value: Some(text.clone().into_owned()),
-            why: error.to_string(),
+        *machine = Some(made.map_err(|error| {
+            Error::World(WorldError::Environment {
+                variable: VARIABLE,
+                value: Some(text.clone().into_owned()),
+                why: error.to_string(),
+            })
         })?);
     }
     Ok(machine.clone())
@@ -84,17 +86,22 @@ impl Simulated {
         self.0.notify();
     }
 
-    pub(super) fn news(&self) -> News {
-        self.0.news()
+    pub(super) fn event_count(&self) -> EventCount {
+        self.0.event_count()
     }
 
-    pub(super) fn wait(&self, wakes: Wakes, since: News, end: Option<Duration>) -> Result<()> {
+    pub(super) fn wait(
+        &self,
+        wakes: Wakes,
+        since: EventCount,
+        end: Option<Duration>,
+    ) -> Result<()> {
         self.enter();
         let waited = match wakes {
             Wakes::Anything => self.0.wait(since, end),
-            Wakes::Word => self.0.wait_for_word(since, end),
+            Wakes::Notified => self.0.wait_for_notify(since, end),
             Wakes::Idle(stream) => self.0.wait_for_stream(stream, since, end),
         };
-        waited.map_err(|report| Error::Deadlock { report })
+        waited.map_err(|report| Error::State(StateError::Deadlock { report }))
     }
 }

@@ -1,4 +1,4 @@
-//! Threads of a machine.
+//! Threads of a machine: a simulated one runs them one at a time.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,8 +8,8 @@ use std::time::Duration;
 use super::{CURRENT, Machine, Shared};
 use crate::error::{Error, Result};
 
-/// The right of a thread that is about to start to be one of the machine's. A simulated machine
-/// waits for it, so the order of tickets and not that in which the system starts threads counts.
+/// A ticket for a thread that is about to start. A simulated machine waits for it, so that the
+/// order of tickets counts and not that in which the system starts threads.
 pub(crate) struct Ticket {
     machine: Machine,
     #[cfg(feature = "simulator")]
@@ -41,15 +41,16 @@ impl Drop for Entered {
     }
 }
 
-/// A thread that was started. Dropping it leaves the thread to itself.
+/// A thread that was started. Dropping it detaches the thread.
 pub(crate) struct Task<T>(Arc<Shared<Option<Result<T>>>>);
 
 impl<T> Task<T> {
-    /// Waits for what the thread came to, for at most `limit` and as long as `watch` does not fail.
+    /// Waits for the thread's result, for at most `limit` and as long as `watch` does not fail.
     ///
     /// # Errors
     ///
-    /// Of the wait: [`Error::DeadlinePassed`] after `limit`; [`Error::Deadlock`]; those of `watch`.
+    /// Of the wait: [`StateError::DeadlinePassed`](crate::StateError::DeadlinePassed) after
+    /// `limit`; [`StateError::Deadlock`](crate::StateError::Deadlock); those of `watch`.
     pub(crate) fn wait(
         &self,
         limit: Option<Duration>,
@@ -110,7 +111,7 @@ impl Machine {
     }
 }
 
-/// What a panic says.
+/// The message of a panic.
 pub(crate) fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());

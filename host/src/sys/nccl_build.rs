@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use super::banner::build_of;
 use super::cuda;
-use crate::error::{Error, Result};
+use crate::error::{NcclError, Result};
 use crate::machine::Machine;
 
 /// A CUDA version: major, minor.
@@ -43,11 +43,11 @@ fn fits(library: &Path, built: Version, driver: Version) -> Result<()> {
         return Ok(());
     }
     let reason = format!(
-        "it was built for CUDA {}.{}, and the driver supports CUDA {}.{}; update NVIDIA's driver to \
-         one for CUDA {}.0 or newer, or name an NCCL built for CUDA {} in DEVCOMM_NCCL_HOME",
+        "it was built for CUDA {}.{}, and the driver supports CUDA {}.{}; update NVIDIA's driver \
+         to one for CUDA {}.0 or newer, or name an NCCL built for CUDA {} in DEVCOMM_NCCL_HOME",
         built.0, built.1, driver.0, driver.1, built.0, driver.0
     );
-    Err(Error::NcclUnusable { path: library.to_owned(), reason })
+    Err(NcclError::Unusable { path: library.to_owned(), reason }.into())
 }
 
 /// The CUDA of a build such as `2.32.3+cuda13.4`.

@@ -9,7 +9,7 @@ use std::process::{Child, Command};
 
 use socket2::SockRef;
 
-use crate::error::{Error, Result};
+use crate::error::{Result, WorldError};
 
 /// Makes the system kill the child when the thread that starts it dies, so that a launcher killed
 /// outright leaves no ranks behind.
@@ -81,8 +81,8 @@ pub(crate) fn inherited_listener(descriptor: i32, port: u16) -> io::Result<TcpLi
 ///
 /// # Errors
 ///
-/// [`Error::EnvironmentInUse`] unless the calling thread is this process's only one, or there is
-/// nothing to set.
+/// [`WorldError::EnvironmentInUse`] unless the calling thread is this process's only one, or there
+/// is nothing to set.
 pub(crate) fn set_variables(variables: &[(&'static str, OsString)]) -> Result<()> {
     if variables.is_empty() {
         return Ok(());
@@ -92,7 +92,7 @@ pub(crate) fn set_variables(variables: &[(&'static str, OsString)]) -> Result<()
     if threads != 1 {
         let text = |(name, value): &(&str, OsString)| format!("{name}={}", value.display());
         let variables = variables.iter().map(text).collect();
-        return Err(Error::EnvironmentInUse { variables, threads });
+        return Err(WorldError::EnvironmentInUse { variables, threads }.into());
     }
     for (name, value) in variables {
         // SAFETY: no other thread can read or write the environment meanwhile: there is none, and

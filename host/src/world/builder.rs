@@ -1,8 +1,8 @@
-//! What is settled before a world looks at its GPUs.
+//! Building a world: settings that NCCL and the driver read once, before the GPUs are used.
 
 use super::env::launched;
 use super::{GinLoopback, World};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, WorldError};
 use crate::machine::{Machine, VARIABLE};
 
 /// Settings of a [`World`]: the machine, and what NCCL and the CUDA driver read once, from the
@@ -47,10 +47,10 @@ impl WorldBuilder {
     ///
     /// # Errors
     ///
-    /// As [`World::from_env`]; [`Error::GinLoopbackNotFound`], [`Error::EnvironmentInUse`],
-    /// [`Error::Environment`].
+    /// As [`World::from_env`]; [`WorldError::GinLoopbackNotFound`],
+    /// [`WorldError::EnvironmentInUse`], [`WorldError::Environment`].
     pub fn from_env(self) -> Result<World> {
-        let (machine, launched) = (self.settle()?, launched(&|name| std::env::var_os(name))?);
+        let (machine, launched) = (self.machine()?, launched(&|name| std::env::var_os(name))?);
         match launched {
             None => World::of_threads(machine, None),
             Some(launched) if machine.is_simulated() => Err(no_processes(launched.variable)),
@@ -64,7 +64,7 @@ impl WorldBuilder {
     ///
     /// As [`World::threads`], and as [`from_env`](Self::from_env) for the settings.
     pub fn threads(self, n: usize) -> Result<World> {
-        World::of_threads(self.settle()?, Some(n))
+        World::of_threads(self.machine()?, Some(n))
     }
 
     /// As [`World::spawn_local`]; the processes inherit the settings.
@@ -73,14 +73,14 @@ impl WorldBuilder {
     ///
     /// As [`World::spawn_local`], and as [`from_env`](Self::from_env) for the settings.
     pub fn spawn_local(self, n: usize) -> Result<()> {
-        if self.settle()?.is_simulated() {
+        if self.machine()?.is_simulated() {
             return Err(no_processes("World::spawn_local"));
         }
         World::start_processes(n)
     }
 
     /// The machine, with its settings made.
-    fn settle(&self) -> Result<Machine> {
+    fn machine(&self) -> Result<Machine> {
         #[cfg(feature = "simulator")]
         if let Some(simulation) = &self.simulation {
             return Machine::simulate(simulation, self.lsa_team_size());
@@ -107,7 +107,7 @@ fn no_processes(says: &str) -> Error {
         None => Error::invalid(format!("a World that simulates its machine: {why}")),
         Some(value) => {
             let value = Some(value.to_string_lossy().into_owned());
-            Error::Environment { variable: VARIABLE, value, why }
+            Error::World(WorldError::Environment { variable: VARIABLE, value, why })
         }
     }
 }

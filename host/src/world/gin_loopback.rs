@@ -3,9 +3,9 @@
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
-use devcomm_locate::{find_gin_loopback, gin_loopback_environment, gin_machine};
+use devcomm_locate::{find_gin_loopback, gin_loopback_environment, gin_support};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, WorldError};
 use crate::machine::Machine;
 use crate::sys::process::set_variables;
 
@@ -48,7 +48,7 @@ impl GinLoopback {
         Self::default()
     }
 
-    /// As [`new`](Self::new), but only where the machine has no RDMA device; where it has one, only
+    /// As [`new`](Self::new), but only where the host has no RDMA device; where it has one, only
     /// the size of LSA teams is set, if one is asked for.
     #[must_use]
     pub fn unless_rdma() -> Self {
@@ -79,16 +79,16 @@ impl GinLoopback {
     ///
     /// # Errors
     ///
-    /// [`Error::GinLoopbackNotFound`] lists the places that were searched; [`Error::InvalidInput`]
-    /// for teams of 0 ranks.
+    /// [`WorldError::GinLoopbackNotFound`] lists the places that were searched;
+    /// [`Error::InvalidInput`] for teams of 0 ranks.
     pub fn environment(&self) -> Result<Vec<(&'static str, OsString)>> {
         if self.lsa_team_size == Some(0) {
             return Err(Error::invalid("LSA teams of 0 ranks"));
         }
         let mut variables = Vec::new();
-        if !(self.unless_rdma && gin_machine(None).has_rdma()) {
+        if !(self.unless_rdma && gin_support(None).has_rdma()) {
             let plugin = find_gin_loopback(self.plugin.as_deref())
-                .map_err(|not_found| Error::GinLoopbackNotFound { not_found })?;
+                .map_err(|not_found| Error::World(WorldError::GinLoopbackNotFound { not_found }))?;
             variables.extend(gin_loopback_environment(&plugin).map(|(n, v)| (n, v.into())));
         }
         let teams = self.lsa_team_size.map(|ranks| ranks.to_string().into());
@@ -102,9 +102,9 @@ impl GinLoopback {
     ///
     /// # Errors
     ///
-    /// As [`environment`](Self::environment); [`Error::EnvironmentInUse`] when this process has
-    /// threads already, of which one may be reading the environment, and [`Error::Environment`]
-    /// when a variable asks for another network or other teams.
+    /// As [`environment`](Self::environment); [`WorldError::EnvironmentInUse`] when this process
+    /// has threads already, of which one may be reading the environment, and
+    /// [`WorldError::Environment`] when a variable asks for another network or other teams.
     pub fn enable(&self) -> Result<()> {
         if Machine::asked_for(self.lsa_team_size)?.is_some() {
             return Ok(());
@@ -117,7 +117,7 @@ impl GinLoopback {
                 Some(set) => {
                     let why = format!("GinLoopback needs {} here; unset it", value.display());
                     let value = Some(set.to_string_lossy().into_owned());
-                    return Err(Error::Environment { variable: name, value, why });
+                    return Err(WorldError::Environment { variable: name, value, why }.into());
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Starting the ranks of one machine as processes, and seeing them to their end.
+//! Local jobs: starts the ranks of one host as processes, and waits for their end.
 
 use std::ffi::{OsStr, OsString};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -11,24 +11,24 @@ use std::time::{Duration, Instant};
 
 use super::env::LISTENER;
 use super::signals::Signals;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, WorldError};
 use crate::sys::process::{die_with_parent, spawn_with_listener};
 
-/// How often the processes are looked at.
-const LOOK: Duration = Duration::from_millis(10);
+/// How often the processes are polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// After a rank has failed, the others have this long to notice it and say so.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Several processes of one program on this machine, each one rank.
+/// Several processes of one program on this host, each one rank.
 ///
 /// They get torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
 /// MASTER_PORT), from which [`World::from_env`](crate::World::from_env) makes them one world.
 /// Standard output and error are this process's; standard input goes to rank 0.
 ///
 /// The ranks meet at a socket that listens before the first of them starts and that rank 0
-/// inherits, so nobody can take the port in between. It listens on this machine only, and a random
-/// DEVCOMM_JOB_ID keeps out other users of the machine, who could otherwise connect there and pass
-/// for a rank.
+/// inherits, so no other process can take the port in between. It listens on this host only, and a
+/// random DEVCOMM_JOB_ID keeps out other users of the host, who could otherwise connect there and
+/// pass for a rank.
 ///
 /// ```no_run
 /// # fn main() -> devcomm_host::Result<()> {
@@ -50,14 +50,15 @@ impl LocalJob {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for 0 ranks; [`Error::SpawnFailed`] when this program's file cannot
-    /// be found.
+    /// [`Error::InvalidInput`] for 0 ranks; [`WorldError::SpawnFailed`] when this program's file
+    /// cannot be found.
     pub fn new(n_ranks: usize) -> Result<Self> {
         if n_ranks == 0 {
             return Err(Error::invalid("a job of 0 ranks"));
         }
-        let program = std::env::current_exe()
-            .map_err(|error| Error::SpawnFailed { rank: 0, why: error.to_string() })?;
+        let program = std::env::current_exe().map_err(|error| {
+            Error::World(WorldError::SpawnFailed { rank: 0, why: error.to_string() })
+        })?;
         Ok(Self { n_ranks, program, args: std::env::args_os().skip(1).collect(), env: Vec::new() })
     }
 
@@ -88,8 +89,8 @@ impl LocalJob {
     ///
     /// # Errors
     ///
-    /// [`Error::RankFailed`] names the rank that failed first and how it ended,
-    /// [`Error::SpawnFailed`], [`Error::Interrupted`].
+    /// [`WorldError::RankFailed`] names the rank that failed first and how it ended,
+    /// [`WorldError::SpawnFailed`], [`WorldError::Interrupted`].
     pub fn run(self) -> Result<()> {
         let signals = Signals::watch()?;
         let mut ranks = Ranks::start(&self)?;
@@ -97,20 +98,21 @@ impl LocalJob {
         loop {
             if let Some(signal) = signals.seen() {
                 // Dropping `ranks` kills what is left.
-                return Err(Error::Interrupted { signal });
+                return Err(WorldError::Interrupted { signal }.into());
             }
-            let failed = ranks.look()?;
+            let failed = ranks.poll_exits()?;
             if failure.is_none() {
                 failure = failed.map(|failed| (failed, Instant::now()));
             }
             if ranks.all_ended() {
-                return failure
-                    .map_or(Ok(()), |((rank, how), _)| Err(Error::RankFailed { rank, how }));
+                return failure.map_or(Ok(()), |((rank, how), _)| {
+                    Err(WorldError::RankFailed { rank, how }.into())
+                });
             }
             if failure.as_ref().is_some_and(|(_, since)| since.elapsed() > GRACE) {
                 ranks.kill();
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -148,8 +150,9 @@ pub(super) struct Ranks {
 
 impl Ranks {
     pub(super) fn start(job: &LocalJob) -> Result<Self> {
-        let failed =
-            |rank, error: std::io::Error| Error::SpawnFailed { rank, why: error.to_string() };
+        let failed = |rank, error: std::io::Error| {
+            Error::World(WorldError::SpawnFailed { rank, why: error.to_string() })
+        };
         let listener =
             TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|error| failed(0, error))?;
         let port = listener.local_addr().map_err(|error| failed(0, error))?.port();
@@ -159,7 +162,7 @@ impl Ranks {
         root.env(LISTENER, listener.as_raw_fd().to_string());
         let root = spawn_with_listener(root, &listener).map_err(|error| failed(0, error))?;
         ranks.running.push(Some(root));
-        // Now it is rank 0's alone, and whoever knocks is turned away when rank 0 is gone.
+        // Now it is rank 0's alone, and connections are refused when rank 0 is gone.
         drop(listener);
         for rank in 1..job.n_ranks {
             let child =
@@ -169,16 +172,18 @@ impl Ranks {
         Ok(ranks)
     }
 
-    /// Collects who has ended. Returns a rank that failed: one killed by a signal rather than one
-    /// that ended by itself, for the latter may have died of the former.
-    fn look(&mut self) -> Result<Option<(usize, String)>> {
+    /// Collects the processes that have ended. Returns a rank that failed: one killed by a signal
+    /// rather than one that exited, for that may have failed because of the former.
+    fn poll_exits(&mut self) -> Result<Option<(usize, String)>> {
         let mut failed: Option<(usize, ExitStatus)> = None;
         for (rank, slot) in self.running.iter_mut().enumerate() {
             let Some(child) = slot else { continue };
             let ended = child.try_wait();
-            let ended = ended.map_err(|error| Error::RankFailed {
-                rank,
-                how: format!("an unknown status: {error}"),
+            let ended = ended.map_err(|error| {
+                Error::World(WorldError::RankFailed {
+                    rank,
+                    how: format!("an unknown status: {error}"),
+                })
             })?;
             let Some(status) = ended else { continue };
             *slot = None;
@@ -212,8 +217,8 @@ impl Drop for Ranks {
     }
 }
 
-/// An id that no other job has and nobody can guess: what hashes of nothing give under keys that
-/// the system draws at random.
+/// An id that no other job has and that cannot be guessed: empty hashes, whose keys the system
+/// draws at random.
 fn job_id() -> String {
     let random = || RandomState::new().build_hasher().finish();
     format!("local-{:016x}{:016x}", random(), random())

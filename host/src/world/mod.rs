@@ -1,4 +1,4 @@
-//! All ranks together: as threads of this process, or as processes of which this is one.
+//! Worlds: all ranks of a job, as threads of this process or as processes of which this is one.
 
 mod builder;
 mod env;
@@ -16,11 +16,11 @@ use self::env::{Launched, launched};
 pub use self::gin_loopback::GinLoopback;
 pub use self::local_job::LocalJob;
 pub use self::rank::Rank;
-use self::rendezvous::{Meeting, Peer, host_name};
+use self::rendezvous::{Peer, RendezvousConfig, host_name};
 use self::run::{run_rank, run_threads};
 use crate::communicator::Library;
 use crate::device::gpus_of;
-use crate::error::{Error, Result};
+use crate::error::{DriverError, Error, Result};
 use crate::machine::Machine;
 use crate::sys::nccl::DEV_COMM_VERSION;
 
@@ -51,18 +51,18 @@ enum Form {
     /// Every rank is a thread, on the GPU of its number.
     Threads(usize),
     /// This process is one rank.
-    Process { meeting: Meeting, local_rank: usize, device: usize },
+    Process { config: RendezvousConfig, local_rank: usize, device: usize },
 }
 
 impl World {
-    /// What the environment says: this process is one rank of those that a launcher started, on the
-    /// GPU numbered by its local rank; without a launcher every visible GPU is a rank, as a thread.
-    /// With `DEVCOMM_SIMULATE=4` there are four GPUs to see, simulated ones.
+    /// The world of the environment. Under a launcher this process is one rank, on the GPU of its
+    /// local rank; without one every visible GPU is a rank, as a thread.
+    /// With `DEVCOMM_SIMULATE=4` the visible GPUs are four simulated ones.
     ///
-    /// The first launcher whose variables are there counts, for one may have been started by
-    /// another:
+    /// The first of these launchers whose variables are set counts, for one may have been started
+    /// by another:
     ///
-    /// 1. torchrun, or whoever sets RANK and WORLD_SIZE, with LOCAL_RANK, MASTER_ADDR and
+    /// 1. torchrun, or any launcher that sets RANK and WORLD_SIZE, with LOCAL_RANK, MASTER_ADDR and
     ///    MASTER_PORT;
     /// 2. mpirun of Open MPI (OMPI_COMM_WORLD_RANK, ...) and of MVAPICH2 (MV2_COMM_WORLD_RANK,
     ///    ...);
@@ -76,30 +76,33 @@ impl World {
     /// MPI's launchers do not say it, so ranks on several hosts need MASTER_ADDR. The port, from
     /// 20001 to 32767, follows from the id of the job.
     ///
-    /// | variable | meaning |
-    /// |---|---|
-    /// | `DEVCOMM_PORT` | port of the rendezvous; else MASTER_PORT, or the next one when torchrun's agent holds that; else from the job's id |
-    /// | `DEVCOMM_TIMEOUT` | seconds that rank 0 waits for all ranks to arrive, and they for rank 0; else 60 |
-    /// | `DEVCOMM_SIMULATE` | GPUs to simulate, and how: `4`, or `4,team=2,multimem=0,seed=7`; not under a launcher |
-    /// | `DEVCOMM_JOB_ID` | only ranks of one id meet; else the launcher's (TORCHELASTIC_RUN_ID, Slurm's job and step, ...), else `devcomm` |
+    /// * `DEVCOMM_PORT`: the port of the rendezvous; else MASTER_PORT, or the next one when
+    ///   torchrun's agent holds that; else from the job's id.
+    /// * `DEVCOMM_TIMEOUT`: seconds that rank 0 waits for all ranks to arrive, and they for rank 0;
+    ///   else 60.
+    /// * `DEVCOMM_SIMULATE`: GPUs to simulate, and how: `4`, or `4,team=2,multimem=0,seed=7`; not
+    ///   under a launcher.
+    /// * `DEVCOMM_JOB_ID`: only ranks of one id meet; else the launcher's (TORCHELASTIC_RUN_ID,
+    ///   Slurm's job and step, ...), else `devcomm`.
     ///
     /// mpiexec of MPICH gives a job no id: two that run side by side on one host need a
     /// DEVCOMM_JOB_ID or a MASTER_PORT each.
     ///
     /// # Errors
     ///
-    /// [`Error::Environment`], also when both a launcher and DEVCOMM_SIMULATE are there;
-    /// [`Error::NoDriver`], [`Error::NoGpu`], [`Error::TooFewGpus`], [`Error::NcclNotFound`].
+    /// [`WorldError::Environment`](crate::WorldError::Environment), also when both a launcher and
+    /// DEVCOMM_SIMULATE are there; [`DriverError::NoDriver`], [`DriverError::NoGpu`],
+    /// [`DriverError::TooFewGpus`], [`NcclError::NotFound`](crate::NcclError::NotFound).
     pub fn from_env() -> Result<Self> {
         Self::builder().from_env()
     }
 
-    /// `n` ranks on simulated GPUs, as threads of this process: a program that works here is right
-    /// on GPUs too, and what is wrong with it shows here. It says nothing of speed.
+    /// `n` ranks on simulated GPUs, as threads of this process. A program runs here as on GPUs, and
+    /// its errors are found and reported; its speed says nothing.
     /// [`builder`](Self::builder) has more settings.
     ///
     /// The ranks run one at a time, in an order that is a function of the simulation's seed, and
-    /// deadlines are of a clock of the machine's own.
+    /// deadlines count by the machine's own clock.
     ///
     /// ```
     /// use devcomm_host::{Error, World};
@@ -117,25 +120,25 @@ impl World {
         Self::builder().simulate(devcomm_sim::Simulation::new(n)).threads(n)
     }
 
-    /// For what is settled before NCCL and the CUDA driver are loaded:
+    /// For settings that take effect before NCCL and the CUDA driver are loaded:
     /// `World::builder().gin_loopback(GinLoopback::new()).from_env()`, and for simulated machines:
     /// `World::builder().simulate(Simulation::new(4).team_size(2)).from_env()`.
     pub fn builder() -> WorldBuilder {
         WorldBuilder::default()
     }
 
-    /// Those ranks of a launcher of which this process is one.
+    /// The ranks that a launcher started, of which this process is one.
     fn of_launcher(launched: Launched) -> Result<Self> {
         let machine = Machine::Gpus;
         let device = device_of(launched.local_rank, gpus_of(&machine)?)?;
         let library = Library::open_on(&machine, None, DEV_COMM_VERSION)?;
         let peer = Peer { host: host_name(), nccl: library.version().code() };
         let local_rank = launched.local_rank;
-        let meeting = Meeting::new(launched, peer);
-        Ok(Self { machine, library, form: Form::Process { meeting, local_rank, device } })
+        let config = RendezvousConfig::new(launched, peer);
+        Ok(Self { machine, library, form: Form::Process { config, local_rank, device } })
     }
 
-    /// `n` ranks as threads, or one a GPU.
+    /// `n` ranks as threads, or one per GPU.
     fn of_threads(machine: Machine, n: Option<usize>) -> Result<Self> {
         let n = match n {
             None => gpus_of(&machine)?,
@@ -149,8 +152,9 @@ impl World {
     ///
     /// # Errors
     ///
-    /// [`Error::TooFewGpus`] names both numbers; [`Error::NoDriver`], [`Error::NoGpu`],
-    /// [`Error::NcclNotFound`]; [`Error::InvalidInput`] for 0 ranks.
+    /// [`DriverError::TooFewGpus`] names both numbers; [`DriverError::NoDriver`],
+    /// [`DriverError::NoGpu`], [`NcclError::NotFound`](crate::NcclError::NotFound);
+    /// [`Error::InvalidInput`] for 0 ranks.
     pub fn threads(n: usize) -> Result<Self> {
         Self::builder().threads(n)
     }
@@ -162,15 +166,16 @@ impl World {
         !matches!(launched(&|name| std::env::var_os(name)), Ok(None))
     }
 
-    /// Starts `n` copies of this program on this machine, one a GPU, with the same arguments, and
+    /// Starts `n` copies of this program on this host, one per GPU, with the same arguments, and
     /// waits for them. In each of them [`is_launched`](Self::is_launched) is true and
     /// [`from_env`](Self::from_env) makes it one rank. See [`LocalJob`].
     ///
     /// # Errors
     ///
-    /// [`Error::TooFewGpus`], [`Error::NcclNotFound`] and such before anything is started;
-    /// [`Error::Environment`] with DEVCOMM_SIMULATE, for a simulated machine's ranks are threads of
-    /// one process; then as [`LocalJob::run`].
+    /// [`DriverError::TooFewGpus`], [`NcclError::NotFound`](crate::NcclError::NotFound) and such
+    /// before anything is started; [`WorldError::Environment`](crate::WorldError::Environment) with
+    /// DEVCOMM_SIMULATE, for a simulated machine's ranks are threads of one process; then as
+    /// [`LocalJob::run`].
     pub fn spawn_local(n: usize) -> Result<()> {
         Self::builder().spawn_local(n)
     }
@@ -187,7 +192,7 @@ impl World {
     pub fn n_ranks(&self) -> usize {
         match &self.form {
             Form::Threads(n) => *n,
-            Form::Process { meeting, .. } => meeting.n_ranks,
+            Form::Process { config, .. } => config.n_ranks,
         }
     }
 
@@ -197,18 +202,19 @@ impl World {
         self.machine.is_simulated()
     }
 
-    /// The machine that its GPUs are simulated on; `None` for real ones. It tells in its own terms what went wrong there, and
-    /// which calls of the driver and of NCCL were made; and a test has such calls go wrong.
+    /// The machine that its GPUs are simulated on; `None` for real ones. It tells in its own terms
+    /// what went wrong there, and which calls of the driver and of NCCL were made; and a test has
+    /// such calls go wrong.
     ///
     /// ```no_run
-    /// use devcomm_host::{Effect, Error, Fault, World};
+    /// use devcomm_host::{Effect, Error, Fault, NcclError, World};
     ///
     /// let world = World::simulated(2)?;
     /// let machine = world.simulated_machine().expect("it is one");
     /// let (function, effect) = ("ncclMemAlloc", Effect::Fail(1));
     /// machine.inject(Fault { function, gpu: Some(1), nth: None, effect });
     /// let failed = world.run(|rank| rank.communicator()?.mem_alloc::<f32>(8).map(drop));
-    /// assert!(matches!(failed, Err(Error::Nccl { operation: "ncclMemAlloc", code: 1, .. })));
+    /// assert!(matches!(failed, Err(Error::Nccl(NcclError::Failed { code: 1, .. }))));
     /// # Ok::<_, Error>(())
     /// ```
     #[cfg(feature = "simulator")]
@@ -228,13 +234,17 @@ impl World {
     /// all ranks of the world are done.
     ///
     /// When a rank fails, the others are released from whatever they wait for with
-    /// [`Error::RankLost`]; the result is the error of the rank that failed first.
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost); the result is the error of the rank
+    /// that failed first.
     ///
     /// # Errors
     ///
-    /// The first failing rank's error; [`Error::RankPanicked`] if `f` panicked; [`Error::RankLost`]
-    /// if another process failed; from meeting the others [`Error::RanksMissing`],
-    /// [`Error::NcclVersionsDiffer`], [`Error::Rendezvous`].
+    /// The first failing rank's error;
+    /// [`WorldError::RankPanicked`](crate::WorldError::RankPanicked) if `f` panicked;
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost) if another process failed; from
+    /// meeting the others [`WorldError::RanksMissing`](crate::WorldError::RanksMissing),
+    /// [`NcclError::VersionsDiffer`](crate::NcclError::VersionsDiffer),
+    /// [`WorldError::Rendezvous`](crate::WorldError::Rendezvous).
     pub fn run<T, E, F>(&self, f: F) -> Result<Vec<T>, E>
     where
         F: Fn(&Rank) -> Result<T, E> + Sync,
@@ -242,8 +252,8 @@ impl World {
         E: From<Error> + Display + Send,
     {
         match &self.form {
-            Form::Process { meeting, local_rank, device } => {
-                let rendezvous = meeting.join()?;
+            Form::Process { config, local_rank, device } => {
+                let rendezvous = config.join()?;
                 let library = self.library.clone();
                 let make = || Rank::new(rendezvous.clone(), library, *local_rank, *device);
                 run_rank(&rendezvous, make, &f).map(|result| vec![result])
@@ -256,13 +266,13 @@ impl World {
     }
 }
 
-/// As many as were asked for, if the machine has them.
+/// `asked`, if the machine has that many GPUs.
 fn enough_gpus(machine: &Machine, asked: usize) -> Result<usize> {
     if asked == 0 {
         return Err(Error::invalid("a world of 0 ranks"));
     }
     let visible = gpus_of(machine)?;
-    if asked > visible { Err(Error::TooFewGpus { asked, visible }) } else { Ok(asked) }
+    if asked > visible { Err(DriverError::TooFewGpus { asked, visible }.into()) } else { Ok(asked) }
 }
 
 /// The GPU of a rank: the one of its local number, or the only one if the launcher shows each
@@ -271,6 +281,6 @@ fn device_of(local_rank: usize, visible: usize) -> Result<usize> {
     match (local_rank < visible, visible) {
         (true, _) => Ok(local_rank),
         (false, 1) => Ok(0),
-        (false, _) => Err(Error::TooFewGpus { asked: local_rank + 1, visible }),
+        (false, _) => Err(DriverError::TooFewGpus { asked: local_rank + 1, visible }.into()),
     }
 }

@@ -8,7 +8,7 @@ use bytemuck::Pod;
 use super::rendezvous::Rendezvous;
 use crate::communicator::peers::{self, Peers};
 use crate::communicator::{CommConfig, Communicator, Library, UniqueId};
-use crate::device::{Context, KernelSet, Kernels, Stream};
+use crate::device::{Context, KernelSet, Stream};
 use crate::error::{Error, Result};
 
 /// One rank: its GPU, its way to the other ranks, its communicator.
@@ -47,7 +47,7 @@ impl Rank {
         self.rendezvous.n_ranks()
     }
 
-    /// This rank's place among those of its machine.
+    /// This rank's number among the ranks of its host.
     #[must_use]
     pub fn local_rank(&self) -> usize {
         self.local_rank
@@ -100,7 +100,7 @@ impl Rank {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`], [`Error::Nccl`].
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost), [`Error::Nccl`].
     pub fn communicator(&self) -> Result<&Communicator> {
         if let Some(communicator) = self.communicator.get() {
             return Ok(communicator);
@@ -118,7 +118,7 @@ impl Rank {
     pub fn new_communicator(&self, config: &CommConfig) -> Result<Communicator> {
         let own = if self.is_root() { Some(self.library.unique_id()?) } else { None };
         let bytes = own.as_ref().map_or(&[][..], |id| &id.as_bytes()[..]);
-        // Nobody enters NCCL, where a missing rank is waited for without end, before all are here.
+        // NCCL waits for a missing rank forever: no rank enters it before all are here.
         let bytes = self.broadcast(0, bytes)?;
         let id = UniqueId::from_bytes(&bytes)
             .ok_or_else(|| Error::invalid("rank 0 sent something else than NCCL's unique id"))?;
@@ -127,13 +127,13 @@ impl Rank {
         Communicator::join(&self.library, &self.context, &[id], rank, n_ranks, config, Some(peers))
     }
 
-    /// Loads a program's kernels on this rank's GPU.
+    /// Loads a program's kernels on this rank's GPU, where its streams launch them.
     ///
     /// # Errors
     ///
-    /// As [`Kernels::load`].
-    pub fn load(&self, set: &KernelSet) -> Result<Kernels> {
-        Kernels::load(&self.context, set)
+    /// As [`Context::load`].
+    pub fn load(&self, set: &KernelSet) -> Result<()> {
+        self.context.load(set)
     }
 
     /// A new stream on this rank's GPU.
@@ -145,11 +145,17 @@ impl Rank {
         self.context.stream()
     }
 
+    /// The default stream of this rank's GPU; see [`Context::default_stream`].
+    #[must_use]
+    pub fn default_stream(&self) -> Stream {
+        self.context.default_stream()
+    }
+
     /// Waits until every rank is here; the GPUs are not waited for. *Collective*.
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`].
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost).
     pub fn barrier(&self) -> Result<()> {
         self.rendezvous.barrier()
     }
@@ -165,8 +171,8 @@ impl Rank {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`]; [`Error::InvalidInput`] when all ranks together give more than 64 MiB,
-    /// or a rank gives what are no values of this type.
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost); [`Error::InvalidInput`] when all
+    /// ranks together give more than 64 MiB, or a rank gives what are no values of this type.
     pub fn all_gather<T: Pod>(&self, values: &[T]) -> Result<Vec<Vec<T>>> {
         peers::all_gather(&self.rendezvous, values)
     }

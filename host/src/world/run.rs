@@ -1,4 +1,4 @@
-//! The lives of ranks: as threads of this process, or this process as one.
+//! Running ranks: as threads of this process, or this process as one.
 
 use std::any::Any;
 use std::fmt::Display;
@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ScopedJoinHandle;
 
-use super::rendezvous::{Hub, Rendezvous, ThreadMember, host_name};
-use crate::error::{Error, Result};
+use super::rendezvous::{Hub, Rendezvous, ThreadTransport, host_name};
+use crate::error::{Error, Result, WorldError};
 use crate::machine::{Machine, message};
 
-/// Runs `f` in a thread a rank. If ranks fail, the error of the one that failed first.
+/// Runs `f` in a thread per rank. If ranks fail, the error of the one that failed first.
 pub(crate) fn run_threads<T, E>(
     machine: &Machine,
     n: usize,
@@ -23,20 +23,20 @@ where
 {
     let hub = Arc::new(Hub::new(machine.clone(), n));
     let hosts = vec![host_name(); n];
-    // While it waits for the ranks this thread is one of the machine's.
+    // While this thread waits for the ranks it is one of the machine's.
     let _entered = machine.ticket("the world").enter();
     let running = AtomicUsize::new(0);
     let mut results: Vec<Result<T, E>> = std::thread::scope(|scope| {
         let start = |rank| {
             let ticket = machine.ticket(&format!("rank {rank}"));
-            let member = Arc::new(ThreadMember::new(Arc::clone(&hub), rank));
-            let rendezvous = Rendezvous::new(rank, hosts.clone(), member);
+            let transport = Arc::new(ThreadTransport::new(Arc::clone(&hub), rank));
+            let rendezvous = Rendezvous::new(rank, hosts.clone(), transport);
             let f = &f;
             let name = format!("devcomm-rank-{rank}");
             let running = Running::new(&running);
             std::thread::Builder::new().name(name).spawn_scoped(scope, move || {
                 let _entered = ticket.enter();
-                // Counted out before it leaves the machine, which wakes the world.
+                // Dropped before it leaves the machine, which wakes the world's thread.
                 let _running = running;
                 f(&rendezvous)
             })
@@ -45,12 +45,12 @@ where
             .map(|rank| {
                 start(rank).map_err(|error| {
                     let why = error.to_string();
-                    hub.lose(rank, &why);
-                    Error::SpawnFailed { rank, why }
+                    hub.mark_lost(rank, &why);
+                    Error::World(WorldError::SpawnFailed { rank, why })
                 })
             })
             .collect();
-        machine.let_work(|| running.load(Ordering::Acquire) == 0);
+        machine.wait_for_threads(|| running.load(Ordering::Acquire) == 0);
         let join = |(rank, thread): (usize, Result<ScopedJoinHandle<'_, _>>)| {
             // Panics of the rank's function were caught in it; this is one of a destructor.
             thread?.join().unwrap_or_else(|panic| Err(panicked(rank, &*panic).into()))
@@ -65,7 +65,7 @@ where
     results.into_iter().collect()
 }
 
-/// One of the ranks that run.
+/// Counts the ranks that run.
 struct Running<'a>(&'a AtomicUsize);
 
 impl<'a> Running<'a> {
@@ -81,7 +81,7 @@ impl Drop for Running<'_> {
     }
 }
 
-/// The life of one rank: make it, run its function, wait for the others, close it.
+/// Runs one rank: makes it, runs its function, waits for the others, closes it.
 pub(crate) fn run_rank<R, T, E>(
     rendezvous: &Rendezvous,
     make: impl FnOnce() -> Result<R>,
@@ -98,7 +98,7 @@ where
     };
     match result {
         Ok(result) => {
-            // The communicator is destroyed together, so it waits until nobody needs it, or one is
+            // The communicator is destroyed together, so it waits until no rank uses it, or one is
             // lost.
             rendezvous.finish()?;
             drop(rank);
@@ -113,5 +113,5 @@ where
 }
 
 fn panicked(rank: usize, panic: &(dyn Any + Send)) -> Error {
-    Error::RankPanicked { rank, message: message(panic) }
+    Error::World(WorldError::RankPanicked { rank, message: message(panic) })
 }

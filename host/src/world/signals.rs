@@ -1,4 +1,4 @@
-//! The signals that end a job: noted while jobs run, left to what they do by default otherwise.
+//! The signals that end a job: recorded while jobs run, with their default effect otherwise.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,8 +10,8 @@ use crate::error::{Error, Result};
 
 const ENDING: [(i32, &str); 3] = [(SIGINT, "SIGINT"), (SIGTERM, "SIGTERM"), (SIGHUP, "SIGHUP")];
 
-/// What the handlers of this process share. They are installed with the first job and stay, for a
-/// handler that is taken away leaves a signal without any effect.
+/// State shared by the handlers of this process. They are installed with the first job and stay,
+/// because a removed handler leaves its signal without any effect.
 struct Handlers {
     /// The last signal, 0 for none.
     seen: Arc<AtomicUsize>,
@@ -36,7 +36,7 @@ impl Handlers {
     }
 }
 
-/// Notes the signals that end a job, as long as it lives. One signal ends all jobs of the process.
+/// Records the signals that end a job while this exists. One signal ends all jobs of the process.
 pub(super) struct Signals {
     seen: Arc<AtomicUsize>,
 }

@@ -64,7 +64,7 @@ int cuDevicePrimaryCtxRelease_v2(int ordinal) { note("cuDevicePrimaryCtxRelease"
 int cuCtxSetCurrent(void *context) { device = (int)(intptr_t)context - 1; return 0; }
 int cuCtxGetDevice(int *ordinal) { *ordinal = device; return 0; }
 
-int cuMemsetD8_v2(uint64_t to, unsigned char byte, size_t bytes) {
+int cuMemsetD8Async(uint64_t to, unsigned char byte, size_t bytes, void *stream) {
     memset((void *)to, byte, bytes);
     return 0;
 }

@@ -1,8 +1,10 @@
 //! Kernels for GIN, which have an entry for each back end: the device communicator picks it.
 
 use devcomm_host::{
-    Context, Error, GinType, KernelSet, Kernels, LaunchConfig, LaunchRefusal, Result,
+    Context, Error, GinType, KernelSet, Kernels, LaunchError, LaunchRefusal, Result,
 };
+
+use devcomm_types::Kernel;
 
 use crate::support::{Made, Ping, log_of, tests};
 
@@ -28,7 +30,7 @@ fn launch(connections: &[u8]) -> Result<()> {
     let (kernels, stream) = (Kernels::load(&context, &KERNELS)?, context.stream()?);
     let dev = Made::new(0, connections);
     // SAFETY: the driver runs no kernel.
-    unsafe { kernels.launch(&stream, Ping, LaunchConfig::new(2, 32), (&dev, 7_usize)) }
+    unsafe { Ping::with_args((&dev, 7_usize)).grid(2).block(32).launch(&kernels.on(&stream)) }
 }
 
 fn launched() -> Vec<String> {
@@ -38,7 +40,11 @@ fn launched() -> Vec<String> {
 
 fn refusal(connections: &[u8]) -> LaunchRefusal {
     match launch(connections) {
-        Err(Error::Launch { kernel: "ping", refusal }) if launched().is_empty() => refusal,
+        Err(Error::Launch(LaunchError::Refused { kernel: "ping", refusal }))
+            if launched().is_empty() =>
+        {
+            refusal
+        }
         other => panic!("{other:?}, {:?}", launched()),
     }
 }
@@ -67,8 +73,8 @@ fn a_device_communicator_without_gin_is_refused() {
 
 fn the_largest_grid_is_that_of_any_back_end() {
     let kernels = Kernels::load(&Context::new(0).unwrap(), &KERNELS).unwrap();
-    assert_eq!(kernels.resident_blocks(Ping, 256, 0).unwrap(), 264);
-    assert_eq!(kernels.info(Ping).unwrap().registers, 32);
+    assert_eq!(kernels.resident_blocks::<Ping>(256, 0).unwrap(), 264);
+    assert_eq!(kernels.info::<Ping>().unwrap().registers, 32);
     let names: Vec<&str> = kernels.names().collect();
     assert_eq!(names, ["ping_gdaki", "ping_proxy"]);
 }

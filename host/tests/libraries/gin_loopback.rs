@@ -3,7 +3,7 @@
 use std::env::var;
 use std::path::Path;
 
-use devcomm_host::{Error, GinLoopback, World};
+use devcomm_host::{Error, GinLoopback, World, WorldError};
 
 use crate::support::tests;
 
@@ -41,7 +41,7 @@ fn what_the_user_has_tuned_stays() {
 
 fn settings_that_ask_for_another_network_are_refused() {
     let error = World::builder().gin_loopback(loopback()).threads(2).unwrap_err();
-    let Error::Environment { variable, value: Some(value), .. } = &error else {
+    let Error::World(WorldError::Environment { variable, value: Some(value), .. }) = &error else {
         panic!("{error}");
     };
     assert_eq!(&var(variable).unwrap(), value);
@@ -54,7 +54,10 @@ fn with_other_threads_running_nothing_is_set() {
         let (end, wait) = std::sync::mpsc::channel::<()>();
         scope.spawn(move || wait.recv());
         let error = World::builder().gin_loopback(loopback()).threads(2).unwrap_err();
-        assert!(matches!(&error, Error::EnvironmentInUse { threads: 2, .. }), "{error}");
+        assert!(
+            matches!(&error, Error::World(WorldError::EnvironmentInUse { threads: 2, .. })),
+            "{error}"
+        );
         assert!(error.to_string().contains(" NCCL_GIN_TYPE=2 "), "{error}");
         assert!(var("NCCL_RMA_PLUGIN").is_err());
         drop(end);
@@ -73,7 +76,7 @@ fn what_is_set_already_may_be_set_late() {
 
 fn a_plugin_that_is_not_there_is_named() {
     let error = World::builder().gin_loopback(loopback()).threads(2).unwrap_err();
-    assert!(matches!(error, Error::GinLoopbackNotFound { .. }), "{error}");
+    assert!(matches!(error, Error::World(WorldError::GinLoopbackNotFound { .. })), "{error}");
     assert!(error.to_string().contains("/gone/plugin.so (DEVCOMM_GIN_LOOPBACK)"), "{error}");
     let zero = GinLoopback::new().plugin("/etc/hostname").lsa_team_size(0).enable().unwrap_err();
     assert!(matches!(zero, Error::InvalidInput { .. }), "{zero}");

@@ -2,7 +2,9 @@
 
 use std::fs;
 
-use devcomm_host::{Context, Error, KernelSet, Kernels, LaunchConfig, LaunchRefusal, Result};
+use devcomm_host::{Context, Error, KernelSet, Kernels, LaunchError, LaunchRefusal, Result};
+
+use devcomm_types::Kernel;
 
 use crate::support::{Fill, Made, SIDECAR, Unknown, log_of, tests};
 
@@ -20,10 +22,11 @@ fn kernels_of_a_file_are_launched_under_the_type_of_its_name() {
     let (folder, context) = (tempfile::tempdir().unwrap(), Context::new(0).unwrap());
     fs::write(folder.path().join("fill.json"), SIDECAR).unwrap();
     let kernels = Kernels::load_files(&context, &[folder.path().join("fill.cubin")]).unwrap();
-    assert_eq!(kernels.info(Fill).unwrap().registers, 32);
+    assert_eq!(kernels.info::<Fill>().unwrap().registers, 32);
     let (stream, dev) = (context.stream().unwrap(), Made::new(2, &[]));
     // SAFETY: the driver runs no kernel.
-    unsafe { kernels.launch(&stream, Fill, LaunchConfig::new(2, 64), (&dev, 7_usize)) }.unwrap();
+    unsafe { Fill::with_args((&dev, 7_usize)).grid(2).block(64).launch(&kernels.on(&stream)) }
+        .unwrap();
     stream.synchronize().unwrap();
     assert_eq!(log_of(0), ["cuModuleLoad fill.cubin", "cuLaunchKernelEx fill grid 2 block 64"]);
 }
@@ -32,18 +35,18 @@ fn a_file_that_cannot_be_loaded_says_why() {
     let (folder, context) = (tempfile::tempdir().unwrap(), Context::new(0).unwrap());
     let load = |name: &str| Kernels::load_files(&context, &[folder.path().join(name)]).unwrap_err();
     let error = load("fill.cubin");
-    assert!(matches!(error, Error::BadSidecar { .. }), "{error}");
+    assert!(matches!(error, Error::Launch(LaunchError::BadSidecar { .. })), "{error}");
     assert!(error.to_string().contains("fill.json"), "{error}");
     fs::write(folder.path().join("broken.json"), SIDECAR).unwrap();
     let error = load("broken.cubin").to_string();
     assert!(error.contains("cuModuleLoad") && error.contains("broken.cubin"), "{error}");
     fs::write(folder.path().join("old.json"), SIDECAR.replace("2.32.3", "2.30.7")).unwrap();
-    assert!(matches!(load("old.cubin"), Error::WrongNcclStamp { .. }));
+    assert!(matches!(load("old.cubin"), Error::Launch(LaunchError::WrongNcclStamp { .. })));
 }
 
 fn refusal(result: Result<()>) -> LaunchRefusal {
     match result {
-        Err(Error::Launch { kernel: "fill", refusal }) => refusal,
+        Err(Error::Launch(LaunchError::Refused { kernel: "fill", refusal })) => refusal,
         other => panic!("{other:?}"),
     }
 }
@@ -52,15 +55,16 @@ fn what_would_hang_or_is_not_there_is_refused_before_the_driver_sees_it() {
     let context = Context::new(0).unwrap();
     let (kernels, stream) = (Kernels::load(&context, &KERNELS).unwrap(), context.stream().unwrap());
     let launch = |barriers, grid| {
-        let (config, dev) = (LaunchConfig::new(grid, 64), Made::new(barriers, &[]));
+        let dev = Made::new(barriers, &[]);
+        let fill = Fill::with_args((&dev, 7_usize)).grid(grid).block(64);
         // SAFETY: the driver runs no kernel.
-        refusal(unsafe { kernels.launch(&stream, Fill, config, (&dev, 7_usize)) })
+        refusal(unsafe { fill.launch(&kernels.on(&stream)) })
     };
     assert!(matches!(launch(1000, 265), LaunchRefusal::NotResident { .. }));
     assert!(matches!(launch(4, 5), LaunchRefusal::TooFewBarriers { .. }));
-    assert_eq!(kernels.resident_blocks(Fill, 256, 0).unwrap(), 264);
-    match kernels.info(Unknown) {
-        Err(Error::KernelNotFound { name, available }) => {
+    assert_eq!(kernels.resident_blocks::<Fill>(256, 0).unwrap(), 264);
+    match kernels.info::<Unknown>() {
+        Err(Error::Launch(LaunchError::KernelNotFound { name, available })) => {
             assert_eq!((name.as_str(), available), ("unknown", vec!["fill".to_owned()]));
         }
         other => panic!("{other:?}"),

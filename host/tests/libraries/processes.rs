@@ -2,8 +2,8 @@
 
 use std::net::TcpListener;
 
-use devcomm_host::{Error, KernelSet, LaunchConfig, Rank, Result, Stream, World};
-use devcomm_types::Kernel;
+use devcomm_host::{DriverError, Error, KernelSet, Rank, Result, Stream, World};
+use devcomm_types::{Kernel, Unsafe};
 use libtest_mimic::Trial;
 
 use crate::support::{lines_of, log_of, run, tests};
@@ -16,13 +16,14 @@ tests! {
         in ["STUB_HANG" = "1", "STUB_GPUS" = "2"],
 }
 
-#[derive(Clone, Copy)]
-struct Count;
+enum Count {}
 
 impl Kernel for Count {
     const NAME: &'static str = "count";
+    const PACKAGE: &'static str = "tests";
     const FILE: &'static str = "count";
     type Args = (usize,);
+    type Safety = Unsafe;
 }
 
 const SIDECAR: &str = r#"{"arch":"sm_90","ptx_isa":"8.6","kernels":[
@@ -31,9 +32,10 @@ const KERNELS: KernelSet = KernelSet::new((&[("count", ".version 8.6", SIDECAR)]
 
 /// A kernel in a stream, which waits for nobody.
 fn start(rank: &Rank) -> Result<Stream> {
-    let (kernels, stream) = (rank.load(&KERNELS)?, rank.stream()?);
+    rank.load(&KERNELS)?;
+    let stream = rank.stream()?;
     // SAFETY: the driver runs no kernel.
-    unsafe { kernels.launch(&stream, Count, LaunchConfig::new(1, 32), (7_usize,)) }?;
+    unsafe { Count::with_args((7_usize,)).grid(1).block(32).launch(&stream) }?;
     Ok(stream)
 }
 
@@ -110,5 +112,8 @@ fn a_process_that_dies_ends_the_job_although_another_waits_for_a_kernel() {
     let error = World::spawn_local(2).unwrap_err().to_string();
     assert_eq!(error, "rank 1 failed: its process ended with signal 6 (SIGABRT)");
     let error = World::spawn_local(3).unwrap_err();
-    assert!(matches!(error, Error::TooFewGpus { asked: 3, visible: 2 }), "{error}");
+    assert!(
+        matches!(error, Error::Driver(DriverError::TooFewGpus { asked: 3, visible: 2 })),
+        "{error}"
+    );
 }

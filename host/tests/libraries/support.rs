@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use devcomm_types::{DevComm, IntoArg, Kernel, KernelParam};
+use devcomm_types::{ArgInfo, DevComm, IntoArg, Kernel, KernelParam, Unsafe};
 
 /// A promise, kept by a job that a child process does: once for each environment, or once with
 /// none.
@@ -133,20 +133,21 @@ impl IntoArg<DevComm> for &Made {
         self.0
     }
 
-    fn dev_comm(&self) -> Option<&DevComm> {
-        Some(&self.0)
+    fn info(&self) -> ArgInfo<'_> {
+        ArgInfo { dev_comm: Some(&self.0), ..ArgInfo::default() }
     }
 }
 
 macro_rules! kernels {
     ($($item:ident = $file:literal $name:literal $(gin $gin:literal)?),*) => { $(
-        #[derive(Clone, Copy)]
-        pub(crate) struct $item;
+        pub(crate) enum $item {}
         impl Kernel for $item {
             const NAME: &'static str = $name;
+            const PACKAGE: &'static str = "tests";
             const FILE: &'static str = $file;
             $( const GIN: bool = $gin; )?
             type Args = (DevCommParam, usize);
+            type Safety = Unsafe;
         }
     )* };
 }

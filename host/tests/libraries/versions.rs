@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use devcomm_host::{
     CollectiveConfig, CommConfig, Communicator, Context, DEV_COMM_VERSION, DevCommRequirements,
-    Error, Library, OLDEST_VERSION, World,
+    DriverError, Error, Library, NcclError, OLDEST_VERSION, World,
 };
 
 use crate::support::tests;
@@ -17,7 +17,7 @@ tests! {
 }
 
 fn a_machine_without_a_gpu_is_named() {
-    assert!(matches!(World::from_env(), Err(Error::NoGpu)));
+    assert!(matches!(World::from_env(), Err(Error::Driver(DriverError::NoGpu))));
 }
 
 fn a_driver_that_is_too_old_is_named() {
@@ -40,7 +40,7 @@ fn an_older_library_says_what_it_is_too_old_for() {
     let path = PathBuf::from(std::env::var_os("DEVCOMM_NCCL_HOME").unwrap());
     let path = path.join("lib/libnccl.so.2");
     match Library::load(&path, DEV_COMM_VERSION) {
-        Err(Error::NcclTooOld { needs: DEV_COMM_VERSION, .. }) => {}
+        Err(Error::Nccl(NcclError::TooOld { needs: DEV_COMM_VERSION, .. })) => {}
         other => panic!("{other:?}"),
     }
     let library = Library::load(&path, OLDEST_VERSION).unwrap();
@@ -49,7 +49,9 @@ fn an_older_library_says_what_it_is_too_old_for() {
     let (config, newer) = (CommConfig::new(), CommConfig::new().rma_eager_init(true));
     let init = |config| Communicator::init_rank(&library, &context, &id, 0, 1, config);
     let unsupported = |error: Error| match error {
-        Error::Unsupported { needs, has, .. } => assert!(has < needs && needs <= DEV_COMM_VERSION),
+        Error::Nccl(NcclError::Unsupported { needs, has, .. }) => {
+            assert!(has < needs && needs <= DEV_COMM_VERSION)
+        }
         other => panic!("{other:?}"),
     };
     unsupported(init(&newer).unwrap_err());

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use devcomm_host::{
-    AbortCause, Communicator, DevCommRequirements, DevCommResource, Effect, Error,
-    KernelAbortHandle, Kernels, LaunchConfig, LaunchRefusal, Rank, Result, Stream, StuckWait,
-    WaitFor, WaitKind, Window, World,
+    AbortCause, Communicator, DevCommRequirements, DevCommResource, DriverError, Effect, Error,
+    KernelAbortHandle, LaunchError, LaunchRefusal, NcclError, Rank, Result, Stream, StuckWait,
+    WaitFor, WaitKind, Window, World, WorldError,
 };
 use parking_lot::Mutex;
 
@@ -26,7 +26,6 @@ const BLOCKS: u32 = 8;
 struct Bench {
     comm: Communicator,
     window: Window<f32>,
-    kernels: Kernels,
     stream: Stream,
 }
 
@@ -34,7 +33,8 @@ impl Bench {
     fn new(rank: &Rank) -> Result<Self> {
         let comm = rank.communicator()?.clone();
         let window = comm.window::<f32>(COUNT)?;
-        Ok(Self { comm, window, kernels: rank.load(&NO_PTX)?, stream: rank.stream()? })
+        rank.load(&NO_PTX)?;
+        Ok(Self { comm, window, stream: rank.stream()? })
     }
 
     fn dev(&self) -> Result<DevCommResource> {
@@ -46,9 +46,8 @@ impl Bench {
     }
 
     fn launch_from(&self, first: u32, stream: &Stream, dev: &DevCommResource) -> Result<()> {
-        let config = LaunchConfig::new(BLOCKS, 32);
         // SAFETY: that the ranks do not meet is the point, and the host ends it.
-        unsafe { self.kernels.launch(stream, meet, config, (dev, first)) }
+        unsafe { meet::args(dev, first).grid(BLOCKS).block(32).launch(stream) }
     }
 }
 
@@ -74,7 +73,7 @@ fn at_their_barriers(rank: usize) -> Vec<StuckWait> {
 #[track_caller]
 fn is_aborted(result: Result<()>, why: impl Fn(AbortCause) -> bool, by_rank: usize) {
     match result {
-        Err(Error::KernelAborted { rank, cause, stuck }) => {
+        Err(Error::Launch(LaunchError::KernelAborted { rank, cause, stuck })) => {
             assert!(why(cause), "{cause:?}");
             assert_eq!((rank, stuck), (by_rank, at_their_barriers(rank)));
         }
@@ -85,7 +84,10 @@ fn is_aborted(result: Result<()>, why: impl Fn(AbortCause) -> bool, by_rank: usi
 #[track_caller]
 fn is_refused(result: Result<()>) {
     match result {
-        Err(Error::Launch { kernel: "meet", refusal: LaunchRefusal::Aborted { .. } }) => {}
+        Err(Error::Launch(LaunchError::Refused {
+            kernel: "meet",
+            refusal: LaunchRefusal::Aborted { .. },
+        })) => {}
         other => panic!("{other:?}"),
     }
 }
@@ -166,7 +168,7 @@ fn a_deadline_ends_the_kernels_of_its_stream_and_no_others() {
         assert!(going_on.is_valid() && !other.is_idle()?);
         going_on.abort();
         is_aborted(other.synchronize_within(SOON), asked_for, rank.rank());
-        // The GPU is as good as before.
+        // The GPU still works.
         bench.window.copy_from_host(&[3.0; COUNT])?;
         assert_eq!(contents(&bench.window)[COUNT - 1], 3.0);
         late.close()?;
@@ -214,7 +216,10 @@ fn a_rank_that_is_lost_has_the_others_kernels_leave() {
         assert!(bench.stream.is_idle()? && !dev.is_valid());
         Err::<(), _>(lost)
     });
-    assert!(matches!(error, Err(Error::RankPanicked { rank: 1, .. })), "{error:?}");
+    assert!(
+        matches!(error, Err(Error::World(WorldError::RankPanicked { rank: 1, .. }))),
+        "{error:?}"
+    );
     assert!(now(&world) < SOON, "{:?}", now(&world));
     // The kernel has left before: NCCL waits for it.
     aborts_came_back(&world);
@@ -299,14 +304,17 @@ fn the_network_fails(wait: fn(&Bench) -> Result<()>) {
         let start = clock(rank);
         let failed = wait(&bench).unwrap_err();
         assert!(clock(rank) - start < SOON);
-        assert!(matches!(&failed, Error::Nccl { code: 6, rank: Some(0), .. }), "{failed}");
+        assert!(
+            matches!(&failed, Error::Nccl(NcclError::Failed { code: 6, rank: Some(0), .. })),
+            "{failed}"
+        );
         assert!(!dev.is_valid() && !bench.comm.is_valid());
         assert_eq!(dev.stuck(), at_their_barriers(0));
         assert_eq!(count(&log_of(rank), "ncclCommAbort"), 1);
         Err(failed)
     });
     aborts_came_back(&world);
-    assert!(matches!(failed, Err(Error::Nccl { code: 6, .. })), "{failed:?}");
+    assert!(matches!(failed, Err(Error::Nccl(NcclError::Failed { code: 6, .. }))), "{failed:?}");
 }
 
 #[test]
@@ -359,7 +367,7 @@ fn an_abort_after_the_end_of_everything_does_nothing() {
         let dev = Bench::new(rank)?.dev()?;
         keep(&dev);
         rank.barrier()?;
-        if rank.rank() == 1 { Err(Error::NoGpu) } else { rank.barrier() }
+        if rank.rank() == 1 { Err(Error::Driver(DriverError::NoGpu)) } else { rank.barrier() }
     });
     assert!(lost.is_err());
     let handles = handles.into_inner();

@@ -1,7 +1,8 @@
 //! Communicators made from others: split, shrunk, grown.
 
 use devcomm_host::{
-    CommConfig, Communicator, DevCommRequirements, Error, Rank, ReduceOp, Result, ShrinkMode,
+    CommConfig, Communicator, DevCommError, DevCommRequirements, Error, Rank, ReduceOp, Result,
+    ShrinkMode,
 };
 
 use crate::support::{
@@ -20,17 +21,17 @@ fn a_split_orders_ranks_by_key_and_leaves_out_who_has_no_color() {
     let ran = ranks_on(simulation().multimem(false), 4, |rank| {
         let (me, comm) = (rank.rank(), rank.communicator()?);
         is_invalid(comm.split(Some(-1), 0, &CommConfig::new()));
-        // The keys turn the order round.
+        // The keys reverse the order.
         let color = (me != 2).then_some(5);
         let child = comm.split(color, -(me as i32), &CommConfig::new())?;
         let Some(child) = child else { return Ok(None) };
         assert_eq!(sum(&child, rank)?, 4.0);
         assert_eq!(child.identity()?, (child.rank() as i32, 3, me as i32));
-        // What the members tell each other goes by the child's ranks, too.
+        // The members' reports to each other use the child's ranks, too.
         let multimem = DevCommRequirements::new().lsa_multimem(true);
         let asked = if me == 3 { multimem } else { DevCommRequirements::new() };
         match child.create_dev_comm(asked) {
-            Err(Error::DevCommRefused { rank: 0, others: 0, .. }) => {}
+            Err(Error::DevComm(DevCommError::Refused { rank: 0, others: 0, .. })) => {}
             other => panic!("{other:?}"),
         }
         Ok(Some((child.rank(), child.n_ranks())))
@@ -44,7 +45,7 @@ fn children_work_beside_each_other_and_wait_for_their_own_members_only() {
         let (me, comm) = (rank.rank(), rank.communicator()?);
         let child = comm.split(Some(me as i32 % 2), 0, &CommConfig::new())?.unwrap();
         assert_eq!((child.rank(), child.n_ranks()), (me / 2, 2));
-        // The one pair meets more often than the other.
+        // One pair runs more rounds than the other.
         for _ in 0..[1, 20][me % 2] {
             child.barrier()?;
             assert_eq!(sum(&child, rank)?, [2.0, 4.0][me % 2]);
@@ -130,7 +131,7 @@ fn a_communicator_grows_by_new_ranks_and_old_ones_keep_their_numbers() {
         };
         assert_eq!(grown.identity()?, (me as i32, 3, me as i32));
         assert_eq!((grown.rank(), sum(&grown, rank)?), (me, 3.0));
-        // New ranks come from anywhere: there is no world that they could meet in.
+        // New ranks may be of any job, so there is no world for a barrier of the host.
         is_invalid(grown.barrier());
         Ok(())
     });

@@ -117,7 +117,7 @@ fn every_collective_gives_the_right_data() {
         let part = |rank: usize| rank * PART..(rank + 1) * PART;
         comm.all_reduce(&b.small, &b.other, ReduceOp::Sum, &b.stream)?;
         assert_eq!(contents(&b.other), sum(PART));
-        b.other.fill(0)?;
+        b.other.fill_bytes(0)?;
         comm.reduce(&b.small, at_root(2, &b.other), ReduceOp::Sum, 2, &b.stream)?;
         assert_eq!(contents(&b.other), if me == 2 { sum(PART) } else { vec![0.0; PART] });
         comm.broadcast(at_root(1, &b.small), &b.other, 1, &b.stream)?;
@@ -130,7 +130,7 @@ fn every_collective_gives_the_right_data() {
         comm.all_to_all(&b.large, &b.wide, &b.stream)?;
         let parts = (0..N).flat_map(|rank| own(rank, WHOLE)[part(me)].to_vec());
         assert_eq!(contents(&b.wide), parts.collect::<Vec<_>>());
-        b.wide.fill(0)?;
+        b.wide.fill_bytes(0)?;
         comm.gather(&b.small, at_root(3, &b.wide), 3, &b.stream)?;
         assert_eq!(contents(&b.wide), if me == 3 { gathered } else { vec![0.0; WHOLE] });
         comm.scatter(at_root(0, &b.large), &b.other, 0, &b.stream)?;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use devcomm_host::{
-    CommConfig, DevCommRequirements, DevCommResource, Effect, Error, Rank, ReduceOp, Result,
-    ShrinkMode, World, group,
+    CommConfig, DevCommRequirements, DevCommResource, Effect, Error, NcclError, Rank, ReduceOp,
+    Result, ShrinkMode, StateError, World, WorldError, group,
 };
 
 use crate::support::{
@@ -78,10 +78,10 @@ const A_WHILE: Duration = Duration::from_millis(100);
 fn is_refused(error: &Error, function: &str, on: Option<usize>) {
     let of_no_rank = ["ncclGetUniqueId", "ncclMemAlloc", "ncclGroupStart", "ncclGroupEnd"];
     match error {
-        Error::Nccl { operation, rank, code: 2, last_error, .. } => {
+        Error::Nccl(NcclError::Failed { operation, rank, code: 2, last_error, .. }) => {
             assert_eq!(*operation, function);
             assert_eq!(*rank, on.filter(|_| !of_no_rank.contains(&function)));
-            assert_eq!(*last_error, format!("{function}: it fails on request"));
+            assert_eq!(*last_error, format!("{function}: injected fault"));
         }
         other => panic!("{other:?}"),
     }
@@ -197,7 +197,10 @@ fn a_rank_that_hangs_in_nccl_is_released_when_another_dies() {
             assert_eq!(lost, "rank 1 is lost: rank 1 panicked: no more", "{function}");
             Err::<(), _>(failed)
         });
-        assert!(matches!(died, Err(Error::RankPanicked { rank: 1, .. })), "{died:?}");
+        assert!(
+            matches!(died, Err(Error::World(WorldError::RankPanicked { rank: 1, .. }))),
+            "{died:?}"
+        );
         assert!(now(&world) < RELEASED, "{function}: {:?}", now(&world));
         let log = log_in(&world, 0);
         assert_eq!(count(&log, "ncclMemFree"), 0, "{log:?}");
@@ -217,7 +220,10 @@ fn ranks_that_wait_for_each_other_in_nccl_are_released_when_one_never_comes() {
         let _idle = comm.mem_alloc::<f32>(8)?;
         comm.window::<f32>(8).map(drop)
     });
-    assert!(matches!(died, Err(Error::RankPanicked { rank: 2, .. })), "{died:?}");
+    assert!(
+        matches!(died, Err(Error::World(WorldError::RankPanicked { rank: 2, .. }))),
+        "{died:?}"
+    );
     assert!(now(&world) < RELEASED, "{:?}", now(&world));
     for gpu in 0..3 {
         let log = log_in(&world, gpu);
@@ -236,11 +242,14 @@ fn a_rank_that_waits_for_an_operation_is_released_when_another_panics() {
             panic!("no more");
         }
         match sum(rank) {
-            Err(lost @ Error::RankLost { rank: 1, .. }) => Err::<(), _>(lost),
+            Err(lost @ Error::World(WorldError::RankLost { rank: 1, .. })) => Err::<(), _>(lost),
             other => panic!("{other:?}"),
         }
     });
-    assert!(matches!(died, Err(Error::RankPanicked { rank: 1, .. })), "{died:?}");
+    assert!(
+        matches!(died, Err(Error::World(WorldError::RankPanicked { rank: 1, .. }))),
+        "{died:?}"
+    );
     assert!(now(&world) < RELEASED, "{:?}", now(&world));
     let log = log_in(&world, 0);
     assert_eq!((count(&log, "ncclCommAbort"), count(&log, "ncclMemFree")), (1, 0), "{log:?}");
@@ -261,7 +270,7 @@ fn what_fails_in_the_background_is_the_error_of_who_waits() {
         comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
         let failed = stream.synchronize().unwrap_err();
         match &failed {
-            Error::Nccl { operation, code: 6, rank: Some(0), .. } => {
+            Error::Nccl(NcclError::Failed { operation, code: 6, rank: Some(0), .. }) => {
                 assert_eq!(*operation, "an asynchronous NCCL operation");
             }
             other => panic!("{other:?}"),
@@ -270,7 +279,7 @@ fn what_fails_in_the_background_is_the_error_of_who_waits() {
         assert_eq!(count(&log_of(rank), "ncclCommAbort"), 1);
         Err(failed)
     });
-    assert!(matches!(failed, Err(Error::Nccl { code: 6, .. })), "{failed:?}");
+    assert!(matches!(failed, Err(Error::Nccl(NcclError::Failed { code: 6, .. }))), "{failed:?}");
 }
 
 #[test]
@@ -281,17 +290,22 @@ fn a_missed_deadline_ends_the_waits_on_that_gpu() {
         comm.recv(&b, 1 - rank.rank(), &stream)?;
         let limit = Duration::from_millis(30);
         let missed = stream.synchronize_within(limit).unwrap_err();
-        assert!(matches!(missed, Error::DeadlinePassed { waited } if waited >= limit));
+        assert!(
+            matches!(missed, Error::State(StateError::DeadlinePassed { waited }) if waited >= limit)
+        );
         // From now on nobody waits for this GPU, and nothing that it may use is freed.
         let clock = || rank.simulated_machine().unwrap().now();
         let start = clock();
         for again in [stream.synchronize(), b.copy_from_host(&[0.0]), comm.destroy()] {
-            assert!(matches!(again, Err(Error::DeadlinePassed { .. })), "{again:?}");
+            assert!(
+                matches!(again, Err(Error::State(StateError::DeadlinePassed { .. }))),
+                "{again:?}"
+            );
         }
         drop(b);
         assert!(clock() - start < Duration::from_millis(500));
         assert_eq!(count(&log_of(rank), "ncclMemFree"), 0);
         Err::<(), _>(missed)
     });
-    assert!(matches!(missed, Err(Error::DeadlinePassed { .. })), "{missed:?}");
+    assert!(matches!(missed, Err(Error::State(StateError::DeadlinePassed { .. }))), "{missed:?}");
 }

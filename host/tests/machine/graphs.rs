@@ -4,7 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use devcomm_host::{
-    Buffer, CommConfig, DevCommRequirements, Error, LaunchConfig, ReduceOp, Result, group,
+    Buffer, CommConfig, DevCommRequirements, DriverError, Error, LaunchConfig, ReduceOp, Result,
+    group,
 };
 
 use crate::kernels::{COUNT, NO_PTX, launch_note};
@@ -17,12 +18,12 @@ use crate::support::{
 fn what_is_captured_runs_at_each_launch_and_not_before() {
     ranks(2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
-        let kernels = rank.load(&NO_PTX)?;
+        rank.load(&NO_PTX)?;
         let (a, b) = (comm.window::<f32>(COUNT)?, filled(comm, &[1.0_f32; 2])?);
         let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(4))?;
         let (graph, log) = logged(rank, || {
             stream.capture(|| -> Result<()> {
-                launch_note(&kernels, &stream, LaunchConfig::new(4, 32), (&dev, &a))?;
+                launch_note(&stream, LaunchConfig::new(4, 32), (&dev, &a))?;
                 group(|_| comm.all_reduce(&b, &b, ReduceOp::Sum, &stream))
             })
         });
@@ -31,7 +32,7 @@ fn what_is_captured_runs_at_each_launch_and_not_before() {
         assert_eq!(log[log.len() - 2..], ["cuStreamEndCapture 2 nodes", "cuGraphInstantiate"]);
         assert_eq!((graph.len(), contents(&b)), (2, vec![1.0; 2]));
         for sum in [2.0, 4.0] {
-            a.fill(0)?;
+            a.fill_bytes(0)?;
             graph.launch(&stream)?;
             stream.synchronize()?;
             assert_eq!(contents(&b), [sum; 2]);
@@ -64,7 +65,7 @@ fn what_a_graph_cannot_hold_is_refused_while_it_is_captured() {
             is_capturing(event.synchronize());
             is_capturing(b.copy_from_host(&[0.0; 2]));
             is_capturing(b.copy_to_host(&mut [0.0; 2]));
-            is_capturing(b.fill(0));
+            is_capturing(b.fill_bytes(0));
             is_capturing(comm.mem_alloc::<f32>(2));
             is_capturing(comm.register_window(&b, Default::default()));
             is_capturing(comm.register_buffer(&b).map(drop));
@@ -102,10 +103,10 @@ fn a_capture_whose_closure_fails_or_panics_leaves_stream_and_memory_in_order() {
             stream.capture(move || {
                 first()?;
                 drop(first);
-                Err(Error::NoGpu)
+                Err(Error::Driver(DriverError::NoGpu))
             })
         });
-        assert!(matches!(failed, Err(Error::NoGpu)));
+        assert!(matches!(failed, Err(Error::Driver(DriverError::NoGpu))));
         let end = ["cuStreamEndCapture 1 nodes", "cuGraphDestroy", "ncclMemFree"];
         assert_eq!(log[2..], end, "{log:?}");
         let panicked = catch_unwind(AssertUnwindSafe(|| {

@@ -3,8 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use devcomm_host::{
-    Buffer, CommConfig, Communicator, Context, DevCommRequirements, Effect, Error, Rank, ReduceOp,
-    Result, WindowFlags, group, simulate,
+    Buffer, CommConfig, Communicator, Context, DevCommRequirements, DriverError, Effect, Error,
+    NcclError, Rank, ReduceOp, Result, WindowFlags, group, simulate,
 };
 
 use crate::support::{
@@ -143,7 +143,7 @@ fn a_window_whose_group_fails_is_closed() {
         let failed: Result<()> = group(|_| {
             made =
                 Some((comm.window::<f32>(10)?, comm.register_buffer(&comm.mem_alloc::<f32>(3)?)?));
-            Err(Error::NoGpu)
+            Err(Error::Driver(DriverError::NoGpu))
         });
         assert!(failed.is_err());
         let (window, buffer) = made.unwrap();
@@ -319,7 +319,11 @@ fn a_group_that_nccl_refuses_makes_nothing_and_says_which_call() {
             comm.broadcast(Some(b.device_slice()), &b, 0, &stream)
         });
         match failed {
-            Err(Error::Nccl { operation: "ncclBroadcast", rank: Some(r), .. }) => {
+            Err(Error::Nccl(NcclError::Failed {
+                operation: "ncclBroadcast",
+                rank: Some(r),
+                ..
+            })) => {
                 assert_eq!(r, rank.rank());
             }
             other => panic!("{other:?}"),

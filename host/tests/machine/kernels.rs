@@ -1,8 +1,8 @@
 //! Kernels, and how the tests launch them.
 
 use cuda_std::prelude::*;
-use devcomm_host::{DevCommResource, KernelSet, Kernels, LaunchConfig, Result, Stream, Window};
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder};
+use devcomm_host::{DevCommResource, KernelSet, LaunchConfig, Result, Stream, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder};
 
 /// A simulated GPU runs kernels by their bodies.
 pub(crate) const NO_PTX: KernelSet = KernelSet::new((&[], Some("simulated GPUs need none")));
@@ -27,7 +27,7 @@ pub(crate) unsafe fn note(comm: DevComm, window: nccl_device::Window<f32>, count
 #[kernel]
 pub(crate) unsafe fn meet(comm: DevComm, first: u32) {
     let index = BarrierIndex::new(first + thread::block_idx_x());
-    LsaBarrier::with(Coop::cta(), &comm, index, |barrier| barrier.sync(MemoryOrder::AcqRel));
+    comm.lsa_barrier(Coop::cta(), index).sync(MemoryOrder::AcqRel);
 }
 
 /// Never ends, and sees no abort.
@@ -40,21 +40,16 @@ pub(crate) unsafe fn never_end(_comm: DevComm) {
 
 /// Launches [`note`].
 pub(crate) fn launch_note(
-    kernels: &Kernels,
     stream: &Stream,
     config: LaunchConfig,
     (dev, window): (&DevCommResource, &Window<f32>),
 ) -> Result<()> {
     // SAFETY: the tests' windows have an element a rank and more.
-    unsafe { kernels.launch(stream, note, config, (dev, window, COUNT)) }
+    unsafe { note::args(dev, window, COUNT).config(config).launch(stream) }
 }
 
 /// Launches [`never_end`].
-pub(crate) fn launch_never_end(
-    kernels: &Kernels,
-    stream: &Stream,
-    dev: &DevCommResource,
-) -> Result<()> {
+pub(crate) fn launch_never_end(stream: &Stream, dev: &DevCommResource) -> Result<()> {
     // SAFETY: it touches nothing.
-    unsafe { kernels.launch(stream, never_end, LaunchConfig::new(2, 32), (dev,)) }
+    unsafe { never_end::args(dev).grid(2).block(32).launch(stream) }
 }

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use devcomm_host::{
-    DevCommRequirements, Effect, Error, LaunchConfig, LaunchRefusal, Rank, ReduceOp, Result,
-    Simulation, Stream, World,
+    DevCommError, DevCommRequirements, Effect, Error, LaunchConfig, LaunchError, LaunchRefusal,
+    Rank, ReduceOp, Result, Simulation, StateError, Stream, World, WorldError,
 };
 
 use crate::kernels::{COUNT, NO_PTX, launch_never_end, launch_note, note};
@@ -27,11 +27,12 @@ fn work(rank: &Rank) -> Result<f32> {
     let (send, recv) = (comm.window::<f32>(COUNT)?, comm.window::<f32>(COUNT)?);
     let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(8))?;
     send.copy_from_host(&[1.5; COUNT])?;
-    let (kernels, stream) = (rank.load(&NO_PTX)?, rank.stream()?);
+    rank.load(&NO_PTX)?;
+    let stream = rank.stream()?;
     let (start, stop) = (rank.context().event()?, rank.context().event()?);
     stream.record(&start)?;
     let config = LaunchConfig::new(8, 256).with_dynamic_shared(100 << 10);
-    launch_note(&kernels, &stream, config, (&dev, &send))?;
+    launch_note(&stream, config, (&dev, &send))?;
     comm.all_reduce(&send, &recv, ReduceOp::Sum, &stream)?;
     stream.record(&stop)?;
     stream.synchronize()?;
@@ -77,7 +78,7 @@ cuDevicePrimaryCtxRelease"
 #[track_caller]
 fn refusal(result: Result<()>) -> LaunchRefusal {
     match result {
-        Err(Error::Launch { kernel: "note", refusal }) => refusal,
+        Err(Error::Launch(LaunchError::Refused { kernel: "note", refusal })) => refusal,
         other => panic!("{other:?}"),
     }
 }
@@ -88,15 +89,16 @@ fn what_would_hang_or_is_not_there_is_refused_before_the_driver_sees_it() {
         let comm = rank.communicator()?;
         let window = comm.window::<f32>(COUNT)?;
         let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(8))?;
-        let (kernels, stream) = (rank.load(&NO_PTX)?, rank.stream()?);
+        rank.load(&NO_PTX)?;
+        let stream = rank.stream()?;
         let launch = |grid, block: (u32, u32)| {
             let config = LaunchConfig::new(grid, block);
-            refusal(launch_note(&kernels, &stream, config, (&dev, &window)))
+            refusal(launch_note(&stream, config, (&dev, &window)))
         };
         assert!(matches!(launch(132 * 32 + 1, (64, 1)), LaunchRefusal::NotResident { .. }));
         assert!(matches!(launch(1, (8, 8)), LaunchRefusal::BlockNotOneDimensional { .. }));
         assert!(matches!(launch(0, (8, 1)), LaunchRefusal::Empty { .. }));
-        assert_eq!(kernels.resident_blocks(note, 256, 0)?, 132 * 8);
+        assert_eq!(stream.context().resident_blocks::<note>(256, 0)?, 132 * 8);
         let short = comm.mem_alloc::<f32>(COUNT - 1)?;
         is_invalid(comm.all_reduce(&window, &short, ReduceOp::Sum, &stream));
         is_invalid(comm.window::<f32>(0));
@@ -119,8 +121,9 @@ fn hang(rank: &Rank, wait: impl Fn(&Stream) -> Result<()>) -> Result<()> {
     let comm = rank.communicator()?;
     let _window = comm.window::<f32>(COUNT)?;
     let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(8))?;
-    let (kernels, stream) = (rank.load(&NO_PTX)?, rank.stream()?);
-    launch_never_end(&kernels, &stream, &dev)?;
+    rank.load(&NO_PTX)?;
+    let stream = rank.stream()?;
+    launch_never_end(&stream, &dev)?;
     wait(&stream)
 }
 
@@ -138,7 +141,10 @@ fn a_lost_rank_releases_the_others_and_nothing_in_use_is_freed() {
             Err(lost)
         })
     });
-    assert!(matches!(error, Err(Error::RankPanicked { rank: 1, .. })), "{error:?}");
+    assert!(
+        matches!(error, Err(Error::World(WorldError::RankPanicked { rank: 1, .. }))),
+        "{error:?}"
+    );
     let (waiting, lost) = (log_in(&world, 0), log_in(&world, 1));
     for freed in ["ncclMemFree", "ncclCommWindowDeregister", "ncclCommDestroy"] {
         assert_eq!(count(&waiting, freed), 0, "{freed}: {waiting:?}");
@@ -155,7 +161,7 @@ fn a_missed_deadline_is_an_error_and_nothing_in_use_is_freed() {
     let world = world(2);
     let limit = Duration::from_millis(50);
     let error = world.run(|rank| hang(rank, |stream| stream.synchronize_within(limit)));
-    assert!(matches!(error, Err(Error::DeadlinePassed { .. })), "{error:?}");
+    assert!(matches!(error, Err(Error::State(StateError::DeadlinePassed { .. }))), "{error:?}");
     for gpu in 0..2 {
         let log = log_in(&world, gpu);
         assert_eq!(count(&log, "cuLaunchKernelEx"), 1, "{log:?}");
@@ -177,7 +183,7 @@ fn ranks_without_symmetric_memory_get_no_window() {
     inject(&world, "ncclCommWindowRegister", None, Effect::Null);
     let window = |rank: &Rank| rank.communicator()?.window::<f32>(COUNT).map(drop);
     let error = world.run(window).unwrap_err();
-    assert!(matches!(error, Error::NoWindow { bytes: 4000, .. }), "{error}");
+    assert!(matches!(error, Error::DevComm(DevCommError::NoWindow { bytes: 4000, .. })), "{error}");
 }
 
 #[test]

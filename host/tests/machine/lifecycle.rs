@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use devcomm_host::{
     AbortHandle, Buffer, CommConfig, Communicator, Context, DevCommRequirements, Error,
-    LaunchConfig, LaunchRefusal, MemoryStat, Rank, ReduceOp, Result,
+    LaunchConfig, LaunchError, LaunchRefusal, MemoryStat, Rank, ReduceOp, Result, StateError,
 };
 
 use crate::kernels::{COUNT, NO_PTX, launch_note};
@@ -112,7 +112,10 @@ fn what_is_closed_is_closed_once_and_is_not_valid() {
 
 fn is_refused(result: Result<()>, which: &str) {
     match result {
-        Err(Error::Launch { refusal: LaunchRefusal::Closed { what }, .. }) if what == which => {}
+        Err(Error::Launch(LaunchError::Refused {
+            refusal: LaunchRefusal::Closed { what },
+            ..
+        })) if what == which => {}
         other => panic!("{other:?}"),
     }
 }
@@ -121,13 +124,13 @@ fn is_refused(result: Result<()>, which: &str) {
 fn a_launch_with_what_is_closed_is_refused() {
     ranks(2, |rank| {
         let (comm, stream) = (own(rank)?, rank.stream()?);
-        let kernels = rank.load(&NO_PTX)?;
+        rank.load(&NO_PTX)?;
         let window = || comm.window::<f32>(COUNT);
         let dev = || comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(8));
         let (closed_window, closed_dev, window, dev) = (window()?, dev()?, window()?, dev()?);
         closed_window.close()?;
         closed_dev.close()?;
-        let launch = |of| launch_note(&kernels, &stream, LaunchConfig::new(8, 32), of);
+        let launch = |of| launch_note(&stream, LaunchConfig::new(8, 32), of);
         is_refused(launch((&dev, &closed_window)), "the window");
         is_refused(launch((&closed_dev, &window)), "the device communicator");
         launch((&dev, &window))?;
@@ -201,7 +204,7 @@ fn an_abort_from_another_thread_releases_who_waits() {
 fn what_was_made_from_an_aborted_communicator_is_refused_to_kernels() {
     ranks(2, |rank| {
         let (comm, stream) = (own(rank)?, rank.stream()?);
-        let kernels = rank.load(&NO_PTX)?;
+        rank.load(&NO_PTX)?;
         let window = comm.window::<f32>(COUNT)?;
         let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(8))?;
         let registered = comm.register_buffer(&window)?;
@@ -209,7 +212,7 @@ fn what_was_made_from_an_aborted_communicator_is_refused_to_kernels() {
         comm.abort_handle().abort()?;
         assert!(!window.is_valid() && !dev.is_valid() && !registered.is_valid());
         is_closed(window.device_window().map(drop));
-        let launched = launch_note(&kernels, &stream, LaunchConfig::new(8, 32), (&dev, &window));
+        let launched = launch_note(&stream, LaunchConfig::new(8, 32), (&dev, &window));
         is_refused(launched, "the device communicator");
         is_ended(graph.launch(&stream), "aborted");
         comm.abort()?;
@@ -337,7 +340,7 @@ fn a_communicator_that_does_not_block_is_waited_for() {
         let (b, stream) = (filled(&comm, &[1.0_f32; 2])?, rank.stream()?);
         comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
         match comm.all_reduce(&b, &b, ReduceOp::Sum, &stream) {
-            Err(Error::InProgress { operation: "ncclAllReduce", rank: r }) => {
+            Err(Error::State(StateError::InProgress { operation: "ncclAllReduce", rank: r })) => {
                 assert_eq!(r, rank.rank());
             }
             other => panic!("{other:?}"),
@@ -357,7 +360,7 @@ fn a_communicator_that_does_not_block_is_waited_for() {
 fn windows_of_a_communicator_that_does_not_block_are_good_for_use() {
     let ran = ranks(2, |rank| {
         let comm = rank.new_communicator(&CommConfig::new().blocking(false))?;
-        assert!(matches!(comm.window::<f32>(8), Err(Error::InProgress { .. })));
+        assert!(matches!(comm.window::<f32>(8), Err(Error::State(StateError::InProgress { .. }))));
         comm.wait(PATIENCE)?;
         let alone = comm.window::<f32>(8)?;
         let (window, dev, dropped) = devcomm_host::group(|_| {

@@ -66,7 +66,10 @@ fn puts_beyond_a_window_and_targets_that_are_not_there_are_refused_before_nccl_i
         let other = rank.new_communicator(&CommConfig::new())?;
         let (from, to) = (comm.window::<f32>(4)?, comm.window::<f32>(8)?);
         let foreign = other.window::<f32>(8)?;
+        // Longer here than in rank 0.
+        let uneven = comm.window::<f32>(3 + rank.rank())?;
         calls_nothing(rank, || {
+            is_invalid(comm.put_signal(&from, &uneven, 0, Signal::to(0), &stream));
             let put = |at, signal| comm.put_signal(&from, &to, at, signal, &stream);
             is_invalid(put(5, Signal::to(1)));
             is_invalid(put(usize::MAX - 1, Signal::to(1)));

@@ -4,8 +4,9 @@
 use std::ops::Range;
 
 use devcomm_host::{
-    CounterRange, Counters, DevCommRequirements, Error, GinBarriers, GinConnectionType, GinType,
-    LlA2a, LsaBarriers, Rank, RequirementsRefusal, ResourceBuffer, Signals, Team, TeamMultimem,
+    CounterRange, Counters, DevCommError, DevCommRequirements, Error, GinBarriers,
+    GinConnectionType, GinType, LlA2a, LsaBarriers, Rank, RequirementsRefusal, ResourceBuffer,
+    Signals, StateError, Team, TeamMultimem,
 };
 
 use crate::support::{is_invalid, logged, ranks, ranks_on, simulation};
@@ -23,7 +24,9 @@ fn ranks_that_ask_for_different_things_are_told_both_before_nccl_is_called() {
     ranks(3, |rank| {
         let (me, comm) = (rank.rank() as u32, rank.communicator()?);
         let differ = |requirements| match refused(rank, requirements) {
-            Error::RequirementsDiffer { field, first, second } => (field, first, second),
+            Error::DevComm(DevCommError::RequirementsDiffer { field, first, second }) => {
+                (field, first, second)
+            }
             other => panic!("{other:?}"),
         };
         let requirements = DevCommRequirements::new();
@@ -53,7 +56,7 @@ fn what_one_rank_cannot_have_no_rank_gets() {
         let team = if rank.rank() == 1 { Team { rank: 7, ..team } } else { team };
         requirements.add(LsaBarriers { team, count: 2 });
         match refused(rank, requirements) {
-            Error::DevCommRefused { rank: 1, others: 0, why } => {
+            Error::DevComm(DevCommError::Refused { rank: 1, others: 0, why }) => {
                 assert_eq!(
                     why,
                     RequirementsRefusal::NotATeam { team: Team { rank: 7, ..team } }.to_string()
@@ -62,7 +65,7 @@ fn what_one_rank_cannot_have_no_rank_gets() {
             other => panic!("{other:?}"),
         }
         match refused(rank, DevCommRequirements::new().lsa_multimem(true)) {
-            Error::DevCommRefused { rank: 0, others: 2, why } => {
+            Error::DevComm(DevCommError::Refused { rank: 0, others: 2, why }) => {
                 assert!(why.contains("multimemSupport is false"), "{why}");
             }
             other => panic!("{other:?}"),
@@ -121,7 +124,7 @@ fn keys_open_the_resources_that_were_asked_for() {
         assert!(!dev.resource(multimem)?.unwrap().base.is_null());
         assert_eq!(dev.resource(none)?, None);
         dev.close()?;
-        assert!(matches!(dev.resource(signals), Err(Error::Closed { .. })));
+        assert!(matches!(dev.resource(signals), Err(Error::State(StateError::Closed { .. }))));
         Ok(())
     });
 }
@@ -161,7 +164,7 @@ fn a_device_communicator_has_what_was_asked_for() {
 
 fn why(error: Error) -> String {
     match error {
-        Error::DevCommRefused { rank: 0, others: 3, why } => why,
+        Error::DevComm(DevCommError::Refused { rank: 0, others: 3, why }) => why,
         other => panic!("{other:?}"),
     }
 }

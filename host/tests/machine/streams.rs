@@ -1,4 +1,4 @@
-//! Streams and events: whose they are, and what waits for what.
+//! Streams and events: who owns them, and what waits for what.
 
 use std::time::Duration;
 
@@ -23,20 +23,6 @@ fn a_stream_of_another_part_of_the_program_is_not_destroyed() {
         assert_eq!(contents(&b), [2.0; 2]);
         let ((), log) = logged(rank, || drop(theirs));
         assert_eq!(log, ["cuStreamDestroy"]);
-        Ok(())
-    });
-}
-
-#[test]
-fn the_default_stream_is_a_stream_like_others() {
-    ranks(2, |rank| {
-        let comm = rank.communicator()?;
-        // SAFETY: NULL is the default stream, which is always there.
-        let stream = unsafe { Stream::from_raw(rank.context(), std::ptr::null_mut()) };
-        let b = filled(comm, &[1.0_f32; 2])?;
-        comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
-        stream.synchronize()?;
-        assert_eq!(contents(&b), [2.0; 2]);
         Ok(())
     });
 }
@@ -67,7 +53,7 @@ fn a_stream_waits_for_an_event_of_another() {
         assert!(event.is_reached()?, "one that was never recorded");
         let b = comm.mem_alloc::<f32>(2)?;
         if rank.rank() == 0 {
-            // Not done before rank 1 comes.
+            // Not done before rank 1 sends.
             comm.recv(&b, 1, &first)?;
             first.record(&event)?;
             second.wait_event(&event)?;
@@ -119,7 +105,7 @@ fn memory_is_freed_when_every_stream_that_is_known_is_idle() {
     ranks(2, |rank| {
         let (comm, stream) = (rank.communicator()?, rank.stream()?);
         let (b, event) = (comm.mem_alloc::<f32>(2)?, rank.context().event()?);
-        // The one rank's operation waits for the other's.
+        // One rank's operation waits for the other's.
         pause(rank, Duration::from_millis(30 * rank.rank() as u64));
         comm.all_reduce(&b, &b, ReduceOp::Sum, &stream)?;
         stream.record(&event)?;

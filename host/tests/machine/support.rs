@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use devcomm_host::{
     Buffer, CallRecord, Communicator, Effect, Element, Error, Fault, Rank, Result,
-    SimulatedMachine, Simulation, SymmetricBuffer, World,
+    SimulatedMachine, Simulation, StateError, SymmetricBuffer, World,
 };
 use parking_lot::Mutex;
 
@@ -14,7 +14,7 @@ pub(crate) fn simulation() -> Simulation {
     Simulation::new(4)
 }
 
-/// What calls return that do as they are asked: they have succeeded, go on in the background, or
+/// What calls return that do as they are asked: they have succeeded, continue in the background, or
 /// are asked whether something is ready that is not.
 const FINE: [Option<i32>; 3] = [Some(0), Some(7), Some(600)];
 
@@ -157,7 +157,7 @@ pub(crate) fn now(world: &World) -> Duration {
 }
 
 /// A thread of the machine that does something when a rank has waited for so long, by the machine's
-/// clock: when all that can go on without it has.
+/// clock: when all that can continue without it has.
 pub(crate) fn later<T: Send + 'static>(
     rank: &Rank,
     after: Duration,
@@ -185,16 +185,16 @@ impl<T> Later<T> {
     /// Waits for its end.
     pub(crate) fn join(self) -> T {
         loop {
-            let news = self.machine.news();
+            let seen = self.machine.event_count();
             if let Some(result) = self.result.lock().take() {
                 return result;
             }
-            self.machine.wait(news, None).unwrap();
+            self.machine.wait(seen, None).unwrap();
         }
     }
 }
 
-/// Waits for so long, by the machine's clock: until all that can go on without has.
+/// Waits for so long, by the machine's clock: until all that can continue without has.
 pub(crate) fn pause(rank: &Rank, time: Duration) {
     sleep(rank.simulated_machine().unwrap(), time);
 }
@@ -202,7 +202,7 @@ pub(crate) fn pause(rank: &Rank, time: Duration) {
 fn sleep(machine: &SimulatedMachine, time: Duration) {
     let end = machine.now() + time;
     while machine.now() < end {
-        machine.wait(machine.news(), Some(end)).unwrap();
+        machine.wait(machine.event_count(), Some(end)).unwrap();
     }
 }
 
@@ -228,23 +228,23 @@ pub(crate) fn is_invalid<T: std::fmt::Debug>(result: Result<T>) {
 
 #[track_caller]
 pub(crate) fn is_closed<T: std::fmt::Debug>(result: Result<T>) {
-    assert!(matches!(result, Err(Error::Closed { .. })), "{result:?}");
+    assert!(matches!(result, Err(Error::State(StateError::Closed { .. }))), "{result:?}");
 }
 
 #[track_caller]
 pub(crate) fn is_in_group<T: std::fmt::Debug>(result: Result<T>) {
-    assert!(matches!(result, Err(Error::InGroup { .. })), "{result:?}");
+    assert!(matches!(result, Err(Error::State(StateError::InGroup { .. }))), "{result:?}");
 }
 
 #[track_caller]
 pub(crate) fn is_capturing<T: std::fmt::Debug>(result: Result<T>) {
-    assert!(matches!(result, Err(Error::Capturing { .. })), "{result:?}");
+    assert!(matches!(result, Err(Error::State(StateError::Capturing { .. }))), "{result:?}");
 }
 
 #[track_caller]
 pub(crate) fn is_ended<T: std::fmt::Debug>(result: Result<T>, as_what: &str) {
     match result {
-        Err(Error::CommunicatorEnded { how, .. }) if how == as_what => {}
+        Err(Error::State(StateError::CommunicatorEnded { how, .. })) if how == as_what => {}
         other => panic!("{other:?}, not {as_what}"),
     }
 }

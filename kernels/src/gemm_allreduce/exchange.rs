@@ -1,20 +1,20 @@
 //! What both forms do with the sums of a tile: to the owner, and back to all.
 //!
-//! Sums travel in f32, as tensor cores leave them: in *fragments* of 16 rows and 8 columns, of which each lane of a warp has four elements.
-//! So a warp stores 512 bytes at once, and nothing is permuted on the way. A lane of the owner picks up what four lanes stored,
-//! which is 8 columns of two rows.
+//! Sums travel in f32, as tensor cores leave them: in *fragments* of 16 rows and 8 columns, of
+//! which each lane of a warp has four elements. So a warp stores 512 bytes at once, and nothing is
+//! swizzled on the way. A lane of the owner picks up what four lanes stored, which is 8 columns of
+//! two rows.
 
 use cuda_std::atomic::{AtomicU32, Order, Scope};
 use cuda_std::convert::f32_to_bf16x2;
 use cuda_std::prelude::*;
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, LsaPtr, MemoryOrder, Team, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, Epoch, Flag, LsaPtr, MemoryOrder, Team, Window};
 
 use super::tiles::{STRIP_ROWS, STRIPS, Strip, Tiles};
 
-/// Words of the flags' window before the flags: the blocks that have ended, the epoch of the last launch, room to the next line.
+/// Words of the flags' window before the flags: the blocks that have ended, the epoch of the last
+/// launch, room to the next line.
 pub(super) const FIRST_FLAG: usize = 32;
-const ENDED: usize = 0;
-const EPOCH: usize = 1;
 
 /// Rows and columns of a fragment.
 const ROWS: u32 = 16;
@@ -30,9 +30,9 @@ pub(super) const fn partial_elements(columns: usize) -> usize {
 /// Groups of 16 rows in a strip: what a warp reduces at a time.
 const GROUPS: u32 = STRIP_ROWS / ROWS;
 
-/// How many groups of rows the block's warps have taken.
+/// The number of the next group of rows that a warp of the block takes.
 #[inline(always)]
-fn taken() -> *mut u32 {
+fn next_item() -> *mut u32 {
     shared_array![u32; 1]
 }
 
@@ -51,13 +51,14 @@ pub(super) struct Exchange<'a, const COLUMNS: u32> {
     partials: Window<f32>,
     flags: Window<u32>,
     epoch: u32,
-    alone: bool,
+    local_only: bool,
 }
 
 impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
     const FRAGMENTS: u32 = COLUMNS / WIDTH;
 
-    /// Every thread of the block calls it, and the block's barrier follows. A single rank has nobody to exchange with.
+    /// Every thread of the block calls it, and the block's barrier follows. A single rank has
+    /// nobody to exchange with.
     ///
     /// # Safety
     ///
@@ -69,23 +70,20 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         c: Window<bf16>,
         partials: Window<f32>,
         flags: Window<u32>,
-        alone: bool,
+        local_only: bool,
     ) -> Self {
-        let last = flags.local().as_ptr();
-        // SAFETY: the caller's; the word changes when all blocks have ended.
-        let last = unsafe { mem::load_ordered(last.add(EPOCH), Order::Relaxed, Scope::Gpu) };
+        // SAFETY: the caller's.
+        let epoch = unsafe { Epoch::begin(flags.local().as_ptr()) }.get();
         if thread::thread_idx_x() == 0 {
             // SAFETY: nobody uses the words before the barrier.
             unsafe {
-                mem::store(taken(), 0);
+                mem::store(next_item(), 0);
                 mem::store(through(), 0);
             }
         }
-        // Flags that nobody has set yet are 0.
-        let epoch = if last == u32::MAX { 1 } else { last + 1 };
         let team = comm.lsa_team();
-        let alone = alone || team.n_ranks == 1;
-        Self { comm, team, tiles, c, partials, flags, epoch, alone }
+        let local_only = local_only || team.n_ranks == 1;
+        Self { comm, team, tiles, c, partials, flags, epoch, local_only }
     }
 
     /// The rank that owns a strip.
@@ -102,7 +100,15 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         source as usize * of_source + strip.number as usize / n_ranks
     }
 
-    /// Where in a strip a lane's four elements of the fragment of rows `16 * i` and columns `8 * j` lie.
+    /// The flag by which `source` tells the owner that its sums of a strip are there.
+    #[inline(always)]
+    fn flag(&self, strip: Strip, source: i32) -> Flag<'a> {
+        // SAFETY: it lies in the window, behind the epoch's words, and is used as a flag alone.
+        unsafe { Flag::new(self.comm, self.flags, FIRST_FLAG + self.place(strip, source)) }
+    }
+
+    /// Where in a strip a lane's four elements of the fragment of rows `16 * i` and columns `8 * j`
+    /// lie.
     #[inline(always)]
     fn fragment(i: u32, j: u32, lane: u32) -> usize {
         (((i * Self::FRAGMENTS + j) * warp::WARP_SIZE + lane) as usize) * EACH
@@ -110,7 +116,7 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
 
     /// Where this rank's sums of a strip go.
     #[inline(always)]
-    pub(super) fn outbox(&self, strip: Strip) -> Outbox<COLUMNS> {
+    pub(super) fn partial_tile(&self, strip: Strip) -> PartialTile<COLUMNS> {
         let place = self.place(strip, self.team.rank);
         // SAFETY: the place lies in the window.
         let partial = unsafe {
@@ -118,37 +124,37 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
             base.add(place * partial_elements(COLUMNS as usize))
         };
         let Tiles { m, n } = self.tiles;
-        Outbox { c: self.c.local(), partial, strip, m, n, alone: self.alone }
+        PartialTile { c: self.c.local(), partial, strip, m, n, local_only: self.local_only }
     }
 
-    /// Says that this rank's sums of a strip are there. `barrier` is a number for the 128 threads that stored them, which call it
-    /// together; `rank` is the thread's place among them.
+    /// Says that this rank's sums of a strip are there. `barrier` is a number for the 128 threads
+    /// that stored them, which call it together; `rank` is the thread's place among them.
     ///
     /// # Safety
     ///
     /// The sums are stored, and nobody else says so in this launch.
     #[inline(always)]
     pub(super) unsafe fn announce(&self, strip: Strip, barrier: u32, rank: u32) {
-        if self.alone || strip.row >= self.tiles.m {
+        if self.local_only || strip.row >= self.tiles.m {
             return;
         }
-        thread::sync_some_threads(barrier, 128);
+        thread::named_barrier_sync(barrier, 128);
         if rank == 0 {
-            let flag = FIRST_FLAG + self.place(strip, self.team.rank);
-            // SAFETY: the flag lies in the window, and is only stored and loaded so.
-            unsafe { self.flags.lsa(self.owner(strip)).store_release(flag, self.epoch) };
+            let flag = self.flag(strip, self.team.rank);
+            flag.post(Coop::thread(), self.owner(strip), self.epoch);
         }
     }
 
-    /// Reduces this block's part of the strips that the rank owns, and stores them to all ranks. Each warp takes the next 16 rows that
-    /// no warp has taken, until there are none: those that do nothing else from the beginning, the others when they are done.
+    /// Reduces this block's part of the strips that the rank owns, and stores them to all ranks.
+    /// Each warp takes the next 16 rows that no warp has taken, until there are none: those that do
+    /// nothing else from the beginning, the others when they are done.
     ///
     /// # Safety
     ///
     /// Every warp of the block calls it, all lanes together, once a launch.
     #[inline(always)]
     pub(super) unsafe fn reduce(&self) {
-        if self.alone {
+        if self.local_only {
             return;
         }
         let (rank, n_ranks) = (self.team.rank as u32, self.team.n_ranks as u32);
@@ -156,9 +162,10 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         loop {
             let mut item = 0;
             if warp::lane_id() == 0 {
-                // SAFETY: the word is shared memory, and from the block's barrier on changed here only.
-                let taken = unsafe { AtomicU32::from_ptr(taken()) };
-                item = taken.fetch_add(1, Order::Relaxed, Scope::Cta);
+                // SAFETY: the word is shared memory, and from the block's barrier on changed here
+                // only.
+                let next = unsafe { AtomicU32::from_ptr(next_item()) };
+                item = next.fetch_add(1, Order::Relaxed, Scope::Cta);
             }
             // SAFETY: all lanes are here.
             let item = unsafe { warp::shuffle_idx(item, 0) };
@@ -184,13 +191,10 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
     /// Waits until every rank has announced the strip. The warp calls it together.
     #[inline(always)]
     fn wait_for(&self, strip: Strip) {
-        let flags = self.flags.local();
         let mut source = 0;
         self.comm.wait_until(Coop::warp(), || {
             while source < self.team.n_ranks {
-                let flag = FIRST_FLAG + self.place(strip, source);
-                // SAFETY: the flag lies in the window, and is only stored and loaded so.
-                if unsafe { flags.load_acquire(flag) } != self.epoch {
+                if self.flag(strip, source).get() != self.epoch {
                     return false;
                 }
                 source += 1;
@@ -228,8 +232,8 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         }
     }
 
-    /// The sums over the ranks, always in the same order, of eight columns of two rows: the 16 elements at `from`, and `stride` further
-    /// for each next rank.
+    /// The sums over the ranks, always in the same order, of eight columns of two rows: the 16
+    /// elements at `from`, and `stride` further for each next rank.
     ///
     /// # Safety
     ///
@@ -274,12 +278,10 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
             f32_to_bf16x2([values[4], values[5]]),
             f32_to_bf16x2([values[6], values[7]]),
         ];
-        let mut i = 0;
-        while i < self.team.n_ranks {
-            let peer = self.team.rank + i;
-            let c =
-                self.c.lsa(if peer < self.team.n_ranks { peer } else { peer - self.team.n_ranks });
-            // SAFETY: the caller's. Rows of whole vectors begin on 16 bytes, and have no part of one.
+        for peer in self.team.all_from_self() {
+            let c = self.c.lsa(peer);
+            // SAFETY: the caller's. Rows of whole vectors begin on 16 bytes, and have no part of
+            // one.
             unsafe {
                 if n.is_multiple_of(WIDTH) {
                     c.store_vec(at / WIDTH as usize, Vec16::from_bits(words));
@@ -287,22 +289,22 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
                     store_elements(c, at, words, n - column);
                 }
             }
-            i += 1;
         }
     }
 
-    /// The end of a launch: when it returns, what the same block of each rank has reduced is there in every rank, and the epoch is over when
-    /// all blocks were here. Every thread of the block calls it.
+    /// The end of a launch: when it returns, what the same block of each rank has reduced is there
+    /// in every rank, and the epoch is over when all blocks were here. Every thread of the block
+    /// calls it.
     ///
-    /// A block of which a warp has left, because the host ended its wait, leaves here. It must not meet the others: they would take its part
-    /// of C for complete.
+    /// A block of which a warp has left, because the host ended its wait, leaves here. It must not
+    /// arrive at the others' barrier: they would take its part of C for complete.
     ///
     /// # Safety
     ///
     /// Once a launch, as the last.
     #[inline(always)]
     pub(super) unsafe fn finish(&self) {
-        if self.alone {
+        if self.local_only {
             return;
         }
         thread::sync_threads();
@@ -311,20 +313,9 @@ impl<'a, const COLUMNS: u32> Exchange<'a, COLUMNS> {
         if through * warp::WARP_SIZE != thread::block_dim_x() {
             thread::exit();
         }
-        LsaBarrier::with(Coop::cta(), self.comm, BarrierIndex::this_block(), |barrier| {
-            barrier.sync(MemoryOrder::AcqRel);
-        });
-        if thread::thread_idx_x() == 0 {
-            let words = self.flags.local().as_ptr();
-            // SAFETY: both words are the kernel's. The epoch is read by blocks that are not here yet, so the last one changes it.
-            unsafe {
-                let ended = AtomicU32::from_ptr(words.add(ENDED));
-                if ended.fetch_add(1, Order::AcqRel, Scope::Gpu) + 1 == thread::grid_dim_x() {
-                    ended.store(0, Order::Relaxed, Scope::Gpu);
-                    mem::store_ordered(words.add(EPOCH), self.epoch, Order::Relaxed, Scope::Gpu);
-                }
-            }
-        }
+        self.comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block()).sync(MemoryOrder::AcqRel);
+        // SAFETY: once a launch. The epoch is read again: kept, its address would take registers.
+        unsafe { Epoch::begin(self.flags.local().as_ptr()).end(Coop::cta()) };
     }
 }
 
@@ -348,24 +339,25 @@ unsafe fn store_elements(c: LsaPtr<bf16>, at: usize, words: [u32; 4], len: u32) 
 
 /// Where a strip's sums go: to the owner's workspace, or to C where nothing is exchanged.
 #[derive(Clone, Copy)]
-pub(super) struct Outbox<const COLUMNS: u32> {
+pub(super) struct PartialTile<const COLUMNS: u32> {
     c: LsaPtr<bf16>,
     partial: *mut f32,
     strip: Strip,
     m: u32,
     n: u32,
-    alone: bool,
+    local_only: bool,
 }
 
-impl<const COLUMNS: u32> Outbox<COLUMNS> {
-    /// Stores the lane's elements of `J` fragments: rows from `16 * i` on, columns from `8 * j` on. A lane has four elements of each:
-    /// columns `2 * (lane % 4)` and the next of row `lane / 4`, and of the row eight further.
+impl<const COLUMNS: u32> PartialTile<COLUMNS> {
+    /// Stores the lane's elements of `J` fragments: rows from `16 * i` on, columns from `8 * j` on.
+    /// A lane has four elements of each: columns `2 * (lane % 4)` and the next of row `lane / 4`,
+    /// and of the row eight further.
     ///
     /// # Safety
     ///
     /// All lanes of a warp call it together; nobody else stores these fragments.
     #[inline(always)]
-    pub(super) unsafe fn put<const J: usize>(
+    pub(super) unsafe fn store<const J: usize>(
         &self,
         i: u32,
         j: u32,
@@ -377,11 +369,11 @@ impl<const COLUMNS: u32> Outbox<COLUMNS> {
         }
         let columns = (self.n - column) as usize;
         let lane = warp::lane_id();
-        if self.alone {
+        if self.local_only {
             let (row, first) = (row + lane / 4, lane % 4 * 2);
             // SAFETY: the caller's.
             unsafe {
-                self.put_own::<J>(
+                self.store_own::<J>(
                     row,
                     column + first,
                     columns.saturating_sub(first as usize),
@@ -404,13 +396,14 @@ impl<const COLUMNS: u32> Outbox<COLUMNS> {
         }
     }
 
-    /// Rounds the elements and stores them to C: pairs of columns, each eight further, of `row` and of the row eight further.
+    /// Rounds the elements and stores them to C: pairs of columns, each eight further, of `row` and
+    /// of the row eight further.
     ///
     /// # Safety
     ///
     /// They are this thread's.
     #[inline(always)]
-    unsafe fn put_own<const J: usize>(
+    unsafe fn store_own<const J: usize>(
         &self,
         row: u32,
         column: u32,
@@ -429,7 +422,8 @@ impl<const COLUMNS: u32> Outbox<COLUMNS> {
                     let sums = fragments(x);
                     f32_to_bf16x2([sums[2 * half], sums[2 * half + 1]])
                 };
-                // SAFETY: the caller's; with even rows every pair begins on four bytes, and is whole.
+                // SAFETY: the caller's; with even rows every pair begins on four bytes, and is
+                // whole.
                 unsafe {
                     if self.n.is_multiple_of(2) {
                         let mut x = 0;

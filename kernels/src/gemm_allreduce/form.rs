@@ -4,24 +4,25 @@ use super::exchange::{FIRST_FLAG, partial_elements};
 use super::tiles::{STRIPS, TILE_ROWS};
 use super::{gemm_allreduce_mma, gemm_allreduce_wgmma};
 
-/// The two kernels for `C = sum over the ranks of A x B^T`, a matrix product fused with the all-reduce behind it, and what a launch of
-/// each needs.
+/// The two kernels for `C = sum over the ranks of A x B^T`, a matrix product fused with the
+/// all-reduce that follows it, and what a launch of each needs.
 ///
-/// Each rank has `m x k` elements of A and `n x k` of B (as `nn.Linear` keeps its weights), both row-major: its slice of the dimension
-/// that is summed over. Every rank gets all `m x n` elements of C, row-major. Elements are bf16; products are summed in f32, over
-/// the ranks too, and rounded once. All ranks get the same bits.
+/// Each rank has `m x k` elements of A and `n x k` of B (as `nn.Linear` keeps its weights), both
+/// row-major: its slice of the dimension that is summed over. Every rank gets all `m x n` elements
+/// of C, row-major. Elements are bf16; products are summed in f32, over the ranks too, and rounded
+/// once. All ranks get the same bits.
 ///
 /// Any `m` and `n`; `k` is a multiple of 8, so that rows begin on 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GemmForm {
-    /// [`gemm_allreduce_wgmma`](const@super::gemm_allreduce_wgmma): Hopper only.
+    /// [`gemm_allreduce_wgmma`](fn@crate::gemm_allreduce_wgmma): Hopper only.
     Wgmma,
-    /// [`gemm_allreduce_mma`](const@super::gemm_allreduce_mma): every GPU since Ampere.
+    /// [`gemm_allreduce_mma`](fn@crate::gemm_allreduce_mma): every GPU since Ampere.
     Mma,
 }
 
-/// What the ranks exchange sums through: lengths of two windows, in elements. All words of `flags` are 0 before the first launch; after it
-/// the kernel alone writes both.
+/// What the ranks exchange sums through: lengths of two windows, in elements. All words of `flags`
+/// are 0 before the first launch; after it the kernel alone writes both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GemmWorkspace {
     /// Elements of the window of `f32`.
@@ -61,7 +62,8 @@ impl GemmForm {
         }
     }
 
-    /// Tiles of an `m x n` matrix: more blocks have nothing to do. `None` when it is too large for the kernel to count them.
+    /// Tiles of an `m x n` matrix: more blocks have nothing to do. `None` when it is too large for
+    /// the kernel to count them.
     #[must_use]
     pub fn tiles(self, m: usize, n: usize) -> Option<u32> {
         let tiles = m.div_ceil(Self::TILE_ROWS).checked_mul(n.div_ceil(self.tile_columns()))?;
@@ -69,8 +71,8 @@ impl GemmForm {
         u32::try_from(tiles).ok().filter(|tiles| *tiles < u32::MAX / 8)
     }
 
-    /// The workspace for an `m x n` matrix over so many ranks; one for a larger matrix, or made for more ranks, will do as well. `None`
-    /// when it is too large to be counted.
+    /// The workspace for an `m x n` matrix over so many ranks; one for a larger matrix, or made for
+    /// more ranks, will do as well. `None` when it is too large to be counted.
     #[must_use]
     pub fn workspace(self, m: usize, n: usize, n_ranks: usize) -> Option<GemmWorkspace> {
         let strips = (self.tiles(m, n)? * STRIPS) as usize;
@@ -92,7 +94,7 @@ mod tests {
         // One tile: two strips, one for each of two ranks, each from two ranks.
         let one = GemmForm::Mma.workspace(1, 1, 2).unwrap();
         assert_eq!(one, GemmWorkspace { partials: 2 * 64 * 128, flags: 2 + FIRST_FLAG });
-        // 32 x 16 tiles of 128 x 256: as many bytes a rank as C has in f32.
+        // 32 x 16 tiles of 128 x 256: as many bytes per rank as C has in f32.
         let square = GemmForm::Wgmma.workspace(4096, 4096, 4).unwrap();
         assert_eq!(square.partials, 4096 * 4096);
         assert_eq!(square.flags, 1024 + FIRST_FLAG);

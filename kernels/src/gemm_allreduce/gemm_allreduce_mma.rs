@@ -1,4 +1,4 @@
-//! The portable form: a warp's tensor cores, and threads that copy.
+//! The portable form: `mma.sync` by warps, on tiles that threads copy by `cp.async`.
 
 use cuda_std::prelude::*;
 use cuda_std::{async_copy, mma};
@@ -10,16 +10,16 @@ use super::tiles::{STRIPS, TILE_ROWS, Tiles};
 /// Columns of a tile of C.
 pub(super) const COLUMNS: u32 = 128;
 /// Columns of A and B that a stage has.
-const DEPTH: u32 = 32;
+const TILE_K: u32 = 32;
 /// Stages in shared memory.
 const STAGES: u32 = 4;
 /// Bytes of a stage: tiles of A and B.
-const STAGE: u32 = (TILE_ROWS + COLUMNS) * DEPTH * 2;
+const STAGE: u32 = (TILE_ROWS + COLUMNS) * TILE_K * 2;
 /// Dynamic shared memory.
 pub(super) const SHARED: u32 = STAGES * STAGE;
 /// Threads that compute: 128 for each strip.
 const COMPUTING: u32 = 128 * STRIPS;
-/// Warps that do nothing but reduce.
+/// Warps that only reduce.
 const REDUCING_WARPS: u32 = 4;
 pub(super) const THREADS: u32 = COMPUTING + REDUCING_WARPS * warp::WARP_SIZE;
 /// Barriers of the block: of all that compute, and of those of each strip.
@@ -28,16 +28,19 @@ const STRIP_BARRIER: u32 = 2;
 
 /// The product and its all-reduce, as [`GemmForm`] says, on every GPU since Ampere.
 ///
-/// With `alone` each rank stores its own product to its own part of `c`, and nothing is exchanged.
+/// With `local_only` each rank stores its own product to its own part of `c`, and nothing is
+/// exchanged.
 ///
-/// Grid: at most as many blocks as the device communicator has LSA barriers, the same in every rank. Block: [`GemmForm::threads`]
-/// threads, with [`GemmForm::dynamic_shared`] bytes.
+/// Grid: at most as many blocks as the device communicator has LSA barriers, the same in every
+/// rank. Block: [`GemmForm::threads`] threads, with [`GemmForm::dynamic_shared`] bytes.
 ///
 /// # Safety
 ///
-/// `a` has `m * k` elements and `b` has `n * k`, aligned to 16 bytes; `c` has `m * n` in every rank. `k` is a multiple of 8, and none of
-/// the three is 0. The windows of the workspace have [`GemmForm::workspace`]'s elements for this form; no other kernel uses them, and
-/// their flags were 0 in every rank before the first launch in any. All ranks launch the same, in the same order.
+/// `a` has `m * k` elements and `b` has `n * k`, aligned to 16 bytes; `c` has `m * n` in every
+/// rank. `k` is a multiple of 8, and none of the three is 0. The windows of the workspace have
+/// [`GemmForm::workspace`]'s elements for this form; no other kernel uses them, and their flags
+/// were 0 in every rank before the first launch in any. All ranks launch the same, in the same
+/// order.
 ///
 /// [`GemmForm`]: super::GemmForm
 /// [`GemmForm::threads`]: super::GemmForm::threads
@@ -54,12 +57,12 @@ pub unsafe fn gemm_allreduce_mma(
     m: u32,
     n: u32,
     k: u32,
-    alone: bool,
+    local_only: bool,
 ) {
     let tiles = Tiles::<COLUMNS> { m, n };
     // SAFETY: the kernel's contract. All warps come to the end.
     unsafe {
-        let exchange = Exchange::new(&comm, tiles, c, partials, flags, alone);
+        let exchange = Exchange::new(&comm, tiles, c, partials, flags, local_only);
         thread::sync_threads();
         if thread::thread_idx_x() < COMPUTING {
             compute(&exchange, Operands { a, b, m, n, k }, tiles);
@@ -97,9 +100,9 @@ unsafe fn compute(exchange: &Exchange<'_, COLUMNS>, operands: Operands, tiles: T
         unsafe {
             let sums = product(operands, row, column, half * 64 + i * 16, j * 8);
             let strip = tiles.strip(STRIPS * tile + half);
-            let outbox = exchange.outbox(strip);
-            outbox.put::<8>(i, j, |x| sums[0][x]);
-            outbox.put::<8>(i + 1, j, |x| sums[1][x]);
+            let partial_tile = exchange.partial_tile(strip);
+            partial_tile.store::<8>(i, j, |x| sums[0][x]);
+            partial_tile.store::<8>(i + 1, j, |x| sums[1][x]);
             exchange.announce(strip, STRIP_BARRIER + half, thread % 128);
         }
         tile += thread::grid_dim_x();
@@ -114,8 +117,9 @@ unsafe fn compute(exchange: &Exchange<'_, COLUMNS>, operands: Operands, tiles: T
 #[inline(always)]
 unsafe fn product(operands: Operands, row: u32, column: u32, m: u32, n: u32) -> [[[f32; 4]; 8]; 2] {
     let mut sums = [[[0.0; 4]; 8]; 2];
-    let steps = operands.k.div_ceil(DEPTH);
-    // SAFETY: the caller's. A stage is filled again when all have passed the barrier after they had read it.
+    let steps = operands.k.div_ceil(TILE_K);
+    // SAFETY: the caller's. A stage is filled again when all have passed the barrier after they had
+    // read it.
     unsafe {
         let mut step = 0;
         while step < STAGES - 1 {
@@ -128,7 +132,7 @@ unsafe fn product(operands: Operands, row: u32, column: u32, m: u32, n: u32) -> 
         let mut step = 0;
         while step < steps {
             async_copy::wait_groups::<{ STAGES - 2 }>();
-            thread::sync_some_threads(COMPUTE_BARRIER, COMPUTING);
+            thread::named_barrier_sync(COMPUTE_BARRIER, COMPUTING);
             if step + STAGES - 1 < steps {
                 load(operands, row, column, step + STAGES - 1);
             }
@@ -136,23 +140,23 @@ unsafe fn product(operands: Operands, row: u32, column: u32, m: u32, n: u32) -> 
             multiply(&mut sums, step, m, n);
             step += 1;
         }
-        thread::sync_some_threads(COMPUTE_BARRIER, COMPUTING);
+        thread::named_barrier_sync(COMPUTE_BARRIER, COMPUTING);
     }
     sums
 }
 
-/// The place of 16 bytes in a stage's tile: row `row`, columns from `8 * piece`. Permuted, so that eight rows that are read at once lie
-/// in different banks.
+/// The place of 16 bytes in a stage's tile: row `row`, columns from `8 * piece`. Swizzled, so that
+/// eight rows that are read at once lie in different banks.
 #[inline(always)]
 fn place(row: u32, piece: u32) -> usize {
-    (row * DEPTH * 2 + (piece ^ (row / 2 % 4)) * 16) as usize
+    (row * TILE_K * 2 + (piece ^ (row / 2 % 4)) * 16) as usize
 }
 
 /// The tiles of A and B of a step.
 #[inline(always)]
 fn stage(step: u32) -> (*mut u8, *mut u8) {
     let a = shared::dynamic_shared_mem::<u8>().wrapping_add((step % STAGES * STAGE) as usize);
-    (a, a.wrapping_add((TILE_ROWS * DEPTH * 2) as usize))
+    (a, a.wrapping_add((TILE_ROWS * TILE_K * 2) as usize))
 }
 
 /// Starts the copies of a step.
@@ -162,13 +166,13 @@ fn stage(step: u32) -> (*mut u8, *mut u8) {
 /// As [`compute`], and nobody reads the stage.
 #[inline(always)]
 unsafe fn load(operands: Operands, row: u32, column: u32, step: u32) {
-    const PIECES: u32 = DEPTH / 8;
+    const PIECES: u32 = TILE_K / 8;
     let Operands { a, b, m, n, k } = operands;
     let (to_a, to_b) = stage(step);
     let mut at = thread::thread_idx_x();
     while at < TILE_ROWS * PIECES {
         let (r, piece) = (at / PIECES, at % PIECES);
-        let from = step * DEPTH + 8 * piece;
+        let from = step * TILE_K + 8 * piece;
         // SAFETY: the places lie in the stage, and what is taken in the matrices.
         unsafe {
             copy(to_a.add(place(r, piece)), a, row + r, m, from, k);
@@ -203,7 +207,7 @@ unsafe fn multiply(sums: &mut [[[f32; 4]; 8]; 2], step: u32, m: u32, n: u32) {
     let (a, b) = stage(step);
     let lane = warp::lane_id();
     let mut piece = 0;
-    while piece < DEPTH / 8 {
+    while piece < TILE_K / 8 {
         // SAFETY: the caller's; rows and pieces lie in the tiles.
         unsafe {
             // Rows 0 to 15 of the first eight columns, then of the second.
@@ -211,7 +215,8 @@ unsafe fn multiply(sums: &mut [[[f32; 4]; 8]; 2], step: u32, m: u32, n: u32) {
             let a = [mma::load_matrices(at(0)), mma::load_matrices(at(16))];
             let mut j = 0;
             while j < 4 {
-                // Eight rows of B, of the first eight columns and the second, then the next eight rows.
+                // Eight rows of B, of the first eight columns and the second, then the next eight
+                // rows.
                 let row = n + 16 * j as u32 + lane / 16 * 8 + lane % 8;
                 let b = mma::load_matrices(b.add(place(row, piece + lane / 8 % 2)).cast());
                 let mut i = 0;

@@ -1,10 +1,10 @@
-//! The form for Hopper: warpgroups that multiply, a thread that has the copy engine bring tiles.
+//! The form for Hopper: `wgmma` by warpgroups, on tiles that one thread loads by TMA.
 
 use cuda_std::mbarrier::{self, MBarrier};
 use cuda_std::prelude::*;
 use cuda_std::tma;
 use cuda_std::wgmma::{self, Tile};
-use devcomm_types::{GridConstant, TensorMap, Tiling};
+use devcomm_types::{GridConstant, TensorMap, TensorMapDesc};
 use nccl_device::{DevComm, Window};
 
 use super::exchange::Exchange;
@@ -13,22 +13,22 @@ use super::tiles::{STRIP_ROWS, STRIPS, TILE_ROWS, Tiles};
 /// Columns of a tile of C.
 pub(super) const COLUMNS: u32 = 256;
 /// Columns of A and B that a stage has.
-const DEPTH: u32 = Tiling::TILE_COLUMNS;
+const TILE_K: u32 = TensorMapDesc::TILE_COLUMNS;
 /// Stages in shared memory.
 const STAGES: u32 = 4;
 /// Bytes of a row in a stage.
-const ROW: u32 = DEPTH * 2;
+const ROW: u32 = TILE_K * 2;
 /// Bytes of a stage: tiles of A and B.
 const STAGE: u32 = (TILE_ROWS + COLUMNS) * ROW;
-/// What a tile's address is a multiple of.
+/// Alignment of a tile, in bytes.
 const ALIGN: u32 = 1024;
-/// Dynamic shared memory: the stages, and what it takes to align them.
+/// Dynamic shared memory: the stages, and padding to align them.
 pub(super) const SHARED: u32 = STAGES * STAGE + ALIGN;
 /// Warps that compute: four for each strip.
 const COMPUTING_WARPS: u32 = 4 * STRIPS;
 /// The warp that loads.
 const LOADING: u32 = COMPUTING_WARPS;
-/// Warps that do nothing but reduce.
+/// Warps that only reduce.
 const REDUCING_WARPS: u32 = 3;
 pub(super) const THREADS: u32 = (COMPUTING_WARPS + 1 + REDUCING_WARPS) * warp::WARP_SIZE;
 /// Barriers of the block, of the threads that compute each strip.
@@ -36,17 +36,20 @@ const STRIP_BARRIER: u32 = 1;
 
 /// The product and its all-reduce, as [`GemmForm`] says, on Hopper.
 ///
-/// `a` and `b` are [`Tiling`]s of the two matrices, with tiles of [`GemmForm::TILE_ROWS`] and of [`GemmForm::tile_columns`] rows. With
-/// `alone` each rank stores its own product to its own part of `c`, and nothing is exchanged.
+/// `a` and `b` are [`TensorMapDesc`]s of the two matrices, with tiles of [`GemmForm::TILE_ROWS`]
+/// and of [`GemmForm::tile_columns`] rows. With `local_only` each rank stores its own product to
+/// its own part of `c`, and nothing is exchanged.
 ///
-/// Grid: at most as many blocks as the device communicator has LSA barriers, the same in every rank. Block: [`GemmForm::threads`]
-/// threads, with [`GemmForm::dynamic_shared`] bytes.
+/// Grid: at most as many blocks as the device communicator has LSA barriers, the same in every
+/// rank. Block: [`GemmForm::threads`] threads, with [`GemmForm::dynamic_shared`] bytes.
 ///
 /// # Safety
 ///
-/// `a` is `m x k` and `b` is `n x k`, and both are there; `c` has `m * n` elements in every rank. `k` is a multiple of 8, and none of the
-/// three is 0. The windows of the workspace have [`GemmForm::workspace`]'s elements for this form; no other kernel uses them, and their
-/// flags were 0 in every rank before the first launch in any. All ranks launch the same, in the same order.
+/// `a` is `m x k` and `b` is `n x k`, and both are there; `c` has `m * n` elements in every rank.
+/// `k` is a multiple of 8, and none of the three is 0. The windows of the workspace have
+/// [`GemmForm::workspace`]'s elements for this form; no other kernel uses them, and their flags
+/// were 0 in every rank before the first launch in any. All ranks launch the same, in the same
+/// order.
 ///
 /// [`GemmForm::TILE_ROWS`]: super::GemmForm::TILE_ROWS
 /// [`GemmForm::tile_columns`]: super::GemmForm::tile_columns
@@ -65,24 +68,24 @@ pub unsafe fn gemm_allreduce_wgmma(
     m: u32,
     n: u32,
     k: u32,
-    alone: bool,
+    local_only: bool,
 ) {
     let tiles = Tiles::<COLUMNS> { m, n };
-    let steps = k.div_ceil(DEPTH);
+    let steps = k.div_ceil(TILE_K);
     // SAFETY: the kernel's contract. All warps come to the end.
     unsafe {
-        let exchange = Exchange::new(&comm, tiles, c, partials, flags, alone);
-        let ring = Ring::new();
+        let exchange = Exchange::new(&comm, tiles, c, partials, flags, local_only);
+        let pipeline = Pipeline::new();
         if thread::thread_idx_x() == 0 {
-            ring.init();
+            pipeline.init();
         }
         thread::sync_threads();
         let warp = thread::thread_idx_x() / warp::WARP_SIZE;
         if warp < COMPUTING_WARPS {
-            compute(&exchange, ring, tiles, steps);
+            compute(&exchange, pipeline, tiles, steps);
         } else if warp == LOADING {
             if warp::lane_id() == 0 {
-                load(&a, &b, ring, tiles, steps);
+                load(&a, &b, pipeline, tiles, steps);
             }
             warp::sync();
         }
@@ -93,19 +96,19 @@ pub unsafe fn gemm_allreduce_wgmma(
 
 /// The stages in shared memory, each with a barrier for *full* and one for *empty*.
 #[derive(Clone, Copy)]
-struct Ring {
+struct Pipeline {
     barriers: *mut u64,
     stages: *mut u8,
 }
 
 /// A stage, and the parity of the round in which it is used.
 #[derive(Clone, Copy)]
-struct Place {
+struct PipelineState {
     stage: u32,
     parity: u32,
 }
 
-impl Place {
+impl PipelineState {
     const FIRST: Self = Self { stage: 0, parity: 0 };
 
     #[inline(always)]
@@ -118,7 +121,7 @@ impl Place {
     }
 }
 
-impl Ring {
+impl Pipeline {
     #[inline(always)]
     fn new() -> Self {
         let memory = shared::dynamic_shared_mem::<u8>();
@@ -131,43 +134,43 @@ impl Ring {
     }
 
     #[inline(always)]
-    fn full(self, place: Place) -> MBarrier {
+    fn full(self, state: PipelineState) -> MBarrier {
         // SAFETY: the words are barriers' alone, made before the block's barrier.
-        unsafe { MBarrier::at(self.barriers.add(place.stage as usize)) }
+        unsafe { MBarrier::at(self.barriers.add(state.stage as usize)) }
     }
 
     #[inline(always)]
-    fn empty(self, place: Place) -> MBarrier {
+    fn empty(self, state: PipelineState) -> MBarrier {
         // SAFETY: as above.
-        unsafe { MBarrier::at(self.barriers.add((STAGES + place.stage) as usize)) }
+        unsafe { MBarrier::at(self.barriers.add((STAGES + state.stage) as usize)) }
     }
 
     /// A stage's tile of A.
     #[inline(always)]
-    fn a(self, place: Place) -> *mut u8 {
-        self.stages.wrapping_add((place.stage * STAGE) as usize)
+    fn a(self, state: PipelineState) -> *mut u8 {
+        self.stages.wrapping_add((state.stage * STAGE) as usize)
     }
 
     /// A stage's tile of B.
     #[inline(always)]
-    fn b(self, place: Place) -> *mut u8 {
-        self.a(place).wrapping_add((TILE_ROWS * ROW) as usize)
+    fn b(self, state: PipelineState) -> *mut u8 {
+        self.a(state).wrapping_add((TILE_ROWS * ROW) as usize)
     }
 
     /// # Safety
     ///
-    /// One thread calls it, before anybody uses a barrier.
+    /// One thread calls it, before any barrier is used.
     #[inline(always)]
     unsafe fn init(self) {
         let mut stage = 0;
         while stage < STAGES {
-            let place = Place { stage, parity: 0 };
+            let state = PipelineState { stage, parity: 0 };
             // SAFETY: the caller's.
             unsafe {
                 // The thread that loads.
-                self.full(place).init(1);
+                self.full(state).init(1);
                 // Each warp that computes.
-                self.empty(place).init(COMPUTING_WARPS);
+                self.empty(state).init(COMPUTING_WARPS);
             }
             stage += 1;
         }
@@ -175,30 +178,36 @@ impl Ring {
     }
 }
 
-/// Brings the tiles of A and B that this block computes with.
+/// Loads the tiles of A and B that this block computes with.
 ///
 /// # Safety
 ///
 /// The kernel's contract, and one thread calls it.
 #[inline(always)]
-unsafe fn load(a: &TensorMap, b: &TensorMap, ring: Ring, tiles: Tiles<COLUMNS>, steps: u32) {
+unsafe fn load(
+    a: &TensorMap,
+    b: &TensorMap,
+    pipeline: Pipeline,
+    tiles: Tiles<COLUMNS>,
+    steps: u32,
+) {
     tma::prefetch_map(a);
     tma::prefetch_map(b);
-    let mut place = Place::FIRST;
+    let mut state = PipelineState::FIRST;
     let mut tile = thread::block_idx_x();
     while tile < tiles.count() {
         let (row, column) = tiles.place(tile);
         let mut step = 0;
         while step < steps {
-            ring.empty(place).wait(place.parity ^ 1);
-            let full = ring.full(place);
-            full.arrive_expecting(STAGE);
+            pipeline.empty(state).wait(state.parity ^ 1);
+            let full = pipeline.full(state);
+            full.arrive_expect_tx(STAGE);
             // SAFETY: the stage is empty, and filled before it is read.
             unsafe {
-                tma::load_tile(ring.a(place), a, row, step * DEPTH, full);
-                tma::load_tile(ring.b(place), b, column, step * DEPTH, full);
+                tma::load_tile(pipeline.a(state), a, row, step * TILE_K, full);
+                tma::load_tile(pipeline.b(state), b, column, step * TILE_K, full);
             }
-            place = place.next();
+            state = state.next();
             step += 1;
         }
         tile += thread::grid_dim_x();
@@ -211,41 +220,46 @@ unsafe fn load(a: &TensorMap, b: &TensorMap, ring: Ring, tiles: Tiles<COLUMNS>, 
 ///
 /// The kernel's contract, and the first [`COMPUTING_WARPS`] warps of the block call it.
 #[inline(always)]
-unsafe fn compute(exchange: &Exchange<'_, COLUMNS>, ring: Ring, tiles: Tiles<COLUMNS>, steps: u32) {
+unsafe fn compute(
+    exchange: &Exchange<'_, COLUMNS>,
+    pipeline: Pipeline,
+    tiles: Tiles<COLUMNS>,
+    steps: u32,
+) {
     let thread = thread::thread_idx_x();
     let group = thread / 128;
     let warp = thread / warp::WARP_SIZE % 4;
-    let mut place = Place::FIRST;
+    let mut state = PipelineState::FIRST;
     let mut tile = thread::block_idx_x();
     while tile < tiles.count() {
         let mut sums = [0.0; 128];
         // SAFETY: the caller's. The sums rest from the fence to the wait for all groups.
         unsafe {
-            let mut last = place;
+            let mut last = state;
             let mut step = 0;
-            wgmma::hold(&mut sums);
+            wgmma::fence_operand(&mut sums);
             while step < steps {
-                ring.full(place).wait(place.parity);
+                pipeline.full(state).wait(state.parity);
                 wgmma::fence();
-                let a = Tile::at(ring.a(place)).bytes_on(group * STRIP_ROWS * ROW);
-                multiply(&mut sums, a, Tile::at(ring.b(place)));
+                let a = Tile::at(pipeline.a(state)).offset_bytes(group * STRIP_ROWS * ROW);
+                multiply(&mut sums, a, Tile::at(pipeline.b(state)));
                 wgmma::commit_group();
                 // The step before has read its stage.
                 wgmma::wait_groups::<1>();
                 if step > 0 && warp::lane_id() == 0 {
-                    ring.empty(last).arrive();
+                    pipeline.empty(last).arrive();
                 }
-                last = place;
-                place = place.next();
+                last = state;
+                state = state.next();
                 step += 1;
             }
             wgmma::wait_groups::<0>();
-            wgmma::hold(&mut sums);
+            wgmma::fence_operand(&mut sums);
             if warp::lane_id() == 0 {
-                ring.empty(last).arrive();
+                pipeline.empty(last).arrive();
             }
             let strip = tiles.strip(STRIPS * tile + group);
-            exchange.outbox(strip).put::<{ COLUMNS as usize / 8 }>(warp, 0, |j| {
+            exchange.partial_tile(strip).store::<{ COLUMNS as usize / 8 }>(warp, 0, |j| {
                 [sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]]
             });
             exchange.announce(strip, STRIP_BARRIER + group, thread % 128);
@@ -262,7 +276,7 @@ unsafe fn compute(exchange: &Exchange<'_, COLUMNS>, ring: Ring, tiles: Tiles<COL
 #[inline(always)]
 unsafe fn multiply(sums: &mut [f32; 128], a: Tile, b: Tile) {
     let mut k = 0;
-    while k < DEPTH {
+    while k < TILE_K {
         // SAFETY: the caller's.
         unsafe { wgmma::m64n256k16_bf16(sums, a.columns_from(k), b.columns_from(k)) };
         k += 16;

@@ -7,8 +7,8 @@ pub(super) const STRIP_ROWS: u32 = 64;
 /// Strips of a tile.
 pub(super) const STRIPS: u32 = TILE_ROWS / STRIP_ROWS;
 
-/// Rows of tiles that are taken together, column by column: blocks that run at the same time then read the same rows of A and B, which
-/// stay in the second-level cache.
+/// Rows of tiles that are taken together, column by column: blocks that run at the same time then
+/// read the same rows of A and B, which stay in the second-level cache.
 const BAND: u32 = 16;
 
 /// The tiles of an `m x n` matrix, each with `COLUMNS` columns.

@@ -2,8 +2,8 @@
 
 use devcomm::{
     Communicator, Counters, DevCommRequirements, DevCommResource, Error, GinBarriers,
-    GinConnectionType, Kernel, Kernels, LaunchConfig, LlA2a, LsaBarriers, Rank, ResourceBuffer,
-    Signals, Stream, Window, WindowFlags,
+    GinConnectionType, Kernel, LlA2a, LsaBarriers, Rank, ResourceBuffer, Signals, Stream, Window,
+    WindowFlags,
 };
 use devcomm_device_test_kernels::{Args, Extra, Range};
 
@@ -56,7 +56,7 @@ impl Setup {
     /// What nobody has written in the second window.
     pub const UNTOUCHED: u64 = u64::MAX;
 
-    /// `grid` blocks of `block` threads, with an LSA barrier a block, and a word a thread to
+    /// `grid` blocks of `block` threads, with an LSA barrier per block, and a word per thread to
     /// report.
     pub fn new(grid: u32, block: u32) -> Self {
         Self {
@@ -90,9 +90,9 @@ impl Setup {
 }
 
 /// A kernel of `devcomm-device-test-kernels`.
-pub trait TestKernel: Kernel<Args = Args> + Sync {}
+pub trait TestKernel: Kernel<Args = Args> {}
 
-impl<K: Kernel<Args = Args> + Sync> TestKernel for K {}
+impl<K: Kernel<Args = Args>> TestKernel for K {}
 
 /// One rank's windows, device communicator, compiled kernels and stream.
 pub struct Job {
@@ -100,7 +100,6 @@ pub struct Job {
     out: Window<u64>,
     dev_comm: DevCommResource,
     extra: Extra,
-    compiled: Kernels,
     stream: Stream,
 }
 
@@ -111,17 +110,11 @@ impl Job {
     ///
     /// Any.
     pub fn new(rank: &Rank, setup: &Setup) -> Result<Self, Error> {
+        rank.load(&KERNELS)?;
         let comm = rank.communicator()?;
         let (mail, out) = windows(comm, setup)?;
         let (dev_comm, extra) = dev_comm(comm, setup)?;
-        Ok(Self {
-            mail,
-            out,
-            dev_comm,
-            extra,
-            compiled: rank.load(&KERNELS)?,
-            stream: rank.stream()?,
-        })
+        Ok(Self { mail, out, dev_comm, extra, stream: rank.stream()? })
     }
 
     /// Launches a kernel, and does not wait for it.
@@ -129,12 +122,11 @@ impl Job {
     /// # Errors
     ///
     /// Those of the launch.
-    pub fn launch<K: TestKernel>(&self, kernel: K, setup: &Setup, n: u32) -> Result<(), Error> {
+    pub fn launch<K: TestKernel>(&self, setup: &Setup, n: u32) -> Result<(), Error> {
         let args = (&self.dev_comm, &self.mail, &self.out, self.extra, n);
-        let config = LaunchConfig::new(setup.grid, setup.block);
         // SAFETY: the setup names the windows and resources that the kernel needs; who uses this
         // waits for all ranks before it goes.
-        unsafe { self.compiled.launch(&self.stream, kernel, config, args) }
+        unsafe { K::with_args(args).grid(setup.grid).block(setup.block).launch(&self.stream) }
     }
 
     /// Where kernels are launched.
@@ -167,8 +159,8 @@ fn windows(comm: &Communicator, setup: &Setup) -> Result<(Window<u64>, Window<u6
         comm.window(setup.mail)?
     };
     let out = comm.window(setup.out)?;
-    mail.fill(0)?;
-    out.fill(0xff)?;
+    mail.fill_bytes(0)?;
+    out.fill_bytes(0xff)?;
     Ok((mail, out))
 }
 
@@ -227,7 +219,7 @@ pub fn require_works(rank: &Rank) -> Result<(), Error> {
     let setup = Setup::new(2, 64);
     let job = Job::new(rank, &setup)?;
     rank.barrier()?;
-    job.launch(crate::kernels::lsa_sync, &setup, 4 | 3 << 3)?;
+    job.launch::<crate::kernels::lsa_sync>(&setup, 4 | 3 << 3)?;
     job.stream.synchronize()?;
     rank.barrier()?;
     let words = job.out()?;

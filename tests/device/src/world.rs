@@ -87,8 +87,8 @@ impl<'a> TestWorld<'a> {
     /// # Panics
     ///
     /// If anything fails.
-    pub fn run<K: TestKernel>(&self, kernel: K, setup: &Setup, ns: &[u32]) -> Vec<Vec<u64>> {
-        self.run_two(kernel, kernel, setup, &[], ns)
+    pub fn run<K: TestKernel>(&self, setup: &Setup, ns: &[u32]) -> Vec<Vec<u64>> {
+        self.run_two::<K, K>(setup, &[], ns)
     }
 
     /// [`run`](Self::run), after another kernel with the same device communicator and the numbers
@@ -99,13 +99,11 @@ impl<'a> TestWorld<'a> {
     /// If anything fails.
     pub fn run_two<P: TestKernel, K: TestKernel>(
         &self,
-        prepare: P,
-        kernel: K,
         setup: &Setup,
         before: &[u32],
         ns: &[u32],
     ) -> Vec<Vec<u64>> {
-        self.run_each_after(prepare, kernel, setup, before, ns).pop().expect("a launch")
+        self.run_each_after::<P, K>(setup, before, ns).pop().expect("a launch")
     }
 
     /// [`run`](Self::run), with what was in the second windows after each launch.
@@ -113,13 +111,8 @@ impl<'a> TestWorld<'a> {
     /// # Panics
     ///
     /// If anything fails.
-    pub fn run_each<K: TestKernel>(
-        &self,
-        kernel: K,
-        setup: &Setup,
-        ns: &[u32],
-    ) -> Vec<Vec<Vec<u64>>> {
-        self.run_each_after(kernel, kernel, setup, &[], ns)
+    pub fn run_each<K: TestKernel>(&self, setup: &Setup, ns: &[u32]) -> Vec<Vec<Vec<u64>>> {
+        self.run_each_after::<K, K>(setup, &[], ns)
     }
 
     /// [`run_each`](Self::run_each), with the same number each time, as often as
@@ -128,14 +121,12 @@ impl<'a> TestWorld<'a> {
     /// # Panics
     ///
     /// If anything fails.
-    pub fn run_often<K: TestKernel>(&self, kernel: K, setup: &Setup, n: u32) -> Vec<Vec<Vec<u64>>> {
-        self.run_each(kernel, setup, &vec![n; self.launches()])
+    pub fn run_often<K: TestKernel>(&self, setup: &Setup, n: u32) -> Vec<Vec<Vec<u64>>> {
+        self.run_each::<K>(setup, &vec![n; self.launches()])
     }
 
     fn run_each_after<P: TestKernel, K: TestKernel>(
         &self,
-        prepare: P,
-        kernel: K,
         setup: &Setup,
         before: &[u32],
         ns: &[u32],
@@ -144,12 +135,12 @@ impl<'a> TestWorld<'a> {
             let job = Job::new(rank, setup)?;
             rank.barrier()?;
             for &n in before {
-                job.launch(prepare, setup, n)?;
+                job.launch::<P>(setup, n)?;
                 job.stream().synchronize_within(LIMIT)?;
                 rank.barrier()?;
             }
             let one = |&n: &u32| {
-                job.launch(kernel, setup, n)?;
+                job.launch::<K>(setup, n)?;
                 job.stream().synchronize_within(LIMIT)?;
                 let out = job.out()?;
                 rank.barrier()?;

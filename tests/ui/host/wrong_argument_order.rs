@@ -1,19 +1,10 @@
 //! The communicator comes first.
 
-use devcomm_host::{DevCommResource, Kernels, LaunchConfig, Stream, Window};
+use devcomm_host::{DevCommResource, Stream, Window};
 use devcomm_kernels::lsa_allreduce;
 
-fn launch(
-    kernels: &Kernels,
-    stream: &Stream,
-    comm: &DevCommResource,
-    send: &Window<f32>,
-    recv: &Window<f32>,
-) {
-    let config = LaunchConfig::new(1, 32);
-    // SAFETY: never run.
-    let _ =
-        unsafe { kernels.launch(stream, lsa_allreduce::<f32>, config, (send, comm, recv, 1024)) };
+fn launch(stream: &Stream, comm: &DevCommResource, send: &Window<f32>, recv: &Window<f32>) {
+    let _ = lsa_allreduce::<f32>::args(send, comm, recv, 1024).grid(1).block(32).launch(stream);
 }
 
 fn main() {

@@ -1,19 +1,10 @@
 //! The kernel is not instantiated for f64.
 
-use devcomm_host::{DevCommResource, Kernels, LaunchConfig, Stream, Window};
+use devcomm_host::{DevCommResource, Stream, Window};
 use devcomm_kernels::lsa_allreduce;
 
-fn launch(
-    kernels: &Kernels,
-    stream: &Stream,
-    comm: &DevCommResource,
-    send: &Window<f64>,
-    recv: &Window<f64>,
-) {
-    let config = LaunchConfig::new(1, 32);
-    // SAFETY: never run.
-    let _ =
-        unsafe { kernels.launch(stream, lsa_allreduce::<f64>, config, (comm, send, recv, 1024)) };
+fn launch(stream: &Stream, comm: &DevCommResource, send: &Window<f64>, recv: &Window<f64>) {
+    let _ = lsa_allreduce::args(comm, send, recv, 1024).grid(1).block(32).launch(stream);
 }
 
 fn main() {

@@ -1,19 +1,10 @@
-//! A float where the kernel takes a count.
+//! A count is no float.
 
-use devcomm_host::{DevCommResource, Kernels, LaunchConfig, Stream, Window};
+use devcomm_host::{DevCommResource, Stream, Window};
 use devcomm_kernels::lsa_allreduce;
 
-fn launch(
-    kernels: &Kernels,
-    stream: &Stream,
-    comm: &DevCommResource,
-    send: &Window<f32>,
-    recv: &Window<f32>,
-) {
-    let config = LaunchConfig::new(1, 32);
-    // SAFETY: never run.
-    let _ =
-        unsafe { kernels.launch(stream, lsa_allreduce::<f32>, config, (comm, send, recv, 1024.0)) };
+fn launch(stream: &Stream, comm: &DevCommResource, send: &Window<f32>, recv: &Window<f32>) {
+    let _ = lsa_allreduce::<f32>::args(comm, send, recv, 1024.0).grid(1).block(32).launch(stream);
 }
 
 fn main() {

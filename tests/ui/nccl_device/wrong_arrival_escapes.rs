@@ -1,10 +1,12 @@
-//! Neither does an arrival.
+//! An arrival does not outlive its session.
 
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder};
+use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder};
 
 fn kernel(comm: &DevComm) {
-    let index = BarrierIndex::this_block();
-    let arrival = LsaBarrier::with(Coop::cta(), comm, index, |barrier| barrier.arrive(MemoryOrder::Release));
+    let arrival = {
+        let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+        barrier.arrive(MemoryOrder::Release)
+    };
     arrival.wait(MemoryOrder::Acquire);
 }
 

@@ -1,12 +1,11 @@
-//! A session does not outlive its scope: it would lose its epoch.
+//! A session does not outlive its device communicator.
 
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder};
+use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier};
 
-fn kernel(comm: &DevComm) {
-    let barrier = LsaBarrier::with(Coop::cta(), comm, BarrierIndex::this_block(), |barrier| barrier);
-    barrier.sync(MemoryOrder::AcqRel);
+fn kernel<'a>(comm: DevComm) -> LsaBarrier<'a> {
+    comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block())
 }
 
 fn main() {
-    let _ = kernel as fn(_);
+    let _ = kernel as fn(_) -> _;
 }

@@ -1,13 +1,12 @@
 //! An arrival is waited for once.
 
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder};
+use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder};
 
 fn kernel(comm: &DevComm) {
-    LsaBarrier::with(Coop::cta(), comm, BarrierIndex::this_block(), |barrier| {
-        let arrival = barrier.arrive(MemoryOrder::Release);
-        arrival.wait(MemoryOrder::Acquire);
-        arrival.wait(MemoryOrder::Acquire);
-    });
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    let arrival = barrier.arrive(MemoryOrder::Release);
+    arrival.wait(MemoryOrder::Acquire);
+    arrival.wait(MemoryOrder::Acquire);
 }
 
 fn main() {

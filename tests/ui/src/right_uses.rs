@@ -3,16 +3,15 @@
 
 use nccl_device::gin::{GinBackend, SignalId};
 use nccl_device::{
-    BarrierIndex, Coop, DevComm, LlA2a, LlA2aBuffer, LsaBarrier, MemoryOrder, SignalRange, Window,
+    BarrierIndex, Coop, DevComm, LlA2a, LlA2aBuffer, MemoryOrder, SignalRange, Window,
 };
 
 fn barrier(comm: &DevComm) -> u32 {
-    LsaBarrier::with(Coop::cta(), comm, BarrierIndex::this_block(), |barrier| {
-        let arrival = barrier.arrive(MemoryOrder::Release);
-        arrival.wait(MemoryOrder::Acquire);
-        barrier.sync(MemoryOrder::AcqRel);
-        7
-    })
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    let arrival = barrier.arrive(MemoryOrder::Release);
+    arrival.wait(MemoryOrder::Acquire);
+    barrier.sync(MemoryOrder::AcqRel);
+    7
 }
 
 fn put<B: GinBackend>(comm: &DevComm, a: Window<f32>, b: Window<f32>, signals: SignalRange) {

@@ -1,14 +1,14 @@
-//! The list against the bitcode.
+//! Compares the list with the bitcode.
 
 use cuda_builder::{Signature, SignatureParam};
 
 use super::list::{Function, Param};
 use super::types;
 
-/// In what the list differs from the functions of the bitcode that it is to have; empty when it does not.
+/// The differences between the list and the bitcode's functions; empty if equal.
 ///
-/// Compared are names, the number of parameters, LLVM's type of each and of the result, and where NCCL's side says how large
-/// the struct behind a pointer is, the size of the project's.
+/// Compares names, numbers of parameters, LLVM types of parameters and results, and, where NCCL's
+/// side has the size of a struct behind a pointer, the size of the project's struct.
 pub fn differences(list: &[Function], bitcode: &[Signature]) -> Vec<String> {
     let mut found = Vec::new();
     for function in list {

@@ -1,14 +1,14 @@
-//! The C prototypes in NCCL's headers.
+//! Parses the C prototypes in NCCL's headers.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// What marks a function that has C's linkage.
+/// Macros that mark functions with C linkage.
 const MARKS: [&str; 2] = ["NCCL_IR_EXTERN_C", "NCCL_EXTERN_C"];
 
-/// Words of a prototype that say nothing of its types.
+/// Specifiers that are not part of types.
 const SPECIFIERS: [&str; 4] =
     ["__device__", "__host__", "NCCL_DEVICE_INLINE", "NCCL_HOST_DEVICE_INLINE"];
 
@@ -18,20 +18,20 @@ pub struct Prototype {
     pub name: String,
     pub returns: String,
     pub params: Vec<CParam>,
-    /// The header, below `include`.
+    /// The header's path in `include`.
     pub header: String,
 }
 
 /// A parameter in C.
 #[derive(Debug, PartialEq, Eq)]
 pub struct CParam {
-    /// As the header has it.
+    /// Its name in the header.
     pub name: Option<String>,
-    /// In one spelling: a base type, then `const`, then `*` or `&`.
+    /// Normalised: a base type, then `const`, then `*` or `&`.
     pub ty: String,
 }
 
-/// Every function with C's linkage in the headers of the device API, in the order of paths and lines.
+/// Every function with C linkage in the device API's headers, in order of paths and lines.
 pub fn read(include: &Path) -> Result<Vec<Prototype>> {
     let mut paths = vec![include.join("nccl_device_wrapper.h")];
     find_headers(&include.join("nccl_device"), &mut paths)?;
@@ -96,7 +96,7 @@ fn without_comments(text: &str) -> String {
     code + rest
 }
 
-/// A declaration ends at the semicolon, or at the body's brace, behind the parameters' parenthesis.
+/// A declaration ends at the semicolon, or at the body's brace, after the parameters' parenthesis.
 fn end_of_declaration(text: &str) -> Option<usize> {
     let mut depth = 0;
     for (at, c) in text.char_indices() {
@@ -135,7 +135,7 @@ fn prototype(text: &str, header: &str) -> Result<Prototype> {
     })
 }
 
-/// A type and the name behind it, which a parameter need not have.
+/// A type and an optional name.
 fn split_name(text: &str) -> (&str, Option<&str>) {
     let is_of_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let ty = text.trim_end_matches(is_of_name);
@@ -144,7 +144,7 @@ fn split_name(text: &str) -> (&str, Option<&str>) {
     if name.is_empty() || name == "const" || !is_type { (text, None) } else { (ty, Some(name)) }
 }
 
-/// At the commas that separate parameters: those in a default value do not.
+/// Splits at the commas between parameters, not at those in default values.
 fn split_params(text: &str) -> Vec<&str> {
     let (mut params, mut start, mut depth) = (Vec::new(), 0, 0);
     for (at, c) in text.char_indices() {
@@ -163,7 +163,8 @@ fn split_params(text: &str) -> Vec<&str> {
     params
 }
 
-/// `const T*` and `T const *` are one type. A parameter that is itself `const` is its caller's no matter.
+/// `const T*` and `T const *` are equal. A top-level `const` of a parameter is irrelevant to
+/// callers.
 fn one_spelling(ty: &str) -> String {
     let (pointee, indirection) = match ty.trim().strip_suffix(['*', '&']) {
         Some(pointee) => (pointee, &ty.trim()[ty.trim().len() - 1..]),

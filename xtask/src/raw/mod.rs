@@ -1,8 +1,9 @@
-//! `cargo xtask raw`: the list of NCCL's C functions for kernels, made from NCCL itself.
+//! `cargo xtask raw`: generates the list of NCCL's C functions for kernels from NCCL itself.
 //!
-//! Names and LLVM types come from `libnccl_device.bc`, the names and C types of parameters from NCCL's headers. The two must
-//! agree with each other and with the sizes of the project's own structs. What comes out is checked in, in
-//! `crates/nccl_device/src/raw`: `functions.rs`, the list, and `native.md`, the functions that are not on it and why.
+//! Names and LLVM types come from `libnccl_device.bc`, names and C types of parameters from NCCL's
+//! headers. The two must agree with each other and with the sizes of the project's own structs. The
+//! output is checked in, in `crates/nccl_device/src/raw`: `functions.rs`, the list, and
+//! `native.md`, the functions that are not on it and why.
 
 mod compare;
 mod headers;
@@ -15,20 +16,20 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use cuda_builder::{Signature, device_functions};
-use devcomm_locate::{NcclTree, NcclVersion, Part, find_nccl};
+use devcomm_locate::{NcclPart, NcclTree, NcclVersion, find_nccl};
 
 pub use compare::differences;
 pub use list::{Function, Param, parse};
 
-/// NCCL's C functions begin like this; what else the bitcode defines has C++'s names.
+/// Prefix of NCCL's C functions; the bitcode's other functions have C++ names.
 const C_PREFIX: &str = "nccl";
 
-/// The checked-in files, below the root of the checkout.
+/// The folder of the checked-in files.
 const FOLDER: &str = "crates/nccl_device/src/raw";
 const LIST: &str = "functions.rs";
 const NATIVE: &str = "native.md";
 
-/// The NCCL that builds use, with its bitcode and headers.
+/// The NCCL of builds, with bitcode and headers.
 #[derive(Debug)]
 pub struct Nccl {
     /// Its version.
@@ -42,24 +43,24 @@ impl Nccl {
     ///
     /// # Errors
     ///
-    /// What is missing, with the places that were searched.
+    /// If a component is missing, with the searched places.
     pub fn find() -> Result<Self> {
         let whole = |tree: &NcclTree| match (tree.version, &tree.include) {
             (Some(_), Some(_)) => Ok(()),
             _ => Err("it has no headers that say its version".to_owned()),
         };
-        let tree = find_nccl(None, Part::Bitcode, whole)?;
+        let tree = find_nccl(None, NcclPart::Bitcode, whole)?;
         match (tree.version, tree.bitcode, tree.include) {
             (Some(version), Some(bitcode), Some(include)) => Ok(Self { version, bitcode, include }),
             _ => bail!("the NCCL in {} is not whole", tree.root.display()),
         }
     }
 
-    /// The C functions of the bitcode, as LLVM sees them.
+    /// The C functions of the bitcode.
     ///
     /// # Errors
     ///
-    /// What keeps LLVM from reading it.
+    /// If LLVM cannot read it.
     pub fn c_functions(&self) -> Result<Vec<Signature>> {
         let mut functions = device_functions(&self.bitcode)?;
         functions.retain(|function| function.name.starts_with(C_PREFIX));
@@ -77,11 +78,11 @@ pub struct Files {
 }
 
 impl Files {
-    /// Makes them from NCCL.
+    /// Generates them from NCCL.
     ///
     /// # Errors
     ///
-    /// Everything in which bitcode, headers and the project's structs disagree.
+    /// All disagreements of bitcode, headers and the project's structs.
     pub fn generate(nccl: &Nccl) -> Result<Self> {
         let signatures = nccl.c_functions()?;
         let prototypes = headers::read(&nccl.include)?;
@@ -89,7 +90,7 @@ impl Files {
         // In the order of the headers.
         for prototype in &prototypes {
             let Some(signature) = signatures.iter().find(|s| s.name == prototype.name) else {
-                // The host's, or without a body.
+                // Host functions, or functions without a body.
                 continue;
             };
             if types::is_struct(&signature.returns) {
@@ -116,11 +117,11 @@ impl Files {
         })
     }
 
-    /// Reads the ones that are checked in.
+    /// Reads the checked-in files.
     ///
     /// # Errors
     ///
-    /// A file that cannot be read.
+    /// If a file cannot be read.
     pub fn checked_in(root: &Path) -> Result<Self> {
         let read = |name| {
             let path = root.join(FOLDER).join(name);
@@ -140,11 +141,11 @@ impl Files {
     }
 }
 
-/// Writes the files, or compares those that are checked in. The exit code is 1 when they are not what NCCL says.
+/// Writes the files, or compares the checked-in ones. The exit code is 1 if those are outdated.
 ///
 /// # Errors
 ///
-/// What is missing, and everything in which NCCL's bitcode and headers disagree.
+/// If a component is missing, or NCCL's bitcode and headers disagree.
 pub fn raw(root: &Path, check: bool) -> Result<u8> {
     let nccl = Nccl::find()?;
     let files = Files::generate(&nccl)?;
@@ -168,13 +169,13 @@ pub fn raw(root: &Path, check: bool) -> Result<u8> {
     Ok(u8::from(old != files))
 }
 
-/// The functions that the list has: those that return no struct.
+/// The functions on the list: those that return no struct.
 pub fn listed(mut functions: Vec<Signature>) -> Vec<Signature> {
     functions.retain(|function| !types::is_struct(&function.returns));
     functions
 }
 
-/// The functions that the list leaves out: those that return a struct.
+/// The functions not on the list: those that return a struct.
 pub fn not_listed(mut functions: Vec<Signature>) -> Vec<Signature> {
     functions.retain(|function| types::is_struct(&function.returns));
     functions

@@ -1,10 +1,10 @@
-//! What NCCL's C types are in Rust, and Rust's to LLVM.
+//! Maps NCCL's C types to Rust types, and Rust types to LLVM types.
 
 use std::mem::size_of;
 
 use devcomm_types::nccl;
 
-/// C types that are passed as they are, and their Rust types. Enums are the integers that C makes of them.
+/// C types that are passed unchanged, and their Rust types. Enums are C's integers.
 const SCALARS: [(&str, &str); 35] = [
     ("void", "c_void"),
     ("bool", "bool"),
@@ -37,14 +37,14 @@ const SCALARS: [(&str, &str); 35] = [
     ("ncclGinResourceSharingMode", "u8"),
     ("cuda::memory_order", "i32"),
     ("cuda::thread_scope", "i32"),
-    // Storage for these is always behind a pointer.
+    // These are always behind a pointer.
     ("ncclLsaBarrierSession_C", "LsaBarrierSession"),
     ("ncclGinBarrierSession_C", "GinBarrierSession"),
     ("ncclBarrierSession_C", "BarrierSession"),
     ("ncclGinDescriptorSmem", "GinDescriptorSmem"),
 ];
 
-/// C structs, their Rust types, and how large those are, in bytes.
+/// C structs, their Rust types, and their sizes in bytes.
 const STRUCTS: [(&str, &str, usize); 9] = [
     ("ncclTeam", "Team", size_of::<nccl::Team>()),
     ("ncclTeam_t", "Team", size_of::<nccl::Team>()),
@@ -57,7 +57,8 @@ const STRUCTS: [(&str, &str, usize); 9] = [
     ("ncclGinRequest_t", "GinRequest", size_of::<nccl::GinRequest>()),
 ];
 
-/// The Rust type of a parameter or result, by its C type in one spelling. A struct by value is a pointer to a copy of it.
+/// The Rust type of a parameter or result, for a normalised C type. A struct by value is a pointer
+/// to a copy.
 pub fn rust_of_c(ty: &str) -> Option<String> {
     let scalar = |ty: &str| SCALARS.iter().find(|(c, _)| *c == ty).map(|(_, rust)| *rust);
     let of_struct = |ty: &str| STRUCTS.iter().find(|(c, ..)| *c == ty).map(|(_, rust, _)| *rust);
@@ -71,7 +72,7 @@ pub fn rust_of_c(ty: &str) -> Option<String> {
     of_struct(ty).map(|rust| format!("*const {rust}")).or_else(|| scalar(ty).map(str::to_owned))
 }
 
-/// LLVM's type for a Rust type of the list.
+/// The LLVM type of a Rust type on the list.
 pub fn llvm_of_rust(ty: &str) -> Option<&'static str> {
     Some(match ty {
         "bool" => "i1",
@@ -83,7 +84,7 @@ pub fn llvm_of_rust(ty: &str) -> Option<&'static str> {
     })
 }
 
-/// The size of what a pointer of the list points to, where it is one of NCCL's structs.
+/// The pointee size of a pointer on the list, if it is one of NCCL's structs.
 pub fn pointee_size(ty: &str) -> Option<u64> {
     let pointee = ty.strip_prefix("*const ").or_else(|| ty.strip_prefix("*mut "))?;
     STRUCTS.iter().find(|(_, rust, _)| *rust == pointee).map(|(.., size)| *size as u64)

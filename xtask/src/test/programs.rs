@@ -1,4 +1,4 @@
-//! The workspace's test programs: built all at once, and started as cargo starts them.
+//! The workspace's test programs: built in one cargo call, and started as cargo starts them.
 
 use std::io::BufReader;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use cargo_metadata::{Artifact, Message, TargetKind};
 
 use crate::project::{Project, cargo};
 
-/// What a test program is about. Programs run in this order.
+/// The kind of a test program. Programs run in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     Units,
@@ -49,20 +49,20 @@ pub struct Program {
     /// Package and target, `devcomm-host machine`.
     pub name: String,
     path: PathBuf,
-    /// Variables that cargo sets: the package's.
+    /// The package's variables, which cargo sets.
     environment: Vec<(&'static str, String)>,
     folder: PathBuf,
 }
 
 impl Program {
-    /// The program, as cargo starts it.
+    /// The command that runs it, as from cargo.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.path);
         command.current_dir(&self.folder).envs(self.environment.iter().cloned());
         command
     }
 
-    /// The names of its tests, in the order in which they start.
+    /// The names of its tests, in start order.
     pub fn tests(&self) -> Vec<String> {
         let output = self.command().args(["--list", "--format", "terse"]).output();
         let text = output.map(|output| output.stdout).unwrap_or_default();
@@ -71,9 +71,8 @@ impl Program {
     }
 }
 
-/// Builds every test program of the workspace in one go, so that all share one set of features;
-/// cargo shows its progress. Returns them in the order of their phases, or `None` if something does
-/// not compile.
+/// Builds every test program of the workspace in one call, with one set of features; cargo shows
+/// its progress. Returns them in order of their phases, or `None` if something does not compile.
 pub fn build(project: &Project, features: &[&str]) -> Result<Option<Vec<Program>>> {
     let mut child = cargo()
         .args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"])

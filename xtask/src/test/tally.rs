@@ -1,45 +1,45 @@
-//! What test programs report, added up.
+//! Adds up the reports of test programs.
 
 use std::collections::BTreeMap;
 
-/// What the test programs reported.
+/// The test programs' results.
 #[derive(Debug, Default)]
 pub struct Tally {
     passed: usize,
     ignored: usize,
     failed: Vec<String>,
-    /// The GPU tests, and whether one of their parts ran.
+    /// The GPU tests, and whether any of their parts ran.
     gpu: BTreeMap<String, bool>,
     gpu_reasons: Vec<String>,
     /// Tests without GPUs that were skipped: name and reason.
     skipped: Vec<String>,
-    /// The names in the list of failures that is being read.
+    /// The names in the list of failures being read.
     listed: Vec<String>,
 }
 
 impl Tally {
-    /// Notes a failure that no test program reported.
+    /// Records a failure that no test program reported.
     pub fn fail(&mut self, what: String) {
         self.failed.push(what);
     }
 
-    /// How many failures there are.
+    /// Number of failures.
     pub fn failures(&self) -> usize {
         self.failed.len()
     }
 
-    /// Takes in one line of a test program.
+    /// Processes one line of a test program's output.
     pub fn read(&mut self, line: &str) {
         if let Some(outcome) = line.strip_prefix("test result: ") {
             self.passed += count(outcome, "passed");
             self.ignored += count(outcome, "ignored");
             let failed = count(outcome, "failed");
-            // Without failures, indented lines were some test's output.
+            // Without failures, indented lines are a test's output.
             self.listed.truncate(failed);
             self.listed.resize(failed, "a test without a name, see above".to_owned());
             self.failed.append(&mut self.listed);
         } else if line == "failures:" {
-            // Printed twice: over the failures' own output, then over the list of names.
+            // Printed twice: before the failures' output, then before the list of names.
             self.listed.clear();
         } else if let Some(name) = line.strip_prefix("    ") {
             self.listed.push(name.to_owned());
@@ -50,7 +50,8 @@ impl Tally {
         }
     }
 
-    /// Takes in `name: ran` or `name: skipped (reason)`. A test of several parts reports each, as `name part`.
+    /// Processes `name: ran` or `name: skipped (reason)`. A test of several parts reports each, as
+    /// `name part`.
     fn read_gpu(&mut self, report: &str) {
         let Some((name, outcome)) = report.split_once(": ") else { return };
         let name = name.split(' ').next().unwrap_or(name);
@@ -154,7 +155,8 @@ mod tests {
     fn a_gpu_test_of_several_parts_is_one_test() {
         let tally = tally(
             "test sums ... GPU-TEST sums on 2: ran\nGPU-TEST sums on 4: skipped (too few)\nok\n\
-             test waits ... GPU-TEST waits 0: skipped (no GPU)\nGPU-TEST waits 1: skipped (no GPU)\nok\n\
+             test waits ... GPU-TEST waits 0: skipped (no GPU)\n\
+             GPU-TEST waits 1: skipped (no GPU)\nok\n\
              test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out\n",
         );
         assert_eq!(

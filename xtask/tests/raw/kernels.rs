@@ -1,4 +1,4 @@
-//! A kernel for each function of the list: it links, and NCCL's code is inlined into it.
+//! Tests that a kernel for each function of the list links, with NCCL's code inlined.
 
 use std::fmt::Write;
 use std::fs;
@@ -10,8 +10,8 @@ use xtask::raw::{Files, Function, Nccl, parse};
 
 use crate::{ensure, root};
 
-/// What the kernels' files begin with.
-const BEGINNING: &str = "
+/// The prelude of the kernels' files.
+const PRELUDE: &str = "
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
 use cuda_std::prelude::*;
@@ -19,7 +19,7 @@ use devcomm_types::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 use nccl_device::raw::*;
 
-/// The GIN back end that runs everywhere: each further one makes NCCL's code longer.
+/// The GIN back end that runs everywhere; others make NCCL's code longer.
 const PROXY: u32 = 1 << 2;
 
 /// The next argument.
@@ -32,14 +32,15 @@ unsafe fn next<T: Copy>(arguments: &mut *const u64) -> T {
 }
 ";
 
-/// How a kernel gets what only NCCL can make: the state that it makes, how, and after which other. What is made by NCCL in the
-/// kernel itself holds known coops, whose functions can be inlined.
-const MADE: [(&str, &str, &[&str]); 5] = [
+/// How a kernel creates state that only NCCL can: its type, the call, and its prerequisites. State
+/// created in the kernel has known coops, whose functions can be inlined.
+const NCCL_STATE: [(&str, &str, &[&str]); 5] = [
     ("CoopAny", "ncclCoopAnyInitCta(made)", &[]),
     ("Gin", "ncclGin_C_init(made, PROXY, next(a), next(a))", &[]),
     (
         "LsaBarrierSession",
-        "ncclLsaBarrierSessionInit(made, coop_any, next(a), next(a), next(a), next(a), false, next(a))",
+        "ncclLsaBarrierSessionInit(made, coop_any, next(a), next(a), next(a), next(a), false, \
+        next(a))",
         &["CoopAny"],
     ),
     (
@@ -49,13 +50,14 @@ const MADE: [(&str, &str, &[&str]); 5] = [
     ),
     (
         "BarrierSession",
-        "ncclBarrierSessionInit(made, coop_any, next(a), next(a), gin, next(a), next(a), next(a), false, next(a))",
+        "ncclBarrierSessionInit(made, coop_any, next(a), next(a), gin, next(a), next(a), next(a), \
+        false, next(a))",
         &["CoopAny", "Gin"],
     ),
 ];
 
-/// NCCL's barriers over GIN use parts of their own several times. LLVM keeps those as functions, and does not see in them which
-/// coop it is that they call. (The typed layer's barriers are native.)
+/// NCCL's GIN barriers call parts of their own several times. LLVM keeps those as functions, in
+/// which the coop is unknown. (The typed layer's barriers are native.)
 const NOT_INLINED: [&str; 2] = ["ncclGinBarrierSessionSync", "ncclBarrierSessionSync"];
 
 /// `coop_any` of `CoopAny`.
@@ -70,9 +72,9 @@ fn variable(ty: &str) -> String {
     name
 }
 
-/// Writes the statements that make the state of this type, and of those before it.
+/// Writes the statements that create the state of this type and its prerequisites.
 fn make(ty: &str, made: &mut Vec<String>, text: &mut String) {
-    let Some((_, call, after)) = MADE.iter().find(|(known, ..)| *known == ty) else { return };
+    let Some((_, call, after)) = NCCL_STATE.iter().find(|(known, ..)| *known == ty) else { return };
     if made.iter().any(|known| known == ty) {
         return;
     }
@@ -81,9 +83,10 @@ fn make(ty: &str, made: &mut Vec<String>, text: &mut String) {
     }
     made.push(ty.to_owned());
     let name = variable(ty);
-    // The parameter that is to be uninitialised.
+    // The parameter that must be uninitialised.
     *text += &format!(
-        "    let mut {name} = MaybeUninit::<{ty}>::uninit();\n    let {name} = {name}.as_mut_ptr();\n    {};\n",
+        "    let mut {name} = MaybeUninit::<{ty}>::uninit();\n    let {name} = \
+        {name}.as_mut_ptr();\n    {};\n",
         call.replace("made", &name)
     );
 }
@@ -96,7 +99,7 @@ fn kernel(function: &Function) -> String {
     let mut arguments = Vec::new();
     for param in &function.params {
         let pointee = param.ty.strip_prefix("*mut ").or_else(|| param.ty.strip_prefix("*const "));
-        match pointee.filter(|ty| MADE.iter().any(|(known, ..)| known == ty)) {
+        match pointee.filter(|ty| NCCL_STATE.iter().any(|(known, ..)| known == ty)) {
             Some(ty) => {
                 make(ty, &mut made, &mut body);
                 arguments.push(variable(ty));
@@ -111,14 +114,15 @@ fn kernel(function: &Function) -> String {
     };
     format!(
         "#[kernel]\npub unsafe fn call_{name}(arguments: *const u64, out: *mut u64) {{\n\
-         \x20   let (mut arguments, _out) = (arguments, out);\n    let a = &mut arguments;\n    unsafe {{\n{body}    {call};\n    }}\n}}\n"
+         \x20   let (mut arguments, _out) = (arguments, out);\n    let a = &mut arguments;\n\
+         \x20   unsafe {{\n{body}    {call};\n    }}\n}}\n"
     )
 }
 
-/// The kernels' files, which are compiled side by side.
+/// The kernels' files, compiled in parallel.
 const FILES: [&str; 5] = ["core", "gin_post", "gin_wait", "reduce", "copy"];
 
-/// The file for a function: GIN's are large, and those of reduce and copy many.
+/// The file of a function: GIN's are large, and those of reduce and copy many.
 fn file_of(function: &Function) -> &'static str {
     let name = function.name.as_str();
     match () {
@@ -157,24 +161,25 @@ fn build(package: &str, functions: &[Function]) -> Result<Result<Artifacts, Erro
     }
     manifest += "\n[workspace]\n";
     write_if_changed(&folder.join("Cargo.toml"), &manifest);
-    // The versions that the workspace was tested with.
+    // The workspace's locked versions.
     write_if_changed(&folder.join("Cargo.lock"), &fs::read_to_string(root.join("Cargo.lock"))?);
     let mut lib = "#![no_std]\n#![allow(unused)]\n".to_owned();
     for file in FILES {
         let kernels = functions.iter().filter(|function| file_of(function) == file).map(kernel);
-        let text = BEGINNING.to_owned() + &kernels.collect::<String>();
+        let text = PRELUDE.to_owned() + &kernels.collect::<String>();
         write_if_changed(&folder.join("src").join(file).with_extension("rs"), &text);
         writeln!(lib, "pub mod {file};")?;
     }
     write_if_changed(&folder.join("src/lib.rs"), &lib);
-    // That of cuda_builder's tests: what both depend on is compiled once.
+    // Shared with cuda_builder's tests, so that common dependencies are compiled once.
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("target");
     let builder =
         CudaBuilder::new(package).manifest_dir(&folder).target_dir(target).assemble(false);
     Ok(builder.out_dir(folder.join("out")).build())
 }
 
-/// Linking refuses a declaration with other types than NCCL's, so a kernel that is there has the right ones.
+/// Linking refuses a declaration with other types than NCCL's, so a linked kernel has the right
+/// ones.
 pub fn every_function_inlines(_nccl: &Nccl) -> Result<(), Failed> {
     let functions = parse(&Files::checked_in(&root())?.list)?;
     let (apart, inlined): (Vec<Function>, Vec<Function>) =
@@ -183,11 +188,11 @@ pub fn every_function_inlines(_nccl: &Nccl) -> Result<(), Failed> {
     ensure(reports.len() == inlined.len(), || format!("{} kernels", reports.len()))?;
     for report in &reports {
         ensure(report.call_prototypes == 0, || format!("{}.rs calls indirectly", report.file))?;
-        // NCCL asserts that it is not asked for what it lacks: sums of two types by multicast.
+        // NCCL asserts against unsupported operations: sums of two types by multicast.
         let asserts = report.callees.iter().all(|callee| callee.kind() == CalleeKind::Assertion);
         ensure(asserts, || format!("{} calls {:?}", report.name, report.callees))?;
     }
-    // The others link as well, and are then refused for what is left in them.
+    // The others link too, and are refused for the remaining calls.
     match build("raw-apart", &apart)? {
         Ok(_) => Err("NCCL's barriers over GIN are inlined now: take them off NOT_INLINED".into()),
         Err(error) => {

@@ -1,7 +1,7 @@
-//! The list of NCCL's C functions against NCCL, and through the compiler.
+//! Tests the list of NCCL's C functions against NCCL and through the compiler.
 //!
-//! The harness is libtest-mimic: this program is also the builder's worker and must reach `link_worker` first, and a test
-//! can say while it runs that it was skipped.
+//! The harness is libtest-mimic: this program is also the builder's worker and must reach
+//! `link_worker` first, and a test can report at run time that it was skipped.
 
 mod kernels;
 
@@ -29,7 +29,8 @@ fn main() {
     libtest_mimic::run(&Arguments::from_args(), tests).exit();
 }
 
-/// A test that needs NCCL's bitcode and headers. Without them it is skipped; where a whole environment is asked for, it fails.
+/// A test that needs NCCL's bitcode and headers. Without them it is skipped, or fails if
+/// `DEVCOMM_REQUIRE_KERNELS=1`.
 fn test(name: &str, body: fn(&Nccl) -> Result<(), Failed>) -> Trial {
     Trial::ignorable_test(name, move || match Nccl::find() {
         Ok(nccl) => body(&nccl).map(|()| Completion::Completed),
@@ -76,7 +77,7 @@ fn every_function_is_accounted_for(nccl: &Nccl) -> Result<(), Failed> {
     ensure(counts.0 != "2.32.3" || (counts.1, counts.2) == (164, 13), || format!("{counts:?}"))
 }
 
-/// What the comparison must not overlook, made of the real list.
+/// Changes to the real list that the comparison must detect.
 fn another_signature_is_found(nccl: &Nccl) -> Result<(), Failed> {
     let list = parse(&Files::checked_in(&root())?.list)?;
     let bitcode = listed(nccl.c_functions()?);

@@ -1,5 +1,4 @@
-//! The table of LLVM-C functions that the builder calls, resolved by name from the toolchain's own
-//! library.
+//! The LLVM-C functions that the builder calls, loaded by name from the toolchain's library.
 //!
 //! A generated binding would pin one LLVM major; these signatures have been the same since LLVM 18.
 
@@ -17,17 +16,17 @@ pub(super) type Handler = extern "C" fn(Ref, *mut c_void);
 
 macro_rules! functions {
     ($($name:ident($($arg:ty),*) $(-> $result:ty)?;)*) => {
-        /// One pointer a function, under LLVM's own names.
+        /// One pointer per function, with LLVM's names.
         #[allow(non_snake_case)]
         pub(super) struct Functions {
             $(pub(super) $name: unsafe extern "C" fn($($arg),*) $(-> $result)?,)*
         }
 
         impl Functions {
-            /// Loads the library, for the life of the process, and finds every function in it.
+            /// Loads the library for the life of the process, with all functions.
             pub(super) fn load(path: &Path) -> Result<Self, libloading::Error> {
                 // SAFETY: loading runs the library's initialisers. It is the LLVM of the toolchain
-                // that compiles this very build, and it is not initialised by anything else here.
+                // that compiles this build, and nothing else here initialises it.
                 let library = unsafe { Library::new(path)? };
                 let functions = Self {
                     // SAFETY: the signatures are those of LLVM's public C headers. The pointers
@@ -80,7 +79,8 @@ functions! {
     LLVMPrintModuleToFile(Ref, *const c_char, *mut *mut c_char) -> Bool;
 
     LLVMGetTargetFromTriple(*const c_char, *mut Ref, *mut *mut c_char) -> Bool;
-    LLVMCreateTargetMachine(Ref, *const c_char, *const c_char, *const c_char, c_int, c_int, c_int) -> Ref;
+    LLVMCreateTargetMachine(Ref, *const c_char, *const c_char, *const c_char, c_int, c_int, c_int)
+        -> Ref;
     LLVMDisposeTargetMachine(Ref);
     LLVMCreatePassBuilderOptions() -> Ref;
     LLVMDisposePassBuilderOptions(Ref);

@@ -1,4 +1,4 @@
-//! Modules: what links, optimises and emits them.
+//! LLVM modules: linking, optimising and emitting.
 
 use std::ffi::CStr;
 use std::path::Path;
@@ -6,9 +6,9 @@ use std::ptr::null_mut;
 
 use super::functions::{Functions, Ref};
 use super::value::{self, Function, Global, Linkage};
-use super::{Context, Machine, Result, c_path, c_string, failure};
+use super::{Context, Result, TargetMachine, c_path, c_string, failure};
 
-/// A module, owned.
+/// An owned module.
 pub(crate) struct Module<'c> {
     context: &'c Context<'c>,
     raw: Ref,
@@ -16,14 +16,14 @@ pub(crate) struct Module<'c> {
 
 impl Drop for Module<'_> {
     fn drop(&mut self) {
-        // SAFETY: the module is ours (`link_in` forgets one that LLVM took over), and its values
+        // SAFETY: the module is owned (`link_in` forgets one that LLVM took over), and its values
         // borrow it.
         unsafe { (self.f().LLVMDisposeModule)(self.raw) }
     }
 }
 
 impl<'c> Module<'c> {
-    /// Takes over a live module of that context.
+    /// Takes ownership of a live module of that context.
     pub(super) fn new(context: &'c Context<'c>, raw: Ref) -> Self {
         Self { context, raw }
     }
@@ -54,7 +54,7 @@ impl<'c> Module<'c> {
         Ok(())
     }
 
-    /// Names the module, in place of a name with a build's hash in it.
+    /// Sets the module's name, which otherwise contains a build's hash.
     pub(crate) fn set_name(&self, name: &str) {
         // SAFETY: pointer and length belong together, and LLVM copies the text.
         unsafe {
@@ -65,7 +65,7 @@ impl<'c> Module<'c> {
 
     pub(crate) fn functions(&self) -> Vec<Function<'_>> {
         let f = self.f();
-        // SAFETY: the two functions walk a module's functions, the first from the module.
+        // SAFETY: the two functions iterate over a module's functions.
         let all =
             unsafe { value::list(f, (f.LLVMGetFirstFunction)(self.raw), f.LLVMGetNextFunction) };
         all.map(Function::new).collect()
@@ -74,14 +74,14 @@ impl<'c> Module<'c> {
     /// The global variables.
     pub(crate) fn globals(&self) -> Vec<Global<'_>> {
         let f = self.f();
-        // SAFETY: the two functions walk a module's variables, the first from the module.
+        // SAFETY: the two functions iterate over a module's variables.
         let all = unsafe { value::list(f, (f.LLVMGetFirstGlobal)(self.raw), f.LLVMGetNextGlobal) };
         all.map(Global::new).collect()
     }
 
     pub(crate) fn aliases(&self) -> Vec<Global<'_>> {
         let (f, first) = (self.f(), self.f().LLVMGetFirstGlobalAlias);
-        // SAFETY: the two functions walk a module's aliases, the first from the module.
+        // SAFETY: the two functions iterate over a module's aliases.
         let all = unsafe { value::list(f, first(self.raw), f.LLVMGetNextGlobalAlias) };
         all.map(Global::new).collect()
     }
@@ -92,7 +92,8 @@ impl<'c> Module<'c> {
             return failure("two modules of different contexts cannot be linked");
         }
         let other = std::mem::ManuallyDrop::new(other);
-        // SAFETY: both modules are live and of one context; LLVM takes `other` over in any case.
+        // SAFETY: both modules are live and of one context; LLVM takes ownership of `other` in any
+        // case.
         let bad = unsafe { (self.f().LLVMLinkModules2)(self.raw, other.raw) != 0 };
         if bad {
             Err(self.context.errors_or("LLVM cannot link the modules".to_owned()))
@@ -105,7 +106,7 @@ impl<'c> Module<'c> {
     pub(crate) fn verify(&self) -> Result<()> {
         const RETURN_STATUS: i32 = 2;
         let mut message = null_mut();
-        // SAFETY: the module is live; LLVM sets the message whether or not it finds a fault.
+        // SAFETY: the module is live; LLVM always sets the message.
         let (bad, message) = unsafe {
             let bad = (self.f().LLVMVerifyModule)(self.raw, RETURN_STATUS, &mut message) != 0;
             (bad, self.context.llvm.message(message))
@@ -114,9 +115,9 @@ impl<'c> Module<'c> {
     }
 
     /// Runs passes, in the syntax of `opt -passes=`.
-    pub(crate) fn optimise(&mut self, machine: &Machine<'_>, passes: &str) -> Result<()> {
+    pub(crate) fn optimise(&mut self, machine: &TargetMachine<'_>, passes: &str) -> Result<()> {
         let (f, passes) = (self.f(), c_string(passes)?);
-        // SAFETY: all handles are live; an error is turned into its message, which frees it.
+        // SAFETY: all handles are live; converting an error to its message frees it.
         unsafe {
             let options = (f.LLVMCreatePassBuilderOptions)();
             let error = (f.LLVMRunPasses)(self.raw, passes.as_ptr(), machine.raw(), options);
@@ -132,7 +133,7 @@ impl<'c> Module<'c> {
     }
 
     /// Generates PTX.
-    pub(crate) fn emit(&mut self, machine: &Machine<'_>) -> Result<String> {
+    pub(crate) fn emit(&mut self, machine: &TargetMachine<'_>) -> Result<String> {
         const ASSEMBLY: i32 = 0;
         let (f, mut message, mut buffer) = (self.f(), null_mut(), null_mut());
         // SAFETY: the handles are live; the buffer is copied and then freed.
@@ -166,7 +167,7 @@ impl<'c> Module<'c> {
     /// Writes the module as text.
     pub(crate) fn print(&self, path: &Path) -> Result<()> {
         let (name, mut message) = (c_path(path)?, null_mut());
-        // SAFETY: the module is live and the name NUL-terminated; the message is taken over.
+        // SAFETY: the module is live and the name NUL-terminated; the message is freed once.
         let bad =
             unsafe { (self.f().LLVMPrintModuleToFile)(self.raw, name.as_ptr(), &mut message) != 0 };
         if bad {
@@ -176,9 +177,9 @@ impl<'c> Module<'c> {
         Ok(())
     }
 
-    /// Moves a variable to shared memory: a new one of the same name there, and every use of the
-    /// old one through a cast of the new address. A variable that is only declared becomes the
-    /// array of no known length that stands for dynamic shared memory.
+    /// Moves a variable to shared memory: creates one of the same name there, and replaces every
+    /// use of the old one by a cast of the new address. A declaration without a definition becomes
+    /// the unsized array of dynamic shared memory.
     pub(crate) fn move_to_shared(&self, old: Global<'_>) -> Result<()> {
         const SHARED: u32 = 3;
         const WIDEST_ACCESS: u32 = 16;

@@ -1,10 +1,10 @@
-//! Types, as far as signatures need them.
+//! LLVM types, as far as signatures need them.
 
 use std::ffi::CStr;
 use std::marker::PhantomData;
 
 use super::functions::{Functions, Ref};
-use super::{At, Attribute, Function, Module, Value};
+use super::{Attribute, AttributePlace, Function, Module, Value};
 
 /// A type of a context.
 #[derive(Clone, Copy)]
@@ -15,16 +15,16 @@ pub(crate) struct Type<'m> {
 }
 
 impl PartialEq for Type<'_> {
-    /// In one context equal types are one type.
+    /// Types are unique within a context.
     fn eq(&self, other: &Self) -> bool {
         self.raw == other.raw
     }
 }
 
 impl Type<'_> {
-    /// LLVM's text; a struct is its name, without what it is made of.
+    /// LLVM's text; a struct is its name, without its fields.
     pub(crate) fn text(self) -> String {
-        // SAFETY: any type has a text, NUL-terminated and handed over; it is freed once, after the copy.
+        // SAFETY: any type has a text, NUL-terminated and owned; it is freed once, after the copy.
         let text = unsafe {
             let raw = (self.f.LLVMPrintTypeToString)(self.raw);
             let text = CStr::from_ptr(raw).to_string_lossy().into_owned();
@@ -40,10 +40,10 @@ impl<'m> Value<'m> {
         Type { raw, f: self.functions(), context: PhantomData }
     }
 
-    /// The type of the variable that this value is the place of on the stack.
+    /// The type of the stack variable (`alloca`) that this value is the address of.
     pub(crate) fn allocated_type(self) -> Option<Type<'m>> {
         let f = self.functions();
-        // SAFETY: the test takes any live value, and the question is asked of an alloca only.
+        // SAFETY: the test takes any live value, and only an alloca is queried.
         unsafe {
             let is_place = !(f.LLVMIsAAllocaInst)(self.raw()).is_null();
             is_place.then(|| self.in_type((f.LLVMGetAllocatedType)(self.raw())))
@@ -57,7 +57,7 @@ impl<'m> Value<'m> {
 }
 
 impl<'m> Function<'m> {
-    /// The types of the parameters and of the result, as one type.
+    /// The function type.
     pub(crate) fn signature(self) -> Type<'m> {
         // SAFETY: a function is a global, whose value type is the function's.
         self.in_type(unsafe { (self.functions().LLVMGlobalGetValueType)(self.raw()) })
@@ -68,11 +68,15 @@ impl<'m> Function<'m> {
         self.in_type(unsafe { (self.functions().LLVMGetReturnType)(self.signature().raw) })
     }
 
-    /// The type that the function's attribute of the same kind as this one, which has a type, names.
-    pub(crate) fn attribute_type(self, at: At, attribute: Attribute<'_>) -> Option<Type<'m>> {
+    /// The type in the function's attribute of the same kind as `attribute`, which has a type.
+    pub(crate) fn attribute_type(
+        self,
+        at: AttributePlace,
+        attribute: Attribute<'_>,
+    ) -> Option<Type<'m>> {
         let f = self.functions();
         let own = self.attribute_at(at, attribute)?;
-        // SAFETY: the attribute is of a kind that has a type: the caller has one of it.
+        // SAFETY: the attribute is of a kind with a type, as the caller's is.
         Some(self.in_type(unsafe { (f.LLVMGetTypeAttributeValue)(own) }))
     }
 }
@@ -81,8 +85,8 @@ impl Module<'_> {
     /// The size of a type in this module's data layout, in bytes.
     pub(crate) fn size_of(&self, ty: Type<'_>) -> u64 {
         let f = ty.f;
-        // SAFETY: the layout is the live module's own; the types that are asked for are those of parameters,
-        // which have a size.
+        // SAFETY: the layout is the live module's own; the queried types are parameters', which
+        // have a size.
         unsafe { (f.LLVMABISizeOfType)((f.LLVMGetModuleDataLayout)(self.raw()), ty.raw) }
     }
 }

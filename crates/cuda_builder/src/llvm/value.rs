@@ -1,12 +1,12 @@
-//! What is in a module: functions, variables, instructions, constants.
+//! LLVM values: functions, variables, instructions, constants.
 
 use std::marker::PhantomData;
 use std::ops::Deref;
 
 use super::functions::{Functions, Ref};
-use super::{At, Attribute};
+use super::{Attribute, AttributePlace};
 
-/// A value of a module. Copies of it are the same value.
+/// A value of a module; copies refer to the same value.
 #[derive(Clone, Copy)]
 pub(crate) struct Value<'m> {
     raw: Ref,
@@ -20,7 +20,7 @@ impl PartialEq for Value<'_> {
     }
 }
 
-/// Follows one of LLVM's lists of values to its end.
+/// Collects one of LLVM's linked lists of values.
 ///
 /// # Safety
 ///
@@ -49,7 +49,7 @@ impl<'m> Value<'m> {
         Self { raw, f: self.f, module: PhantomData }
     }
 
-    /// The same value when `test`, one of LLVM's `IsA` functions, says yes.
+    /// Whether `test`, one of LLVM's `IsA` functions, accepts the value.
     fn is_a(self, test: unsafe extern "C" fn(Ref) -> Ref) -> bool {
         // SAFETY: the `IsA` functions take any live value.
         unsafe { !test(self.raw).is_null() }
@@ -57,8 +57,8 @@ impl<'m> Value<'m> {
 
     pub(crate) fn name(self) -> String {
         let mut length = 0;
-        // SAFETY: LLVM returns a pointer into the value's name, of the length it sets, which is
-        // copied before anything can rename the value.
+        // SAFETY: LLVM returns a pointer to the value's name and its length; the name is copied
+        // before anything can change it.
         unsafe {
             let start = (self.f.LLVMGetValueName2)(self.raw, &mut length);
             String::from_utf8_lossy(bytes(start.cast(), length)).into_owned()
@@ -86,7 +86,7 @@ impl<'m> Value<'m> {
         self.is_a(self.f.LLVMIsAInlineAsm)
     }
 
-    /// Whether this is assembly that does nothing but compute its result: Rust's `pure`.
+    /// Whether this is assembly without side effects: Rust's `pure`.
     pub(crate) fn is_pure_asm(self) -> bool {
         // SAFETY: the value is assembly, as checked.
         self.is_inline_asm() && unsafe { (self.f.LLVMGetInlineAsmHasSideEffects)(self.raw) == 0 }
@@ -103,8 +103,8 @@ impl<'m> Value<'m> {
             .then(|| unsafe { (self.f.LLVMConstIntGetSExtValue)(self.raw) })
     }
 
-    /// The bytes of a constant array of bytes, also when a struct of one field wraps it, as rustc
-    /// does with the value of every static.
+    /// The bytes of a constant byte array, also within a struct of one field, which rustc uses for
+    /// every static.
     pub(crate) fn as_bytes(self) -> Option<Vec<u8>> {
         let mut length = 0;
         // SAFETY: `LLVMIsConstantString` takes any value and says whether `LLVMGetAsString` may be
@@ -121,26 +121,26 @@ impl<'m> Value<'m> {
         })
     }
 
-    /// What the value is made of; empty for arguments and blocks.
+    /// The value's operands; empty for arguments and blocks.
     pub(crate) fn operands(self) -> Vec<Value<'m>> {
         if !self.is_a(self.f.LLVMIsAUser) {
             return Vec::new();
         }
-        // SAFETY: the value has operands, as checked, and the indices are those that exist.
+        // SAFETY: the value has operands, as checked, and the indices are valid.
         let operand = |i| self.value(unsafe { (self.f.LLVMGetOperand)(self.raw, i) });
         // SAFETY: as above.
         let count = unsafe { (self.f.LLVMGetNumOperands)(self.raw) };
         (0..count.cast_unsigned()).map(operand).collect()
     }
 
-    /// Attributes belong to a context, and each job has one.
+    /// Attributes belong to a context, of which each job has one.
     fn check_context(self, attribute: Attribute<'_>) {
         // SAFETY: any value has a type, and a type a context.
         let own = unsafe { (self.f.LLVMGetTypeContext)((self.f.LLVMTypeOf)(self.raw)) };
         assert_eq!(own, attribute.context, "an attribute is used in its own context");
     }
 
-    /// The values that this one is an operand of, once for each time.
+    /// The users of this value, once per use.
     pub(crate) fn users(self) -> Vec<Value<'m>> {
         // SAFETY: any value has a list of uses, and each use a user.
         unsafe {
@@ -162,12 +162,12 @@ unsafe fn bytes<'a>(start: *const u8, length: usize) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(start, length) }
 }
 
-/// How a symbol meets symbols of its name in other modules. The numbers are LLVM's.
+/// Linkage of a symbol, with LLVM's numbers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Linkage(pub(super) i32);
 
 impl Linkage {
-    /// A definition that a linker takes only when something needs it.
+    /// `linkonce`: a definition that is linked only if used.
     pub(crate) const WHEN_NEEDED: Self = Self(3);
     pub(crate) const APPENDING: Self = Self(7);
     pub(crate) const INTERNAL: Self = Self(8);
@@ -220,13 +220,12 @@ impl<'m> Global<'m> {
     /// The initial value of a variable.
     pub(crate) fn initializer(self) -> Option<Value<'m>> {
         let variable = self.as_variable()?;
-        // SAFETY: the value is a variable; null means that it is only declared.
+        // SAFETY: the value is a variable; null for a declaration.
         let raw = unsafe { (self.f.LLVMGetInitializer)(variable.raw) };
         (!raw.is_null()).then(|| self.value(raw))
     }
 
-    /// Leaves the global for dead-code elimination to remove: internal, and under a name that LLVM
-    /// gives no meaning.
+    /// Makes the global dead: internal, and with a name without a meaning to LLVM.
     pub(crate) fn retire(self) {
         self.set_linkage(Linkage::INTERNAL);
         self.set_name(&format!("retired.{}", self.name()));
@@ -254,22 +253,22 @@ impl<'m> Function<'m> {
         self.0
     }
 
-    /// Whether this is a kernel: an entry that the host launches.
+    /// Whether this is a kernel entry.
     pub(crate) fn is_kernel(self) -> bool {
         const PTX_KERNEL: u32 = 71;
         // SAFETY: the value is a function.
         unsafe { (self.f.LLVMGetFunctionCallConv)(self.raw()) == PTX_KERNEL }
     }
 
-    /// Whether LLVM itself gives the function its meaning.
+    /// Whether this is an LLVM intrinsic.
     pub(crate) fn is_intrinsic(self) -> bool {
         self.name().starts_with("llvm.")
     }
 
-    /// Drops the reference to the routine that would unwind the function's frame, which rustc leaves
-    /// on those that call `extern "C-unwind"`. Only landing pads need it; call this when they are gone.
-    pub(crate) fn forget_unwinding(self) {
-        // SAFETY: the value is a function; a null routine means none.
+    /// Removes the personality function, which rustc sets on callers of `extern "C-unwind"`
+    /// functions. Only landing pads need it; call this after they are removed.
+    pub(crate) fn remove_personality(self) {
+        // SAFETY: the value is a function; null removes its personality.
         unsafe {
             if (self.f.LLVMHasPersonalityFn)(self.raw()) != 0 {
                 (self.f.LLVMSetPersonalityFn)(self.raw(), std::ptr::null_mut());
@@ -285,7 +284,7 @@ impl<'m> Function<'m> {
         (0..count).map(parameter).collect()
     }
 
-    /// Every instruction, block by block; none while the body is unread.
+    /// All instructions; none if the body was not read.
     pub(crate) fn instructions(self) -> Vec<Instruction<'m>> {
         let f = self.f;
         // SAFETY: a function has a list of blocks, and a block one of instructions.
@@ -298,14 +297,14 @@ impl<'m> Function<'m> {
         }
     }
 
-    pub(crate) fn add_attribute(self, at: At, attribute: Attribute<'_>) {
+    pub(crate) fn add_attribute(self, at: AttributePlace, attribute: Attribute<'_>) {
         self.check_context(attribute);
         // SAFETY: the value is a function, and the attribute of its context.
         unsafe { (self.f.LLVMAddAttributeAtIndex)(self.raw(), at.index(), attribute.raw) }
     }
 
-    /// Takes the function's attribute of the same kind away.
-    pub(crate) fn remove_attribute(self, at: At, attribute: Attribute<'_>) {
+    /// Removes the function's attribute of the same kind.
+    pub(crate) fn remove_attribute(self, at: AttributePlace, attribute: Attribute<'_>) {
         // SAFETY: the value is a function.
         unsafe {
             let kind = (self.f.LLVMGetEnumAttributeKind)(attribute.raw);
@@ -313,20 +312,24 @@ impl<'m> Function<'m> {
         }
     }
 
-    pub(crate) fn has_attribute(self, at: At, attribute: Attribute<'_>) -> bool {
+    pub(crate) fn has_attribute(self, at: AttributePlace, attribute: Attribute<'_>) -> bool {
         self.attribute_value(at, attribute).is_some()
     }
 
     /// The value of the function's attribute of the same kind, if it has one.
-    pub(crate) fn attribute_value(self, at: At, attribute: Attribute<'_>) -> Option<u64> {
+    pub(crate) fn attribute_value(
+        self,
+        at: AttributePlace,
+        attribute: Attribute<'_>,
+    ) -> Option<u64> {
         let own = self.attribute_at(at, attribute)?;
-        // SAFETY: the handle is an attribute's; callers ask for kinds that have no type.
+        // SAFETY: the handle is an attribute's; callers use kinds without a type.
         Some(unsafe { (self.f.LLVMGetEnumAttributeValue)(own) })
     }
 
     /// The function's attribute of the same kind, if it has one.
-    pub(super) fn attribute_at(self, at: At, attribute: Attribute<'_>) -> Option<Ref> {
-        // SAFETY: the value is a function; null means that it has no attribute of the kind.
+    pub(super) fn attribute_at(self, at: AttributePlace, attribute: Attribute<'_>) -> Option<Ref> {
+        // SAFETY: the value is a function; null without such an attribute.
         let own = unsafe {
             let kind = (self.f.LLVMGetEnumAttributeKind)(attribute.raw);
             (self.f.LLVMGetEnumAttributeAtIndex)(self.raw(), at.index(), kind)
@@ -334,7 +337,7 @@ impl<'m> Function<'m> {
         (!own.is_null()).then_some(own)
     }
 
-    /// Whether the function is used in one place, and called there.
+    /// Whether the function has one use, a call.
     pub(crate) fn is_called_once(self) -> bool {
         let [user] = self.users()[..] else { return false };
         user.as_instruction()
@@ -343,7 +346,7 @@ impl<'m> Function<'m> {
     }
 }
 
-/// The instructions that the builder looks at.
+/// The opcodes that the builder distinguishes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Opcode {
     Call,
@@ -375,7 +378,7 @@ impl<'m> Instruction<'m> {
         }
     }
 
-    /// What a call calls, and with how many arguments.
+    /// A call's callee and number of arguments.
     pub(crate) fn call(self) -> Option<(Value<'m>, usize)> {
         // SAFETY: the value is a call, as checked.
         (self.opcode() == Opcode::Call).then(|| unsafe {
@@ -384,7 +387,7 @@ impl<'m> Instruction<'m> {
         })
     }
 
-    /// A pointer and the constant number of bytes that this instruction adds to it.
+    /// The base pointer and constant byte offset of an address computation.
     pub(crate) fn address(self) -> Option<(Value<'m>, i64)> {
         const POINTER_AND_INDEX: usize = 2;
         let operands = self.operands();
@@ -401,14 +404,15 @@ impl<'m> Instruction<'m> {
         of_bytes.then_some((operands[0], bytes))
     }
 
-    /// Replaces a copy of memory, `memcpy(to, from, ..)` of `words` numbers of 8 bytes and a pointer behind them, by loads and
-    /// stores of each.
+    /// Replaces `memcpy(to, from, ..)` of `words` 8-byte integers followed by a pointer by loads
+    /// and stores of each.
     pub(crate) fn split_copy(self, words: u64) {
         const UNNAMED: *const std::ffi::c_char = c"".as_ptr();
         let (operands, f) = (self.operands(), self.f);
         let [to, from, ..] = operands[..] else { return };
-        // SAFETY: the copy is an instruction of a live module, `to` and `from` are its pointers, and what is built before it
-        // is of the types that the C interface wants. The copy has no users: it gives nothing.
+        // SAFETY: the copy is an instruction of a live module, `to` and `from` are its pointers,
+        // and the instructions built before it have matching types. The copy has no users, since it
+        // returns nothing.
         unsafe {
             let context = (f.LLVMGetTypeContext)((f.LLVMTypeOf)(to.raw));
             let word = (f.LLVMInt64TypeInContext)(context);
@@ -429,8 +433,8 @@ impl<'m> Instruction<'m> {
         }
     }
 
-    /// Takes a call's attribute of the same kind away; nothing happens to other instructions.
-    pub(crate) fn remove_attribute(self, at: At, attribute: Attribute<'_>) {
+    /// Removes a call's attribute of the same kind; no-op for other instructions.
+    pub(crate) fn remove_attribute(self, at: AttributePlace, attribute: Attribute<'_>) {
         if self.opcode() == Opcode::Call {
             // SAFETY: the value is a call.
             unsafe {
@@ -440,8 +444,8 @@ impl<'m> Instruction<'m> {
         }
     }
 
-    /// Adds an attribute to a call; nothing happens to other instructions.
-    pub(crate) fn add_attribute(self, at: At, attribute: Attribute<'_>) {
+    /// Adds an attribute to a call; no-op for other instructions.
+    pub(crate) fn add_attribute(self, at: AttributePlace, attribute: Attribute<'_>) {
         if self.opcode() == Opcode::Call {
             self.check_context(attribute);
             // SAFETY: the value is a call, and the attribute of its context.

@@ -1,12 +1,11 @@
-//! A barrier between two tests of one condition stays one barrier, and what is no barrier is
-//! optimised.
+//! A barrier between two tests of one condition stays one barrier; other code is optimised.
 
 use std::path::Path;
 
 use libtest_mimic::Trial;
 
 use crate::support::Needs::{Nccl, Nightly, RustSource};
-use crate::support::{NIGHTLY, Outcome, Package, body, ensure, test};
+use crate::support::{NIGHTLY, Package, TestResult, body, ensure, test};
 
 pub fn tests() -> Vec<Trial> {
     vec![
@@ -22,7 +21,7 @@ pub fn tests() -> Vec<Trial> {
     ]
 }
 
-fn stay_one(folder: &str, rustc: Option<&Path>) -> Outcome {
+fn stay_one(folder: &str, rustc: Option<&Path>) -> TestResult {
     let mut builder = Package::fixture(folder).builder();
     if let Some(rustc) = rustc {
         builder = builder.rustc(rustc);
@@ -32,18 +31,18 @@ fn stay_one(folder: &str, rustc: Option<&Path>) -> Outcome {
         let body = body(&artifacts, kernel);
         body.matches("bar.sync").count() + body.matches("barrier.").count()
     };
-    // Once as a call, as assembly, through a pointer, and by NCCL's group.
+    // As a call, as assembly, through a pointer, and by NCCL's coop.
     for kernel in ["barrier_call", "barrier_asm", "barrier_indirect", "barrier_coop"] {
         let found = barriers(kernel);
         ensure(found == 1, format!("{kernel} has {found} barriers in place of one"))?;
     }
-    // NCCL's own barrier is made of several: as many as without a condition around it.
+    // NCCL's own barrier has several: as many as without a condition around it.
     let (alone, between) = (barriers("barrier_lsa_alone"), barriers("barrier_lsa"));
     ensure(alone > 0, "NCCL's barrier has no barrier in it")?;
     ensure(between == alone, format!("NCCL's barrier of {alone} became {between}"))
 }
 
-fn pure_assembly() -> Outcome {
+fn pure_assembly() -> TestResult {
     let source = "
 #[unsafe(no_mangle)]
 pub unsafe extern \"ptx-kernel\" fn squares(out: *mut u32, count: usize, x: u32) {
@@ -61,8 +60,8 @@ pub unsafe extern \"ptx-kernel\" fn squares(out: *mut u32, count: usize, x: u32)
     let body = body(&artifacts, "squares");
     let lines: Vec<&str> = body.lines().map(str::trim).collect();
     let place = |wanted: &str| lines.iter().position(|line| line.starts_with(wanted));
-    let asm = place("mul.hi.u32").ok_or("the assembly is gone")?;
-    // A loop begins at a label that a later line goes back to.
+    let asm = place("mul.hi.u32").ok_or("the assembly is missing")?;
+    // A loop begins at a label that a later line branches to.
     let loops = lines.iter().enumerate().filter_map(|(i, line)| {
         let label = line.split_once("bra")?.1.trim_end_matches(';').split_whitespace().last()?;
         place(&format!("{label}:")).filter(|start| *start < i)

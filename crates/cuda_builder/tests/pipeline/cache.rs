@@ -1,4 +1,4 @@
-//! What is made once: `core`, and the modules that a change leaves as they were.
+//! Caching: `core`, and modules that a change does not affect.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use libtest_mimic::{Failed, Trial};
 
 use crate::support::Needs::{Nccl, RustSource};
-use crate::support::{Outcome, Package, ensure, stderr, test};
+use crate::support::{Package, TestResult, ensure, stderr, test};
 
 pub fn tests() -> Vec<Trial> {
     vec![
@@ -16,7 +16,7 @@ pub fn tests() -> Vec<Trial> {
     ]
 }
 
-fn one_module() -> Outcome {
+fn one_module() -> TestResult {
     let package = Package::fixture("one_module");
     package.builder().build()?;
 
@@ -26,7 +26,7 @@ fn one_module() -> Outcome {
     };
     ensure(linked(&again).is_empty(), format!("no change links {:?}", linked(&again)))?;
 
-    // A number that no earlier run has used, so that the cache cannot know the result.
+    // A number that no earlier run has used, so that the cache has no entry.
     let number = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
     let old = fs::read_to_string(package.folder.join("src/shared.rs"))?;
     let new =
@@ -37,8 +37,8 @@ fn one_module() -> Outcome {
     ensure(linked(&changed) == ["shared"], format!("one change links {:?}", linked(&changed)))
 }
 
-/// A package of another workspace finds the `core` of the first.
-fn one_core() -> Outcome {
+/// A package of another workspace reuses the first one's `core`.
+fn one_core() -> TestResult {
     let source =
         |name: &str| format!("#[unsafe(no_mangle)] pub extern \"ptx-kernel\" fn {name}() {{}}");
     let cache = Package::new("one_core", "").folder.join("cache");
@@ -56,7 +56,7 @@ fn one_core() -> Outcome {
     ensure(first == second, "core was compiled again")
 }
 
-/// The bitcode of `core` in a cache, with the times of its files.
+/// The bitcode files of `core` in a cache, with their times.
 fn bitcode_of_core(cache: &Path) -> Result<Vec<(PathBuf, SystemTime)>, Failed> {
     let mut found = Vec::new();
     for sysroot in fs::read_dir(cache.join("core"))? {

@@ -1,4 +1,4 @@
-//! Every failure is a sentence that says what, where and what to do.
+//! Every error says what failed, where, and what to do.
 
 use std::fs;
 use std::process::Command;
@@ -7,7 +7,7 @@ use cuda_builder::CudaBuilder;
 use libtest_mimic::Trial;
 
 use crate::support::Needs::{Nccl, RustSource};
-use crate::support::{Outcome, Package, ensure, hide_nccl, run, script, stderr, stdout, test};
+use crate::support::{Package, TestResult, ensure, hide_nccl, run, script, stderr, stdout, test};
 
 pub fn tests() -> Vec<Trial> {
     vec![
@@ -44,8 +44,8 @@ fn kernel(name: &str, before: &str, body: &str) -> Package {
     Package::new(name, &source)
 }
 
-/// Builds, and checks that the error has all these texts in it.
-fn fails(package: &Package, texts: &[&str]) -> Outcome {
+/// Builds, and checks that the error contains all these texts.
+fn fails(package: &Package, texts: &[&str]) -> TestResult {
     contains_all(&expect_error(package.builder())?, texts)
 }
 
@@ -56,32 +56,32 @@ fn expect_error(builder: CudaBuilder) -> Result<String, libtest_mimic::Failed> {
     }
 }
 
-fn contains_all(message: &str, texts: &[&str]) -> Outcome {
+fn contains_all(message: &str, texts: &[&str]) -> TestResult {
     for text in texts {
         ensure(message.contains(text), format!("no `{text}` in: {message}"))?;
     }
     Ok(())
 }
 
-fn unresolved() -> Outcome {
+fn unresolved() -> TestResult {
     let before = "unsafe extern \"C\" { fn nowhere(x: u32) -> u32; }";
     let package = kernel("unresolved", before, "*p = nowhere(*p)");
     fails(&package, &["unresolved device symbol", "`nowhere`", "`unresolved`", "unresolved.rs"])
 }
 
-fn misspelt() -> Outcome {
+fn misspelt() -> TestResult {
     let before = "unsafe extern \"C\" { fn ncclGetLsaPinter(x: u32) -> u32; }";
     let package = kernel("misspelt", before, "*p = ncclGetLsaPinter(*p)");
     fails(&package, &["unresolved device symbol", "`ncclGetLsaPinter`", "`misspelt`"])
 }
 
-fn other_types() -> Outcome {
+fn other_types() -> TestResult {
     let before = "unsafe extern \"C\" { fn ncclCoopSize(coop: *const u8) -> u64; }";
     let package = kernel("other_types", before, "*p = ncclCoopSize(p.cast()) as u32");
-    fails(&package, &["`ncclCoopSize` is declared as `i64 (ptr)`, and NCCL's is `i32 (ptr)`"])
+    fails(&package, &["`ncclCoopSize` is declared as `i64 (ptr)`, but NCCL's is `i32 (ptr)`"])
 }
 
-fn rust_error() -> Outcome {
+fn rust_error() -> TestResult {
     let package = kernel("rust_error", "", "*p = \"text\"");
     let output = package.as_build_script(|_| {});
     ensure(!output.status.success(), "the build did not fail")?;
@@ -94,17 +94,17 @@ fn rust_error() -> Outcome {
     contains_all(&stderr(&output), &texts)
 }
 
-fn llvm_abort() -> Outcome {
+fn llvm_abort() -> TestResult {
     let package = kernel("llvm_abort", "", "*p = (*p.cast::<u128>() as f32) as u32");
-    fails(&package, &["llvm_abort.rs", "kernels: llvm_abort", "LLVM gave up"])
+    fails(&package, &["llvm_abort.rs", "kernels: llvm_abort", "LLVM aborted"])
 }
 
-fn indirect() -> Outcome {
+fn indirect() -> TestResult {
     let package = kernel("indirect", "", "let f: fn(u32) -> u32 = *p.cast(); *p = f(*p)");
     fails(&package, &["indirect.rs", ".callprototype"])
 }
 
-fn shared_value() -> Outcome {
+fn shared_value() -> TestResult {
     let before = "#[unsafe(link_section = \".shared\")]\nstatic mut COUNT: u32 = 7;";
     let package = kernel("shared_value", before, "COUNT += 1; *p = COUNT");
     fails(&package, &["COUNT", "initial value", "MaybeUninit"])
@@ -127,19 +127,19 @@ fn declared(name: &str, metadata: [&str; 2]) -> Package {
 
 const POINTER: &str = r#""params":[{"name":"p","type":"*mut u32"}]"#;
 
-fn no_size() -> Outcome {
+fn no_size() -> TestResult {
     let two = r#""params":[{"name":"unit","type":"()"},{"name":"p","type":"*mut u32"}]"#;
     let package = declared("no_size", [POINTER, two]);
     fails(&package, &["`second` declares 2 parameters and its PTX has 1", "no size"])
 }
 
-fn two_architectures() -> Outcome {
+fn two_architectures() -> TestResult {
     let asks = |arch: &str| format!("{POINTER},\"arch\":\"{arch}\"");
     let package = declared("two_architectures", [&asks("sm_90a"), &asks("sm_100a")]);
     fails(&package, &["first (sm_90a)", "second (sm_100a)", "another file"])
 }
 
-/// A folder like NCCL's, whose bitcode is of this Rust source.
+/// An NCCL tree whose bitcode is compiled from this Rust source.
 fn fake_nccl(package: &Package, source: &str) -> std::path::PathBuf {
     let root = package.folder.join("nccl");
     for folder in ["lib", "include"] {
@@ -161,7 +161,7 @@ fn fake_nccl(package: &Package, source: &str) -> std::path::PathBuf {
 }
 
 /// A kernel that calls `ncclUse`, with that function in a fake NCCL.
-fn with_fake_nccl(name: &str, source: &str, texts: &[&str]) -> Outcome {
+fn with_fake_nccl(name: &str, source: &str, texts: &[&str]) -> TestResult {
     let before = "unsafe extern \"C\" { fn ncclUse(group: *mut u32) -> i32; }";
     let package = kernel(name, before, "*p = ncclUse(p) as u32");
     let root = fake_nccl(&package, source);
@@ -175,7 +175,7 @@ const GROUP: &str = "
 unsafe impl Sync for Table {}
 ";
 
-fn other_call() -> Outcome {
+fn other_call() -> TestResult {
     let source = format!(
         "{GROUP}
         #[unsafe(no_mangle)]
@@ -184,14 +184,10 @@ fn other_call() -> Outcome {
             unsafe {{ f(group) }}
         }}"
     );
-    with_fake_nccl(
-        "other_call",
-        &source,
-        &["ncclUse has an indirect call", "not one of a cooperative group"],
-    )
+    with_fake_nccl("other_call", &source, &["ncclUse has an indirect call", "not one of a coop"])
 }
 
-fn writing_entry() -> Outcome {
+fn writing_entry() -> TestResult {
     let source = format!(
         "{GROUP}
         #[unsafe(no_mangle)]
@@ -213,7 +209,7 @@ fn writing_entry() -> Outcome {
     )
 }
 
-fn no_rust_source() -> Outcome {
+fn no_rust_source() -> TestResult {
     let package = kernel("no_rust_source", "", "*p = 1");
     let sysroot = package.folder.join("toolchains/1.99.0-test");
     fs::create_dir_all(&sysroot)?;
@@ -243,7 +239,7 @@ fn needs_nccl(name: &str) -> Package {
     kernel(name, before, "ncclCoopSync(p)")
 }
 
-fn no_nccl() -> Outcome {
+fn no_nccl() -> TestResult {
     let package = needs_nccl("no_nccl");
     let output = package.as_build_script(hide_nccl);
     ensure(output.status.success(), stderr(&output))?;
@@ -255,7 +251,7 @@ fn no_nccl() -> Outcome {
     )
 }
 
-fn required() -> Outcome {
+fn required() -> TestResult {
     let package = needs_nccl("required");
     let output = package.as_build_script(|command| {
         hide_nccl(command);
@@ -268,8 +264,8 @@ fn required() -> Outcome {
     contains_all(&stderr(&output), &["/nonexistent/nccl", "cargo xtask setup"])
 }
 
-/// `core` has dependencies of its own; a cargo that has never seen them needs the network.
-fn no_network() -> Outcome {
+/// `core` has dependencies; a cargo with an empty cache needs the network.
+fn no_network() -> TestResult {
     let package = kernel("no_network", "", "*p = 1");
     let output = package.as_build_script(|command| {
         command
@@ -279,12 +275,12 @@ fn no_network() -> Outcome {
             .env("DEVCOMM_CACHE", package.folder.join("cache"));
     });
     ensure(output.status.success(), stderr(&output))?;
-    let texts = ["cargo::warning=kernels were not built: cargo cannot begin", "network"];
+    let texts = ["cargo::warning=kernels were not built: cargo cannot start", "network"];
     contains_all(&stdout(&output), &texts)?;
-    contains_all(&package.index(), &["(&[\n] as", "cargo cannot begin"])
+    contains_all(&package.index(), &["(&[\n] as", "cargo cannot start"])
 }
 
-fn skipped() -> Outcome {
+fn skipped() -> TestResult {
     for variable in ["DEVCOMM_BUILD_SKIP", "DOCS_RS"] {
         let package = kernel("skipped", "", "*p = 1");
         let output = package.as_build_script(|command| {
@@ -297,7 +293,7 @@ fn skipped() -> Outcome {
     Ok(())
 }
 
-fn no_package() -> Outcome {
+fn no_package() -> TestResult {
     let package = kernel("no_package", "", "*p = 1");
     let builder =
         CudaBuilder::new("kernles").manifest_dir(&package.folder).out_dir(&package.folder);

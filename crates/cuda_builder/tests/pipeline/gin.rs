@@ -1,4 +1,4 @@
-//! A kernel for GIN is linked once for each back end.
+//! A kernel that uses GIN is compiled once per back end.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use cuda_builder::{Artifacts, Callee, CalleeKind, Error};
 use libtest_mimic::Trial;
 
 use crate::support::Needs::{Nccl, RustSource};
-use crate::support::{Outcome, Package, body, ensure, test};
+use crate::support::{Package, TestResult, body, ensure, test};
 
 pub fn tests() -> Vec<Trial> {
     vec![
@@ -43,8 +43,8 @@ pub unsafe fn ping<T: Into<u64>, B: GinBackend>(comm: DevComm, value: T, signals
         let mut net = MaybeUninit::uninit();
         raw::ncclGin_C_init(net.as_mut_ptr(), B::MASK, comm.as_raw(), 0);
         raw::ncclGinSignal_v3(
-            net.as_mut_ptr(), &comm.world_team(), 0, 0, null_mut(), 0, signals.first, true, 1, value.into(),
-            coop.as_ptr(), false, null_mut(), 0, 0, 0,
+            net.as_mut_ptr(), &comm.world_team(), 0, 0, null_mut(), 0, signals.first, true, 1,
+            value.into(), coop.as_ptr(), false, null_mut(), 0, 0, 0,
         );
     }
 }
@@ -67,7 +67,8 @@ fn package() -> Package {
         format!("{name} = {{ package = {package:?}, path = {:?} }}\n", root.join(folder))
     };
     let manifest = format!(
-        "[package]\nname = {:?}\nversion = \"0.0.0\"\nedition = \"2024\"\n\n[dependencies]\n{}{}{}\n[workspace]\n",
+        "[package]\nname = {:?}\nversion = \"0.0.0\"\nedition = \
+        \"2024\"\n\n[dependencies]\n{}{}{}\n[workspace]\n",
         package.name,
         dependency("cuda_std", "devcomm-cuda-std", "crates/cuda_std"),
         dependency("devcomm-types", "devcomm-types", "crates/types"),
@@ -75,19 +76,19 @@ fn package() -> Package {
     );
     package.write("Cargo.toml", &manifest);
     package.write("src/lib.rs", SOURCE);
-    // The versions that the workspace was tested with.
+    // The workspace's locked versions.
     package.write("Cargo.lock", &fs::read_to_string(root.join("Cargo.lock")).unwrap());
     package
 }
 
-/// Built once: two builds into one folder would be in each other's way.
+/// Built once: two builds into one folder would conflict.
 static BUILT: LazyLock<Result<Artifacts, Error>> = LazyLock::new(|| package().builder().build());
 
 fn built() -> Result<&'static Artifacts, String> {
     BUILT.as_ref().map_err(Error::to_string)
 }
 
-fn a_kernel_for_gin_calls_its_operations_and_nothing_else() -> Outcome {
+fn a_kernel_for_gin_calls_its_operations_and_nothing_else() -> TestResult {
     let reports = built()?.report()?;
     let tell: Vec<_> = reports.iter().filter(|report| report.name.starts_with("tell_")).collect();
     ensure(tell.len() == 4, format!("{} entries", tell.len()))?;
@@ -100,7 +101,7 @@ fn a_kernel_for_gin_calls_its_operations_and_nothing_else() -> Outcome {
     ensure(handles.is_some_and(|report| !report.uses_gin()), "`handles` uses GIN")
 }
 
-fn a_kernel_for_gin_has_an_entry_for_each_back_end() -> Outcome {
+fn a_kernel_for_gin_has_an_entry_for_each_back_end() -> TestResult {
     let artifacts = built()?;
     let kernels = artifacts.modules.iter().flat_map(|module| &module.info.kernels);
     let names: Vec<&str> = kernels.clone().map(|kernel| kernel.name.as_str()).collect();

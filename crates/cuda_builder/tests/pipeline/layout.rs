@@ -1,15 +1,15 @@
-//! The structs that only device code has, against NCCL's bitcode: no host compiler is shown them.
+//! Layouts of device-only structs, against NCCL's bitcode.
 
 use std::collections::BTreeSet;
 use std::mem::offset_of;
 
 use cuda_builder::device_functions;
-use devcomm_locate::{Part, find_nccl};
+use devcomm_locate::{NcclPart, find_nccl};
 use devcomm_types::nccl::{CoopAny, LsaBarrierSession};
 use libtest_mimic::Trial;
 
 use crate::support::Needs::{Nccl, RustSource};
-use crate::support::{Outcome, Package, body, ensure, test};
+use crate::support::{Package, TestResult, body, ensure, test};
 
 pub fn tests() -> Vec<Trial> {
     vec![
@@ -18,7 +18,7 @@ pub fn tests() -> Vec<Trial> {
     ]
 }
 
-fn session() -> Outcome {
+fn session() -> TestResult {
     let source = "
 unsafe extern \"C-unwind\" {
     fn ncclLsaBarrierSession_C_size() -> usize;
@@ -38,10 +38,10 @@ pub unsafe extern \"ptx-kernel\" fn session_size(size: *mut usize) {
     )
 }
 
-fn coop() -> Outcome {
-    // Where the table is, the linker proves for every call through it, and refuses NCCL's code otherwise.
+fn coop() -> TestResult {
+    // The linker proves the table's offset for every call through it.
     const TABLE_AT: usize = 16;
-    let nccl = find_nccl(None, Part::Bitcode, |_| Ok(()))?;
+    let nccl = find_nccl(None, NcclPart::Bitcode, |_| Ok(()))?;
     let bitcode = nccl.bitcode.ok_or("the bitcode that was found has no path")?;
     let sizes: BTreeSet<u64> = device_functions(&bitcode)?
         .into_iter()

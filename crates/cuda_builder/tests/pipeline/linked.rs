@@ -1,4 +1,4 @@
-//! What the linked kernels look like.
+//! Properties of the linked kernels.
 
 use std::fs;
 use std::sync::LazyLock;
@@ -7,7 +7,7 @@ use cuda_builder::{Artifacts, NvvmArch};
 use libtest_mimic::{Failed, Trial};
 
 use crate::support::Needs::{Nccl, Ptxas, RustSource};
-use crate::support::{Outcome, Package, body, ensure, stderr, test};
+use crate::support::{Package, TestResult, body, ensure, stderr, test};
 
 pub fn tests() -> Vec<Trial> {
     vec![
@@ -27,7 +27,7 @@ pub fn tests() -> Vec<Trial> {
     ]
 }
 
-/// The fixture, built once for the tests that only look at it.
+/// The fixture, built once for all tests that only read it.
 fn linked() -> Result<&'static Artifacts, Failed> {
     static LINKED: LazyLock<Result<Artifacts, String>> = LazyLock::new(|| {
         Package::fixture("linked").builder().build().map_err(|error| error.to_string())
@@ -35,7 +35,7 @@ fn linked() -> Result<&'static Artifacts, Failed> {
     LINKED.as_ref().map_err(Failed::from)
 }
 
-fn inlined() -> Outcome {
+fn inlined() -> TestResult {
     let artifacts = linked()?;
     for kernel in artifacts.report()? {
         ensure(kernel.calls == 0, format!("{} has {} calls", kernel.name, kernel.calls))?;
@@ -46,7 +46,7 @@ fn inlined() -> Outcome {
     ensure(!local, "the all-reduce kernel uses local memory")
 }
 
-fn no_stack() -> Outcome {
+fn no_stack() -> TestResult {
     let artifacts = linked()?;
     let report = artifacts.report()?;
     let kernel = report.iter().find(|kernel| kernel.name == "lsa_allreduce").unwrap();
@@ -57,7 +57,7 @@ fn no_stack() -> Outcome {
     ensure(cubin, "a module has no cubin")
 }
 
-fn shared() -> Outcome {
+fn shared() -> TestResult {
     let artifacts = linked()?;
     let module = artifacts.modules.iter().find(|module| module.file == "shared").unwrap();
     let text = fs::read_to_string(&module.ptx)?;
@@ -76,7 +76,7 @@ fn shared() -> Outcome {
     ensure(bounds == 1, format!("{bounds} of two kernels have the bound that one asks for"))
 }
 
-fn assemble() -> Outcome {
+fn assemble() -> TestResult {
     for arch in [NvvmArch::Compute90, NvvmArch::Compute100] {
         let artifacts = Package::fixture(&format!("linked_{arch}")).builder().arch(arch).build()?;
         let module = artifacts.modules.iter().find(|module| module.file == "lsa").unwrap();
@@ -86,7 +86,7 @@ fn assemble() -> Outcome {
     Ok(())
 }
 
-fn sidecar() -> Outcome {
+fn sidecar() -> TestResult {
     let artifacts = linked()?;
     let module = |file| artifacts.modules.iter().find(|m| m.file == file).ok_or("no module");
     let lsa = module("lsa")?;
@@ -95,14 +95,14 @@ fn sidecar() -> Outcome {
     ensure(text["nccl"]["bitcode_sha256"].as_str().is_some_and(|s| s.len() == 64), "no hash")?;
     let comm = serde_json::json!({"name": "comm", "type": "DevComm", "size": 248, "align": 8});
     ensure(text["kernels"][0]["params"][0] == comm, format!("{text}"))?;
-    // A kernel without #[kernel] goes to the package's module, with what PTX says of it.
+    // A kernel without #[kernel] is in the package's module, with PTX's parameters.
     let plain = module("fixture_linked")?;
     ensure(plain.info.nccl.is_none(), "a kernel without NCCL is said to have it")?;
     let params = &plain.info.kernels[0].params;
     ensure(params.len() == 3 && params[2].ty == "u64", format!("{params:?}"))
 }
 
-fn debug() -> Outcome {
+fn debug() -> TestResult {
     let source = "#[unsafe(no_mangle)]\npub unsafe extern \"ptx-kernel\" fn add(p: *mut u32, q: \
                   u32) { unsafe { *p += q } }\n";
     let package = Package::new("debug_checks", source);
@@ -113,7 +113,7 @@ fn debug() -> Outcome {
     ensure(traps(&package.builder().debug(true).build()?)?, "no check for overflow")
 }
 
-fn index() -> Outcome {
+fn index() -> TestResult {
     let package = Package::fixture("index");
     let output = package.as_build_script(|_| {});
     ensure(output.status.success(), stderr(&output))?;
@@ -137,7 +137,7 @@ fn index() -> Outcome {
     ensure(names == ["barrier", "fixture_index", "lsa", "shared"], format!("{names:?}"))
 }
 
-fn lines() -> Outcome {
+fn lines() -> TestResult {
     let lsa = linked()?.modules.iter().find(|module| module.file == "lsa").unwrap();
     let text = fs::read_to_string(&lsa.ptx)?;
     ensure(text.contains(".loc") && text.contains("src/lsa.rs\""), "no lines of lsa.rs")?;
@@ -146,7 +146,7 @@ fn lines() -> Outcome {
     ensure(target == Some(".target sm_90"), format!("{target:?}"))
 }
 
-fn dump() -> Outcome {
+fn dump() -> TestResult {
     let source = "#[unsafe(no_mangle)]\npub unsafe extern \"ptx-kernel\" fn dumped(p: *mut u32) { \
                   unsafe { *p = 1 } }\n";
     let package = Package::new("dump_ir", source);

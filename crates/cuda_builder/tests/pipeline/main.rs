@@ -1,8 +1,8 @@
-//! The whole way from a kernel package to PTX, on the toolchain and the NCCL that are installed.
+//! The whole pipeline from a kernel package to PTX, with the installed toolchain and NCCL.
 //!
 //! The harness is libtest-mimic: this program is also the build's worker (it must reach
-//! `link_worker` first), and stands in for a build script where a test needs one with an
-//! environment of its own.
+//! `link_worker` first), and acts as a build script for tests that need one with its own
+//! environment.
 
 mod barriers;
 mod cache;
@@ -32,7 +32,7 @@ fn main() {
     conclusion.exit();
 }
 
-/// Joins lists of trials, which cannot be cloned.
+/// Concatenates lists of trials, which are not `Clone`.
 trait ConcatAll {
     fn concat_all(self) -> Vec<Trial>;
 }

@@ -1,4 +1,4 @@
-//! What the tests share: packages, toolchains, and a stand-in for a build script.
+//! Shared helpers: packages, toolchains, and a stand-in for a build script.
 
 use std::env;
 use std::fs;
@@ -7,13 +7,13 @@ use std::process::{Command, Output};
 use std::sync::LazyLock;
 
 use cuda_builder::{Artifacts, CudaBuilder};
-use devcomm_locate::{Part, find_nccl, find_ptxas};
+use devcomm_locate::{NcclPart, find_nccl, find_ptxas};
 use libtest_mimic::{Failed, Trial};
 
 /// Result of a test.
-pub type Outcome = Result<(), Failed>;
+pub type TestResult = Result<(), Failed>;
 
-/// What a test cannot do without.
+/// A requirement of a test.
 #[derive(Clone, Copy)]
 pub enum Needs {
     RustSource,
@@ -28,7 +28,7 @@ static RUST_SOURCE: LazyLock<Option<String>> = LazyLock::new(|| {
     (!core.is_dir()).then(|| "no rust-src; run `cargo xtask setup`".to_owned())
 });
 static NCCL: LazyLock<Option<String>> = LazyLock::new(|| {
-    let found = find_nccl(None, Part::Bitcode, |tree| match tree.version {
+    let found = find_nccl(None, NcclPart::Bitcode, |tree| match tree.version {
         Some(_) => Ok(()),
         None => Err("no headers".to_owned()),
     });
@@ -37,7 +37,7 @@ static NCCL: LazyLock<Option<String>> = LazyLock::new(|| {
 static PTXAS: LazyLock<Option<String>> =
     LazyLock::new(|| find_ptxas().err().map(|_| "no ptxas; run `cargo xtask setup`".to_owned()));
 
-/// The nightly compiler, when rustup has one with rust-src.
+/// The nightly compiler, if rustup has one with rust-src.
 pub static NIGHTLY: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
     let output = Command::new("rustup").args(["which", "--toolchain", "nightly", "rustc"]).output();
     let output = output.ok().filter(|output| output.status.success())?;
@@ -47,7 +47,7 @@ pub static NIGHTLY: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
 });
 
 impl Needs {
-    /// Why it is not there.
+    /// Why it is missing.
     fn missing(self) -> Option<String> {
         match self {
             Self::RustSource => RUST_SOURCE.clone(),
@@ -58,9 +58,13 @@ impl Needs {
     }
 }
 
-/// A test that runs when what it needs is there, and otherwise is listed as ignored with the
+/// A test that runs if its requirements are met, and otherwise is listed as ignored with the
 /// reason. With `DEVCOMM_REQUIRE_KERNELS=1` it fails instead; a nightly is never required.
-pub fn test(name: &str, needs: &[Needs], body: impl FnOnce() -> Outcome + Send + 'static) -> Trial {
+pub fn test(
+    name: &str,
+    needs: &[Needs],
+    body: impl FnOnce() -> TestResult + Send + 'static,
+) -> Trial {
     let missing = needs.iter().find_map(|need| Some((*need, need.missing()?)));
     let Some((need, reason)) = missing else {
         return Trial::test(name, body);
@@ -73,11 +77,11 @@ pub fn test(name: &str, needs: &[Needs], body: impl FnOnce() -> Outcome + Send +
 }
 
 /// Fails with a message unless `condition` holds.
-pub fn ensure(condition: bool, message: impl AsRef<str>) -> Outcome {
+pub fn ensure(condition: bool, message: impl AsRef<str>) -> TestResult {
     if condition { Ok(()) } else { Err(message.as_ref().into()) }
 }
 
-/// A folder for one test, the same in each run: what is built there is found again.
+/// A test's folder, the same in each run, so that builds are reused.
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
@@ -92,7 +96,7 @@ impl Package {
     /// A copy of the fixture package.
     pub fn fixture(test: &str) -> Self {
         let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/kernels");
-        // Packages of one name would share their results in the target folder.
+        // Packages with the same name would share results in the target folder.
         let package = Self { name: format!("fixture-{test}"), folder: folder(test) };
         let manifest = fs::read_to_string(from.join("Cargo.toml")).unwrap();
         package.write("Cargo.toml", &manifest.replace("fixture-kernels", &package.name));
@@ -104,7 +108,7 @@ impl Package {
         package
     }
 
-    /// A package with this source after the usual beginning.
+    /// A package with this source after a common prelude.
     pub fn new(name: &str, source: &str) -> Self {
         let package = Self { name: name.replace('_', "-"), folder: folder(name) };
         let manifest = format!(
@@ -118,7 +122,7 @@ impl Package {
         package
     }
 
-    /// Writes a file of the package; one that is the same keeps its time.
+    /// Writes a file of the package; an unchanged one keeps its time.
     pub fn write(&self, name: &str, contents: &str) {
         let path = self.folder.join(name);
         if fs::read_to_string(&path).is_ok_and(|old| old == contents) {
@@ -135,7 +139,7 @@ impl Package {
             .out_dir(self.folder.join("out"))
     }
 
-    /// Runs this program as the package's build script, with changes to its environment.
+    /// Runs this program as the package's build script, with a changed environment.
     pub fn as_build_script(&self, change: impl FnOnce(&mut Command)) -> Output {
         let mut command = Command::new(env::current_exe().unwrap());
         command
@@ -148,7 +152,7 @@ impl Package {
         command.output().unwrap()
     }
 
-    /// The index that the build script left.
+    /// The index that the build script wrote.
     pub fn index(&self) -> String {
         fs::read_to_string(self.folder.join("out-dir/kernels/kernels.rs")).unwrap_or_default()
     }
@@ -161,12 +165,12 @@ pub fn target() -> PathBuf {
 
 const SCRIPT: &str = "DEVCOMM_TEST_BUILD_SCRIPT";
 
-/// Whether this process stands in for a build script.
+/// Whether this process acts as a build script.
 pub fn is_build_script() -> bool {
     env::var_os(SCRIPT).is_some()
 }
 
-/// Does what a build script does.
+/// Acts as a build script.
 pub fn build_script() {
     let package = env::var(SCRIPT).unwrap_or_default();
     let result = CudaBuilder::new(package).target_dir(target()).build();
@@ -176,7 +180,7 @@ pub fn build_script() {
     }
 }
 
-/// Takes a search for NCCL nowhere.
+/// Hides NCCL from searches.
 pub fn hide_nccl(command: &mut Command) {
     let python = "#!/bin/sh\nexit 1\n";
     let bin = folder("no-python");
@@ -218,7 +222,7 @@ pub fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// What a command prints.
+/// The output of a command.
 pub fn run(command: &mut Command) -> String {
     String::from_utf8_lossy(&command.output().unwrap().stdout).into_owned()
 }

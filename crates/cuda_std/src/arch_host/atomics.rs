@@ -1,4 +1,5 @@
-//! Atomics. A simulated world is one OS thread; real atomics keep a kernel that runs elsewhere from being undefined.
+//! Atomics. A simulated world is one OS thread; real atomics keep a kernel that runs elsewhere from
+//! being undefined.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -13,8 +14,8 @@ pub(crate) fn fence(order: Order, scope: Scope) {
     (context.ops.fence)(thread, order, scope);
 }
 
-/// Reports a read-modify-write of `address` and does it by `update`. One that changes nothing may be a thread that waits for
-/// a change, so it counts as a spin.
+/// Reports a read-modify-write of `address` and does it by `update`. One that changes nothing may
+/// be a thread that waits for a change, so it counts as a spin.
 #[inline]
 #[track_caller]
 fn modify<T: Copy + PartialEq>(
@@ -32,7 +33,10 @@ fn modify<T: Copy + PartialEq>(
 }
 
 macro_rules! modifications {
-    ($word:ty, $atomic:ty, $to:expr, $from:expr; $($name:ident |$old:ident, $value:ident| $new:expr;)*) => { $(
+    (
+        $word:ty, $atomic:ty, $to:expr, $from:expr;
+        $($name:ident |$old:ident, $value:ident| $new:expr;)*
+    ) => { $(
         #[inline]
         #[track_caller]
         unsafe fn $name(address: *mut Self, $value: Self, order: Order, scope: Scope) -> Self {

@@ -1,9 +1,9 @@
-//! Barriers in shared memory, and the bulk copy engine, whose copies happen at once.
+//! `mbarrier` and TMA, whose copies complete at once.
 
-use devcomm_types::{TensorMap, Tiling};
+use devcomm_types::{TensorMap, TensorMapDesc};
 
 use super::memory::{spin, touch};
-use super::tensor::permuted;
+use super::tensor::swizzled;
 use super::{Access, Order, Scope};
 
 /// A barrier's word.
@@ -40,7 +40,8 @@ impl Phase {
     #[track_caller]
     fn change(word: *mut u64, change: impl FnOnce(&mut Self)) {
         touch(word, Access::AtomicRmw(Order::AcqRel, Scope::Cta));
-        // SAFETY: who made the `MBarrier` says that the word is a barrier's. Simulated threads run one after the other.
+        // SAFETY: who made the `MBarrier` says that the word is a barrier's. Simulated threads run
+        // one after the other.
         let mut phase = Self::of(unsafe { word.read() });
         change(&mut phase);
         if phase.missing == 0 && phase.bytes == 0 {
@@ -77,7 +78,7 @@ pub(crate) fn mbarrier_arrive(word: *mut u64) {
 }
 
 #[track_caller]
-pub(crate) fn mbarrier_arrive_expecting(word: *mut u64, bytes: u32) {
+pub(crate) fn mbarrier_arrive_expect_tx(word: *mut u64, bytes: u32) {
     assert!(bytes <= FIELD, "a phase takes less than 2^20 bytes");
     Phase::change(word, |phase| {
         phase.bytes += bytes as i32;
@@ -105,11 +106,11 @@ pub(crate) unsafe fn load_tile(
     column: u32,
     barrier: *mut u64,
 ) {
-    let Some(tiling) = Tiling::of_simulated(map) else {
+    let Some(tiling) = TensorMapDesc::of_simulated(map) else {
         panic!("this tensor map is not of a simulated GPU: Context::tensor_map makes them");
     };
     assert!(to.addr().is_multiple_of(1024), "a tile's address is a multiple of 1,024");
-    const PIECES: u32 = Tiling::TILE_COLUMNS / 8;
+    const PIECES: u32 = TensorMapDesc::TILE_COLUMNS / 8;
     let matrix = std::ptr::with_exposed_provenance::<u128>(tiling.address as usize);
     for (r, piece) in (0..tiling.tile_rows).flat_map(|r| (0..PIECES).map(move |piece| (r, piece))) {
         let (row, column) = (row + r, column + 8 * piece);
@@ -122,7 +123,7 @@ pub(crate) unsafe fn load_tile(
         } else {
             0
         };
-        let place = permuted(to.wrapping_add((128 * r + 16 * piece) as usize)).cast_mut();
+        let place = swizzled(to.wrapping_add((128 * r + 16 * piece) as usize)).cast_mut();
         touch(place.cast::<u128>(), Access::Write);
         // SAFETY: the piece lies in the tile, for which there is room, says the caller.
         unsafe { place.cast::<u128>().write(value) }

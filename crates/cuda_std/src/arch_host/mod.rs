@@ -1,5 +1,5 @@
-//! The host's side: every question goes to the simulated thread that runs now. A
-//! simulator answers through [`Ops`].
+//! The implementation on the host: operations act on the running simulated thread, through the
+//! simulator's table [`Ops`].
 
 mod atomics;
 mod bulk;
@@ -27,8 +27,8 @@ fn current() -> (*const ThreadCtx, &'static ThreadCtx) {
     if pointer.is_null() {
         no_simulator();
     }
-    // SAFETY: the simulator keeps the context alive and unchanged while its thread is current, and a thread's code (all that
-    // holds this reference) runs only then.
+    // SAFETY: the simulator keeps the context alive and unchanged while its thread is current, and
+    // a thread's code (all that holds this reference) runs only then.
     (pointer, unsafe { &*pointer })
 }
 

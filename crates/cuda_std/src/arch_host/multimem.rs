@@ -45,7 +45,8 @@ const fn elements<V: Value>() -> usize {
     size_of::<V>() / size_of::<V::Element>()
 }
 
-/// As [`LoadReduce::load_reduce`]. Halves are reduced in `f32` and rounded once, unless the operator rounds.
+/// As [`LoadReduce::load_reduce`]. Halves are reduced in `f32` and rounded once, unless the
+/// operator rounds.
 ///
 /// # Safety
 ///

@@ -1,11 +1,12 @@
 //! The host's side of the seam: every question goes to the simulated thread that runs now.
 //!
-//! A simulator (the `devcomm-sim` crate) sets [`CTX`] to a [`ThreadCtx`] before it runs a thread's code; the context carries
-//! the thread's indices and a table of what the simulator does for it ([`Ops`]). Without one, a device function called on
-//! the host panics with a sentence that says so.
+//! A simulator (the `devcomm-sim` crate) sets [`CTX`] to a [`ThreadCtx`] before it runs a thread's
+//! code; the context carries the thread's indices and a table of what the simulator does for it
+//! ([`Ops`]). Without one, a device function called on the host panics with a sentence that says
+//! so.
 //!
-//! The hooks take `*const ThreadCtx`, not a reference: a simulator embeds the context in a larger object and casts back,
-//! which a reference's provenance would not allow.
+//! The hooks take `*const ThreadCtx`, not a reference: a simulator embeds the context in a larger
+//! object and casts back, which a reference's provenance would not allow.
 
 use std::cell::Cell;
 use std::panic::Location;
@@ -61,11 +62,13 @@ pub struct MulticastParts {
 /// What a simulator provides to its threads. Hooks get the pointer that [`CTX`] holds.
 #[expect(clippy::type_complexity, reason = "a table of functions; each type is used once")]
 pub struct Ops {
-    /// `barrier.sync id, count`: all `count` threads of a block (0: every thread of it) meet. `id` 0 is `__syncthreads`.
+    /// `barrier.sync id, count`: all `count` threads of a block (0: every thread of it) meet. `id`
+    /// 0 is `__syncthreads`.
     pub barrier: fn(*const ThreadCtx, id: u32, count: u32, at: &'static Location<'static>),
     /// `bar.warp.sync`: the lanes of `mask` meet.
     pub sync_warp: fn(*const ThreadCtx, mask: u32, at: &'static Location<'static>),
-    /// A shuffle among the lanes of `mask`: the value read (32 bits), and whether the source lane was in range.
+    /// A shuffle among the lanes of `mask`: the value read (32 bits), and whether the source lane
+    /// was in range.
     pub shuffle: fn(
         *const ThreadCtx,
         mask: u32,
@@ -77,13 +80,15 @@ pub struct Ops {
     ) -> (u32, bool),
     /// The predicates of the lanes of `mask`, one bit a lane.
     pub ballot: fn(*const ThreadCtx, mask: u32, bool, at: &'static Location<'static>) -> u32,
-    /// The block's copy of a shared static: `key` is the static's address. 16-byte aligned, contents undefined at first.
+    /// The block's copy of a shared static: `key` is the static's address. 16-byte aligned,
+    /// contents undefined at first.
     pub shared_static: fn(*const ThreadCtx, key: usize, size: usize) -> *mut u8,
-    /// A memory access about to happen (only while [`ThreadCtx::watch`]); the simulator may run other threads first.
+    /// A memory access about to happen (only while [`ThreadCtx::watch`]); the simulator may run
+    /// other threads first.
     pub access:
         fn(*const ThreadCtx, address: usize, bytes: usize, Access, at: &'static Location<'static>),
-    /// A `multimem` instruction about to happen: the copies of the bytes at a multicast address. Any other address is reported,
-    /// and the call does not come back.
+    /// A `multimem` instruction about to happen: the copies of the bytes at a multicast address.
+    /// Any other address is reported, and the call does not come back.
     pub multimem: fn(
         *const ThreadCtx,
         address: usize,

@@ -22,7 +22,8 @@ unsafe impl Sync for Places {}
 
 static PLACES: Places = Places([const { UnsafeCell::new([[0; 6]; LANES]) }; 32]);
 
-/// Shows `mine` to the warp, calls `f` with what all lanes show, and lets no lane show anew before all have seen.
+/// Shows `mine` to the warp, calls `f` with what all lanes show, and lets no lane show another
+/// value before all have seen.
 #[track_caller]
 fn exchange<R>(mine: [u32; 6], f: impl FnOnce(&Shown) -> R) -> R {
     let (thread, context) = current();
@@ -30,8 +31,8 @@ fn exchange<R>(mine: [u32; 6], f: impl FnOnce(&Shown) -> R) -> R {
     let warp = (crate::thread::index_in_block() / WARP_SIZE) as usize;
     let shown: *mut Shown = shared_static(PLACES.0[warp % 32].get());
     let lane = lane_id() as usize;
-    // SAFETY: the simulator gives the bytes asked for, aligned to 16, alive while the block runs. A lane writes its own words only, before
-    // the first meeting; between the meetings all only read.
+    // SAFETY: the simulator gives the bytes asked for, aligned to 16, alive while the block runs. A
+    // lane writes its own words only, before the first barrier; between the barriers all only read.
     unsafe {
         (&raw mut (*shown)[lane]).write(mine);
         (context.ops.sync_warp)(thread, FULL_MASK, at);
@@ -85,9 +86,9 @@ pub(crate) unsafe fn load_matrices(row: *const bf16) -> [u32; 4] {
 }
 
 #[track_caller]
-pub(crate) unsafe fn copy_16_async(to: *mut u8, from: *const u8, take: bool) {
+pub(crate) unsafe fn copy_16_async(to: *mut u8, from: *const u8, pred: bool) {
     touch(to.cast::<u128>(), Access::Write);
-    let value = if take {
+    let value = if pred {
         touch(from.cast::<u128>(), Access::Read);
         // SAFETY: the caller's.
         unsafe { from.cast::<u128>().read() }
@@ -108,7 +109,8 @@ pub(crate) fn wait_copies<const N: u32>() {
     current();
 }
 
-/// Where the tile is; the permutation goes by the address, so that of a tile is a multiple of 1,024.
+/// Where the tile is; the swizzle depends on the address, so that of a tile is a multiple of
+/// 1,024.
 pub(crate) type TileAddress = *const u8;
 
 pub(crate) fn tile_address(address: *const u8) -> TileAddress {
@@ -116,12 +118,13 @@ pub(crate) fn tile_address(address: *const u8) -> TileAddress {
     address
 }
 
-pub(crate) fn tile_bytes_on(tile: TileAddress, bytes: u32) -> TileAddress {
+pub(crate) fn tile_offset_bytes(tile: TileAddress, bytes: u32) -> TileAddress {
     tile.wrapping_add(bytes as usize)
 }
 
-/// The place of a 16-byte piece of a tile in the permutation of 128 bytes: bits 4 to 6 of the address, xor bits 7 to 9.
-pub(super) fn permuted<T>(address: *const T) -> *const T {
+/// The place of a 16-byte piece of a tile swizzled by 128 bytes: bits 4 to 6 of the
+/// address, xor bits 7 to 9.
+pub(super) fn swizzled<T>(address: *const T) -> *const T {
     address.map_addr(|address| address ^ (address >> 7 & 7) << 4)
 }
 
@@ -135,7 +138,7 @@ unsafe fn columns(tile: TileAddress, row: usize) -> [f32; 16] {
     let row = tile.wrapping_add(128 * row);
     let mut values = [0.0; 16];
     for piece in 0..2 {
-        let from = permuted(row.wrapping_add(16 * piece));
+        let from = swizzled(row.wrapping_add(16 * piece));
         touch(from.cast::<u128>(), Access::Read);
         // SAFETY: the caller's.
         let words = unsafe { from.cast::<[u32; 4]>().read() };
@@ -165,7 +168,8 @@ pub(crate) unsafe fn wgmma_m64n256k16_bf16(d: &mut [f32; 128], a: TileAddress, b
     }
 }
 
-/// The warp meets: its lanes execute the instruction together, so none is ahead of those that still read the tiles.
+/// The warp meets: its lanes execute the instruction together, so none is ahead of those that still
+/// read the tiles.
 #[track_caller]
 pub(crate) fn wgmma_fence() {
     super::sync_warp(FULL_MASK);
@@ -183,6 +187,6 @@ pub(crate) fn wgmma_wait<const N: u32>() {
 }
 
 #[track_caller]
-pub(crate) fn wgmma_hold(_sums: &mut [f32; 128]) {
+pub(crate) fn wgmma_fence_operand(_sums: &mut [f32; 128]) {
     current();
 }

@@ -42,8 +42,8 @@ pub(crate) fn barrier_all() {
 #[track_caller]
 pub(crate) fn barrier_count(predicate: bool) -> u32 {
     static COUNT: AtomicU32 = AtomicU32::new(0);
-    // SAFETY: the simulator gives at least the four bytes asked for, aligned to 16, alive while the block runs; all access to
-    // them is here, and atomic.
+    // SAFETY: the simulator gives at least the four bytes asked for, aligned to 16, alive while the
+    // block runs; all access to them is here, and atomic.
     let count = unsafe { AtomicU32::from_ptr(shared_static(COUNT.as_ptr())) };
     barrier_all();
     if index_in_block() == 0 {
@@ -67,7 +67,7 @@ pub(crate) fn barrier_or(predicate: bool) -> bool {
 
 /// [`barrier_or`] of some threads of the block.
 #[track_caller]
-pub(crate) fn some_barrier_or(id: u32, threads: u32, predicate: bool) -> bool {
+pub(crate) fn named_barrier_or(id: u32, threads: u32, predicate: bool) -> bool {
     static SOME: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
     // SAFETY: as in `barrier_count`.
     let seen = unsafe { AtomicU32::from_ptr(shared_static(SOME[id as usize % 16].as_ptr())) };
@@ -157,5 +157,10 @@ pub(crate) fn print<P: Pieces, A: Arguments>(arguments: A) {
 
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn opaque(value: u32) -> u32 {
+    value
+}
+
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) fn opaque_usize(value: usize) -> usize {
     value
 }

@@ -1,6 +1,7 @@
 //! Atomics, ordered accesses, fences: one instruction for an operation, an order and a scope.
 //!
-//! Sequential consistency is a `fence.sc` before the operation, which is relaxed (a store) or acquiring (the rest).
+//! Sequential consistency is a `fence.sc` before the operation, which is relaxed (a store) or
+//! acquiring (the rest).
 
 use core::arch::asm;
 
@@ -131,7 +132,10 @@ macro_rules! read_modify_writes {
 }
 
 macro_rules! words {
-    ($($word:ty, $reg:ident, $bits:literal $exch:literal $cas:literal $and:literal $or:literal $xor:literal;)*) => { $(
+    ($(
+        $word:ty, $reg:ident,
+        $bits:literal $exch:literal $cas:literal $and:literal $or:literal $xor:literal;
+    )*) => { $(
         impl Bits for $word {
             #[inline(always)]
             unsafe fn load(address: *const Self, order: Order, scope: Scope) -> Self {

@@ -1,4 +1,4 @@
-//! Barriers in shared memory, and the bulk copy engine.
+//! `mbarrier` and TMA.
 
 use core::arch::asm;
 
@@ -43,7 +43,7 @@ pub(crate) fn mbarrier_arrive(word: *mut u64) {
 }
 
 #[inline(always)]
-pub(crate) fn mbarrier_arrive_expecting(word: *mut u64, bytes: u32) {
+pub(crate) fn mbarrier_arrive_expect_tx(word: *mut u64, bytes: u32) {
     // SAFETY: as in `mbarrier_init`.
     unsafe {
         asm!(
@@ -61,7 +61,8 @@ pub(crate) fn mbarrier_try_wait(word: *mut u64, parity: u32) -> bool {
     // SAFETY: as in `mbarrier_init`.
     unsafe {
         asm!(
-            "{{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [{word}], {parity}; selp.u32 {ended}, 1, 0, p; }}",
+            "{{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [{word}], {parity}; \
+             selp.u32 {ended}, 1, 0, p; }}",
             word = in(reg32) shared_address(word),
             parity = in(reg32) parity,
             ended = out(reg32) ended,

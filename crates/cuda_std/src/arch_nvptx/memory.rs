@@ -65,8 +65,8 @@ pub(crate) unsafe fn store<T: Copy>(address: *mut T, value: T) {
     unsafe { address.write(value) }
 }
 
-/// Four words as one value to LLVM. As an array it would copy them by memory, in two halves, wherever nothing else is done
-/// with them.
+/// Four words as one value to LLVM. As an array it would copy them by memory, in two halves,
+/// wherever nothing else is done with them.
 #[repr(simd)]
 #[derive(Clone, Copy)]
 struct Four([u32; 4]);

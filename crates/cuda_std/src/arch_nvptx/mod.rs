@@ -1,7 +1,8 @@
 //! The GPU's side: each function is an instruction or a few.
 //!
-//! The builder marks every call of inline assembly convergent before LLVM optimises, so barriers, shuffles
-//! and votes keep their place in the control flow. What orders memory has no `nomem`: LLVM moves no access across it.
+//! The builder marks every call of inline assembly convergent before LLVM optimises, so barriers,
+//! shuffles and votes keep their place in the control flow. What orders memory has no `nomem`: LLVM
+//! moves no access across it.
 
 mod atomics;
 mod bulk;

@@ -82,7 +82,8 @@ macro_rules! write {
     ($what:expr, word, $($form:tt)*) => { write!($what, reg32 u32, $($form)*) };
     ($what:expr, long, $($form:tt)*) => { write!($what, reg64 u64, $($form)*) };
     ($what:expr, $reg:ident $type:ident, $form:literal, $address:expr, $value:expr) => {{
-        // SAFETY: values are plain bytes, and this one has as many as the register; the rest is the caller's.
+        // SAFETY: values are plain bytes, and this one has as many as the register; the rest is the
+        // caller's.
         unsafe {
             asm!(
                 concat!("multimem.", $what, ".", $form, " [{}], {};"),
@@ -160,7 +161,9 @@ macro_rules! stores {
             unsafe fn store(address: *mut Self, value: Self, strength: Strength) {
                 match strength {
                     None => st!("st.weak", $kind, address, value),
-                    Some((Order::Relaxed, scope)) => scoped!(scope, st, "st.relaxed", $kind, address, value),
+                    Some((Order::Relaxed, scope)) => {
+                        scoped!(scope, st, "st.relaxed", $kind, address, value)
+                    }
                     Some((_, scope)) => scoped!(scope, st, "st.release", $kind, address, value),
                 }
             }
@@ -176,7 +179,9 @@ macro_rules! impls {
             unsafe fn load_reduce(_: $op, address: *const Self, strength: Strength) -> Self {
                 let bits = match strength {
                     None => ld_reduce!("weak", $kind, $load, address),
-                    Some((Order::Relaxed, scope)) => scoped!(scope, ld_reduce, "relaxed", $kind, $load, address),
+                    Some((Order::Relaxed, scope)) => {
+                        scoped!(scope, ld_reduce, "relaxed", $kind, $load, address)
+                    }
                     Some((_, scope)) => scoped!(scope, ld_reduce, "acquire", $kind, $load, address),
                 };
                 // SAFETY: values are plain bytes, and these are as many.
@@ -188,7 +193,9 @@ macro_rules! impls {
             #[inline(always)]
             unsafe fn red(_: $op, address: *mut Self, value: Self, order: Order, scope: Scope) {
                 match order {
-                    Order::Relaxed => scoped!(scope, write, "red.relaxed", $kind, $red, address, value),
+                    Order::Relaxed => {
+                        scoped!(scope, write, "red.relaxed", $kind, $red, address, value)
+                    }
                     _ => scoped!(scope, write, "red.release", $kind, $red, address, value),
                 }
             }

@@ -13,8 +13,8 @@ fn panic(info: &PanicInfo) -> ! {
     unsafe { nvptx::trap() }
 }
 
-/// Prints where the panic was, and its message when that is plain text: formatting one would link `core::fmt` into every
-/// kernel, which takes ptxas minutes and more stack than a thread has.
+/// Prints where the panic was, and its message when that is plain text: formatting one would link
+/// `core::fmt` into every kernel, which takes ptxas minutes and more stack than a thread has.
 #[cfg(debug_assertions)]
 fn report(info: &PanicInfo) {
     use crate::thread::{block_idx, thread_idx};

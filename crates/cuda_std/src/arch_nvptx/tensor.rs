@@ -26,7 +26,8 @@ pub(crate) unsafe fn mma_m16n8k16_bf16(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2
     unsafe {
         asm!(
             "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 \
-             {{{}, {}, {}, {}}}, {{{a0}, {a1}, {a2}, {a3}}}, {{{b0}, {b1}}}, {{{0}, {1}, {2}, {3}}};",
+             {{{}, {}, {}, {}}}, {{{a0}, {a1}, {a2}, {a3}}}, {{{b0}, {b1}}}, \
+             {{{0}, {1}, {2}, {3}}};",
             inout(reg32) d[0],
             inout(reg32) d[1],
             inout(reg32) d[2],
@@ -61,14 +62,14 @@ pub(crate) unsafe fn load_matrices(row: *const bf16) -> [u32; 4] {
 }
 
 #[inline(always)]
-pub(crate) unsafe fn copy_16_async(to: *mut u8, from: *const u8, take: bool) {
+pub(crate) unsafe fn copy_16_async(to: *mut u8, from: *const u8, pred: bool) {
     // SAFETY: the caller's.
     unsafe {
         asm!(
             "cp.async.cg.shared.global [{}], [{}], 16, {};",
             in(reg32) shared_address(to),
             in(reg64) from,
-            in(reg32) if take { 16 } else { 0 },
+            in(reg32) if pred { 16 } else { 0 },
             options(nostack),
         );
     }
@@ -86,24 +87,27 @@ pub(crate) fn wait_copies<const N: u32>() {
     unsafe { asm!("cp.async.wait_group {};", const N, options(nostack)) }
 }
 
-/// The instruction's descriptor: the address in units of 16 bytes, 1,024 bytes from eight rows to the next eight, the permutation of
-/// 128 bytes.
+/// The instruction's descriptor: the address in units of 16 bytes, 1,024 bytes from eight rows to
+/// the next eight, swizzled by 128 bytes.
 pub(crate) type TileAddress = u64;
 
 #[inline(always)]
 pub(crate) fn tile_address(address: *const u8) -> TileAddress {
     const EIGHT_ROWS: u64 = (1024 >> 4) << 32;
-    const PERMUTED_128: u64 = 1 << 62;
-    u64::from((shared_address(address) & 0x3_ffff) >> 4) | EIGHT_ROWS | PERMUTED_128
+    const SWIZZLE_128B: u64 = 1 << 62;
+    u64::from((shared_address(address) & 0x3_ffff) >> 4) | EIGHT_ROWS | SWIZZLE_128B
 }
 
 #[inline(always)]
-pub(crate) fn tile_bytes_on(tile: TileAddress, bytes: u32) -> TileAddress {
+pub(crate) fn tile_offset_bytes(tile: TileAddress, bytes: u32) -> TileAddress {
     tile + u64::from(bytes >> 4)
 }
 
 macro_rules! wgmma {
-    ($name:ident $hold:ident $shape:literal $sums:literal: $first:literal $($i:literal)*) => {
+    (
+        $name:ident $fence_operand:ident $shape:literal $sums:literal:
+        $first:literal $($i:literal)*
+    ) => {
         #[inline(always)]
         pub(crate) unsafe fn $name(d: &mut [f32; $sums], a: TileAddress, b: TileAddress) {
             // SAFETY: reads the tiles, which the caller vouches for, and adds to registers.
@@ -124,7 +128,7 @@ macro_rules! wgmma {
         }
 
         #[inline(always)]
-        pub(crate) fn $hold(d: &mut [f32; $sums]) {
+        pub(crate) fn $fence_operand(d: &mut [f32; $sums]) {
             // SAFETY: does nothing. The compiler takes the registers for changed here.
             unsafe {
                 asm!(
@@ -140,12 +144,12 @@ macro_rules! wgmma {
 
 #[rustfmt::skip]
 wgmma! {
-    wgmma_m64n256k16_bf16 wgmma_hold "m64n256k16" 128:
+    wgmma_m64n256k16_bf16 wgmma_fence_operand "m64n256k16" 128:
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
     32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63
     64 65 66 67 68 69 70 71 72 73 74 75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95
-    96 97 98 99 100 101 102 103 104 105 106 107 108 109 110 111 112 113 114 115 116 117 118 119 120 121 122 123
-    124 125 126 127
+    96 97 98 99 100 101 102 103 104 105 106 107 108 109 110 111
+    112 113 114 115 116 117 118 119 120 121 122 123 124 125 126 127
 }
 
 #[inline(always)]

@@ -76,7 +76,8 @@ macro_rules! predicates {
         #[inline(always)]
         pub(crate) fn $name($($arg: u32,)* predicate: bool) -> bool {
             let result: u32;
-            // SAFETY: touches no memory of its own; that the threads reach it together is the caller's.
+            // SAFETY: touches no memory of its own; that the threads reach it together is the
+            // caller's.
             unsafe {
                 asm!(
                     concat!(
@@ -98,7 +99,7 @@ macro_rules! predicates {
 predicates! {
     barrier_and() "bar.red.and.pred q, 0, p;", nostack;
     barrier_or() "bar.red.or.pred q, 0, p;", nostack;
-    some_barrier_or(id, threads) "barrier.red.or.pred q, {id}, {threads}, p;", nostack;
+    named_barrier_or(id, threads) "barrier.red.or.pred q, {id}, {threads}, p;", nostack;
     vote_all(mask) "vote.sync.all.pred q, p, {mask};", nomem nostack;
     vote_any(mask) "vote.sync.any.pred q, p, {mask};", nomem nostack;
 }
@@ -130,7 +131,8 @@ macro_rules! shfl {
                 concat!(
                     "{{ .reg .pred p; shfl.sync.",
                     $mode,
-                    ".b32 {result}|p, {value}, {lane}, {clamp}, {mask}; selp.u32 {in_range}, 1, 0, p; }}"
+                    ".b32 {result}|p, {value}, {lane}, {clamp}, {mask}; \
+                     selp.u32 {in_range}, 1, 0, p; }}"
                 ),
                 result = out(reg32) result,
                 in_range = out(reg32) in_range,
@@ -147,8 +149,8 @@ macro_rules! shfl {
 
 #[inline(always)]
 pub(crate) fn shuffle(mask: u32, mode: Shuffle, value: u32, lane: u32, width: u32) -> (u32, bool) {
-    // Bits 8 to 12: which bits of the lane number a part of the warp shares; bits 0 to 4: the last lane of the part (the first
-    // for `up`).
+    // Bits 8 to 12: which bits of the lane number a part of the warp shares; bits 0 to 4: the last
+    // lane of the part (the first for `up`).
     let parts = (32 - width) << 8;
     let clamp = parts | 31;
     match mode {
@@ -165,7 +167,8 @@ pub(crate) fn ballot(mask: u32, predicate: bool) -> u32 {
     // SAFETY: exchanges registers; that all lanes of the mask execute it is the caller's.
     unsafe {
         asm!(
-            "{{ .reg .pred p; setp.ne.u32 p, {predicate}, 0; vote.sync.ballot.b32 {lanes}, p, {mask}; }}",
+            "{{ .reg .pred p; setp.ne.u32 p, {predicate}, 0; \
+             vote.sync.ballot.b32 {lanes}, p, {mask}; }}",
             predicate = in(reg32) u32::from(predicate),
             lanes = out(reg32) lanes,
             mask = in(reg32) mask,
@@ -178,7 +181,8 @@ pub(crate) fn ballot(mask: u32, predicate: bool) -> u32 {
 #[inline(always)]
 pub(crate) fn clock64() -> u64 {
     let cycles;
-    // SAFETY: reads a register; not pure and without `nomem`, so that it stays between the accesses around it.
+    // SAFETY: reads a register; not pure and without `nomem`, so that it stays between the accesses
+    // around it.
     unsafe { asm!("mov.u64 {}, %clock64;", out(reg64) cycles, options(nostack)) };
     cycles
 }
@@ -192,6 +196,13 @@ pub(crate) fn globaltimer() -> u64 {
 }
 
 #[inline(always)]
+pub(crate) fn opaque_usize(mut value: usize) -> usize {
+    // SAFETY: as below.
+    unsafe { asm!("// {}", inout(reg64) value, options(nomem, nostack)) };
+    value
+}
+
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn opaque(mut value: u32) -> u32 {
     // SAFETY: no instruction. It is not `pure`, so that it stays where it is.
     unsafe { asm!("// {}", inout(reg32) value, options(nomem, nostack)) };

@@ -1,28 +1,31 @@
-//! Barriers over the network.
+//! GIN barriers: barriers over the network.
 //!
-//! Written here on NCCL's signals and shadows, in the way NCCL does it: each rank raises a signal of every peer, one for each
-//! barrier and rank, and waits for its own. NCCL's function gives its waits no way to fail; these end with the host's abort and can
-//! have a timeout.
+//! NCCL's algorithm on its signals and shadows, written here because NCCL's waits cannot fail:
+//! these end with the host's abort and can have a timeout. Each rank increments a signal of every
+//! peer, one for each barrier and rank, and waits for its own.
 
 use cuda_std::mem;
 use devcomm_types::nccl::GinBarrierHandle;
 use devcomm_types::{GinType, WaitFor, WaitKind};
 
+use super::arrival::{Arrive, Arrived};
+use super::{Arrival, BarrierIndex};
 use crate::gin::calls::{self, Release, Word};
 use crate::gin::{Gin, GinBackend, SignalId};
 use crate::wait::{Deadline, Outcome, finish, finish_timed};
-use crate::{BarrierIndex, Coop, MemoryOrder, Team, TimedOut, Timeout};
+use crate::{Coop, MemoryOrder, Team, TimedOut, Timeout};
 
-/// What a barrier over the network says of puts and gets posted before. NCCL: `ncclGinFenceLevel`.
+/// Which puts and gets posted before a GIN barrier it completes. NCCL: `ncclGinFenceLevel`.
 #[doc(alias = "ncclGinFenceLevel")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum FenceLevel {
     /// Nothing: the ranks have arrived.
     None = 0,
-    /// What a rank has put to a member of the team, on the contexts that the barrier covers, has arrived there.
+    /// What a rank has put to a member of the team, on the contexts that the barrier covers, has
+    /// arrived there.
     Put = 1,
-    /// What this rank has got is there.
+    /// This rank's gets are complete.
     Get = 2,
     /// Both.
     PutGet = 3,
@@ -61,7 +64,24 @@ impl<B> Clone for GinBarriers<'_, B> {
 impl<B> Copy for GinBarriers<'_, B> {}
 
 impl<'a, B: GinBackend> Gin<'a, B> {
-    /// The barriers of all ranks, which the host reserved by `world_gin_barriers`. NCCL: `ncclDevComm.worldGinBarrier`.
+    /// Barrier `index` of all ranks, for the threads of `coop`: [`GinBarriers::barrier`] of
+    /// [`world_barriers`](Self::world_barriers).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn world_barrier(&self, coop: Coop, index: BarrierIndex) -> GinBarrier<'a, B> {
+        self.world_barriers().barrier(coop, index)
+    }
+
+    /// Barrier `index` of the rail team, for the threads of `coop`: [`GinBarriers::barrier`] of
+    /// [`rail_barriers`](Self::rail_barriers).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn rail_barrier(&self, coop: Coop, index: BarrierIndex) -> GinBarrier<'a, B> {
+        self.rail_barriers().barrier(coop, index)
+    }
+
+    /// The barriers of all ranks, which the host reserved by `world_gin_barriers`. NCCL:
+    /// `ncclDevComm.worldGinBarrier`.
     #[doc(alias = "worldGinBarrier")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn world_barriers(&self) -> GinBarriers<'a, B> {
@@ -70,7 +90,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         GinBarriers { gin: *self, team, handle, all_contexts: false }
     }
 
-    /// The barriers of the rail team, which the host reserved by `rail_gin_barriers`. NCCL: `ncclDevComm.railGinBarrier`.
+    /// The barriers of the rail team, which the host reserved by `rail_gin_barriers`. NCCL:
+    /// `ncclDevComm.railGinBarrier`.
     #[doc(alias = "railGinBarrier")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn rail_barriers(&self) -> GinBarriers<'a, B> {
@@ -85,14 +106,15 @@ impl<'a, B: GinBackend> GinBarriers<'a, B> {
     ///
     /// # Safety
     ///
-    /// The handle is one that the host got for this device communicator and a team of these ranks, all connected.
+    /// The handle is one that the host got for this device communicator and a team of these ranks,
+    /// all connected.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new(gin: Gin<'a, B>, team: Team, handle: GinBarrierHandle) -> Self {
         Self { gin, team, handle, all_contexts: false }
     }
 
-    /// The same barriers, whose fences cover every context of the device communicator instead of one. NCCL:
-    /// `ncclGinAllContexts`.
+    /// The same barriers, whose fences cover every context of the device communicator instead of
+    /// one. NCCL: `ncclGinAllContexts`.
     #[doc(alias = "ncclGinBarrierSessionInitAllContexts")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
@@ -100,7 +122,8 @@ impl<'a, B: GinBackend> GinBarriers<'a, B> {
         Self { all_contexts: true, ..self }
     }
 
-    /// Barrier `index`, for the threads of `coop`. Traps when its signals are not among those of the device communicator.
+    /// Barrier `index`, for the threads of `coop`. Traps when its signals are not among those of
+    /// the device communicator.
     ///
     /// NCCL: `ncclGinBarrierSession`'s constructor.
     #[doc(alias = "ncclGinBarrierSessionInit")]
@@ -119,7 +142,9 @@ impl<'a, B: GinBackend> GinBarriers<'a, B> {
     }
 }
 
-/// A barrier over the network, used by one coop of each rank.
+/// A barrier over the network, used by one coop of each rank: [`Gin::world_barrier`],
+/// [`Gin::rail_barrier`], [`GinBarriers::barrier`]. Its counts are NCCL's, so that nothing is left
+/// to close.
 ///
 /// NCCL: `ncclGinBarrierSession`.
 #[doc(alias = "ncclGinBarrierSession")]
@@ -132,7 +157,21 @@ pub struct GinBarrier<'a, B> {
 }
 
 impl<B: GinBackend> GinBarrier<'_, B> {
-    /// Waits until the same coop of every rank of the team is here, with what `fence` says of puts and gets.
+    /// Signals this coop's arrival to the peers. [`Arrival::wait`] waits for theirs; dropping the
+    /// arrival waits too. `fence` says which puts and gets are complete after the wait.
+    ///
+    /// NCCL's `ncclGinBarrierSession` has no split arrive and wait.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn arrive(&mut self, order: MemoryOrder, fence: FenceLevel) -> Arrival<'_, Self> {
+        if let Err(outcome) = self.tell(order, fence, Deadline::NEVER) {
+            finish(self.coop, outcome);
+        }
+        Arrival::new(self, Arrived { order, fence })
+    }
+
+    /// Waits until the same coop of every rank of the team has arrived; `fence` says which puts and
+    /// gets are complete then.
     ///
     /// NCCL: `ncclGinBarrierSession::sync`.
     #[doc(alias = "ncclGinBarrierSessionSync")]
@@ -143,8 +182,9 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         finish(self.coop, outcome);
     }
 
-    /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without its promise. (Where signals are
-    /// weak, a fence for puts waits for those first; a timeout of that leaves the barrier as it was, and the peers waiting.)
+    /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without
+    /// its guarantees. (Where signals are weak, a fence for puts waits for those first; a timeout
+    /// of that leaves the barrier as it was, and the peers waiting.)
     ///
     /// NCCL: `ncclGinBarrierSession::sync` with `timeoutCycles`.
     ///
@@ -171,34 +211,57 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         fence: FenceLevel,
         deadline: Deadline,
     ) -> Outcome {
+        match self.tell(order, fence, deadline) {
+            Ok(()) => self.wait_for_peers(order, fence, deadline),
+            Err(outcome) => outcome,
+        }
+    }
+
+    /// Signals every peer; or none, when what the fence covers could not be waited for.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub(super) fn tell(
+        &mut self,
+        order: MemoryOrder,
+        fence: FenceLevel,
+        deadline: Deadline,
+    ) -> Result<(), Outcome> {
         let Self { set: GinBarriers { gin, team, .. }, coop, .. } = *self;
         coop.sync();
         // Where signals are weak, they say nothing of earlier puts: those have to be through first.
         let strong = gin.is_strong_by_default() && !matches!(B::TYPE, GinType::EfaGda);
         if fence.covers_puts() && !strong {
             let outcome = self.flush(order, deadline);
-            // Together: a coop enters whole or not at all. What it has put may be under way, so the peers must not be told.
+            // Together: a coop enters whole or not at all. What it has put may be under way, so the
+            // peers must not be told.
             if coop.any(outcome != Outcome::Done) {
-                return outcome;
+                return Err(outcome);
             }
         }
-        // With a fence for puts a rank signals itself too, since it may have put to itself.
-        let peers = if fence.covers_puts() { team.n_ranks } else { team.n_ranks - 1 };
-        let contexts = self.contexts();
         let given = if order.releases() { Release::THREAD } else { Release::SYSTEM };
-        let mut i = coop.thread_rank();
-        while i < (contexts * peers) as u32 {
-            let (gin, peer) = self.nth(i as i32, peers);
+        for i in coop.strided(self.signals(fence)) {
+            let (gin, peer) = self.nth(i as i32, self.peers(fence));
             // SAFETY: the barrier's signals were checked to be reserved.
             let signal = unsafe { SignalId::from_raw(self.first + team.rank as u32) };
             let action = if strong { signal.inc().strong() } else { signal.inc().weak() };
             gin.signal_alone(gin.world_rank(team, peer), action, given);
-            i += coop.size();
         }
+        Ok(())
+    }
+
+    /// Waits for every peer's signal, and for what the fence says of gets.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub(super) fn wait_for_peers(
+        &mut self,
+        order: MemoryOrder,
+        fence: FenceLevel,
+        deadline: Deadline,
+    ) -> Outcome {
+        let Self { set: GinBarriers { team, .. }, coop, .. } = *self;
         let mut result = Outcome::Done;
-        let mut i = coop.thread_rank();
-        while i < (contexts * peers) as u32 {
-            let (gin, peer) = self.nth(i as i32, peers);
+        for i in coop.strided(self.signals(fence)) {
+            let (gin, peer) = self.nth(i as i32, self.peers(fence));
             // Every one of them is expected, also after a timeout.
             let expected = self.expect(&gin, peer);
             if result == Outcome::Done {
@@ -217,12 +280,25 @@ impl<B: GinBackend> GinBarrier<'_, B> {
                     calls::wait::<B>(context, word, expected, BITS, order, deadline, what)
                 };
             }
-            i += coop.size();
         }
         if result == Outcome::Done && fence.covers_gets() {
             return self.flush(order, deadline);
         }
         result
+    }
+
+    /// Ranks that are signalled. With a fence for puts a rank signals itself too, since it may have
+    /// put to itself.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn peers(&self, fence: FenceLevel) -> i32 {
+        let ranks = self.set.team.n_ranks;
+        if fence.covers_puts() { ranks } else { ranks - 1 }
+    }
+
+    /// Signals that the coop raises, and waits for.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn signals(&self, fence: FenceLevel) -> u32 {
+        (self.contexts() * self.peers(fence)) as u32
     }
 
     /// Signal and shadow have counted one arrival more; the count as it should be then.
@@ -238,7 +314,8 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         }
     }
 
-    /// What this rank has posted is through, on the contexts that the barrier covers; this thread's share.
+    /// What this rank has posted is through, on the contexts that the barrier covers; this thread's
+    /// share.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn flush(&self, order: MemoryOrder, deadline: Deadline) -> Outcome {
@@ -264,7 +341,8 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         if self.set.all_contexts { self.set.gin.with_index(i as u32) } else { self.set.gin }
     }
 
-    /// The `i`-th pair of a context and a peer. Every rank starts with its neighbour and ends with itself.
+    /// The `i`-th pair of a context and a peer. Every rank starts with its neighbour and ends with
+    /// itself.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn nth(&self, i: i32, peers: i32) -> (Gin<'_, B>, i32) {
@@ -272,6 +350,27 @@ impl<B: GinBackend> GinBarrier<'_, B> {
         let context = if self.set.all_contexts { i / peers } else { 0 };
         let peer = 1 + team.rank + (i - context * peers);
         (self.on_context(context), if peer < team.n_ranks { peer } else { peer - team.n_ranks })
+    }
+}
+
+impl<B: GinBackend> Arrive for GinBarrier<'_, B> {
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    fn complete(&mut self, arrived: Arrived, order: MemoryOrder) {
+        let outcome = self.wait_for_peers(order, arrived.fence, Deadline::NEVER);
+        finish(self.coop, outcome);
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    fn complete_until(
+        &mut self,
+        arrived: Arrived,
+        order: MemoryOrder,
+        deadline: Deadline,
+    ) -> Result<(), TimedOut> {
+        let outcome = self.wait_for_peers(order, arrived.fence, deadline);
+        finish_timed(self.coop, outcome)
     }
 }
 

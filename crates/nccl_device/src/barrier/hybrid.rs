@@ -1,16 +1,16 @@
-//! Barriers over both: load and store within the LSA team, the network between LSA teams.
+//! Hybrid barriers of all ranks: load and store within an LSA team, the network between LSA teams.
 //!
-//! NCCL's C function has modes in which it does nothing at all (a fence for puts with FULL connections, the default); this is
-//! written on the two kinds of barriers, and covers every mode that NCCL's C++ class has.
+//! NCCL's C function does nothing in some modes (a fence for puts with FULL connections, the
+//! default). This implementation is built on the LSA and the GIN barrier, and has every mode of
+//! NCCL's C++ class.
 
+use super::arrival::{Arrive, Arrived};
+use super::{Arrival, BarrierIndex, FenceLevel, GinBarrier, GinBarriers, LsaBarrier};
 use crate::gin::{Gin, GinBackend};
-use crate::wait::{Deadline, finish, finish_timed};
-use crate::{
-    BarrierIndex, Coop, FenceLevel, GinBarrier, GinBarriers, LsaBarrier, MemoryOrder, Team,
-    TimedOut, Timeout,
-};
+use crate::wait::{Deadline, Outcome, finish, finish_timed};
+use crate::{Coop, MemoryOrder, Team, TimedOut, Timeout};
 
-/// A barrier of all ranks, which the host reserved by `barriers`.
+/// A barrier of all ranks, which the host reserved by `barriers`: [`Gin::hybrid_barrier`].
 ///
 /// NCCL: `ncclBarrierSession` of the world.
 #[doc(alias = "ncclBarrierSession")]
@@ -21,41 +21,37 @@ pub struct HybridBarrier<'a, B> {
     lsa: LsaBarrier<'a>,
 }
 
-/// Which barriers an episode takes.
+/// Which barriers one synchronisation uses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Path {
     /// The LSA teams within themselves, then the rails.
     LsaThenRail,
     /// All ranks over the network.
     Network,
-    /// The LSA teams within themselves, then those that the network connects: more than the rails, and not all.
+    /// The LSA teams within themselves, then those that the network connects: more than the rails,
+    /// and not all.
     LsaThenNetwork,
 }
 
-impl<'a, B: GinBackend> HybridBarrier<'a, B> {
-    /// Opens a session on barrier `index` for the threads of `coop`, runs `body` and closes the session. `gin` is the context
-    /// whose puts and gets the fence covers.
+impl<'a, B: GinBackend> Gin<'a, B> {
+    /// Barrier `index` of all ranks, by load and store and this context, for the threads of `coop`;
+    /// dropping it closes it. Its fences cover what this context puts and gets.
     ///
-    /// Every thread of the coop calls this; so does the same coop in every other rank. Traps when there is no such barrier.
+    /// Every thread of the coop calls this; so does the same coop in every other rank. Traps when
+    /// there is no such barrier.
     ///
     /// NCCL: `ncclBarrierSession`'s constructor for the world, and its destructor.
     #[doc(alias = "ncclBarrierSessionInit")]
     #[doc(alias = "ncclBarrierSessionDestroy")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
-    pub fn with<R>(
-        coop: Coop,
-        gin: Gin<'a, B>,
-        index: BarrierIndex,
-        body: impl FnOnce(&mut Self) -> R,
-    ) -> R {
-        let lsa = LsaBarrier::open(gin.comm().hybrid_lsa_barriers(), coop, index);
-        let mut barrier = Self { coop, gin, index, lsa };
-        let result = body(&mut barrier);
-        barrier.lsa.close();
-        result
+    pub fn hybrid_barrier(&self, coop: Coop, index: BarrierIndex) -> HybridBarrier<'a, B> {
+        let lsa = self.comm().hybrid_lsa_barriers().barrier(coop, index);
+        HybridBarrier { coop, gin: *self, index, lsa }
     }
+}
 
+impl<'a, B: GinBackend> HybridBarrier<'a, B> {
     /// The inner barrier, of the LSA team alone. NCCL: `ncclBarrierSession::lsaBarrier`.
     #[doc(alias = "lsaBarrier")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -75,8 +71,30 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
             .barrier(self.coop, self.index)
     }
 
-    /// Waits until the same coop of every rank is here, with what `fence` says of puts and gets. With RAIL connections a fence
-    /// for puts covers those along the rails, which are all there can be.
+    /// Signals this coop's arrival to the LSA team, or, where the barrier uses the network alone,
+    /// to all ranks. In the first case the ranks of other LSA teams are signalled by
+    /// [`Arrival::wait`] only, so a peer's wait may depend on this one's. Dropping the arrival
+    /// waits too.
+    ///
+    /// NCCL's `ncclBarrierSession` has no split arrive and wait.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn arrive(&mut self, order: MemoryOrder, fence: FenceLevel) -> Arrival<'_, Self> {
+        match self.path(fence) {
+            Path::Network => {
+                if let Err(outcome) = self.outer(Path::Network).tell(order, fence, Deadline::NEVER)
+                {
+                    finish(self.coop, outcome);
+                }
+            }
+            Path::LsaThenRail | Path::LsaThenNetwork => self.lsa.tell(order),
+        }
+        Arrival::new(self, Arrived { order, fence })
+    }
+
+    /// Waits until the same coop of every rank has arrived; `fence` orders puts and gets before it.
+    /// With RAIL connections a fence for puts covers those along the rails, which are all there can
+    /// be.
     ///
     /// NCCL: `ncclBarrierSession::sync`.
     #[doc(alias = "ncclBarrierSessionSync")]
@@ -92,7 +110,8 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
         finish(self.coop, outcome);
     }
 
-    /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without its promise.
+    /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without
+    /// its guarantees.
     ///
     /// NCCL: `ncclBarrierSession::sync` with `timeoutCycles`.
     ///
@@ -112,7 +131,7 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
         if path != Path::Network {
             inner = self.lsa.sync_until(order, deadline);
         }
-        // Also after a timeout within: the peers count on this rank's arrival at both.
+        // Also after the inner barrier timed out: the peers count on this rank's arrival at both.
         let mut outer = self.outer(path);
         let outcome = outer.meet(order, fence, deadline);
         finish_timed(self.coop, outcome).and(inner)
@@ -139,8 +158,57 @@ impl<'a, B: GinBackend> HybridBarrier<'a, B> {
         let raw = self.gin.comm().as_raw();
         let stride = (raw.gin_context_stride as i32).max(1);
         let connected = Team { n_ranks: raw.n_ranks / stride, rank: raw.rank / stride, stride };
-        // SAFETY: the handle is the device communicator's own, for the team of those that its contexts connect.
+        // SAFETY: the handle is the device communicator's own, for the team of those that its
+        // contexts connect.
         unsafe { GinBarriers::new(self.gin, connected, raw.hybrid_dense_gin_barrier) }
             .barrier(self.coop, self.index)
+    }
+}
+
+impl<B: GinBackend> HybridBarrier<'_, B> {
+    /// The part of the wait after an arrival that uses the network.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    fn wait_outside(
+        &mut self,
+        Arrived { order: arrived, fence }: Arrived,
+        order: MemoryOrder,
+        deadline: Deadline,
+    ) -> Outcome {
+        let path = self.path(fence);
+        let mut outer = self.outer(path);
+        match path {
+            Path::Network => outer.wait_for_peers(order, fence, deadline),
+            _ => outer.meet(order.and_release_of(arrived), fence, deadline),
+        }
+    }
+}
+
+impl<B: GinBackend> Arrive for HybridBarrier<'_, B> {
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    fn complete(&mut self, arrived: Arrived, order: MemoryOrder) {
+        if self.path(arrived.fence) != Path::Network {
+            self.lsa.wait(order);
+        }
+        let outcome = self.wait_outside(arrived, order, Deadline::NEVER);
+        finish(self.coop, outcome);
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    fn complete_until(
+        &mut self,
+        arrived: Arrived,
+        order: MemoryOrder,
+        deadline: Deadline,
+    ) -> Result<(), TimedOut> {
+        let mut inner = Ok(());
+        if self.path(arrived.fence) != Path::Network {
+            inner = self.lsa.wait_until(order, deadline);
+        }
+        // Also after the inner barrier timed out: the peers count on this rank's arrival at both.
+        let outcome = self.wait_outside(arrived, order, deadline);
+        finish_timed(self.coop, outcome).and(inner)
     }
 }

@@ -1,11 +1,13 @@
 //! Barriers between the GPUs of an LSA team.
 //!
-//! NCCL's functions open and close a session. Arriving and waiting are written here, on NCCL's words, so that kernels of both
-//! kinds can use one set of barriers: NCCL's wait has no way to fail, and ours ends with the host's abort and can have a timeout.
-//! A set of `n` barriers is an array of `u32` in every rank's resources: `n` epochs for multicast, `n` epochs, `n` inboxes for
-//! multicast, and for each barrier an inbox a rank. A session reads its epoch when it opens and stores it when it closes.
+//! NCCL's functions open and close a session. Arriving and waiting are written here, because NCCL's
+//! wait cannot fail; ours ends with the host's abort and can have a timeout. The layout in memory
+//! is NCCL's, so that kernels in C++ and in Rust can use one set of barriers. A set of `n` barriers
+//! is an array of `u32` in every rank's resources: `n` epochs for multicast, `n` epochs, `n`
+//! inboxes for multicast, and for each barrier an inbox per rank. A session reads its epoch when it
+//! opens and stores it when it closes.
 
-use core::mem::{self, MaybeUninit};
+use core::mem::MaybeUninit;
 
 use cuda_std::atomic::{Order, Scope};
 #[cfg(target_arch = "nvptx64")]
@@ -16,8 +18,12 @@ use cuda_std::{hint, multimem};
 use devcomm_types::nccl::{LsaBarrierHandle, LsaBarrierSession, MultimemHandle};
 use devcomm_types::{WaitFor, WaitKind};
 
-use crate::wait::{Deadline, Outcome, finish, finish_timed, poll};
-use crate::{BarrierIndex, Coop, DevComm, MemoryOrder, Team, TimedOut, Timeout, raw};
+use super::arrival::{Arrive, Arrived};
+use super::{Arrival, BarrierIndex, FenceLevel};
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::wait::is_unwinding;
+use crate::wait::{Deadline, Outcome, finish, finish_timed, has_reached, poll};
+use crate::{Coop, DevComm, MemoryOrder, Team, TimedOut, Timeout, raw};
 
 /// A set of LSA barriers: a device communicator's own, or one that the host asked for in addition.
 ///
@@ -32,6 +38,24 @@ pub struct LsaBarriers<'a> {
 }
 
 impl DevComm {
+    /// Barrier `index` of the LSA team, for the threads of `coop`: [`LsaBarriers::barrier`] of
+    /// [`lsa_barriers`](Self::lsa_barriers).
+    ///
+    /// ```
+    /// # use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder};
+    /// # fn kernel(comm: DevComm) {
+    /// let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    /// barrier.sync(MemoryOrder::Acquire);
+    /// // Load from and store to the other ranks' windows.
+    /// barrier.sync(MemoryOrder::Release);
+    /// # }
+    /// ```
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn lsa_barrier(&self, coop: Coop, index: BarrierIndex) -> LsaBarrier<'_> {
+        self.lsa_barriers().barrier(coop, index)
+    }
+
     /// The barriers of the LSA team. NCCL: `ncclDevComm.lsaBarrier`.
     #[doc(alias = "lsaBarrier")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -40,7 +64,8 @@ impl DevComm {
         LsaBarriers { comm: self, team, handle, multimem: None }
     }
 
-    /// The barriers of the LSA team that are the inner part of hybrid barriers. NCCL: `ncclDevComm.hybridLsaBarrier`.
+    /// The barriers of the LSA team that are the inner part of hybrid barriers. NCCL:
+    /// `ncclDevComm.hybridLsaBarrier`.
     #[doc(alias = "hybridLsaBarrier")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn hybrid_lsa_barriers(&self) -> LsaBarriers<'_> {
@@ -54,13 +79,15 @@ impl<'a> LsaBarriers<'a> {
     ///
     /// # Safety
     ///
-    /// The handle is one that the host got for this device communicator and a team of these ranks, all within load and store.
+    /// The host got the handle for this device communicator and a team of these ranks, which all
+    /// reach each other by load and store.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new(comm: &'a DevComm, team: Team, handle: LsaBarrierHandle) -> Self {
         Self { comm, team, handle, multimem: None }
     }
 
-    /// The same barriers, but a rank tells its peers by one multicast store. All ranks use the same form in one episode.
+    /// The same barriers, but a rank signals its peers by one multicast reduction. All ranks use
+    /// the same form in one synchronisation.
     ///
     /// # Safety
     ///
@@ -70,37 +97,36 @@ impl<'a> LsaBarriers<'a> {
         Self { multimem: Some(multimem), ..self }
     }
 
-    /// How many there are.
+    /// The number of barriers.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn count(&self) -> u32 {
         self.handle.n_barriers as u32
     }
 
-    /// Opens a session on barrier `index` for the threads of `coop`, runs `body` and closes the session.
+    /// Opens a session on barrier `index` for the threads of `coop`; dropping it closes it.
     ///
-    /// A scope, because a session that is not closed loses its epoch, and the next one on that index would pass at once.
-    /// Every thread of the coop calls this; so does the same coop in every other rank of the team. Traps when the set has no
-    /// such barrier.
+    /// Every thread of the coop calls this; so does the same coop in every other rank of the team.
+    /// Traps when the set has no such barrier.
     ///
-    /// NCCL: `ncclLsaBarrierSession`'s constructor and destructor.
+    /// NCCL: `ncclLsaBarrierSession`'s constructor.
     #[doc(alias = "ncclLsaBarrierSessionInit")]
-    #[doc(alias = "ncclLsaBarrierSessionDestroy")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
-    pub fn with<R>(
-        self,
-        coop: Coop,
-        index: BarrierIndex,
-        body: impl FnOnce(&mut LsaBarrier<'a>) -> R,
-    ) -> R {
-        let mut barrier = LsaBarrier::open(self, coop, index);
-        let result = body(&mut barrier);
-        barrier.close();
-        result
+    pub fn barrier(self, coop: Coop, index: BarrierIndex) -> LsaBarrier<'a> {
+        let mut barrier = LsaBarrier { set: self, coop, index: index.get(), epoch: 0 };
+        // SAFETY: NCCL's session has just been filled.
+        barrier.epoch = unsafe { epoch_of(&mut barrier.session()).read() };
+        // After the call: the simulator's error says more.
+        assert!(barrier.index < self.count(), "the barrier index is not reserved");
+        barrier
     }
 }
 
-/// An open session on a barrier of an LSA team. [`LsaBarrier::with`] and [`LsaBarriers::with`] open and close it.
+/// An open session on a barrier of an LSA team: [`DevComm::lsa_barrier`], [`LsaBarriers::barrier`].
+///
+/// Dropping it closes the session, by every thread of the coop: the barrier's epoch is stored for
+/// the next one. A session that is forgotten ([`core::mem::forget`]) loses its epoch, and the next
+/// one on that index passes at once.
 ///
 /// NCCL: `ncclLsaBarrierSession`.
 #[doc(alias = "ncclLsaBarrierSession")]
@@ -111,34 +137,15 @@ pub struct LsaBarrier<'a> {
     epoch: u32,
 }
 
-impl<'a> LsaBarrier<'a> {
-    /// A session on barrier `index` of the device communicator's LSA barriers: [`LsaBarriers::with`].
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    #[track_caller]
-    pub fn with<R>(
-        coop: Coop,
-        comm: &'a DevComm,
-        index: BarrierIndex,
-        body: impl FnOnce(&mut Self) -> R,
-    ) -> R {
-        comm.lsa_barriers().with(coop, index, body)
-    }
-
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    #[track_caller]
-    pub(super) fn open(set: LsaBarriers<'a>, coop: Coop, index: BarrierIndex) -> Self {
-        let mut barrier = Self { set, coop, index: index.get(), epoch: 0 };
-        // SAFETY: NCCL's session has just been filled.
-        barrier.epoch = unsafe { epoch_of(&mut barrier.session()).read() };
-        // Behind the call: a simulator says more.
-        assert!(barrier.index < set.count(), "the barrier index is not reserved");
-        barrier
-    }
-
-    /// What NCCL's function does too, which calls the coop through its table: in a large kernel LLVM does not see which it is.
-    #[cfg(target_arch = "nvptx64")]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) fn close(self) {
+/// NCCL: `ncclLsaBarrierSession`'s destructor.
+///
+/// Written here because NCCL's function calls the coop through its table, and in a large kernel
+/// LLVM cannot devirtualise that call.
+#[cfg(target_arch = "nvptx64")]
+impl Drop for LsaBarrier<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.forget_addresses();
         let LsaBarriers { team, handle, multimem, .. } = self.set;
         if self.coop.thread_rank() == 0 {
             let first = if multimem.is_some() { 0 } else { handle.n_barriers as usize };
@@ -148,10 +155,15 @@ impl<'a> LsaBarrier<'a> {
         }
         self.coop.sync();
     }
+}
 
-    #[cfg(not(target_arch = "nvptx64"))]
-    #[track_caller]
-    pub(super) fn close(self) {
+/// In the simulator NCCL's function closes it, unless the thread is unwinding.
+#[cfg(not(target_arch = "nvptx64"))]
+impl Drop for LsaBarrier<'_> {
+    fn drop(&mut self) {
+        if is_unwinding() {
+            return;
+        }
         let mut session = self.session();
         // SAFETY: the session is open; NCCL stores its epoch.
         unsafe {
@@ -159,8 +171,10 @@ impl<'a> LsaBarrier<'a> {
             raw::ncclLsaBarrierSessionDestroy(session.as_mut_ptr());
         }
     }
+}
 
-    /// NCCL's session, with the epoch that is stored.
+impl<'a> LsaBarrier<'a> {
+    /// NCCL's session, with the stored epoch.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn session(&self) -> MaybeUninit<LsaBarrierSession> {
@@ -182,21 +196,22 @@ impl<'a> LsaBarrier<'a> {
         session
     }
 
-    /// The team's ranks meet here.
+    /// The team whose ranks it synchronises.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn team(&self) -> Team {
         self.set.team
     }
 
-    /// Tells the peers that this coop arrived. What it still waits for is [`Arrival::wait`]; dropping the arrival waits too.
+    /// Signals this coop's arrival to the peers. [`Arrival::wait`] waits for theirs; dropping the
+    /// arrival waits too.
     ///
     /// NCCL: `ncclLsaBarrierSessionArrive`.
     #[doc(alias = "ncclLsaBarrierSessionArrive")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
-    pub fn arrive(&mut self, order: MemoryOrder) -> Arrival<'_, 'a> {
+    pub fn arrive(&mut self, order: MemoryOrder) -> Arrival<'_, Self> {
         self.tell(order);
-        Arrival { barrier: self }
+        Arrival::new(self, Arrived { order, fence: FenceLevel::None })
     }
 
     /// Arrives and waits. NCCL: `ncclLsaBarrierSessionSync`.
@@ -208,9 +223,9 @@ impl<'a> LsaBarrier<'a> {
         self.wait(order);
     }
 
-    /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without its promise: a later one waits for
-    /// the peers' arrival at both. (Not over multicast, where all count in one place: after a timeout there, use the barrier no
-    /// more.)
+    /// [`sync`](Self::sync) with a timeout. After a timeout the barrier counts as passed, without
+    /// its guarantees: a later one waits for the peers' arrival at both. (Not over multicast, where
+    /// all ranks add to one counter: after a timeout there, do not use the barrier again.)
     ///
     /// NCCL: `ncclLsaBarrierSession::sync` with `timeoutCycles`.
     ///
@@ -236,7 +251,7 @@ impl<'a> LsaBarrier<'a> {
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
-    fn tell(&mut self, order: MemoryOrder) {
+    pub(super) fn tell(&mut self, order: MemoryOrder) {
         self.forget_addresses();
         let Self { set: LsaBarriers { team, multimem, .. }, coop, .. } = *self;
         self.epoch = self.epoch.wrapping_add(self.step());
@@ -271,20 +286,24 @@ impl<'a> LsaBarrier<'a> {
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
-    fn wait(&mut self, order: MemoryOrder) {
+    pub(super) fn wait(&mut self, order: MemoryOrder) {
         let outcome = self.wait_for_peers(order, Deadline::NEVER);
         finish(self.coop, outcome);
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
-    fn wait_until(&mut self, order: MemoryOrder, deadline: Deadline) -> Result<(), TimedOut> {
+    pub(super) fn wait_until(
+        &mut self,
+        order: MemoryOrder,
+        deadline: Deadline,
+    ) -> Result<(), TimedOut> {
         let outcome = self.wait_for_peers(order, deadline);
         finish_timed(self.coop, outcome)
     }
 
-    /// Has the addresses of the barrier's words worked out anew: between two episodes they would take registers from the
-    /// kernel's own work, which is when it needs them most.
+    /// Makes the compiler recompute the addresses of the barrier's words: kept between two
+    /// synchronisations, they would take registers from the kernel's own work.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn forget_addresses(&mut self) {
         let LsaBarriers { team, handle, .. } = &mut self.set;
@@ -294,13 +313,13 @@ impl<'a> LsaBarrier<'a> {
         self.index = hint::opaque(self.index);
     }
 
-    /// By how much an episode moves the epoch: by multicast all ranks count in one place.
+    /// How much one synchronisation adds to the epoch: over multicast all ranks add to one counter.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn step(&self) -> u32 {
         if self.set.multimem.is_some() { self.set.team.n_ranks as u32 } else { 1 }
     }
 
-    /// Polls for the peers that this thread of the coop looks after.
+    /// Polls the inboxes that are this thread's share of the coop's.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn wait_for_peers(&self, order: MemoryOrder, deadline: Deadline) -> Outcome {
@@ -339,7 +358,7 @@ impl<'a> LsaBarrier<'a> {
         poll(self.set.comm, deadline, || has_reached(arrived(), self.epoch), || self.missing(peer))
     }
 
-    /// What a thread waits for that waits for team rank `peer`, or for all by multicast (-1).
+    /// Describes a wait for team rank `peer`, or for all ranks over multicast (-1).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn missing(&self, peer: i32) -> WaitFor {
         let Self { set: LsaBarriers { comm, team, .. }, index, .. } = *self;
@@ -355,7 +374,7 @@ impl<'a> LsaBarrier<'a> {
         comm.resource_buffer(handle.buffer).peer::<u32>(team, owner).as_ptr()
     }
 
-    /// Where `peer` tells `owner` that it arrived.
+    /// The word of `owner`'s into which `peer` writes its arrivals.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn inbox(&self, owner: i32, peer: i32) -> *mut u32 {
@@ -382,47 +401,29 @@ impl<'a> LsaBarrier<'a> {
     }
 }
 
-/// Where NCCL's session has the epoch.
+/// The epoch's word in NCCL's session.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn epoch_of(session: &mut MaybeUninit<LsaBarrierSession>) -> *mut u32 {
     const OFFSET: usize = 72;
     session.as_mut_ptr().cast::<u32>().wrapping_byte_add(OFFSET)
 }
 
-/// A coop that has told its peers, and has not waited for them. Dropping it waits, with [`MemoryOrder::AcqRel`].
-#[must_use = "an arrival that is dropped waits at once"]
-pub struct Arrival<'b, 'a> {
-    barrier: &'b mut LsaBarrier<'a>,
-}
-
-impl Arrival<'_, '_> {
-    /// Waits until the coop of every peer arrived. NCCL: `ncclLsaBarrierSessionWait`.
-    #[doc(alias = "ncclLsaBarrierSessionWait")]
+impl Arrive for LsaBarrier<'_> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
-    pub fn wait(self, order: MemoryOrder) {
-        self.barrier.wait(order);
-        mem::forget(self);
+    fn complete(&mut self, _arrived: Arrived, order: MemoryOrder) {
+        self.wait(order);
     }
 
-    /// [`wait`](Self::wait) with a timeout; see [`LsaBarrier::sync_timeout`].
-    ///
-    /// # Errors
-    ///
-    /// [`TimedOut`], in every thread of the coop.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
-    pub fn wait_timeout(self, order: MemoryOrder, timeout: Timeout) -> Result<(), TimedOut> {
-        let result = self.barrier.wait_until(order, Deadline::after(timeout));
-        mem::forget(self);
-        result
-    }
-}
-
-impl Drop for Arrival<'_, '_> {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn drop(&mut self) {
-        self.barrier.wait(MemoryOrder::AcqRel);
+    fn complete_until(
+        &mut self,
+        _arrived: Arrived,
+        order: MemoryOrder,
+        deadline: Deadline,
+    ) -> Result<(), TimedOut> {
+        self.wait_until(order, deadline)
     }
 }
 
@@ -430,10 +431,4 @@ impl Drop for Arrival<'_, '_> {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn nth_peer(team: Team, i: i32) -> i32 {
     i + i32::from(team.rank <= i)
-}
-
-/// Whether a count that wraps around has reached `target`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn has_reached(count: u32, target: u32) -> bool {
-    count.wrapping_sub(target) <= u32::MAX / 2
 }

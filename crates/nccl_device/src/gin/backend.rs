@@ -6,7 +6,8 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A back end of GIN, as a type: a kernel is compiled once for each, and the launch picks by the device communicator.
+/// A back end of GIN, as a type: a kernel is compiled once for each, and the launch picks by the
+/// device communicator.
 ///
 /// `#[kernel(B = gin)]` makes the entries; a launch names the kernel without the parameter.
 pub trait GinBackend: sealed::Sealed + Copy + 'static {

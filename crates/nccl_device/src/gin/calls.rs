@@ -1,8 +1,9 @@
 //! The calls of NCCL's GIN functions, out of line.
 //!
-//! Each is large (a put of one back end is a thousand lines of PTX), and NCCL's functions are inlined wherever they are called; so
-//! each is called in one place, here, and kernels call these. They take plain numbers, so that nothing is passed through
-//! memory, and one thread makes them: who cooperates is settled before.
+//! Each is large (a put of one back end is a thousand lines of PTX), and NCCL's functions are
+//! inlined wherever they are called; so each is called in one place, here, and kernels call these.
+//! They take plain numbers, so that nothing is passed through memory, and one thread makes them:
+//! who cooperates is settled before.
 
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
@@ -42,7 +43,8 @@ impl RemoteAction {
         Self { kind: 0, window: null_mut(), place: 0, strong: false, op: 0, value: 0 };
 }
 
-/// How far the writes before a put have been released already, and how far it needs them: `cuda::thread_scope`.
+/// How far the writes before a put have been released already, and how far it needs them:
+/// `cuda::thread_scope`.
 #[derive(Clone, Copy)]
 pub(crate) struct Release {
     pub(crate) given: i32,
@@ -58,8 +60,9 @@ impl Context<'_> {
     #[track_caller]
     fn net<B: GinBackend>(self) -> MaybeUninit<raw::Gin> {
         let mut net = MaybeUninit::uninit();
-        // SAFETY: fills the object; the context exists, by the constructor of `Gin`. The mask names the back end of the device
-        // communicator, which the launch has chosen the kernel's entry by.
+        // SAFETY: fills the object; the context exists, by the constructor of `Gin`. The mask names
+        // the back end of the device communicator, which the launch has chosen the kernel's entry
+        // by.
         unsafe {
             raw::ncclGin_C_initWithResourceSharingMode(
                 net.as_mut_ptr(),
@@ -82,260 +85,142 @@ impl Context<'_> {
 /// A window and a byte offset in it.
 pub(crate) type Place = (*mut c_void, usize);
 
-/// A put: `bytes` from `source` of this rank to `target` of world rank `peer`; then the remote action, then the counter.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-#[track_caller]
-#[allow(clippy::too_many_arguments)]
-pub(crate) unsafe fn put<B: GinBackend>(
-    context: Context<'_>,
-    peer: i32,
-    target: Place,
-    source: Place,
-    bytes: usize,
-    action: RemoteAction,
-    counter: Option<u32>,
-    release: Release,
-) {
-    #[inline(never)]
-    #[track_caller]
-    #[allow(clippy::too_many_arguments)]
-    unsafe fn gin_put<B: GinBackend>(
-        comm: &DevComm,
-        index: u32,
-        sharing: u8,
-        peer: i32,
-        target: Place,
-        source: Place,
-        bytes: usize,
-        action: i32,
-        signal: *mut c_void,
-        place: usize,
-        strong: bool,
-        op: i32,
-        value: u64,
-        counter: u32,
-        release: Release,
-    ) {
-        let mut net = Context { comm, index, sharing }.net::<B>();
-        let coop = Coop::thread().as_raw();
-        // SAFETY: the caller's.
-        unsafe {
-            raw::ncclGinPut_v3(
-                net.as_mut_ptr(),
-                &comm.world_team(),
-                peer,
-                target.0,
-                target.1,
-                source.0,
-                source.1,
-                bytes,
-                action,
-                signal,
-                place,
-                place as u32,
-                strong,
-                op,
-                value,
-                counter != NO_COUNTER,
-                counter,
-                &coop,
-                false,
-                null_mut(),
-                release.given,
-                release.required,
-                0,
-                0,
-            );
+/// An operation out of line. `$name` takes a context and `$arg`s, and hands their plain parts to
+/// `$inner`, which is never inlined. `$call` has NCCL's object, the calling thread as a coop, and
+/// the device communicator.
+///
+/// `$name` is unsafe as NCCL's function is: the places lie in windows, the ids are reserved.
+macro_rules! out_of_line {
+    (
+        $(#[$doc:meta])*
+        fn $name:ident, $inner:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?
+        as ($($part:ident: $plain:ty = $value:expr),* $(,)?)
+        |$net:ident, $coop:ident, $comm:ident| $call:expr
+    ) => {
+        $(#[$doc])*
+        #[cfg_attr(target_arch = "nvptx64", inline(always))]
+        #[track_caller]
+        #[allow(clippy::too_many_arguments)]
+        pub(crate) unsafe fn $name<B: GinBackend>(
+            context: Context<'_>,
+            $($arg: $type),*
+        ) $(-> $result)? {
+            #[inline(never)]
+            #[track_caller]
+            #[allow(clippy::too_many_arguments)]
+            unsafe fn $inner<B: GinBackend>(
+                $comm: &DevComm,
+                index: u32,
+                sharing: u8,
+                $($part: $plain),*
+            ) $(-> $result)? {
+                let mut net = Context { comm: $comm, index, sharing }.net::<B>();
+                let ($net, $coop) = (net.as_mut_ptr(), &Coop::thread().as_raw());
+                // SAFETY: the caller's.
+                unsafe { $call }
+            }
+            let Context { comm, index, sharing } = context;
+            // SAFETY: the caller's.
+            unsafe { $inner::<B>(comm, index, sharing, $($value),*) }
         }
-    }
-    let Context { comm, index, sharing } = context;
-    let RemoteAction { kind, window, place, strong, op, value } = action;
-    let counter = counter.unwrap_or(NO_COUNTER);
-    // SAFETY: the caller's.
-    unsafe {
-        gin_put::<B>(
-            comm, index, sharing, peer, target, source, bytes, kind, window, place, strong, op,
-            value, counter, release,
-        );
+    };
+}
+
+out_of_line! {
+    /// A put: `bytes` from `source` of this rank to `target` of world rank `peer`; then the remote
+    /// action, then the counter.
+    fn put, gin_put(
+        peer: i32, target: Place, source: Place, bytes: usize, action: RemoteAction,
+        counter: Option<u32>, release: Release
+    ) as (
+        peer: i32 = peer, target: Place = target, source: Place = source, bytes: usize = bytes,
+        kind: i32 = action.kind, window: *mut c_void = action.window, place: usize = action.place,
+        strong: bool = action.strong, op: i32 = action.op, value: u64 = action.value,
+        counter: u32 = counter.unwrap_or(NO_COUNTER), release: Release = release,
+    )
+    |net, coop, comm| raw::ncclGinPut_v3(
+        net, &comm.world_team(), peer, target.0, target.1, source.0, source.1, bytes, kind, window,
+        place, place as u32, strong, op, value, counter != NO_COUNTER, counter, coop, false,
+        null_mut(), release.given, release.required, 0, 0,
+    )
+}
+
+out_of_line! {
+    /// A put of the `size` low bytes of `bits`.
+    fn put_value, gin_put_value(
+        peer: i32, target: Place, bits: u64, size: usize, action: RemoteAction, release: Release
+    ) as (
+        peer: i32 = peer, target: Place = target, bits: u64 = bits, size: usize = size,
+        kind: i32 = action.kind, window: *mut c_void = action.window, place: usize = action.place,
+        strong: bool = action.strong, op: i32 = action.op, value: u64 = action.value,
+        release: Release = release,
+    )
+    |net, coop, comm| raw::ncclGinPutValue_v3(
+        net, &comm.world_team(), peer, target.0, target.1, bits, size, kind, window, place,
+        place as u32, strong, op, value, coop, false, null_mut(), release.given,
+        release.required, 0,
+    )
+}
+
+out_of_line! {
+    /// A signal without data.
+    fn signal, gin_signal(peer: i32, action: RemoteAction, release: Release)
+    as (
+        peer: i32 = peer, kind: i32 = action.kind, window: *mut c_void = action.window,
+        place: usize = action.place, strong: bool = action.strong, op: i32 = action.op,
+        value: u64 = action.value, release: Release = release,
+    )
+    |net, coop, comm| raw::ncclGinSignal_v3(
+        net, &comm.world_team(), peer, kind, window, place, place as u32, strong, op, value, coop,
+        false, null_mut(), release.given, release.required, 0,
+    )
+}
+
+out_of_line! {
+    /// A get: `bytes` from `source` of world rank `peer` to `target` of this rank.
+    fn get, gin_get(peer: i32, source: Place, target: Place, bytes: usize)
+    as (peer: i32 = peer, source: Place = source, target: Place = target, bytes: usize = bytes)
+    |net, coop, comm| raw::ncclGinGet_v2(
+        net, &comm.world_team(), peer, source.0, source.1, target.0, target.1, bytes, coop, false,
+        null_mut(), 0, 0,
+    )
+}
+
+out_of_line! {
+    /// Sets a word to 0; nothing else may touch it meanwhile.
+    fn reset, gin_reset(word: Word)
+    as (
+        kind: i32 = word.parts().0, window: *mut c_void = word.parts().1,
+        place: usize = word.parts().2,
+    )
+    |net, _coop, comm| match kind {
+        0 => raw::ncclGinResetCounter(net, place as u32),
+        1 => raw::ncclGinResetSignalVA(net, window, place),
+        _ => raw::ncclGinResetSignal(net, place as u32),
     }
 }
 
-/// A put of the `size` low bytes of `value`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-#[track_caller]
-#[allow(clippy::too_many_arguments)]
-pub(crate) unsafe fn put_value<B: GinBackend>(
-    context: Context<'_>,
-    peer: i32,
-    target: Place,
-    bits: u64,
-    size: usize,
-    action: RemoteAction,
-    release: Release,
-) {
-    #[inline(never)]
-    #[track_caller]
-    #[allow(clippy::too_many_arguments)]
-    unsafe fn gin_put_value<B: GinBackend>(
-        comm: &DevComm,
-        index: u32,
-        sharing: u8,
-        peer: i32,
-        target: Place,
-        bits: u64,
-        size: usize,
-        action: i32,
-        signal: *mut c_void,
-        place: usize,
-        strong: bool,
-        op: i32,
-        value: u64,
-        release: Release,
-    ) {
-        let mut net = Context { comm, index, sharing }.net::<B>();
-        let coop = Coop::thread().as_raw();
-        // SAFETY: the caller's.
-        unsafe {
-            raw::ncclGinPutValue_v3(
-                net.as_mut_ptr(),
-                &comm.world_team(),
-                peer,
-                target.0,
-                target.1,
-                bits,
-                size,
-                action,
-                signal,
-                place,
-                place as u32,
-                strong,
-                op,
-                value,
-                &coop,
-                false,
-                null_mut(),
-                release.given,
-                release.required,
-                0,
-            );
-        }
-    }
-    let Context { comm, index, sharing } = context;
-    let RemoteAction { kind, window, place, strong, op, value } = action;
-    // SAFETY: the caller's.
-    unsafe {
-        gin_put_value::<B>(
-            comm, index, sharing, peer, target, bits, size, kind, window, place, strong, op, value,
-            release,
-        );
+out_of_line! {
+    /// Waits for a request at most so many cycles; whether it is through.
+    fn request_is_done, gin_wait(request: raw::GinRequest, order: MemoryOrder, cycles: u64) -> bool
+    as (
+        low: u64 = request.0[0], high: u64 = request.0[1], order: i32 = order as i32,
+        cycles: u64 = cycles,
+    )
+    |net, coop, comm| {
+        let mut request = raw::GinRequest([low, high]);
+        let wait = raw::ncclGinWaitTimeout;
+        wait(net, &mut request, coop, false, null_mut(), order, cycles) != NCCL_TIMEOUT
     }
 }
 
-/// A signal without data.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-#[track_caller]
-pub(crate) unsafe fn signal<B: GinBackend>(
-    context: Context<'_>,
-    peer: i32,
-    action: RemoteAction,
-    release: Release,
-) {
-    #[inline(never)]
-    #[track_caller]
-    #[allow(clippy::too_many_arguments)]
-    unsafe fn gin_signal<B: GinBackend>(
-        comm: &DevComm,
-        index: u32,
-        sharing: u8,
-        peer: i32,
-        action: i32,
-        window: *mut c_void,
-        place: usize,
-        strong: bool,
-        op: i32,
-        value: u64,
-        release: Release,
-    ) {
-        let mut net = Context { comm, index, sharing }.net::<B>();
-        let coop = Coop::thread().as_raw();
-        // SAFETY: the caller's.
-        unsafe {
-            raw::ncclGinSignal_v3(
-                net.as_mut_ptr(),
-                &comm.world_team(),
-                peer,
-                action,
-                window,
-                place,
-                place as u32,
-                strong,
-                op,
-                value,
-                &coop,
-                false,
-                null_mut(),
-                release.given,
-                release.required,
-                0,
-            );
-        }
+out_of_line! {
+    /// Waits for all that this rank has sent at most so many cycles; whether it is through.
+    fn is_flushed, gin_flush(order: MemoryOrder, cycles: u64) -> bool
+    as (order: i32 = order as i32, cycles: u64 = cycles)
+    |net, coop, comm| {
+        raw::ncclGinFlushTimeout(net, coop, order, false, null_mut(), cycles) != NCCL_TIMEOUT
     }
-    let Context { comm, index, sharing } = context;
-    let RemoteAction { kind, window, place, strong, op, value } = action;
-    // SAFETY: the caller's.
-    unsafe {
-        gin_signal::<B>(
-            comm, index, sharing, peer, kind, window, place, strong, op, value, release,
-        );
-    }
-}
-
-/// A get: `bytes` from `source` of world rank `peer` to `target` of this rank.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-#[track_caller]
-pub(crate) unsafe fn get<B: GinBackend>(
-    context: Context<'_>,
-    peer: i32,
-    source: Place,
-    target: Place,
-    bytes: usize,
-) {
-    #[inline(never)]
-    #[track_caller]
-    #[allow(clippy::too_many_arguments)]
-    unsafe fn gin_get<B: GinBackend>(
-        comm: &DevComm,
-        index: u32,
-        sharing: u8,
-        peer: i32,
-        source: Place,
-        target: Place,
-        bytes: usize,
-    ) {
-        let mut net = Context { comm, index, sharing }.net::<B>();
-        let coop = Coop::thread().as_raw();
-        // SAFETY: the caller's.
-        unsafe {
-            raw::ncclGinGet_v2(
-                net.as_mut_ptr(),
-                &comm.world_team(),
-                peer,
-                source.0,
-                source.1,
-                target.0,
-                target.1,
-                bytes,
-                &coop,
-                false,
-                null_mut(),
-                0,
-                0,
-            );
-        }
-    }
-    let Context { comm, index, sharing } = context;
-    // SAFETY: the caller's.
-    unsafe { gin_get::<B>(comm, index, sharing, peer, source, target, bytes) }
 }
 
 /// A value that peers or the network write, which a thread reads and waits for.
@@ -344,6 +229,18 @@ pub enum Word {
     Signal(u32),
     VaSignal { window: *mut c_void, offset: usize },
     Counter(u32),
+}
+
+impl Word {
+    /// Its kind, window, and id or offset, as `reset` takes them.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn parts(self) -> (i32, *mut c_void, usize) {
+        match self {
+            Self::Counter(id) => (0, null_mut(), id as usize),
+            Self::VaSignal { window, offset } => (1, window, offset),
+            Self::Signal(id) => (2, null_mut(), id as usize),
+        }
+    }
 }
 
 /// Reads the low `bits` of a word.
@@ -421,40 +318,6 @@ pub(crate) unsafe fn wait<B: GinBackend>(
     poll_slices(context.comm, deadline, SHORT_SLICE, done, || what(seen()))
 }
 
-/// Sets a word to 0; nothing else may touch it meanwhile.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-#[track_caller]
-pub(crate) unsafe fn reset<B: GinBackend>(context: Context<'_>, word: Word) {
-    #[inline(never)]
-    #[track_caller]
-    unsafe fn gin_reset<B: GinBackend>(
-        comm: &DevComm,
-        index: u32,
-        sharing: u8,
-        kind: i32,
-        window: *mut c_void,
-        place: usize,
-    ) {
-        let mut net = Context { comm, index, sharing }.net::<B>();
-        // SAFETY: the caller's.
-        unsafe {
-            match kind {
-                0 => raw::ncclGinResetCounter(net.as_mut_ptr(), place as u32),
-                1 => raw::ncclGinResetSignalVA(net.as_mut_ptr(), window, place),
-                _ => raw::ncclGinResetSignal(net.as_mut_ptr(), place as u32),
-            }
-        }
-    }
-    let Context { comm, index, sharing } = context;
-    let (kind, window, place) = match word {
-        Word::Counter(id) => (0, null_mut(), id as usize),
-        Word::VaSignal { window, offset } => (1, window, offset),
-        Word::Signal(id) => (2, null_mut(), id as usize),
-    };
-    // SAFETY: the caller's.
-    unsafe { gin_reset::<B>(comm, index, sharing, kind, window, place) }
-}
-
 /// Where this rank keeps what it expects of a signal.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -493,7 +356,7 @@ pub(crate) unsafe fn flush_async<B: GinBackend>(
 /// NCCL's result for a wait that took too long.
 const NCCL_TIMEOUT: i32 = 8;
 
-/// Waits until a flush is through, by the GPU's clock of nanoseconds (0: for ever).
+/// Waits until a flush is through, by the GPU's clock of nanoseconds (0: forever).
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn wait_request<B: GinBackend>(
@@ -502,42 +365,12 @@ pub(crate) unsafe fn wait_request<B: GinBackend>(
     order: MemoryOrder,
     deadline: Deadline,
 ) -> Outcome {
-    #[inline(never)]
-    #[track_caller]
-    unsafe fn gin_wait<B: GinBackend>(
-        comm: &DevComm,
-        index: u32,
-        sharing: u8,
-        request0: u64,
-        request1: u64,
-        order: i32,
-        cycles: u64,
-    ) -> bool {
-        let mut net = Context { comm, index, sharing }.net::<B>();
-        let coop = Coop::thread().as_raw();
-        let mut request = raw::GinRequest([request0, request1]);
-        // SAFETY: the caller's.
-        let result = unsafe {
-            raw::ncclGinWaitTimeout(
-                net.as_mut_ptr(),
-                &mut request,
-                &coop,
-                false,
-                null_mut(),
-                order,
-                cycles,
-            )
-        };
-        result != NCCL_TIMEOUT
-    }
-    let Context { comm, index, sharing } = context;
     // SAFETY: the caller's.
-    let done = |cycles| unsafe {
-        gin_wait::<B>(comm, index, sharing, request.0[0], request.0[1], order as i32, cycles)
-    };
+    let done = |cycles| unsafe { request_is_done::<B>(context, request, order, cycles) };
     let what = || context.operations(WaitKind::Request);
-    // Over PROXY, the wait for gets posts a request in each slice, and the answer to one of an earlier slice does not count.
-    poll_slices(comm, deadline, LONG_SLICE, done, what)
+    // Over PROXY, the wait for gets posts a request in each slice, and the answer to one of an
+    // earlier slice does not count.
+    poll_slices(context.comm, deadline, LONG_SLICE, done, what)
 }
 
 /// Waits until everything that this thread's rank has sent on a context is through.
@@ -548,26 +381,8 @@ pub(crate) unsafe fn flush<B: GinBackend>(
     order: MemoryOrder,
     deadline: Deadline,
 ) -> Outcome {
-    #[inline(never)]
-    #[track_caller]
-    unsafe fn gin_flush<B: GinBackend>(
-        comm: &DevComm,
-        index: u32,
-        sharing: u8,
-        order: i32,
-        cycles: u64,
-    ) -> bool {
-        let mut net = Context { comm, index, sharing }.net::<B>();
-        let coop = Coop::thread().as_raw();
-        // SAFETY: the caller's.
-        let result = unsafe {
-            raw::ncclGinFlushTimeout(net.as_mut_ptr(), &coop, order, false, null_mut(), cycles)
-        };
-        result != NCCL_TIMEOUT
-    }
-    let Context { comm, index, sharing } = context;
     // SAFETY: the caller's.
-    let done = |cycles| unsafe { gin_flush::<B>(comm, index, sharing, order as i32, cycles) };
+    let done = |cycles| unsafe { is_flushed::<B>(context, order, cycles) };
     let what = || context.operations(WaitKind::Flush);
-    poll_slices(comm, deadline, SHORT_SLICE, done, what)
+    poll_slices(context.comm, deadline, SHORT_SLICE, done, what)
 }

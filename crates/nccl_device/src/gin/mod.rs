@@ -1,22 +1,28 @@
 //! GIN: puts, gets and signals over the network, started by a kernel.
 //!
-//! A [`Gin`] is one context of a device communicator: a queue to every connected peer, with signals and counters of its own. An
-//! operation is posted and goes on by itself. Four things tell how far it is:
+//! A [`Gin`] is one context of a device communicator: a queue to every connected peer, with signals
+//! and counters of its own. An operation is posted and completes asynchronously. Four things tell
+//! its progress:
 //!
-//! * a *signal* of the peer's, which the put changes after its data has arrived ([`Put::signal`], [`Gin::wait_signal`]);
-//! * a *counter* of this rank's, which counts when the source has been read ([`Put::counter`], [`Gin::wait_counter`]);
-//! * a *flush*, after which every source can be written again and what was got can be read ([`Gin::flush`]);
+//! * a *signal* of the peer's, which the put changes after its data has arrived ([`Put::signal`],
+//!   [`Gin::wait_signal`]);
+//! * a *counter* of this rank's, which counts when the source has been read ([`Put::counter`],
+//!   [`Gin::wait_counter`]);
+//! * a *flush*, after which every source can be written again and what was got can be read
+//!   ([`Gin::flush`]);
 //! * a GIN barrier with a fence ([`GinBarrier`](crate::GinBarrier)).
 //!
 //! # Back ends
 //!
-//! `Gin<B>` is of one [`GinBackend`]. A kernel is generic over it and says so, `#[kernel(B = gin)]`: it is compiled once for each,
-//! and the launch picks by the device communicator, since NCCL's code for the wrong one would corrupt memory.
+//! `Gin<B>` is for one [`GinBackend`]. A kernel is generic over it, `#[kernel(B = gin)]`: it is
+//! compiled once for each, and the launch picks by the device communicator, since NCCL's code for
+//! the wrong one would corrupt memory.
 //!
 //! # Safety model
 //!
-//! What moves data is `unsafe`: the places lie in the windows, and nobody uses them until something above says so. Signals and
-//! counters are safe: at worst a kernel waits for ever, and the host can end that. Their ids come from the host or are checked
+//! What moves data is `unsafe`: the elements lie in the windows, and nothing else accesses them
+//! until one of the four above says that they may be. Signals and counters are safe: at worst a
+//! kernel waits forever, and the host can end that. Their ids come from the host or are checked
 //! against what it reserved.
 //!
 //! # Example
@@ -26,23 +32,30 @@
 //! use nccl_device::gin::GinBackend;
 //! use nccl_device::{Coop, DevComm, MemoryOrder, Window};
 //!
-//! /// Each rank puts `count` elements of `source` to its right neighbour, and waits for its left one's.
+//! /// Each rank puts `count` elements of `source` to its right neighbour, and waits for its left
+//! /// one's.
 //! ///
 //! /// # Safety
 //! ///
 //! /// Both windows have `count` elements, and one block of the kernel runs on every rank.
 //! #[kernel(B = gin)]
-//! pub unsafe fn shift<B: GinBackend>(comm: DevComm, target: Window<f32>, source: Window<f32>, count: usize) {
+//! pub unsafe fn shift<B: GinBackend>(
+//!     comm: DevComm,
+//!     target: Window<f32>,
+//!     source: Window<f32>,
+//!     count: usize,
+//! ) {
 //!     let (world, coop) = (comm.world_team(), Coop::cta());
 //!     let gin = comm.gin::<B>(0);
 //!     let arrived = comm.signal(0);
-//!     // What the left neighbour's put will add. The signal itself may have been raised before it can be read.
+//!     // What the left neighbour's put will add. The signal itself may have been raised before it
+//!     // can be read.
 //!     if coop.thread_rank() == 0 {
 //!         gin.expect(arrived, 1);
 //!     }
-//!     let right = (world.rank + 1) % world.n_ranks;
 //!     // SAFETY: the kernel's contract; the target is read after its signal only.
-//!     unsafe { gin.put(world, right, target.at(0), source.at(0), count).signal(arrived.inc()).post(coop) };
+//!     let put = unsafe { gin.put(world, world.next(), target.at(0), source.at(0), count) };
+//!     put.signal(arrived.inc()).post(coop);
 //!     gin.wait_signal_meets_shadow(coop, arrived, MemoryOrder::Acquire);
 //!     gin.flush(coop, MemoryOrder::Relaxed);
 //! }
@@ -65,7 +78,7 @@ pub use post::{Get, Put, PutValue};
 pub use signal::{CounterId, Signal, SignalAction, SignalId, VaSignal};
 pub use wait::Request;
 
-/// Who may use a GIN context at the same time: a promise to NCCL, which then spares atomics.
+/// Who may use a GIN context at the same time: a promise to NCCL, which then uses fewer atomics.
 ///
 /// NCCL: `ncclGinResourceSharingMode`.
 #[doc(alias = "ncclGinResourceSharingMode")]
@@ -101,29 +114,31 @@ impl<B> Clone for Gin<'_, B> {
 impl<B> Copy for Gin<'_, B> {}
 
 impl DevComm {
-    /// Context `index`, shared by all threads of the GPU. Traps when there is none of that number: they are below
-    /// [`n_gin_contexts`](Self::n_gin_contexts), which may be fewer than the host asked for.
+    /// Context `index`, shared by all threads of the GPU. Traps if it does not exist: they are
+    /// below [`n_gin_contexts`](Self::n_gin_contexts), which may be fewer than the host asked for.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn gin<B: GinBackend>(&self, index: u32) -> Gin<'_, B> {
         let raw = self.as_raw();
         assert!(index < raw.gin_context_count, "the device communicator has no such GIN context");
-        // A kernel that is compiled for each back end has the right one. Another must not corrupt memory.
+        // A kernel that is compiled for each back end has the right one. Another must not corrupt
+        // memory.
         let connection = index as usize % usize::from(raw.gin_connection_count).clamp(1, 4);
         let back_end = i32::from(raw.gin_net_device_types[connection]);
         assert!(back_end == B::TYPE.raw(), "the device communicator's GIN is of another back end");
         Gin { comm: self, index, sharing: ResourceSharing::Gpu, backend: PhantomData }
     }
 
-    /// Signal `index` of those that the host asked for by `gin_signals`. Traps when the device communicator has none of that number;
-    /// those behind the kernel's own are of barriers.
+    /// Signal `index` of those that the host asked for by `gin_signals`. Traps if it does not
+    /// exist; the signals after these are the barriers'.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn signal(&self, index: u32) -> SignalId {
         SignalId::of(self, SignalRange { first: 0, count: u32::MAX }, index)
     }
 
-    /// Counter `index` of those that the host asked for by `gin_counters`. Traps when it is not there.
+    /// Counter `index` of those that the host asked for by `gin_counters`. Traps if it does not
+    /// exist.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn counter(&self, index: u32) -> CounterId {
@@ -136,8 +151,9 @@ impl<'a, B: GinBackend> Gin<'a, B> {
     ///
     /// # Safety
     ///
-    /// As long as this value or a copy of it is used, nobody but those whom `sharing` names uses the context: no other kernel, and
-    /// no other device communicator, which `gin_exclusive_contexts` asks for.
+    /// As long as this value or a copy of it is used, only the threads that `sharing` names use
+    /// the context: no other kernel, and no other device communicator, which
+    /// `gin_exclusive_contexts` asks for.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn shared_by(self, sharing: ResourceSharing) -> Self {
         Self { sharing, ..self }
@@ -166,7 +182,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         Context { comm: self.comm, index: self.index, sharing: self.sharing as u8 }
     }
 
-    /// The world rank of a team's member that GIN connects. Traps for another: NCCL would reach into a queue that is not there.
+    /// The world rank of a team's member that GIN connects. Traps for another: NCCL would use
+    /// a queue that does not exist.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(crate) fn connected(&self, team: Team, peer: i32) -> i32 {

@@ -1,4 +1,4 @@
-//! What a kernel posts: puts, values, gets, signals.
+//! The operations that a kernel posts: puts, puts of a value, gets, signals.
 
 use cuda_std::atomic::Scope;
 use devcomm_types::Element;
@@ -71,16 +71,17 @@ values! {
 }
 
 impl<'a, B: GinBackend> Gin<'a, B> {
-    /// A put: `count` elements from `source` in this rank's part of a window to `target` in rank `peer`'s of `team`. It is
-    /// sent by [`Put::post`].
+    /// A put: `count` elements from `source` in this rank's part of a window to `target` in rank
+    /// `peer`'s of `team`. It is sent by [`Put::post`].
     ///
     /// NCCL: `ncclGin::put`.
     ///
     /// # Safety
     ///
-    /// The elements lie in the windows. The peer is connected: any rank with FULL connections, one of the rail team with RAIL. From
-    /// the post on nobody writes the source until a counter, a flush or a signal that answers it says that it was read; nobody
-    /// touches the target until a signal or a fenced barrier says that it was written.
+    /// The elements lie in the windows. The peer is connected: any rank with FULL connections, one
+    /// of the rail team with RAIL. From the post on nobody writes the source until a counter, a
+    /// flush or a signal that answers it says that it was read; nobody touches the target until a
+    /// signal or a fenced barrier says that it was written.
     #[doc(alias = "ncclGinPut")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn put<T: Element>(
@@ -130,15 +131,15 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         }
     }
 
-    /// A get: `count` elements from `source` in rank `peer`'s part of a window to `target` in this rank's. It is sent by
-    /// [`Get::post`], and what it brings can be read after a flush.
+    /// A get: `count` elements from `source` in rank `peer`'s part of a window to `target` in this
+    /// rank's. It is sent by [`Get::post`], and what it brings can be read after a flush.
     ///
     /// NCCL: `ncclGin::get`.
     ///
     /// # Safety
     ///
-    /// The elements lie in the windows, and the peer is connected. From the post until a flush nobody touches the target and nobody
-    /// writes the source.
+    /// The elements lie in the windows, and the peer is connected. From the post until a flush
+    /// nobody touches the target and nobody writes the source.
     #[doc(alias = "ncclGinGet")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn get<T: Element>(
@@ -158,10 +159,11 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         }
     }
 
-    /// Raises a signal of rank `peer` of `team`, without data. A strong one says that the puts before it on this context have
-    /// arrived.
+    /// Raises a signal of rank `peer` of `team`, without data. A strong one says that the puts
+    /// before it on this context have arrived.
     ///
-    /// The threads of `coop` call it together, and what any of them wrote before is released to whoever sees the signal.
+    /// The threads of `coop` call it together, and what any of them wrote before is released to
+    /// whoever sees the signal.
     ///
     /// NCCL: `ncclGin::signal`.
     #[doc(alias = "ncclGinSignal")]
@@ -195,7 +197,7 @@ fn place<T: Element>(element: SymPtr<T>) -> Place {
     (element.window().as_raw(), element.byte_offset())
 }
 
-/// A put that is to be sent. [`Gin::put`] makes it.
+/// A put that is not posted yet. [`Gin::put`] makes it.
 #[must_use = "a put is sent by `post`"]
 pub struct Put<'a, B> {
     gin: Gin<'a, B>,
@@ -222,18 +224,19 @@ impl<B: GinBackend> Put<'_, B> {
         Self { counter: Some(counter), ..self }
     }
 
-    /// Says that the source's writes have been released to `scope` already, so that NCCL needs no fence for that. NCCL:
-    /// `givenRelease`.
+    /// Says that the source's writes have been released to `scope` already, so that NCCL needs no
+    /// fence for that. NCCL: `givenRelease`.
     ///
     /// # Safety
     ///
-    /// They have.
+    /// The source's writes have been released to `scope`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn released_to(self, scope: Scope) -> Self {
         Self { release: Release::by_kernel(scope), ..self }
     }
 
-    /// Sends it. The threads of `coop` call it together, and what any of them wrote to the source goes along.
+    /// Sends it. The threads of `coop` call it together, and what any of them wrote to the source
+    /// before is sent.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn post(self, coop: Coop) {
@@ -252,7 +255,7 @@ impl<B: GinBackend> Put<'_, B> {
     }
 }
 
-/// A number that is to be sent. [`Gin::put_value`] makes it.
+/// A put of a number that is not posted yet. [`Gin::put_value`] makes it.
 #[must_use = "a value is sent by `post`"]
 pub struct PutValue<'a, B> {
     gin: Gin<'a, B>,
@@ -287,7 +290,7 @@ impl<B: GinBackend> PutValue<'_, B> {
     }
 }
 
-/// A get that is to be sent. [`Gin::get`] makes it.
+/// A get that is not posted yet. [`Gin::get`] makes it.
 #[must_use = "a get is sent by `post`"]
 pub struct Get<'a, B> {
     gin: Gin<'a, B>,

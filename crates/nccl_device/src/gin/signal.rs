@@ -7,13 +7,15 @@ use devcomm_types::{CounterRange, SignalRange};
 use super::calls::{RemoteAction, Word};
 use crate::{DevComm, Window};
 
-/// A signal: a number of 64 bits that each rank has for each context, and that peers raise. NCCL: `ncclGinSignal_t`.
+/// A signal: a number of 64 bits that each rank has for each context, and that peers raise. NCCL:
+/// `ncclGinSignal_t`.
 #[doc(alias = "ncclGinSignal_t")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignalId(u32);
 
 impl SignalId {
-    /// Signal `index` of a range that the host reserved. Traps when the range, or the device communicator, has no such signal.
+    /// Signal `index` of a range that the host reserved. Traps when the range, or the device
+    /// communicator, has no such signal.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn of(comm: &DevComm, range: SignalRange, index: u32) -> Self {
@@ -39,8 +41,8 @@ impl SignalId {
         self.0
     }
 
-    /// Raises the peer's signal by one. Not to be mixed with [`add`](Self::add) on one signal, unless it is reset between.
-    /// NCCL: `ncclGin_SignalInc`.
+    /// Raises the peer's signal by one. Not to be mixed with [`add`](Self::add) on one signal,
+    /// unless it is reset between. NCCL: `ncclGin_SignalInc`.
     #[doc(alias = "ncclGin_SignalInc")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn inc(self) -> SignalAction {
@@ -55,8 +57,8 @@ impl SignalId {
     }
 }
 
-/// A signal in a window: any word of it. The window was registered with strict ordering, and the device communicator made with
-/// `gin_va_signals`. NCCL: `ncclGin_VASignalInc`'s window and offset.
+/// A signal in a window: any word of it. The window was registered with strict ordering, and the
+/// device communicator made with `gin_va_signals`. NCCL: `ncclGin_VASignalInc`'s window and offset.
 #[derive(Clone, Copy)]
 pub struct VaSignal {
     window: Window<u64>,
@@ -68,8 +70,9 @@ impl VaSignal {
     ///
     /// # Safety
     ///
-    /// The window has it in every rank and was registered with `NCCL_WIN_STRICT_ORDERING`; the device communicator was made with
-    /// `gin_va_signals`; and while it is a signal nobody writes it but by the functions here.
+    /// The window has it in every rank and was registered with `NCCL_WIN_STRICT_ORDERING`; the
+    /// device communicator was made with `gin_va_signals`; and while it is a signal nobody writes
+    /// it but by the functions here.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const unsafe fn new(window: Window<u64>, index: usize) -> Self {
         Self { window, index }
@@ -148,8 +151,8 @@ enum Strength {
 
 /// What happens to a signal of the peer's when a put has arrived.
 ///
-/// Unless it is said otherwise, a signal is as strong as the device communicator was made for (`gin_strong_signals`, which is on by
-/// default).
+/// Unless it is said otherwise, a signal is as strong as the device communicator was made for
+/// (`gin_strong_signals`, which is on by default).
 #[derive(Clone, Copy)]
 pub struct SignalAction {
     target: Target,
@@ -158,8 +161,9 @@ pub struct SignalAction {
 }
 
 impl SignalAction {
-    /// Whoever sees the signal sees every put that this rank posted before on the same context to the same peer. The device
-    /// communicator was made with `gin_strong_signals`, or the kernel traps. NCCL: `ncclGin_StrongSignalInc`, `ncclGin_StrongSignalAdd`.
+    /// Whoever sees the signal sees every put that this rank posted before on the same context to
+    /// the same peer. The device communicator was made with `gin_strong_signals`, or the kernel
+    /// traps. NCCL: `ncclGin_StrongSignalInc`, `ncclGin_StrongSignalAdd`.
     #[doc(alias = "ncclGin_StrongSignalInc")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
@@ -167,8 +171,8 @@ impl SignalAction {
         Self { strength: Strength::Strong, ..self }
     }
 
-    /// Whoever sees the signal sees the data of its own put, and perhaps nothing of others. NCCL: `ncclGin_WeakSignalInc`,
-    /// `ncclGin_WeakSignalAdd`.
+    /// Whoever sees the signal sees the data of its own put, and perhaps nothing of others. NCCL:
+    /// `ncclGin_WeakSignalInc`, `ncclGin_WeakSignalAdd`.
     #[doc(alias = "ncclGin_WeakSignalInc")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
@@ -204,14 +208,15 @@ impl SignalAction {
     }
 }
 
-/// A counter: a number of 56 bits that this rank has for each context, and that its puts raise when their source has been read.
-/// NCCL: `ncclGinCounter_t`.
+/// A counter: a number of 56 bits that this rank has for each context, and that its puts raise when
+/// their source has been read. NCCL: `ncclGinCounter_t`.
 #[doc(alias = "ncclGinCounter_t")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterId(u32);
 
 impl CounterId {
-    /// Counter `index` of a range that the host reserved. Traps when the range, or the device communicator, has no such counter.
+    /// Counter `index` of a range that the host reserved. Traps when the range, or the device
+    /// communicator, has no such counter.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn of(comm: &DevComm, range: CounterRange, index: u32) -> Self {

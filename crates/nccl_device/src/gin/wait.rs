@@ -42,8 +42,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         unsafe { calls::read::<B>(self.context(), word(signal), ALL_BITS, order.acquire_half()) }
     }
 
-    /// Waits until a signal has reached `least`, in numbers that wrap around. The threads of `coop` call it together and go on
-    /// together.
+    /// Waits until a signal has reached `least`, in numbers that wrap around. The threads of `coop`
+    /// call it together and continue together.
     ///
     /// NCCL: `ncclGin::waitSignal`.
     #[doc(alias = "ncclGinWaitSignal")]
@@ -54,8 +54,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         finish(coop, outcome);
     }
 
-    /// [`wait_signal`](Self::wait_signal) with a timeout. NCCL: `ncclGin::waitSignal` with `timeoutCycles`, of which the
-    /// first thread of the coop alone learns the result.
+    /// [`wait_signal`](Self::wait_signal) with a timeout. NCCL: `ncclGin::waitSignal` with
+    /// `timeoutCycles`, of which the first thread of the coop alone learns the result.
     ///
     /// # Errors
     ///
@@ -85,7 +85,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         unsafe { calls::read::<B>(self.context(), word, COUNTER_BITS, order.acquire_half()) }
     }
 
-    /// Waits until a counter has reached `least`, in numbers of 56 bits that wrap around. NCCL: `ncclGin::waitCounter`.
+    /// Waits until a counter has reached `least`, in numbers of 56 bits that wrap around. NCCL:
+    /// `ncclGin::waitCounter`.
     #[doc(alias = "ncclGinWaitCounter")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -95,7 +96,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         finish(coop, outcome);
     }
 
-    /// [`wait_counter`](Self::wait_counter) with a timeout. NCCL: `ncclGin::waitCounter` with `timeoutCycles`.
+    /// [`wait_counter`](Self::wait_counter) with a timeout. NCCL: `ncclGin::waitCounter` with
+    /// `timeoutCycles`.
     ///
     /// # Errors
     ///
@@ -115,7 +117,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         finish_timed(coop, self.wait_by_first(coop, word, least, order, deadline))
     }
 
-    /// Sets a signal of this rank's, and its shadow, to 0. No peer may raise it meanwhile. NCCL: `ncclGin::resetSignal`.
+    /// Sets a signal of this rank's, and its shadow, to 0. No peer may raise it meanwhile. NCCL:
+    /// `ncclGin::resetSignal`.
     #[doc(alias = "ncclGinResetSignal")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -140,8 +143,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         unsafe { calls::reset::<B>(self.context(), Word::Counter(counter.get())) };
     }
 
-    /// What this rank expects of a signal: a number of its own beside each signal, which outlives the kernel. NCCL:
-    /// `ncclGin::getSignalShadowPtr`.
+    /// What this rank expects of a signal: a number of its own beside each signal, which outlives
+    /// the kernel. NCCL: `ncclGin::getSignalShadowPtr`.
     #[doc(alias = "ncclGinGetSignalShadowPtr")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -150,7 +153,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         unsafe { cuda_std::mem::load(calls::shadow::<B>(self.context(), signal.get())) }
     }
 
-    /// Expects `delta` more of a signal: adds to its shadow. One thread of a coop calls it. NCCL: `ncclGin::increaseSignalShadow`.
+    /// Expects `delta` more of a signal: adds to its shadow. One thread of a coop calls it. NCCL:
+    /// `ncclGin::increaseSignalShadow`.
     #[doc(alias = "ncclGinIncreaseSignalShadow")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -171,7 +175,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         self.wait_signal(coop, signal, self.signal_shadow(signal), order);
     }
 
-    /// [`wait_signal_meets_shadow`](Self::wait_signal_meets_shadow) with a timeout, which NCCL lacks.
+    /// [`wait_signal_meets_shadow`](Self::wait_signal_meets_shadow) with a timeout, which NCCL
+    /// lacks.
     ///
     /// # Errors
     ///
@@ -189,8 +194,9 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         self.wait_signal_timeout(coop, signal, self.signal_shadow(signal), order, timeout)
     }
 
-    /// Waits until a signal is `least_delta` above its shadow, and sets the shadow to what the signal is then. Gives the shadow
-    /// from before and by how much it grew, to every thread of the coop.
+    /// Waits until a signal is `least_delta` above its shadow, and sets the shadow to what the
+    /// signal is then. Gives the shadow from before and by how much it grew, to every thread of the
+    /// coop.
     ///
     /// NCCL: `ncclGin::waitSignalFollowShadow`.
     #[doc(alias = "ncclGinWaitSignalFollowShadow")]
@@ -209,8 +215,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         self.follow_shadow(coop, signal, before, order)
     }
 
-    /// [`wait_signal_follow_shadow`](Self::wait_signal_follow_shadow) with a timeout, which NCCL lacks. The shadow stays as
-    /// it was after a timeout.
+    /// [`wait_signal_follow_shadow`](Self::wait_signal_follow_shadow) with a timeout, which NCCL
+    /// lacks. The shadow stays as it was after a timeout.
     ///
     /// # Errors
     ///
@@ -254,8 +260,9 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         (before, after.wrapping_sub(before))
     }
 
-    /// Waits until everything that this rank has posted on this context is through here: sources can be written again, and what was
-    /// got can be read. It says nothing of the peers. The threads of `coop` share the peers among themselves.
+    /// Waits until everything that this rank has posted on this context is through here: sources
+    /// can be written again, and what was got can be read. It says nothing of the peers. The
+    /// threads of `coop` share the peers among themselves.
     ///
     /// NCCL: `ncclGin::flush`.
     #[doc(alias = "ncclGinFlush")]
@@ -267,8 +274,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         finish(coop, outcome);
     }
 
-    /// [`flush`](Self::flush) with a timeout. NCCL: `ncclGin::flush` with `timeoutCycles`, which leaves out that gets are
-    /// visible over some back ends; this does not, but over EFA_GDA.
+    /// [`flush`](Self::flush) with a timeout. NCCL: `ncclGin::flush` with `timeoutCycles`, which
+    /// leaves out that gets are visible over some back ends; this does not, but over EFA_GDA.
     ///
     /// # Errors
     ///
@@ -287,9 +294,9 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         finish_timed(coop, outcome)
     }
 
-    /// Begins a flush of what this rank has posted to rank `peer` of `team`; the calling thread alone. What another thread of a coop
-    /// posted counts after a barrier with it. Over EFA_GDA, which cannot, the
-    /// wait for it flushes everything.
+    /// Begins a flush of what this rank has posted to rank `peer` of `team`; the calling thread
+    /// alone. What another thread of a coop posted counts after a barrier with it. Over EFA_GDA,
+    /// which cannot, the wait for it flushes everything.
     ///
     /// NCCL: `ncclGin::flushAsync`.
     #[doc(alias = "ncclGinFlushAsync")]
@@ -305,7 +312,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         Request { request, gin: *self }
     }
 
-    /// Waits until a flush is through, on the context on which it began; the calling thread alone. NCCL: `ncclGin::wait`.
+    /// Waits until a flush is through, on the context on which it began; the calling thread alone.
+    /// NCCL: `ncclGin::wait`.
     #[doc(alias = "ncclGinWait")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -314,8 +322,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         finish(Coop::thread(), outcome);
     }
 
-    /// [`wait_request`](Self::wait_request) with a timeout; the request can be waited for again. NCCL: `ncclGin::wait` with
-    /// `timeoutCycles`.
+    /// [`wait_request`](Self::wait_request) with a timeout; the request can be waited for again.
+    /// NCCL: `ncclGin::wait` with `timeoutCycles`.
     ///
     /// # Errors
     ///
@@ -333,7 +341,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         finish_timed(Coop::thread(), outcome)
     }
 
-    /// Flushes to the peers that this thread of the coop looks after.
+    /// Flushes to this thread's share of the peers.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(crate) fn flush_share(
@@ -385,7 +393,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         };
         let what =
             |seen| WaitFor { kind, index, context: self.index, peer: -1, wanted: least, seen };
-        // SAFETY: a signal or counter that the host reserved, or a window's by the contract of `VaSignal`.
+        // SAFETY: a signal or counter that the host reserved, or a window's by the contract of
+        // `VaSignal`.
         unsafe { calls::wait::<B>(context, word, least, bits, order, deadline, what) }
     }
 }

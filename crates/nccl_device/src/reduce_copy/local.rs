@@ -7,7 +7,7 @@ use super::parts::Parts;
 use super::pass::Plan;
 use super::sink::{Many, One};
 use super::source::{Copied, ReducedMany};
-use crate::Coop;
+use super::threads::Threads;
 
 /// `dst[i] = op over j < n_src of src[j * src_stride + i]`, for `i < count`.
 ///
@@ -15,13 +15,14 @@ use crate::Coop;
 ///
 /// # Safety
 ///
-/// Every thread of the coop calls it alike. There is one source at least; they are valid for reads and aligned, and nobody
-/// writes there at the same time; `dst` is valid for `count` writes, aligned, and touched by nobody else.
+/// Every one of `threads` calls it alike. There is one source at least; they are valid for reads
+/// and aligned, and nobody writes there at the same time; `dst` is valid for `count` writes,
+/// aligned, and touched by nobody else.
 #[doc(alias = "ncclLocalReduceSum")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn local_reduce<T: Accumulate>(
-    coop: Coop,
+    threads: impl Into<Threads>,
     op: impl ReduceOp<T>,
     n_src: usize,
     src: *const T,
@@ -32,7 +33,7 @@ pub unsafe fn local_reduce<T: Accumulate>(
     let from = Parts::strided(src.cast_mut(), src_stride, n_src);
     let (from, to) = (ReducedMany { op, from }, One(dst));
     // SAFETY: the caller's.
-    unsafe { Plan::new(&coop, &from, &to, count).all::<T, 2>(from, to) }
+    unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 2>(from, to) }
 }
 
 /// `dst[j * dst_stride + i] = src[i]` for every `j < n_dst`, for `i < count`.
@@ -41,13 +42,14 @@ pub unsafe fn local_reduce<T: Accumulate>(
 ///
 /// # Safety
 ///
-/// Every thread of the coop calls it alike. `src` is valid for `count` reads and aligned, and nobody writes there at the same
-/// time; the destinations are valid for writes, aligned, and touched by nobody else.
+/// Every one of `threads` calls it alike. `src` is valid for `count` reads and aligned, and nobody
+/// writes there at the same time; the destinations are valid for writes, aligned, and touched by
+/// nobody else.
 #[doc(alias = "ncclLocalCopy")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn local_copy<T: Accumulate>(
-    coop: Coop,
+    threads: impl Into<Threads>,
     src: *const T,
     n_dst: usize,
     dst: *mut T,
@@ -56,23 +58,25 @@ pub unsafe fn local_copy<T: Accumulate>(
 ) {
     let (from, to) = (Copied(src), Many(Parts::strided(dst, dst_stride, n_dst)));
     // SAFETY: the caller's.
-    unsafe { Plan::new(&coop, &from, &to, count).all::<T, 8>(from, to) }
+    unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
 }
 
-/// `dst[k * dst_stride + i] = op over j < n_src of src[j * src_stride + i]` for every `k < n_dst`, for `i < count`.
+/// `dst[k * dst_stride + i] = op over j < n_src of src[j * src_stride + i]` for every `k < n_dst`,
+/// for `i < count`.
 ///
 /// C++ has it for sums only: `ncclLocalReduceSumCopy`.
 ///
 /// # Safety
 ///
-/// Every thread of the coop calls it alike. There is one source at least; they are valid for reads and aligned, and nobody
-/// writes there at the same time; the destinations are valid for writes, aligned, and touched by nobody else.
+/// Every one of `threads` calls it alike. There is one source at least; they are valid for reads
+/// and aligned, and nobody writes there at the same time; the destinations are valid for writes,
+/// aligned, and touched by nobody else.
 #[doc(alias = "ncclLocalReduceSumCopy")]
 #[expect(clippy::too_many_arguments, reason = "two sets of parts, of three arguments each")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn local_reduce_copy<T: Accumulate>(
-    coop: Coop,
+    threads: impl Into<Threads>,
     op: impl ReduceOp<T>,
     n_src: usize,
     src: *const T,
@@ -85,5 +89,5 @@ pub unsafe fn local_reduce_copy<T: Accumulate>(
     let from = Parts::strided(src.cast_mut(), src_stride, n_src);
     let (from, to) = (ReducedMany { op, from }, Many(Parts::strided(dst, dst_stride, n_dst)));
     // SAFETY: the caller's.
-    unsafe { Plan::new(&coop, &from, &to, count).all::<T, 2>(from, to) }
+    unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 2>(from, to) }
 }

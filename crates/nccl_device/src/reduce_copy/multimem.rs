@@ -1,6 +1,7 @@
 //! Over multicast addresses: the switch reduces, and stores to all.
 //!
-//! Addresses come from [`Window::multimem`](crate::Window::multimem); add an index in elements to them.
+//! Addresses come from [`Window::multimem`](crate::Window::multimem); add an index in elements to
+//! them.
 
 use core::mem::{size_of, transmute_copy};
 
@@ -16,14 +17,15 @@ use super::parts::{Parts, phase};
 use super::pass::Plan;
 use super::sink::{Each, Many, One, Sink};
 use super::source::{Copied, Reduced, ReducedMany, Source};
-use crate::{Coop, Window};
+use super::threads::Threads;
+use crate::Window;
 
-/// An element that the switch reduces by `Op`: sums of all elements but those of 8 bits, minima and maxima of integers and
-/// halves, [`And`], [`Or`] and [`Xor`](cuda_std::reduce::Xor) of integers.
+/// An element that the switch reduces by `Op`: sums of all elements but those of 8 bits, minima and
+/// maxima of integers and halves, [`And`], [`Or`] and [`Xor`](cuda_std::reduce::Xor) of integers.
 #[diagnostic::on_unimplemented(
     message = "no switch reduces elements of `{Self}` by `{Op}`",
-    note = "sums of numbers of 16 to 64 bits, minima and maxima of integers of 32 and 64 bits and of halves, and, or, xor of \
-            integers of 32 and 64 bits"
+    note = "sums of numbers of 16 to 64 bits, minima and maxima of integers of 32 and 64 bits and \
+            of halves, and, or, xor of integers of 32 and 64 bits"
 )]
 pub trait MultimemReduce<Op>: Accumulate {
     /// The copies of one element, reduced.
@@ -80,8 +82,10 @@ macro_rules! halves {
             #[track_caller]
             unsafe fn load(op: Op, from: *const Self) -> Self {
                 let second = from.addr() % 4 / 2;
-                // SAFETY: the caller's; the other half of the word is in the same window, whose size is a multiple of words.
-                let both = unsafe { multimem::load_reduce(op, from.wrapping_sub(second).cast::<[$type; 2]>()) };
+                let both = from.wrapping_sub(second).cast::<[$type; 2]>();
+                // SAFETY: the caller's; the other half of the word is in the same window, whose
+                // size is a multiple of words.
+                let both = unsafe { multimem::load_reduce(op, both) };
                 if second == 0 { both[0] } else { both[1] }
             }
 
@@ -97,8 +101,8 @@ macro_rules! halves {
 
 halves!(f16 bf16);
 
-/// Stores one element to all copies. Of a word that holds several, the bits of one are first cleared, then set: updates that
-/// leave the others alone, whoever writes them at the same time.
+/// Stores one element to all copies. Of a word that holds several, the bits of one are first
+/// cleared, then set: updates that leave the others alone, whoever writes them at the same time.
 ///
 /// # Safety
 ///
@@ -186,13 +190,14 @@ impl<T: Accumulate> Sink<T> for ToMulticast<T> {
 ///
 /// # Safety
 ///
-/// Every thread of the coop calls it alike. `src` is a multicast address, aligned to the element, that has `count` elements in
-/// each copy, and nobody writes them at the same time; `dst` is valid for `count` writes, aligned, and touched by nobody else.
+/// Every one of `threads` calls it alike. `src` is a multicast address, aligned to the element,
+/// that has `count` elements in each copy, and nobody writes them at the same time; `dst` is valid
+/// for `count` writes, aligned, and touched by nobody else.
 #[doc(alias = "ncclMultimemReduceSum")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn multimem_reduce<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
-    coop: Coop,
+    threads: impl Into<Threads>,
     op: Op,
     src: *const T,
     dst: *mut T,
@@ -200,7 +205,7 @@ pub unsafe fn multimem_reduce<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
 ) {
     let (from, to) = (Multicast { op, from: src }, One(dst));
     // SAFETY: the caller's.
-    unsafe { Plan::new(&coop, &from, &to, count).all::<T, 8>(from, to) }
+    unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
 }
 
 /// Every copy of `dst[i] = src[i]`, for `i < count`.
@@ -209,16 +214,21 @@ pub unsafe fn multimem_reduce<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
 ///
 /// # Safety
 ///
-/// Every thread of the coop calls it alike. `src` is valid for `count` reads and aligned, and nobody writes there at the same
-/// time; `dst` is a multicast address, aligned to the element, that has `count` elements in each copy, and nobody else touches
-/// them.
+/// Every one of `threads` calls it alike. `src` is valid for `count` reads and aligned, and nobody
+/// writes there at the same time; `dst` is a multicast address, aligned to the element, that has
+/// `count` elements in each copy, and nobody else touches them.
 #[doc(alias = "ncclMultimemCopy")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
-pub unsafe fn multimem_copy<T: Accumulate>(coop: Coop, src: *const T, dst: *mut T, count: usize) {
+pub unsafe fn multimem_copy<T: Accumulate>(
+    threads: impl Into<Threads>,
+    src: *const T,
+    dst: *mut T,
+    count: usize,
+) {
     let (from, to) = (Copied(src), ToMulticast(dst));
     // SAFETY: the caller's.
-    unsafe { Plan::new(&coop, &from, &to, count).all::<T, 8>(from, to) }
+    unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
 }
 
 /// Every copy of `dst[i] = op over the copies of src[i]`, for `i < count`.
@@ -227,13 +237,14 @@ pub unsafe fn multimem_copy<T: Accumulate>(coop: Coop, src: *const T, dst: *mut 
 ///
 /// # Safety
 ///
-/// Every thread of the coop calls it alike. `src` and `dst` are multicast addresses, aligned to the element, that have `count`
-/// elements in each copy. Nobody else writes those of `src` or touches those of `dst` at the same time.
+/// Every one of `threads` calls it alike. `src` and `dst` are multicast addresses, aligned to the
+/// element, that have `count` elements in each copy. Nobody else writes those of `src` or touches
+/// those of `dst` at the same time.
 #[doc(alias = "ncclMultimemReduceSumCopy")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn multimem_reduce_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
-    coop: Coop,
+    threads: impl Into<Threads>,
     op: Op,
     src: *const T,
     dst: *mut T,
@@ -241,7 +252,7 @@ pub unsafe fn multimem_reduce_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
 ) {
     let (from, to) = (Multicast { op, from: src }, ToMulticast(dst));
     // SAFETY: the caller's.
-    unsafe { Plan::new(&coop, &from, &to, count).all::<T, 8>(from, to) }
+    unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
 }
 
 /// Every copy of `dst[i] = op over the ranks of team of src[src_index + i]`, for `i < count`.
@@ -255,7 +266,7 @@ pub unsafe fn multimem_reduce_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
-    coop: Coop,
+    threads: impl Into<Threads>,
     op: impl ReduceOp<T>,
     src: Window<T>,
     src_index: usize,
@@ -265,7 +276,7 @@ pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
 ) {
     let from = Parts::of_team_from_own(src, src_index, team);
     let (many, to) = (ReducedMany { op, from }, ToMulticast(dst));
-    let plan = Plan::new(&coop, &many, &to, count);
+    let plan = Plan::new(threads.into(), &many, &to, count);
     // SAFETY: the caller's.
     unsafe {
         match team.n_ranks {
@@ -289,7 +300,7 @@ pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn multimem_reduce_lsa_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
-    coop: Coop,
+    threads: impl Into<Threads>,
     op: Op,
     src: *const T,
     dst: Window<T>,
@@ -298,7 +309,7 @@ pub unsafe fn multimem_reduce_lsa_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
     team: Team,
 ) {
     let (from, to) = (Multicast { op, from: src }, Parts::of_team_from_own(dst, dst_index, team));
-    let plan = Plan::new(&coop, &from, &Many(to), count);
+    let plan = Plan::new(threads.into(), &from, &Many(to), count);
     // SAFETY: the caller's.
     unsafe {
         match team.n_ranks {

@@ -1,7 +1,7 @@
 //! NCCL's own reduce-copy functions, by element type: the code that C++ kernels call, sums only.
 //!
-//! Which function it is is known when the kernel is compiled; the call folds away. Indices, counts and distances are in
-//! elements.
+//! Which function it is is known when the kernel is compiled; the call folds away. Indices, counts
+//! and distances are in elements.
 //!
 //! # Safety model
 //!
@@ -16,7 +16,12 @@
 //!
 //! /// Sums `count` elements of every rank into `out`. The ranks have met at a barrier before.
 //! #[kernel(T = [f32, bf16])]
-//! pub unsafe fn sum_to_local<T: NcclElement>(comm: DevComm, x: Window<T>, out: *mut T, count: usize) {
+//! pub unsafe fn sum_to_local<T: NcclElement>(
+//!     comm: DevComm,
+//!     x: Window<T>,
+//!     out: *mut T,
+//!     count: usize,
+//! ) {
 //!     // SAFETY: the window and `out` have `count` elements, and one block is launched.
 //!     unsafe { nccl::lsa_reduce_sum(Coop::cta(), x, 0, out, count, comm.lsa_team()) };
 //! }
@@ -79,8 +84,8 @@ pub trait NcclElement: Element {
     );
 }
 
-/// An element that NCCL's functions over multicast addresses have: numbers of 16 to 64 bits. (NCCL has sums of floats of 8 bits
-/// too, which trap below sm_100a.)
+/// An element that NCCL's functions over multicast addresses have: numbers of 16 to 64 bits. (NCCL
+/// has sums of floats of 8 bits too, which trap below sm_100a.)
 #[allow(clippy::missing_safety_doc, reason = "every function: NCCL's contract")]
 pub trait NcclMultimemElement: NcclElement {
     #[doc(hidden)]
@@ -116,14 +121,18 @@ macro_rules! forward {
 macro_rules! elements {
     ($($type:ident: $reduce:ident $copy:ident $reduce_copy:ident $local:ident;)*) => { $(
         impl NcclElement for $type {
-            forward!(lsa_reduce_sum(coop: *const CoopAny, src: *mut c_void, src_offset: usize, dst: *mut Self,
+            forward!(lsa_reduce_sum(
+                coop: *const CoopAny, src: *mut c_void, src_offset: usize, dst: *mut Self,
                 count: usize, team: *const Team) = $reduce);
-            forward!(lsa_copy(coop: *const CoopAny, src: *mut Self, dst: *mut c_void, dst_offset: usize, count: usize,
-                team: *const Team) = $copy);
-            forward!(lsa_reduce_sum_copy(coop: *const CoopAny, src: *mut c_void, src_offset: usize, dst: *mut c_void,
+            forward!(lsa_copy(
+                coop: *const CoopAny, src: *mut Self, dst: *mut c_void, dst_offset: usize,
+                count: usize, team: *const Team) = $copy);
+            forward!(lsa_reduce_sum_copy(
+                coop: *const CoopAny, src: *mut c_void, src_offset: usize, dst: *mut c_void,
                 dst_offset: usize, count: usize, team: *const Team) = $reduce_copy);
-            forward!(local_reduce_sum_copy(coop: *const CoopAny, n_src: i32, src: *mut Self, src_stride: usize,
-                n_dst: i32, dst: *mut Self, dst_stride: usize, count: usize) = $local);
+            forward!(local_reduce_sum_copy(
+                coop: *const CoopAny, n_src: i32, src: *mut Self, src_stride: usize, n_dst: i32,
+                dst: *mut Self, dst_stride: usize, count: usize) = $local);
         }
     )* };
 }
@@ -138,18 +147,23 @@ elements! {
     f16: ncclLsaReduceSum_F16 ncclLsaCopy_F16 ncclLsaReduceSumCopy_F16 ncclLocalReduceSumCopy_F16;
     f32: ncclLsaReduceSum_F32 ncclLsaCopy_F32 ncclLsaReduceSumCopy_F32 ncclLocalReduceSumCopy_F32;
     f64: ncclLsaReduceSum_F64 ncclLsaCopy_F64 ncclLsaReduceSumCopy_F64 ncclLocalReduceSumCopy_F64;
-    bf16: ncclLsaReduceSum_BF16 ncclLsaCopy_BF16 ncclLsaReduceSumCopy_BF16 ncclLocalReduceSumCopy_BF16;
-    F8E4M3: ncclLsaReduceSum_F8E4M3 ncclLsaCopy_F8E4M3 ncclLsaReduceSumCopy_F8E4M3 ncclLocalReduceSumCopy_F8E4M3;
-    F8E5M2: ncclLsaReduceSum_F8E5M2 ncclLsaCopy_F8E5M2 ncclLsaReduceSumCopy_F8E5M2 ncclLocalReduceSumCopy_F8E5M2;
+    bf16: ncclLsaReduceSum_BF16 ncclLsaCopy_BF16 ncclLsaReduceSumCopy_BF16
+        ncclLocalReduceSumCopy_BF16;
+    F8E4M3: ncclLsaReduceSum_F8E4M3 ncclLsaCopy_F8E4M3 ncclLsaReduceSumCopy_F8E4M3
+        ncclLocalReduceSumCopy_F8E4M3;
+    F8E5M2: ncclLsaReduceSum_F8E5M2 ncclLsaCopy_F8E5M2 ncclLsaReduceSumCopy_F8E5M2
+        ncclLocalReduceSumCopy_F8E5M2;
 }
 
 macro_rules! multimem_elements {
     ($($type:ident: $reduce:ident $copy:ident $reduce_copy:ident;)*) => { $(
         impl NcclMultimemElement for $type {
-            forward!(multimem_reduce_sum(coop: *const CoopAny, src: *mut Self, dst: *mut Self, count: usize) = $reduce);
-            forward!(multimem_copy(coop: *const CoopAny, src: *mut Self, dst: *mut Self, count: usize) = $copy);
-            forward!(multimem_reduce_sum_copy(coop: *const CoopAny, src: *mut Self, dst: *mut Self, count: usize) =
-                $reduce_copy);
+            forward!(multimem_reduce_sum(
+                coop: *const CoopAny, src: *mut Self, dst: *mut Self, count: usize) = $reduce);
+            forward!(multimem_copy(
+                coop: *const CoopAny, src: *mut Self, dst: *mut Self, count: usize) = $copy);
+            forward!(multimem_reduce_sum_copy(
+                coop: *const CoopAny, src: *mut Self, dst: *mut Self, count: usize) = $reduce_copy);
         }
     )* };
 }
@@ -165,7 +179,8 @@ multimem_elements! {
     bf16: ncclMultimemReduceSum_BF16 ncclMultimemCopy_BF16 ncclMultimemReduceSumCopy_BF16;
 }
 
-/// `dst[i] = sum over the ranks of team of src[src_index + i]`, for `i < count`. NCCL: `ncclLsaReduceSum`.
+/// `dst[i] = sum over the ranks of team of src[src_index + i]`, for `i < count`. NCCL:
+/// `ncclLsaReduceSum`.
 ///
 /// # Safety
 ///
@@ -207,8 +222,8 @@ pub unsafe fn lsa_copy<T: NcclElement>(
     unsafe { T::lsa_copy(&coop.as_raw(), src.cast_mut(), dst.as_raw(), offset, count, &team) }
 }
 
-/// `dst[dst_index + i] = sum over the ranks of team of src[src_index + i]` in every rank of `team`, for `i < count`. NCCL:
-/// `ncclLsaReduceSumCopy`.
+/// `dst[dst_index + i] = sum over the ranks of team of src[src_index + i]` in every rank of `team`,
+/// for `i < count`. NCCL: `ncclLsaReduceSumCopy`.
 ///
 /// # Safety
 ///
@@ -232,8 +247,8 @@ pub unsafe fn lsa_reduce_sum_copy<T: NcclElement>(
     }
 }
 
-/// `dst[k * dst_stride + i] = sum over j < n_src of src[j * src_stride + i]` for every `k < n_dst`, for `i < count`. NCCL:
-/// `ncclLocalReduceSumCopy`.
+/// `dst[k * dst_stride + i] = sum over j < n_src of src[j * src_stride + i]` for every `k < n_dst`,
+/// for `i < count`. NCCL: `ncclLocalReduceSumCopy`.
 ///
 /// # Safety
 ///
@@ -272,8 +287,8 @@ pub unsafe fn local_reduce_sum_copy<T: NcclElement>(
 ///
 /// # Safety
 ///
-/// As [`multimem_reduce`](super::multimem_reduce)'s. For halves `src` is aligned to 4 bytes and `count` is even: NCCL traps at
-/// single ones.
+/// As [`multimem_reduce`](super::multimem_reduce)'s. For halves `src` is aligned to 4 bytes and
+/// `count` is even: NCCL traps at single ones.
 #[doc(alias = "ncclMultimemReduceSum")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -291,8 +306,8 @@ pub unsafe fn multimem_reduce_sum<T: NcclMultimemElement>(
 ///
 /// # Safety
 ///
-/// As [`multimem_copy`](super::multimem_copy)'s. For halves `dst` is aligned to 4 bytes and `count` is even: NCCL traps at
-/// single ones.
+/// As [`multimem_copy`](super::multimem_copy)'s. For halves `dst` is aligned to 4 bytes and `count`
+/// is even: NCCL traps at single ones.
 #[doc(alias = "ncclMultimemCopy")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
@@ -306,12 +321,13 @@ pub unsafe fn multimem_copy<T: NcclMultimemElement>(
     unsafe { T::multimem_copy(&coop.as_raw(), src.cast_mut(), dst, count) }
 }
 
-/// Every copy of `dst[i] = sum over the copies of src[i]`, for `i < count`. NCCL: `ncclMultimemReduceSumCopy`.
+/// Every copy of `dst[i] = sum over the copies of src[i]`, for `i < count`. NCCL:
+/// `ncclMultimemReduceSumCopy`.
 ///
 /// # Safety
 ///
-/// As [`multimem_reduce_copy`](super::multimem_reduce_copy)'s. For halves both are aligned to 4 bytes and `count` is even:
-/// NCCL traps at single ones.
+/// As [`multimem_reduce_copy`](super::multimem_reduce_copy)'s. For halves both are aligned to 4
+/// bytes and `count` is even: NCCL traps at single ones.
 #[doc(alias = "ncclMultimemReduceSumCopy")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]

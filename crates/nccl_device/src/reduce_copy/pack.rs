@@ -1,4 +1,4 @@
-//! What one access moves: sixteen bytes or one element.
+//! The unit of an access, 16 bytes or one element: one implementation of reduce-copy serves both.
 
 use core::mem::zeroed;
 
@@ -9,11 +9,11 @@ use super::multimem::{MultimemReduce, store_one};
 
 /// A size of access to elements `T`.
 pub(super) trait Pack<T: Accumulate> {
-    /// Elements of an access.
+    /// Elements per access.
     const LEN: usize;
     /// What is loaded and stored.
     type Value: Copy;
-    /// It in the type that it is reduced in.
+    /// A value as accumulators, the type that reductions compute in.
     type Wide: Copy;
 
     fn zero() -> Self::Value;
@@ -118,7 +118,7 @@ impl<T: Accumulate> Pack<T> for Elements {
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn zero() -> T {
-        // SAFETY: every bit pattern is an element, promises Element.
+        // SAFETY: every bit pattern is a value of `T`, by the contract of `Element`.
         unsafe { zeroed() }
     }
 

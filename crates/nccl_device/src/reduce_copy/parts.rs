@@ -1,4 +1,4 @@
-//! Where elements lie: parts of equal length at even distances, one a rank or one after the other.
+//! Where elements lie: strided parts of equal length, one per rank or one after the other.
 
 use core::mem::size_of;
 
@@ -6,7 +6,7 @@ use devcomm_types::{Element, Team};
 
 use crate::Window;
 
-/// `n` places at even distances, counted round from the one at `first`.
+/// `n` strided places, counted round from the one at `first`.
 #[derive(Clone, Copy)]
 pub(super) struct Parts<T> {
     zeroth: *mut T,
@@ -19,7 +19,8 @@ pub(super) struct Parts<T> {
 impl<T: Element> Parts<T> {
     /// Element `index` of a window's part in every rank of `team`, in the order of the ranks.
     ///
-    /// NCCL says where a rank's part lies; that the parts are as far apart as their LSA ranks is its layout of windows.
+    /// NCCL says where a rank's part lies; that the parts are as far apart as their LSA ranks is
+    /// its layout of windows.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) fn of_team(window: Window<T>, index: usize, team: Team) -> Self {

@@ -2,18 +2,18 @@
 
 use core::mem::size_of;
 
+use cuda_std::hint;
 use cuda_std::vector::{Accumulate, Vec16};
 
 use super::pack::{Elements, Pack, Vectors};
 use super::sink::Sink;
 use super::source::Source;
-use crate::Coop;
+use super::threads::Threads;
 
 /// The threads that share the work, and the elements that they move by vectors.
 #[derive(Clone, Copy)]
 pub(super) struct Plan {
-    thread: usize,
-    threads: usize,
+    threads: Threads,
     count: usize,
     /// Elements `head..tail` are whole vectors, aligned in every place.
     head: usize,
@@ -21,11 +21,11 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Divides `count` elements of `source` and `sink` for the threads of `coop`.
+    /// Divides `count` elements of `source` and `sink` for `threads`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) fn new<T: Accumulate>(
-        coop: &Coop,
+        threads: Threads,
         source: &impl Source<T>,
         sink: &impl Sink<T>,
         count: usize,
@@ -39,20 +39,15 @@ impl Plan {
             }
             _ => (count, count),
         };
-        Self {
-            thread: coop.thread_rank() as usize,
-            threads: coop.size() as usize,
-            count,
-            head,
-            tail,
-        }
+        Self { threads, count, head, tail }
     }
 
     /// Moves the vectors, with `U` of each place in flight in a thread.
     ///
     /// # Safety
     ///
-    /// The plan is of source and sink, or of others that lie alike; loads and stores of its elements are allowed.
+    /// The plan is of source and sink, or of others that lie alike; loads and stores of its
+    /// elements are allowed.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(super) unsafe fn vectors<T: Accumulate, const U: usize>(
@@ -75,8 +70,10 @@ impl Plan {
         let mut end = false;
         loop {
             let (begin, until) = if end { (self.tail, self.count) } else { (0, self.head) };
-            // SAFETY: elements are aligned, the rest is the caller's.
-            unsafe { self.pass::<T, Elements, 2>(source, sink, begin, until) };
+            if begin < until {
+                // SAFETY: elements are aligned, the rest is the caller's.
+                unsafe { self.pass::<T, Elements, 2>(source, sink, begin, until) };
+            }
             if end {
                 break;
             }
@@ -118,14 +115,17 @@ impl Plan {
         end: usize,
     ) {
         // A row is one pack for each thread; a thread has U rows in flight.
-        let row = self.threads * P::LEN;
-        let mut at = begin + self.thread * P::LEN;
+        let row = self.threads.count * P::LEN;
+        let mut at = begin + self.threads.rank * P::LEN;
         // SAFETY: below `end`; the rest is the caller's.
         unsafe {
             while at + (U - 1) * row < end {
-                let loaded = source.rows::<P, U>(at, row, |_| true);
+                // One number that all addresses are worked out from: else LLVM counts up each
+                // address by itself, in two registers each.
+                let here = hint::opaque_usize(at);
+                let loaded = source.rows::<P, U>(here, row, |_| true);
                 for (u, loaded) in loaded.iter().enumerate() {
-                    sink.store::<P>(at + u * row, source.finish::<P>(*loaded));
+                    sink.store::<P>(here + u * row, source.finish::<P>(*loaded));
                 }
                 at += U * row;
             }

@@ -14,7 +14,8 @@ pub(super) trait Source<T: Accumulate>: Copy {
     /// What is loaded of a place before it is one value.
     type Loaded<P: Pack<T>>: Copy;
 
-    /// Loads at elements `at`, `at + row`, .., those that are `live`. All loads come before the first use of one.
+    /// Loads at elements `at`, `at + row`, .., those that are `live`. All loads come before the
+    /// first use of one.
     ///
     /// # Safety
     ///

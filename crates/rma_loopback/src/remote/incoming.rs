@@ -1,24 +1,24 @@
-//! What another process asks of this rank's memory.
+//! Requests of another process for this rank's memory.
 
 use std::collections::VecDeque;
 
 use super::segment::{ENTRIES, Entry, Ring};
+use crate::connection::LocalRank;
 use crate::error::{Error, Result};
-use crate::group::Member;
-use crate::transfer::{Data, Place, Source, Transfer};
+use crate::transfer::{Buffer, Data, Source, Transfer};
 
 /// The owner's end of a ring.
 #[derive(Default)]
 pub(crate) struct Incoming {
-    /// Entries put on the lane.
+    /// Number of entries enqueued on the lane.
     taken: u64,
     acknowledged: u64,
-    /// Where on the lane those are that are not acknowledged.
+    /// Lane sequence numbers of entries not acknowledged yet.
     sequences: VecDeque<u64>,
 }
 
 impl Incoming {
-    /// What the sender has written, if that can be: it has as many entries under way as the ring has.
+    /// The number of published entries, checked: at most a ring's worth is outstanding.
     fn checked(&self, published: u64) -> Result<u64> {
         if published < self.taken || published - self.acknowledged > ENTRIES {
             return Err(Error::Internal(format!(
@@ -30,7 +30,7 @@ impl Incoming {
         Ok(published)
     }
 
-    pub(crate) fn progress(&mut self, ring: Ring<'_>, me: &Member) -> Result<()> {
+    pub(crate) fn progress(&mut self, ring: Ring<'_>, me: &LocalRank) -> Result<()> {
         let published = self.checked(ring.published())?;
         while self.taken < published {
             let transfer = transfer(ring, ring.read(self.taken)?, me)?;
@@ -48,20 +48,20 @@ impl Incoming {
         Ok(())
     }
 
-    /// All that was published is carried out.
+    /// Whether all published entries were carried out.
     pub(crate) fn is_settled(&self, ring: Ring<'_>) -> bool {
         self.acknowledged == ring.published()
     }
 }
 
-fn transfer(ring: Ring<'_>, entry: Entry, me: &Member) -> Result<Transfer> {
+fn transfer(ring: Ring<'_>, entry: Entry, me: &LocalRank) -> Result<Transfer> {
     let Entry { get, slot, bytes, region, offset, signal } = entry;
     let data = match bytes {
         0 => Data::None,
         bytes if get => {
             let own = me.device().number;
             let from = me.regions.source(region, offset, bytes, &me.staging, own)?;
-            Data::Range { from, to: Place::Pinned(ring.slot(slot)), bytes, moved: 0 }
+            Data::Range { from, to: Buffer::Pinned(ring.slot(slot)), bytes, moved: 0 }
         }
         bytes => {
             let to = me.regions.range(region, offset, bytes)?;

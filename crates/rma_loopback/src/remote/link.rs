@@ -1,4 +1,4 @@
-//! One pair of ranks in two processes.
+//! A link between two ranks in different processes.
 
 use std::io::{ErrorKind, Read};
 use std::mem::ManuallyDrop;
@@ -10,26 +10,26 @@ use rustix::net::{SendFlags, send};
 use super::incoming::Incoming;
 use super::outgoing::{Job, Outgoing};
 use super::segment::Segment;
+use crate::connection::LocalRank;
 use crate::error::{Error, Result};
-use crate::group::Member;
 use crate::log;
 
-/// First byte of the last message: this rank leaves.
+/// Tag of the last message: this rank leaves.
 const LEAVES: u8 = b'L';
-/// First byte of the last message: this rank has failed, and the rest says how.
+/// Tag of the last message: this rank has failed, followed by the error's text.
 const FAILED: u8 = b'F';
-/// Bytes of an error's text that are sent.
+/// Maximum bytes of the error's text.
 const TEXT_BYTES: usize = 1000;
 
-/// This rank's side of a pair.
+/// This rank's side of a link.
 pub(crate) struct Link {
     /// The other rank.
     rank: usize,
     /// Its process.
     pid: u64,
-    me: Arc<Member>,
+    me: Arc<LocalRank>,
     segment: ManuallyDrop<Segment>,
-    /// The direction from this rank to the other.
+    /// Index of the outgoing direction.
     out: usize,
     socket: UnixStream,
     state: Mutex<State>,
@@ -38,16 +38,16 @@ pub(crate) struct Link {
 struct State {
     outgoing: Outgoing,
     incoming: Incoming,
-    /// The last message was sent.
+    /// Whether the last message was sent.
     told: bool,
-    /// The other has left, in peace.
+    /// Whether the other rank has left without an error.
     left: bool,
 }
 
 impl Link {
-    /// The link of `me`, number `my_rank`, to `rank`, which lives in process `pid`.
+    /// The link of `me`, rank `my_rank`, to `rank`, in process `pid`.
     pub(crate) fn new(
-        me: Arc<Member>,
+        me: Arc<LocalRank>,
         my_rank: usize,
         rank: usize,
         pid: u64,
@@ -72,7 +72,7 @@ impl Link {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a job, and returns its ticket.
+    /// Accepts a job; returns its ticket.
     pub(crate) fn submit(&self, job: Job) -> Result<u64> {
         let mut state = self.state();
         if state.left {
@@ -92,24 +92,24 @@ impl Link {
         self.state().outgoing.accepted()
     }
 
-    /// Drops the jobs that wait.
+    /// Drops pending jobs.
     pub(crate) fn cancel(&self) {
         self.state().outgoing.cancel();
     }
 
-    /// Moves both directions on.
+    /// Makes progress in both directions.
     pub(crate) fn progress(&self) -> Result<()> {
         let mut state = self.state();
         state.incoming.progress(self.segment.ring(1 - self.out), &self.me)?;
         state.outgoing.progress(self.segment.ring(self.out), &self.me)
     }
 
-    /// Whether all that the other has asked for so far is carried out.
+    /// Whether all of the other rank's requests so far were carried out.
     pub(crate) fn is_settled(&self) -> bool {
         self.state().incoming.is_settled(self.segment.ring(1 - self.out))
     }
 
-    /// Looks whether the other is well.
+    /// Checks the other rank for failure.
     pub(crate) fn check(&self) -> Result<()> {
         let mut state = self.state();
         if !state.left {
@@ -131,7 +131,7 @@ impl Link {
                 Err(_) => return Err(self.ended()),
             }
         }
-        // What it acknowledged before it left is in the ring.
+        // Acknowledgements before it left are in the ring.
         state.outgoing.progress(self.segment.ring(self.out), &self.me)?;
         if state.left && state.outgoing.waits_for_owner(self.segment.ring(self.out)) {
             return Err(Error::Remote(format!(
@@ -144,7 +144,7 @@ impl Link {
 
     fn ended(&self) -> Error {
         Error::Remote(format!(
-            "rank {}, of process {}, closed its connection without a word: most likely its process \
+            "rank {}, of process {}, closed its connection unexpectedly: most likely its process \
              has ended",
             self.rank, self.pid
         ))
@@ -153,18 +153,18 @@ impl Link {
     fn tell(&self, message: &[u8]) {
         let mut state = self.state();
         if !std::mem::replace(&mut state.told, true) {
-            // The other may be gone. It fits into the socket's buffer, being the only message.
-            // A program that is not Rust's may die of a broken pipe.
+            // The other rank may have ended. The only message fits into the socket's buffer.
+            // `MSG_NOSIGNAL`: a program that is not Rust's may die of SIGPIPE.
             let _ = send(&self.socket, message, SendFlags::NOSIGNAL);
         }
     }
 
-    /// Tells the other that this rank leaves.
+    /// Tells the other rank that this one leaves.
     pub(crate) fn leave(&self) {
         self.tell(&[LEAVES]);
     }
 
-    /// Tells the other that this rank has failed.
+    /// Tells the other rank that this one has failed.
     pub(crate) fn tell_failure(&self, error: &Error) {
         let mut message = vec![FAILED];
         message.extend(error.to_string().bytes().take(TEXT_BYTES - 1));
@@ -174,8 +174,8 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // Copies from and to the slots may be on the way, or, where this rank failed, never come to an end.
-        let quiet = self.me.lane.settle() && self.me.staging.channel.settle();
+        // Copies from and to the slots may be in flight or, if this rank failed, never end.
+        let quiet = self.me.lane.synchronize() && self.me.staging.channel.synchronize();
         if quiet {
             // SAFETY: dropped here only, and not used again.
             unsafe { ManuallyDrop::drop(&mut self.segment) };

@@ -1,4 +1,4 @@
-//! The memory that two ranks share, and the entries in it.
+//! The memory shared by two ranks, and the entries in it.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use crate::driver::{Device, call};
 use crate::error::{Error, Result};
 use crate::region::RegionId;
 
-/// Entries of a ring.
+/// Number of entries of a ring.
 pub(crate) const ENTRIES: u64 = 128;
 const ENTRY_BYTES: usize = 64;
 const PAGE: usize = 4096;
@@ -19,7 +19,7 @@ const PUBLISHED: usize = 0;
 const ACKNOWLEDGED: usize = 128;
 const HOST_REGISTER_PORTABLE: u32 = 1;
 
-/// The sizes of a segment: those of the rank that makes it.
+/// The sizes of a segment, chosen by the rank that creates it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) slots: usize,
@@ -31,7 +31,7 @@ impl Shape {
         Self { slots: config.slots, slot_bytes: config.slot_bytes }
     }
 
-    /// Refuses a shape that no rank of this plugin has: another process may have told it. Sizes of others do not overflow.
+    /// Refuses an invalid shape, which another process may have sent. Valid sizes do not overflow.
     fn require(self) -> Result<()> {
         let slot_kib = self.slot_bytes as u64 >> 10;
         if SLOTS.contains(&(self.slots as u64))
@@ -40,8 +40,8 @@ impl Shape {
         {
             return Ok(());
         }
-        Err(Error::Unserved(format!(
-            "another process wants to share {} slots of {} bytes, which this plugin never does",
+        Err(Error::Unsupported(format!(
+            "another process wants to share {} slots of {} bytes, which is out of range",
             self.slots, self.slot_bytes
         )))
     }
@@ -54,9 +54,9 @@ impl Shape {
         2 * self.direction_bytes()
     }
 
-    /// Memory of this shape, of zeros, that cannot be cut short.
+    /// Zeroed memory of this shape, sealed against shrinking.
     pub(crate) fn create(self) -> Result<OwnedFd> {
-        let failed = |error| Error::system("making memory that two processes share", error);
+        let failed = |error| Error::system("creating memory shared by two processes", error);
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let memory = memfd_create("devcomm-gin", flags).map_err(failed)?;
         ftruncate(&memory, self.bytes() as u64).map_err(failed)?;
@@ -73,13 +73,13 @@ pub(crate) struct RemoteSignal {
     pub(crate) add: u64,
 }
 
-/// What the owner is to do.
+/// A request to the owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// Fill the slot from the region, instead of emptying it into the region.
+    /// Whether to fill the slot from the region, instead of the reverse.
     pub(crate) get: bool,
     pub(crate) slot: usize,
-    /// 0: there is no data.
+    /// 0: no data.
     pub(crate) bytes: usize,
     pub(crate) region: RegionId,
     pub(crate) offset: u64,
@@ -117,11 +117,11 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Maps `memory` of a shape that the other side may have told.
+    /// Maps `memory`, whose shape the other side may have sent.
     pub(crate) fn map(memory: &OwnedFd, shape: Shape, device: &Device) -> Result<Self> {
         shape.require()?;
         let failed = |error: &dyn std::fmt::Display| {
-            Error::system("mapping the memory that two processes share", error)
+            Error::system("mapping memory shared by two processes", error)
         };
         let size = fstat(memory).map_err(|error| failed(&error))?.st_size;
         if usize::try_from(size).ok() != Some(shape.bytes()) {
@@ -170,7 +170,7 @@ impl Ring<'_> {
         self.segment.shape
     }
 
-    /// Entries that the sender has written.
+    /// Number of entries that the sender has published.
     pub(crate) fn published(&self) -> u64 {
         self.word(PUBLISHED).load(Ordering::Acquire)
     }
@@ -179,7 +179,7 @@ impl Ring<'_> {
         self.word(PUBLISHED).store(entries, Ordering::Release);
     }
 
-    /// Entries that the owner has carried out.
+    /// Number of entries that the owner has carried out.
     pub(crate) fn acknowledged(&self) -> u64 {
         self.word(ACKNOWLEDGED).load(Ordering::Acquire)
     }
@@ -192,7 +192,7 @@ impl Ring<'_> {
         self.word(PAGE + (number % ENTRIES) as usize * ENTRY_BYTES + 8 * word)
     }
 
-    /// Writes entry `number`, which is not published.
+    /// Writes entry `number`, which is not published yet.
     pub(crate) fn write(&self, number: u64, entry: Entry) {
         for (index, word) in entry.to_words().into_iter().enumerate() {
             self.entry_word(number, index).store(word, Ordering::Relaxed);

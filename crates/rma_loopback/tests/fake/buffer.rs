@@ -1,9 +1,9 @@
-//! The memory of a test's ranks.
+//! Memory of a test's ranks.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Memory that ranks register: shared by all, so only ever looked at by copies of it.
+/// Memory that ranks register: shared by all, so accessed only by copies.
 pub struct Memory(Box<[UnsafeCell<u64>]>);
 
 // SAFETY: read and written through pointers, as device memory is.

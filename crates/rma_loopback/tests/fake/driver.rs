@@ -1,7 +1,7 @@
-//! A CUDA driver made of threads: a stream is a thread that takes its time, device memory is the program's.
+//! A fake CUDA driver: streams are threads with random delays, device memory is the program's.
 //!
-//! It refuses what a real one would take amiss or what would stop a progress thread: a stream whose context is not current, an
-//! asynchronous copy from or to host memory that is not pinned.
+//! It refuses what a real one would reject or what would block a progress thread: a stream whose
+//! context is not current, an asynchronous copy from or to host memory that is not pinned.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -29,13 +29,13 @@ pub struct Device {
     pub number: c_int,
     /// The longest pause of a stream, in microseconds.
     pub delay: u64,
-    /// Streams add to words by themselves.
+    /// Whether streams support atomic additions.
     pub reductions: bool,
-    /// Copies that still succeed.
+    /// Number of copies that succeed before one fails.
     pub copies_left: AtomicI64,
-    /// Its streams stand still.
+    /// Whether its streams are stalled.
     pub stalled: AtomicBool,
-    /// Peer copies that its streams were given.
+    /// Number of peer copies on its streams.
     pub peer_copies: AtomicU64,
 }
 
@@ -73,11 +73,11 @@ thread_local! {
 
 fn current() -> Option<&'static Device> {
     let top = CURRENT.with_borrow(|stack| stack.last().copied())?;
-    // SAFETY: only addresses of devices, which live for ever, or null are pushed.
+    // SAFETY: only null or addresses of devices, which are never freed, are pushed.
     unsafe { (top as *const Device).as_ref() }
 }
 
-/// How this thread's calls and captures of others go together: 0 at first, 2 if they do not disturb those.
+/// This thread's capture mode: 0 is global, 2 is relaxed.
 pub fn capture_mode_of_this_thread() -> c_int {
     CAPTURE_MODE.get()
 }
@@ -116,7 +116,7 @@ struct Stream {
     worker: Option<JoinHandle<()>>,
 }
 
-/// Numbers that look random, from a seed.
+/// Pseudo-random numbers from a seed.
 pub struct Random(pub u64);
 
 impl Random {
@@ -142,9 +142,9 @@ fn work(jobs: &Receiver<Job>, left: &(Mutex<usize>, Condvar), device: &Device, s
         }
         match job {
             Job::Copy { to, from, bytes } => {
-                // In two halves, with a pause: what is seen early is torn.
+                // In two halves, with a pause: an early read is torn.
                 let half = bytes / 2;
-                // SAFETY: ranges that the test registered; who races with a copy has a bug to show.
+                // SAFETY: ranges that the test registered; a race with a copy is a bug to detect.
                 unsafe { std::ptr::copy(from as *const u8, to as *mut u8, half) };
                 pause(8);
                 // SAFETY: as above.
@@ -192,7 +192,7 @@ fn work(jobs: &Receiver<Job>, left: &(Mutex<usize>, Condvar), device: &Device, s
 }
 
 fn push(stream: RawStream, job: Job) -> Code {
-    // SAFETY: a stream that `create` made and nobody has destroyed.
+    // SAFETY: a stream from `create`, not destroyed.
     let stream = unsafe { &*stream.cast::<Stream>() };
     if !current().is_some_and(|device| std::ptr::eq(device, stream.device)) {
         return INVALID_CONTEXT;
@@ -284,7 +284,7 @@ unsafe extern "C" fn create(stream: *mut RawStream, _: c_uint, _: c_int) -> Code
     unsafe { give(stream, Box::into_raw(Box::new(made)).cast()) }
 }
 unsafe extern "C" fn destroy(stream: RawStream) -> Code {
-    // SAFETY: a stream that `create` made; this is its end.
+    // SAFETY: a stream from `create`, destroyed here.
     let mut stream = unsafe { Box::from_raw(stream.cast::<Stream>()) };
     drop(stream.jobs.take());
     let _ = stream.worker.take().map(JoinHandle::join);
@@ -337,12 +337,12 @@ unsafe extern "C" fn event_create(event: *mut RawEvent, _: c_uint) -> Code {
     unsafe { give(event, Arc::into_raw(Arc::<Event>::default()).cast_mut().cast()) }
 }
 unsafe extern "C" fn event_destroy(event: RawEvent) -> Code {
-    // SAFETY: an event that `event_create` made; this is its end.
+    // SAFETY: an event from `event_create`, destroyed here.
     drop(unsafe { Arc::from_raw(event.cast::<Event>()) });
     SUCCESS
 }
 fn event_of(event: RawEvent) -> Arc<Event> {
-    // SAFETY: an event that `event_create` made and nobody has destroyed.
+    // SAFETY: an event from `event_create`, not destroyed.
     unsafe { Arc::increment_strong_count(event.cast::<Event>()) };
     // SAFETY: as above; the count was just raised.
     unsafe { Arc::from_raw(event.cast::<Event>()) }
@@ -364,7 +364,7 @@ unsafe extern "C" fn host_alloc(host: *mut *mut c_void, bytes: usize, _: c_uint)
     unsafe { give(host, memory.cast()) }
 }
 unsafe extern "C" fn host_free(host: *mut c_void) -> Code {
-    // The memory stays: a late access would be the plugin's bug, not a crash of the test.
+    // The memory is leaked: a late access would be the plugin's bug, not a crash of the test.
     if PINNED.lock().unwrap().remove(&(host as usize)).is_some() { SUCCESS } else { INVALID_VALUE }
 }
 unsafe extern "C" fn host_register(host: *mut c_void, bytes: usize, _: c_uint) -> Code {

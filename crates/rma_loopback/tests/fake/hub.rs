@@ -1,4 +1,4 @@
-//! The bootstrap of ranks in several processes: the test is the hub, the ranks call it.
+//! The bootstrap of ranks in several processes: the test runs the hub, the ranks connect to it.
 
 use std::cell::RefCell;
 use std::io::{ErrorKind, Read, Write};
@@ -7,10 +7,10 @@ use std::path::Path;
 
 use devcomm_rma_loopback::abi::HANDLE_BYTES;
 
-/// What each rank brings to a gathering.
-pub type Part = [u8; HANDLE_BYTES];
+/// Each rank's contribution to an all-gather.
+pub type HandleBytes = [u8; HANDLE_BYTES];
 
-/// Serves gatherings of all ranks until one of them is gone.
+/// Serves all-gathers until a rank disconnects.
 pub fn serve(listener: &UnixListener, ranks: usize) {
     let mut sockets = vec![None; ranks].into_iter().map(|_: Option<()>| None).collect::<Vec<_>>();
     for _ in 0..ranks {
@@ -23,11 +23,11 @@ pub fn serve(listener: &UnixListener, ranks: usize) {
     loop {
         let mut all = Vec::new();
         for socket in &mut sockets {
-            let mut part: Part = [0; HANDLE_BYTES];
-            if socket.read_exact(&mut part).is_err() {
+            let mut own: HandleBytes = [0; HANDLE_BYTES];
+            if socket.read_exact(&mut own).is_err() {
                 return;
             }
-            all.extend(part);
+            all.extend(own);
         }
         for socket in &mut sockets {
             let _ = socket.write_all(&all);
@@ -35,26 +35,26 @@ pub fn serve(listener: &UnixListener, ranks: usize) {
     }
 }
 
-/// A rank's line to the hub.
-pub struct Line {
+/// A rank's connection to the hub.
+pub struct HubClient {
     socket: RefCell<UnixStream>,
     ranks: usize,
 }
 
 // SAFETY: used by one thread at a time.
-unsafe impl Sync for Line {}
+unsafe impl Sync for HubClient {}
 
-impl Line {
+impl HubClient {
     pub fn call(hub: &Path, rank: usize, ranks: usize) -> Self {
         let mut socket = UnixStream::connect(hub).unwrap();
         socket.write_all(&[rank as u8]).unwrap();
         Self { socket: RefCell::new(socket), ranks }
     }
 
-    /// Brings `part`, calls `meanwhile` again and again until all ranks came, and returns all parts.
-    pub fn gather(&self, part: Part, mut meanwhile: impl FnMut()) -> Vec<Part> {
+    /// All-gathers `own`, calling `meanwhile` until all ranks have contributed.
+    pub fn gather(&self, own: HandleBytes, mut meanwhile: impl FnMut()) -> Vec<HandleBytes> {
         let mut socket = self.socket.borrow_mut();
-        socket.write_all(&part).unwrap();
+        socket.write_all(&own).unwrap();
         let mut first = [0];
         socket.set_nonblocking(true).unwrap();
         loop {
@@ -69,7 +69,7 @@ impl Line {
         let mut rest = vec![0; HANDLE_BYTES * self.ranks - 1];
         socket.read_exact(&mut rest).unwrap();
         rest.insert(0, first[0]);
-        rest.chunks_exact(HANDLE_BYTES).map(|part| part.try_into().unwrap()).collect()
+        rest.chunks_exact(HANDLE_BYTES).map(|own| own.try_into().unwrap()).collect()
     }
 
     /// Waits for all ranks.

@@ -1,4 +1,4 @@
-//! Which memory the fake devices have, and who reaches it.
+//! The fake devices' memory and its mappings.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -9,18 +9,18 @@ use devcomm_rma_loopback::driver::{
 };
 
 const INVALID_VALUE: Code = 1;
-/// Where mappings are: no address of the program.
+/// Base of mappings, outside the program's addresses.
 const MAPPINGS: Address = 1 << 60;
 const APART: Address = 1 << 40;
 
-/// How device memory was made.
+/// How device memory was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// As `ncclMemAlloc` does: mapped for every device.
     Shared,
-    /// As NCCL's own buffers: physical memory mapped for its device only.
+    /// As NCCL's own buffers: physical memory, mapped for its device only.
     Own,
-    /// As `cudaMalloc` does: nobody else can map it.
+    /// As `cudaMalloc` does: it cannot be mapped for others.
     Plain,
 }
 
@@ -37,26 +37,26 @@ struct Mapping {
 }
 
 #[derive(Default)]
-struct All {
+struct AllMemory {
     allocations: BTreeMap<usize, Allocation>,
     mappings: BTreeMap<Address, Mapping>,
     reserved: Address,
 }
 
-impl All {
+impl AllMemory {
     fn find(&self, at: usize) -> Option<(usize, &Allocation)> {
         let (base, found) = self.allocations.range(..=at).next_back()?;
         (at - base < found.bytes).then_some((*base, found))
     }
 }
 
-static ALL: Mutex<Option<All>> = Mutex::new(None);
+static ALL: Mutex<Option<AllMemory>> = Mutex::new(None);
 
-fn all<T>(body: impl FnOnce(&mut All) -> T) -> T {
+fn all<T>(body: impl FnOnce(&mut AllMemory) -> T) -> T {
     body(ALL.lock().unwrap().get_or_insert_default())
 }
 
-/// Makes memory of the program that of device `owner`.
+/// Declares memory of the program to be device `owner`'s.
 pub fn allocate(base: usize, bytes: usize, owner: c_int, kind: Kind) {
     all(|all| {
         all.allocations.retain(|old, it| old + it.bytes <= base || base + bytes <= *old);
@@ -64,12 +64,12 @@ pub fn allocate(base: usize, bytes: usize, owner: c_int, kind: Kind) {
     });
 }
 
-/// How often the memory at `base` is mapped besides its own address.
+/// Number of mappings of the memory at `base` besides its own address.
 pub fn mappings_of(base: usize) -> usize {
     all(|all| all.mappings.values().filter(|mapping| mapping.memory == base).count())
 }
 
-/// Where in the program the memory is that `device` means by `at`, if it reaches it.
+/// The program's address of device address `at` for `device`, if that can access it.
 pub fn reach(at: Address, device: c_int) -> Option<usize> {
     all(|all| {
         if at >= MAPPINGS {

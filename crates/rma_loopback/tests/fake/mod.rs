@@ -1,4 +1,5 @@
-//! Plays NCCL: the calls of its proxy, in its order and from its threads, against the plugin's tables.
+//! Stands in for NCCL: makes the calls of its proxy on the plugin's tables, in its order and from
+//! its threads.
 #![allow(dead_code, reason = "each program uses a part of it")]
 
 pub mod buffer;
@@ -26,17 +27,17 @@ pub use buffer::Memory;
 use driver::Device;
 use memory::Kind;
 
-/// How a world is made.
+/// Options of a world.
 #[derive(Clone)]
 pub struct Options {
     pub ranks: usize,
     pub contexts: usize,
-    /// Of the interface: 14, 15 or 16.
+    /// Version of the interface: 14, 15 or 16.
     pub version: u32,
     /// The longest pause of a stream, in microseconds.
     pub delay: u64,
     pub reductions: bool,
-    /// How the ranks' device memory is made.
+    /// How the ranks' device memory is allocated.
     pub memory: Kind,
     pub config: Config,
 }
@@ -55,24 +56,24 @@ impl Default for Options {
     }
 }
 
-/// What a rank gets to know of the others: all that NCCL's bootstrap would do.
-pub struct Meeting {
+/// NCCL's bootstrap: what ranks exchange.
+pub struct Bootstrap {
     pub barrier: Barrier,
     handles: Mutex<Vec<[u8; HANDLE_BYTES]>>,
 }
 
-impl Meeting {
+impl Bootstrap {
     pub fn new(ranks: usize) -> Self {
         Self { barrier: Barrier::new(ranks), handles: Mutex::new(vec![[0; HANDLE_BYTES]; ranks]) }
     }
 }
 
 /// A range: a region's handle, and an offset in bytes.
-pub type At = (Opaque, usize);
-/// A place that is not given.
-pub const NOWHERE: At = (null_mut(), 0);
+pub type RegionOffset = (Opaque, usize);
+/// No location.
+pub const NOWHERE: RegionOffset = (null_mut(), 0);
 
-/// A rank, as NCCL's proxy has it.
+/// A rank, with the state of NCCL's proxy.
 pub struct Rank {
     pub rank: usize,
     pub ranks: usize,
@@ -88,16 +89,16 @@ pub struct Rank {
     pub depth: usize,
 }
 
-// SAFETY: one thread at a time is the proxy: the test's body hands it on.
+// SAFETY: one thread at a time acts as the proxy.
 unsafe impl Send for Rank {}
 
-/// Fails where a call of the plugin does.
+/// Panics unless the call succeeded.
 #[track_caller]
 pub fn ok(status: Status) {
     assert_eq!(status, SUCCESS);
 }
 
-/// Asks the plugin for a rank's handle, and keeps it until [`Rank::connect`].
+/// A listening rank and its handle, until [`Rank::connect`].
 pub struct Listening {
     ctx: Opaque,
     comm: Opaque,
@@ -112,9 +113,9 @@ pub fn listen() -> Listening {
     let (mut first, mut ctx, mut comm) = (null_mut(), null_mut(), null_mut());
     let mut handle = [0; HANDLE_BYTES];
     let mut devices = 0;
-    // SAFETY: the arguments are what the interface says, here and below.
+    // SAFETY: the arguments follow the interface, here and below.
     unsafe {
-        // As RMA plugin, and again behind the GIN proxy.
+        // Once for the RMA plugin, once for the GIN proxy.
         ok((plugin.init)(&raw mut first, 1, None));
         ok((plugin.init)(&raw mut ctx, 1, None));
         ok((plugin.devices)(&raw mut devices));
@@ -126,7 +127,7 @@ pub fn listen() -> Listening {
 }
 
 impl Listening {
-    /// Calls `connect`, whatever comes of it.
+    /// Calls `connect`; returns its status.
     pub fn connect(&self, handles: &mut [[u8; HANDLE_BYTES]], rank: usize) -> (Status, Opaque) {
         let mut pointers: Vec<Opaque> =
             handles.iter_mut().map(|handle| handle.as_mut_ptr().cast()).collect();
@@ -152,12 +153,13 @@ impl Listening {
     }
 }
 
-/// Calls an operation of a version of the interface, with flags where it has them, and gives its status and request.
+/// Calls an operation of a version of the interface, with flags where it has them; returns its
+/// status and request.
 macro_rules! call_version {
     ($version:expr, $name:ident($($argument:expr),*)) => {{
         let mut request = null_mut();
         let out = &raw mut request;
-        // SAFETY: the arguments are what the interface says.
+        // SAFETY: the arguments follow the interface.
         let status = unsafe {
             match $version {
                 14 => (ncclRmaPlugin_v14.$name)($($argument,)* out),
@@ -170,17 +172,17 @@ macro_rules! call_version {
 }
 
 impl Rank {
-    /// Comes up as NCCL does, with the others at `meeting`.
+    /// Starts as NCCL does, with the other ranks of `bootstrap`.
     pub fn start(
         options: &Options,
         rank: usize,
         device: &'static Device,
-        meeting: &Meeting,
+        bootstrap: &Bootstrap,
     ) -> Self {
         let listening = listen();
-        meeting.handles.lock().unwrap()[rank] = listening.handle;
-        meeting.barrier.wait();
-        let mut handles = meeting.handles.lock().unwrap().clone();
+        bootstrap.handles.lock().unwrap()[rank] = listening.handle;
+        bootstrap.barrier.wait();
+        let mut handles = bootstrap.handles.lock().unwrap().clone();
         Self::connect(options, rank, device, &listening, &mut handles)
     }
 
@@ -197,7 +199,7 @@ impl Rank {
         let mut promise = RmaProperties { flushes_all_puts_on_any_signal: true };
         // SAFETY: all zeros are values of every field.
         let mut properties = unsafe { std::mem::zeroed::<NetProperties>() };
-        // SAFETY: the arguments are what the interface says.
+        // SAFETY: the arguments follow the interface.
         unsafe {
             let plugin = &ncclRmaPlugin_v16;
             ok((plugin.get_rma_properties)(comm, &raw mut promise));
@@ -223,12 +225,12 @@ impl Rank {
         made
     }
 
-    /// Makes the rank's contexts, of which there are none.
+    /// Creates the rank's contexts, of which it has none.
     pub fn create_context(&self, contexts: usize) {
         let n_contexts = contexts as c_int;
         let mut config = RmaConfig { n_contexts, traffic_class: -1, rank_stride: 1 };
         let mut context = null_mut();
-        // SAFETY: the arguments are what the interface says.
+        // SAFETY: the arguments follow the interface.
         unsafe {
             let create = ncclRmaPlugin_v16.create_context;
             ok(create(self.comm, &raw mut config, &raw mut context));
@@ -246,7 +248,7 @@ impl Rank {
 
     pub fn register_raw(&self, base: Opaque, bytes: usize, kind: c_int, flags: u64) -> Opaque {
         let mut handle = null_mut();
-        // SAFETY: the arguments are what the interface says.
+        // SAFETY: the arguments follow the interface.
         unsafe {
             let register = ncclRmaPlugin_v16.reg_mr_sym;
             ok(register(self.comm, base, bytes, kind, flags, &raw mut handle));
@@ -265,22 +267,22 @@ impl Rank {
         self.register(memory, PTR_CUDA, 1 | MR_SIGNAL_NEVER_RESET)
     }
 
-    /// Host memory, of any kind.
+    /// Host memory, pinned or not.
     pub fn host(&self, memory: &Memory) -> Opaque {
         self.register(memory, PTR_HOST, 0)
     }
 
     pub fn deregister(&self, handle: Opaque) -> Status {
-        // SAFETY: the arguments are what the interface says.
+        // SAFETY: the arguments follow the interface.
         unsafe { (ncclRmaPlugin_v16.dereg_mr_sym)(self.comm, handle) }
     }
 
     pub fn try_put(
         &self,
         context: usize,
-        from: At,
+        from: RegionOffset,
         bytes: usize,
-        to: At,
+        to: RegionOffset,
         rank: usize,
     ) -> (Status, Opaque) {
         let (at, c, rank) = (self.context.get(), context as c_int, rank as u32);
@@ -288,7 +290,14 @@ impl Rank {
         call_version!(self.version, iput(at, c, s, from.0, bytes, d, to.0, rank))
     }
 
-    pub fn put(&self, context: usize, from: At, bytes: usize, to: At, rank: usize) {
+    pub fn put(
+        &self,
+        context: usize,
+        from: RegionOffset,
+        bytes: usize,
+        to: RegionOffset,
+        rank: usize,
+    ) {
         let (status, request) = self.try_put(context, from, bytes, to, rank);
         ok(status);
         self.keep(request);
@@ -298,11 +307,11 @@ impl Rank {
     pub fn try_put_signal(
         &self,
         context: usize,
-        from: At,
+        from: RegionOffset,
         bytes: usize,
-        to: At,
+        to: RegionOffset,
         rank: usize,
-        signal: At,
+        signal: RegionOffset,
         add: u64,
         op: u32,
     ) -> (Status, Opaque) {
@@ -318,11 +327,11 @@ impl Rank {
     pub fn put_signal(
         &self,
         context: usize,
-        from: At,
+        from: RegionOffset,
         bytes: usize,
-        to: At,
+        to: RegionOffset,
         rank: usize,
-        signal: At,
+        signal: RegionOffset,
         add: u64,
         op: u32,
     ) {
@@ -333,11 +342,18 @@ impl Rank {
     }
 
     /// A signal without data, as the proxy sends a signal to an address.
-    pub fn signal(&self, context: usize, rank: usize, signal: At, add: u64) {
+    pub fn signal(&self, context: usize, rank: usize, signal: RegionOffset, add: u64) {
         self.put_signal(context, NOWHERE, 0, NOWHERE, rank, signal, add, SIGNAL_ADD);
     }
 
-    pub fn get(&self, context: usize, from: At, bytes: usize, to: At, rank: usize) {
+    pub fn get(
+        &self,
+        context: usize,
+        from: RegionOffset,
+        bytes: usize,
+        to: RegionOffset,
+        rank: usize,
+    ) {
         let (at, c, rank) = (self.context.get(), context as c_int, rank as u32);
         let (r, l) = (from.1 as u64, to.1 as u64);
         let (status, request) =
@@ -348,7 +364,7 @@ impl Rank {
 
     pub fn flush(&self, context: usize, region: Opaque) {
         let mut request = 8 as Opaque;
-        // SAFETY: the arguments are what the interface says.
+        // SAFETY: the arguments follow the interface.
         unsafe {
             let flush = ncclRmaPlugin_v16.iflush;
             let rank = self.rank as u32;
@@ -361,19 +377,19 @@ impl Rank {
     fn keep(&self, request: Opaque) {
         assert!(!request.is_null(), "NCCL asks about every put and get");
         self.requests.borrow_mut().push(request);
-        // NCCL keeps at most this many for a peer; fewer than all peers may have.
+        // NCCL keeps at most this many per peer; the peers together may have fewer.
         self.poll_until(self.depth);
     }
 
     pub fn try_test(&self, request: Opaque) -> (Status, bool) {
         let mut done = 0;
-        // SAFETY: the arguments are what the interface says.
+        // SAFETY: the arguments follow the interface.
         let status = unsafe { (ncclRmaPlugin_v16.test)(self.comm, request, &raw mut done) };
         (status, done != 0)
     }
 
     pub fn try_progress(&self) -> Status {
-        // SAFETY: the arguments are what the interface says.
+        // SAFETY: the arguments follow the interface.
         unsafe { (ncclRmaPlugin_v16.rma_progress)(self.context.get()) }
     }
 
@@ -397,7 +413,7 @@ impl Rank {
         self.poll_until(0);
     }
 
-    /// Serves others until `until` holds: a rank of another process needs it.
+    /// Makes progress for others until `until` holds, as ranks of other processes need.
     pub fn serve(&self, until: impl Fn() -> bool) {
         let give_up = Instant::now() + Duration::from_secs(15);
         while !until() {
@@ -409,7 +425,7 @@ impl Rank {
 
     pub fn has_error(&self) -> bool {
         let mut has_error = false;
-        // SAFETY: the arguments are what the interface says.
+        // SAFETY: the arguments follow the interface.
         unsafe {
             let query = ncclRmaPlugin_v16.query_last_error;
             ok(query(self.context.get(), &raw mut has_error));
@@ -422,7 +438,7 @@ impl Rank {
         unsafe { ok((ncclRmaPlugin_v16.destroy_context)(self.context.replace(null_mut()))) };
     }
 
-    /// Ends as NCCL does. The rank is not used again, but to close it.
+    /// Closes as NCCL does.
     pub fn close(&self) {
         if self.closed.replace(true) {
             return;
@@ -451,21 +467,21 @@ pub fn device(number: usize, options: &Options) -> &'static Device {
     device
 }
 
-/// Runs `body` on every rank, each a thread of this process with a device of its own.
-pub fn world(options: &Options, body: impl Fn(&Rank, &Meeting) + Sync) {
-    let meeting = Meeting::new(options.ranks);
-    let (meeting, body) = (&meeting, &body);
+/// Runs `body` on every rank, each on a thread of this process with its own device.
+pub fn world(options: &Options, body: impl Fn(&Rank, &Bootstrap) + Sync) {
+    let bootstrap = Bootstrap::new(options.ranks);
+    let (bootstrap, body) = (&bootstrap, &body);
     std::thread::scope(|scope| {
         for rank in 0..options.ranks {
             scope.spawn(move || {
-                let rank = Rank::start(options, rank, device(rank, options), meeting);
+                let rank = Rank::start(options, rank, device(rank, options), bootstrap);
                 assert_eq!(driver::contexts_on_stack(), 1, "what was current is current");
                 // NCCL's progress threads have no context.
                 on_another_thread(&rank, |rank| {
-                    body(rank, meeting);
+                    body(rank, bootstrap);
                     assert_eq!(driver::contexts_on_stack(), 0, "no context is left behind");
                 });
-                meeting.barrier.wait();
+                bootstrap.barrier.wait();
                 rank.close();
             });
         }

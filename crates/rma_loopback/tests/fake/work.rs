@@ -1,4 +1,4 @@
-//! What the tests do with a job's ranks, however those were started.
+//! Workloads of the tests, for threads and for processes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,8 +15,9 @@ fn byte(from: usize, to: usize, context: usize, round: usize, at: usize) -> u8 {
     (from * 31 + to * 17 + context * 7 + round * 3 + at) as u8
 }
 
-/// Every rank sends messages to every rank, itself too, on every context: each in up to three puts cut at random, the last with a signal. A
-/// "kernel" beside it watches the signals, and looks at the data behind each.
+/// Every rank sends messages to every rank, itself too, on every context: each in up to three puts
+/// cut at random, the last with a signal. Meanwhile a "kernel" polls the signals and checks the
+/// data of each.
 pub fn traffic(rank: &Rank, contexts: usize, barrier: &dyn Fn()) {
     let (me, ranks) = (rank.rank, rank.ranks);
     let slot = |from: usize, context: usize, round: usize| {
@@ -78,10 +79,10 @@ pub fn traffic(rank: &Rank, contexts: usize, barrier: &dyn Fn()) {
                 }
                 let signal = (signals_at, 8 * (context * ranks + me));
                 let (from, into) = ((outbox_at, from + second), (inbox_at, into + second));
-                // An increment adds 1 whatever the value says.
+                // An increment adds 1, ignoring the value.
                 let left = MESSAGE - second;
                 rank.put_signal(context, from, left, into, to, signal, 99, SIGNAL_INC);
-                // To an address, by many at a time.
+                // VA signals, by many ranks at once.
                 rank.signal(context, to, (sums_at, 8 * (round % 4)), 5 + me as u64);
                 // An inline value.
                 let from = (context * ROUNDS + round) * ranks + to;
@@ -105,7 +106,8 @@ pub fn traffic(rank: &Rank, contexts: usize, barrier: &dyn Fn()) {
     assert!(!rank.has_error());
 }
 
-/// Puts and gets between every kind of memory, larger than all slots, at odd offsets, to a peer and to the rank itself.
+/// Puts and gets between every kind of memory, larger than all slots, at odd offsets, to a peer and
+/// to the rank itself.
 pub fn ranges(rank: &Rank, barrier: &dyn Fn()) {
     const BYTES: usize = 100_003;
     let me = rank.rank;
@@ -158,7 +160,7 @@ pub fn ranges(rank: &Rank, barrier: &dyn Fn()) {
     barrier();
 }
 
-/// Gets one after the other, each looked at as soon as it is said to be complete; puts likewise, at their target.
+/// Gets one at a time, each checked as soon as it is complete; puts likewise, at their target.
 pub fn one_by_one(rank: &Rank, barrier: &dyn Fn()) {
     const ROUNDS: usize = 30;
     let next = (rank.rank + 1) % rank.ranks;

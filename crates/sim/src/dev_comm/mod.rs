@@ -1,4 +1,4 @@
-//! Device communicators: what a kernel needs in order to communicate, made for every rank.
+//! Creates device communicators: one `ncclDevComm` per rank, with its resources.
 
 mod plan;
 
@@ -8,41 +8,42 @@ use devcomm_sys::nccl::{ABI_VERSION, API_MAGIC};
 use devcomm_types::nccl::{self, MultimemHandle, ResourceWindow};
 use litemap::LiteMap;
 
-pub(crate) use self::plan::{Asked, Made, Resource};
+pub(crate) use self::plan::{DevCommConfig, Made, Resource};
 use self::plan::{GinPlan, Plan};
 use crate::error::{Error, Result};
 use crate::memory::{Memory, Owner};
-use crate::multicast::Group;
+use crate::multicast::MulticastGroup;
 use crate::nccl::{GinComm, RESOURCE_UNIT};
 use crate::ranks::{Ranks, Symmetric};
 
 /// NCCL: `NCCL_NET_DEVICE_GIN_PROXY`.
 const PROXY: u8 = 2;
 
-/// The device communicators of all ranks, and what they lead to.
+/// The device communicators of all ranks, and the memory that they point to.
 pub(crate) struct CommState {
     pub(crate) comms: Box<[nccl::DevComm]>,
-    /// What was made for each resource that was asked for.
+    /// The resources allocated for each entry of the requirement list.
     pub(crate) made: Vec<Made>,
-    /// The same of each team.
-    pub(crate) teams: Vec<Groups>,
+    /// Multicast groups of each requested team.
+    pub(crate) teams: Vec<MulticastGroups>,
     #[expect(dead_code, reason = "owned: the communicators point into it")]
     gin: Option<Box<GinComm>>,
     #[expect(dead_code, reason = "owned: the communicators point into it")]
     window: Symmetric,
     #[expect(dead_code, reason = "owned: the multicast addresses that kernels have are in it")]
-    lsa_team: Option<Groups>,
+    lsa_team: Option<MulticastGroups>,
 }
 
-/// Multicast groups of all ranks; they end with this.
-pub(crate) struct Groups {
+/// Multicast groups of all ranks, removed on drop.
+pub(crate) struct MulticastGroups {
     /// The base address of each rank's group.
     bases: Vec<usize>,
     memory: Rc<Memory>,
 }
 
-impl Groups {
-    /// Teams of `n` ranks, `stride` apart, where `first` says the first member of a rank's team.
+impl MulticastGroups {
+    /// Groups for teams of `n` ranks with stride `stride`; `first` gives the first member of a
+    /// rank's team.
     fn new(ranks: &Ranks, n: usize, stride: usize, first: impl Fn(usize) -> usize) -> Result<Self> {
         let mut groups = Self { bases: Vec::new(), memory: Rc::clone(&ranks.memory) };
         let mut known = LiteMap::<_, _>::new();
@@ -53,13 +54,14 @@ impl Groups {
             let within = last.is_some_and(|last| lsa <= first && last < lsa + ranks.lsa_ranks);
             if stride == 0 || !within || !members().any(|member| member == rank) {
                 return Err(Error::Settings(format!(
-                    "a team of {n} ranks with stride {stride} from rank {first}, which rank {rank} or its LSA team does not have"
+                    "a team of {n} ranks with stride {stride} from rank {first}: rank {rank} is \
+                    not in it, or it exceeds the LSA team"
                 )));
             }
             let base = match known.get(&first) {
                 Some(base) => *base,
                 None => {
-                    let group = Group { gpus: Rc::clone(&ranks.gpus), first, n, stride };
+                    let group = MulticastGroup { gpus: Rc::clone(&ranks.gpus), first, n, stride };
                     let base = ranks.memory.multicast.add_group(group);
                     let full = || Error::Settings("too many multicast groups".to_owned());
                     *known.entry(first).or_insert(base.ok_or_else(full)?)
@@ -80,7 +82,7 @@ impl Groups {
     }
 }
 
-impl Drop for Groups {
+impl Drop for MulticastGroups {
     fn drop(&mut self) {
         self.bases.sort_unstable();
         self.bases.dedup();
@@ -88,16 +90,17 @@ impl Drop for Groups {
     }
 }
 
-/// What NCCL's device code divides by `n` with: 2^32 / n, which wraps to 0 for 1.
+/// The reciprocal with which NCCL's device code divides by `n`: 2^32 / n, which wraps to 0 for 1.
 fn reciprocal(n: usize) -> u32 {
     let n = u32::try_from(n.max(1)).unwrap_or(u32::MAX);
     (u32::MAX / n).wrapping_add(n.is_power_of_two().into())
 }
 
-/// A device communicator in every one of these ranks. `first` says the first member of a rank's team, by team and rank.
+/// Creates a device communicator on each of these ranks. `first` gives the first member of a rank's
+/// team, by team and rank.
 pub(crate) fn make(
     of: &Ranks,
-    asked: &Asked,
+    asked: &DevCommConfig,
     id: u32,
     first: impl Fn(usize, usize) -> usize,
 ) -> Result<CommState> {
@@ -105,9 +108,9 @@ pub(crate) fn make(
     let plan = Plan::new(asked, ranks, lsa_ranks)?;
     let window = of.symmetric(plan.bytes, id, |rank| Owner::Resources { id, rank })?;
     (0..ranks).for_each(|rank| window.allocation.zero(rank));
-    let lsa_team = asked.lsa_multimem.then(|| Groups::of_lsa_teams(of)).transpose()?;
+    let lsa_team = asked.lsa_multimem.then(|| MulticastGroups::of_lsa_teams(of)).transpose()?;
     let team = |(team, (n, stride)): (usize, &(u32, u32))| {
-        Groups::new(of, *n as usize, *stride as usize, |rank| first(team, rank))
+        MulticastGroups::new(of, *n as usize, *stride as usize, |rank| first(team, rank))
     };
     let teams = asked.teams.iter().enumerate().map(team).collect::<Result<Vec<_>>>()?;
     let at = |rank: usize, handle: u32| {

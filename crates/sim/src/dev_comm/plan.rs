@@ -1,4 +1,5 @@
-//! Where the resources of a device communicator lie: the checks, and the layout, the same on every rank.
+//! Lays out the resources of a device communicator: checks the requirements and assigns offsets,
+//! signals and counters, the same on every rank.
 
 use devcomm_types::GinConnectionType;
 use devcomm_types::nccl::{GinBarrierHandle, LsaBarrierHandle, ResourceHandle};
@@ -6,16 +7,16 @@ use devcomm_types::nccl::{GinBarrierHandle, LsaBarrierHandle, ResourceHandle};
 use crate::error::{Error, Result};
 use crate::nccl::{BarrierSet, RESOURCE_UNIT, barrier_words};
 
-/// More than any kernel needs, of barriers, contexts, signals and counters.
+/// Upper bound on barriers, contexts, signals and counters.
 const MAX_COUNT: u32 = 1 << 20;
-/// Bytes of resources of a rank.
+/// Upper bound on a rank's resources, in bytes.
 const MAX_BYTES: usize = 1 << 38;
-/// Operations of a queue where nothing is asked for.
+/// Default depth of a GIN queue, in operations.
 const QUEUE_DEPTH: u32 = 512;
 
-/// What a device communicator is made with, on every rank the same.
+/// The requirements of a device communicator, the same on every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct DevCommConfig {
     pub(crate) lsa_barriers: u32,
     pub(crate) lsa_multimem: bool,
     pub(crate) barriers: u32,
@@ -33,7 +34,7 @@ pub(crate) struct Asked {
     pub(crate) teams: Vec<(u32, u32)>,
 }
 
-/// Resources of a kernel's own.
+/// One entry of the resource requirement list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Resource {
     pub(crate) bytes: usize,
@@ -42,7 +43,7 @@ pub(crate) struct Resource {
     pub(crate) counters: u32,
 }
 
-/// What was made for it.
+/// The resources allocated for it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Made {
     pub(crate) buffer: ResourceHandle,
@@ -50,9 +51,9 @@ pub(crate) struct Made {
     pub(crate) first_counter: u32,
 }
 
-/// Where everything lies.
+/// The layout of a rank's resources.
 pub(super) struct Plan {
-    /// Bytes of a rank's resources.
+    /// Size of a rank's resources, in bytes.
     pub(super) bytes: usize,
     pub(super) lsa_barrier: LsaBarrierHandle,
     pub(super) hybrid_lsa_barrier: LsaBarrierHandle,
@@ -60,13 +61,13 @@ pub(super) struct Plan {
     pub(super) hybrid_dense_gin_barrier: GinBarrierHandle,
     pub(super) rail_gin_barrier: GinBarrierHandle,
     pub(super) world_gin_barrier: GinBarrierHandle,
-    /// What was made for each resource of the list.
+    /// The resources allocated for each entry of the list.
     pub(super) made: Vec<Made>,
-    /// The network, where there is one.
+    /// The network's part, if the device communicator has GIN.
     pub(super) gin: Option<GinPlan>,
 }
 
-/// What the network needs.
+/// What GIN needs.
 pub(super) struct GinPlan {
     /// Distance between connected ranks.
     pub(super) stride: u32,
@@ -78,9 +79,9 @@ pub(super) struct GinPlan {
     pub(super) barriers: Vec<BarrierSet>,
 }
 
-/// What has been given away.
+/// Running totals of what has been allocated.
 #[derive(Default)]
-struct Given {
+struct ResourceAllocator {
     bytes: usize,
     signals: u32,
     counters: u32,
@@ -91,15 +92,15 @@ fn refuse<T>(reason: impl Into<String>) -> Result<T> {
     Err(Error::Settings(reason.into()))
 }
 
-/// Refuses a count that makes no sense.
+/// Refuses a count above [`MAX_COUNT`].
 fn check(what: &str, count: u32) -> Result<u32> {
     if count <= MAX_COUNT {
         return Ok(count);
     }
-    refuse(format!("{count} {what}, of at most {MAX_COUNT}"))
+    refuse(format!("{count} {what}, but at most {MAX_COUNT} are possible"))
 }
 
-impl Given {
+impl ResourceAllocator {
     fn buffer(&mut self, bytes: usize, align: usize) -> Result<ResourceHandle> {
         let start = self.bytes.checked_next_multiple_of(align.max(RESOURCE_UNIT));
         let end = start.and_then(|start| start.checked_add(bytes));
@@ -137,21 +138,21 @@ impl Given {
     fn resource(&mut self, resource: &Resource) -> Result<Made> {
         let Resource { bytes, align, signals, counters } = *resource;
         if !align.is_power_of_two() {
-            return refuse(format!("a resource aligned to {align}, which is no power of two"));
+            return refuse(format!("a resource aligned to {align}, which is not a power of two"));
         }
         let buffer = if bytes > 0 { self.buffer(bytes, align)? } else { 0 };
         let (first_signal, first_counter) = (self.signals(signals)?, self.counters);
         self.counters = check("counters", first_counter.saturating_add(counters))?;
         if signals > 0 {
-            // They may be barriers': nothing says of which team.
+            // They may belong to barriers; nothing says of which team.
             self.barriers.push(BarrierSet { signal0: first_signal, signals, ranks: None });
         }
         Ok(Made { buffer, first_signal, first_counter })
     }
 }
 
-/// The distance between connected ranks, if any are.
-fn stride_of(asked: &Asked, lsa_ranks: usize) -> Result<Option<u32>> {
+/// The distance between connected ranks, if any are connected.
+fn stride_of(asked: &DevCommConfig, lsa_ranks: usize) -> Result<Option<u32>> {
     match asked.gin_connection {
         GinConnectionType::None => Ok(None),
         GinConnectionType::Full => Ok(Some(1)),
@@ -162,7 +163,8 @@ fn stride_of(asked: &Asked, lsa_ranks: usize) -> Result<Option<u32>> {
                 return Ok(Some(stride));
             }
             refuse(format!(
-                "a custom stride of {stride}, which does not divide {lsa_ranks}, the LSA team's size"
+                "a custom stride of {stride}, which does not divide {lsa_ranks}, the LSA team's \
+                size"
             ))
         }
         other => refuse(format!("the GIN connection {other} is not known")),
@@ -170,24 +172,25 @@ fn stride_of(asked: &Asked, lsa_ranks: usize) -> Result<Option<u32>> {
 }
 
 impl Plan {
-    pub(super) fn new(asked: &Asked, ranks: usize, lsa_ranks: usize) -> Result<Self> {
-        // Not at 0, so that forgetting a handle shows.
-        let mut given = Given { bytes: RESOURCE_UNIT, ..Given::default() };
-        given.signals(asked.gin_signals)?;
-        given.counters = check("counters", asked.gin_counters)?;
-        let lsa_barrier = given.lsa_barriers(asked.lsa_barriers, lsa_ranks)?;
-        let hybrid_lsa_barrier = given.lsa_barriers(asked.barriers, lsa_ranks)?;
+    pub(super) fn new(asked: &DevCommConfig, ranks: usize, lsa_ranks: usize) -> Result<Self> {
+        // Not at 0, so that a zero handle is detected.
+        let mut allocator =
+            ResourceAllocator { bytes: RESOURCE_UNIT, ..ResourceAllocator::default() };
+        allocator.signals(asked.gin_signals)?;
+        allocator.counters = check("counters", asked.gin_counters)?;
+        let lsa_barrier = allocator.lsa_barriers(asked.lsa_barriers, lsa_ranks)?;
+        let hybrid_lsa_barrier = allocator.lsa_barriers(asked.barriers, lsa_ranks)?;
         let list = asked.resources.iter();
-        let made = list.map(|resource| given.resource(resource)).collect::<Result<Vec<_>>>()?;
+        let made = list.map(|resource| allocator.resource(resource)).collect::<Result<Vec<_>>>()?;
         let rails = (ranks / lsa_ranks) as u32;
         let stride = stride_of(asked, lsa_ranks)?;
-        let hybrid_rail_gin_barrier = given.gin_barriers(asked.barriers, rails)?;
-        let rail_gin_barrier = given.gin_barriers(asked.rail_gin_barriers, rails)?;
-        let world_gin_barrier = given.gin_barriers(asked.world_gin_barriers, ranks as u32)?;
+        let hybrid_rail_gin_barrier = allocator.gin_barriers(asked.barriers, rails)?;
+        let rail_gin_barrier = allocator.gin_barriers(asked.rail_gin_barriers, rails)?;
+        let world_gin_barrier = allocator.gin_barriers(asked.world_gin_barriers, ranks as u32)?;
         let dense = ranks as u32 / stride.unwrap_or(1);
-        let hybrid_dense_gin_barrier = given.gin_barriers(asked.barriers, dense)?;
+        let hybrid_dense_gin_barrier = allocator.gin_barriers(asked.barriers, dense)?;
         let gin = match stride {
-            None if given.signals > 0 || given.counters > 0 => {
+            None if allocator.signals > 0 || allocator.counters > 0 => {
                 return refuse(
                     "signals, counters or barriers over the network, but gin_connection is none",
                 );
@@ -203,22 +206,22 @@ impl Plan {
                 if contexts == 0 {
                     return refuse("a GIN connection without contexts");
                 }
-                let shadows = (contexts as usize).saturating_mul(given.signals as usize);
+                let shadows = (contexts as usize).saturating_mul(allocator.signals as usize);
                 let depth = asked.gin_queue_depth;
                 Some(GinPlan {
                     stride,
                     contexts,
-                    signals: given.signals,
-                    counters: given.counters,
+                    signals: allocator.signals,
+                    counters: allocator.counters,
                     depth: if depth == 0 { QUEUE_DEPTH } else { depth } as usize,
-                    shadows: given
+                    shadows: allocator
                         .buffer(shadows.saturating_mul(size_of::<u64>()), RESOURCE_UNIT)?,
-                    barriers: std::mem::take(&mut given.barriers),
+                    barriers: std::mem::take(&mut allocator.barriers),
                 })
             }
         };
         Ok(Self {
-            bytes: given.bytes,
+            bytes: allocator.bytes,
             lsa_barrier,
             hybrid_lsa_barrier,
             hybrid_rail_gin_barrier,

@@ -1,10 +1,10 @@
-//! Devices and their contexts.
+//! Driver functions for devices and primary contexts.
 
 use std::ffi::{c_char, c_int, c_uint};
 
 use devcomm_sys::driver::{CUcontext, CUdevice, CUdevice_attribute, CUresult};
 
-use super::{Ask, Refused, ask, limits};
+use super::{CallContext, CudaResult, call, limits};
 use crate::machine::baton::Client;
 use crate::machine::{find, join};
 
@@ -22,24 +22,24 @@ pub(super) unsafe fn driver_version(version: *mut c_int) -> CUresult {
 }
 
 pub(super) unsafe fn device_count(count: *mut c_int) -> CUresult {
-    ask("cuDeviceGetCount", |ask| {
+    call("cuDeviceGetCount", |cx| {
         // SAFETY: the module's, here and below.
-        unsafe { count.write(ask.core.devices.len() as c_int) };
+        unsafe { count.write(cx.core.devices.len() as c_int) };
         Ok(())
     })
 }
 
-impl Ask<'_> {
-    /// The number of a GPU that exists.
-    fn existing(&self, device: c_int) -> Refused<usize> {
+impl CallContext<'_> {
+    /// The index of a GPU, checked to exist.
+    fn device_index(&self, device: c_int) -> CudaResult<usize> {
         let gpu = usize::try_from(device).ok().filter(|gpu| *gpu < self.core.devices.len());
         gpu.ok_or_else(|| CUresult::CUDA_ERROR_INVALID_DEVICE.into())
     }
 }
 
 pub(super) unsafe fn device(device: *mut CUdevice, ordinal: c_int) -> CUresult {
-    ask("cuDeviceGet", |ask| {
-        let gpu = ask.existing(ordinal)?;
+    call("cuDeviceGet", |cx| {
+        let gpu = cx.device_index(ordinal)?;
         // SAFETY: the module's.
         unsafe { device.write(gpu as CUdevice) };
         Ok(())
@@ -52,12 +52,12 @@ pub(super) unsafe fn device_attribute(
     device: CUdevice,
 ) -> CUresult {
     use CUdevice_attribute as A;
-    ask("cuDeviceGetAttribute", |ask| {
-        ask.existing(device)?;
+    call("cuDeviceGetAttribute", |cx| {
+        cx.device_index(device)?;
         let number = match attribute {
             A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => 9,
             A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR => 0,
-            A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => ask.core.simulation.multiprocessors,
+            A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => cx.core.simulation.multiprocessors,
             A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X => limits::GRID[0],
             A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y => limits::GRID[1],
             A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z => limits::GRID[2],
@@ -79,8 +79,8 @@ pub(super) unsafe fn device_attribute(
 
 pub(super) unsafe fn device_name(name: *mut c_char, len: c_int, device: CUdevice) -> CUresult {
     const NAME: &std::ffi::CStr = c"simulated GPU";
-    ask("cuDeviceGetName", |ask| {
-        ask.existing(device)?;
+    call("cuDeviceGetName", |cx| {
+        cx.device_index(device)?;
         let bytes = NAME.to_bytes_with_nul();
         if (len as usize) < bytes.len() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
@@ -91,31 +91,31 @@ pub(super) unsafe fn device_name(name: *mut c_char, len: c_int, device: CUdevice
     })
 }
 
-/// A context's handle names its machine and its GPU, so that a thread that has seen neither can
+/// A context's handle encodes its machine and its GPU, so that a thread that has used neither can
 /// make it current.
 fn handle(machine: u64, gpu: usize) -> CUcontext {
     ((machine << 24) | ((gpu as u64 + 1) << 4)) as CUcontext
 }
 
-fn meant_by(context: CUcontext) -> (u64, Option<usize>) {
+fn decode_handle(context: CUcontext) -> (u64, Option<usize>) {
     let number = context as u64;
     (number >> 24, ((number >> 4) as usize & 0xf_ffff).checked_sub(1))
 }
 
 pub(super) unsafe fn retain(context: *mut CUcontext, device: CUdevice) -> CUresult {
-    ask("cuDevicePrimaryCtxRetain", |ask| {
-        let gpu = ask.existing(device)?;
-        let retained = &ask.core.devices[gpu].retained;
+    call("cuDevicePrimaryCtxRetain", |cx| {
+        let gpu = cx.device_index(device)?;
+        let retained = &cx.core.devices[gpu].retained;
         retained.set(retained.get() + 1);
         // SAFETY: the module's.
-        unsafe { context.write(handle(ask.core.number(), gpu)) };
+        unsafe { context.write(handle(cx.core.number(), gpu)) };
         Ok(())
     })
 }
 
 pub(super) unsafe fn release(device: CUdevice) -> CUresult {
-    ask("cuDevicePrimaryCtxRelease", |ask| {
-        let retained = &ask.core.devices[ask.existing(device)?].retained;
+    call("cuDevicePrimaryCtxRelease", |cx| {
+        let retained = &cx.core.devices[cx.device_index(device)?].retained;
         match retained.get().checked_sub(1) {
             Some(left) => retained.set(left),
             None => return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT.into()),
@@ -124,9 +124,9 @@ pub(super) unsafe fn release(device: CUdevice) -> CUresult {
     })
 }
 
-/// A thread that uses no machine comes to the context's; the driver's does so too.
+/// A thread that is attached to no machine attaches to the context's.
 pub(super) unsafe fn set_current(context: CUcontext) -> CUresult {
-    let (number, gpu) = meant_by(context);
+    let (number, gpu) = decode_handle(context);
     if context.is_null() {
         Client::with(|client| client.gpu.set(None));
         return CUresult::CUDA_SUCCESS;

@@ -1,4 +1,4 @@
-//! Events: points in streams.
+//! CUDA events: record, wait, query.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_uint;
@@ -7,48 +7,48 @@ use std::task::Poll;
 
 use devcomm_sys::driver::{CUevent, CUevent_flags, CUresult, CUstream};
 
-use super::graph::Point;
+use super::graph::CapturePoint;
 use super::stream::{Stream, StreamOp};
-use super::{Ask, Refused, ask};
+use super::{CallContext, CudaResult, call};
 use crate::machine::core::Core;
 
-/// One event. A record has a number, since an event may be recorded anew while the last record is
-/// still ahead of its stream.
+/// One event. Records are numbered, since an event may be recorded again while its last record is
+/// still pending in a stream.
 #[derive(Default)]
 pub(crate) struct Event {
     timed: bool,
-    /// Records so far.
+    /// Number of records so far.
     recorded: Cell<u64>,
-    /// The last one that its stream has passed, and when.
+    /// Number and time of the last completed record.
     reached: Cell<(u64, u64)>,
-    /// Where it was recorded in a capture, if that was its last record.
-    pub(super) captured: RefCell<Option<Point>>,
+    /// The capture point of its last record, if that was in a capture.
+    pub(super) captured: RefCell<Option<CapturePoint>>,
 }
 
 impl Event {
-    /// `stream` passes it, in its turn.
+    /// Enqueues a record on `stream`.
     pub(crate) fn record(self: &Rc<Self>, core: &Core, stream: &Stream) {
-        if let Some(joined) = &*stream.joined.borrow() {
-            self.captured.replace(Some(joined.point()));
+        if let Some(capturing) = &*stream.capturing.borrow() {
+            self.captured.replace(Some(capturing.point()));
             return;
         }
         self.captured.take();
         let number = self.recorded.get() + 1;
         self.recorded.set(number);
-        core.enqueue(stream, Box::new(Record { event: Rc::clone(self), number }));
+        core.enqueue(stream, Box::new(EventRecord { event: Rc::clone(self), number }));
     }
 
-    /// `stream` waits for it, in its turn.
-    pub(crate) fn wait(self: &Rc<Self>, core: &Core, stream: &Stream) -> Refused<()> {
+    /// Enqueues a wait for it on `stream`.
+    pub(crate) fn wait(self: &Rc<Self>, core: &Core, stream: &Stream) -> CudaResult<()> {
         if let Some(point) = &*self.captured.borrow() {
             return point.join(stream);
         }
-        if stream.joined.borrow().is_some() {
-            // What is outside a capture cannot be waited for within.
+        if stream.capturing.borrow().is_some() {
+            // A captured stream cannot wait for an event recorded outside the capture.
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION.into());
         }
         let number = self.recorded.get();
-        core.enqueue(stream, Box::new(Await { event: Rc::clone(self), number }));
+        core.enqueue(stream, Box::new(EventWait { event: Rc::clone(self), number }));
         Ok(())
     }
 
@@ -59,58 +59,58 @@ impl Event {
 
 impl Core {
     /// The event of a handle.
-    pub(crate) fn event(&self, event: CUevent) -> Refused<Rc<Event>> {
+    pub(crate) fn event(&self, event: CUevent) -> CudaResult<Rc<Event>> {
         let found = self.events.borrow().get(&(event as u64)).cloned();
         found.ok_or_else(|| CUresult::CUDA_ERROR_INVALID_HANDLE.into())
     }
 }
 
-impl Ask<'_> {
-    fn event(&self, event: CUevent) -> Refused<Rc<Event>> {
+impl CallContext<'_> {
+    fn event(&self, event: CUevent) -> CudaResult<Rc<Event>> {
         self.gpu()?;
         self.core.event(event)
     }
 }
 
 pub(super) unsafe fn create(event: *mut CUevent, flags: c_uint) -> CUresult {
-    ask("cuEventCreate", |ask| {
-        ask.gpu()?;
+    call("cuEventCreate", |cx| {
+        cx.gpu()?;
         let timed = flags & CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint == 0;
-        let handle = ask.core.new_handle();
+        let handle = cx.core.new_handle();
         let made = Event { timed, ..Event::default() };
-        ask.core.events.borrow_mut().insert(handle, Rc::new(made));
+        cx.core.events.borrow_mut().insert(handle, Rc::new(made));
         // SAFETY: the module's.
         unsafe { event.write(handle as CUevent) };
         Ok(())
     })
 }
 
-/// Streams that wait for it go on waiting.
+/// Streams that wait for the event keep waiting.
 pub(super) unsafe fn destroy(event: CUevent) -> CUresult {
-    ask("cuEventDestroy", |ask| match ask.core.events.borrow_mut().remove(&(event as u64)) {
+    call("cuEventDestroy", |cx| match cx.core.events.borrow_mut().remove(&(event as u64)) {
         Some(_) => Ok(()),
         None => Err(CUresult::CUDA_ERROR_INVALID_HANDLE.into()),
     })
 }
 
 pub(super) unsafe fn record(event: CUevent, stream: CUstream) -> CUresult {
-    ask("cuEventRecord", |ask| {
-        let (event, stream) = (ask.event(event)?, ask.stream(stream)?);
-        event.record(ask.core, &stream);
+    call("cuEventRecord", |cx| {
+        let (event, stream) = (cx.event(event)?, cx.stream(stream)?);
+        event.record(cx.core, &stream);
         Ok(())
     })
 }
 
 pub(super) unsafe fn wait(stream: CUstream, event: CUevent, _flags: c_uint) -> CUresult {
-    ask("cuStreamWaitEvent", |ask| {
-        let (event, stream) = (ask.event(event)?, ask.stream(stream)?);
-        event.wait(ask.core, &stream)
+    call("cuStreamWaitEvent", |cx| {
+        let (event, stream) = (cx.event(event)?, cx.stream(stream)?);
+        event.wait(cx.core, &stream)
     })
 }
 
 pub(super) unsafe fn query(event: CUevent) -> CUresult {
-    ask("cuEventQuery", |ask| {
-        let event = ask.event(event)?;
+    call("cuEventQuery", |cx| {
+        let event = cx.event(event)?;
         if event.captured.borrow().is_some() {
             return Err(CUresult::CUDA_ERROR_CAPTURED_EVENT.into());
         }
@@ -121,10 +121,10 @@ pub(super) unsafe fn query(event: CUevent) -> CUresult {
     })
 }
 
-/// Of the machine's clock, which says nothing about a GPU.
+/// In the machine's virtual time, which says nothing about a GPU.
 pub(super) unsafe fn elapsed_time(ms: *mut f32, start: CUevent, end: CUevent) -> CUresult {
-    ask("cuEventElapsedTime", |ask| {
-        let (start, end) = (ask.event(start)?, ask.event(end)?);
+    call("cuEventElapsedTime", |cx| {
+        let (start, end) = (cx.event(start)?, cx.event(end)?);
         if [&start, &end].iter().any(|event| !event.timed || event.recorded.get() == 0) {
             return Err(CUresult::CUDA_ERROR_INVALID_HANDLE.into());
         }
@@ -138,20 +138,20 @@ pub(super) unsafe fn elapsed_time(ms: *mut f32, start: CUevent, end: CUevent) ->
     })
 }
 
-/// The stream passes an event.
-struct Record {
+/// Stream operation: records an event.
+struct EventRecord {
     event: Rc<Event>,
     number: u64,
 }
 
-impl StreamOp for Record {
+impl StreamOp for EventRecord {
     fn poll(&mut self, core: &Core) -> Poll<()> {
         self.event.reached.set((self.number, core.clock()));
         Poll::Ready(())
     }
 
     fn describe(&self, _core: &Core) -> String {
-        "an event is next".to_owned()
+        "an event record is next".to_owned()
     }
 
     fn duplicate(&self) -> Box<dyn StreamOp> {
@@ -159,13 +159,13 @@ impl StreamOp for Record {
     }
 }
 
-/// The stream waits for an event of another.
-struct Await {
+/// Stream operation: waits for an event.
+struct EventWait {
     event: Rc<Event>,
     number: u64,
 }
 
-impl StreamOp for Await {
+impl StreamOp for EventWait {
     fn poll(&mut self, _core: &Core) -> Poll<()> {
         if self.event.reached.get().0 < self.number {
             return Poll::Pending;
@@ -174,7 +174,7 @@ impl StreamOp for Await {
     }
 
     fn describe(&self, _core: &Core) -> String {
-        "a stream waits for an event that its stream has not reached".to_owned()
+        "waits for an event that has not completed".to_owned()
     }
 
     fn duplicate(&self) -> Box<dyn StreamOp> {

@@ -1,5 +1,5 @@
-//! Functions and launches. There are no modules: a simulated GPU runs a kernel's body, not machine
-//! code.
+//! Kernel functions and launches. There are no modules: a simulated GPU runs a kernel's host body,
+//! not machine code.
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -13,18 +13,18 @@ use devcomm_sys::driver::{
 use devcomm_types::HostBody;
 
 use super::stream::StreamOp;
-use super::{Ask, Refusal, Refused, ask, limits};
+use super::{CallContext, CudaError, CudaResult, call, limits};
 use crate::gpus::{GridId, Launch};
 use crate::machine::core::Core;
 
-/// Registers that a thread of a kernel takes: as good a number as any.
+/// Registers per thread that every kernel reports.
 const REGISTERS: u32 = 32;
 
 /// A kernel's body on one GPU.
 pub(crate) struct Function {
     gpu: usize,
     body: HostBody,
-    /// Dynamic shared memory that a launch may ask for, in bytes.
+    /// Limit on a launch's dynamic shared memory, in bytes.
     allowed_shared: Cell<u32>,
 }
 
@@ -39,8 +39,8 @@ impl Function {
     }
 }
 
-impl Ask<'_> {
-    fn function(&self, function: CUfunction) -> Refused<Rc<Function>> {
+impl CallContext<'_> {
+    fn function(&self, function: CUfunction) -> CudaResult<Rc<Function>> {
         self.gpu()?;
         let functions = self.core.functions.borrow();
         let found = functions.get(&(function as u64)).cloned();
@@ -48,12 +48,12 @@ impl Ask<'_> {
     }
 }
 
-/// Compiled code is refused.
+/// Refuses compiled code.
 fn no_modules() -> CUresult {
-    ask("cuModuleLoad", |_| {
+    call("cuModuleLoad", |_| {
         let text = "a simulated GPU runs kernels written in Rust, by their bodies on the host: it \
                     cannot load compiled code";
-        Err(Refusal::new(CUresult::CUDA_ERROR_NOT_SUPPORTED, text))
+        Err(CudaError::new(CUresult::CUDA_ERROR_NOT_SUPPORTED, text))
     })
 }
 
@@ -80,7 +80,7 @@ pub(super) unsafe fn of_module(_: *mut CUfunction, _: CUmodule, _: *const c_char
 }
 
 pub(super) unsafe fn load(function: CUfunction) -> CUresult {
-    ask("cuFuncLoad", |ask| ask.function(function).map(drop))
+    call("cuFuncLoad", |cx| cx.function(function).map(drop))
 }
 
 pub(super) unsafe fn attribute(
@@ -89,8 +89,8 @@ pub(super) unsafe fn attribute(
     function: CUfunction,
 ) -> CUresult {
     use CUfunction_attribute as A;
-    ask("cuFuncGetAttribute", |ask| {
-        let function = ask.function(function)?;
+    call("cuFuncGetAttribute", |cx| {
+        let function = cx.function(function)?;
         let number = match attribute {
             A::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK => function.body.max_threads(),
             A::CU_FUNC_ATTRIBUTE_NUM_REGS => REGISTERS,
@@ -109,9 +109,9 @@ pub(super) unsafe fn set_attribute(
     attribute: CUfunction_attribute,
     value: c_int,
 ) -> CUresult {
-    ask("cuFuncSetAttribute", |ask| {
-        let function = ask.function(function)?;
-        ask.note(|| format!("{} {value}", attribute as u32));
+    call("cuFuncSetAttribute", |cx| {
+        let function = cx.function(function)?;
+        cx.note(|| format!("{} {value}", attribute as u32));
         let bytes = u32::try_from(value).ok().filter(|bytes| *bytes <= limits::BLOCK_SHARED);
         match (attribute, bytes) {
             (
@@ -130,13 +130,13 @@ pub(super) unsafe fn occupancy(
     block_size: c_int,
     dynamic_shared: usize,
 ) -> CUresult {
-    ask("cuOccupancyMaxActiveBlocksPerMultiprocessor", |ask| {
-        ask.function(function)?;
+    call("cuOccupancyMaxActiveBlocksPerMultiprocessor", |cx| {
+        cx.function(function)?;
         let threads = u32::try_from(block_size).ok().filter(|threads| *threads > 0);
         let threads = threads.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        let all = ask.core.gpus.resident(threads, dynamic_shared);
+        let all = cx.core.gpus.resident(threads, dynamic_shared);
         // SAFETY: the module's.
-        unsafe { blocks.write((all / ask.core.simulation.multiprocessors) as c_int) };
+        unsafe { blocks.write((all / cx.core.simulation.multiprocessors) as c_int) };
         Ok(())
     })
 }
@@ -147,18 +147,18 @@ pub(super) unsafe fn launch(
     params: *mut *mut c_void,
     _extra: *mut *mut c_void,
 ) -> CUresult {
-    ask("cuLaunchKernelEx", |ask| {
+    call("cuLaunchKernelEx", |cx| {
         // SAFETY: the module's, here and below.
         let config = unsafe { &*config };
-        let function = ask.function(function)?;
-        let stream = ask.stream(config.hStream)?;
+        let function = cx.function(function)?;
+        let stream = cx.stream(config.hStream)?;
         if stream.gpu() != function.gpu {
             return Err(CUresult::CUDA_ERROR_INVALID_HANDLE.into());
         }
         if config.sharedMemBytes > function.allowed_shared.get() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
         }
-        // SAFETY: as above; there are as many attributes as it says.
+        // SAFETY: as above; `numAttrs` is the number of attributes.
         let cooperative = (0..config.numAttrs as usize).any(|index| unsafe {
             let attribute = &*config.attrs.add(index);
             attribute.id == CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE
@@ -176,24 +176,25 @@ pub(super) unsafe fn launch(
             cooperative,
             started: None,
         };
-        ask.note(|| kernel.shape());
-        let refused = ask.core.gpus.check(&kernel.launch());
-        refused
-            .map_err(|error| Refusal::new(CUresult::CUDA_ERROR_INVALID_VALUE, error.to_string()))?;
-        ask.core.enqueue(&stream, Box::new(kernel));
+        cx.note(|| kernel.shape());
+        let refused = cx.core.gpus.check(&kernel.launch());
+        refused.map_err(|error| {
+            CudaError::new(CUresult::CUDA_ERROR_INVALID_VALUE, error.to_string())
+        })?;
+        cx.core.enqueue(&stream, Box::new(kernel));
         Ok(())
     })
 }
 
-/// The parameters of a launch, as the kernel's threads read them.
+/// A copy of a launch's parameters, which the kernel's threads read.
 struct Params {
-    /// Each parameter begins at a multiple of [`ALIGN`].
+    /// Each parameter starts at an element.
     bytes: Box<[Aligned]>,
-    /// Where each begins, in units of that.
+    /// Index of the element at which each parameter starts.
     starts: Vec<usize>,
 }
 
-/// As a tensor map, the most strictly aligned parameter, wants it.
+/// Aligned for a tensor map, the most strictly aligned parameter.
 #[repr(C, align(128))]
 #[derive(Clone, Copy)]
 struct Aligned([u8; 128]);
@@ -227,7 +228,7 @@ impl Params {
     }
 }
 
-/// A launch, as an operation of a stream.
+/// Stream operation: a kernel launch.
 struct Kernel {
     gpu: usize,
     body: HostBody,
@@ -253,10 +254,10 @@ impl Kernel {
         let (body, params) = (self.body, Rc::clone(&self.params));
         let addresses = params.addresses();
         let run = move || {
-            // They point into it.
+            // The addresses point into `params`.
             let _params = &params;
-            // SAFETY: a copy of each parameter; the launch's caller keeps the kernel's contract, and
-            // the GPU's scheduler has made a thread current.
+            // SAFETY: a copy of each parameter; the launch's caller keeps the kernel's contract,
+            // and the GPU's scheduler has made a thread current.
             unsafe { body.call(&addresses) }
         };
         Launch {

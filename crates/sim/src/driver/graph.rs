@@ -1,4 +1,4 @@
-//! Captures and graphs.
+//! Stream capture and CUDA graphs.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_ulonglong;
@@ -10,88 +10,88 @@ use devcomm_sys::driver::{
 };
 
 use super::stream::{Stream, StreamOp};
-use super::{Ask, Refused, ask};
+use super::{CallContext, CudaResult, call};
 use crate::machine::core::Core;
 
-/// An operation of a graph, and the numbers of those that it comes after.
+/// An operation of a graph, and the indices of its dependencies.
 struct Node {
     op: Box<dyn StreamOp>,
     after: Vec<usize>,
 }
 
-/// Operations and their order.
+/// A graph: operations and their dependencies.
 #[derive(Default)]
 pub(crate) struct Graph {
     nodes: Vec<Node>,
 }
 
-/// What is being captured.
+/// A capture in progress.
 #[derive(Default)]
 struct Capture {
     nodes: RefCell<Vec<Node>>,
-    /// Why no graph will come of it.
-    spoilt: Cell<Option<CUresult>>,
+    /// The error that invalidated it, if any.
+    invalidated: Cell<Option<CUresult>>,
 }
 
-/// A stream's part in a capture.
-pub(super) struct Joined {
+/// The state of a stream that is being captured.
+pub(super) struct StreamCapture {
     capture: Rc<Capture>,
-    /// What its next operation comes after.
+    /// Dependencies of its next operation.
     last: Vec<usize>,
-    /// Whether the capture began with it.
+    /// Whether the capture began on it.
     is_origin: bool,
 }
 
-impl Joined {
+impl StreamCapture {
     pub(super) fn push(&mut self, op: Box<dyn StreamOp>) {
         let mut nodes = self.capture.nodes.borrow_mut();
         let after = std::mem::replace(&mut self.last, vec![nodes.len()]);
         nodes.push(Node { op, after });
     }
 
-    /// No graph will come of the capture.
-    pub(super) fn spoil(&self, why: CUresult) {
-        self.capture.spoilt.set(Some(why));
+    /// Invalidates the capture: its end fails with `why`.
+    pub(super) fn invalidate(&self, why: CUresult) {
+        self.capture.invalidated.set(Some(why));
     }
 
-    /// Where the stream is now.
-    pub(super) fn point(&self) -> Point {
-        Point { capture: Rc::clone(&self.capture), last: self.last.clone() }
+    /// The stream's current capture point.
+    pub(super) fn point(&self) -> CapturePoint {
+        CapturePoint { capture: Rc::clone(&self.capture), last: self.last.clone() }
     }
 }
 
-/// A place in a capture, which an event marks.
-pub(crate) struct Point {
+/// A point in a capture, which an event records.
+pub(crate) struct CapturePoint {
     capture: Rc<Capture>,
     last: Vec<usize>,
 }
 
-impl Point {
-    /// What a stream does next comes after this: it becomes part of the capture.
-    pub(super) fn join(&self, stream: &Stream) -> Refused<()> {
-        let mut joined = stream.joined.borrow_mut();
+impl CapturePoint {
+    /// Makes the stream's next operation depend on this point, and the stream part of the capture.
+    pub(super) fn join(&self, stream: &Stream) -> CudaResult<()> {
+        let mut capturing = stream.capturing.borrow_mut();
         let (capture, mut last) = (Rc::clone(&self.capture), self.last.clone());
-        let (before, is_origin) = match joined.take() {
+        let (before, is_origin) = match capturing.take() {
             None => (Vec::new(), false),
             Some(other) if Rc::ptr_eq(&other.capture, &capture) => (other.last, other.is_origin),
             Some(other) => {
-                *joined = Some(other);
+                *capturing = Some(other);
                 return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE.into());
             }
         };
         last.extend(before);
         last.sort_unstable();
         last.dedup();
-        *joined = Some(Joined { capture, last, is_origin });
+        *capturing = Some(StreamCapture { capture, last, is_origin });
         Ok(())
     }
 }
 
-/// Whether all of `nodes` come before a stream that is at `last`.
+/// Whether every one of `nodes` is an ancestor of `last`.
 fn all_joined(nodes: &[Node], last: &[usize]) -> bool {
     let mut before = vec![false; nodes.len()];
     last.iter().for_each(|&index| before[index] = true);
-    // Nodes come after nodes of smaller numbers only.
+    // A node's dependencies have smaller indices.
     for index in (0..nodes.len()).rev() {
         if !before[index] {
             return false;
@@ -102,62 +102,63 @@ fn all_joined(nodes: &[Node], last: &[usize]) -> bool {
 }
 
 pub(super) unsafe fn begin_capture(stream: CUstream, _mode: CUstreamCaptureMode) -> CUresult {
-    ask("cuStreamBeginCapture", |ask| {
+    call("cuStreamBeginCapture", |cx| {
         if stream.is_null() {
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into());
         }
-        let stream = ask.stream(stream)?;
-        let mut joined = stream.joined.borrow_mut();
-        if joined.is_some() {
+        let stream = cx.stream(stream)?;
+        let mut capturing = stream.capturing.borrow_mut();
+        if capturing.is_some() {
             return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE.into());
         }
-        *joined = Some(Joined { capture: Rc::default(), last: Vec::new(), is_origin: true });
+        *capturing =
+            Some(StreamCapture { capture: Rc::default(), last: Vec::new(), is_origin: true });
         Ok(())
     })
 }
 
 pub(super) unsafe fn end_capture(stream: CUstream, graph: *mut CUgraph) -> CUresult {
-    ask("cuStreamEndCapture", |ask| {
+    call("cuStreamEndCapture", |cx| {
         // SAFETY: the module's, here and below.
         unsafe { graph.write(std::ptr::null_mut()) };
-        let stream = ask.stream(stream)?;
-        let joined = stream.joined.take();
-        let Some(Joined { capture, last, is_origin: true }) = joined else {
-            stream.joined.replace(joined);
+        let stream = cx.stream(stream)?;
+        let capturing = stream.capturing.take();
+        let Some(StreamCapture { capture, last, is_origin: true }) = capturing else {
+            stream.capturing.replace(capturing);
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED.into());
         };
-        for other in ask.core.streams.borrow().values() {
-            let is_part = |joined: &mut Joined| Rc::ptr_eq(&joined.capture, &capture);
-            drop(other.joined.borrow_mut().take_if(is_part));
+        for other in cx.core.streams.borrow().values() {
+            let is_part = |capturing: &mut StreamCapture| Rc::ptr_eq(&capturing.capture, &capture);
+            drop(other.capturing.borrow_mut().take_if(is_part));
         }
         let nodes = capture.nodes.take();
-        ask.note(|| format!("{} nodes", nodes.len()));
-        if let Some(why) = capture.spoilt.get() {
+        cx.note(|| format!("{} nodes", nodes.len()));
+        if let Some(why) = capture.invalidated.get() {
             return Err(why.into());
         }
         if !all_joined(&nodes, &last) {
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED.into());
         }
-        let handle = ask.core.new_handle();
-        ask.core.graphs.borrow_mut().insert(handle, Rc::new(Graph { nodes }));
+        let handle = cx.core.new_handle();
+        cx.core.graphs.borrow_mut().insert(handle, Rc::new(Graph { nodes }));
         // SAFETY: as above.
         unsafe { graph.write(handle as CUgraph) };
         Ok(())
     })
 }
 
-impl Ask<'_> {
-    fn graph(&self, graph: CUgraph) -> Refused<Rc<Graph>> {
+impl CallContext<'_> {
+    fn graph(&self, graph: CUgraph) -> CudaResult<Rc<Graph>> {
         let graphs = self.core.graphs.borrow();
         let found = graphs.get(&(graph as u64)).cloned();
         found.ok_or_else(|| CUresult::CUDA_ERROR_INVALID_HANDLE.into())
     }
 }
 
-/// The number of nodes alone.
+/// Writes the number of nodes only.
 pub(super) unsafe fn nodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) -> CUresult {
-    ask("cuGraphGetNodes", |ask| {
-        let graph = ask.graph(graph)?;
+    call("cuGraphGetNodes", |cx| {
+        let graph = cx.graph(graph)?;
         if !nodes.is_null() {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED.into());
         }
@@ -167,10 +168,10 @@ pub(super) unsafe fn nodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut 
     })
 }
 
-/// A graph that can be launched.
+/// An instantiated graph.
 pub(crate) struct Exec {
     graph: Rc<Graph>,
-    /// Whether a launch of it runs: the next one waits for that.
+    /// Whether a launch of it is running: launches of one graph do not overlap.
     runs: Cell<bool>,
 }
 
@@ -179,11 +180,11 @@ pub(super) unsafe fn instantiate(
     graph: CUgraph,
     _flags: c_ulonglong,
 ) -> CUresult {
-    ask("cuGraphInstantiate", |ask| {
-        let graph = ask.graph(graph)?;
-        let handle = ask.core.new_handle();
+    call("cuGraphInstantiate", |cx| {
+        let graph = cx.graph(graph)?;
+        let handle = cx.core.new_handle();
         let made = Exec { graph, runs: Cell::new(false) };
-        ask.core.execs.borrow_mut().insert(handle, Rc::new(made));
+        cx.core.execs.borrow_mut().insert(handle, Rc::new(made));
         // SAFETY: the module's.
         unsafe { exec.write(handle as CUgraphExec) };
         Ok(())
@@ -191,30 +192,30 @@ pub(super) unsafe fn instantiate(
 }
 
 pub(super) unsafe fn launch(exec: CUgraphExec, stream: CUstream) -> CUresult {
-    ask("cuGraphLaunch", |ask| {
-        let stream = ask.stream(stream)?;
-        let found = ask.core.execs.borrow().get(&(exec as u64)).cloned();
+    call("cuGraphLaunch", |cx| {
+        let stream = cx.stream(stream)?;
+        let found = cx.core.execs.borrow().get(&(exec as u64)).cloned();
         let exec = found.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-        ask.core.enqueue(&stream, Box::new(Launch::new(exec)));
+        cx.core.enqueue(&stream, Box::new(Launch::new(exec)));
         Ok(())
     })
 }
 
 pub(super) unsafe fn destroy(graph: CUgraph) -> CUresult {
-    ask("cuGraphDestroy", |ask| match ask.core.graphs.borrow_mut().remove(&(graph as u64)) {
+    call("cuGraphDestroy", |cx| match cx.core.graphs.borrow_mut().remove(&(graph as u64)) {
         Some(_) => Ok(()),
         None => Err(CUresult::CUDA_ERROR_INVALID_HANDLE.into()),
     })
 }
 
 pub(super) unsafe fn destroy_exec(exec: CUgraphExec) -> CUresult {
-    ask("cuGraphExecDestroy", |ask| match ask.core.execs.borrow_mut().remove(&(exec as u64)) {
+    call("cuGraphExecDestroy", |cx| match cx.core.execs.borrow_mut().remove(&(exec as u64)) {
         Some(_) => Ok(()),
         None => Err(CUresult::CUDA_ERROR_INVALID_HANDLE.into()),
     })
 }
 
-/// One launch of a graph, as an operation of a stream.
+/// Stream operation: one launch of a graph.
 struct Launch {
     exec: Rc<Exec>,
     /// An operation for each node; `None` once it is done.

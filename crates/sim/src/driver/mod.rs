@@ -1,12 +1,12 @@
-//! The CUDA driver of a simulated machine.
+//! The CUDA driver API of a simulated machine.
 //!
-//! Each function asks the machine's thread, by way of [`ask`]. Handles are numbers that no object
-//! had before, so that one that is gone is refused, not followed.
+//! Each function runs a closure on the machine's thread, through [`call`]. Handles are never
+//! reused, so that a stale one is refused.
 //!
 //! # Safety
 //!
-//! The functions have the driver's contracts: pointers for results are valid, memory of the host
-//! has the bytes. They are used while the caller waits for its answer.
+//! The functions have the driver's contracts: pointers for results are valid, host buffers have the
+//! bytes. They are used only while the caller blocks in its call.
 
 mod context;
 pub(crate) mod event;
@@ -28,56 +28,59 @@ use crate::machine::baton::Client;
 use crate::machine::core::Core;
 use crate::machine::fault::{Effect, Entry};
 
-/// An error of the driver's, and what there is to say about it.
+/// A driver error, with its message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refusal {
+pub(crate) struct CudaError {
     pub(crate) code: CUresult,
-    /// Instead of the driver's text for the code.
+    /// Replaces the driver's message for the code.
     pub(crate) text: Option<String>,
 }
 
-impl Refusal {
+impl CudaError {
     pub(crate) fn new(code: CUresult, text: impl Into<String>) -> Self {
         Self { code, text: Some(text.into()) }
     }
 }
 
-impl From<CUresult> for Refusal {
+impl From<CUresult> for CudaError {
     fn from(code: CUresult) -> Self {
         Self { code, text: None }
     }
 }
 
-pub(crate) type Refused<T> = Result<T, Refusal>;
+pub(crate) type CudaResult<T> = Result<T, CudaError>;
 
-/// What a function may use.
-pub(crate) struct Ask<'a> {
+/// What the closure of a driver call can use.
+pub(crate) struct CallContext<'a> {
     pub(crate) core: &'a Core,
     /// The GPU whose context is current.
     current: Option<usize>,
     entry: Entry,
 }
 
-impl Ask<'_> {
-    /// The GPU whose context is current, which still works.
-    pub(crate) fn gpu(&self) -> Refused<usize> {
+impl CallContext<'_> {
+    /// The GPU whose context is current; an error if a kernel has failed.
+    pub(crate) fn gpu(&self) -> CudaResult<usize> {
         self.core.check()?;
         self.current.ok_or_else(|| CUresult::CUDA_ERROR_INVALID_CONTEXT.into())
     }
 
-    /// Has the record of the call say what it was called with.
+    /// Adds the call's arguments to its record.
     fn note(&self, detail: impl FnOnce() -> String) {
         self.core.faults().detail(&self.entry, detail);
     }
 }
 
-/// Has the machine's thread answer.
-fn ask(name: &'static str, answer: impl Fn(&Ask<'_>) -> Refused<()>) -> CUresult {
-    ask_until(name, &|ask| Poll::Ready(answer(ask)))
+/// Runs `answer` on the machine's thread.
+fn call(name: &'static str, answer: impl Fn(&CallContext<'_>) -> CudaResult<()>) -> CUresult {
+    call_until(name, &|cx| Poll::Ready(answer(cx)))
 }
 
-/// The same, until it has an answer.
-fn ask_until(name: &'static str, answer: &dyn Fn(&Ask<'_>) -> Poll<Refused<()>>) -> CUresult {
+/// Polls `answer` on the machine's thread until it is ready.
+fn call_until(
+    name: &'static str,
+    answer: &dyn Fn(&CallContext<'_>) -> Poll<CudaResult<()>>,
+) -> CUresult {
     let answered = Client::with(|client| {
         let current = client.gpu.get();
         let mut entry = None;
@@ -89,16 +92,16 @@ fn ask_until(name: &'static str, answer: &dyn Fn(&Ask<'_>) -> Poll<Refused<()>>)
                     Poll::Ready(Err(CUresult::CUDA_ERROR_LAUNCH_TIMEOUT.into()))
                 }
                 Some(Effect::Hang) => Poll::Pending,
-                _ => answer(&Ask { core, current, entry: *entry }),
+                _ => answer(&CallContext { core, current, entry: *entry }),
             };
             let answered = match (poll, core.deadlock()) {
                 (Poll::Pending, Some(report)) => {
-                    Err(Refusal::new(CUresult::CUDA_ERROR_LAUNCH_TIMEOUT, report))
+                    Err(CudaError::new(CUresult::CUDA_ERROR_LAUNCH_TIMEOUT, report))
                 }
                 (Poll::Pending, None) => return Poll::Pending,
                 (Poll::Ready(answered), _) => answered,
             };
-            let code = answered.as_ref().err().map_or(0, |refusal| refusal.code as i32);
+            let code = answered.as_ref().err().map_or(0, |error| error.code as i32);
             core.faults().leave(entry, code);
             if let Some(Effect::Later(code)) = entry.effect {
                 core.fail_with(error_of(code).into());
@@ -109,15 +112,15 @@ fn ask_until(name: &'static str, answer: &dyn Fn(&Ask<'_>) -> Poll<Refused<()>>)
     match answered.flatten() {
         None => CUresult::CUDA_ERROR_DEINITIALIZED,
         Some(Ok(())) => CUresult::CUDA_SUCCESS,
-        Some(Err(refusal)) => {
-            let code = refusal.code;
-            names::remember(refusal);
+        Some(Err(error)) => {
+            let code = error.code;
+            names::remember(error);
             code
         }
     }
 }
 
-/// The driver's error of a number that a test has chosen.
+/// The driver error with the number that a test injects.
 fn error_of(code: i32) -> CUresult {
     use CUresult as E;
     const KNOWN: [CUresult; 10] = [
@@ -135,7 +138,7 @@ fn error_of(code: i32) -> CUresult {
     KNOWN.into_iter().find(|known| *known as i32 == code).unwrap_or(E::CUDA_ERROR_UNKNOWN)
 }
 
-/// The table.
+/// The driver's function table.
 pub(crate) static DRIVER: Driver = Driver {
     cuGetErrorName: names::error_name,
     cuGetErrorString: names::error_string,
@@ -152,9 +155,13 @@ pub(crate) static DRIVER: Driver = Driver {
     cuMemHostAlloc: memory::host_alloc,
     cuMemFreeHost: memory::free_host,
     cuMemHostGetDevicePointer_v2: memory::host_device_pointer,
-    cuMemcpyHtoD_v2: memory::copy_in,
-    cuMemcpyDtoH_v2: memory::copy_out,
-    cuMemsetD8_v2: memory::fill,
+    cuMemcpyHtoDAsync_v2: memory::copy_to_device,
+    cuMemcpyDtoHAsync_v2: memory::copy_to_host,
+    cuMemcpyDtoDAsync_v2: memory::copy,
+    cuMemsetD8Async: memory::fill_8,
+    cuMemsetD16Async: memory::fill_16,
+    cuMemsetD32Async: memory::fill_32,
+    cuMemsetD2D32Async: memory::fill_32_strided,
     cuTensorMapEncodeTiled: tensor_map::encode_tiled,
     cuStreamCreate: stream::create,
     cuStreamDestroy_v2: stream::destroy,

@@ -1,4 +1,4 @@
-//! Names and texts of the driver's errors.
+//! Names and messages of driver errors.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
@@ -7,16 +7,16 @@ use devcomm_sys::driver::CUresult;
 use litemap::LiteMap;
 use parking_lot::Mutex;
 
-use super::Refusal;
+use super::CudaError;
 
 thread_local! {
-    /// The last refusal of this thread that has a text of its own.
+    /// This thread's last error with a message of its own.
     static LAST: RefCell<Option<(CUresult, CString)>> = const { RefCell::new(None) };
 }
 
-/// Keeps the text of a refusal for whoever asks for the text of its code.
-pub(super) fn remember(refusal: Refusal) {
-    let text = refusal.text.map(|text| (refusal.code, c_string(&text)));
+/// Keeps an error's message for `cuGetErrorString`.
+pub(super) fn remember(error: CudaError) {
+    let text = error.text.map(|text| (error.code, c_string(&text)));
     let _ = LAST.try_with(|last| last.replace(text));
 }
 
@@ -24,11 +24,11 @@ fn c_string(text: &str) -> CString {
     CString::new(text.replace('\0', " ")).unwrap_or_default()
 }
 
-/// `CUDA_ERROR_NOT_READY`, kept for the life of the process.
+/// The name of an error, such as `CUDA_ERROR_NOT_READY`, kept for the life of the process.
 fn name_of(error: CUresult) -> *const c_char {
     static NAMES: Mutex<LiteMap<u32, CString>> = Mutex::new(LiteMap::new());
     let mut names = NAMES.lock();
-    // A name is never removed, and its bytes do not move with the map's entry.
+    // Names are never removed, and their bytes do not move with the map's entry.
     names.entry(error as u32).or_insert_with(|| c_string(&format!("{error:?}"))).as_ptr()
 }
 
@@ -38,8 +38,8 @@ pub(super) unsafe fn error_name(error: CUresult, text: *mut *const c_char) -> CU
     CUresult::CUDA_SUCCESS
 }
 
-/// The text of this thread's last refusal if it had that code, else the name. Valid until the
-/// thread's next call.
+/// The message of this thread's last error if it has that code, else the code's name. Valid until
+/// the thread's next call.
 pub(super) unsafe fn error_string(error: CUresult, text: *mut *const c_char) -> CUresult {
     let own = |last: &RefCell<Option<(CUresult, CString)>>| {
         let last = last.borrow();

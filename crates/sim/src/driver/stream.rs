@@ -1,4 +1,4 @@
-//! Streams: queues of operations, of which the machine polls the first.
+//! CUDA streams: queues of operations, whose heads the machine polls.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -8,29 +8,29 @@ use std::task::Poll;
 
 use devcomm_sys::driver::{CUresult, CUstream};
 
-use super::graph::Joined;
-use super::{Ask, Refused, ask, ask_until};
+use super::graph::StreamCapture;
+use super::{CallContext, CudaResult, call, call_until};
 use crate::machine::core::Core;
 
-/// Something that a stream does.
+/// An operation in a stream.
 pub(crate) trait StreamOp {
-    /// It is now in the queue of a stream, not in a capture: what has an order among the operations
-    /// of all streams takes its number.
+    /// Called when it enters a stream's queue (not on capture): operations that are ordered across
+    /// streams take their sequence number here.
     fn enqueued(&mut self, _core: &Core) {}
 
-    /// Goes on as far as it can. Called when everything before it in its stream is done, again and
-    /// again until it is ready.
+    /// Makes progress. Called once all earlier operations of its stream are complete, until it is
+    /// ready.
     fn poll(&mut self, core: &Core) -> Poll<()>;
 
-    /// Whether it has a kernel on the GPU.
+    /// Whether a kernel of it is running.
     fn runs_kernel(&self) -> bool {
         false
     }
 
-    /// What it is and waits for, for reports.
+    /// What it is and what it waits for, for reports.
     fn describe(&self, core: &Core) -> String;
 
-    /// The same anew: of a graph, each launch runs its own.
+    /// A fresh copy: each launch of a graph runs its own.
     fn duplicate(&self) -> Box<dyn StreamOp>;
 }
 
@@ -38,16 +38,16 @@ pub(crate) trait StreamOp {
 pub(crate) struct Stream {
     gpu: usize,
     queue: RefCell<VecDeque<Box<dyn StreamOp>>>,
-    /// Its handle is good for nothing any more.
+    /// Whether its handle was destroyed.
     destroyed: Cell<bool>,
-    /// The capture that it is part of.
-    pub(super) joined: RefCell<Option<Joined>>,
+    /// Its state in a capture, if it is being captured.
+    pub(super) capturing: RefCell<Option<StreamCapture>>,
 }
 
 impl Stream {
     pub(crate) fn new(gpu: usize) -> Self {
-        let (queue, destroyed, joined) = Default::default();
-        Self { gpu, queue, destroyed, joined }
+        let (queue, destroyed, capturing) = Default::default();
+        Self { gpu, queue, destroyed, capturing }
     }
 
     /// The handle of a GPU's default stream.
@@ -59,29 +59,29 @@ impl Stream {
         self.gpu
     }
 
-    /// Whether it was destroyed and has done what was left.
+    /// Whether it was destroyed and its queue is empty.
     pub(crate) fn is_over(&self) -> bool {
         self.destroyed.get() && self.is_idle()
     }
 
-    /// Whether it has nothing to do.
+    /// Whether its queue is empty.
     pub(crate) fn is_idle(&self) -> bool {
         self.queue.borrow().is_empty()
     }
 
     /// Appends an operation.
     pub(crate) fn push(&self, core: &Core, mut op: Box<dyn StreamOp>) {
-        if let Some(joined) = &mut *self.joined.borrow_mut() {
-            return joined.push(op);
+        if let Some(capturing) = &mut *self.capturing.borrow_mut() {
+            return capturing.push(op);
         }
         op.enqueued(core);
         self.queue.borrow_mut().push_back(op);
     }
 
-    /// Goes on as far as it can; says whether an operation ended.
+    /// Polls its head until that is pending; returns whether an operation completed.
     pub(crate) fn advance(&self, core: &Core) -> bool {
         let mut moved = false;
-        // Out of the queue meanwhile: an operation that fails clears it.
+        // Taken out of the queue while polled: an operation that fails clears the queue.
         while let Some(mut op) = self.take_head() {
             if op.poll(core).is_pending() {
                 if core.check().is_ok() {
@@ -98,12 +98,12 @@ impl Stream {
         self.queue.borrow_mut().pop_front()
     }
 
-    /// Drops all operations.
+    /// Drops all queued operations.
     pub(crate) fn clear(&self) {
         self.queue.take();
     }
 
-    /// Whether a kernel of it is on the GPU.
+    /// Whether a kernel of it is running.
     pub(crate) fn runs_kernel(&self) -> bool {
         self.queue.borrow().front().is_some_and(|op| op.runs_kernel())
     }
@@ -115,8 +115,8 @@ impl Stream {
 }
 
 impl Core {
-    /// The stream of a handle that `gpu`'s context is current for; NULL is its default stream.
-    pub(crate) fn stream(&self, gpu: usize, stream: CUstream) -> Refused<Rc<Stream>> {
+    /// The stream of a handle, with `gpu`'s context current; NULL is the default stream.
+    pub(crate) fn stream(&self, gpu: usize, stream: CUstream) -> CudaResult<Rc<Stream>> {
         let handle = if stream.is_null() { Stream::default_of(gpu) } else { stream as u64 };
         let streams = self.streams.borrow();
         let stream = streams.get(&handle).filter(|stream| !stream.destroyed.get());
@@ -124,36 +124,49 @@ impl Core {
     }
 }
 
-impl Ask<'_> {
-    pub(super) fn stream(&self, stream: CUstream) -> Refused<Rc<Stream>> {
+impl CallContext<'_> {
+    pub(super) fn stream(&self, stream: CUstream) -> CudaResult<Rc<Stream>> {
         self.core.stream(self.gpu()?, stream)
     }
 
-    /// A stream that is waited for: not one that is captured.
-    fn waited(&self, stream: CUstream) -> Refused<Rc<Stream>> {
+    /// A stream to query or synchronize; one that is being captured is refused.
+    fn synchronizable(&self, stream: CUstream) -> CudaResult<Rc<Stream>> {
         let stream = self.stream(stream)?;
-        if let Some(joined) = &*stream.joined.borrow() {
-            joined.spoil(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        if let Some(capturing) = &*stream.capturing.borrow() {
+            capturing.invalidate(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into());
         }
         Ok(stream)
     }
+
+    /// Answers once the stream has nothing to do.
+    pub(super) fn when_idle(
+        &self,
+        stream: CUstream,
+        answer: impl FnOnce() -> CudaResult<()>,
+    ) -> Poll<CudaResult<()>> {
+        match self.synchronizable(stream) {
+            Ok(stream) if !stream.is_idle() => Poll::Pending,
+            Ok(_) => Poll::Ready(answer()),
+            Err(refusal) => Poll::Ready(Err(refusal)),
+        }
+    }
 }
 
 pub(super) unsafe fn create(stream: *mut CUstream, _flags: c_uint) -> CUresult {
-    ask("cuStreamCreate", |ask| {
-        let handle = ask.core.new_handle();
-        ask.core.streams.borrow_mut().insert(handle, Rc::new(Stream::new(ask.gpu()?)));
+    call("cuStreamCreate", |cx| {
+        let handle = cx.core.new_handle();
+        cx.core.streams.borrow_mut().insert(handle, Rc::new(Stream::new(cx.gpu()?)));
         // SAFETY: the module's.
         unsafe { stream.write(handle as CUstream) };
         Ok(())
     })
 }
 
-/// What it still has to do goes on.
+/// Queued operations still run.
 pub(super) unsafe fn destroy(stream: CUstream) -> CUresult {
-    ask("cuStreamDestroy", |ask| {
-        let streams = ask.core.streams.borrow();
+    call("cuStreamDestroy", |cx| {
+        let streams = cx.core.streams.borrow();
         let stream = streams.get(&(stream as u64)).filter(|stream| !stream.destroyed.get());
         let stream = stream.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
         stream.destroyed.set(true);
@@ -162,15 +175,12 @@ pub(super) unsafe fn destroy(stream: CUstream) -> CUresult {
 }
 
 pub(super) unsafe fn query(stream: CUstream) -> CUresult {
-    ask("cuStreamQuery", |ask| match ask.waited(stream)?.is_idle() {
+    call("cuStreamQuery", |cx| match cx.synchronizable(stream)?.is_idle() {
         true => Ok(()),
         false => Err(CUresult::CUDA_ERROR_NOT_READY.into()),
     })
 }
 
 pub(super) unsafe fn synchronize(stream: CUstream) -> CUresult {
-    ask_until("cuStreamSynchronize", &|ask| match ask.waited(stream) {
-        Ok(stream) if !stream.is_idle() => Poll::Pending,
-        other => Poll::Ready(other.map(drop)),
-    })
+    call_until("cuStreamSynchronize", &|cx| cx.when_idle(stream, || Ok(())))
 }

@@ -1,4 +1,4 @@
-//! Maps for the bulk copy engine.
+//! Tensor maps for TMA.
 
 use std::ffi::c_void;
 
@@ -6,12 +6,12 @@ use devcomm_sys::driver::{
     CUresult, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
     CUtensorMapL2promotion, CUtensorMapSwizzle,
 };
-use devcomm_types::Tiling;
+use devcomm_types::TensorMapDesc;
 
-use super::{Refusal, ask};
+use super::{CudaError, call};
 
-/// Two dimensions of 16-bit elements in tiles of 128 bytes a row, which is all that cuda_std's
-/// copies take.
+/// Encodes the only layout that cuda_std's copies use: two dimensions of 16-bit elements, in boxes
+/// with rows of 128 bytes.
 #[expect(clippy::too_many_arguments, reason = "they are the driver's")]
 pub(super) unsafe fn encode_tiled(
     map: *mut CUtensorMap,
@@ -27,11 +27,11 @@ pub(super) unsafe fn encode_tiled(
     _promotion: CUtensorMapL2promotion,
     _fill: CUtensorMapFloatOOBfill,
 ) -> CUresult {
-    ask("cuTensorMapEncodeTiled", |ask| {
-        ask.gpu()?;
+    call("cuTensorMapEncodeTiled", |cx| {
+        cx.gpu()?;
         let refuse = |what: &str| {
             let text = format!("the simulator has no tensor maps {what}");
-            Err(Refusal::new(CUresult::CUDA_ERROR_NOT_SUPPORTED, text))
+            Err(CudaError::new(CUresult::CUDA_ERROR_NOT_SUPPORTED, text))
         };
         if rank != 2 {
             return refuse("of other than two dimensions");
@@ -44,7 +44,7 @@ pub(super) unsafe fn encode_tiled(
         };
         if data_type != CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
             || swizzle != CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B
-            || tile[0] != Tiling::TILE_COLUMNS
+            || tile[0] != TensorMapDesc::TILE_COLUMNS
             || strides != [1, 1]
             || stride != 2 * columns
         {
@@ -54,7 +54,7 @@ pub(super) unsafe fn encode_tiled(
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
         };
         let address = address as u64;
-        let tiling = Tiling { address, rows, columns, tile_rows: tile[1] };
+        let tiling = TensorMapDesc { address, rows, columns, tile_rows: tile[1] };
         // SAFETY: the module's.
         unsafe { (*map).opaque = tiling.for_simulator().words };
         Ok(())

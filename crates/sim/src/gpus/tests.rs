@@ -11,7 +11,7 @@ use cuda_std::prelude::*;
 use super::*;
 use crate::memory::{Allocation, GpuSet, Owner};
 
-/// In order, and by a few seeds.
+/// In order, and with a few seeds.
 fn machines(gpus: usize, multiprocessors: u32) -> impl Iterator<Item = Rc<Gpus>> {
     let seeds = std::iter::once(None).chain((0..10).map(Some));
     seeds.map(move |seed| {
@@ -41,7 +41,7 @@ impl Words {
     }
 }
 
-/// What one part of an allocation holds.
+/// The content of one part of an allocation.
 fn words(memory: &Allocation, part: usize) -> Vec<u32> {
     let word = |i| memory.part(part).cast::<u32>().wrapping_add(i);
     // SAFETY: the part has the words, and no kernel runs now.
@@ -83,8 +83,8 @@ fn grid(gpu: usize, blocks: u32, threads: u32, body: impl Fn() + 'static) -> Lau
     }
 }
 
-/// Runs until nothing happens any more.
-fn settle(gpus: &Gpus) -> Step {
+/// Runs until no progress is possible.
+fn run_until_idle(gpus: &Gpus) -> Step {
     loop {
         match gpus.step() {
             Step::Progress => {}
@@ -95,7 +95,7 @@ fn settle(gpus: &Gpus) -> Step {
 
 #[track_caller]
 fn finish(gpus: &Gpus) {
-    let step = settle(gpus);
+    let step = run_until_idle(gpus);
     assert!(matches!(step, Step::Idle), "{step:?}");
 }
 
@@ -127,7 +127,7 @@ fn two_grids_that_do_not_fit_together_get_no_further() {
         let word = words.word(0);
         let first = gpus.launch(grid(0, 2, 1024, move || word.wait(1))).unwrap();
         let second = gpus.launch(grid(0, 1, 32, move || word.set(1))).unwrap();
-        let step = settle(&gpus);
+        let step = run_until_idle(&gpus);
         assert!(matches!(step, Step::Spinning), "{step:?}");
         assert!(!gpus.is_done(first) && !gpus.is_done(second));
         let stall = gpus.stall();
@@ -172,7 +172,7 @@ fn a_cooperative_grid_waits_until_all_of_it_fits() {
         };
         let whole = Launch { cooperative: true, ..grid(0, 4, 1024, together) };
         gpus.launch(whole).unwrap();
-        assert!(matches!(settle(&gpus), Step::Spinning));
+        assert!(matches!(run_until_idle(&gpus), Step::Spinning));
         let stall = gpus.stall();
         assert_eq!((stall.threads(), &stall.pending[..]), (1024, &[4][..]));
         // SAFETY: a word of the buffer, and no kernel runs now.
@@ -184,7 +184,7 @@ fn a_cooperative_grid_waits_until_all_of_it_fits() {
     let gpus = machines(1, 2).next().unwrap();
     let too_large = Launch { cooperative: true, ..grid(0, 5, 1024, || {}) };
     let error = gpus.launch(too_large).unwrap_err().to_string();
-    assert!(error.contains("a GPU holds 4 of them at one time"), "{error}");
+    assert!(error.contains("at most 4 of them are resident on a GPU"), "{error}");
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn shared_memory_limits_how_many_blocks_are_on_a_multiprocessor() {
     let words = Words::new(&gpus, 1);
     let go = words.word(0);
     gpus.launch(Launch { body: Rc::new(move || go.wait(1)), ..half }).unwrap();
-    assert!(matches!(settle(&gpus), Step::Spinning));
+    assert!(matches!(run_until_idle(&gpus), Step::Spinning));
     assert_eq!((gpus.stall().threads(), &gpus.stall().pending[..]), (64, &[1][..]));
     gpus.reset();
     finish(&gpus);
@@ -232,9 +232,9 @@ fn what_no_gpu_takes_is_refused() {
     for (launch, why) in [
         (Launch { gpu: 2, ..none() }, "there is no GPU 2"),
         (Launch { grid: [1, 0, 1], ..none() }, "no blocks"),
-        (Launch { grid: [1, 1 << 16, 1], ..none() }, "where [2147483647, 65535, 65535] are"),
+        (Launch { grid: [1, 1 << 16, 1], ..none() }, "at most [2147483647, 65535, 65535] are"),
         (Launch { block: [32, 32, 2], ..none() }, "blocks of 2048 threads"),
-        (Launch { block: [1, 1, 65], ..none() }, "where [1024, 1024, 64] are"),
+        (Launch { block: [1, 1, 65], ..none() }, "at most [1024, 1024, 64] are"),
         (Launch { dynamic_shared: 228 << 10, ..none() }, "dynamic shared memory"),
     ] {
         let error = gpus.launch(launch).unwrap_err().to_string();
@@ -250,7 +250,7 @@ fn memory_may_be_of_any_gpus() {
     let at = |address: usize| std::ptr::without_provenance_mut(address);
     memory.insert(at(4096), 64, [5, 0, 3, 4].into_iter().collect(), owner);
     memory.insert(at(8192), 64, GpuSet::all(), owner);
-    // Twice: the first look leaves something in the cache.
+    // Twice: the first lookup leaves an entry in the cache.
     for _ in 0..2 {
         let may = |address| (0..8).filter(|gpu| memory.contains(*gpu, address, 64)).collect();
         let (some, all): (Vec<u32>, Vec<u32>) = (may(4096), may(8192));
@@ -269,7 +269,7 @@ fn a_failure_ends_all_grids_and_the_next_ones_run() {
         let waits = gpus.launch(grid(1, 2, 64, move || never.wait(1))).unwrap();
         let wrong = Launch { kernel: "wrong", ..grid(0, 1, 1, || panic!("on purpose")) };
         gpus.launch(wrong).unwrap();
-        let step = settle(&gpus);
+        let step = run_until_idle(&gpus);
         let Step::Failed(Error::Panic { kernel: "wrong", .. }) = step else { panic!("{step:?}") };
         assert!(gpus.is_done(waits));
         gpus.launch(grid(1, 2, 64, move || ran.set(1))).unwrap();
@@ -295,7 +295,7 @@ fn a_report_of_several_kernels_says_which_thread_is_of_which() {
     };
     gpus.launch(Launch { kernel: "one", ..grid(2, 1, 2, of_two) }).unwrap();
     gpus.launch(Launch { kernel: "other", ..grid(3, 1, 2, stuck) }).unwrap();
-    assert!(matches!(settle(&gpus), Step::Stuck));
+    assert!(matches!(run_until_idle(&gpus), Step::Stuck));
     let text = Error::Deadlock(gpus.stall()).to_string();
     assert!(text.starts_with("nothing can go on"), "{text}");
     assert!(text.contains("\n  rank 2 (rank 1 of its communicator) block 0 of one: 1 thread"));

@@ -1,4 +1,4 @@
-//! What a communicator does in streams: the operations of one call, or of one group.
+//! Stream operations of a communicator: the operations of one call or one group.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -6,10 +6,10 @@ use std::task::Poll;
 
 use devcomm_sys::nccl::RawStream;
 
-use super::call::{Ask, Refusal, Refused};
+use super::call::{CallContext, NcclError, NcclResult};
 use super::collective::Collective;
-use super::comm::{Comm, Member};
-use super::one_sided::{Awaited, Put};
+use super::comm::{Comm, RankComm};
+use super::one_sided::{Put, SignalWait};
 use super::p2p::Transfer;
 use crate::driver::event::Event;
 use crate::driver::stream::{Stream, StreamOp};
@@ -21,16 +21,16 @@ pub(super) enum Operation {
     Collective(Collective),
     Transfer(Transfer),
     Put(Put),
-    Await(Rc<[Awaited]>),
+    Await(Rc<[SignalWait]>),
 }
 
-/// What a call or a group launches: a batch for each communicator.
+/// The batches that a call or a group launches, one per communicator.
 #[derive(Default)]
 pub(super) struct Launches(Vec<Launch>);
 
 struct Launch {
-    member: Rc<Member>,
-    /// The batch is in the first one. The others wait for it, and it for them.
+    rank_comm: Rc<RankComm>,
+    /// The batch is enqueued on the first. The others wait for it, and it waits for them.
     streams: Vec<Rc<Stream>>,
     operations: Vec<Operation>,
     /// Recorded when the batch starts.
@@ -40,15 +40,15 @@ struct Launch {
 impl Launches {
     pub(super) fn add(
         &mut self,
-        member: &Rc<Member>,
+        rank_comm: &Rc<RankComm>,
         stream: Rc<Stream>,
         operation: Operation,
         event: Option<Rc<Event>>,
     ) {
-        let known = self.0.iter().position(|launch| Rc::ptr_eq(&launch.member, member));
+        let known = self.0.iter().position(|launch| Rc::ptr_eq(&launch.rank_comm, rank_comm));
         let index = known.unwrap_or_else(|| {
-            let member = Rc::clone(member);
-            self.0.push(Launch { member, streams: vec![], operations: vec![], events: vec![] });
+            let rank_comm = Rc::clone(rank_comm);
+            self.0.push(Launch { rank_comm, streams: vec![], operations: vec![], events: vec![] });
             self.0.len() - 1
         });
         let launch = &mut self.0[index];
@@ -59,10 +59,10 @@ impl Launches {
         launch.events.extend(event);
     }
 
-    /// Appends all to their streams. Whether that goes on in the background.
-    pub(super) fn enqueue(self, core: &Core) -> Refused<bool> {
+    /// Enqueues all batches. Returns whether that continues in the background.
+    pub(super) fn enqueue(self, core: &Core) -> NcclResult<bool> {
         let mut is_busy = false;
-        for Launch { member, streams, operations, events } in self.0 {
+        for Launch { rank_comm, streams, operations, events } in self.0 {
             let Some((main, others)) = streams.split_first() else { continue };
             for other in others {
                 let reached = Rc::<Event>::default();
@@ -71,9 +71,9 @@ impl Launches {
             }
             events.iter().for_each(|event| event.record(core, main));
             let operations = operations.into();
-            is_busy |= !member.settings.blocking;
-            let _ = member.code();
-            core.enqueue(main, Box::new(Batch { member, operations, launched: None }));
+            is_busy |= !rank_comm.settings.blocking;
+            let _ = rank_comm.code();
+            core.enqueue(main, Box::new(Batch { rank_comm, operations, launched: None }));
             let done = Rc::<Event>::default();
             if !others.is_empty() {
                 done.record(core, main);
@@ -86,45 +86,48 @@ impl Launches {
     }
 }
 
-impl Ask<'_> {
+impl CallContext<'_> {
     /// A stream on the communicator's GPU.
-    pub(super) fn stream(&self, member: &Member, stream: RawStream) -> Refused<Rc<Stream>> {
-        let stream = self.core.stream(member.gpu, stream.cast())?;
-        if stream.gpu() == member.gpu {
+    pub(super) fn stream(&self, rank_comm: &RankComm, stream: RawStream) -> NcclResult<Rc<Stream>> {
+        let stream = self.core.stream(rank_comm.gpu, stream.cast())?;
+        if stream.gpu() == rank_comm.gpu {
             return Ok(stream);
         }
-        let (gpu, own) = (stream.gpu(), member.gpu);
-        Err(Refusal::argument(format!("a stream of GPU {gpu} for a communicator of GPU {own}")))
+        let (gpu, own) = (stream.gpu(), rank_comm.gpu);
+        Err(NcclError::argument(format!(
+            "a stream of GPU {gpu}, but the communicator is on GPU \
+                                        {own}"
+        )))
     }
 }
 
-/// Operations of one communicator that go on together, as one of a stream.
+/// Stream operation: operations of one communicator that progress together.
 struct Batch {
-    member: Rc<Member>,
+    rank_comm: Rc<RankComm>,
     operations: Rc<[Operation]>,
     launched: Option<Launched>,
 }
 
 struct Launched {
-    /// The number of its first collective.
+    /// Sequence number of its first collective.
     first: u64,
     epoch: u64,
-    /// For each operation, once it has begun.
-    tickets: Vec<Rc<Ticket>>,
+    /// The state of each operation, once it has begun.
+    pending: Vec<Rc<PendingOp>>,
     _queued: Rc<()>,
 }
 
-/// One rank's part in an operation that has begun.
-pub(super) struct Ticket {
-    pub(super) member: Rc<Member>,
+/// One rank's side of an operation that has begun.
+pub(super) struct PendingOp {
+    pub(super) rank_comm: Rc<RankComm>,
     epoch: u64,
     pub(super) is_done: Cell<bool>,
 }
 
-impl Ticket {
-    /// Whether the rank has ended it.
-    pub(super) fn is_cut(&self) -> bool {
-        self.member.epoch.get() != self.epoch
+impl PendingOp {
+    /// Whether the rank has cancelled it.
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.rank_comm.epoch.get() != self.epoch
     }
 }
 
@@ -133,18 +136,18 @@ impl Batch {
     fn begin(&self, core: &Core, comm: &Comm, rank: usize, launched: &mut Launched) {
         let mut number = launched.first;
         for operation in &*self.operations {
-            let (member, epoch) = (Rc::clone(&self.member), launched.epoch);
-            let ticket = Rc::new(Ticket { member, epoch, is_done: Cell::new(false) });
-            launched.tickets.push(Rc::clone(&ticket));
+            let (rank_comm, epoch) = (Rc::clone(&self.rank_comm), launched.epoch);
+            let pending = Rc::new(PendingOp { rank_comm, epoch, is_done: Cell::new(false) });
+            launched.pending.push(Rc::clone(&pending));
             match operation {
                 Operation::Collective(collective) => {
-                    comm.arrive(core, number, rank, *collective, ticket);
+                    comm.arrive(core, number, rank, *collective, pending);
                     number += 1;
                 }
-                Operation::Transfer(transfer) => comm.post(core, rank, *transfer, ticket),
+                Operation::Transfer(transfer) => comm.post(core, rank, *transfer, pending),
                 Operation::Put(put) => {
                     comm.put(core, put);
-                    ticket.is_done.set(true);
+                    pending.is_done.set(true);
                 }
                 Operation::Await(_) => {}
             }
@@ -156,31 +159,33 @@ impl StreamOp for Batch {
     fn enqueued(&mut self, _core: &Core) {
         let is_collective = |op: &&Operation| matches!(op, Operation::Collective(_));
         let collectives = self.operations.iter().filter(is_collective).count();
-        let counter = &self.member.collectives;
+        let counter = &self.rank_comm.collectives;
         self.launched = Some(Launched {
             first: counter.replace(counter.get() + collectives as u64),
-            epoch: self.member.epoch.get(),
-            tickets: Vec::new(),
-            _queued: Rc::clone(&self.member.queued),
+            epoch: self.rank_comm.epoch.get(),
+            pending: Vec::new(),
+            _queued: Rc::clone(&self.rank_comm.queued),
         });
     }
 
     fn poll(&mut self, core: &Core) -> Poll<()> {
-        let (Some(mut launched), Ok((comm, rank))) = (self.launched.take(), self.member.place())
+        let (Some(mut launched), Ok((comm, rank))) =
+            (self.launched.take(), self.rank_comm.joined())
         else {
             return Poll::Ready(());
         };
-        let may_begin = self.member.is_usable() && self.member.epoch.get() == launched.epoch;
-        if launched.tickets.is_empty() && may_begin {
+        let may_begin = self.rank_comm.is_usable() && self.rank_comm.epoch.get() == launched.epoch;
+        if launched.pending.is_empty() && may_begin {
             self.begin(core, comm, rank, &mut launched);
         }
-        for (operation, ticket) in self.operations.iter().zip(&launched.tickets) {
-            if let (Operation::Await(awaited), false) = (operation, ticket.is_done.get()) {
-                ticket.is_done.set(comm.take_signals(awaited));
+        for (operation, pending) in self.operations.iter().zip(&launched.pending) {
+            if let (Operation::Await(waits), false) = (operation, pending.is_done.get()) {
+                pending.is_done.set(comm.take_signals(waits));
             }
         }
-        let is_cut = self.member.epoch.get() != launched.epoch || !self.member.is_usable();
-        if is_cut || launched.tickets.iter().all(|ticket| ticket.is_done.get()) {
+        let is_cancelled =
+            self.rank_comm.epoch.get() != launched.epoch || !self.rank_comm.is_usable();
+        if is_cancelled || launched.pending.iter().all(|pending| pending.is_done.get()) {
             return Poll::Ready(());
         }
         self.launched = Some(launched);
@@ -188,31 +193,31 @@ impl StreamOp for Batch {
     }
 
     fn describe(&self, _core: &Core) -> String {
-        let (Some(launched), Ok((comm, _))) = (&self.launched, self.member.place()) else {
-            return "an operation of a communicator that has ended".to_owned();
+        let (Some(launched), Ok((comm, _))) = (&self.launched, self.rank_comm.joined()) else {
+            return "an operation of a destroyed communicator".to_owned();
         };
         let mut number = launched.first;
         let mut waiting = Vec::new();
         for (index, operation) in self.operations.iter().enumerate() {
-            let is_done = launched.tickets.get(index).is_some_and(|ticket| ticket.is_done.get());
+            let is_done = launched.pending.get(index).is_some_and(|pending| pending.is_done.get());
             if !is_done {
                 waiting.push(match operation {
                     Operation::Collective(collective) => comm.describe(number, *collective),
                     Operation::Transfer(transfer) => transfer.to_string(),
                     Operation::Put(_) => "a put".to_owned(),
-                    Operation::Await(awaited) => {
-                        let awaited = awaited.iter().map(ToString::to_string);
-                        awaited.collect::<Vec<_>>().join(", ")
+                    Operation::Await(waits) => {
+                        let waits = waits.iter().map(ToString::to_string);
+                        waits.collect::<Vec<_>>().join(", ")
                     }
                 });
             }
             number += u64::from(matches!(operation, Operation::Collective(_)));
         }
-        format!("{} waits in {}", self.member.name(), waiting.join(", "))
+        format!("{} waits in {}", self.rank_comm.name(), waiting.join(", "))
     }
 
     fn duplicate(&self) -> Box<dyn StreamOp> {
-        let (member, operations) = (Rc::clone(&self.member), Rc::clone(&self.operations));
-        Box::new(Self { member, operations, launched: None })
+        let (rank_comm, operations) = (Rc::clone(&self.rank_comm), Rc::clone(&self.operations));
+        Box::new(Self { rank_comm, operations, launched: None })
     }
 }

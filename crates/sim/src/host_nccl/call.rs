@@ -1,4 +1,4 @@
-//! How a function of NCCL's asks the machine's thread, and how it refuses.
+//! Runs NCCL's host functions on the machine's thread, and reports their errors.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CString, c_char, c_int};
@@ -8,7 +8,7 @@ use std::task::Poll;
 use devcomm_sys::driver::CUresult;
 use devcomm_sys::nccl::{RawComm, SUCCESS};
 
-use super::comm::Member;
+use super::comm::RankComm;
 use crate::driver;
 use crate::machine::baton::{Client, ClientId};
 use crate::machine::core::Core;
@@ -25,14 +25,14 @@ pub(super) const INVALID_ARGUMENT: c_int = 4;
 /// NCCL: `ncclInvalidUsage`.
 pub(super) const INVALID_USAGE: c_int = 5;
 
-/// An error of NCCL's, and what there is to say about it.
+/// An NCCL error, with its message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refusal {
+pub(crate) struct NcclError {
     pub(crate) code: c_int,
     pub(crate) text: String,
 }
 
-impl Refusal {
+impl NcclError {
     pub(super) fn new(code: c_int, text: impl Into<String>) -> Self {
         Self { code, text: text.into() }
     }
@@ -46,34 +46,34 @@ impl Refusal {
     }
 }
 
-impl From<driver::Refusal> for Refusal {
-    fn from(refusal: driver::Refusal) -> Self {
-        let text = refusal.text.unwrap_or_else(|| format!("{:?}", refusal.code));
+impl From<driver::CudaError> for NcclError {
+    fn from(error: driver::CudaError) -> Self {
+        let text = error.text.unwrap_or_else(|| format!("{:?}", error.code));
         Self::new(UNHANDLED_CUDA_ERROR, text)
     }
 }
 
-pub(crate) type Refused<T> = Result<T, Refusal>;
+pub(crate) type NcclResult<T> = Result<T, NcclError>;
 
-/// How far a call has come when it has begun.
-pub(super) enum Begun {
-    /// It is over, with [`SUCCESS`], or goes on in the background
+/// The state of a call after it has begun.
+pub(super) enum CallProgress {
+    /// It has returned [`SUCCESS`], or continues in the background
     /// ([`IN_PROGRESS`](devcomm_sys::nccl::IN_PROGRESS)).
     Done(c_int),
-    Waits(Box<dyn Wait>),
+    Waits(Box<dyn PendingCall>),
 }
 
-/// What a call waits for.
-pub(crate) trait Wait {
-    /// The code, when it is there.
-    fn poll(&mut self, core: &Core) -> Poll<Refused<c_int>>;
+/// A call that waits.
+pub(crate) trait PendingCall {
+    /// The call's result, once it is known.
+    fn poll(&mut self, core: &Core) -> Poll<NcclResult<c_int>>;
 
-    /// It will not come.
-    fn give_up(&mut self, _core: &Core, _why: &Refusal) {}
+    /// Abandons the call.
+    fn cancel(&mut self, _core: &Core, _why: &NcclError) {}
 }
 
-/// What a function may use.
-pub(super) struct Ask<'a> {
+/// What the closure of an NCCL call can use.
+pub(super) struct CallContext<'a> {
     pub(super) core: &'a Core,
     pub(super) client: ClientId,
     /// The GPU whose context is current.
@@ -81,56 +81,56 @@ pub(super) struct Ask<'a> {
     entry: Entry,
 }
 
-impl Ask<'_> {
-    /// Has the record of the call say what it was called with.
+impl CallContext<'_> {
+    /// Adds the call's arguments to its record.
     pub(super) fn note(&self, detail: impl FnOnce() -> String) {
         self.core.faults().detail(&self.entry, detail);
     }
 
-    /// Whether the call is to give NULL.
-    pub(super) fn gives_null(&self) -> bool {
+    /// Whether an injected fault makes the call return NULL.
+    pub(super) fn injects_null(&self) -> bool {
         self.entry.effect == Some(Effect::Null)
     }
 
-    /// The GPU whose context is current, which still works.
-    pub(super) fn gpu(&self) -> Refused<usize> {
+    /// The GPU whose context is current; an error if a kernel has failed.
+    pub(super) fn gpu(&self) -> NcclResult<usize> {
         self.core.check()?;
-        let none = driver::Refusal::new(CUresult::CUDA_ERROR_INVALID_CONTEXT, "no current GPU");
+        let none = driver::CudaError::new(CUresult::CUDA_ERROR_INVALID_CONTEXT, "no current GPU");
         self.current.ok_or_else(|| none.into())
     }
 
-    /// The communicator's end that a handle names.
-    pub(super) fn member(&self, comm: RawComm) -> Refused<Rc<Member>> {
+    /// The rank's communicator with this handle.
+    pub(super) fn rank_comm(&self, comm: RawComm) -> NcclResult<Rc<RankComm>> {
         if comm.is_null() {
-            return Err(Refusal::argument("the communicator is NULL"));
+            return Err(NcclError::argument("the communicator is NULL"));
         }
-        let known = self.core.nccl.members.borrow().get(&(comm as u64)).cloned();
-        known.ok_or_else(|| Refusal::argument("no communicator, or one that has ended"))
+        let known = self.core.nccl.rank_comms.borrow().get(&(comm as u64)).cloned();
+        known.ok_or_else(|| NcclError::argument("not a communicator, or one that was destroyed"))
     }
 }
 
-/// Answers a question.
-pub(super) fn question(
+/// Runs a call that is not part of a group.
+pub(super) fn call_ungrouped(
     name: &'static str,
     comm: RawComm,
-    answer: impl FnOnce(&Ask<'_>) -> Refused<()>,
+    answer: impl FnOnce(&CallContext<'_>) -> NcclResult<()>,
 ) -> c_int {
-    make(name, comm, false, Box::new(|ask| answer(ask).map(|()| Begun::Done(SUCCESS))))
+    make(name, comm, false, Box::new(|cx| answer(cx).map(|()| CallProgress::Done(SUCCESS))))
 }
 
-/// Makes a call that belongs to the group that is open: if it fails, so does the group.
+/// Runs a call that is part of the open group, if any: an error fails the group.
 pub(super) fn call(
     name: &'static str,
     comm: RawComm,
-    begin: impl FnOnce(&Ask<'_>) -> Refused<Begun>,
+    begin: impl FnOnce(&CallContext<'_>) -> NcclResult<CallProgress>,
 ) -> c_int {
     make(name, comm, true, Box::new(begin))
 }
 
-/// What a call begins with.
-type Begin<'a> = dyn FnOnce(&Ask<'_>) -> Refused<Begun> + 'a;
+/// The closure that begins a call.
+type Begin<'a> = dyn FnOnce(&CallContext<'_>) -> NcclResult<CallProgress> + 'a;
 
-/// Has the machine's thread begin a call, and waits for what it waits for.
+/// Begins a call on the machine's thread, and waits for its result.
 fn make(name: &'static str, comm: RawComm, is_grouped: bool, begin: Box<Begin<'_>>) -> c_int {
     let answered = Client::with(|client| {
         let (current, client_id) = (client.gpu.get(), client.id());
@@ -138,23 +138,23 @@ fn make(name: &'static str, comm: RawComm, is_grouped: bool, begin: Box<Begin<'_
         let entry = Cell::new(None);
         client.call(name, |core, _| {
             let entered = entry.get().unwrap_or_else(|| {
-                let member = core.nccl.members.borrow().get(&(comm as u64)).cloned();
-                let gpu = member.map(|member| member.gpu).or(current);
+                let rank_comm = core.nccl.rank_comms.borrow().get(&(comm as u64)).cloned();
+                let gpu = rank_comm.map(|rank_comm| rank_comm.gpu).or(current);
                 core.faults().enter(name, gpu)
             });
             entry.set(Some(entered));
             let polled = match entered.effect {
                 Some(Effect::Fail(code)) => {
-                    Poll::Ready(Err(Refusal::new(code, "it fails on request")))
+                    Poll::Ready(Err(NcclError::new(code, "injected fault")))
                 }
                 Some(Effect::Hang) if core.faults().is_released(&entered) => {
-                    Poll::Ready(Err(Refusal::new(INTERNAL_ERROR, "a communicator was aborted")))
+                    Poll::Ready(Err(NcclError::new(INTERNAL_ERROR, "a communicator was aborted")))
                 }
                 Some(Effect::Hang) => Poll::Pending,
                 _ => match begin.take() {
                     Some(begin) => {
-                        let ask = Ask { core, client: client_id, current, entry: entered };
-                        core.nccl.begun(core, client_id, begin(&ask))
+                        let cx = CallContext { core, client: client_id, current, entry: entered };
+                        core.nccl.register_call(core, client_id, begin(&cx))
                     }
                     None => core.nccl.poll_wait(core, client_id),
                 },
@@ -163,15 +163,15 @@ fn make(name: &'static str, comm: RawComm, is_grouped: bool, begin: Box<Begin<'_
                 (Poll::Ready(answered), _) => answered,
                 (Poll::Pending, None) => return Poll::Pending,
                 (Poll::Pending, Some(report)) => {
-                    let why = Refusal::new(SYSTEM_ERROR, report);
-                    core.nccl.give_up(core, client_id, &why);
+                    let why = NcclError::new(SYSTEM_ERROR, report);
+                    core.nccl.cancel(core, client_id, &why);
                     Err(why)
                 }
             };
-            let code = answered.as_ref().map_or_else(|refusal| refusal.code, |code| *code);
+            let code = answered.as_ref().map_or_else(|error| error.code, |code| *code);
             core.faults().leave(&entered, code);
             match (&answered, entered.effect) {
-                (Err(refusal), _) if is_grouped => core.nccl.spoil_group(client_id, refusal),
+                (Err(error), _) if is_grouped => core.nccl.fail_group(client_id, error),
                 (Ok(_), Some(Effect::Later(code))) => core.nccl.fail_later(comm, code, name),
                 _ => {}
             }
@@ -180,33 +180,34 @@ fn make(name: &'static str, comm: RawComm, is_grouped: bool, begin: Box<Begin<'_
     });
     match answered.flatten() {
         Some(Ok(code)) => code,
-        Some(Err(refusal)) => refuse(name, refusal),
+        Some(Err(error)) => refuse(name, error),
         None => {
-            let text = "the calling thread uses no simulated machine, or one that is gone";
-            refuse(name, Refusal::new(UNHANDLED_CUDA_ERROR, text))
+            let text = "the calling thread is attached to no simulated machine, or to one that \
+                       has ended";
+            refuse(name, NcclError::new(UNHANDLED_CUDA_ERROR, text))
         }
     }
 }
 
 thread_local! {
-    /// What `ncclGetLastError` tells this thread.
+    /// This thread's message for `ncclGetLastError`.
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Keeps the text for `ncclGetLastError`, and gives the code.
-pub(super) fn refuse(name: &str, refusal: Refusal) -> c_int {
-    remember(&format!("{name}: {}", refusal.text));
-    refusal.code
+/// Stores the message for `ncclGetLastError` and returns the code.
+pub(super) fn refuse(name: &str, error: NcclError) -> c_int {
+    remember(&format!("{name}: {}", error.text));
+    error.code
 }
 
-/// The thread's last error is now this one. Gives the text, which is there until the next one.
+/// Sets the thread's last error message, valid until the next one.
 pub(super) fn remember(text: &str) -> *const c_char {
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
     let _ = LAST.try_with(|last| last.replace(text));
     last_error()
 }
 
-/// The text of the thread's last error, empty if there was none.
+/// The thread's last error message, empty if there is none.
 pub(super) fn last_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }

@@ -1,4 +1,4 @@
-//! Communicators made of others: split, shrink, grow.
+//! Communicators derived from others: split, shrink, grow.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -6,28 +6,28 @@ use std::rc::Rc;
 
 use devcomm_sys::nccl::{Config, RawComm, RawUniqueId, SUCCESS};
 
-use super::call::{Ask, Begun, Refusal, Refused, call};
-use super::comm::{Life, Member};
+use super::call::{CallContext, CallProgress, NcclError, NcclResult, call};
+use super::comm::{Lifecycle, RankComm};
 use super::config::Settings;
 use super::init::{new_id, number_of, rank_of};
-use super::meeting::{Task, What};
+use super::rendezvous::{Task, TaskKind};
 
 /// NCCL: `NCCL_SPLIT_NOCOLOR`.
 const NO_COLOR: c_int = -1;
 /// NCCL: `NCCL_SHRINK_ABORT`.
 const ABORT: c_int = 1;
 
-impl Ask<'_> {
-    /// A communicator that can be divided.
-    fn parent(&self, comm: RawComm) -> Refused<Rc<Member>> {
-        let member = self.ready(comm)?;
-        match member.life.get() {
-            Life::Live | Life::Revoked if !member.is_suspended.get() => Ok(member),
-            _ => Err(Refusal::usage("the communicator is suspended or finalized")),
+impl CallContext<'_> {
+    /// A communicator that can be split.
+    fn parent(&self, comm: RawComm) -> NcclResult<Rc<RankComm>> {
+        let rank_comm = self.ready(comm)?;
+        match rank_comm.life.get() {
+            Lifecycle::Live | Lifecycle::Revoked if !rank_comm.is_suspended.get() => Ok(rank_comm),
+            _ => Err(NcclError::usage("the communicator is suspended or finalized")),
         }
     }
 
-    /// Begins to make a child of `parent`.
+    /// Begins the creation of a child of `parent`.
     ///
     /// # Safety
     ///
@@ -35,14 +35,14 @@ impl Ask<'_> {
     unsafe fn child(
         &self,
         name: &'static str,
-        parent: Rc<Member>,
+        parent: Rc<RankComm>,
         out: *mut RawComm,
         config: *const Config,
-        what: What,
-    ) -> Refused<Begun> {
+        what: TaskKind,
+    ) -> NcclResult<CallProgress> {
         // SAFETY: the caller's.
         let settings = unsafe { Settings::read(config, parent.settings.clone()) }?;
-        let made = Member::new(self.core, parent.gpu, settings);
+        let made = RankComm::new(self.core, parent.gpu, settings);
         // SAFETY: as above.
         unsafe { self.give(out, &made) };
         self.start(Task::new(name, parent, Some((made, out)), what))
@@ -57,19 +57,19 @@ pub(super) unsafe extern "C" fn split(
     config: *mut Config,
 ) -> c_int {
     const NAME: &str = "ncclCommSplit";
-    call(NAME, comm, |ask| {
+    call(NAME, comm, |cx| {
         // SAFETY: the module's, here and below.
-        ask.note(|| format!("color {color} key {key}{}", unsafe { Settings::describe(config) }));
-        let (parent, what) = (ask.parent(comm)?, What::Split { color, key });
+        cx.note(|| format!("color {color} key {key}{}", unsafe { Settings::describe(config) }));
+        let (parent, what) = (cx.parent(comm)?, TaskKind::Split { color, key });
         match color {
             // SAFETY: as above.
-            0.. => unsafe { ask.child(NAME, parent, out, config, what) },
+            0.. => unsafe { cx.child(NAME, parent, out, config, what) },
             NO_COLOR => {
                 // SAFETY: as above.
                 unsafe { out.write(null_mut()) };
-                ask.start(Task::new(NAME, parent, None, what))
+                cx.start(Task::new(NAME, parent, None, what))
             }
-            _ => Err(Refusal::argument(format!("color {color}"))),
+            _ => Err(NcclError::argument(format!("color {color}"))),
         }
     })
 }
@@ -83,54 +83,54 @@ pub(super) unsafe extern "C" fn shrink(
     flags: c_int,
 ) -> c_int {
     const NAME: &str = "ncclCommShrink";
-    call(NAME, comm, |ask| {
-        // SAFETY: the module's: there are as many ranks as it says.
+    call(NAME, comm, |cx| {
+        // SAFETY: the module's: the list has this many ranks.
         let ranks = (0..usize::try_from(count).unwrap_or(0)).map(|i| unsafe { *excluded.add(i) });
         let ranks: Vec<c_int> = ranks.collect();
-        ask.note(|| {
+        cx.note(|| {
             let first = ranks.first().copied().unwrap_or(-1);
             // SAFETY: the module's.
             let config = unsafe { Settings::describe(config) };
             format!("without {count} from {first} flags {flags}{config}")
         });
-        let parent = ask.parent(comm)?;
-        let (group, own) = parent.place()?;
-        let ranks = ranks.into_iter().map(|rank| group.rank(rank, "excluded rank"));
-        let mut excluded = ranks.collect::<Refused<Vec<_>>>()?;
+        let parent = cx.parent(comm)?;
+        let (shared, own) = parent.joined()?;
+        let ranks = ranks.into_iter().map(|rank| shared.rank(rank, "excluded rank"));
+        let mut excluded = ranks.collect::<NcclResult<Vec<_>>>()?;
         excluded.sort_unstable();
         excluded.dedup();
         if excluded.is_empty() || excluded.contains(&own) || !(0..=ABORT).contains(&flags) {
             let text = format!("rank {own} excludes {excluded:?} with flags {flags}");
-            return Err(Refusal::argument(text));
+            return Err(NcclError::argument(text));
         }
         if flags == ABORT {
-            parent.cut();
+            parent.cancel();
         }
-        let what = What::Shrink { excluded };
+        let what = TaskKind::Shrink { excluded };
         // SAFETY: the module's.
-        unsafe { ask.child(NAME, Rc::clone(&parent), out, config, what) }
+        unsafe { cx.child(NAME, Rc::clone(&parent), out, config, what) }
     })
 }
 
-/// With it new ranks grow a communicator, once.
+/// New ranks join a growing communicator with it, once.
 pub(super) unsafe extern "C" fn get_unique_id(comm: RawComm, id: *mut RawUniqueId) -> c_int {
-    call("ncclCommGetUniqueId", comm, |ask| {
-        let member = ask.live(comm)?;
-        let (group, _) = member.place()?;
-        let growth = Rc::clone(group.growth.borrow_mut().get_or_insert_default());
-        let mut joins = ask.core.nccl.joins.borrow_mut();
+    call("ncclCommGetUniqueId", comm, |cx| {
+        let rank_comm = cx.live(comm)?;
+        let (shared, _) = rank_comm.joined()?;
+        let growth = Rc::clone(shared.growth.borrow_mut().get_or_insert_default());
+        let mut joins = cx.core.nccl.joins.borrow_mut();
         if joins.values().flatten().any(|join| Rc::ptr_eq(join, &growth)) {
-            return Err(Refusal::usage("a unique id to grow the communicator is there already"));
+            return Err(NcclError::usage("the communicator already has a unique id to grow with"));
         }
         let (number, new) = new_id();
         joins.insert(number, Some(growth));
         // SAFETY: the module's.
         unsafe { id.write(new) };
-        Ok(Begun::Done(SUCCESS))
+        Ok(CallProgress::Done(SUCCESS))
     })
 }
 
-/// Ranks that are there have a communicator and no rank number, new ones a rank number and an id.
+/// Existing ranks pass a communicator and no rank number; new ones a rank number and an id.
 pub(super) unsafe extern "C" fn grow(
     comm: RawComm,
     n_ranks: c_int,
@@ -140,10 +140,10 @@ pub(super) unsafe extern "C" fn grow(
     config: *mut Config,
 ) -> c_int {
     const NAME: &str = "ncclCommGrow";
-    call(NAME, comm, |ask| {
+    call(NAME, comm, |cx| {
         // SAFETY: the module's, here and below.
         let id = unsafe { id.as_ref() };
-        ask.note(|| {
+        cx.note(|| {
             let with_id = if id.is_some() { " with id" } else { "" };
             let new = if comm.is_null() { " new" } else { "" };
             // SAFETY: as above.
@@ -151,37 +151,42 @@ pub(super) unsafe extern "C" fn grow(
             format!("to {n_ranks} rank {rank}{with_id}{new}{config}")
         });
         let growth_of = |id: &RawUniqueId| {
-            let growth = ask.core.nccl.joins.borrow().get(&number_of(id)?).cloned();
-            let unknown = || Refusal::argument("a unique id by which nothing grows");
+            let growth = cx.core.nccl.joins.borrow().get(&number_of(id)?).cloned();
+            let unknown = || NcclError::argument("not the unique id of a growing communicator");
             growth.flatten().ok_or_else(unknown)
         };
         if comm.is_null() {
-            let id = id.ok_or_else(|| Refusal::argument("a new rank without a unique id"))?;
+            let id = id.ok_or_else(|| NcclError::argument("a new rank without a unique id"))?;
             let ((rank, n_ranks), growth) = (rank_of(rank, n_ranks)?, growth_of(id)?);
             // SAFETY: as above.
             let settings = unsafe { Settings::read(config, Settings::default()) }?;
-            let member = Member::new(ask.core, ask.gpu()?, settings);
+            let rank_comm = RankComm::new(cx.core, cx.gpu()?, settings);
             // SAFETY: as above.
-            unsafe { ask.give(out, &member) };
-            let made = Some((Rc::clone(&member), out));
-            return ask.start(Task::new(NAME, member, made, What::Grow { growth, rank, n_ranks }));
+            unsafe { cx.give(out, &rank_comm) };
+            let made = Some((Rc::clone(&rank_comm), out));
+            return cx.start(Task::new(
+                NAME,
+                rank_comm,
+                made,
+                TaskKind::Grow { growth, rank, n_ranks },
+            ));
         }
-        let parent = ask.live(comm)?;
-        let (group, own) = parent.place()?;
-        let growth = Rc::clone(group.growth.borrow_mut().get_or_insert_default());
+        let parent = cx.live(comm)?;
+        let (shared, own) = parent.joined()?;
+        let growth = Rc::clone(shared.growth.borrow_mut().get_or_insert_default());
         if let Some(id) = id
             && !Rc::ptr_eq(&growth_of(id)?, &growth)
         {
-            return Err(Refusal::argument("a unique id of another communicator"));
+            return Err(NcclError::argument("a unique id of another communicator"));
         }
         let grown = usize::try_from(n_ranks).unwrap_or(0);
-        if rank != -1 || grown <= group.n_ranks() {
-            let n = group.n_ranks();
+        if rank != -1 || grown <= shared.n_ranks() {
+            let n = shared.n_ranks();
             let text = format!("rank {rank} grows {n} ranks to {n_ranks}");
-            return Err(Refusal::argument(text));
+            return Err(NcclError::argument(text));
         }
-        let what = What::Grow { growth, rank: own, n_ranks: grown };
+        let what = TaskKind::Grow { growth, rank: own, n_ranks: grown };
         // SAFETY: as above.
-        unsafe { ask.child(NAME, Rc::clone(&parent), out, config, what) }
+        unsafe { cx.child(NAME, Rc::clone(&parent), out, config, what) }
     })
 }

@@ -1,4 +1,4 @@
-//! Collectives. Their data moves when the streams of all ranks have come to them.
+//! Collectives. Data moves once the streams of all ranks have reached the operation.
 
 use std::ffi::c_int;
 use std::rc::Rc;
@@ -6,15 +6,15 @@ use std::rc::Rc;
 use devcomm_sys::driver::CUresult;
 use devcomm_types::DataType;
 
-use super::batch::Ticket;
-use super::call::{Ask, Refusal, Refused};
-use super::comm::{Comm, Member};
+use super::batch::PendingOp;
+use super::call::{CallContext, NcclError, NcclResult};
+use super::comm::{Comm, RankComm};
 use super::operator::Operator;
 use super::reduce::{self, Input};
 use crate::driver;
 use crate::machine::core::Core;
 
-/// Which one.
+/// Which collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     AllReduce,
@@ -33,7 +33,7 @@ pub(super) struct Collective {
     pub(super) kind: Kind,
     pub(super) send: usize,
     pub(super) recv: usize,
-    /// As NCCL counts for the operation.
+    /// In NCCL's unit for the collective.
     pub(super) count: usize,
     pub(super) data_type: DataType,
     pub(super) operator: Operator,
@@ -45,7 +45,7 @@ impl Collective {
         self.count * self.data_type.size()
     }
 
-    /// Bytes that it reads and writes on `rank`.
+    /// Bytes that it reads and writes on `rank` of `n`.
     pub(super) fn bytes(&self, rank: usize, n: usize) -> (usize, usize) {
         let (part, all, is_root) = (self.part(), self.part() * n, rank == self.root);
         let of_root = |bytes: usize| if is_root { bytes } else { 0 };
@@ -61,11 +61,11 @@ impl Collective {
         }
     }
 
-    /// Whether all arguments that must be the same on two ranks are.
-    fn goes_with(&self, other: &Self) -> bool {
+    /// Whether all arguments that must be equal on all ranks are.
+    fn matches(&self, other: &Self) -> bool {
         (self.kind, self.count, self.data_type, self.root)
             == (other.kind, other.count, other.data_type, other.root)
-            && self.operator.is_like(other.operator)
+            && self.operator.same_kind(other.operator)
     }
 }
 
@@ -83,21 +83,21 @@ impl std::fmt::Display for Collective {
     }
 }
 
-/// A collective that some ranks have come to.
+/// A collective that some ranks have reached.
 pub(super) struct Round {
-    /// For each rank that has.
-    arrived: Vec<Option<(Collective, Rc<Ticket>)>>,
+    /// Arguments and state of each rank that has arrived.
+    arrived: Vec<Option<(Collective, Rc<PendingOp>)>>,
 }
 
 impl Comm {
-    /// A rank's stream has come to its collective of that number.
+    /// A rank's stream has reached its collective number `number`.
     pub(super) fn arrive(
         &self,
         core: &Core,
         number: u64,
         rank: usize,
         own: Collective,
-        ticket: Rc<Ticket>,
+        pending: Rc<PendingOp>,
     ) {
         let mut rounds = self.rounds.borrow_mut();
         let n = self.n_ranks();
@@ -105,33 +105,33 @@ impl Comm {
         let mut others = round.arrived.iter().enumerate();
         let first =
             others.find_map(|(rank, place)| place.as_ref().map(|(first, _)| (rank, *first)));
-        if let Some((other, first)) = first.filter(|(_, first)| !first.goes_with(&own)) {
+        if let Some((other, first)) = first.filter(|(_, first)| !first.matches(&own)) {
             drop(rounds);
             let text = format!("rank {other} calls {first}, but rank {rank} calls {own}");
-            return self.fail(&Refusal::usage(text));
+            return self.fail(&NcclError::usage(text));
         }
-        round.arrived[rank] = Some((own, ticket));
+        round.arrived[rank] = Some((own, pending));
         if self.missing(round).is_empty() {
             let Some(round) = rounds.remove(&number) else { return };
             drop(rounds);
             let parts: Vec<_> = round.arrived.into_iter().flatten().collect();
             match self.run(core, &parts) {
-                Ok(()) => parts.iter().for_each(|(_, ticket)| ticket.is_done.set(true)),
-                Err(refusal) => core.fail_with(refusal),
+                Ok(()) => parts.iter().for_each(|(_, pending)| pending.is_done.set(true)),
+                Err(error) => core.fail_with(error),
             }
         }
     }
 
-    /// The ranks that have not come, or have ended it since.
+    /// The ranks that have not arrived, or have cancelled since.
     fn missing(&self, round: &Round) -> Vec<usize> {
-        let is_there = |place: &Option<(Collective, Rc<Ticket>)>| {
-            place.as_ref().is_some_and(|(_, ticket)| !ticket.is_cut())
+        let is_there = |place: &Option<(Collective, Rc<PendingOp>)>| {
+            place.as_ref().is_some_and(|(_, pending)| !pending.is_cancelled())
         };
         let places = round.arrived.iter().enumerate();
         places.filter(|(_, place)| !is_there(place)).map(|(rank, _)| rank).collect()
     }
 
-    /// What a collective that is waiting waits for.
+    /// What a pending collective waits for.
     pub(super) fn describe(&self, number: u64, own: Collective) -> String {
         let missing = self.rounds.borrow().get(&number).map(|round| self.missing(round));
         match missing {
@@ -141,7 +141,11 @@ impl Comm {
     }
 
     /// Moves the data.
-    fn run(&self, core: &Core, parts: &[(Collective, Rc<Ticket>)]) -> Result<(), driver::Refusal> {
+    fn run(
+        &self,
+        core: &Core,
+        parts: &[(Collective, Rc<PendingOp>)],
+    ) -> Result<(), driver::CudaError> {
         let Some((first, _)) = parts.first() else { return Ok(()) };
         let (n, part, root) = (parts.len(), first.part(), first.root);
         for (rank, (own, _)) in parts.iter().enumerate() {
@@ -149,14 +153,14 @@ impl Comm {
             check(core, self.gpu(rank), own.send, reads)?;
             check(core, self.gpu(rank), own.recv, writes)?;
         }
-        // Addresses of parts; those that are not used may be any.
+        // Addresses of blocks; unused ones may be invalid.
         let sent = |rank: usize, index: usize| at(parts[rank].0.send).wrapping_add(index * part);
         let place = |rank: usize, index: usize| at(parts[rank].0.recv).wrapping_add(index * part);
         let mut combined = Vec::new();
         if matches!(first.kind, Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter) {
             let input = |(rank, (own, _)): (usize, &(Collective, _))| {
                 let scalar = own.operator.scalar(core, self.gpu(rank), own.data_type)?;
-                Ok::<_, driver::Refusal>(Input { elements: sent(rank, 0), scalar })
+                Ok::<_, driver::CudaError>(Input { elements: sent(rank, 0), scalar })
             };
             let inputs = parts.iter().enumerate().map(input).collect::<Result<Vec<_>, _>>()?;
             let count = first.bytes(root, n).0 / first.data_type.size();
@@ -176,36 +180,36 @@ impl Comm {
             Kind::AllToAll => pairs().map(|(from, to)| (sent(from, to), place(to, from))).collect(),
         };
         for (from, to) in copies {
-            // SAFETY: both sides were checked above for all their parts, and no kernel runs
-            // meanwhile. In place they are the same, and nothing else is read from there.
+            // SAFETY: both sides were checked above for all blocks, and no kernel runs meanwhile.
+            // In place both are the same address, which no other block reads.
             unsafe { to.copy_from(from, part) };
         }
         Ok(())
     }
 }
 
-/// An address as a program has it.
+/// The pointer of an address that was exposed.
 pub(super) fn at(address: usize) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(address)
 }
 
-/// Whether a GPU still reaches memory, as an operation comes to use it.
+/// Checks that a GPU can still access memory when an operation runs.
 pub(super) fn check(
     core: &Core,
     gpu: usize,
     address: usize,
     bytes: usize,
-) -> Result<(), driver::Refusal> {
+) -> Result<(), driver::CudaError> {
     if bytes == 0 || core.memory.contains(gpu as u32, address, bytes) {
         return Ok(());
     }
     let place = core.memory.describe(address);
     let text = format!("an operation of NCCL uses {bytes} bytes at {address:#x}: {place}");
-    Err(driver::Refusal::new(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, text))
+    Err(driver::CudaError::new(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, text))
 }
 
-/// The type of NCCL's number.
-pub(super) fn data_type(number: c_int) -> Refused<DataType> {
+/// The data type of an `ncclDataType_t`.
+pub(super) fn data_type(number: c_int) -> NcclResult<DataType> {
     use DataType as T;
     const ALL: [DataType; 12] = [
         T::Int8,
@@ -222,18 +226,23 @@ pub(super) fn data_type(number: c_int) -> Refused<DataType> {
         T::Float8e5m2,
     ];
     let known = ALL.into_iter().find(|known| *known as c_int == number);
-    known.ok_or_else(|| Refusal::argument(format!("no data type has number {number}")))
+    known.ok_or_else(|| NcclError::argument(format!("no data type has number {number}")))
 }
 
-impl Ask<'_> {
-    /// Refuses memory that the communicator's GPU does not reach.
-    pub(super) fn reached(&self, member: &Member, address: usize, bytes: usize) -> Refused<()> {
-        if bytes == 0 || self.core.memory.contains(member.gpu as u32, address, bytes) {
+impl CallContext<'_> {
+    /// Checks that the communicator's GPU can access memory.
+    pub(super) fn reached(
+        &self,
+        rank_comm: &RankComm,
+        address: usize,
+        bytes: usize,
+    ) -> NcclResult<()> {
+        if bytes == 0 || self.core.memory.contains(rank_comm.gpu as u32, address, bytes) {
             return Ok(());
         }
-        let (gpu, place) = (member.gpu, self.core.memory.describe(address));
+        let (gpu, place) = (rank_comm.gpu, self.core.memory.describe(address));
         let text =
             format!("{bytes} bytes at {address:#x}, which GPU {gpu} does not reach: {place}");
-        Err(Refusal::argument(text))
+        Err(NcclError::argument(text))
     }
 }

@@ -1,4 +1,4 @@
-//! The functions of the collectives.
+//! NCCL's collective functions, which check their arguments and enqueue a simulated collective.
 
 use std::ffi::{c_int, c_void};
 use std::fmt::Write;
@@ -7,13 +7,13 @@ use devcomm_sys::driver::CUevent;
 use devcomm_sys::nccl::{API_MAGIC, CollConfig, RawComm, RawStream, UNDEF_INT};
 
 use super::batch::Operation;
-use super::call::{Refusal, call};
+use super::call::{NcclError, call};
 use super::collective::{Collective, Kind, data_type};
 use super::config::{list, text_of};
 use super::operator::Operator;
 
-/// A call as it comes, with what not all collectives have.
-struct Raw {
+/// The arguments of a call; `op` and `root` are those of the collectives that have them.
+struct CollectiveArgs {
     name: &'static str,
     kind: Kind,
     send: *const c_void,
@@ -27,27 +27,27 @@ struct Raw {
     config: *const CollConfig,
 }
 
-impl Raw {
-    /// Launches it.
+impl CollectiveArgs {
+    /// Enqueues the collective.
     ///
     /// # Safety
     ///
-    /// The configuration is NULL, or one whose list and texts end.
+    /// The configuration is NULL, or its list and strings are terminated.
     unsafe fn launch(self) -> c_int {
         let Self { name, kind, send, recv, count, data_type: on, op, root, comm, stream, .. } =
             self;
-        call(name, comm, |ask| {
+        call(name, comm, |cx| {
             // SAFETY: the caller's.
             let config = unsafe { self.config.as_ref() };
-            ask.note(|| self.describe(config));
+            cx.note(|| self.describe(config));
             let initialized = |config: &CollConfig| {
                 config.size == size_of::<CollConfig>() && config.magic == API_MAGIC
             };
             if !config.is_none_or(initialized) {
-                return Err(Refusal::argument("a configuration that was not initialized"));
+                return Err(NcclError::argument("a configuration that was not initialized"));
             }
-            let member = ask.live(comm)?;
-            let (group, rank) = member.place()?;
+            let rank_comm = cx.live(comm)?;
+            let (shared, rank) = rank_comm.joined()?;
             let data_type = data_type(on)?;
             let own = Collective {
                 kind,
@@ -55,29 +55,29 @@ impl Raw {
                 recv: recv.expose_provenance(),
                 count,
                 data_type,
-                operator: Operator::of(&member, op.unwrap_or(0), data_type)?,
-                root: group.rank(root.unwrap_or(0), "root")?,
+                operator: Operator::of(&rank_comm, op.unwrap_or(0), data_type)?,
+                root: shared.rank(root.unwrap_or(0), "root")?,
             };
-            let whole = count.checked_mul(data_type.size() * group.n_ranks());
+            let whole = count.checked_mul(data_type.size() * shared.n_ranks());
             if whole.is_none() {
-                return Err(Refusal::argument(format!("{count} elements")));
+                return Err(NcclError::argument(format!("{count} elements")));
             }
-            let (reads, writes) = own.bytes(rank, group.n_ranks());
-            ask.reached(&member, own.send, reads)?;
-            ask.reached(&member, own.recv, writes)?;
+            let (reads, writes) = own.bytes(rank, shared.n_ranks());
+            cx.reached(&rank_comm, own.send, reads)?;
+            cx.reached(&rank_comm, own.recv, writes)?;
             if kind == Kind::AllToAll && own.send.abs_diff(own.recv) < reads {
-                return Err(Refusal::argument("an all-to-all in place"));
+                return Err(NcclError::argument("an all-to-all in place"));
             }
             let event = config.map(|config| config.launch_completion_event.cast());
             let event = event.filter(|event: &CUevent| !event.is_null());
-            let event = event.map(|event| ask.core.event(event)).transpose()?;
-            let stream = ask.stream(&member, stream)?;
+            let event = event.map(|event| cx.core.event(event)).transpose()?;
+            let stream = cx.stream(&rank_comm, stream)?;
             let operation = Operation::Collective(own);
-            ask.launch(&member, |launches| launches.add(&member, stream, operation, event))
+            cx.launch(&rank_comm, |launches| launches.add(&rank_comm, stream, operation, event))
         })
     }
 
-    /// For the record of calls.
+    /// The call as text, for the simulator's log.
     fn describe(&self, config: Option<&CollConfig>) -> String {
         let mut text = format!("{} type {}", self.count, self.data_type);
         let optional = [(" op", self.op), (" root", self.root)];
@@ -112,7 +112,7 @@ impl Raw {
 
 macro_rules! raw {
     ($symbol:literal, $kind:ident, ($($op:ident)?) ($($root:ident)?), $($field:ident),*) => {
-        Raw {
+        CollectiveArgs {
             name: $symbol,
             kind: Kind::$kind,
             op: [$($op)?].first().copied(),

@@ -1,4 +1,4 @@
-//! Communicators: what their ranks share, and each rank's end.
+//! Communicators: the state that ranks share, and each rank's own.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeSet;
@@ -8,40 +8,40 @@ use std::rc::{Rc, Weak};
 use devcomm_sys::nccl::{IN_PROGRESS, RawComm, SUCCESS};
 use litemap::LiteMap;
 
-use super::call::{Ask, INTERNAL_ERROR, Refusal, Refused};
+use super::call::{CallContext, INTERNAL_ERROR, NcclError, NcclResult};
 use super::collective::Round;
 use super::config::Settings;
-use super::meeting::{Meeting, Task};
 use super::operator::Operators;
 use super::p2p::Mailbox;
-use crate::dev_comm::Groups;
+use super::rendezvous::{Rendezvous, Task};
+use crate::dev_comm::MulticastGroups;
 use crate::machine::core::Core;
 use crate::ranks::Ranks;
 
-/// What the ranks of a communicator share.
+/// State shared by the ranks of a communicator.
 pub(crate) struct Comm {
-    /// Of all communicators of the machine. NCCL: `commHash`.
+    /// Unique on the machine. NCCL: `commHash`.
     pub(super) number: u64,
     pub(super) ranks: Ranks,
-    /// Multicast addresses of the LSA teams, once somebody has asked for them.
-    lsa_multicast: OnceCell<Groups>,
-    /// Each rank's end, as long as it is there.
-    members: Box<[Weak<Member>]>,
-    /// Calls that all ranks make together, by their number.
-    pub(super) meetings: RefCell<LiteMap<u64, Rc<Meeting>>>,
-    /// Shrinks by the ranks that are left out.
-    pub(super) shrinks: RefCell<LiteMap<Vec<usize>, Rc<Meeting>>>,
-    /// The growth that is being prepared.
-    pub(super) growth: RefCell<Option<Rc<Meeting>>>,
-    /// Collectives that not all ranks have come to, by their number.
+    /// Multicast groups of the LSA teams, created on first use.
+    lsa_multicast: OnceCell<MulticastGroups>,
+    /// Each rank's communicator, until it is destroyed.
+    rank_comms: Box<[Weak<RankComm>]>,
+    /// Collective calls in progress, by their number.
+    pub(super) rendezvous: RefCell<LiteMap<u64, Rc<Rendezvous>>>,
+    /// Shrinks in progress, by the excluded ranks.
+    pub(super) shrinks: RefCell<LiteMap<Vec<usize>, Rc<Rendezvous>>>,
+    /// The grow in progress.
+    pub(super) growth: RefCell<Option<Rc<Rendezvous>>>,
+    /// Collectives that not all ranks have reached, by their number.
     pub(super) rounds: RefCell<LiteMap<u64, Round>>,
     /// Sends and receives by (from, to).
     pub(super) mailboxes: RefCell<LiteMap<(usize, usize), Mailbox>>,
-    /// Signals that have come and were not waited for.
+    /// Received signals that were not waited for yet.
     pub(super) signals: RefCell<LiteMap<SignalKey, u64>>,
 }
 
-/// Where signals are counted.
+/// Key of a signal counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SignalKey {
     pub(super) to: usize,
@@ -50,71 +50,71 @@ pub(super) struct SignalKey {
     pub(super) index: c_int,
 }
 
-/// One rank's end of a communicator.
-pub(crate) struct Member {
+/// One rank's communicator: what an `ncclComm_t` refers to.
+pub(crate) struct RankComm {
     pub(super) handle: u64,
     pub(super) gpu: usize,
     pub(super) settings: Settings,
-    /// The communicator and the rank; not known before all ranks have come.
-    place: OnceCell<(Rc<Comm>, usize)>,
-    pub(super) life: Cell<Life>,
+    /// The communicator and the rank in it, once all ranks have joined.
+    joined: OnceCell<(Rc<Comm>, usize)>,
+    pub(super) life: Cell<Lifecycle>,
     pub(super) is_suspended: Cell<bool>,
-    /// Grows when what is under way is to end.
+    /// Incremented to cancel everything in progress.
     pub(super) epoch: Cell<u64>,
     /// Calls that wait for other ranks.
     pub(super) tasks: RefCell<Vec<Rc<Task>>>,
-    /// So often what does not block is still found to be going on.
-    pub(super) looks: Cell<u32>,
-    /// What failed in the background.
-    pub(super) error: RefCell<Option<Refusal>>,
-    /// Calls that all ranks make together so far.
+    /// How many more polls see a non-blocking operation in progress.
+    pub(super) polls_in_progress: Cell<u32>,
+    /// The first asynchronous error.
+    pub(super) error: RefCell<Option<NcclError>>,
+    /// Number of collective calls so far.
     pub(super) calls: Cell<u64>,
-    /// Collectives that were launched so far.
+    /// Number of collectives launched so far.
     pub(super) collectives: Cell<u64>,
-    /// What is in the queue of a stream has a clone.
+    /// Queued stream operations hold a clone.
     pub(super) queued: Rc<()>,
     pub(super) operators: Operators,
     /// Registered buffers by handle.
     pub(super) buffers: RefCell<BTreeSet<u64>>,
-    /// Whether one-sided operations are set up: from the first window on.
+    /// Whether one-sided operations are set up, which the first window does.
     pub(super) has_rma: Cell<bool>,
 }
 
-/// What a communicator can still be used for.
+/// What a communicator can be used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Life {
+pub(super) enum Lifecycle {
     Live,
-    /// Split, shrink and its end.
+    /// Split, shrink and destruction only.
     Revoked,
-    /// Its end.
+    /// Destruction only.
     Finalized,
     Ended,
 }
 
-/// Looks that find an operation going on that does not block: it is over at once, and a program
-/// that does not look would not notice.
-const LOOKS: u32 = 3;
+/// Polls that see a non-blocking operation in progress: it completes at once here, and a program
+/// that does not poll would go unnoticed.
+const POLLS_IN_PROGRESS: u32 = 3;
 
 impl Comm {
-    /// The communicator of these ends, in the order of ranks.
-    pub(super) fn make(core: &Core, members: Vec<Rc<Member>>) -> Rc<Self> {
-        let gpus: Rc<[u32]> = members.iter().map(|member| member.gpu as u32).collect();
+    /// Creates the communicator of these ranks, in rank order.
+    pub(super) fn make(core: &Core, rank_comms: Vec<Rc<RankComm>>) -> Rc<Self> {
+        let gpus: Rc<[u32]> = rank_comms.iter().map(|rank_comm| rank_comm.gpu as u32).collect();
         let lsa_ranks = lsa_size(&gpus, core.simulation.team() as u32);
         let (memory, network) = (Rc::clone(&core.memory), Rc::clone(&core.gpus.network));
         let comm = Rc::new(Self {
             number: core.new_handle(),
             ranks: Ranks { gpus, lsa_ranks, memory, network },
             lsa_multicast: OnceCell::new(),
-            members: members.iter().map(Rc::downgrade).collect(),
-            meetings: RefCell::default(),
+            rank_comms: rank_comms.iter().map(Rc::downgrade).collect(),
+            rendezvous: RefCell::default(),
             shrinks: RefCell::default(),
             growth: RefCell::default(),
             rounds: RefCell::default(),
             mailboxes: RefCell::default(),
             signals: RefCell::default(),
         });
-        for (rank, member) in members.iter().enumerate() {
-            let _ = member.place.set((Rc::clone(&comm), rank));
+        for (rank, rank_comm) in rank_comms.iter().enumerate() {
+            let _ = rank_comm.joined.set((Rc::clone(&comm), rank));
         }
         comm
     }
@@ -123,7 +123,7 @@ impl Comm {
         self.ranks.len()
     }
 
-    /// Ranks that reach each other by load and store.
+    /// Size of the LSA teams.
     pub(super) fn lsa_size(&self) -> usize {
         self.ranks.lsa_ranks
     }
@@ -133,35 +133,35 @@ impl Comm {
         self.ranks.gpus[rank] as usize
     }
 
-    /// The multicast addresses of the LSA teams.
-    pub(super) fn lsa_multicast(&self) -> Refused<&Groups> {
+    /// The multicast groups of the LSA teams.
+    pub(super) fn lsa_multicast(&self) -> NcclResult<&MulticastGroups> {
         if self.lsa_multicast.get().is_none() {
-            let made = Groups::of_lsa_teams(&self.ranks);
-            let made = made.map_err(|error| Refusal::new(INTERNAL_ERROR, error.to_string()))?;
+            let made = MulticastGroups::of_lsa_teams(&self.ranks);
+            let made = made.map_err(|error| NcclError::new(INTERNAL_ERROR, error.to_string()))?;
             let _ = self.lsa_multicast.set(made);
         }
-        let none = || Refusal::new(INTERNAL_ERROR, "no multicast");
+        let none = || NcclError::new(INTERNAL_ERROR, "no multicast");
         self.lsa_multicast.get().ok_or_else(none)
     }
 
-    /// The ranks broke a rule together: whatever is under way ends.
-    pub(super) fn fail(&self, why: &Refusal) {
-        for member in self.members.iter().filter_map(Weak::upgrade) {
-            member.fail(why);
-            member.cut();
+    /// Fails the communicator on all ranks.
+    pub(super) fn fail(&self, why: &NcclError) {
+        for rank_comm in self.rank_comms.iter().filter_map(Weak::upgrade) {
+            rank_comm.fail(why);
+            rank_comm.cancel();
         }
     }
 
-    /// A number of another rank's, which there is.
-    pub(super) fn rank(&self, rank: c_int, what: &str) -> Refused<usize> {
+    /// Checks a rank number.
+    pub(super) fn rank(&self, rank: c_int, what: &str) -> NcclResult<usize> {
         let n = self.n_ranks();
         let known = usize::try_from(rank).ok().filter(|rank| *rank < n);
-        known.ok_or_else(|| Refusal::argument(format!("{what} {rank} of {n} ranks")))
+        known.ok_or_else(|| NcclError::argument(format!("{what} {rank} of {n} ranks")))
     }
 }
 
-/// Ranks of an LSA team: the largest number such that all teams are runs of so many neighbours that
-/// reach each other.
+/// The LSA team size: the largest size such that every team is a run of consecutive GPUs that can
+/// access each other's memory.
 fn lsa_size(gpus: &[u32], team: u32) -> usize {
     let runs = gpus.chunk_by(|a, b| a / team == b / team);
     runs.fold(0, |size, run| gcd(size, run.len()))
@@ -171,18 +171,18 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-impl Member {
+impl RankComm {
     pub(super) fn new(core: &Core, gpu: usize, settings: Settings) -> Rc<Self> {
-        let member = Rc::new(Self {
+        let rank_comm = Rc::new(Self {
             handle: core.new_handle(),
             gpu,
             settings,
-            place: OnceCell::new(),
-            life: Cell::new(Life::Live),
+            joined: OnceCell::new(),
+            life: Cell::new(Lifecycle::Live),
             is_suspended: Cell::default(),
             epoch: Cell::default(),
             tasks: RefCell::default(),
-            looks: Cell::default(),
+            polls_in_progress: Cell::default(),
             error: RefCell::default(),
             calls: Cell::default(),
             collectives: Cell::default(),
@@ -191,8 +191,8 @@ impl Member {
             buffers: RefCell::default(),
             has_rma: Cell::default(),
         });
-        core.nccl.members.borrow_mut().insert(member.handle, Rc::clone(&member));
-        member
+        core.nccl.rank_comms.borrow_mut().insert(rank_comm.handle, Rc::clone(&rank_comm));
+        rank_comm
     }
 
     pub(super) fn raw(&self) -> RawComm {
@@ -200,88 +200,88 @@ impl Member {
     }
 
     /// The communicator and the rank in it.
-    pub(super) fn place(&self) -> Refused<(&Rc<Comm>, usize)> {
-        let place = self.place.get().map(|(comm, rank)| (comm, *rank));
-        place.ok_or_else(|| Refusal::argument("not all ranks have joined the communicator yet"))
+    pub(super) fn joined(&self) -> NcclResult<(&Rc<Comm>, usize)> {
+        let place = self.joined.get().map(|(comm, rank)| (comm, *rank));
+        place.ok_or_else(|| NcclError::argument("not all ranks have joined the communicator yet"))
     }
 
-    /// How reports call it.
+    /// Its name in reports.
     pub(super) fn name(&self) -> String {
-        match (&self.settings.name, self.place.get()) {
+        match (&self.settings.name, self.joined.get()) {
             (Some(name), Some((_, rank))) => format!("rank {rank} of {name:?}"),
             (None, Some((comm, rank))) => format!("rank {rank} of {} ranks", comm.n_ranks()),
             (_, None) => "a rank that joins".to_owned(),
         }
     }
 
-    /// What the communicator is doing, and what has failed. NCCL: `ncclCommGetAsyncError`.
+    /// The asynchronous state of the communicator. NCCL: `ncclCommGetAsyncError`.
     pub(super) fn status(&self, core: &Core) -> c_int {
         if let Some(error) = &*self.error.borrow() {
             return error.code;
         }
-        let is_finalizing = self.life.get() == Life::Finalized && self.is_running();
+        let is_finalizing = self.life.get() == Lifecycle::Finalized && self.is_running();
         if is_finalizing || !self.tasks.borrow().is_empty() {
             return IN_PROGRESS;
         }
-        let looks = self.looks.get();
-        if looks == 0 {
+        let polls_in_progress = self.polls_in_progress.get();
+        if polls_in_progress == 0 {
             return SUCCESS;
         }
-        // The next look sees something else: whoever waits shall look again.
-        self.looks.set(looks - 1);
+        // The next poll sees another state: waiting threads must poll again.
+        self.polls_in_progress.set(polls_in_progress - 1);
         core.notify();
         IN_PROGRESS
     }
 
-    /// Whether what was launched with it may run: not what a graph launches after its end.
+    /// Whether its operations may run; not those that a graph launches after it was destroyed.
     pub(super) fn is_usable(&self) -> bool {
-        matches!(self.life.get(), Life::Live | Life::Finalized)
+        matches!(self.life.get(), Lifecycle::Live | Lifecycle::Finalized)
     }
 
-    /// Whether streams still have operations of it.
+    /// Whether streams have queued operations of it.
     pub(super) fn is_running(&self) -> bool {
         Rc::strong_count(&self.queued) > 1
     }
 
-    /// What a call that is over has returned.
+    /// The return code of a completed call: in progress, if non-blocking.
     pub(super) fn code(&self) -> c_int {
         if self.settings.blocking {
             return SUCCESS;
         }
-        self.looks.set(LOOKS);
+        self.polls_in_progress.set(POLLS_IN_PROGRESS);
         IN_PROGRESS
     }
 
-    /// The first error counts.
-    pub(super) fn fail(&self, why: &Refusal) {
+    /// Records an error; the first one is kept.
+    pub(super) fn fail(&self, why: &NcclError) {
         self.error.borrow_mut().get_or_insert_with(|| why.clone());
     }
 
-    /// Ends what is under way.
-    pub(super) fn cut(&self) {
+    /// Cancels everything in progress.
+    pub(super) fn cancel(&self) {
         self.epoch.set(self.epoch.get() + 1);
     }
 
-    /// Ends all. Once more it does nothing.
+    /// Destroys the rank's communicator. Idempotent.
     pub(super) fn end(self: &Rc<Self>, core: &Core) {
-        self.life.set(Life::Ended);
-        self.cut();
-        let why = Refusal::new(INTERNAL_ERROR, "the communicator was ended meanwhile");
+        self.life.set(Lifecycle::Ended);
+        self.cancel();
+        let why = NcclError::new(INTERNAL_ERROR, "the communicator was destroyed meanwhile");
         for task in self.tasks.take() {
-            task.withdraw(core, &why);
+            task.cancel(core, &why);
         }
-        core.nccl.members.borrow_mut().remove(&self.handle);
-        if let Some((comm, rank)) = self.place.get() {
+        core.nccl.rank_comms.borrow_mut().remove(&self.handle);
+        if let Some((comm, rank)) = self.joined.get() {
             let mut windows = core.nccl.windows.borrow_mut();
-            core.retire(take(&mut windows, |own| own.is_of(self)));
+            core.defer_drop(take(&mut windows, |own| own.is_of(self)));
             let mut made = core.nccl.dev_comms.borrow_mut();
-            core.retire(take(&mut made, |own| own.is_of(comm, *rank)));
+            core.defer_drop(take(&mut made, |own| own.is_of(comm, *rank)));
         }
         core.notify();
     }
 }
 
-/// Takes out what is chosen.
+/// Removes and returns the chosen entries.
 fn take<V>(map: &mut LiteMap<usize, V>, is_chosen: impl Fn(&V) -> bool) -> Vec<(usize, V)> {
     let (chosen, kept) =
         std::mem::take(map).into_iter().partition::<Vec<_>, _>(|(_, value)| is_chosen(value));
@@ -289,30 +289,30 @@ fn take<V>(map: &mut LiteMap<usize, V>, is_chosen: impl Fn(&V) -> bool) -> Vec<(
     chosen
 }
 
-impl Ask<'_> {
-    /// A communicator that has done what was asked of it last, and has not failed.
-    pub(super) fn ready(&self, comm: RawComm) -> Refused<Rc<Member>> {
-        let member = self.member(comm)?;
+impl CallContext<'_> {
+    /// A communicator that is idle and has not failed.
+    pub(super) fn ready(&self, comm: RawComm) -> NcclResult<Rc<RankComm>> {
+        let rank_comm = self.rank_comm(comm)?;
         self.core.check()?;
-        if let Some(error) = &*member.error.borrow() {
+        if let Some(error) = &*rank_comm.error.borrow() {
             return Err(error.clone());
         }
-        if !member.tasks.borrow().is_empty() {
-            return Err(Refusal::argument("the communicator is still busy with its last call"));
+        if !rank_comm.tasks.borrow().is_empty() {
+            return Err(NcclError::argument("the communicator is still busy with its last call"));
         }
-        Ok(member)
+        Ok(rank_comm)
     }
 
-    /// A communicator that is good for everything.
-    pub(super) fn live(&self, comm: RawComm) -> Refused<Rc<Member>> {
-        let member = self.ready(comm)?;
-        member.place()?;
-        match member.life.get() {
-            Life::Live if member.is_suspended.get() => {
-                Err(Refusal::usage("the communicator is suspended"))
+    /// A communicator that can be used for everything.
+    pub(super) fn live(&self, comm: RawComm) -> NcclResult<Rc<RankComm>> {
+        let rank_comm = self.ready(comm)?;
+        rank_comm.joined()?;
+        match rank_comm.life.get() {
+            Lifecycle::Live if rank_comm.is_suspended.get() => {
+                Err(NcclError::usage("the communicator is suspended"))
             }
-            Life::Live => Ok(member),
-            life => Err(Refusal::usage(format!("the communicator is {life:?}").to_lowercase())),
+            Lifecycle::Live => Ok(rank_comm),
+            life => Err(NcclError::usage(format!("the communicator is {life:?}").to_lowercase())),
         }
     }
 }

@@ -1,17 +1,16 @@
-//! The settings of a communicator that mean something to a simulated machine; texts and lists of
-//! C's.
+//! Reads `ncclConfig_t`: the settings that a simulated machine uses; C strings and lists.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt::Write;
 
 use devcomm_sys::nccl::{API_MAGIC, Config, UNDEF_INT};
 
-use super::call::{Refusal, Refused};
+use super::call::{NcclError, NcclResult};
 
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
     pub(super) blocking: bool,
-    /// Contexts of the host's one-sided operations, and signals of each.
+    /// Contexts of host one-sided operations, and signals of each.
     pub(super) rma_contexts: c_int,
     pub(super) rma_signals: c_int,
     /// Whether one-sided operations work before the first window.
@@ -26,21 +25,21 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What a configuration says; what it leaves open is as in `parent`.
+    /// Reads a configuration; undefined fields are as in `parent`.
     ///
     /// # Safety
     ///
-    /// `config` is NULL, or a configuration whose texts are NULL or end with a NUL.
-    pub(super) unsafe fn read(config: *const Config, parent: Self) -> Refused<Self> {
+    /// `config` is NULL, or a configuration whose strings are NULL or NUL-terminated.
+    pub(super) unsafe fn read(config: *const Config, parent: Self) -> NcclResult<Self> {
         // SAFETY: the caller's.
         let Some(config) = (unsafe { config.as_ref() }) else { return Ok(parent) };
         if config.size != size_of::<Config>() || config.magic != API_MAGIC {
-            return Err(Refusal::argument("a configuration that was not initialized"));
+            return Err(NcclError::argument("a configuration that was not initialized"));
         }
         let number = |value: c_int, otherwise: c_int, least: c_int| match value {
             UNDEF_INT => Ok(otherwise),
             value if value >= least => Ok(value),
-            value => Err(Refusal::argument(format!("{value} in a configuration"))),
+            value => Err(NcclError::argument(format!("{value} in a configuration"))),
         };
         Ok(Self {
             blocking: number(config.blocking, parent.blocking.into(), 0)? != 0,
@@ -52,11 +51,11 @@ impl Settings {
         })
     }
 
-    /// What a configuration says, for the record of calls.
+    /// A configuration's fields, for the record of calls.
     ///
     /// # Safety
     ///
-    /// As of [`read`](Self::read).
+    /// As for [`read`](Self::read).
     pub(super) unsafe fn describe(config: *const Config) -> String {
         // SAFETY: the caller's.
         let Some(config) = (unsafe { config.as_ref() }) else { return String::new() };
@@ -79,21 +78,21 @@ impl Settings {
     }
 }
 
-/// A text of C's, if there is one.
+/// A C string; `None` for NULL.
 ///
 /// # Safety
 ///
-/// NULL, or a text that ends with a NUL.
+/// `text` is NULL or NUL-terminated.
 pub(super) unsafe fn text_of(text: *const c_char) -> Option<String> {
     // SAFETY: the caller's.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 
-/// The nodes of a list of C's.
+/// The nodes of a linked list.
 ///
 /// # Safety
 ///
-/// `node` is NULL or a node, and so is what `next` says of each.
+/// `node` is NULL or a node, and so is `next` of each.
 pub(super) unsafe fn list<T: Copy>(mut node: *mut T, next: impl Fn(&T) -> *mut T) -> Vec<T> {
     let mut nodes = Vec::new();
     // SAFETY: the caller's.

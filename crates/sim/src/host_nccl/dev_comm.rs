@@ -1,4 +1,4 @@
-//! Device communicators and their requirements.
+//! NCCL's host functions for device communicators and their requirements.
 
 use std::ffi::c_int;
 use std::rc::Rc;
@@ -11,56 +11,56 @@ use devcomm_types::nccl::{
 };
 use devcomm_types::{DevComm, GinConnectionType, GinType, Team};
 
-use super::call::{Ask, Begun, Refusal, Refused, call};
+use super::call::{CallContext, CallProgress, NcclError, NcclResult, call};
 use super::comm::Comm;
 use super::config::list;
-use super::meeting::{Task, What};
-use crate::dev_comm::{Asked, CommState, Resource, make};
+use super::rendezvous::{Task, TaskKind};
+use crate::dev_comm::{CommState, DevCommConfig, Resource, make};
 use crate::machine::core::Core;
 use crate::nccl::barrier_words;
 
-/// One rank's part in the making of a device communicator.
+/// One rank's `ncclDevCommCreate`.
 pub(super) struct Creation {
-    asked: Asked,
-    /// The rank's view of each team.
+    asked: DevCommConfig,
+    /// The rank's view of each requested team.
     teams: Vec<Team>,
     out: *mut DevComm,
     out_resources: Vec<(*mut ResourceHandle, *mut u32, *mut u32)>,
     out_teams: Vec<*mut MultimemHandle>,
 }
 
-/// Device communicators by the address of their resources, each with its rank.
-pub(super) struct Made {
+/// One rank of a device communicator, keyed by the address of its resources.
+pub(super) struct RankDevComm {
     comm: Rc<Comm>,
     rank: usize,
     #[expect(dead_code, reason = "owned: kernels have pointers into it")]
     state: Rc<CommState>,
 }
 
-impl Made {
+impl RankDevComm {
     pub(super) fn is_of(&self, comm: &Rc<Comm>, rank: usize) -> bool {
         Rc::ptr_eq(&self.comm, comm) && self.rank == rank
     }
 }
 
-/// All ranks have come.
-pub(super) fn complete(core: &Core, tasks: &[(&Task, &Creation)]) -> Refused<()> {
+/// Creates the device communicator once all ranks have called.
+pub(super) fn complete(core: &Core, tasks: &[(&Task, &Creation)]) -> NcclResult<()> {
     let Some((first, own)) = tasks.first() else { return Ok(()) };
-    let comm = first.member.place()?.0;
+    let comm = first.rank_comm.joined()?.0;
     if let Some((other, theirs)) = tasks.iter().find(|(_, theirs)| theirs.asked != own.asked) {
-        let (a, b) = (first.member.name(), other.member.name());
+        let (a, b) = (first.rank_comm.name(), other.rank_comm.name());
         let text = format!("{a} asks for {:?}, but {b} for {:?}", own.asked, theirs.asked);
-        return Err(Refusal::usage(text));
+        return Err(NcclError::usage(text));
     }
     let first = |team: usize, rank: usize| {
         let first = tasks[rank].1.teams[team].to_world(rank as i32, 0);
         usize::try_from(first).unwrap_or(usize::MAX)
     };
     let made = make(&comm.ranks, &own.asked, core.nccl.next_id(), first);
-    let state = Rc::new(made.map_err(|error| Refusal::argument(error.to_string()))?);
+    let state = Rc::new(made.map_err(|error| NcclError::argument(error.to_string()))?);
     for (rank, (_, creation)) in tasks.iter().enumerate() {
-        // SAFETY: the module's: the call or its group waits, or its caller keeps the places, of
-        // which those that are NULL are not wanted.
+        // SAFETY: the module's: the call or its group blocks, or its caller keeps the outputs
+        // alive; NULL ones are not written.
         unsafe {
             for ((buffer, signal, counter), made) in creation.out_resources.iter().zip(&state.made)
             {
@@ -75,14 +75,14 @@ pub(super) fn complete(core: &Core, tasks: &[(&Task, &Creation)]) -> Refused<()>
         }
         let (comm, state) = (Rc::clone(comm), Rc::clone(&state));
         let handle = state.comms[rank].resource_window.addr();
-        core.nccl.dev_comms.borrow_mut().insert(handle, Made { comm, rank, state });
+        core.nccl.dev_comms.borrow_mut().insert(handle, RankDevComm { comm, rank, state });
     }
     Ok(())
 }
 
 /// # Safety
 ///
-/// NULL, or a place for the value.
+/// `out` is NULL or valid for a write.
 unsafe fn write<T>(out: *mut T, value: T) {
     if !out.is_null() {
         // SAFETY: the caller's.
@@ -90,25 +90,28 @@ unsafe fn write<T>(out: *mut T, value: T) {
     }
 }
 
-fn count(value: c_int, what: &str) -> Refused<u32> {
-    u32::try_from(value).map_err(|_| Refusal::argument(format!("{value} {what}")))
+fn count(value: c_int, what: &str) -> NcclResult<u32> {
+    u32::try_from(value).map_err(|_| NcclError::argument(format!("{value} {what}")))
 }
 
 impl Creation {
-    /// What a rank asks for.
+    /// Reads a rank's requirements.
     ///
     /// # Safety
     ///
-    /// The lists are lists.
-    unsafe fn read(ask: &Ask<'_>, raw: &Requirements, out: *mut DevComm) -> Refused<Self> {
+    /// The lists are NULL-terminated lists.
+    unsafe fn read(
+        cx: &CallContext<'_>,
+        raw: &Requirements,
+        out: *mut DevComm,
+    ) -> NcclResult<Self> {
         // SAFETY: the caller's, here and below.
         let resources = unsafe { list(raw.resource_requirements_list, |node| node.next) };
         // SAFETY: as above.
         let teams = unsafe { list(raw.team_requirements_list, |node| node.next) };
-        let lacks = |what: &str| Err(Refusal::usage(format!("simulated GPUs have no {what}")));
+        let lacks = |what: &str| Err(NcclError::usage(format!("simulated GPUs have no {what}")));
         let multimem = teams.iter().filter(|team| team.multimem);
-        if (raw.lsa_multimem || multimem.clone().next().is_some()) && !ask.core.simulation.multimem
-        {
+        if (raw.lsa_multimem || multimem.clone().next().is_some()) && !cx.core.simulation.multimem {
             return lacks("multicast");
         }
         if raw.cft_caps != 0 || raw.cft_barrier_count != 0 {
@@ -123,11 +126,11 @@ impl Creation {
             connection => connection,
         };
         use GinConnectionType as N;
-        let network = ask.core.simulation.network;
+        let network = cx.core.simulation.network;
         if gin_connection != N::None && ![N::Full, gin_connection].contains(&network) {
             let text =
                 format!("a GIN connection of type {gin_connection}, but the network is {network}");
-            return Err(Refusal::argument(text));
+            return Err(NcclError::argument(text));
         }
         let resource = |node: &ResourceRequirements| {
             Ok(Resource {
@@ -137,7 +140,7 @@ impl Creation {
                 counters: count(node.gin_counter_count, "counters")?,
             })
         };
-        let mut asked = Asked {
+        let mut asked = DevCommConfig {
             lsa_barriers: count(raw.lsa_barrier_count, "LSA barriers")?,
             lsa_multimem: raw.lsa_multimem,
             barriers: count(raw.barrier_count, "barriers")?,
@@ -150,7 +153,7 @@ impl Creation {
             gin_counters: count(raw.gin_counter_count, "counters")?,
             gin_strong_signals: raw.gin_strong_signals_required,
             gin_queue_depth: count(raw.gin_queue_depth, "as queue depth")?,
-            resources: resources.iter().map(resource).collect::<Refused<_>>()?,
+            resources: resources.iter().map(resource).collect::<NcclResult<_>>()?,
             teams: Vec::new(),
         };
         for node in multimem.clone() {
@@ -182,10 +185,10 @@ pub(super) unsafe extern "C" fn create(
     out: *mut DevComm,
 ) -> c_int {
     const NAME: &str = "ncclDevCommCreate";
-    call(NAME, comm, |ask| {
+    call(NAME, comm, |cx| {
         // SAFETY: the module's, here and below.
         let raw = unsafe { &*requirements };
-        ask.note(|| {
+        cx.note(|| {
             let barriers = format!("{} barriers", raw.lsa_barrier_count);
             // SAFETY: as above.
             let resources = unsafe { list(raw.resource_requirements_list, |node| node.next) }.len();
@@ -196,35 +199,35 @@ pub(super) unsafe extern "C" fn create(
                 _ => format!("{barriers} {resources} resources {teams} teams"),
             }
         });
-        let member = ask.live(comm)?;
+        let rank_comm = cx.live(comm)?;
         let (size, version) = (size_of::<Requirements>(), ABI_VERSION);
         if (raw.size, raw.magic, raw.version) != (size, API_MAGIC, version) {
             let text = "requirements of another version than 2.32.3, or not initialized";
-            return Err(Refusal::usage(text));
+            return Err(NcclError::usage(text));
         }
         // SAFETY: as above.
-        let what = What::DevComm(unsafe { Creation::read(ask, raw, out) }?);
-        ask.start(Task::new(NAME, member, None, what))
+        let what = TaskKind::DevComm(unsafe { Creation::read(cx, raw, out) }?);
+        cx.start(Task::new(NAME, rank_comm, None, what))
     })
 }
 
-/// The other ranks keep theirs.
+/// Destroys this rank's only.
 pub(super) unsafe extern "C" fn destroy(comm: RawComm, dev_comm: *const DevComm) -> c_int {
-    call("ncclDevCommDestroy", comm, |ask| {
-        let member = ask.member(comm)?;
-        let (group, rank) = member.place()?;
+    call("ncclDevCommDestroy", comm, |cx| {
+        let rank_comm = cx.rank_comm(comm)?;
+        let (shared, rank) = rank_comm.joined()?;
         // SAFETY: the module's.
         let dev_comm = unsafe { &*dev_comm };
         let handle = dev_comm.resource_window.addr();
-        let mut all = ask.core.nccl.dev_comms.borrow_mut();
-        let is_own = all.get(&handle).is_some_and(|made| made.is_of(group, rank));
-        // A program may have put a flag into its copy, which NCCL would take for its own.
+        let mut all = cx.core.nccl.dev_comms.borrow_mut();
+        let is_own = all.get(&handle).is_some_and(|made| made.is_of(shared, rank));
+        // The program may have set an abort flag in its copy, which NCCL would take for its own.
         if !is_own || dev_comm.magic != API_MAGIC || !dev_comm.abort_flag.is_null() {
             let text = "no device communicator of the communicator as it was made";
-            return Err(Refusal::argument(text));
+            return Err(NcclError::argument(text));
         }
-        ask.core.retire(all.remove(&handle));
-        Ok(Begun::Done(SUCCESS))
+        cx.core.defer_drop(all.remove(&handle));
+        Ok(CallProgress::Done(SUCCESS))
     })
 }
 

@@ -1,4 +1,4 @@
-//! Groups: what is called in one is begun together at its end.
+//! NCCL groups: calls made in a group begin together at its end.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -10,39 +10,41 @@ use devcomm_sys::nccl::{IN_PROGRESS, SUCCESS, SimInfo};
 use litemap::Entry;
 
 use super::batch::Launches;
-use super::call::{Ask, Begun, Refusal, Refused, Wait, call, question};
-use super::comm::Member;
-use super::meeting::Task;
+use super::call::{
+    CallContext, CallProgress, NcclError, NcclResult, PendingCall, call, call_ungrouped,
+};
+use super::comm::RankComm;
+use super::rendezvous::Task;
 use super::state::State;
 use crate::machine::baton::{Client, ClientId};
 use crate::machine::core::Core;
 
-/// A group of a thread's that is open.
+/// A thread's open group.
 #[derive(Default)]
 pub(super) struct Group {
-    /// How many are open within it, itself included.
+    /// Nesting depth.
     depth: usize,
-    /// The first call in it that failed.
-    failed: Option<Refusal>,
+    /// The error of the first failed call.
+    failed: Option<NcclError>,
     /// Calls that wait for other ranks.
     tasks: Vec<Rc<Task>>,
-    /// What goes to streams.
+    /// Batches to enqueue.
     pub(super) launches: Launches,
 }
 
 impl State {
-    /// A call failed: if a group is open, it does nothing at its end.
-    pub(super) fn spoil_group(&self, client: ClientId, refusal: &Refusal) {
+    /// Records a failed call: the open group, if any, does nothing at its end.
+    pub(super) fn fail_group(&self, client: ClientId, error: &NcclError) {
         if let Some(group) = self.groups.borrow_mut().get_mut(&client) {
-            group.failed.get_or_insert_with(|| refusal.clone());
+            group.failed.get_or_insert_with(|| error.clone());
         }
     }
 
-    /// Ends a group; gives it, if it is the outermost one.
-    fn close_group(&self, client: ClientId) -> Refused<Option<Group>> {
+    /// Closes a group level; returns the group if it was the outermost.
+    fn close_group(&self, client: ClientId) -> NcclResult<Option<Group>> {
         let mut groups = self.groups.borrow_mut();
         match groups.entry(client) {
-            Entry::Vacant(_) => Err(Refusal::usage("no group is open on this thread")),
+            Entry::Vacant(_) => Err(NcclError::usage("no group is open on this thread")),
             Entry::Occupied(mut open) if open.get().depth > 1 => {
                 open.get_mut().depth -= 1;
                 Ok(None)
@@ -53,99 +55,105 @@ impl State {
 }
 
 impl Group {
-    /// Makes nothing of what was called in it.
-    fn discard(self, core: &Core, why: &Refusal) {
+    /// Drops the calls made in it.
+    fn discard(self, core: &Core, why: &NcclError) {
         for task in self.tasks {
-            task.withdraw(core, why);
+            task.cancel(core, why);
         }
     }
 }
 
-impl Ask<'_> {
+impl CallContext<'_> {
     /// Begins a call that waits for other ranks: now, or at the end of the open group.
-    pub(super) fn start(&self, task: Rc<Task>) -> Refused<Begun> {
+    pub(super) fn start(&self, task: Rc<Task>) -> NcclResult<CallProgress> {
         if let Some(group) = self.core.nccl.groups.borrow_mut().get_mut(&self.client) {
             group.tasks.push(task);
-            return Ok(Begun::Done(SUCCESS));
+            return Ok(CallProgress::Done(SUCCESS));
         }
         let tasks = vec![task];
-        Ok(begin(self.core, Together { tasks, launches: Launches::default(), code: SUCCESS }))
+        Ok(begin(
+            self.core,
+            GroupCompletion { tasks, launches: Launches::default(), code: SUCCESS },
+        ))
     }
 
     /// Launches operations of a communicator: now, or at the end of the open group.
     pub(super) fn launch(
         &self,
-        member: &Rc<Member>,
+        rank_comm: &Rc<RankComm>,
         add: impl FnOnce(&mut Launches),
-    ) -> Refused<Begun> {
+    ) -> NcclResult<CallProgress> {
         if let Some(group) = self.core.nccl.groups.borrow_mut().get_mut(&self.client) {
             add(&mut group.launches);
-            return Ok(Begun::Done(SUCCESS));
+            return Ok(CallProgress::Done(SUCCESS));
         }
         let mut launches = Launches::default();
         add(&mut launches);
         launches.enqueue(self.core)?;
-        Ok(Begun::Done(member.code()))
+        Ok(CallProgress::Done(rank_comm.code()))
     }
 }
 
-/// Has the ranks of `together` arrive.
-fn begin(core: &Core, mut together: Together) -> Begun {
-    together.tasks.iter().for_each(|task| task.arrive(core));
-    if !together.tasks.iter().all(|task| task.is_blocking()) {
-        together.code = IN_PROGRESS;
-        together.tasks.retain(|task| task.is_blocking());
+/// Begins the calls of `completion`: each arrives at its rendezvous.
+fn begin(core: &Core, mut completion: GroupCompletion) -> CallProgress {
+    completion.tasks.iter().for_each(|task| task.arrive(core));
+    if !completion.tasks.iter().all(|task| task.is_blocking()) {
+        completion.code = IN_PROGRESS;
+        completion.tasks.retain(|task| task.is_blocking());
     }
-    Begun::Waits(Box::new(together))
+    CallProgress::Waits(Box::new(completion))
 }
 
-/// What a call or a group waits for before it is over.
-struct Together {
+/// Completion of a call or a group.
+struct GroupCompletion {
     tasks: Vec<Rc<Task>>,
-    /// Launched when all ranks have met.
+    /// Launched once all ranks have arrived.
     launches: Launches,
     code: c_int,
 }
 
-impl Wait for Together {
-    fn poll(&mut self, core: &Core) -> Poll<Refused<c_int>> {
+impl PendingCall for GroupCompletion {
+    fn poll(&mut self, core: &Core) -> Poll<NcclResult<c_int>> {
         let results = self.tasks.iter().map(|task| task.result());
         let Some(results) = results.collect::<Option<Vec<_>>>() else { return Poll::Pending };
-        if let Some(refusal) = results.into_iter().find_map(Result::err) {
-            return Poll::Ready(Err(refusal));
+        if let Some(error) = results.into_iter().find_map(Result::err) {
+            return Poll::Ready(Err(error));
         }
         let launched = std::mem::take(&mut self.launches).enqueue(core);
         Poll::Ready(launched.map(|is_busy| if is_busy { IN_PROGRESS } else { self.code }))
     }
 
-    fn give_up(&mut self, core: &Core, why: &Refusal) {
+    fn cancel(&mut self, core: &Core, why: &NcclError) {
         for task in self.tasks.iter().filter(|task| task.result().is_none()) {
-            task.withdraw(core, why);
+            task.cancel(core, why);
         }
     }
 }
 
 pub(super) unsafe extern "C" fn start() -> c_int {
-    question("ncclGroupStart", null_mut(), |ask| {
-        let mut groups = ask.core.nccl.groups.borrow_mut();
-        groups.entry(ask.client).or_default().depth += 1;
+    call_ungrouped("ncclGroupStart", null_mut(), |cx| {
+        let mut groups = cx.core.nccl.groups.borrow_mut();
+        groups.entry(cx.client).or_default().depth += 1;
         Ok(())
     })
 }
 
-/// Ends a group by `begin`. A fault in the call itself ends it, too.
-fn end_with(name: &'static str, begin: impl FnOnce(&Ask<'_>, Group) -> Refused<Begun>) -> c_int {
+/// Ends a group by `begin`. An injected fault in the call itself ends it too.
+fn end_with(
+    name: &'static str,
+    begin: impl FnOnce(&CallContext<'_>, Group) -> NcclResult<CallProgress>,
+) -> c_int {
     let is_closed = Cell::new(false);
-    let code = call(name, null_mut(), |ask| {
+    let code = call(name, null_mut(), |cx| {
         is_closed.set(true);
-        match ask.core.nccl.close_group(ask.client)? {
-            None => Ok(Begun::Done(SUCCESS)),
-            Some(Group { failed: Some(refusal), tasks, .. }) => {
+        match cx.core.nccl.close_group(cx.client)? {
+            None => Ok(CallProgress::Done(SUCCESS)),
+            Some(Group { failed: Some(error), tasks, .. }) => {
                 let group = Group { tasks, ..Group::default() };
-                group.discard(ask.core, &refusal);
-                Err(refusal)
+                group.discard(cx.core, &error);
+                Err(error)
             }
-            Some(group) => begin(ask, group),
+            Some(group) => begin(cx, group),
         }
     });
     if !is_closed.get() {
@@ -153,7 +161,7 @@ fn end_with(name: &'static str, begin: impl FnOnce(&Ask<'_>, Group) -> Refused<B
             let id = client.id();
             client.call(name, |core, _| {
                 if let Ok(Some(group)) = core.nccl.close_group(id) {
-                    group.discard(core, &Refusal::new(code, "the end of the group failed"));
+                    group.discard(core, &NcclError::new(code, "the end of the group failed"));
                 }
                 Poll::Ready(())
             })
@@ -163,22 +171,22 @@ fn end_with(name: &'static str, begin: impl FnOnce(&Ask<'_>, Group) -> Refused<B
 }
 
 pub(super) unsafe extern "C" fn end() -> c_int {
-    end_with("ncclGroupEnd", |ask, group| {
+    end_with("ncclGroupEnd", |cx, group| {
         let Group { tasks, launches, .. } = group;
-        Ok(begin(ask.core, Together { tasks, launches, code: SUCCESS }))
+        Ok(begin(cx.core, GroupCompletion { tasks, launches, code: SUCCESS }))
     })
 }
 
-/// What the group would take: a simulated machine has no time to tell, and says 0.
+/// The estimated time of the group: 0, since a simulated machine has no estimate.
 pub(super) unsafe extern "C" fn simulate_end(info: *mut SimInfo) -> c_int {
-    end_with("ncclGroupSimulateEnd", |ask, group| {
-        group.discard(ask.core, &Refusal::usage("the group was simulated"));
+    end_with("ncclGroupSimulateEnd", |cx, group| {
+        group.discard(cx.core, &NcclError::usage("the group was simulated"));
         // SAFETY: the module's.
-        let Some(info) = (unsafe { info.as_mut() }) else { return Ok(Begun::Done(SUCCESS)) };
+        let Some(info) = (unsafe { info.as_mut() }) else { return Ok(CallProgress::Done(SUCCESS)) };
         if info.size != size_of::<SimInfo>() || info.magic != SimInfo::new().magic {
-            return Err(Refusal::argument("a ncclSimInfo_t that was not initialized"));
+            return Err(NcclError::argument("a ncclSimInfo_t that was not initialized"));
         }
         info.estimated_time = 0.0;
-        Ok(Begun::Done(SUCCESS))
+        Ok(CallProgress::Done(SUCCESS))
     })
 }

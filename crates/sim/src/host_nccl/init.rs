@@ -1,4 +1,4 @@
-//! Communicators from nothing: unique ids, and the ranks that meet by them.
+//! Creates communicators from unique ids.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use devcomm_sys::nccl::{Config, RawComm, RawUniqueId, SUCCESS};
 
-use super::call::{Begun, Refusal, Refused, call, question};
-use super::comm::{Comm, Member};
+use super::call::{CallProgress, NcclError, NcclResult, call, call_ungrouped};
+use super::comm::{Comm, RankComm};
 use super::config::Settings;
-use super::meeting::{Task, What};
+use super::rendezvous::{Task, TaskKind};
 
-/// What the ids of simulated machines begin with.
+/// Prefix of the unique ids of simulated machines.
 const MARK: [u8; 8] = *b"devcomm.";
 
-/// A unique id with a number that no other has, of any machine of this process.
+/// A unique id, unique among all machines of this process.
 pub(super) fn new_id() -> (u64, RawUniqueId) {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -26,26 +26,31 @@ pub(super) fn new_id() -> (u64, RawUniqueId) {
 }
 
 /// The number of a unique id.
-pub(super) fn number_of(id: &RawUniqueId) -> Refused<u64> {
+pub(super) fn number_of(id: &RawUniqueId) -> NcclResult<u64> {
     let (mark, rest) = id.0.split_at(8);
     let number = rest.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
     let known = number.filter(|number| mark == MARK && *number > 0);
-    known.ok_or_else(|| Refusal::argument("a unique id that no simulated machine has made"))
+    known.ok_or_else(|| {
+        NcclError::argument(
+            "a unique id that was not created by a simulated \
+                                            machine",
+        )
+    })
 }
 
 pub(super) unsafe extern "C" fn get_unique_id(id: *mut RawUniqueId) -> c_int {
-    question("ncclGetUniqueId", null_mut(), |_| {
+    call_ungrouped("ncclGetUniqueId", null_mut(), |_| {
         // SAFETY: the module's.
         unsafe { id.write(new_id().1) };
         Ok(())
     })
 }
 
-/// A rank that is one of `n_ranks`.
-pub(super) fn rank_of(rank: c_int, n_ranks: c_int) -> Refused<(usize, usize)> {
+/// Checks a rank number and a rank count.
+pub(super) fn rank_of(rank: c_int, n_ranks: c_int) -> NcclResult<(usize, usize)> {
     let numbers = usize::try_from(rank).ok().zip(usize::try_from(n_ranks).ok());
     let valid = numbers.filter(|(rank, n_ranks)| rank < n_ranks);
-    valid.ok_or_else(|| Refusal::argument(format!("rank {rank} of {n_ranks} ranks")))
+    valid.ok_or_else(|| NcclError::argument(format!("rank {rank} of {n_ranks} ranks")))
 }
 
 /// # Safety
@@ -59,37 +64,37 @@ unsafe fn init(
     ids: (*const RawUniqueId, c_int),
     config: *const Config,
 ) -> c_int {
-    call(name, null_mut(), |ask| {
-        ask.note(|| {
+    call(name, null_mut(), |cx| {
+        cx.note(|| {
             let many = if ids.1 > 1 { format!(" ids {}", ids.1) } else { String::new() };
             // SAFETY: the module's, here and below.
             format!("{rank} of {n_ranks}{many}{}", unsafe { Settings::describe(config) })
         });
         let (rank, n_ranks) = rank_of(rank, n_ranks)?;
         if ids.1 < 1 {
-            return Err(Refusal::argument("no unique id"));
+            return Err(NcclError::argument("no unique id"));
         }
-        // All ranks have the same ids: the first one is enough to meet by.
+        // All ranks pass the same ids: the first one identifies the rendezvous.
         // SAFETY: as above.
         let id = number_of(unsafe { &*ids.0 })?;
         // SAFETY: as above.
         let settings = unsafe { Settings::read(config, Settings::default()) }?;
-        let member = Member::new(ask.core, ask.gpu()?, settings);
+        let rank_comm = RankComm::new(cx.core, cx.gpu()?, settings);
         // SAFETY: as above.
-        unsafe { ask.give(out, &member) };
-        let made = Some((Rc::clone(&member), out));
-        ask.start(Task::new(name, member, made, What::Join { id, rank, n_ranks }))
+        unsafe { cx.give(out, &rank_comm) };
+        let made = Some((Rc::clone(&rank_comm), out));
+        cx.start(Task::new(name, rank_comm, made, TaskKind::Join { id, rank, n_ranks }))
     })
 }
 
-impl super::call::Ask<'_> {
+impl super::call::CallContext<'_> {
     /// Writes a new communicator's handle.
     ///
     /// # Safety
     ///
-    /// `out` is a place for it.
-    pub(super) unsafe fn give(&self, out: *mut RawComm, member: &Member) {
-        let raw = if self.gives_null() { null_mut() } else { member.raw() };
+    /// `out` is valid for a write.
+    pub(super) unsafe fn give(&self, out: *mut RawComm, rank_comm: &RankComm) {
+        let raw = if self.injects_null() { null_mut() } else { rank_comm.raw() };
         // SAFETY: the caller's.
         unsafe { out.write(raw) };
     }
@@ -129,36 +134,36 @@ pub(super) unsafe extern "C" fn init_rank_scalable(
     unsafe { init("ncclCommInitRankScalable", out, n_ranks, rank, (ids, n_ids), config) }
 }
 
-/// All ranks are the calling thread's.
+/// The calling thread creates all ranks.
 pub(super) unsafe extern "C" fn init_all(
     out: *mut RawComm,
     n_devices: c_int,
     devices: *const c_int,
 ) -> c_int {
-    call("ncclCommInitAll", null_mut(), |ask| {
-        ask.note(|| n_devices.to_string());
+    call("ncclCommInitAll", null_mut(), |cx| {
+        cx.note(|| n_devices.to_string());
         let n = usize::try_from(n_devices).unwrap_or(0);
         if n == 0 {
-            return Err(Refusal::argument(format!("communicators of {n_devices} GPUs")));
+            return Err(NcclError::argument(format!("communicators of {n_devices} GPUs")));
         }
         let mut gpus = Vec::with_capacity(n);
         for index in 0..n {
             // SAFETY: the module's; NULL are the first GPUs.
             let device = unsafe { devices.as_ref().map(|_| *devices.add(index)) };
             let gpu = device.map_or(Some(index), |device| usize::try_from(device).ok());
-            let gpu = gpu.filter(|gpu| *gpu < ask.core.devices.len());
-            gpus.push(gpu.ok_or_else(|| Refusal::argument(format!("no GPU {device:?}")))?);
+            let gpu = gpu.filter(|gpu| *gpu < cx.core.devices.len());
+            gpus.push(gpu.ok_or_else(|| NcclError::argument(format!("no GPU {device:?}")))?);
         }
         if let Some(twice) = (1..n).find(|index| gpus[..*index].contains(&gpus[*index])) {
-            return Err(Refusal::argument(format!("GPU {} is there twice", gpus[twice])));
+            return Err(NcclError::argument(format!("GPU {} is there twice", gpus[twice])));
         }
-        let member = |gpu: &usize| Member::new(ask.core, *gpu, Settings::default());
-        let members: Vec<_> = gpus.iter().map(member).collect();
-        for (index, member) in members.iter().enumerate() {
+        let rank_comm = |gpu: &usize| RankComm::new(cx.core, *gpu, Settings::default());
+        let rank_comms: Vec<_> = gpus.iter().map(rank_comm).collect();
+        for (index, rank_comm) in rank_comms.iter().enumerate() {
             // SAFETY: the module's.
-            unsafe { ask.give(out.add(index), member) };
+            unsafe { cx.give(out.add(index), rank_comm) };
         }
-        Comm::make(ask.core, members);
-        Ok(Begun::Done(SUCCESS))
+        Comm::make(cx.core, rank_comms);
+        Ok(CallProgress::Done(SUCCESS))
     })
 }

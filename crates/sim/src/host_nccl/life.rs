@@ -1,4 +1,4 @@
-//! The end of communicators, and pauses.
+//! Finalize, destroy, abort, revoke, suspend and resume; asynchronous errors.
 
 use std::ffi::{c_char, c_int};
 use std::rc::Rc;
@@ -6,132 +6,133 @@ use std::task::Poll;
 
 use devcomm_sys::nccl::{RawComm, SUCCESS};
 
-use super::call::{Begun, Refusal, Refused, Wait, call, last_error, question, remember};
-use super::comm::{Life, Member};
+use super::call::{
+    CallProgress, NcclError, NcclResult, PendingCall, call, call_ungrouped, last_error, remember,
+};
+use super::comm::{Lifecycle, RankComm};
 use crate::machine::core::Core;
 
 /// NCCL: `NCCL_SUSPEND_MEM`.
 const MEMORY: c_int = 1;
 
-/// Waits until a rank's operations are done.
-struct Quiet {
-    member: Rc<Member>,
-    /// Whether the communicator ends then.
+/// Waits until a rank's operations are complete.
+struct Drained {
+    rank_comm: Rc<RankComm>,
+    /// Whether the communicator is destroyed then.
     ends: bool,
 }
 
-impl Wait for Quiet {
-    fn poll(&mut self, core: &Core) -> Poll<Refused<c_int>> {
-        if core.check().is_ok() && (self.member.is_running() || self.ends && self.has_kernels(core))
+impl PendingCall for Drained {
+    fn poll(&mut self, core: &Core) -> Poll<NcclResult<c_int>> {
+        if core.check().is_ok()
+            && (self.rank_comm.is_running() || self.ends && self.has_kernels(core))
         {
             return Poll::Pending;
         }
         if self.ends {
-            self.member.end(core);
+            self.rank_comm.end(core);
             return Poll::Ready(Ok(SUCCESS));
         }
-        Poll::Ready(Ok(self.member.code()))
+        Poll::Ready(Ok(self.rank_comm.code()))
     }
 }
 
-impl Quiet {
-    /// Whether kernels run on the rank's GPU: what a communicator has there is freed when none do.
+impl Drained {
+    /// Whether kernels run on the rank's GPU: its communicators are freed when none do.
     fn has_kernels(&self, core: &Core) -> bool {
         let streams = core.streams.borrow();
-        let own = streams.values().filter(|stream| stream.gpu() == self.member.gpu);
+        let own = streams.values().filter(|stream| stream.gpu() == self.rank_comm.gpu);
         own.into_iter().any(|stream| stream.runs_kernel())
     }
 }
 
-/// What the rank has launched is done before it returns.
+/// Returns once the rank's operations are complete.
 pub(super) unsafe extern "C" fn finalize(comm: RawComm) -> c_int {
-    call("ncclCommFinalize", comm, |ask| {
-        let member = ask.live(comm)?;
-        member.life.set(Life::Finalized);
-        if !member.settings.blocking {
-            return Ok(Begun::Done(member.code()));
+    call("ncclCommFinalize", comm, |cx| {
+        let rank_comm = cx.live(comm)?;
+        rank_comm.life.set(Lifecycle::Finalized);
+        if !rank_comm.settings.blocking {
+            return Ok(CallProgress::Done(rank_comm.code()));
         }
-        Ok(Begun::Waits(Box::new(Quiet { member, ends: false })))
+        Ok(CallProgress::Waits(Box::new(Drained { rank_comm, ends: false })))
     })
 }
 
 /// Does not wait for other ranks.
 pub(super) unsafe extern "C" fn destroy(comm: RawComm) -> c_int {
-    call("ncclCommDestroy", comm, |ask| {
-        let member = ask.member(comm)?;
-        Ok(Begun::Waits(Box::new(Quiet { member, ends: true })))
+    call("ncclCommDestroy", comm, |cx| {
+        let rank_comm = cx.rank_comm(comm)?;
+        Ok(CallProgress::Waits(Box::new(Drained { rank_comm, ends: true })))
     })
 }
 
-/// Ends what the rank waits for, too, but no kernels, for which it waits. The other ranks hear
-/// nothing of it.
+/// Cancels the rank's operations, but waits for kernels to end. Other ranks are not notified.
 pub(super) unsafe extern "C" fn abort(comm: RawComm) -> c_int {
-    call("ncclCommAbort", comm, |ask| {
-        let member = ask.member(comm)?;
-        member.end(ask.core);
-        ask.core.faults().release(member.gpu);
-        Ok(Begun::Waits(Box::new(Quiet { member, ends: true })))
+    call("ncclCommAbort", comm, |cx| {
+        let rank_comm = cx.rank_comm(comm)?;
+        rank_comm.end(cx.core);
+        cx.core.faults().release(rank_comm.gpu);
+        Ok(CallProgress::Waits(Box::new(Drained { rank_comm, ends: true })))
     })
 }
 
-/// Ends what is under way; the communicator can still be split and shrunk.
+/// Cancels operations in progress; the communicator can still be split and shrunk.
 pub(super) unsafe extern "C" fn revoke(comm: RawComm, flags: c_int) -> c_int {
-    call("ncclCommRevoke", comm, |ask| {
-        ask.note(|| format!("flags {flags}"));
-        let member = ask.live(comm)?;
+    call("ncclCommRevoke", comm, |cx| {
+        cx.note(|| format!("flags {flags}"));
+        let rank_comm = cx.live(comm)?;
         if flags != 0 {
-            return Err(Refusal::argument(format!("flags {flags}")));
+            return Err(NcclError::argument(format!("flags {flags}")));
         }
-        member.life.set(Life::Revoked);
-        member.cut();
-        Ok(Begun::Done(member.code()))
+        rank_comm.life.set(Lifecycle::Revoked);
+        rank_comm.cancel();
+        Ok(CallProgress::Done(rank_comm.code()))
     })
 }
 
 pub(super) unsafe extern "C" fn suspend(comm: RawComm, flags: c_int) -> c_int {
-    call("ncclCommSuspend", comm, |ask| {
-        ask.note(|| format!("flags {flags}"));
-        let member = ask.live(comm)?;
+    call("ncclCommSuspend", comm, |cx| {
+        cx.note(|| format!("flags {flags}"));
+        let rank_comm = cx.live(comm)?;
         if flags != MEMORY {
-            return Err(Refusal::argument(format!("flags {flags}")));
+            return Err(NcclError::argument(format!("flags {flags}")));
         }
-        if member.is_running() {
-            return Err(Refusal::usage("streams still have operations of the communicator"));
+        if rank_comm.is_running() {
+            return Err(NcclError::usage("streams still have operations of the communicator"));
         }
-        member.is_suspended.set(true);
-        Ok(Begun::Done(member.code()))
+        rank_comm.is_suspended.set(true);
+        Ok(CallProgress::Done(rank_comm.code()))
     })
 }
 
 pub(super) unsafe extern "C" fn resume(comm: RawComm) -> c_int {
-    call("ncclCommResume", comm, |ask| {
-        let member = ask.ready(comm)?;
-        if !member.is_suspended.replace(false) {
-            return Err(Refusal::usage("the communicator is not suspended"));
+    call("ncclCommResume", comm, |cx| {
+        let rank_comm = cx.ready(comm)?;
+        if !rank_comm.is_suspended.replace(false) {
+            return Err(NcclError::usage("the communicator is not suspended"));
         }
-        Ok(Begun::Done(member.code()))
+        Ok(CallProgress::Done(rank_comm.code()))
     })
 }
 
 pub(super) unsafe extern "C" fn async_error(comm: RawComm, state: *mut c_int) -> c_int {
-    question("ncclCommGetAsyncError", comm, |ask| {
-        let member = ask.member(comm)?;
-        let broken = ask.core.check().err().map(|refusal| Refusal::from(refusal).code);
+    call_ungrouped("ncclCommGetAsyncError", comm, |cx| {
+        let rank_comm = cx.rank_comm(comm)?;
+        let broken = cx.core.check().err().map(|error| NcclError::from(error).code);
         // SAFETY: the module's.
-        unsafe { state.write(broken.unwrap_or_else(|| member.status(ask.core))) };
+        unsafe { state.write(broken.unwrap_or_else(|| rank_comm.status(cx.core))) };
         Ok(())
     })
 }
 
-/// What failed in the background on a communicator, if something did; else what the calling thread
-/// was refused last.
+/// The communicator's asynchronous error, if any; else the calling thread's last error.
 pub(super) unsafe extern "C" fn last(comm: RawComm) -> *const c_char {
     use crate::machine::baton::Client;
     let of_comm = Client::with(|client| {
         client.call("ncclGetLastError", |core, _| {
-            let members = core.nccl.members.borrow();
-            let member = members.get(&(comm as u64));
-            Poll::Ready(member.and_then(|m| Some(m.error.borrow().as_ref()?.text.clone())))
+            let rank_comms = core.nccl.rank_comms.borrow();
+            let rank_comm = rank_comms.get(&(comm as u64));
+            Poll::Ready(rank_comm.and_then(|m| Some(m.error.borrow().as_ref()?.text.clone())))
         })
     });
     match of_comm.flatten().flatten() {

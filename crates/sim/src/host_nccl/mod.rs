@@ -1,15 +1,15 @@
-//! NCCL's host functions on a simulated machine, with real data.
+//! NCCL's host API on a simulated machine, with real data.
 //!
-//! Each function asks the machine's thread, by way of [`call`]. What needs all ranks is a
-//! [`Task`](meeting::Task): it waits until all have come, and then it is done for all at once. What
-//! goes to streams is a [`batch`]: at the head of its stream it waits for the other ranks' streams,
-//! and then the data moves at once. Handles are numbers that nothing had before.
+//! Each function runs on the machine's thread, through [`call`]. A call that needs all ranks is a
+//! [`Task`](rendezvous::Task): it waits until all have arrived and then completes on all at once.
+//! Stream operations are a [`batch`]: at the head of its stream it waits for the other ranks'
+//! streams, and then the data moves at once. Handles are never reused.
 //!
 //! # Safety
 //!
-//! The functions have NCCL's contracts: pointers for results are valid until the call has ended
-//! (for what is deferred: until its group has, or what goes on in the background), configurations
-//! and lists are what they say, texts end with a NUL.
+//! The functions have NCCL's contracts: pointers for results are valid until the call has completed
+//! (for deferred calls: until its group has; for non-blocking ones: until they are no longer in
+//! progress), configurations and lists are valid, strings are NUL-terminated.
 
 mod batch;
 mod call;
@@ -22,7 +22,6 @@ mod dev_comm;
 mod group;
 mod init;
 mod life;
-mod meeting;
 mod memory;
 mod one_sided;
 mod operator;
@@ -30,6 +29,7 @@ mod p2p;
 mod params;
 mod properties;
 mod reduce;
+mod rendezvous;
 mod state;
 mod team;
 mod window;
@@ -38,7 +38,7 @@ use devcomm_sys::nccl::Functions;
 
 pub(crate) use self::state::State;
 
-/// The table.
+/// NCCL's function table.
 pub(crate) static NCCL: Functions = Functions {
     get_version: Some(properties::version),
     get_error_string: Some(properties::error_string),

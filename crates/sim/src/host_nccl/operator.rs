@@ -1,4 +1,4 @@
-//! Operators of reductions.
+//! Reduction operators.
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
@@ -6,13 +6,13 @@ use std::ffi::{c_int, c_void};
 use devcomm_sys::nccl::{RawComm, SUCCESS};
 use devcomm_types::DataType;
 
-use super::call::{Begun, Refusal, Refused, call};
+use super::call::{CallProgress, NcclError, NcclResult, call};
 use super::collective::{at, check, data_type};
-use super::comm::Member;
+use super::comm::RankComm;
 use crate::driver;
 use crate::machine::core::Core;
 
-/// What combines the ranks' elements.
+/// A reduction operator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Operator {
     Sum,
@@ -20,11 +20,11 @@ pub(super) enum Operator {
     Max,
     Min,
     Avg,
-    /// The sum of what is multiplied by a scalar first, each rank's by its own.
+    /// Sum of elements multiplied by a scalar, which may differ by rank.
     PreMulSum(Scalar),
 }
 
-/// A number of the operator's type.
+/// A scalar of the operator's type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Scalar {
     Host([u8; 8]),
@@ -32,7 +32,7 @@ pub(super) enum Scalar {
     Device(usize),
 }
 
-/// The operators that a communicator has been given, by their number from [`FIRST`] on.
+/// User-defined operators of a communicator; index 0 is number [`FIRST`].
 pub(super) type Operators = RefCell<Vec<Option<(DataType, Scalar)>>>;
 
 /// NCCL: `ncclNumOps`.
@@ -40,7 +40,7 @@ const FIRST: c_int = 5;
 
 impl Operator {
     /// The operator of a number, for elements of a type.
-    pub(super) fn of(member: &Member, number: c_int, on: DataType) -> Refused<Self> {
+    pub(super) fn of(rank_comm: &RankComm, number: c_int, on: DataType) -> NcclResult<Self> {
         Ok(match number {
             0 => Self::Sum,
             1 => Self::Prod,
@@ -49,26 +49,27 @@ impl Operator {
             4 => Self::Avg,
             _ => {
                 let index = usize::try_from(number - FIRST).ok();
-                let operators = member.operators.borrow();
+                let operators = rank_comm.operators.borrow();
                 let found = index.and_then(|index| *operators.get(index)?);
-                let (data_type, scalar) = found
-                    .ok_or_else(|| Refusal::argument(format!("no operator has number {number}")))?;
+                let (data_type, scalar) = found.ok_or_else(|| {
+                    NcclError::argument(format!("no operator has number {number}"))
+                })?;
                 if data_type != on {
                     let text = format!("an operator on {data_type:?} for {on:?}");
-                    return Err(Refusal::argument(text));
+                    return Err(NcclError::argument(text));
                 }
                 Self::PreMulSum(scalar)
             }
         })
     }
 
-    /// The bytes of its scalar, as they are now.
+    /// The current bytes of its scalar.
     pub(super) fn scalar(
         self,
         core: &Core,
         gpu: usize,
         on: DataType,
-    ) -> Result<[u8; 8], driver::Refusal> {
+    ) -> Result<[u8; 8], driver::CudaError> {
         let mut bytes = [0; 8];
         match self {
             Self::PreMulSum(Scalar::Host(scalar)) => bytes = scalar,
@@ -82,8 +83,8 @@ impl Operator {
         Ok(bytes)
     }
 
-    /// Whether both are of one kind; scalars may differ between ranks.
-    pub(super) fn is_like(self, other: Self) -> bool {
+    /// Whether both are the same operator; scalars may differ.
+    pub(super) fn same_kind(self, other: Self) -> bool {
         std::mem::discriminant(&self) == std::mem::discriminant(&other)
     }
 }
@@ -95,12 +96,12 @@ pub(super) unsafe extern "C" fn create_pre_mul_sum(
     residence: c_int,
     comm: RawComm,
 ) -> c_int {
-    call("ncclRedOpCreatePreMulSum", comm, |ask| {
-        ask.note(|| format!("type {on} residence {residence}"));
-        let (member, on) = (ask.live(comm)?, data_type(on)?);
+    call("ncclRedOpCreatePreMulSum", comm, |cx| {
+        cx.note(|| format!("type {on} residence {residence}"));
+        let (rank_comm, on) = (cx.live(comm)?, data_type(on)?);
         let scalar = match residence {
             0 => {
-                ask.reached(&member, scalar.addr(), on.size())?;
+                cx.reached(&rank_comm, scalar.addr(), on.size())?;
                 Scalar::Device(scalar.expose_provenance())
             }
             1 => {
@@ -109,9 +110,9 @@ pub(super) unsafe extern "C" fn create_pre_mul_sum(
                 unsafe { bytes.as_mut_ptr().copy_from(scalar.cast(), on.size()) };
                 Scalar::Host(bytes)
             }
-            _ => return Err(Refusal::argument(format!("residence {residence} of a scalar"))),
+            _ => return Err(NcclError::argument(format!("residence {residence} of a scalar"))),
         };
-        let mut operators = member.operators.borrow_mut();
+        let mut operators = rank_comm.operators.borrow_mut();
         let index = operators.iter().position(Option::is_none).unwrap_or(operators.len());
         if index == operators.len() {
             operators.push(None);
@@ -119,20 +120,20 @@ pub(super) unsafe extern "C" fn create_pre_mul_sum(
         operators[index] = Some((on, scalar));
         // SAFETY: the module's.
         unsafe { op.write(FIRST + index as c_int) };
-        Ok(Begun::Done(SUCCESS))
+        Ok(CallProgress::Done(SUCCESS))
     })
 }
 
-/// Operations that were launched with it have its scalar.
+/// Destroys an operator. Launched operations have copied its scalar.
 pub(super) unsafe extern "C" fn destroy(op: c_int, comm: RawComm) -> c_int {
-    call("ncclRedOpDestroy", comm, |ask| {
-        ask.note(|| op.to_string());
-        let member = ask.member(comm)?;
+    call("ncclRedOpDestroy", comm, |cx| {
+        cx.note(|| op.to_string());
+        let rank_comm = cx.rank_comm(comm)?;
         let index = usize::try_from(op - FIRST).ok();
-        let mut operators = member.operators.borrow_mut();
+        let mut operators = rank_comm.operators.borrow_mut();
         match index.and_then(|index| operators.get_mut(index)?.take()) {
-            Some(_) => Ok(Begun::Done(SUCCESS)),
-            None => Err(Refusal::argument(format!("no operator has number {op}"))),
+            Some(_) => Ok(CallProgress::Done(SUCCESS)),
+            None => Err(NcclError::argument(format!("no operator has number {op}"))),
         }
     })
 }

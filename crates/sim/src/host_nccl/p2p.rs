@@ -8,13 +8,13 @@ use std::rc::Rc;
 use devcomm_sys::nccl::{RawComm, RawStream};
 use devcomm_types::DataType;
 
-use super::batch::{Operation, Ticket};
-use super::call::{Refusal, call};
+use super::batch::{Operation, PendingOp};
+use super::call::{NcclError, call};
 use super::collective::{at, check, data_type};
 use super::comm::Comm;
 use crate::machine::core::Core;
 
-/// One rank's half.
+/// One rank's send or receive.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Transfer {
     sends: bool,
@@ -33,24 +33,30 @@ impl fmt::Display for Transfer {
     }
 }
 
-/// What one rank has sent another, and what that one has asked for, in order.
+/// Unmatched sends and receives from one rank to another, in order.
 #[derive(Default)]
 pub(super) struct Mailbox {
-    sent: VecDeque<(Transfer, Rc<Ticket>)>,
-    wanted: VecDeque<(Transfer, Rc<Ticket>)>,
+    sent: VecDeque<(Transfer, Rc<PendingOp>)>,
+    wanted: VecDeque<(Transfer, Rc<PendingOp>)>,
 }
 
 impl Comm {
-    /// A rank's stream has come to a send or a receive.
-    pub(super) fn post(&self, core: &Core, rank: usize, transfer: Transfer, ticket: Rc<Ticket>) {
+    /// A rank's stream has reached a send or a receive.
+    pub(super) fn post(
+        &self,
+        core: &Core,
+        rank: usize,
+        transfer: Transfer,
+        pending: Rc<PendingOp>,
+    ) {
         let peer = transfer.peer;
         let pair = if transfer.sends { (rank, peer) } else { (peer, rank) };
         let mut mailboxes = self.mailboxes.borrow_mut();
         let Mailbox { sent, wanted } = mailboxes.entry(pair).or_default();
         let own = if transfer.sends { &mut *sent } else { &mut *wanted };
-        own.push_back((transfer, ticket));
+        own.push_back((transfer, pending));
         for half in [&mut *sent, &mut *wanted] {
-            half.retain(|(_, ticket)| !ticket.is_cut());
+            half.retain(|(_, pending)| !pending.is_cancelled());
         }
         if sent.is_empty() || wanted.is_empty() {
             return;
@@ -63,13 +69,13 @@ impl Comm {
         if (send.count, send.data_type) != (recv.count, recv.data_type) {
             let (from, to) = pair;
             let text = format!("rank {from} makes {send}, but rank {to} makes {recv}");
-            return self.fail(&Refusal::usage(text));
+            return self.fail(&NcclError::usage(text));
         }
         let bytes = send.count * send.data_type.size();
         let checked = check(core, self.gpu(pair.0), send.address, bytes)
             .and_then(|()| check(core, self.gpu(pair.1), recv.address, bytes));
-        if let Err(refusal) = checked {
-            return core.fail_with(refusal);
+        if let Err(error) = checked {
+            return core.fail_with(error);
         }
         // SAFETY: both sides were checked, and no kernel runs meanwhile.
         unsafe { at(recv.address).copy_from(at(send.address), bytes) };
@@ -78,8 +84,8 @@ impl Comm {
     }
 }
 
-/// A call as it comes.
-struct Raw {
+/// The arguments of a call.
+struct TransferCall {
     name: &'static str,
     sends: bool,
     address: usize,
@@ -90,20 +96,20 @@ struct Raw {
     stream: RawStream,
 }
 
-impl Raw {
+impl TransferCall {
     fn launch(self) -> c_int {
         let Self { name, sends, address, count, data_type: on, peer, comm, stream } = self;
-        call(name, comm, |ask| {
-            ask.note(|| format!("{count} type {on} peer {peer}"));
-            let member = ask.live(comm)?;
-            let (group, _) = member.place()?;
-            let (data_type, peer) = (data_type(on)?, group.rank(peer, "peer")?);
+        call(name, comm, |cx| {
+            cx.note(|| format!("{count} type {on} peer {peer}"));
+            let rank_comm = cx.live(comm)?;
+            let (shared, _) = rank_comm.joined()?;
+            let (data_type, peer) = (data_type(on)?, shared.rank(peer, "peer")?);
             let bytes = count.checked_mul(data_type.size());
-            let bytes = bytes.ok_or_else(|| Refusal::argument(format!("{count} elements")))?;
-            ask.reached(&member, address, bytes)?;
-            let stream = ask.stream(&member, stream)?;
+            let bytes = bytes.ok_or_else(|| NcclError::argument(format!("{count} elements")))?;
+            cx.reached(&rank_comm, address, bytes)?;
+            let stream = cx.stream(&rank_comm, stream)?;
             let own = Operation::Transfer(Transfer { sends, address, count, data_type, peer });
-            ask.launch(&member, |launches| launches.add(&member, stream, own, None))
+            cx.launch(&rank_comm, |launches| launches.add(&rank_comm, stream, own, None))
         })
     }
 }
@@ -117,7 +123,7 @@ pub(super) unsafe extern "C" fn send(
     stream: RawStream,
 ) -> c_int {
     let (name, sends, address) = ("ncclSend", true, from.expose_provenance());
-    Raw { name, sends, address, count, data_type, peer, comm, stream }.launch()
+    TransferCall { name, sends, address, count, data_type, peer, comm, stream }.launch()
 }
 
 pub(super) unsafe extern "C" fn recv(
@@ -129,5 +135,5 @@ pub(super) unsafe extern "C" fn recv(
     stream: RawStream,
 ) -> c_int {
     let (name, sends, address) = ("ncclRecv", false, to.expose_provenance());
-    Raw { name, sends, address, count, data_type, peer, comm, stream }.launch()
+    TransferCall { name, sends, address, count, data_type, peer, comm, stream }.launch()
 }

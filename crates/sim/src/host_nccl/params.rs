@@ -1,4 +1,5 @@
-//! NCCL's parameters: those of its log, which a simulated NCCL does not write.
+//! NCCL's parameter API. It has the parameters of NCCL's log, although a simulated NCCL writes
+//! none.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -6,9 +7,9 @@ use std::ptr::null_mut;
 
 use devcomm_sys::nccl::{ParamHandle, SUCCESS};
 
-use super::call::{INVALID_ARGUMENT, Refusal, Refused, refuse};
+use super::call::{INVALID_ARGUMENT, NcclError, NcclResult, refuse};
 
-/// Names, and what they are if the environment does not say.
+/// Names and default values.
 const PARAMETERS: [(&CStr, &str); 7] = [
     (c"NCCL_DEBUG", ""),
     (c"NCCL_DEBUG_FILE", ""),
@@ -20,52 +21,52 @@ const PARAMETERS: [(&CStr, &str); 7] = [
 ];
 
 thread_local! {
-    /// What the calling thread was told last; it has it until it asks again.
-    static TOLD: RefCell<(Vec<*const c_char>, CString)> = RefCell::default();
+    /// The strings last returned to the calling thread, valid until its next call.
+    static RETURNED: RefCell<(Vec<*const c_char>, CString)> = RefCell::default();
 }
 
 fn value_of(index: usize) -> String {
-    let (name, otherwise) = PARAMETERS[index];
+    let (name, default) = PARAMETERS[index];
     let set = name.to_str().ok().and_then(|name| std::env::var(name).ok());
-    set.unwrap_or_else(|| otherwise.to_owned())
+    set.unwrap_or_else(|| default.to_owned())
 }
 
 /// # Safety
 ///
-/// `key` is a text.
-unsafe fn index_of(key: *const c_char) -> Refused<usize> {
+/// `key` is NUL-terminated.
+unsafe fn index_of(key: *const c_char) -> NcclResult<usize> {
     // SAFETY: the caller's.
     let key = unsafe { CStr::from_ptr(key) };
     let found = PARAMETERS.iter().position(|(name, _)| *name == key);
-    found.ok_or_else(|| Refusal::argument(format!("no parameter is called {key:?}")))
+    found.ok_or_else(|| NcclError::argument(format!("no parameter is called {key:?}")))
 }
 
-/// A handle is the parameter's place, from 1.
-fn index(handle: ParamHandle) -> Refused<usize> {
+/// A handle is the parameter's index plus 1.
+fn index(handle: ParamHandle) -> NcclResult<usize> {
     let index = handle.addr().checked_sub(1).filter(|index| *index < PARAMETERS.len());
-    index.ok_or_else(|| Refusal::argument("a handle of no parameter"))
+    index.ok_or_else(|| NcclError::argument("not a handle of a parameter"))
 }
 
-fn answer(name: &str, answer: impl FnOnce() -> Refused<()>) -> c_int {
-    answer().map_or_else(|refusal| refuse(name, refusal), |()| SUCCESS)
+fn answer(name: &str, answer: impl FnOnce() -> NcclResult<()>) -> c_int {
+    answer().map_or_else(|error| refuse(name, error), |()| SUCCESS)
 }
 
-/// Keeps a text for the calling thread.
-fn tell(text: String) -> *const c_char {
+/// Keeps a string for the calling thread.
+fn keep(text: String) -> *const c_char {
     let text = CString::new(text).unwrap_or_default();
-    TOLD.with_borrow_mut(|told| {
-        told.1 = text;
-        told.1.as_ptr()
+    RETURNED.with_borrow_mut(|returned| {
+        returned.1 = text;
+        returned.1.as_ptr()
     })
 }
 
 pub(super) unsafe extern "C" fn keys(table: *mut *mut *const c_char, len: *mut c_int) -> c_int {
-    TOLD.with_borrow_mut(|told| {
-        told.0 = PARAMETERS.iter().map(|(name, _)| name.as_ptr()).collect();
+    RETURNED.with_borrow_mut(|returned| {
+        returned.0 = PARAMETERS.iter().map(|(name, _)| name.as_ptr()).collect();
         // SAFETY: the module's.
         unsafe {
-            table.write(told.0.as_mut_ptr());
-            len.write(told.0.len() as c_int);
+            table.write(returned.0.as_mut_ptr());
+            len.write(returned.0.len() as c_int);
         }
     });
     SUCCESS
@@ -82,7 +83,7 @@ pub(super) unsafe extern "C" fn parameter(
         // SAFETY: as above.
         unsafe {
             len.write(text.len() as c_int);
-            value.write(tell(text));
+            value.write(keep(text));
         }
         Ok(())
     })
@@ -105,14 +106,14 @@ pub(super) unsafe extern "C" fn bind(out: *mut ParamHandle, key: *const c_char) 
     })
 }
 
-/// Declares the reads of numbers.
+/// Declares the numeric getters.
 macro_rules! typed {
     ($( $name:ident $symbol:literal $type:ty; )*) => { $(
         pub(super) unsafe extern "C" fn $name(handle: ParamHandle, out: *mut $type) -> c_int {
             answer($symbol, || {
                 let text = value_of(index(handle)?);
                 let number = text.trim().parse().map_err(|_| {
-                    Refusal::argument(format!("{text:?} is no {}", stringify!($type)))
+                    NcclError::argument(format!("{text:?} is not of type {}", stringify!($type)))
                 })?;
                 // SAFETY: as above.
                 unsafe { out.write(number) };
@@ -137,25 +138,25 @@ pub(super) unsafe extern "C" fn get_str(handle: ParamHandle, out: *mut *const c_
     answer("ncclParamGetStr", || {
         let text = value_of(index(handle)?);
         // SAFETY: as above.
-        unsafe { out.write(tell(text)) };
+        unsafe { out.write(keep(text)) };
         Ok(())
     })
 }
 
-/// The bytes of the value's text.
+/// The bytes of the value as a string.
 pub(super) unsafe extern "C" fn get(
     handle: ParamHandle,
     out: *mut c_void,
-    most: c_int,
+    max_len: c_int,
     len: *mut c_int,
 ) -> c_int {
     answer("ncclParamGet", || {
         let text = value_of(index(handle)?);
         // SAFETY: as above.
         unsafe { len.write(text.len() as c_int) };
-        if text.len() > usize::try_from(most).unwrap_or(0) {
+        if text.len() > usize::try_from(max_len).unwrap_or(0) {
             let n = text.len();
-            return Err(Refusal::new(INVALID_ARGUMENT, format!("{n} bytes for {most}")));
+            return Err(NcclError::new(INVALID_ARGUMENT, format!("{n} bytes for {max_len}")));
         }
         // SAFETY: as above; there is room.
         unsafe { out.cast::<u8>().copy_from(text.as_ptr(), text.len()) };

@@ -1,4 +1,4 @@
-//! What can be asked of a communicator, and of NCCL itself.
+//! Queries: version, error strings, and a communicator's properties.
 
 use std::ffi::{c_char, c_int};
 use std::ptr::null_mut;
@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 use devcomm_sys::nccl::{ABI_VERSION, API_MAGIC, CommProperties, EncryptionConfig, RawComm};
 use devcomm_types::{DevComm, GinConnectionType, GinType};
 
-use super::call::{Refusal, question};
+use super::call::{NcclError, call_ungrouped};
 
 pub(super) unsafe extern "C" fn version(version: *mut c_int) -> c_int {
     // SAFETY: the module's.
@@ -30,61 +30,61 @@ pub(super) unsafe extern "C" fn error_string(code: c_int) -> *const c_char {
     text.as_ptr()
 }
 
-/// There is no log whose settings could be read anew.
+/// No-op: there is no log.
 pub(super) unsafe extern "C" fn reset_debug_init() {}
 
-/// There are no connections that could be encrypted.
+/// Checks its arguments; no connections exist to encrypt.
 pub(super) unsafe extern "C" fn set_encryption(config: *const EncryptionConfig) -> c_int {
-    question("ncclSetEncryption", null_mut(), |ask| {
+    call_ungrouped("ncclSetEncryption", null_mut(), |cx| {
         // SAFETY: the module's.
         let config = unsafe { &*config };
-        ask.note(|| format!("mode {}", config.mode));
+        cx.note(|| format!("mode {}", config.mode));
         if config.size != size_of::<EncryptionConfig>() || config.magic != API_MAGIC {
-            return Err(Refusal::argument("a configuration that was not initialized"));
+            return Err(NcclError::argument("a configuration that was not initialized"));
         }
         match (config.mode, config.psk.is_null()) {
             (0, _) | (1, false) => Ok(()),
-            (mode, _) => Err(Refusal::argument(format!("encryption of mode {mode}"))),
+            (mode, _) => Err(NcclError::argument(format!("encryption of mode {mode}"))),
         }
     })
 }
 
 pub(super) unsafe extern "C" fn count(comm: RawComm, count: *mut c_int) -> c_int {
-    question("ncclCommCount", comm, |ask| {
-        let member = ask.ready(comm)?;
+    call_ungrouped("ncclCommCount", comm, |cx| {
+        let rank_comm = cx.ready(comm)?;
         // SAFETY: the module's, here and below.
-        unsafe { count.write(member.place()?.0.n_ranks() as c_int) };
+        unsafe { count.write(rank_comm.joined()?.0.n_ranks() as c_int) };
         Ok(())
     })
 }
 
 pub(super) unsafe extern "C" fn user_rank(comm: RawComm, rank: *mut c_int) -> c_int {
-    question("ncclCommUserRank", comm, |ask| {
-        let member = ask.ready(comm)?;
+    call_ungrouped("ncclCommUserRank", comm, |cx| {
+        let rank_comm = cx.ready(comm)?;
         // SAFETY: as above.
-        unsafe { rank.write(member.place()?.1 as c_int) };
+        unsafe { rank.write(rank_comm.joined()?.1 as c_int) };
         Ok(())
     })
 }
 
 pub(super) unsafe extern "C" fn cu_device(comm: RawComm, device: *mut c_int) -> c_int {
-    question("ncclCommCuDevice", comm, |ask| {
+    call_ungrouped("ncclCommCuDevice", comm, |cx| {
         // SAFETY: as above.
-        unsafe { device.write(ask.ready(comm)?.gpu as c_int) };
+        unsafe { device.write(cx.ready(comm)?.gpu as c_int) };
         Ok(())
     })
 }
 
-/// A simulated NCCL has no buffers of its own.
+/// All zero: a simulated NCCL has no buffers.
 pub(super) unsafe extern "C" fn mem_stats(comm: RawComm, stat: c_int, value: *mut u64) -> c_int {
     const SUSPENDED: c_int = 1;
-    question("ncclCommMemStats", comm, |ask| {
-        let member = ask.ready(comm)?;
-        let is_suspended = u64::from(member.is_suspended.get());
+    call_ungrouped("ncclCommMemStats", comm, |cx| {
+        let rank_comm = cx.ready(comm)?;
+        let is_suspended = u64::from(rank_comm.is_suspended.get());
         let number = match stat {
             SUSPENDED => is_suspended,
             0 | 2 | 3 => 0,
-            _ => return Err(Refusal::argument(format!("no statistic has number {stat}"))),
+            _ => return Err(NcclError::argument(format!("no statistic has number {stat}"))),
         };
         // SAFETY: as above.
         unsafe { value.write(number) };
@@ -92,19 +92,19 @@ pub(super) unsafe extern "C" fn mem_stats(comm: RawComm, stat: c_int, value: *mu
     })
 }
 
-/// The back end of the network is PROXY.
+/// The GIN back end is PROXY.
 pub(super) unsafe extern "C" fn query(comm: RawComm, props: *mut CommProperties) -> c_int {
-    question("ncclCommQueryProperties", comm, |ask| {
-        let member = ask.ready(comm)?;
-        let (group, rank) = member.place()?;
+    call_ungrouped("ncclCommQueryProperties", comm, |cx| {
+        let rank_comm = cx.ready(comm)?;
+        let (shared, rank) = rank_comm.joined()?;
         // SAFETY: as above.
         let props = unsafe { &mut *props };
         let own = CommProperties::new();
         if (props.size, props.magic, props.version) != (own.size, own.magic, own.version) {
-            return Err(Refusal::usage("properties of another version, or not initialized"));
+            return Err(NcclError::usage("properties of another version, or not initialized"));
         }
         let (network, is_one_team) =
-            (ask.core.simulation.network, group.n_ranks() == group.lsa_size());
+            (cx.core.simulation.network, shared.n_ranks() == shared.lsa_size());
         let proxy = |is_there: bool| if is_there { GinType::Proxy } else { GinType::None };
         let is_connected = network != GinConnectionType::None;
         let mut gin_support = [0; 64];
@@ -112,19 +112,19 @@ pub(super) unsafe extern "C" fn query(comm: RawComm, props: *mut CommProperties)
         let reaches_all = is_one_team || is_connected;
         *props = CommProperties {
             rank: rank as c_int,
-            n_ranks: group.n_ranks() as c_int,
-            cuda_dev: member.gpu as c_int,
-            nvml_dev: member.gpu as c_int,
+            n_ranks: shared.n_ranks() as c_int,
+            cuda_dev: rank_comm.gpu as c_int,
+            nvml_dev: rank_comm.gpu as c_int,
             device_api_support: reaches_all.into(),
-            multimem_support: ask.core.simulation.multimem.into(),
+            multimem_support: cx.core.simulation.multimem.into(),
             gin_type: proxy(network == GinConnectionType::Full).raw(),
-            n_lsa_teams: (group.n_ranks() / group.lsa_size()) as c_int,
-            host_rma_support: (member.settings.rma_contexts > 0 && reaches_all).into(),
+            n_lsa_teams: (shared.n_ranks() / shared.lsa_size()) as c_int,
+            host_rma_support: (rank_comm.settings.rma_contexts > 0 && reaches_all).into(),
             railed_gin_type: proxy(is_connected).raw(),
-            comm_hash: group.number,
+            comm_hash: shared.number,
             gin_min_stride: match network {
                 GinConnectionType::Full => 1,
-                _ => group.lsa_size() as c_int,
+                _ => shared.lsa_size() as c_int,
             },
             gin_connection_type: network.raw(),
             gin_support,

@@ -1,23 +1,23 @@
 //! The arithmetic of reductions.
 //!
-//! The ranks' elements are combined in the order of ranks: integers wrap around, `f64` is `f64`,
-//! all other floats are `f32` until the result is rounded, once. (NCCL's order and rounding depend
-//! on its algorithm.) The average is the sum divided by the number of ranks.
+//! Elements are combined in rank order. Integers wrap; `f64` accumulates in `f64`, all other floats
+//! in `f32`, rounded once at the end. (NCCL's order and rounding depend on its algorithm.) The
+//! average is the sum divided by the number of ranks.
 
 use devcomm_types::{DataType, F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 use super::operator::Operator;
 
-/// One rank's part.
+/// One rank's input.
 pub(super) struct Input {
     pub(super) elements: *const u8,
-    /// What its elements are multiplied by first, for the operator that does so.
+    /// Factor of its elements, for `PreMulSum`.
     pub(super) scalar: [u8; 8],
 }
 
-/// An element, and the numbers that it is reckoned with.
-trait Number: Copy {
+/// An element type and its accumulator.
+trait ReduceElement: Copy {
     type Acc: Copy;
     fn to_acc(self) -> Self::Acc;
     fn from_acc(acc: Self::Acc) -> Self;
@@ -25,12 +25,12 @@ trait Number: Copy {
     fn mul(a: Self::Acc, b: Self::Acc) -> Self::Acc;
     fn max(a: Self::Acc, b: Self::Acc) -> Self::Acc;
     fn min(a: Self::Acc, b: Self::Acc) -> Self::Acc;
-    fn over(acc: Self::Acc, n: usize) -> Self::Acc;
+    fn div_count(acc: Self::Acc, n: usize) -> Self::Acc;
 }
 
 macro_rules! integers {
     ($($type:ident)*) => { $(
-        impl Number for $type {
+        impl ReduceElement for $type {
             type Acc = Self;
 
             fn to_acc(self) -> Self {
@@ -57,8 +57,8 @@ macro_rules! integers {
                 a.min(b)
             }
 
-            fn over(acc: Self, n: usize) -> Self {
-                // More ranks than the type can count leave nothing.
+            fn div_count(acc: Self, n: usize) -> Self {
+                // A rank count beyond the type's range gives 0.
                 Self::try_from(n).map_or(0, |n| acc / n)
             }
         }
@@ -68,7 +68,7 @@ integers!(i8 u8 i32 u32 i64 u64);
 
 macro_rules! floats {
     ($($type:ident as $acc:ident, $to:expr, $from:expr;)*) => { $(
-        impl Number for $type {
+        impl ReduceElement for $type {
             type Acc = $acc;
 
             fn to_acc(self) -> $acc {
@@ -95,7 +95,7 @@ macro_rules! floats {
                 a.min(b)
             }
 
-            fn over(acc: $acc, n: usize) -> $acc {
+            fn div_count(acc: $acc, n: usize) -> $acc {
                 acc / n as $acc
             }
         }
@@ -110,11 +110,11 @@ floats! {
     F8E5M2 as f32, |v: F8E5M2| v.to_f32(), F8E5M2::from_f32;
 }
 
-/// The bytes of `count` elements, each combined of the inputs'.
+/// Reduces `count` elements of the inputs; returns the bytes.
 ///
 /// # Safety
 ///
-/// Every input has as many elements, which nobody writes meanwhile.
+/// Every input has `count` elements, which are not written meanwhile.
 pub(super) unsafe fn combine(
     data_type: DataType,
     operator: Operator,
@@ -142,8 +142,8 @@ pub(super) unsafe fn combine(
 
 /// # Safety
 ///
-/// As of [`combine`].
-unsafe fn of<T: Number>(operator: Operator, inputs: &[Input], count: usize) -> Vec<u8> {
+/// As for [`combine`].
+unsafe fn of<T: ReduceElement>(operator: Operator, inputs: &[Input], count: usize) -> Vec<u8> {
     let join = match operator {
         Operator::Sum | Operator::Avg | Operator::PreMulSum(_) => T::add,
         Operator::Prod => T::mul,
@@ -168,7 +168,7 @@ unsafe fn of<T: Number>(operator: Operator, inputs: &[Input], count: usize) -> V
         }
     }
     if operator == Operator::Avg {
-        results.iter_mut().for_each(|acc| *acc = T::over(*acc, inputs.len()));
+        results.iter_mut().for_each(|acc| *acc = T::div_count(*acc, inputs.len()));
     }
     let mut bytes = vec![0; count * size_of::<T>()];
     for (place, acc) in bytes.chunks_exact_mut(size_of::<T>()).zip(results) {

@@ -1,4 +1,4 @@
-//! What NCCL keeps for a machine, and what calls wait for.
+//! NCCL's state of a machine, and pending calls.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_int;
@@ -8,33 +8,33 @@ use std::task::Poll;
 use devcomm_sys::nccl::RawComm;
 use litemap::LiteMap;
 
-use super::call::{Begun, Refusal, Refused, Wait};
-use super::comm::Member;
-use super::dev_comm::Made;
+use super::call::{CallProgress, NcclError, NcclResult, PendingCall};
+use super::comm::RankComm;
+use super::dev_comm::RankDevComm;
 use super::group::Group;
-use super::meeting::Meeting;
 use super::memory::Memory;
+use super::rendezvous::Rendezvous;
 use super::window::Window;
 use crate::machine::baton::ClientId;
 use crate::machine::core::Core;
 
-/// What NCCL keeps for the machine.
+/// NCCL's state of the machine.
 #[derive(Default)]
 pub(crate) struct State {
-    /// The ranks' ends of all communicators by handle.
-    pub(super) members: RefCell<LiteMap<u64, Rc<Member>>>,
-    /// The ranks that meet by a unique id, by its number. `None`: they have met.
-    pub(super) joins: RefCell<LiteMap<u64, Option<Rc<Meeting>>>>,
-    /// The groups that are open.
+    /// All ranks' communicators by handle.
+    pub(super) rank_comms: RefCell<LiteMap<u64, Rc<RankComm>>>,
+    /// Ranks joining by a unique id, by its number; `None` once complete.
+    pub(super) joins: RefCell<LiteMap<u64, Option<Rc<Rendezvous>>>>,
+    /// Open groups by client.
     pub(super) groups: RefCell<LiteMap<ClientId, Group>>,
     pub(super) memory: Memory,
-    /// Each rank's end of a window, by handle.
+    /// Each rank's windows by handle.
     pub(super) windows: RefCell<LiteMap<usize, Rc<Window>>>,
-    pub(super) dev_comms: RefCell<LiteMap<usize, Made>>,
-    /// How many windows, buffers and device communicators there have been.
+    pub(super) dev_comms: RefCell<LiteMap<usize, RankDevComm>>,
+    /// Number of windows, buffers and device communicators created so far.
     ids: Cell<u32>,
-    /// What the clients wait for that have begun a call.
-    waits: RefCell<LiteMap<ClientId, Box<dyn Wait>>>,
+    /// The pending call of each client.
+    waits: RefCell<LiteMap<ClientId, Box<dyn PendingCall>>>,
 }
 
 impl State {
@@ -43,26 +43,25 @@ impl State {
         self.ids.replace(self.ids.get() + 1)
     }
 
-    /// A call has begun.
-    pub(super) fn begun(
+    /// Registers a call that has begun.
+    pub(super) fn register_call(
         &self,
         core: &Core,
         client: ClientId,
-        begun: Refused<Begun>,
-    ) -> Poll<Refused<c_int>> {
-        match begun {
-            Ok(Begun::Done(code)) => Poll::Ready(Ok(code)),
-            Err(refusal) => Poll::Ready(Err(refusal)),
-            Ok(Begun::Waits(wait)) => {
+        begin: NcclResult<CallProgress>,
+    ) -> Poll<NcclResult<c_int>> {
+        match begin {
+            Ok(CallProgress::Done(code)) => Poll::Ready(Ok(code)),
+            Err(error) => Poll::Ready(Err(error)),
+            Ok(CallProgress::Waits(wait)) => {
                 self.waits.borrow_mut().insert(client, wait);
                 self.poll_wait(core, client)
             }
         }
     }
 
-    /// Whether the client's call has ended. What it waited for is dropped here: on the machine's
-    /// thread.
-    pub(super) fn poll_wait(&self, core: &Core, client: ClientId) -> Poll<Refused<c_int>> {
+    /// Polls the client's pending call, which is dropped here, on the machine's thread.
+    pub(super) fn poll_wait(&self, core: &Core, client: ClientId) -> Poll<NcclResult<c_int>> {
         let Some(mut wait) = self.waits.borrow_mut().remove(&client) else { return Poll::Pending };
         let polled = wait.poll(core);
         if polled.is_pending() {
@@ -71,18 +70,18 @@ impl State {
         polled
     }
 
-    /// The client is told that its call does not end.
-    pub(super) fn give_up(&self, core: &Core, client: ClientId, why: &Refusal) {
+    /// Abandons the client's pending call.
+    pub(super) fn cancel(&self, core: &Core, client: ClientId, why: &NcclError) {
         let wait = self.waits.borrow_mut().remove(&client);
         if let Some(mut wait) = wait {
-            wait.give_up(core, why);
+            wait.cancel(core, why);
         }
     }
 
-    /// An error that was asked for comes after a call.
+    /// Injects an asynchronous error after a call.
     pub(super) fn fail_later(&self, comm: RawComm, code: c_int, after: &str) {
-        if let Some(member) = self.members.borrow().get(&(comm as u64)) {
-            member.fail(&Refusal::new(code, format!("it fails after {after}, on request")));
+        if let Some(rank_comm) = self.rank_comms.borrow().get(&(comm as u64)) {
+            rank_comm.fail(&NcclError::new(code, format!("injected fault after {after}")));
         }
     }
 }

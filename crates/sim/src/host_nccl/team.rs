@@ -1,4 +1,4 @@
-//! Teams of a communicator. A communicator that is not there has teams of nobody.
+//! NCCL's team functions. An invalid communicator has empty teams.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -6,7 +6,7 @@ use std::ffi::c_int;
 use devcomm_sys::nccl::RawComm;
 use devcomm_types::Team;
 
-use super::call::question;
+use super::call::call_ungrouped;
 
 /// The teams of a rank.
 #[derive(Clone, Copy)]
@@ -32,10 +32,10 @@ impl Teams {
 
 fn of(name: &'static str, comm: RawComm) -> Option<Teams> {
     let teams = Cell::new(None);
-    question(name, comm, |ask| {
-        let member = ask.ready(comm)?;
-        let (group, rank) = member.place()?;
-        teams.set(Some(Teams::new(rank, group.n_ranks(), group.lsa_size())));
+    call_ungrouped(name, comm, |cx| {
+        let rank_comm = cx.ready(comm)?;
+        let (shared, rank) = rank_comm.joined()?;
+        teams.set(Some(Teams::new(rank, shared.n_ranks(), shared.lsa_size())));
         Ok(())
     });
     teams.get()
@@ -55,7 +55,7 @@ pub(super) unsafe extern "C" fn rail(comm: RawComm) -> Team {
     of("ncclTeamRail", comm).map_or(NOBODY, Teams::rail)
 }
 
-/// Without CFT each rank is alone.
+/// Without CFT each rank is a team of its own.
 pub(super) unsafe extern "C" fn cft(comm: RawComm, _mode: c_int) -> Team {
     let alone = Team { n_ranks: 1, rank: 0, stride: 1 };
     of("ncclTeamCft", comm).map_or(NOBODY, |_| alone)

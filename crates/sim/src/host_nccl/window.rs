@@ -1,4 +1,4 @@
-//! Windows: memory that the ranks of a communicator see at one place each, and its addresses.
+//! Window registration and window addresses.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -8,11 +8,13 @@ use devcomm_sys::nccl::{RawComm, RawWindow, SUCCESS};
 use devcomm_types::Team;
 use devcomm_types::nccl::MultimemHandle;
 
-use super::call::{Ask, Begun, Refusal, Refused, UNHANDLED_CUDA_ERROR, call, question};
-use super::comm::{Comm, Member};
-use super::meeting::{Task, What};
+use super::call::{
+    CallContext, CallProgress, NcclError, NcclResult, UNHANDLED_CUDA_ERROR, call, call_ungrouped,
+};
+use super::comm::{Comm, RankComm};
+use super::rendezvous::{Task, TaskKind};
 use crate::machine::core::Core;
-use crate::memory::{Allocation, Owner, Part, page_size};
+use crate::memory::{Allocation, Owner, WindowPart, page_size};
 use crate::multicast::{UNIT, is_multicast};
 use crate::ranks::Symmetric;
 
@@ -25,46 +27,48 @@ const GIN_ONLY: c_int = 4;
 /// NCCL: `NCCL_WIN_REQUIRED_ALIGNMENT`.
 const ALIGNMENT: usize = 4096;
 
-/// One rank's end of a window.
+/// One rank's window: what an `ncclWindow_t` refers to.
 pub(super) struct Window {
     comm: Rc<Comm>,
     rank: usize,
-    /// Of the rank's own memory.
+    /// Address of the rank's own memory.
     address: usize,
     shared: Rc<Symmetric>,
 }
 
-/// One rank's part in the registration of a window.
+/// One rank's `ncclCommWindowRegister`.
 pub(super) struct Registration {
     address: usize,
     bytes: usize,
     flags: c_int,
     out: *mut RawWindow,
-    /// Whether the result is to be NULL.
+    /// Whether an injected fault makes the result NULL.
     is_null: bool,
 }
 
 impl Window {
-    /// Byte `offset` of a rank's part, which has `bytes` bytes from there.
-    pub(super) fn at(&self, rank: usize, offset: usize, bytes: usize) -> Refused<usize> {
+    /// The address of byte `offset` of a rank's part, checked for `bytes` bytes.
+    pub(super) fn at(&self, rank: usize, offset: usize, bytes: usize) -> NcclResult<usize> {
         let (part, len) = (self.shared.allocation.part(rank), self.shared.allocation.lens()[rank]);
         if offset > len || bytes > len - offset {
             let text =
                 format!("{bytes} bytes at {offset} of rank {rank}'s part, which has {len} bytes");
-            return Err(Refusal::argument(text));
+            return Err(NcclError::argument(text));
         }
         Ok(part.wrapping_add(offset).expose_provenance())
     }
 
-    /// Whether memory of the rank's own lies in it.
+    /// Whether the rank's memory at `address` is in it.
     pub(super) fn has(&self, address: usize, bytes: usize) -> bool {
         let len = self.shared.allocation.lens()[self.rank];
         let offset = address.wrapping_sub(self.address);
         offset <= len && bytes <= len - offset
     }
 
-    pub(super) fn is_of(&self, member: &Member) -> bool {
-        member.place().is_ok_and(|(comm, rank)| Rc::ptr_eq(comm, &self.comm) && rank == self.rank)
+    pub(super) fn is_of(&self, rank_comm: &RankComm) -> bool {
+        rank_comm
+            .joined()
+            .is_ok_and(|(comm, rank)| Rc::ptr_eq(comm, &self.comm) && rank == self.rank)
     }
 
     /// The first rank of its LSA team.
@@ -73,28 +77,28 @@ impl Window {
     }
 }
 
-/// All ranks have come: makes the window, if all ranks' memory is good for one.
-pub(super) fn complete(core: &Core, tasks: &[(&Task, &Registration)]) -> Refused<()> {
+/// Creates the window once all ranks have called; NULL unless every rank's memory is suitable.
+pub(super) fn complete(core: &Core, tasks: &[(&Task, &Registration)]) -> NcclResult<()> {
     let Some((first, own)) = tasks.first() else { return Ok(()) };
-    let comm = first.member.place()?.0;
+    let comm = first.rank_comm.joined()?.0;
     if let Some((other, theirs)) = tasks.iter().find(|(_, theirs)| theirs.flags != own.flags) {
-        let (a, b) = (first.member.name(), other.member.name());
+        let (a, b) = (first.rank_comm.name(), other.rank_comm.name());
         let text = format!("{a} has flags {}, but {b} has {}", own.flags, theirs.flags);
-        return Err(Refusal::usage(text));
+        return Err(NcclError::usage(text));
     }
     let parts = tasks.iter().map(|(_, own)| core.nccl.part(own.address, own.bytes));
-    let parts: Option<Vec<Part>> = parts.collect();
+    let parts: Option<Vec<WindowPart>> = parts.collect();
     let is_null = tasks.iter().any(|(_, own)| own.is_null);
     let shared = match parts.filter(|_| !is_null) {
         None => None,
         Some(parts) => {
             let (ranks, id) = (&comm.ranks, core.nccl.next_id());
-            // The network reaches all parts at any rate.
+            // The network can access all parts in any case.
             let reach = if own.flags & GIN_ONLY == 0 { ranks.lsa_ranks } else { 1 };
             let owner = |rank| Owner::Window { id, rank };
             let window = Allocation::window(&core.memory, &ranks.gpus, reach, &parts, owner);
             let refused =
-                |error: crate::Error| Refusal::new(UNHANDLED_CUDA_ERROR, error.to_string());
+                |error: crate::Error| NcclError::new(UNHANDLED_CUDA_ERROR, error.to_string());
             Some(Rc::new(ranks.view(window.map_err(refused)?, id)))
         }
     };
@@ -104,22 +108,22 @@ pub(super) fn complete(core: &Core, tasks: &[(&Task, &Registration)]) -> Refused
             let (comm, shared) = (Rc::clone(comm), Rc::clone(shared));
             let window = Window { comm, rank, address: *address, shared };
             core.nccl.windows.borrow_mut().insert(handle.addr(), Rc::new(window));
-            task.member.has_rma.set(true);
+            task.rank_comm.has_rma.set(true);
         }
-        // SAFETY: the module's: the call or its group waits, or its caller keeps the place.
+        // SAFETY: the module's: the call or its group blocks, or its caller keeps the output alive.
         unsafe { out.write(handle) };
     }
     Ok(())
 }
 
-impl Ask<'_> {
-    pub(super) fn window(&self, window: RawWindow) -> Refused<Rc<Window>> {
+impl CallContext<'_> {
+    pub(super) fn window(&self, window: RawWindow) -> NcclResult<Rc<Window>> {
         let known = self.core.nccl.windows.borrow().get(&window.addr()).cloned();
-        known.ok_or_else(|| Refusal::argument("no window, or one whose registration has ended"))
+        known.ok_or_else(|| NcclError::argument("not a window, or one that was deregistered"))
     }
 }
 
-/// NULL on all ranks unless all bring memory of `ncclMemAlloc`.
+/// NULL on all ranks unless all pass memory of `ncclMemAlloc`.
 pub(super) unsafe extern "C" fn register(
     comm: RawComm,
     address: *mut c_void,
@@ -128,40 +132,43 @@ pub(super) unsafe extern "C" fn register(
     flags: c_int,
 ) -> c_int {
     const NAME: &str = "ncclCommWindowRegister";
-    call(NAME, comm, |ask| {
-        ask.note(|| format!("{bytes} flags {flags}"));
-        let member = ask.live(comm)?;
+    call(NAME, comm, |cx| {
+        cx.note(|| format!("{bytes} flags {flags}"));
+        let rank_comm = cx.live(comm)?;
         let known = COLL_SYMMETRIC | STRICT_ORDERING | GIN_ONLY;
         let excluded = flags & COLL_SYMMETRIC != 0 && flags & GIN_ONLY != 0;
         if flags & !known != 0 || excluded {
-            return Err(Refusal::argument(format!("flags {flags}")));
+            return Err(NcclError::argument(format!("flags {flags}")));
         }
         let alignment = ALIGNMENT.max(page_size());
         if bytes == 0 || !address.addr().is_multiple_of(alignment) {
-            let text = format!("{bytes} bytes at {address:p}, no multiple of {alignment}");
-            return Err(Refusal::argument(text));
+            let text = format!(
+                "{bytes} bytes at {address:p}, which is not a multiple of \
+                               {alignment}"
+            );
+            return Err(NcclError::argument(text));
         }
-        ask.reached(&member, address.addr(), bytes)?;
+        cx.reached(&rank_comm, address.addr(), bytes)?;
         // SAFETY: the module's.
         unsafe { out.write(null_mut()) };
-        let (address, is_null) = (address.addr(), ask.gives_null());
-        let what = What::Window(Registration { address, bytes, flags, out, is_null });
-        ask.start(Task::new(NAME, member, None, what))
+        let (address, is_null) = (address.addr(), cx.injects_null());
+        let what = TaskKind::Window(Registration { address, bytes, flags, out, is_null });
+        cx.start(Task::new(NAME, rank_comm, None, what))
     })
 }
 
-/// The other ranks keep theirs.
+/// Deregisters this rank's only.
 pub(super) unsafe extern "C" fn deregister(comm: RawComm, window: RawWindow) -> c_int {
-    call("ncclCommWindowDeregister", comm, |ask| {
-        let member = ask.member(comm)?;
+    call("ncclCommWindowDeregister", comm, |cx| {
+        let rank_comm = cx.rank_comm(comm)?;
         if window.is_null() {
-            return Ok(Begun::Done(SUCCESS));
+            return Ok(CallProgress::Done(SUCCESS));
         }
-        if !ask.window(window)?.is_of(&member) {
-            return Err(Refusal::argument("a window of another communicator"));
+        if !cx.window(window)?.is_of(&rank_comm) {
+            return Err(NcclError::argument("a window of another communicator"));
         }
-        ask.core.retire(ask.core.nccl.windows.borrow_mut().remove(&window.addr()));
-        Ok(Begun::Done(SUCCESS))
+        cx.core.defer_drop(cx.core.nccl.windows.borrow_mut().remove(&window.addr()));
+        Ok(CallProgress::Done(SUCCESS))
     })
 }
 
@@ -170,24 +177,24 @@ pub(super) unsafe extern "C" fn user_pointer(
     window: RawWindow,
     out: *mut *mut c_void,
 ) -> c_int {
-    question("ncclWinGetUserPtr", comm, |ask| {
-        ask.member(comm)?;
-        let address = ask.window(window)?.address;
+    call_ungrouped("ncclWinGetUserPtr", comm, |cx| {
+        cx.rank_comm(comm)?;
+        let address = cx.window(window)?.address;
         // SAFETY: the module's, here and below.
         unsafe { out.write(std::ptr::with_exposed_provenance_mut(address)) };
         Ok(())
     })
 }
 
-/// Answers with an address in a window.
+/// Returns an address in a window.
 fn address(
     name: &'static str,
     window: RawWindow,
     out: *mut *mut c_void,
-    of: impl FnOnce(&Ask<'_>, &Window) -> Refused<usize>,
+    of: impl FnOnce(&CallContext<'_>, &Window) -> NcclResult<usize>,
 ) -> c_int {
-    question(name, null_mut(), |ask| {
-        let address = of(ask, &*ask.window(window)?)?;
+    call_ungrouped(name, null_mut(), |cx| {
+        let address = of(cx, &*cx.window(window)?)?;
         // SAFETY: as above.
         unsafe { out.write(std::ptr::with_exposed_provenance_mut(address)) };
         Ok(())
@@ -203,12 +210,12 @@ pub(super) unsafe extern "C" fn lsa_pointer(
     address("ncclGetLsaDevicePointer", window, out, |_, window| {
         let size = window.comm.lsa_size();
         let peer = usize::try_from(lsa_rank).ok().filter(|rank| *rank < size);
-        let text = || Refusal::argument(format!("LSA rank {lsa_rank} of {size}"));
+        let text = || NcclError::argument(format!("LSA rank {lsa_rank} of {size}"));
         window.at(window.first_lsa_rank() + peer.ok_or_else(text)?, offset, 0)
     })
 }
 
-/// NULL for a rank that load and store do not reach.
+/// NULL for a rank outside the LSA team.
 pub(super) unsafe extern "C" fn peer_pointer(
     window: RawWindow,
     offset: usize,
@@ -222,19 +229,19 @@ pub(super) unsafe extern "C" fn peer_pointer(
     })
 }
 
-/// NULL where there is no multicast.
+/// NULL without multicast.
 pub(super) unsafe extern "C" fn lsa_multimem_pointer(
     window: RawWindow,
     offset: usize,
     out: *mut *mut c_void,
 ) -> c_int {
-    address("ncclGetLsaMultimemDevicePointer", window, out, |ask, window| {
+    address("ncclGetLsaMultimemDevicePointer", window, out, |cx, window| {
         window.at(window.rank, offset, 0)?;
-        if !ask.core.simulation.multimem {
+        if !cx.core.simulation.multimem {
             return Ok(0);
         }
         let base = window.comm.lsa_multicast()?.handle(window.rank).base.addr();
-        Ok(base + window.shared.allocation.place() as usize * UNIT + offset)
+        Ok(base + window.shared.allocation.mc_offset_4k() as usize * UNIT + offset)
     })
 }
 
@@ -244,22 +251,22 @@ pub(super) unsafe extern "C" fn multimem_pointer(
     multimem: MultimemHandle,
     out: *mut *mut c_void,
 ) -> c_int {
-    address("ncclGetMultimemDevicePointer", window, out, |ask, window| {
+    address("ncclGetMultimemDevicePointer", window, out, |cx, window| {
         window.at(window.rank, offset, 0)?;
         let base = multimem.base.addr();
-        let group = is_multicast(base).then(|| ask.core.memory.multicast.group(base)).flatten();
+        let group = is_multicast(base).then(|| cx.core.memory.multicast.group(base)).flatten();
         if !group.is_some_and(|group| Rc::ptr_eq(&group.gpus, &window.comm.ranks.gpus)) {
-            return Err(Refusal::argument("no multicast handle of the window's communicator"));
+            return Err(NcclError::argument("no multicast handle of the window's communicator"));
         }
-        Ok(base + window.shared.allocation.place() as usize * UNIT + offset)
+        Ok(base + window.shared.allocation.mc_offset_4k() as usize * UNIT + offset)
     })
 }
 
-/// There are no logical endpoints.
+/// CFT is not simulated.
 fn no_endpoint(name: &'static str, window: RawWindow) -> c_int {
-    question(name, null_mut(), |ask| {
-        ask.window(window)?;
-        Err(Refusal::usage("simulated GPUs have no CFT"))
+    call_ungrouped(name, null_mut(), |cx| {
+        cx.window(window)?;
+        Err(NcclError::usage("simulated GPUs have no CFT"))
     })
 }
 

@@ -1,19 +1,19 @@
-//! Host threads and their turns.
+//! Schedules host threads: one at a time uses the machine.
 //!
 //! A host thread that uses the machine is a *client*. It calls the machine by posting a closure,
 //! which the machine's own thread polls until it is ready. Between two calls one client runs at a
-//! time: it has the baton. So what the clients do to the machine, and to each other by way of it,
-//! has one order, which the machine chooses.
+//! time: it holds the baton. So the clients' effects on the machine, and on each other through it,
+//! have one order, which the machine chooses.
 //!
-//! A client that sleeps without having called the machine (it waits for another thread, say) loses
-//! the baton after a moment: from then on the order is the operating system's.
+//! A client that blocks outside the machine (on another thread, say) loses the baton after a
+//! moment: from then on the order is the operating system's.
 //!
 //! # Safety
 //!
-//! A posted closure is not `'static` and not `Send`. Its address is in [`Entry::call`] only while
-//! its thread is blocked in [`Client::call`], which returns when the machine's thread has taken
-//! the address out, and no thread runs the closure but that one. So it outlives its use, and no two
-//! threads use it at a time.
+//! A posted closure is neither `'static` nor `Send`. Its address is in [`Entry::call`] only while
+//! its thread is blocked in [`Client::call`], which returns after the machine's thread has taken
+//! the address out; only that thread runs the closure. So the closure outlives its use, and no two
+//! threads use it at once.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,43 +28,44 @@ use super::core::Core;
 use super::fault::Faults;
 use crate::error::Error;
 
-/// How often the machine looks whether the client that runs has fallen asleep.
+/// Interval at which the machine checks whether the running client is blocked.
 const LOOK: Duration = Duration::from_millis(10);
-/// So many looks in a row at a sleeping client take the baton from it.
+/// A client found blocked by this many checks in a row loses the baton.
 const ASLEEP: u32 = 10;
 
-/// A client's number, in the order in which they came.
+/// A client's number, in order of registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ClientId(u32);
 
-/// How much has happened on a machine so far.
+/// Counts of a machine's events so far, to wait for the next one without missing any (an event
+/// count).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct News {
+pub struct EventCount {
     told: u64,
     ended: u64,
 }
 
-impl News {
-    /// Whether a thread has said something since.
-    pub(crate) fn is_word(self, since: Self) -> bool {
+impl EventCount {
+    /// Whether a thread has [notified](crate::Machine::notify) since.
+    pub(crate) fn is_notify(self, since: Self) -> bool {
         self.told != since.told
     }
 }
 
-/// What clients and the machine's thread share.
+/// State shared by clients and the machine's thread.
 pub(crate) struct Shared {
-    /// Of all machines in this process.
+    /// Unique among the machines of this process.
     pub(crate) number: u64,
     turns: Mutex<Turns>,
-    /// Tells the machine's thread that a client has asked, come or gone.
+    /// Wakes the machine's thread: a client has called, registered or left.
     asked: Condvar,
-    /// How often a thread has said that something has happened.
+    /// Notifications by threads.
     told: AtomicU64,
-    /// How often an operation of a stream has ended.
+    /// Completed stream operations.
     ended: AtomicU64,
     /// The virtual clock in nanoseconds.
     clock: AtomicU64,
-    /// What went wrong first.
+    /// The first failure.
     failure: OnceLock<Arc<Error>>,
     pub(crate) faults: Faults,
 }
@@ -73,37 +74,37 @@ pub(crate) struct Shared {
 struct Turns {
     clients: LiteMap<ClientId, Entry>,
     next: u32,
-    /// No new client comes: the machine ends with the last one.
+    /// No new client is accepted: the machine ends with the last one.
     closed: bool,
-    /// The machine's thread is gone.
+    /// The machine's thread has ended.
     ended: bool,
 }
 
 struct Entry {
     name: Arc<str>,
     state: State,
-    /// Tells the client that it has the baton.
+    /// Wakes the client: it has the baton.
     turn: Arc<Condvar>,
-    /// The operating system's number of its thread.
+    /// Its thread's id in the operating system.
     thread: i32,
-    /// Looks in a row at which it slept.
+    /// Consecutive checks that found it blocked.
     asleep: u32,
     call: Option<Call>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Its thread has not started yet; the machine waits for it.
+    /// Registered; its thread has not attached yet, and the machine waits for it.
     Coming,
-    /// It waits for the baton, with a call or for its first turn.
+    /// Waits for the baton, in a call or for its first turn.
     Waiting,
-    /// It has the baton.
+    /// Holds the baton.
     Running,
-    /// It runs, and has lost the baton.
+    /// Runs without the baton.
     Outside,
 }
 
-/// A call that is waiting.
+/// A posted call.
 #[derive(Clone, Copy)]
 pub(crate) struct Call {
     /// The function, for reports.
@@ -115,7 +116,7 @@ pub(crate) struct Call {
 unsafe impl Send for Call {}
 
 impl Call {
-    /// Polls it; whether it is ready.
+    /// Polls it; returns whether it is ready.
     ///
     /// # Safety
     ///
@@ -127,10 +128,10 @@ impl Call {
     }
 }
 
-/// What the machine's thread is to do next.
+/// What the machine's thread does next.
 pub(crate) enum Next {
-    /// The clients that wait, with their calls; `None` for one that wants its first turn. If
-    /// `all`, no client runs outside.
+    /// The waiting clients with their calls; `None` for one that waits for its first turn. `all`:
+    /// no client runs outside.
     Waiting { clients: Vec<(ClientId, Option<Call>)>, all: bool },
     /// End.
     End,
@@ -150,7 +151,7 @@ impl Shared {
         }
     }
 
-    /// Something has gone wrong.
+    /// Records a failure; the first one is kept.
     pub(crate) fn failed(&self, error: Error) {
         self.failure.get_or_init(|| Arc::new(error));
     }
@@ -159,19 +160,19 @@ impl Shared {
         self.failure.get().cloned()
     }
 
-    pub(crate) fn news(&self) -> News {
+    pub(crate) fn event_count(&self) -> EventCount {
         let [told, ended] = [&self.told, &self.ended].map(|count| count.load(Ordering::Acquire));
-        News { told, ended }
+        EventCount { told, ended }
     }
 
-    /// Something has happened.
+    /// Counts a notification.
     pub(crate) fn notify(&self) {
         self.told.fetch_add(1, Ordering::AcqRel);
         self.asked.notify_one();
     }
 
-    /// Operations of streams have ended.
-    pub(crate) fn streams_moved(&self) {
+    /// Counts completed stream operations.
+    pub(crate) fn notify_streams(&self) {
         self.ended.fetch_add(1, Ordering::AcqRel);
     }
 
@@ -183,7 +184,7 @@ impl Shared {
         self.clock.fetch_max(to, Ordering::AcqRel);
     }
 
-    /// A client that will come.
+    /// Registers a client that will attach.
     pub(crate) fn register(self: &Arc<Self>, name: String) -> ClientId {
         let mut turns = self.turns.lock();
         let id = ClientId(turns.next);
@@ -206,20 +207,20 @@ impl Shared {
         self.notify();
     }
 
-    /// No more clients come.
+    /// Stops accepting clients.
     pub(crate) fn close(&self) {
         self.turns.lock().closed = true;
         self.asked.notify_one();
     }
 
-    /// The machine's thread is gone: whoever waits for it gets no answer.
+    /// The machine's thread has ended: pending calls fail.
     pub(crate) fn end(&self) {
         let mut turns = self.turns.lock();
         turns.ended = true;
         turns.clients.values().for_each(|entry| _ = entry.turn.notify_one());
     }
 
-    /// Waits until no client runs, and one has asked for something.
+    /// Waits until no client runs and one has posted a call.
     pub(crate) fn next(&self) -> Next {
         let mut turns = self.turns.lock();
         loop {
@@ -229,7 +230,7 @@ impl Shared {
             }
             if is_any(State::Running) {
                 if self.asked.wait_for(&mut turns, LOOK).timed_out() {
-                    turns.look_for_sleepers();
+                    turns.check_for_sleepers();
                 }
             } else if is_any(State::Coming) || !is_any(State::Waiting) {
                 self.asked.wait(&mut turns);
@@ -242,12 +243,12 @@ impl Shared {
         }
     }
 
-    /// Waits a moment: a client that runs outside may ask for something, or end.
-    pub(crate) fn wait_for_outsiders(&self) {
+    /// Waits a moment for clients that run outside.
+    pub(crate) fn wait_for_unscheduled(&self) {
         self.asked.wait_for(&mut self.turns.lock(), LOOK);
     }
 
-    /// Gives a client the baton; its call has been answered.
+    /// Passes the baton to a client whose call was answered.
     pub(crate) fn give_turn(&self, id: ClientId) {
         let mut turns = self.turns.lock();
         if let Some(entry) = turns.clients.get_mut(&id) {
@@ -258,7 +259,7 @@ impl Shared {
         }
     }
 
-    /// Who waits in which call, for reports.
+    /// The waiting clients and the names of their calls, for reports.
     pub(crate) fn callers(&self) -> Vec<(Arc<str>, &'static str)> {
         let turns = self.turns.lock();
         let callers = turns.clients.values().filter_map(|e| Some((e.name.clone(), e.call?.name)));
@@ -267,8 +268,8 @@ impl Shared {
 }
 
 impl Turns {
-    /// Takes the baton from a client that sleeps.
-    fn look_for_sleepers(&mut self) {
+    /// Takes the baton from a client that is blocked elsewhere.
+    fn check_for_sleepers(&mut self) {
         let clients = self.clients.iter_mut().map(|(_, entry)| entry);
         for entry in clients.filter(|entry| entry.state == State::Running) {
             entry.asleep = if sleeps(entry.thread) { entry.asleep + 1 } else { 0 };
@@ -284,7 +285,7 @@ impl Turns {
     }
 }
 
-/// Whether a thread of this process sleeps. Where the system does not say, no thread does.
+/// Whether a thread of this process sleeps; `false` where the system does not tell.
 fn sleeps(thread: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
     stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S')))
@@ -294,7 +295,7 @@ thread_local! {
     static CURRENT: RefCell<Option<Client>> = const { RefCell::new(None) };
 }
 
-/// This thread's end of the machine.
+/// A thread's handle to the machine.
 pub(crate) struct Client {
     shared: Arc<Shared>,
     id: ClientId,
@@ -304,14 +305,15 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Makes this thread the client `id`, and waits for its first turn. It is no other client any more.
+    /// Attaches this thread as client `id` and waits for its first turn. Detaches it from its
+    /// previous machine.
     pub(crate) fn attach(shared: &Arc<Shared>, id: ClientId) {
-        // First: it could have the baton.
+        // First: it may hold the baton.
         Self::detach();
         let mut turns = shared.turns.lock();
         let Some(entry) = turns.clients.get_mut(&id) else { return };
         let turn = Arc::clone(&entry.turn);
-        // SAFETY: it takes nothing and cannot fail.
+        // SAFETY: it takes no arguments and cannot fail.
         entry.thread = unsafe { libc::gettid() };
         entry.state = State::Waiting;
         let shared = Arc::clone(shared);
@@ -321,14 +323,14 @@ impl Client {
         CURRENT.set(Some(client));
     }
 
-    /// This thread is no client any more.
+    /// Detaches this thread.
     pub(crate) fn detach() {
-        // Once more in the drop of a thread's locals it is gone already.
+        // During the destruction of thread-locals it may be gone.
         let client = CURRENT.try_with(RefCell::take).ok().flatten();
         drop(client);
     }
 
-    /// What `f` makes of this thread's client, if it is one.
+    /// Calls `f` with this thread's client, if it is attached.
     pub(crate) fn with<R>(f: impl FnOnce(&Self) -> R) -> Option<R> {
         CURRENT.try_with(|current| current.borrow().as_ref().map(f)).ok().flatten()
     }
@@ -341,7 +343,7 @@ impl Client {
         self.id
     }
 
-    /// Has the machine's thread poll `f` until it is ready. `None` if the machine is gone.
+    /// Lets the machine's thread poll `f` until it is ready. `None` if the machine has ended.
     pub(crate) fn call<R>(
         &self,
         name: &'static str,
@@ -356,7 +358,8 @@ impl Client {
             Poll::Pending => false,
         };
         let poll: *mut (dyn FnMut(&Core, &Call) -> bool + '_) = &raw mut poll;
-        // SAFETY: the two differ in a lifetime; that nobody uses the pointer behind it is the module's.
+        // SAFETY: the two differ only in a lifetime; the module's contract covers the use of the
+        // pointer.
         let poll: *mut (dyn FnMut(&Core, &Call) -> bool + 'static) =
             unsafe { std::mem::transmute(poll) };
         let mut turns = self.shared.turns.lock();

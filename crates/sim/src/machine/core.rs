@@ -1,4 +1,4 @@
-//! All state of a machine, on its own thread.
+//! The state of a machine, owned by its thread.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -9,35 +9,35 @@ use devcomm_sys::driver::{CUfunction, CUresult};
 use devcomm_types::HostBody;
 use litemap::LiteMap;
 
-use super::baton::{News, Shared};
+use super::baton::{EventCount, Shared};
 use super::fault::Faults;
 use crate::driver::event::Event;
 use crate::driver::function::Function;
 use crate::driver::graph::{Exec, Graph};
 use crate::driver::stream::{Stream, StreamOp};
-use crate::driver::{Refusal, Refused};
+use crate::driver::{CudaError, CudaResult};
 use crate::error::{Error, Stall};
 use crate::gpus::{Gpus, Step};
 use crate::host_nccl;
 use crate::memory::{Allocation, Memory};
 use crate::simulation::Simulation;
 
-/// What a turn of the GPUs brought.
-pub(super) enum Moved {
-    /// Operations of streams have ended: host threads may be waiting for that.
+/// Progress of a turn of the GPUs.
+pub(super) enum Progress {
+    /// Stream operations completed: host threads may wait for that.
     Streams,
-    /// Something.
+    /// Other progress.
     Something,
-    /// Nothing; and nothing will come without the host or the clock.
+    /// None, and none is possible without the host or the clock.
     Nothing,
 }
 
 /// The state of one GPU as the driver sees it.
 #[derive(Default)]
 pub(crate) struct Device {
-    /// How often its primary context is retained.
+    /// Reference count of its primary context.
     pub(crate) retained: Cell<usize>,
-    /// Bytes that are allocated.
+    /// Allocated bytes.
     pub(crate) allocated: Cell<usize>,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct Core {
     pub(crate) memory: Rc<Memory>,
     pub(crate) gpus: Rc<Gpus>,
     pub(crate) devices: Box<[Device]>,
-    /// The streams by handle; those of number 1, 2, ... are the GPUs' default streams.
+    /// Streams by handle; 1, 2, ... are the GPUs' default streams.
     pub(crate) streams: RefCell<LiteMap<u64, Rc<Stream>>>,
     pub(crate) events: RefCell<LiteMap<u64, Rc<Event>>>,
     pub(crate) graphs: RefCell<LiteMap<u64, Rc<Graph>>>,
@@ -57,17 +57,17 @@ pub(crate) struct Core {
     /// Pinned host memory by address.
     pub(crate) pinned: RefCell<LiteMap<usize, Allocation>>,
     pub(crate) nccl: host_nccl::State,
-    /// What is gone for the host, and kernels may still use.
-    retired: RefCell<Vec<Box<dyn Any>>>,
+    /// Objects that the host has destroyed and kernels may still use.
+    deferred_drops: RefCell<Vec<Box<dyn Any>>>,
     next_handle: Cell<u64>,
-    /// The error that ended the kernels: every call fails with it from then on.
-    failure: RefCell<Option<Refusal>>,
+    /// The error that ended the kernels: every later call returns it.
+    failure: RefCell<Option<CudaError>>,
     deadlock: RefCell<Option<String>>,
-    /// The earliest time that a waiting client has named.
+    /// The earliest deadline of a waiting client.
     wake_at: Cell<Option<u64>>,
 }
 
-/// Handles of objects that are no default streams start here.
+/// First handle of objects other than default streams.
 const FIRST_HANDLE: u64 = 1 << 24;
 
 impl Core {
@@ -91,7 +91,7 @@ impl Core {
             functions: RefCell::default(),
             pinned: RefCell::default(),
             nccl: host_nccl::State::default(),
-            retired: RefCell::default(),
+            deferred_drops: RefCell::default(),
             next_handle: Cell::new(FIRST_HANDLE),
             failure: RefCell::default(),
             deadlock: RefCell::default(),
@@ -108,12 +108,12 @@ impl Core {
         &self.shared.faults
     }
 
-    /// How much has happened so far.
-    pub(crate) fn news(&self) -> News {
-        self.shared.news()
+    /// The event count.
+    pub(crate) fn event_count(&self) -> EventCount {
+        self.shared.event_count()
     }
 
-    /// Something has happened that waiting clients may be waiting for.
+    /// Wakes waiting clients to poll again.
     pub(crate) fn notify(&self) {
         self.shared.notify();
     }
@@ -123,44 +123,44 @@ impl Core {
         self.shared.clock()
     }
 
-    /// A call of a client takes a microsecond.
+    /// Advances the clock by a call's duration, one microsecond.
     pub(super) fn tick(&self) {
         self.shared.advance(self.clock() + 1000);
     }
 
-    /// A handle that no object had before.
+    /// A new handle, never reused.
     pub(crate) fn new_handle(&self) -> u64 {
-        // As far apart as objects in memory would be.
+        // Spaced like objects in memory.
         self.next_handle.replace(self.next_handle.get() + 64)
     }
 
-    /// A waiting client is content with this time.
+    /// Registers a waiting client's deadline.
     pub(crate) fn wake_at(&self, time: u64) {
         self.wake_at.set(Some(self.wake_at.get().map_or(time, |other| other.min(time))));
     }
 
-    /// Forgets what clients have named: they are about to be asked.
-    pub(super) fn forget_wakes(&self) {
+    /// Clears the clients' deadlines, before they are polled.
+    pub(super) fn clear_wake_time(&self) {
         self.wake_at.set(None);
     }
 
-    /// The report, while calls that wait are told of a deadlock.
+    /// The report, while pending calls fail with a deadlock.
     pub(crate) fn deadlock(&self) -> Option<String> {
         self.deadlock.borrow().clone()
     }
 
-    /// From here on calls that wait for something that does not come end with a report.
-    pub(super) fn tell_deadlock(&self) {
+    /// From here on pending calls fail with a deadlock report.
+    pub(super) fn begin_deadlock(&self) {
         let error = Error::Deadlock(self.stall());
         self.deadlock.replace(Some(error.to_string()));
         self.shared.failed(error);
     }
 
-    pub(super) fn forget_deadlock(&self) {
+    pub(super) fn end_deadlock(&self) {
         self.deadlock.take();
     }
 
-    /// Who waits for what.
+    /// What every thread and stream waits for.
     fn stall(&self) -> Box<Stall> {
         let callers = self.shared.callers();
         let callers = callers.iter().map(|(name, call)| format!("{name} is in {call}"));
@@ -171,12 +171,12 @@ impl Core {
         Box::new(Stall { host: callers.chain(heads).collect(), ..*self.gpus.stall() })
     }
 
-    /// What every call fails with since a kernel failed.
-    pub(crate) fn check(&self) -> Refused<()> {
+    /// The error of every call after a kernel failed.
+    pub(crate) fn check(&self) -> CudaResult<()> {
         self.failure.borrow().clone().map_or(Ok(()), Err)
     }
 
-    /// Ends all that runs: a kernel, or what a stream did, broke a rule.
+    /// Ends everything that runs, after an error of a kernel or a stream operation.
     pub(crate) fn fail(&self, error: Error) {
         let code = match &error {
             Error::OutOfBounds { .. } => CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
@@ -185,33 +185,32 @@ impl Core {
             }
             _ => CUresult::CUDA_ERROR_LAUNCH_FAILED,
         };
-        self.fail_with(Refusal::new(code, error.to_string()));
+        self.fail_with(CudaError::new(code, error.to_string()));
         self.shared.failed(error);
     }
 
-    /// As [`fail`](Self::fail), with any error of the driver's.
-    pub(crate) fn fail_with(&self, refusal: Refusal) {
-        self.failure.borrow_mut().get_or_insert(refusal);
+    /// As [`fail`](Self::fail), with any driver error.
+    pub(crate) fn fail_with(&self, error: CudaError) {
+        self.failure.borrow_mut().get_or_insert(error);
         self.gpus.reset();
-        drop(self.retired.take());
+        drop(self.deferred_drops.take());
         self.streams.borrow().values().for_each(|stream| stream.clear());
     }
 
-    /// Keeps what the host has done with as long as kernels run: one that was left waiting looks at it
-    /// again and again.
-    pub(crate) fn retire(&self, gone: impl Any) {
+    /// Keeps an object alive until no kernel runs: a kernel that still waits polls it.
+    pub(crate) fn defer_drop(&self, gone: impl Any) {
         if self.gpus.has_grids() {
-            self.retired.borrow_mut().push(Box::new(gone));
+            self.deferred_drops.borrow_mut().push(Box::new(gone));
         }
     }
 
-    /// Appends an operation to a stream, or to what is captured from it.
+    /// Enqueues an operation on a stream, or adds it to the stream's capture.
     pub(crate) fn enqueue(&self, stream: &Stream, op: Box<dyn StreamOp>) {
         stream.push(self, op);
     }
 
-    /// Polls the heads of all streams, and runs what is on the GPUs for a while.
-    pub(super) fn run_gpus(&self) -> Moved {
+    /// Polls the heads of all streams and steps the GPUs.
+    pub(super) fn run_gpus(&self) -> Progress {
         self.streams.borrow_mut().retain(|_, stream| !stream.is_over());
         let streams: Vec<_> = self.streams.borrow().values().cloned().collect();
         let mut moved = false;
@@ -226,18 +225,19 @@ impl Core {
             print!("{printed}");
         }
         if !self.gpus.has_grids() {
-            drop(self.retired.take());
+            drop(self.deferred_drops.take());
         }
         match step {
             Step::Failed(error) => {
                 self.fail(error);
-                Moved::Streams
+                Progress::Streams
             }
-            _ if moved => Moved::Streams,
-            Step::Progress => Moved::Something,
-            // Who spins may count its rounds; but a deadline passes, a kernel's or a client's.
-            Step::Spinning if self.first_deadline().is_none() => Moved::Something,
-            Step::Idle | Step::Stuck | Step::Spinning => Moved::Nothing,
+            _ if moved => Progress::Streams,
+            Step::Progress => Progress::Something,
+            // A spinning thread may be counting its iterations, but deadlines of kernels and
+            // clients still pass.
+            Step::Spinning if self.first_deadline().is_none() => Progress::Something,
+            Step::Idle | Step::Stuck | Step::Spinning => Progress::Nothing,
         }
     }
 
@@ -245,8 +245,8 @@ impl Core {
         self.gpus.next_deadline().into_iter().chain(self.wake_at.get()).min()
     }
 
-    /// Lets the time pass until the first deadline; says whether there is any.
-    pub(super) fn pass_deadline(&self) -> bool {
+    /// Advances the clock to the first deadline; returns whether there is one.
+    pub(super) fn advance_to_deadline(&self) -> bool {
         let first = self.first_deadline();
         if let Some(time) = first {
             self.shared.advance(time);

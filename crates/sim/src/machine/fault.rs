@@ -1,57 +1,56 @@
-//! What tests do to a machine: faults on request, and a record of the calls that were made.
+//! Fault injection and call recording, for tests.
 //!
-//! Every function of the driver and of NCCL that asks the machine's thread comes by here first.
+//! Every driver and NCCL function that runs on the machine's thread passes here first.
 
 use std::fmt;
 
 use litemap::LiteMap;
 use parking_lot::Mutex;
 
-/// A call that goes wrong.
+/// A fault to inject into a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// The function, by the name that the driver or NCCL has for it: `cuStreamCreate`,
-    /// `ncclCommSplit`.
+    /// The function's name in the driver or NCCL: `cuStreamCreate`, `ncclCommSplit`.
     pub function: &'static str,
-    /// The GPU whose calls are meant: that of the communicator, or else of the current context.
-    /// `None`: any.
+    /// Matches calls of this GPU: that of the communicator, or else of the current context. `None`:
+    /// any.
     pub gpu: Option<usize>,
-    /// Which of these calls, from 0. `None`: each.
+    /// Index of the matching call, from 0. `None`: every one.
     pub nth: Option<usize>,
-    /// What happens instead.
+    /// The effect.
     pub effect: Effect,
 }
 
-/// What happens in a call that goes wrong.
+/// The effect of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Effect {
-    /// It returns this code of the driver's or NCCL's, and does nothing.
+    /// The call returns this code of the driver or NCCL, and does nothing.
     Fail(i32),
-    /// It does not return before a communicator of its GPU is aborted. It fails then, or when
-    /// nothing on the machine can go on.
+    /// The call blocks until a communicator of its GPU is aborted, or until the machine is
+    /// deadlocked, and then fails.
     Hang,
-    /// It succeeds and gives NULL: memory, a communicator, a window.
+    /// The call succeeds and returns NULL: memory, a communicator, a window.
     Null,
-    /// It succeeds, and an error comes after it: of the communicator, where NCCL was called, with
-    /// this code of NCCL's; else of the context, with this code of the driver's.
+    /// The call succeeds, and an asynchronous error follows: of the communicator, for an NCCL
+    /// function, with this NCCL code; else of the context, with this driver code.
     Later(i32),
 }
 
-/// A call that was made.
+/// A recorded call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallRecord {
     /// The function.
     pub function: &'static str,
     /// The GPU of its communicator or of the current context.
     pub gpu: Option<usize>,
-    /// What it was called with, where that is recorded.
+    /// Its arguments, where they are recorded.
     pub detail: String,
-    /// What it returned; `None` while it is waiting.
+    /// Its return code; `None` while it is pending.
     pub code: Option<i32>,
 }
 
-/// The function and what it was called with, on one line.
+/// The function and its arguments, on one line.
 impl fmt::Display for CallRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.function)?;
@@ -59,7 +58,7 @@ impl fmt::Display for CallRecord {
     }
 }
 
-/// The faults and the record of a machine.
+/// Injected faults and recorded calls of a machine.
 #[derive(Default)]
 pub(crate) struct Faults {
     state: Mutex<State>,
@@ -67,20 +66,20 @@ pub(crate) struct Faults {
 
 #[derive(Default)]
 struct State {
-    /// With the calls that each has met so far.
+    /// Faults, each with the number of calls that it has matched.
     faults: Vec<(Fault, usize)>,
     records: Option<Vec<CallRecord>>,
-    /// Aborts of communicators by GPU.
+    /// Number of communicator aborts by GPU.
     aborts: LiteMap<usize, u64>,
 }
 
-/// A call that is being made.
+/// A call in progress.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry {
     pub(crate) effect: Option<Effect>,
     record: Option<usize>,
     gpu: Option<usize>,
-    /// Aborts on its GPU before it.
+    /// Aborts on its GPU when it began.
     aborts: u64,
 }
 
@@ -97,16 +96,16 @@ impl Faults {
         self.state.lock().records.clone().unwrap_or_default()
     }
 
-    /// A call begins.
+    /// Called when a call begins.
     pub(crate) fn enter(&self, function: &'static str, gpu: Option<usize>) -> Entry {
         let mut state = self.state.lock();
         let mut effect = None;
-        for (fault, met) in &mut state.faults {
+        for (fault, matched) in &mut state.faults {
             if fault.function == function && (fault.gpu.is_none() || fault.gpu == gpu) {
-                if fault.nth.is_none_or(|nth| nth == *met) {
+                if fault.nth.is_none_or(|nth| nth == *matched) {
                     effect.get_or_insert(fault.effect);
                 }
-                *met += 1;
+                *matched += 1;
             }
         }
         let record = state.records.as_mut().map(|records| {
@@ -116,12 +115,12 @@ impl Faults {
         Entry { effect, record, gpu, aborts: state.aborts_on(gpu) }
     }
 
-    /// Says what it was called with.
+    /// Records its arguments.
     pub(crate) fn detail(&self, entry: &Entry, detail: impl FnOnce() -> String) {
         self.change(entry, |record| record.detail = detail());
     }
 
-    /// The call ends.
+    /// Called when it returns.
     pub(crate) fn leave(&self, entry: &Entry, code: i32) {
         self.change(entry, |record| record.code = Some(code));
     }
@@ -134,12 +133,12 @@ impl Faults {
         }
     }
 
-    /// A communicator of that GPU is aborted.
+    /// A communicator of that GPU is aborted: releases hanging calls.
     pub(crate) fn release(&self, gpu: usize) {
         *self.state.lock().aborts.entry(gpu).or_default() += 1;
     }
 
-    /// Whether a call that hangs does so no more.
+    /// Whether a hanging call was released.
     pub(crate) fn is_released(&self, entry: &Entry) -> bool {
         self.state.lock().aborts_on(entry.gpu) != entry.aborts
     }

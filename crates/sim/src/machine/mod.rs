@@ -1,8 +1,8 @@
-//! A simulated machine: GPUs, a driver and an NCCL, for the host threads of this process.
+//! The simulated machine: GPUs, a driver and NCCL for the host threads of this process.
 //!
-//! One OS thread owns all of it, the *machine's thread* ([`turns`]): it runs the threads of the
-//! GPUs, and answers what host threads ask ([`baton`]). The functions of the two tables are in
-//! [`driver`](crate::driver) and [`host_nccl`](crate::host_nccl); what they change is in [`core`].
+//! One OS thread owns all its state, the *machine's thread* ([`turns`]): it runs the GPUs' threads
+//! and executes the calls of host threads ([`baton`]). The functions of the two tables are in
+//! [`driver`](crate::driver) and [`host_nccl`](crate::host_nccl); their state is in [`core`].
 
 pub(crate) mod baton;
 pub(crate) mod core;
@@ -21,7 +21,7 @@ use devcomm_types::HostBody;
 use litemap::LiteMap;
 use parking_lot::Mutex;
 
-pub use self::baton::News;
+pub use self::baton::EventCount;
 use self::baton::{Call, Client, ClientId, Shared};
 use self::core::Core;
 pub use self::fault::{CallRecord, Effect, Fault};
@@ -29,11 +29,11 @@ use crate::error::{Error, Result};
 use crate::gpus::Activity;
 use crate::simulation::Simulation;
 
-/// The machines of this process by number: a context's handle names its machine.
+/// The machines of this process by number; a context's handle encodes the number.
 static MACHINES: Mutex<LiteMap<u64, Weak<Shared>>> = Mutex::new(LiteMap::new());
 
-/// A simulated machine. Clones are the same machine; it ends with the last of them and the last
-/// thread that uses it.
+/// A simulated machine. Clones refer to the same machine; it ends with the last clone and the last
+/// attached thread.
 #[derive(Clone)]
 pub struct Machine {
     inner: Arc<Inner>,
@@ -49,17 +49,17 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// [`Error::Settings`] where the settings make no sense.
+    /// [`Error::Settings`] for invalid settings.
     pub fn new(simulation: &Simulation) -> Result<Self> {
         static NUMBER: AtomicU64 = AtomicU64::new(1);
         let simulation = simulation.checked()?;
         let gpus = simulation.gpus;
         let shared = Arc::new(Shared::new(NUMBER.fetch_add(1, Ordering::Relaxed)));
         MACHINES.lock().insert(shared.number, Arc::downgrade(&shared));
-        let its = Arc::clone(&shared);
+        let machine = Arc::clone(&shared);
         thread::Builder::new()
             .name("devcomm-machine".to_owned())
-            .spawn(move || turns::run(&its, &simulation))
+            .spawn(move || turns::run(&machine, &simulation))
             .map_err(|error| Error::Settings(format!("a thread cannot be started: {error}")))?;
         Ok(Self { inner: Arc::new(Inner { shared, gpus }) })
     }
@@ -70,67 +70,72 @@ impl Machine {
         self.inner.gpus
     }
 
-    /// The driver's functions. They find their machine by the thread that calls them.
+    /// The driver's functions. They act on the machine that the calling thread is attached to.
     #[must_use]
     pub fn driver() -> &'static Driver {
         &crate::driver::DRIVER
     }
 
-    /// NCCL's functions, of version 2.32.3. They find their machine by the thread that calls them.
+    /// NCCL's functions, version 2.32.3. They act on the machine that the calling thread is
+    /// attached to.
     #[must_use]
     pub fn nccl() -> &'static Functions {
         &crate::host_nccl::NCCL
     }
 
-    /// Announces a thread that will use the machine: until it has attached, no other gets its turn.
-    /// `name` stands for it in reports.
+    /// Reserves a turn for a thread that will attach: until it has, no other thread gets a turn.
+    /// `name` is its name in reports.
     pub fn ticket(&self, name: impl Into<String>) -> Ticket {
         let shared = Arc::clone(&self.inner.shared);
         let id = shared.register(name.into());
         Ticket { shared, id, used: false }
     }
 
-    /// Makes the calling thread one that uses this machine, if it is none yet, until it ends.
+    /// Attaches the calling thread to this machine until it ends, unless it is attached.
     pub fn enter(&self) {
         join(&self.inner.shared);
     }
 
-    /// The machine's clock, which is virtual: it moves with what the machine does.
+    /// The machine's virtual clock, which advances with the machine's work.
     #[must_use]
     pub fn now(&self) -> Duration {
         Duration::from_nanos(self.inner.shared.clock())
     }
 
-    /// How much has happened on the machine so far.
+    /// The machine's event count, for [`wait`](Self::wait).
     #[must_use]
-    pub fn news(&self) -> News {
-        self.inner.shared.news()
+    pub fn event_count(&self) -> EventCount {
+        self.inner.shared.event_count()
     }
 
-    /// Waits until something has happened on the machine since [`news`](Self::news) was `since`, or
-    /// the clock has reached `deadline`.
+    /// Waits until an event has happened on the machine after [`event_count`](Self::event_count)
+    /// returned `since`, or until the clock has reached `deadline`.
     ///
-    /// Whoever waits for a condition takes the news first, looks at the condition then, and waits
-    /// if it does not hold: what happens in between is not missed.
+    /// To wait for a condition, read the event count, test the condition, and wait if it does not
+    /// hold: no event in between is missed.
     ///
     /// # Errors
     ///
-    /// Nothing can happen any more and nobody waits with a deadline: who waits for what.
-    pub fn wait(&self, since: News, deadline: Option<Duration>) -> Result<(), String> {
-        self.wait_until(deadline, |core, _| core.news() != since)
+    /// The report of a deadlock: nothing can happen any more, and no thread waits with a deadline.
+    pub fn wait(&self, since: EventCount, deadline: Option<Duration>) -> Result<(), String> {
+        self.wait_until(deadline, |core, _| core.event_count() != since)
     }
 
-    /// As [`wait`](Self::wait), but only for what a thread has [said](Self::notify).
+    /// As [`wait`](Self::wait), but only for [notifications](Self::notify) by threads.
     ///
     /// # Errors
     ///
     /// As [`wait`](Self::wait).
-    pub fn wait_for_word(&self, since: News, deadline: Option<Duration>) -> Result<(), String> {
-        self.wait_until(deadline, |core, _| core.news().is_word(since))
+    pub fn wait_for_notify(
+        &self,
+        since: EventCount,
+        deadline: Option<Duration>,
+    ) -> Result<(), String> {
+        self.wait_until(deadline, |core, _| core.event_count().is_notify(since))
     }
 
-    /// As [`wait_for_word`](Self::wait_for_word), or until something has happened and this stream of
-    /// the current context has nothing to do.
+    /// As [`wait_for_notify`](Self::wait_for_notify), or until this stream of the current context
+    /// is idle.
     ///
     /// # Errors
     ///
@@ -138,13 +143,13 @@ impl Machine {
     pub fn wait_for_stream(
         &self,
         stream: CUstream,
-        since: News,
+        since: EventCount,
         deadline: Option<Duration>,
     ) -> Result<(), String> {
         self.wait_until(deadline, |core, gpu| {
             let is_busy = |gpu| core.stream(gpu, stream).is_ok_and(|stream| !stream.is_idle());
-            let now = core.news();
-            now.is_word(since) || (now != since && !gpu.is_some_and(is_busy))
+            let now = core.event_count();
+            now.is_notify(since) || (now != since && !gpu.is_some_and(is_busy))
         })
     }
 
@@ -168,33 +173,31 @@ impl Machine {
                 core.deadlock().map_or(Poll::Pending, |report| Poll::Ready(Err(report)))
             })
         });
-        waited.flatten().unwrap_or_else(|| Err("the simulated machine is gone".to_owned()))
+        waited.flatten().unwrap_or_else(|| Err("the simulated machine has ended".to_owned()))
     }
 
-    /// Something has happened outside the machine that a thread in [`wait`](Self::wait) may be
-    /// waiting for.
+    /// Wakes threads in [`wait`](Self::wait): something has happened outside the machine.
     pub fn notify(&self) {
         self.inner.shared.notify();
     }
 
-    /// What went wrong first: why the driver's functions failed, or a wait was told that nothing can
-    /// go on.
+    /// The first failure: why driver calls fail, or the deadlock that was reported.
     #[must_use]
     pub fn failure(&self) -> Option<Arc<Error>> {
         self.inner.shared.failure()
     }
 
-    /// What its GPUs have done so far.
+    /// The GPUs' activity so far.
     #[must_use]
     pub fn activity(&self) -> Activity {
         let here = |client: &Client| Arc::ptr_eq(client.shared(), &self.inner.shared);
         let is_here = Client::with(here).unwrap_or(false);
-        let _visit = (!is_here).then(|| self.ticket("a look").attach());
-        let look = |core: &Core, _: &Call| Poll::Ready(core.gpus.activity());
-        Client::with(|client| client.call("a look", look)).flatten().unwrap_or_default()
+        let _attached = (!is_here).then(|| self.ticket("a query").attach());
+        let query = |core: &Core, _: &Call| Poll::Ready(core.gpus.activity());
+        Client::with(|client| client.call("a query", query)).flatten().unwrap_or_default()
     }
 
-    /// Makes calls go wrong from now on. For tests.
+    /// Injects a fault into calls from now on. For tests.
     pub fn inject(&self, fault: Fault) {
         self.inner.shared.faults.inject(fault);
     }
@@ -204,13 +207,13 @@ impl Machine {
         self.inner.shared.faults.record();
     }
 
-    /// The calls since [`record_calls`](Self::record_calls), of all threads, in their order.
+    /// The calls of all threads since [`record_calls`](Self::record_calls), in order.
     #[must_use]
     pub fn calls(&self) -> Vec<CallRecord> {
         self.inner.shared.faults.records()
     }
 
-    /// The function that runs `body` on the GPU of the current context; one for each body.
+    /// The function that runs `body` on the GPU of the current context, one per body.
     ///
     /// Null if the calling thread has no context.
     #[must_use]
@@ -230,12 +233,12 @@ impl Drop for Inner {
     }
 }
 
-/// The machine of that number, if it is still there.
+/// The machine with that number, if it exists.
 pub(crate) fn find(number: u64) -> Option<Arc<Shared>> {
     MACHINES.lock().get(&number).and_then(Weak::upgrade)
 }
 
-/// Makes the calling thread one that uses this machine until it ends, if it does not use it already.
+/// Attaches the calling thread to this machine until it ends, unless it is attached.
 pub(crate) fn join(machine: &Arc<Shared>) {
     let here = |client: &Client| Arc::ptr_eq(client.shared(), machine);
     if !Client::with(here).unwrap_or(false) {
@@ -244,7 +247,7 @@ pub(crate) fn join(machine: &Arc<Shared>) {
     }
 }
 
-/// A thread that will use a machine.
+/// The reserved turn of a thread that will attach to a machine.
 #[must_use = "the machine waits for the thread"]
 pub struct Ticket {
     shared: Arc<Shared>,
@@ -253,7 +256,7 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// Makes the calling thread the announced one, and waits for its turn.
+    /// Attaches the calling thread and waits for its turn.
     pub fn attach(mut self) -> Attached {
         self.used = true;
         Client::attach(&self.shared, self.id);
@@ -269,8 +272,8 @@ impl Drop for Ticket {
     }
 }
 
-/// The calling thread uses a machine; dropping this ends that.
-#[must_use = "the thread leaves the machine when this is dropped"]
+/// The calling thread is attached to a machine until this is dropped.
+#[must_use = "dropping it detaches the thread from the machine"]
 pub struct Attached {
     _private: (),
 }

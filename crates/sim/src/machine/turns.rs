@@ -1,15 +1,15 @@
-//! The machine's thread: whose turn it is.
+//! The machine's thread: chooses which client runs next.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::baton::{Call, ClientId, Next, Shared};
-use super::core::{Core, Moved};
+use super::core::{Core, Progress};
 use crate::simulation::Simulation;
 
-/// Runs a machine until nobody uses it any more.
+/// Runs a machine until no thread uses it.
 pub(super) fn run(shared: &Arc<Shared>, simulation: &Simulation) {
-    // Nobody may wait for an answer that does not come.
+    // No client may wait for an answer that does not come.
     let ran = catch_unwind(AssertUnwindSafe(|| Turns::new(shared, simulation).run()));
     shared.end();
     if ran.is_err() {
@@ -20,11 +20,11 @@ pub(super) fn run(shared: &Arc<Shared>, simulation: &Simulation) {
 struct Turns {
     shared: Arc<Shared>,
     core: Core,
-    /// Whether turns are drawn by the seed.
+    /// Whether turns are chosen at random by the seed.
     random: bool,
-    /// The client whose turn came last.
+    /// The client that had the last turn.
     last: Option<ClientId>,
-    /// Clients that have had a turn since the GPUs had one.
+    /// Turns of clients since the GPUs' last turn.
     served: usize,
 }
 
@@ -40,22 +40,22 @@ impl Turns {
             self.order(&mut clients);
             let gpus_first = match self.random {
                 true => self.core.gpus.choose(2) == 0,
-                // The GPUs run beside the clients, not after them.
+                // The GPUs run concurrently with the clients.
                 false => self.served >= clients.len(),
             };
             if gpus_first {
                 self.served = 0;
-                if matches!(self.core.run_gpus(), Moved::Streams) {
-                    self.shared.streams_moved();
+                if matches!(self.core.run_gpus(), Progress::Streams) {
+                    self.shared.notify_streams();
                 }
             }
             if !self.serve(&clients) {
-                self.nobody_is_ready(&clients, all);
+                self.all_blocked(&clients, all);
             }
         }
     }
 
-    /// In the order in which they are looked at: in turn, or by chance.
+    /// Orders the clients: round robin, or at random.
     fn order(&mut self, clients: &mut [(ClientId, Option<Call>)]) {
         if self.random {
             for i in 0..clients.len() {
@@ -67,15 +67,15 @@ impl Turns {
         clients.rotate_left(next.unwrap_or(0));
     }
 
-    /// Gives the baton to the first client that can have it; says whether there was one.
+    /// Passes the baton to the first client whose call is ready; returns whether there was one.
     fn serve(&mut self, clients: &[(ClientId, Option<Call>)]) -> bool {
-        self.core.forget_wakes();
+        self.core.clear_wake_time();
         for (id, call) in clients {
             // SAFETY: the call is of a client that waits for its answer, and this is the machine's
             // thread.
             if call.is_none_or(|call| unsafe { call.poll(&self.core) }) {
                 self.core.tick();
-                self.core.gpus.look_again();
+                self.core.gpus.recheck_waits();
                 self.last = Some(*id);
                 self.served += 1;
                 self.shared.give_turn(*id);
@@ -85,20 +85,20 @@ impl Turns {
         false
     }
 
-    /// All clients wait for something that has to happen.
-    fn nobody_is_ready(&mut self, clients: &[(ClientId, Option<Call>)], all: bool) {
+    /// All clients wait: runs the GPUs, advances the clock, or reports a deadlock.
+    fn all_blocked(&mut self, clients: &[(ClientId, Option<Call>)], all: bool) {
         self.served = 0;
         match self.core.run_gpus() {
-            Moved::Streams => self.shared.streams_moved(),
-            Moved::Something => {}
-            Moved::Nothing if self.core.pass_deadline() => {}
-            Moved::Nothing if !all => self.shared.wait_for_outsiders(),
-            Moved::Nothing => {
-                // One of them hears of it; the others hear of that one.
-                self.core.tell_deadlock();
+            Progress::Streams => self.shared.notify_streams(),
+            Progress::Something => {}
+            Progress::Nothing if self.core.advance_to_deadline() => {}
+            Progress::Nothing if !all => self.shared.wait_for_unscheduled(),
+            Progress::Nothing => {
+                // One client gets the report; the others learn that its rank is lost.
+                self.core.begin_deadlock();
                 let told = self.serve(clients);
-                self.core.forget_deadlock();
-                assert!(told, "every call that waits ends when nothing can go on");
+                self.core.end_deadlock();
+                assert!(told, "a pending call returns on deadlock");
             }
         }
     }

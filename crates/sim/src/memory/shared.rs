@@ -1,4 +1,4 @@
-//! Memory that is mapped at several addresses: at its GPU's own, and as a part of windows.
+//! Memory mapped at several addresses: its own, and as parts of windows.
 
 use std::fs::File;
 use std::io;
@@ -8,17 +8,17 @@ use std::rc::Rc;
 use super::{Allocation, GpuSet, Mapping, Memory, Owner, page_size};
 use crate::error::{Error, Result};
 
-/// The bytes behind all mappings: pages that no file system has. New ones are zero.
+/// The pages behind all mappings: an anonymous file, initially zero.
 pub(crate) struct Pages(File);
 
 impl Pages {
     fn new(len: usize) -> io::Result<Self> {
-        // SAFETY: a name, and a flag that it knows.
+        // SAFETY: a valid name and flag.
         let fd = unsafe { libc::memfd_create(c"devcomm".as_ptr(), libc::MFD_CLOEXEC) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a new descriptor, which nobody else has.
+        // SAFETY: a new descriptor, owned here.
         let file = unsafe { File::from_raw_fd(fd) };
         file.set_len(len as u64)?;
         Ok(Self(file))
@@ -26,10 +26,11 @@ impl Pages {
 }
 
 impl Mapping {
-    /// Puts `len` bytes of `pages` from `start` at `offset`. All are whole pages.
+    /// Maps `len` bytes of `pages` from `start` at `offset`. All are multiples of the page size.
     fn map(&self, offset: usize, len: usize, pages: &Pages, start: usize) -> io::Result<()> {
         assert!(offset <= self.len && len <= self.len - offset, "the pages lie in the mapping");
-        // SAFETY: the range lies in this mapping, to which no reference exists, and ends with it.
+        // SAFETY: the range lies in this mapping, to which no reference exists; it is unmapped with
+        // it.
         let mapped = unsafe {
             libc::mmap(
                 self.base.add(offset).cast(),
@@ -47,15 +48,15 @@ impl Mapping {
     }
 }
 
-/// One rank's part of a window: `bytes` of `pages`, from the page at `start` on.
-pub(crate) struct Part {
+/// One rank's part of a window: `bytes` bytes of `pages`, from the page at `start`.
+pub(crate) struct WindowPart {
     pub(crate) pages: Rc<Pages>,
     pub(crate) start: usize,
     pub(crate) bytes: usize,
 }
 
 impl Allocation {
-    /// Memory of `gpu` alone that can become part of windows. It begins with a page.
+    /// Memory of `gpu` that can become part of windows. It starts at a page.
     pub(crate) fn shareable(
         memory: &Rc<Memory>,
         gpu: u32,
@@ -71,16 +72,16 @@ impl Allocation {
         memory.insert(part, bytes, std::iter::once(gpu).collect::<GpuSet>(), owner);
         let (lens, memory) = ([bytes].into(), Rc::clone(memory));
         let parts = vec![part];
-        let own = Self { parts, lens, stride: 0, place: None, memory, _mapping: mapping };
+        let own = Self { parts, lens, stride: 0, mc_offset_4k: None, memory, _mapping: mapping };
         Ok((own, Rc::new(pages)))
     }
 
-    /// As [`symmetric`](Self::symmetric), of memory that is there.
+    /// As [`symmetric`](Self::symmetric), over existing memory.
     pub(crate) fn window(
         memory: &Rc<Memory>,
         gpus: &Rc<[u32]>,
         team: usize,
-        parts: &[Part],
+        parts: &[WindowPart],
         owner: impl Fn(usize) -> Owner,
     ) -> Result<Self> {
         let lens = parts.iter().map(|part| part.bytes).collect();

@@ -1,8 +1,8 @@
-//! Coops: the thread sets of NCCL's cooperative calls.
+//! Coops: the sets of threads of NCCL's cooperative calls.
 //!
 //! # Safety
 //!
-//! The parent module's: a coop that a kernel passes is one that the functions here made, which its mark tells.
+//! The parent module's. A coop is recognised by its mark, which only the functions here write.
 
 use std::mem::MaybeUninit;
 
@@ -11,10 +11,11 @@ use nccl_device::raw::host::CALL_SITE;
 
 use crate::barrier;
 use crate::error::Site;
-use crate::thread::{Thread, Within};
+use crate::thread::{CoopCall, Thread};
 use crate::warp::{self, Lane, Op, WARP};
 
-/// What a coop is, as `CoopAny::storage[0]` holds it. The second word has the lane mask, or the warp span.
+/// The kind of a coop, in `CoopAny::storage[0]`. The second word has the lane mask or the warp
+/// span.
 #[derive(Clone, Copy)]
 #[repr(u64)]
 enum Kind {
@@ -24,10 +25,10 @@ enum Kind {
     Cta = 4,
 }
 
-/// The address that marks a coop of this simulator.
+/// Its address marks a coop of this simulator.
 static COOP: u8 = 0;
 
-/// A coop, taken apart.
+/// A decoded coop.
 #[derive(Clone, Copy)]
 pub(super) enum Coop {
     Thread,
@@ -37,12 +38,12 @@ pub(super) enum Coop {
 }
 
 impl Coop {
-    /// Reads what one of the init functions wrote; anything else ends the kernel.
+    /// Decodes a coop; fails the kernel if no init function wrote it.
     pub(super) fn of(coop: &CoopAny, thread: &Thread, at: Site) -> Self {
         if !std::ptr::eq(coop.vtable.cast(), &raw const COOP) {
             thread.misuse(at, "the coop was not made by one of the init functions");
         }
-        // SAFETY: only `init` knows the mark just seen, and it fills both words.
+        // SAFETY: only `init` writes this mark, and it fills both words.
         let [kind, data] = coop.storage.map(|word| unsafe { word.assume_init() });
         if kind == Kind::Thread as u64 {
             Self::Thread
@@ -56,7 +57,7 @@ impl Coop {
         }
     }
 
-    /// The thread's place in the coop; nothing if it is not in it.
+    /// The thread's rank in the coop; `None` if it is not a member.
     pub(super) fn rank(self, thread: &Thread) -> Option<u32> {
         let lane = thread.lane();
         match self {
@@ -80,22 +81,22 @@ impl Coop {
         }
     }
 
-    /// Barrier of the coop, as part of the call `within`, if any.
-    pub(super) fn sync(self, thread: &Thread, within: Option<Within>, at: Site) {
+    /// Synchronises the coop, as part of the NCCL call `coop_call`, if any.
+    pub(super) fn sync(self, thread: &Thread, coop_call: Option<CoopCall>, at: Site) {
         match self {
             Self::Thread => {}
             Self::Lanes { mask } => {
-                warp::meet(thread, mask, Op::Sync, Lane::default(), at);
+                warp::converge(thread, mask, Op::Sync, Lane::default(), at);
             }
             Self::Span { warps, id, .. } => {
-                barrier::arrive(thread, 1 + id, warps * WARP, within, at);
+                barrier::arrive(thread, 1 + id, warps * WARP, coop_call, at);
             }
-            Self::Cta => barrier::arrive(thread, 0, 0, within, at),
+            Self::Cta => barrier::arrive(thread, 0, 0, coop_call, at),
         }
     }
 }
 
-/// Writes a coop.
+/// Encodes a coop.
 ///
 /// # Safety
 ///
@@ -132,7 +133,8 @@ pub(super) unsafe extern "C-unwind" fn warp_span(
     let has = thread.block().size.div_ceil(WARP) as i32;
     if first < 0 || warps < 1 || first > has || warps > has - first || !(0..15).contains(&id) {
         let what = format!(
-            "warp span of {warps} warps from {first} with id {id}: the block has {has} warps, ids are 0 to 14"
+            "warp span of {warps} warps from {first} with id {id}: the block has {has} warps, ids \
+            are 0 to 14"
         );
         thread.misuse(CALL_SITE.get(), what);
     }
@@ -150,7 +152,7 @@ pub(super) unsafe extern "C-unwind" fn thread_rank(coop: *const CoopAny) -> i32 
     let (thread, at) = (Thread::current(), CALL_SITE.get());
     // SAFETY: the kernel passes a coop.
     let coop = Coop::of(unsafe { &*coop }, thread, at);
-    member(coop, thread, at) as i32
+    coop_rank(coop, thread, at) as i32
 }
 
 pub(super) unsafe extern "C-unwind" fn size(coop: *const CoopAny) -> i32 {
@@ -163,12 +165,12 @@ pub(super) unsafe extern "C-unwind" fn sync(coop: *const CoopAny) {
     let (thread, at) = (Thread::current(), CALL_SITE.get());
     // SAFETY: the kernel passes a coop.
     let coop = Coop::of(unsafe { &*coop }, thread, at);
-    member(coop, thread, at);
+    coop_rank(coop, thread, at);
     coop.sync(thread, None, at);
 }
 
-/// The thread's rank in the coop; it ends the kernel if it has none.
-pub(super) fn member(coop: Coop, thread: &Thread, at: Site) -> u32 {
+/// The thread's rank in the coop; fails the kernel if it is not a member.
+pub(super) fn coop_rank(coop: Coop, thread: &Thread, at: Site) -> u32 {
     coop.rank(thread)
         .unwrap_or_else(|| thread.misuse(at, "the thread is not in the coop that it passes"))
 }

@@ -1,9 +1,9 @@
-//! GIN, the network of kernels: contexts, with signals, counters and shadows.
+//! GIN: contexts, signals, counters and shadows.
 //!
 //! # Safety
 //!
-//! The device communicator that a kernel gets points to its [`GinComm`], which lives as long as the launch. A [`Gin`] is what
-//! [`init`] wrote, which its mark tells.
+//! A kernel's device communicator points to its [`GinComm`], which outlives the launch. A [`Gin`]
+//! is recognised by its mark, which only [`init`] writes.
 
 pub(super) mod barrier;
 pub(super) mod hybrid;
@@ -21,25 +21,25 @@ use litemap::LiteMap;
 
 use self::network::{Network, QueueKey};
 use super::caller;
-use super::coop::{Coop, member};
+use super::coop::{Coop, coop_rank};
 use crate::error::Site;
 use crate::gpus::Gpus;
 use crate::ranks;
-use crate::thread::{Thread, Within};
+use crate::thread::{CoopCall, Thread};
 
-/// NCCL's bit of the back end that is simulated.
+/// NCCL's bit of the simulated back end.
 const PROXY: u32 = 1 << 2;
 
-/// Signals that may be those of GIN barriers.
+/// A set of GIN barriers and its signals.
 #[derive(Clone, Copy)]
 pub(crate) struct BarrierSet {
     pub(crate) signal0: u32,
     pub(crate) signals: u32,
-    /// Ranks of the team, and signals of a barrier, where that is known.
+    /// Ranks of the team, which is the number of signals per barrier, if known.
     pub(crate) ranks: Option<u32>,
 }
 
-/// How a signal is counted.
+/// How a signal was changed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SignalOp {
     Inc,
@@ -48,14 +48,14 @@ enum SignalOp {
 
 /// One rank's state.
 pub(crate) struct GinRank {
-    /// By context, then by number.
+    /// By context, then by index.
     signals: Box<[Cell<u64>]>,
     counters: Box<[Cell<u64>]>,
-    /// How each signal was counted since its reset.
+    /// How each signal was changed since its reset.
     ops: Box<[Cell<Option<SignalOp>>]>,
-    /// The same of signals in windows, by address.
+    /// The same for VA signals, by address.
     va_ops: RefCell<LiteMap<usize, SignalOp>>,
-    /// In memory that kernels reach.
+    /// In memory that kernels can access.
     shadows: *mut u64,
 }
 
@@ -71,21 +71,21 @@ impl GinRank {
     }
 }
 
-/// The network of a device communicator.
+/// GIN's state of a device communicator.
 pub(crate) struct GinComm {
-    /// Which device communicator.
+    /// The device communicator's id.
     pub(crate) id: u32,
     /// The GPU of each rank.
     pub(crate) gpus: Rc<[u32]>,
     /// Distance between connected ranks.
     pub(crate) stride: usize,
     pub(crate) contexts: u32,
-    /// Signals and counters of a context.
+    /// Signals and counters per context.
     pub(crate) signals: u32,
     pub(crate) counters: u32,
-    /// Whether signals that do not say so are strong.
+    /// Whether signals are strong by default.
     pub(crate) strong: bool,
-    /// Operations that a queue holds.
+    /// Depth of a queue, in operations.
     pub(crate) depth: usize,
     pub(crate) barriers: Vec<BarrierSet>,
     pub(crate) of_rank: Box<[GinRank]>,
@@ -98,7 +98,7 @@ impl Drop for GinComm {
     }
 }
 
-/// What the simulator keeps in an `ncclGin_C`.
+/// The simulator's content of an `ncclGin_C`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Handle {
@@ -111,11 +111,11 @@ struct Handle {
 
 const _: () = assert!(size_of::<Handle>() <= size_of::<Gin>());
 
-/// The address that marks a handle of this simulator.
+/// Its address marks a handle of this simulator.
 static GIN: u8 = 0;
 
 impl Handle {
-    /// The handle on `context` of a device communicator.
+    /// A handle on `context` of a device communicator.
     ///
     /// # Safety
     ///
@@ -135,13 +135,14 @@ impl Handle {
         Self { mark: &raw const GIN, gin, comm, rank: dev.rank as u32, context }
     }
 
-    /// Reads what `init` wrote; anything else ends the kernel.
+    /// Decodes a handle; fails the kernel if `init` did not write it.
     ///
     /// # Safety
     ///
     /// `net` points to an object of that type.
     unsafe fn of(net: *const Gin, thread: &Thread, at: Site) -> Self {
-        // SAFETY: the caller's; any bits are a handle, and are looked at when the mark is right.
+        // SAFETY: the caller's; any bits are a valid handle, which is used only if the mark is
+        // right.
         let handle = unsafe { *net.cast::<Self>() };
         if !std::ptr::eq(handle.mark, &raw const GIN) {
             thread.misuse(at, "the GIN handle was not made by ncclGin_C_init");
@@ -161,7 +162,8 @@ pub(super) unsafe extern "C-unwind" fn init(
     let handle = unsafe { Handle::new(comm, context as u32, thread, at) };
     if backend_mask & PROXY == 0 {
         let what = format!(
-            "the back-end mask {backend_mask:#x} lacks PROXY, the device communicator's back end: on a GPU that corrupts memory"
+            "the back-end mask {backend_mask:#x} lacks PROXY, the device communicator's back end: \
+            on a GPU that corrupts memory"
         );
         thread.misuse(at, what);
     }
@@ -178,7 +180,7 @@ pub(super) unsafe extern "C-unwind" fn init_with_sharing(
 ) {
     if sharing > 2 {
         let (thread, at) = caller();
-        thread.misuse(at, format!("{sharing} is no resource sharing mode: 0, 1 and 2 are"));
+        thread.misuse(at, format!("{sharing} is not a resource sharing mode: use 0, 1 or 2"));
     }
     // SAFETY: the kernel's.
     unsafe { init(net, backend_mask, comm, context) }
@@ -230,18 +232,18 @@ impl<'a> Call<'a> {
     unsafe fn coop(&self, coop: *const CoopAny) -> (Coop, u32) {
         // SAFETY: the caller's.
         let coop = Coop::of(unsafe { &*coop }, self.thread, self.at);
-        (coop, member(coop, self.thread, self.at))
+        (coop, coop_rank(coop, self.thread, self.at))
     }
 
     fn sync(&self, coop: Coop, name: &'static str) {
-        coop.sync(self.thread, Some(Within::Call(name)), self.at);
+        coop.sync(self.thread, Some(CoopCall::Call(name)), self.at);
     }
 
     fn mine(&self) -> &'a GinRank {
         &self.gin.of_rank[self.handle.rank as usize]
     }
 
-    /// The world rank of a peer; one that is not there or not connected ends the kernel.
+    /// The world rank of a peer; fails the kernel if the peer does not exist or is not connected.
     fn peer(&self, team: Team, peer: i32) -> u32 {
         let (me, n) = (self.handle.rank as i32, team.n_ranks);
         if !(0..n).contains(&peer) {
@@ -250,7 +252,7 @@ impl<'a> Call<'a> {
         let world = team.to_world(me, peer);
         if !(0..self.gin.gpus.len() as i32).contains(&world) {
             self.misuse(format!(
-                "peer {peer} of the team is world rank {world}, which is not there"
+                "peer {peer} of the team is world rank {world}, which does not exist"
             ));
         }
         let stride = self.gin.stride;
@@ -269,7 +271,7 @@ impl<'a> Call<'a> {
         QueueKey { comm: self.gin.id, rank, context, peer }
     }
 
-    /// A signal's place in a rank's arrays.
+    /// A signal's index in a rank's arrays.
     fn signal(&self, id: u32) -> usize {
         let signals = self.gin.signals;
         if id >= signals {
@@ -280,7 +282,7 @@ impl<'a> Call<'a> {
         (self.handle.context * signals + id) as usize
     }
 
-    /// A counter's place in a rank's arrays.
+    /// A counter's index in a rank's arrays.
     fn counter(&self, id: u32) -> usize {
         let counters = self.gin.counters;
         if id >= counters {

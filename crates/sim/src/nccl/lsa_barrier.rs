@@ -1,10 +1,10 @@
-//! The LSA barrier: NCCL's algorithm on NCCL's words, so that what is wrong with a kernel on a GPU is wrong here. The epoch is
-//! read by Init and stored by Destroy only.
+//! The LSA barrier: NCCL's algorithm on NCCL's words, so that a kernel's misuse fails as on a GPU.
+//! Only Init reads the epoch and only Destroy stores it.
 //!
 //! # Safety
 //!
-//! The parent module's: sessions are those that [`init`] filled; the words of a barrier lie in the resources of the
-//! device communicator that the kernel was launched with, which lives as long as the launch.
+//! The parent module's: [`init`] filled the sessions; the words of a barrier lie in the resources
+//! of the kernel's device communicator, which outlives the launch.
 
 use std::mem::offset_of;
 use std::rc::Rc;
@@ -15,12 +15,12 @@ use devcomm_types::nccl::{
 use devcomm_types::{WaitFor, WaitKind};
 use nccl_device::raw::host::CALL_SITE;
 
-use super::coop::{Coop, member};
+use super::coop::{Coop, coop_rank};
 use super::{RESOURCE_UNIT, note_communicator, view};
 use crate::error::{Site, Waiting};
 use crate::memory::STRIDE_UNIT;
 use crate::multicast::is_multicast;
-use crate::thread::{Thread, Wait, Within};
+use crate::thread::{CoopCall, Thread, Wait};
 use crate::waits::{self, Until};
 
 /// NCCL's session object, field by field.
@@ -56,7 +56,8 @@ unsafe fn gpus_of<'a>(comm: *const DevComm) -> &'a Rc<[u32]> {
     &unsafe { view((*comm).resource_window) }.gpus
 }
 
-/// Words of `n` barriers for a team of `ranks`: epochs and inboxes for multimem, epochs, and an inbox a peer.
+/// Words of `n` barriers for a team of `ranks`: epochs and inboxes for multimem, epochs, and an
+/// inbox per peer.
 pub(crate) fn barrier_words(n: usize, ranks: usize) -> usize {
     3 * n + n * ranks
 }
@@ -78,13 +79,13 @@ impl Session {
         self.state(self.team.rank).wrapping_add(n + self.index as usize)
     }
 
-    /// Where `owner` counts the arrivals of all that come by multimem.
+    /// The word in which `owner` counts arrivals by multimem.
     fn multimem_inbox(&self, owner: i32) -> *mut u32 {
         let n = self.handle.n_barriers as usize;
         self.state(owner).wrapping_add(2 * n + self.index as usize)
     }
 
-    /// Refuses a team that load and store do not reach.
+    /// Checks that the team lies within the LSA team.
     fn check_team(&self, thread: &Thread, at: Site) {
         // SAFETY: as in `state`.
         let comm = unsafe { &*self.comm };
@@ -93,13 +94,14 @@ impl Session {
             |member| (0..comm.lsa_size).contains(&self.team.to_lsa(comm.lsa_rank, member));
         if !(0..n_ranks).contains(&rank) || !reached(0) || !reached(n_ranks - 1) {
             let what = format!(
-                "an LSA barrier of a team that is not in the LSA team: place {rank} of {n_ranks} ranks with stride {stride}"
+                "an LSA barrier of a team that is not in the LSA team: rank {rank} of {n_ranks} \
+                ranks with stride {stride}"
             );
             thread.misuse(at, what);
         }
     }
 
-    /// Refuses a multicast handle that is not the team's.
+    /// Checks that the multicast handle is the team's.
     fn check_multimem(&self, thread: &Thread, at: Site) {
         // SAFETY: as in `state`.
         let (rank, communicator) = unsafe { ((*self.comm).rank, gpus_of(self.comm)) };
@@ -121,23 +123,23 @@ impl Session {
         }
     }
 
-    /// Where `peer` tells `owner` that it arrived.
+    /// The word in which `peer` signals its arrival to `owner`.
     fn inbox(&self, owner: i32, peer: i32) -> *mut u32 {
         let n = self.handle.n_barriers as usize;
         let inboxes = 3 * n + self.index as usize * self.team.n_ranks as usize;
         self.state(owner).wrapping_add(inboxes + peer as usize)
     }
 
-    /// The peers that a thread of the coop serves.
+    /// The peers that a thread of the coop handles.
     fn peers(&self, rank: u32, size: u32) -> impl Iterator<Item = i32> + use<> {
         let (me, others) = (self.team.rank, self.team.n_ranks - 1);
         (rank as i32..others).step_by(size.max(1) as usize).map(move |i| i + i32::from(me <= i))
     }
 
     pub(super) fn arrive(&self, thread: &Thread, coop: Coop, at: Site) {
-        coop.sync(thread, Some(Within::LsaBarrier(self.index)), at);
+        coop.sync(thread, Some(CoopCall::LsaBarrier(self.index)), at);
         if self.multimem {
-            if member(coop, thread, at) == 0 {
+            if coop_rank(coop, thread, at) == 0 {
                 for owner in 0..self.team.n_ranks {
                     let inbox = self.multimem_inbox(owner);
                     // SAFETY: an inbox of a barrier that Init checked; threads take turns.
@@ -147,7 +149,7 @@ impl Session {
             }
             return;
         }
-        for peer in self.peers(member(coop, thread, at), coop.size(thread)) {
+        for peer in self.peers(coop_rank(coop, thread, at), coop.size(thread)) {
             // SAFETY: an inbox of a barrier that Init checked; threads take turns.
             unsafe { self.inbox(peer, self.team.rank).write_volatile(self.epoch.wrapping_add(1)) };
             thread.gpus().progress();
@@ -156,7 +158,7 @@ impl Session {
 
     pub(super) fn wait(&mut self, thread: &Thread, coop: Coop, at: Site) {
         if self.multimem {
-            if member(coop, thread, at) == 0 {
+            if coop_rank(coop, thread, at) == 0 {
                 let target = self.epoch.wrapping_add(self.team.n_ranks as u32);
                 let inbox = self.multimem_inbox(self.team.rank);
                 let until = Until::Arrived { inbox, target };
@@ -171,10 +173,10 @@ impl Session {
                 waits::until(thread, until, what, None, at);
                 self.epoch = target;
             }
-            return coop.sync(thread, Some(Within::LsaBarrier(self.index)), at);
+            return coop.sync(thread, Some(CoopCall::LsaBarrier(self.index)), at);
         }
         let target = self.epoch.wrapping_add(1);
-        for peer in self.peers(member(coop, thread, at), coop.size(thread)) {
+        for peer in self.peers(coop_rank(coop, thread, at), coop.size(thread)) {
             let wait = InboxWait {
                 word: self.inbox(self.team.rank, peer),
                 inboxes: self.inbox(self.team.rank, 0),
@@ -185,16 +187,16 @@ impl Session {
                 at,
             };
             if !wait.over() {
-                thread.give_way(Wait::Inbox(wait));
+                thread.suspend(Wait::Inbox(wait));
             }
         }
         self.epoch = target;
-        coop.sync(thread, Some(Within::LsaBarrier(self.index)), at);
+        coop.sync(thread, Some(CoopCall::LsaBarrier(self.index)), at);
     }
 }
 
 impl Session {
-    /// A session, with the epoch that the last one left.
+    /// Opens the session with the stored epoch.
     pub(super) fn open(mut self, thread: &Thread, at: Site) -> Self {
         let (n, index) = (self.handle.n_barriers, self.index);
         if i64::from(index) >= i64::from(n) {
@@ -206,7 +208,7 @@ impl Session {
             self.check_multimem(thread, at);
         }
         let word = self.epoch_word();
-        let member = member(Coop::of(&self.coop, thread, at), thread, at);
+        let member = coop_rank(Coop::of(&self.coop, thread, at), thread, at);
         if member == 0 {
             thread.gpus().session_opened(thread, word.addr(), index, at);
         }
@@ -217,13 +219,13 @@ impl Session {
 
     /// Stores the epoch for the next session.
     pub(super) fn close(&self, thread: &Thread, coop: Coop, at: Site) {
-        if member(coop, thread, at) == 0 {
+        if coop_rank(coop, thread, at) == 0 {
             let word = self.epoch_word();
             // SAFETY: the epoch word of a barrier that Init checked.
             unsafe { word.write_volatile(self.epoch) };
             thread.gpus().session_closed(word.addr());
         }
-        coop.sync(thread, Some(Within::LsaBarrier(self.index)), at);
+        coop.sync(thread, Some(CoopCall::LsaBarrier(self.index)), at);
     }
 }
 
@@ -233,7 +235,7 @@ pub(crate) fn arrived(inbox: *const u32, target: u32) -> bool {
     unsafe { inbox.read_volatile() }.wrapping_sub(target) <= u32::MAX >> 1
 }
 
-/// A thread waits until a peer has stored at least `target` to `word`.
+/// A wait of a thread until a peer has stored at least `target` to its inbox.
 #[derive(Clone, Copy)]
 pub(crate) struct InboxWait {
     word: *const u32,
@@ -277,7 +279,8 @@ pub(super) unsafe extern "C-unwind" fn init(
     multimem_handle: *const MultimemHandle,
 ) {
     let (thread, at) = (Thread::current(), CALL_SITE.get());
-    // SAFETY: the kernel passes valid objects, as NCCL wants them; the session may be uninitialised and is only written.
+    // SAFETY: the kernel passes valid objects, as NCCL requires; the session may be uninitialised
+    // and is only written.
     let new = unsafe {
         note_communicator(thread, gpus_of(comm));
         Session {
@@ -296,11 +299,11 @@ pub(super) unsafe extern "C-unwind" fn init(
     unsafe { session.cast::<Session>().write(new) };
 }
 
-/// A session on which a cooperative function was called.
+/// The session of a cooperative call.
 ///
 /// # Safety
 ///
-/// `session` was filled by [`init`] on this thread, and nobody else uses it.
+/// `session` was filled by [`init`] on this thread, and nothing else uses it.
 unsafe fn opened<'a>(session: *mut LsaBarrierSession) -> (&'a mut Session, Coop, Site) {
     let (thread, at) = (Thread::current(), CALL_SITE.get());
     // SAFETY: the caller's.
@@ -309,8 +312,8 @@ unsafe fn opened<'a>(session: *mut LsaBarrierSession) -> (&'a mut Session, Coop,
     (session, coop, at)
 }
 
-/// The functions that take the session, a coop that it has already, and an order, which the
-/// simulator does not need: threads see one memory.
+/// Declares the functions of a session. They take a coop, which the session already has, and a
+/// memory order, which is not needed: memory is sequentially consistent.
 macro_rules! on_session {
     ($( $name:ident: $($step:ident),*; )*) => { $(
         pub(super) unsafe extern "C-unwind" fn $name(

@@ -1,7 +1,7 @@
-//! Addresses: in windows, in resource buffers, and of multicast. CFT, which is not simulated, has none.
+//! Addresses in windows, in resource buffers, and of multicast. CFT is not simulated.
 //!
-//! As on a GPU nothing is checked here but that a window is one: the access is what counts. The address of a rank out of
-//! reach is one that no machine maps.
+//! As on a GPU, only window handles are checked here; accesses are checked when they happen. A rank
+//! out of reach gets a non-canonical address.
 
 use std::ffi::c_void;
 
@@ -10,7 +10,7 @@ use devcomm_types::nccl::{DevComm, MultimemHandle, ResourceHandle, Team};
 use super::{caller, of_lsa, view};
 use crate::multicast::UNIT;
 
-/// Bytes that a resource handle counts.
+/// Unit of a resource handle, in bytes.
 pub(crate) const RESOURCE_UNIT: usize = 128;
 
 pub(super) unsafe extern "C-unwind" fn local(window: *mut c_void, offset: usize) -> *mut c_void {
@@ -49,13 +49,15 @@ pub(super) unsafe extern "C-unwind" fn peer_of_team(
     view.of_lsa(offset, team.to_lsa(view.lsa_rank, peer))
 }
 
-/// The multicast address of byte `offset` of what has the place `mc_offset_4k`; a NULL handle ends the kernel.
+/// The multicast address of byte `offset` of memory bound at `mc_offset_4k`; fails the kernel for a
+/// NULL handle.
 fn of_multimem(handle: MultimemHandle, mc_offset_4k: u32, offset: usize) -> *mut c_void {
     if handle.base.is_null() {
         let (thread, at) = caller();
         thread.misuse(
             at,
-            "a multicast address of a NULL handle: the device communicator has no multicast for the team (DevCommConfig::lsa_multimem, TeamMultimem)",
+            "a multicast address of a NULL handle: the device communicator has no multicast for \
+            the team (DevCommRequirements::lsa_multimem)",
         );
     }
     handle.base.wrapping_byte_add(mc_offset_4k as usize * UNIT).wrapping_byte_add(offset)
@@ -138,13 +140,13 @@ pub(super) unsafe extern "C-unwind" fn resource_lsa_multimem(
     unsafe { resource_multimem(comm, handle, &raw const (*comm).lsa_multimem) }
 }
 
-/// Ends the kernel: there are no logical endpoints here.
+/// Fails the kernel: CFT is not simulated.
 fn no_cft() -> ! {
     let (thread, at) = caller();
     thread.misuse(at, "CFT is not simulated: no device communicator here has logical endpoints")
 }
 
-/// Functions that end the kernel, by their parameters.
+/// Declares functions that fail the kernel, by their parameters.
 macro_rules! without_cft {
     ($( $name:ident($($type:ty),*); )*) => { $(
         pub(super) unsafe extern "C-unwind" fn $name($(_: $type),*) {

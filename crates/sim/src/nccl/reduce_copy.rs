@@ -1,12 +1,14 @@
-//! The reduce-copy families: sums and copies of many elements, over the parts of a window, over multicast, or of local arrays.
+//! The reduce-copy functions: sums and copies of arrays, over the parts of a window, over
+//! multicast, or in local memory.
 //!
-//! Elements go to the coop's threads one by one, and sources are added in the team's order, in the type that NCCL adds in:
-//! `f32` for half precision, `f16` for 8-bit floats, with wrap-around for integers. Every element is an access of its
-//! own that is checked as a kernel's.
+//! The coop's threads take elements in turn; sources are added in team order, in the type that NCCL
+//! accumulates in: `f32` for half precision, `f16` for 8-bit floats; integers wrap. Every element
+//! is an access that is checked as a kernel's.
 //!
 //! # Safety
 //!
-//! The module's of `nccl`; memory is checked before it is touched, unless the simulator was told not to watch.
+//! That of `nccl`; memory is checked before an access, unless [`watch`](crate::Simulation::watch)
+//! is off.
 
 use std::ffi::c_void;
 
@@ -15,18 +17,18 @@ use devcomm_types::nccl::{CoopAny, Team};
 use devcomm_types::{Element, F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
-use super::coop::{Coop, member};
+use super::coop::{Coop, coop_rank};
 use super::{caller, view};
 use crate::error::Site;
 use crate::thread::Thread;
 
-/// An element, and the type in which NCCL sums it.
+/// An element and NCCL's accumulator type.
 pub(super) trait Sum: Element {
     type Acc: Copy;
     fn to_acc(self) -> Self::Acc;
     fn add(a: Self::Acc, b: Self::Acc) -> Self::Acc;
     fn from_acc(acc: Self::Acc) -> Self;
-    /// Whether the switch adds this type, in NCCL's bitcode.
+    /// Whether the NVSwitch adds this type, in NCCL's bitcode.
     const IN_SWITCH: bool = true;
 }
 
@@ -51,7 +53,7 @@ macro_rules! sums {
     )* };
 }
 
-/// A sum in half precision: `f32` holds it so that it is rounded once.
+/// A sum in half precision, computed in `f32` so that it is rounded once.
 fn add_f16(a: f16, b: f16) -> f16 {
     f16::from_f32(a.to_f32() + b.to_f32())
 }
@@ -67,11 +69,13 @@ sums! {
     f64 as f64, |v| v, |a, b| a + b, |v| v;
     f16 as f32, f16::to_f32, |a, b| a + b, f16::from_f32;
     bf16 as f32, bf16::to_f32, |a, b| a + b, bf16::from_f32;
-    F8E4M3 as f16, |v: F8E4M3| f16::from_f32(v.to_f32()), add_f16, |v: f16| F8E4M3::from_f32(v.to_f32()), false;
-    F8E5M2 as f16, |v: F8E5M2| f16::from_f32(v.to_f32()), add_f16, |v: f16| F8E5M2::from_f32(v.to_f32()), false;
+    F8E4M3 as f16, |v: F8E4M3| f16::from_f32(v.to_f32()), add_f16,
+        |v: f16| F8E4M3::from_f32(v.to_f32()), false;
+    F8E5M2 as f16, |v: F8E5M2| f16::from_f32(v.to_f32()), add_f16,
+        |v: f16| F8E5M2::from_f32(v.to_f32()), false;
 }
 
-/// The sum of elements; of a single one it is the element, bit by bit.
+/// The sum of elements; a single element is copied bit by bit.
 fn sum<T: Sum>(mut elements: impl Iterator<Item = T>) -> Option<T> {
     let first = elements.next()?;
     let Some(second) = elements.next() else { return Some(first) };
@@ -79,7 +83,7 @@ fn sum<T: Sum>(mut elements: impl Iterator<Item = T>) -> Option<T> {
     Some(T::from_acc(elements.fold(acc, |acc, element| T::add(acc, element.to_acc()))))
 }
 
-/// One thread's part in a call.
+/// One thread's share of a call.
 struct Work<'a> {
     thread: &'a Thread,
     at: Site,
@@ -88,7 +92,7 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// The calling thread's, as a member of `coop`.
+    /// The calling thread's share, as a member of `coop`.
     ///
     /// # Safety
     ///
@@ -97,11 +101,11 @@ impl Work<'_> {
         let (thread, at) = caller();
         // SAFETY: the caller's.
         let coop = Coop::of(unsafe { &*coop }, thread, at);
-        let rank = member(coop, thread, at) as usize;
+        let rank = coop_rank(coop, thread, at) as usize;
         Work { thread, at, rank, size: coop.size(thread) as usize }
     }
 
-    /// The elements that are the thread's.
+    /// The thread's elements.
     fn of_mine(&self, count: usize) -> impl Iterator<Item = usize> + use<> {
         (self.rank..count).step_by(self.size.max(1))
     }
@@ -130,7 +134,7 @@ impl Work<'_> {
         unsafe { address.write_volatile(value) };
     }
 
-    /// The copies behind a multicast address of an element.
+    /// The members' copies of an element behind a multicast address.
     fn parts<T>(&self, address: *const T) -> impl Iterator<Item = *mut T> + use<T> {
         let bytes = size_of::<T>();
         let MulticastParts { first, stride, n } =
@@ -139,7 +143,7 @@ impl Work<'_> {
     }
 
     fn load_sum<T: Sum>(&self, address: *const T) -> Option<T> {
-        // SAFETY: an element of a window, which the simulator found behind the address.
+        // SAFETY: an element of a window, which the address was resolved to.
         sum(self.parts(address).map(|part| unsafe { part.read_volatile() }))
     }
 
@@ -163,7 +167,8 @@ impl Work<'_> {
         }
     }
 
-    /// Hands the sums behind a multicast address to `store`, with their index, for the thread's elements.
+    /// Calls `store` with the index and the sum of each of the thread's elements behind a multicast
+    /// address.
     fn sum_in_switch<T: Sum>(&self, src: *const T, count: usize, store: impl Fn(usize, T)) {
         if !T::IN_SWITCH {
             let what = format!(
@@ -180,7 +185,7 @@ impl Work<'_> {
     }
 }
 
-/// The parts of a window in the ranks of a team within the LSA team.
+/// A window's parts in the ranks of a team within the LSA team.
 ///
 /// # Safety
 ///

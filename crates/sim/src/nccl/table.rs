@@ -1,4 +1,4 @@
-//! The table: which function of the simulator stands for which of NCCL's.
+//! The function table: which simulator function implements which of NCCL's.
 
 use devcomm_types::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
@@ -13,8 +13,7 @@ pub(crate) fn install() {
     nccl_device::raw::host::install(&TABLE);
 }
 
-/// Declares the table: single functions, then families, of which the prototype of each of NCCL's
-/// names the element.
+/// Declares the table: single functions, then families, one member per element type.
 macro_rules! table {
     (
         functions { $( $single:ident: $function:expr, )* }
@@ -116,7 +115,7 @@ table! {
         ncclBarrierSessionInit: hybrid::init,
         ncclBarrierSessionSync: hybrid::sync,
         ncclBarrierSessionDestroy: hybrid::destroy,
-        // Their prototypes name no element.
+        // Their prototypes do not name the element type.
         ncclLsaReduceSumCopy_I8: reduce_copy::lsa_reduce_sum_copy::<i8>,
         ncclLsaReduceSumCopy_U8: reduce_copy::lsa_reduce_sum_copy::<u8>,
         ncclLsaReduceSumCopy_I32: reduce_copy::lsa_reduce_sum_copy::<i32>,

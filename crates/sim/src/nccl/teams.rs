@@ -1,8 +1,8 @@
-//! Teams, and the device communicator's fields: arithmetic that `devcomm_types` has.
+//! Team arithmetic and the device communicator's fields, from `devcomm_types`.
 
 use devcomm_types::nccl::{DevComm, Team};
 
-/// Declares functions, each with the expression that is its result.
+/// Declares functions by their result expressions.
 macro_rules! arithmetic {
     ($( fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty = $expression:expr; )*) => { $(
         pub(super) unsafe extern "C-unwind" fn $name($($arg: $type),*) -> $result {

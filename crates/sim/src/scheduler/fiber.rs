@@ -9,15 +9,14 @@ use crate::panics;
 use crate::stack::SlabStack;
 use crate::thread::Thread;
 
-/// A coroutine, abandoned when dropped: a thread that never ends has nothing to clean up.
+/// A coroutine, abandoned when dropped: an unfinished thread owns nothing that needs cleanup.
 pub(crate) struct Fiber(Coroutine<(), (), (), SlabStack>);
 
 impl Fiber {
-    /// One that runs the kernel of `thread`, which has a block and no other coroutine.
+    /// A coroutine that runs the kernel of `thread`, which has a block and no other coroutine.
     pub(super) fn new(thread: &Thread) -> Self {
-        // SAFETY: the thread's own stack, of which its warp has one a lane; its last coroutine has
-        // ended, or there was none. The warp holds the stacks as long as the thread, and the thread
-        // holds the coroutine.
+        // SAFETY: the thread's own stack, one per lane of its warp; its last coroutine, if any, has
+        // ended. The warp owns the stacks as long as the thread, and the thread owns the coroutine.
         let stack = unsafe { thread.warp().stacks.stack(thread.lane() as usize) };
         Self(Coroutine::with_stack(stack, |yielder, ()| {
             let thread = Thread::current();
@@ -29,7 +28,7 @@ impl Fiber {
         }))
     }
 
-    /// Runs it until it gives way; says whether it has ended.
+    /// Runs it until it suspends; returns whether it has ended.
     #[inline]
     pub(super) fn resume(&mut self) -> bool {
         matches!(self.0.resume(()), CoroutineResult::Return(()))
@@ -42,8 +41,8 @@ impl Fiber {
 
 impl Drop for Fiber {
     fn drop(&mut self) {
-        // SAFETY: the frames given up hold kernel code only, which owns nothing outside its stack
-        // but what may leak; no scoped borrow of the host reaches into them.
+        // SAFETY: the abandoned frames are kernel code, which owns nothing outside its stack but
+        // what may leak; no scoped borrow of the host extends into them.
         unsafe { self.0.force_reset() };
     }
 }

@@ -1,4 +1,4 @@
-//! Who waits for what, when the GPUs are stuck or meet a limit.
+//! Builds the report of what every thread waits for, when the GPUs are stuck or reach a limit.
 
 use std::rc::Rc;
 
@@ -7,11 +7,11 @@ use litemap::LiteMap;
 
 use super::Scheduler;
 use crate::error::{Site, Stall, Waiter, Waiting};
-use crate::thread::{Block, Thread, Wait, Within};
-use crate::waits::Named;
+use crate::thread::{Block, CoopCall, Thread, Wait};
+use crate::waits::NamedWait;
 
 impl Scheduler {
-    /// Who waits for what now.
+    /// What every thread waits for now.
     pub(crate) fn stall(&self) -> Box<Stall> {
         let mut blocks: Vec<&Rc<Block>> = self.blocks.iter().flatten().collect();
         blocks.sort_by_key(|block| (block.gpu, block.grid.id, block.index));
@@ -36,12 +36,13 @@ impl Scheduler {
 impl Block {
     /// What its threads wait for.
     fn waiters(&self) -> impl Iterator<Item = Waiter> + use<> {
-        // By text and place; those that wait for peers first, since others wait for them.
+        // By message and location; threads that wait for peers come first, since others wait for
+        // them.
         let mut groups: LiteMap<(bool, String, String), Waiter> = LiteMap::new();
         for (what, at) in self.threads().filter_map(Thread::waiting) {
             let place = at.map_or_else(String::new, |at| at.to_string());
             let behind = !matches!(what, Waiting::Peers { .. } | Waiting::For(_));
-            // Each thread may wait for a peer of its own at one barrier.
+            // Each thread may wait for a different peer at one barrier.
             let text = match &what {
                 Waiting::Peers { index, .. } => index.to_string(),
                 _ => what.to_string(),
@@ -83,21 +84,21 @@ impl Block {
 }
 
 impl Thread {
-    /// What it waits for and where, if it has not ended.
+    /// What it waits for and where, unless it has ended.
     fn waiting(&self) -> Option<(Waiting, Option<Site>)> {
         let named = self.state.named.get().filter(|_| self.waits.get());
         Some(match self.wait.get() {
             Wait::Exited | Wait::Done => return None,
             Wait::Ready | Wait::Spin { .. } | Wait::Network if named.is_some() => {
                 let named = named?;
-                (self.wants(named), Some(named.at))
+                (self.describe_wait(named), Some(named.at))
             }
             Wait::Network | Wait::Ready | Wait::Failed => (Waiting::Nothing, None),
-            Wait::Barrier { id, at, within: None } => (Waiting::Block { barrier: id }, Some(at)),
-            Wait::Barrier { within: Some(Within::LsaBarrier(index)), at, .. } => {
+            Wait::Barrier { id, at, coop_call: None } => (Waiting::Block { barrier: id }, Some(at)),
+            Wait::Barrier { coop_call: Some(CoopCall::LsaBarrier(index)), at, .. } => {
                 (Waiting::Coop { index }, Some(at))
             }
-            Wait::Barrier { within: Some(Within::Call(call)), at, .. } => {
+            Wait::Barrier { coop_call: Some(CoopCall::Call(call)), at, .. } => {
                 (Waiting::CoopIn { call }, Some(at))
             }
             Wait::Warp { mask, at } => (Waiting::Warp { mask }, Some(at)),
@@ -107,8 +108,8 @@ impl Thread {
         })
     }
 
-    /// What a wait with a name is for, as things are now.
-    fn wants(&self, Named { mut what, .. }: Named) -> Waiting {
+    /// What a named wait is for, with the current value.
+    fn describe_wait(&self, NamedWait { mut what, .. }: NamedWait) -> Waiting {
         if let Some(until) = self.state.until.get() {
             what.seen = until.seen();
         }

@@ -1,18 +1,18 @@
-//! When threads only wait: the network's turn, the end of waits with a timeout, and whether
-//! anything helps.
+//! Handles passes in which threads only wait: delivers network operations, expires timeouts,
+//! detects deadlocks.
 
-use super::{Pass, Scheduler};
+use super::{PassStats, Scheduler};
 use crate::error::Result;
 use crate::gpus::{Gpus, Step};
 use crate::thread::{Thread, Wait};
 
-/// Passes without news after which threads are looked over for being stuck.
+/// Passes without progress after which threads are checked for a deadlock.
 const QUIET: u32 = 3;
-/// Polls without news after which time may pass, where threads poll that do not say for what.
+/// Polls without progress after which time may advance, if threads poll without a named wait.
 const IDLE_TIMEOUT: u64 = 1 << 12;
 
 impl Scheduler {
-    /// In random order: perhaps delivers something.
+    /// In random order: delivers one operation with some probability.
     pub(super) fn deliver_at_random(&mut self, gpus: &Gpus) -> Result<()> {
         if let Some(rng) = self.rng.as_mut().filter(|_| !gpus.network.is_idle()) {
             for _ in 0..rng.usize(..4) {
@@ -23,9 +23,9 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Delivers something, if any thread waits.
+    /// Delivers operations, if any thread waits.
     pub(super) fn deliver(&mut self, gpus: &Gpus) -> Result<()> {
-        let waits = self.pass.looks + self.pass.spins > 0 || !self.at_network.is_empty();
+        let waits = self.pass.waits + self.pass.spins > 0 || !self.at_network.is_empty();
         if gpus.network.is_idle() || !(waits || gpus.queue.borrow().is_empty()) {
             return Ok(());
         }
@@ -41,17 +41,18 @@ impl Scheduler {
         }
     }
 
-    /// Finds out whether all that threads do is to wait for each other. `idle` is the count before the pass.
-    pub(super) fn look_for_news(&mut self, gpus: &Gpus, idle: u64) -> Step {
-        let Pass { looks, spins, other } = self.pass;
-        let news = gpus.idle.get() != idle + looks + spins || !self.changed.is_empty();
-        if other || news || !gpus.network.is_idle() {
+    /// Determines whether threads only wait for each other. `idle` is the count before the pass.
+    pub(super) fn detect_stuck(&mut self, gpus: &Gpus, idle: u64) -> Step {
+        let PassStats { waits, spins, other } = self.pass;
+        let seen = gpus.idle.get() != idle + waits + spins || !self.changed.is_empty();
+        if other || seen || !gpus.network.is_idle() {
             self.quiet = 0;
             return Step::Progress;
         }
         if spins > 0 {
             self.quiet = 0;
-            // Who spins may count its rounds. A timeout may always come, but a report may not.
+            // A spinning thread may be counting its iterations: a timeout is still possible, a
+            // deadlock report is not.
             let long = gpus.idle.get() > IDLE_TIMEOUT.max(64 * self.live as u64);
             return if long { Step::Spinning } else { Step::Progress };
         }
@@ -62,7 +63,7 @@ impl Scheduler {
         if self.quiet < QUIET {
             return Step::Progress;
         }
-        // A first look may have begun before the streak did.
+        // The first poll may have begun before the streak.
         let looked = |thread: &Thread| match thread.wait.get() {
             Wait::Ready | Wait::Spin { .. } => {
                 let (streak, looks) = thread.state.looks.get();
@@ -73,17 +74,17 @@ impl Scheduler {
         if self.threads().all(looked) { Step::Stuck } else { Step::Progress }
     }
 
-    /// The host may have written what threads wait for: they look again.
-    pub(crate) fn look_again(&mut self) {
+    /// The host may have written what threads wait for: they poll again.
+    pub(crate) fn recheck_waits(&mut self) {
         self.quiet = 0;
     }
 
-    /// The threads of the blocks that are on the GPUs.
+    /// The threads of the running blocks.
     fn threads(&self) -> impl Iterator<Item = &Thread> {
         self.blocks.iter().flatten().flat_map(|block| block.threads())
     }
 
-    /// The wait with a timeout that is over first: when, and whose it is.
+    /// The wait that times out first: its deadline and its thread.
     fn first_timeout(&self) -> Option<(u64, &Thread)> {
         let deadline = |thread: &Thread| {
             let parked = matches!(thread.wait.get(), Wait::Network);
@@ -95,12 +96,12 @@ impl Scheduler {
         timed.min_by_key(|(deadline, _)| *deadline)
     }
 
-    /// When the first wait with a timeout is over.
+    /// Deadline of the wait that times out first.
     pub(crate) fn next_deadline(&self) -> Option<u64> {
         self.first_timeout().map(|(deadline, _)| deadline)
     }
 
-    /// Ends the wait with a timeout that is over first, if it is over by now.
+    /// Ends the wait that times out first, if its deadline has passed.
     pub(crate) fn time_out(&mut self, gpus: &Gpus) {
         let first = self.first_timeout().filter(|(deadline, _)| *deadline <= gpus.now());
         if let Some((_, thread)) = first {

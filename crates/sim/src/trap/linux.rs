@@ -9,22 +9,22 @@ use corosensei::trap::TrapHandlerRegs;
 use cuda_std::arch::CTX;
 use libc::{SIGBUS, SIGSEGV, sigaction, siginfo_t, timer_t, ucontext_t};
 
-use super::{PATIENCE, activity};
+use super::{GRACE_PERIOD, activity};
 use crate::error::Error;
 use crate::nccl;
 use crate::thread::{Thread, Wait};
 
 const FAULTS: [c_int; 2] = [SIGSEGV, SIGBUS];
 
-/// The handlers that were there, for [`FAULTS`] in order.
+/// The previous handlers, in the order of [`FAULTS`].
 static BEFORE: OnceLock<[sigaction; 2]> = OnceLock::new();
 
-/// `si_code` of a fault without an address: x86 gives none for an address that cannot be.
+/// `si_code` of a fault without an address: x86 reports none for a non-canonical address.
 const SI_KERNEL: c_int = 0x80;
 
 type Handler = unsafe extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
 
-/// The watchdog's signal: a real-time one, of which libraries use the first few if any.
+/// The watchdog's signal: a real-time one, of which libraries use at most the first few.
 fn tick_signal() -> c_int {
     libc::SIGRTMAX() - 5
 }
@@ -36,22 +36,23 @@ pub(crate) fn install() {
     });
 }
 
-/// Installs a handler; what was there before.
+/// Installs a handler; returns the previous one.
 fn handle(signal: c_int, handler: Handler) -> sigaction {
     let mut before = MaybeUninit::<sigaction>::zeroed();
-    // SAFETY: all zero is a valid action; the handlers keep to what may be done in one. Should the call fail, `before` stays
-    // all zero, the default action.
+    // SAFETY: all zero is a valid action; the handlers are async-signal-safe. If the call fails,
+    // `before` stays zero, the default action.
     unsafe {
         let mut action = MaybeUninit::<sigaction>::zeroed().assume_init();
         action.sa_sigaction = handler as *const () as usize;
-        // On the signal stack that Rust gives its threads, since a coroutine's may be full.
+        // On the alternate signal stack that Rust gives its threads, since a coroutine's may be
+        // full.
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
         libc::sigaction(signal, &action, before.as_mut_ptr());
         before.assume_init()
     }
 }
 
-/// Makes the simulated thread that was interrupted go on in `instead`, if there is one.
+/// Resumes the interrupted simulated thread, if any, in `instead`.
 fn leave_kernel(context: &mut ucontext_t, instead: impl FnOnce() + 'static) -> bool {
     if CTX.get().is_null() {
         return false;
@@ -59,8 +60,9 @@ fn leave_kernel(context: &mut ucontext_t, instead: impl FnOnce() + 'static) -> b
     let trap = Thread::current().trap.get();
     match trap.filter(|trap| trap.stack_ptr_in_bounds(stack_pointer(context))) {
         Some(trap) => {
-            // SAFETY: the signal hit this coroutine's stack, by the check, and the registers are set as returned.
-            go_on_at(context, unsafe { trap.setup_trap_handler(instead) });
+            // SAFETY: the signal occurred on this coroutine's stack, as checked, and the registers
+            // are set as returned.
+            resume_at(context, unsafe { trap.setup_trap_handler(instead) });
             true
         }
         None => false,
@@ -68,7 +70,8 @@ fn leave_kernel(context: &mut ucontext_t, instead: impl FnOnce() + 'static) -> b
 }
 
 unsafe extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: the system passes both to a handler with SA_SIGINFO, and SIGSEGV and SIGBUS carry an address.
+    // SAFETY: the system passes both to a handler with SA_SIGINFO, and SIGSEGV and SIGBUS carry an
+    // address.
     let (code, address, context) =
         unsafe { ((*info).si_code, (*info).si_addr().addr(), &mut *context.cast::<ucontext_t>()) };
     let address = (code != SI_KERNEL).then_some(address);
@@ -77,12 +80,13 @@ unsafe extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut
     }
     let which = FAULTS.iter().position(|s| *s == signal).unwrap_or(0);
     if let Some(before) = BEFORE.get() {
-        // SAFETY: an action that the system returned. The access is made again when this handler returns, and meets it.
+        // SAFETY: an action that the system returned. The access is repeated when this handler
+        // returns, and reaches it.
         unsafe { libc::sigaction(signal, &before[which], std::ptr::null_mut()) };
     }
 }
 
-/// Runs on the faulting thread's stack, in place of its kernel.
+/// Runs on the faulting thread's stack in place of its kernel.
 fn faulted(address: Option<usize>) {
     let thread = Thread::current();
     if address.is_some_and(|address| thread.guards(address)) {
@@ -92,9 +96,9 @@ fn faulted(address: Option<usize>) {
         Some(address) => {
             format!("{address:#x}, {}", nccl::describe(&thread.gpus().memory, address))
         }
-        None => "an address that no machine has, such as one of a rank outside the LSA team".into(),
+        None => "a non-canonical address, such as one of a rank outside the LSA team".into(),
     };
-    let (gpus, kernel, thread) = (thread.gpus(), thread.kernel(), thread.who());
+    let (gpus, kernel, thread) = (thread.gpus(), thread.kernel(), thread.id());
     gpus.fail(Error::Fault { kernel, thread, address, where_to });
 }
 
@@ -110,20 +114,22 @@ unsafe extern "C" fn on_tick(_: c_int, _: *mut siginfo_t, context: *mut c_void) 
     }
 }
 
-/// Runs on the thread's stack, in place of its kernel.
+/// Runs on the thread's stack in place of its kernel.
 fn interrupted() {
     let thread = Thread::current();
     thread.wait.set(Wait::Running);
     thread.gpus().interrupted.set(true);
 }
 
-/// Ticks after the calling thread has computed for a time, and then at short intervals.
+/// A timer that signals after the calling thread has used a processor time, and then at short
+/// intervals.
 pub(crate) struct Timer(timer_t);
 
 impl Timer {
     pub(crate) fn new(first: Duration) -> Option<Self> {
         let mut timer = MaybeUninit::<timer_t>::uninit();
-        // SAFETY: all zero is a valid event; a timer of this thread's processor time, which signals this thread.
+        // SAFETY: all zero is a valid event; a timer of this thread's processor time, which signals
+        // this thread.
         let timer = unsafe {
             let mut event = MaybeUninit::<libc::sigevent>::zeroed().assume_init();
             event.sigev_notify = libc::SIGEV_THREAD_ID;
@@ -136,8 +142,8 @@ impl Timer {
             Self(timer.assume_init())
         };
         let times = libc::itimerspec {
-            it_value: timespec(first.max(PATIENCE)),
-            it_interval: timespec(PATIENCE),
+            it_value: timespec(first.max(GRACE_PERIOD)),
+            it_interval: timespec(GRACE_PERIOD),
         };
         // SAFETY: the timer is this object's own. If it cannot be set, there is no watchdog.
         unsafe { libc::timer_settime(timer.0, 0, &times, std::ptr::null_mut()) };
@@ -147,7 +153,7 @@ impl Timer {
 
 impl Drop for Timer {
     fn drop(&mut self) {
-        // SAFETY: the timer is this object's own. A tick that is under way finds no thread.
+        // SAFETY: the timer is this object's own. A pending signal finds no thread.
         unsafe { libc::timer_delete(self.0) };
     }
 }
@@ -165,7 +171,7 @@ fn stack_pointer(context: &ucontext_t) -> usize {
 }
 
 #[cfg(target_arch = "x86_64")]
-fn go_on_at(context: &mut ucontext_t, registers: TrapHandlerRegs) {
+fn resume_at(context: &mut ucontext_t, registers: TrapHandlerRegs) {
     let TrapHandlerRegs { rip, rsp, rbp, rdi, rsi } = registers;
     let values = [
         (libc::REG_RIP, rip),
@@ -185,7 +191,7 @@ fn stack_pointer(context: &ucontext_t) -> usize {
 }
 
 #[cfg(target_arch = "aarch64")]
-fn go_on_at(context: &mut ucontext_t, registers: TrapHandlerRegs) {
+fn resume_at(context: &mut ucontext_t, registers: TrapHandlerRegs) {
     let TrapHandlerRegs { pc, sp, x0, x1, x29, lr } = registers;
     context.uc_mcontext.pc = pc;
     context.uc_mcontext.sp = sp;

@@ -1,4 +1,4 @@
-//! What the tests of NCCL's C functions share.
+//! Helpers for the tests of NCCL's C functions.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -26,7 +26,7 @@ pub const NONE: i32 = 0;
 pub const VA: i32 = 1;
 pub const INDEXED: i32 = 2;
 
-/// An object that an init function fills.
+/// Calls an init function on an uninitialised object.
 fn filled<T>(init: impl FnOnce(*mut T)) -> T {
     let mut object = MaybeUninit::uninit();
     init(object.as_mut_ptr());
@@ -52,21 +52,21 @@ pub fn gin(comm: &DevComm, context: u32) -> Gin {
     filled(|net| unsafe { raw::ncclGin_C_init(net, PROXY, comm, context as i32) })
 }
 
-/// A part of a window: its handle, and an offset in bytes.
-pub type Place = (*mut core::ffi::c_void, usize);
+/// A location in a window: its handle, and an offset in bytes.
+pub type WindowOffset = (*mut core::ffi::c_void, usize);
 
-/// What an operation signals: nothing, or an increment of a signal that says whether it is strong.
+/// The signal of an operation: none, or an increment of a strong or weak signal.
 #[derive(Clone, Copy)]
-pub enum Then {
+pub enum SignalMode {
     Nothing,
     Inc(u32, bool),
-    IncVa(Place, bool),
+    IncVa(WindowOffset, bool),
     AddTo(u32, u64),
 }
 
-impl Then {
+impl SignalMode {
     /// `signal_type`, window, offset, id, strong, op, arg.
-    pub fn parts(self) -> (i32, Place, u32, bool, i32, u64) {
+    pub fn parts(self) -> (i32, WindowOffset, u32, bool, i32, u64) {
         match self {
             Self::Nothing => (NONE, (null_mut(), 0), 0, false, INC, 0),
             Self::Inc(id, strong) => (INDEXED, (null_mut(), 0), id, strong, INC, 0),
@@ -87,10 +87,10 @@ pub unsafe fn put(
     net: &mut Gin,
     team: &Team,
     peer: i32,
-    dst: Place,
-    src: Place,
+    dst: WindowOffset,
+    src: WindowOffset,
     bytes: usize,
-    then: Then,
+    then: SignalMode,
     counter: Option<u32>,
 ) {
     let (kind, va, id, strong, op, arg) = then.parts();
@@ -135,9 +135,9 @@ pub unsafe fn put_value(
     net: &mut Gin,
     team: &Team,
     peer: i32,
-    (window, offset): Place,
+    (window, offset): WindowOffset,
     (value, bytes): (u64, usize),
-    then: Then,
+    then: SignalMode,
 ) {
     let (kind, _, id, _, op, arg) = then.parts();
     let (signals, one, none) = (kind == INDEXED, thread_coop(), null_mut());
@@ -156,7 +156,7 @@ pub unsafe fn put_value(
 ///
 /// NCCL's contract.
 #[track_caller]
-pub unsafe fn signal(net: &mut Gin, team: &Team, peer: i32, then: Then) {
+pub unsafe fn signal(net: &mut Gin, team: &Team, peer: i32, then: SignalMode) {
     let (kind, va, id, strong, op, arg) = then.parts();
     // SAFETY: the caller's.
     unsafe {

@@ -1,4 +1,4 @@
-//! Threads that use a machine's tables of functions, a GPU each.
+//! Runs threads that call a machine's function tables, one per GPU.
 
 #![allow(dead_code, reason = "each of the programs that have this uses a part of it")]
 
@@ -17,8 +17,8 @@ use devcomm_types::HostBody;
 #[allow(unused_macros, reason = "each of the programs that have this uses a part of it")]
 macro_rules! nccl {
     ($function:ident($($argument:expr),* $(,)?)) => {
-        // SAFETY: live handles, pointers and memory; what is none the machine refuses, which is
-        // what tests look at.
+        // SAFETY: live handles, pointers and memory; the machine refuses invalid ones, which tests
+        // check.
         unsafe { devcomm_sim::Machine::nccl().$function.unwrap()($($argument),*) }
     };
 }
@@ -49,7 +49,7 @@ pub struct Thread {
     pub me: usize,
     n: usize,
     pub machine: Machine,
-    /// The unique id by which all threads meet.
+    /// The unique id of the communicator of all threads.
     id: RawUniqueId,
     memory: Cell<Vec<usize>>,
 }
@@ -115,7 +115,8 @@ impl Memory {
     pub fn read<T: Copy>(&self, n: usize) -> Vec<T> {
         let mut data = Vec::<T>::with_capacity(n);
         let bytes = n * size_of::<T>();
-        let code = cuda!(cuMemcpyDtoH_v2(data.as_mut_ptr().cast(), self.0 as u64, bytes));
+        let code =
+            cuda!(cuMemcpyDtoHAsync_v2(data.as_mut_ptr().cast(), self.0 as u64, bytes, null_mut()));
         assert_eq!(code, OK);
         // SAFETY: there is room, and every pattern is a number of the tests' types.
         unsafe { data.set_len(n) };
@@ -124,7 +125,8 @@ impl Memory {
 
     pub fn write<T: Copy>(&self, data: &[T]) {
         let bytes = size_of_val(data);
-        let code = cuda!(cuMemcpyHtoD_v2(self.0 as u64, data.as_ptr().cast(), bytes));
+        let code =
+            cuda!(cuMemcpyHtoDAsync_v2(self.0 as u64, data.as_ptr().cast(), bytes, null_mut()));
         assert_eq!(code, OK);
     }
 }
@@ -159,7 +161,7 @@ impl Thread {
         state
     }
 
-    /// Waits until what does not block is done.
+    /// Waits until a non-blocking operation is complete.
     pub fn wait(&self, comm: RawComm) {
         while self.async_error(comm) == IN_PROGRESS {}
         assert_eq!(self.async_error(comm), 0);
@@ -187,7 +189,7 @@ impl Thread {
         assert_eq!(cuda!(cuStreamSynchronize(stream.cast())), OK);
     }
 
-    /// Waits for a stream; the driver's text, if that fails.
+    /// Waits for a stream; returns the driver's message if that fails.
     pub fn wait_for(&self, stream: RawStream) -> Option<String> {
         let mut text = null();
         let code = cuda!(cuStreamSynchronize(stream.cast()));
@@ -275,15 +277,15 @@ impl Thread {
         comm: RawComm,
         stream: RawStream,
     ) -> c_int {
-        // SAFETY: whatever is no handle and no memory is refused.
+        // SAFETY: invalid handles and memory are refused.
         unsafe {
             let all_reduce = Machine::nccl().all_reduce.unwrap();
             all_reduce(on.0, on.0, count, data_type, op, comm, stream)
         }
     }
 
-    /// Waits until all ranks of a communicator are here.
-    pub fn meet(&self, comm: RawComm) {
+    /// Synchronises all ranks of a communicator.
+    pub fn barrier(&self, comm: RawComm) {
         let (b, stream) = (self.zeroed(1), self.stream());
         ok(self.all_reduce(&b, 1, F32, SUM, comm, stream));
         self.synchronize(stream);
@@ -297,7 +299,7 @@ impl Thread {
         b.read(1)[0]
     }
 
-    /// What a split gives; NULL without a color.
+    /// Splits a communicator; NULL without a color.
     pub fn split(&self, comm: RawComm, color: c_int, key: c_int) -> RawComm {
         let mut child = null_mut();
         ok(nccl!(comm_split(comm, color, key, &raw mut child, null_mut())));

@@ -1,4 +1,4 @@
-//! NCCL's host ABI: its structs and constants, as `nccl.h` and `nccl_device/host.h` of 2.32.3 declare them.
+//! NCCL's host ABI: structs and constants, as in `nccl.h` and `nccl_device/host.h` of 2.32.3.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of};
@@ -14,7 +14,7 @@ pub const ABI_VERSION: u32 = 23203;
 pub const UNDEF_INT: c_int = c_int::MIN;
 /// NCCL: `ncclSuccess`.
 pub const SUCCESS: c_int = 0;
-/// The call goes on in the background. NCCL: `ncclInProgress`.
+/// The call continues in the background. NCCL: `ncclInProgress`.
 pub const IN_PROGRESS: c_int = 7;
 
 /// NCCL: `ncclUniqueId`.
@@ -22,7 +22,7 @@ pub const IN_PROGRESS: c_int = 7;
 #[derive(Clone, Copy)]
 pub struct RawUniqueId(pub [u8; 128]);
 
-/// Declares versioned structs, with the values that NCCL's initializer gives their fields.
+/// Declares versioned structs with the initial values of NCCL's initializers.
 macro_rules! versioned {
     ($(
         $(#[doc = $doc:literal])*
@@ -55,8 +55,7 @@ macro_rules! versioned {
 }
 
 versioned! {
-    /// NCCL: `ncclCommProperties_t`. The bools that NCCL writes are read as bytes, so that no value
-    /// of theirs can be invalid.
+    /// NCCL: `ncclCommProperties_t`. NCCL's bools are bytes here, so that no value is invalid.
     CommProperties = "NCCL_COMM_PROPERTIES_INITIALIZER", magic API_MAGIC, {
         rank: c_int = 0,
         n_ranks: c_int = 0,
@@ -106,7 +105,8 @@ versioned! {
         cft_barrier_count: c_int = 0,
     }
 
-    /// NCCL: `ncclConfig_t`. Every number starts as [`UNDEF_INT`], which leaves it to NCCL.
+    /// NCCL: `ncclConfig_t`. Every number is initially [`UNDEF_INT`], which leaves the choice to
+    /// NCCL.
     Config = "NCCL_CONFIG_INITIALIZER", magic API_MAGIC, {
         blocking: c_int = UNDEF_INT,
         cga_cluster_size: c_int = UNDEF_INT,
@@ -134,7 +134,7 @@ versioned! {
     }
 }
 
-/// NCCL: `ncclConfigExt_t`, one option of a vendor.
+/// NCCL: `ncclConfigExt_t`, a vendor-specific option.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ConfigExt {
@@ -144,7 +144,7 @@ pub struct ConfigExt {
     pub value: ConfigExtValue,
 }
 
-/// The value of a vendor's option: its kind is the vendor's matter.
+/// The value of a vendor-specific option, whose type the vendor defines.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ConfigExtValue {
@@ -205,7 +205,7 @@ pub struct ResourceRequirements {
 }
 
 impl ResourceRequirements {
-    /// Nothing at all.
+    /// No resources.
     pub const NONE: Self = Self {
         next: null_mut(),
         buffer_size: 0,

@@ -1,4 +1,4 @@
-//! NCCL's host API: its structs and constants, and its functions.
+//! NCCL's host API: structs, constants and functions.
 
 #[expect(missing_docs, reason = "the fields are NCCL's, documented in its headers")]
 #[expect(clippy::new_without_default, reason = "NCCL's initial values, not plain ones")]

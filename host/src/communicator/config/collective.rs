@@ -41,7 +41,8 @@ impl From<String> for VendorValue {
 ///
 /// ```
 /// use devcomm_host::CollectiveConfig;
-/// let config = CollectiveConfig::new().max_ctas(4).alg_selection("ring").force_alg_selection(false);
+/// let config =
+///     CollectiveConfig::new().max_ctas(4).alg_selection("ring").force_alg_selection(false);
 /// ```
 ///
 /// NCCL: `ncclCollConfig_t` as of 2.32.3; an older library has no collectives that take it.
@@ -165,8 +166,8 @@ impl CollectiveConfig {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] where collectives take no configuration, [`Error::InvalidInput`] for
-    /// what makes no sense.
+    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported) where collectives take no
+    /// configuration, [`Error::InvalidInput`] for what makes no sense.
     pub(crate) fn lower(&self, has: NcclVersion) -> Result<LoweredCollectiveConfig> {
         supported("a collective with a configuration (ncclCollConfig_t)", DEV_COMM_VERSION, has)?;
         self.check()?;
@@ -203,7 +204,8 @@ impl CollectiveConfig {
         check_cluster(self.cga_cluster_size)?;
         if self.cta_policy == Some(CtaPolicy::DEFAULT) {
             return Err(Error::invalid(
-                "cta_policy(DEFAULT): a collective takes EFFICIENCY or ZERO, or inherits the communicator's",
+                "cta_policy(DEFAULT): a collective takes EFFICIENCY or ZERO, or inherits the \
+                 communicator's",
             ));
         }
         if self.user_profiler_tag >> 63 == 1 {

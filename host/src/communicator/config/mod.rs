@@ -1,13 +1,17 @@
-//! What a communicator or a collective is asked to do otherwise than by NCCL's defaults.
+//! Configurations of communicators and collectives: NCCL's settings, by name.
 //!
 //! Nothing is set at first; what is left unset NCCL decides, also by its environment variables,
 //! which take precedence over what is set here. Values are checked when they are used: one that
 //! makes no sense is [`Error::InvalidInput`], one that the loaded library does not know yet is
-//! [`Error::Unsupported`], and neither reaches NCCL.
+//! [`NcclError::Unsupported`], and neither reaches NCCL.
 //!
 //! ```
 //! use devcomm_host::{CommConfig, CtaPolicy};
-//! let config = CommConfig::new().blocking(false).max_ctas(8).cta_policy(CtaPolicy::ZERO).comm_name("tensor parallel");
+//! let config = CommConfig::new()
+//!     .blocking(false)
+//!     .max_ctas(8)
+//!     .cta_policy(CtaPolicy::ZERO)
+//!     .comm_name("tensor parallel");
 //! assert!(!config.is_blocking());
 //! ```
 
@@ -17,7 +21,7 @@ use std::ffi::{CString, c_int};
 
 use devcomm_locate::NcclVersion;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, NcclError, Result};
 use devcomm_sys::nccl::Config;
 
 pub use self::collective::{CollectiveConfig, VendorValue};
@@ -84,9 +88,9 @@ pub enum HostCftMode {
 pub enum GraphUsageMode {
     /// In none.
     NoGraph = 0,
-    /// In one graph, and nothing runs beside it.
+    /// In one graph, and nothing runs concurrently.
     OneGraph = 1,
-    /// In several, or beside operations that are in none.
+    /// In several, or concurrently with operations that are in none.
     Mixed = 2,
 }
 
@@ -139,7 +143,9 @@ macro_rules! settings {
             $(
                 $(#[$doc])*
                 ///
-                #[doc = concat!("NCCL: `", $field, "`, since ", $major, ".", $minor, ".", $patch, ".")]
+                #[doc = concat!(
+                    "NCCL: `", $field, "`, since ", $major, ".", $minor, ".", $patch, "."
+                )]
                 pub fn $name(mut self, value: $type) -> Self {
                     self.$name = Some(value);
                     self
@@ -148,7 +154,10 @@ macro_rules! settings {
             $(
                 $(#[$text_doc])*
                 ///
-                #[doc = concat!("NCCL: `", $text_field, "`, since ", $text_major, ".", $text_minor, ".", $text_patch, ".")]
+                #[doc = concat!(
+                    "NCCL: `", $text_field, "`, since ",
+                    $text_major, ".", $text_minor, ".", $text_patch, "."
+                )]
                 pub fn $text(mut self, value: impl Into<String>) -> Self {
                     self.$text = Some(value.into());
                     self
@@ -159,7 +168,7 @@ macro_rules! settings {
             ///
             /// # Errors
             ///
-            /// [`Error::Unsupported`] for a setting that the library does not know,
+            /// [`NcclError::Unsupported`] for a setting that the library does not know,
             /// [`Error::InvalidInput`] for one that makes no sense.
             pub(crate) fn lower(&self, has: NcclVersion) -> Result<LoweredConfig> {
                 self.check()?;
@@ -188,7 +197,7 @@ macro_rules! settings {
 settings! {
     numbers {
         /// Whether calls wait until they are done. If not, they return while NCCL works in the
-        /// background, and the communicator is good for use when its state says so. Default: true.
+        /// background, and the communicator can be used once it is ready. Default: true.
         blocking: bool = "blocking" since (2, 14, 0);
         /// Thread blocks in a cluster of NCCL's kernels, 0 to 8. Default: 4 from compute capability
         /// 9.0 on, else 0.
@@ -286,7 +295,8 @@ impl CommConfig {
         let mixed = matches!(self.graph_usage_mode, None | Some(GraphUsageMode::Mixed));
         if self.graph_stream_ordering == Some(false) && mixed {
             return Err(Error::invalid(
-                "graph_stream_ordering(false) needs graph_usage_mode NoGraph or OneGraph; the default is Mixed",
+                "graph_stream_ordering(false) needs graph_usage_mode NoGraph or OneGraph; the \
+                 default is Mixed",
             ));
         }
         Ok(())
@@ -322,7 +332,7 @@ fn at_least_one(setting: &str, value: Option<u32>) -> Result<()> {
 }
 
 fn supported(what: &'static str, needs: NcclVersion, has: NcclVersion) -> Result<()> {
-    if has < needs { Err(Error::Unsupported { what, needs, has }) } else { Ok(()) }
+    if has < needs { Err(NcclError::Unsupported { what, needs, has }.into()) } else { Ok(()) }
 }
 
 fn int(setting: &str, value: impl Setting + std::fmt::Debug) -> Result<c_int> {

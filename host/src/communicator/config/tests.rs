@@ -78,7 +78,11 @@ fn every_setting_reaches_its_own_field() {
 fn what_the_library_is_too_old_for_names_the_field_and_both_versions() {
     let config = CommConfig::new().blocking(false).nvls_host_mode(NvlsHostMode::ENABLE);
     match config.lower(version(2, 31, 1)).map(drop) {
-        Err(Error::Unsupported { what: "ncclConfig_t::nvlsHostMode", needs, has }) => {
+        Err(Error::Nccl(NcclError::Unsupported {
+            what: "ncclConfig_t::nvlsHostMode",
+            needs,
+            has,
+        })) => {
             assert_eq!((needs, has), (version(2, 32, 0), version(2, 31, 1)));
         }
         other => panic!("{other:?}"),
@@ -88,7 +92,9 @@ fn what_the_library_is_too_old_for_names_the_field_and_both_versions() {
     assert_eq!(old.raw().nvls_host_mode, UNDEF_INT);
     assert!(CommConfig::new().comm_name("blue").lower(version(2, 26, 5)).is_err());
     match CollectiveConfig::new().lower(version(2, 31, 9)) {
-        Err(Error::Unsupported { needs, .. }) => assert_eq!(needs, DEV_COMM_VERSION),
+        Err(Error::Nccl(NcclError::Unsupported { needs, .. })) => {
+            assert_eq!(needs, DEV_COMM_VERSION)
+        }
         other => panic!("{other:?}"),
     }
 }

@@ -7,9 +7,9 @@ use super::DevCommRequirements;
 use super::check::check;
 use super::facilities::Facilities;
 use crate::communicator::Properties;
-use crate::error::{Error, Result};
+use crate::error::{DevCommError, Error, Result};
 
-/// What a rank tells the others.
+/// What a rank asks for and why it cannot have it, as sent to the other ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Report {
     /// What it asks for: name and value of each field.
@@ -19,7 +19,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// This rank's.
+    /// This rank's report.
     pub(crate) fn new(
         requirements: &DevCommRequirements,
         properties: &Properties,
@@ -32,47 +32,51 @@ impl Report {
         }
     }
 
-    /// For the rank that cannot ask the others.
+    /// The verdict of this rank alone: a communicator without a world cannot exchange reports.
     ///
     /// # Errors
     ///
-    /// [`Error::DevCommRefused`].
-    pub(crate) fn alone(self, rank: usize) -> Result<()> {
+    /// [`DevCommError::Refused`].
+    pub(crate) fn check_local(self, rank: usize) -> Result<()> {
         match self.refusal {
             None => Ok(()),
-            Some(why) => Err(Error::DevCommRefused { rank, others: 0, why }),
+            Some(why) => Err(DevCommError::Refused { rank, others: 0, why }.into()),
         }
     }
 
-    /// As it goes to the others.
+    /// Encodes it for the others.
     pub(crate) fn to_bytes(&self) -> Result<Vec<u8>> {
         serde_json::to_vec(self)
             .map_err(|error| Error::invalid(format!("requirements cannot be sent: {error}")))
     }
 
-    /// As it came from `rank`.
+    /// Decodes what `rank` sent.
     pub(crate) fn from_bytes(rank: usize, bytes: &[u8]) -> Result<Self> {
         serde_json::from_slice(bytes).map_err(|error| {
             Error::invalid(format!(
-                "rank {rank} gave no requirements where rank 0 did ({error}); collective calls come in one order on all ranks"
+                "rank {rank} gave no requirements where rank 0 did ({error}); collective calls \
+                 come in one order on all ranks"
             ))
         })
     }
 }
 
-/// Fails if a rank refuses or if two ranks ask for different things. `all` has every rank's report,
-/// in the order of ranks; whoever computes this from the same reports comes to the same result.
+/// Fails if a rank cannot serve its requirements or if two ranks ask for different things. `all`
+/// has every rank's report, in the order of ranks; every rank computes the same result from the
+/// same reports.
 ///
 /// # Errors
 ///
-/// [`Error::DevCommRefused`], [`Error::RequirementsDiffer`].
+/// [`DevCommError::Refused`], [`DevCommError::RequirementsDiffer`].
 pub(crate) fn agree(all: &[Report]) -> Result<()> {
     let mut refusals = all
         .iter()
         .enumerate()
         .filter_map(|(rank, report)| report.refusal.as_ref().map(|why| (rank, why)));
     if let Some((rank, why)) = refusals.next() {
-        return Err(Error::DevCommRefused { rank, others: refusals.count(), why: why.clone() });
+        return Err(
+            DevCommError::Refused { rank, others: refusals.count(), why: why.clone() }.into()
+        );
     }
     let Some(first) = all.first() else { return Ok(()) };
     let differing = all.iter().enumerate().find(|(_, report)| report.fields != first.fields);
@@ -80,7 +84,12 @@ pub(crate) fn agree(all: &[Report]) -> Result<()> {
         None => Ok(()),
         Some((rank, report)) => {
             let (field, of_first, of_rank) = difference(&first.fields, &report.fields);
-            Err(Error::RequirementsDiffer { field, first: (0, of_first), second: (rank, of_rank) })
+            Err(DevCommError::RequirementsDiffer {
+                field,
+                first: (0, of_first),
+                second: (rank, of_rank),
+            }
+            .into())
         }
     }
 }
@@ -101,8 +110,7 @@ fn difference(a: &[(String, String)], b: &[(String, String)]) -> (String, String
 }
 
 impl DevCommRequirements {
-    /// Name and value of everything that is asked for: the same on two ranks if their requirements
-    /// go together.
+    /// Name and value of everything that is asked for, to be the same on all ranks.
     pub(crate) fn describe(&self) -> Vec<(String, String)> {
         // Taken apart, so that a new field cannot be forgotten here.
         let Self {

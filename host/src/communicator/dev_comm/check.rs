@@ -1,4 +1,5 @@
-//! What a machine cannot serve, found out before the collective call that would fail.
+//! Checks of requirements against what this rank's machine has, before the collective call that
+//! would fail.
 //!
 //! The rules are those by which `ncclDevCommCreate` of 2.32.3 refuses, and some where it does not
 //! refuse and a kernel would go wrong instead; comments tell these apart.
@@ -64,7 +65,8 @@ fn check_multimem(
     let why = if nvls_enable.is_some_and(|value| value.trim() == "0") {
         "NCCL_NVLS_ENABLE is 0"
     } else if !properties.multimem {
-        "the GPUs have none (multimemSupport is false): it takes NVLink switches, a driver that can use them, and GPUs of compute capability 9.0 or higher"
+        "the GPUs have none (multimemSupport is false): it takes NVLink switches, a driver that \
+         can use them, and GPUs of compute capability 9.0 or higher"
     } else {
         return Ok(());
     };
@@ -87,7 +89,7 @@ fn check_cft(
     }
 }
 
-/// Teams are made of ranks that are there. NCCL does not look.
+/// Teams are made of existing ranks. NCCL does not check that.
 fn check_teams(
     asked: &DevCommRequirements,
     properties: &Properties,
@@ -152,14 +154,14 @@ fn check_gin(
     if asked.gin_contexts == 0 {
         return Err(RequirementsRefusal::NoContexts);
     }
-    // NCCL refuses them with RAIL whatever its stride is; with a custom one it does not look, and
+    // NCCL refuses them with RAIL whatever its stride is; with a custom one it does not check, and
     // they would hang.
     let count = asked.world_gin_barriers;
     if count > 0 && (stride > 1 || connection == GinConnectionType::Rail) {
         return Err(RequirementsRefusal::WorldBarriersNotConnected { count, connection, stride });
     }
     for resource in &asked.resources {
-        // NCCL does not look here either.
+        // NCCL does not check this either.
         if let Resource::GinBarriers(GinBarriers { team, .. }) = *resource
             && team.n_ranks > 1
             && team.stride.unsigned_abs() % stride != 0
@@ -222,7 +224,7 @@ fn gin_types(
 
 /// Whether a back end may have strong signals and VA signals, which go together: NCCL's device code
 /// for EFA_GDA says that its signals are not strong, and asserts that they are indexed. PROXY over
-/// TCP has no VA signals, but is not told apart from PROXY over RDMA until NCCL sets it up.
+/// TCP has no VA signals, but is not distinguished from PROXY over RDMA until NCCL sets it up.
 fn has_all_signals(gin_type: GinType) -> bool {
     gin_type != GinType::EfaGda
 }
@@ -237,7 +239,7 @@ fn most_ids(gin_type: GinType) -> (u64, u64) {
     }
 }
 
-/// What all requirements come to, at least: NCCL adds a little.
+/// The totals of all requirements, at least: NCCL adds a little.
 struct Totals {
     bytes: u64,
     signals: u64,
@@ -310,7 +312,7 @@ impl Totals {
         all.into_iter().find_map(|(wanted, what)| wanted.then_some(what))
     }
 
-    /// NCCL numbers these with an int and does not look at overflow.
+    /// NCCL numbers these with an int and does not check for overflow.
     fn check(&self, gin_types: Option<GinTypes>) -> Result<(), RequirementsRefusal> {
         let most = |of: fn((u64, u64)) -> u64| {
             let types = gin_types.unwrap_or_default();

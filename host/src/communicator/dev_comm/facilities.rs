@@ -1,18 +1,18 @@
-//! What a rank's machine says about requirements, beyond the communicator's properties.
+//! What a rank's machine supports, beyond the communicator's properties.
 
-use devcomm_locate::gin_machine;
+use devcomm_locate::gin_support;
 use devcomm_types::GinType;
 
 use crate::machine::Machine;
 use crate::sys::cuda;
 
-/// What a rank's machine says.
+/// What a rank's machine supports.
 #[derive(Clone, Debug)]
 pub(crate) struct Facilities {
     /// The value of NCCL_NVLS_ENABLE.
     pub nvls_enable: Option<String>,
-    /// Why a back end of GIN, or any if none is named, is not there: what it needs, and what is
-    /// here. Asked only to refuse.
+    /// Why a back end of GIN (`None`: any) is not available: what it needs, and what there is.
+    /// Called only for an error.
     pub why_no_gin: fn(Option<GinType>) -> String,
 }
 
@@ -22,11 +22,11 @@ impl Facilities {
         Self::of(&Machine::current().unwrap_or(Machine::Gpus))
     }
 
-    /// Those of a machine. The environment says nothing of a simulated one.
+    /// Those of a machine. The environment does not apply to a simulated one.
     pub(crate) fn of(machine: &Machine) -> Self {
         if machine.is_simulated() {
             const WHY: &str =
-                "a simulated network is PROXY, and Simulation::network says whom it connects";
+                "a simulated network is PROXY; Simulation::network says which ranks it connects";
             return Self { nvls_enable: None, why_no_gin: |_| WHY.to_owned() };
         }
         Self { nvls_enable: std::env::var("NCCL_NVLS_ENABLE").ok(), why_no_gin }
@@ -34,5 +34,5 @@ impl Facilities {
 }
 
 fn why_no_gin(gin_type: Option<GinType>) -> String {
-    gin_machine(cuda::gin_gpus(&Machine::Gpus).ok()).why_not(gin_type.map(GinType::raw))
+    gin_support(cuda::gin_gpus(&Machine::Gpus).ok()).why_not(gin_type.map(GinType::raw))
 }

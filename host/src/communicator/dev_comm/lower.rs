@@ -1,4 +1,4 @@
-//! Requirements as NCCL takes them, and its answers.
+//! Converts device communicator requirements to NCCL's structs, and reads back the handles.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ const CFT: c_int = 1;
 /// `NCCL_CFT_MULTIMEM`.
 const CFT_MULTIMEM: c_int = 2;
 
-/// Requirements for one call of `ncclDevCommCreate`, and the cells that it answers into. They keep
-/// their addresses when this moves, also to another thread; it is kept until NCCL has ended the
+/// Requirements for one call of `ncclDevCommCreate`, and the memory that it writes handles to.
+/// Their addresses stay when this moves, to another thread too; it is kept until NCCL has ended the
 /// call.
 pub(crate) struct Lowered {
     lists: Arc<RequirementLists>,
@@ -67,19 +67,19 @@ impl DevCommRequirements {
 }
 
 impl Lowered {
-    /// What NCCL gets.
+    /// The lists to pass to NCCL.
     pub(crate) fn lists(&self) -> &Arc<RequirementLists> {
         &self.lists
     }
 
-    /// The handle that a key opens, once NCCL has ended the call; `None` for a key of other
+    /// The handle for a key, once NCCL has ended the call; `None` for a key of other
     /// requirements.
     pub(crate) fn get<R: ResourceRequest>(&self, key: ResourceKey<R>) -> Option<R::Handle> {
         let asked = *self.resources.get(key.index)?;
         if asked != key.request.into() {
             return None;
         }
-        // A node's place in its own list: teams and resources were asked for in one row.
+        // Requests for teams and resources share one list; NCCL has a list for each.
         let is_team = |resource: &Resource| matches!(resource, Resource::Team(_));
         let before = &self.resources[..key.index];
         let teams = before.iter().filter(|resource| is_team(resource)).count();

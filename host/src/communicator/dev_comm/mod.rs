@@ -16,7 +16,7 @@ use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use devcomm_types::{DevComm, IntoArg};
+use devcomm_types::{ArgInfo, DevComm, IntoArg};
 
 use self::agree::{Report, agree};
 use self::facilities::Facilities;
@@ -33,7 +33,7 @@ use crate::device::KernelAbortHandle;
 use crate::device::abort::AbortFlag;
 use crate::device::in_group::refuse_inside;
 use crate::device::issuer::Resource;
-use crate::error::{AbortCause, Error, Result, StuckWait};
+use crate::error::{AbortCause, DevCommError, Error, Result, StateError, StuckWait};
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls;
 
@@ -42,8 +42,8 @@ use crate::sys::nccl::calls;
 /// Made by [`Communicator::create_dev_comm`]. A launch takes `&DevCommResource` where the kernel
 /// has a `DevComm`.
 ///
-/// [`abort`](Self::abort) has kernels leave that wait for another rank in vain. So does the abort
-/// of the communicator, the loss of a rank, and a deadline
+/// [`abort`](Self::abort) asks kernels that wait for another rank to exit. So do the abort of the
+/// communicator, the loss of a rank, and a deadline
 /// ([`Stream::synchronize_within`](crate::Stream::synchronize_within)).
 ///
 /// [`close`](Self::close) frees the resources after waiting for this rank's streams; so does the
@@ -59,10 +59,10 @@ pub struct DevCommResource {
 }
 
 struct Inner {
-    /// Written when it is made: at the end of a group, perhaps.
+    /// Written when it is made, which may be at the end of a group.
     out: Out<DevComm>,
     made: Rc<Cell<CallState>>,
-    /// What kernels get, from the first look on: what was written, with a flag of ours to abort by.
+    /// What kernels get, set at the first use: what NCCL wrote, with our abort flag.
     dev_comm: OnceCell<DevComm>,
     flag: Arc<AbortFlag>,
     closed: Cell<bool>,
@@ -78,11 +78,14 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] from a library older than
-    /// [`DEV_COMM_VERSION`](crate::DEV_COMM_VERSION), [`Error::DevCommRefused`] and, for a
-    /// communicator of a [`World`](crate::World), [`Error::RequirementsDiffer`], both on every
-    /// rank; [`Error::Capturing`], [`Error::RankLost`], [`Error::CommunicatorEnded`],
-    /// [`Error::Nccl`].
+    /// [`NcclError::Unsupported`](crate::NcclError::Unsupported) from a library older than
+    /// [`DEV_COMM_VERSION`](crate::DEV_COMM_VERSION),
+    /// [`DevCommError::Refused`](crate::DevCommError::Refused) and, for a communicator of a
+    /// [`World`](crate::World),
+    /// [`DevCommError::RequirementsDiffer`](crate::DevCommError::RequirementsDiffer), both on every
+    /// rank; [`StateError::Capturing`](crate::StateError::Capturing),
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost),
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`].
     #[doc(alias = "ncclDevCommCreate")]
     pub fn create_dev_comm(&self, requirements: DevCommRequirements) -> Result<DevCommResource> {
         self.context().refuse_capturing("a device communicator is made")?;
@@ -98,7 +101,7 @@ impl Communicator {
                     all.iter().enumerate().map(|(rank, bytes)| Report::from_bytes(rank, bytes));
                 agree(&all.collect::<Result<Vec<_>>>()?)?;
             }
-            None => report.alone(self.rank())?,
+            None => report.check_local(self.rank())?,
         }
         DevCommResource::new(self, &requirements)
     }
@@ -111,10 +114,8 @@ impl DevCommResource {
         requirements: &DevCommRequirements,
     ) -> Result<Self> {
         let rank = communicator.rank();
-        let lowered = requirements.lower().map_err(|why| Error::DevCommRefused {
-            rank,
-            others: 0,
-            why: why.to_string(),
+        let lowered = requirements.lower().map_err(|why| {
+            Error::DevComm(DevCommError::Refused { rank, others: 0, why: why.to_string() })
         })?;
         let issuer = communicator.owner().issuer();
         let flag = communicator.context().new_abort_flag(&issuer)?;
@@ -157,7 +158,8 @@ impl DevCommResource {
         self.inner.lowered.get(key).ok_or_else(|| {
             let asked: resources::Resource = key.request().into();
             Error::invalid(format!(
-                "this device communicator was not made with the requirements that the key of {asked} is from"
+                "this device communicator was not made with the requirements that the key of \
+                 {asked} is from"
             ))
         })
     }
@@ -166,7 +168,9 @@ impl DevCommResource {
     ///
     /// # Errors
     ///
-    /// [`Error::Closed`]; [`Error::InGroup`] before the group in which it is made has ended.
+    /// [`StateError::Closed`](crate::StateError::Closed);
+    /// [`StateError::InGroup`](crate::StateError::InGroup) before the group in which it is made has
+    /// ended.
     pub fn dev_comm(&self) -> Result<&DevComm> {
         self.inner.dev_comm()
     }
@@ -183,13 +187,13 @@ impl DevCommResource {
         self.inner.dev_comm().is_ok() && self.inner.flag.cause().is_none()
     }
 
-    /// Has the kernels that use it, and wait for another rank, leave. Who waits for their stream
-    /// gets [`Error::KernelAborted`] with what they waited for, and launches with the device
-    /// communicator are refused from now on: its barriers may stand anywhere. Other device
-    /// communicators go on. Idempotent.
+    /// Asks the kernels that use it, and wait for another rank, to exit. A wait for their stream
+    /// fails with [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted) with what they
+    /// waited for, and launches with the device communicator are refused from now on: its barriers
+    /// are in an unknown state. Other device communicators are not affected. Idempotent.
     ///
     /// A kernel sees it in the waits of `nccl_device`; one that polls memory by other means, or
-    /// computes, goes on.
+    /// computes, continues.
     pub fn abort(&self) {
         self.inner.flag.raise(AbortCause::Request);
     }
@@ -200,8 +204,8 @@ impl DevCommResource {
         KernelAbortHandle::new(&self.inner.flag)
     }
 
-    /// What the kernels waited for that have left after an abort: a thread of each block, by block;
-    /// of grids of more than 1024 blocks not each one. Empty if none did.
+    /// What the kernels that an abort ended waited for: a thread of each block, by block; of grids
+    /// of more than 1024 blocks not each one. Empty if none did.
     #[must_use]
     pub fn stuck(&self) -> Vec<StuckWait> {
         self.inner.flag.stuck()
@@ -213,8 +217,8 @@ impl DevCommResource {
     ///
     /// # Errors
     ///
-    /// What waiting for the streams gives, [`Error::Capturing`], [`Error::InGroup`],
-    /// [`Error::Nccl`].
+    /// What waiting for the streams gives, [`StateError::Capturing`](crate::StateError::Capturing),
+    /// [`StateError::InGroup`](crate::StateError::InGroup), [`Error::Nccl`].
     pub fn close(&self) -> Result<()> {
         refuse_inside("the end of a device communicator")?;
         self.inner.close()
@@ -228,14 +232,21 @@ impl Inner {
         match self.made.get() {
             CallState::Made if !self.closed.get() && self.communicator.is_valid() => {}
             CallState::Deferred => {
-                return Err(Error::InGroup {
+                return Err(StateError::InGroup {
                     what: "the use of a device communicator that the group makes",
-                });
+                }
+                .into());
             }
-            _ => return Err(Error::Closed { what: "the device communicator", rank }),
+            _ => {
+                return Err(StateError::Closed { what: "the device communicator", rank }.into());
+            }
         }
         if self.dev_comm.get().is_none() && !self.communicator.is_ready()? {
-            return Err(Error::InProgress { operation: "the use of a device communicator", rank });
+            return Err(StateError::InProgress {
+                operation: "the use of a device communicator",
+                rank,
+            }
+            .into());
         }
         Ok(self.dev_comm.get_or_init(|| {
             let abort_flag = self.flag.device_flag() as *mut u32;
@@ -249,8 +260,8 @@ impl Resource for Inner {
         self.communicator.refuse_suspended()?;
         let context = self.communicator.context();
         if self.dev_comm().is_err() {
-            // It is not there, or has gone with the communicator.
-            if !self.closed.replace(true) && context.is_at_rest() {
+            // It was not made, or has ended with the communicator.
+            if !self.closed.replace(true) && context.is_idle_now() {
                 context.close_abort_flag(&self.flag);
             }
             return Ok(());
@@ -272,12 +283,14 @@ impl IntoArg<DevComm> for &DevCommResource {
         self.inner.dev_comm().copied().unwrap_or(DevComm::zeroed())
     }
 
-    fn dev_comm(&self) -> Option<&DevComm> {
-        self.inner.dev_comm().ok()
-    }
-
-    fn closed(&self) -> Option<&'static str> {
-        self.inner.dev_comm().is_err().then_some("the device communicator")
+    fn info(&self) -> ArgInfo<'_> {
+        let dev_comm = self.inner.dev_comm().ok();
+        ArgInfo {
+            dev_comm,
+            closed: dev_comm.is_none().then_some("the device communicator"),
+            communicator: Some(self.inner.communicator.id()),
+            ..ArgInfo::default()
+        }
     }
 }
 
@@ -285,7 +298,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let context = self.communicator.context();
         let lost = context.health().is_lost();
-        if self.closed.get() || lost || !context.is_settled("a device communicator") {
+        if self.closed.get() || lost || !context.can_free("a device communicator") {
             return;
         }
         if let Err(error) = self.close() {

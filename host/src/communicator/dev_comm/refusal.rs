@@ -10,7 +10,9 @@ use crate::communicator::properties::GinTypes;
 pub enum RequirementsRefusal {
     /// NCCL's device functions do not work between these ranks.
     #[error(
-        "NCCL offers no device communication here (deviceApiSupport is false); it needs CUDA peer access between all GPUs of a host, NCCL_WIN_ENABLE and NCCL_CUMEM_ENABLE not 0, and a network that GIN can use if the ranks span several NVLink domains"
+        "NCCL offers no device communication here (deviceApiSupport is false); it needs CUDA peer \
+         access between all GPUs of a host, NCCL_WIN_ENABLE and NCCL_CUMEM_ENABLE not 0, and a \
+         network that GIN can use if the ranks span several NVLink domains"
     )]
     NoDeviceApi,
     /// Multicast was asked for where there is none.
@@ -23,7 +25,8 @@ pub enum RequirementsRefusal {
     },
     /// A resource of the network without a connection.
     #[error(
-        "{what} need a network connection, but none is asked for; add gin_connection(GinConnectionType::Full), or Rail"
+        "{what} need a network connection, but none is asked for; add \
+         gin_connection(GinConnectionType::Full), or Rail"
     )]
     NotConnected {
         /// What was asked for.
@@ -31,7 +34,8 @@ pub enum RequirementsRefusal {
     },
     /// Hybrid barriers without a connection where load and store reach every rank.
     #[error(
-        "{count} hybrid barriers need a network connection, and none is asked for; all {n_ranks} ranks are in one LSA team, so lsa_barriers({count}) does without"
+        "{count} hybrid barriers need a network connection, and none is asked for; all {n_ranks} \
+         ranks are in one LSA team, so lsa_barriers({count}) does without"
     )]
     BarriersWithoutNetwork {
         /// Barriers asked for.
@@ -41,7 +45,8 @@ pub enum RequirementsRefusal {
     },
     /// A connection where there is no network for kernels.
     #[error(
-        "a network connection of type {connection} was asked for, but no network back end for kernels (GIN) works on all ranks{}. {why}",
+        "a network connection of type {connection} was asked for, but no network back end for \
+         kernels (GIN) works on all ranks{}. {why}",
         if *one_lsa_team { ", which are all in one LSA team and need none" } else { "" }
     )]
     NoGin {
@@ -54,7 +59,9 @@ pub enum RequirementsRefusal {
     },
     /// Every rank was to be connected, but the network connects rails only.
     #[error(
-        "a network connection of type FULL was asked for, but the network connects rails only (ginType is none, railedGinType is {railed}): each rank reaches the ranks with its place in the other LSA teams; use GinConnectionType::Rail"
+        "a network connection of type FULL was asked for, but the network connects rails only \
+         (ginType is none, railedGinType is {railed}): each rank reaches the same LSA rank \
+         of the other LSA teams; use GinConnectionType::Rail"
     )]
     OnlyRail {
         /// The back end of the rails.
@@ -80,7 +87,8 @@ pub enum RequirementsRefusal {
     },
     /// No back end has the signals asked for.
     #[error(
-        "{} were asked for, but no back end among {available} has them: EFA_GDA has neither strong nor VA signals; see gin_strong_signals and gin_va_signals",
+        "{} were asked for, but no back end among {available} has them: EFA_GDA has neither \
+         strong nor VA signals; see gin_strong_signals and gin_va_signals",
         signals(*strong, *va)
     )]
     NoSuchSignals {
@@ -96,7 +104,9 @@ pub enum RequirementsRefusal {
     NoContexts,
     /// Barriers between all ranks where not all are connected.
     #[error(
-        "{count} world GIN barriers were asked for, but a connection of type {connection} with stride {stride} does not reach every rank; use rail_gin_barriers, or GinConnectionType::Full"
+        "{count} world GIN barriers were asked for, but a connection of type {connection} with \
+         stride {stride} does not reach every rank; use rail_gin_barriers, or \
+         GinConnectionType::Full"
     )]
     WorldBarriersNotConnected {
         /// Barriers asked for.
@@ -108,7 +118,8 @@ pub enum RequirementsRefusal {
     },
     /// GIN barriers of a team that is not connected.
     #[error(
-        "GIN barriers of a team with stride {} were asked for, but the connection reaches multiples of {stride} ranks only",
+        "GIN barriers of a team with stride {} were asked for, but the connection reaches \
+         multiples of {stride} ranks only",
         team.stride
     )]
     TeamNotConnected {
@@ -119,12 +130,14 @@ pub enum RequirementsRefusal {
     },
     /// The network takes no custom stride.
     #[error(
-        "a custom stride was asked for, but the network's connections follow no even pattern (ginMinStride is INT_MAX); use GinConnectionType::Rail, or Full"
+        "a custom stride was asked for, but the network's connections are not strided \
+         (ginMinStride is INT_MAX); use GinConnectionType::Rail, or Full"
     )]
     NoCustomStride,
     /// A custom stride that the network does not take.
     #[error(
-        "gin_custom_stride({stride}) was asked for, but here it must be a multiple of {multiple_of} between {multiple_of} and {max}, the size of an LSA team"
+        "gin_custom_stride({stride}) was asked for, but here it must be a multiple of \
+         {multiple_of} between {multiple_of} and {max}, the size of an LSA team"
     )]
     BadStride {
         /// The stride asked for, in ranks.
@@ -136,7 +149,8 @@ pub enum RequirementsRefusal {
     },
     /// CFT was asked for where there is none.
     #[error(
-        "{what} was asked for, but CFT does not work on all ranks here ({property} is false); it needs a driver of CUDA 13.3 or newer, hardware for it, and NCCL_CFT_ENABLE not 0"
+        "{what} was asked for, but CFT does not work on all ranks here ({property} is false); it \
+         needs a driver of CUDA 13.3 or newer, hardware for it, and NCCL_CFT_ENABLE not 0"
     )]
     NoCft {
         /// What was asked for.
@@ -144,9 +158,10 @@ pub enum RequirementsRefusal {
         /// NCCL's property.
         property: &'static str,
     },
-    /// A team whose numbers make no sense.
+    /// A team whose numbers are invalid.
     #[error(
-        "{team:?} is no team of these ranks: its rank is 0 to n_ranks - 1, its stride is not 0, and its members are ranks of the communicator"
+        "{team:?} is no team of these ranks: its rank is 0 to n_ranks - 1, its stride is not 0, \
+         and its members are ranks of the communicator"
     )]
     NotATeam {
         /// The team.
@@ -154,7 +169,8 @@ pub enum RequirementsRefusal {
     },
     /// A team with members that load and store do not reach.
     #[error(
-        "{what} of {team:?} need a team within load and store, but this rank's LSA team has {lsa_size} ranks, neighbours in the communicator"
+        "{what} of {team:?} need a team within load and store, but this rank's LSA team has \
+         {lsa_size} ranks, neighbours in the communicator"
     )]
     TeamBeyondLsa {
         /// What was asked for.

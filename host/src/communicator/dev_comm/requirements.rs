@@ -1,4 +1,4 @@
-//! What the kernels that will use a device communicator need of it.
+//! The requirements of a device communicator: what the kernels that will use it need.
 
 use devcomm_types::{GinConnectionType, GinType};
 
@@ -9,7 +9,8 @@ use super::resources::{Resource, ResourceKey, ResourceRequest};
 use crate::communicator::Properties;
 
 /// Declares [`DevCommRequirements`]: fields that functions of their own set, with their defaults,
-/// and those that are set as they are, each with the name of its value, its default and NCCL's name.
+/// and those that are set as they are, each with the name of its value, its default and NCCL's
+/// name.
 macro_rules! requirements {
     (
         $(#[$attribute:meta])*
@@ -30,10 +31,6 @@ macro_rules! requirements {
         impl DevCommRequirements {
             /// Nothing beyond the ranks' addresses.
             #[must_use]
-            #[expect(
-                clippy::new_without_default,
-                reason = "what is required is stated, not defaulted"
-            )]
             pub const fn new() -> Self {
                 Self { $( $name: $default, )* $( $other: $other_default, )* }
             }
@@ -48,6 +45,12 @@ macro_rules! requirements {
                 }
             )*
         }
+
+        impl Default for DevCommRequirements {
+            fn default() -> Self {
+                Self::new()
+            }
+        }
     };
 }
 
@@ -55,7 +58,7 @@ requirements! {
     /// What the kernels that will use a device communicator need of it. Every rank asks for the
     /// same.
     ///
-    /// What is not set is as NCCL has it by default, but for
+    /// What is not set has NCCL's default, except
     /// [`gin_va_signals`](Self::gin_va_signals).
     ///
     /// ```
@@ -74,7 +77,7 @@ requirements! {
     ///
     /// NCCL: `ncclDevCommRequirements_t` of 2.32.3, each field but four: `size`, `magic` and
     /// `version` are filled in, and `useRuntimeVersion` stays false, because it is for device code
-    /// that is linked against the library at hand when the program runs. Kernels here are linked
+    /// that is linked against the installed library when the program runs. Kernels here are linked
     /// when the program is built, against the device code of one version, and it is that version's
     /// layout that they read.
     #[derive(Clone, Debug, PartialEq)]
@@ -93,34 +96,34 @@ requirements! {
     /// NCCL: `lsaMultimem`.
     lsa_multimem(wanted: bool) = false, "lsaMultimem";
 
-    /// That many hybrid barriers between all ranks, by load and store within an LSA team and over
-    /// the network between them. They need a [`gin_connection`](Self::gin_connection) even where
-    /// there is one LSA team. NCCL: `barrierCount`.
+    /// The number of hybrid barriers between all ranks, by load and store within an LSA team and
+    /// over the network between them. They need a [`gin_connection`](Self::gin_connection) even
+    /// where there is one LSA team. NCCL: `barrierCount`.
     barriers(count: u32) = 0, "barrierCount";
 
-    /// That many barriers between the ranks that reach each other by load and store: at least one a
-    /// block of the largest grid. NCCL: `lsaBarrierCount`.
+    /// The number of barriers between the ranks that reach each other by load and store: at least
+    /// one per block of the largest grid. NCCL: `lsaBarrierCount`.
     lsa_barriers(count: u32) = 0, "lsaBarrierCount";
 
-    /// That many barriers over the network between the ranks of the rail team. NCCL:
+    /// The number of barriers over the network between the ranks of the rail team. NCCL:
     /// `railGinBarrierCount`.
     rail_gin_barriers(count: u32) = 0, "railGinBarrierCount";
 
-    /// That many barriers over the network between all ranks; every rank has to be connected. NCCL:
-    /// `worldGinBarrierCount`.
+    /// The number of barriers over the network between all ranks; every rank has to be connected.
+    /// NCCL: `worldGinBarrierCount`.
     world_gin_barriers(count: u32) = 0, "worldGinBarrierCount";
 
-    /// That many contexts, each with its own queues, signals and counters. A wish: the device
+    /// The number of contexts, each with its own queues, signals and counters. A hint: the device
     /// communicator says how many there are. 4 unless set. NCCL: `ginContextCount`.
     gin_contexts(count: u32) = 4, "ginContextCount";
 
-    /// That many signals, with ids from 0. NCCL: `ginSignalCount`.
+    /// The number of signals, with ids from 0. NCCL: `ginSignalCount`.
     gin_signals(count: u32) = 0, "ginSignalCount";
 
-    /// That many counters, with ids from 0. NCCL: `ginCounterCount`.
+    /// The number of counters, with ids from 0. NCCL: `ginCounterCount`.
     gin_counters(count: u32) = 0, "ginCounterCount";
 
-    /// Which ranks a kernel reaches over the network; nobody unless set. NCCL: `ginConnectionType`.
+    /// Which ranks a kernel reaches over the network; none unless set. NCCL: `ginConnectionType`.
     gin_connection(connection: GinConnectionType) = GinConnectionType::None, "ginConnectionType";
 
     /// Contexts that no other device communicator uses. NCCL: `ginExclusiveContexts`.
@@ -137,11 +140,10 @@ requirements! {
     /// nor such fences. NCCL: `ginStrongSignalsRequired`.
     gin_strong_signals(required: bool) = true, "ginStrongSignalsRequired";
 
-    /// A back end that signals into windows (VA signals). **False unless set, where NCCL has
-    /// true**: a kernel asks for a VA signal by name, and into a window registered with
-    /// `NCCL_WIN_STRICT_ORDERING`, so who needs them knows; requiring them would leave out EFA_GDA
-    /// and PROXY over TCP for everyone else. With `false`, a kernel must not use them. NCCL:
-    /// `ginVaSignalsRequired`.
+    /// A back end that signals into windows (VA signals). **False unless set; NCCL's default is
+    /// true**, which leaves out EFA_GDA and PROXY over TCP for kernels that use no such signal.
+    /// With `false`, a kernel must not use them; they also need a window registered with
+    /// `NCCL_WIN_STRICT_ORDERING`. NCCL: `ginVaSignalsRequired`.
     gin_va_signals(required: bool) = false, "ginVaSignalsRequired";
 
     /// The distance in ranks for [`GinConnectionType::CustomStride`]: a multiple of
@@ -158,7 +160,7 @@ requirements! {
     /// CFT's logical endpoints of multicast. NCCL: `NCCL_CFT_MULTIMEM` in `cftCaps`.
     cft_multimem(wanted: bool) = false, "cftCaps";
 
-    /// That many CFT barriers. NCCL: `cftBarrierCount`.
+    /// The number of CFT barriers. NCCL: `cftBarrierCount`.
     cft_barriers(count: u32) = 0, "cftBarrierCount";
 }
 
@@ -193,8 +195,8 @@ impl DevCommRequirements {
         self
     }
 
-    /// Adds a resource of a kernel's own. The key opens it on the device communicator:
-    /// [`DevCommResource::resource`](super::DevCommResource::resource).
+    /// Adds a resource of a kernel's own. The key gets its handle from the device
+    /// communicator: [`DevCommResource::resource`](super::DevCommResource::resource).
     ///
     /// NCCL: `resourceRequirementsList`, `teamRequirementsList`.
     #[doc(alias = "resourceRequirementsList")]
@@ -227,7 +229,7 @@ impl DevCommRequirements {
     ///
     /// # Errors
     ///
-    /// The first reason against it, with what is there instead.
+    /// The first requirement that is not met, with what there is instead.
     pub fn check(&self, properties: &Properties) -> Result<(), RequirementsRefusal> {
         check(self, properties, &Facilities::here())
     }

@@ -153,7 +153,10 @@ mod sealed {
 }
 
 macro_rules! requests {
-    ($($request:ident as $variant:ident gives $handle:ty, $self:ident $answer:ident $multimem:ident => $make:expr;)*) => {$(
+    ($(
+        $request:ident as $variant:ident gives $handle:ty,
+        $self:ident $answer:ident $multimem:ident => $make:expr;
+    )*) => {$(
         impl sealed::Sealed for $request {}
 
         impl From<$request> for Resource {
@@ -200,7 +203,7 @@ impl Resource {
     pub(super) fn node(self) -> Result<Node, RequirementsRefusal> {
         let node = match self {
             Self::LsaBarriers(LsaBarriers { team, count }) => {
-                // Words a barrier: two epochs, a multicast inbox, an inbox a rank.
+                // Words per barrier: two epochs, a multicast inbox, an inbox per rank.
                 let words = 3 + u64::from(size_of_team(team)?);
                 int("barriers of a team", count)?;
                 ResourceNode { buffer: (bytes(u64::from(count), words, 4)?, 4), ..NOTHING }
@@ -216,7 +219,7 @@ impl Resource {
             Self::LlA2a(request) => {
                 int("blocks of an LL all-to-all", request.blocks)?;
                 int("slots of an LL all-to-all", request.slots())?;
-                // Lines of 16 bytes a block: a header and two banks of slots.
+                // Lines of 16 bytes per block: a header and two banks of slots.
                 let lines = 1 + 2 * request.slots();
                 ResourceNode {
                     buffer: (bytes(u64::from(request.blocks), lines, 16)?, 16),
@@ -268,7 +271,8 @@ impl std::fmt::Display for Resource {
             }
             Self::LlA2a(LlA2a { blocks, max_elements, element_size }) => write!(
                 f,
-                "LL all-to-all for {blocks} blocks of {max_elements} elements of {element_size} bytes"
+                "LL all-to-all for {blocks} blocks of {max_elements} elements of {element_size} \
+                 bytes"
             ),
             Self::Buffer(ResourceBuffer { bytes, align }) => {
                 write!(f, "a buffer of {bytes} bytes aligned to {align}")

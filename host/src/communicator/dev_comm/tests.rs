@@ -80,7 +80,11 @@ fn ranks_that_differ_in_any_field_are_told_which_and_how() {
     for (name, requirements, _) in every_setter() {
         let other = report(&requirements);
         match agree(&[same.clone(), same.clone(), other]).unwrap_err() {
-            Error::RequirementsDiffer { field, first: (0, a), second: (2, b) } => {
+            Error::DevComm(DevCommError::RequirementsDiffer {
+                field,
+                first: (0, a),
+                second: (2, b),
+            }) => {
                 assert!(field == name && a != b, "{field} {a} {b}");
             }
             error => panic!("{error}"),
@@ -103,7 +107,8 @@ fn resources_are_compared_in_their_order_and_teams_by_size_and_stride() {
     let error = agree(&[report(TEAM, [2, 3]), report(TEAM, [2, 4])]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "no device communicator: resource 1 is 3 signals on rank 0 but 4 signals on rank 1; every rank asks for the same"
+        "no device communicator: resource 1 is 3 signals on rank 0 but 4 signals on rank 1; every \
+         rank asks for the same"
     );
     let mut fewer = report(TEAM, [2, 3]);
     fewer.fields.pop();
@@ -303,5 +308,8 @@ fn the_check_that_ranks_exchange_is_the_public_one() {
     let why = requirements.check(&properties).unwrap_err();
     let report = Report::new(&requirements, &properties, &Facilities::here());
     assert_eq!(report.refusal, Some(why.to_string()));
-    assert!(matches!(report.alone(3), Err(Error::DevCommRefused { rank: 3, others: 0, .. })));
+    assert!(matches!(
+        report.check_local(3),
+        Err(Error::DevComm(DevCommError::Refused { rank: 3, others: 0, .. }))
+    ));
 }

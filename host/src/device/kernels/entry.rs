@@ -8,11 +8,11 @@ use devcomm_types::LaunchConfig;
 use super::sidecar::Param;
 use crate::device::context::Context;
 use crate::device::launch::{FunctionInfo, check_shape};
-use crate::error::{Error, Result};
+use crate::error::{Error, LaunchError, Result};
 use crate::sys::cuda::FunctionAttribute;
 use crate::sys::cuda::module::FunctionHandle;
 
-/// A function of the driver's with what is known of it.
+/// A function of a loaded module, and what is known about it.
 pub(super) struct Entry {
     pub(super) function: FunctionHandle,
     pub(super) info: FunctionInfo,
@@ -23,8 +23,8 @@ pub(super) struct Entry {
     pub(super) stamp: Option<NcclVersion>,
     /// Dynamic shared memory that the driver was told to allow, in bytes.
     allowed_shared: Cell<u32>,
-    /// The last occupancy asked for: threads a block, dynamic shared memory, blocks a
-    /// multiprocessor.
+    /// The last occupancy asked for: threads per block, dynamic shared memory, blocks
+    /// per multiprocessor.
     occupancy: Cell<Option<(u32, u32, u32)>>,
 }
 
@@ -44,7 +44,7 @@ impl Entry {
     ) -> Result<Prepared<'_>> {
         let device = context.limits();
         check_shape(config, &self.info, device)
-            .map_err(|refusal| Error::Launch { kernel, refusal })?;
+            .map_err(|refusal| Error::Launch(LaunchError::Refused { kernel, refusal }))?;
         context.cuda().bind()?;
         let dynamic_shared = config.dynamic_shared;
         // Static and dynamic memory together may take this much without asking.

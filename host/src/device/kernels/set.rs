@@ -1,7 +1,7 @@
 //! The compiled kernels of a program.
 
 use super::sidecar::Sidecar;
-use crate::error::{Error, Result};
+use crate::error::{LaunchError, Result};
 
 /// One module in an index: its file's stem, its PTX, its description in JSON.
 pub type ModuleSource = (&'static str, &'static str, &'static str);
@@ -32,7 +32,7 @@ impl KernelSet {
     /// Reads every module's description.
     pub(super) fn describe(&self) -> Result<Vec<(&'static str, &'static str, Sidecar)>> {
         if let Some(reason) = self.unavailable {
-            return Err(Error::KernelsUnavailable { reason: reason.to_owned() });
+            return Err(LaunchError::KernelsUnavailable { reason: reason.to_owned() }.into());
         }
         let sidecar = |&(file, ptx, json)| Ok((file, ptx, Sidecar::parse(file, json)?));
         self.modules.iter().map(sidecar).collect()
@@ -42,12 +42,13 @@ impl KernelSet {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Error;
 
     #[test]
     fn a_program_without_kernels_says_why() {
         let set = KernelSet::new((&[], Some("no rust-src; run rustup component add rust-src")));
         let error = set.describe().unwrap_err();
-        assert!(matches!(error, Error::KernelsUnavailable { .. }));
+        assert!(matches!(error, Error::Launch(LaunchError::KernelsUnavailable { .. })));
         assert!(error.to_string().contains("rustup component add rust-src"), "{error}");
     }
 }

@@ -3,11 +3,14 @@
 use devcomm_locate::NcclVersion;
 use serde::Deserialize;
 
-use crate::error::{Error, LaunchRefusal, Result};
+use crate::error::{Error, LaunchError, LaunchRefusal, Result};
 
 /// What is known of a module of kernels. Fields that a later build adds are ignored.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Sidecar {
+    /// The package that the kernels are part of; a kernel of another language has none.
+    #[serde(default)]
+    pub package: Option<String>,
     pub arch: String,
     pub ptx_isa: String,
     pub nccl: Option<NcclStamp>,
@@ -39,8 +42,9 @@ pub(crate) struct Param {
 
 impl Sidecar {
     pub(crate) fn parse(file: &str, json: &str) -> Result<Self> {
-        serde_json::from_str(json)
-            .map_err(|error| Error::BadSidecar { file: file.to_owned(), why: error.to_string() })
+        serde_json::from_str(json).map_err(|error| {
+            Error::Launch(LaunchError::BadSidecar { file: file.to_owned(), why: error.to_string() })
+        })
     }
 
     /// The version of NCCL's device code in the module, if there is any.
@@ -52,7 +56,7 @@ impl Sidecar {
             Some(&[major, minor, patch]) => Ok(Some(NcclVersion { major, minor, patch })),
             _ => {
                 let why = format!("{:?} is not a version of NCCL", stamp.version);
-                Err(Error::BadSidecar { file: file.to_owned(), why })
+                Err(LaunchError::BadSidecar { file: file.to_owned(), why }.into())
             }
         }
     }
@@ -112,7 +116,8 @@ mod tests {
         "kernels":[{"name":"lsa_allreduce_f32","file":"lsa_allreduce",
             "params":[{"name":"comm","type":"DevComm","size":248,"align":8},
                       {"name":"count","type":"usize","size":8,"align":8}],
-            "resources":{"registers":32,"stack":0,"spill_stores":0,"spill_loads":0,"static_shared":0}}]}"#;
+            "resources":{"registers":32,"stack":0,"spill_stores":0,"spill_loads":0,
+                "static_shared":0}}]}"#;
 
     #[test]
     fn what_the_build_writes_is_read() {

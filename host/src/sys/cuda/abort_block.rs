@@ -1,4 +1,5 @@
-//! Memory of the host that kernels look at while they wait, and note there what they waited for.
+//! Abort blocks: pinned memory with the flag that waiting kernels poll, and the records of what
+//! they waited for.
 
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -52,7 +53,7 @@ impl SharedBlock {
         self.device
     }
 
-    /// Tells the kernels to leave.
+    /// Asks the kernels to exit.
     pub(crate) fn raise(&self) {
         // SAFETY: the block is allocated as long as `self`; the GPU only reads the flag, and the
         // host writes it as an atomic.

@@ -1,4 +1,4 @@
-//! Captured work: graphs.
+//! Stream captures and CUDA graphs, in the driver's terms.
 
 use std::ptr::null_mut;
 
@@ -9,9 +9,9 @@ use super::stream::StreamHandle;
 use crate::error::{Error, Result};
 
 impl StreamHandle {
-    /// From now on work goes to a graph instead of the GPU. No thread is hindered in what it does
-    /// elsewhere, this one included: NCCL connects ranks when it first needs to, which may be in a
-    /// capture.
+    /// Begins a capture: the stream's work goes to a graph instead of the GPU. The mode is relaxed,
+    /// so that any thread may make any call meanwhile: NCCL connects ranks at their first use,
+    /// which may be in a capture.
     pub(crate) fn begin_capture(&self) -> Result<()> {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream is live.
@@ -33,7 +33,7 @@ impl StreamHandle {
     }
 }
 
-/// What was captured.
+/// A captured graph.
 pub(crate) struct GraphHandle {
     driver: &'static Driver,
     raw: CUgraph,
@@ -49,7 +49,7 @@ impl GraphHandle {
         Ok(count)
     }
 
-    /// Makes it ready to run.
+    /// Instantiates it for launches.
     pub(crate) fn instantiate(&self) -> Result<GraphExecHandle> {
         let (driver, mut raw) = (self.driver, null_mut());
         // SAFETY: the graph is live; `raw` is live; no flags.
@@ -77,8 +77,8 @@ impl GraphExecHandle {
     ///
     /// # Safety
     ///
-    /// What its operations use is allocated until the stream has passed it, and their own contracts
-    /// hold.
+    /// What its operations use stays allocated until the stream has completed them, and their own
+    /// contracts hold.
     pub(crate) unsafe fn launch(&self, stream: &StreamHandle) -> Result<()> {
         // SAFETY: both are live; the caller vouches for the operations.
         let launched = unsafe { self.driver.cuGraphLaunch(self.raw, stream.raw()) };

@@ -1,10 +1,11 @@
-//! The part of the CUDA driver that the host uses, by the machine's table.
+//! The functions of the CUDA driver that the host uses, called through the machine's table.
 //!
 //! On GPUs a call panics when the driver's library or the function in it is missing. [`init`]
 //! checks for both first, and everything here needs a [`PrimaryContext`], which needs [`init`].
 
 pub(crate) mod abort_block;
 pub(crate) mod graph;
+pub(crate) mod memory;
 pub(crate) mod module;
 pub(crate) mod stream;
 mod tensor_map;
@@ -16,7 +17,7 @@ use std::sync::OnceLock;
 use devcomm_locate::GinGpus;
 use devcomm_sys::driver::{CUcontext, CUdevice, CUresult, Driver};
 
-use crate::error::{Error, Result};
+use crate::error::{DriverError, Error, Result};
 use crate::machine::Machine;
 
 pub(crate) use devcomm_sys::driver::{
@@ -45,12 +46,12 @@ fn error(driver: &Driver, operation: &'static str, result: CUresult) -> Error {
         // SAFETY: a NUL-terminated constant, as said above.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     };
-    Error::Cuda {
+    Error::Driver(DriverError::Failed {
         operation,
         code: result as u32,
         name: text(driver.cuGetErrorName),
         text: text(driver.cuGetErrorString),
-    }
+    })
 }
 
 /// Initialises the machine's driver. Its functions, for this thread.
@@ -69,19 +70,19 @@ fn init_gpus(driver: &Driver) -> Result<()> {
     // SAFETY: loading the driver's library runs its initialisers, which is what using it means.
     if !unsafe { cudarc::driver::sys::is_culib_present() } {
         let reason = "libcuda.so.1 cannot be loaded".to_owned();
-        return Err(Error::NoDriver { reason });
+        return Err(DriverError::NoDriver { reason }.into());
     }
     let has = version_code(driver)?;
     if has < OLDEST_CUDA {
-        return Err(Error::DriverTooOld { needs: dotted(OLDEST_CUDA), has: dotted(has) });
+        return Err(DriverError::TooOld { needs: dotted(OLDEST_CUDA), has: dotted(has) }.into());
     }
     // SAFETY: the library is there, checked above; the flags are 0, as they must be.
     match unsafe { driver.cuInit(0) } {
         CUresult::CUDA_SUCCESS => Ok(()),
-        CUresult::CUDA_ERROR_NO_DEVICE => Err(Error::NoGpu),
+        CUresult::CUDA_ERROR_NO_DEVICE => Err(DriverError::NoGpu.into()),
         CUresult::CUDA_ERROR_STUB_LIBRARY => {
             let reason = "the libcuda found is the toolkit's stub, not a driver".to_owned();
-            Err(Error::NoDriver { reason })
+            Err(DriverError::NoDriver { reason }.into())
         }
         failed => Err(error(driver, "cuInit", failed)),
     }
@@ -139,11 +140,11 @@ impl PrimaryContext {
     pub(crate) fn retain(machine: &Machine, ordinal: usize) -> Result<Self> {
         let visible = device_count(machine)?;
         if visible == 0 {
-            return Err(Error::NoGpu);
+            return Err(DriverError::NoGpu.into());
         }
         let asked = ordinal.saturating_add(1);
         let ordinal = c_int::try_from(ordinal).ok().filter(|_| ordinal < visible);
-        let ordinal = ordinal.ok_or(Error::TooFewGpus { asked, visible })?;
+        let ordinal = ordinal.ok_or(DriverError::TooFewGpus { asked, visible })?;
         let (driver, mut device, mut raw) = (machine.driver(), 0, null_mut());
         // SAFETY: the driver is initialised; `device` is live.
         let got = unsafe { driver.cuDeviceGet(&raw mut device, ordinal) };
@@ -161,12 +162,12 @@ impl PrimaryContext {
         self.binder().bind()
     }
 
-    /// Whether it is this one of the driver's.
+    /// Whether `other` is this context.
     pub(crate) fn is(&self, other: CUcontext) -> bool {
         self.raw == other
     }
 
-    /// What makes the context current on another thread. It must not outlive the context's users.
+    /// Makes the context current on other threads. It must not outlive the context.
     pub(crate) fn binder(&self) -> Binder {
         Binder { driver: self.driver, raw: self.raw }
     }
@@ -199,53 +200,6 @@ impl PrimaryContext {
             self.driver.cuMemGetInfo_v2(&raw mut free, &raw mut total)
         })?;
         Ok((free, total))
-    }
-
-    /// Copies to the device and waits.
-    ///
-    /// # Safety
-    ///
-    /// `to` is device memory of at least `from.len()` bytes that nothing uses meanwhile.
-    pub(crate) unsafe fn copy_in(&self, to: u64, from: &[u8]) -> Result<()> {
-        self.bind()?;
-        // SAFETY: the source is live for its length, the caller vouches for the target. From
-        // pageable memory this returns once the bytes are staged; the wait below is for the rest.
-        let result = unsafe { self.driver.cuMemcpyHtoD_v2(to, from.as_ptr().cast(), from.len()) };
-        check(self.driver, "cuMemcpyHtoD", result)?;
-        self.wait_for_default_stream()
-    }
-
-    /// Copies to the host and waits.
-    ///
-    /// # Safety
-    ///
-    /// `from` is device memory of at least `to.len()` bytes that nothing writes meanwhile.
-    pub(crate) unsafe fn copy_out(&self, to: &mut [u8], from: u64) -> Result<()> {
-        self.bind()?;
-        // SAFETY: the target is live for its length, the caller vouches for the source.
-        let result = unsafe { self.driver.cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), from, to.len()) };
-        check(self.driver, "cuMemcpyDtoH", result)?;
-        self.wait_for_default_stream()
-    }
-
-    /// Fills bytes and waits.
-    ///
-    /// # Safety
-    ///
-    /// `to` is device memory of at least `bytes` bytes that nothing uses meanwhile.
-    pub(crate) unsafe fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<()> {
-        self.bind()?;
-        // SAFETY: the caller vouches for the target.
-        check(self.driver, "cuMemsetD8", unsafe { self.driver.cuMemsetD8_v2(to, byte, bytes) })?;
-        self.wait_for_default_stream()
-    }
-
-    /// Copies and fills run in the default stream, which the streams of this crate do not wait for.
-    fn wait_for_default_stream(&self) -> Result<()> {
-        // SAFETY: the context is current and NULL is its default stream.
-        check(self.driver, "cuStreamSynchronize", unsafe {
-            self.driver.cuStreamSynchronize(null_mut())
-        })
     }
 }
 

@@ -67,6 +67,12 @@ impl PrimaryContext {
     ) -> StreamHandle {
         StreamHandle { driver: self.driver, raw, owner: Owner::Other { _keep: keep } }
     }
+
+    /// The default stream, which lives as long as the context.
+    pub(crate) fn default_stream(&self) -> StreamHandle {
+        // SAFETY: NULL is the default stream.
+        unsafe { self.foreign_stream(null_mut(), None) }
+    }
 }
 
 impl StreamHandle {

@@ -1,22 +1,22 @@
-//! Maps for the bulk copy engine.
+//! Tensor maps for TMA.
 
 use devcomm_sys::driver::{
     CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
     CUtensorMapL2promotion, CUtensorMapSwizzle,
 };
-use devcomm_types::{TensorMap, Tiling};
+use devcomm_types::{TensorMap, TensorMapDesc};
 
 use super::{PrimaryContext, check};
 use crate::error::Result;
 
 impl PrimaryContext {
     /// The map of a tiling whose numbers the driver allows; it says which does not do.
-    pub(crate) fn tensor_map(&self, tiling: &Tiling) -> Result<TensorMap> {
+    pub(crate) fn tensor_map(&self, tiling: &TensorMapDesc) -> Result<TensorMap> {
         self.bind()?;
         let mut map = CUtensorMap { opaque: [0; 16] };
         let extents = [u64::from(tiling.columns), u64::from(tiling.rows)];
         let pitch = [2 * u64::from(tiling.columns)];
-        let tile = [Tiling::TILE_COLUMNS, tiling.tile_rows];
+        let tile = [TensorMapDesc::TILE_COLUMNS, tiling.tile_rows];
         // SAFETY: the driver was initialised with the context. The map is live, the arrays have an
         // element a dimension (the pitches one fewer). The matrix is not touched.
         let made = unsafe {

@@ -12,7 +12,7 @@ mod structs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use devcomm_locate::{Part, find_nccl};
+use devcomm_locate::{NcclPart, find_nccl};
 
 use crate::sys::nccl::DEV_COMM_VERSION;
 
@@ -33,7 +33,7 @@ const HEADERS: &str = "#include <cstddef>
 #include <nccl_device.h>
 ";
 
-/// Says why the test cannot run, past the test harness, to whoever counts.
+/// Prints why the test cannot run, past the test harness, for the count of skipped tests.
 fn skip(reason: &str) {
     use std::io::Write as _;
     let reason = reason.replace('\n', " ");
@@ -42,7 +42,7 @@ fn skip(reason: &str) {
 
 /// The folder of NCCL's headers; `None`, said why, where they are not there.
 fn include() -> Option<PathBuf> {
-    let tree = find_nccl(None, Part::Headers, |tree| match tree.version {
+    let tree = find_nccl(None, NcclPart::Headers, |tree| match tree.version {
         Some(version) if version == DEV_COMM_VERSION => Ok(()),
         other => Err(format!("its headers are of version {other:?}, wanted {DEV_COMM_VERSION}")),
     });

@@ -7,7 +7,7 @@ use crate::sys::cuda::Binder;
 use devcomm_sys::nccl::{IN_PROGRESS, SUCCESS, SimInfo};
 
 /// A call, the context of its communicator and the rank.
-pub(crate) struct Member {
+pub(crate) struct BatchedCall {
     pub call: Call,
     pub binder: Binder,
     pub rank: usize,
@@ -21,14 +21,14 @@ pub(crate) struct Member {
 /// The contract of [`Call::make`] holds for each of them until the group has ended.
 pub(crate) unsafe fn make_all(
     nccl: &Nccl,
-    members: Vec<Member>,
+    members: Vec<BatchedCall>,
     simulation: Option<Out<SimInfo>>,
 ) -> Result<()> {
     // SAFETY: a group is the thread's own, and it is ended below whatever happens.
     let code = unsafe { nccl.group_start()? };
     nccl.check("ncclGroupStart", code, None)?;
     let mut first = Ok(());
-    for Member { call, binder, rank } in members {
+    for BatchedCall { call, binder, rank } in members {
         let operation = call.operation;
         let made = binder.bind().and_then(|()| {
             // SAFETY: the caller's contract.

@@ -206,7 +206,7 @@ pub(crate) struct Target {
     pub context: c_int,
 }
 
-/// A call that goes on in the background may still read its configuration: that is then never
+/// A call that continues in the background may still read its configuration: that is then never
 /// freed.
 fn read(code: c_int, config: LoweredConfig) -> Result<c_int> {
     if code == IN_PROGRESS {

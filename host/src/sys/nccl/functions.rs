@@ -1,4 +1,4 @@
-//! NCCL's functions, each behind the first version that has it.
+//! NCCL's functions, each checked against the first version that has it.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -21,12 +21,12 @@ macro_rules! calls {
                 ///
                 /// The C function's own contract.
                 #[allow(clippy::too_many_arguments, reason = "they are the C function's")]
-                #[allow(dead_code, reason = "the table is complete; some have a newer form that is used")]
+                #[allow(dead_code, reason = "the table is complete, replaced functions included")]
                 pub(crate) unsafe fn $name(&self, $($arg: $type),*) -> crate::error::Result<$ret> {
                     const NEEDS: devcomm_locate::NcclVersion =
                         devcomm_locate::NcclVersion { major: $major, minor: $minor, patch: $patch };
                     self.require($symbol, NEEDS)?;
-                    // A library can lack what its version has: NVIDIA's own builds do not.
+                    // A library may lack a function of its version; NVIDIA's own builds do not.
                     let function =
                         self.functions.$name.ok_or_else(|| self.lacks($symbol, NEEDS))?;
                     self.machine.enter();

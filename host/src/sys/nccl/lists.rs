@@ -48,7 +48,7 @@ pub(crate) struct RequirementLists {
 // SAFETY: the pointers lead only to memory that this value owns, and nothing here depends on the
 // thread.
 unsafe impl Send for RequirementLists {}
-// SAFETY: NCCL writes the cells while the call goes on, which is when nobody reads them, by this
+// SAFETY: NCCL writes the cells while the call continues, which is when nobody reads them, by this
 // type's contract.
 unsafe impl Sync for RequirementLists {}
 

@@ -17,7 +17,7 @@ use std::ptr::null_mut;
 
 use devcomm_locate::NcclVersion;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, NcclError, Result};
 use crate::machine::Machine;
 use devcomm_sys::nccl::{ABI_VERSION, Functions, IN_PROGRESS, RawUniqueId, SUCCESS};
 
@@ -45,7 +45,7 @@ impl Nccl {
         // SAFETY: loading runs the library's initialisers. The path comes from the search for NCCL
         // or from the caller, who vouches for the file as for any code of the program.
         let library = unsafe { libloading::Library::new(path) }.map_err(|error| {
-            Error::NcclUnusable { path: path.to_owned(), reason: error.to_string() }
+            Error::Nccl(NcclError::Unusable { path: path.to_owned(), reason: error.to_string() })
         })?;
         let symbol = |name: &str| {
             // SAFETY: any symbol is an address.
@@ -68,7 +68,7 @@ impl Nccl {
         functions: Functions,
         library: Option<libloading::Library>,
     ) -> Result<Self> {
-        let unusable = |reason| Error::NcclUnusable { path: path.to_owned(), reason };
+        let unusable = |reason| Error::Nccl(NcclError::Unusable { path: path.to_owned(), reason });
         let get_version =
             functions.get_version.ok_or_else(|| unusable("it has no ncclGetVersion".to_owned()))?;
         let mut code: c_int = 0;
@@ -112,11 +112,11 @@ impl Nccl {
     }
 
     fn lacks(&self, what: &'static str, needs: NcclVersion) -> Error {
-        Error::Unsupported { what, needs, has: self.version }
+        Error::Nccl(NcclError::Unsupported { what, needs, has: self.version })
     }
 
     /// Turns a result code into an error with everything that NCCL says about it. To be called on
-    /// the thread that made the call, before it makes another. A call that goes on in the
+    /// the thread that made the call, before it makes another. A call that continues in the
     /// background is no error.
     pub(crate) fn check(
         &self,
@@ -127,14 +127,15 @@ impl Nccl {
         if code == SUCCESS || code == IN_PROGRESS {
             return Ok(());
         }
-        Err(Error::Nccl {
+        Err(NcclError::Failed {
             operation,
             code,
             text: self.error_text(code),
             last_error: self.last_error_text(),
             rank,
             hint: HINT,
-        })
+        }
+        .into())
     }
 
     /// NCCL's text for a result code.

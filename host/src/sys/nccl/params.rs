@@ -1,4 +1,4 @@
-//! NCCL's parameters, encryption and last words. The tables and texts that NCCL hands out belong to
+//! NCCL's parameters, encryption and last error. The tables and texts that NCCL hands out belong to
 //! the calling thread until its next call: they are copied at once.
 
 use std::ffi::{CStr, c_int};

@@ -1,4 +1,4 @@
-//! What is asked of NCCL and answered at once: memory, addresses in windows, teams.
+//! Queries that NCCL answers at once: memory, addresses in windows, teams.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;

@@ -1,9 +1,9 @@
-//! What a launcher says in the environment, and which launcher it is.
+//! The environment of a launcher: which launcher started this process, and as which rank.
 //!
 //! The first of these whose variables are there counts, for each can be started by one further
 //! down: a plain set of RANK and WORLD_SIZE ([`torchrun`]), a launcher of MPI ([`mpi`]), a step of
 //! Slurm ([`slurm`]). A launcher's variables that are there in part are an error and not a reason
-//! to look further: the process is a rank, and nobody knows which.
+//! to look further: the process is a rank, but which one is not known.
 //!
 //! MASTER_ADDR and MASTER_PORT say where rank 0 is, whatever the launcher. MPI's launchers and
 //! Slurm need neither: rank 0 is on this host if all ranks are, or on the first host of Slurm's
@@ -21,7 +21,7 @@ use value::{number, port, text};
 
 pub(crate) use value::Lookup;
 
-use crate::error::{Error, Result};
+use crate::error::{Result, WorldError};
 
 /// One process of several, as its launcher set it up.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,12 +35,13 @@ pub(crate) struct Launched {
     pub port: u16,
     pub job: String,
     pub timeout: Duration,
-    /// A file descriptor at which rank 0 is called already.
+    /// The file descriptor of a socket that listens at `port` already; rank 0's alone.
     pub listener: Option<i32>,
 }
 
-/// What one launcher says. Its errors about where to meet count only when nothing else says it.
-struct Place {
+/// What the variables of one launcher say. Its errors about the address of rank 0 count only when
+/// no other variable gives that.
+struct LauncherVars {
     variable: &'static str,
     rank: usize,
     n_ranks: usize,
@@ -55,40 +56,40 @@ struct Place {
 pub(crate) const LISTENER: &str = "DEVCOMM_LISTENER";
 
 const DEFAULT_JOB: &str = "devcomm";
-const LONGEST_JOB: usize = 1024;
+const MAX_JOB_ID: usize = 1024;
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
-/// More ranks than any machine has, so that a mistyped WORLD_SIZE does not take all memory.
-const MOST_RANKS: usize = 1 << 20;
+/// More ranks than any cluster has, so that a mistyped WORLD_SIZE does not take all memory.
+const MAX_RANKS: usize = 1 << 20;
 /// Ports that follow from a job's id: above those of services, below those that the system hands
 /// out to clients (from 32768).
 const PORTS: std::ops::Range<u16> = 20_001..32_768;
 
-/// What the launcher says, or `None` when there is none.
+/// This process as its launcher set it up; `None` without a launcher.
 ///
 /// # Errors
 ///
-/// [`Error::Environment`] names a variable that is missing or makes no sense.
+/// [`WorldError::Environment`] names a variable that is missing or makes no sense.
 pub(crate) fn launched(var: Lookup<'_>) -> Result<Option<Launched>> {
-    let Some(place) = place(var)? else { return Ok(None) };
-    let Place { variable, rank, n_ranks, local_rank, .. } = place;
+    let Some(vars) = read(var)? else { return Ok(None) };
+    let LauncherVars { variable, rank, n_ranks, local_rank, .. } = vars;
     let alone = n_ranks == 1;
     let job = match text(var, "DEVCOMM_JOB_ID")? {
         Some(job) => job,
-        None => place.job.unwrap_or_else(|| DEFAULT_JOB.to_owned()),
+        None => vars.job.unwrap_or_else(|| DEFAULT_JOB.to_owned()),
     };
-    if job.len() > LONGEST_JOB {
-        let why = format!("the job id has {} bytes, at most {LONGEST_JOB} are allowed", job.len());
-        return Err(Error::Environment { variable: "DEVCOMM_JOB_ID", value: None, why });
+    if job.len() > MAX_JOB_ID {
+        let why = format!("the job id has {} bytes, at most {MAX_JOB_ID} are allowed", job.len());
+        return Err(WorldError::Environment { variable: "DEVCOMM_JOB_ID", value: None, why }.into());
     }
     let host = match text(var, "MASTER_ADDR")? {
         Some(host) => host,
         None if alone => "localhost".to_owned(),
-        None => place.host?,
+        None => vars.host?,
     };
     let port = match port(var, "DEVCOMM_PORT")? {
         Some(port) => port,
         None if alone => PORTS.start,
-        None => place.port?.unwrap_or_else(|| port_of(&job)),
+        None => vars.port?.unwrap_or_else(|| port_of(&job)),
     };
     let listener = match text(var, LISTENER)? {
         Some(listener) if rank == 0 => Some(number(LISTENER, listener, 3, 1 << 30)? as i32),
@@ -98,19 +99,19 @@ pub(crate) fn launched(var: Lookup<'_>) -> Result<Option<Launched>> {
     Ok(Some(Launched { variable, rank, n_ranks, local_rank, host, port, job, timeout, listener }))
 }
 
-fn place(var: Lookup<'_>) -> Result<Option<Place>> {
-    if let Some(place) = torchrun::place(var)? {
-        return Ok(Some(place));
+fn read(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
+    if let Some(vars) = torchrun::read(var)? {
+        return Ok(Some(vars));
     }
     for names in [&mpi::OPEN_MPI, &mpi::MVAPICH2] {
-        if let Some(place) = mpi::place(var, names)? {
-            return Ok(Some(place));
+        if let Some(vars) = mpi::read(var, names)? {
+            return Ok(Some(vars));
         }
     }
-    if let Some(place) = mpi::pmi(var)? {
-        return Ok(Some(place));
+    if let Some(vars) = mpi::pmi(var)? {
+        return Ok(Some(vars));
     }
-    slurm::place(var)
+    slurm::read(var)
 }
 
 /// The same port in every rank of a job, and most likely another one for another job. (FNV-1a.)
@@ -125,14 +126,15 @@ fn port_of(job: &str) -> u16 {
 fn timeout(var: Lookup<'_>) -> Result<Duration> {
     let Some(value) = text(var, "DEVCOMM_TIMEOUT")? else { return Ok(DEFAULT_TIMEOUT) };
     let parsed = value.trim().parse::<f64>().ok().filter(|seconds| *seconds > 0.0);
-    // A year is for ever, and does not overflow a deadline.
+    // A year is long enough, and does not overflow a deadline.
     match parsed.map(|seconds| Duration::try_from_secs_f64(seconds.min(3.2e7))) {
         Some(Ok(timeout)) => Ok(timeout),
-        _ => Err(Error::Environment {
+        _ => Err(WorldError::Environment {
             variable: "DEVCOMM_TIMEOUT",
             value: Some(value),
             why: "not a number of seconds above 0".to_owned(),
-        }),
+        }
+        .into()),
     }
 }
 

@@ -1,22 +1,23 @@
 //! The launchers of MPI: Open MPI's mpirun, MVAPICH2's, and those that set the variables of PMI
 //! (MPICH, Intel MPI, PALS).
 //!
-//! They say who a process is, but not where rank 0 is: that is known only when all ranks are on one
-//! host.
+//! They give a process its rank, but not the host of rank 0: that is known only when all ranks are
+//! on one host.
 
 use super::value::{Lookup, first, number, port, text, unset};
-use super::{MOST_RANKS, Place, slurm};
-use crate::error::{Error, Result};
+use super::{LauncherVars, MAX_RANKS, slurm};
+use crate::error::{Result, WorldError};
 
-/// What one launcher calls its variables; where there are several names, the first that is set
+/// The names of a launcher's variables; where there are several names, the first that is set
 /// counts.
 pub(super) struct Names {
     rank: &'static str,
     n_ranks: &'static str,
     local_rank: &'static [&'static str],
     n_local: &'static [&'static str],
-    /// What differs from one job to another.
+    /// Variables that identify the job.
     job: &'static [&'static str],
+    /// Which variables the launcher sets together, for errors.
     together: &'static str,
 }
 
@@ -47,18 +48,18 @@ pub(super) const PMI: Names = Names {
     together: "mpiexec of MPICH and Intel MPI sets PMI_RANK, PMI_SIZE and MPI_LOCALRANKID together",
 };
 
-/// What tells jobs apart when their launcher does not: the batch system's number.
+/// The batch system's job numbers, for launchers that give their jobs none.
 const BATCH_JOB: &[&str] = &["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"];
 
 /// What this launcher's variables say, if its rank or size is set.
-pub(super) fn place(var: Lookup<'_>, names: &Names) -> Result<Option<Place>> {
+pub(super) fn read(var: Lookup<'_>, names: &Names) -> Result<Option<LauncherVars>> {
     let (rank, n_ranks) = match (text(var, names.rank)?, text(var, names.n_ranks)?) {
         (None, None) => return Ok(None),
         (Some(rank), Some(n_ranks)) => (rank, n_ranks),
         (None, Some(_)) => return Err(unset(names.rank, names.n_ranks, names.together)),
         (Some(_), None) => return Err(unset(names.n_ranks, names.rank, names.together)),
     };
-    let n_ranks = number(names.n_ranks, n_ranks, 1, MOST_RANKS)?;
+    let n_ranks = number(names.n_ranks, n_ranks, 1, MAX_RANKS)?;
     let rank = number(names.rank, rank, 0, n_ranks - 1)?;
     let n_local = match first(var, names.n_local)? {
         Some((variable, n_local)) => Some(number(variable, n_local, 1, n_ranks)?),
@@ -74,33 +75,35 @@ pub(super) fn place(var: Lookup<'_>, names: &Names) -> Result<Option<Place>> {
     let host = if n_local == Some(n_ranks) {
         Ok("localhost".to_owned())
     } else {
-        Err(Error::Environment {
+        Err(WorldError::Environment {
             variable: "MASTER_ADDR",
             value: None,
             why: format!(
-                "not set, and not all of the {n_ranks} ranks are known to be on this host ({}{}); set MASTER_ADDR to the host of rank 0, for all ranks alike",
+                "not set, and not all of the {n_ranks} ranks are known to be on this host ({}{}); \
+                 set MASTER_ADDR to the host of rank 0, for all ranks alike",
                 names.n_local[0],
                 n_local.map_or_else(|| " is not set".to_owned(), |n_local| format!("={n_local}")),
             ),
-        })
+        }
+        .into())
     };
     let job = first(var, names.job)?.or(first(var, BATCH_JOB)?);
     let job = job.map(|(variable, job)| format!("{variable}={job}"));
     let (variable, port) = (names.rank, port(var, "MASTER_PORT"));
-    Ok(Some(Place { variable, rank, n_ranks, local_rank, host, port, job }))
+    Ok(Some(LauncherVars { variable, rank, n_ranks, local_rank, host, port, job }))
 }
 
-/// As [`place`] of [`PMI`], but srun's plugins for MPI set those variables too: it is then Slurm
-/// that says who is where.
-pub(super) fn pmi(var: Lookup<'_>) -> Result<Option<Place>> {
-    let Some((_, rank)) = first(var, &[PMI.rank])? else { return place(var, &PMI) };
+/// As [`read`] of [`PMI`]; but srun's MPI plugins set those variables too, and then Slurm's own
+/// variables are read, which also name the hosts.
+pub(super) fn pmi(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
+    let Some((_, rank)) = first(var, &[PMI.rank])? else { return read(var, &PMI) };
     let n_ranks = text(var, PMI.n_ranks)?;
-    match slurm::place(var) {
+    match slurm::read(var) {
         Ok(Some(step))
             if rank == step.rank.to_string() && n_ranks == Some(step.n_ranks.to_string()) =>
         {
             Ok(Some(step))
         }
-        _ => place(var, &PMI),
+        _ => read(var, &PMI),
     }
 }

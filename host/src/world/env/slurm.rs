@@ -1,4 +1,4 @@
-//! Slurm: the tasks that srun starts.
+//! Slurm: the ranks are the tasks that srun starts.
 //!
 //! A shell inside an allocation has most of Slurm's variables too: the batch script itself,
 //! salloc's shell, whatever they start without srun. None of these is a rank. Only a step has
@@ -6,8 +6,8 @@
 //! numbers of their own. `srun --pty` with one task is an interactive shell as well.
 
 use super::value::{Lookup, first, number, port, text, unset};
-use super::{MOST_RANKS, Place, node_list};
-use crate::error::{Error, Result};
+use super::{LauncherVars, MAX_RANKS, node_list};
+use crate::error::{Result, WorldError};
 
 const TOGETHER: &str =
     "srun sets SLURM_STEP_ID, SLURM_PROCID, SLURM_LOCALID and SLURM_STEP_NUM_TASKS together";
@@ -17,7 +17,7 @@ const TOGETHER: &str =
 const LAST_NORMAL_STEP: usize = 0xffff_fff0;
 
 /// What Slurm says, if this process is a task of a step.
-pub(super) fn place(var: Lookup<'_>) -> Result<Option<Place>> {
+pub(super) fn read(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
     let Some((variable, step)) = first(var, &["SLURM_STEP_ID", "SLURM_STEPID"])? else {
         return Ok(None);
     };
@@ -28,7 +28,7 @@ pub(super) fn place(var: Lookup<'_>) -> Result<Option<Place>> {
     let Some((n_variable, n_ranks)) = first(var, &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"])? else {
         return Err(unset("SLURM_STEP_NUM_TASKS", variable, TOGETHER));
     };
-    let n_ranks = number(n_variable, n_ranks, 1, MOST_RANKS)?;
+    let n_ranks = number(n_variable, n_ranks, 1, MAX_RANKS)?;
     if n_ranks == 1 && text(var, "SLURM_PTY_PORT")?.is_some() {
         return Ok(None);
     }
@@ -39,7 +39,7 @@ pub(super) fn place(var: Lookup<'_>) -> Result<Option<Place>> {
     let (rank, local_rank) = (own("SLURM_PROCID")?, own("SLURM_LOCALID")?);
     let job = first(var, &["SLURM_JOB_ID", "SLURM_JOBID"])?;
     let job = job.map_or_else(String::new, |(_, job)| job);
-    Ok(Some(Place {
+    Ok(Some(LauncherVars {
         variable,
         rank,
         n_ranks,
@@ -55,16 +55,17 @@ fn host(var: Lookup<'_>) -> Result<String> {
     let lists = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"];
     let Some((variable, list)) = first(var, &lists)? else {
         let why = format!("not set although SLURM_STEP_ID is; {TOGETHER}; or set MASTER_ADDR");
-        return Err(Error::Environment { variable: lists[0], value: None, why });
+        return Err(WorldError::Environment { variable: lists[0], value: None, why }.into());
     };
     match node_list::first(list.trim()) {
         // A job of one host is not offered to the network.
         Ok((_, true)) => Ok("localhost".to_owned()),
         Ok((host, false)) => Ok(host),
-        Err(why) => Err(Error::Environment {
+        Err(why) => Err(WorldError::Environment {
             variable,
             value: Some(list.chars().take(200).collect()),
             why: format!("not a list of hosts: {why}; MASTER_ADDR can name the host of rank 0"),
-        }),
+        }
+        .into()),
     }
 }

@@ -326,7 +326,7 @@ fn a_value_that_makes_no_sense_is_named() {
         let error = error(&[launcher, &[(variable, value)]]);
         assert!(error.starts_with(&format!("{variable}={value:?}: ")), "{error}");
     }
-    let long = "x".repeat(LONGEST_JOB + 1);
+    let long = "x".repeat(MAX_JOB_ID + 1);
     assert!(error(&[TORCHRUN, &[("DEVCOMM_JOB_ID", &long)]]).starts_with("DEVCOMM_JOB_ID: "));
     let patient = all(&[TORCHRUN, &[("DEVCOMM_TIMEOUT", "inf")]]);
     assert!(patient.timeout > Duration::from_secs(1 << 20));

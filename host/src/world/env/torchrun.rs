@@ -1,21 +1,22 @@
-//! torchrun, and everyone who sets the same variables: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
-//! MASTER_PORT.
+//! torchrun, and all launchers that set the same variables: RANK, WORLD_SIZE, LOCAL_RANK,
+//! MASTER_ADDR, MASTER_PORT.
 
 use super::value::{Lookup, number, port, text, unset};
-use super::{MOST_RANKS, Place};
-use crate::error::{Error, Result};
+use super::{LauncherVars, MAX_RANKS};
+use crate::error::{Error, Result, WorldError};
 
-const TOGETHER: &str = "a launcher such as torchrun sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT together";
+const TOGETHER: &str = "a launcher such as torchrun sets RANK, WORLD_SIZE, LOCAL_RANK, \
+                        MASTER_ADDR and MASTER_PORT together";
 
 /// What torchrun's variables say, if RANK or WORLD_SIZE is set.
-pub(super) fn place(var: Lookup<'_>) -> Result<Option<Place>> {
+pub(super) fn read(var: Lookup<'_>) -> Result<Option<LauncherVars>> {
     let (rank, n_ranks) = match (text(var, "RANK")?, text(var, "WORLD_SIZE")?) {
         (None, None) => return Ok(None),
         (Some(rank), Some(n_ranks)) => (rank, n_ranks),
         (None, Some(_)) => return Err(unset("RANK", "WORLD_SIZE", TOGETHER)),
         (Some(_), None) => return Err(unset("WORLD_SIZE", "RANK", TOGETHER)),
     };
-    let n_ranks = number("WORLD_SIZE", n_ranks, 1, MOST_RANKS)?;
+    let n_ranks = number("WORLD_SIZE", n_ranks, 1, MAX_RANKS)?;
     let rank = number("RANK", rank, 0, n_ranks - 1)?;
     let local_rank = match text(var, "LOCAL_RANK")? {
         Some(local_rank) => number("LOCAL_RANK", local_rank, 0, n_ranks - 1)?,
@@ -23,7 +24,7 @@ pub(super) fn place(var: Lookup<'_>) -> Result<Option<Place>> {
         // Which GPU is this rank's cannot be guessed: ranks may be spread over hosts in any way.
         None => return Err(unset("LOCAL_RANK", "RANK", TOGETHER)),
     };
-    Ok(Some(Place {
+    Ok(Some(LauncherVars {
         variable: "RANK",
         rank,
         n_ranks,
@@ -43,10 +44,12 @@ fn master_port(var: Lookup<'_>) -> Result<Option<u16>> {
     if !taken.is_some_and(|taken| taken.eq_ignore_ascii_case("true")) {
         return Ok(Some(master));
     }
-    let next = master.checked_add(1).ok_or_else(|| Error::Environment {
-        variable: "MASTER_PORT",
-        value: Some(master.to_string()),
-        why: "torchrun holds this port and there is none after it; set DEVCOMM_PORT".to_owned(),
+    let next = master.checked_add(1).ok_or_else(|| {
+        Error::World(WorldError::Environment {
+            variable: "MASTER_PORT",
+            value: Some(master.to_string()),
+            why: "torchrun holds this port and there is none after it; set DEVCOMM_PORT".to_owned(),
+        })
     })?;
     Ok(Some(next))
 }

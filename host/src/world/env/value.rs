@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, WorldError};
 
 /// Reads an environment variable.
 pub(crate) type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
@@ -12,11 +12,12 @@ pub(super) fn text(var: Lookup<'_>, variable: &'static str) -> Result<Option<Str
     match var(variable).filter(|value| !value.is_empty()).map(OsString::into_string) {
         None => Ok(None),
         Some(Ok(value)) => Ok(Some(value)),
-        Some(Err(value)) => Err(Error::Environment {
+        Some(Err(value)) => Err(WorldError::Environment {
             variable,
             value: Some(value.to_string_lossy().into_owned()),
             why: "not UTF-8".to_owned(),
-        }),
+        }
+        .into()),
     }
 }
 
@@ -41,11 +42,12 @@ pub(super) fn number(
 ) -> Result<usize> {
     match value.trim().parse() {
         Ok(number) if (least..=most).contains(&number) => Ok(number),
-        _ => Err(Error::Environment {
+        _ => Err(WorldError::Environment {
             variable,
             value: Some(value),
             why: format!("not a number from {least} to {most}"),
-        }),
+        }
+        .into()),
     }
 }
 
@@ -58,5 +60,5 @@ pub(super) fn port(var: Lookup<'_>, variable: &'static str) -> Result<Option<u16
 /// A variable is missing that its launcher always sets.
 pub(super) fn unset(variable: &'static str, although: &str, launcher: &str) -> Error {
     let why = format!("not set although {although} is; {launcher}");
-    Error::Environment { variable, value: None, why }
+    Error::World(WorldError::Environment { variable, value: None, why })
 }

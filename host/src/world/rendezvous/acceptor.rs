@@ -1,88 +1,88 @@
-//! Rank 0's side of the meeting: it listens, looks at who comes, and waits until all are there or
-//! the time is up.
+//! How rank 0 gathers the others: it listens, checks who connects, and waits until all have joined
+//! or the time is up.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use super::join::Meeting;
+use super::join::RendezvousConfig;
 use super::wire::{
     Hello, Kind, MAX_GREETING, MissingRanks, PROTOCOL, Peer, bad, parse, receive, send, send_json,
 };
 use crate::error::{Error, Result};
 use crate::sys::process::inherited_listener;
 
-/// A connection that says nothing for this long is not a rank's.
-const GREETING_PATIENCE: Duration = Duration::from_secs(5);
-/// A port that is taken for this long stays taken.
-const BUSY_PATIENCE: Duration = Duration::from_secs(3);
-/// How often those who are there hear that others are awaited.
-const PULSE: Duration = Duration::from_secs(1);
-/// How often rank 0 looks out for new connections.
-const LOOKOUT: Duration = Duration::from_millis(2);
-/// More than this about strangers helps nobody.
-const MOST_NOTES: usize = 16;
+/// A connection that sends nothing for this long is not a rank's.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long to retry while the port is in use.
+const BIND_TIMEOUT: Duration = Duration::from_secs(3);
+/// How often the ranks that have joined are told that others are awaited.
+const PING_INTERVAL: Duration = Duration::from_secs(1);
+/// How often rank 0 looks for new connections.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// How many notes about refused connections an error carries.
+const MAX_NOTES: usize = 16;
 
-/// Waits for all other ranks. Returns who everyone is, and the connections of ranks 1, 2, ...,
-/// welcomed.
-pub(super) fn wait_for_all(meeting: &Meeting) -> Result<(Vec<Peer>, Vec<TcpStream>)> {
+/// Waits for all other ranks. Returns the peers of all ranks, and the connections of ranks 1, 2,
+/// ..., which were sent the welcome.
+pub(super) fn wait_for_all(config: &RendezvousConfig) -> Result<(Vec<Peer>, Vec<TcpStream>)> {
     let start = Instant::now();
-    let listener = listen(meeting).map_err(|error| {
-        meeting.error(format!("cannot listen there: {error}; DEVCOMM_PORT names another port"))
+    let listener = listen(config).map_err(|error| {
+        config.error(format!("cannot listen there: {error}; DEVCOMM_PORT names another port"))
     })?;
-    let guests = (1..meeting.n_ranks).map(|_| None).collect();
-    let mut acceptor = Acceptor { meeting, guests, notes: Vec::new() };
+    let joined = (1..config.n_ranks).map(|_| None).collect();
+    let mut acceptor = Acceptor { config, joined, notes: Vec::new() };
     let (sender, greetings) = channel();
     let mut pulse = start;
     loop {
-        accept(&listener, &sender).map_err(|error| meeting.error(error))?;
-        acceptor.let_in(&greetings);
+        accept(&listener, &sender).map_err(|error| config.error(error))?;
+        acceptor.take_greetings(&greetings);
         if acceptor.missing().is_empty() {
-            // One may have gone while the last ones came.
-            acceptor.look_after_guests();
+            // One may have left while the last ones joined.
+            acceptor.ping_joined();
             if acceptor.missing().is_empty() {
                 return Ok(acceptor.welcome());
             }
         }
-        if start.elapsed() >= meeting.timeout {
+        if start.elapsed() >= config.timeout {
             return Err(acceptor.give_up());
         }
-        if pulse.elapsed() >= PULSE {
+        if pulse.elapsed() >= PING_INTERVAL {
             pulse = Instant::now();
-            acceptor.look_after_guests();
+            acceptor.ping_joined();
         }
-        std::thread::sleep(LOOKOUT);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
-struct Guest {
+struct JoinedRank {
     peer: Peer,
     stream: TcpStream,
 }
 
 struct Acceptor<'a> {
-    meeting: &'a Meeting,
+    config: &'a RendezvousConfig,
     /// Rank `i` is at `i - 1`.
-    guests: Vec<Option<Guest>>,
-    /// What happened here besides.
+    joined: Vec<Option<JoinedRank>>,
+    /// What else happened: refused connections, ranks that left again.
     notes: Vec<String>,
 }
 
 impl Acceptor<'_> {
     fn missing(&self) -> Vec<usize> {
-        let ranks = (1..).zip(&self.guests);
-        ranks.filter(|(_, guest)| guest.is_none()).map(|(rank, _)| rank).collect()
+        let ranks = (1..).zip(&self.joined);
+        ranks.filter(|(_, rank)| rank.is_none()).map(|(rank, _)| rank).collect()
     }
 
     fn note(&mut self, note: String) {
-        if self.notes.len() < MOST_NOTES {
+        if self.notes.len() < MAX_NOTES {
             self.notes.push(note);
         }
     }
 
-    /// Looks at everyone who has introduced themselves since the last time.
-    fn let_in(&mut self, greetings: &Receiver<Greeting>) {
+    /// Handles the greetings that have arrived since the last call.
+    fn take_greetings(&mut self, greetings: &Receiver<Greeting>) {
         while let Ok((from, greeting)) = greetings.try_recv() {
             let (hello, mut stream) = match greeting {
                 Ok(greeting) => greeting,
@@ -91,19 +91,19 @@ impl Acceptor<'_> {
                     continue;
                 }
             };
-            if let Some(why) = self.objection(&hello) {
+            if let Some(why) = self.refusal(&hello) {
                 tracing::warn!("refused a connection from {from}: {why}");
                 let _ = send(&mut stream, Kind::Refused, why.as_bytes());
                 self.note(format!("{from} was refused: {why}"));
             } else if send(&mut stream, Kind::Waiting, &[]).is_ok() {
-                self.guests[hello.rank - 1] = Some(Guest { peer: hello.peer, stream });
+                self.joined[hello.rank - 1] = Some(JoinedRank { peer: hello.peer, stream });
             }
         }
     }
 
-    /// Why this rank is not let in, if so.
-    fn objection(&self, hello: &Hello) -> Option<String> {
-        let Meeting { job: own_job, n_ranks: own_n, .. } = self.meeting;
+    /// Why this rank is refused, if it is.
+    fn refusal(&self, hello: &Hello) -> Option<String> {
+        let RendezvousConfig { job: own_job, n_ranks: own_n, .. } = self.config;
         let Hello { protocol, job, rank, n_ranks, .. } = hello;
         if *protocol != PROTOCOL {
             Some(format!(
@@ -118,20 +118,20 @@ impl Acceptor<'_> {
             Some(format!("it was started as one of {n_ranks} ranks, rank 0 as one of {own_n}"))
         } else if *rank == 0 || *rank >= *own_n {
             Some(format!("rank {rank} is not one of the ranks 1..{own_n} that are expected"))
-        } else if self.guests[rank - 1].as_ref().is_some_and(|guest| is_open(&guest.stream)) {
+        } else if self.joined[rank - 1].as_ref().is_some_and(|rank| is_open(&rank.stream)) {
             Some(format!("there is a rank {rank} already"))
         } else {
             None
         }
     }
 
-    /// Tells those who are there that others are awaited, and notices who has gone again. They may
-    /// come back.
-    fn look_after_guests(&mut self) {
-        for index in 0..self.guests.len() {
-            let Some(guest) = &mut self.guests[index] else { continue };
-            if !is_open(&guest.stream) || send(&mut guest.stream, Kind::Waiting, &[]).is_err() {
-                self.guests[index] = None;
+    /// Tells the ranks that have joined that others are awaited, and drops those that have left.
+    /// They may join again.
+    fn ping_joined(&mut self) {
+        for index in 0..self.joined.len() {
+            let Some(rank) = &mut self.joined[index] else { continue };
+            if !is_open(&rank.stream) || send(&mut rank.stream, Kind::Waiting, &[]).is_err() {
+                self.joined[index] = None;
                 self.note(format!("rank {} came and went away again", index + 1));
             }
         }
@@ -139,8 +139,8 @@ impl Acceptor<'_> {
 
     fn welcome(self) -> (Vec<Peer>, Vec<TcpStream>) {
         let (others, mut streams): (Vec<Peer>, Vec<TcpStream>) =
-            self.guests.into_iter().flatten().map(|guest| (guest.peer, guest.stream)).unzip();
-        let peers: Vec<Peer> = std::iter::once(self.meeting.peer.clone()).chain(others).collect();
+            self.joined.into_iter().flatten().map(|rank| (rank.peer, rank.stream)).unzip();
+        let peers: Vec<Peer> = std::iter::once(self.config.peer.clone()).chain(others).collect();
         for stream in &mut streams {
             // A rank that died meanwhile is noticed by the reader of its connection.
             let _ = send_json(stream, Kind::Welcome, &peers);
@@ -148,45 +148,45 @@ impl Acceptor<'_> {
         (peers, streams)
     }
 
-    /// Tells everyone who is there who is not.
+    /// Tells the ranks that have joined which are missing.
     fn give_up(mut self) -> Error {
-        self.look_after_guests();
-        let waited_ms = u64::try_from(self.meeting.timeout.as_millis()).unwrap_or(u64::MAX);
+        self.ping_joined();
+        let waited_ms = u64::try_from(self.config.timeout.as_millis()).unwrap_or(u64::MAX);
         let news = MissingRanks { missing: self.missing(), waited_ms, notes: self.notes };
-        for guest in self.guests.iter_mut().flatten() {
-            // Who does not take it will notice the closed connection.
-            let _ = send_json(&mut guest.stream, Kind::Missing, &news);
+        for rank in self.joined.iter_mut().flatten() {
+            // A rank that does not get it sees the connection close.
+            let _ = send_json(&mut rank.stream, Kind::Missing, &news);
         }
-        self.meeting.missing(news)
+        self.config.missing(news)
     }
 }
 
-fn listen(meeting: &Meeting) -> io::Result<TcpListener> {
-    let inherited = meeting.listener.map(|descriptor| inherited_listener(descriptor, meeting.port));
+fn listen(config: &RendezvousConfig) -> io::Result<TcpListener> {
+    let inherited = config.listener.map(|descriptor| inherited_listener(descriptor, config.port));
     let listener = match inherited {
         Some(Ok(listener)) => listener,
-        // Whatever stood between may have closed it, or this is a child of the process it was meant
+        // A process in between may have closed it, or this is a child of the process it was meant
         // for.
         Some(Err(error)) => {
             tracing::debug!("no socket was handed down: {error}");
-            bind(&meeting.host, meeting.port)?
+            bind(&config.host, config.port)?
         }
-        None => bind(&meeting.host, meeting.port)?,
+        None => bind(&config.host, config.port)?,
     };
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
 
-/// Listens at the port, which may be just about to get free: a launcher may have tried it, or a job
-/// may be ending there.
+/// Listens at the port. It may be about to become free: a launcher may have tried it, or a job may
+/// be ending there.
 fn bind(host: &str, port: u16) -> io::Result<TcpListener> {
     let start = Instant::now();
     loop {
         match try_bind(host, port) {
             Err(error)
-                if error.kind() == io::ErrorKind::AddrInUse && start.elapsed() < BUSY_PATIENCE =>
+                if error.kind() == io::ErrorKind::AddrInUse && start.elapsed() < BIND_TIMEOUT =>
             {
-                std::thread::sleep(LOOKOUT);
+                std::thread::sleep(POLL_INTERVAL);
             }
             done => return done,
         }
@@ -194,7 +194,7 @@ fn bind(host: &str, port: u16) -> io::Result<TcpListener> {
 }
 
 fn try_bind(host: &str, port: u16) -> io::Result<TcpListener> {
-    // A job of one machine is not offered to the network. That the host's own name leads to a
+    // A job on one host is not exposed to the network. That the host's own name leads to a
     // loopback address, as on Debian, does not make it one.
     let literal = host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
     if literal || host == "localhost" {
@@ -204,32 +204,32 @@ fn try_bind(host: &str, port: u16) -> io::Result<TcpListener> {
         .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
 }
 
-/// Someone at the door: from where, and what they said.
+/// A new connection: from where, and what it sent first.
 type Greeting = (SocketAddr, io::Result<(Hello, TcpStream)>);
 
-/// Takes the connections that wait. Each is heard by a thread of its own, so that one that says
-/// nothing keeps nobody waiting.
+/// Accepts the connections that wait. A thread each reads their greetings, so that one that sends
+/// nothing holds up no other.
 fn accept(listener: &TcpListener, sender: &Sender<Greeting>) -> io::Result<()> {
     loop {
         let (stream, from) = match listener.accept() {
             Ok(accepted) => accepted,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-            // The caller hung up before it was answered.
+            // The other end closed before it was accepted.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
             Err(error) => return Err(error),
         };
         let sender = sender.clone();
         std::thread::Builder::new().name("devcomm-greeting".to_owned()).spawn(move || {
-            // Nobody listens any more when all ranks are there.
-            let _ = sender.send((from, hear(stream)));
+            // Nobody receives any more once all ranks have joined.
+            let _ = sender.send((from, read_greeting(stream)));
         })?;
     }
 }
 
-fn hear(mut stream: TcpStream) -> io::Result<(Hello, TcpStream)> {
+fn read_greeting(mut stream: TcpStream) -> io::Result<(Hello, TcpStream)> {
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(GREETING_PATIENCE))?;
-    stream.set_write_timeout(Some(GREETING_PATIENCE))?;
+    stream.set_read_timeout(Some(GREETING_TIMEOUT))?;
+    stream.set_write_timeout(Some(GREETING_TIMEOUT))?;
     let (kind, payload) = receive(&mut stream, MAX_GREETING)?;
     if kind != Kind::Hello {
         return Err(bad(format!("it began with {kind:?}")));

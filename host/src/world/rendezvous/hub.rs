@@ -1,10 +1,10 @@
-//! The meeting point in memory: where exchanges are put together and lost ranks are recorded.
+//! The hub in memory: it collects what ranks give to an exchange, and records lost ranks.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-use super::Member;
-use super::group::Group;
+use super::Transport;
+use super::subset::Subset;
 use crate::communicator::peers::Gathered;
 use crate::device::Health;
 use crate::error::Result;
@@ -16,32 +16,32 @@ pub(crate) struct Hub {
 }
 
 struct State {
-    /// The exchanges that some have given to and some have not, by the keys of their groups. There
-    /// is one at most a group: a rank gives again only after it has got the result of its last
+    /// The exchanges that some have given to and some have not, by the keys of their subsets. There
+    /// is one at most a subset: a rank gives again only after it has got the result of its last
     /// exchange.
     open: HashMap<Vec<u64>, Exchange>,
     finished: Vec<bool>,
-    /// Whether everyone may leave.
+    /// Whether all ranks have finished.
     released: bool,
 }
 
 struct Exchange {
-    group: Arc<Group>,
-    /// What the group's ranks have given, with their tickets.
+    subset: Arc<Subset>,
+    /// What the subset's ranks have given, with their tickets.
     parts: Vec<Option<(u64, Vec<u8>)>>,
     outcome: Outcome,
 }
 
 impl Exchange {
-    fn new(group: &Arc<Group>) -> Self {
-        let parts = vec![None; group.members().len()];
-        Self { group: Arc::clone(group), parts, outcome: Outcome::default() }
+    fn new(subset: &Arc<Subset>) -> Self {
+        let parts = vec![None; subset.members().len()];
+        Self { subset: Arc::clone(subset), parts, outcome: Outcome::default() }
     }
 
     /// A rank that has finished and is waited for here: the exchange will never complete.
     fn missed(&self, finished: &[bool]) -> Option<usize> {
         let awaited =
-            self.group.members().iter().zip(&self.parts).filter(|(_, part)| part.is_none());
+            self.subset.members().iter().zip(&self.parts).filter(|(_, part)| part.is_none());
         awaited.map(|(&rank, _)| rank).find(|&rank| finished[rank])
     }
 }
@@ -50,30 +50,31 @@ impl Exchange {
 #[derive(Clone, Default)]
 pub(crate) struct Outcome(Arc<OnceLock<Gathered>>);
 
-/// What became of an exchange when a rank gave its part.
-pub(crate) enum Given {
+/// The state of an exchange after a rank gave its part.
+pub(crate) enum GiveResult {
     /// It was the last part missing; [`Hub::publish`] hands the parts to those who wait.
     Complete(Complete),
     /// Others are still to give.
     Pending(Outcome),
     /// This rank will never give, or should not have given, for this reason: the exchange cannot
     /// complete.
-    Spoilt(usize, &'static str),
+    Failed(usize, &'static str),
 }
 
 /// An exchange with all its parts.
 pub(crate) struct Complete {
     pub all: Gathered,
-    /// The tickets with which the group's ranks gave.
+    /// The tickets with which the subset's ranks gave.
     pub tickets: Vec<u64>,
     pub outcome: Outcome,
 }
 
 /// Why a rank is lost that others expect although it has finished.
-const MISSED: &str = "it had already finished when the others expected it in an exchange; every rank must make the same collective calls";
+const MISSED: &str = "it had already finished when the others expected it in an exchange; every \
+    rank must make the same collective calls";
 const TWICE: &str =
     "it gave twice to one exchange; the collective calls of a group are made one after the other";
-const STRANGER: &str = "it gave to the exchange of a group that it is not in";
+const NOT_A_MEMBER: &str = "it gave to the exchange of a group that it is not in";
 
 impl Hub {
     /// Of ranks of which those of this process run on `machine`.
@@ -87,31 +88,33 @@ impl Hub {
         &self.health
     }
 
-    /// Takes the part of one rank of the world in the open exchange of a group.
+    /// Takes the part of one rank of the world in the open exchange of a subset.
     pub(crate) fn give(
         &self,
         rank: usize,
-        group: &Arc<Group>,
+        subset: &Arc<Subset>,
         ticket: u64,
         bytes: Vec<u8>,
-    ) -> Given {
-        let Some(place) = group.place_of(rank) else { return Given::Spoilt(rank, STRANGER) };
+    ) -> GiveResult {
+        let Some(place) = subset.rank_of(rank) else {
+            return GiveResult::Failed(rank, NOT_A_MEMBER);
+        };
         let mut state = self.state.lock();
         let State { open, finished, .. } = &mut *state;
-        let exchange = open.entry(group.key().to_vec()).or_insert_with(|| Exchange::new(group));
+        let exchange = open.entry(subset.key().to_vec()).or_insert_with(|| Exchange::new(subset));
         if exchange.parts[place].replace((ticket, bytes)).is_some() {
-            return Given::Spoilt(rank, TWICE);
+            return GiveResult::Failed(rank, TWICE);
         }
         if let Some(missed) = exchange.missed(finished) {
-            return Given::Spoilt(missed, MISSED);
+            return GiveResult::Failed(missed, MISSED);
         }
         if exchange.parts.iter().any(Option::is_none) {
-            return Given::Pending(exchange.outcome.clone());
+            return GiveResult::Pending(exchange.outcome.clone());
         }
         let outcome = exchange.outcome.clone();
-        let parts = open.remove(group.key()).map(|exchange| exchange.parts).unwrap_or_default();
+        let parts = open.remove(subset.key()).map(|exchange| exchange.parts).unwrap_or_default();
         let (tickets, all): (_, Vec<_>) = parts.into_iter().flatten().unzip();
-        Given::Complete(Complete { all: Arc::new(all), tickets, outcome })
+        GiveResult::Complete(Complete { all: Arc::new(all), tickets, outcome })
     }
 
     pub(crate) fn publish(&self, complete: Complete) {
@@ -127,7 +130,7 @@ impl Hub {
     }
 
     /// Notes that a rank has done its work. True if it was the last one; [`release`](Self::release)
-    /// then lets everyone go.
+    /// then ends their waits.
     ///
     /// # Errors
     ///
@@ -157,36 +160,36 @@ impl Hub {
         })
     }
 
-    /// Records a lost rank, the first one only, and wakes everyone.
-    pub(crate) fn lose(&self, rank: usize, why: &str) {
-        self.state.change(|_| self.health.lose(rank, why));
+    /// Records a lost rank, the first one only, and wakes all waits.
+    pub(crate) fn mark_lost(&self, rank: usize, why: &str) {
+        self.state.change(|_| self.health.mark_lost(rank, why));
     }
 }
 
 /// A rank that is a thread of this process.
-pub(crate) struct ThreadMember {
+pub(crate) struct ThreadTransport {
     hub: Arc<Hub>,
     rank: usize,
 }
 
-impl ThreadMember {
+impl ThreadTransport {
     pub(crate) fn new(hub: Arc<Hub>, rank: usize) -> Self {
         Self { hub, rank }
     }
 }
 
-impl Member for ThreadMember {
-    fn all_gather(&self, group: &Arc<Group>, bytes: &[u8]) -> Result<Gathered> {
+impl Transport for ThreadTransport {
+    fn all_gather(&self, subset: &Arc<Subset>, bytes: &[u8]) -> Result<Gathered> {
         self.hub.health.check()?;
-        match self.hub.give(self.rank, group, 0, bytes.to_vec()) {
-            Given::Complete(complete) => {
+        match self.hub.give(self.rank, subset, 0, bytes.to_vec()) {
+            GiveResult::Complete(complete) => {
                 let all = Arc::clone(&complete.all);
                 self.hub.publish(complete);
                 Ok(all)
             }
-            Given::Pending(outcome) => self.hub.wait_for(&outcome),
-            Given::Spoilt(rank, why) => {
-                self.hub.lose(rank, why);
+            GiveResult::Pending(outcome) => self.hub.wait_for(&outcome),
+            GiveResult::Failed(rank, why) => {
+                self.hub.mark_lost(rank, why);
                 self.hub.wait_for(&Outcome::default())
             }
         }
@@ -196,13 +199,13 @@ impl Member for ThreadMember {
         match self.hub.finished(self.rank) {
             Ok(true) => self.hub.release(),
             Ok(false) => {}
-            Err(why) => self.hub.lose(self.rank, why),
+            Err(why) => self.hub.mark_lost(self.rank, why),
         }
         self.hub.wait_for_all()
     }
 
     fn fail(&self, why: &str) {
-        self.hub.lose(self.rank, why);
+        self.hub.mark_lost(self.rank, why);
     }
 
     fn health(&self) -> &Arc<Health> {

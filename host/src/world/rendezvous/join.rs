@@ -1,24 +1,24 @@
-//! How ranks that are processes find each other: rank 0 listens ([`acceptor`]), everyone else
-//! introduces itself there ([`visit`]), and when all are there each learns who the others are.
+//! How ranks that are processes find each other: rank 0 listens ([`acceptor`]), the others connect
+//! to it ([`connect`]), and when all have joined each learns who the others are.
 //!
-//! Whether all came is for rank 0 to say. While it waits it says so again and again to those who
-//! are there, and they wait with it, however long ago they started; when its time is up it tells
-//! everyone who is missing.
+//! Rank 0 decides whether all have joined. While it waits it tells those that have joined so, once
+//! a second, and they wait with it, however long ago they started. When its time is up it tells
+//! them which ranks are missing.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::hub::{Hub, ThreadMember};
-use super::tcp::{ClientMember, RootMember};
+use super::hub::{Hub, ThreadTransport};
+use super::tcp::{TcpClient, TcpRoot};
 use super::wire::{Hello, MissingRanks, PROTOCOL, Peer};
-use super::{Member, Rendezvous, acceptor, visit};
-use crate::error::{Error, Result};
+use super::{Rendezvous, Transport, acceptor, connect};
+use crate::error::{Error, NcclError, Result, WorldError};
 use crate::machine::Machine;
 use crate::world::env::Launched;
 
-/// Where and as whom to meet.
+/// Where the ranks of a job meet, and which of them this one is.
 #[derive(Clone, Debug)]
-pub(crate) struct Meeting {
+pub(crate) struct RendezvousConfig {
     pub host: String,
     pub port: u16,
     pub job: String,
@@ -31,7 +31,7 @@ pub(crate) struct Meeting {
     pub listener: Option<i32>,
 }
 
-impl Meeting {
+impl RendezvousConfig {
     pub(crate) fn new(launched: Launched, peer: Peer) -> Self {
         let Launched { rank, n_ranks, host, port, job, timeout, listener, .. } = launched;
         Self { host, port, job, rank, n_ranks, timeout, peer, listener }
@@ -42,13 +42,13 @@ impl Meeting {
     }
 
     pub(super) fn error(&self, why: impl ToString) -> Error {
-        Error::Rendezvous { address: self.address(), why: why.to_string() }
+        Error::World(WorldError::Rendezvous { address: self.address(), why: why.to_string() })
     }
 
     pub(super) fn missing(&self, news: MissingRanks) -> Error {
         let MissingRanks { missing, waited_ms, notes } = news;
         let waited = Duration::from_millis(waited_ms);
-        Error::RanksMissing { missing, address: self.address(), waited, notes }
+        Error::World(WorldError::RanksMissing { missing, address: self.address(), waited, notes })
     }
 
     pub(super) fn hello(&self) -> Hello {
@@ -56,31 +56,31 @@ impl Meeting {
         Hello { protocol: PROTOCOL, job, rank: self.rank, n_ranks: self.n_ranks, peer }
     }
 
-    /// Meets the other ranks.
+    /// Joins the other ranks.
     ///
     /// # Errors
     ///
-    /// [`Error::RanksMissing`] after the deadline, [`Error::NcclVersionsDiffer`],
-    /// [`Error::Rendezvous`] when rank 0 does not let this rank in.
+    /// [`WorldError::RanksMissing`] after the deadline, [`NcclError::VersionsDiffer`],
+    /// [`WorldError::Rendezvous`] when rank 0 does not let this rank in.
     pub(crate) fn join(&self) -> Result<Rendezvous> {
-        let (peers, member): (Vec<Peer>, Arc<dyn Member>) = match (self.rank, self.n_ranks) {
+        let (peers, transport): (Vec<Peer>, Arc<dyn Transport>) = match (self.rank, self.n_ranks) {
             (_, 1) => {
-                let member = ThreadMember::new(Arc::new(Hub::new(Machine::Gpus, 1)), 0);
-                (vec![self.peer.clone()], Arc::new(member))
+                let transport = ThreadTransport::new(Arc::new(Hub::new(Machine::Gpus, 1)), 0);
+                (vec![self.peer.clone()], Arc::new(transport))
             }
             (0, _) => {
                 let (peers, streams) = acceptor::wait_for_all(self)?;
-                (peers, Arc::new(RootMember::start(streams).map_err(|error| self.error(error))?))
+                (peers, Arc::new(TcpRoot::start(streams).map_err(|error| self.error(error))?))
             }
             _ => {
-                let (peers, stream) = visit::join(self)?;
-                let member = ClientMember::start(stream, self.rank);
-                (peers, Arc::new(member.map_err(|error| self.error(error))?))
+                let (peers, stream) = connect::join(self)?;
+                let transport = TcpClient::start(stream, self.rank);
+                (peers, Arc::new(transport.map_err(|error| self.error(error))?))
             }
         };
         same_version(&peers)?;
         let hosts = peers.into_iter().map(|peer| peer.host).collect();
-        Ok(Rendezvous::new(self.rank, hosts, member))
+        Ok(Rendezvous::new(self.rank, hosts, transport))
     }
 }
 
@@ -89,9 +89,10 @@ fn same_version(peers: &[Peer]) -> Result<()> {
     let Some(first) = peers.first() else { return Ok(()) };
     match peers.iter().position(|peer| peer.nccl != first.nccl) {
         None => Ok(()),
-        Some(other) => Err(Error::NcclVersionsDiffer {
+        Some(other) => Err(NcclError::VersionsDiffer {
             first: (0, first.version()),
             second: (other, peers[other].version()),
-        }),
+        }
+        .into()),
     }
 }

@@ -1,42 +1,43 @@
-//! How ranks find each other and stay in touch.
+//! The rendezvous: how ranks find each other, exchange bytes and learn that one is lost.
 //!
-//! A rendezvous is what NCCL needs before it exists: one exchange of bytes between all ranks, again
-//! and again, and the news that a rank is gone. Ranks that are threads meet in memory ([`hub`]),
-//! ranks that are processes over TCP ([`join`], [`tcp`]), rank 0 being the hub of the others.
+//! NCCL needs it before there is a communicator, and requirements, splits and barriers use it
+//! later. Ranks that are threads meet in memory ([`hub`]), ranks that are processes over TCP
+//! ([`join`], [`tcp`]), with rank 0 as the hub.
 //!
-//! Some of the ranks can exchange among themselves ([`Rendezvous::subset`]), other groups doing so
-//! at the same time; what keeps their exchanges apart is in [`group`]. Whether all ranks are alive,
-//! and when all have done their work, stays a matter of the world.
+//! Some of the ranks can exchange among themselves ([`Rendezvous::subset`]), other subsets doing so
+//! at the same time; what keeps their exchanges apart is in [`subset`]. Whether all ranks are
+//! alive, and when all have done their work, stays a matter of the world.
 
 mod acceptor;
-mod group;
+mod connect;
 mod hub;
 mod join;
+mod subset;
 mod tcp;
-mod visit;
 mod wire;
 
 use std::rc::Rc;
 use std::sync::Arc;
 
-use self::group::{Group, Subsets};
-pub(super) use self::hub::{Hub, ThreadMember};
-pub(super) use self::join::Meeting;
+pub(super) use self::hub::{Hub, ThreadTransport};
+pub(super) use self::join::RendezvousConfig;
+use self::subset::{Subset, SubsetIds};
 pub(super) use self::wire::Peer;
 use crate::communicator::peers::{Gathered, Peers};
 use crate::device::Health;
 use crate::error::{Error, Result};
 
-/// One rank's place in a rendezvous.
-pub(crate) trait Member: Send + Sync {
-    /// Gives `bytes` and gets what every rank of the group gave, in order of its ranks. All of them
-    /// take part.
-    fn all_gather(&self, group: &Arc<Group>, bytes: &[u8]) -> Result<Gathered>;
+/// How one rank reaches the others.
+pub(crate) trait Transport: Send + Sync {
+    /// Gives `bytes` and gets what every rank of the subset gave, in order of its ranks. All of
+    /// them take part.
+    fn all_gather(&self, subset: &Arc<Subset>, bytes: &[u8]) -> Result<Gathered>;
 
     /// This rank has done its work; returns when all have.
     fn finish(&self) -> Result<()>;
 
-    /// This rank cannot go on: it is lost, to itself as well, and the others are told why.
+    /// This rank cannot continue: it counts as lost, for itself as well, and the others get the
+    /// reason.
     fn fail(&self, why: &str);
 
     fn health(&self) -> &Arc<Health>;
@@ -45,29 +46,29 @@ pub(crate) trait Member: Send + Sync {
 /// One rank's end of the rendezvous, or of a part of it.
 #[derive(Clone)]
 pub(crate) struct Rendezvous {
-    /// This rank in the group.
+    /// This rank in the subset.
     rank: usize,
-    group: Arc<Group>,
-    /// The host of every rank of the group.
+    subset: Arc<Subset>,
+    /// The host of every rank of the subset.
     hosts: Arc<[String]>,
-    subsets: Arc<Subsets>,
-    member: Arc<dyn Member>,
+    subsets: Arc<SubsetIds>,
+    transport: Arc<dyn Transport>,
 }
 
 impl Rendezvous {
     /// That of the world, of which `hosts` are all.
-    pub(crate) fn new(rank: usize, hosts: Vec<String>, member: Arc<dyn Member>) -> Self {
-        let group = Arc::new(Group::world(hosts.len()));
-        Self { rank, group, hosts: hosts.into(), subsets: Arc::default(), member }
+    pub(crate) fn new(rank: usize, hosts: Vec<String>, transport: Arc<dyn Transport>) -> Self {
+        let subset = Arc::new(Subset::world(hosts.len()));
+        Self { rank, subset, hosts: hosts.into(), subsets: Arc::default(), transport }
     }
 
-    /// The rendezvous of some ranks of this one, who are ranks 0, 1, ... there in the order of
+    /// The rendezvous of some ranks of this one, which are ranks 0, 1, ... there in the order of
     /// `members`; this rank is one of them. Nothing is exchanged. All members make it, with the
     /// same list, and those who make several of the same ranks do so in the same order; they
     /// exchange in it in the same order, too.
     ///
-    /// Its exchanges are its members' alone and may overlap with those of any other group. A lost
-    /// rank is lost to all groups, and errors name it by its rank in the world;
+    /// Its exchanges are its members' alone and may overlap with those of any other subset. A lost
+    /// rank is lost to all subsets, and errors name it by its rank in the world;
     /// [`finish`](Self::finish) and [`fail`](Self::fail) mean the world.
     ///
     /// # Errors
@@ -75,12 +76,12 @@ impl Rendezvous {
     /// [`Error::InvalidInput`] if `members` are not different ranks of this rendezvous with this
     /// rank among them.
     pub(crate) fn subset(&self, members: &[usize]) -> Result<Self> {
-        let group = Arc::new(self.subsets.next(&self.group, self.rank, members)?);
+        let subset = Arc::new(self.subsets.next(&self.subset, self.rank, members)?);
         let hosts: Vec<String> = members.iter().map(|&member| self.hosts[member].clone()).collect();
         let rank = members.iter().position(|&member| member == self.rank);
         let rank = rank.ok_or_else(|| Error::invalid("this rank is not in its own group"))?;
-        let member = Arc::clone(&self.member);
-        Ok(Self { rank, group, hosts: hosts.into(), subsets: Arc::default(), member })
+        let transport = Arc::clone(&self.transport);
+        Ok(Self { rank, subset, hosts: hosts.into(), subsets: Arc::default(), transport })
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -96,7 +97,7 @@ impl Rendezvous {
     }
 
     pub(crate) fn health(&self) -> &Arc<Health> {
-        self.member.health()
+        self.transport.health()
     }
 
     pub(crate) fn all_gather(&self, bytes: &[u8]) -> Result<Gathered> {
@@ -113,14 +114,14 @@ impl Rendezvous {
             self.health().check()?;
             return Ok(Arc::new(vec![bytes.to_vec()]));
         }
-        self.member.all_gather(&self.group, bytes)
+        self.transport.all_gather(&self.subset, bytes)
     }
 
     pub(crate) fn barrier(&self) -> Result<()> {
         self.all_gather(&[]).map(drop)
     }
 
-    /// Everyone gets the bytes that `root` gives; what the others give does not matter.
+    /// All ranks get the bytes that `root` gives; those of the others are ignored.
     pub(crate) fn broadcast(&self, root: usize, bytes: &[u8]) -> Result<Vec<u8>> {
         if root >= self.n_ranks() {
             let n_ranks = self.n_ranks();
@@ -132,11 +133,11 @@ impl Rendezvous {
     }
 
     pub(crate) fn finish(&self) -> Result<()> {
-        self.member.finish()
+        self.transport.finish()
     }
 
     pub(crate) fn fail(&self, why: &str) {
-        self.member.fail(why);
+        self.transport.fail(why);
     }
 }
 
@@ -154,7 +155,7 @@ impl Peers for Rendezvous {
     }
 }
 
-/// This machine's name.
+/// This host's name.
 pub(crate) fn host_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = name.trim();

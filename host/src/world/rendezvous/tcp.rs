@@ -12,29 +12,30 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
 
-use super::Member;
-use super::group::Group;
-use super::hub::{Given, Hub, Outcome};
+use super::Transport;
+use super::hub::{GiveResult, Hub, Outcome};
+use super::subset::Subset;
 use super::wire::{
-    self, Kind, LostRank, MAX_FRAME, bad, pack, parse, part_head, read_part, receive, send_all,
-    unpack,
+    self, Kind, LostRank, MAX_FRAME, bad, contribution_header, pack, parse, read_contribution,
+    receive, send_all, unpack,
 };
 use crate::communicator::peers::Gathered;
 use crate::device::Health;
 use crate::error::Result;
 use crate::machine::{Machine, Shared};
 
-/// A peer that takes nothing for this long is taken for dead.
-const WRITE_PATIENCE: Duration = Duration::from_secs(10);
+/// A peer that reads nothing for this long counts as dead.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a rank that leaves waits for the other side to have read everything.
-const PARTING: Duration = Duration::from_secs(1);
-/// A host that went down says nothing; the system asks after it this often, three times.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// The interval of TCP keepalive probes, of which three are sent: a host that went down sends
+/// nothing.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 
-/// Prepares a connection for the time after the greeting.
-fn settle_in(stream: &TcpStream) -> io::Result<()> {
+/// Sets a connection's options for the time after the greeting.
+fn configure(stream: &TcpStream) -> io::Result<()> {
     stream.set_read_timeout(None)?;
-    stream.set_write_timeout(Some(WRITE_PATIENCE))?;
+    stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
     stream.set_nodelay(true)?;
     let keepalive =
         TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE).with_retries(3);
@@ -50,7 +51,7 @@ fn closed(error: &io::Error) -> String {
 /// reason why a rank is lost, say.
 fn wait_for_readers<T>(shared: &Arc<T>) {
     let start = Instant::now();
-    while Arc::strong_count(shared) > 1 && start.elapsed() < PARTING {
+    while Arc::strong_count(shared) > 1 && start.elapsed() < CLOSE_TIMEOUT {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -60,7 +61,7 @@ struct Root {
     hub: Hub,
     /// The connection of rank `i` is at `i - 1`.
     writers: Vec<Mutex<TcpStream>>,
-    /// Whether the others were told of a lost rank.
+    /// Whether the others were sent the news of a lost rank.
     announced: Mutex<bool>,
 }
 
@@ -69,8 +70,8 @@ impl Root {
         1 + self.writers.len()
     }
 
-    /// Tells one other rank.
-    fn tell(&self, rank: usize, kind: Kind, payload: &[&[u8]]) {
+    /// Sends a frame to one other rank.
+    fn send_to(&self, rank: usize, kind: Kind, payload: &[&[u8]]) {
         let mut writer = self.writers[rank - 1].lock();
         if send_all(&mut *writer, kind, payload).is_err() {
             // Its reader then sees the end of the connection and reports the rank.
@@ -78,29 +79,29 @@ impl Root {
         }
     }
 
-    fn tell_all(&self, kind: Kind, payload: &[u8]) {
-        (1..self.n_ranks()).for_each(|rank| self.tell(rank, kind, &[payload]));
+    fn send_to_all(&self, kind: Kind, payload: &[u8]) {
+        (1..self.n_ranks()).for_each(|rank| self.send_to(rank, kind, &[payload]));
     }
 
-    // The others are told before this process's own rank is woken: once awake, it may end and close
-    // the connections.
+    // The others are sent the news before this process's own rank is woken: once awake, it may end
+    // and close the connections.
 
     /// Where the result will be.
-    fn give(&self, rank: usize, group: &Arc<Group>, ticket: u64, bytes: Vec<u8>) -> Outcome {
-        match self.hub.give(rank, group, ticket, bytes) {
-            Given::Complete(complete) => {
+    fn give(&self, rank: usize, subset: &Arc<Subset>, ticket: u64, bytes: Vec<u8>) -> Outcome {
+        match self.hub.give(rank, subset, ticket, bytes) {
+            GiveResult::Complete(complete) => {
                 let (payload, outcome) = (pack(&complete.all), complete.outcome.clone());
-                for (&member, ticket) in group.members().iter().zip(&complete.tickets) {
+                for (&member, ticket) in subset.members().iter().zip(&complete.tickets) {
                     if member > 0 {
-                        self.tell(member, Kind::Gathered, &[&ticket.to_le_bytes(), &payload]);
+                        self.send_to(member, Kind::Gathered, &[&ticket.to_le_bytes(), &payload]);
                     }
                 }
                 self.hub.publish(complete);
                 outcome
             }
-            Given::Pending(outcome) => outcome,
-            Given::Spoilt(rank, why) => {
-                self.lose(rank, why);
+            GiveResult::Pending(outcome) => outcome,
+            GiveResult::Failed(rank, why) => {
+                self.mark_lost(rank, why);
                 Outcome::default()
             }
         }
@@ -108,65 +109,69 @@ impl Root {
 
     /// A part came from another rank.
     fn given(&self, rank: usize, payload: &[u8]) -> io::Result<()> {
-        let part = read_part(payload)?;
-        let group = Arc::new(Group::of_key(part.group, self.n_ranks())?);
-        self.give(rank, &group, part.ticket, part.bytes);
+        let part = read_contribution(payload)?;
+        let subset = Arc::new(Subset::from_key(part.subset, self.n_ranks())?);
+        self.give(rank, &subset, part.ticket, part.bytes);
         Ok(())
     }
 
     fn finished(&self, rank: usize) {
         match self.hub.finished(rank) {
             Ok(true) => {
-                self.tell_all(Kind::Finished, &[]);
+                self.send_to_all(Kind::Finished, &[]);
                 self.hub.release();
             }
             Ok(false) => {}
-            Err(why) => self.lose(rank, why),
+            Err(why) => self.mark_lost(rank, why),
         }
     }
 
-    fn lose(&self, rank: usize, why: &str) {
-        // Held to the end, so that everyone learns of the same rank first.
+    fn mark_lost(&self, rank: usize, why: &str) {
+        // Held to the end, so that all ranks learn of the same rank first.
         let mut announced = self.announced.lock();
         if !*announced {
             *announced = true;
             let news = LostRank { rank, why: why.to_owned() };
-            self.tell_all(Kind::Lost, &serde_json::to_vec(&news).unwrap_or_default());
+            self.send_to_all(Kind::Lost, &serde_json::to_vec(&news).unwrap_or_default());
         }
-        self.hub.lose(rank, why);
+        self.hub.mark_lost(rank, why);
     }
 
     /// Serves one rank until it leaves.
     fn serve(&self, rank: usize, mut stream: TcpStream) {
-        self.hear(rank, &mut stream);
+        self.read_frames(rank, &mut stream);
         let _ = stream.shutdown(Shutdown::Both);
     }
 
-    fn hear(&self, rank: usize, stream: &mut TcpStream) {
+    fn read_frames(&self, rank: usize, stream: &mut TcpStream) {
         loop {
             match receive(stream, MAX_FRAME) {
                 Ok((Kind::Give, payload)) => {
                     if let Err(error) = self.given(rank, &payload) {
-                        return self.lose(rank, &format!("it sent {error}"));
+                        return self.mark_lost(rank, &format!("it sent {error}"));
                     }
                 }
                 Ok((Kind::Finished, _)) => self.finished(rank),
-                Ok((Kind::Failed, why)) => return self.lose(rank, &String::from_utf8_lossy(&why)),
-                Ok((kind, _)) => return self.lose(rank, &format!("it sent {kind:?} out of turn")),
+                Ok((Kind::Failed, why)) => {
+                    return self.mark_lost(rank, &String::from_utf8_lossy(&why));
+                }
+                Ok((kind, _)) => {
+                    return self.mark_lost(rank, &format!("it sent {kind:?} out of turn"));
+                }
                 Err(_) if self.hub.is_finished() => return,
-                Err(error) => return self.lose(rank, &closed(&error)),
+                Err(error) => return self.mark_lost(rank, &closed(&error)),
             }
         }
     }
 }
 
 /// Rank 0.
-pub(super) struct RootMember(Arc<Root>);
+pub(super) struct TcpRoot(Arc<Root>);
 
-impl RootMember {
+impl TcpRoot {
     /// `streams` are the connections of ranks 1, 2, ... in order, greeted.
     pub(super) fn start(streams: Vec<TcpStream>) -> io::Result<Self> {
-        streams.iter().try_for_each(settle_in)?;
+        streams.iter().try_for_each(configure)?;
         let readers: Vec<TcpStream> =
             streams.iter().map(TcpStream::try_clone).collect::<Result<_, _>>()?;
         let hub = Hub::new(Machine::Gpus, 1 + streams.len());
@@ -182,10 +187,10 @@ impl RootMember {
     }
 }
 
-impl Member for RootMember {
-    fn all_gather(&self, group: &Arc<Group>, bytes: &[u8]) -> Result<Gathered> {
+impl Transport for TcpRoot {
+    fn all_gather(&self, subset: &Arc<Subset>, bytes: &[u8]) -> Result<Gathered> {
         self.0.hub.health().check()?;
-        let outcome = self.0.give(0, group, 0, bytes.to_vec());
+        let outcome = self.0.give(0, subset, 0, bytes.to_vec());
         self.0.hub.wait_for(&outcome)
     }
 
@@ -195,7 +200,7 @@ impl Member for RootMember {
     }
 
     fn fail(&self, why: &str) {
-        self.0.lose(0, why);
+        self.0.mark_lost(0, why);
     }
 
     fn health(&self) -> &Arc<Health> {
@@ -203,9 +208,9 @@ impl Member for RootMember {
     }
 }
 
-impl Drop for RootMember {
+impl Drop for TcpRoot {
     fn drop(&mut self) {
-        // From here on a rank that leaves is none that is lost.
+        // From here on a rank that closes its connection does not count as lost.
         *self.0.announced.lock() = true;
         for writer in &self.0.writers {
             let _ = writer.lock().shutdown(Shutdown::Write);
@@ -236,8 +241,8 @@ struct ClientState {
 }
 
 impl Client {
-    fn lose(&self, rank: usize, why: &str) {
-        self.state.change(|_| self.health.lose(rank, why));
+    fn mark_lost(&self, rank: usize, why: &str) {
+        self.state.change(|_| self.health.mark_lost(rank, why));
     }
 
     fn gathered(&self, payload: &[u8]) -> io::Result<()> {
@@ -252,7 +257,7 @@ impl Client {
         })
     }
 
-    fn listen(&self, mut stream: TcpStream) {
+    fn read_frames(&self, mut stream: TcpStream) {
         loop {
             let news = receive(&mut stream, MAX_FRAME).and_then(|(kind, payload)| match kind {
                 Kind::Gathered => self.gathered(&payload),
@@ -262,14 +267,14 @@ impl Client {
                 }
                 Kind::Lost => {
                     let lost: LostRank = parse(&payload)?;
-                    self.lose(lost.rank, &lost.why);
+                    self.mark_lost(lost.rank, &lost.why);
                     Ok(())
                 }
                 other => Err(bad(format!("{other:?} out of turn"))),
             });
             if let Err(error) = news {
                 if !self.state.lock().finished {
-                    self.lose(0, &closed(&error));
+                    self.mark_lost(0, &closed(&error));
                 }
                 let _ = stream.shutdown(Shutdown::Both);
                 return;
@@ -280,8 +285,7 @@ impl Client {
     fn send(&self, kind: Kind, payload: &[&[u8]]) {
         let mut writer = self.writer.lock();
         if send_all(&mut *writer, kind, payload).is_err() {
-            // The listener reads on to the end, where it finds out why: rank 0's last words may
-            // wait there.
+            // The reader continues to the end of the stream, where rank 0 may have sent the reason.
             let _ = writer.shutdown(Shutdown::Write);
         }
     }
@@ -296,12 +300,12 @@ impl Client {
 }
 
 /// A rank other than 0.
-pub(super) struct ClientMember(Arc<Client>);
+pub(super) struct TcpClient(Arc<Client>);
 
-impl ClientMember {
+impl TcpClient {
     /// `stream` is the connection to rank 0, greeted.
     pub(super) fn start(stream: TcpStream, rank: usize) -> io::Result<Self> {
-        settle_in(&stream)?;
+        configure(&stream)?;
         let reader = stream.try_clone()?;
         let client = Arc::new(Client {
             state: Shared::new(Machine::Gpus, ClientState::default()),
@@ -313,17 +317,17 @@ impl ClientMember {
         let listener = Arc::clone(&client);
         std::thread::Builder::new()
             .name(format!("devcomm-rank-{rank}"))
-            .spawn(move || listener.listen(reader))?;
+            .spawn(move || listener.read_frames(reader))?;
         Ok(Self(client))
     }
 }
 
-impl Member for ClientMember {
-    fn all_gather(&self, group: &Arc<Group>, bytes: &[u8]) -> Result<Gathered> {
+impl Transport for TcpClient {
+    fn all_gather(&self, subset: &Arc<Subset>, bytes: &[u8]) -> Result<Gathered> {
         self.0.health.check()?;
         let ticket = self.0.next.fetch_add(1, Ordering::Relaxed);
-        self.0.state.lock().exchanges.insert(ticket, (group.members().len(), None));
-        self.0.send(Kind::Give, &[&part_head(ticket, group.key()), bytes]);
+        self.0.state.lock().exchanges.insert(ticket, (subset.members().len(), None));
+        self.0.send(Kind::Give, &[&contribution_header(ticket, subset.key()), bytes]);
         self.0.wait(|state| {
             let result = state.exchanges.get(&ticket)?.1.clone()?;
             state.exchanges.remove(&ticket);
@@ -339,7 +343,7 @@ impl Member for ClientMember {
 
     fn fail(&self, why: &str) {
         self.0.send(Kind::Failed, &[why.as_bytes()]);
-        self.0.lose(self.0.rank, why);
+        self.0.mark_lost(self.0.rank, why);
     }
 
     fn health(&self) -> &Arc<Health> {
@@ -347,7 +351,7 @@ impl Member for ClientMember {
     }
 }
 
-impl Drop for ClientMember {
+impl Drop for TcpClient {
     fn drop(&mut self) {
         let _ = self.0.writer.lock().shutdown(Shutdown::Write);
         wait_for_readers(&self.0);

@@ -6,11 +6,11 @@ use std::io::{self, Read, Write};
 use devcomm_locate::NcclVersion;
 use serde::{Deserialize, Serialize};
 
-use super::group::MAX_KEY;
+use super::subset::MAX_KEY;
 
 /// What all ranks give in an exchange, together.
 pub(crate) const MAX_PAYLOAD: usize = 64 << 20;
-/// Largest payload of a frame: an exchange, a group's key, the ticket and the key's length.
+/// Largest payload of a frame: an exchange, a subset's key, the ticket and the key's length.
 pub(crate) const MAX_FRAME: usize = MAX_PAYLOAD + MAX_KEY + 16;
 /// Largest payload before a connection is known to be a rank's.
 pub(crate) const MAX_GREETING: usize = 4 << 10;
@@ -20,21 +20,21 @@ pub(crate) const MAX_GREETING: usize = 4 << 10;
 pub(crate) enum Kind {
     /// To rank 0: who I am.
     Hello = 0xd1,
-    /// From rank 0: you are let in; others are awaited. Comes again and again.
+    /// From rank 0: you have joined; others are awaited. Sent once a second.
     Waiting,
-    /// From rank 0: everyone is here.
+    /// From rank 0: all ranks have joined.
     Welcome,
-    /// From rank 0: you are not let in; the payload says why.
+    /// From rank 0: you are refused; the payload says why.
     Refused,
     /// From rank 0: some ranks did not arrive; the payload lists them.
     Missing,
-    /// To rank 0: my part of an exchange, a [`Part`].
+    /// To rank 0: my part of an exchange, a [`Contribution`].
     Give,
     /// From rank 0: the ticket that came with your part, and all parts.
     Gathered,
     /// To rank 0: I have done my work. From rank 0: all have.
     Finished,
-    /// To rank 0: I cannot go on, because.
+    /// To rank 0: I cannot continue, because.
     Failed,
     /// From rank 0: a rank is lost.
     Lost,
@@ -49,7 +49,7 @@ impl Kind {
     }
 }
 
-/// A rank introduces itself.
+/// A rank's greeting.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Hello {
     pub protocol: u32,
@@ -134,31 +134,31 @@ pub(crate) fn parse<'a, T: Deserialize<'a>>(payload: &'a [u8]) -> io::Result<T> 
 
 /// One rank's part of an exchange.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Part {
+pub(crate) struct Contribution {
     /// The rank's number for it, which comes back with the result.
     pub ticket: u64,
-    /// The key of the group whose exchange it is.
-    pub group: Vec<u64>,
+    /// The key of the subset whose exchange it is.
+    pub subset: Vec<u64>,
     pub bytes: Vec<u8>,
 }
 
 /// What stands before the bytes of a part.
-pub(crate) fn part_head(ticket: u64, group: &[u64]) -> Vec<u8> {
-    let words = [ticket, group.len() as u64];
-    words.iter().chain(group).flat_map(|word| word.to_le_bytes()).collect()
+pub(crate) fn contribution_header(ticket: u64, subset: &[u64]) -> Vec<u8> {
+    let words = [ticket, subset.len() as u64];
+    words.iter().chain(subset).flat_map(|word| word.to_le_bytes()).collect()
 }
 
-pub(crate) fn read_part(payload: &[u8]) -> io::Result<Part> {
+pub(crate) fn read_contribution(payload: &[u8]) -> io::Result<Contribution> {
     let garbled = || bad("a garbled part of an exchange");
     let (ticket, rest) = ticket(payload)?;
     let (length, rest) = rest.split_first_chunk().ok_or_else(garbled)?;
     let length = usize::try_from(u64::from_le_bytes(*length)).ok();
     let length = length.and_then(|length| length.checked_mul(size_of::<u64>()));
-    let (group, bytes) =
+    let (subset, bytes) =
         length.and_then(|length| rest.split_at_checked(length)).ok_or_else(garbled)?;
-    let (group, _) = group.as_chunks();
-    let group = group.iter().map(|word| u64::from_le_bytes(*word)).collect();
-    Ok(Part { ticket, group, bytes: bytes.to_vec() })
+    let (subset, _) = subset.as_chunks();
+    let subset = subset.iter().map(|word| u64::from_le_bytes(*word)).collect();
+    Ok(Contribution { ticket, subset, bytes: bytes.to_vec() })
 }
 
 /// The ticket at the front of a payload, and the rest.
@@ -219,16 +219,17 @@ mod tests {
 
     #[test]
     fn a_part_is_read_as_it_was_written_and_garbage_is_refused() {
-        let mut payload = part_head(7, &[1, 2, u64::MAX]);
+        let mut payload = contribution_header(7, &[1, 2, u64::MAX]);
         payload.extend_from_slice(b"bytes");
-        let part = Part { ticket: 7, group: vec![1, 2, u64::MAX], bytes: b"bytes".to_vec() };
-        assert_eq!(read_part(&payload).unwrap(), part);
-        assert!(read_part(&payload[..39]).is_err());
-        assert!(read_part(&payload[..15]).is_err());
-        assert!(read_part(&payload[..7]).is_err());
+        let part =
+            Contribution { ticket: 7, subset: vec![1, 2, u64::MAX], bytes: b"bytes".to_vec() };
+        assert_eq!(read_contribution(&payload).unwrap(), part);
+        assert!(read_contribution(&payload[..39]).is_err());
+        assert!(read_contribution(&payload[..15]).is_err());
+        assert!(read_contribution(&payload[..7]).is_err());
         for length in [6, u64::MAX, 1 << 61] {
             payload[8..16].copy_from_slice(&u64::to_le_bytes(length));
-            assert!(read_part(&payload).is_err(), "{length}");
+            assert!(read_contribution(&payload).is_err(), "{length}");
         }
     }
 

@@ -3,7 +3,7 @@
 use cuda_std::prelude::*;
 use nccl_device::gin::{Gin, GinBackend};
 use nccl_device::{
-    BarrierIndex, Coop, DevComm, FenceLevel, GinBarriers, HybridBarrier, MemoryOrder, Team, Timeout,
+    BarrierIndex, Coop, DevComm, FenceLevel, GinBarriers, MemoryOrder, Team, Timeout,
 };
 
 use crate::extra::{Extra, Words, share};
@@ -44,7 +44,7 @@ unsafe fn rounds<B: GinBackend>(
         |from: i32, to: i32, round: u32| (from as u64) << 32 | (to as u64) << 16 | u64::from(round);
     let world = |member: usize| team.to_world(comm.rank(), member as i32);
     let mut wrong = 0;
-    // What peers get: written once. The first meeting orders it.
+    // What peers get: written once. The first barrier orders it.
     for p in share(coop, ranks) {
         // SAFETY: the caller's rows.
         unsafe {
@@ -66,7 +66,7 @@ unsafe fn rounds<B: GinBackend>(
             for p in 0..ranks {
                 let on =
                     if contexts > 1 { comm.gin::<B>((p as u32 + round) % contexts) } else { gin };
-                // SAFETY: the targets are read between two meetings, and not in the round in which
+                // SAFETY: the targets are read between two barriers, and not in the round in which
                 // they are written again.
                 unsafe {
                     on.put(team, p as i32, mail.at(targets + me), mail.at(sources + p), 1)
@@ -103,8 +103,8 @@ unsafe fn rounds<B: GinBackend>(
 }
 
 /// The barriers of world (`n & 0xc` 0) or rail (4), or those that the host made in addition (8),
-/// with fence `n & 3`; `n & 16`: over all contexts; `n & 32`: with a timeout that is not needed.
-/// `n >> 8` rounds. A block a barrier.
+/// with fence `n & 3`; `n & 16`: over all contexts; `n & 32`: the ways to meet take turns: with a
+/// timeout that is not needed, arrive and wait, and both. `n >> 8` rounds. A block a barrier.
 #[kernel(B = gin)]
 pub unsafe fn gin_barrier<B: GinBackend>(
     comm: DevComm,
@@ -125,22 +125,24 @@ pub unsafe fn gin_barrier<B: GinBackend>(
     let set = if over_all { set.over_all_contexts() } else { set };
     let mut barrier = set.barrier(coop, index);
     let first = 4 * team.n_ranks as usize * index.get() as usize;
-    // SAFETY: four rows of words a block.
+    // SAFETY: four rows of words per block.
     let wrong = unsafe {
-        rounds(&comm, gin, contexts, mail, coop, first, team, n >> 8, fence(n & 3), |_| {
-            if n & 32 != 0 {
-                assert!(barrier.sync_timeout(ORDER, fence(n & 3), Timeout::millis(60_000)).is_ok());
-            } else {
-                barrier.sync(ORDER, fence(n & 3));
+        rounds(&comm, gin, contexts, mail, coop, first, team, n >> 8, fence(n & 3), |i| {
+            let (fence, limit) = (fence(n & 3), Timeout::millis(60_000));
+            match i % 3 {
+                _ if n & 32 == 0 => barrier.sync(ORDER, fence),
+                0 => assert!(barrier.sync_timeout(ORDER, fence, limit).is_ok()),
+                1 => barrier.arrive(MemoryOrder::Release, fence).wait(MemoryOrder::Acquire),
+                _ => assert!(barrier.arrive(ORDER, fence).wait_timeout(ORDER, limit).is_ok()),
             }
         })
     };
-    // SAFETY: a word a thread.
+    // SAFETY: a word per thread.
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
 /// The hybrid barrier with fence `n & 3`, puts and gets along the rail (`n & 4`) or to all;
-/// `n & 32`: with a timeout. `n >> 8` rounds.
+/// `n & 32`: the ways to meet take turns. `n >> 8` rounds.
 #[kernel(B = gin)]
 pub unsafe fn hybrid_barrier<B: GinBackend>(
     comm: DevComm,
@@ -152,20 +154,21 @@ pub unsafe fn hybrid_barrier<B: GinBackend>(
     let (coop, gin, index) = (Coop::cta(), comm.gin::<B>(0), BarrierIndex::this_block());
     let team = if n & 4 != 0 { comm.rail_team() } else { comm.world_team() };
     let first = 4 * team.n_ranks as usize * index.get() as usize;
-    let wrong = HybridBarrier::with(coop, gin, index, |barrier| {
-        // SAFETY: four rows of words a block.
-        unsafe {
-            rounds(&comm, gin, 1, mail, coop, first, team, n >> 8, fence(n & 3), |i| {
-                if n & 32 != 0 && i % 2 == 1 {
-                    let limit = Timeout::millis(60_000);
-                    assert!(barrier.sync_timeout(ORDER, fence(n & 3), limit).is_ok());
-                } else {
-                    barrier.sync(ORDER, fence(n & 3));
-                }
-            })
-        }
-    });
-    // SAFETY: a word a thread.
+    let mut barrier = gin.hybrid_barrier(coop, index);
+    // SAFETY: four rows of words per block.
+    let wrong = unsafe {
+        rounds(&comm, gin, 1, mail, coop, first, team, n >> 8, fence(n & 3), |i| {
+            let (fence, limit) = (fence(n & 3), Timeout::millis(60_000));
+            match i % 4 {
+                0 => barrier.sync(ORDER, fence),
+                _ if n & 32 == 0 => barrier.sync(ORDER, fence),
+                1 => assert!(barrier.sync_timeout(ORDER, fence, limit).is_ok()),
+                2 => barrier.arrive(MemoryOrder::Release, fence).wait(MemoryOrder::Acquire),
+                _ => assert!(barrier.arrive(ORDER, fence).wait_timeout(ORDER, limit).is_ok()),
+            }
+        })
+    };
+    // SAFETY: a word per thread.
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
@@ -182,32 +185,31 @@ pub unsafe fn hybrid_parts<B: GinBackend>(
     let (coop, gin, lsa) = (Coop::cta(), comm.gin::<B>(0), comm.lsa_team());
     let t = thread::thread_idx_x();
     let mut wrong = 0;
-    HybridBarrier::with(coop, gin, BarrierIndex::this_block(), |barrier| {
-        for round in 0..u64::from(n) {
-            if (t as i32) < lsa.n_ranks {
-                // SAFETY: a word a rank of the team, written between two barriers.
-                unsafe { mail.lsa(t as i32).store(lsa.rank as usize, round) };
-            }
-            match round % 3 {
-                0 => barrier.lsa().sync(ORDER),
-                1 => barrier.sync(ORDER, FenceLevel::None),
-                _ => {
-                    barrier.lsa().sync(ORDER);
-                    barrier.rail().sync(ORDER, FenceLevel::None);
-                }
-            }
-            if (t as i32) < lsa.n_ranks {
-                // SAFETY: as above.
-                wrong += u64::from(unsafe { mail.local().load(t as usize) } != round);
-            }
-            barrier.sync(ORDER, FenceLevel::None);
+    let mut barrier = gin.hybrid_barrier(coop, BarrierIndex::this_block());
+    for round in 0..u64::from(n) {
+        if (t as i32) < lsa.n_ranks {
+            // SAFETY: a word a rank of the team, written between two barriers.
+            unsafe { mail.lsa(t as i32).store(lsa.rank as usize, round) };
         }
-    });
-    // SAFETY: a word a thread.
+        match round % 3 {
+            0 => barrier.lsa().sync(ORDER),
+            1 => barrier.sync(ORDER, FenceLevel::None),
+            _ => {
+                barrier.lsa().sync(ORDER);
+                barrier.rail().sync(ORDER, FenceLevel::None);
+            }
+        }
+        if (t as i32) < lsa.n_ranks {
+            // SAFETY: as above.
+            wrong += u64::from(unsafe { mail.local().load(t as usize) } != round);
+        }
+        barrier.sync(ORDER, FenceLevel::None);
+    }
+    // SAFETY: a word per thread.
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// World rank 0 never comes to barriers over the network: the timeouts, as bits, a word a thread.
+/// World rank 0 never comes to barriers over the network: the timeouts, as bits, a word per thread.
 #[kernel(B = gin)]
 pub unsafe fn gin_barrier_never<B: GinBackend>(
     comm: DevComm,
@@ -221,12 +223,11 @@ pub unsafe fn gin_barrier_never<B: GinBackend>(
         return;
     }
     let soon = Timeout::micros(300);
-    let mut world = gin.world_barriers().barrier(coop, index);
+    let mut world = gin.world_barrier(coop, index);
     let mut bits = u64::from(world.sync_timeout(ORDER, FenceLevel::None, soon).is_err());
     bits |= u64::from(world.sync_timeout(ORDER, FenceLevel::PutGet, soon).is_err()) << 1;
-    HybridBarrier::with(coop, gin, index, |barrier| {
-        bits |= u64::from(barrier.sync_timeout(ORDER, FenceLevel::PutGet, soon).is_err()) << 2;
-    });
-    // SAFETY: a word a thread.
+    let mut barrier = gin.hybrid_barrier(coop, index);
+    bits |= u64::from(barrier.sync_timeout(ORDER, FenceLevel::PutGet, soon).is_err()) << 2;
+    // SAFETY: a word per thread.
     unsafe { out.local().store(thread::thread_idx_x() as usize, bits) };
 }

@@ -4,9 +4,7 @@ use core::mem::MaybeUninit;
 
 use cuda_std::prelude::*;
 use devcomm_types::nccl::{LsaBarrierSession, MultimemHandle};
-use nccl_device::{
-    BarrierIndex, Coop, DevComm, LsaBarrier, LsaBarriers, MemoryOrder, Timeout, raw,
-};
+use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarriers, MemoryOrder, Timeout, raw};
 
 use crate::extra::{Extra, Words};
 
@@ -66,10 +64,10 @@ fn exchange(
 #[kernel]
 pub unsafe fn lsa_sync(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let coop = Coop::cta();
-    let wrong = LsaBarrier::with(coop, &comm, BarrierIndex::this_block(), |barrier| {
-        exchange(&comm, mail, coop, thread::block_idx_x(), n >> 3, |_| barrier.sync(order(n & 7)))
-    });
-    // SAFETY: a word a thread.
+    let mut barrier = comm.lsa_barrier(coop, BarrierIndex::this_block());
+    let meet = |_| barrier.sync(order(n & 7));
+    let wrong = exchange(&comm, mail, coop, thread::block_idx_x(), n >> 3, meet);
+    // SAFETY: a word per thread.
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
@@ -78,32 +76,31 @@ pub unsafe fn lsa_sync(comm: DevComm, mail: Words, out: Words, _extra: Extra, n:
 #[kernel]
 pub unsafe fn lsa_split(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let (coop, order) = (Coop::cta(), MemoryOrder::AcqRel);
-    let wrong = LsaBarrier::with(coop, &comm, BarrierIndex::this_block(), |barrier| {
-        exchange(&comm, mail, coop, thread::block_idx_x(), n, |i| match i % 5 {
-            0 => barrier.arrive(order).wait(order),
-            1 => drop(barrier.arrive(order)),
-            2 => {
-                let in_time = barrier.arrive(order).wait_timeout(order, Timeout::millis(60_000));
-                assert!(in_time.is_ok());
-            }
-            3 => assert!(barrier.sync_timeout(order, Timeout::millis(60_000)).is_ok()),
-            _ => barrier.sync(order),
-        })
+    let mut barrier = comm.lsa_barrier(coop, BarrierIndex::this_block());
+    let wrong = exchange(&comm, mail, coop, thread::block_idx_x(), n, |i| match i % 5 {
+        0 => barrier.arrive(order).wait(order),
+        1 => drop(barrier.arrive(order)),
+        2 => {
+            let in_time = barrier.arrive(order).wait_timeout(order, Timeout::millis(60_000));
+            assert!(in_time.is_ok());
+        }
+        3 => assert!(barrier.sync_timeout(order, Timeout::millis(60_000)).is_ok()),
+        _ => barrier.sync(order),
     });
-    // SAFETY: a word a thread.
+    // SAFETY: a word per thread.
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
-/// A barrier a warp, of warp coops.
+/// A barrier per warp, of warp coops.
 #[kernel]
 pub unsafe fn lsa_warps(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let coop = Coop::warp();
     let index = thread::index_1d() / 32;
-    let wrong = LsaBarrier::with(coop, &comm, BarrierIndex::new(index), |barrier| {
-        assert!(barrier.team() == comm.lsa_team());
-        exchange(&comm, mail, coop, index, n, |_| barrier.sync(MemoryOrder::AcqRel))
-    });
-    // SAFETY: a word a thread.
+    let mut barrier = comm.lsa_barrier(coop, BarrierIndex::new(index));
+    assert!(barrier.team() == comm.lsa_team());
+    let meet = |_| barrier.sync(MemoryOrder::AcqRel);
+    let wrong = exchange(&comm, mail, coop, index, n, meet);
+    // SAFETY: a word per thread.
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
@@ -113,9 +110,8 @@ pub unsafe fn lsa_warps(comm: DevComm, mail: Words, out: Words, _extra: Extra, n
 pub unsafe fn lsa_coops(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let t = thread::thread_idx_x();
     let meet = |coop: Coop, index: u32| {
-        LsaBarrier::with(coop, &comm, BarrierIndex::new(index), |barrier| {
-            exchange(&comm, mail, coop, index, n, |_| barrier.sync(MemoryOrder::AcqRel))
-        })
+        let mut barrier = comm.lsa_barrier(coop, BarrierIndex::new(index));
+        exchange(&comm, mail, coop, index, n, |_| barrier.sync(MemoryOrder::AcqRel))
     };
     let mut wrong = 0;
     if t == 3 {
@@ -127,7 +123,7 @@ pub unsafe fn lsa_coops(comm: DevComm, mail: Words, out: Words, _extra: Extra, n
     if t >= 32 {
         wrong += meet(Coop::warp_span(1, 2, 1), 2);
     }
-    // SAFETY: a word a thread.
+    // SAFETY: a word per thread.
     unsafe { out.local().store(t as usize, wrong) };
 }
 
@@ -138,15 +134,15 @@ pub unsafe fn lsa_multicast(comm: DevComm, mail: Words, out: Words, extra: Extra
     let Some(handle) = comm.lsa_multimem() else { return };
     // SAFETY: barriers of the LSA team, and its mapping.
     let set = unsafe { LsaBarriers::new(&comm, comm.lsa_team(), extra.lsa).over_multimem(handle) };
-    let wrong = set.with(coop, index, |barrier| {
-        exchange(&comm, mail, coop, index.get(), n, |_| barrier.sync(MemoryOrder::AcqRel))
-    });
-    // SAFETY: a word a thread.
+    let mut barrier = set.barrier(coop, index);
+    let meet = |_| barrier.sync(MemoryOrder::AcqRel);
+    let wrong = exchange(&comm, mail, coop, index.get(), n, meet);
+    // SAFETY: a word per thread.
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
 /// Sessions of the typed layer and of NCCL's own take turns on one barrier; and sessions are opened
-/// anew for each meeting.
+/// anew for each barrier.
 #[kernel]
 pub unsafe fn lsa_with_raw(comm: DevComm, mail: Words, out: Words, extra: Extra, n: u32) {
     let (coop, team, index) = (Coop::cta(), comm.lsa_team(), thread::block_idx_x());
@@ -172,10 +168,10 @@ pub unsafe fn lsa_with_raw(comm: DevComm, mail: Words, out: Words, extra: Extra,
     // SAFETY: as above.
     let set = unsafe { LsaBarriers::new(&comm, team, extra.lsa) };
     let wrong = exchange(&comm, mail, coop, index, n, |i| match i % 3 {
-        0 => set.with(coop, BarrierIndex::new(index), |barrier| barrier.sync(order)),
+        0 => set.barrier(coop, BarrierIndex::new(index)).sync(order),
         _ => raw_sync(),
     });
-    // SAFETY: a word a thread.
+    // SAFETY: a word per thread.
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
@@ -202,33 +198,32 @@ pub unsafe fn lsa_late(comm: DevComm, mail: Words, out: Words, _extra: Extra, n:
     // Behind the rows of the exchange.
     let flag = 64;
     let mut timeouts = 0;
-    let wrong = LsaBarrier::with(coop, &comm, BarrierIndex::new(0), |barrier| {
-        if late {
-            // SAFETY: words that are written by ordered stores alone.
-            comm.wait_until(coop, || unsafe {
-                let mut all = true;
-                for p in 0..team.n_ranks - 1 {
-                    all &= mail.local().load_acquire(flag + p as usize) == 1;
-                }
-                all
-            });
-            barrier.sync(order);
-        } else {
-            timeouts += u64::from(barrier.sync_timeout(order, Timeout::millis(5)).is_err());
-            coop.sync();
-            if t == 0 {
-                // SAFETY: a word a rank.
-                unsafe { gave_up.store_release(flag + team.rank as usize, 1) };
+    let mut barrier = comm.lsa_barrier(coop, BarrierIndex::new(0));
+    if late {
+        // SAFETY: words that are written by ordered stores alone.
+        comm.wait_until(coop, || unsafe {
+            let mut all = true;
+            for p in 0..team.n_ranks - 1 {
+                all &= mail.local().load_acquire(flag + p as usize) == 1;
             }
+            all
+        });
+        barrier.sync(order);
+    } else {
+        timeouts += u64::from(barrier.sync_timeout(order, Timeout::millis(5)).is_err());
+        coop.sync();
+        if t == 0 {
+            // SAFETY: a word per rank.
+            unsafe { gave_up.store_release(flag + team.rank as usize, 1) };
         }
-        exchange(&comm, mail, coop, 0, n, |_| barrier.sync(order))
-    });
-    // SAFETY: a word a thread.
+    }
+    let wrong = exchange(&comm, mail, coop, 0, n, |_| barrier.sync(order));
+    // SAFETY: a word per thread.
     unsafe { out.local().store(t, wrong * 100 + timeouts) };
 }
 
 /// The first rank of the team never comes, to any of the waits of a barrier that can time out: 3
-/// words a thread.
+/// words per thread.
 #[kernel]
 pub unsafe fn lsa_never(comm: DevComm, _mail: Words, out: Words, _extra: Extra, _n: u32) {
     let (team, order) = (comm.lsa_team(), MemoryOrder::AcqRel);
@@ -237,18 +232,17 @@ pub unsafe fn lsa_never(comm: DevComm, _mail: Words, out: Words, _extra: Extra, 
         return;
     }
     let wait = |coop: Coop, index: u32| {
-        LsaBarrier::with(coop, &comm, BarrierIndex::new(index), |barrier| {
-            let first = barrier.sync_timeout(order, Timeout::micros(200)).is_err();
-            let second = barrier.arrive(order).wait_timeout(order, Timeout::nanos(1)).is_err();
-            // Nobody waits here for who has given up.
-            let third = !coop.any(!first || !second);
-            // SAFETY: three words a thread.
-            unsafe {
-                out.local().store(3 * t as usize, first.into());
-                out.local().store(3 * t as usize + 1, second.into());
-                out.local().store(3 * t as usize + 2, third.into());
-            }
-        });
+        let mut barrier = comm.lsa_barrier(coop, BarrierIndex::new(index));
+        let first = barrier.sync_timeout(order, Timeout::micros(200)).is_err();
+        let second = barrier.arrive(order).wait_timeout(order, Timeout::nanos(1)).is_err();
+        // Nobody waits here for who has given up.
+        let third = !coop.any(!first || !second);
+        // SAFETY: three words per thread.
+        unsafe {
+            out.local().store(3 * t as usize, first.into());
+            out.local().store(3 * t as usize + 1, second.into());
+            out.local().store(3 * t as usize + 2, third.into());
+        }
     };
     // Each call with a coop of one kind: else it is not known when the kernel is compiled what
     // NCCL's session calls.

@@ -22,14 +22,14 @@ fn coop_of(n: u32) -> Coop {
     }
 }
 
-/// Each thread's view of its coop, 6 numbers a thread in `out`. `mail` has a word a thread.
+/// Each thread's view of its coop, 6 numbers per thread in `out`. `mail` has a word per thread.
 #[kernel]
 pub unsafe fn coops(_comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let coop = coop_of(n);
     let t = thread::thread_idx_x() as usize;
     let (rank, size) = (coop.thread_rank(), coop.size());
     let own = out.local();
-    // SAFETY: a word a thread in `mail`, 6 in `out`; the coop's threads are those that read each
+    // SAFETY: a word per thread in `mail`, 6 in `out`; the coop's threads are those that read each
     // other's words, and the vote's barrier orders them.
     unsafe {
         own.store(6 * t, rank.into());

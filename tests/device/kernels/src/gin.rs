@@ -69,7 +69,7 @@ pub(crate) fn connected(comm: &DevComm, mode: u32) -> Team {
     if mode == 0 { comm.world_team() } else { comm.rail_team() }
 }
 
-/// All to all by puts with a signal: block `b` on context `b`, `n >> 4` words a peer, from `mail`
+/// All to all by puts with a signal: block `b` on context `b`, `n >> 4` words per peer, from `mail`
 /// (the first half) to its second half; the team by `n & 1`; `n & 2`: the kernel releases itself
 /// and shares the context with its block alone.
 #[kernel(B = gin)]
@@ -123,7 +123,7 @@ pub unsafe fn gin_put_value<B: GinBackend>(
     let (me, n_ranks) = (comm.rank() as usize, comm.n_ranks() as u64);
     for p in 0..world.n_ranks {
         let value = word(comm.rank(), p, 3);
-        // SAFETY: one word a rank in every rank, which is read after the signal.
+        // SAFETY: one word per rank in every rank, which is read after the signal.
         unsafe {
             gin.put_value(world, p, mail.at(me), value)
                 .signal(signal.add(10 + me as u64))
@@ -183,7 +183,7 @@ pub(crate) unsafe fn cast<T>(window: Words) -> Window<T> {
     unsafe { core::mem::transmute::<Words, Window<T>>(window) }
 }
 
-/// Gets from every peer, after a meeting by signals: the first half of `mail` is read, the second
+/// Gets from every peer, after a barrier by signals: the first half of `mail` is read, the second
 /// written.
 #[kernel(B = gin)]
 pub unsafe fn gin_get<B: GinBackend>(comm: DevComm, mail: Words, out: Words, extra: Extra, n: u32) {
@@ -241,7 +241,7 @@ pub unsafe fn gin_strong<B: GinBackend>(
         wrong += u64::from(got != word(left, comm.rank(), i));
     }
     gin.flush(coop, MemoryOrder::Relaxed);
-    // SAFETY: a word a thread.
+    // SAFETY: a word per thread.
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
@@ -263,7 +263,7 @@ pub unsafe fn gin_weak_and_va<B: GinBackend>(
     // start at 0.
     let (by_one, by_more) =
         unsafe { (VaSignal::new(mail, 2 * ranks), VaSignal::new(mail, 2 * ranks + 1)) };
-    // SAFETY: a word a rank twice: one written here, one by each peer, read after the signals.
+    // SAFETY: a word per rank twice: one written here, one by each peer, read after the signals.
     unsafe {
         if coop.thread_rank() == 0 {
             mail.local().store(me, word(comm.rank(), 0, 1));
@@ -342,7 +342,7 @@ pub unsafe fn gin_counter<B: GinBackend>(
     coop.sync();
     let after = gin.read_counter(counter, MemoryOrder::Relaxed);
     let t = 3 * thread::thread_idx_x() as usize;
-    // SAFETY: three words a thread.
+    // SAFETY: three words per thread.
     unsafe {
         out.local().store(t, wrong);
         out.local().store(t + 1, counted);
@@ -369,8 +369,8 @@ pub unsafe fn gin_requests<B: GinBackend>(
     let t = thread::thread_idx_x() as usize;
     if t < ranks {
         for i in 0..n as usize {
-            // SAFETY: a source word a thread, written when the flush says so; targets of `n` words
-            // a rank.
+            // SAFETY: a source word per thread, written when the flush says so; targets of `n`
+            // words a rank.
             unsafe {
                 mail.local().store(t, word(comm.rank(), t as i32, i));
                 let target = mail.at(ranks + me * n as usize + i);
@@ -386,7 +386,7 @@ pub unsafe fn gin_requests<B: GinBackend>(
         }
     }
     wait_for(gin, Coop::cta(), signal, before, ranks as u64 * u64::from(n), MemoryOrder::Acquire);
-    // SAFETY: a word a thread; the targets have been written.
+    // SAFETY: a word per thread; the targets have been written.
     unsafe {
         let wrong = count_wrong(&comm, Coop::cta(), world, mail, ranks, n as usize);
         out.local().store(t, wrong);
@@ -415,7 +415,7 @@ pub unsafe fn gin_contexts<B: GinBackend>(
     let wanted = (u64::from(t) + 1) * world.n_ranks as u64;
     wait_for(gin, alone, signal, before, wanted, MemoryOrder::Relaxed);
     let seen = gin.read_signal(signal, MemoryOrder::Relaxed) - before;
-    // SAFETY: a word a thread.
+    // SAFETY: a word per thread.
     unsafe { out.local().store(t as usize, seen) };
     gin.flush(alone, MemoryOrder::Relaxed);
 }

@@ -63,7 +63,7 @@ unsafe fn wrong_in(
 
 /// Every rank of a team has [`MESSAGES`] for every other, which it puts, and which the other then
 /// gets as well. A block a context; the team by `n & 1`: 0 the world, 1 the rail; `n >> 1` makes
-/// other bytes. `mail` has three areas of a slot a message for each block: sources, targets of
+/// other bytes. `mail` has three areas of a slot per message for each block: sources, targets of
 /// puts, targets of gets.
 #[kernel(B = gin)]
 pub unsafe fn gin_bytes<B: GinBackend>(
@@ -105,7 +105,7 @@ pub unsafe fn gin_bytes<B: GinBackend>(
         let mut barrier = set.barrier(coop, BarrierIndex::this_block());
         barrier.sync(MemoryOrder::AcqRel, FenceLevel::None);
 
-        // A thread a message.
+        // A thread per message.
         for i in share(coop, slots) {
             let (member, k) = ((i / MESSAGES) as i32, i % MESSAGES);
             let message = Message::of(me, world(member), k);

@@ -8,7 +8,7 @@ use crate::extra::{Extra, Words};
 
 const ORDER: MemoryOrder = MemoryOrder::Acquire;
 
-/// A shadow follows what is expected: 6 words a thread in `out`. The left neighbour raises by 3,
+/// A shadow follows what is expected: 6 words per thread in `out`. The left neighbour raises by 3,
 /// then by 4, then by `n`.
 #[kernel(B = gin)]
 pub unsafe fn gin_shadows<B: GinBackend>(
@@ -46,7 +46,7 @@ pub unsafe fn gin_shadows<B: GinBackend>(
     // In vain, where the last wait has seen both.
     let limit = Timeout::millis(1_000);
     let more = gin.wait_signal_follow_shadow_timeout(coop, second, 2, ORDER, limit);
-    // SAFETY: six words a thread.
+    // SAFETY: six words per thread.
     unsafe {
         out.local().store(t, met);
         out.local().store(t + 1, u64::from(late.is_err()));
@@ -97,7 +97,7 @@ pub unsafe fn gin_never<B: GinBackend>(
     }
     Coop::cta().sync();
     bits |= gin.signal_shadow(signal) << 16;
-    // SAFETY: a word a thread.
+    // SAFETY: a word per thread.
     unsafe { out.local().store(thread::thread_idx_x() as usize, bits) };
 }
 
@@ -116,7 +116,7 @@ pub unsafe fn gin_wraps<B: GinBackend>(
     let (coop, world, gin) = (Coop::cta(), comm.world_team(), comm.gin::<B>(0));
     let (signal, soon) = (SignalId::of(&comm, extra.signals(), 0), Timeout::micros(100));
     let right = (world.rank + 1) % world.n_ranks;
-    let mut barrier = gin.world_barriers().barrier(coop, BarrierIndex::new(0));
+    let mut barrier = gin.world_barrier(coop, BarrierIndex::new(0));
     let mut expected = gin.signal_shadow(signal);
     let mut wrong = 0;
     for step in 0..8 {
@@ -160,7 +160,7 @@ pub unsafe fn gin_wraps<B: GinBackend>(
     wrong += u64::from(gin.read_signal(low, ORDER) != low_start + more);
     wrong += u64::from(gin.read_signal(high, ORDER) != high_start.wrapping_add(more));
     gin.flush(coop, MemoryOrder::Relaxed);
-    // SAFETY: a word a thread.
+    // SAFETY: a word per thread.
     unsafe { out.local().store(thread::thread_idx_x() as usize, wrong) };
 }
 
@@ -177,7 +177,7 @@ pub unsafe fn gin_resets<B: GinBackend>(
     let (coop, world, gin) = (Coop::cta(), comm.world_team(), comm.gin::<B>(0));
     let signal = SignalId::of(&comm, extra.signals(), 0);
     let right = (world.rank + 1) % world.n_ranks;
-    let mut barrier = gin.world_barriers().barrier(coop, BarrierIndex::new(0));
+    let mut barrier = gin.world_barrier(coop, BarrierIndex::new(0));
     let mut wrong = 0;
     for i in 0..2 * n {
         let (action, amount) = if i % 2 == 0 { (signal.inc(), 1) } else { (signal.add(10), 10) };
@@ -194,6 +194,6 @@ pub unsafe fn gin_resets<B: GinBackend>(
         wrong += u64::from(gin.read_signal(signal, ORDER) != 0 || gin.signal_shadow(signal) != 0);
         barrier.sync(ORDER, FenceLevel::None);
     }
-    // SAFETY: a word a thread.
+    // SAFETY: a word per thread.
     unsafe { out.local().store(thread::thread_idx_x() as usize, wrong) };
 }

@@ -1,4 +1,4 @@
-//! LL all-to-all.
+//! Kernels that test the LL all-to-all.
 
 use bytemuck::Pod;
 use cuda_std::prelude::*;
@@ -8,7 +8,7 @@ use crate::extra::{Extra, Words};
 
 macro_rules! elements {
     ($($name:ident $bytes:literal),*) => { $(
-        #[doc = concat!("Elements of so many bytes: ", $bytes, ".")]
+        #[doc = concat!("An element; size in bytes: ", $bytes, ".")]
         pub type $name = [u8; $bytes];
     )* };
 }
@@ -44,16 +44,16 @@ fn same<T: Pod>(a: &T, b: &T) -> bool {
 const EACH: u32 = 3;
 
 /// `n & 0xff` epochs; each rank sends three elements to every peer and checks what it gets.
-/// `n >> 8` is the way: 0 send and receive, 1 broadcast, 2 broadcast by multicast, 3 receive_each.
-/// A block a session.
+/// `n >> 8` is the mode: 0 send and receive, 1 broadcast, 2 broadcast by multicast, 3 receive_each.
+/// One session per block.
 #[kernel(T = [B1, B4, B6, B8, B12, B16, B29, B64])]
 pub unsafe fn ll_exchange<T: Pod>(comm: DevComm, _mail: Words, out: Words, extra: Extra, n: u32) {
     let (team, coop, block) = (comm.lsa_team(), Coop::cta(), thread::block_idx_x());
     let (me, ranks, t) = (team.rank as u32, team.n_ranks as u32, thread::thread_idx_x());
-    let (rounds, way) = (n & 0xff, n >> 8);
+    let (rounds, mode) = (n & 0xff, n >> 8);
     // SAFETY: the host made the memory for the LSA team, for these blocks and elements.
     let mut buffer = unsafe { LlA2aBuffer::new(&comm, team, extra.ll, thread::grid_dim_x()) };
-    if let (2, Some(handle)) = (way, comm.lsa_multimem()) {
+    if let (2, Some(handle)) = (mode, comm.lsa_multimem()) {
         // SAFETY: the mapping of the LSA team.
         buffer = unsafe { buffer.over_multimem(handle) };
     }
@@ -63,7 +63,7 @@ pub unsafe fn ll_exchange<T: Pod>(comm: DevComm, _mail: Words, out: Words, extra
             let mut i = t;
             while i < EACH * ranks {
                 let (peer, number) = (i / EACH, i % EACH);
-                if matches!(way, 1 | 2) {
+                if matches!(mode, 1 | 2) {
                     if peer == 0 {
                         session.broadcast(EACH * me + number, element::<T>(me, 0, number, round));
                     }
@@ -75,9 +75,9 @@ pub unsafe fn ll_exchange<T: Pod>(comm: DevComm, _mail: Words, out: Words, extra
             }
             let mut i = t;
             while i < ranks {
-                let to = if matches!(way, 1 | 2) { 0 } else { me + 1 };
+                let to = if matches!(mode, 1 | 2) { 0 } else { me + 1 };
                 let mine = [EACH * i, EACH * i + 1, EACH * i + 2];
-                let got = if way == 3 {
+                let got = if mode == 3 {
                     session.receive_each(mine)
                 } else {
                     [session.receive(mine[0]), session.receive(mine[1]), session.receive(mine[2])]
@@ -91,7 +91,7 @@ pub unsafe fn ll_exchange<T: Pod>(comm: DevComm, _mail: Words, out: Words, extra
             session.end_epoch();
         }
     });
-    // SAFETY: a word a thread.
+    // SAFETY: a word per thread.
     unsafe { out.local().store(thread::index_1d() as usize, wrong) };
 }
 
@@ -116,7 +116,7 @@ pub unsafe fn ll_reduce(comm: DevComm, _mail: Words, out: Words, extra: Extra, n
             session.end_epoch();
         }
     });
-    // SAFETY: a word a thread.
+    // SAFETY: a word per thread.
     unsafe { out.local().store(thread::index_1d() as usize, sum) };
 }
 
@@ -130,7 +130,7 @@ pub unsafe fn ll_near_the_end(comm: DevComm, _mail: Words, out: Words, extra: Ex
         // is open.
         unsafe { header.store(4 * line as usize, u32::MAX - 2 - n) };
     }
-    // SAFETY: a word a thread.
+    // SAFETY: a word per thread.
     unsafe { out.local().store(thread::index_1d() as usize, 0) };
 }
 
@@ -154,6 +154,6 @@ pub unsafe fn ll_late(comm: DevComm, _mail: Words, out: Words, extra: Extra, _n:
         session.end_epoch();
         sum * 2 + u64::from(early)
     });
-    // SAFETY: a word a thread.
+    // SAFETY: a word per thread.
     unsafe { out.local().store(t as usize, found) };
 }

@@ -5,11 +5,11 @@ use cuda_std::multimem;
 use cuda_std::prelude::*;
 use cuda_std::reduce::Sum;
 use cuda_std::vector::Vec16;
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Timeout};
+use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Timeout};
 
 use crate::extra::{Extra, Words};
 
-/// What the device communicator says of the ranks: 16 numbers in `out`.
+/// Stores what the device communicator says about the ranks: 16 numbers in `out`.
 #[kernel]
 pub unsafe fn teams(comm: DevComm, _mail: Words, out: Words, _extra: Extra, _n: u32) {
     if thread::thread_idx_x() > 0 {
@@ -47,58 +47,56 @@ pub unsafe fn windows(comm: DevComm, mail: Words, out: Words, _extra: Extra, _n:
     let (world, lsa) = (comm.world_team(), comm.lsa_team());
     let (me, l) = (lsa.rank as usize, lsa.n_ranks as usize);
     let t = thread::thread_idx_x() as usize;
-    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-        barrier.sync(MemoryOrder::Acquire);
-        if t < l {
-            let peer = t as i32;
-            let in_world = lsa.to_world(comm.rank(), peer);
-            let name = comm.rank() as u64;
-            // SAFETY: four rows in each rank's part; an element is written by one rank between two
-            // barriers.
-            unsafe {
-                mail.lsa(peer).store(me, name);
-                mail.peer(world, in_world).store(l + me, 100 + name);
-                mail.peer(lsa, peer).store(2 * l + me, 200 + name);
-                mail.local().store(3 * l + t, 300 + 10 * name + t as u64);
-            }
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    barrier.sync(MemoryOrder::Acquire);
+    if t < l {
+        let peer = t as i32;
+        let in_world = lsa.to_world(comm.rank(), peer);
+        let name = comm.rank() as u64;
+        // SAFETY: four rows in each rank's part; an element is written by one rank between two
+        // barriers.
+        unsafe {
+            mail.lsa(peer).store(me, name);
+            mail.peer(world, in_world).store(l + me, 100 + name);
+            mail.peer(lsa, peer).store(2 * l + me, 200 + name);
+            mail.local().store(3 * l + t, 300 + 10 * name + t as u64);
         }
-        barrier.sync(MemoryOrder::AcqRel);
-        if t < l {
-            let peer = t as i32;
-            let in_world = lsa.to_world(comm.rank(), peer);
-            // SAFETY: rows that nobody writes any more.
-            unsafe {
-                let own = out.local();
-                own.store(t, mail.local().load(t));
-                own.store(l + t, mail.local().load(l + t));
-                own.store(2 * l + t, mail.lsa(comm.lsa_team().rank).load(2 * l + t));
-                own.store(3 * l + t, mail.lsa(peer).load(3 * l + me));
-                own.store(4 * l + t, mail.peer(world, in_world).load(3 * l + me));
-                own.store(5 * l + t, mail.peer(lsa, peer).load(3 * l + me));
-            }
+    }
+    barrier.sync(MemoryOrder::AcqRel);
+    if t < l {
+        let peer = t as i32;
+        let in_world = lsa.to_world(comm.rank(), peer);
+        // SAFETY: rows that nobody writes any more.
+        unsafe {
+            let own = out.local();
+            own.store(t, mail.local().load(t));
+            own.store(l + t, mail.local().load(l + t));
+            own.store(2 * l + t, mail.lsa(comm.lsa_team().rank).load(2 * l + t));
+            own.store(3 * l + t, mail.lsa(peer).load(3 * l + me));
+            own.store(4 * l + t, mail.peer(world, in_world).load(3 * l + me));
+            own.store(5 * l + t, mail.peer(lsa, peer).load(3 * l + me));
         }
-        barrier.sync(MemoryOrder::Release);
-    });
+    }
+    barrier.sync(MemoryOrder::Release);
 }
 
-/// Vectors of 16 bytes go to the right neighbour, one a thread.
+/// Vectors of 16 bytes go to the right neighbour, one per thread.
 #[kernel]
 pub unsafe fn vectors(comm: DevComm, mail: Words, out: Words, _extra: Extra, _n: u32) {
     let lsa = comm.lsa_team();
     let t = thread::thread_idx_x() as usize;
-    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-        barrier.sync(MemoryOrder::Acquire);
-        let right = (lsa.rank + 1) % lsa.n_ranks;
-        // SAFETY: both windows have two elements a thread.
-        unsafe { out.lsa(right).store_vec(t, mail.local().load_vec(t)) };
-        barrier.sync(MemoryOrder::AcqRel);
-        // SAFETY: as above; this part is no longer written by its neighbour.
-        unsafe {
-            let got: Vec16<u64> = out.local().load_vec(t);
-            out.local().store(2 * t, got.lane(0) + 1);
-        }
-        barrier.sync(MemoryOrder::Release);
-    });
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    barrier.sync(MemoryOrder::Acquire);
+    let right = (lsa.rank + 1) % lsa.n_ranks;
+    // SAFETY: both windows have two elements per thread.
+    unsafe { out.lsa(right).store_vec(t, mail.local().load_vec(t)) };
+    barrier.sync(MemoryOrder::AcqRel);
+    // SAFETY: as above; this part is no longer written by its neighbour.
+    unsafe {
+        let got: Vec16<u64> = out.local().load_vec(t);
+        out.local().store(2 * t, got.lane(0) + 1);
+    }
+    barrier.sync(MemoryOrder::Release);
 }
 
 /// Data and a flag: the flag's store releases, its load acquires; `n` rounds around the ring of the
@@ -130,52 +128,51 @@ pub unsafe fn flags(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u3
         }
         round += 1;
     }
-    // SAFETY: an element a thread.
+    // SAFETY: an element per thread.
     unsafe { out.local().store(t, wrong) };
 }
 
-/// A resource buffer is zeroed, as long as asked for, and one part a rank.
+/// A resource buffer is zeroed, as long as asked for, and one part per rank.
 #[kernel]
 pub unsafe fn resources(comm: DevComm, _mail: Words, out: Words, extra: Extra, n: u32) {
     let (world, lsa) = (comm.world_team(), comm.lsa_team());
     let buffer = comm.resource_buffer(extra.buffer);
     let (t, me) = (thread::thread_idx_x(), lsa.rank as usize);
-    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-        let mut sum = 0;
-        let mut i = t;
-        while i < n {
-            // SAFETY: `n` elements, which nobody has written yet.
-            sum |= unsafe { buffer.local::<u64>().load(i as usize) };
-            i += thread::block_dim_x();
-        }
-        barrier.sync(MemoryOrder::AcqRel);
-        if t < lsa.n_ranks as u32 {
-            let (name, last) = (comm.rank() as u64, n as usize - 1);
-            let peer = t as i32;
-            // SAFETY: an element a rank twice, and the last one.
-            unsafe {
-                buffer.lsa::<u64>(peer).store(me, name + 1);
-                let in_world = lsa.to_world(comm.rank(), peer);
-                buffer.peer::<u64>(world, in_world).store(lsa.n_ranks as usize + me, name + 2);
-                if peer == lsa.rank {
-                    buffer.local::<u64>().store(last, name + 3);
-                }
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    let mut sum = 0;
+    let mut i = t;
+    while i < n {
+        // SAFETY: `n` elements, which nobody has written yet.
+        sum |= unsafe { buffer.local::<u64>().load(i as usize) };
+        i += thread::block_dim_x();
+    }
+    barrier.sync(MemoryOrder::AcqRel);
+    if t < lsa.n_ranks as u32 {
+        let (name, last) = (comm.rank() as u64, n as usize - 1);
+        let peer = t as i32;
+        // SAFETY: an element per rank twice, and the last one.
+        unsafe {
+            buffer.lsa::<u64>(peer).store(me, name + 1);
+            let in_world = lsa.to_world(comm.rank(), peer);
+            buffer.peer::<u64>(world, in_world).store(lsa.n_ranks as usize + me, name + 2);
+            if peer == lsa.rank {
+                buffer.local::<u64>().store(last, name + 3);
             }
         }
-        barrier.sync(MemoryOrder::AcqRel);
-        if t < lsa.n_ranks as u32 {
-            let (t, l, own) = (t as usize, lsa.n_ranks as usize, out.local());
-            // SAFETY: four rows of `l`.
-            unsafe {
-                own.store(t, buffer.local::<u64>().load(t));
-                own.store(l + t, buffer.local::<u64>().load(l + t));
-                own.store(2 * l + t, buffer.lsa::<u64>(t as i32).load(n as usize - 1));
-                own.store(3 * l + t, sum);
-                own.store(4 * l + t, (buffer.byte_offset() % 128) as u64);
-            }
+    }
+    barrier.sync(MemoryOrder::AcqRel);
+    if t < lsa.n_ranks as u32 {
+        let (t, l, own) = (t as usize, lsa.n_ranks as usize, out.local());
+        // SAFETY: four rows of `l`.
+        unsafe {
+            own.store(t, buffer.local::<u64>().load(t));
+            own.store(l + t, buffer.local::<u64>().load(l + t));
+            own.store(2 * l + t, buffer.lsa::<u64>(t as i32).load(n as usize - 1));
+            own.store(3 * l + t, sum);
+            own.store(4 * l + t, (buffer.byte_offset() % 128) as u64);
         }
-        barrier.sync(MemoryOrder::Release);
-    });
+    }
+    barrier.sync(MemoryOrder::Release);
 }
 
 /// Multicast addresses reach every rank of the LSA team: each rank adds to words of a window and of
@@ -184,37 +181,36 @@ pub unsafe fn resources(comm: DevComm, _mail: Words, out: Words, extra: Extra, n
 pub unsafe fn multicast(comm: DevComm, mail: Words, out: Words, extra: Extra, _n: u32) {
     let Some(handle) = comm.lsa_multimem() else { return };
     let buffer = comm.resource_buffer(extra.buffer);
-    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-        barrier.sync(MemoryOrder::Acquire);
-        if thread::thread_idx_x() == 0 {
-            let one = 1_u64 << (8 * comm.lsa_team().rank);
-            let places = [
-                mail.multimem(&comm),
-                mail.multimem_of(handle).wrapping_add(1),
-                buffer.multimem(),
-                buffer.multimem_of::<u64>(handle).wrapping_add(1),
-            ];
-            for place in places {
-                // SAFETY: a word of a multicast address, that all ranks add to.
-                unsafe { multimem::red(Sum, place, one, Order::Relaxed, Scope::Sys) };
-            }
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    barrier.sync(MemoryOrder::Acquire);
+    if thread::thread_idx_x() == 0 {
+        let one = 1_u64 << (8 * comm.lsa_team().rank);
+        let places = [
+            mail.multimem(&comm),
+            mail.multimem_of(handle).wrapping_add(1),
+            buffer.multimem(),
+            buffer.multimem_of::<u64>(handle).wrapping_add(1),
+        ];
+        for place in places {
+            // SAFETY: a word of a multicast address, that all ranks add to.
+            unsafe { multimem::red(Sum, place, one, Order::Relaxed, Scope::Sys) };
         }
-        barrier.sync(MemoryOrder::AcqRel);
-        if thread::thread_idx_x() == 0 {
-            // SAFETY: nobody adds any more.
-            unsafe {
-                out.local().store(0, mail.local().load(0));
-                out.local().store(1, mail.local().load(1));
-                out.local().store(2, buffer.local::<u64>().load(0));
-                out.local().store(3, buffer.local::<u64>().load(1));
-            }
+    }
+    barrier.sync(MemoryOrder::AcqRel);
+    if thread::thread_idx_x() == 0 {
+        // SAFETY: nobody adds any more.
+        unsafe {
+            out.local().store(0, mail.local().load(0));
+            out.local().store(1, mail.local().load(1));
+            out.local().store(2, buffer.local::<u64>().load(0));
+            out.local().store(3, buffer.local::<u64>().load(1));
         }
-        barrier.sync(MemoryOrder::Release);
-    });
+    }
+    barrier.sync(MemoryOrder::Release);
 }
 
-/// A poll of the kernel's own for what never comes ends when its time is over; one for what a
-/// thread then says ends with that. The timeouts, as bits, a word a thread; the coop by `n`.
+/// Polls for a word that nobody writes, which times out, and for one that a thread writes then.
+/// Stores which polls timed out, as bits, a word per thread; `n` selects the coop.
 #[kernel]
 pub unsafe fn polls(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u32) {
     let coop = if n == 0 { Coop::cta() } else { Coop::warp() };
@@ -227,6 +223,6 @@ pub unsafe fn polls(comm: DevComm, mail: Words, out: Words, _extra: Extra, n: u3
     }
     let at_last = comm.wait_until_timeout(coop, Timeout::millis(60_000), || is_set(1));
     let bits = u64::from(never.is_err()) | u64::from(at_last.is_err()) << 1;
-    // SAFETY: a word a thread.
+    // SAFETY: a word per thread.
     unsafe { out.local().store(thread::thread_idx_x() as usize, bits) };
 }

@@ -1,4 +1,4 @@
-//! Kernels in which one rank does not come, so that the others wait for ever, until the host ends
+//! Kernels in which one rank does not come, so that the others wait forever, until the host ends
 //! them.
 //!
 //! Each thread writes 2 to its word of `out` before it waits and would write 3 behind: threads that
@@ -6,10 +6,7 @@
 
 use cuda_std::prelude::*;
 use nccl_device::gin::{CounterId, GinBackend, SignalId, VaSignal};
-use nccl_device::{
-    BarrierIndex, Coop, DevComm, FenceLevel, HybridBarrier, LlA2a, LlA2aBuffer, LsaBarrier,
-    MemoryOrder,
-};
+use nccl_device::{BarrierIndex, Coop, DevComm, FenceLevel, LlA2a, LlA2aBuffer, MemoryOrder};
 
 use crate::extra::{Extra, Words};
 
@@ -23,7 +20,7 @@ fn is_elsewhere(comm: &DevComm) -> bool {
 
 /// # Safety
 ///
-/// `out` has a word a thread.
+/// `out` has a word per thread.
 #[inline(always)]
 unsafe fn at(out: Words, step: u64) {
     // SAFETY: the caller's.
@@ -38,14 +35,14 @@ pub unsafe fn stuck_lsa(comm: DevComm, mail: Words, out: Words, extra: Extra, n:
         return;
     }
     let cta = Coop::cta();
-    // SAFETY: a word a thread; the resources that the test makes.
+    // SAFETY: a word per thread; the resources that the test makes.
     unsafe {
         at(out, 2);
         match n {
-            0 => LsaBarrier::with(cta, &comm, BarrierIndex::this_block(), |b| b.sync(ORDER)),
+            0 => comm.lsa_barrier(cta, BarrierIndex::this_block()).sync(ORDER),
             1 => {
                 let index = BarrierIndex::new(thread::index_1d() / 32);
-                LsaBarrier::with(Coop::warp(), &comm, index, |b| b.sync(ORDER));
+                comm.lsa_barrier(Coop::warp(), index).sync(ORDER);
             }
             2 => {
                 let buffer =
@@ -65,18 +62,17 @@ pub unsafe fn stuck_lsa(comm: DevComm, mail: Words, out: Words, extra: Extra, n:
 /// loops.
 #[kernel]
 pub unsafe fn stuck_in_a_loop(comm: DevComm, _mail: Words, out: Words, _extra: Extra, _n: u32) {
-    // SAFETY: a word a thread.
+    // SAFETY: a word per thread.
     unsafe { at(out, 2) };
-    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-        for round in 0..100 {
-            if round == 5 && is_elsewhere(&comm) {
-                return;
-            }
-            barrier.sync(ORDER);
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    for round in 0..100 {
+        if round == 5 && is_elsewhere(&comm) {
+            return;
         }
-        // SAFETY: as above.
-        unsafe { at(out, 3) };
-    });
+        barrier.sync(ORDER);
+    }
+    // SAFETY: as above.
+    unsafe { at(out, 3) };
 }
 
 /// Over the network: `n` 0 a signal, 1 a signal in a window, 2 a counter, 3 a shadow, 4 a barrier
@@ -94,7 +90,7 @@ pub unsafe fn stuck_gin<B: GinBackend>(
     }
     let (coop, gin, index) = (Coop::cta(), comm.gin::<B>(0), BarrierIndex::this_block());
     let signal = SignalId::of(&comm, extra.signals(), 0);
-    // SAFETY: a word a thread; the resources that the test makes.
+    // SAFETY: a word per thread; the resources that the test makes.
     unsafe {
         at(out, 2);
         match n {
@@ -108,9 +104,9 @@ pub unsafe fn stuck_gin<B: GinBackend>(
                 coop.sync();
                 gin.wait_signal_follow_shadow(coop, signal, 6, ORDER);
             }
-            4 => gin.world_barriers().barrier(coop, index).sync(ORDER, FenceLevel::None),
-            5 => HybridBarrier::with(coop, gin, index, |b| b.sync(ORDER, FenceLevel::None)),
-            _ => HybridBarrier::with(coop, gin, index, |b| b.sync(ORDER, FenceLevel::PutGet)),
+            4 => gin.world_barrier(coop, index).sync(ORDER, FenceLevel::None),
+            5 => gin.hybrid_barrier(coop, index).sync(ORDER, FenceLevel::None),
+            _ => gin.hybrid_barrier(coop, index).sync(ORDER, FenceLevel::PutGet),
         }
         at(out, 3);
     }

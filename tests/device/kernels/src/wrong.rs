@@ -2,7 +2,7 @@
 
 use cuda_std::prelude::*;
 use nccl_device::gin::{GinBackend, SignalId};
-use nccl_device::{BarrierIndex, Coop, DevComm, LlA2a, LlA2aBuffer, LsaBarrier, MemoryOrder};
+use nccl_device::{BarrierIndex, Coop, DevComm, LlA2a, LlA2aBuffer, MemoryOrder};
 
 use crate::extra::{Extra, Words};
 
@@ -19,20 +19,19 @@ pub unsafe fn reads_before_the_wait(
 ) {
     let (team, t) = (comm.lsa_team(), thread::thread_idx_x());
     let mut wrong = 0;
-    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::new(0), |barrier| {
-        // SAFETY: a word a rank; the read is too early, which is the point.
-        unsafe {
-            if (t as i32) < team.n_ranks {
-                mail.lsa(t as i32).store(team.rank as usize, 1);
-            }
-            let arrival = barrier.arrive(ORDER);
-            if (t as i32) < team.n_ranks {
-                wrong = u64::from(mail.local().load_acquire(t as usize) != 1);
-            }
-            arrival.wait(ORDER);
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::new(0));
+    // SAFETY: a word per rank; the read is too early, which is the point.
+    unsafe {
+        if (t as i32) < team.n_ranks {
+            mail.lsa(t as i32).store(team.rank as usize, 1);
         }
-    });
-    // SAFETY: a word a thread.
+        let arrival = barrier.arrive(ORDER);
+        if (t as i32) < team.n_ranks {
+            wrong = u64::from(mail.local().load_acquire(t as usize) != 1);
+        }
+        arrival.wait(ORDER);
+    }
+    // SAFETY: a word per thread.
     unsafe { out.local().store(t as usize, wrong) };
 }
 
@@ -77,12 +76,12 @@ pub unsafe fn breaks_a_rule<B: GinBackend>(
     let buffer =
         unsafe { LlA2aBuffer::new(&comm, comm.lsa_team(), extra.ll, thread::grid_dim_x()) };
     match n {
-        0 => LsaBarrier::with(coop, &comm, BarrierIndex::new(comm.n_lsa_barriers()), |_| ()),
+        0 => drop(comm.lsa_barrier(coop, BarrierIndex::new(comm.n_lsa_barriers()))),
         1 => drop(comm.gin::<B>(comm.n_gin_contexts())),
         2 => drop(SignalId::of(&comm, extra.signals(), extra.signals.count)),
         3 => drop(comm.signal(1 << 20)),
         4 => drop(comm.counter(1 << 20)),
-        5 => drop(gin.world_barriers().barrier(coop, BarrierIndex::new(1 << 10))),
+        5 => drop(gin.world_barrier(coop, BarrierIndex::new(1 << 10))),
         6 => buffer.with(coop, 0, 2, |session| session.send(comm.lsa_team().n_ranks, 0, 1_u64)),
         7 => buffer.with(coop, 0, 2, |session| session.send(-1, 0, 1_u64)),
         8 => buffer.with(coop, 0, 2, |session| session.send(0, 2, 1_u64)),

@@ -18,7 +18,7 @@ pub fn lsa_orders(world: &TestWorld) {
     let setup = setup(world, 3, 40);
     for order in [4, 5] {
         let n = order | 4 << 3;
-        require_all("sync", &world.run(kernels::lsa_sync, &setup, &[n, n, n]), 0);
+        require_all("sync", &world.run::<kernels::lsa_sync>(&setup, &[n, n, n]), 0);
     }
 }
 
@@ -29,7 +29,7 @@ pub fn lsa_weaker_orders(world: &TestWorld) {
     let last = 4 | 3 << 3;
     require_all(
         "sync",
-        &world.run_two(kernels::lsa_sync, kernels::lsa_sync, &setup, &ns, &[last]),
+        &world.run_two::<kernels::lsa_sync, kernels::lsa_sync>(&setup, &ns, &[last]),
         0,
     );
 }
@@ -37,51 +37,57 @@ pub fn lsa_weaker_orders(world: &TestWorld) {
 /// Arriving and waiting apart, dropping an arrival, and timeouts that are not needed are all the
 /// same barrier.
 pub fn lsa_split(world: &TestWorld) {
-    require_all("split", &world.run(kernels::lsa_split, &setup(world, 3, 40), &[6, 5]), 0);
+    require_all("split", &world.run::<kernels::lsa_split>(&setup(world, 3, 40), &[6, 5]), 0);
 }
 
 /// Each warp has a barrier of its own.
 pub fn lsa_warps(world: &TestWorld) {
     let setup = Setup { lsa_barriers: 9, ..setup(world, 3, 96) };
-    require_all("warps", &world.run(kernels::lsa_warps, &setup, &[5, 5]), 0);
+    require_all("warps", &world.run::<kernels::lsa_warps>(&setup, &[5, 5]), 0);
 }
 
 /// Coops of a thread, of some lanes and of some warps meet their like.
 pub fn lsa_coops(world: &TestWorld) {
     let setup = Setup { lsa_barriers: 3, ..setup(world, 1, 96) };
-    require_all("coops", &world.run(kernels::lsa_coops, &setup, &[5, 4]), 0);
+    require_all("coops", &world.run::<kernels::lsa_coops>(&setup, &[5, 4]), 0);
 }
 
 /// By multicast stores.
 pub fn lsa_multicast(world: &TestWorld) {
     let setup = Setup { multimem: true, more_lsa_barriers: 2, ..setup(world, 2, 40) };
-    require_all("multicast", &world.run(kernels::lsa_multicast, &setup, &[5, 4]), 0);
+    require_all("multicast", &world.run::<kernels::lsa_multicast>(&setup, &[5, 4]), 0);
 }
 
 /// NCCL's own sessions and ours take turns on one barrier.
 pub fn lsa_with_raw(world: &TestWorld) {
     let setup = Setup { more_lsa_barriers: 2, ..setup(world, 2, 40) };
-    require_all("mixed", &world.run(kernels::lsa_with_raw, &setup, &[5, 4]), 0);
+    require_all("mixed", &world.run::<kernels::lsa_with_raw>(&setup, &[5, 4]), 0);
 }
 
 /// Epochs wrap around.
 pub fn lsa_wraps(world: &TestWorld) {
     let setup = Setup { more_lsa_barriers: 2, ..setup(world, 2, 40) };
-    let (prepare, kernel) = (kernels::lsa_near_the_end, kernels::lsa_with_raw);
-    require_all("wrapped", &world.run_two(prepare, kernel, &setup, &[3], &[5, 4]), 0);
+    require_all(
+        "wrapped",
+        &world.run_two::<kernels::lsa_near_the_end, kernels::lsa_with_raw>(&setup, &[3], &[5, 4]),
+        0,
+    );
 }
 
 /// As [`lsa_wraps`], by multicast.
 pub fn lsa_multicast_wraps(world: &TestWorld) {
     let setup = Setup { multimem: true, more_lsa_barriers: 2, ..setup(world, 2, 40) };
-    let (prepare, kernel) = (kernels::lsa_near_the_end, kernels::lsa_multicast);
-    require_all("wrapped", &world.run_two(prepare, kernel, &setup, &[5], &[5, 4]), 0);
+    require_all(
+        "wrapped",
+        &world.run_two::<kernels::lsa_near_the_end, kernels::lsa_multicast>(&setup, &[5], &[5, 4]),
+        0,
+    );
 }
 
 /// A rank that comes late: all threads of the others learn that it was not there, and the barrier
 /// works afterwards.
 pub fn lsa_late(world: &TestWorld) {
-    let found = world.run(kernels::lsa_late, &setup(world, 1, 70), &[4]);
+    let found = world.run::<kernels::lsa_late>(&setup(world, 1, 70), &[4]);
     let l = world.lsa_size();
     for (rank, words) in found.into_iter().enumerate() {
         let wanted = u64::from(rank % l != l - 1);
@@ -92,7 +98,7 @@ pub fn lsa_late(world: &TestWorld) {
 /// A rank that never comes: all threads of every coop that waits learn it.
 pub fn lsa_never(world: &TestWorld) {
     let setup = Setup { lsa_barriers: 2, out: 3 * 96, ..setup(world, 1, 96) };
-    for (rank, words) in world.run(kernels::lsa_never, &setup, &[0]).into_iter().enumerate() {
+    for (rank, words) in world.run::<kernels::lsa_never>(&setup, &[0]).into_iter().enumerate() {
         let wanted = if rank % world.lsa_size() == 0 { Setup::UNTOUCHED } else { 1 };
         assert!(words.iter().all(|&word| word == wanted), "rank {rank}: {words:?}");
     }

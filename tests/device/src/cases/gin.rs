@@ -12,8 +12,8 @@ pub fn put(world: &TestWorld) {
     let words = 33;
     let setup = Setup { mail: 2 * 2 * words * world.n_ranks(), ..Setup::with_gin(2, 40) };
     let n = (words as u32) << 4;
-    require_each("put", &world.run_often(kernels::gin_put, &setup, n), 0);
-    require_each("put, own context", &world.run_often(kernels::gin_put, &setup, n | 2), 0);
+    require_each("put", &world.run_often::<kernels::gin_put>(&setup, n), 0);
+    require_each("put, own context", &world.run_often::<kernels::gin_put>(&setup, n | 2), 0);
 }
 
 /// Along the rails, where only they are connected.
@@ -23,21 +23,21 @@ pub fn put_along_the_rail(world: &TestWorld) {
         gin: GinConnectionType::Rail,
         ..Setup::with_gin(2, 40)
     };
-    require_each("put", &world.run_often(kernels::gin_put, &setup, 9 << 4 | 1), 0);
+    require_each("put", &world.run_often::<kernels::gin_put>(&setup, 9 << 4 | 1), 0);
 }
 
 /// Single numbers, of every size, need no source.
 pub fn put_value(world: &TestWorld) {
     let n = world.n_ranks() as u64;
     let setup = Setup { out: n as usize, mail: n as usize, ..Setup::with_gin(1, 32) };
-    for found in world.run_often(kernels::gin_put_value, &setup, 0) {
+    for found in world.run_often::<kernels::gin_put_value>(&setup, 0) {
         for (rank, words) in found.into_iter().enumerate() {
             let word = |from: u64| from << 40 | (rank as u64) << 20 | 3;
             assert_eq!(words, (0..n).map(word).collect::<Vec<_>>());
         }
     }
     let setup = Setup { out: 4, mail: 4, ..Setup::with_gin(1, 32) };
-    for words in world.run(kernels::gin_value_sizes, &setup, &[0]) {
+    for words in world.run::<kernels::gin_value_sizes>(&setup, &[0]) {
         let wanted = [0xab, 0x1234 << 16, 0xffff_fffe << 32, 1.5_f64.to_bits()];
         // The third: bytes 20 to 24 are the high half of word 2; the second: half 5 is bytes 10 to
         // 12 of the window, in word 1.
@@ -49,20 +49,20 @@ pub fn put_value(world: &TestWorld) {
 pub fn get(world: &TestWorld) {
     let words = 17;
     let setup = Setup { mail: 2 * words * world.n_ranks(), ..Setup::with_gin(1, 40) };
-    require_all("get", &world.run(kernels::gin_get, &setup, &[words as u32]), 0);
+    require_all("get", &world.run::<kernels::gin_get>(&setup, &[words as u32]), 0);
 }
 
 /// A strong signal says that the puts before it have arrived.
 pub fn strong_signals(world: &TestWorld) {
     let setup = Setup { mail: 60, ..Setup::with_gin(1, 40) };
-    require_each("strong", &world.run_often(kernels::gin_strong, &setup, 30), 0);
+    require_each("strong", &world.run_often::<kernels::gin_strong>(&setup, 30), 0);
 }
 
 /// Weak signals say that their own data has arrived; signals in a window count.
 pub fn weak_and_va_signals(world: &TestWorld) {
     let n = world.n_ranks();
     let setup = Setup { mail: 2 * n + 2, out: 3 * 40, va: true, ..Setup::with_gin(1, 40) };
-    for words in world.run(kernels::gin_weak_and_va, &setup, &[0]) {
+    for words in world.run::<kernels::gin_weak_and_va>(&setup, &[0]) {
         let (ones, more) = (n as u64, (100 * n + n * (n - 1) / 2) as u64);
         for (t, got) in words.chunks(3).enumerate() {
             let ones = if t == 0 { 10 * ones } else { ones };
@@ -74,7 +74,7 @@ pub fn weak_and_va_signals(world: &TestWorld) {
 /// A counter says when a source was read.
 pub fn counters(world: &TestWorld) {
     let setup = Setup { mail: 21, out: 3 * 32, ..Setup::with_gin(1, 32) };
-    for words in world.run_often(kernels::gin_counter, &setup, 20).into_iter().flatten() {
+    for words in world.run_often::<kernels::gin_counter>(&setup, 20).into_iter().flatten() {
         assert!(words.chunks(3).all(|got| got == [0, 20, 0]), "{words:?}");
     }
 }
@@ -83,13 +83,13 @@ pub fn counters(world: &TestWorld) {
 pub fn requests(world: &TestWorld) {
     let n = world.n_ranks();
     let setup = Setup { mail: n + 12 * n, ..Setup::with_gin(1, 40) };
-    require_all("requests", &world.run(kernels::gin_requests, &setup, &[12]), 0);
+    require_all("requests", &world.run::<kernels::gin_requests>(&setup, &[12]), 0);
 }
 
 /// Contexts have signals of their own.
 pub fn contexts(world: &TestWorld) {
     let setup = Setup { contexts: 3, out: 3, ..Setup::with_gin(1, 32) };
-    for words in world.run_often(kernels::gin_contexts, &setup, 0).into_iter().flatten() {
+    for words in world.run_often::<kernels::gin_contexts>(&setup, 0).into_iter().flatten() {
         let n = world.n_ranks() as u64;
         assert_eq!(words, [n, 2 * n, 3 * n]);
     }
@@ -98,7 +98,7 @@ pub fn contexts(world: &TestWorld) {
 /// Shadows hold what is expected, and follow what has come.
 pub fn shadows(world: &TestWorld) {
     let setup = Setup { out: 6 * 40, ..Setup::with_gin(1, 40) };
-    for words in world.run_often(kernels::gin_shadows, &setup, 1000).into_iter().flatten() {
+    for words in world.run_often::<kernels::gin_shadows>(&setup, 1000).into_iter().flatten() {
         for got in words.chunks(6) {
             // The left neighbour may be ahead of this rank.
             assert!(got[0] == 3 || got[0] == 7, "{got:?}");
@@ -113,7 +113,7 @@ pub fn shadows(world: &TestWorld) {
 pub fn timeouts(world: &TestWorld) {
     let setup = Setup { va: true, ..Setup::with_gin(1, 64) };
     for coop in [0, 1] {
-        let found = world.run(kernels::gin_never, &setup, &[coop]);
+        let found = world.run::<kernels::gin_never>(&setup, &[coop]);
         require_all("timeouts", &found, 0b1_1111 | 5 << 8);
     }
 }
@@ -133,19 +133,19 @@ pub fn bytes(world: &TestWorld, gin: GinConnectionType) {
         ..Setup::with_gin(BLOCKS, 40)
     };
     let ns: Vec<u32> = (0..world.launches() as u32).map(|i| along | i << 1).collect();
-    require_each("bytes", &world.run_each(kernels::gin_bytes, &setup, &ns), 0);
+    require_each("bytes", &world.run_each::<kernels::gin_bytes>(&setup, &ns), 0);
 }
 
 /// Signals wrap around at 2^64 and carry at 2^32, those in windows too.
 pub fn wraps(world: &TestWorld) {
     let setup = Setup { va: true, world_barriers: 1, ..Setup::with_gin(1, 40) };
-    require_each("wraps", &world.run_often(kernels::gin_wraps, &setup, 5), 0);
+    require_each("wraps", &world.run_often::<kernels::gin_wraps>(&setup, 5), 0);
 }
 
 /// A signal that was reset counts from 0 again.
 pub fn resets(world: &TestWorld) {
     let setup = Setup { world_barriers: 1, ..Setup::with_gin(1, 40) };
-    require_each("resets", &world.run_often(kernels::gin_resets, &setup, 3), 0);
+    require_each("resets", &world.run_often::<kernels::gin_resets>(&setup, 3), 0);
 }
 
 /// Barriers over the network with every fence, of the world (0), the rail (4) or made in addition
@@ -164,7 +164,7 @@ pub fn barriers(world: &TestWorld, which: u32, gin: GinConnectionType) {
         };
         let forms = |fence: u32| [0, 16, 32].map(|form| fence | which | form | 4 << 8);
         let ns: Vec<u32> = (0..4).flat_map(forms).flat_map(|n| [n, n]).collect();
-        for (n, found) in ns.iter().zip(world.run_each(kernels::gin_barrier, &setup, &ns)) {
+        for (n, found) in ns.iter().zip(world.run_each::<kernels::gin_barrier>(&setup, &ns)) {
             require_all(&format!("form {n:#x}, strong {strong}"), &found, 0);
         }
     }
@@ -179,7 +179,7 @@ pub fn hybrid(world: &TestWorld, gin: GinConnectionType) {
         let setup = Setup { gin, strong, mail, hybrid_barriers: 2, ..Setup::with_gin(2, 40) };
         let forms = |fence: u32| [0, 32].map(|form| fence | along | form | 4 << 8);
         let ns: Vec<u32> = (0..4).flat_map(forms).flat_map(|n| [n, n]).collect();
-        for (n, found) in ns.iter().zip(world.run_each(kernels::hybrid_barrier, &setup, &ns)) {
+        for (n, found) in ns.iter().zip(world.run_each::<kernels::hybrid_barrier>(&setup, &ns)) {
             require_all(&format!("form {n:#x}, strong {strong}"), &found, 0);
         }
     }
@@ -188,13 +188,13 @@ pub fn hybrid(world: &TestWorld, gin: GinConnectionType) {
 /// The inner and the outer barrier of a hybrid one work by themselves.
 pub fn hybrid_parts(world: &TestWorld, gin: GinConnectionType) {
     let setup = Setup { gin, hybrid_barriers: 1, ..Setup::with_gin(1, 40) };
-    require_each("parts", &world.run_often(kernels::hybrid_parts, &setup, 7), 0);
+    require_each("parts", &world.run_often::<kernels::hybrid_parts>(&setup, 7), 0);
 }
 
 /// A rank that never comes to a barrier over the network: all threads of the others learn it.
 pub fn barrier_timeouts(world: &TestWorld) {
     let setup = Setup { world_barriers: 1, hybrid_barriers: 1, ..Setup::with_gin(1, 40) };
-    let found = world.run(kernels::gin_barrier_never, &setup, &[0]);
+    let found = world.run::<kernels::gin_barrier_never>(&setup, &[0]);
     for (rank, words) in found.into_iter().enumerate() {
         let wanted = if rank == 0 { Setup::UNTOUCHED } else { 7 };
         assert!(words.iter().all(|&word| word == wanted), "rank {rank}: {words:?}");

@@ -15,27 +15,30 @@ fn setup(world: &TestWorld, bytes: u32) -> Setup {
 /// sent and received: 0 send and receive, 1 broadcast, 2 broadcast by multicast, 3 several received
 /// at once.
 pub fn every_size(world: &TestWorld, way: u32) {
-    fn one<K: TestKernel>(world: &TestWorld, kernel: K, bytes: u32, way: u32) {
+    fn one<K: TestKernel>(world: &TestWorld, bytes: u32, way: u32) {
         let setup = Setup { multimem: way == 2, ..setup(world, bytes) };
         let n = way << 8 | 5;
-        require_all(&format!("{bytes} bytes, way {way}"), &world.run(kernel, &setup, &[n, n]), 0);
+        require_all(&format!("{bytes} bytes, way {way}"), &world.run::<K>(&setup, &[n, n]), 0);
     }
-    one(world, kernels::ll_exchange::<kernels::B1>, 1, way);
-    one(world, kernels::ll_exchange::<kernels::B4>, 4, way);
-    one(world, kernels::ll_exchange::<kernels::B6>, 6, way);
-    one(world, kernels::ll_exchange::<kernels::B8>, 8, way);
-    one(world, kernels::ll_exchange::<kernels::B12>, 12, way);
-    one(world, kernels::ll_exchange::<kernels::B16>, 16, way);
-    one(world, kernels::ll_exchange::<kernels::B29>, 29, way);
-    one(world, kernels::ll_exchange::<kernels::B64>, 64, way);
+    one::<kernels::ll_exchange<kernels::B1>>(world, 1, way);
+    one::<kernels::ll_exchange<kernels::B4>>(world, 4, way);
+    one::<kernels::ll_exchange<kernels::B6>>(world, 6, way);
+    one::<kernels::ll_exchange<kernels::B8>>(world, 8, way);
+    one::<kernels::ll_exchange<kernels::B12>>(world, 12, way);
+    one::<kernels::ll_exchange<kernels::B16>>(world, 16, way);
+    one::<kernels::ll_exchange<kernels::B29>>(world, 29, way);
+    one::<kernels::ll_exchange<kernels::B64>>(world, 64, way);
 }
 
 /// The epochs start again when their numbers are used up.
 pub fn wraps(world: &TestWorld) {
     let (setup, n) = (setup(world, 12), 5);
     for before in 0..5 {
-        let (prepare, kernel) = (kernels::ll_near_the_end, kernels::ll_exchange::<kernels::B12>);
-        let found = world.run_two(prepare, kernel, &setup, &[before], &[n, n]);
+        let found = world.run_two::<kernels::ll_near_the_end, kernels::ll_exchange<kernels::B12>>(
+            &setup,
+            &[before],
+            &[n, n],
+        );
         require_all(&format!("{before} before the last"), &found, 0);
     }
 }
@@ -45,7 +48,7 @@ pub fn reduces(world: &TestWorld) {
     let l = world.lsa_size() as u64;
     let setup = Setup { ll: (2, 40 * l as u32, 4), ..Setup::new(2, 40) };
     let rounds = 4;
-    for words in world.run(kernels::ll_reduce, &setup, &[rounds]) {
+    for words in world.run::<kernels::ll_reduce>(&setup, &[rounds]) {
         for (i, &got) in words.iter().enumerate() {
             let t = i as u64 % 40;
             let wanted: u64 =
@@ -55,10 +58,10 @@ pub fn reduces(world: &TestWorld) {
     }
 }
 
-/// A wait for what nobody sends ends, and the session goes on.
+/// A wait for what nobody sends ends, and the session continues.
 pub fn times_out(world: &TestWorld) {
     let l = world.lsa_size();
     let setup = Setup { ll: (1, l as u32 + 1, 8), ..Setup::new(1, 40) };
-    let found = world.run(kernels::ll_late, &setup, &[0, 0]);
+    let found = world.run::<kernels::ll_late>(&setup, &[0, 0]);
     require_all("late", &found, 2 * 5 * l as u64 + 1);
 }

@@ -9,7 +9,7 @@ use crate::world::TestWorld;
 pub fn teams(world: &TestWorld) {
     let setup = Setup { out: 16, lsa_barriers: 3, ..Setup::new(1, 32) };
     let (n, l) = (world.n_ranks() as u64, world.lsa_size() as u64);
-    for (rank, words) in world.run(kernels::teams, &setup, &[0]).into_iter().enumerate() {
+    for (rank, words) in world.run::<kernels::teams>(&setup, &[0]).into_iter().enumerate() {
         let r = rank as u64;
         let wanted = [r, n, n, r, 1, l, r % l, 1, n / l, r / l, l, r / l, 3, r / l * l, 0, 0];
         assert_eq!(words, wanted, "rank {rank}");
@@ -20,7 +20,7 @@ pub fn teams(world: &TestWorld) {
 pub fn windows(world: &TestWorld) {
     let l = world.lsa_size();
     let setup = Setup { mail: 4 * l, out: 6 * l, ..Setup::new(1, 32) };
-    for (rank, words) in world.run(kernels::windows, &setup, &[0, 0]).into_iter().enumerate() {
+    for (rank, words) in world.run::<kernels::windows>(&setup, &[0, 0]).into_iter().enumerate() {
         let first = rank / l * l;
         for t in 0..l {
             let peer = (first + t) as u64;
@@ -35,7 +35,7 @@ pub fn windows(world: &TestWorld) {
 /// Vectors of 16 bytes move as they are.
 pub fn vectors(world: &TestWorld) {
     let setup = Setup { mail: 128, out: 128, ..Setup::new(1, 64) };
-    for words in world.run(kernels::vectors, &setup, &[0]) {
+    for words in world.run::<kernels::vectors>(&setup, &[0]) {
         assert!(words.chunks(2).all(|pair| pair == [1, 0]), "{words:?}");
     }
 }
@@ -45,13 +45,13 @@ pub fn vectors(world: &TestWorld) {
 pub fn flags(world: &TestWorld) {
     let setup = Setup { mail: 2 + 96, ..Setup::new(1, 96) };
     // The flags stay where the last launch left them: one launch.
-    super::require_all("flags", &world.run(kernels::flags, &setup, &[25]), 0);
+    super::require_all("flags", &world.run::<kernels::flags>(&setup, &[25]), 0);
 }
 
 /// A poll with a timeout ends with what it polls for or with its time, in every thread of the coop.
 pub fn polls(world: &TestWorld) {
     for coop in [0, 1] {
-        let found = world.run(kernels::polls, &Setup::new(1, 72), &[coop]);
+        let found = world.run::<kernels::polls>(&Setup::new(1, 72), &[coop]);
         super::require_all("polls", &found, 1);
     }
 }
@@ -62,7 +62,7 @@ pub fn resources(world: &TestWorld) {
     let l = world.lsa_size();
     let words = 1000;
     let setup = Setup { buffer: 8 * words, out: 5 * l, ..Setup::new(1, 64) };
-    let found = world.run(kernels::resources, &setup, &[words as u32]);
+    let found = world.run::<kernels::resources>(&setup, &[words as u32]);
     for (rank, found) in found.into_iter().enumerate() {
         let first = rank / l * l;
         for t in 0..l {
@@ -77,14 +77,14 @@ pub fn resources(world: &TestWorld) {
 pub fn multicast(world: &TestWorld) {
     let setup = Setup { buffer: 16, mail: 2, out: 4, multimem: true, ..Setup::new(1, 32) };
     let all = (0..world.lsa_size()).fold(0, |sum, rank| sum | 1 << (8 * rank));
-    super::require_all("multicast", &world.run(kernels::multicast, &setup, &[0]), all);
+    super::require_all("multicast", &world.run::<kernels::multicast>(&setup, &[0]), all);
 }
 
 /// Threads know their place in every kind of coop, meet there, and vote.
 pub fn coops(world: &TestWorld) {
     let setup = Setup { mail: 96, out: 6 * 96, ..Setup::new(1, 96) };
     for kind in 0..6 {
-        for words in world.run(kernels::coops, &setup, &[kind]) {
+        for words in world.run::<kernels::coops>(&setup, &[kind]) {
             for (t, got) in words.chunks(6).enumerate() {
                 let members = members(kind, t as u32);
                 let rank = members.iter().position(|&member| member == t as u32).unwrap() as u64;

@@ -1,4 +1,4 @@
-//! The device API. One program, since each carries all kernels.
+//! Tests of the device API. One program, because each test program contains all kernels.
 
 mod gin;
 mod ll_a2a;

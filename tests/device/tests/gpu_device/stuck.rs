@@ -5,7 +5,8 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use devcomm::{
-    AbortCause, Error, KernelAbortHandle, LaunchRefusal, Rank, Simulation, StuckWait, WaitKind,
+    AbortCause, Error, KernelAbortHandle, LaunchError, LaunchRefusal, Rank, Simulation, StuckWait,
+    WaitKind,
 };
 use devcomm_device_tests::{Job, Setup, TestKernel, gpus, kernels, require_works};
 use devcomm_testing::machines::{Gpus, give_time};
@@ -24,7 +25,6 @@ const LEAVE: Duration = Duration::from_secs(1);
 /// `noted` waits a block that are `right`. Then new kernels run.
 fn is_ended<K: TestKernel>(
     name: &str,
-    kernel: K,
     n: u32,
     setup: &Setup,
     noted: usize,
@@ -34,7 +34,7 @@ fn is_ended<K: TestKernel>(
         let gpus = gpus(Simulation::new(2), setup.gin);
         let handles = Handles::default();
         return gpus.run(name, |rank| {
-            let end = |time| end_once(rank, kernel, n, setup, time, &handles, noted, &right);
+            let end = |time| end_once::<K>(rank, n, setup, time, &handles, noted, &right);
             (0..TIMES).try_for_each(end)?;
             require_works(rank)
         });
@@ -43,7 +43,7 @@ fn is_ended<K: TestKernel>(
         let simulation = Simulation::new([2, 3, 4][seed as usize % 3]).preempt(seed % 8 == 7);
         let handles = Handles::default();
         gpus(simulation.seed(seed), setup.gin).run(name, |rank| {
-            end_once(rank, kernel, n, setup, seed / 3, &handles, noted, &right)?;
+            end_once::<K>(rank, n, setup, seed / 3, &handles, noted, &right)?;
             require_works(rank)
         });
     }
@@ -52,10 +52,8 @@ fn is_ended<K: TestKernel>(
 /// With which the last rank ends the others' kernels.
 type Handles = Mutex<Vec<KernelAbortHandle>>;
 
-#[expect(clippy::too_many_arguments, reason = "one call")]
 fn end_once<K: TestKernel>(
     rank: &Rank,
-    kernel: K,
     n: u32,
     setup: &Setup,
     time: u64,
@@ -69,7 +67,7 @@ fn end_once<K: TestKernel>(
         handles.lock().unwrap().push(job.dev_comm().abort_handle());
     }
     rank.barrier()?;
-    job.launch(kernel, setup, n)?;
+    job.launch::<K>(setup, n)?;
     rank.barrier()?;
     if is_absent {
         job.stream().synchronize()?;
@@ -85,7 +83,7 @@ fn end_once<K: TestKernel>(
     let took = begun.elapsed();
     rank.barrier()?;
     let text = ended.as_ref().err().map(ToString::to_string).unwrap_or_default();
-    let Err(Error::KernelAborted { rank: named, cause, stuck }) = ended else {
+    let Err(Error::Launch(LaunchError::KernelAborted { rank: named, cause, stuck })) = ended else {
         panic!("the kernel was not ended: {ended:?}");
     };
     assert_eq!(named, rank.rank());
@@ -104,9 +102,11 @@ fn end_once<K: TestKernel>(
     // No thread has passed its wait.
     assert!(job.out()?.iter().all(|&step| step == 2));
     // The device communicator is of no use, and the context is.
-    let refused = job.launch(kernel, setup, n);
-    let aborted =
-        matches!(refused, Err(Error::Launch { refusal: LaunchRefusal::Aborted { .. }, .. }));
+    let refused = job.launch::<K>(setup, n);
+    let aborted = matches!(
+        refused,
+        Err(Error::Launch(LaunchError::Refused { refusal: LaunchRefusal::Aborted { .. }, .. }))
+    );
     assert!(aborted, "{refused:?}");
     Ok(())
 }
@@ -122,7 +122,7 @@ fn with_gin() -> Setup {
 
 #[test]
 fn at_a_barrier_of_blocks() {
-    is_ended("at_a_barrier_of_blocks", kernels::stuck_lsa, 0, &setup(), 1, |stuck, rank| {
+    is_ended::<kernels::stuck_lsa>("at_a_barrier_of_blocks", 0, &setup(), 1, |stuck, rank| {
         let wait = &stuck.wait;
         // Of more than two, others may have left by then.
         let is_named = rank.n_ranks() > 2 || wait.peer == 1;
@@ -134,7 +134,7 @@ fn at_a_barrier_of_blocks() {
 fn at_a_barrier_of_blocks_names_the_rank_that_did_not_come() {
     let name = "at_a_barrier_of_blocks_names_the_rank_that_did_not_come";
     let peers = Mutex::new(Vec::new());
-    is_ended(name, kernels::stuck_lsa, 0, &setup(), 1, |stuck, rank| {
+    is_ended::<kernels::stuck_lsa>(name, 0, &setup(), 1, |stuck, rank| {
         peers.lock().unwrap().push((stuck.wait.peer, rank.n_ranks() as i32));
         (0..rank.n_ranks() as i32).contains(&stuck.wait.peer)
     });
@@ -145,7 +145,7 @@ fn at_a_barrier_of_blocks_names_the_rank_that_did_not_come() {
 
 #[test]
 fn at_barriers_of_warps() {
-    is_ended("at_barriers_of_warps", kernels::stuck_lsa, 1, &setup(), 2, |stuck, _| {
+    is_ended::<kernels::stuck_lsa>("at_barriers_of_warps", 1, &setup(), 2, |stuck, _| {
         let index = stuck.block * (THREADS / 32) + stuck.thread / 32;
         stuck.wait.kind == WaitKind::LsaBarrier && stuck.wait.index == index
     });
@@ -155,7 +155,7 @@ fn at_barriers_of_warps() {
 fn in_the_middle_of_a_loop_over_many_blocks() {
     let name = "in_the_middle_of_a_loop_over_many_blocks";
     let setup = Setup::new(if Gpus::are_real() { 64 } else { 8 }, THREADS);
-    is_ended(name, kernels::stuck_in_a_loop, 0, &setup, 1, |stuck, _| {
+    is_ended::<kernels::stuck_in_a_loop>(name, 0, &setup, 1, |stuck, _| {
         stuck.wait.kind == WaitKind::LsaBarrier && stuck.wait.index == stuck.block
     });
 }
@@ -163,7 +163,7 @@ fn in_the_middle_of_a_loop_over_many_blocks() {
 #[test]
 fn in_ll_all_to_all() {
     let setup = Setup { ll: (4, 1, 8), ..setup() };
-    is_ended("in_ll_all_to_all", kernels::stuck_lsa, 2, &setup, 2, |stuck, _| {
+    is_ended::<kernels::stuck_lsa>("in_ll_all_to_all", 2, &setup, 2, |stuck, _| {
         let wait = &stuck.wait;
         wait.kind == WaitKind::LlA2a && wait.index == 0 && wait.wanted == 2
     });
@@ -171,7 +171,7 @@ fn in_ll_all_to_all() {
 
 #[test]
 fn in_a_poll_of_the_kernel() {
-    is_ended("in_a_poll_of_the_kernel", kernels::stuck_lsa, 3, &setup(), 1, |stuck, _| {
+    is_ended::<kernels::stuck_lsa>("in_a_poll_of_the_kernel", 3, &setup(), 1, |stuck, _| {
         stuck.wait.kind == WaitKind::Poll && stuck.thread == 0
     });
 }
@@ -181,7 +181,7 @@ fn for_signals_and_counters() {
     let kinds = [(WaitKind::Signal, 3), (WaitKind::VaSignal, 4), (WaitKind::Counter, 5)];
     for (n, kind) in (0..).zip(kinds) {
         let name = format!("for_signals_and_counters {n}");
-        is_ended(&name, kernels::stuck_gin, n, &with_gin(), 1, |stuck, _| {
+        is_ended::<kernels::stuck_gin>(&name, n, &with_gin(), 1, |stuck, _| {
             let wait = &stuck.wait;
             (wait.kind, wait.wanted) == kind && wait.seen == 0 && stuck.thread == 0
         });
@@ -190,7 +190,7 @@ fn for_signals_and_counters() {
 
 #[test]
 fn for_a_shadow() {
-    is_ended("for_a_shadow", kernels::stuck_gin, 3, &with_gin(), 1, |stuck, _| {
+    is_ended::<kernels::stuck_gin>("for_a_shadow", 3, &with_gin(), 1, |stuck, _| {
         stuck.wait.kind == WaitKind::Signal && stuck.thread == 0
     });
 }
@@ -198,7 +198,7 @@ fn for_a_shadow() {
 #[test]
 fn at_a_barrier_over_the_network() {
     let name = "at_a_barrier_over_the_network";
-    is_ended(name, kernels::stuck_gin, 4, &with_gin(), 1, |stuck, rank| {
+    is_ended::<kernels::stuck_gin>(name, 4, &with_gin(), 1, |stuck, rank| {
         let wait = &stuck.wait;
         wait.kind == WaitKind::GinBarrier
             && wait.index == stuck.block
@@ -211,10 +211,12 @@ fn at_a_barrier_over_the_network() {
 fn at_a_hybrid_barrier() {
     for n in [5, 6] {
         let name = format!("at_a_hybrid_barrier {n}");
-        is_ended(&name, kernels::stuck_gin, n, &with_gin(), 1, |stuck, _| match stuck.wait.kind {
-            WaitKind::GinBarrier | WaitKind::LsaBarrier => stuck.wait.index == stuck.block,
-            // A rank that all others have met, and that flushes for the fence.
-            kind => n == 6 && kind == WaitKind::Request,
+        is_ended::<kernels::stuck_gin>(&name, n, &with_gin(), 1, |stuck, _| {
+            match stuck.wait.kind {
+                WaitKind::GinBarrier | WaitKind::LsaBarrier => stuck.wait.index == stuck.block,
+                // A rank that all others have met, and that flushes for the fence.
+                kind => n == 6 && kind == WaitKind::Request,
+            }
         });
     }
 }

@@ -5,11 +5,11 @@ use devcomm_device_tests::{Job, Setup, TestKernel, TestWorld, kernels};
 use devcomm_testing::simulated;
 
 /// In how many of so many orders of three ranks a kernel has seen something that it must not.
-fn found_out<K: TestKernel>(kernel: K, setup: &Setup, n: u32, seeds: u64) -> usize {
+fn found_out<K: TestKernel>(setup: &Setup, n: u32, seeds: u64) -> usize {
     let is_found = |seed: &u64| {
         let simulation = Simulation::new(3).seed(*seed);
         let world = simulated::world(simulation.clone());
-        let words = TestWorld::new(&world, &simulation).run(kernel, setup, &[n]);
+        let words = TestWorld::new(&world, &simulation).run::<K>(setup, &[n]);
         words.iter().flatten().any(|&wrong| wrong == 1)
     };
     (0..seeds).filter(is_found).count()
@@ -17,14 +17,14 @@ fn found_out<K: TestKernel>(kernel: K, setup: &Setup, n: u32, seeds: u64) -> usi
 
 #[test]
 fn a_kernel_that_forgets_to_wait_is_found_out_by_some_seed() {
-    let found = found_out(kernels::reads_before_the_wait, &Setup::new(1, 32), 0, 50);
+    let found = found_out::<kernels::reads_before_the_wait>(&Setup::new(1, 32), 0, 50);
     assert!(found > 5, "{found} of 50");
 }
 
 #[test]
 fn a_kernel_that_forgets_its_signal_is_found_out_by_some_seed() {
     let setup = Setup::with_gin(1, 32);
-    let found = |n| found_out(kernels::reads_before_the_signal, &setup, n, 60);
+    let found = |n| found_out::<kernels::reads_before_the_signal>(&setup, n, 60);
     assert_eq!(found(0), 0);
     assert!(found(1) > 5);
 }
@@ -36,7 +36,7 @@ fn broken_rules_are_reported_where_they_are_broken() {
         let failure = simulated::failure(Simulation::new(2), |gpu| {
             let job = Job::new(gpu, &setup)?;
             gpu.barrier()?;
-            job.launch(kernels::breaks_a_rule, &setup, n)?;
+            job.launch::<kernels::breaks_a_rule>(&setup, n)?;
             job.stream().synchronize()
         });
         failure.to_string()

@@ -1,13 +1,18 @@
-//! Kernels written against `cuda_std` as Rust-CUDA has it at commit ac2674f03208462709f538f07b10e3f8153c93b6
-//! (August 2025), in the style of its examples. They compile for both: only the manifest says which `cuda_std` it is.
+//! Kernels written against `cuda_std` as Rust-CUDA has it at commit
+//! ac2674f03208462709f538f07b10e3f8153c93b6 (August 2025), in the style of its examples. They
+//! compile for both: only the manifest says which `cuda_std` it is.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![allow(clippy::missing_safety_doc, clippy::too_many_arguments, missing_docs)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx))]
 
-mod matrix_product;
-mod vector_add;
-mod warp_sum;
+// A kernel has the name of its file.
+#[path = "."]
+mod files {
+    pub mod matrix_product;
+    pub mod vector_add;
+    pub mod warp_sum;
+}
 
-pub use crate::matrix_product::matrix_product;
-pub use crate::vector_add::vector_add;
-pub use crate::warp_sum::warp_sum;
+pub use files::matrix_product::matrix_product;
+pub use files::vector_add::vector_add;
+pub use files::warp_sum::warp_sum;

@@ -4,8 +4,9 @@ use cuda_std::thread;
 
 const SIDE: usize = 16;
 
-/// `c = a * b` for row-major matrices: `a` has `rows` x `inner` elements, `b` has `inner` x `columns`. Blocks have 256 threads,
-/// 16 x 16 or in a row; there is one for each tile of 16 x 16 elements.
+/// `c = a * b` for row-major matrices: `a` has `rows` x `inner` elements, `b` has `inner` x
+/// `columns`. Blocks have 256 threads, 16 x 16 or in a row; there is one for each tile of 16 x 16
+/// elements.
 #[kernel]
 #[allow(improper_ctypes_definitions)]
 pub unsafe fn matrix_product(

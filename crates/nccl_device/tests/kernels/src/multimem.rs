@@ -1,4 +1,4 @@
-//! Over multicast addresses: for PTX and the simulator.
+//! Reductions and copies over multicast addresses, for the simulator and the tests of PTX.
 
 use cuda_std::prelude::*;
 use cuda_std::reduce::{Max, Sum};

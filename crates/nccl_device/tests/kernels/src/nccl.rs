@@ -1,4 +1,4 @@
-//! NCCL's own functions.
+//! NCCL's own reduce-copy functions, for the simulator and the tests of PTX.
 
 use cuda_std::prelude::*;
 use devcomm_types::F8E4M3;

@@ -1,13 +1,13 @@
-//! Communicators of some of the GPUs: their ranks have other numbers.
+//! Communicators of some of the GPUs, whose ranks differ from the GPUs' numbers.
 
 use cuda_std::multimem;
 use devcomm_types::kernel::{HostKernel, IntoArg, KernelArgs, LaunchArgs};
 use devcomm_types::{GinConnectionType, Window as WindowParam, nccl};
 use nccl_device::gin::Proxy;
-use nccl_device::{BarrierIndex, Coop, DevComm, LsaBarrier, MemoryOrder, Window};
+use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
 use super::*;
-use crate::dev_comm::{Asked, CommState, make};
+use crate::dev_comm::{CommState, DevCommConfig, make};
 use crate::ranks::{Ranks, Symmetric};
 
 /// A communicator with a device communicator and a window of a word for each rank.
@@ -27,7 +27,7 @@ impl IntoArg<nccl::DevComm> for Comm {
     }
 }
 
-const ASKED: Asked = Asked {
+const ASKED: DevCommConfig = DevCommConfig {
     lsa_barriers: 1,
     lsa_multimem: true,
     barriers: 0,
@@ -64,14 +64,13 @@ impl Communicator {
     }
 
     fn window(&self, rank: usize) -> WindowParam<u32> {
-        WindowParam::from_handle(self.words.handle(rank))
+        WindowParam::new(self.words.handle(rank), self.ranks.gpus.len())
     }
 
     /// Launches one warp of a kernel on the GPU of a rank.
     fn launch<K: HostKernel, A: LaunchArgs<K::Args>>(
         &self,
         gpus: &Gpus,
-        _kernel: K,
         rank: usize,
         args: A,
     ) -> GridId {
@@ -79,7 +78,7 @@ impl Communicator {
         let args = unsafe { K::Args::from_abi(args.into_abi()) };
         let launch = Launch {
             kernel: K::NAME,
-            // SAFETY: the window has a word a rank, and the device communicator a barrier.
+            // SAFETY: the window has a word per rank, and the device communicator a barrier.
             body: Rc::new(move || unsafe { K::call(args) }),
             ..grid(self.ranks.gpus[rank] as usize, 1, 32, || {})
         };
@@ -95,14 +94,13 @@ impl Communicator {
 #[kernel]
 unsafe fn introduce(comm: DevComm, words: Window<u32>) {
     let (team, peer) = (comm.lsa_team(), thread::thread_idx_x() as i32);
-    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-        barrier.sync(MemoryOrder::Acquire);
-        if peer < team.n_ranks {
-            // SAFETY: a word a rank, which one rank writes.
-            unsafe { words.lsa(peer).store(team.rank as usize, team.rank as u32 + 1) };
-        }
-        barrier.sync(MemoryOrder::Release);
-    });
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    barrier.sync(MemoryOrder::Acquire);
+    if peer < team.n_ranks {
+        // SAFETY: a word per rank, which one rank writes.
+        unsafe { words.lsa(peer).store(team.rank as usize, team.rank as u32 + 1) };
+    }
+    barrier.sync(MemoryOrder::Release);
 }
 
 /// Each rank puts its own word to every rank, and waits for theirs.
@@ -110,7 +108,7 @@ unsafe fn introduce(comm: DevComm, words: Window<u32>) {
 unsafe fn introduce_by_gin(comm: DevComm, words: Window<u32>, flushes: bool) {
     let (team, coop, gin) = (comm.world_team(), Coop::cta(), comm.gin::<Proxy>(0));
     let (me, signal) = (team.rank as usize, comm.signal(0));
-    // SAFETY: a word a rank, which one rank writes.
+    // SAFETY: a word per rank, which one rank writes.
     unsafe {
         if thread::thread_idx_x() == 0 {
             words.local().store(me, me as u32 + 1);
@@ -129,17 +127,16 @@ unsafe fn introduce_by_gin(comm: DevComm, words: Window<u32>, flushes: bool) {
 #[kernel]
 unsafe fn introduce_to_all(comm: DevComm, words: Window<u32>) {
     let me = comm.lsa_team().rank as usize;
-    LsaBarrier::with(Coop::cta(), &comm, BarrierIndex::this_block(), |barrier| {
-        barrier.sync(MemoryOrder::Acquire);
-        if thread::thread_idx_x() == 0 {
-            // SAFETY: a word a rank, which one rank writes; there is multicast.
-            unsafe { multimem::store(words.multimem(&comm).wrapping_add(me), me as u32 + 1) };
-        }
-        barrier.sync(MemoryOrder::Release);
-    });
+    let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
+    barrier.sync(MemoryOrder::Acquire);
+    if thread::thread_idx_x() == 0 {
+        // SAFETY: a word per rank, which one rank writes; there is multicast.
+        unsafe { multimem::store(words.multimem(&comm).wrapping_add(me), me as u32 + 1) };
+    }
+    barrier.sync(MemoryOrder::Release);
 }
 
-fn work_side_by_side<K: HostKernel>(kernel: K)
+fn work_side_by_side<K: HostKernel>()
 where
     (Comm, WindowParam<u32>): LaunchArgs<K::Args>,
 {
@@ -147,7 +144,7 @@ where
         let comms = [[3, 1], [0, 2]].map(|of| Communicator::new(&gpus, &of, of[0]));
         for rank in 0..2 {
             for one in &comms {
-                one.launch(&gpus, kernel, rank, (one.comm(rank), one.window(rank)));
+                one.launch::<K, _>(&gpus, rank, (one.comm(rank), one.window(rank)));
             }
         }
         finish(&gpus);
@@ -159,8 +156,8 @@ where
 
 #[test]
 fn communicators_of_different_gpus_work_side_by_side() {
-    work_side_by_side(introduce);
-    work_side_by_side(introduce_to_all);
+    work_side_by_side::<introduce>();
+    work_side_by_side::<introduce_to_all>();
 }
 
 #[test]
@@ -169,7 +166,7 @@ fn the_network_knows_ranks_of_the_communicator_too() {
         let one = Communicator::new(&gpus, &[3, 0, 1], 0);
         for rank in 0..3 {
             let args = (one.comm(rank), one.window(rank), true);
-            one.launch(&gpus, introduce_by_gin, rank, args);
+            one.launch::<introduce_by_gin, _>(&gpus, rank, args);
         }
         finish(&gpus);
         assert_eq!([0, 1, 2].map(|rank| one.read(rank)), [[1, 2, 3]; 3]);
@@ -185,7 +182,7 @@ fn a_window_is_out_of_reach_for_gpus_that_are_no_ranks() {
         // SAFETY: a word of the window.
         let body = move || unsafe { mem::store(part, 7) };
         gpus.launch(grid(gpu, 1, 1, body)).unwrap();
-        let step = settle(&gpus);
+        let step = run_until_idle(&gpus);
         assert_eq!(matches!(step, Step::Failed(Error::OutOfBounds { .. })), gpu == 2, "{step:?}");
     }
 }
@@ -194,14 +191,14 @@ fn a_window_is_out_of_reach_for_gpus_that_are_no_ranks() {
 fn a_report_has_world_ranks_and_says_where_a_communicator_counts_otherwise() {
     let gpus = machines(4, 132).next().unwrap();
     let one = Communicator::new(&gpus, &[2, 3], 0);
-    one.launch(&gpus, introduce, 0, (one.comm(0), one.window(0)));
-    assert!(matches!(settle(&gpus), Step::Stuck));
+    one.launch::<introduce, _>(&gpus, 0, (one.comm(0), one.window(0)));
+    assert!(matches!(run_until_idle(&gpus), Step::Stuck));
     let text = Error::Deadlock(gpus.stall()).to_string();
     let line = "\n  rank 2 (rank 0 of its communicator) block 0: 1 thread waits for LSA barrier 0, \
                 where rank 3 has not arrived, at ";
     assert!(text.contains(line), "{text}");
     // The peer's launch comes later.
-    one.launch(&gpus, introduce, 1, (one.comm(1), one.window(1)));
+    one.launch::<introduce, _>(&gpus, 1, (one.comm(1), one.window(1)));
     finish(&gpus);
 }
 
@@ -211,7 +208,7 @@ fn what_is_under_way_outlives_its_kernel_but_not_its_window() {
         let gpus = machines(2, 132).next().unwrap();
         let one = Communicator::new(&gpus, &[1, 0], 0);
         let args = (one.comm(0), one.window(0), false);
-        let grid = one.launch(&gpus, introduce_by_gin, 0, args);
+        let grid = one.launch::<introduce_by_gin, _>(&gpus, 0, args);
         while !gpus.is_done(grid) {
             assert!(matches!(gpus.step(), Step::Progress));
         }
@@ -223,7 +220,7 @@ fn what_is_under_way_outlives_its_kernel_but_not_its_window() {
             continue;
         }
         drop(words);
-        let step = settle(&gpus);
+        let step = run_until_idle(&gpus);
         let Step::Failed(Error::Misuse { kernel, what, .. }) = step else { panic!("{step:?}") };
         assert!(kernel.starts_with("introduce_by_gin") && what.contains("were freed"), "{what}");
         drop((state, ranks));
@@ -234,7 +231,7 @@ fn what_is_under_way_outlives_its_kernel_but_not_its_window() {
 fn a_device_communicator_that_ends_takes_what_is_under_way_with_it() {
     let gpus = machines(2, 132).next().unwrap();
     let one = Communicator::new(&gpus, &[0, 1], 0);
-    let grid = one.launch(&gpus, introduce_by_gin, 0, (one.comm(0), one.window(0), false));
+    let grid = one.launch::<introduce_by_gin, _>(&gpus, 0, (one.comm(0), one.window(0), false));
     while !gpus.is_done(grid) {
         assert!(matches!(gpus.step(), Step::Progress));
     }

@@ -1,4 +1,5 @@
-//! The GIN barrier: NCCL's algorithm on signals. Each rank signals its peers, and waits until theirs have reached its shadows.
+//! The GIN barrier: NCCL's algorithm on signals. Each rank signals its peers and waits until their
+//! signals have reached its shadows.
 
 use devcomm_types::nccl::{CoopAny, DevComm, Gin, GinBarrierHandle, GinBarrierSession, Team};
 use devcomm_types::{WaitFor, WaitKind};
@@ -14,7 +15,7 @@ const NAME: &str = "a GIN barrier";
 pub(super) const FENCE_PUT: i32 = 1;
 const FENCE_GET: i32 = 2;
 
-/// What the simulator keeps in a session.
+/// The simulator's content of a session.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Session {
@@ -31,7 +32,7 @@ pub(super) struct Session {
 const _: () = assert!(size_of::<Session>() <= size_of::<GinBarrierSession>());
 
 impl Session {
-    /// A session on barrier `index` of a set that the device communicator has.
+    /// Opens a session on barrier `index` of a set of the device communicator.
     pub(super) fn new(
         call: &Call,
         coop: CoopAny,
@@ -42,7 +43,7 @@ impl Session {
     ) -> Self {
         let ranks = team.n_ranks;
         let Some(set) = call.gin.barriers.iter().find(|set| set.signal0 == barriers.signal0) else {
-            call.misuse("a GIN barrier of a handle that is none of the device communicator's")
+            call.misuse("a GIN barrier whose handle is not of this device communicator")
         };
         let made = set.ranks.unwrap_or(ranks as u32);
         if i64::from(ranks) != i64::from(made) {
@@ -58,14 +59,15 @@ impl Session {
         Self { coop, handle: call.handle, team, index, signal, all_contexts }
     }
 
-    /// Meets the other ranks.
+    /// Synchronises with the other ranks.
     pub(super) fn sync(&mut self, thread: &Thread, at: Site, fence: i32) {
         let call = Call::with(self.handle, thread, at);
         // SAFETY: the session's own coop.
         let (coop, rank) = unsafe { call.coop(&raw const self.coop) };
         let (size, ranks) = (coop.size(thread), self.team.n_ranks as u32);
         call.sync(coop, NAME);
-        // PROXY's signals can be strong, so nothing is flushed first. With a fence of puts a rank signals itself too.
+        // PROXY's signals can be strong, so nothing is flushed first. With a fence of puts a rank
+        // signals itself too.
         let signals = if fence & FENCE_PUT != 0 { ranks } else { ranks - 1 };
         let contexts = if self.all_contexts { call.gin.contexts } else { 1 };
         let share = || (rank..contexts * signals).step_by(size.max(1) as usize);
@@ -83,7 +85,8 @@ impl Session {
             let world = call.peer(self.team, peer as i32);
             let signal = self.signal + peer;
             let shadow = call.shadow(signal).cast::<u32>();
-            // SAFETY: the low half of a shadow of the device communicator, as NCCL counts; threads take turns.
+            // SAFETY: the low half of a shadow of the device communicator, as NCCL counts; threads
+            // take turns.
             let wanted = unsafe {
                 let wanted = shadow.read_volatile().wrapping_add(1);
                 shadow.write_volatile(wanted);
@@ -118,7 +121,8 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn init(
     handle: *const GinBarrierHandle,
     index: u32,
 ) {
-    // SAFETY: the kernel passes a handle, a coop, a team, and room for a session, which is larger than ours.
+    // SAFETY: the kernel passes a handle, a coop, a team, and room for a session, which is larger
+    // than ours.
     unsafe {
         let call = Call::on(net);
         let new = Session::new(&call, *coop, *team, *handle, index, false);
@@ -135,7 +139,8 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn init_all_contexts(
     index: u32,
 ) {
     let (thread, at) = caller();
-    // SAFETY: the kernel passes a device communicator, a coop, a team, and room for a session, which is larger than ours.
+    // SAFETY: the kernel passes a device communicator, a coop, a team, and room for a session,
+    // which is larger than ours.
     unsafe {
         let call = Call::with(Handle::new(comm, 0, thread, at), thread, at);
         let new = Session::new(&call, *coop, *team, *handle, index, true);
@@ -154,7 +159,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn sync(
     unsafe { (*session.cast::<Session>()).sync(thread, at, fence) };
 }
 
-/// NCCL's keeps nothing either.
+/// A no-op, as in NCCL.
 pub(in crate::nccl) unsafe extern "C-unwind" fn destroy(_session: *mut GinBarrierSession) {}
 
 pub(in crate::nccl) unsafe extern "C-unwind" fn size() -> usize {

@@ -1,5 +1,6 @@
-//! The hybrid barrier, as NCCL's C functions have it: an LSA barrier, then a GIN barrier along the rail. They never make the
-//! dense barrier that NCCL's C++ has, and so do less than a barrier in some modes, which ends the kernel here.
+//! The hybrid barrier of NCCL's C functions: an LSA barrier, then a GIN barrier on the rail team.
+//! Unlike NCCL's C++ they never use the dense barrier, so in some modes they synchronise less than
+//! a barrier must; here that fails the kernel.
 
 use devcomm_types::nccl::{
     BarrierSession, CoopAny, Gin, GinBarrierHandle, LsaBarrierHandle, MultimemHandle, Team,
@@ -9,7 +10,7 @@ use super::{Call, barrier};
 use crate::nccl::coop::Coop;
 use crate::nccl::{caller, lsa_barrier};
 
-/// What the simulator keeps in a session.
+/// The simulator's content of a session.
 #[repr(C)]
 struct Session {
     lsa: lsa_barrier::Session,
@@ -31,7 +32,8 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn init(
     multimem: bool,
     multimem_handle: *const MultimemHandle,
 ) {
-    // SAFETY: the kernel passes a handle, a coop, teams and handles, and room for a session, which is larger than ours.
+    // SAFETY: the kernel passes a handle, a coop, teams and handles, and room for a session, which
+    // is larger than ours.
     unsafe {
         let call = Call::on(net);
         let lsa = lsa_barrier::Session {
@@ -57,7 +59,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn sync(
     fence: i32,
 ) {
     let (thread, at) = caller();
-    // SAFETY: the kernel opened the session, while its device communicator is in scope.
+    // SAFETY: the kernel opened the session while its device communicator is in scope.
     let (session, comm) = unsafe {
         let session = &mut *session.cast::<Session>();
         let comm = &*session.lsa.comm;
@@ -69,7 +71,9 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn sync(
             _ => "synchronises the LSA team only here",
         };
         let what = format!(
-            "NCCL's hybrid barrier {does}: with a fence of puts, and more ranks connected than the rail team, it needs the dense barrier, which its C functions do not make; use a RAIL connection, a fence without puts, or barriers of your own"
+            "NCCL's hybrid barrier {does}: with a fence of puts, and more ranks connected than \
+             the rail team, it needs the dense barrier, which its C functions do not use; use a \
+             RAIL connection, a fence without puts, or barriers of your own"
         );
         thread.misuse(at, what);
     }

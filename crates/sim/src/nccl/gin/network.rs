@@ -1,19 +1,20 @@
-//! What is under way between the ranks, and its delivery.
+//! GIN operations in flight, and their delivery.
 //!
-//! Every context of a rank has a queue to each peer. An operation is posted, then taken (its source is read; for a put, that
-//! completes it in its own rank and counts), then it lands at its target, and last comes its signal. Queues know nothing of
-//! each other, and nothing is delivered when it is posted, so that a kernel that does not wait shows.
+//! Every context of a rank has a queue to each peer. An operation is posted, then taken (its source
+//! is read; for a put, that completes it locally and increments its counter), then landed at its
+//! target, and its signal is added last. Queues are independent, and nothing is delivered when it
+//! is posted, so that a missing wait shows.
 //!
-//! In order, a delivery lands all that was taken and takes all that was posted. In random order each step does one of that
-//! for one operation; and a weak signal, which promises no more than its own put, may come before operations that
-//! were posted earlier and have no signal.
+//! In order, a delivery lands all taken operations and takes all posted ones. In random order each
+//! step does one of these for one operation; a weak signal, which is ordered only after its own
+//! put, may overtake earlier operations that have no signal.
 //!
 //! # Safety
 //!
-//! The addresses in an operation lie in windows, signals and counters, as its poster checked. It
-//! may be delivered when the kernel has ended: signals and counters end with their device
-//! communicator, which takes its queues away, and what is in windows is looked up again. There are
-//! no references to memory of kernels.
+//! The addresses in an operation lie in windows, signals and counters, which were checked when it
+//! was posted. It may be delivered after its kernel has ended: signals and counters end with their
+//! device communicator, which removes its queues, and windows are checked again. There are no
+//! references to memory of kernels.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -25,10 +26,10 @@ use litemap::LiteMap;
 use crate::error::{Error, Result, Site, ThreadId};
 use crate::memory::Memory;
 
-/// A queue's name.
+/// Identifies a queue.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct QueueKey {
-    /// Which device communicator.
+    /// The device communicator's id.
     pub(crate) comm: u32,
     pub(crate) rank: u32,
     pub(crate) context: u32,
@@ -36,7 +37,7 @@ pub(crate) struct QueueKey {
     pub(crate) peer: u32,
 }
 
-/// The bytes that an operation moves.
+/// The data movement of an operation.
 pub(super) enum Transfer {
     Nothing,
     Put { from: *const u8, to: *mut u8, bytes: usize },
@@ -44,7 +45,7 @@ pub(super) enum Transfer {
     Get { from: *const u8, to: *mut u8, bytes: usize },
 }
 
-/// What is added to a word of the target when the bytes are there.
+/// An addition to a word of the target once the data has landed.
 #[derive(Clone, Copy)]
 pub(super) struct Add {
     pub(super) word: *mut u64,
@@ -54,7 +55,7 @@ pub(super) struct Add {
     pub(super) in_window: bool,
 }
 
-/// Who posted an operation.
+/// The thread that posted an operation.
 #[derive(Clone, Copy)]
 pub(super) struct Poster {
     pub(super) kernel: &'static str,
@@ -70,11 +71,11 @@ pub(super) struct Operation {
     pub(super) by: Poster,
 }
 
-/// An operation on its way.
+/// An operation in flight.
 struct Flight {
     number: u64,
     operation: Operation,
-    /// What was read of its source.
+    /// The data read from its source.
     payload: Vec<u8>,
 }
 
@@ -82,7 +83,7 @@ struct Flight {
 struct Queue {
     posted: VecDeque<Flight>,
     taken: VecDeque<Flight>,
-    /// Number of the next operation.
+    /// Sequence number of the next operation.
     next: u64,
 }
 
@@ -130,7 +131,7 @@ impl Queue {
             Transfer::Get { from, to, bytes } => {
                 by.check(memory, from.addr(), bytes)?;
                 by.check(memory, to.addr(), bytes)?;
-                // SAFETY: the module's; both ends may be one place.
+                // SAFETY: the module's; source and target may overlap.
                 unsafe { to.copy_from(from, bytes) };
             }
             Transfer::Nothing => {}
@@ -145,8 +146,8 @@ impl Queue {
         Ok(())
     }
 
-    /// The taken operations that may land now: the first, and weak signals with nothing before them but operations
-    /// without signal.
+    /// The taken operations that may land now: the first one, and weak signals preceded only by
+    /// operations without a signal.
     fn may_land(&self) -> Vec<usize> {
         let silent = self.taken.iter().take_while(|f| f.operation.signal.is_none()).count();
         let weak =
@@ -160,46 +161,47 @@ impl Queue {
 }
 
 impl Poster {
-    /// Refuses memory that was freed since the operation was posted.
+    /// Fails if memory was freed since the operation was posted.
     fn check(self, memory: &Memory, address: usize, bytes: usize) -> Result<()> {
         if memory.is_live(address, bytes) {
             return Ok(());
         }
         let Self { kernel, thread, at } = self;
         let what = format!(
-            "the operation that it posted was under way when {bytes} bytes of it at {address:#x} were freed: flush, and wait for what it signals, before the memory goes"
+            "the operation that it posted was under way when {bytes} bytes of it at {address:#x} \
+            were freed: flush, and wait for what it signals, before the memory goes"
         );
         Err(Error::Misuse { kernel, thread, what, at })
     }
 }
 
-/// Everything under way.
+/// All operations in flight.
 pub(crate) struct Network {
     memory: Rc<Memory>,
     queues: RefCell<LiteMap<QueueKey, Queue>>,
-    /// The queues that are not empty, in the order in which they came to be so.
+    /// The non-empty queues, in the order in which they became so.
     busy: RefCell<Vec<QueueKey>>,
 }
 
 impl Network {
-    /// Nothing under way, between windows in `memory`.
+    /// An idle network over `memory`.
     pub(crate) fn new(memory: Rc<Memory>) -> Self {
         Self { memory, queues: RefCell::default(), busy: RefCell::default() }
     }
 
-    /// Drops what is under way.
+    /// Drops all operations in flight.
     pub(crate) fn clear(&self) {
         self.queues.borrow_mut().clear();
         self.busy.borrow_mut().clear();
     }
 
-    /// Drops what is under way for a device communicator, which ends.
+    /// Drops the operations in flight of a device communicator, which ends.
     pub(super) fn forget(&self, comm: u32) {
         self.queues.borrow_mut().retain(|key, _| key.comm != comm);
         self.busy.borrow_mut().retain(|key| key.comm != comm);
     }
 
-    /// Whether nothing is under way.
+    /// Whether no operation is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         self.busy.borrow().is_empty()
     }
@@ -215,7 +217,7 @@ impl Network {
         queue.next += 1;
     }
 
-    /// Operations posted and not taken.
+    /// Number of operations posted and not taken.
     pub(crate) fn posted(&self, key: QueueKey) -> usize {
         self.queues.borrow().get(&key).map_or(0, |queue| queue.posted.len())
     }
@@ -225,7 +227,8 @@ impl Network {
         self.queues.borrow().get(&key).map_or(0, |queue| queue.next)
     }
 
-    /// All operations with numbers below this are complete in their own rank; without `gets`, gets count when they are taken.
+    /// All operations with sequence numbers below this are complete locally; without `gets`, a get
+    /// counts once it is taken.
     pub(crate) fn complete(&self, key: QueueKey, gets: bool) -> u64 {
         let queues = self.queues.borrow();
         let Some(queue) = queues.get(&key) else { return 0 };
@@ -234,7 +237,7 @@ impl Network {
         first_get.or(queue.posted.front()).map_or(queue.next, |flight| flight.number)
     }
 
-    /// Whether an operation under way will change this signal or counter.
+    /// Whether an operation in flight will change this signal or counter.
     pub(super) fn will_change(&self, word: *const u64) -> bool {
         let queues = self.queues.borrow();
         let changes = |flight: &Flight| {
@@ -267,7 +270,7 @@ impl Network {
         Ok(())
     }
 
-    /// Takes or lands one operation, by chance.
+    /// Takes or lands one operation, at random.
     pub(crate) fn step(&self, rng: &mut Rng) -> Result<()> {
         let (mut queues, mut busy) = (self.queues.borrow_mut(), self.busy.borrow_mut());
         if busy.is_empty() {

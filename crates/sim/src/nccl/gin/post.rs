@@ -1,4 +1,4 @@
-//! Operations: put, put of a value, get and signal. All is checked when they are posted.
+//! Posting of GIN operations: put, put of a value, get and signal, with all checks.
 
 use std::ffi::c_void;
 
@@ -11,7 +11,7 @@ use crate::nccl::view;
 use crate::ranks;
 use crate::waits::{self, Until};
 
-/// What signals the target, as the functions' parameters say it.
+/// The signal of an operation, as the parameters specify it.
 #[derive(Clone, Copy)]
 enum Signal {
     None,
@@ -41,12 +41,12 @@ impl Call<'_> {
             1 => Signal::Va { window, offset, strong, op, arg },
             2 => Signal::Indexed { id, strong, op, arg },
             other => {
-                self.misuse(format!("{other} is no signal type: 0, 1 (VA) and 2 (indexed) are"))
+                self.misuse(format!("{other} is not a signal type: use 0, 1 (VA) or 2 (indexed)"))
             }
         }
     }
 
-    /// The bytes of a window that an operation touches in world rank `rank`.
+    /// The address of a window's bytes in world rank `rank`, checked.
     ///
     /// # Safety
     ///
@@ -65,12 +65,13 @@ impl Call<'_> {
             let len = view.lens[rank as usize];
             let (id, rank) = (view.id, ranks::name(&view.gpus, rank));
             self.misuse(format!(
-                "{what} {bytes} bytes at byte {offset} of window {id}, {rank}'s part, which has {len}"
+                "{what} {bytes} bytes at byte {offset} of window {id}, {rank}'s part, which has \
+                {len}"
             ))
         })
     }
 
-    /// What a signal does at world rank `peer`.
+    /// The addition that a signal makes at world rank `peer`.
     ///
     /// # Safety
     ///
@@ -85,7 +86,7 @@ impl Call<'_> {
             0 => (SignalOp::Inc, 1),
             1 => (SignalOp::Add, arg),
             other => self
-                .misuse(format!("{other} is no signal operation: 0 (increment) and 1 (add) are")),
+                .misuse(format!("{other} is not a signal operation: use 0 (increment) or 1 (add)")),
         };
         let (word, before, strong, which) = match signal {
             Signal::None => return None,
@@ -104,7 +105,8 @@ impl Call<'_> {
         if before.is_some_and(|before| before != op) {
             let peer = ranks::name(&self.gin.gpus, peer);
             self.misuse(format!(
-                "{which} of {peer} is both incremented and added to without a reset: some back ends count these apart"
+                "{which} of {peer} is both incremented and added to without a reset: some back \
+                ends count these separately"
             ));
         }
         let in_window = matches!(signal, Signal::Va { .. });
@@ -132,18 +134,18 @@ impl Call<'_> {
         let (queue, depth) = (self.queue(peer), self.gin.depth);
         let mut what = self.wait_for(WaitKind::Request, 0, 0);
         what.peer = peer as i32;
-        let room = Until::Room { queue, depth };
-        // Another thread may take the room before this one runs.
+        let room = Until::QueueSpace { queue, depth };
+        // Another thread may take the queue space before this one runs.
         while !room.holds(self.gpus) {
             waits::until(self.thread, room, what, None, self.at);
         }
-        let (kernel, thread) = (self.thread.kernel(), self.thread.who());
+        let (kernel, thread) = (self.thread.kernel(), self.thread.id());
         let by = Poster { kernel, thread, at: self.at };
         self.gpus.network.post(queue, Operation { transfer, signal, counter, by });
         self.gpus.progress();
     }
 
-    /// Thread 0 of the coop does `body`, between barriers.
+    /// Thread 0 of the coop runs `body`, between two barriers.
     ///
     /// # Safety
     ///
@@ -178,7 +180,7 @@ impl Call<'_> {
         }
     }
 
-    /// An increment of signal `id` of world rank `peer`, as strong as those that do not say.
+    /// An increment of signal `id` of world rank `peer`, of the default strength.
     pub(super) fn increment(&self, id: u32, peer: u32) {
         let signal = Signal::Indexed { id, strong: self.gin.strong, op: 0, arg: 1 };
         // SAFETY: there is no window.
@@ -237,9 +239,10 @@ impl Call<'_> {
     }
 }
 
-/// The put functions differ in how they say what to signal.
+/// Declares the functions, which differ in how they specify the signal.
 macro_rules! functions {
-    ($($name:ident($($arg:ident: $type:ty),*) = $label:literal, $call:ident, $coop:ident => $body:expr;)*) => { $(
+    ($($name:ident($($arg:ident: $type:ty),*) = $label:literal, $call:ident,
+       $coop:ident => $body:expr;)*) => { $(
         #[allow(clippy::too_many_arguments, reason = "NCCL's")]
         pub(in crate::nccl) unsafe extern "C-unwind" fn $name(net: *mut Gin, $($arg: $type),*) {
             // SAFETY: the kernel passes a handle, a coop, a team and windows.
@@ -253,25 +256,28 @@ macro_rules! functions {
 
 functions! {
     put(
-        team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize, src_win: *mut c_void, src_offset: usize,
-        bytes: usize, is_signal: bool, id: u32, op: i32, arg: u64, is_counter: bool, counter: u32, coop: *const CoopAny,
-        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32
+        team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize,
+        src_win: *mut c_void, src_offset: usize, bytes: usize, is_signal: bool, id: u32, op: i32,
+        arg: u64, is_counter: bool, counter: u32, coop: *const CoopAny, _is_descriptor: bool,
+        _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32
     ) = "a put", call, coop => call.put(
-        (team, peer), (dst_win, dst_offset), (src_win, src_offset), bytes, call.legacy(is_signal, id, op, arg),
-        is_counter.then_some(counter),
+        (team, peer), (dst_win, dst_offset), (src_win, src_offset), bytes,
+        call.legacy(is_signal, id, op, arg), is_counter.then_some(counter),
     );
     put_v2(
-        team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize, src_win: *mut c_void, src_offset: usize,
-        bytes: usize, is_signal: bool, id: u32, op: i32, arg: u64, is_counter: bool, counter: u32, coop: *const CoopAny,
-        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32, _flags: u32
+        team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize,
+        src_win: *mut c_void, src_offset: usize, bytes: usize, is_signal: bool, id: u32, op: i32,
+        arg: u64, is_counter: bool, counter: u32, coop: *const CoopAny, _is_descriptor: bool,
+        _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32, _flags: u32
     ) = "a put", call, coop => call.put(
-        (team, peer), (dst_win, dst_offset), (src_win, src_offset), bytes, call.legacy(is_signal, id, op, arg),
-        is_counter.then_some(counter),
+        (team, peer), (dst_win, dst_offset), (src_win, src_offset), bytes,
+        call.legacy(is_signal, id, op, arg), is_counter.then_some(counter),
     );
     put_v3(
-        team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize, src_win: *mut c_void, src_offset: usize,
-        bytes: usize, signal_type: i32, signal_win: *mut c_void, signal_offset: usize, id: u32, strong: bool, op: i32,
-        arg: u64, is_counter: bool, counter: u32, coop: *const CoopAny, _is_descriptor: bool,
+        team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize,
+        src_win: *mut c_void, src_offset: usize, bytes: usize, signal_type: i32,
+        signal_win: *mut c_void, signal_offset: usize, id: u32, strong: bool, op: i32, arg: u64,
+        is_counter: bool, counter: u32, coop: *const CoopAny, _is_descriptor: bool,
         _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32, _flags: u32, _segment: i32
     ) = "a put", call, coop => call.put(
         (team, peer), (dst_win, dst_offset), (src_win, src_offset), bytes,
@@ -279,52 +285,62 @@ functions! {
         is_counter.then_some(counter),
     );
     put_value(
-        team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize, value: u64, size: usize, is_signal: bool,
-        id: u32, op: i32, arg: u64, coop: *const CoopAny, _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem,
-        _given: i32, _required: i32
+        team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize, value: u64,
+        size: usize, is_signal: bool, id: u32, op: i32, arg: u64, coop: *const CoopAny,
+        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32
     ) = "a put of a value", call, coop => call.put_value(
         (team, peer), (dst_win, dst_offset), (value, size), call.legacy(is_signal, id, op, arg),
     );
     put_value_v2(
-        team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize, value: u64, size: usize, is_signal: bool,
-        id: u32, op: i32, arg: u64, coop: *const CoopAny, _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem,
-        _given: i32, _required: i32, _flags: u32
+        team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize, value: u64,
+        size: usize, is_signal: bool, id: u32, op: i32, arg: u64, coop: *const CoopAny,
+        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32,
+        _flags: u32
     ) = "a put of a value", call, coop => call.put_value(
         (team, peer), (dst_win, dst_offset), (value, size), call.legacy(is_signal, id, op, arg),
     );
     put_value_v3(
-        team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize, value: u64, size: usize, signal_type: i32,
-        signal_win: *mut c_void, signal_offset: usize, id: u32, strong: bool, op: i32, arg: u64, coop: *const CoopAny,
-        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32, _flags: u32
+        team: *const Team, peer: i32, dst_win: *mut c_void, dst_offset: usize, value: u64,
+        size: usize, signal_type: i32, signal_win: *mut c_void, signal_offset: usize, id: u32,
+        strong: bool, op: i32, arg: u64, coop: *const CoopAny, _is_descriptor: bool,
+        _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32, _flags: u32
     ) = "a put of a value", call, coop => call.put_value(
         (team, peer), (dst_win, dst_offset), (value, size),
         call.signal_of_type(signal_type, signal_win, signal_offset, id, strong, (op, arg)),
     );
     signal(
-        team: *const Team, peer: i32, is_signal: bool, id: u32, op: i32, arg: u64, coop: *const CoopAny,
-        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32
+        team: *const Team, peer: i32, is_signal: bool, id: u32, op: i32, arg: u64,
+        coop: *const CoopAny, _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem,
+        _given: i32, _required: i32
     ) = "a signal", call, coop => call.signal_peer(team, peer, call.legacy(is_signal, id, op, arg));
     signal_v2(
-        team: *const Team, peer: i32, is_signal: bool, id: u32, op: i32, arg: u64, coop: *const CoopAny,
-        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32, _flags: u32
+        team: *const Team, peer: i32, is_signal: bool, id: u32, op: i32, arg: u64,
+        coop: *const CoopAny, _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem,
+        _given: i32, _required: i32, _flags: u32
     ) = "a signal", call, coop => call.signal_peer(team, peer, call.legacy(is_signal, id, op, arg));
     signal_v3(
-        team: *const Team, peer: i32, signal_type: i32, signal_win: *mut c_void, signal_offset: usize, id: u32,
-        strong: bool, op: i32, arg: u64, coop: *const CoopAny, _is_descriptor: bool,
-        _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32, _flags: u32
+        team: *const Team, peer: i32, signal_type: i32, signal_win: *mut c_void,
+        signal_offset: usize, id: u32, strong: bool, op: i32, arg: u64, coop: *const CoopAny,
+        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, _given: i32, _required: i32,
+        _flags: u32
     ) = "a signal", call, coop => call.signal_peer(
-        team, peer, call.signal_of_type(signal_type, signal_win, signal_offset, id, strong, (op, arg)),
+        team, peer,
+        call.signal_of_type(signal_type, signal_win, signal_offset, id, strong, (op, arg)),
     );
     get(
-        team: *const Team, peer: i32, remote_win: *mut c_void, remote_offset: usize, local_win: *mut c_void,
-        local_offset: usize, bytes: usize, coop: *const CoopAny, _is_descriptor: bool,
-        _descriptor: *mut GinDescriptorSmem, _flags: u32
-    ) = "a get", call, coop => call.get((team, peer), (remote_win, remote_offset), (local_win, local_offset), bytes);
+        team: *const Team, peer: i32, remote_win: *mut c_void, remote_offset: usize,
+        local_win: *mut c_void, local_offset: usize, bytes: usize, coop: *const CoopAny,
+        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, _flags: u32
+    ) = "a get", call, coop => call.get(
+        (team, peer), (remote_win, remote_offset), (local_win, local_offset), bytes,
+    );
     get_v2(
-        team: *const Team, peer: i32, remote_win: *mut c_void, remote_offset: usize, local_win: *mut c_void,
-        local_offset: usize, bytes: usize, coop: *const CoopAny, _is_descriptor: bool,
-        _descriptor: *mut GinDescriptorSmem, _flags: u32, _segment: i32
-    ) = "a get", call, coop => call.get((team, peer), (remote_win, remote_offset), (local_win, local_offset), bytes);
+        team: *const Team, peer: i32, remote_win: *mut c_void, remote_offset: usize,
+        local_win: *mut c_void, local_offset: usize, bytes: usize, coop: *const CoopAny,
+        _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem, _flags: u32, _segment: i32
+    ) = "a get", call, coop => call.get(
+        (team, peer), (remote_win, remote_offset), (local_win, local_offset), bytes,
+    );
 }
 
 impl Call<'_> {

@@ -1,4 +1,4 @@
-//! Shadows: what a rank expects of its signals, in memory of its own; and the reset of both.
+//! Shadows: a rank's expected signal values, in its own memory; and their reset.
 //!
 //! # Safety
 //!
@@ -11,7 +11,7 @@ use super::Call;
 use crate::waits::{self, Until};
 
 impl Call<'_> {
-    /// Waits on this thread until signal `id` has reached `least`; where it is.
+    /// Waits on this thread until signal `id` has reached `least`; returns the signal's address.
     fn wait_here(&self, id: u32, least: u64, bits: u32) -> *const u64 {
         let word: *const u64 = self.mine().signals[self.signal(id)].as_ptr();
         let what = self.wait_for(WaitKind::Signal, id, least);
@@ -42,8 +42,8 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn wait_meet(
     bits: i32,
     _ord: i32,
 ) {
-    // SAFETY: the kernel passes a handle and a coop; a shadow of the device communicator, which thread 0 reads behind the
-    // barrier.
+    // SAFETY: the kernel passes a handle and a coop; a shadow of the device communicator, which
+    // thread 0 reads after the barrier.
     unsafe {
         let call = Call::on(net);
         let (shadow, bits) = (call.shadow(signal), call.bits(bits));
@@ -65,14 +65,16 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn wait_follow(
     _ord: i32,
 ) {
     const NAME: &str = "a wait for a signal";
-    // SAFETY: the kernel passes a handle, a coop and room for two numbers; a shadow of the device communicator.
+    // SAFETY: the kernel passes a handle, a coop and room for two numbers; a shadow of the device
+    // communicator.
     unsafe {
         let call = Call::on(net);
         let (shadow, bits) = (call.shadow(signal), call.bits(bits));
         let (coop, rank) = call.coop(coop);
         call.sync(coop, NAME);
         let old = shadow.read_volatile();
-        // Nobody reads what thread 0 writes for what was there before. NCCL trusts in its threads' being equally fast.
+        // No thread may read what thread 0 writes for the previous value. NCCL relies on its
+        // threads' timing.
         call.sync(coop, NAME);
         if rank == 0 {
             let word = call.wait_here(signal, old.wrapping_add(least_delta), bits);

@@ -14,17 +14,18 @@ const SUCCESS: i32 = 0;
 /// NCCL: `ncclTimeout`.
 const TIMEOUT: i32 = 8;
 
-/// What marks a request of this simulator, above the peer's rank.
+/// Mark of a request of this simulator, above the peer's rank.
 const REQUEST: u64 = 0x6e63_636c << 32;
 
 impl Call<'_> {
-    /// Waits; a timeout of no cycles looks once, any other is over when nothing but waits with a timeout could go on.
+    /// Waits. A timeout of 0 cycles polls once; any other expires when only waits with a timeout
+    /// could make progress.
     fn wait(&self, until: Until, what: WaitFor, timeout: Option<u64>) -> i32 {
         if timeout == Some(0) {
-            self.thread.give_way(Wait::Spin { at: self.at });
+            self.thread.suspend(Wait::Spin { at: self.at });
             return if until.holds(self.gpus) { SUCCESS } else { TIMEOUT };
         }
-        // A cycle is taken for a nanosecond.
+        // A cycle counts as a nanosecond.
         let deadline = timeout.map(|cycles| self.gpus.clock.get().saturating_add(cycles));
         match waits::until(self.thread, until, what, deadline, self.at) {
             true => SUCCESS,
@@ -32,7 +33,7 @@ impl Call<'_> {
         }
     }
 
-    /// How many bits of a value count.
+    /// Checks the number of significant bits of a value.
     pub(super) fn bits(&self, bits: i32) -> u32 {
         match bits {
             1..=64 => bits as u32,
@@ -40,12 +41,13 @@ impl Call<'_> {
         }
     }
 
-    /// The operations of a queue so far.
+    /// Completion of all operations posted to a queue so far.
     fn all_of(&self, queue: QueueKey, gets: bool) -> Until {
         Until::Complete { queue, before: self.gpus.network.next(queue), gets }
     }
 
-    /// Waits for this context's operations to the peers that are the thread's share, of `size` threads.
+    /// Waits for this context's operations to the peers that are the thread's share among `size`
+    /// threads.
     fn flush_share(&self, rank: u32, size: u32, gets: bool, timeout: Option<u64>) -> i32 {
         for peer in (rank..self.gin.gpus.len() as u32).step_by(size.max(1) as usize) {
             let mut what = self.wait_for(WaitKind::Flush, 0, 0);
@@ -85,7 +87,7 @@ impl Call<'_> {
         result
     }
 
-    /// Thread 0 of the coop waits for a value; the others get success.
+    /// Thread 0 of the coop waits for a value; the others return success.
     ///
     /// # Safety
     ///
@@ -118,11 +120,12 @@ impl Call<'_> {
         self.wait(until, what, None);
     }
 
-    /// Reads a word that others change: whoever polls it lets them run.
+    /// Reads a word that other threads change; yields, since the caller may be polling it.
     fn read(&self, word: *const u64, bits: i32) -> u64 {
         let mask = u64::MAX >> (64 - self.bits(bits));
-        self.thread.give_way(Wait::Spin { at: self.at });
-        // SAFETY: a signal or counter of the device communicator, or a word of a window that was checked.
+        self.thread.suspend(Wait::Spin { at: self.at });
+        // SAFETY: a signal or counter of the device communicator, or a word of a window that was
+        // checked.
         (unsafe { word.read_volatile() }) & mask
     }
 
@@ -164,7 +167,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn flush(
     unsafe { Call::on(net).flush(coop, true, None) };
 }
 
-/// Declares waits of NCCL's twice: without an end, and with a timeout in cycles.
+/// Declares NCCL's waits twice: without a limit, and with a timeout in cycles.
 macro_rules! waits {
     ($( $plain:ident, $timed:ident($($arg:ident: $type:ty),*)
         = |$call:ident, $timeout:ident| $wait:expr; )*) => { $(
@@ -192,7 +195,7 @@ macro_rules! waits {
 }
 
 waits! {
-    // With a timeout, PROXY's does not wait until what was got can be seen.
+    // With a timeout, PROXY's does not wait until the data of gets is visible.
     flush_v2, flush_timeout(
         coop: *const CoopAny, _ord: i32, _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem
     ) = |call, timeout| call.flush(coop, timeout.is_none(), timeout);
@@ -303,7 +306,8 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn reset_signal_va(
         let word = call.va_word(window, offset, call.handle.rank);
         if call.gpus.network.will_change(word) {
             call.misuse(format!(
-                "the signal at byte {offset} of a window is reset while one that counts it is under way"
+                "the signal at byte {offset} of a window is reset while one that counts it is \
+                under way"
             ));
         }
         word.write_volatile(0);

@@ -87,7 +87,8 @@ fn every_prototype_is_that_of_nccls_headers() {
     for (symbol, arguments, returned) in PROTOTYPES {
         let arguments: Vec<_> = arguments.iter().map(|rust| c_type(rust)).collect();
         program += &format!(
-            "static_assert(std::is_same_v<Int<decltype(&{symbol})>::type, {} (*)({})>, \"{symbol}\");\n",
+            "static_assert(std::is_same_v<Int<decltype(&{symbol})>::type, {} (*)({})>, \
+             \"{symbol}\");\n",
             c_type(returned),
             arguments.join(", ")
         );

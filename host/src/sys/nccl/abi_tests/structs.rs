@@ -1,5 +1,5 @@
-//! The mirrors of NCCL's structs, those of the host's calls and those that kernels get: every
-//! field's offset and size, and the value that NCCL's initializer gives it.
+//! Checks the mirrors of NCCL's structs, of the host's calls and of kernels, against the headers:
+//! every field's offset and size, and the value that NCCL's initializer gives it.
 
 use std::fmt::Write as _;
 use std::mem::offset_of;
@@ -29,7 +29,7 @@ macro_rules! fields {
     (@ $value:ident $field:ident) => { None };
 }
 
-/// A struct on our side.
+/// A Rust mirror of a C struct.
 struct Mirror {
     /// C name.
     name: &'static str,
@@ -63,7 +63,8 @@ fn mirrors_of_the_host() -> Vec<Mirror> {
         "teamRequirementsList" team_requirements_list null,
         "lsaMultimem" lsa_multimem int, "barrierCount" barrier_count int,
         "lsaBarrierCount" lsa_barrier_count int, "railGinBarrierCount" rail_gin_barrier_count int,
-        "lsaLLA2ABlockCount" lsa_ll_a2a_block_count int, "lsaLLA2ASlotCount" lsa_ll_a2a_slot_count int,
+        "lsaLLA2ABlockCount" lsa_ll_a2a_block_count int,
+        "lsaLLA2ASlotCount" lsa_ll_a2a_slot_count int,
         "ginForceEnable" gin_force_enable int, "ginContextCount" gin_context_count int,
         "ginSignalCount" gin_signal_count int, "ginCounterCount" gin_counter_count int,
         "ginConnectionType" gin_connection_type int,
@@ -233,7 +234,8 @@ fn mirrors_of_kernels() -> Vec<Mirror> {
         "ginConnectionStride" gin_connection_stride, "ginContextStride" gin_context_stride,
         "ginStrongLegacySignals" gin_strong_legacy_signals, "abortFlag" abort_flag,
         "hybridLsaBarrier" hybrid_lsa_barrier, "hybridRailGinBarrier" hybrid_rail_gin_barrier,
-        "worldGinBarrier" world_gin_barrier, "ginConnectionStride_rcp32" gin_connection_stride_rcp32,
+        "worldGinBarrier" world_gin_barrier,
+        "ginConnectionStride_rcp32" gin_connection_stride_rcp32,
         "cftRank" cft_rank, "cftSize" cft_size, "cftMultimemRank" cft_multimem_rank,
         "cftMultimemSize" cft_multimem_size, "cftMultimemSize_rcp32" cft_multimem_size_rcp32,
         "ucLeId" uc_le_id, "mcLeId" mc_le_id, "cftBarrier" cft_barrier,
@@ -248,11 +250,11 @@ fn mirrors_of_kernels() -> Vec<Mirror> {
         Mirror::of::<nccl::MultimemHandle>("ncclMultimemHandle_t", "{}", multimem),
         Mirror::of::<nccl::ResourceWindow>("ncclResourceWindow_vidmem_t", "{}", window),
         Mirror::of::<nccl::DevComm>("ncclDevComm_t", "{}", comm),
-        Mirror::of::<nccl::Window<f32>>("ncclWindow_t", "{}", Vec::new()),
+        Mirror::of::<RawWindow>("ncclWindow_t", "{}", Vec::new()),
     ]
 }
 
-/// What our side says, in the lines that the C++ program prints.
+/// The mirrors' layout, in the lines that the C++ program prints.
 fn ours() -> String {
     let mut lines = String::new();
     for Mirror { name, size, align, fields, .. } in mirrors() {
@@ -271,8 +273,11 @@ fn ours() -> String {
 /// A value as a number: a pointer's address, a float's bits.
 const NUMBER: &str = "template <class T> long long number(T v) {
   if constexpr (std::is_pointer_v<T>) return (long long)(intptr_t)v;
-  else if constexpr (std::is_floating_point_v<T>) { unsigned bits; memcpy(&bits, &v, sizeof bits); return bits; }
-  else return (long long)v;
+  else if constexpr (std::is_floating_point_v<T>) {
+    unsigned bits;
+    memcpy(&bits, &v, sizeof bits);
+    return bits;
+  } else return (long long)v;
 }
 ";
 
@@ -291,7 +296,8 @@ fn program() -> String {
             };
             writeln!(
                 text,
-                "printf(\"{name}.{field} %zu %zu{format}\\n\", offsetof({name}, {field}), sizeof v.{field}{extra});"
+                "printf(\"{name}.{field} %zu %zu{format}\\n\", offsetof({name}, {field}), \
+                 sizeof v.{field}{extra});"
             )
             .unwrap();
         }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::processes::{as_rank, job};
 use super::*;
-use crate::error::Error;
+use crate::error::{Error, WorldError};
 use crate::world::local_job::Ranks;
 
 const TEST: &str =
@@ -32,7 +32,7 @@ const LOST: i32 = 100;
 const SOCKET: &str = "DEVCOMM_TEST_SOCKET";
 
 /// A rank: exchanges until somebody is lost.
-fn exchange_for_ever(meeting: &Meeting) -> Result<()> {
+fn exchange_for_ever(meeting: &RendezvousConfig) -> Result<()> {
     let world = meeting.join()?;
     let (own, n) = (world.rank(), world.n_ranks());
     // Pairs, and one that is alone if the number is odd.
@@ -49,11 +49,13 @@ fn exchange_for_ever(meeting: &Meeting) -> Result<()> {
 }
 
 /// Ends this process with what became of it.
-fn be_rank(meeting: &Meeting) -> ! {
+fn be_rank(meeting: &RendezvousConfig) -> ! {
     let code = match exchange_for_ever(meeting) {
-        Err(Error::RankLost { rank, .. }) => LOST + rank as i32,
-        Err(Error::RanksMissing { .. }) => MISSING,
-        Err(Error::Rendezvous { why, .. }) if why.contains("another job") => TURNED_AWAY,
+        Err(Error::World(WorldError::RankLost { rank, .. })) => LOST + rank as i32,
+        Err(Error::World(WorldError::RanksMissing { .. })) => MISSING,
+        Err(Error::World(WorldError::Rendezvous { why, .. })) if why.contains("another job") => {
+            TURNED_AWAY
+        }
         other => {
             eprintln!("{other:?}");
             1

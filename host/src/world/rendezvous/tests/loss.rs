@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::error::Error;
+use crate::error::{Error, WorldError};
 use crate::machine::Machine;
 use crate::world::run::{run_rank, run_threads};
 
@@ -33,7 +33,7 @@ fn leave_in_the_middle(leaver: usize) {
     });
     let left = left.recv().unwrap();
     for (error, known) in results.into_iter().flatten() {
-        let Error::RankLost { rank, why } = &error else { panic!("{error}") };
+        let Error::World(WorldError::RankLost { rank, why }) = &error else { panic!("{error}") };
         assert_eq!(*rank, leaver);
         assert!(why.contains("its connection closed"), "{why}");
         assert!(known - left < Duration::from_secs(2), "{:?}", known - left);
@@ -74,7 +74,9 @@ fn a_rank_that_ends_early_does_not_leave_the_others_waiting() {
             if meeting.rank == early { rendezvous.finish() } else { rendezvous.barrier() }
         });
         for error in results.into_iter().map(Result::unwrap_err) {
-            let Error::RankLost { rank, why } = &error else { panic!("{error}") };
+            let Error::World(WorldError::RankLost { rank, why }) = &error else {
+                panic!("{error}")
+            };
             assert!(*rank == early && why.contains("already finished"), "{error}");
         }
     }

@@ -4,16 +4,16 @@ use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::super::join::Meeting;
+use super::super::join::RendezvousConfig;
 use super::super::wire::{Kind, send, send_json};
 use super::*;
-use crate::error::Error;
+use crate::error::{Error, NcclError, WorldError};
 
 #[test]
 fn a_late_rank_is_waited_for() {
     let meetings = meetings(3, AMPLE);
-    let late = |meeting: &Meeting| {
-        // Rank 0 late is the harder case: the others knock at a closed acceptor.
+    let late = |meeting: &RendezvousConfig| {
+        // Rank 0 late is the harder case: the others find a closed port.
         thread::sleep(Duration::from_millis(if meeting.rank == 0 { 400 } else { 0 }));
         meeting.join()?.barrier()
     };
@@ -30,7 +30,9 @@ fn a_rank_that_never_arrives_is_named_to_everyone_after_the_deadline() {
     meetings.remove(2);
     let start = Instant::now();
     for error in together(&meetings, |_, rendezvous| rendezvous.err().unwrap()) {
-        let Error::RanksMissing { missing, .. } = &error else { panic!("{error}") };
+        let Error::World(WorldError::RanksMissing { missing, .. }) = &error else {
+            panic!("{error}")
+        };
         assert_eq!(*missing, [2]);
         assert!(error.to_string().starts_with("rank 2 did not arrive at 127.0.0.1:"), "{error}");
     }
@@ -42,7 +44,9 @@ fn without_rank_0_the_others_name_it_and_why() {
     let mut meetings = meetings(2, Duration::from_millis(300));
     meetings.remove(0);
     let error = together(&meetings, |_, rendezvous| rendezvous.err().unwrap()).remove(0);
-    let Error::RanksMissing { missing, notes, .. } = &error else { panic!("{error}") };
+    let Error::World(WorldError::RanksMissing { missing, notes, .. }) = &error else {
+        panic!("{error}")
+    };
     assert_eq!(*missing, [0]);
     assert!(notes[0].to_lowercase().contains("refused"), "{notes:?}");
 }
@@ -54,7 +58,7 @@ fn rank_0s_verdict_is_everyones_however_long_ago_they_started() {
     meetings[0].timeout = Duration::from_secs(9);
     let start_after = [1, 0, 8].map(Duration::from_secs);
     let errors: Vec<Error> = thread::scope(|scope| {
-        let run = |(meeting, after): (&Meeting, Duration)| {
+        let run = |(meeting, after): (&RendezvousConfig, Duration)| {
             thread::sleep(after);
             meeting.join().err().unwrap()
         };
@@ -63,7 +67,9 @@ fn rank_0s_verdict_is_everyones_however_long_ago_they_started() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     for error in errors {
-        let Error::RanksMissing { missing, waited, .. } = &error else { panic!("{error}") };
+        let Error::World(WorldError::RanksMissing { missing, waited, .. }) = &error else {
+            panic!("{error}")
+        };
         assert_eq!((missing.as_slice(), waited.as_secs()), (&[3][..], 9), "{error}");
     }
 }
@@ -91,7 +97,7 @@ fn a_rank_that_came_and_went_is_missing_and_the_note_says_so() {
     let meetings = meetings(3, Duration::from_secs(3));
     thread::scope(|scope| {
         let root = scope.spawn(|| meetings[0].join().err().unwrap());
-        let mut stream = knock(&meetings[0]);
+        let mut stream = try_join(&meetings[0]);
         send_json(&mut stream, Kind::Hello, &hello(1, 3)).unwrap();
         assert_eq!(receive(&mut stream, 4096).unwrap().0, Kind::Waiting);
         drop(stream);
@@ -99,7 +105,9 @@ fn a_rank_that_came_and_went_is_missing_and_the_note_says_so() {
         thread::sleep(Duration::from_millis(500));
         let error = meetings[2].join().err().unwrap();
         for error in [error, root.join().unwrap()] {
-            let Error::RanksMissing { missing, notes, .. } = &error else { panic!("{error}") };
+            let Error::World(WorldError::RanksMissing { missing, notes, .. }) = &error else {
+                panic!("{error}")
+            };
             assert_eq!(*missing, [1]);
             assert_eq!(*notes, ["rank 1 came and went away again"]);
         }
@@ -107,7 +115,7 @@ fn a_rank_that_came_and_went_is_missing_and_the_note_says_so() {
 }
 
 /// Two ranks that meet at a socket which listens before rank 0 starts.
-fn at_a_socket() -> (Vec<Meeting>, TcpListener) {
+fn at_a_socket() -> (Vec<RendezvousConfig>, TcpListener) {
     let mut meetings = meetings(2, AMPLE);
     let socket = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = socket.local_addr().unwrap().port();
@@ -121,7 +129,7 @@ fn a_rank_whose_connection_broke_may_come_again_and_nobody_is_welcomed_before() 
     let (meetings, _socket) = at_a_socket();
     // Rank 1 is gone before rank 0 starts, which finds its greeting at the socket and thereby
     // everyone there.
-    send_json(&mut knock(&meetings[0]), Kind::Hello, &hello(1, 2)).unwrap();
+    send_json(&mut try_join(&meetings[0]), Kind::Hello, &hello(1, 2)).unwrap();
     thread::sleep(Duration::from_millis(300));
     thread::scope(|scope| {
         let root = scope.spawn(|| meetings[0].join()?.barrier());
@@ -163,7 +171,7 @@ fn ranks_with_different_ncclss_all_learn_both_versions() {
     meetings[2].peer.nccl = 22809;
     for error in together(&meetings, |_, rendezvous| rendezvous.err().unwrap()) {
         let text = error.to_string();
-        assert!(matches!(error, Error::NcclVersionsDiffer { .. }), "{text}");
+        assert!(matches!(error, Error::Nccl(NcclError::VersionsDiffer { .. })), "{text}");
         assert!(text.contains("rank 0 loaded NCCL 2.32.3 but rank 2 loaded NCCL 2.28.9"), "{text}");
     }
 }

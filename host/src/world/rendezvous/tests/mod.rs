@@ -1,12 +1,12 @@
 //! What a rendezvous promises, over real connections of this machine and between real processes.
 
 mod exchange;
-mod groups;
 mod kills;
 mod loss;
 mod meeting;
 mod processes;
 mod strangers;
+mod subsets;
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -16,16 +16,15 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, Socket, Type};
 
 use super::Rendezvous;
-use super::join::Meeting;
+use super::join::RendezvousConfig;
 use super::wire::{Hello, Kind, PROTOCOL, Peer, receive, send_json};
 use crate::error::Result;
 
 const NCCL: u32 = 23203;
-/// Longer than anything here takes, on a machine that does ten other things.
+/// Longer than anything here takes, on a loaded machine.
 const AMPLE: Duration = Duration::from_secs(60);
 
-/// A port that is free and that the system does not hand out by itself, as it does those that it
-/// chooses.
+/// A free port outside the ephemeral range, which the system does not give to others.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     // Other runs of these tests start elsewhere.
@@ -33,7 +32,7 @@ fn free_port() -> u16 {
     loop {
         let offset = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % 10_000;
         let address = SocketAddr::from(([127, 0, 0, 1], 10_000 + offset));
-        // It does not listen, so that nobody who comes too early is let in here.
+        // It does not listen, so that a rank that connects early is refused and tries again.
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         if socket.bind(&address.into()).is_ok() {
             return address.port();
@@ -42,9 +41,9 @@ fn free_port() -> u16 {
 }
 
 /// Meetings of `n` ranks at a port of their own.
-fn meetings(n: usize, timeout: Duration) -> Vec<Meeting> {
+fn meetings(n: usize, timeout: Duration) -> Vec<RendezvousConfig> {
     let port = free_port();
-    let meeting = |rank| Meeting {
+    let meeting = |rank| RendezvousConfig {
         host: "127.0.0.1".into(),
         port,
         job: "test".into(),
@@ -59,20 +58,19 @@ fn meetings(n: usize, timeout: Duration) -> Vec<Meeting> {
 
 /// Runs `f` for every meeting at the same time.
 fn together<T: Send>(
-    meetings: &[Meeting],
-    f: impl Fn(&Meeting, Result<Rendezvous>) -> T + Sync,
+    meetings: &[RendezvousConfig],
+    f: impl Fn(&RendezvousConfig, Result<Rendezvous>) -> T + Sync,
 ) -> Vec<T> {
     thread::scope(|scope| {
         let f = &f;
-        let start = |meeting| scope.spawn(move || f(meeting, Meeting::join(meeting)));
+        let start = |meeting| scope.spawn(move || f(meeting, RendezvousConfig::join(meeting)));
         let threads: Vec<_> = meetings.iter().map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
 
-/// A connection to rank 0 as a program that is no rank makes it; rank 0 may still be about to
-/// listen.
-fn knock(meeting: &Meeting) -> TcpStream {
+/// Connects to rank 0 as a program that is no rank; rank 0 may not listen yet.
+fn try_join(meeting: &RendezvousConfig) -> TcpStream {
     let start = Instant::now();
     loop {
         match TcpStream::connect((meeting.host.as_str(), meeting.port)) {
@@ -83,10 +81,10 @@ fn knock(meeting: &Meeting) -> TcpStream {
     }
 }
 
-fn introduce(meeting: &Meeting, hello: &Hello) -> (Kind, String) {
-    let mut stream = knock(meeting);
+fn introduce(meeting: &RendezvousConfig, hello: &Hello) -> (Kind, String) {
+    let mut stream = try_join(meeting);
     send_json(&mut stream, Kind::Hello, hello).unwrap();
-    let (kind, payload) = next_news(&mut stream);
+    let (kind, payload) = next_message(&mut stream);
     (kind, String::from_utf8(payload).unwrap())
 }
 
@@ -95,12 +93,12 @@ fn hello(rank: usize, n_ranks: usize) -> Hello {
     Hello { protocol: PROTOCOL, job: "test".into(), rank, n_ranks, peer }
 }
 
-/// What rank 0 says next, but for that it still waits.
-fn next_news(stream: &mut TcpStream) -> (Kind, Vec<u8>) {
+/// The next message of rank 0 other than `Waiting`.
+fn next_message(stream: &mut TcpStream) -> (Kind, Vec<u8>) {
     loop {
         match receive(stream, 4096).unwrap() {
             (Kind::Waiting, _) => {}
-            news => return news,
+            message => return message,
         }
     }
 }

@@ -20,23 +20,23 @@ pub(super) fn job(test: &str, n_ranks: usize) -> LocalJob {
 const ROLE: &str = "DEVCOMM_TEST_ROLE";
 
 /// The meeting of this process, if it is a rank of this test.
-pub(super) fn as_rank(test: &str) -> Option<Meeting> {
+pub(super) fn as_rank(test: &str) -> Option<RendezvousConfig> {
     std::env::var_os(ROLE).filter(|role| role == test)?;
     let launched = launched(&|name| std::env::var_os(name)).unwrap().unwrap();
     let peer = Peer { host: format!("host{}", launched.rank), nccl: NCCL };
-    Some(Meeting::new(launched, peer))
+    Some(RendezvousConfig::new(launched, peer))
 }
 
 /// A piece of work in which everyone has to do with everyone.
-fn work(meeting: &Meeting) -> Result<()> {
+fn work(meeting: &RendezvousConfig) -> Result<()> {
     let world = meeting.join()?;
     let (own, n) = (world.rank(), world.n_ranks());
     let members: Vec<usize> = (0..n).filter(|rank| rank % 2 == own % 2).collect();
-    let group = world.subset(&members)?;
+    let subset = world.subset(&members)?;
     let text = |rank: &dyn Display| format!("rank {rank}").into_bytes();
     for _ in 0..5 {
         assert_eq!(*world.all_gather(&text(&own))?, (0..n).map(|r| text(&r)).collect::<Vec<_>>());
-        let all = group.all_gather(&text(&own))?;
+        let all = subset.all_gather(&text(&own))?;
         assert_eq!(*all, members.iter().map(|r| text(r)).collect::<Vec<_>>());
     }
     world.finish()

@@ -6,9 +6,9 @@ use std::net::TcpListener;
 use std::thread;
 use std::time::Duration;
 
-use super::super::wire::{Hello, Kind, part_head, receive, send, send_json};
+use super::super::wire::{Hello, Kind, contribution_header, receive, send, send_json};
 use super::*;
-use crate::error::Error;
+use crate::error::{Error, WorldError};
 
 #[test]
 fn strangers_are_refused_with_a_reason_and_the_job_goes_on() {
@@ -16,10 +16,10 @@ fn strangers_are_refused_with_a_reason_and_the_job_goes_on() {
     thread::scope(|scope| {
         let root = scope.spawn(|| meetings[0].join()?.barrier());
 
-        let mut garbage = knock(&meetings[0]);
+        let mut garbage = try_join(&meetings[0]);
         garbage.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
-        let silent = knock(&meetings[0]);
-        let mut endless = knock(&meetings[0]);
+        let silent = try_join(&meetings[0]);
+        let mut endless = try_join(&meetings[0]);
         endless.write_all(&[Kind::Hello as u8, 0xff, 0xff, 0xff, 0xff]).unwrap();
 
         let refused = |hello, reason: &str| {
@@ -35,9 +35,9 @@ fn strangers_are_refused_with_a_reason_and_the_job_goes_on() {
 
         let mut rank_1 = the_one_of_two(&meetings[0], &hello(1, 3));
         let rank_2 = scope.spawn(|| meetings[2].join()?.barrier());
-        assert_eq!(next_news(&mut rank_1).0, Kind::Welcome);
-        send(&mut rank_1, Kind::Give, &part_head(0, &[])).unwrap();
-        assert_eq!(next_news(&mut rank_1).0, Kind::Gathered);
+        assert_eq!(next_message(&mut rank_1).0, Kind::Welcome);
+        send(&mut rank_1, Kind::Give, &contribution_header(0, &[])).unwrap();
+        assert_eq!(next_message(&mut rank_1).0, Kind::Gathered);
         root.join().unwrap().unwrap();
         rank_2.join().unwrap().unwrap();
         drop((silent, endless, garbage));
@@ -45,8 +45,8 @@ fn strangers_are_refused_with_a_reason_and_the_job_goes_on() {
 }
 
 /// Introduces one rank twice: one of the two is refused, the other is returned.
-fn the_one_of_two(meeting: &Meeting, hello: &Hello) -> TcpStream {
-    let mut both = [knock(meeting), knock(meeting)];
+fn the_one_of_two(meeting: &RendezvousConfig, hello: &Hello) -> TcpStream {
+    let mut both = [try_join(meeting), try_join(meeting)];
     for stream in &mut both {
         send_json(stream, Kind::Hello, hello).unwrap();
     }
@@ -82,9 +82,9 @@ fn a_refused_rank_gets_an_error_not_a_timeout() {
         short.timeout = Duration::from_millis(1500);
         let root = scope.spawn(move || short.join().err().unwrap());
         let error = meetings[1].join().err().unwrap();
-        assert!(matches!(error, Error::Rendezvous { .. }), "{error}");
+        assert!(matches!(error, Error::World(WorldError::Rendezvous { .. })), "{error}");
         assert!(error.to_string().contains("another job"), "{error}");
-        assert!(matches!(root.join().unwrap(), Error::RanksMissing { .. }));
+        assert!(matches!(root.join().unwrap(), Error::World(WorldError::RanksMissing { .. })));
     });
 }
 
@@ -115,11 +115,19 @@ fn something_else_in_rank_0s_place_is_not_taken_for_it() {
     let server =
         |mut stream: TcpStream| drop(stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n"));
     let error = in_place_of_rank_0(server);
-    let Error::RanksMissing { missing, notes, .. } = &error else { panic!("{error}") };
+    let Error::World(WorldError::RanksMissing { missing, notes, .. }) = &error else {
+        panic!("{error}")
+    };
     assert_eq!(*missing, [0]);
     assert!(notes.iter().any(|note| note.contains("not a rank of this program")), "{notes:?}");
     let silent = in_place_of_rank_0(drop);
-    assert!(matches!(&silent, Error::RanksMissing { missing, .. } if *missing == [0]), "{silent}");
+    assert!(
+        matches!(
+            &silent,
+            Error::World(WorldError::RanksMissing { missing, .. }) if *missing == [0]
+        ),
+        "{silent}"
+    );
     let rude = |mut stream: TcpStream| drop(send(&mut stream, Kind::Gathered, &[0; 9]));
     let error = in_place_of_rank_0(rude);
     assert!(error.to_string().contains("rank 0 answered with Gathered"), "{error}");
@@ -127,12 +135,16 @@ fn something_else_in_rank_0s_place_is_not_taken_for_it() {
 
 #[test]
 fn a_rank_that_talks_nonsense_is_lost_to_all_with_what_it_said() {
-    let group = |key: &[u64]| [part_head(0, key), b"bytes".to_vec()].concat();
+    let subset = |key: &[u64]| [contribution_header(0, key), b"bytes".to_vec()].concat();
     let nonsense = [
         (Kind::Give, vec![1, 2, 3], "it sent a frame with no ticket"),
-        (Kind::Give, part_head(0, &[1])[..20].to_vec(), "it sent a garbled part of an exchange"),
-        (Kind::Give, group(&[0, 2, 0, 7]), "it sent a garbled group"),
-        (Kind::Give, group(&[0, 2, 0, 2]), "it gave to the exchange of a group that it is not in"),
+        (
+            Kind::Give,
+            contribution_header(0, &[1])[..20].to_vec(),
+            "it sent a garbled part of an exchange",
+        ),
+        (Kind::Give, subset(&[0, 2, 0, 7]), "it sent a garbled group"),
+        (Kind::Give, subset(&[0, 2, 0, 2]), "it gave to the exchange of a group that it is not in"),
         (Kind::Welcome, Vec::new(), "it sent Welcome out of turn"),
     ];
     for (kind, payload, why) in nonsense {
@@ -142,9 +154,9 @@ fn a_rank_that_talks_nonsense_is_lost_to_all_with_what_it_said() {
                 let meeting = &meetings[rank];
                 scope.spawn(move || meeting.join().unwrap().barrier().unwrap_err().to_string())
             });
-            let mut stream = knock(&meetings[0]);
+            let mut stream = try_join(&meetings[0]);
             send_json(&mut stream, Kind::Hello, &hello(1, 3)).unwrap();
-            assert_eq!(next_news(&mut stream).0, Kind::Welcome);
+            assert_eq!(next_message(&mut stream).0, Kind::Welcome);
             send(&mut stream, kind, &payload).unwrap();
             for error in sane.map(|rank| rank.join().unwrap()) {
                 assert_eq!(error, format!("rank 1 is lost: {why}"));
@@ -158,9 +170,9 @@ fn bytes_that_are_no_frame_lose_the_rank_that_sent_them() {
     let meetings = meetings(2, AMPLE);
     thread::scope(|scope| {
         let root = scope.spawn(|| meetings[0].join().unwrap().barrier().unwrap_err().to_string());
-        let mut stream = knock(&meetings[0]);
+        let mut stream = try_join(&meetings[0]);
         send_json(&mut stream, Kind::Hello, &hello(1, 2)).unwrap();
-        assert_eq!(next_news(&mut stream).0, Kind::Welcome);
+        assert_eq!(next_message(&mut stream).0, Kind::Welcome);
         stream.write_all(&[Kind::Give as u8, 0xff, 0xff, 0xff, 0xff]).unwrap();
         let error = root.join().unwrap();
         assert!(error.contains("rank 1 is lost") && error.contains("4294967295 bytes"), "{error}");

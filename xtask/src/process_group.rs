@@ -1,4 +1,4 @@
-//! A program with everything that it starts: a process group of its own, ended together.
+//! Runs a program in its own process group, to end it with all its children.
 
 use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-/// How often a wait looks at the clock and for signals.
+/// Interval at which a wait checks the clock and signals.
 const TICK: Duration = Duration::from_millis(100);
 
-/// A running group. Dropped before its program has ended, it is killed.
-pub struct Group {
-    /// The program, whose id is the group's too; `None` once it has been waited for.
+/// A running process group, killed on drop.
+pub struct ProcessGroup {
+    /// The program, whose id is the group's; `None` once waited for.
     leader: Option<Child>,
     output: Receiver<io::Result<Vec<u8>>>,
 }
@@ -25,16 +25,16 @@ pub struct Group {
 /// How a group ended.
 #[derive(Debug)]
 pub enum End {
-    /// The program ended by itself.
+    /// The program exited.
     Exit(ExitStatus),
-    /// The time was over, and the group was killed.
+    /// The deadline passed, and the group was killed.
     Killed,
 }
 
-impl Group {
+impl ProcessGroup {
     /// Starts `command` with its standard output piped to [`run`](Self::run).
     pub fn spawn(mut command: Command) -> Result<Self> {
-        // The terminal's Ctrl-C goes to this process's own group alone, so it has to pass it on.
+        // The terminal's Ctrl-C reaches only this process's own group, so it is passed on.
         interrupted()?;
         command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0);
         let program = command.get_program().to_string_lossy().into_owned();
@@ -43,7 +43,7 @@ impl Group {
         let (sender, output) = sync_channel(16);
         let group = Self { leader: Some(child), output };
         let mut pipe = pipe.context("the output was not piped")?;
-        // Not joined: a process that left the group may hold the pipe open.
+        // Not joined: a process that left the group may keep the pipe open.
         thread::spawn(move || {
             loop {
                 let mut chunk = vec![0; 1 << 16];
@@ -60,9 +60,9 @@ impl Group {
         Ok(group)
     }
 
-    /// Hands the output on as it comes, until the program has ended and nothing holds the pipe any
-    /// more, or the deadline has passed, which `on_output` sets anew. An error, a signal to this
-    /// process among them, kills the group.
+    /// Passes output to `on_output`, which also sets the deadline, until the program has exited and
+    /// the pipe is closed, or the deadline has passed. An error, including a signal to this
+    /// process, kills the group.
     pub fn run(
         mut self,
         mut deadline: Option<Instant>,
@@ -103,19 +103,19 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         let Some(mut leader) = self.leader.take() else { return };
         if let Ok(group) = libc::pid_t::try_from(leader.id()) {
-            // SAFETY: the call takes two numbers. The leader has not been waited for, so its id, and
-            // with it the group's, belongs to no other process.
+            // SAFETY: the call takes two numbers. The leader has not been waited for, so no other
+            // process has its id or group.
             unsafe { libc::killpg(group, libc::SIGKILL) };
         }
         let _ = leader.wait();
     }
 }
 
-/// Whether this process was asked to end. From the first call on, it does not end by itself.
+/// Whether this process got a termination signal. From the first call on, signals no longer end it.
 fn interrupted() -> Result<&'static AtomicBool> {
     static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
     if let Some(flag) = FLAG.get() {
@@ -133,13 +133,13 @@ fn interrupted() -> Result<&'static AtomicBool> {
 mod tests {
     use super::*;
 
-    fn shell(script: &str) -> Group {
+    fn shell(script: &str) -> ProcessGroup {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        Group::spawn(command).unwrap()
+        ProcessGroup::spawn(command).unwrap()
     }
 
-    /// Whether the process runs: neither gone, nor ended and not waited for by its new parent.
+    /// Whether the process runs: it exists and is not a zombie.
     fn is_running(id: &str) -> bool {
         let state = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
         state.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
@@ -165,12 +165,12 @@ mod tests {
             output.push_str(&String::from_utf8_lossy(chunk));
             Ok(Some(deadline))
         };
-        // A program whose own child would go on.
+        // A program whose child keeps running.
         let end = shell("sleep 600 & echo $!; wait").run(Some(deadline), take);
         assert!(matches!(end, Ok(End::Killed)), "{end:?}");
         let child = output.trim();
         assert!(!child.is_empty());
-        // The system takes a moment to end it.
+        // The system needs a moment to end it.
         for _ in 0..100 {
             if !is_running(child) {
                 return;

@@ -1,4 +1,4 @@
-//! The ranks of one connection that live in this process, and how they meet.
+//! A connection: its ranks in this process, and its first error.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,15 +13,15 @@ use crate::setup::Setup;
 use crate::staging::Staging;
 
 /// A rank of this process.
-pub(crate) struct Member {
+pub(crate) struct LocalRank {
     pub(crate) lane: Lane,
     pub(crate) staging: Arc<Staging>,
     pub(crate) regions: Regions,
     left: AtomicBool,
 }
 
-impl Member {
-    /// The rank that is on this thread's current device.
+impl LocalRank {
+    /// A rank on this thread's current device.
     pub(crate) fn new(setup: &Setup, rank: usize) -> Result<Self> {
         let device = Device::current(&setup.driver)?;
         let config = setup.config;
@@ -37,7 +37,7 @@ impl Member {
         &self.staging.channel.device
     }
 
-    /// The rank has closed its side.
+    /// Marks the rank's side closed.
     pub(crate) fn leave(&self) {
         self.left.store(true, Ordering::Release);
     }
@@ -47,49 +47,50 @@ impl Member {
     }
 }
 
-/// The same for all ranks of a connection: the endpoint of rank 0, which is of one connection only.
+/// Identifies a connection on all its ranks: the endpoint of rank 0, which belongs to one
+/// connection only.
 pub(crate) type Key = (u64, u64);
 
-/// The ranks of a connection. What fails for one of this process has failed for all of them.
-pub(crate) struct Group {
-    members: Vec<OnceLock<Arc<Member>>>,
-    /// How many members came.
+/// The ranks of a connection. An error of one rank of this process fails all of them.
+pub(crate) struct Connection {
+    locals: Vec<OnceLock<Arc<LocalRank>>>,
+    /// Number of local ranks that have joined.
     joined: Mutex<usize>,
     another: Condvar,
     fault: OnceLock<Error>,
 }
 
-static GROUPS: Mutex<Option<HashMap<Key, Weak<Group>>>> = Mutex::new(None);
+static CONNECTIONS: Mutex<Option<HashMap<Key, Weak<Connection>>>> = Mutex::new(None);
 
-impl Group {
-    /// The group of this key, made by whoever comes first.
+impl Connection {
+    /// The connection with this key, created by the first rank.
     pub(crate) fn of(key: Key, ranks: usize) -> Result<Arc<Self>> {
-        let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
-        let groups = groups.get_or_insert_default();
-        groups.retain(|_, group| group.strong_count() > 0);
-        if let Some(group) = groups.get(&key).and_then(Weak::upgrade) {
-            if group.members.len() != ranks {
+        let mut connections = CONNECTIONS.lock().unwrap_or_else(PoisonError::into_inner);
+        let connections = connections.get_or_insert_default();
+        connections.retain(|_, connection| connection.strong_count() > 0);
+        if let Some(connection) = connections.get(&key).and_then(Weak::upgrade) {
+            if connection.locals.len() != ranks {
                 return Err(Error::Argument(format!(
                     "ranks disagree: {ranks} of them, or {}",
-                    group.members.len()
+                    connection.locals.len()
                 )));
             }
-            return Ok(group);
+            return Ok(connection);
         }
-        let group = Arc::new(Self {
-            members: (0..ranks).map(|_| OnceLock::new()).collect(),
+        let connection = Arc::new(Self {
+            locals: (0..ranks).map(|_| OnceLock::new()).collect(),
             joined: Mutex::new(0),
             another: Condvar::new(),
             fault: OnceLock::new(),
         });
-        groups.insert(key, Arc::downgrade(&group));
-        Ok(group)
+        connections.insert(key, Arc::downgrade(&connection));
+        Ok(connection)
     }
 
-    /// Makes a rank known to the others of this process.
-    pub(crate) fn join(&self, rank: usize, member: Arc<Member>) -> Result<()> {
-        let slot = self.members.get(rank);
-        if slot.is_none_or(|slot| slot.set(member).is_err()) {
+    /// Adds a local rank.
+    pub(crate) fn join(&self, rank: usize, local: Arc<LocalRank>) -> Result<()> {
+        let slot = self.locals.get(rank);
+        if slot.is_none_or(|slot| slot.set(local).is_err()) {
             return Err(Error::Argument(format!("rank {rank} connects twice, or is out of range")));
         }
         *self.joined.lock().unwrap_or_else(PoisonError::into_inner) += 1;
@@ -97,7 +98,7 @@ impl Group {
         Ok(())
     }
 
-    /// Waits until `ranks` of this process have come.
+    /// Waits until `ranks` ranks of this process have joined.
     pub(crate) fn wait_for(&self, ranks: usize, deadline: Instant) -> Result<()> {
         let mut joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
         while *joined < ranks {
@@ -107,7 +108,7 @@ impl Group {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(Error::Timeout(format!(
-                    "{joined} of the {ranks} ranks of this process came to connect in time \
+                    "{joined} of the {ranks} ranks of this process connected in time \
                      (DEVCOMM_GIN_TIMEOUT)"
                 )));
             }
@@ -117,25 +118,25 @@ impl Group {
         Ok(())
     }
 
-    /// A rank of this process that came.
-    pub(crate) fn member(&self, rank: usize) -> Option<&Arc<Member>> {
-        self.members.get(rank)?.get()
+    /// A local rank, if it has joined.
+    pub(crate) fn local(&self, rank: usize) -> Option<&Arc<LocalRank>> {
+        self.locals.get(rank)?.get()
     }
 
-    /// All ranks of this process that came.
-    pub(crate) fn members(&self) -> impl Iterator<Item = &Arc<Member>> {
-        self.members.iter().filter_map(OnceLock::get)
+    /// All local ranks that have joined.
+    pub(crate) fn locals(&self) -> impl Iterator<Item = &Arc<LocalRank>> {
+        self.locals.iter().filter_map(OnceLock::get)
     }
 
-    /// The first thing that failed, for any rank of this process.
+    /// The first error of any local rank.
     pub(crate) fn fault(&self) -> Option<&Error> {
         self.fault.get()
     }
 
-    /// Records a failure, and returns the first.
+    /// Records an error, and returns the first one.
     pub(crate) fn fail(&self, error: Error) -> Error {
         let first = self.fault.get_or_init(|| error).clone();
-        // Whoever has not seen it waits already when this lock is free, and is woken.
+        // A thread that has not seen it already waits when this lock is free, and is woken.
         drop(self.joined.lock().unwrap_or_else(PoisonError::into_inner));
         self.another.notify_all();
         first

@@ -1,4 +1,5 @@
-//! With the feature `ptx`: compiles the kernels of `devcomm-kernels` to PTX, into `OUT_DIR/kernels`.
+//! Compiles the kernels of `devcomm-kernels` to PTX, into `OUT_DIR/kernels`, with the feature
+//! `ptx`.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,8 +1,9 @@
-//! How the other devices of this process reach a rank's memory.
+//! Maps a rank's memory for the other devices of this process.
 //!
-//! A copy between devices is cheapest to start where the memory is mapped for both (a third of the time that a peer copy takes the
-//! host). NCCL maps its windows for the ranks that load and store to each other, under addresses of its own; what it registers may be mapped
-//! for its own device only. So the plugin looks, and else maps the same physical memory once more, for all devices that can reach it.
+//! A copy between devices starts fastest where the memory is mapped for both: it takes the host a
+//! third of the time of a peer copy. NCCL maps its windows for the LSA team, at addresses of its
+//! own; registered memory may be mapped for its own device only. So the plugin checks, and
+//! otherwise maps the same physical memory again, for all devices with access.
 
 use std::ffi::c_int;
 
@@ -10,15 +11,16 @@ use crate::driver::{AccessDescription, Address, Device, Location, READ_WRITE, ca
 use crate::error::{Error, Result};
 use crate::log;
 
-/// A region as other devices reach it.
-pub(crate) struct Reach {
+/// A region's address for other devices.
+pub(crate) struct PeerMapping {
     base: Address,
     devices: Vec<c_int>,
     mapping: Option<Mapping>,
 }
 
-impl Reach {
-    /// Of `bytes` at `base` on `owner`, for as many of `others` as can be; `None`: for none of them.
+impl PeerMapping {
+    /// For `bytes` at `base` on `owner`: for as many of `others` as possible; `None`: for none of
+    /// them.
     pub(crate) fn of(
         owner: &Device,
         base: Address,
@@ -30,16 +32,16 @@ impl Reach {
         if devices.is_empty() || bytes == 0 {
             return None;
         }
-        let reach =
+        let peer_mapping =
             match is_mapped(owner, base, bytes, &devices) {
                 Ok(true) => Ok(Self { base, devices, mapping: None }),
                 Ok(false) => Mapping::new(owner, base, bytes, &devices)
                     .map(|(mapping, base)| Self { base, devices, mapping: Some(mapping) }),
                 Err(error) => Err(error),
             };
-        reach
+        peer_mapping
             .inspect_err(|error| {
-                log::debug(format_args!("{bytes} bytes at {base:#x} go by peer copies: {error}"));
+                log::debug(format_args!("{bytes} bytes at {base:#x} use peer copies: {error}"));
             })
             .ok()
     }
@@ -49,24 +51,24 @@ impl Reach {
         self.devices.contains(&device).then(|| self.base + offset as Address)
     }
 
-    /// Whether it is gone when this is dropped.
+    /// Whether dropping this unmaps it.
     pub(crate) fn is_own_mapping(&self) -> bool {
         self.mapping.is_some()
     }
 }
 
-/// A piece of physical memory as it is mapped at an address.
+/// The extent of physical memory mapped at an address.
 fn segment(owner: &Device, at: Address) -> Result<(Address, usize)> {
     let (mut base, mut bytes) = (0, 0);
-    let place = "for the extent of a region";
-    call!(*owner.driver, place, cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, at))?;
+    let purpose = "for the extent of a region";
+    call!(*owner.driver, purpose, cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, at))?;
     if at < base || at - base >= bytes as Address {
         return Err(Error::Internal(format!("the memory at {at:#x} has no extent")));
     }
     Ok((base, bytes))
 }
 
-/// Whether all of `devices` reach all of the region at its own address.
+/// Whether all of `devices` can access the whole region at its own address.
 fn is_mapped(owner: &Device, base: Address, bytes: usize, devices: &[c_int]) -> Result<bool> {
     let _entered = owner.enter()?;
     let mut at = base;
@@ -89,7 +91,7 @@ fn is_mapped(owner: &Device, base: Address, bytes: usize, devices: &[c_int]) -> 
     Ok(true)
 }
 
-/// The plugin's own mapping of physical memory. It keeps that alive.
+/// The plugin's own mapping of physical memory, which keeps the memory alive.
 struct Mapping {
     device: Device,
     address: Address,
@@ -97,7 +99,7 @@ struct Mapping {
 }
 
 impl Mapping {
-    /// Maps the memory of a region, and returns the region's base in it.
+    /// Maps a region's memory; returns the region's base in the mapping.
     fn new(
         owner: &Device,
         base: Address,
@@ -108,33 +110,33 @@ impl Mapping {
         let driver = &*owner.driver;
         let (start, length) = segment(owner, base)?;
         if base + bytes as Address > start + length as Address {
-            return Err(Error::Unserved("it has several pieces of physical memory".to_owned()));
+            return Err(Error::Unsupported("it has several pieces of physical memory".to_owned()));
         }
-        let place = "for the mapping of a region";
+        let purpose = "for the mapping of a region";
         let (mut memory, mut address) = (0, 0);
         call!(
             *driver,
-            place,
+            purpose,
             cuMemRetainAllocationHandle(&raw mut memory, start as *mut std::ffi::c_void)
         )?;
         let reserved =
-            call!(*driver, place, cuMemAddressReserve(&raw mut address, length, 0, 0, 0));
-        // NCCL, too, takes it that a mapping begins where its memory begins.
+            call!(*driver, purpose, cuMemAddressReserve(&raw mut address, length, 0, 0, 0));
+        // As NCCL does, assume that a mapping begins where its memory begins.
         let mapped = reserved.and_then(|()| {
-            let mapped = call!(*driver, place, cuMemMap(address, length, 0, memory, 0));
+            let mapped = call!(*driver, purpose, cuMemMap(address, length, 0, memory, 0));
             if mapped.is_err() {
-                let _ = call!(*driver, place, cuMemAddressFree(address, length));
+                let _ = call!(*driver, purpose, cuMemAddressFree(address, length));
             }
             mapped
         });
-        // The mapping keeps the memory from here on.
-        let released = call!(*driver, place, cuMemRelease(memory));
+        // From here on the mapping keeps the memory alive.
+        let released = call!(*driver, purpose, cuMemRelease(memory));
         mapped?;
         let mapping = Self { device: owner.clone(), address, bytes: length };
         released?;
         let all = others.iter().chain([&owner.number]);
         let access: Vec<_> = all.map(|device| AccessDescription::of(*device)).collect();
-        call!(*driver, place, cuMemSetAccess(address, length, access.as_ptr(), access.len()))?;
+        call!(*driver, purpose, cuMemSetAccess(address, length, access.as_ptr(), access.len()))?;
         Ok((mapping, address + (base - start)))
     }
 }

@@ -1,4 +1,5 @@
-//! How ranks of different processes find each other: the higher rank calls the lower one's endpoint and brings the memory that they will share.
+//! Connects ranks of different processes: the higher rank connects to the lower one's endpoint and
+//! sends the memory that they will share.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -17,68 +18,70 @@ use rustix::net::{
 
 use super::link::Link;
 use super::segment::{Segment, Shape};
+use crate::connection::{Connection, Key, LocalRank};
 use crate::driver::Device;
 use crate::endpoint::{Endpoint, Handle};
 use crate::error::{Error, Result};
-use crate::group::{Group, Key, Member};
 use crate::log;
 
-/// The longest pause between two looks at the clock and at who is waited for.
+/// Longest interval between checks of the deadline and of the missing rank.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Time between two looks whether who is waited for still listens: each takes a place in its queue of calls.
+/// Interval of checks whether the missing rank still listens: each takes a place in its backlog.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
-/// Time between two calls of a rank whose queue is full.
+/// Interval of connection attempts to a rank whose backlog is full.
 const CALL_EVERY: Duration = Duration::from_millis(10);
-const HELLO_BYTES: usize = 40;
+const GREETING_BYTES: usize = 40;
 
-/// What the caller says first.
+/// The first message of a connecting rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Hello {
-    connection: Key,
+struct Greeting {
+    key: Key,
     rank: usize,
     shape: Shape,
 }
 
-impl Hello {
-    fn to_bytes(self) -> [u8; HELLO_BYTES] {
+impl Greeting {
+    fn to_bytes(self) -> [u8; GREETING_BYTES] {
         let Shape { slots, slot_bytes } = self.shape;
-        let (first, second) = self.connection;
+        let (first, second) = self.key;
         let words = [first, second, self.rank as u64, slots as u64, slot_bytes as u64];
-        let mut bytes = [0; HELLO_BYTES];
+        let mut bytes = [0; GREETING_BYTES];
         for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
             to.copy_from_slice(&word.to_le_bytes());
         }
         bytes
     }
 
-    fn from_bytes(bytes: &[u8; HELLO_BYTES]) -> Self {
+    fn from_bytes(bytes: &[u8; GREETING_BYTES]) -> Self {
         let word = |index: usize| {
             let mut word = [0; 8];
             word.copy_from_slice(&bytes[8 * index..][..8]);
             u64::from_le_bytes(word)
         };
         let shape = Shape { slots: word(3) as usize, slot_bytes: word(4) as usize };
-        Self { connection: (word(0), word(1)), rank: word(2) as usize, shape }
+        Self { key: (word(0), word(1)), rank: word(2) as usize, shape }
     }
 }
 
-/// Meets every rank of `handles` that lives in another process: `links` are to those met, whatever comes of it.
-pub(crate) fn meet(
+/// Connects to every rank of `handles` in another process; `links` gets the established links, also
+/// on error.
+pub(crate) fn connect_links(
     endpoint: &Endpoint,
     handles: &[Handle],
     rank: usize,
-    me: &Arc<Member>,
-    group: &Group,
+    me: &Arc<LocalRank>,
+    connection: &Connection,
     deadline: Instant,
     links: &mut [Option<Link>],
 ) -> Result<()> {
     let mine = &endpoint.handle;
-    let (connection, shape) = (handles[0].key(), Shape::of(&endpoint.setup.config));
+    let (key, shape) = (handles[0].key(), Shape::of(&endpoint.setup.config));
     let device = &me.staging.channel.device;
     for (other, handle) in handles.iter().enumerate().take(rank) {
         if !handle.same_process(mine) {
-            let hello = Hello { connection, rank, shape };
-            let (segment, socket) = call_on(hello, other, handle, device, group, deadline)?;
+            let greeting = Greeting { key, rank, shape };
+            let (segment, socket) =
+                call_rank(greeting, other, handle, device, connection, deadline)?;
             let pid = handle.pid();
             links[other] = Some(Link::new(Arc::clone(me), rank, other, pid, segment, socket)?);
         }
@@ -87,79 +90,85 @@ pub(crate) fn meet(
         other > rank && !handles[other].same_process(mine) && links[other].is_none()
     };
     while let Some(missing) = (0..handles.len()).find(|other| is_missing(links, *other)) {
-        wait_for_call(&endpoint.listener, group, links, deadline, missing, &handles[missing])?;
+        wait_for_call(&endpoint.listener, connection, links, deadline, missing, &handles[missing])?;
         let accepted = endpoint.listener.accept();
-        let (socket, _) =
-            accepted.map_err(|error| Error::system("taking a call of another rank", error))?;
-        // Anybody can call an abstract name: strangers are sent away.
-        let Some((hello, memory)) = take_call(&socket, deadline) else {
-            log::debug(format_args!("rank {rank}: a stranger's call, refused"));
+        let (socket, _) = accepted
+            .map_err(|error| Error::system("accepting a connection of another rank", error))?;
+        // Any process can connect to an abstract name: strangers are refused.
+        let Some((greeting, memory)) = take_call(&socket, deadline) else {
+            log::debug(format_args!("rank {rank}: refused a connection of a stranger"));
             continue;
         };
-        if hello.connection != connection
-            || hello.rank >= handles.len()
-            || !is_missing(links, hello.rank)
+        if greeting.key != key
+            || greeting.rank >= handles.len()
+            || !is_missing(links, greeting.rank)
         {
             continue;
         }
-        let segment = Segment::map(&memory, hello.shape, device)?;
-        let pid = handles[hello.rank].pid();
-        let link = Link::new(Arc::clone(me), rank, hello.rank, pid, segment, socket)?;
-        links[hello.rank] = Some(link);
+        let segment = Segment::map(&memory, greeting.shape, device)?;
+        let pid = handles[greeting.rank].pid();
+        let link = Link::new(Arc::clone(me), rank, greeting.rank, pid, segment, socket)?;
+        links[greeting.rank] = Some(link);
     }
     Ok(())
 }
 
-/// Calls a lower rank, and brings the memory.
-fn call_on(
-    hello: Hello,
+/// Connects to a lower rank, and sends the shared memory.
+fn call_rank(
+    greeting: Greeting,
     other: usize,
     handle: &Handle,
     device: &Device,
-    group: &Group,
+    connection: &Connection,
     deadline: Instant,
 ) -> Result<(Segment, UnixStream)> {
     let failed = |error: &dyn std::fmt::Display| {
         Error::Remote(format!(
-            "rank {} cannot call rank {other}, of process {}: {error}; it has ended, or is in another \
-             network namespace of this host, which this plugin does not serve",
-            hello.rank,
+            "rank {} cannot connect to rank {other}, of process {}: {error}; it has ended, or is \
+             in another network namespace of this host, which this plugin does not support",
+            greeting.rank,
             handle.pid()
         ))
     };
     let socket = loop {
         match handle.call() {
             Ok(socket) => break socket,
-            Err(Errno::AGAIN | Errno::INTR) => wait_to_call(other, handle, group, deadline)?,
+            Err(Errno::AGAIN | Errno::INTR) => wait_to_retry(other, handle, connection, deadline)?,
             Err(error) => return Err(failed(&error)),
         }
     };
     socket.set_nonblocking(false).map_err(|error| failed(&error))?;
     let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     socket.set_write_timeout(Some(left)).map_err(|error| failed(&error))?;
-    let memory = hello.shape.create()?;
+    let memory = greeting.shape.create()?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let descriptors = [std::os::fd::AsFd::as_fd(&memory)];
     control.push(SendAncillaryMessage::ScmRights(&descriptors));
-    let bytes = hello.to_bytes();
+    let bytes = greeting.to_bytes();
     let sent = sendmsg(&socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL);
     match sent {
-        Ok(HELLO_BYTES) => {}
-        Ok(_) => return Err(failed(&"the call was cut short")),
+        Ok(GREETING_BYTES) => {}
+        Ok(_) => return Err(failed(&"the connection was closed early")),
         Err(error) => return Err(failed(&error)),
     }
-    Ok((Segment::map(&memory, hello.shape, device)?, socket))
+    Ok((Segment::map(&memory, greeting.shape, device)?, socket))
 }
 
-/// Waits a moment, for the queue of rank `other` is full of calls.
-fn wait_to_call(other: usize, handle: &Handle, group: &Group, deadline: Instant) -> Result<()> {
-    if let Some(fault) = group.fault() {
+/// Waits a moment, since the backlog of rank `other` is full.
+fn wait_to_retry(
+    other: usize,
+    handle: &Handle,
+    connection: &Connection,
+    deadline: Instant,
+) -> Result<()> {
+    if let Some(fault) = connection.fault() {
         return Err(fault.clone());
     }
     if Instant::now() > deadline {
         return Err(Error::Timeout(format!(
-            "rank {other}, of process {}, took no call in time (DEVCOMM_GIN_TIMEOUT)",
+            "rank {other}, of process {}, did not accept a connection in time \
+            (DEVCOMM_GIN_TIMEOUT)",
             handle.pid()
         )));
     }
@@ -167,15 +176,15 @@ fn wait_to_call(other: usize, handle: &Handle, group: &Group, deadline: Instant)
     Ok(())
 }
 
-/// What a caller says, if it is one of this user's ranks.
-fn take_call(socket: &UnixStream, deadline: Instant) -> Option<(Hello, OwnedFd)> {
+/// Receives a greeting, if the peer is one of this user's ranks.
+fn take_call(socket: &UnixStream, deadline: Instant) -> Option<(Greeting, OwnedFd)> {
     if socket_peercred(socket).ok()?.uid != rustix::process::getuid() {
         return None;
     }
     let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-    // A rank says hello as soon as it is through.
+    // A rank sends its greeting as soon as it is connected.
     socket.set_read_timeout(Some(left.min(Duration::from_secs(2)))).ok()?;
-    let mut bytes = [0; HELLO_BYTES];
+    let mut bytes = [0; GREETING_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL;
@@ -184,13 +193,13 @@ fn take_call(socket: &UnixStream, deadline: Instant) -> Option<(Hello, OwnedFd)>
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
         _ => None,
     })?;
-    (received.bytes == HELLO_BYTES).then(|| (Hello::from_bytes(&bytes), memory))
+    (received.bytes == GREETING_BYTES).then(|| (Greeting::from_bytes(&bytes), memory))
 }
 
-/// Waits until somebody calls. `missing`, of `handle`, is one that has not.
+/// Waits for an incoming connection. `missing`, with `handle`, is a rank that has not connected.
 fn wait_for_call(
     listener: &UnixListener,
-    group: &Group,
+    connection: &Connection,
     links: &[Option<Link>],
     deadline: Instant,
     missing: usize,
@@ -198,7 +207,7 @@ fn wait_for_call(
 ) -> Result<()> {
     let mut probe_at = Instant::now();
     loop {
-        if let Some(fault) = group.fault() {
+        if let Some(fault) = connection.fault() {
             return Err(fault.clone());
         }
         links.iter().flatten().try_for_each(Link::check)?;
@@ -215,13 +224,13 @@ fn wait_for_call(
             match poll(&mut sources, Some(pause)) {
                 Ok(ready) => Ok(ready > 0),
                 Err(Errno::INTR) => Ok(false),
-                Err(error) => Err(Error::system("waiting for a call of another rank", error)),
+                Err(error) => Err(Error::system("waiting for a connection of another rank", error)),
             }
         };
         if called(&pause)? {
             return Ok(());
         }
-        // It may have called and gone between the two questions.
+        // It may have connected and ended between the two checks.
         if Instant::now() < probe_at {
             continue;
         }

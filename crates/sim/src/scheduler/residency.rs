@@ -1,5 +1,4 @@
-//! Which blocks are on the GPUs: grids start in the order of their launches, as the multiprocessors
-//! have room.
+//! Places blocks on multiprocessors: grids start in launch order, as resources permit.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
@@ -16,28 +15,28 @@ use crate::shared::{MAX_SHARED, SharedMemory};
 use crate::thread::{Block, Grid, Thread, Wait};
 use crate::warp::{WARP, Warp};
 
-/// Threads of a block, at most: in each dimension, and in all.
+/// Largest block in threads, by dimension.
 const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
 const MAX_BLOCK_THREADS: u64 = 1024;
-/// Blocks of a grid, at most: in each dimension.
+/// Largest grid in blocks, by dimension.
 const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
-/// Threads that are simulated at one time: their stacks take 4 KiB each at least.
+/// Maximum number of concurrent threads: each needs at least 4 KiB of stack.
 const MAX_THREADS: usize = 1 << 22;
 
-/// Room on a multiprocessor: what it has left, or what a block takes.
+/// Resources of a multiprocessor: what is free, or what a block needs.
 #[derive(Clone, Copy)]
-struct Room {
+struct SmResources {
     threads: u32,
     blocks: u32,
     /// Bytes of shared memory.
     shared: usize,
 }
 
-impl Room {
-    /// All of Hopper's.
+impl SmResources {
+    /// A whole multiprocessor of Hopper.
     const WHOLE: Self = Self { threads: 2048, blocks: 32, shared: 228 << 10 };
 
-    /// What a block takes: whole warps, and 1 KiB of shared memory more than it asks for.
+    /// What a block needs: whole warps, and 1 KiB of shared memory beyond its own.
     fn of_block(threads: u32, dynamic_shared: usize) -> Self {
         let threads = threads.max(1).next_multiple_of(WARP);
         Self { threads, blocks: 1, shared: dynamic_shared + (1 << 10) }
@@ -62,23 +61,23 @@ impl Room {
     }
 }
 
-/// What a GPU runs.
+/// Resources and pending grids of a GPU.
 #[derive(Default)]
 pub(super) struct Gpu {
-    /// Room on the multiprocessors that have had a block; the others are empty.
-    left: Vec<Room>,
-    /// Where to look for room first.
+    /// Free resources of the multiprocessors used so far; the others are empty.
+    left: Vec<SmResources>,
+    /// The multiprocessor to try first.
     next: usize,
     /// Grids with blocks that have not started.
     pending: VecDeque<Rc<Grid>>,
 }
 
 impl Gpu {
-    /// Takes room for a block on one of `all` multiprocessors: its number. Like a GPU's, blocks go
-    /// to one multiprocessor after the other.
-    fn place(&mut self, all: u32, block: Room) -> Option<usize> {
+    /// Places a block on one of `all` multiprocessors and returns its index. Like a GPU, it goes
+    /// round the multiprocessors.
+    fn place(&mut self, all: u32, block: SmResources) -> Option<usize> {
         if self.left.len() < all as usize {
-            self.left.push(Room::WHOLE);
+            self.left.push(SmResources::WHOLE);
             self.next = self.left.len() - 1;
         }
         let n = self.left.len();
@@ -88,40 +87,41 @@ impl Gpu {
         Some(found)
     }
 
-    /// How many of these blocks fit beside what is there.
-    fn holds(&self, all: u32, block: Room) -> u32 {
+    /// How many of these blocks fit beside the running ones.
+    fn holds(&self, all: u32, block: SmResources) -> u32 {
         let used: u32 = self.left.iter().map(|left| left.holds(block)).sum();
         let empty = all - self.left.len() as u32;
-        used.saturating_add(empty.saturating_mul(Room::WHOLE.holds(block)))
+        used.saturating_add(empty.saturating_mul(SmResources::WHOLE.holds(block)))
     }
 }
 
-/// The numbers of element `index` of an array of these dimensions, x first.
-fn unfold(index: u32, [x, y, _]: [u32; 3]) -> [u32; 3] {
+/// The index of element `index` in each dimension, x first.
+fn to_dim3(index: u32, [x, y, _]: [u32; 3]) -> [u32; 3] {
     [index % x, index / x % y, index / x / y]
 }
 
-/// How many elements there are.
+/// Number of elements.
 fn volume(dimensions: [u32; 3]) -> u64 {
     dimensions.iter().fold(1_u64, |n, d| n.saturating_mul((*d).into()))
 }
 
 fn too_many(kernel: &'static str, threads: usize) -> Error {
     let reason = format!(
-        "{threads} threads at one time, where the simulator takes {MAX_THREADS}; launch fewer blocks, or simulate fewer multiprocessors"
+        "{threads} concurrent threads, but the simulator runs at most {MAX_THREADS}; launch fewer \
+        blocks, or simulate fewer multiprocessors"
     );
     Error::Launch { kernel, reason }
 }
 
 impl Scheduler {
-    /// How many blocks of `threads` threads with so much dynamic shared memory a GPU holds at one
-    /// time.
+    /// Maximum resident blocks per GPU for `threads` threads and `dynamic_shared` bytes of dynamic
+    /// shared memory per block.
     pub(crate) fn resident(&self, threads: u32, dynamic_shared: usize) -> u32 {
-        let block = Room::of_block(threads, dynamic_shared);
-        self.settings.multiprocessors.saturating_mul(Room::WHOLE.holds(block))
+        let block = SmResources::of_block(threads, dynamic_shared);
+        self.settings.multiprocessors.saturating_mul(SmResources::WHOLE.holds(block))
     }
 
-    /// Refuses what no GPU takes; the number of blocks.
+    /// Checks a launch against a GPU's limits; returns the number of blocks.
     pub(crate) fn check(&self, launch: &Launch) -> Result<u32> {
         let Launch { kernel, gpu, grid, block, dynamic_shared, .. } = *launch;
         let refuse = |reason: String| Err(Error::Launch { kernel, reason });
@@ -133,31 +133,36 @@ impl Scheduler {
             return refuse("a grid of no blocks".to_owned());
         }
         if (0..3).any(|i| grid[i] > MAX_GRID[i]) {
-            return refuse(format!("a grid of {grid:?} blocks, where {MAX_GRID:?} are possible"));
+            return refuse(format!(
+                "a grid of {grid:?} blocks, but at most {MAX_GRID:?} are \
+                                  possible"
+            ));
         }
         let Ok(blocks) = u32::try_from(blocks) else {
-            return refuse(format!("{blocks} blocks, where the simulator takes {}", u32::MAX));
+            return refuse(format!("{blocks} blocks, but the simulator runs at most {}", u32::MAX));
         };
         if !(1..=MAX_BLOCK_THREADS).contains(&threads) {
             return refuse(format!(
-                "blocks of {threads} threads, where 1 to {MAX_BLOCK_THREADS} are possible"
+                "blocks of {threads} threads, but 1 to {MAX_BLOCK_THREADS} are possible"
             ));
         }
         if (0..3).any(|i| block[i] > MAX_BLOCK[i]) {
             return refuse(format!(
-                "a block of {block:?} threads, where {MAX_BLOCK:?} are possible"
+                "a block of {block:?} threads, but at most {MAX_BLOCK:?} are possible"
             ));
         }
         let threads = threads as u32;
         if dynamic_shared > MAX_SHARED {
             return refuse(format!(
-                "{dynamic_shared} bytes of dynamic shared memory, where a block has at most {MAX_SHARED}"
+                "{dynamic_shared} bytes of dynamic shared memory, but a block has at most \
+                {MAX_SHARED}"
             ));
         }
         let resident = self.resident(threads, dynamic_shared);
         if launch.cooperative && blocks > resident {
             return refuse(format!(
-                "a cooperative grid of {blocks} blocks, but a GPU holds {resident} of them at one time"
+                "a cooperative grid of {blocks} blocks, but at most {resident} of them are \
+                resident on a GPU"
             ));
         }
         let at_once = blocks.min(resident) as usize * threads as usize;
@@ -167,7 +172,7 @@ impl Scheduler {
         Ok(blocks)
     }
 
-    /// Takes a grid, or refuses what no GPU takes.
+    /// Queues a grid, after checking it.
     pub(crate) fn launch(&mut self, launch: Launch) -> Result<GridId> {
         let (blocks, gpu) = (self.check(&launch)?, launch.gpu);
         self.launched += 1;
@@ -181,7 +186,7 @@ impl Scheduler {
         Ok(id)
     }
 
-    /// Whether no grid runs or waits to run.
+    /// Whether no grid runs or is pending.
     pub(crate) fn is_idle(&self) -> bool {
         self.live == 0 && self.gpus.iter().all(|gpu| gpu.pending.is_empty())
     }
@@ -195,18 +200,18 @@ impl Scheduler {
         !runs
     }
 
-    /// Starts the blocks that have room now.
+    /// Starts the pending blocks that fit.
     pub(super) fn start_blocks(&mut self, gpus: &Gpus) -> Result<()> {
         for gpu in std::mem::take(&mut self.changed) {
             while let Some(grid) = self.gpus[gpu].pending.front().cloned() {
                 let (all, next) = (self.settings.multiprocessors, grid.next.get());
-                let room = Room::of_block(grid.threads(), grid.launch.dynamic_shared);
+                let residency = SmResources::of_block(grid.threads(), grid.launch.dynamic_shared);
                 let gpu = &mut self.gpus[gpu];
                 let waits = grid.launch.cooperative && next == 0;
-                if waits && gpu.holds(all, room) < grid.blocks {
+                if waits && gpu.holds(all, residency) < grid.blocks {
                     break;
                 }
-                let Some(multiprocessor) = gpu.place(all, room) else { break };
+                let Some(multiprocessor) = gpu.place(all, residency) else { break };
                 grid.next.set(next + 1);
                 if next + 1 == grid.blocks {
                     gpu.pending.pop_front();
@@ -259,8 +264,8 @@ impl Scheduler {
                 &block,
                 tid,
                 ThreadCtx {
-                    thread_idx: unfold(tid, block_dim),
-                    block_idx: unfold(index, grid_dim),
+                    thread_idx: to_dim3(tid, block_dim),
+                    block_idx: to_dim3(index, grid_dim),
                     block_dim,
                     grid_dim,
                     dynamic_shared,
@@ -274,8 +279,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// A warp of a block's last `lanes` threads, with the stacks of one that has ended, if there is
-    /// one.
+    /// A warp with `lanes` lanes, reusing one that has ended if possible.
     fn warp(&mut self, lanes: u32) -> Result<Box<Warp>> {
         let warp = match self.warps.pop() {
             Some(warp) => warp,
@@ -295,8 +299,8 @@ impl Scheduler {
         let Block { grid, gpu, size, multiprocessor, warps, .. } = block;
         self.free.push(slot);
         self.warps.extend(warps);
-        let room = Room::of_block(size, grid.launch.dynamic_shared);
-        self.gpus[gpu].left[multiprocessor].give_back(room);
+        let residency = SmResources::of_block(size, grid.launch.dynamic_shared);
+        self.gpus[gpu].left[multiprocessor].give_back(residency);
         if !self.gpus[gpu].pending.is_empty() {
             self.changed.push(gpu);
         }
@@ -315,7 +319,7 @@ impl Grid {
 }
 
 impl Thread {
-    /// Makes it thread `tid` of a block.
+    /// Initialises it as thread `tid` of a block.
     fn start(&self, gpus: &Gpus, block: &Rc<Block>, tid: u32, ctx: ThreadCtx) {
         self.ctx.set(ctx);
         self.gpus.set(gpus);

@@ -1,11 +1,11 @@
 //! The ranks that exchange among themselves: the world, its subsets, subsets of those.
 //!
-//! Many groups exchange at the same time over the same connections, so every part of an exchange
-//! carries the key of its group, and parts with one key belong together. A key is agreed by
-//! construction, with no word between the ranks: it is how the group was made, from the world on:
+//! Many subsets exchange at the same time over the same connections, so every part of an exchange
+//! carries the key of its subset, and parts with one key belong together. A key is agreed by
+//! construction, with no word between the ranks: it is how the subset was made, from the world on:
 //! for every step the members, and how many subsets of these very members had been made of the same
-//! parent before. Two groups of the same members thus have different keys, and that takes no more
-//! than the rule for everything collective: the members of a group make it in the same order.
+//! parent before. Two subsets of the same members thus have different keys, and that takes no more
+//! than the rule for everything collective: the members of a subset make it in the same order.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -15,20 +15,20 @@ use parking_lot::Mutex;
 use super::wire::bad;
 use crate::error::{Error, Result};
 
-/// How long a key may get on the wire, in bytes: a few nested groups of as many ranks as there can
+/// How long a key may get on the wire, in bytes: a few nested subsets of as many ranks as there can
 /// be.
 pub(super) const MAX_KEY: usize = 32 << 20;
 
-/// Some ranks of the world, in the order of their ranks in the group.
+/// Some ranks of the world, in the order of their ranks in the subset.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Group {
+pub(crate) struct Subset {
     /// For each step from the world to here: which of its like, number of members, the members as
     /// ranks of the world.
     key: Vec<u64>,
     members: Vec<usize>,
 }
 
-impl Group {
+impl Subset {
     pub(super) fn world(n_ranks: usize) -> Self {
         Self { key: Vec::new(), members: (0..n_ranks).collect() }
     }
@@ -42,17 +42,17 @@ impl Group {
         &self.members
     }
 
-    /// The group's rank of a rank of the world.
-    pub(super) fn place_of(&self, world_rank: usize) -> Option<usize> {
-        // Where the group is the world or starts as it does, the place is the rank.
+    /// The subset's rank of a rank of the world.
+    pub(super) fn rank_of(&self, world_rank: usize) -> Option<usize> {
+        // Where the subset is the world or starts as it does, the place is the rank.
         if self.members.get(world_rank) == Some(&world_rank) {
             return Some(world_rank);
         }
         self.members.iter().position(|&member| member == world_rank)
     }
 
-    /// The group of this key, as another rank says.
-    pub(super) fn of_key(key: Vec<u64>, n_ranks: usize) -> io::Result<Self> {
+    /// The subset of this key, as another rank says.
+    pub(super) fn from_key(key: Vec<u64>, n_ranks: usize) -> io::Result<Self> {
         let (mut rest, mut last) = (key.as_slice(), None);
         while let [_, count, after @ ..] = rest {
             let count = usize::try_from(*count).ok().filter(|count| *count <= after.len());
@@ -90,25 +90,25 @@ fn fault(members: &[usize], n_ranks: usize) -> Option<String> {
     })
 }
 
-/// How many subsets of which members one rank has made of one group.
+/// How many subsets of which members one rank has made of one subset.
 #[derive(Default)]
-pub(super) struct Subsets(Mutex<HashMap<Vec<usize>, u64>>);
+pub(super) struct SubsetIds(Mutex<HashMap<Vec<usize>, u64>>);
 
-impl Subsets {
-    /// The next subset of `group` with these of its ranks; `rank` is this rank's in `group`.
+impl SubsetIds {
+    /// The next subset of `subset` with these of its ranks; `rank` is this rank's in `subset`.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidInput`].
-    pub(super) fn next(&self, group: &Group, rank: usize, members: &[usize]) -> Result<Group> {
-        let n_ranks = group.members.len();
+    pub(super) fn next(&self, subset: &Subset, rank: usize, members: &[usize]) -> Result<Subset> {
+        let n_ranks = subset.members.len();
         if let Some(fault) = fault(members, n_ranks) {
             return Err(Error::invalid(format!("a group of these ranks is not possible: {fault}")));
         }
         if !members.contains(&rank) {
             return Err(Error::invalid(format!("rank {rank} is not in the group that it makes")));
         }
-        let length = size_of::<u64>() * (group.key.len() + 2 + members.len());
+        let length = size_of::<u64>() * (subset.key.len() + 2 + members.len());
         if length > MAX_KEY {
             return Err(Error::invalid("groups are nested too deep"));
         }
@@ -118,11 +118,11 @@ impl Subsets {
             *made += 1;
             *made - 1
         };
-        let members: Vec<usize> = members.iter().map(|&member| group.members[member]).collect();
-        let mut key = group.key.clone();
+        let members: Vec<usize> = members.iter().map(|&member| subset.members[member]).collect();
+        let mut key = subset.key.clone();
         key.extend([nth, members.len() as u64]);
         key.extend(members.iter().map(|&member| member as u64));
-        Ok(Group { key, members })
+        Ok(Subset { key, members })
     }
 }
 
@@ -132,31 +132,31 @@ mod tests {
 
     #[test]
     fn groups_that_are_made_alike_have_one_key_and_all_others_have_others() {
-        let world = Group::world(6);
-        let (one, other) = (Subsets::default(), Subsets::default());
-        let made = |subsets: &Subsets, rank| {
+        let world = Subset::world(6);
+        let (one, other) = (SubsetIds::default(), SubsetIds::default());
+        let made = |subsets: &SubsetIds, rank| {
             [&[0, 2, 4][..], &[4, 2, 0], &[0, 2, 4], &[2, 4]]
                 .map(|members| subsets.next(&world, rank, members).unwrap())
         };
         let (ones, others) = (made(&one, 2), made(&other, 4));
         assert_eq!(ones, others);
-        let keys: HashSet<_> = ones.iter().map(Group::key).collect();
+        let keys: HashSet<_> = ones.iter().map(Subset::key).collect();
         assert_eq!(keys.len(), 4);
         // The same ranks of the world, by another way.
-        let nested = Subsets::default().next(&ones[0], 1, &[1, 2]).unwrap();
+        let nested = SubsetIds::default().next(&ones[0], 1, &[1, 2]).unwrap();
         assert_eq!(nested.members(), ones[3].members());
         assert!(!keys.contains(nested.key()));
-        assert_eq!(nested.place_of(4), Some(1));
-        assert_eq!(nested.place_of(0), None);
+        assert_eq!(nested.rank_of(4), Some(1));
+        assert_eq!(nested.rank_of(0), None);
     }
 
     #[test]
     fn a_group_is_read_back_from_its_key() {
-        let world = Group::world(5);
-        let group = Subsets::default().next(&world, 3, &[4, 3, 1]).unwrap();
-        let nested = Subsets::default().next(&group, 0, &[0, 2]).unwrap();
-        for group in [world, group, nested] {
-            assert_eq!(Group::of_key(group.key.clone(), 5).unwrap(), group);
+        let world = Subset::world(5);
+        let subset = SubsetIds::default().next(&world, 3, &[4, 3, 1]).unwrap();
+        let nested = SubsetIds::default().next(&subset, 0, &[0, 2]).unwrap();
+        for subset in [world, subset, nested] {
+            assert_eq!(Subset::from_key(subset.key.clone(), 5).unwrap(), subset);
         }
     }
 
@@ -172,15 +172,15 @@ mod tests {
             &[0, 1, u64::MAX],
             &[0, 1, 1, 7],
         ] {
-            assert!(Group::of_key(key.to_vec(), 5).is_err(), "{key:?}");
+            assert!(Subset::from_key(key.to_vec(), 5).is_err(), "{key:?}");
         }
     }
 
     #[test]
     fn a_group_that_is_not_possible_is_an_error() {
-        let world = Group::world(4);
+        let world = Subset::world(4);
         let why = |members: &[usize]| {
-            Subsets::default().next(&world, 1, members).unwrap_err().to_string()
+            SubsetIds::default().next(&world, 1, members).unwrap_err().to_string()
         };
         assert!(why(&[1, 4]).contains("rank 4 is not one of 4 ranks"));
         assert!(why(&[1, 2, 1]).contains("rank 1 is in it twice"));

@@ -5,20 +5,20 @@ use std::ptr::null_mut;
 use super::functions::Ref;
 use super::{Llvm, Result, TRIPLE, c_string, failure};
 
-/// Code generation for one architecture.
-pub(crate) struct Machine<'l> {
+/// LLVM's code generator for one architecture.
+pub(crate) struct TargetMachine<'l> {
     llvm: &'l Llvm,
     raw: Ref,
 }
 
-impl Drop for Machine<'_> {
+impl Drop for TargetMachine<'_> {
     fn drop(&mut self) {
-        // SAFETY: the machine is ours, and nothing borrows from it across calls.
+        // SAFETY: the machine is owned, and nothing borrows from it across calls.
         unsafe { (self.llvm.f.LLVMDisposeTargetMachine)(self.raw) }
     }
 }
 
-impl<'l> Machine<'l> {
+impl<'l> TargetMachine<'l> {
     pub(super) fn raw(&self) -> Ref {
         self.raw
     }

@@ -1,33 +1,33 @@
-//! Finds the test that hangs: each test has its time, and the time of compiling is nobody's.
+//! Detects hanging tests: each test has a time limit, which excludes compilation.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// Follows the output of a test harness.
-pub struct Watch {
+pub struct HangDetector {
     limit: Duration,
-    /// When the test that runs will have had its time; `None` while no test runs.
+    /// Deadline of the running test; `None` while none runs.
     deadline: Option<Instant>,
-    /// The tests that the harness has named at the beginning of a line.
+    /// The tests that the harness has named at the start of a line.
     named: Vec<String>,
-    /// Those of which it says that they take long.
+    /// The tests that it has reported as slow.
     long: BTreeSet<String>,
 }
 
-impl Watch {
-    /// Each test may take `limit`; `running` says whether tests run from the start.
+impl HangDetector {
+    /// `limit` is the time per test; `running`: whether tests run from the start.
     pub fn new(limit: Duration, running: bool) -> Self {
         let deadline = running.then(|| Instant::now() + limit);
         Self { limit, deadline, named: Vec::new(), long: BTreeSet::new() }
     }
 
-    /// When the test that runs will have had its time.
+    /// Deadline of the running test.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// Takes in a line, or what there is of it. A test that is named begins a line: before it runs
-    /// where one runs at a time, else when it has ended.
+    /// Processes a line, complete or not. A test's name starts a line: before the test runs if one
+    /// runs at a time, else after it has ended.
     pub fn read(&mut self, line: &str) {
         if line.starts_with("test result: ") {
             // rustdoc compiles the next crate's examples.
@@ -50,8 +50,8 @@ impl Watch {
         self.deadline = Some(Instant::now() + self.limit);
     }
 
-    /// The tests that may be the one that hangs. `tests` are those of the program in the order in
-    /// which they start, of which `at_once` run at a time.
+    /// The tests that may hang. `tests` are the program's in start order, `at_once` of which run
+    /// concurrently.
     pub fn unfinished(&self, tests: &[String], at_once: usize) -> Vec<String> {
         if at_once == 1 {
             return self.named.last().cloned().into_iter().collect();
@@ -71,8 +71,8 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(1000);
 
-    fn watch(text: &str) -> Watch {
-        let mut watch = Watch::new(LIMIT, true);
+    fn watch(text: &str) -> HangDetector {
+        let mut watch = HangDetector::new(LIMIT, true);
         text.lines().for_each(|line| watch.read(line));
         watch
     }
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn compiling_between_programs_has_no_limit() {
-        let mut watch = Watch::new(LIMIT, false);
+        let mut watch = HangDetector::new(LIMIT, false);
         assert_eq!(watch.deadline(), None);
         watch.read("running 1 test");
         assert!(watch.deadline().is_some());

@@ -3,7 +3,7 @@
 use std::thread;
 
 use super::*;
-use crate::error::Error;
+use crate::error::{Error, WorldError};
 use crate::machine::Machine;
 use crate::world::run::run_threads;
 
@@ -15,10 +15,10 @@ fn worlds(n: usize, f: impl Fn(&Rendezvous) -> Result<()> + Sync) {
     }
 }
 
-/// Every rank of the group gives its rank in the world and a word; they come back in the order of
+/// Every rank of the subset gives its rank in the world and a word; they come back in the order of
 /// `members`.
-fn exchange(group: &Rendezvous, own: usize, members: &[usize], word: &str) -> Result<()> {
-    let all = group.all_gather(format!("{word} {own}").as_bytes())?;
+fn exchange(subset: &Rendezvous, own: usize, members: &[usize], word: &str) -> Result<()> {
+    let all = subset.all_gather(format!("{word} {own}").as_bytes())?;
     let expected: Vec<_> =
         members.iter().map(|rank| format!("{word} {rank}").into_bytes()).collect();
     assert_eq!(*all, expected);
@@ -31,14 +31,14 @@ fn a_group_has_its_own_ranks_in_the_order_asked_for() {
         let own = world.rank();
         let members = [3, 0, 4];
         if let Some(place) = members.iter().position(|&rank| rank == own) {
-            let group = world.subset(&members)?;
-            assert_eq!((group.rank(), group.n_ranks()), (place, 3));
+            let subset = world.subset(&members)?;
+            assert_eq!((subset.rank(), subset.n_ranks()), (place, 3));
             let hosts: Vec<_> = members.iter().map(|&rank| world.hosts()[rank].clone()).collect();
-            assert_eq!(group.hosts(), hosts);
-            exchange(&group, own, &members, "own")?;
-            assert_eq!(group.broadcast(2, format!("from {own}").as_bytes())?, b"from 4");
-            assert!(group.broadcast(3, b"").is_err());
-            group.barrier()?;
+            assert_eq!(subset.hosts(), hosts);
+            exchange(&subset, own, &members, "own")?;
+            assert_eq!(subset.broadcast(2, format!("from {own}").as_bytes())?, b"from 4");
+            assert!(subset.broadcast(3, b"").is_err());
+            subset.barrier()?;
         } else {
             let error = world.subset(&members).err().unwrap();
             assert!(matches!(error, Error::InvalidInput { .. }), "{error}");
@@ -51,11 +51,11 @@ fn a_group_has_its_own_ranks_in_the_order_asked_for() {
 fn groups_exchange_each_at_its_own_pace() {
     worlds(5, |world| {
         let own = world.rank();
-        // Rank 0, who carries the exchanges of processes, is in one of the groups only.
+        // Rank 0, who carries the exchanges of processes, is in one of the subsets only.
         let members: &[usize] = if own % 2 == 0 { &[4, 2, 0] } else { &[1, 3] };
-        let group = world.subset(members)?;
+        let subset = world.subset(members)?;
         for round in 0..if own % 2 == 0 { 3 } else { 200 } {
-            exchange(&group, own, members, &round.to_string())?;
+            exchange(&subset, own, members, &round.to_string())?;
         }
         let alone = world.subset(&[own])?;
         exchange(&alone, own, &[own], "alone")?;
@@ -70,8 +70,8 @@ fn two_groups_of_the_same_ranks_do_not_mix_up_their_exchanges() {
         let (own, members) = (world.rank(), [2, 0, 1]);
         let (first, second) = (world.subset(&members)?, world.subset(&members)?);
         // Which of the two comes first differs from rank to rank and from round to round.
-        let run = |group: &Rendezvous, word| {
-            (0..100).try_for_each(|_| exchange(group, own, &members, word))
+        let run = |subset: &Rendezvous, word| {
+            (0..100).try_for_each(|_| exchange(subset, own, &members, word))
         };
         thread::scope(|scope| {
             let other = scope.spawn(|| run(&second, "second"));
@@ -107,15 +107,15 @@ fn groups_are_made_of_groups() {
 #[test]
 fn a_rank_lost_in_one_group_is_lost_to_all() {
     let f = |world: &Rendezvous| -> Result<()> {
-        let group = world.subset(if world.rank() < 2 { &[0, 1] } else { &[2, 3] })?;
+        let subset = world.subset(if world.rank() < 2 { &[0, 1] } else { &[2, 3] })?;
         let error = match world.rank() {
             0 => world.barrier(),
             3 => {
-                group.fail("out of memory");
+                subset.fail("out of memory");
                 world.finish()
             }
             // Rank 1 waits for rank 0, who waits for everyone.
-            _ => group.barrier(),
+            _ => subset.barrier(),
         };
         assert_eq!(error.unwrap_err().to_string(), "rank 3 is lost: out of memory");
         Ok(())
@@ -138,7 +138,9 @@ fn a_rank_that_has_finished_is_missed_only_where_it_is_awaited() {
             1 => world.subset(&[0, 1])?.barrier(),
             _ => world.subset(&[0, 2])?.barrier(),
         };
-        let Err(Error::RankLost { rank, why }) = &error else { panic!("{error:?}") };
+        let Err(Error::World(WorldError::RankLost { rank, why })) = &error else {
+            panic!("{error:?}")
+        };
         assert!(*rank == 2 && why.contains("already finished"), "{why}");
         Ok(())
     });

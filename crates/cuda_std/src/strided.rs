@@ -1,0 +1,86 @@
+//! Strided loops: their iterations are divided among the threads of a block or grid.
+//!
+//! [`Strided`] is what [`thread::grid_strided`](crate::thread::grid_strided) and a coop's `strided`
+//! give: an iterator that compiles to the loop `while i < n { ..; i += step }`, which
+//! [`Iterator::step_by`] does not.
+//!
+//! # Safety model
+//!
+//! Arithmetic only; safe.
+//!
+//! # Example
+//!
+//! ```
+//! use cuda_std::strided::Strided;
+//! assert_eq!(Strided::new(1_u32, 8, 3).collect::<Vec<_>>(), [1, 4, 7]);
+//! ```
+
+/// The type of an index: `u32` or `usize`.
+pub trait Index: Copy {
+    /// The number.
+    fn from_u32(n: u32) -> Self;
+    /// Whether this is below `end`.
+    fn is_below(self, end: Self) -> bool;
+    /// The sum, which wraps around.
+    fn wrapping_add(self, other: Self) -> Self;
+    /// The difference, which wraps around.
+    fn wrapping_sub(self, other: Self) -> Self;
+}
+
+macro_rules! indices {
+    ($($type:ident)*) => { $(
+        impl Index for $type {
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
+            fn from_u32(n: u32) -> Self {
+                n as $type
+            }
+
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
+            fn is_below(self, end: Self) -> bool {
+                self < end
+            }
+
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
+            fn wrapping_add(self, other: Self) -> Self {
+                $type::wrapping_add(self, other)
+            }
+
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
+            fn wrapping_sub(self, other: Self) -> Self {
+                $type::wrapping_sub(self, other)
+            }
+        }
+    )* };
+}
+
+indices!(u32 usize);
+
+/// The numbers `first`, `first + step`, .. below `end`.
+///
+/// The last step past `end` must not wrap around: `end + step` fits the type.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "an iterator does nothing until it is iterated"]
+pub struct Strided<N> {
+    /// The last number given: the next one would take registers while the loop's body runs.
+    last: N,
+    end: N,
+    step: N,
+}
+
+impl<N: Index> Strided<N> {
+    /// From `first` on, every `step`-th number below `end`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn new(first: N, end: N, step: N) -> Self {
+        Self { last: first.wrapping_sub(step), end, step }
+    }
+}
+
+impl<N: Index> Iterator for Strided<N> {
+    type Item = N;
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn next(&mut self) -> Option<N> {
+        self.last = self.last.wrapping_add(self.step);
+        if self.last.is_below(self.end) { Some(self.last) } else { None }
+    }
+}

@@ -1,0 +1,88 @@
+//! `#[derive(KernelParam)]`: structs as parameters of a kernel.
+
+use proc_macro2::TokenStream;
+use quote::{format_ident, quote};
+use syn::{Data, DeriveInput, Error, Fields, Ident, Result, Type};
+
+/// The parameter's plain type, and a struct of host values for it.
+pub fn derive(input: &DeriveInput) -> Result<TokenStream> {
+    let fields = match &input.data {
+        Data::Struct(data) => &data.fields,
+        _ => return Err(Error::new_spanned(&input.ident, "a kernel's parameter is a struct")),
+    };
+    let Fields::Named(named) = fields else {
+        return Err(Error::new_spanned(&input.ident, "a parameter's fields have names"));
+    };
+    if !is_repr_c(input)? {
+        let text = "a launch copies the struct as C lays it out: add #[repr(C)]";
+        return Err(Error::new_spanned(&input.ident, text));
+    }
+    let names: Vec<&Ident> = named.named.iter().filter_map(|field| field.ident.as_ref()).collect();
+    let types: Vec<&Type> = named.named.iter().map(|field| &field.ty).collect();
+    let (ident, vis) = (&input.ident, &input.vis);
+    let (abi, args) = (format_ident!("__{ident}Abi"), format_ident!("{ident}Args"));
+    let plain: Vec<Ident> = (0..names.len()).map(|index| format_ident!("P{index}")).collect();
+    let values: Vec<Ident> = (0..names.len()).map(|index| format_ident!("V{index}")).collect();
+    let mut generics = input.generics.clone();
+    for param in generics.type_params_mut() {
+        param.bounds.extend::<[syn::TypeParamBound; 2]>([
+            syn::parse_quote!(::core::marker::Copy),
+            syn::parse_quote!('static),
+        ]);
+    }
+    let (full, arguments, wheres) = generics.split_for_impl();
+    let private = quote!(::cuda_std::__private);
+    let docs = format!("Host values for a kernel's parameter [`{ident}`].");
+    Ok(quote! {
+        #[doc(hidden)]
+        #[allow(missing_docs)]
+        #[derive(Clone, Copy)]
+        #[repr(C)]
+        #vis struct #abi<#(#plain),*> {
+            #( #names: #plain, )*
+        }
+        // SAFETY: both structs have C's layout, and each field's types have one layout.
+        unsafe impl #full #private::KernelParam for #ident #arguments #wheres {
+            type Abi = #abi<#(<#types as #private::KernelParam>::Abi),*>;
+            const IS_DEV_COMM: bool = false #( || <#types as #private::KernelParam>::IS_DEV_COMM )*;
+            const ENTRY: u8 = #private::COPIED;
+        }
+        #[cfg(not(target_arch = "nvptx64"))]
+        #[doc = #docs]
+        #[allow(missing_docs)]
+        #[derive(Clone, Copy)]
+        #vis struct #args<#(#values),*> {
+            #( pub #names: #values, )*
+        }
+        #[cfg(not(target_arch = "nvptx64"))]
+        impl<#(#plain,)* #(#values),*> #private::IntoArg<#abi<#(#plain),*>> for #args<#(#values),*>
+        where
+            #( #values: #private::IntoArg<#plain>, )*
+        {
+            fn into_arg(self) -> #abi<#(#plain),*> {
+                #abi { #( #names: #private::IntoArg::into_arg(self.#names), )* }
+            }
+
+            fn info(&self) -> #private::ArgInfo<'_> {
+                #private::ArgInfo::default()
+                    #( .and(#private::IntoArg::info(&self.#names)) )*
+            }
+        }
+    })
+}
+
+fn is_repr_c(input: &DeriveInput) -> Result<bool> {
+    let mut found = false;
+    for attr in input.attrs.iter().filter(|attr| attr.path().is_ident("repr")) {
+        attr.parse_nested_meta(|meta| {
+            found |= meta.path.is_ident("C");
+            if meta.input.peek(syn::token::Paren) {
+                let content;
+                syn::parenthesized!(content in meta.input);
+                content.parse::<TokenStream>()?;
+            }
+            Ok(())
+        })?;
+    }
+    Ok(found)
+}

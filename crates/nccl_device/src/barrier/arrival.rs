@@ -1,0 +1,80 @@
+//! The token between arriving at a barrier and waiting for the peers, for every kind of barrier.
+
+use core::mem;
+
+use super::FenceLevel;
+use crate::wait::Deadline;
+use crate::{MemoryOrder, TimedOut, Timeout};
+
+/// How a coop arrived.
+#[derive(Clone, Copy)]
+pub struct Arrived {
+    pub(super) order: MemoryOrder,
+    pub(super) fence: FenceLevel,
+}
+
+/// A barrier with an open arrival: [`LsaBarrier`](crate::LsaBarrier),
+/// [`GinBarrier`](crate::GinBarrier), [`HybridBarrier`](crate::HybridBarrier).
+pub trait Arrive {
+    /// Waits for the peers, or exits the kernel when the host aborts it.
+    #[track_caller]
+    #[doc(hidden)]
+    fn complete(&mut self, arrived: Arrived, order: MemoryOrder);
+
+    /// The same with a deadline.
+    #[track_caller]
+    #[doc(hidden)]
+    fn complete_until(
+        &mut self,
+        arrived: Arrived,
+        order: MemoryOrder,
+        deadline: Deadline,
+    ) -> Result<(), TimedOut>;
+}
+
+/// A coop that has arrived and has not waited for its peers. The barrier cannot be used until then.
+/// Dropping the arrival waits, with [`MemoryOrder::AcqRel`].
+#[must_use = "an arrival that is dropped waits at once"]
+pub struct Arrival<'b, B: Arrive> {
+    barrier: &'b mut B,
+    arrived: Arrived,
+}
+
+impl<'b, B: Arrive> Arrival<'b, B> {
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) fn new(barrier: &'b mut B, arrived: Arrived) -> Self {
+        Self { barrier, arrived }
+    }
+
+    /// Waits until the coop of every peer arrived. NCCL: `ncclLsaBarrierSessionWait`.
+    #[doc(alias = "ncclLsaBarrierSessionWait")]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn wait(self, order: MemoryOrder) {
+        self.barrier.complete(self.arrived, order);
+        mem::forget(self);
+    }
+
+    /// [`wait`](Self::wait) with a timeout, after which the barrier counts as passed, without its
+    /// guarantees: see [`LsaBarrier::sync_timeout`](crate::LsaBarrier::sync_timeout).
+    ///
+    /// # Errors
+    ///
+    /// [`TimedOut`], in every thread of the coop.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn wait_timeout(self, order: MemoryOrder, timeout: Timeout) -> Result<(), TimedOut> {
+        let result = self.barrier.complete_until(self.arrived, order, Deadline::after(timeout));
+        mem::forget(self);
+        result
+    }
+}
+
+impl<B: Arrive> Drop for Arrival<'_, B> {
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn drop(&mut self) {
+        if !crate::wait::is_unwinding() {
+            self.barrier.complete(self.arrived, MemoryOrder::AcqRel);
+        }
+    }
+}

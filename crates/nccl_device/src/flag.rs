@@ -1,0 +1,240 @@
+//! Flags between ranks: words of a window that one rank sets and another waits for.
+//!
+//! A [`Flag`] is one word in each rank's part of a window. Posting it tells one peer that what
+//! the coop wrote before is visible. The host can end a wait for it, as every wait of this crate,
+//! and then reports who waited for which flag. Values only grow, modulo 2^32, so that a flag
+//! is never reset: post 1, 2, 3, .., or what an [`Epoch`] gives, which continues from launch to
+//! launch.
+//!
+//! # Example
+//!
+//! ```
+//! use cuda_std::prelude::*;
+//! use nccl_device::{Coop, DevComm, Epoch, Flag, Window};
+//!
+//! /// Each rank hands `count` elements to the next one. One block.
+//! ///
+//! /// # Safety
+//! ///
+//! /// The windows have `count` elements and one flag, `epoch` two words of this rank's, 0 at
+//! /// first.
+//! #[kernel]
+//! pub unsafe fn shift(
+//!     comm: DevComm,
+//!     send: Window<f32>,
+//!     recv: Window<f32>,
+//!     flags: Window<u32>,
+//!     epoch: *mut u32,
+//!     count: usize,
+//! ) {
+//!     let (team, coop) = (comm.lsa_team(), Coop::cta());
+//!     // SAFETY: the kernel's contract.
+//!     let (flag, epoch) = unsafe { (Flag::new(&comm, flags, 0), Epoch::begin(epoch)) };
+//!     for i in coop.strided(count) {
+//!         // SAFETY: the kernel's contract; the peer reads it when it has seen the flag.
+//!         unsafe { recv.lsa(team.next()).store(i, send.local().load(i)) };
+//!     }
+//!     flag.post(coop, team.next(), epoch.get());
+//!     flag.wait_at_least(coop, epoch.get());
+//!     // SAFETY: once a launch.
+//!     unsafe { epoch.end(coop) };
+//! }
+//! # fn main() {}
+//! ```
+
+use cuda_std::atomic::{AtomicU32, Order, Scope};
+use cuda_std::{mem, thread};
+use devcomm_types::{WaitFor, WaitKind};
+
+use crate::wait::{Deadline, finish, finish_timed, has_reached, poll};
+use crate::{Coop, DevComm, TimedOut, Timeout, Window};
+
+/// A range of [`Flag`]s of a window.
+#[derive(Clone, Copy)]
+pub struct Flags<'a> {
+    comm: &'a DevComm,
+    words: Window<u32>,
+    first: usize,
+    len: u32,
+}
+
+impl<'a> Flags<'a> {
+    /// The `len` words of `words` from element `first` on, in each rank of the LSA team.
+    ///
+    /// # Safety
+    ///
+    /// Every rank's part of the window has them, and they are used as flags alone.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn new(comm: &'a DevComm, words: Window<u32>, first: usize, len: u32) -> Self {
+        Self { comm, words, first, len }
+    }
+
+    /// The number of flags.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn count(&self) -> u32 {
+        self.len
+    }
+
+    /// Flag `index`. Traps if it does not exist.
+    ///
+    /// A flag has one rank that posts it to another: give each rank its own where several post.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn at(&self, index: u32) -> Flag<'a> {
+        assert!(index < self.len, "there is no such flag");
+        Flag { comm: self.comm, words: self.words, index: self.first + index as usize }
+    }
+}
+
+/// A word in each rank of the LSA team by which one rank tells another its progress.
+#[derive(Clone, Copy)]
+pub struct Flag<'a> {
+    comm: &'a DevComm,
+    words: Window<u32>,
+    index: usize,
+}
+
+impl<'a> Flag<'a> {
+    /// Element `index` of `words`, in each rank of the LSA team.
+    ///
+    /// # Safety
+    ///
+    /// Every rank's part of the window has it, and it is used as a flag alone.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn new(comm: &'a DevComm, words: Window<u32>, index: usize) -> Self {
+        Self { comm, words, index }
+    }
+
+    /// Sets the flag of LSA rank `peer` to `value`, when every thread of the coop is here: who sees
+    /// it sees what they wrote before. Traps when the team has no such rank.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn post(&self, coop: Coop, peer: i32, value: u32) {
+        assert!((peer as u32) < self.comm.lsa_team().n_ranks as u32, "there is no such LSA rank");
+        coop.sync();
+        if coop.thread_rank() == 0 {
+            // SAFETY: the constructor's contract: the word is there, and is accessed in order only.
+            unsafe { self.words.lsa(peer).store_release(self.index, value) };
+        }
+    }
+
+    /// This rank's flag now. What its poster wrote before is visible to the calling thread.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn get(&self) -> u32 {
+        // SAFETY: as in `post`.
+        unsafe { self.words.local().load_acquire(self.index) }
+    }
+
+    /// Waits until this rank's flag has reached `value`: until it is `value`, or fewer than 2^31
+    /// further. What its poster wrote before is visible to every thread of the coop.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn wait_at_least(&self, coop: Coop, value: u32) {
+        let outcome = match coop.thread_rank() {
+            0 => poll(self.comm, Deadline::NEVER, || self.reached(value), || self.missing(value)),
+            _ => crate::wait::Outcome::Done,
+        };
+        finish(coop, outcome);
+    }
+
+    /// [`wait_at_least`](Self::wait_at_least) with a timeout.
+    ///
+    /// # Errors
+    ///
+    /// [`TimedOut`], in every thread of the coop.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub fn wait_at_least_timeout(
+        &self,
+        coop: Coop,
+        value: u32,
+        timeout: Timeout,
+    ) -> Result<(), TimedOut> {
+        let deadline = Deadline::after(timeout);
+        let outcome = match coop.thread_rank() {
+            0 => poll(self.comm, deadline, || self.reached(value), || self.missing(value)),
+            _ => crate::wait::Outcome::Done,
+        };
+        finish_timed(coop, outcome)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    fn reached(&self, value: u32) -> bool {
+        has_reached(self.get(), value)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    fn missing(&self, value: u32) -> WaitFor {
+        WaitFor {
+            kind: WaitKind::Flag,
+            index: self.index as u32,
+            context: 0,
+            peer: -1,
+            wanted: value.into(),
+            seen: self.get().into(),
+        }
+    }
+}
+
+/// The number of a launch: 1, 2, .. and after 2^32 - 1 again 1, so that it differs from a word that
+/// nobody has set.
+///
+/// It is counted in two words of this rank's memory, so that it continues when a graph replays the
+/// launch, where a parameter would stay. Ranks that make the same launches have the same numbers.
+pub struct Epoch {
+    words: *mut u32,
+    now: u32,
+}
+
+/// The epoch's words: the blocks of this launch that have ended it, and the last launch's number.
+const ENDED: usize = 0;
+const LAST: usize = 1;
+
+impl Epoch {
+    /// Words that an epoch takes.
+    pub const WORDS: usize = 2;
+
+    /// The number of this launch.
+    ///
+    /// # Safety
+    ///
+    /// `words` are [`WORDS`](Self::WORDS) words of this GPU's memory, 0 before the first launch.
+    /// All blocks of a launch end the epoch, and one launch at a time uses the words.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn begin(words: *mut u32) -> Self {
+        // SAFETY: the caller's; the word changes when all blocks have ended.
+        let last = unsafe { mem::load_ordered(words.add(LAST), Order::Relaxed, Scope::Gpu) };
+        Self { words, now: if last == u32::MAX { 1 } else { last + 1 } }
+    }
+
+    /// The number.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn get(&self) -> u32 {
+        self.now
+    }
+
+    /// Ends the epoch for this block; when all blocks of the grid have, the next launch's begins.
+    ///
+    /// # Safety
+    ///
+    /// One coop of each block calls it, once a launch.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[track_caller]
+    pub unsafe fn end(&self, coop: Coop) {
+        if coop.thread_rank() == 0 {
+            // SAFETY: the constructor's contract. Blocks that are not here yet may still read the
+            // number, so the last one changes it.
+            unsafe {
+                let ended = AtomicU32::from_ptr(self.words.add(ENDED));
+                if ended.fetch_add(1, Order::AcqRel, Scope::Gpu) + 1 == thread::grid_dim_x() {
+                    ended.store(0, Order::Relaxed, Scope::Gpu);
+                    mem::store_ordered(self.words.add(LAST), self.now, Order::Relaxed, Scope::Gpu);
+                }
+            }
+        }
+    }
+}

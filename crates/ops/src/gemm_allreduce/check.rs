@@ -1,0 +1,81 @@
+//! What the kernels cannot do, refused by name.
+
+use devcomm_host::{Context, Error, Result};
+
+/// The shape in the kernel's numbers.
+pub(super) fn check_shape([m, n, k]: [usize; 3]) -> Result<[u32; 3]> {
+    if m == 0 || n == 0 || k == 0 {
+        return refuse(format!("a product of {m} x {n} elements with {k} terms has nothing to do"));
+    }
+    if !k.is_multiple_of(8) {
+        return refuse(format!(
+            "k is {k}, but rows of A and B begin on 16 bytes: pad them with zeros to a multiple \
+             of 8 elements"
+        ));
+    }
+    // TMA's coordinates are signed.
+    let most = i32::MAX as usize - 512;
+    if m > most || n > most || k > most {
+        return refuse(format!(
+            "a product of {m} x {n} elements with {k} terms: {most} is the most"
+        ));
+    }
+    Ok([m as u32, n as u32, k as u32])
+}
+
+pub(super) fn check_buffer(
+    name: &str,
+    address: u64,
+    len: usize,
+    rows: usize,
+    columns: usize,
+) -> Result<()> {
+    if rows.checked_mul(columns).is_none_or(|needed| len < needed) {
+        return refuse(format!("{name} has {len} elements, but is {rows} x {columns}"));
+    }
+    if !address.is_multiple_of(16) {
+        return refuse(format!("{name} begins at {address:#x}, which is no multiple of 16 bytes"));
+    }
+    Ok(())
+}
+
+/// Why an input makes no sense.
+pub(super) fn refuse<T>(what: String) -> Result<T> {
+    Err(Error::InvalidInput { what })
+}
+
+pub(super) fn require_context(what: &str, context: &Context, own: &Context) -> Result<()> {
+    if !context.is(own) {
+        return refuse(format!("{what} is of another context than the communicator"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in super::super) fn message<T>(result: Result<T>) -> String {
+        match result {
+            Ok(_) => "it was accepted".to_owned(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn a_shape_that_the_kernel_cannot_do_is_refused_with_the_reason() {
+        assert_eq!(check_shape([1, 7, 8]).unwrap(), [1, 7, 8]);
+        assert!(message(check_shape([0, 7, 8])).contains("nothing to do"));
+        assert!(message(check_shape([1, 7, 0])).contains("nothing to do"));
+        assert!(message(check_shape([1, 7, 12])).contains("k is 12"));
+        assert!(message(check_shape([1, 1 << 32, 8])).contains("is the most"));
+    }
+
+    #[test]
+    fn a_matrix_that_is_too_short_or_not_aligned_is_refused_by_its_name() {
+        assert!(check_buffer("A", 0x100, 56, 7, 8).is_ok());
+        assert!(message(check_buffer("A", 0x100, 55, 7, 8)).contains("A has 55 elements"));
+        assert!(message(check_buffer("C", 0x108, 56, 7, 8)).contains("C begins at 0x108"));
+        assert!(message(check_buffer("B", 0, usize::MAX, usize::MAX, 2)).contains("B has"));
+    }
+}

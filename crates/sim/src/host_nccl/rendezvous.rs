@@ -1,0 +1,281 @@
+//! Calls that need all ranks: each waits at a rendezvous until every rank has called.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::c_int;
+use std::ptr::null_mut;
+use std::rc::Rc;
+
+use devcomm_sys::nccl::RawComm;
+use litemap::LiteMap;
+
+use super::call::{NcclError, NcclResult};
+use super::comm::{Comm, Lifecycle, RankComm};
+use super::dev_comm::{self, Creation};
+use super::window::{self, Registration};
+use crate::machine::core::Core;
+
+/// One rank's call.
+pub(super) struct Task {
+    /// NCCL's function.
+    pub(super) name: &'static str,
+    /// The communicator of the call; for a call that creates one, the new communicator.
+    pub(super) rank_comm: Rc<RankComm>,
+    /// The communicator that it creates, and where its handle is written.
+    pub(super) made: Option<(Rc<RankComm>, *mut RawComm)>,
+    pub(super) what: TaskKind,
+    /// Whether it has begun; a call in a group begins at the group's end.
+    has_started: Cell<bool>,
+    rendezvous: RefCell<Option<Rc<Rendezvous>>>,
+    result: RefCell<Option<NcclResult<()>>>,
+}
+
+/// What the ranks do together.
+pub(super) enum TaskKind {
+    /// They create a communicator, by a unique id's number.
+    Join {
+        id: u64,
+        rank: usize,
+        n_ranks: usize,
+    },
+    /// They split a communicator by color and key.
+    Split {
+        color: c_int,
+        key: c_int,
+    },
+    /// They create a communicator without some ranks.
+    Shrink {
+        excluded: Vec<usize>,
+    },
+    /// They create a communicator with new ranks.
+    Grow {
+        growth: Rc<Rendezvous>,
+        rank: usize,
+        n_ranks: usize,
+    },
+    Window(Registration),
+    DevComm(Creation),
+}
+
+/// A rendezvous of ranks.
+#[derive(Default)]
+pub(super) struct Rendezvous {
+    expected: Cell<usize>,
+    tasks: RefCell<LiteMap<usize, Rc<Task>>>,
+}
+
+impl Rendezvous {
+    fn of(n: usize) -> Rc<Self> {
+        Rc::new(Self { expected: Cell::new(n), tasks: RefCell::default() })
+    }
+
+    /// Checks the rank count, which the first rank sets.
+    fn expect(&self, n: usize) -> NcclResult<()> {
+        match self.expected.get() {
+            0 => self.expected.set(n),
+            expected if expected == n => {}
+            expected => {
+                let text = format!("a communicator of {n} ranks, but other ranks pass {expected}");
+                return Err(NcclError::argument(text));
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the complete rendezvous and returns its calls.
+    fn close(self: &Rc<Self>, core: &Core) -> Vec<Rc<Task>> {
+        let is_this = |other: &Rc<Self>| Rc::ptr_eq(other, self);
+        for join in core.nccl.joins.borrow_mut().iter_mut().map(|(_, join)| join) {
+            join.take_if(|other| is_this(other));
+        }
+        let tasks: Vec<_> = self.tasks.take().into_iter().map(|(_, task)| task).collect();
+        for (comm, _) in tasks.iter().filter_map(|task| task.rank_comm.joined().ok()) {
+            comm.rendezvous.borrow_mut().retain(|_, other| !is_this(other));
+            comm.shrinks.borrow_mut().retain(|_, other| !is_this(other));
+            comm.growth.borrow_mut().take_if(|other| is_this(other));
+        }
+        tasks
+    }
+}
+
+impl Task {
+    pub(super) fn new(
+        name: &'static str,
+        rank_comm: Rc<RankComm>,
+        made: Option<(Rc<RankComm>, *mut RawComm)>,
+        what: TaskKind,
+    ) -> Rc<Self> {
+        let (has_started, rendezvous, result) =
+            (Cell::default(), RefCell::default(), RefCell::default());
+        Rc::new(Self { name, rank_comm, made, what, has_started, rendezvous, result })
+    }
+
+    /// Whether its caller blocks.
+    pub(super) fn is_blocking(&self) -> bool {
+        self.rank_comms().all(|rank_comm| rank_comm.settings.blocking)
+    }
+
+    /// Its result, once complete.
+    pub(super) fn result(&self) -> Option<NcclResult<()>> {
+        self.result.borrow().clone()
+    }
+
+    fn registration(&self) -> Option<&Registration> {
+        if let TaskKind::Window(own) = &self.what { Some(own) } else { None }
+    }
+
+    fn creation(&self) -> Option<&Creation> {
+        if let TaskKind::DevComm(own) = &self.what { Some(own) } else { None }
+    }
+
+    /// The communicators that are busy with this call.
+    fn rank_comms(&self) -> impl Iterator<Item = &Rc<RankComm>> {
+        let made = self.made.iter().map(|(made, _)| made);
+        made.filter(|made| !Rc::ptr_eq(made, &self.rank_comm)).chain([&self.rank_comm])
+    }
+
+    /// The rank arrives. The last one to arrive completes the call for all.
+    pub(super) fn arrive(self: &Rc<Self>, core: &Core) {
+        self.has_started.set(true);
+        self.rank_comms().for_each(|rank_comm| rank_comm.tasks.borrow_mut().push(Rc::clone(self)));
+        let (rendezvous, rank) = match self.find_rendezvous(core) {
+            Ok(found) => found,
+            Err(error) => return self.finish(core, Err(error)),
+        };
+        if rendezvous.tasks.borrow().contains_key(&rank) {
+            let text = format!("rank {rank} has already joined");
+            return self.finish(core, Err(NcclError::argument(text)));
+        }
+        self.rendezvous.replace(Some(Rc::clone(&rendezvous)));
+        rendezvous.tasks.borrow_mut().insert(rank, Rc::clone(self));
+        if rendezvous.tasks.borrow().len() == rendezvous.expected.get() {
+            let tasks = rendezvous.close(core);
+            let result = complete(core, &tasks);
+            tasks.iter().for_each(|task| task.finish(core, result.clone()));
+        }
+    }
+
+    /// The rendezvous and the rank's index in it.
+    fn find_rendezvous(&self, core: &Core) -> NcclResult<(Rc<Rendezvous>, usize)> {
+        match &self.what {
+            TaskKind::Join { id, rank, n_ranks } => {
+                let mut joins = core.nccl.joins.borrow_mut();
+                let join = joins.entry(*id).or_insert_with(|| Some(Rc::default())).clone();
+                let used =
+                    || NcclError::usage("a communicator was made with this unique id before");
+                let join = join.ok_or_else(used)?;
+                join.expect(*n_ranks)?;
+                Ok((join, *rank))
+            }
+            TaskKind::Grow { growth, rank, n_ranks } => {
+                growth.expect(*n_ranks)?;
+                Ok((Rc::clone(growth), *rank))
+            }
+            TaskKind::Shrink { excluded } => {
+                let (comm, rank) = self.rank_comm.joined()?;
+                let mut shrinks = comm.shrinks.borrow_mut();
+                let n = comm.n_ranks() - excluded.len();
+                let rendezvous =
+                    shrinks.entry(excluded.clone()).or_insert_with(|| Rendezvous::of(n));
+                Ok((Rc::clone(rendezvous), rank))
+            }
+            TaskKind::Split { .. } | TaskKind::Window(_) | TaskKind::DevComm(_) => {
+                let (comm, rank) = self.rank_comm.joined()?;
+                let number = self.rank_comm.calls.replace(self.rank_comm.calls.get() + 1);
+                let mut rendezvous = comm.rendezvous.borrow_mut();
+                let rendezvous =
+                    rendezvous.entry(number).or_insert_with(|| Rendezvous::of(comm.n_ranks()));
+                Ok((Rc::clone(rendezvous), rank))
+            }
+        }
+    }
+
+    /// Completes the call with `result`.
+    fn finish(self: &Rc<Self>, core: &Core, result: NcclResult<()>) {
+        let in_background = self.has_started.get() && !self.is_blocking();
+        for rank_comm in self.rank_comms() {
+            rank_comm.tasks.borrow_mut().retain(|task| !Rc::ptr_eq(task, self));
+            let _ = rank_comm.code();
+            if let (Err(why), true) = (&result, in_background) {
+                rank_comm.fail(why);
+            }
+        }
+        if let (Err(_), false, Some((made, out))) = (&result, in_background, &self.made) {
+            made.life.set(Lifecycle::Ended);
+            core.nccl.rank_comms.borrow_mut().remove(&made.handle);
+            // SAFETY: the caller or its group's end blocks, and keeps the output alive.
+            unsafe { out.write(null_mut()) };
+        }
+        self.result.borrow_mut().get_or_insert(result);
+        core.notify();
+    }
+
+    /// Cancels the rank's call.
+    pub(super) fn cancel(self: &Rc<Self>, core: &Core, why: &NcclError) {
+        if let Some(rendezvous) = self.rendezvous.take() {
+            rendezvous.tasks.borrow_mut().retain(|_, task| !Rc::ptr_eq(task, self));
+        }
+        self.finish(core, Err(why.clone()));
+    }
+}
+
+/// All ranks have arrived: runs the call.
+fn complete(core: &Core, tasks: &[Rc<Task>]) -> NcclResult<()> {
+    let Some(first) = tasks.first() else { return Ok(()) };
+    if let Some(other) = tasks.iter().find(|task| task.name != first.name) {
+        let (a, b) = (first.rank_comm.name(), other.rank_comm.name());
+        let text = format!("{a} calls {}, but {b} calls {}", first.name, other.name);
+        let error = NcclError::usage(text);
+        if let Ok((comm, _)) = first.rank_comm.joined() {
+            comm.fail(&error);
+        }
+        return Err(error);
+    }
+    match &first.what {
+        TaskKind::Join { .. } | TaskKind::Grow { .. } | TaskKind::Shrink { .. } => {
+            let made = tasks.iter().filter_map(|task| task.made.as_ref());
+            create_comm(core, made.map(|(made, _)| Rc::clone(made)).collect())
+        }
+        TaskKind::Split { .. } => split(core, tasks),
+        TaskKind::Window(_) => window::complete(core, &with(tasks, Task::registration)),
+        TaskKind::DevComm(_) => dev_comm::complete(core, &with(tasks, Task::creation)),
+    }
+}
+
+/// All tasks with their arguments.
+fn with<'a, T>(
+    tasks: &'a [Rc<Task>],
+    of: impl Fn(&'a Task) -> Option<&'a T>,
+) -> Vec<(&'a Task, &'a T)> {
+    tasks.iter().filter_map(|task| Some((&**task, of(task)?))).collect()
+}
+
+/// Creates a communicator.
+fn create_comm(core: &Core, rank_comms: Vec<Rc<RankComm>>) -> NcclResult<()> {
+    for (rank, rank_comm) in rank_comms.iter().enumerate() {
+        let same = rank_comms[..rank].iter().position(|other| other.gpu == rank_comm.gpu);
+        if let Some(other) = same {
+            let gpu = rank_comm.gpu;
+            return Err(NcclError::usage(format!(
+                "ranks {other} and {rank} are both on GPU {gpu}"
+            )));
+        }
+    }
+    Comm::make(core, rank_comms);
+    Ok(())
+}
+
+/// Creates a communicator for each color, ranked by key.
+fn split(core: &Core, tasks: &[Rc<Task>]) -> NcclResult<()> {
+    let mut colors = LiteMap::<c_int, Vec<(c_int, Rc<RankComm>)>>::new();
+    for task in tasks {
+        if let (TaskKind::Split { color, key }, Some((made, _))) = (&task.what, &task.made) {
+            colors.entry(*color).or_default().push((*key, Rc::clone(made)));
+        }
+    }
+    for (_, mut rank_comms) in colors {
+        // Stable: ranks with equal keys keep their order.
+        rank_comms.sort_by_key(|(key, _)| *key);
+        create_comm(core, rank_comms.into_iter().map(|(_, rank_comm)| rank_comm).collect())?;
+    }
+    Ok(())
+}

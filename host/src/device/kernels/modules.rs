@@ -1,0 +1,211 @@
+//! The modules of a kernel set or of files, loaded on a GPU.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::path::Path;
+use std::rc::Rc;
+
+use devcomm_locate::NcclVersion;
+
+use super::entry::Entry;
+use super::set::{KernelSet, ModuleSource};
+use super::sidecar::Sidecar;
+use crate::device::context::Context;
+use crate::error::{Error, LaunchError, Result};
+use crate::machine::Machine;
+use crate::sys::cuda::driver_version;
+use crate::sys::cuda::module::{Image, LoadFailure, ModuleHandle};
+use crate::sys::nccl::DEV_COMM_VERSION;
+
+/// Loaded modules. [`unload`](Self::unload) unloads them; a drop leaves them loaded until the
+/// process ends.
+#[derive(Default)]
+pub(crate) struct Modules {
+    /// By the stem of their source file.
+    files: BTreeMap<String, File>,
+    /// Files that were not loaded because they are bound to another architecture, and to which.
+    pub(super) left_out: BTreeMap<String, String>,
+    handles: RefCell<Vec<ModuleHandle>>,
+    /// The set that they were loaded from.
+    set: Option<&'static [ModuleSource]>,
+    /// On a simulated machine: the kernels that were used so far, by package, file and name.
+    pub(super) bound: RefCell<BTreeMap<[&'static str; 3], Rc<Entry>>>,
+}
+
+struct File {
+    /// Its package, if the sidecar names it.
+    package: Option<String>,
+    entries: BTreeMap<String, Rc<Entry>>,
+}
+
+impl Modules {
+    /// Loads every module of `set`; none on a simulated machine.
+    pub(super) fn load(context: &Context, set: &KernelSet) -> Result<Self> {
+        let mut loaded = Self { set: Some(set.modules), ..Self::default() };
+        if context.machine().is_simulated() {
+            return Ok(loaded);
+        }
+        for (file, ptx, sidecar) in set.describe()? {
+            if sidecar.is_bound() && !sidecar.runs_on(context.limits().compute_capability) {
+                loaded.left_out.insert(file.to_owned(), sidecar.arch);
+                continue;
+            }
+            let image = CString::new(ptx).map_err(|_| holds_nul(file))?;
+            loaded.add(context, file, Image::Ptx(&image), sidecar)?;
+        }
+        Ok(loaded)
+    }
+
+    /// Loads modules from files, each with its sidecar beside it.
+    pub(super) fn load_files<P: AsRef<Path>>(context: &Context, files: &[P]) -> Result<Self> {
+        let mut loaded = Self::default();
+        for path in files.iter().map(AsRef::as_ref) {
+            let (Some(file), Some(text)) =
+                (path.file_stem().and_then(|s| s.to_str()), path.to_str())
+            else {
+                return Err(Error::invalid(format!("{} is not text", path.display())));
+            };
+            let image = CString::new(text).map_err(|_| holds_nul(file))?;
+            let json = std::fs::read_to_string(path.with_extension("json")).map_err(|error| {
+                let why = format!("{}: {error}", path.with_extension("json").display());
+                LaunchError::BadSidecar { file: file.to_owned(), why }
+            })?;
+            loaded.add(context, file, Image::File(&image), Sidecar::parse(file, &json)?)?;
+        }
+        Ok(loaded)
+    }
+
+    fn add(
+        &mut self,
+        context: &Context,
+        file: &str,
+        image: Image<'_>,
+        sidecar: Sidecar,
+    ) -> Result<()> {
+        let stamp = checked_stamp(file, &sidecar)?;
+        let device = context.limits().compute_capability;
+        if !sidecar.runs_on(device) {
+            let (file, arch) = (file.to_owned(), sidecar.arch);
+            return Err(LaunchError::WrongArch { file, arch, device }.into());
+        }
+        let module = match context.cuda().load_module(image) {
+            Ok(module) => module,
+            Err(failure) => return Err(refused(file, &sidecar.ptx_isa, failure)),
+        };
+        let mut entries = BTreeMap::new();
+        for kernel in sidecar.kernels {
+            let mut entry = Entry::new(module.function(&kernel.name)?)?;
+            entry.params = Some(kernel.params);
+            entry.lsa_barriers = kernel.lsa_barriers;
+            entry.stamp = stamp;
+            entries.insert(kernel.name, Rc::new(entry));
+        }
+        self.files.insert(file.to_owned(), File { package: sidecar.package, entries });
+        self.handles.borrow_mut().push(module);
+        Ok(())
+    }
+
+    /// Whether they were loaded from `set`.
+    pub(super) fn is_of(&self, set: &KernelSet) -> bool {
+        self.set.is_some_and(|modules| std::ptr::eq(modules, set.modules))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.handles.borrow().is_empty()
+    }
+
+    /// The entry `name` of a file of a package.
+    pub(super) fn entry(&self, package: &str, file: &str, name: &str) -> Option<Rc<Entry>> {
+        let file = self.files.get(file)?;
+        let other = file.package.as_deref().is_some_and(|of| of != package);
+        if other { None } else { file.entries.get(name).cloned() }
+    }
+
+    /// The names of the kernels, in order of their files.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.files.values().flat_map(|file| file.entries.keys().map(String::as_str))
+    }
+
+    /// Unloads them.
+    ///
+    /// # Safety
+    ///
+    /// None of the kernels runs or is launched again, and the context is current.
+    pub(crate) unsafe fn unload(&self) {
+        for module in self.handles.take() {
+            // SAFETY: the caller's.
+            if let Err(error) = unsafe { module.unload() } {
+                tracing::warn!("{error}");
+            }
+        }
+    }
+}
+
+/// The version of NCCL's device code in a module, which must be the one whose `DevComm` this crate
+/// makes.
+fn checked_stamp(file: &str, sidecar: &Sidecar) -> Result<Option<NcclVersion>> {
+    let stamp = sidecar.stamp(file)?;
+    match stamp.filter(|module| *module != DEV_COMM_VERSION) {
+        None => Ok(stamp),
+        Some(module) => {
+            let (file, layout) = (file.to_owned(), DEV_COMM_VERSION);
+            Err(LaunchError::WrongNcclStamp { file, module, layout }.into())
+        }
+    }
+}
+
+fn holds_nul(file: &str) -> Error {
+    let name = "its PTX or path holds a NUL".to_owned();
+    LaunchError::ModuleRejected { file: file.to_owned(), name, log: String::new() }.into()
+}
+
+fn refused(file: &str, ptx_isa: &str, failure: LoadFailure) -> Error {
+    let file = file.to_owned();
+    match failure {
+        LoadFailure::Other(error) => error,
+        LoadFailure::PtxTooNew => {
+            let driver = driver_version(&Machine::Gpus)
+                .unwrap_or_else(|_| "of an unknown version".to_owned());
+            LaunchError::PtxTooNew { file, ptx: ptx_isa.to_owned(), driver }.into()
+        }
+        LoadFailure::Refused { error, log } => {
+            LaunchError::ModuleRejected { file, name: error, log }.into()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ptx_that_is_too_new_for_the_driver_names_its_version_and_what_to_do() {
+        let text = refused("lsa", "9.3", LoadFailure::PtxTooNew).to_string();
+        assert!(text.contains("kernel module lsa is PTX 9.3"), "{text}");
+        assert!(text.contains("update the driver"), "{text}");
+    }
+
+    #[test]
+    fn the_log_of_the_drivers_compiler_is_in_the_error() {
+        let (error, log) =
+            ("CUDA_ERROR_INVALID_PTX".to_owned(), "line 12: syntax error".to_owned());
+        let text = refused("lsa", "8.6", LoadFailure::Refused { error, log }).to_string();
+        assert!(text.contains("INVALID_PTX") && text.contains("line 12"), "{text}");
+    }
+
+    #[test]
+    fn kernels_linked_with_another_nccl_are_refused_by_both_versions() {
+        let sidecar = |nccl: &str| {
+            let json = format!(
+                r#"{{"arch":"sm_90","ptx_isa":"8.6","nccl":{{"version":"{nccl}"}},"kernels":[]}}"#
+            );
+            Sidecar::parse("lsa", &json).unwrap()
+        };
+        assert_eq!(checked_stamp("lsa", &sidecar("2.32.3")).unwrap(), Some(DEV_COMM_VERSION));
+        for other in ["2.30.7", "2.33.0"] {
+            let error = checked_stamp("lsa", &sidecar(other)).unwrap_err().to_string();
+            assert!(error.contains(other) && error.contains("2.32.3"), "{error}");
+        }
+    }
+}

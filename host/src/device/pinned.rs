@@ -1,0 +1,124 @@
+//! Pinned memory of the host, for copies that run while the program continues.
+
+use std::cell::RefCell;
+use std::marker::PhantomData;
+
+use devcomm_types::Element;
+
+use super::context::Context;
+use super::event::Event;
+use crate::error::{Error, Result};
+use crate::sys::cuda::memory::HostAllocation;
+
+/// `len` elements in page-locked memory of the host, zeroed: what
+/// [`Stream::copy_to_device_async`](crate::Stream::copy_to_device_async) and
+/// [`Stream::copy_to_host_async`](crate::Stream::copy_to_host_async) take.
+///
+/// The elements are read and written by [`as_slice`](Self::as_slice) and
+/// [`as_mut_slice`](Self::as_mut_slice), which wait for the copies first; so does dropping, as
+/// device memory does.
+///
+/// CUDA: `cuMemHostAlloc`, `cuMemFreeHost`.
+#[doc(alias = "cudaMallocHost")]
+#[doc(alias = "cudaHostAlloc")]
+pub struct PinnedBuffer<T: Element> {
+    /// `None` only while dropping.
+    memory: Option<HostAllocation>,
+    len: usize,
+    /// An event after each copy that may still run.
+    copies: RefCell<Vec<Event>>,
+    context: Context,
+    element: PhantomData<T>,
+}
+
+impl Context {
+    /// Allocates pinned memory of the host for `len` elements, zeroed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`] for a length of 0;
+    /// [`StateError::Capturing`](crate::StateError::Capturing); the driver's.
+    pub fn pinned<T: Element>(&self, len: usize) -> Result<PinnedBuffer<T>> {
+        let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
+        let bytes = bytes.filter(|bytes| *bytes > 0).ok_or_else(|| {
+            Error::invalid(format!("pinned memory of {len} elements of {}", T::NAME))
+        })?;
+        self.refuse_capturing("pinned memory is allocated")?;
+        let memory = Some(self.cuda().alloc_host(bytes)?);
+        let (copies, context) = (RefCell::default(), self.clone());
+        Ok(PinnedBuffer { memory, len, copies, context, element: PhantomData })
+    }
+}
+
+impl<T: Element> PinnedBuffer<T> {
+    /// Number of elements; never 0.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The elements, after waiting for the copies.
+    ///
+    /// # Errors
+    ///
+    /// As [`Event::synchronize`].
+    pub fn as_slice(&self) -> Result<&[T]> {
+        self.wait()?;
+        // SAFETY: the memory is zeroed or was written by copies, which are done; `Element` allows
+        // any bits. A copy that writes borrows the buffer mutably, so none begins meanwhile.
+        Ok(unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) })
+    }
+
+    /// The elements, to be written, after waiting for the copies.
+    ///
+    /// # Errors
+    ///
+    /// As [`Event::synchronize`].
+    pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
+        self.wait()?;
+        // SAFETY: as above; no copy at all begins while the buffer is borrowed mutably.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len) })
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut T {
+        self.memory.as_ref().map_or(std::ptr::null_mut(), |memory| memory.address().cast())
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// Notes that a copy was enqueued, after which `event` is recorded.
+    pub(super) fn copied(&self, event: Event) {
+        let mut copies = self.copies.borrow_mut();
+        copies.retain(|copy| !matches!(copy.is_reached(), Ok(true)));
+        copies.push(event);
+    }
+
+    fn wait(&self) -> Result<()> {
+        self.copies.borrow().iter().try_for_each(Event::synchronize)?;
+        self.copies.borrow_mut().clear();
+        Ok(())
+    }
+}
+
+impl<T: Element> Drop for PinnedBuffer<T> {
+    fn drop(&mut self) {
+        let Some(memory) = self.memory.take() else { return };
+        if self.context.health().is_lost() || !self.context.can_free("pinned memory") {
+            return;
+        }
+        let _ = self.context.cuda().bind();
+        // SAFETY: the context is current, and its streams are idle: no copy uses the memory.
+        if let Err(error) = unsafe { memory.free() } {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+impl<T: Element> std::fmt::Debug for PinnedBuffer<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PinnedBuffer<{}>({} elements)", T::NAME, self.len)
+    }
+}

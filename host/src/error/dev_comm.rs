@@ -1,0 +1,59 @@
+//! Device communicators and windows.
+
+/// Why there is no device communicator, or no window for it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DevCommError {
+    /// A device communicator was not asked for, because it could not be made.
+    #[error("no device communicator: rank {rank}{} refuses: {why}", and_others(*others))]
+    Refused {
+        /// The first rank that refuses.
+        rank: usize,
+        /// How many other ranks refuse too.
+        others: usize,
+        /// That rank's [`RequirementsRefusal`](crate::RequirementsRefusal).
+        why: String,
+    },
+    /// Ranks asked for different device communicators.
+    #[error(
+        "no device communicator: {field} is {} on rank {} but {} on rank {}; every rank asks for \
+         the same",
+        first.1, first.0, second.1, second.0
+    )]
+    RequirementsDiffer {
+        /// What differs.
+        field: String,
+        /// A rank and what it asked for.
+        first: (usize, String),
+        /// Another rank and what it asked for.
+        second: (usize, String),
+    },
+    /// NCCL took the memory but gave no window.
+    #[error(
+        "rank {rank}: NCCL registered no window over {bytes} bytes: symmetric memory is not \
+         supported between these ranks"
+    )]
+    NoWindow {
+        /// The rank that asked.
+        rank: usize,
+        /// Size in bytes.
+        bytes: usize,
+    },
+    /// The ranks are in more than one load/store domain.
+    #[error(
+        "not every rank reaches every other by load and store; the domains are: {}",
+        teams.join("; ")
+    )]
+    SeveralLsaTeams {
+        /// Each domain: its ranks and their hosts.
+        teams: Vec<String>,
+    },
+}
+
+fn and_others(others: usize) -> String {
+    match others {
+        0 => String::new(),
+        1 => " (and 1 other)".to_owned(),
+        others => format!(" (and {others} others)"),
+    }
+}

@@ -1,0 +1,63 @@
+//! The CUDA driver, its GPUs, and what simulated ones lack.
+
+/// Why the CUDA driver or its GPUs do not do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DriverError {
+    /// There is no CUDA driver to talk to.
+    #[error(
+        "no CUDA driver: {reason}; install NVIDIA's driver, run where there is one, or simulate \
+         GPUs with DEVCOMM_SIMULATE=4"
+    )]
+    NoDriver {
+        /// What was tried.
+        reason: String,
+    },
+    /// The driver lacks functions that this crate calls.
+    #[error(
+        "the CUDA driver is too old: it supports CUDA {has}, needed is {needs}; update NVIDIA's \
+         driver"
+    )]
+    TooOld {
+        /// The CUDA version that is needed.
+        needs: String,
+        /// The CUDA version that the driver supports.
+        has: String,
+    },
+    /// The driver sees no GPU.
+    #[error(
+        "no GPU: the CUDA driver sees none; check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or \
+         simulate GPUs with DEVCOMM_SIMULATE=4"
+    )]
+    NoGpu,
+    /// More ranks than GPUs.
+    #[error(
+        "{asked} GPUs were asked for, but only {visible} are visible on this machine; ask for \
+         fewer, or check CUDA_VISIBLE_DEVICES"
+    )]
+    TooFewGpus {
+        /// GPUs asked for.
+        asked: usize,
+        /// GPUs that the driver shows.
+        visible: usize,
+    },
+    /// A call into the CUDA driver failed.
+    #[error("{operation} failed: {text} ({name}, code {code})")]
+    Failed {
+        /// The driver function.
+        operation: &'static str,
+        /// The driver's error code.
+        code: u32,
+        /// The error's name.
+        name: String,
+        /// What the driver says about it.
+        text: String,
+    },
+    /// A simulated machine has no such thing: it runs kernels that have a body in Rust, and knows
+    /// its own objects only.
+    #[error("{what} cannot be simulated; run it on GPUs, without DEVCOMM_SIMULATE")]
+    NotSimulated {
+        /// What was asked for.
+        what: String,
+    },
+}

@@ -1,0 +1,123 @@
+//! Kernels: loading them, launching them, ending them.
+
+use devcomm_locate::NcclVersion;
+
+use super::stuck::report;
+use super::{AbortCause, LaunchRefusal, StuckWait};
+
+/// Why kernels were not loaded, not launched, or ended early.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// There are no compiled kernels in this program.
+    #[error("this program holds no GPU kernels: {reason}")]
+    KernelsUnavailable {
+        /// Why they were not built, and what to do.
+        reason: String,
+    },
+    /// A kernel's description cannot be read.
+    #[error("the description of kernel module {file} is broken: {why}; rebuild the kernels")]
+    BadSidecar {
+        /// The module.
+        file: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// No kernel of this name was loaded.
+    #[error("there is no kernel `{name}`; {}", loaded(available))]
+    KernelNotFound {
+        /// The name asked for.
+        name: String,
+        /// The kernels that were loaded.
+        available: Vec<String>,
+    },
+    /// The driver refused a module.
+    #[error("the driver cannot load kernel module {file} ({name}){}", log_text(log))]
+    ModuleRejected {
+        /// The module.
+        file: String,
+        /// The driver's error.
+        name: String,
+        /// The log of the driver's compiler.
+        log: String,
+    },
+    /// The module's PTX is newer than the driver's compiler.
+    #[error(
+        "kernel module {file} is PTX {ptx}, which is newer than the driver (CUDA {driver}) can \
+         compile; update the driver, or rebuild the kernels for an older PTX ISA"
+    )]
+    PtxTooNew {
+        /// The module.
+        file: String,
+        /// The PTX ISA of the module.
+        ptx: String,
+        /// The CUDA version of the driver.
+        driver: String,
+    },
+    /// The module was built for another architecture.
+    #[error(
+        "kernel module {file} was built for {arch}, which does not run on this GPU (compute \
+         capability {}.{}); {}",
+        device.0, device.1, arch_advice(arch, *device)
+    )]
+    WrongArch {
+        /// The module.
+        file: String,
+        /// Its architecture.
+        arch: String,
+        /// The GPU's compute capability.
+        device: (u32, u32),
+    },
+    /// The module reads a device communicator of another layout.
+    #[error(
+        "kernel module {file} was linked with the device code of NCCL {module}, but this program \
+         makes device communicators of NCCL {layout}; rebuild the kernels with NCCL {layout}"
+    )]
+    WrongNcclStamp {
+        /// The module.
+        file: String,
+        /// The version of the bitcode in the module.
+        module: NcclVersion,
+        /// The version of the communicators' layout.
+        layout: NcclVersion,
+    },
+    /// A launch that would fail, hang or corrupt memory was not made.
+    #[error("kernel `{kernel}` was not launched: {refusal}")]
+    Refused {
+        /// The kernel.
+        kernel: &'static str,
+        /// Why.
+        refusal: LaunchRefusal,
+    },
+    /// Kernels that waited for another rank were ended, and their results are invalid.
+    #[error("rank {rank}: its kernels were ended: {cause}{}", report(stuck))]
+    KernelAborted {
+        /// The rank.
+        rank: usize,
+        /// Why they were ended.
+        cause: AbortCause,
+        /// What their blocks waited for.
+        stuck: Vec<StuckWait>,
+    },
+}
+
+/// A source that asks for an architecture of its own gets no other.
+fn arch_advice(arch: &str, (major, minor): (u32, u32)) -> String {
+    if arch.ends_with(|last: char| last.is_ascii_alphabetic()) {
+        return format!("its source asks for {arch} and no other: launch a kernel for this GPU");
+    }
+    format!("rebuild with DEVCOMM_CUDA_ARCH=sm_{major}{minor}")
+}
+
+fn log_text(log: &str) -> String {
+    let log = log.trim();
+    if log.is_empty() { String::new() } else { format!("; its log:\n{log}") }
+}
+
+/// What kernels there are.
+fn loaded(names: &[String]) -> String {
+    match names {
+        [] => "none is loaded: `Rank::load` loads a program's kernels".to_owned(),
+        names => format!("there are: {}", names.join(", ")),
+    }
+}

@@ -1,0 +1,133 @@
+//! Worlds: their environment, their rendezvous, their ranks.
+
+use std::time::Duration;
+
+use devcomm_locate::NotFound;
+
+/// What a world and its ranks fail with.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WorldError {
+    /// An environment variable of the launcher is missing or makes no sense.
+    #[error("{variable}{}: {why}", shown(value))]
+    Environment {
+        /// The variable.
+        variable: &'static str,
+        /// Its value, if set.
+        value: Option<String>,
+        /// What is wrong, and what to do.
+        why: String,
+    },
+    /// Settings came too late: other threads run already, and one of them may be reading the
+    /// environment.
+    #[error(
+        "{} must be set before this process starts threads, but it has {threads}; build the world \
+         first thing in main, or set the variables outside",
+        variables.join(" ")
+    )]
+    EnvironmentInUse {
+        /// Each as `NAME=value`.
+        variables: Vec<String>,
+        /// Threads of this process.
+        threads: usize,
+    },
+    /// devcomm's RMA plugin, of which [`GinLoopback`](crate::GinLoopback) is the switch, was not
+    /// found.
+    #[error("{not_found}")]
+    GinLoopbackNotFound {
+        /// Where it was looked for.
+        not_found: NotFound,
+    },
+    /// Some ranks did not come to the rendezvous.
+    #[error(
+        "{} did not arrive at {address} within {:.0} s{}; check that every process was started \
+         (DEVCOMM_TIMEOUT sets the time)",
+        ranks(missing), waited.as_secs_f64(), details(notes)
+    )]
+    RanksMissing {
+        /// The ranks that did not come.
+        missing: Vec<usize>,
+        /// Where the ranks meet.
+        address: String,
+        /// The time waited.
+        waited: Duration,
+        /// What else happened there: refused connections, the last error.
+        notes: Vec<String>,
+    },
+    /// The rendezvous failed otherwise.
+    #[error("rendezvous at {address}: {why}")]
+    Rendezvous {
+        /// Where the ranks meet.
+        address: String,
+        /// What happened.
+        why: String,
+    },
+    /// Another rank is gone; the job cannot continue.
+    #[error("rank {rank} is lost: {why}")]
+    RankLost {
+        /// The rank.
+        rank: usize,
+        /// What is known of it.
+        why: String,
+    },
+    /// The function of a rank panicked.
+    #[error("rank {rank} panicked: {message}")]
+    RankPanicked {
+        /// The rank.
+        rank: usize,
+        /// The panic's message.
+        message: String,
+    },
+    /// A process started by [`World::spawn_local`](crate::World::spawn_local) failed.
+    #[error("rank {rank} failed: its process ended with {how}")]
+    RankFailed {
+        /// The rank.
+        rank: usize,
+        /// Exit code or signal.
+        how: String,
+    },
+    /// A process could not be started.
+    #[error("rank {rank} could not be started: {why}")]
+    SpawnFailed {
+        /// The rank.
+        rank: usize,
+        /// The system's reason.
+        why: String,
+    },
+    /// The job was ended by a signal.
+    #[error("the job was ended by {signal}")]
+    Interrupted {
+        /// The signal's name.
+        signal: &'static str,
+    },
+}
+
+fn shown(value: &Option<String>) -> String {
+    value.as_ref().map_or_else(String::new, |value| format!("={value:?}"))
+}
+
+fn details(notes: &[String]) -> String {
+    if notes.is_empty() { String::new() } else { format!(" ({})", notes.join("; ")) }
+}
+
+/// `rank 3`, or `ranks 1, 2, 5`; a long list is cut.
+pub(crate) fn ranks(list: &[usize]) -> String {
+    const SHOWN: usize = 16;
+    let mut text = list.iter().take(SHOWN).map(usize::to_string).collect::<Vec<_>>().join(", ");
+    if list.len() > SHOWN {
+        text.push_str(&format!(" and {} more", list.len() - SHOWN));
+    }
+    if list.len() == 1 { format!("rank {text}") } else { format!("ranks {text}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_ranks_are_named_and_a_long_list_is_cut() {
+        assert_eq!(ranks(&[3]), "rank 3");
+        assert_eq!(ranks(&[1, 4]), "ranks 1, 4");
+        assert!(ranks(&(0..40).collect::<Vec<_>>()).ends_with(", 15 and 24 more"));
+    }
+}

@@ -1,0 +1,111 @@
+//! How every other rank joins: it tries to connect to rank 0 until it is accepted, refused with the
+//! reason, or the time is up.
+
+use std::io;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use super::join::RendezvousConfig;
+use super::wire::{Kind, MAX_PAYLOAD, Peer, parse, receive, send_json};
+use crate::error::{Error, Result, WorldError};
+
+/// The pause between two attempts to connect.
+const RETRY: Duration = Duration::from_millis(50);
+/// The first few failures are enough to report.
+const MAX_NOTES: usize = 4;
+/// A rank that connected in the last moment still waits this long for rank 0's answer.
+const MIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// Rank 0 sends a message every second while it waits. Without one for this long, it or its host is
+/// gone.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Joins rank 0 and, through it, all others. Returns who they are and the connection to rank 0.
+pub(super) fn join(config: &RendezvousConfig) -> Result<(Vec<Peer>, TcpStream)> {
+    let start = Instant::now();
+    let mut notes: Vec<String> = Vec::new();
+    loop {
+        let left = config.timeout.saturating_sub(start.elapsed());
+        let last = match try_join(config, left) {
+            Ok(joined) => return Ok(joined),
+            Err(JoinError::Fatal(error)) => return Err(error),
+            Err(JoinError::Retry(error)) => error.to_string(),
+        };
+        if !notes.contains(&last) && notes.len() < MAX_NOTES {
+            notes.push(last);
+        }
+        if start.elapsed() + RETRY >= config.timeout {
+            notes.push("or rank 0 waited, gave up and left before this rank came".to_owned());
+            return Err(WorldError::RanksMissing {
+                missing: vec![0],
+                address: config.address(),
+                waited: start.elapsed(),
+                notes,
+            }
+            .into());
+        }
+        std::thread::sleep(RETRY);
+    }
+}
+
+fn try_join(
+    config: &RendezvousConfig,
+    left: Duration,
+) -> Result<(Vec<Peer>, TcpStream), JoinError> {
+    let mut stream = connect(&config.host, config.port, left)?;
+    send_json(&mut stream, Kind::Hello, &config.hello())?;
+    // The connection may be made before rank 0 has started: its socket can be there before it.
+    stream.set_read_timeout(Some(left.max(MIN_ANSWER_TIMEOUT)))?;
+    loop {
+        let (kind, payload) = receive(&mut stream, MAX_PAYLOAD)?;
+        let fatal = |why: String| Err(JoinError::Fatal(config.error(why)));
+        return match kind {
+            Kind::Waiting => {
+                // From here on rank 0's deadline counts, and rank 0 decides.
+                stream.set_read_timeout(Some(SILENCE_TIMEOUT))?;
+                continue;
+            }
+            Kind::Welcome => {
+                let peers: Vec<Peer> = parse(&payload)?;
+                if peers.len() != config.n_ranks {
+                    let (welcomed, n_ranks) = (peers.len(), config.n_ranks);
+                    return fatal(format!("it welcomed {welcomed} ranks, not {n_ranks}"));
+                }
+                Ok((peers, stream))
+            }
+            Kind::Missing => Err(JoinError::Fatal(config.missing(parse(&payload)?))),
+            Kind::Refused => {
+                fatal(format!("rank 0 refused this rank: {}", String::from_utf8_lossy(&payload)))
+            }
+            other => fatal(format!("rank 0 answered with {other:?}")),
+        };
+    }
+}
+
+/// Why an attempt to join failed.
+enum JoinError {
+    Fatal(Error),
+    Retry(io::Error),
+}
+
+impl From<io::Error> for JoinError {
+    fn from(error: io::Error) -> Self {
+        Self::Retry(error)
+    }
+}
+
+fn connect(host: &str, port: u16, left: Duration) -> io::Result<TcpStream> {
+    // One address that does not answer must not use up all the time.
+    let timeout = left.clamp(Duration::from_millis(100), Duration::from_secs(2));
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
+    for address in (host, port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, timeout) {
+            // At a free port of this host, the system may connect a socket with itself.
+            Ok(stream) if stream.local_addr()? == stream.peer_addr()? => {
+                last = io::ErrorKind::ConnectionRefused.into();
+            }
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}

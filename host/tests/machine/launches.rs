@@ -1,0 +1,113 @@
+//! What a launch checks of a kernel's arguments.
+
+use cuda_std::prelude::*;
+use devcomm_host::{
+    CommConfig, DevCommRequirements, DevCommResource, Error, LaunchError, LaunchRefusal, Result,
+};
+use devcomm_types::{Kernel, Launch, LaunchArgs};
+use nccl_device::{DevComm, Window};
+
+use crate::kernels::NO_PTX;
+use crate::support::ranks;
+
+/// Stores the window's length as a kernel sees it, `count` times.
+#[kernel(requires(count <= window.len(), count > 0))]
+fn note_len(comm: DevComm, window: Window<u64>, count: usize) {
+    let _ = comm.rank();
+    for i in thread::grid_strided(count) {
+        // SAFETY: a launch has checked the count.
+        unsafe { window.local().store(i, window.len() as u64) };
+    }
+}
+
+fn dev(rank: &devcomm_host::Rank) -> Result<DevCommResource> {
+    rank.load(&NO_PTX)?;
+    rank.communicator()?.create_dev_comm(DevCommRequirements::new())
+}
+
+fn refusal(result: Result<()>) -> LaunchRefusal {
+    match result {
+        Err(Error::Launch(LaunchError::Refused { kernel: "note_len", refusal })) => refusal,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn kernels_get_the_smallest_length_and_the_host_knows_every_ranks() {
+    ranks(3, |rank| {
+        let (me, stream, dev) = (rank.rank(), rank.stream()?, dev(rank)?);
+        let window = rank.communicator()?.window::<u64>(10 + me)?;
+        assert_eq!((window.len(), window.min_len()), (10 + me, 10));
+        assert_eq!([0, 1, 2, 3].map(|r| window.len_of(r)), [Some(10), Some(11), Some(12), None]);
+        note_len::args(&dev, &window, 10).grid(1).block(32).launch(&stream)?;
+        let mut lens = vec![0; 10 + me];
+        stream.copy_to_host(&window, &mut lens)?;
+        assert!(lens[..10] == [10; 10] && lens[10..].iter().all(|len| *len == 0), "{lens:?}");
+        rank.barrier()
+    });
+}
+
+#[test]
+fn a_launch_that_does_not_meet_the_kernels_conditions_is_refused_with_the_numbers() {
+    ranks(2, |rank| {
+        let (stream, dev) = (rank.stream()?, dev(rank)?);
+        let window = rank.communicator()?.window::<u64>(10 + rank.rank())?;
+        let launch = |count| note_len::args(&dev, &window, count).grid(1).block(32).launch(&stream);
+        let refused = refusal(launch(11)).to_string();
+        assert_eq!(refused, "it requires `count <= window.len()`, but these are 11 and 10");
+        let refused = refusal(launch(0)).to_string();
+        assert_eq!(refused, "it requires `count > 0`, but these are 0 and 0");
+        let unset = note_len::args(&dev, &window, 1).block(32).launch(&stream);
+        assert!(refusal(unset).to_string().contains("set both by `grid` and `block`"));
+        launch(10)?;
+        stream.synchronize()
+    });
+}
+
+#[test]
+fn a_safe_launch_takes_only_what_fits_each_other() {
+    ranks(2, |rank| {
+        let (stream, dev) = (rank.stream()?, dev(rank)?);
+        let window = rank.communicator()?.window::<u64>(4)?;
+        let of_another = rank.new_communicator(&CommConfig::new())?.window::<u64>(4)?;
+        let launch = note_len::args(&dev, &of_another, 4).grid(1).block(32);
+        assert_eq!(refusal(launch.launch(&stream)), LaunchRefusal::MixedCommunicators);
+        let bare = window.device_window()?;
+        let launch = note_len::args(&dev, bare, 4).grid(1).block(32);
+        assert_eq!(refusal(launch.launch(&stream)), LaunchRefusal::UncheckedWindow);
+        // SAFETY: the window is the communicator's, and has the elements in both ranks.
+        unsafe { launch.into_unsafe().launch(&stream)? };
+        stream.synchronize()?;
+        rank.barrier()
+    });
+}
+
+#[test]
+fn a_kernel_is_launched_after_its_set_was_loaded() {
+    ranks(1, |rank| {
+        let (comm, stream) = (rank.communicator()?, rank.stream()?);
+        let dev = comm.create_dev_comm(DevCommRequirements::new())?;
+        let window = comm.window::<u64>(4)?;
+        let launch = || note_len::args(&dev, &window, 4).grid(1).block(32).launch(&stream);
+        let error = launch().unwrap_err().to_string();
+        assert!(error.contains("`note_len`; none is loaded") && error.contains("Rank::load"));
+        rank.load(&NO_PTX)?;
+        rank.load(&NO_PTX)?;
+        launch()?;
+        stream.synchronize()
+    });
+}
+
+#[test]
+fn code_that_is_generic_over_kernels_launches_them_by_their_type() {
+    fn launch<K: Kernel, A: LaunchArgs<K::Args>>(args: A) -> Launch<K, A> {
+        K::with_args(args).grid(1).block(32)
+    }
+    ranks(1, |rank| {
+        let (stream, dev) = (rank.stream()?, dev(rank)?);
+        let window = rank.communicator()?.window::<u64>(4)?;
+        // SAFETY: the kernel's contract is empty.
+        unsafe { launch::<note_len, _>((&dev, &window, 4)).launch(&stream)? };
+        stream.synchronize()
+    });
+}

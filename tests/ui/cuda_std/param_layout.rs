@@ -1,0 +1,8 @@
+use cuda_std::prelude::*;
+
+#[derive(Clone, Copy, KernelParam)]
+struct Job {
+    count: usize,
+}
+
+fn main() {}
