@@ -5,7 +5,7 @@
 //!
 //! # Safety model
 //!
-//! Both are `unsafe`, as the shuffles of [`warp`](crate::warp) are: all threads that take part call
+//! Both are `unsafe`, as the shuffles of [`warp`] are: all threads that take part call
 //! them together.
 //!
 //! # Example
