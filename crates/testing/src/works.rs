@@ -46,8 +46,8 @@ pub fn require_kernels_work(
     let multiples = |of: usize| (0..COUNT).map(|i| (i * of) as f32).collect::<Vec<_>>();
     send.copy_from_host(&multiples(comm.rank() + 1))?;
     let sum = kernels::lsa_allreduce::args(&dev_comm, &send, &recv, COUNT);
-    // SAFETY: both windows have `COUNT` elements in every rank, also where the ranks of a communicator
-    // without a world cannot tell each other.
+    // SAFETY: both windows have `COUNT` elements in every rank, also where the ranks of a
+    // communicator without a world cannot tell each other.
     unsafe { sum.grid(2).block(128).into_unsafe().launch(stream)? };
     stream.synchronize()?;
     let mut sums = vec![0.0; COUNT];

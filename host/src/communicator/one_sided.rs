@@ -68,8 +68,8 @@ impl Communicator {
     /// rank, which sees the data once it has [waited](Self::wait_signal). `local` must itself be
     /// part of a window of this communicator.
     ///
-    /// `window` is this rank's own handle of the window. What counts is the length of the peer's part;
-    /// of a communicator without a world it is assumed to be this rank's.
+    /// `window` is this rank's own handle of the window. What counts is the length of the peer's
+    /// part; of a communicator without a world it is assumed to be this rank's.
     ///
     /// NCCL: `ncclPutSignal`, which counts the offset in bytes.
     ///
