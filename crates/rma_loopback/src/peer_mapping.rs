@@ -28,8 +28,8 @@ impl PeerMapping {
         bytes: usize,
         others: &[c_int],
     ) -> Option<Self> {
-        let reachable = |other: &c_int| owner.reaches(*other);
-        let devices: Vec<c_int> = others.iter().copied().filter(reachable).collect();
+        let can_access = |other: &c_int| owner.reaches(*other);
+        let devices: Vec<c_int> = others.iter().copied().filter(can_access).collect();
         if devices.is_empty() || bytes == 0 {
             return None;
         }

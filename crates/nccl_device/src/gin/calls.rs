@@ -61,9 +61,8 @@ impl Context<'_> {
     #[track_caller]
     fn net<B: GinBackend>(self) -> MaybeUninit<raw::Gin> {
         let mut net = MaybeUninit::uninit();
-        // SAFETY: initializes the object; the constructor of `Gin` checked that the context exists.
-        // The mask is that of the device communicator's back end, since the launch selected the
-        // kernel's entry by it.
+        // SAFETY: initializes the object. The constructor of `Gin` checked that the context exists
+        // and that `B` is its back end.
         unsafe {
             raw::ncclGin_C_initWithResourceSharingMode(
                 net.as_mut_ptr(),
