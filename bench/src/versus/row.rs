@@ -1,4 +1,4 @@
-//! Rows: one variant with one size and type; and their summary.
+//! The rows of a comparison (one variant at one size and type each) and their summary.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ use crate::table;
 /// Parameters common to all variants of a comparison.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// Bytes of a message; 0 without messages.
+    /// Bytes of a message; 0 for a variant without messages, such as a barrier.
     pub size: usize,
     /// Elements.
     pub count: usize,
@@ -22,7 +22,7 @@ pub struct Case {
     pub redop: &'static str,
     /// Ratio of bus bandwidth to algorithm bandwidth.
     pub bus: f64,
-    /// Rows, columns and terms per rank of a matrix product.
+    /// `[m, n, k]` of a matrix product; `k` is each rank's part of the inner dimension.
     pub shape: Option<[usize; 3]>,
 }
 
@@ -33,7 +33,7 @@ impl Case {
     }
 }
 
-/// One variant.
+/// One variant's result in one case.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     pub size: usize,
@@ -41,7 +41,7 @@ pub struct Row {
     #[serde(rename = "type")]
     pub dtype: &'static str,
     pub redop: &'static str,
-    /// Of a matrix product: rows, columns, and terms per rank.
+    /// Of a matrix product: as [`Case::shape`].
     pub m: Option<usize>,
     pub n: Option<usize>,
     pub k: Option<usize>,
@@ -50,7 +50,7 @@ pub struct Row {
     pub threads: Option<u32>,
     /// Microseconds per operation; `None` in the simulator, as are all derived values.
     pub time_us: Option<f64>,
-    /// Algorithm bandwidth and, by nccl-tests' factor, bus bandwidth, in GB/s.
+    /// Algorithm and bus bandwidth in GB/s, as nccl-tests defines them.
     pub algbw: Option<f64>,
     pub busbw: Option<f64>,
     /// Wrong elements over all ranks; `None` if not checked.
@@ -73,7 +73,7 @@ pub struct VariantResult {
 /// The rows of a case, from the variants' times.
 pub fn rows(case: Case, ran: &[VariantResult], rounds: Option<&Rounds>) -> Vec<Row> {
     let spread = |time: &dyn Fn(&[f64]) -> f64| Spread::of(rounds?.iter().map(|round| time(round)));
-    let place = |variant| ran.iter().position(|ran| ran.variant == variant);
+    let position = |variant| ran.iter().position(|ran| ran.variant == variant);
     let row = |(i, ran): (usize, &VariantResult)| {
         let over = |base: Option<usize>| {
             base.and_then(|base| Some(spread(&|round| round[i] / round[base])?.median))
@@ -97,8 +97,8 @@ pub fn rows(case: Case, ran: &[VariantResult], rounds: Option<&Rounds>) -> Vec<R
             busbw: bandwidth.map(|bandwidth| bandwidth * case.bus),
             wrong: ran.wrong,
             noise_percent: time.map(|time| time.iqr / time.median * 100.0),
-            time_over_nccl: over(place(Variant::Nccl)),
-            time_over_nccl_sym: over(place(Variant::NcclSym)),
+            time_over_nccl: over(position(Variant::Nccl)),
+            time_over_nccl_sym: over(position(Variant::NcclSym)),
         }
     };
     ran.iter().enumerate().map(row).collect()
@@ -200,7 +200,7 @@ impl Ratio {
 }
 
 impl Summary {
-    /// Over these rows.
+    /// Summarizes these rows.
     pub fn of(rows: &[Row]) -> Self {
         let (kernels, hosts): (Vec<Variant>, Vec<Variant>) =
             Variant::value_variants().iter().partition(|variant| variant.is_kernel());
@@ -250,7 +250,7 @@ mod tests {
     }
 
     fn measured() -> Vec<Row> {
-        // Rounds differ by more than the variants do.
+        // The times differ more between rounds than between variants.
         let rounds =
             vec![vec![1e-6, 2e-6, 4e-6], vec![3e-6, 6e-6, 12e-6], vec![9e-6, 18e-6, 36e-6]];
         let variants = [Variant::Rust, Variant::NcclSym, Variant::Nccl];

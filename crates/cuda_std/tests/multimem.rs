@@ -1,4 +1,5 @@
-//! Multicast addresses on the host: the arithmetic over the copies that a simulator names.
+//! `multimem` on the host: a load, reduction or store applies to every copy behind the multicast
+//! address, as the simulator lists them.
 
 mod common;
 
@@ -11,7 +12,7 @@ use cuda_std::multimem::{self, LoadReduce, Red, Value};
 use cuda_std::prelude::*;
 use cuda_std::reduce::{And, Max, Min, Or, Sum, SumInHalf, Xor};
 
-/// The copies of one value, each with room behind it.
+/// The copies of one value, each followed by padding.
 #[repr(align(64))]
 struct Copies([[u8; STRIDE]; COPIES]);
 
@@ -36,7 +37,8 @@ impl Copies {
     }
 }
 
-/// Loading reduces the copies, and updating combines each with the value: both as `ReduceOp` does.
+/// Checks that `load_reduce` reduces the copies, and that `red` combines each copy with a value,
+/// both as `ReduceOp` does.
 fn reduces<V, Op>(op: Op, values: [V; COPIES], reduced: V)
 where
     V: LoadReduce<Op> + Red<Op> + PartialEq + Debug,
@@ -44,7 +46,7 @@ where
 {
     let mut copies = Copies::of(values);
     let address = copies.address::<V>();
-    // SAFETY: the address stands for the copies, in the test's simulator.
+    // SAFETY: the test's simulator maps the address to the copies.
     let (loaded, events) = run(|| unsafe { multimem::load_reduce(op, address) });
     assert_eq!(loaded, reduced, "{op:?}");
     assert_eq!(copies.read::<V>(), values, "a load changes nothing");
@@ -56,7 +58,8 @@ where
     });
     assert_eq!((reads.count(), events.len()), (COPIES, COPIES), "each copy is an access");
 
-    // Into copies that are the same, the others' values: the last is as the load's.
+    // All copies start as the first value; after a `red` of each other value, every copy holds
+    // the load's result.
     let mut copies = Copies::of([values[0]; COPIES]);
     let address = copies.address::<V>();
     for value in &values[1..] {
@@ -66,7 +69,7 @@ where
     assert_eq!(copies.read::<V>(), [reduced; COPIES], "{op:?}");
 }
 
-fn of_all_lanes<T, Op>(op: Op, values: [T; COPIES], reduced: T)
+fn reduces_all_lanes<T, Op>(op: Op, values: [T; COPIES], reduced: T)
 where
     T: Accumulate + PartialEq + Debug,
     Vec16<T>: LoadReduce<Op> + Red<Op>,
@@ -86,12 +89,12 @@ fn integers_are_reduced_with_wrap_around() {
             reduces(And, [a, b, c], 0b100);
             reduces(Or, [b, c, 8], 0b1111);
             reduces(Xor, [b, c, 1], 0b10);
-            of_all_lanes(Sum, [a, b, c], a.wrapping_add(11));
-            of_all_lanes(Min, [c, a, b], 5);
-            of_all_lanes(Max, [c, a, b], a);
-            of_all_lanes(And, [a, b, c], 0b100);
-            of_all_lanes(Or, [b, c, 8], 0b1111);
-            of_all_lanes(Xor, [b, c, 1], 0b10);
+            reduces_all_lanes(Sum, [a, b, c], a.wrapping_add(11));
+            reduces_all_lanes(Min, [c, a, b], 5);
+            reduces_all_lanes(Max, [c, a, b], a);
+            reduces_all_lanes(And, [a, b, c], 0b100);
+            reduces_all_lanes(Or, [b, c, 8], 0b1111);
+            reduces_all_lanes(Xor, [b, c, 1], 0b10);
         )* };
     }
     check!(i32 u32 i64 u64);
@@ -104,12 +107,12 @@ fn floats_are_summed() {
     reduces(Sum, [1.5f32, 2.0, -0.25], 3.25);
     reduces(Sum, [1.5f64, 2.0, -0.25], 3.25);
     reduces(Sum, [[1.0f32, 10.0], [2.0, 20.0], [3.0, 30.0]], [6.0, 60.0]);
-    of_all_lanes(Sum, [1.5f32, 2.0, -0.25], 3.25);
-    of_all_lanes(Sum, [1.5f64, 2.0, -0.25], 3.25);
+    reduces_all_lanes(Sum, [1.5f32, 2.0, -0.25], 3.25);
+    reduces_all_lanes(Sum, [1.5f64, 2.0, -0.25], 3.25);
 }
 
 #[test]
-fn halves_go_in_twos_fours_and_eights() {
+fn half_types_are_reduced_in_vectors_of_two_four_and_eight() {
     macro_rules! check {
         ($($type:ident)*) => { $(
             let of = $type::from_f32;
@@ -119,9 +122,9 @@ fn halves_go_in_twos_fours_and_eights() {
             reduces(Min, [[a; 4], [b; 4], [c; 4]], [b; 4]);
             reduces(Max, [[a; 4], [b; 4], [c; 4]], [c; 4]);
             reduces(Sum, [[a; 4], [b; 4], [c; 4]], [of(3.5); 4]);
-            of_all_lanes(Sum, [a, b, c], of(3.5));
-            of_all_lanes(Min, [a, b, c], b);
-            of_all_lanes(Max, [a, b, c], c);
+            reduces_all_lanes(Sum, [a, b, c], of(3.5));
+            reduces_all_lanes(Min, [a, b, c], b);
+            reduces_all_lanes(Max, [a, b, c], c);
         )* };
     }
     check!(f16 bf16);
@@ -129,11 +132,11 @@ fn halves_go_in_twos_fours_and_eights() {
 
 #[test]
 fn a_load_sums_halves_in_f32_unless_told_otherwise() {
-    // Half a unit in the last place, twice: lost one by one, counted together.
+    // Two addends of half an ulp: each is lost in an f16 sum, both count in an f32 sum.
     let [one, tiny] = [1.0, 1.0 / 2048.0].map(f16::from_f32);
     let mut copies = Copies::of([one, tiny, tiny].map(Vec16::splat));
     let address = copies.address::<f16>();
-    // SAFETY: the address stands for the copies, in the test's simulator.
+    // SAFETY: the test's simulator maps the address to the copies.
     let load = |op| run(|| unsafe { multimem::load_reduce_vec(op, address) }).0;
     assert_eq!(load(Sum), Vec16::splat(f16::from_f32(1.0 + 1.0 / 1024.0)));
     // SAFETY: as above.
@@ -145,7 +148,7 @@ fn a_load_sums_halves_in_f32_unless_told_otherwise() {
 fn a_store_reaches_every_copy_and_nothing_else() {
     let mut copies = Copies::of([[0u32; 1]; COPIES].map(|[zero]| zero));
     let address = copies.address::<u32>();
-    // SAFETY: the address stands for the copies, in the test's simulator.
+    // SAFETY: the test's simulator maps the address to the copies.
     let events = run(|| unsafe {
         multimem::store(address, 7);
         multimem::store_ordered(address, 8, Order::Release, Scope::Gpu);
@@ -165,11 +168,11 @@ fn a_store_reaches_every_copy_and_nothing_else() {
 }
 
 #[test]
-fn an_ordered_load_lets_others_run() {
+fn an_ordered_load_yields_to_other_threads() {
     let mut copies = Copies::of([1u32, 2, 3]);
     let address = copies.address::<u32>();
     let (sum, events) = run(|| {
-        // SAFETY: the address stands for the copies, in the test's simulator.
+        // SAFETY: the test's simulator maps the address to the copies.
         unsafe { multimem::load_reduce_ordered(Sum, address, Order::Acquire, Scope::Sys) }
     });
     assert_eq!((sum, events.last()), (6, Some(&Event::Spin)));
@@ -180,7 +183,7 @@ fn an_ordered_load_lets_others_run() {
 fn two_halves_are_aligned_to_four_bytes() {
     let mut copies = Copies::of([[f16::ONE; 4]; COPIES]);
     let address = copies.address::<f16>().wrapping_add(1).cast::<[f16; 2]>();
-    // SAFETY: refused before it is touched.
+    // SAFETY: rejected before any access.
     run(|| unsafe { multimem::load_reduce(Sum, address) });
 }
 
@@ -189,6 +192,6 @@ fn two_halves_are_aligned_to_four_bytes() {
 fn an_acquiring_update_is_refused() {
     let mut copies = Copies::of([1u32; COPIES]);
     let address = copies.address::<u32>();
-    // SAFETY: refused before it is touched.
+    // SAFETY: rejected before any access.
     run(|| unsafe { multimem::red(Sum, address, 1, Order::Acquire, Scope::Sys) });
 }

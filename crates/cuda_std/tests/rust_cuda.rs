@@ -1,7 +1,8 @@
 //! Kernels as they are written for Rust-CUDA: compiled to PTX, assembled, and run in the simulator.
 //!
-//! The harness is libtest-mimic: this program is also the builder's worker and must reach
-//! `link_worker` first, and a test can say while it runs that it was skipped.
+//! The test harness is libtest-mimic, for two reasons: `CudaBuilder` starts this program again as a
+//! process that runs LLVM, so `main` must call `link_worker` first; and a test can report at run
+//! time that it was skipped.
 
 use std::fs;
 use std::path::Path;
@@ -33,7 +34,8 @@ static BUILT: LazyLock<Result<Artifacts, Error>> = LazyLock::new(|| {
         .build()
 });
 
-/// A test of what was built; skipped where something is missing for it.
+/// A test of the built PTX. It is skipped if a part of the toolchain is missing: ptxas for a test
+/// with `assembled`.
 fn ptx(name: &str, assembled: bool, test: fn(&Artifacts) -> Result<(), Failed>) -> Trial {
     Trial::ignorable_test(name, move || {
         if assembled && let Err(error) = devcomm_locate::find_ptxas() {
@@ -47,7 +49,7 @@ fn ptx(name: &str, assembled: bool, test: fn(&Artifacts) -> Result<(), Failed>) 
     })
 }
 
-/// A test that cannot run is skipped; where a whole environment is asked for, that is a failure.
+/// Skips the test; with `DEVCOMM_REQUIRE_KERNELS=1`, fails it.
 fn missing(reason: String) -> Result<Completion, Failed> {
     if std::env::var_os("DEVCOMM_REQUIRE_KERNELS").is_some_and(|value| value == "1") {
         return Err(format!("DEVCOMM_REQUIRE_KERNELS is set, and {reason}").into());
@@ -71,7 +73,7 @@ fn slices_are_16_bytes(artifacts: &Artifacts) -> Result<(), Failed> {
         let wanted = format!(".param .align 8 .b8 vector_add_param_{i}[16]");
         ensure(ptx.contains(&wanted), || format!("no {wanted} in\n{ptx}"))?;
     }
-    // The length is behind the address.
+    // The length follows the address.
     ensure(ptx.contains("[vector_add_param_0+8]"), || format!("no length is read in\n{ptx}"))
 }
 
@@ -94,16 +96,16 @@ fn assemble(artifacts: &Artifacts) -> Result<(), Failed> {
     Ok(())
 }
 
-/// What `body` gives on one simulated GPU.
+/// Runs `body` on one simulated GPU.
 fn on_gpu<T: Send>(body: impl Fn(&Gpu<'_>) -> Result<T> + Sync) -> Result<T, Failed> {
-    let mut given = run(&world(Simulation::new(1)), body)?;
-    Ok(given.remove(0))
+    let mut results = run(&world(Simulation::new(1)), body)?;
+    Ok(results.remove(0))
 }
 
 fn adds_vectors() -> Result<(), Failed> {
     let (a, b): (Vec<f32>, Vec<f32>) = (0..1000).map(|i| (i as f32, (7 * i % 13) as f32)).unzip();
     let sums = on_gpu(|gpu| {
-        // The result has as many elements as the slices, and more.
+        // The output is longer than the slices; the kernel leaves its other elements unchanged.
         let sums = gpu.buffer(&[-1.0_f32; 1024])?;
         gpu.launch(vector_add::args(&gpu.buffer(&a)?, &gpu.buffer(&b)?, &sums).grid(8).block(128))?;
         read(&sums)
@@ -134,7 +136,7 @@ fn multiplies_matrices() -> Result<(), Failed> {
 fn sums_warps() -> Result<(), Failed> {
     let values: Vec<f32> = (0..700).map(|i| (i % 11) as f32).collect();
     let sums = on_gpu(|gpu| {
-        // Room for a sum a block; blocks have whole warps.
+        // One sum per block. The last block's threads beyond the slice take part too.
         let sums = gpu.buffer(&[0_f32; 3])?;
         gpu.launch(warp_sum::args(&gpu.buffer(&values)?, &sums).grid(3).block(256))?;
         read(&sums)

@@ -1,17 +1,19 @@
-//! Waits: polling that the host can end, and that can have a timeout.
+//! Waits: polling loops that the host can abort, and that can have a timeout.
 //!
 //! Every wait of the typed layer is a loop of this file. Every few thousand polls it reads the
-//! abort flag of the device communicator, in the host's memory. When it is set the thread notes
+//! abort flag of the device communicator, in host memory. If the flag is set, the thread records
 //! what it waited for in the host's [`AbortBlock`] and exits the kernel, and so does every thread
-//! of its coop: the barrier at the end of NCCL's waits is a vote here, so a coop exits as a whole.
+//! of its coop: where NCCL's waits end with a barrier, these end with a barrier that is also an
+//! OR-reduction, so all threads of a coop exit or none does.
 //!
-//! # What an abort leaves
+//! # Limits of an abort
 //!
-//! Where a part of a block waits (a thread, a warp) and leaves, the block's other threads pass the
-//! next barrier of the block without it: a kernel that uses what the part should have brought
-//! checks [`DevComm::is_aborted`] first. A named barrier of a number of threads, which a warp
-//! span's is, does not continue without threads that have left. And NCCL's PROXY put spins without
-//! looking while its queue is full, so a stalled network can block a kernel there.
+//! If only a part of a block waits (a thread, a warp) and exits, the block's other threads pass
+//! the next `bar.sync` of the whole block without it: a kernel that uses data for which that part
+//! waited checks [`DevComm::is_aborted`] first. A named barrier with a thread count, such as that
+//! of a warp span, never completes after some of its threads have exited. And NCCL's PROXY put
+//! spins without reading the abort flag while its queue is full, so a stalled network can block a
+//! kernel there.
 
 use cuda_std::atomic::{Order, Scope};
 use cuda_std::{clock, mem, thread, warp};
@@ -19,44 +21,44 @@ use devcomm_types::{AbortBlock, STUCK_RECORDS, StuckRecord, WaitFor};
 
 use crate::{Coop, DevComm};
 
-/// Polls between two reads of the abort flag, which is in the host's memory: a read costs a
-/// microsecond or two.
+/// Polls between two reads of the abort flag, which is in host memory: a read takes a microsecond
+/// or two.
 const POLLS_PER_CHECK: u32 = 1 << 12;
 
-/// How long a wait may take at most.
+/// The longest time that a wait may take.
 ///
-/// In the simulator a wait with a timeout ends when nothing else in the simulated world can happen,
-/// those that end earlier first.
+/// In the simulator a wait times out only when nothing else in the simulation can make progress;
+/// the wait with the earliest deadline times out first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeout {
     nanos: u64,
 }
 
 impl Timeout {
-    /// So many nanoseconds. The GPU's clock counts them in steps of up to a microsecond.
+    /// `nanos` nanoseconds. The GPU's `%globaltimer` advances in steps of up to a microsecond.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn nanos(nanos: u64) -> Self {
         Self { nanos }
     }
 
-    /// So many microseconds.
+    /// `micros` microseconds.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn micros(micros: u64) -> Self {
         Self { nanos: micros.saturating_mul(1_000) }
     }
 
-    /// So many milliseconds.
+    /// `millis` milliseconds.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn millis(millis: u64) -> Self {
         Self { nanos: millis.saturating_mul(1_000_000) }
     }
 }
 
-/// A wait took longer than it was given. Every thread of the coop gets it, or none does.
+/// A wait reached its timeout. Every thread of the coop gets this error, or none does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimedOut;
 
-/// The end of a wait.
+/// How a wait ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Done,
@@ -64,10 +66,10 @@ pub(crate) enum Outcome {
     Aborted,
 }
 
-/// When a wait is over, if ever.
+/// The time at which a wait times out, or never.
 #[derive(Clone, Copy)]
 pub struct Deadline {
-    /// Nanoseconds of the GPU's clock; 0: never.
+    /// In nanoseconds of `%globaltimer`; 0: never.
     at: u64,
 }
 
@@ -85,7 +87,7 @@ impl Deadline {
         (self.at != 0).then_some(self.at)
     }
 
-    /// Cycles until it, not fewer than there are: two a nanosecond.
+    /// An upper bound of the clock cycles until the deadline, at two per nanosecond.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn cycles_left(self) -> u64 {
@@ -104,23 +106,24 @@ impl Deadline {
 }
 
 impl DevComm {
-    /// Whether the host has ended the kernels that use this device communicator. Waits look by
-    /// themselves; this is for a kernel that computes for long. It reads the host's memory, which
-    /// takes a microsecond or two.
+    /// Whether the host has aborted the kernels that use this device communicator. Waits check this
+    /// themselves; a kernel calls it in a long computation. It reads host memory, which takes a
+    /// microsecond or two.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn is_aborted(&self) -> bool {
         let flag = self.as_raw().abort_flag;
-        // SAFETY: the host that set the pointer keeps the word alive while kernels run.
+        // SAFETY: the host that set the pointer keeps the flag allocated while kernels run.
         !flag.is_null() && unsafe { mem::load_ordered(flag, Order::Relaxed, Scope::Sys) } != 0
     }
 
-    /// Polls until `done`, for something of the kernel's own, as the waits of this crate do: the
-    /// host can end it. `coop` is who waits: its first thread polls, and all continue together.
+    /// Polls until `done` returns true, for a condition of the kernel's own. The host can abort it,
+    /// as it can the other waits of this crate. The threads of `coop` call it together: the first
+    /// one polls, and all continue after a barrier.
     ///
     /// ```
     /// # use nccl_device::{Coop, DevComm, LsaPtr};
-    /// /// Waits for a peer's word.
+    /// /// Waits until a peer has set `word`.
     /// # fn f(comm: &DevComm, word: LsaPtr<u32>) {
     /// // SAFETY: the word is written by ordered stores only.
     /// comm.wait_until(Coop::cta(), || unsafe { word.load_acquire(0) } != 0);
@@ -165,7 +168,7 @@ impl DevComm {
     }
 }
 
-/// Polls until `done`, the deadline or the host's abort.
+/// Polls until `done` returns true, the deadline passes or the host aborts.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) fn poll(
@@ -175,24 +178,25 @@ pub(crate) fn poll(
     what: impl Fn() -> WaitFor,
 ) -> Outcome {
     let mut polls = 0u32;
-    let mut seen = Seen::default();
+    let mut timeout = TimeoutCheck::default();
     loop {
         if done() {
             return Outcome::Done;
         }
         polls = polls.wrapping_add(1);
-        let look = cfg!(not(target_arch = "nvptx64")) || polls.is_multiple_of(POLLS_PER_CHECK);
-        if look && comm.is_aborted() {
-            note(comm, what);
+        let check = cfg!(not(target_arch = "nvptx64")) || polls.is_multiple_of(POLLS_PER_CHECK);
+        if check && comm.is_aborted() {
+            record_wait(comm, what);
             return Outcome::Aborted;
         }
-        if seen.is_over(deadline, &what) {
+        if timeout.is_over(deadline, &what) {
             return Outcome::TimedOut;
         }
     }
 }
 
-/// [`poll`] for a `done` that waits by itself, for at most so many cycles; of `longest` at most.
+/// [`poll`] for a `done` that itself waits, for at most the number of cycles in its argument: a
+/// slice. Slices double up to `longest` cycles.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) fn poll_slices(
@@ -203,112 +207,112 @@ pub(crate) fn poll_slices(
     what: impl Fn() -> WaitFor,
 ) -> Outcome {
     let mut slice = FIRST_SLICE;
-    let mut seen = Seen::default();
+    let mut timeout = TimeoutCheck::default();
     loop {
-        // Simulated, it looks once: the simulator runs others between our looks.
+        // In the simulator `done` checks once: other threads run between two calls.
         let cycles =
             if cfg!(target_arch = "nvptx64") { deadline.cycles_left().min(slice) } else { 0 };
-        // In a longer slice NCCL looks at the flag itself, and says of an aborted wait that it
-        // succeeded.
+        // In a longer slice NCCL reads the abort flag itself, and returns success for an aborted
+        // wait.
         if done(cycles) && (slice <= SHORT_SLICE || !comm.is_aborted()) {
             return Outcome::Done;
         }
         if comm.is_aborted() {
-            note(comm, what);
+            record_wait(comm, what);
             return Outcome::Aborted;
         }
-        if seen.is_over(deadline, &what) {
+        if timeout.is_over(deadline, &what) {
             return Outcome::TimedOut;
         }
         slice = (2 * slice).min(longest);
     }
 }
 
-/// Cycles that NCCL waits before we look at the clock and the abort flag: half a millisecond at
-/// first.
+/// Cycles that NCCL waits before this file first checks the clock and the abort flag: about half a
+/// millisecond.
 const FIRST_SLICE: u64 = 1 << 20;
 
-/// Two milliseconds, in which NCCL polls fewer than the 10,000 times after which it looks at the
-/// flag itself.
+/// About two milliseconds, in cycles. NCCL polls fewer than 10,000 times in it; only after that
+/// many polls does it read the abort flag itself.
 pub(crate) const SHORT_SLICE: u64 = 1 << 22;
 
-/// Two seconds: for a wait that restarts in each slice, so that a slice gets long enough in the
-/// end.
+/// About two seconds, in cycles: for a wait that starts anew in each slice, so that some slice is
+/// long enough for it to complete.
 pub(crate) const LONG_SLICE: u64 = 1 << 32;
 
-/// Who follows a wait between its polls: on a GPU nobody, and the clock says when it is over.
+/// Decides whether a wait has timed out. On a GPU: by the clock.
 #[cfg(target_arch = "nvptx64")]
 #[derive(Default)]
-struct Seen;
+struct TimeoutCheck;
 
 #[cfg(target_arch = "nvptx64")]
-impl Seen {
+impl TimeoutCheck {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn is_over(&mut self, deadline: Deadline, _what: &impl Fn() -> WaitFor) -> bool {
         deadline.has_passed()
     }
 }
 
-/// The simulator runs others between two polls, knows what is waited for, and says when a wait with
-/// a timeout is over.
+/// Decides whether a wait has timed out. In the simulator: each call tells the simulator what the
+/// thread waits for and runs other threads, and the simulator decides. Dropping it ends the wait.
 #[cfg(not(target_arch = "nvptx64"))]
 #[derive(Default)]
-struct Seen {
-    followed: bool,
+struct TimeoutCheck {
+    reported: bool,
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
-impl Seen {
+impl TimeoutCheck {
     #[track_caller]
     fn is_over(&mut self, deadline: Deadline, what: &impl Fn() -> WaitFor) -> bool {
-        self.followed = true;
+        self.reported = true;
         let at = std::panic::Location::caller();
         (crate::raw::host::waits().poll)(&what(), deadline.nanos(), at)
     }
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
-impl Drop for Seen {
+impl Drop for TimeoutCheck {
     fn drop(&mut self) {
-        if self.followed {
+        if self.reported {
             (crate::raw::host::waits().end)();
         }
     }
 }
 
-/// The end of a wait without a timeout, for every thread of the coop: a barrier, after which all
-/// continue, or all leave.
+/// Ends a wait without a timeout, in every thread of the coop: a barrier, after which all continue,
+/// or all exit the kernel.
 ///
-/// Memory is ordered as by [`Coop::sync`].
+/// It orders memory as [`Coop::sync`] does.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
-pub(crate) fn finish(coop: Coop, mine: Outcome) {
-    if coop.any(mine == Outcome::Aborted) {
+pub(crate) fn finish(coop: Coop, outcome: Outcome) {
+    if coop.any(outcome == Outcome::Aborted) {
         thread::exit();
     }
 }
 
-/// The end of a wait with a timeout.
+/// Ends a wait with a timeout, in every thread of the coop.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
-pub(crate) fn finish_timed(coop: Coop, mine: Outcome) -> Result<(), TimedOut> {
-    if !coop.any(mine != Outcome::Done) {
+pub(crate) fn finish_timed(coop: Coop, outcome: Outcome) -> Result<(), TimedOut> {
+    if !coop.any(outcome != Outcome::Done) {
         return Ok(());
     }
-    if coop.any(mine == Outcome::Aborted) {
+    if coop.any(outcome == Outcome::Aborted) {
         thread::exit();
     }
     Err(TimedOut)
 }
 
-/// Whether a count that wraps around has reached `target`.
+/// Whether a counter that wraps around has reached `target`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn has_reached(count: u32, target: u32) -> bool {
     count.wrapping_sub(target) <= u32::MAX / 2
 }
 
-/// Whether the thread leaves the kernel by a panic, which there is in the simulator alone: what
-/// would wait for others, when it is dropped, must not.
+/// Whether the thread is unwinding from a panic, which happens in the simulator only. A `Drop` that
+/// waits for other threads must not do so then.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn is_unwinding() -> bool {
     #[cfg(not(target_arch = "nvptx64"))]
@@ -317,12 +321,12 @@ pub(crate) fn is_unwinding() -> bool {
     false
 }
 
-/// Records in the host's block what a thread waited for.
+/// Records what a thread waited for in the host's [`AbortBlock`]: one record per warp.
 #[cold]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
-fn note(comm: &DevComm, what: impl Fn() -> WaitFor) {
-    if !speaks_for_its_warp() {
+fn record_wait(comm: &DevComm, what: impl Fn() -> WaitFor) {
+    if !is_lowest_active_lane() {
         return;
     }
     let (block, thread) = (thread::block_idx_x(), thread::thread_idx_x());
@@ -330,8 +334,8 @@ fn note(comm: &DevComm, what: impl Fn() -> WaitFor) {
     let slot = (block * warps + thread / warp::WARP_SIZE) as usize % STUCK_RECORDS;
     let abort = comm.as_raw().abort_flag.cast::<AbortBlock>();
     let WaitFor { kind, index, context, peer, wanted, seen } = what();
-    // SAFETY: the flag is the first word of the host's block, which is alive while kernels run. The
-    // host reads the records when the kernel has ended.
+    // SAFETY: the flag is the first field of the host's `AbortBlock`, which stays allocated while
+    // kernels run. The host reads the records after the kernel has ended.
     unsafe {
         let record = (&raw mut (*abort).records).cast::<StuckRecord>().add(slot);
         mem::store(&raw mut (*record).block, block);
@@ -345,13 +349,13 @@ fn note(comm: &DevComm, what: impl Fn() -> WaitFor) {
     }
 }
 
-/// One thread of those of a warp that leave together, so that a record is one thread's.
+/// True in the lowest active lane of the warp, so that one thread writes the warp's record.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn speaks_for_its_warp() -> bool {
+fn is_lowest_active_lane() -> bool {
     if cfg!(target_arch = "nvptx64") {
         warp::activemask().trailing_zeros() == warp::lane_id()
     } else {
-        // Simulated threads run one after the other.
+        // Simulated threads run one at a time.
         true
     }
 }

@@ -1,9 +1,10 @@
 //! Maps a rank's memory for the other devices of this process.
 //!
-//! A copy between devices starts fastest where the memory is mapped for both: it takes the host a
-//! third of the time of a peer copy. NCCL maps its windows for the LSA team, at addresses of its
-//! own; registered memory may be mapped for its own device only. So the plugin checks, and
-//! otherwise maps the same physical memory again, for all devices with access.
+//! If memory is mapped for both devices, the host enqueues a copy between them in a third of the
+//! time of a peer copy. NCCL maps its windows for the LSA team, but at addresses of its own; the
+//! address that it registers with the plugin may be mapped for the owner's device only. So the
+//! plugin checks, and if needed maps the same physical memory again, for all devices that can
+//! access it.
 
 use std::ffi::c_int;
 
@@ -11,7 +12,7 @@ use crate::driver::{AccessDescription, Address, Device, Location, READ_WRITE, ca
 use crate::error::{Error, Result};
 use crate::log;
 
-/// A region's address for other devices.
+/// A region's address that other devices can access.
 pub(crate) struct PeerMapping {
     base: Address,
     devices: Vec<c_int>,
@@ -19,16 +20,16 @@ pub(crate) struct PeerMapping {
 }
 
 impl PeerMapping {
-    /// For `bytes` at `base` on `owner`: for as many of `others` as possible; `None`: for none of
-    /// them.
+    /// Maps `bytes` at `base` on `owner` for those of `others` that can access the device. `None`:
+    /// there are none, or the memory cannot be mapped.
     pub(crate) fn of(
         owner: &Device,
         base: Address,
         bytes: usize,
         others: &[c_int],
     ) -> Option<Self> {
-        let near = |other: &c_int| owner.reaches(*other);
-        let devices: Vec<c_int> = others.iter().copied().filter(near).collect();
+        let can_access = |other: &c_int| owner.reaches(*other);
+        let devices: Vec<c_int> = others.iter().copied().filter(can_access).collect();
         if devices.is_empty() || bytes == 0 {
             return None;
         }
@@ -46,19 +47,19 @@ impl PeerMapping {
             .ok()
     }
 
-    /// The address for `device`.
+    /// The address of byte `offset` for `device`; `None` if it is not mapped for it.
     pub(crate) fn address(&self, device: c_int, offset: usize) -> Option<Address> {
         self.devices.contains(&device).then(|| self.base + offset as Address)
     }
 
-    /// Whether dropping this unmaps it.
+    /// Whether the plugin made the mapping, so that dropping this unmaps it.
     pub(crate) fn is_own_mapping(&self) -> bool {
         self.mapping.is_some()
     }
 }
 
-/// The extent of physical memory mapped at an address.
-fn segment(owner: &Device, at: Address) -> Result<(Address, usize)> {
+/// Base and bytes of the allocation that contains an address.
+fn allocation(owner: &Device, at: Address) -> Result<(Address, usize)> {
     let (mut base, mut bytes) = (0, 0);
     let purpose = "for the extent of a region";
     call!(*owner.driver, purpose, cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, at))?;
@@ -85,13 +86,13 @@ fn is_mapped(owner: &Device, base: Address, bytes: usize, devices: &[c_int]) -> 
                 return Ok(false);
             }
         }
-        let (start, length) = segment(owner, at)?;
+        let (start, length) = allocation(owner, at)?;
         at = start + length as Address;
     }
     Ok(true)
 }
 
-/// The plugin's own mapping of physical memory, which keeps the memory alive.
+/// The plugin's own mapping of physical memory, which keeps the memory allocated.
 struct Mapping {
     device: Device,
     address: Address,
@@ -108,7 +109,7 @@ impl Mapping {
     ) -> Result<(Self, Address)> {
         let _entered = owner.enter()?;
         let driver = &*owner.driver;
-        let (start, length) = segment(owner, base)?;
+        let (start, length) = allocation(owner, base)?;
         if base + bytes as Address > start + length as Address {
             return Err(Error::Unsupported("it has several pieces of physical memory".to_owned()));
         }
@@ -121,7 +122,7 @@ impl Mapping {
         )?;
         let reserved =
             call!(*driver, purpose, cuMemAddressReserve(&raw mut address, length, 0, 0, 0));
-        // As NCCL does, assume that a mapping begins where its memory begins.
+        // As NCCL does, assume that the existing mapping begins at offset 0 of the allocation.
         let mapped = reserved.and_then(|()| {
             let mapped = call!(*driver, purpose, cuMemMap(address, length, 0, memory, 0));
             if mapped.is_err() {
@@ -129,7 +130,7 @@ impl Mapping {
             }
             mapped
         });
-        // From here on the mapping keeps the memory alive.
+        // From here on the mapping holds a reference to the memory.
         let released = call!(*driver, purpose, cuMemRelease(memory));
         mapped?;
         let mapping = Self { device: owner.clone(), address, bytes: length };

@@ -1,5 +1,5 @@
-//! Operations in flight when a context, a region or a rank ends: each completes, or is dropped and
-//! accesses no freed memory.
+//! Operations in flight when a context is destroyed, a region deregistered or a rank closed: each
+//! completes, or is dropped and accesses no freed memory.
 
 mod fake;
 
@@ -14,14 +14,14 @@ use fake::{Memory, Options, ok, on_another_thread, world};
 
 const BYTES: usize = 1000;
 
-/// A small depth, so that most wait in the plugin.
+/// A small depth and few slots, so that most operations queue in the plugin.
 fn narrow() -> Options {
     let config = Config { depth: 1, slots: 2, slot_bytes: 256, ..Options::default().config };
     Options { delay: 1000, config, ..Options::default() }
 }
 
 #[test]
-fn a_context_ends_when_what_was_asked_of_it_is_complete() {
+fn destroying_a_context_completes_its_operations() {
     for copy in [CopyMethod::Auto, CopyMethod::Staged] {
         let mut options = narrow();
         options.config.copy = copy;
@@ -34,13 +34,16 @@ fn a_context_ends_when_what_was_asked_of_it_is_complete() {
                 assert_eq!(rank.try_put(0, (inline_at, 0), BYTES, to, 1 - rank.rank).0, SUCCESS);
             }
             rank.destroy_context();
-            // As NCCL does: free, then deregister.
+            // NCCL frees the memory, then deregisters it. Overwriting it stands for the free.
             inline.write(0, &[0xee; BYTES]);
             ok(rank.deregister(inline_at));
             bootstrap.barrier.wait();
             for index in 0..20 {
-                let right: Vec<u8> = (0..BYTES).map(|at| at as u8).collect();
-                assert!(window.read(index * BYTES, BYTES) == right, "put {index} came too late");
+                let expected: Vec<u8> = (0..BYTES).map(|at| at as u8).collect();
+                assert!(
+                    window.read(index * BYTES, BYTES) == expected,
+                    "put {index} read its source after the free"
+                );
             }
             bootstrap.barrier.wait();
         });
@@ -48,7 +51,7 @@ fn a_context_ends_when_what_was_asked_of_it_is_complete() {
 }
 
 #[test]
-fn requests_that_nobody_asks_about_leave_their_room_to_the_next_context() {
+fn requests_that_are_never_tested_free_their_entries_for_the_next_context() {
     world(&Options::default(), |rank, bootstrap| {
         let window = Memory::new(64);
         let window_at = rank.window(&window);
@@ -67,7 +70,7 @@ fn requests_that_nobody_asks_about_leave_their_room_to_the_next_context() {
 }
 
 #[test]
-fn what_does_not_end_is_dropped_and_is_an_error() {
+fn operations_that_do_not_complete_are_dropped_with_an_error() {
     world(&narrow(), |rank, bootstrap| {
         let (inline, window) = (Memory::filled(BYTES, |_| 7), Memory::new(20 * BYTES));
         let (inline_at, window_at) = (rank.host(&inline), rank.window(&window));
@@ -90,17 +93,17 @@ fn what_does_not_end_is_dropped_and_is_an_error() {
         if rank.rank == 1 {
             assert!(rank.has_error());
             assert_ne!(rank.try_progress(), SUCCESS);
-            // It ends when nothing is put into it any more.
+            // Deregistration returns when no put into the region is under way.
             ok(rank.deregister(window_at));
             let seen = window.read(0, 20 * BYTES);
-            assert!(!seen.contains(&0xee), "a put was carried out from memory that was gone");
+            assert!(!seen.contains(&0xee), "a put read its source after the free");
         }
         bootstrap.barrier.wait();
     });
 }
 
 #[test]
-fn after_a_failure_mappings_end_when_no_copy_is_under_way() {
+fn after_a_failure_memory_is_unmapped_only_when_no_copy_uses_it() {
     for stuck in [false, true] {
         let options = Options { memory: Kind::Own, delay: 50_000, ..Options::default() };
         world(&options, |rank, bootstrap| {
@@ -123,9 +126,9 @@ fn after_a_failure_mappings_end_when_no_copy_is_under_way() {
             }
             bootstrap.barrier.wait();
             if rank.rank == 1 && !stuck {
-                assert_eq!(target.read(0, 64), [5; 64], "unmapped under a copy");
+                assert_eq!(target.read(0, 64), [5; 64], "unmapped during a copy");
             }
-            // The memory outlives the copy.
+            // Lets the copy end while the memory is still allocated.
             rank.device.stalled.store(false, Ordering::Release);
             bootstrap.barrier.wait();
             ok(rank.deregister(target_at));

@@ -7,16 +7,17 @@ use super::handle::Status;
 use crate::error::{DevCommError, Error, Result, ranks};
 use crate::sys::nccl::query::TeamKind;
 
-/// Which ranks a CFT (copy fabric) team takes in. NCCL: `ncclCftTeamMode_t`.
+/// Which ranks a team of CFT, the fabric's logical endpoints, contains. NCCL: `ncclCftTeamMode_t`.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[doc(alias = "ncclCftTeamMode_t")]
 pub enum CftTeamMode {
-    /// All that CFT reaches.
+    /// All ranks with logical endpoints. NCCL: `NCCL_CFT_TEAM_FLAT`.
     Flat = 0,
-    /// One a multicast group.
+    /// The ranks with this rank's index in every multicast team. NCCL:
+    /// `NCCL_CFT_TEAM_HIER_MULTIMEM`.
     HierarchicalMultimem = 1,
-    /// One an LSA team.
+    /// The ranks with this rank's index in every LSA team. NCCL: `NCCL_CFT_TEAM_HIER_LSA`.
     HierarchicalLsa = 2,
 }
 
@@ -78,19 +79,20 @@ impl Communicator {
         unsafe { self.inner.handle.nccl().team(entered.comm(), kind) }
     }
 
-    /// The world rank of member `member` of a team of this communicator. NCCL:
+    /// The world rank of the team's rank `member`, for a team of this communicator. NCCL:
     /// `ncclTeamRankToWorld`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a member that is not in the team; as
+    /// [`Error::InvalidInput`] for a `member` not below the team's size; otherwise as
     /// [`team_world`](Self::team_world).
     #[doc(alias = "ncclTeamRankToWorld")]
     pub fn rank_to_world(&self, team: Team, member: usize) -> Result<usize> {
         self.translate(team, member).and_then(|(world, _)| self.rank_from(world))
     }
 
-    /// The LSA rank of member `member` of a team of this communicator. NCCL: `ncclTeamRankToLsa`.
+    /// The LSA rank of the team's rank `member`, for a team of this communicator. NCCL:
+    /// `ncclTeamRankToLsa`.
     ///
     /// # Errors
     ///

@@ -1,9 +1,9 @@
-//! The calls of NCCL's GIN functions, out of line.
+//! Calls NCCL's GIN functions, out of line.
 //!
-//! Each is large (a put of one back end is a thousand lines of PTX), and NCCL's functions are
-//! inlined wherever they are called; so each is called in one place, here, and kernels call these.
-//! They take plain numbers, so that nothing is passed through memory, and one thread makes them:
-//! who cooperates is settled before.
+//! NCCL's functions are always inlined, and large: a put of one back end is a thousand lines of
+//! PTX. So a function of this file that is never inlined contains the only call of each, and
+//! kernels call that function. Its parameters are scalars, so that none is passed through memory.
+//! One thread calls it: the caller has synchronized its coop and selected the thread.
 
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
@@ -16,7 +16,7 @@ use crate::raw;
 use crate::wait::{Deadline, LONG_SLICE, Outcome, SHORT_SLICE, poll_slices};
 use crate::{Coop, DevComm, MemoryOrder};
 
-/// A context of a device communicator, as the calls take it.
+/// A GIN context of a device communicator.
 #[derive(Clone, Copy)]
 pub(crate) struct Context<'a> {
     pub(crate) comm: &'a DevComm,
@@ -24,7 +24,8 @@ pub(crate) struct Context<'a> {
     pub(crate) sharing: u8,
 }
 
-/// What a put, or a signal alone, does to a signal of the peer's, as NCCL takes it.
+/// How a put, or a signal without data, updates a signal of the peer: parameters of NCCL's
+/// functions.
 #[derive(Clone, Copy)]
 pub(crate) struct RemoteAction {
     /// 0: none, 1: a word of a window, 2: an indexed signal.
@@ -43,26 +44,25 @@ impl RemoteAction {
         Self { kind: 0, window: null_mut(), place: 0, strong: false, op: 0, value: 0 };
 }
 
-/// How far the writes before a put have been released already, and how far it needs them:
-/// `cuda::thread_scope`.
+/// The scope at which the writes before a put have already been released, and the scope that the
+/// put needs. Both are values of `cuda::thread_scope`.
 #[derive(Clone, Copy)]
 pub(crate) struct Release {
     pub(crate) given: i32,
     pub(crate) required: i32,
 }
 
-/// A counter that is counted, or none.
+/// In place of a counter's id: no counter.
 const NO_COUNTER: u32 = u32::MAX;
 
 impl Context<'_> {
-    /// NCCL's object for it. It is made in every call: nothing of it is kept.
+    /// Constructs NCCL's GIN object for the context, anew for each call.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn net<B: GinBackend>(self) -> MaybeUninit<raw::Gin> {
         let mut net = MaybeUninit::uninit();
-        // SAFETY: fills the object; the context exists, by the constructor of `Gin`. The mask names
-        // the back end of the device communicator, which the launch has chosen the kernel's entry
-        // by.
+        // SAFETY: initializes the object. The constructor of `Gin` checked that the context exists
+        // and that `B` is its back end.
         unsafe {
             raw::ncclGin_C_initWithResourceSharingMode(
                 net.as_mut_ptr(),
@@ -75,7 +75,7 @@ impl Context<'_> {
         net
     }
 
-    /// What a thread waits for that waits for the context's operations.
+    /// What a thread waits for in a flush of the context.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn operations(self, kind: WaitKind) -> WaitFor {
         WaitFor { kind, index: 0, context: self.index, peer: -1, wanted: 0, seen: 0 }
@@ -85,11 +85,12 @@ impl Context<'_> {
 /// A window and a byte offset in it.
 pub(crate) type Place = (*mut c_void, usize);
 
-/// An operation out of line. `$name` takes a context and `$arg`s, and hands their plain parts to
-/// `$inner`, which is never inlined. `$call` has NCCL's object, the calling thread as a coop, and
-/// the device communicator.
+/// Defines an operation. `$name` takes a context and `$arg`s, and passes them as scalars to
+/// `$inner`, which is never inlined. `$call` is an expression of NCCL's object `$net`, the calling
+/// thread as a coop, and the device communicator.
 ///
-/// `$name` is unsafe as NCCL's function is: the places lie in windows, the ids are reserved.
+/// `$name` has the safety contract of NCCL's function: the places lie in windows, and the ids are
+/// reserved.
 macro_rules! out_of_line {
     (
         $(#[$doc:meta])*
@@ -128,7 +129,7 @@ macro_rules! out_of_line {
 
 out_of_line! {
     /// A put: `bytes` from `source` of this rank to `target` of world rank `peer`; then the remote
-    /// action, then the counter.
+    /// action, and the increment of the counter.
     fn put, gin_put(
         peer: i32, target: Place, source: Place, bytes: usize, action: RemoteAction,
         counter: Option<u32>, release: Release
@@ -146,7 +147,7 @@ out_of_line! {
 }
 
 out_of_line! {
-    /// A put of the `size` low bytes of `bits`.
+    /// A put of the low `size` bytes of `bits`.
     fn put_value, gin_put_value(
         peer: i32, target: Place, bits: u64, size: usize, action: RemoteAction, release: Release
     ) as (
@@ -187,7 +188,7 @@ out_of_line! {
 }
 
 out_of_line! {
-    /// Sets a word to 0; nothing else may touch it meanwhile.
+    /// Sets a word to 0; nothing else may access it at the same time.
     fn reset, gin_reset(word: Word)
     as (
         kind: i32 = word.parts().0, window: *mut c_void = word.parts().1,
@@ -201,7 +202,7 @@ out_of_line! {
 }
 
 out_of_line! {
-    /// Waits for a request at most so many cycles; whether it is through.
+    /// Waits for a request, at most `cycles`. Returns whether it is complete.
     fn request_is_done, gin_wait(request: raw::GinRequest, order: MemoryOrder, cycles: u64) -> bool
     as (
         low: u64 = request.0[0], high: u64 = request.0[1], order: i32 = order as i32,
@@ -215,7 +216,8 @@ out_of_line! {
 }
 
 out_of_line! {
-    /// Waits for all that this rank has sent at most so many cycles; whether it is through.
+    /// Waits for all operations that this rank has posted on the context, at most `cycles`. Returns
+    /// whether they are complete.
     fn is_flushed, gin_flush(order: MemoryOrder, cycles: u64) -> bool
     as (order: i32 = order as i32, cycles: u64 = cycles)
     |net, coop, comm| {
@@ -223,7 +225,7 @@ out_of_line! {
     }
 }
 
-/// A value that peers or the network write, which a thread reads and waits for.
+/// A 64-bit value that peers or the network update, and that threads read and wait for.
 #[derive(Clone, Copy)]
 pub enum Word {
     Signal(u32),
@@ -232,7 +234,7 @@ pub enum Word {
 }
 
 impl Word {
-    /// Its kind, window, and id or offset, as `reset` takes them.
+    /// Its kind, window, and id or offset, for `reset`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn parts(self) -> (i32, *mut c_void, usize) {
         match self {
@@ -259,10 +261,10 @@ unsafe fn read_word(net: *mut raw::Gin, word: Word, bits: i32, order: MemoryOrde
     }
 }
 
-/// Bits of a word that a comparison looks at.
+/// Bits of a signal that are read or compared.
 pub(crate) const ALL_BITS: i32 = 64;
 
-/// Counters have fewer. NCCL: `ncclGinWaitCounter`.
+/// Bits of a counter that are read or compared. NCCL: `ncclGinWaitCounter`.
 pub(crate) const COUNTER_BITS: i32 = 56;
 
 /// The value of a word.
@@ -279,9 +281,9 @@ pub(crate) unsafe fn read<B: GinBackend>(
     unsafe { read_word(net.as_mut_ptr(), word, bits, order) }
 }
 
-/// Waits until a word has reached `least`; `what` says what for, given the word's value.
+/// Waits until a word has reached `least`. `what` describes the wait, given the word's value.
 ///
-/// NCCL polls, for a slice of time, since it looks up once where the word is.
+/// NCCL polls, for a slice of time: it looks up the word's address once per call.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 #[allow(clippy::too_many_arguments)]
@@ -318,7 +320,7 @@ pub(crate) unsafe fn wait<B: GinBackend>(
     poll_slices(context.comm, deadline, SHORT_SLICE, done, || what(seen()))
 }
 
-/// Where this rank keeps what it expects of a signal.
+/// The address of a signal's shadow: the value that this rank expects it to reach.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn shadow<B: GinBackend>(context: Context<'_>, signal: u32) -> *mut u64 {
@@ -327,7 +329,7 @@ pub(crate) unsafe fn shadow<B: GinBackend>(context: Context<'_>, signal: u32) ->
     unsafe { raw::ncclGinGetSignalShadowPtr(net.as_mut_ptr(), signal) }
 }
 
-/// Begins a flush of what this rank has sent to `peer` on a context.
+/// Begins a flush of the operations that this rank has posted to `peer` on a context.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn flush_async<B: GinBackend>(
@@ -337,7 +339,7 @@ pub(crate) unsafe fn flush_async<B: GinBackend>(
     let mut net = context.net::<B>();
     let coop = Coop::thread().as_raw();
     let mut request = MaybeUninit::<raw::GinRequest>::zeroed();
-    // SAFETY: the caller's; the request is plain numbers, so that zeros are one too.
+    // SAFETY: the caller's; a request is two integers, so zeros are valid.
     unsafe {
         raw::ncclGinFlushAsync(
             net.as_mut_ptr(),
@@ -353,10 +355,10 @@ pub(crate) unsafe fn flush_async<B: GinBackend>(
     }
 }
 
-/// NCCL's result for a wait that took too long.
+/// NCCL's result for a wait that timed out.
 const NCCL_TIMEOUT: i32 = 8;
 
-/// Waits until a flush is through, by the GPU's clock of nanoseconds (0: forever).
+/// Waits until a flush is complete.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn wait_request<B: GinBackend>(
@@ -368,12 +370,12 @@ pub(crate) unsafe fn wait_request<B: GinBackend>(
     // SAFETY: the caller's.
     let done = |cycles| unsafe { request_is_done::<B>(context, request, order, cycles) };
     let what = || context.operations(WaitKind::Request);
-    // Over PROXY, the wait for gets posts a request in each slice, and the answer to one of an
-    // earlier slice does not count.
+    // With PROXY, the wait for gets posts a new request in each slice, and ignores the response to
+    // that of an earlier slice.
     poll_slices(context.comm, deadline, LONG_SLICE, done, what)
 }
 
-/// Waits until everything that this thread's rank has sent on a context is through.
+/// Waits until all operations that this rank has posted on a context are complete.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub(crate) unsafe fn flush<B: GinBackend>(

@@ -1,4 +1,4 @@
-//! The operations that a kernel posts: puts, puts of a value, gets, signals.
+//! The operations that a kernel posts: puts, puts of one value, gets, signals.
 
 use cuda_std::atomic::Scope;
 use devcomm_types::Element;
@@ -9,9 +9,10 @@ use super::{CounterId, Gin, GinBackend};
 use crate::window::SymPtr;
 use crate::{Coop, Team};
 
-/// `cuda::thread_scope`, by NCCL's numbers.
+/// `cuda::thread_scope_thread`: nothing has been released yet.
 const THREAD: i32 = 10;
 
+/// The value of `cuda::thread_scope`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 const fn number(scope: Scope) -> i32 {
     match scope {
@@ -22,24 +23,24 @@ const fn number(scope: Scope) -> i32 {
 }
 
 impl Release {
-    /// NCCL releases what the posting thread wrote, as far as the network needs it.
+    /// NCCL releases the posting thread's writes at GPU scope, which is enough for the network.
     const BY_NCCL: Self = Self { given: THREAD, required: number(Scope::Gpu) };
 
-    /// NCCL releases what the posting thread wrote, for all GPUs.
+    /// NCCL releases the posting thread's writes at system scope.
     pub(crate) const THREAD: Self = Self { given: THREAD, required: number(Scope::Sys) };
 
-    /// Nothing is to be released.
+    /// No release is needed.
     pub(crate) const SYSTEM: Self =
         Self { given: number(Scope::Sys), required: number(Scope::Sys) };
 
-    /// The kernel has released it.
+    /// The kernel has released the writes at `scope`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     const fn by_kernel(scope: Scope) -> Self {
         Self { given: number(scope), required: number(Scope::Gpu) }
     }
 }
 
-/// A number that one [`Gin::put_value`] carries: 1, 2, 4 or 8 bytes.
+/// A value that [`Gin::put_value`] sends: 1, 2, 4 or 8 bytes.
 pub trait Value: Element {
     #[doc(hidden)]
     fn bits(self) -> u64;
@@ -71,17 +72,17 @@ values! {
 }
 
 impl<'a, B: GinBackend> Gin<'a, B> {
-    /// A put: `count` elements from `source` in this rank's part of a window to `target` in rank
-    /// `peer`'s of `team`. It is sent by [`Put::post`].
+    /// A put: `count` elements from `source` in this rank's part of a window to `target` in that of
+    /// rank `peer` of `team`. [`Put::post`] sends it.
     ///
     /// NCCL: `ncclGin::put`.
     ///
     /// # Safety
     ///
     /// The elements lie in the windows. The peer is connected: any rank with FULL connections, one
-    /// of the rail team with RAIL. From the post on nobody writes the source until a counter, a
-    /// flush or a signal that answers it says that it was read; nobody touches the target until a
-    /// signal or a fenced barrier says that it was written.
+    /// of the rail team with RAIL. From the post on, nothing writes the source until a counter, a
+    /// flush or the peer's reply signal shows that it has been read, and nothing accesses the
+    /// target until a signal or a fenced barrier shows that it has been written.
     #[doc(alias = "ncclGinPut")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn put<T: Element>(
@@ -104,13 +105,13 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         }
     }
 
-    /// A put of one number, which needs no source. It is sent by [`PutValue::post`].
+    /// A put of one value, without a source in memory. [`PutValue::post`] sends it.
     ///
     /// NCCL: `ncclGin::putValue`.
     ///
     /// # Safety
     ///
-    /// As [`put`](Self::put), as far as the target is concerned.
+    /// As [`put`](Self::put), for the target and the peer.
     #[doc(alias = "ncclGinPutValue")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn put_value<T: Value>(
@@ -131,15 +132,15 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         }
     }
 
-    /// A get: `count` elements from `source` in rank `peer`'s part of a window to `target` in this
-    /// rank's. It is sent by [`Get::post`], and what it brings can be read after a flush.
+    /// A get: `count` elements from `source` in the part of a window of rank `peer` of `team` to
+    /// `target` in this rank's part. [`Get::post`] sends it; the target can be read after a flush.
     ///
     /// NCCL: `ncclGin::get`.
     ///
     /// # Safety
     ///
     /// The elements lie in the windows, and the peer is connected. From the post until a flush
-    /// nobody touches the target and nobody writes the source.
+    /// nothing accesses the target and nothing writes the source.
     #[doc(alias = "ncclGinGet")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn get<T: Element>(
@@ -159,11 +160,11 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         }
     }
 
-    /// Raises a signal of rank `peer` of `team`, without data. A strong one says that the puts
-    /// before it on this context have arrived.
+    /// Updates a signal of rank `peer` of `team`, without data. A strong signal is visible only
+    /// after the data of all earlier puts to the peer on this context.
     ///
-    /// The threads of `coop` call it together, and what any of them wrote before is released to
-    /// whoever sees the signal.
+    /// The threads of `coop` call it together. It releases their earlier writes to the thread that
+    /// acquires the signal.
     ///
     /// NCCL: `ncclGin::signal`.
     #[doc(alias = "ncclGinSignal")]
@@ -176,7 +177,8 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         }
     }
 
-    /// A signal by the calling thread; what was written before may have been released already.
+    /// [`signal`](Self::signal) by the calling thread alone. `release` tells NCCL which fence the
+    /// earlier writes still need.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub(crate) fn signal_alone(&self, world_rank: i32, action: SignalAction, release: Release) {
@@ -211,32 +213,34 @@ pub struct Put<'a, B> {
 }
 
 impl<B: GinBackend> Put<'_, B> {
-    /// Raises a signal of the peer's when the data has arrived.
+    /// Updates a signal of the peer after the data has arrived.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn signal(self, action: SignalAction) -> Self {
         Self { action: Some(action), ..self }
     }
 
-    /// Counts when the source has been read. NCCL: `ncclGin_CounterInc`.
+    /// Increments a counter of this rank after the source has been read.
+    ///
+    /// NCCL: `ncclGin_CounterInc`.
     #[doc(alias = "ncclGin_CounterInc")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn counter(self, counter: CounterId) -> Self {
         Self { counter: Some(counter), ..self }
     }
 
-    /// Says that the source's writes have been released to `scope` already, so that NCCL needs no
-    /// fence for that. NCCL: `givenRelease`.
+    /// Tells NCCL that the writes to the source have already been released at `scope`, so that it
+    /// can omit its own fence. NCCL: `givenRelease`.
     ///
     /// # Safety
     ///
-    /// The source's writes have been released to `scope`.
+    /// The writes to the source have been released at `scope`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn released_to(self, scope: Scope) -> Self {
         Self { release: Release::by_kernel(scope), ..self }
     }
 
-    /// Sends it. The threads of `coop` call it together, and what any of them wrote to the source
-    /// before is sent.
+    /// Sends the put. The threads of `coop` call it together; it includes what any of them wrote to
+    /// the source before.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn post(self, coop: Coop) {
@@ -255,7 +259,7 @@ impl<B: GinBackend> Put<'_, B> {
     }
 }
 
-/// A put of a number that is not posted yet. [`Gin::put_value`] makes it.
+/// A put of one value that is not posted yet. [`Gin::put_value`] makes it.
 #[must_use = "a value is sent by `post`"]
 pub struct PutValue<'a, B> {
     gin: Gin<'a, B>,
@@ -268,13 +272,13 @@ pub struct PutValue<'a, B> {
 }
 
 impl<B: GinBackend> PutValue<'_, B> {
-    /// Raises a signal of the peer's when the number has arrived.
+    /// Updates a signal of the peer after the value has arrived.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn signal(self, action: SignalAction) -> Self {
         Self { action: Some(action), ..self }
     }
 
-    /// Sends it. The threads of `coop` call it together, with the same number.
+    /// Sends the value. The threads of `coop` call it together, with the same value.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn post(self, coop: Coop) {
@@ -301,7 +305,7 @@ pub struct Get<'a, B> {
 }
 
 impl<B: GinBackend> Get<'_, B> {
-    /// Sends it. The threads of `coop` call it together.
+    /// Sends the get. The threads of `coop` call it together.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn post(self, coop: Coop) {

@@ -1,4 +1,5 @@
-//! The memory shared by two ranks, and the entries in it.
+//! The memory that two ranks' processes share: a ring of requests and its data slots for each
+//! direction.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,8 +16,11 @@ use crate::region::RegionId;
 pub(crate) const ENTRIES: u64 = 128;
 const ENTRY_BYTES: usize = 64;
 const PAGE: usize = 4096;
+/// Byte offset of the count of published entries; on a cache line of its own.
 const PUBLISHED: usize = 0;
+/// Byte offset of the count of acknowledged entries.
 const ACKNOWLEDGED: usize = 128;
+/// `CU_MEMHOSTREGISTER_PORTABLE`.
 const HOST_REGISTER_PORTABLE: u32 = 1;
 
 /// The sizes of a segment, chosen by the rank that creates it.
@@ -31,7 +35,8 @@ impl Shape {
         Self { slots: config.slots, slot_bytes: config.slot_bytes }
     }
 
-    /// Refuses an invalid shape, which another process may have sent. Valid sizes do not overflow.
+    /// Rejects sizes out of range, which another process may have sent. Sizes in range do not
+    /// overflow.
     fn require(self) -> Result<()> {
         let slot_kib = self.slot_bytes as u64 >> 10;
         if SLOTS.contains(&(self.slots as u64))
@@ -54,7 +59,7 @@ impl Shape {
         2 * self.direction_bytes()
     }
 
-    /// Zeroed memory of this shape, sealed against shrinking.
+    /// Zeroed memory of this shape, sealed against resizing.
     pub(crate) fn create(self) -> Result<OwnedFd> {
         let failed = |error| Error::system("creating memory shared by two processes", error);
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -65,7 +70,7 @@ impl Shape {
     }
 }
 
-/// A signal that the owner of the region applies.
+/// A signal update that the region's owner applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RemoteSignal {
     pub(crate) region: RegionId,
@@ -73,10 +78,10 @@ pub(crate) struct RemoteSignal {
     pub(crate) add: u64,
 }
 
-/// A request to the owner.
+/// A request to the rank that owns the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// Whether to fill the slot from the region, instead of the reverse.
+    /// Whether to copy from the region to the slot; otherwise from the slot to the region.
     pub(crate) get: bool,
     pub(crate) slot: usize,
     /// 0: no data.
@@ -109,7 +114,7 @@ impl Entry {
     }
 }
 
-/// The shared memory, mapped and pinned here.
+/// The shared memory, mapped and pinned in this process.
 pub(crate) struct Segment {
     device: Device,
     map: MmapRaw,
@@ -117,7 +122,7 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Maps `memory`, whose shape the other side may have sent.
+    /// Maps `memory`. The other process may have sent `shape`.
     pub(crate) fn map(memory: &OwnedFd, shape: Shape, device: &Device) -> Result<Self> {
         shape.require()?;
         let failed = |error: &dyn std::fmt::Display| {
@@ -138,7 +143,7 @@ impl Segment {
         Ok(Self { device: device.clone(), map, shape })
     }
 
-    /// The ring and slots of one direction.
+    /// The ring of direction 0 or 1.
     pub(crate) fn ring(&self, direction: usize) -> Ring<'_> {
         Ring { segment: self, base: direction * self.shape.direction_bytes() }
     }
@@ -152,7 +157,7 @@ impl Drop for Segment {
     }
 }
 
-/// One direction of a segment.
+/// The ring and slots of one direction.
 #[derive(Clone, Copy)]
 pub(crate) struct Ring<'a> {
     segment: &'a Segment,
@@ -192,14 +197,14 @@ impl Ring<'_> {
         self.word(PAGE + (number % ENTRIES) as usize * ENTRY_BYTES + 8 * word)
     }
 
-    /// Writes entry `number`, which is not published yet.
+    /// Writes entry `number`, which must not be published yet.
     pub(crate) fn write(&self, number: u64, entry: Entry) {
         for (index, word) in entry.to_words().into_iter().enumerate() {
             self.entry_word(number, index).store(word, Ordering::Relaxed);
         }
     }
 
-    /// Reads entry `number`, which is published and not acknowledged.
+    /// Reads entry `number`, which must be published and not acknowledged.
     pub(crate) fn read(&self, number: u64) -> Result<Entry> {
         let words =
             std::array::from_fn(|index| self.entry_word(number, index).load(Ordering::Relaxed));
@@ -228,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shapes_that_no_rank_has_are_refused() {
+    fn shapes_out_of_range_are_refused() {
         assert_eq!(Shape::of(&Config::default()).require(), Ok(()));
         for (slots, slot_bytes) in
             [(0, 4096), (2, 0), (2, 4097), (usize::MAX, 4096), (2, usize::MAX)]
@@ -238,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_survives_the_ring() {
+    fn an_entry_converts_to_words_and_back() {
         let signal = RemoteSignal { region: 4, offset: 8, add: u64::MAX };
         let put =
             Entry { get: false, slot: 3, bytes: 77, region: 9, offset: 1 << 40, signal: None };
