@@ -73,14 +73,13 @@ macro_rules! nccl_functions {
                 pub waits: Waits,
             }
 
-            /// How a simulator follows the waits of the typed layer, which poll.
+            /// What a simulator runs for the waits of the typed layer, which are loops that poll.
             pub struct Waits {
-                /// The running thread has looked, and what it waits for is not there: runs others.
-                /// The answer is whether a wait with a `deadline`, in nanoseconds of the clock, is
-                /// over.
+                /// Called after each poll that found the awaited value missing: lets other threads
+                /// run. Returns true once `deadline`, in nanoseconds of the clock, has passed.
                 pub poll:
                     fn(&WaitFor, deadline: Option<u64>, at: &'static Location<'static>) -> bool,
-                /// The running thread waits no more.
+                /// Called when the running thread's wait has ended.
                 pub end: fn(),
             }
 

@@ -319,7 +319,7 @@ impl Device {
     }
 
     /// Whether device `other` can access this one's memory.
-    pub(crate) fn reaches(&self, other: c_int) -> bool {
+    pub(crate) fn is_accessible_from(&self, other: c_int) -> bool {
         let mut can = 0;
         let purpose = "for peer access";
         call!(*self.driver, purpose, cuDeviceCanAccessPeer(&raw mut can, other, self.number))

@@ -28,7 +28,7 @@ impl PeerMapping {
         bytes: usize,
         others: &[c_int],
     ) -> Option<Self> {
-        let can_access = |other: &c_int| owner.reaches(*other);
+        let can_access = |other: &c_int| owner.is_accessible_from(*other);
         let devices: Vec<c_int> = others.iter().copied().filter(can_access).collect();
         if devices.is_empty() || bytes == 0 {
             return None;

@@ -1,9 +1,9 @@
 //! What a kernel waits for, and how the host ends a wait that does not end.
 //!
-//! The host keeps an [`AbortBlock`] in memory that the GPU reaches, and the device communicator
-//! points at it: its first word is the abort flag that NCCL's own waits look at. A wait of
-//! `nccl_device` that sees the flag notes what it waited for in the block, and its thread leaves
-//! the kernel.
+//! The host keeps an [`AbortBlock`] in memory that the GPU can access, and the device communicator
+//! points at it: its first word is the abort flag that NCCL's own waits read. A wait of
+//! `nccl_device` that finds the flag set writes what it waited for into the block, and its thread
+//! exits the kernel.
 
 use core::fmt;
 
@@ -37,7 +37,7 @@ pub enum WaitKind {
 }
 
 impl WaitKind {
-    /// From its number.
+    /// The kind whose number is `raw`; `None` where no kind has that number.
     #[must_use]
     pub const fn from_raw(raw: u32) -> Option<Self> {
         Some(match raw {
@@ -62,8 +62,8 @@ impl WaitKind {
 pub struct WaitFor {
     /// The kind of thing.
     pub kind: WaitKind,
-    /// Which: the index of the barrier, the id of the signal or counter, the element, of a
-    /// flag that of its window.
+    /// Which one: the index of the barrier, of the element, or of the flag in its window; the id of
+    /// the signal or counter; the byte offset of a signal in a window.
     pub index: u32,
     /// The GIN context, where there is one.
     pub context: u32,
@@ -109,7 +109,7 @@ impl fmt::Display for WaitFor {
 /// blocks; where there are more warps than records, the numbers start again.
 pub const STUCK_RECORDS: usize = 4096;
 
-/// A wait that an abort ended, as its warp noted it.
+/// A wait that an abort ended, as the waiting warp recorded it.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug)]
 pub struct StuckRecord {
@@ -131,10 +131,10 @@ pub struct StuckRecord {
     pub seen: u64,
 }
 
-/// What the host and a kernel share so that waits can be ended: host memory that the GPU reaches.
+/// What host and kernel share so that waits can be ended: host memory that the GPU can access.
 #[repr(C, align(64))]
 pub struct AbortBlock {
-    /// Not 0: leave. NCCL's waits and ours look at it every few thousand polls.
+    /// Not 0: every wait ends. NCCL's waits and ours read it once in a few thousand polls.
     pub flag: u32,
     /// What the warps waited for.
     pub records: [StuckRecord; STUCK_RECORDS],
