@@ -46,7 +46,7 @@ use cuda_std::atomic::{AtomicU32, Order, Scope};
 use cuda_std::{mem, thread};
 use devcomm_types::{WaitFor, WaitKind};
 
-use crate::wait::{Deadline, finish, finish_timed, has_reached, poll};
+use crate::wait::{Deadline, Outcome, finish, finish_timed, has_reached, poll_by_first};
 use crate::{Coop, DevComm, TimedOut, Timeout, Window};
 
 /// A range of [`Flag`]s of a window.
@@ -131,10 +131,7 @@ impl<'a> Flag<'a> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_at_least(&self, coop: Coop, value: u32) {
-        let outcome = match coop.thread_rank() {
-            0 => poll(self.comm, Deadline::NEVER, || self.reached(value), || self.missing(value)),
-            _ => crate::wait::Outcome::Done,
-        };
+        let outcome = self.wait(coop, value, Deadline::NEVER);
         finish(coop, outcome);
     }
 
@@ -151,31 +148,22 @@ impl<'a> Flag<'a> {
         value: u32,
         timeout: Timeout,
     ) -> Result<(), TimedOut> {
-        let deadline = Deadline::after(timeout);
-        let outcome = match coop.thread_rank() {
-            0 => poll(self.comm, deadline, || self.reached(value), || self.missing(value)),
-            _ => crate::wait::Outcome::Done,
-        };
+        let outcome = self.wait(coop, value, Deadline::after(timeout));
         finish_timed(coop, outcome)
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
-    fn reached(&self, value: u32) -> bool {
-        has_reached(self.get(), value)
-    }
-
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    #[track_caller]
-    fn missing(&self, value: u32) -> WaitFor {
-        WaitFor {
+    fn wait(&self, coop: Coop, value: u32, deadline: Deadline) -> Outcome {
+        let what = || WaitFor {
             kind: WaitKind::Flag,
             index: self.index as u32,
             context: 0,
             peer: -1,
             wanted: value.into(),
             seen: self.get().into(),
-        }
+        };
+        poll_by_first(self.comm, coop, deadline, || has_reached(self.get(), value), what)
     }
 }
 

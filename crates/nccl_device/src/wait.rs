@@ -132,11 +132,7 @@ impl DevComm {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub fn wait_until(&self, coop: Coop, done: impl FnMut() -> bool) {
-        let what = self.polled();
-        let outcome = match coop.thread_rank() {
-            0 => poll(self, Deadline::NEVER, done, || what),
-            _ => Outcome::Done,
-        };
+        let outcome = poll_by_first(self, coop, Deadline::NEVER, done, polled);
         finish(coop, outcome);
     }
 
@@ -153,18 +149,31 @@ impl DevComm {
         timeout: Timeout,
         done: impl FnMut() -> bool,
     ) -> Result<(), TimedOut> {
-        let what = self.polled();
-        let outcome = match coop.thread_rank() {
-            0 => poll(self, Deadline::after(timeout), done, || what),
-            _ => Outcome::Done,
-        };
+        let outcome = poll_by_first(self, coop, Deadline::after(timeout), done, polled);
         finish_timed(coop, outcome)
     }
+}
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn polled(&self) -> WaitFor {
-        let kind = devcomm_types::WaitKind::Poll;
-        WaitFor { kind, index: 0, context: 0, peer: -1, wanted: 0, seen: 0 }
+/// What a wait for a condition of the kernel's own waits for.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn polled() -> WaitFor {
+    let kind = devcomm_types::WaitKind::Poll;
+    WaitFor { kind, index: 0, context: 0, peer: -1, wanted: 0, seen: 0 }
+}
+
+/// [`poll`] in the first thread of the coop; the other threads do not wait here.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[track_caller]
+pub(crate) fn poll_by_first(
+    comm: &DevComm,
+    coop: Coop,
+    deadline: Deadline,
+    done: impl FnMut() -> bool,
+    what: impl Fn() -> WaitFor,
+) -> Outcome {
+    match coop.thread_rank() {
+        0 => poll(comm, deadline, done, what),
+        _ => Outcome::Done,
     }
 }
 

@@ -75,6 +75,13 @@ pub struct LaunchConfig {
 }
 
 impl LaunchConfig {
+    /// Grid and block are not set yet.
+    const UNSET: Self = Self {
+        grid: Dim3 { x: 0, y: 1, z: 1 },
+        block: Dim3 { x: 0, y: 1, z: 1 },
+        dynamic_shared: 0,
+    };
+
     /// Without dynamic shared memory.
     #[must_use]
     pub fn new(grid: impl Into<Dim3>, block: impl Into<Dim3>) -> Self {
@@ -87,15 +94,6 @@ impl LaunchConfig {
         self.dynamic_shared = bytes;
         self
     }
-}
-
-impl LaunchConfig {
-    /// Grid and block are not set yet.
-    const UNSET: Self = Self {
-        grid: Dim3 { x: 0, y: 1, z: 1 },
-        block: Dim3 { x: 0, y: 1, z: 1 },
-        dynamic_shared: 0,
-    };
 }
 
 /// Whether a launch needs `unsafe`: [`Safe`] or [`Unsafe`].

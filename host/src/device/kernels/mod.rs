@@ -160,8 +160,7 @@ impl Context {
     ///
     /// [`LaunchError::KernelNotFound`].
     pub fn kernel_info<K: Kernel>(&self) -> Result<FunctionInfo> {
-        let modules = self.kernels().borrow();
-        Loaded { context: self, modules: &modules }.info(&Wanted::new::<K>())
+        self.with_loaded(|loaded| loaded.info(&Wanted::new::<K>()))
     }
 
     /// The largest grid of such blocks that runs all at once, as a kernel that takes a `DevComm`
@@ -173,9 +172,13 @@ impl Context {
     /// [`LaunchError::KernelNotFound`], [`LaunchError::Refused`] when such a block cannot run at
     /// all, the driver's.
     pub fn resident_blocks<K: Kernel>(&self, block: u32, dynamic_shared: u32) -> Result<u32> {
-        let modules = self.kernels().borrow();
-        let loaded = Loaded { context: self, modules: &modules };
-        loaded.resident_blocks(&Wanted::new::<K>(), block, dynamic_shared)
+        self.with_loaded(|loaded| {
+            loaded.resident_blocks(&Wanted::new::<K>(), block, dynamic_shared)
+        })
+    }
+
+    fn with_loaded<R>(&self, f: impl FnOnce(&Loaded<'_>) -> R) -> R {
+        f(&Loaded { context: self, modules: &self.kernels().borrow() })
     }
 }
 
@@ -188,10 +191,10 @@ impl LaunchTarget for Stream {
         args: A,
         safe: bool,
     ) -> Result<()> {
-        let modules = self.context().kernels().borrow();
-        let loaded = Loaded { context: self.context(), modules: &modules };
-        // SAFETY: the caller's.
-        unsafe { loaded.launch::<K, A>(self, config, args, safe) }
+        self.context().with_loaded(|loaded| {
+            // SAFETY: the caller's.
+            unsafe { loaded.launch::<K, A>(self, config, args, safe) }
+        })
     }
 }
 
