@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 #[derive(Debug, Default)]
 pub struct Tally {
     passed: usize,
-    ignored: usize,
+    /// Tests that the programs left out: names, with their reasons.
+    ignored: Vec<String>,
     failed: Vec<String>,
     /// The GPU tests, and whether any of their parts ran.
     gpu: BTreeMap<String, bool>,
@@ -32,12 +33,13 @@ impl Tally {
     pub fn read(&mut self, line: &str) {
         if let Some(outcome) = line.strip_prefix("test result: ") {
             self.passed += count(outcome, "passed");
-            self.ignored += count(outcome, "ignored");
             let failed = count(outcome, "failed");
             // Without failures, indented lines are a test's output.
             self.listed.truncate(failed);
             self.listed.resize(failed, "a test without a name, see above".to_owned());
             self.failed.append(&mut self.listed);
+        } else if let Some(name) = ignored(line) {
+            self.ignored.push(name);
         } else if line == "failures:" {
             // Printed twice: before the failures' output, then before the list of names.
             self.listed.clear();
@@ -70,16 +72,13 @@ impl Tally {
     /// The failures, the GPU line, and the closing line.
     pub fn verdict(&self) -> String {
         let mut text = "\n".to_owned();
-        if !self.failed.is_empty() {
-            text += "failed:\n";
-            self.failed.iter().for_each(|name| text += &format!("  {name}\n"));
-        }
-        if self.ignored > 0 {
-            text += &format!("ignored by the test programs: {}\n", self.ignored);
-        }
-        if !self.skipped.is_empty() {
-            text += "skipped:\n";
-            self.skipped.iter().for_each(|report| text += &format!("  {report}\n"));
+        let lists =
+            [("failed", &self.failed), ("ignored", &self.ignored), ("skipped", &self.skipped)];
+        for (title, tests) in lists {
+            if !tests.is_empty() {
+                text += &format!("{title}:\n");
+                tests.iter().for_each(|test| text += &format!("  {test}\n"));
+            }
         }
         let gpu_ran = self.gpu.values().filter(|ran| **ran).count();
         let gpu_skipped = self.gpu.len() - gpu_ran;
@@ -96,6 +95,13 @@ impl Tally {
         );
         text
     }
+}
+
+/// The test of a line such as `test name ... ignored, reason`.
+fn ignored(line: &str) -> Option<String> {
+    let (name, outcome) = line.strip_prefix("test ")?.rsplit_once(" ... ignored")?;
+    let reason = outcome.strip_prefix(", ").map(|reason| format!(": {reason}"));
+    Some(name.to_owned() + &reason.unwrap_or_default())
 }
 
 /// The number before `word` in `ok. 15 passed; 0 failed; ...`.
@@ -123,15 +129,16 @@ mod tests {
     }
 
     #[test]
-    fn passed_tests_add_up_over_programs() {
+    fn passed_tests_add_up_over_programs_and_ignored_ones_are_named() {
         let tally = tally(
-            "running 2 tests\ntest a ... ok\ntest b ... ok\n\n\
-             test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out\n\
+            "running 4 tests\ntest a ... ok\ntest b ... ok\n\
+             test src/lib.rs - c (line 3) ... ignored\ntest d ... ignored, too slow\n\
+             test result: ok. 2 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out\n\
              test result: ok. 40 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out\n",
         );
         assert_eq!(
             tally.verdict(),
-            "\nignored by the test programs: 1\nGPU: 0 run, 0 skipped\n\
+            "\nignored:\n  src/lib.rs - c (line 3)\n  d: too slow\nGPU: 0 run, 0 skipped\n\
              42 passed, 0 failed, 0 skipped\n"
         );
     }
