@@ -358,7 +358,7 @@ impl Communicator {
         let blocking = config.is_blocking();
         let place = Place { library, context, rank, n_ranks, peers: None, blocking };
         let grown = place.made(&out, "ncclCommGrow", End::Together)?;
-        grown.wait_in_background()?;
+        grown.wait_until_ready()?;
         Ok(grown)
     }
 
@@ -369,7 +369,7 @@ impl Communicator {
         entered.require_ready(call.operation)?;
         self.watch(&entered, call)?;
         drop(entered);
-        self.wait_in_background()
+        self.wait_until_ready()
     }
 
     fn child(
@@ -384,7 +384,7 @@ impl Communicator {
         // Only NCCL can tell the new rank; this look at the communicator does not end it.
         let look = Place { library, context, rank: 0, n_ranks: 1, peers: None, blocking };
         let look = look.communicator(CommSlot::new(comm), End::Foreign);
-        look.wait_in_background()?;
+        look.wait_until_ready()?;
         let (rank, n_ranks, _) = look.identity()?;
         let (rank, n_ranks) = (rank.unsigned_abs() as usize, n_ranks.unsigned_abs() as usize);
         let place = Place { library, context, rank, n_ranks, peers, blocking };

@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::abort::abort_in_background;
+use super::abort::abort_and_log;
 use super::comm::{Communicator, Inner};
 use super::group::{CallState, DeferredCall, defer};
 use super::handle::{Entered, Handle, Status};
@@ -117,7 +117,7 @@ impl Communicator {
             entered.require_ready(call.operation)?;
             let done = self.inner.watch(&entered, call);
             drop(entered);
-            if let Err(error) = done.and_then(|()| self.wait_in_background()) {
+            if let Err(error) = done.and_then(|()| self.wait_until_ready()) {
                 made.set(CallState::Failed);
                 self.leak_if_lost(keep);
                 return Err(error);
@@ -182,6 +182,6 @@ impl Inner {
             let code = unsafe { call.make(handle.nccl())? };
             handle.nccl().check(operation, code, Some(handle.rank()))
         };
-        entered.or_aborted(watched(&self.context, work, || abort_in_background(&self.handle)))
+        entered.or_aborted(watched(&self.context, work, || abort_and_log(&self.handle)))
     }
 }
