@@ -37,7 +37,7 @@ pub(crate) fn read<T: Pod>(rank: usize, bytes: &[u8]) -> Result<Vec<T>> {
     }
     if bytes.len().checked_rem(size_of::<T>()) != Some(0) {
         return Err(Error::invalid(format!(
-            "rank {rank} sent {} bytes, which is not a multiple of {} bytes; all ranks must use the \
+            "rank {rank} sent {} bytes, which is not a multiple of {} bytes; all ranks use the \
              same type",
             bytes.len(),
             size_of::<T>()
