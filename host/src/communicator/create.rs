@@ -66,7 +66,7 @@ impl NewComm<'_> {
 }
 
 impl Communicator {
-    /// Joins the communicator of unique id `id`. *Collective*: returns when all `n_ranks` ranks have
+    /// Joins the communicator with id `id`. *Collective*: returns when all `n_ranks` ranks have
     /// called it, each on its own thread. With a non-blocking `config` it returns at once, and the
     /// communicator [is ready](Self::is_ready) when all ranks have called it.
     ///

@@ -336,7 +336,7 @@ fn supported(what: &'static str, needs: NcclVersion, has: NcclVersion) -> Result
 }
 
 fn int(setting: &str, value: impl Setting + std::fmt::Debug) -> Result<c_int> {
-    value.to_int().ok_or_else(|| Error::invalid(format!("{setting}({value:?}) does not fit an int")))
+    value.to_int().ok_or_else(|| Error::invalid(format!("{setting}({value:?}) is not valid")))
 }
 
 fn text(setting: &str, value: &str) -> Result<CString> {
