@@ -59,7 +59,7 @@ impl sealed::Operator for ReduceOp {
 
 /// The sum of every rank's elements multiplied by that rank's scalar.
 ///
-/// Made by [`Communicator::pre_mul_sum`] and [`Communicator::pre_mul_sum_from`], valid for
+/// Created by [`Communicator::pre_mul_sum`] and [`Communicator::pre_mul_sum_from`], valid for
 /// reductions of `T` on that communicator. It is closed with the communicator.
 ///
 /// NCCL: `ncclRedOpCreatePreMulSum`, `ncclRedOpDestroy`.

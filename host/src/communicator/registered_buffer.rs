@@ -16,7 +16,7 @@ use crate::sys::nccl::calls;
 /// Memory registered with one communicator, on this rank alone. Where possible, NCCL's collectives
 /// use it directly, without internal buffers.
 ///
-/// Made by [`Communicator::register_buffer`]; closed by [`close`](Self::close), with the
+/// Created by [`Communicator::register_buffer`]; closed by [`close`](Self::close), with the
 /// communicator, or when dropped.
 ///
 /// NCCL: `ncclCommRegister`, `ncclCommDeregister`.

@@ -75,7 +75,7 @@ impl Communicator {
 
     fn team(&self, kind: TeamKind) -> Result<Team> {
         let entered = self.inner.handle.enter(&[Status::Live])?;
-        // SAFETY: the communicator is live and entered.
+        // SAFETY: the communicator is live and locked.
         unsafe { self.inner.handle.nccl().team(entered.comm(), kind) }
     }
 
@@ -109,7 +109,7 @@ impl Communicator {
             Error::invalid(format!("rank {team_rank} is not in a team of {n} ranks"))
         })?;
         let entered = self.inner.handle.enter(&[Status::Live])?;
-        // SAFETY: the communicator is live and entered.
+        // SAFETY: the communicator is live and locked.
         unsafe { self.inner.handle.nccl().translate(entered.comm(), team, rank) }
     }
 

@@ -40,7 +40,7 @@ bitflags::bitflags! {
 
 /// Device memory of `len` elements `T`, registered on every rank of a communicator.
 ///
-/// Made by [`Communicator::window`] and [`Communicator::register_window`]. A launch takes
+/// Created by [`Communicator::window`] and [`Communicator::register_window`]. A launch takes
 /// `&Window<T>` where the kernel has a `Window<T>`.
 ///
 /// [`close`](Self::close), the end of the communicator and dropping end the registration. The

@@ -143,7 +143,7 @@ fn every_setting_of_a_collective_reaches_its_own_field() {
     assert_eq!((read(raw.alg_selection), raw.force_alg_selection), ("tree".into(), 0));
     assert_eq!((raw.cta_policy, raw.user_profiler_tag), (2, u64::MAX >> 1));
     assert_eq!(raw.launch_completion_event as usize, 64);
-    // SAFETY: the list lives with `lowered`, and its first value is a number.
+    // SAFETY: the list lives as long as `lowered`, and its first value is a number.
     let (first, last) = unsafe { (*raw.ext, *(*raw.ext).next) };
     // SAFETY: as above.
     assert_eq!((first.vendor_id, first.option_id, unsafe { first.value.int }), (1, 2, 3));

@@ -39,7 +39,7 @@ use crate::sys::nccl::calls;
 
 /// A device communicator and the resources behind it.
 ///
-/// Made by [`Communicator::create_dev_comm`]. A launch takes `&DevCommResource` where the kernel
+/// Created by [`Communicator::create_dev_comm`]. A launch takes `&DevCommResource` where the kernel
 /// has a `DevComm`.
 ///
 /// [`abort`](Self::abort) asks kernels that wait for another rank to exit. So do the abort of the
@@ -88,7 +88,7 @@ impl Communicator {
     /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`].
     #[doc(alias = "ncclDevCommCreate")]
     pub fn create_dev_comm(&self, requirements: DevCommRequirements) -> Result<DevCommResource> {
-        self.context().refuse_capturing("a device communicator is made")?;
+        self.context().refuse_capturing("a device communicator is created")?;
         let request = RankRequest::new(
             &requirements,
             &self.properties()?,

@@ -1,10 +1,10 @@
-//! Why a device communicator cannot be made.
+//! Why a device communicator cannot be created.
 
 use devcomm_types::{GinConnectionType, GinType, Team};
 
 use crate::communicator::properties::GinTypes;
 
-/// Why a device communicator cannot be made.
+/// Why a device communicator cannot be created.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequirementsRefusal {

@@ -225,7 +225,7 @@ fn nodes_and_handles_are_those_of_nccls_own_functions() {
 fn fill_results(raw: &Requirements) {
     let (mut position, mut node) = (1, raw.resource_requirements_list);
     while !node.is_null() {
-        // SAFETY: a live node of a list that ends with NULL, and its live cells.
+        // SAFETY: a live node of a list that ends with NULL, and live results.
         unsafe {
             *(*node).out_buffer_handle = position;
             *(*node).out_gin_signal_start = 10 * position;
