@@ -1,10 +1,10 @@
 //! Host side of devcomm: NCCL communicators, symmetric windows, device communicators, kernel launch
 //! and bootstrap.
 //!
-//! A [`World`] is the ranks of a job, each with a GPU. It runs a function on every [`Rank`], which
-//! makes the [`Communicator`], and from it [`Window`]s that every rank's kernels reach and a
-//! [`DevCommResource`] with which they synchronise. A kernel's launch takes both as arguments,
-//! which the compiler checks.
+//! A [`World`] is the set of ranks of a job, one GPU per rank. It runs a function on each [`Rank`],
+//! which creates a [`Communicator`] and from it [`Window`]s (memory that all ranks' kernels access)
+//! and a [`DevCommResource`] (a device communicator, with which kernels synchronize). Both are
+//! arguments of a kernel launch, whose types the compiler checks.
 //!
 //! # Example
 //!
@@ -34,39 +34,39 @@
 //! # }
 //! ```
 //!
-//! # Two machines
+//! # Real and simulated GPUs
 //!
-//! A program runs on GPUs or on simulated ones: `DEVCOMM_SIMULATE=4` gives any program four, and
-//! `World::simulated` chooses them in its code. A simulated machine runs the bodies that kernels
-//! have on the host, needs neither driver nor NCCL, and has a clock of its own. There, a wait that
-//! nothing can end is [`StateError::Deadlock`], and what only GPUs can do is
+//! A program runs on real or on simulated GPUs: `DEVCOMM_SIMULATE=4` gives any program four
+//! simulated GPUs, and `World::simulated` selects them in code. The simulator runs kernels compiled
+//! for the host, needs neither driver nor NCCL, and has its own clock. There, a wait that can never
+//! end fails with [`StateError::Deadlock`], and what needs a real GPU with
 //! [`DriverError::NotSimulated`]. The feature `simulator` (on by default) enables it.
 //!
 //! # Compared with other bindings
 //!
-//! The terms are those of nccl4py, pynccl and `torch.cuda.nccl`; `docs/host_api.md` of the
-//! repository compares them. [`Communicator`] has the lifecycle
-//! and the collectives, [`group()`] starts operations together, [`MultiGpu`] drives all GPUs from
-//! one thread, [`Stream::capture`] makes graphs, and [`DeviceSlice`] is memory of other libraries.
+//! This API uses the terms of nccl4py, pynccl and `torch.cuda.nccl`; `docs/host_api.md` of the
+//! repository compares them. [`Communicator`] has the lifecycle and the collectives, [`group()`]
+//! starts operations together, [`MultiGpu`] drives all GPUs from one thread, [`Stream::capture`]
+//! captures CUDA graphs, and [`DeviceSlice`] wraps memory of other libraries.
 //!
 //! # Safety model
 //!
 //! Everything is safe except launches of kernels that are `unsafe fn`s, whose contract is the
-//! kernel's, and what takes raw pointers, streams or communicators of others, whose lifetime only
-//! the caller knows. Three rules make that so:
+//! kernel's, and functions that take raw pointers, streams or communicators of other libraries,
+//! whose lifetime only the caller knows. Three rules ensure this:
 //!
-//! * what a rank makes stays on the rank's thread (nothing of it is `Send` but [`AbortHandle`] and
-//!   [`KernelAbortHandle`]), where its CUDA context is current, as NCCL asks;
+//! * what a rank creates stays on the rank's thread (only [`AbortHandle`] and [`KernelAbortHandle`]
+//!   are `Send`), where its CUDA context is current, as NCCL requires;
 //! * memory, windows, device communicators, graphs and modules are freed only when this rank's
-//!   streams are idle. If they cannot become idle, because a rank is lost or a deadline was
-//!   missed, these things are left to the end of the process;
-//! * every wait looks at the health of the job, so that a dead rank is an error and not a hang; and
-//!   whatever ends a communicator early asks its kernels to exit first, so that they do not wait
+//!   streams are idle. If the streams cannot become idle, because a rank is lost or a deadline was
+//!   missed, these resources are kept until the process ends;
+//! * every wait checks the health of the job, so that a dead rank is an error and not a hang; and
+//!   a communicator that ends early first asks its kernels to exit, so that they do not wait
 //!   forever for a lost rank.
 //!
 //! Unsafe code that calls NCCL and the driver is in the private module `sys`.
 
-// From the bottom up: a layer uses those before it, and none after it (`tests/layers.rs`).
+// Layers, lowest first: error, machine, sys, device, communicator, world (`tests/layers.rs`).
 mod communicator;
 mod device;
 mod error;

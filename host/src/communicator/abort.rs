@@ -10,12 +10,12 @@ use crate::error::{Error, Result};
 use crate::machine::Task;
 use crate::sys::nccl::calls;
 
-/// How long to wait for an abort, which can hang behind a kernel.
+/// How long to wait for an abort, which a running kernel can block.
 const ABORT_LIMIT: Duration = Duration::from_secs(5);
 
 impl Communicator {
-    /// What other threads can abort the communicator with, while this one waits for an operation
-    /// that hangs.
+    /// A handle with which another thread can abort the communicator, for example while this thread
+    /// waits for an operation that hangs.
     #[must_use]
     pub fn abort_handle(&self) -> AbortHandle {
         AbortHandle { handle: Arc::clone(&self.inner.handle) }
@@ -42,26 +42,26 @@ pub struct AbortHandle {
 }
 
 impl AbortHandle {
-    /// Ends the communicator: what waits for its operations, on this rank, returns with
-    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), and what waits for
-    /// kernels of its device communicators with
+    /// Ends the communicator. On this rank, waits for its operations fail with
+    /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), waits for kernels
+    /// that use its device communicators with
     /// [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted). Idempotent. NCCL returns
-    /// when the graphs with operations of the communicator are gone, too, which the rank's thread
-    /// closes by [`Communicator::abort`] or [`Communicator::destroy`].
+    /// only after the CUDA graphs with operations of the communicator are destroyed, which the
+    /// rank's thread does in [`Communicator::abort`] or [`Communicator::destroy`].
     ///
     /// NCCL: `ncclCommAbort`.
     ///
     /// # Errors
     ///
     /// [`Error::Nccl`]; [`StateError::DeadlinePassed`](crate::StateError::DeadlinePassed) when NCCL
-    /// has not come back within 5 s: it continues in the background.
+    /// has not returned within 5 s: the abort continues in the background.
     #[doc(alias = "ncclCommAbort")]
     pub fn abort(&self) -> Result<()> {
         abort(&self.handle)
     }
 }
 
-/// Begins an abort on a thread of its own, unless the communicator was ended already.
+/// Starts an abort on a new thread, unless the communicator has already ended.
 pub(super) fn start_abort(handle: &Arc<Handle>) -> Option<Result<Task<()>>> {
     if handle.status() >= Status::Destroyed {
         return None;
@@ -69,26 +69,26 @@ pub(super) fn start_abort(handle: &Arc<Handle>) -> Option<Result<Task<()>>> {
     let comm = handle.take_for_abort()?;
     let aborted = Arc::clone(handle);
     let work = move || {
-        // SAFETY: taken out of the slot, so that no other call begins with it; NCCL allows an abort
-        // while one is running.
+        // SAFETY: the communicator was taken out of its slot, so no other call can start on it;
+        // NCCL allows an abort during a call.
         let code = unsafe { calls::comm_abort(comm).make(aborted.nccl())? };
         aborted.nccl().check("ncclCommAbort", code, Some(aborted.rank()))
     };
     Some(handle.machine().spawn("devcomm-abort", work))
 }
 
-/// Waits with a timeout: an abort hangs behind a kernel that does not end, and behind graphs.
+/// Waits with a timeout: a kernel that does not end blocks an abort, and so do CUDA graphs.
 pub(super) fn wait_for_abort(aborting: &Task<()>) -> Result<()> {
     aborting.wait(Some(ABORT_LIMIT), || Ok(()))?
 }
 
-/// Aborts, and waits with a timeout.
+/// Aborts, and waits at most [`ABORT_LIMIT`].
 fn abort(handle: &Arc<Handle>) -> Result<()> {
     start_abort(handle).map_or(Ok(()), |aborting| wait_for_abort(&aborting?))
 }
 
-/// Aborts a communicator that is not used any more.
-pub(super) fn abort_in_background(handle: &Arc<Handle>) {
+/// Aborts a communicator that is no longer used, and only logs an error.
+pub(super) fn abort_and_log(handle: &Arc<Handle>) {
     if let Err(error) = abort(handle) {
         tracing::warn!("the communicator of rank {} was not aborted: {error}", handle.rank());
     }
@@ -120,6 +120,6 @@ impl Issuer for Handle {
     }
 
     fn abort(self: Arc<Self>) {
-        abort_in_background(&self);
+        abort_and_log(&self);
     }
 }

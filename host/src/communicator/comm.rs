@@ -18,12 +18,12 @@ use crate::error::{Error, Result};
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls;
 
-/// One rank's end of a communicator. Clones are the same one; what is made from it keeps it alive.
+/// One rank's handle of a communicator. Clones share it; what is created from it keeps it alive.
 ///
-/// It stays on the thread it was made on, whose current CUDA context is the rank's device. Methods
-/// marked *collective* are called by every rank, in the same order. [`destroy`](Self::destroy) ends
-/// it together with the other ranks' and closes what was made from it first; dropped last, it does
-/// that by itself. After a lost rank it is aborted.
+/// It stays on the thread that created it, where the current CUDA context is that of the rank's
+/// GPU. Every rank calls the methods marked *collective*, in the same order.
+/// [`destroy`](Self::destroy), or dropping the last clone, closes what was created from it and then
+/// ends it together with the other ranks. After the loss of a rank it is aborted.
 ///
 /// NCCL: `ncclComm_t`.
 #[doc(alias = "ncclComm_t")]
@@ -39,20 +39,20 @@ pub(super) struct Inner {
     pub(super) n_ranks: usize,
     pub(super) context: Context,
     pub(super) library: Library,
-    /// The other ranks, of a communicator of a world.
+    /// The exchange with the other ranks on the host; only a `World` has one.
     pub(super) peers: Option<Rc<dyn Peers>>,
-    /// What was made from it and is closed with it, in the order in which it was made.
+    /// What was created from it and is closed with it, oldest first.
     pub(super) resources: RefCell<Vec<Weak<dyn Resource>>>,
 }
 
 /// Who ends a communicator, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// The part of the program that made it.
+    /// Another library, which created it.
     Foreign,
-    /// We, when all ranks have finished.
+    /// This crate, collectively with the other ranks.
     Together,
-    /// We, without waiting for the other ranks: they belong to the same thread.
+    /// This crate, without waiting for the other ranks, which are on the same thread.
     OneByOne,
 }
 
@@ -61,11 +61,11 @@ pub(super) enum End {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[doc(alias = "ncclCommMemStat_t")]
 pub enum MemoryStat {
-    /// Bytes that a suspended communicator gives back. NCCL: `ncclStatGpuMemSuspend`.
+    /// Bytes that suspending the communicator releases. NCCL: `ncclStatGpuMemSuspend`.
     Suspendable = 0,
     /// 1 while the communicator is suspended. NCCL: `ncclStatGpuMemSuspended`.
     Suspended = 1,
-    /// Bytes that it keeps all the time. NCCL: `ncclStatGpuMemPersist`.
+    /// Bytes that a suspended communicator keeps. NCCL: `ncclStatGpuMemPersist`.
     Persistent = 2,
     /// All bytes. NCCL: `ncclStatGpuMemTotal`.
     Total = 3,
@@ -78,7 +78,7 @@ impl Communicator {
         self.inner.rank
     }
 
-    /// Whether both are clones of one.
+    /// Whether both are clones of the same communicator.
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(self.handle(), other.handle())
@@ -119,13 +119,13 @@ impl Communicator {
         self.inner.handle.address()
     }
 
-    /// Whether it has neither been ended nor aborted.
+    /// Whether it has been neither destroyed nor aborted.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.inner.handle.status() < Status::Destroyed
     }
 
-    /// What NCCL itself says about (rank, number of ranks, CUDA device).
+    /// Rank, number of ranks and CUDA device, as NCCL reports them.
     ///
     /// NCCL: `ncclCommUserRank`, `ncclCommCount`, `ncclCommCuDevice`.
     ///
@@ -143,7 +143,7 @@ impl Communicator {
         ))
     }
 
-    /// What the communicator can do. NCCL: `ncclCommQueryProperties`.
+    /// What the communicator supports. NCCL: `ncclCommQueryProperties`.
     ///
     /// # Errors
     ///
@@ -155,8 +155,8 @@ impl Communicator {
         self.query(Out::new(CommProperties::new()), calls::properties).map(Properties::from)
     }
 
-    /// One number on the memory that NCCL holds for this communicator on this GPU: bytes, or 0 and
-    /// 1.
+    /// One statistic of the memory that NCCL holds for this communicator on this GPU: bytes, or for
+    /// [`MemoryStat::Suspended`] 0 or 1.
     ///
     /// NCCL: `ncclCommMemStats`.
     ///
@@ -173,7 +173,7 @@ impl Communicator {
         Ok(out.get())
     }
 
-    /// Fails if an operation of this communicator failed in the background. NCCL:
+    /// Fails if an asynchronous operation of this communicator failed. NCCL:
     /// `ncclCommGetAsyncError`.
     ///
     /// # Errors
@@ -184,10 +184,10 @@ impl Communicator {
         self.inner.handle.poll().map(drop)
     }
 
-    /// Whether a non-blocking communicator has done what was asked of it last. A blocking one
-    /// always has.
+    /// Whether a non-blocking communicator has completed its last operation. True for a blocking
+    /// one.
     ///
-    /// NCCL: `ncclCommGetAsyncError`, which says `ncclInProgress` until then.
+    /// NCCL: `ncclCommGetAsyncError`, which returns `ncclInProgress` until then.
     ///
     /// # Errors
     ///
@@ -196,7 +196,7 @@ impl Communicator {
         self.inner.handle.poll()
     }
 
-    /// Waits until a non-blocking communicator has done what was asked of it last.
+    /// Waits until a non-blocking communicator has completed its last operation.
     ///
     /// # Errors
     ///
@@ -207,31 +207,31 @@ impl Communicator {
         self.context().poll(Some(limit), || self.is_ready())
     }
 
-    /// Waits until every rank is here; the GPUs are not waited for. *Collective*.
+    /// Waits until every rank has called it, but not for the GPUs. *Collective*.
     ///
     /// # Errors
     ///
     /// [`WorldError::RankLost`](crate::WorldError::RankLost); [`Error::InvalidInput`] if the
-    /// communicator was not made by a [`World`](crate::World).
+    /// communicator was not created by a [`World`](crate::World).
     pub fn barrier(&self) -> Result<()> {
         match &self.inner.peers {
             Some(peers) => peers.all_gather(&[]).map(drop),
-            None => Err(Error::invalid("a communicator made without a world has no barrier")),
+            None => Err(Error::invalid("a communicator without a World has no barrier")),
         }
     }
 
-    /// Gives `values`, in the host's memory, to every rank and gets what each gave, in order of
-    /// ranks; their number may differ, their type may not. The GPUs have no part in it.
-    /// *Collective*.
+    /// Sends `values`, in host memory, to every rank and returns what each rank sent, in rank
+    /// order. The number of values may differ between ranks, their type may not. Does not use the
+    /// GPUs. *Collective*.
     ///
     /// # Errors
     ///
-    /// As [`barrier`](Self::barrier); [`Error::InvalidInput`] when all ranks together give more
-    /// than 64 MiB, or a rank gives what are no values of this type.
+    /// As [`barrier`](Self::barrier); [`Error::InvalidInput`] if all ranks together send more than
+    /// 64 MiB, or the bytes of a rank are not a multiple of the size of `T`.
     pub fn host_all_gather<T: Pod>(&self, values: &[T]) -> Result<Vec<Vec<T>>> {
         match &self.inner.peers {
             Some(peers) => all_gather(&**peers, values),
-            None => Err(Error::invalid("a communicator made without a world exchanges nothing")),
+            None => Err(Error::invalid("a communicator without a World has no host exchange")),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Making communicators: from unique ids, for all GPUs of a process, from a handle, and from
-//! others.
+//! Creates communicators: from unique ids, for all GPUs of a process, from an `ncclComm_t`, and
+//! from other communicators (split, shrink, grow).
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
@@ -19,11 +19,11 @@ use crate::sys::nccl::calls;
 use crate::sys::nccl_build::check_driver;
 use devcomm_sys::nccl::{RawComm, RawUniqueId};
 
-/// What happens to the operations that are running when a communicator shrinks.
+/// How a communicator that shrinks treats running operations.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ShrinkMode {
-    /// They are done: nothing of the old communicator is running. NCCL: `NCCL_SHRINK_DEFAULT`.
+    /// There are none: the old communicator is idle. NCCL: `NCCL_SHRINK_DEFAULT`.
     #[default]
     #[doc(alias = "NCCL_SHRINK_DEFAULT")]
     Idle = 0,
@@ -32,8 +32,8 @@ pub enum ShrinkMode {
     Abort = 1,
 }
 
-/// Everything but NCCL's handle.
-struct Place<'a> {
+/// A communicator to be created: everything but NCCL's handle.
+struct NewComm<'a> {
     library: &'a Library,
     context: &'a Context,
     rank: usize,
@@ -42,10 +42,10 @@ struct Place<'a> {
     blocking: bool,
 }
 
-impl Place<'_> {
-    /// The communicator that a call made.
-    fn made(self, out: &Out<RawComm>, operation: &'static str, end: End) -> Result<Communicator> {
-        let slot = CommSlot::new(made(out, self.rank, operation)?);
+impl NewComm<'_> {
+    /// The communicator that NCCL wrote to `out`.
+    fn read(self, out: &Out<RawComm>, operation: &'static str, end: End) -> Result<Communicator> {
+        let slot = CommSlot::new(created(out, self.rank, operation)?);
         Ok(self.communicator(slot, end))
     }
 
@@ -66,14 +66,14 @@ impl Place<'_> {
 }
 
 impl Communicator {
-    /// Joins the communicator that `id` names. *Collective*: returns when all `n_ranks` ranks have
-    /// called it, each on a thread of its own; at once if `config` asks for a non-blocking
-    /// communicator, which then [is ready](Self::is_ready) when all have.
+    /// Joins the communicator with id `id`. *Collective*: returns when all `n_ranks` ranks have
+    /// called it, each on its own thread. With a non-blocking `config` it returns at once, and the
+    /// communicator [is ready](Self::is_ready) when all ranks have called it.
     ///
     /// [`Rank::communicator`](crate::Rank::communicator) does this for the ranks of a
     /// [`World`](crate::World).
     ///
-    /// NCCL: `ncclCommInitRankConfig`, by way of `ncclCommInitRankScalable`.
+    /// NCCL: `ncclCommInitRankConfig`; calls `ncclCommInitRankScalable`.
     ///
     /// # Errors
     ///
@@ -92,8 +92,8 @@ impl Communicator {
         Self::init_rank_scalable(library, context, &[*id], rank, n_ranks, config)
     }
 
-    /// As [`init_rank`](Self::init_rank), with several ids, made by as many ranks, that share the
-    /// work of bringing very many ranks together. Every rank passes the same list.
+    /// As [`init_rank`](Self::init_rank), with several ids, each from a different rank: with very
+    /// many ranks, these share the bootstrap work. Every rank passes the same list.
     ///
     /// NCCL: `ncclCommInitRankScalable`.
     ///
@@ -136,52 +136,53 @@ impl Communicator {
         let out = Out::new(std::ptr::null_mut());
         let call = calls::init_rank(out.clone(), ids, c_rank, c_n_ranks, config);
         make(library, context, rank, call)?;
-        let place = Place { library, context, rank, n_ranks, peers, blocking };
-        place.made(&out, "ncclCommInitRankScalable", End::Together)
+        let new = NewComm { library, context, rank, n_ranks, peers, blocking };
+        new.read(&out, "ncclCommInitRankScalable", End::Together)
     }
 
-    /// Makes the communicators of all `contexts`, rank `i` on the `i`th, for use by this one
-    /// thread. Operations that wait for one another belong in a [`group`](crate::group());
-    /// [`MultiGpu`](crate::MultiGpu) sees to that.
+    /// Creates one communicator per context, rank `i` on the `i`th, for use by this thread.
+    /// Operations that wait for one another belong in a [`group`](crate::group()), which
+    /// [`MultiGpu`](crate::MultiGpu) opens.
     ///
     /// NCCL: `ncclCommInitAll`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] without any context or when two are of one GPU; [`Error::Nccl`].
+    /// [`Error::InvalidInput`] without any context or if two are of the same GPU; [`Error::Nccl`].
     #[doc(alias = "ncclCommInitAll")]
     pub fn init_all(library: &Library, contexts: &[Context]) -> Result<Vec<Self>> {
         refuse_inside("ncclCommInitAll")?;
         let Some(first) = contexts.first() else {
-            return Err(Error::invalid("communicators of no GPU at all"));
+            return Err(Error::invalid("communicators of an empty list of GPUs"));
         };
         let devices = contexts.iter().map(|context| number(context.ordinal()));
         let devices: Vec<c_int> = devices.collect::<Result<_>>()?;
         let mut sorted = devices.clone();
         sorted.sort_unstable();
         if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(Error::invalid(format!("GPU {} is there twice", pair[0])));
+            return Err(Error::invalid(format!("GPU {} is listed twice", pair[0])));
         }
         let outs: Vec<Out<RawComm>> =
             contexts.iter().map(|_| Out::new(std::ptr::null_mut())).collect();
         make(library, first, 0, calls::init_all(outs.clone(), devices))?;
         let n_ranks = contexts.len();
-        let place = |(rank, context)| {
-            let place = Place { library, context, rank, n_ranks, peers: None, blocking: true };
-            place.made(&outs[rank], "ncclCommInitAll", End::OneByOne)
+        let read = |(rank, context)| {
+            let new = NewComm { library, context, rank, n_ranks, peers: None, blocking: true };
+            new.read(&outs[rank], "ncclCommInitAll", End::OneByOne)
         };
-        contexts.iter().enumerate().map(place).collect()
+        contexts.iter().enumerate().map(read).collect()
     }
 
-    /// A communicator that another part of the program made, such as torch. It is not ended here.
+    /// A communicator that another library created, such as torch. Destroying or dropping it here
+    /// does not end it.
     ///
     /// NCCL: `ncclCommUserRank`, `ncclCommCount`, `ncclCommCuDevice`, `ncclCommGetAsyncError`.
     ///
     /// # Safety
     ///
-    /// `raw` is a live `ncclComm_t` of this very library, of the context's GPU; nothing else uses
-    /// it while calls are made here, and it stays alive as long as this communicator and what is
-    /// made from it.
+    /// `raw` is a live `ncclComm_t` of the same NCCL library, on the context's GPU; nothing else
+    /// uses it during calls made here, and it outlives this communicator and what is created from
+    /// it.
     ///
     /// # Errors
     ///
@@ -191,22 +192,22 @@ impl Communicator {
             return Err(Error::invalid("the communicator is NULL"));
         }
         let slot = CommSlot::from_raw(raw);
-        let place = Place { library, context, rank: 0, n_ranks: 1, peers: None, blocking: false };
-        let foreign = place.communicator(slot, End::Foreign);
+        let new = NewComm { library, context, rank: 0, n_ranks: 1, peers: None, blocking: false };
+        let foreign = new.communicator(slot, End::Foreign);
         let (rank, n_ranks, device) = foreign.identity()?;
         let (rank, n_ranks) = (rank.unsigned_abs() as usize, n_ranks.unsigned_abs() as usize);
         if usize::try_from(device) != Ok(context.ordinal()) {
             return Err(Error::invalid(format!(
-                "the communicator is of GPU {device}, the context of GPU {}",
+                "the communicator is on GPU {device}, the context on GPU {}",
                 context.ordinal()
             )));
         }
-        let place = Place { library, context, rank, n_ranks, peers: None, blocking: false };
-        Ok(place.communicator(CommSlot::from_raw(raw), End::Foreign))
+        let new = NewComm { library, context, rank, n_ranks, peers: None, blocking: false };
+        Ok(new.communicator(CommSlot::from_raw(raw), End::Foreign))
     }
 
-    /// Splits the communicator: the ranks of one `color` make a new one, in the order of their
-    /// `key`s and then of their ranks. `None` takes no part and gets none. *Collective*.
+    /// Splits the communicator: the ranks with the same `color` form a new one, ordered by `key`,
+    /// then by rank. A rank whose `color` is `None` gets `None`. *Collective*.
     ///
     /// NCCL: `ncclCommSplit`.
     ///
@@ -219,24 +220,24 @@ impl Communicator {
     pub fn split(&self, color: Option<i32>, key: i32, config: &CommConfig) -> Result<Option<Self>> {
         const NO_COLOR: c_int = -1;
         if color.is_some_and(|color| color < 0) {
-            return Err(Error::invalid("a negative color; None takes no part in a split"));
+            return Err(Error::invalid("a negative color; pass None for no new communicator"));
         }
         let color = color.unwrap_or(NO_COLOR);
         let lowered = config.lower(self.library().version())?;
         let peers = self.split_peers(color, key)?;
         let out = Out::new(std::ptr::null_mut());
         let call = |comm| calls::split(comm, color, key, out.clone(), lowered);
-        self.spawn(&[Status::Live, Status::Revoked], call)?;
+        self.derive(&[Status::Live, Status::Revoked], call)?;
         match out.communicator() {
             None if color == NO_COLOR => Ok(None),
             _ => {
-                let comm = made(&out, self.rank(), "ncclCommSplit")?;
+                let comm = created(&out, self.rank(), "ncclCommSplit")?;
                 self.child(comm, peers, config).map(Some)
             }
         }
     }
 
-    /// The ranks of the new communicator, if there is one.
+    /// The host exchange between the ranks of the new communicator, if there is one.
     fn split_peers(&self, color: i32, key: i32) -> Result<Option<Rc<dyn Peers>>> {
         let Some(peers) = self.peers() else { return Ok(None) };
         let mut members = Vec::new();
@@ -246,7 +247,7 @@ impl Communicator {
                 [_, _] => {}
                 _ => {
                     return Err(Error::invalid(format!(
-                        "rank {rank} is in another call than a split"
+                        "rank {rank} made another call than split"
                     )));
                 }
             }
@@ -256,15 +257,15 @@ impl Communicator {
         if color < 0 { Ok(None) } else { peers.subset(&members).map(Some) }
     }
 
-    /// Makes a communicator without the ranks in `exclude`, which do not call this. *Collective*
+    /// Creates a communicator without the ranks in `exclude`, which do not call this. *Collective*
     /// for the others.
     ///
     /// NCCL: `ncclCommShrink`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] when `exclude` is empty, names this rank, no rank, or one twice;
-    /// otherwise as [`split`](Self::split).
+    /// [`Error::InvalidInput`] if `exclude` is empty, or has this rank, an unknown rank or a rank
+    /// twice; otherwise as [`split`](Self::split).
     #[doc(alias = "ncclCommShrink")]
     pub fn shrink(&self, exclude: &[usize], mode: ShrinkMode, config: &CommConfig) -> Result<Self> {
         let n_ranks = self.n_ranks();
@@ -287,13 +288,13 @@ impl Communicator {
         let exclude = exclude.iter().map(|&rank| number(rank)).collect::<Result<_>>()?;
         let out = Out::new(std::ptr::null_mut());
         let call = |comm| calls::shrink(comm, exclude, out.clone(), lowered, mode as c_int);
-        self.spawn(&[Status::Live, Status::Revoked], call)?;
-        self.child(made(&out, self.rank(), "ncclCommShrink")?, peers, config)
+        self.derive(&[Status::Live, Status::Revoked], call)?;
+        self.child(created(&out, self.rank(), "ncclCommShrink")?, peers, config)
     }
 
     /// The id with which new ranks join by [`join_grown`](Self::join_grown). One rank calls this,
-    /// hands the id to the new ranks, and passes it to [`grow`](Self::grow). An id is valid for one
-    /// growth.
+    /// sends the id to the new ranks, and passes it to [`grow`](Self::grow). An id is valid for one
+    /// `grow`.
     ///
     /// NCCL: `ncclCommGetUniqueId`.
     ///
@@ -307,29 +308,29 @@ impl Communicator {
         self.query(Out::new(RawUniqueId([0; 128])), calls::unique_id).map(UniqueId)
     }
 
-    /// Makes a communicator of these ranks and new ones, `n_ranks` in all. *Collective*, together
-    /// with the new ranks' [`join_grown`](Self::join_grown). The rank that made the id passes it,
-    /// the others pass `None`. Old ranks keep their numbers; the old communicator stays as it is.
+    /// Creates a communicator of these ranks and new ones, `n_ranks` in all. *Collective*, together
+    /// with the new ranks' [`join_grown`](Self::join_grown). The rank that created the id passes
+    /// it, the others pass `None`. Old ranks keep their numbers; the old communicator is unchanged.
     ///
     /// NCCL: `ncclCommGrow`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] unless `n_ranks` is more than there are; otherwise as
+    /// [`Error::InvalidInput`] unless `n_ranks` is above the present number; otherwise as
     /// [`split`](Self::split).
     #[doc(alias = "ncclCommGrow")]
     pub fn grow(&self, n_ranks: usize, id: Option<&UniqueId>, config: &CommConfig) -> Result<Self> {
         const SAME_RANK: c_int = -1;
         if n_ranks <= self.n_ranks() {
             let now = self.n_ranks();
-            return Err(Error::invalid(format!("{now} ranks do not grow to {n_ranks}")));
+            return Err(Error::invalid(format!("{now} ranks cannot grow to {n_ranks}")));
         }
         let lowered = config.lower(self.library().version())?;
         let (id, c_n_ranks) = (id.map(|id| id.0), number(n_ranks)?);
         let out = Out::new(std::ptr::null_mut());
         let call = |comm| calls::grow(Some(comm), c_n_ranks, id, SAME_RANK, out.clone(), lowered);
-        self.spawn(&[Status::Live], call)?;
-        self.child(made(&out, self.rank(), "ncclCommGrow")?, None, config)
+        self.derive(&[Status::Live], call)?;
+        self.child(created(&out, self.rank(), "ncclCommGrow")?, None, config)
     }
 
     /// Joins a communicator that [grows](Self::grow), as one of its new ranks.
@@ -356,20 +357,20 @@ impl Communicator {
         let call = calls::grow(None, c_n_ranks, Some(id.0), c_rank, out.clone(), lowered);
         make(library, context, rank, call)?;
         let blocking = config.is_blocking();
-        let place = Place { library, context, rank, n_ranks, peers: None, blocking };
-        let grown = place.made(&out, "ncclCommGrow", End::Together)?;
-        grown.wait_in_background()?;
+        let new = NewComm { library, context, rank, n_ranks, peers: None, blocking };
+        let grown = new.read(&out, "ncclCommGrow", End::Together)?;
+        grown.wait_until_ready()?;
         Ok(grown)
     }
 
-    /// Makes a call that makes a communicator out of this one, and waits for it.
-    fn spawn(&self, allowed: &[Status], call: impl FnOnce(CommPtr) -> Call) -> Result<()> {
+    /// Makes a call that creates a communicator from this one, and waits until it is done.
+    fn derive(&self, allowed: &[Status], call: impl FnOnce(CommPtr) -> Call) -> Result<()> {
         let entered = self.inner.handle.enter(allowed)?;
         let call = call(entered.comm());
         entered.require_ready(call.operation)?;
         self.watch(&entered, call)?;
         drop(entered);
-        self.wait_in_background()
+        self.wait_until_ready()
     }
 
     fn child(
@@ -379,23 +380,23 @@ impl Communicator {
         config: &CommConfig,
     ) -> Result<Self> {
         let (library, context) = (self.library(), self.context());
-        // What is not set is inherited.
+        // An unset setting is inherited.
         let blocking = config.is_blocking() && self.inner.handle.is_blocking();
-        // Only NCCL can tell the new rank; this look at the communicator does not end it.
-        let look = Place { library, context, rank: 0, n_ranks: 1, peers: None, blocking };
-        let look = look.communicator(CommSlot::new(comm), End::Foreign);
-        look.wait_in_background()?;
-        let (rank, n_ranks, _) = look.identity()?;
+        // Only NCCL knows the new rank; dropping this temporary handle does not end `comm`.
+        let new = NewComm { library, context, rank: 0, n_ranks: 1, peers: None, blocking };
+        let temporary = new.communicator(CommSlot::new(comm), End::Foreign);
+        temporary.wait_until_ready()?;
+        let (rank, n_ranks, _) = temporary.identity()?;
         let (rank, n_ranks) = (rank.unsigned_abs() as usize, n_ranks.unsigned_abs() as usize);
-        let place = Place { library, context, rank, n_ranks, peers, blocking };
-        Ok(place.communicator(CommSlot::new(comm), End::Together))
+        let new = NewComm { library, context, rank, n_ranks, peers, blocking };
+        Ok(new.communicator(CommSlot::new(comm), End::Together))
     }
 }
 
-/// Makes a call that joins ranks, with the context current.
+/// Makes a call that needs no communicator, with the context current.
 fn make(library: &Library, context: &Context, rank: usize, call: Call) -> Result<()> {
     if library.nccl().machine().is_simulated() != context.machine().is_simulated() {
-        return Err(Error::invalid("the NCCL library is of another machine than the GPU"));
+        return Err(Error::invalid("of the NCCL library and the GPU, only one is simulated"));
     }
     context.health().check()?;
     check_driver(context.machine(), library.path())?;
@@ -406,12 +407,12 @@ fn make(library: &Library, context: &Context, rank: usize, call: Call) -> Result
         let code = unsafe { call.make(&nccl)? };
         nccl.check(operation, code, Some(rank))
     };
-    // There is nothing yet that could be aborted.
+    // There is no communicator yet to abort.
     watched(context, work, || ())
 }
 
-/// The communicator that a call made.
-fn made(out: &Out<RawComm>, rank: usize, operation: &'static str) -> Result<CommPtr> {
+/// The communicator that NCCL wrote to `out`.
+fn created(out: &Out<RawComm>, rank: usize, operation: &'static str) -> Result<CommPtr> {
     out.communicator().ok_or_else(|| {
         Error::Nccl(NcclError::Failed {
             operation,
@@ -424,7 +425,7 @@ fn made(out: &Out<RawComm>, rank: usize, operation: &'static str) -> Result<Comm
     })
 }
 
-/// NCCL's number of a rank.
+/// `rank` as NCCL's int; an error unless it is below `n_ranks`.
 pub(super) fn rank_of(rank: usize, n_ranks: usize) -> Result<c_int> {
     let number = c_int::try_from(rank).ok().filter(|_| rank < n_ranks);
     number.ok_or_else(|| Error::invalid(format!("rank {rank} is not one of {n_ranks} ranks")))

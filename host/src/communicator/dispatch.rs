@@ -1,12 +1,12 @@
-//! How a communicator's calls are made: now or when a group ends, on this thread or on one that may
-//! be left behind.
+//! Makes a communicator's NCCL calls: now or when a group ends, on this thread or on one that is
+//! leaked if the call hangs.
 
 use std::any::Any;
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::abort::abort_in_background;
+use super::abort::abort_and_log;
 use super::comm::{Communicator, Inner};
 use super::group::{CallState, DeferredCall, defer};
 use super::handle::{Entered, Handle, Status};
@@ -24,20 +24,20 @@ impl Communicator {
         &self.inner.handle
     }
 
-    /// Runs `f` with NCCL and this communicator, for a question that is answered at once.
+    /// Runs `f`, a query that returns at once, with NCCL and this communicator.
     pub(super) fn with_comm<R>(&self, f: impl FnOnce(&Nccl, CommPtr) -> Result<R>) -> Result<R> {
         self.bind()?;
         let entered = self.inner.handle.enter(&[Status::Live])?;
-        entered.require_ready("a question about a window")?;
+        entered.require_ready("a query of a window")?;
         f(self.inner.handle.nccl(), entered.comm())
     }
 
-    /// Fails when it was ended.
+    /// Fails unless the communicator is live.
     pub(super) fn require_live(&self) -> Result<()> {
         self.inner.handle.enter(&[Status::Live]).map(drop)
     }
 
-    /// Fails while it is suspended: what was made from it can neither be used nor closed.
+    /// Fails while the communicator is suspended: its resources can be neither used nor closed.
     pub(super) fn refuse_suspended(&self) -> Result<()> {
         let suspended = self.inner.handle.status() == Status::Suspended;
         if suspended { Err(self.inner.handle.ended()) } else { Ok(()) }
@@ -47,19 +47,19 @@ impl Communicator {
         self.inner.peers.as_deref()
     }
 
-    /// Has `resource` closed with the communicator.
+    /// Adds a resource to be closed with the communicator.
     pub(super) fn adopt(&self, resource: &Rc<impl Resource + 'static>) {
         let resource: Rc<dyn Resource> = Rc::clone(resource) as _;
         self.inner.adopt(Rc::downgrade(&resource));
     }
 
-    /// As streams and graphs keep it.
+    /// A reference with which streams and graphs keep the communicator alive.
     pub(super) fn owner(&self) -> Rc<dyn Owner> {
         Rc::clone(&self.inner) as _
     }
 
-    /// Fails for a stream or memory of another context: memory waits for the streams of its own
-    /// before it is freed.
+    /// Fails for a stream or memory of another context: memory is freed when the streams of its own
+    /// context are idle.
     pub(super) fn require_own(&self, context: &Context, what: &str) -> Result<()> {
         if context.is(self.context()) {
             return Ok(());
@@ -75,7 +75,8 @@ impl Communicator {
         Ok(self.inner.handle.enter(&[Status::Live])?.comm())
     }
 
-    /// Enqueues an operation to a stream, now or when the open group ends. `keep` is what it uses.
+    /// Enqueues an operation to a stream, now or when the open group ends, and keeps alive `keep`,
+    /// which the operation uses.
     pub(super) fn enqueue(
         &self,
         stream: &Stream,
@@ -86,8 +87,8 @@ impl Communicator {
         self.bind()?;
         if is_open() {
             let (call, stream) = (call(self.comm()?), Some(stream.clone()));
-            let made = Rc::new(Cell::new(CallState::Deferred));
-            defer(DeferredCall { communicator: self.clone(), call, stream, keep, made });
+            let state = Rc::new(Cell::new(CallState::Deferred));
+            defer(DeferredCall { communicator: self.clone(), call, stream, keep, state });
             return Ok(());
         }
         let entered = self.inner.handle.enter(&[Status::Live])?;
@@ -99,54 +100,54 @@ impl Communicator {
         Ok(())
     }
 
-    /// Makes a call that waits for the other ranks, now or when the open group ends. `keep` is what
-    /// it uses and what it makes, which is not dropped before `made` says what has become of it.
+    /// Makes a call that waits for the other ranks, now or when the open group ends. `keep`, which
+    /// the call uses or writes to, stays alive until `state` is set.
     pub(super) fn call_collective(
         &self,
-        made: &Rc<Cell<CallState>>,
+        state: &Rc<Cell<CallState>>,
         keep: Rc<dyn Any>,
         call: impl FnOnce(CommPtr) -> Call,
     ) -> Result<()> {
         self.bind()?;
         if is_open() {
-            let (call, made, keep) = (call(self.comm()?), Rc::clone(made), vec![keep]);
-            defer(DeferredCall { communicator: self.clone(), call, stream: None, keep, made });
+            let (call, state, keep) = (call(self.comm()?), Rc::clone(state), vec![keep]);
+            defer(DeferredCall { communicator: self.clone(), call, stream: None, keep, state });
         } else {
             let entered = self.inner.handle.enter(&[Status::Live])?;
             let call = call(entered.comm());
             entered.require_ready(call.operation)?;
             let done = self.inner.watch(&entered, call);
             drop(entered);
-            if let Err(error) = done.and_then(|()| self.wait_in_background()) {
-                made.set(CallState::Failed);
+            if let Err(error) = done.and_then(|()| self.wait_until_ready()) {
+                state.set(CallState::Failed);
                 self.leak_if_lost(keep);
                 return Err(error);
             }
-            made.set(CallState::Made);
+            state.set(CallState::Made);
         }
         Ok(())
     }
 
-    /// Leaks what a call uses if it may never return: NCCL may continue using it.
+    /// After a loss, leaks what a call uses: the call may not have returned.
     pub(super) fn leak_if_lost<T>(&self, keep: T) {
         if self.context().health().is_lost() {
             std::mem::forget(keep);
         }
     }
 
-    /// Makes a call that concerns this rank only, now.
+    /// Makes a call that involves this rank only, now.
     pub(super) fn call(&self, call: impl FnOnce(CommPtr) -> Call) -> Result<()> {
         let entered = self.inner.handle.enter(&[Status::Live])?;
         entered.make(call(entered.comm()))
     }
 
-    /// Makes a call that closes something, which a revoked communicator allows too.
+    /// Makes a call that closes a resource, which a revoked communicator allows too.
     pub(super) fn release(&self, call: impl FnOnce(CommPtr) -> Call) -> Result<()> {
         let entered = self.inner.handle.enter(&[Status::Live, Status::Revoked])?;
         entered.make(call(entered.comm()))
     }
 
-    /// Asks NCCL something that it answers at once.
+    /// Makes a query, which returns at once.
     pub(super) fn query<T: Copy>(
         &self,
         out: Out<T>,
@@ -177,11 +178,11 @@ impl Inner {
     pub(super) fn watch(&self, entered: &Entered<'_>, call: Call) -> Result<()> {
         let (handle, operation) = (Arc::clone(&self.handle), call.operation);
         let work = move || {
-            // SAFETY: the communicator is entered and live; what the call uses is not freed if it
-            // does not come back.
+            // SAFETY: the communicator is live and locked; what the call uses is leaked if the call
+            // does not return.
             let code = unsafe { call.make(handle.nccl())? };
             handle.nccl().check(operation, code, Some(handle.rank()))
         };
-        entered.or_aborted(watched(&self.context, work, || abort_in_background(&self.handle)))
+        entered.or_aborted(watched(&self.context, work, || abort_and_log(&self.handle)))
     }
 }

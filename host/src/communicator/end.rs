@@ -1,8 +1,8 @@
-//! The end of a communicator: collective, or by this rank alone.
+//! Ends a communicator: collectively (finalize, destroy) or by this rank alone (abort).
 
 use std::sync::Arc;
 
-use super::abort::{abort_in_background, start_abort, wait_for_abort};
+use super::abort::{abort_and_log, start_abort, wait_for_abort};
 use super::comm::{Communicator, End, Inner};
 use super::handle::Status;
 use super::watched::watched;
@@ -11,9 +11,9 @@ use crate::error::{Error, Result};
 use crate::sys::nccl::calls;
 
 impl Communicator {
-    /// Closes what was made from the communicator, as [`destroy`](Self::destroy) does, and finishes
-    /// what is outstanding on every rank. *Collective*. Afterwards only `destroy` and
-    /// [`abort`](Self::abort) are of use; both do without it, too.
+    /// Closes what was created from the communicator, as [`destroy`](Self::destroy) does, and
+    /// completes outstanding operations on every rank. *Collective*. Afterwards only `destroy` and
+    /// [`abort`](Self::abort) are allowed; neither requires a `finalize` before.
     ///
     /// NCCL: `ncclCommFinalize`.
     ///
@@ -21,7 +21,7 @@ impl Communicator {
     ///
     /// [`WorldError::RankLost`](crate::WorldError::RankLost),
     /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`];
-    /// what waiting for this rank's streams gives.
+    /// those of waiting for this rank's streams.
     #[doc(alias = "ncclCommFinalize")]
     pub fn finalize(&self) -> Result<()> {
         refuse_inside("the end of a communicator")?;
@@ -32,11 +32,11 @@ impl Communicator {
         self.watch(&entered, calls::comm_finalize(entered.comm()))?;
         self.inner.handle.set_status(Status::Finalized);
         drop(entered);
-        self.wait_in_background()
+        self.wait_until_ready()
     }
 
-    /// Ends the communicator together with the other ranks', after closing what was made from it:
-    /// windows, registered buffers, operators, device communicators and graphs, the latest first.
+    /// Ends the communicator together with the other ranks, after closing what was created from it:
+    /// windows, registered buffers, operators, device communicators and graphs, newest first.
     /// *Collective*. Idempotent.
     ///
     /// Dropping the last clone does the same.
@@ -45,14 +45,14 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`WorldError::RankLost`](crate::WorldError::RankLost) and [`Error::Nccl`]; the communicator
-    /// has then been aborted. What waiting for this rank's streams gives: work that does not end
-    /// keeps everything as it is.
+    /// [`WorldError::RankLost`](crate::WorldError::RankLost) and [`Error::Nccl`], after which the
+    /// communicator is aborted. Those of waiting for this rank's streams: then nothing was closed
+    /// or ended.
     #[doc(alias = "ncclCommDestroy")]
     pub fn destroy(&self) -> Result<()> {
         refuse_inside("the end of a communicator")?;
         if self.inner.handle.status() >= Status::Destroyed {
-            // One that was aborted from another thread still has what was made from it.
+            // After an abort from another thread, the resources are still open.
             self.close_resources();
             return Ok(());
         }
@@ -62,30 +62,30 @@ impl Communicator {
         self.inner.end()
     }
 
-    /// Ends the communicator without the other ranks. Kernels of its device communicators that wait
-    /// for other ranks exit, and NCCL's running operations are stopped. Then what was made from the
-    /// communicator is closed. Idempotent.
+    /// Ends the communicator without the other ranks. Kernels that use its device communicators and
+    /// wait for other ranks exit, and NCCL's running operations are stopped. Then what was created
+    /// from the communicator is closed. Idempotent.
     ///
     /// NCCL: `ncclCommAbort`.
     ///
     /// # Errors
     ///
     /// [`Error::Nccl`]; [`StateError::DeadlinePassed`](crate::StateError::DeadlinePassed) when NCCL
-    /// does not come back within 5 s, because a kernel does not end: one that waits by other means
-    /// than `nccl_device`.
+    /// does not return within 5 s because a kernel does not end, such as one that waits in a loop
+    /// of its own and not in `nccl_device`.
     #[doc(alias = "ncclCommAbort")]
     pub fn abort(&self) -> Result<()> {
         refuse_inside("the end of a communicator")?;
         let aborting = start_abort(&self.inner.handle);
-        // NCCL returns when the graphs with its operations are gone, and they can go when it has
-        // stopped what runs.
+        // NCCL returns after the graphs with its operations are destroyed, which is possible once
+        // it has stopped the running operations.
         let _ = self.context().drain();
         self.close_resources();
         aborting.map_or(Ok(()), |aborting| wait_for_abort(&aborting?))
     }
 
-    /// Stops the operations that are running, so that the communicator can be split, shrunk or
-    /// ended; nothing else works afterwards. Every rank calls it.
+    /// Stops running operations. Afterwards, the communicator can only be split, shrunk or ended.
+    /// Every rank calls it.
     ///
     /// NCCL: `ncclCommRevoke`.
     ///
@@ -99,11 +99,11 @@ impl Communicator {
         self.watch(&entered, calls::comm_revoke(entered.comm(), 0))?;
         self.inner.handle.set_status(Status::Revoked);
         drop(entered);
-        self.wait_in_background()
+        self.wait_until_ready()
     }
 
-    /// Releases the GPU memory that NCCL can do without until [`resume`](Self::resume); nothing
-    /// else works meanwhile. Every rank calls it, when all work of the communicator is done.
+    /// Releases the GPU memory that NCCL does not need until [`resume`](Self::resume); until then
+    /// nothing else works. Every rank calls it, when all work of the communicator is done.
     ///
     /// NCCL: `ncclCommSuspend` with `NCCL_SUSPEND_MEM`.
     ///
@@ -121,7 +121,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Takes the memory of a suspended communicator back. Every rank calls it.
+    /// Restores the memory of a suspended communicator. Every rank calls it.
     ///
     /// NCCL: `ncclCommResume`.
     ///
@@ -139,7 +139,7 @@ impl Communicator {
 }
 
 impl Inner {
-    /// Finalizes and destroys; what fails on the way is aborted.
+    /// Finalizes and destroys; aborts if resuming or finalizing fails.
     fn end(&self) -> Result<()> {
         if self.end == End::Foreign {
             self.handle.set_status(Status::Destroyed);
@@ -147,16 +147,16 @@ impl Inner {
         }
         if self.context.health().is_lost() {
             // Finalizing waits for the other ranks, one of which is lost.
-            abort_in_background(&self.handle);
+            abort_and_log(&self.handle);
             return Ok(());
         }
         self.resume_to_end()?;
         let finalized = matches!(self.handle.status(), Status::Finalized | Status::Revoked);
         if !finalized
             && self.end == End::Together
-            && let Err(error) = self.finalize_quietly()
+            && let Err(error) = self.finalize_only()
         {
-            abort_in_background(&self.handle);
+            abort_and_log(&self.handle);
             return Err(error);
         }
         let Some(entered) = self.handle.enter_last() else { return Ok(()) };
@@ -164,7 +164,7 @@ impl Inner {
         let (handle, call) = (Arc::clone(&self.handle), calls::comm_destroy(entered.comm()));
         let work = move || {
             let nccl = handle.nccl();
-            // SAFETY: the communicator was live and taken out of its slot; nobody uses it again.
+            // SAFETY: the communicator was live and taken out of its slot; no other call uses it.
             let code = unsafe { call.make(nccl)? };
             nccl.check("ncclCommDestroy", code, Some(handle.rank()))
         };
@@ -172,7 +172,7 @@ impl Inner {
         watched(&self.context, work, || ())
     }
 
-    /// Only what is there can be closed and finished.
+    /// Resumes a suspended communicator, so that its resources can be closed.
     fn resume_to_end(&self) -> Result<()> {
         if self.handle.status() != Status::Suspended || self.context.health().is_lost() {
             return Ok(());
@@ -182,12 +182,13 @@ impl Inner {
         drop(entered);
         match resumed {
             Ok(()) => self.handle.set_status(Status::Live),
-            Err(_) => abort_in_background(&self.handle),
+            Err(_) => abort_and_log(&self.handle),
         }
         resumed
     }
 
-    fn finalize_quietly(&self) -> Result<(), Error> {
+    /// Finalizes without closing resources.
+    fn finalize_only(&self) -> Result<(), Error> {
         let entered = self.handle.enter(&[Status::Live])?;
         self.watch(&entered, calls::comm_finalize(entered.comm()))?;
         self.context.poll(None, || entered.poll())
@@ -203,8 +204,8 @@ impl Drop for Inner {
             return self.handle.set_status(Status::Destroyed);
         }
         let lost = self.context.health().is_lost();
-        // A GPU that does not become idle would block the end as well; but NCCL's own kernels an
-        // abort can stop.
+        // A GPU that does not become idle would block the end too. After a loss, the abort stops
+        // NCCL's own kernels.
         if !lost && !self.context.can_free("the communicator") {
             return;
         }
@@ -216,9 +217,8 @@ impl Drop for Inner {
 }
 
 impl Communicator {
-    /// Fails when an operation in the background has failed, and waits for those of a non-blocking
-    /// communicator.
-    pub(crate) fn wait_in_background(&self) -> Result<()> {
+    /// Waits for the asynchronous operations of a non-blocking communicator; fails if one failed.
+    pub(crate) fn wait_until_ready(&self) -> Result<()> {
         if self.inner.handle.is_blocking() {
             return Ok(());
         }
@@ -226,7 +226,7 @@ impl Communicator {
     }
 
     fn close_resources(&self) {
-        // What was made later may use what was made before.
+        // Newest first: a resource may use an older one.
         for resource in self.inner.resources.take().into_iter().rev() {
             if let Some(resource) = resource.upgrade()
                 && let Err(error) = resource.close()

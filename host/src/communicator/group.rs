@@ -1,8 +1,8 @@
 //! Groups: operations that NCCL starts together.
 //!
 //! Sends and receives that wait for each other, and collectives of several communicators on one
-//! thread, must be in one group. Inside [`group`] the operations are checked and recorded, and made
-//! when the closure returns: if it fails or panics, none of them is made at all.
+//! thread, must be in one group. Inside [`group`] the operations are checked and recorded; NCCL is
+//! called when the closure returns. If the closure fails or panics, NCCL is not called.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use devcomm_sys::nccl::SimInfo;
 
 use super::Communicator;
-use super::abort::abort_in_background;
+use super::abort::abort_and_log;
 use super::handle::{Handle, Status};
 use super::watched::watched;
 use crate::device::Stream;
@@ -35,11 +35,11 @@ pub(super) enum CallState {
 pub(super) struct DeferredCall {
     pub communicator: Communicator,
     pub call: Call,
-    /// The stream it is enqueued to; `None` for a collective one, which waits for all ranks.
+    /// The stream it is enqueued to; `None` for a call that waits for all ranks.
     pub stream: Option<Stream>,
     /// The memory and handles that it uses.
     pub keep: Vec<Rc<dyn Any>>,
-    pub made: Rc<Cell<CallState>>,
+    pub state: Rc<Cell<CallState>>,
 }
 
 struct Recording {
@@ -52,34 +52,34 @@ thread_local! {
     static RECORDING: RefCell<Option<Recording>> = const { RefCell::new(None) };
 }
 
-/// An open group, as its closure sees it. It stays on its thread, as NCCL's groups do.
+/// An open group, passed to its closure. Not `Send`: an NCCL group belongs to one thread.
 #[derive(Debug)]
 pub struct Group {
     _own_thread: PhantomData<*mut ()>,
 }
 
 impl Group {
-    /// How many operations were recorded so far, those of groups around this one included.
+    /// Number of operations recorded so far, including those of enclosing groups.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "a count for reports, not a container")]
+    #[expect(clippy::len_without_is_empty, reason = "a count, not a container")]
     pub fn len(&self) -> usize {
         RECORDING.with_borrow(|recording| recording.as_ref().map_or(0, |open| open.deferred.len()))
     }
 }
 
-/// What NCCL expects of a group.
+/// NCCL's cost estimate for a group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
-    /// NCCL's estimate of the time; it documents no unit (its cost model counts microseconds), and
-    /// is negative when it has none. NCCL: `estimatedTime`.
+    /// The estimated time. NCCL documents no unit (its cost model counts microseconds). Negative if
+    /// NCCL has no estimate. NCCL: `estimatedTime`.
     pub time: f32,
 }
 
-/// Starts the operations that `f` enqueues together. Groups nest: the outermost one starts them.
+/// Starts all operations that `f` enqueues together. Groups nest: the outermost one starts them.
 ///
-/// Inside, operations return before they are made: a [`Window`](crate::Window) registered in the
-/// group can be used once the group has ended. What cannot be deferred, such as making
-/// communicators, fails with [`StateError::InGroup`].
+/// Inside, operations return before NCCL is called: a [`Window`](crate::Window) registered in the
+/// group can be used once the group has ended. Operations that cannot be deferred, such as creating
+/// communicators, fail with [`StateError::InGroup`].
 ///
 /// ```no_run
 /// # use devcomm_host::{Communicator, Result, Stream, SymmetricBuffer, group};
@@ -97,7 +97,7 @@ pub struct Estimate {
 ///
 /// # Errors
 ///
-/// The closure's own; of the operations, as each of them documents.
+/// Those of the closure, and those that the operations document.
 #[doc(alias = "ncclGroupStart")]
 #[doc(alias = "ncclGroupEnd")]
 pub fn group<T, E: From<Error>>(f: impl FnOnce(&Group) -> Result<T, E>) -> Result<T, E> {
@@ -133,7 +133,7 @@ fn record<T, E: From<Error>>(
     Ok((value, open.close()))
 }
 
-/// Ends the recording also when the closure fails or panics.
+/// Guard of an open group: ends the recording, also if the closure fails or panics.
 struct Open;
 
 impl Open {
@@ -174,7 +174,7 @@ impl Drop for Open {
             dropped
         });
         for deferred in dropped {
-            deferred.made.set(CallState::Failed);
+            deferred.state.set(CallState::Failed);
         }
     }
 }
@@ -183,59 +183,59 @@ impl Drop for Open {
 pub(super) fn defer(deferred: DeferredCall) {
     RECORDING.with_borrow_mut(|recording| match recording {
         Some(open) => open.deferred.push(deferred),
-        None => deferred.made.set(CallState::Failed),
+        None => deferred.state.set(CallState::Failed),
     });
 }
 
-/// Makes deferred calls in one group of NCCL.
+/// Makes deferred calls in one NCCL group.
 fn make(deferred: Vec<DeferredCall>, simulation: Option<Out<SimInfo>>) -> Result<()> {
     let Some(first) = deferred.first() else { return Ok(()) };
     let nccl = Arc::clone(first.communicator.handle().nccl());
     let context = first.communicator.context().clone();
     let mut handles: Vec<Arc<Handle>> = Vec::new();
     let mut rest = Vec::with_capacity(deferred.len());
-    let mut members = Vec::with_capacity(deferred.len());
-    for DeferredCall { communicator, call, stream, keep, made } in deferred {
+    let mut batch = Vec::with_capacity(deferred.len());
+    for DeferredCall { communicator, call, stream, keep, state } in deferred {
         let handle = communicator.handle();
         if !handle.nccl().is(&nccl) {
-            return Err(Error::invalid("a group of communicators of different NCCL libraries"));
+            return Err(Error::invalid("a group has communicators of different NCCL libraries"));
         }
         if !handles.iter().any(|other| Arc::ptr_eq(other, handle)) {
             handles.push(Arc::clone(handle));
         }
         let binder = communicator.context().cuda().binder();
-        members.push(BatchedCall { call, binder, rank: handle.rank() });
-        rest.push((communicator, stream, keep, made));
+        batch.push(BatchedCall { call, binder, rank: handle.rank() });
+        rest.push((communicator, stream, keep, state));
     }
     let is_collective = rest.iter().any(|(_, stream, ..)| stream.is_none());
     let launched = simulation.is_none();
     let run = || {
         if is_collective && !launched {
-            return Err(StateError::InGroup { what: "a collective call, simulated," }.into());
+            return Err(StateError::InGroup { what: "the simulation of a collective call" }.into());
         }
         let entered: Vec<_> =
             handles.iter().map(|handle| handle.enter(&[Status::Live])).collect::<Result<_>>()?;
         entered.iter().try_for_each(|entered| entered.require_ready("a group"))?;
         let result = if is_collective {
             let nccl = Arc::clone(&nccl);
-            // SAFETY: all communicators are entered and live, what the calls use is kept in `rest`,
-            // and is leaked with the thread if that never returns.
-            let work = move || unsafe { make_all(&nccl, members, simulation) };
-            watched(&context, work, || handles.iter().for_each(abort_in_background))
+            // SAFETY: all communicators are live and locked; `rest` keeps what the calls use, and
+            // is leaked if a call never returns.
+            let work = move || unsafe { make_all(&nccl, batch, simulation) };
+            watched(&context, work, || handles.iter().for_each(abort_and_log))
         } else {
             // SAFETY: as above.
-            unsafe { make_all(&nccl, members, simulation) }
+            unsafe { make_all(&nccl, batch, simulation) }
         };
         entered.iter().fold(result, |result, entered| entered.or_aborted(result))
     };
     let mut result = run();
     if is_collective {
-        // NCCL still writes the results of non-blocking communicators.
+        // NCCL may still write the results of non-blocking communicators.
         let mut all = rest.iter().map(|(communicator, ..)| communicator);
-        result = result.and_then(|()| all.try_for_each(Communicator::wait_in_background));
+        result = result.and_then(|()| all.try_for_each(Communicator::wait_until_ready));
     }
-    for (communicator, stream, keep, made) in rest {
-        made.set(if result.is_ok() { CallState::Made } else { CallState::Failed });
+    for (communicator, stream, keep, state) in rest {
+        state.set(if result.is_ok() { CallState::Made } else { CallState::Failed });
         if let (Ok(()), true, Some(stream)) = (&result, launched, stream) {
             stream.enqueued(&communicator.owner(), keep);
         } else if result.is_err() {

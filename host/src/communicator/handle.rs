@@ -1,4 +1,4 @@
-//! The handle of a communicator, shared by its owner's thread, threads that make a slow call and
+//! The handle of a communicator, shared by its rank's thread, threads that make blocking calls and
 //! threads that abort.
 
 use std::sync::Arc;
@@ -16,8 +16,7 @@ use crate::sys::nccl::Nccl;
 use crate::sys::nccl::call::{Call, CommPtr, CommSlot, Out};
 use crate::sys::nccl::calls;
 
-/// How long an abort from another thread waits for a running call to return. One that blocks is
-/// aborted.
+/// How long an abort waits for a running call to return, before it aborts during the call.
 const ABORT_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// What a communicator can still be used for.
@@ -57,7 +56,7 @@ impl Status {
     }
 }
 
-/// One communicator of NCCL.
+/// An NCCL communicator with its state.
 pub(crate) struct Handle {
     nccl: Arc<Nccl>,
     slot: CommSlot,
@@ -67,7 +66,7 @@ pub(crate) struct Handle {
     rank: usize,
     blocking: bool,
     health: Arc<Health>,
-    /// Its device communicators.
+    /// The abort flags of its device communicators.
     flags: AbortFlags,
 }
 
@@ -124,7 +123,7 @@ impl Handle {
         self.health.check().err().unwrap_or(state)
     }
 
-    /// Begins a call that a communicator of one of these states allows.
+    /// Locks the communicator for calls; fails unless its status is one of `allowed`.
     pub(crate) fn enter(&self, allowed: &[Status]) -> Result<Entered<'_>> {
         let busy = self.busy.lock();
         if !allowed.contains(&self.status()) {
@@ -134,19 +133,18 @@ impl Handle {
         Ok(Entered { handle: self, comm, _busy: busy })
     }
 
-    /// As [`enter`](Self::enter), to end the communicator: nothing enters it afterwards.
+    /// Locks the communicator to end it: empties the slot, so that later calls fail.
     pub(crate) fn enter_last(&self) -> Option<Entered<'_>> {
         let busy = self.busy.lock();
         self.slot.take().map(|comm| Entered { handle: self, comm, _busy: busy })
     }
 
-    /// Whether operations of the communicator were cut short.
     pub(crate) fn is_aborted(&self) -> bool {
         self.status() == Status::Aborted
     }
 
-    /// Asks the kernels of a device communicator to exit when the communicator is aborted or a rank
-    /// is lost.
+    /// Raises the abort flag of a device communicator, which asks its kernels to exit, when the
+    /// communicator is aborted or a rank is lost.
     pub(crate) fn watch(&self, flag: &Arc<AbortFlag>) {
         self.health.watch(flag);
         self.flags.add(flag);
@@ -155,21 +153,20 @@ impl Handle {
         }
     }
 
-    /// Marks the communicator aborted, asks its kernels to exit, and takes it away from all users,
-    /// even during a call that blocks.
+    /// Marks the communicator aborted, asks its kernels to exit, and empties its slot, even during
+    /// a call that blocks.
     pub(crate) fn take_for_abort(&self) -> Option<CommPtr> {
         self.status.store(Status::Aborted as u8, Ordering::Release);
-        // NCCL waits for the GPU when it aborts.
+        // Kernels first: an NCCL abort waits for them.
         self.flags.raise(AbortCause::CommunicatorAborted);
-        // Lets short calls return.
+        // Gives short calls time to return.
         let _ = self
             .machine()
             .poll(Wakes::Anything, Some(ABORT_TIMEOUT), || Ok(self.busy.try_lock().is_some()));
         self.slot.take()
     }
 
-    /// What became of the operations in the background: the error of one that failed, or whether
-    /// all are over.
+    /// Whether the asynchronous operations are done, or the error of one that failed.
     pub(crate) fn poll(&self) -> Result<bool> {
         let entered = self.enter(&[Status::Live, Status::Revoked, Status::Finalized])?;
         entered.poll()
@@ -182,7 +179,7 @@ impl std::fmt::Debug for Handle {
     }
 }
 
-/// Exclusive use of a live communicator, for one call after another.
+/// Lock guard: exclusive use of a live communicator, for a sequence of calls.
 pub(crate) struct Entered<'a> {
     handle: &'a Handle,
     comm: CommPtr,
@@ -198,14 +195,13 @@ impl Entered<'_> {
     pub(crate) fn make(&self, call: Call) -> Result<()> {
         let operation = call.operation;
         let nccl = &self.handle.nccl;
-        // SAFETY: the communicator is live and this is the only call on it; what the call was made
-        // of is kept alive by the owner of the communicator: buffers wait for this rank's streams
-        // before they are freed.
+        // SAFETY: the communicator is live and this is the only call on it; the call's arguments
+        // stay alive, since buffers wait for this rank's streams before they are freed.
         let code = unsafe { call.make(nccl)? };
         self.or_aborted(nccl.check(operation, code, Some(self.handle.rank)))
     }
 
-    /// An error that an abort by another thread has caused is reported as that.
+    /// Replaces the result by an error if another thread has aborted the communicator.
     pub(crate) fn or_aborted<T>(&self, result: Result<T>) -> Result<T> {
         if self.handle.is_aborted() { Err(self.handle.ended()) } else { result }
     }
@@ -219,8 +215,8 @@ impl Entered<'_> {
         Ok(code != IN_PROGRESS)
     }
 
-    /// Fails while an operation of a non-blocking communicator is in progress: NCCL takes no other
-    /// one meanwhile.
+    /// Fails while an operation of a non-blocking communicator is in progress: until it is done,
+    /// NCCL accepts no other.
     pub(crate) fn require_ready(&self, operation: &'static str) -> Result<()> {
         if self.handle.blocking || self.poll()? {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Finding and opening NCCL's library.
+//! Finds and opens the NCCL library.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -14,13 +14,13 @@ use crate::machine::Machine;
 use crate::sys::banner::build_of;
 use crate::sys::nccl::{DEV_COMM_VERSION, Nccl};
 
-/// The oldest NCCL that can be used at all: it has host collectives and window registration.
+/// The oldest supported NCCL: it has host collectives and window registration.
 pub const OLDEST_VERSION: NcclVersion = NcclVersion { major: 2, minor: 28, patch: 0 };
 
-/// The shortest encryption key that NCCL takes, in bytes.
+/// The shortest encryption key that NCCL accepts, in bytes.
 const MIN_KEY_BYTES: usize = 32;
 
-/// What the ranks of one communicator share so as to find each other: 128 opaque bytes, made by one
+/// The 128 opaque bytes with which the ranks of one communicator find each other, created by one
 /// rank.
 ///
 /// NCCL: `ncclUniqueId`.
@@ -36,7 +36,7 @@ impl PartialEq for UniqueId {
 
 impl Eq for UniqueId {}
 
-/// Not its bytes: who has them can join the communicator.
+/// Hides the bytes: whoever has them can join the communicator.
 impl std::fmt::Debug for UniqueId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("UniqueId(..)")
@@ -50,7 +50,7 @@ impl UniqueId {
         &self.0.0
     }
 
-    /// The id that another rank made. `None` unless there are 128 bytes.
+    /// The id that another rank created, from its bytes. `None` unless there are 128.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(|bytes| Self(RawUniqueId(bytes)))
@@ -68,17 +68,17 @@ impl Library {
     /// communicators.
     ///
     /// `explicit` names the root of an NCCL tree or the folder of its library, and is tried first.
-    /// A simulated machine has an NCCL of its own, whatever is named.
+    /// On a simulated machine this is the simulated NCCL, whatever `explicit` names.
     ///
     /// # Errors
     ///
-    /// [`NcclError::NotFound`] lists every place tried; one that is too old is skipped with both
-    /// versions as the reason.
+    /// [`NcclError::NotFound`] lists every path tried and why it was not used, for example because
+    /// its version is too old.
     pub fn open(explicit: Option<&Path>) -> Result<Self> {
         Self::open_at_least(explicit, DEV_COMM_VERSION)
     }
 
-    /// As [`open`](Self::open), content with `needs` or newer. What the library is too old for then
+    /// As [`open`](Self::open), for version `needs` or newer. A call that needs a newer library
     /// fails with [`NcclError::Unsupported`] when it is used.
     ///
     /// # Errors
@@ -100,29 +100,29 @@ impl Library {
         let mut opened = None;
         find_nccl(explicit, NcclPart::Library, |tree| {
             let path = tree.library.as_deref().ok_or("it has no lib/libnccl.so.2")?;
-            opened = Some(Self::load_gpus(path, needs).map_err(|error| reason(&error))?);
+            opened = Some(Self::load_real(path, needs).map_err(|error| reason(&error))?);
             Ok(())
         })
         .map_err(NcclError::NotFound)?;
         opened.ok_or_else(|| Error::invalid("the search for NCCL accepted nothing"))
     }
 
-    /// Opens this very file, searching nowhere.
+    /// Opens this file, without a search.
     ///
     /// # Errors
     ///
-    /// [`NcclError::Unusable`] when it cannot be loaded or is no NCCL, [`NcclError::TooOld`] when
-    /// it is older than `needs`; [`DriverError::NotSimulated`](crate::DriverError::NotSimulated) on
-    /// a simulated machine, which has an NCCL of its own.
+    /// [`NcclError::Unusable`] if it cannot be loaded or is not NCCL, [`NcclError::TooOld`] if it
+    /// is older than `needs`; [`DriverError::NotSimulated`](crate::DriverError::NotSimulated) on a
+    /// simulated machine, which uses the simulated NCCL.
     pub fn load(path: &Path, needs: NcclVersion) -> Result<Self> {
         let what = || format!("the NCCL library {}", path.display());
         Machine::current()?.refuse_simulated(what)?;
-        Self::load_gpus(path, needs)
+        Self::load_real(path, needs)
     }
 
-    fn load_gpus(path: &Path, needs: NcclVersion) -> Result<Self> {
+    fn load_real(path: &Path, needs: NcclVersion) -> Result<Self> {
         static LOADED: Mutex<Option<HashMap<PathBuf, Library>>> = Mutex::new(None);
-        // One path is loaded once; two spellings of it are one path.
+        // Each file is loaded once, whatever the spelling of its path.
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let mut loaded = LOADED.lock();
         let loaded = loaded.get_or_insert_default();
@@ -156,8 +156,8 @@ impl Library {
         self.nccl.version()
     }
 
-    /// What is known of the library, in full: where it is, its version, which CUDA it was built
-    /// with. Reads through the library's file.
+    /// The library's path, its version and the CUDA version it was built with. Reads the library's
+    /// file.
     #[must_use]
     pub fn versions(&self) -> Versions {
         Versions {
@@ -176,8 +176,8 @@ impl Library {
         self.nccl.error_text(code)
     }
 
-    /// What NCCL said of the last thing that failed in this process; `None` if nothing has.
-    /// [`Error::Nccl`] carries it already.
+    /// NCCL's message about the last failure in this process; `None` if nothing has failed.
+    /// [`Error::Nccl`] includes it.
     ///
     /// NCCL: `ncclGetLastError`.
     #[doc(alias = "ncclGetLastError")]
@@ -186,15 +186,15 @@ impl Library {
         Some(self.nccl.last_error_text()).filter(|text| !text.is_empty())
     }
 
-    /// Encrypts what NCCL sends over its TCP sockets (TLS with a key that all processes share), or,
-    /// with `None`, no more. To be called in every process before the first unique id and the first
-    /// communicator. The key has at least 32 bytes.
+    /// Encrypts what NCCL sends over its TCP sockets (TLS with a key that all processes share);
+    /// `None` turns encryption off. Call it in every process before the first unique id and the
+    /// first communicator. The key has at least 32 bytes.
     ///
     /// NCCL: `ncclSetEncryption`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a key that is too short or has a NUL in it,
+    /// [`Error::InvalidInput`] for a key that is too short or contains a NUL,
     /// [`NcclError::Unsupported`] on a library older than 2.32.3, [`Error::Nccl`].
     #[doc(alias = "ncclSetEncryption")]
     #[doc(alias = "ncclEncryptionConfig_t")]
@@ -202,18 +202,16 @@ impl Library {
         let key = key.map(|key| match CString::new(key) {
             Ok(text) if key.len() >= MIN_KEY_BYTES => Ok(text),
             Ok(_) => Err(Error::invalid(format!(
-                "the encryption key has {} bytes, NCCL wants at least {MIN_KEY_BYTES}",
+                "the encryption key has {} bytes, NCCL needs at least {MIN_KEY_BYTES}",
                 key.len()
             ))),
-            Err(_) => {
-                Err(Error::invalid("the encryption key has a NUL in it, which ends C's strings"))
-            }
+            Err(_) => Err(Error::invalid("the encryption key contains a NUL")),
         });
         self.nccl.encrypt(key.transpose()?.as_deref())
     }
 
-    /// Makes the id of a new communicator; NCCL starts a thread in this process that the ranks then
-    /// contact.
+    /// Creates the id of a new communicator; NCCL starts a thread in this process that the ranks
+    /// then contact.
     ///
     /// NCCL: `ncclGetUniqueId`.
     ///
@@ -236,21 +234,21 @@ impl std::fmt::Debug for Library {
     }
 }
 
-/// What is known of a library; shown as one line. Made by [`Library::versions`].
+/// A library's path and versions, from [`Library::versions`]; displayed as one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Versions {
     /// The file.
     pub path: PathBuf,
-    /// The version that it reports.
+    /// The version that the library reports.
     pub version: NcclVersion,
-    /// Version, suffix and CUDA as it prints them, `2.32.3+cuda13.4`; `None` if the file does not
-    /// say.
+    /// Version, suffix and CUDA version as NCCL prints them, such as `2.32.3+cuda13.4`; `None` if
+    /// the file does not contain them.
     pub build: Option<String>,
 }
 
 impl Versions {
-    /// The CUDA version it was built with, `13.4`.
+    /// The CUDA version that the library was built with, such as `13.4`.
     #[must_use]
     pub fn cuda(&self) -> Option<&str> {
         self.build.as_deref()?.split_once("+cuda").map(|(_, cuda)| cuda)
@@ -267,7 +265,7 @@ impl std::fmt::Display for Versions {
     }
 }
 
-/// The reason in a list whose entry already names the place.
+/// The reason for a list entry that already names the path.
 fn reason(error: &Error) -> String {
     match error {
         Error::Nccl(NcclError::TooOld { needs, has, .. }) => {

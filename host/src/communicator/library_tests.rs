@@ -1,4 +1,4 @@
-//! Against the real library where there is one, and against small impostors.
+//! Tests of opening NCCL: the real library where there is one, and small fake libraries.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ use crate::communicator::CommConfig;
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls;
 
-/// Says on standard error why a test has nothing to look at.
+/// Prints on standard error why a test is skipped.
 fn skipped(why: &dyn std::fmt::Display) {
     eprintln!("SKIPPED: {why}");
 }
@@ -20,7 +20,7 @@ fn real() -> Option<Library> {
 }
 
 /// Builds a shared library from C into `<folder>/lib/libnccl.so.2`.
-fn impostor(folder: &Path, source: &str) -> Option<PathBuf> {
+fn fake_library(folder: &Path, source: &str) -> Option<PathBuf> {
     let lib = folder.join("lib");
     std::fs::create_dir_all(&lib).unwrap();
     let (file, library) = (folder.join("nccl.c"), lib.join("libnccl.so.2"));
@@ -60,7 +60,7 @@ fn a_path_is_loaded_once() {
 #[test]
 fn an_nccl_that_is_too_old_names_both_versions() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(path) = impostor(folder.path(), &of_version(22809)) else { return };
+    let Some(path) = fake_library(folder.path(), &of_version(22809)) else { return };
     let error = Library::load(&path, DEV_COMM_VERSION).unwrap_err();
     assert!(matches!(error, Error::Nccl(NcclError::TooOld { .. })));
     let text = error.to_string();
@@ -71,7 +71,7 @@ fn an_nccl_that_is_too_old_names_both_versions() {
 #[test]
 fn the_search_skips_an_nccl_that_is_too_old_with_its_reason() {
     let folder = tempfile::tempdir().unwrap();
-    if impostor(folder.path(), &of_version(22809)).is_none() {
+    if fake_library(folder.path(), &of_version(22809)).is_none() {
         return;
     }
     match Library::open(Some(folder.path())) {
@@ -87,9 +87,9 @@ fn the_search_skips_an_nccl_that_is_too_old_with_its_reason() {
 #[test]
 fn nothing_of_a_later_version_is_called_in_an_old_library() {
     let folder = tempfile::tempdir().unwrap();
-    // Its ncclDevCommCreate takes another struct: to call it would end the test.
+    // A call of its ncclDevCommCreate would end the test's process.
     let source = of_version(22809) + "\nint ncclDevCommCreate(void) { __builtin_trap(); }";
-    let Some(path) = impostor(folder.path(), &source) else { return };
+    let Some(path) = fake_library(folder.path(), &source) else { return };
     let library = Library::load(&path, OLDEST_VERSION).unwrap();
     let nccl = library.nccl();
     // SAFETY: the version is checked before anything is called.
@@ -107,7 +107,7 @@ fn nothing_of_a_later_version_is_called_in_an_old_library() {
 #[test]
 fn a_function_that_is_missing_is_unsupported_when_it_is_used() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(path) = impostor(folder.path(), &of_version(23203)) else { return };
+    let Some(path) = fake_library(folder.path(), &of_version(23203)) else { return };
     let library = Library::load(&path, DEV_COMM_VERSION).unwrap();
     let error = library.unique_id().err().unwrap();
     assert!(
@@ -126,11 +126,11 @@ fn a_failed_call_carries_everything_nccl_says() {
         }
         const char *ncclGetLastError(void *comm) { return "socket: no interface eth7"; }
         int ncclGetUniqueId(void *id) { return 2; }"#;
-    let Some(path) = impostor(folder.path(), &source) else { return };
+    let Some(path) = fake_library(folder.path(), &source) else { return };
     let error = Library::load(&path, DEV_COMM_VERSION).unwrap().unique_id().err().unwrap();
     let text = error.to_string();
-    for part in ["ncclGetUniqueId", "unhandled system error", "code 2", "eth7", "NCCL_DEBUG=INFO"] {
-        assert!(text.contains(part), "{part}: {text}");
+    for word in ["ncclGetUniqueId", "unhandled system error", "code 2", "eth7", "NCCL_DEBUG=INFO"] {
+        assert!(text.contains(word), "{word}: {text}");
     }
 }
 
@@ -144,10 +144,10 @@ fn what_is_no_nccl_is_an_error() {
         let error = Library::load(path, OLDEST_VERSION).unwrap_err();
         assert!(matches!(error, Error::Nccl(NcclError::Unusable { .. })), "{error}");
     }
-    let Some(path) = impostor(folder.path(), "int other(void) { return 0; }") else { return };
+    let Some(path) = fake_library(folder.path(), "int other(void) { return 0; }") else { return };
     let error = Library::load(&path, OLDEST_VERSION).unwrap_err().to_string();
     assert!(error.contains("it has no ncclGetVersion"), "{error}");
-    let Some(path) = impostor(&folder.path().join("broken"), &of_version(0)) else { return };
+    let Some(path) = fake_library(&folder.path().join("broken"), &of_version(0)) else { return };
     assert!(Library::load(&path, OLDEST_VERSION).is_err());
 }
 
@@ -163,7 +163,7 @@ fn the_real_library_makes_an_id_and_refuses_a_rank_without_a_gpu_in_words() {
     let Some(library) = real() else { return };
     let id = match library.unique_id() {
         Ok(id) => id,
-        // A machine without a network interface that NCCL likes.
+        // A machine without a network interface that NCCL can use.
         Err(error) => return skipped(&error),
     };
     assert_ne!(id.as_bytes(), &[0; 128]);
@@ -199,7 +199,7 @@ fn the_version_in_full_names_the_file_and_the_cuda_it_was_built_with() {
 #[test]
 fn a_library_without_a_banner_has_its_version_only() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(path) = impostor(folder.path(), &of_version(23203)) else { return };
+    let Some(path) = fake_library(folder.path(), &of_version(23203)) else { return };
     let versions = Library::load(&path, DEV_COMM_VERSION).unwrap().versions();
     assert_eq!((&versions.build, versions.cuda()), (&None, None));
     assert!(versions.to_string().starts_with("NCCL 2.32.3, "), "{versions}");
@@ -213,7 +213,7 @@ fn result_codes_have_nccls_texts_and_without_a_failure_there_is_no_last_error() 
     assert!(!library.error_string(-77).is_empty());
     let folder = tempfile::tempdir().unwrap();
     let source = of_version(23203) + "\nconst char *ncclGetLastError(void *comm) { return \"\"; }";
-    let Some(path) = impostor(folder.path(), &source) else { return };
+    let Some(path) = fake_library(folder.path(), &source) else { return };
     let library = Library::load(&path, DEV_COMM_VERSION).unwrap();
     assert_eq!(library.last_error(), None);
     assert_eq!(library.error_string(3), "no text");
@@ -231,7 +231,7 @@ fn an_encryption_key_is_checked_and_handed_over_whole() {
             if (c->mode == 0) return c->psk ? 4 : 0;
             return c->mode == 1 && !strcmp(c->psk, "0123456789abcdef0123456789abcdef") ? 0 : 4;
         }"#;
-    let Some(path) = impostor(folder.path(), &source) else { return };
+    let Some(path) = fake_library(folder.path(), &source) else { return };
     let library = Library::load(&path, DEV_COMM_VERSION).unwrap();
     let key = "0123456789abcdef".repeat(2);
     library.set_encryption(Some(&key)).unwrap();
@@ -240,7 +240,7 @@ fn an_encryption_key_is_checked_and_handed_over_whole() {
     assert!(short.contains("has 31 bytes") && short.contains("at least 32"), "{short}");
     let nul = library.set_encryption(Some(&(key + "\0"))).unwrap_err();
     assert!(matches!(nul, Error::InvalidInput { .. }), "{nul}");
-    assert!(!short.contains("0123"), "a key is not to be shown: {short}");
+    assert!(!short.contains("0123"), "the error shows the key: {short}");
 }
 
 #[test]
@@ -251,16 +251,16 @@ fn ids_are_equal_by_their_bytes_and_do_not_show_them() {
     assert_eq!(format!("{:?}", id(7)), "UniqueId(..)");
 }
 
-/// A library of version `code` whose every function ends the process.
-fn deadly(folder: &Path, code: u32) -> Option<Library> {
+/// A library of version `code` in which every other function ends the process.
+fn trapping(folder: &Path, code: u32) -> Option<Library> {
     let functions = PROTOTYPES.iter().map(|(symbol, ..)| symbol);
     let functions = functions.filter(|symbol| **symbol != "ncclGetVersion");
     let functions = functions.map(|symbol| format!("\nint {symbol}(void) {{ __builtin_trap(); }}"));
     let source = of_version(code) + &functions.collect::<String>();
-    Some(Library::load(&impostor(folder, &source)?, NcclVersion::from_code(0)).unwrap())
+    Some(Library::load(&fake_library(folder, &source)?, NcclVersion::from_code(0)).unwrap())
 }
 
-/// Refused as too new for the library, and nothing was called: that would have ended the process.
+/// Checks that the library was too old for a call. Making the call would have ended the process.
 fn refused<T>(result: Result<T>, library: &Library, what: &str, needs: u32) {
     match result.err() {
         Some(Error::Nccl(NcclError::Unsupported { what: refused, needs: least, has })) => {
@@ -274,7 +274,7 @@ fn refused<T>(result: Result<T>, library: &Library, what: &str, needs: u32) {
 fn what_a_library_is_too_old_for_is_refused_before_the_call() {
     use std::ptr::{null, null_mut};
     let folder = tempfile::tempdir().unwrap();
-    let at = |code: u32| deadly(&folder.path().join(code.to_string()), code);
+    let at = |code: u32| trapping(&folder.path().join(code.to_string()), code);
     let Some(library) = at(22702) else { return };
     let (nccl, stream) = (library.nccl(), null_mut());
     // SAFETY: nothing is called, in this library and in those below: the version is checked first.
@@ -312,7 +312,7 @@ fn what_a_library_is_too_old_for_is_refused_before_the_call() {
 #[test]
 fn functions_that_the_version_promises_and_the_file_lacks_are_unsupported() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(path) = impostor(folder.path(), &of_version(23203)) else { return };
+    let Some(path) = fake_library(folder.path(), &of_version(23203)) else { return };
     let library = Library::load(&path, DEV_COMM_VERSION).unwrap();
     refused(library.params().keys(), &library, "ncclParamGetAllParameterKeys", 23004);
     refused(library.set_encryption(None), &library, "ncclSetEncryption", 23100);

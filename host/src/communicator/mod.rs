@@ -1,5 +1,5 @@
-//! Communicators: ranks that share windows, device communicators and collectives; NCCL's library,
-//! and what is made with both.
+//! Communicators, the NCCL library, and what is created with them: windows, device communicators,
+//! collectives.
 
 mod abort;
 

@@ -4,9 +4,9 @@ use super::{Communicator, Library, ReduceOp, group};
 use crate::device::{Buffer, Context, DeviceSlice, Stream, gpus_of};
 use crate::error::{Error, Result};
 
-/// The communicators of several GPUs, with a stream each.
+/// The communicators of several GPUs, each with a stream.
 ///
-/// The operations take one buffer a GPU, in order, and are enqueued to the GPUs' streams together;
+/// The operations take one buffer per GPU, in rank order, and are enqueued in one group;
 /// [`synchronize`](Self::synchronize) waits for all of them.
 ///
 /// ```no_run
@@ -26,7 +26,7 @@ pub struct MultiGpu {
 }
 
 impl MultiGpu {
-    /// The GPUs of these ordinals on the library's machine, rank `i` on the `i`th.
+    /// The GPUs with these ordinals on the library's machine, rank `i` on the `i`th.
     ///
     /// # Errors
     ///
@@ -50,25 +50,25 @@ impl MultiGpu {
         Self::new(library, &(0..gpus_of(library.nccl().machine())?).collect::<Vec<_>>())
     }
 
-    /// The communicators, in order of ranks.
+    /// The communicators, in rank order.
     #[must_use]
     pub fn communicators(&self) -> &[Communicator] {
         &self.communicators
     }
 
-    /// The streams, in order of ranks.
+    /// The streams, in rank order.
     #[must_use]
     pub fn streams(&self) -> &[Stream] {
         &self.streams
     }
 
-    /// Sets the streams that later operations go to, one per GPU.
+    /// Sets the streams for later operations, one per GPU.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for another number of streams, or streams of other contexts.
+    /// [`Error::InvalidInput`] unless there is one stream per GPU, of that GPU's context.
     pub fn set_streams(&mut self, streams: Vec<Stream>) -> Result<()> {
-        self.one_a_gpu("streams", streams.len())?;
+        self.require_per_gpu("streams", streams.len())?;
         for (communicator, stream) in self.communicators.iter().zip(&streams) {
             communicator.require_own(stream.context(), "a stream")?;
         }
@@ -80,7 +80,7 @@ impl MultiGpu {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] unless there is one buffer a GPU; as [`Communicator::all_reduce`].
+    /// [`Error::InvalidInput`] unless there is one buffer per GPU; as [`Communicator::all_reduce`].
     pub fn all_reduce<S, R>(&self, send: &[S], recv: &[R], op: ReduceOp) -> Result<()>
     where
         S: Buffer,
@@ -91,7 +91,7 @@ impl MultiGpu {
         })
     }
 
-    /// `recv` of GPU `root` gets the reduction of all `send`.
+    /// `recv`, on the GPU of rank `root`, gets the reduction of all `send`.
     ///
     /// # Errors
     ///
@@ -106,7 +106,7 @@ impl MultiGpu {
         })
     }
 
-    /// Every other GPU's buffer gets what that of `root` has.
+    /// Copies the buffer of rank `root` to those of all other ranks.
     ///
     /// # Errors
     ///
@@ -117,7 +117,7 @@ impl MultiGpu {
         })
     }
 
-    /// Every `recv` gets all `send`, in order of ranks.
+    /// Every `recv` gets all `send`, in rank order.
     ///
     /// # Errors
     ///
@@ -132,7 +132,7 @@ impl MultiGpu {
         })
     }
 
-    /// Every `recv` gets its part of the reduction of all `send`.
+    /// Every `recv` gets its rank's chunk of the reduction of all `send`.
     ///
     /// # Errors
     ///
@@ -147,11 +147,11 @@ impl MultiGpu {
         })
     }
 
-    /// Runs `f` for every GPU, in one group: for operations that have no method here.
+    /// Runs `f` for every GPU, in one group: for operations without a method here.
     ///
     /// # Errors
     ///
-    /// The closure's own, and those of the group.
+    /// Those of `f` and of the group.
     pub fn for_each(&self, f: impl Fn(usize, &Communicator, &Stream) -> Result<()>) -> Result<()> {
         self.each(&[], f)
     }
@@ -170,7 +170,7 @@ impl MultiGpu {
         lists: &[usize],
         f: impl Fn(usize, &Communicator, &Stream) -> Result<()>,
     ) -> Result<()> {
-        lists.iter().try_for_each(|&len| self.one_a_gpu("buffers", len))?;
+        lists.iter().try_for_each(|&len| self.require_per_gpu("buffers", len))?;
         let gpus = self.communicators.iter().zip(&self.streams).enumerate();
         group(|_| {
             let mut gpus = gpus;
@@ -178,7 +178,7 @@ impl MultiGpu {
         })
     }
 
-    fn one_a_gpu(&self, what: &str, len: usize) -> Result<()> {
+    fn require_per_gpu(&self, what: &str, len: usize) -> Result<()> {
         let n = self.communicators.len();
         if len == n { Ok(()) } else { Err(Error::invalid(format!("{len} {what} for {n} GPUs"))) }
     }

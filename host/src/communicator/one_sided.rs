@@ -1,5 +1,5 @@
-//! One-sided operations, launched by the host: a rank writes to another's window, and signals that
-//! rank.
+//! One-sided operations, launched by the host: a rank writes to a window of a peer, and signals the
+//! peer.
 
 use std::ffi::c_int;
 
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::sys::nccl::calls::{self, Target};
 use devcomm_sys::nccl::RawWaitSignal;
 
-/// Where a signal goes: a rank, one of its signals, the context that carries it.
+/// The target of a signal: a rank, the index of one of its signals, and the context to use.
 ///
 /// NCCL counts signals for each pair of ranks and context. A communicator has one signal and one
 /// context unless its [`CommConfig`](crate::CommConfig) asks for more.
@@ -55,7 +55,7 @@ impl WaitSignalDesc {
         Self { peer, count: 1, index: 0, context: 0 }
     }
 
-    /// That many signals.
+    /// Sets the number of signals.
     #[must_use]
     pub const fn count(mut self, count: u32) -> Self {
         self.count = count;
@@ -65,18 +65,18 @@ impl WaitSignalDesc {
 
 impl Communicator {
     /// Copies `local` to `window` of rank `to.peer`, from element `at` on, and then signals that
-    /// rank, which sees the data once it has [waited](Self::wait_signal). `local` must itself be
-    /// part of a window of this communicator.
+    /// rank, which sees the data once it has [waited](Self::wait_signal). `local` must also be in a
+    /// window of this communicator.
     ///
-    /// `window` is this rank's own handle of the window. What counts is the length of the peer's
-    /// part; of a communicator without a world it is assumed to be this rank's.
+    /// `window` is this rank's handle. Its length on the peer is the limit; for a communicator
+    /// without a [`World`](crate::World), that is assumed to be the length on this rank.
     ///
     /// NCCL: `ncclPutSignal`, which counts the offset in bytes.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for elements beyond the end of the window, a rank or an index that
-    /// there is not; [`StateError::Closed`](crate::StateError::Closed),
+    /// [`Error::InvalidInput`] for elements beyond the end of the window, or an unknown rank or
+    /// index; [`StateError::Closed`](crate::StateError::Closed),
     /// [`NcclError::Unsupported`](crate::NcclError::Unsupported),
     /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded),
     /// [`WorldError::RankLost`](crate::WorldError::RankLost), [`Error::Nccl`].
@@ -95,10 +95,10 @@ impl Communicator {
     {
         let (local, target) = (local.device_slice(), self.target(to)?);
         let end = at.checked_add(local.len());
-        let room = window.len_of(to.peer).unwrap_or(window.len());
-        if end.is_none_or(|end| end > room) {
+        let len = window.len_of(to.peer).unwrap_or(window.len());
+        if end.is_none_or(|end| end > len) {
             return Err(Error::invalid(format!(
-                "{} elements to element {at} of a window that has {room} in rank {}",
+                "a put of {} elements at element {at} of a window of {len} elements on rank {}",
                 local.len(),
                 to.peer
             )));
@@ -107,9 +107,9 @@ impl Communicator {
             return Err(Error::invalid("the window is registered with another communicator"));
         }
         let (handle, offset) = (window.handle()?, at * size_of::<T>());
-        let on = Operation::new(self, local.len(), local.data_type()).sends(&local)?;
-        on.keep(window.keep())
-            .enqueue(stream, |comm, on| calls::put_signal(comm, on, target, handle, offset))
+        let put = Operation::new(self, local.len(), local.data_type()).sends(&local)?;
+        put.keep(window.keep())
+            .enqueue(stream, |comm, put| calls::put_signal(comm, put, target, handle, offset))
     }
 
     /// Signals a rank.
@@ -118,16 +118,16 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`put_signal`](Self::put_signal). NCCL sets up one-sided operations at the first window:
-    /// before that it fails, unless the configuration asks for it at once (`rma_eager_init`).
+    /// As [`put_signal`](Self::put_signal). NCCL initializes one-sided operations with the first
+    /// window; before that, this fails unless the configuration sets `rma_eager_init`.
     #[doc(alias = "ncclSignal")]
     pub fn signal(&self, to: Signal, stream: &Stream) -> Result<()> {
-        let (target, on) = (self.target(to)?, stream.handle().raw() as u64);
-        self.enqueue(stream, Vec::new(), |comm| calls::signal(comm, target, on))
+        let (target, raw_stream) = (self.target(to)?, stream.handle().raw() as u64);
+        self.enqueue(stream, Vec::new(), |comm| calls::signal(comm, target, raw_stream))
     }
 
-    /// Makes the stream wait for signals: later work in it sees what the ranks put before them. A
-    /// signal is waited for once.
+    /// Makes the stream wait for signals: later work in it sees what the peers put before they
+    /// signaled. A wait consumes its signals.
     ///
     /// NCCL: `ncclWaitSignal`.
     ///
@@ -148,8 +148,8 @@ impl Communicator {
             })
         };
         let waits = signals.iter().map(raw).collect::<Result<Vec<_>>>()?;
-        let on = stream.handle().raw() as u64;
-        self.enqueue(stream, Vec::new(), |comm| calls::wait_signal(comm, waits, on))
+        let raw_stream = stream.handle().raw() as u64;
+        self.enqueue(stream, Vec::new(), |comm| calls::wait_signal(comm, waits, raw_stream))
     }
 
     fn target(&self, to: Signal) -> Result<Target> {

@@ -1,4 +1,4 @@
-//! NCCL's parameters, as the library sees them.
+//! NCCL's parameters, with the values that the library uses.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -7,9 +7,9 @@ use super::Library;
 use crate::error::Result;
 
 /// A read-only map of the parameters that the library reports, by the names of their environment
-/// variables. What it holds is asked of NCCL at each call.
+/// variables. Each call queries NCCL.
 ///
-/// NCCL 2.32.3 reports a few that concern its log, `NCCL_DEBUG` for one, and no other `NCCL_*`
+/// NCCL 2.32.3 reports only a few that concern its log, such as `NCCL_DEBUG`, and no other `NCCL_*`
 /// variables.
 ///
 /// ```no_run
@@ -23,8 +23,8 @@ use crate::error::Result;
 /// ```
 ///
 /// NCCL: `ncclParamGetAllParameterKeys`, `ncclParamGetParameter`, since 2.30.4; the methods fail
-/// with [`NcclError::Unsupported`](crate::NcclError::Unsupported) on an older library. Its reads by
-/// type are left out: on nearly every parameter that there is they fail, since these are lists and
+/// with [`NcclError::Unsupported`](crate::NcclError::Unsupported) on an older library. NCCL's typed
+/// getters are not bound: they fail on nearly every parameter, since these are lists and
 /// enumerations.
 #[derive(Clone, Debug)]
 #[doc(alias = "ncclParamGetParameter")]
@@ -42,12 +42,12 @@ impl Params {
     /// [`NcclError::Unsupported`](crate::NcclError::Unsupported),
     /// [`Error::Nccl`](crate::Error::Nccl).
     pub fn get(&self, key: &str) -> Result<Option<String>> {
-        // No key has a NUL in it.
+        // No key contains a NUL.
         let Ok(key) = CString::new(key) else { return Ok(None) };
         self.library.nccl().parameter(&key)
     }
 
-    /// The names, in order.
+    /// The names, sorted.
     ///
     /// # Errors
     ///
@@ -79,8 +79,8 @@ impl Library {
         Params { library: self.clone() }
     }
 
-    /// Has NCCL print its parameters to standard output, each with what it is for, what it accepts
-    /// and where its value is from.
+    /// Makes NCCL print its parameters to standard output, each with its purpose, the accepted
+    /// values and the source of its value.
     ///
     /// NCCL: `ncclParamDumpAll`.
     ///

@@ -1,4 +1,4 @@
-//! Exchanges between the ranks of a communicator that do not go through NCCL.
+//! Exchange of bytes between the ranks of a communicator on the host, without NCCL.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -7,38 +7,38 @@ use bytemuck::Pod;
 
 use crate::error::{Error, Result};
 
-/// What every rank of a group gave, in order of its ranks.
+/// The bytes that each rank sent, in rank order.
 pub(crate) type Gathered = Arc<Vec<Vec<u8>>>;
 
-/// Ranks that exchange bytes, of which this rank is one. All of them make the same calls in the
+/// A set of ranks that exchange bytes, including this rank. All of them make the same calls in the
 /// same order.
 pub(crate) trait Peers {
     /// The hosts of all ranks.
     fn hosts(&self) -> &[String];
 
-    /// Gives `bytes` and gets what each rank gave.
+    /// Sends `bytes` to all ranks and returns what each rank sent.
     fn all_gather(&self, bytes: &[u8]) -> Result<Gathered>;
 
-    /// Some of the ranks, in the order of `members`; this rank is one of them. Nothing is
+    /// The subset with the ranks `members`, in that order, which includes this rank. No bytes are
     /// exchanged.
     fn subset(&self, members: &[usize]) -> Result<Rc<dyn Peers>>;
 }
 
-/// Gives `values` and gets what each rank gave; lengths may differ.
+/// Sends `values` to all ranks and returns what each rank sent; lengths may differ.
 pub(crate) fn all_gather<T: Pod>(peers: &dyn Peers, values: &[T]) -> Result<Vec<Vec<T>>> {
     let all = peers.all_gather(bytemuck::cast_slice(values))?;
     all.iter().enumerate().map(|(rank, bytes)| read(rank, bytes)).collect()
 }
 
-/// The values that `rank` gave.
+/// Decodes the bytes that `rank` sent.
 pub(crate) fn read<T: Pod>(rank: usize, bytes: &[u8]) -> Result<Vec<T>> {
     if bytes.is_empty() {
         return Ok(Vec::new());
     }
     if bytes.len().checked_rem(size_of::<T>()) != Some(0) {
         return Err(Error::invalid(format!(
-            "rank {rank} gave {} bytes, which are no values of {} bytes; all ranks exchange one \
-             type",
+            "rank {rank} sent {} bytes, which is not a multiple of {} bytes; all ranks use the \
+             same type",
             bytes.len(),
             size_of::<T>()
         )));
@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn bytes_of_another_type_are_refused_with_the_rank() {
         let error = read::<u32>(3, &[0; 6]).unwrap_err().to_string();
-        assert!(error.contains("rank 3 gave 6 bytes") && error.contains("4 bytes"), "{error}");
+        assert!(error.contains("rank 3 sent 6 bytes") && error.contains("4 bytes"), "{error}");
         assert!(read::<()>(0, &[0]).is_err());
     }
 }

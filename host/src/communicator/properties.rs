@@ -1,11 +1,11 @@
-//! The properties of a communicator: what it and its machine can do.
+//! The properties of a communicator: what it and its machine support.
 
 use devcomm_types::{GinConnectionType, GinType, Team};
 
 use devcomm_sys::nccl::CommProperties;
 
-/// What a communicator can do, as NCCL found it out over all ranks; only `rank`, `cuda_device` and
-/// `nvml_device` differ between them.
+/// What a communicator supports, which NCCL determines over all ranks; only `rank`, `cuda_device`
+/// and `nvml_device` differ between ranks.
 ///
 /// NCCL: `ncclCommProperties_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,14 +37,14 @@ pub struct Properties {
     pub gin_types: GinTypes,
     /// Whether the host's one-sided operations work. NCCL: `hostRmaSupport`.
     pub host_rma: bool,
-    /// A hash that is the same on all ranks of this communicator and most likely no other. NCCL:
-    /// `commHash`.
+    /// A hash that is the same on all ranks of this communicator and, most likely, different for
+    /// every other communicator. NCCL: `commHash`.
     pub comm_hash: u64,
-    /// A stride for [`GinConnectionType::CustomStride`] is a multiple of this, in ranks; `None`
-    /// where the network's connections are not strided: it takes no custom stride. NCCL:
-    /// `ginMinStride`, which is then `INT_MAX`.
+    /// A stride for [`GinConnectionType::CustomStride`] is a multiple of this number of ranks;
+    /// `None` if the network supports no custom stride. NCCL: `ginMinStride`, which is then
+    /// `INT_MAX`.
     pub gin_min_stride: Option<u32>,
-    /// What the network connects at most: every rank, the rails, or none. NCCL:
+    /// The widest connection that the network supports: every rank, the rails, or none. NCCL:
     /// `ginConnectionType`.
     pub gin_connection_type: GinConnectionType,
     /// Bytes of the `ncclDevComm` that this library writes for device code of its own version.
@@ -52,9 +52,9 @@ pub struct Properties {
     pub dev_comm_runtime_version_size: usize,
     /// Whether CFT works here. NCCL: `cftSupport`.
     pub cft: bool,
-    /// Whether CFT's multicast works here. NCCL: `cftMulticastSupport`.
+    /// Whether multicast over CFT works here. NCCL: `cftMulticastSupport`.
     pub cft_multicast: bool,
-    /// Whether windows can count CFT's writes here. NCCL: `cftCountedSupport`.
+    /// Whether windows can count CFT writes here. NCCL: `cftCountedSupport`.
     pub cft_counted: bool,
 }
 
@@ -65,13 +65,13 @@ impl Properties {
         (self.n_ranks / self.n_lsa_teams.max(1)).max(1)
     }
 
-    /// All ranks, seen from this one.
+    /// The team of all ranks, with this rank's index in it.
     pub(crate) fn world_team(&self) -> Team {
         let int = |value: usize| i32::try_from(value).unwrap_or(i32::MAX);
         Team { n_ranks: int(self.n_ranks), rank: int(self.rank), stride: 1 }
     }
 
-    /// This rank's LSA team. NCCL's LSA teams are consecutive ranks, of one size.
+    /// This rank's LSA team. LSA teams consist of consecutive ranks and have the same size.
     pub(crate) fn lsa_team(&self) -> Team {
         self.world_team().inner_factor(self.lsa_stride())
     }
@@ -121,39 +121,39 @@ impl From<CommProperties> for Properties {
 pub struct GinTypes(u64);
 
 impl GinTypes {
-    /// None at all.
+    /// The empty set.
     pub const EMPTY: Self = Self(0);
 
-    /// Those whose flag is not 0.
+    /// The back ends whose flag is not 0.
     fn from_flags(flags: &[u8; 64]) -> Self {
         let bits = flags.iter().enumerate().map(|(bit, &flag)| u64::from(flag != 0) << bit);
         Self(bits.fold(0, |all, bit| all | bit)).without_none()
     }
 
-    /// `NCCL_GIN_TYPE_NONE` is no back end, whatever its flag says.
+    /// Without `NCCL_GIN_TYPE_NONE`, which is not a back end, whatever its flag.
     fn without_none(self) -> Self {
         Self(self.0 & !1)
     }
 
-    /// Whether `gin_type` is one of them.
+    /// Whether `gin_type` is in the set.
     #[must_use]
     pub fn contains(self, gin_type: GinType) -> bool {
         self.0 & bit(gin_type) != 0
     }
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Each of them, by NCCL's number.
+    /// The back ends in the set, in order of NCCL's numbers.
     pub fn iter(self) -> impl Iterator<Item = GinType> {
         (0..64).map(GinType::from_raw).filter(move |&gin_type| self.contains(gin_type))
     }
 }
 
-/// A type's place in the set; a type that NCCL's flags have no room for has none.
+/// The bit of a back end in the set; 0 for one that is not among NCCL's 64 flags.
 fn bit(gin_type: GinType) -> u64 {
     match gin_type.raw() {
         number @ 1..64 => 1 << number,
@@ -167,7 +167,7 @@ impl FromIterator<GinType> for GinTypes {
     }
 }
 
-/// `PROXY, GDAKI`, or `none`.
+/// For example `PROXY, GDAKI`; `none` for the empty set.
 impl std::fmt::Display for GinTypes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.is_empty() {

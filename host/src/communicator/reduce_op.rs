@@ -1,4 +1,4 @@
-//! Operators of reductions: NCCL's own, and sums of scaled elements.
+//! Reduction operators: NCCL's own, and sums of scaled elements.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -33,14 +33,14 @@ pub enum ReduceOp {
     Avg = 4,
 }
 
-/// What reductions of elements `E` take: a [`ReduceOp`], or a [`CustomReduceOp`] of that type.
+/// An operator for reductions of `E`: a [`ReduceOp`], or a [`CustomReduceOp`] of that type.
 pub trait ReduceOperator<E>: sealed::Operator {}
 
 pub(crate) mod sealed {
     use super::{Any, Communicator, DataType, Rc, Result, c_int};
 
     pub trait Operator {
-        /// NCCL's number of the operator, and what keeps it.
+        /// NCCL's value of the operator, and what keeps the operator alive.
         fn resolve(
             &self,
             communicator: &Communicator,
@@ -59,7 +59,7 @@ impl sealed::Operator for ReduceOp {
 
 /// The sum of every rank's elements multiplied by that rank's scalar.
 ///
-/// Made by [`Communicator::pre_mul_sum`] and [`Communicator::pre_mul_sum_from`], valid for
+/// Created by [`Communicator::pre_mul_sum`] and [`Communicator::pre_mul_sum_from`], valid for
 /// reductions of `T` on that communicator. It is closed with the communicator.
 ///
 /// NCCL: `ncclRedOpCreatePreMulSum`, `ncclRedOpDestroy`.
@@ -75,7 +75,7 @@ struct Inner {
     data_type: DataType,
     closed: Cell<bool>,
     communicator: Communicator,
-    /// A scalar in device memory is read by every operation.
+    /// Keeps a scalar in device memory alive: every operation reads it.
     _scalar: Option<Rc<dyn Any>>,
 }
 
@@ -89,13 +89,13 @@ impl Communicator {
     /// [`StateError::CommunicatorEnded`], [`Error::Nccl`].
     pub fn pre_mul_sum<T: Element>(&self, scalar: T) -> Result<CustomReduceOp<T>> {
         let mut bytes = vec![0u64; size_of::<T>().div_ceil(8)];
-        // SAFETY: there is room for a T, which is plain data.
+        // SAFETY: `bytes` has room for a T, which is plain data.
         unsafe { bytes.as_mut_ptr().cast::<T>().write_unaligned(scalar) };
         self.custom(Scalar::Host(bytes), None)
     }
 
     /// As [`pre_mul_sum`](Self::pre_mul_sum), with a scalar in device memory: a buffer of one
-    /// element, read whenever an operation uses the operator.
+    /// element, which every operation with the operator reads.
     ///
     /// NCCL: `ncclRedOpCreatePreMulSum` with `ncclScalarDevice`.
     ///
@@ -110,7 +110,7 @@ impl Communicator {
         let slice = scalar.device_slice();
         self.require_own(slice.context(), "a scalar")?;
         if slice.len() != 1 {
-            return Err(Error::invalid(format!("a scalar of {} elements", slice.len())));
+            return Err(Error::invalid(format!("a scalar has 1 element, not {}", slice.len())));
         }
         self.custom(Scalar::Device(slice.device_address()), slice.keep())
     }
@@ -149,7 +149,7 @@ impl<T> CustomReduceOp<T> {
     ///
     /// # Errors
     ///
-    /// [`StateError::InGroup`], for the group's operations may use it; [`Error::Nccl`].
+    /// [`StateError::InGroup`], since the group's operations may use it; [`Error::Nccl`].
     pub fn close(&self) -> Result<()> {
         refuse_inside("the end of an operator")?;
         self.inner.close()
@@ -158,7 +158,7 @@ impl<T> CustomReduceOp<T> {
 
 impl<T: Element> ReduceOperator<T> for &CustomReduceOp<T> {}
 
-/// Compared when the program runs.
+/// The element types are compared at run time.
 impl<T: Element> ReduceOperator<Dynamic> for &CustomReduceOp<T> {}
 
 impl<T> sealed::Operator for &CustomReduceOp<T> {
@@ -167,17 +167,17 @@ impl<T> sealed::Operator for &CustomReduceOp<T> {
         communicator: &Communicator,
         data_type: DataType,
     ) -> Result<(c_int, Option<Rc<dyn Any>>)> {
-        let Inner { op, data_type: own, communicator: made_by, .. } = &*self.inner;
+        let Inner { op, data_type: own, communicator: creator, .. } = &*self.inner;
         if !self.is_valid() {
             return Err(
                 StateError::Closed { what: "the operator", rank: communicator.rank() }.into()
             );
         }
-        if !std::sync::Arc::ptr_eq(made_by.handle(), communicator.handle()) {
-            return Err(Error::invalid("an operator that another communicator made"));
+        if !std::sync::Arc::ptr_eq(creator.handle(), communicator.handle()) {
+            return Err(Error::invalid("the operator belongs to another communicator"));
         }
         if *own != data_type {
-            return Err(Error::invalid(format!("an operator on {own:?} for {data_type:?}")));
+            return Err(Error::invalid(format!("an operator for {own:?}, not {data_type:?}")));
         }
         Ok((*op, Some(Rc::clone(&self.inner) as _)))
     }

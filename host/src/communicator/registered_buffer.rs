@@ -1,4 +1,4 @@
-//! Registered buffers: memory that NCCL's collectives use without a copy.
+//! Registered buffers: memory that NCCL's collectives use without copying it.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -13,10 +13,10 @@ use crate::error::{Error, Result, StateError};
 use crate::sys::nccl::call::Out;
 use crate::sys::nccl::calls;
 
-/// Memory registered with one communicator, on this rank alone: collectives on it go without NCCL's
-/// internal buffers where NCCL can do that.
+/// Memory registered with one communicator, on this rank alone. Where possible, NCCL's collectives
+/// use it directly, without internal buffers.
 ///
-/// Made by [`Communicator::register_buffer`]; closed by [`close`](Self::close), with the
+/// Created by [`Communicator::register_buffer`]; closed by [`close`](Self::close), with the
 /// communicator, or when dropped.
 ///
 /// NCCL: `ncclCommRegister`, `ncclCommDeregister`.
@@ -28,7 +28,7 @@ pub struct RegisteredBuffer {
 
 struct Inner {
     handle: Out<u64>,
-    made: Rc<Cell<CallState>>,
+    state: Rc<Cell<CallState>>,
     closed: Cell<bool>,
     bytes: usize,
     communicator: Communicator,
@@ -36,7 +36,7 @@ struct Inner {
 }
 
 impl Communicator {
-    /// Registers memory for zero-copy collectives. Every rank does it for its own buffers.
+    /// Registers memory for zero-copy collectives. Each rank registers its own buffers.
     ///
     /// NCCL: `ncclCommRegister`.
     ///
@@ -49,20 +49,20 @@ impl Communicator {
         let slice = buffer.device_slice();
         self.require_own(slice.context(), "memory to be registered")?;
         if slice.is_empty() {
-            return Err(Error::invalid("a registration of no memory at all"));
+            return Err(Error::invalid("a registration of 0 elements"));
         }
         self.context().refuse_capturing("a buffer is registered")?;
         let inner = Rc::new(Inner {
             handle: Out::new(0),
-            made: Rc::new(Cell::new(CallState::Deferred)),
+            state: Rc::new(Cell::new(CallState::Deferred)),
             closed: Cell::new(false),
             bytes: slice.byte_len(),
             communicator: self.clone(),
             memory: Cell::new(slice.keep()),
         });
-        // Kept until the call is made: only then can the registration be ended, and the memory
-        // freed.
-        self.call_collective(&inner.made, Rc::clone(&inner) as _, |comm| {
+        // A deferred call keeps `inner`: until the call is made, the registration cannot be ended
+        // and the memory cannot be freed.
+        self.call_collective(&inner.state, Rc::clone(&inner) as _, |comm| {
             let (address, bytes) = (slice.device_address(), slice.byte_len());
             calls::register_buffer(comm, address, bytes, inner.handle.clone())
         })?;
@@ -78,8 +78,8 @@ impl RegisteredBuffer {
         self.inner.bytes
     }
 
-    /// NCCL's handle of the registration. NCCL may give none (0) for memory that it cannot use
-    /// without a copy.
+    /// NCCL's handle of the registration. It may be 0 for memory that NCCL cannot use without a
+    /// copy.
     ///
     /// # Errors
     ///
@@ -101,7 +101,7 @@ impl RegisteredBuffer {
     ///
     /// # Errors
     ///
-    /// What waiting for the streams gives, [`StateError::Capturing`], [`StateError::InGroup`],
+    /// Those of waiting for the streams, [`StateError::Capturing`], [`StateError::InGroup`],
     /// [`Error::Nccl`].
     pub fn close(&self) -> Result<()> {
         refuse_inside("the end of a registration")?;
@@ -118,7 +118,7 @@ impl Inner {
     /// The handle, also while the communicator is suspended.
     fn registered(&self) -> Result<u64> {
         let rank = self.communicator.rank();
-        match self.made.get() {
+        match self.state.get() {
             CallState::Made if !self.closed.get() && self.communicator.is_valid() => {
                 Ok(self.handle.get())
             }
@@ -135,7 +135,7 @@ impl Resource for Inner {
     fn close(&self) -> Result<()> {
         self.communicator.refuse_suspended()?;
         let Ok(handle) = self.handle() else {
-            // It was not made, or has ended with the communicator.
+            // It was never registered, or has ended with the communicator.
             self.closed.set(true);
             return Ok(());
         };

@@ -10,15 +10,15 @@ use crate::device::{Buffer, Context, DeviceSlice};
 use crate::error::{Error, Result};
 use crate::sys::nccl::query::Allocation;
 
-/// `len` elements of device memory from `ncclMemAlloc`, zeroed. Clones are the same memory.
+/// `len` elements of device memory from `ncclMemAlloc`, zeroed. Clones share the memory.
 ///
-/// The copies first wait for this rank's streams, so they see what earlier launches wrote and
-/// disturb nothing that runs on this GPU. They know nothing of other ranks: a peer whose kernel
-/// still writes this memory is for a barrier to wait for.
+/// The methods that copy and fill first wait for this rank's streams, so they see what earlier
+/// launches wrote and do not overlap work on this GPU. They do not wait for kernels of other ranks
+/// that may still write to this memory; that needs a barrier.
 ///
-/// When the last clone is dropped, and every [`Window`](crate::Window), [`DeviceSlice`] and
-/// [`Graph`](crate::Graph) of it, it waits for this rank's streams and frees the memory. If they
-/// are not idle within 10 s, or cannot be (a rank is lost, a deadline was missed), the memory
+/// After the last clone, [`Window`](crate::Window), [`DeviceSlice`] and [`Graph`](crate::Graph)
+/// that uses the memory is dropped, it is freed when this rank's streams are idle. If they are not
+/// idle within 10 s, or cannot become idle (a rank is lost, a deadline was missed), the memory
 /// stays allocated until the process ends.
 ///
 /// NCCL: `ncclMemAlloc`, `ncclMemFree`.
@@ -39,7 +39,7 @@ struct Memory {
 }
 
 impl Communicator {
-    /// Allocates `len` elements of device memory, zeroed, known to this rank only. Not collective.
+    /// Allocates `len` elements of device memory, zeroed, on this rank only. Not collective.
     ///
     /// NCCL: `ncclMemAlloc`.
     ///
@@ -68,9 +68,9 @@ impl<T: Element> SymmetricBuffer<T> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
         let bytes = match bytes {
             None => {
-                return Err(Error::invalid(format!("{len} elements of {} do not fit", T::NAME)));
+                return Err(Error::invalid(format!("{len} elements of {} are too many", T::NAME)));
             }
-            Some(0) => return Err(Error::invalid("device memory of 0 elements was asked for")),
+            Some(0) => return Err(Error::invalid("an allocation of 0 elements")),
             Some(bytes) => bytes,
         };
         context.refuse_capturing("device memory is allocated")?;
@@ -139,14 +139,14 @@ impl<T: Element> Buffer for SymmetricBuffer<T> {
     }
 }
 
-/// As a pointer, for a kernel that takes one.
+/// Passes the address, for a kernel that takes a pointer.
 impl<T: Element> IntoArg<u64> for &SymmetricBuffer<T> {
     fn into_arg(self) -> u64 {
         self.device_address()
     }
 }
 
-/// With its length, for a kernel that takes `&[T]`.
+/// Passes address and length, for a kernel that takes `&[T]`.
 impl<T: Element> IntoArg<Slice<T>> for &SymmetricBuffer<T> {
     fn into_arg(self) -> Slice<T> {
         Slice::new(self.device_address(), self.len)
@@ -166,8 +166,8 @@ impl Drop for Memory {
             return;
         }
         let _ = self.context.cuda().bind();
-        // SAFETY: this rank's streams are idle. A window over the memory keeps it; that peers have
-        // finished with it is part of the contract of the launch that let them.
+        // SAFETY: this rank's streams are idle, and no window over the memory is left. That peers
+        // have finished with it is part of the contract of launches.
         if let Err(error) = unsafe { self.library.nccl().free(allocation) } {
             tracing::warn!("{error}");
         }

@@ -7,7 +7,7 @@ use super::handle::Status;
 use crate::error::{DevCommError, Error, Result, ranks};
 use crate::sys::nccl::query::TeamKind;
 
-/// Which ranks a team of CFT, the fabric's logical endpoints, contains. NCCL: `ncclCftTeamMode_t`.
+/// Which ranks a CFT team (of ranks with logical endpoints) contains. NCCL: `ncclCftTeamMode_t`.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[doc(alias = "ncclCftTeamMode_t")]
@@ -75,41 +75,42 @@ impl Communicator {
 
     fn team(&self, kind: TeamKind) -> Result<Team> {
         let entered = self.inner.handle.enter(&[Status::Live])?;
-        // SAFETY: the communicator is live and entered.
+        // SAFETY: the communicator is live and locked.
         unsafe { self.inner.handle.nccl().team(entered.comm(), kind) }
     }
 
-    /// The world rank of the team's rank `member`, for a team of this communicator. NCCL:
+    /// The world rank of rank `team_rank` of a team of this communicator. NCCL:
     /// `ncclTeamRankToWorld`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a `member` not below the team's size; otherwise as
+    /// [`Error::InvalidInput`] if `team_rank` is not below the team's size; otherwise as
     /// [`team_world`](Self::team_world).
     #[doc(alias = "ncclTeamRankToWorld")]
-    pub fn rank_to_world(&self, team: Team, member: usize) -> Result<usize> {
-        self.translate(team, member).and_then(|(world, _)| self.rank_from(world))
+    pub fn rank_to_world(&self, team: Team, team_rank: usize) -> Result<usize> {
+        self.translate(team, team_rank).and_then(|(world, _)| self.rank_from(world))
     }
 
-    /// The LSA rank of the team's rank `member`, for a team of this communicator. NCCL:
+    /// The LSA rank of rank `team_rank` of a team of this communicator. NCCL:
     /// `ncclTeamRankToLsa`.
     ///
     /// # Errors
     ///
     /// As [`rank_to_world`](Self::rank_to_world).
     #[doc(alias = "ncclTeamRankToLsa")]
-    pub fn rank_to_lsa(&self, team: Team, member: usize) -> Result<usize> {
-        self.translate(team, member).and_then(|(_, lsa)| self.rank_from(lsa))
+    pub fn rank_to_lsa(&self, team: Team, team_rank: usize) -> Result<usize> {
+        self.translate(team, team_rank).and_then(|(_, lsa)| self.rank_from(lsa))
     }
 
-    fn translate(&self, team: Team, member: usize) -> Result<(i32, i32)> {
+    /// The world rank and the LSA rank of rank `team_rank` of a team.
+    fn translate(&self, team: Team, team_rank: usize) -> Result<(i32, i32)> {
         let n = team.n_ranks;
-        let member = i32::try_from(member).ok().filter(|member| *member < n);
-        let member = member
-            .ok_or_else(|| Error::invalid(format!("no such member of a team of {n} ranks")))?;
+        let rank = i32::try_from(team_rank).ok().filter(|rank| *rank < n).ok_or_else(|| {
+            Error::invalid(format!("rank {team_rank} is not in a team of {n} ranks"))
+        })?;
         let entered = self.inner.handle.enter(&[Status::Live])?;
-        // SAFETY: the communicator is live and entered.
-        unsafe { self.inner.handle.nccl().translate(entered.comm(), team, member) }
+        // SAFETY: the communicator is live and locked.
+        unsafe { self.inner.handle.nccl().translate(entered.comm(), team, rank) }
     }
 
     /// Fails unless every rank reaches every other by load and store.
@@ -145,9 +146,9 @@ fn describe_lsa_teams(n_ranks: usize, n_teams: usize, hosts: &[String]) -> Optio
         let mut names: Vec<&str> =
             team.iter().filter_map(|&rank| hosts.get(rank).map(String::as_str)).collect();
         names.dedup();
-        let place =
+        let on_hosts =
             if names.is_empty() { String::new() } else { format!(" on {}", names.join(", ")) };
-        format!("{}{place}", ranks(team))
+        format!("{}{on_hosts}", ranks(team))
     };
     Some(all.chunks(size).map(describe).collect())
 }

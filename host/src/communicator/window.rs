@@ -1,4 +1,4 @@
-//! Symmetric windows: memory that the kernels of every rank can reach.
+//! Symmetric windows: memory that the kernels of every rank can access.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -24,28 +24,28 @@ bitflags::bitflags! {
     /// How a window is registered. NCCL: `NCCL_WIN_*`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct WindowFlags: i32 {
-        /// Every rank uses the same offset in its window when it takes part in a collective, which
-        /// makes NCCL's symmetric kernels possible. What [`Communicator::window`] asks for. NCCL:
+        /// In a collective, all ranks use the same offset in the window, which allows NCCL's
+        /// symmetric kernels. [`Communicator::window`] sets this. NCCL:
         /// `NCCL_WIN_COLL_SYMMETRIC`.
         const COLL_SYMMETRIC = 1;
-        /// Puts and signals to the window keep their order: needed for signals that are words of
-        /// it. NCCL: `NCCL_WIN_STRICT_ORDERING`.
+        /// Puts and signals to the window stay in order, which VA signals (signals at addresses in
+        /// the window) need. NCCL: `NCCL_WIN_STRICT_ORDERING`.
         const STRICT_ORDERING = 2;
-        /// For the network only: no load and store by peers. NCCL: `NCCL_WIN_GIN_ONLY`.
+        /// Network access only: no load and store by peers. NCCL: `NCCL_WIN_GIN_ONLY`.
         const GIN_ONLY = 4;
         /// For counted CFT writes. NCCL: `NCCL_WIN_CFT_COUNTED`.
         const CFT_COUNTED = 8;
     }
 }
 
-/// Device memory of `len` elements `T`, registered with every rank of a communicator.
+/// Device memory of `len` elements `T`, registered on every rank of a communicator.
 ///
-/// Made by [`Communicator::window`] and [`Communicator::register_window`]. A launch takes
+/// Created by [`Communicator::window`] and [`Communicator::register_window`]. A launch takes
 /// `&Window<T>` where the kernel has a `Window<T>`.
 ///
-/// [`close`](Self::close) ends the registration; so does the end of the communicator, and dropping.
-/// The memory is freed when nothing else uses it. Both are local: that the kernels of *other* ranks
-/// have finished with this window is for a barrier at their end to ensure.
+/// [`close`](Self::close), the end of the communicator and dropping end the registration. The
+/// memory is freed when nothing else uses it. Both are local: a barrier at the end of the kernels
+/// has to ensure that those of *other* ranks have finished with this window.
 ///
 /// NCCL: `ncclCommWindowRegister`, `ncclCommWindowDeregister`.
 #[doc(alias = "ncclCommWindowRegister")]
@@ -57,21 +57,21 @@ pub struct Window<T: Element> {
 }
 
 struct Inner {
-    /// Written when the registration is made: at the end of a group, perhaps.
+    /// NCCL writes it when the call is made, possibly at the end of a group.
     handle: Out<u64>,
-    made: Rc<Cell<CallState>>,
+    state: Rc<Cell<CallState>>,
     closed: Cell<bool>,
     address: u64,
     bytes: usize,
     flags: WindowFlags,
-    /// Bytes of each rank's part; `None` where the ranks cannot tell each other.
-    of_ranks: Option<Vec<u64>>,
-    /// What keeps the memory allocated; `None` for another's.
+    /// The window's size on each rank; `None` if the ranks have no host exchange.
+    rank_bytes: Option<Vec<u64>>,
+    /// Keeps the memory allocated; `None` for memory of another library.
     memory: Cell<Option<Rc<dyn Any>>>,
     communicator: Communicator,
 }
 
-/// A CFT endpoint and a place in it. NCCL: `ncclCftLeId` and the offset of the `ncclGet*LeInfo`
+/// A CFT endpoint and an offset in it. NCCL: `ncclCftLeId` and the offset of the `ncclGet*LeInfo`
 /// functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogicalEndpoint {
@@ -89,7 +89,7 @@ impl From<RawEndpoint> for LogicalEndpoint {
 
 impl Communicator {
     /// Allocates a symmetric window of `len` elements, zeroed, and registers it with every rank.
-    /// *Collective*; the ranks may ask for different lengths, of which kernels get the smallest.
+    /// *Collective*; the ranks may pass different lengths, of which kernels get the smallest.
     ///
     /// NCCL: `ncclMemAlloc`, `ncclCommWindowRegister` with `NCCL_WIN_COLL_SYMMETRIC`.
     ///
@@ -140,35 +140,35 @@ impl Communicator {
             ));
         }
         self.context().refuse_capturing("a window is registered")?;
-        let of_ranks = self.lengths_of_ranks(slice.byte_len())?;
+        let rank_bytes = self.gather_sizes(slice.byte_len())?;
         let inner = Rc::new(Inner {
             handle: Out::new(0),
-            made: Rc::new(Cell::new(CallState::Deferred)),
+            state: Rc::new(Cell::new(CallState::Deferred)),
             closed: Cell::new(false),
             address: slice.device_address(),
             bytes: slice.byte_len(),
             flags,
-            of_ranks,
+            rank_bytes,
             memory: Cell::new(slice.keep()),
             communicator: self.clone(),
         });
-        // Kept until the call is made: only then can the registration be ended, and the memory
-        // freed.
-        self.call_collective(&inner.made, Rc::clone(&inner) as _, |comm| {
+        // A deferred call keeps `inner`: until the call is made, the registration cannot be ended
+        // and the memory cannot be freed.
+        self.call_collective(&inner.state, Rc::clone(&inner) as _, |comm| {
             let (address, bytes) = (slice.device_address(), slice.byte_len());
             calls::register_window(comm, address, bytes, flags.bits(), inner.handle.clone())
         })?;
         self.adopt(&inner);
         let window = Window { inner, len: slice.len(), element: PhantomData };
-        if window.inner.made.get() == CallState::Made {
-            // NCCL reports success and gives no window where it has no symmetric memory.
+        if window.inner.state.get() == CallState::Made {
+            // Without symmetric memory, NCCL reports success and returns no window.
             window.inner.handle()?;
         }
         Ok(window)
     }
 
-    /// What each rank gives, of which this one gives `bytes`.
-    fn lengths_of_ranks(&self, bytes: usize) -> Result<Option<Vec<u64>>> {
+    /// The window's size on each rank; `bytes` on this one.
+    fn gather_sizes(&self, bytes: usize) -> Result<Option<Vec<u64>>> {
         if self.n_ranks() == 1 {
             return Ok(Some(vec![bytes as u64]));
         }
@@ -186,16 +186,16 @@ impl<T: Element> Window<T> {
         self.len
     }
 
-    /// Elements of the part of `rank`; `None` for a rank that there is not, and for a communicator
-    /// without a world, whose ranks cannot tell each other.
+    /// Number of elements on `rank`; `None` for an unknown rank, and for a communicator without a
+    /// [`World`](crate::World), whose ranks do not exchange their lengths.
     #[must_use]
     pub fn len_of(&self, rank: usize) -> Option<usize> {
-        let bytes = self.inner.of_ranks.as_ref()?.get(rank)?;
+        let bytes = self.inner.rank_bytes.as_ref()?.get(rank)?;
         Some(usize::try_from(*bytes).ok()? / size_of::<T>())
     }
 
-    /// Elements that every rank's part has: the length that kernels get. Of a communicator without
-    /// a world it is this rank's.
+    /// The smallest number of elements on any rank, which is the length that kernels get. Without a
+    /// [`World`](crate::World), this rank's.
     #[must_use]
     pub fn min_len(&self) -> usize {
         let ranks = 0..self.inner.communicator.n_ranks();
@@ -226,7 +226,7 @@ impl<T: Element> Window<T> {
         &self.inner.communicator
     }
 
-    /// Whether it is registered: not before its group has ended, and no more when it is closed.
+    /// Whether it is registered: from the end of its group until it is closed.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.inner.handle().is_ok()
@@ -244,13 +244,13 @@ impl<T: Element> Window<T> {
     }
 
     /// Ends the registration, after waiting for this rank's streams. Idempotent. The memory stays
-    /// as long as the window does, for copies.
+    /// allocated until the window is dropped, so that it can be copied.
     ///
     /// NCCL: `ncclCommWindowDeregister`.
     ///
     /// # Errors
     ///
-    /// What waiting for the streams gives, [`StateError::Capturing`], [`StateError::InGroup`],
+    /// Those of waiting for the streams, [`StateError::Capturing`], [`StateError::InGroup`],
     /// [`Error::Nccl`].
     #[doc(alias = "ncclCommWindowDeregister")]
     pub fn close(&self) -> Result<()> {
@@ -258,7 +258,7 @@ impl<T: Element> Window<T> {
         self.inner.close()
     }
 
-    /// The address that NCCL has for this rank's copy. NCCL: `ncclWinGetUserPtr`.
+    /// NCCL's address of this rank's memory. NCCL: `ncclWinGetUserPtr`.
     ///
     /// # Errors
     ///
@@ -273,7 +273,7 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// The address on this GPU of element `index` in the copy of LSA rank `lsa_rank`. NCCL:
+    /// The address, on this GPU, of element `index` of LSA rank `lsa_rank`. NCCL:
     /// `ncclGetLsaDevicePointer`.
     ///
     /// # Errors
@@ -293,13 +293,13 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// The address on this GPU of element `index` in the copy of rank `peer`; `None` if that is not
-    /// reached by load and store. NCCL: `ncclGetPeerDevicePointer`.
+    /// The address, on this GPU, of element `index` of rank `peer`; `None` if this rank cannot
+    /// access it by load and store. NCCL: `ncclGetPeerDevicePointer`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for an index beyond this rank's window or a rank that there is not;
-    /// as [`user_pointer`](Self::user_pointer).
+    /// [`Error::InvalidInput`] for an index beyond this rank's window or an unknown rank; as
+    /// [`user_pointer`](Self::user_pointer).
     #[doc(alias = "ncclGetPeerDevicePointer")]
     pub fn peer_pointer(&self, peer: usize, index: usize) -> Result<Option<u64>> {
         let (handle, offset) = (self.inner.handle()?, self.offset(index)?);
@@ -310,7 +310,7 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// The multicast address of element `index` over the LSA team; `None` where there is none.
+    /// The multicast address of element `index` over the LSA team; `None` without multicast.
     /// NCCL: `ncclGetLsaMultimemDevicePointer`.
     ///
     /// # Errors
@@ -325,8 +325,8 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// The multicast address of element `index` over the team whose handle this is, as a device
-    /// communicator gives it. NCCL: `ncclGetMultimemDevicePointer`.
+    /// The multicast address of element `index` over the team of the multimem handle `team`, which
+    /// is from a device communicator. NCCL: `ncclGetMultimemDevicePointer`.
     ///
     /// # Errors
     ///
@@ -343,24 +343,25 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// Where CFT has element `index` of member `member` of a CFT team. NCCL:
+    /// The CFT endpoint and offset of element `index` of rank `rank` of a CFT team. NCCL:
     /// `ncclGetCftDeviceLeInfo`.
     ///
     /// # Errors
     ///
     /// As [`peer_pointer`](Self::peer_pointer).
     #[doc(alias = "ncclGetCftDeviceLeInfo")]
-    pub fn cft_endpoint(&self, team: Team, member: usize, index: usize) -> Result<LogicalEndpoint> {
+    pub fn cft_endpoint(&self, team: Team, rank: usize, index: usize) -> Result<LogicalEndpoint> {
         let (handle, offset) = (self.inner.handle()?, self.offset(index)?);
-        let member = i32::try_from(member).ok().filter(|member| *member < team.n_ranks);
-        let member = member.ok_or_else(|| Error::invalid("no such member of the CFT team"))?;
+        let rank = i32::try_from(rank).ok().filter(|rank| *rank < team.n_ranks);
+        let rank = rank.ok_or_else(|| Error::invalid("the rank is not in the CFT team"))?;
         self.inner.communicator.with_comm(|nccl, _| {
             // SAFETY: the window is live.
-            unsafe { nccl.cft_endpoint(handle, offset, member, team) }.map(Into::into)
+            unsafe { nccl.cft_endpoint(handle, offset, rank, team) }.map(Into::into)
         })
     }
 
-    /// Where CFT has element `index` of rank `peer`. NCCL: `ncclGetPeerDeviceLeInfo`.
+    /// The CFT endpoint and offset of element `index` of rank `peer`. NCCL:
+    /// `ncclGetPeerDeviceLeInfo`.
     ///
     /// # Errors
     ///
@@ -375,7 +376,7 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// Where CFT has element `index` for all ranks of its multicast group. NCCL:
+    /// The CFT endpoint and offset of element `index` for all ranks of the multicast group. NCCL:
     /// `ncclGetMultimemDeviceLeInfo`.
     ///
     /// # Errors
@@ -408,7 +409,7 @@ impl<T: Element> Window<T> {
         self.device_slice().copy_to_host(data)
     }
 
-    /// Sets every byte of this rank's copy.
+    /// Sets every byte of this rank's memory.
     ///
     /// # Errors
     ///
@@ -417,21 +418,21 @@ impl<T: Element> Window<T> {
         self.device_slice().fill_bytes(byte)
     }
 
-    /// NCCL's handle, for calls that go to it.
+    /// NCCL's handle of the window.
     pub(crate) fn handle(&self) -> Result<u64> {
         self.inner.handle()
     }
 
-    /// What keeps the registration.
+    /// Keeps the window registered.
     pub(crate) fn keep(&self) -> Rc<dyn Any> {
         Rc::clone(&self.inner) as _
     }
 
-    /// In bytes.
+    /// The offset of element `index` in bytes.
     fn offset(&self, index: usize) -> Result<usize> {
         if index >= self.len {
             let len = self.len;
-            return Err(Error::invalid(format!("element {index} of a window that has {len}")));
+            return Err(Error::invalid(format!("element {index} of a window of length {len}")));
         }
         Ok(index * size_of::<T>())
     }
@@ -446,7 +447,7 @@ impl<T: Element> Buffer for Window<T> {
 
     fn device_slice(&self) -> DeviceSlice<T> {
         let context = self.inner.communicator.context();
-        // The window keeps its memory.
+        // The slice keeps the window, which keeps the memory.
         DeviceSlice::owned(context, self.inner.address, self.len, self.keep())
     }
 }
@@ -461,12 +462,12 @@ impl Inner {
     fn registered(&self) -> Result<u64> {
         let rank = self.communicator.rank();
         if self.closed.get()
-            || self.made.get() == CallState::Failed
+            || self.state.get() == CallState::Failed
             || !self.communicator.is_valid()
         {
             return Err(StateError::Closed { what: "the window", rank }.into());
         }
-        if self.made.get() == CallState::Deferred {
+        if self.state.get() == CallState::Deferred {
             return Err(StateError::InGroup {
                 what: "the use of a window that the group registers",
             }
@@ -481,7 +482,7 @@ impl Inner {
         }
     }
 
-    /// Gives up the memory without freeing it: something on a GPU may still use it.
+    /// Leaks the memory: a GPU may still use it.
     fn leak(&self) {
         std::mem::forget(self.memory.take());
     }
@@ -491,7 +492,7 @@ impl Resource for Inner {
     fn close(&self) -> Result<()> {
         self.communicator.refuse_suspended()?;
         let Ok(handle) = self.handle() else {
-            // It was not made, or has ended with the communicator.
+            // It was never registered, or has ended with the communicator.
             self.closed.set(true);
             return Ok(());
         };
@@ -507,10 +508,10 @@ impl Resource for Inner {
         context.drain()?;
         self.closed.set(true);
         let _ = context.cuda().bind();
-        // This rank's streams are idle; peers are covered by the contract of the launch.
+        // This rank's streams are idle; that peers are done is part of the contract of launches.
         let ended = communicator.release(|comm| calls::deregister_window(comm, handle));
         if ended.is_err() {
-            // Memory under a window that would not end is not to be freed.
+            // NCCL may still use the memory.
             self.leak();
         }
         ended
@@ -541,7 +542,7 @@ impl<T: Element> IntoArg<DeviceWindow<T>> for &Window<T> {
         ArgInfo {
             closed: self.inner.handle().is_err().then_some("the window"),
             communicator: Some(self.inner.communicator.id()),
-            unchecked: self.inner.of_ranks.is_none(),
+            unchecked: self.inner.rank_bytes.is_none(),
             ..ArgInfo::default()
         }
     }

@@ -10,12 +10,12 @@ use crate::sys::nccl::DEV_COMM_VERSION;
 use crate::sys::nccl::lists_config::LoweredValue;
 use devcomm_sys::nccl::CollConfig;
 
-/// The value of a vendor's option.
+/// The value of a vendor-specific option.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VendorValue {
     /// A number.
     Int(i32),
-    /// A text.
+    /// A string.
     Text(String),
 }
 
@@ -37,7 +37,7 @@ impl From<String> for VendorValue {
     }
 }
 
-/// The configuration of one collective. Every rank gives the same one; NCCL does not compare them.
+/// The configuration of one collective. Every rank passes the same one; NCCL does not compare them.
 ///
 /// ```
 /// use devcomm_host::CollectiveConfig;
@@ -63,7 +63,7 @@ pub struct CollectiveConfig {
     vendor_options: Vec<(i32, i32, VendorValue)>,
 }
 
-/// Declares the functions that set one field to a value, each with NCCL's name.
+/// Declares the setters of single fields, each with NCCL's name.
 macro_rules! settings {
     ($( $(#[doc = $doc:literal])* $name:ident($value:ident: $type:ty) = $field:literal; )*) => {
         impl CollectiveConfig {
@@ -89,15 +89,15 @@ settings! {
     /// it cannot exceed.
     max_ctas(count: u32) = "maxCTAs";
 
-    /// Thread blocks where the collective runs over NVLS, from 1. Default: the communicator's.
+    /// Thread blocks if the collective runs over NVLS, from 1. Default: the communicator's.
     nvls_ctas(count: u32) = "nvlsCTAs";
 
     /// Thread blocks in a cluster, 0 to 8; the same for all collectives of a group. Default: the
     /// communicator's.
     cga_cluster_size(blocks: u32) = "cgaClusterSize";
 
-    /// Whether a selection that cannot be honoured is an error; otherwise NCCL then chooses itself.
-    /// Default: true.
+    /// Whether an `alg_selection` that NCCL cannot use is an error; if not, NCCL chooses. Default:
+    /// true.
     force_alg_selection(force: bool) = "forceAlgSelection";
 
     /// How multiprocessors are used; not [`CtaPolicy::DEFAULT`], which NCCL refuses here. Default:
@@ -120,8 +120,8 @@ impl CollectiveConfig {
         self
     }
 
-    /// A value that profiler plugins get with the events of this call. The highest bit is NCCL's
-    /// and must be clear. Default: 0, no tag.
+    /// A value that profiler plugins get with the events of this call. The highest bit is reserved
+    /// for NCCL and must be 0. Default: 0, no tag.
     ///
     /// NCCL: `userProfilerTag`.
     #[doc(alias = "userProfilerTag")]
@@ -131,24 +131,24 @@ impl CollectiveConfig {
     }
 
     /// A CUDA event (`cudaEvent_t`, `CUevent`) that is recorded when the collective's kernel has
-    /// been launched (before it, where CUDA is older than 12.3). Every rank gives one or none does;
-    /// a communicator has at most one in a group.
+    /// been launched (before it, if CUDA is older than 12.3). Either every rank passes an event or
+    /// none does; in a group, at most one collective of a communicator has an event.
     ///
     /// NCCL: `launchCompletionEvent`.
     ///
     /// # Safety
     ///
-    /// The event was made on the communicator's device with timing disabled and not for other
-    /// processes, and lives until every collective with this configuration, every wait for the
-    /// event and every graph that captured it has ended.
+    /// The event was created on the communicator's device, with timing disabled and without the
+    /// interprocess flag. It lives until every collective with this configuration, every wait for
+    /// the event and every graph that captured it has ended.
     #[doc(alias = "launchCompletionEvent")]
     pub unsafe fn launch_completion_event(mut self, event: *mut c_void) -> Self {
         self.launch_completion_event = event as usize;
         self
     }
 
-    /// An option of a vendor's NCCL; NVIDIA's ignores it. Each pair of vendor and option is given
-    /// once.
+    /// A vendor-specific option, which NVIDIA's NCCL ignores. Each pair of vendor and option is set
+    /// at most once.
     ///
     /// NCCL: `ncclConfigExt_t`.
     #[doc(alias = "ncclConfigExt_t")]
@@ -162,12 +162,12 @@ impl CollectiveConfig {
         self
     }
 
-    /// The struct for a library of version `has`.
+    /// Converts to NCCL's struct, for a library of version `has`.
     ///
     /// # Errors
     ///
     /// [`NcclError::Unsupported`](crate::NcclError::Unsupported) where collectives take no
-    /// configuration, [`Error::InvalidInput`] for what makes no sense.
+    /// configuration, [`Error::InvalidInput`] for an invalid setting.
     pub(crate) fn lower(&self, has: NcclVersion) -> Result<LoweredCollectiveConfig> {
         supported("a collective with a configuration (ncclCollConfig_t)", DEV_COMM_VERSION, has)?;
         self.check()?;

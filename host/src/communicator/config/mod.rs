@@ -1,9 +1,9 @@
 //! Configurations of communicators and collectives: NCCL's settings, by name.
 //!
-//! Nothing is set at first; what is left unset NCCL decides, also by its environment variables,
-//! which take precedence over what is set here. Values are checked when they are used: one that
-//! makes no sense is [`Error::InvalidInput`], one that the loaded library does not know yet is
-//! [`NcclError::Unsupported`], and neither reaches NCCL.
+//! Every setting is unset at first, which leaves it to NCCL. NCCL's environment variables take
+//! precedence over settings. Values are checked when they are used: an invalid one fails with
+//! [`Error::InvalidInput`], one that the loaded library is too old for with
+//! [`NcclError::Unsupported`]; neither reaches NCCL.
 //!
 //! ```
 //! use devcomm_host::{CommConfig, CtaPolicy};
@@ -32,17 +32,17 @@ bitflags::bitflags! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[doc(alias = "NCCL_CTA_POLICY_DEFAULT")]
     pub struct CtaPolicy: i32 {
-        /// As few as still saturate the link. NCCL: `NCCL_CTA_POLICY_EFFICIENCY`.
+        /// As few thread blocks as saturate the link. NCCL: `NCCL_CTA_POLICY_EFFICIENCY`.
         #[doc(alias = "NCCL_CTA_POLICY_EFFICIENCY")]
         const EFFICIENCY = 1;
-        /// None where copy engines can do the work; takes precedence over `EFFICIENCY`. NCCL:
-        /// `NCCL_CTA_POLICY_ZERO`.
+        /// No thread blocks where copy engines can do the work; takes precedence over `EFFICIENCY`.
+        /// NCCL: `NCCL_CTA_POLICY_ZERO`.
         #[doc(alias = "NCCL_CTA_POLICY_ZERO")]
         const ZERO = 2;
     }
 
-    /// What of NVLink SHARP (multicast) the host's collectives must leave alone; empty is to use
-    /// all of it. NCCL: `ncclNvlsHostMode_t`.
+    /// Which uses of NVLink SHARP (multicast) are disabled for the host's collectives; empty
+    /// disables none. NCCL: `ncclNvlsHostMode_t`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[doc(alias = "ncclNvlsHostMode_t")]
     pub struct NvlsHostMode: i32 {
@@ -52,18 +52,18 @@ bitflags::bitflags! {
         /// Multicast in NCCL's symmetric kernels and copy engines. NCCL:
         /// `ncclNvlsHostModeDisableSymmetricMultimem`.
         const DISABLE_SYMMETRIC_MULTIMEM = 2;
-        /// All of it, later additions too. NCCL: `ncclNvlsHostModeDisable`.
+        /// All uses, also those of later versions. NCCL: `ncclNvlsHostModeDisable`.
         const DISABLE = i32::MAX;
     }
 }
 
 impl CtaPolicy {
-    /// For speed. NCCL: `NCCL_CTA_POLICY_DEFAULT`.
+    /// Optimizes for speed. NCCL: `NCCL_CTA_POLICY_DEFAULT`.
     pub const DEFAULT: Self = Self::empty();
 }
 
 impl NvlsHostMode {
-    /// Nothing is left alone. NCCL: `ncclNvlsHostModeEnable`.
+    /// Disables nothing. NCCL: `ncclNvlsHostModeEnable`.
     pub const ENABLE: Self = Self::empty();
 }
 
@@ -73,11 +73,11 @@ impl NvlsHostMode {
 #[doc(alias = "ncclHostCftMode_t")]
 #[non_exhaustive]
 pub enum HostCftMode {
-    /// They do. NCCL: `ncclHostCftEnable`.
+    /// Use CFT. NCCL: `ncclHostCftEnable`.
     Enable = 1,
-    /// They do not. NCCL: `ncclHostCftDisable`.
+    /// Do not use CFT. NCCL: `ncclHostCftDisable`.
     Disable = 2,
-    /// They do where they can. NCCL: `ncclHostCftFallback`.
+    /// Use CFT where possible. NCCL: `ncclHostCftFallback`.
     Fallback = 3,
 }
 
@@ -86,15 +86,15 @@ pub enum HostCftMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GraphUsageMode {
-    /// In none.
+    /// In no graph.
     NoGraph = 0,
     /// In one graph, and nothing runs concurrently.
     OneGraph = 1,
-    /// In several, or concurrently with operations that are in none.
+    /// In several graphs, or concurrently with operations outside of graphs.
     Mixed = 2,
 }
 
-/// A setting as the int that NCCL takes.
+/// A setting that NCCL takes as an int.
 trait Setting: Copy {
     /// `None` if it does not fit.
     fn to_int(self) -> Option<c_int>;
@@ -120,8 +120,8 @@ ints! {
     GraphUsageMode: |mode| Some(mode as c_int);
 }
 
-/// Declares [`CommConfig`]: for each setting its documentation, type, NCCL's name and the version
-/// that brought it.
+/// Declares [`CommConfig`]: for each setting its documentation, type, NCCL's name and the first
+/// NCCL version with it.
 macro_rules! settings {
     (numbers { $(
         $(#[$doc:meta])* $name:ident: $type:ty = $field:literal
@@ -164,17 +164,17 @@ macro_rules! settings {
                 }
             )*
 
-            /// The struct for a library of version `has`.
+            /// Converts to NCCL's struct, for a library of version `has`.
             ///
             /// # Errors
             ///
             /// [`NcclError::Unsupported`] for a setting that the library does not know,
-            /// [`Error::InvalidInput`] for one that makes no sense.
+            /// [`Error::InvalidInput`] for an invalid one.
             pub(crate) fn lower(&self, has: NcclVersion) -> Result<LoweredConfig> {
                 self.check()?;
                 let mut raw = Config::new();
-                // An older library knows an older version of the struct, which is the beginning of
-                // this one.
+                // An older library has an older version of the struct, which is a prefix of this
+                // one.
                 raw.version = raw.version.min(has.code());
                 $( if let Some(value) = self.$name {
                     let needs = NcclVersion { major: $major, minor: $minor, patch: $patch };
@@ -210,7 +210,7 @@ settings! {
         /// caps it at its channels.
         #[doc(alias = "maxCTAs")]
         max_ctas: u32 = "maxCTAs" since (2, 17, 0);
-        /// Whether communicators split off share this one's resources. Default: false.
+        /// Whether communicators split from this one share its resources. Default: false.
         #[doc(alias = "splitShare")]
         split_share: bool = "splitShare" since (2, 18, 0);
         /// The traffic class or service level of the network. Default: the network plugin's, such
@@ -255,19 +255,19 @@ settings! {
         /// Signals of each peer and context of the host's one-sided operations. Default: 1.
         #[doc(alias = "numRmaSig")]
         num_rma_sig: u32 = "numRmaSig" since (2, 31, 0);
-        /// Whether one-sided operations are made ready with the communicator and not when first
-        /// used. Default: false.
+        /// Whether one-sided operations are initialized with the communicator, not at first use.
+        /// Default: false.
         #[doc(alias = "rmaEagerInit")]
         rma_eager_init: bool = "rmaEagerInit" since (2, 31, 0);
         /// Whether collectives use CFT. The same on every rank. Default: NCCL's choice.
         #[doc(alias = "hostCftMode")]
         host_cft_mode: HostCftMode = "hostCftMode" since (2, 31, 1);
-        /// What of NVLS collectives leave alone. Default: NCCL's choice.
+        /// Which uses of NVLS are disabled for collectives. Default: NCCL's choice.
         #[doc(alias = "nvlsHostMode")]
         nvls_host_mode: NvlsHostMode = "nvlsHostMode" since (2, 32, 0);
     }
     texts {
-        /// The network plugin, whatever its case. Default: the first that works.
+        /// The name of the network plugin, in any case. Default: the first that works.
         #[doc(alias = "netName")]
         net_name = "netName" since (2, 17, 0);
         /// A label in NCCL's log and profilers. Default: none.
@@ -326,7 +326,7 @@ fn check_cluster(size: Option<u32>) -> Result<()> {
 
 fn at_least_one(setting: &str, value: Option<u32>) -> Result<()> {
     if value == Some(0) {
-        return Err(Error::invalid(format!("{setting}(0): it is 1 or more, or left unset")));
+        return Err(Error::invalid(format!("{setting}(0): it must be 1 or more, or unset")));
     }
     Ok(())
 }
@@ -336,12 +336,12 @@ fn supported(what: &'static str, needs: NcclVersion, has: NcclVersion) -> Result
 }
 
 fn int(setting: &str, value: impl Setting + std::fmt::Debug) -> Result<c_int> {
-    value.to_int().ok_or_else(|| Error::invalid(format!("{setting}({value:?}) does not fit NCCL")))
+    value.to_int().ok_or_else(|| Error::invalid(format!("{setting}({value:?}) is not valid")))
 }
 
 fn text(setting: &str, value: &str) -> Result<CString> {
     CString::new(value)
-        .map_err(|_| Error::invalid(format!("{setting}({value:?}): a NUL ends C's strings")))
+        .map_err(|_| Error::invalid(format!("{setting}({value:?}): a NUL ends a C string")))
 }
 
 #[cfg(test)]

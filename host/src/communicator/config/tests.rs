@@ -10,7 +10,7 @@ fn version(major: u32, minor: u32, patch: u32) -> NcclVersion {
 }
 
 fn read(text: *const c_char) -> String {
-    // SAFETY: the texts of a lowered configuration live with it.
+    // SAFETY: the strings of a lowered configuration live as long as it does.
     unsafe { CStr::from_ptr(text) }.to_str().unwrap().to_owned()
 }
 
@@ -18,7 +18,7 @@ fn refusal<T>(result: Result<T>) -> String {
     match result {
         Err(Error::InvalidInput { what }) => what,
         Err(other) => panic!("{other}"),
-        Ok(_) => panic!("it was accepted"),
+        Ok(_) => panic!("the configuration was accepted"),
     }
 }
 
@@ -103,7 +103,7 @@ fn what_the_library_is_too_old_for_names_the_field_and_both_versions() {
 fn values_out_of_range_are_refused_by_name() {
     let lower = |config: CommConfig| refusal(config.lower(DEV_COMM_VERSION));
     let new = CommConfig::new;
-    for (config, part) in [
+    for (config, expected) in [
         (new().cga_cluster_size(9), "cga_cluster_size(9)"),
         (new().min_ctas(0), "min_ctas(0)"),
         (new().max_ctas(0), "max_ctas(0)"),
@@ -117,7 +117,7 @@ fn values_out_of_range_are_refused_by_name() {
         (new().comm_name("\0"), "comm_name"),
     ] {
         let text = lower(config);
-        assert!(text.contains(part), "{part}: {text}");
+        assert!(text.contains(expected), "{expected}: {text}");
     }
     new().cga_cluster_size(0).min_ctas(8).max_ctas(8).lower(DEV_COMM_VERSION).unwrap();
 }
@@ -135,7 +135,7 @@ fn every_setting_of_a_collective_reaches_its_own_field() {
         .user_profiler_tag(u64::MAX >> 1)
         .vendor_option(1, 2, 3)
         .vendor_option(1, 3, "text");
-    // SAFETY: nothing records the event here.
+    // SAFETY: nothing records the event in this test.
     let config = unsafe { config.launch_completion_event(64 as *mut _) };
     let lowered = config.lower(DEV_COMM_VERSION).unwrap();
     let raw = lowered.raw();
@@ -143,11 +143,11 @@ fn every_setting_of_a_collective_reaches_its_own_field() {
     assert_eq!((read(raw.alg_selection), raw.force_alg_selection), ("tree".into(), 0));
     assert_eq!((raw.cta_policy, raw.user_profiler_tag), (2, u64::MAX >> 1));
     assert_eq!(raw.launch_completion_event as usize, 64);
-    // SAFETY: the list lives with `lowered`, and its first value is a number.
+    // SAFETY: the list lives as long as `lowered`, and its first value is a number.
     let (first, last) = unsafe { (*raw.ext, *(*raw.ext).next) };
     // SAFETY: as above.
     assert_eq!((first.vendor_id, first.option_id, unsafe { first.value.int }), (1, 2, 3));
-    // SAFETY: as above; the second is a text.
+    // SAFETY: as above; the second is a string.
     assert_eq!((last.option_id, read(unsafe { last.value.text })), (3, "text".into()));
     assert!(last.next.is_null());
 }
@@ -155,7 +155,7 @@ fn every_setting_of_a_collective_reaches_its_own_field() {
 #[test]
 fn what_makes_no_sense_for_a_collective_is_refused_by_name() {
     let new = CollectiveConfig::new;
-    for (config, part) in [
+    for (config, expected) in [
         (new().user_profiler_tag(1 << 63), "user_profiler_tag(0x8000000000000000)"),
         (new().vendor_option(7, 1, 1).vendor_option(7, 1, "x"), "option 1 of vendor 7"),
         (new().vendor_option(7, 1, "a\0"), "vendor_option"),
@@ -165,7 +165,7 @@ fn what_makes_no_sense_for_a_collective_is_refused_by_name() {
         (new().cta_policy(CtaPolicy::DEFAULT), "cta_policy(DEFAULT)"),
     ] {
         let text = refusal(config.lower(DEV_COMM_VERSION));
-        assert!(text.contains(part), "{part}: {text}");
+        assert!(text.contains(expected), "{expected}: {text}");
     }
     new().vendor_option(7, 1, 1).vendor_option(8, 1, 1).lower(DEV_COMM_VERSION).unwrap();
 }

@@ -1,4 +1,4 @@
-//! Requirements compared between ranks, before a collective call that would hang or fail if they
+//! Compares requirements between ranks, before a collective call that would hang or fail if they
 //! differed.
 
 use serde::{Deserialize, Serialize};
@@ -9,17 +9,17 @@ use super::facilities::Facilities;
 use crate::communicator::Properties;
 use crate::error::{DevCommError, Error, Result};
 
-/// What a rank asks for and why it cannot have it, as sent to the other ranks.
+/// What a rank asks for, and why it cannot have it, as sent to the other ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Report {
-    /// What it asks for: name and value of each field.
+pub(crate) struct RankRequest {
+    /// Name and value of each requirement.
     pub fields: Vec<(String, String)>,
-    /// Why it cannot have it.
+    /// Why this rank cannot meet the requirements; `None` if it can.
     pub refusal: Option<String>,
 }
 
-impl Report {
-    /// This rank's report.
+impl RankRequest {
+    /// This rank's request, checked on this rank.
     pub(crate) fn new(
         requirements: &DevCommRequirements,
         properties: &Properties,
@@ -32,7 +32,7 @@ impl Report {
         }
     }
 
-    /// The verdict of this rank alone: a communicator without a world cannot exchange reports.
+    /// The check of this rank alone: without a `World`, ranks cannot exchange requests.
     ///
     /// # Errors
     ///
@@ -44,7 +44,7 @@ impl Report {
         }
     }
 
-    /// Encodes it for the others.
+    /// Encodes it for the other ranks.
     pub(crate) fn to_bytes(&self) -> Result<Vec<u8>> {
         serde_json::to_vec(self)
             .map_err(|error| Error::invalid(format!("requirements cannot be sent: {error}")))
@@ -54,36 +54,35 @@ impl Report {
     pub(crate) fn from_bytes(rank: usize, bytes: &[u8]) -> Result<Self> {
         serde_json::from_slice(bytes).map_err(|error| {
             Error::invalid(format!(
-                "rank {rank} gave no requirements where rank 0 did ({error}); collective calls \
-                 come in one order on all ranks"
+                "rank {rank} sent no requirements of a device communicator ({error}); all ranks \
+                 must make collective calls in the same order"
             ))
         })
     }
 }
 
-/// Fails if a rank cannot serve its requirements or if two ranks ask for different things. `all`
-/// has every rank's report, in the order of ranks; every rank computes the same result from the
-/// same reports.
+/// Fails if a rank cannot meet the requirements or if two ranks ask for different things. `all` has
+/// every rank's request, in rank order; every rank computes the same result from the same requests.
 ///
 /// # Errors
 ///
 /// [`DevCommError::Refused`], [`DevCommError::RequirementsDiffer`].
-pub(crate) fn agree(all: &[Report]) -> Result<()> {
+pub(crate) fn agree(all: &[RankRequest]) -> Result<()> {
     let mut refusals = all
         .iter()
         .enumerate()
-        .filter_map(|(rank, report)| report.refusal.as_ref().map(|why| (rank, why)));
+        .filter_map(|(rank, request)| request.refusal.as_ref().map(|why| (rank, why)));
     if let Some((rank, why)) = refusals.next() {
         return Err(
             DevCommError::Refused { rank, others: refusals.count(), why: why.clone() }.into()
         );
     }
     let Some(first) = all.first() else { return Ok(()) };
-    let differing = all.iter().enumerate().find(|(_, report)| report.fields != first.fields);
+    let differing = all.iter().enumerate().find(|(_, request)| request.fields != first.fields);
     match differing {
         None => Ok(()),
-        Some((rank, report)) => {
-            let (field, of_first, of_rank) = difference(&first.fields, &report.fields);
+        Some((rank, request)) => {
+            let (field, of_first, of_rank) = difference(&first.fields, &request.fields);
             Err(DevCommError::RequirementsDiffer {
                 field,
                 first: (0, of_first),
@@ -94,7 +93,7 @@ pub(crate) fn agree(all: &[Report]) -> Result<()> {
     }
 }
 
-/// The first field in which two lists differ, and its two values.
+/// The first field in which two lists differ, with both values.
 fn difference(a: &[(String, String)], b: &[(String, String)]) -> (String, String, String) {
     let value = |fields: &[(String, String)], name: &str| {
         let found = fields.iter().find(|field| field.0 == name);
@@ -110,9 +109,9 @@ fn difference(a: &[(String, String)], b: &[(String, String)]) -> (String, String
 }
 
 impl DevCommRequirements {
-    /// Name and value of everything that is asked for, to be the same on all ranks.
+    /// Name and value of each requirement that must be the same on all ranks.
     pub(crate) fn describe(&self) -> Vec<(String, String)> {
-        // Taken apart, so that a new field cannot be forgotten here.
+        // Destructured, so that a new field cannot be forgotten here.
         let Self {
             lsa_multimem,
             barriers,

@@ -1,8 +1,8 @@
-//! Checks of requirements against what this rank's machine has, before the collective call that
+//! Checks requirements against what this rank's machine supports, before the collective call that
 //! would fail.
 //!
-//! The rules are those by which `ncclDevCommCreate` of 2.32.3 refuses, and some where it does not
-//! refuse and a kernel would go wrong instead; comments tell these apart.
+//! Most rules are those of `ncclDevCommCreate` 2.32.3. Some are not checked by NCCL, so that a
+//! kernel would fail or hang instead; comments mark these.
 
 use std::ffi::c_int;
 
@@ -14,7 +14,7 @@ use super::{DevCommRequirements, RequirementsRefusal};
 use crate::communicator::Properties;
 use crate::communicator::properties::GinTypes;
 
-/// Bytes of resource buffers that 32-bit handles of 128-byte units reach.
+/// The largest total size of resource buffers: handles are 32-bit offsets in units of 128 bytes.
 pub(super) const MAX_BUFFER_BYTES: u64 = 128 << 32;
 
 /// `value` as NCCL's int.
@@ -27,7 +27,7 @@ pub(super) fn int(what: &'static str, value: impl Into<u64>) -> Result<c_int, Re
     })
 }
 
-/// Refuses what a communicator with these properties cannot serve on this machine.
+/// Refuses requirements that a communicator with these properties cannot meet on this machine.
 pub(super) fn check(
     requirements: &DevCommRequirements,
     properties: &Properties,
@@ -89,7 +89,7 @@ fn check_cft(
     }
 }
 
-/// Teams are made of existing ranks. NCCL does not check that.
+/// Teams must consist of ranks of the communicator. NCCL does not check that.
 fn check_teams(
     asked: &DevCommRequirements,
     properties: &Properties,
@@ -112,17 +112,17 @@ fn check_teams(
     Ok(())
 }
 
-/// Whether all members of a team are in `neighbours`, a team with stride 1.
-fn is_within(team: Team, neighbours: Team) -> bool {
-    let place = |member: i32| {
+/// Whether all members of `team` are in `outer`, a team with stride 1.
+fn is_within(team: Team, outer: Team) -> bool {
+    let rank_in_outer = |member: i32| {
         let distance = (i64::from(member) - i64::from(team.rank)) * i64::from(team.stride);
-        i64::from(neighbours.rank) + distance
+        i64::from(outer.rank) + distance
     };
-    let all = 0..i64::from(neighbours.n_ranks);
-    all.contains(&place(0)) && all.contains(&place(team.n_ranks - 1))
+    let all = 0..i64::from(outer.n_ranks);
+    all.contains(&rank_in_outer(0)) && all.contains(&rank_in_outer(team.n_ranks - 1))
 }
 
-/// The back ends that NCCL may take, or none if none is asked for.
+/// The back ends that NCCL may use; `None` if no connection is asked for.
 fn check_gin(
     asked: &DevCommRequirements,
     properties: &Properties,
@@ -132,7 +132,7 @@ fn check_gin(
     let connection = asked.connection();
     let one_lsa_team = properties.n_lsa_teams <= 1;
     if connection == GinConnectionType::None {
-        return match totals.first_of_gin(asked) {
+        return match totals.first_network_use(asked) {
             None => Ok(None),
             Some(_) if asked.barriers > 0 && one_lsa_team => {
                 let (count, n_ranks) = (asked.barriers, properties.n_ranks);
@@ -154,14 +154,14 @@ fn check_gin(
     if asked.gin_contexts == 0 {
         return Err(RequirementsRefusal::NoContexts);
     }
-    // NCCL refuses them with RAIL whatever its stride is; with a custom one it does not check, and
-    // they would hang.
+    // With RAIL, NCCL refuses these barriers whatever the stride. With a custom stride it does not
+    // check, and they would hang.
     let count = asked.world_gin_barriers;
     if count > 0 && (stride > 1 || connection == GinConnectionType::Rail) {
         return Err(RequirementsRefusal::WorldBarriersNotConnected { count, connection, stride });
     }
     for resource in &asked.resources {
-        // NCCL does not check this either.
+        // NCCL does not check this.
         if let Resource::GinBarriers(GinBarriers { team, .. }) = *resource
             && team.n_ranks > 1
             && team.stride.unsigned_abs() % stride != 0
@@ -172,7 +172,7 @@ fn check_gin(
     gin_types(asked, properties, facilities).map(Some)
 }
 
-/// The distance in ranks that a connection spans.
+/// The stride of a connection: a rank reaches those whose distance is a multiple of it.
 fn stride_of(
     connection: GinConnectionType,
     custom: u32,
@@ -194,8 +194,8 @@ fn stride_of(
     }
 }
 
-/// The back ends that are there and have what is asked for. NCCL takes the first that it can set
-/// up.
+/// The available back ends that have the signals asked for. NCCL uses the first that it can
+/// initialize.
 fn gin_types(
     asked: &DevCommRequirements,
     properties: &Properties,
@@ -214,7 +214,7 @@ fn gin_types(
     let (strong, va) = (asked.gin_strong_signals, asked.gin_va_signals);
     let able: GinTypes = candidates
         .iter()
-        .filter(|&gin_type| !(strong || va) || has_all_signals(gin_type))
+        .filter(|&gin_type| !(strong || va) || has_strong_and_va_signals(gin_type))
         .collect();
     if able.is_empty() {
         return Err(RequirementsRefusal::NoSuchSignals { strong, va, available: candidates });
@@ -222,16 +222,16 @@ fn gin_types(
     Ok(able)
 }
 
-/// Whether a back end may have strong signals and VA signals, which go together: NCCL's device code
-/// for EFA_GDA says that its signals are not strong, and asserts that they are indexed. PROXY over
-/// TCP has no VA signals, but is not distinguished from PROXY over RDMA until NCCL sets it up.
-fn has_all_signals(gin_type: GinType) -> bool {
+/// Whether a back end may have strong signals and VA signals; none has only one kind. NCCL's device
+/// code for EFA_GDA says that its signals are not strong, and asserts that they are indexed. PROXY
+/// over TCP has no VA signals, but NCCL tells it from PROXY over RDMA only when it initializes it.
+fn has_strong_and_va_signals(gin_type: GinType) -> bool {
     gin_type != GinType::EfaGda
 }
 
-/// The most signals and counters that a back end's descriptors number: 24 and 23 bits for PROXY, 16
-/// for GPI.
-fn most_ids(gin_type: GinType) -> (u64, u64) {
+/// The largest numbers of signals and of counters, by the bits of their ids in a back end's
+/// descriptors: 24 and 23 for PROXY, 16 for GPI.
+fn max_ids(gin_type: GinType) -> (u64, u64) {
     match gin_type {
         GinType::Proxy => (1 << 24, 1 << 23),
         GinType::Gpi => (1 << 16, 1 << 16),
@@ -239,7 +239,7 @@ fn most_ids(gin_type: GinType) -> (u64, u64) {
     }
 }
 
-/// The totals of all requirements, at least: NCCL adds a little.
+/// The totals of all requirements; lower bounds, since NCCL adds a little.
 struct Totals {
     bytes: u64,
     signals: u64,
@@ -260,7 +260,7 @@ impl Totals {
             max_elements: asked.lsa_ll_a2a_slots,
             element_size: 8,
         };
-        let of_its_own: [(u32, Resource); 6] = [
+        let built_in: [(u32, Resource); 6] = [
             (asked.lsa_barriers, LsaBarriers { team: lsa, count: asked.lsa_barriers }.into()),
             (asked.barriers, LsaBarriers { team: lsa, count: asked.barriers }.into()),
             (asked.barriers, GinBarriers { team: rail, count: asked.barriers }.into()),
@@ -274,7 +274,7 @@ impl Totals {
             ),
             (ll_a2a.blocks, ll_a2a.into()),
         ];
-        let of_its_own = of_its_own.iter().filter(|(count, _)| *count > 0);
+        let built_in = built_in.iter().filter(|(count, _)| *count > 0);
         let mut totals = Self {
             bytes: 0,
             signals: asked.gin_signals.into(),
@@ -282,7 +282,7 @@ impl Totals {
             listed: false,
         };
         let listed = asked.resources.iter().map(|resource| (true, resource));
-        for (listed, resource) in of_its_own.map(|(_, own)| (false, own)).chain(listed) {
+        for (listed, resource) in built_in.map(|(_, resource)| (false, resource)).chain(listed) {
             let Node::Resource(node) = resource.node()? else { continue };
             let (bytes, align) = (node.buffer.0 as u64, node.buffer.1.max(128) as u64);
             let start = totals.bytes.checked_next_multiple_of(align).unwrap_or(u64::MAX);
@@ -292,15 +292,15 @@ impl Totals {
             totals.listed |= listed && (node.signals > 0 || node.counters > 0);
         }
         if asked.connection() != GinConnectionType::None {
-            // A shadow of 8 bytes for each signal of each context.
+            // NCCL adds a shadow of 8 bytes for each signal of each context.
             let shadows = u64::from(asked.gin_contexts).saturating_mul(totals.signals);
             totals.bytes = totals.bytes.saturating_add(shadows.saturating_mul(8));
         }
         Ok(totals)
     }
 
-    /// The first thing asked for that needs the network.
-    fn first_of_gin(&self, asked: &DevCommRequirements) -> Option<&'static str> {
+    /// The first requirement that needs the network.
+    fn first_network_use(&self, asked: &DevCommRequirements) -> Option<&'static str> {
         let all = [
             (asked.gin_signals > 0, "gin_signals"),
             (asked.gin_counters > 0, "gin_counters"),
@@ -314,14 +314,14 @@ impl Totals {
 
     /// NCCL numbers these with an int and does not check for overflow.
     fn check(&self, gin_types: Option<GinTypes>) -> Result<(), RequirementsRefusal> {
-        let most = |of: fn((u64, u64)) -> u64| {
+        let limit = |of: fn((u64, u64)) -> u64| {
             let types = gin_types.unwrap_or_default();
-            types.iter().map(|gin_type| of(most_ids(gin_type))).max().unwrap_or(0)
+            types.iter().map(|gin_type| of(max_ids(gin_type))).max().unwrap_or(0)
         };
         let checks = [
             ("bytes of resource buffers", self.bytes, MAX_BUFFER_BYTES),
-            ("signals, with those of the barriers,", self.signals, most(|ids| ids.0)),
-            ("counters", self.counters, most(|ids| ids.1)),
+            ("signals, with those of the barriers,", self.signals, limit(|ids| ids.0)),
+            ("counters", self.counters, limit(|ids| ids.1)),
         ];
         match checks.into_iter().find(|(_, asked, limit)| asked > limit) {
             None => Ok(()),

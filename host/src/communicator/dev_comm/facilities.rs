@@ -11,22 +11,22 @@ use crate::sys::cuda;
 pub(crate) struct Facilities {
     /// The value of NCCL_NVLS_ENABLE.
     pub nvls_enable: Option<String>,
-    /// Why a back end of GIN (`None`: any) is not available: what it needs, and what there is.
-    /// Called only for an error.
+    /// Why a GIN back end (`None`: every one) is not available: what it needs, and what the machine
+    /// has. Called only for an error message.
     pub why_no_gin: fn(Option<GinType>) -> String,
 }
 
 impl Facilities {
-    /// Those of the calling thread's machine.
+    /// The facilities of the calling thread's machine.
     pub(crate) fn here() -> Self {
         Self::of(&Machine::current().unwrap_or(Machine::Gpus))
     }
 
-    /// Those of a machine. The environment does not apply to a simulated one.
+    /// The facilities of a machine. Environment variables do not apply to a simulated one.
     pub(crate) fn of(machine: &Machine) -> Self {
         if machine.is_simulated() {
             const WHY: &str =
-                "a simulated network is PROXY; Simulation::network says which ranks it connects";
+                "a simulated network is PROXY; Simulation::network sets which ranks it connects";
             return Self { nvls_enable: None, why_no_gin: |_| WHY.to_owned() };
         }
         Self { nvls_enable: std::env::var("NCCL_NVLS_ENABLE").ok(), why_no_gin }

@@ -16,15 +16,15 @@ const CFT: c_int = 1;
 const CFT_MULTIMEM: c_int = 2;
 
 /// Requirements for one call of `ncclDevCommCreate`, and the memory that it writes handles to.
-/// Their addresses stay when this moves, to another thread too; it is kept until NCCL has ended the
-/// call.
+/// Their addresses are stable when this value moves, also to another thread. It is kept until NCCL
+/// has completed the call.
 pub(crate) struct Lowered {
     lists: Arc<RequirementLists>,
     resources: Vec<Resource>,
 }
 
 impl DevCommRequirements {
-    /// The requirements for NCCL.
+    /// Converts the requirements for NCCL.
     pub(crate) fn lower(&self) -> Result<Lowered, RequirementsRefusal> {
         let (mut resources, mut teams) = (Vec::new(), Vec::new());
         for resource in &self.resources {
@@ -72,14 +72,14 @@ impl Lowered {
         &self.lists
     }
 
-    /// The handle for a key, once NCCL has ended the call; `None` for a key of other
+    /// The handle for a key, once NCCL has completed the call; `None` for a key of other
     /// requirements.
     pub(crate) fn get<R: ResourceRequest>(&self, key: ResourceKey<R>) -> Option<R::Handle> {
         let asked = *self.resources.get(key.index)?;
         if asked != key.request.into() {
             return None;
         }
-        // Requests for teams and resources share one list; NCCL has a list for each.
+        // `self.resources` has teams and other resources; NCCL has a list for each.
         let is_team = |resource: &Resource| matches!(resource, Resource::Team(_));
         let before = &self.resources[..key.index];
         let teams = before.iter().filter(|resource| is_team(resource)).count();

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use devcomm_types::{ArgInfo, DevComm, IntoArg};
 
-use self::agree::{Report, agree};
+use self::agree::{RankRequest, agree};
 use self::facilities::Facilities;
 use self::lower::Lowered;
 pub use self::refusal::RequirementsRefusal;
@@ -39,16 +39,16 @@ use crate::sys::nccl::calls;
 
 /// A device communicator and the resources behind it.
 ///
-/// Made by [`Communicator::create_dev_comm`]. A launch takes `&DevCommResource` where the kernel
+/// Created by [`Communicator::create_dev_comm`]. A launch takes `&DevCommResource` where the kernel
 /// has a `DevComm`.
 ///
 /// [`abort`](Self::abort) asks kernels that wait for another rank to exit. So do the abort of the
 /// communicator, the loss of a rank, and a deadline
 /// ([`Stream::synchronize_within`](crate::Stream::synchronize_within)).
 ///
-/// [`close`](Self::close) frees the resources after waiting for this rank's streams; so does the
-/// end of the communicator, and dropping. After a lost rank they are left to the end of the
-/// process.
+/// [`close`](Self::close), the end of the communicator and dropping free the resources, after
+/// waiting for this rank's streams. After the loss of a rank, they are kept until the process
+/// ends.
 ///
 /// NCCL: `ncclDevComm`, `ncclDevCommCreate`, `ncclDevCommDestroy`.
 #[doc(alias = "ncclDevComm")]
@@ -59,10 +59,10 @@ pub struct DevCommResource {
 }
 
 struct Inner {
-    /// Written when it is made, which may be at the end of a group.
+    /// NCCL writes it when the call is made, possibly at the end of a group.
     out: Out<DevComm>,
-    made: Rc<Cell<CallState>>,
-    /// What kernels get, set at the first use: what NCCL wrote, with our abort flag.
+    state: Rc<Cell<CallState>>,
+    /// What kernels get: NCCL's struct with this crate's abort flag. Set at the first use.
     dev_comm: OnceCell<DevComm>,
     flag: Arc<AbortFlag>,
     closed: Cell<bool>,
@@ -71,8 +71,8 @@ struct Inner {
 }
 
 impl Communicator {
-    /// Makes a device communicator. *Collective*, with the same requirements on every rank: they
-    /// are compared first, and what one rank cannot have fails on all of them.
+    /// Creates a device communicator. *Collective*, with the same requirements on every rank: they
+    /// are compared first, and if one rank cannot meet them, the call fails on all ranks.
     ///
     /// NCCL: `ncclDevCommCreate`.
     ///
@@ -88,27 +88,27 @@ impl Communicator {
     /// [`StateError::CommunicatorEnded`](crate::StateError::CommunicatorEnded), [`Error::Nccl`].
     #[doc(alias = "ncclDevCommCreate")]
     pub fn create_dev_comm(&self, requirements: DevCommRequirements) -> Result<DevCommResource> {
-        self.context().refuse_capturing("a device communicator is made")?;
-        let report = Report::new(
+        self.context().refuse_capturing("a device communicator is created")?;
+        let request = RankRequest::new(
             &requirements,
             &self.properties()?,
             &Facilities::of(self.context().machine()),
         );
         match self.peers() {
             Some(peers) => {
-                let all = peers.all_gather(&report.to_bytes()?)?;
-                let all =
-                    all.iter().enumerate().map(|(rank, bytes)| Report::from_bytes(rank, bytes));
+                let all = peers.all_gather(&request.to_bytes()?)?;
+                let all = all.iter().enumerate();
+                let all = all.map(|(rank, bytes)| RankRequest::from_bytes(rank, bytes));
                 agree(&all.collect::<Result<Vec<_>>>()?)?;
             }
-            None => report.check_local(self.rank())?,
+            None => request.check_local(self.rank())?,
         }
         DevCommResource::new(self, &requirements)
     }
 }
 
 impl DevCommResource {
-    /// Makes it, with requirements that all ranks agree on.
+    /// Creates it, with requirements that are the same on all ranks.
     pub(crate) fn new(
         communicator: &Communicator,
         requirements: &DevCommRequirements,
@@ -122,22 +122,22 @@ impl DevCommResource {
         communicator.handle().watch(&flag);
         let inner = Rc::new(Inner {
             out: Out::new(DevComm::zeroed()),
-            made: Rc::new(Cell::new(CallState::Deferred)),
+            state: Rc::new(Cell::new(CallState::Deferred)),
             dev_comm: OnceCell::new(),
             flag,
             closed: Cell::new(false),
             lowered,
             communicator: communicator.clone(),
         });
-        // Kept until the call is made: NCCL writes there, and only then can it be destroyed.
-        communicator.call_collective(&inner.made, Rc::clone(&inner) as _, |comm| {
+        // A deferred call keeps `inner`: NCCL writes to it, and can destroy it only afterwards.
+        communicator.call_collective(&inner.state, Rc::clone(&inner) as _, |comm| {
             calls::create_dev_comm(comm, Arc::clone(inner.lowered.lists()), inner.out.clone())
         })?;
         inner.communicator.adopt(&inner);
         Ok(Self { inner })
     }
 
-    /// The resource that the requirements' [`add`](DevCommRequirements::add) gave this key for.
+    /// The handle of the resource for which [`add`](DevCommRequirements::add) returned `key`.
     ///
     /// ```no_run
     /// # use devcomm_host::{Communicator, DevCommRequirements, Error, LsaBarriers, Team};
@@ -151,25 +151,24 @@ impl DevCommResource {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for the key of other requirements, where it would open another
-    /// resource; as [`dev_comm`](Self::dev_comm).
+    /// [`Error::InvalidInput`] for a key of other requirements, unless these have the same resource
+    /// at its index; as [`dev_comm`](Self::dev_comm).
     pub fn resource<R: ResourceRequest>(&self, key: ResourceKey<R>) -> Result<R::Handle> {
         self.inner.dev_comm()?;
         self.inner.lowered.get(key).ok_or_else(|| {
             let asked: resources::Resource = key.request().into();
             Error::invalid(format!(
-                "this device communicator was not made with the requirements that the key of \
-                 {asked} is from"
+                "the key of {asked} is not from the requirements of this device communicator"
             ))
         })
     }
 
-    /// The struct that kernels get, by value.
+    /// The struct that kernels get by value.
     ///
     /// # Errors
     ///
     /// [`StateError::Closed`](crate::StateError::Closed);
-    /// [`StateError::InGroup`](crate::StateError::InGroup) before the group in which it is made has
+    /// [`StateError::InGroup`](crate::StateError::InGroup) before the group that creates it has
     /// ended.
     pub fn dev_comm(&self) -> Result<&DevComm> {
         self.inner.dev_comm()
@@ -187,25 +186,26 @@ impl DevCommResource {
         self.inner.dev_comm().is_ok() && self.inner.flag.cause().is_none()
     }
 
-    /// Asks the kernels that use it, and wait for another rank, to exit. A wait for their stream
-    /// fails with [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted) with what they
-    /// waited for, and launches with the device communicator are refused from now on: its barriers
-    /// are in an unknown state. Other device communicators are not affected. Idempotent.
+    /// Asks kernels that use it and wait for another rank to exit. A wait for their stream then
+    /// fails with [`LaunchError::KernelAborted`](crate::LaunchError::KernelAborted), which names
+    /// what they waited for. Further launches with the device communicator are refused, since its
+    /// barriers are in an unknown state. Other device communicators are not affected. Idempotent.
     ///
-    /// A kernel sees it in the waits of `nccl_device`; one that polls memory by other means, or
-    /// computes, continues.
+    /// Kernels check for an abort in the waits of `nccl_device`; one that computes, or polls memory
+    /// in a loop of its own, continues.
     pub fn abort(&self) {
         self.inner.flag.raise(AbortCause::Request);
     }
 
-    /// What another thread can [`abort`](Self::abort) with, while this one waits for a stream.
+    /// A handle with which another thread can [`abort`](Self::abort), while this one waits for a
+    /// stream.
     #[must_use]
     pub fn abort_handle(&self) -> KernelAbortHandle {
         KernelAbortHandle::new(&self.inner.flag)
     }
 
-    /// What the kernels that an abort ended waited for: a thread of each block, by block; of grids
-    /// of more than 1024 blocks not each one. Empty if none did.
+    /// What the kernels that an abort ended waited for: one thread per block, in block order. In
+    /// grids of more than 1024 blocks, some blocks are missing. Empty if no kernel waited.
     #[must_use]
     pub fn stuck(&self) -> Vec<StuckWait> {
         self.inner.flag.stuck()
@@ -217,7 +217,7 @@ impl DevCommResource {
     ///
     /// # Errors
     ///
-    /// What waiting for the streams gives, [`StateError::Capturing`](crate::StateError::Capturing),
+    /// Those of waiting for the streams, [`StateError::Capturing`](crate::StateError::Capturing),
     /// [`StateError::InGroup`](crate::StateError::InGroup), [`Error::Nccl`].
     pub fn close(&self) -> Result<()> {
         refuse_inside("the end of a device communicator")?;
@@ -229,11 +229,11 @@ impl Inner {
     fn dev_comm(&self) -> Result<&DevComm> {
         let rank = self.communicator.rank();
         self.communicator.refuse_suspended()?;
-        match self.made.get() {
+        match self.state.get() {
             CallState::Made if !self.closed.get() && self.communicator.is_valid() => {}
             CallState::Deferred => {
                 return Err(StateError::InGroup {
-                    what: "the use of a device communicator that the group makes",
+                    what: "the use of a device communicator that the group creates",
                 }
                 .into());
             }
@@ -260,7 +260,7 @@ impl Resource for Inner {
         self.communicator.refuse_suspended()?;
         let context = self.communicator.context();
         if self.dev_comm().is_err() {
-            // It was not made, or has ended with the communicator.
+            // It was never created, or has ended with the communicator.
             if !self.closed.replace(true) && context.is_idle_now() {
                 context.close_abort_flag(&self.flag);
             }
@@ -270,9 +270,9 @@ impl Resource for Inner {
         context.drain()?;
         self.closed.set(true);
         let _ = context.cuda().bind();
-        // As NCCL made it, not as kernels get it.
-        let made = Out::new(self.out.get());
-        let released = self.communicator.release(|comm| calls::destroy_dev_comm(comm, made));
+        // NCCL's struct, without this crate's abort flag.
+        let raw = Out::new(self.out.get());
+        let released = self.communicator.release(|comm| calls::destroy_dev_comm(comm, raw));
         context.close_abort_flag(&self.flag);
         released
     }

@@ -1,10 +1,10 @@
-//! Why a device communicator cannot be made.
+//! Why a device communicator cannot be created.
 
 use devcomm_types::{GinConnectionType, GinType, Team};
 
 use crate::communicator::properties::GinTypes;
 
-/// Why a device communicator cannot be made.
+/// Why a device communicator cannot be created.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequirementsRefusal {
@@ -20,10 +20,10 @@ pub enum RequirementsRefusal {
     NoMultimem {
         /// What was asked for.
         what: &'static str,
-        /// What says that there is none.
+        /// Why there is none.
         why: &'static str,
     },
-    /// A resource of the network without a connection.
+    /// A network resource was asked for, but no connection.
     #[error(
         "{what} need a network connection, but none is asked for; add \
          gin_connection(GinConnectionType::Full), or Rail"
@@ -32,10 +32,10 @@ pub enum RequirementsRefusal {
         /// What was asked for.
         what: &'static str,
     },
-    /// Hybrid barriers without a connection where load and store reach every rank.
+    /// Hybrid barriers were asked for without a connection, where load and store reach every rank.
     #[error(
         "{count} hybrid barriers need a network connection, and none is asked for; all {n_ranks} \
-         ranks are in one LSA team, so lsa_barriers({count}) does without"
+         ranks are in one LSA team, so use lsa_barriers({count})"
     )]
     BarriersWithoutNetwork {
         /// Barriers asked for.
@@ -43,7 +43,7 @@ pub enum RequirementsRefusal {
         /// Ranks of the communicator.
         n_ranks: usize,
     },
-    /// A connection where there is no network for kernels.
+    /// A connection was asked for where no network works for kernels.
     #[error(
         "a network connection of type {connection} was asked for, but no network back end for \
          kernels (GIN) works on all ranks{}. {why}",
@@ -57,7 +57,7 @@ pub enum RequirementsRefusal {
         /// What this machine has, and what each back end needs.
         why: String,
     },
-    /// Every rank was to be connected, but the network connects rails only.
+    /// A connection of every rank was asked for, but the network connects rails only.
     #[error(
         "a network connection of type FULL was asked for, but the network connects rails only \
          (ginType is none, railedGinType is {railed}): each rank reaches the same LSA rank \
@@ -75,12 +75,12 @@ pub enum RequirementsRefusal {
         /// The connection asked for.
         connection: GinConnectionType,
     },
-    /// A back end that is not there.
-    #[error("network back end {asked} was asked for, but here there is: {available}. {why}")]
+    /// A back end that is not available.
+    #[error("network back end {asked} was asked for, but available are: {available}. {why}")]
     NoSuchGinType {
         /// The back end asked for.
         asked: GinType,
-        /// Those that are there.
+        /// The available back ends.
         available: GinTypes,
         /// What this machine has, and what that back end needs.
         why: String,
@@ -96,13 +96,13 @@ pub enum RequirementsRefusal {
         strong: bool,
         /// Whether VA signals were asked for.
         va: bool,
-        /// The back ends that could have been taken.
+        /// The back ends that were considered.
         available: GinTypes,
     },
     /// No contexts at all.
     #[error("gin_contexts(0) leaves kernels nothing to communicate with; ask for 1 or more")]
     NoContexts,
-    /// Barriers between all ranks where not all are connected.
+    /// World barriers were asked for, but the connection does not reach every rank.
     #[error(
         "{count} world GIN barriers were asked for, but a connection of type {connection} with \
          stride {stride} does not reach every rank; use rail_gin_barriers, or \
@@ -113,10 +113,10 @@ pub enum RequirementsRefusal {
         count: u32,
         /// The connection asked for.
         connection: GinConnectionType,
-        /// Its distance in ranks.
+        /// Its stride in ranks.
         stride: u32,
     },
-    /// GIN barriers of a team that is not connected.
+    /// GIN barriers were asked for in a team whose ranks the connection does not reach.
     #[error(
         "GIN barriers of a team with stride {} were asked for, but the connection reaches \
          multiples of {stride} ranks only",
@@ -125,16 +125,16 @@ pub enum RequirementsRefusal {
     TeamNotConnected {
         /// The team.
         team: Team,
-        /// The connection's distance in ranks.
+        /// The connection's stride in ranks.
         stride: u32,
     },
-    /// The network takes no custom stride.
+    /// The network supports no custom stride.
     #[error(
         "a custom stride was asked for, but the network's connections are not strided \
          (ginMinStride is INT_MAX); use GinConnectionType::Rail, or Full"
     )]
     NoCustomStride,
-    /// A custom stride that the network does not take.
+    /// A custom stride that the network does not support.
     #[error(
         "gin_custom_stride({stride}) was asked for, but here it must be a multiple of \
          {multiple_of} between {multiple_of} and {max}, the size of an LSA team"
@@ -147,7 +147,7 @@ pub enum RequirementsRefusal {
         /// The greatest stride, in ranks.
         max: u32,
     },
-    /// CFT was asked for where there is none.
+    /// CFT was asked for where it is not supported.
     #[error(
         "{what} was asked for, but CFT does not work on all ranks here ({property} is false); it \
          needs a driver of CUDA 13.3 or newer, hardware for it, and NCCL_CFT_ENABLE not 0"
@@ -160,17 +160,17 @@ pub enum RequirementsRefusal {
     },
     /// A team whose numbers are invalid.
     #[error(
-        "{team:?} is no team of these ranks: its rank is 0 to n_ranks - 1, its stride is not 0, \
-         and its members are ranks of the communicator"
+        "{team:?} is not valid: its rank must be 0 to n_ranks - 1, its stride not 0, and its \
+         members ranks of the communicator"
     )]
     NotATeam {
         /// The team.
         team: Team,
     },
-    /// A team with members that load and store do not reach.
+    /// A team with members that this rank does not reach by load and store.
     #[error(
-        "{what} of {team:?} need a team within load and store, but this rank's LSA team has \
-         {lsa_size} ranks, neighbours in the communicator"
+        "{what} of {team:?} need a team of ranks that reach each other by load and store, but this \
+         rank's LSA team has {lsa_size} ranks, consecutive in the communicator"
     )]
     TeamBeyondLsa {
         /// What was asked for.
@@ -181,7 +181,7 @@ pub enum RequirementsRefusal {
         lsa_size: usize,
     },
     /// More than NCCL can count or address.
-    #[error("{asked} {what} were asked for, but {limit} are the most")]
+    #[error("{asked} {what} were asked for, but the limit is {limit}")]
     TooMany {
         /// What was asked for.
         what: &'static str,

@@ -1,4 +1,4 @@
-//! What machines of every kind serve and refuse, by properties made up for them.
+//! Tests of which requirements are refused, with made-up properties for each kind of machine.
 
 use devcomm_types::{GinConnectionType as Connection, GinType, Team};
 
@@ -56,7 +56,7 @@ fn rails(gin_type: GinType) -> Properties {
 
 fn facilities(nvls_enable: Option<&str>) -> Facilities {
     let why_no_gin = |gin_type: Option<GinType>| {
-        gin_type.map_or_else(|| "all need much".to_owned(), |one| format!("{one} needs more"))
+        gin_type.map_or_else(|| "all need more".to_owned(), |one| format!("{one} needs more"))
     };
     Facilities { nvls_enable: nvls_enable.map(str::to_owned), why_no_gin }
 }
@@ -65,7 +65,7 @@ fn refusal(asked: &DevCommRequirements, on: &Properties) -> RequirementsRefusal 
     check(asked, on, &facilities(None)).unwrap_err()
 }
 
-/// Refused, with all of these words in the message.
+/// Checks that `asked` is refused, with all of these words in the message.
 fn refused(asked: DevCommRequirements, on: Properties, words: &[&str]) {
     let text = refusal(&asked, &on).to_string();
     for word in words {
@@ -73,7 +73,7 @@ fn refused(asked: DevCommRequirements, on: Properties, words: &[&str]) {
     }
 }
 
-fn served(asked: DevCommRequirements, on: Properties) {
+fn accepted(asked: DevCommRequirements, on: Properties) {
     assert_eq!(check(&asked, &on, &facilities(None)), Ok(()), "{asked:?} on {on:?}");
 }
 
@@ -93,19 +93,19 @@ fn without_a_device_api_everything_is_refused() {
 
 #[test]
 fn one_node_without_a_network_card_serves_load_and_store() {
-    served(new(), one_node());
-    served(new().lsa_barriers(64).lsa_ll_a2a(8, 128), one_node());
+    accepted(new(), one_node());
+    accepted(new().lsa_barriers(64).lsa_ll_a2a(8, 128), one_node());
     let mut asked = new();
     asked.add(LsaBarriers { team: Team { n_ranks: 4, rank: 2, stride: 2 }, count: 3 });
     asked.add(LlA2a { blocks: 4, max_elements: 64, element_size: 16 });
     asked.add(ResourceBuffer { bytes: 1 << 20, align: 4096 });
     asked.add(TeamMultimem { team: one_node().world_team(), multimem: false });
-    served(asked, one_node());
+    accepted(asked, one_node());
 }
 
 #[test]
 fn a_network_asked_for_on_one_node_without_a_card_says_what_each_back_end_needs() {
-    let words = ["all in one LSA team", "all need much", "type FULL"];
+    let words = ["all in one LSA team", "all need more", "type FULL"];
     refused(with(Connection::Full), one_node(), &words);
     let gdaki = with(Connection::Full).gin_type(GinType::Gdaki);
     refused(gdaki, one_node(), &["GDAKI needs more"]);
@@ -126,12 +126,12 @@ fn network_resources_without_a_connection_are_named() {
     let mut asked = new();
     asked.add(GinBarriers { team: machine().rail_team(), count: 1 });
     refused(asked, machine(), &["added as resources"]);
-    // Where load and store do, the hint is another.
+    // Where load and store suffice, the hint differs.
     refused(new().barriers(4), one_node(), &["lsa_barriers(4)", "all 8 ranks are in one LSA team"]);
-    // What asks for nothing needs nothing.
+    // A request for 0 signals needs no network.
     let mut asked = new();
     asked.add(Signals { count: 0 });
-    served(asked, one_node());
+    accepted(asked, one_node());
 }
 
 #[test]
@@ -147,9 +147,9 @@ fn every_back_end_but_efa_serves_the_defaults_and_everything_of_the_network() {
             .gin_va_signals(true)
             .gin_exclusive_contexts(true)
             .gin_type(gin_type);
-        served(asked, machine());
-        served(with(Connection::Rail).rail_gin_barriers(8), machine());
-        served(with(Connection::CustomStride).gin_custom_stride(2), machine());
+        accepted(asked, machine());
+        accepted(with(Connection::Rail).rail_gin_barriers(8), machine());
+        accepted(with(Connection::CustomStride).gin_custom_stride(2), machine());
     }
 }
 
@@ -161,10 +161,10 @@ fn efa_serves_who_needs_neither_strong_nor_va_signals() {
     let weak = with(Connection::Full).gin_strong_signals(false);
     refused(weak.clone().gin_va_signals(true), machine(), &["VA signals were asked for"]);
     refused(with(Connection::Full).gin_va_signals(true), machine(), &["strong and VA signals"]);
-    served(weak, machine());
-    // With another back end beside it, NCCL passes over EFA.
+    accepted(weak, machine());
+    // If another back end is available, NCCL skips EFA.
     let both = || two_nodes(&[GinType::EfaGda, GinType::Proxy]);
-    served(with(Connection::Full).gin_va_signals(true), both());
+    accepted(with(Connection::Full).gin_va_signals(true), both());
     refused(with(Connection::Full).gin_type(GinType::EfaGda), both(), &["strong signals"]);
 }
 
@@ -172,8 +172,8 @@ fn efa_serves_who_needs_neither_strong_nor_va_signals() {
 fn a_back_end_that_is_not_there_is_refused_with_those_that_are() {
     let machine = || two_nodes(&[GinType::Gdaki, GinType::Proxy]);
     let asked = with(Connection::Full).gin_type(GinType::Gpi);
-    refused(asked, machine(), &["GPI was asked for", "here there is: PROXY, GDAKI"]);
-    served(with(Connection::Full).gin_type(GinType::Proxy), machine());
+    refused(asked, machine(), &["GPI was asked for", "available are: PROXY, GDAKI"]);
+    accepted(with(Connection::Full).gin_type(GinType::Proxy), machine());
     refused(with(Connection::Full).gin_type(GinType::Other(77)), machine(), &["type 77"]);
 }
 
@@ -182,9 +182,9 @@ fn a_network_of_rails_serves_rails() {
     for gin_type in [GinType::Proxy, GinType::Gdaki] {
         let words = ["connects rails only", &format!("railedGinType is {gin_type}")];
         refused(with(Connection::Full).gin_signals(1), rails(gin_type), &words);
-        served(with(Connection::Rail).gin_signals(1).rail_gin_barriers(2), rails(gin_type));
-        // Hybrid barriers go by load and store within a team, and by rails between teams.
-        served(with(Connection::Rail).barriers(2), rails(gin_type));
+        accepted(with(Connection::Rail).gin_signals(1).rail_gin_barriers(2), rails(gin_type));
+        // Hybrid barriers use load and store within a team, and rails between teams.
+        accepted(with(Connection::Rail).barriers(2), rails(gin_type));
         let world = with(Connection::Rail).world_gin_barriers(2);
         refused(world, rails(gin_type), &["does not reach every rank", "type RAIL with stride 4"]);
     }
@@ -199,12 +199,12 @@ fn a_network_of_rails_serves_rails() {
 #[test]
 fn world_barriers_are_refused_where_nccl_refuses_them_and_where_they_would_hang() {
     let machine = || two_nodes(&[GinType::Proxy]);
-    served(with(Connection::Full).world_gin_barriers(1), machine());
+    accepted(with(Connection::Full).world_gin_barriers(1), machine());
     let custom =
         |stride| with(Connection::CustomStride).gin_custom_stride(stride).world_gin_barriers(1);
-    served(custom(1), machine());
+    accepted(custom(1), machine());
     refused(custom(2), machine(), &["CUSTOM_STRIDE with stride 2"]);
-    // RAIL is refused even where a rail is the world.
+    // RAIL is refused even if a rail has all ranks.
     let alone = Properties { n_lsa_teams: 8, ..machine() };
     refused(with(Connection::Rail).world_gin_barriers(1), alone, &["type RAIL with stride 1"]);
 }
@@ -227,7 +227,7 @@ fn gin_barriers_are_for_teams_that_the_connection_reaches() {
         (Connection::CustomStride, every_other),
         (Connection::Rail, world.inner_factor(1)),
     ] {
-        served(asked(connection, team), machine);
+        accepted(asked(connection, team), machine);
     }
     for (connection, team) in [
         (Connection::Rail, world),
@@ -244,18 +244,18 @@ fn a_custom_stride_fits_the_network_and_the_lsa_team() {
     let machine =
         |least| Properties { gin_min_stride: Some(least), ..two_nodes(&[GinType::Proxy]) };
     for stride in [1, 2, 3, 4] {
-        served(asked(stride), machine(1));
+        accepted(asked(stride), machine(1));
     }
-    served(asked(2), machine(2));
+    accepted(asked(2), machine(2));
     refused(asked(0), machine(1), &["gin_custom_stride(0)", "multiple of 1 between 1 and 4"]);
     refused(asked(5), machine(1), &["gin_custom_stride(5)", "size of an LSA team"]);
     refused(asked(3), machine(2), &["a multiple of 2 between 2 and 4"]);
     refused(asked(2), rails(GinType::Proxy), &["a multiple of 4 between 4 and 4"]);
-    served(asked(4), rails(GinType::Proxy));
-    let uneven = Properties { gin_min_stride: None, ..machine(1) };
-    refused(asked(2), uneven, &["ginMinStride is INT_MAX"]);
-    // Only where it is used.
-    served(with(Connection::Full).gin_custom_stride(77), machine(1));
+    accepted(asked(4), rails(GinType::Proxy));
+    let not_strided = Properties { gin_min_stride: None, ..machine(1) };
+    refused(asked(2), not_strided, &["ginMinStride is INT_MAX"]);
+    // A stride is checked only for CUSTOM_STRIDE.
+    accepted(with(Connection::Full).gin_custom_stride(77), machine(1));
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn a_connection_of_another_kind_or_without_contexts_is_refused() {
     let machine = || two_nodes(&[GinType::Proxy]);
     refused(with(Connection::Other(9)), machine(), &["no network connection of type 9"]);
     refused(with(Connection::Full).gin_contexts(0), machine(), &["gin_contexts(0)"]);
-    served(new().gin_contexts(0), machine());
+    accepted(new().gin_contexts(0), machine());
 }
 
 #[test]
@@ -280,14 +280,14 @@ fn multicast_is_served_where_the_gpus_have_it_and_it_is_not_switched_off() {
         let text = check(&asked, &has, &facilities(Some(" 0 "))).unwrap_err().to_string();
         assert!(text.contains(what) && text.contains("NCCL_NVLS_ENABLE is 0"), "{text}");
     }
-    // Who does not ask is not refused.
+    // Without a multicast requirement, nothing is refused.
     assert_eq!(check(&new().lsa_barriers(1), &has, &facilities(Some("0"))), Ok(()));
 }
 
 #[test]
 fn cft_is_served_where_it_is() {
     let has = Properties { cft: true, cft_multicast: true, multimem: true, ..one_node() };
-    served(new().cft(true).cft_multimem(true).cft_barriers(4), has);
+    accepted(new().cft(true).cft_multimem(true).cft_barriers(4), has);
     refused(new().cft(true), one_node(), &["cft was asked for", "cftSupport is false", "13.3"]);
     refused(new().cft_barriers(1), one_node(), &["cft_barriers"]);
     let unicast = Properties { cft_multicast: false, ..has };
@@ -305,10 +305,10 @@ fn teams_are_made_of_ranks_that_are_there_and_within_load_and_store_where_they_m
         asked.add(LsaBarriers { team, count: 1 });
         asked
     };
-    served(barriers(machine.lsa_team()), machine);
-    served(barriers(machine.lsa_team().outer_factor(2)), machine);
+    accepted(barriers(machine.lsa_team()), machine);
+    accepted(barriers(machine.lsa_team().outer_factor(2)), machine);
     refused(barriers(machine.world_team()), machine, &["LSA barriers of", "LSA team has 4 ranks"]);
-    refused(barriers(machine.rail_team()), machine, &["within load and store"]);
+    refused(barriers(machine.rail_team()), machine, &["by load and store"]);
     for (n_ranks, rank, stride) in [
         (0, 0, 1),
         (-1, 0, 1),
@@ -319,7 +319,7 @@ fn teams_are_made_of_ranks_that_are_there_and_within_load_and_store_where_they_m
         (4, 0, 1),
         (2, 0, 8),
         (2, 0, -6),
-        // Numbers that wrap around.
+        // Numbers that overflow.
         (i32::MAX, 0, 2),
         (3, 0, i32::MAX),
         (3, 1, i32::MIN),
@@ -330,9 +330,9 @@ fn teams_are_made_of_ranks_that_are_there_and_within_load_and_store_where_they_m
         asked.add(GinBarriers { team, count: 0 });
         assert_eq!(refusal(&asked, &machine), RequirementsRefusal::NotATeam { team });
     }
-    // Backwards is as good.
+    // A negative stride is allowed.
     let backwards = Team { n_ranks: 4, rank: 2, stride: -1 };
-    served(barriers(backwards), machine);
+    accepted(barriers(backwards), machine);
 }
 
 #[test]
@@ -353,7 +353,8 @@ fn counts_that_nccl_cannot_hold_are_refused_by_name() {
         (new().gin_custom_stride(too_many), "ranks of a custom stride"),
         (new().cft_barriers(too_many), "CFT barriers"),
     ] {
-        refused(asked, machine(), &[&format!("4294967295 {what} were asked for, but 2147483647")]);
+        let asked_for = format!("4294967295 {what} were asked for");
+        refused(asked, machine(), &[&asked_for, "the limit is 2147483647"]);
     }
     let mut asked = with(Connection::Full);
     asked.add(Signals { count: too_many });
@@ -373,23 +374,23 @@ fn sums_that_nccl_would_not_notice_are_refused() {
     let mut asked = signals(i32::MAX as u32);
     asked.add(Signals { count: 1 });
     refused(asked, two_nodes(&[GinType::Gdaki]), &["2147483648 signals"]);
-    // The barriers' signals count too: one a barrier and rank of the team.
+    // The barriers' signals count too: one per barrier and rank of the team.
     let asked = signals((1 << 16) - 16).rail_gin_barriers(8);
-    served(asked.clone(), two_nodes(&[GinType::Gpi]));
+    accepted(asked.clone(), two_nodes(&[GinType::Gpi]));
     refused(asked.gin_signals((1 << 16) - 15), two_nodes(&[GinType::Gpi]), &["65537", "65536"]);
-    // PROXY numbers 24 bits of signals and 23 of counters.
-    refused(signals((1 << 24) + 1), two_nodes(&[GinType::Proxy]), &["16777216 are the most"]);
+    // PROXY has 24-bit signal ids and 23-bit counter ids.
+    refused(signals((1 << 24) + 1), two_nodes(&[GinType::Proxy]), &["the limit is 16777216"]);
     let counters = with(Connection::Full).gin_counters((1 << 23) + 1);
-    refused(counters, two_nodes(&[GinType::Proxy]), &["counters", "8388608 are the most"]);
-    served(signals((1 << 24) + 1), two_nodes(&[GinType::Proxy, GinType::Gdaki]));
-    // A handle of 32 bits, in units of 128 bytes.
+    refused(counters, two_nodes(&[GinType::Proxy]), &["counters", "the limit is 8388608"]);
+    accepted(signals((1 << 24) + 1), two_nodes(&[GinType::Proxy, GinType::Gdaki]));
+    // Handles are 32-bit offsets in units of 128 bytes.
     let buffer = |bytes| {
         let mut asked = new();
         asked.add(ResourceBuffer { bytes, align: 128 });
         asked.add(ResourceBuffer { bytes: 1, align: 128 });
         asked
     };
-    served(buffer(MAX_BUFFER_BYTES as usize - 128), one_node());
+    accepted(buffer(MAX_BUFFER_BYTES as usize - 128), one_node());
     refused(buffer(MAX_BUFFER_BYTES as usize), one_node(), &["bytes of resource buffers"]);
     refused(buffer(usize::MAX), one_node(), &["bytes of resource buffers"]);
 }

@@ -8,9 +8,8 @@ use super::facilities::Facilities;
 use super::resources::{Resource, ResourceKey, ResourceRequest};
 use crate::communicator::Properties;
 
-/// Declares [`DevCommRequirements`]: fields that functions of their own set, with their defaults,
-/// and those that are set as they are, each with the name of its value, its default and NCCL's
-/// name.
+/// Declares [`DevCommRequirements`]: in the struct, fields with hand-written setters, and their
+/// defaults; then fields with generated setters, each with its parameter, default and NCCL's name.
 macro_rules! requirements {
     (
         $(#[$attribute:meta])*
@@ -29,7 +28,7 @@ macro_rules! requirements {
         }
 
         impl DevCommRequirements {
-            /// Nothing beyond the ranks' addresses.
+            /// Requires nothing but access to the ranks' windows.
             #[must_use]
             pub const fn new() -> Self {
                 Self { $( $name: $default, )* $( $other: $other_default, )* }
@@ -55,11 +54,9 @@ macro_rules! requirements {
 }
 
 requirements! {
-    /// What the kernels that will use a device communicator need of it. Every rank asks for the
-    /// same.
+    /// What kernels need from a device communicator. Every rank asks for the same.
     ///
-    /// What is not set has NCCL's default, except
-    /// [`gin_va_signals`](Self::gin_va_signals).
+    /// Unset requirements have NCCL's default, except [`gin_va_signals`](Self::gin_va_signals).
     ///
     /// ```
     /// use devcomm_host::{DevCommRequirements, GinConnectionType, ResourceBuffer, Signals};
@@ -67,7 +64,7 @@ requirements! {
     /// let mut requirements =
     ///     DevCommRequirements::new().lsa_barriers(64).gin_connection(GinConnectionType::Full);
     /// assert_eq!(requirements.lsa_barrier_count(), 64);
-    /// // Resources of a kernel's own: a key now, the handle when there is a device communicator.
+    /// // Additional resources: `add` returns a key, the device communicator the handle.
     /// let arrived = requirements.add(Signals { count: 8 });
     /// let scratch = requirements.add(ResourceBuffer { bytes: 1 << 20, align: 128 });
     /// // let dev = comm.create_dev_comm(requirements)?;
@@ -77,9 +74,8 @@ requirements! {
     ///
     /// NCCL: `ncclDevCommRequirements_t` of 2.32.3, each field but four: `size`, `magic` and
     /// `version` are filled in, and `useRuntimeVersion` stays false, because it is for device code
-    /// that is linked against the installed library when the program runs. Kernels here are linked
-    /// when the program is built, against the device code of one version, and it is that version's
-    /// layout that they read.
+    /// that is linked against the installed library at run time. Kernels here are linked at build
+    /// time, against NCCL's device code of one version, and read that version's layout.
     #[derive(Clone, Debug, PartialEq)]
     #[doc(alias = "ncclDevCommRequirements_t")]
     #[doc(alias = "ncclDevCommRequirements")]
@@ -114,7 +110,7 @@ requirements! {
     world_gin_barriers(count: u32) = 0, "worldGinBarrierCount";
 
     /// The number of contexts, each with its own queues, signals and counters. A hint: the device
-    /// communicator says how many there are. 4 unless set. NCCL: `ginContextCount`.
+    /// communicator has the actual number. Default: 4. NCCL: `ginContextCount`.
     gin_contexts(count: u32) = 4, "ginContextCount";
 
     /// The number of signals, with ids from 0. NCCL: `ginSignalCount`.
@@ -123,27 +119,27 @@ requirements! {
     /// The number of counters, with ids from 0. NCCL: `ginCounterCount`.
     gin_counters(count: u32) = 0, "ginCounterCount";
 
-    /// Which ranks a kernel reaches over the network; none unless set. NCCL: `ginConnectionType`.
+    /// Which ranks a kernel reaches over the network. Default: none. NCCL: `ginConnectionType`.
     gin_connection(connection: GinConnectionType) = GinConnectionType::None, "ginConnectionType";
 
-    /// Contexts that no other device communicator uses. NCCL: `ginExclusiveContexts`.
+    /// Requires contexts that no other device communicator uses. NCCL: `ginExclusiveContexts`.
     gin_exclusive_contexts(wanted: bool) = false, "ginExclusiveContexts";
 
-    /// Operations that a queue holds; 0, the default, leaves it to the back end. NCCL:
+    /// The number of operations that a queue holds. Default: 0, the back end's choice. NCCL:
     /// `ginQueueDepth`.
     gin_queue_depth(operations: u32) = 0, "ginQueueDepth";
 
-    /// A back end whose signals can be strong: a strong signal arrives after all puts before it to
-    /// the same rank on the same context. True unless set, as NCCL has it, although that leaves out
-    /// EFA_GDA: with `false` NCCL's GIN barriers signal weakly and, on the other back ends, no
-    /// longer wait for the puts before them. With `false`, a kernel must use neither strong signals
-    /// nor such fences. NCCL: `ginStrongSignalsRequired`.
+    /// Requires a back end with strong signals, which arrive after all earlier puts to the same
+    /// rank on the same context. Default: true, as in NCCL, although that excludes EFA_GDA: with
+    /// `false`, NCCL's GIN barriers use weak signals and, on the other back ends, no longer wait
+    /// for earlier puts. Then a kernel must not use strong signals, or rely on GIN barriers for
+    /// the completion of puts. NCCL: `ginStrongSignalsRequired`.
     gin_strong_signals(required: bool) = true, "ginStrongSignalsRequired";
 
-    /// A back end that signals into windows (VA signals). **False unless set; NCCL's default is
-    /// true**, which leaves out EFA_GDA and PROXY over TCP for kernels that use no such signal.
-    /// With `false`, a kernel must not use them; they also need a window registered with
-    /// `NCCL_WIN_STRICT_ORDERING`. NCCL: `ginVaSignalsRequired`.
+    /// Requires a back end with VA signals: signals at addresses in windows. **Default: false;
+    /// NCCL's default is true**, which excludes EFA_GDA and PROXY over TCP also for kernels without
+    /// such signals. With `false`, a kernel must not use VA signals; they also need a window
+    /// registered with `NCCL_WIN_STRICT_ORDERING`. NCCL: `ginVaSignalsRequired`.
     gin_va_signals(required: bool) = false, "ginVaSignalsRequired";
 
     /// The distance in ranks for [`GinConnectionType::CustomStride`]: a multiple of
@@ -151,13 +147,13 @@ requirements! {
     /// an LSA team. NCCL: `ginCustomStride`.
     gin_custom_stride(ranks: u32) = 1, "ginCustomStride";
 
-    /// One back end and no other; [`GinType::None`], the default, takes any. NCCL: `ginType`.
+    /// The only back end to use; [`GinType::None`], the default, allows any. NCCL: `ginType`.
     gin_type(gin_type: GinType) = GinType::None, "ginType";
 
-    /// CFT's logical endpoints of single ranks. NCCL: `NCCL_CFT` in `cftCaps`.
+    /// Requires CFT's logical endpoints of single ranks. NCCL: `NCCL_CFT` in `cftCaps`.
     cft(wanted: bool) = false, "cftCaps";
 
-    /// CFT's logical endpoints of multicast. NCCL: `NCCL_CFT_MULTIMEM` in `cftCaps`.
+    /// Requires CFT's logical endpoints for multicast. NCCL: `NCCL_CFT_MULTIMEM` in `cftCaps`.
     cft_multimem(wanted: bool) = false, "cftCaps";
 
     /// The number of CFT barriers. NCCL: `cftBarrierCount`.
@@ -165,9 +161,9 @@ requirements! {
 }
 
 impl DevCommRequirements {
-    /// Room for low-latency all-to-all sessions in the LSA team: for `blocks` blocks, of `slots`
-    /// slots of 8 bytes each ([`LlA2a::slots`](super::LlA2a::slots) counts them). NCCL fills no
-    /// handle in for this; ask for [`LlA2a`](super::LlA2a) instead to get one. NCCL:
+    /// Memory for low-latency all-to-all sessions in the LSA team: `blocks` blocks with `slots`
+    /// slots of 8 bytes each (see [`LlA2a::slots`](super::LlA2a::slots)). NCCL returns no handle
+    /// for it; to get one, [`add`](Self::add) an [`LlA2a`](super::LlA2a) instead. NCCL:
     /// `lsaLLA2ABlockCount`, `lsaLLA2ASlotCount`.
     #[must_use]
     #[doc(alias = "lsaLLA2ABlockCount")]
@@ -177,8 +173,8 @@ impl DevCommRequirements {
         self
     }
 
-    /// The same as a [`gin_connection`](Self::gin_connection) of [`GinConnectionType::Full`], which
-    /// it overrides. NCCL: `ginForceEnable`, deprecated since 2.29.7.
+    /// Overrides [`gin_connection`](Self::gin_connection) with [`GinConnectionType::Full`].
+    /// NCCL: `ginForceEnable`, deprecated since 2.29.7.
     #[must_use]
     #[deprecated(note = "NCCL has deprecated it; use gin_connection(GinConnectionType::Full)")]
     #[doc(alias = "ginForceEnable")]
@@ -187,7 +183,7 @@ impl DevCommRequirements {
         self
     }
 
-    /// The network's traffic class; the communicator's unless set. NCCL: `ginTrafficClass`.
+    /// The network's traffic class. Default: the communicator's. NCCL: `ginTrafficClass`.
     #[must_use]
     #[doc(alias = "ginTrafficClass")]
     pub const fn gin_traffic_class(mut self, class: i32) -> Self {
@@ -195,8 +191,8 @@ impl DevCommRequirements {
         self
     }
 
-    /// Adds a resource of a kernel's own. The key gets its handle from the device
-    /// communicator: [`DevCommResource::resource`](super::DevCommResource::resource).
+    /// Adds a resource. For the key that this returns,
+    /// [`DevCommResource::resource`](super::DevCommResource::resource) returns the handle.
     ///
     /// NCCL: `resourceRequirementsList`, `teamRequirementsList`.
     #[doc(alias = "resourceRequirementsList")]
@@ -224,12 +220,12 @@ impl DevCommRequirements {
         if self.gin_force_enable { GinConnectionType::Full } else { self.gin_connection }
     }
 
-    /// Whether a communicator with these properties can serve this. Not collective; making the
-    /// device communicator asks the same on every rank.
+    /// Checks whether a communicator with these properties can meet the requirements. Not
+    /// collective; creating the device communicator makes the same check on every rank.
     ///
     /// # Errors
     ///
-    /// The first requirement that is not met, with what there is instead.
+    /// The first requirement that cannot be met, and why.
     pub fn check(&self, properties: &Properties) -> Result<(), RequirementsRefusal> {
         check(self, properties, &Facilities::here())
     }

@@ -1,5 +1,5 @@
-//! Resources that a kernel needs beside the device communicator's own: what is asked for, and the
-//! key to what comes back.
+//! Additional resources of a device communicator: the requests for them, and the keys to their
+//! handles.
 
 use devcomm_types::nccl::{
     GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, MultimemHandle, ResourceHandle,
@@ -10,14 +10,14 @@ use super::RequirementsRefusal;
 use super::check::int;
 use crate::sys::nccl::lists::{ResourceAnswer, ResourceNode, TeamNode};
 
-/// Barriers between the ranks of a team within load and store. A kernel gets an
+/// Barriers, by load and store, between the ranks of a team. A kernel gets an
 /// [`LsaBarrierHandle`].
 ///
 /// NCCL: `ncclLsaBarrierCreateRequirement`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias = "ncclLsaBarrierCreateRequirement")]
 pub struct LsaBarriers {
-    /// The team, all of it within this rank's LSA team.
+    /// The team, whose ranks must be in this rank's LSA team.
     pub team: Team,
     /// How many barriers.
     pub count: u32,
@@ -29,13 +29,13 @@ pub struct LsaBarriers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias = "ncclGinBarrierCreateRequirement")]
 pub struct GinBarriers {
-    /// The team, all of it connected.
+    /// The team, whose ranks the network connection must reach.
     pub team: Team,
     /// How many barriers.
     pub count: u32,
 }
 
-/// Room for low-latency all-to-all sessions. A kernel gets an [`LlA2aHandle`].
+/// Memory for low-latency all-to-all sessions. A kernel gets an [`LlA2aHandle`].
 ///
 /// NCCL: `ncclLLA2ACreateRequirement`, `ncclLLA2ACalcSlots`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,8 +58,8 @@ impl LlA2a {
     }
 }
 
-/// Memory in the device communicator's own window, zeroed, at one offset on every rank. A kernel
-/// gets its [`ResourceHandle`].
+/// Memory in the device communicator's own window, zeroed, at the same offset on every rank. A
+/// kernel gets its [`ResourceHandle`].
 ///
 /// NCCL: `bufferSize`, `bufferAlign` of `ncclDevResourceRequirements_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ impl LlA2a {
 pub struct ResourceBuffer {
     /// Bytes.
     pub bytes: usize,
-    /// Alignment in bytes of its offset in the window, a power of two; it is 128 at least.
+    /// Alignment in bytes of its offset in the window, a power of two. At least 128 is used.
     pub align: usize,
 }
 
@@ -89,16 +89,16 @@ pub struct Counters {
     pub count: u32,
 }
 
-/// A team of a kernel's own. A kernel gets its [`MultimemHandle`], or `None` where no multicast was
-/// asked for.
+/// An additional team. A kernel gets its [`MultimemHandle`], or `None` if no multicast was asked
+/// for.
 ///
 /// NCCL: `ncclTeamRequirements_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias = "ncclTeamRequirements_t")]
 pub struct TeamMultimem {
-    /// The team, all of it within this rank's LSA team.
+    /// The team, whose ranks must be in this rank's LSA team.
     pub team: Team,
-    /// Whether it needs a multicast mapping; without one NCCL does nothing for it.
+    /// Whether the team needs a multicast mapping; without one, NCCL ignores the team.
     pub multimem: bool,
 }
 
@@ -108,14 +108,14 @@ pub trait ResourceRequest: Copy + PartialEq + Into<Resource> + sealed::Sealed {
     /// What a kernel needs in order to use it.
     type Handle;
 
-    /// The handle from NCCL's answer.
+    /// The handle, from what NCCL returned.
     #[doc(hidden)]
     fn handle(self, answer: Answer) -> Self::Handle;
 }
 
-/// The key to a resource that was asked for: it opens with
-/// [`DevCommResource::resource`](super::DevCommResource::resource), and only to the kind that was
-/// asked for.
+/// The key to a resource that was asked for. For it,
+/// [`DevCommResource::resource`](super::DevCommResource::resource) returns the handle, whose type
+/// depends on `R`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResourceKey<R> {
     pub(super) index: usize,
@@ -123,7 +123,7 @@ pub struct ResourceKey<R> {
 }
 
 impl<R: Copy> ResourceKey<R> {
-    /// What was asked for.
+    /// The request.
     #[must_use]
     pub fn request(&self) -> R {
         self.request
@@ -143,7 +143,7 @@ pub enum Resource {
     Team(TeamMultimem),
 }
 
-/// What NCCL answered.
+/// What NCCL returned for a request.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 pub struct Answer(pub(super) ResourceAnswer, pub(super) MultimemHandle);
@@ -191,7 +191,7 @@ requests! {
         (self.multimem && !multimem.base.is_null()).then_some(multimem);
 }
 
-/// A node of one of NCCL's two lists.
+/// A node of NCCL's resource list or team list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Node {
     Resource(ResourceNode),
@@ -199,21 +199,21 @@ pub(super) enum Node {
 }
 
 impl Resource {
-    /// The node that NCCL's own functions would make, by the same formulas.
+    /// The node, with the sizes that NCCL's own functions compute.
     pub(super) fn node(self) -> Result<Node, RequirementsRefusal> {
         let node = match self {
             Self::LsaBarriers(LsaBarriers { team, count }) => {
-                // Words per barrier: two epochs, a multicast inbox, an inbox per rank.
-                let words = 3 + u64::from(size_of_team(team)?);
+                // 32-bit words per barrier: two epochs, a multicast inbox, one inbox per rank.
+                let words = 3 + u64::from(team_size(team)?);
                 int("barriers of a team", count)?;
-                ResourceNode { buffer: (bytes(u64::from(count), words, 4)?, 4), ..NOTHING }
+                ResourceNode { buffer: (bytes(u64::from(count), words, 4)?, 4), ..EMPTY_NODE }
             }
             Self::GinBarriers(GinBarriers { team, count }) => {
-                let signals = u64::from(size_of_team(team)?) * u64::from(count);
+                let signals = u64::from(team_size(team)?) * u64::from(count);
                 int("barriers of a team", count)?;
                 ResourceNode {
                     signals: int("signals of a team's GIN barriers", signals)?,
-                    ..NOTHING
+                    ..EMPTY_NODE
                 }
             }
             Self::LlA2a(request) => {
@@ -223,30 +223,30 @@ impl Resource {
                 let lines = 1 + 2 * request.slots();
                 ResourceNode {
                     buffer: (bytes(u64::from(request.blocks), lines, 16)?, 16),
-                    ..NOTHING
+                    ..EMPTY_NODE
                 }
             }
             Self::Buffer(ResourceBuffer { align, .. }) if !align.is_power_of_two() => {
                 return Err(RequirementsRefusal::BadAlign { align });
             }
             Self::Buffer(ResourceBuffer { bytes, align }) => {
-                ResourceNode { buffer: (bytes, align), ..NOTHING }
+                ResourceNode { buffer: (bytes, align), ..EMPTY_NODE }
             }
             Self::Signals(Signals { count }) => {
-                ResourceNode { signals: int("signals", count)?, ..NOTHING }
+                ResourceNode { signals: int("signals", count)?, ..EMPTY_NODE }
             }
             Self::Counters(Counters { count }) => {
-                ResourceNode { counters: int("counters", count)?, ..NOTHING }
+                ResourceNode { counters: int("counters", count)?, ..EMPTY_NODE }
             }
             Self::Team(TeamMultimem { team, multimem }) => {
-                size_of_team(team)?;
+                team_size(team)?;
                 return Ok(Node::Team(TeamNode { team, multimem }));
             }
         };
         Ok(Node::Resource(node))
     }
 
-    /// The team that it is for.
+    /// The team of the resource, if it has one.
     pub(super) fn team(self) -> Option<Team> {
         match self {
             Self::LsaBarriers(LsaBarriers { team, .. })
@@ -257,8 +257,7 @@ impl Resource {
     }
 }
 
-/// What the ranks have to agree on. A team is another one on every rank, but has one size and one
-/// stride.
+/// What ranks compare: not a team's `rank`, which differs between ranks, but its size and stride.
 impl std::fmt::Display for Resource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let of = |team: Team| format!("{} ranks, stride {}", team.n_ranks, team.stride);
@@ -287,17 +286,17 @@ impl std::fmt::Display for Resource {
     }
 }
 
-const NOTHING: ResourceNode = ResourceNode { buffer: (0, 0), signals: 0, counters: 0 };
+const EMPTY_NODE: ResourceNode = ResourceNode { buffer: (0, 0), signals: 0, counters: 0 };
 
-fn size_of_team(team: Team) -> Result<u32, RequirementsRefusal> {
-    let member = 0 <= team.rank && team.rank < team.n_ranks;
+fn team_size(team: Team) -> Result<u32, RequirementsRefusal> {
+    let rank_is_valid = 0 <= team.rank && team.rank < team.n_ranks;
     match u32::try_from(team.n_ranks) {
-        Ok(n_ranks) if member && team.stride != 0 => Ok(n_ranks),
+        Ok(n_ranks) if rank_is_valid && team.stride != 0 => Ok(n_ranks),
         _ => Err(RequirementsRefusal::NotATeam { team }),
     }
 }
 
-/// `count` times `each` of `unit` bytes.
+/// The size in bytes of `count` times `each` units of `unit` bytes.
 fn bytes(count: u64, each: u64, unit: u64) -> Result<usize, RequirementsRefusal> {
     let bytes = count.checked_mul(each).and_then(|all| all.checked_mul(unit));
     bytes.and_then(|bytes| usize::try_from(bytes).ok()).ok_or(RequirementsRefusal::TooMany {

@@ -1,9 +1,9 @@
-//! Requirements as they reach NCCL, what comes back, and how ranks compare them.
+//! Tests of requirements as NCCL gets them, of the handles it returns, and of their comparison.
 
 use devcomm_types::nccl::{GinBarrierHandle, LlA2aHandle, LsaBarrierHandle, MultimemHandle};
 use devcomm_types::{CounterRange, GinConnectionType, GinType, SignalRange, Team};
 
-use super::agree::{Report, agree};
+use super::agree::{RankRequest, agree};
 use super::resources::{Node, Resource};
 use super::*;
 use crate::communicator::{Library, Properties};
@@ -23,7 +23,7 @@ fn what_is_not_set_is_as_nccls_initializer_has_it_but_va_signals() {
 
 type Change = fn(&mut Requirements);
 
-/// Each setter with a value that is not the default, and the field of NCCL's that it is to change.
+/// Each setter with a value that is not the default, and the change in NCCL's struct.
 fn every_setter() -> Vec<(&'static str, DevCommRequirements, Change)> {
     let new = DevCommRequirements::new;
     #[expect(deprecated, reason = "NCCL still reads it")]
@@ -71,14 +71,14 @@ fn each_setter_changes_its_field_of_nccls_and_no_other() {
 
 #[test]
 fn ranks_that_differ_in_any_field_are_told_which_and_how() {
-    let report = |requirements: &DevCommRequirements| Report {
+    let request = |requirements: &DevCommRequirements| RankRequest {
         fields: requirements.describe(),
         refusal: None,
     };
-    let same = report(&DevCommRequirements::new());
+    let same = request(&DevCommRequirements::new());
     agree(&[same.clone(), same.clone()]).unwrap();
     for (name, requirements, _) in every_setter() {
-        let other = report(&requirements);
+        let other = request(&requirements);
         match agree(&[same.clone(), same.clone(), other]).unwrap_err() {
             Error::DevComm(DevCommError::RequirementsDiffer {
                 field,
@@ -94,50 +94,50 @@ fn ranks_that_differ_in_any_field_are_told_which_and_how() {
 
 #[test]
 fn resources_are_compared_in_their_order_and_teams_by_size_and_stride() {
-    let report = |team: Team, counts: [u32; 2]| {
+    let request = |team: Team, counts: [u32; 2]| {
         let mut requirements = DevCommRequirements::new();
         requirements.add(LsaBarriers { team, count: counts[0] });
         for count in &counts[1..] {
             requirements.add(Signals { count: *count });
         }
-        Report { fields: requirements.describe(), refusal: None }
+        RankRequest { fields: requirements.describe(), refusal: None }
     };
-    // A team is seen from another place on every rank.
-    agree(&[report(TEAM, [2, 3]), report(Team { rank: 2, ..TEAM }, [2, 3])]).unwrap();
-    let error = agree(&[report(TEAM, [2, 3]), report(TEAM, [2, 4])]).unwrap_err();
+    // A team's `rank` differs between ranks.
+    agree(&[request(TEAM, [2, 3]), request(Team { rank: 2, ..TEAM }, [2, 3])]).unwrap();
+    let error = agree(&[request(TEAM, [2, 3]), request(TEAM, [2, 4])]).unwrap_err();
     assert_eq!(
         error.to_string(),
         "no device communicator: resource 1 is 3 signals on rank 0 but 4 signals on rank 1; every \
          rank asks for the same"
     );
-    let mut fewer = report(TEAM, [2, 3]);
+    let mut fewer = request(TEAM, [2, 3]);
     fewer.fields.pop();
-    let error = agree(&[fewer, report(TEAM, [2, 3])]).unwrap_err().to_string();
+    let error = agree(&[fewer, request(TEAM, [2, 3])]).unwrap_err().to_string();
     assert!(error.contains("resource 1 is nothing on rank 0 but 3 signals on rank 1"), "{error}");
 }
 
 #[test]
 fn a_refusal_on_one_rank_is_the_same_error_on_all() {
-    let ok = Report { fields: Vec::new(), refusal: None };
-    let no = |why: &str| Report { refusal: Some(why.to_owned()), ..ok.clone() };
+    let ok = RankRequest { fields: Vec::new(), refusal: None };
+    let no = |why: &str| RankRequest { refusal: Some(why.to_owned()), ..ok.clone() };
     let all = [ok.clone(), no("no network"), ok.clone(), no("no multicast"), no("no network")];
-    // Through the bytes that the ranks exchange.
+    // Encoded and decoded, as between ranks.
     let all: Vec<_> = all
         .iter()
-        .map(|report| report.to_bytes().unwrap())
+        .map(|request| request.to_bytes().unwrap())
         .enumerate()
-        .map(|(rank, bytes)| Report::from_bytes(rank, &bytes).unwrap())
+        .map(|(rank, bytes)| RankRequest::from_bytes(rank, &bytes).unwrap())
         .collect();
     assert_eq!(
         agree(&all).unwrap_err().to_string(),
         "no device communicator: rank 1 (and 2 others) refuses: no network"
     );
     assert!(agree(&all[2..3]).is_ok() && agree(&[]).is_ok());
-    let error = Report::from_bytes(7, b"a barrier").unwrap_err().to_string();
+    let error = RankRequest::from_bytes(7, b"a barrier").unwrap_err().to_string();
     assert!(error.contains("rank 7"), "{error}");
 }
 
-/// The nodes that requirements put on the resource list.
+/// The node of a request in NCCL's resource list.
 fn node(request: impl Into<Resource>) -> ResourceNode {
     match request.into().node().unwrap() {
         Node::Resource(node) => node,
@@ -221,29 +221,29 @@ fn nodes_and_handles_are_those_of_nccls_own_functions() {
     }
 }
 
-/// Answers each node with its place in its list.
-fn answer(raw: &Requirements) {
-    let (mut place, mut node) = (1, raw.resource_requirements_list);
+/// Fills each node's results, in place of NCCL, with values that depend on its list position.
+fn fill_results(raw: &Requirements) {
+    let (mut position, mut node) = (1, raw.resource_requirements_list);
     while !node.is_null() {
-        // SAFETY: a live node of a list that ends with NULL, and its live cells.
+        // SAFETY: a live node of a list that ends with NULL, and live results.
         unsafe {
-            *(*node).out_buffer_handle = place;
-            *(*node).out_gin_signal_start = 10 * place;
-            *(*node).out_gin_counter_start = 100 * place;
+            *(*node).out_buffer_handle = position;
+            *(*node).out_gin_signal_start = 10 * position;
+            *(*node).out_gin_counter_start = 100 * position;
             node = (*node).next;
         }
-        place += 1;
+        position += 1;
     }
-    let (mut place, mut node) = (1, raw.team_requirements_list);
+    let (mut position, mut node) = (1, raw.team_requirements_list);
     while !node.is_null() {
         // SAFETY: as above.
         unsafe {
             if (*node).multimem {
-                (*(*node).out_multimem_handle).base = std::ptr::without_provenance_mut(place);
+                (*(*node).out_multimem_handle).base = std::ptr::without_provenance_mut(position);
             }
             node = (*node).next;
         }
-        place += 1;
+        position += 1;
     }
 }
 
@@ -259,7 +259,7 @@ fn each_key_opens_its_own_resource() {
     let a2a = requirements.add(LlA2a { blocks: 1, max_elements: 6, element_size: 16 });
     let buffer = requirements.add(ResourceBuffer { bytes: 64, align: 128 });
     let lowered = requirements.lower().unwrap();
-    answer(lowered.lists().raw());
+    fill_results(lowered.lists().raw());
     assert_eq!(lowered.get(signals), Some(SignalRange { first: 10, count: 3 }));
     assert_eq!(lowered.get(lsa), Some(LsaBarrierHandle { buffer: 2, n_barriers: 8 }));
     assert_eq!(lowered.get(gin), Some(GinBarrierHandle { signal0: 30, unused: 0 }));
@@ -280,7 +280,7 @@ fn a_key_of_other_requirements_opens_nothing() {
     let mut kinds = DevCommRequirements::new();
     let other_kind = kinds.add(Counters { count: 3 });
     let lowered = ours.lower().unwrap();
-    answer(lowered.lists().raw());
+    fill_results(lowered.lists().raw());
     assert!(lowered.get(other_count).is_none());
     assert!(lowered.get(beyond).is_none());
     assert!(lowered.get(other_kind).is_none());
@@ -294,7 +294,7 @@ fn a_lowered_request_may_go_to_another_thread() {
     let lowered = requirements.lower().unwrap();
     is_send(&lowered);
     let answered = std::thread::spawn(move || {
-        answer(lowered.lists().raw());
+        fill_results(lowered.lists().raw());
         lowered
     });
     let expected = SignalRange { first: 10, count: 1 };
@@ -306,10 +306,10 @@ fn the_check_that_ranks_exchange_is_the_public_one() {
     let properties = Properties { device_api: false, ..super::refusal_tests::one_node() };
     let requirements = DevCommRequirements::new();
     let why = requirements.check(&properties).unwrap_err();
-    let report = Report::new(&requirements, &properties, &Facilities::here());
-    assert_eq!(report.refusal, Some(why.to_string()));
+    let request = RankRequest::new(&requirements, &properties, &Facilities::here());
+    assert_eq!(request.refusal, Some(why.to_string()));
     assert!(matches!(
-        report.check_local(3),
+        request.check_local(3),
         Err(Error::DevComm(DevCommError::Refused { rank: 3, others: 0, .. }))
     ));
 }
