@@ -117,7 +117,7 @@ fn note_communicator(thread: &Thread, gpus: &Rc<[u32]>) {
 /// `window` is NULL or a handle of this simulator.
 #[inline]
 unsafe fn view<'a>(window: *mut c_void) -> &'a WindowView {
-    // SAFETY: the caller's; views are never changed.
+    // SAFETY: the caller's contract; views are never changed.
     match unsafe { window.cast::<WindowView>().as_ref() } {
         Some(view) => {
             note_communicator(Thread::current(), &view.gpus);

@@ -16,14 +16,14 @@ pub(super) unsafe fn init(_flags: c_uint) -> CUresult {
 }
 
 pub(super) unsafe fn driver_version(version: *mut c_int) -> CUresult {
-    // SAFETY: the caller's pointer.
+    // SAFETY: the caller's contract.
     unsafe { version.write(DRIVER_VERSION) };
     CUresult::CUDA_SUCCESS
 }
 
 pub(super) unsafe fn device_count(count: *mut c_int) -> CUresult {
     call("cuDeviceGetCount", |cx| {
-        // SAFETY: the module's, here and below.
+        // SAFETY: the module's contract, here and below.
         unsafe { count.write(cx.core.devices.len() as c_int) };
         Ok(())
     })
@@ -40,7 +40,7 @@ impl CallContext<'_> {
 pub(super) unsafe fn device(device: *mut CUdevice, ordinal: c_int) -> CUresult {
     call("cuDeviceGet", |cx| {
         let gpu = cx.device_index(ordinal)?;
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { device.write(gpu as CUdevice) };
         Ok(())
     })
@@ -71,7 +71,7 @@ pub(super) unsafe fn device_attribute(
             A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED => 1,
             _ => 0,
         };
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { value.write(number.cast_signed()) };
         Ok(())
     })
@@ -85,7 +85,7 @@ pub(super) unsafe fn device_name(name: *mut c_char, len: c_int, device: CUdevice
         if (len as usize) < bytes.len() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
         }
-        // SAFETY: the module's; the buffer has `len` bytes.
+        // SAFETY: the module's contract; the buffer has `len` bytes.
         unsafe { name.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(())
     })
@@ -107,7 +107,7 @@ pub(super) unsafe fn retain(context: *mut CUcontext, device: CUdevice) -> CUresu
         let gpu = cx.device_index(device)?;
         let retained = &cx.core.devices[gpu].retained;
         retained.set(retained.get() + 1);
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { context.write(handle(cx.core.number(), gpu)) };
         Ok(())
     })

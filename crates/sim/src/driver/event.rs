@@ -79,7 +79,7 @@ pub(super) unsafe fn create(event: *mut CUevent, flags: c_uint) -> CUresult {
         let handle = cx.core.new_handle();
         let made = Event { timed, ..Event::default() };
         cx.core.events.borrow_mut().insert(handle, Rc::new(made));
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { event.write(handle as CUevent) };
         Ok(())
     })
@@ -132,7 +132,7 @@ pub(super) unsafe fn elapsed_time(ms: *mut f32, start: CUevent, end: CUevent) ->
             return Err(CUresult::CUDA_ERROR_NOT_READY.into());
         }
         let nanoseconds = end.reached.get().1 as f64 - start.reached.get().1 as f64;
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { ms.write((nanoseconds / 1e6) as f32) };
         Ok(())
     })

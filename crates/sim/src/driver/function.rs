@@ -98,7 +98,7 @@ pub(super) unsafe fn attribute(
             A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES => function.allowed_shared.get(),
             _ => 0,
         };
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { value.write(number.cast_signed()) };
         Ok(())
     })
@@ -135,7 +135,7 @@ pub(super) unsafe fn occupancy(
         let threads = u32::try_from(block_size).ok().filter(|threads| *threads > 0);
         let threads = threads.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let all = cx.core.gpus.resident(threads, dynamic_shared);
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { blocks.write((all / cx.core.simulation.multiprocessors) as c_int) };
         Ok(())
     })
@@ -148,7 +148,7 @@ pub(super) unsafe fn launch(
     _extra: *mut *mut c_void,
 ) -> CUresult {
     call("cuLaunchKernelEx", |cx| {
-        // SAFETY: the module's, here and below.
+        // SAFETY: the module's contract, here and below.
         let config = unsafe { &*config };
         let function = cx.function(function)?;
         let stream = cx.stream(config.hStream)?;
@@ -213,7 +213,7 @@ impl Params {
         let mut bytes = vec![Aligned([0; 128]); len].into_boxed_slice();
         let base = bytes.as_mut_ptr();
         for (index, (size, start)) in body.params().iter().zip(&starts).enumerate() {
-            // SAFETY: the caller's; the room from `start` on is at least that size.
+            // SAFETY: the caller's contract; the room from `start` on is at least that size.
             unsafe {
                 let source = (*from.add(index)).cast::<u8>();
                 base.add(*start).cast::<u8>().copy_from_nonoverlapping(source, *size);

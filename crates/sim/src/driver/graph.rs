@@ -119,7 +119,7 @@ pub(super) unsafe fn begin_capture(stream: CUstream, _mode: CUstreamCaptureMode)
 
 pub(super) unsafe fn end_capture(stream: CUstream, graph: *mut CUgraph) -> CUresult {
     call("cuStreamEndCapture", |cx| {
-        // SAFETY: the module's, here and below.
+        // SAFETY: the module's contract, here and below.
         unsafe { graph.write(std::ptr::null_mut()) };
         let stream = cx.stream(stream)?;
         let capturing = stream.capturing.take();
@@ -162,7 +162,7 @@ pub(super) unsafe fn nodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut 
         if !nodes.is_null() {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED.into());
         }
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { count.write(graph.nodes.len()) };
         Ok(())
     })
@@ -185,7 +185,7 @@ pub(super) unsafe fn instantiate(
         let handle = cx.core.new_handle();
         let made = Exec { graph, runs: Cell::new(false) };
         cx.core.execs.borrow_mut().insert(handle, Rc::new(made));
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { exec.write(handle as CUgraphExec) };
         Ok(())
     })

@@ -16,7 +16,7 @@ pub(crate) const MEMORY: usize = 141 << 30;
 pub(super) unsafe fn info(free: *mut usize, total: *mut usize) -> CUresult {
     call("cuMemGetInfo", |cx| {
         let taken = cx.core.devices[cx.gpu()?].allocated.get();
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe {
             free.write(MEMORY.saturating_sub(taken));
             total.write(MEMORY);
@@ -39,7 +39,7 @@ pub(super) unsafe fn host_alloc(memory: *mut *mut c_void, bytes: usize, _: c_uin
         })?;
         let address = allocation.part(0);
         cx.core.pinned.borrow_mut().insert(address.addr(), allocation);
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { memory.write(address.cast()) };
         Ok(())
     })
@@ -61,7 +61,7 @@ pub(super) unsafe fn host_device_pointer(
         if !cx.core.pinned.borrow().contains_key(&memory.addr()) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
         }
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { device.write(memory as CUdeviceptr) };
         Ok(())
     })
@@ -116,7 +116,7 @@ pub(super) unsafe fn copy_to_device(
         }
         cx.when_idle(stream, || {
             let to = cx.device_memory(to, bytes)?;
-            // SAFETY: the module's; the target was checked, and no kernel runs while the host asks.
+            // SAFETY: the module's contract; the target was checked, and no kernel runs while the host asks.
             unsafe { to.copy_from(from.cast(), bytes) };
             cx.core.gpus.progress();
             Ok(())

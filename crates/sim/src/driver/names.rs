@@ -33,7 +33,7 @@ fn name_of(error: CUresult) -> *const c_char {
 }
 
 pub(super) unsafe fn error_name(error: CUresult, text: *mut *const c_char) -> CUresult {
-    // SAFETY: the caller's pointer.
+    // SAFETY: the caller's contract.
     unsafe { text.write(name_of(error)) };
     CUresult::CUDA_SUCCESS
 }
@@ -46,7 +46,7 @@ pub(super) unsafe fn error_string(error: CUresult, text: *mut *const c_char) -> 
         last.as_ref().filter(|(code, _)| *code == error).map(|(_, text)| text.as_ptr())
     };
     let own = LAST.try_with(own).ok().flatten();
-    // SAFETY: the caller's pointer.
+    // SAFETY: the caller's contract.
     unsafe { text.write(own.unwrap_or_else(|| name_of(error))) };
     CUresult::CUDA_SUCCESS
 }

@@ -157,7 +157,7 @@ pub(super) unsafe fn create(stream: *mut CUstream, _flags: c_uint) -> CUresult {
     call("cuStreamCreate", |cx| {
         let handle = cx.core.new_handle();
         cx.core.streams.borrow_mut().insert(handle, Rc::new(Stream::new(cx.gpu()?)));
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { stream.write(handle as CUstream) };
         Ok(())
     })

@@ -12,7 +12,7 @@ use super::{CudaError, call};
 
 /// Encodes the only layout that cuda_std's copies use: two dimensions of 16-bit elements, in boxes
 /// with rows of 128 bytes.
-#[expect(clippy::too_many_arguments, reason = "they are the driver's")]
+#[expect(clippy::too_many_arguments, reason = "the driver's signature")]
 pub(super) unsafe fn encode_tiled(
     map: *mut CUtensorMap,
     data_type: CUtensorMapDataType,
@@ -36,7 +36,7 @@ pub(super) unsafe fn encode_tiled(
         if rank != 2 {
             return refuse("of other than two dimensions");
         }
-        // SAFETY: the module's; there are as many elements as dimensions, and one stride less.
+        // SAFETY: the module's contract; there are as many elements as dimensions, and one stride less.
         let (columns, rows, stride, tile, strides) = unsafe {
             let tile = [*tile, *tile.add(1)];
             let element_strides = [*element_strides, *element_strides.add(1)];
@@ -55,7 +55,7 @@ pub(super) unsafe fn encode_tiled(
         };
         let address = address as u64;
         let tiling = TensorMapDesc { address, rows, columns, tile_rows: tile[1] };
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { (*map).opaque = tiling.for_simulator().words };
         Ok(())
     })

@@ -104,7 +104,7 @@ impl Coop {
 unsafe fn init(coop: *mut CoopAny, kind: Kind, data: u64) {
     let storage = [kind as u64, data].map(MaybeUninit::new);
     let value = CoopAny { storage, vtable: (&raw const COOP).cast() };
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { coop.write(value) };
 }
 

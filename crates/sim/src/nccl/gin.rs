@@ -121,7 +121,7 @@ impl Handle {
     ///
     /// `comm` is a device communicator.
     unsafe fn new(comm: *const DevComm, context: u32, thread: &Thread, at: Site) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let dev = unsafe { &*comm };
         let gin: *const GinComm = dev.gin_handles[0].cast();
         if gin.is_null() {
@@ -141,7 +141,7 @@ impl Handle {
     ///
     /// `net` points to an object of that type.
     unsafe fn of(net: *const Gin, thread: &Thread, at: Site) -> Self {
-        // SAFETY: the caller's; any bits are a valid handle, which is used only if the mark is
+        // SAFETY: the caller's contract; any bits are a valid handle, which is used only if the mark is
         // right.
         let handle = unsafe { *net.cast::<Self>() };
         if !std::ptr::eq(handle.mark, &raw const GIN) {
@@ -182,7 +182,7 @@ pub(super) unsafe extern "C-unwind" fn init_with_sharing(
         let (thread, at) = caller();
         thread.misuse(at, format!("{sharing} is not a resource sharing mode: use 0, 1 or 2"));
     }
-    // SAFETY: the kernel's.
+    // SAFETY: the kernel keeps NCCL's contract.
     unsafe { init(net, backend_mask, comm, context) }
 }
 
@@ -204,13 +204,13 @@ impl<'a> Call<'a> {
     /// `net` is a handle that `init` wrote.
     unsafe fn on(net: *const Gin) -> Self {
         let (thread, at) = caller();
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let handle = unsafe { Handle::of(net, thread, at) };
         Self::with(handle, thread, at)
     }
 
     fn with(handle: Handle, thread: &'a Thread, at: Site) -> Self {
-        // SAFETY: the module's: the device communicator outlives the launch.
+        // SAFETY: the module's contract: the device communicator outlives the launch.
         let gin = unsafe { &*handle.gin };
         Self { thread, gpus: thread.gpus(), at, gin, handle }
     }
@@ -230,7 +230,7 @@ impl<'a> Call<'a> {
     ///
     /// `coop` is a coop.
     unsafe fn coop(&self, coop: *const CoopAny) -> (Coop, u32) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let coop = Coop::of(unsafe { &*coop }, self.thread, self.at);
         (coop, coop_rank(coop, self.thread, self.at))
     }

@@ -52,7 +52,7 @@ const _: () = {
 ///
 /// `comm` is a device communicator.
 unsafe fn gpus_of<'a>(comm: *const DevComm) -> &'a Rc<[u32]> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     &unsafe { view((*comm).resource_window) }.gpus
 }
 
@@ -267,7 +267,7 @@ impl InboxWait {
     }
 }
 
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "NCCL's signature")]
 pub(super) unsafe extern "C-unwind" fn init(
     session: *mut LsaBarrierSession,
     coop: *const CoopAny,
@@ -295,7 +295,7 @@ pub(super) unsafe extern "C-unwind" fn init(
         }
     };
     let new = new.open(thread, at);
-    // SAFETY: the kernel's; a Session has the size and alignment of NCCL's.
+    // SAFETY: the kernel keeps NCCL's contract; a Session has the size and alignment of NCCL's.
     unsafe { session.cast::<Session>().write(new) };
 }
 
@@ -306,7 +306,7 @@ pub(super) unsafe extern "C-unwind" fn init(
 /// `session` was filled by [`init`] on this thread, and nothing else uses it.
 unsafe fn opened<'a>(session: *mut LsaBarrierSession) -> (&'a mut Session, Coop, Site) {
     let (thread, at) = (Thread::current(), CALL_SITE.get());
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     let session = unsafe { &mut *session.cast::<Session>() };
     let coop = Coop::of(&session.coop, thread, at);
     (session, coop, at)

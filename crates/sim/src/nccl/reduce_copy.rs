@@ -99,7 +99,7 @@ impl Work<'_> {
     /// `coop` is a coop.
     unsafe fn of<'a>(coop: *const CoopAny) -> Work<'a> {
         let (thread, at) = caller();
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let coop = Coop::of(unsafe { &*coop }, thread, at);
         let rank = coop_rank(coop, thread, at) as usize;
         Work { thread, at, rank, size: coop.size(thread) as usize }
@@ -124,13 +124,13 @@ impl Work<'_> {
 
     fn load<T: Sum>(&self, address: *const T) -> T {
         self.check(address, Access::Read);
-        // SAFETY: the module's; every bit pattern is an element.
+        // SAFETY: the module's contract; every bit pattern is an element.
         unsafe { address.read_volatile() }
     }
 
     fn store<T: Sum>(&self, address: *mut T, value: T) {
         self.check(address, Access::Write);
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { address.write_volatile(value) };
     }
 
@@ -195,7 +195,7 @@ unsafe fn parts_of<T>(
     offset: usize,
     team: *const Team,
 ) -> (usize, impl Fn(usize) -> *mut T) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     let (view, team) = unsafe { (view(window), *team) };
     let part = move |i| view.of_lsa(offset, team.to_lsa(view.lsa_rank, i as i32)).cast();
     (team.n_ranks.max(0) as usize, part)
@@ -283,7 +283,7 @@ pub(super) unsafe extern "C-unwind" fn multimem_reduce_sum_copy<T: Sum>(
     work.sum_in_switch(mc_src, count, |i, total| work.store_all(mc_dst.wrapping_add(i), total));
 }
 
-#[allow(clippy::too_many_arguments, reason = "NCCL's")]
+#[allow(clippy::too_many_arguments, reason = "NCCL's signature")]
 pub(super) unsafe extern "C-unwind" fn local_reduce_sum_copy<T: Sum>(
     coop: *const CoopAny,
     n_src: i32,

@@ -19,7 +19,7 @@ struct Session {
 
 const _: () = assert!(size_of::<Session>() <= size_of::<BarrierSession>());
 
-#[allow(clippy::too_many_arguments, reason = "NCCL's")]
+#[allow(clippy::too_many_arguments, reason = "NCCL's signature")]
 pub(in crate::nccl) unsafe extern "C-unwind" fn init(
     session: *mut BarrierSession,
     coop: *const CoopAny,

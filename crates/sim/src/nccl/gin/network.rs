@@ -99,7 +99,7 @@ impl Queue {
             Transfer::Put { from, bytes, .. } => {
                 flight.operation.by.check(memory, from.addr(), bytes)?;
                 flight.payload.reserve_exact(bytes);
-                // SAFETY: the module's; the vector has the room.
+                // SAFETY: the module's contract; the vector has the room.
                 unsafe {
                     from.copy_to_nonoverlapping(flight.payload.as_mut_ptr(), bytes);
                     flight.payload.set_len(bytes);
@@ -109,7 +109,7 @@ impl Queue {
             Transfer::Get { .. } | Transfer::Nothing => {}
         }
         if let Some(counter) = flight.operation.counter {
-            // SAFETY: the module's.
+            // SAFETY: the module's contract.
             unsafe { *counter = (*counter).wrapping_add(1) };
         }
         self.taken.push_back(flight);
@@ -125,13 +125,13 @@ impl Queue {
         match operation.transfer {
             Transfer::Put { to, .. } | Transfer::Value { to, .. } => {
                 by.check(memory, to.addr(), payload.len())?;
-                // SAFETY: the module's; the payload has as many bytes as the operation.
+                // SAFETY: the module's contract; the payload has as many bytes as the operation.
                 unsafe { to.copy_from_nonoverlapping(payload.as_ptr(), payload.len()) };
             }
             Transfer::Get { from, to, bytes } => {
                 by.check(memory, from.addr(), bytes)?;
                 by.check(memory, to.addr(), bytes)?;
-                // SAFETY: the module's; source and target may overlap.
+                // SAFETY: the module's contract; source and target may overlap.
                 unsafe { to.copy_from(from, bytes) };
             }
             Transfer::Nothing => {}
@@ -140,7 +140,7 @@ impl Queue {
             if in_window {
                 by.check(memory, word.addr(), size_of::<u64>())?;
             }
-            // SAFETY: the module's. A word in a window is aligned, as its poster checked.
+            // SAFETY: the module's contract. A word in a window is aligned, as its poster checked.
             unsafe { *word = (*word).wrapping_add(value) };
         }
         Ok(())

@@ -59,7 +59,7 @@ impl Call<'_> {
         bytes: usize,
         rank: u32,
     ) -> *mut u8 {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let view = unsafe { view(window) };
         view.of_world(offset, bytes, rank as usize).unwrap_or_else(|| {
             let len = view.lens[rank as usize];
@@ -96,7 +96,7 @@ impl Call<'_> {
                 (target.signals[place].as_ptr(), before, strong, format!("signal {id}"))
             }
             Signal::Va { window, offset, strong, .. } => {
-                // SAFETY: the caller's.
+                // SAFETY: the caller's contract.
                 let word = unsafe { self.va_word(window, offset, peer) };
                 let before = target.va_ops.borrow_mut().insert(word.addr(), op);
                 (word, before, strong, format!("the signal at byte {offset} of a window"))
@@ -119,7 +119,7 @@ impl Call<'_> {
     ///
     /// `window` is NULL or a window.
     pub(super) unsafe fn va_word(&self, window: *mut c_void, offset: usize, rank: u32) -> *mut u64 {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let word = unsafe { self.bytes("a signal of", window, offset, size_of::<u64>(), rank) };
         if !offset.is_multiple_of(size_of::<u64>()) {
             self.misuse(format!(
@@ -156,7 +156,7 @@ impl Call<'_> {
         name: &'static str,
         body: impl FnOnce(),
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let (coop, rank) = unsafe { self.coop(coop) };
         self.sync(coop, name);
         if rank == 0 {
@@ -171,9 +171,9 @@ impl Call<'_> {
     ///
     /// As [`add`](Self::add); `team` is a team.
     unsafe fn signal_peer(&self, team: *const Team, peer: i32, signal: Signal) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let peer = self.peer(unsafe { *team }, peer);
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let signal = unsafe { self.add(signal, peer) };
         if signal.is_some() {
             self.post(peer, Transfer::Nothing, signal, None);
@@ -202,7 +202,7 @@ impl Call<'_> {
         signal: Signal,
         counter: Option<u32>,
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             let peer = self.peer(*team, peer);
             let from = self.bytes("a put from", src.0, src.1, bytes, self.handle.rank);
@@ -228,7 +228,7 @@ impl Call<'_> {
         if !matches!(bytes, 1 | 2 | 4 | 8) {
             self.misuse(format!("a put of a value of {bytes} bytes: 1, 2, 4 and 8 are possible"));
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             let peer = self.peer(*team, peer);
             let to = self.bytes("a put to", dst.0, dst.1, bytes, peer);
@@ -243,7 +243,7 @@ impl Call<'_> {
 macro_rules! functions {
     ($($name:ident($($arg:ident: $type:ty),*) = $label:literal, $call:ident,
        $coop:ident => $body:expr;)*) => { $(
-        #[allow(clippy::too_many_arguments, reason = "NCCL's")]
+        #[allow(clippy::too_many_arguments, reason = "NCCL's signature")]
         pub(in crate::nccl) unsafe extern "C-unwind" fn $name(net: *mut Gin, $($arg: $type),*) {
             // SAFETY: the kernel passes a handle, a coop, a team and windows.
             unsafe {
@@ -356,7 +356,7 @@ impl Call<'_> {
         local: (*mut c_void, usize),
         bytes: usize,
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             let peer = self.peer(*team, peer);
             let from = self.bytes("a get from", remote.0, remote.1, bytes, peer);

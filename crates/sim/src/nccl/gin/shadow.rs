@@ -53,7 +53,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn wait_meet(
     }
 }
 
-#[allow(clippy::too_many_arguments, reason = "NCCL's")]
+#[allow(clippy::too_many_arguments, reason = "NCCL's signature")]
 pub(in crate::nccl) unsafe extern "C-unwind" fn wait_follow(
     net: *mut Gin,
     coop: *const CoopAny,

@@ -79,7 +79,7 @@ impl Call<'_> {
         timeout: Option<u64>,
     ) -> i32 {
         const NAME: &str = "a flush";
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let (coop, rank) = unsafe { self.coop(coop) };
         self.sync(coop, NAME);
         let result = self.flush_share(rank, coop.size(self.thread), gets, timeout);
@@ -103,7 +103,7 @@ impl Call<'_> {
     ) -> i32 {
         let mut result = SUCCESS;
         let bits = self.bits(bits);
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             self.once(coop, name, || {
                 result =
@@ -139,7 +139,7 @@ impl Call<'_> {
         timeout: Option<u64>,
     ) -> i32 {
         let mut result = SUCCESS;
-        // SAFETY: the caller's; the kernel passes a coop.
+        // SAFETY: the caller's contract; the kernel passes a coop.
         unsafe {
             self.once(coop, "a wait for a flush", || {
                 let GinRequest([peer, before]) = *request;
@@ -179,7 +179,7 @@ macro_rules! waits {
             }
         }
 
-        #[allow(clippy::too_many_arguments, reason = "NCCL's")]
+        #[allow(clippy::too_many_arguments, reason = "NCCL's signature")]
         pub(in crate::nccl) unsafe extern "C-unwind" fn $timed(
             net: *mut Gin,
             $($arg: $type,)*
@@ -226,7 +226,7 @@ waits! {
     };
 }
 
-#[allow(clippy::too_many_arguments, reason = "NCCL's")]
+#[allow(clippy::too_many_arguments, reason = "NCCL's signature")]
 pub(in crate::nccl) unsafe extern "C-unwind" fn flush_async(
     net: *mut Gin,
     team: *const Team,
