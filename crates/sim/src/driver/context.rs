@@ -30,7 +30,7 @@ pub(super) unsafe fn device_count(count: *mut c_int) -> CUresult {
 }
 
 impl CallContext<'_> {
-    /// The index of a GPU, checked to exist.
+    /// Checks a device ordinal and returns the GPU's index.
     fn device_index(&self, device: c_int) -> CudaResult<usize> {
         let gpu = usize::try_from(device).ok().filter(|gpu| *gpu < self.core.devices.len());
         gpu.ok_or_else(|| CUresult::CUDA_ERROR_INVALID_DEVICE.into())
@@ -91,8 +91,8 @@ pub(super) unsafe fn device_name(name: *mut c_char, len: c_int, device: CUdevice
     })
 }
 
-/// A context's handle encodes its machine and its GPU, so that a thread that has used neither can
-/// make it current.
+/// A context's handle encodes its machine and GPU, so that a thread that is attached to no machine
+/// can make it current.
 fn handle(machine: u64, gpu: usize) -> CUcontext {
     ((machine << 24) | ((gpu as u64 + 1) << 4)) as CUcontext
 }
@@ -117,14 +117,14 @@ pub(super) unsafe fn release(device: CUdevice) -> CUresult {
     call("cuDevicePrimaryCtxRelease", |cx| {
         let retained = &cx.core.devices[cx.device_index(device)?].retained;
         match retained.get().checked_sub(1) {
-            Some(left) => retained.set(left),
+            Some(remaining) => retained.set(remaining),
             None => return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT.into()),
         }
         Ok(())
     })
 }
 
-/// A thread that is attached to no machine attaches to the context's.
+/// Also attaches the thread to the context's machine, if it is attached to none.
 pub(super) unsafe fn set_current(context: CUcontext) -> CUresult {
     let (number, gpu) = decode_handle(context);
     if context.is_null() {
