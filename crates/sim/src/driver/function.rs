@@ -51,8 +51,8 @@ impl CallContext<'_> {
 /// Fails: there is no device code to load.
 fn no_modules() -> CUresult {
     call("cuModuleLoad", |_| {
-        let text = "a simulated GPU runs a kernel's Rust code compiled for the host: it cannot load \
-                    device code";
+        let text = "a simulated GPU runs a kernel's Rust code, compiled for the host: it cannot \
+                    load device code";
         Err(CudaError::new(CUresult::CUDA_ERROR_NOT_SUPPORTED, text))
     })
 }

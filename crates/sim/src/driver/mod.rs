@@ -5,8 +5,8 @@
 //!
 //! # Safety
 //!
-//! The functions have the driver's contracts: output pointers are valid, host buffers have the given
-//! size. Both are used only during the call.
+//! The functions have the driver's contracts: output pointers are valid and host buffers have the
+//! given size. Both are used only during the call.
 
 mod context;
 pub(crate) mod event;

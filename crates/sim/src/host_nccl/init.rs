@@ -61,9 +61,9 @@ unsafe fn init(
 ) -> c_int {
     call(name, null_mut(), |cx| {
         cx.note(|| {
-            let many = if ids.1 > 1 { format!(" ids {}", ids.1) } else { String::new() };
+            let id_count = if ids.1 > 1 { format!(" ids {}", ids.1) } else { String::new() };
             // SAFETY: the module's contract, here and below.
-            format!("{rank} of {n_ranks}{many}{}", unsafe { Settings::describe(config) })
+            format!("{rank} of {n_ranks}{id_count}{}", unsafe { Settings::describe(config) })
         });
         let (rank, n_ranks) = rank_of(rank, n_ranks)?;
         if ids.1 < 1 {

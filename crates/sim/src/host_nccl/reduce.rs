@@ -114,7 +114,7 @@ floats! {
 ///
 /// # Safety
 ///
-/// Every input has `count` elements, which are not written meanwhile.
+/// Every input has `count` elements, which are not written during the call.
 pub(super) unsafe fn combine(
     data_type: DataType,
     operator: Operator,

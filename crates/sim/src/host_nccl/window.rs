@@ -31,7 +31,7 @@ const ALIGNMENT: usize = 4096;
 pub(super) struct Window {
     comm: Rc<Comm>,
     rank: usize,
-    /// Address of the rank's own memory.
+    /// Address of the memory that the rank registered.
     address: usize,
     shared: Rc<Symmetric>,
 }
@@ -93,10 +93,10 @@ pub(super) fn complete(core: &Core, tasks: &[(&Task, &Registration)]) -> NcclRes
         None => None,
         Some(parts) => {
             let (ranks, id) = (&comm.ranks, core.nccl.next_id());
-            // GIN can access all parts, whatever the LSA team is.
-            let reach = if own.flags & GIN_ONLY == 0 { ranks.lsa_ranks } else { 1 };
+            // The size of teams that map each other's parts. GIN can access all parts.
+            let team = if own.flags & GIN_ONLY == 0 { ranks.lsa_ranks } else { 1 };
             let owner = |rank| Owner::Window { id, rank };
-            let window = Allocation::window(&core.memory, &ranks.gpus, reach, &parts, owner);
+            let window = Allocation::window(&core.memory, &ranks.gpus, team, &parts, owner);
             let to_nccl =
                 |error: crate::Error| NcclError::new(UNHANDLED_CUDA_ERROR, error.to_string());
             Some(Rc::new(ranks.view(window.map_err(to_nccl)?, id)))

@@ -168,8 +168,8 @@ impl Poster {
         }
         let Self { kernel, thread, at } = self;
         let what = format!(
-            "the operation that it posted was under way when {bytes} bytes of it at {address:#x} \
-            were freed: before freeing, flush and wait for the operation's signal"
+            "the operation that it posted was under way when {bytes} bytes at {address:#x} that \
+            it accesses were freed: before freeing, flush and wait for the operation's signal"
         );
         Err(Error::Misuse { kernel, thread, what, at })
     }
