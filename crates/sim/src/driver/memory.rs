@@ -80,7 +80,7 @@ impl CallContext<'_> {
 
     /// Enqueues a store.
     fn store(&self, to: CUdeviceptr, kind: StoreKind, stream: CUstream) -> CudaResult<()> {
-        let (stream, store) = (self.stream(stream)?, Store { gpu: self.gpu()?, to, what });
+        let (stream, store) = (self.stream(stream)?, Store { gpu: self.gpu()?, to, kind });
         store.check(self.core)?;
         self.core.enqueue(&stream, Box::new(store));
         Ok(())
