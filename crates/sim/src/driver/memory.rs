@@ -78,7 +78,7 @@ impl CallContext<'_> {
         self.gpu().is_ok_and(|gpu| self.core.memory.contains(gpu as u32, memory.addr(), bytes))
     }
 
-    /// Enqueues a store.
+    /// Enqueues a copy or memset.
     fn store(&self, to: CUdeviceptr, kind: StoreKind, stream: CUstream) -> CudaResult<()> {
         let (stream, store) = (self.stream(stream)?, Store { gpu: self.gpu()?, to, kind });
         store.check(self.core)?;
@@ -185,7 +185,7 @@ impl Store {
     fn run(&self, core: &Core) -> CudaResult<()> {
         let to = self.check(core)?;
         match self.kind {
-            // SAFETY: source and target were checked just now, and no kernel runs now.
+            // SAFETY: source and target were just checked, and no kernel runs now.
             StoreKind::Copy { from, bytes } => unsafe {
                 to.copy_from(std::ptr::with_exposed_provenance(from as usize), bytes);
             },
@@ -195,7 +195,7 @@ impl Store {
             },
             StoreKind::Fill { value, size, pitch, count } => {
                 for index in 0..count {
-                    // SAFETY: within the extent, which was checked just now.
+                    // SAFETY: within the extent, which was just checked.
                     unsafe { to.add(index * pitch).copy_from(value.as_ptr(), size) };
                 }
             }

@@ -50,7 +50,7 @@ pub(super) fn rank_of(rank: c_int, n_ranks: c_int) -> NcclResult<(usize, usize)>
 
 /// # Safety
 ///
-/// NCCL's contract of the function.
+/// NCCL's contract for the function.
 unsafe fn init(
     name: &'static str,
     out: *mut RawComm,

@@ -47,7 +47,7 @@ impl Drain {
     }
 }
 
-/// Returns once the rank's operations are complete.
+/// Finalizes the communicator; if it is blocking, waits for the rank's operations.
 pub(super) unsafe extern "C" fn finalize(comm: RawComm) -> c_int {
     call("ncclCommFinalize", comm, |cx| {
         let rank_comm = cx.live(comm)?;
@@ -59,7 +59,7 @@ pub(super) unsafe extern "C" fn finalize(comm: RawComm) -> c_int {
     })
 }
 
-/// Does not wait for other ranks.
+/// Destroys the communicator. Does not wait for other ranks.
 pub(super) unsafe extern "C" fn destroy(comm: RawComm) -> c_int {
     call("ncclCommDestroy", comm, |cx| {
         let rank_comm = cx.rank_comm(comm)?;
@@ -67,7 +67,7 @@ pub(super) unsafe extern "C" fn destroy(comm: RawComm) -> c_int {
     })
 }
 
-/// Cancels the rank's operations, but waits for kernels to end. Other ranks are not notified.
+/// Cancels the rank's operations and waits for kernels to end. Other ranks are not notified.
 pub(super) unsafe extern "C" fn abort(comm: RawComm) -> c_int {
     call("ncclCommAbort", comm, |cx| {
         let rank_comm = cx.rank_comm(comm)?;

@@ -77,7 +77,7 @@ impl Window {
     }
 }
 
-/// Creates the window once all ranks have called. Handles are NULL if [`register`] says so.
+/// Creates the window once all ranks have called; for NULL handles see [`register`].
 pub(super) fn complete(core: &Core, tasks: &[(&Task, &Registration)]) -> NcclResult<()> {
     let Some((first, own)) = tasks.first() else { return Ok(()) };
     let comm = first.rank_comm.joined()?.0;

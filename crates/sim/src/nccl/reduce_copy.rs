@@ -22,7 +22,7 @@ use super::{caller, view};
 use crate::error::Site;
 use crate::thread::Thread;
 
-/// An element and NCCL's accumulator type.
+/// An element type and NCCL's accumulator type for it.
 pub(super) trait Sum: Element {
     type Acc: Copy;
     fn to_acc(self) -> Self::Acc;

@@ -18,8 +18,8 @@ const TIMEOUT: i32 = 8;
 const REQUEST: u64 = 0x6e63_636c << 32;
 
 impl Call<'_> {
-    /// Waits. A timeout of 0 cycles polls once; another expires once nothing but the expiry of
-    /// timeouts can make progress.
+    /// Waits. A timeout of 0 cycles polls once; a longer timeout expires only if nothing else can
+    /// make progress.
     fn wait(&self, until: Until, what: WaitFor, timeout: Option<u64>) -> i32 {
         if timeout == Some(0) {
             self.thread.suspend(Wait::Spin { at: self.at });
