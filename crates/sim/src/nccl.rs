@@ -3,9 +3,9 @@
 //! # Safety
 //!
 //! Each function has NCCL's contract, which the kernel's author upholds: handles come from this
-//! simulator, coops and sessions from the functions here, pointers to structs are valid. A kernel
-//! runs on a coroutine with a current [`Thread`]. Barrier words lie in the resource memory of a
-//! device communicator, which the launch keeps alive.
+//! simulator, coops and sessions from the functions here, pointers to structs are valid. Each GPU
+//! thread is a coroutine with a current [`Thread`]; only one runs at a time. Barrier state lies in
+//! the resource memory of a device communicator, which the launch keeps alive.
 
 mod coop;
 mod gin;
@@ -33,7 +33,7 @@ pub(crate) use table::install;
 
 /// What a window handle points to: one rank's view of a window.
 pub(crate) struct WindowView {
-    /// The part of the LSA team's first rank.
+    /// Address of the part (the registered memory) of the LSA team's first rank.
     pub(crate) flat_base: *mut u8,
     /// Distance between parts in units of 4 GiB.
     pub(crate) stride_4g: u32,
@@ -43,21 +43,21 @@ pub(crate) struct WindowView {
     pub(crate) world_rank: i32,
     /// The GPU of each rank of the communicator.
     pub(crate) gpus: Rc<[u32]>,
-    /// Its offset in multicast groups, in units of 4 KiB.
+    /// The window's offset in multicast groups, in units of 4 KiB.
     pub(crate) mc_offset_4k: u32,
-    /// Number of the window, for reports.
+    /// Number of the window, for error messages.
     pub(crate) id: u32,
-    /// The part of rank 0, for GIN.
+    /// Address of the part of world rank 0, for GIN.
     pub(crate) world_base: *mut u8,
     /// Length of each rank's part in bytes.
     pub(crate) lens: Rc<[usize]>,
 }
 
-/// Base of pointers to ranks that do not exist: a non-canonical address.
-const NOWHERE: usize = 0xdead << 48;
+/// Base of pointers to ranks outside the LSA team: a non-canonical address.
+const UNREACHABLE: usize = 0xdead << 48;
 
-/// The address of byte `offset` of LSA rank `peer`, among parts that are `stride_4g` apart.
-fn of_lsa(
+/// The address of byte `offset` of LSA rank `peer`'s part; parts are `stride_4g` * 4 GiB apart.
+fn lsa_address(
     flat_base: *mut u8,
     stride_4g: u32,
     lsa_size: i32,
@@ -65,8 +65,8 @@ fn of_lsa(
     peer: i32,
 ) -> *mut c_void {
     if !(0..lsa_size).contains(&peer) {
-        // Forming the address is allowed, as on a GPU; an access is reported.
-        let address = NOWHERE | (peer as u16 as usize) << 32 | (offset & 0xffff_ffff);
+        // Computing the address is allowed, as on a GPU; accessing it fails the kernel.
+        let address = UNREACHABLE | (peer as u16 as usize) << 32 | (offset & 0xffff_ffff);
         return std::ptr::without_provenance_mut(address);
     }
     let part = peer as usize * stride_4g as usize * STRIDE_UNIT;
@@ -74,12 +74,12 @@ fn of_lsa(
 }
 
 impl WindowView {
-    fn of_lsa(&self, offset: usize, peer: i32) -> *mut c_void {
-        of_lsa(self.flat_base, self.stride_4g, self.lsa_size, offset, peer)
+    fn lsa_address(&self, offset: usize, peer: i32) -> *mut c_void {
+        lsa_address(self.flat_base, self.stride_4g, self.lsa_size, offset, peer)
     }
 
-    /// The address of byte `offset` of rank `rank`'s part, if that has `bytes` bytes there.
-    fn of_world(&self, offset: usize, bytes: usize, rank: usize) -> Option<*mut u8> {
+    /// The address of byte `offset` of world rank `rank`'s part, if `bytes` bytes follow.
+    fn world_address(&self, offset: usize, bytes: usize, rank: usize) -> Option<*mut u8> {
         let end = offset.checked_add(bytes)?;
         let part = rank * self.stride_4g as usize * STRIDE_UNIT;
         (end <= self.lens[rank]).then(|| self.world_base.wrapping_add(part + offset))
@@ -88,7 +88,7 @@ impl WindowView {
 
 /// Describes an address that the kernel may not access.
 pub(crate) fn describe(memory: &Memory, address: usize) -> String {
-    if address & (0xffff << 48) == NOWHERE {
+    if address & (0xffff << 48) == UNREACHABLE {
         let peer = (address >> 32) as u16 as i16;
         return format!("in the part of rank {peer}, which is not in the LSA team");
     }
@@ -104,23 +104,23 @@ fn caller<'a>() -> (&'a Thread, Site) {
     (thread, CALL_SITE.get())
 }
 
-/// Notes the first communicator that the thread's kernel uses, for ranks in reports.
+/// Records the first communicator that the kernel uses: error messages name its ranks.
 #[inline]
-fn note_communicator(thread: &Thread, gpus: &Rc<[u32]>) {
+fn record_communicator(thread: &Thread, gpus: &Rc<[u32]>) {
     thread.block().grid.communicator.get_or_init(|| Rc::clone(gpus));
 }
 
-/// The view behind a handle; a NULL handle ends the kernel.
+/// The view behind a window handle; fails the kernel if the handle is NULL.
 ///
 /// # Safety
 ///
 /// `window` is NULL or a handle of this simulator.
 #[inline]
 unsafe fn view<'a>(window: *mut c_void) -> &'a WindowView {
-    // SAFETY: the caller's; views are never changed.
+    // SAFETY: the caller's contract; views are immutable.
     match unsafe { window.cast::<WindowView>().as_ref() } {
         Some(view) => {
-            note_communicator(Thread::current(), &view.gpus);
+            record_communicator(Thread::current(), &view.gpus);
             view
         }
         None => {

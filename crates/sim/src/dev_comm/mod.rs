@@ -8,7 +8,7 @@ use devcomm_sys::nccl::{ABI_VERSION, API_MAGIC};
 use devcomm_types::nccl::{self, MultimemHandle, ResourceWindow};
 use litemap::LiteMap;
 
-pub(crate) use self::plan::{DevCommConfig, Made, Resource};
+pub(crate) use self::plan::{AllocatedResource, DevCommConfig, Resource};
 use self::plan::{GinPlan, Plan};
 use crate::error::{Error, Result};
 use crate::memory::{Memory, Owner};
@@ -23,18 +23,18 @@ const PROXY: u8 = 2;
 pub(crate) struct CommState {
     pub(crate) comms: Box<[nccl::DevComm]>,
     /// The resources allocated for each entry of the requirement list.
-    pub(crate) made: Vec<Made>,
+    pub(crate) resources: Vec<AllocatedResource>,
     /// Multicast groups of each requested team.
     pub(crate) teams: Vec<MulticastGroups>,
-    #[expect(dead_code, reason = "owned: the communicators point into it")]
+    #[expect(dead_code, reason = "owner: the device communicators point into it")]
     gin: Option<Box<GinComm>>,
-    #[expect(dead_code, reason = "owned: the communicators point into it")]
+    #[expect(dead_code, reason = "owner: the device communicators point into it")]
     window: Symmetric,
-    #[expect(dead_code, reason = "owned: the multicast addresses that kernels have are in it")]
+    #[expect(dead_code, reason = "owner: kernels have its multicast addresses")]
     lsa_team: Option<MulticastGroups>,
 }
 
-/// Multicast groups of all ranks, removed on drop.
+/// The multicast groups of one team for each rank, removed on drop.
 pub(crate) struct MulticastGroups {
     /// The base address of each rank's group.
     bases: Vec<usize>,
@@ -42,17 +42,17 @@ pub(crate) struct MulticastGroups {
 }
 
 impl MulticastGroups {
-    /// Groups for teams of `n` ranks with stride `stride`; `first` gives the first member of a
-    /// rank's team.
+    /// Groups for teams of `n` ranks with stride `stride`; `first(rank)` is the first rank of
+    /// `rank`'s team.
     fn new(ranks: &Ranks, n: usize, stride: usize, first: impl Fn(usize) -> usize) -> Result<Self> {
         let mut groups = Self { bases: Vec::new(), memory: Rc::clone(&ranks.memory) };
         let mut known = LiteMap::<_, _>::new();
         for rank in 0..ranks.len() {
             let (first, lsa) = (first(rank), rank - rank % ranks.lsa_ranks);
             let last = n.checked_sub(1).and_then(|n| n.checked_mul(stride)?.checked_add(first));
-            let members = || (0..n).map(|i| first + i * stride);
+            let team_ranks = || (0..n).map(|i| first + i * stride);
             let within = last.is_some_and(|last| lsa <= first && last < lsa + ranks.lsa_ranks);
-            if stride == 0 || !within || !members().any(|member| member == rank) {
+            if stride == 0 || !within || !team_ranks().any(|team_rank| team_rank == rank) {
                 return Err(Error::Settings(format!(
                     "a team of {n} ranks with stride {stride} from rank {first}: rank {rank} is \
                     not in it, or it exceeds the LSA team"
@@ -63,8 +63,8 @@ impl MulticastGroups {
                 None => {
                     let group = MulticastGroup { gpus: Rc::clone(&ranks.gpus), first, n, stride };
                     let base = ranks.memory.multicast.add_group(group);
-                    let full = || Error::Settings("too many multicast groups".to_owned());
-                    *known.entry(first).or_insert(base.ok_or_else(full)?)
+                    let too_many = || Error::Settings("too many multicast groups".to_owned());
+                    *known.entry(first).or_insert(base.ok_or_else(too_many)?)
                 }
             };
             groups.bases.push(base);
@@ -72,7 +72,7 @@ impl MulticastGroups {
         Ok(groups)
     }
 
-    /// The LSA teams.
+    /// Groups for the LSA teams.
     pub(crate) fn of_lsa_teams(ranks: &Ranks) -> Result<Self> {
         Self::new(ranks, ranks.lsa_ranks, 1, |rank| rank - rank % ranks.lsa_ranks)
     }
@@ -90,45 +90,45 @@ impl Drop for MulticastGroups {
     }
 }
 
-/// The reciprocal with which NCCL's device code divides by `n`: 2^32 / n, which wraps to 0 for 1.
+/// The reciprocal with which NCCL's device code divides by `n`: 2^32 / n, wrapped to 0 for 1.
 fn reciprocal(n: usize) -> u32 {
     let n = u32::try_from(n.max(1)).unwrap_or(u32::MAX);
     (u32::MAX / n).wrapping_add(n.is_power_of_two().into())
 }
 
-/// Creates a device communicator on each of these ranks. `first` gives the first member of a rank's
-/// team, by team and rank.
+/// Creates a device communicator on all ranks. `first(team, rank)` is the first rank of `rank`'s
+/// team, for each of `config.teams`.
 pub(crate) fn make(
-    of: &Ranks,
-    asked: &DevCommConfig,
+    ranks: &Ranks,
+    config: &DevCommConfig,
     id: u32,
     first: impl Fn(usize, usize) -> usize,
 ) -> Result<CommState> {
-    let (ranks, lsa_ranks) = (of.len(), of.lsa_ranks);
-    let plan = Plan::new(asked, ranks, lsa_ranks)?;
-    let window = of.symmetric(plan.bytes, id, |rank| Owner::Resources { id, rank })?;
-    (0..ranks).for_each(|rank| window.allocation.zero(rank));
-    let lsa_team = asked.lsa_multimem.then(|| MulticastGroups::of_lsa_teams(of)).transpose()?;
+    let (n_ranks, lsa_ranks) = (ranks.len(), ranks.lsa_ranks);
+    let plan = Plan::new(config, n_ranks, lsa_ranks)?;
+    let window = ranks.symmetric(plan.bytes, id, |rank| Owner::Resources { id, rank })?;
+    (0..n_ranks).for_each(|rank| window.allocation.zero(rank));
+    let lsa_team = config.lsa_multimem.then(|| MulticastGroups::of_lsa_teams(ranks)).transpose()?;
     let team = |(team, (n, stride)): (usize, &(u32, u32))| {
-        MulticastGroups::new(of, *n as usize, *stride as usize, |rank| first(team, rank))
+        MulticastGroups::new(ranks, *n as usize, *stride as usize, |rank| first(team, rank))
     };
-    let teams = asked.teams.iter().enumerate().map(team).collect::<Result<Vec<_>>>()?;
+    let teams = config.teams.iter().enumerate().map(team).collect::<Result<Vec<_>>>()?;
     let at = |rank: usize, handle: u32| {
         window.allocation.part(rank).wrapping_add(handle as usize * RESOURCE_UNIT)
     };
     let gin = plan.gin.as_ref().map(|gin: &GinPlan| {
         Box::new(GinComm {
             id,
-            gpus: Rc::clone(&of.gpus),
+            gpus: Rc::clone(&ranks.gpus),
             stride: gin.stride as usize,
             contexts: gin.contexts,
             signals: gin.signals,
             counters: gin.counters,
-            strong: asked.gin_strong_signals,
+            strong: config.gin_strong_signals,
             depth: gin.depth,
             barriers: gin.barriers.clone(),
-            network: Rc::clone(&of.network),
-            of_rank: (0..ranks)
+            network: Rc::clone(&ranks.network),
+            per_rank: (0..n_ranks)
                 .map(|rank| {
                     let counts = (gin.contexts * gin.signals, gin.contexts * gin.counters);
                     crate::nccl::GinRank::new(counts, at(rank, gin.shadows).cast())
@@ -142,8 +142,8 @@ pub(crate) fn make(
             magic: API_MAGIC,
             version: ABI_VERSION,
             rank: rank as i32,
-            n_ranks: ranks as i32,
-            n_ranks_rcp32: reciprocal(ranks),
+            n_ranks: n_ranks as i32,
+            n_ranks_rcp32: reciprocal(n_ranks),
             lsa_rank: view.lsa_rank,
             lsa_size: view.lsa_size,
             lsa_size_rcp32: reciprocal(lsa_ranks),
@@ -169,7 +169,7 @@ pub(crate) fn make(
             comm.gin_connection_stride = gin.stride;
             comm.gin_connection_stride_rcp32 = reciprocal(gin.stride as usize);
             comm.gin_context_stride = gin.stride;
-            comm.gin_strong_legacy_signals = asked.gin_strong_signals;
+            comm.gin_strong_legacy_signals = config.gin_strong_signals;
             comm.hybrid_rail_gin_barrier = plan.hybrid_rail_gin_barrier;
             comm.hybrid_dense_gin_barrier = plan.hybrid_dense_gin_barrier;
             comm.rail_gin_barrier = plan.rail_gin_barrier;
@@ -177,6 +177,6 @@ pub(crate) fn make(
         }
         comm
     };
-    let comms = (0..ranks).map(comm).collect();
-    Ok(CommState { comms, made: plan.made, teams, gin, window, lsa_team })
+    let comms = (0..n_ranks).map(comm).collect();
+    Ok(CommState { comms, resources: plan.resources, teams, gin, window, lsa_team })
 }

@@ -1,5 +1,5 @@
 //! Lays out the resources of a device communicator: checks the requirements and assigns offsets,
-//! signals and counters, the same on every rank.
+//! signals and counters, which are the same on every rank.
 
 use devcomm_types::GinConnectionType;
 use devcomm_types::nccl::{GinBarrierHandle, LsaBarrierHandle, ResourceHandle};
@@ -43,9 +43,9 @@ pub(crate) struct Resource {
     pub(crate) counters: u32,
 }
 
-/// The resources allocated for it.
+/// What was allocated for a [`Resource`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Made {
+pub(crate) struct AllocatedResource {
     pub(crate) buffer: ResourceHandle,
     pub(crate) first_signal: u32,
     pub(crate) first_counter: u32,
@@ -61,13 +61,13 @@ pub(super) struct Plan {
     pub(super) hybrid_dense_gin_barrier: GinBarrierHandle,
     pub(super) rail_gin_barrier: GinBarrierHandle,
     pub(super) world_gin_barrier: GinBarrierHandle,
-    /// The resources allocated for each entry of the list.
-    pub(super) made: Vec<Made>,
-    /// The network's part, if the device communicator has GIN.
+    /// What was allocated for each of `DevCommConfig::resources`.
+    pub(super) resources: Vec<AllocatedResource>,
+    /// GIN's layout, if the device communicator has GIN.
     pub(super) gin: Option<GinPlan>,
 }
 
-/// What GIN needs.
+/// The layout of GIN's resources.
 pub(super) struct GinPlan {
     /// Distance between connected ranks.
     pub(super) stride: u32,
@@ -79,7 +79,7 @@ pub(super) struct GinPlan {
     pub(super) barriers: Vec<BarrierSet>,
 }
 
-/// Running totals of what has been allocated.
+/// The totals allocated so far.
 #[derive(Default)]
 struct ResourceAllocator {
     bytes: usize,
@@ -135,7 +135,7 @@ impl ResourceAllocator {
         Ok(GinBarrierHandle { signal0, unused: 0 })
     }
 
-    fn resource(&mut self, resource: &Resource) -> Result<Made> {
+    fn resource(&mut self, resource: &Resource) -> Result<AllocatedResource> {
         let Resource { bytes, align, signals, counters } = *resource;
         if !align.is_power_of_two() {
             return refuse(format!("a resource aligned to {align}, which is not a power of two"));
@@ -144,21 +144,21 @@ impl ResourceAllocator {
         let (first_signal, first_counter) = (self.signals(signals)?, self.counters);
         self.counters = check("counters", first_counter.saturating_add(counters))?;
         if signals > 0 {
-            // They may belong to barriers; nothing says of which team.
+            // The signals may be those of GIN barriers, for a team of unknown size.
             self.barriers.push(BarrierSet { signal0: first_signal, signals, ranks: None });
         }
-        Ok(Made { buffer, first_signal, first_counter })
+        Ok(AllocatedResource { buffer, first_signal, first_counter })
     }
 }
 
 /// The distance between connected ranks, if any are connected.
-fn stride_of(asked: &DevCommConfig, lsa_ranks: usize) -> Result<Option<u32>> {
-    match asked.gin_connection {
+fn stride_of(config: &DevCommConfig, lsa_ranks: usize) -> Result<Option<u32>> {
+    match config.gin_connection {
         GinConnectionType::None => Ok(None),
         GinConnectionType::Full => Ok(Some(1)),
         GinConnectionType::Rail => Ok(Some(lsa_ranks as u32)),
         GinConnectionType::CustomStride => {
-            let stride = asked.gin_custom_stride;
+            let stride = config.gin_custom_stride;
             if stride > 0 && lsa_ranks.is_multiple_of(stride as usize) {
                 return Ok(Some(stride));
             }
@@ -167,28 +167,28 @@ fn stride_of(asked: &DevCommConfig, lsa_ranks: usize) -> Result<Option<u32>> {
                 size"
             ))
         }
-        other => refuse(format!("the GIN connection {other} is not known")),
+        other => refuse(format!("unknown GIN connection {other}")),
     }
 }
 
 impl Plan {
-    pub(super) fn new(asked: &DevCommConfig, ranks: usize, lsa_ranks: usize) -> Result<Self> {
-        // Not at 0, so that a zero handle is detected.
+    pub(super) fn new(config: &DevCommConfig, ranks: usize, lsa_ranks: usize) -> Result<Self> {
+        // No buffer is at offset 0, so that a zero handle is detected.
         let mut allocator =
             ResourceAllocator { bytes: RESOURCE_UNIT, ..ResourceAllocator::default() };
-        allocator.signals(asked.gin_signals)?;
-        allocator.counters = check("counters", asked.gin_counters)?;
-        let lsa_barrier = allocator.lsa_barriers(asked.lsa_barriers, lsa_ranks)?;
-        let hybrid_lsa_barrier = allocator.lsa_barriers(asked.barriers, lsa_ranks)?;
-        let list = asked.resources.iter();
-        let made = list.map(|resource| allocator.resource(resource)).collect::<Result<Vec<_>>>()?;
+        allocator.signals(config.gin_signals)?;
+        allocator.counters = check("counters", config.gin_counters)?;
+        let lsa_barrier = allocator.lsa_barriers(config.lsa_barriers, lsa_ranks)?;
+        let hybrid_lsa_barrier = allocator.lsa_barriers(config.barriers, lsa_ranks)?;
+        let resources = config.resources.iter().map(|resource| allocator.resource(resource));
+        let resources = resources.collect::<Result<Vec<_>>>()?;
         let rails = (ranks / lsa_ranks) as u32;
-        let stride = stride_of(asked, lsa_ranks)?;
-        let hybrid_rail_gin_barrier = allocator.gin_barriers(asked.barriers, rails)?;
-        let rail_gin_barrier = allocator.gin_barriers(asked.rail_gin_barriers, rails)?;
-        let world_gin_barrier = allocator.gin_barriers(asked.world_gin_barriers, ranks as u32)?;
+        let stride = stride_of(config, lsa_ranks)?;
+        let hybrid_rail_gin_barrier = allocator.gin_barriers(config.barriers, rails)?;
+        let rail_gin_barrier = allocator.gin_barriers(config.rail_gin_barriers, rails)?;
+        let world_gin_barrier = allocator.gin_barriers(config.world_gin_barriers, ranks as u32)?;
         let dense = ranks as u32 / stride.unwrap_or(1);
-        let hybrid_dense_gin_barrier = allocator.gin_barriers(asked.barriers, dense)?;
+        let hybrid_dense_gin_barrier = allocator.gin_barriers(config.barriers, dense)?;
         let gin = match stride {
             None if allocator.signals > 0 || allocator.counters > 0 => {
                 return refuse(
@@ -197,17 +197,17 @@ impl Plan {
             }
             None => None,
             Some(stride) => {
-                if asked.world_gin_barriers > 0 && stride > 1 {
+                if config.world_gin_barriers > 0 && stride > 1 {
                     return refuse(format!(
                         "world GIN barriers, but only ranks {stride} apart are connected"
                     ));
                 }
-                let contexts = check("GIN contexts", asked.gin_contexts)?;
+                let contexts = check("GIN contexts", config.gin_contexts)?;
                 if contexts == 0 {
                     return refuse("a GIN connection without contexts");
                 }
                 let shadows = (contexts as usize).saturating_mul(allocator.signals as usize);
-                let depth = asked.gin_queue_depth;
+                let depth = config.gin_queue_depth;
                 Some(GinPlan {
                     stride,
                     contexts,
@@ -228,7 +228,7 @@ impl Plan {
             hybrid_dense_gin_barrier,
             rail_gin_barrier,
             world_gin_barrier,
-            made,
+            resources,
             gin,
         })
     }

@@ -16,21 +16,21 @@ pub(super) unsafe fn init(_flags: c_uint) -> CUresult {
 }
 
 pub(super) unsafe fn driver_version(version: *mut c_int) -> CUresult {
-    // SAFETY: the caller's pointer.
+    // SAFETY: the caller's contract.
     unsafe { version.write(DRIVER_VERSION) };
     CUresult::CUDA_SUCCESS
 }
 
 pub(super) unsafe fn device_count(count: *mut c_int) -> CUresult {
     call("cuDeviceGetCount", |cx| {
-        // SAFETY: the module's, here and below.
+        // SAFETY: the module's contract, here and below.
         unsafe { count.write(cx.core.devices.len() as c_int) };
         Ok(())
     })
 }
 
 impl CallContext<'_> {
-    /// The index of a GPU, checked to exist.
+    /// Checks a device ordinal and returns the GPU's index.
     fn device_index(&self, device: c_int) -> CudaResult<usize> {
         let gpu = usize::try_from(device).ok().filter(|gpu| *gpu < self.core.devices.len());
         gpu.ok_or_else(|| CUresult::CUDA_ERROR_INVALID_DEVICE.into())
@@ -40,7 +40,7 @@ impl CallContext<'_> {
 pub(super) unsafe fn device(device: *mut CUdevice, ordinal: c_int) -> CUresult {
     call("cuDeviceGet", |cx| {
         let gpu = cx.device_index(ordinal)?;
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { device.write(gpu as CUdevice) };
         Ok(())
     })
@@ -71,7 +71,7 @@ pub(super) unsafe fn device_attribute(
             A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED => 1,
             _ => 0,
         };
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { value.write(number.cast_signed()) };
         Ok(())
     })
@@ -85,14 +85,14 @@ pub(super) unsafe fn device_name(name: *mut c_char, len: c_int, device: CUdevice
         if (len as usize) < bytes.len() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
         }
-        // SAFETY: the module's; the buffer has `len` bytes.
+        // SAFETY: the module's contract; the buffer has `len` bytes.
         unsafe { name.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(())
     })
 }
 
-/// A context's handle encodes its machine and its GPU, so that a thread that has used neither can
-/// make it current.
+/// A context's handle encodes its machine and GPU, so that a thread that is attached to no machine
+/// can make it current.
 fn handle(machine: u64, gpu: usize) -> CUcontext {
     ((machine << 24) | ((gpu as u64 + 1) << 4)) as CUcontext
 }
@@ -107,7 +107,7 @@ pub(super) unsafe fn retain(context: *mut CUcontext, device: CUdevice) -> CUresu
         let gpu = cx.device_index(device)?;
         let retained = &cx.core.devices[gpu].retained;
         retained.set(retained.get() + 1);
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { context.write(handle(cx.core.number(), gpu)) };
         Ok(())
     })
@@ -117,14 +117,14 @@ pub(super) unsafe fn release(device: CUdevice) -> CUresult {
     call("cuDevicePrimaryCtxRelease", |cx| {
         let retained = &cx.core.devices[cx.device_index(device)?].retained;
         match retained.get().checked_sub(1) {
-            Some(left) => retained.set(left),
+            Some(remaining) => retained.set(remaining),
             None => return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT.into()),
         }
         Ok(())
     })
 }
 
-/// A thread that is attached to no machine attaches to the context's.
+/// Also attaches the thread to the context's machine, if it is attached to none.
 pub(super) unsafe fn set_current(context: CUcontext) -> CUresult {
     let (number, gpu) = decode_handle(context);
     if context.is_null() {

@@ -1,4 +1,4 @@
-//! CUDA events: record, wait, query.
+//! CUDA events: record, wait, query, elapsed time.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_uint;
@@ -20,8 +20,8 @@ pub(crate) struct Event {
     /// Number of records so far.
     recorded: Cell<u64>,
     /// Number and time of the last completed record.
-    reached: Cell<(u64, u64)>,
-    /// The capture point of its last record, if that was in a capture.
+    completed: Cell<(u64, u64)>,
+    /// The capture point of the last record, if the stream was being captured.
     pub(super) captured: RefCell<Option<CapturePoint>>,
 }
 
@@ -38,7 +38,7 @@ impl Event {
         core.enqueue(stream, Box::new(EventRecord { event: Rc::clone(self), number }));
     }
 
-    /// Enqueues a wait for it on `stream`.
+    /// Enqueues a wait for the event on `stream`.
     pub(crate) fn wait(self: &Rc<Self>, core: &Core, stream: &Stream) -> CudaResult<()> {
         if let Some(point) = &*self.captured.borrow() {
             return point.join(stream);
@@ -52,8 +52,8 @@ impl Event {
         Ok(())
     }
 
-    fn is_reached(&self) -> bool {
-        self.reached.get().0 == self.recorded.get()
+    fn is_complete(&self) -> bool {
+        self.completed.get().0 == self.recorded.get()
     }
 }
 
@@ -77,15 +77,15 @@ pub(super) unsafe fn create(event: *mut CUevent, flags: c_uint) -> CUresult {
         cx.gpu()?;
         let timed = flags & CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint == 0;
         let handle = cx.core.new_handle();
-        let made = Event { timed, ..Event::default() };
-        cx.core.events.borrow_mut().insert(handle, Rc::new(made));
-        // SAFETY: the module's.
+        let new = Event { timed, ..Event::default() };
+        cx.core.events.borrow_mut().insert(handle, Rc::new(new));
+        // SAFETY: the module's contract.
         unsafe { event.write(handle as CUevent) };
         Ok(())
     })
 }
 
-/// Streams that wait for the event keep waiting.
+/// Streams that wait for the event still wait for its record.
 pub(super) unsafe fn destroy(event: CUevent) -> CUresult {
     call("cuEventDestroy", |cx| match cx.core.events.borrow_mut().remove(&(event as u64)) {
         Some(_) => Ok(()),
@@ -114,25 +114,25 @@ pub(super) unsafe fn query(event: CUevent) -> CUresult {
         if event.captured.borrow().is_some() {
             return Err(CUresult::CUDA_ERROR_CAPTURED_EVENT.into());
         }
-        match event.is_reached() {
+        match event.is_complete() {
             true => Ok(()),
             false => Err(CUresult::CUDA_ERROR_NOT_READY.into()),
         }
     })
 }
 
-/// In the machine's virtual time, which says nothing about a GPU.
+/// In the machine's virtual time, which does not predict a GPU's.
 pub(super) unsafe fn elapsed_time(ms: *mut f32, start: CUevent, end: CUevent) -> CUresult {
     call("cuEventElapsedTime", |cx| {
         let (start, end) = (cx.event(start)?, cx.event(end)?);
         if [&start, &end].iter().any(|event| !event.timed || event.recorded.get() == 0) {
             return Err(CUresult::CUDA_ERROR_INVALID_HANDLE.into());
         }
-        if !start.is_reached() || !end.is_reached() {
+        if !start.is_complete() || !end.is_complete() {
             return Err(CUresult::CUDA_ERROR_NOT_READY.into());
         }
-        let nanoseconds = end.reached.get().1 as f64 - start.reached.get().1 as f64;
-        // SAFETY: the module's.
+        let nanoseconds = end.completed.get().1 as f64 - start.completed.get().1 as f64;
+        // SAFETY: the module's contract.
         unsafe { ms.write((nanoseconds / 1e6) as f32) };
         Ok(())
     })
@@ -146,7 +146,7 @@ struct EventRecord {
 
 impl StreamOp for EventRecord {
     fn poll(&mut self, core: &Core) -> Poll<()> {
-        self.event.reached.set((self.number, core.clock()));
+        self.event.completed.set((self.number, core.clock()));
         Poll::Ready(())
     }
 
@@ -167,7 +167,7 @@ struct EventWait {
 
 impl StreamOp for EventWait {
     fn poll(&mut self, _core: &Core) -> Poll<()> {
-        if self.event.reached.get().0 < self.number {
+        if self.event.completed.get().0 < self.number {
             return Poll::Pending;
         }
         Poll::Ready(())

@@ -1,5 +1,5 @@
-//! Kernel functions and launches. There are no modules: a simulated GPU runs a kernel's host body,
-//! not machine code.
+//! Kernel functions and launches. There are no modules: a simulated GPU runs a kernel's Rust code
+//! compiled for the host, not PTX or SASS.
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -17,23 +17,23 @@ use super::{CallContext, CudaError, CudaResult, call, limits};
 use crate::gpus::{GridId, Launch};
 use crate::machine::core::Core;
 
-/// Registers per thread that every kernel reports.
+/// Registers per thread, as returned for every kernel.
 const REGISTERS: u32 = 32;
 
-/// A kernel's body on one GPU.
+/// A kernel function on one GPU.
 pub(crate) struct Function {
     gpu: usize,
     body: HostBody,
-    /// Limit on a launch's dynamic shared memory, in bytes.
-    allowed_shared: Cell<u32>,
+    /// Limit on dynamic shared memory per launch, in bytes.
+    max_dynamic_shared: Cell<u32>,
 }
 
 impl Function {
     pub(crate) fn new(gpu: usize, body: HostBody) -> Self {
-        Self { gpu, body, allowed_shared: Cell::new(limits::STATIC_SHARED) }
+        Self { gpu, body, max_dynamic_shared: Cell::new(limits::STATIC_SHARED) }
     }
 
-    /// Whether it is this body on this GPU.
+    /// Whether it is the function of kernel `body` on `gpu`.
     pub(crate) fn is(&self, gpu: usize, body: &HostBody) -> bool {
         self.gpu == gpu && self.body == *body
     }
@@ -48,11 +48,11 @@ impl CallContext<'_> {
     }
 }
 
-/// Refuses compiled code.
+/// Fails: there is no device code to load.
 fn no_modules() -> CUresult {
     call("cuModuleLoad", |_| {
-        let text = "a simulated GPU runs kernels written in Rust, by their bodies on the host: it \
-                    cannot load compiled code";
+        let text = "a simulated GPU runs a kernel's Rust code, compiled for the host: it cannot \
+                    load device code";
         Err(CudaError::new(CUresult::CUDA_ERROR_NOT_SUPPORTED, text))
     })
 }
@@ -75,7 +75,7 @@ pub(super) unsafe fn unload(_: CUmodule) -> CUresult {
     CUresult::CUDA_ERROR_INVALID_HANDLE
 }
 
-pub(super) unsafe fn of_module(_: *mut CUfunction, _: CUmodule, _: *const c_char) -> CUresult {
+pub(super) unsafe fn from_module(_: *mut CUfunction, _: CUmodule, _: *const c_char) -> CUresult {
     CUresult::CUDA_ERROR_INVALID_HANDLE
 }
 
@@ -95,10 +95,10 @@ pub(super) unsafe fn attribute(
             A::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK => function.body.max_threads(),
             A::CU_FUNC_ATTRIBUTE_NUM_REGS => REGISTERS,
             A::CU_FUNC_ATTRIBUTE_PTX_VERSION | A::CU_FUNC_ATTRIBUTE_BINARY_VERSION => 90,
-            A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES => function.allowed_shared.get(),
+            A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES => function.max_dynamic_shared.get(),
             _ => 0,
         };
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { value.write(number.cast_signed()) };
         Ok(())
     })
@@ -117,7 +117,7 @@ pub(super) unsafe fn set_attribute(
             (
                 CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                 Some(bytes),
-            ) => function.allowed_shared.set(bytes),
+            ) => function.max_dynamic_shared.set(bytes),
             _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into()),
         }
         Ok(())
@@ -134,9 +134,9 @@ pub(super) unsafe fn occupancy(
         cx.function(function)?;
         let threads = u32::try_from(block_size).ok().filter(|threads| *threads > 0);
         let threads = threads.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        let all = cx.core.gpus.resident(threads, dynamic_shared);
-        // SAFETY: the module's.
-        unsafe { blocks.write((all / cx.core.simulation.multiprocessors) as c_int) };
+        let resident = cx.core.gpus.resident(threads, dynamic_shared);
+        // SAFETY: the module's contract.
+        unsafe { blocks.write((resident / cx.core.simulation.multiprocessors) as c_int) };
         Ok(())
     })
 }
@@ -148,14 +148,14 @@ pub(super) unsafe fn launch(
     _extra: *mut *mut c_void,
 ) -> CUresult {
     call("cuLaunchKernelEx", |cx| {
-        // SAFETY: the module's, here and below.
+        // SAFETY: the module's contract, here and below.
         let config = unsafe { &*config };
         let function = cx.function(function)?;
         let stream = cx.stream(config.hStream)?;
         if stream.gpu() != function.gpu {
             return Err(CUresult::CUDA_ERROR_INVALID_HANDLE.into());
         }
-        if config.sharedMemBytes > function.allowed_shared.get() {
+        if config.sharedMemBytes > function.max_dynamic_shared.get() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
         }
         // SAFETY: as above; `numAttrs` is the number of attributes.
@@ -164,7 +164,7 @@ pub(super) unsafe fn launch(
             attribute.id == CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE
                 && attribute.value.cooperative != 0
         });
-        // SAFETY: as above; there is an address for each parameter, of its size.
+        // SAFETY: as above; `params` has the address of each parameter.
         let params = unsafe { Params::copy(&function.body, params) };
         let kernel = Kernel {
             gpu: function.gpu,
@@ -176,9 +176,9 @@ pub(super) unsafe fn launch(
             cooperative,
             started: None,
         };
-        cx.note(|| kernel.shape());
-        let refused = cx.core.gpus.check(&kernel.launch());
-        refused.map_err(|error| {
+        cx.note(|| kernel.describe_arguments());
+        let checked = cx.core.gpus.check(&kernel.launch());
+        checked.map_err(|error| {
             CudaError::new(CUresult::CUDA_ERROR_INVALID_VALUE, error.to_string())
         })?;
         cx.core.enqueue(&stream, Box::new(kernel));
@@ -194,7 +194,7 @@ struct Params {
     starts: Vec<usize>,
 }
 
-/// Aligned for a tensor map, the most strictly aligned parameter.
+/// Aligned as a tensor map, the parameter type with the strictest alignment.
 #[repr(C, align(128))]
 #[derive(Clone, Copy)]
 struct Aligned([u8; 128]);
@@ -202,7 +202,7 @@ struct Aligned([u8; 128]);
 impl Params {
     /// # Safety
     ///
-    /// `from` has the address of each of the body's parameters, of its size.
+    /// `from` points to an array of the addresses of the body's parameters.
     unsafe fn copy(body: &HostBody, from: *mut *mut c_void) -> Self {
         let mut starts = Vec::new();
         let mut len = 0;
@@ -213,7 +213,7 @@ impl Params {
         let mut bytes = vec![Aligned([0; 128]); len].into_boxed_slice();
         let base = bytes.as_mut_ptr();
         for (index, (size, start)) in body.params().iter().zip(&starts).enumerate() {
-            // SAFETY: the caller's; the room from `start` on is at least that size.
+            // SAFETY: the caller's contract; `bytes` has at least `size` bytes from `start` on.
             unsafe {
                 let source = (*from.add(index)).cast::<u8>();
                 base.add(*start).cast::<u8>().copy_from_nonoverlapping(source, *size);
@@ -241,8 +241,8 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// For the record of calls.
-    fn shape(&self) -> String {
+    /// The launch's arguments as text, for the record of calls.
+    fn describe_arguments(&self) -> String {
         let Self { grid, block, dynamic_shared, cooperative, .. } = self;
         let name = self.body.name();
         format!(
@@ -256,8 +256,8 @@ impl Kernel {
         let run = move || {
             // The addresses point into `params`.
             let _params = &params;
-            // SAFETY: a copy of each parameter; the launch's caller keeps the kernel's contract,
-            // and the GPU's scheduler has made a thread current.
+            // SAFETY: `addresses` points to a copy of each parameter; the launch's caller keeps the
+            // kernel's contract, and the GPU's scheduler has made a thread current.
             unsafe { body.call(&addresses) }
         };
         Launch {

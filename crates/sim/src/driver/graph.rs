@@ -13,13 +13,13 @@ use super::stream::{Stream, StreamOp};
 use super::{CallContext, CudaResult, call};
 use crate::machine::core::Core;
 
-/// An operation of a graph, and the indices of its dependencies.
+/// A node of a graph: an operation and the indices of the nodes that it depends on.
 struct Node {
     op: Box<dyn StreamOp>,
-    after: Vec<usize>,
+    dependencies: Vec<usize>,
 }
 
-/// A graph: operations and their dependencies.
+/// A graph. A node's dependencies have smaller indices.
 #[derive(Default)]
 pub(crate) struct Graph {
     nodes: Vec<Node>,
@@ -29,24 +29,24 @@ pub(crate) struct Graph {
 #[derive(Default)]
 struct Capture {
     nodes: RefCell<Vec<Node>>,
-    /// The error that invalidated it, if any.
+    /// The error that invalidated the capture, if any.
     invalidated: Cell<Option<CUresult>>,
 }
 
 /// The state of a stream that is being captured.
 pub(super) struct StreamCapture {
     capture: Rc<Capture>,
-    /// Dependencies of its next operation.
+    /// Dependencies of the stream's next operation.
     last: Vec<usize>,
-    /// Whether the capture began on it.
+    /// Whether the capture began on this stream.
     is_origin: bool,
 }
 
 impl StreamCapture {
     pub(super) fn push(&mut self, op: Box<dyn StreamOp>) {
         let mut nodes = self.capture.nodes.borrow_mut();
-        let after = std::mem::replace(&mut self.last, vec![nodes.len()]);
-        nodes.push(Node { op, after });
+        let dependencies = std::mem::replace(&mut self.last, vec![nodes.len()]);
+        nodes.push(Node { op, dependencies });
     }
 
     /// Invalidates the capture: its end fails with `why`.
@@ -60,14 +60,14 @@ impl StreamCapture {
     }
 }
 
-/// A point in a capture, which an event records.
+/// A point in a capture, as recorded by an event.
 pub(crate) struct CapturePoint {
     capture: Rc<Capture>,
     last: Vec<usize>,
 }
 
 impl CapturePoint {
-    /// Makes the stream's next operation depend on this point, and the stream part of the capture.
+    /// Adds the stream to the capture, and makes its next operation depend on this point.
     pub(super) fn join(&self, stream: &Stream) -> CudaResult<()> {
         let mut capturing = stream.capturing.borrow_mut();
         let (capture, mut last) = (Rc::clone(&self.capture), self.last.clone());
@@ -87,16 +87,15 @@ impl CapturePoint {
     }
 }
 
-/// Whether every one of `nodes` is an ancestor of `last`.
+/// Whether every node is in `last` or an ancestor of a node in `last`.
 fn all_joined(nodes: &[Node], last: &[usize]) -> bool {
-    let mut before = vec![false; nodes.len()];
-    last.iter().for_each(|&index| before[index] = true);
-    // A node's dependencies have smaller indices.
+    let mut joined = vec![false; nodes.len()];
+    last.iter().for_each(|&index| joined[index] = true);
     for index in (0..nodes.len()).rev() {
-        if !before[index] {
+        if !joined[index] {
             return false;
         }
-        nodes[index].after.iter().for_each(|&index| before[index] = true);
+        nodes[index].dependencies.iter().for_each(|&index| joined[index] = true);
     }
     true
 }
@@ -119,7 +118,7 @@ pub(super) unsafe fn begin_capture(stream: CUstream, _mode: CUstreamCaptureMode)
 
 pub(super) unsafe fn end_capture(stream: CUstream, graph: *mut CUgraph) -> CUresult {
     call("cuStreamEndCapture", |cx| {
-        // SAFETY: the module's, here and below.
+        // SAFETY: the module's contract, here and below.
         unsafe { graph.write(std::ptr::null_mut()) };
         let stream = cx.stream(stream)?;
         let capturing = stream.capturing.take();
@@ -128,8 +127,8 @@ pub(super) unsafe fn end_capture(stream: CUstream, graph: *mut CUgraph) -> CUres
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED.into());
         };
         for other in cx.core.streams.borrow().values() {
-            let is_part = |capturing: &mut StreamCapture| Rc::ptr_eq(&capturing.capture, &capture);
-            drop(other.capturing.borrow_mut().take_if(is_part));
+            let is_same = |capturing: &mut StreamCapture| Rc::ptr_eq(&capturing.capture, &capture);
+            drop(other.capturing.borrow_mut().take_if(is_same));
         }
         let nodes = capture.nodes.take();
         cx.note(|| format!("{} nodes", nodes.len()));
@@ -155,14 +154,14 @@ impl CallContext<'_> {
     }
 }
 
-/// Writes the number of nodes only.
+/// Writes only the number of nodes: `nodes` must be NULL.
 pub(super) unsafe fn nodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) -> CUresult {
     call("cuGraphGetNodes", |cx| {
         let graph = cx.graph(graph)?;
         if !nodes.is_null() {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED.into());
         }
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { count.write(graph.nodes.len()) };
         Ok(())
     })
@@ -171,8 +170,8 @@ pub(super) unsafe fn nodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut 
 /// An instantiated graph.
 pub(crate) struct Exec {
     graph: Rc<Graph>,
-    /// Whether a launch of it is running: launches of one graph do not overlap.
-    runs: Cell<bool>,
+    /// Whether a launch is running: launches of one instantiated graph do not overlap.
+    is_running: Cell<bool>,
 }
 
 pub(super) unsafe fn instantiate(
@@ -183,9 +182,9 @@ pub(super) unsafe fn instantiate(
     call("cuGraphInstantiate", |cx| {
         let graph = cx.graph(graph)?;
         let handle = cx.core.new_handle();
-        let made = Exec { graph, runs: Cell::new(false) };
-        cx.core.execs.borrow_mut().insert(handle, Rc::new(made));
-        // SAFETY: the module's.
+        let new = Exec { graph, is_running: Cell::new(false) };
+        cx.core.execs.borrow_mut().insert(handle, Rc::new(new));
+        // SAFETY: the module's contract.
         unsafe { exec.write(handle as CUgraphExec) };
         Ok(())
     })
@@ -218,7 +217,7 @@ pub(super) unsafe fn destroy_exec(exec: CUgraphExec) -> CUresult {
 /// Stream operation: one launch of a graph.
 struct Launch {
     exec: Rc<Exec>,
-    /// An operation for each node; `None` once it is done.
+    /// The operation of each node; `None` once it is complete.
     ops: Vec<Option<Box<dyn StreamOp>>>,
     started: bool,
 }
@@ -241,21 +240,21 @@ impl StreamOp for Launch {
 
     fn poll(&mut self, core: &Core) -> Poll<()> {
         if !self.started {
-            if self.exec.runs.replace(true) {
+            if self.exec.is_running.replace(true) {
                 return Poll::Pending;
             }
             self.started = true;
         }
         for (index, node) in self.exec.graph.nodes.iter().enumerate() {
-            let comes_now = node.after.iter().all(|before| self.is_done(*before));
-            if comes_now && self.ops[index].as_mut().is_some_and(|op| op.poll(core).is_ready()) {
+            let is_ready = node.dependencies.iter().all(|index| self.is_done(*index));
+            if is_ready && self.ops[index].as_mut().is_some_and(|op| op.poll(core).is_ready()) {
                 self.ops[index] = None;
             }
         }
         if self.ops.iter().any(Option::is_some) {
             return Poll::Pending;
         }
-        self.exec.runs.set(false);
+        self.exec.is_running.set(false);
         Poll::Ready(())
     }
 
@@ -265,7 +264,7 @@ impl StreamOp for Launch {
 
     fn describe(&self, core: &Core) -> String {
         let ready = |(index, node): &(usize, &Node)| {
-            !self.is_done(*index) && node.after.iter().all(|before| self.is_done(*before))
+            !self.is_done(*index) && node.dependencies.iter().all(|index| self.is_done(*index))
         };
         let nodes = self.exec.graph.nodes.iter().enumerate().filter(ready);
         let waiting = nodes.filter_map(|(index, _)| Some(self.ops[index].as_ref()?.describe(core)));

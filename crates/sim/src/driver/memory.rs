@@ -1,4 +1,4 @@
-//! Driver functions for memory: pinned host memory, copies and fills.
+//! Driver functions for memory: size query, pinned host memory, copies and memsets.
 
 use std::ffi::{c_uchar, c_uint, c_ushort, c_void};
 use std::task::Poll;
@@ -10,15 +10,15 @@ use super::{CallContext, CudaError, CudaResult, call, call_until};
 use crate::machine::core::Core;
 use crate::memory::{Allocation, GpuSet, Owner};
 
-/// A GPU's memory in bytes: an H200's, regardless of the host's memory.
+/// Memory of a simulated GPU in bytes: that of an H200, regardless of the host's memory.
 pub(crate) const MEMORY: usize = 141 << 30;
 
 pub(super) unsafe fn info(free: *mut usize, total: *mut usize) -> CUresult {
     call("cuMemGetInfo", |cx| {
-        let taken = cx.core.devices[cx.gpu()?].allocated.get();
-        // SAFETY: the module's.
+        let used = cx.core.devices[cx.gpu()?].allocated.get();
+        // SAFETY: the module's contract.
         unsafe {
-            free.write(MEMORY.saturating_sub(taken));
+            free.write(MEMORY.saturating_sub(used));
             total.write(MEMORY);
         }
         Ok(())
@@ -39,7 +39,7 @@ pub(super) unsafe fn host_alloc(memory: *mut *mut c_void, bytes: usize, _: c_uin
         })?;
         let address = allocation.part(0);
         cx.core.pinned.borrow_mut().insert(address.addr(), allocation);
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { memory.write(address.cast()) };
         Ok(())
     })
@@ -61,26 +61,26 @@ pub(super) unsafe fn host_device_pointer(
         if !cx.core.pinned.borrow().contains_key(&memory.addr()) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
         }
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { device.write(memory as CUdeviceptr) };
         Ok(())
     })
 }
 
 impl CallContext<'_> {
-    /// Memory of `bytes` bytes that the current GPU reaches.
+    /// A pointer to `bytes` bytes, checked to be accessible by the current GPU.
     fn device_memory(&self, address: CUdeviceptr, bytes: usize) -> CudaResult<*mut u8> {
         device_memory(self.core, self.gpu()?, address, bytes)
     }
 
-    /// Whether memory of the host is pinned: GPUs reach it at the host's address.
+    /// Whether host memory is pinned: GPUs can access it at its host address.
     fn is_pinned(&self, memory: *const c_void, bytes: usize) -> bool {
         self.gpu().is_ok_and(|gpu| self.core.memory.contains(gpu as u32, memory.addr(), bytes))
     }
 
-    /// Enqueues a store.
-    fn store(&self, to: CUdeviceptr, what: Stored, stream: CUstream) -> CudaResult<()> {
-        let (stream, store) = (self.stream(stream)?, Store { gpu: self.gpu()?, to, what });
+    /// Enqueues a copy or memset.
+    fn store(&self, to: CUdeviceptr, kind: StoreKind, stream: CUstream) -> CudaResult<()> {
+        let (stream, store) = (self.stream(stream)?, Store { gpu: self.gpu()?, to, kind });
         store.check(self.core)?;
         self.core.enqueue(&stream, Box::new(store));
         Ok(())
@@ -95,14 +95,14 @@ fn device_memory(
 ) -> CudaResult<*mut u8> {
     let start = address as usize;
     if bytes > 0 && !core.memory.contains(gpu as u32, start, bytes) {
-        let place = core.memory.describe(start);
-        let text = format!("{bytes} bytes at {address:#x} are not memory of GPU {gpu}: {place}");
+        let location = core.memory.describe(start);
+        let text = format!("{bytes} bytes at {address:#x} are not memory of GPU {gpu}: {location}");
         return Err(CudaError::new(CUresult::CUDA_ERROR_INVALID_VALUE, text));
     }
     Ok(std::ptr::with_exposed_provenance_mut(start))
 }
 
-/// With pageable memory it returns once the copy is done, as on a GPU.
+/// With pageable memory, returns once the copy is done, as CUDA does.
 pub(super) unsafe fn copy_to_device(
     to: CUdeviceptr,
     from: *const c_void,
@@ -111,12 +111,12 @@ pub(super) unsafe fn copy_to_device(
 ) -> CUresult {
     call_until("cuMemcpyHtoDAsync", &|cx| {
         if cx.is_pinned(from, bytes) {
-            let what = Stored::Copy { from: from as CUdeviceptr, bytes };
-            return Poll::Ready(cx.store(to, what, stream));
+            let kind = StoreKind::Copy { from: from as CUdeviceptr, bytes };
+            return Poll::Ready(cx.store(to, kind, stream));
         }
         cx.when_idle(stream, || {
             let to = cx.device_memory(to, bytes)?;
-            // SAFETY: the module's; the target was checked, and no kernel runs while the host asks.
+            // SAFETY: the module's contract; the target was checked, and no kernel runs now.
             unsafe { to.copy_from(from.cast(), bytes) };
             cx.core.gpus.progress();
             Ok(())
@@ -133,8 +133,8 @@ pub(super) unsafe fn copy_to_host(
 ) -> CUresult {
     call_until("cuMemcpyDtoHAsync", &|cx| {
         if cx.is_pinned(to, bytes) {
-            let what = Stored::Copy { from, bytes };
-            return Poll::Ready(cx.store(to as CUdeviceptr, what, stream));
+            let kind = StoreKind::Copy { from, bytes };
+            return Poll::Ready(cx.store(to as CUdeviceptr, kind, stream));
         }
         cx.when_idle(stream, || {
             let from = cx.device_memory(from, bytes)?;
@@ -145,29 +145,29 @@ pub(super) unsafe fn copy_to_host(
     })
 }
 
-/// A stream's store to memory that its GPU reaches.
+/// Stream operation: a copy or memset between addresses that the GPU can access.
 #[derive(Clone, Copy)]
 struct Store {
     gpu: usize,
     to: CUdeviceptr,
-    what: Stored,
+    kind: StoreKind,
 }
 
 #[derive(Clone, Copy)]
-enum Stored {
-    /// From memory that the GPU reaches.
+enum StoreKind {
+    /// A copy from memory that the GPU can access.
     Copy { from: CUdeviceptr, bytes: usize },
-    /// `count` values of `size` bytes, one every `pitch` bytes.
+    /// A memset to `count` values of `size` bytes, one every `pitch` bytes.
     Fill { value: [u8; 4], size: usize, pitch: usize, count: usize },
 }
 
 impl Store {
-    /// Bytes from the first to the last that it writes.
+    /// Distance from the first written byte to the end of the last.
     fn extent(&self) -> usize {
-        match self.what {
-            Stored::Copy { bytes, .. } => bytes,
-            Stored::Fill { count: 0, .. } => 0,
-            Stored::Fill { size, pitch, count, .. } => {
+        match self.kind {
+            StoreKind::Copy { bytes, .. } => bytes,
+            StoreKind::Fill { count: 0, .. } => 0,
+            StoreKind::Fill { size, pitch, count, .. } => {
                 (count - 1).saturating_mul(pitch).saturating_add(size)
             }
         }
@@ -176,7 +176,7 @@ impl Store {
     /// Fails if the GPU cannot access the memory.
     fn check(&self, core: &Core) -> CudaResult<*mut u8> {
         let to = device_memory(core, self.gpu, self.to, self.extent())?;
-        if let Stored::Copy { from, bytes } = self.what {
+        if let StoreKind::Copy { from, bytes } = self.kind {
             device_memory(core, self.gpu, from, bytes)?;
         }
         Ok(to)
@@ -184,18 +184,18 @@ impl Store {
 
     fn run(&self, core: &Core) -> CudaResult<()> {
         let to = self.check(core)?;
-        match self.what {
-            // SAFETY: both ends were checked just now, and no kernel runs meanwhile.
-            Stored::Copy { from, bytes } => unsafe {
+        match self.kind {
+            // SAFETY: source and target were just checked, and no kernel runs now.
+            StoreKind::Copy { from, bytes } => unsafe {
                 to.copy_from(std::ptr::with_exposed_provenance(from as usize), bytes);
             },
             // SAFETY: as above.
-            Stored::Fill { value, size: 1, pitch: 1, count } => unsafe {
+            StoreKind::Fill { value, size: 1, pitch: 1, count } => unsafe {
                 to.write_bytes(value[0], count);
             },
-            Stored::Fill { value, size, pitch, count } => {
+            StoreKind::Fill { value, size, pitch, count } => {
                 for index in 0..count {
-                    // SAFETY: within the extent, which was checked just now.
+                    // SAFETY: within the extent, which was just checked.
                     unsafe { to.add(index * pitch).copy_from(value.as_ptr(), size) };
                 }
             }
@@ -217,9 +217,9 @@ impl StreamOp for Store {
     }
 
     fn describe(&self, _core: &Core) -> String {
-        match self.what {
-            Stored::Copy { .. } => "a copy is next".to_owned(),
-            Stored::Fill { .. } => "a fill is next".to_owned(),
+        match self.kind {
+            StoreKind::Copy { .. } => "a copy is next".to_owned(),
+            StoreKind::Fill { .. } => "a memset is next".to_owned(),
         }
     }
 
@@ -228,8 +228,8 @@ impl StreamOp for Store {
     }
 }
 
-fn enqueue(name: &'static str, to: CUdeviceptr, what: Stored, stream: CUstream) -> CUresult {
-    call(name, |cx| cx.store(to, what, stream))
+fn enqueue(name: &'static str, to: CUdeviceptr, kind: StoreKind, stream: CUstream) -> CUresult {
+    call(name, |cx| cx.store(to, kind, stream))
 }
 
 pub(super) unsafe fn copy(
@@ -238,14 +238,14 @@ pub(super) unsafe fn copy(
     bytes: usize,
     stream: CUstream,
 ) -> CUresult {
-    enqueue("cuMemcpyDtoDAsync", to, Stored::Copy { from, bytes }, stream)
+    enqueue("cuMemcpyDtoDAsync", to, StoreKind::Copy { from, bytes }, stream)
 }
 
-/// `count` values one after the other.
-fn fill<const N: usize>(value: [u8; N], count: usize) -> Stored {
+/// A memset to `count` contiguous values.
+fn fill<const N: usize>(value: [u8; N], count: usize) -> StoreKind {
     let mut bytes = [0; 4];
     bytes[..N].copy_from_slice(&value);
-    Stored::Fill { value: bytes, size: N, pitch: N, count }
+    StoreKind::Fill { value: bytes, size: N, pitch: N, count }
 }
 
 pub(super) unsafe fn fill_8(
@@ -275,7 +275,7 @@ pub(super) unsafe fn fill_32(
     enqueue("cuMemsetD32Async", to, fill(value.to_ne_bytes(), count), stream)
 }
 
-/// A column: rows (`height`) of one value. Wider rows are not supported.
+/// Fills one column of `height` rows: only a `width` of 1 is supported.
 pub(super) unsafe fn fill_32_strided(
     to: CUdeviceptr,
     pitch: usize,
@@ -287,6 +287,6 @@ pub(super) unsafe fn fill_32_strided(
     if width != 1 {
         return CUresult::CUDA_ERROR_NOT_SUPPORTED;
     }
-    let what = Stored::Fill { value: value.to_ne_bytes(), size: 4, pitch, count: height };
-    enqueue("cuMemsetD2D32Async", to, what, stream)
+    let kind = StoreKind::Fill { value: value.to_ne_bytes(), size: 4, pitch, count: height };
+    enqueue("cuMemsetD2D32Async", to, kind, stream)
 }

@@ -5,8 +5,8 @@
 //!
 //! # Safety
 //!
-//! The functions have the driver's contracts: pointers for results are valid, host buffers have the
-//! bytes. They are used only while the caller blocks in its call.
+//! The functions have the driver's contracts: output pointers are valid and host buffers have the
+//! given size. Both are used only during the call.
 
 mod context;
 pub(crate) mod event;
@@ -65,23 +65,23 @@ impl CallContext<'_> {
         self.current.ok_or_else(|| CUresult::CUDA_ERROR_INVALID_CONTEXT.into())
     }
 
-    /// Adds the call's arguments to its record.
+    /// Adds the arguments to the call's entry in the record of calls.
     fn note(&self, detail: impl FnOnce() -> String) {
         self.core.faults().detail(&self.entry, detail);
     }
 }
 
-/// Runs `answer` on the machine's thread.
-fn call(name: &'static str, answer: impl Fn(&CallContext<'_>) -> CudaResult<()>) -> CUresult {
-    call_until(name, &|cx| Poll::Ready(answer(cx)))
+/// Runs `body` on the machine's thread.
+fn call(name: &'static str, body: impl Fn(&CallContext<'_>) -> CudaResult<()>) -> CUresult {
+    call_until(name, &|cx| Poll::Ready(body(cx)))
 }
 
-/// Polls `answer` on the machine's thread until it is ready.
+/// Polls `body` on the machine's thread until it is ready.
 fn call_until(
     name: &'static str,
-    answer: &dyn Fn(&CallContext<'_>) -> Poll<CudaResult<()>>,
+    body: &dyn Fn(&CallContext<'_>) -> Poll<CudaResult<()>>,
 ) -> CUresult {
-    let answered = Client::with(|client| {
+    let outcome = Client::with(|client| {
         let current = client.gpu.get();
         let mut entry = None;
         client.call(name, |core, _| {
@@ -92,35 +92,35 @@ fn call_until(
                     Poll::Ready(Err(CUresult::CUDA_ERROR_LAUNCH_TIMEOUT.into()))
                 }
                 Some(Effect::Hang) => Poll::Pending,
-                _ => answer(&CallContext { core, current, entry: *entry }),
+                _ => body(&CallContext { core, current, entry: *entry }),
             };
-            let answered = match (poll, core.deadlock()) {
+            let outcome = match (poll, core.deadlock()) {
                 (Poll::Pending, Some(report)) => {
                     Err(CudaError::new(CUresult::CUDA_ERROR_LAUNCH_TIMEOUT, report))
                 }
                 (Poll::Pending, None) => return Poll::Pending,
-                (Poll::Ready(answered), _) => answered,
+                (Poll::Ready(outcome), _) => outcome,
             };
-            let code = answered.as_ref().err().map_or(0, |error| error.code as i32);
+            let code = outcome.as_ref().err().map_or(0, |error| error.code as i32);
             core.faults().leave(entry, code);
             if let Some(Effect::Later(code)) = entry.effect {
                 core.fail_with(error_of(code).into());
             }
-            Poll::Ready(answered)
+            Poll::Ready(outcome)
         })
     });
-    match answered.flatten() {
+    match outcome.flatten() {
         None => CUresult::CUDA_ERROR_DEINITIALIZED,
         Some(Ok(())) => CUresult::CUDA_SUCCESS,
         Some(Err(error)) => {
             let code = error.code;
-            names::remember(error);
+            names::set_last_error(error);
             code
         }
     }
 }
 
-/// The driver error with the number that a test injects.
+/// The driver error with the code of an injected fault.
 fn error_of(code: i32) -> CUresult {
     use CUresult as E;
     const KNOWN: [CUresult; 10] = [
@@ -183,7 +183,7 @@ pub(crate) static DRIVER: Driver = Driver {
     cuModuleLoad: function::load_file,
     cuModuleLoadDataEx: function::load_data,
     cuModuleUnload: function::unload,
-    cuModuleGetFunction: function::of_module,
+    cuModuleGetFunction: function::from_module,
     cuFuncLoad: function::load,
     cuFuncGetAttribute: function::attribute,
     cuFuncSetAttribute: function::set_attribute,

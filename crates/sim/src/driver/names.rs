@@ -10,21 +10,21 @@ use parking_lot::Mutex;
 use super::CudaError;
 
 thread_local! {
-    /// This thread's last error with a message of its own.
-    static LAST: RefCell<Option<(CUresult, CString)>> = const { RefCell::new(None) };
+    /// The calling thread's last error, if it has a specific message.
+    static LAST_ERROR: RefCell<Option<(CUresult, CString)>> = const { RefCell::new(None) };
 }
 
-/// Keeps an error's message for `cuGetErrorString`.
-pub(super) fn remember(error: CudaError) {
+/// Stores an error's message for `cuGetErrorString`.
+pub(super) fn set_last_error(error: CudaError) {
     let text = error.text.map(|text| (error.code, c_string(&text)));
-    let _ = LAST.try_with(|last| last.replace(text));
+    let _ = LAST_ERROR.try_with(|last| last.replace(text));
 }
 
 fn c_string(text: &str) -> CString {
     CString::new(text.replace('\0', " ")).unwrap_or_default()
 }
 
-/// The name of an error, such as `CUDA_ERROR_NOT_READY`, kept for the life of the process.
+/// The name of an error, such as `CUDA_ERROR_NOT_READY`, stored for the life of the process.
 fn name_of(error: CUresult) -> *const c_char {
     static NAMES: Mutex<LiteMap<u32, CString>> = Mutex::new(LiteMap::new());
     let mut names = NAMES.lock();
@@ -33,20 +33,20 @@ fn name_of(error: CUresult) -> *const c_char {
 }
 
 pub(super) unsafe fn error_name(error: CUresult, text: *mut *const c_char) -> CUresult {
-    // SAFETY: the caller's pointer.
+    // SAFETY: the caller's contract.
     unsafe { text.write(name_of(error)) };
     CUresult::CUDA_SUCCESS
 }
 
-/// The message of this thread's last error if it has that code, else the code's name. Valid until
-/// the thread's next call.
+/// Writes the message of the thread's last error if it has that code, else the code's name. Valid
+/// until the thread's next call.
 pub(super) unsafe fn error_string(error: CUresult, text: *mut *const c_char) -> CUresult {
-    let own = |last: &RefCell<Option<(CUresult, CString)>>| {
+    let message = |last: &RefCell<Option<(CUresult, CString)>>| {
         let last = last.borrow();
         last.as_ref().filter(|(code, _)| *code == error).map(|(_, text)| text.as_ptr())
     };
-    let own = LAST.try_with(own).ok().flatten();
-    // SAFETY: the caller's pointer.
-    unsafe { text.write(own.unwrap_or_else(|| name_of(error))) };
+    let message = LAST_ERROR.try_with(message).ok().flatten();
+    // SAFETY: the caller's contract.
+    unsafe { text.write(message.unwrap_or_else(|| name_of(error))) };
     CUresult::CUDA_SUCCESS
 }

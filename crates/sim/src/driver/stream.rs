@@ -1,4 +1,4 @@
-//! CUDA streams: queues of operations, whose heads the machine polls.
+//! CUDA streams: queues of operations. The machine polls the head of each queue.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -14,23 +14,23 @@ use crate::machine::core::Core;
 
 /// An operation in a stream.
 pub(crate) trait StreamOp {
-    /// Called when it enters a stream's queue (not on capture): operations that are ordered across
-    /// streams take their sequence number here.
+    /// Called when the operation enters a stream's queue, not when it is captured: operations that
+    /// are ordered across streams take their sequence number here.
     fn enqueued(&mut self, _core: &Core) {}
 
-    /// Makes progress. Called once all earlier operations of its stream are complete, until it is
-    /// ready.
+    /// Makes progress. Called once all earlier operations of the stream are complete, until it
+    /// returns `Ready`.
     fn poll(&mut self, core: &Core) -> Poll<()>;
 
-    /// Whether a kernel of it is running.
+    /// Whether the operation has a running kernel.
     fn runs_kernel(&self) -> bool {
         false
     }
 
-    /// What it is and what it waits for, for reports.
+    /// Describes the operation and what it waits for, for error messages.
     fn describe(&self, core: &Core) -> String;
 
-    /// A fresh copy: each launch of a graph runs its own.
+    /// A copy that has not started, for one launch of a graph.
     fn duplicate(&self) -> Box<dyn StreamOp>;
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Stream {
     queue: RefCell<VecDeque<Box<dyn StreamOp>>>,
     /// Whether its handle was destroyed.
     destroyed: Cell<bool>,
-    /// Its state in a capture, if it is being captured.
+    /// Its capture state, if it is being captured.
     pub(super) capturing: RefCell<Option<StreamCapture>>,
 }
 
@@ -78,10 +78,10 @@ impl Stream {
         self.queue.borrow_mut().push_back(op);
     }
 
-    /// Polls its head until that is pending; returns whether an operation completed.
+    /// Runs operations until one is pending; returns whether an operation completed.
     pub(crate) fn advance(&self, core: &Core) -> bool {
-        let mut moved = false;
-        // Taken out of the queue while polled: an operation that fails clears the queue.
+        let mut has_progressed = false;
+        // The operation is not in the queue while it is polled: its failure clears the queue.
         while let Some(mut op) = self.take_head() {
             if op.poll(core).is_pending() {
                 if core.check().is_ok() {
@@ -89,9 +89,9 @@ impl Stream {
                 }
                 break;
             }
-            moved = true;
+            has_progressed = true;
         }
-        moved
+        has_progressed
     }
 
     fn take_head(&self) -> Option<Box<dyn StreamOp>> {
@@ -103,12 +103,12 @@ impl Stream {
         self.queue.take();
     }
 
-    /// Whether a kernel of it is running.
+    /// Whether the first operation has a running kernel.
     pub(crate) fn runs_kernel(&self) -> bool {
         self.queue.borrow().front().is_some_and(|op| op.runs_kernel())
     }
 
-    /// What the first operation waits for.
+    /// Describes the first operation and what it waits for.
     pub(crate) fn describe(&self, core: &Core) -> Option<String> {
         self.queue.borrow().front().map(|op| op.describe(core))
     }
@@ -129,7 +129,7 @@ impl CallContext<'_> {
         self.core.stream(self.gpu()?, stream)
     }
 
-    /// A stream to query or synchronize; one that is being captured is refused.
+    /// A stream to query or synchronize. Fails and invalidates the capture of a captured stream.
     fn synchronizable(&self, stream: CUstream) -> CudaResult<Rc<Stream>> {
         let stream = self.stream(stream)?;
         if let Some(capturing) = &*stream.capturing.borrow() {
@@ -139,16 +139,16 @@ impl CallContext<'_> {
         Ok(stream)
     }
 
-    /// Answers once the stream has nothing to do.
+    /// Runs `body` once the stream is idle.
     pub(super) fn when_idle(
         &self,
         stream: CUstream,
-        answer: impl FnOnce() -> CudaResult<()>,
+        body: impl FnOnce() -> CudaResult<()>,
     ) -> Poll<CudaResult<()>> {
         match self.synchronizable(stream) {
             Ok(stream) if !stream.is_idle() => Poll::Pending,
-            Ok(_) => Poll::Ready(answer()),
-            Err(refusal) => Poll::Ready(Err(refusal)),
+            Ok(_) => Poll::Ready(body()),
+            Err(error) => Poll::Ready(Err(error)),
         }
     }
 }
@@ -157,7 +157,7 @@ pub(super) unsafe fn create(stream: *mut CUstream, _flags: c_uint) -> CUresult {
     call("cuStreamCreate", |cx| {
         let handle = cx.core.new_handle();
         cx.core.streams.borrow_mut().insert(handle, Rc::new(Stream::new(cx.gpu()?)));
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { stream.write(handle as CUstream) };
         Ok(())
     })

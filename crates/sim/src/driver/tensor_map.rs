@@ -1,4 +1,4 @@
-//! Tensor maps for TMA.
+//! Encodes tensor maps, the descriptors of TMA copies.
 
 use std::ffi::c_void;
 
@@ -10,9 +10,9 @@ use devcomm_types::TensorMapDesc;
 
 use super::{CudaError, call};
 
-/// Encodes the only layout that cuda_std's copies use: two dimensions of 16-bit elements, in boxes
-/// with rows of 128 bytes.
-#[expect(clippy::too_many_arguments, reason = "they are the driver's")]
+/// Encodes the only layout that cuda_std's TMA copies use: two dimensions of 16-bit elements, in
+/// boxes with rows of 128 bytes.
+#[expect(clippy::too_many_arguments, reason = "the driver's signature")]
 pub(super) unsafe fn encode_tiled(
     map: *mut CUtensorMap,
     data_type: CUtensorMapDataType,
@@ -30,13 +30,13 @@ pub(super) unsafe fn encode_tiled(
     call("cuTensorMapEncodeTiled", |cx| {
         cx.gpu()?;
         let refuse = |what: &str| {
-            let text = format!("the simulator has no tensor maps {what}");
+            let text = format!("the simulator supports only tensor maps {what}");
             Err(CudaError::new(CUresult::CUDA_ERROR_NOT_SUPPORTED, text))
         };
         if rank != 2 {
-            return refuse("of other than two dimensions");
+            return refuse("of two dimensions");
         }
-        // SAFETY: the module's; there are as many elements as dimensions, and one stride less.
+        // SAFETY: the module's contract; arrays have an element per dimension, `strides` one less.
         let (columns, rows, stride, tile, strides) = unsafe {
             let tile = [*tile, *tile.add(1)];
             let element_strides = [*element_strides, *element_strides.add(1)];
@@ -48,14 +48,14 @@ pub(super) unsafe fn encode_tiled(
             || strides != [1, 1]
             || stride != 2 * columns
         {
-            return refuse("but of bf16 in dense rows and tiles of 64 swizzled columns");
+            return refuse("of bf16 in dense rows, with 128-byte swizzled tiles of 64 columns");
         }
         let (Ok(rows), Ok(columns)) = (u32::try_from(rows), u32::try_from(columns)) else {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE.into());
         };
         let address = address as u64;
         let tiling = TensorMapDesc { address, rows, columns, tile_rows: tile[1] };
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { (*map).opaque = tiling.for_simulator().words };
         Ok(())
     })

@@ -1,4 +1,4 @@
-//! Stream operations of a communicator: the operations of one call or one group.
+//! Batches: the stream operations that one call or one group enqueues for a communicator.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -21,7 +21,7 @@ pub(super) enum Operation {
     Collective(Collective),
     Transfer(Transfer),
     Put(Put),
-    Await(Rc<[SignalWait]>),
+    WaitSignals(Rc<[SignalWait]>),
 }
 
 /// The batches that a call or a group launches, one per communicator.
@@ -30,7 +30,7 @@ pub(super) struct Launches(Vec<Launch>);
 
 struct Launch {
     rank_comm: Rc<RankComm>,
-    /// The batch is enqueued on the first. The others wait for it, and it waits for them.
+    /// The batch is enqueued on the first stream. Events order it with the other streams.
     streams: Vec<Rc<Stream>>,
     operations: Vec<Operation>,
     /// Recorded when the batch starts.
@@ -59,7 +59,7 @@ impl Launches {
         launch.events.extend(event);
     }
 
-    /// Enqueues all batches. Returns whether that continues in the background.
+    /// Enqueues all batches. Returns whether a communicator is non-blocking.
     pub(super) fn enqueue(self, core: &Core) -> NcclResult<bool> {
         let mut is_busy = false;
         for Launch { rank_comm, streams, operations, events } in self.0 {
@@ -95,8 +95,7 @@ impl CallContext<'_> {
         }
         let (gpu, own) = (stream.gpu(), rank_comm.gpu);
         Err(NcclError::argument(format!(
-            "a stream of GPU {gpu}, but the communicator is on GPU \
-                                        {own}"
+            "a stream of GPU {gpu}, but the communicator is on GPU {own}"
         )))
     }
 }
@@ -109,7 +108,7 @@ struct Batch {
 }
 
 struct Launched {
-    /// Sequence number of its first collective.
+    /// Sequence number of the batch's first collective.
     first: u64,
     epoch: u64,
     /// The state of each operation, once it has begun.
@@ -117,7 +116,7 @@ struct Launched {
     _queued: Rc<()>,
 }
 
-/// One rank's side of an operation that has begun.
+/// An operation that one rank has begun.
 pub(super) struct PendingOp {
     pub(super) rank_comm: Rc<RankComm>,
     epoch: u64,
@@ -125,7 +124,7 @@ pub(super) struct PendingOp {
 }
 
 impl PendingOp {
-    /// Whether the rank has cancelled it.
+    /// Whether the rank has cancelled the operation.
     pub(super) fn is_cancelled(&self) -> bool {
         self.rank_comm.epoch.get() != self.epoch
     }
@@ -149,7 +148,7 @@ impl Batch {
                     comm.put(core, put);
                     pending.is_done.set(true);
                 }
-                Operation::Await(_) => {}
+                Operation::WaitSignals(_) => {}
             }
         }
     }
@@ -179,7 +178,7 @@ impl StreamOp for Batch {
             self.begin(core, comm, rank, &mut launched);
         }
         for (operation, pending) in self.operations.iter().zip(&launched.pending) {
-            if let (Operation::Await(waits), false) = (operation, pending.is_done.get()) {
+            if let (Operation::WaitSignals(waits), false) = (operation, pending.is_done.get()) {
                 pending.is_done.set(comm.take_signals(waits));
             }
         }
@@ -205,7 +204,7 @@ impl StreamOp for Batch {
                     Operation::Collective(collective) => comm.describe(number, *collective),
                     Operation::Transfer(transfer) => transfer.to_string(),
                     Operation::Put(_) => "a put".to_owned(),
-                    Operation::Await(waits) => {
+                    Operation::WaitSignals(waits) => {
                         let waits = waits.iter().map(ToString::to_string);
                         waits.collect::<Vec<_>>().join(", ")
                     }

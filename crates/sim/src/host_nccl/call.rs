@@ -1,4 +1,4 @@
-//! Runs NCCL's host functions on the machine's thread, and reports their errors.
+//! Runs NCCL's host functions on the simulated machine's thread, and records their errors.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CString, c_char, c_int};
@@ -57,13 +57,13 @@ pub(crate) type NcclResult<T> = Result<T, NcclError>;
 
 /// The state of a call after it has begun.
 pub(super) enum CallProgress {
-    /// It has returned [`SUCCESS`], or continues in the background
-    /// ([`IN_PROGRESS`](devcomm_sys::nccl::IN_PROGRESS)).
+    /// Returns [`SUCCESS`], or [`IN_PROGRESS`](devcomm_sys::nccl::IN_PROGRESS) if the call
+    /// continues in the background.
     Done(c_int),
     Waits(Box<dyn PendingCall>),
 }
 
-/// A call that waits.
+/// A call that has not completed.
 pub(crate) trait PendingCall {
     /// The call's result, once it is known.
     fn poll(&mut self, core: &Core) -> Poll<NcclResult<c_int>>;
@@ -82,7 +82,7 @@ pub(super) struct CallContext<'a> {
 }
 
 impl CallContext<'_> {
-    /// Adds the call's arguments to its record.
+    /// Adds the arguments to the call's entry in the record of calls.
     pub(super) fn note(&self, detail: impl FnOnce() -> String) {
         self.core.faults().detail(&self.entry, detail);
     }
@@ -113,9 +113,9 @@ impl CallContext<'_> {
 pub(super) fn call_ungrouped(
     name: &'static str,
     comm: RawComm,
-    answer: impl FnOnce(&CallContext<'_>) -> NcclResult<()>,
+    body: impl FnOnce(&CallContext<'_>) -> NcclResult<()>,
 ) -> c_int {
-    make(name, comm, false, Box::new(|cx| answer(cx).map(|()| CallProgress::Done(SUCCESS))))
+    run(name, comm, false, Box::new(|cx| body(cx).map(|()| CallProgress::Done(SUCCESS))))
 }
 
 /// Runs a call that is part of the open group, if any: an error fails the group.
@@ -124,15 +124,15 @@ pub(super) fn call(
     comm: RawComm,
     begin: impl FnOnce(&CallContext<'_>) -> NcclResult<CallProgress>,
 ) -> c_int {
-    make(name, comm, true, Box::new(begin))
+    run(name, comm, true, Box::new(begin))
 }
 
 /// The closure that begins a call.
 type Begin<'a> = dyn FnOnce(&CallContext<'_>) -> NcclResult<CallProgress> + 'a;
 
-/// Begins a call on the machine's thread, and waits for its result.
-fn make(name: &'static str, comm: RawComm, is_grouped: bool, begin: Box<Begin<'_>>) -> c_int {
-    let answered = Client::with(|client| {
+/// Runs a call on the machine's thread, and waits for its result.
+fn run(name: &'static str, comm: RawComm, is_grouped: bool, begin: Box<Begin<'_>>) -> c_int {
+    let outcome = Client::with(|client| {
         let (current, client_id) = (client.gpu.get(), client.id());
         let mut begin = Some(begin);
         let entry = Cell::new(None);
@@ -159,8 +159,8 @@ fn make(name: &'static str, comm: RawComm, is_grouped: bool, begin: Box<Begin<'_
                     None => core.nccl.poll_wait(core, client_id),
                 },
             };
-            let answered = match (polled, core.deadlock()) {
-                (Poll::Ready(answered), _) => answered,
+            let outcome = match (polled, core.deadlock()) {
+                (Poll::Ready(outcome), _) => outcome,
                 (Poll::Pending, None) => return Poll::Pending,
                 (Poll::Pending, Some(report)) => {
                     let why = NcclError::new(SYSTEM_ERROR, report);
@@ -168,46 +168,46 @@ fn make(name: &'static str, comm: RawComm, is_grouped: bool, begin: Box<Begin<'_
                     Err(why)
                 }
             };
-            let code = answered.as_ref().map_or_else(|error| error.code, |code| *code);
+            let code = outcome.as_ref().map_or_else(|error| error.code, |code| *code);
             core.faults().leave(&entered, code);
-            match (&answered, entered.effect) {
+            match (&outcome, entered.effect) {
                 (Err(error), _) if is_grouped => core.nccl.fail_group(client_id, error),
                 (Ok(_), Some(Effect::Later(code))) => core.nccl.fail_later(comm, code, name),
                 _ => {}
             }
-            Poll::Ready(answered)
+            Poll::Ready(outcome)
         })
     });
-    match answered.flatten() {
+    match outcome.flatten() {
         Some(Ok(code)) => code,
-        Some(Err(error)) => refuse(name, error),
+        Some(Err(error)) => record_error(name, error),
         None => {
             let text = "the calling thread is attached to no simulated machine, or to one that \
                        has ended";
-            refuse(name, NcclError::new(UNHANDLED_CUDA_ERROR, text))
+            record_error(name, NcclError::new(UNHANDLED_CUDA_ERROR, text))
         }
     }
 }
 
 thread_local! {
-    /// This thread's message for `ncclGetLastError`.
-    static LAST: RefCell<CString> = RefCell::default();
+    /// The calling thread's message for `ncclGetLastError`.
+    static LAST_ERROR: RefCell<CString> = RefCell::default();
 }
 
-/// Stores the message for `ncclGetLastError` and returns the code.
-pub(super) fn refuse(name: &str, error: NcclError) -> c_int {
-    remember(&format!("{name}: {}", error.text));
+/// Sets the message for `ncclGetLastError` and returns the error's code.
+pub(super) fn record_error(name: &str, error: NcclError) -> c_int {
+    set_last_error(&format!("{name}: {}", error.text));
     error.code
 }
 
 /// Sets the thread's last error message, valid until the next one.
-pub(super) fn remember(text: &str) -> *const c_char {
+pub(super) fn set_last_error(text: &str) -> *const c_char {
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
-    let _ = LAST.try_with(|last| last.replace(text));
+    let _ = LAST_ERROR.try_with(|last| last.replace(text));
     last_error()
 }
 
 /// The thread's last error message, empty if there is none.
 pub(super) fn last_error() -> *const c_char {
-    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+    LAST_ERROR.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }

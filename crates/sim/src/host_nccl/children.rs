@@ -31,21 +31,21 @@ impl CallContext<'_> {
     ///
     /// # Safety
     ///
-    /// `out` and `config` are NCCL's.
+    /// `out` is valid for a write, `config` is NULL or valid.
     unsafe fn child(
         &self,
         name: &'static str,
         parent: Rc<RankComm>,
         out: *mut RawComm,
         config: *const Config,
-        what: TaskKind,
+        kind: TaskKind,
     ) -> NcclResult<CallProgress> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let settings = unsafe { Settings::read(config, parent.settings.clone()) }?;
-        let made = RankComm::new(self.core, parent.gpu, settings);
+        let created = RankComm::new(self.core, parent.gpu, settings);
         // SAFETY: as above.
-        unsafe { self.give(out, &made) };
-        self.start(Task::new(name, parent, Some((made, out)), what))
+        unsafe { self.write_handle(out, &created) };
+        self.start(Task::new(name, parent, Some((created, out)), kind))
     }
 }
 
@@ -58,16 +58,16 @@ pub(super) unsafe extern "C" fn split(
 ) -> c_int {
     const NAME: &str = "ncclCommSplit";
     call(NAME, comm, |cx| {
-        // SAFETY: the module's, here and below.
+        // SAFETY: the module's contract, here and below.
         cx.note(|| format!("color {color} key {key}{}", unsafe { Settings::describe(config) }));
-        let (parent, what) = (cx.parent(comm)?, TaskKind::Split { color, key });
+        let (parent, kind) = (cx.parent(comm)?, TaskKind::Split { color, key });
         match color {
             // SAFETY: as above.
-            0.. => unsafe { cx.child(NAME, parent, out, config, what) },
+            0.. => unsafe { cx.child(NAME, parent, out, config, kind) },
             NO_COLOR => {
                 // SAFETY: as above.
                 unsafe { out.write(null_mut()) };
-                cx.start(Task::new(NAME, parent, None, what))
+                cx.start(Task::new(NAME, parent, None, kind))
             }
             _ => Err(NcclError::argument(format!("color {color}"))),
         }
@@ -84,12 +84,12 @@ pub(super) unsafe extern "C" fn shrink(
 ) -> c_int {
     const NAME: &str = "ncclCommShrink";
     call(NAME, comm, |cx| {
-        // SAFETY: the module's: the list has this many ranks.
+        // SAFETY: the module's contract: the list has this many ranks.
         let ranks = (0..usize::try_from(count).unwrap_or(0)).map(|i| unsafe { *excluded.add(i) });
         let ranks: Vec<c_int> = ranks.collect();
         cx.note(|| {
             let first = ranks.first().copied().unwrap_or(-1);
-            // SAFETY: the module's.
+            // SAFETY: the module's contract.
             let config = unsafe { Settings::describe(config) };
             format!("without {count} from {first} flags {flags}{config}")
         });
@@ -106,13 +106,13 @@ pub(super) unsafe extern "C" fn shrink(
         if flags == ABORT {
             parent.cancel();
         }
-        let what = TaskKind::Shrink { excluded };
-        // SAFETY: the module's.
-        unsafe { cx.child(NAME, Rc::clone(&parent), out, config, what) }
+        let kind = TaskKind::Shrink { excluded };
+        // SAFETY: the module's contract.
+        unsafe { cx.child(NAME, Rc::clone(&parent), out, config, kind) }
     })
 }
 
-/// New ranks join a growing communicator with it, once.
+/// Creates a unique id with which new ranks join, valid for one grow.
 pub(super) unsafe extern "C" fn get_unique_id(comm: RawComm, id: *mut RawUniqueId) -> c_int {
     call("ncclCommGetUniqueId", comm, |cx| {
         let rank_comm = cx.live(comm)?;
@@ -120,17 +120,17 @@ pub(super) unsafe extern "C" fn get_unique_id(comm: RawComm, id: *mut RawUniqueI
         let growth = Rc::clone(shared.growth.borrow_mut().get_or_insert_default());
         let mut joins = cx.core.nccl.joins.borrow_mut();
         if joins.values().flatten().any(|join| Rc::ptr_eq(join, &growth)) {
-            return Err(NcclError::usage("the communicator already has a unique id to grow with"));
+            return Err(NcclError::usage("the communicator already has a unique id for a grow"));
         }
         let (number, new) = new_id();
         joins.insert(number, Some(growth));
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { id.write(new) };
         Ok(CallProgress::Done(SUCCESS))
     })
 }
 
-/// Existing ranks pass a communicator and no rank number; new ones a rank number and an id.
+/// Existing ranks pass a communicator and rank -1; new ranks pass a rank number and an id.
 pub(super) unsafe extern "C" fn grow(
     comm: RawComm,
     n_ranks: c_int,
@@ -141,7 +141,7 @@ pub(super) unsafe extern "C" fn grow(
 ) -> c_int {
     const NAME: &str = "ncclCommGrow";
     call(NAME, comm, |cx| {
-        // SAFETY: the module's, here and below.
+        // SAFETY: the module's contract, here and below.
         let id = unsafe { id.as_ref() };
         cx.note(|| {
             let with_id = if id.is_some() { " with id" } else { "" };
@@ -162,12 +162,12 @@ pub(super) unsafe extern "C" fn grow(
             let settings = unsafe { Settings::read(config, Settings::default()) }?;
             let rank_comm = RankComm::new(cx.core, cx.gpu()?, settings);
             // SAFETY: as above.
-            unsafe { cx.give(out, &rank_comm) };
-            let made = Some((Rc::clone(&rank_comm), out));
+            unsafe { cx.write_handle(out, &rank_comm) };
+            let created = Some((Rc::clone(&rank_comm), out));
             return cx.start(Task::new(
                 NAME,
                 rank_comm,
-                made,
+                created,
                 TaskKind::Grow { growth, rank, n_ranks },
             ));
         }
@@ -182,11 +182,11 @@ pub(super) unsafe extern "C" fn grow(
         let grown = usize::try_from(n_ranks).unwrap_or(0);
         if rank != -1 || grown <= shared.n_ranks() {
             let n = shared.n_ranks();
-            let text = format!("rank {rank} grows {n} ranks to {n_ranks}");
+            let text = format!("rank {rank}, to grow {n} ranks to {n_ranks}");
             return Err(NcclError::argument(text));
         }
-        let what = TaskKind::Grow { growth, rank: own, n_ranks: grown };
+        let kind = TaskKind::Grow { growth, rank: own, n_ranks: grown };
         // SAFETY: as above.
-        unsafe { cx.child(NAME, Rc::clone(&parent), out, config, what) }
+        unsafe { cx.child(NAME, Rc::clone(&parent), out, config, kind) }
     })
 }

@@ -1,4 +1,4 @@
-//! Collectives. Data moves once the streams of all ranks have reached the operation.
+//! Collectives. They run once the streams of all ranks have reached them.
 
 use std::ffi::c_int;
 use std::rc::Rc;
@@ -27,13 +27,13 @@ pub(super) enum Kind {
     Scatter,
 }
 
-/// One rank's arguments.
+/// One rank's arguments of a collective.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Collective {
     pub(super) kind: Kind,
     pub(super) send: usize,
     pub(super) recv: usize,
-    /// In NCCL's unit for the collective.
+    /// The count that the NCCL function takes.
     pub(super) count: usize,
     pub(super) data_type: DataType,
     pub(super) operator: Operator,
@@ -41,27 +41,28 @@ pub(super) struct Collective {
 }
 
 impl Collective {
-    fn part(&self) -> usize {
+    fn block_bytes(&self) -> usize {
         self.count * self.data_type.size()
     }
 
-    /// Bytes that it reads and writes on `rank` of `n`.
+    /// The numbers of bytes that `rank` of `n` reads and writes.
     pub(super) fn bytes(&self, rank: usize, n: usize) -> (usize, usize) {
-        let (part, all, is_root) = (self.part(), self.part() * n, rank == self.root);
-        let of_root = |bytes: usize| if is_root { bytes } else { 0 };
+        let (block, is_root) = (self.block_bytes(), rank == self.root);
+        let all = block * n;
+        let if_root = |bytes: usize| if is_root { bytes } else { 0 };
         match self.kind {
-            Kind::AllReduce => (part, part),
-            Kind::Broadcast => (of_root(part), part),
-            Kind::Reduce => (part, of_root(part)),
-            Kind::AllGather => (part, all),
-            Kind::ReduceScatter => (all, part),
+            Kind::AllReduce => (block, block),
+            Kind::Broadcast => (if_root(block), block),
+            Kind::Reduce => (block, if_root(block)),
+            Kind::AllGather => (block, all),
+            Kind::ReduceScatter => (all, block),
             Kind::AllToAll => (all, all),
-            Kind::Gather => (part, of_root(all)),
-            Kind::Scatter => (of_root(all), part),
+            Kind::Gather => (block, if_root(all)),
+            Kind::Scatter => (if_root(all), block),
         }
     }
 
-    /// Whether all arguments that must be equal on all ranks are.
+    /// Whether the arguments that must be equal on all ranks are equal.
     fn matches(&self, other: &Self) -> bool {
         (self.kind, self.count, self.data_type, self.root)
             == (other.kind, other.count, other.data_type, other.root)
@@ -69,7 +70,7 @@ impl Collective {
     }
 }
 
-/// For reports.
+/// Text for error messages.
 impl std::fmt::Display for Collective {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { kind, count, data_type, operator, root, .. } = self;
@@ -84,13 +85,13 @@ impl std::fmt::Display for Collective {
 }
 
 /// A collective that some ranks have reached.
-pub(super) struct Round {
+pub(super) struct PendingCollective {
     /// Arguments and state of each rank that has arrived.
     arrived: Vec<Option<(Collective, Rc<PendingOp>)>>,
 }
 
 impl Comm {
-    /// A rank's stream has reached its collective number `number`.
+    /// Called when a rank's stream reaches collective `number`.
     pub(super) fn arrive(
         &self,
         core: &Core,
@@ -99,96 +100,96 @@ impl Comm {
         own: Collective,
         pending: Rc<PendingOp>,
     ) {
-        let mut rounds = self.rounds.borrow_mut();
+        let mut all = self.pending_collectives.borrow_mut();
         let n = self.n_ranks();
-        let round = rounds.entry(number).or_insert_with(|| Round { arrived: vec![None; n] });
-        let mut others = round.arrived.iter().enumerate();
-        let first =
-            others.find_map(|(rank, place)| place.as_ref().map(|(first, _)| (rank, *first)));
+        let collective =
+            all.entry(number).or_insert_with(|| PendingCollective { arrived: vec![None; n] });
+        let mut others = collective.arrived.iter().enumerate();
+        let first = others.find_map(|(rank, call)| call.as_ref().map(|(first, _)| (rank, *first)));
         if let Some((other, first)) = first.filter(|(_, first)| !first.matches(&own)) {
-            drop(rounds);
+            drop(all);
             let text = format!("rank {other} calls {first}, but rank {rank} calls {own}");
             return self.fail(&NcclError::usage(text));
         }
-        round.arrived[rank] = Some((own, pending));
-        if self.missing(round).is_empty() {
-            let Some(round) = rounds.remove(&number) else { return };
-            drop(rounds);
-            let parts: Vec<_> = round.arrived.into_iter().flatten().collect();
-            match self.run(core, &parts) {
-                Ok(()) => parts.iter().for_each(|(_, pending)| pending.is_done.set(true)),
+        collective.arrived[rank] = Some((own, pending));
+        if self.missing(collective).is_empty() {
+            let Some(collective) = all.remove(&number) else { return };
+            drop(all);
+            let calls: Vec<_> = collective.arrived.into_iter().flatten().collect();
+            match self.run(core, &calls) {
+                Ok(()) => calls.iter().for_each(|(_, pending)| pending.is_done.set(true)),
                 Err(error) => core.fail_with(error),
             }
         }
     }
 
-    /// The ranks that have not arrived, or have cancelled since.
-    fn missing(&self, round: &Round) -> Vec<usize> {
-        let is_there = |place: &Option<(Collective, Rc<PendingOp>)>| {
-            place.as_ref().is_some_and(|(_, pending)| !pending.is_cancelled())
+    /// The ranks that have not reached the collective, or have cancelled it.
+    fn missing(&self, collective: &PendingCollective) -> Vec<usize> {
+        let has_arrived = |call: &Option<(Collective, Rc<PendingOp>)>| {
+            call.as_ref().is_some_and(|(_, pending)| !pending.is_cancelled())
         };
-        let places = round.arrived.iter().enumerate();
-        places.filter(|(_, place)| !is_there(place)).map(|(rank, _)| rank).collect()
+        let calls = collective.arrived.iter().enumerate();
+        calls.filter(|(_, call)| !has_arrived(call)).map(|(rank, _)| rank).collect()
     }
 
-    /// What a pending collective waits for.
+    /// Describes a pending collective and the ranks that it waits for.
     pub(super) fn describe(&self, number: u64, own: Collective) -> String {
-        let missing = self.rounds.borrow().get(&number).map(|round| self.missing(round));
+        let missing = self.pending_collectives.borrow().get(&number).map(|it| self.missing(it));
         match missing {
             Some(missing) => format!("{own} for ranks {missing:?}"),
             None => own.to_string(),
         }
     }
 
-    /// Moves the data.
+    /// Reduces and copies the data. `calls` has each rank's arguments.
     fn run(
         &self,
         core: &Core,
-        parts: &[(Collective, Rc<PendingOp>)],
+        calls: &[(Collective, Rc<PendingOp>)],
     ) -> Result<(), driver::CudaError> {
-        let Some((first, _)) = parts.first() else { return Ok(()) };
-        let (n, part, root) = (parts.len(), first.part(), first.root);
-        for (rank, (own, _)) in parts.iter().enumerate() {
+        let Some((first, _)) = calls.first() else { return Ok(()) };
+        let (n, block, root) = (calls.len(), first.block_bytes(), first.root);
+        for (rank, (own, _)) in calls.iter().enumerate() {
             let (reads, writes) = own.bytes(rank, n);
             check(core, self.gpu(rank), own.send, reads)?;
             check(core, self.gpu(rank), own.recv, writes)?;
         }
         // Addresses of blocks; unused ones may be invalid.
-        let sent = |rank: usize, index: usize| at(parts[rank].0.send).wrapping_add(index * part);
-        let place = |rank: usize, index: usize| at(parts[rank].0.recv).wrapping_add(index * part);
+        let send = |rank: usize, index: usize| at(calls[rank].0.send).wrapping_add(index * block);
+        let recv = |rank: usize, index: usize| at(calls[rank].0.recv).wrapping_add(index * block);
         let mut combined = Vec::new();
         if matches!(first.kind, Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter) {
             let input = |(rank, (own, _)): (usize, &(Collective, _))| {
                 let scalar = own.operator.scalar(core, self.gpu(rank), own.data_type)?;
-                Ok::<_, driver::CudaError>(Input { elements: sent(rank, 0), scalar })
+                Ok::<_, driver::CudaError>(Input { elements: send(rank, 0), scalar })
             };
-            let inputs = parts.iter().enumerate().map(input).collect::<Result<Vec<_>, _>>()?;
+            let inputs = calls.iter().enumerate().map(input).collect::<Result<Vec<_>, _>>()?;
             let count = first.bytes(root, n).0 / first.data_type.size();
-            // SAFETY: the inputs' memory was checked, and no kernel runs meanwhile.
+            // SAFETY: the inputs' memory was checked, and no kernel runs now.
             combined = unsafe { reduce::combine(first.data_type, first.operator, &inputs, count) };
         }
-        let result = |index: usize| combined.as_ptr().wrapping_add(index * part).cast_mut();
+        let result = |index: usize| combined.as_ptr().wrapping_add(index * block).cast_mut();
         let pairs = || (0..n).flat_map(|to| (0..n).map(move |from| (from, to)));
         let copies: Vec<(*mut u8, *mut u8)> = match first.kind {
-            Kind::AllReduce => (0..n).map(|to| (result(0), place(to, 0))).collect(),
-            Kind::Reduce => vec![(result(0), place(root, 0))],
-            Kind::ReduceScatter => (0..n).map(|to| (result(to), place(to, 0))).collect(),
-            Kind::Broadcast => (0..n).map(|to| (sent(root, 0), place(to, 0))).collect(),
-            Kind::Scatter => (0..n).map(|to| (sent(root, to), place(to, 0))).collect(),
-            Kind::Gather => (0..n).map(|from| (sent(from, 0), place(root, from))).collect(),
-            Kind::AllGather => pairs().map(|(from, to)| (sent(from, 0), place(to, from))).collect(),
-            Kind::AllToAll => pairs().map(|(from, to)| (sent(from, to), place(to, from))).collect(),
+            Kind::AllReduce => (0..n).map(|to| (result(0), recv(to, 0))).collect(),
+            Kind::Reduce => vec![(result(0), recv(root, 0))],
+            Kind::ReduceScatter => (0..n).map(|to| (result(to), recv(to, 0))).collect(),
+            Kind::Broadcast => (0..n).map(|to| (send(root, 0), recv(to, 0))).collect(),
+            Kind::Scatter => (0..n).map(|to| (send(root, to), recv(to, 0))).collect(),
+            Kind::Gather => (0..n).map(|from| (send(from, 0), recv(root, from))).collect(),
+            Kind::AllGather => pairs().map(|(from, to)| (send(from, 0), recv(to, from))).collect(),
+            Kind::AllToAll => pairs().map(|(from, to)| (send(from, to), recv(to, from))).collect(),
         };
         for (from, to) in copies {
-            // SAFETY: both sides were checked above for all blocks, and no kernel runs meanwhile.
-            // In place both are the same address, which no other block reads.
-            unsafe { to.copy_from(from, part) };
+            // SAFETY: all blocks were checked above, and no kernel runs now. In place, `from` and
+            // `to` are the same address, which no other block reads.
+            unsafe { to.copy_from(from, block) };
         }
         Ok(())
     }
 }
 
-/// The pointer of an address that was exposed.
+/// A pointer to an address whose provenance was exposed.
 pub(super) fn at(address: usize) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(address)
 }
@@ -203,8 +204,8 @@ pub(super) fn check(
     if bytes == 0 || core.memory.contains(gpu as u32, address, bytes) {
         return Ok(());
     }
-    let place = core.memory.describe(address);
-    let text = format!("an operation of NCCL uses {bytes} bytes at {address:#x}: {place}");
+    let location = core.memory.describe(address);
+    let text = format!("an NCCL operation uses {bytes} bytes at {address:#x}: {location}");
     Err(driver::CudaError::new(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, text))
 }
 
@@ -231,7 +232,7 @@ pub(super) fn data_type(number: c_int) -> NcclResult<DataType> {
 
 impl CallContext<'_> {
     /// Checks that the communicator's GPU can access memory.
-    pub(super) fn reached(
+    pub(super) fn check_access(
         &self,
         rank_comm: &RankComm,
         address: usize,
@@ -240,9 +241,9 @@ impl CallContext<'_> {
         if bytes == 0 || self.core.memory.contains(rank_comm.gpu as u32, address, bytes) {
             return Ok(());
         }
-        let (gpu, place) = (rank_comm.gpu, self.core.memory.describe(address));
+        let (gpu, location) = (rank_comm.gpu, self.core.memory.describe(address));
         let text =
-            format!("{bytes} bytes at {address:#x}, which GPU {gpu} does not reach: {place}");
+            format!("{bytes} bytes at {address:#x}, which GPU {gpu} cannot access: {location}");
         Err(NcclError::argument(text))
     }
 }

@@ -12,7 +12,7 @@ use super::collective::{Collective, Kind, data_type};
 use super::config::{list, text_of};
 use super::operator::Operator;
 
-/// The arguments of a call; `op` and `root` are those of the collectives that have them.
+/// The arguments of a call; `op` and `root` are `None` for collectives without them.
 struct CollectiveArgs {
     name: &'static str,
     kind: Kind,
@@ -32,24 +32,24 @@ impl CollectiveArgs {
     ///
     /// # Safety
     ///
-    /// The configuration is NULL, or its list and strings are terminated.
+    /// `config` is NULL, or its strings are NUL-terminated and its list NULL-terminated.
     unsafe fn launch(self) -> c_int {
-        let Self { name, kind, send, recv, count, data_type: on, op, root, comm, stream, .. } =
+        let Self { name, kind, send, recv, count, data_type: raw, op, root, comm, stream, .. } =
             self;
         call(name, comm, |cx| {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's contract.
             let config = unsafe { self.config.as_ref() };
             cx.note(|| self.describe(config));
             let initialized = |config: &CollConfig| {
                 config.size == size_of::<CollConfig>() && config.magic == API_MAGIC
             };
             if !config.is_none_or(initialized) {
-                return Err(NcclError::argument("a configuration that was not initialized"));
+                return Err(NcclError::argument("the configuration was not initialized"));
             }
             let rank_comm = cx.live(comm)?;
             let (shared, rank) = rank_comm.joined()?;
-            let data_type = data_type(on)?;
-            let own = Collective {
+            let data_type = data_type(raw)?;
+            let collective = Collective {
                 kind,
                 send: send.expose_provenance(),
                 recv: recv.expose_provenance(),
@@ -58,26 +58,26 @@ impl CollectiveArgs {
                 operator: Operator::of(&rank_comm, op.unwrap_or(0), data_type)?,
                 root: shared.rank(root.unwrap_or(0), "root")?,
             };
-            let whole = count.checked_mul(data_type.size() * shared.n_ranks());
-            if whole.is_none() {
-                return Err(NcclError::argument(format!("{count} elements")));
+            let total = count.checked_mul(data_type.size() * shared.n_ranks());
+            if total.is_none() {
+                return Err(NcclError::argument(format!("{count} elements are too many")));
             }
-            let (reads, writes) = own.bytes(rank, shared.n_ranks());
-            cx.reached(&rank_comm, own.send, reads)?;
-            cx.reached(&rank_comm, own.recv, writes)?;
-            if kind == Kind::AllToAll && own.send.abs_diff(own.recv) < reads {
-                return Err(NcclError::argument("an all-to-all in place"));
+            let (reads, writes) = collective.bytes(rank, shared.n_ranks());
+            cx.check_access(&rank_comm, collective.send, reads)?;
+            cx.check_access(&rank_comm, collective.recv, writes)?;
+            if kind == Kind::AllToAll && collective.send.abs_diff(collective.recv) < reads {
+                return Err(NcclError::argument("an in-place all-to-all"));
             }
             let event = config.map(|config| config.launch_completion_event.cast());
             let event = event.filter(|event: &CUevent| !event.is_null());
             let event = event.map(|event| cx.core.event(event)).transpose()?;
             let stream = cx.stream(&rank_comm, stream)?;
-            let operation = Operation::Collective(own);
+            let operation = Operation::Collective(collective);
             cx.launch(&rank_comm, |launches| launches.add(&rank_comm, stream, operation, event))
         })
     }
 
-    /// The call as text, for the simulator's log.
+    /// The arguments as text, for the record of calls.
     fn describe(&self, config: Option<&CollConfig>) -> String {
         let mut text = format!("{} type {}", self.count, self.data_type);
         let optional = [(" op", self.op), (" root", self.root)];
@@ -91,7 +91,7 @@ impl CollectiveArgs {
                 let _ = write!(text, " {name} {value}");
             }
         }
-        // SAFETY: the module's: NULL, or a text that ends.
+        // SAFETY: the module's contract: NULL or NUL-terminated.
         if let Some(selection) = unsafe { text_of(config.alg_selection) } {
             let _ = write!(text, " selection {selection}");
         }
@@ -101,7 +101,7 @@ impl CollectiveArgs {
         if !config.launch_completion_event.is_null() {
             text += " event";
         }
-        // SAFETY: as above: a list that ends.
+        // SAFETY: as above: a NULL-terminated list.
         let options = unsafe { list(config.ext, |option| option.next) }.len();
         if options > 0 {
             let _ = write!(text, " options {options}");
@@ -110,7 +110,7 @@ impl CollectiveArgs {
     }
 }
 
-macro_rules! raw {
+macro_rules! args {
     ($symbol:literal, $kind:ident, ($($op:ident)?) ($($root:ident)?), $($field:ident),*) => {
         CollectiveArgs {
             name: $symbol,
@@ -122,7 +122,7 @@ macro_rules! raw {
     };
 }
 
-/// Declares a collective's two functions.
+/// Declares each collective's functions, without and with a configuration.
 macro_rules! collectives {
     ($( $name:ident $with_config:ident $kind:ident ($symbol:literal, $config_symbol:literal)
         ($($op:ident)?) ($($root:ident)?); )*) => { $(
@@ -137,10 +137,10 @@ macro_rules! collectives {
             stream: RawStream,
         ) -> c_int {
             let config = std::ptr::null();
-            let raw = raw!($symbol, $kind, ($($op)?) ($($root)?), send, recv, count, data_type,
+            let args = args!($symbol, $kind, ($($op)?) ($($root)?), send, recv, count, data_type,
                 comm, stream, config);
             // SAFETY: there is no configuration.
-            unsafe { raw.launch() }
+            unsafe { args.launch() }
         }
 
         pub(super) unsafe extern "C" fn $with_config(
@@ -154,10 +154,10 @@ macro_rules! collectives {
             stream: RawStream,
             config: *const CollConfig,
         ) -> c_int {
-            let raw = raw!($config_symbol, $kind, ($($op)?) ($($root)?), send, recv, count,
+            let args = args!($config_symbol, $kind, ($($op)?) ($($root)?), send, recv, count,
                 data_type, comm, stream, config);
-            // SAFETY: the module's.
-            unsafe { raw.launch() }
+            // SAFETY: the module's contract.
+            unsafe { args.launch() }
         }
     )* };
 }
@@ -174,7 +174,7 @@ collectives! {
     scatter scatter_config Scatter ("ncclScatter", "ncclScatterConfig") () (root);
 }
 
-/// A broadcast in place.
+/// An in-place broadcast.
 pub(super) unsafe extern "C" fn bcast(
     buffer: *mut c_void,
     count: usize,
@@ -184,8 +184,8 @@ pub(super) unsafe extern "C" fn bcast(
     stream: RawStream,
 ) -> c_int {
     let (send, recv, config) = (buffer.cast_const(), buffer, std::ptr::null());
-    let raw =
-        raw!("ncclBcast", Broadcast, ()(root), send, recv, count, data_type, comm, stream, config);
+    let args =
+        args!("ncclBcast", Broadcast, ()(root), send, recv, count, data_type, comm, stream, config);
     // SAFETY: there is no configuration.
-    unsafe { raw.launch() }
+    unsafe { args.launch() }
 }

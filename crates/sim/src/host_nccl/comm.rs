@@ -1,4 +1,4 @@
-//! Communicators: the state that ranks share, and each rank's own.
+//! Communicators: the state that all ranks share, and each rank's state.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeSet;
@@ -9,7 +9,7 @@ use devcomm_sys::nccl::{IN_PROGRESS, RawComm, SUCCESS};
 use litemap::LiteMap;
 
 use super::call::{CallContext, INTERNAL_ERROR, NcclError, NcclResult};
-use super::collective::Round;
+use super::collective::PendingCollective;
 use super::config::Settings;
 use super::operator::Operators;
 use super::p2p::Mailbox;
@@ -34,10 +34,10 @@ pub(crate) struct Comm {
     /// The grow in progress.
     pub(super) growth: RefCell<Option<Rc<Rendezvous>>>,
     /// Collectives that not all ranks have reached, by their number.
-    pub(super) rounds: RefCell<LiteMap<u64, Round>>,
+    pub(super) pending_collectives: RefCell<LiteMap<u64, PendingCollective>>,
     /// Sends and receives by (from, to).
     pub(super) mailboxes: RefCell<LiteMap<(usize, usize), Mailbox>>,
-    /// Received signals that were not waited for yet.
+    /// Counts of received signals that no wait has consumed.
     pub(super) signals: RefCell<LiteMap<SignalKey, u64>>,
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct RankComm {
     pub(super) epoch: Cell<u64>,
     /// Calls that wait for other ranks.
     pub(super) tasks: RefCell<Vec<Rc<Task>>>,
-    /// How many more polls see a non-blocking operation in progress.
+    /// How many more `ncclCommGetAsyncError` calls return `ncclInProgress`.
     pub(super) polls_in_progress: Cell<u32>,
     /// The first asynchronous error.
     pub(super) error: RefCell<Option<NcclError>>,
@@ -71,12 +71,12 @@ pub(crate) struct RankComm {
     pub(super) calls: Cell<u64>,
     /// Number of collectives launched so far.
     pub(super) collectives: Cell<u64>,
-    /// Queued stream operations hold a clone.
+    /// Cloned by each queued stream operation, to count them.
     pub(super) queued: Rc<()>,
     pub(super) operators: Operators,
     /// Registered buffers by handle.
     pub(super) buffers: RefCell<BTreeSet<u64>>,
-    /// Whether one-sided operations are set up, which the first window does.
+    /// Whether one-sided operations are set up: the first window does that.
     pub(super) has_rma: Cell<bool>,
 }
 
@@ -91,8 +91,8 @@ pub(super) enum Lifecycle {
     Ended,
 }
 
-/// Polls that see a non-blocking operation in progress: it completes at once here, and a program
-/// that does not poll would go unnoticed.
+/// How many `ncclCommGetAsyncError` calls return `ncclInProgress` for a complete non-blocking call.
+/// This detects programs that do not poll.
 const POLLS_IN_PROGRESS: u32 = 3;
 
 impl Comm {
@@ -109,7 +109,7 @@ impl Comm {
             rendezvous: RefCell::default(),
             shrinks: RefCell::default(),
             growth: RefCell::default(),
-            rounds: RefCell::default(),
+            pending_collectives: RefCell::default(),
             mailboxes: RefCell::default(),
             signals: RefCell::default(),
         });
@@ -160,8 +160,8 @@ impl Comm {
     }
 }
 
-/// The LSA team size: the largest size such that every team is a run of consecutive GPUs that can
-/// access each other's memory.
+/// The LSA team size: the largest size such that each team's ranks are consecutive and their GPUs
+/// can access each other's memory.
 fn lsa_size(gpus: &[u32], team: u32) -> usize {
     let runs = gpus.chunk_by(|a, b| a / team == b / team);
     runs.fold(0, |size, run| gcd(size, run.len()))
@@ -201,16 +201,16 @@ impl RankComm {
 
     /// The communicator and the rank in it.
     pub(super) fn joined(&self) -> NcclResult<(&Rc<Comm>, usize)> {
-        let place = self.joined.get().map(|(comm, rank)| (comm, *rank));
-        place.ok_or_else(|| NcclError::argument("not all ranks have joined the communicator yet"))
+        let joined = self.joined.get().map(|(comm, rank)| (comm, *rank));
+        joined.ok_or_else(|| NcclError::argument("not all ranks have joined the communicator yet"))
     }
 
-    /// Its name in reports.
+    /// The rank's name in error messages.
     pub(super) fn name(&self) -> String {
         match (&self.settings.name, self.joined.get()) {
             (Some(name), Some((_, rank))) => format!("rank {rank} of {name:?}"),
             (None, Some((comm, rank))) => format!("rank {rank} of {} ranks", comm.n_ranks()),
-            (_, None) => "a rank that joins".to_owned(),
+            (_, None) => "a joining rank".to_owned(),
         }
     }
 
@@ -233,17 +233,17 @@ impl RankComm {
         IN_PROGRESS
     }
 
-    /// Whether its operations may run; not those that a graph launches after it was destroyed.
+    /// Whether its operations may run: a graph may launch some after it was destroyed.
     pub(super) fn is_usable(&self) -> bool {
         matches!(self.life.get(), Lifecycle::Live | Lifecycle::Finalized)
     }
 
-    /// Whether streams have queued operations of it.
+    /// Whether its operations are queued on streams.
     pub(super) fn is_running(&self) -> bool {
         Rc::strong_count(&self.queued) > 1
     }
 
-    /// The return code of a completed call: in progress, if non-blocking.
+    /// The return code of a completed call; `ncclInProgress` for a non-blocking communicator.
     pub(super) fn code(&self) -> c_int {
         if self.settings.blocking {
             return SUCCESS;
@@ -266,7 +266,7 @@ impl RankComm {
     pub(super) fn end(self: &Rc<Self>, core: &Core) {
         self.life.set(Lifecycle::Ended);
         self.cancel();
-        let why = NcclError::new(INTERNAL_ERROR, "the communicator was destroyed meanwhile");
+        let why = NcclError::new(INTERNAL_ERROR, "the communicator was destroyed during the call");
         for task in self.tasks.take() {
             task.cancel(core, &why);
         }
@@ -274,8 +274,8 @@ impl RankComm {
         if let Some((comm, rank)) = self.joined.get() {
             let mut windows = core.nccl.windows.borrow_mut();
             core.defer_drop(take(&mut windows, |own| own.is_of(self)));
-            let mut made = core.nccl.dev_comms.borrow_mut();
-            core.defer_drop(take(&mut made, |own| own.is_of(comm, *rank)));
+            let mut dev_comms = core.nccl.dev_comms.borrow_mut();
+            core.defer_drop(take(&mut dev_comms, |own| own.is_of(comm, *rank)));
         }
         core.notify();
     }
@@ -290,7 +290,7 @@ fn take<V>(map: &mut LiteMap<usize, V>, is_chosen: impl Fn(&V) -> bool) -> Vec<(
 }
 
 impl CallContext<'_> {
-    /// A communicator that is idle and has not failed.
+    /// A communicator that has no call in progress and has not failed.
     pub(super) fn ready(&self, comm: RawComm) -> NcclResult<Rc<RankComm>> {
         let rank_comm = self.rank_comm(comm)?;
         self.core.check()?;

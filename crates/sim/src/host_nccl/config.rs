@@ -1,4 +1,4 @@
-//! Reads `ncclConfig_t`: the settings that a simulated machine uses; C strings and lists.
+//! Reads `ncclConfig_t` (the fields that the simulator uses), C strings and linked lists.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt::Write;
@@ -10,7 +10,7 @@ use super::call::{NcclError, NcclResult};
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
     pub(super) blocking: bool,
-    /// Contexts of host one-sided operations, and signals of each.
+    /// Contexts for host one-sided operations, and signals per context.
     pub(super) rma_contexts: c_int,
     pub(super) rma_signals: c_int,
     /// Whether one-sided operations work before the first window.
@@ -25,21 +25,21 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Reads a configuration; undefined fields are as in `parent`.
+    /// Reads a configuration; takes undefined fields from `parent`.
     ///
     /// # Safety
     ///
     /// `config` is NULL, or a configuration whose strings are NULL or NUL-terminated.
     pub(super) unsafe fn read(config: *const Config, parent: Self) -> NcclResult<Self> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let Some(config) = (unsafe { config.as_ref() }) else { return Ok(parent) };
         if config.size != size_of::<Config>() || config.magic != API_MAGIC {
-            return Err(NcclError::argument("a configuration that was not initialized"));
+            return Err(NcclError::argument("the configuration was not initialized"));
         }
-        let number = |value: c_int, otherwise: c_int, least: c_int| match value {
-            UNDEF_INT => Ok(otherwise),
-            value if value >= least => Ok(value),
-            value => Err(NcclError::argument(format!("{value} in a configuration"))),
+        let number = |value: c_int, default: c_int, min: c_int| match value {
+            UNDEF_INT => Ok(default),
+            value if value >= min => Ok(value),
+            value => Err(NcclError::argument(format!("invalid value {value} in a configuration"))),
         };
         Ok(Self {
             blocking: number(config.blocking, parent.blocking.into(), 0)? != 0,
@@ -57,7 +57,7 @@ impl Settings {
     ///
     /// As for [`read`](Self::read).
     pub(super) unsafe fn describe(config: *const Config) -> String {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let Some(config) = (unsafe { config.as_ref() }) else { return String::new() };
         let mut shown = String::new();
         let numbers = [
@@ -84,7 +84,7 @@ impl Settings {
 ///
 /// `text` is NULL or NUL-terminated.
 pub(super) unsafe fn text_of(text: *const c_char) -> Option<String> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 
@@ -95,7 +95,7 @@ pub(super) unsafe fn text_of(text: *const c_char) -> Option<String> {
 /// `node` is NULL or a node, and so is `next` of each.
 pub(super) unsafe fn list<T: Copy>(mut node: *mut T, next: impl Fn(&T) -> *mut T) -> Vec<T> {
     let mut nodes = Vec::new();
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     while let Some(this) = unsafe { node.as_ref() } {
         nodes.push(*this);
         node = next(this);

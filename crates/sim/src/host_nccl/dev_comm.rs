@@ -21,19 +21,19 @@ use crate::nccl::barrier_words;
 
 /// One rank's `ncclDevCommCreate`.
 pub(super) struct Creation {
-    asked: DevCommConfig,
-    /// The rank's view of each requested team.
+    config: DevCommConfig,
+    /// Each requested team, as seen by the rank.
     teams: Vec<Team>,
     out: *mut DevComm,
     out_resources: Vec<(*mut ResourceHandle, *mut u32, *mut u32)>,
     out_teams: Vec<*mut MultimemHandle>,
 }
 
-/// One rank of a device communicator, keyed by the address of its resources.
+/// One rank's device communicator, keyed by its resource window's address.
 pub(super) struct RankDevComm {
     comm: Rc<Comm>,
     rank: usize,
-    #[expect(dead_code, reason = "owned: kernels have pointers into it")]
+    #[expect(dead_code, reason = "owner: kernels have pointers into it")]
     state: Rc<CommState>,
 }
 
@@ -47,26 +47,27 @@ impl RankDevComm {
 pub(super) fn complete(core: &Core, tasks: &[(&Task, &Creation)]) -> NcclResult<()> {
     let Some((first, own)) = tasks.first() else { return Ok(()) };
     let comm = first.rank_comm.joined()?.0;
-    if let Some((other, theirs)) = tasks.iter().find(|(_, theirs)| theirs.asked != own.asked) {
+    if let Some((other, theirs)) = tasks.iter().find(|(_, theirs)| theirs.config != own.config) {
         let (a, b) = (first.rank_comm.name(), other.rank_comm.name());
-        let text = format!("{a} asks for {:?}, but {b} for {:?}", own.asked, theirs.asked);
+        let text = format!("{a} asks for {:?}, but {b} for {:?}", own.config, theirs.config);
         return Err(NcclError::usage(text));
     }
-    let first = |team: usize, rank: usize| {
+    let first_rank = |team: usize, rank: usize| {
         let first = tasks[rank].1.teams[team].to_world(rank as i32, 0);
         usize::try_from(first).unwrap_or(usize::MAX)
     };
-    let made = make(&comm.ranks, &own.asked, core.nccl.next_id(), first);
-    let state = Rc::new(made.map_err(|error| NcclError::argument(error.to_string()))?);
+    let state = make(&comm.ranks, &own.config, core.nccl.next_id(), first_rank);
+    let state = Rc::new(state.map_err(|error| NcclError::argument(error.to_string()))?);
     for (rank, (_, creation)) in tasks.iter().enumerate() {
-        // SAFETY: the module's: the call or its group blocks, or its caller keeps the outputs
-        // alive; NULL ones are not written.
+        // SAFETY: the module's contract: the output pointers are valid until the call has
+        // completed; NULL ones are not written.
         unsafe {
-            for ((buffer, signal, counter), made) in creation.out_resources.iter().zip(&state.made)
+            for ((buffer, signal, counter), resource) in
+                creation.out_resources.iter().zip(&state.resources)
             {
-                write(*buffer, made.buffer);
-                write(*signal, made.first_signal);
-                write(*counter, made.first_counter);
+                write(*buffer, resource.buffer);
+                write(*signal, resource.first_signal);
+                write(*counter, resource.first_counter);
             }
             for (out, team) in creation.out_teams.iter().zip(&state.teams) {
                 write(*out, team.handle(rank));
@@ -85,7 +86,7 @@ pub(super) fn complete(core: &Core, tasks: &[(&Task, &Creation)]) -> NcclResult<
 /// `out` is NULL or valid for a write.
 unsafe fn write<T>(out: *mut T, value: T) {
     if !out.is_null() {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { out.write(value) };
     }
 }
@@ -99,13 +100,13 @@ impl Creation {
     ///
     /// # Safety
     ///
-    /// The lists are NULL-terminated lists.
+    /// The lists are NULL-terminated.
     unsafe fn read(
         cx: &CallContext<'_>,
         raw: &Requirements,
         out: *mut DevComm,
     ) -> NcclResult<Self> {
-        // SAFETY: the caller's, here and below.
+        // SAFETY: the caller's contract, here and below.
         let resources = unsafe { list(raw.resource_requirements_list, |node| node.next) };
         // SAFETY: as above.
         let teams = unsafe { list(raw.team_requirements_list, |node| node.next) };
@@ -117,9 +118,9 @@ impl Creation {
         if raw.cft_caps != 0 || raw.cft_barrier_count != 0 {
             return lacks("CFT");
         }
-        let wanted = GinType::from_raw(raw.gin_type);
-        if !matches!(wanted, GinType::None | GinType::Proxy) {
-            return lacks("GIN but PROXY");
+        let gin_type = GinType::from_raw(raw.gin_type);
+        if !matches!(gin_type, GinType::None | GinType::Proxy) {
+            return lacks("GIN back end but PROXY");
         }
         let gin_connection = match GinConnectionType::from_raw(raw.gin_connection_type) {
             GinConnectionType::None if raw.gin_force_enable => GinConnectionType::Full,
@@ -140,7 +141,7 @@ impl Creation {
                 counters: count(node.gin_counter_count, "counters")?,
             })
         };
-        let mut asked = DevCommConfig {
+        let mut config = DevCommConfig {
             lsa_barriers: count(raw.lsa_barrier_count, "LSA barriers")?,
             lsa_multimem: raw.lsa_multimem,
             barriers: count(raw.barrier_count, "barriers")?,
@@ -158,19 +159,19 @@ impl Creation {
         };
         for node in multimem.clone() {
             let (n, stride) = (node.team.n_ranks, node.team.stride);
-            asked.teams.push((count(n, "ranks of a team")?, count(stride, "as stride")?));
+            config.teams.push((count(n, "ranks of a team")?, count(stride, "as stride")?));
         }
         let blocks = count(raw.lsa_ll_a2a_block_count, "LL all-to-all blocks")?;
         let slots = count(raw.lsa_ll_a2a_slot_count, "LL all-to-all slots")?;
         if blocks > 0 {
             let bytes = ll_a2a_bytes(blocks as usize, slots as usize);
-            asked.resources.push(Resource { bytes, align: 16, ..Resource::default() });
+            config.resources.push(Resource { bytes, align: 16, ..Resource::default() });
         }
         let outs = |node: &ResourceRequirements| {
             (node.out_buffer_handle, node.out_gin_signal_start, node.out_gin_counter_start)
         };
         Ok(Self {
-            asked,
+            config,
             teams: multimem.clone().map(|node| node.team).collect(),
             out,
             out_resources: resources.iter().map(outs).collect(),
@@ -186,7 +187,7 @@ pub(super) unsafe extern "C" fn create(
 ) -> c_int {
     const NAME: &str = "ncclDevCommCreate";
     call(NAME, comm, |cx| {
-        // SAFETY: the module's, here and below.
+        // SAFETY: the module's contract, here and below.
         let raw = unsafe { &*requirements };
         cx.note(|| {
             let barriers = format!("{} barriers", raw.lsa_barrier_count);
@@ -206,24 +207,24 @@ pub(super) unsafe extern "C" fn create(
             return Err(NcclError::usage(text));
         }
         // SAFETY: as above.
-        let what = TaskKind::DevComm(unsafe { Creation::read(cx, raw, out) }?);
-        cx.start(Task::new(NAME, rank_comm, None, what))
+        let kind = TaskKind::DevComm(unsafe { Creation::read(cx, raw, out) }?);
+        cx.start(Task::new(NAME, rank_comm, None, kind))
     })
 }
 
-/// Destroys this rank's only.
+/// Destroys the calling rank's device communicator only.
 pub(super) unsafe extern "C" fn destroy(comm: RawComm, dev_comm: *const DevComm) -> c_int {
     call("ncclDevCommDestroy", comm, |cx| {
         let rank_comm = cx.rank_comm(comm)?;
         let (shared, rank) = rank_comm.joined()?;
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         let dev_comm = unsafe { &*dev_comm };
         let handle = dev_comm.resource_window.addr();
         let mut all = cx.core.nccl.dev_comms.borrow_mut();
-        let is_own = all.get(&handle).is_some_and(|made| made.is_of(shared, rank));
-        // The program may have set an abort flag in its copy, which NCCL would take for its own.
+        let is_own = all.get(&handle).is_some_and(|found| found.is_of(shared, rank));
+        // NCCL would treat an abort flag that the program set in its copy as NCCL's own.
         if !is_own || dev_comm.magic != API_MAGIC || !dev_comm.abort_flag.is_null() {
-            let text = "no device communicator of the communicator as it was made";
+            let text = "not an unmodified device communicator of this communicator";
             return Err(NcclError::argument(text));
         }
         cx.core.defer_drop(all.remove(&handle));
@@ -240,7 +241,7 @@ pub(super) unsafe extern "C" fn lsa_barriers(
     let n = usize::try_from(n_barriers).unwrap_or(0);
     let ranks = usize::try_from(team.n_ranks).unwrap_or(0);
     let buffer_size = barrier_words(n, ranks) * size_of::<u32>();
-    // SAFETY: the module's, here and below.
+    // SAFETY: the module's contract, here and below.
     unsafe {
         (*handle).n_barriers = n_barriers;
         let out_buffer_handle = &raw mut (*handle).buffer;
@@ -276,7 +277,7 @@ pub(super) unsafe extern "C" fn ll_a2a_slots(max_elements: c_int, max_size: c_in
     max_elements.saturating_mul(words)
 }
 
-/// A header and two banks of slots, in lines of 16 bytes, for each block.
+/// Each block has a header and two banks of slots; a header and a slot have 16 bytes each.
 fn ll_a2a_bytes(blocks: usize, slots: usize) -> usize {
     blocks * (1 + 2 * slots) * 16
 }

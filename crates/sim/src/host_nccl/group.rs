@@ -33,7 +33,7 @@ pub(super) struct Group {
 }
 
 impl State {
-    /// Records a failed call: the open group, if any, does nothing at its end.
+    /// Records a failed call in the open group, if any, whose end then only returns the error.
     pub(super) fn fail_group(&self, client: ClientId, error: &NcclError) {
         if let Some(group) = self.groups.borrow_mut().get_mut(&client) {
             group.failed.get_or_insert_with(|| error.clone());
@@ -55,7 +55,7 @@ impl State {
 }
 
 impl Group {
-    /// Drops the calls made in it.
+    /// Cancels the group's calls.
     fn discard(self, core: &Core, why: &NcclError) {
         for task in self.tasks {
             task.cancel(core, why);
@@ -138,7 +138,7 @@ pub(super) unsafe extern "C" fn start() -> c_int {
     })
 }
 
-/// Ends a group by `begin`. An injected fault in the call itself ends it too.
+/// Closes a group level; the outermost runs `begin`. An injected fault cancels the group's calls.
 fn end_with(
     name: &'static str,
     begin: impl FnOnce(&CallContext<'_>, Group) -> NcclResult<CallProgress>,
@@ -177,14 +177,14 @@ pub(super) unsafe extern "C" fn end() -> c_int {
     })
 }
 
-/// The estimated time of the group: 0, since a simulated machine has no estimate.
+/// Writes an estimated time of 0: the simulator does not estimate times.
 pub(super) unsafe extern "C" fn simulate_end(info: *mut SimInfo) -> c_int {
     end_with("ncclGroupSimulateEnd", |cx, group| {
         group.discard(cx.core, &NcclError::usage("the group was simulated"));
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         let Some(info) = (unsafe { info.as_mut() }) else { return Ok(CallProgress::Done(SUCCESS)) };
         if info.size != size_of::<SimInfo>() || info.magic != SimInfo::new().magic {
-            return Err(NcclError::argument("a ncclSimInfo_t that was not initialized"));
+            return Err(NcclError::argument("the ncclSimInfo_t was not initialized"));
         }
         info.estimated_time = 0.0;
         Ok(CallProgress::Done(SUCCESS))

@@ -13,34 +13,29 @@ use super::config::Settings;
 use super::rendezvous::{Task, TaskKind};
 
 /// Prefix of the unique ids of simulated machines.
-const MARK: [u8; 8] = *b"devcomm.";
+const PREFIX: [u8; 8] = *b"devcomm.";
 
 /// A unique id, unique among all machines of this process.
 pub(super) fn new_id() -> (u64, RawUniqueId) {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let mut bytes = [0; 128];
-    bytes[..8].copy_from_slice(&MARK);
+    bytes[..8].copy_from_slice(&PREFIX);
     bytes[8..16].copy_from_slice(&number.to_le_bytes());
     (number, RawUniqueId(bytes))
 }
 
-/// The number of a unique id.
+/// Decodes the number in a unique id.
 pub(super) fn number_of(id: &RawUniqueId) -> NcclResult<u64> {
-    let (mark, rest) = id.0.split_at(8);
+    let (prefix, rest) = id.0.split_at(8);
     let number = rest.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
-    let known = number.filter(|number| mark == MARK && *number > 0);
-    known.ok_or_else(|| {
-        NcclError::argument(
-            "a unique id that was not created by a simulated \
-                                            machine",
-        )
-    })
+    let known = number.filter(|number| prefix == PREFIX && *number > 0);
+    known.ok_or_else(|| NcclError::argument("the unique id was not created by a simulated machine"))
 }
 
 pub(super) unsafe extern "C" fn get_unique_id(id: *mut RawUniqueId) -> c_int {
     call_ungrouped("ncclGetUniqueId", null_mut(), |_| {
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { id.write(new_id().1) };
         Ok(())
     })
@@ -50,12 +45,12 @@ pub(super) unsafe extern "C" fn get_unique_id(id: *mut RawUniqueId) -> c_int {
 pub(super) fn rank_of(rank: c_int, n_ranks: c_int) -> NcclResult<(usize, usize)> {
     let numbers = usize::try_from(rank).ok().zip(usize::try_from(n_ranks).ok());
     let valid = numbers.filter(|(rank, n_ranks)| rank < n_ranks);
-    valid.ok_or_else(|| NcclError::argument(format!("rank {rank} of {n_ranks} ranks")))
+    valid.ok_or_else(|| NcclError::argument(format!("invalid rank {rank} of {n_ranks} ranks")))
 }
 
 /// # Safety
 ///
-/// NCCL's contract of the function.
+/// NCCL's contract for the function.
 unsafe fn init(
     name: &'static str,
     out: *mut RawComm,
@@ -66,9 +61,9 @@ unsafe fn init(
 ) -> c_int {
     call(name, null_mut(), |cx| {
         cx.note(|| {
-            let many = if ids.1 > 1 { format!(" ids {}", ids.1) } else { String::new() };
-            // SAFETY: the module's, here and below.
-            format!("{rank} of {n_ranks}{many}{}", unsafe { Settings::describe(config) })
+            let id_count = if ids.1 > 1 { format!(" ids {}", ids.1) } else { String::new() };
+            // SAFETY: the module's contract, here and below.
+            format!("{rank} of {n_ranks}{id_count}{}", unsafe { Settings::describe(config) })
         });
         let (rank, n_ranks) = rank_of(rank, n_ranks)?;
         if ids.1 < 1 {
@@ -81,9 +76,9 @@ unsafe fn init(
         let settings = unsafe { Settings::read(config, Settings::default()) }?;
         let rank_comm = RankComm::new(cx.core, cx.gpu()?, settings);
         // SAFETY: as above.
-        unsafe { cx.give(out, &rank_comm) };
-        let made = Some((Rc::clone(&rank_comm), out));
-        cx.start(Task::new(name, rank_comm, made, TaskKind::Join { id, rank, n_ranks }))
+        unsafe { cx.write_handle(out, &rank_comm) };
+        let created = Some((Rc::clone(&rank_comm), out));
+        cx.start(Task::new(name, rank_comm, created, TaskKind::Join { id, rank, n_ranks }))
     })
 }
 
@@ -93,9 +88,9 @@ impl super::call::CallContext<'_> {
     /// # Safety
     ///
     /// `out` is valid for a write.
-    pub(super) unsafe fn give(&self, out: *mut RawComm, rank_comm: &RankComm) {
+    pub(super) unsafe fn write_handle(&self, out: *mut RawComm, rank_comm: &RankComm) {
         let raw = if self.injects_null() { null_mut() } else { rank_comm.raw() };
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { out.write(raw) };
     }
 }
@@ -107,7 +102,7 @@ pub(super) unsafe extern "C" fn init_rank(
     rank: c_int,
 ) -> c_int {
     let none = std::ptr::null();
-    // SAFETY: the module's, here and below; the id is live for the call.
+    // SAFETY: the module's contract, here and below; the id is live for the call.
     unsafe { init("ncclCommInitRank", out, n_ranks, rank, (&raw const id, 1), none) }
 }
 
@@ -134,7 +129,7 @@ pub(super) unsafe extern "C" fn init_rank_scalable(
     unsafe { init("ncclCommInitRankScalable", out, n_ranks, rank, (ids, n_ids), config) }
 }
 
-/// The calling thread creates all ranks.
+/// Creates the communicators of all ranks on the calling thread.
 pub(super) unsafe extern "C" fn init_all(
     out: *mut RawComm,
     n_devices: c_int,
@@ -144,24 +139,24 @@ pub(super) unsafe extern "C" fn init_all(
         cx.note(|| n_devices.to_string());
         let n = usize::try_from(n_devices).unwrap_or(0);
         if n == 0 {
-            return Err(NcclError::argument(format!("communicators of {n_devices} GPUs")));
+            return Err(NcclError::argument(format!("{n_devices} is not a number of GPUs")));
         }
         let mut gpus = Vec::with_capacity(n);
         for index in 0..n {
-            // SAFETY: the module's; NULL are the first GPUs.
+            // SAFETY: the module's contract; NULL selects the first GPUs.
             let device = unsafe { devices.as_ref().map(|_| *devices.add(index)) };
             let gpu = device.map_or(Some(index), |device| usize::try_from(device).ok());
             let gpu = gpu.filter(|gpu| *gpu < cx.core.devices.len());
             gpus.push(gpu.ok_or_else(|| NcclError::argument(format!("no GPU {device:?}")))?);
         }
         if let Some(twice) = (1..n).find(|index| gpus[..*index].contains(&gpus[*index])) {
-            return Err(NcclError::argument(format!("GPU {} is there twice", gpus[twice])));
+            return Err(NcclError::argument(format!("GPU {} is listed twice", gpus[twice])));
         }
         let rank_comm = |gpu: &usize| RankComm::new(cx.core, *gpu, Settings::default());
         let rank_comms: Vec<_> = gpus.iter().map(rank_comm).collect();
         for (index, rank_comm) in rank_comms.iter().enumerate() {
-            // SAFETY: the module's.
-            unsafe { cx.give(out.add(index), rank_comm) };
+            // SAFETY: the module's contract.
+            unsafe { cx.write_handle(out.add(index), rank_comm) };
         }
         Comm::make(cx.core, rank_comms);
         Ok(CallProgress::Done(SUCCESS))

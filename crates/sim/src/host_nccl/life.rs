@@ -1,4 +1,4 @@
-//! Finalize, destroy, abort, revoke, suspend and resume; asynchronous errors.
+//! Finalizes, destroys, aborts, revokes, suspends and resumes communicators; returns errors.
 
 use std::ffi::{c_char, c_int};
 use std::rc::Rc;
@@ -7,29 +7,30 @@ use std::task::Poll;
 use devcomm_sys::nccl::{RawComm, SUCCESS};
 
 use super::call::{
-    CallProgress, NcclError, NcclResult, PendingCall, call, call_ungrouped, last_error, remember,
+    CallProgress, NcclError, NcclResult, PendingCall, call, call_ungrouped, last_error,
+    set_last_error,
 };
 use super::comm::{Lifecycle, RankComm};
 use crate::machine::core::Core;
 
 /// NCCL: `NCCL_SUSPEND_MEM`.
-const MEMORY: c_int = 1;
+const SUSPEND_MEM: c_int = 1;
 
 /// Waits until a rank's operations are complete.
-struct Drained {
+struct Drain {
     rank_comm: Rc<RankComm>,
-    /// Whether the communicator is destroyed then.
-    ends: bool,
+    /// Whether to destroy the communicator afterwards.
+    destroys: bool,
 }
 
-impl PendingCall for Drained {
+impl PendingCall for Drain {
     fn poll(&mut self, core: &Core) -> Poll<NcclResult<c_int>> {
         if core.check().is_ok()
-            && (self.rank_comm.is_running() || self.ends && self.has_kernels(core))
+            && (self.rank_comm.is_running() || self.destroys && self.has_kernels(core))
         {
             return Poll::Pending;
         }
-        if self.ends {
+        if self.destroys {
             self.rank_comm.end(core);
             return Poll::Ready(Ok(SUCCESS));
         }
@@ -37,8 +38,8 @@ impl PendingCall for Drained {
     }
 }
 
-impl Drained {
-    /// Whether kernels run on the rank's GPU: its communicators are freed when none do.
+impl Drain {
+    /// Whether kernels run on the rank's GPU: they may use the communicator until they end.
     fn has_kernels(&self, core: &Core) -> bool {
         let streams = core.streams.borrow();
         let own = streams.values().filter(|stream| stream.gpu() == self.rank_comm.gpu);
@@ -46,7 +47,7 @@ impl Drained {
     }
 }
 
-/// Returns once the rank's operations are complete.
+/// Finalizes the communicator; if it is blocking, waits for the rank's operations.
 pub(super) unsafe extern "C" fn finalize(comm: RawComm) -> c_int {
     call("ncclCommFinalize", comm, |cx| {
         let rank_comm = cx.live(comm)?;
@@ -54,25 +55,25 @@ pub(super) unsafe extern "C" fn finalize(comm: RawComm) -> c_int {
         if !rank_comm.settings.blocking {
             return Ok(CallProgress::Done(rank_comm.code()));
         }
-        Ok(CallProgress::Waits(Box::new(Drained { rank_comm, ends: false })))
+        Ok(CallProgress::Waits(Box::new(Drain { rank_comm, destroys: false })))
     })
 }
 
-/// Does not wait for other ranks.
+/// Destroys the communicator. Does not wait for other ranks.
 pub(super) unsafe extern "C" fn destroy(comm: RawComm) -> c_int {
     call("ncclCommDestroy", comm, |cx| {
         let rank_comm = cx.rank_comm(comm)?;
-        Ok(CallProgress::Waits(Box::new(Drained { rank_comm, ends: true })))
+        Ok(CallProgress::Waits(Box::new(Drain { rank_comm, destroys: true })))
     })
 }
 
-/// Cancels the rank's operations, but waits for kernels to end. Other ranks are not notified.
+/// Cancels the rank's operations and waits for kernels to end. Other ranks are not notified.
 pub(super) unsafe extern "C" fn abort(comm: RawComm) -> c_int {
     call("ncclCommAbort", comm, |cx| {
         let rank_comm = cx.rank_comm(comm)?;
         rank_comm.end(cx.core);
         cx.core.faults().release(rank_comm.gpu);
-        Ok(CallProgress::Waits(Box::new(Drained { rank_comm, ends: true })))
+        Ok(CallProgress::Waits(Box::new(Drain { rank_comm, destroys: true })))
     })
 }
 
@@ -94,11 +95,11 @@ pub(super) unsafe extern "C" fn suspend(comm: RawComm, flags: c_int) -> c_int {
     call("ncclCommSuspend", comm, |cx| {
         cx.note(|| format!("flags {flags}"));
         let rank_comm = cx.live(comm)?;
-        if flags != MEMORY {
+        if flags != SUSPEND_MEM {
             return Err(NcclError::argument(format!("flags {flags}")));
         }
         if rank_comm.is_running() {
-            return Err(NcclError::usage("streams still have operations of the communicator"));
+            return Err(NcclError::usage("the communicator still has operations on streams"));
         }
         rank_comm.is_suspended.set(true);
         Ok(CallProgress::Done(rank_comm.code()))
@@ -119,7 +120,7 @@ pub(super) unsafe extern "C" fn async_error(comm: RawComm, state: *mut c_int) ->
     call_ungrouped("ncclCommGetAsyncError", comm, |cx| {
         let rank_comm = cx.rank_comm(comm)?;
         let broken = cx.core.check().err().map(|error| NcclError::from(error).code);
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { state.write(broken.unwrap_or_else(|| rank_comm.status(cx.core))) };
         Ok(())
     })
@@ -132,11 +133,11 @@ pub(super) unsafe extern "C" fn last(comm: RawComm) -> *const c_char {
         client.call("ncclGetLastError", |core, _| {
             let rank_comms = core.nccl.rank_comms.borrow();
             let rank_comm = rank_comms.get(&(comm as u64));
-            Poll::Ready(rank_comm.and_then(|m| Some(m.error.borrow().as_ref()?.text.clone())))
+            Poll::Ready(rank_comm.and_then(|c| Some(c.error.borrow().as_ref()?.text.clone())))
         })
     });
     match of_comm.flatten().flatten() {
-        Some(text) => remember(&text),
+        Some(text) => set_last_error(&text),
         None => last_error(),
     }
 }

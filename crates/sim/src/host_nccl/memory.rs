@@ -19,15 +19,15 @@ pub(super) type Memory = RefCell<LiteMap<usize, Allocated>>;
 pub(super) struct Allocated {
     gpu: usize,
     pages: Rc<Pages>,
-    own: Allocation,
+    allocation: Allocation,
 }
 
 impl super::State {
-    /// The allocation at an address, as a part of a window.
-    pub(super) fn part(&self, address: usize, bytes: usize) -> Option<WindowPart> {
+    /// Memory from `ncclMemAlloc`, as a rank's part of a window.
+    pub(super) fn window_part(&self, address: usize, bytes: usize) -> Option<WindowPart> {
         let memory = self.memory.borrow();
         let (start, found) = last_until(&memory, address)?;
-        let (start, len) = (address - start, found.own.lens()[0]);
+        let (start, len) = (address - start, found.allocation.lens()[0]);
         (start < len && bytes <= len - start).then(|| WindowPart {
             pages: Rc::clone(&found.pages),
             start,
@@ -43,23 +43,23 @@ pub(super) unsafe extern "C" fn alloc(address: *mut *mut c_void, bytes: usize) -
         let owner = Owner::Buffer { id: core.nccl.next_id(), rank: gpu };
         let device = &core.devices[gpu];
         if bytes > driver::MEMORY.saturating_sub(device.allocated.get()) {
-            let text = format!("GPU {gpu} has no {bytes} bytes left");
+            let text = format!("GPU {gpu} has fewer than {bytes} bytes left");
             return Err(NcclError::new(UNHANDLED_CUDA_ERROR, text));
         }
-        let refused = |error: crate::Error| NcclError::new(UNHANDLED_CUDA_ERROR, error.to_string());
+        let to_nccl = |error: crate::Error| NcclError::new(UNHANDLED_CUDA_ERROR, error.to_string());
         let allocated = Allocation::shareable(&core.memory, gpu as u32, bytes, owner);
-        let (own, pages) = allocated.map_err(refused)?;
+        let (allocation, pages) = allocated.map_err(to_nccl)?;
         device.allocated.set(device.allocated.get() + bytes);
-        let start = own.part(0);
-        core.nccl.memory.borrow_mut().insert(start.addr(), Allocated { gpu, pages, own });
-        let allocator = if cx.injects_null() { null_mut() } else { start.cast() };
-        // SAFETY: the module's.
-        unsafe { address.write(allocator) };
+        let start = allocation.part(0);
+        core.nccl.memory.borrow_mut().insert(start.addr(), Allocated { gpu, pages, allocation });
+        let result = if cx.injects_null() { null_mut() } else { start.cast() };
+        // SAFETY: the module's contract.
+        unsafe { address.write(result) };
         Ok(())
     })
 }
 
-/// Windows over it keep the memory.
+/// The memory stays allocated while windows use it.
 pub(super) unsafe extern "C" fn free(address: *mut c_void) -> c_int {
     if address.is_null() {
         return SUCCESS;
@@ -69,12 +69,12 @@ pub(super) unsafe extern "C" fn free(address: *mut c_void) -> c_int {
         let freed =
             freed.ok_or_else(|| NcclError::argument(format!("{address:p} was not allocated")))?;
         let allocated = &cx.core.devices[freed.gpu].allocated;
-        allocated.set(allocated.get().saturating_sub(freed.own.lens()[0]));
+        allocated.set(allocated.get().saturating_sub(freed.allocation.lens()[0]));
         Ok(())
     })
 }
 
-/// Collectives do not need registration here: only a handle is returned.
+/// Only returns a handle: the simulator's collectives do not need registration.
 pub(super) unsafe extern "C" fn register(
     comm: RawComm,
     address: *mut c_void,
@@ -84,12 +84,12 @@ pub(super) unsafe extern "C" fn register(
     call("ncclCommRegister", comm, |cx| {
         cx.note(|| bytes.to_string());
         let rank_comm = cx.live(comm)?;
-        cx.reached(&rank_comm, address.addr(), bytes)?;
+        cx.check_access(&rank_comm, address.addr(), bytes)?;
         let new = cx.core.new_handle();
         rank_comm.buffers.borrow_mut().insert(new);
-        let allocator = if cx.injects_null() { 0 } else { new };
-        // SAFETY: the module's.
-        unsafe { handle.write(allocator as *mut c_void) };
+        let result = if cx.injects_null() { 0 } else { new };
+        // SAFETY: the module's contract.
+        unsafe { handle.write(result as *mut c_void) };
         Ok(CallProgress::Done(SUCCESS))
     })
 }
@@ -99,7 +99,7 @@ pub(super) unsafe extern "C" fn deregister(comm: RawComm, handle: *mut c_void) -
         let rank_comm = cx.rank_comm(comm)?;
         match rank_comm.buffers.borrow_mut().remove(&(handle as u64)) {
             true => Ok(CallProgress::Done(SUCCESS)),
-            false => Err(NcclError::argument("no registered buffer of the communicator")),
+            false => Err(NcclError::argument("not a registered buffer of the communicator")),
         }
     })
 }

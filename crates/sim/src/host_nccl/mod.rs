@@ -1,15 +1,15 @@
-//! NCCL's host API on a simulated machine, with real data.
+//! NCCL's host API on a simulated machine. Operations compute real results.
 //!
 //! Each function runs on the machine's thread, through [`call`]. A call that needs all ranks is a
-//! [`Task`](rendezvous::Task): it waits until all have arrived and then completes on all at once.
-//! Stream operations are a [`batch`]: at the head of its stream it waits for the other ranks'
-//! streams, and then the data moves at once. Handles are never reused.
+//! [`Task`](rendezvous::Task): it completes on all ranks once all have called. A call's stream
+//! operations form a [`batch`]: once it is at the head of its stream, it waits for the other ranks'
+//! batches, and then the data is copied. Handles are never reused.
 //!
 //! # Safety
 //!
-//! The functions have NCCL's contracts: pointers for results are valid until the call has completed
-//! (for deferred calls: until its group has; for non-blocking ones: until they are no longer in
-//! progress), configurations and lists are valid, strings are NUL-terminated.
+//! The functions have NCCL's contracts: output pointers are valid until the call has completed (in
+//! a group: until the group has; if non-blocking: until the call is no longer in progress),
+//! configurations and lists are valid, strings are NUL-terminated.
 
 mod batch;
 mod call;

@@ -1,4 +1,4 @@
-//! Host one-sided operations: put, signal, wait.
+//! Host one-sided operations: put with signal, signal, wait for signals.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::fmt;
@@ -13,7 +13,7 @@ use super::comm::{Comm, RankComm, SignalKey};
 use super::window::Window;
 use crate::machine::core::Core;
 
-/// Data, if any, and then a signal.
+/// A copy to a peer, if `data` is set, and then a signal.
 #[derive(Clone)]
 pub(super) struct Put {
     /// Source address, and the target's window and offset.
@@ -29,17 +29,17 @@ pub(super) struct SignalWait {
     signal: SignalKey,
 }
 
-/// For reports.
+/// Text for error messages.
 impl fmt::Display for SignalWait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let SignalKey { from, context, index, .. } = self.signal;
-        write!(f, "a wait for {} signals {index} of rank {from}", self.count)?;
+        write!(f, "a wait for {} of signal {index} from rank {from}", self.count)?;
         if context == 0 { Ok(()) } else { write!(f, " in context {context}") }
     }
 }
 
 impl Comm {
-    /// Moves the data and adds the signal.
+    /// Copies the data and counts the signal.
     pub(super) fn put(&self, core: &Core, Put { data, bytes, signal }: &Put) {
         if let Some((from, window, offset)) = data {
             let to = match window.at(signal.to, *offset, *bytes) {
@@ -49,17 +49,17 @@ impl Comm {
             if let Err(error) = check(core, self.gpu(signal.from), *from, *bytes) {
                 return core.fail_with(error);
             }
-            // SAFETY: both were checked; the window keeps its memory, and no kernel runs meanwhile.
+            // SAFETY: both were checked; `window` keeps its memory alive, and no kernel runs now.
             unsafe { at(to).copy_from(at(*from), *bytes) };
         }
         *self.signals.borrow_mut().entry(*signal).or_default() += 1;
     }
 
-    /// Consumes all these signals, if all have arrived.
+    /// Consumes the signals of all `waits`, if all have arrived.
     pub(super) fn take_signals(&self, waits: &[SignalWait]) -> bool {
         let mut signals = self.signals.borrow_mut();
-        let there = |wait: &SignalWait| signals.get(&wait.signal).copied().unwrap_or(0);
-        if waits.iter().any(|wait| there(wait) < wait.count) {
+        let arrived = |wait: &SignalWait| signals.get(&wait.signal).copied().unwrap_or(0);
+        if waits.iter().any(|wait| arrived(wait) < wait.count) {
             return false;
         }
         for SignalWait { count, signal } in waits {
@@ -70,7 +70,7 @@ impl Comm {
 }
 
 impl CallContext<'_> {
-    /// A communicator with one-sided operations set up.
+    /// A communicator whose one-sided operations are set up.
     fn one_sided(&self, comm: RawComm) -> NcclResult<Rc<RankComm>> {
         let rank_comm = self.live(comm)?;
         if rank_comm.settings.rma_contexts == 0 {
@@ -86,7 +86,7 @@ impl CallContext<'_> {
     }
 }
 
-/// The signal of `index` and `context` between a rank and `peer`.
+/// The key of signal `index` in `context`, from `rank_comm`'s rank to `peer`.
 fn signal_of(
     rank_comm: &RankComm,
     peer: c_int,
@@ -108,7 +108,7 @@ fn signal_of(
 pub(super) unsafe extern "C" fn put_signal(
     local: *const c_void,
     count: usize,
-    data_type_number: c_int,
+    type_number: c_int,
     peer: c_int,
     window: RawWindow,
     offset: usize,
@@ -121,13 +121,13 @@ pub(super) unsafe extern "C" fn put_signal(
     call("ncclPutSignal", comm, |cx| {
         cx.note(|| {
             format!(
-                "{count} type {data_type_number} peer {peer} offset {offset} signal {index} \
+                "{count} type {type_number} peer {peer} offset {offset} signal {index} \
                  context {context}"
             )
         });
         let rank_comm = cx.one_sided(comm)?;
         let signal = signal_of(&rank_comm, peer, index, context)?;
-        let bytes = count.checked_mul(data_type(data_type_number)?.size());
+        let bytes = count.checked_mul(data_type(type_number)?.size());
         let bytes = bytes.filter(|_| flags == 0);
         let text = || NcclError::argument(format!("{count} elements with flags {flags}"));
         let (bytes, window) = (bytes.ok_or_else(text)?, cx.window(window)?);
@@ -136,14 +136,14 @@ pub(super) unsafe extern "C" fn put_signal(
         }
         window.at(signal.to, offset, bytes)?;
         let from = local.expose_provenance();
-        cx.reached(&rank_comm, from, bytes)?;
+        cx.check_access(&rank_comm, from, bytes)?;
         let windows = cx.core.nccl.windows.borrow();
         if !windows.values().any(|own| own.is_of(&rank_comm) && own.has(from, bytes)) {
             return Err(NcclError::argument("the source is not in a window of the communicator"));
         }
         let (data, stream) = (Some((from, window, offset)), cx.stream(&rank_comm, stream)?);
-        let own = Operation::Put(Put { data, bytes, signal });
-        cx.launch(&rank_comm, |launches| launches.add(&rank_comm, stream, own, None))
+        let operation = Operation::Put(Put { data, bytes, signal });
+        cx.launch(&rank_comm, |launches| launches.add(&rank_comm, stream, operation, None))
     })
 }
 
@@ -162,9 +162,9 @@ pub(super) unsafe extern "C" fn signal(
         if flags != 0 {
             return Err(NcclError::argument(format!("flags {flags}")));
         }
-        let own = Operation::Put(Put { data: None, bytes: 0, signal });
+        let operation = Operation::Put(Put { data: None, bytes: 0, signal });
         let stream = cx.stream(&rank_comm, stream)?;
-        cx.launch(&rank_comm, |launches| launches.add(&rank_comm, stream, own, None))
+        cx.launch(&rank_comm, |launches| launches.add(&rank_comm, stream, operation, None))
     })
 }
 
@@ -175,7 +175,7 @@ pub(super) unsafe extern "C" fn wait_signal(
     stream: RawStream,
 ) -> c_int {
     call("ncclWaitSignal", comm, |cx| {
-        // SAFETY: the module's: the list has `n` entries.
+        // SAFETY: the module's contract: the list has `n` entries.
         let waits = (0..usize::try_from(n).unwrap_or(0)).map(|i| unsafe { *waits.add(i) });
         let waits: Vec<_> = waits.collect();
         cx.note(|| {
@@ -196,7 +196,7 @@ pub(super) unsafe extern "C" fn wait_signal(
             Ok(SignalWait { count, signal: SignalKey { to: key.from, from: key.to, ..key } })
         };
         let waits = waits.iter().map(read).collect::<NcclResult<Rc<[_]>>>()?;
-        let (own, stream) = (Operation::Await(waits), cx.stream(&rank_comm, stream)?);
-        cx.launch(&rank_comm, |launches| launches.add(&rank_comm, stream, own, None))
+        let (operation, stream) = (Operation::WaitSignals(waits), cx.stream(&rank_comm, stream)?);
+        cx.launch(&rank_comm, |launches| launches.add(&rank_comm, stream, operation, None))
     })
 }

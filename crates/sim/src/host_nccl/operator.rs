@@ -20,27 +20,27 @@ pub(super) enum Operator {
     Max,
     Min,
     Avg,
-    /// Sum of elements multiplied by a scalar, which may differ by rank.
+    /// Multiplies each rank's elements by its scalar, then sums them.
     PreMulSum(Scalar),
 }
 
-/// A scalar of the operator's type.
+/// A scalar of the operator's data type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Scalar {
     Host([u8; 8]),
-    /// Read when the operation runs.
+    /// Address in device memory, read when the operation runs.
     Device(usize),
 }
 
-/// User-defined operators of a communicator; index 0 is number [`FIRST`].
+/// User-defined operators of a communicator; index 0 has number [`FIRST_USER`].
 pub(super) type Operators = RefCell<Vec<Option<(DataType, Scalar)>>>;
 
 /// NCCL: `ncclNumOps`.
-const FIRST: c_int = 5;
+const FIRST_USER: c_int = 5;
 
 impl Operator {
-    /// The operator of a number, for elements of a type.
-    pub(super) fn of(rank_comm: &RankComm, number: c_int, on: DataType) -> NcclResult<Self> {
+    /// The operator with an `ncclRedOp_t` number, for elements of type `ty`.
+    pub(super) fn of(rank_comm: &RankComm, number: c_int, ty: DataType) -> NcclResult<Self> {
         Ok(match number {
             0 => Self::Sum,
             1 => Self::Prod,
@@ -48,14 +48,14 @@ impl Operator {
             3 => Self::Min,
             4 => Self::Avg,
             _ => {
-                let index = usize::try_from(number - FIRST).ok();
+                let index = usize::try_from(number - FIRST_USER).ok();
                 let operators = rank_comm.operators.borrow();
                 let found = index.and_then(|index| *operators.get(index)?);
                 let (data_type, scalar) = found.ok_or_else(|| {
                     NcclError::argument(format!("no operator has number {number}"))
                 })?;
-                if data_type != on {
-                    let text = format!("an operator on {data_type:?} for {on:?}");
+                if data_type != ty {
+                    let text = format!("an operator on {data_type:?} for {ty:?}");
                     return Err(NcclError::argument(text));
                 }
                 Self::PreMulSum(scalar)
@@ -63,20 +63,20 @@ impl Operator {
         })
     }
 
-    /// The current bytes of its scalar.
+    /// The current bytes of the operator's scalar, or zeros.
     pub(super) fn scalar(
         self,
         core: &Core,
         gpu: usize,
-        on: DataType,
+        ty: DataType,
     ) -> Result<[u8; 8], driver::CudaError> {
         let mut bytes = [0; 8];
         match self {
             Self::PreMulSum(Scalar::Host(scalar)) => bytes = scalar,
             Self::PreMulSum(Scalar::Device(address)) => {
-                check(core, gpu, address, on.size())?;
-                // SAFETY: it was checked, no kernel runs meanwhile, and it has at most 8 bytes.
-                unsafe { bytes.as_mut_ptr().copy_from(at(address), on.size()) };
+                check(core, gpu, address, ty.size())?;
+                // SAFETY: `address` was checked, no kernel runs now, and `ty` has at most 8 bytes.
+                unsafe { bytes.as_mut_ptr().copy_from(at(address), ty.size()) };
             }
             _ => {}
         }
@@ -92,22 +92,22 @@ impl Operator {
 pub(super) unsafe extern "C" fn create_pre_mul_sum(
     op: *mut c_int,
     scalar: *mut c_void,
-    on: c_int,
+    ty: c_int,
     residence: c_int,
     comm: RawComm,
 ) -> c_int {
     call("ncclRedOpCreatePreMulSum", comm, |cx| {
-        cx.note(|| format!("type {on} residence {residence}"));
-        let (rank_comm, on) = (cx.live(comm)?, data_type(on)?);
+        cx.note(|| format!("type {ty} residence {residence}"));
+        let (rank_comm, ty) = (cx.live(comm)?, data_type(ty)?);
         let scalar = match residence {
             0 => {
-                cx.reached(&rank_comm, scalar.addr(), on.size())?;
+                cx.check_access(&rank_comm, scalar.addr(), ty.size())?;
                 Scalar::Device(scalar.expose_provenance())
             }
             1 => {
                 let mut bytes = [0; 8];
-                // SAFETY: the module's; a scalar has at most 8 bytes.
-                unsafe { bytes.as_mut_ptr().copy_from(scalar.cast(), on.size()) };
+                // SAFETY: the module's contract; a scalar has at most 8 bytes.
+                unsafe { bytes.as_mut_ptr().copy_from(scalar.cast(), ty.size()) };
                 Scalar::Host(bytes)
             }
             _ => return Err(NcclError::argument(format!("residence {residence} of a scalar"))),
@@ -117,19 +117,19 @@ pub(super) unsafe extern "C" fn create_pre_mul_sum(
         if index == operators.len() {
             operators.push(None);
         }
-        operators[index] = Some((on, scalar));
-        // SAFETY: the module's.
-        unsafe { op.write(FIRST + index as c_int) };
+        operators[index] = Some((ty, scalar));
+        // SAFETY: the module's contract.
+        unsafe { op.write(FIRST_USER + index as c_int) };
         Ok(CallProgress::Done(SUCCESS))
     })
 }
 
-/// Destroys an operator. Launched operations have copied its scalar.
+/// Destroys an operator. Launched operations keep their copy of it.
 pub(super) unsafe extern "C" fn destroy(op: c_int, comm: RawComm) -> c_int {
     call("ncclRedOpDestroy", comm, |cx| {
         cx.note(|| op.to_string());
         let rank_comm = cx.rank_comm(comm)?;
-        let index = usize::try_from(op - FIRST).ok();
+        let index = usize::try_from(op - FIRST_USER).ok();
         let mut operators = rank_comm.operators.borrow_mut();
         match index.and_then(|index| operators.get_mut(index)?.take()) {
             Some(_) => Ok(CallProgress::Done(SUCCESS)),

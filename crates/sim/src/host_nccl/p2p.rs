@@ -17,18 +17,18 @@ use crate::machine::core::Core;
 /// One rank's send or receive.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Transfer {
-    sends: bool,
+    is_send: bool,
     address: usize,
     count: usize,
     data_type: DataType,
     peer: usize,
 }
 
-/// For reports.
+/// Text for error messages.
 impl fmt::Display for Transfer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { sends, count, data_type, peer, .. } = self;
-        let what = if *sends { "send to" } else { "receive from" };
+        let Self { is_send, count, data_type, peer, .. } = self;
+        let what = if *is_send { "send to" } else { "receive from" };
         write!(f, "a {what} rank {peer} of {count} {data_type:?}")
     }
 }
@@ -36,12 +36,12 @@ impl fmt::Display for Transfer {
 /// Unmatched sends and receives from one rank to another, in order.
 #[derive(Default)]
 pub(super) struct Mailbox {
-    sent: VecDeque<(Transfer, Rc<PendingOp>)>,
-    wanted: VecDeque<(Transfer, Rc<PendingOp>)>,
+    sends: VecDeque<(Transfer, Rc<PendingOp>)>,
+    recvs: VecDeque<(Transfer, Rc<PendingOp>)>,
 }
 
 impl Comm {
-    /// A rank's stream has reached a send or a receive.
+    /// Called when a rank's stream reaches a send or a receive.
     pub(super) fn post(
         &self,
         core: &Core,
@@ -50,25 +50,25 @@ impl Comm {
         pending: Rc<PendingOp>,
     ) {
         let peer = transfer.peer;
-        let pair = if transfer.sends { (rank, peer) } else { (peer, rank) };
+        let pair = if transfer.is_send { (rank, peer) } else { (peer, rank) };
         let mut mailboxes = self.mailboxes.borrow_mut();
-        let Mailbox { sent, wanted } = mailboxes.entry(pair).or_default();
-        let own = if transfer.sends { &mut *sent } else { &mut *wanted };
-        own.push_back((transfer, pending));
-        for half in [&mut *sent, &mut *wanted] {
-            half.retain(|(_, pending)| !pending.is_cancelled());
+        let Mailbox { sends, recvs } = mailboxes.entry(pair).or_default();
+        let queue = if transfer.is_send { &mut *sends } else { &mut *recvs };
+        queue.push_back((transfer, pending));
+        for queue in [&mut *sends, &mut *recvs] {
+            queue.retain(|(_, pending)| !pending.is_cancelled());
         }
-        if sent.is_empty() || wanted.is_empty() {
+        if sends.is_empty() || recvs.is_empty() {
             return;
         }
-        let (Some((send, sender)), Some((recv, receiver))) = (sent.pop_front(), wanted.pop_front())
+        let (Some((send, sender)), Some((recv, receiver))) = (sends.pop_front(), recvs.pop_front())
         else {
             return;
         };
         drop(mailboxes);
         if (send.count, send.data_type) != (recv.count, recv.data_type) {
             let (from, to) = pair;
-            let text = format!("rank {from} makes {send}, but rank {to} makes {recv}");
+            let text = format!("rank {from} posts {send}, but rank {to} posts {recv}");
             return self.fail(&NcclError::usage(text));
         }
         let bytes = send.count * send.data_type.size();
@@ -77,17 +77,17 @@ impl Comm {
         if let Err(error) = checked {
             return core.fail_with(error);
         }
-        // SAFETY: both sides were checked, and no kernel runs meanwhile.
+        // SAFETY: both buffers were checked, and no kernel runs now.
         unsafe { at(recv.address).copy_from(at(send.address), bytes) };
         sender.is_done.set(true);
         receiver.is_done.set(true);
     }
 }
 
-/// The arguments of a call.
+/// The arguments of `ncclSend` or `ncclRecv`.
 struct TransferCall {
     name: &'static str,
-    sends: bool,
+    is_send: bool,
     address: usize,
     count: usize,
     data_type: c_int,
@@ -98,18 +98,18 @@ struct TransferCall {
 
 impl TransferCall {
     fn launch(self) -> c_int {
-        let Self { name, sends, address, count, data_type: on, peer, comm, stream } = self;
+        let Self { name, is_send, address, count, data_type: raw, peer, comm, stream } = self;
         call(name, comm, |cx| {
-            cx.note(|| format!("{count} type {on} peer {peer}"));
+            cx.note(|| format!("{count} type {raw} peer {peer}"));
             let rank_comm = cx.live(comm)?;
             let (shared, _) = rank_comm.joined()?;
-            let (data_type, peer) = (data_type(on)?, shared.rank(peer, "peer")?);
-            let bytes = count.checked_mul(data_type.size());
-            let bytes = bytes.ok_or_else(|| NcclError::argument(format!("{count} elements")))?;
-            cx.reached(&rank_comm, address, bytes)?;
+            let (data_type, peer) = (data_type(raw)?, shared.rank(peer, "peer")?);
+            let too_many = || NcclError::argument(format!("{count} elements are too many"));
+            let bytes = count.checked_mul(data_type.size()).ok_or_else(too_many)?;
+            cx.check_access(&rank_comm, address, bytes)?;
             let stream = cx.stream(&rank_comm, stream)?;
-            let own = Operation::Transfer(Transfer { sends, address, count, data_type, peer });
-            cx.launch(&rank_comm, |launches| launches.add(&rank_comm, stream, own, None))
+            let op = Operation::Transfer(Transfer { is_send, address, count, data_type, peer });
+            cx.launch(&rank_comm, |launches| launches.add(&rank_comm, stream, op, None))
         })
     }
 }
@@ -122,8 +122,8 @@ pub(super) unsafe extern "C" fn send(
     comm: RawComm,
     stream: RawStream,
 ) -> c_int {
-    let (name, sends, address) = ("ncclSend", true, from.expose_provenance());
-    TransferCall { name, sends, address, count, data_type, peer, comm, stream }.launch()
+    let (name, is_send, address) = ("ncclSend", true, from.expose_provenance());
+    TransferCall { name, is_send, address, count, data_type, peer, comm, stream }.launch()
 }
 
 pub(super) unsafe extern "C" fn recv(
@@ -134,6 +134,6 @@ pub(super) unsafe extern "C" fn recv(
     comm: RawComm,
     stream: RawStream,
 ) -> c_int {
-    let (name, sends, address) = ("ncclRecv", false, to.expose_provenance());
-    TransferCall { name, sends, address, count, data_type, peer, comm, stream }.launch()
+    let (name, is_send, address) = ("ncclRecv", false, to.expose_provenance());
+    TransferCall { name, is_send, address, count, data_type, peer, comm, stream }.launch()
 }

@@ -1,5 +1,5 @@
-//! NCCL's parameter API. It has the parameters of NCCL's log, although a simulated NCCL writes
-//! none.
+//! NCCL's parameter API, with the parameters of NCCL's log. They have no effect: the simulator
+//! writes no log.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -7,7 +7,7 @@ use std::ptr::null_mut;
 
 use devcomm_sys::nccl::{ParamHandle, SUCCESS};
 
-use super::call::{INVALID_ARGUMENT, NcclError, NcclResult, refuse};
+use super::call::{INVALID_ARGUMENT, NcclError, NcclResult, record_error};
 
 /// Names and default values.
 const PARAMETERS: [(&CStr, &str); 7] = [
@@ -35,7 +35,7 @@ fn value_of(index: usize) -> String {
 ///
 /// `key` is NUL-terminated.
 unsafe fn index_of(key: *const c_char) -> NcclResult<usize> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     let key = unsafe { CStr::from_ptr(key) };
     let found = PARAMETERS.iter().position(|(name, _)| *name == key);
     found.ok_or_else(|| NcclError::argument(format!("no parameter is called {key:?}")))
@@ -44,15 +44,15 @@ unsafe fn index_of(key: *const c_char) -> NcclResult<usize> {
 /// A handle is the parameter's index plus 1.
 fn index(handle: ParamHandle) -> NcclResult<usize> {
     let index = handle.addr().checked_sub(1).filter(|index| *index < PARAMETERS.len());
-    index.ok_or_else(|| NcclError::argument("not a handle of a parameter"))
+    index.ok_or_else(|| NcclError::argument("not a parameter handle"))
 }
 
-fn answer(name: &str, answer: impl FnOnce() -> NcclResult<()>) -> c_int {
-    answer().map_or_else(|error| refuse(name, error), |()| SUCCESS)
+fn run(name: &str, body: impl FnOnce() -> NcclResult<()>) -> c_int {
+    body().map_or_else(|error| record_error(name, error), |()| SUCCESS)
 }
 
-/// Keeps a string for the calling thread.
-fn keep(text: String) -> *const c_char {
+/// Stores a string to be returned to the calling thread.
+fn store_string(text: String) -> *const c_char {
     let text = CString::new(text).unwrap_or_default();
     RETURNED.with_borrow_mut(|returned| {
         returned.1 = text;
@@ -63,7 +63,7 @@ fn keep(text: String) -> *const c_char {
 pub(super) unsafe extern "C" fn keys(table: *mut *mut *const c_char, len: *mut c_int) -> c_int {
     RETURNED.with_borrow_mut(|returned| {
         returned.0 = PARAMETERS.iter().map(|(name, _)| name.as_ptr()).collect();
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe {
             table.write(returned.0.as_mut_ptr());
             len.write(returned.0.len() as c_int);
@@ -77,13 +77,13 @@ pub(super) unsafe extern "C" fn parameter(
     value: *mut *const c_char,
     len: *mut c_int,
 ) -> c_int {
-    answer("ncclParamGetParameter", || {
-        // SAFETY: the module's, here and below.
+    run("ncclParamGetParameter", || {
+        // SAFETY: the module's contract, here and below.
         let text = value_of(unsafe { index_of(key) }?);
         // SAFETY: as above.
         unsafe {
             len.write(text.len() as c_int);
-            value.write(keep(text));
+            value.write(store_string(text));
         }
         Ok(())
     })
@@ -96,7 +96,7 @@ pub(super) unsafe extern "C" fn dump_all() {
 }
 
 pub(super) unsafe extern "C" fn bind(out: *mut ParamHandle, key: *const c_char) -> c_int {
-    answer("ncclParamBind", || {
+    run("ncclParamBind", || {
         // SAFETY: as above.
         unsafe {
             out.write(null_mut());
@@ -107,10 +107,10 @@ pub(super) unsafe extern "C" fn bind(out: *mut ParamHandle, key: *const c_char) 
 }
 
 /// Declares the numeric getters.
-macro_rules! typed {
+macro_rules! numeric_getters {
     ($( $name:ident $symbol:literal $type:ty; )*) => { $(
         pub(super) unsafe extern "C" fn $name(handle: ParamHandle, out: *mut $type) -> c_int {
-            answer($symbol, || {
+            run($symbol, || {
                 let text = value_of(index(handle)?);
                 let number = text.trim().parse().map_err(|_| {
                     NcclError::argument(format!("{text:?} is not of type {}", stringify!($type)))
@@ -123,7 +123,7 @@ macro_rules! typed {
     )* };
 }
 
-typed! {
+numeric_getters! {
     get_i8 "ncclParamGetI8" i8;
     get_i16 "ncclParamGetI16" i16;
     get_i32 "ncclParamGetI32" i32;
@@ -135,22 +135,22 @@ typed! {
 }
 
 pub(super) unsafe extern "C" fn get_str(handle: ParamHandle, out: *mut *const c_char) -> c_int {
-    answer("ncclParamGetStr", || {
+    run("ncclParamGetStr", || {
         let text = value_of(index(handle)?);
         // SAFETY: as above.
-        unsafe { out.write(keep(text)) };
+        unsafe { out.write(store_string(text)) };
         Ok(())
     })
 }
 
-/// The bytes of the value as a string.
+/// Writes the value's text, without a NUL.
 pub(super) unsafe extern "C" fn get(
     handle: ParamHandle,
     out: *mut c_void,
     max_len: c_int,
     len: *mut c_int,
 ) -> c_int {
-    answer("ncclParamGet", || {
+    run("ncclParamGet", || {
         let text = value_of(index(handle)?);
         // SAFETY: as above.
         unsafe { len.write(text.len() as c_int) };
@@ -158,7 +158,7 @@ pub(super) unsafe extern "C" fn get(
             let n = text.len();
             return Err(NcclError::new(INVALID_ARGUMENT, format!("{n} bytes for {max_len}")));
         }
-        // SAFETY: as above; there is room.
+        // SAFETY: as above; the buffer has `max_len` bytes, which is enough.
         unsafe { out.cast::<u8>().copy_from(text.as_ptr(), text.len()) };
         Ok(())
     })

@@ -9,7 +9,7 @@ use devcomm_types::{DevComm, GinConnectionType, GinType};
 use super::call::{NcclError, call_ungrouped};
 
 pub(super) unsafe extern "C" fn version(version: *mut c_int) -> c_int {
-    // SAFETY: the module's.
+    // SAFETY: the module's contract.
     unsafe { version.write(ABI_VERSION.cast_signed()) };
     0
 }
@@ -33,14 +33,14 @@ pub(super) unsafe extern "C" fn error_string(code: c_int) -> *const c_char {
 /// No-op: there is no log.
 pub(super) unsafe extern "C" fn reset_debug_init() {}
 
-/// Checks its arguments; no connections exist to encrypt.
+/// Only checks its arguments: the simulator has no connections to encrypt.
 pub(super) unsafe extern "C" fn set_encryption(config: *const EncryptionConfig) -> c_int {
     call_ungrouped("ncclSetEncryption", null_mut(), |cx| {
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         let config = unsafe { &*config };
         cx.note(|| format!("mode {}", config.mode));
         if config.size != size_of::<EncryptionConfig>() || config.magic != API_MAGIC {
-            return Err(NcclError::argument("a configuration that was not initialized"));
+            return Err(NcclError::argument("the configuration was not initialized"));
         }
         match (config.mode, config.psk.is_null()) {
             (0, _) | (1, false) => Ok(()),
@@ -52,7 +52,7 @@ pub(super) unsafe extern "C" fn set_encryption(config: *const EncryptionConfig) 
 pub(super) unsafe extern "C" fn count(comm: RawComm, count: *mut c_int) -> c_int {
     call_ungrouped("ncclCommCount", comm, |cx| {
         let rank_comm = cx.ready(comm)?;
-        // SAFETY: the module's, here and below.
+        // SAFETY: the module's contract, here and below.
         unsafe { count.write(rank_comm.joined()?.0.n_ranks() as c_int) };
         Ok(())
     })
@@ -75,7 +75,7 @@ pub(super) unsafe extern "C" fn cu_device(comm: RawComm, device: *mut c_int) -> 
     })
 }
 
-/// All zero: a simulated NCCL has no buffers.
+/// All sizes are 0: the simulator allocates no NCCL buffers.
 pub(super) unsafe extern "C" fn mem_stats(comm: RawComm, stat: c_int, value: *mut u64) -> c_int {
     const SUSPENDED: c_int = 1;
     call_ungrouped("ncclCommMemStats", comm, |cx| {
@@ -92,7 +92,7 @@ pub(super) unsafe extern "C" fn mem_stats(comm: RawComm, stat: c_int, value: *mu
     })
 }
 
-/// The GIN back end is PROXY.
+/// Reports PROXY as the GIN back end.
 pub(super) unsafe extern "C" fn query(comm: RawComm, props: *mut CommProperties) -> c_int {
     call_ungrouped("ncclCommQueryProperties", comm, |cx| {
         let rank_comm = cx.ready(comm)?;
@@ -105,7 +105,7 @@ pub(super) unsafe extern "C" fn query(comm: RawComm, props: *mut CommProperties)
         }
         let (network, is_one_team) =
             (cx.core.simulation.network, shared.n_ranks() == shared.lsa_size());
-        let proxy = |is_there: bool| if is_there { GinType::Proxy } else { GinType::None };
+        let proxy = |is_available: bool| if is_available { GinType::Proxy } else { GinType::None };
         let is_connected = network != GinConnectionType::None;
         let mut gin_support = [0; 64];
         gin_support[GinType::Proxy.raw() as usize] = is_connected.into();

@@ -1,7 +1,7 @@
 //! The arithmetic of reductions.
 //!
 //! Elements are combined in rank order. Integers wrap; `f64` accumulates in `f64`, all other floats
-//! in `f32`, rounded once at the end. (NCCL's order and rounding depend on its algorithm.) The
+//! in `f32`, rounded once at the end. (In NCCL, order and rounding depend on the algorithm.) The
 //! average is the sum divided by the number of ranks.
 
 use devcomm_types::{DataType, F8E4M3, F8E5M2};
@@ -12,7 +12,7 @@ use super::operator::Operator;
 /// One rank's input.
 pub(super) struct Input {
     pub(super) elements: *const u8,
-    /// Factor of its elements, for `PreMulSum`.
+    /// Bytes of `PreMulSum`'s scalar, in the element type.
     pub(super) scalar: [u8; 8],
 }
 
@@ -110,11 +110,11 @@ floats! {
     F8E5M2 as f32, |v: F8E5M2| v.to_f32(), F8E5M2::from_f32;
 }
 
-/// Reduces `count` elements of the inputs; returns the bytes.
+/// Reduces `count` elements of each input; returns the results' bytes.
 ///
 /// # Safety
 ///
-/// Every input has `count` elements, which are not written meanwhile.
+/// Every input has `count` elements, which are not written during the call.
 pub(super) unsafe fn combine(
     data_type: DataType,
     operator: Operator,
@@ -123,28 +123,28 @@ pub(super) unsafe fn combine(
 ) -> Vec<u8> {
     use DataType as T;
     let combine = match data_type {
-        T::Int8 => of::<i8>,
-        T::Uint8 => of::<u8>,
-        T::Int32 => of::<i32>,
-        T::Uint32 => of::<u32>,
-        T::Int64 => of::<i64>,
-        T::Uint64 => of::<u64>,
-        T::Float16 => of::<f16>,
-        T::Float32 => of::<f32>,
-        T::Float64 => of::<f64>,
-        T::Bfloat16 => of::<bf16>,
-        T::Float8e4m3 => of::<F8E4M3>,
-        T::Float8e5m2 => of::<F8E5M2>,
+        T::Int8 => fold::<i8>,
+        T::Uint8 => fold::<u8>,
+        T::Int32 => fold::<i32>,
+        T::Uint32 => fold::<u32>,
+        T::Int64 => fold::<i64>,
+        T::Uint64 => fold::<u64>,
+        T::Float16 => fold::<f16>,
+        T::Float32 => fold::<f32>,
+        T::Float64 => fold::<f64>,
+        T::Bfloat16 => fold::<bf16>,
+        T::Float8e4m3 => fold::<F8E4M3>,
+        T::Float8e5m2 => fold::<F8E5M2>,
     };
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { combine(operator, inputs, count) }
 }
 
 /// # Safety
 ///
 /// As for [`combine`].
-unsafe fn of<T: ReduceElement>(operator: Operator, inputs: &[Input], count: usize) -> Vec<u8> {
-    let join = match operator {
+unsafe fn fold<T: ReduceElement>(operator: Operator, inputs: &[Input], count: usize) -> Vec<u8> {
+    let op = match operator {
         Operator::Sum | Operator::Avg | Operator::PreMulSum(_) => T::add,
         Operator::Prod => T::mul,
         Operator::Max => T::max,
@@ -152,28 +152,28 @@ unsafe fn of<T: ReduceElement>(operator: Operator, inputs: &[Input], count: usiz
     };
     let mut results = Vec::<T::Acc>::new();
     for Input { elements, scalar } in inputs {
-        // SAFETY: there are 8 bytes, which is enough.
+        // SAFETY: a scalar has 8 bytes, the size of the largest element type.
         let scalar = unsafe { scalar.as_ptr().cast::<T>().read_unaligned() }.to_acc();
         let scaled = |value| match operator {
             Operator::PreMulSum(_) => T::mul(value, scalar),
             _ => value,
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let element = |index| unsafe { elements.cast::<T>().add(index).read_unaligned() };
         let values = (0..count).map(|index| scaled(element(index).to_acc()));
         if results.is_empty() {
             results = values.collect();
         } else {
-            results.iter_mut().zip(values).for_each(|(acc, value)| *acc = join(*acc, value));
+            results.iter_mut().zip(values).for_each(|(acc, value)| *acc = op(*acc, value));
         }
     }
     if operator == Operator::Avg {
         results.iter_mut().for_each(|acc| *acc = T::div_count(*acc, inputs.len()));
     }
     let mut bytes = vec![0; count * size_of::<T>()];
-    for (place, acc) in bytes.chunks_exact_mut(size_of::<T>()).zip(results) {
-        // SAFETY: the place has as many bytes.
-        unsafe { place.as_mut_ptr().cast::<T>().write_unaligned(T::from_acc(acc)) };
+    for (out, acc) in bytes.chunks_exact_mut(size_of::<T>()).zip(results) {
+        // SAFETY: `out` has the size of `T`.
+        unsafe { out.as_mut_ptr().cast::<T>().write_unaligned(T::from_acc(acc)) };
     }
     bytes
 }

@@ -14,39 +14,39 @@ use super::dev_comm::{self, Creation};
 use super::window::{self, Registration};
 use crate::machine::core::Core;
 
-/// One rank's call.
+/// One rank's call of a function that needs all ranks.
 pub(super) struct Task {
-    /// NCCL's function.
+    /// The NCCL function.
     pub(super) name: &'static str,
     /// The communicator of the call; for a call that creates one, the new communicator.
     pub(super) rank_comm: Rc<RankComm>,
-    /// The communicator that it creates, and where its handle is written.
-    pub(super) made: Option<(Rc<RankComm>, *mut RawComm)>,
-    pub(super) what: TaskKind,
-    /// Whether it has begun; a call in a group begins at the group's end.
+    /// The communicator that the call creates, and where to write its handle.
+    pub(super) created: Option<(Rc<RankComm>, *mut RawComm)>,
+    pub(super) kind: TaskKind,
+    /// Whether the call has begun; in a group it begins at the group's end.
     has_started: Cell<bool>,
     rendezvous: RefCell<Option<Rc<Rendezvous>>>,
     result: RefCell<Option<NcclResult<()>>>,
 }
 
-/// What the ranks do together.
+/// What the call does.
 pub(super) enum TaskKind {
-    /// They create a communicator, by a unique id's number.
+    /// Creates a communicator; `id` is the unique id's number.
     Join {
         id: u64,
         rank: usize,
         n_ranks: usize,
     },
-    /// They split a communicator by color and key.
+    /// Splits a communicator by color and key.
     Split {
         color: c_int,
         key: c_int,
     },
-    /// They create a communicator without some ranks.
+    /// Creates a communicator without the excluded ranks.
     Shrink {
         excluded: Vec<usize>,
     },
-    /// They create a communicator with new ranks.
+    /// Creates a communicator of existing and new ranks.
     Grow {
         growth: Rc<Rendezvous>,
         rank: usize,
@@ -56,7 +56,7 @@ pub(super) enum TaskKind {
     DevComm(Creation),
 }
 
-/// A rendezvous of ranks.
+/// The calls that have arrived, by rank, and how many are expected (0: not known yet).
 #[derive(Default)]
 pub(super) struct Rendezvous {
     expected: Cell<usize>,
@@ -68,7 +68,7 @@ impl Rendezvous {
         Rc::new(Self { expected: Cell::new(n), tasks: RefCell::default() })
     }
 
-    /// Checks the rank count, which the first rank sets.
+    /// Checks a rank's rank count; the first rank sets it.
     fn expect(&self, n: usize) -> NcclResult<()> {
         match self.expected.get() {
             0 => self.expected.set(n),
@@ -81,7 +81,7 @@ impl Rendezvous {
         Ok(())
     }
 
-    /// Removes the complete rendezvous and returns its calls.
+    /// Removes the rendezvous, which is complete, and returns its calls.
     fn close(self: &Rc<Self>, core: &Core) -> Vec<Rc<Task>> {
         let is_this = |other: &Rc<Self>| Rc::ptr_eq(other, self);
         for join in core.nccl.joins.borrow_mut().iter_mut().map(|(_, join)| join) {
@@ -101,39 +101,39 @@ impl Task {
     pub(super) fn new(
         name: &'static str,
         rank_comm: Rc<RankComm>,
-        made: Option<(Rc<RankComm>, *mut RawComm)>,
-        what: TaskKind,
+        created: Option<(Rc<RankComm>, *mut RawComm)>,
+        kind: TaskKind,
     ) -> Rc<Self> {
         let (has_started, rendezvous, result) =
             (Cell::default(), RefCell::default(), RefCell::default());
-        Rc::new(Self { name, rank_comm, made, what, has_started, rendezvous, result })
+        Rc::new(Self { name, rank_comm, created, kind, has_started, rendezvous, result })
     }
 
-    /// Whether its caller blocks.
+    /// Whether the call blocks its caller.
     pub(super) fn is_blocking(&self) -> bool {
         self.rank_comms().all(|rank_comm| rank_comm.settings.blocking)
     }
 
-    /// Its result, once complete.
+    /// The call's result, once complete.
     pub(super) fn result(&self) -> Option<NcclResult<()>> {
         self.result.borrow().clone()
     }
 
     fn registration(&self) -> Option<&Registration> {
-        if let TaskKind::Window(own) = &self.what { Some(own) } else { None }
+        if let TaskKind::Window(own) = &self.kind { Some(own) } else { None }
     }
 
     fn creation(&self) -> Option<&Creation> {
-        if let TaskKind::DevComm(own) = &self.what { Some(own) } else { None }
+        if let TaskKind::DevComm(own) = &self.kind { Some(own) } else { None }
     }
 
     /// The communicators that are busy with this call.
     fn rank_comms(&self) -> impl Iterator<Item = &Rc<RankComm>> {
-        let made = self.made.iter().map(|(made, _)| made);
-        made.filter(|made| !Rc::ptr_eq(made, &self.rank_comm)).chain([&self.rank_comm])
+        let created = self.created.iter().map(|(created, _)| created);
+        created.filter(|created| !Rc::ptr_eq(created, &self.rank_comm)).chain([&self.rank_comm])
     }
 
-    /// The rank arrives. The last one to arrive completes the call for all.
+    /// Begins the rank's call. The last rank to call completes the call on all ranks.
     pub(super) fn arrive(self: &Rc<Self>, core: &Core) {
         self.has_started.set(true);
         self.rank_comms().for_each(|rank_comm| rank_comm.tasks.borrow_mut().push(Rc::clone(self)));
@@ -156,12 +156,12 @@ impl Task {
 
     /// The rendezvous and the rank's index in it.
     fn find_rendezvous(&self, core: &Core) -> NcclResult<(Rc<Rendezvous>, usize)> {
-        match &self.what {
+        match &self.kind {
             TaskKind::Join { id, rank, n_ranks } => {
                 let mut joins = core.nccl.joins.borrow_mut();
                 let join = joins.entry(*id).or_insert_with(|| Some(Rc::default())).clone();
                 let used =
-                    || NcclError::usage("a communicator was made with this unique id before");
+                    || NcclError::usage("this unique id was already used to create a communicator");
                 let join = join.ok_or_else(used)?;
                 join.expect(*n_ranks)?;
                 Ok((join, *rank))
@@ -199,10 +199,10 @@ impl Task {
                 rank_comm.fail(why);
             }
         }
-        if let (Err(_), false, Some((made, out))) = (&result, in_background, &self.made) {
-            made.life.set(Lifecycle::Ended);
-            core.nccl.rank_comms.borrow_mut().remove(&made.handle);
-            // SAFETY: the caller or its group's end blocks, and keeps the output alive.
+        if let (Err(_), false, Some((created, out))) = (&result, in_background, &self.created) {
+            created.life.set(Lifecycle::Ended);
+            core.nccl.rank_comms.borrow_mut().remove(&created.handle);
+            // SAFETY: the call or its group's end still blocks, so the output pointer is valid.
             unsafe { out.write(null_mut()) };
         }
         self.result.borrow_mut().get_or_insert(result);
@@ -218,7 +218,7 @@ impl Task {
     }
 }
 
-/// All ranks have arrived: runs the call.
+/// Runs a call that all ranks have made.
 fn complete(core: &Core, tasks: &[Rc<Task>]) -> NcclResult<()> {
     let Some(first) = tasks.first() else { return Ok(()) };
     if let Some(other) = tasks.iter().find(|task| task.name != first.name) {
@@ -230,30 +230,30 @@ fn complete(core: &Core, tasks: &[Rc<Task>]) -> NcclResult<()> {
         }
         return Err(error);
     }
-    match &first.what {
+    match &first.kind {
         TaskKind::Join { .. } | TaskKind::Grow { .. } | TaskKind::Shrink { .. } => {
-            let made = tasks.iter().filter_map(|task| task.made.as_ref());
-            create_comm(core, made.map(|(made, _)| Rc::clone(made)).collect())
+            let created = tasks.iter().filter_map(|task| task.created.as_ref());
+            create_comm(core, created.map(|(created, _)| Rc::clone(created)).collect())
         }
         TaskKind::Split { .. } => split(core, tasks),
-        TaskKind::Window(_) => window::complete(core, &with(tasks, Task::registration)),
-        TaskKind::DevComm(_) => dev_comm::complete(core, &with(tasks, Task::creation)),
+        TaskKind::Window(_) => window::complete(core, &with_arguments(tasks, Task::registration)),
+        TaskKind::DevComm(_) => dev_comm::complete(core, &with_arguments(tasks, Task::creation)),
     }
 }
 
-/// All tasks with their arguments.
-fn with<'a, T>(
+/// All tasks, each with its arguments.
+fn with_arguments<'a, T>(
     tasks: &'a [Rc<Task>],
-    of: impl Fn(&'a Task) -> Option<&'a T>,
+    arguments: impl Fn(&'a Task) -> Option<&'a T>,
 ) -> Vec<(&'a Task, &'a T)> {
-    tasks.iter().filter_map(|task| Some((&**task, of(task)?))).collect()
+    tasks.iter().filter_map(|task| Some((&**task, arguments(task)?))).collect()
 }
 
 /// Creates a communicator.
 fn create_comm(core: &Core, rank_comms: Vec<Rc<RankComm>>) -> NcclResult<()> {
     for (rank, rank_comm) in rank_comms.iter().enumerate() {
-        let same = rank_comms[..rank].iter().position(|other| other.gpu == rank_comm.gpu);
-        if let Some(other) = same {
+        let first = rank_comms[..rank].iter().position(|other| other.gpu == rank_comm.gpu);
+        if let Some(other) = first {
             let gpu = rank_comm.gpu;
             return Err(NcclError::usage(format!(
                 "ranks {other} and {rank} are both on GPU {gpu}"
@@ -268,8 +268,8 @@ fn create_comm(core: &Core, rank_comms: Vec<Rc<RankComm>>) -> NcclResult<()> {
 fn split(core: &Core, tasks: &[Rc<Task>]) -> NcclResult<()> {
     let mut colors = LiteMap::<c_int, Vec<(c_int, Rc<RankComm>)>>::new();
     for task in tasks {
-        if let (TaskKind::Split { color, key }, Some((made, _))) = (&task.what, &task.made) {
-            colors.entry(*color).or_default().push((*key, Rc::clone(made)));
+        if let (TaskKind::Split { color, key }, Some((created, _))) = (&task.kind, &task.created) {
+            colors.entry(*color).or_default().push((*key, Rc::clone(created)));
         }
     }
     for (_, mut rank_comms) in colors {

@@ -1,4 +1,4 @@
-//! NCCL's state of a machine, and pending calls.
+//! A simulated machine's NCCL state, including its pending calls.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_int;
@@ -18,14 +18,14 @@ use super::window::Window;
 use crate::machine::baton::ClientId;
 use crate::machine::core::Core;
 
-/// NCCL's state of the machine.
+/// A machine's NCCL state.
 #[derive(Default)]
 pub(crate) struct State {
     /// All ranks' communicators by handle.
     pub(super) rank_comms: RefCell<LiteMap<u64, Rc<RankComm>>>,
-    /// Ranks joining by a unique id, by its number; `None` once complete.
+    /// Rendezvous of joining ranks, by unique id number; `None` once complete.
     pub(super) joins: RefCell<LiteMap<u64, Option<Rc<Rendezvous>>>>,
-    /// Open groups by client.
+    /// Open groups by client (a thread of the program).
     pub(super) groups: RefCell<LiteMap<ClientId, Group>>,
     pub(super) memory: Memory,
     /// Each rank's windows by handle.
@@ -38,7 +38,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// The number of a new window, buffer or device communicator, for reports.
+    /// The number of a new window, buffer or device communicator, for error messages.
     pub(super) fn next_id(&self) -> u32 {
         self.ids.replace(self.ids.get() + 1)
     }
@@ -60,7 +60,7 @@ impl State {
         }
     }
 
-    /// Polls the client's pending call, which is dropped here, on the machine's thread.
+    /// Polls the client's pending call, and drops it once it is ready.
     pub(super) fn poll_wait(&self, core: &Core, client: ClientId) -> Poll<NcclResult<c_int>> {
         let Some(mut wait) = self.waits.borrow_mut().remove(&client) else { return Poll::Pending };
         let polled = wait.poll(core);
@@ -78,7 +78,7 @@ impl State {
         }
     }
 
-    /// Injects an asynchronous error after a call.
+    /// Sets an injected asynchronous error, after the call `after`.
     pub(super) fn fail_later(&self, comm: RawComm, code: c_int, after: &str) {
         if let Some(rank_comm) = self.rank_comms.borrow().get(&(comm as u64)) {
             rank_comm.fail(&NcclError::new(code, format!("injected fault after {after}")));

@@ -1,4 +1,4 @@
-//! NCCL's team functions. An invalid communicator has empty teams.
+//! NCCL's team functions. For an invalid communicator they return an empty team.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -30,7 +30,7 @@ impl Teams {
     }
 }
 
-fn of(name: &'static str, comm: RawComm) -> Option<Teams> {
+fn teams_of(name: &'static str, comm: RawComm) -> Option<Teams> {
     let teams = Cell::new(None);
     call_ungrouped(name, comm, |cx| {
         let rank_comm = cx.ready(comm)?;
@@ -41,38 +41,38 @@ fn of(name: &'static str, comm: RawComm) -> Option<Teams> {
     teams.get()
 }
 
-const NOBODY: Team = Team { n_ranks: 0, rank: 0, stride: 0 };
+const EMPTY: Team = Team { n_ranks: 0, rank: 0, stride: 0 };
 
 pub(super) unsafe extern "C" fn world(comm: RawComm) -> Team {
-    of("ncclTeamWorld", comm).map_or(NOBODY, |teams| teams.world)
+    teams_of("ncclTeamWorld", comm).map_or(EMPTY, |teams| teams.world)
 }
 
 pub(super) unsafe extern "C" fn lsa(comm: RawComm) -> Team {
-    of("ncclTeamLsa", comm).map_or(NOBODY, Teams::lsa)
+    teams_of("ncclTeamLsa", comm).map_or(EMPTY, Teams::lsa)
 }
 
 pub(super) unsafe extern "C" fn rail(comm: RawComm) -> Team {
-    of("ncclTeamRail", comm).map_or(NOBODY, Teams::rail)
+    teams_of("ncclTeamRail", comm).map_or(EMPTY, Teams::rail)
 }
 
-/// Without CFT each rank is a team of its own.
+/// Only the rank itself: the simulator has no CFT.
 pub(super) unsafe extern "C" fn cft(comm: RawComm, _mode: c_int) -> Team {
     let alone = Team { n_ranks: 1, rank: 0, stride: 1 };
-    of("ncclTeamCft", comm).map_or(NOBODY, |_| alone)
+    teams_of("ncclTeamCft", comm).map_or(EMPTY, |_| alone)
 }
 
 pub(super) unsafe extern "C" fn cft_multimem(comm: RawComm) -> Team {
     let alone = Team { n_ranks: 1, rank: 0, stride: 1 };
-    of("ncclTeamCftMultimem", comm).map_or(NOBODY, |_| alone)
+    teams_of("ncclTeamCftMultimem", comm).map_or(EMPTY, |_| alone)
 }
 
-/// -1 without a communicator.
+/// Returns -1 for an invalid communicator.
 pub(super) unsafe extern "C" fn to_world(comm: RawComm, team: Team, rank: c_int) -> c_int {
-    let teams = of("ncclTeamRankToWorld", comm);
+    let teams = teams_of("ncclTeamRankToWorld", comm);
     teams.map_or(-1, |teams| team.to_world(teams.world.rank, rank))
 }
 
 pub(super) unsafe extern "C" fn to_lsa(comm: RawComm, team: Team, rank: c_int) -> c_int {
-    let teams = of("ncclTeamRankToLsa", comm);
+    let teams = teams_of("ncclTeamRankToLsa", comm);
     teams.map_or(-1, |teams| team.to_lsa(teams.lsa().rank, rank))
 }

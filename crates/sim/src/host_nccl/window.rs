@@ -1,4 +1,4 @@
-//! Window registration and window addresses.
+//! Registers windows, and returns addresses in them.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -31,7 +31,7 @@ const ALIGNMENT: usize = 4096;
 pub(super) struct Window {
     comm: Rc<Comm>,
     rank: usize,
-    /// Address of the rank's own memory.
+    /// Address of the memory that the rank registered.
     address: usize,
     shared: Rc<Symmetric>,
 }
@@ -47,7 +47,7 @@ pub(super) struct Registration {
 }
 
 impl Window {
-    /// The address of byte `offset` of a rank's part, checked for `bytes` bytes.
+    /// The address of byte `offset` of a rank's part; checks that `bytes` bytes follow.
     pub(super) fn at(&self, rank: usize, offset: usize, bytes: usize) -> NcclResult<usize> {
         let (part, len) = (self.shared.allocation.part(rank), self.shared.allocation.lens()[rank]);
         if offset > len || bytes > len - offset {
@@ -58,7 +58,7 @@ impl Window {
         Ok(part.wrapping_add(offset).expose_provenance())
     }
 
-    /// Whether the rank's memory at `address` is in it.
+    /// Whether the rank's memory at `address` is in the window.
     pub(super) fn has(&self, address: usize, bytes: usize) -> bool {
         let len = self.shared.allocation.lens()[self.rank];
         let offset = address.wrapping_sub(self.address);
@@ -77,7 +77,7 @@ impl Window {
     }
 }
 
-/// Creates the window once all ranks have called; NULL unless every rank's memory is suitable.
+/// Creates the window once all ranks have called; for NULL handles see [`register`].
 pub(super) fn complete(core: &Core, tasks: &[(&Task, &Registration)]) -> NcclResult<()> {
     let Some((first, own)) = tasks.first() else { return Ok(()) };
     let comm = first.rank_comm.joined()?.0;
@@ -86,20 +86,20 @@ pub(super) fn complete(core: &Core, tasks: &[(&Task, &Registration)]) -> NcclRes
         let text = format!("{a} has flags {}, but {b} has {}", own.flags, theirs.flags);
         return Err(NcclError::usage(text));
     }
-    let parts = tasks.iter().map(|(_, own)| core.nccl.part(own.address, own.bytes));
+    let parts = tasks.iter().map(|(_, own)| core.nccl.window_part(own.address, own.bytes));
     let parts: Option<Vec<WindowPart>> = parts.collect();
     let is_null = tasks.iter().any(|(_, own)| own.is_null);
     let shared = match parts.filter(|_| !is_null) {
         None => None,
         Some(parts) => {
             let (ranks, id) = (&comm.ranks, core.nccl.next_id());
-            // The network can access all parts in any case.
-            let reach = if own.flags & GIN_ONLY == 0 { ranks.lsa_ranks } else { 1 };
+            // The size of teams that map each other's parts. GIN can access all parts.
+            let team = if own.flags & GIN_ONLY == 0 { ranks.lsa_ranks } else { 1 };
             let owner = |rank| Owner::Window { id, rank };
-            let window = Allocation::window(&core.memory, &ranks.gpus, reach, &parts, owner);
-            let refused =
+            let window = Allocation::window(&core.memory, &ranks.gpus, team, &parts, owner);
+            let to_nccl =
                 |error: crate::Error| NcclError::new(UNHANDLED_CUDA_ERROR, error.to_string());
-            Some(Rc::new(ranks.view(window.map_err(refused)?, id)))
+            Some(Rc::new(ranks.view(window.map_err(to_nccl)?, id)))
         }
     };
     for (rank, (task, Registration { address, out, .. })) in tasks.iter().enumerate() {
@@ -110,7 +110,7 @@ pub(super) fn complete(core: &Core, tasks: &[(&Task, &Registration)]) -> NcclRes
             core.nccl.windows.borrow_mut().insert(handle.addr(), Rc::new(window));
             task.rank_comm.has_rma.set(true);
         }
-        // SAFETY: the module's: the call or its group blocks, or its caller keeps the output alive.
+        // SAFETY: the module's contract: `out` is valid until the call has completed.
         unsafe { out.write(handle) };
     }
     Ok(())
@@ -123,7 +123,7 @@ impl CallContext<'_> {
     }
 }
 
-/// NULL on all ranks unless all pass memory of `ncclMemAlloc`.
+/// Writes NULL on all ranks if a rank's memory is not from `ncclMemAlloc`.
 pub(super) unsafe extern "C" fn register(
     comm: RawComm,
     address: *mut c_void,
@@ -142,22 +142,20 @@ pub(super) unsafe extern "C" fn register(
         }
         let alignment = ALIGNMENT.max(page_size());
         if bytes == 0 || !address.addr().is_multiple_of(alignment) {
-            let text = format!(
-                "{bytes} bytes at {address:p}, which is not a multiple of \
-                               {alignment}"
-            );
+            let text =
+                format!("{bytes} bytes at {address:p}, which is not a multiple of {alignment}");
             return Err(NcclError::argument(text));
         }
-        cx.reached(&rank_comm, address.addr(), bytes)?;
-        // SAFETY: the module's.
+        cx.check_access(&rank_comm, address.addr(), bytes)?;
+        // SAFETY: the module's contract.
         unsafe { out.write(null_mut()) };
         let (address, is_null) = (address.addr(), cx.injects_null());
-        let what = TaskKind::Window(Registration { address, bytes, flags, out, is_null });
-        cx.start(Task::new(NAME, rank_comm, None, what))
+        let kind = TaskKind::Window(Registration { address, bytes, flags, out, is_null });
+        cx.start(Task::new(NAME, rank_comm, None, kind))
     })
 }
 
-/// Deregisters this rank's only.
+/// Deregisters the window on the calling rank only.
 pub(super) unsafe extern "C" fn deregister(comm: RawComm, window: RawWindow) -> c_int {
     call("ncclCommWindowDeregister", comm, |cx| {
         let rank_comm = cx.rank_comm(comm)?;
@@ -180,21 +178,21 @@ pub(super) unsafe extern "C" fn user_pointer(
     call_ungrouped("ncclWinGetUserPtr", comm, |cx| {
         cx.rank_comm(comm)?;
         let address = cx.window(window)?.address;
-        // SAFETY: the module's, here and below.
+        // SAFETY: the module's contract, here and below.
         unsafe { out.write(std::ptr::with_exposed_provenance_mut(address)) };
         Ok(())
     })
 }
 
-/// Returns an address in a window.
+/// Writes the address that `address_in` returns.
 fn address(
     name: &'static str,
     window: RawWindow,
     out: *mut *mut c_void,
-    of: impl FnOnce(&CallContext<'_>, &Window) -> NcclResult<usize>,
+    address_in: impl FnOnce(&CallContext<'_>, &Window) -> NcclResult<usize>,
 ) -> c_int {
     call_ungrouped(name, null_mut(), |cx| {
-        let address = of(cx, &*cx.window(window)?)?;
+        let address = address_in(cx, &*cx.window(window)?)?;
         // SAFETY: as above.
         unsafe { out.write(std::ptr::with_exposed_provenance_mut(address)) };
         Ok(())
@@ -215,7 +213,7 @@ pub(super) unsafe extern "C" fn lsa_pointer(
     })
 }
 
-/// NULL for a rank outside the LSA team.
+/// Writes NULL for a rank outside the LSA team.
 pub(super) unsafe extern "C" fn peer_pointer(
     window: RawWindow,
     offset: usize,
@@ -224,12 +222,12 @@ pub(super) unsafe extern "C" fn peer_pointer(
 ) -> c_int {
     address("ncclGetPeerDevicePointer", window, out, |_, window| {
         let (peer, first) = (window.comm.rank(peer, "peer")?, window.first_lsa_rank());
-        let is_reached = (first..first + window.comm.lsa_size()).contains(&peer);
-        if is_reached { window.at(peer, offset, 0) } else { Ok(0) }
+        let is_lsa = (first..first + window.comm.lsa_size()).contains(&peer);
+        if is_lsa { window.at(peer, offset, 0) } else { Ok(0) }
     })
 }
 
-/// NULL without multicast.
+/// Writes NULL if the simulation has no multicast.
 pub(super) unsafe extern "C" fn lsa_multimem_pointer(
     window: RawWindow,
     offset: usize,
@@ -256,13 +254,13 @@ pub(super) unsafe extern "C" fn multimem_pointer(
         let base = multimem.base.addr();
         let group = is_multicast(base).then(|| cx.core.memory.multicast.group(base)).flatten();
         if !group.is_some_and(|group| Rc::ptr_eq(&group.gpus, &window.comm.ranks.gpus)) {
-            return Err(NcclError::argument("no multicast handle of the window's communicator"));
+            return Err(NcclError::argument("not a multicast handle of the window's communicator"));
         }
         Ok(base + window.shared.allocation.mc_offset_4k() as usize * UNIT + offset)
     })
 }
 
-/// CFT is not simulated.
+/// Fails: CFT is not simulated.
 fn no_endpoint(name: &'static str, window: RawWindow) -> c_int {
     call_ungrouped(name, null_mut(), |cx| {
         cx.window(window)?;

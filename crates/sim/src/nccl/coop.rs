@@ -1,8 +1,8 @@
-//! Coops: the sets of threads of NCCL's cooperative calls.
+//! Coops: the thread groups that make NCCL's cooperative calls.
 //!
 //! # Safety
 //!
-//! The parent module's. A coop is recognised by its mark, which only the functions here write.
+//! As in the parent module. A coop is recognised by its tag, which only the functions here write.
 
 use std::mem::MaybeUninit;
 
@@ -14,8 +14,7 @@ use crate::error::Site;
 use crate::thread::{CoopCall, Thread};
 use crate::warp::{self, Lane, Op, WARP};
 
-/// The kind of a coop, in `CoopAny::storage[0]`. The second word has the lane mask or the warp
-/// span.
+/// The kind of a coop, in `CoopAny::storage[0]`; `storage[1]` has the lane mask or the warp span.
 #[derive(Clone, Copy)]
 #[repr(u64)]
 enum Kind {
@@ -25,7 +24,7 @@ enum Kind {
     Cta = 4,
 }
 
-/// Its address marks a coop of this simulator.
+/// The tag of coops: `CoopAny::vtable` has its address.
 static COOP: u8 = 0;
 
 /// A decoded coop.
@@ -43,7 +42,7 @@ impl Coop {
         if !std::ptr::eq(coop.vtable.cast(), &raw const COOP) {
             thread.misuse(at, "the coop was not made by one of the init functions");
         }
-        // SAFETY: only `init` writes this mark, and it fills both words.
+        // SAFETY: only `init` writes this tag, and it initializes `storage`.
         let [kind, data] = coop.storage.map(|word| unsafe { word.assume_init() });
         if kind == Kind::Thread as u64 {
             Self::Thread
@@ -57,7 +56,7 @@ impl Coop {
         }
     }
 
-    /// The thread's rank in the coop; `None` if it is not a member.
+    /// The thread's rank in the coop; `None` if it is not in the coop.
     pub(super) fn rank(self, thread: &Thread) -> Option<u32> {
         let lane = thread.lane();
         match self {
@@ -104,12 +103,12 @@ impl Coop {
 unsafe fn init(coop: *mut CoopAny, kind: Kind, data: u64) {
     let storage = [kind as u64, data].map(MaybeUninit::new);
     let value = CoopAny { storage, vtable: (&raw const COOP).cast() };
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { coop.write(value) };
 }
 
 pub(super) unsafe extern "C-unwind" fn thread(coop: *mut CoopAny) {
-    // SAFETY: the kernel passes room for a coop.
+    // SAFETY: the kernel passes memory for a coop.
     unsafe { init(coop, Kind::Thread, 0) };
 }
 
@@ -130,10 +129,10 @@ pub(super) unsafe extern "C-unwind" fn warp_span(
     id: i32,
 ) {
     let thread = Thread::current();
-    let has = thread.block().size.div_ceil(WARP) as i32;
-    if first < 0 || warps < 1 || first > has || warps > has - first || !(0..15).contains(&id) {
+    let all = thread.block().size.div_ceil(WARP) as i32;
+    if first < 0 || warps < 1 || first > all || warps > all - first || !(0..15).contains(&id) {
         let what = format!(
-            "warp span of {warps} warps from {first} with id {id}: the block has {has} warps, ids \
+            "warp span of {warps} warps from {first} with id {id}: the block has {all} warps, ids \
             are 0 to 14"
         );
         thread.misuse(CALL_SITE.get(), what);
@@ -169,7 +168,7 @@ pub(super) unsafe extern "C-unwind" fn sync(coop: *const CoopAny) {
     coop.sync(thread, None, at);
 }
 
-/// The thread's rank in the coop; fails the kernel if it is not a member.
+/// The thread's rank in the coop; fails the kernel if it is not in the coop.
 pub(super) fn coop_rank(coop: Coop, thread: &Thread, at: Site) -> u32 {
     coop.rank(thread)
         .unwrap_or_else(|| thread.misuse(at, "the thread is not in the coop that it passes"))

@@ -1,9 +1,9 @@
-//! GIN: contexts, signals, counters and shadows.
+//! GIN: contexts, signals, counters and signal shadows.
 //!
 //! # Safety
 //!
 //! A kernel's device communicator points to its [`GinComm`], which outlives the launch. A [`Gin`]
-//! is recognised by its mark, which only [`init`] writes.
+//! is recognised by its tag, which only [`init`] writes. Only one GPU thread runs at a time.
 
 pub(super) mod barrier;
 pub(super) mod hybrid;
@@ -27,7 +27,7 @@ use crate::gpus::Gpus;
 use crate::ranks;
 use crate::thread::{CoopCall, Thread};
 
-/// NCCL's bit of the simulated back end.
+/// The bit in NCCL's back-end mask of PROXY, the simulated back end.
 const PROXY: u32 = 1 << 2;
 
 /// A set of GIN barriers and its signals.
@@ -35,7 +35,7 @@ const PROXY: u32 = 1 << 2;
 pub(crate) struct BarrierSet {
     pub(crate) signal0: u32,
     pub(crate) signals: u32,
-    /// Ranks of the team, which is the number of signals per barrier, if known.
+    /// Ranks of the team, if known. A barrier has one signal per rank.
     pub(crate) ranks: Option<u32>,
 }
 
@@ -46,16 +46,16 @@ enum SignalOp {
     Add,
 }
 
-/// One rank's state.
+/// One rank's GIN state in a device communicator.
 pub(crate) struct GinRank {
-    /// By context, then by index.
+    /// By context, then by signal; counters likewise.
     signals: Box<[Cell<u64>]>,
     counters: Box<[Cell<u64>]>,
-    /// How each signal was changed since its reset.
+    /// How each signal was changed since its last reset.
     ops: Box<[Cell<Option<SignalOp>>]>,
     /// The same for VA signals, by address.
     va_ops: RefCell<LiteMap<usize, SignalOp>>,
-    /// In memory that kernels can access.
+    /// The signals' shadows, in memory that kernels can access.
     shadows: *mut u64,
 }
 
@@ -71,7 +71,7 @@ impl GinRank {
     }
 }
 
-/// GIN's state of a device communicator.
+/// A device communicator's GIN state.
 pub(crate) struct GinComm {
     /// The device communicator's id.
     pub(crate) id: u32,
@@ -88,7 +88,7 @@ pub(crate) struct GinComm {
     /// Depth of a queue, in operations.
     pub(crate) depth: usize,
     pub(crate) barriers: Vec<BarrierSet>,
-    pub(crate) of_rank: Box<[GinRank]>,
+    pub(crate) per_rank: Box<[GinRank]>,
     pub(crate) network: Rc<Network>,
 }
 
@@ -98,11 +98,11 @@ impl Drop for GinComm {
     }
 }
 
-/// The simulator's content of an `ncclGin_C`.
+/// The simulator's representation of an `ncclGin_C`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Handle {
-    mark: *const u8,
+    tag: *const u8,
     gin: *const GinComm,
     comm: *const DevComm,
     rank: u32,
@@ -111,17 +111,17 @@ struct Handle {
 
 const _: () = assert!(size_of::<Handle>() <= size_of::<Gin>());
 
-/// Its address marks a handle of this simulator.
+/// Its address is the tag of handles.
 static GIN: u8 = 0;
 
 impl Handle {
-    /// A handle on `context` of a device communicator.
+    /// A handle for `context` of a device communicator.
     ///
     /// # Safety
     ///
     /// `comm` is a device communicator.
     unsafe fn new(comm: *const DevComm, context: u32, thread: &Thread, at: Site) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let dev = unsafe { &*comm };
         let gin: *const GinComm = dev.gin_handles[0].cast();
         if gin.is_null() {
@@ -132,19 +132,19 @@ impl Handle {
             let what = format!("GIN context {context}: the device communicator has {contexts}");
             thread.misuse(at, what);
         }
-        Self { mark: &raw const GIN, gin, comm, rank: dev.rank as u32, context }
+        Self { tag: &raw const GIN, gin, comm, rank: dev.rank as u32, context }
     }
 
     /// Decodes a handle; fails the kernel if `init` did not write it.
     ///
     /// # Safety
     ///
-    /// `net` points to an object of that type.
+    /// `net` points to an `ncclGin_C`.
     unsafe fn of(net: *const Gin, thread: &Thread, at: Site) -> Self {
-        // SAFETY: the caller's; any bits are a valid handle, which is used only if the mark is
-        // right.
+        // SAFETY: the caller's contract; any bits are a valid `Handle`, and it is used only if the
+        // tag is right.
         let handle = unsafe { *net.cast::<Self>() };
-        if !std::ptr::eq(handle.mark, &raw const GIN) {
+        if !std::ptr::eq(handle.tag, &raw const GIN) {
             thread.misuse(at, "the GIN handle was not made by ncclGin_C_init");
         }
         handle
@@ -167,7 +167,7 @@ pub(super) unsafe extern "C-unwind" fn init(
         );
         thread.misuse(at, what);
     }
-    // SAFETY: the kernel passes room for the object, which is larger.
+    // SAFETY: the kernel passes memory for an `ncclGin_C`, which is at least as large.
     unsafe { net.cast::<Handle>().write(handle) };
 }
 
@@ -182,11 +182,11 @@ pub(super) unsafe extern "C-unwind" fn init_with_sharing(
         let (thread, at) = caller();
         thread.misuse(at, format!("{sharing} is not a resource sharing mode: use 0, 1 or 2"));
     }
-    // SAFETY: the kernel's.
+    // SAFETY: the kernel keeps NCCL's contract.
     unsafe { init(net, backend_mask, comm, context) }
 }
 
-/// A call on a context.
+/// A thread's call of a GIN function on a context.
 #[derive(Clone, Copy)]
 struct Call<'a> {
     thread: &'a Thread,
@@ -197,25 +197,25 @@ struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// A call on `net` by the running thread.
+    /// A call with handle `net` by the running thread.
     ///
     /// # Safety
     ///
     /// `net` is a handle that `init` wrote.
     unsafe fn on(net: *const Gin) -> Self {
         let (thread, at) = caller();
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let handle = unsafe { Handle::of(net, thread, at) };
         Self::with(handle, thread, at)
     }
 
     fn with(handle: Handle, thread: &'a Thread, at: Site) -> Self {
-        // SAFETY: the module's: the device communicator outlives the launch.
+        // SAFETY: the module's contract: the `GinComm` outlives the launch.
         let gin = unsafe { &*handle.gin };
         Self { thread, gpus: thread.gpus(), at, gin, handle }
     }
 
-    /// The same on another context.
+    /// The same call on another context.
     fn on_context(self, context: u32) -> Self {
         Self { handle: Handle { context, ..self.handle }, ..self }
     }
@@ -230,7 +230,7 @@ impl<'a> Call<'a> {
     ///
     /// `coop` is a coop.
     unsafe fn coop(&self, coop: *const CoopAny) -> (Coop, u32) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let coop = Coop::of(unsafe { &*coop }, self.thread, self.at);
         (coop, coop_rank(coop, self.thread, self.at))
     }
@@ -239,8 +239,8 @@ impl<'a> Call<'a> {
         coop.sync(self.thread, Some(CoopCall::Call(name)), self.at);
     }
 
-    fn mine(&self) -> &'a GinRank {
-        &self.gin.of_rank[self.handle.rank as usize]
+    fn own_rank(&self) -> &'a GinRank {
+        &self.gin.per_rank[self.handle.rank as usize]
     }
 
     /// The world rank of a peer; fails the kernel if the peer does not exist or is not connected.
@@ -271,7 +271,7 @@ impl<'a> Call<'a> {
         QueueKey { comm: self.gin.id, rank, context, peer }
     }
 
-    /// A signal's index in a rank's arrays.
+    /// A signal's index in [`GinRank`]'s arrays.
     fn signal(&self, id: u32) -> usize {
         let signals = self.gin.signals;
         if id >= signals {
@@ -282,7 +282,7 @@ impl<'a> Call<'a> {
         (self.handle.context * signals + id) as usize
     }
 
-    /// A counter's index in a rank's arrays.
+    /// A counter's index in [`GinRank`]'s arrays.
     fn counter(&self, id: u32) -> usize {
         let counters = self.gin.counters;
         if id >= counters {
@@ -293,10 +293,10 @@ impl<'a> Call<'a> {
 
     /// The shadow of a signal.
     fn shadow(&self, id: u32) -> *mut u64 {
-        self.mine().shadows.wrapping_add(self.signal(id))
+        self.own_rank().shadows.wrapping_add(self.signal(id))
     }
 
-    /// What a wait is for.
+    /// Describes a wait of this call.
     fn wait_for(&self, kind: WaitKind, index: u32, wanted: u64) -> WaitFor {
         WaitFor { kind, index, context: self.handle.context, peer: -1, wanted, seen: 0 }
     }

@@ -1,9 +1,9 @@
-//! The LSA barrier: NCCL's algorithm on NCCL's words, so that a kernel's misuse fails as on a GPU.
-//! Only Init reads the epoch and only Destroy stores it.
+//! The LSA barrier, with NCCL's algorithm and memory layout: a kernel's misuse fails as on a GPU.
+//! Only Init loads the epoch and only Destroy stores it.
 //!
 //! # Safety
 //!
-//! The parent module's: [`init`] filled the sessions; the words of a barrier lie in the resources
+//! As in the parent module: [`init`] filled the sessions; a barrier's state lies in the resources
 //! of the kernel's device communicator, which outlives the launch.
 
 use std::mem::offset_of;
@@ -16,7 +16,7 @@ use devcomm_types::{WaitFor, WaitKind};
 use nccl_device::raw::host::CALL_SITE;
 
 use super::coop::{Coop, coop_rank};
-use super::{RESOURCE_UNIT, note_communicator, view};
+use super::{RESOURCE_UNIT, record_communicator, view};
 use crate::error::{Site, Waiting};
 use crate::memory::STRIDE_UNIT;
 use crate::multicast::is_multicast;
@@ -52,18 +52,18 @@ const _: () = {
 ///
 /// `comm` is a device communicator.
 unsafe fn gpus_of<'a>(comm: *const DevComm) -> &'a Rc<[u32]> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     &unsafe { view((*comm).resource_window) }.gpus
 }
 
-/// Words of `n` barriers for a team of `ranks`: epochs and inboxes for multimem, epochs, and an
-/// inbox per peer.
+/// The number of 32-bit words of `n` barriers for a team of `ranks`. A barrier has an epoch and an
+/// inbox for multimem, an epoch without multimem, and an inbox per rank.
 pub(crate) fn barrier_words(n: usize, ranks: usize) -> usize {
     3 * n + n * ranks
 }
 
 impl Session {
-    /// The barriers' state in team member `owner`'s resources.
+    /// The barriers' state in the resources of team rank `owner`.
     fn state(&self, owner: i32) -> *mut u32 {
         // SAFETY: a session is used while its kernel's device communicator is in scope.
         let comm = unsafe { &*self.comm };
@@ -90,9 +90,8 @@ impl Session {
         // SAFETY: as in `state`.
         let comm = unsafe { &*self.comm };
         let Team { n_ranks, rank, stride } = self.team;
-        let reached =
-            |member| (0..comm.lsa_size).contains(&self.team.to_lsa(comm.lsa_rank, member));
-        if !(0..n_ranks).contains(&rank) || !reached(0) || !reached(n_ranks - 1) {
+        let in_lsa = |peer| (0..comm.lsa_size).contains(&self.team.to_lsa(comm.lsa_rank, peer));
+        if !(0..n_ranks).contains(&rank) || !in_lsa(0) || !in_lsa(n_ranks - 1) {
             let what = format!(
                 "an LSA barrier of a team that is not in the LSA team: rank {rank} of {n_ranks} \
                 ranks with stride {stride}"
@@ -130,7 +129,7 @@ impl Session {
         self.state(owner).wrapping_add(inboxes + peer as usize)
     }
 
-    /// The peers that a thread of the coop handles.
+    /// The peers that thread `rank` of a coop of `size` threads handles.
     fn peers(&self, rank: u32, size: u32) -> impl Iterator<Item = i32> + use<> {
         let (me, others) = (self.team.rank, self.team.n_ranks - 1);
         (rank as i32..others).step_by(size.max(1) as usize).map(move |i| i + i32::from(me <= i))
@@ -142,7 +141,7 @@ impl Session {
             if coop_rank(coop, thread, at) == 0 {
                 for owner in 0..self.team.n_ranks {
                     let inbox = self.multimem_inbox(owner);
-                    // SAFETY: an inbox of a barrier that Init checked; threads take turns.
+                    // SAFETY: an inbox of a barrier that Init checked; one thread runs at a time.
                     unsafe { inbox.write_volatile(inbox.read_volatile().wrapping_add(1)) };
                 }
                 thread.gpus().progress();
@@ -150,7 +149,7 @@ impl Session {
             return;
         }
         for peer in self.peers(coop_rank(coop, thread, at), coop.size(thread)) {
-            // SAFETY: an inbox of a barrier that Init checked; threads take turns.
+            // SAFETY: an inbox of a barrier that Init checked; one thread runs at a time.
             unsafe { self.inbox(peer, self.team.rank).write_volatile(self.epoch.wrapping_add(1)) };
             thread.gpus().progress();
         }
@@ -196,7 +195,7 @@ impl Session {
 }
 
 impl Session {
-    /// Opens the session with the stored epoch.
+    /// Checks the session and loads the stored epoch.
     pub(super) fn open(mut self, thread: &Thread, at: Site) -> Self {
         let (n, index) = (self.handle.n_barriers, self.index);
         if i64::from(index) >= i64::from(n) {
@@ -208,11 +207,11 @@ impl Session {
             self.check_multimem(thread, at);
         }
         let word = self.epoch_word();
-        let member = coop_rank(Coop::of(&self.coop, thread, at), thread, at);
-        if member == 0 {
+        let thread_rank = coop_rank(Coop::of(&self.coop, thread, at), thread, at);
+        if thread_rank == 0 {
             thread.gpus().session_opened(thread, word.addr(), index, at);
         }
-        // SAFETY: the word of a barrier that the device communicator has, by the check above.
+        // SAFETY: the epoch of a barrier that the device communicator has, by the check above.
         self.epoch = unsafe { word.read_volatile() };
         self
     }
@@ -229,13 +228,13 @@ impl Session {
     }
 }
 
-/// Whether the inbox of a barrier has reached `target`, by NCCL's rolling comparison.
+/// Whether the inbox of a barrier has reached `target`, by NCCL's wrap-around comparison.
 pub(crate) fn arrived(inbox: *const u32, target: u32) -> bool {
     // SAFETY: an inbox of a barrier that Init checked, in memory that lives as long as the launch.
     unsafe { inbox.read_volatile() }.wrapping_sub(target) <= u32::MAX >> 1
 }
 
-/// A wait of a thread until a peer has stored at least `target` to its inbox.
+/// A thread's wait until a peer has stored at least `target` in the inbox at `word`.
 #[derive(Clone, Copy)]
 pub(crate) struct InboxWait {
     word: *const u32,
@@ -249,12 +248,12 @@ pub(crate) struct InboxWait {
 }
 
 impl InboxWait {
-    /// Whether the peer has arrived, by NCCL's rolling comparison.
+    /// Whether the peer has arrived.
     pub(crate) fn over(&self) -> bool {
         arrived(self.word, self.target)
     }
 
-    /// What the thread waits for, for a report.
+    /// What the thread waits for, for error messages.
     pub(crate) fn waiting(&self) -> Waiting {
         // SAFETY: the thread waits with this device communicator in scope.
         let (rank, gpus) = unsafe { ((*self.comm).rank, gpus_of(self.comm)) };
@@ -267,7 +266,7 @@ impl InboxWait {
     }
 }
 
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "NCCL's signature")]
 pub(super) unsafe extern "C-unwind" fn init(
     session: *mut LsaBarrierSession,
     coop: *const CoopAny,
@@ -282,7 +281,7 @@ pub(super) unsafe extern "C-unwind" fn init(
     // SAFETY: the kernel passes valid objects, as NCCL requires; the session may be uninitialised
     // and is only written.
     let new = unsafe {
-        note_communicator(thread, gpus_of(comm));
+        record_communicator(thread, gpus_of(comm));
         Session {
             coop: *coop,
             comm,
@@ -295,7 +294,7 @@ pub(super) unsafe extern "C-unwind" fn init(
         }
     };
     let new = new.open(thread, at);
-    // SAFETY: the kernel's; a Session has the size and alignment of NCCL's.
+    // SAFETY: the kernel passes a session object, with the size and alignment of `Session`.
     unsafe { session.cast::<Session>().write(new) };
 }
 
@@ -306,14 +305,14 @@ pub(super) unsafe extern "C-unwind" fn init(
 /// `session` was filled by [`init`] on this thread, and nothing else uses it.
 unsafe fn opened<'a>(session: *mut LsaBarrierSession) -> (&'a mut Session, Coop, Site) {
     let (thread, at) = (Thread::current(), CALL_SITE.get());
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     let session = unsafe { &mut *session.cast::<Session>() };
     let coop = Coop::of(&session.coop, thread, at);
     (session, coop, at)
 }
 
-/// Declares the functions of a session. They take a coop, which the session already has, and a
-/// memory order, which is not needed: memory is sequentially consistent.
+/// Declares the functions of a session. They ignore the coop, which the session already has, and
+/// the memory order: simulated memory is sequentially consistent.
 macro_rules! on_session {
     ($( $name:ident: $($step:ident),*; )*) => { $(
         pub(super) unsafe extern "C-unwind" fn $name(

@@ -1,13 +1,13 @@
-//! Addresses in windows, in resource buffers, and of multicast. CFT is not simulated.
+//! Addresses in windows and resource buffers, and multicast addresses. CFT is not simulated.
 //!
-//! As on a GPU, only window handles are checked here; accesses are checked when they happen. A rank
-//! out of reach gets a non-canonical address.
+//! As on a GPU, only window handles are checked here; accesses are checked when they happen. The
+//! address of a rank outside the LSA team is non-canonical.
 
 use std::ffi::c_void;
 
 use devcomm_types::nccl::{DevComm, MultimemHandle, ResourceHandle, Team};
 
-use super::{caller, of_lsa, view};
+use super::{caller, lsa_address, view};
 use crate::multicast::UNIT;
 
 /// Unit of a resource handle, in bytes.
@@ -16,7 +16,7 @@ pub(crate) const RESOURCE_UNIT: usize = 128;
 pub(super) unsafe extern "C-unwind" fn local(window: *mut c_void, offset: usize) -> *mut c_void {
     // SAFETY: the kernel passes a window that it was given.
     let view = unsafe { view(window) };
-    view.of_lsa(offset, view.lsa_rank)
+    view.lsa_address(offset, view.lsa_rank)
 }
 
 pub(super) unsafe extern "C-unwind" fn lsa(
@@ -25,7 +25,7 @@ pub(super) unsafe extern "C-unwind" fn lsa(
     peer: i32,
 ) -> *mut c_void {
     // SAFETY: the kernel passes a window that it was given.
-    unsafe { view(window) }.of_lsa(offset, peer)
+    unsafe { view(window) }.lsa_address(offset, peer)
 }
 
 pub(super) unsafe extern "C-unwind" fn peer(
@@ -35,7 +35,7 @@ pub(super) unsafe extern "C-unwind" fn peer(
 ) -> *mut c_void {
     // SAFETY: the kernel passes a window that it was given.
     let view = unsafe { view(window) };
-    view.of_lsa(offset, peer.wrapping_sub(view.world_rank).wrapping_add(view.lsa_rank))
+    view.lsa_address(offset, peer.wrapping_sub(view.world_rank).wrapping_add(view.lsa_rank))
 }
 
 pub(super) unsafe extern "C-unwind" fn peer_of_team(
@@ -46,11 +46,11 @@ pub(super) unsafe extern "C-unwind" fn peer_of_team(
 ) -> *mut c_void {
     // SAFETY: the kernel passes a window that it was given, and a team.
     let (view, team) = unsafe { (view(window), *team) };
-    view.of_lsa(offset, team.to_lsa(view.lsa_rank, peer))
+    view.lsa_address(offset, team.to_lsa(view.lsa_rank, peer))
 }
 
-/// The multicast address of byte `offset` of memory bound at `mc_offset_4k`; fails the kernel for a
-/// NULL handle.
+/// The multicast address of byte `offset` of memory bound at `mc_offset_4k`; fails the kernel if
+/// the handle is NULL.
 fn of_multimem(handle: MultimemHandle, mc_offset_4k: u32, offset: usize) -> *mut c_void {
     if handle.base.is_null() {
         let (thread, at) = caller();
@@ -101,7 +101,7 @@ pub(super) unsafe extern "C-unwind" fn resource_lsa(
     let comm = unsafe { &*comm };
     let window = &comm.resource_window_inlined;
     let base = window.lsa_flat_base.cast();
-    of_lsa(base, window.stride_4g, comm.lsa_size, offset_of(handle), peer)
+    lsa_address(base, window.stride_4g, comm.lsa_size, offset_of(handle), peer)
 }
 
 pub(super) unsafe extern "C-unwind" fn resource_local(
@@ -128,8 +128,9 @@ pub(super) unsafe extern "C-unwind" fn resource_multimem(
     multimem: *const MultimemHandle,
 ) -> *mut c_void {
     // SAFETY: the kernel passes a device communicator and a handle.
-    let (place, multimem) = unsafe { ((*comm).resource_window_inlined.mc_offset_4k, *multimem) };
-    of_multimem(multimem, place, offset_of(handle))
+    let (mc_offset_4k, multimem) =
+        unsafe { ((*comm).resource_window_inlined.mc_offset_4k, *multimem) };
+    of_multimem(multimem, mc_offset_4k, offset_of(handle))
 }
 
 pub(super) unsafe extern "C-unwind" fn resource_lsa_multimem(

@@ -1,14 +1,14 @@
-//! The reduce-copy functions: sums and copies of arrays, over the parts of a window, over
-//! multicast, or in local memory.
+//! The reduce-copy functions: sums and copies of arrays between local memory, the ranks' parts of a
+//! window, and multicast addresses.
 //!
-//! The coop's threads take elements in turn; sources are added in team order, in the type that NCCL
-//! accumulates in: `f32` for half precision, `f16` for 8-bit floats; integers wrap. Every element
-//! is an access that is checked as a kernel's.
+//! A coop's threads handle elements round-robin. Sources are added in team order, in NCCL's
+//! accumulator type: `f32` for half precision, `f16` for 8-bit floats; integers wrap. Each element
+//! access is checked like one of the kernel's own.
 //!
 //! # Safety
 //!
-//! That of `nccl`; memory is checked before an access, unless [`watch`](crate::Simulation::watch)
-//! is off.
+//! As in the parent module; memory is checked before an access, unless
+//! [`watch`](crate::Simulation::watch) is off.
 
 use std::ffi::c_void;
 
@@ -22,13 +22,13 @@ use super::{caller, view};
 use crate::error::Site;
 use crate::thread::Thread;
 
-/// An element and NCCL's accumulator type.
+/// An element type and NCCL's accumulator type for it.
 pub(super) trait Sum: Element {
     type Acc: Copy;
     fn to_acc(self) -> Self::Acc;
     fn add(a: Self::Acc, b: Self::Acc) -> Self::Acc;
     fn from_acc(acc: Self::Acc) -> Self;
-    /// Whether the NVSwitch adds this type, in NCCL's bitcode.
+    /// Whether NCCL's bitcode can sum this type in the NVSwitch.
     const IN_SWITCH: bool = true;
 }
 
@@ -75,7 +75,7 @@ sums! {
         |v: f16| F8E5M2::from_f32(v.to_f32()), false;
 }
 
-/// The sum of elements; a single element is copied bit by bit.
+/// The sum of elements; a single element is returned unchanged, bit for bit.
 fn sum<T: Sum>(mut elements: impl Iterator<Item = T>) -> Option<T> {
     let first = elements.next()?;
     let Some(second) = elements.next() else { return Some(first) };
@@ -92,21 +92,21 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// The calling thread's share, as a member of `coop`.
+    /// The calling thread's share, by its rank in `coop`.
     ///
     /// # Safety
     ///
     /// `coop` is a coop.
     unsafe fn of<'a>(coop: *const CoopAny) -> Work<'a> {
         let (thread, at) = caller();
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let coop = Coop::of(unsafe { &*coop }, thread, at);
         let rank = coop_rank(coop, thread, at) as usize;
         Work { thread, at, rank, size: coop.size(thread) as usize }
     }
 
-    /// The thread's elements.
-    fn of_mine(&self, count: usize) -> impl Iterator<Item = usize> + use<> {
+    /// The indices of the thread's elements.
+    fn own_elements(&self, count: usize) -> impl Iterator<Item = usize> + use<> {
         (self.rank..count).step_by(self.size.max(1))
     }
 
@@ -124,17 +124,17 @@ impl Work<'_> {
 
     fn load<T: Sum>(&self, address: *const T) -> T {
         self.check(address, Access::Read);
-        // SAFETY: the module's; every bit pattern is an element.
+        // SAFETY: the module's contract; every bit pattern is an element.
         unsafe { address.read_volatile() }
     }
 
     fn store<T: Sum>(&self, address: *mut T, value: T) {
         self.check(address, Access::Write);
-        // SAFETY: the module's.
+        // SAFETY: the module's contract.
         unsafe { address.write_volatile(value) };
     }
 
-    /// The members' copies of an element behind a multicast address.
+    /// Each rank's copy of the element at a multicast address.
     fn parts<T>(&self, address: *const T) -> impl Iterator<Item = *mut T> + use<T> {
         let bytes = size_of::<T>();
         let MulticastParts { first, stride, n } =
@@ -143,7 +143,7 @@ impl Work<'_> {
     }
 
     fn load_sum<T: Sum>(&self, address: *const T) -> Option<T> {
-        // SAFETY: an element of a window, which the address was resolved to.
+        // SAFETY: `parts` resolves the address to elements of a window.
         sum(self.parts(address).map(|part| unsafe { part.read_volatile() }))
     }
 
@@ -159,7 +159,7 @@ impl Work<'_> {
         (n_dst, dst): (usize, impl Fn(usize) -> *mut T),
         count: usize,
     ) {
-        for i in self.of_mine(count) {
+        for i in self.own_elements(count) {
             let Some(total) = sum((0..n_src).map(|k| self.load(src(k).wrapping_add(i)))) else {
                 self.thread.misuse(self.at, "a sum of no sources")
             };
@@ -167,8 +167,8 @@ impl Work<'_> {
         }
     }
 
-    /// Calls `store` with the index and the sum of each of the thread's elements behind a multicast
-    /// address.
+    /// Sums each of the thread's elements at multicast address `src`; calls `store` with its index
+    /// and sum.
     fn sum_in_switch<T: Sum>(&self, src: *const T, count: usize, store: impl Fn(usize, T)) {
         if !T::IN_SWITCH {
             let what = format!(
@@ -177,7 +177,7 @@ impl Work<'_> {
             );
             self.thread.misuse(self.at, what);
         }
-        for i in self.of_mine(count) {
+        for i in self.own_elements(count) {
             if let Some(total) = self.load_sum(src.wrapping_add(i)) {
                 store(i, total);
             }
@@ -185,7 +185,7 @@ impl Work<'_> {
     }
 }
 
-/// A window's parts in the ranks of a team within the LSA team.
+/// The size of a team within the LSA team, and the address of each rank's part at `offset`.
 ///
 /// # Safety
 ///
@@ -195,9 +195,9 @@ unsafe fn parts_of<T>(
     offset: usize,
     team: *const Team,
 ) -> (usize, impl Fn(usize) -> *mut T) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     let (view, team) = unsafe { (view(window), *team) };
-    let part = move |i| view.of_lsa(offset, team.to_lsa(view.lsa_rank, i as i32)).cast();
+    let part = move |i| view.lsa_address(offset, team.to_lsa(view.lsa_rank, i as i32)).cast();
     (team.n_ranks.max(0) as usize, part)
 }
 
@@ -266,7 +266,7 @@ pub(super) unsafe extern "C-unwind" fn multimem_copy<T: Sum>(
 ) {
     // SAFETY: the kernel passes a coop.
     let work = unsafe { Work::of(coop) };
-    for i in work.of_mine(count) {
+    for i in work.own_elements(count) {
         let element = work.load(src.wrapping_add(i));
         work.store_all(mc_dst.wrapping_add(i), element);
     }
@@ -283,7 +283,7 @@ pub(super) unsafe extern "C-unwind" fn multimem_reduce_sum_copy<T: Sum>(
     work.sum_in_switch(mc_src, count, |i, total| work.store_all(mc_dst.wrapping_add(i), total));
 }
 
-#[allow(clippy::too_many_arguments, reason = "NCCL's")]
+#[allow(clippy::too_many_arguments, reason = "NCCL's signature")]
 pub(super) unsafe extern "C-unwind" fn local_reduce_sum_copy<T: Sum>(
     coop: *const CoopAny,
     n_src: i32,

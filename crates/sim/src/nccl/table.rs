@@ -13,7 +13,7 @@ pub(crate) fn install() {
     nccl_device::raw::host::install(&TABLE);
 }
 
-/// Declares the table: single functions, then families, one member per element type.
+/// Declares the table: single functions, then families with one function per element type.
 macro_rules! table {
     (
         functions { $( $single:ident: $function:expr, )* }
@@ -115,7 +115,7 @@ table! {
         ncclBarrierSessionInit: hybrid::init,
         ncclBarrierSessionSync: hybrid::sync,
         ncclBarrierSessionDestroy: hybrid::destroy,
-        // Their prototypes do not name the element type.
+        // No parameter has the element type, so it cannot be inferred.
         ncclLsaReduceSumCopy_I8: reduce_copy::lsa_reduce_sum_copy::<i8>,
         ncclLsaReduceSumCopy_U8: reduce_copy::lsa_reduce_sum_copy::<u8>,
         ncclLsaReduceSumCopy_I32: reduce_copy::lsa_reduce_sum_copy::<i32>,

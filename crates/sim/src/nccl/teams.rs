@@ -1,8 +1,8 @@
-//! Team arithmetic and the device communicator's fields, from `devcomm_types`.
+//! NCCL's functions for team arithmetic and for the device communicator's fields.
 
 use devcomm_types::nccl::{DevComm, Team};
 
-/// Declares functions by their result expressions.
+/// Declares functions that return an expression.
 macro_rules! arithmetic {
     ($( fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty = $expression:expr; )*) => { $(
         pub(super) unsafe extern "C-unwind" fn $name($($arg: $type),*) -> $result {

@@ -1,5 +1,5 @@
-//! The GIN barrier: NCCL's algorithm on signals. Each rank signals its peers and waits until their
-//! signals have reached its shadows.
+//! The GIN barrier, with NCCL's algorithm: each rank signals its peers, increments its shadows and
+//! waits until the peers' signals have reached them.
 
 use devcomm_types::nccl::{CoopAny, DevComm, Gin, GinBarrierHandle, GinBarrierSession, Team};
 use devcomm_types::{WaitFor, WaitKind};
@@ -15,7 +15,7 @@ const NAME: &str = "a GIN barrier";
 pub(super) const FENCE_PUT: i32 = 1;
 const FENCE_GET: i32 = 2;
 
-/// The simulator's content of a session.
+/// The simulator's representation of a session.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Session {
@@ -25,7 +25,7 @@ pub(super) struct Session {
     index: u32,
     /// First signal of the barrier.
     signal: u32,
-    /// Whether it orders the operations of all contexts.
+    /// Whether the barrier orders the operations of all contexts.
     all_contexts: bool,
 }
 
@@ -45,17 +45,17 @@ impl Session {
         let Some(set) = call.gin.barriers.iter().find(|set| set.signal0 == barriers.signal0) else {
             call.misuse("a GIN barrier whose handle is not of this device communicator")
         };
-        let made = set.ranks.unwrap_or(ranks as u32);
-        if i64::from(ranks) != i64::from(made) {
-            call.misuse(format!("a GIN barrier of a team of {ranks} ranks, made for {made}"));
+        let n = set.ranks.unwrap_or(ranks as u32);
+        if i64::from(ranks) != i64::from(n) {
+            call.misuse(format!("a GIN barrier of a team of {ranks} ranks, made for {n}"));
         }
-        let count = set.signals / made.max(1);
+        let count = set.signals / n.max(1);
         if index >= count {
             call.misuse(format!(
                 "GIN barrier {index}: the device communicator was made with {count}"
             ));
         }
-        let signal = barriers.signal0 + index * made;
+        let signal = barriers.signal0 + index * n;
         Self { coop, handle: call.handle, team, index, signal, all_contexts }
     }
 
@@ -66,8 +66,8 @@ impl Session {
         let (coop, rank) = unsafe { call.coop(&raw const self.coop) };
         let (size, ranks) = (coop.size(thread), self.team.n_ranks as u32);
         call.sync(coop, NAME);
-        // PROXY's signals can be strong, so nothing is flushed first. With a fence of puts a rank
-        // signals itself too.
+        // No flush is needed first, since PROXY's signals can be strong. With a fence of puts, a
+        // rank also signals itself.
         let signals = if fence & FENCE_PUT != 0 { ranks } else { ranks - 1 };
         let contexts = if self.all_contexts { call.gin.contexts } else { 1 };
         let share = || (rank..contexts * signals).step_by(size.max(1) as usize);
@@ -85,8 +85,8 @@ impl Session {
             let world = call.peer(self.team, peer as i32);
             let signal = self.signal + peer;
             let shadow = call.shadow(signal).cast::<u32>();
-            // SAFETY: the low half of a shadow of the device communicator, as NCCL counts; threads
-            // take turns.
+            // SAFETY: the low half of the device communicator's shadow, as in NCCL; only one thread
+            // runs at a time.
             let wanted = unsafe {
                 let wanted = shadow.read_volatile().wrapping_add(1);
                 shadow.write_volatile(wanted);
@@ -121,8 +121,8 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn init(
     handle: *const GinBarrierHandle,
     index: u32,
 ) {
-    // SAFETY: the kernel passes a handle, a coop, a team, and room for a session, which is larger
-    // than ours.
+    // SAFETY: the kernel passes a handle, a coop, a team, and memory for a session, which is at
+    // least as large as `Session`.
     unsafe {
         let call = Call::on(net);
         let new = Session::new(&call, *coop, *team, *handle, index, false);
@@ -139,8 +139,8 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn init_all_contexts(
     index: u32,
 ) {
     let (thread, at) = caller();
-    // SAFETY: the kernel passes a device communicator, a coop, a team, and room for a session,
-    // which is larger than ours.
+    // SAFETY: the kernel passes a device communicator, a coop, a team, and memory for a session,
+    // which is at least as large as `Session`.
     unsafe {
         let call = Call::with(Handle::new(comm, 0, thread, at), thread, at);
         let new = Session::new(&call, *coop, *team, *handle, index, true);

@@ -1,6 +1,6 @@
 //! The hybrid barrier of NCCL's C functions: an LSA barrier, then a GIN barrier on the rail team.
-//! Unlike NCCL's C++ they never use the dense barrier, so in some modes they synchronise less than
-//! a barrier must; here that fails the kernel.
+//! Unlike NCCL's C++ functions, they never use the dense barrier, so in some modes they do not
+//! synchronise all ranks. The simulator fails the kernel in these modes.
 
 use devcomm_types::nccl::{
     BarrierSession, CoopAny, Gin, GinBarrierHandle, LsaBarrierHandle, MultimemHandle, Team,
@@ -10,7 +10,7 @@ use super::{Call, barrier};
 use crate::nccl::coop::Coop;
 use crate::nccl::{caller, lsa_barrier};
 
-/// The simulator's content of a session.
+/// The simulator's representation of a session.
 #[repr(C)]
 struct Session {
     lsa: lsa_barrier::Session,
@@ -19,7 +19,7 @@ struct Session {
 
 const _: () = assert!(size_of::<Session>() <= size_of::<BarrierSession>());
 
-#[allow(clippy::too_many_arguments, reason = "NCCL's")]
+#[allow(clippy::too_many_arguments, reason = "NCCL's signature")]
 pub(in crate::nccl) unsafe extern "C-unwind" fn init(
     session: *mut BarrierSession,
     coop: *const CoopAny,
@@ -32,8 +32,8 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn init(
     multimem: bool,
     multimem_handle: *const MultimemHandle,
 ) {
-    // SAFETY: the kernel passes a handle, a coop, teams and handles, and room for a session, which
-    // is larger than ours.
+    // SAFETY: the kernel passes a handle, a coop, teams and handles, and memory for a session,
+    // which is at least as large as `Session`.
     unsafe {
         let call = Call::on(net);
         let lsa = lsa_barrier::Session {
@@ -71,9 +71,9 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn sync(
             _ => "synchronises the LSA team only here",
         };
         let what = format!(
-            "NCCL's hybrid barrier {does}: with a fence of puts, and more ranks connected than \
-             the rail team, it needs the dense barrier, which its C functions do not use; use a \
-             RAIL connection, a fence without puts, or barriers of your own"
+            "NCCL's hybrid barrier {does}: with a fence of puts, and more connected ranks than \
+             the rail team's, it needs the dense barrier, which its C functions do not use; use a \
+             RAIL connection, a fence without puts, or your own barrier"
         );
         thread.misuse(at, what);
     }

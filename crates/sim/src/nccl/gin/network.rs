@@ -1,20 +1,20 @@
 //! GIN operations in flight, and their delivery.
 //!
-//! Every context of a rank has a queue to each peer. An operation is posted, then taken (its source
-//! is read; for a put, that completes it locally and increments its counter), then landed at its
-//! target, and its signal is added last. Queues are independent, and nothing is delivered when it
-//! is posted, so that a missing wait shows.
+//! Every context of a rank has a queue to each peer. An operation is posted, then sent (its source
+//! is read; for a put, that completes it locally and increments its counter), then delivered to its
+//! target; its signal is added last. Queues are independent, and posting never delivers, so that a
+//! kernel that lacks a wait fails.
 //!
-//! In order, a delivery lands all taken operations and takes all posted ones. In random order each
-//! step does one of these for one operation; a weak signal, which is ordered only after its own
-//! put, may overtake earlier operations that have no signal.
+//! In order, [`Network::deliver`] delivers all sent operations and sends all posted ones. In random
+//! order, [`Network::step`] sends or delivers one operation; a weak signal, which is ordered only
+//! after its own put, may overtake earlier operations that have no signal.
 //!
 //! # Safety
 //!
 //! The addresses in an operation lie in windows, signals and counters, which were checked when it
 //! was posted. It may be delivered after its kernel has ended: signals and counters end with their
-//! device communicator, which removes its queues, and windows are checked again. There are no
-//! references to memory of kernels.
+//! device communicator, which removes its queues, and windows are checked again. No operation has a
+//! reference to a kernel's memory.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -45,7 +45,7 @@ pub(super) enum Transfer {
     Get { from: *const u8, to: *mut u8, bytes: usize },
 }
 
-/// An addition to a word of the target once the data has landed.
+/// An addition to a 64-bit word on the target rank, once the data is delivered.
 #[derive(Clone, Copy)]
 pub(super) struct Add {
     pub(super) word: *mut u64,
@@ -72,7 +72,7 @@ pub(super) struct Operation {
 }
 
 /// An operation in flight.
-struct Flight {
+struct InFlight {
     number: u64,
     operation: Operation,
     /// The data read from its source.
@@ -81,25 +81,25 @@ struct Flight {
 
 #[derive(Default)]
 struct Queue {
-    posted: VecDeque<Flight>,
-    taken: VecDeque<Flight>,
+    posted: VecDeque<InFlight>,
+    sent: VecDeque<InFlight>,
     /// Sequence number of the next operation.
     next: u64,
 }
 
 impl Queue {
     fn is_empty(&self) -> bool {
-        self.posted.is_empty() && self.taken.is_empty()
+        self.posted.is_empty() && self.sent.is_empty()
     }
 
-    /// Takes the first posted operation.
-    fn take(&mut self, memory: &Memory) -> Result<()> {
+    /// Sends the first posted operation.
+    fn send(&mut self, memory: &Memory) -> Result<()> {
         let Some(mut flight) = self.posted.pop_front() else { return Ok(()) };
         match flight.operation.transfer {
             Transfer::Put { from, bytes, .. } => {
                 flight.operation.by.check(memory, from.addr(), bytes)?;
                 flight.payload.reserve_exact(bytes);
-                // SAFETY: the module's; the vector has the room.
+                // SAFETY: the module's contract; the vector has the capacity.
                 unsafe {
                     from.copy_to_nonoverlapping(flight.payload.as_mut_ptr(), bytes);
                     flight.payload.set_len(bytes);
@@ -109,29 +109,29 @@ impl Queue {
             Transfer::Get { .. } | Transfer::Nothing => {}
         }
         if let Some(counter) = flight.operation.counter {
-            // SAFETY: the module's.
+            // SAFETY: the module's contract.
             unsafe { *counter = (*counter).wrapping_add(1) };
         }
-        self.taken.push_back(flight);
+        self.sent.push_back(flight);
         Ok(())
     }
 
-    /// Lands a taken operation.
-    fn land(&mut self, index: usize, memory: &Memory) -> Result<()> {
-        let Some(Flight { operation, payload, .. }) = self.taken.remove(index) else {
+    /// Delivers the sent operation with this index.
+    fn deliver(&mut self, index: usize, memory: &Memory) -> Result<()> {
+        let Some(InFlight { operation, payload, .. }) = self.sent.remove(index) else {
             return Ok(());
         };
         let by = operation.by;
         match operation.transfer {
             Transfer::Put { to, .. } | Transfer::Value { to, .. } => {
                 by.check(memory, to.addr(), payload.len())?;
-                // SAFETY: the module's; the payload has as many bytes as the operation.
+                // SAFETY: the module's contract; `to` has space for the payload.
                 unsafe { to.copy_from_nonoverlapping(payload.as_ptr(), payload.len()) };
             }
             Transfer::Get { from, to, bytes } => {
                 by.check(memory, from.addr(), bytes)?;
                 by.check(memory, to.addr(), bytes)?;
-                // SAFETY: the module's; source and target may overlap.
+                // SAFETY: the module's contract; source and target may overlap.
                 unsafe { to.copy_from(from, bytes) };
             }
             Transfer::Nothing => {}
@@ -140,23 +140,23 @@ impl Queue {
             if in_window {
                 by.check(memory, word.addr(), size_of::<u64>())?;
             }
-            // SAFETY: the module's. A word in a window is aligned, as its poster checked.
+            // SAFETY: the module's contract. A word in a window is aligned, as its poster checked.
             unsafe { *word = (*word).wrapping_add(value) };
         }
         Ok(())
     }
 
-    /// The taken operations that may land now: the first one, and weak signals preceded only by
-    /// operations without a signal.
-    fn may_land(&self) -> Vec<usize> {
-        let silent = self.taken.iter().take_while(|f| f.operation.signal.is_none()).count();
+    /// Indices of the sent operations that may be delivered now: the first, and the first with a
+    /// signal if that is weak.
+    fn deliverable(&self) -> Vec<usize> {
+        let unsignaled = self.sent.iter().take_while(|f| f.operation.signal.is_none()).count();
         let weak =
-            self.taken.get(silent).and_then(|f| f.operation.signal).is_some_and(|s| !s.strong);
-        let mut may = vec![0];
-        if weak && silent > 0 {
-            may.push(silent);
+            self.sent.get(unsignaled).and_then(|f| f.operation.signal).is_some_and(|s| !s.strong);
+        let mut indices = vec![0];
+        if weak && unsignaled > 0 {
+            indices.push(unsignaled);
         }
-        may
+        indices
     }
 }
 
@@ -168,8 +168,8 @@ impl Poster {
         }
         let Self { kernel, thread, at } = self;
         let what = format!(
-            "the operation that it posted was under way when {bytes} bytes of it at {address:#x} \
-            were freed: flush, and wait for what it signals, before the memory goes"
+            "the operation that it posted was under way when {bytes} bytes at {address:#x} that \
+            it accesses were freed: before freeing, flush and wait for the operation's signal"
         );
         Err(Error::Misuse { kernel, thread, what, at })
     }
@@ -179,7 +179,7 @@ impl Poster {
 pub(crate) struct Network {
     memory: Rc<Memory>,
     queues: RefCell<LiteMap<QueueKey, Queue>>,
-    /// The non-empty queues, in the order in which they became so.
+    /// The non-empty queues, in the order in which they became non-empty.
     busy: RefCell<Vec<QueueKey>>,
 }
 
@@ -195,7 +195,7 @@ impl Network {
         self.busy.borrow_mut().clear();
     }
 
-    /// Drops the operations in flight of a device communicator, which ends.
+    /// Drops a device communicator's operations in flight.
     pub(super) fn forget(&self, comm: u32) {
         self.queues.borrow_mut().retain(|key, _| key.comm != comm);
         self.busy.borrow_mut().retain(|key| key.comm != comm);
@@ -213,55 +213,55 @@ impl Network {
         if queue.is_empty() {
             self.busy.borrow_mut().push(key);
         }
-        queue.posted.push_back(Flight { number: queue.next, operation, payload: Vec::new() });
+        queue.posted.push_back(InFlight { number: queue.next, operation, payload: Vec::new() });
         queue.next += 1;
     }
 
-    /// Number of operations posted and not taken.
+    /// Number of operations that are posted but not sent.
     pub(crate) fn posted(&self, key: QueueKey) -> usize {
         self.queues.borrow().get(&key).map_or(0, |queue| queue.posted.len())
     }
 
-    /// Number of the next operation of a queue.
+    /// Sequence number of the next operation of a queue.
     pub(super) fn next(&self, key: QueueKey) -> u64 {
         self.queues.borrow().get(&key).map_or(0, |queue| queue.next)
     }
 
-    /// All operations with sequence numbers below this are complete locally; without `gets`, a get
-    /// counts once it is taken.
+    /// The sequence number below which all operations are complete locally; without `gets`, a get
+    /// counts as complete once it is sent.
     pub(crate) fn complete(&self, key: QueueKey, gets: bool) -> u64 {
         let queues = self.queues.borrow();
         let Some(queue) = queues.get(&key) else { return 0 };
-        let is_get = |f: &&Flight| matches!(f.operation.transfer, Transfer::Get { .. });
-        let first_get = queue.taken.iter().find(is_get).filter(|_| gets);
+        let is_get = |f: &&InFlight| matches!(f.operation.transfer, Transfer::Get { .. });
+        let first_get = queue.sent.iter().find(is_get).filter(|_| gets);
         first_get.or(queue.posted.front()).map_or(queue.next, |flight| flight.number)
     }
 
     /// Whether an operation in flight will change this signal or counter.
     pub(super) fn will_change(&self, word: *const u64) -> bool {
         let queues = self.queues.borrow();
-        let changes = |flight: &Flight| {
+        let changes = |flight: &InFlight| {
             let Operation { signal, .. } = flight.operation;
             signal.is_some_and(|add| std::ptr::eq(add.word, word))
         };
-        let counts = |flight: &Flight| {
+        let counts = |flight: &InFlight| {
             flight.operation.counter.is_some_and(|counter| std::ptr::eq(counter, word))
         };
         queues.values().any(|queue| {
-            queue.posted.iter().any(|f| changes(f) || counts(f)) || queue.taken.iter().any(changes)
+            queue.posted.iter().any(|f| changes(f) || counts(f)) || queue.sent.iter().any(changes)
         })
     }
 
-    /// Lands all that was taken, and takes all that was posted.
+    /// Delivers all sent operations, and sends all posted ones.
     pub(crate) fn deliver(&self) -> Result<()> {
         let (mut queues, mut busy) = (self.queues.borrow_mut(), self.busy.borrow_mut());
         for key in std::mem::take(&mut *busy) {
             let Some(queue) = queues.get_mut(&key) else { continue };
-            while !queue.taken.is_empty() {
-                queue.land(0, &self.memory)?;
+            while !queue.sent.is_empty() {
+                queue.deliver(0, &self.memory)?;
             }
             while !queue.posted.is_empty() {
-                queue.take(&self.memory)?;
+                queue.send(&self.memory)?;
             }
             if !queue.is_empty() {
                 busy.push(key);
@@ -270,7 +270,7 @@ impl Network {
         Ok(())
     }
 
-    /// Takes or lands one operation, at random.
+    /// Sends or delivers one operation, at random.
     pub(crate) fn step(&self, rng: &mut Rng) -> Result<()> {
         let (mut queues, mut busy) = (self.queues.borrow_mut(), self.busy.borrow_mut());
         if busy.is_empty() {
@@ -278,11 +278,11 @@ impl Network {
         }
         let chosen = rng.usize(..busy.len());
         let Some(queue) = queues.get_mut(&busy[chosen]) else { return Ok(()) };
-        if queue.taken.is_empty() || !queue.posted.is_empty() && rng.bool() {
-            queue.take(&self.memory)?;
+        if queue.sent.is_empty() || !queue.posted.is_empty() && rng.bool() {
+            queue.send(&self.memory)?;
         } else {
-            let may = queue.may_land();
-            queue.land(may[rng.usize(..may.len())], &self.memory)?;
+            let indices = queue.deliverable();
+            queue.deliver(indices[rng.usize(..indices.len())], &self.memory)?;
         }
         if queue.is_empty() {
             busy.swap_remove(chosen);

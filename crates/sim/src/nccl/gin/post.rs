@@ -1,4 +1,4 @@
-//! Posting of GIN operations: put, put of a value, get and signal, with all checks.
+//! Checks and posts GIN operations: put, put of a value, get and signal.
 
 use std::ffi::c_void;
 
@@ -11,7 +11,7 @@ use crate::nccl::view;
 use crate::ranks;
 use crate::waits::{self, Until};
 
-/// The signal of an operation, as the parameters specify it.
+/// The signal of an operation, as specified by a function's parameters.
 #[derive(Clone, Copy)]
 enum Signal {
     None,
@@ -20,7 +20,7 @@ enum Signal {
 }
 
 impl Call<'_> {
-    /// The signal of the functions before `_v3`.
+    /// The signal of the functions with `is_signal`.
     fn legacy(&self, is_signal: bool, id: u32, op: i32, arg: u64) -> Signal {
         let strong = self.gin.strong;
         if is_signal { Signal::Indexed { id, strong, op, arg } } else { Signal::None }
@@ -46,7 +46,7 @@ impl Call<'_> {
         }
     }
 
-    /// The address of a window's bytes in world rank `rank`, checked.
+    /// The address of `offset` in world rank `rank`'s part, checked for `bytes` bytes.
     ///
     /// # Safety
     ///
@@ -59,9 +59,9 @@ impl Call<'_> {
         bytes: usize,
         rank: u32,
     ) -> *mut u8 {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let view = unsafe { view(window) };
-        view.of_world(offset, bytes, rank as usize).unwrap_or_else(|| {
+        view.world_address(offset, bytes, rank as usize).unwrap_or_else(|| {
             let len = view.lens[rank as usize];
             let (id, rank) = (view.id, ranks::name(&view.gpus, rank));
             self.misuse(format!(
@@ -71,13 +71,13 @@ impl Call<'_> {
         })
     }
 
-    /// The addition that a signal makes at world rank `peer`.
+    /// The addition that a signal makes on world rank `peer`.
     ///
     /// # Safety
     ///
-    /// A window in it is NULL or a window.
+    /// A window in `signal` is NULL or a window.
     unsafe fn add(&self, signal: Signal, peer: u32) -> Option<Add> {
-        let target = &self.gin.of_rank[peer as usize];
+        let target = &self.gin.per_rank[peer as usize];
         let (op, arg) = match signal {
             Signal::None => return None,
             Signal::Indexed { op, arg, .. } | Signal::Va { op, arg, .. } => (op, arg),
@@ -88,21 +88,21 @@ impl Call<'_> {
             other => self
                 .misuse(format!("{other} is not a signal operation: use 0 (increment) or 1 (add)")),
         };
-        let (word, before, strong, which) = match signal {
+        let (word, previous, strong, which) = match signal {
             Signal::None => return None,
             Signal::Indexed { id, strong, .. } => {
-                let place = self.signal(id);
-                let before = target.ops[place].replace(Some(op));
-                (target.signals[place].as_ptr(), before, strong, format!("signal {id}"))
+                let index = self.signal(id);
+                let previous = target.ops[index].replace(Some(op));
+                (target.signals[index].as_ptr(), previous, strong, format!("signal {id}"))
             }
             Signal::Va { window, offset, strong, .. } => {
-                // SAFETY: the caller's.
+                // SAFETY: the caller's contract.
                 let word = unsafe { self.va_word(window, offset, peer) };
-                let before = target.va_ops.borrow_mut().insert(word.addr(), op);
-                (word, before, strong, format!("the signal at byte {offset} of a window"))
+                let previous = target.va_ops.borrow_mut().insert(word.addr(), op);
+                (word, previous, strong, format!("the signal at byte {offset} of a window"))
             }
         };
-        if before.is_some_and(|before| before != op) {
+        if previous.is_some_and(|previous| previous != op) {
             let peer = ranks::name(&self.gin.gpus, peer);
             self.misuse(format!(
                 "{which} of {peer} is both incremented and added to without a reset: some back \
@@ -113,13 +113,13 @@ impl Call<'_> {
         Some(Add { word, value, strong, in_window })
     }
 
-    /// The word of a signal in a window.
+    /// The 64-bit word of a signal in a window, checked.
     ///
     /// # Safety
     ///
     /// `window` is NULL or a window.
     pub(super) unsafe fn va_word(&self, window: *mut c_void, offset: usize, rank: u32) -> *mut u64 {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let word = unsafe { self.bytes("a signal of", window, offset, size_of::<u64>(), rank) };
         if !offset.is_multiple_of(size_of::<u64>()) {
             self.misuse(format!(
@@ -129,15 +129,15 @@ impl Call<'_> {
         word.cast()
     }
 
-    /// Posts an operation to world rank `peer`, when its queue has room.
+    /// Posts an operation to world rank `peer`, once its queue has space.
     fn post(&self, peer: u32, transfer: Transfer, signal: Option<Add>, counter: Option<*mut u64>) {
         let (queue, depth) = (self.queue(peer), self.gin.depth);
         let mut what = self.wait_for(WaitKind::Request, 0, 0);
         what.peer = peer as i32;
-        let room = Until::QueueSpace { queue, depth };
+        let space = Until::QueueSpace { queue, depth };
         // Another thread may take the queue space before this one runs.
-        while !room.holds(self.gpus) {
-            waits::until(self.thread, room, what, None, self.at);
+        while !space.holds(self.gpus) {
+            waits::until(self.thread, space, what, None, self.at);
         }
         let (kernel, thread) = (self.thread.kernel(), self.thread.id());
         let by = Poster { kernel, thread, at: self.at };
@@ -145,7 +145,7 @@ impl Call<'_> {
         self.gpus.progress();
     }
 
-    /// Thread 0 of the coop runs `body`, between two barriers.
+    /// Runs `body` on the coop's first thread, between two synchronisations of the coop.
     ///
     /// # Safety
     ///
@@ -156,7 +156,7 @@ impl Call<'_> {
         name: &'static str,
         body: impl FnOnce(),
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let (coop, rank) = unsafe { self.coop(coop) };
         self.sync(coop, name);
         if rank == 0 {
@@ -165,22 +165,22 @@ impl Call<'_> {
         self.sync(coop, name);
     }
 
-    /// A signal without data, by the coop's first thread.
+    /// Posts a signal without data. Called by the coop's first thread.
     ///
     /// # Safety
     ///
     /// As [`add`](Self::add); `team` is a team.
     unsafe fn signal_peer(&self, team: *const Team, peer: i32, signal: Signal) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let peer = self.peer(unsafe { *team }, peer);
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let signal = unsafe { self.add(signal, peer) };
         if signal.is_some() {
             self.post(peer, Transfer::Nothing, signal, None);
         }
     }
 
-    /// An increment of signal `id` of world rank `peer`, of the default strength.
+    /// Posts an increment of world rank `peer`'s signal `id`, with the default strength.
     pub(super) fn increment(&self, id: u32, peer: u32) {
         let signal = Signal::Indexed { id, strong: self.gin.strong, op: 0, arg: 1 };
         // SAFETY: there is no window.
@@ -188,7 +188,7 @@ impl Call<'_> {
         self.post(peer, Transfer::Nothing, signal, None);
     }
 
-    /// A put from `src` to `dst`, each a window and an offset, by the coop's first thread.
+    /// Posts a put; `dst` and `src` are windows and offsets. Called by the coop's first thread.
     ///
     /// # Safety
     ///
@@ -202,18 +202,18 @@ impl Call<'_> {
         signal: Signal,
         counter: Option<u32>,
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             let peer = self.peer(*team, peer);
             let from = self.bytes("a put from", src.0, src.1, bytes, self.handle.rank);
             let to = self.bytes("a put to", dst.0, dst.1, bytes, peer);
-            let counter = counter.map(|id| self.mine().counters[self.counter(id)].as_ptr());
+            let counter = counter.map(|id| self.own_rank().counters[self.counter(id)].as_ptr());
             let signal = self.add(signal, peer);
             self.post(peer, Transfer::Put { from, to, bytes }, signal, counter);
         }
     }
 
-    /// A put of the low `size` bytes of `value`, by the coop's first thread.
+    /// Posts a put of the low `bytes` bytes of `value`. Called by the coop's first thread.
     ///
     /// # Safety
     ///
@@ -228,7 +228,7 @@ impl Call<'_> {
         if !matches!(bytes, 1 | 2 | 4 | 8) {
             self.misuse(format!("a put of a value of {bytes} bytes: 1, 2, 4 and 8 are possible"));
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             let peer = self.peer(*team, peer);
             let to = self.bytes("a put to", dst.0, dst.1, bytes, peer);
@@ -239,11 +239,11 @@ impl Call<'_> {
     }
 }
 
-/// Declares the functions, which differ in how they specify the signal.
+/// Declares functions that run `body` on the coop's first thread.
 macro_rules! functions {
     ($($name:ident($($arg:ident: $type:ty),*) = $label:literal, $call:ident,
        $coop:ident => $body:expr;)*) => { $(
-        #[allow(clippy::too_many_arguments, reason = "NCCL's")]
+        #[allow(clippy::too_many_arguments, reason = "NCCL's signature")]
         pub(in crate::nccl) unsafe extern "C-unwind" fn $name(net: *mut Gin, $($arg: $type),*) {
             // SAFETY: the kernel passes a handle, a coop, a team and windows.
             unsafe {
@@ -344,7 +344,7 @@ functions! {
 }
 
 impl Call<'_> {
-    /// A get, by the coop's first thread.
+    /// Posts a get. Called by the coop's first thread.
     ///
     /// # Safety
     ///
@@ -356,7 +356,7 @@ impl Call<'_> {
         local: (*mut c_void, usize),
         bytes: usize,
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             let peer = self.peer(*team, peer);
             let from = self.bytes("a get from", remote.0, remote.1, bytes, peer);

@@ -1,8 +1,8 @@
-//! Shadows: a rank's expected signal values, in its own memory; and their reset.
+//! Signal shadows: a rank's expected signal values, in its own memory. Also resets signals.
 //!
 //! # Safety
 //!
-//! Shadows lie in the resources of the device communicator, and threads take turns.
+//! Shadows lie in the resources of the device communicator, and only one thread runs at a time.
 
 use devcomm_types::WaitKind;
 use devcomm_types::nccl::{CoopAny, Gin};
@@ -13,7 +13,7 @@ use crate::waits::{self, Until};
 impl Call<'_> {
     /// Waits on this thread until signal `id` has reached `least`; returns the signal's address.
     fn wait_here(&self, id: u32, least: u64, bits: u32) -> *const u64 {
-        let word: *const u64 = self.mine().signals[self.signal(id)].as_ptr();
+        let word: *const u64 = self.own_rank().signals[self.signal(id)].as_ptr();
         let what = self.wait_for(WaitKind::Signal, id, least);
         waits::until(self.thread, Until::Reached { word, least, bits }, what, None, self.at);
         word
@@ -26,7 +26,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn pointer(net: *mut Gin, signal: u
 }
 
 pub(in crate::nccl) unsafe extern "C-unwind" fn increase(net: *mut Gin, signal: u32, delta: u64) {
-    // SAFETY: the kernel passes a handle; a shadow of the device communicator.
+    // SAFETY: the kernel passes a handle; the shadow is the device communicator's.
     unsafe {
         let call = Call::on(net);
         let shadow = call.shadow(signal);
@@ -42,8 +42,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn wait_meet(
     bits: i32,
     _ord: i32,
 ) {
-    // SAFETY: the kernel passes a handle and a coop; a shadow of the device communicator, which
-    // thread 0 reads after the barrier.
+    // SAFETY: the kernel passes a handle and a coop; the shadow is the device communicator's.
     unsafe {
         let call = Call::on(net);
         let (shadow, bits) = (call.shadow(signal), call.bits(bits));
@@ -53,7 +52,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn wait_meet(
     }
 }
 
-#[allow(clippy::too_many_arguments, reason = "NCCL's")]
+#[allow(clippy::too_many_arguments, reason = "NCCL's signature")]
 pub(in crate::nccl) unsafe extern "C-unwind" fn wait_follow(
     net: *mut Gin,
     coop: *const CoopAny,
@@ -65,15 +64,15 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn wait_follow(
     _ord: i32,
 ) {
     const NAME: &str = "a wait for a signal";
-    // SAFETY: the kernel passes a handle, a coop and room for two numbers; a shadow of the device
-    // communicator.
+    // SAFETY: the kernel passes a handle, a coop and pointers for two results; the shadow is the
+    // device communicator's.
     unsafe {
         let call = Call::on(net);
         let (shadow, bits) = (call.shadow(signal), call.bits(bits));
         let (coop, rank) = call.coop(coop);
         call.sync(coop, NAME);
         let old = shadow.read_volatile();
-        // No thread may read what thread 0 writes for the previous value. NCCL relies on its
+        // All threads read the old value before thread 0 writes the new one. NCCL relies on its
         // threads' timing.
         call.sync(coop, NAME);
         if rank == 0 {
@@ -89,18 +88,18 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn wait_follow(
 }
 
 pub(in crate::nccl) unsafe extern "C-unwind" fn reset_signal(net: *mut Gin, signal: u32) {
-    // SAFETY: the kernel passes a handle; a shadow of the device communicator.
+    // SAFETY: the kernel passes a handle; the shadow is the device communicator's.
     unsafe {
         let call = Call::on(net);
-        let place = call.signal(signal);
-        let cell = &call.mine().signals[place];
+        let index = call.signal(signal);
+        let cell = &call.own_rank().signals[index];
         if call.gpus.network.will_change(cell.as_ptr()) {
             call.misuse(format!(
                 "signal {signal} is reset while an operation that signals it is under way"
             ));
         }
         cell.set(0);
-        call.mine().ops[place].set(None);
+        call.own_rank().ops[index].set(None);
         call.shadow(signal).write_volatile(0);
         call.gpus.progress();
     }

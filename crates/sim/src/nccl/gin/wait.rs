@@ -1,4 +1,4 @@
-//! Completion: flushes, counters, signals and their shadows.
+//! Flushes, and reads, waits and resets of counters and signals.
 
 use std::ffi::c_void;
 
@@ -14,12 +14,12 @@ const SUCCESS: i32 = 0;
 /// NCCL: `ncclTimeout`.
 const TIMEOUT: i32 = 8;
 
-/// Mark of a request of this simulator, above the peer's rank.
+/// Tag of a request, in the upper 32 bits. The lower ones have the peer's rank.
 const REQUEST: u64 = 0x6e63_636c << 32;
 
 impl Call<'_> {
-    /// Waits. A timeout of 0 cycles polls once; any other expires when only waits with a timeout
-    /// could make progress.
+    /// Waits. A timeout of 0 cycles polls once; a longer timeout expires only if nothing else can
+    /// make progress.
     fn wait(&self, until: Until, what: WaitFor, timeout: Option<u64>) -> i32 {
         if timeout == Some(0) {
             self.thread.suspend(Wait::Spin { at: self.at });
@@ -41,13 +41,13 @@ impl Call<'_> {
         }
     }
 
-    /// Completion of all operations posted to a queue so far.
+    /// The condition that all operations posted to a queue so far are complete.
     fn all_of(&self, queue: QueueKey, gets: bool) -> Until {
         Until::Complete { queue, before: self.gpus.network.next(queue), gets }
     }
 
-    /// Waits for this context's operations to the peers that are the thread's share among `size`
-    /// threads.
+    /// Waits for this context's operations to the peers that thread `rank` of `size` threads
+    /// handles.
     fn flush_share(&self, rank: u32, size: u32, gets: bool, timeout: Option<u64>) -> i32 {
         for peer in (rank..self.gin.gpus.len() as u32).step_by(size.max(1) as usize) {
             let mut what = self.wait_for(WaitKind::Flush, 0, 0);
@@ -67,7 +67,7 @@ impl Call<'_> {
         self.wait(self.all_of(self.queue(peer), true), what, None);
     }
 
-    /// A flush by a coop.
+    /// Flushes this context; the coop's threads share the peers.
     ///
     /// # Safety
     ///
@@ -79,7 +79,7 @@ impl Call<'_> {
         timeout: Option<u64>,
     ) -> i32 {
         const NAME: &str = "a flush";
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let (coop, rank) = unsafe { self.coop(coop) };
         self.sync(coop, NAME);
         let result = self.flush_share(rank, coop.size(self.thread), gets, timeout);
@@ -87,7 +87,7 @@ impl Call<'_> {
         result
     }
 
-    /// Thread 0 of the coop waits for a value; the others return success.
+    /// The coop's first thread waits for a value; the other threads return success.
     ///
     /// # Safety
     ///
@@ -103,7 +103,7 @@ impl Call<'_> {
     ) -> i32 {
         let mut result = SUCCESS;
         let bits = self.bits(bits);
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             self.once(coop, name, || {
                 result =
@@ -115,7 +115,7 @@ impl Call<'_> {
 
     /// Waits on this thread until signal `id` of a barrier has reached `least`, in 32 bits.
     pub(super) fn wait_barrier(&self, id: u32, least: u32, what: WaitFor) {
-        let word = self.mine().signals[self.signal(id)].as_ptr();
+        let word = self.own_rank().signals[self.signal(id)].as_ptr();
         let until = Until::Reached { word, least: least.into(), bits: 32 };
         self.wait(until, what, None);
     }
@@ -124,8 +124,7 @@ impl Call<'_> {
     fn read(&self, word: *const u64, bits: i32) -> u64 {
         let mask = u64::MAX >> (64 - self.bits(bits));
         self.thread.suspend(Wait::Spin { at: self.at });
-        // SAFETY: a signal or counter of the device communicator, or a word of a window that was
-        // checked.
+        // SAFETY: a signal or counter of the device communicator, or a checked word of a window.
         (unsafe { word.read_volatile() }) & mask
     }
 
@@ -139,7 +138,7 @@ impl Call<'_> {
         timeout: Option<u64>,
     ) -> i32 {
         let mut result = SUCCESS;
-        // SAFETY: the caller's; the kernel passes a coop.
+        // SAFETY: the caller's contract; the kernel passes a coop.
         unsafe {
             self.once(coop, "a wait for a flush", || {
                 let GinRequest([peer, before]) = *request;
@@ -172,14 +171,14 @@ macro_rules! waits {
     ($( $plain:ident, $timed:ident($($arg:ident: $type:ty),*)
         = |$call:ident, $timeout:ident| $wait:expr; )*) => { $(
         pub(in crate::nccl) unsafe extern "C-unwind" fn $plain(net: *mut Gin, $($arg: $type),*) {
-            // SAFETY: the kernel passes a handle, a coop, and what else the types say.
+            // SAFETY: the kernel passes a handle, a coop, and valid pointers.
             unsafe {
                 let ($call, $timeout) = (Call::on(net), None);
                 $wait;
             }
         }
 
-        #[allow(clippy::too_many_arguments, reason = "NCCL's")]
+        #[allow(clippy::too_many_arguments, reason = "NCCL's signature")]
         pub(in crate::nccl) unsafe extern "C-unwind" fn $timed(
             net: *mut Gin,
             $($arg: $type,)*
@@ -195,7 +194,7 @@ macro_rules! waits {
 }
 
 waits! {
-    // With a timeout, PROXY's does not wait until the data of gets is visible.
+    // PROXY's flush with a timeout does not wait until the data of gets is visible.
     flush_v2, flush_timeout(
         coop: *const CoopAny, _ord: i32, _is_descriptor: bool, _descriptor: *mut GinDescriptorSmem
     ) = |call, timeout| call.flush(coop, timeout.is_none(), timeout);
@@ -206,14 +205,14 @@ waits! {
     wait_counter, wait_counter_timeout(
         coop: *const CoopAny, counter: u32, least: u64, bits: i32, _ord: i32
     ) = |call, timeout| {
-        let word = call.mine().counters[call.counter(counter)].as_ptr();
+        let word = call.own_rank().counters[call.counter(counter)].as_ptr();
         let what = call.wait_for(WaitKind::Counter, counter, least);
         call.wait_value(coop, "a wait for a counter", word, what, bits, timeout)
     };
     wait_signal, wait_signal_timeout(
         coop: *const CoopAny, signal: u32, least: u64, bits: i32, _ord: i32
     ) = |call, timeout| {
-        let word = call.mine().signals[call.signal(signal)].as_ptr();
+        let word = call.own_rank().signals[call.signal(signal)].as_ptr();
         let what = call.wait_for(WaitKind::Signal, signal, least);
         call.wait_value(coop, "a wait for a signal", word, what, bits, timeout)
     };
@@ -226,7 +225,7 @@ waits! {
     };
 }
 
-#[allow(clippy::too_many_arguments, reason = "NCCL's")]
+#[allow(clippy::too_many_arguments, reason = "NCCL's signature")]
 pub(in crate::nccl) unsafe extern "C-unwind" fn flush_async(
     net: *mut Gin,
     team: *const Team,
@@ -237,7 +236,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn flush_async(
     _is_descriptor: bool,
     _descriptor: *mut GinDescriptorSmem,
 ) {
-    // SAFETY: the kernel passes a handle, a team, a coop and room for a request.
+    // SAFETY: the kernel passes a handle, a team, a coop and memory for a request.
     unsafe {
         let call = Call::on(net);
         call.once(coop, "the start of a flush", || {
@@ -256,13 +255,13 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn read_counter(
 ) -> u64 {
     // SAFETY: the kernel passes a handle.
     let call = unsafe { Call::on(net) };
-    call.read(call.mine().counters[call.counter(counter)].as_ptr(), bits)
+    call.read(call.own_rank().counters[call.counter(counter)].as_ptr(), bits)
 }
 
 pub(in crate::nccl) unsafe extern "C-unwind" fn reset_counter(net: *mut Gin, counter: u32) {
     // SAFETY: the kernel passes a handle.
     let call = unsafe { Call::on(net) };
-    let cell = &call.mine().counters[call.counter(counter)];
+    let cell = &call.own_rank().counters[call.counter(counter)];
     if call.gpus.network.will_change(cell.as_ptr()) {
         call.misuse(format!("counter {counter} is reset while a put that it counts is under way"));
     }
@@ -278,7 +277,7 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn read_signal(
 ) -> u64 {
     // SAFETY: the kernel passes a handle.
     let call = unsafe { Call::on(net) };
-    call.read(call.mine().signals[call.signal(signal)].as_ptr(), bits)
+    call.read(call.own_rank().signals[call.signal(signal)].as_ptr(), bits)
 }
 
 pub(in crate::nccl) unsafe extern "C-unwind" fn read_signal_va(
@@ -306,12 +305,12 @@ pub(in crate::nccl) unsafe extern "C-unwind" fn reset_signal_va(
         let word = call.va_word(window, offset, call.handle.rank);
         if call.gpus.network.will_change(word) {
             call.misuse(format!(
-                "the signal at byte {offset} of a window is reset while one that counts it is \
-                under way"
+                "the signal at byte {offset} of a window is reset while an operation that \
+                signals it is under way"
             ));
         }
         word.write_volatile(0);
-        call.mine().va_ops.borrow_mut().remove(&word.addr());
+        call.own_rank().va_ops.borrow_mut().remove(&word.addr());
         call.gpus.progress();
     }
 }
