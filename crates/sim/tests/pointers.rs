@@ -22,7 +22,7 @@ use nccl_device::{DevComm, Window};
 /// `at` is valid for a write.
 #[track_caller]
 unsafe fn leave_name(at: *mut c_void, comm: &raw::DevComm) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { mem::store(at.cast(), comm.rank as u32 + 1) };
 }
 

@@ -94,7 +94,7 @@ pub unsafe fn put(
     counter: Option<u32>,
 ) {
     let (kind, va, id, strong, op, arg) = then.parts();
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         raw::ncclGinPut_v3(
             net,
@@ -141,7 +141,7 @@ pub unsafe fn put_value(
 ) {
     let (kind, _, id, _, op, arg) = then.parts();
     let (signals, one, none) = (kind == INDEXED, thread_coop(), null_mut());
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         raw::ncclGinPutValue(
             net, team, peer, window, offset, value, bytes, signals, id, op, arg, &one, false, none,
@@ -158,7 +158,7 @@ pub unsafe fn put_value(
 #[track_caller]
 pub unsafe fn signal(net: &mut Gin, team: &Team, peer: i32, then: SignalMode) {
     let (kind, va, id, strong, op, arg) = then.parts();
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         raw::ncclGinSignal_v3(
             net,
@@ -196,7 +196,7 @@ pub fn handle<T: devcomm_types::Element>(
 /// NCCL's contract.
 #[track_caller]
 pub unsafe fn wait(net: &mut Gin, id: u32, least: u64) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { raw::ncclGinWaitSignal(net, &thread_coop(), id, least, 64, ACQ_REL) };
 }
 
@@ -207,7 +207,7 @@ pub unsafe fn wait(net: &mut Gin, id: u32, least: u64) {
 /// NCCL's contract.
 #[track_caller]
 pub unsafe fn flush(net: &mut Gin) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { raw::ncclGinFlush(net, &thread_coop(), ACQ_REL) };
 }
 
