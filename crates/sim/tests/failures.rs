@@ -71,7 +71,7 @@ fn a_deadlock_names_who_waits_for_which_peer_and_where() {
     // Rank 1's kernel has ended.
     assert_eq!(stall.ended, [1, 0, 1]);
     let lines: Vec<_> = text.lines().collect();
-    assert_eq!(lines[0], "nothing can go on");
+    assert_eq!(lines[0], "deadlock");
     let line = |line: &str| lines.iter().any(|l| l.starts_with(line));
     assert!(line("  GPU 0: kernel `rank_1_skips` runs"), "{text}");
     assert!(
