@@ -87,7 +87,7 @@ fn release_if_complete(block: &Block, id: u32, except: Option<&Thread>) -> bool 
     true
 }
 
-/// A thread of the block exited: this may complete barriers for all threads.
+/// Completes barriers for all threads that waited only for a thread that has exited.
 pub(crate) fn thread_ended(block: &Block) {
     for id in 0..block.barriers.len() {
         let barrier = &block.barriers[id];
