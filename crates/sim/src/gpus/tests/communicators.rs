@@ -123,7 +123,7 @@ unsafe fn introduce_by_gin(comm: DevComm, words: Window<u32>, flushes: bool) {
     }
 }
 
-/// Does as `introduce` with multicast stores.
+/// As `introduce`, with multicast stores.
 #[kernel]
 unsafe fn introduce_to_all(comm: DevComm, words: Window<u32>) {
     let me = comm.lsa_team().rank as usize;
