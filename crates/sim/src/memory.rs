@@ -276,7 +276,7 @@ impl Memory {
         };
         if let Some((start, LiveMemory { end, owner, .. })) = before {
             if address < *end {
-                return format!("in {owner}, but not accessible to the rank or beyond the end");
+                return format!("in {owner}, which the rank cannot access or the access exceeds");
             }
             let behind = address - end;
             if after.is_none_or(|(next, _)| behind <= next - address) {

@@ -347,13 +347,13 @@ fn an_abort_waits_for_the_kernels_of_its_gpu() {
             scope.spawn(move || {
                 let _attached = ticket.attach();
                 ok(nccl!(comm_abort(addresses.0 as RawComm)));
-                // SAFETY: as above.
+                // SAFETY: as for the first write.
                 assert_eq!(unsafe { (addresses.1 as *const u32).read_volatile() }, 1);
             });
             for _ in 0..20 {
                 rank.stream();
             }
-            // SAFETY: as above.
+            // SAFETY: as for the first write.
             unsafe { flag.write_volatile(1) };
             rank.synchronize(stream);
         });

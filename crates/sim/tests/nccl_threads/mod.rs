@@ -43,7 +43,7 @@ pub const INVALID_USAGE: c_int = 5;
 
 pub const OK: CUresult = CUresult::CUDA_SUCCESS;
 
-/// A host thread's rank `me`, which is also its GPU, and what it uses. The GPU's context is current.
+/// A host thread of rank `me`, with the context of GPU `me` current.
 pub struct Thread {
     pub me: usize,
     n: usize,
