@@ -31,7 +31,7 @@ pub(crate) struct Launch {
     pub(crate) block: [u32; 3],
     /// Dynamic shared memory per block in bytes.
     pub(crate) dynamic_shared: usize,
-    /// Whether all blocks are co-resident: the grid starts when all its blocks fit at once.
+    /// Whether the grid starts only when all its blocks fit besides the running ones.
     pub(crate) cooperative: bool,
     /// Runs one thread of the kernel on its coroutine; contains the arguments.
     pub(crate) body: Rc<dyn Fn()>,

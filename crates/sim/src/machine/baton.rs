@@ -1,4 +1,4 @@
-//! Schedules host threads: one at a time runs, and its *baton* is passed on by the machine.
+//! Schedules host threads: at any time one has the machine's *baton*, the permission to run.
 //!
 //! A host thread that uses the machine is a *client*. It calls the machine by posting a closure,
 //! which the machine's thread polls until it is ready. Between two calls, only the client that has
