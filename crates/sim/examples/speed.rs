@@ -1,5 +1,5 @@
-//! How fast the simulator is: element accesses and switches a second, for an all-reduce over LSA.
-//! In processor time, the best of five.
+//! Measures the simulator's speed: element accesses per second and time per thread switch, for an
+//! all-reduce over LSA. In processor time, the best of five launches.
 //!
 //! `cargo run -p devcomm-sim --example speed -- [RANKS [BLOCKS [THREADS [ELEMENTS]]]]`
 
@@ -19,11 +19,11 @@ unsafe fn allreduce(comm: DevComm, send: Window<f32>, recv: Window<f32>, count: 
     while i < begin + each {
         let mut sum = 0.0;
         for peer in 0..team.n_ranks {
-            // SAFETY: below `count`; the barriers order it.
+            // SAFETY: `i` is below `count`; the barriers order the accesses.
             sum += unsafe { send.lsa(peer).load(i) };
         }
         for peer in 0..team.n_ranks {
-            // SAFETY: as above.
+            // SAFETY: as for the load.
             unsafe { recv.lsa(peer).store(i, sum) };
         }
         i += (thread::grid_dim_x() * thread::block_dim_x()) as usize;
@@ -38,7 +38,7 @@ unsafe fn barriers(count: u32) {
     }
 }
 
-/// Processor time of this process in seconds: other work on the computer does not count.
+/// Processor time of this process in seconds, which excludes other processes' work.
 fn processor_time() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the clock writes to the struct.
@@ -52,12 +52,12 @@ fn main() -> Result<()> {
     };
     let (ranks, grid, block) = (number(1, 8), number(2, 8) as u32, number(3, 256) as u32);
     let count = number(4, 1 << 18);
-    println!("{ranks} ranks, {grid} blocks of {block} threads, {count} elements a rank");
+    println!("{ranks} ranks, {grid} blocks of {block} threads, {count} elements per rank");
     let all = || Simulation::new(ranks);
     let accesses = (2 * count * ranks) as f64;
     for (what, simulation) in [
-        ("unwatched", all().watch(false)),
-        ("watched (default)", all()),
+        ("unchecked", all().watch(false)),
+        ("checked (default)", all()),
         ("random order", all().seed(7)),
         ("preempted", all().preempt(true)),
         ("preempted, random", all().preempt(true).seed(7)),
@@ -78,12 +78,12 @@ fn main() -> Result<()> {
     let (seconds, switches) = best(all(), |_| {
         Ok(|gpu: &Gpu<'_>| gpu.launch(barriers::args(100_u32).grid(grid).block(block)))
     })?;
-    println!("sync_threads: {:.0} ns a thread and barrier", seconds * 1e9 / switches as f64);
+    println!("sync_threads: {:.0} ns per thread and barrier", seconds * 1e9 / switches as f64);
     Ok(())
 }
 
-/// Processor time of the fastest of five launches in seconds, and how often a thread got its turn
-/// in one.
+/// Processor time of the fastest of five launches in seconds, and the number of thread switches
+/// per launch.
 fn best<L: Fn(&Gpu<'_>) -> Result<()>>(
     simulation: Simulation,
     prepare: impl Fn(&Gpu<'_>) -> Result<L> + Sync,

@@ -1,4 +1,4 @@
-//! Barriers of a block (PTX `bar.sync`): 16 of them; barrier 0 is `sync_threads`.
+//! The 16 barriers of a block (PTX `bar.sync`). Barrier 0 is `sync_threads`.
 
 use std::cell::Cell;
 
@@ -25,10 +25,7 @@ pub(crate) fn arrive(thread: &Thread, id: u32, count: u32, coop_call: Option<Coo
     if !count.is_multiple_of(32) {
         thread.misuse(
             at,
-            format!(
-                "barrier {id} for {count} threads, which is not a multiple of \
-                                  the warp size"
-            ),
+            format!("barrier {id} for {count} threads, which is not a multiple of the warp size"),
         );
     }
     if count > block.size.next_multiple_of(32) {
@@ -51,7 +48,7 @@ pub(crate) fn arrive(thread: &Thread, id: u32, count: u32, coop_call: Option<Coo
                     ),
                 );
             }
-            // Optimised builds merge calls, and with them their call sites.
+            // Optimised builds may merge calls from different call sites.
             if cfg!(debug_assertions) && id == 0 && other != at {
                 let what = "sync_threads".to_owned();
                 let (kernel, thread_id) = (thread.kernel(), thread.id());
@@ -72,7 +69,7 @@ fn release_if_complete(block: &Block, id: u32, except: Option<&Thread>) -> bool 
     let barrier = &block.barriers[id as usize];
     let needed = match barrier.count.get() {
         0 => block.live.get(),
-        // A block's last warp may be partial; missing lanes count as arrived.
+        // A partial last warp's missing lanes count as arrived.
         count => count.min(block.size),
     };
     if barrier.arrived.get() < needed.max(1) {
@@ -90,7 +87,7 @@ fn release_if_complete(block: &Block, id: u32, except: Option<&Thread>) -> bool 
     true
 }
 
-/// A thread of the block exited: this may complete barriers for all threads.
+/// Completes barriers for all threads that waited only for a thread that has exited.
 pub(crate) fn thread_ended(block: &Block) {
     for id in 0..block.barriers.len() {
         let barrier = &block.barriers[id];

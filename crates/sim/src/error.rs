@@ -1,4 +1,4 @@
-//! Errors of a simulated machine, and reports of deadlocks and stalls.
+//! The errors of a simulated machine, and what every thread waits for at a deadlock.
 
 use std::fmt;
 use std::panic::Location;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use devcomm_types::WaitFor;
 
-/// A result of this crate.
+/// A `Result` with this crate's error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A location in a kernel's source.
@@ -15,7 +15,7 @@ pub type Site = &'static Location<'static>;
 /// Identifies a simulated thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ThreadId {
-    /// Rank in the world, which is the number of the GPU.
+    /// Rank in the world, which is also the GPU's number.
     pub rank: usize,
     /// The block's number in its grid, x first.
     pub block: u32,
@@ -33,7 +33,7 @@ impl fmt::Display for ThreadId {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Waiting {
-    /// A barrier of its block: 0 is `sync_threads`.
+    /// A barrier of the block: 0 is `sync_threads`.
     Block {
         /// Number of the barrier.
         barrier: u32,
@@ -43,17 +43,17 @@ pub enum Waiting {
         /// Lanes that take part.
         mask: u32,
     },
-    /// The threads of its own coop, inside an LSA barrier.
+    /// The other threads of the same coop, in an LSA barrier.
     Coop {
         /// Index of the LSA barrier.
         index: u32,
     },
-    /// The threads of its own coop, inside another call of NCCL.
+    /// The other threads of the same coop, in another NCCL call.
     CoopIn {
         /// The call.
         call: &'static str,
     },
-    /// A named wait of `nccl_device` or of the network.
+    /// What a wait of `nccl_device` or for the network declares.
     For(WaitFor),
     /// Peers, in an LSA barrier.
     Peers {
@@ -62,11 +62,11 @@ pub enum Waiting {
         /// The ranks of the barrier's team that have not arrived, as world ranks.
         missing: Vec<usize>,
     },
-    /// A store by another thread: it spins.
+    /// A store by another thread: the thread polls memory.
     Spin,
-    /// Nothing: it is ready to run.
+    /// Nothing: the thread is ready to run.
     Nothing,
-    /// Nothing: it runs without a call into the simulator.
+    /// Nothing: the thread runs without calls into the simulator.
     Computing,
 }
 
@@ -111,19 +111,19 @@ pub struct Waiter {
     pub kernel: &'static str,
     /// Rank in the world.
     pub rank: usize,
-    /// Rank in the communicator of the kernel, if that has other ranks.
+    /// Rank in the kernel's communicator, if it differs from `rank`.
     pub comm_rank: Option<usize>,
     /// The block's number in its grid, x first.
     pub block: u32,
-    /// How many threads.
+    /// The number of threads.
     pub threads: u32,
     /// What they wait for.
     pub what: Waiting,
-    /// Source location, if they wait.
+    /// Where they wait in the kernel's source.
     pub at: Option<Site>,
 }
 
-/// What every thread waits for, at a deadlock or when a kernel does not end.
+/// What every thread waits for, at a deadlock or when a kernel reaches a limit.
 #[derive(Clone, Debug)]
 pub struct Stall {
     /// What host threads and streams wait for, one per line; empty where only kernels are involved.
@@ -145,7 +145,7 @@ impl Stall {
     }
 }
 
-/// Maximum lines of a report; the rest is counted.
+/// Maximum number of waiters that a report lists; it gives the number of the others.
 const MAX_LINES: usize = 40;
 
 impl fmt::Display for Stall {
@@ -179,7 +179,7 @@ impl fmt::Display for Stall {
         }
         for (rank, pending) in self.pending.iter().enumerate().filter(|(_, n)| **n > 0) {
             let wait = if *pending == 1 { "block waits" } else { "blocks wait" };
-            write!(f, "\n  rank {rank}: {pending} {wait} for room on the device")?;
+            write!(f, "\n  rank {rank}: {pending} {wait} for free resources on the GPU")?;
         }
         Ok(())
     }
@@ -192,14 +192,14 @@ pub enum Error {
     /// Invalid settings of the machine.
     #[error("simulator: {0}")]
     Settings(String),
-    /// The host has no memory or address space left.
+    /// The host has not enough memory or address space.
     #[error("cannot map {bytes} bytes for each of {ranks} ranks: {source}")]
     Memory {
         /// Bytes per rank.
         bytes: usize,
-        /// Ranks.
+        /// The number of ranks.
         ranks: usize,
-        /// The system's answer.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// The stacks of the simulated threads cannot be mapped.
@@ -208,14 +208,14 @@ pub enum Error {
         smaller Simulation::stack_size"
     )]
     Stacks {
-        /// Simulated threads at one time.
+        /// Simulated threads that exist at the same time.
         threads: usize,
         /// Bytes per thread.
         bytes: usize,
-        /// The system's answer.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// A launch that a GPU or the host library refuses too.
+    /// An invalid launch, which a GPU or the simulator refuses.
     #[error("{kernel} cannot be launched: {reason}")]
     Launch {
         /// Name of the kernel.
@@ -224,7 +224,7 @@ pub enum Error {
         reason: String,
     },
     /// Deadlock: every thread waits, and nothing can wake one.
-    #[error("nothing can go on{_0}")]
+    #[error("deadlock{_0}")]
     Deadlock(Box<Stall>),
     /// Livelock: every thread polls or waits, and none stores.
     #[error(
@@ -246,13 +246,13 @@ pub enum Error {
     Divergent {
         /// Name of the kernel.
         kernel: &'static str,
-        /// The thread that came second.
+        /// The thread that arrived second.
         thread: ThreadId,
         /// The operation.
         what: String,
         /// Where the thread is.
         at: Site,
-        /// Where the first one is.
+        /// Where the first thread is.
         other: Site,
     },
     /// An access outside the memory that the kernel may use.
@@ -268,21 +268,21 @@ pub enum Error {
         bytes: usize,
         /// Its address.
         address: usize,
-        /// The nearest memory.
+        /// The address relative to the nearest live memory.
         where_to: String,
         /// Where in the kernel.
         at: Site,
     },
-    /// A plain dereference, which the simulator does not check, faulted.
-    #[error("{kernel}: {thread} touched {where_to}, by a plain access")]
+    /// A fault of a plain dereference, which the simulator does not check.
+    #[error("{kernel}: {thread} accessed {where_to}, by a plain dereference")]
     Fault {
         /// Name of the kernel.
         kernel: &'static str,
         /// The thread.
         thread: ThreadId,
-        /// The address, where the processor reports it.
+        /// The address, if the processor reports one.
         address: Option<usize>,
-        /// The address, and the nearest memory.
+        /// The address, also relative to the nearest live memory.
         where_to: String,
     },
     /// A write beyond the end of a shared array.
@@ -299,7 +299,7 @@ pub enum Error {
         block: u32,
         /// `static` or `dynamic`.
         what: &'static str,
-        /// Its length.
+        /// The array's length.
         bytes: usize,
     },
     /// A kernel panicked.
@@ -314,7 +314,7 @@ pub enum Error {
         /// The panic's message.
         message: String,
     },
-    /// A call that violates the contract of the function called.
+    /// A call that violates the called function's contract.
     #[error("{kernel}: {thread} at {at}: {what}")]
     Misuse {
         /// Name of the kernel.
@@ -326,9 +326,9 @@ pub enum Error {
         /// Where in the kernel.
         at: Site,
     },
-    /// A block needs more static shared memory than it can have.
+    /// A block needs more static shared memory than the limit.
     #[error(
-        "{kernel}: {thread} asks for an array of {bytes} bytes, but a block has at most {limit} \
+        "{kernel}: {thread} needs a shared array of {bytes} bytes, but a block has at most {limit} \
         bytes of static shared memory"
     )]
     SharedMemory {
@@ -356,7 +356,7 @@ pub enum Error {
     },
 }
 
-/// Which limit a kernel reached.
+/// The limit that a kernel reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Limit {

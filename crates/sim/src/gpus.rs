@@ -1,8 +1,8 @@
 //! The simulated GPUs: launches, running grids and the state that threads and hooks share.
 //!
-//! [`Gpus`] live as long as their machine. A [`Launch`] gives one GPU a grid; its blocks go to
-//! multiprocessors with free resources, so that grids of one GPU overlap where they fit.
-//! [`Gpus::step`] runs what is ready for a while.
+//! A machine has one [`Gpus`]. A [`Launch`] is a grid for one GPU. Its blocks run on
+//! multiprocessors with free resources, so grids on one GPU overlap if both fit. [`Gpus::step`]
+//! runs the ready blocks once.
 
 #[cfg(test)]
 mod tests;
@@ -25,16 +25,15 @@ pub(crate) struct Launch {
     /// Name of the kernel, for reports.
     pub(crate) kernel: &'static str,
     pub(crate) gpu: usize,
-    /// Blocks, by dimension.
+    /// Blocks in each dimension.
     pub(crate) grid: [u32; 3],
-    /// Threads of a block, by dimension.
+    /// Threads per block in each dimension.
     pub(crate) block: [u32; 3],
-    /// Dynamic shared memory of a block in bytes.
+    /// Dynamic shared memory per block in bytes.
     pub(crate) dynamic_shared: usize,
-    /// Whether all blocks are co-resident: the grid starts when all of them fit beside the running
-    /// ones.
+    /// Whether the grid starts only when all its blocks fit besides the running ones.
     pub(crate) cooperative: bool,
-    /// Runs one thread of the kernel on its coroutine; holds the arguments.
+    /// Runs one thread of the kernel on its coroutine; contains the arguments.
     pub(crate) body: Rc<dyn Fn()>,
 }
 
@@ -46,9 +45,9 @@ pub(crate) struct GridId(pub(crate) u64);
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Activity {
-    /// Switches to a thread.
+    /// Number of switches to a thread.
     pub switches: u64,
-    /// Accesses through cuda_std, if [watched](Simulation::watch).
+    /// Number of accesses through cuda_std, if [checked](Simulation::watch).
     pub accesses: u64,
     /// A hash of the order in which threads ran: equal for the same program and seed.
     pub trace: u64,
@@ -64,14 +63,14 @@ pub(crate) enum Step {
     Progress,
     /// No grid runs, and no network operation is in flight.
     Idle,
-    /// All threads wait, and neither a thread nor the network can wake one. The host may, or a
-    /// timeout ([`Gpus::advance`]); otherwise it is a deadlock ([`Gpus::stall`] has the report).
+    /// All threads wait, and neither a thread nor the network can wake one. The host or a timeout
+    /// ([`Gpus::advance`]) may; otherwise it is a deadlock ([`Gpus::stall`] is the report).
     Stuck,
-    /// Threads poll without declaring what for, and nothing has changed for a while: time may
-    /// advance ([`Gpus::advance`]). If nothing changes for long, the step fails with
+    /// Threads poll without declaring what they wait for, and nothing has changed for some polls:
+    /// time may advance ([`Gpus::advance`]). If nothing changes for long, the step fails with
     /// [`Error::Livelock`].
     Spinning,
-    /// A kernel failed or reached a limit: all running grids were ended, as by [`Gpus::reset`].
+    /// A kernel failed or reached a limit, and [`Gpus::reset`] ended all grids.
     Failed(Error),
 }
 
@@ -79,14 +78,14 @@ pub(crate) enum Step {
 struct Session {
     kernel: &'static str,
     grid: GridId,
-    /// Index in its block of the thread that opened it.
+    /// Index in the block of the thread that opened the session.
     tid: u32,
     open: OpenSession,
 }
 
 /// The simulated GPUs: threads, network and clock, on one OS thread.
 ///
-/// Threads and hooks share it, so mutable state is in cells. The scheduler has its own.
+/// Threads and hooks share this, so mutable state is in cells. The rest is in the scheduler.
 pub(crate) struct Gpus {
     pub(crate) settings: Simulation,
     /// The registry of live memory.
@@ -105,14 +104,14 @@ pub(crate) struct Gpus {
     pub(crate) calls: Cell<u64>,
     /// All hook calls when the watchdog last checked.
     pub(crate) last_activity: Cell<u64>,
-    /// Whether the watchdog has stopped a thread.
+    /// Whether the watchdog has stopped a thread that computes without calls.
     pub(crate) interrupted: Cell<bool>,
     /// Value of [`accesses`](Self::accesses) at which the running thread yields.
     pub(crate) slice_end: Cell<u64>,
     pub(crate) clock: Cell<u64>,
     /// Polls since memory last changed.
     pub(crate) idle: Cell<u64>,
-    /// Number of the current run of passes in which threads only polled.
+    /// Number of the current streak, a run of passes in which threads only polled.
     pub(crate) streak: Cell<u64>,
     /// Open sessions by address of the barrier's epoch word.
     sessions: RefCell<LiteMap<usize, Session>>,
@@ -121,7 +120,7 @@ pub(crate) struct Gpus {
 }
 
 impl Gpus {
-    /// Idle GPUs over `memory`.
+    /// Idle GPUs with the memory registry `memory`.
     pub(crate) fn new(settings: &Simulation, memory: Rc<Memory>) -> Rc<Self> {
         nccl::install();
         panics::install();
@@ -148,8 +147,8 @@ impl Gpus {
         })
     }
 
-    /// Launches a grid. It starts when its GPU has room and the grids launched before it have
-    /// started.
+    /// Launches a grid. It starts when its GPU has free resources and the grids launched before it
+    /// have started.
     ///
     /// # Errors
     ///
@@ -166,7 +165,7 @@ impl Gpus {
         self.scheduler.borrow().resident(threads, dynamic_shared)
     }
 
-    /// One pass over the ready blocks, then the network.
+    /// Runs one pass over the ready blocks, then the network.
     pub(crate) fn step(&self) -> Step {
         let result = self.scheduler.borrow_mut().pass(self);
         result.unwrap_or_else(|error| {
@@ -190,8 +189,8 @@ impl Gpus {
         self.scheduler.borrow_mut().is_done(grid)
     }
 
-    /// Ends all running and pending grids and drops operations in flight. Restarts the random order
-    /// from the seed.
+    /// Ends all running and pending grids, drops operations in flight, and restarts the random
+    /// order from the seed.
     pub(crate) fn reset(&self) {
         self.scheduler.borrow_mut().reset();
         self.network.clear();
@@ -205,21 +204,21 @@ impl Gpus {
         self.progress();
     }
 
-    /// Notes that memory changed, so that polling threads may make progress. The host calls it too
-    /// when it has stored to a GPU's memory.
+    /// Notes that memory changed, so that polling threads may make progress. The host also calls
+    /// this after it has stored to a GPU's memory.
     #[inline]
     pub(crate) fn progress(&self) {
         self.idle.set(0);
     }
 
-    /// Host threads ran and may have written what kernels wait for: threads poll again before they
-    /// count as [stuck](Step::Stuck).
+    /// Makes threads poll again before they count as [stuck](Step::Stuck): host threads ran and may
+    /// have written what kernels wait for.
     pub(crate) fn recheck_waits(&self) {
         self.scheduler.borrow_mut().recheck_waits();
     }
 
-    /// Chooses one of `n`: the first, or at random with a seed. Every random choice is made here,
-    /// so that a run is a function of its seed.
+    /// Chooses an index below `n`: 0, or at random with a seed. All random choices use the same
+    /// generator, so that a run is a function of its seed.
     pub(crate) fn choose(&self, n: usize) -> usize {
         self.scheduler.borrow_mut().choose(n)
     }
@@ -229,13 +228,13 @@ impl Gpus {
         self.clock.get()
     }
 
-    /// Deadline of the kernels' wait that times out first.
+    /// The first deadline of a kernel's wait.
     pub(crate) fn next_deadline(&self) -> Option<u64> {
         self.scheduler.borrow().next_deadline()
     }
 
-    /// Advances the clock to `to`, if that is later, and times out the kernels' wait that is due
-    /// first. (One at a time: what its thread does next may complete other waits.)
+    /// Advances the clock to `to`, if that is later, and times out the kernels' wait with the first
+    /// deadline. (One at a time: what its thread does next may complete other waits.)
     pub(crate) fn advance(&self, to: u64) {
         self.clock.set(self.now().max(to));
         self.scheduler.borrow_mut().time_out(self);
@@ -271,7 +270,7 @@ impl Gpus {
         self.settings.seed.is_some()
     }
 
-    /// Records an error; the first one is kept.
+    /// Records an error, unless there is one.
     pub(crate) fn fail(&self, error: Error) {
         self.failure.borrow_mut().get_or_insert(error);
     }
@@ -285,7 +284,7 @@ impl Gpus {
         self.calls.set(self.calls.get() + 1);
     }
 
-    /// A coop's first thread opens a session on the barrier whose epoch is at `word`.
+    /// Records that a coop's first thread opened a session on the barrier with its epoch at `word`.
     pub(crate) fn session_opened(&self, thread: &Thread, word: usize, index: u32, at: Site) {
         let ThreadId { rank, block, thread: tid } = thread.id();
         let (kernel, grid) = (thread.kernel(), thread.block().grid.id);
@@ -304,12 +303,12 @@ impl Gpus {
         sessions.insert(word, Session { kernel, grid, tid, open });
     }
 
-    /// The session on the barrier whose epoch is at `word` is closed.
+    /// Records that the session on the barrier with its epoch at `word` was closed.
     pub(crate) fn session_closed(&self, word: usize) {
         self.sessions.borrow_mut().remove(&word);
     }
 
-    /// A grid has ended: its open sessions have no owner.
+    /// Moves the open sessions of a grid that has ended to those left open.
     pub(crate) fn grid_ended(&self, grid: GridId) {
         let mut left_open = self.left_open.borrow_mut();
         self.sessions.borrow_mut().retain(|_, session| {

@@ -1,12 +1,12 @@
-//! The simulator's side of cuda_std: the [`Ops`] table.
+//! The simulator's implementation of cuda_std's operations: the [`Ops`] table.
 //!
 //! # Safety
 //!
 //! The scheduler sets [`CTX`](cuda_std::arch::CTX) only to the address of a [`Thread`] of a live
-//! [`Gpus`](crate::gpus::Gpus), with the provenance of the whole object, and hooks run only on that
-//! thread's coroutine while it is current. So the cast of the context's address back to the thread
-//! is sound, and so is its pointer to the GPUs, which outlive all coroutines. All mutable state
-//! behind both is in cells, so no exclusive references exist.
+//! [`Gpus`](crate::gpus::Gpus), with the provenance of the whole object. Hooks run only on the
+//! current thread's coroutine. So the cast of the context's address back to the thread is sound,
+//! and so is the thread's pointer to the GPUs, which outlive all coroutines. All mutable state of
+//! both is in cells, so no exclusive references exist.
 
 use corosensei::Yielder;
 use cuda_std::arch::{Access, MulticastParts, Ops, ThreadCtx};
@@ -24,14 +24,14 @@ use crate::warp::{self, Lane, Op};
 pub(crate) const SLICE: u64 = 1 << 16;
 
 impl Thread {
-    /// The thread of a context.
+    /// The thread whose context is at `ctx`.
     #[inline(always)]
     pub(crate) fn of<'a>(ctx: *const ThreadCtx) -> &'a Thread {
-        // SAFETY: the module's: a context is the start of a thread that runs.
+        // SAFETY: as the module explains, the context is the first field of a running thread.
         unsafe { &*ctx.cast::<Thread>() }
     }
 
-    /// The running thread. Call only on a coroutine.
+    /// The running thread. Must be called on a coroutine.
     pub(crate) fn current<'a>() -> &'a Thread {
         Self::of(cuda_std::arch::CTX.get())
     }
@@ -40,12 +40,11 @@ impl Thread {
     #[inline]
     pub(crate) fn suspend(&self, wait: Wait) {
         if self.unwinding.get() && !matches!(wait, Wait::Failed | Wait::Exited) {
-            // The kernel has panicked and is unwinding: its waits no longer matter.
+            // The kernel has panicked and is unwinding: its waits return at once.
             return;
         }
         self.wait.set(wait);
-        // SAFETY: the yielder is this coroutine's own, set when it started, and lives as long as
-        // its stack.
+        // SAFETY: this coroutine set its yielder when it started; it lives as long as the stack.
         unsafe { Yielder::suspend(&*self.yielder.get(), ()) };
     }
 }
@@ -86,8 +85,8 @@ impl Thread {
             Access::Write | Access::AtomicWrite(..) => gpus.progress(),
             Access::AtomicRmw(..) => self.updating.set(true),
             Access::AtomicRead(..) => {
-                // A thread that accesses new addresses is not polling, unless it says so. (It
-                // yields by itself, so not here.)
+                // A thread that accesses new addresses is not polling, unless it is in a named
+                // wait. (A polling thread yields in `spin`, so not here.)
                 let [a, b, c, d] = self.polled.get();
                 if ![a, b, c, d].contains(&address) && !self.waits.get() {
                     self.polled.set([address, a, b, c]);
@@ -132,7 +131,7 @@ fn out_of_bounds(thread: &Thread, address: usize, bytes: usize, access: Access, 
 }
 
 impl Thread {
-    /// The members' copies behind a multicast address, for an access by the thread.
+    /// The members' copies of the bytes at a multicast address, for an access by the thread.
     pub(crate) fn multimem(&self, address: usize, bytes: usize, at: Site) -> MulticastParts {
         let gpus = self.gpus();
         gpus.accesses.set(gpus.accesses.get() + 1);
@@ -151,7 +150,7 @@ impl Thread {
 
 fn spin(ctx: *const ThreadCtx, at: Site) {
     let thread = Thread::of(ctx);
-    // An update that changed nothing.
+    // The thread spins because its last read-modify-write changed nothing.
     thread.updating.set(false);
     thread.suspend(Wait::Spin { at });
 }
@@ -162,17 +161,17 @@ fn print(ctx: *const ThreadCtx, text: &str) {
     gpus.printed.borrow_mut().push_str(text);
 }
 
-/// Simulated nanoseconds per clock read. Large, so that a kernel that waits for a time soon reaches
-/// it.
-const LOOK: u64 = 1000;
+/// Simulated nanoseconds per clock read: many, so that a kernel that waits for a time reads the
+/// clock few times.
+const CLOCK_READ: u64 = 1000;
 
 fn clock(ctx: *const ThreadCtx) -> u64 {
     let thread = Thread::of(ctx);
-    // A thread that reads the clock may be waiting for a time, which is not a livelock.
+    // A thread that waits for a time is not livelocked.
     let gpus = thread.gpus();
     gpus.progress();
     let now = gpus.clock.get();
-    gpus.clock.set(now + LOOK);
+    gpus.clock.set(now + CLOCK_READ);
     thread.suspend(Wait::Ready);
     now
 }

@@ -1,5 +1,5 @@
-//! A simulated machine: GPUs, a CUDA driver and NCCL in Rust, for programs on computers without a
-//! GPU.
+//! A simulated machine: GPUs, a CUDA driver and NCCL in Rust, to run programs on computers without
+//! a GPU.
 //!
 //! A [`Machine`] implements the two function tables that the host crate calls ([`devcomm_sys`]), so
 //! a program of the host API runs on it unchanged. Host threads take turns; streams, kernels and
@@ -16,31 +16,31 @@
 //!
 //! # The network
 //!
-//! GIN uses the PROXY back end between the simulated GPUs. An operation is in flight when the call
-//! that posts it returns: its source is read later, its data is written later still, and its signal
-//! follows, all while threads wait; with a seed, at random moments. Strong signals follow all
-//! operations posted before them in the same context to the same peer; weak ones follow their own
-//! put, and with a seed may overtake earlier operations. So a kernel that omits a flush or a wait
-//! fails for some seed. Windows, peers, signals and counters are checked when an operation is
+//! GIN uses the PROXY back end between the simulated GPUs. When the call that posts an operation
+//! returns, the operation is in flight: its source is read later, its data is written after that,
+//! then its signal, all while threads wait; with a seed, at random times. A strong signal follows
+//! all operations posted before it in the same context to the same peer. A weak signal follows its
+//! own put, and with a seed may overtake earlier operations. So a kernel that omits a flush or a
+//! wait fails for some seed. Windows, peers, signals and counters are checked when an operation is
 //! posted.
 //!
 //! # Time
 //!
-//! The clock is virtual. It advances with the machine's work, and jumps to the next deadline, of a
-//! kernel's wait or of a host thread's, when nothing else can happen.
+//! The clock is virtual. It advances with the machine's work. When no thread can run, it jumps to
+//! the next deadline of a wait in a kernel or in a host thread.
 //!
 //! # Limitations
 //!
-//! Memory is sequentially consistent: a missing fence goes unnoticed, also before a put. Plain
+//! Memory is sequentially consistent: a missing fence is not detected, not even before a put. Plain
 //! dereferences of pointers are not checked; only accesses through `cuda_std` and `nccl_device`
-//! are. Threads run one at a time, so simulated speed says nothing about a GPU. CFT is not
+//! are. Threads run one at a time, so simulated time does not predict a GPU's. CFT is not
 //! simulated, PROXY is the only GIN back end, and resource sharing modes are not checked.
 //!
 //! # Safety model
 //!
-//! A launch is unsafe, as a kernel is: a kernel that writes through a wild pointer writes to this
-//! process. Accesses through `cuda_std` are checked first; memory and stacks are surrounded by
-//! unmapped pages, and a fault there is reported too. Everything else is safe.
+//! A launch is unsafe, as a kernel is: a kernel that writes through an invalid pointer writes to
+//! this process's memory. Accesses through `cuda_std` are checked first. Memory and stacks are
+//! surrounded by unmapped pages, and a fault there is reported. Everything else is safe.
 //!
 //! The first machine installs a panic hook and a handler for memory faults in the process. Panics
 //! and faults outside simulated threads are passed to the previous ones.
@@ -52,7 +52,7 @@
 //! use devcomm::{DevCommRequirements, Error, WITHOUT_PTX, World};
 //! use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 //!
-//! /// Each rank writes its number into every rank's part of `table`, `n_ranks` elements long.
+//! /// Each rank writes its rank into every rank's part of `table`, which has `n_ranks` elements.
 //! #[kernel]
 //! unsafe fn introduce(comm: DevComm, table: Window<u32>) {
 //!     let team = comm.lsa_team();
@@ -60,7 +60,7 @@
 //!     barrier.sync(MemoryOrder::Acquire);
 //!     let peer = thread::thread_idx_x() as i32;
 //!     if peer < team.n_ranks {
-//!         // SAFETY: the table has an element per rank, and each is written by one rank.
+//!         // SAFETY: the table has one element per rank, and one rank writes each.
 //!         unsafe { table.lsa(peer).store(team.rank as usize, team.rank as u32) };
 //!     }
 //!     barrier.sync(MemoryOrder::Release);
@@ -72,7 +72,7 @@
 //!         let (comm, stream) = (rank.communicator()?, rank.stream()?);
 //!         let table = comm.window::<u32>(4)?;
 //!         let dev = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
-//!         // SAFETY: the table has an element per rank, and there are as many threads.
+//!         // SAFETY: the table has one element per rank, and all ranks launch the same grid.
 //!         unsafe { introduce::args(&dev, &table).grid(1).block(32).launch(&stream)? };
 //!         stream.synchronize()?;
 //!         let mut names = [u32::MAX; 4];

@@ -1,15 +1,14 @@
 //! Simulated device memory: mappings surrounded by unmapped pages, and a registry of live memory.
 //!
-//! A window has NCCL's layout: one reservation of address space in which the part of rank `r`
-//! starts `r * stride * 4 GiB` after the first, so that kernels' pointer arithmetic is the GPU's.
-//! Everything between the parts is unmapped. A buffer ends at an unmapped page.
+//! A window has NCCL's layout, with which kernels compute peer pointers: one reservation of address
+//! space, in which the part of rank `r` starts `r * stride * 4 GiB` after that of rank 0. The rest
+//! of the reservation is unmapped. A buffer ends at an unmapped page.
 //!
 //! # Safety
 //!
-//! This file owns the mappings. A [`Mapping`] is unmapped when it is dropped and at no other time;
-//! a [`Range`] in the registry lies in a live mapping, because [`Allocation`] holds both. Kernels
-//! write to this memory whenever they run, so the host never creates a reference into it: it
-//! copies.
+//! Only dropping a [`Mapping`] unmaps it. A range in the registry lies in a live mapping, because
+//! dropping an [`Allocation`] removes the range first. Kernels write to this memory while they run,
+//! so the host never creates a reference into it: it copies.
 
 mod shared;
 
@@ -25,19 +24,19 @@ use litemap::LiteMap;
 use crate::error::{Error, Result};
 use crate::multicast::Multicast;
 
-/// Initial content of shared memory, and the value of a warp's missing lanes: a NaN in every
-/// floating-point type, an unlikely integer.
+/// Initial content of shared memory, and the value that a shuffle reads from missing lanes: a NaN
+/// in every floating-point type, and an unlikely integer.
 pub(crate) const POISON: u32 = 0x7fff_7fff;
 
-/// NCCL's unit of the distance between a window's parts.
+/// NCCL's unit of the distance between two ranks' parts of a window.
 pub(crate) const STRIDE_UNIT: usize = 4 << 30;
 
-/// Alignment of a buffer, as `cudaMalloc` gives it.
+/// Alignment of a buffer, as from `cudaMalloc`.
 const BUFFER_ALIGN: usize = 256;
 
 /// Size of a page in bytes.
 pub(crate) fn page_size() -> usize {
-    // SAFETY: sysconf reads a number.
+    // SAFETY: sysconf only reads a number.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(size).unwrap_or(4096)
 }
@@ -69,8 +68,8 @@ impl Mapping {
         Ok(Self { base: base.cast(), len })
     }
 
-    /// Reserves whole pages for `bytes`, with a guard page on each side. Also returns the size of
-    /// those pages.
+    /// Reserves whole pages for `bytes`, with a guard page on each side. Also returns the size
+    /// without the guard pages.
     fn of_one_part(bytes: usize) -> io::Result<(Self, usize)> {
         let page = page_size();
         let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
@@ -91,7 +90,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Calls `madvise` on `len` bytes from `offset`; `false` if the kernel does not know the hint.
+    /// Calls `madvise` on `len` bytes from `offset`; `false` if Linux does not know the hint.
     pub(crate) fn advise(&self, offset: usize, len: usize, advice: i32) -> bool {
         assert!(offset <= self.len && len <= self.len - offset, "the pages lie in the mapping");
         // SAFETY: the range lies in this mapping, to which no reference exists; the hints in use
@@ -107,8 +106,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this object's own. A failure cannot be handled, and is not
-        // expected.
+        // SAFETY: this object owns the mapping. Failure is not expected and cannot be handled.
         unsafe { libc::munmap(self.base.cast(), self.len) };
     }
 }
@@ -149,7 +147,7 @@ impl fmt::Display for Owner {
 #[derive(Clone, Debug)]
 pub(crate) struct GpuSet(Rc<[Run]>);
 
-/// Consecutive GPUs: the first, and how many.
+/// Consecutive GPUs: the first, and their number.
 type Run = (u32, u32);
 
 impl GpuSet {
@@ -180,15 +178,15 @@ impl FromIterator<u32> for GpuSet {
     }
 }
 
-/// Live memory.
+/// What the registry knows of a live range, besides its start.
 struct LiveMemory {
     end: usize,
-    /// The GPUs that may access it.
+    /// The GPUs that may access the memory.
     gpus: GpuSet,
     owner: Owner,
 }
 
-/// Live memory, and a run of GPUs that may access it.
+/// A live memory range, and a run of GPUs that may access it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Range {
     start: usize,
@@ -199,7 +197,7 @@ struct Range {
 impl Range {
     #[inline(always)]
     fn contains(&self, gpu: u32, address: usize, bytes: usize) -> bool {
-        // Wrapping: an address before the start becomes a large offset.
+        // An address before the start wraps to a large offset.
         address.wrapping_sub(self.start) < self.end - self.start
             && bytes <= self.end - address
             && gpu.wrapping_sub(self.gpus.0) < self.gpus.1
@@ -208,9 +206,9 @@ impl Range {
 
 const CACHE_BITS: u32 = 8;
 
-/// The registry of live memory, with a small cache: accesses have locality.
+/// The registry of live memory, with a small cache of recent lookups.
 pub(crate) struct Memory {
-    /// By start address.
+    /// Live ranges by start address.
     live: RefCell<LiteMap<usize, LiveMemory>>,
     cache: Box<[Cell<Range>]>,
     pub(crate) multicast: Multicast,
@@ -222,7 +220,7 @@ impl Memory {
         Self { live: RefCell::default(), cache, multicast: Multicast::default() }
     }
 
-    /// Registers `bytes` from `start`, which `gpus` may access. It must not overlap other live
+    /// Registers `bytes` from `start`, which `gpus` may access. They must not overlap other live
     /// memory.
     pub(crate) fn insert(&self, start: *mut u8, bytes: usize, gpus: GpuSet, owner: Owner) {
         let live = LiveMemory { end: start.addr() + bytes, gpus, owner };
@@ -238,7 +236,7 @@ impl Memory {
     /// Whether `address..address + bytes` lies in one live range that `gpu` may access.
     #[inline(always)]
     pub(crate) fn contains(&self, gpu: u32, address: usize, bytes: usize) -> bool {
-        // The cache maps blocks of 64 KiB; the multiplication spreads them over its entries.
+        // Caches per 64 KiB of address space; the multiplication is a hash.
         let piece = (address >> 16) as u64;
         let slot = piece.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - CACHE_BITS);
         let entry = &self.cache[slot as usize];
@@ -278,7 +276,7 @@ impl Memory {
         };
         if let Some((start, LiveMemory { end, owner, .. })) = before {
             if address < *end {
-                return format!("in {owner}, which the rank cannot access or which ends before");
+                return format!("in {owner}, which the rank cannot access or the access exceeds");
             }
             let behind = address - end;
             if after.is_none_or(|(next, _)| behind <= next - address) {
@@ -287,7 +285,7 @@ impl Memory {
         }
         match after {
             Some((start, live)) => format!("{} bytes before {}", start - address, live.owner),
-            None => "there is no window and no buffer".to_owned(),
+            None => "while no window or buffer exists".to_owned(),
         }
     }
 }
@@ -298,7 +296,7 @@ pub(crate) struct Allocation {
     /// Length of each part in bytes.
     lens: Rc<[usize]>,
     stride: usize,
-    /// Its multicast offset, in units of 4 KiB, if it has one.
+    /// The multicast offset in units of 4 KiB, for window layout.
     mc_offset_4k: Option<u32>,
     memory: Rc<Memory>,
     _mapping: Mapping,
@@ -320,8 +318,8 @@ impl Allocation {
         })
     }
 
-    /// Lays out parts of these lengths; `open` makes `len` bytes of the mapping, from `offset` on,
-    /// the part of `rank`.
+    /// Allocates parts of these lengths in window layout; `open(mapping, rank, offset, len)` makes
+    /// the pages of `rank`'s part accessible.
     fn lay_out(
         memory: &Rc<Memory>,
         gpus: &Rc<[u32]>,
@@ -377,12 +375,12 @@ impl Allocation {
         Ok(Self { parts, lens, stride: 0, mc_offset_4k: None, memory, _mapping: mapping })
     }
 
-    /// First byte of `rank`'s part.
+    /// Address of `rank`'s part.
     pub(crate) fn part(&self, rank: usize) -> *mut u8 {
         self.parts[rank]
     }
 
-    /// Distance between the parts in units of 4 GiB.
+    /// Distance between two ranks' parts in units of 4 GiB.
     pub(crate) fn stride_4g(&self) -> u32 {
         (self.stride / STRIDE_UNIT) as u32
     }
@@ -392,7 +390,7 @@ impl Allocation {
         &self.lens
     }
 
-    /// Its offset in multicast groups, in units of 4 KiB.
+    /// The offset in multicast groups in units of 4 KiB.
     pub(crate) fn mc_offset_4k(&self) -> u32 {
         self.mc_offset_4k.unwrap_or(0)
     }
@@ -415,7 +413,7 @@ impl Drop for Allocation {
     }
 }
 
-/// The entry at `address`, or the last one before it.
+/// The entry at `address`, or else the last one before it.
 pub(crate) fn last_until<V>(map: &LiteMap<usize, V>, address: usize) -> Option<(&usize, &V)> {
     match map.find_index(&address) {
         Ok(at) => map.get_indexed(at),

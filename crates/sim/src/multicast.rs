@@ -1,9 +1,9 @@
-//! Multicast addresses: a `multimem` instruction on one accesses a copy in every member of a group
-//! of ranks.
+//! Multicast addresses: a `multimem` instruction on one accesses the memory of every rank of a
+//! multicast group.
 //!
-//! A group is an address range that is never mapped, and a window has the same offset in all
-//! groups, as with NCCL: an address is the group's base, the window's offset in the group, and an
-//! offset in the window. The addresses refer to the parts of windows.
+//! A group is an address range that is never mapped. A window has the same offset in all groups, as
+//! with NCCL: an address is the sum of the group's base, the window's offset in the group, and an
+//! offset in the window. It refers to these bytes of the window on every rank of the group.
 
 use std::cell::{Cell, Ref, RefCell};
 use std::rc::Rc;
@@ -13,9 +13,9 @@ use litemap::LiteMap;
 
 use crate::memory::last_until;
 
-/// Base of the groups: bit 62 alone makes a non-canonical address.
+/// Base of the groups: bit 62 makes an address non-canonical.
 const BASE: usize = 1 << 62;
-/// Bits of an address within a group: what NCCL's offsets, counted in [`UNIT`], can express.
+/// Bits of an address within a group: the range of NCCL's 32-bit offsets in [`UNIT`]s.
 const GROUP_BITS: u32 = 44;
 const MAX_GROUPS: usize = 1 << 17;
 /// Unit of offsets in a group, in bytes.
@@ -36,35 +36,35 @@ impl MulticastGroup {
         members.into_iter().any(|member| *member as usize == gpu)
     }
 
-    /// Whether it is this team of the communicator.
+    /// Whether the group is this team of the communicator.
     pub(crate) fn is(&self, first: usize, n: usize, stride: usize) -> bool {
         (self.first, self.n, self.stride) == (first, n, stride)
     }
 }
 
-/// A window bound to an offset in all groups.
+/// A window that has an offset in all groups.
 struct BoundWindow {
     /// The GPU of each rank of the window's communicator.
     gpus: Rc<[u32]>,
     /// Length of each rank's part in bytes.
     lens: Rc<[usize]>,
-    /// Rank 0's part.
+    /// Address of rank 0's part.
     base: *mut u8,
-    /// Distance between the parts in bytes.
+    /// Distance between consecutive ranks' parts in bytes.
     stride: usize,
 }
 
-/// The groups, and the memory bound in them.
+/// The multicast groups, and the windows in them.
 #[derive(Default)]
 pub(crate) struct Multicast {
     groups: RefCell<Vec<Option<MulticastGroup>>>,
     bound: RefCell<LiteMap<usize, BoundWindow>>,
-    /// The first free offset, in units.
+    /// The first free offset, in [`UNIT`]s.
     next: Cell<usize>,
 }
 
 impl Multicast {
-    /// Adds a group; returns its base address, if there is room.
+    /// Adds a group; returns its base address, or `None` at the maximum number of groups.
     pub(crate) fn add_group(&self, group: MulticastGroup) -> Option<usize> {
         let mut groups = self.groups.borrow_mut();
         let index = groups.iter().position(Option::is_none).unwrap_or(groups.len());
@@ -89,8 +89,8 @@ impl Multicast {
         Ref::filter_map(self.groups.borrow(), |groups| groups.get(index)?.as_ref()).ok()
     }
 
-    /// Binds memory at a new offset, which is returned in units: parts of these lengths in bytes on
-    /// `gpus`, rank 0's at `base` and `stride` bytes from one to the next.
+    /// Binds a window at a new offset, which is returned in [`UNIT`]s. Its parts have `lens` bytes;
+    /// rank 0's is at `base`, and they are `stride` bytes apart.
     pub(crate) fn bind(
         &self,
         gpus: &Rc<[u32]>,
@@ -100,7 +100,7 @@ impl Multicast {
     ) -> Option<u32> {
         let unit = self.next.get();
         let bytes = lens.iter().copied().max()?;
-        // A gap after each, so that an access beyond the end is detected.
+        // One unit stays unused after each, so that an access beyond the end is detected.
         let next = unit.checked_add(bytes.div_ceil(UNIT) + 1)?;
         u32::try_from(next).ok()?;
         self.next.set(next);
@@ -109,12 +109,12 @@ impl Multicast {
         u32::try_from(unit).ok()
     }
 
-    /// Unbinds the memory at `unit`.
+    /// Unbinds the window at `unit`.
     pub(crate) fn remove(&self, unit: u32) {
         self.bound.borrow_mut().remove(&(unit as usize * UNIT));
     }
 
-    /// The copies of the bytes at `address`; or why `gpu` has none.
+    /// The copies of the bytes at `address`, or why `gpu` cannot access them.
     pub(crate) fn parts(
         &self,
         gpu: usize,
@@ -125,7 +125,7 @@ impl Multicast {
             return Err(format!("{address:#x} is not a multicast address"));
         }
         let Some(group) = self.group(address) else {
-            return Err(format!("{address:#x} is in no live multicast group"));
+            return Err(format!("{address:#x} is not in a live multicast group"));
         };
         if !group.has(gpu) {
             return Err(format!("{address:#x} is in a multicast group without rank {gpu}"));
@@ -135,10 +135,10 @@ impl Multicast {
         let found = last_until(&bound, within).map(|(start, bound)| (within - start, bound));
         match found {
             Some((_, memory)) if !Rc::ptr_eq(&memory.gpus, &group.gpus) => Err(format!(
-                "{address:#x} names memory of one communicator in a multicast group of another"
+                "{address:#x} is a window of one communicator in a multicast group of another"
             )),
             Some((offset, memory)) => {
-                // Every member has these bytes.
+                // The bytes must exist on every member.
                 let members = memory.lens[group.first..].iter().step_by(group.stride);
                 let len = members.take(group.n).copied().min().unwrap_or(0);
                 if offset >= len || bytes > len - offset {

@@ -1,8 +1,8 @@
-//! Catches kernels' panics and reports them with their location instead of printing them.
+//! Turns kernels' panics into errors with their location, instead of printing them.
 //!
-//! A process-wide panic hook keeps the location of a panic in simulated threads; other panics go to
-//! the previous hook. (Printing a backtrace, as the standard hook may, needs more stack than a
-//! simulated thread has.)
+//! A process-wide panic hook keeps the location of a panic in a simulated thread, and calls the
+//! previous hook for other panics. (Printing a backtrace, as the standard hook may, needs more
+//! stack than a simulated thread has.)
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -14,10 +14,10 @@ use crate::error::Error;
 use crate::thread::Thread;
 
 thread_local! {
-    static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
+    static LOCATION: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Installs the hook, once in a process.
+/// Installs the hook, once per process.
 pub(crate) fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -27,14 +27,14 @@ pub(crate) fn install() {
                 return before(info);
             }
             Thread::current().unwinding.set(true);
-            PLACE.set(info.location().map(ToString::to_string));
+            LOCATION.set(info.location().map(ToString::to_string));
         }));
     });
 }
 
 /// Records the panic of `thread`.
 pub(crate) fn report(thread: &Thread, payload: &(dyn Any + Send)) {
-    let at = PLACE.take().unwrap_or_else(|| "an unknown location".to_owned());
+    let at = LOCATION.take().unwrap_or_else(|| "an unknown location".to_owned());
     let (gpus, kernel, thread) = (thread.gpus(), thread.kernel(), thread.id());
     gpus.fail(Error::Panic { kernel, thread, at, message: message(payload) });
 }

@@ -1,4 +1,4 @@
-//! The ranks of a communicator, and symmetric memory.
+//! The ranks of a communicator, and their symmetric memory.
 
 use std::ffi::c_void;
 use std::rc::Rc;
@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::memory::{Allocation, Memory, Owner};
 use crate::nccl::{Network, WindowView};
 
-/// A rank's name in reports: with its GPU, where the numbers differ.
+/// A rank's name in messages: with its GPU, if the numbers differ.
 pub(crate) fn name(gpus: &[u32], rank: u32) -> String {
     match gpus.get(rank as usize) {
         Some(gpu) if *gpu != rank => format!("rank {rank} (GPU {gpu})"),
@@ -42,7 +42,7 @@ impl Ranks {
         Ok(self.view(allocation, id))
     }
 
-    /// Adds each rank's view to memory of all ranks.
+    /// Adds each rank's [`WindowView`] to memory of all ranks.
     pub(crate) fn view(&self, allocation: Allocation, id: u32) -> Symmetric {
         let view = |rank: usize| {
             let lsa_rank = rank % self.lsa_ranks;

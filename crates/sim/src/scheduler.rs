@@ -1,12 +1,12 @@
 //! Schedules the simulated threads, block by block.
 //!
-//! A turn runs a block's ready threads, round after round, until none is ready or the turn is long
-//! enough; then comes the next block. (One queue of all threads would be several times slower: each
-//! thread's stack would be out of cache at its turn.) Blocks run in the order in which they became
-//! ready, or at random by seed.
+//! In a *pass* each ready block has one *turn*, of up to [`ROUNDS`] *rounds*; a round runs each
+//! ready thread of the block once. (With one queue of all threads, each thread's stack would be out
+//! of cache when it runs, which is several times slower.) Blocks run in the order in which they
+//! became ready, or in random order with a seed.
 //!
-//! After a pass in which threads wait, the network delivers. [`stuck`] handles passes in which
-//! threads only wait.
+//! After a pass in which threads wait, the network delivers operations. [`stuck`] handles passes in
+//! which threads only wait.
 
 mod fiber;
 mod report;
@@ -31,8 +31,8 @@ use crate::thread::{Block, Grid, Thread, Wait};
 use crate::trap::{Watchdog, processor_time};
 use crate::warp::{self, Warp};
 
-/// Rounds of a block per turn, in order.
-const TURN: usize = 1000;
+/// Maximum rounds per turn of a block, without a seed.
+const ROUNDS: usize = 1000;
 
 /// Steps between checks of the time limit; an access counts as a fraction of a step.
 const STEPS_PER_CHECK: u64 = 1 << 14;
@@ -43,44 +43,44 @@ const ACCESSES_PER_STEP: u64 = 16;
 const MAX_IDLE: u64 = 1 << 20;
 const MAX_IDLE_UNWATCHED: u64 = 1 << 26;
 
-/// Initial value of the order's hash.
+/// Initial value of the hash of the order.
 const NO_TRACE: u64 = 0xcbf2_9ce4_8422_2325;
 
-/// Counts of a pass over the ready blocks.
+/// Counts of one pass.
 #[derive(Default)]
 struct PassStats {
-    /// Steps of threads whose named wait did not hold yet.
+    /// Polls by threads in a named wait.
     waits: u64,
-    /// Steps of threads that polled without a named wait.
+    /// Polls by threads without a named wait.
     spins: u64,
-    /// Whether there was any other step.
+    /// Whether any thread did something else.
     other: bool,
 }
 
-/// A period in which a GPU is busy: the limits apply to each.
+/// A period in which a GPU is busy; the step and time limits apply to each period.
 struct BusyPeriod {
-    /// Switches and processor time at its start.
+    /// Switches and processor time at the start.
     switches: u64,
     started: Duration,
     next_check: u64,
     _watchdog: Watchdog,
 }
 
-/// A thread on a GPU: its block's slot, and its number in the block.
+/// Identifies a thread by its block's slot and its number in the block.
 #[derive(Clone, Copy)]
 struct ThreadAt {
     slot: u32,
     tid: u32,
 }
 
-/// The scheduler's own state.
+/// The scheduler's state.
 pub(crate) struct Scheduler {
     settings: Simulation,
     rng: Option<Rng>,
     gpus: Vec<Gpu>,
-    /// GPUs that may have room for pending blocks.
+    /// GPUs that may have free resources for pending blocks.
     changed: Vec<usize>,
-    /// Grids whose completion was not reported yet.
+    /// Grids that [`is_done`](Self::is_done) has not reported yet.
     grids: LiteMap<GridId, Rc<Grid>>,
     launched: u64,
     /// Running blocks by slot, and free slots.
@@ -90,19 +90,19 @@ pub(crate) struct Scheduler {
     warps: Vec<Box<Warp>>,
     /// Threads of running blocks that have not ended.
     live: usize,
-    /// Threads that wait for a peer in an LSA barrier.
+    /// Threads in [`Wait::Inbox`]: they wait for a peer in an LSA barrier.
     at_inbox: Vec<ThreadAt>,
-    /// Threads that wait for the network.
+    /// Threads in [`Wait::Network`].
     at_network: Vec<ThreadAt>,
     busy: Option<BusyPeriod>,
     /// Counts of the current pass.
     pass: PassStats,
     /// Consecutive passes in which threads only polled.
     quiet: u32,
-    /// The blocks of a pass; the threads of a round.
+    /// The blocks of the current pass and the threads of the current round.
     turns: Vec<u32>,
     round: Vec<u32>,
-    /// Hash of the order so far.
+    /// Hash of the order in which threads ran.
     trace: u64,
 }
 
@@ -130,7 +130,7 @@ impl Scheduler {
         }
     }
 
-    /// Ends everything. Warps in use are dropped too, since their stacks may be corrupt.
+    /// Ends all grids. Warps in use are not reused, since their stacks may be corrupt.
     pub(crate) fn reset(&mut self) {
         let new = Self::new(&self.settings);
         let Self { warps, launched, .. } = std::mem::replace(self, new);
@@ -146,12 +146,12 @@ impl Scheduler {
         self.trace
     }
 
-    /// Chooses one of `n`: the first, or at random with a seed.
+    /// Chooses an index below `n`: 0, or at random with a seed.
     pub(crate) fn choose(&mut self, n: usize) -> usize {
         self.rng.as_mut().map_or(0, |rng| rng.usize(..n))
     }
 
-    /// One pass over the ready blocks, then the network.
+    /// Runs one pass over the ready blocks, then the network.
     pub(crate) fn pass(&mut self, gpus: &Gpus) -> Result<Step> {
         self.start_blocks(gpus)?;
         if self.live == 0 {
@@ -195,10 +195,10 @@ impl Scheduler {
         Ok(Step::Progress)
     }
 
-    /// A block's turn.
+    /// Runs a block's turn.
     fn turn(&mut self, gpus: &Gpus, slot: usize) -> Result<()> {
         let Some(block) = self.blocks[slot].clone() else { return Ok(()) };
-        let mut rounds = TURN;
+        let mut rounds = ROUNDS;
         if let Some(rng) = &mut self.rng {
             rounds = rng.usize(1..=64);
         }
@@ -232,7 +232,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Runs a thread until it suspends; returns whether it polls.
+    /// Runs a thread until it suspends; returns whether the thread only polled.
     #[inline]
     fn run(&mut self, gpus: &Gpus, block: &Block, thread: &Thread) -> bool {
         gpus.switches.set(gpus.switches.get() + 1);
@@ -299,7 +299,7 @@ impl Scheduler {
         }
     }
 
-    /// Wakes the threads whose peer has arrived, or whose operation was delivered.
+    /// Wakes the threads whose peer has arrived at an LSA barrier, or whose network wait is over.
     fn wake_arrived(&mut self, gpus: &Gpus) {
         let blocks = &self.blocks;
         let wake = |at: &ThreadAt, over: &dyn Fn(&Thread) -> bool| {
@@ -318,7 +318,7 @@ impl Scheduler {
         self.at_inbox.retain(|at| wake(at, &arrived));
         let delivered = |thread: &Thread| {
             let state = &thread.state;
-            state.over.get() || state.until.get().is_none_or(|until| until.holds(gpus))
+            state.timed_out.get() || state.until.get().is_none_or(|until| until.holds(gpus))
         };
         self.at_network.retain(|at| wake(at, &delivered));
     }
@@ -345,7 +345,7 @@ impl Scheduler {
         }
     }
 
-    /// Returns the error that the last thread recorded.
+    /// Returns the error that a thread has recorded, if any.
     #[inline]
     fn check_failure(&self, gpus: &Gpus) -> Result<()> {
         if gpus.interrupted.get() {

@@ -1,4 +1,4 @@
-//! Shared memory of a block: poisoned at its start, with a canary after every array to detect
+//! Shared memory of a block: initially poisoned, with a canary after every array to detect
 //! overruns.
 
 use std::cell::Cell;
@@ -6,13 +6,13 @@ use std::rc::Rc;
 
 use crate::memory::POISON;
 
-const WORD: u128 = {
+const POISON_WORD: u128 = {
     let p = POISON as u128;
     p | p << 32 | p << 64 | p << 96
 };
 
-/// Words of canary after an array.
-const MARGIN: usize = 8;
+/// Length of the canary after an array, in 16-byte words.
+const CANARY: usize = 8;
 
 /// Maximum static shared memory of a block in bytes.
 pub(crate) const MAX_STATIC: usize = 48 << 10;
@@ -22,16 +22,17 @@ pub(crate) const MAX_SHARED: usize = 227 << 10;
 
 /// One array and its canary.
 struct SharedArray {
-    /// Address of the static that identifies it.
+    /// Address of the static that identifies the array; 0 for the dynamic one.
     key: usize,
     bytes: usize,
-    /// In cells, since kernels write them through pointers.
+    /// In cells, since kernels write the words through pointers.
     words: Rc<[Cell<u128>]>,
 }
 
 impl SharedArray {
     fn new(key: usize, bytes: usize) -> Self {
-        Self { key, bytes, words: vec![Cell::new(WORD); bytes.div_ceil(16) + MARGIN].into() }
+        let words = vec![Cell::new(POISON_WORD); bytes.div_ceil(16) + CANARY].into();
+        Self { key, bytes, words }
     }
 
     fn start(&self) -> *mut u8 {
@@ -41,9 +42,10 @@ impl SharedArray {
     /// Whether the canary is unchanged.
     fn is_intact(&self) -> bool {
         let used = self.bytes / 16;
-        let (partial, margin) = self.words[used..].split_at(1);
-        let kept = (self.bytes % 16) * 8;
-        partial[0].get() >> kept == WORD >> kept && margin.iter().all(|word| word.get() == WORD)
+        let (partial, canary) = self.words[used..].split_at(1);
+        let used_bits = (self.bytes % 16) * 8;
+        partial[0].get() >> used_bits == POISON_WORD >> used_bits
+            && canary.iter().all(|word| word.get() == POISON_WORD)
     }
 
     fn contains(&self, address: usize, bytes: usize) -> bool {
@@ -88,15 +90,15 @@ impl SharedMemory {
         Some(self.statics[index].start())
     }
 
-    /// Whether the bytes lie in one array.
+    /// Whether the bytes lie within one array.
     pub(crate) fn contains(&self, address: usize, bytes: usize) -> bool {
         self.statics.iter().chain(&self.dynamic).any(|array| array.contains(address, bytes))
     }
 
-    /// The first overrun array: its kind and its length in bytes.
+    /// The kind and the length in bytes of an array whose end was overrun, if any.
     pub(crate) fn overrun(&self) -> Option<(&'static str, usize)> {
-        let broken = |array: &&SharedArray| !array.is_intact();
-        let of_static = self.statics.iter().find(broken).map(|a| ("static", a.bytes));
-        of_static.or_else(|| self.dynamic.iter().find(broken).map(|a| ("dynamic", a.bytes)))
+        let overrun = |array: &&SharedArray| !array.is_intact();
+        let of_static = self.statics.iter().find(overrun).map(|a| ("static", a.bytes));
+        of_static.or_else(|| self.dynamic.iter().find(overrun).map(|a| ("dynamic", a.bytes)))
     }
 }

@@ -15,7 +15,7 @@ const MAX_STACK: usize = 1 << 30;
 
 /// The settings of a simulated machine.
 ///
-/// Its text form, which `DEVCOMM_SIMULATE` takes, is the number of GPUs followed by any of the
+/// The text form, which `DEVCOMM_SIMULATE` takes, is the number of GPUs followed by any of the
 /// settings: `4,team=2,multimem=0,network=rail,seed=7,preempt=1,multiprocessors=8`.
 ///
 /// ```
@@ -72,7 +72,7 @@ impl Simulation {
         self
     }
 
-    /// Which GPUs the network connects for GIN (PROXY back end): all
+    /// The GPUs that the network connects for GIN (PROXY back end): all
     /// ([`Full`](GinConnectionType::Full), the default), those with the same index in each team
     /// ([`Rail`](GinConnectionType::Rail)), or none ([`None`](GinConnectionType::None)).
     pub fn network(mut self, network: GinConnectionType) -> Self {
@@ -80,8 +80,8 @@ impl Simulation {
         self
     }
 
-    /// Runs everything in a random order determined by `seed`: host threads, streams, blocks and
-    /// threads, and network deliveries. Default: a fixed order.
+    /// Chooses a random order, determined by `seed`, of host threads, streams, blocks, threads and
+    /// network deliveries. Default: a fixed order.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
@@ -96,7 +96,7 @@ impl Simulation {
     }
 
     /// Whether each access through cuda_std is checked against the memory that its GPU can access.
-    /// Without it, a wild access faults or goes unnoticed, and livelocks are detected later.
+    /// Without it, an invalid access faults or is not detected, and livelocks are detected later.
     /// Default: yes.
     pub fn watch(mut self, watch: bool) -> Self {
         self.watch = watch;
@@ -109,23 +109,23 @@ impl Simulation {
         self
     }
 
-    /// Fails the kernels with [`Error::Limit`] after this many switches between threads without an
-    /// idle GPU. Default: no limit.
+    /// Fails the kernels with [`Error::Limit`] after this number of thread switches since the GPUs
+    /// were last idle. Default: no limit.
     pub fn step_limit(mut self, steps: u64) -> Self {
         self.step_limit = Some(steps);
         self
     }
 
-    /// Fails the kernels with [`Error::Limit`] when they have run for this long, including a kernel
-    /// that loops without a call into cuda_std or nccl_device (on Linux on x86-64 and aarch64,
-    /// where signals can stop it). Default: ten minutes.
+    /// Fails the kernels with [`Error::Limit`] when they have run for this long. On Linux on x86-64
+    /// and aarch64, a signal also stops a kernel that loops without calls into cuda_std or
+    /// nccl_device. Default: ten minutes.
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.time_limit = Some(limit);
         self
     }
 
-    /// Multiprocessors per GPU; each holds 2048 threads and at most 32 blocks. Default: 132, an
-    /// H200's.
+    /// Multiprocessors per GPU, each for up to 2048 threads and 32 blocks. Default: 132, as on an
+    /// H200.
     pub fn multiprocessors(mut self, multiprocessors: u32) -> Self {
         self.multiprocessors = multiprocessors;
         self
@@ -151,7 +151,7 @@ impl Simulation {
             return refuse(format!("{gpus} GPUs, but 1 to {MAX_GPUS} are possible"));
         }
         if team == 0 || !gpus.is_multiple_of(team) {
-            return refuse(format!("{gpus} GPUs do not divide into teams of {team}"));
+            return refuse(format!("{gpus} GPUs cannot be divided into teams of {team}"));
         }
         use GinConnectionType as N;
         if !matches!(self.network, N::None | N::Full | N::Rail) {
@@ -163,8 +163,7 @@ impl Simulation {
         let (stack, least) = (self.stack_size, 4 * page_size());
         if stack < least || stack > MAX_STACK {
             return refuse(format!(
-                "stacks of {stack} bytes, but {least} to {MAX_STACK} are \
-                                  possible"
+                "stacks of {stack} bytes, but {least} to {MAX_STACK} are possible"
             ));
         }
         if self.multiprocessors == 0 {
@@ -179,12 +178,8 @@ impl FromStr for Simulation {
 
     fn from_str(text: &str) -> Result<Self> {
         const FORM: &str = "a number of GPUs and settings, such as `4,team=2,seed=7`";
-        let refuse = |what: &str| {
-            Err(Error::Settings(format!(
-                "{what} in {text:?}; expected \
-                                                              {FORM}"
-            )))
-        };
+        let refuse =
+            |what: &str| Err(Error::Settings(format!("{what} in {text:?}; expected {FORM}")));
         let mut parts = text.split(',').map(str::trim);
         let Some(Ok(gpus)) = parts.next().map(str::parse) else {
             return refuse("no number of GPUs");

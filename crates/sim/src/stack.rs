@@ -1,12 +1,12 @@
-//! Stacks of the simulated threads: one mapping per warp, reused from block to block.
+//! Stacks of the simulated threads: one mapping per warp, reused by later blocks.
 //!
 //! # Safety
 //!
-//! Stack `i` is the `i`th slice of the mapping; slices do not overlap. The lowest page of a slice
-//! guards it. Where the kernel supports guard hints (Linux 6.13) every stack has a guard page;
-//! otherwise the first [`MAX_PROTECTED`] stacks of the process have a protected page, since each
-//! costs two entries of the process's limited memory map, and the others have a canary, which is
-//! checked when the thread ends.
+//! Stack `i` is the `i`th slice of the mapping; slices do not overlap. If the operating system
+//! supports `MADV_GUARD_INSTALL` (Linux 6.13), the lowest page of every slice is a guard page.
+//! Otherwise the first [`MAX_PROTECTED`] stacks of the process have a guard page by `mprotect`,
+//! which costs two entries of the process's limited memory map. The others have a canary word,
+//! which is checked when the thread ends.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ use corosensei::stack::{Stack, StackPointer};
 
 use crate::memory::{Mapping, page_size};
 
-/// Maximum stacks of the process with a protected page.
+/// Maximum stacks of the process with a guard page by `mprotect`.
 const MAX_PROTECTED: usize = 16 << 10;
 static PROTECTED: AtomicUsize = AtomicUsize::new(0);
 
@@ -25,13 +25,13 @@ const MADV_GUARD_INSTALL: i32 = 102;
 /// The lowest word of a stack without a guard page.
 const CANARY: u64 = 0x5bd1_e995_c2b2_ae35;
 
-/// Many stacks of one size.
+/// Stacks of equal size in one mapping.
 pub(crate) struct Slab {
     mapping: Mapping,
     stacks: usize,
     /// Bytes of a stack, including its guard page.
     size: usize,
-    /// Number of stacks with a protected page.
+    /// Number of stacks with a guard page by `mprotect`.
     protected: usize,
     /// Stacks from this one on have a canary instead of a guard page.
     first_canary: usize,
@@ -43,15 +43,15 @@ impl Slab {
         Self::guarded(stacks, size, true, MAX_PROTECTED)
     }
 
-    /// [`new`](Self::new), with guard hints or at most `max_protected` protected pages in the
-    /// process.
+    /// As [`new`](Self::new), with `MADV_GUARD_INSTALL` if `hints`, or else at most `max_protected`
+    /// protected pages in the process.
     fn guarded(stacks: usize, size: usize, hints: bool, max_protected: usize) -> io::Result<Self> {
         let page = page_size();
         let size = size.next_multiple_of(page) + page;
         let len = stacks.checked_mul(size).ok_or(io::ErrorKind::OutOfMemory)?;
         let mapping = Mapping::reserve(len)?;
         mapping.protect(0, len, true)?;
-        // A huge page would commit 2 MiB for every stack at the first touch.
+        // With huge pages, the first access to a stack would commit 2 MiB.
         mapping.advise(0, len, libc::MADV_NOHUGEPAGE);
         let mut slab = Self { mapping, stacks, size, protected: 0, first_canary: stacks };
         let install = |i: usize| slab.mapping.advise(i * size, page, MADV_GUARD_INSTALL);
@@ -83,8 +83,8 @@ impl Slab {
 
     /// Whether stack `i` overflowed, as far as can be detected.
     pub(crate) fn overflowed(&self, i: usize) -> bool {
-        // SAFETY: the lowest word of a stack of this slab without a guard page; volatile, since a
-        // coroutine may have written it.
+        // SAFETY: the lowest word of a stack without a guard page. Volatile, since a coroutine may
+        // have written it.
         i >= self.first_canary && unsafe { self.canary(i).read_volatile() } != CANARY
     }
 
@@ -94,7 +94,7 @@ impl Slab {
         (low..low + page_size()).contains(&address)
     }
 
-    /// The addresses of stack `i`, without its guard.
+    /// The lowest address and the end of stack `i`, without its guard page.
     pub(crate) fn bounds(&self, i: usize) -> (usize, usize) {
         let low = self.canary(i).addr();
         (low + page_size(), low + self.size)
@@ -131,7 +131,7 @@ fn pointer(address: usize) -> StackPointer {
 }
 
 // SAFETY: `limit..base` are whole pages of a live mapping (Slab::stack's contract), readable and
-// writable but for the guard page at the low end; there are at least four pages above it.
+// writable except for the guard page at the low end, above which there are at least four pages.
 unsafe impl Stack for SlabStack {
     #[inline]
     fn base(&self) -> StackPointer {

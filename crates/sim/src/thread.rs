@@ -2,9 +2,9 @@
 //!
 //! # Safety
 //!
-//! A thread points to its block and to the GPUs. The scheduler sets both when a block starts, and
-//! accesses a thread only while its block runs. A block is in an `Rc` until its last thread has
-//! ended; the GPUs are in one that outlives it.
+//! A thread points to its block and to the GPUs. The scheduler sets both pointers when a block
+//! starts, and accesses a thread only while its block runs. The scheduler owns the block in an `Rc`
+//! until the last thread has ended; the GPUs outlive it.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
@@ -30,19 +30,19 @@ pub(crate) enum Wait {
     Ready,
     /// A barrier of its block, as part of an NCCL call, if any.
     Barrier { id: u32, at: Site, coop_call: Option<CoopCall> },
-    /// Lanes of its warp.
+    /// Other lanes of its warp.
     Warp { mask: u32, at: Site },
     /// A peer's arrival in an LSA barrier.
     Inbox(InboxWait),
-    /// The named wait in [`Thread::state`].
+    /// The condition in [`Thread::state`].
     Network,
     /// A store by another thread: it polls.
     Spin { at: Site },
-    /// Nothing: it has left the kernel.
+    /// Nothing: it has exited the kernel.
     Exited,
     /// Nothing: it has failed, and all kernels end.
     Failed,
-    /// Nothing: it was computing when it was stopped.
+    /// Nothing: the watchdog stopped it while it computed.
     Running,
     /// It has ended.
     Done,
@@ -60,28 +60,28 @@ pub(crate) enum CoopCall {
 /// One simulated thread.
 #[repr(C)]
 pub(crate) struct Thread {
-    /// What cuda_std uses. First, so that its address is the thread's address.
+    /// What cuda_std uses. The first field, so that its address is the thread's address.
     pub(crate) ctx: Cell<ThreadCtx>,
     pub(crate) gpus: Cell<*const Gpus>,
     pub(crate) block: Cell<*const Block>,
-    /// Its index in the block, x first.
+    /// Index in the block, x first.
     pub(crate) tid: Cell<u32>,
     pub(crate) fiber: RefCell<Option<Fiber>>,
     pub(crate) yielder: Cell<*const Yielder<(), ()>>,
     pub(crate) wait: Cell<Wait>,
-    /// Result of its last warp operation.
+    /// Result of the last warp operation.
     pub(crate) result: Cell<(u32, bool)>,
-    /// Whether it is in a read-modify-write that may have changed memory.
+    /// Whether the last access is a read-modify-write that may have changed memory.
     pub(crate) updating: Cell<bool>,
-    /// Whether it is in a named wait, which is in [`state`](Self::state).
+    /// Whether the thread is in a named wait, which is in [`state`](Self::state).
     pub(crate) waits: Cell<bool>,
-    /// Whether it has panicked and is unwinding.
+    /// Whether the thread has panicked and is unwinding.
     pub(crate) unwinding: Cell<bool>,
     /// Recently polled addresses.
     pub(crate) polled: Cell<[usize; 4]>,
-    /// Leaves its coroutine after a fault.
+    /// Resumes the coroutine after a fault in a function that ends it.
     pub(crate) trap: Cell<Option<CoroutineTrapHandler<()>>>,
-    /// Its named wait. Last, since it is seldom accessed.
+    /// The named wait. The last field, since it is seldom accessed.
     pub(crate) state: WaitState,
 }
 
@@ -89,13 +89,13 @@ pub(crate) struct Thread {
 pub(crate) struct Grid {
     pub(crate) id: GridId,
     pub(crate) launch: Launch,
-    /// Number of its blocks.
+    /// The number of blocks.
     pub(crate) blocks: u32,
     /// The first block that has not started.
     pub(crate) next: Cell<u32>,
     /// Blocks that have ended.
     pub(crate) ended: Cell<u32>,
-    /// The GPU of each rank of the first communicator that it used, for reports.
+    /// The GPU of each rank of the first communicator that the kernel used, for reports.
     pub(crate) communicator: OnceCell<Rc<[u32]>>,
 }
 
@@ -103,12 +103,12 @@ pub(crate) struct Grid {
 pub(crate) struct Block {
     pub(crate) grid: Rc<Grid>,
     pub(crate) gpu: usize,
-    /// Its index in the grid, x first.
+    /// Index in the grid, x first.
     pub(crate) index: u32,
-    /// Its slot in the scheduler.
+    /// Index in the scheduler's `blocks`.
     pub(crate) slot: u32,
     pub(crate) multiprocessor: usize,
-    /// Number of its threads.
+    /// The number of threads.
     pub(crate) size: u32,
     /// Threads that have not ended.
     pub(crate) live: Cell<u32>,
@@ -162,39 +162,39 @@ impl Thread {
         }
     }
 
-    /// The GPUs on which it runs.
+    /// The GPUs of the machine.
     #[inline(always)]
     pub(crate) fn gpus(&self) -> &Gpus {
-        // SAFETY: the module's.
+        // SAFETY: the pointer is valid, as the module explains.
         unsafe { &*self.gpus.get() }
     }
 
-    /// Its block, while that runs.
+    /// The thread's block, while that runs.
     #[inline(always)]
     pub(crate) fn block(&self) -> &Block {
-        // SAFETY: the module's.
+        // SAFETY: the pointer is valid, as the module explains.
         unsafe { &*self.block.get() }
     }
 
-    /// Name of its kernel.
+    /// The name of the thread's kernel.
     pub(crate) fn kernel(&self) -> &'static str {
         self.block().grid.launch.kernel
     }
 
-    /// Its identity, for reports.
+    /// The thread's identity in reports.
     pub(crate) fn id(&self) -> ThreadId {
         let block = self.block();
         ThreadId { rank: block.gpu, block: block.index, thread: self.tid.get() }
     }
 
-    /// Makes it ready, if it waits.
+    /// Makes a waiting thread ready.
     pub(crate) fn wake(&self) {
         self.wait.set(Wait::Ready);
         self.gpus().progress();
         self.enqueue();
     }
 
-    /// Queues it for its block's next round.
+    /// Queues the thread for its block's next round.
     pub(crate) fn enqueue(&self) {
         let block = self.block();
         block.next.borrow_mut().push(self.tid.get());
@@ -217,32 +217,32 @@ impl Thread {
         }
     }
 
-    /// Its warp.
+    /// The thread's warp.
     pub(crate) fn warp(&self) -> &Warp {
         &self.block().warps[(self.tid.get() / WARP) as usize]
     }
 
-    /// Its lane in its warp.
+    /// The thread's lane in its warp.
     pub(crate) fn lane(&self) -> u32 {
         self.tid.get() % WARP
     }
 
-    /// The addresses of its stack.
+    /// The lowest address and the end of the thread's stack.
     pub(crate) fn stack(&self) -> (usize, usize) {
         self.warp().stacks.bounds(self.lane() as usize)
     }
 
-    /// Whether `address` lies in its stack's guard page.
+    /// Whether `address` lies in the guard page of the thread's stack.
     pub(crate) fn guards(&self, address: usize) -> bool {
         self.warp().stacks.in_guard(self.lane() as usize, address)
     }
 
-    /// Whether its stack overflowed, as far as can be detected.
+    /// Whether the thread's stack overflowed, as far as can be detected.
     pub(crate) fn overflowed(&self) -> bool {
         self.warp().stacks.overflowed(self.lane() as usize)
     }
 
-    /// The error for a stack overflow of this thread.
+    /// The error for an overflow of the thread's stack.
     pub(crate) fn overflow(&self) -> Error {
         let (low, high) = self.stack();
         Error::StackOverflow { kernel: self.kernel(), thread: self.id(), stack: high - low }

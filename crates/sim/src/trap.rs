@@ -1,18 +1,17 @@
-//! Ends kernels that do not return to the simulator: an invalid memory access, a stack overflow, an
-//! endless computation. Each ends with a report instead of ending the process.
+//! Turns an invalid memory access, a stack overflow or an endless computation of a kernel into an
+//! error, instead of ending the process.
 //!
-//! Process-wide signal handlers examine where the signal occurred. On the stack of a simulated
-//! thread they resume the coroutine in a function that records the error and returns. Other faults
+//! Process-wide signal handlers check where the signal occurred. On the stack of a simulated
+//! thread, they resume the coroutine in a function that records the error and returns. Other faults
 //! go to the previous handler. Only on Linux on x86-64 and aarch64.
 //!
 //! # Safety
 //!
-//! The handlers read only cells of the current thread and its run (the argument of
-//! [`hooks`](crate::hooks) holds: the context is a live thread's) and the kernel's signal frame.
-//! The interrupted code is the kernel's own, so that it can be abandoned like the frames of an
-//! unfinished thread: for a fault, because the simulator touches no memory that a kernel names
-//! while it borrows a cell; for the watchdog, because it fires only after a long computation
-//! without a call into the simulator.
+//! The handlers read only cells of the current thread and its GPUs (the context is a live thread's,
+//! as [`hooks`](crate::hooks) explains) and the signal frame. They interrupt kernel code, whose
+//! frames can be abandoned like those of an unfinished thread: for a fault, because the simulator
+//! accesses no memory for a kernel while it borrows a cell; for the watchdog, because it acts only
+//! after a long computation without a call into the simulator.
 
 use std::time::Duration;
 
@@ -24,7 +23,7 @@ mod linux;
 /// Processor time that a kernel may use after its limit without a call into the simulator.
 const GRACE_PERIOD: Duration = Duration::from_millis(250);
 
-/// Processor time of this OS thread, independent of other load.
+/// Processor time of this OS thread.
 pub(crate) fn processor_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call writes to the struct; if it fails, the time is zero.
@@ -32,18 +31,18 @@ pub(crate) fn processor_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Number of calls into the simulator: while it changes, the kernel stops itself.
+/// Number of calls into the simulator. While it changes, the scheduler checks the limits itself.
 fn activity(gpus: &Gpus) -> u64 {
     gpus.switches.get() + gpus.accesses.get() + gpus.calls.get()
 }
 
-/// Installs the handlers, once in a process.
+/// Installs the handlers, once per process.
 pub(crate) fn install() {
     #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
     linux::install();
 }
 
-/// Stops threads that compute past a time limit without a call. Active until dropped.
+/// Stops threads that compute past a time limit without calls. Active until dropped.
 pub(crate) struct Watchdog {
     #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
     _timer: Option<linux::Timer>,

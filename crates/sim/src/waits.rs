@@ -1,9 +1,9 @@
-//! Named waits: for the network, and those of `nccl_device`'s typed layer.
+//! Named waits: waits that declare what they wait for, in NCCL calls and in `nccl_device`.
 //!
 //! An NCCL call that waits for the network parks its thread until a condition holds ([`until`]).
-//! The typed layer polls, and tells the simulator what for ([`WAITS`]). In both cases a report
-//! names the wait, and the scheduler knows that the thread only waits: when all threads do and the
-//! network is idle, waits with a timeout expire one after the other; without any, the run is stuck.
+//! `nccl_device`'s typed layer polls, and declares each poll ([`WAITS`]). In both cases reports
+//! describe the wait, and the scheduler knows that the thread only waits. When all threads wait and
+//! the network is idle, waits with a timeout expire one by one; without any, it is a deadlock.
 
 use std::cell::Cell;
 use std::panic::Location;
@@ -16,29 +16,29 @@ use crate::gpus::Gpus;
 use crate::nccl::{QueueKey, arrived};
 use crate::thread::{Thread, Wait};
 
-/// A wait with a name.
+/// What a wait is for, its deadline, and its location.
 #[derive(Clone, Copy)]
 pub(crate) struct NamedWait {
     pub(crate) what: WaitFor,
-    /// Its deadline, in nanoseconds of the virtual clock, if it has a timeout.
+    /// The deadline in nanoseconds of the virtual clock, for a wait with a timeout.
     pub(crate) deadline: Option<u64>,
     pub(crate) at: Site,
 }
 
-/// A thread's wait.
+/// The state of a thread's named wait.
 #[derive(Default)]
 pub(crate) struct WaitState {
-    /// What it waits for, while [`Thread::waits`] is set.
+    /// The wait, while [`Thread::waits`] is set.
     pub(crate) named: Cell<Option<NamedWait>>,
-    /// What ends it, if the thread is parked.
+    /// The condition that ends the wait, if the thread is parked.
     pub(crate) until: Cell<Option<Until>>,
-    /// Whether it has timed out.
-    pub(crate) over: Cell<bool>,
-    /// The streak of passes without progress in which the thread last polled, and its polls in it.
-    pub(crate) looks: Cell<(u64, u32)>,
+    /// Whether the wait has timed out.
+    pub(crate) timed_out: Cell<bool>,
+    /// The [streak](Gpus::streak) in which the thread last polled, and its polls in that streak.
+    pub(crate) polls: Cell<(u64, u32)>,
 }
 
-/// What ends the wait of a parked thread.
+/// The condition that ends the wait of a parked thread.
 #[derive(Clone, Copy)]
 pub(crate) enum Until {
     /// The word has reached `least`, by NCCL's rolling comparison of `bits` bits.
@@ -62,11 +62,11 @@ impl Until {
         }
     }
 
-    /// The value of the word that it tests.
+    /// The value of the word that the condition tests; 0 without one.
     pub(crate) fn seen(&self) -> u64 {
         match *self {
-            // SAFETY: a signal or counter of a device communicator, or a word in a window that was
-            // checked; both outlive the launch.
+            // SAFETY: a signal or counter of a device communicator, or a checked word in a window;
+            // both outlive the launch.
             Self::Reached { word, .. } => unsafe { word.read_volatile() },
             // SAFETY: as in `arrived`.
             Self::Arrived { inbox, .. } => unsafe { inbox.read_volatile() }.into(),
@@ -75,15 +75,14 @@ impl Until {
     }
 }
 
-/// Whether `value` has reached `least`, both counted modulo 2 to the power of `bits`. NCCL:
+/// Whether `value` has reached `least`, both modulo 2 to the power of `bits`. NCCL:
 /// `rollingLessEq`.
 pub(crate) fn reached(value: u64, least: u64, bits: u32) -> bool {
     let mask = u64::MAX >> (64 - bits);
     value.wrapping_sub(least) & mask <= mask >> 1
 }
 
-/// Parks the thread until `until` holds. Returns whether it does: a wait with a timeout may expire
-/// before.
+/// Parks the thread until `until` holds or the wait times out. Returns whether `until` holds.
 pub(crate) fn until(
     thread: &Thread,
     until: Until,
@@ -102,7 +101,7 @@ pub(crate) fn until(
     thread.suspend(Wait::Network);
     thread.waits.set(false);
     state.until.set(None);
-    !state.over.replace(false) || until.holds(gpus)
+    !state.timed_out.replace(false) || until.holds(gpus)
 }
 
 /// The hooks of the typed layer's waits.
@@ -113,19 +112,19 @@ fn poll(what: &WaitFor, deadline: Option<u64>, at: &'static Location<'static>) -
     let state = &thread.state;
     state.named.set(Some(NamedWait { what: *what, deadline, at }));
     thread.waits.set(true);
-    let (streak, looks) = state.looks.get();
+    let (streak, polls) = state.polls.get();
     let now = thread.gpus().streak.get();
-    state.looks.set((now, if streak == now { looks + 1 } else { 1 }));
-    if !state.over.get() {
+    state.polls.set((now, if streak == now { polls + 1 } else { 1 }));
+    if !state.timed_out.get() {
         thread.suspend(Wait::Spin { at });
     }
-    // A thread that unwinds does not wait in destructors.
-    state.over.replace(false) || thread.unwinding.get()
+    // Destructors of an unwinding thread do not wait.
+    state.timed_out.replace(false) || thread.unwinding.get()
 }
 
 fn end() {
     let thread = Thread::current();
     thread.waits.set(false);
-    thread.state.over.set(false);
+    thread.state.timed_out.set(false);
     thread.gpus().progress();
 }

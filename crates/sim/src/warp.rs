@@ -34,13 +34,13 @@ impl Op {
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Lane {
     pub(crate) value: u32,
-    /// Lane, distance or lane mask of a shuffle.
+    /// Source lane, distance or lane mask of a shuffle.
     pub(crate) operand: u32,
-    /// Segment of a shuffle, a power of two.
+    /// Segment width of a shuffle, a power of two.
     pub(crate) width: u32,
 }
 
-/// The lanes of one operation, which wait for each other.
+/// A pending operation of the lanes in `mask`.
 struct WarpBarrier {
     mask: u32,
     op: Op,
@@ -49,7 +49,7 @@ struct WarpBarrier {
     lanes: [Lane; WARP as usize],
 }
 
-/// One warp of a block and the stacks of its threads, which the scheduler reuses.
+/// The threads of one warp and their stacks, which the scheduler reuses.
 pub(crate) struct Warp {
     pub(crate) threads: [Thread; WARP as usize],
     pub(crate) stacks: Slab,
@@ -69,15 +69,15 @@ impl Warp {
         }))
     }
 
-    /// Prepares the warp for a block with `lanes` lanes in it.
+    /// Prepares the warp for a block, with `lanes` lanes.
     pub(crate) fn reset(&self, lanes: u32) {
         self.live.set(u32::MAX >> (WARP - lanes.clamp(1, WARP)));
         self.barriers.borrow_mut().clear();
     }
 }
 
-/// A lane arrives at the barrier of `mask` and waits for the other lanes. Lanes that have exited,
-/// or that a partial warp lacks, do not count. Returns the lane's result.
+/// Takes part in operation `op` of the lanes in `mask`: waits for the other lanes, except those
+/// that have exited or that a partial warp lacks, and returns the lane's result.
 pub(crate) fn converge(thread: &Thread, mask: u32, op: Op, mine: Lane, at: Site) -> (u32, bool) {
     let lane = thread.lane();
     let warp = thread.warp();
@@ -119,7 +119,7 @@ pub(crate) fn converge(thread: &Thread, mask: u32, op: Op, mine: Lane, at: Site)
     thread.result.get()
 }
 
-/// Sets the result of every lane of a complete barrier and wakes it, except `except`.
+/// Sets the result of every lane of a complete operation, and wakes all but `except`.
 fn finish(warp: &Warp, barrier: &WarpBarrier, except: Option<&Thread>) {
     let ballot = barrier
         .lanes
@@ -141,8 +141,8 @@ fn finish(warp: &Warp, barrier: &WarpBarrier, except: Option<&Thread>) {
     }
 }
 
-/// What `lane` reads, as PTX defines `shfl.sync`: its own value if out of range, an undefined one
-/// from a lane outside the mask.
+/// What `lane` reads, as PTX defines `shfl.sync`: its own value if the source lane is out of range,
+/// an undefined one ([`POISON`]) from a lane outside the mask.
 fn shuffled(barrier: &WarpBarrier, kind: Shuffle, lane: u32) -> (u32, bool) {
     let Lane { value, operand, width } = barrier.lanes[lane as usize];
     let operand = operand % WARP;
@@ -161,7 +161,7 @@ fn shuffled(barrier: &WarpBarrier, kind: Shuffle, lane: u32) -> (u32, bool) {
     }
 }
 
-/// A thread exited: this may complete barriers of its warp.
+/// Completes operations of the warp that waited for the exited `thread` only.
 pub(crate) fn thread_ended(thread: &Thread) {
     let warp = thread.warp();
     warp.live.set(warp.live.get() & !(1 << thread.lane()));

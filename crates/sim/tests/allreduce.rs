@@ -1,4 +1,4 @@
-//! All-reduce kernels by load and store between ranks, in any order and at any size.
+//! All-reduce kernels over LSA, with different sizes and thread orders.
 
 use cuda_std::prelude::*;
 use devcomm::sim::Activity;
@@ -6,7 +6,7 @@ use devcomm::{DevCommRequirements, Simulation};
 use devcomm_testing::simulated::{read, run, simulate, world};
 use nccl_device::{BarrierIndex, Coop, DevComm, MemoryOrder, Window};
 
-/// `recv[i] = sum over ranks of send[i]`: each rank sums its share and stores it to all.
+/// `recv[i] = sum over ranks of send[i]`: each rank sums its share and stores it to all ranks.
 #[kernel]
 unsafe fn allreduce(comm: DevComm, send: Window<f32>, recv: Window<f32>, count: usize) {
     let team = comm.lsa_team();
@@ -19,11 +19,11 @@ unsafe fn allreduce(comm: DevComm, send: Window<f32>, recv: Window<f32>, count: 
     while i < end {
         let mut sum = 0.0;
         for peer in 0..team.n_ranks {
-            // SAFETY: below `count`; the barriers order it.
+            // SAFETY: `i` is below `count`; the barriers order the accesses.
             sum += unsafe { send.lsa(peer).load(i) };
         }
         for peer in 0..team.n_ranks {
-            // SAFETY: as above.
+            // SAFETY: as for the load.
             unsafe { recv.lsa(peer).store(i, sum) };
         }
         i += (thread::grid_dim_x() * thread::block_dim_x()) as usize;
@@ -35,7 +35,7 @@ fn value(rank: usize, i: usize) -> f32 {
     (rank * 7 + i % 13) as f32
 }
 
-/// Runs `launches` all-reduces on one machine, and checks every element.
+/// Runs `launches` all-reduces on one machine and checks every element.
 fn check(simulation: Simulation, grid: u32, block: u32, count: usize, launches: usize) -> Activity {
     let world = world(simulation);
     let summed = run(&world, |gpu| {
@@ -115,7 +115,7 @@ unsafe fn forgets_to_close(comm: DevComm, send: Window<u32>, recv: Window<u32>, 
     let team = comm.lsa_team();
     let mut coop = MaybeUninit::uninit();
     let mut session = MaybeUninit::uninit();
-    // SAFETY: the objects live to the end of the kernel; the barrier has an index 0.
+    // SAFETY: the objects live until the end of the kernel; barrier 0 exists.
     unsafe {
         raw::ncclCoopAnyInitCta(coop.as_mut_ptr());
         let (coop, comm) = (coop.as_ptr(), comm.as_raw());
@@ -147,7 +147,7 @@ fn a_session_that_is_not_closed_breaks_the_next_launch_as_on_a_gpu() {
     });
     let sums = sums.unwrap();
     assert_eq!((sums[0].0, sums[1].0), (21, 21));
-    // The first rank to arrive passes at once, and reads what the other stored in the first launch.
+    // The first rank to arrive passes at once and reads the other rank's value of the first launch.
     assert!(sums.iter().any(|(_, again)| *again == 111), "{sums:?}");
     let open = world.simulated_machine().unwrap().activity().open_sessions;
     assert_eq!(open.iter().map(|session| session.rank).collect::<Vec<_>>(), [0, 0, 1, 1]);

@@ -1,4 +1,4 @@
-//! Threads of one block: shared memory, barriers, warps, atomics.
+//! Tests of threads of one block: shared memory, barriers, warps, atomics.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use devcomm_testing::simulated::{read, simulate};
 use devcomm_types::LaunchArgs;
 use nccl_device::Coop;
 
-/// Runs a kernel on one GPU and returns its memory.
+/// Runs a kernel on one GPU with a buffer that contains `memory`, and returns the buffer's content.
 fn output<T: Element, K: Kernel, const N: usize>(
     simulation: Simulation,
     (grid, block): (u32, u32),
@@ -26,7 +26,7 @@ where
     outputs.concat()
 }
 
-/// Sum of a block's 256 elements, through shared memory and then shuffles.
+/// Sums a block's 256 elements, through shared memory and then shuffles.
 #[kernel]
 unsafe fn block_sum(x: *const f32, out: *mut f32) {
     let partial = shared_array![f32; 256];
@@ -73,7 +73,7 @@ fn blocks_sum_through_shared_memory_and_shuffles() {
 unsafe fn reverse(x: *mut u32) {
     let copy = shared::dynamic_shared_mem::<u32>();
     let (t, n) = (thread::thread_idx_x() as usize, thread::block_dim_x() as usize);
-    // SAFETY: the launch gives four bytes per thread.
+    // SAFETY: the launch has four bytes of dynamic shared memory per thread.
     unsafe {
         *copy.add(t) = mem::load(x.add(t));
         thread::sync_threads();
@@ -95,7 +95,7 @@ fn dynamic_shared_memory_has_the_size_asked_for() {
 #[kernel(T = [f32, f64, f16, bf16])]
 unsafe fn reads_unset_shared<T: Copy>(out: *mut T) {
     let fresh = shared_array![T; 3];
-    // SAFETY: one thread, and one element.
+    // SAFETY: the launch has one thread, the buffer one element.
     unsafe { mem::store(out, *fresh.add(2)) }
 }
 
@@ -150,7 +150,7 @@ unsafe fn votes_of_a_partial_warp(out: *mut u32) {
     if t == 39 {
         return;
     }
-    // SAFETY: the lanes that exist and have not left take part.
+    // SAFETY: all lanes that exist and have not exited take part.
     unsafe { mem::store(out.add(t as usize), warp::ballot(true)) };
 }
 
@@ -171,11 +171,11 @@ unsafe fn coops(out: *mut u32) {
         _ => Coop::thread(),
     };
     let seen = shared_array![u32; 160];
-    // SAFETY: a word per thread; the coops' barriers order the accesses of their threads.
+    // SAFETY: one word per thread; the coops' barriers order the accesses of their threads.
     unsafe {
         *seen.add(t as usize) = coop.thread_rank();
         coop.sync();
-        // The thread of the coop with the mirrored rank.
+        // The thread whose rank in the coop is the mirror image of this thread's.
         let mut opposite = t;
         for other in 0..160 {
             let same = match t / 32 {
@@ -211,7 +211,7 @@ fn coops_rank_and_meet_their_own_threads() {
 
 #[kernel]
 unsafe fn producer_and_consumer(data: *mut u32) {
-    // SAFETY: three words, the last of which is a flag that orders the others.
+    // SAFETY: the buffer has three words; the last is a flag that orders accesses to the others.
     unsafe {
         let flag = Atomic::from_ptr(data.add(2));
         if thread::block_idx_x() == 0 {
@@ -232,7 +232,7 @@ fn a_thread_that_polls_lets_others_run() {
 
 #[kernel]
 unsafe fn locked_increments(count: *mut u32) {
-    // SAFETY: a word, and a lock behind it that orders the accesses to the word.
+    // SAFETY: the buffer has a word and a lock, which orders the accesses to the word.
     unsafe {
         let lock = Atomic::from_ptr(count.add(1));
         while lock.compare_exchange(0, 1, Order::AcqRel, Scope::Gpu).is_err() {}
@@ -250,7 +250,7 @@ fn a_spin_lock_excludes() {
 
 #[kernel]
 unsafe fn unlocked_increments(count: *mut u32) {
-    // SAFETY: the buffer has a word. (The increments race on purpose.)
+    // SAFETY: the buffer has a word. (The race is intended.)
     unsafe {
         let seen = mem::load(count);
         mem::store(count, seen + 1);

@@ -1,4 +1,4 @@
-//! A kernel's errors are reported with thread and location, and never hang.
+//! Tests that errors of kernels are reported with thread and location, and that none hangs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +30,7 @@ fn failure_of<K: Kernel<Args = ()>>(grid: u32, block: u32) -> Arc<Error> {
     failure(Simulation::new(1), |gpu| gpu.launch(K::with_args(()).grid(grid).block(block)))
 }
 
-/// The failure of a kernel on one GPU that takes a word, which is 0.
+/// The failure, on one GPU, of a kernel whose argument is a buffer of one word, initially 0.
 fn failure_with_word<K: Kernel>(simulation: Simulation, block: u32) -> Arc<Error>
 where
     for<'a> (&'a SymmetricBuffer<u32>,): LaunchArgs<K::Args>,
@@ -71,7 +71,7 @@ fn a_deadlock_names_who_waits_for_which_peer_and_where() {
     // Rank 1's kernel has ended.
     assert_eq!(stall.ended, [1, 0, 1]);
     let lines: Vec<_> = text.lines().collect();
-    assert_eq!(lines[0], "nothing can go on");
+    assert_eq!(lines[0], "deadlock");
     let line = |line: &str| lines.iter().any(|l| l.starts_with(line));
     assert!(line("  GPU 0: kernel `rank_1_skips` runs"), "{text}");
     assert!(
@@ -127,7 +127,7 @@ fn a_machine_of_a_failed_kernel_is_over_and_others_go_on() {
 unsafe fn half_a_block_syncs() {
     if thread::thread_idx_x() < 32 {
         let seen = shared_array![u32; 1];
-        // SAFETY: the mask names the lanes that take part; only they touch the word.
+        // SAFETY: all stores to the word are of the same value; the divergence is intended.
         unsafe {
             *seen = 1;
             warp::sync();
@@ -209,7 +209,7 @@ fn a_panic_does_not_wait_in_destructors() {
 #[kernel]
 unsafe fn stores_behind(out: Window<u32>, peer: i32, at: usize) {
     if thread::thread_idx_x() == 3 {
-        // SAFETY: none; the index may be wrong on purpose.
+        // SAFETY: the index may be invalid, which the simulator reports.
         unsafe { out.lsa(peer).store(at, 1) };
     }
 }
@@ -235,7 +235,7 @@ fn an_access_outside_a_window_is_reported_before_it_happens() {
 
 #[kernel]
 unsafe fn stores_to(out: *mut u32) {
-    // SAFETY: none; the buffer may be another rank's.
+    // SAFETY: the buffer may be another rank's, which the simulator reports.
     unsafe { mem::store(out, 1) };
 }
 
@@ -266,11 +266,11 @@ fn more_static_shared_memory_than_a_block_has_is_reported() {
 
 #[kernel]
 unsafe fn writes_plainly_behind(out: *mut u32, at: usize) {
-    // SAFETY: none; the index is wrong on purpose.
+    // SAFETY: the index may be invalid: then the simulator reports the fault.
     unsafe { out.add(at).write_volatile(1) };
 }
 
-/// Words of a page; the next page is not mapped.
+/// Words of a page; the page after a buffer is not mapped.
 const PAGE: usize = 1024;
 
 #[test]
@@ -325,7 +325,7 @@ fn a_stack_that_is_full_is_an_error_and_no_crash() {
 #[kernel]
 unsafe fn overruns_shared() {
     let array = shared_array![u32; 3];
-    // SAFETY: none; the fourth element is not there.
+    // SAFETY: the fourth element does not exist, which the simulator reports.
     unsafe { array.add(3).write_volatile(1) };
 }
 
@@ -345,14 +345,14 @@ fn a_barrier_index_that_is_not_there_is_reported() {
     let error = failure(Simulation::new(2), |gpu| {
         gpu.launch(takes_barrier::args(&gpu.dev_comm(barriers(1))?, 1_u32).grid(1).block(1))
     });
-    // The typed layer checks in debug builds, the simulator always.
+    // The typed layer checks the index in debug builds, the simulator always.
     assert!(matches!(*error, Error::Panic { .. } | Error::Misuse { .. }), "{error}");
     assert!(error.to_string().contains("barrier"), "{error}");
 }
 
 #[test]
 fn one_barrier_with_two_users_is_reported() {
-    // One rank passes the barrier immediately: a random order makes the sessions overlap.
+    // In some random orders the two blocks' sessions overlap.
     let errors = (0..64).map(|seed| world(Simulation::new(2).seed(seed))).filter_map(|world| {
         let _ = run(&world, |gpu| {
             gpu.launch(takes_barrier::args(&gpu.dev_comm(barriers(2))?, 0_u32).grid(2).block(2))
@@ -452,7 +452,7 @@ fn what_a_gpu_refuses_is_refused() {
         let comm = gpu.dev_comm(barriers(64))?;
         let error = gpu.launch(nothing_with_comm::args(&comm).grid(33).block(32)).unwrap_err();
         assert!(error.to_string().contains("32"), "{error}");
-        // Without a device communicator any grid is accepted.
+        // Without a device communicator, the grid may be larger than what is resident.
         gpu.launch(nothing::args().grid(33).block(32))
     });
 }

@@ -1,4 +1,4 @@
-//! GIN: delivery, completion, ordering and flow control.
+//! Tests of GIN: delivery, completion, ordering and flow control.
 
 mod common;
 
@@ -12,14 +12,14 @@ use devcomm_testing::simulated::{read, simulate};
 use nccl_device::raw::{self, GinRequest};
 use nccl_device::{DevComm, Window};
 
-/// Two ranks send a number back and forth, each adding one.
+/// Two ranks send a number back and forth; each adds one.
 #[kernel]
 unsafe fn ping_pong(comm: DevComm, out: Window<u64>, rounds: u64) {
     let comm = comm.as_raw();
     let (team, me) = (comm.world_team(), comm.rank);
     let peer = 1 - me;
     let (mut net, window) = (gin(comm, 0), handle(&out));
-    // SAFETY: element 0 is sent, element 1 received; the signal orders them.
+    // SAFETY: element 0 is sent, element 1 received; the signals order the accesses.
     unsafe {
         for round in 1..=rounds {
             if (round % 2 == 1) == (me == 0) {
@@ -43,14 +43,14 @@ unsafe fn ping_pong(comm: DevComm, out: Window<u64>, rounds: u64) {
     }
 }
 
-/// Plays `games` games of `rounds` rounds on one machine.
+/// Runs `games` ping-pongs of `rounds` rounds on one machine.
 fn check_ping_pong(simulation: Simulation, games: usize, rounds: u64) {
     simulate(simulation, |gpu| {
         let (comm, out) = (gpu.dev_comm(full())?, gpu.window(&[0_u64; 2])?);
         for _ in 0..games {
             gpu.launch(ping_pong::args(&comm, &out, rounds).grid(1).block(1))?;
             assert!(!gpu.is_root() || read(&out)?[1] == rounds);
-            // The next game counts its rounds from 1.
+            // The next ping-pong counts its signals from 1.
             gpu.launch(resets_signal::args(&comm).grid(1).block(1))?;
         }
         Ok(())
@@ -72,12 +72,12 @@ fn a_ping_pong_counts_right_however_threads_run() {
 
 #[kernel]
 unsafe fn resets_signal(comm: DevComm) {
-    // SAFETY: a handle; no operation is in flight.
+    // SAFETY: a valid handle; no operation is in flight.
     unsafe { raw::ncclGinResetSignal(&mut gin(comm.as_raw(), 0), 0) };
 }
 
-/// Every rank puts a block of numbers to every rank, the threads of a block taking the peers in
-/// turn, and waits for all of its own, in the context in which it puts to itself.
+/// Every rank puts `count` elements to every rank and waits for all puts to itself. Peers are
+/// distributed over the threads; the thread of the rank's own put waits.
 #[kernel]
 unsafe fn all_to_all(
     comm: DevComm,
@@ -90,7 +90,7 @@ unsafe fn all_to_all(
     let (team, me, ranks) = (comm.world_team(), comm.rank as usize, comm.n_ranks as usize);
     let context = thread::block_idx_x() % comm.gin_context_count;
     let (mut net, bytes) = (gin(comm, context), count * 4);
-    // SAFETY: each rank has a place for every rank's numbers.
+    // SAFETY: both windows have `count` elements per rank.
     unsafe {
         let mut peer = thread::index_1d() as usize;
         while peer < ranks {
@@ -129,7 +129,7 @@ fn an_all_to_all_is_complete_in_a_thousand_orders() {
 }
 
 /// Rank 0 puts element 0 to elements 0 and 1 of rank 1: first without a signal, then with one. Rank
-/// 1 records what it sees then, and waits for both.
+/// 1 records both elements at the signal of the second put, and then waits for both puts.
 #[kernel]
 unsafe fn two_puts(comm: DevComm, out: Window<u32>, seen: Window<u32>, strong: bool, round: u64) {
     let comm = comm.as_raw();
@@ -149,7 +149,7 @@ unsafe fn two_puts(comm: DevComm, out: Window<u32>, seen: Window<u32>, strong: b
     }
 }
 
-/// What rank 1 saw of the two puts, in several rounds.
+/// What rank 1 saw of the two puts in each round.
 fn seen_of_two_puts(simulation: Simulation, strong: bool) -> Vec<Vec<u32>> {
     let seen = simulate(simulation, |gpu| {
         let comm = gpu.dev_comm(full())?;
@@ -226,8 +226,8 @@ fn a_source_is_read_when_the_network_comes_to_it_and_not_after_a_flush() {
     assert!(seeds().all(|seed| got(seed, true) == [1; 10]));
 }
 
-/// Rank 0 flushes a put and tells rank 1 by a plain store, which is wrong. Rank 1 records what it
-/// sees, and waits.
+/// Rank 0 flushes a put and then sets rank 1's flag by a store, which does not order the put. Rank
+/// 1 records the element at the flag, and then waits for the put.
 #[kernel]
 unsafe fn takes_a_flush_for_delivery(
     comm: DevComm,
@@ -261,7 +261,7 @@ fn a_flush_is_no_delivery() {
             let comm = gpu.dev_comm(full())?;
             let (out, flag) = (gpu.window(&[0_u32; 2])?, gpu.window(&[0_u32])?);
             let is_early = |round: u64| {
-                // All ranks have read the previous round's data.
+                // Until all ranks have read the previous round's data.
                 gpu.barrier()?;
                 gpu.launch(
                     takes_a_flush_for_delivery::args(&comm, &out, &flag, round).grid(1).block(1),
@@ -277,8 +277,8 @@ fn a_flush_is_no_delivery() {
     assert!({ early }.any(|early| early), "a flush always delivered");
 }
 
-/// Rank 0 gets from rank 1, and records the element before and after the wait, and at the end the
-/// counter's values.
+/// Rank 0 gets an element from rank 1 and records it before and after the wait. Then it counts puts
+/// and records the counter's values.
 #[kernel]
 unsafe fn gets_and_counts(comm: DevComm, out: Window<u64>, by_request: bool) {
     let comm = comm.as_raw();
@@ -325,8 +325,8 @@ fn gets_are_there_after_a_flush_and_counters_count_puts() {
     }
 }
 
-/// Rank 0 puts values of every size and sends VA and indexed signals; rank 1 waits for all and
-/// records them.
+/// Rank 0 puts values of every size and sends VA and indexed signals; rank 1 waits for all signals
+/// and records them.
 #[kernel]
 unsafe fn signals_of_all_kinds(comm: DevComm, out: Window<u64>) {
     let comm = comm.as_raw();
@@ -358,7 +358,7 @@ unsafe fn signals_of_all_kinds(comm: DevComm, out: Window<u64>) {
         raw::ncclGinResetSignal(&mut net, 1);
         raw::ncclGinResetSignalVA(&mut net, window, 64);
         local.store(12, raw::ncclGinReadSignal(&mut net, 1, 64, ACQ_REL));
-        // Another context has signals of its own.
+        // Another context has other signals.
         let mut other = gin(comm, 1);
         local.store(13, raw::ncclGinReadSignal(&mut other, 2, 64, ACQ_REL));
         local.store(14, raw::ncclGinReadSignal(&mut net, 2, 64, ACQ_REL));
@@ -380,7 +380,7 @@ fn values_and_signals_of_every_kind_arrive() {
     }
 }
 
-/// Shadows: rank 1 expects what rank 0 sends.
+/// Rank 0 sends five signals; rank 1 waits for them by the signal's shadow.
 #[kernel]
 unsafe fn follows_shadows(comm: DevComm, out: Window<u64>) {
     let comm = comm.as_raw();
@@ -402,7 +402,7 @@ unsafe fn follows_shadows(comm: DevComm, out: Window<u64>) {
         let (mut before, mut delta) = (0, 0);
         let (old, by) = (&mut before, &mut delta);
         raw::ncclGinWaitSignalFollowShadow(&mut net, &coop, 4, 3, old, by, 64, ACQ_REL);
-        // Every thread gets them.
+        // Every thread gets the two values.
         let at = 2 * thread::thread_idx_x() as usize;
         local.store(at, before);
         local.store(at + 1, delta);
@@ -428,7 +428,7 @@ fn shadows_are_met_and_followed_by_every_thread() {
     }
 }
 
-/// Posts `count` puts and flushes.
+/// Posts `count` puts to the next rank, and waits for those of the previous rank.
 #[kernel]
 unsafe fn posts_many(comm: DevComm, out: Window<u32>, count: u32) {
     let comm = comm.as_raw();
@@ -436,10 +436,10 @@ unsafe fn posts_many(comm: DevComm, out: Window<u32>, count: u32) {
     let peer = (comm.rank + 1) % comm.n_ranks;
     for i in 0..count {
         let dst = (window, 4 * (1 + i as usize));
-        // SAFETY: the window has an element more than `count`.
+        // SAFETY: the window has `count + 1` elements.
         unsafe { put(&mut net, &team, peer, dst, (window, 0), 4, SignalMode::Inc(0, true), None) };
     }
-    // SAFETY: a handle.
+    // SAFETY: a valid handle.
     unsafe { wait(&mut net, 0, count.into()) };
 }
 

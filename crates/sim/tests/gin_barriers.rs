@@ -1,4 +1,4 @@
-//! GIN barriers and hybrid barriers.
+//! Tests of GIN barriers and hybrid barriers.
 
 mod common;
 
@@ -30,7 +30,7 @@ fn barrier_of(comm: &raw::DevComm, which: u32) -> (Team, GinBarrierHandle) {
     }
 }
 
-/// Every rank puts its number to every member, syncs, and sums what the others put; `rounds` times.
+/// Every rank puts the round's number to every member, syncs, and checks the puts to itself.
 #[kernel]
 unsafe fn puts_and_syncs(
     comm: DevComm,
@@ -46,8 +46,8 @@ unsafe fn puts_and_syncs(
     let mut session = MaybeUninit::<GinBarrierSession>::uninit();
     let session = session.as_mut_ptr();
     let members = team.n_ranks as usize;
-    // A slot for every block, context and member, and one each for the source and the sums.
-    let place = |context: u32, member: usize| {
+    // Byte offset of the slot of a block, context and member.
+    let offset = |context: u32, member: usize| {
         ((index * contexts + context) as usize * members + member + 1) * 8
     };
     // SAFETY: the window has the slots; the barriers order the accesses.
@@ -65,7 +65,7 @@ unsafe fn puts_and_syncs(
                 for context in 0..contexts {
                     net = gin(comm, context);
                     for peer in 0..team.n_ranks {
-                        let dst = (handle(&out), place(context, team.rank as usize));
+                        let dst = (handle(&out), offset(context, team.rank as usize));
                         put_value(&mut net, &team, peer, dst, (round, 8), SignalMode::Nothing);
                     }
                 }
@@ -74,12 +74,12 @@ unsafe fn puts_and_syncs(
             if thread::thread_idx_x() == 0 {
                 for context in 0..contexts {
                     for member in 0..members {
-                        let seen = out.local().load(place(context, member) / 8);
+                        let seen = out.local().load(offset(context, member) / 8);
                         assert_eq!(seen, round, "context {context} member {member}");
                     }
                 }
             }
-            // No rank puts the next round's data before all have read this one's.
+            // No rank puts the next round's data before all have read this round's.
             raw::ncclGinBarrierSessionSync(session, &coop, ACQ_REL, NO_FENCE);
         }
         raw::ncclGinBarrierSessionDestroy(session);
@@ -110,7 +110,7 @@ fn a_put_fence_makes_the_puts_of_every_member_visible() {
                     let out = gpu.window(&[0_u64; 64])?;
                     let args = (&comm, &out, which, all_contexts, 3_u64);
                     gpu.launch(puts_and_syncs::with_args(args).grid(2).block(3))?;
-                    // Barriers keep their count between launches.
+                    // The next launch continues the barriers' count.
                     gpu.launch(puts_and_syncs::with_args(args).grid(2).block(3))?;
                 }
             }
@@ -185,7 +185,7 @@ fn a_get_fence_completes_this_ranks_gets() {
     }
 }
 
-/// Each rank stores to its LSA peers and puts to its rail peers, around hybrid barriers.
+/// Each rank stores to its LSA peers and puts to its rail peers, between hybrid barriers.
 #[kernel]
 unsafe fn meets_hybrid(comm: DevComm, out: Window<u64>, multimem: bool, fence: i32, rounds: u64) {
     let comm = comm.as_raw();
@@ -195,7 +195,7 @@ unsafe fn meets_hybrid(comm: DevComm, out: Window<u64>, multimem: bool, fence: i
     let (mut net, index) = (gin(comm, 0), thread::block_idx_x());
     let (inner, outer) = (&comm.hybrid_lsa_barrier, &comm.hybrid_rail_gin_barrier);
     let multicast = &comm.lsa_multimem;
-    // SAFETY: the window has an element for every rank.
+    // SAFETY: the window has one element per rank.
     unsafe {
         raw::ncclBarrierSessionInit(
             session, &coop, &lsa, &rail, &net, inner, outer, index, multimem, multicast,
@@ -261,12 +261,12 @@ fn the_hybrid_barrier_that_does_nothing_is_reported() {
         let error = failure(simulation.clone(), |gpu| meet(gpu, PUT, 1));
         assert!(matches!(*error, Error::Misuse { .. }), "{error}");
         assert!(error.to_string().contains(&format!("NCCL's hybrid barrier {does}")), "{error}");
-        // Without puts in the fence it is a barrier.
+        // With a fence without puts, it is a barrier.
         simulate(simulation, |gpu| meet(gpu, GET, 2));
     }
 }
 
-/// All ranks but rank 1 arrive at the barrier.
+/// All ranks except rank 1 arrive at the barrier.
 #[kernel]
 unsafe fn one_stays_away(comm: DevComm, ranks: i32, index: u32, signal0: u32) {
     let comm = comm.as_raw();
@@ -277,7 +277,7 @@ unsafe fn one_stays_away(comm: DevComm, ranks: i32, index: u32, signal0: u32) {
     let handle = GinBarrierHandle { signal0, unused: 0 };
     let mut session = MaybeUninit::<GinBarrierSession>::uninit();
     let (session, coop) = (session.as_mut_ptr(), cta());
-    // SAFETY: the simulator reports what is wrong.
+    // SAFETY: the simulator reports misuse.
     unsafe {
         raw::ncclGinBarrierSessionInit(session, &coop, &gin(comm, 0), &team, &handle, index);
         raw::ncclGinBarrierSessionSync(session, &coop, ACQ_REL, NO_FENCE);

@@ -1,4 +1,4 @@
-//! GIN's error reports, and waits that never end.
+//! Tests of the reports of GIN misuse, and of waits that never end.
 
 mod common;
 
@@ -13,7 +13,7 @@ use devcomm_testing::simulated::{failure, run, simulate, world};
 use nccl_device::raw::{self, GinRequest};
 use nccl_device::{DevComm, Window};
 
-/// Rank 0 puts an element to `peer`, from `offset`, with signal `id` and counter `counter`.
+/// Rank 0 puts an element to `peer` at byte `offset`, with signal `id` and counter `counter`.
 #[kernel]
 unsafe fn puts_to(
     comm: DevComm,
@@ -27,14 +27,14 @@ unsafe fn puts_to(
     if comm.rank == 0 {
         let (team, mut net, window) = (comm.world_team(), gin(comm, 0), handle(&out));
         let then = SignalMode::Inc(id, true);
-        // SAFETY: the simulator reports what is wrong.
+        // SAFETY: the simulator reports invalid arguments.
         unsafe {
             put(&mut net, &team, peer, (window, offset), (window, 0), 4, then, Some(counter))
         };
     }
 }
 
-/// The report about a put, if there is one.
+/// The error report of a put; empty for a valid put.
 fn report_of_put(
     connection: GinConnectionType,
     peer: i32,
@@ -86,7 +86,7 @@ fn what_a_put_may_not_do_is_reported_when_it_is_posted() {
 unsafe fn mistakes(comm: DevComm, out: Window<u64>, which: u32) {
     let comm = comm.as_raw();
     let (team, window) = (comm.world_team(), handle(&out));
-    // SAFETY: the simulator reports what is wrong.
+    // SAFETY: the simulator reports misuse.
     unsafe {
         if which == 0 {
             gin(comm, 4);
@@ -149,12 +149,12 @@ fn misuse_of_the_network_is_reported() {
     assert!(without.contains("made without a gin_connection"), "{without}");
 }
 
-/// A signal restarts at 0 after a reset, and may then be changed by another operation.
+/// Resets a signal to 0 between two kinds of signal operations.
 #[kernel]
 unsafe fn resets_between(comm: DevComm) {
     let comm = comm.as_raw();
     let (team, mut net) = (comm.world_team(), gin(comm, 0));
-    // SAFETY: a handle.
+    // SAFETY: a valid handle.
     unsafe {
         signal(&mut net, &team, 0, SignalMode::Inc(0, true));
         wait(&mut net, 0, 1);
@@ -175,7 +175,7 @@ fn a_reset_lets_a_signal_be_counted_another_way() {
 unsafe fn waits_for_nobody(comm: DevComm) {
     let comm = comm.as_raw();
     let mut net = gin(comm, 3);
-    // SAFETY: a handle.
+    // SAFETY: a valid handle.
     unsafe { raw::ncclGinWaitSignal(&mut net, &cta(), 5, 2, 64, ACQ_REL) };
 }
 

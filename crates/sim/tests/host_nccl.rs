@@ -1,4 +1,4 @@
-//! The simulated NCCL's host API, called as from C.
+//! Tests of the simulated NCCL's host functions.
 
 mod nccl_threads;
 
@@ -13,7 +13,7 @@ use half::{bf16, f16};
 
 use nccl_threads::*;
 
-/// Rank `rank`'s elements.
+/// The `n` elements of rank `rank`.
 fn own(rank: usize, n: usize) -> Vec<f32> {
     (0..n).map(|i| (100 * rank + i) as f32).collect()
 }
@@ -103,7 +103,7 @@ fn all_types_are_reduced_as_what_they_are_by_every_operator() {
         assert_eq!(reduced([3.0, 5.0].map(f16::from_f32), 6, op).to_f32(), result);
         assert_eq!(reduced([3.0, 5.0].map(bf16::from_f32), 9, op).to_f32(), result);
         assert_eq!(reduced([3.0, 5.0].map(F8E4M3::from_f32), 10, op).to_f32(), result);
-        // Three bits of mantissa would be needed for 15.
+        // 15 needs three mantissa bits; the type has two.
         let rounded = if op == 1 { 16.0 } else { result };
         assert_eq!(reduced([3.0, 5.0].map(F8E5M2::from_f32), 11, op).to_f32(), rounded);
     }
@@ -124,7 +124,7 @@ fn a_scalar_multiplies_each_ranks_part_before_the_sum() {
             let of_others = rank.all_reduce(&b, 1, 8, op, comm, stream);
             assert_eq!(of_others, INVALID_ARGUMENT, "an operator on another type");
             ok(rank.all_reduce(&b, 1, F32, op, comm, stream));
-            // A launched operation does not need it.
+            // A launched operation no longer needs the operator.
             ok(nccl!(red_op_destroy(op, comm)));
             rank.synchronize(stream);
             assert_eq!(b.read::<f32>(1), [22.0]);
@@ -293,7 +293,7 @@ fn a_group_on_two_streams_is_one_operation_on_both() {
     on(Simulation::new(2), |rank| {
         let (comm, streams) = (rank.init(), [rank.stream(), rank.stream()]);
         let b = rank.filled(&[1.0_f32 + rank.me as f32]);
-        // Ranks need not agree on which stream has which operation.
+        // Ranks may use the streams in different order.
         let order = if rank.me == 0 { [0, 1] } else { [1, 0] };
         ok(nccl!(group_start()));
         for stream in order {
@@ -314,7 +314,7 @@ fn communicators_split_by_color_and_key_and_shrink() {
         match rank.me {
             3 => assert!(pair.is_null()),
             1 => assert_eq!(rank.place(pair), (0, 1)),
-            // The higher rank has the lower key.
+            // The parent's higher rank has the lower key.
             me => assert_eq!(rank.place(pair), (usize::from(me == 0), 2)),
         }
         if rank.me == 0 || rank.me == 2 {
@@ -323,7 +323,7 @@ fn communicators_split_by_color_and_key_and_shrink() {
         if rank.me == 1 {
             return;
         }
-        // Rank 1 does not call this operation: the shrink cancels it.
+        // Rank 1 does not take part in this operation; the shrink cancels it.
         let b = rank.zeroed(1);
         ok(rank.all_reduce(&b, 1, F32, SUM, comm, stream));
         let (mut excluded, mut rest) = ([1], null_mut());
@@ -334,7 +334,7 @@ fn communicators_split_by_color_and_key_and_shrink() {
         rank.synchronize(stream);
         assert_eq!(rank.place(rest), ([0, 9, 1, 2][rank.me], 3));
         assert_eq!(rank.sum(1.0, rest, stream), 3.0);
-        // GPUs 0, 2 and 3 have no teams of equal size larger than one.
+        // GPUs 0, 2 and 3 cannot form LSA teams of equal size above 1.
         let lsa = nccl!(team_lsa(rest));
         assert_eq!(lsa, Team { n_ranks: 1, rank: 0, stride: 1 });
     });

@@ -1,5 +1,5 @@
-//! The simulated NCCL's windows, device communicators and one-sided operations, and kernels that
-//! use them.
+//! Tests of the simulated NCCL's windows, device communicators and one-sided operations, and of
+//! kernels that use them.
 
 mod nccl_threads;
 
@@ -24,7 +24,7 @@ use nccl_threads::*;
 const SYMMETRIC: c_int = 1;
 
 impl Thread {
-    /// Registers memory as a window, together with the other ranks.
+    /// Registers memory as a window, collectively.
     fn window(&self, comm: RawComm, memory: &Memory, bytes: usize) -> RawWindow {
         let mut window = null_mut();
         ok(nccl!(comm_window_register(comm, memory.ptr(), bytes, &raw mut window, SYMMETRIC)));
@@ -54,7 +54,7 @@ fn peer_pointer(window: RawWindow, offset: usize, peer: c_int) -> (c_int, *mut c
 fn a_window_shows_each_ranks_own_memory_to_its_lsa_team() {
     on(Simulation::new(4).team_size(2), |rank| {
         let comm = rank.init();
-        // Each rank's part is as long as it says.
+        // The ranks' parts have different lengths.
         let len = 1000 * (rank.me + 1);
         let memory = rank.filled(&vec![rank.me as f32; len]);
         let window = rank.window(comm, &memory, 4 * len);
@@ -63,7 +63,7 @@ fn a_window_shows_each_ranks_own_memory_to_its_lsa_team() {
         let theirs = lsa_pointer(window, 8, neighbour - first);
         assert_eq!(Memory::at(theirs).read::<f32>(1), [neighbour as f32]);
         assert_eq!(peer_pointer(window, 8, neighbour as c_int), (0, theirs));
-        // What the neighbour writes here is in the rank's own memory.
+        // A store by the neighbour is visible in the rank's own memory.
         rank.barrier(comm);
         Memory::at(theirs).write(&[10.0 + rank.me as f32]);
         rank.barrier(comm);
@@ -102,7 +102,7 @@ fn what_makes_no_window_is_refused_or_null_on_all_ranks() {
         assert_eq!(register(memory.ptr(), 0, 1, out), INVALID_ARGUMENT);
         assert_eq!(register(memory.ptr(), 64, 1 | 4, out), INVALID_ARGUMENT);
         let pinned = rank.pinned(4096);
-        // Rank 1's memory is not of `ncclMemAlloc`.
+        // Rank 1's memory is not from `ncclMemAlloc`.
         let address = if rank.me == 0 { memory.ptr() } else { pinned };
         if address.addr().is_multiple_of(4096) {
             ok(register(address, 4096, 1, out));
@@ -150,9 +150,9 @@ unsafe fn allreduce(comm: DevComm, send: Window<f32>, recv: Window<f32>, count: 
     barrier.sync(MemoryOrder::Acquire);
     let mut i = thread::index_1d() as usize;
     while i < count {
-        // SAFETY: below `count`; the barriers order it.
+        // SAFETY: `i` is below `count`; the barriers order the accesses.
         let sum = (0..team.n_ranks).map(|peer| unsafe { send.lsa(peer).load(i) }).sum();
-        // SAFETY: as above.
+        // SAFETY: as for the loads.
         unsafe { recv.local().store(i, sum) };
         i += (thread::grid_dim_x() * thread::block_dim_x()) as usize;
     }
@@ -248,7 +248,7 @@ fn all_requirements_are_met_at_places_that_are_the_same_on_all_ranks() {
         assert_eq!((barriers.n_barriers, a2a.n_slots, gin.signal0), (4, 20, 6));
         (barriers.buffer, a2a.buffer, dev_comm.lsa_barrier, dev_comm.rail_gin_barrier)
     });
-    assert!(made.iter().all(|places| *places == made[0]), "{made:?}");
+    assert!(made.iter().all(|handles| *handles == made[0]), "{made:?}");
     assert!(made[0].0 != 0 && made[0].0 != made[0].1);
 }
 
@@ -322,7 +322,7 @@ fn the_network_connects_all_ranks_or_rails_or_none() {
     }
 }
 
-/// Spins until its flag is set.
+/// Spins until the flag at address `flag` is set.
 #[kernel]
 unsafe fn linger(flag: u64) {
     // SAFETY: the launch passes a word that the host sets.
@@ -337,7 +337,7 @@ fn an_abort_waits_for_the_kernels_of_its_gpu() {
     on(Simulation::new(1), |rank| {
         let (comm, stream) = (rank.init(), rank.stream());
         let flag = rank.pinned(4).cast::<u32>();
-        // SAFETY: memory of the host, which the kernel reads in its turns.
+        // SAFETY: pinned memory of four bytes; the kernel only reads it.
         unsafe { flag.write_volatile(0) };
         let address = flag as u64;
         rank.launch_kernel(&body::<linger>(), (1, 1), stream, &[(&raw const address).cast()]);
@@ -347,13 +347,13 @@ fn an_abort_waits_for_the_kernels_of_its_gpu() {
             scope.spawn(move || {
                 let _attached = ticket.attach();
                 ok(nccl!(comm_abort(addresses.0 as RawComm)));
-                // SAFETY: as above.
+                // SAFETY: as for the first write.
                 assert_eq!(unsafe { (addresses.1 as *const u32).read_volatile() }, 1);
             });
             for _ in 0..20 {
                 rank.stream();
             }
-            // SAFETY: as above.
+            // SAFETY: as for the first write.
             unsafe { flag.write_volatile(1) };
             rank.synchronize(stream);
         });
@@ -362,22 +362,22 @@ fn an_abort_waits_for_the_kernels_of_its_gpu() {
 
 #[test]
 fn ranks_that_wait_for_each_other_in_vain_are_told_who_waits_for_what() {
-    let told = on(Simulation::new(2), |rank| {
+    let errors = on(Simulation::new(2), |rank| {
         let (comm, stream) = (rank.init(), rank.stream());
         let b = rank.zeroed(1);
         let peer = 1 - rank.me as c_int;
         ok(nccl!(recv(b.ptr(), 1, F32, peer, comm, stream)));
-        let told = rank.wait_for(stream);
+        let error = rank.wait_for(stream);
         rank.abort(comm);
-        told
+        error
     });
-    // The first rank to get the report learns of both.
-    let first = told.iter().flatten().max_by_key(|text| text.len()).unwrap();
+    // The longest error is the deadlock report, which describes both ranks.
+    let report = errors.iter().flatten().max_by_key(|text| text.len()).unwrap();
     for part in ["GPU 0", "GPU 1: rank 1 of 2 ranks", "receive from rank 1 of 1 Float32"] {
-        assert!(first.contains(part), "{first}");
+        assert!(report.contains(part), "{report}");
     }
-    // And in a call that needs all ranks.
-    let told = on(Simulation::new(2), |rank| {
+    // A call that needs all ranks reports the deadlock too.
+    let errors = on(Simulation::new(2), |rank| {
         let (comm, mut child) = (rank.init(), null_mut());
         if rank.me == 0 {
             return String::new();
@@ -386,5 +386,5 @@ fn ranks_that_wait_for_each_other_in_vain_are_told_who_waits_for_what() {
         assert_eq!((code, child.is_null()), (2, true));
         rank.last_error(null_mut())
     });
-    assert!(told[1].contains("rank 1 is in ncclCommSplit"), "{}", told[1]);
+    assert!(errors[1].contains("rank 1 is in ncclCommSplit"), "{}", errors[1]);
 }

@@ -1,4 +1,4 @@
-//! LSA barriers of a kernel's own teams.
+//! Tests of LSA barriers for teams other than the LSA team.
 
 mod common;
 
@@ -13,7 +13,7 @@ use devcomm_testing::simulated::{failure, run, world};
 use nccl_device::raw::{self, LsaBarrierHandle, LsaBarrierSession, MultimemHandle, Team};
 use nccl_device::{DevComm, Window};
 
-/// Teams of `ranks` consecutive ranks synchronise, and check what their members stored before.
+/// Teams of `ranks` consecutive ranks synchronise, and check what their members stored.
 #[kernel]
 unsafe fn pairs_meet(comm: DevComm, out: Window<u32>, buffer: u32, ranks: i32, rounds: u32) {
     let comm = comm.as_raw();
@@ -21,7 +21,7 @@ unsafe fn pairs_meet(comm: DevComm, out: Window<u32>, buffer: u32, ranks: i32, r
     let barriers = LsaBarrierHandle { buffer, n_barriers: 2 };
     let mut session = MaybeUninit::<LsaBarrierSession>::uninit();
     let session = session.as_mut_ptr();
-    // SAFETY: the window has an element per block; the barriers order the accesses.
+    // SAFETY: the window has one element per block; the barriers order the accesses.
     unsafe {
         let index = thread::block_idx_x();
         let none = MultimemHandle::NULL;
@@ -59,15 +59,15 @@ fn teams_within_the_lsa_team_have_barriers_of_their_own() {
     }
 }
 
-/// A barrier of a team that spans LSA teams.
+/// Opens an LSA barrier for a team that spans several LSA teams.
 #[kernel]
-unsafe fn world_meets(comm: DevComm, place: i32) {
+unsafe fn world_meets(comm: DevComm, shift: i32) {
     let comm = comm.as_raw();
-    let team = Team { rank: comm.rank + place, ..comm.world_team() };
+    let team = Team { rank: comm.rank + shift, ..comm.world_team() };
     let mut session = MaybeUninit::<LsaBarrierSession>::uninit();
     let (session, coop, none) = (session.as_mut_ptr(), cta(), MultimemHandle::NULL);
     let barriers = &comm.lsa_barrier;
-    // SAFETY: the simulator reports what is wrong.
+    // SAFETY: the simulator reports misuse.
     unsafe {
         raw::ncclLsaBarrierSessionInit(session, &coop, comm, &team, barriers, 0, false, &none);
     }
@@ -75,10 +75,10 @@ unsafe fn world_meets(comm: DevComm, place: i32) {
 
 #[test]
 fn a_barrier_of_ranks_that_load_and_store_do_not_reach_is_reported() {
-    for place in [0, 4, -1] {
+    for shift in [0, 4, -1] {
         let error = failure(Simulation::new(4).team_size(2), |gpu| {
             let comm = gpu.dev_comm(DevCommRequirements::new().lsa_barriers(1))?;
-            gpu.launch(world_meets::args(&comm, place).grid(1).block(1))
+            gpu.launch(world_meets::args(&comm, shift).grid(1).block(1))
         });
         assert!(matches!(*error, Error::Misuse { .. }), "{error}");
         assert!(error.to_string().contains("a team that is not in the LSA team"), "{error}");

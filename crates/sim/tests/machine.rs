@@ -1,4 +1,4 @@
-//! Host threads on a machine: turns, the clock, reports.
+//! Tests of host threads on a machine: turns, the clock, deadlock reports.
 
 mod nccl_threads;
 
@@ -12,7 +12,7 @@ use devcomm_sys::driver::{CUevent, CUgraph, CUgraphExec, CUresult, CUstream};
 
 use nccl_threads::{OK, cuda, on, retain};
 
-/// Runs `f` on a thread for each GPU of a machine.
+/// Runs `f` on one thread per GPU of a machine.
 fn ranks<T: Send>(simulation: Simulation, f: impl Fn(&Machine, usize) -> T + Sync) -> Vec<T> {
     on(simulation, |thread| f(&thread.machine, thread.me))
 }
@@ -68,14 +68,14 @@ fn time_passes_when_nothing_else_can_happen() {
 
 #[test]
 fn threads_that_wait_for_each_other_are_told_who_waits() {
-    let told = ranks(Simulation::new(2), |machine, rank| {
-        let told = machine.wait(machine.event_count(), None);
-        // An event for the other thread.
+    let results = ranks(Simulation::new(2), |machine, rank| {
+        let result = machine.wait(machine.event_count(), None);
+        // Ends the other thread's wait.
         machine.notify();
-        (rank, told)
+        (rank, result)
     });
-    let reports: Vec<_> = told.iter().filter_map(|(_, told)| told.as_ref().err()).collect();
-    assert_eq!(reports.len(), 1, "{told:?}");
+    let reports: Vec<_> = results.iter().filter_map(|(_, result)| result.as_ref().err()).collect();
+    assert_eq!(reports.len(), 1, "{results:?}");
     assert!(reports[0].contains("rank 0") && reports[0].contains("rank 1"), "{}", reports[0]);
 }
 
@@ -132,7 +132,7 @@ fn a_capture_that_leaves_a_stream_behind_gives_no_graph() {
         let ended = cuda!(cuStreamEndCapture(first, &raw mut graph));
         assert_eq!(ended, CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
         assert!(graph.is_null());
-        // Both can be used as other streams now.
+        // Both streams can be used again.
         assert_eq!((cuda!(cuStreamQuery(first)), cuda!(cuStreamQuery(second))), (OK, OK));
         assert_eq!(cuda!(cuStreamBeginCapture_v2(first, mode)), OK);
         assert_eq!(cuda!(cuStreamEndCapture(first, &raw mut graph)), OK);

@@ -1,4 +1,4 @@
-//! Multicast addresses: the copies behind them, and reports of misuse.
+//! Tests of multicast addresses: the memory that they refer to, and reports of misuse.
 
 mod common;
 
@@ -15,11 +15,11 @@ use devcomm_testing::simulated::{Gpu, failure, read, run, simulate, world};
 use nccl_device::raw::{self, LsaBarrierSession, MultimemHandle, Team};
 use nccl_device::{DevComm, Window};
 
-/// The copies behind an address, as a `multimem` instruction gets them.
+/// The ranks' addresses of the memory at a multicast address, as for a `multimem` instruction.
 #[track_caller]
 fn parts<T>(address: *mut T) -> Vec<*mut T> {
     let context = CTX.get();
-    // SAFETY: a kernel runs, and its context with it.
+    // SAFETY: a kernel runs, so its context is live.
     let ops = unsafe { (*context).ops };
     let at = Location::caller();
     let MulticastParts { first, stride, n } =
@@ -27,24 +27,25 @@ fn parts<T>(address: *mut T) -> Vec<*mut T> {
     (0..n).map(|i| first.wrapping_add(i * stride).cast()).collect()
 }
 
-/// A store to all copies and a sum of all copies, as `multimem` instructions do them.
+/// Stores to all ranks' memory, as a `multimem` instruction does.
 #[track_caller]
 fn store_all(address: *mut u32, value: u32) {
-    // SAFETY: the simulator found the elements.
+    // SAFETY: the simulator has checked the addresses.
     parts(address).into_iter().for_each(|part| unsafe { part.write(value) });
 }
 
+/// Sums over all ranks' memory, as a `multimem` instruction does.
 #[track_caller]
 fn sum(address: *mut u32) -> u32 {
-    // SAFETY: the simulator found the elements.
+    // SAFETY: the simulator has checked the addresses.
     parts(address).into_iter().map(|part| unsafe { part.read() }).sum()
 }
 
-/// Each rank stores its number plus one to all of its LSA team, in a window and in a buffer.
+/// Each rank stores its rank plus 1 to its whole LSA team, in a window and a resource buffer.
 #[kernel]
 unsafe fn stores_to_all(comm: DevComm, out: Window<u32>, buffer: u32) {
     let (comm, me) = (comm.as_raw(), comm.rank() as usize);
-    // SAFETY: the window has an element per rank and one more, the buffer an element per rank.
+    // SAFETY: the window has one element per rank plus one, the buffer one element per rank.
     unsafe {
         let all = raw::ncclGetLsaMultimemPointer(handle(&out), 4 * me, comm).cast::<u32>();
         let by_handle = raw::ncclGetMultimemPointer(handle(&out), 4 * me, &comm.lsa_multimem);
@@ -57,12 +58,12 @@ unsafe fn stores_to_all(comm: DevComm, out: Window<u32>, buffer: u32) {
     }
 }
 
-/// Records the sum over its LSA team of the element that its first rank stored.
+/// Records sums over the LSA team of the elements that its first rank stored.
 #[kernel]
 unsafe fn sums_all(comm: DevComm, out: Window<u32>, buffer: u32, ranks: usize) {
     let comm = comm.as_raw();
     let first = (comm.rank - comm.lsa_rank) as usize;
-    // SAFETY: as above.
+    // SAFETY: as in `stores_to_all`.
     unsafe {
         let all = raw::ncclGetLsaMultimemPointer(handle(&out), 4 * first, comm).cast();
         let again = raw::ncclGetResourceBufferLsaMultimemPointer(comm, buffer).cast::<u32>();
@@ -78,7 +79,7 @@ fn a_multicast_address_is_every_members_copy() {
         let key = requirements.add(ResourceBuffer { bytes: 24, align: 128 });
         let comm = gpu.dev_comm(requirements)?;
         let buffer = comm.resource(key)?;
-        // Another window comes first.
+        // `out` is not the first window in the multicast group.
         let (_other, out) = (gpu.window(&[0_u32; 1000])?, gpu.window(&[0_u32; 7])?);
         gpu.launch(stores_to_all::args(&comm, &out, buffer).grid(1).block(1))?;
         gpu.launch(sums_all::args(&comm, &out, buffer, 6_usize).grid(1).block(1))?;
@@ -90,7 +91,7 @@ fn a_multicast_address_is_every_members_copy() {
     }
 }
 
-/// Stores to all members of a team of its own.
+/// Stores to all members of the team with multicast base `base`.
 #[kernel]
 unsafe fn stores_to_team(comm: DevComm, out: Window<u32>, base: u64) {
     let team = MultimemHandle { base: core::ptr::without_provenance_mut(base as usize) };
@@ -121,7 +122,7 @@ fn teams_have_multicast_of_their_own() {
         (want[rank], want[rank ^ 2]) = (1, 1);
         assert_eq!(got[..], want, "rank {rank}");
     }
-    // A team's multicast address differs from another's.
+    // A rank cannot use the multicast address of another team.
     let error = failure(simulation, |gpu| store(gpu, Some(1)).map(drop));
     assert!(error.to_string().contains("is in a multicast group without rank"), "{error}");
 }
@@ -130,7 +131,7 @@ fn teams_have_multicast_of_their_own() {
 #[kernel]
 unsafe fn mistakes(comm: DevComm, out: Window<u32>, which: u32) {
     let comm = comm.as_raw();
-    // SAFETY: the simulator reports what is wrong.
+    // SAFETY: the simulator reports misuse.
     unsafe {
         let all = raw::ncclGetLsaMultimemPointer(handle(&out), 0, comm).cast::<u32>();
         match which {
@@ -171,7 +172,7 @@ fn misuse_of_multicast_addresses_is_reported() {
     assert!(error.to_string().contains("no multicast for the team"), "{error}");
 }
 
-/// Ranks store before and read after an LSA barrier over multimem.
+/// Ranks store before an LSA barrier over multimem, and load after it.
 #[kernel]
 unsafe fn meets_by_multimem(comm: DevComm, out: Window<u32>, rounds: u32, absent: i32) {
     let comm = comm.as_raw();

@@ -1,5 +1,5 @@
-//! Addresses in windows and resource buffers: which rank each refers to, and reports of invalid
-//! ones.
+//! Tests of addresses in windows and resource buffers: the rank that each refers to, and reports
+//! of invalid ones.
 
 mod common;
 
@@ -15,14 +15,14 @@ use devcomm_testing::simulated::{failure, read, simulate};
 use nccl_device::raw::{self, Team};
 use nccl_device::{DevComm, Window};
 
-/// Stores this rank's number through a pointer.
+/// Stores this rank plus 1 at `at`.
 ///
 /// # Safety
 ///
 /// `at` is valid for a write.
 #[track_caller]
 unsafe fn leave_name(at: *mut c_void, comm: &raw::DevComm) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { mem::store(at.cast(), comm.rank as u32 + 1) };
 }
 
@@ -32,8 +32,7 @@ unsafe fn leaves_names(comm: DevComm, out: Window<u32>, buffer: u32) {
     let (w, lsa) = (handle(&out), comm.lsa_team());
     let other = (lsa.rank + 1) % lsa.n_ranks;
     let reversed = Team { rank: lsa.n_ranks - 1 - lsa.rank, stride: -1, ..lsa };
-    // SAFETY: the window and the buffer have eight elements; each rank uses another kind of
-    // pointer.
+    // SAFETY: the window and the buffer have eight elements, each of which one rank stores to.
     unsafe {
         leave_name(raw::ncclGetLocalPointer(w, 0), comm);
         leave_name(raw::ncclGetLsaPointer(w, 4, other), comm);
@@ -67,7 +66,7 @@ fn every_pointer_leads_to_its_rank() {
         let buffer = comm.resource(scratch)?;
         assert_eq!(buffer % 2, 0, "aligned to 256 bytes");
         gpu.launch(leaves_names::args(&comm, &out, buffer).grid(1).block(1))?;
-        // The buffers are read one launch later, when all have stored.
+        // The second launch reads what all ranks stored in the first.
         gpu.launch(leaves_names::args(&comm, &out, buffer).grid(1).block(1))?;
         read(&out)
     });
@@ -84,7 +83,7 @@ unsafe fn mistakes(comm: DevComm, out: Window<u32>, which: u32) {
     let comm = comm.as_raw();
     let (w, lsa) = (handle(&out), comm.lsa_team());
     let (mut id, mut offset) = (0, 0);
-    // SAFETY: the simulator reports what is wrong.
+    // SAFETY: the simulator reports invalid pointers.
     unsafe {
         match which {
             0 => leave_name(raw::ncclGetPeerPointer(w, 0, 2), comm),
@@ -134,16 +133,16 @@ fn resources_have_places_of_their_own() {
         let signals = asked.add(Signals { count: 2 });
         let counters = asked.add(Counters { count: 3 });
         let scratch = asked.add(ResourceBuffer { bytes: 1, align: 1 });
-        let it = gpu.dev_comm(asked)?;
-        let (barriers, a2a) = (it.resource(barriers)?, it.resource(a2a)?);
+        let comm = gpu.dev_comm(asked)?;
+        let (barriers, a2a) = (comm.resource(barriers)?, comm.resource(a2a)?);
         assert_eq!((barriers.n_barriers, a2a.n_slots), (3, 10));
         // Two blocks with a header and two banks of ten lines of 16 bytes, in units of 128.
         let lines = (2 * (1 + 2 * 10) * 16_u32).div_ceil(128);
-        assert_eq!(it.resource(scratch)? - a2a.buffer, lines);
+        assert_eq!(comm.resource(scratch)? - a2a.buffer, lines);
         assert!(barriers.buffer < a2a.buffer && barriers.buffer > 0);
-        // Numbers after the user's own, in the order of the list.
-        assert_eq!(it.resource(gin_barriers)?.signal0, 16);
-        assert_eq!((it.resource(signals)?.first, it.resource(counters)?.first), (16 + 12, 4));
+        // Ids follow those of `full()`, in the order of `add`.
+        assert_eq!(comm.resource(gin_barriers)?.signal0, 16);
+        assert_eq!((comm.resource(signals)?.first, comm.resource(counters)?.first), (16 + 12, 4));
         Ok(())
     });
 }

@@ -1,4 +1,4 @@
-//! The reduce-copy functions: sums, copies and types.
+//! Tests of NCCL's reduce-copy functions: sums and copies, for each type.
 
 mod common;
 
@@ -16,7 +16,7 @@ use nccl_device::{DevComm, Window};
 
 const COUNT: usize = 37;
 
-/// Kernels and a test of each type, over load and store.
+/// A kernel and a test per type, over LSA.
 macro_rules! by_lsa {
     ($(
         $test:ident: $type:ty, $reduce:ident, $copy:ident, $both:ident, $local:ident;
@@ -24,8 +24,8 @@ macro_rules! by_lsa {
         mod $test {
             use super::*;
 
-            /// `out`: the sum of `input` over the team; a copy of the first rank's; the sum, in
-            /// every rank; half of `input` plus the other half, twice. `COUNT` elements each.
+            /// `out`, with `COUNT` elements each: the sum of `input` over the team; a copy of the
+            /// first rank's `input`; the sum, from rank 1; the sum of the two halves, twice.
             #[kernel]
             unsafe fn all_of_them(comm: DevComm, input: Window<$type>, out: Window<$type>) {
                 let comm = comm.as_raw();
@@ -83,7 +83,7 @@ macro_rules! by_lsa {
     )* };
 }
 
-/// Equal bit by bit.
+/// Asserts that two values have the same bits.
 fn same<T: Element + Debug>(got: T, want: T, at: impl Debug) {
     let bytes = |value: &T| {
         // SAFETY: an element is plain old data.
@@ -95,7 +95,7 @@ fn same<T: Element + Debug>(got: T, want: T, at: impl Debug) {
     assert_eq!(bytes(&got), bytes(&want), "{got:?} for {want:?} at {at:?}");
 }
 
-/// In half precision, rounded at each step.
+/// The sum in half precision, rounded after each addition.
 fn in_half(values: impl Iterator<Item = f32>) -> f32 {
     let add = |a: f16, b: f32| f16::from_f32(a.to_f32() + f16::from_f32(b).to_f32());
     values.fold(f16::ZERO, add).to_f32()
@@ -167,7 +167,7 @@ by_lsa! {
         ncclLsaReduceSumCopy_F8E5M2, ncclLocalReduceSumCopy_F8E5M2;
 }
 
-/// Kernels and a test of each type, over multimem.
+/// A kernel and a test per type, over multimem.
 macro_rules! by_multimem {
     ($( $test:ident: $type:ty, $reduce:ident, $copy:ident, $both:ident; )*) => { $(
         mod $test {
@@ -242,7 +242,7 @@ by_multimem! {
 unsafe fn mistakes(comm: DevComm, eights: Window<F8E4M3>, floats: Window<f32>, which: u32) {
     let comm = comm.as_raw();
     let (team, coop) = (comm.lsa_team(), cta());
-    // SAFETY: the simulator reports what is wrong.
+    // SAFETY: the simulator reports misuse.
     unsafe {
         let all = raw::ncclGetLsaMultimemPointer(handle(&eights), 0, comm).cast::<F8E4M3>();
         let (eights, e4m3) = (eights.local().as_ptr(), all);
@@ -276,7 +276,7 @@ fn misuse_of_reduce_copy_is_reported() {
         assert_eq!(result.is_err(), failure.is_some(), "{result:?}");
         failure
     };
-    // Copies of 8-bit floats are not sums.
+    // 8-bit floats can be copied, but not summed.
     assert!(report(0).is_none() && report(1).is_none());
     for (which, want) in [
         (2, "a multimem sum of f8e4m3: NCCL's device library traps here"),

@@ -1,5 +1,4 @@
-//! Teams in a kernel: NCCL's functions agree with the sets of ranks and with the device
-//! communicator.
+//! Tests of NCCL's team functions in kernels, and of the device communicator's fields.
 
 mod common;
 
@@ -13,7 +12,7 @@ use devcomm_testing::simulated::{read, simulate};
 use nccl_device::raw::{self, Team};
 use nccl_device::{DevComm, Window};
 
-/// Numbers that a kernel records for the test to compare.
+/// A window in which a kernel records numbers, and the index of the next.
 struct Notes(Window<i32>, usize);
 
 impl Notes {
@@ -71,11 +70,11 @@ fn teams_are_those_of_the_ranks() {
 #[kernel]
 unsafe fn notes_coops(out: Window<i32>) {
     let (rank, size) = match thread::thread_idx_x() {
-        // SAFETY: a coop.
+        // SAFETY: a valid coop.
         0 => (unsafe { raw::ncclCoopThreadRank(&thread_coop()) }, 1),
         _ => {
             let coop = cta();
-            // SAFETY: a coop.
+            // SAFETY: a valid coop.
             unsafe { (raw::ncclCoopThreadRank(&coop), raw::ncclCoopNumThreads(&coop)) }
         }
     };
@@ -98,7 +97,7 @@ fn coops_know_their_threads() {
 
 #[kernel]
 unsafe fn notes_sizes(out: Window<u64>) {
-    // SAFETY: constants; the window has three elements.
+    // SAFETY: the functions have no contract; the window has three elements.
     unsafe {
         let sizes = [
             raw::ncclLsaBarrierSession_C_size(),
@@ -137,7 +136,7 @@ fn the_device_communicator_is_filled_as_nccl_fills_it() {
         assert_eq!((it.gin_connection_count, it.backend_index), (1, 0));
         assert_eq!(it.gin_net_device_types, [2, 0, 0, 0]);
         assert_eq!((it.gin_context_count, it.gin_counter_count), (7, 4));
-        // The user's signals, then the barriers': along the rail, of the rail, of the world, dense.
+        // The user's signals, then those of hybrid rail, rail, world and hybrid dense barriers.
         let first = |barrier: raw::GinBarrierHandle| barrier.signal0;
         assert_eq!(first(it.hybrid_rail_gin_barrier), 16);
         assert_eq!(first(it.rail_gin_barrier), 16 + 3 * 2);
@@ -145,7 +144,7 @@ fn the_device_communicator_is_filled_as_nccl_fills_it() {
         assert_eq!(first(it.hybrid_dense_gin_barrier), 16 + 3 * 2 + 4 * 2 + 5 * 6);
         assert_eq!(it.gin_signal_count, 16 + 3 * 2 + 4 * 2 + 5 * 6 + 3 * 6);
         assert_eq!((it.gin_connection_stride, it.gin_context_stride), (1, 1));
-        // NCCL's value for 1.
+        // NCCL's value for a stride of 1.
         assert_eq!(it.gin_connection_stride_rcp32, 0);
         assert_eq!(it.hybrid_lsa_barrier.n_barriers, 3);
         assert!(it.gin_strong_legacy_signals && !it.lsa_multimem.base.is_null());

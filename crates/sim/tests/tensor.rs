@@ -1,4 +1,4 @@
-//! Tensor cores, TMA and mbarriers: layouts of fragments and tiles, phases of barriers.
+//! Tests of tensor cores, TMA and mbarriers: layouts of fragments and tiles, phases of barriers.
 
 use cuda_std::mbarrier::{self, MBarrier};
 use cuda_std::prelude::*;
@@ -8,27 +8,26 @@ use devcomm::{Simulation, TensorMap, TensorMapDesc};
 use devcomm_testing::simulated::{failure, read, simulate};
 use devcomm_types::GridConstant;
 
-/// Small whole numbers, of which every sum of products is exact.
+/// Small whole numbers, so that sums of products are exact.
 fn numbers(count: usize, seed: usize) -> Vec<bf16> {
     (0..count).map(|i| bf16::from_f32(((i * 7 + seed) % 13) as f32 - 6.0)).collect()
 }
 
-/// `a x b^T` of row-major matrices with rows of `k`.
+/// `a x b^T` for row-major matrices with `k` columns.
 fn product(a: &[bf16], b: &[bf16], k: usize) -> Vec<f32> {
     let dot = |x: &[bf16], y: &[bf16]| x.iter().zip(y).map(|(x, y)| x.to_f32() * y.to_f32()).sum();
     a.chunks(k).flat_map(|x| b.chunks(k).map(move |y| dot(x, y))).collect()
 }
 
-/// One 16 x 8 tile: operands through shared memory, 16 terms.
+/// Computes a 16 x 8 tile with k = 16, with operands in shared memory.
 #[kernel]
 unsafe fn fragment(a: *const bf16, b: *const bf16, d: *mut f32) {
     let (tile_a, tile_b) = (shared_array![bf16; 256], shared_array![bf16; 128]);
     let lane = warp::lane_id() as usize;
-    // SAFETY: a warp; the matrices have 256, 128 and 128 elements.
+    // SAFETY: the block is one warp; the matrices have 256, 128 and 128 elements.
     unsafe {
         async_copy::copy_16(tile_a.add(8 * lane), a.add(8 * lane), true);
-        // The second half of the lanes has no rows of B: it points to zeros, away from the first
-        // half's rows.
+        // B has 16 chunks of 16 bytes, so only half of the lanes copies one.
         if lane < 16 {
             async_copy::copy_16(tile_b.add(8 * lane), b.add(8 * lane), true);
         }
@@ -62,15 +61,15 @@ fn a_warps_fragments_are_where_ptx_says() {
 
 #[kernel]
 unsafe fn copy_some(from: *const u32, to: *mut u32) {
-    let place = shared_array![u32; 128];
+    let tile = shared_array![u32; 128];
     let t = thread::thread_idx_x() as usize;
     // SAFETY: 32 threads, 128 elements; a skipped source is not read.
     unsafe {
         let from = if t < 20 { from.add(4 * t) } else { from };
-        async_copy::copy_16(place.add(4 * t), from, t < 20);
+        async_copy::copy_16(tile.add(4 * t), from, t < 20);
         async_copy::commit_group();
         async_copy::wait_groups::<0>();
-        mem::store_vec(to.add(4 * t), mem::load_vec(place.add(4 * t)));
+        mem::store_vec(to.add(4 * t), mem::load_vec(tile.add(4 * t)));
     }
 }
 
@@ -78,7 +77,7 @@ unsafe fn copy_some(from: *const u32, to: *mut u32) {
 fn a_copy_that_takes_nothing_brings_zeros() {
     let copied = simulate(Simulation::new(1), |gpu| {
         let to = gpu.buffer(&[1_u32; 128])?;
-        // 20 threads take 16 bytes each.
+        // 20 threads copy 16 bytes each, the others zeros.
         gpu.launch(copy_some::args(&gpu.buffer(&[7_u32; 80])?, &to).grid(1).block(32))?;
         read(&to)
     });
@@ -87,15 +86,15 @@ fn a_copy_that_takes_nothing_brings_zeros() {
 
 const BYTES: u32 = (64 + 256) * 128;
 
-/// One 64 x 256 tile by a warpgroup, operands loaded by TMA, any number of terms.
+/// Computes a 64 x 256 tile with one warpgroup for any `k`, with operands loaded by TMA.
 #[kernel(arch = "sm_90a")]
 unsafe fn warpgroup(a: GridConstant<TensorMap>, b: GridConstant<TensorMap>, d: *mut f32, k: u32) {
     let memory = shared::dynamic_shared_mem::<u8>();
     let tile_a = memory.wrapping_add(memory.addr().next_multiple_of(1024) - memory.addr());
     let tile_b = tile_a.wrapping_add(64 * 128);
     let t = thread::thread_idx_x();
-    // SAFETY: a block of a warpgroup, with memory for the tiles, which are loaded again after all
-    // products.
+    // SAFETY: the block is one warpgroup, with shared memory for the tiles, which are reloaded
+    // after all products have read them.
     unsafe {
         let full = MBarrier::at(shared_array![u64; 1]);
         if t == 0 {
@@ -149,7 +148,7 @@ fn a_warpgroups_tiles_are_where_the_copy_engine_puts_them() {
         let (got, want) = (&got[0], product(&a, &b, k));
         for (i, row) in got.chunks(256).enumerate() {
             for (j, sum) in row.iter().enumerate() {
-                // Out-of-bounds elements are zeros.
+                // Elements outside of the matrices are zeros.
                 let inside = i < rows && j < columns;
                 let want = if inside { want[i * columns + j] } else { 0.0 };
                 assert_eq!(*sum, want, "{rows} x {columns} x {k}: {i}, {j}");
@@ -158,13 +157,12 @@ fn a_warpgroups_tiles_are_where_the_copy_engine_puts_them() {
     }
 }
 
-/// A producer and a consumer pass a slot back and forth: each waits for the phase that the other
-/// completes.
+/// A producer and a consumer share a slot: each waits for the phase that the other completes.
 #[kernel]
 unsafe fn hand_over(out: *mut u32, rounds: u32) {
     let (barriers, slot) = (shared_array![u64; 2], shared_array![u32; 1]);
     let t = thread::thread_idx_x();
-    // SAFETY: the barriers are made before the block's; the slot is one thread's at a time.
+    // SAFETY: the mbarriers are initialised before use; one thread at a time uses the slot.
     unsafe {
         let (full, empty) = (MBarrier::at(barriers), MBarrier::at(barriers.add(1)));
         if t == 0 {
@@ -203,7 +201,7 @@ fn a_barriers_phases_alternate() {
 unsafe fn no_map(map: GridConstant<TensorMap>) {
     let memory = shared::dynamic_shared_mem::<u8>();
     let to = memory.wrapping_add(memory.addr().next_multiple_of(1024) - memory.addr());
-    // SAFETY: nothing is copied by an invalid map.
+    // SAFETY: the simulator refuses the map before it copies.
     unsafe {
         let full = MBarrier::at(shared_array![u64; 1]);
         full.init(1);

@@ -1,4 +1,4 @@
-//! Waits with a timeout, and threads that exit.
+//! Tests of waits with a timeout, and of threads that exit.
 
 mod common;
 
@@ -14,10 +14,10 @@ use devcomm_testing::simulated::{failure, read, run, simulate, world};
 use nccl_device::raw::{self, GinRequest};
 use nccl_device::{Coop, DevComm, Timeout, Window};
 
-/// A long time, in cycles.
+/// A long timeout, in cycles.
 const LONG: u64 = 1 << 40;
 
-/// Every thread records the result of its wait for a signal; rank 0 gets one, the others none.
+/// Every thread records the result of its wait for a signal, which only rank 0 gets.
 #[kernel]
 unsafe fn waits_with_timeout(comm: DevComm, out: Window<i32>) {
     let comm = comm.as_raw();
@@ -45,7 +45,7 @@ fn a_timeout_is_told_to_the_coops_first_thread_only() {
     }
 }
 
-/// The result of each kind of wait, with a timeout and without.
+/// Records the result of each kind of wait: timed out, or not.
 #[kernel]
 unsafe fn every_kind(comm: DevComm, out: Window<i32>, signals: Window<u64>) {
     let comm = comm.as_raw();
@@ -55,7 +55,7 @@ unsafe fn every_kind(comm: DevComm, out: Window<i32>, signals: Window<u64>) {
     let request = request.as_mut_ptr();
     // SAFETY: the windows have the elements.
     unsafe {
-        let in_vain = [
+        let timed_out = [
             raw::ncclGinWaitSignalTimeout(&mut net, &one, 0, 1, 64, ACQ_REL, LONG),
             raw::ncclGinWaitSignalTimeoutVA(&mut net, &one, window, 0, 1, 64, ACQ_REL, LONG),
             raw::ncclGinWaitCounterTimeout(&mut net, &one, 0, 1, 56, ACQ_REL, LONG),
@@ -64,7 +64,7 @@ unsafe fn every_kind(comm: DevComm, out: Window<i32>, signals: Window<u64>) {
         put(&mut net, &team, 0, (window, 8), (window, 0), 8, then, Some(0));
         signal(&mut net, &team, 0, SignalMode::Inc(0, true));
         raw::ncclGinFlushAsync(&mut net, &team, 0, request, &one, 0, false, null_mut());
-        let fulfilled = [
+        let completed = [
             raw::ncclGinWaitSignalTimeout(&mut net, &one, 0, 1, 64, ACQ_REL, LONG),
             raw::ncclGinWaitSignalTimeoutVA(&mut net, &one, window, 0, 1, 64, ACQ_REL, LONG),
             raw::ncclGinWaitCounterTimeout(&mut net, &one, 0, 1, 56, ACQ_REL, LONG),
@@ -72,11 +72,11 @@ unsafe fn every_kind(comm: DevComm, out: Window<i32>, signals: Window<u64>) {
             raw::ncclGinWaitTimeout(&mut net, request, &one, false, null_mut(), ACQ_REL, LONG),
         ];
         // A timeout of 0 cycles polls once.
-        let looks = [
+        let single_polls = [
             raw::ncclGinWaitSignalTimeout(&mut net, &one, 0, 2, 64, ACQ_REL, 0),
             raw::ncclGinWaitSignalTimeout(&mut net, &one, 0, 1, 64, ACQ_REL, 0),
         ];
-        let all = in_vain.into_iter().chain(fulfilled).chain(looks);
+        let all = timed_out.into_iter().chain(completed).chain(single_polls);
         all.enumerate().for_each(|(i, result)| out.local().store(i, result));
     }
 }
@@ -93,7 +93,7 @@ fn every_wait_with_a_timeout_ends() {
     }
 }
 
-/// Rank 1 is slow: a barrier and a poll in each round before it signals.
+/// Rank 1 is slow: before it signals, it has `rounds` rounds of a poll and a barrier.
 #[kernel]
 unsafe fn is_slow(comm: DevComm, out: Window<u32>, rounds: u32) {
     let comm = comm.as_raw();
@@ -129,7 +129,7 @@ fn no_wait_is_over_while_others_can_go_on() {
     }
 }
 
-/// Rank 0 spins for a flag that rank 1 sets when its wait is over.
+/// Rank 0 spins for a flag that rank 1 sets when its wait has timed out.
 #[kernel]
 unsafe fn spins_for_a_timeout(comm: DevComm, flag: Window<u32>) {
     let comm = comm.as_raw();
@@ -172,7 +172,7 @@ fn a_seed_fixes_what_the_network_does() {
     assert_ne!(trace(3), trace(4));
 }
 
-/// Half of the block exits, from a function; the rest synchronises.
+/// Half of the block exits, in a nested function; the rest synchronises.
 #[kernel]
 unsafe fn half_leaves(out: Window<u32>) {
     fn leave_if(odd: bool) {
@@ -204,12 +204,12 @@ fn threads_that_exit_leave_barriers_passable() {
     }
 }
 
-/// The first thread waits for a signal that does not come, the others for it.
+/// The first thread waits for a signal that no rank sends, the others for the first thread.
 #[kernel]
 unsafe fn waits_in_vain(comm: DevComm) {
     let comm = comm.as_raw();
     if thread::thread_idx_x() == 0 {
-        // SAFETY: a handle.
+        // SAFETY: a valid handle.
         unsafe { wait(&mut gin(comm, 0), 3, 1) };
     }
     thread::sync_threads();
@@ -229,7 +229,7 @@ fn a_wait_in_vain_is_found_at_once() {
 #[kernel]
 unsafe fn passes_on(comm: DevComm, words: Window<u32>, starts: bool) {
     let (i, words) = (thread::index_1d() as usize, words.local().as_ptr());
-    // SAFETY: the window has a word a thread and one more.
+    // SAFETY: the window has one word per thread plus one.
     unsafe {
         if i > 0 || !starts {
             comm.wait_until(Coop::thread(), || mem::load_volatile(words.add(i)) != 0);
@@ -238,7 +238,7 @@ unsafe fn passes_on(comm: DevComm, words: Window<u32>, starts: bool) {
     }
 }
 
-/// Machines of one GPU, in order and in random orders, watched or not.
+/// Machines of one GPU, in fixed and in random orders, with and without [`Simulation::watch`].
 fn of_one() -> impl Iterator<Item = Simulation> {
     let one = |watch| Simulation::new(1).step_limit(100_000).watch(watch);
     let seeds = move |watch| (0..20).map(move |seed| one(watch).seed(seed)).chain([one(watch)]);
@@ -272,8 +272,8 @@ fn polls_in_vain_are_a_deadlock_after_a_few_looks_and_have_names() {
     }
 }
 
-/// Thread 0 waits for a word with a timeout, then sets the other thread's; both record the result
-/// of their wait.
+/// Thread 0 waits for a word with a timeout, then sets thread 1's word; both record the result of
+/// their wait.
 #[kernel]
 unsafe fn times_out(comm: DevComm, words: Window<u32>) {
     let (i, words) = (thread::thread_idx_x() as usize, words.local().as_ptr());

@@ -13,7 +13,7 @@ pub use cudarc::driver::sys::{
     CUtensorMapSwizzle,
 };
 
-/// Declares the function table, and the instance that cudarc fills.
+/// Declares the function table, and the static table with cudarc's functions.
 macro_rules! functions {
     ($( $name:ident($($arg:ident: $type:ty),* $(,)?); )*) => {
         /// The function table. Each function has the contract of the driver function with its name.
@@ -40,7 +40,7 @@ macro_rules! functions {
                 /// That of the C function.
                 #[allow(clippy::too_many_arguments, reason = "they are the C function's")]
                 pub unsafe fn $name(&self, $($arg: $type),*) -> CUresult {
-                    // SAFETY: the caller's.
+                    // SAFETY: the caller's contract.
                     unsafe { (self.$name)($($arg),*) }
                 }
             )*
@@ -49,7 +49,7 @@ macro_rules! functions {
 }
 
 functions! {
-    // Errors, the driver itself.
+    // Errors and the driver.
     cuGetErrorName(error: CUresult, text: *mut *const c_char);
     cuGetErrorString(error: CUresult, text: *mut *const c_char);
     cuInit(flags: c_uint);

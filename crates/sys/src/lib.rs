@@ -1,7 +1,7 @@
 //! The C functions that devcomm calls: the CUDA driver's and NCCL's, as two function tables.
 //!
-//! On GPUs the tables are filled from the driver and from libnccl; in a simulation, by the
-//! simulator. Code above the tables does not distinguish them.
+//! On GPUs the tables hold the functions of the driver and of libnccl; in a simulation, those of
+//! the simulator. Callers do not distinguish them.
 //!
 //! # Safety model
 //!

@@ -1,24 +1,24 @@
-//! Teams of the fabric's logical endpoints (CFT). NCCL can be asked about them; communication
-//! through them is not part of this project.
+//! CFT teams: the ranks that have logical endpoints of the fabric. NCCL reports these teams; this
+//! project does not communicate through the endpoints.
 
 use crate::nccl::DevComm;
 use crate::team::Team;
 
-/// Which ranks with logical endpoints make a team. NCCL: `ncclCftTeamMode_t`.
+/// Which of the ranks with logical endpoints form a team. NCCL: `ncclCftTeamMode_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias = "ncclCftTeamMode_t")]
 pub enum CftTeamMode {
     /// All of them. NCCL: `NCCL_CFT_TEAM_FLAT`.
     Flat,
-    /// Those with this rank's place in every multicast team. NCCL: `NCCL_CFT_TEAM_HIER_MULTIMEM`.
+    /// Those with this rank's index in each multicast team. NCCL: `NCCL_CFT_TEAM_HIER_MULTIMEM`.
     HierMultimem,
-    /// Those with this rank's place in every LSA team. NCCL: `NCCL_CFT_TEAM_HIER_LSA`.
+    /// Those with this rank's index in each LSA team. NCCL: `NCCL_CFT_TEAM_HIER_LSA`.
     HierLsa,
 }
 
 impl DevComm {
-    /// The ranks that have logical endpoints, or some of them; a team of nobody where there is no
-    /// such fabric. NCCL: `ncclTeamCft`.
+    /// The ranks that have logical endpoints, as chosen by `mode`; an empty team without such a
+    /// fabric. NCCL: `ncclTeamCft`.
     #[doc(alias = "ncclTeamCft")]
     #[must_use]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

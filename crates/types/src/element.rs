@@ -1,10 +1,10 @@
-//! The numeric types that cross a launch or a collective.
+//! The numeric types of kernel arguments and collectives.
 
 use half::{bf16, f16};
 
 pub use float8::{F8E4M3, F8E5M2};
 
-/// NCCL's tag of a numeric type. NCCL: `ncclDataType_t`.
+/// A numeric type of NCCL's. NCCL: `ncclDataType_t`.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[doc(alias = "ncclDataType_t")]
@@ -43,9 +43,9 @@ impl DataType {
 /// The type is plain old data (every bit pattern valid, no padding) and `DATA_TYPE.size()` is its
 /// size in bytes.
 pub unsafe trait Element: Copy + Send + Sync + 'static {
-    /// NCCL's tag.
+    /// NCCL's data type.
     const DATA_TYPE: DataType;
-    /// The name of the type as kernels carry it in their entry names, for example `f32`.
+    /// The type's name in the entry point names of kernels, for example `f32`.
     const NAME: &'static str;
 }
 
@@ -72,7 +72,7 @@ elements! {
 mod tests {
     use super::*;
 
-    /// The tag and the size, which the declaration compares with the tag's.
+    /// The data type, the size and the name.
     fn of<T: Element>() -> (DataType, usize, &'static str) {
         (T::DATA_TYPE, size_of::<T>(), T::NAME)
     }

@@ -1,6 +1,6 @@
-//! What host and device share of GIN, NCCL's networking by kernels.
+//! The GIN types that host and device share. GIN is network communication by kernels.
 
-/// NCCL's numbers of an enumeration, and what its values are called.
+/// Converts an enumeration from and to NCCL's numbers, and names its values.
 macro_rules! numbered {
     ($type:ident: $($value:ident = $raw:literal, $name:literal;)*) => {
         impl $type {
@@ -34,7 +34,7 @@ macro_rules! numbered {
     };
 }
 
-/// A back end of GIN: who moves the bytes that a kernel sends over the network.
+/// A back end of GIN: what moves the bytes that a kernel sends over the network.
 ///
 /// NCCL: `ncclGinType_t`; also `ncclNetDeviceType` for the values that the device communicator
 /// holds.
@@ -42,24 +42,24 @@ macro_rules! numbered {
 #[doc(alias = "ncclGinType_t")]
 #[non_exhaustive]
 pub enum GinType {
-    /// None: there is no GIN, or, in a requirement, any back end will do. NCCL:
+    /// No GIN; in a requirement, any back end. NCCL:
     /// `NCCL_GIN_TYPE_NONE`, 0.
     #[doc(alias = "NCCL_GIN_TYPE_NONE")]
     None,
-    /// A thread of the host posts what the kernel queues. NCCL: `NCCL_GIN_TYPE_PROXY`, 2.
+    /// A host thread posts the operations that the kernel queues. NCCL: `NCCL_GIN_TYPE_PROXY`, 2.
     #[doc(alias = "NCCL_GIN_TYPE_PROXY")]
     Proxy,
     /// The kernel rings the doorbells of an mlx5 network card itself. NCCL: `NCCL_GIN_TYPE_GDAKI`,
     /// 3.
     #[doc(alias = "NCCL_GIN_TYPE_GDAKI")]
     Gdaki,
-    /// GPU-Push Interface, of Spectrum-X's plugin. NCCL: `NCCL_GIN_TYPE_GPI`, 4.
+    /// GPU-Push Interface of the Spectrum-X plugin. NCCL: `NCCL_GIN_TYPE_GPI`, 4.
     #[doc(alias = "NCCL_GIN_TYPE_GPI")]
     Gpi,
-    /// GPUDirect Async of Amazon's EFA, of the AWS OFI plugin. NCCL: `NCCL_GIN_TYPE_EFA_GDA`, 5.
+    /// GPUDirect Async for Amazon's EFA, of the AWS OFI plugin. NCCL: `NCCL_GIN_TYPE_EFA_GDA`, 5.
     #[doc(alias = "NCCL_GIN_TYPE_EFA_GDA")]
     EfaGda,
-    /// One that this crate does not know, by NCCL's number.
+    /// A back end unknown to this crate, by NCCL's number.
     Other(i32),
 }
 
@@ -67,8 +67,8 @@ impl GinType {
     /// The back ends that kernels are compiled for.
     pub const BACK_ENDS: [Self; 4] = [Self::Proxy, Self::Gdaki, Self::Gpi, Self::EfaGda];
 
-    /// What the name of a kernel's entry for this back end ends with, behind an underscore; `None`
-    /// for one that kernels are not compiled for.
+    /// The suffix, after an underscore, of a kernel's entry point for this back end; `None` for
+    /// one that kernels are not compiled for.
     #[must_use]
     pub const fn suffix(self) -> Option<&'static str> {
         Some(match self {
@@ -90,14 +90,14 @@ numbered! {
     EfaGda = 5, "EFA_GDA";
 }
 
-/// Which ranks a kernel reaches over the network.
+/// Which ranks a kernel can reach over the network.
 ///
 /// NCCL: `ncclGinConnectionType_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[doc(alias = "ncclGinConnectionType_t")]
 #[non_exhaustive]
 pub enum GinConnectionType {
-    /// Nobody: GIN is off. NCCL: `NCCL_GIN_CONNECTION_NONE`, 0.
+    /// None: GIN is off. NCCL: `NCCL_GIN_CONNECTION_NONE`, 0.
     #[doc(alias = "NCCL_GIN_CONNECTION_NONE")]
     None,
     /// Every rank. NCCL: `NCCL_GIN_CONNECTION_FULL`, 1.
@@ -106,11 +106,11 @@ pub enum GinConnectionType {
     /// The ranks of the rail team. NCCL: `NCCL_GIN_CONNECTION_RAIL`, 2.
     #[doc(alias = "NCCL_GIN_CONNECTION_RAIL")]
     Rail,
-    /// The ranks at a chosen distance and its multiples. NCCL: `NCCL_GIN_CONNECTION_CUSTOM_STRIDE`,
+    /// The ranks at multiples of a chosen distance. NCCL: `NCCL_GIN_CONNECTION_CUSTOM_STRIDE`,
     /// 3.
     #[doc(alias = "NCCL_GIN_CONNECTION_CUSTOM_STRIDE")]
     CustomStride,
-    /// One that this crate does not know, by NCCL's number.
+    /// A type unknown to this crate, by NCCL's number.
     Other(i32),
 }
 
@@ -132,7 +132,7 @@ numbered! {
 pub struct SignalRange {
     /// The first signal's id.
     pub first: u32,
-    /// How many there are.
+    /// The number of signals.
     pub count: u32,
 }
 
@@ -146,7 +146,7 @@ pub struct SignalRange {
 pub struct CounterRange {
     /// The first counter's id.
     pub first: u32,
-    /// How many there are.
+    /// The number of counters.
     pub count: u32,
 }
 
@@ -167,7 +167,7 @@ mod tests {
             assert_eq!(GinType::from_raw(raw).raw(), raw);
             assert_eq!(GinConnectionType::from_raw(raw).raw(), raw);
         }
-        // 1 was never given out as a type.
+        // NCCL has no type 1.
         assert_eq!(GinType::from_raw(1), GinType::Other(1));
         assert_eq!(GinConnectionType::from_raw(4), GinConnectionType::Other(4));
     }

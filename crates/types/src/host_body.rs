@@ -1,11 +1,11 @@
-//! A kernel's body on the host with its types forgotten: what a simulated machine runs.
+//! A kernel's body, compiled for the host, with its types erased: what a simulated GPU runs.
 
 use core::ffi::c_void;
 use core::fmt;
 
 use crate::kernel::{HostKernel, KernelArgs};
 
-/// What a simulated GPU has in the place of a kernel's machine code.
+/// What a simulated GPU runs instead of a kernel's machine code.
 #[derive(Clone, Copy)]
 pub struct HostBody {
     name: &'static str,
@@ -15,7 +15,7 @@ pub struct HostBody {
 }
 
 impl HostBody {
-    /// That of `K`, of which a block has at most `max_threads` threads.
+    /// The body of `K`, whose blocks have at most `max_threads` threads.
     #[must_use]
     pub const fn new<K: HostKernel>(max_threads: u32) -> Self {
         Self { name: K::NAME, max_threads, params: K::Args::SIZES, call: call::<K> }
@@ -27,7 +27,7 @@ impl HostBody {
         self.name
     }
 
-    /// Threads that a block has at most.
+    /// The maximum number of threads per block.
     #[must_use]
     pub const fn max_threads(&self) -> u32 {
         self.max_threads
@@ -43,22 +43,21 @@ impl HostBody {
     ///
     /// # Safety
     ///
-    /// `params` holds the address of each parameter, in order, of its size and aligned for its
-    /// type; the kernel's own contract holds, and a simulated thread is current.
+    /// `params` holds the address of each parameter, in order, readable for its size and aligned
+    /// for its type. The kernel's own contract holds. The caller is a simulated thread.
     pub unsafe fn call(&self, params: &[*const c_void]) {
         debug_assert_eq!(params.len(), self.params.len());
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { (self.call)(params) }
     }
 }
 
 unsafe fn call<K: HostKernel>(params: &[*const c_void]) {
-    // SAFETY: the caller of `HostBody::call` has the parameters where it says, and keeps the
-    // kernel's contract.
+    // SAFETY: the contract of `HostBody::call`, which is the only caller.
     unsafe { K::call(K::Args::from_abi(K::Args::read(params))) }
 }
 
-/// Of one kernel: two instances of a generic one have names of their own.
+/// Equal for the same kernel. Each instance of a generic kernel has its own name.
 impl PartialEq for HostBody {
     fn eq(&self, other: &Self) -> bool {
         self.name == other.name && core::ptr::fn_addr_eq(self.call, other.call)

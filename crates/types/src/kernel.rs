@@ -2,9 +2,9 @@
 //!
 //! A kernel's Rust parameters are device types: `nccl_device::DevComm`, `nccl_device::Window<f32>`,
 //! `usize`. A launch passes host values: a `&DevCommResource`, a `&Window<f32>` of the host crate,
-//! a number. The meeting point is the parameter's [`KernelParam::Abi`], a plain type of this crate:
-//! the device type names it, the host value converts into it by [`IntoArg`]. So the compiler checks
-//! a launch although the host crate and the device crate never see each other.
+//! a number. Both refer to the parameter's [`KernelParam::Abi`], a plain type of this crate: the
+//! device type names it, and [`IntoArg`] converts the host value into it. So the compiler checks
+//! a launch although neither the host crate nor the device crate depends on the other.
 
 use core::ffi::c_void;
 use core::fmt;
@@ -19,7 +19,7 @@ use crate::nccl::{
 };
 use crate::team::Team;
 
-/// A launchable kernel: the type that `#[kernel]` makes under the function's name. It has no
+/// A launchable kernel: the type that `#[kernel]` declares with the function's name. It has no
 /// values.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a kernel, or not an instance of one",
@@ -27,10 +27,9 @@ use crate::team::Team;
     note = "a generic kernel exists for the types listed in `#[kernel(T = [..])]` only"
 )]
 pub trait Kernel: Sized + 'static {
-    /// Name of the entry point in PTX; of a kernel for GIN, what the names of its entries begin
-    /// with.
+    /// Name of the entry point in PTX; for a GIN kernel, the prefix of its entry points' names.
     const NAME: &'static str;
-    /// Whether it is compiled once for each back end of GIN: the entry for one is `NAME`, an
+    /// Whether the kernel is compiled once per GIN back end. Each entry point's name is `NAME`, an
     /// underscore and [`GinType::suffix`](crate::GinType::suffix).
     const GIN: bool = false;
     /// The package that the kernel is part of.
@@ -39,15 +38,15 @@ pub trait Kernel: Sized + 'static {
     const FILE: &'static str;
     /// The kernel's parameters, as the device sees them.
     type Args: KernelArgs;
-    /// Whether a launch needs `unsafe`: [`Safe`](crate::Safe) or [`Unsafe`](crate::Unsafe), as the
-    /// function that it was written as.
+    /// Whether a launch needs `unsafe`: [`Safe`](crate::Safe), or [`Unsafe`](crate::Unsafe) for a
+    /// kernel that is an `unsafe fn`.
     type Safety: Safety;
-    /// What a simulated GPU runs; `None` for a kernel that exists as machine code alone. Only a
-    /// launch on a simulated machine looks at it.
+    /// What a simulated GPU runs; `None` for a kernel that exists only as machine code. Only a
+    /// launch on a simulated GPU reads it.
     const BODY: Option<HostBody> = None;
 
-    /// The kernel with a tuple of arguments, for code that is generic over kernels. A kernel's own
-    /// `args` names the parameters, and knows whether the launch is safe.
+    /// The kernel with a tuple of arguments, for code that is generic over kernels. The `args`
+    /// that `#[kernel]` generates names the parameters, and its launch is safe if the kernel is.
     fn with_args<A: LaunchArgs<Self::Args>>(args: A) -> Launch<Self, A> {
         Launch::new(args)
     }
@@ -56,7 +55,7 @@ pub trait Kernel: Sized + 'static {
     ///
     /// # Errors
     ///
-    /// The first that does not hold.
+    /// The first condition that does not hold.
     fn check(args: &<Self::Args as KernelArgs>::Abi) -> Result<(), Unmet> {
         let _ = args;
         Ok(())
@@ -68,7 +67,7 @@ pub trait Kernel: Sized + 'static {
 pub struct Unmet {
     /// The condition, as in the source.
     pub condition: &'static str,
-    /// The two sides of a comparison.
+    /// The values of the two sides, if the condition is a comparison.
     pub sides: Option<(i128, i128)>,
 }
 
@@ -88,11 +87,11 @@ pub trait HostKernel: Kernel {
     ///
     /// # Safety
     ///
-    /// The kernel's own contract, and a simulated thread is current.
+    /// The kernel's own contract holds. The caller is a simulated thread.
     unsafe fn call(args: Self::Args);
 }
 
-/// An instance of a generic kernel, which the kernel's function calls.
+/// An instance of a generic kernel; the kernel's function calls it.
 #[doc(hidden)]
 #[diagnostic::on_unimplemented(
     message = "the kernel is not instantiated for these types",
@@ -101,7 +100,7 @@ pub trait HostKernel: Kernel {
 pub trait Body {
     /// The parameters.
     type Args;
-    /// Runs it.
+    /// Runs the instance.
     ///
     /// # Safety
     ///
@@ -113,7 +112,7 @@ pub trait Body {
 ///
 /// # Safety
 ///
-/// `Self` and `Abi` have one layout, and the bytes of an `Abi` are a valid `Self`.
+/// `Self` and `Abi` have the same layout, and the bytes of an `Abi` are a valid `Self`.
 #[diagnostic::on_unimplemented(message = "`{Self}` cannot be a kernel parameter")]
 pub unsafe trait KernelParam: Copy {
     /// The plain type that the host fills.
@@ -123,14 +122,14 @@ pub unsafe trait KernelParam: Copy {
     /// barriers.
     const IS_DEV_COMM: bool = false;
 
-    /// How an entry takes it: [`BY_VALUE`], or as a reference to where the launch put it: a struct
-    /// that does not fit two registers would be copied to the stack as soon as its address is
-    /// needed.
+    /// How the entry point takes the parameter: [`BY_VALUE`], or by reference to the launch's
+    /// parameter memory. By value, a struct of more than two registers would be copied to the
+    /// stack as soon as its address is needed.
     #[doc(hidden)]
     const ENTRY: u8 = if size_of::<Self>() > 16 { COPIED } else { BY_VALUE };
 
     /// Fails to compile when the two layouts differ, or when the type has no bytes (PTX would drop
-    /// the parameter and shift those behind it).
+    /// the parameter and shift those after it).
     const LAYOUT: () = {
         assert!(
             Self::ENTRY == KEPT || size_of::<Self>() == size_of::<Self::Abi>(),
@@ -144,11 +143,11 @@ pub unsafe trait KernelParam: Copy {
     };
 }
 
-/// The parameter that a launch's bytes are.
+/// Converts a launch's bytes into the parameter.
 ///
 /// # Safety
 ///
-/// What the bytes stand for is there.
+/// What the bytes refer to exists: the memory of a slice, the window of a handle.
 #[doc(hidden)]
 #[inline]
 pub unsafe fn param<P: KernelParam>(abi: P::Abi) -> P {
@@ -158,31 +157,31 @@ pub unsafe fn param<P: KernelParam>(abi: P::Abi) -> P {
     unsafe { core::mem::transmute_copy::<P::Abi, P>(&abi) }
 }
 
-/// An entry takes the parameter as it is.
+/// The entry point takes the parameter by value.
 #[doc(hidden)]
 pub const BY_VALUE: u8 = 0;
-/// An entry takes a reference, of which the kernel gets the value.
+/// The entry point takes a reference; the kernel gets a copy of the value.
 #[doc(hidden)]
 pub const COPIED: u8 = 1;
-/// An entry takes a reference, which is all that the kernel gets: [`GridConstant`].
+/// The entry point takes a reference and passes it to the kernel: [`GridConstant`].
 #[doc(hidden)]
 pub const KEPT: u8 = 2;
 
-/// How the entry of a kernel takes a parameter.
+/// How a kernel's entry point takes a parameter of type `T`.
 #[doc(hidden)]
 pub enum Taken<T, const ENTRY: u8> {
     #[doc(hidden)]
     __(core::convert::Infallible, core::marker::PhantomData<T>),
 }
 
-/// [`Taken`], resolved.
+/// For [`Taken`]: converts what the entry point takes into the kernel's parameter.
 #[doc(hidden)]
 pub trait TakeParam {
     /// The parameter.
     type Param;
-    /// What the entry has in its signature.
+    /// The type in the entry point's signature.
     type Entry;
-    /// The parameter of what the entry got.
+    /// The kernel's parameter.
     fn take(entry: Self::Entry) -> Self::Param;
 }
 
@@ -204,8 +203,8 @@ impl<T: Copy + 'static> TakeParam for Taken<T, COPIED> {
     }
 }
 
-/// A parameter that stays where the launch put it, in constant memory: for what an instruction
-/// wants the address of there, such as a [`TensorMap`](crate::TensorMap). The host passes a `T`.
+/// A parameter that stays in the launch's parameter memory, for an instruction that needs the
+/// address there, such as that of a [`TensorMap`](crate::TensorMap). The host passes a `T`.
 /// CUDA: `__grid_constant__`.
 #[doc(alias = "__grid_constant__")]
 #[derive(Clone, Copy)]
@@ -216,8 +215,8 @@ type Kept<T> = &'static T;
 #[cfg(not(target_arch = "nvptx64"))]
 type Kept<T> = T;
 
-// SAFETY: on the host, where a launch's bytes become a parameter, the two are one; a GPU's entry
-// gets a reference to the bytes.
+// SAFETY: on the host, which converts a launch's bytes to the parameter, the layout is `T`'s; on a
+// GPU the entry point takes a reference to the bytes.
 unsafe impl<T: KernelParam<Abi = T> + 'static> KernelParam for GridConstant<T> {
     type Abi = T;
     const ENTRY: u8 = if cfg!(target_arch = "nvptx64") { KEPT } else { BY_VALUE };
@@ -257,7 +256,7 @@ macro_rules! plain_params {
     )* };
 }
 plain_params!(u8, i8, u16, i16, u32, i32, u64, i64, usize, isize, f32, f64, half::f16, half::bf16);
-// What the host has reserved for a kernel.
+// Handles and ids of what the host has reserved for a kernel.
 plain_params!(LsaBarrierHandle, GinBarrierHandle, CftBarrierHandle, LlA2aHandle, MultimemHandle);
 plain_params!(SignalRange, CounterRange, Team);
 
@@ -271,24 +270,24 @@ unsafe impl<T: 'static> KernelParam for *const T {
     type Abi = u64;
 }
 
-// SAFETY: as above.
+// SAFETY: as for `*const T`.
 unsafe impl<T: 'static> KernelParam for *mut T {
     type Abi = u64;
 }
 
-/// A slice of device memory, as a launch passes it: the plain type of a kernel's `&[T]`.
+/// A slice of device memory, as a launch passes it: the `Abi` of a kernel's `&[T]`.
 #[repr(C)]
 pub struct Slice<T> {
     /// Device address of the first element.
     pub address: u64,
-    /// Elements.
+    /// The number of elements.
     pub len: usize,
     element: PhantomData<*const T>,
 }
 
 impl<T> Slice<T> {
-    /// `len` elements from the device address `address` on, which is aligned to them. It is not 0,
-    /// also for no elements.
+    /// `len` elements at the device address `address`, which is aligned for them and, even for an
+    /// empty slice, not 0.
     #[must_use]
     pub const fn new(address: u64, len: usize) -> Self {
         Self { address, len, element: PhantomData }
@@ -302,7 +301,7 @@ impl<T> Slice<T> {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the slice is empty.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
@@ -323,14 +322,13 @@ impl<T> fmt::Debug for Slice<T> {
     }
 }
 
-// SAFETY: rustc lays a reference to a slice out as address and length, as a test here checks. That
-// the elements exist, and that nobody writes them while the kernel runs, is the contract of the
-// launch.
+// SAFETY: rustc represents `&[T]` as address and length, as a test here checks. That the elements
+// exist, and that nothing writes them while the kernel runs, is the contract of the launch.
 unsafe impl<T: Copy + 'static> KernelParam for &[T] {
     type Abi = Slice<T>;
 }
 
-/// A host value that can stand for a kernel parameter whose plain type is `Abi`.
+/// A host value that a launch can pass for a kernel parameter whose [`KernelParam::Abi`] is `Abi`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be passed where the kernel takes `{Abi}`",
     label = "not what the kernel's parameter takes"
@@ -339,7 +337,7 @@ pub trait IntoArg<Abi> {
     /// The bytes that the kernel gets.
     fn into_arg(self) -> Abi;
 
-    /// What a launch checks of it.
+    /// What a launch checks of the argument.
     fn info(&self) -> ArgInfo<'_> {
         ArgInfo::default()
     }
@@ -355,24 +353,24 @@ pub trait Arg<P: KernelParam>: IntoArg<P::Abi> {}
 #[diagnostic::do_not_recommend]
 impl<P: KernelParam, A: IntoArg<P::Abi>> Arg<P> for A {}
 
-/// What a launch checks of an argument, or of all of them.
+/// What a launch checks of one argument or of all its arguments.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ArgInfo<'a> {
     /// The device communicator.
     pub dev_comm: Option<&'a DevComm>,
-    /// What is closed, or not made yet.
+    /// The kind of an argument that is closed or not created yet.
     pub closed: Option<&'static str>,
-    /// The communicator that a window or device communicator belongs to, as a number of the host's.
+    /// The communicator that a window or device communicator belongs to, as the host numbers it.
     pub communicator: Option<u64>,
-    /// Windows and device communicators of more than one communicator.
+    /// Whether windows and device communicators belong to more than one communicator.
     pub mixed: bool,
-    /// A window whose length the host cannot check: a bare handle, or one whose ranks could not
+    /// Whether there is a window of unknown length: a bare handle, or one whose ranks could not
     /// exchange their lengths. A safe kernel is not launched with it.
     pub unchecked: bool,
 }
 
 impl<'a> ArgInfo<'a> {
-    /// Of both.
+    /// Combines what is known of two arguments.
     #[must_use]
     pub fn and(self, other: ArgInfo<'a>) -> Self {
         let mixed = match (self.communicator, other.communicator) {
@@ -416,25 +414,25 @@ impl<T: 'static> IntoArg<Slice<T>> for Slice<T> {
 
 /// A tuple of kernel parameters.
 pub trait KernelArgs: Copy {
-    /// The plain types, as a tuple.
+    /// The parameters' `Abi` types, as a tuple.
     type Abi: Copy;
     /// Whether one of the parameters is a device communicator.
     const TAKES_DEV_COMM: bool;
     /// The size of each parameter in bytes, in order.
     const SIZES: &'static [usize];
 
-    /// The device's view of the host's bytes.
+    /// Converts a launch's bytes into the parameters.
     ///
     /// # Safety
     ///
-    /// What the bytes stand for is there: the memory behind a slice, the window behind a handle.
+    /// What the bytes refer to exists: the memory of a slice, the window of a handle.
     unsafe fn from_abi(abi: Self::Abi) -> Self;
 
-    /// The parameters at these addresses, one each in order.
+    /// Reads the parameters from their addresses, in order.
     ///
     /// # Safety
     ///
-    /// There is an address for each parameter, where a value of its plain type is.
+    /// There is one address per parameter, and a value of the parameter's `Abi` at it.
     unsafe fn read(addresses: &[*const c_void]) -> Self::Abi;
 
     /// Calls `f` with the address of each parameter, in order, as `cuLaunchKernel` wants them. The
@@ -450,7 +448,7 @@ pub trait KernelArgs: Copy {
 pub trait LaunchArgs<P: KernelArgs> {
     /// The bytes that the kernel gets.
     fn into_abi(self) -> P::Abi;
-    /// What a launch checks of them.
+    /// What a launch checks of the arguments.
     fn info(&self) -> ArgInfo<'_>;
 }
 
@@ -464,13 +462,13 @@ macro_rules! tuples {
             #[inline]
             #[allow(unused_variables, clippy::unused_unit)]
             unsafe fn from_abi(abi: Self::Abi) -> Self {
-                // SAFETY: the caller's.
+                // SAFETY: the caller's contract.
                 ($( unsafe { param::<$param>(abi.$index) }, )*)
             }
 
             #[allow(unused_variables, clippy::unused_unit)]
             unsafe fn read(addresses: &[*const c_void]) -> Self::Abi {
-                // SAFETY: the caller's.
+                // SAFETY: the caller's contract.
                 ($( unsafe { addresses[$index].cast::<$param::Abi>().read() }, )*)
             }
 

@@ -5,7 +5,7 @@ use core::marker::PhantomData;
 
 use crate::kernel::{Kernel, LaunchArgs};
 
-/// Three extents. A number is the first of them, the others being 1.
+/// Three extents. A single number converts to `x`, with `y` and `z` 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "CUDA's names")]
 pub struct Dim3 {
@@ -18,12 +18,12 @@ impl Dim3 {
     /// The product of the extents.
     #[must_use]
     pub const fn count(self) -> u64 {
-        // The driver's limits keep this far from overflow; a wild value must not wrap to a small
-        // one.
+        // Extents within the driver's limits do not overflow; other extents saturate, so that
+        // their count does not wrap to a small one.
         (self.x as u64).saturating_mul(self.y as u64).saturating_mul(self.z as u64)
     }
 
-    /// x, y, z.
+    /// The array `[x, y, z]`.
     #[must_use]
     pub const fn to_array(self) -> [u32; 3] {
         [self.x, self.y, self.z]
@@ -57,7 +57,7 @@ impl fmt::Display for Dim3 {
     }
 }
 
-/// How many blocks of how many threads, and how much dynamic shared memory per block.
+/// The number of blocks, threads per block, and bytes of dynamic shared memory per block.
 ///
 /// ```
 /// use devcomm_types::LaunchConfig;
@@ -75,7 +75,7 @@ pub struct LaunchConfig {
 }
 
 impl LaunchConfig {
-    /// Grid and block are not set yet.
+    /// Without grid and block, which [`Launch::grid`] and [`Launch::block`] set.
     const UNSET: Self = Self {
         grid: Dim3 { x: 0, y: 1, z: 1 },
         block: Dim3 { x: 0, y: 1, z: 1 },
@@ -88,7 +88,7 @@ impl LaunchConfig {
         Self { grid: grid.into(), block: block.into(), dynamic_shared: 0 }
     }
 
-    /// With that much dynamic shared memory per block, in bytes.
+    /// Sets the dynamic shared memory per block, in bytes.
     #[must_use]
     pub const fn with_dynamic_shared(mut self, bytes: u32) -> Self {
         self.dynamic_shared = bytes;
@@ -98,12 +98,12 @@ impl LaunchConfig {
 
 /// Whether a launch needs `unsafe`: [`Safe`] or [`Unsafe`].
 pub trait Safety: sealed::Sealed + 'static {
-    /// Whether it does not.
+    /// Whether a launch is safe.
     const SAFE: bool;
 }
 
-/// The launch of a kernel that is a safe function: whatever its arguments are, it writes nothing
-/// but what they give it.
+/// The launch of a kernel that is a safe function: with any arguments, it writes only the memory
+/// that they give it.
 #[derive(Clone, Copy, Debug)]
 pub enum Safe {}
 
@@ -126,10 +126,10 @@ mod sealed {
     impl Sealed for super::Unsafe {}
 }
 
-/// Kernel `K` with the arguments `A`, before it is launched: what `my_kernel::args(..)` gives.
+/// Kernel `K` with the arguments `A`, before it is launched: what `my_kernel::args(..)` returns.
 ///
-/// `my_kernel::args(&dev, &window, 7).grid(64).block(128).launch(&stream)`. Grid and block have to
-/// be set.
+/// `my_kernel::args(&dev, &window, 7).grid(64).block(128).launch(&stream)`. Grid and block must be
+/// set.
 #[must_use = "nothing runs before `launch`"]
 pub struct Launch<K, A, S = Unsafe> {
     args: A,
@@ -153,36 +153,36 @@ impl<K: Kernel, A, S> fmt::Debug for Launch<K, A, S> {
 }
 
 impl<K, A, S> Launch<K, A, S> {
-    /// What a kernel's `args` and [`Kernel::with_args`] call.
+    /// Called by a kernel's `args` and by [`Kernel::with_args`].
     #[doc(hidden)]
     pub const fn new(args: A) -> Self {
         Self { args, config: LaunchConfig::UNSET, kernel: PhantomData }
     }
 
-    /// The same launch, but `unsafe`, for code that launches safe and unsafe kernels.
+    /// The same launch as an `unsafe` one, for code that launches safe and unsafe kernels.
     pub fn into_unsafe(self) -> Launch<K, A> {
         Launch { args: self.args, config: self.config, kernel: PhantomData }
     }
 
-    /// Blocks: a number, or up to three extents.
+    /// Sets the number of blocks: a number, or up to three extents.
     pub fn grid(mut self, blocks: impl Into<Dim3>) -> Self {
         self.config.grid = blocks.into();
         self
     }
 
-    /// Threads per block: a number, or up to three extents.
+    /// Sets the threads per block: a number, or up to three extents.
     pub fn block(mut self, threads: impl Into<Dim3>) -> Self {
         self.config.block = threads.into();
         self
     }
 
-    /// Dynamic shared memory per block, in bytes; 0 if not set.
+    /// Sets the dynamic shared memory per block, in bytes; 0 by default.
     pub const fn dynamic_shared(mut self, bytes: u32) -> Self {
         self.config.dynamic_shared = bytes;
         self
     }
 
-    /// Grid, block and dynamic shared memory.
+    /// Sets grid, block and dynamic shared memory.
     pub const fn config(mut self, config: LaunchConfig) -> Self {
         self.config = config;
         self
@@ -192,15 +192,14 @@ impl<K, A, S> Launch<K, A, S> {
 impl<K: Kernel, A: LaunchArgs<K::Args>> Launch<K, A> {
     /// Launches the kernel on a stream.
     ///
-    /// A kernel that takes a `DevComm` is launched cooperatively: all of its blocks run at once or
-    /// it is refused. Of a kernel for GIN it launches the entry for the device communicator's back
-    /// end. What the arguments refer to may be dropped right after the launch: dropping waits for
-    /// this rank's streams.
+    /// A kernel that takes a `DevComm` is launched cooperatively: the launch is refused unless all
+    /// blocks can be resident at once. Of a GIN kernel, the entry point for the device
+    /// communicator's back end is launched. What the arguments refer to may be dropped right after
+    /// the launch: dropping waits for this rank's streams.
     ///
     /// # Errors
     ///
-    /// A refusal with its reason, a lost rank, the driver's. Errors of the kernel itself come from
-    /// the stream.
+    /// A refused launch, a lost rank, a driver error. The stream reports errors of the kernel.
     ///
     /// # Safety
     ///
@@ -211,7 +210,7 @@ impl<K: Kernel, A: LaunchArgs<K::Args>> Launch<K, A> {
     ///   communicator at the same time, and no rank drops a window or device communicator before
     ///   all ranks' kernels have ended with it (a barrier at the end of the kernel ensures that).
     pub unsafe fn launch<T: LaunchTarget>(self, target: &T) -> Result<(), T::Error> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { target.launch_kernel::<K, A>(self.config, self.args, false) }
     }
 }
@@ -219,35 +218,35 @@ impl<K: Kernel, A: LaunchArgs<K::Args>> Launch<K, A> {
 impl<K: Kernel<Safety = Safe>, A: LaunchArgs<K::Args>> Launch<K, A, Safe> {
     /// Launches the kernel on a stream, as [`Launch::launch`] does.
     ///
-    /// Safe, since the kernel is. A launch also refuses windows of another communicator than the
-    /// device communicator's, and those whose length on the other ranks is not known. If the ranks
-    /// do not launch the same, or two kernels use one device communicator at the same time, the
-    /// kernel may wait forever, which the host can end, and its results are undefined.
+    /// Safe, since the kernel is. This launch also refuses windows of a communicator other than the
+    /// device communicator's, and windows whose length on the other ranks is not known. If the
+    /// ranks' launches differ, or two kernels use one device communicator at the same time, the
+    /// kernel may wait until the host aborts it, and its results are undefined.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The same.
     pub fn launch<T: LaunchTarget>(self, target: &T) -> Result<(), T::Error> {
-        // SAFETY: the kernel's author promises that it has no contract, by a safe function.
+        // SAFETY: the kernel is a safe function, so it has no contract.
         unsafe { target.launch_kernel::<K, A>(self.config, self.args, true) }
     }
 }
 
-/// Where kernels are launched: a stream of the host crate, or a stream with kernels of its own.
+/// Where kernels are launched: a stream of the host crate, alone or with explicit kernels.
 pub trait LaunchTarget {
     /// Why a launch fails.
     type Error;
 
-    /// Launches `K`: see [`Launch::launch`]. With `safe` it refuses arguments that are not known to
-    /// belong together.
+    /// Launches `K`, as [`Launch::launch`] does. With `safe` it refuses windows of another
+    /// communicator or of unknown length.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Those of [`Launch::launch`].
     ///
     /// # Safety
     ///
-    /// As there.
+    /// That of [`Launch::launch`].
     unsafe fn launch_kernel<K: Kernel, A: LaunchArgs<K::Args>>(
         &self,
         config: LaunchConfig,

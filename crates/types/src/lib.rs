@@ -1,16 +1,16 @@
-//! What crosses a kernel launch, as the host and the device both see it.
+//! Types that the host and the device share: kernel parameters and what they refer to.
 //!
-//! The host crate fills these structs, a kernel receives them, and the simulator stands in for
-//! either side; so they live in a leaf crate that all three share and that knows none of them.
+//! The host crate fills these structs, a kernel receives them, and the simulator implements both
+//! sides; so they are in a crate that all three depend on and that depends on none of them.
 //!
 //! * [`nccl`]: mirrors of NCCL's public structs ([`DevComm`], [`Window`], the barrier handles).
 //!   Their layout is NCCL's, asserted at compile time.
-//! * [`team`]: groups of ranks, and ranks translated between them ([`Team`]).
-//! * [`cft`]: teams of the fabric's logical endpoints ([`CftTeamMode`]).
-//! * [`gin`]: the network of kernels ([`GinType`], [`GinConnectionType`]).
+//! * [`team`]: teams of ranks, and the translation of ranks between them ([`Team`]).
+//! * [`cft`]: teams of ranks with logical endpoints of the fabric ([`CftTeamMode`]).
+//! * [`gin`]: network communication by kernels ([`GinType`], [`GinConnectionType`]).
 //! * [`element`]: the numeric types that NCCL knows ([`Element`], [`DataType`]).
 //! * [`tensor_map`]: matrices as TMA reads them ([`TensorMap`]).
-//! * [`wait`]: what a kernel waits for, and how the host ends it ([`WaitFor`], [`AbortBlock`]).
+//! * [`wait`]: what a kernel waits for, and how the host aborts it ([`WaitFor`], [`AbortBlock`]).
 //! * [`launch`]: a kernel with its arguments and the shape of its grid ([`Launch`],
 //!   [`LaunchConfig`]).
 //! * [`kernel`]: what `#[kernel]` generates and what a launch needs of it ([`Kernel`],
@@ -19,8 +19,8 @@
 //! # Safety model
 //!
 //! Nothing here dereferences a device address. Two traits are unsafe to implement because a launch
-//! copies raw bytes on their word: [`KernelParam`] (two types of one layout) and [`Element`] (plain
-//! old data of a known size).
+//! copies raw bytes and relies on them: [`KernelParam`] (two types of the same layout) and
+//! [`Element`] (plain old data of a known size).
 //!
 //! # Example
 //!

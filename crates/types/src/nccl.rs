@@ -16,7 +16,7 @@ pub use crate::team::Team;
 #[doc(alias = "ncclDevResourceHandle_t")]
 pub type ResourceHandle = u32;
 
-/// Where a set of LSA barriers keeps its state.
+/// Where the state of a set of LSA barriers is.
 ///
 /// NCCL: `ncclLsaBarrierHandle` (8 bytes).
 #[repr(C)]
@@ -25,7 +25,7 @@ pub type ResourceHandle = u32;
 pub struct LsaBarrierHandle {
     /// State of the barriers.
     pub buffer: ResourceHandle,
-    /// Barriers in the set; indices are below this.
+    /// The number of barriers in the set.
     pub n_barriers: i32,
 }
 
@@ -42,7 +42,7 @@ pub struct GinBarrierHandle {
     pub unused: u32,
 }
 
-/// Where a set of CFT barriers keeps its state.
+/// Where the state of a set of CFT barriers is.
 ///
 /// NCCL: `ncclCftBarrierHandle` (8 bytes).
 #[repr(C)]
@@ -51,11 +51,11 @@ pub struct GinBarrierHandle {
 pub struct CftBarrierHandle {
     /// State of the barriers.
     pub buffer: ResourceHandle,
-    /// Barriers in the set.
+    /// The number of barriers in the set.
     pub n_barriers: i32,
 }
 
-/// Where a set of low-latency all-to-all sessions keeps its state.
+/// Where the state of a set of low-latency all-to-all sessions is.
 ///
 /// NCCL: `ncclLLA2AHandle` (8 bytes).
 #[repr(C)]
@@ -64,11 +64,11 @@ pub struct CftBarrierHandle {
 pub struct LlA2aHandle {
     /// State of the sessions.
     pub buffer: ResourceHandle,
-    /// Slots of 8 bytes a session and peer.
+    /// 8-byte slots per session and peer.
     pub n_slots: u32,
 }
 
-/// Base of a multicast mapping; NULL where there is none.
+/// Base of a multicast mapping; NULL without one.
 ///
 /// NCCL: `ncclMultimemHandle` (8 bytes).
 #[repr(C)]
@@ -91,9 +91,9 @@ impl MultimemHandle {
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "ncclResourceWindow_vidmem_t")]
 pub struct ResourceWindow {
-    /// Address of LSA rank 0's copy; rank `i` is `i * stride_4g * 4 GiB` further.
+    /// Address of LSA rank 0's memory; that of rank `i` is `i * stride_4g * 4 GiB` further.
     pub lsa_flat_base: *mut c_void,
-    /// Distance between the ranks' copies in units of 4 GiB.
+    /// Distance between the ranks' memory in units of 4 GiB.
     pub stride_4g: u32,
     /// Offset in the multicast mapping in units of 4 KiB.
     pub mc_offset_4k: u32,
@@ -153,7 +153,7 @@ pub struct DevComm {
 }
 
 impl DevComm {
-    /// A device communicator of nobody: every field zero.
+    /// A device communicator without ranks: every field zero.
     pub const fn zeroed() -> Self {
         // SAFETY: every field is an integer, a raw pointer or a bool, and all of them admit the
         // all-zero pattern.
@@ -174,7 +174,7 @@ impl DevComm {
         Team { n_ranks: self.lsa_size, rank: self.lsa_rank, stride: 1 }
     }
 
-    /// The ranks with this rank's place in every LSA team. NCCL: `ncclTeamRail`.
+    /// One rank per LSA team, each with this rank's LSA rank. NCCL: `ncclTeamRail`.
     #[doc(alias = "ncclTeamRail")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn rail_team(&self) -> Team {
@@ -198,13 +198,13 @@ impl DevComm {
 pub struct Window<T> {
     /// NCCL's handle, a device address. Never dereferenced on the host.
     pub handle: *mut c_void,
-    /// Elements that every rank's part has: the smallest length among the ranks.
+    /// Elements that the window has on every rank: the smallest length among the ranks.
     pub len: usize,
     element: PhantomData<*mut T>,
 }
 
 impl<T> Window<T> {
-    /// A window by NCCL's handle, of which every rank's part has at least `len` elements.
+    /// A window by NCCL's handle, with at least `len` elements on every rank.
     pub const fn new(handle: *mut c_void, len: usize) -> Self {
         Self { handle, len, element: PhantomData }
     }
@@ -224,7 +224,7 @@ impl<T> core::fmt::Debug for Window<T> {
     }
 }
 
-/// Thread set of a cooperative call. NCCL: `ncclCoopAny` (24 bytes).
+/// The threads of a cooperative call. NCCL: `ncclCoopAny` (24 bytes).
 ///
 /// The vtable is an address inside the linked module, so a value comes only from NCCL's
 /// `ncclCoopAnyInit*` functions.
@@ -232,9 +232,9 @@ impl<T> core::fmt::Debug for Window<T> {
 #[derive(Clone, Copy)]
 #[doc(alias = "ncclCoopAny")]
 pub struct CoopAny {
-    /// The thread set's own data; each kind of set uses as much as it needs.
+    /// Data of the operations in `vtable`.
     pub storage: [MaybeUninit<u64>; 2],
-    /// Its operations.
+    /// The operations of the kind of thread group.
     pub vtable: *const c_void,
 }
 
@@ -243,7 +243,7 @@ pub struct CoopAny {
 #[doc(alias = "ncclLsaBarrierSession_C")]
 pub struct LsaBarrierSession(pub [u64; 10]);
 
-/// A GIN context that a thread works with, opaque here. NCCL: `ncclGin_C` (48 bytes).
+/// A GIN context as a thread uses it, opaque here. NCCL: `ncclGin_C` (48 bytes).
 #[repr(C, align(8))]
 #[doc(alias = "ncclGin_C")]
 pub struct Gin(pub [u64; 6]);
@@ -253,18 +253,18 @@ pub struct Gin(pub [u64; 6]);
 #[doc(alias = "ncclGinBarrierSession_C")]
 pub struct GinBarrierSession(pub [u64; 12]);
 
-/// A session on a barrier over LSA and GIN, opaque here. NCCL: `ncclBarrierSession_C` (368 bytes).
+/// A session of a barrier over LSA and GIN, opaque here. NCCL: `ncclBarrierSession_C` (368 bytes).
 #[repr(C, align(8))]
 #[doc(alias = "ncclBarrierSession_C")]
 pub struct BarrierSession(pub [u64; 46]);
 
-/// A flush under way, opaque. NCCL: `ncclGinRequest_t` (16 bytes).
+/// A pending flush, opaque here. NCCL: `ncclGinRequest_t` (16 bytes).
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "ncclGinRequest_t")]
 pub struct GinRequest(pub [u64; 2]);
 
-/// Room in shared memory in which a GIN call builds its descriptor. NCCL: `ncclGinDescriptorSmem`
+/// Shared memory in which a GIN call builds its descriptor. NCCL: `ncclGinDescriptorSmem`
 /// (128 bytes).
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]

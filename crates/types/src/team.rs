@@ -1,13 +1,13 @@
-//! Teams: strided groups of ranks, and the translation of ranks between them.
+//! Teams: strided sets of ranks, and the translation of ranks between them.
 //!
-//! Every function is arithmetic on the 12 bytes of a team, the same on the host and in a kernel,
-//! and none panics: a division by a stride or size of 0, which NCCL leaves undefined, has a stated
+//! Every function computes with the fields alone, with the same result on the host and in a kernel.
+//! None panics: a division by a stride or size of 0, which NCCL leaves undefined, has a defined
 //! result.
 
-/// A group of ranks: member `i` is the world rank `my_world_rank + (i - rank) * stride`.
+/// A set of ranks: member `i` is the world rank `my_world_rank + (i - rank) * stride`.
 ///
-/// A team is seen from one rank, which need not be a member. Where a function takes two teams, both
-/// are seen from the same rank.
+/// A value describes a team relative to one rank, which need not be a member. Functions of two
+/// teams need both relative to the same rank.
 ///
 /// ```
 /// use devcomm_types::Team;
@@ -25,16 +25,16 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, bytemuck::Pod, bytemuck::Zeroable)]
 #[doc(alias = "ncclTeam")]
 pub struct Team {
-    /// Members of the team.
+    /// The number of members.
     pub n_ranks: i32,
-    /// This rank's place in the team, `0..n_ranks`.
+    /// This rank's index in the team, `0..n_ranks`.
     pub rank: i32,
-    /// Distance in world ranks between neighbours of the team.
+    /// Distance in world ranks between consecutive members.
     pub stride: i32,
 }
 
 impl Team {
-    /// The world rank of member `member`, seen from the rank whose world rank is `my_world_rank`.
+    /// The world rank of member `member`, for a team of the rank with world rank `my_world_rank`.
     ///
     /// NCCL: `ncclTeamRankToWorld`.
     #[doc(alias = "ncclTeamRankToWorld")]
@@ -44,8 +44,8 @@ impl Team {
         my_world_rank.wrapping_add(self.distance_to(member))
     }
 
-    /// The LSA rank of member `member`, seen from the rank whose LSA rank is `my_lsa_rank`. Below
-    /// 0, or not below the size of the LSA team, for a member that load and store do not reach.
+    /// The LSA rank of member `member`, for a team of the rank with LSA rank `my_lsa_rank`. Outside
+    /// of `0..lsa_size` for a member that load and store do not reach.
     ///
     /// NCCL: `ncclTeamRankToLsa`.
     #[doc(alias = "ncclTeamRankToLsa")]
@@ -55,7 +55,7 @@ impl Team {
         my_lsa_rank.wrapping_add(self.distance_to(member))
     }
 
-    /// Whether member `member` of `other` is a member of this team too.
+    /// Whether member `member` of `other` is also a member of this team.
     ///
     /// NCCL: `ncclTeamRankIsMember(self, other, member)`.
     #[doc(alias = "ncclTeamRankIsMember")]
@@ -67,8 +67,8 @@ impl Team {
         remainder(distance, self.stride) == 0 && 0 <= rank && rank < self.n_ranks
     }
 
-    /// The place in this team of member `member` of `other`; it means nothing unless this team
-    /// [`contains`](Self::contains) it.
+    /// The index in this team of member `member` of `other`; meaningless unless this team
+    /// [`contains`](Self::contains) that member.
     ///
     /// NCCL: `ncclTeamRankToTeam(self, other, member)`.
     #[doc(alias = "ncclTeamRankToTeam")]
@@ -78,10 +78,10 @@ impl Team {
         self.rank.wrapping_add(quotient(other.distance_to(member), self.stride))
     }
 
-    /// The rank `steps` (`0..=n_ranks`) after this one, cyclically: of 4 ranks, seen from rank 3,
-    /// those 0, 1, 2, .. steps after it are 3, 0, 1, ...
+    /// The rank `steps` (`0..=n_ranks`) after this one, cyclically: of 4 ranks, rank 3 gets 3, 0, 1
+    /// for 0, 1, 2 steps.
     ///
-    /// Ranks that all iterate like this use different peers at any time.
+    /// Ranks that all iterate like this access different peers at the same step.
     #[must_use]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn rotated(self, steps: i32) -> i32 {
@@ -89,7 +89,7 @@ impl Team {
         if rank < self.n_ranks { rank } else { rank.wrapping_sub(self.n_ranks) }
     }
 
-    /// The next rank, cyclically: after the last the first; of a team of one, the rank itself.
+    /// The next rank, cyclically: the first follows the last; this rank in a team of one.
     #[must_use]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn next(self) -> i32 {
@@ -122,7 +122,7 @@ impl Team {
         Ranks { team: self, last: -1 }
     }
 
-    /// This team cut into runs of `inner_size` neighbours: the run that this rank is in.
+    /// Of the groups of `inner_size` consecutive members: the group that this rank is in.
     /// `inner_size` divides `n_ranks`.
     ///
     /// NCCL: `ncclTeamInnerFactor`.
@@ -133,8 +133,8 @@ impl Team {
         Team { n_ranks: inner_size, rank: remainder(self.rank, inner_size), stride: self.stride }
     }
 
-    /// This team cut into runs of `inner_size` neighbours: the members with this rank's place in
-    /// each run. `inner_size` divides `n_ranks`. A size of 0 gives an empty team.
+    /// Of the groups of `inner_size` consecutive members: the members with this rank's index in
+    /// their group. `inner_size` divides `n_ranks`. A size of 0 gives an empty team.
     ///
     /// NCCL: `ncclTeamOuterFactor`.
     #[doc(alias = "ncclTeamOuterFactor")]
@@ -148,16 +148,15 @@ impl Team {
         }
     }
 
-    /// The place in this team of the `index`-th of its members that are not in `subset`, a team
-    /// within this one. There are `self.n_ranks - subset.n_ranks` of them.
+    /// The rank in this team of the `index`-th of its members that are not in `subset`, a team
+    /// within this one. `self.n_ranks - subset.n_ranks` members are not.
     ///
     /// NCCL: `ncclTeamRankInDifference(self, subset, index)`.
     #[doc(alias = "ncclTeamRankInDifference")]
     #[must_use]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn rank_in_difference(self, subset: Team, index: i32) -> i32 {
-        // Places of the subset in this team: `first`, then every `step`-th, `last` being the
-        // highest.
+        // Ranks of the subset in this team: from `first` to `first + extent`, `step` apart.
         let step = quotient(subset.stride, self.stride);
         let start = self.rank.wrapping_sub(subset.rank.wrapping_mul(step));
         let extent = subset.n_ranks.wrapping_sub(1).wrapping_mul(step);
@@ -167,7 +166,7 @@ impl Team {
             (start, step, extent)
         };
         let past = index.wrapping_sub(first);
-        // Members between two neighbours of the subset, and in all of these gaps.
+        // Members between two consecutive ones of the subset, and the sum over all such gaps.
         let gap = step.wrapping_sub(1);
         let between = subset.n_ranks.wrapping_sub(1).wrapping_mul(gap);
         if past < 0 {
@@ -180,19 +179,19 @@ impl Team {
         }
     }
 
-    /// World ranks from this rank to `member`.
+    /// The world rank of `member` minus this rank's.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     const fn distance_to(self, member: i32) -> i32 {
         member.wrapping_sub(self.rank).wrapping_mul(self.stride)
     }
 }
 
-/// Ranks of a team in cyclic order from one: [`Team::others`], [`Team::all_from_self`].
+/// Iterator over ranks in cyclic order: [`Team::others`], [`Team::all_from_self`].
 #[derive(Clone, Copy, Debug)]
 #[must_use = "an iterator does nothing until it is iterated"]
 pub struct Ranks {
     team: Team,
-    /// Steps to the rank given last.
+    /// Steps to the rank returned last.
     last: i32,
 }
 
@@ -206,14 +205,13 @@ impl Iterator for Ranks {
     }
 }
 
-/// `a / b` as C has it; 0 where `b` is 0. Written so that no check for a division by 0 is left in a
-/// kernel.
+/// `a / b` as in C; 0 where `b` is 0. Written so that a kernel has no panic for a division by 0.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 const fn quotient(a: i32, b: i32) -> i32 {
     if b == 0 { 0 } else { a.wrapping_div(b) }
 }
 
-/// `a % b` as C has it; `a` where `b` is 0.
+/// `a % b` as in C; `a` where `b` is 0.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 const fn remainder(a: i32, b: i32) -> i32 {
     if b == 0 { a } else { a.wrapping_rem(b) }
@@ -234,8 +232,8 @@ mod tests {
         (0..team.n_ranks).map(|member| team.to_world(me, member)).collect()
     }
 
-    /// Every place of a rank in a job of LSA teams of one size, with its teams: world, LSA, rail,
-    /// and those that the LSA team and the rail factor into.
+    /// Calls `check` for every rank of every job of equal LSA teams, with the rank's teams: world,
+    /// LSA, rail, and the factors of LSA and rail team.
     fn for_each_rank(mut check: impl FnMut(i32, &[Team])) {
         for n_ranks in 1..=24 {
             for lsa_size in (1..=n_ranks).filter(|size| n_ranks % size == 0) {
@@ -248,7 +246,7 @@ mod tests {
                             teams.extend([parent.inner_factor(inner), parent.outer_factor(inner)]);
                         }
                     }
-                    // The same members counted from the other end.
+                    // The rail team in reverse order.
                     teams.push(Team {
                         rank: rail.n_ranks - 1 - rail.rank,
                         stride: -rail.stride,
@@ -367,7 +365,7 @@ mod tests {
             }
         }
         assert!(reached > 0);
-        // Without a stride all members are this rank.
+        // With stride 0 all members are this rank.
         let point = Team { n_ranks: 4, rank: 0, stride: 0 };
         assert!(point.contains(Team { n_ranks: 1, rank: 0, stride: 1 }, 0));
         assert!(!point.contains(Team { n_ranks: 2, rank: 0, stride: 1 }, 1));

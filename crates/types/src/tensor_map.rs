@@ -1,11 +1,11 @@
-//! Tensor maps: how TMA finds a tile of a matrix.
+//! Tensor maps: descriptions of matrices for TMA.
 
 use core::fmt;
 
 use crate::kernel::KernelParam;
 
-/// What TMA needs to know of a matrix in global memory: address, extents, the tile that one
-/// copy takes, and how the tile lies in shared memory. Opaque: the driver makes it (the host
+/// Describes a matrix in global memory for TMA: address, extents, the tile that one copy
+/// transfers, and the tile's layout in shared memory. Opaque: the driver creates it (the host
 /// crate's `Context::tensor_map`), or [`TensorMapDesc::for_simulator`].
 ///
 /// A kernel takes it as a [`GridConstant`](crate::GridConstant). CUDA: `CUtensorMap` (128 bytes).
@@ -13,11 +13,11 @@ use crate::kernel::KernelParam;
 #[repr(C, align(128))]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct TensorMap {
-    /// The driver's words.
+    /// The words that the driver encodes.
     pub words: [u64; 16],
 }
 
-// SAFETY: one type, one layout.
+// SAFETY: `Abi` is the type itself.
 unsafe impl KernelParam for TensorMap {
     type Abi = Self;
 }
@@ -28,21 +28,21 @@ impl fmt::Debug for TensorMap {
     }
 }
 
-/// A row-major matrix of 16-bit elements, and the tiles that are copied from it. What lies outside
-/// of the matrix is copied as zeros.
+/// A row-major matrix of 16-bit elements, and the tiles that are copied from it. Elements outside
+/// of the matrix are copied as zeros.
 ///
-/// In shared memory a row of the tile has 128 bytes, rows follow each other, and the 16-byte pieces
-/// of row `r` are swizzled: piece `p` lies at `p ^ (r % 8)`. That is the layout that tensor cores
-/// read without conflicts of banks.
+/// In shared memory a row of the tile has 128 bytes, rows are contiguous, and the 16-byte chunks of
+/// row `r` are swizzled: chunk `c` is at `c ^ (r % 8)`, the 128-byte swizzle with which tensor
+/// cores read without bank conflicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorMapDesc {
     /// Device address of the first element, a multiple of 16.
     pub address: u64,
     /// Rows of the matrix, at least 1.
     pub rows: u32,
-    /// Elements of a row, a multiple of 8; rows follow each other without a gap.
+    /// Elements per row, a multiple of 8; rows are contiguous.
     pub columns: u32,
-    /// Rows of a tile, 1 to 256. A tile has [`TensorMapDesc::TILE_COLUMNS`] columns.
+    /// Rows per tile, 1 to 256. A tile has [`TensorMapDesc::TILE_COLUMNS`] columns.
     pub tile_rows: u32,
 }
 
@@ -50,7 +50,7 @@ impl TensorMapDesc {
     /// Columns of a tile, 128 bytes.
     pub const TILE_COLUMNS: u32 = 64;
 
-    /// The map that the simulator understands; on a GPU it means nothing.
+    /// The map in the simulator's encoding, which is not valid on a GPU.
     #[must_use]
     pub const fn for_simulator(&self) -> TensorMap {
         let mut words = [0; 16];
@@ -62,7 +62,7 @@ impl TensorMapDesc {
         TensorMap { words }
     }
 
-    /// What [`for_simulator`](Self::for_simulator) was given; `None` for another map.
+    /// The description that [`for_simulator`](Self::for_simulator) encoded; `None` for other maps.
     #[must_use]
     pub const fn of_simulated(map: &TensorMap) -> Option<Self> {
         let words = &map.words;
@@ -78,7 +78,7 @@ impl TensorMapDesc {
     }
 }
 
-/// Marks a map of the simulator's: "tiling".
+/// First word of a map in the simulator's encoding.
 const SIMULATED: u64 = u64::from_le_bytes(*b"tiling\0\0");
 
 #[cfg(test)]

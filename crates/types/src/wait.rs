@@ -1,4 +1,4 @@
-//! What a kernel waits for, and how the host ends a wait that does not end.
+//! What a kernel waits for, and how the host aborts a wait.
 //!
 //! The host keeps an [`AbortBlock`] in memory that the GPU can access, and the device communicator
 //! points at it: its first word is the abort flag that NCCL's own waits read. A wait of
@@ -18,7 +18,7 @@ pub enum WaitKind {
     GinBarrier = 2,
     /// A value of an indexed signal.
     Signal = 3,
-    /// A value of a signal in a window.
+    /// A value of a signal at an address in a window.
     VaSignal = 4,
     /// A value of a counter.
     Counter = 5,
@@ -28,7 +28,7 @@ pub enum WaitKind {
     Request = 7,
     /// An element of an LL all-to-all.
     LlA2a = 8,
-    /// What a kernel's author polls for.
+    /// A condition of the kernel itself.
     Poll = 9,
     /// A value of a flag that a peer posts.
     Flag = 10,
@@ -60,12 +60,12 @@ impl WaitKind {
 /// What a thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitFor {
-    /// The kind of thing.
+    /// What kind of object the thread waits for.
     pub kind: WaitKind,
     /// Which one: the index of the barrier, of the element, or of the flag in its window; the id of
     /// the signal or counter; the byte offset of a signal in a window.
     pub index: u32,
-    /// The GIN context, where there is one.
+    /// The GIN context, for kinds that have one.
     pub context: u32,
     /// World rank of the peer that is waited for, or -1 where that is not known.
     pub peer: i32,
@@ -105,8 +105,8 @@ impl fmt::Display for WaitFor {
     }
 }
 
-/// How many records an [`AbortBlock`] has. Each warp of a grid has one of its own, counted over all
-/// blocks; where there are more warps than records, the numbers start again.
+/// The number of records in an [`AbortBlock`]. Each warp of a grid uses the record of its number in
+/// the grid, modulo this.
 pub const STUCK_RECORDS: usize = 4096;
 
 /// A wait that an abort ended, as the waiting warp recorded it.
@@ -134,7 +134,7 @@ pub struct StuckRecord {
 /// What host and kernel share so that waits can be ended: host memory that the GPU can access.
 #[repr(C, align(64))]
 pub struct AbortBlock {
-    /// Not 0: every wait ends. NCCL's waits and ours read it once in a few thousand polls.
+    /// If not 0, every wait ends. Waits read it once in a few thousand polls.
     pub flag: u32,
     /// What the warps waited for.
     pub records: [StuckRecord; STUCK_RECORDS],

@@ -1,4 +1,4 @@
-//! Many grids on many GPUs at once.
+//! Tests of the GPUs: several grids on several GPUs at once.
 
 mod communicators;
 
@@ -11,7 +11,7 @@ use cuda_std::prelude::*;
 use super::*;
 use crate::memory::{Allocation, GpuSet, Owner};
 
-/// In order, and with a few seeds.
+/// GPUs that run in fixed order, and with a few seeds.
 fn machines(gpus: usize, multiprocessors: u32) -> impl Iterator<Item = Rc<Gpus>> {
     let seeds = std::iter::once(None).chain((0..10).map(Some));
     seeds.map(move |seed| {
@@ -21,7 +21,7 @@ fn machines(gpus: usize, multiprocessors: u32) -> impl Iterator<Item = Rc<Gpus>>
     })
 }
 
-/// `len` zeroed words that all GPUs reach.
+/// Zeroed 32-bit words that all GPUs can access.
 struct Words(Allocation);
 
 impl Words {
@@ -41,10 +41,10 @@ impl Words {
     }
 }
 
-/// The content of one part of an allocation.
+/// The words of one rank's part of an allocation.
 fn words(memory: &Allocation, part: usize) -> Vec<u32> {
     let word = |i| memory.part(part).cast::<u32>().wrapping_add(i);
-    // SAFETY: the part has the words, and no kernel runs now.
+    // SAFETY: the words are within the part, and no kernel runs now.
     (0..memory.lens()[part] / 4).map(|i| unsafe { word(i).read() }).collect()
 }
 
@@ -65,7 +65,7 @@ impl Word {
         self.atomic().fetch_add(1, Order::AcqRel, Scope::Sys)
     }
 
-    /// Polls until it is at least `least`.
+    /// Polls until the word is at least `least`.
     fn wait(self, least: u32) {
         while self.atomic().load(Order::Acquire, Scope::Sys) < least {}
     }
@@ -132,7 +132,7 @@ fn two_grids_that_do_not_fit_together_get_no_further() {
         assert!(!gpus.is_done(first) && !gpus.is_done(second));
         let stall = gpus.stall();
         assert_eq!((stall.threads(), &stall.pending[..]), (2048, &[1][..]));
-        // The host helps.
+        // The host writes the word that the first grid waits for.
         // SAFETY: a word of the buffer, and no kernel runs now.
         unsafe { word.0.write(1) };
         gpus.progress();
@@ -208,7 +208,7 @@ fn grids_and_blocks_have_three_dimensions() {
         let note = Rc::clone(&seen);
         let body = move || {
             let (t, b) = (thread::thread_idx(), thread::block_idx());
-            // Lanes are counted x first too: the neighbour in a warp.
+            // Lanes are also counted x first.
             // SAFETY: whole warps call it.
             let lane = unsafe { warp::shuffle_idx(thread::index_in_block(), 0) } % 32;
             note.borrow_mut().push(([b.x, b.y, b.z], [t.x, t.y, t.z], lane));
@@ -250,7 +250,7 @@ fn memory_may_be_of_any_gpus() {
     let at = |address: usize| std::ptr::without_provenance_mut(address);
     memory.insert(at(4096), 64, [5, 0, 3, 4].into_iter().collect(), owner);
     memory.insert(at(8192), 64, GpuSet::all(), owner);
-    // Twice: the first lookup leaves an entry in the cache.
+    // Twice: the first lookup fills the cache.
     for _ in 0..2 {
         let may = |address| (0..8).filter(|gpu| memory.contains(*gpu, address, 64)).collect();
         let (some, all): (Vec<u32>, Vec<u32>) = (may(4096), may(8192));
@@ -283,7 +283,7 @@ fn a_report_of_several_kernels_says_which_thread_is_of_which() {
     let gpus = machines(4, 132).next().unwrap();
     let stuck = || {
         if thread::thread_idx_x() == 0 {
-            // SAFETY: wrong on purpose, and reported.
+            // SAFETY: the divergence is intended; the simulator detects it.
             unsafe { warp::sync() };
         } else {
             thread::sync_threads();
@@ -297,7 +297,7 @@ fn a_report_of_several_kernels_says_which_thread_is_of_which() {
     gpus.launch(Launch { kernel: "other", ..grid(3, 1, 2, stuck) }).unwrap();
     assert!(matches!(run_until_idle(&gpus), Step::Stuck));
     let text = Error::Deadlock(gpus.stall()).to_string();
-    assert!(text.starts_with("nothing can go on"), "{text}");
+    assert!(text.starts_with("deadlock"), "{text}");
     assert!(text.contains("\n  rank 2 (rank 1 of its communicator) block 0 of one: 1 thread"));
     assert!(text.contains("\n  rank 3 block 0 of other: 1 thread waits for sync_threads, at "));
 }

@@ -1,19 +1,19 @@
-//! Schedules host threads: one at a time uses the machine.
+//! Schedules host threads: at any time one has the machine's *baton*, the permission to run.
 //!
 //! A host thread that uses the machine is a *client*. It calls the machine by posting a closure,
-//! which the machine's own thread polls until it is ready. Between two calls one client runs at a
-//! time: it holds the baton. So the clients' effects on the machine, and on each other through it,
-//! have one order, which the machine chooses.
+//! which the machine's thread polls until it is ready. Between two calls, only the client that has
+//! the baton runs: it has its *turn*. So the clients' calls, and their effects on each other, have
+//! one order, which the machine chooses.
 //!
-//! A client that blocks outside the machine (on another thread, say) loses the baton after a
-//! moment: from then on the order is the operating system's.
+//! A client that blocks outside the machine (on another thread, for example) loses the baton after
+//! a tenth of a second. From then on the order depends on the operating system.
 //!
 //! # Safety
 //!
 //! A posted closure is neither `'static` nor `Send`. Its address is in [`Entry::call`] only while
-//! its thread is blocked in [`Client::call`], which returns after the machine's thread has taken
-//! the address out; only that thread runs the closure. So the closure outlives its use, and no two
-//! threads use it at once.
+//! its client is blocked in [`Client::call`], which returns after the machine's thread has removed
+//! the address. Only the machine's thread runs the closure. So the closure outlives its use, and no
+//! two threads use it at the same time.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,26 +29,25 @@ use super::fault::Faults;
 use crate::error::Error;
 
 /// Interval at which the machine checks whether the running client is blocked.
-const LOOK: Duration = Duration::from_millis(10);
-/// A client found blocked by this many checks in a row loses the baton.
-const ASLEEP: u32 = 10;
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
+/// A client that this number of consecutive checks finds blocked loses the baton.
+const MAX_BLOCKED_CHECKS: u32 = 10;
 
 /// A client's number, in order of registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ClientId(u32);
 
-/// Counts of a machine's events so far, to wait for the next one without missing any (an event
-/// count).
+/// The number of a machine's events so far, to wait for the next one without missing any.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EventCount {
-    told: u64,
-    ended: u64,
+    notifications: u64,
+    completions: u64,
 }
 
 impl EventCount {
-    /// Whether a thread has [notified](crate::Machine::notify) since.
+    /// Whether a thread has [notified](crate::Machine::notify) the machine after `since`.
     pub(crate) fn is_notify(self, since: Self) -> bool {
-        self.told != since.told
+        self.notifications != since.notifications
     }
 }
 
@@ -57,12 +56,12 @@ pub(crate) struct Shared {
     /// Unique among the machines of this process.
     pub(crate) number: u64,
     turns: Mutex<Turns>,
-    /// Wakes the machine's thread: a client has called, registered or left.
-    asked: Condvar,
-    /// Notifications by threads.
-    told: AtomicU64,
-    /// Completed stream operations.
-    ended: AtomicU64,
+    /// Wakes the machine's thread when a client has called, attached or detached.
+    changed: Condvar,
+    /// Number of notifications by threads.
+    notifications: AtomicU64,
+    /// Number of times that stream operations completed.
+    completions: AtomicU64,
     /// The virtual clock in nanoseconds.
     clock: AtomicU64,
     /// The first failure.
@@ -74,37 +73,37 @@ pub(crate) struct Shared {
 struct Turns {
     clients: LiteMap<ClientId, Entry>,
     next: u32,
-    /// No new client is accepted: the machine ends with the last one.
+    /// Whether all [`Machine`](crate::Machine) handles are gone: it ends with the last client.
     closed: bool,
-    /// The machine's thread has ended.
+    /// Whether the machine's thread has ended.
     ended: bool,
 }
 
 struct Entry {
     name: Arc<str>,
     state: State,
-    /// Wakes the client: it has the baton.
+    /// Wakes the client when it gets the baton.
     turn: Arc<Condvar>,
-    /// Its thread's id in the operating system.
+    /// The operating system's id of the client's thread.
     thread: i32,
-    /// Consecutive checks that found it blocked.
-    asleep: u32,
+    /// Consecutive checks that found the client blocked.
+    blocked_checks: u32,
     call: Option<Call>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Registered; its thread has not attached yet, and the machine waits for it.
-    Coming,
+    /// Its thread has not attached yet; the machine waits for it.
+    Registered,
     /// Waits for the baton, in a call or for its first turn.
     Waiting,
-    /// Holds the baton.
+    /// Has the baton.
     Running,
-    /// Runs without the baton.
-    Outside,
+    /// Has lost the baton and runs unscheduled.
+    Unscheduled,
 }
 
-/// A posted call.
+/// A call that a client has posted.
 #[derive(Clone, Copy)]
 pub(crate) struct Call {
     /// The function, for reports.
@@ -112,16 +111,15 @@ pub(crate) struct Call {
     poll: *mut (dyn FnMut(&Core, &Call) -> bool + 'static),
 }
 
-// SAFETY: the module's.
+// SAFETY: only the machine's thread uses the pointer, as the module explains.
 unsafe impl Send for Call {}
 
 impl Call {
-    /// Polls it; returns whether it is ready.
+    /// Polls the call; returns whether it is ready.
     ///
     /// # Safety
     ///
-    /// The call was [taken](Shared::next) from a client that has not been answered since, and this
-    /// is the machine's thread.
+    /// The caller is the machine's thread, and the call is of a client that [waits](Shared::next).
     pub(crate) unsafe fn poll(&self, core: &Core) -> bool {
         // SAFETY: the closure is alive while its client waits, and this thread alone runs it.
         unsafe { (*self.poll)(core, self) }
@@ -130,10 +128,10 @@ impl Call {
 
 /// What the machine's thread does next.
 pub(crate) enum Next {
-    /// The waiting clients with their calls; `None` for one that waits for its first turn. `all`:
-    /// no client runs outside.
+    /// Serve the waiting clients. Their calls are `None` for one that waits for its first turn.
+    /// `all`: no client is unscheduled.
     Waiting { clients: Vec<(ClientId, Option<Call>)>, all: bool },
-    /// End.
+    /// End the machine.
     End,
 }
 
@@ -142,16 +140,16 @@ impl Shared {
         Self {
             number,
             turns: Mutex::default(),
-            asked: Condvar::new(),
-            told: AtomicU64::new(0),
-            ended: AtomicU64::new(0),
+            changed: Condvar::new(),
+            notifications: AtomicU64::new(0),
+            completions: AtomicU64::new(0),
             clock: AtomicU64::new(0),
             failure: OnceLock::new(),
             faults: Faults::default(),
         }
     }
 
-    /// Records a failure; the first one is kept.
+    /// Records a failure, unless there is one.
     pub(crate) fn failed(&self, error: Error) {
         self.failure.get_or_init(|| Arc::new(error));
     }
@@ -161,19 +159,20 @@ impl Shared {
     }
 
     pub(crate) fn event_count(&self) -> EventCount {
-        let [told, ended] = [&self.told, &self.ended].map(|count| count.load(Ordering::Acquire));
-        EventCount { told, ended }
+        let [notifications, completions] =
+            [&self.notifications, &self.completions].map(|count| count.load(Ordering::Acquire));
+        EventCount { notifications, completions }
     }
 
     /// Counts a notification.
     pub(crate) fn notify(&self) {
-        self.told.fetch_add(1, Ordering::AcqRel);
-        self.asked.notify_one();
+        self.notifications.fetch_add(1, Ordering::AcqRel);
+        self.changed.notify_one();
     }
 
-    /// Counts completed stream operations.
+    /// Counts a completion of stream operations.
     pub(crate) fn notify_streams(&self) {
-        self.ended.fetch_add(1, Ordering::AcqRel);
+        self.completions.fetch_add(1, Ordering::AcqRel);
     }
 
     pub(crate) fn clock(&self) -> u64 {
@@ -184,17 +183,17 @@ impl Shared {
         self.clock.fetch_max(to, Ordering::AcqRel);
     }
 
-    /// Registers a client that will attach.
+    /// Registers a client whose thread will attach.
     pub(crate) fn register(self: &Arc<Self>, name: String) -> ClientId {
         let mut turns = self.turns.lock();
         let id = ClientId(turns.next);
         turns.next += 1;
         let entry = Entry {
             name: name.into(),
-            state: State::Coming,
+            state: State::Registered,
             turn: Arc::default(),
             thread: 0,
-            asleep: 0,
+            blocked_checks: 0,
             call: None,
         };
         turns.clients.insert(id, entry);
@@ -207,20 +206,20 @@ impl Shared {
         self.notify();
     }
 
-    /// Stops accepting clients.
+    /// Lets the machine end with its last client.
     pub(crate) fn close(&self) {
         self.turns.lock().closed = true;
-        self.asked.notify_one();
+        self.changed.notify_one();
     }
 
-    /// The machine's thread has ended: pending calls fail.
+    /// Fails pending and later calls, since the machine's thread ends.
     pub(crate) fn end(&self) {
         let mut turns = self.turns.lock();
         turns.ended = true;
         turns.clients.values().for_each(|entry| _ = entry.turn.notify_one());
     }
 
-    /// Waits until no client runs and one has posted a call.
+    /// Waits until no client has the baton and one waits for it.
     pub(crate) fn next(&self) -> Next {
         let mut turns = self.turns.lock();
         loop {
@@ -229,13 +228,13 @@ impl Shared {
                 return Next::End;
             }
             if is_any(State::Running) {
-                if self.asked.wait_for(&mut turns, LOOK).timed_out() {
-                    turns.check_for_sleepers();
+                if self.changed.wait_for(&mut turns, CHECK_INTERVAL).timed_out() {
+                    turns.check_blocked();
                 }
-            } else if is_any(State::Coming) || !is_any(State::Waiting) {
-                self.asked.wait(&mut turns);
+            } else if is_any(State::Registered) || !is_any(State::Waiting) {
+                self.changed.wait(&mut turns);
             } else {
-                let all = !is_any(State::Outside);
+                let all = !is_any(State::Unscheduled);
                 let waiting = turns.clients.iter().filter(|(_, e)| e.state == State::Waiting);
                 let clients = waiting.map(|(id, entry)| (*id, entry.call)).collect();
                 return Next::Waiting { clients, all };
@@ -243,17 +242,17 @@ impl Shared {
         }
     }
 
-    /// Waits a moment for clients that run outside.
+    /// Waits until an unscheduled client may have called, for [`CHECK_INTERVAL`] at most.
     pub(crate) fn wait_for_unscheduled(&self) {
-        self.asked.wait_for(&mut self.turns.lock(), LOOK);
+        self.changed.wait_for(&mut self.turns.lock(), CHECK_INTERVAL);
     }
 
-    /// Passes the baton to a client whose call was answered.
+    /// Passes the baton to a client whose call is ready.
     pub(crate) fn give_turn(&self, id: ClientId) {
         let mut turns = self.turns.lock();
         if let Some(entry) = turns.clients.get_mut(&id) {
             entry.state = State::Running;
-            entry.asleep = 0;
+            entry.blocked_checks = 0;
             entry.call = None;
             entry.turn.notify_one();
         }
@@ -268,16 +267,17 @@ impl Shared {
 }
 
 impl Turns {
-    /// Takes the baton from a client that is blocked elsewhere.
-    fn check_for_sleepers(&mut self) {
+    /// Takes the baton from a client that is blocked outside the machine.
+    fn check_blocked(&mut self) {
         let clients = self.clients.iter_mut().map(|(_, entry)| entry);
         for entry in clients.filter(|entry| entry.state == State::Running) {
-            entry.asleep = if sleeps(entry.thread) { entry.asleep + 1 } else { 0 };
-            if entry.asleep >= ASLEEP {
-                entry.state = State::Outside;
+            entry.blocked_checks =
+                if is_blocked(entry.thread) { entry.blocked_checks + 1 } else { 0 };
+            if entry.blocked_checks >= MAX_BLOCKED_CHECKS {
+                entry.state = State::Unscheduled;
                 tracing::warn!(
-                    "{} waits for something outside the simulated machine: from here on a run is \
-                     no function of its seed",
+                    "{} is blocked outside the simulated machine: from here on the run is not \
+                     determined by the seed",
                     entry.name
                 );
             }
@@ -285,8 +285,8 @@ impl Turns {
     }
 }
 
-/// Whether a thread of this process sleeps; `false` where the system does not tell.
-fn sleeps(thread: i32) -> bool {
+/// Whether a thread of this process is blocked, in state `S` of `/proc`; `false` without `/proc`.
+fn is_blocked(thread: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
     stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S')))
 }
@@ -300,24 +300,24 @@ pub(crate) struct Client {
     shared: Arc<Shared>,
     id: ClientId,
     turn: Arc<Condvar>,
-    /// The GPU whose context is current.
+    /// The GPU whose context is current on this thread.
     pub(crate) gpu: Cell<Option<usize>>,
 }
 
 impl Client {
-    /// Attaches this thread as client `id` and waits for its first turn. Detaches it from its
-    /// previous machine.
+    /// Detaches this thread from its previous machine, attaches it as client `id`, and waits for
+    /// its first turn.
     pub(crate) fn attach(shared: &Arc<Shared>, id: ClientId) {
-        // First: it may hold the baton.
+        // First, since this thread may have the previous machine's baton.
         Self::detach();
         let mut turns = shared.turns.lock();
         let Some(entry) = turns.clients.get_mut(&id) else { return };
         let turn = Arc::clone(&entry.turn);
-        // SAFETY: it takes no arguments and cannot fail.
+        // SAFETY: gettid takes no arguments and cannot fail.
         entry.thread = unsafe { libc::gettid() };
         entry.state = State::Waiting;
         let shared = Arc::clone(shared);
-        shared.asked.notify_one();
+        shared.changed.notify_one();
         let client = Self { shared, id, turn, gpu: Cell::new(None) };
         client.wait_for_turn(turns);
         CURRENT.set(Some(client));
@@ -325,7 +325,7 @@ impl Client {
 
     /// Detaches this thread.
     pub(crate) fn detach() {
-        // During the destruction of thread-locals it may be gone.
+        // The thread-local may already be destroyed.
         let client = CURRENT.try_with(RefCell::take).ok().flatten();
         drop(client);
     }
@@ -343,7 +343,7 @@ impl Client {
         self.id
     }
 
-    /// Lets the machine's thread poll `f` until it is ready. `None` if the machine has ended.
+    /// Lets the machine's thread poll `f` until `f` is ready. `None` if the machine has ended.
     pub(crate) fn call<R>(
         &self,
         name: &'static str,
@@ -358,8 +358,7 @@ impl Client {
             Poll::Pending => false,
         };
         let poll: *mut (dyn FnMut(&Core, &Call) -> bool + '_) = &raw mut poll;
-        // SAFETY: the two differ only in a lifetime; the module's contract covers the use of the
-        // pointer.
+        // SAFETY: the types differ only in a lifetime; the pointer is used as the module explains.
         let poll: *mut (dyn FnMut(&Core, &Call) -> bool + 'static) =
             unsafe { std::mem::transmute(poll) };
         let mut turns = self.shared.turns.lock();
@@ -370,7 +369,7 @@ impl Client {
             entry.call = Some(Call { name, poll });
             entry.state = State::Waiting;
         }
-        self.shared.asked.notify_one();
+        self.shared.changed.notify_one();
         self.wait_for_turn(turns);
         result
     }

@@ -1,4 +1,4 @@
-//! The state of a machine, owned by its thread.
+//! The state of a machine, owned by the machine's thread.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -22,22 +22,22 @@ use crate::host_nccl;
 use crate::memory::{Allocation, Memory};
 use crate::simulation::Simulation;
 
-/// Progress of a turn of the GPUs.
+/// The result of running the GPUs once.
 pub(super) enum Progress {
-    /// Stream operations completed: host threads may wait for that.
+    /// Stream operations completed, which host threads may wait for.
     Streams,
     /// Other progress.
     Something,
-    /// None, and none is possible without the host or the clock.
+    /// None; only the host or the clock can cause any.
     Nothing,
 }
 
 /// The state of one GPU as the driver sees it.
 #[derive(Default)]
 pub(crate) struct Device {
-    /// Reference count of its primary context.
+    /// Reference count of the GPU's primary context.
     pub(crate) retained: Cell<usize>,
-    /// Allocated bytes.
+    /// The number of allocated bytes.
     pub(crate) allocated: Cell<usize>,
 }
 
@@ -57,11 +57,12 @@ pub(crate) struct Core {
     /// Pinned host memory by address.
     pub(crate) pinned: RefCell<LiteMap<usize, Allocation>>,
     pub(crate) nccl: host_nccl::State,
-    /// Objects that the host has destroyed and kernels may still use.
+    /// Objects that the host has destroyed but kernels may still use.
     deferred_drops: RefCell<Vec<Box<dyn Any>>>,
     next_handle: Cell<u64>,
     /// The error that ended the kernels: every later call returns it.
     failure: RefCell<Option<CudaError>>,
+    /// The deadlock report, while pending calls fail with it.
     deadlock: RefCell<Option<String>>,
     /// The earliest deadline of a waiting client.
     wake_at: Cell<Option<u64>>,
@@ -99,7 +100,7 @@ impl Core {
         }
     }
 
-    /// The number of the machine.
+    /// The machine's number in this process.
     pub(crate) fn number(&self) -> u64 {
         self.shared.number
     }
@@ -108,12 +109,12 @@ impl Core {
         &self.shared.faults
     }
 
-    /// The event count.
+    /// The machine's event count.
     pub(crate) fn event_count(&self) -> EventCount {
         self.shared.event_count()
     }
 
-    /// Wakes waiting clients to poll again.
+    /// Counts a notification, so that waiting calls are polled again.
     pub(crate) fn notify(&self) {
         self.shared.notify();
     }
@@ -130,7 +131,7 @@ impl Core {
 
     /// A new handle, never reused.
     pub(crate) fn new_handle(&self) -> u64 {
-        // Spaced like objects in memory.
+        // Multiples of 64, like addresses of objects.
         self.next_handle.replace(self.next_handle.get() + 64)
     }
 
@@ -144,12 +145,12 @@ impl Core {
         self.wake_at.set(None);
     }
 
-    /// The report, while pending calls fail with a deadlock.
+    /// The deadlock report, while pending calls fail with it.
     pub(crate) fn deadlock(&self) -> Option<String> {
         self.deadlock.borrow().clone()
     }
 
-    /// From here on pending calls fail with a deadlock report.
+    /// Makes pending calls fail with a deadlock report, until [`end_deadlock`](Self::end_deadlock).
     pub(super) fn begin_deadlock(&self) {
         let error = Error::Deadlock(self.stall());
         self.deadlock.replace(Some(error.to_string()));
@@ -171,12 +172,12 @@ impl Core {
         Box::new(Stall { host: callers.chain(heads).collect(), ..*self.gpus.stall() })
     }
 
-    /// The error of every call after a kernel failed.
+    /// Returns the error that ended the kernels, if any.
     pub(crate) fn check(&self) -> CudaResult<()> {
         self.failure.borrow().clone().map_or(Ok(()), Err)
     }
 
-    /// Ends everything that runs, after an error of a kernel or a stream operation.
+    /// Ends all kernels and stream operations, after an error of one of them.
     pub(crate) fn fail(&self, error: Error) {
         let code = match &error {
             Error::OutOfBounds { .. } => CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
@@ -197,7 +198,7 @@ impl Core {
         self.streams.borrow().values().for_each(|stream| stream.clear());
     }
 
-    /// Keeps an object alive until no kernel runs: a kernel that still waits polls it.
+    /// Keeps an object alive until no kernel runs, since a waiting kernel may still poll it.
     pub(crate) fn defer_drop(&self, gone: impl Any) {
         if self.gpus.has_grids() {
             self.deferred_drops.borrow_mut().push(Box::new(gone));
@@ -213,9 +214,9 @@ impl Core {
     pub(super) fn run_gpus(&self) -> Progress {
         self.streams.borrow_mut().retain(|_, stream| !stream.is_over());
         let streams: Vec<_> = self.streams.borrow().values().cloned().collect();
-        let mut moved = false;
+        let mut advanced = false;
         for stream in streams {
-            moved |= stream.advance(self);
+            advanced |= stream.advance(self);
         }
         self.shared.advance(self.gpus.now());
         let step = self.gpus.step();
@@ -232,10 +233,10 @@ impl Core {
                 self.fail(error);
                 Progress::Streams
             }
-            _ if moved => Progress::Streams,
+            _ if advanced => Progress::Streams,
             Step::Progress => Progress::Something,
-            // A spinning thread may be counting its iterations, but deadlines of kernels and
-            // clients still pass.
+            // A spinning thread may be counting its iterations, so this is no deadlock; but
+            // deadlines of kernels and clients pass.
             Step::Spinning if self.first_deadline().is_none() => Progress::Something,
             Step::Idle | Step::Stuck | Step::Spinning => Progress::Nothing,
         }
@@ -255,7 +256,7 @@ impl Core {
         first.is_some()
     }
 
-    /// The function that runs `body` on `gpu`.
+    /// The handle of the function that runs `body` on `gpu`.
     pub(crate) fn bind(&self, gpu: usize, body: &HostBody) -> CUfunction {
         let mut functions = self.functions.borrow_mut();
         let known = functions.iter().find(|(_, function)| function.is(gpu, body));

@@ -1,6 +1,6 @@
 //! Fault injection and call recording, for tests.
 //!
-//! Every driver and NCCL function that runs on the machine's thread passes here first.
+//! Every driver and NCCL call on the machine's thread begins with [`Faults::enter`].
 
 use std::fmt;
 
@@ -10,12 +10,11 @@ use parking_lot::Mutex;
 /// A fault to inject into a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// The function's name in the driver or NCCL: `cuStreamCreate`, `ncclCommSplit`.
+    /// The name of the driver's or NCCL's function: `cuStreamCreate`, `ncclCommSplit`.
     pub function: &'static str,
-    /// Matches calls of this GPU: that of the communicator, or else of the current context. `None`:
-    /// any.
+    /// The GPU of the call's communicator, or else of the current context. `None`: any GPU.
     pub gpu: Option<usize>,
-    /// Index of the matching call, from 0. `None`: every one.
+    /// Index of the matching call, from 0. `None`: every matching call.
     pub nth: Option<usize>,
     /// The effect.
     pub effect: Effect,
@@ -27,13 +26,13 @@ pub struct Fault {
 pub enum Effect {
     /// The call returns this code of the driver or NCCL, and does nothing.
     Fail(i32),
-    /// The call blocks until a communicator of its GPU is aborted, or until the machine is
-    /// deadlocked, and then fails.
+    /// The call blocks until a communicator of its GPU is aborted or the machine is deadlocked,
+    /// and then fails.
     Hang,
-    /// The call succeeds and returns NULL: memory, a communicator, a window.
+    /// The call succeeds and returns NULL as its memory, communicator or window.
     Null,
-    /// The call succeeds, and an asynchronous error follows: of the communicator, for an NCCL
-    /// function, with this NCCL code; else of the context, with this driver code.
+    /// The call succeeds, and an asynchronous error with this code follows: of the communicator for
+    /// an NCCL function, of the context for a driver function.
     Later(i32),
 }
 
@@ -42,11 +41,11 @@ pub enum Effect {
 pub struct CallRecord {
     /// The function.
     pub function: &'static str,
-    /// The GPU of its communicator or of the current context.
+    /// The GPU of the call's communicator, or else of the current context.
     pub gpu: Option<usize>,
-    /// Its arguments, where they are recorded.
+    /// The arguments, for functions that record them.
     pub detail: String,
-    /// Its return code; `None` while it is pending.
+    /// The return code; `None` while the call is pending.
     pub code: Option<i32>,
 }
 
@@ -69,7 +68,7 @@ struct State {
     /// Faults, each with the number of calls that it has matched.
     faults: Vec<(Fault, usize)>,
     records: Option<Vec<CallRecord>>,
-    /// Number of communicator aborts by GPU.
+    /// Number of aborted communicators per GPU.
     aborts: LiteMap<usize, u64>,
 }
 
@@ -79,7 +78,7 @@ pub(crate) struct Entry {
     pub(crate) effect: Option<Effect>,
     record: Option<usize>,
     gpu: Option<usize>,
-    /// Aborts on its GPU when it began.
+    /// Aborted communicators of the call's GPU when the call began.
     aborts: u64,
 }
 
@@ -96,7 +95,7 @@ impl Faults {
         self.state.lock().records.clone().unwrap_or_default()
     }
 
-    /// Called when a call begins.
+    /// Begins a call.
     pub(crate) fn enter(&self, function: &'static str, gpu: Option<usize>) -> Entry {
         let mut state = self.state.lock();
         let mut effect = None;
@@ -115,12 +114,12 @@ impl Faults {
         Entry { effect, record, gpu, aborts: state.aborts_on(gpu) }
     }
 
-    /// Records its arguments.
+    /// Records a call's arguments.
     pub(crate) fn detail(&self, entry: &Entry, detail: impl FnOnce() -> String) {
         self.change(entry, |record| record.detail = detail());
     }
 
-    /// Called when it returns.
+    /// Ends a call that returns `code`.
     pub(crate) fn leave(&self, entry: &Entry, code: i32) {
         self.change(entry, |record| record.code = Some(code));
     }
@@ -133,7 +132,7 @@ impl Faults {
         }
     }
 
-    /// A communicator of that GPU is aborted: releases hanging calls.
+    /// Releases a GPU's hanging calls, since a communicator was aborted.
     pub(crate) fn release(&self, gpu: usize) {
         *self.state.lock().aborts.entry(gpu).or_default() += 1;
     }

@@ -1,8 +1,8 @@
-//! The simulated machine: GPUs, a driver and NCCL for the host threads of this process.
+//! The simulated machine: GPUs, a driver and NCCL for host threads of this process.
 //!
-//! One OS thread owns all its state, the *machine's thread* ([`turns`]): it runs the GPUs' threads
-//! and executes the calls of host threads ([`baton`]). The functions of the two tables are in
-//! [`driver`](crate::driver) and [`host_nccl`](crate::host_nccl); their state is in [`core`].
+//! One OS thread, the *machine's thread* ([`turns`]), owns all of a machine's state ([`core`]): it
+//! runs the GPUs' threads and executes the calls of host threads ([`baton`]). The functions of the
+//! two tables are in [`driver`](crate::driver) and [`host_nccl`](crate::host_nccl).
 
 pub(crate) mod baton;
 pub(crate) mod core;
@@ -45,7 +45,7 @@ struct Inner {
 }
 
 impl Machine {
-    /// Makes a machine.
+    /// Creates a machine.
     ///
     /// # Errors
     ///
@@ -64,7 +64,7 @@ impl Machine {
         Ok(Self { inner: Arc::new(Inner { shared, gpus }) })
     }
 
-    /// How many GPUs it has.
+    /// The number of GPUs.
     #[must_use]
     pub fn gpus(&self) -> usize {
         self.inner.gpus
@@ -83,20 +83,20 @@ impl Machine {
         &crate::host_nccl::NCCL
     }
 
-    /// Reserves a turn for a thread that will attach: until it has, no other thread gets a turn.
-    /// `name` is its name in reports.
+    /// Reserves a turn for a thread that will attach: until then, no other thread gets a turn.
+    /// `name` is the thread's name in reports.
     pub fn ticket(&self, name: impl Into<String>) -> Ticket {
         let shared = Arc::clone(&self.inner.shared);
         let id = shared.register(name.into());
         Ticket { shared, id, used: false }
     }
 
-    /// Attaches the calling thread to this machine until it ends, unless it is attached.
+    /// Attaches the calling thread to this machine until the thread ends, unless it is attached.
     pub fn enter(&self) {
         join(&self.inner.shared);
     }
 
-    /// The machine's virtual clock, which advances with the machine's work.
+    /// The time of the virtual clock, which advances with the machine's work.
     #[must_use]
     pub fn now(&self) -> Duration {
         Duration::from_nanos(self.inner.shared.clock())
@@ -116,7 +116,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// The report of a deadlock: nothing can happen any more, and no thread waits with a deadline.
+    /// A deadlock report: every thread waits, and no wait has a deadline.
     pub fn wait(&self, since: EventCount, deadline: Option<Duration>) -> Result<(), String> {
         self.wait_until(deadline, |core, _| core.event_count() != since)
     }
@@ -156,14 +156,14 @@ impl Machine {
     fn wait_until(
         &self,
         deadline: Option<Duration>,
-        has_come: impl Fn(&Core, Option<usize>) -> bool,
+        has_happened: impl Fn(&Core, Option<usize>) -> bool,
     ) -> Result<(), String> {
         self.enter();
         let deadline = deadline.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
         let waited = Client::with(|client| {
             let gpu = client.gpu.get();
             client.call("a wait", |core, _| {
-                if has_come(core, gpu) || deadline.is_some_and(|end| core.clock() >= end) {
+                if has_happened(core, gpu) || deadline.is_some_and(|end| core.clock() >= end) {
                     return Poll::Ready(Ok(()));
                 }
                 if let Some(end) = deadline {
@@ -176,12 +176,12 @@ impl Machine {
         waited.flatten().unwrap_or_else(|| Err("the simulated machine has ended".to_owned()))
     }
 
-    /// Wakes threads in [`wait`](Self::wait): something has happened outside the machine.
+    /// Wakes threads in [`wait`](Self::wait), after an event outside the machine.
     pub fn notify(&self) {
         self.inner.shared.notify();
     }
 
-    /// The first failure: why driver calls fail, or the deadlock that was reported.
+    /// The first failure: the error with which driver calls fail, or the reported deadlock.
     #[must_use]
     pub fn failure(&self) -> Option<Arc<Error>> {
         self.inner.shared.failure()
@@ -213,9 +213,8 @@ impl Machine {
         self.inner.shared.faults.records()
     }
 
-    /// The function that runs `body` on the GPU of the current context, one per body.
-    ///
-    /// Null if the calling thread has no context.
+    /// The function that runs `body` on the GPU of the current context; the same for the same body.
+    /// NULL if the calling thread has no context.
     #[must_use]
     pub fn bind(&self, body: &HostBody) -> CUfunction {
         let bound = Client::with(|client| {
@@ -233,12 +232,12 @@ impl Drop for Inner {
     }
 }
 
-/// The machine with that number, if it exists.
+/// The machine with number `number`, if it exists.
 pub(crate) fn find(number: u64) -> Option<Arc<Shared>> {
     MACHINES.lock().get(&number).and_then(Weak::upgrade)
 }
 
-/// Attaches the calling thread to this machine until it ends, unless it is attached.
+/// Attaches the calling thread to this machine until the thread ends, unless it is attached.
 pub(crate) fn join(machine: &Arc<Shared>) {
     let here = |client: &Client| Arc::ptr_eq(client.shared(), machine);
     if !Client::with(here).unwrap_or(false) {
@@ -247,7 +246,7 @@ pub(crate) fn join(machine: &Arc<Shared>) {
     }
 }
 
-/// The reserved turn of a thread that will attach to a machine.
+/// A reserved turn for a thread that will attach to a machine.
 #[must_use = "the machine waits for the thread"]
 pub struct Ticket {
     shared: Arc<Shared>,
@@ -272,7 +271,7 @@ impl Drop for Ticket {
     }
 }
 
-/// The calling thread is attached to a machine until this is dropped.
+/// Keeps the calling thread attached to a machine until dropped.
 #[must_use = "dropping it detaches the thread from the machine"]
 pub struct Attached {
     _private: (),

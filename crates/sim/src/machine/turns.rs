@@ -1,4 +1,4 @@
-//! The machine's thread: chooses which client runs next.
+//! The machine's thread, which chooses the client that runs next.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::simulation::Simulation;
 
 /// Runs a machine until no thread uses it.
 pub(super) fn run(shared: &Arc<Shared>, simulation: &Simulation) {
-    // No client may wait for an answer that does not come.
+    // Also after a panic, `end` wakes the clients that wait.
     let ran = catch_unwind(AssertUnwindSafe(|| Turns::new(shared, simulation).run()));
     shared.end();
     if ran.is_err() {
@@ -20,11 +20,11 @@ pub(super) fn run(shared: &Arc<Shared>, simulation: &Simulation) {
 struct Turns {
     shared: Arc<Shared>,
     core: Core,
-    /// Whether turns are chosen at random by the seed.
+    /// Whether the order of turns is random, determined by the seed.
     random: bool,
     /// The client that had the last turn.
     last: Option<ClientId>,
-    /// Turns of clients since the GPUs' last turn.
+    /// Number of clients' turns since the GPUs last ran.
     served: usize,
 }
 
@@ -67,12 +67,11 @@ impl Turns {
         clients.rotate_left(next.unwrap_or(0));
     }
 
-    /// Passes the baton to the first client whose call is ready; returns whether there was one.
+    /// Passes the baton to the first client whose call is ready; returns whether there is one.
     fn serve(&mut self, clients: &[(ClientId, Option<Call>)]) -> bool {
         self.core.clear_wake_time();
         for (id, call) in clients {
-            // SAFETY: the call is of a client that waits for its answer, and this is the machine's
-            // thread.
+            // SAFETY: this is the machine's thread, and the call is of a client that waits.
             if call.is_none_or(|call| unsafe { call.poll(&self.core) }) {
                 self.core.tick();
                 self.core.gpus.recheck_waits();
@@ -85,7 +84,7 @@ impl Turns {
         false
     }
 
-    /// All clients wait: runs the GPUs, advances the clock, or reports a deadlock.
+    /// When no call is ready: runs the GPUs, advances the clock, or reports a deadlock.
     fn all_blocked(&mut self, clients: &[(ClientId, Option<Call>)], all: bool) {
         self.served = 0;
         match self.core.run_gpus() {
@@ -94,11 +93,11 @@ impl Turns {
             Progress::Nothing if self.core.advance_to_deadline() => {}
             Progress::Nothing if !all => self.shared.wait_for_unscheduled(),
             Progress::Nothing => {
-                // One client gets the report; the others learn that its rank is lost.
+                // One client gets the report; the others then find that its rank is lost.
                 self.core.begin_deadlock();
-                let told = self.serve(clients);
+                let served = self.serve(clients);
                 self.core.end_deadlock();
-                assert!(told, "a pending call returns on deadlock");
+                assert!(served, "a pending call returns on deadlock");
             }
         }
     }

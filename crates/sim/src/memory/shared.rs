@@ -1,4 +1,4 @@
-//! Memory mapped at several addresses: its own, and as parts of windows.
+//! Memory mapped at several addresses: as a buffer, and as parts of windows.
 
 use std::fs::File;
 use std::io;
@@ -8,7 +8,7 @@ use std::rc::Rc;
 use super::{Allocation, GpuSet, Mapping, Memory, Owner, page_size};
 use crate::error::{Error, Result};
 
-/// The pages behind all mappings: an anonymous file, initially zero.
+/// The pages that the addresses map: an anonymous file, initially zero.
 pub(crate) struct Pages(File);
 
 impl Pages {
@@ -18,7 +18,7 @@ impl Pages {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a new descriptor, owned here.
+        // SAFETY: a new descriptor that nothing else owns.
         let file = unsafe { File::from_raw_fd(fd) };
         file.set_len(len as u64)?;
         Ok(Self(file))
@@ -29,8 +29,7 @@ impl Mapping {
     /// Maps `len` bytes of `pages` from `start` at `offset`. All are multiples of the page size.
     fn map(&self, offset: usize, len: usize, pages: &Pages, start: usize) -> io::Result<()> {
         assert!(offset <= self.len && len <= self.len - offset, "the pages lie in the mapping");
-        // SAFETY: the range lies in this mapping, to which no reference exists; it is unmapped with
-        // it.
+        // SAFETY: the range lies in this mapping, to which no reference exists and which unmaps it.
         let mapped = unsafe {
             libc::mmap(
                 self.base.add(offset).cast(),
@@ -56,7 +55,7 @@ pub(crate) struct WindowPart {
 }
 
 impl Allocation {
-    /// Memory of `gpu` that can become part of windows. It starts at a page.
+    /// Page-aligned memory of `gpu` that windows can map.
     pub(crate) fn shareable(
         memory: &Rc<Memory>,
         gpu: u32,
@@ -76,7 +75,7 @@ impl Allocation {
         Ok((own, Rc::new(pages)))
     }
 
-    /// As [`symmetric`](Self::symmetric), over existing memory.
+    /// As [`symmetric`](Self::symmetric), mapping existing memory.
     pub(crate) fn window(
         memory: &Rc<Memory>,
         gpus: &Rc<[u32]>,

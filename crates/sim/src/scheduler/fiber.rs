@@ -9,14 +9,14 @@ use crate::panics;
 use crate::stack::SlabStack;
 use crate::thread::Thread;
 
-/// A coroutine, abandoned when dropped: an unfinished thread owns nothing that needs cleanup.
+/// A coroutine. Dropping an unfinished one abandons its frames, which own nothing to clean up.
 pub(crate) struct Fiber(Coroutine<(), (), (), SlabStack>);
 
 impl Fiber {
     /// A coroutine that runs the kernel of `thread`, which has a block and no other coroutine.
     pub(super) fn new(thread: &Thread) -> Self {
-        // SAFETY: the thread's own stack, one per lane of its warp; its last coroutine, if any, has
-        // ended. The warp owns the stacks as long as the thread, and the thread owns the coroutine.
+        // SAFETY: each lane of a warp has its own stack; the thread's previous coroutine has ended.
+        // The warp owns the stacks and the threads, and the thread owns the coroutine.
         let stack = unsafe { thread.warp().stacks.stack(thread.lane() as usize) };
         Self(Coroutine::with_stack(stack, |yielder, ()| {
             let thread = Thread::current();
@@ -28,7 +28,7 @@ impl Fiber {
         }))
     }
 
-    /// Runs it until it suspends; returns whether it has ended.
+    /// Runs the coroutine until it suspends; returns whether it has ended.
     #[inline]
     pub(super) fn resume(&mut self) -> bool {
         matches!(self.0.resume(()), CoroutineResult::Return(()))
@@ -41,8 +41,8 @@ impl Fiber {
 
 impl Drop for Fiber {
     fn drop(&mut self) {
-        // SAFETY: the abandoned frames are kernel code, which owns nothing outside its stack but
-        // what may leak; no scoped borrow of the host extends into them.
+        // SAFETY: the abandoned frames are kernel code. What they own outside the stack may leak,
+        // and the host has no scoped borrow into them.
         unsafe { self.0.force_reset() };
     }
 }

@@ -1,4 +1,4 @@
-//! Builds the report of what every thread waits for, when the GPUs are stuck or reach a limit.
+//! Builds the [`Stall`] report of what every thread waits for, at a deadlock or a limit.
 
 use std::rc::Rc;
 
@@ -34,20 +34,20 @@ impl Scheduler {
 }
 
 impl Block {
-    /// What its threads wait for.
+    /// What the block's threads wait for.
     fn waiters(&self) -> impl Iterator<Item = Waiter> + use<> {
-        // By message and location; threads that wait for peers come first, since others wait for
-        // them.
+        // Grouped by message and location. Threads that wait for peers or in a named wait come
+        // first, since the others wait for them.
         let mut groups: LiteMap<(bool, String, String), Waiter> = LiteMap::new();
         for (what, at) in self.threads().filter_map(Thread::waiting) {
-            let place = at.map_or_else(String::new, |at| at.to_string());
-            let behind = !matches!(what, Waiting::Peers { .. } | Waiting::For(_));
-            // Each thread may wait for a different peer at one barrier.
+            let location = at.map_or_else(String::new, |at| at.to_string());
+            let last = !matches!(what, Waiting::Peers { .. } | Waiting::For(_));
+            // Threads at the same barrier may wait for different peers.
             let text = match &what {
                 Waiting::Peers { index, .. } => index.to_string(),
                 _ => what.to_string(),
             };
-            let group = groups.entry((behind, text, place));
+            let group = groups.entry((last, text, location));
             let waiter = group.or_insert_with(|| Waiter {
                 kernel: self.grid.launch.kernel,
                 rank: self.gpu,
@@ -69,13 +69,13 @@ impl Block {
         groups.into_iter().map(|(_, waiter)| waiter)
     }
 
-    /// Its rank in the communicator of its kernel.
+    /// The block's rank in its kernel's communicator.
     fn comm_rank(&self) -> Option<usize> {
         let communicator = self.grid.communicator.get()?;
         communicator.iter().position(|gpu| *gpu as usize == self.gpu)
     }
 
-    /// The world rank of its communicator's rank `peer`.
+    /// The world rank of rank `peer` of its kernel's communicator.
     fn world_rank(&self, peer: i32) -> i32 {
         let communicator = self.grid.communicator.get();
         let gpu = communicator.and_then(|gpus| gpus.get(usize::try_from(peer).ok()?));
@@ -84,7 +84,7 @@ impl Block {
 }
 
 impl Thread {
-    /// What it waits for and where, unless it has ended.
+    /// What the thread waits for and where, unless it has ended.
     fn waiting(&self) -> Option<(Waiting, Option<Site>)> {
         let named = self.state.named.get().filter(|_| self.waits.get());
         Some(match self.wait.get() {
@@ -108,7 +108,7 @@ impl Thread {
         })
     }
 
-    /// What a named wait is for, with the current value.
+    /// What a named wait is for, with the current value and the peer's world rank.
     fn describe_wait(&self, NamedWait { mut what, .. }: NamedWait) -> Waiting {
         if let Some(until) = self.state.until.get() {
             what.seen = until.seen();

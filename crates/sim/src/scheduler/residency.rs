@@ -1,4 +1,4 @@
-//! Places blocks on multiprocessors: grids start in launch order, as resources permit.
+//! Assigns blocks to multiprocessors: grids start in launch order, as resources permit.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
@@ -15,15 +15,15 @@ use crate::shared::{MAX_SHARED, SharedMemory};
 use crate::thread::{Block, Grid, Thread, Wait};
 use crate::warp::{WARP, Warp};
 
-/// Largest block in threads, by dimension.
+/// Maximum threads of a block in each dimension.
 const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
 const MAX_BLOCK_THREADS: u64 = 1024;
-/// Largest grid in blocks, by dimension.
+/// Maximum blocks of a grid in each dimension.
 const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
 /// Maximum number of concurrent threads: each needs at least 4 KiB of stack.
 const MAX_THREADS: usize = 1 << 22;
 
-/// Resources of a multiprocessor: what is free, or what a block needs.
+/// Resources of a multiprocessor: the free ones, or those that a block needs.
 #[derive(Clone, Copy)]
 struct SmResources {
     threads: u32,
@@ -33,16 +33,16 @@ struct SmResources {
 }
 
 impl SmResources {
-    /// A whole multiprocessor of Hopper.
+    /// All resources of a Hopper multiprocessor.
     const WHOLE: Self = Self { threads: 2048, blocks: 32, shared: 228 << 10 };
 
-    /// What a block needs: whole warps, and 1 KiB of shared memory beyond its own.
+    /// What a block needs: whole warps, and 1 KiB of reserved shared memory besides its own.
     fn of_block(threads: u32, dynamic_shared: usize) -> Self {
         let threads = threads.max(1).next_multiple_of(WARP);
         Self { threads, blocks: 1, shared: dynamic_shared + (1 << 10) }
     }
 
-    /// How many `block`s fit.
+    /// The number of `block`s that fit.
     fn holds(self, block: Self) -> u32 {
         let of_shared = (self.shared / block.shared) as u32;
         (self.threads / block.threads).min(self.blocks).min(of_shared)
@@ -64,7 +64,7 @@ impl SmResources {
 /// Resources and pending grids of a GPU.
 #[derive(Default)]
 pub(super) struct Gpu {
-    /// Free resources of the multiprocessors used so far; the others are empty.
+    /// Free resources of the multiprocessors used so far; the others are unused.
     left: Vec<SmResources>,
     /// The multiprocessor to try first.
     next: usize,
@@ -73,8 +73,8 @@ pub(super) struct Gpu {
 }
 
 impl Gpu {
-    /// Places a block on one of `all` multiprocessors and returns its index. Like a GPU, it goes
-    /// round the multiprocessors.
+    /// Assigns a block to one of `all` multiprocessors, round robin like a GPU, and returns the
+    /// multiprocessor's index.
     fn place(&mut self, all: u32, block: SmResources) -> Option<usize> {
         if self.left.len() < all as usize {
             self.left.push(SmResources::WHOLE);
@@ -87,7 +87,7 @@ impl Gpu {
         Some(found)
     }
 
-    /// How many of these blocks fit beside the running ones.
+    /// The number of such blocks that fit besides the running ones.
     fn holds(&self, all: u32, block: SmResources) -> u32 {
         let used: u32 = self.left.iter().map(|left| left.holds(block)).sum();
         let empty = all - self.left.len() as u32;
@@ -95,12 +95,12 @@ impl Gpu {
     }
 }
 
-/// The index of element `index` in each dimension, x first.
+/// Converts a linear index, x first, to an index in each dimension.
 fn to_dim3(index: u32, [x, y, _]: [u32; 3]) -> [u32; 3] {
     [index % x, index / x % y, index / x / y]
 }
 
-/// Number of elements.
+/// The product of the dimensions.
 fn volume(dimensions: [u32; 3]) -> u64 {
     dimensions.iter().fold(1_u64, |n, d| n.saturating_mul((*d).into()))
 }
@@ -130,12 +130,11 @@ impl Scheduler {
         }
         let (blocks, threads) = (volume(grid), volume(block));
         if blocks == 0 {
-            return refuse("a grid of no blocks".to_owned());
+            return refuse("a grid without blocks".to_owned());
         }
         if (0..3).any(|i| grid[i] > MAX_GRID[i]) {
             return refuse(format!(
-                "a grid of {grid:?} blocks, but at most {MAX_GRID:?} are \
-                                  possible"
+                "a grid of {grid:?} blocks, but at most {MAX_GRID:?} are possible"
             ));
         }
         let Ok(blocks) = u32::try_from(blocks) else {
@@ -172,7 +171,7 @@ impl Scheduler {
         Ok(blocks)
     }
 
-    /// Queues a grid, after checking it.
+    /// Checks a grid and queues it.
     pub(crate) fn launch(&mut self, launch: Launch) -> Result<GridId> {
         let (blocks, gpu) = (self.check(&launch)?, launch.gpu);
         self.launched += 1;
@@ -279,7 +278,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// A warp with `lanes` lanes, reusing one that has ended if possible.
+    /// Returns a warp with `lanes` lanes, of an ended block if possible.
     fn warp(&mut self, lanes: u32) -> Result<Box<Warp>> {
         let warp = match self.warps.pop() {
             Some(warp) => warp,
@@ -293,7 +292,7 @@ impl Scheduler {
         Ok(warp)
     }
 
-    /// A block's last thread has ended.
+    /// Frees the resources of a block whose last thread has ended.
     pub(super) fn end_block(&mut self, gpus: &Gpus, slot: usize) {
         let Some(Ok(block)) = self.blocks[slot].take().map(Rc::try_unwrap) else { return };
         let Block { grid, gpu, size, multiprocessor, warps, .. } = block;
@@ -312,14 +311,14 @@ impl Scheduler {
 }
 
 impl Grid {
-    /// Threads of a block.
+    /// Threads per block.
     fn threads(&self) -> u32 {
         self.launch.block.iter().product()
     }
 }
 
 impl Thread {
-    /// Initialises it as thread `tid` of a block.
+    /// Initialises the thread as thread `tid` of a block.
     fn start(&self, gpus: &Gpus, block: &Rc<Block>, tid: u32, ctx: ThreadCtx) {
         self.ctx.set(ctx);
         self.gpus.set(gpus);
@@ -330,7 +329,7 @@ impl Thread {
         self.waits.set(false);
         self.unwinding.set(false);
         self.polled.set([0; 4]);
-        self.state.over.set(false);
+        self.state.timed_out.set(false);
         let fiber = Fiber::new(self);
         self.trap.set(Some(fiber.trap_handler()));
         self.fiber.replace(Some(fiber));

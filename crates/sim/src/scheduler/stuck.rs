@@ -1,4 +1,4 @@
-//! Handles passes in which threads only wait: delivers network operations, expires timeouts,
+//! Handles passes in which threads only wait: delivers network operations, expires timeouts and
 //! detects deadlocks.
 
 use super::{PassStats, Scheduler};
@@ -6,13 +6,13 @@ use crate::error::Result;
 use crate::gpus::{Gpus, Step};
 use crate::thread::{Thread, Wait};
 
-/// Passes without progress after which threads are checked for a deadlock.
-const QUIET: u32 = 3;
+/// Passes without progress after which the scheduler checks for a deadlock.
+const QUIET_PASSES: u32 = 3;
 /// Polls without progress after which time may advance, if threads poll without a named wait.
 const IDLE_TIMEOUT: u64 = 1 << 12;
 
 impl Scheduler {
-    /// In random order: delivers one operation with some probability.
+    /// With a seed: lets the network make 0 to 3 random steps.
     pub(super) fn deliver_at_random(&mut self, gpus: &Gpus) -> Result<()> {
         if let Some(rng) = self.rng.as_mut().filter(|_| !gpus.network.is_idle()) {
             for _ in 0..rng.usize(..4) {
@@ -23,7 +23,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Delivers operations, if any thread waits.
+    /// Delivers network operations, if any thread waits or none is ready.
     pub(super) fn deliver(&mut self, gpus: &Gpus) -> Result<()> {
         let waits = self.pass.waits + self.pass.spins > 0 || !self.at_network.is_empty();
         if gpus.network.is_idle() || !(waits || gpus.queue.borrow().is_empty()) {
@@ -32,7 +32,7 @@ impl Scheduler {
         self.deliver_some(gpus)
     }
 
-    /// One step of the network.
+    /// Lets the network make progress: a random step with a seed, else one in every queue.
     pub(super) fn deliver_some(&mut self, gpus: &Gpus) -> Result<()> {
         gpus.progress();
         match &mut self.rng {
@@ -41,7 +41,7 @@ impl Scheduler {
         }
     }
 
-    /// Determines whether threads only wait for each other. `idle` is the count before the pass.
+    /// Checks whether threads only wait for each other. `idle` is [`Gpus::idle`] before the pass.
     pub(super) fn detect_stuck(&mut self, gpus: &Gpus, idle: u64) -> Step {
         let PassStats { waits, spins, other } = self.pass;
         let seen = gpus.idle.get() != idle + waits + spins || !self.changed.is_empty();
@@ -60,21 +60,21 @@ impl Scheduler {
             gpus.streak.set(gpus.streak.get() + 1);
         }
         self.quiet += 1;
-        if self.quiet < QUIET {
+        if self.quiet < QUIET_PASSES {
             return Step::Progress;
         }
-        // The first poll may have begun before the streak.
-        let looked = |thread: &Thread| match thread.wait.get() {
+        // At least 2: the first poll may have begun before the streak.
+        let has_polled = |thread: &Thread| match thread.wait.get() {
             Wait::Ready | Wait::Spin { .. } => {
-                let (streak, looks) = thread.state.looks.get();
-                streak == gpus.streak.get() && looks >= 2
+                let (streak, polls) = thread.state.polls.get();
+                streak == gpus.streak.get() && polls >= 2
             }
             _ => true,
         };
-        if self.threads().all(looked) { Step::Stuck } else { Step::Progress }
+        if self.threads().all(has_polled) { Step::Stuck } else { Step::Progress }
     }
 
-    /// The host may have written what threads wait for: they poll again.
+    /// Makes threads poll again, since the host may have written what they wait for.
     pub(crate) fn recheck_waits(&mut self) {
         self.quiet = 0;
     }
@@ -84,28 +84,28 @@ impl Scheduler {
         self.blocks.iter().flatten().flat_map(|block| block.threads())
     }
 
-    /// The wait that times out first: its deadline and its thread.
+    /// The first deadline of a wait, and the waiting thread.
     fn first_timeout(&self) -> Option<(u64, &Thread)> {
         let deadline = |thread: &Thread| {
             let parked = matches!(thread.wait.get(), Wait::Network);
             let polls = matches!(thread.wait.get(), Wait::Spin { .. } | Wait::Ready);
-            let waits = thread.waits.get() && (parked || polls) && !thread.state.over.get();
+            let waits = thread.waits.get() && (parked || polls) && !thread.state.timed_out.get();
             thread.state.named.get().filter(|_| waits).and_then(|named| named.deadline)
         };
         let timed = self.threads().filter_map(|thread| Some((deadline(thread)?, thread)));
         timed.min_by_key(|(deadline, _)| *deadline)
     }
 
-    /// Deadline of the wait that times out first.
+    /// The first deadline of a wait.
     pub(crate) fn next_deadline(&self) -> Option<u64> {
         self.first_timeout().map(|(deadline, _)| deadline)
     }
 
-    /// Ends the wait that times out first, if its deadline has passed.
+    /// Ends the wait with the first deadline, if that has passed.
     pub(crate) fn time_out(&mut self, gpus: &Gpus) {
         let first = self.first_timeout().filter(|(deadline, _)| *deadline <= gpus.now());
         if let Some((_, thread)) = first {
-            thread.state.over.set(true);
+            thread.state.timed_out.set(true);
             gpus.progress();
             self.quiet = 0;
         }

@@ -1,4 +1,4 @@
-//! Signal handlers and the timer. The parent module has the safety argument.
+//! The signal handlers and the watchdog's timer. The parent module explains why they are safe.
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
@@ -19,12 +19,12 @@ const FAULTS: [c_int; 2] = [SIGSEGV, SIGBUS];
 /// The previous handlers, in the order of [`FAULTS`].
 static BEFORE: OnceLock<[sigaction; 2]> = OnceLock::new();
 
-/// `si_code` of a fault without an address: x86 reports none for a non-canonical address.
+/// `si_code` of a fault without an address, as x86 reports for a non-canonical address.
 const SI_KERNEL: c_int = 0x80;
 
 type Handler = unsafe extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
 
-/// The watchdog's signal: a real-time one, of which libraries use at most the first few.
+/// The watchdog's signal: one of the last real-time signals, since libraries use the first few.
 fn tick_signal() -> c_int {
     libc::SIGRTMAX() - 5
 }
@@ -44,8 +44,8 @@ fn handle(signal: c_int, handler: Handler) -> sigaction {
     unsafe {
         let mut action = MaybeUninit::<sigaction>::zeroed().assume_init();
         action.sa_sigaction = handler as *const () as usize;
-        // On the alternate signal stack that Rust gives its threads, since a coroutine's may be
-        // full.
+        // On the alternate signal stack that Rust sets up per thread, since a coroutine's stack may
+        // be full.
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
         libc::sigaction(signal, &action, before.as_mut_ptr());
         before.assume_init()
@@ -60,8 +60,8 @@ fn leave_kernel(context: &mut ucontext_t, instead: impl FnOnce() + 'static) -> b
     let trap = Thread::current().trap.get();
     match trap.filter(|trap| trap.stack_ptr_in_bounds(stack_pointer(context))) {
         Some(trap) => {
-            // SAFETY: the signal occurred on this coroutine's stack, as checked, and the registers
-            // are set as returned.
+            // SAFETY: the signal occurred on this coroutine's stack, as checked; `resume_at` sets
+            // the registers as returned.
             resume_at(context, unsafe { trap.setup_trap_handler(instead) });
             true
         }
@@ -80,13 +80,13 @@ unsafe extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut
     }
     let which = FAULTS.iter().position(|s| *s == signal).unwrap_or(0);
     if let Some(before) = BEFORE.get() {
-        // SAFETY: an action that the system returned. The access is repeated when this handler
-        // returns, and reaches it.
+        // SAFETY: an action that the system returned. When this handler returns, the access faults
+        // again, and the previous handler runs.
         unsafe { libc::sigaction(signal, &before[which], std::ptr::null_mut()) };
     }
 }
 
-/// Runs on the faulting thread's stack in place of its kernel.
+/// Runs on the faulting thread's stack instead of its kernel.
 fn faulted(address: Option<usize>) {
     let thread = Thread::current();
     if address.is_some_and(|address| thread.guards(address)) {
@@ -114,22 +114,22 @@ unsafe extern "C" fn on_tick(_: c_int, _: *mut siginfo_t, context: *mut c_void) 
     }
 }
 
-/// Runs on the thread's stack in place of its kernel.
+/// Runs on the interrupted thread's stack instead of its kernel.
 fn interrupted() {
     let thread = Thread::current();
     thread.wait.set(Wait::Running);
     thread.gpus().interrupted.set(true);
 }
 
-/// A timer that signals after the calling thread has used a processor time, and then at short
-/// intervals.
+/// A timer that signals when the calling thread has used some processor time, and then at intervals
+/// of [`GRACE_PERIOD`].
 pub(crate) struct Timer(timer_t);
 
 impl Timer {
     pub(crate) fn new(first: Duration) -> Option<Self> {
         let mut timer = MaybeUninit::<timer_t>::uninit();
-        // SAFETY: all zero is a valid event; a timer of this thread's processor time, which signals
-        // this thread.
+        // SAFETY: all zero is a valid event. The timer counts this thread's processor time and
+        // signals this thread.
         let timer = unsafe {
             let mut event = MaybeUninit::<libc::sigevent>::zeroed().assume_init();
             event.sigev_notify = libc::SIGEV_THREAD_ID;
@@ -145,7 +145,7 @@ impl Timer {
             it_value: timespec(first.max(GRACE_PERIOD)),
             it_interval: timespec(GRACE_PERIOD),
         };
-        // SAFETY: the timer is this object's own. If it cannot be set, there is no watchdog.
+        // SAFETY: this object owns the timer. If setting it fails, there is no watchdog.
         unsafe { libc::timer_settime(timer.0, 0, &times, std::ptr::null_mut()) };
         Some(timer)
     }
@@ -153,7 +153,7 @@ impl Timer {
 
 impl Drop for Timer {
     fn drop(&mut self) {
-        // SAFETY: the timer is this object's own. A pending signal finds no thread.
+        // SAFETY: this object owns the timer. A pending signal finds no simulated thread.
         unsafe { libc::timer_delete(self.0) };
     }
 }

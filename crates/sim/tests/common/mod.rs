@@ -1,6 +1,6 @@
 //! Helpers for the tests of NCCL's C functions.
 
-#![allow(dead_code, reason = "each test binary uses a part")]
+#![allow(dead_code, reason = "each test binary uses some of the helpers")]
 
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
@@ -8,9 +8,9 @@ use core::ptr::null_mut;
 use devcomm::{DevCommRequirements, GinConnectionType};
 use nccl_device::raw::{self, CoopAny, DevComm, Gin, Team};
 
-/// NCCL's bit of the PROXY back end.
+/// NCCL's back-end mask for PROXY.
 pub const PROXY: u32 = 1 << 2;
-/// Memory orders, by C++'s numbers.
+/// Memory orders, with C++'s numbers.
 pub const RELAXED: i32 = 0;
 pub const ACQ_REL: i32 = 4;
 /// Scopes of CUDA's atomics.
@@ -26,36 +26,36 @@ pub const NONE: i32 = 0;
 pub const VA: i32 = 1;
 pub const INDEXED: i32 = 2;
 
-/// Calls an init function on an uninitialised object.
-fn filled<T>(init: impl FnOnce(*mut T)) -> T {
+/// Returns an object that `init` initialises.
+fn initialised<T>(init: impl FnOnce(*mut T)) -> T {
     let mut object = MaybeUninit::uninit();
     init(object.as_mut_ptr());
-    // SAFETY: the function has filled it.
+    // SAFETY: `init` has initialised the object.
     unsafe { object.assume_init() }
 }
 
 #[track_caller]
 pub fn cta() -> CoopAny {
-    // SAFETY: there is room for a coop.
-    filled(|coop| unsafe { raw::ncclCoopAnyInitCta(coop) })
+    // SAFETY: the pointer is valid for writing a coop.
+    initialised(|coop| unsafe { raw::ncclCoopAnyInitCta(coop) })
 }
 
 #[track_caller]
 pub fn thread_coop() -> CoopAny {
-    // SAFETY: there is room for a coop.
-    filled(|coop| unsafe { raw::ncclCoopAnyInitThread(coop) })
+    // SAFETY: the pointer is valid for writing a coop.
+    initialised(|coop| unsafe { raw::ncclCoopAnyInitThread(coop) })
 }
 
 #[track_caller]
 pub fn gin(comm: &DevComm, context: u32) -> Gin {
-    // SAFETY: there is room for a handle; a device communicator.
-    filled(|net| unsafe { raw::ncclGin_C_init(net, PROXY, comm, context as i32) })
+    // SAFETY: the pointer is valid for writing a handle; `comm` is a device communicator.
+    initialised(|net| unsafe { raw::ncclGin_C_init(net, PROXY, comm, context as i32) })
 }
 
 /// A location in a window: its handle, and an offset in bytes.
 pub type WindowOffset = (*mut core::ffi::c_void, usize);
 
-/// The signal of an operation: none, or an increment of a strong or weak signal.
+/// The signal of an operation: none, or an increment (`true`: strong) or addition.
 #[derive(Clone, Copy)]
 pub enum SignalMode {
     Nothing,
@@ -65,24 +65,24 @@ pub enum SignalMode {
 }
 
 impl SignalMode {
-    /// `signal_type`, window, offset, id, strong, op, arg.
-    pub fn parts(self) -> (i32, WindowOffset, u32, bool, i32, u64) {
+    /// NCCL's parameters: signal type, window and offset, id, strong, operation, argument.
+    pub fn params(self) -> (i32, WindowOffset, u32, bool, i32, u64) {
         match self {
             Self::Nothing => (NONE, (null_mut(), 0), 0, false, INC, 0),
             Self::Inc(id, strong) => (INDEXED, (null_mut(), 0), id, strong, INC, 0),
-            Self::IncVa(place, strong) => (VA, place, 0, strong, INC, 0),
+            Self::IncVa(location, strong) => (VA, location, 0, strong, INC, 0),
             Self::AddTo(id, value) => (INDEXED, (null_mut(), 0), id, true, ADD, value),
         }
     }
 }
 
-/// A put by one thread.
+/// Posts a put by one thread.
 ///
 /// # Safety
 ///
 /// NCCL's contract.
 #[track_caller]
-#[expect(clippy::too_many_arguments, reason = "NCCL's has 24")]
+#[expect(clippy::too_many_arguments, reason = "NCCL's function has 24")]
 pub unsafe fn put(
     net: &mut Gin,
     team: &Team,
@@ -93,8 +93,8 @@ pub unsafe fn put(
     then: SignalMode,
     counter: Option<u32>,
 ) {
-    let (kind, va, id, strong, op, arg) = then.parts();
-    // SAFETY: the caller's.
+    let (kind, va, id, strong, op, arg) = then.params();
+    // SAFETY: the caller's contract.
     unsafe {
         raw::ncclGinPut_v3(
             net,
@@ -125,7 +125,7 @@ pub unsafe fn put(
     }
 }
 
-/// A put of the lowest `bytes` bytes of a value, by one thread.
+/// Posts a put of the lowest `bytes` bytes of a value, by one thread.
 ///
 /// # Safety
 ///
@@ -139,9 +139,9 @@ pub unsafe fn put_value(
     (value, bytes): (u64, usize),
     then: SignalMode,
 ) {
-    let (kind, _, id, _, op, arg) = then.parts();
+    let (kind, _, id, _, op, arg) = then.params();
     let (signals, one, none) = (kind == INDEXED, thread_coop(), null_mut());
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         raw::ncclGinPutValue(
             net, team, peer, window, offset, value, bytes, signals, id, op, arg, &one, false, none,
@@ -150,15 +150,15 @@ pub unsafe fn put_value(
     }
 }
 
-/// A signal by one thread.
+/// Posts a signal by one thread.
 ///
 /// # Safety
 ///
 /// NCCL's contract.
 #[track_caller]
 pub unsafe fn signal(net: &mut Gin, team: &Team, peer: i32, then: SignalMode) {
-    let (kind, va, id, strong, op, arg) = then.parts();
-    // SAFETY: the caller's.
+    let (kind, va, id, strong, op, arg) = then.params();
+    // SAFETY: the caller's contract.
     unsafe {
         raw::ncclGinSignal_v3(
             net,
@@ -185,7 +185,7 @@ pub unsafe fn signal(net: &mut Gin, team: &Team, peer: i32, then: SignalMode) {
 pub fn handle<T: devcomm_types::Element>(
     window: &nccl_device::Window<T>,
 ) -> *mut core::ffi::c_void {
-    // SAFETY: a transparent wrapper of the handle.
+    // SAFETY: the handle is the window's first field.
     unsafe { *std::ptr::from_ref(window).cast() }
 }
 
@@ -196,7 +196,7 @@ pub fn handle<T: devcomm_types::Element>(
 /// NCCL's contract.
 #[track_caller]
 pub unsafe fn wait(net: &mut Gin, id: u32, least: u64) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { raw::ncclGinWaitSignal(net, &thread_coop(), id, least, 64, ACQ_REL) };
 }
 
@@ -207,11 +207,11 @@ pub unsafe fn wait(net: &mut Gin, id: u32, least: u64) {
 /// NCCL's contract.
 #[track_caller]
 pub unsafe fn flush(net: &mut Gin) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { raw::ncclGinFlush(net, &thread_coop(), ACQ_REL) };
 }
 
-/// A GIN connection of every rank, and some of each thing.
+/// Requirements: GIN to every rank, and some LSA barriers, signals and counters.
 pub fn full() -> DevCommRequirements {
     DevCommRequirements::new()
         .lsa_barriers(4)

@@ -1,6 +1,6 @@
-//! Runs threads that call a machine's function tables, one per GPU.
+//! Helpers for tests of a machine's function tables: one calling thread per GPU.
 
-#![allow(dead_code, reason = "each of the programs that have this uses a part of it")]
+#![allow(dead_code, reason = "each test binary uses some of the helpers")]
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -14,11 +14,10 @@ use devcomm_sys::nccl::{Config, RawComm, RawStream, RawUniqueId};
 use devcomm_types::HostBody;
 
 /// Calls a function of the simulated NCCL.
-#[allow(unused_macros, reason = "each of the programs that have this uses a part of it")]
+#[allow(unused_macros, reason = "each test binary uses some of the helpers")]
 macro_rules! nccl {
     ($function:ident($($argument:expr),* $(,)?)) => {
-        // SAFETY: live handles, pointers and memory; the machine refuses invalid ones, which tests
-        // check.
+        // SAFETY: the handles and memory are live, or such that the machine refuses them.
         unsafe { devcomm_sim::Machine::nccl().$function.unwrap()($($argument),*) }
     };
 }
@@ -44,13 +43,14 @@ pub const INVALID_USAGE: c_int = 5;
 
 pub const OK: CUresult = CUresult::CUDA_SUCCESS;
 
-/// One thread, with its GPU current.
+/// A host thread of rank `me`, with the context of GPU `me` current.
 pub struct Thread {
     pub me: usize,
     n: usize,
     pub machine: Machine,
-    /// The unique id of the communicator of all threads.
+    /// The unique id of a communicator of all threads.
     id: RawUniqueId,
+    /// Addresses from `ncclMemAlloc`, which dropping this frees.
     memory: Cell<Vec<usize>>,
 }
 
@@ -60,7 +60,7 @@ fn unique_id(machine: &Machine) -> RawUniqueId {
     id
 }
 
-/// Runs `f` on a thread for each GPU of a new machine.
+/// Runs `f` on one thread per GPU of a new machine.
 pub fn on<T: Send>(simulation: Simulation, f: impl Fn(&Thread) -> T + Sync) -> Vec<T> {
     on_machine(&Machine::new(&simulation).unwrap(), f)
 }
@@ -91,7 +91,7 @@ pub fn retain(gpu: usize) {
 
 fn last_error(comm: RawComm) -> String {
     let text = nccl!(get_last_error(comm));
-    // SAFETY: the text is the thread's until its next call.
+    // SAFETY: the text is valid until the thread's next call.
     unsafe { CStr::from_ptr(text) }.to_str().unwrap().to_owned()
 }
 
@@ -100,7 +100,7 @@ pub fn ok(code: c_int) {
     assert_eq!(code, 0, "{}", last_error(null_mut()));
 }
 
-/// Memory of `ncclMemAlloc`, freed by its thread.
+/// Memory from `ncclMemAlloc`, which dropping its [`Thread`] frees.
 pub struct Memory(*mut c_void);
 
 impl Memory {
@@ -118,7 +118,7 @@ impl Memory {
         let code =
             cuda!(cuMemcpyDtoHAsync_v2(data.as_mut_ptr().cast(), self.0 as u64, bytes, null_mut()));
         assert_eq!(code, OK);
-        // SAFETY: there is room, and every pattern is a number of the tests' types.
+        // SAFETY: the copy has written `n` elements; any bits are valid for the tests' types.
         unsafe { data.set_len(n) };
         data
     }
@@ -171,7 +171,7 @@ impl Thread {
         last_error(comm)
     }
 
-    /// Rank and number of ranks.
+    /// The rank and the number of ranks.
     pub fn place(&self, comm: RawComm) -> (usize, usize) {
         let (mut rank, mut n) = (-1, -1);
         ok(nccl!(comm_user_rank(comm, &raw mut rank)));
@@ -189,17 +189,17 @@ impl Thread {
         assert_eq!(cuda!(cuStreamSynchronize(stream.cast())), OK);
     }
 
-    /// Waits for a stream; returns the driver's message if that fails.
+    /// Waits for a stream; returns the driver's error text if that fails.
     pub fn wait_for(&self, stream: RawStream) -> Option<String> {
         let mut text = null();
         let code = cuda!(cuStreamSynchronize(stream.cast()));
         assert_eq!(cuda!(cuGetErrorString(code, &raw mut text)), OK);
-        // SAFETY: the text is the thread's until its next call.
+        // SAFETY: the text is valid until the thread's next call.
         let text = unsafe { CStr::from_ptr(text) };
         (code != OK).then(|| text.to_str().unwrap().to_owned())
     }
 
-    /// Launches a kernel, by the addresses of its parameters.
+    /// Launches a kernel with parameters at the addresses `params`.
     pub fn launch_kernel(
         &self,
         body: &HostBody,
@@ -267,7 +267,7 @@ impl Thread {
         self.filled(&vec![0.0_f32; n])
     }
 
-    /// In place.
+    /// An in-place all-reduce; returns NCCL's result code.
     pub fn all_reduce(
         &self,
         on: &Memory,
@@ -291,7 +291,7 @@ impl Thread {
         self.synchronize(stream);
     }
 
-    /// The sum of all ranks' numbers.
+    /// The sum over all ranks' `own`.
     pub fn sum(&self, own: f32, comm: RawComm, stream: RawStream) -> f32 {
         let b = self.filled(&[own]);
         ok(self.all_reduce(&b, 1, F32, SUM, comm, stream));

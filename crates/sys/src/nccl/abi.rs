@@ -8,9 +8,9 @@ use devcomm_types::nccl::{MultimemHandle, ResourceHandle, Team};
 
 /// First word of every versioned struct. NCCL: `NCCL_API_MAGIC`.
 pub const API_MAGIC: u32 = 0xcafe_beef;
-/// The version whose structs these are. NCCL: `NCCL_VERSION_CODE`.
+/// The version of NCCL that these structs are from. NCCL: `NCCL_VERSION_CODE`.
 pub const ABI_VERSION: u32 = 23203;
-/// "Not set". NCCL: `NCCL_CONFIG_UNDEF_INT`.
+/// The value of a number that is not set. NCCL: `NCCL_CONFIG_UNDEF_INT`.
 pub const UNDEF_INT: c_int = c_int::MIN;
 /// NCCL: `ncclSuccess`.
 pub const SUCCESS: c_int = 0;
@@ -22,7 +22,7 @@ pub const IN_PROGRESS: c_int = 7;
 #[derive(Clone, Copy)]
 pub struct RawUniqueId(pub [u8; 128]);
 
-/// Declares versioned structs with the initial values of NCCL's initializers.
+/// Declares structs that begin with size, magic and version, with NCCL's initial values.
 macro_rules! versioned {
     ($(
         $(#[doc = $doc:literal])*

@@ -99,8 +99,8 @@ macro_rules! nccl_functions {
             bcast = "ncclBcast" since (2, 3, 5)
                 (address: *mut c_void, count: usize, data_type: c_int, root: c_int, comm: RawComm,
                  stream: RawStream) -> c_int;
-            // Collectives with a configuration: gated by the version whose ncclCollConfig_t is
-            // filled.
+            // Collectives with a configuration. They need 2.32.3, the version of `CollConfig`'s
+            // layout.
             all_reduce_config = "ncclAllReduceConfig" since (2, 32, 3)
                 (send: *const c_void, recv: *mut c_void, count: usize, data_type: c_int, op: c_int,
                  comm: RawComm, stream: RawStream, config: *const CollConfig) -> c_int;
@@ -186,8 +186,8 @@ macro_rules! nccl_functions {
                  comm: RawComm) -> c_int;
             red_op_destroy = "ncclRedOpDestroy" since (2, 11, 4)
                 (op: c_int, comm: RawComm) -> c_int;
-            // Device communicators and their resources: gated by the version whose structs are
-            // filled.
+            // Device communicators and their resources. The functions that take a device
+            // communicator need 2.32.3, the version of its layout.
             dev_comm_create = "ncclDevCommCreate" since (2, 32, 3)
                 (comm: RawComm, reqs: *const Requirements, out_dev_comm: *mut DevComm) -> c_int;
             dev_comm_destroy = "ncclDevCommDestroy" since (2, 32, 3)

@@ -10,7 +10,7 @@ use super::*;
 use crate::dev_comm::{CommState, DevCommConfig, make};
 use crate::ranks::{Ranks, Symmetric};
 
-/// A communicator with a device communicator and a window of a word for each rank.
+/// A communicator with a device communicator and a window of one 32-bit word per rank.
 struct Communicator {
     ranks: Ranks,
     state: CommState,
@@ -78,7 +78,7 @@ impl Communicator {
         let args = unsafe { K::Args::from_abi(args.into_abi()) };
         let launch = Launch {
             kernel: K::NAME,
-            // SAFETY: the window has a word per rank, and the device communicator a barrier.
+            // SAFETY: the window has one word per rank, the device communicator one barrier.
             body: Rc::new(move || unsafe { K::call(args) }),
             ..grid(self.ranks.gpus[rank] as usize, 1, 32, || {})
         };
@@ -90,25 +90,25 @@ impl Communicator {
     }
 }
 
-/// Each rank stores its number and 1 into its word of every rank's window.
+/// Each rank stores its rank plus 1 into its word of every rank's window.
 #[kernel]
 unsafe fn introduce(comm: DevComm, words: Window<u32>) {
     let (team, peer) = (comm.lsa_team(), thread::thread_idx_x() as i32);
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
     barrier.sync(MemoryOrder::Acquire);
     if peer < team.n_ranks {
-        // SAFETY: a word per rank, which one rank writes.
+        // SAFETY: one word per rank, and one rank writes each.
         unsafe { words.lsa(peer).store(team.rank as usize, team.rank as u32 + 1) };
     }
     barrier.sync(MemoryOrder::Release);
 }
 
-/// Each rank puts its own word to every rank, and waits for theirs.
+/// Each rank puts its own word to every rank and, if `flushes`, waits for the other ranks' puts.
 #[kernel]
 unsafe fn introduce_by_gin(comm: DevComm, words: Window<u32>, flushes: bool) {
     let (team, coop, gin) = (comm.world_team(), Coop::cta(), comm.gin::<Proxy>(0));
     let (me, signal) = (team.rank as usize, comm.signal(0));
-    // SAFETY: a word per rank, which one rank writes.
+    // SAFETY: one word per rank, and one rank writes each.
     unsafe {
         if thread::thread_idx_x() == 0 {
             words.local().store(me, me as u32 + 1);
@@ -123,14 +123,14 @@ unsafe fn introduce_by_gin(comm: DevComm, words: Window<u32>, flushes: bool) {
     }
 }
 
-/// The same over multicast.
+/// As `introduce`, with multicast stores.
 #[kernel]
 unsafe fn introduce_to_all(comm: DevComm, words: Window<u32>) {
     let me = comm.lsa_team().rank as usize;
     let mut barrier = comm.lsa_barrier(Coop::cta(), BarrierIndex::this_block());
     barrier.sync(MemoryOrder::Acquire);
     if thread::thread_idx_x() == 0 {
-        // SAFETY: a word per rank, which one rank writes; there is multicast.
+        // SAFETY: one word per rank, and one rank writes each; the team has multicast.
         unsafe { multimem::store(words.multimem(&comm).wrapping_add(me), me as u32 + 1) };
     }
     barrier.sync(MemoryOrder::Release);
@@ -197,7 +197,7 @@ fn a_report_has_world_ranks_and_says_where_a_communicator_counts_otherwise() {
     let line = "\n  rank 2 (rank 0 of its communicator) block 0: 1 thread waits for LSA barrier 0, \
                 where rank 3 has not arrived, at ";
     assert!(text.contains(line), "{text}");
-    // The peer's launch comes later.
+    // The peer launches only now.
     one.launch::<introduce, _>(&gpus, 1, (one.comm(1), one.window(1)));
     finish(&gpus);
 }
