@@ -1,4 +1,4 @@
-//! The unit of an access, 16 bytes or one element: one implementation of reduce-copy serves both.
+//! The size of an access, 16 bytes or one element, as a type parameter of reduce-copy.
 
 use core::mem::zeroed;
 
@@ -25,7 +25,7 @@ pub(super) trait Pack<T: Accumulate> {
     ///
     /// `to` is valid for the access and aligned for it.
     unsafe fn store(to: *mut T, value: Self::Value);
-    /// The copies of a place, reduced.
+    /// Loads and reduces the copies at a multicast address.
     ///
     /// # Safety
     ///
