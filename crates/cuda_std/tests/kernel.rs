@@ -70,7 +70,7 @@ fn name<K: Kernel>() -> (&'static str, &'static str, &'static str) {
 ///
 /// The kernel's contract.
 unsafe fn call<K: HostKernel>(args: K::Args) -> Vec<common::Event> {
-    // SAFETY: the caller's, and `run` makes a thread current.
+    // SAFETY: the caller's contract, and `run` makes a thread current.
     run(|| unsafe { K::call(args) }).1
 }
 

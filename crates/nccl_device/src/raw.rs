@@ -126,8 +126,8 @@ macro_rules! nccl_functions {
                     #[track_caller]
                     #[inline]
                     pub unsafe fn $name($($arg: $type),*) $(-> $ret)? {
-                        // SAFETY: the caller's; the simulator's function has the contract of
-                        // NCCL's.
+                        // SAFETY: the caller's contract; the simulator's function has the contract
+                        // of NCCL's.
                         unsafe { (table(stringify!($name)).$name)($($arg),*) }
                     }
                 )*

@@ -214,7 +214,7 @@ impl<T: Element> LsaPtr<T> {
     #[track_caller]
     unsafe fn element(self, index: usize, count: usize) -> *mut T {
         self.len.check(index, count);
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { self.pointer.add(index) }
     }
 
@@ -232,7 +232,7 @@ impl<T: Element> LsaPtr<T> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn load(self, index: usize) -> T {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { mem::load(self.element(index, 1)) }
     }
 
@@ -244,7 +244,7 @@ impl<T: Element> LsaPtr<T> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store(self, index: usize, value: T) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { mem::store(self.element(index, 1), value) }
     }
 
@@ -257,7 +257,7 @@ impl<T: Element> LsaPtr<T> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn load_vec(self, index: usize) -> Vec16<T> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { mem::load_vec(self.element(index * Vec16::<T>::LANES, Vec16::<T>::LANES)) }
     }
 
@@ -270,7 +270,7 @@ impl<T: Element> LsaPtr<T> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store_vec(self, index: usize, value: Vec16<T>) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { mem::store_vec(self.element(index * Vec16::<T>::LANES, Vec16::<T>::LANES), value) }
     }
 }
@@ -286,7 +286,7 @@ impl<T: Element + AtomicValue> LsaPtr<T> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn load_acquire(self, index: usize) -> T {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { mem::load_ordered(self.element(index, 1), Order::Acquire, Scope::Sys) }
     }
 
@@ -300,7 +300,7 @@ impl<T: Element + AtomicValue> LsaPtr<T> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     pub unsafe fn store_release(self, index: usize, value: T) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { mem::store_ordered(self.element(index, 1), value, Order::Release, Scope::Sys) }
     }
 }

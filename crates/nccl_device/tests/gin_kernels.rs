@@ -31,7 +31,7 @@ fn name<K: Kernel>() -> (&'static str, bool) {
 ///
 /// The kernel's contract, without a thread.
 unsafe fn call<K: HostKernel>(args: K::Args) {
-    // SAFETY: the caller's; these bodies ask nothing of a thread.
+    // SAFETY: the caller's contract; these bodies ask nothing of a thread.
     unsafe { K::call(args) };
 }
 

@@ -117,11 +117,11 @@ macro_rules! out_of_line {
             ) $(-> $result)? {
                 let mut net = Context { comm: $comm, index, sharing }.net::<B>();
                 let ($net, $coop) = (net.as_mut_ptr(), &Coop::thread().as_raw());
-                // SAFETY: the caller's.
+                // SAFETY: the caller's contract.
                 unsafe { $call }
             }
             let Context { comm, index, sharing } = context;
-            // SAFETY: the caller's.
+            // SAFETY: the caller's contract.
             unsafe { $inner::<B>(comm, index, sharing, $($value),*) }
         }
     };
@@ -250,7 +250,7 @@ impl Word {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 unsafe fn read_word(net: *mut raw::Gin, word: Word, bits: i32, order: MemoryOrder) -> u64 {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         match word {
             Word::Signal(id) => raw::ncclGinReadSignal(net, id, bits, order as i32),
@@ -278,7 +278,7 @@ pub(crate) unsafe fn read<B: GinBackend>(
     order: MemoryOrder,
 ) -> u64 {
     let mut net = context.net::<B>();
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { read_word(net.as_mut_ptr(), word, bits, order) }
 }
 
@@ -300,7 +300,7 @@ pub(crate) unsafe fn wait<B: GinBackend>(
     let done = |cycles| {
         let mut net = context.net::<B>();
         let (net, order, coop) = (net.as_mut_ptr(), order as i32, Coop::thread().as_raw());
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let result = unsafe {
             match word {
                 Word::Signal(id) => {
@@ -316,7 +316,7 @@ pub(crate) unsafe fn wait<B: GinBackend>(
         };
         result != NCCL_TIMEOUT
     };
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     let seen = || unsafe { read::<B>(context, word, bits, MemoryOrder::Relaxed) };
     poll_slices(context.comm, deadline, SHORT_SLICE, done, || what(seen()))
 }
@@ -326,7 +326,7 @@ pub(crate) unsafe fn wait<B: GinBackend>(
 #[track_caller]
 pub(crate) unsafe fn shadow<B: GinBackend>(context: Context<'_>, signal: u32) -> *mut u64 {
     let mut net = context.net::<B>();
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { raw::ncclGinGetSignalShadowPtr(net.as_mut_ptr(), signal) }
 }
 
@@ -340,7 +340,7 @@ pub(crate) unsafe fn flush_async<B: GinBackend>(
     let mut net = context.net::<B>();
     let coop = Coop::thread().as_raw();
     let mut request = MaybeUninit::<raw::GinRequest>::zeroed();
-    // SAFETY: the caller's; a request is two integers, so zeros are valid.
+    // SAFETY: the caller's contract; a request is two integers, so zeros are valid.
     unsafe {
         raw::ncclGinFlushAsync(
             net.as_mut_ptr(),
@@ -368,7 +368,7 @@ pub(crate) unsafe fn wait_request<B: GinBackend>(
     order: MemoryOrder,
     deadline: Deadline,
 ) -> Outcome {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     let done = |cycles| unsafe { request_is_done::<B>(context, request, order, cycles) };
     let what = || context.describe_wait(WaitKind::Request);
     // With PROXY, each slice's wait for gets posts a new request, and ignores the response to the
@@ -384,7 +384,7 @@ pub(crate) unsafe fn flush<B: GinBackend>(
     order: MemoryOrder,
     deadline: Deadline,
 ) -> Outcome {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     let done = |cycles| unsafe { is_flushed::<B>(context, order, cycles) };
     let what = || context.describe_wait(WaitKind::Flush);
     poll_slices(context.comm, deadline, SHORT_SLICE, done, what)

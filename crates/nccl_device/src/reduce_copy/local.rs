@@ -32,7 +32,7 @@ pub unsafe fn local_reduce<T: Accumulate>(
 ) {
     let from = Buffers::strided(src.cast_mut(), src_stride, n_src);
     let (from, to) = (ReducedMany { op, from }, One(dst));
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 2>(from, to) }
 }
 
@@ -57,7 +57,7 @@ pub unsafe fn local_copy<T: Accumulate>(
     count: usize,
 ) {
     let (from, to) = (Copied(src), Many(Buffers::strided(dst, dst_stride, n_dst)));
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
 }
 
@@ -88,6 +88,6 @@ pub unsafe fn local_reduce_copy<T: Accumulate>(
 ) {
     let from = Buffers::strided(src.cast_mut(), src_stride, n_src);
     let (from, to) = (ReducedMany { op, from }, Many(Buffers::strided(dst, dst_stride, n_dst)));
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 2>(from, to) }
 }

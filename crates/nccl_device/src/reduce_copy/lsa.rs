@@ -50,7 +50,7 @@ pub unsafe fn lsa_reduce<T: Accumulate>(
     let (many, to) = (ReducedMany { op, from }, One(dst));
     let plan = Plan::new(threads.into(), &many, &to, count);
     let small = const { widens_fourfold::<T>() };
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         match team.n_ranks {
             2 if small => plan.vectors::<T, 2>(Reduced::<T, _, 2>::of(op, from), to),
@@ -86,7 +86,7 @@ pub unsafe fn lsa_copy<T: Accumulate>(
     team: Team,
 ) {
     let (from, to) = (Copied(src), Many(Buffers::of_team_from_own(dst, dst_index, team)));
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
 }
 
@@ -125,7 +125,7 @@ pub unsafe fn lsa_reduce_copy<T: Accumulate>(
     };
     let (from, to, many, to_many, plan) = operands(team);
     let small = const { widens_fourfold::<T>() };
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         match team.n_ranks {
             1 => plan.vectors::<T, 4>(Reduced::<T, _, 1>::of(op, from), Each::<T, 1>::of(to)),

@@ -56,14 +56,14 @@ macro_rules! words {
             #[cfg_attr(target_arch = "nvptx64", inline(always))]
             #[track_caller]
             unsafe fn load(op: Op, from: *const Self) -> Self {
-                // SAFETY: the caller's.
+                // SAFETY: the caller's contract.
                 unsafe { multimem::load_reduce(op, from) }
             }
 
             #[cfg_attr(target_arch = "nvptx64", inline(always))]
             #[track_caller]
             unsafe fn load_vec(op: Op, from: *const Self) -> Vec16<Self> {
-                // SAFETY: the caller's.
+                // SAFETY: the caller's contract.
                 unsafe { multimem::load_reduce_vec(op, from) }
             }
         }
@@ -93,7 +93,7 @@ macro_rules! halves {
             #[cfg_attr(target_arch = "nvptx64", inline(always))]
             #[track_caller]
             unsafe fn load_vec(op: Op, from: *const Self) -> Vec16<Self> {
-                // SAFETY: the caller's.
+                // SAFETY: the caller's contract.
                 unsafe { multimem::load_reduce_vec(op, from) }
             }
         }
@@ -153,7 +153,7 @@ impl<T: MultimemReduce<Op>, Op: ReduceOp<T>> Source<T> for Multicast<T, Op> {
         let mut values = [P::zero(); U];
         for (u, value) in values.iter_mut().enumerate() {
             if live(u) {
-                // SAFETY: the caller's.
+                // SAFETY: the caller's contract.
                 *value =
                     unsafe { P::load_multicast(self.op, self.from.wrapping_add(at + u * row)) };
             }
@@ -180,7 +180,7 @@ impl<T: Accumulate> Sink<T> for ToMulticast<T> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { P::store_multicast(self.0.wrapping_add(at), value) }
     }
 }
@@ -205,7 +205,7 @@ pub unsafe fn multimem_reduce<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
     count: usize,
 ) {
     let (from, to) = (Multicast { op, from: src }, One(dst));
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
 }
 
@@ -228,7 +228,7 @@ pub unsafe fn multimem_copy<T: Accumulate>(
     count: usize,
 ) {
     let (from, to) = (Copied(src), ToMulticast(dst));
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
 }
 
@@ -252,7 +252,7 @@ pub unsafe fn multimem_reduce_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
     count: usize,
 ) {
     let (from, to) = (Multicast { op, from: src }, ToMulticast(dst));
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { Plan::new(threads.into(), &from, &to, count).all::<T, 8>(from, to) }
 }
 
@@ -278,7 +278,7 @@ pub unsafe fn lsa_reduce_multimem_copy<T: Accumulate>(
     let from = Buffers::of_team_from_own(src, src_index, team);
     let (many, to) = (ReducedMany { op, from }, ToMulticast(dst));
     let plan = Plan::new(threads.into(), &many, &to, count);
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         match team.n_ranks {
             2 => plan.vectors::<T, 4>(Reduced::<T, _, 2>::of(op, from), to),
@@ -311,7 +311,7 @@ pub unsafe fn multimem_reduce_lsa_copy<T: MultimemReduce<Op>, Op: ReduceOp<T>>(
 ) {
     let (from, to) = (Multicast { op, from: src }, Buffers::of_team_from_own(dst, dst_index, team));
     let plan = Plan::new(threads.into(), &from, &Many(to), count);
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         match team.n_ranks {
             2 => plan.vectors::<T, 8>(from, Each::<T, 2>::of(to)),

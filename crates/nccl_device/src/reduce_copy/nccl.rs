@@ -113,7 +113,7 @@ macro_rules! forward {
         #[cfg_attr(target_arch = "nvptx64", inline(always))]
         #[track_caller]
         unsafe fn $name($($arg: $type),*) {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's contract.
             unsafe { raw::$raw($($arg),*) }
         }
     };
@@ -198,7 +198,7 @@ pub unsafe fn lsa_reduce_sum<T: NcclElement>(
     team: Team,
 ) {
     let offset = src_index * size_of::<T>();
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { T::lsa_reduce_sum(&coop.as_raw(), src.as_raw(), offset, dst, count, &team) }
 }
 
@@ -219,7 +219,7 @@ pub unsafe fn lsa_copy<T: NcclElement>(
     team: Team,
 ) {
     let offset = dst_index * size_of::<T>();
-    // SAFETY: the caller's; NCCL reads the source only.
+    // SAFETY: the caller's contract; NCCL reads the source only.
     unsafe { T::lsa_copy(&coop.as_raw(), src.cast_mut(), dst.as_raw(), offset, count, &team) }
 }
 
@@ -242,7 +242,7 @@ pub unsafe fn lsa_reduce_sum_copy<T: NcclElement>(
     team: Team,
 ) {
     let (from, to) = (src_index * size_of::<T>(), dst_index * size_of::<T>());
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         T::lsa_reduce_sum_copy(&coop.as_raw(), src.as_raw(), from, dst.as_raw(), to, count, &team);
     }
@@ -269,7 +269,7 @@ pub unsafe fn local_reduce_sum_copy<T: NcclElement>(
     count: usize,
 ) {
     let (n_src, n_dst, src) = (n_src as i32, n_dst as i32, src.cast_mut());
-    // SAFETY: the caller's; NCCL reads the sources only.
+    // SAFETY: the caller's contract; NCCL reads the sources only.
     unsafe {
         T::local_reduce_sum_copy(
             &coop.as_raw(),
@@ -299,7 +299,7 @@ pub unsafe fn multimem_reduce_sum<T: NcclMultimemElement>(
     dst: *mut T,
     count: usize,
 ) {
-    // SAFETY: the caller's; NCCL reads the source only.
+    // SAFETY: the caller's contract; NCCL reads the source only.
     unsafe { T::multimem_reduce_sum(&coop.as_raw(), src.cast_mut(), dst, count) }
 }
 
@@ -318,7 +318,7 @@ pub unsafe fn multimem_copy<T: NcclMultimemElement>(
     dst: *mut T,
     count: usize,
 ) {
-    // SAFETY: the caller's; NCCL reads the source only.
+    // SAFETY: the caller's contract; NCCL reads the source only.
     unsafe { T::multimem_copy(&coop.as_raw(), src.cast_mut(), dst, count) }
 }
 
@@ -338,6 +338,6 @@ pub unsafe fn multimem_reduce_sum_copy<T: NcclMultimemElement>(
     dst: *mut T,
     count: usize,
 ) {
-    // SAFETY: the caller's; NCCL reads the source only.
+    // SAFETY: the caller's contract; NCCL reads the source only.
     unsafe { T::multimem_reduce_sum_copy(&coop.as_raw(), src.cast_mut(), dst, count) }
 }

@@ -59,14 +59,14 @@ impl<T: Accumulate> Pack<T> for Vectors {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn load(from: *const T) -> Vec16<T> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { mem::load_vec(from) }
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store(to: *mut T, value: Vec16<T>) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { mem::store_vec(to, value) }
     }
 
@@ -76,14 +76,14 @@ impl<T: Accumulate> Pack<T> for Vectors {
     where
         T: MultimemReduce<Op>,
     {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { T::load_vec(op, from) }
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store_multicast(to: *mut T, value: Vec16<T>) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { multimem::store_vec(to, value) }
     }
 
@@ -125,14 +125,14 @@ impl<T: Accumulate> Pack<T> for Elements {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn load(from: *const T) -> T {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { mem::load(from) }
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store(to: *mut T, value: T) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { mem::store(to, value) }
     }
 
@@ -142,14 +142,14 @@ impl<T: Accumulate> Pack<T> for Elements {
     where
         T: MultimemReduce<Op>,
     {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { <T as MultimemReduce<Op>>::load(op, from) }
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store_multicast(to: *mut T, value: T) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { store_one(to, value) }
     }
 

@@ -93,7 +93,7 @@ impl Plan {
         source: impl Source<T>,
         sink: impl Sink<T>,
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             self.vectors::<T, U>(source, sink);
             self.elements(source, sink);

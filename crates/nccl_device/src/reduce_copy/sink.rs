@@ -31,7 +31,7 @@ impl<T: Accumulate> Sink<T> for One<T> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { P::store(self.0.add(at), value) }
     }
 }
@@ -61,7 +61,7 @@ impl<T: Accumulate, const N: usize> Sink<T> for Each<T, N> {
     #[track_caller]
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value) {
         for to in &self.to {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's contract.
             unsafe { P::store(to.add(at), value) };
         }
     }
@@ -82,7 +82,7 @@ impl<T: Accumulate> Sink<T> for Many<T> {
     unsafe fn store<P: Pack<T>>(&self, at: usize, value: P::Value) {
         let mut i = 0;
         while i < self.0.len() {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's contract.
             unsafe { P::store(self.0.get(i).add(at), value) };
             i += 1;
         }

@@ -54,7 +54,7 @@ impl<T: Accumulate> Source<T> for Copied<T> {
         let mut values = [P::zero(); U];
         for (u, value) in values.iter_mut().enumerate() {
             if live(u) {
-                // SAFETY: the caller's.
+                // SAFETY: the caller's contract.
                 *value = unsafe { P::load(self.0.add(at + u * row)) };
             }
         }
@@ -103,7 +103,7 @@ impl<T: Accumulate, Op: ReduceOp<T>, const N: usize> Source<T> for Reduced<T, Op
         for (u, loaded) in loaded.iter_mut().enumerate() {
             if live(u) {
                 for (loaded, from) in loaded.iter_mut().zip(&self.from) {
-                    // SAFETY: the caller's.
+                    // SAFETY: the caller's contract.
                     *loaded = unsafe { P::load(from.add(at + u * row)) };
                 }
             }
@@ -161,7 +161,7 @@ impl<T: Accumulate, Op: ReduceOp<T>> Source<T> for ReducedMany<T, Op> {
                     let from = self.from.get(i + k);
                     for (u, loaded) in loaded.iter_mut().enumerate() {
                         if live(u) {
-                            // SAFETY: the caller's.
+                            // SAFETY: the caller's contract.
                             *loaded = unsafe { P::load(from.add(at + u * row)) };
                         }
                     }

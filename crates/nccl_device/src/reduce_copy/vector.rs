@@ -24,7 +24,7 @@ impl<T: Accumulate> Window<T> {
         let mut i = 0;
         while i < N {
             let peer = (team.rank as usize + i) % N;
-            // SAFETY: the caller's.
+            // SAFETY: the caller's contract.
             vectors[i] = unsafe { self.lsa(peer as i32).load_vec(at) };
             i += 1;
         }
@@ -48,7 +48,7 @@ impl<T: Accumulate> Window<T> {
     pub unsafe fn sum_vec(self, team: Team, at: usize) -> T::Wide {
         let mut sum = T::widen(Vec16::from_bits([0; 4]));
         for peer in 0..team.n_ranks {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's contract.
             T::add(&mut sum, unsafe { self.lsa(peer).load_vec(at) });
         }
         sum
@@ -64,7 +64,7 @@ impl<T: Accumulate> Window<T> {
     #[track_caller]
     pub unsafe fn store_vec_to_all(self, team: Team, at: usize, vector: Vec16<T>) {
         for peer in team.all_from_self() {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's contract.
             unsafe { self.lsa(peer).store_vec(at, vector) };
         }
     }
