@@ -93,8 +93,7 @@ unsafe fn red<V: Value, Op: ReduceOp<V::Element>>(
 ) {
     for copy in copies(address, Access::AtomicRmw(order, scope)) {
         for i in 0..elements::<V>() {
-            // SAFETY: the copies are valid by the caller's contract; `i` is below the number of
-            // elements.
+            // SAFETY: as in `load_reduce`.
             unsafe {
                 let (to, with) = (element(copy, i), *element(&raw mut value, i));
                 *to = Accumulate::from_acc(op.combine((*to).to_acc(), with.to_acc()));

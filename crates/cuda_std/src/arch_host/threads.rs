@@ -92,7 +92,7 @@ pub(crate) fn nanosleep(_nanos: u32) {
     (context.ops.spin)(thread, Location::caller());
 }
 
-/// All lanes of the warp: simulated lanes never diverge or exit.
+/// The existing lanes of the warp, as if none had diverged or exited.
 #[track_caller]
 pub(crate) fn active_mask() -> u32 {
     use crate::thread::block_dim;
