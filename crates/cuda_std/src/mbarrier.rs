@@ -17,7 +17,7 @@
 //! ```
 //! use cuda_std::mbarrier::{self, MBarrier};
 //! use cuda_std::prelude::*;
-//! /// One thread lets all continue.
+//! /// All threads wait until the first one arrives.
 //! fn gate() {
 //!     // SAFETY: only the barrier uses the word, and one thread initializes it before the block's
 //!     // barrier.

@@ -44,7 +44,7 @@ use crate::arch;
 ///
 /// # Safety
 ///
-/// All 32 lanes call it together.
+/// All 32 lanes call this together.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn m16n8k16_bf16(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
@@ -58,8 +58,8 @@ pub unsafe fn m16n8k16_bf16(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
 ///
 /// # Safety
 ///
-/// All 32 lanes call it together. `row` lies in shared memory, is aligned to 16 bytes and valid for
-/// reads of 16.
+/// All 32 lanes call this together. `row` lies in shared memory, is aligned to 16 bytes and valid
+/// for reads of 16.
 #[doc(alias = "ldmatrix")]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]

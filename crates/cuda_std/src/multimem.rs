@@ -115,7 +115,7 @@ macro_rules! values {
     };
 }
 
-/// All operations, with their kind of access (as in [`values`]; `words` and `longs`: 16 bytes by
+/// All operations, with their kind of access (as in `values`; `words` and `longs`: 16 bytes by
 /// several instructions) and the PTX suffixes of `ld_reduce` and `red`.
 macro_rules! operations {
     ($callback:ident) => {

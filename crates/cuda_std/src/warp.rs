@@ -18,7 +18,7 @@
 //! ///
 //! /// # Safety
 //! ///
-//! /// All 32 lanes call it together.
+//! /// All 32 lanes call this together.
 //! unsafe fn warp_sum(mut value: f32) -> f32 {
 //!     for distance in [16, 8, 4, 2, 1] {
 //!         // SAFETY: all lanes call this, by the caller's contract.
@@ -93,7 +93,7 @@ pub unsafe fn sync_warp(mask: u32) {
 ///
 /// # Safety
 ///
-/// All 32 lanes call it together.
+/// All 32 lanes call this together.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[track_caller]
 pub unsafe fn sync() {
@@ -178,7 +178,7 @@ macro_rules! shuffles {
         ///
         /// # Safety
         ///
-        /// All 32 lanes call it together.
+        /// All 32 lanes call this together.
         #[cfg_attr(target_arch = "nvptx64", inline(always))]
         #[track_caller]
         pub unsafe fn $whole<T: WarpShuffleValue>(value: T, $lane: u32) -> T {
@@ -226,7 +226,7 @@ macro_rules! votes {
         ///
         /// # Safety
         ///
-        /// All 32 lanes call it together.
+        /// All 32 lanes call this together.
         #[cfg_attr(target_arch = "nvptx64", inline(always))]
         #[track_caller]
         pub unsafe fn $whole(predicate: bool) -> $result {

@@ -6,7 +6,7 @@ use devcomm_types::nccl::{self, MultimemHandle};
 
 /// A device communicator as a kernel receives it, by value.
 ///
-/// The host makes it (`Communicator::create_dev_comm`) with the resources that the kernel needs,
+/// The host creates it (`Communicator::create_dev_comm`) with the resources that the kernel needs,
 /// such as barriers.
 ///
 /// NCCL: `ncclDevComm`.

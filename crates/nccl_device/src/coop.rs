@@ -42,7 +42,7 @@ macro_rules! init {
 }
 
 impl Coop {
-    /// The calling thread alone. NCCL: `ncclCoopAnyInitThread`.
+    /// Only the calling thread. NCCL: `ncclCoopAnyInitThread`.
     #[doc(alias = "ncclCoopAnyInitThread")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]

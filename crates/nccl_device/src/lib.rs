@@ -19,7 +19,7 @@
 //! * [`gin`]: puts, gets, signals, counters, flushes.
 //! * [`LlA2a`]: NCCL's low-latency (LL) all-to-all, whose messages carry their own flags.
 //! * [`reduce_copy`]: sums and other reductions over the ranks' memory.
-//! * [`Timeout`], [`DevComm::wait_until`]: waits with a timeout, which the host can abort.
+//! * [`Timeout`], [`DevComm::wait_until`]: any wait can have a timeout, and the host can abort it.
 //!
 //! # Vocabulary
 //!

@@ -118,7 +118,7 @@ impl DevComm {
     }
 
     /// Polls until `done` returns true: a wait for any condition. The host can abort it, like the
-    /// other waits of this crate. The threads of `coop` call it together: the first
+    /// other waits of this crate. The threads of `coop` call this together: the first
     /// one polls, and all continue after a barrier.
     ///
     /// ```

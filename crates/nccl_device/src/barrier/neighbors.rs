@@ -47,9 +47,9 @@ impl<'a> NeighborBarrier<'a> {
     /// The number of window elements that a barrier uses.
     pub const WORDS: usize = 3;
 
-    /// Opens a session for the threads of `coop`, on the barrier in elements
-    /// `first..first +` [`WORDS`](Self::WORDS) of `words`. Every thread of the coop calls this, in
-    /// every rank of the team.
+    /// Opens a session for the threads of `coop`, on the barrier in the [`WORDS`](Self::WORDS)
+    /// elements of `words` from `first` on. Every thread of the coop calls this, in every rank of
+    /// the team.
     ///
     /// # Safety
     ///

@@ -52,11 +52,11 @@ pub(crate) struct Release {
     pub(crate) required: i32,
 }
 
-/// The value of a counter's id that stands for no counter.
+/// The counter id that means no counter.
 const NO_COUNTER: u32 = u32::MAX;
 
 impl Context<'_> {
-    /// Constructs NCCL's GIN object for the context, anew for each call.
+    /// Constructs NCCL's GIN object for the context; each call makes a new one.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
     fn net<B: GinBackend>(self) -> MaybeUninit<raw::Gin> {

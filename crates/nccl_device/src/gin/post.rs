@@ -177,7 +177,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         }
     }
 
-    /// [`signal`](Self::signal) by the calling thread alone. `release` tells NCCL which fence the
+    /// [`signal`](Self::signal) by one thread. `release` tells NCCL which fence the
     /// earlier writes still need.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[track_caller]
@@ -199,7 +199,7 @@ fn sym_addr<T: Element>(element: SymPtr<T>) -> SymAddr {
     (element.window().as_raw(), element.byte_offset())
 }
 
-/// A put that is not posted yet. [`Gin::put`] makes it.
+/// A put that is not posted yet, from [`Gin::put`].
 #[must_use = "a put is sent by `post`"]
 pub struct Put<'a, B> {
     gin: Gin<'a, B>,
@@ -259,7 +259,7 @@ impl<B: GinBackend> Put<'_, B> {
     }
 }
 
-/// A put of one value that is not posted yet. [`Gin::put_value`] makes it.
+/// A put of one value that is not posted yet, from [`Gin::put_value`].
 #[must_use = "a value is sent by `post`"]
 pub struct PutValue<'a, B> {
     gin: Gin<'a, B>,
@@ -294,7 +294,7 @@ impl<B: GinBackend> PutValue<'_, B> {
     }
 }
 
-/// A get that is not posted yet. [`Gin::get`] makes it.
+/// A get that is not posted yet, from [`Gin::get`].
 #[must_use = "a get is sent by `post`"]
 pub struct Get<'a, B> {
     gin: Gin<'a, B>,

@@ -312,7 +312,7 @@ impl<'a, B: GinBackend> Gin<'a, B> {
         Request { request, gin: *self }
     }
 
-    /// Waits until a flush is complete, by the calling thread, on the context on which it began.
+    /// Waits, in the calling thread, until a flush that began on this context is complete.
     /// NCCL: `ncclGin::wait`.
     #[doc(alias = "ncclGinWait")]
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
