@@ -41,7 +41,8 @@
 use crate::arch;
 
 /// A tile of 16-bit elements in shared memory: rows of 64 elements (128 bytes), swizzled as in
-/// [`TensorMapDesc`](devcomm_types::TensorMapDesc). Its rows are columns of the second factor.
+/// [`TensorMapDesc`](devcomm_types::TensorMapDesc). The rows of `b` are the second factor's
+/// columns.
 #[derive(Clone, Copy)]
 pub struct Tile(pub(crate) arch::TileAddress);
 
